@@ -1,0 +1,39 @@
+"""The errors that users meet: what is wrong, why, and how to mend it."""
+
+from __future__ import annotations
+
+
+class KmatrixError(Exception):
+    """Something that the user can mend. The command line prints it and exits 2.
+
+    what: one line that names the thing, with file and line where there is one.
+    why: the cause.  fix: what to type or change.
+    """
+
+    def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
+        self.what, self.why, self.fix = what, why, fix
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.why:
+            lines.append(f"  why: {self.why}")
+        if self.fix:
+            lines.append(f"  fix: {self.fix}")
+        return "\n".join(lines)
+
+
+class ConfigError(KmatrixError):
+    """A configuration, or an assignment to it, that cannot be put in force."""
+
+
+class DataError(KmatrixError):
+    """Data that are missing, damaged or of the wrong kind."""
+
+
+class RecordError(KmatrixError):
+    """A file of a matrix or a run that is missing, damaged or too new."""
+
+
+class LaunchError(KmatrixError):
+    """A matrix that cannot be started here."""

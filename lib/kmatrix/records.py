@@ -1,0 +1,261 @@
+"""Every file of a matrix and of a run: its name, how it is written whole, how it is read back.
+
+Readers accept every older schema and refuse a newer one by name. A reader of an
+append-only log takes the complete lines and leaves a half-written last one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from kmatrix.errors import RecordError
+
+SCHEMA = 1
+MATRIX_PREFIX = "test_matrix_results_"
+
+
+class Status(StrEnum):
+    """Where a run stands."""
+
+    PLANNED = "planned"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """The folder of one run, and the name of every file in it."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def run_json(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def config(self) -> Path:
+        return self.path / ".config"
+
+    @property
+    def defconfig(self) -> Path:
+        return self.path / "defconfig"
+
+    @property
+    def status(self) -> Path:
+        return self.path / "status.json"
+
+    @property
+    def output_log(self) -> Path:
+        return self.path / "output.log"
+
+    @property
+    def run_used(self) -> Path:
+        return self.path / "run_used.json"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def training_metrics(self) -> Path:
+        return self.path / "training_metrics.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def rank(self, rank: int) -> Path:
+        """The folder of what belongs to one rank."""
+        return self.path / "ranks" / str(rank)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixDir:
+    """The folder of a matrix, and the name of every file in it."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def matrix_json(self) -> Path:
+        return self.path / "matrix.json"
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.txt"
+
+    @property
+    def status(self) -> Path:
+        return self.path / "status.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / ".lock"
+
+    @property
+    def all_results(self) -> Path:
+        return self.path / "all_results.json"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary_report.txt"
+
+    @property
+    def results(self) -> Path:
+        return self.path / "results.json"
+
+    @property
+    def graphs(self) -> Path:
+        return self.path / "graphs"
+
+    def run(self, name: str) -> RunDir:
+        return RunDir(self.path / name)
+
+    def runs(self) -> list[RunDir]:
+        """Every folder that holds a run.json, in the matrix's order, then by name."""
+        there = {path.parent.name: RunDir(path.parent) for path in self.path.glob("*/run.json")}
+        order = [str(run["name"]) for run in read_json(self.matrix_json)["runs"]] if self.matrix_json.exists() else []
+        names = [name for name in order if name in there] + sorted(set(there) - set(order))
+        return [there[name] for name in names]
+
+
+def matrix_dirs(results_dir: Path) -> list[MatrixDir]:
+    """Every matrix below the folder of results, the newest last."""
+    return [MatrixDir(path) for path in sorted(results_dir.glob(MATRIX_PREFIX + "*")) if path.is_dir()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """What the files of one run say. `metrics`: one mapping a step, the last attempt's, in order of steps."""
+
+    dir: RunDir
+    run: Mapping[str, Any]
+    status: Status
+    reason: str
+    result: Mapping[str, Any] | None
+    metrics: tuple[Mapping[str, Any], ...] = field(default=())
+
+
+def read_run(run_dir: RunDir) -> RunRecord:
+    """Read one run, finished or not, from its files alone.
+
+    A run is finished when its result.json says so; status.json adds why one was skipped or lost.
+    """
+    run = read_json(run_dir.run_json)
+    status_file = read_json(run_dir.status) if run_dir.status.exists() else {}
+    result = read_json(run_dir.result) if run_dir.result.exists() else None
+    status, reason = Status(status_file.get("status", Status.PLANNED)), str(status_file.get("reason") or "")
+    if result is not None and status not in (Status.FAILED, Status.RUNNING):
+        status, reason = Status(result["status"]), str(result.get("reason") or reason)
+    return RunRecord(
+        dir=run_dir, run=run, status=status, reason=reason, result=result, metrics=tuple(merged_metrics(run_dir.metrics))
+    )
+
+
+def merged_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return one mapping for each step: lines of a step are merged, and the last attempt of a step counts."""
+    steps: dict[int, dict[str, Any]] = {}
+    for line in read_jsonl(path):
+        step, attempt = int(line["step"]), int(line.get("attempt", 1))
+        known = steps.get(step)
+        if known is None or attempt > int(known.get("attempt", 1)):
+            steps[step] = dict(line)
+        elif attempt == int(known.get("attempt", 1)):
+            known.update(line)
+    return [steps[step] for step in sorted(steps)]
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write `value` so that a reader sees the old file or the new one, never half of one."""
+    write_text(path, json.dumps({"schema": SCHEMA, **value}, indent=2) + "\n")
+
+
+def write_json_array(path: Path, values: list[Any]) -> None:
+    """Write an array in the original project's format, which carries no schema."""
+    write_text(path, json.dumps(values, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file aside, flush it to the disk, and put it in place in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read one JSON object of ours. Raises RecordError when it is missing, damaged or too new."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RecordError(f"{path} is missing", fix="is this the folder of a run or of a matrix?") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise RecordError(
+            f"{path} is not whole", why=str(error), fix="run the run again: make test-rerun, or delete its folder"
+        ) from None
+    if not isinstance(value, dict):
+        raise RecordError(f"{path} is not a record of kmatrix", why="it holds no JSON object")
+    if int(value.get("schema", 0)) > SCHEMA:
+        raise RecordError(
+            f"{path} has schema {value['schema']}",
+            why=f"this kmatrix reads schemas up to {SCHEMA}",
+            fix="use the newer kmatrix that wrote it",
+        )
+    return value
+
+
+def append_jsonl(path: Path, value: Mapping[str, Any]) -> None:
+    """Append one line to an append-only log."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"schema": SCHEMA, **value}) + "\n")
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the complete lines of an append-only log; nothing where there is no file."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if not line.endswith("\n"):
+                    return
+                try:
+                    value = json.loads(line)
+                except json.JSONDecodeError:
+                    continue  # a line that a crash cut short, with later attempts after it
+                if isinstance(value, dict):
+                    yield value
+    except FileNotFoundError:
+        return
