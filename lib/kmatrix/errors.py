@@ -35,5 +35,9 @@ class RecordError(KmatrixError):
     """A file of a matrix or a run that is missing, damaged or too new."""
 
 
+class SchemaError(RecordError):
+    """A file that a newer kmatrix wrote."""
+
+
 class LaunchError(KmatrixError):
     """A matrix that cannot be started here."""

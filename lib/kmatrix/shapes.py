@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 GPT2_VOCAB = 50257
@@ -77,7 +78,7 @@ def padded(vocab_size: int, multiple: int) -> int:
 
 # Dense peak of one device in TFLOP/s, without sparsity, from the makers' data sheets.
 # "fp32" on GPUs is TF32 on tensor cores where there are any, as in a run with TF32 allowed;
-# "fp32-strict" is plain 32-bit. The first name that occurs in the device's name counts.
+# "fp32-strict" is plain 32-bit. The first name that stands as a word in the device's name counts.
 PEAK_TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
     ("B200", {"bf16": 2250, "fp32": 1125, "fp32-strict": 75}),  # NVIDIA Blackwell data sheet
     ("GH200", {"bf16": 989.4, "fp32": 494.7, "fp32-strict": 66.9}),  # NVIDIA GH200 data sheet
@@ -105,7 +106,7 @@ def peak_tflops(device_name: str, dtype: str, *, tf32: bool = True) -> float | N
     """
     column = "fp32-strict" if dtype == "fp32" and not tf32 else dtype
     for name, peaks in PEAK_TFLOPS:
-        if name.lower() in device_name.lower():
+        if re.search(rf"\b{name}\b", device_name, re.IGNORECASE):  # an RTX A1000 is no A100
             return peaks.get(column)
     return None
 

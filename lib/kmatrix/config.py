@@ -1,0 +1,222 @@
+"""Symbols -> Config: the one place that knows what a symbol means to the control side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kmatrix.errors import ConfigError
+from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, ModelShape, by_depth
+
+PREFIX = "GPT2_"
+VOCABULARIES = {"byte": BYTE_VOCAB, "gpt2": GPT2_VOCAB}
+GPU_HOST_THREADS = 8  # CPU threads of a rank that trains on a GPU: more do not help a training loop
+
+Values = Callable[[str], str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What the control side needs of one run's or one matrix's configuration.
+
+    Directories are as written: relative ones start at the project's root.  run_timeout_s: 0 for none.
+    """
+
+    results_dir: str
+    data_dir: str
+    checkpoint_dir: str
+    run_timeout_s: int
+    graphs: bool
+
+
+def read(symbols: Mapping[str, Any]) -> Config:
+    """Return the control side's configuration. symbols: typed values in force."""
+    return Config(
+        results_dir=_need(symbols, "RESULTS_DIR"),
+        data_dir=_need(symbols, "DATA_DIR"),
+        checkpoint_dir=_need(symbols, "CHECKPOINT_DIR"),
+        run_timeout_s=_need(symbols, "RUN_TIMEOUT"),
+        graphs=_need(symbols, "AUTO_GENERATE_GRAPHS"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """One run's configuration with everything resolved that does not depend on the data or the machine.
+
+    fields: the trainer's, by their names.  global_batch: sequences.
+    """
+
+    fields: Mapping[str, Any]
+    shape: ModelShape
+    global_batch: int
+
+    @property
+    def ranks(self) -> int:
+        return int(self.fields["num_gpus"])
+
+    @property
+    def device(self) -> str:
+        return str(self.fields["device"])
+
+    @property
+    def steps(self) -> int:
+        return int(self.fields["max_iters"])
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch * self.shape.block_size
+
+    @property
+    def tokens(self) -> int:
+        return self.steps * self.tokens_per_step
+
+
+def read_run(symbols: Mapping[str, Any]) -> RunConfig:
+    """Return a run's configuration. symbols: typed values in force, with device and number of GPUs resolved."""
+    fields = {name.removeprefix(PREFIX).lower(): value for name, value in symbols.items() if name.startswith(PREFIX)}
+    layers, heads, width = _sizes(fields)
+    vocabulary = VOCABULARIES[fields["tokenizer"]]
+    shape = ModelShape(
+        n_layer=layers,
+        n_head=heads,
+        n_embd=width,
+        block_size=fields["block_size"],
+        vocab_size=vocabulary,
+        bias=fields["bias"],
+        weight_tying=fields["weight_tying"],
+    )
+    accumulation = _accumulation(symbols, fields)
+    global_batch = fields["batch_size"] * accumulation * fields["num_gpus"]
+    fields.update(
+        n_layer=layers,
+        n_head=heads,
+        n_embd=width,
+        vocab_size=vocabulary,
+        gradient_accumulation=accumulation,
+        global_batch=global_batch,
+        min_lr=_least_rate(fields),
+        warmup_steps=_warmup(fields),
+        ddp_backend=_backend(fields),
+    )
+    return RunConfig(fields=fields, shape=shape, global_batch=global_batch)
+
+
+def cpu_threads(asked: int, *, device: str, cores: int, ranks: int) -> int:
+    """Return the CPU threads of each rank: as asked, or an equal share of the cores."""
+    share = max(1, cores // ranks)
+    return asked or (share if device == "cpu" else min(share, GPU_HOST_THREADS))
+
+
+def resolve_device(asked: str, gpu_counts: Sequence[int], detected: int, *, backend: str | None = None) -> str:
+    """Return "cuda" or "cpu" for `auto`; anything else as asked.
+
+    gpu_counts: the GPUs that each place asks for (0: all that there are).  detected: GPUs that may be used here.
+    `auto` falls back to the CPU only where one GPU or none in particular is asked for, and not nccl, which needs GPUs.
+    """
+    if asked != "auto":
+        return asked
+    return "cuda" if detected or backend == "nccl" or max(gpu_counts, default=0) > 1 else "cpu"
+
+
+def resolve_count(asked: int, device: str, detected: int) -> int:
+    """Return the ranks of a run: 0 means all GPUs that are detected, or one process on the CPU."""
+    if asked:
+        return asked
+    if device == "cuda" and not detected:
+        raise ConfigError(
+            "NUM_GPUS=0 asks for all GPUs, and there are none",
+            fix="pass NUM_GPUS=<number> to plan for another machine, or DEVICE=cpu",
+        )
+    return detected if device == "cuda" else 1
+
+
+def global_batch_divides(value: Values) -> str | None:
+    """The global batch is a whole number of micro-batches on every rank."""
+    wanted = int(value("PARALLEL_BATCH_SIZE") or 0)
+    micro, ranks = (max(int(value(name) or 0), 1) for name in ("GPT2_BATCH_SIZE", "GPT2_NUM_GPUS"))
+    if wanted and wanted % (micro * ranks):
+        return f"a global batch of {wanted} is no multiple of {micro} (micro-batch) x {ranks} (ranks)"
+    return None
+
+
+def heads_divide_width(value: Values) -> str | None:
+    """A custom model's heads share its width equally."""
+    width, heads = value("GPT2_N_EMBD"), value("GPT2_N_HEAD")
+    if width and heads and int(width) % int(heads):
+        return f"{heads} heads do not divide a width of {width}"
+    return None
+
+
+def least_rate_is_least(value: Values) -> str | None:
+    """The least learning rate is not above the peak."""
+    least, peak = value("GPT2_MIN_LR"), value("GPT2_LEARNING_RATE")
+    if least and peak and float(least) > float(peak):
+        return f"MIN_LR={least} is above LEARNING_RATE={peak}"
+    return None
+
+
+def nesterov_needs_momentum(value: Values) -> str | None:
+    """PyTorch's SGD refuses Nesterov momentum of 0."""
+    if value("GPT2_SGD_NESTEROV") == "y" and float(value("GPT2_SGD_MOMENTUM") or 0) == 0:
+        return "SGD_NESTEROV needs an SGD_MOMENTUM above 0"
+    return None
+
+
+def shards_need_a_folder(value: Values) -> str | None:
+    """A dataset of one's own says where it lies."""
+    if value("GPT2_DATASET") == "shards" and not value("GPT2_DATA_PATH"):
+        return 'DATASET=shards needs DATA_PATH="<folder>"'
+    return None
+
+
+RULES = (
+    global_batch_divides,
+    heads_divide_width,
+    least_rate_is_least,
+    nesterov_needs_momentum,
+    shards_need_a_folder,
+)
+
+
+def _need(symbols: Mapping[str, Any], name: str) -> Any:
+    if symbols.get(name) is None:
+        raise ConfigError(f"the Kconfig files define no {name}", fix="use the project's own, or add it to yours")
+    return symbols[name]
+
+
+def _sizes(fields: Mapping[str, Any]) -> tuple[int, int, int]:
+    if fields["model"] == "depth":
+        return by_depth(fields["depth"], fields["aspect_ratio"], fields["head_dim"])
+    if fields["model"] == "custom":
+        return fields["n_layer"], fields["n_head"], fields["n_embd"]
+    return NAMED[fields["model"]]
+
+
+def _accumulation(symbols: Mapping[str, Any], fields: Mapping[str, Any]) -> int:
+    wanted = symbols["PARALLEL_BATCH_SIZE"]
+    if wanted:
+        return int(wanted) // int(fields["batch_size"] * fields["num_gpus"])
+    return int(fields["gradient_accumulation"])
+
+
+def _least_rate(fields: Mapping[str, Any]) -> float:
+    peak = float(fields["learning_rate"])
+    if fields["schedule"] == "constant":
+        return peak
+    return float(fields["min_lr"]) if fields["min_lr"] is not None else peak / 10
+
+
+def _warmup(fields: Mapping[str, Any]) -> int:
+    if fields["warmup_fraction"] is not None:
+        return round(float(fields["warmup_fraction"]) * int(fields["max_iters"]))
+    return int(fields["warmup_steps"])
+
+
+def _backend(fields: Mapping[str, Any]) -> str | None:
+    if not fields["use_ddp"]:
+        return None
+    if fields["ddp_backend"] == "auto":
+        return "nccl" if fields["device"] == "cuda" else "gloo"
+    return str(fields["ddp_backend"])

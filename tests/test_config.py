@@ -1,0 +1,195 @@
+"""What the symbols of a run mean: resolved fields, devices, ranks and the rules that Kconfig cannot say."""
+
+from __future__ import annotations
+
+import pytest
+from support import Program, give_gpus
+
+from kmatrix import config
+from kmatrix.cli.arguments import parse
+from kmatrix.cli.planning import make_plan
+from kmatrix.errors import ConfigError
+
+DRY = "test-matrix-dry-run"
+
+
+@pytest.fixture
+def program(tmp_path):
+    return Program(tmp_path)
+
+
+def runs(program, *words):
+    """Return the resolved configurations of the runs of .config and these words."""
+    plan = make_plan(parse(DRY, [*words, f"O={program.folder}"])[1])
+    return [plan.run_config(run) for run in plan.matrix.runs]
+
+
+def fields(program, *words):
+    (only,) = runs(program, *words)
+    return only.fields
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words", "wanted"),
+    [
+        (0, [], ("cpu", 1)),
+        (1, [], ("cuda", 1)),
+        (4, [], ("cuda", 4)),
+        (4, ["NUM_GPUS=2"], ("cuda", 2)),
+        (4, ["USE_DDP=n"], ("cuda", 1)),
+        (0, ["NUM_GPUS=1"], ("cpu", 1)),
+        (0, ["NUM_GPUS=4"], ("cuda", 4)),
+        (0, ["DDP_BACKEND=nccl", "NUM_GPUS=1"], ("cuda", 1)),
+        (4, ["DEVICE=cpu"], ("cpu", 1)),
+        (4, ["DEVICE=cpu", "NUM_GPUS=3"], ("cpu", 3)),
+        (4, ["GPUS=0,2"], ("cuda", 2)),
+    ],
+)
+def test_device_and_ranks_are_resolved_before_expansion(program, monkeypatch, gpus, words, wanted):
+    give_gpus(monkeypatch, gpus)
+    program.write("")
+
+    found = fields(program, *words)
+
+    assert (found["device"], found["num_gpus"]) == wanted
+    assert found["ddp_backend"] == (None if "USE_DDP=n" in words else "nccl" if wanted[0] == "cuda" else "gloo")
+
+
+def test_all_gpus_where_there_are_none_is_refused(program, monkeypatch):
+    give_gpus(monkeypatch, 0)
+    program.write("")
+
+    assert "NUM_GPUS=0 asks for all GPUs, and there are none" in program.refused(DRY, "DEVICE=cuda")
+
+
+def test_an_axis_of_gpu_counts_decides_the_device_as_a_whole(program, monkeypatch):
+    give_gpus(monkeypatch, 0)
+    program.write("")
+
+    assert {run.device for run in runs(program, "NUM_GPUS=1,2")} == {"cuda"}
+    assert {run.device for run in runs(program, "NUM_GPUS=0,1")} == {"cpu"}
+
+
+def test_zero_on_an_axis_of_gpu_counts_is_all_that_there_are(program, monkeypatch):
+    give_gpus(monkeypatch, 4)
+    program.write("")
+
+    assert [run.ranks for run in runs(program, "NUM_GPUS=1,0")] == [1, 4]
+
+
+def test_cuda_visible_devices_bounds_the_gpus(program, monkeypatch):
+    give_gpus(monkeypatch, 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
+    program.write("")
+
+    assert fields(program)["num_gpus"] == 2
+
+
+def test_a_matrix_without_gpus_is_refused_before_anything_runs_in_one_clear_sentence(program, monkeypatch):
+    give_gpus(monkeypatch, 0)
+    program.good("defconfig-gpt2-finewebedu-a10gx4")
+
+    message = program.refused("test-matrix", f"RESULTS_DIR={program.folder}")
+
+    assert "no run of this matrix can run here: the smallest needs 4 GPUs, and no NVIDIA GPUs are usable" in message
+    assert not list(program.folder.glob("test_matrix_results_*"))
+
+
+def test_the_global_batch_is_micro_batch_times_accumulation_times_ranks(program):
+    program.write("CONFIG_GPT2_DEVICE_CPU=y")
+
+    run = runs(program, "BATCH_SIZE=3", "GRADIENT_ACCUMULATION=5", "NUM_GPUS=2", "BLOCK_SIZE=64")[0]
+
+    assert run.global_batch == run.fields["global_batch"] == 30
+    assert run.tokens_per_step == 30 * 64
+    assert run.tokens == 30 * 64 * run.steps
+
+
+def test_a_fixed_global_batch_is_kept_over_gpu_counts_and_accumulation_follows(program):
+    program.write("CONFIG_GPT2_DEVICE_CPU=y")
+
+    found = runs(program, "BATCH_SIZE=3", "GLOBAL_BATCH=24", "NUM_GPUS=1,2,4,8")
+
+    assert [run.fields["gradient_accumulation"] for run in found] == [8, 4, 2, 1]
+    assert {run.global_batch for run in found} == {24}
+
+
+@pytest.mark.parametrize(
+    ("words", "least"),
+    [([], 6e-5), (["LR=1e-2"], 1e-3), (["MIN_LR=1e-6"], 1e-6), (["SCHEDULE=constant"], 6e-4), (["MIN_LR=0"], 0.0)],
+)
+def test_the_least_rate_is_a_tenth_of_the_peak_where_none_is_asked_for(program, words, least):
+    program.write("CONFIG_GPT2_DEVICE_CPU=y")
+
+    assert fields(program, *words)["min_lr"] == pytest.approx(least)
+
+
+@pytest.mark.parametrize(("words", "steps"), [([], 100), (["WARMUP_FRACTION=0.25"], 50), (["WARMUP_FRACTION=0"], 0)])
+def test_a_warm_up_fraction_is_used_instead_of_a_count(program, words, steps):
+    program.write("CONFIG_GPT2_DEVICE_CPU=y")
+
+    assert fields(program, "MAX_ITERS=200", *words)["warmup_steps"] == steps
+
+
+def test_a_count_beside_a_warm_up_fraction_is_refused(program):
+    program.write("CONFIG_GPT2_DEVICE_CPU=y")
+
+    message = program.refused(DRY, "WARMUP_FRACTION=0.1", "WARMUP_STEPS=5")
+
+    assert 'needs GPT2_WARMUP_FRACTION = ""' in message
+
+
+def test_a_long_warm_up_is_warned_of(program):
+    program.write("CONFIG_GPT2_DEVICE_CPU=y")
+
+    assert "warning: warm-up takes 100 of 200 steps" in program.good(DRY, "MAX_ITERS=200").out
+    assert "warning" not in program.good(DRY, "MAX_ITERS=400").out
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes"),
+    [
+        (["MODEL=124m"], (12, 12, 768)),
+        (["MODEL=1558m"], (48, 25, 1600)),
+        (["MODEL=tiny"], (4, 4, 128)),
+        (["MODEL=depth", "DEPTH=6"], (6, 6, 384)),
+        (["MODEL=custom", "N_LAYER=2", "N_HEAD=4", "N_EMBD=64"], (2, 4, 64)),
+    ],
+)
+def test_layers_heads_and_width_are_numbers_for_every_model(program, words, sizes):
+    program.write("CONFIG_GPT2_DEVICE_CPU=y")
+
+    found = fields(program, *words)
+
+    assert (found["n_layer"], found["n_head"], found["n_embd"]) == sizes
+
+
+def test_symbols_that_do_not_apply_are_none_and_empty_floats_are_none(program):
+    program.write("CONFIG_GPT2_DEVICE_CPU=y")
+
+    found = fields(program)
+
+    assert found["muon_momentum"] is found["depth"] is found["peak_tflops"] is found["warmup_fraction"] is None
+    assert (found["vocab_size"], found["tokenizer"], found["optimizer"]) == (257, "byte", "adamw")
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "cores", "ranks", "threads"),
+    [(0, "cpu", 8, 2, 4), (0, "cpu", 2, 4, 1), (3, "cpu", 8, 2, 3), (0, "cuda", 64, 4, 8), (0, "cuda", 8, 4, 2)],
+)
+def test_each_rank_has_an_equal_share_of_the_cores(asked, device, cores, ranks, threads):
+    assert config.cpu_threads(asked, device=device, cores=cores, ranks=ranks) == threads
+
+
+def test_a_kconfig_file_without_our_symbols_cannot_be_run(program):
+    (program.folder / "K").write_text('config A\n\tbool "a"\n', encoding="utf-8")
+    program.write("")
+
+    message = program.refused(DRY, f"KCONFIG={program.folder}/K")
+
+    assert "the Kconfig files define no RESULTS_DIR" in message
+
+
+def test_the_control_side_reads_its_own_symbols():
+    with pytest.raises(ConfigError, match="define no RUN_TIMEOUT"):
+        config.read({"RESULTS_DIR": ".", "DATA_DIR": "data", "CHECKPOINT_DIR": "", "AUTO_GENERATE_GRAPHS": True})
