@@ -6,6 +6,7 @@ append-only log takes the complete lines and leaves a half-written last one.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -14,9 +15,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from kmatrix.errors import RecordError
+from kmatrix.errors import RecordError, SchemaError
 
 SCHEMA = 1
+LOST = "its runner died"  # the reason of a run that says "running" and has no runner
 MATRIX_PREFIX = "test_matrix_results_"
 
 
@@ -85,9 +87,21 @@ class RunDir:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    @property
+    def lock(self) -> Path:
+        return self.path / ".lock"
+
     def rank(self, rank: int) -> Path:
         """The folder of what belongs to one rank."""
         return self.path / "ranks" / str(rank)
+
+    def rank_errors(self) -> list[Path]:
+        """What each rank that failed wrote about it, in no order."""
+        return list(self.path.glob("ranks/*/error.json"))
+
+    def rank_error(self, rank: int) -> Path:
+        """Why a rank other than 0 failed: rank, attempt, time, kind and reason."""
+        return self.rank(rank) / "error.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +150,17 @@ class MatrixDir:
     def graphs(self) -> Path:
         return self.path / "graphs"
 
+    def is_held(self) -> bool:
+        """Whether a runner has this matrix now: it holds the lock for as long as it lives, however it ends."""
+        try:
+            with self.lock.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False  # no lock, or a disk that cannot lock
+        return False
+
     def run(self, name: str) -> RunDir:
         return RunDir(self.path / name)
 
@@ -173,10 +198,16 @@ def read_run(run_dir: RunDir) -> RunRecord:
     status_file = read_json(run_dir.status) if run_dir.status.exists() else {}
     result = read_json(run_dir.result) if run_dir.result.exists() else None
     status, reason = Status(status_file.get("status", Status.PLANNED)), str(status_file.get("reason") or "")
-    if result is not None and status not in (Status.FAILED, Status.RUNNING):
-        status, reason = Status(result["status"]), str(result.get("reason") or reason)
+    current = result is not None and int(result.get("attempt", 1)) >= int(status_file.get("attempt", 0))
+    if result is not None and current and status is not Status.FAILED:
+        status, reason = Status(result["status"]), reason or str(result.get("reason") or "")
     return RunRecord(
-        dir=run_dir, run=run, status=status, reason=reason, result=result, metrics=tuple(merged_metrics(run_dir.metrics))
+        dir=run_dir,
+        run=run,
+        status=status,
+        reason=reason,
+        result=result,
+        metrics=tuple(merged_metrics(run_dir.metrics)),
     )
 
 
@@ -184,6 +215,8 @@ def merged_metrics(path: Path) -> list[dict[str, Any]]:
     """Return one mapping for each step: lines of a step are merged, and the last attempt of a step counts."""
     steps: dict[int, dict[str, Any]] = {}
     for line in read_jsonl(path):
+        if not isinstance(line.get("step"), int):
+            continue  # not a line of metrics
         step, attempt = int(line["step"]), int(line.get("attempt", 1))
         known = steps.get(step)
         if known is None or attempt > int(known.get("attempt", 1)):
@@ -204,15 +237,20 @@ def write_json_array(path: Path, values: list[Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
     """Write a file aside, flush it to the disk, and put it in place in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with partial.open("wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
+        partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -225,12 +263,14 @@ def read_json(path: Path) -> dict[str, Any]:
         raise RecordError(f"{path} is missing", fix="is this the folder of a run or of a matrix?") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise RecordError(
-            f"{path} is not whole", why=str(error), fix="run the run again: make test-rerun, or delete its folder"
+            f"{path} is not whole",
+            why=str(error),
+            fix="delete it, and run the run again: make reproduce RUN=<its folder>",
         ) from None
     if not isinstance(value, dict):
         raise RecordError(f"{path} is not a record of kmatrix", why="it holds no JSON object")
     if int(value.get("schema", 0)) > SCHEMA:
-        raise RecordError(
+        raise SchemaError(
             f"{path} has schema {value['schema']}",
             why=f"this kmatrix reads schemas up to {SCHEMA}",
             fix="use the newer kmatrix that wrote it",
