@@ -1,0 +1,177 @@
+"""The processes of a run: rank, device, process group, signals, and the one way in which a trainer ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from types import FrameType
+from typing import NoReturn
+
+import torch
+import torch.distributed
+
+from gpt2.config import TrainConfig
+from kmatrix.errors import LaunchError
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+GRACE_S = 26.0  # torchrun kills what still runs 30 s after it passed a signal on
+PR_SET_PDEATHSIG = 1
+EXIT_FINISHED, EXIT_FAILED, EXIT_REFUSED, EXIT_STOPPED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """This process among the others: rank and size of torchrun, and the device that it computes on."""
+
+    rank: int
+    local_rank: int
+    size: int
+    device: torch.device
+    backend: str | None = None
+
+    @property
+    def main(self) -> bool:
+        """Whether this is the rank that writes the run's files."""
+        return self.rank == 0
+
+    @property
+    def device_name(self) -> str:
+        """The device as its maker calls it."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else cpu_name()
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum over the ranks; `values` is overwritten."""
+        if self.size > 1:
+            torch.distributed.all_reduce(values)
+        return values
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+        self.sum(torch.zeros(1, device=self.device)).item()
+
+
+def environment() -> tuple[int, int, int]:
+    """Return rank, local rank and world size: torchrun's, or those of a process alone."""
+    rank, local_rank, size = (int(os.environ.get(name, d)) for name, d in ENVIRONMENT)
+    return rank, local_rank, size
+
+
+ENVIRONMENT = (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"))
+
+
+def start(config: TrainConfig) -> World:
+    """Choose this rank's device and join the others. Raises LaunchError when that is not what the run asks for."""
+    rank, local_rank, size = environment()
+    if size != config.num_gpus:
+        raise LaunchError(
+            f"the run asks for {config.num_gpus} ranks and torchrun started {size}",
+            fix=f"start it with --nproc-per-node={config.num_gpus}",
+        )
+    torch.set_num_threads(config.cpu_threads)
+    device = choose_device(config.device, local_rank)
+    backend = config.ddp_backend if size > 1 else None
+    if backend:
+        torch.distributed.init_process_group(
+            backend, device_id=device if backend == "nccl" else None, timeout=timedelta(minutes=30)
+        )
+    return World(rank=rank, local_rank=local_rank, size=size, device=device, backend=backend)
+
+
+def choose_device(kind: str, local_rank: int) -> torch.device:
+    """Return the device of a local rank; each rank has a GPU of its own."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise LaunchError(
+            f"local rank {local_rank} has no GPU: PyTorch sees {count}",
+            why=f"CUDA_VISIBLE_DEVICES is {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}",
+            fix="use fewer GPUs, or a PyTorch build for these GPUs and their driver",
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def cpu_name() -> str:
+    """Return the processor's name as the system knows it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123  (no path of ours)
+            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else os.uname().machine
+
+
+class Stop:
+    """Whether this process was asked to stop: set by a signal, read by the loop.
+
+    A rank that waits for a peer that is gone never comes back to Python. A thread therefore
+    watches the signals too, and calls `stuck` when the loop has not seen one within GRACE_S.
+    """
+
+    def __init__(self, stuck: Callable[[str], NoReturn]) -> None:
+        self.signal: str | None = None
+        self._seen = threading.Event()
+        self._stuck = stuck
+        read_end, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        for number in SIGNALS:
+            signal.signal(number, self._handle)
+        threading.Thread(target=self._watch, args=(read_end,), daemon=True, name="signals").start()
+
+    @property
+    def asked(self) -> bool:
+        return self.signal is not None
+
+    def seen(self) -> None:
+        """Say that the loop acts on the stop, or that it has ended: nothing is stuck."""
+        self._seen.set()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  (the signature of a handler)
+        self.signal = self.signal or signal.Signals(number).name
+
+    def _watch(self, read_end: int) -> None:
+        number = 0
+        while number not in SIGNALS:
+            number = os.read(read_end, 1)[0]
+        if not self._seen.wait(GRACE_S):
+            self._stuck(signal.Signals(number).name)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to send SIGTERM to this process when torchrun dies, however it dies (Linux only)."""
+    if sys.platform != "linux":
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    if os.getppid() != parent:  # it died before the kernel knew
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def finish(code: int) -> NoReturn:
+    """End this process: every trainer ends here.
+
+    With gloo, torch 2.13 aborts in many exits of the interpreter, after correct training
+    (pytorch#190489): so the process group is destroyed, the output flushed, and the
+    interpreter's own end left out.
+    """
+    try:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    finally:
+        leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once, with its output flushed: for a process group that may not answer."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,249 @@
+"""What a run says of itself: lines on stdout, metrics, events, and the files at its end. Rank 0 alone writes."""
+
+from __future__ import annotations
+
+import math
+import resource
+import statistics
+import time
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from gpt2.config import TrainConfig
+from gpt2.dist import World
+from gpt2.steps import Reading
+from kmatrix.records import RunDir, append_jsonl, write_json
+from kmatrix.shapes import mfu, peak_tflops
+
+WARMING_UP = 10  # steps that the steady speed leaves out, or half of a shorter run
+
+
+class RunLog:
+    """The record of one attempt at a run. On ranks other than 0 it keeps the numbers and writes nothing."""
+
+    def __init__(self, run_dir: RunDir, run_id: str, attempt: int, *, main: bool) -> None:
+        self.dir, self.run_id, self.attempt, self.main = run_dir, run_id, attempt, main
+        self.config: TrainConfig | None = None
+        self.world: World | None = None
+        self.params: int | None = None
+        self.started = time.perf_counter()
+        self.step = 0  # updates done
+        self.seconds = array("d")  # of each step
+        self.since_line = 0  # steps since the last line
+        self.peak: float | None = None
+        self.train: list[dict[str, Any]] = []  # what was written of training and of validation
+        self.val: list[dict[str, Any]] = []
+        if main:
+            for path in (run_dir.metrics, run_dir.events):
+                end_torn_line(path)
+
+    def begin(self, config: TrainConfig, world: World, params: int) -> None:
+        """Say what is used, in run_used.json: the fields of run.json, and what differs from them."""
+        self.config, self.world, self.params = config, world, params
+        self.peak = config.peak_tflops or peak_tflops(world.device_name, config.dtype, tf32=config.tf32)
+        if not self.main:
+            return
+        used, adjusted = config.to_json(), []
+        if self.peak != config.peak_tflops:
+            used["peak_tflops"] = self.peak
+            why = f"the table's peak of {world.device_name}"
+            adjusted = [{"field": "peak_tflops", "from": config.peak_tflops, "to": self.peak, "why": why}]
+        devices = [world.device_name] * world.size
+        if world.device.type == "cuda":
+            devices = [torch.cuda.get_device_name(index) for index in range(world.size)]
+        write_json(self.dir.run_used, {"train": used, "adjusted": adjusted, "devices": devices})
+
+    def say(self, text: str) -> None:
+        """Print one line at once."""
+        if self.main:
+            print(text, flush=True)
+
+    def event(self, step: int, event: str, text: str) -> None:
+        """Record something that happened once, and print it."""
+        if self.main:
+            append_jsonl(self.dir.events, {"time": time.time(), "step": step, "event": event, "text": text})
+            print(f"{event}: {text}", flush=True)
+
+    def training(self, reading: Reading, epoch: int) -> None:
+        """Take the numbers of a step; write them at every log_interval steps and at the last one."""
+        assert self.config
+        self.seconds.append(reading.seconds)
+        self.since_line += 1
+        if reading.step % self.config.log_interval and reading.step != self.config.max_iters - 1:
+            return
+        seconds = statistics.fmean(self.seconds[-self.since_line :])
+        self.since_line = 0
+        speed, used = self._speed(seconds)
+        self._metrics(
+            self.train,
+            reading.step,
+            {
+                "train/loss": reading.loss,
+                "train/lr": reading.lr,
+                "grad/norm": reading.norm,
+                "throughput/tokens_per_s": speed,
+                "throughput/mfu": used,
+                "throughput/step_ms": 1e3 * seconds,
+            },
+        )
+        self.say(
+            f"Iter {reading.step} | epoch {epoch} | loss {reading.loss:.4f} | lr {reading.lr:.2e} | "
+            f"norm {reading.norm:.2f} | dt {1e3 * seconds:.1f}ms | tok/s {speed:.0f} | "
+            f"mfu {'n/a' if used is None else f'{used:.1%}'}"
+        )
+
+    def validation(self, step: int, loss: float) -> None:
+        """Write a validation loss, measured on the weights after `step` updates."""
+        self._metrics(self.val, step, {"val/loss": loss, "val/perplexity": perplexity(loss)})
+        self.say(f"Iter {step} | Validation loss {loss:.4f} | ppl {perplexity(loss):.2f}")
+
+    def _speed(self, seconds: float) -> tuple[float, float | None]:
+        """Return tokens per second, and MFU where the peak is known, of steps that take `seconds`."""
+        assert self.config
+        assert self.world
+        speed = self.config.tokens_per_step / seconds
+        return speed, mfu(speed, self.config.shape.flops_per_token, self.peak, self.world.size)
+
+    def _metrics(self, history: list[dict[str, Any]], step: int, values: Mapping[str, Any]) -> None:
+        assert self.config
+        line = {
+            "step": step,
+            "time": time.time(),
+            "elapsed_s": time.perf_counter() - self.started,
+            "tokens": step * self.config.tokens_per_step,
+            "attempt": self.attempt,
+            **values,
+        }
+        history.append(line)
+        if self.main:
+            append_jsonl(self.dir.metrics, finite_items(line))
+
+    def result(self, status: str, kind: str | None = None, reason: str | None = None) -> dict[str, Any]:
+        """Return what result.json says: how the attempt ended, and its numbers as far as there are any."""
+        config, world = self.config, self.world
+        losses = [line["val/loss"] for line in self.val]
+        best = min(self.val, key=lambda line: line["val/loss"], default=None)
+        complete = config is not None and bool(self.val) and self.val[-1]["step"] == config.max_iters
+        steady = self.seconds[min(WARMING_UP, len(self.seconds) // 2) :]
+        speed, used = self._speed(statistics.fmean(steady)) if steady else (None, None)
+        return finite_items(
+            {
+                "run_id": self.run_id,
+                "attempt": self.attempt,
+                "status": status,
+                "kind": kind,
+                "reason": reason,
+                "step": self.step,
+                "tokens": self.step * config.tokens_per_step if config else None,
+                "initial_val_loss": losses[0] if losses else None,
+                "final_val_loss": losses[-1] if complete else None,
+                "best_val_loss": best["val/loss"] if best else None,
+                "best_val_step": best["step"] if best else None,
+                "final_train_loss": self.train[-1]["train/loss"] if self.train else None,
+                "tokens_per_second": speed,
+                "mfu": used,
+                "step_ms": 1e3 * statistics.median(steady) if steady else None,
+                "seconds": time.perf_counter() - self.started,
+                "peak_memory_mib": peak_memory_mib(world) if world else None,
+                "world_size": world.size if world else None,
+                "device": world.device.type if world else None,
+                "device_name": world.device_name if world else None,
+                "params": self.params,
+                "ended": time.time(),
+            }
+        )
+
+    def training_metrics(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """Return training_metrics.json: the original project's keys, then ours. Not measured is null."""
+        config, world = self.config, self.world
+        assert config
+        assert world
+        val_losses = [line["val/loss"] for line in self.val]
+        train_losses = [line["train/loss"] for line in self.train]
+        final, best, initial = (result[f"{which}_val_loss"] for which in ("final", "best", "initial"))
+        ppl = {"final": perplexity(final), "best": perplexity(best), "initial": perplexity(initial)}
+        cuda = world.device.type == "cuda"
+        return finite_items(
+            {
+                "config": config.to_json(),
+                "model_params": self.params,
+                "train_losses": train_losses,
+                "val_losses": val_losses,
+                "train_perplexities": [perplexity(loss) for loss in train_losses],
+                "val_perplexities": [perplexity(loss) for loss in val_losses],
+                "learning_rates": [line["train/lr"] for line in self.train],
+                "sparsities": [0.0] * len(self.train),  # nothing is pruned
+                "timestamps": [line["time"] for line in self.train],
+                "iterations": [line["step"] for line in self.train],
+                "final_val_loss": final,
+                "best_val_loss": best,
+                "final_perplexity": ppl["final"],
+                "best_perplexity": ppl["best"],
+                "initial_perplexity": ppl["initial"],
+                "delta_ppl": ppl["final"] - ppl["initial"] if ppl["final"] and ppl["initial"] else None,
+                "total_time": result["seconds"],
+                **{f"latency_seq{length}_{p}": None for length in (512, 1024) for p in ("p50", "p95")},
+                "gpu_memory_allocated_mb": torch.cuda.max_memory_allocated(world.device) / 2**20 if cuda else None,
+                "gpu_memory_reserved_mb": torch.cuda.max_memory_reserved(world.device) / 2**20 if cuda else None,
+                "tokens": result["tokens"],
+                "tokens_per_second": result["tokens_per_second"],
+                "mfu": result["mfu"],
+                "joules": None,  # the recorder measures energy, not the trainer
+                "joules_per_token": None,
+                "world_size": world.size,
+                "global_batch": config.global_batch,
+                "seed": config.seed,
+                "run_id": self.run_id,
+                "val_steps": [line["step"] for line in self.val],
+            }
+        )
+
+    def end(self, status: str, kind: str | None = None, reason: str | None = None) -> None:
+        """Write training_metrics.json, and result.json last: the run ended when that one is there."""
+        if not self.main:
+            return
+        result = self.result(status, kind, reason)
+        if self.config and self.world:
+            write_json(self.dir.training_metrics, self.training_metrics(result))
+        write_json(self.dir.result, result)
+
+
+def perplexity(loss: float | None) -> float | None:
+    """Return e to the loss; infinity where that is too large for a float."""
+    if loss is None:
+        return None
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def peak_memory_mib(world: World) -> float:
+    """Return the most memory that this rank used, in MiB: of its GPU's tensors, or of the process on the CPU."""
+    if world.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(world.device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10  # KiB on Linux
+
+
+def finite_items(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON object with null in the place of each number that is not finite."""
+    return {key: finite(item) for key, item in value.items()}
+
+
+def finite(value: Any) -> Any:
+    """Return a JSON value with null in the place of each number that is not finite."""
+    if isinstance(value, dict):
+        return finite_items(value)
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def end_torn_line(path: Any) -> None:
+    """End the last line of an append-only log that a crash cut short, so that ours begins on a line of its own."""
+    try:
+        with path.open("rb+") as file:
+            if file.seek(0, 2) and file.seek(-1, 2) is not None and file.read(1) != b"\n":
+                file.write(b"\n")
+    except FileNotFoundError:
+        return

@@ -1,0 +1,72 @@
+"""The trainer with one fault put in from outside: the program that tests hand to torchrun.
+
+FAULT="<kind>:<rank>:<step>" in the environment says what happens in which rank at which step:
+nan (that rank's loss), raise (an error), signal (SIGTERM to that rank alone), hang (the rank
+never comes back), full (no file may grow beyond 64 KiB), none. FAULT_DUMP names a folder for
+each rank's weights at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpt2 import dist, train
+from gpt2.model import GPT
+
+KIND, RANK, STEP = os.environ.get("FAULT", "none:0:0").split(":")
+DUMP = os.environ.get("FAULT_DUMP")
+
+
+class FaultyGPT(GPT):
+    """The model, with the fault in its forward pass of training."""
+
+    calls = 0
+
+    def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> Any:
+        logits, loss = super().forward(idx, targets)
+        if not self.training:
+            return logits, loss
+        here = KIND != "none" and os.environ.get("RANK", "0") == RANK and self.calls == int(STEP)
+        FaultyGPT.calls += 1
+        if here and KIND == "nan":
+            return logits, loss * float("nan")
+        if here and KIND == "raise":
+            raise RuntimeError("the cable was pulled")
+        if here and KIND == "signal":
+            os.kill(os.getpid(), signal.SIGTERM)
+        if here and KIND == "hang":
+            (Path(os.environ["FAULT_HANGS"])).touch()
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            time.sleep(600)
+        return logits, loss
+
+
+def build_model(config: Any) -> GPT:
+    model = original(config)
+    model.__class__ = FaultyGPT
+    if DUMP:
+        ends.append(model)
+    return model
+
+
+def finish(code: int) -> None:
+    for model in ends:
+        torch.save(model.state_dict(), Path(DUMP or "") / f"{os.environ.get('RANK', '0')}.pt")
+    ended(code)
+
+
+if __name__ == "__main__":
+    ends: list[GPT] = []
+    original, train.build_model = train.build_model, build_model
+    ended, dist.finish = dist.finish, finish
+    if KIND == "full":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+    dist.GRACE_S = float(os.environ.get("FAULT_GRACE_S", dist.GRACE_S))
+    train.main()
