@@ -1,0 +1,85 @@
+"""The seam between a matrix and what runs it: five methods that every engine has.
+
+An engine is asked and reports; it never decides how a run ended. That is read from the
+run's own result.json (`verdict`): exit codes pass through launchers that change them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from kmatrix.records import RunDir
+
+GRACE_S = 35.0  # torchrun gives its workers 30 s to save a checkpoint; then it kills them itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """One run that is to be started, in a folder that is ready.
+
+    gpus: UUIDs, one a rank; () on the CPU.  cpu_threads: of each rank.  command: what torchrun
+    is to run, without the folder and the attempt.  timeout_s: seconds, 0 for none.
+    expected_s: forecast in seconds, None where there is none.
+    """
+
+    name: str
+    run_id: str
+    dir: RunDir
+    ranks: int
+    gpus: tuple[str, ...] = ()
+    cpu_threads: int = 1
+    command: tuple[str, ...] = ("-m", "gpt2.train")
+    timeout_s: float = 0.0
+    attempt: int = 1
+    expected_s: float | None = None
+
+
+class Phase(StrEnum):
+    """Where the processes of a run stand; how the run ended is not known here."""
+
+    PENDING = "pending"  # not started yet
+    RUNNING = "running"
+    ENDED = "ended"  # no process of it is left
+    GONE = "gone"  # taken back before it started
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """What an engine knows of one run.
+
+    pid: the process to signal to stop the run.  started, ended: Unix seconds.  exit_code: negative
+    or 128 + n where signal n ended it.  cancelled: `cancel` was called on it.  reason: why the engine
+    ended it, could not start it or does not start it yet, else "".  log_start: size of output.log
+    in bytes before this attempt.
+    """
+
+    phase: Phase
+    pid: int | None = None
+    started: float | None = None
+    ended: float | None = None
+    exit_code: int | None = None
+    cancelled: bool = False
+    reason: str = ""
+    log_start: int = 0
+
+
+class Engine(Protocol):
+    """What runs are handed to: this box, or later a cluster."""
+
+    def check(self, runs: Sequence[RunPlan]) -> list[str]:
+        """Return what keeps these runs from running here, one sentence each; [] when nothing does."""
+
+    def plan(self, runs: Sequence[RunPlan]) -> str:
+        """Return exactly what would be run."""
+
+    def submit(self, runs: Sequence[RunPlan]) -> dict[str, str]:
+        """Hand runs over; return run name -> job id. A run that was handed over before is not run twice."""
+
+    def poll(self, jobs: Mapping[str, str] | None = None) -> dict[str, JobState]:
+        """Return run name -> state, of all jobs or of these, and let the engine do its work."""
+
+    def cancel(self, jobs: Mapping[str, str] | None = None, *, now: bool = False) -> None:
+        """Ask jobs to save and end; `poll` tells when they have. now: kill them, wait until they are gone."""

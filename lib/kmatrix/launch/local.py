@@ -1,0 +1,228 @@
+"""The engine of one box: runs one after the other, each below a guard, in the order they were handed over.
+
+Job ids are the runs' names: nothing of a run outlives the runner, so there is nothing to find again.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from kmatrix.errors import KmatrixError
+from kmatrix.launch.engine import GRACE_S, JobState, Phase, RunPlan
+from kmatrix.launch.lock import try_lock
+from kmatrix.launch.process import Tree, start
+from kmatrix.records import read_json
+
+# On the CPU each step frees what the next one needs: glibc keeps up to 1 GiB of it instead of handing it back to the
+# kernel page by page (docs/decisions/0003-attention-and-precision-on-the-cpu.md). 32 MiB is the most that it takes.
+KEEP_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
+    "MALLOC_TRIM_THRESHOLD_": str(2**30),
+    "MALLOC_TOP_PAD_": str(64 * 2**20),
+}
+MARGIN_S = 5.0  # after the grace the guard kills; when it has not by then, the runner does
+
+
+@dataclass(slots=True)
+class _Job:
+    plan: RunPlan
+    state: JobState = field(default_factory=lambda: JobState(phase=Phase.PENDING))
+    tree: Tree | None = None
+    begun: float = 0.0  # monotonic seconds
+    killed_by: float | None = None  # monotonic seconds
+    waits_since: float | None = None  # monotonic seconds, for an earlier attempt
+
+
+class LocalEngine:
+    """Runs on this machine. Runs that share a GPU never run at the same time, whatever the width.
+
+    python: the interpreter that has torch.  root: the project's.  torchrun: the launcher's command line,
+    `python -m torch.distributed.run` unless given.  width: runs at a time.  grace_s: how long a run
+    that is stopped may take to save, in seconds.
+    """
+
+    def __init__(
+        self,
+        python: Path,
+        root: Path,
+        torchrun: tuple[str, ...] | None = None,
+        *,
+        width: int = 1,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self._python, self._root, self._width, self._grace_s = python, root, width, grace_s
+        self._torchrun = torchrun or (str(python), "-m", "torch.distributed.run")
+        self._jobs: dict[str, _Job] = {}
+
+    def check(self, runs: Sequence[RunPlan]) -> list[str]:
+        """Return what keeps these runs from running here, one sentence each."""
+        problems = [] if os.access(self._python, os.X_OK) else [f"{self._python} is no program that can be run"]
+        for name, count in Counter(run.name for run in runs).items():
+            if count > 1:
+                problems.append(f"{name}: {count} runs have this name")
+        for run in runs:
+            problems += [f"{run.name}: {problem}" for problem in _problems(run)]
+        return problems
+
+    def plan(self, runs: Sequence[RunPlan]) -> str:
+        """Return the command line of each run, with the environment that it does not share with this process.
+
+        Any user of a shell can start a run with it. The engine starts the same line below its guard.
+        """
+        lines = []
+        for run in runs:
+            changes = " ".join(f"{name}={shlex.quote(value)}" for name, value in self._changes(run).items())
+            log = shlex.quote(str(run.dir.output_log))
+            lines.append(f"# {run.name}")
+            lines.append(f"cd {shlex.quote(str(self._root))} && {changes} {shlex.join(self._argv(run))} >>{log} 2>&1")
+        return "\n".join(lines) + "\n" if lines else ""
+
+    def submit(self, runs: Sequence[RunPlan]) -> dict[str, str]:
+        """Queue runs. One that is queued, running or ended in the same attempt is left as it is."""
+        for run in runs:
+            known = self._jobs.get(run.name)
+            if known is None or known.plan.attempt != run.attempt or known.state.phase is Phase.GONE:
+                self._jobs[run.name] = _Job(run)
+        return {run.name: run.name for run in runs}
+
+    def poll(self, jobs: Mapping[str, str] | None = None) -> dict[str, JobState]:
+        """Look after what runs, start what can, and return the states."""
+        for job in self._in(Phase.RUNNING):
+            self._watch(job)
+        for job in self._in(Phase.PENDING):
+            if self._has_room_for(job.plan):
+                self._start(job)
+        return {name: job.state for name, job in self._jobs.items() if jobs is None or name in jobs}
+
+    def cancel(self, jobs: Mapping[str, str] | None = None, *, now: bool = False) -> None:
+        """Take back what has not started; ask the rest to save and end, or kill it now."""
+        for name, job in self._jobs.items():
+            if jobs is not None and name not in jobs:
+                continue
+            if job.state.phase is Phase.PENDING:
+                job.state = replace(job.state, phase=Phase.GONE, cancelled=True)
+            elif job.state.phase is Phase.RUNNING and job.tree is not None:
+                job.state = replace(job.state, cancelled=True)
+                if now:
+                    self._end(job, job.tree.kill())
+                else:
+                    self._stop(job)
+
+    def _in(self, phase: Phase) -> list[_Job]:
+        return [job for job in self._jobs.values() if job.state.phase is phase]
+
+    def _has_room_for(self, plan: RunPlan) -> bool:
+        running = self._in(Phase.RUNNING)
+        taken = {gpu for job in running for gpu in job.plan.gpus}
+        return len(running) < self._width and not taken & set(plan.gpus)
+
+    def _start(self, job: _Job) -> None:
+        """Start a run, unless an earlier attempt of it still ends: then it waits, for as long as that may take."""
+        plan, lock = job.plan, None
+        try:
+            lock = try_lock(plan.dir.lock)
+            if lock is None:
+                self._wait_for_earlier(job)
+                return
+            log = plan.dir.output_log
+            before = log.stat().st_size if log.exists() else 0
+            begun = time.time()
+            job.tree = start(
+                self._argv(plan),
+                cwd=self._root,
+                env={**os.environ, **self._environment(plan)},
+                log=log,
+                python=self._python,
+                grace_s=self._grace_s,
+                lock=lock,
+            )
+        except (OSError, KmatrixError) as error:
+            self._give_up(job, f"could not be started: {str(error).splitlines()[0]}")
+            return
+        finally:
+            if lock is not None:
+                os.close(lock)  # the guard has it now
+        job.begun = time.monotonic()
+        job.state = JobState(phase=Phase.RUNNING, pid=job.tree.pid, started=begun, log_start=before)
+
+    def _wait_for_earlier(self, job: _Job) -> None:
+        now = time.monotonic()
+        job.state = replace(job.state, reason="waits for an earlier attempt to end")
+        job.waits_since = job.waits_since if job.waits_since is not None else now
+        if now - job.waits_since > self._grace_s + 2 * MARGIN_S:
+            self._give_up(
+                job, f"could not be started: an earlier attempt of it still runs ({job.plan.dir.lock} is held)"
+            )
+
+    def _give_up(self, job: _Job, reason: str) -> None:
+        job.state = JobState(phase=Phase.ENDED, ended=time.time(), reason=reason)
+
+    def _watch(self, job: _Job) -> None:
+        tree, now, limit = job.tree, time.monotonic(), job.plan.timeout_s
+        if tree is None:
+            return
+        code = tree.poll()
+        if code is not None:
+            self._end(job, code)
+        elif job.killed_by is not None and now > job.killed_by:
+            self._end(job, tree.kill())
+        elif limit and job.killed_by is None and now - job.begun > limit:
+            job.state = replace(job.state, reason=f"took longer than {limit:g} s")
+            self._stop(job)
+
+    def _stop(self, job: _Job) -> None:
+        if job.tree is not None and job.killed_by is None:
+            job.killed_by = time.monotonic() + self._grace_s + MARGIN_S
+            job.tree.stop()
+
+    def _end(self, job: _Job, code: int) -> None:
+        job.state = replace(job.state, phase=Phase.ENDED, ended=time.time(), exit_code=code)
+
+    def _argv(self, run: RunPlan) -> list[str]:
+        ranks = ["--standalone", f"--nproc-per-node={run.ranks}"]
+        return [*self._torchrun, *ranks, *run.command, str(run.dir.path), "--attempt", str(run.attempt)]
+
+    def _changes(self, run: RunPlan) -> dict[str, str]:
+        """What the environment of a run has that this process's need not have: none of it is secret."""
+        return {
+            **({} if run.gpus else KEEP_MEMORY),
+            "CUDA_VISIBLE_DEVICES": ",".join(run.gpus),
+            "OMP_NUM_THREADS": str(run.cpu_threads),
+            "OMP_WAIT_POLICY": "passive",
+            "PYTHONPATH": os.pathsep.join([str(self._root), str(self._root / "lib")]),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def _environment(self, run: RunPlan) -> dict[str, str]:
+        """The changes, with the user's own PYTHONPATH behind ours."""
+        changes, theirs = self._changes(run), os.environ.get("PYTHONPATH")
+        if theirs:
+            changes["PYTHONPATH"] += os.pathsep + theirs
+        return changes
+
+
+def _problems(run: RunPlan) -> Iterable[str]:
+    if run.ranks < 1:
+        yield f"{run.ranks} ranks: it needs at least one"
+    if run.gpus and len(run.gpus) != run.ranks:
+        yield f"{run.ranks} ranks on {len(run.gpus)} GPUs: each rank needs one of its own"
+    if len(set(run.gpus)) < len(run.gpus):
+        yield "a GPU is named twice"
+    if run.cpu_threads < 1:
+        yield f"{run.cpu_threads} threads a rank: it needs at least one"
+    if not os.access(run.dir.path, os.W_OK):
+        yield f"{run.dir.path} is not there, or cannot be written"
+        return
+    try:
+        record = read_json(run.dir.run_json)
+    except KmatrixError as error:
+        yield str(error).replace("\n", ";")
+        return
+    if record.get("run_id") != run.run_id:
+        yield f"{run.dir.run_json} is of the run {record.get('run_id')}, not {run.run_id}"

@@ -1,0 +1,173 @@
+"""How a run ended, read from its own files. Exit codes and logs only explain a missing result."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kmatrix.errors import RecordError
+from kmatrix.launch.engine import JobState, RunPlan
+from kmatrix.records import RunDir, Status, read_json
+
+TAIL_LINES = 20
+TAIL_CHARS = 300  # a longer line is cut
+TAIL_BYTES = 65536  # how far back the end of a log is looked at
+AUTO_FIELDS = frozenset({"peak_tflops"})  # null in run.json: the trainer finds the value
+OWN_FAULT = frozenset({"nan", "oom", "data"})  # a run that is being stopped can still fail by these
+HINTS = {
+    signal.SIGKILL: "out of memory killer?",
+    signal.SIGBUS: "bus error: is /dev/shm full?",
+    signal.SIGSEGV: "segmentation fault",
+    signal.SIGABRT: "abort",
+}
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
+EXCEPTION = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)$")
+WORKER_FAILED = re.compile(r"E\d{4} .*torch/distributed/elastic/.* failed \(exitcode: ")  # begins torchrun's report
+ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)  # torchrun's last words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How an attempt of a run ended. log_tail: the last lines of its log, only when it failed."""
+
+    status: Status
+    reason: str = ""
+    log_tail: tuple[str, ...] = ()
+    result: Mapping[str, Any] | None = None
+
+
+def judge(plan: RunPlan, state: JobState) -> Verdict:
+    """Say how a run ended whose processes have."""
+    result, doubt = _result(plan)
+    status = Status(result["status"]) if result else None
+    if status is Status.FINISHED:
+        reason = mismatch(plan.dir)
+        return _failed(plan, state, reason, result) if reason else Verdict(status=Status.FINISHED, result=result)
+    if state.reason:
+        return _failed(plan, state, state.reason, result)
+    if state.cancelled and (result is None or result.get("kind") not in OWN_FAULT):
+        return Verdict(status=Status.STOPPED, reason=_asked(result), result=result)
+    if status is Status.STOPPED and result is not None:
+        return Verdict(status=Status.STOPPED, reason=str(result.get("reason") or _asked(result)), result=result)
+    if result is not None:
+        return _failed(
+            plan, state, str(result.get("reason") or result.get("kind") or "failed without a reason"), result
+        )
+    return _failed(plan, state, doubt or _rank_error(plan, state) or _why_no_result(plan, state), None)
+
+
+def mismatch(run: RunDir) -> str:
+    """Return how what ran differs from what was asked, or "".
+
+    Each difference must stand in `adjusted` of run_used.json with the value that was used.
+    """
+    try:
+        asked, record = read_json(run.run_json).get("train", {}), read_json(run.run_used)
+    except RecordError as error:
+        return f"cannot tell what ran: {error.what}"
+    used = record.get("train", {})
+    adjusted = {str(entry.get("field")): entry for entry in record.get("adjusted", []) if isinstance(entry, Mapping)}
+    differences = []
+    for name in sorted({*asked, *used}):
+        was, ran = asked.get(name), used.get(name)
+        if was == ran or (name in AUTO_FIELDS and was is None):
+            continue
+        if name not in adjusted or adjusted[name].get("to") != ran:
+            differences.append(f"{name} was {_shown(was)}, ran {_shown(ran)}")
+    return f"did not run what was asked: {'; '.join(differences)}" if differences else ""
+
+
+def exit_in_words(code: int | None) -> str:
+    """Say what an exit code means: -9 and 137 are both signal 9."""
+    if code is None:
+        return "ended without an exit code"
+    number = -code if code < 0 else code - 128
+    if 0 < number < signal.NSIG:
+        try:
+            name = signal.Signals(number)
+        except ValueError:
+            return f"killed by signal {number}"
+        return f"killed by signal {number} ({HINTS.get(name, name.name)})"
+    return f"ended with exit code {code}" + (" and no result.json" if code == 0 else "")
+
+
+def log_end(plan: RunPlan, state: JobState) -> str:
+    """The end of what this attempt wrote to output.log, without escape codes."""
+    try:
+        with plan.dir.output_log.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(state.log_start, size - TAIL_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    return ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def without_report(lines: list[str]) -> list[str]:
+    """Leave out torchrun's own report of a worker that failed, which hides what the worker said before it died."""
+    first = next((number for number, line in enumerate(lines) if WORKER_FAILED.match(line)), None)
+    return lines if not first else lines[: first + 1]
+
+
+def _result(plan: RunPlan) -> tuple[Mapping[str, Any] | None, str]:
+    """Return this attempt's result.json, or None and what is wrong with it; "" when there is none."""
+    if not plan.dir.result.exists():
+        return None, ""
+    try:
+        result = read_json(plan.dir.result)
+    except RecordError as error:
+        return None, error.what
+    if result.get("run_id") != plan.run_id or result.get("attempt") != plan.attempt:
+        return None, ""  # of an earlier attempt, or of another configuration
+    if result.get("status") not in (Status.FINISHED, Status.FAILED, Status.STOPPED):
+        return None, f"result.json has no status that ends a run: {result.get('status')!r}"
+    return result, ""
+
+
+def _failed(plan: RunPlan, state: JobState, reason: str, result: Mapping[str, Any] | None) -> Verdict:
+    lines = without_report([line for line in log_end(plan, state).split("\n") if line.strip()])[-TAIL_LINES:]
+    tail = tuple(line if len(line) <= TAIL_CHARS else line[: TAIL_CHARS - 3] + "..." for line in lines)
+    return Verdict(status=Status.FAILED, reason=ESCAPES.sub("", reason), log_tail=tail, result=result)
+
+
+def _asked(result: Mapping[str, Any] | None) -> str:
+    return "asked to stop, and killed before it could save" if result is None else "asked to stop"
+
+
+def _rank_error(plan: RunPlan, state: JobState) -> str:
+    """The error of the rank that failed first in this attempt: the others fail because it did.
+
+    A file that names no attempt and no time is judged by when it was written.
+    """
+    errors = []
+    for path in plan.dir.rank_errors():
+        try:
+            written, error = path.stat().st_mtime, read_json(path)
+        except (OSError, RecordError):
+            continue
+        late = written >= (state.started or 0.0) - 0.05  # file systems stamp with the kernel's tick, a few ms late
+        if error["attempt"] == plan.attempt if "attempt" in error else late:
+            reason = f"rank {error.get('rank')}: {error.get('reason') or error.get('kind')}"
+            errors.append((float(error.get("time") or written), reason))
+    return min(errors)[1] if errors else ""
+
+
+def _why_no_result(plan: RunPlan, state: JobState) -> str:
+    """Explain from exit codes and the log. torchrun ends with 1 whatever the worker did, but logs the truth."""
+    end = log_end(plan, state)
+    words = exit_in_words(state.exit_code)
+    if causes := ROOT_CAUSE.findall(end):
+        rank, code = causes[-1]
+        words = f"rank {rank} {exit_in_words(int(code))}"
+        if int(code) < 0:
+            return words
+    exceptions = [found[1] for line in end.split("\n") if (found := EXCEPTION.match(line.strip()))]
+    exceptions = [text for text in exceptions if "ChildFailedError" not in text]
+    return f"{words}: {exceptions[-1][:TAIL_CHARS]}" if exceptions else words
+
+
+def _shown(value: object) -> str:
+    return "not set" if value is None else str(value)

@@ -1,0 +1,101 @@
+"""What a run does right now, from the lines that it appends to metrics.jsonl, each read once."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kmatrix.records import Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """One moment of a run, for the screen. Unknown is None.
+
+    index, total: the run is the index-th of total, from 1.  losses: nats a token.  elapsed_s, left_s:
+    seconds.  counts: status -> runs of the matrix.  note: what is going on besides training.
+    """
+
+    run: str
+    index: int
+    total: int
+    status: Status
+    reason: str = ""
+    note: str = ""
+    step: int | None = None
+    max_iters: int | None = None
+    loss: float | None = None
+    val_loss: float | None = None
+    tokens_per_second: float | None = None
+    elapsed_s: float | None = None
+    left_s: float | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+class MetricsTail:
+    """Follows metrics.jsonl. Each call of `read` costs what was appended since the one before.
+
+    Make it before the attempt starts: lines that are there already belong to earlier ones.
+    """
+
+    def __init__(self, path: Path, *, attempt: int = 1, max_iters: int | None = None) -> None:
+        self._path, self._attempt, self.max_iters = path, attempt, max_iters
+        self._offset = path.stat().st_size if path.exists() else 0
+        self._half = b""
+        self._first: tuple[int, float] | None = None  # step and Unix seconds
+        self._last: tuple[int, float] | None = None
+        self.step: int | None = None
+        self.loss: float | None = None
+        self.val_loss: float | None = None
+        self.tokens_per_second: float | None = None
+
+    def read(self) -> None:
+        """Take in the complete lines that are new."""
+        try:
+            with self._path.open("rb") as file:
+                if file.seek(0, 2) < self._offset:  # rewritten: begin again, the attempt tells the lines apart
+                    self._offset, self._half = 0, b""
+                file.seek(self._offset)
+                new = file.read()
+        except OSError:
+            return  # not there yet
+        self._offset += len(new)
+        *lines, self._half = (self._half + new).split(b"\n")
+        for line in lines:
+            try:
+                value = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(value, dict) and value.get("attempt", 1) == self._attempt:
+                self._take(value)
+
+    def left_s(self, now: float | None = None) -> float | None:
+        """Seconds until the last step at the mean pace of this attempt; None until two steps are known."""
+        if self._first is None or self._last is None or self.max_iters is None or self._last[0] <= self._first[0]:
+            return None
+        pace = (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
+        since = (time.time() if now is None else now) - self._last[1]
+        return max(0.0, pace * (self.max_iters - self._last[0]) - max(0.0, since))
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        step, at = line.get("step"), _number(line.get("time"))
+        if isinstance(step, int):
+            self.step = step
+            if "train/loss" in line and at is not None:
+                self._first, self._last = self._first or (step, at), (step, at)
+        if "train/loss" in line:
+            self.loss = _number(line["train/loss"])
+            self.tokens_per_second = _number(line.get("throughput/tokens_per_s"))
+        if "val/loss" in line:
+            self.val_loss = _number(line["val/loss"])
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    return None
