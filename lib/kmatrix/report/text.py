@@ -1,0 +1,309 @@
+"""The numbers of a matrix -> summary_report.txt: fixed width, for a terminal or a mail."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+
+from kmatrix.records import Status
+from kmatrix.report.analysis import short
+from kmatrix.report.values import Comparison, GroupNumbers, MatrixNumbers, Ranking, RunNumbers, Scaling
+from kmatrix.stats import Verdict, Word
+
+WIDTH = 120
+UNKNOWN = "-"
+TAIL_LINES = 6  # of a failed run's log
+BEST = "a loss is the mean over the validation sequences, in nats a token; best is written loss@step"
+
+
+def render_summary(numbers: MatrixNumbers, files: Sequence[str] = ()) -> str:
+    """Return the whole report. files: what was written beside it, named at the end."""
+    blocks = [
+        _header(numbers),
+        _section("Runs", [*_runs(numbers), *_wrap(_footnote(numbers))]),
+        *(_section(_ranking_title(numbers, ranking), list(_ranking(ranking))) for ranking in numbers.rankings),
+    ]
+    if not numbers.rankings:
+        blocks.append(_section("Ranking", ["no finished run with a loss and known data: nothing to rank"]))
+    if numbers.scalings:
+        blocks.append(
+            _section("Scaling: tokens a second, against the smallest count", list(_scalings(numbers.scalings)))
+        )
+    if lost := [run for run in numbers.runs if run.status in (Status.FAILED, Status.STOPPED, Status.SKIPPED)]:
+        blocks.append(_section("Failed, stopped and skipped", [line for run in lost for line in _lost(run)]))
+    if numbers.warnings:
+        blocks.append(_section("Warnings", [line for text in numbers.warnings for line in _wrap(text, bullet="! ")]))
+    if files:
+        blocks.append(_section("Files", [f"in {numbers.path.name}/", *_wrap("  ".join(files))]))
+    return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks) + "\n"
+
+
+def duration(seconds: float | None) -> str:
+    """Return seconds as 4.2s, 12m03s or 1h02m."""
+    if seconds is None:
+        return UNKNOWN
+    if seconds < 59.95:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600:,}h{whole % 3600 // 60:02d}m"
+
+
+def amount(number: float | None) -> str:
+    """Return a count with three figures and a letter: 512, 1.02M, 10.0B."""
+    if number is None:
+        return UNKNOWN
+    for factor, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= factor * 0.9995:
+            scaled = number / factor
+            return f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f}{letter}"
+    return f"{number:.0f}"
+
+
+def speed(tokens_per_second: float | None) -> str:
+    """Return tokens a second: 55,188, or 12.3 below a hundred."""
+    if tokens_per_second is None:
+        return UNKNOWN
+    return f"{tokens_per_second:,.0f}" if tokens_per_second >= 100 else f"{tokens_per_second:.1f}"
+
+
+def utilization(run: RunNumbers) -> str:
+    """Return MFU in percent; n/a on the CPU, where no peak is known."""
+    if run.mfu is None:
+        return "n/a" if run.device == "cpu" else UNKNOWN
+    return f"{100 * run.mfu:.1f}%"
+
+
+def _header(numbers: MatrixNumbers) -> list[str]:
+    title = "Test Matrix Summary Report"
+    lines = [title, "=" * len(title)]
+    for name, text in _header_fields(numbers):
+        if text:
+            lines += textwrap.wrap(text, WIDTH, initial_indent=f"{name:<10}", subsequent_indent=" " * 10)
+    return lines
+
+
+def _header_fields(numbers: MatrixNumbers) -> Iterator[tuple[str, str]]:
+    about = numbers.provenance
+    yield "Matrix", numbers.name
+    yield "When", _when(numbers)
+    yield "Where", ", ".join(filter(None, [str(about.get("host") or ""), _devices(numbers)]))
+    yield "Software", _software(numbers)
+    yield "Command", numbers.command
+    yield "Overrides", " ".join(numbers.overrides)
+    yield "Model", _models(numbers)
+    yield "Data", ", ".join(dict.fromkeys(short(run.data_sha256) for run in numbers.runs if run.data_sha256))
+    yield "Axes", "; ".join(f"{label} {' '.join(values)}" for label, values in numbers.axes.items())
+    for count, reason in numbers.cuts:
+        yield "Cut", f"{count}: {reason}"
+    states = [f"{numbers.count(status)} {status}" for status in Status if numbers.count(status)]
+    yield "Runs", f"{len(numbers.runs)}: {', '.join(states)}"
+
+
+def _when(numbers: MatrixNumbers) -> str:
+    """Return when the matrix was made, in UTC, and how long it took."""
+    if numbers.created is None:
+        return ""
+    text = f"{datetime.fromtimestamp(numbers.created, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    if numbers.ended is not None and numbers.ended >= numbers.created:
+        return f"{text}, took {duration(numbers.ended - numbers.created)}"
+    return f"{text}, {numbers.status}" if numbers.status else text
+
+
+def _devices(numbers: MatrixNumbers) -> str:
+    """Return the devices that runs used; before there is one, those that the host has."""
+    about = numbers.provenance
+    used = dict.fromkeys(run.device_name for run in numbers.runs if run.device_name)
+    gpus = Counter(str(gpu.get("name")) for gpu in about.get("gpus") or [])
+    parts = [
+        f"{gpus[name]} x {name}" if name in gpus else str(name) for name in used or gpus or [about.get("cpu") or ""]
+    ]
+    if "cpu" in numbers.devices and about.get("cores"):
+        parts.append(f"{about['cores']} cores")
+    return ", ".join(filter(None, parts))
+
+
+def _software(numbers: MatrixNumbers) -> str:
+    about = numbers.provenance
+    parts = [f"{name} {version}" for name, version in (about.get("versions") or {}).items() if version]
+    if about.get("python"):
+        parts.append(f"Python {about['python']}")
+    if about.get("git_commit"):
+        dirty = " with uncommitted changes" if about.get("git_dirty") else ""
+        parts.append(f"git {str(about['git_commit'])[:10]}{dirty}")
+    return ", ".join(parts)
+
+
+def _models(numbers: MatrixNumbers) -> str:
+    params: dict[str, str] = {}
+    for run in numbers.runs:
+        if run.model and (run.params or run.model not in params):
+            params[run.model] = f"{run.model} ({run.params:,} parameters)" if run.params else run.model
+    return ", ".join(params.values())
+
+
+def _runs(numbers: MatrixNumbers) -> list[str]:
+    only_cpu = numbers.devices == ("cpu",)
+    titles = ["run", "optimizer", "ranks" if only_cpu else "GPUs", "seed", "final", "best", "ppl", "tokens"]
+    titles += ["tok/s", "MFU", "time", "status"]
+    rows = [_row(run, mixed=len(numbers.devices) > 1) for run in numbers.runs]
+    return table(titles, rows, left=(0, 1, len(titles) - 1))
+
+
+def _row(run: RunNumbers, *, mixed: bool) -> list[str]:
+    size = UNKNOWN if run.world_size is None else f"{run.world_size}{'cpu' if mixed and run.device == 'cpu' else ''}"
+    best = _loss(run.best_val_loss)
+    return [
+        run.name,
+        run.optimizer or UNKNOWN,
+        size,
+        UNKNOWN if run.seed is None else str(run.seed),
+        _loss(run.final_val_loss) + ("" if run.counts or run.final_val_loss is None else "*"),
+        best if run.best_val_loss is None or run.best_val_step is None else f"{best}@{run.best_val_step}",
+        _perplexity(run.perplexity),
+        amount(run.tokens),
+        speed(run.tokens_per_second),
+        utilization(run),
+        duration(run.seconds),
+        str(run.status),
+    ]
+
+
+def _footnote(numbers: MatrixNumbers) -> str:
+    if any(run.final_val_loss is not None and not run.counts for run in numbers.runs):
+        return f"{BEST}; * the last that was measured: not finished, not ranked"
+    return BEST
+
+
+def _loss(loss: float | None) -> str:
+    if loss is None:
+        return UNKNOWN
+    return f"{loss:.4f}" if abs(loss) < 10000 else f"{loss:.3g}"
+
+
+def _perplexity(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    return f"{value:.2f}" if value < 1000 else f"{value:,.0f}" if value < 1e6 else f"{value:.1e}"
+
+
+def _ranking_title(numbers: MatrixNumbers, ranking: Ranking) -> str:
+    data = f" on data {short(ranking.data_sha256)}" if len(numbers.rankings) > 1 else ""
+    return f"Ranking by mean final validation loss{data}"
+
+
+def _ranking(ranking: Ranking) -> Iterator[str]:
+    rows = [_rank_row(1, ranking.groups[0], "the leader")]
+    for place, (group, comparison) in enumerate(zip(ranking.groups[1:], ranking.comparisons, strict=True), start=2):
+        rows.append(_rank_row(place, group, _beside(comparison)))
+    yield from _wrap(f"{ranking.evidence}.")
+    yield ""
+    titles = ["   configuration", "mean", "+- 95 %", "sd", "seeds", "the leader beside it: loss lower by"]
+    yield from table(titles, rows, left=(0, len(titles) - 1))
+    yield from _wrap("behind the leader: " + ", ".join(run.name for run in ranking.groups[0].counted))
+    if method := _method(ranking):
+        yield from _wrap(method)
+    for note in ranking.notes:
+        yield from _wrap(note, bullet="! ")
+
+
+def _rank_row(place: int, group: GroupNumbers, beside: str) -> list[str]:
+    interval = group.interval
+    return [
+        f"{place:>2} {group.name}",
+        _loss(group.mean),
+        UNKNOWN if interval is None else f"{(interval.high - interval.low) / 2:.4f}",
+        UNKNOWN if group.deviation is None else f"{group.deviation:.4f}",
+        str(len(group.losses)),
+        beside,
+    ]
+
+
+def _beside(comparison: Comparison) -> str:
+    """Say what the data say of the leader beside this one, with the interval that says it."""
+    verdict = comparison.verdict
+    lower = UNKNOWN if verdict.difference is None else _gain(-verdict.difference)
+    if verdict.interval is None or comparison.p_holm is None:
+        return f"{lower}, {verdict.reason.partition(':')[0]}: not evidence"
+    span = f"{lower} ({_gain(-verdict.interval.high)} to {_gain(-verdict.interval.low)})"
+    p = "p < 0.001" if comparison.p_holm < 0.001 else f"p {comparison.p_holm:.3f}"
+    return f"{span}, {p}: {comparison.word}"
+
+
+def _gain(difference: float) -> str:
+    """Return a difference of losses; one that rounds to 0 has no sign."""
+    text = f"{difference:.4f}"
+    return text.removeprefix("-") if float(text) == 0 else text
+
+
+def _method(ranking: Ranking) -> str:
+    """Say which tests stand behind the words."""
+    tested: list[Verdict] = [c.verdict for c in ranking.comparisons if c.verdict.method and c.p_holm is not None]
+    if not tested:
+        return ""
+    methods = " and ".join(dict.fromkeys(verdict.method for verdict in tested))
+    several = f", p corrected after Holm for {len(tested)} comparisons" if len(tested) > 1 else ""
+    return (
+        f'brackets: 95 % interval of the difference, Student\'s t ({methods}){several}; "{Word.BETTER}" needs p < 0.05'
+    )
+
+
+def _scalings(scalings: Sequence[Scaling]) -> Iterator[str]:
+    cpu = all(scaling.device == "cpu" for scaling in scalings)
+    titles = ["configuration", "ranks" if cpu else "GPUs", "tok/s", "speed-up", "efficiency", "global batch", "runs"]
+    rows = []
+    for scaling in scalings:
+        for place, row in enumerate(scaling.rows):
+            batch = UNKNOWN if row.global_batch is None else f"{row.global_batch:,}"
+            seconds = [f"{row.speedup:.2f}x", f"{100 * row.efficiency:.0f}%", batch, str(len(row.runs))]
+            rows.append(["" if place else scaling.name, str(row.world_size), speed(row.tokens_per_second), *seconds])
+    yield from table(titles, rows, left=(0,))
+    batches = [{row.global_batch for row in scaling.rows} for scaling in scalings]
+    if any(len(sizes) > 1 for sizes in batches):
+        yield from _wrap("the global batch grows with the count: GLOBAL_BATCH=<n> holds it, and the losses compare")
+
+
+def _lost(run: RunNumbers) -> Iterator[str]:
+    """Say why a run did not finish, where its log is, and how the log ends."""
+    yield from _wrap(f"{run.name}  {run.status}: {run.reason or 'no reason recorded'}{_progress(run)}")
+    if run.log:
+        yield f"    log: {run.log}"
+    for line in run.log_tail[-TAIL_LINES:]:
+        yield f"    | {line[: WIDTH - 6]}"
+
+
+def _progress(run: RunNumbers) -> str:
+    if run.steps is None or run.max_iters is None:
+        return ""
+    return f" (after {run.steps:,} of {run.max_iters:,} steps)"
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: Iterable[int] = (0,)) -> list[str]:
+    """Return lines of columns, right-aligned but for those in `left`, at most WIDTH wide.
+
+    A first cell that is too long for its column stands on a line of its own.
+    """
+    flush = set(left)
+    widths = [max(len(row[column]) for row in [titles, *rows]) for column in range(len(titles))]
+    widths[0] = max(len(titles[0]), min(widths[0], WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1)))
+    lines = []
+    for row in [list(titles), ["-" * width for width in widths], *map(list, rows)]:
+        if len(row[0]) > widths[0]:
+            lines.append(row[0])
+            row = ["", *row[1:]]  # noqa: PLW2901 (the name is already on its line)
+        cells = [
+            cell.ljust(w) if i in flush else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells))
+    return lines
+
+
+def _section(title: str, lines: Sequence[str]) -> list[str]:
+    return [title, "-" * len(title), *lines]
+
+
+def _wrap(text: str, bullet: str = "") -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=bullet, subsequent_indent="  ", break_on_hyphens=False)

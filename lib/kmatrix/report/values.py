@@ -1,0 +1,212 @@
+"""The numbers of a matrix as values: what the analysis returns and every report reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kmatrix.records import Status
+from kmatrix.stats import Interval, Verdict, Word, mean, mean_interval, sample_deviation
+
+SEED_AXIS = "seed"
+GPUS_AXIS = "gpus"
+
+
+def perplexity(loss: float | None) -> float | None:
+    """Return e to the loss, or None where that is unknown or too large for a float."""
+    try:
+        return None if loss is None else math.exp(loss)
+    except OverflowError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measured loss. tokens: seen by the weights until then. seconds: since the run began."""
+
+    step: int
+    tokens: float | None
+    seconds: float | None
+    loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunNumbers:
+    """One run. None is unknown.
+
+    final_val_loss: of a run that is not finished, the last that was measured; last_val_step says where.
+    steps: updates done.  tokens: seen in training.  seconds: of the whole training.  step_ms: median.
+    mfu: 0 to 1.  peak_memory_mib: the greatest of the ranks.  device: "gpu" or "cpu".
+    planned_tokens: those of the whole run.  warmup_share: warm-up steps / steps of the run.
+    evidence: the file that the numbers come from, below the matrix; "" where there are none.
+    """
+
+    name: str
+    run_id: str
+    axes: Mapping[str, str]
+    status: Status
+    reason: str
+    optimizer: str
+    model: str
+    device: str
+    device_name: str | None = None
+    world_size: int | None = None
+    seed: int | None = None
+    attempt: int | None = None
+    data_sha256: str | None = None
+    steps: int | None = None
+    max_iters: int | None = None
+    global_batch: int | None = None
+    block_size: int | None = None
+    eval_samples: int | None = None
+    planned_tokens: int | None = None
+    warmup_share: float | None = None
+    initial_val_loss: float | None = None
+    final_val_loss: float | None = None
+    last_val_step: int | None = None
+    best_val_loss: float | None = None
+    best_val_step: int | None = None
+    final_train_loss: float | None = None
+    tokens: int | None = None
+    tokens_per_second: float | None = None
+    mfu: float | None = None
+    step_ms: float | None = None
+    seconds: float | None = None
+    peak_memory_mib: float | None = None
+    params: int | None = None
+    ended: float | None = None
+    evidence: str = ""
+    log: str = ""
+    log_tail: tuple[str, ...] = ()
+    adjusted: tuple[str, ...] = ()
+    val: tuple[Point, ...] = field(default=(), repr=False)
+    train: tuple[Point, ...] = field(default=(), repr=False)
+
+    @property
+    def perplexity(self) -> float | None:
+        return perplexity(self.final_val_loss)
+
+    @property
+    def counts(self) -> bool:
+        """Whether a ranking may use this run: it is finished and has a loss."""
+        return self.status is Status.FINISHED and self.final_val_loss is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupNumbers:
+    """The runs that differ in nothing but their seed."""
+
+    name: str
+    axes: Mapping[str, str]
+    data_sha256: str | None
+    runs: tuple[RunNumbers, ...]
+
+    @property
+    def counted(self) -> tuple[RunNumbers, ...]:
+        """The finished runs with a loss."""
+        return tuple(run for run in self.runs if run.counts)
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Final validation loss of each finished run, by seed."""
+        return {
+            number if run.seed is None else run.seed: run.final_val_loss
+            for number, run in enumerate(self.counted)
+            if run.final_val_loss is not None
+        }
+
+    @property
+    def mean(self) -> float | None:
+        return mean(list(self.losses.values())) if self.losses else None
+
+    @property
+    def deviation(self) -> float | None:
+        return sample_deviation(list(self.losses.values()))
+
+    @property
+    def interval(self) -> Interval | None:
+        """Of the mean, at 95 %; None with fewer than two seeds, or where every seed gave the same."""
+        losses = list(self.losses.values())
+        return mean_interval(losses) if len(set(losses)) > 1 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The leader of a ranking beside another group.
+
+    verdict: of the two alone.  p_holm: its p, corrected for the number of comparisons.
+    word: what may be said of the leader after that correction.
+    """
+
+    leader: str
+    other: str
+    verdict: Verdict
+    p_holm: float | None
+    word: Word
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """Groups that read the same data, by mean final validation loss, the lowest first.
+
+    evidence: one sentence on what stands behind the order.  notes: what else the groups differ in.
+    """
+
+    data_sha256: str
+    groups: tuple[GroupNumbers, ...]
+    comparisons: tuple[Comparison, ...]
+    evidence: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingRow:
+    """One number of ranks. efficiency: speed-up / (ranks / fewest ranks), 1 is ideal. runs: names behind it."""
+
+    world_size: int
+    tokens_per_second: float
+    speedup: float
+    efficiency: float
+    global_batch: int | None
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """One configuration over numbers of GPUs (ranks on the CPU), the fewest first."""
+
+    name: str
+    device: str
+    rows: tuple[ScalingRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixNumbers:
+    """Everything that the files of a matrix say. created, ended: Unix seconds."""
+
+    name: str
+    path: Path
+    status: str
+    created: float | None
+    ended: float | None
+    command: str
+    overrides: tuple[str, ...]
+    provenance: Mapping[str, Any]
+    axes: Mapping[str, tuple[str, ...]]
+    cuts: tuple[tuple[int, str], ...]
+    runs: tuple[RunNumbers, ...]
+    groups: tuple[GroupNumbers, ...]
+    rankings: tuple[Ranking, ...]
+    scalings: tuple[Scaling, ...]
+    warnings: tuple[str, ...]
+
+    def count(self, status: Status) -> int:
+        return sum(run.status is status for run in self.runs)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The kinds of device that runs used: "cpu", "gpu"."""
+        return tuple(sorted({run.device for run in self.runs if run.device}))

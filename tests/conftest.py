@@ -1,0 +1,31 @@
+"""What all tests share: golden files. A test calls golden("name.txt", text); --update-golden writes them anew."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored in every program that a test starts
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write golden files anew; then read the diff")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare a text with a golden file, to the last character."""
+
+    def check(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"{path} is missing: pytest --update-golden writes it"
+        assert text == path.read_text(encoding="utf-8"), f"{name} differs: pytest --update-golden, then read the diff"
+
+    return check
