@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+# The front door of kmatrix. Every target below is one call of the program `kmatrix` (python -m kmatrix TARGET);
+# NAME=value on the command line reaches it through MAKEFLAGS. `make` alone prints the list.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+Q := $(if $(filter 1,$(V)),,@)
+
+# PYTHON=<interpreter that has everything> skips .venv. Otherwise .venv is made in stages by the first target that
+# needs one: core (configuration, plans, reports), train (torch), dev (tests and checks).
+ifneq ($(origin PYTHON),command line)
+PY := .venv/bin/python
+CORE := .venv/.core
+TRAIN := .venv/.train
+DEV := .venv/.dev
+else
+PY := PYTHONPATH="$(CURDIR)/lib:$(CURDIR)" $(PYTHON)
+endif
+KMATRIX = $(Q)$(PY) -m kmatrix --make $@
+QUIET_MAKE = env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PY)
+
+.venv/.core .venv/.train .venv/.dev: .venv/.%: pyproject.toml constraints.txt
+	@TORCH_INDEX="$(TORCH_INDEX)" sh scripts/setup.sh $*
+.venv/.train .venv/.dev: .venv/.core
+.venv/.dev: .venv/.train
+
+##@ Set-up and checks
+.PHONY: help setup quickstart check check-slow accept bench
+help: ## this list
+	@awk -f scripts/help.awk $(firstword $(MAKEFILE_LIST))
+setup: $(CORE) $(TRAIN) ## make .venv with everything that training needs
+quickstart: $(CORE) $(TRAIN) ## a real comparison of two optimizers on the CPU, in minutes, from nothing
+	$(KMATRIX)
+check: $(CORE) $(TRAIN) $(DEV) ## format, lint, types, import contracts, tests
+	$(QUIET_MAKE) -m ruff format --check .
+	$(QUIET_MAKE) -m ruff check .
+	$(QUIET_MAKE) -m mypy
+	$(QUIET_MAKE) -c "from importlinter.cli import lint_imports_command as main; main()"
+	$(QUIET_MAKE) -m pytest -n 2 -m "not slow and not accept and not gpu"
+check-slow: $(CORE) $(TRAIN) $(DEV) ## the slow tests, and what a user does from a fresh clone
+	$(QUIET_MAKE) -m pytest -m "slow or accept"
+accept: $(CORE) $(TRAIN) $(DEV) ## only what a user does, from a fresh clone
+	$(QUIET_MAKE) -m pytest -m accept
+bench: $(CORE) $(TRAIN) ## how long things take here (bench/*.py, without a peer)
+	$(QUIET_MAKE) bench/config.py
+	$(QUIET_MAKE) bench/matrix.py
+	$(QUIET_MAKE) bench/launch.py
+	$(QUIET_MAKE) bench/loader.py
+	$(QUIET_MAKE) bench/model_step.py
+
+##@ Configuration (also O=dir KCONFIG=file KCONFIG_CONFIG=file, and NAME=value for any symbol)
+CONFIGS := menuconfig nconfig oldconfig olddefconfig defconfig savedefconfig alldefconfig allyesconfig allnoconfig \
+	randconfig listnewconfig helpnewconfig diffconfig list-defconfigs
+DEFCONFIGS := $(filter-out fragments,$(notdir $(wildcard defconfigs/*)))
+.PHONY: $(CONFIGS) $(addprefix defconfig-,$(DEFCONFIGS)) $(addsuffix _defconfig,$(DEFCONFIGS))
+menuconfig: ## edit .config in the terminal (nconfig: the same)
+list-defconfigs: ## the ready configurations and fragments
+## defconfig-<name>[+fragment]: take a ready configuration, e.g. make defconfig-gpt2-cpu-quick+bf16
+defconfig: ## the same with DEFCONFIG=<name or file>
+oldconfig: ## ask for symbols that .config does not have yet
+olddefconfig: ## give them their defaults
+savedefconfig: ## write what .config has beyond the defaults to DEFCONFIG=
+diffconfig: ## compare OLD= (.config.old) and NEW= (.config)
+listnewconfig: ## symbols that .config does not have yet (helpnewconfig: with their help)
+alldefconfig: ## all defaults (allyesconfig, allnoconfig: every bool y or n)
+randconfig: ## a random legal configuration, from KCONFIG_SEED=
+$(CONFIGS) $(addprefix defconfig-,$(DEFCONFIGS)) $(addsuffix _defconfig,$(DEFCONFIGS)): $(CORE)
+	$(KMATRIX)
+defconfig-%: $(CORE)
+	$(KMATRIX)
+%_defconfig: $(CORE)
+	$(KMATRIX)
+
+##@ Running (NAME=value overrides .config this time only; NAME=a,b makes an axis; GPUS=0,2 bounds the GPUs)
+.PHONY: test-matrix-dry-run test-matrix test_matrix train reproduce
+test-matrix-dry-run: $(CORE) ## list the runs, and what is cut and why
+	$(KMATRIX)
+test-matrix: $(CORE) $(TRAIN) ## run the matrix (test_matrix: the same)
+	$(KMATRIX)
+test_matrix: $(CORE) $(TRAIN)
+	$(KMATRIX)
+train: $(CORE) $(TRAIN) ## run one configuration
+	$(KMATRIX)
+reproduce: $(CORE) $(TRAIN) ## run RUN=<run directory> again, from its own .config
+	$(KMATRIX)
+
+##@ Results (TARGET=<matrix directory>; the newest by default)
+.PHONY: summary update-graphs
+summary: $(CORE) ## write and print the summary
+	$(KMATRIX)
+update-graphs: $(CORE) ## draw the graphs
+	$(KMATRIX)
+
+##@ Cleaning (results, checkpoints and datasets are never touched)
+.PHONY: clean mrproper
+clean: ## remove caches
+	$(Q)rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis lib/*.egg-info
+	$(Q)find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+mrproper: clean ## remove caches and .config
+	$(Q)rm -f .config .config.old .config.refused .config.quickstart .config.quickstart.old

@@ -1,0 +1,153 @@
+"""The commands, the arguments that each takes, and how both are read from words or from MAKEFLAGS."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kmatrix.errors import ConfigError
+
+# Read by the Makefile or by make itself; they may stand on any make command line.
+MAKE_ONLY = frozenset({"PYTHON", "TORCH_INDEX", "V", "MAKEFLAGS", "SHELL"})
+PLACES = frozenset({"KCONFIG", "KCONFIG_CONFIG", "O"})
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command. handler: module:function.
+
+    takes: names of its arguments.  assigns: other names are Kconfig assignments.
+    """
+
+    handler: str
+    help: str
+    takes: frozenset[str] = frozenset()
+    assigns: bool = False
+    places: bool = True
+
+    @property
+    def names(self) -> frozenset[str]:
+        return self.takes | (PLACES if self.places else frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What a command was given. target: the command's own name as typed.  assignments: NAME -> text, in order."""
+
+    target: str
+    values: Mapping[str, str] = field(default_factory=dict)
+    assignments: Mapping[str, str] = field(default_factory=dict)
+    takes: frozenset[str] = frozenset()
+
+    def get(self, name: str, default: str = "") -> str:
+        return self.values.get(name) or default
+
+    @property
+    def all_words(self) -> list[str]:
+        """The command's own arguments and the assignments, as they were typed."""
+        return [f"{name}={text}" for name, text in self.values.items()] + self.words
+
+    @property
+    def words(self) -> list[str]:
+        """The assignments as they were typed."""
+        return [f"{name}={text}" for name, text in self.assignments.items()]
+
+
+CONFIGURE = "kmatrix.cli.configure:"
+COMMANDS = {
+    "menuconfig": Command(CONFIGURE + "menuconfig", "edit .config in the terminal"),
+    "nconfig": Command(CONFIGURE + "menuconfig", "the same as menuconfig"),
+    "oldconfig": Command(CONFIGURE + "oldconfig", "ask for symbols that .config does not have yet", assigns=True),
+    "olddefconfig": Command(CONFIGURE + "olddefconfig", "give new symbols their defaults", assigns=True),
+    "defconfig": Command(CONFIGURE + "defconfig", "DEFCONFIG=name[+fragment]", frozenset({"DEFCONFIG"}), assigns=True),
+    "savedefconfig": Command(
+        CONFIGURE + "savedefconfig", "write .config's own lines to DEFCONFIG=", frozenset({"DEFCONFIG"})
+    ),
+    "alldefconfig": Command(CONFIGURE + "alldefconfig", ".config of defaults"),
+    "allyesconfig": Command(CONFIGURE + "allyesconfig", ".config with every bool y"),
+    "allnoconfig": Command(CONFIGURE + "allnoconfig", ".config with every bool n"),
+    "randconfig": Command(CONFIGURE + "randconfig", "a random .config (KCONFIG_SEED=)", frozenset({"KCONFIG_SEED"})),
+    "listnewconfig": Command(CONFIGURE + "listnewconfig", "list symbols that .config does not have"),
+    "helpnewconfig": Command(CONFIGURE + "helpnewconfig", "the same, with their help"),
+    "diffconfig": Command(CONFIGURE + "diffconfig", "compare OLD= and NEW=", frozenset({"OLD", "NEW"})),
+    "list-defconfigs": Command(CONFIGURE + "list_defconfigs", "list the ready configurations"),
+    "quickstart": Command(
+        "kmatrix.cli.run:quickstart",
+        "compare two optimizers on the CPU, from nothing",
+        frozenset({"YES"}),
+        assigns=True,
+    ),
+    "test-matrix-dry-run": Command(
+        "kmatrix.cli.run:dry_run", "list the runs and what is cut", frozenset({"GPUS"}), assigns=True
+    ),
+    "test-matrix": Command("kmatrix.cli.run:test_matrix", "run the matrix", frozenset({"GPUS", "YES"}), assigns=True),
+    "train": Command("kmatrix.cli.run:train", "run one configuration", frozenset({"GPUS", "YES"}), assigns=True),
+    "reproduce": Command(
+        "kmatrix.cli.run:reproduce", "run RUN=<run directory> again", frozenset({"GPUS", "YES", "RUN"})
+    ),
+    "summary": Command(
+        "kmatrix.cli.results:summary", "write and print the summary", frozenset({"TARGET", "RESULTS_DIR"})
+    ),
+    "update-graphs": Command("kmatrix.cli.results:graphs", "draw the graphs", frozenset({"TARGET", "RESULTS_DIR"})),
+}
+ALIASES = {"test_matrix": "test-matrix"}
+
+
+def find_command(target: str) -> Command:
+    """Return the command of a target. defconfig-<name> and <name>_defconfig are forms of defconfig."""
+    name = ALIASES.get(target, target)
+    if name in COMMANDS:
+        return COMMANDS[name]
+    if name.startswith("defconfig-") or name.endswith("_defconfig"):
+        return COMMANDS["defconfig"]
+    near = difflib.get_close_matches(name, COMMANDS, 3)
+    raise ConfigError(
+        f"unknown command {target}", fix=f"did you mean {' or '.join(near)}?" if near else "see kmatrix help"
+    )
+
+
+def parse(target: str, words: Sequence[str], *, from_make: bool = False) -> tuple[Command, Arguments]:
+    """Return the command and its arguments; a name that it does not take is refused, or left to Kconfig."""
+    command = find_command(target)
+    values: dict[str, str] = {}
+    assignments: dict[str, str] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ConfigError(f"{word!r} is not NAME=value", fix="see kmatrix help")
+        if name in values or name in assignments:
+            raise ConfigError(f"{name} is given twice")
+        if name in command.names:
+            values[name] = text
+        elif from_make and name in MAKE_ONLY:
+            continue
+        elif command.assigns:
+            assignments[name] = text
+        else:
+            raise _not_taken(target, command, name)
+    return command, Arguments(ALIASES.get(target, target), values, assignments, command.names)
+
+
+def from_makeflags(flags: str) -> list[str]:
+    """Return the NAME=value words of the user's make command line, in the order in which they were typed.
+
+    make puts them behind " -- ", the last first, with backslashes before blanks and $ doubled.
+    No shell reads them, so quotes and apostrophes are letters.
+    """
+    _, found, tail = (" " + flags).partition(" -- ")
+    if not found:
+        return []
+    words = [re.sub(r"\\(.)", r"\1", word).replace("$$", "$") for word in re.findall(r"(?:\\.|[^\s\\])+", tail)]
+    return [word for word in reversed(words) if "=" in word]
+
+
+def _not_taken(target: str, command: Command, name: str) -> ConfigError:
+    takes = sorted(command.takes) or ["no arguments of its own"]
+    near = difflib.get_close_matches(name, command.names, 1)
+    return ConfigError(
+        f"{target} does not take {name}",
+        why=f"it takes {', '.join(takes)}",
+        fix=f"did you mean {near[0]}?" if near else "",
+    )

@@ -1,0 +1,185 @@
+"""The commands that plan and run: dry run, matrix, one run, a run again."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from kmatrix.cli.arguments import Arguments
+from kmatrix.cli.planning import Plan, make_plan
+from kmatrix.cli.session import ROOT, open_tree, overrides, shown
+from kmatrix.config import RunConfig
+from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.launch.create import Creation, RunText, check_place, create
+from kmatrix.launch.prepare import prepare_data
+from kmatrix.matrix import Run, settle
+from kmatrix.plan import forecast, warnings
+from kmatrix.records import RunDir
+
+QUICKSTART = "gpt2-cpu-quick"
+
+
+def dry_run(arguments: Arguments) -> int:
+    """Print the axes, a line for each run, and a line for each reason for which cells are cut."""
+    plan = make_plan(arguments)
+    print(_axes_line(plan))
+    said: dict[str, None] = {}
+    for run in plan.matrix.runs:
+        config = plan.run_config(run)
+        print(_run_line(run, config))
+        said.update(dict.fromkeys(warnings(config.fields)))
+    for cut in plan.matrix.cuts:
+        print(f"cut {cut.count}: {cut.reason}")
+    for note in (*plan.matrix.notes, *plan.notes):
+        print(f"note: {note}")
+    for text in said:
+        print(f"warning: {text}")
+    return 0
+
+
+def test_matrix(arguments: Arguments) -> int:
+    """Run every run of the matrix, then write the report."""
+    return _run_matrix(arguments, make_plan(arguments))
+
+
+def quickstart(arguments: Arguments) -> int:
+    """Run the quickstart configuration, from a file of its own: .config is left alone."""
+    from kmatrix.cli.configure import defconfig
+
+    overrides(open_tree(arguments), arguments)  # refuses a wrong name before anything is written
+    own = {**arguments.values, "KCONFIG_CONFIG": str(ROOT / ".config.quickstart")}
+    defconfig(Arguments(f"defconfig-{QUICKSTART}", own))
+    arguments = dataclasses.replace(arguments, values=own)
+    status = _run_matrix(arguments, make_plan(arguments))
+    print(f"\nNow your own: make defconfig-{QUICKSTART} menuconfig test-matrix")
+    return status
+
+
+def train(arguments: Arguments) -> int:
+    """Run one configuration: a matrix of one."""
+    return _run_matrix(arguments, make_plan(arguments, one=True))
+
+
+def reproduce(arguments: Arguments) -> int:
+    """Run the configuration of an earlier run again, from the .config in its directory."""
+    folder = Path(arguments.get("RUN"))
+    if not arguments.get("RUN"):
+        raise ConfigError("reproduce needs a run", fix="pass RUN=test_matrix_results_.../gpt2_...")
+    if not RunDir(folder).config.is_file():
+        raise ConfigError(f"RUN={folder} is no run directory", fix="pass RUN=test_matrix_results_.../gpt2_...")
+    return _run_matrix(arguments, make_plan(arguments, one=True, path=RunDir(folder).config))
+
+
+def _run_matrix(arguments: Arguments, plan: Plan) -> int:
+    from kmatrix.cli.progress import ProgressDisplay
+    from kmatrix.launch.drive import drive
+    from kmatrix.launch.local import LocalEngine
+
+    for note in (*plan.matrix.notes, *plan.notes):
+        print(f"note: {note}")
+    configs = {run.name: plan.run_config(run) for run in plan.matrix.runs}
+    skipped = _skipped(plan, configs)
+    for text in dict.fromkeys(text for config in configs.values() for text in warnings(config.fields)):
+        print(f"warning: {text}")
+    matrix, plans = create(_creation(arguments, plan, configs, skipped))
+    print(f"{_several(len(plans), 'run')} in {shown(matrix.path)}" + (f", {len(skipped)} skipped" if skipped else ""))
+    engine = LocalEngine(python=Path(sys.executable), root=ROOT)
+    with ProgressDisplay() as show:
+        outcome = drive(matrix, plans, engine, skipped=skipped, show=show)
+    from kmatrix.cli.results import report
+
+    report(matrix, draw=plan.config.graphs)
+    return outcome.exit_code
+
+
+def _creation(arguments: Arguments, plan: Plan, configs: dict[str, RunConfig], skipped: dict[str, str]) -> Creation:
+    """Check that the matrix can be made here, prepare its data, and return all that its directories are made from."""
+    if find_spec("torch") is None:
+        raise LaunchError("torch is not installed", fix="make setup, or pass PYTHON=<interpreter that has everything>")
+    results_dir = _below_root(plan.config.results_dir)
+    check_place(results_dir)
+    going = [config.fields for name, config in configs.items() if name not in skipped]
+    return Creation(
+        plan=plan.matrix,
+        configs=configs,
+        texts=_texts(plan),
+        data=prepare_data(Path(sys.executable), ROOT, _below_root(plan.config.data_dir), going),
+        skipped=skipped,
+        gpus=plan.gpus,
+        results_dir=results_dir,
+        checkpoint_dir=_below_root(plan.config.checkpoint_dir) if plan.config.checkpoint_dir else None,
+        timeout_s=plan.config.run_timeout_s,
+        root=ROOT,
+        config_text=plan.path.read_text(encoding="utf-8"),
+        command=" ".join(["kmatrix", arguments.target, *arguments.all_words]),
+        overrides=tuple(arguments.words),
+    )
+
+
+def _several(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def _texts(plan: Plan) -> dict[str, RunText]:
+    """Return the configuration of each run as text."""
+    texts = {}
+    for run in plan.matrix.runs:
+        settle(plan.tree, plan.base, run)
+        texts[run.name] = RunText(
+            config=plan.tree.config_text(), minimal=plan.tree.minimal_text(), values=plan.tree.values()
+        )
+    return texts
+
+
+def _skipped(plan: Plan, configs: dict[str, RunConfig]) -> dict[str, str]:
+    """Return the runs that cannot run here, with their reason; refuse the matrix where none can."""
+    there = len(plan.gpus)
+    skipped = {
+        name: f"needs {config.ranks} GPUs, and there {'is' if there == 1 else 'are'} {there or 'none'}"
+        for name, config in configs.items()
+        if config.device == "cuda" and config.ranks > there
+    }
+    if len(skipped) == len(configs):
+        most = min(config.ranks for config in configs.values())
+        raise LaunchError(
+            f"no run of this matrix can run here: the smallest needs {most} GPU{'s' if most > 1 else ''}, "
+            f"and {there or 'no'} NVIDIA GPU{' is' if there == 1 else 's are'} usable",
+            fix="run it on a machine with GPUs, or try it on the CPU: make defconfig-gpt2-cpu-quick",
+        )
+    return skipped
+
+
+def _axes_line(plan: Plan) -> str:
+    axes = " x ".join(f"{axis.label}({len(axis.points)})" for axis in plan.matrix.axes) or "(none)"
+    cut = sum(cut.count for cut in plan.matrix.cuts)
+    cells, runs, collapsed = plan.matrix.cells, len(plan.matrix.runs), plan.matrix.collapsed
+    return f"axes {axes} = {_several(cells, 'cell')}: {_several(runs, 'run')}, {collapsed} collapsed, {cut} cut"
+
+
+def _run_line(run: Run, config: RunConfig) -> str:
+    known = forecast(config.shape, optimizer=str(config.fields["optimizer"]), tokens=config.tokens)
+    axes = [f"{label}={text}" for label, text in run.axes]
+    axes += [f"{point.axis.removeprefix('GPT2_').lower()}={point.text}" for point in run.points if not point.swept]
+    memory = f", memory over {known.state_mib:,.0f} MiB" if known.state_mib is not None else ""
+    where = "cpu" if config.device == "cpu" else "gpu"
+    return (
+        f"run {run.run_id} {run.name}  {' '.join(axes)}  {config.ranks} {where}{'s' if config.ranks > 1 else ''}, "
+        f"global batch {config.global_batch} sequences, {_count(known.tokens)} tokens, "
+        f"{_count(known.params)} parameters, {_count(known.flops)}FLOP{memory}"
+    )
+
+
+def _count(number: float) -> str:
+    """A number with three digits and a letter for its thousands."""
+    for letter in ("", "k", "M", "G", "T", "P", "E"):
+        if number < 1000:
+            return f"{number:.3g}{letter}"
+        number /= 1000
+    return f"{number:.3g}Z"
+
+
+def _below_root(text: str) -> Path:
+    path = Path(text).expanduser()
+    return path if path.is_absolute() else ROOT / path
