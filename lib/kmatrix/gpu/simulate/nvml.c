@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A libnvidia-ml.so.1 that plays a scenario instead of asking a driver, for machines without a GPU.
+ *
+ * It is built and started by simulate/__init__.py. The functions below answer from a table that scenario.py made;
+ * those that return lists are in lists.c; all others that the Python client knows answer "not supported" (stubs.py).
+ *
+ *   KMATRIX_SIMULATE         the table; without it there is no driver (NVML_ERROR_DRIVER_NOT_LOADED)
+ *   KMATRIX_SIMULATE_EPOCH   Unix time of the scenario's second 0, the same in every process that watches
+ *
+ * Whatever a table says, the name of a GPU ends in "(simulated)".
+ */
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#include "play.h"
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static atomic_int users; /* nvmlInit calls that were not shut down */
+
+static int valid(const Device *gpu) {
+    return gpu >= scenario.devices && gpu < scenario.devices + scenario.gpu_count;
+}
+
+/* What every question to a GPU begins with: the driver's cost, and whether the GPU is there. */
+Code ask(const Device *gpu) {
+    if (scenario.call > 0)
+        for (double end = wall() + scenario.call; wall() < end;) continue;
+    if (users <= 0) return UNINITIALIZED;
+    return valid(gpu) ? whole_gpu(gpu) : INVALID;
+}
+
+Code rounded(const Device *gpu, Field field, double scale, unsigned *out) {
+    double value;
+    if (!out) return INVALID;
+    Code code = value_at(gpu, field, tick(field), &value);
+    if (!code) *out = (unsigned)llround(value * scale);
+    return code;
+}
+
+Code asked(const Device *gpu, Field field, double scale, unsigned *out) {
+    Code code = ask(gpu);
+    return code ? code : rounded(gpu, field, scale, out);
+}
+
+static Code text(char *buffer, unsigned size, const char *value) {
+    if (!buffer) return INVALID;
+    if (strlen(value) >= size) return TOO_SMALL;
+    strcpy(buffer, value);
+    return OK;
+}
+
+/* ---- the library and its devices ---- */
+
+API Code nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    pthread_once(&once, read_table);
+    if (scenario.init == OK) users++;
+    return scenario.init;
+}
+API Code nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+API Code nvmlInit(void) { return nvmlInitWithFlags(0); }
+API Code nvmlShutdown(void) {
+    if (users <= 0) return UNINITIALIZED;
+    users--;
+    return OK;
+}
+
+API const char *nvmlErrorString(Code code) {
+    static const char *const known[] = {
+        "Success", "Uninitialized", "Invalid Argument", "Not Supported", "Insufficient Permissions",
+        "Already Initialized", "Not Found", "Insufficient Size", "Insufficient External Power", "Driver Not Loaded",
+        "Timeout", "Interrupt Request Issue", "NVML Shared Library Not Found", "Function Not Found",
+        "Corrupted infoROM", "GPU is lost", "GPU requires restart", "The operating system has blocked the request.",
+        "Driver/library version mismatch"
+    };
+    return code < sizeof known / sizeof *known ? known[code] : "Unknown Error";
+}
+
+API Code nvmlSystemGetDriverVersion(char *buffer, unsigned size) {
+    return text(buffer, size, scenario.driver);
+}
+API Code nvmlSystemGetNVMLVersion(char *buffer, unsigned size) { return text(buffer, size, "13.580.00"); }
+API Code nvmlSystemGetCudaDriverVersion_v2(int *out) { return out ? (*out = 13000, OK) : INVALID; }
+API Code nvmlSystemGetCudaDriverVersion(int *out) { return nvmlSystemGetCudaDriverVersion_v2(out); }
+
+API Code nvmlDeviceGetCount_v2(unsigned *out) {
+    if (users <= 0) return UNINITIALIZED;
+    return out ? (*out = (unsigned)scenario.gpu_count, OK) : INVALID; /* a lost GPU is counted, as the driver does */
+}
+API Code nvmlDeviceGetCount(unsigned *out) { return nvmlDeviceGetCount_v2(out); }
+
+static Code hand_out(Device *gpu, Device **out) {
+    Code code = ask(gpu);
+    if (!code) *out = gpu;
+    return code;
+}
+API Code nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **out) {
+    if (users <= 0) return UNINITIALIZED;
+    return index < (unsigned)scenario.gpu_count && out ? hand_out(&scenario.devices[index], out) : INVALID;
+}
+API Code nvmlDeviceGetHandleByIndex(unsigned index, Device **out) {
+    return nvmlDeviceGetHandleByIndex_v2(index, out);
+}
+
+static void uuid_of(const Device *gpu, char *buffer) {
+    sprintf(buffer, "GPU-00000000-0000-4000-8000-%012x", gpu->index);
+}
+static void bus_of(const Device *gpu, char *buffer) { sprintf(buffer, "00000000:%02X:00.0", gpu->index + 1); }
+
+API Code nvmlDeviceGetHandleByUUID(const char *uuid, Device **out) {
+    char own[64];
+    for (int i = 0; uuid && out && i < scenario.gpu_count; i++) {
+        uuid_of(&scenario.devices[i], own);
+        if (!strcmp(own, uuid)) return hand_out(&scenario.devices[i], out);
+    }
+    return NOT_FOUND;
+}
+API Code nvmlDeviceGetHandleByPciBusId_v2(const char *bus, Device **out) {
+    char own[64];
+    for (int i = 0; bus && out && i < scenario.gpu_count; i++) {
+        bus_of(&scenario.devices[i], own);
+        if (!strcasecmp(own, bus) || !strcasecmp(own + 4, bus)) return hand_out(&scenario.devices[i], out);
+    }
+    return NOT_FOUND;
+}
+
+API Code nvmlDeviceGetName(Device *gpu, char *buffer, unsigned size) {
+    Code code = ask(gpu);
+    return code ? code : text(buffer, size, scenario.name);
+}
+API Code nvmlDeviceGetUUID(Device *gpu, char *buffer, unsigned size) {
+    char own[64];
+    Code code = ask(gpu);
+    if (code) return code;
+    uuid_of(gpu, own);
+    return text(buffer, size, own);
+}
+
+typedef struct { char legacy[16]; unsigned domain, bus, device, device_id, subsystem_id; char id[32]; } Pci;
+API Code nvmlDeviceGetPciInfo_v3(Device *gpu, Pci *out) {
+    Code code = ask(gpu);
+    if (code || !out) return code ? code : INVALID;
+    memset(out, 0, sizeof *out);
+    bus_of(gpu, out->id);
+    strcpy(out->legacy, out->id + 4);
+    out->bus = gpu->index + 1;
+    out->device_id = 0x223710de;
+    return OK;
+}
+
+/* One number of the GPU itself: `value` may use gpu. */
+#define CONSTANT(function, type, value)                     \
+    API Code function(Device *gpu, type *out) {             \
+        Code code = ask(gpu);                               \
+        if (code || !out) return code ? code : INVALID;     \
+        *out = (type)(value);                               \
+        return OK;                                          \
+    }
+CONSTANT(nvmlDeviceGetIndex, unsigned, gpu->index)
+CONSTANT(nvmlDeviceGetMinorNumber, unsigned, gpu->index)
+CONSTANT(nvmlDeviceGetBrand, int, 14)             /* NVML_BRAND_NVIDIA */
+CONSTANT(nvmlDeviceGetArchitecture, unsigned, 7)  /* Ampere */
+CONSTANT(nvmlDeviceGetPersistenceMode, unsigned, 1)
+CONSTANT(nvmlDeviceGetComputeMode, unsigned, 0)
+CONSTANT(nvmlDeviceGetDisplayActive, unsigned, 0)
+CONSTANT(nvmlDeviceGetDisplayMode, unsigned, 0)
+CONSTANT(nvmlDeviceGetPowerManagementMode, unsigned, 1)
+CONSTANT(nvmlDeviceGetMaxMigDeviceCount, unsigned, 0)
+CONSTANT(nvmlDeviceGetNumFans, unsigned, 1)
+CONSTANT(nvmlDeviceGetCurrPcieLinkGeneration, unsigned, 4)
+CONSTANT(nvmlDeviceGetMaxPcieLinkGeneration, unsigned, 4)
+CONSTANT(nvmlDeviceGetCurrPcieLinkWidth, unsigned, 16)
+CONSTANT(nvmlDeviceGetMaxPcieLinkWidth, unsigned, 16)
+
+static Code pair(Device *gpu, unsigned first, unsigned second, unsigned *a, unsigned *b) {
+    Code code = ask(gpu);
+    if (code || !a || !b) return code ? code : INVALID;
+    *a = first;
+    *b = second;
+    return OK;
+}
+API Code nvmlDeviceGetCudaComputeCapability(Device *gpu, unsigned *a, unsigned *b) {
+    return pair(gpu, 8, 6, a, b);
+}
+API Code nvmlDeviceGetEccMode(Device *gpu, unsigned *now, unsigned *next) {
+    return pair(gpu, 1, 1, now, next);
+}
+API Code nvmlDeviceGetMigMode(Device *gpu, unsigned *now, unsigned *next) {
+    return pair(gpu, 0, 0, now, next);
+}
+
+/* ---- readings ---- */
+
+#define READING(function, field, scale) \
+    API Code function(Device *gpu, unsigned *out) { return asked(gpu, field, scale, out); }
+READING(nvmlDeviceGetPowerManagementLimit, LIMIT, 1000)
+READING(nvmlDeviceGetEnforcedPowerLimit, LIMIT, 1000)
+READING(nvmlDeviceGetPowerManagementDefaultLimit, LIMIT, 1000)
+READING(nvmlDeviceGetFanSpeed, FAN, 1)
+READING(nvmlDeviceGetPerformanceState, PSTATE, 1)
+READING(nvmlDeviceGetPowerState, PSTATE, 1)
+
+API Code nvmlDeviceGetFanSpeed_v2(Device *gpu, unsigned fan, unsigned *out) {
+    return fan ? INVALID : asked(gpu, FAN, 1, out);
+}
+API Code nvmlDeviceGetPowerManagementLimitConstraints(Device *gpu, unsigned *least, unsigned *most) {
+    if (least) *least = 100000;
+    return asked(gpu, LIMIT, 1000, most);
+}
+API Code nvmlDeviceGetClockInfo(Device *gpu, int kind, unsigned *out) { /* 0 graphics, 1 SM, 2 memory, 3 video */
+    return asked(gpu, kind == 2 ? MEMCLK : SMCLK, 1, out);
+}
+API Code nvmlDeviceGetMaxClockInfo(Device *gpu, int kind, unsigned *out) {
+    Code code = ask(gpu);
+    if (code || !out) return code ? code : INVALID;
+    *out = highest(gpu, kind == 2 ? MEMCLK : SMCLK);
+    return OK;
+}
+API Code nvmlDeviceGetPcieThroughput(Device *gpu, int kind, unsigned *out) {
+    return asked(gpu, kind ? PCIE_RX : PCIE_TX, 1, out);
+}
+
+API Code nvmlDeviceGetUtilizationRates(Device *gpu, unsigned *out) { /* { gpu, memory } in percent */
+    Code code = asked(gpu, UTIL, 1, out);
+    return code ? code : rounded(gpu, MEMUTIL, 1, out + 1);
+}
+
+static Code memory(Device *gpu, unsigned long long *total, unsigned long long *used) {
+    double all, taken;
+    Code code = ask(gpu);
+    if (!code) code = value_at(gpu, MEMTOTAL, tick(MEMTOTAL), &all);
+    if (!code) code = value_at(gpu, MEM, tick(MEM), &taken);
+    if (code) return code;
+    *total = (unsigned long long)(all * MIB);
+    *used = (unsigned long long)(taken * MIB);
+    return OK;
+}
+typedef struct { unsigned long long total, free, used; } Memory;
+API Code nvmlDeviceGetMemoryInfo(Device *gpu, Memory *out) {
+    Code code = out ? memory(gpu, &out->total, &out->used) : INVALID;
+    if (!code) out->free = out->total - out->used;
+    return code;
+}
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } Memory2;
+API Code nvmlDeviceGetMemoryInfo_v2(Device *gpu, Memory2 *out) { /* the driver reserves nothing here: v1 and v2 agree */
+    Code code = out ? memory(gpu, &out->total, &out->used) : INVALID;
+    if (!code) {
+        out->reserved = 0;
+        out->free = out->total - out->used;
+    }
+    return code;
+}
+API Code nvmlDeviceGetBAR1MemoryInfo(Device *gpu, Memory *out) {
+    Code code = ask(gpu);
+    if (code || !out) return code ? code : INVALID;
+    *out = (Memory){ 32ULL << 30, (32ULL << 30) - (4 << 20), 4 << 20 };
+    return OK;
+}
+
+API Code nvmlDeviceGetPowerUsage(Device *gpu, unsigned *out) {
+    Code code = ask(gpu);
+    return code ? code : mean_power(gpu, tick(POWER), scenario.window, out);
+}
+API Code nvmlDeviceGetTotalEnergyConsumption(Device *gpu, unsigned long long *out) {
+    Code code = ask(gpu);
+    return code ? code : energy(gpu, tick(ENERGY), out);
+}
+
+API Code nvmlDeviceGetTemperature(Device *gpu, int sensor, unsigned *out) {
+    return sensor ? INVALID : asked(gpu, TEMP, 1, out);
+}
+typedef struct { unsigned version; int sensor, celsius; } Temperature;
+API Code nvmlDeviceGetTemperatureV(Device *gpu, Temperature *out) {
+    unsigned celsius;
+    if (!out || out->version != (sizeof(Temperature) | 1u << 24)) return out ? OTHER_VERSION : INVALID;
+    Code code = nvmlDeviceGetTemperature(gpu, out->sensor, &celsius);
+    if (!code) out->celsius = (int)celsius;
+    return code;
+}
+API Code nvmlDeviceGetTemperatureThreshold(Device *gpu, int kind, unsigned *out) {
+    Code code = ask(gpu);
+    if (code || !out) return code ? code : INVALID;
+    *out = kind == 0 ? 98 : 95; /* shutdown; everything else */
+    return OK;
+}
+
+static Code wide(Device *gpu, Field field, unsigned long long *out) {
+    unsigned value;
+    Code code = out ? asked(gpu, field, 1, &value) : INVALID;
+    if (!code) *out = value;
+    return code;
+}
+API Code nvmlDeviceGetCurrentClocksThrottleReasons(Device *gpu, unsigned long long *out) {
+    return wide(gpu, THROTTLE, out);
+}
+API Code nvmlDeviceGetCurrentClocksEventReasons(Device *gpu, unsigned long long *out) {
+    return wide(gpu, THROTTLE, out);
+}
+API Code nvmlDeviceGetSupportedClocksEventReasons(Device *gpu, unsigned long long *out) {
+    Code code = out ? ask(gpu) : INVALID;
+    if (!code) *out = 0x1ff;
+    return code;
+}
+API Code nvmlDeviceGetTotalEccErrors(Device *gpu, int type, int counter, unsigned long long *out) {
+    (void)counter;
+    return wide(gpu, type ? ECC_U : ECC_C, out);
+}
+API Code nvmlDeviceGetMemoryErrorCounter(Device *gpu, int type, int counter, int place, unsigned long long *out) {
+    (void)place;
+    return nvmlDeviceGetTotalEccErrors(gpu, type, counter, out);
+}
+
+static Code idle_engine(Device *gpu, unsigned *percent, unsigned *period_us) {
+    return pair(gpu, 0, 167000, percent, period_us);
+}
+API Code nvmlDeviceGetEncoderUtilization(Device *gpu, unsigned *a, unsigned *b) {
+    return idle_engine(gpu, a, b);
+}
+API Code nvmlDeviceGetDecoderUtilization(Device *gpu, unsigned *a, unsigned *b) {
+    return idle_engine(gpu, a, b);
+}
