@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,30 @@ class RunDir:
     def lock(self) -> Path:
         return self.path / ".lock"
 
+    @property
+    def gpu_stats(self) -> Path:
+        return self.path / f"gpu_stats_{self.name}.json"
+
+    @property
+    def gpu_stats_multi(self) -> Path:
+        return self.path / f"gpu_stats_{self.name}_multi_gpu.json"
+
+    @property
+    def gpu_samples(self) -> Path:
+        return self.path / "gpu_samples.bin"
+
+    @property
+    def gpu_events(self) -> Path:
+        return self.path / "gpu_events.jsonl"
+
+    @property
+    def gpu_summary(self) -> Path:
+        return self.path / "gpu_summary.json"
+
+    def gpu_metrics_csv(self, started: datetime) -> Path:
+        """Every sample as CSV, written when it is asked for."""
+        return self.path / f"gpu_metrics_{started:%Y%m%d_%H%M%S}.csv"
+
     def rank(self, rank: int) -> Path:
         """The folder of what belongs to one rank."""
         return self.path / "ranks" / str(rank)
@@ -98,6 +123,10 @@ class RunDir:
     def rank_errors(self) -> list[Path]:
         """What each rank that failed wrote about it, in no order."""
         return list(self.path.glob("ranks/*/error.json"))
+
+    def timings(self, rank: int) -> Path:
+        """How long one rank computed: step, steps, compute_ms, step_ms; means over the steps since the line before."""
+        return self.rank(rank) / "timings.jsonl"
 
     def rank_error(self, rank: int) -> Path:
         """Why a rank other than 0 failed: rank, attempt, time, kind and reason."""

@@ -1,0 +1,319 @@
+"""The recorder: a process of its own that writes down what the devices of a run do, from before its start to its end.
+
+    python -m kmatrix.gpu.recorder RUN_DIR --hz 20 [--gpus UUID,UUID] [--ranks-of PID] [--parent PID]
+    python -m kmatrix.gpu.recorder --export csv RUN_DIR
+
+Every tick the fast values of all devices; every second the slow ones, a line of both JSON files and a look
+for lost devices; every ten seconds the processes of each GPU, one GPU after the other; every minute the summary.
+Ticks lie on a fixed schedule: one that comes too late is left out and counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kmatrix.errors import KmatrixError, LaunchError, RecordError
+from kmatrix.gpu import calibrate, processes
+from kmatrix.gpu.aggregate import Aggregate
+from kmatrix.gpu.export import export_csv
+from kmatrix.gpu.formats import SIMULATED, read_samples
+from kmatrix.gpu.source import UNKNOWN, WIDTH, Slow, Source, snapshot
+from kmatrix.gpu.writing import Files
+from kmatrix.records import RunDir, read_json
+
+STOP = frozenset({signal.SIGTERM, signal.SIGINT})
+HZ, MOST_HZ = 20.0, 1000.0
+SUMMARY_S = 60.0
+PROCESSES_S = 10  # between two looks at the processes of one GPU
+FIND_S = 0.2  # between two looks for the ranks of a run that is starting
+
+
+class Recorder:
+    """Records one source into one run directory until it is told to stop."""
+
+    def __init__(self, source: Source, run_dir: RunDir, *, hz: float, parent: int | None, root: int | None) -> None:
+        self._source, self._dir, self._hz = source, run_dir, hz
+        self._parent = processes.Watched(parent) if parent else None
+        self._ours = processes.Ours(root)
+        self._aggregate = Aggregate(source.devices)
+        self._values = [UNKNOWN] * (WIDTH * len(source.devices))
+        self._slow = [Slow()] * len(source.devices)
+        self._lost = [False] * len(source.devices)
+        self._calibration: calibrate.Calibration | None = calibrate.Calibration()
+        self._result: dict[str, dict[str, float | None]] | None = None
+        self._seconds, self._looked = 0, 0.0  # ticks of the slow set, and when the last one was
+        self._simulated = any(device.gpu_name.endswith(SIMULATED) for device in source.devices)
+        self._run_id = _run_id(run_dir)
+        self._files = Files(run_dir, self._header(), self._aggregate.warn)
+        self._restore()
+        self._before = (self._aggregate.seconds, self._aggregate.host_joules or 0.0)  # of earlier attempts
+
+    def run(self) -> None:
+        """Sample until SIGTERM, SIGINT or the end of the parent; then write the last summary."""
+        self._files.event("started", f"{len(self._source.devices)} devices at {self._hz:g} Hz")
+        begin = next_slow = next_summary = time.monotonic()
+        next_summary += SUMMARY_S
+        period, tick = 1.0 / self._hz, 0
+        while True:
+            now = time.monotonic()
+            slow = now >= next_slow
+            if slow:
+                self._look(now)
+                next_slow = max(next_slow + 1.0, now)
+            self._sample(now, begin, slow=slow)
+            if slow and self._parent is not None and not self._parent.lives():
+                break
+            if now >= next_summary:
+                self._files.summary(self._summary(final=False))
+                next_summary = max(next_summary + SUMMARY_S, now)
+            tick += 1
+            behind = int((time.monotonic() - begin) / period) - tick
+            if behind > 0:
+                self._aggregate.late += behind
+                tick += behind
+            if self._wait(begin, begin + tick * period):
+                break
+        self._end()
+
+    def _sample(self, now: float, begin: float, *, slow: bool) -> None:
+        """Read the fast set, and keep it."""
+        self._source.read(self._values)
+        wall = time.time()
+        fell = self._aggregate.add(now, wall, self._values)
+        self._aggregate.seconds = self._before[0] + now - begin + 1.0 / self._hz  # a sample stands for one period
+        for device in fell:
+            self._device_event("counter reset", device, "the energy counter fell: a new base, joules go on from it")
+        self._files.sample(wall, self._values)
+        if slow:
+            self._files.second(snapshot(self._source.devices, self._values, self._slow, wall))
+
+    def _look(self, now: float) -> None:
+        """Read the slow set: lost devices, throttling, the machine's joules, and in turn the processes of a GPU."""
+        for device in range(len(self._source.devices)):
+            self._look_for(device)
+            slow = self._source.slow(device)
+            if slow.throttled != self._slow[device].throttled:
+                text = ", ".join(sorted(slow.throttled)) or "no more"
+                self._device_event("throttle", device, f"clocks are held down: {text}")
+            totals = self._aggregate.totals[device].throttled_s
+            for reason in slow.throttled & self._slow[device].throttled:
+                totals[reason] = totals.get(reason, 0.0) + min(2.0, now - self._looked)
+            self._slow[device] = slow
+            if (self._seconds - device) % PROCESSES_S == 0:
+                self._look_at_processes(device)
+        joules = self._source.host_joules()
+        if joules is not None:
+            self._aggregate.host_joules = self._before[1] + joules
+        self._looked = now
+        self._seconds += 1
+
+    def _look_for(self, device: int) -> None:
+        if self._source.is_lost(device) and not self._lost[device]:
+            self._lost[device] = True
+            self._aggregate.totals[device].lost_at = time.time()
+            self._device_event("lost", device, "it answers nothing any more: null from here on")
+        unseen = self._aggregate.totals[device].samples == 0
+        if (self._lost[device] or unseen) and self._source.recover(device) and self._lost[device]:
+            self._lost[device] = False
+            self._aggregate.totals[device].lost_at = None
+            self._device_event("found", device, "it answers again")
+
+    def _look_at_processes(self, device: int) -> None:
+        known = self._aggregate.totals[device].foreign
+        for foreign in self._ours.foreign(self._source.processes(device)):
+            before = known.get(foreign.pid, {})
+            most = max((m for m in (before.get("memory_mib"), foreign.memory_mib) if m is not None), default=None)
+            known[foreign.pid] = {"pid": foreign.pid, "name": foreign.name, "memory_mib": most}
+            if not before:
+                what = f"{foreign.name or 'a process'} (pid {foreign.pid}) is no part of this run"
+                self._device_event("foreign", device, what)
+
+    def _wait(self, begin: float, due: float) -> bool:
+        """Wait for the next tick; return whether to stop. In the first seconds, calibrate meanwhile."""
+        while (now := time.monotonic()) < due and self._calibration is not None:
+            if now - begin >= calibrate.SECONDS:
+                self._calibrated(self._calibration)
+                self._calibration = None
+                break
+            living = next((at for at in range(len(self._source.devices)) if not self._source.is_lost(at)), 0)
+            self._calibration.add(now, self._source.timed(living))
+            if signal.sigtimedwait(STOP, max(0.0, min(calibrate.INTERVAL_S, due - time.monotonic()))) is not None:
+                return True
+        return signal.sigtimedwait(STOP, max(0.0, due - time.monotonic())) is not None
+
+    def _calibrated(self, calibration: calibrate.Calibration) -> None:
+        self._result = calibration.result()
+        self._files.calibrated(self._result)
+        if warning := calibrate.warning(self._result, self._hz):
+            self._aggregate.warn(warning)
+        known = {name: values["period_ms"] for name, values in self._result.items() if values["period_ms"]}
+        told = ", ".join(f"{name} every {period:g} ms" for name, period in known.items()) or "no value changed"
+        self._files.event("calibrated", told)
+        self._files.summary(self._summary(final=False))
+
+    def _end(self) -> None:
+        late = self._aggregate.late
+        if late > self._aggregate.samples * 0.01:
+            self._aggregate.warn(f"{late} ticks came too late and were left out")
+        self._files.event("ended", f"{self._aggregate.samples} samples, {late} left out")
+        if not self._files.close(lambda: self._summary(final=True)):
+            print(f"{self._dir.gpu_summary} could not be written: is the disk full?", file=sys.stderr)
+        self._source.close()
+
+    def _device_event(self, event: str, device: int, text: str) -> None:
+        known = self._source.devices[device]
+        self._files.event(event, f"{known.gpu_name} ({known.uuid or known.gpu_index}): {text}", known.gpu_index)
+
+    def _header(self) -> dict[str, Any]:
+        return {
+            "run_id": self._run_id,
+            "started": {"wall": time.time(), "monotonic": time.monotonic()},
+            "hz": self._hz,
+            "simulated": self._simulated,
+            "device_type": self._source.device_type,
+            "energy_source": self._source.energy_source,
+            "gpus": [
+                {
+                    "gpu_index": device.gpu_index,
+                    "gpu_name": device.gpu_name,
+                    "uuid": device.uuid,
+                    "rank": device.rank,
+                    "memory_total": device.memory_total,
+                    "power_limit": self._source.slow(at).power_limit,
+                }
+                for at, device in enumerate(self._source.devices)
+            ],
+        }
+
+    def _summary(self, *, final: bool) -> dict[str, Any]:
+        about = {
+            "run_id": self._run_id,
+            "simulated": self._simulated,
+            "device_type": self._source.device_type,
+            "hz_asked": self._hz,
+            "energy_source": self._source.energy_source,
+            "calibration": self._result or {},
+        }
+        return self._aggregate.summary(about, final=final)
+
+    def _restore(self) -> None:
+        """Go on from an earlier attempt of the run."""
+        if not self._dir.gpu_summary.exists() and not self._files.continued:
+            return
+        try:
+            summary = read_json(self._dir.gpu_summary) if self._dir.gpu_summary.exists() else None
+            recording = read_samples(self._dir.gpu_samples) if self._files.continued else None
+            self._aggregate.restore(summary, recording)
+        except (RecordError, KeyError, ValueError, TypeError) as error:
+            what = error.what if isinstance(error, RecordError) else "its summary does not fit"
+            self._aggregate.warn(f"an earlier attempt is not in these numbers: {what}")
+
+
+def record(arguments: argparse.Namespace) -> int:
+    """Record a run; return the exit status."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
+    run_dir = RunDir(arguments.run_dir.absolute())
+    _claim(run_dir)
+    uuids = [uuid.strip() for uuid in (arguments.gpus or "").split(",") if uuid.strip()]
+    source = open_source(arguments.device, uuids, run_dir.path, arguments.ranks_of, arguments.parent)
+    if source is None:
+        print("kmatrix recorder: no GPU and no rank to record: nothing is recorded")
+        return 0
+    root = arguments.ranks_of or arguments.parent
+    Recorder(source, run_dir, hz=arguments.hz, parent=arguments.parent, root=root).run()
+    return 0
+
+
+def _claim(run_dir: RunDir) -> None:
+    """Hold the run's folder for as long as this process lives: two recorders would write over one another."""
+    try:
+        run_dir.path.mkdir(parents=True, exist_ok=True)
+        folder = os.open(run_dir.path, os.O_RDONLY | os.O_CLOEXEC)  # closed by the process's end
+    except OSError as error:
+        raise LaunchError(f"{run_dir.path} cannot be recorded into", why=error.strerror or str(error)) from None
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise LaunchError(
+            f"{run_dir.path} is being recorded", why="another recorder holds it", fix="end that one first"
+        ) from None
+    except OSError:
+        pass  # a disk that cannot lock
+
+
+def open_source(
+    device: str, uuids: Sequence[str], run_dir: Path, ranks_of: int | None, parent: int | None
+) -> Source | None:
+    """Return what is to be recorded. auto: NVIDIA's GPUs, else AMD's, else the run's ranks on the CPU."""
+    if device in ("nvidia", "auto"):
+        from kmatrix.gpu import nvml
+
+        if (gpus := nvml.open_source(uuids)) is not None:
+            return gpus
+    if device in ("amd", "auto"):
+        from kmatrix.gpu import amd
+
+        if (cards := amd.open_source(uuids)) is not None:
+            return cards
+    if device in ("cpu", "auto") and ranks_of:
+        return _open_ranks(ranks_of, run_dir, parent)
+    return None
+
+
+def _open_ranks(root: int, run_dir: Path, parent: int | None) -> Source | None:
+    """Wait until the first rank of the run is there; None when the run ends without one, or SIGTERM comes."""
+    from kmatrix.gpu import host
+
+    watched = [processes.Watched(pid) for pid in (root, parent) if pid]
+    while all(each.lives() for each in watched):
+        if ranks := host.find(root, run_dir):
+            return host.HostSource(root, run_dir, ranks)
+        if signal.sigtimedwait(STOP, FIND_S) is not None:
+            return None
+    return None
+
+
+def _run_id(run_dir: RunDir) -> str | None:
+    try:
+        return str(read_json(run_dir.run_json).get("run_id") or "") or None
+    except (RecordError, OSError):
+        return None  # a folder that is no run of ours is recorded all the same
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Record, or export a recording; print errors that a user can mend."""
+    parser = argparse.ArgumentParser(prog="python -m kmatrix.gpu.recorder", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("run_dir", type=Path, help="the folder of the run")
+    parser.add_argument(
+        "--hz", type=float, default=HZ, help=f"samples a second, up to {MOST_HZ:g} (default: %(default)g)"
+    )
+    parser.add_argument("--gpus", help="UUIDs, one a rank, in the order of ranks (default: all GPUs)")
+    parser.add_argument("--ranks-of", type=int, metavar="PID", help="the process below which the run's ranks are")
+    parser.add_argument("--parent", type=int, metavar="PID", help="end when this process has ended")
+    parser.add_argument("--device", choices=("auto", "nvidia", "amd", "cpu"), default="auto", help="what to record")
+    parser.add_argument("--export", choices=("csv",), help="write a recording in this form instead, beside it")
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.export:
+            print(export_csv(RunDir(arguments.run_dir)))
+            return 0
+        if not 0 < arguments.hz <= MOST_HZ:
+            raise LaunchError(
+                f"--hz is {arguments.hz:g}", why=f"it must be above 0, at most {MOST_HZ:g}", fix=f"pass --hz {HZ:g}"
+            )
+        return record(arguments)
+    except KmatrixError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
