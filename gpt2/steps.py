@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed
 
 from gpt2.dist import World
+from kmatrix.records import append_jsonl
 
 Mark = float | torch.cuda.Event  # a moment: of the CPU's clock in seconds, or in a GPU's stream
 
@@ -20,6 +22,7 @@ class Reading:
 
     loss: mean over the micro-batches of all ranks.  norm: of the gradients before clipping.
     stop: some rank was asked to stop.  seconds: how long the step took.
+    compute_s: how long this rank itself computed, before it waited for the gradients of others. It alone differs.
     """
 
     step: int
@@ -28,6 +31,7 @@ class Reading:
     norm: float
     stop: bool
     seconds: float
+    compute_s: float
 
     @property
     def not_finite(self) -> str:
@@ -46,6 +50,7 @@ class Posted:
     values: torch.Tensor  # (3,) loss, norm, stop: sums over the ranks once they are here
     work: torch.distributed.Work | None
     start: Mark
+    computed: Mark
     end: Mark
 
 
@@ -60,7 +65,11 @@ class Steps:
         self.world = world
         self._no, self._yes = (torch.full((), value, device=world.device, dtype=torch.float64) for value in (0.0, 1.0))
         self._posted: Posted | None = None
-        self._mark = self._now()
+        self._mark = self._computed = self._now()
+
+    def computed(self) -> None:
+        """Note that this rank has its own gradients of the step: what follows is waiting for those of others."""
+        self._computed = self._now()
 
     def restart(self) -> None:
         """Begin to count time here: what came before was no step."""
@@ -76,7 +85,7 @@ class Steps:
                 work = None
             values = torch.empty(3, dtype=torch.float64, pin_memory=True).copy_(values, non_blocking=True)
         end = self._now()
-        posted = Posted(step=step, lr=lr, values=values, work=work, start=self._mark, end=end)
+        posted = Posted(step=step, lr=lr, values=values, work=work, start=self._mark, computed=self._computed, end=end)
         previous, self._mark = self.drain(), end
         self._posted = posted
         return previous
@@ -88,11 +97,17 @@ class Steps:
             return None
         if posted.work:
             posted.work.wait()
-        seconds = between(posted.start, posted.end)
+        seconds, compute_s = between(posted.start, posted.end), between(posted.start, posted.computed)
         loss, norm, stop = posted.values.tolist()
         size = self.world.size
         return Reading(
-            step=posted.step, lr=posted.lr, loss=loss / size, norm=norm / size, stop=stop > 0, seconds=seconds
+            step=posted.step,
+            lr=posted.lr,
+            loss=loss / size,
+            norm=norm / size,
+            stop=stop > 0,
+            seconds=seconds,
+            compute_s=compute_s,
         )
 
     def _now(self) -> Mark:
@@ -111,3 +126,29 @@ def between(start: Mark, end: Mark) -> float:
     assert not isinstance(end, float)
     end.synchronize()
     return float(start.elapsed_time(end)) / 1e3
+
+
+class Timings:
+    """One rank's own file: how long it computed, one line for each log interval."""
+
+    def __init__(self, path: Path, every: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self.every = path, every
+        self._steps, self._compute_s, self._seconds = 0, 0.0, 0.0
+
+    def add(self, reading: Reading) -> None:
+        """Take in one step; the first is left out, because it sets everything up."""
+        if reading.step == 0:
+            return
+        self._steps += 1
+        self._compute_s += reading.compute_s
+        self._seconds += reading.seconds
+        if reading.step % self.every == 0:
+            self._write(reading.step)
+
+    def _write(self, step: int) -> None:
+        per_step = 1e3 / self._steps
+        line = {"step": step, "steps": self._steps}
+        times = {"compute_ms": self._compute_s * per_step, "step_ms": self._seconds * per_step}
+        append_jsonl(self.path, {**line, **times})
+        self._steps, self._compute_s, self._seconds = 0, 0.0, 0.0

@@ -16,7 +16,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+import torch.distributed
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from gpt2 import checkpoint, dist, failure, optim, schedule, shards
@@ -25,7 +28,7 @@ from gpt2.data import Batches
 from gpt2.evaluate import Validation
 from gpt2.log import RunLog
 from gpt2.model import GPT, MODELS, autocast, configure_precision
-from gpt2.steps import Reading, Steps
+from gpt2.steps import Reading, Steps, Timings
 from kmatrix.errors import ConfigError, DataError, KmatrixError, RecordError
 from kmatrix.records import RunDir, read_json
 
@@ -98,6 +101,7 @@ def train(run: Mapping[str, object], log: RunLog, stop: dist.Stop) -> int:  # no
         if reading.not_finite:
             raise failure.NotFiniteError(reading.not_finite)
         log.training(reading, batches.epoch(reading.step))
+        timings.add(reading)
         return reading.stop
 
     def evaluate(step: int) -> bool:
@@ -126,6 +130,9 @@ def train(run: Mapping[str, object], log: RunLog, stop: dist.Stop) -> int:  # no
     gc.collect()
     gc.freeze()  # what lives as long as the run is not looked through again
     steps = Steps(world)
+    timings = Timings(log.dir.timings(world.rank), config.log_interval)
+    if ddp:
+        ddp.register_comm_hook(None, lambda _, bucket: average_gradients(steps, bucket))  # no annotations: DDP's wish
     try:
         for step in range(config.max_iters):
             evaluation_due = step % config.eval_interval == 0
@@ -152,6 +159,8 @@ def train(run: Mapping[str, object], log: RunLog, stop: dist.Stop) -> int:  # no
                     _, loss = model(idx, targets)
                 (loss / config.gradient_accumulation).backward()
                 total += loss.detach()
+            if not ddp:
+                steps.computed()
             norm = clip(parameters, config.grad_clip)
             optimizers.step()
             optimizers.zero_grad()
@@ -226,6 +235,13 @@ def distributed(model: nn.Module, config: TrainConfig, world: dist.World) -> Dis
         **NO_BUFFERS,
         find_unused_parameters=bool(config.ddp_find_unused_params),
     )
+
+
+def average_gradients(steps: Steps, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average one bucket of gradients over the ranks, as DDP does by itself; with the last, this rank has computed."""
+    if bucket.is_last():
+        steps.computed()
+    return allreduce_hook(torch.distributed.group.WORLD, bucket)  # type: ignore[arg-type]  # None means the world
 
 
 def clip(parameters: list[nn.Parameter], most: float) -> torch.Tensor:

@@ -180,3 +180,16 @@ def test_dropout_and_other_optimizers_keep_replicas_equal(tmp_path, optimizer):
     output = end_of(start(run_dir, FAULT_DUMP=tmp_path))
     replicas = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
     assert all(torch.equal(replicas[0][name], replicas[1][name]) for name in replicas[0]), output
+
+
+def test_a_rank_that_computes_longer_is_seen_although_all_steps_take_the_same_time(tmp_path):
+    """Its peers wait for its gradients: the step times agree, the compute times do not."""
+    run_dir = make_run(tmp_path, num_gpus=2, batch_size=2, max_iters=13, log_interval=4, eval_interval=100)
+    output = end_of(start(run_dir, fault="slow:1:0"))
+    assert read_json(run_dir.result)["status"] == "finished", output
+    fast, slow = (list(read_jsonl(run_dir.timings(rank))) for rank in (0, 1))
+    assert [line["step"] for line in fast] == [line["step"] for line in slow] == [4, 8, 12]
+    assert [line["steps"] for line in slow] == [4, 4, 4]
+    for quick, late in zip(fast, slow, strict=True):
+        assert late["compute_ms"] > quick["compute_ms"] + 30
+        assert quick["step_ms"] == pytest.approx(late["step_ms"], rel=0.3)

@@ -188,7 +188,8 @@ def log_of(tmp_path, **overrides):
 
 
 def reading(step, seconds=0.5, **values):
-    return Reading(step=step, seconds=seconds, **{"lr": 1e-3, "loss": 3.0, "norm": 1.0, "stop": False, **values})
+    known = {"lr": 1e-3, "compute_s": seconds / 2, "loss": 3.0, "norm": 1.0, "stop": False}
+    return Reading(step=step, seconds=seconds, **known | values)
 
 
 def test_the_time_of_a_line_is_the_mean_of_the_steps_since_the_last_one(tmp_path):

@@ -2,8 +2,8 @@
 
 FAULT="<kind>:<rank>:<step>" in the environment says what happens in which rank at which step:
 nan (that rank's loss), raise (an error), signal (SIGTERM to that rank alone), hang (the rank
-never comes back), full (no file may grow beyond 64 KiB), none. FAULT_DUMP names a folder for
-each rank's weights at the end.
+never comes back), slow (60 ms more in each step of that rank), full (no file may grow beyond
+64 KiB), none. FAULT_DUMP names a folder for each rank's weights at the end.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class FaultyGPT(GPT):
             return logits, loss
         here = KIND != "none" and os.environ.get("RANK", "0") == RANK and self.calls == int(STEP)
         FaultyGPT.calls += 1
+        if KIND == "slow" and os.environ.get("RANK", "0") == RANK:
+            time.sleep(0.06)
         if here and KIND == "nan":
             return logits, loss * float("nan")
         if here and KIND == "raise":
