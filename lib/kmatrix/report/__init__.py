@@ -10,6 +10,8 @@ from kmatrix.errors import RecordError
 from kmatrix.records import MATRIX_PREFIX, MatrixDir, matrix_dirs, write_text
 from kmatrix.report.analysis import analyse
 from kmatrix.report.files import write_all_results, write_results
+from kmatrix.report.gpu_report import gpu_runs, with_timeline
+from kmatrix.report.gpu_text import gpu_sections
 from kmatrix.report.text import render_summary
 
 __all__ = ["analyse", "draw_graphs", "find_matrix", "update_graphs", "write_summary"]
@@ -49,7 +51,8 @@ def write_summary(matrix: MatrixDir) -> str:
     """
     numbers = analyse(matrix)
     graphs = sorted(path.relative_to(matrix.path).as_posix() for path in matrix.graphs.glob("*.png"))
-    text = render_summary(numbers, [matrix.summary.name, matrix.results.name, matrix.all_results.name, *graphs])
+    files = [matrix.summary.name, matrix.results.name, matrix.all_results.name, *graphs]
+    text = render_summary(numbers, files, gpu_sections(gpu_runs(numbers)))
     _write(matrix, lambda: write_results(matrix, numbers))
     _write(matrix, lambda: write_all_results(matrix, numbers))
     _write(matrix, lambda: write_text(matrix.summary, text))
@@ -58,10 +61,13 @@ def write_summary(matrix: MatrixDir) -> str:
 
 def draw_graphs(matrix: MatrixDir) -> tuple[list[Path], list[str]]:
     """Draw every graph that there are data for; return the files, and a sentence for each that was not drawn."""
-    from kmatrix.report import graphs
+    from kmatrix.report import gpu_graphs, graphs
 
     numbers = analyse(matrix)
-    return _write(matrix, lambda: graphs.draw(numbers, matrix.graphs))
+    files, missing = _write(matrix, lambda: graphs.draw(numbers, matrix.graphs))
+    runs = [with_timeline(matrix.path, run) for run in gpu_runs(numbers)]
+    more, left_out = _write(matrix, lambda: gpu_graphs.draw(matrix.name, runs, matrix.graphs))
+    return files + more, missing + left_out
 
 
 def update_graphs(matrix: MatrixDir) -> list[Path]:

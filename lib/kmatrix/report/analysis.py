@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from kmatrix.errors import RecordError
-from kmatrix.records import LOST, MatrixDir, Status
+from kmatrix.records import LOST, MatrixDir, RunDir, Status
+from kmatrix.report.gpu import Work, read_gpu
 from kmatrix.report.reading import read_numbers, readable, run_dirs
 from kmatrix.report.values import (
     GPUS_AXIS,
@@ -35,7 +36,8 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
     plan = readable(matrix.matrix_json)
     planned = {str(run["name"]): run for run in plan.get("runs") or []}
     runs = tuple(
-        read_numbers(folder, planned.get(folder.name, {})) for folder in run_dirs(matrix, list(planned.values()))
+        _with_gpu(folder, read_numbers(folder, planned.get(folder.name, {})))
+        for folder in run_dirs(matrix, list(planned.values()))
     )
     if not runs:
         raise RecordError(
@@ -73,6 +75,11 @@ def _axes(plan: Mapping[str, Any], runs: Sequence[RunNumbers]) -> dict[str, tupl
         return {str(axis["label"]): tuple(str(value) for value in axis["values"]) for axis in plan["axes"]}
     labels = dict.fromkeys(label for run in runs for label in run.axes)
     return {label: tuple(dict.fromkeys(run.axes[label] for run in runs if label in run.axes)) for label in labels}
+
+
+def _with_gpu(folder: RunDir, run: RunNumbers) -> RunNumbers:
+    work = Work(tokens=run.tokens, seconds=run.seconds, device=run.device)
+    return replace(run, gpu=read_gpu(folder, work))
 
 
 def _lost(run: RunNumbers) -> RunNumbers:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kmatrix.records import MatrixDir, Status, write_json, write_json_array
+from kmatrix.report.gpu_files import gpu_object
 from kmatrix.report.values import GroupNumbers, MatrixNumbers, Point, Ranking, RunNumbers, Scaling
 from kmatrix.stats import Interval
 
@@ -57,6 +58,7 @@ def original(matrix: MatrixDir, run: RunNumbers) -> dict[str, Any]:
 
     What is measured nowhere is null. The loss of a run that did not finish is never a final one.
     """
+    gpu = run.gpu
     ours = {
         "final_val_loss": run.final_val_loss if run.counts else None,
         "best_val_loss": run.best_val_loss,
@@ -66,10 +68,10 @@ def original(matrix: MatrixDir, run: RunNumbers) -> dict[str, Any]:
         "tokens": run.tokens,
         "tokens_per_second": run.tokens_per_second,
         "mfu": run.mfu,
-        "joules": None,
-        "joules_per_token": None,
-        "gpu_memory_mean": None,
-        "gpu_memory_max": None,
+        "joules": gpu.joules if gpu else None,
+        "joules_per_token": gpu.joules_per_token if gpu else None,
+        "gpu_memory_mean": gpu.total_mean if gpu else None,
+        "gpu_memory_max": gpu.total_high if gpu else None,
         "world_size": run.world_size,
         "global_batch": run.global_batch,
         "seed": run.seed,
@@ -118,6 +120,7 @@ def _run(run: RunNumbers) -> dict[str, Any]:
         "reason": run.reason or None,
         "axes": dict(run.axes),
         "adjusted": list(run.adjusted),
+        "gpu": gpu_object(run.gpu) if run.gpu else None,
         "val": _columns(run.val),
     }
 

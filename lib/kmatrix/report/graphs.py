@@ -1,18 +1,18 @@
-"""The numbers of a matrix -> PNG files. The only door to matplotlib, which is imported when something is drawn.
+"""The numbers of a matrix -> PNG files. matplotlib is imported when something is drawn.
 
 The same numbers give the same bytes: no clock, no random placement, and a style that no file of the user's changes.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kmatrix.records import Status, write_bytes
+from kmatrix.records import Status
+from kmatrix.report.canvas import MAX_ROWS, left_out, name_rows, new_figure, remark, row_font, save, tick
 from kmatrix.report.curves import Curve, end_view, loss_range, mean_curve, top_of_view
 from kmatrix.report.ink import (
     ALARM,
@@ -25,16 +25,13 @@ from kmatrix.report.ink import (
     optimizer_colours,
     shortened,
 )
-from kmatrix.report.text import amount, speed, utilization
+from kmatrix.report.text import speed, utilization
 from kmatrix.report.values import GroupNumbers, MatrixNumbers, Point, RunNumbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH, HEIGHT, DPI = 12.0, 7.5, 100  # inches, inches, dots an inch: 1200 x 750 pixels
-MAX_ROWS = 40  # rows that a graph by run shows
-MAX_NAME = 62  # characters of a name beside a row
 MAX_LABEL = 48  # characters of a name in a legend
 MAX_TRAIN_POINTS = 500  # of a faint training line
 TIME_UNITS = (("hours", 3600.0, 3 * 3600.0), ("minutes", 60.0, 180.0), ("seconds", 1.0, 0.0))  # from so many seconds
@@ -69,7 +66,7 @@ def draw(numbers: MatrixNumbers, folder: Path) -> tuple[list[Path], list[str]]:
             if isinstance(made, str):
                 missing.append(f"{name} was not drawn: {made}")
             else:
-                files.append(_save(made, folder / name))
+                files.append(save(made, folder / name))
     return files, missing
 
 
@@ -96,7 +93,7 @@ def losses_over(numbers: MatrixNumbers, over: Over) -> Figure | str:
         return "no validation loss was recorded"
     ink = group_ink(numbers, groups)
     finished = [group for group in groups if group.counted]
-    figure, axes = _figure(numbers, over.title, columns=2 if len(finished) > 1 else 1)
+    figure, axes = new_figure(numbers.name, over.title, columns=2 if len(finished) > 1 else 1)
     drawn = [curve for group in groups for curve in _draw_group(axes[0], group, over.locate, ink[group.name])]
     if not drawn:
         return "the seeds of no configuration measured a step in common"
@@ -107,7 +104,7 @@ def losses_over(numbers: MatrixNumbers, over: Over) -> Figure | str:
         _frame_end(axes[1], [curve for curve in ends if curve.x])
     for panel in axes:
         panel.set_xlabel(over.label)
-        panel.xaxis.set_major_formatter(_tick)
+        panel.xaxis.set_major_formatter(tick)
     handles = _legend(groups, ink)
     figure.legend(handles=handles, loc="outside lower left", ncols=3, handlelength=3.4, columnspacing=2.5)
     return figure
@@ -120,14 +117,14 @@ def final_losses(numbers: MatrixNumbers) -> Figure | str:
         return "no run finished with a validation loss"
     lost = [g for g in numbers.groups if not g.losses and any(_is_lost(run) for run in g.runs)]
     rows = [*counted, *lost][:MAX_ROWS]
-    note = _left_out(len(rows), len(counted) + len(lost))
-    figure, (axes,) = _figure(numbers, "Final validation loss", rows=len(rows), note=note)
+    note = left_out(len(rows), len(counted) + len(lost))
+    figure, (axes,) = new_figure(numbers.name, "Final validation loss", rows=len(rows), note=note)
     colours = optimizer_colours(numbers)
     losses = [list(group.losses.values()) for group in counted]
     axes.set_xlim(*loss_range([group.mean or 0.0 for group in counted], losses))
     for y, group in enumerate(rows):
         _draw_losses(axes, y, group, colours[group.runs[0].optimizer])
-    _name_rows(axes, [group.name for group in rows], [not group.losses for group in rows])
+    name_rows(axes, [group.name for group in rows], [not group.losses for group in rows])
     legend = "dot: a seed   diamond: mean   line: 95 % interval   arrow: beyond the end"
     axes.set_xlabel(f"final validation loss (nats a token)\n{legend}")
     return figure
@@ -139,57 +136,16 @@ def throughput(numbers: MatrixNumbers) -> Figure | str:
     if not timed:
         return "no run recorded its tokens a second"
     rows = timed[:MAX_ROWS]
-    note = _left_out(len(rows), len(timed))
-    figure, (axes,) = _figure(numbers, "Throughput", rows=len(rows), note=note)
+    note = left_out(len(rows), len(timed))
+    figure, (axes,) = new_figure(numbers.name, "Throughput", rows=len(rows), note=note)
     colours = optimizer_colours(numbers)
     axes.set_xlim(0, 1.3 * max(run.tokens_per_second or 0.0 for run in rows) or 1.0)
     for y, run in enumerate(rows):
-        _draw_bar(axes, y, run, colours[run.optimizer], _row_font(len(rows)))
-    _name_rows(axes, [run.name for run in rows], [_is_lost(run) for run in rows])
-    axes.xaxis.set_major_formatter(_tick)
+        _draw_bar(axes, y, run, colours[run.optimizer], row_font(len(rows)))
+    name_rows(axes, [run.name for run in rows], [_is_lost(run) for run in rows])
+    axes.xaxis.set_major_formatter(tick)
     axes.set_xlabel("tokens a second (steady: evaluations and the first steps left out)")
     return figure
-
-
-def _figure(
-    numbers: MatrixNumbers, title: str, *, columns: int = 1, rows: int = 0, note: str = ""
-) -> tuple[Figure, list[Axes]]:
-    """Return an empty figure with its title and panels; it grows with the number of rows."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    figure = Figure(
-        figsize=(WIDTH, max(HEIGHT, 1.8 + 0.3 * rows)), dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
-    )
-    FigureCanvasAgg(figure)
-    ratios = [2.0, 1.0][:columns]
-    axes = list(figure.subplots(1, columns, squeeze=False, width_ratios=ratios)[0])
-    axes[0].set_title(title, pad=26)
-    _remark(axes[0], f"{numbers.name}{note}")
-    return figure, axes
-
-
-def _remark(axes: Axes, text: str) -> None:
-    """Write a quiet line above a panel."""
-    place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
-    axes.annotate(text, (0, 1), xytext=(0, 9), color=QUIET, fontsize=10.5, annotation_clip=False, **place)
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
-    write_bytes(path, buffer.getvalue())
-    return path
-
-
-def _tick(value: float, _position: float = 0) -> str:
-    """Return the text of a tick: 250, 2.5k, 10M."""
-    if abs(value) < 1000:
-        return f"{value:g}"
-    text = amount(value)
-    digits, letter = text[:-1], text[-1]
-    return (digits.rstrip("0").rstrip(".") if "." in digits else digits) + letter
 
 
 def _curve(points: Sequence[Point], locate: Locate) -> Curve:
@@ -256,7 +212,7 @@ def _frame_end(axes: Axes, curves: Sequence[Curve]) -> None:
     axes.set_ylim(view.bottom, view.top)
     axes.locator_params(axis="x", nbins=5)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.4g}")
-    _remark(axes, "the end, enlarged (validation, finished runs)")
+    remark(axes, "the end, enlarged (validation, finished runs)")
 
 
 def _legend(groups: Sequence[GroupNumbers], ink: Ink) -> list[Any]:
@@ -324,26 +280,6 @@ def _draw_bar(axes: Axes, y: int, run: RunNumbers, colour: str, font: float) -> 
         fontsize=font,
         color=ALARM if lost else DARK,
     )
-
-
-def _name_rows(axes: Axes, names: Sequence[str], lost: Sequence[bool]) -> None:
-    """Write names beside rows, the first on top; those of lost runs in red."""
-    labels = [shortened(name, MAX_NAME) for name in names]
-    font = _row_font(len(names)) - (1.5 if max(map(len, labels)) > 45 else 0.0)
-    axes.set_yticks(range(len(names)), labels, fontsize=font)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
-    for label, is_lost in zip(axes.get_yticklabels(), lost, strict=True):
-        label.set_color(ALARM if is_lost else DARK)
-
-
-def _row_font(rows: int) -> float:
-    return 10.5 if rows <= 20 else 9.0
-
-
-def _left_out(shown: int, total: int) -> str:
-    return f": the first {shown} of {total} rows" if shown < total else ""
 
 
 def _is_lost(run: RunNumbers) -> bool:

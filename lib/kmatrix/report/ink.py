@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kmatrix.report.values import GroupNumbers, MatrixNumbers
@@ -39,7 +39,12 @@ Ink = dict[str, tuple[str, Any]]  # name of a group -> its colour and its kind o
 
 def optimizer_colours(numbers: MatrixNumbers) -> dict[str, str]:
     """Return a colour for each optimizer: a known one has the same in every graph of every matrix."""
-    others = sorted({run.optimizer for run in numbers.runs} - COLOURS.keys())
+    return colours_of(run.optimizer for run in numbers.runs)
+
+
+def colours_of(optimizers: Iterable[str]) -> dict[str, str]:
+    """Return a colour for each of these optimizers, and for every known one."""
+    others = sorted(set(optimizers) - COLOURS.keys())
     return COLOURS | {name: OTHER_COLOURS[place % len(OTHER_COLOURS)] for place, name in enumerate(others)}
 
 

@@ -62,20 +62,20 @@ def read_numbers(run_dir: RunDir, planned: Mapping[str, Any]) -> RunNumbers:
         eval_samples=_whole(train, "eval_samples"),
         planned_tokens=_product(max_iters, _whole(train, "global_batch"), _whole(train, "block_size")),
         warmup_share=_share(_whole(train, "warmup_steps"), max_iters),
-        initial_val_loss=_number(facts, "initial_val_loss"),
-        final_val_loss=_number(result if record.status is Status.FINISHED else facts, "final_val_loss"),
+        initial_val_loss=finite(facts, "initial_val_loss"),
+        final_val_loss=finite(result if record.status is Status.FINISHED else facts, "final_val_loss"),
         last_val_step=val[-1].step if val else None,
-        best_val_loss=_number(facts, "best_val_loss"),
+        best_val_loss=finite(facts, "best_val_loss"),
         best_val_step=_whole(facts, "best_val_step"),
-        final_train_loss=_number(facts, "final_train_loss"),
+        final_train_loss=finite(facts, "final_train_loss"),
         tokens=_whole(facts, "tokens"),
-        tokens_per_second=_number(facts, "tokens_per_second"),
-        mfu=_number(facts, "mfu"),
-        step_ms=_number(facts, "step_ms"),
-        seconds=_number(facts, "seconds"),
-        peak_memory_mib=_number(facts, "peak_memory_mib"),
+        tokens_per_second=finite(facts, "tokens_per_second"),
+        mfu=finite(facts, "mfu"),
+        step_ms=finite(facts, "step_ms"),
+        seconds=finite(facts, "seconds"),
+        peak_memory_mib=finite(facts, "peak_memory_mib"),
         params=_whole(facts, "params"),
-        ended=_number(facts, "ended"),
+        ended=finite(facts, "ended"),
         evidence=_evidence(record, result),
         log=f"{run_dir.name}/{run_dir.output_log.name}" if run_dir.output_log.exists() else "",
         log_tail=_log_tail(run_dir) if record.status is Status.FAILED else (),
@@ -150,19 +150,19 @@ def _points(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[Point, ...]:
     points = []
     offset = last = 0.0
     for line in lines:
-        elapsed = _number(line, "elapsed_s")
+        elapsed = finite(line, "elapsed_s")
         if elapsed is not None:
             offset += last if elapsed < last else 0.0
             last = elapsed
-        loss = _number(line, key)
+        loss = finite(line, key)
         if loss is not None:
             seconds = None if elapsed is None else offset + elapsed
-            points.append(Point(int(line["step"]), _number(line, "tokens"), seconds, loss))
+            points.append(Point(int(line["step"]), finite(line, "tokens"), seconds, loss))
     return tuple(points)
 
 
 def _median(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    values = [value for line in lines if (value := _number(line, key)) is not None]
+    values = [value for line in lines if (value := finite(line, key)) is not None]
     return statistics.median(values[1:] or values) if values else None
 
 
@@ -182,7 +182,7 @@ def _adjusted(run_dir: RunDir) -> tuple[str, ...]:
     return tuple(f"{c.get('field')} {c.get('from')} -> {c.get('to')}: {c.get('why')}" for c in changes)
 
 
-def _number(values: Mapping[str, Any], key: str) -> float | None:
+def finite(values: Mapping[str, Any], key: str) -> float | None:
     """Return a finite number, or None."""
     value = values.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -191,7 +191,7 @@ def _number(values: Mapping[str, Any], key: str) -> float | None:
 
 
 def _whole(values: Mapping[str, Any], key: str) -> int | None:
-    number = _number(values, key)
+    number = finite(values, key)
     return None if number is None else int(number)
 
 

@@ -18,25 +18,31 @@ TAIL_LINES = 6  # of a failed run's log
 BEST = "a loss is the mean over the validation sequences, in nats a token; best is written loss@step"
 
 
-def render_summary(numbers: MatrixNumbers, files: Sequence[str] = ()) -> str:
-    """Return the whole report. files: what was written beside it, named at the end."""
+def render_summary(
+    numbers: MatrixNumbers, files: Sequence[str] = (), sections: Sequence[tuple[str, Sequence[str]]] = ()
+) -> str:
+    """Return the whole report. files: what was written beside it, named at the end.
+
+    sections: of other kinds of numbers, a title and lines each; they stand between scaling and what went wrong.
+    """
     blocks = [
         _header(numbers),
-        _section("Runs", [*_runs(numbers), *_wrap(_footnote(numbers))]),
-        *(_section(_ranking_title(numbers, ranking), list(_ranking(ranking))) for ranking in numbers.rankings),
+        section("Runs", [*_runs(numbers), *wrap(_footnote(numbers))]),
+        *(section(_ranking_title(numbers, ranking), list(_ranking(ranking))) for ranking in numbers.rankings),
     ]
     if not numbers.rankings:
-        blocks.append(_section("Ranking", ["no finished run with a loss and known data: nothing to rank"]))
+        blocks.append(section("Ranking", ["no finished run with a loss and known data: nothing to rank"]))
     if numbers.scalings:
         blocks.append(
-            _section("Scaling: tokens a second, against the smallest count", list(_scalings(numbers.scalings)))
+            section("Scaling: tokens a second, against the smallest count", list(_scalings(numbers.scalings)))
         )
+    blocks += [section(title, lines) for title, lines in sections]
     if lost := [run for run in numbers.runs if run.status in (Status.FAILED, Status.STOPPED, Status.SKIPPED)]:
-        blocks.append(_section("Failed, stopped and skipped", [line for run in lost for line in _lost(run)]))
+        blocks.append(section("Failed, stopped and skipped", [line for run in lost for line in _lost(run)]))
     if numbers.warnings:
-        blocks.append(_section("Warnings", [line for text in numbers.warnings for line in _wrap(text, bullet="! ")]))
+        blocks.append(section("Warnings", [line for text in numbers.warnings for line in wrap(text, bullet="! ")]))
     if files:
-        blocks.append(_section("Files", [f"in {numbers.path.name}/", *_wrap("  ".join(files))]))
+        blocks.append(section("Files", [f"in {numbers.path.name}/", *wrap("  ".join(files))]))
     return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks) + "\n"
 
 
@@ -199,15 +205,15 @@ def _ranking(ranking: Ranking) -> Iterator[str]:
     rows = [_rank_row(1, ranking.groups[0], "the leader")]
     for place, (group, comparison) in enumerate(zip(ranking.groups[1:], ranking.comparisons, strict=True), start=2):
         rows.append(_rank_row(place, group, _beside(comparison)))
-    yield from _wrap(f"{ranking.evidence}.")
+    yield from wrap(f"{ranking.evidence}.")
     yield ""
     titles = ["   configuration", "mean", "+- 95 %", "sd", "seeds", "the leader beside it: loss lower by"]
     yield from table(titles, rows, left=(0, len(titles) - 1))
-    yield from _wrap("behind the leader: " + ", ".join(run.name for run in ranking.groups[0].counted))
+    yield from wrap("behind the leader: " + ", ".join(run.name for run in ranking.groups[0].counted))
     if method := _method(ranking):
-        yield from _wrap(method)
+        yield from wrap(method)
     for note in ranking.notes:
-        yield from _wrap(note, bullet="! ")
+        yield from wrap(note, bullet="! ")
 
 
 def _rank_row(place: int, group: GroupNumbers, beside: str) -> list[str]:
@@ -263,12 +269,12 @@ def _scalings(scalings: Sequence[Scaling]) -> Iterator[str]:
     yield from table(titles, rows, left=(0,))
     batches = [{row.global_batch for row in scaling.rows} for scaling in scalings]
     if any(len(sizes) > 1 for sizes in batches):
-        yield from _wrap("the global batch grows with the count: GLOBAL_BATCH=<n> holds it, and the losses compare")
+        yield from wrap("the global batch grows with the count: GLOBAL_BATCH=<n> holds it, and the losses compare")
 
 
 def _lost(run: RunNumbers) -> Iterator[str]:
     """Say why a run did not finish, where its log is, and how the log ends."""
-    yield from _wrap(f"{run.name}  {run.status}: {run.reason or 'no reason recorded'}{_progress(run)}")
+    yield from wrap(f"{run.name}  {run.status}: {run.reason or 'no reason recorded'}{_progress(run)}")
     if run.log:
         yield f"    log: {run.log}"
     for line in run.log_tail[-TAIL_LINES:]:
@@ -301,9 +307,10 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: Iterable[i
     return lines
 
 
-def _section(title: str, lines: Sequence[str]) -> list[str]:
+def section(title: str, lines: Sequence[str]) -> list[str]:
     return [title, "-" * len(title), *lines]
 
 
-def _wrap(text: str, bullet: str = "") -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=bullet, subsequent_indent="  ", break_on_hyphens=False)
+def wrap(text: str, bullet: str = "", width: int = WIDTH) -> list[str]:
+    """Return a text as lines of at most this width; those after the first are indented."""
+    return textwrap.wrap(text, width, initial_indent=bullet, subsequent_indent="  ", break_on_hyphens=False)

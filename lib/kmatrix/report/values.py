@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kmatrix.records import Status
+from kmatrix.report.gpu_values import GpuNumbers
 from kmatrix.stats import Interval, Verdict, Word, mean, mean_interval, sample_deviation
 
 SEED_AXIS = "seed"
@@ -42,6 +43,7 @@ class RunNumbers:
     mfu: 0 to 1.  peak_memory_mib: the greatest of the ranks.  device: "gpu" or "cpu".
     planned_tokens: those of the whole run.  warmup_share: warm-up steps / steps of the run.
     evidence: the file that the numbers come from, below the matrix; "" where there are none.
+    gpu: what was recorded of its GPUs, or of its ranks on the CPU.
     """
 
     name: str
@@ -82,6 +84,7 @@ class RunNumbers:
     log: str = ""
     log_tail: tuple[str, ...] = ()
     adjusted: tuple[str, ...] = ()
+    gpu: GpuNumbers | None = None
     val: tuple[Point, ...] = field(default=(), repr=False)
     train: tuple[Point, ...] = field(default=(), repr=False)
 
