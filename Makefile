@@ -45,6 +45,7 @@ bench: $(CORE) $(TRAIN) ## how long things take here (bench/*.py, without a peer
 	$(QUIET_MAKE) bench/config.py
 	$(QUIET_MAKE) bench/matrix.py
 	$(QUIET_MAKE) bench/launch.py
+	$(QUIET_MAKE) bench/recorder.py
 	$(QUIET_MAKE) bench/loader.py
 	$(QUIET_MAKE) bench/model_step.py
 
@@ -72,7 +73,7 @@ defconfig-%: $(CORE)
 	$(KMATRIX)
 
 ##@ Running (NAME=value overrides .config this time only; NAME=a,b makes an axis; GPUS=0,2 bounds the GPUs)
-.PHONY: test-matrix-dry-run test-matrix test_matrix train reproduce
+.PHONY: test-matrix-dry-run test-matrix test_matrix train reproduce gputop
 test-matrix-dry-run: $(CORE) ## list the runs, and what is cut and why
 	$(KMATRIX)
 test-matrix: $(CORE) $(TRAIN) ## run the matrix (test_matrix: the same)
@@ -82,6 +83,9 @@ test_matrix: $(CORE) $(TRAIN)
 train: $(CORE) $(TRAIN) ## run one configuration
 	$(KMATRIX)
 reproduce: $(CORE) $(TRAIN) ## run RUN=<run directory> again, from its own .config
+	$(KMATRIX)
+
+gputop: $(CORE) ## watch every GPU on one screen (RUN=<run directory>, SIMULATE=<number>)
 	$(KMATRIX)
 
 ##@ Results (TARGET=<matrix directory>; the newest by default)

@@ -21,6 +21,7 @@ class Config:
     """What the control side needs of one run's or one matrix's configuration.
 
     Directories are as written: relative ones start at the project's root.  run_timeout_s: 0 for none.
+    monitor_hz: samples a second, 0 for no recording.
     """
 
     results_dir: str
@@ -28,6 +29,7 @@ class Config:
     checkpoint_dir: str
     run_timeout_s: int
     graphs: bool
+    monitor_hz: int
 
 
 def read(symbols: Mapping[str, Any]) -> Config:
@@ -38,6 +40,7 @@ def read(symbols: Mapping[str, Any]) -> Config:
         checkpoint_dir=_need(symbols, "CHECKPOINT_DIR"),
         run_timeout_s=_need(symbols, "RUN_TIMEOUT"),
         graphs=_need(symbols, "AUTO_GENERATE_GRAPHS"),
+        monitor_hz=_need(symbols, "GPU_MONITOR_HZ") if _need(symbols, "GPU_MONITOR") else 0,
     )
 
 

@@ -100,6 +100,8 @@ def test_quickstart_gives_a_real_comparison_from_nothing(fresh_clone):
     summary = (matrix / "summary_report.txt").read_text()
     assert summary.strip() in done.stdout
     assert "the order is not evidence" in summary
+    assert "CPU ranks" in summary
+    assert "Balance: CV = " in summary
     for name in ("loss_vs_steps", "loss_vs_tokens", "loss_vs_time", "final_loss_by_run", "throughput_by_run"):
         whole_picture(matrix / "graphs" / f"{name}.png")
     assert not (fresh_clone.root / ".config").exists()

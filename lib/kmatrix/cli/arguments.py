@@ -76,16 +76,23 @@ COMMANDS = {
     "quickstart": Command(
         "kmatrix.cli.run:quickstart",
         "compare two optimizers on the CPU, from nothing",
-        frozenset({"YES"}),
+        frozenset({"SIMULATE", "YES"}),
         assigns=True,
     ),
     "test-matrix-dry-run": Command(
         "kmatrix.cli.run:dry_run", "list the runs and what is cut", frozenset({"GPUS"}), assigns=True
     ),
-    "test-matrix": Command("kmatrix.cli.run:test_matrix", "run the matrix", frozenset({"GPUS", "YES"}), assigns=True),
-    "train": Command("kmatrix.cli.run:train", "run one configuration", frozenset({"GPUS", "YES"}), assigns=True),
+    "test-matrix": Command(
+        "kmatrix.cli.run:test_matrix", "run the matrix", frozenset({"GPUS", "SIMULATE", "YES"}), assigns=True
+    ),
+    "train": Command(
+        "kmatrix.cli.run:train", "run one configuration", frozenset({"GPUS", "SIMULATE", "YES"}), assigns=True
+    ),
     "reproduce": Command(
         "kmatrix.cli.run:reproduce", "run RUN=<run directory> again", frozenset({"GPUS", "YES", "RUN"})
+    ),
+    "gputop": Command(
+        "kmatrix.cli.monitor:gputop", "watch every GPU on one screen", frozenset({"GPUS", "RUN", "SIMULATE"})
     ),
     "summary": Command(
         "kmatrix.cli.results:summary", "write and print the summary", frozenset({"TARGET", "RESULTS_DIR"})

@@ -8,11 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from kmatrix.cli.arguments import Arguments
+from kmatrix.cli.monitor import simulation
 from kmatrix.cli.planning import Plan, make_plan
 from kmatrix.cli.session import ROOT, open_tree, overrides, shown
 from kmatrix.config import RunConfig
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.launch.create import Creation, RunText, check_place, create
+from kmatrix.launch.monitor import Monitor
 from kmatrix.launch.prepare import prepare_data
 from kmatrix.matrix import Run, settle
 from kmatrix.plan import forecast, warnings
@@ -85,7 +87,7 @@ def _run_matrix(arguments: Arguments, plan: Plan) -> int:
         print(f"warning: {text}")
     matrix, plans = create(_creation(arguments, plan, configs, skipped))
     print(f"{_several(len(plans), 'run')} in {shown(matrix.path)}" + (f", {len(skipped)} skipped" if skipped else ""))
-    engine = LocalEngine(python=Path(sys.executable), root=ROOT)
+    engine = LocalEngine(Path(sys.executable), ROOT, monitor=_monitor(arguments, plan))
     with ProgressDisplay() as show:
         outcome = drive(matrix, plans, engine, skipped=skipped, show=show)
     from kmatrix.cli.results import report
@@ -115,6 +117,22 @@ def _creation(arguments: Arguments, plan: Plan, configs: dict[str, RunConfig], s
         config_text=plan.path.read_text(encoding="utf-8"),
         command=" ".join(["kmatrix", arguments.target, *arguments.all_words]),
         overrides=tuple(arguments.words),
+    )
+
+
+def _monitor(arguments: Arguments, plan: Plan) -> Monitor | None:
+    """Return how the runs are recorded; SIMULATE=n puts n simulated GPUs into the recording."""
+    simulated = arguments.get("SIMULATE")
+    if not plan.config.monitor_hz:
+        if simulated:
+            raise ConfigError("SIMULATE= needs GPU_MONITOR=y", why="only the recording is simulated")
+        return None
+    return Monitor(
+        python=Path(sys.executable),
+        root=ROOT,
+        hz=plan.config.monitor_hz,
+        simulated=bool(simulated),
+        environment=simulation(simulated) if simulated else {},
     )
 
 

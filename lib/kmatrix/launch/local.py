@@ -12,10 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from subprocess import Popen
 
 from kmatrix.errors import KmatrixError
 from kmatrix.launch.engine import GRACE_S, JobState, Phase, RunPlan
 from kmatrix.launch.lock import try_lock
+from kmatrix.launch.monitor import Monitor, end
 from kmatrix.launch.process import Tree, start
 from kmatrix.records import read_json
 
@@ -34,6 +36,7 @@ class _Job:
     plan: RunPlan
     state: JobState = field(default_factory=lambda: JobState(phase=Phase.PENDING))
     tree: Tree | None = None
+    recorder: Popen[bytes] | None = None
     begun: float = 0.0  # monotonic seconds
     killed_by: float | None = None  # monotonic seconds
     waits_since: float | None = None  # monotonic seconds, for an earlier attempt
@@ -44,7 +47,7 @@ class LocalEngine:
 
     python: the interpreter that has torch.  root: the project's.  torchrun: the launcher's command line,
     `python -m torch.distributed.run` unless given.  width: runs at a time.  grace_s: how long a run
-    that is stopped may take to save, in seconds.
+    that is stopped may take to save, in seconds.  monitor: how runs are recorded, None for not at all.
     """
 
     def __init__(
@@ -55,8 +58,10 @@ class LocalEngine:
         *,
         width: int = 1,
         grace_s: float = GRACE_S,
+        monitor: Monitor | None = None,
     ) -> None:
         self._python, self._root, self._width, self._grace_s = python, root, width, grace_s
+        self._monitor = monitor
         self._torchrun = torchrun or (str(python), "-m", "torch.distributed.run")
         self._jobs: dict[str, _Job] = {}
 
@@ -150,6 +155,8 @@ class LocalEngine:
                 os.close(lock)  # the guard has it now
         job.begun = time.monotonic()
         job.state = JobState(phase=Phase.RUNNING, pid=job.tree.pid, started=begun, log_start=before)
+        if self._monitor is not None:
+            job.recorder = self._monitor.start(plan, job.tree.pid)
 
     def _wait_for_earlier(self, job: _Job) -> None:
         now = time.monotonic()
@@ -183,6 +190,7 @@ class LocalEngine:
 
     def _end(self, job: _Job, code: int) -> None:
         job.state = replace(job.state, phase=Phase.ENDED, ended=time.time(), exit_code=code)
+        end(job.recorder)
 
     def _argv(self, run: RunPlan) -> list[str]:
         ranks = ["--standalone", f"--nproc-per-node={run.ranks}"]
