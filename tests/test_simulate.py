@@ -290,7 +290,7 @@ def seconds():
 answer(min(seconds() for _ in range(20)))
 """
     assert ask("", script) < 0.001
-    assert 0.003 <= ask("call_us 3000\n", script) < 0.02
+    assert ask("call_us 3000\n", script) >= 0.003
 
 
 # ---- what goes wrong with GPUs
