@@ -14,6 +14,7 @@ from factories import ROOT, environment, make_run, train_command
 
 from gpt2 import checkpoint
 from kmatrix.records import merged_metrics, read_json, read_jsonl
+from kmatrix.report.stragglers import read_ranks
 
 FAULTS = (str(Path(__file__).with_name("trainer_faults.py")),)
 
@@ -193,3 +194,16 @@ def test_a_rank_that_computes_longer_is_seen_although_all_steps_take_the_same_ti
     for quick, late in zip(fast, slow, strict=True):
         assert late["compute_ms"] > quick["compute_ms"] + 30
         assert quick["step_ms"] == pytest.approx(late["step_ms"], rel=0.3)
+
+
+@pytest.mark.slow
+def test_a_straggler_among_four_ranks_is_named_with_its_share_of_time(tmp_path):
+    """All four step in time, and three of them wait for one."""
+    run_dir = make_run(tmp_path, num_gpus=4, batch_size=1, max_iters=13, log_interval=4, eval_interval=100)
+    output = end_of(start(run_dir, fault="slow:2:0"), timeout=180)
+    assert read_json(run_dir.result)["status"] == "finished", output
+    ranks = read_ranks(run_dir)
+    assert ranks is not None
+    assert (ranks.slowest, ranks.slowest_share) == (2, 1.0)
+    assert ranks.efficiency < 0.8
+    assert ranks.waiting > 0.2
