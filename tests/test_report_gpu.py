@@ -490,6 +490,18 @@ def test_all_results_hold_memory_and_energy_of_the_run(tmp_path):
     assert [rows["gpt2_sgd_1gpu"][key] for key in keys] == [None] * 4
 
 
+def test_what_the_trainer_does_not_know_does_not_hide_what_was_recorded(tmp_path):
+    matrix = matrix_of_all_kinds(tmp_path)
+    metrics = matrix.run("gpt2_adamw_4gpu").training_metrics
+    known = json.loads(metrics.read_text()) if metrics.exists() else {}
+    metrics.write_text(json.dumps({**known, "joules": None, "joules_per_token": None}))
+    write_summary(matrix)
+    rows = {row["test_id"]: row for row in json.loads(matrix.all_results.read_text())}
+    assert rows["gpt2_adamw_4gpu"]["joules"] == 36_000.0
+    assert rows["gpt2_adamw_4gpu"]["gpu_simulated"] is False
+    assert rows["gpt2_sgd_1gpu"]["gpu_simulated"] is None
+
+
 @given(st.integers(1, 64), st.text("abc_0123456789", min_size=1, max_size=150))
 def test_no_line_of_the_sections_is_wider_than_a_mail(devices, name):
     run = gpu_run(name=name, gpu=numbers_of([12_800.0 + i for i in range(devices)], notes=("a note " * 30,)))

@@ -77,7 +77,7 @@ def test_recording_is_switched_by_its_symbol_and_changes_no_id(clone, tmp_path):
         run = only(folder.glob("*/gpt2_*"))
         ids[choice] = (load(run / "result.json")["run_id"], load(run / "result.json")["final_val_loss"])
         assert bool(list(run.glob("gpu_*"))) == (choice == "y")
-        assert ("CPU ranks" in (run.parent / "summary_report.txt").read_text()) == (choice == "y")
+        assert ("Balance: CV = " in (run.parent / "summary_report.txt").read_text()) == (choice == "y")
     assert ids["y"] == ids["n"]
 
 

@@ -72,6 +72,7 @@ def original(matrix: MatrixDir, run: RunNumbers) -> dict[str, Any]:
         "joules_per_token": gpu.joules_per_token if gpu else None,
         "gpu_memory_mean": gpu.total_mean if gpu else None,
         "gpu_memory_max": gpu.total_high if gpu else None,
+        "gpu_simulated": gpu.simulated if gpu else None,
         "world_size": run.world_size,
         "global_batch": run.global_batch,
         "seed": run.seed,
@@ -90,7 +91,9 @@ def original(matrix: MatrixDir, run: RunNumbers) -> dict[str, Any]:
         "axes": dict(run.axes),
     }
     failure = {"error": run.reason or "no reason recorded"} if run.status is Status.FAILED else {}
-    return {**ours, **_loose_object(matrix.run(run.name).training_metrics), **identity, **failure}
+    own = _loose_object(matrix.run(run.name).training_metrics)
+    known = {key: value for key, value in own.items() if value is not None or key not in ours}
+    return {**ours, **known, **identity, **failure}
 
 
 def clean(value: Any) -> Any:
