@@ -85,9 +85,9 @@ def _run_matrix(arguments: Arguments, plan: Plan) -> int:
     skipped = _skipped(plan, configs)
     for text in dict.fromkeys(text for config in configs.values() for text in warnings(config.fields)):
         print(f"warning: {text}")
+    engine = LocalEngine(Path(sys.executable), ROOT, monitor=_monitor(arguments, plan))
     matrix, plans = create(_creation(arguments, plan, configs, skipped))
     print(f"{_several(len(plans), 'run')} in {shown(matrix.path)}" + (f", {len(skipped)} skipped" if skipped else ""))
-    engine = LocalEngine(Path(sys.executable), ROOT, monitor=_monitor(arguments, plan))
     with ProgressDisplay() as show:
         outcome = drive(matrix, plans, engine, skipped=skipped, show=show)
     from kmatrix.cli.results import report
