@@ -75,7 +75,7 @@ def test_every_value_of_a_choice_is_known_to_the_trainer():
 
 
 def test_every_field_is_read_by_the_trainer_or_resolved_for_it():
-    trainer = [path for path in (ROOT / "gpt2").glob("*.py") if path.name != "config.py"]
+    trainer = [path for path in (ROOT / "gpt2").rglob("*.py") if path.name != "config.py"]
     read = attributes([*trainer, ROOT / "lib" / "kmatrix" / "config.py"])
     own = re.findall(r"self\.(\w+)", (ROOT / "gpt2" / "config.py").read_text(encoding="utf-8"))
 

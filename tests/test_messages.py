@@ -10,7 +10,7 @@ from pages import DOCS, INLINE, ROOT, prose, target_exists, text
 
 from kmatrix import errors
 
-SOURCES = sorted([*(ROOT / "lib").rglob("*.py"), *(ROOT / "gpt2").glob("*.py")])
+SOURCES = sorted([*(ROOT / "lib").rglob("*.py"), *(ROOT / "gpt2").rglob("*.py")])
 ERRORS = {name for name in dir(errors) if name.endswith("Error")}
 SHORTEST_WORDS = 7  # letters of a text that can be found again
 VALUES = re.compile(  # what is put into a message, as the examples of the page have it

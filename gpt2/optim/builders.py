@@ -5,53 +5,18 @@ An optimizer of your own is one function here, one line in BUILDERS and one Kcon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from gpt2.optim.groups import block_matrices, decay_groups
+from gpt2.optim.optimizers import Optimizers
 from kmatrix.errors import ConfigError
 
 # A config is any object with the fields of gpt2.config.TrainConfig that its optimizer reads.
 Builder = Callable[[Any, nn.Module], list[torch.optim.Optimizer]]
-
-
-class Optimizers:
-    """One or more torch optimizers that step as one, each group at a share of its own peak learning rate.
-
-    The rates that the optimizers have when this is made are the peaks.
-    """
-
-    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
-        self.optimizers = optimizers
-        self._peaks = [[float(group["lr"]) for group in optimizer.param_groups] for optimizer in optimizers]
-
-    def step(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.step()
-
-    def zero_grad(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-
-    def set_scale(self, scale: float) -> None:
-        """Set each group's learning rate to `scale` times its peak."""
-        for optimizer, peaks in zip(self.optimizers, self._peaks, strict=True):
-            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                group["lr"] = peak * scale
-
-    @property
-    def lr(self) -> float:
-        """The present learning rate of the first group."""
-        return float(self.optimizers[0].param_groups[0]["lr"])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
 
 
 def build(config: Any, model: nn.Module) -> Optimizers:
@@ -61,23 +26,9 @@ def build(config: Any, model: nn.Module) -> Optimizers:
         raise ConfigError(
             f"optimizer {config.optimizer!r} is not known",
             why=f"known are {', '.join(sorted(BUILDERS))}",
-            fix="choose one of them, or add a builder to BUILDERS in gpt2/optim.py (docs/optimizers.md)",
+            fix="choose one of them, or add a builder to BUILDERS in gpt2/optim/builders.py (docs/optimizers.md)",
         )
     return Optimizers(*builder(config, model))
-
-
-def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Return parameter groups: matrices decay, biases and gains do not. A group without parameters is left out."""
-    taken = list(parameters)
-    matrices = [parameter for parameter in taken if parameter.ndim >= 2]
-    rest = [parameter for parameter in taken if parameter.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
-
-
-def block_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Return the matrices inside the transformer blocks, whatever wraps the model (DDP, torch.compile)."""
-    return [parameter for name, parameter in model.named_parameters() if parameter.ndim == 2 and "h" in name.split(".")]
 
 
 def sgd(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:

@@ -1,0 +1,56 @@
+"""One or more torch optimizers that step as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class Optimizers:
+    """One or more torch optimizers that step as one, each group at a share of its own peak learning rate.
+
+    The rates that the optimizers have when this is made are the peaks.
+    """
+
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        self.optimizers = optimizers
+        self._peaks = [[float(group["lr"]) for group in optimizer.param_groups] for optimizer in optimizers]
+
+    def step(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def zero_grad(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def set_scale(self, scale: float) -> None:
+        """Set each group's learning rate to `scale` times its peak."""
+        for optimizer, peaks in zip(self.optimizers, self._peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * scale
+
+    @property
+    def lr(self) -> float:
+        """The present learning rate of the first group."""
+        return float(self.optimizers[0].param_groups[0]["lr"])
+
+    @property
+    def averages(self) -> bool:
+        """Whether the weights that are to be judged differ from those that are trained."""
+        return False
+
+    @contextmanager
+    def judged(self) -> Iterator[None]:
+        """Inside, the model has the weights that are to be judged; afterwards its training weights, bit for bit."""
+        yield
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
