@@ -89,6 +89,8 @@ class TrainConfig:
     dtype: str
     tf32: bool
     flash_attention: bool
+    recompute: bool
+    loss_chunk: int
     compile: bool
     cpu_threads: int
     peak_tflops: float | None

@@ -11,14 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
+from gpt2.cache import Cache, Layer
+from gpt2.loss import CHUNK_ROWS, chunked_cross_entropy, padding_bias
 from kmatrix.shapes import ModelShape, padded
 
 # How attention is computed on the CPU: docs/decisions/0003-attention-and-precision-on-the-cpu.md has the measurements.
 CPU_MATMUL_MAX_TOKENS = 512  # at longer contexts SDPA is as fast and keeps no probabilities
 ROWS = 256  # query rows that plain attention takes at once; keys after the last of them are never multiplied
 CPU_CHUNK_MAX_WIDTH, CPU_CHUNK_MIN_VOCAB = 128, 32768  # where the head in chunks of rows wins on the CPU
-CHUNK_ROWS = 128  # 128 x 50304 logits are 26 MB: below the 32 MB above which malloc gives memory back at once
 
 
 def configure_precision(device: str, dtype: str, *, tf32: bool) -> str:
@@ -98,12 +100,14 @@ class Attention(nn.Module):
         self.c_attn = Linear(shape.n_embd, 3 * shape.n_embd, bias=shape.bias)
         self.c_proj = Linear(shape.n_embd, shape.n_embd, bias=shape.bias)
 
-    def forward(self, x: Tensor, path: str, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, path: str, mask: Tensor, past: Layer | None = None) -> Tensor:
         b, t, e = x.shape
         qkv = self.c_attn(x).view(b, t, 3, self.n_head, e // self.n_head)
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))  # each (B, H, T, D)
         dropout = self.dropout if self.training else 0.0
-        if path == "sdpa":
+        if past:
+            y = functional.scaled_dot_product_attention(q, *past.extend(k, v), attn_mask=past.mask)
+        elif path == "sdpa":
             y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
         else:
             y = plain_attention(q, k, v, mask, dropout)
@@ -172,8 +176,8 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(shape.n_embd, eps=1e-5, bias=shape.bias)
         self.mlp = Mlp(shape, dropout)
 
-    def forward(self, x: Tensor, path: str, mask: Tensor) -> Tensor:
-        x = x + self.attn(self.ln_1(x), path, mask)  # (B, T, E)
+    def forward(self, x: Tensor, path: str, mask: Tensor, past: Layer | None = None) -> Tensor:
+        x = x + self.attn(self.ln_1(x), path, mask, past)  # (B, T, E)
         added: Tensor = self.mlp(self.ln_2(x))
         return x + added
 
@@ -184,6 +188,8 @@ class GPT(nn.Module):
     dropout: a probability.  vocab_multiple: the vocabulary is padded to a multiple of this; the added tokens have
     probability 0, so losses are those of the unpadded model.  flash: use fused attention where it is faster.
     seed: decides the initial weights, alone: the same on every device and for every vocab_multiple.
+    recompute: keep the input of each block alone, and compute the block again on the way back.
+    loss_chunk: rows whose logits exist at the same time; 0: all, but for narrow models on the CPU.
     """
 
     causal_mask: Tensor
@@ -197,9 +203,12 @@ class GPT(nn.Module):
         vocab_multiple: int = 1,
         flash: bool = True,
         seed: int = 1337,
+        recompute: bool = False,
+        loss_chunk: int = 0,
     ) -> None:
         super().__init__()
         self.shape, self.dropout, self.flash = shape, dropout, flash
+        self.recompute, self.loss_chunk = recompute, loss_chunk
         rows = padded(shape.vocab_size, vocab_multiple)
         self.wte = Embedding(rows, shape.n_embd)
         self.wpe = Embedding(shape.block_size, shape.n_embd)
@@ -223,14 +232,31 @@ class GPT(nn.Module):
         idx, targets: tokens, (B, T), T at most the block size.  logits: (B, T, V), V without padding.
         """
         x = self._stream(idx)  # (B, T, E)
-        head = self.wte.weight if self.lm_head is None else self.lm_head.weight  # (V padded, E)
         if targets is None:
-            return functional.linear(x, head)[..., : self.shape.vocab_size], None
+            return functional.linear(x, self.head)[..., : self.shape.vocab_size], None
         rows, labels = x.view(-1, x.shape[-1]), targets.reshape(-1)
-        if self._in_chunks(x):
-            return None, chunked_cross_entropy(rows, head, self.padding_bias, labels)
-        logits = functional.linear(rows, head, self.padding_bias)  # (B T, V padded)
+        if chunk := self._chunk_rows(x):
+            return None, chunked_cross_entropy(rows, self.head, self.padding_bias, labels, chunk)
+        logits = functional.linear(rows, self.head, self.padding_bias)  # (B T, V padded)
         return None, functional.cross_entropy(logits.float(), labels)
+
+    @torch.no_grad()
+    def extend(self, idx: Tensor, cache: Cache, first: int = 0) -> Tensor:
+        """Return the logits after the last of new tokens (B, Q) of the cache's rows first..first + B: (B, V).
+
+        The model must be in evaluation mode. Raises ValueError where a row gets longer than the context.
+        """
+        layers = cache.turn(first, *idx.shape)
+        x = self.wte(idx) + self.wpe(layers[0].positions)  # (B, Q, E)
+        for block, past in zip(self.h, layers, strict=True):
+            x = block(x, "sdpa", self.causal_mask, past)
+        logits: Tensor = functional.linear(self.ln_f(x[:, -1]), self.head)
+        return logits[:, : self.shape.vocab_size].float()
+
+    @property
+    def head(self) -> Tensor:
+        """The weights of the output layer: (V padded, E)."""
+        return self.wte.weight if self.lm_head is None else self.lm_head.weight
 
     def _stream(self, idx: Tensor) -> Tensor:
         """Return the residual stream after the last layer norm: (B, T, E)."""
@@ -244,15 +270,18 @@ class GPT(nn.Module):
         path = attention_path(device, dtype, t, fused)
         x = self.wte(idx) + self.wpe.weight[:t]  # (B, T, E)
         x = functional.dropout(x, self.dropout) if dropping else x
+        recompute = self.recompute and self.training and torch.is_grad_enabled()
         for block in self.h:
-            x = block(x, path, self.causal_mask)
+            arguments = (x, path, self.causal_mask)
+            x = checkpoint(block, *arguments, use_reentrant=False) if recompute else block(*arguments)
         normed: Tensor = self.ln_f(x)
         return normed
 
-    def _in_chunks(self, x: Tensor) -> bool:
-        """Return whether the head goes in chunks of rows: in training on a CPU, many tokens, a narrow model."""
+    def _chunk_rows(self, x: Tensor) -> int:
+        """Return how many rows have logits at once, 0 for all: as asked, or where chunks are faster on a CPU."""
         narrow = x.shape[-1] <= CPU_CHUNK_MAX_WIDTH and self.shape.vocab_size >= CPU_CHUNK_MIN_VOCAB
-        return narrow and x.device.type == "cpu" and torch.is_grad_enabled()
+        faster = narrow and x.device.type == "cpu" and torch.is_grad_enabled()
+        return self.loss_chunk or (CHUNK_ROWS if faster else 0)
 
     @torch.no_grad()
     def _draw_weights(self, generator: torch.Generator) -> None:
@@ -268,52 +297,6 @@ class GPT(nn.Module):
             elif parameter.ndim == 2:
                 deviation = residual if name.endswith("c_proj.weight") else 0.02
                 parameter.normal_(0.0, deviation, generator=generator)
-
-
-def padding_bias(vocab_size: int, rows: int) -> Tensor | None:
-    """Return what is added to the logits: 0 for tokens, minus infinity for padding; None without padding."""
-    if rows == vocab_size:
-        return None
-    return torch.cat([torch.zeros(vocab_size), torch.full((rows - vocab_size,), -math.inf)])
-
-
-class ChunkedCrossEntropy(torch.autograd.Function):
-    """The output layer and its cross-entropy, some rows at a time: the logits of all tokens never exist at once.
-
-    The gradients are made on the way forward, while a chunk of logits is still in the cache; the way back scales them.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, head: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
-        """Return the mean loss; products are in the type of `x`, (N, E), sums and `head`'s gradient in 32 bits."""
-        w, added = head.to(x.dtype), None if bias is None else bias.to(x.dtype)
-        dx, dw = torch.empty_like(x), torch.zeros_like(head)
-        total = torch.zeros((), device=x.device)
-        for start in range(0, len(x), CHUNK_ROWS):
-            rows = x[start : start + CHUNK_ROWS]
-            label = labels[start : start + CHUNK_ROWS, None]
-            log_probs = functional.log_softmax(functional.linear(rows, w, added).float(), dim=-1)  # (rows, V padded)
-            total -= log_probs.gather(1, label).sum()
-            d = log_probs.exp_().scatter_add_(1, label, -torch.ones_like(label, dtype=torch.float32))
-            d = d.div_(len(x)).to(x.dtype)  # gradient of the logits
-            torch.mm(d, w, out=dx[start : start + CHUNK_ROWS])
-            dw += d.t() @ rows
-        ctx.save_for_backward(dx, dw)
-        return total / len(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        dx, dw = ctx.saved_tensors
-        return dx * grads[0], dw * grads[0], None, None
-
-
-def chunked_cross_entropy(x: Tensor, head: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
-    """Return the mean cross-entropy of softmax(x head' + bias) for x (N, E), head (V, E), labels (N,) in 0..V-1."""
-    if torch.is_autocast_enabled("cpu"):
-        x = x.to(torch.get_autocast_dtype("cpu"))
-    with torch.autocast("cpu", enabled=False):
-        loss: Tensor = ChunkedCrossEntropy.apply(x, head, bias, labels)  # type: ignore[no-untyped-call]
-    return loss
 
 
 # CONFIG_GPT2_ARCH_X is the entry x; docs/models.md tells how to add one.

@@ -223,6 +223,8 @@ def build_model(config: TrainConfig) -> GPT:
         vocab_multiple=config.vocab_multiple,
         flash=config.flash_attention,
         seed=config.seed,
+        recompute=config.recompute,
+        loss_chunk=config.loss_chunk,
     )
 
 

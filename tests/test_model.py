@@ -261,13 +261,11 @@ def test_bfloat16_is_near_32_bits_and_its_loss_is_a_32_bit_number(path):
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("multiple", [1, 64])
-def test_the_head_in_chunks_gives_the_loss_and_gradients_of_the_whole_one(monkeypatch, dtype, multiple):
-    monkeypatch.setattr(gpt2.model, "CHUNK_ROWS", 7)  # 72 rows: ten chunks and a rest
+def test_the_head_in_chunks_gives_the_loss_and_gradients_of_the_whole_one(dtype, multiple):
     idx, targets = tokens()
     results = []
-    for in_chunks in (False, True):
-        model = strong(GPT(SHAPE, vocab_multiple=multiple))
-        monkeypatch.setattr(model, "_in_chunks", lambda x, answer=in_chunks: answer)
+    for rows in (0, 7):  # 72 rows: ten chunks and a rest
+        model = strong(GPT(SHAPE, vocab_multiple=multiple, loss_chunk=rows))
         with autocast("cpu", dtype):
             loss = model(idx, targets)[1]
         (0.25 * loss).backward()
