@@ -210,6 +210,13 @@ def test_the_energy_counter_is_the_exact_integral_of_the_scripted_power(ask, gpu
     assert got == pytest.approx([joules(steps, until) * 1000 for steps in gpus], abs=1)
 
 
+def test_a_range_is_spread_evenly_over_the_gpus_that_a_line_names(ask):
+    read = "answer([n.nvmlDeviceGetUtilizationRates(g).gpu for g in gpus])"
+    assert ask("freeze 0\ngpus 5\n0 * util 90..50\n", read) == [90, 80, 70, 60, 50]
+    assert ask("freeze 0\ngpus 5\n0 * util 99\n0 4,0,2 util 10..20\n", read) == [15, 99, 20, 99, 10]
+    assert ask("freeze 0\ngpus 1\n0 * util 90..50\n", read) == [90]
+
+
 def test_a_loop_repeats_the_power_and_the_counter_goes_on(ask):
     scenario = "freeze 25\nloop 10\n0 0 power 100\n4 0 power 300\n"
     energy, power = ask(scenario, f"answer([fields(gpus[0], {ENERGY})[0][1], n.nvmlDeviceGetPowerUsage(gpus[0])])")
@@ -433,7 +440,7 @@ def test_nvitop_pynvml_and_our_own_reader_agree_on_a_frozen_scenario(ask):
 
 
 @pytest.mark.parametrize("at", [1, 5.5, 29.9, 47, 61])
-@pytest.mark.parametrize("name", ["calm", "straggler"])
+@pytest.mark.parametrize("name", ["calm", "straggler", "varied"])
 @pytest.mark.usefixtures("nvitop")
 def test_the_witnesses_agree_on_each_scenario_for_demonstrations(ask, name, at):
     seen = ask(f"freeze {at}\n{(SCENARIOS / f'{name}.scn').read_text()}", WITNESSES)
@@ -473,6 +480,9 @@ MISTAKES = [
     ("5 0 all 3\n", "x.scn:1:", "all has no value of its own"),
     ("5 0 instant 3\n", "x.scn:1:", "instant has no value of its own"),
     ("5 0 temp !hot\n", "x.scn:1:", "!hot is no error of the driver"),
+    ("5 0 util 3..\n", "x.scn:1:", " is no number"),
+    ("5 0 util 3..200\n", "x.scn:1:", "200 is not a number from 0 to 100"),
+    ("5 0 all !lost..ok\n", "x.scn:1:", "is no range of values"),
     ("5 0 throttle heat\n", "x.scn:1:", "heat is no reason"),
     ("gpus 2\n5 2 util 3\n", "x.scn:2:", "there is no GPU 2: there are 2"),
     ("gpus 65\n", "x.scn:1:", "65 is not a whole number from 0 to 64"),

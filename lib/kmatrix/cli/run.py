@@ -121,7 +121,7 @@ def _creation(arguments: Arguments, plan: Plan, configs: dict[str, RunConfig], s
 
 
 def _monitor(arguments: Arguments, plan: Plan) -> Monitor | None:
-    """Return how the runs are recorded; SIMULATE=n puts n simulated GPUs into the recording."""
+    """Return how the runs are recorded; SIMULATE=<number or scenario> puts simulated GPUs into the recording."""
     simulated = arguments.get("SIMULATE")
     if not plan.config.monitor_hz:
         if simulated:

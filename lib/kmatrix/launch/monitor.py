@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,8 @@ class Monitor:
     def start(self, run: RunPlan, pid: int) -> subprocess.Popen[bytes] | None:
         """Start the recorder; None where it cannot be started, which the run's log says."""
         environment = {**os.environ, **self.environment}
+        if self.simulated:  # each run sees the scenario from its second 0
+            environment["KMATRIX_SIMULATE_EPOCH"] = repr(time.time())
         environment["PYTHONPATH"] = os.pathsep.join([str(self.root / "lib"), environment.get("PYTHONPATH", "")])
         try:
             with run.dir.output_log.open("ab") as log:

@@ -21,7 +21,7 @@ from kmatrix.gpu.simulate import stubs
 from kmatrix.gpu.simulate.scenario import Scenario, parse
 
 HERE = Path(__file__).parent
-SCENARIOS = HERE / "scenarios"  # for demonstrations: calm, lost, straggler
+SCENARIOS = HERE / "scenarios"  # for demonstrations: calm, lost, straggler, varied
 LIBRARY = "libnvidia-ml.so.1"
 SOURCES = ("nvml.c", "lists.c", "play.c", "table.c")
 FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-fPIC", "-shared", "-fvisibility=hidden")

@@ -6,7 +6,7 @@ The language is described in docs/simulated-gpus.md. Every mistake is refused wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -87,7 +87,7 @@ class _Reader:
         self._texts: dict[str, str] = {}
         self._periods: dict[str, float] = {}
         self._events: list[Event] = []
-        self._everywhere: list[Callable[[int], Event]] = []  # `*`: known only once the number of GPUs is
+        self._everywhere: list[Callable[[int, float], Event]] = []  # `*`: known only once the number of GPUs is
         self._lines: dict[str, int] = {}  # of each setting
 
     def read(self, number: int, words: list[str]) -> None:
@@ -106,7 +106,7 @@ class _Reader:
         count = gpus if gpus is not None else self._gpus if self._gpus is not None else named
         if not 0 <= count <= MOST_GPUS:
             raise ConfigError(f"{count} simulated GPUs", why=f"there can be 0 to {MOST_GPUS}", fix="ask for fewer")
-        events = [*self._events, *(make(gpu) for make in self._everywhere for gpu in range(count))]
+        events = [*self._events, *(event for make in self._everywhere for event in _each(make, range(count)))]
         events.sort(key=lambda event: (event.time, event.line))
         loop = self._settings.get("loop", 0.0)
         for event in events:
@@ -172,17 +172,22 @@ class _Reader:
         if len(rest) != (2 if name == "process" else 1):
             form = "process PID MIB" if name == "process" else f"{name} VALUE"
             self._refuse(f"{name} takes {'two values' if name == 'process' else 'one value'}", f"write `T GPU {form}`")
-        value, code, pid = self._change(name, rest)
+        first, dots, last = rest[-1].partition("..")
+        value, code, pid = self._change(name, [*rest[:-1], first])
+        end = self._change(name, [*rest[:-1], last])[0] if dots else value
+        if dots and (value is None or end is None):
+            self._refuse(f"{rest[-1]} is no range of values", "write `A..B`, two numbers")
         line = self._line
 
-        def make(gpu: int) -> Event:
-            return Event(line=line, time=time, gpu=gpu, field=name, value=value, code=code, pid=pid)
+        def make(gpu: int, place: float) -> Event:
+            here = value if value is None or end is None else value + (end - value) * place
+            return Event(line=line, time=time, gpu=gpu, field=name, value=here, code=code, pid=pid)
 
         if words[1] == "*":
             self._everywhere.append(make)
             return
         limit = Range(0, MOST_GPUS - 1, whole=True)
-        self._events += [make(int(self._number(index, limit))) for index in words[1].split(",")]
+        self._events += _each(make, [int(self._number(index, limit)) for index in words[1].split(",")])
 
     def _change(self, name: str, words: list[str]) -> tuple[float | None, int, int]:
         """Return value, error code and pid of the words behind a field."""
@@ -236,6 +241,11 @@ class _Reader:
         where = self._line if line is None else line
         text = f" {' '.join(self._words)!r}" if line is None else ""
         raise ConfigError(f"{self._path}:{where}:{text} cannot be simulated", why=why, fix=fix)
+
+
+def _each(make: Callable[[int, float], Event], gpus: Sequence[int]) -> list[Event]:
+    """Return the event of each of these GPUs. The place of one among them is 0 for the first and 1 for the last."""
+    return [make(gpu, place / max(1, len(gpus) - 1)) for place, gpu in enumerate(gpus)]
 
 
 def _device(gpu: int, events: Iterable[Event]) -> list[str]:
