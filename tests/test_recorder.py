@@ -1,7 +1,6 @@
 """The recorder as a process of its own, on simulated GPUs and on the ranks of a run on the CPU."""
 
 import contextlib
-import csv
 import json
 import math
 import os
@@ -355,13 +354,6 @@ def test_after_a_kill_everything_up_to_the_last_sample_reads_back_and_the_next_a
 
 
 @pytest.mark.slow
-def test_fifty_kills_lose_nothing(start, run_dir):
-    chance = random.Random(7)
-    counts = [kill_and_check(start, run_dir, wait=chance.uniform(0, 0.3)) for _ in range(50)]
-    assert counts == sorted(counts)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("hz", "gpus"), [(20, 8), (100, 8), (1000, 4)])
 def test_every_tick_is_a_sample_or_counted_as_late_and_memory_is_small(start, run_dir, hz, gpus):
     """How many of them are late is the machine's affair: bench/recorder.py prints it."""
@@ -414,22 +406,6 @@ def test_a_rate_that_cannot_be_is_refused(run_dir, hz):
     _, errors = (process := launch(run_dir.path, f"--hz={hz}")).communicate(timeout=20)
     assert process.returncode == 2
     assert "fix: pass --hz 20" in errors
-
-
-def test_a_recording_is_exported_as_csv(start, run_dir):
-    process = start("--hz", 50, lines="0 * power 200\n0 1 temp !not_supported\n", gpus=2)
-    until(lambda: samples(run_dir) > 20, "20 samples")
-    finish(process)
-    output, errors = launch(run_dir.path, "--export", "csv").communicate(timeout=20)
-    assert not errors
-    path = Path(output.strip())
-    with path.open() as file:
-        rows = list(csv.reader(file))
-    assert path.parent == run_dir.path
-    assert rows[0] == ["timestamp", "elapsed_sec", "gpu0_power_w", "gpu0_temp_c", "gpu1_power_w", "gpu1_temp_c"]
-    assert rows[1][1:] == ["0.000", "200", "60", "200", ""]
-    assert len(rows) == samples(run_dir) + 1
-    assert len(list(read_stats(path))) == samples(run_dir)
 
 
 TRAINER = """

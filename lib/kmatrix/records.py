@@ -112,9 +112,9 @@ class RunDir:
     def gpu_summary(self) -> Path:
         return self.path / "gpu_summary.json"
 
-    def gpu_metrics_csv(self, started: datetime) -> Path:
-        """Every sample as CSV, written when it is asked for."""
-        return self.path / f"gpu_metrics_{started:%Y%m%d_%H%M%S}.csv"
+    def gpu_metrics(self, started: datetime, form: str) -> Path:
+        """Every sample as csv, npz or parquet, written when it is asked for."""
+        return self.path / f"gpu_metrics_{started:%Y%m%d_%H%M%S}.{form}"
 
     def rank(self, rank: int) -> Path:
         """The folder of what belongs to one rank."""

@@ -1,7 +1,7 @@
 """The recorder: a process of its own that writes down what the devices of a run do, from before its start to its end.
 
     python -m kmatrix.gpu.recorder RUN_DIR --hz 20 [--gpus UUID,UUID] [--ranks-of PID] [--parent PID]
-    python -m kmatrix.gpu.recorder --export csv RUN_DIR
+    python -m kmatrix.gpu.recorder RUN_DIR --format csv
 
 Every tick the fast values of all devices; every second the slow ones, a line of both JSON files and a look
 for lost devices; every ten seconds the processes of each GPU, one GPU after the other; every minute the summary.
@@ -23,7 +23,6 @@ from typing import Any
 from kmatrix.errors import KmatrixError, LaunchError, RecordError
 from kmatrix.gpu import calibrate, processes
 from kmatrix.gpu.aggregate import Aggregate
-from kmatrix.gpu.export import export_csv
 from kmatrix.gpu.formats import SIMULATED, read_samples
 from kmatrix.gpu.source import UNKNOWN, WIDTH, Slow, Source, snapshot
 from kmatrix.gpu.writing import Files
@@ -299,11 +298,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks-of", type=int, metavar="PID", help="the process below which the run's ranks are")
     parser.add_argument("--parent", type=int, metavar="PID", help="end when this process has ended")
     parser.add_argument("--device", choices=("auto", "nvidia", "amd", "cpu"), default="auto", help="what to record")
-    parser.add_argument("--export", choices=("csv",), help="write a recording in this form instead, beside it")
+    parser.add_argument(
+        "--format", choices=("csv", "npz", "parquet"), help="write a recording in this form instead, beside it"
+    )
     arguments = parser.parse_args(argv)
     try:
-        if arguments.export:
-            print(export_csv(RunDir(arguments.run_dir)))
+        if arguments.format:
+            from kmatrix.gpu.export import export
+
+            print(export(RunDir(arguments.run_dir), arguments.format))
             return 0
         if not 0 < arguments.hz <= MOST_HZ:
             raise LaunchError(
