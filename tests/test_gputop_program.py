@@ -20,6 +20,7 @@ from gputop_values import ROOT, SCRIPT, Recorder, line_of
 from rich.console import Console
 from rich.live import Live
 from skips import need
+from tmux_screen import Tmux
 
 from kmatrix.errors import KmatrixError
 from kmatrix.gpu import simulate
@@ -284,55 +285,17 @@ def test_no_color_is_honoured(recording):
         assert bool(re.search(r"\x1b\[[\d;]*3[1-7]m", screen.text)) is colours
 
 
-class Tmux:
-    """gputop in a terminal that knows what is on it."""
-
-    def __init__(self, folder: Path, size: tuple[int, int], environ: dict[str, str], *words: str):
-        self._tmux = [str(need("tmux")), "-S", str(folder / "tmux"), "-f", "/dev/null"]
-        command = [sys.executable, str(SCRIPT), *words]
-        script = folder / "start.sh"
-        exports = "".join(f"export {name}='{value}'\n" for name, value in environ.items())
-        script.write_text(f"{exports}{' '.join(command)}; echo status=$?; sleep 60\n")
-        self("new-session", "-d", "-x", str(size[0]), "-y", str(size[1]), f"sh {script}")
-
-    def __call__(self, *words: str) -> str:
-        return subprocess.run([*self._tmux, *words], capture_output=True, text=True, check=True, timeout=20).stdout
-
-    def screen(self) -> str:
-        return self("capture-pane", "-p")
-
-
 @pytest.fixture
 def tmux(tmp_path):
     opened = []
 
     def start(size, environ, *words):
-        opened.append(Tmux(tmp_path, size, environ, *words))
+        opened.append(Tmux(tmp_path, size, environ, sys.executable, str(SCRIPT), *words))
         return opened[-1]
 
     yield start
     for one in opened:
         one("kill-server")
-
-
-@pytest.mark.parametrize("count", [0, 4, 12])
-@pytest.mark.parametrize("size", [(80, 24), (200, 60), (20, 24)])
-@pytest.mark.slow
-def test_the_full_screen_on_a_real_terminal(tmux, gpus, size, count):
-    one = tmux(size, gpus(count))
-    if not count:
-        until(lambda: "status=0" in one.screen())
-        assert "no GPU" in one.screen()
-        return
-    until(lambda: "SIMULATED" in one.screen())
-    text = one.screen()
-    assert all("95%" in line_of(text, i) for i in range(count))
-    assert "balance" in text
-    one("send-keys", "l")
-    until(lambda: "GPU 0 util" in one.screen())
-    one("send-keys", "q")
-    until(lambda: "status=0" in one.screen())
-    assert "balance" not in one.screen()
 
 
 def test_a_change_of_the_terminals_size_is_followed_whatever_the_environment_says(tmux, recording):

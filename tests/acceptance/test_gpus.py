@@ -1,11 +1,12 @@
-"""Every GPU watched, as a user sees it: simulated GPUs beside a real training, the screen, the two scripts."""
+"""Every GPU watched, as a user sees it through make: simulated GPUs and real ranks beside a real training."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import re
+from itertools import pairwise
 
 import pytest
+from gpu_stage import load, load_lines, only, scenario
 from PIL import Image
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
@@ -17,40 +18,38 @@ GRAPHS = (
     "gpu_memory_timeline",
 )
 SHORT = ("OPTIMIZER=adamw", "NUM_GPUS=2", "MAX_ITERS=40", "EVAL_SAMPLES=20")
+WATTS = (100.0, 150.0, 200.0, 250.0)
+PERIOD_S = 0.1  # in which the simulated GPUs renew their values
+STRAGGLER = 2
+HALF_AS_FAST = f'''
+"""Rank {STRAGGLER} of any run sleeps 40 ms after each 40 ms of computing, as on a processor half as fast."""
+import os, signal, time
+if os.environ.get("RANK") == "{STRAGGLER}":
+    signal.signal(signal.SIGVTALRM, lambda *_: time.sleep(0.04))
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.04, 0.04)
+'''
 
 
-def only(found) -> Path:
-    (path,) = found
-    return path
-
-
-def load(path: Path):
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-@pytest.fixture
-def matrix(clone, tmp_path):
-    """A short matrix of one run on two CPU ranks, recorded beside four simulated GPUs."""
-    done = clone.make("quickstart", "SIMULATE=4", *SHORT, f"RESULTS_DIR={tmp_path}")
+def matrix_of(clone, folder, *words, target="test-matrix", **more):
+    """Run a short matrix in the clone; return its folder and its only run's."""
+    if target != "quickstart":
+        assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    done = clone.make(target, *SHORT, f"RESULTS_DIR={folder}", *words, **more)
     assert done.returncode == 0, done.stdout + done.stderr
-    return only(tmp_path.glob("test_matrix_results_*"))
+    matrix = only(folder.glob("test_matrix_results_*"))
+    return matrix, only(matrix.glob("gpt2_*"))
 
 
-def test_simulated_gpus_are_recorded_drawn_and_marked(clone, matrix):
+def test_simulated_gpus_are_recorded_drawn_and_marked(clone, tmp_path):
+    matrix, run = matrix_of(clone, tmp_path, "SIMULATE=4", target="quickstart")
     summary = (matrix / "summary_report.txt").read_text()
     assert "(simulated)" in summary
     assert "J/token" in summary
     assert "Balance: CV = " in summary
-    run = only(matrix.glob("gpt2_*"))
     recorded = load(run / "gpu_summary.json")
     assert recorded["simulated"] is True
     assert len(recorded["gpus"]) == 4
     assert all("(simulated)" in gpu["gpu_name"] for gpu in recorded["gpus"])
-    both = load(run / f"gpu_stats_{run.name}.json"), load(run / f"gpu_stats_{run.name}_multi_gpu.json")
-    assert {"timestamp", "gpu_index", "gpu_name", "utilization", "memory_used", "memory_total", "power"} <= both[0][
-        0
-    ].keys()
-    assert both[1][0]["aggregate_stats"]["gpu_count"] == 4
     for name in GRAPHS:
         with Image.open(matrix / "graphs" / f"{name}.png") as picture:
             assert picture.width >= 800
@@ -68,17 +67,73 @@ def test_simulated_gpus_are_recorded_drawn_and_marked(clone, matrix):
 
 
 def test_recording_is_switched_by_its_symbol_and_changes_no_id(clone, tmp_path):
-    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    ids = {}
+    """Without GPUs the ranks are recorded, each with its memory, and their balance."""
+    results, summaries = {}, {}
     for choice in ("y", "n"):
-        folder = tmp_path / choice
-        done = clone.make("test-matrix", f"GPU_MONITOR={choice}", *SHORT, f"RESULTS_DIR={folder}")
-        assert done.returncode == 0, done.stdout + done.stderr
-        run = only(folder.glob("*/gpt2_*"))
-        ids[choice] = (load(run / "result.json")["run_id"], load(run / "result.json")["final_val_loss"])
+        matrix, run = matrix_of(clone, tmp_path / choice, f"GPU_MONITOR={choice}")
+        result = load(run / "result.json")
+        results[choice] = (result["run_id"], result["final_val_loss"])
+        summaries[choice] = (matrix / "summary_report.txt").read_text()
         assert bool(list(run.glob("gpu_*"))) == (choice == "y")
-        assert ("Balance: CV = " in (run.parent / "summary_report.txt").read_text()) == (choice == "y")
-    assert ids["y"] == ids["n"]
+    assert results["y"] == results["n"]
+    assert "CPU ranks" in summaries["y"]
+    assert "Balance: CV = " in summaries["y"]
+    assert "Balance: CV = " not in summaries["n"]
+
+
+def test_scripted_joules_are_the_reported_joules_and_stand_beside_the_tokens(clone, tmp_path):
+    played = scenario(tmp_path, "gpus 4", f"0 * power {WATTS[0]:g}..{WATTS[-1]:g}")
+    matrix, run = matrix_of(clone, tmp_path / "results", f"SIMULATE={played}")
+    recorded, result = load(run / "gpu_summary.json"), load(run / "result.json")
+    assert recorded["energy_source"] == "counter"
+    for gpu, watts in zip(recorded["gpus"], WATTS, strict=True):
+        lasted = recorded["ended"] - recorded["started"]  # from the first sample to the last
+        assert gpu["joules"] == pytest.approx(watts * lasted, abs=watts * PERIOD_S)
+    joules = sum(gpu["joules"] for gpu in recorded["gpus"])
+    assert recorded["totals"]["joules"] == pytest.approx(joules, abs=0.01)
+    (reported,) = load(matrix / "results.json")["runs"]
+    assert reported["gpu"]["totals"]["joules_per_token"] == pytest.approx(joules / result["tokens"])
+    told = re.search(r"([\d.e-]+) J/token", (matrix / "summary_report.txt").read_text())
+    assert told
+    assert float(told[1]) == pytest.approx(joules / result["tokens"], rel=0.01)
+
+
+def test_a_gpu_that_is_lost_after_three_seconds_is_null_and_the_run_goes_on(clone, tmp_path):
+    played = scenario(tmp_path, "gpus 3", "0 * power 100", "0 * mem 10000", "3 1 all !lost")
+    matrix, run = matrix_of(clone, tmp_path / "results", f"SIMULATE={played}")
+    assert load(run / "result.json")["status"] == "finished"
+    events = load_lines(run / "gpu_events.jsonl")
+    assert [event["gpu_index"] for event in events if event["event"] == "lost"] == [1]
+    entries = load(run / f"gpu_stats_{run.name}_multi_gpu.json")
+    lost = [entry["multi_gpu_data"][1]["memory_used"] is None for entry in entries]
+    assert not lost[0]
+    assert lost[-1]
+    assert all(after or not before for before, after in pairwise(lost)), "it stays lost"
+    assert entries[-1]["aggregate_stats"]["gpu_count"] == 2
+    assert entries[-1]["aggregate_stats"]["total_memory_used"] == 20000
+    assert entries[-1]["aggregate_stats"]["total_power"] == 200
+    assert [entry["multi_gpu_data"][1]["power"] for entry in entries if entry["multi_gpu_data"][1]["power"] == 0] == []
+    gpus = load(run / "gpu_summary.json")["gpus"]
+    assert [gpu["lost_at"] is not None for gpu in gpus] == [False, True, False]
+    assert "GPU 1 was lost at" in (matrix / "summary_report.txt").read_text()
+
+
+def test_a_straggler_among_four_ranks_is_named_although_memory_is_balanced(clone, tmp_path):
+    """Rank 2 computes half as fast: what every step waits for, and what the CV of memory cannot see."""
+    (tmp_path / "sitecustomize.py").write_text(HALF_AS_FAST)
+    played = scenario(tmp_path, "gpus 4", "0 * mem 17300")
+    words = (f"SIMULATE={played}", "NUM_GPUS=4", "MAX_ITERS=24", "LOG_INTERVAL=4", "BATCH_SIZE=1", "GLOBAL_BATCH=4")
+    matrix, _ = matrix_of(clone, tmp_path / "results", *words, PYTHONPATH=str(tmp_path))
+    summary = (matrix / "summary_report.txt").read_text()
+    assert "Balance: CV = 0.0% (Excellent)" in summary
+    named = re.search(r"Most often slowest: rank (\d+), in (\d+)% of", summary)
+    assert named, summary
+    assert int(named[1]) == STRAGGLER
+    assert int(named[2]) >= 50
+    share = re.search(r"straggler time share ([\d.]+)% of", summary)
+    assert share
+    assert float(share[1]) > 5
+    assert f"the CV cannot see rank {STRAGGLER}" in " ".join(summary.split())
 
 
 def test_without_a_gpu_the_screen_says_so_and_is_no_failure(clone):
@@ -92,3 +147,12 @@ def test_without_a_gpu_the_screen_says_so_and_is_no_failure(clone):
         "import scripts.gputop; m=scripts.gputop.GPUMonitor(); m.initialize(); print(f'GPUs: {m.gpu_count}')",
     )
     assert done.stdout.strip() == "GPUs: 0", done.stderr
+
+
+@pytest.mark.parametrize(("given", "said"), [("0", "is no number of GPUs"), ("nothing", "neither a number nor a")])
+def test_a_simulation_that_cannot_be_is_refused_before_anything_is_made(clone, tmp_path, given, said):
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    done = clone.make("test-matrix", f"SIMULATE={given}", f"RESULTS_DIR={tmp_path}")
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,119 @@
+"""The screen of all GPUs, as a user has it: in a terminal, in a pipe, beside a run, and after it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+import pytest
+from gpu_stage import load, on_gpus, read_independently, scenario, started, until
+from tmux_screen import Tmux
+
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(300)]
+
+ONE_LINE = "import scripts.gputop; m=scripts.gputop.GPUMonitor(); m.initialize(); print(f'GPUs: {m.gpu_count}')"
+
+
+@pytest.fixture
+def terminal(clone, tmp_path):
+    """Run a command of the clone in a terminal of a size."""
+    opened = []
+
+    def start(size, *command):
+        opened.append(Tmux(tmp_path, size, {}, "env", "-C", str(clone.root), *command))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one("kill-server")
+
+
+def row(screen: str, gpu: int) -> str:
+    return next((line for line in screen.splitlines() if re.match(rf"{gpu}\s", line)), "")
+
+
+@pytest.mark.parametrize("count", [0, 4, 12])
+@pytest.mark.parametrize("size", [(80, 24), (200, 60), (20, 24)])
+def test_the_full_screen_on_a_terminal(clone, terminal, tmp_path, size, count):
+    played = scenario(tmp_path, f"gpus {count}", "0 * util 95" if count else "")
+    one = terminal(size, *on_gpus(clone, played, clone.python, "scripts/gputop.py"))
+    if not count:
+        until(lambda: "status=0" in one.screen(), "it ends")
+        assert "no GPU" in one.screen()
+        return
+    until(lambda: "SIMULATED" in one.screen(), "it is drawn")
+    text = one.screen()
+    assert all("95%" in row(text, gpu) for gpu in range(count))
+    assert "balance" in text
+    one("send-keys", "l")
+    until(lambda: "GPU 0 util" in one.screen(), "one metric is drawn large")
+    one("send-keys", "q")
+    until(lambda: "status=0" in one.screen(), "it ends")
+    assert "balance" not in one.screen()
+
+
+def test_make_gputop_shows_simulated_gpus_and_a_key_ends_it(terminal):
+    one = terminal((120, 30), "make", "--no-print-directory", "gputop", "SIMULATE=8")
+    until(lambda: "SIMULATED" in one.screen() and row(one.screen(), 7), "eight GPUs are drawn")
+    one("send-keys", "q")
+    until(lambda: "status=0" in one.screen(), "it ends")
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_statistics_are_written_in_both_layouts(clone, tmp_path, count):
+    played = scenario(tmp_path, f"gpus {count}", "0 * power 120")
+    single = tmp_path / "gpu_monitoring.json"
+    words = ("scripts/gputop.py", "--stats-file", str(single), "--seconds", "2.5")
+    done = clone.run(*on_gpus(clone, played, clone.python, *words))
+    assert done.returncode == 0, done.stderr
+    found = read_independently(single, tmp_path / "gpu_monitoring_multi_gpu.json")
+    assert found["gpus"] == count
+    assert found["power"] == [120] * count
+
+
+def test_one_line_of_python_counts_the_gpus(clone, tmp_path):
+    for count in (0, 4, 12):
+        done = clone.run(*on_gpus(clone, scenario(tmp_path, f"gpus {count}"), clone.python, "-c", ONE_LINE))
+        assert done.stdout == f"GPUs: {count}\n", done.stderr
+
+
+@pytest.mark.parametrize("count", [0, 4, 12])
+def test_once_is_a_table_and_json_one_snapshot(clone, tmp_path, count):
+    played = scenario(tmp_path, f"gpus {count}", "0 * util 77" if count else "")
+    once = clone.run(*on_gpus(clone, played, clone.python, "scripts/gputop.py", "--once"))
+    assert once.returncode == 0, once.stderr
+    assert "\x1b" not in once.stdout
+    assert sum("77%" in row(once.stdout, gpu) for gpu in range(count)) == count
+    answer = clone.run(*on_gpus(clone, played, clone.python, "scripts/gputop.py", "--json"))
+    assert answer.returncode == 0, answer.stderr
+    entry = json.loads(answer.stdout)
+    assert [gpu["utilization"] for gpu in entry["multi_gpu_data"]] == [77] * count
+    assert entry["aggregate_stats"]["gpu_count"] == count
+
+
+def test_a_recorder_is_followed_and_its_recording_replayed(clone, terminal, tmp_path):
+    """The screen asks the recorder's file, never the driver; afterwards it plays what was recorded."""
+    run = tmp_path / "gpt2_adamw_4gpu"
+    run.mkdir()
+    played = scenario(tmp_path, "gpus 4", "0 * util 91")
+    recorder = on_gpus(clone, played, clone.python, "-m", "kmatrix.gpu.recorder", str(run), "--hz", "20")
+    with started(clone, *recorder) as recording:
+        until((run / "gpu_stats_gpt2_adamw_4gpu.json").exists, "a second is recorded")
+        one = terminal((120, 30), clone.python, "scripts/gputop.py", "--run", str(run))
+        until(lambda: "attached" in one.screen() and "91%" in row(one.screen(), 3), "it is followed")
+        time.sleep(2)
+        recording.terminate()
+        assert recording.wait(timeout=60) == 0
+    until(lambda: "the recording has ended" in one.screen(), "the end is said")
+    one("send-keys", "q")
+    until(lambda: "status=0" in one.screen(), "it ends")
+    assert load(run / "gpu_summary.json")["final"] is True
+    for at in ("0", "-0.5"):
+        shown = clone.run(clone.python, "scripts/gputop.py", "--replay", str(run), "--at", at, "--once")
+        assert shown.returncode == 0, shown.stderr
+        assert "SIMULATED" in shown.stdout
+        assert all("91%" in row(shown.stdout, gpu) for gpu in range(4))
+    refused = clone.run(clone.python, "scripts/gputop.py", "--replay", str(tmp_path), "--once")
+    assert refused.returncode == 2
+    assert "Traceback" not in refused.stderr
