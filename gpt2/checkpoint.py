@@ -27,7 +27,7 @@ def state(
     (gpt2/data.py, gpt2/train.py): no position has to be kept.
     """
     cuda = config.device == "cuda"
-    return {
+    value = {
         "schema": SCHEMA,
         "run_id": run_id,
         "step": step,
@@ -37,6 +37,16 @@ def state(
         "optimizer": optimizers.state_dict(),
         "rng": {"torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state() if cuda else None},
     }
+    if optimizers.averages:
+        with optimizers.judged():
+            value["judged"] = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    return value
+
+
+def weights(value: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the weights that are to be judged, sampled and exported: the average, where the optimizer keeps one."""
+    judged: dict[str, torch.Tensor] = value.get("judged") or value["model"]
+    return judged
 
 
 def save(path: Path, value: dict[str, Any]) -> None:

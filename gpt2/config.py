@@ -75,12 +75,18 @@ class TrainConfig:
     beta1: float | None
     beta2: float | None
     epsilon: float | None
+    amsgrad: bool | None
+    adamwprune_base: str | None
+    spam_theta: float | None
+    spam_interval: int | None
+    spam_warmup_steps: int | None
     muon_momentum: float | None
     muon_nesterov: bool | None
     muon_ns_steps: int | None
     muon_adamw_lr: float | None
     adafactor_beta2_decay: float | None
     adafactor_clip: float | None
+    soap_frequency: int | None
     device: str
     use_ddp: bool
     num_gpus: int

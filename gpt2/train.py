@@ -106,7 +106,8 @@ def train(run: Mapping[str, object], log: RunLog, stop: dist.Stop) -> int:  # no
 
     def evaluate(step: int) -> bool:
         """Measure and log the validation loss; False when a stop cut it short."""
-        loss = validation.loss(compiled, lambda: stop.asked)
+        with optimizers.judged():
+            loss = validation.loss(compiled, lambda: stop.asked)
         if loss is None:
             return False
         if not np.isfinite(loss):

@@ -115,7 +115,7 @@ def test_the_flagship_puts_every_intended_value_in_force_on_any_machine(program,
     assert (muon["optimizer"], muon["learning_rate"], muon["min_lr"]) == ("muon", 0.02, 0.002)
     apart = {name for name in adamw if adamw[name] != muon[name]}
     assert apart == {
-        *("optimizer", "learning_rate", "min_lr"),
+        *("optimizer", "learning_rate", "min_lr", "weight_decay"),
         *("muon_momentum", "muon_nesterov", "muon_ns_steps", "muon_adamw_lr"),
     }
 

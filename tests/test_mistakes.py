@@ -271,7 +271,10 @@ OVERRIDES = [
     ("MAX_ITERS=5,", [NUMBER]),
     ("MAX_ITERS=5,5", ["5 stands twice"]),
     ("LR=1e-3,0.001", ["1e-3, 0.001 stands twice"]),
-    ("OPTIMIZER=sdg", ["no 'sdg' in GPT2_OPTIMIZER", "sgd, adam, adamw, muon, adafactor"]),
+    (
+        "OPTIMIZER=sdg",
+        ["no 'sdg' in GPT2_OPTIMIZER", "sgd, adam, adamw, adamwadv, adamwspam, adamwprune, muon, adafactor"],
+    ),
     ("OPTIMIZER=ADAMW,adamw", ["stands twice"]),
     ("OPTIMIZER_ADAMW=n", ["GPT2_OPTIMIZER_ADAMW is a member of GPT2_OPTIMIZER"]),
     ("OPTIMIZER_ADAMW=n,y", ["GPT2_OPTIMIZER_ADAMW is a member of GPT2_OPTIMIZER"]),

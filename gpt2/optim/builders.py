@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from gpt2.optim.extra import adopt, lion, schedulefree, soap
 from gpt2.optim.groups import block_matrices, decay_groups
 from gpt2.optim.optimizers import Optimizers
+from gpt2.optim.spam import Spam
 from kmatrix.errors import ConfigError
 
 # A config is any object with the fields of gpt2.config.TrainConfig that its optimizer reads.
@@ -56,6 +58,28 @@ def adamw(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
     return [torch.optim.AdamW(groups, lr=config.learning_rate, fused=True, **_adam_options(config))]
 
 
+def adamwadv(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """AdamW with AMSGrad: a second moment never shrinks."""
+    groups = decay_groups(model.parameters(), config.weight_decay)
+    return [torch.optim.AdamW(groups, lr=config.learning_rate, fused=True, amsgrad=True, **_adam_options(config))]
+
+
+def adamwspam(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """SPAM on AdamW: spikes are clipped, the moments are reset at intervals."""
+    own = {"theta": config.spam_theta, "interval": config.spam_interval, "warmup": config.spam_warmup_steps}
+    options = {**own, **_adam_options(config), "amsgrad": bool(config.amsgrad), "fused": True}
+    return [Spam(decay_groups(model.parameters(), config.weight_decay), lr=config.learning_rate, **options)]
+
+
+def adamwprune(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """AdamW or SPAM, by `adamwprune_base`; gpt2/prune.py reads its states to prune."""
+    if config.adamwprune_base == "adamwspam":
+        return adamwspam(config, model)
+    options = {**_adam_options(config), "amsgrad": bool(config.amsgrad), "fused": True}
+    groups = decay_groups(model.parameters(), config.weight_decay)
+    return [torch.optim.AdamW(groups, lr=config.learning_rate, **options)]
+
+
 def muon(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
     """Muon for the matrices in blocks at the learning rate; AdamW for everything else at its own."""
     matrices = block_matrices(model)
@@ -87,4 +111,17 @@ def _adam_options(config: Any) -> dict[str, Any]:
     return {"betas": (config.beta1, config.beta2), "eps": config.epsilon}
 
 
-BUILDERS: dict[str, Builder] = {"sgd": sgd, "adam": adam, "adamw": adamw, "muon": muon, "adafactor": adafactor}
+BUILDERS: dict[str, Builder] = {
+    "sgd": sgd,
+    "adam": adam,
+    "adamw": adamw,
+    "adamwadv": adamwadv,
+    "adamwspam": adamwspam,
+    "adamwprune": adamwprune,
+    "muon": muon,
+    "adafactor": adafactor,
+    "lion": lion,
+    "adopt": adopt,
+    "soap": soap,
+    "schedulefree": schedulefree,
+}

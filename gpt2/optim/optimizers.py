@@ -41,12 +41,30 @@ class Optimizers:
     @property
     def averages(self) -> bool:
         """Whether the weights that are to be judged differ from those that are trained."""
-        return False
+        return bool(self._averaging())
 
     @contextmanager
     def judged(self) -> Iterator[None]:
-        """Inside, the model has the weights that are to be judged; afterwards its training weights, bit for bit."""
-        yield
+        """Inside, the model has the weights that are to be judged; afterwards its training weights, bit for bit.
+
+        The training weights are kept as copies: going to the average and back by arithmetic would round them.
+        """
+        averaging = self._averaging()
+        kept = [(p, p.detach().clone()) for o in averaging for group in o.param_groups for p in group["params"]]
+        for optimizer in averaging:
+            optimizer.eval()
+        try:
+            yield
+        finally:
+            for optimizer in averaging:
+                optimizer.train()
+            with torch.no_grad():
+                for parameter, weights in kept:
+                    parameter.copy_(weights)
+
+    def _averaging(self) -> list[Any]:
+        """The optimizers that switch between two sets of weights, as Schedule-Free does."""
+        return [optimizer for optimizer in self.optimizers if hasattr(optimizer, "eval")]
 
     def state_dict(self) -> dict[str, Any]:
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}

@@ -11,8 +11,22 @@ from kmatrix.shapes import ModelShape
 BYTES = 4  # weights, gradients and optimizer states are 32-bit
 MOST_WARMUP = 0.25  # of a run's steps: more compares warm-ups, not optimizers
 
-# Numbers that an optimizer keeps for each parameter of a matrix and for each other parameter.
-STATES = {"sgd": (1, 1), "adam": (2, 2), "adamw": (2, 2), "muon": (1, 2), "adafactor": (0, 0)}
+# Numbers that an optimizer keeps for each parameter of a matrix in a block and for each other parameter.
+STATES = {
+    "sgd": (1, 1),
+    "adam": (2, 2),
+    "adamw": (2, 2),
+    "adamwadv": (3, 3),
+    "adamwspam": (2, 2),
+    "adamwprune": (2, 2),
+    "muon": (1, 2),
+    "adafactor": (0, 0),
+    "lion": (1, 1),
+    "adopt": (2, 2),
+    "soap": (2, 2),
+    "schedulefree": (2, 2),
+}
+SOAP_WIDEST = 10_000  # a side above this has no preconditioner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,19 +44,36 @@ class Forecast:
     state_mib: float | None
 
 
-def forecast(shape: ModelShape, *, optimizer: str, tokens: int) -> Forecast:
-    """Return what a run will compute and the least memory that it needs.
+def forecast(shape: ModelShape, fields: Mapping[str, Any], *, tokens: int) -> Forecast:
+    """Return what a run will compute and the least memory that it needs. fields: the trainer's, by their names."""
+    kept = states(shape, fields)
+    mib = None if kept is None else BYTES * (2 * shape.params + kept) / 2**20
+    return Forecast(params=shape.params, tokens=tokens, flops=shape.flops_per_token * tokens, state_mib=mib)
+
+
+def states(shape: ModelShape, fields: Mapping[str, Any]) -> float | None:
+    """Return the numbers of 32 bits that the optimizer keeps, None where its kind is not known.
 
     Muon keeps one number for each parameter of the blocks' matrices and two for the rest (AdamW);
     Adafactor keeps rows and columns instead of matrices, which is next to nothing.
+    SOAP keeps two square matrices, and the eigenvectors of each, beside every matrix.
     """
+    optimizer = str(fields["optimizer"])
+    if optimizer not in STATES:
+        return None
+    matrix, other = (count + bool(fields.get("amsgrad")) for count in STATES[optimizer])
     in_blocks = 12 * shape.n_layer * shape.n_embd * shape.n_embd
-    mib = None
-    if optimizer in STATES:
-        matrix, other = STATES[optimizer]
-        states = in_blocks * matrix + (shape.params - in_blocks) * other
-        mib = BYTES * (2 * shape.params + states) / 2**20
-    return Forecast(params=shape.params, tokens=tokens, flops=shape.flops_per_token * tokens, state_mib=mib)
+    squares = _squares(shape) if optimizer == "soap" else 0
+    return in_blocks * matrix + (shape.params - in_blocks) * other + squares
+
+
+def _squares(shape: ModelShape) -> int:
+    """Return the numbers in SOAP's preconditioners and their eigenvectors."""
+    d = shape.n_embd
+    block = [(d, 3 * d), (d, d), (d, 4 * d), (4 * d, d)]
+    tables = [(shape.vocab_size, d)] * (1 if shape.weight_tying else 2) + [(shape.block_size, d)]
+    sides = [side for pair in block * shape.n_layer + tables for side in pair]
+    return 2 * sum(side * side for side in sides if side <= SOAP_WIDEST)
 
 
 def warnings(fields: Mapping[str, Any]) -> list[str]:

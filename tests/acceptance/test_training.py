@@ -265,7 +265,7 @@ def test_an_optimizer_and_a_model_of_ones_own_are_three_edits_each(fresh_clone, 
     root, edit = fresh_clone.root, insert_before
     signsgd, relu2 = (example(root / "docs" / page) for page in ("optimizers.md", "models.md"))
     edit(root / "gpt2/optim/builders.py", "BUILDERS: dict[str, Builder] = {", f"{signsgd}\n\n")
-    edit(root / "gpt2/optim/builders.py", '"sgd": sgd, ', '"signsgd": signsgd, ')
+    edit(root / "gpt2/optim/builders.py", '    "sgd": sgd,', '    "signsgd": signsgd,\n')
     edit(root / "gpt2/model.py", "MODELS: dict[str, type[GPT]] = {", f"{relu2}\n\n")
     edit(root / "gpt2/model.py", '"gpt2": GPT}', '"relu2": ReluSquaredGPT, ')
     kconfig = root / "gpt2/Kconfig"

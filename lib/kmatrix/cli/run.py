@@ -177,7 +177,7 @@ def _axes_line(plan: Plan) -> str:
 
 
 def _run_line(run: Run, config: RunConfig) -> str:
-    known = forecast(config.shape, optimizer=str(config.fields["optimizer"]), tokens=config.tokens)
+    known = forecast(config.shape, config.fields, tokens=config.tokens)
     axes = [f"{label}={text}" for label, text in run.axes]
     axes += [f"{point.axis.removeprefix('GPT2_').lower()}={point.text}" for point in run.points if not point.swept]
     memory = f", memory over {known.state_mib:,.0f} MiB" if known.state_mib is not None else ""

@@ -1,0 +1,89 @@
+"""Small models, settings and gradients for the tests of optimizers and of pruning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from kmatrix.shapes import ModelShape
+
+SHAPE = ModelShape(n_layer=2, n_head=2, n_embd=16, block_size=8, vocab_size=29)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The fields of TrainConfig that optimizers read."""
+
+    optimizer: str = "adamw"
+    learning_rate: float = 1e-2
+    weight_decay: float = 0.1
+    sgd_momentum: float = 0.9
+    sgd_nesterov: bool = False
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    muon_momentum: float = 0.95
+    muon_nesterov: bool = True
+    muon_ns_steps: int = 5
+    muon_adamw_lr: float = 6e-4
+    adafactor_beta2_decay: float = -0.8
+    adafactor_clip: float = 1.0
+    amsgrad: bool = False
+    adamwprune_base: str = "adamw"
+    spam_theta: float = 5000.0
+    spam_interval: int = 500
+    spam_warmup_steps: int = 150
+    soap_frequency: int = 10
+    device: str = "cpu"
+
+
+class Matrix(nn.Module):
+    """A matrix and a bias in a block, an embedding outside: the kinds of parameter that optimizers tell apart."""
+
+    def __init__(self, rows: int = 12, columns: int = 8) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.h = nn.ModuleList([nn.Linear(columns, rows)])
+        self.wte = nn.Embedding(7, columns)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.normal_(0, 0.5, generator=generator)
+
+    @property
+    def matrix(self) -> nn.Parameter:
+        return self.h[0].weight
+
+    @property
+    def bias(self) -> nn.Parameter:
+        return self.h[0].bias
+
+
+def gradients(parameter, steps=20, seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(parameter.shape, generator=generator) for _ in range(steps)]
+
+
+def train(optimizers, parameter, grads, model):
+    """Give `parameter` these gradients, every other parameter zeros, one step each."""
+    for grad in grads:
+        for other in model.parameters():
+            other.grad = torch.zeros_like(other)
+        parameter.grad = grad.clone()
+        optimizers.step()
+        optimizers.zero_grad()
+
+
+def loss_of(model, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(SHAPE.vocab_size, (4, SHAPE.block_size + 1), generator=generator)
+    return model(tokens[:, :-1], tokens[:, 1:])[1]
+
+
+def steps(model, optimizers, count, first=0):
+    for step in range(first, first + count):
+        optimizers.set_scale(1 / (step + 1))
+        loss_of(model, seed=step).backward()
+        optimizers.step()
+        optimizers.zero_grad()

@@ -1,0 +1,51 @@
+"""What is forecast of a run, against what the optimizers really keep."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from optim_factory import SHAPE, Settings, steps
+
+from gpt2 import optim
+from gpt2.model import GPT
+from kmatrix.plan import STATES, forecast, states
+
+BIG = replace(SHAPE, n_embd=32, vocab_size=257, block_size=16)
+
+
+def kept(optimizers):
+    """The numbers of 32 bits in the optimizers' states, counters left out."""
+    found = []
+    for optimizer in optimizers.optimizers:
+        for state in optimizer.state.values():
+            for value in state.values() if isinstance(state, dict) else ():
+                found += [t for t in (value if isinstance(value, list) else [value]) if isinstance(t, torch.Tensor)]
+    return sum(tensor.numel() for tensor in found if tensor.ndim)
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+@pytest.mark.parametrize("name", sorted(set(optim.BUILDERS) - {"adafactor"}))
+def test_the_forecast_of_an_optimizers_states_is_what_it_keeps(name, amsgrad):
+    config = Settings(optimizer=name, amsgrad=amsgrad)
+    model = GPT(BIG)
+    optimizers = optim.build(config, model)
+    steps(model, optimizers, 2)
+    fields = asdict(config) if name in ("adamwspam", "adamwprune") else {**asdict(config), "amsgrad": None}
+
+    assert states(BIG, fields) == pytest.approx(kept(optimizers), rel=0.03)  # Muon's gains and biases are AdamW's
+
+
+def test_every_optimizer_has_a_forecast_and_every_forecast_an_optimizer():
+    assert set(STATES) == set(optim.BUILDERS)
+
+
+def test_memory_is_weights_gradients_and_states():
+    known = forecast(BIG, {"optimizer": "adamw"}, tokens=10)
+
+    assert known.state_mib == pytest.approx(4 * 4 * BIG.params / 2**20)
+
+
+def test_an_optimizer_of_ones_own_has_no_forecast_of_memory():
+    assert forecast(BIG, {"optimizer": "signsgd"}, tokens=10).state_mib is None
