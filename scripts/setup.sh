@@ -8,7 +8,7 @@ python=${KMATRIX_BASE_PYTHON:-python3}
     exit 2
 }
 case $stage in
-    core) what="." && about="core packages: kconfiglib, rich, numpy, matplotlib (about 60 MB)" ;;
+    core) what="." && about="core packages: kconfiglib, rich, numpy, msgspec, matplotlib (about 60 MB)" ;;
     train) what=".[train]" && about="torch and readers of data: about 260 MB for the CPU build, 3 GB with CUDA" ;;
     dev) what=".[train,dev]" && about="tools of make check: ruff, mypy, pytest, transformers (about 80 MB)" ;;
 esac

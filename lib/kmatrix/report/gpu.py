@@ -10,10 +10,8 @@ from typing import Any
 from kmatrix.errors import RecordError, SchemaError
 from kmatrix.gpu.formats import Recording, read_samples
 from kmatrix.records import RunDir
-from kmatrix.report.gpu_stream import read_stream
-from kmatrix.report.gpu_values import CPU, SIMULATED, DeviceNumbers, GpuNumbers, Moment, Spread
+from kmatrix.report.gpu_values import CPU, MOMENTS, SIMULATED, DeviceNumbers, GpuNumbers, Moment, Spread
 from kmatrix.report.reading import finite, readable
-from kmatrix.report.spread import MOMENTS
 from kmatrix.report.stragglers import read_ranks
 
 # What a run's recording is looked for as, the best first: all GPUs, one GPU or all of them, a table.
@@ -90,6 +88,8 @@ def recordings(folder: Path) -> list[Path]:
 
 def _from_stats(run_dir: RunDir, device: str) -> GpuNumbers | None:
     """Return the numbers of the first recording that holds a sample."""
+    from kmatrix.report.gpu_stream import read_stream  # and numpy with it, which most reports need not load
+
     empty: GpuNumbers | None = None
     for path in recordings(run_dir.path):
         try:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
-from kmatrix.gpu.formats import GpuSample, Loss, read_stats
-from kmatrix.report.gpu_values import CPU, SIMULATED, DeviceNumbers, GpuNumbers
-from kmatrix.report.spread import CHUNK, SpreadOf, TimelineOf
+import numpy as np
+from numpy.typing import NDArray
 
+from kmatrix.gpu.formats import Loss
+from kmatrix.gpu.formats.columns import MEASURED, Block, Part, read_columns
+from kmatrix.report.gpu_values import CPU, SIMULATED, DeviceNumbers, GpuNumbers
+from kmatrix.report.spread import SpreadOf, TimelineOf
+
+Floats = NDArray[np.float64]
 QUANTITIES = ("memory_used", "utilization", "power", "temperature", "sm_clock")
 RANK_NAME = "CPU rank "  # how a recorder names a rank of a run on the CPU
 HOLE_S = 60.0  # longest time between two samples over which power is taken to go straight
@@ -24,24 +30,16 @@ def read_stream(path: Path, *, cpu: bool = False) -> GpuNumbers:
     timeline, total = TimelineOf(), SpreadOf()
     first = last = math.nan
     samples = 0
-    reader = read_stats(path)
-    for snapshot in reader:
-        last = snapshot.time
-        if not samples:
-            first = last
-        samples += 1
-        memory: dict[int, float | None] = {}
-        for sample in snapshot.samples:
-            index = sample.gpu_index
-            device = devices.get(index)
-            if device is None:
-                device = devices[index] = _Device()
-            device.add(last, sample)
-            memory[index] = sample.memory_used
-        known = [value for value in memory.values() if value is not None]
-        if known:
-            total.add(math.fsum(known))
-        timeline.add(last - first, memory)
+    reader = read_columns(path)
+    for block in reader:
+        first = first if samples else float(block.times[0])
+        last = float(block.times[-1])
+        samples += len(block)
+        for part in block.parts:
+            devices.setdefault(part.gpu_index, _Device()).add(block.times, part)
+        memory = _memory(block)
+        timeline.add(block.times - first, memory)
+        total.add(_totals(memory))
     order = sorted(devices)
     numbers = tuple(devices[index].numbers() for index in order)
     seconds = last - first if samples > 1 and last >= first else None
@@ -69,71 +67,76 @@ class _Device:
     """The samples of one device, folded up as they come."""
 
     def __init__(self) -> None:
-        self.of = {name: SpreadOf() for name in QUANTITIES}
-        self.memory, self.utilization, self.power, self.temperature, self.clock = (
-            of.waiting for of in self.of.values()
-        )
-        self.samples, self._added = 0, 0
-        self.counted = 0.0  # joules by the counter
-        self.area = 0.0  # joules under the power
-        self.steps = 0  # differences that the counter gave
-        self.slices = 0  # trapezoids
-        self.latest: GpuSample | None = None
-        self._power: tuple[float, float] | None = None
-        self._counter: float | None = None
+        self._of = {name: SpreadOf() for name in QUANTITIES}
+        self._samples = 0
+        self._counted, self.differences = 0.0, 0  # joules by the counter, and how often it gave a difference
+        self._area, self._slices = 0.0, 0  # joules under the power, and trapezoids
+        self._last: Part | None = None
+        self._power: Floats = np.empty((2, 0))  # the time and the watts of the last sample
+        self._counter: Floats = np.empty(0)  # its last known value
 
-    def add(self, time: float, sample: GpuSample) -> None:
-        """Take in one sample. Values go straight into the lists that wait: this runs for every sample of a file."""
-        self.latest = sample
-        self.samples += sample.is_known
-        if (value := sample.memory_used) is not None:
-            self.memory.append(value)
-        if (value := sample.utilization) is not None:
-            self.utilization.append(value)
-        if (value := sample.temperature) is not None:
-            self.temperature.append(value)
-        if (value := sample.sm_clock) is not None:
-            self.clock.append(value)
-        if (value := sample.energy_j) is not None:
-            self._count(value)
-        before, self._power = self._power, None
-        if (value := sample.power) is not None:
-            self.power.append(value)
-            if before is not None and 0 <= time - before[0] <= HOLE_S:
-                self.area += (time - before[0]) * (value + before[1]) / 2
-                self.slices += 1
-            self._power = (time, value)
-        self._added += 1
-        if self._added % CHUNK == 0:
-            for spread in self.of.values():
-                spread.fold()
+    def add(self, times: Floats, part: Part) -> None:
+        """Take in what a block holds of the device. times: of the block."""
+        self._last = part
+        for name, spread in self._of.items():
+            spread.add(part.columns[name])
+        self._samples += int((~np.isnan([part.columns[name] for name in MEASURED])).any(axis=0).sum())
+        self._integrate(times[part.rows], part.columns["power"])
+        self._count(part.columns["energy_j"])
 
-    def _count(self, energy: float) -> None:
+    def _integrate(self, times: Floats, power: Floats) -> None:
+        """Sum up power between samples that both know it."""
+        x, y = np.concatenate([self._power, [times, power]], axis=1)
+        apart, area = np.diff(x), np.diff(x) * (y[1:] + y[:-1]) / 2
+        near = (apart >= 0) & (apart <= HOLE_S) & ~np.isnan(area)
+        self._area += float(area[near].sum())
+        self._slices += int(near.sum())
+        self._power = np.array([x[-1:], y[-1:]])
+
+    def _count(self, energy: Floats) -> None:
         """Take in the counter; one that fell begins anew."""
-        if self._counter is not None and energy >= self._counter:
-            self.counted += energy - self._counter
-            self.steps += 1
-        self._counter = energy
+        known = np.concatenate([self._counter, energy[~np.isnan(energy)]])
+        grown = np.diff(known)
+        self._counted += float(grown[grown >= 0].sum())
+        self.differences += int((grown >= 0).sum())
+        self._counter = known[-1:]
 
     def numbers(self) -> DeviceNumbers:
-        assert self.latest is not None
+        assert self._last is not None
         return DeviceNumbers(
-            gpu_index=self.latest.gpu_index,
-            gpu_name=self.latest.gpu_name,
-            uuid=self.latest.uuid,
-            samples=self.samples,
-            memory_total=self.latest.memory_total,
-            memory_used=self.of["memory_used"].spread(),
-            utilization=self.of["utilization"].spread(),
-            power=self.of["power"].spread(),
-            temperature=self.of["temperature"].spread(),
-            sm_clock=self.of["sm_clock"].spread(),
-            joules=self.counted if self.steps else self.area if self.slices else None,
+            gpu_index=self._last.gpu_index,
+            gpu_name=self._last.gpu_name,
+            uuid=self._last.uuid,
+            samples=self._samples,
+            memory_total=self._last.memory_total,
+            memory_used=self._of["memory_used"].spread(),
+            utilization=self._of["utilization"].spread(),
+            power=self._of["power"].spread(),
+            temperature=self._of["temperature"].spread(),
+            sm_clock=self._of["sm_clock"].spread(),
+            joules=self._counted if self.differences else self._area if self._slices else None,
         )
 
 
-def _source(devices: dict[int, _Device]) -> str:
-    return "counter" if all(device.steps for device in devices.values()) else "power"
+def _memory(block: Block) -> dict[int, Floats]:
+    """Return the memory of each device at each moment of a block; NaN: not known, or not there."""
+    memory = {}
+    for part in block.parts:
+        values = np.full(len(block), np.nan)
+        values[part.rows] = part.columns["memory_used"]
+        memory[part.gpu_index] = values
+    return memory
+
+
+def _totals(memory: Mapping[int, Floats]) -> Floats:
+    """Return the memory of all devices together at the moments at which one is known."""
+    values = np.array(list(memory.values()))
+    known = ~np.isnan(values)
+    return np.where(known, values, 0.0).sum(axis=0)[known.any(axis=0)]  # type: ignore[no-any-return]
+
+
+def _source(devices: Mapping[int, _Device]) -> str:
+    return "counter" if all(device.differences for device in devices.values()) else "power"
 
 
 def _notes(path: Path, samples: int, loss: Loss | None) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from kmatrix.stats import balance_quality, coefficient_of_variation
 SIMULATED = "(simulated)"  # how the name of a simulated GPU ends
 HIDDEN_STRAGGLER = 0.05  # share of the time of a run, above which a straggler is told
 CPU = "cpu"
+MOMENTS = 512  # stretches of a timeline, at least, once there were so many samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

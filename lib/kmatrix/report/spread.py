@@ -3,108 +3,98 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from kmatrix.report.gpu_values import Moment, Spread
+import numpy as np
+from numpy.typing import NDArray
 
-CHUNK = 4096  # values that wait for being folded in
-MOMENTS = 512  # of a timeline, at least, once there were so many samples
+from kmatrix.report.gpu_values import MOMENTS, Moment, Spread
+
+Floats = NDArray[np.float64]
+MOST = 2 * MOMENTS  # stretches of a timeline
 
 
 class SpreadOf:
-    """Takes values in, and gives their spread without keeping them. waiting: values not yet folded in, finite.
+    """Takes values in, and gives their spread without keeping them.
 
-    Chunks are merged after Chan, Golub and LeVeque, The American Statistician 37 (1983).
+    Parts are merged after Chan, Golub and LeVeque, The American Statistician 37 (1983).
     """
 
     def __init__(self) -> None:
-        self.waiting: list[float] = []
         self._count, self._mean, self._squares = 0, 0.0, 0.0
         self._low, self._high = math.inf, -math.inf
 
-    def add(self, value: float) -> None:
-        """Take in one finite value."""
-        self.waiting.append(value)
-        if len(self.waiting) >= CHUNK:
-            self.fold()
+    def add(self, values: Floats) -> None:
+        """Take in finite values. NaN are passed over."""
+        if math.isnan(values.sum()):
+            values = values[~np.isnan(values)]
+        count = len(values)
+        if not count:
+            return
+        mean = float(values.mean())
+        off = values - mean
+        total, apart = self._count + count, mean - self._mean
+        self._squares += float(off @ off) + apart * apart * self._count * count / total
+        self._mean += apart * count / total
+        self._count = total
+        self._low, self._high = min(self._low, float(values.min())), max(self._high, float(values.max()))
 
     def spread(self) -> Spread | None:
         """Return the spread so far; None without a value."""
-        self.fold()
         if not self._count:
             return None
         deviation = math.sqrt(self._squares / self._count)
         return Spread(mean=self._mean, deviation=deviation, low=self._low, high=self._high)
 
-    def fold(self) -> None:
-        """Fold in what waits."""
-        values, count = self.waiting, len(self.waiting)
-        if not count:
-            return
-        mean = math.fsum(values) / count
-        squares = math.fsum([(value - mean) ** 2 for value in values])
-        total, apart = self._count + count, mean - self._mean
-        self._squares += squares + apart * apart * self._count * count / total
-        self._mean += apart * count / total
-        self._count = total
-        lowest, highest = min(values), max(values)
-        self._low, self._high = min(self._low, lowest), max(self._high, highest)
-        self.waiting.clear()
-
 
 class TimelineOf:
-    """Takes moments in, and gives a timeline of MOMENTS to twice as many stretches, each the mean over its samples."""
+    """Takes moments in, and gives a timeline of at most MOST stretches, each the mean over its samples.
+
+    Once there were more samples than that, it has at least half as many stretches.
+    """
 
     def __init__(self) -> None:
-        self._stretches: list[_Stretch] = []
+        self._samples = 0
         self._width = 1  # samples of a stretch
+        self._seconds = np.zeros(MOST)  # sums
+        self._memory: dict[int, tuple[Floats, Floats]] = {}  # of each device: sums, and how many values are in them
 
-    def add(self, seconds: float, memory: Mapping[int, float | None]) -> None:
-        """Take in the memory of each device at one moment."""
-        if not self._stretches or self._stretches[-1].count >= self._width:
-            if len(self._stretches) == 2 * MOMENTS:
-                self._halve()
-            self._stretches.append(_Stretch())
-        self._stretches[-1].add(seconds, memory)
+    def add(self, seconds: Floats, memory: Mapping[int, Floats]) -> None:
+        """Take in moments: their times, and at each the memory of each device; NaN: not known."""
+        while self._samples + len(seconds) > MOST * self._width:
+            self._halve()
+        stretch = np.arange(self._samples, self._samples + len(seconds)) // self._width
+        self._samples += len(seconds)
+        self._seconds += np.bincount(stretch, seconds, minlength=MOST)
+        for device, values in memory.items():
+            sums, counts = self._memory.setdefault(device, (np.zeros(MOST), np.zeros(MOST)))
+            known = ~np.isnan(values)
+            sums += np.bincount(stretch[known], values[known], minlength=MOST)
+            counts += np.bincount(stretch[known], minlength=MOST)
 
-    def moments(self, devices: list[int]) -> tuple[Moment, ...]:
+    def moments(self, devices: Sequence[int]) -> tuple[Moment, ...]:
         """Return the timeline, with the devices in this order."""
-        return tuple(stretch.moment(devices) for stretch in self._stretches)
+        length = -(-self._samples // self._width)
+        samples = np.minimum(self._width, self._samples - self._width * np.arange(length))
+        seconds = self._seconds[:length] / samples
+        columns = [self._means(device, length) for device in devices]
+        return tuple(
+            Moment(second, tuple(column[at] for column in columns)) for at, second in enumerate(seconds.tolist())
+        )
+
+    def _means(self, device: int, length: int) -> list[float | None]:
+        """Return the mean of each stretch; None where it has no value."""
+        if device not in self._memory:
+            return [None] * length
+        sums, counts = (column[:length].tolist() for column in self._memory[device])
+        return [total / count if count else None for total, count in zip(sums, counts, strict=True)]
 
     def _halve(self) -> None:
         """Make one stretch of two."""
-        pairs = zip(self._stretches[::2], self._stretches[1::2], strict=True)
-        self._stretches = [first.joined(second) for first, second in pairs]
+        self._seconds = _paired(self._seconds)
+        self._memory = {device: (_paired(sums), _paired(counts)) for device, (sums, counts) in self._memory.items()}
         self._width *= 2
 
 
-class _Stretch:
-    """Sums over some samples."""
-
-    __slots__ = ("count", "memory", "seconds")
-
-    def __init__(self) -> None:
-        self.count, self.seconds = 0, 0.0
-        self.memory: dict[int, tuple[float, int]] = {}
-
-    def add(self, seconds: float, memory: Mapping[int, float | None]) -> None:
-        self.count += 1
-        self.seconds += seconds
-        for device, value in memory.items():
-            if value is not None:
-                total, count = self.memory.get(device, (0.0, 0))
-                self.memory[device] = (total + value, count + 1)
-
-    def joined(self, other: _Stretch) -> _Stretch:
-        self.count += other.count
-        self.seconds += other.seconds
-        for device, (total, count) in other.memory.items():
-            mine = self.memory.get(device, (0.0, 0))
-            self.memory[device] = (mine[0] + total, mine[1] + count)
-        return self
-
-    def moment(self, devices: list[int]) -> Moment:
-        sums = [self.memory.get(device) for device in devices]
-        return Moment(
-            self.seconds / self.count, tuple(None if known is None else known[0] / known[1] for known in sums)
-        )
+def _paired(values: Floats) -> Floats:
+    return np.concatenate([values[::2] + values[1::2], np.zeros(len(values) // 2)])

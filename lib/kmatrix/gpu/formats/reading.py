@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import csv
-import json
+import io
 import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from kmatrix.errors import RecordError
+from kmatrix.gpu.formats.scanning import Scanner, opening
 from kmatrix.gpu.formats.values import GpuSample, Snapshot
 
 CHUNK = 1 << 18  # characters that are read at once
-LONGEST = 1 << 23  # characters of one object; a longer one is damaged
-_ENTRY = re.compile(r'\{\s*"timestamp"')  # where an object begins after a damaged one
-_SAMPLES = re.compile(r'"samples"\s*:\s*\[')
+CSV_BEGIN = "timestamp,"
+NO_ENTRY = "an entry has no time or no GPU"
+MEMORY = ("memory_used", "memory_used_mb", "memory_mb")  # the names that used memory goes by; the first there counts
+TOTAL = ("memory_total", "memory_total_mb")
+CLOCKS = ("gpu", "sm", "graphics")  # likewise, within `clocks`
 _COLUMN = re.compile(r"gpu(\d+)_(\w+)")
 _CSV_NAMES = {
     "power_w": "power",
@@ -27,7 +31,6 @@ _CSV_NAMES = {
     "mem_used_mb": "memory_used",
     "mem_total_mb": "memory_total",
 }
-_SPACE = " \t\r\n,"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +46,30 @@ class Loss:
         return f"{self.path}: {self.why}; {self.complete} entries were read, {self.damaged} or more were lost"
 
 
-class StatsReader(Iterator[Snapshot]):
-    """Iterates over the snapshots of a file. `loss` says afterwards what could not be read; None: nothing."""
+class LossyReader:
+    """What readers of recordings share. `loss` says at the end what could not be read; None: nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.loss: Loss | None = None
-        self._complete = 0
+        self._complete, self._damaged = 0, 0
+        self._why = ""
+
+    @property
+    def loss(self) -> Loss | None:
+        if not self._why:
+            return None
+        return Loss(path=self.path, complete=self._complete, damaged=self._damaged, why=self._why)
+
+    def _lost(self, why: str, damaged: int) -> None:
+        self._why = why
+        self._damaged += damaged
+
+
+class StatsReader(LossyReader, Iterator[Snapshot]):
+    """Iterates over the snapshots of a file, one value at a time."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
         self._entries = self._read()
 
     def __next__(self) -> Snapshot:
@@ -58,73 +78,20 @@ class StatsReader(Iterator[Snapshot]):
         return snapshot
 
     def _read(self) -> Iterator[Snapshot]:
-        try:
-            with self.path.open(encoding="utf-8", errors="replace", newline="") as file:
-                begin = file.read(CHUNK)
-                if begin.startswith("timestamp,"):
-                    file.seek(0)
-                    yield from self._csv(file)
-                else:
-                    yield from self._array(file, begin)
-        except FileNotFoundError:
-            raise RecordError(
-                f"{self.path} is missing", fix="name a gpu_stats*.json or gpu_metrics*.csv file"
-            ) from None
-
-    def _array(self, file: IO[str], text: str) -> Iterator[Snapshot]:
-        """Yield the entries of a JSON array, of `text` and what follows it in the file."""
-        decoder, at = json.JSONDecoder(), self._opening(text)
-        while True:
-            while at < len(text) and text[at] in _SPACE:
-                at += 1
-            if at < len(text) and text[at] == "]":
+        with opened(self.path) as binary:
+            file = io.TextIOWrapper(binary, encoding="utf-8", errors="replace", newline="")
+            begin = file.read(CHUNK)
+            if begin.startswith(CSV_BEGIN):
+                file.seek(0)
+                yield from self._csv(file)
                 return
-            try:
-                value, at = decoder.raw_decode(text, at)
-            except json.JSONDecodeError:
-                more = file.read(CHUNK) if len(text) - at < LONGEST else ""
-                text, at = text[at:] + more, 0
-                if more:
-                    continue
-                if not text.strip():
-                    self._lost("the array has no end", 0)
-                    return
-                found = _ENTRY.search(text, 1)
-                self._lost("an entry is damaged" if found else "the file is cut short", 1)
-                text = text[found.start() :] if found else self._skip(file)
-                if not text:
-                    return
-                continue
-            snapshot = _snapshot(value)
-            if snapshot is None:
-                self._lost("an entry has no time or no GPU", 1)
-            else:
-                yield snapshot
-            if at > CHUNK // 2:
-                text, at = text[at:], 0
-
-    def _skip(self, file: IO[str]) -> str:
-        """Return what follows from the next entry on; nothing where there is none."""
-        text = ""
-        while more := file.read(CHUNK):
-            text = text[-64:] + more
-            if found := _ENTRY.search(text):
-                return text[found.start() :]
-        return ""
-
-    def _opening(self, text: str) -> int:
-        """Return where the entries begin: an array, or an object with an array named samples."""
-        at = len(text) - len(text.lstrip("\ufeff \t\r\n"))
-        if text[at : at + 1] == "[":
-            return at + 1
-        found = _SAMPLES.search(text) if text[at : at + 1] == "{" else None
-        if found:
-            return found.end()
-        raise RecordError(
-            f"{self.path} is no recording of GPUs",
-            why="it is neither a JSON array nor an object with `samples`, nor a CSV with a timestamp column",
-            fix="name a gpu_stats*.json or gpu_metrics*.csv file",
-        )
+            at, alone = array_at(begin, self.path)
+            for value in Scanner(begin[at:], partial(file.read, CHUNK), self._lost, alone=alone).values():
+                snapshot = snapshot_of(value)
+                if snapshot is None:
+                    self._lost(NO_ENTRY, 1)
+                else:
+                    yield snapshot
 
     def _csv(self, file: IO[str]) -> Iterator[Snapshot]:
         rows = csv.reader(line.replace("\0", "") for line in file)
@@ -141,10 +108,6 @@ class StatsReader(Iterator[Snapshot]):
             samples = [_sample({"gpu_index": gpu, **_cells(row, columns)}, gpu) for gpu, columns in gpus.items()]
             yield Snapshot(time=time, samples=tuple(samples))
 
-    def _lost(self, why: str, damaged: int) -> None:
-        before = self.loss.damaged if self.loss else 0
-        self.loss = Loss(path=self.path, complete=self._complete, damaged=before + damaged, why=why)
-
 
 def read_stats(path: Path) -> StatsReader:
     """Return the snapshots of a gpu_stats*.json of ours or of the original project, or of a CSV; see StatsReader.
@@ -154,7 +117,27 @@ def read_stats(path: Path) -> StatsReader:
     return StatsReader(path)
 
 
-def _snapshot(value: Any) -> Snapshot | None:
+def opened(path: Path) -> IO[bytes]:
+    """Open a recording. Raises RecordError where there is none."""
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        raise RecordError(f"{path} is missing", fix="name a gpu_stats*.json or gpu_metrics*.csv file") from None
+
+
+def array_at(text: str, path: Path) -> tuple[int, bool]:
+    """Return where the entries of a recording begin, and whether its array stands alone. Raises RecordError."""
+    found = opening(text)
+    if found is None:
+        raise RecordError(
+            f"{path} is no recording of GPUs",
+            why="it is neither a JSON array nor an object with `samples`, nor a CSV with a timestamp column",
+            fix="name a gpu_stats*.json or gpu_metrics*.csv file",
+        )
+    return found
+
+
+def snapshot_of(value: Any) -> Snapshot | None:
     """Return an entry of either layout as a value; None when it is no entry."""
     if not isinstance(value, dict):
         return None
@@ -174,13 +157,13 @@ def _sample(entry: Mapping[str, Any], position: int) -> GpuSample:
         gpu_name=str(entry.get("gpu_name") or f"GPU {position if index is None else int(index)}"),
         uuid=str(entry.get("uuid") or ""),
         utilization=_number(entry.get("utilization")),
-        memory_used=_first(entry, "memory_used", "memory_used_mb", "memory_mb"),
-        memory_total=_first(entry, "memory_total", "memory_total_mb"),
+        memory_used=_first(entry, *MEMORY),
+        memory_total=_first(entry, *TOTAL),
         memory_percent=_number(entry.get("memory_percent")),
         power=_number(entry.get("power")),
         power_instant=_number(entry.get("power_instant")),
         power_limit=_number(entry.get("power_limit")),
-        temperature=_first(entry, "temperature") if "temperature" in entry else _hottest(temperatures),
+        temperature=_first(entry, "temperature") if "temperature" in entry else hottest(temperatures),
         sm_clock=_first(entry, "sm_clock") if "sm_clock" in entry else _clock(clocks),
         energy_j=_number(entry.get("energy_j")),
     )
@@ -194,7 +177,7 @@ def _first(entry: Mapping[str, Any], *names: str) -> float | None:
     return next((_number(entry[name]) for name in names if name in entry), None)
 
 
-def _hottest(temperatures: Any) -> float | None:
+def hottest(temperatures: Any) -> float | None:
     """Return the GPU's own temperature, else the highest that is known."""
     if not isinstance(temperatures, dict):
         return None
@@ -204,7 +187,7 @@ def _hottest(temperatures: Any) -> float | None:
 
 
 def _clock(clocks: Any) -> float | None:
-    return _first(clocks, "gpu", "sm", "graphics") if isinstance(clocks, dict) else None
+    return _first(clocks, *CLOCKS) if isinstance(clocks, dict) else None
 
 
 def _time(value: Any) -> float | None:
@@ -220,7 +203,10 @@ def _time(value: Any) -> float | None:
 def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if math.isfinite(value) else None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # an integer beyond every float
+        return None
 
 
 def _text(value: str) -> float | None:
