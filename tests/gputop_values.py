@@ -62,12 +62,16 @@ class Recorder:
         }
         self._file = SampleFile(self.run.gpu_samples, header)
 
-    def write(self, count: int) -> None:
-        """utilization: the number of the sample; the other columns 50 + index of the GPU."""
+    @property
+    def now(self) -> float:
+        """The time of the last sample."""
+        return self.started + (self.count - 1) / self.hz
+
+    def write(self, count: int, *, utilization: float | None = None) -> None:
+        """utilization: the number of the sample unless given; the other columns 50 + index of the GPU."""
         for _ in range(count):
-            values = [
-                float(self.count) if name == "utilization" else 50.0 + i for i in range(self.gpus) for name in COLUMNS
-            ]
+            busy = float(self.count) if utilization is None else utilization
+            values = [busy if name == "utilization" else 50.0 + i for i in range(self.gpus) for name in COLUMNS]
             self._file.append(self.started + self.count / self.hz, values)
             self.count += 1
 

@@ -10,6 +10,7 @@ import kconfiglib as kc
 import pytest
 from support import ROOT
 
+from kmatrix.alerts import SYMBOLS, Thresholds
 from kmatrix.config import RULES
 from kmatrix.kconfig import Tree
 from kmatrix.kconfig.assign import ALIASES
@@ -145,8 +146,16 @@ def test_neutral_symbols_are_places_intervals_limits_and_the_monitor_only():
     assert TREE.neutral == {
         *("RESULTS_DIR", "DATA_DIR", "CHECKPOINT_DIR", "RUN_TIMEOUT", "AUTO_GENERATE_GRAPHS"),
         *("GPU_MONITOR", "GPU_MONITOR_HZ"),
+        *SYMBOLS.values(),
         *("GPT2_LOG_INTERVAL", "GPT2_SAVE_CHECKPOINT", "GPT2_CHECKPOINT_INTERVAL", "GPT2_PEAK_TFLOPS"),
     }
+
+
+def test_an_alert_has_the_same_default_in_menuconfig_and_in_the_code():
+    values = {name: TREE.kconf.syms[name].str_value for name in SYMBOLS.values()}
+
+    assert Thresholds.of(values) == Thresholds()
+    assert {name for name in SETTINGS if name.startswith("ALERT_")} == set(SYMBOLS.values())
 
 
 def test_aliases_lead_to_symbols_and_hide_none():

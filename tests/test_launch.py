@@ -131,7 +131,20 @@ def test_the_status_files_are_those_of_the_contract(matrix, plan):
     drive(matrix, [one], engine(), poll_s=0.02)
     status = status_of(one)
     assert set(status) == {
-        *("schema", "run_id", "name", "status", "reason", "attempt", "started", "ended", "exit_code", "pid", "log_tail")
+        *(
+            "schema",
+            "run_id",
+            "name",
+            "status",
+            "reason",
+            "attempt",
+            "started",
+            "ended",
+            "exit_code",
+            "pid",
+            "log_tail",
+        ),
+        "alerts",
     }
     assert (status["run_id"], status["status"], status["attempt"], status["exit_code"]) == ("id-a", "finished", 1, 0)
     assert (status["reason"], status["pid"], status["log_tail"]) == (None, None, [])

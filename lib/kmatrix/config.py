@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kmatrix.alerts import Thresholds
 from kmatrix.errors import ConfigError
 from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, ModelShape, by_depth
 
@@ -21,7 +22,7 @@ class Config:
     """What the control side needs of one run's or one matrix's configuration.
 
     Directories are as written: relative ones start at the project's root.  run_timeout_s: 0 for none.
-    monitor_hz: samples a second, 0 for no recording.
+    monitor_hz: samples a second, 0 for no recording.  alerts: what is told while a run goes on.
     """
 
     results_dir: str
@@ -30,6 +31,7 @@ class Config:
     run_timeout_s: int
     graphs: bool
     monitor_hz: int
+    alerts: Thresholds
 
 
 def read(symbols: Mapping[str, Any]) -> Config:
@@ -41,6 +43,7 @@ def read(symbols: Mapping[str, Any]) -> Config:
         run_timeout_s=_need(symbols, "RUN_TIMEOUT"),
         graphs=_need(symbols, "AUTO_GENERATE_GRAPHS"),
         monitor_hz=_need(symbols, "GPU_MONITOR_HZ") if _need(symbols, "GPU_MONITOR") else 0,
+        alerts=Thresholds.of(symbols),
     )
 
 

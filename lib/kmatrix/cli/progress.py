@@ -8,6 +8,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
+from kmatrix.alerts import Alert, Kind, Severity
 from kmatrix.launch.watch import Progress
 from kmatrix.records import Status
 
@@ -34,6 +35,7 @@ class ProgressDisplay:
         self._every_s = every_s
         self._dead = False
         self._shown: dict[str, float] = {}  # run -> monotonic seconds of its last plain line
+        self._told: set[tuple[str, Kind, str, float]] = set()  # alerts that were printed
         self._drawn = 0.0
         self._live: Live | None = None
         self._console: Console | None = None
@@ -58,12 +60,36 @@ class ProgressDisplay:
         if self._dead:
             return
         try:
+            for alert in self._new_alerts(progress):
+                self._tell(progress, alert)
             if self._console is not None:
                 self._draw(self._console, progress)
             else:
                 self._print(progress)
         except (OSError, ValueError):  # ValueError: the stream was closed
             self._dead = True
+
+    def _new_alerts(self, progress: Progress) -> list[Alert]:
+        """Return the alerts that were not printed yet: each is told once, when it begins."""
+        new = []
+        for alert in progress.alerts:
+            key = (progress.run, alert.kind, alert.about, alert.since)
+            if key not in self._told:
+                self._told.add(key)
+                new.append(alert)
+        return new
+
+    def _tell(self, progress: Progress, alert: Alert) -> None:
+        """Print what a run is warned of: a line that stays, on a terminal above the live one."""
+        text = alert_line(progress, alert)
+        if self._console is None:
+            self._stream.write(text + "\n")
+            self._stream.flush()
+            return
+        from rich.text import Text
+
+        style = "red" if alert.severity is Severity.CRITICAL else "yellow"
+        self._console.print(Text(text, style=style), soft_wrap=True)
 
     def _print(self, progress: Progress) -> None:
         """One line at the start, one every 30 s, one at the end."""
@@ -115,6 +141,8 @@ def running_line(progress: Progress) -> str:
         parts.append(f"{short(progress.tokens_per_second)} tok/s")
     if progress.left_s is not None:
         parts.append(f"left {clock(progress.left_s)}")
+    if progress.alerts:
+        parts.append(f"{len(progress.alerts)} alert{'s' if len(progress.alerts) > 1 else ''}")
     return "  ".join([*parts, progress.note] if progress.note else parts)
 
 
@@ -128,6 +156,11 @@ def ended_line(progress: Progress) -> str:
     if progress.reason:
         parts.append(progress.reason)
     return "  ".join(parts)
+
+
+def alert_line(progress: Progress, alert: Alert) -> str:
+    """`! gpt2_muon_2gpu  GPU 1: 91 C, from 87 C on (look after cooling ...)`."""
+    return f"! {progress.run}  {alert.text} ({alert.advice})"
 
 
 def clock(seconds: float) -> str:

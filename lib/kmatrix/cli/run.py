@@ -89,7 +89,7 @@ def _run_matrix(arguments: Arguments, plan: Plan) -> int:
     matrix, plans = create(_creation(arguments, plan, configs, skipped))
     print(f"{_several(len(plans), 'run')} in {shown(matrix.path)}" + (f", {len(skipped)} skipped" if skipped else ""))
     with ProgressDisplay() as show:
-        outcome = drive(matrix, plans, engine, skipped=skipped, show=show)
+        outcome = drive(matrix, plans, engine, skipped=skipped, show=show, limits=plan.config.alerts)
     from kmatrix.cli.results import report
 
     report(matrix, draw=plan.config.graphs)

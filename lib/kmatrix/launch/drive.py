@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kmatrix.alerts import Alert, Thresholds
 from kmatrix.errors import LaunchError, RecordError
+from kmatrix.launch.alarm import Alarm, kept
 from kmatrix.launch.engine import Engine, JobState, Phase, RunPlan
 from kmatrix.launch.lock import held
 from kmatrix.launch.signals import Asked, listening
@@ -43,10 +45,12 @@ def drive(
     skipped: Mapping[str, str] | None = None,
     show: Callable[[Progress], None] | None = None,
     poll_s: float = 0.1,
+    limits: Thresholds | None = None,
 ) -> Outcome:
     """Run the plans to their end and return how it went; no process is left in any case.
 
     skipped: run name -> why it is not run.  show: called with each change and at each look (every poll_s seconds).
+    limits: what runs are warned of while they go on.
     Exit code 0: all finished; 1: a run failed or was skipped; 130: stopped, resumable.
     Raises LaunchError when the runs do not fit here, another runner has the matrix, or a status cannot be written.
     """
@@ -57,7 +61,7 @@ def drive(
             fix="change the configuration, or the number of GPUs, and look at it with make test-matrix-dry-run",
         )
     with held(matrix), listening() as asked:
-        driver = _Driver(matrix, plans, engine, dict(skipped or {}), show)
+        driver = _Driver(matrix, plans, engine, dict(skipped or {}), show, limits=limits or Thresholds())
         try:
             driver.begin()
             driver.loop(asked, poll_s)
@@ -94,7 +98,11 @@ class _Driver:
         engine: Engine,
         skipped: dict[str, str],
         show: Callable[[Progress], None] | None,
+        *,
+        limits: Thresholds,
     ) -> None:
+        self._limits = limits
+        self._alarms: dict[str, Alarm] = {}
         self._matrix, self._engine, self._skipped, self._show = matrix, engine, skipped, show
         self._plans = {plan.name: plan for plan in plans}
         self._standing: dict[str, Status] = {}
@@ -170,6 +178,7 @@ class _Driver:
             self._end_run(plan, state, judge(plan, state))
         elif state.phase is Phase.RUNNING:
             self._tails[name].read()
+            self._warn(plan, state)
             self._display(name, Status.RUNNING, state=state, note="stopping, saving a checkpoint" if stopping else "")
         elif state.phase is Phase.PENDING and state.reason:
             self._display(name, Status.PLANNED, note=state.reason)
@@ -177,6 +186,7 @@ class _Driver:
     def _begin_run(self, plan: RunPlan, state: JobState) -> None:
         self._standing[plan.name] = Status.RUNNING
         self._index[plan.name] = len(self._index) + 1
+        self._alarms[plan.name] = Alarm(plan.dir, self._limits, self._tails[plan.name])
         _write_run(plan.dir, Status.RUNNING, attempt=plan.attempt, run_id=plan.run_id, state=state)
         self._write_matrix(Status.RUNNING)
         self._note("run started", run=plan.name, status=Status.RUNNING, attempt=plan.attempt, pid=state.pid)
@@ -184,12 +194,26 @@ class _Driver:
     def _end_run(self, plan: RunPlan, state: JobState, verdict: Verdict) -> None:
         self._standing[plan.name] = verdict.status
         known: dict[str, Any] = {"attempt": plan.attempt, "reason": verdict.reason or None}
-        _write_run(plan.dir, verdict.status, run_id=plan.run_id, state=state, log_tail=verdict.log_tail, **known)
+        self._tails[plan.name].read()
+        self._alarms[plan.name].end()
+        tail, alerts = verdict.log_tail, self._alarms[plan.name].alerts
+        _write_run(plan.dir, verdict.status, run_id=plan.run_id, state=state, log_tail=tail, alerts=alerts, **known)
         self._write_matrix(Status.RUNNING)
         self._note("run ended", run=plan.name, status=verdict.status, exit_code=state.exit_code, **known)
         self._tails[plan.name].read()
         final = verdict.result.get("final_val_loss") if verdict.result else None
         self._display(plan.name, verdict.status, state=state, reason=verdict.reason, val_loss=final)
+
+    def _warn(self, plan: RunPlan, state: JobState) -> None:
+        """Write what a run is warned of when that changes."""
+        alarm = self._alarms[plan.name]
+        change = alarm.look()
+        if not change.began and not change.ended:
+            return
+        _write_run(plan.dir, Status.RUNNING, attempt=plan.attempt, run_id=plan.run_id, state=state, alerts=alarm.alerts)
+        for event, alerts in (("alert", change.began), ("alert over", change.ended)):
+            for alert in alerts:
+                self._note(event, run=plan.name, **alert.to_json())
 
     def _settle(self, run: RunDir) -> None:
         """Note how a run stands that is not part of this drive; put right what a dead runner left."""
@@ -233,6 +257,7 @@ class _Driver:
                 elapsed_s=elapsed,
                 left_s=left if status is Status.RUNNING else None,
                 counts=self._counts(),
+                alerts=self._alarms[name].active if name in self._alarms else (),
             )
         )
 
@@ -264,8 +289,9 @@ def _write_run(
     state: JobState | None = None,
     reason: str | None = None,
     log_tail: Sequence[str] = (),
+    alerts: Sequence[Alert] | None = None,
 ) -> None:
-    """Write the status.json of a run. pid: only while it runs."""
+    """Write the status.json of a run. pid: only while it runs.  alerts: None for those that it has."""
     if run_id is None and run.run_json.exists():
         run_id = read_json(run.run_json).get("run_id")
     record = {
@@ -279,6 +305,7 @@ def _write_run(
         "exit_code": state.exit_code if state else None,
         "pid": state.pid if state and status is Status.RUNNING else None,
         "log_tail": list(log_tail),
+        "alerts": [alert.to_json() for alert in (kept(run) if alerts is None else alerts)],
     }
     with _writing(run.status):
         write_json(run.status, record)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kmatrix.alerts import Alert
 from kmatrix.records import Status
+
+LOSSES = 64  # training lines whose losses are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +23,7 @@ class Progress:
 
     index, total: the run is the index-th of total, from 1.  losses: nats a token.  elapsed_s, left_s:
     seconds.  counts: status -> runs of the matrix.  note: what is going on besides training.
+    alerts: those that hold now.
     """
 
     run: str
@@ -35,12 +40,15 @@ class Progress:
     elapsed_s: float | None = None
     left_s: float | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
+    alerts: tuple[Alert, ...] = ()
 
 
 class MetricsTail:
     """Follows metrics.jsonl. Each call of `read` costs what was appended since the one before.
 
     Make it before the attempt starts: lines that are there already belong to earlier ones.
+    losses: of the last training lines, None for one that is no number.  val_losses: of every evaluation.
+    mfu: percent.  newest: Unix seconds of the newest line.  lines: of training.
     """
 
     def __init__(self, path: Path, *, attempt: int = 1, max_iters: int | None = None) -> None:
@@ -53,6 +61,11 @@ class MetricsTail:
         self.loss: float | None = None
         self.val_loss: float | None = None
         self.tokens_per_second: float | None = None
+        self.mfu: float | None = None
+        self.newest: float | None = None
+        self.lines = 0
+        self.losses: deque[float | None] = deque(maxlen=LOSSES)
+        self.val_losses: list[float] = []
 
     def read(self) -> None:
         """Take in the complete lines that are new."""
@@ -84,6 +97,7 @@ class MetricsTail:
 
     def _take(self, line: Mapping[str, Any]) -> None:
         step, at = line.get("step"), _number(line.get("time"))
+        self.newest = at if at is not None else self.newest
         if isinstance(step, int):
             self.step = step
             if "train/loss" in line and at is not None:
@@ -91,8 +105,13 @@ class MetricsTail:
         if "train/loss" in line:
             self.loss = _number(line["train/loss"])
             self.tokens_per_second = _number(line.get("throughput/tokens_per_s"))
+            share = _number(line.get("throughput/mfu"))
+            self.mfu = None if share is None else 100.0 * share
+            self.losses.append(self.loss)
+            self.lines += 1
         if "val/loss" in line:
             self.val_loss = _number(line["val/loss"])
+            self.val_losses += [] if self.val_loss is None else [self.val_loss]
 
 
 def _number(value: object) -> float | None:

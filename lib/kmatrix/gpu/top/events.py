@@ -38,6 +38,11 @@ class Events:
                 self._now[gpu] = reasons
         return dict(self._now)
 
+    @property
+    def known(self) -> bool:
+        """Whether anything was told until the last moment asked for: else a GPU that is absent need not be lost."""
+        return self._done > 0
+
     def _read(self) -> None:
         """Take in the whole lines that were written since the last time."""
         try:
