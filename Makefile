@@ -95,6 +95,13 @@ summary: $(CORE) ## write and print the summary
 update-graphs: $(CORE) ## draw the graphs
 	$(KMATRIX)
 
+##@ Checkpoints (TARGET=<matrix directory>, RUN=<run directory, name or pattern>)
+.PHONY: list-checkpoints checkpoints-prune
+list-checkpoints: $(CORE) ## list each run's: step, kinds, loss, size, file
+	$(KMATRIX)
+checkpoints-prune: $(CORE) ## remove those that newer ones have replaced (asks; YES=1)
+	$(KMATRIX)
+
 ##@ Cleaning (results, checkpoints and datasets are never touched)
 .PHONY: clean mrproper
 clean: ## remove caches

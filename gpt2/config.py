@@ -23,7 +23,7 @@ VOCAB = {"gpt2": GPT2_VOCAB, "byte": BYTE_VOCAB}
 AT_LEAST_ONE = (
     *("n_layer", "n_head", "n_embd", "block_size", "vocab_multiple", "vocab_size", "batch_size"),
     *("gradient_accumulation", "global_batch", "max_iters", "eval_interval", "eval_samples", "log_interval"),
-    *("num_gpus", "cpu_threads"),
+    *("num_gpus", "cpu_threads", "keep_checkpoints"),
 )
 
 
@@ -68,6 +68,10 @@ class TrainConfig:
     seed: int
     save_checkpoint: bool
     checkpoint_interval: int
+    keep_checkpoints: int
+    keep_every: int
+    save_best: bool
+    async_checkpoint: bool
     optimizer: str
     weight_decay: float
     sgd_momentum: float | None

@@ -133,6 +133,10 @@ class Batches:
         """Return the epoch in which a step begins."""
         return self.order.epoch(step * self.config.global_batch)
 
+    def seek(self, step: int) -> None:
+        """Go on with the first micro-batch of a step."""
+        self._turn, self._ahead = step * self.config.gradient_accumulation, None
+
     def next(self) -> Batch:
         """Return the next micro-batch: idx (B, T) and targets (B, T)."""
         turn, self._turn = self._turn, self._turn + 1

@@ -31,7 +31,9 @@ class RunLog:
         self.params: int | None = None
         self.started = time.perf_counter()
         self.step = 0  # updates done
-        self.seconds = array("d")  # of each step
+        self.seconds = array("d")  # of each step of this attempt
+        self.before_s = 0.0  # seconds of the attempts that this one goes on from, up to their checkpoint
+        self.steady_before = array("d")  # their steps, without those that warmed up
         self.since_line = 0  # steps since the last line
         self.peak: float | None = None
         self.train: list[dict[str, Any]] = []  # what was written of training and of validation
@@ -55,6 +57,51 @@ class RunLog:
         if world.device.type == "cuda":
             devices = [torch.cuda.get_device_name(index) for index in range(world.size)]
         write_json(self.dir.run_used, {"train": used, "adjusted": adjusted, "devices": devices})
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the run began, over all attempts that are behind its weights."""
+        return self.before_s + time.perf_counter() - self.started
+
+    @property
+    def last_val_loss(self) -> float | None:
+        """The validation loss that was measured last."""
+        return self.val[-1]["val/loss"] if self.val else None
+
+    def evaluated(self, step: int) -> bool:
+        """Whether the weights after `step` updates were judged already, by this attempt or the one before."""
+        return bool(self.val) and bool(self.val[-1]["step"] == step)
+
+    def is_best(self, step: int) -> bool:
+        """Whether the weights after `step` updates have the lowest validation loss so far."""
+        return self.evaluated(step) and self.val[-1]["val/loss"] <= min(line["val/loss"] for line in self.val)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed attempt needs to tell of the whole run."""
+        return {
+            "train": columns(self.train),
+            "val": columns(self.val),
+            "attempt": self.attempt,
+            "elapsed_s": self.elapsed_s,
+            "steady": list(self._steady()),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what an earlier attempt knew at its checkpoint, or back to what this one knew.
+
+        Time does not go back: what this attempt took it took.
+        """
+        self.train, self.val = rows(state["train"]), rows(state["val"])
+        if state["attempt"] != self.attempt:
+            self.before_s = state["elapsed_s"]
+        self.steady_before = array("d", state["steady"])
+        self.seconds, self.since_line = array("d"), 0
+
+    def resumed(self, step: int) -> None:
+        """Say in metrics.jsonl that this attempt begins at a step: what was written of later ones is void."""
+        if self.main:
+            line = {"step": step, "time": time.time(), "attempt": self.attempt, "resumed": True}
+            append_jsonl(self.dir.metrics, line)
 
     def say(self, text: str) -> None:
         """Print one line at once."""
@@ -112,7 +159,7 @@ class RunLog:
         line = {
             "step": step,
             "time": time.time(),
-            "elapsed_s": time.perf_counter() - self.started,
+            "elapsed_s": self.elapsed_s,
             "tokens": step * self.config.tokens_per_step,
             "attempt": self.attempt,
             **values,
@@ -121,13 +168,23 @@ class RunLog:
         if self.main:
             append_jsonl(self.dir.metrics, finite_items(line))
 
-    def result(self, status: str, kind: str | None = None, reason: str | None = None) -> dict[str, Any]:
-        """Return what result.json says: how the attempt ended, and its numbers as far as there are any."""
+    def _steady(self) -> array[float]:
+        """Return the seconds of each step behind the weights, without those in which an attempt warmed up."""
+        return self.steady_before + self.seconds[min(WARMING_UP, len(self.seconds) // 2) :]
+
+    def result(
+        self, status: str, kind: str | None = None, reason: str | None = None, *, ended_by: str | None = None
+    ) -> dict[str, Any]:
+        """Return what result.json says: how the attempt ended, and its numbers as far as there are any.
+
+        ended_by: what a finished run ended by; its final validation loss is that of the step where it ended.
+        """
         config, world = self.config, self.world
         losses = [line["val/loss"] for line in self.val]
         best = min(self.val, key=lambda line: line["val/loss"], default=None)
-        complete = config is not None and bool(self.val) and self.val[-1]["step"] == config.max_iters
-        steady = self.seconds[min(WARMING_UP, len(self.seconds) // 2) :]
+        trained = ended_by is not None or (config is not None and self.step == config.max_iters)
+        complete = trained and self.evaluated(self.step)
+        steady = self._steady()
         speed, used = self._speed(statistics.fmean(steady)) if steady else (None, None)
         return finite_items(
             {
@@ -136,6 +193,7 @@ class RunLog:
                 "status": status,
                 "kind": kind,
                 "reason": reason,
+                "ended_by": ended_by,
                 "step": self.step,
                 "tokens": self.step * config.tokens_per_step if config else None,
                 "initial_val_loss": losses[0] if losses else None,
@@ -146,7 +204,8 @@ class RunLog:
                 "tokens_per_second": speed,
                 "mfu": used,
                 "step_ms": 1e3 * statistics.median(steady) if steady else None,
-                "seconds": time.perf_counter() - self.started,
+                "seconds": self.elapsed_s,
+                "attempt_seconds": time.perf_counter() - self.started,
                 "peak_memory_mib": peak_memory_mib(world) if world else None,
                 "world_size": world.size if world else None,
                 "device": world.device.type if world else None,
@@ -201,14 +260,27 @@ class RunLog:
             }
         )
 
-    def end(self, status: str, kind: str | None = None, reason: str | None = None) -> None:
+    def end(
+        self, status: str, kind: str | None = None, reason: str | None = None, *, ended_by: str | None = None
+    ) -> None:
         """Write training_metrics.json, and result.json last: the run ended when that one is there."""
         if not self.main:
             return
-        result = self.result(status, kind, reason)
+        result = self.result(status, kind, reason, ended_by=ended_by)
         if self.config and self.world:
             write_json(self.dir.training_metrics, self.training_metrics(result))
         write_json(self.dir.result, result)
+
+
+def columns(lines: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return lines of the log as one list for each key, None where a line lacks it: small in a checkpoint."""
+    keys = dict.fromkeys(key for line in lines for key in line)
+    return {key: [line.get(key) for line in lines] for key in keys}
+
+
+def rows(lists: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """Return what `columns` made into lists as lines again."""
+    return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
 
 
 def perplexity(loss: float | None) -> float | None:

@@ -1,47 +1,44 @@
 """Train one run, from its run.json to its result.json. Read it from top to bottom.
 
-torchrun --standalone --nproc-per-node=W -m gpt2.train RUN_DIR --attempt N
+torchrun --standalone --nproc-per-node=W -m gpt2.train RUN_DIR --attempt N --resume none|auto|latest|best|PATH
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import inspect
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import torch
-import torch.distributed
 from torch import nn
-from torch._C._distributed_c10d import GradBucket
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.nn.parallel import DistributedDataParallel
 
-from gpt2 import checkpoint, dist, failure, optim, schedule, shards
+from gpt2 import dist, failure, optim, schedule, shards
+from gpt2.checkpoint import Carried, Keeper, Parts
 from gpt2.config import TrainConfig
 from gpt2.data import Batches
 from gpt2.evaluate import Validation
 from gpt2.log import RunLog
 from gpt2.model import GPT, MODELS, autocast, configure_precision
+from gpt2.replicas import average_gradients, clip, distributed
 from gpt2.steps import Reading, Steps, Timings
-from kmatrix.errors import ConfigError, DataError, KmatrixError, RecordError
+from kmatrix.errors import ConfigError, DataError, KmatrixError
 from kmatrix.records import RunDir, read_json
-
-# The model's buffers are constants, and need not be sent at each forward pass; newer PyTorch has another name for it.
-NEW_NAME = "forward_sync_buffers"
-KNOWN = inspect.signature(DistributedDataParallel).parameters
-NO_BUFFERS: dict[str, Any] = {NEW_NAME if NEW_NAME in KNOWN else "broadcast_buffers": False}
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser = argparse.ArgumentParser(prog="gpt2.train", description="Train one run.")
     parser.add_argument("run_dir", type=Path, help="the folder that holds run.json")
     parser.add_argument("--attempt", type=int, default=1, help="which execution of this run this is")
+    parser.add_argument(
+        "--resume",
+        default="none",
+        help="none: from the start; auto: from the newest good checkpoint, or the start; latest, best, or a path",
+    )
     args = parser.parse_args(argv)
     dist.die_with_parent()
     rank, _, _ = dist.environment()
@@ -54,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     log = RunLog(run_dir, str(run.get("run_id")), args.attempt, main=rank == 0)
     stop = dist.Stop(lambda name: failure.give_up(log, rank, name))
     try:
-        code = train(run, log, stop)
+        code = train(run, log, stop, resume=args.resume)
     except Exception as error:
         print(f"error: {error}" if isinstance(error, KmatrixError) else traceback.format_exc(), file=sys.stderr)
         stop.seen()
@@ -65,12 +62,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     dist.finish(code)
 
 
-def train(run: Mapping[str, object], log: RunLog, stop: dist.Stop) -> int:  # noqa: PLR0912, PLR0915  (one text, top to bottom)
+def train(run: Mapping[str, object], log: RunLog, stop: dist.Stop, *, resume: str = "none") -> int:  # noqa: PLR0912, PLR0915  (one text, top to bottom)
     """Train, write what came of it, and return the exit status. Any other end is an exception."""
     values = run.get("train")
     config = TrainConfig.from_json(values if isinstance(values, dict) else {})
     world = dist.start(config)
-    checkpoints = Path(config.checkpoint_dir)
 
     # Data
     check_data(config, log)
@@ -84,14 +80,21 @@ def train(run: Mapping[str, object], log: RunLog, stop: dist.Stop) -> int:  # no
     raw = build_model(config).to(world.device)
     optimizers = optim.build(config, raw)
     compiled: nn.Module = torch.compile(raw) if config.compile else raw  # type: ignore[assignment]  # it is a module
-    ddp = distributed(compiled, config, world) if world.size > 1 else None
-    model = ddp or compiled
     parameters = list(raw.parameters())
     log.begin(config, world, raw.params)
     log.say(
         f"Training {config.model} ({raw.params:,} parameters) on {config.dataset} with {config.optimizer}: "
         f"{config.max_iters} steps of {config.tokens_per_step} tokens, {world.size} x {world.device_name}"
     )
+
+    # What goes on over a resume besides model, optimizers and random numbers
+    carried: dict[str, Carried] = {"log": log}
+    keeper = Keeper(Parts(config=config, world=world, model=raw, optimizers=optimizers, carried=carried), log)
+    keeper.resume(resume)
+    keeper.forecast()
+    batches.seek(log.step)
+    ddp = distributed(compiled, config, world) if world.size > 1 else None
+    model = ddp or compiled
 
     # The loop
     def settle(reading: Reading | None) -> bool:
@@ -105,7 +108,9 @@ def train(run: Mapping[str, object], log: RunLog, stop: dist.Stop) -> int:  # no
         return reading.stop
 
     def evaluate(step: int) -> bool:
-        """Measure and log the validation loss; False when a stop cut it short."""
+        """Measure and log the validation loss, if that was not done; False when a stop cut it short."""
+        if log.evaluated(step):
+            return True
         with optimizers.judged():
             loss = validation.loss(compiled, lambda: stop.asked)
         if loss is None:
@@ -115,19 +120,6 @@ def train(run: Mapping[str, object], log: RunLog, stop: dist.Stop) -> int:  # no
         log.validation(step, loss)
         return True
 
-    def save(name: str) -> None:
-        """Write a checkpoint of the weights after log.step updates; a periodic one may fail, and training goes on."""
-        if not world.main:
-            return
-        try:
-            state = checkpoint.state(config, raw, optimizers, step=log.step, run_id=log.run_id)
-            checkpoint.save(checkpoints / name, state)
-            log.event(log.step, "checkpoint", str(checkpoints / name))
-        except RecordError as error:
-            if name != checkpoint.LAST:
-                raise
-            log.event(log.step, "checkpoint failed", failure.last_line(error))
-
     gc.collect()
     gc.freeze()  # what lives as long as the run is not looked through again
     steps = Steps(world)
@@ -135,16 +127,15 @@ def train(run: Mapping[str, object], log: RunLog, stop: dist.Stop) -> int:  # no
     if ddp:
         ddp.register_comm_hook(None, lambda _, bucket: average_gradients(steps, bucket))  # no annotations: DDP's wish
     try:
-        for step in range(config.max_iters):
-            evaluation_due = step % config.eval_interval == 0
-            checkpoint_due = bool(step and config.checkpoint_interval) and step % config.checkpoint_interval == 0
-            if evaluation_due or checkpoint_due:
+        while log.step < config.max_iters:
+            step = log.step
+            evaluation_due = step % config.eval_interval == 0 and not log.evaluated(step)
+            if evaluation_due or keeper.due(step):
                 if settle(steps.drain()):
                     break
                 if evaluation_due:
                     evaluate(step)
-                if checkpoint_due:
-                    save(checkpoint.LAST)
+                keeper.save(*keeper.reasons())
                 steps.restart()
 
             if config.dropout:
@@ -177,25 +168,25 @@ def train(run: Mapping[str, object], log: RunLog, stop: dist.Stop) -> int:  # no
     except failure.NotFiniteError as error:
         stop.seen()
         log.event(log.step, "nan", str(error))
+        keeper.wait()
         log.end("failed", "nan", str(error))
         world.barrier()
         return dist.EXIT_FAILED
+    finally:
+        keeper.wait()  # a checkpoint that is being written is finished, however the loop ended
 
     if not finished:
         log.event(log.step, "stop", f"stopped after {log.step} of {config.max_iters} steps: {stop.signal or 'a peer'}")
-        save(checkpoint.STOP)
+        keeper.emergency()
         log.end("stopped", "signal", f"stopped by {stop.signal or 'a signal to another rank'} at step {log.step}")
         world.barrier()
         return dist.EXIT_STOPPED
 
-    if config.save_checkpoint:
-        save(checkpoint.FINAL)
-        if world.main:
-            checkpoint.discard(checkpoints, checkpoint.LAST, checkpoint.STOP)
+    keeper.save(*keeper.reasons(finished=True), wait=True)
     best = min(log.val, key=lambda line: line["val/loss"])
     log.say(f"Final validation loss: {log.val[-1]['val/loss']:.4f} | ppl: {log.val[-1]['val/perplexity']:.2f}")
     log.say(f"Best validation loss: {best['val/loss']:.4f} (Iter {best['step']})")
-    log.end("finished")
+    log.end("finished", ended_by="max_iters")
     world.barrier()  # torchrun ends the others as soon as one has ended badly: all end after the files are written
     return dist.EXIT_FINISHED
 
@@ -227,31 +218,6 @@ def build_model(config: TrainConfig) -> GPT:
         recompute=config.recompute,
         loss_chunk=config.loss_chunk,
     )
-
-
-def distributed(model: nn.Module, config: TrainConfig, world: dist.World) -> DistributedDataParallel:
-    """Return the model with its gradients averaged over the ranks after each step's last micro-batch."""
-    return DistributedDataParallel(
-        model,
-        device_ids=[world.device.index] if world.device.type == "cuda" else None,
-        gradient_as_bucket_view=True,
-        **NO_BUFFERS,
-        find_unused_parameters=bool(config.ddp_find_unused_params),
-    )
-
-
-def average_gradients(steps: Steps, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average one bucket of gradients over the ranks, as DDP does by itself; with the last, this rank has computed."""
-    if bucket.is_last():
-        steps.computed()
-    return allreduce_hook(torch.distributed.group.WORLD, bucket)  # type: ignore[arg-type]  # None means the world
-
-
-def clip(parameters: list[nn.Parameter], most: float) -> torch.Tensor:
-    """Scale the gradients down to a norm of `most` (0: leave them), and return the norm they had."""
-    if most:
-        return nn.utils.clip_grad_norm_(parameters, most)
-    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
 
 def dropout_seed(seed: int, step: int, rank: int) -> int:

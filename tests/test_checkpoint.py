@@ -43,8 +43,8 @@ def test_a_checkpoint_holds_all_that_training_needs_to_go_on_bit_for_bit(tmp_pat
     model = build_model(config)
     optimizers = optim.build(config, model)
     steps(config, model, optimizers, 0, 4)
-    state = checkpoint.state(config, model, optimizers, step=4, run_id="a")
-    checkpoint.save(tmp_path / "c.pt", state)
+    parts = checkpoint.Parts(config=config, world=WORLD, model=model, optimizers=optimizers)
+    checkpoint.save(tmp_path / "c.pt", checkpoint.state(parts, step=4, run_id="a", rng=[]))
     straight = steps(config, model, optimizers, 4, 8)
 
     loaded = checkpoint.load(tmp_path / "c.pt")
@@ -95,7 +95,7 @@ def test_a_truncated_checkpoint_is_refused_by_name(tmp_path, size):
 @pytest.mark.parametrize(
     "value, message",
     [
-        ({**VALUE, "schema": 2}, "has schema 2"),
+        ({**VALUE, "schema": 3}, "has schema 3"),
         ({"schema": 1, "step": 3}, "is not a whole checkpoint"),
         ([1, 2], "is not a checkpoint of kmatrix"),
     ],

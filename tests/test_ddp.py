@@ -14,6 +14,7 @@ from factories import ROOT, environment, make_run, train_command
 
 from gpt2 import checkpoint
 from kmatrix.records import merged_metrics, read_json, read_jsonl
+from kmatrix.records.checkpoints import Kind, read_index
 from kmatrix.report.stragglers import read_ranks
 
 FAULTS = (str(Path(__file__).with_name("trainer_faults.py")),)
@@ -86,8 +87,9 @@ def test_sigterm_to_torchrun_stops_every_rank_with_a_checkpoint(tmp_path):
     assert (result["status"], result["kind"]) == ("stopped", "signal"), output
     assert "SIGTERM" in result["reason"]
     assert result["final_val_loss"] is None
-    state = checkpoint.load(run_dir.checkpoints / "stop.pt")
-    assert state["step"] == result["step"] > 5
+    (entry,) = read_index(run_dir.checkpoints)
+    assert entry.kinds == {Kind.EMERGENCY}
+    assert checkpoint.load(run_dir.checkpoints / entry.name)["step"] == entry.step == result["step"] > 5
     assert [event["event"] for event in read_jsonl(run_dir.events)] == ["stop", "checkpoint"]
     assert 'gpt2/train.py", line' not in output, "a rank ended with a traceback"
 
@@ -107,7 +109,7 @@ def test_a_nan_on_one_rank_ends_all_with_the_step_as_the_reason(tmp_path):
     result = read_json(run_dir.result)
     assert process.returncode == 1
     assert (result["status"], result["kind"], result["reason"]) == ("failed", "nan", "loss is nan at step 5"), output
-    assert checkpoint.load(run_dir.checkpoints / "last.pt")["step"] == 3
+    assert checkpoint.load(run_dir.checkpoints / "step_00000003.pt")["step"] == 3
     assert not list((run_dir.path / "ranks").glob("*/error.json"))
 
 
@@ -142,7 +144,7 @@ def test_no_rank_outlives_a_torchrun_that_is_killed(tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks), timeout=30)
     assert read_json(run_dir.result)["status"] == "stopped"
-    assert checkpoint.load(run_dir.checkpoints / "stop.pt")["step"] > 5
+    assert read_index(run_dir.checkpoints)[-1].step > 5
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def test_every_value_of_a_choice_is_known_to_the_trainer():
     known = attributes([*(ROOT / "gpt2").rglob("*.py"), ROOT / "lib" / "kmatrix" / "shapes.py"])
     values = {(name, member) for name in TREE.choices for member in TREE.members(name)}
 
-    assert {value for value in values if value[1] not in known} == {("GPT2_DEVICE", "auto")}
+    assert {value for value in values if value[1] not in known} <= {("GPT2_DEVICE", "auto")}
 
 
 def test_every_field_is_read_by_the_trainer_or_resolved_for_it():
@@ -147,6 +147,7 @@ def test_neutral_symbols_are_places_intervals_limits_and_the_monitor_only():
         *("RESULTS_DIR", "DATA_DIR", "CHECKPOINT_DIR", "RUN_TIMEOUT", "AUTO_GENERATE_GRAPHS"),
         *("GPU_MONITOR", "GPU_MONITOR_HZ"),
         *SYMBOLS.values(),
+        *("GPT2_KEEP_CHECKPOINTS", "GPT2_KEEP_EVERY", "GPT2_SAVE_BEST", "GPT2_ASYNC_CHECKPOINT"),
         *("GPT2_LOG_INTERVAL", "GPT2_SAVE_CHECKPOINT", "GPT2_CHECKPOINT_INTERVAL", "GPT2_PEAK_TFLOPS"),
     }
 

@@ -20,6 +20,7 @@ from gpt2.log import RunLog
 from gpt2.steps import Reading
 from gpt2.train import build_model, dropout_seed
 from kmatrix.records import RunDir, merged_metrics, read_json, read_jsonl
+from kmatrix.records.checkpoints import read_index
 
 WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 
@@ -106,15 +107,19 @@ def test_training_metrics_have_the_keys_of_the_original_and_agree_with_the_log(f
     assert (metrics["world_size"], metrics["global_batch"], metrics["seed"]) == (1, 4, 1337)
 
 
-def test_the_final_checkpoint_replaces_the_periodic_one_and_holds_the_weights_of_the_end(finished):
+def test_the_newest_the_best_and_the_final_checkpoint_stay_and_are_in_the_index(finished):
     run_dir, _ = finished
-    assert [path.name for path in run_dir.checkpoints.iterdir()] == ["final.pt"]
+    there = {path.name for path in run_dir.checkpoints.iterdir()}
+    steps = ["step_00000004.pt", "step_00000008.pt", "step_00000012.pt"]
+    assert there == {*steps, "best.pt", "final.pt", "index.json"}
+    kinds = {entry.step: set(entry.kinds) for entry in read_index(run_dir.checkpoints)}
+    assert kinds == {4: {"rolling"}, 8: {"rolling"}, 12: {"rolling", "best", "final"}}
     state = checkpoint.load(run_dir.checkpoints / "final.pt")
     assert state["step"] == 12
     config = TrainConfig.from_json(state["config"])
     build_model(config).load_state_dict(state["model"])
     events = [event["step"] for event in read_jsonl(run_dir.events) if event["event"] == "checkpoint"]
-    assert events == [4, 8, 12]
+    assert events == [4, 5, 8, 10, 12]
 
 
 def test_a_run_that_diverges_ends_failed_with_its_reason_and_no_final_checkpoint(tmp_path):
@@ -133,11 +138,11 @@ def test_a_run_that_diverges_ends_failed_with_its_reason_and_no_final_checkpoint
 
 
 def test_a_full_disk_costs_the_checkpoints_and_not_the_numbers(tmp_path):
-    run_dir = make_run(tmp_path, checkpoint_interval=4)
+    run_dir = make_run(tmp_path, checkpoint_interval=4, save_best=False)
     process = alone(run_dir, program=("tests/trainer_faults.py",), FAULT="full:0:0")
     result = read_json(run_dir.result)
     assert (result["status"], result["kind"], result["step"]) == ("failed", "error", 12), process.stderr
-    assert "final.pt could not be written" in result["reason"]
+    assert "step_00000012.pt could not be written" in result["reason"]
     assert result["final_val_loss"] == read_json(run_dir.training_metrics)["final_val_loss"] > 0
     events = [(event["step"], event["event"]) for event in read_jsonl(run_dir.events)]
     assert events == [(4, "checkpoint failed"), (8, "checkpoint failed"), (12, "failed")]

@@ -98,6 +98,16 @@ COMMANDS = {
         "kmatrix.cli.results:summary", "write and print the summary", frozenset({"TARGET", "RESULTS_DIR"})
     ),
     "update-graphs": Command("kmatrix.cli.results:graphs", "draw the graphs", frozenset({"TARGET", "RESULTS_DIR"})),
+    "list-checkpoints": Command(
+        "kmatrix.cli.checkpoints:list_checkpoints",
+        "list the checkpoints of a matrix or of RUN=",
+        frozenset({"TARGET", "RUN", "RESULTS_DIR"}),
+    ),
+    "checkpoints-prune": Command(
+        "kmatrix.cli.checkpoints:prune",
+        "remove checkpoints that newer ones have replaced",
+        frozenset({"TARGET", "RUN", "RESULTS_DIR", "YES"}),
+    ),
 }
 ALIASES = {"test_matrix": "test-matrix"}
 

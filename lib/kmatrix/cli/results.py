@@ -12,13 +12,13 @@ from kmatrix.records import MatrixDir
 
 def summary(arguments: Arguments) -> int:
     """Write summary_report.txt, results.json and all_results.json, and print the summary."""
-    report(_target(arguments), draw=False)
+    report(find_target(arguments), draw=False)
     return 0
 
 
 def graphs(arguments: Arguments) -> int:
     """Draw the graphs again."""
-    _draw(_target(arguments))
+    _draw(find_target(arguments))
     return 0
 
 
@@ -41,7 +41,8 @@ def _draw(matrix: MatrixDir) -> None:
         print(f"note: {sentence}")
 
 
-def _target(arguments: Arguments) -> MatrixDir:
+def find_target(arguments: Arguments) -> MatrixDir:
+    """Return the matrix that TARGET= names, the newest by default."""
     from kmatrix.report import find_matrix
 
     return find_matrix(_results_dir(arguments), arguments.get("TARGET") or None)

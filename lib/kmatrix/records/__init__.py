@@ -241,17 +241,19 @@ def read_run(run_dir: RunDir) -> RunRecord:
 
 
 def merged_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return one mapping for each step: lines of a step are merged, and the last attempt of a step counts."""
+    """Return one mapping for each step: lines of a step are merged, and what the last attempt says of it counts.
+
+    A line with "resumed" begins an attempt at its step: what was written of later steps before it is void.
+    """
     steps: dict[int, dict[str, Any]] = {}
     for line in read_jsonl(path):
         if not isinstance(line.get("step"), int):
             continue  # not a line of metrics
         step, attempt = int(line["step"]), int(line.get("attempt", 1))
-        known = steps.get(step)
-        if known is None or attempt > int(known.get("attempt", 1)):
-            steps[step] = dict(line)
-        elif attempt == int(known.get("attempt", 1)):
-            known.update(line)
+        if line.get("resumed"):
+            steps = {known: values for known, values in steps.items() if known <= step}
+        elif attempt >= int(steps.get(step, line).get("attempt", 1)):
+            steps.setdefault(step, {}).update(line)
     return [steps[step] for step in sorted(steps)]
 
 
