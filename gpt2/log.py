@@ -106,13 +106,13 @@ class RunLog:
     def say(self, text: str) -> None:
         """Print one line at once."""
         if self.main:
-            print(text, flush=True)
+            print(f"{text}\n", end="", flush=True)  # one write: a checkpoint that is done may be told meanwhile
 
     def event(self, step: int, event: str, text: str) -> None:
         """Record something that happened once, and print it."""
         if self.main:
             append_jsonl(self.dir.events, {"time": time.time(), "step": step, "event": event, "text": text})
-            print(f"{event}: {text}", flush=True)
+            self.say(f"{event}: {text}")
 
     def training(self, reading: Reading, epoch: int) -> None:
         """Take the numbers of a step; write them at every log_interval steps and at the last one."""

@@ -12,6 +12,7 @@ from optim_factory import SHAPE, Matrix, Settings, gradients, steps, train
 
 from gpt2 import checkpoint, optim
 from gpt2.config import TrainConfig
+from gpt2.dist import World
 from gpt2.model import GPT
 from gpt2.optim.spam import CLIP_AFTER
 
@@ -255,7 +256,9 @@ def test_the_weights_that_are_judged_stand_in_a_checkpoint_where_they_differ(nam
     optimizers = optim.build(Settings(optimizer=name), model)
     steps(model, optimizers, 3)
     config = TrainConfig.from_json(train_fields(tmp_path, "none", tmp_path))
-    checkpoint.save(tmp_path / "a.pt", checkpoint.state(config, model, optimizers, step=3, run_id="x"))
+    alone = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
+    parts = checkpoint.Parts(config=config, world=alone, model=model, optimizers=optimizers)
+    checkpoint.save(tmp_path / "a.pt", checkpoint.state(parts, step=3, run_id="x", rng=[]))
     value = checkpoint.load(tmp_path / "a.pt")
 
     with optimizers.judged():
