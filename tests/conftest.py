@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from launching import matrix, plan, runner  # noqa: F401  (fixtures of every test of the runner)
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored in every program that a test starts
 GOLDEN = Path(__file__).parent / "golden"

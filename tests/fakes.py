@@ -22,14 +22,16 @@ SLEEPER = "import time; time.sleep(300)"
 def train() -> None:
     """Write a trainer's files, or misbehave as asked."""
     parser = argparse.ArgumentParser()
-    for option in ("--behave", "--attempt", "--nproc-per-node"):
+    for option in ("--behave", "--attempt", "--nproc-per-node", "--resume", "--micro-batch"):
         parser.add_argument(option, default="1")
     parser.add_argument("--standalone", action="store_true")
     parser.add_argument("paths", nargs="+")
     asked = parser.parse_args()
     folder, behave, attempt = Path(asked.paths[-1]), asked.behave, int(asked.attempt)
     run = json.loads((folder / "run.json").read_text())
-    step = 0
+    batch = int(asked.micro_batch) if "--micro-batch" in sys.argv else run["train"].get("batch_size")
+    kept = folder / "checkpoints" / "step"
+    step = int(kept.read_text()) if asked.resume in ("auto", "latest") and kept.exists() else 0
 
     def write(name: str, value: dict[str, Any]) -> None:
         if os.environ.get("RANK", "0") != "0":
@@ -42,6 +44,8 @@ def train() -> None:
         write("result.json", {"run_id": run["run_id"], "attempt": attempt, "status": status, "step": step} | known)
 
     def save_and_end(*_: object) -> None:
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_text(str(step))
         result("stopped", kind="signal", reason=f"stopped at step {step}")
         os._exit(1)
 
@@ -60,8 +64,13 @@ def train() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if behave == "silent":
         sys.exit(0)
-    train_used = dict(run["train"]) | ({"batch_size": 6} if behave in ("smaller", "adjusted") else {})
-    why = [{"field": "batch_size", "from": 12, "to": 6, "why": "memory"}] if behave == "adjusted" else []
+    if behave.startswith("oom") and batch > int(behave[3:]):
+        result("failed", kind="oom", reason=f"out of memory with {batch} sequences")
+        sys.exit(1)
+    if behave in ("smaller", "adjusted"):
+        batch = 6
+    train_used = dict(run["train"]) | ({} if batch is None else {"batch_size": batch})
+    why = [{"field": "batch_size", "from": 12, "to": batch, "why": "memory"}] if behave == "adjusted" else []
     write("run_used.json", {"train": train_used | {"peak_tflops": 989.4}, "adjusted": why})
     with (folder / "metrics.jsonl" if os.environ.get("RANK", "0") == "0" else Path(os.devnull)).open("a", 1) as metrics:
         while step < run["train"]["max_iters"] or behave in ("hang", "stubborn", "grandchildren"):

@@ -8,8 +8,8 @@ from gpu_factory import write_timings
 from gputop_values import T0, Recorder
 from hypothesis import given
 from hypothesis import strategies as st
+from launching import engine
 from skips import need
-from test_launch import engine, matrix, plan  # noqa: F401  (matrix and plan are fixtures)
 from test_monitor import monitor
 
 from kmatrix.alerts import (
@@ -255,7 +255,7 @@ def test_the_first_line_of_an_attempt_holds_the_warming_up_and_is_no_alert(tmp_p
 # ---- where it is told --------------------------------------------------------------------------------------------
 
 
-def test_alerts_are_in_the_status_of_the_run_in_the_journal_and_on_the_screen(matrix, plan, tmp_path, capsys):  # noqa: F811
+def test_alerts_are_in_the_status_of_the_run_in_the_journal_and_on_the_screen(matrix, plan, tmp_path, capsys):
     need("gcc")
     scenario = tmp_path / "hot.scn"
     scenario.write_text("gpus 2\n0 1 temp 93\n")

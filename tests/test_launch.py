@@ -5,115 +5,24 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+from launching import FAKES, MAX_ITERS, PYTHON, ROOT, alive, engine, plan_of, processes_of, status_of, until
 
 from kmatrix.errors import LaunchError
-from kmatrix.launch.drive import drive, standing
+from kmatrix.launch.drive import drive
 from kmatrix.launch.engine import JobState, Phase, RunPlan
 from kmatrix.launch.local import LocalEngine
 from kmatrix.launch.lock import held, holder, try_lock
 from kmatrix.launch.signals import Asked
+from kmatrix.launch.standing import settle
 from kmatrix.launch.verdict import exit_in_words, judge
 from kmatrix.launch.watch import MetricsTail
-from kmatrix.records import MatrixDir, Status, read_json, read_jsonl, write_json
-
-ROOT = Path(__file__).resolve().parent.parent
-FAKES = ROOT / "tests" / "fakes.py"
-PYTHON = Path(sys.executable)
-MAX_ITERS = 5
-
-DRIVER = """
-import json, sys
-sys.path[:0] = [{root!r}, {root!r} + "/lib", {root!r} + "/tests"]
-from pathlib import Path
-from test_launch import engine, plan_of
-from kmatrix.launch.drive import drive
-from kmatrix.records import MatrixDir
-matrix = MatrixDir(Path(sys.argv[1]))
-real = sys.argv[3] == "torchrun"
-plans = [plan_of(matrix, *word.split("="), real=real) for word in sys.argv[4:]]
-sys.exit(drive(matrix, plans, engine(real=real, grace_s=float(sys.argv[2])), poll_s=0.02).exit_code)
-"""
-
-
-def engine(*, real=False, **known):
-    """The local engine, with the fake trainer started directly, or by the real torchrun."""
-    return LocalEngine(PYTHON, ROOT, None if real else (str(PYTHON), str(FAKES)), **known)
-
-
-def plan_of(matrix, name, behave="finish", *, real=False, **known):
-    command = (str(FAKES), f"--behave={behave}") if real else (f"--behave={behave}",)
-    return RunPlan(
-        **{"name": name, "run_id": f"id-{name}", "dir": matrix.run(name), "ranks": 1, "command": command} | known
-    )
-
-
-@pytest.fixture
-def matrix(tmp_path):
-    """A matrix whose runs are made when a test asks for them."""
-    folder = MatrixDir(tmp_path / "test_matrix_results_20260101_000000")
-    folder.path.mkdir()
-    return folder
-
-
-@pytest.fixture
-def plan(matrix):
-    """Make the folder of a run, and its plan."""
-
-    def make(name, behave="finish", **known):
-        train = {"batch_size": 12, "learning_rate": 6e-4, "max_iters": MAX_ITERS, "peak_tflops": None}
-        write_json(matrix.run(name).run_json, {"run_id": f"id-{name}", "name": name, "train": train})
-        return plan_of(matrix, name, behave, **known)
-
-    return make
-
-
-def status_of(plan):
-    return read_json(plan.dir.status)
-
-
-def until(holds, seconds=15.0):
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
-def alive(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
-def processes_of(matrix):
-    """Every process whose command line names this matrix."""
-    return [p for p in psutil.process_iter(["cmdline"]) if any(str(matrix.path) in a for a in p.info["cmdline"] or [])]
-
-
-@pytest.fixture
-def runner(matrix):
-    """Start a drive in a process of its own, as `make test-matrix` does."""
-    started = []
-
-    def start(*words, grace_s=5.0, launcher="direct"):
-        code = DRIVER.format(root=str(ROOT))
-        command = [sys.executable, "-c", code, str(matrix.path), str(grace_s), launcher, *words]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-    for process in processes_of(matrix):
-        process.kill()
-
+from kmatrix.records import Status, read_json, read_jsonl, write_json
 
 # A matrix from begin to end
 
@@ -131,25 +40,18 @@ def test_the_status_files_are_those_of_the_contract(matrix, plan):
     drive(matrix, [one], engine(), poll_s=0.02)
     status = status_of(one)
     assert set(status) == {
-        *(
-            "schema",
-            "run_id",
-            "name",
-            "status",
-            "reason",
-            "attempt",
-            "started",
-            "ended",
-            "exit_code",
-            "pid",
-            "log_tail",
-        ),
-        "alerts",
+        *("schema", "run_id", "name", "status", "kind", "reason", "attempt", "started", "ended", "exit_code", "pid"),
+        *("log_tail", "attempts", "set_aside", "reused_from", "alerts"),
     }
+    (attempt,) = status["attempts"]
+    assert (attempt["attempt"], attempt["status"], attempt["resume"], attempt["micro_batch"]) == (
+        *(1, "finished", "none"),
+        None,
+    )
     assert (status["run_id"], status["status"], status["attempt"], status["exit_code"]) == ("id-a", "finished", 1, 0)
     assert (status["reason"], status["pid"], status["log_tail"]) == (None, None, [])
     whole = read_json(matrix.status)
-    assert set(whole) == {"schema", "status", "started", "ended", "pid", "host", "counts"}
+    assert set(whole) == {*("schema", "status", "started", "ended", "pid", "host", "pid_started", "boot_id", "counts")}
     assert (whole["status"], whole["pid"], whole["counts"]) == ("finished", os.getpid(), {"finished": 1})
 
 
@@ -190,16 +92,6 @@ def test_runs_of_before_count_and_what_a_dead_runner_left_running_is_stopped(mat
     assert (outcome.exit_code, outcome.counts) == (0, {"finished": 2, "stopped": 1})
     assert (status_of(lost)["status"], status_of(lost)["reason"]) == ("stopped", "its runner died")
     assert read_json(matrix.status)["status"] == "stopped"
-
-
-def test_a_status_that_says_running_is_read_as_what_the_result_says_when_nobody_runs_it(plan):
-    one = plan("a")
-    write_json(one.dir.status, {"status": "running", "attempt": 2})
-    assert standing(one.dir) == (Status.STOPPED, "its runner died")
-    write_json(one.dir.result, {"run_id": "id-a", "attempt": 1, "status": "finished"})
-    assert standing(one.dir)[0] is Status.STOPPED
-    write_json(one.dir.result, {"run_id": "id-a", "attempt": 2, "status": "finished"})
-    assert standing(one.dir)[0] is Status.FINISHED
 
 
 # How one run ended
@@ -354,7 +246,7 @@ def test_a_run_that_ignores_its_stop_is_killed_after_the_grace(matrix, plan):
     assert processes_of(matrix) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_in_the_middle_stops_the_run_cleanly_and_keeps_the_rest_planned(matrix, plan, runner, number):
     plans = [plan("a", "grandchildren"), plan("b")]
     process = runner("a=grandchildren", "b")
@@ -407,7 +299,7 @@ def test_a_runner_that_is_killed_leaves_no_process_and_its_run_could_save(matrix
     until(lambda: not any(alive(pid) for pid in read_json(one.dir.path / "grandchildren.json")["pids"]), 5)
     assert read_json(one.dir.result)["status"] == "stopped"
     assert holder(matrix) is None
-    assert standing(one.dir)[0] is Status.STOPPED
+    assert settle(one.dir).status is Status.STOPPED
 
 
 def test_a_run_waits_for_the_processes_that_a_killed_runner_left(matrix, plan, runner):
@@ -453,7 +345,7 @@ def test_a_status_that_cannot_be_written_stops_the_run_with_an_error_that_names_
 
     def show(progress):
         if progress.step is not None:  # it trains: now the disk is full
-            monkeypatch.setattr("kmatrix.launch.drive.write_json", full)
+            monkeypatch.setattr("kmatrix.launch.standing.write_json", full)
             monkeypatch.setattr("kmatrix.launch.drive.append_jsonl", full)
             os.kill(os.getpid(), signal.SIGTERM)
 

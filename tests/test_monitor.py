@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from launching import ROOT, engine, processes_of
 from skips import need
-from test_launch import ROOT, engine, matrix, plan, processes_of  # noqa: F401  (matrix and plan are fixtures)
 
 from kmatrix.gpu import simulate
 from kmatrix.launch.drive import drive
@@ -32,7 +32,7 @@ def simulated(tmp_path_factory) -> Monitor:
     return monitor(simulated=True, environment=simulate.environment(library, simulate.SCENARIOS / "calm.scn", 2))
 
 
-def test_a_run_is_recorded_from_its_start_to_its_end(matrix, plan, simulated):  # noqa: F811
+def test_a_run_is_recorded_from_its_start_to_its_end(matrix, plan, simulated):
     one = plan("a")
     run = read_json(one.dir.run_json)
     write_json(one.dir.run_json, run | {"train": run["train"] | {"max_iters": 80}})  # a second or two
@@ -44,7 +44,7 @@ def test_a_run_is_recorded_from_its_start_to_its_end(matrix, plan, simulated):  
     assert processes_of(matrix) == []
 
 
-def test_a_run_without_gpus_and_ranks_says_so_in_one_line(matrix, plan):  # noqa: F811
+def test_a_run_without_gpus_and_ranks_says_so_in_one_line(matrix, plan):
     one = plan("a")
     run = read_json(one.dir.run_json)
     write_json(one.dir.run_json, run | {"train": run["train"] | {"max_iters": 80}})
@@ -52,20 +52,20 @@ def test_a_run_without_gpus_and_ranks_says_so_in_one_line(matrix, plan):  # noqa
     assert "nothing is recorded" in one.dir.output_log.read_text()
 
 
-def test_without_a_monitor_nothing_is_recorded(matrix, plan):  # noqa: F811
+def test_without_a_monitor_nothing_is_recorded(matrix, plan):
     one = plan("a")
     assert drive(matrix, [one], engine(), poll_s=0.02).exit_code == 0
     assert list(one.dir.path.glob("gpu_*")) == []
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"])
-def test_a_recorder_that_cannot_start_or_dies_hurts_nothing(matrix, plan, python):  # noqa: F811
+def test_a_recorder_that_cannot_start_or_dies_hurts_nothing(matrix, plan, python):
     one = plan("a")
     assert drive(matrix, [one], engine(monitor=monitor(python=Path(python))), poll_s=0.02).exit_code == 0
     assert read_json(one.dir.status)["status"] == "finished"
 
 
-def test_a_recorder_that_hears_nothing_is_killed(matrix, plan, tmp_path, monkeypatch):  # noqa: F811
+def test_a_recorder_that_hears_nothing_is_killed(matrix, plan, tmp_path, monkeypatch):
     deaf = tmp_path / "deaf"
     deaf.write_text(f"#!{sys.executable}\nimport signal, time\nsignal.signal(15, signal.SIG_IGN)\ntime.sleep(600)\n")
     deaf.chmod(0o755)

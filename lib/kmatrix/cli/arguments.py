@@ -83,10 +83,18 @@ COMMANDS = {
         "kmatrix.cli.run:dry_run", "list the runs and what is cut", frozenset({"GPUS"}), assigns=True
     ),
     "test-matrix": Command(
-        "kmatrix.cli.run:test_matrix", "run the matrix", frozenset({"GPUS", "SIMULATE", "YES"}), assigns=True
+        "kmatrix.cli.run:test_matrix", "run the matrix", frozenset({"DETACH", "GPUS", "SIMULATE", "YES"}), assigns=True
+    ),
+    "continue": Command(
+        "kmatrix.cli.again:continue_",
+        "go on with a matrix: its finished runs stay",
+        frozenset({"DETACH", "GPUS", "RESULTS_DIR", "RESUME", "RETRY_FAILED", "RUN", "SIMULATE", "TARGET", "YES"}),
     ),
     "train": Command(
         "kmatrix.cli.run:train", "run one configuration", frozenset({"GPUS", "SIMULATE", "YES"}), assigns=True
+    ),
+    "stop": Command(
+        "kmatrix.cli.stop:stop", "end a running matrix; its runs save first", frozenset({"RESULTS_DIR", "TARGET"})
     ),
     "reproduce": Command(
         "kmatrix.cli.run:reproduce", "run RUN=<run directory> again", frozenset({"GPUS", "YES", "RUN"})

@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from kmatrix.cli.arguments import Arguments
-from kmatrix.cli.results import find_target
 from kmatrix.cli.session import shown
+from kmatrix.cli.targets import find_target
 from kmatrix.errors import ConfigError, LaunchError, RecordError
 from kmatrix.records import MatrixDir, RunDir
 from kmatrix.records.checkpoints import AGES, Entry, Shelf, folder_of, sha256_of, size

@@ -57,7 +57,7 @@ def make_plan(arguments: Arguments, *, one: bool = False, path: Path | None = No
     if one:
         base = _without_matrix(base, asked)
     base, _ = merge(tree, base, single(asked))
-    gpus, notes = _gpus(arguments)
+    gpus, notes = gpus_here(arguments)
     axes = plan_axes(tree, base, asked)
     if one:  # lines that only other runs of the matrix would use are noted, not refused
         axes = dataclasses.replace(axes, overridden=axes.overridden | {"MATRIX"})
@@ -76,7 +76,8 @@ def _without_matrix(base: list[Assignment], asked: Mapping[str, Sequence[Assignm
     return [item for item in base if not item.name.startswith("MATRIX_") or item.name in NOT_AN_AXIS]
 
 
-def _gpus(arguments: Arguments) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+def gpus_here(arguments: Arguments) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+    """Return the GPUs that may be used, and what is to be said of the others."""
     found = detect()
     gpus = usable(found, visible=os.environ.get("CUDA_VISIBLE_DEVICES"), asked=arguments.get("GPUS") or None)
     return tuple(gpus), tuple(found.notes)

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
 from kmatrix.alerts import Alert, Kind, Severity
+from kmatrix.cli.terminal import Terminal
 from kmatrix.launch.watch import Progress
 from kmatrix.records import Status
 
@@ -27,10 +28,13 @@ COLOURS = {Status.FINISHED: "green", Status.FAILED: "red", Status.STOPPED: "yell
 class ProgressDisplay:
     """Draws each Progress that it is called with. A context manager: leaving it puts the terminal right.
 
-    A stream that is gone (a closed pipe, a lost terminal) ends the drawing, never the runs.
+    A stream that is gone (a closed pipe) ends the drawing, never the runs; a lost terminal makes it plain.
     """
 
-    def __init__(self, stream: TextIO | None = None, *, every_s: float = EVERY_S) -> None:
+    def __init__(
+        self, stream: TextIO | None = None, *, every_s: float = EVERY_S, terminal: Terminal | None = None
+    ) -> None:
+        self._terminal = terminal
         self._stream = stream or sys.stdout
         self._every_s = every_s
         self._dead = False
@@ -57,6 +61,11 @@ class ProgressDisplay:
 
     def __call__(self, progress: Progress) -> None:
         """Show one moment of a run."""
+        if self._terminal is not None and self._terminal.lost:
+            self.__exit__(None, None, None)
+            self._console = self._live = None
+            self._terminal.leave()
+            self._dead = False
         if self._dead:
             return
         try:

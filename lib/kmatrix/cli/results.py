@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from kmatrix.cli.arguments import Arguments
-from kmatrix.cli.session import ROOT, config_path, shown
+from kmatrix.cli.session import shown
+from kmatrix.cli.targets import find_target
 from kmatrix.records import MatrixDir
 
 
@@ -39,26 +37,3 @@ def _draw(matrix: MatrixDir) -> None:
         print(f"wrote {shown(path)}")
     for sentence in sentences:
         print(f"note: {sentence}")
-
-
-def find_target(arguments: Arguments) -> MatrixDir:
-    """Return the matrix that TARGET= names, the newest by default."""
-    from kmatrix.report import find_matrix
-
-    return find_matrix(_results_dir(arguments), arguments.get("TARGET") or None)
-
-
-def _results_dir(arguments: Arguments) -> Path:
-    """RESULTS_DIR= of the command line, else of .config, else the project's root."""
-    text = arguments.get("RESULTS_DIR")
-    if text:
-        return Path(text).expanduser()
-    path = config_path(arguments)
-    if path.exists():
-        from kmatrix.cli.session import open_tree
-        from kmatrix.kconfig import read_assignments
-
-        for item in read_assignments(open_tree(arguments), path):
-            if item.name == "RESULTS_DIR":
-                return Path(os.path.normpath(ROOT / Path(item.value).expanduser()))
-    return ROOT

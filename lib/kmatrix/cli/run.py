@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
+from kmatrix.cli.again import yes
 from kmatrix.cli.arguments import Arguments
-from kmatrix.cli.monitor import simulation
+from kmatrix.cli.execution import detach, execute, monitor, need_torch
 from kmatrix.cli.planning import Plan, make_plan
 from kmatrix.cli.session import ROOT, open_tree, overrides, shown
 from kmatrix.config import RunConfig
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.launch.create import Creation, RunText, check_place, create
-from kmatrix.launch.monitor import Monitor
 from kmatrix.launch.prepare import prepare_data
+from kmatrix.launch.reopen import reopen, too_few_gpus
 from kmatrix.matrix import Run, settle
 from kmatrix.plan import forecast, warnings
 from kmatrix.records import RunDir
@@ -75,31 +75,25 @@ def reproduce(arguments: Arguments) -> int:
 
 
 def _run_matrix(arguments: Arguments, plan: Plan) -> int:
-    from kmatrix.cli.progress import ProgressDisplay
-    from kmatrix.launch.drive import drive
-    from kmatrix.launch.local import LocalEngine
-
     for note in (*plan.matrix.notes, *plan.notes):
         print(f"note: {note}")
     configs = {run.name: plan.run_config(run) for run in plan.matrix.runs}
     skipped = _skipped(plan, configs)
     for text in dict.fromkeys(text for config in configs.values() for text in warnings(config.fields)):
         print(f"warning: {text}")
-    engine = LocalEngine(Path(sys.executable), ROOT, monitor=_monitor(arguments, plan))
-    matrix, plans = create(_creation(arguments, plan, configs, skipped))
-    print(f"{_several(len(plans), 'run')} in {shown(matrix.path)}" + (f", {len(skipped)} skipped" if skipped else ""))
-    with ProgressDisplay() as show:
-        outcome = drive(matrix, plans, engine, skipped=skipped, show=show, limits=plan.config.alerts)
-    from kmatrix.cli.results import report
-
-    report(matrix, draw=plan.config.graphs)
-    return outcome.exit_code
+    need_torch()
+    recorder = monitor(arguments.get("SIMULATE"), plan.config.monitor_hz)
+    matrix = create(_creation(arguments, plan, configs, skipped))
+    going = reopen(matrix, plan.gpus)
+    number = len(going.plans)
+    print(f"{_several(number, 'run')} in {shown(matrix.path)}" + (f", {len(skipped)} skipped" if skipped else ""))
+    if yes(arguments, "DETACH"):
+        return detach(matrix, arguments, "GPUS", "SIMULATE")
+    return execute(matrix, going, recorder)
 
 
 def _creation(arguments: Arguments, plan: Plan, configs: dict[str, RunConfig], skipped: dict[str, str]) -> Creation:
     """Check that the matrix can be made here, prepare its data, and return all that its directories are made from."""
-    if find_spec("torch") is None:
-        raise LaunchError("torch is not installed", fix="make setup, or pass PYTHON=<interpreter that has everything>")
     results_dir = _below_root(plan.config.results_dir)
     check_place(results_dir)
     going = [config.fields for name, config in configs.items() if name not in skipped]
@@ -117,22 +111,6 @@ def _creation(arguments: Arguments, plan: Plan, configs: dict[str, RunConfig], s
         config_text=plan.path.read_text(encoding="utf-8"),
         command=" ".join(["kmatrix", arguments.target, *arguments.all_words]),
         overrides=tuple(arguments.words),
-    )
-
-
-def _monitor(arguments: Arguments, plan: Plan) -> Monitor | None:
-    """Return how the runs are recorded; SIMULATE=<number or scenario> puts simulated GPUs into the recording."""
-    simulated = arguments.get("SIMULATE")
-    if not plan.config.monitor_hz:
-        if simulated:
-            raise ConfigError("SIMULATE= needs GPU_MONITOR=y", why="only the recording is simulated")
-        return None
-    return Monitor(
-        python=Path(sys.executable),
-        root=ROOT,
-        hz=plan.config.monitor_hz,
-        simulated=bool(simulated),
-        environment=simulation(simulated) if simulated else {},
     )
 
 
@@ -154,11 +132,7 @@ def _texts(plan: Plan) -> dict[str, RunText]:
 def _skipped(plan: Plan, configs: dict[str, RunConfig]) -> dict[str, str]:
     """Return the runs that cannot run here, with their reason; refuse the matrix where none can."""
     there = len(plan.gpus)
-    skipped = {
-        name: f"needs {config.ranks} GPUs, and there {'is' if there == 1 else 'are'} {there or 'none'}"
-        for name, config in configs.items()
-        if config.device == "cuda" and config.ranks > there
-    }
+    skipped = {name: why for name, config in configs.items() if (why := too_few_gpus(config.fields, there))}
     if len(skipped) == len(configs):
         most = min(config.ranks for config in configs.values())
         raise LaunchError(

@@ -13,11 +13,10 @@ from typing import Any
 from kmatrix.config import RunConfig, cpu_threads
 from kmatrix.errors import LaunchError
 from kmatrix.gpu.nvml import Gpu
-from kmatrix.launch.engine import RunPlan
 from kmatrix.launch.prepare import Dataset, Key, key
 from kmatrix.launch.provenance import provenance
 from kmatrix.matrix import Matrix, Run
-from kmatrix.records import MATRIX_PREFIX, MatrixDir, RunDir, write_json, write_text
+from kmatrix.records import MATRIX_PREFIX, MatrixDir, write_json, write_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,23 +50,19 @@ class Creation:
     overrides: tuple[str, ...]
 
 
-def create(made_from: Creation) -> tuple[MatrixDir, list[RunPlan]]:
-    """Make the directories of a matrix and of its runs. Returns the runs that are to be started."""
+def create(made_from: Creation) -> MatrixDir:
+    """Make the directories of a matrix and of its runs."""
     matrix = _new_matrix_dir(made_from.results_dir)
     origin = provenance(made_from.root, made_from.command, made_from.gpus)
     write_text(matrix.config, made_from.config_text)
     write_json(matrix.matrix_json, _matrix_json(matrix, made_from, origin))
-    plans = []
     for run in made_from.plan.runs:
         run_dir = matrix.run(run.name)
         run_dir.path.mkdir()
         write_text(run_dir.config, made_from.texts[run.name].config)
         write_text(run_dir.defconfig, made_from.texts[run.name].minimal)
-        record = _run_json(matrix, run, made_from, origin)
-        write_json(run_dir.run_json, record)
-        if run.name not in made_from.skipped:
-            plans.append(_run_plan(run, run_dir, made_from, record["train"]))
-    return matrix, plans
+        write_json(run_dir.run_json, _run_json(matrix, run, made_from, origin))
+    return matrix
 
 
 def check_place(results_dir: Path) -> None:
@@ -138,17 +133,3 @@ def _train_fields(matrix: MatrixDir, run: Run, made_from: Creation, cores: int) 
         "data_sha256": data.sha256 if data else "",
         "checkpoint_dir": str(checkpoints.resolve()),
     }
-
-
-def _run_plan(run: Run, run_dir: RunDir, made_from: Creation, fields: Mapping[str, Any]) -> RunPlan:
-    config = made_from.configs[run.name]
-    gpus = tuple(gpu.uuid for gpu in made_from.gpus[: config.ranks]) if config.device == "cuda" else ()
-    return RunPlan(
-        name=run.name,
-        run_id=run.run_id,
-        dir=RunDir(run_dir.path.resolve()),
-        ranks=config.ranks,
-        gpus=gpus,
-        cpu_threads=int(fields["cpu_threads"]),
-        timeout_s=float(made_from.timeout_s),
-    )

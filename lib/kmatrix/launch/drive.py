@@ -1,32 +1,44 @@
-"""Drives an engine over a matrix: starts runs, writes how they stand, ends them when asked.
+"""Drives an engine over a matrix: starts runs, writes how they stand, tries again, ends them when asked.
 
-The runner is one process and holds the matrix's lock. SIGINT, SIGTERM and SIGHUP let the run save and
-end (status stopped); what has not started stays planned. A second SIGINT kills at once.
+The runner is one process and holds the matrix's lock. SIGINT and SIGTERM let the run save and end (status
+stopped); what has not started stays as it was. A second SIGINT kills at once. SIGHUP ends nothing.
 """
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from kmatrix.alerts import Alert, Thresholds
+from kmatrix.alerts import Thresholds
 from kmatrix.errors import LaunchError, RecordError
 from kmatrix.launch.alarm import Alarm, kept
 from kmatrix.launch.engine import Engine, JobState, Phase, RunPlan
-from kmatrix.launch.lock import held
+from kmatrix.launch.lock import held, this_process
 from kmatrix.launch.signals import Asked, listening
+from kmatrix.launch.standing import settle, write_state, writing
+from kmatrix.launch.state import (
+    HALVE,
+    Attempt,
+    Ended,
+    Event,
+    RecorderDied,
+    RunState,
+    Skipped,
+    Started,
+    after,
+    next_attempt,
+)
 from kmatrix.launch.verdict import Verdict, judge
 from kmatrix.launch.watch import MetricsTail, Progress
-from kmatrix.records import LOST, MatrixDir, RunDir, Status, append_jsonl, read_json, write_json
+from kmatrix.records import MatrixDir, Status, append_jsonl, end_torn_line, read_json, write_json
 
 EXIT_FAILED, EXIT_STOPPED = 1, 130
+OPEN = (Status.STOPPED, Status.PLANNED, Status.RUNNING)  # there is work left
+LOST_RUNS = (Status.FAILED, Status.SKIPPED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +56,8 @@ def drive(
     *,
     skipped: Mapping[str, str] | None = None,
     show: Callable[[Progress], None] | None = None,
-    poll_s: float = 0.1,
     limits: Thresholds | None = None,
+    poll_s: float = 0.1,
 ) -> Outcome:
     """Run the plans to their end and return how it went; no process is left in any case.
 
@@ -73,23 +85,8 @@ def drive(
             engine.cancel(driver.jobs, now=True)
 
 
-def standing(run: RunDir) -> tuple[Status, str]:
-    """Return status and reason of a run that no runner has: "running" was left by one that died."""
-    try:
-        record = read_json(run.status) if run.status.exists() else {}
-        status, reason = Status(record.get("status", Status.PLANNED)), str(record.get("reason") or "")
-        if status is not Status.RUNNING:
-            return status, reason
-        result = read_json(run.result) if run.result.exists() else {}
-        if result and result.get("attempt") == record.get("attempt"):
-            return Status(result["status"]), str(result.get("reason") or "")
-    except (RecordError, KeyError, ValueError) as error:
-        return Status.FAILED, str(error).splitlines()[0]
-    return Status.STOPPED, LOST
-
-
 class _Driver:
-    """The state of one drive: what is planned, what runs, and how each run stands."""
+    """The state of one drive: what is to be run, what runs, and how each run of the matrix stands."""
 
     def __init__(
         self,
@@ -105,33 +102,37 @@ class _Driver:
         self._alarms: dict[str, Alarm] = {}
         self._matrix, self._engine, self._skipped, self._show = matrix, engine, skipped, show
         self._plans = {plan.name: plan for plan in plans}
-        self._standing: dict[str, Status] = {}
+        self._train = {plan.name: _train(plan) for plan in plans}
+        self._states: dict[str, RunState] = {}
         self._tails: dict[str, MetricsTail] = {}
         self._index: dict[str, int] = {}
+        self._recorders: Counter[str] = Counter()  # run -> recorders that died
+        self._open = set(self._plans)  # runs that have not come to an end in this drive
         self._started = time.time()
         self.jobs: dict[str, str] = {}
 
     def begin(self) -> None:
         """Write how things stand before the first run, and hand the runs over."""
         for run in self._matrix.runs():
-            if run.name not in self._plans and run.name not in self._skipped:
-                self._settle(run)
-        self._standing |= dict.fromkeys(self._plans, Status.PLANNED) | dict.fromkeys(self._skipped, Status.SKIPPED)
+            self._states[run.name] = settle(run)
         self._write_matrix(Status.RUNNING)
-        self._note("matrix started", pid=os.getpid(), host=socket.gethostname(), runs=len(self._plans))
+        with writing(self._matrix.journal):
+            end_torn_line(self._matrix.journal)
+        self._note("matrix started", **asdict(this_process()), runs=len(self._plans))
         for name, reason in self._skipped.items():
-            _write_run(self._matrix.run(name), Status.SKIPPED, reason=reason)
-            self._note("run skipped", run=name, status=Status.SKIPPED, reason=reason)
-            self._display(name, Status.SKIPPED, reason=reason)
+            self._move(name, Skipped(reason))
+            self._note("run skipped", run=name, status=self._states[name].status, reason=reason)
+            self._display(name, reason=reason)
+        for name in self._states:
+            self._write_run(name, unless_ended=True)
         for plan in self._plans.values():
-            _write_run(plan.dir, Status.PLANNED, attempt=plan.attempt, run_id=plan.run_id)
-            self._tails[plan.name] = MetricsTail(plan.dir.metrics, attempt=plan.attempt, max_iters=_max_iters(plan))
+            self._follow(plan)
         self.jobs = self._engine.submit(list(self._plans.values()))
 
     def loop(self, asked: Asked, poll_s: float) -> None:
         """Look at the runs until none is left to wait for, passing on what signals ask for."""
-        told = killed = False
-        while True:
+        told = killed = lost = False
+        while self._open:
             if asked.kill and not killed:
                 self._engine.cancel(self.jobs, now=True)
                 killed = told = True
@@ -139,12 +140,14 @@ class _Driver:
                 self._engine.cancel(self.jobs)
                 self._note("stop asked", signal=asked.by)
                 told = True
-            states = self._engine.poll(self.jobs)
-            for name, state in states.items():
-                self._look(name, state, stopping=told)
-            if all(state.phase in (Phase.ENDED, Phase.GONE) for state in states.values()):
-                return
-            time.sleep(poll_s)
+            if asked.hung_up and not lost:
+                self._note("terminal lost")
+                lost = True
+            for name, state in self._engine.poll(self.jobs).items():
+                if name in self._open:
+                    self._look(name, state, stopping=told)
+            if self._open:
+                time.sleep(poll_s)
 
     def drain(self, asked: Asked, poll_s: float) -> None:
         """Let what runs save and end, without writing anything; a SIGINT meanwhile kills it."""
@@ -159,85 +162,115 @@ class _Driver:
 
     def end(self, asked: Asked) -> Outcome:
         """Write how the matrix ended, and return it."""
-        status = _overall(list(self._standing.values()))
+        status = _overall([state.status for state in self._states.values()])
         self._write_matrix(status)
         self._note("matrix ended", status=status, counts=self._counts())
-        now = {self._standing[name] for name in (*self._plans, *self._skipped)}
+        now = {self._states[name].status for name in (*self._plans, *self._skipped)}
         if asked.since is not None and now & {Status.STOPPED, Status.PLANNED}:
-            return Outcome(counts=self._counts(), exit_code=EXIT_STOPPED)
-        if now & {Status.FAILED, Status.SKIPPED}:
-            return Outcome(counts=self._counts(), exit_code=EXIT_FAILED)
-        return Outcome(counts=self._counts(), exit_code=0 if now <= {Status.FINISHED} else EXIT_STOPPED)
+            code = EXIT_STOPPED
+        elif now & set(LOST_RUNS):
+            code = EXIT_FAILED
+        else:
+            code = 0 if now <= {Status.FINISHED} else EXIT_STOPPED
+        return Outcome(counts=self._counts(), exit_code=code)
 
     def _look(self, name: str, state: JobState, *, stopping: bool) -> None:
-        """Take in the state of one run, and write what is new."""
-        plan, before = self._plans[name], self._standing[name]
-        if before is Status.PLANNED and state.phase in (Phase.RUNNING, Phase.ENDED):
+        """Take in what the engine says of one run, and write what is new."""
+        plan = self._plans[name]
+        running = self._states[name].status is Status.RUNNING
+        if not running and state.phase in (Phase.RUNNING, Phase.ENDED):
             self._begin_run(plan, state)
-        if self._standing[name] is Status.RUNNING and state.phase is Phase.ENDED:
-            self._end_run(plan, state, judge(plan, state))
+        if state.recorder_deaths > self._recorders[name]:
+            self._recorders[name] = state.recorder_deaths
+            self._move(name, RecorderDied())
+            self._note("recorder died", run=name)
+        if state.phase is Phase.ENDED:
+            self._end_run(plan, state, stopping=stopping)
+        elif state.phase is Phase.GONE:
+            self._open.discard(name)
         elif state.phase is Phase.RUNNING:
             self._tails[name].read()
             self._warn(plan, state)
-            self._display(name, Status.RUNNING, state=state, note="stopping, saving a checkpoint" if stopping else "")
-        elif state.phase is Phase.PENDING and state.reason:
-            self._display(name, Status.PLANNED, note=state.reason)
+            self._display(name, job=state, note="stopping, saving a checkpoint" if stopping else "")
+        elif state.reason:
+            self._display(name, note=state.reason)
 
     def _begin_run(self, plan: RunPlan, state: JobState) -> None:
-        self._standing[plan.name] = Status.RUNNING
-        self._index[plan.name] = len(self._index) + 1
+        attempt = Attempt(number=plan.attempt, resume=plan.resume, micro_batch=plan.micro_batch, started=state.started)
+        self._move(plan.name, Started(attempt))
+        self._index.setdefault(plan.name, len(self._index) + 1)
         self._alarms[plan.name] = Alarm(plan.dir, self._limits, self._tails[plan.name])
-        _write_run(plan.dir, Status.RUNNING, attempt=plan.attempt, run_id=plan.run_id, state=state)
+        self._write_run(plan.name, job=state)
         self._write_matrix(Status.RUNNING)
-        self._note("run started", run=plan.name, status=Status.RUNNING, attempt=plan.attempt, pid=state.pid)
+        known = {"attempt": plan.attempt, "resume": plan.resume, "micro_batch": plan.micro_batch}
+        self._note("run started", run=plan.name, status=Status.RUNNING, **known, pid=state.pid)
 
-    def _end_run(self, plan: RunPlan, state: JobState, verdict: Verdict) -> None:
-        self._standing[plan.name] = verdict.status
-        known: dict[str, Any] = {"attempt": plan.attempt, "reason": verdict.reason or None}
+    def _end_run(self, plan: RunPlan, state: JobState, *, stopping: bool) -> None:
+        verdict = judge(plan, state)
+        self._open.discard(plan.name)
+        ended = Ended(
+            status=verdict.status,
+            at=state.ended,
+            kind=verdict.kind,
+            reason=verdict.reason,
+            exit_code=state.exit_code,
+        )
+        self._move(plan.name, ended)
         self._tails[plan.name].read()
         self._alarms[plan.name].end()
-        tail, alerts = verdict.log_tail, self._alarms[plan.name].alerts
-        _write_run(plan.dir, verdict.status, run_id=plan.run_id, state=state, log_tail=tail, alerts=alerts, **known)
+        self._write_run(plan.name, job=state, log_tail=verdict.log_tail)
         self._write_matrix(Status.RUNNING)
-        self._note("run ended", run=plan.name, status=verdict.status, exit_code=state.exit_code, **known)
-        self._tails[plan.name].read()
+        known = {"exit_code": state.exit_code, "kind": verdict.kind, "attempt": plan.attempt}
+        self._note("run ended", run=plan.name, status=verdict.status, **known, reason=verdict.reason or None)
+        again = None if stopping else self._again(plan, verdict)
         final = verdict.result.get("final_val_loss") if verdict.result else None
-        self._display(plan.name, verdict.status, state=state, reason=verdict.reason, val_loss=final)
+        self._display(plan.name, job=state, reason=_and_again(verdict.reason, again), val_loss=final)
+        if again is not None:
+            self._try_again(again)
 
     def _warn(self, plan: RunPlan, state: JobState) -> None:
         """Write what a run is warned of when that changes."""
-        alarm = self._alarms[plan.name]
-        change = alarm.look()
+        change = self._alarms[plan.name].look()
         if not change.began and not change.ended:
             return
-        _write_run(plan.dir, Status.RUNNING, attempt=plan.attempt, run_id=plan.run_id, state=state, alerts=alarm.alerts)
+        self._write_run(plan.name, job=state)
         for event, alerts in (("alert", change.began), ("alert over", change.ended)):
             for alert in alerts:
                 self._note(event, run=plan.name, **alert.to_json())
 
-    def _settle(self, run: RunDir) -> None:
-        """Note how a run stands that is not part of this drive; put right what a dead runner left."""
-        status, reason = standing(run)
-        self._standing[run.name] = status
-        with suppress(RecordError):  # a status that cannot be read is left for a person to see
-            record = read_json(run.status) if run.status.exists() else {}
-            if record.get("status") == Status.RUNNING:
-                self._write(run.status, record | {"status": status, "reason": reason or None, "pid": None})
+    def _again(self, plan: RunPlan, verdict: Verdict) -> RunPlan | None:
+        """The attempt that follows a failure by itself: with less memory, where that was the matter."""
+        if verdict.status is not Status.FAILED:
+            return None
+        train = self._train[plan.name]
+        batch_size, policy = int(train.get("batch_size") or 1), str(train.get("oom_policy") or HALVE)
+        attempt = next_attempt(self._states[plan.name], batch_size=batch_size, policy=policy)
+        if attempt is None:
+            return None
+        return replace(plan, attempt=attempt.number, resume=attempt.resume, micro_batch=attempt.micro_batch)
+
+    def _try_again(self, plan: RunPlan) -> None:
+        self._note("run retried", run=plan.name, attempt=plan.attempt, micro_batch=plan.micro_batch)
+        self._plans[plan.name] = plan
+        self._open.add(plan.name)
+        self._follow(plan)
+        self.jobs |= self._engine.submit([plan])
+
+    def _follow(self, plan: RunPlan) -> None:
+        most = self._train[plan.name].get("max_iters")
+        self._tails[plan.name] = MetricsTail(
+            plan.dir.metrics, attempt=plan.attempt, max_iters=most if isinstance(most, int) else None
+        )
 
     def _display(
-        self,
-        name: str,
-        status: Status,
-        *,
-        state: JobState | None = None,
-        reason: str = "",
-        note: str = "",
-        val_loss: float | None = None,
+        self, name: str, *, job: JobState | None = None, reason: str = "", note: str = "", val_loss: float | None = None
     ) -> None:
         if self._show is None:
             return
-        tail, plan = self._tails.get(name), self._plans.get(name)
-        elapsed = (state.ended or time.time()) - state.started if state and state.started else None
+        tail, plan, status = self._tails.get(name), self._plans.get(name), self._states[name].status
+        if note and status is not Status.RUNNING:
+            status = Status.PLANNED  # it waits, whatever became of its former attempt
+        elapsed = (job.ended or time.time()) - job.started if job and job.started else None
         left = tail.left_s() if tail else None
         if left is None and plan and plan.expected_s is not None and elapsed is not None:
             left = max(0.0, plan.expected_s - elapsed)
@@ -262,77 +295,52 @@ class _Driver:
         )
 
     def _counts(self) -> dict[str, int]:
-        found = Counter(self._standing.values())
+        found = Counter(state.status for state in self._states.values())
         return {status.value: found[status] for status in Status if found[status]}
+
+    def _move(self, name: str, event: Event) -> None:
+        self._states[name] = after(self._states.get(name, RunState()), event)
+
+    def _write_run(
+        self, name: str, *, job: JobState | None = None, log_tail: Sequence[str] = (), unless_ended: bool = False
+    ) -> None:
+        """Write the status.json of a run. unless_ended: only where what stands there is not so any more."""
+        run, state = self._matrix.run(name), self._states[name]
+        if unless_ended and _says(run.status) == state.status:
+            return
+        alerts = self._alarms[name].alerts if name in self._alarms else kept(run)
+        write_state(run, state, job=job, log_tail=log_tail, alerts=alerts)
 
     def _write_matrix(self, status: Status) -> None:
         ended = None if status is Status.RUNNING else time.time()
-        owner = {"pid": os.getpid(), "host": socket.gethostname()}
-        times = {"started": self._started, "ended": ended}
-        self._write(self._matrix.status, {"status": status, **times, **owner, "counts": self._counts()})
+        record = {"status": status, "started": self._started, "ended": ended, **asdict(this_process())}
+        with writing(self._matrix.status):
+            write_json(self._matrix.status, {**record, "counts": self._counts()})
 
     def _note(self, event: str, **known: object) -> None:
-        with _writing(self._matrix.journal):
+        with writing(self._matrix.journal):
             append_jsonl(self._matrix.journal, {"time": time.time(), "event": event, **known})
 
-    def _write(self, path: Path, value: Mapping[str, Any]) -> None:
-        with _writing(path):
-            write_json(path, value)
+
+def _train(plan: RunPlan) -> Mapping[str, Any]:
+    value = read_json(plan.dir.run_json).get("train")
+    return value if isinstance(value, dict) else {}
 
 
-def _write_run(
-    run: RunDir,
-    status: Status,
-    *,
-    attempt: int = 1,
-    run_id: str | None = None,
-    state: JobState | None = None,
-    reason: str | None = None,
-    log_tail: Sequence[str] = (),
-    alerts: Sequence[Alert] | None = None,
-) -> None:
-    """Write the status.json of a run. pid: only while it runs.  alerts: None for those that it has."""
-    if run_id is None and run.run_json.exists():
-        run_id = read_json(run.run_json).get("run_id")
-    record = {
-        "run_id": run_id,
-        "name": run.name,
-        "status": status,
-        "reason": reason,
-        "attempt": attempt,
-        "started": state.started if state else None,
-        "ended": state.ended if state else None,
-        "exit_code": state.exit_code if state else None,
-        "pid": state.pid if state and status is Status.RUNNING else None,
-        "log_tail": list(log_tail),
-        "alerts": [alert.to_json() for alert in (kept(run) if alerts is None else alerts)],
-    }
-    with _writing(run.status):
-        write_json(run.status, record)
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Turn a disk that is full or not ours into an error that names the file."""
+def _says(path: Any) -> str | None:
+    """The status that a file has now; what cannot be read is left for a person to see."""
     try:
-        yield
-    except OSError as error:
-        raise LaunchError(
-            f"cannot write {path}",
-            why=error.strerror or str(error),
-            fix="free some space, or see who may write there; finished runs are kept",
-        ) from error
+        return str(read_json(path).get("status")) if path.exists() else None
+    except RecordError:
+        return Status.FAILED
 
 
-def _max_iters(plan: RunPlan) -> int | None:
-    value = read_json(plan.dir.run_json).get("train", {}).get("max_iters")
-    return value if isinstance(value, int) else None
+def _and_again(reason: str, again: RunPlan | None) -> str:
+    return reason if again is None else f"{reason}; again with a micro-batch of {again.micro_batch}"
 
 
 def _overall(standing: Sequence[Status]) -> Status:
     """The status of a matrix: unfinished work counts before failures, since it can be continued."""
-    if any(status in (Status.STOPPED, Status.PLANNED, Status.RUNNING) for status in standing):
+    if any(status in OPEN for status in standing):
         return Status.STOPPED
-    if any(status in (Status.FAILED, Status.SKIPPED) for status in standing):
-        return Status.FAILED
-    return Status.FINISHED
+    return Status.FAILED if any(status in LOST_RUNS for status in standing) else Status.FINISHED

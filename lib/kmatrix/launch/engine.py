@@ -21,8 +21,10 @@ class RunPlan:
     """One run that is to be started, in a folder that is ready.
 
     gpus: UUIDs, one a rank; () on the CPU.  cpu_threads: of each rank.  command: what torchrun
-    is to run, without the folder and the attempt.  timeout_s: seconds, 0 for none.
+    is to run, without the folder and what belongs to the attempt.  timeout_s: seconds, 0 for none.
     expected_s: forecast in seconds, None where there is none.
+    resume: what the attempt begins from: none, auto, latest, best or a path, in the trainer's words.
+    micro_batch: sequences, in the place of run.json's; the global batch stays.
     """
 
     name: str
@@ -35,6 +37,15 @@ class RunPlan:
     timeout_s: float = 0.0
     attempt: int = 1
     expected_s: float | None = None
+    resume: str = "none"
+    micro_batch: int | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        """What the trainer is given behind its command."""
+        words = [str(self.dir.path), "--attempt", str(self.attempt)]
+        words += [] if self.resume == "none" else ["--resume", self.resume]
+        return words + ([] if self.micro_batch is None else ["--micro-batch", str(self.micro_batch)])
 
 
 class Phase(StrEnum):
@@ -52,8 +63,8 @@ class JobState:
 
     pid: the process to signal to stop the run.  started, ended: Unix seconds.  exit_code: negative
     or 128 + n where signal n ended it.  cancelled: `cancel` was called on it.  reason: why the engine
-    ended it, could not start it or does not start it yet, else "".  log_start: size of output.log
-    in bytes before this attempt.
+    ended it, could not start it or does not start it yet, else ""; kind: the same in one word.
+    log_start: size of output.log in bytes before this attempt.  recorder_deaths: recorders that died beside it.
     """
 
     phase: Phase
@@ -63,7 +74,9 @@ class JobState:
     exit_code: int | None = None
     cancelled: bool = False
     reason: str = ""
+    kind: str = ""
     log_start: int = 0
+    recorder_deaths: int = 0
 
 
 class Engine(Protocol):

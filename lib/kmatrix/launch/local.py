@@ -19,6 +19,7 @@ from kmatrix.launch.engine import GRACE_S, JobState, Phase, RunPlan
 from kmatrix.launch.lock import try_lock
 from kmatrix.launch.monitor import Monitor, end
 from kmatrix.launch.process import Tree, start
+from kmatrix.launch.state import TIMEOUT
 from kmatrix.records import read_json
 
 # On the CPU each step frees what the next one needs: glibc keeps up to 1 GiB of it instead of handing it back to the
@@ -28,6 +29,7 @@ KEEP_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(2**30),
     "MALLOC_TOP_PAD_": str(64 * 2**20),
 }
+MOST_RECORDERS = 5  # times that a killed recorder of a run is started anew
 MARGIN_S = 5.0  # after the grace the guard kills; when it has not by then, the runner does
 
 
@@ -177,11 +179,22 @@ class LocalEngine:
         code = tree.poll()
         if code is not None:
             self._end(job, code)
-        elif job.killed_by is not None and now > job.killed_by:
+            return
+        self._watch_recorder(job)
+        if job.killed_by is not None and now > job.killed_by:
             self._end(job, tree.kill())
         elif limit and job.killed_by is None and now - job.begun > limit:
-            job.state = replace(job.state, reason=f"took longer than {limit:g} s")
+            job.state = replace(job.state, reason=f"took longer than {limit:g} s", kind=TIMEOUT)
             self._stop(job)
+
+    def _watch_recorder(self, job: _Job) -> None:
+        """Start a recorder anew that was killed; it goes on behind what was recorded. One that refused stays away."""
+        recorder, monitor, pid = job.recorder, self._monitor, job.state.pid
+        if recorder is None or monitor is None or pid is None or (recorder.poll() or 0) >= 0:
+            return
+        deaths = job.state.recorder_deaths + 1
+        job.state = replace(job.state, recorder_deaths=deaths)
+        job.recorder = monitor.start(job.plan, pid) if deaths <= MOST_RECORDERS else None
 
     def _stop(self, job: _Job) -> None:
         if job.tree is not None and job.killed_by is None:
@@ -194,7 +207,7 @@ class LocalEngine:
 
     def _argv(self, run: RunPlan) -> list[str]:
         ranks = ["--standalone", f"--nproc-per-node={run.ranks}"]
-        return [*self._torchrun, *ranks, *run.command, str(run.dir.path), "--attempt", str(run.attempt)]
+        return [*self._torchrun, *ranks, *run.command, *run.arguments]
 
     def _changes(self, run: RunPlan) -> dict[str, str]:
         """What the environment of a run has that this process's need not have: none of it is secret."""

@@ -1,6 +1,7 @@
 """Locks that die with their holder: one runner a matrix, one attempt at a time of a run.
 
-The kernel holds them (flock), not the files: a file that a dead runner left behind locks nothing.
+The kernel holds them (flock), not the files: a file that a dead runner left behind locks nothing. Who holds one
+stands in it with the time of its start and the boot of the machine, so that no other process is taken for it.
 """
 
 from __future__ import annotations
@@ -12,21 +13,56 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kmatrix.errors import LaunchError
 from kmatrix.records import MatrixDir
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 RETRY_S = 0.3  # `holder` takes the lock for an instant, which must not turn a runner away
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """The runner that has a matrix. pid is None where the lock's file does not say."""
+class Process:
+    """A process that is not taken for another one that has its number today.
+
+    pid: None where the file that names it does not say.  pid_started: clock ticks after the boot of the machine.
+    boot_id: the kernel's name for this boot.
+    """
 
     pid: int | None
     host: str
+    pid_started: int | None = None
+    boot_id: str | None = None
+
+    def lives_here(self) -> bool:
+        """Whether this very process runs on this machine now, and not only one with its number."""
+        if self.pid is None or self.pid_started is None or self.boot_id is None or self.boot_id != boot_id():
+            return False
+        return start_of(self.pid) == self.pid_started
+
+
+def this_process() -> Process:
+    """Return the process that asks."""
+    return Process(pid=os.getpid(), host=socket.gethostname(), pid_started=start_of(os.getpid()), boot_id=boot_id())
+
+
+def boot_id() -> str | None:
+    """Return the kernel's name for this boot of the machine; None where the system has none."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+
+
+def start_of(pid: int) -> int | None:
+    """Return when a process began, in clock ticks after the boot; None where there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    return int(stat[stat.rindex(")") + 2 :].split()[19])
 
 
 @contextmanager
@@ -44,7 +80,7 @@ def held(matrix: MatrixDir) -> Iterator[None]:
         os.close(handle)
 
 
-def holder(matrix: MatrixDir) -> Holder | None:
+def holder(matrix: MatrixDir) -> Process | None:
     """Return the runner that has the matrix now, or None: then no status file that says running is to be trusted."""
     if not matrix.lock.exists():
         return None
@@ -79,25 +115,26 @@ def try_lock(path: Path) -> int | None:
 def _write(handle: int, path: Path) -> None:
     try:
         os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        os.pwrite(handle, json.dumps(asdict(this_process())).encode(), 0)
     except OSError as error:
         raise LaunchError(
             f"cannot write {path}", why=error.strerror or str(error), fix="free some space, then run it again"
         ) from error
 
 
-def _read(path: Path) -> Holder:
+def _read(path: Path) -> Process:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-        return Holder(pid=int(value["pid"]), host=str(value["host"]))
+        host, pid = str(value["host"]), int(value["pid"])
+        return Process(pid=pid, host=host, pid_started=value.get("pid_started"), boot_id=value.get("boot_id"))
     except (OSError, ValueError, KeyError, TypeError):
-        return Holder(pid=None, host=socket.gethostname())
+        return Process(pid=None, host=socket.gethostname())
 
 
-def _refuse(matrix: MatrixDir, other: Holder) -> None:
+def _refuse(matrix: MatrixDir, other: Process) -> None:
     who = f"process {other.pid}" if other.pid is not None else "another process"
     raise LaunchError(
         f"{matrix.name} is being run by {who} on {other.host}",
         why="two runners would start each run twice",
-        fix="wait for it, or stop it with Ctrl+C in its terminal, or with `kill <process>`: its runs save first",
+        fix="wait for it, or stop it with `make stop`, or with Ctrl+C in its terminal: its runs save first",
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from kmatrix.errors import RecordError
 from kmatrix.launch.engine import JobState, RunPlan
+from kmatrix.launch.state import DIED, MISMATCH, NOT_STARTED
 from kmatrix.records import RunDir, Status, read_json
 
 TAIL_LINES = 20
@@ -31,9 +32,13 @@ ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How an attempt of a run ended. log_tail: the last lines of its log, only when it failed."""
+    """How an attempt of a run ended. kind: what it failed by, or what stopped it, in one word; None when it finished.
+
+    log_tail: the last lines of its log, only when it failed.
+    """
 
     status: Status
+    kind: str | None = None
     reason: str = ""
     log_tail: tuple[str, ...] = ()
     result: Mapping[str, Any] | None = None
@@ -43,31 +48,34 @@ def judge(plan: RunPlan, state: JobState) -> Verdict:
     """Say how a run ended whose processes have."""
     result, doubt = _result(plan)
     status = Status(result["status"]) if result else None
+    kind = str(result.get("kind") or "error") if result else ""
     if status is Status.FINISHED:
-        reason = mismatch(plan.dir)
-        return _failed(plan, state, reason, result) if reason else Verdict(status=Status.FINISHED, result=result)
-    if state.reason:
-        return _failed(plan, state, state.reason, result)
-    if state.cancelled and (result is None or result.get("kind") not in OWN_FAULT):
-        return Verdict(status=Status.STOPPED, reason=_asked(result), result=result)
-    if status is Status.STOPPED and result is not None:
-        return Verdict(status=Status.STOPPED, reason=str(result.get("reason") or _asked(result)), result=result)
-    if result is not None:
-        return _failed(
-            plan, state, str(result.get("reason") or result.get("kind") or "failed without a reason"), result
-        )
-    return _failed(plan, state, doubt or _rank_error(plan, state) or _why_no_result(plan, state), None)
+        kind, reason = MISMATCH, mismatch(plan.dir, plan.micro_batch)
+        if not reason:
+            return Verdict(status=Status.FINISHED, result=result)
+    elif state.reason:
+        kind, reason = state.kind or NOT_STARTED, state.reason
+    elif status is Status.STOPPED or (state.cancelled and kind not in OWN_FAULT):
+        return Verdict(status=Status.STOPPED, kind="signal", reason=_asked(state, result), result=result)
+    elif result is not None:
+        reason = str(result.get("reason") or result.get("kind") or "failed without a reason")
+    else:
+        kind, reason = (DIED, doubt) if doubt else _without_result(plan, state)
+    return _failed(plan, state, kind, reason, result)
 
 
-def mismatch(run: RunDir) -> str:
+def mismatch(run: RunDir, micro_batch: int | None = None) -> str:
     """Return how what ran differs from what was asked, or "".
 
     Each difference must stand in `adjusted` of run_used.json with the value that was used.
+    micro_batch: what the attempt was told to use in the place of run.json's.
     """
     try:
         asked, record = read_json(run.run_json).get("train", {}), read_json(run.run_used)
     except RecordError as error:
         return f"cannot tell what ran: {error.what}"
+    if micro_batch is not None:
+        asked = {**asked, "batch_size": micro_batch}
     used = record.get("train", {})
     adjusted = {str(entry.get("field")): entry for entry in record.get("adjusted", []) if isinstance(entry, Mapping)}
     differences = []
@@ -127,18 +135,26 @@ def _result(plan: RunPlan) -> tuple[Mapping[str, Any] | None, str]:
     return result, ""
 
 
-def _failed(plan: RunPlan, state: JobState, reason: str, result: Mapping[str, Any] | None) -> Verdict:
+def _failed(plan: RunPlan, state: JobState, kind: str, reason: str, result: Mapping[str, Any] | None) -> Verdict:
     lines = without_report([line for line in log_end(plan, state).split("\n") if line.strip()])[-TAIL_LINES:]
     tail = tuple(line if len(line) <= TAIL_CHARS else line[: TAIL_CHARS - 3] + "..." for line in lines)
-    return Verdict(status=Status.FAILED, reason=ESCAPES.sub("", reason), log_tail=tail, result=result)
+    return Verdict(status=Status.FAILED, kind=kind, reason=ESCAPES.sub("", reason), log_tail=tail, result=result)
 
 
-def _asked(result: Mapping[str, Any] | None) -> str:
-    return "asked to stop, and killed before it could save" if result is None else "asked to stop"
+def _asked(state: JobState, result: Mapping[str, Any] | None) -> str:
+    if result is None:
+        return "asked to stop, and killed before it could save"
+    return "asked to stop" if state.cancelled else str(result.get("reason") or "asked to stop")
 
 
-def _rank_error(plan: RunPlan, state: JobState) -> str:
-    """The error of the rank that failed first in this attempt: the others fail because it did.
+def _without_result(plan: RunPlan, state: JobState) -> tuple[str, str]:
+    """Kind and words of an attempt that left no result: from a rank, else from the log and the exit code."""
+    kind, reason = _rank_error(plan, state)
+    return (kind, reason) if reason else (DIED, _why_no_result(plan, state))
+
+
+def _rank_error(plan: RunPlan, state: JobState) -> tuple[str, str]:
+    """Kind and words of the rank that failed first in this attempt: the others fail because it did. "" for none.
 
     A file that names no attempt and no time is judged by when it was written.
     """
@@ -151,8 +167,8 @@ def _rank_error(plan: RunPlan, state: JobState) -> str:
         late = written >= (state.started or 0.0) - 0.05  # file systems stamp with the kernel's tick, a few ms late
         if error["attempt"] == plan.attempt if "attempt" in error else late:
             reason = f"rank {error.get('rank')}: {error.get('reason') or error.get('kind')}"
-            errors.append((float(error.get("time") or written), reason))
-    return min(errors)[1] if errors else ""
+            errors.append((float(error.get("time") or written), str(error.get("kind") or "error"), reason))
+    return min(errors)[1:] if errors else ("", "")
 
 
 def _why_no_result(plan: RunPlan, state: JobState) -> str:

@@ -93,6 +93,11 @@ class RunDir:
         return self.path / ".lock"
 
     @property
+    def former(self) -> Path:
+        """Results that a rerun replaced, in folders 1, 2, ..."""
+        return self.path / "former"
+
+    @property
     def gpu_stats(self) -> Path:
         return self.path / f"gpu_stats_{self.name}.json"
 
@@ -162,6 +167,11 @@ class MatrixDir:
     @property
     def lock(self) -> Path:
         return self.path / ".lock"
+
+    @property
+    def runner_log(self) -> Path:
+        """What a runner says that has no terminal."""
+        return self.path / "runner.log"
 
     @property
     def all_results(self) -> Path:
@@ -313,6 +323,16 @@ def append_jsonl(path: Path, value: Mapping[str, Any]) -> None:
     """Append one line to an append-only log."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"schema": SCHEMA, **value}) + "\n")
+
+
+def end_torn_line(path: Path) -> None:
+    """End the last line of an append-only log that a crash cut short, so that the next begins on a line of its own."""
+    try:
+        with path.open("rb+") as file:
+            if file.seek(0, 2) and file.seek(-1, 2) is not None and file.read(1) != b"\n":
+                file.write(b"\n")
+    except FileNotFoundError:
+        return
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:

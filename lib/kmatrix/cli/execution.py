@@ -1,0 +1,106 @@
+"""The runs of a matrix that is there, brought to their end: in this terminal, or in a session of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from kmatrix.cli.arguments import Arguments
+from kmatrix.cli.monitor import simulation
+from kmatrix.cli.session import ROOT, shown
+from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.launch.lock import holder
+from kmatrix.launch.monitor import Monitor
+from kmatrix.launch.reopen import Going
+from kmatrix.records import MatrixDir, read_json
+
+START_S = 60.0  # a detached runner has its matrix within this time, or it has ended
+TAIL_LINES = 20
+
+
+def need_torch() -> None:
+    """Refuse before anything is made where no run could be started."""
+    if find_spec("torch") is None:
+        raise LaunchError("torch is not installed", fix="make setup, or pass PYTHON=<interpreter that has everything>")
+
+
+def monitor(simulated: str, hz: int) -> Monitor | None:
+    """Return how runs are recorded. simulated: SIMULATE=, which puts simulated GPUs into the recording."""
+    if not hz:
+        if simulated:
+            raise ConfigError("SIMULATE= needs GPU_MONITOR=y", why="only the recording is simulated")
+        return None
+    return Monitor(
+        python=Path(sys.executable),
+        root=ROOT,
+        hz=hz,
+        simulated=bool(simulated),
+        environment=simulation(simulated) if simulated else {},
+    )
+
+
+def symbols(matrix: MatrixDir) -> Mapping[str, Any]:
+    """Return the Kconfig values of a matrix's first run: for what is the same in all of them."""
+    runs = matrix.runs()
+    value = read_json(runs[0].run_json).get("symbols") if runs else None
+    return value if isinstance(value, dict) else {}
+
+
+def recording(values: Mapping[str, Any]) -> int:
+    """Return the samples a second that the matrix asks for, 0 for no recording."""
+    return int(values.get("GPU_MONITOR_HZ") or 0) if values.get("GPU_MONITOR") == "y" else 0
+
+
+def execute(matrix: MatrixDir, going: Going, recorder: Monitor | None) -> int:
+    """Run what is to be run, write and print the report, and return the exit status."""
+    from kmatrix.alerts import Thresholds
+    from kmatrix.cli.progress import ProgressDisplay
+    from kmatrix.cli.results import report
+    from kmatrix.cli.terminal import outlived
+    from kmatrix.launch.drive import drive
+    from kmatrix.launch.local import LocalEngine
+
+    values = symbols(matrix)
+    engine = LocalEngine(Path(sys.executable), ROOT, monitor=recorder)
+    with outlived(matrix.runner_log) as terminal:
+        with ProgressDisplay(terminal=terminal) as show:
+            outcome = drive(matrix, going.plans, engine, skipped=going.skipped, show=show, limits=Thresholds.of(values))
+        if terminal.lost:
+            terminal.leave()
+        report(matrix, draw=values.get("AUTO_GENERATE_GRAPHS") == "y")
+    return outcome.exit_code
+
+
+def detach(matrix: MatrixDir, arguments: Arguments, *names: str) -> int:
+    """Let another process in a session of its own run the matrix; return when it has begun.
+
+    names: the arguments of this command that it is given, too.
+    """
+    words = [f"{name}={arguments.get(name)}" for name in names if arguments.get(name)]
+    command = [sys.executable, "-m", "kmatrix", "continue", f"TARGET={matrix.path}", *words]
+    with matrix.runner_log.open("ab") as log:
+        runner = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + START_S
+    while runner.poll() is None and (holder(matrix) is None or not matrix.status.exists()):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    if runner.poll():
+        end = "\n".join(matrix.runner_log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+        raise LaunchError(f"the runner of {matrix.name} ended at once", why=end)
+    place = shown(matrix.path)
+    print(f"running in the background: process {runner.pid}, its words go to {shown(matrix.runner_log)}")
+    print(f"  watch: tail -f {shown(matrix.runner_log)}")
+    print(f"  stop:  make stop TARGET={place}")
+    return 0

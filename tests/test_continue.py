@@ -1,0 +1,230 @@
+"""Attempts: a matrix that is taken up again, and a run that is tried again, with a trainer that behaves as told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from launching import engine, processes_of, until
+
+from kmatrix.gpu.nvml import Gpu
+from kmatrix.launch.drive import drive
+from kmatrix.launch.lock import Process, held, holder, start_of, this_process
+from kmatrix.launch.reopen import in_words, reopen
+from kmatrix.records import Status, read_json, read_jsonl, read_run, write_json
+
+GPUS = tuple(Gpu(index=i, name="A10G", uuid=f"GPU-{i}", memory_total=23028) for i in range(2))
+
+
+def going(matrix, behave="finish", **known):
+    """What is to be done now, with trainers that behave so."""
+    return reopen(matrix, known.pop("gpus", ()), command=(f"--behave={behave}",), **known)
+
+
+@pytest.fixture
+def make(matrix, plan):
+    """Make the folder of a run with the fields that a reopened matrix reads."""
+
+    def run(name, **train):
+        one = plan(name)
+        record = read_json(one.dir.run_json)
+        fields = {"num_gpus": 1, "device": "cpu", "cpu_threads": 1, "data_path": "/data"}
+        write_json(one.dir.run_json, {**record, "timeout_s": 0, "train": {**record["train"], **fields, **train}})
+        return one.dir
+
+    return run
+
+
+def attempts(run):
+    return [
+        (entry["attempt"], entry["status"], entry["resume"], entry["micro_batch"])
+        for entry in read_json(run.status)["attempts"]
+    ]
+
+
+def test_a_stopped_run_goes_on_where_it_was_and_finished_ones_stay(matrix, make, runner):
+    first, second, _ = make("a"), make("b"), make("c")
+    process = runner("a", "b=hang", "c")
+    until(second.metrics.exists)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 130
+    kept = first.result.read_bytes()
+    todo = going(matrix)
+    assert [(one.name, one.attempt, one.resume) for one in todo.plans] == [("b", 2, "auto"), ("c", 1, "none")]
+    assert drive(matrix, todo.plans, engine(), poll_s=0.02).exit_code == 0
+    assert first.result.read_bytes() == kept
+    assert attempts(second) == [(1, "stopped", "none", None), (2, "finished", "auto", None)]
+    saved = int((second.path / "checkpoints" / "step").read_text())
+    assert saved > 0
+    assert [line["step"] for line in read_jsonl(second.metrics) if line["attempt"] == 2][:1] in ([saved], [])
+    assert going(matrix).plans == ()
+
+
+def test_a_killed_runner_leaves_a_run_that_goes_on(matrix, make, runner):
+    run = make("a")
+    process = runner("a=hang")
+    until(run.metrics.exists)
+    process.kill()
+    process.wait()
+    until(lambda: processes_of(matrix) == [], 10)
+    todo = going(matrix)
+    assert [(one.attempt, one.resume) for one in todo.plans] == [(2, "auto")]
+    assert drive(matrix, todo.plans, engine(), poll_s=0.02).exit_code == 0
+    assert attempts(run)[1] == (2, "finished", "auto", None)
+    assert read_run(run).status is Status.FINISHED
+
+
+def test_a_failed_run_is_tried_again_only_when_it_is_asked_for(matrix, make):
+    run = make("a")
+    drive(matrix, going(matrix, "nan").plans, engine(), poll_s=0.02)
+    todo = going(matrix)
+    assert todo.plans == ()
+    assert in_words(todo) == ["1 failed stays as it is: RETRY_FAILED=1 tries again"]
+    drive(matrix, going(matrix, retry_failed=True).plans, engine(), poll_s=0.02)
+    assert attempts(run) == [(1, "failed", "none", None), (2, "finished", "auto", None)]
+
+
+def test_only_the_runs_that_are_named_go_on(matrix, make):
+    for name in "abc":
+        make(name)
+    todo = going(matrix, names={"b"})
+    assert [one.name for one in todo.plans] == ["b"]
+    outcome = drive(matrix, todo.plans, engine(), poll_s=0.02)
+    assert (outcome.exit_code, outcome.counts) == (0, {"planned": 2, "finished": 1})
+
+
+@pytest.mark.parametrize("resume", ["best", "latest", "none", "/a/checkpoint.pt"])
+def test_another_beginning_can_be_asked_for_and_it_reaches_the_trainer(matrix, make, resume):
+    run = make("a")
+    write_json(run.status, {"status": "stopped", "attempt": 1})
+    (one,) = going(matrix, resume=resume).plans
+    words = [str(run.path), "--attempt", "2"]
+    assert one.arguments == words + ([] if resume == "none" else ["--resume", resume])
+
+
+def test_a_run_is_as_it_was_planned_whatever_the_configuration_says_now(matrix, make):
+    run = make("a", num_gpus=2, device="cuda", cpu_threads=3)
+    (one,) = going(matrix, gpus=GPUS).plans
+    assert (one.ranks, one.gpus, one.cpu_threads, one.timeout_s) == (2, ("GPU-0", "GPU-1"), 3, 0.0)
+    assert one.run_id == read_json(run.run_json)["run_id"]
+
+
+def test_a_run_that_finds_too_few_gpus_is_skipped_and_goes_on_where_there_are_enough(matrix, make):
+    run = make("a", num_gpus=2, device="cuda")
+    todo = going(matrix, gpus=GPUS[:1])
+    assert todo.skipped == {"a": "needs 2 GPUs, and there is 1"}
+    assert drive(matrix, (), engine(), skipped=todo.skipped, poll_s=0.02).exit_code == 1
+    assert read_json(run.status)["status"] == "skipped"
+    assert [one.name for one in going(matrix, gpus=GPUS).plans] == ["a"]
+
+
+def test_a_run_whose_data_were_never_prepared_is_skipped_with_that_reason(matrix, make):
+    make("a", data_path="")
+    assert "not prepared" in going(matrix).skipped["a"]
+
+
+def test_out_of_memory_halves_the_micro_batch_until_it_fits(matrix, make):
+    run, seen = make("a"), []
+    outcome = drive(matrix, going(matrix, "oom3").plans, engine(), show=seen.append, poll_s=0.02)
+    assert outcome.exit_code == 0
+    assert attempts(run) == [
+        *[(1, "failed", "none", None), (2, "failed", "auto", 6)],
+        (3, "finished", "auto", 3),
+    ]
+    assert read_json(run.status)["attempts"][0]["kind"] == "oom"
+    assert read_json(run.run_used)["train"]["batch_size"] == 3
+    assert [line["micro_batch"] for line in read_jsonl(matrix.journal) if line["event"] == "run retried"] == [6, 3]
+    (first, second) = [progress.reason for progress in seen if progress.status is Status.FAILED]
+    assert first == "out of memory with 12 sequences; again with a micro-batch of 6"
+    assert second.endswith("again with a micro-batch of 3")
+
+
+def test_a_run_that_does_not_fit_with_one_sequence_fails_and_the_others_go_on(matrix, make):
+    run, other = make("a"), make("b")
+    plans = [*going(matrix, "oom0").plans[:1], *going(matrix).plans[1:]]
+    outcome = drive(matrix, plans, engine(), poll_s=0.02)
+    assert (outcome.exit_code, outcome.counts) == (1, {"finished": 1, "failed": 1})
+    assert [entry[3] for entry in attempts(run)] == [None, 6, 3, 1]
+    assert read_json(other.status)["status"] == "finished"
+
+
+def test_the_policy_fail_lets_out_of_memory_be_a_failure(matrix, make):
+    run = make("a", oom_policy="fail")
+    assert drive(matrix, going(matrix, "oom3").plans, engine(), poll_s=0.02).exit_code == 1
+    assert len(attempts(run)) == 1
+
+
+def test_a_stop_between_two_attempts_is_a_stop(matrix, make):
+    run = make("a")
+
+    def show(progress):
+        if progress.status is Status.FAILED:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    outcome = drive(matrix, going(matrix, "oom3").plans, engine(), show=show, poll_s=0.02)
+    assert len(attempts(run)) == 1 or outcome.exit_code == 130
+    assert [one.micro_batch for one in going(matrix).plans] == [6]
+
+
+def test_a_trainer_that_ignores_the_micro_batch_did_not_run_what_was_asked(matrix, make):
+    run = make("a")
+    write_json(run.status, {"status": "failed", "attempt": 1, "kind": "oom"})
+    drive(matrix, going(matrix, "adjusted").plans, engine(), poll_s=0.02)
+    assert read_json(run.status)["status"] == "finished"  # it used 6, as it was told
+    (other,) = [make("b")]
+    entry = {"attempt": 2, "status": "failed", "kind": "oom", "micro_batch": 6}
+    write_json(other.status, {"status": "failed", "attempt": 2, "attempts": [entry]})
+    drive(matrix, going(matrix, "smaller").plans, engine(), poll_s=0.02)
+    assert read_json(other.status)["reason"] == "did not run what was asked: batch_size was 3, ran 6"
+
+
+# Who runs a matrix
+
+
+def test_a_process_is_not_taken_for_another_one_that_has_its_number_or_another_boot():
+    me = this_process()
+    assert me.lives_here()
+    same_number = {"pid": me.pid, "host": me.host}
+    assert not Process(**same_number, pid_started=me.pid_started - 1, boot_id=me.boot_id).lives_here()
+    assert not Process(**same_number, pid_started=me.pid_started, boot_id="another boot").lives_here()
+    assert not Process(**same_number).lives_here()
+    assert start_of(2**30) is None
+
+
+def test_a_lock_that_a_former_boot_left_locks_nothing(matrix, make):
+    run = make("a")
+    write_json(matrix.lock, {"pid": os.getpid(), "host": "localhost", "pid_started": 1, "boot_id": "before"})
+    write_json(matrix.status, {"status": "running", "pid": os.getpid()})
+    write_json(run.status, {"status": "running", "attempt": 1, "pid": os.getpid()})
+    assert holder(matrix) is None
+    assert not matrix.is_held()
+    assert drive(matrix, going(matrix).plans, engine(), poll_s=0.02).exit_code == 0
+    assert attempts(run)[0][1] == "stopped"
+
+
+def test_who_holds_a_matrix_is_a_process_that_lives(matrix):
+    with held(matrix):
+        assert holder(matrix) == this_process()
+        assert holder(matrix).lives_here()
+
+
+def test_a_journal_that_a_crash_cut_short_goes_on_with_a_line_of_its_own(matrix, make):
+    make("a")
+    matrix.journal.write_text('{"schema": 1, "event": "run sta')
+    drive(matrix, going(matrix).plans, engine(), poll_s=0.02)
+    assert next(line["event"] for line in read_jsonl(matrix.journal)) == "matrix started"
+
+
+def test_a_lost_terminal_ends_nothing(matrix, make, runner):
+    run = make("a")
+    process = runner("a=hang")
+    until(run.metrics.exists)
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    assert process.poll() is None
+    assert [line["event"] for line in read_jsonl(matrix.journal)][-1] == "terminal lost"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 130
