@@ -15,6 +15,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "dataset": ("stdlib", "finewebedu", "shakespeare", "shards"),
     "tokenizer": ("gpt2", "byte"),
     "schedule": ("cosine", "linear", "constant", "wsd"),
+    "pruning": ("none", "magnitude", "movement", "state"),
     "device": ("cuda", "cpu"),
     "dtype": ("fp32", "bf16"),
     "ddp_backend": ("nccl", "gloo"),
@@ -91,6 +92,12 @@ class TrainConfig:
     adafactor_beta2_decay: float | None
     adafactor_clip: float | None
     soap_frequency: int | None
+    pruning: str
+    target_sparsity: float | None
+    pruning_warmup: float | None
+    pruning_ramp_end: float | None
+    pruning_frequency: int | None
+    pruning_global: bool | None
     device: str
     use_ddp: bool
     num_gpus: int

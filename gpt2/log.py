@@ -14,6 +14,7 @@ import torch
 
 from gpt2.config import TrainConfig
 from gpt2.dist import World
+from gpt2.prune import Pruner
 from gpt2.steps import Reading
 from kmatrix.records import RunDir, append_jsonl, write_json
 from kmatrix.shapes import mfu, peak_tflops
@@ -29,6 +30,7 @@ class RunLog:
         self.config: TrainConfig | None = None
         self.world: World | None = None
         self.params: int | None = None
+        self.pruner: Pruner | None = None
         self.started = time.perf_counter()
         self.step = 0  # updates done
         self.seconds = array("d")  # of each step of this attempt
@@ -42,9 +44,9 @@ class RunLog:
             for path in (run_dir.metrics, run_dir.events):
                 end_torn_line(path)
 
-    def begin(self, config: TrainConfig, world: World, params: int) -> None:
+    def begin(self, config: TrainConfig, world: World, params: int, pruner: Pruner | None = None) -> None:
         """Say what is used, in run_used.json: the fields of run.json, and what differs from them."""
-        self.config, self.world, self.params = config, world, params
+        self.config, self.world, self.params, self.pruner = config, world, params, pruner
         self.peak = config.peak_tflops or peak_tflops(world.device_name, config.dtype, tf32=config.tf32)
         if not self.main:
             return
@@ -134,12 +136,14 @@ class RunLog:
                 "throughput/tokens_per_s": speed,
                 "throughput/mfu": used,
                 "throughput/step_ms": 1e3 * seconds,
+                **({"sparsity": self.pruner.sparsity(reading.step)} if self.pruner else {}),
             },
         )
+        pruned = f" | sparsity {self.pruner.sparsity(reading.step):.1%}" if self.pruner else ""
         self.say(
             f"Iter {reading.step} | epoch {epoch} | loss {reading.loss:.4f} | lr {reading.lr:.2e} | "
             f"norm {reading.norm:.2f} | dt {1e3 * seconds:.1f}ms | tok/s {speed:.0f} | "
-            f"mfu {'n/a' if used is None else f'{used:.1%}'}"
+            f"mfu {'n/a' if used is None else f'{used:.1%}'}{pruned}"
         )
 
     def validation(self, step: int, loss: float) -> None:
@@ -211,6 +215,7 @@ class RunLog:
                 "device": world.device.type if world else None,
                 "device_name": world.device_name if world else None,
                 "params": self.params,
+                "sparsity": self.pruner.sparsity() if self.pruner else None,
                 "ended": time.time(),
             }
         )
@@ -234,7 +239,7 @@ class RunLog:
                 "train_perplexities": [perplexity(loss) for loss in train_losses],
                 "val_perplexities": [perplexity(loss) for loss in val_losses],
                 "learning_rates": [line["train/lr"] for line in self.train],
-                "sparsities": [0.0] * len(self.train),  # nothing is pruned
+                "sparsities": [line.get("sparsity", 0.0) for line in self.train],  # 0: nothing is pruned
                 "timestamps": [line["time"] for line in self.train],
                 "iterations": [line["step"] for line in self.train],
                 "final_val_loss": final,

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gpt2 import dist, failure, optim, schedule, shards
+from gpt2 import dist, failure, optim, prune, schedule, shards
 from gpt2.checkpoint import Carried, Keeper, Parts
 from gpt2.config import TrainConfig
 from gpt2.data import Batches
@@ -79,9 +79,10 @@ def train(run: Mapping[str, object], log: RunLog, stop: dist.Stop, *, resume: st
     log.say(configure_precision(world.device.type, config.dtype, tf32=config.tf32))
     raw = build_model(config).to(world.device)
     optimizers = optim.build(config, raw)
+    pruner = prune.build(config, raw, optimizers)
     compiled: nn.Module = torch.compile(raw) if config.compile else raw  # type: ignore[assignment]  # it is a module
     parameters = list(raw.parameters())
-    log.begin(config, world, raw.params)
+    log.begin(config, world, raw.params, pruner)
     log.say(
         f"Training {config.model} ({raw.params:,} parameters) on {config.dataset} with {config.optimizer}: "
         f"{config.max_iters} steps of {config.tokens_per_step} tokens, {world.size} x {world.device_name}"
@@ -89,6 +90,8 @@ def train(run: Mapping[str, object], log: RunLog, stop: dist.Stop, *, resume: st
 
     # What goes on over a resume besides model, optimizers and random numbers
     carried: dict[str, Carried] = {"log": log}
+    if pruner:
+        carried["pruner"] = pruner
     keeper = Keeper(Parts(config=config, world=world, model=raw, optimizers=optimizers, carried=carried), log)
     keeper.resume(resume)
     keeper.forecast()
@@ -153,8 +156,12 @@ def train(run: Mapping[str, object], log: RunLog, stop: dist.Stop, *, resume: st
                 total += loss.detach()
             if not ddp:
                 steps.computed()
+            if pruner:
+                pruner.gradients()
             norm = clip(parameters, config.grad_clip)
             optimizers.step()
+            if pruner:
+                pruner.weights(step + 1)
             optimizers.zero_grad()
             log.step = step + 1
             loss_of_step = total / config.gradient_accumulation

@@ -52,7 +52,7 @@ def train_fields(data_path: Path, data_sha256: str, checkpoint_dir: Path, **over
         **{"eval_interval": 5, "eval_samples": 10, "log_interval": 1, "seed": 1337},
         **{"save_checkpoint": True, "checkpoint_interval": 0, "checkpoint_dir": str(checkpoint_dir)},
         **{"keep_checkpoints": 10, "keep_every": 0, "save_best": True, "async_checkpoint": True},
-        **{"optimizer": "adamw", "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8},
+        **{"optimizer": "adamw", "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "pruning": "none"},
         **{"device": "cpu", "use_ddp": True, "num_gpus": 1, "ddp_backend": "gloo", "ddp_find_unused_params": False},
         **{"dtype": "fp32", "tf32": True, "flash_attention": True, "compile": False, "cpu_threads": 1},
         **{"recompute": False, "loss_chunk": 0},

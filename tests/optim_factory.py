@@ -36,6 +36,13 @@ class Settings:
     spam_interval: int = 500
     spam_warmup_steps: int = 150
     soap_frequency: int = 10
+    pruning: str = "none"
+    target_sparsity: float = 0.5
+    pruning_warmup: float = 0.1
+    pruning_ramp_end: float = 0.75
+    pruning_frequency: int = 3
+    pruning_global: bool = True
+    max_iters: int = 20
     device: str = "cpu"
 
 

@@ -15,6 +15,14 @@ from kmatrix.plan import STATES, forecast, states
 BIG = replace(SHAPE, n_embd=32, vocab_size=257, block_size=16)
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def kept(optimizers):
     """The numbers of 32 bits in the optimizers' states, counters left out."""
     found = []
@@ -49,3 +57,13 @@ def test_memory_is_weights_gradients_and_states():
 
 def test_an_optimizer_of_ones_own_has_no_forecast_of_memory():
     assert forecast(BIG, {"optimizer": "signsgd"}, tokens=10).state_mib is None
+
+
+@pytest.mark.parametrize(("method", "bytes_each"), [("none", 0), ("magnitude", 1), ("state", 1), ("movement", 5)])
+def test_pruning_keeps_a_byte_for_each_weight_of_a_block_and_movement_a_score(method, bytes_each):
+    plain, pruned = (
+        forecast(BIG, {"optimizer": "adamw", "pruning": name}, tokens=1).state_mib for name in ("none", method)
+    )
+    in_blocks = 12 * BIG.n_layer * BIG.n_embd**2
+
+    assert (pruned - plain) * 2**20 == pytest.approx(bytes_each * in_blocks)

@@ -39,6 +39,11 @@ class Optimizers:
         return float(self.optimizers[0].param_groups[0]["lr"])
 
     @property
+    def settled(self) -> bool:
+        """Whether the moments say something; they do not right after SPAM has reset them."""
+        return all(getattr(optimizer, "settled", True) for optimizer in self.optimizers)
+
+    @property
     def averages(self) -> bool:
         """Whether the weights that are to be judged differ from those that are trained."""
         return bool(self._averaging())

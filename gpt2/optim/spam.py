@@ -34,8 +34,8 @@ class Spam(torch.optim.AdamW):
 
     @property
     def settled(self) -> bool:
-        """Whether the moments have seen enough gradients since the last reset to say something."""
-        return self.since_reset >= CLIP_AFTER
+        """Whether the moments have seen enough gradients since the last reset to say which weights matter."""
+        return self.since_reset >= (min(CLIP_AFTER, self.interval // 2) if self.interval else CLIP_AFTER)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:  # noqa: ARG002  (torch's signature)
@@ -45,7 +45,7 @@ class Spam(torch.optim.AdamW):
             states = [(p.grad, self.state[p]) for p in group["params"] if p.grad is not None and self.state[p]]
             if self.interval and self.since_reset == 0:
                 _forget([state for _, state in states])
-            elif self.theta and self.settled:
+            elif self.theta and self.since_reset >= CLIP_AFTER:
                 _cut_spikes([grad for grad, _ in states], [state["exp_avg_sq"] for _, state in states], self.theta)
             group["lr"] *= self._scale()
         try:

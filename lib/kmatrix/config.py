@@ -170,6 +170,17 @@ def nesterov_needs_momentum(value: Values) -> str | None:
     return None
 
 
+def pruning_has_a_ramp(value: Values) -> str | None:
+    """Pruning begins before it ends, and in different steps."""
+    if (value("GPT2_PRUNING") or "none") == "none":
+        return None
+    steps = int(value("GPT2_MAX_ITERS") or 0)
+    begin, end = (float(value(f"GPT2_PRUNING_{name}") or 0) for name in ("WARMUP", "RAMP_END"))
+    if round(begin * steps) >= round(end * steps):
+        return f"PRUNING_RAMP_END={end:g} of {steps} steps is not after PRUNING_WARMUP={begin:g}"
+    return None
+
+
 def shards_need_a_folder(value: Values) -> str | None:
     """A dataset of one's own says where it lies."""
     if value("GPT2_DATASET") == "shards" and not value("GPT2_DATA_PATH"):
@@ -182,6 +193,7 @@ RULES = (
     heads_divide_width,
     least_rate_is_least,
     nesterov_needs_momentum,
+    pruning_has_a_ramp,
     shards_need_a_folder,
 )
 

@@ -47,6 +47,8 @@ class Forecast:
 def forecast(shape: ModelShape, fields: Mapping[str, Any], *, tokens: int) -> Forecast:
     """Return what a run will compute and the least memory that it needs. fields: the trainer's, by their names."""
     kept = states(shape, fields)
+    if kept is not None:
+        kept += masks(shape, fields)
     mib = None if kept is None else BYTES * (2 * shape.params + kept) / 2**20
     return Forecast(params=shape.params, tokens=tokens, flops=shape.flops_per_token * tokens, state_mib=mib)
 
@@ -65,6 +67,12 @@ def states(shape: ModelShape, fields: Mapping[str, Any]) -> float | None:
     in_blocks = 12 * shape.n_layer * shape.n_embd * shape.n_embd
     squares = _squares(shape) if optimizer == "soap" else 0
     return in_blocks * matrix + (shape.params - in_blocks) * other + squares
+
+
+def masks(shape: ModelShape, fields: Mapping[str, Any]) -> float:
+    """Return what pruning keeps, in numbers of 32 bits: a byte for each weight in a block, and movement's scores."""
+    kept = {"none": 0.0, "movement": 1.25}.get(str(fields.get("pruning", "none")), 0.25)
+    return 12 * shape.n_layer * shape.n_embd * shape.n_embd * kept
 
 
 def _squares(shape: ModelShape) -> int:

@@ -1,0 +1,185 @@
+"""Pruning: weights of the blocks' matrices become 0 along a ramp, and stay 0. Embeddings, gains and biases are kept.
+
+Every rank has the same weights, averaged gradients and optimizer states, so each finds the same masks by itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpt2.optim import Optimizers, block_matrices
+from kmatrix.errors import ConfigError
+
+TINY = 1e-8  # added to a root before it divides
+LAG = 4  # measurements that are kept: the log reads one step late
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ramp:
+    """How the share of pruned weights grows: s(t) = s_f (1 - (1 - (t - t_0) / (t_1 - t_0))^3).
+
+    Zhu and Gupta 2017 (arXiv:1710.01878), equation 1, from 0.  begin, end: t_0 and t_1 in updates.
+    every: updates between two changes of the masks; the last change is at the end.
+    """
+
+    target: float
+    begin: int
+    end: int
+    every: int
+
+    @classmethod
+    def of(cls, config: Any) -> Ramp:
+        begin, end = (round(share * config.max_iters) for share in (config.pruning_warmup, config.pruning_ramp_end))
+        if begin >= end:
+            raise ConfigError(
+                f"pruning begins at step {begin} and is to have reached its target at step {end}",
+                why=f"the run has {config.max_iters} steps",
+                fix="set GPT2_PRUNING_WARMUP below GPT2_PRUNING_RAMP_END, or train for longer",
+            )
+        return cls(target=config.target_sparsity, begin=begin, end=end, every=config.pruning_frequency)
+
+    def due(self, updates: int) -> bool:
+        """Whether the masks change after this many updates."""
+        within = self.begin < updates <= self.end
+        return within and ((updates - self.begin) % self.every == 0 or updates == self.end)
+
+    def sparsity(self, updates: int) -> float:
+        """The share that is to be pruned after this many updates."""
+        done = min(max(updates - self.begin, 0) / (self.end - self.begin), 1.0)
+        return self.target * (1 - (1 - done) ** 3)
+
+
+def build(config: Any, model: nn.Module, optimizers: Optimizers) -> Pruner | None:
+    """Return what prunes the model as the configuration says, None where nothing is pruned."""
+    if config.pruning == "none":
+        return None
+    return Pruner(config, block_matrices(model), optimizers)
+
+
+class Pruner:
+    """The masks of one model. Call `gradients` before clipping and `weights` after each update.
+
+    A weight that is pruned never comes back. method: which weights go first, those with the lowest
+    magnitude: |w|;  movement: -sum over steps of gradient x w, so those that move towards 0 (Sanh et al. 2020,
+    arXiv:2005.07683, equation 3);  state: w^2 |m| / (sqrt(v) + 1e-8) of the optimizer's moments (mcgrof/AdamWPrune).
+    """
+
+    def __init__(self, config: Any, matrices: Sequence[nn.Parameter], optimizers: Optimizers) -> None:
+        self.method, self.across = config.pruning, bool(config.pruning_global)
+        self.ramp = Ramp.of(config)
+        self.matrices: list[torch.Tensor] = list(matrices)
+        self.optimizers = optimizers
+        self.total = sum(matrix.numel() for matrix in self.matrices)
+        self.pruned = [torch.zeros_like(matrix, dtype=torch.bool) for matrix in self.matrices]
+        moves = self.method == "movement"
+        self.movement = [torch.zeros_like(matrix) for matrix in self.matrices] if moves else []
+        self.begun = self.waiting = False
+        self._measured: deque[tuple[int, torch.Tensor | float]] = deque([(0, 0.0)], maxlen=LAG)
+
+    @torch.no_grad()
+    def gradients(self) -> None:
+        """Take in the averaged gradients of a step, and take out those of pruned weights."""
+        found = [(number, matrix.grad) for number, matrix in enumerate(self.matrices) if matrix.grad is not None]
+        if self.movement and found:
+            scores, weights = [self.movement[n] for n, _ in found], [self.matrices[n] for n, _ in found]
+            torch._foreach_addcmul_(scores, [grad for _, grad in found], weights, value=-1)
+        if self.begun:
+            for number, grad in found:
+                grad.masked_fill_(self.pruned[number], 0.0)
+
+    @torch.no_grad()
+    def weights(self, updates: int) -> None:
+        """Keep pruned weights at 0 after an update, and prune more where that is due."""
+        self.waiting = self.waiting or self.ramp.due(updates)
+        if self.waiting and self.optimizers.settled:
+            self._prune(self.ramp.sparsity(updates))
+            self.waiting, self.begun = False, True
+            self._zero()
+            self._measured.append((updates, self._zeros()))
+        elif self.begun:
+            self._zero()
+
+    def sparsity(self, updates: int | None = None) -> float:
+        """Return the share of zeros in the pruned matrices, as counted at the last change of the masks.
+
+        updates: at the last change until then; None: counted now.
+        """
+        if updates is None:
+            return float(self._zeros()) / self.total
+        place = max((n for n, (at, _) in enumerate(self._measured) if at <= updates), default=0)
+        at, zeros = self._measured[place]
+        self._measured[place] = (at, float(zeros))  # read from the device once
+        return float(zeros) / self.total
+
+    def state_dict(self) -> dict[str, Any]:
+        measured = [(at, float(zeros)) for at, zeros in self._measured]
+        flags = {"begun": self.begun, "waiting": self.waiting}
+        return {"pruned": self.pruned, "movement": self.movement, "measured": measured, **flags}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for mine, saved in zip([*self.pruned, *self.movement], [*state["pruned"], *state["movement"]], strict=True):
+            mine.copy_(saved)
+        self.begun, self.waiting = state["begun"], state["waiting"]
+        self._measured = deque(((int(at), float(zeros)) for at, zeros in state["measured"]), maxlen=LAG)
+
+    def _prune(self, share: float) -> None:
+        """Bring the masks up to `share` of all matrices together, or of each."""
+        scores = [score.masked_fill(gone, -torch.inf) for score, gone in zip(self._scores(), self.pruned, strict=True)]
+        if self.across:
+            self.pruned = lowest(scores, round(share * self.total))
+        else:
+            self.pruned = [lowest([score], round(share * score.numel()))[0] for score in scores]
+
+    def _scores(self) -> Iterable[torch.Tensor]:
+        if self.method == "magnitude":
+            return (matrix.abs() for matrix in self.matrices)
+        if self.method == "movement":
+            return self.movement
+        return (self._state_score(matrix) for matrix in self.matrices)
+
+    def _state_score(self, matrix: torch.Tensor) -> torch.Tensor:
+        state = next(o.state[matrix] for o in self.optimizers.optimizers if matrix in o.state)
+        mean, square = state["exp_avg"], state["exp_avg_sq"]
+        score: torch.Tensor = matrix.square() * mean.abs() / (square.sqrt() + TINY)
+        return score
+
+    def _zero(self) -> None:
+        for matrix, gone in zip(self.matrices, self.pruned, strict=True):
+            matrix.masked_fill_(gone, 0.0)
+
+    def _zeros(self) -> torch.Tensor:
+        """Count the zeros in all matrices; the count stays on the device."""
+        return torch.stack([(matrix == 0).sum() for matrix in self.matrices]).sum()
+
+
+def lowest(scores: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
+    """Return masks of exactly the `count` lowest entries of all tensors together; among equals the first ones.
+
+    The bound is found by halving the range of 32-bit floats 32 times: nothing is sorted, copied together or waited for.
+    """
+    keys = [_ordered(score) for score in scores]
+    low, high = (torch.tensor(value, device=keys[0].device) for value in (-(2**31), 2**31 - 1))
+    for _ in range(32):
+        middle = (low + high) >> 1
+        enough = torch.stack([(key <= middle).sum() for key in keys]).sum() >= count
+        low, high = torch.where(enough, low, middle + 1), torch.where(enough, middle, high)
+    masks = [key < low for key in keys]
+    left = count - torch.stack([mask.sum() for mask in masks]).sum()
+    for place, key in enumerate(keys):
+        equal = (key == low).flatten()
+        taken = equal & (equal.cumsum(0) <= left)
+        masks[place] |= taken.view_as(key)
+        left = left - taken.sum()
+    return masks
+
+
+def _ordered(score: torch.Tensor) -> torch.Tensor:
+    """Return whole numbers that are ordered as the 32-bit floats are."""
+    bits = score.contiguous().view(torch.int32)
+    return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
