@@ -100,8 +100,8 @@ class RunLog:
         self.seconds, self.since_line = array("d"), 0
 
     def resumed(self, step: int) -> None:
-        """Say in metrics.jsonl that this attempt begins at a step: what was written of later ones is void."""
-        if self.main:
+        """Say in metrics.jsonl that training goes on from a step: what was written of later ones is void."""
+        if self.main and self.dir.metrics.exists():
             line = {"step": step, "time": time.time(), "attempt": self.attempt, "resumed": True}
             append_jsonl(self.dir.metrics, line)
 

@@ -43,6 +43,7 @@ class Keeper:
         self.parts, self.log, self.config = parts, log, parts.config
         self.folder = Path(self.config.checkpoint_dir)
         self._resumed = 0  # the step at which this attempt began: its checkpoint is there
+        self._names: dict[int, str] = {}  # what holds the weights of a step, as this attempt has them
         self._pool = ThreadPoolExecutor(1, "checkpoints")
         self._writing: Future[None] | None = None
         self._speed = speed.Speed()
@@ -73,38 +74,27 @@ class Keeper:
         """
         if not kinds:
             return
-        step, states = self.log.step, rng.gathered(self.parts.world)
-        if not self.parts.world.main:
-            return
-        reasons = frozenset(kinds)
-        if self.config.keep_every and Kind.ROLLING in reasons and step % self.config.keep_every == 0:
-            reasons |= {Kind.KEPT}
-        self.wait()
-        if there := self._written(step):
-            self.shelf.mark(there, reasons)
-            self._retire()
-            return
-        value = state(self.parts, step=step, run_id=self.log.run_id, rng=states)
-        about = About(step=step, kinds=reasons, val_loss=self.log.last_val_loss)
-        if wait or not self.config.async_checkpoint:
-            self._try(lambda: self._put(value, about), step, strict=wait)
-            return
-        value, ready = copied(value), self._copies_done()
-        self._writing = self._pool.submit(self._try, lambda: self._put(value, about, ready), step)
+        states = rng.gathered(self.parts.world)
+        if self.parts.world.main:
+            self._save(frozenset(kinds), states, wait=wait)
 
     def emergency(self) -> None:
-        """Save at a stop, where there is time for it before torchrun kills; else say which one is relied on."""
-        seconds = self._speed.seconds(self._expected_bytes())
+        """Save at a stop, where there is time for it before torchrun kills; else say which one is relied on.
+
+        One that fails is an event: the run is stopped, and goes on from the one before.
+        """
+        states = rng.gathered(self.parts.world)
+        if not self.parts.world.main:
+            return
+        busy = self._writing is not None and not self._writing.done()
+        seconds = self._speed.seconds(self._expected_bytes() * (2 if busy else 1))
         if seconds is None or seconds <= EMERGENCY_S:
-            self.save(Kind.EMERGENCY, wait=True)
-        elif self.parts.world.main:
-            self.wait()
-            newest = self.shelf.present[-1].name if self.shelf.present else "none"
-            self.log.event(
-                self.log.step,
-                "checkpoint left out",
-                f"it would take about {seconds:.0f} s, torchrun waits 30: the newest is {newest}",
-            )
+            self._try(lambda: self._save(frozenset({Kind.EMERGENCY}), states, wait=True), self.log.step)
+            return
+        self.wait()
+        newest = self.shelf.present[-1].name if self.shelf.present else "none"
+        why = f"it would take about {seconds:.0f} s, torchrun waits 30: the newest is {newest}"
+        self.log.event(self.log.step, "checkpoint left out", why)
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written, if there is one."""
@@ -117,19 +107,30 @@ class Keeper:
     def resume(self, how: str) -> None:
         """Go on from a checkpoint, or begin at the start: see gpt2/checkpoint/choose.py."""
         chosen = self._choose(how)
-        if chosen is None:
-            if self.log.attempt > 1:
-                self.log.resumed(0)
-            return
-        path, value = chosen
+        if chosen:
+            self._go_on(*chosen)
+        else:
+            self.log.resumed(0)
+
+    def go_back(self) -> bool:
+        """Put all parts back to the newest checkpoint; False where there is none. The data are to be sought anew."""
+        if self.parts.world.main:
+            self.wait()
+        chosen = self._choose(choose.AUTO)
+        if chosen:
+            self._go_on(*chosen)
+        return chosen is not None
+
+    def _go_on(self, path: Path, value: dict[str, Any]) -> None:
         for note in restore(value, self.parts):
             self.log.say(f"Note: {note}")
-        self._resumed = self.log.step = int(value["step"])
-        self.log.resumed(self._resumed)
-        text = f"from {path}, step {self._resumed} of {self.config.max_iters}"
-        if value["run_id"] != self.log.run_id:
-            text += f", of the run {value['run_id']}"
-        self.log.event(self._resumed, "resume", text)
+        step = self._resumed = self.log.step = int(value["step"])
+        self._names = {known: name for known, name in self._names.items() if known < step}
+        if path.parent == self.folder:
+            self._names[step] = path.name
+        self.log.resumed(step)
+        another = "" if value["run_id"] == self.log.run_id else f", of the run {value['run_id']}"
+        self.log.event(step, "resume", f"from {path}, step {step} of {self.config.max_iters}{another}")
 
     def forecast(self) -> None:
         """Say what checkpoints will take, of the disk and of the time after a stop. Raises RecordError without room."""
@@ -155,6 +156,26 @@ class Keeper:
 
     # Rank 0 alone
 
+    def _save(self, reasons: frozenset[Kind], states: list[dict[str, Any]], *, wait: bool) -> None:
+        """Write what there is now; where it was written already, give that file the further reasons."""
+        step = self.log.step
+        if self.config.keep_every and Kind.ROLLING in reasons and step % self.config.keep_every == 0:
+            reasons |= {Kind.KEPT}
+        self.wait()
+        if there := next((e for e in self.shelf.present if e.name == self._names.get(step)), None):
+            self.shelf.mark(there, reasons)
+            self._retire()
+            return
+        value = state(self.parts, step=step, run_id=self.log.run_id, rng=states)
+        about = About(step=step, kinds=reasons, val_loss=self.log.last_val_loss)
+        if wait:
+            self._put(value, about)
+        elif not self.config.async_checkpoint:
+            self._try(lambda: self._put(value, about), step)
+        else:
+            value, ready = copied(value), self._copies_done()
+            self._writing = self._pool.submit(self._try, lambda: self._put(value, about, ready), step)
+
     def _saves(self) -> bool:
         return self.config.save_checkpoint or self.config.save_best or bool(self.config.checkpoint_interval)
 
@@ -166,6 +187,7 @@ class Keeper:
         path = self._unused(about.step)
         written = save(path, value, lambda written: self._announce(path.name, about, written))
         self._speed.measured(written)
+        self._names[about.step] = path.name
         for entry in [e for e in self.shelf.entries if e.step == about.step and e.name != path.name]:
             self.shelf.remove(entry)  # of an earlier attempt, and no more than what was just written
         self._retire()
@@ -191,19 +213,12 @@ class Keeper:
             self.shelf.remove(entry)
         self.shelf.name_links()
 
-    def _try(self, put: Callable[[], None], step: int, *, strict: bool = False) -> None:
-        """Write; an error is an event and training goes on, or it is raised where the caller is `strict`."""
+    def _try(self, put: Callable[[], None], step: int) -> None:
+        """Write; an error is an event, and what called goes on."""
         try:
             put()
         except RecordError as error:
-            if strict:
-                raise
             self.log.event(step, "checkpoint failed", f"{error.what}: {error.why}")
-
-    def _written(self, step: int) -> Entry | None:
-        """Return the checkpoint of this very step, where this attempt wrote it or began with it."""
-        mine = (e for e in self.shelf.present if e.attempt == self.log.attempt or step == self._resumed)
-        return next((entry for entry in mine if entry.step == step), None)
 
     def _unused(self, step: int) -> Path:
         """Return a name that no file has: one that is there is never written over."""
