@@ -136,8 +136,8 @@ def train(run: Mapping[str, object], log: RunLog, stop: dist.Stop, *, resume: st
             if evaluation_due or keeper.due(step):
                 if settle(steps.drain()):
                     break
-                if evaluation_due:
-                    evaluate(step)
+                if evaluation_due and not evaluate(step):
+                    break
                 keeper.save(*keeper.reasons())
                 steps.restart()
 
