@@ -67,6 +67,13 @@ class TrainConfig:
     eval_samples: int
     log_interval: int
     seed: int
+    hellaswag: str
+    hellaswag_interval: int | None
+    hellaswag_examples: int | None
+    sample_interval: int
+    sample_prompt: str | None
+    sample_tokens: int | None
+    sample_temperature: float | None
     save_checkpoint: bool
     checkpoint_interval: int
     keep_checkpoints: int

@@ -1,16 +1,22 @@
-"""The validation loss: a mean over fixed sequences, the same for every micro-batch and number of ranks."""
+"""The validation loss: a mean over fixed sequences, the same for every micro-batch and number of ranks.
+
+A loss is in nats a token, and another tokenizer has other tokens; bits per byte of text compare over all of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from gpt2.config import TrainConfig
-from gpt2.data import Windows
+from gpt2.data import Place, Windows
 from gpt2.dist import World
 from gpt2.model import autocast
+from gpt2.tokenizer import Tokenizer, load
 from kmatrix.errors import DataError
 
 
@@ -18,6 +24,7 @@ class Validation:
     """eval_samples sequences at equal distances over the validation set, always the same.
 
     They are divided among the ranks: rank r takes r, r + W, r + 2W, ...
+    bytes_per_token: UTF-8 bytes of their targets / targets; None where the vocabulary is not at hand.
     """
 
     def __init__(self, config: TrainConfig, world: World) -> None:
@@ -33,6 +40,7 @@ class Validation:
             )
         self.samples = len(places)
         self._mine = places[world.rank :: world.size]
+        self.bytes_per_token = bytes_per_token(self.windows, places, at_hand(config.tokenizer, folder))
 
     @torch.no_grad()
     def loss(self, model: torch.nn.Module, stopping: Callable[[], bool] = lambda: False) -> float | None:
@@ -55,3 +63,33 @@ class Validation:
         model.train()
         total, sequences = self.world.sum(sums).tolist()
         return total / sequences if sequences == self.samples else None
+
+
+def bytes_per_token(windows: Windows, places: Sequence[Place], tokenizer: Tokenizer | None) -> float | None:
+    """Return the mean length in bytes of the targets of some windows, or None where that cannot be known.
+
+    The end of a document is a target of 0 bytes: what the model pays for it is part of what the text costs.
+    """
+    lengths = tokenizer.token_bytes() if tokenizer else None
+    if lengths is None:
+        return None
+    total = 0
+    for place in places:
+        _, targets = windows.read([place])  # (1, T)
+        total += int(lengths[np.asarray(targets)].sum())
+    return total / (len(places) * windows.block_size) or None
+
+
+def bits_per_byte(loss: float | None, bytes_per_token: float | None) -> float | None:
+    """Return a loss in nats a token as bits for each byte of text: loss / ln 2 / bytes a token."""
+    if loss is None or bytes_per_token is None:
+        return None
+    return loss / math.log(2) / bytes_per_token
+
+
+def at_hand(name: str, folder: Path) -> Tokenizer | None:
+    """Return a dataset's tokenizer; None where the dataset came without it: training needs none."""
+    try:
+        return load(name, folder)
+    except DataError:
+        return None

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import math
 import resource
 import statistics
 import time
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from gpt2.config import TrainConfig
 from gpt2.dist import World
+from gpt2.evaluate import bits_per_byte
+from gpt2.hellaswag import Score
 from gpt2.prune import Pruner
 from gpt2.steps import Reading
 from kmatrix.records import RunDir, append_jsonl, write_json
 from kmatrix.shapes import mfu, peak_tflops
 
+HELLASWAG = ("hellaswag_accuracy", "hellaswag_accuracy_norm")
 WARMING_UP = 10  # steps that the steady speed leaves out, or half of a shorter run
 
 
@@ -38,6 +42,8 @@ class RunLog:
         self.steady_before = array("d")  # their steps, without those that warmed up
         self.since_line = 0  # steps since the last line
         self.peak: float | None = None
+        self.bytes_per_token: float | None = None  # of the validation targets
+        self.hellaswag_score: Score | None = None  # the newest
         self.train: list[dict[str, Any]] = []  # what was written of training and of validation
         self.val: list[dict[str, Any]] = []
         if main:
@@ -148,8 +154,25 @@ class RunLog:
 
     def validation(self, step: int, loss: float) -> None:
         """Write a validation loss, measured on the weights after `step` updates."""
-        self._metrics(self.val, step, {"val/loss": loss, "val/perplexity": perplexity(loss)})
-        self.say(f"Iter {step} | Validation loss {loss:.4f} | ppl {perplexity(loss):.2f}")
+        bits = bits_per_byte(loss, self.bytes_per_token)
+        values = {"val/loss": loss, "val/perplexity": perplexity(loss), "val/bits_per_byte": bits}
+        self._metrics(self.val, step, values)
+        more = "" if bits is None else f" | bpb {bits:.4f}"
+        self.say(f"Iter {step} | Validation loss {loss:.4f} | ppl {perplexity(loss):.2f}{more}")
+
+    def hellaswag(self, step: int, score: Score) -> None:
+        """Write a HellaSwag score of the weights after `step` updates."""
+        self.hellaswag_score = score
+        self._metrics([], step, {"hellaswag/accuracy": score.accuracy, "hellaswag/accuracy_norm": score.accuracy_norm})
+        self.say(f"Iter {step} | HellaSwag {score.accuracy:.4f} | normalised {score.accuracy_norm:.4f}")
+
+    def samples(self, step: int, texts: Sequence[Mapping[str, Any]]) -> None:
+        """Write sample texts of the weights after `step` updates, each on one line of the log."""
+        for text in texts:
+            if self.main:
+                append_jsonl(self.dir.samples, {"time": time.time(), "step": step, "attempt": self.attempt, **text})
+            prompt, answer = (json.dumps(text[name], ensure_ascii=False) for name in ("prompt", "text"))
+            self.say(f"Iter {step} | Sample of {prompt}: {answer}")
 
     def _speed(self, seconds: float) -> tuple[float, float | None]:
         """Return tokens per second, and MFU where the peak is known, of steps that take `seconds`."""
@@ -204,6 +227,10 @@ class RunLog:
                 "final_val_loss": losses[-1] if complete else None,
                 "best_val_loss": best["val/loss"] if best else None,
                 "best_val_step": best["step"] if best else None,
+                "bytes_per_token": self.bytes_per_token,
+                "final_bits_per_byte": bits_per_byte(losses[-1] if complete else None, self.bytes_per_token),
+                "hellaswag_accuracy": self.hellaswag_score.accuracy if self.hellaswag_score else None,
+                "hellaswag_accuracy_norm": self.hellaswag_score.accuracy_norm if self.hellaswag_score else None,
                 "final_train_loss": self.train[-1]["train/loss"] if self.train else None,
                 "tokens_per_second": speed,
                 "mfu": used,
@@ -262,6 +289,7 @@ class RunLog:
                 "seed": config.seed,
                 "run_id": self.run_id,
                 "val_steps": [line["step"] for line in self.val],
+                **{name: result[name] for name in ("final_bits_per_byte", *HELLASWAG)},
             }
         )
 

@@ -22,6 +22,7 @@ from gpt2.checkpoint import Carried, Keeper, Parts
 from gpt2.config import TrainConfig
 from gpt2.data import Batches
 from gpt2.evaluate import Validation
+from gpt2.judge import Judge
 from gpt2.log import RunLog
 from gpt2.model import GPT, MODELS, autocast, configure_precision
 from gpt2.replicas import average_gradients, clip, distributed
@@ -74,6 +75,8 @@ def train(run: Mapping[str, object], log: RunLog, stop: dist.Stop, *, resume: st
     validation = Validation(config, world)
     if validation.samples < config.eval_samples:
         log.say(f"Validation: all {validation.samples} sequences, fewer than the {config.eval_samples} asked for")
+    log.bytes_per_token = validation.bytes_per_token
+    judge = Judge(config, world, log)
 
     # Model and optimizer
     log.say(configure_precision(world.device.type, config.dtype, tf32=config.tf32))
@@ -89,7 +92,7 @@ def train(run: Mapping[str, object], log: RunLog, stop: dist.Stop, *, resume: st
     )
 
     # What goes on over a resume besides model, optimizers and random numbers
-    carried: dict[str, Carried] = {"log": log}
+    carried: dict[str, Carried] = {"log": log, "judge": judge}
     if pruner:
         carried["pruner"] = pruner
     keeper = Keeper(Parts(config=config, world=world, model=raw, optimizers=optimizers, carried=carried), log)
@@ -133,11 +136,14 @@ def train(run: Mapping[str, object], log: RunLog, stop: dist.Stop, *, resume: st
         while log.step < config.max_iters:
             step = log.step
             evaluation_due = step % config.eval_interval == 0 and not log.evaluated(step)
-            if evaluation_due or keeper.due(step):
+            if evaluation_due or judge.due(step) or keeper.due(step):
                 if settle(steps.drain()):
                     break
                 if evaluation_due and not evaluate(step):
                     break
+                if judge.due(step):
+                    with optimizers.judged():
+                        judge.measure(step, raw, lambda: stop.asked)
                 keeper.save(*keeper.reasons())
                 steps.restart()
 
@@ -172,6 +178,9 @@ def train(run: Mapping[str, object], log: RunLog, stop: dist.Stop, *, resume: st
 
         # The end
         finished = log.step == config.max_iters and evaluate(config.max_iters)
+        if finished:
+            with optimizers.judged():
+                judge.measure(log.step, raw, lambda: stop.asked, final=True)
     except failure.NotFiniteError as error:
         stop.seen()
         log.event(log.step, "nan", str(error))

@@ -55,7 +55,7 @@ def train_fields(data_path: Path, data_sha256: str, checkpoint_dir: Path, **over
         **{"optimizer": "adamw", "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "pruning": "none"},
         **{"device": "cpu", "use_ddp": True, "num_gpus": 1, "ddp_backend": "gloo", "ddp_find_unused_params": False},
         **{"dtype": "fp32", "tf32": True, "flash_attention": True, "compile": False, "cpu_threads": 1},
-        **{"recompute": False, "loss_chunk": 0},
+        **{"recompute": False, "loss_chunk": 0, "hellaswag": "", "sample_interval": 0},
         **{"vocab_size": VOCAB_SIZE},
         **overrides,
     }

@@ -142,13 +142,14 @@ def test_labels_are_unique_and_fit_into_a_file_name():
     assert all(re.fullmatch(r"[a-z][a-z0-9]*", label) for label in labels)
 
 
-def test_neutral_symbols_are_places_intervals_limits_and_the_monitor_only():
+def test_neutral_symbols_are_places_intervals_limits_samples_and_the_monitor_only():
     assert TREE.neutral == {
         *("RESULTS_DIR", "DATA_DIR", "CHECKPOINT_DIR", "RUN_TIMEOUT", "AUTO_GENERATE_GRAPHS"),
         *("GPU_MONITOR", "GPU_MONITOR_HZ"),
         *SYMBOLS.values(),
         *("GPT2_KEEP_CHECKPOINTS", "GPT2_KEEP_EVERY", "GPT2_SAVE_BEST", "GPT2_ASYNC_CHECKPOINT"),
         *("GPT2_LOG_INTERVAL", "GPT2_SAVE_CHECKPOINT", "GPT2_CHECKPOINT_INTERVAL", "GPT2_PEAK_TFLOPS"),
+        *("GPT2_SAMPLE_INTERVAL", "GPT2_SAMPLE_PROMPT", "GPT2_SAMPLE_TOKENS", "GPT2_SAMPLE_TEMPERATURE"),
     }
 
 

@@ -80,7 +80,7 @@ def test_the_log_has_the_lines_that_people_look_for(finished):
     number = r"-?[\d.]+"
     line = rf"Iter \d+ \| epoch \d+ \| loss {number} \| lr \d\.\d\de-\d\d \| norm {number} \| dt {number}ms \| "
     assert len(re.findall(rf"^{line}tok/s \d+ \| mfu n/a$", text, re.M)) == 7
-    assert len(re.findall(rf"^Iter \d+ \| Validation loss {number} \| ppl {number}$", text, re.M)) == 4
+    assert len(re.findall(rf"^Iter \d+ \| Validation loss {number} \| ppl {number} \| bpb {number}$", text, re.M)) == 4
     final, best = text.splitlines()[-2:]
     assert re.fullmatch(r"Final validation loss: \d\.\d{4} \| ppl: \d+\.\d\d", final)
     assert re.fullmatch(r"Best validation loss: \d\.\d{4} \(Iter \d+\)", best)

@@ -20,6 +20,8 @@ FREE = frozenset(
     (
         *("batch_size", "gradient_accumulation", "num_gpus", "use_ddp", "ddp_backend", "ddp_find_unused_params"),
         *("device", "dtype", "tf32", "flash_attention", "compile", "cpu_threads", "peak_tflops"),
+        *("recompute", "loss_chunk", "hellaswag", "hellaswag_interval", "hellaswag_examples"),
+        *("sample_interval", "sample_prompt", "sample_tokens", "sample_temperature"),
         *("data_path", "checkpoint_dir", "log_interval", "eval_interval", "eval_samples"),
         *("save_checkpoint", "checkpoint_interval", "keep_checkpoints", "keep_every", "save_best", "async_checkpoint"),
     )

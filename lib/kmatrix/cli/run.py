@@ -14,6 +14,7 @@ from kmatrix.cli.session import ROOT, open_tree, overrides, shown
 from kmatrix.config import RunConfig
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.launch.create import Creation, RunText, check_place, create
+from kmatrix.launch.judging import check_judging
 from kmatrix.launch.prepare import prepare_data
 from kmatrix.launch.reopen import reopen, too_few_gpus
 from kmatrix.matrix import Run, settle
@@ -97,11 +98,14 @@ def _creation(arguments: Arguments, plan: Plan, configs: dict[str, RunConfig], s
     results_dir = _below_root(plan.config.results_dir)
     check_place(results_dir)
     going = [config.fields for name, config in configs.items() if name not in skipped]
+    data_dir = _below_root(plan.config.data_dir)
+    check_judging(going, data_dir)
     return Creation(
         plan=plan.matrix,
         configs=configs,
         texts=_texts(plan),
-        data=prepare_data(Path(sys.executable), ROOT, _below_root(plan.config.data_dir), going),
+        data=prepare_data(Path(sys.executable), ROOT, data_dir, going),
+        data_dir=data_dir,
         skipped=skipped,
         gpus=plan.gpus,
         results_dir=results_dir,

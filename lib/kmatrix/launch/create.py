@@ -13,6 +13,7 @@ from typing import Any
 from kmatrix.config import RunConfig, cpu_threads
 from kmatrix.errors import LaunchError
 from kmatrix.gpu.nvml import Gpu
+from kmatrix.launch.judging import judging_files
 from kmatrix.launch.prepare import Dataset, Key, key
 from kmatrix.launch.provenance import provenance
 from kmatrix.matrix import Matrix, Run
@@ -39,6 +40,7 @@ class Creation:
     configs: Mapping[str, RunConfig]
     texts: Mapping[str, RunText]
     data: Mapping[Key, Dataset]
+    data_dir: Path
     skipped: Mapping[str, str]
     gpus: tuple[Gpu, ...]
     results_dir: Path
@@ -131,5 +133,6 @@ def _train_fields(matrix: MatrixDir, run: Run, made_from: Creation, cores: int) 
         "cpu_threads": cpu_threads(config.fields["cpu_threads"], device=config.device, cores=cores, ranks=config.ranks),
         "data_path": data.path if data else "",
         "data_sha256": data.sha256 if data else "",
+        **judging_files(config.fields, made_from.data_dir),
         "checkpoint_dir": str(checkpoints.resolve()),
     }

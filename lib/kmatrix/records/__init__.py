@@ -81,6 +81,11 @@ class RunDir:
         return self.path / "events.jsonl"
 
     @property
+    def samples(self) -> Path:
+        """Texts that the model wrote at intervals: step, prompt, text, seed, tokens."""
+        return self.path / "samples.jsonl"
+
+    @property
     def training_metrics(self) -> Path:
         return self.path / "training_metrics.json"
 

@@ -1,0 +1,234 @@
+"""HellaSwag: which of four endings a model finds likeliest (Zellers et al. 2019, arXiv:1905.07830), on all ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gpt2.config import TrainConfig
+from gpt2.dist import World
+from gpt2.model import autocast
+from gpt2.tokenizer import Tokenizer, load
+from kmatrix.errors import DataError
+
+MAGIC, VERSION = 20240522, 1  # of llm.c's dev/data/data_common.py
+HEADER_INTS, START = 256, 65535
+HEAD = 6  # numbers of an example before its context: start, bytes, index, label, endings, length of the context
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A context, its endings and which of them is right, as tokens."""
+
+    context: tuple[int, ...]
+    endings: tuple[tuple[int, ...], ...]
+    label: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Shares of the examples, 0 to 1, in which the right ending was the likeliest.
+
+    accuracy: by the probability of the whole ending.  accuracy_norm: by the mean over its tokens, so that a short
+    ending has no advantage; both as llm.c and lm-evaluation-harness's completion style have them.
+    """
+
+    accuracy: float
+    accuracy_norm: float
+    examples: int
+
+
+class HellaSwag:
+    """The examples of one file, divided among the ranks: rank r takes r, r + W, r + 2W, ..."""
+
+    def __init__(self, config: TrainConfig, world: World) -> None:
+        self.config, self.world = config, world
+        path = Path(config.hellaswag)
+        examples = read(path, config.tokenizer, Path(config.data_path))[: config.hellaswag_examples or None]
+        check(path, examples, config.block_size, config.vocab_size)
+        self.examples = len(examples)
+        self.cut = sum(longest(example) > config.block_size + 1 for example in examples)
+        self._mine = examples[world.rank :: world.size]
+
+    @torch.no_grad()
+    def score(self, model: torch.nn.Module, stopping: Callable[[], bool] = lambda: False) -> Score | None:
+        """Return how often the right ending was the likeliest, the same on every rank.
+
+        None when a rank left off because it is `stopping`. model: gives logits of any length, so not a compiled one.
+        """
+        device = self.world.device
+        counts = torch.zeros(3, dtype=torch.float64, device=device)  # right, right by the mean, examples
+        model.eval()
+        at_once = max(1, self.config.batch_size // 4)
+        for start in range(0, len(self._mine), at_once):
+            if stopping():
+                break
+            group = self._mine[start : start + at_once]
+            idx, targets, mask = (part.to(device) for part in rows(group, self.config.block_size))
+            with autocast(device.type, self.config.dtype):
+                logits, _ = model(idx)  # (R, T, V)
+            counts += right(nats(logits, targets) * mask, mask, group)
+        model.train()
+        correct, correct_norm, examples = self.world.sum(counts).tolist()
+        if examples != self.examples:
+            return None
+        return Score(accuracy=correct / examples, accuracy_norm=correct_norm / examples, examples=int(examples))
+
+
+def nats(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return what each target costs, in nats: (R, T), from logits (R, T, V) and targets (R, T)."""
+    return functional.cross_entropy(logits.float().transpose(1, 2), targets, reduction="none")
+
+
+def right(costs: Tensor, mask: Tensor, group: Sequence[Example]) -> Tensor:
+    """Return (3,): examples whose right ending costs least, the same by the mean of its tokens, and all of them.
+
+    costs: nats of each token of the endings, (R, T), 0 where mask, (R, T), is 0.
+    """
+    sums = costs.double().sum(1)
+    means = sums / mask.sum(1)
+    counts = torch.zeros(3, dtype=torch.float64, device=costs.device)
+    row = 0
+    for example in group:
+        own = slice(row, row + len(example.endings))
+        counts[0] += sums[own].argmin() == example.label
+        counts[1] += means[own].argmin() == example.label
+        counts[2] += 1
+        row = own.stop
+    return counts
+
+
+def rows(group: Sequence[Example], block_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return idx, targets and mask, each (R, T), one row for each ending; the mask is 1 where a target is of it.
+
+    A context that is too long loses its beginning. Rows are filled up at their ends, which no earlier token sees.
+    """
+    pairs = [(example.context, ending) for example in group for ending in example.endings]
+    texts = [([*context, *ending][-block_size - 1 :], len(ending)) for context, ending in pairs]
+    width = max(len(text) for text, _ in texts) - 1
+    idx, targets, mask = (torch.zeros(len(texts), width, dtype=torch.long) for _ in range(3))
+    for row, (text, length) in enumerate(texts):
+        idx[row, : len(text) - 1] = torch.tensor(text[:-1])
+        targets[row, : len(text) - 1] = torch.tensor(text[1:])
+        mask[row, len(text) - 1 - length : len(text) - 1] = 1
+    return idx, targets, mask
+
+
+def longest(example: Example) -> int:
+    """Return the tokens of the context with its longest ending."""
+    return len(example.context) + max(len(ending) for ending in example.endings)
+
+
+def read(path: Path, tokenizer: str, folder: Path) -> list[Example]:
+    """Return the examples of a file: llm.c's binary, whose tokens are GPT-2's, or the JSONL of the data set.
+
+    tokenizer, folder: what the text of a JSONL is made into tokens with.
+    Raises DataError where the file is missing, damaged or of other tokens.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read", why=error.strerror or str(error), fix='HELLASWAG="" does without'
+        ) from None
+    if data[:4] != np.int32(MAGIC).tobytes():
+        examples = list(_of_jsonl(path, data, load(tokenizer, folder)))
+    elif tokenizer != "gpt2":
+        raise DataError(
+            f"{path} holds tokens of gpt2", why=f"this run's are {tokenizer}", fix="use the JSONL, which holds text"
+        )
+    else:
+        examples = list(_of_binary(path, data))
+    if not examples:
+        raise DataError(f"{path} holds no example", fix="use hellaswag_val.jsonl or llm.c's hellaswag_val.bin")
+    return examples
+
+
+def check(path: Path, examples: Sequence[Example], block_size: int, vocab_size: int) -> None:
+    """Refuse examples that cannot be judged: an ending longer than the context, or tokens of another vocabulary."""
+    for number, example in enumerate(examples):
+        ending = max(len(ending) for ending in example.endings)
+        if ending > block_size:
+            raise DataError(
+                f"{path}: example {number} has an ending of {ending} tokens",
+                why=f"the model's context is {block_size}",
+                fix='use a longer context, or HELLASWAG=""',
+            )
+        greatest = max(max(part) for part in (example.context, *example.endings))
+        if greatest >= vocab_size:
+            raise DataError(
+                f"{path}: example {number} holds the token {greatest}", why=f"the vocabulary has {vocab_size} tokens"
+            )
+
+
+def _of_binary(path: Path, data: bytes) -> Iterator[Example]:
+    """Yield the examples of llm.c's format: 256 integers of 32 bits, then numbers of 16 bits."""
+    header = np.frombuffer(data[: 4 * HEADER_INTS], "<i4")
+    if len(header) < HEADER_INTS or header[1] != VERSION:
+        raise DataError(f"{path} is not a HellaSwag file of version {VERSION}", fix="make it again with llm.c")
+    stream = np.frombuffer(data[4 * HEADER_INTS : len(data) & ~1], "<u2")
+    at = 0
+    for number in range(int(header[2])):
+        example, size = _one(stream[at:], path, number, 4 * HEADER_INTS + 2 * at)
+        yield example
+        at += size
+
+
+def _one(stream: npt.NDArray[np.uint16], path: Path, number: int, offset: int) -> tuple[Example, int]:
+    """Return the example at the head of a stream, and how many numbers it takes. offset: its place, in bytes."""
+    broken = DataError(
+        f"{path}: example {number}, at byte {offset}, is not whole", fix="fetch the file again, or make it with llm.c"
+    )
+    if len(stream) < HEAD or stream[0] != START:
+        raise broken
+    size, label, endings, length = int(stream[1]) // 2, *(int(n) for n in stream[3:HEAD])
+    at = HEAD + length
+    context, found = stream[HEAD:at], []
+    for _ in range(endings):
+        length = int(stream[at]) if at < len(stream) else 0
+        found.append(tuple(int(token) for token in stream[at + 1 : at + 1 + length]))
+        if not length:
+            raise broken
+        at += 1 + length
+    if at != size or at > len(stream) or not len(context) or not label < endings:
+        raise broken
+    return Example(tuple(int(token) for token in context), tuple(found), label), size
+
+
+def _of_jsonl(path: Path, data: bytes, tokenizer: Tokenizer) -> Iterator[Example]:
+    """Yield the examples of the data set's own format: a line for each, with ctx, endings and label."""
+    for number, line in enumerate(data.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+            yield _as_tokens(value["ctx"], value["endings"], int(value["label"]), tokenizer)
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise DataError(
+                f"{path}:{number} is no example of HellaSwag",
+                why=f"it needs ctx, endings and label: {type(error).__name__}: {error}",
+                fix="use hellaswag_val.jsonl of the data set",
+            ) from None
+
+
+def _as_tokens(context: Any, endings: Any, label: int, tokenizer: Tokenizer) -> Example:
+    """Return an example of text as tokens; a blank goes before each ending, as GPT-2's tokens want it."""
+    if not all(isinstance(text, str) for text in (context, *endings)):
+        raise TypeError("context and endings are texts")
+    example = Example(
+        tuple(int(token) for token in tokenizer.encode(context)),
+        tuple(tuple(int(token) for token in tokenizer.encode(" " + ending)) for ending in endings),
+        label,
+    )
+    if not example.context or not 0 <= label < len(endings):
+        raise ValueError("no context, or no ending of that label")
+    return example
