@@ -44,6 +44,7 @@ class FakeRun:
     attempt: int = 1
     result: bool = True
     log_tail: tuple[str, ...] = ()
+    asked: tuple[str, ...] | None = None
 
     @property
     def all_axes(self) -> dict[str, str]:
@@ -120,6 +121,8 @@ def make_run(matrix: MatrixDir, run: FakeRun) -> RunDir:
     folder = matrix.run(run.name)
     folder.path.mkdir(parents=True)
     about = {"run_id": run.run_id, "name": run.name, "matrix": matrix.name, "axes": run.all_axes, "symbols": {}}
+    if run.asked is not None:
+        about["asked"] = list(run.asked)
     write_json(folder.run_json, {**about, "train": train_fields(run), "timeout_s": 0, "provenance": provenance([run])})
     ended = None if run.status == "running" else CREATED + 60
     code = {"finished": 0, "failed": 1, "stopped": 130}.get(run.status)

@@ -127,8 +127,14 @@ def _texts(plan: Plan) -> dict[str, RunText]:
     texts = {}
     for run in plan.matrix.runs:
         settle(plan.tree, plan.base, run)
+        values = plan.tree.values()
+        asked = {plan.tree.axis_of(plan.tree.kconf.syms[item.name]) for item in plan.base}
+        asked |= {point.axis for point in run.points}
         texts[run.name] = RunText(
-            config=plan.tree.config_text(), minimal=plan.tree.minimal_text(), values=plan.tree.values()
+            config=plan.tree.config_text(),
+            minimal=plan.tree.minimal_text(),
+            values=values,
+            asked=tuple(sorted(asked & values.keys())),
         )
     return texts
 

@@ -22,11 +22,15 @@ from kmatrix.records import MATRIX_PREFIX, MatrixDir, write_json, write_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunText:
-    """One run's configuration as text: its full .config, its minimal lines, and every value in force."""
+    """One run's configuration as text: its full .config, its minimal lines, and every value in force.
+
+    asked: the symbols and choices among them that were asked for; the others have their defaults.
+    """
 
     config: str
     minimal: str
     values: Mapping[str, str]
+    asked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +120,7 @@ def _run_json(matrix: MatrixDir, run: Run, made_from: Creation, origin: Mapping[
         "matrix": matrix.name,
         "axes": dict(run.axes),
         "symbols": dict(made_from.texts[run.name].values),
+        "asked": list(made_from.texts[run.name].asked),
         "train": _train_fields(matrix, run, made_from, int(origin["cores"])),
         "timeout_s": made_from.timeout_s,
         "provenance": origin,

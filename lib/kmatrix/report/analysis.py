@@ -10,6 +10,8 @@ from kmatrix.errors import RecordError
 from kmatrix.records import LOST, MatrixDir, RunDir, Status
 from kmatrix.report.gpu import Work, read_gpu
 from kmatrix.report.reading import read_numbers, readable, run_dirs
+from kmatrix.report.settings import settings
+from kmatrix.report.settings import warnings as settings_warnings
 from kmatrix.report.values import (
     GPUS_AXIS,
     SEED_AXIS,
@@ -50,6 +52,7 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
         runs = tuple(_lost(run) if run.status is Status.RUNNING else run for run in runs)
     groups = _groups(runs)
     rankings = _rankings(groups)
+    settled = settings(runs)
     return MatrixNumbers(
         name=str(plan.get("name") or matrix.name),
         path=matrix.path,
@@ -65,7 +68,8 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
         groups=groups,
         rankings=rankings,
         scalings=_scalings(groups),
-        warnings=tuple(_warnings(runs)),
+        settings=settled,
+        warnings=(*_warnings(runs), *settings_warnings(settled)),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from kmatrix.records import MatrixDir, Status, write_json, write_json_array
 from kmatrix.report.gpu_files import gpu_object
-from kmatrix.report.values import GroupNumbers, MatrixNumbers, Point, Ranking, RunNumbers, Scaling
+from kmatrix.report.values import GroupNumbers, MatrixNumbers, OptimizerSettings, Point, Ranking, RunNumbers, Scaling
 from kmatrix.stats import Interval
 
 PLAIN = (  # fields of RunNumbers that are written as they are
@@ -19,6 +19,7 @@ PLAIN = (  # fields of RunNumbers that are written as they are
     *("warmup_share", "initial_val_loss", "final_val_loss", "last_val_step", "best_val_loss", "best_val_step"),
     *("final_train_loss", "perplexity", "tokens", "tokens_per_second", "mfu", "step_ms", "seconds"),
     *("peak_memory_mib", "params", "ended", "evidence", "log"),
+    *("pruning", "target_sparsity", "sparsity"),
 )
 
 
@@ -48,6 +49,7 @@ def results(numbers: MatrixNumbers) -> dict[str, Any]:
         "runs": [_run(run) for run in numbers.runs],
         "groups": [_group(group) for group in numbers.groups],
         "rankings": [_ranking(ranking) for ranking in numbers.rankings],
+        "settings": [_settings(one) for one in numbers.settings],
         "scaling": [_scaling(scaling) for scaling in numbers.scalings],
         "warnings": list(numbers.warnings),
     }
@@ -72,6 +74,7 @@ def original(matrix: MatrixDir, run: RunNumbers) -> dict[str, Any]:
         "joules_per_token": gpu.joules_per_token if gpu else None,
         "gpu_memory_mean": gpu.total_mean if gpu else None,
         "gpu_memory_max": gpu.total_high if gpu else None,
+        "sparsity": run.sparsity,
         "gpu_simulated": gpu.simulated if gpu else None,
         "world_size": run.world_size,
         "global_batch": run.global_batch,
@@ -82,8 +85,8 @@ def original(matrix: MatrixDir, run: RunNumbers) -> dict[str, Any]:
         "run_id": run.run_id,
         "model": run.model,
         "optimizer": run.optimizer,
-        "pruning": "none",
-        "target_sparsity": None,
+        "pruning": run.pruning,
+        "target_sparsity": run.target_sparsity,
         "elapsed_time": run.seconds,
         "success": run.status is Status.FINISHED,
         "status": str(run.status),
@@ -94,6 +97,12 @@ def original(matrix: MatrixDir, run: RunNumbers) -> dict[str, Any]:
     own = _loose_object(matrix.run(run.name).training_metrics)
     known = {key: value for key, value in own.items() if value is not None or key not in ours}
     return {**ours, **known, **identity, **failure}
+
+
+def _settings(one: OptimizerSettings) -> dict[str, Any]:
+    """Return one optimizer's settings: values, and whether they are defaults, were asked for or swept."""
+    each = {setting.name: {"values": list(setting.values), "origin": setting.origin} for setting in one.settings}
+    return {"optimizer": one.optimizer, "runs": list(one.runs), "settings": each}
 
 
 def clean(value: Any) -> Any:

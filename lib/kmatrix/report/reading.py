@@ -10,6 +10,7 @@ from typing import Any
 
 from kmatrix.errors import RecordError, SchemaError
 from kmatrix.records import MatrixDir, RunDir, RunRecord, Status, merged_metrics, read_json, read_run
+from kmatrix.report.settings import fields_of
 from kmatrix.report.values import GPUS_AXIS, SEED_AXIS, Point, RunNumbers
 
 LOG_TAIL = 20  # lines of a failed run's log that are kept
@@ -80,6 +81,11 @@ def read_numbers(run_dir: RunDir, planned: Mapping[str, Any]) -> RunNumbers:
         log=f"{run_dir.name}/{run_dir.output_log.name}" if run_dir.output_log.exists() else "",
         log_tail=_log_tail(run_dir) if record.status is Status.FAILED else (),
         adjusted=_adjusted(run_dir),
+        pruning=str(train.get("pruning") or "none"),
+        target_sparsity=finite(train, "target_sparsity") if train.get("pruning") not in (None, "none") else None,
+        sparsity=finite(facts, "sparsity"),
+        settings=fields_of(train),
+        asked=_asked(record.run),
         val=val,
         train=curve,
     )
@@ -139,6 +145,7 @@ def _measured(lines: Sequence[Mapping[str, Any]], val: Sequence[Point], train: S
         "best_val_loss": best.loss if best else None,
         "best_val_step": best.step if best else None,
         "final_train_loss": train[-1].loss if train else None,
+        "sparsity": next((line["sparsity"] for line in reversed(lines) if "sparsity" in line), None),
         "tokens_per_second": _median(lines, "throughput/tokens_per_s"),
         "mfu": _median(lines, "throughput/mfu"),
         "step_ms": _median(lines, "throughput/step_ms"),
@@ -174,6 +181,14 @@ def _log_tail(run_dir: RunDir) -> tuple[str, ...]:
             file.seek(max(0, run_dir.output_log.stat().st_size - 8192))
             lines = file.read().decode(errors="replace").splitlines()
     return tuple(str(line) for line in lines[-LOG_TAIL:])
+
+
+def _asked(run: Mapping[str, Any]) -> frozenset[str] | None:
+    """Return the trainer's fields whose symbols were asked for, None where run.json does not say."""
+    names = run.get("asked")
+    if not isinstance(names, list):
+        return None
+    return frozenset(str(name).removeprefix("GPT2_").lower() for name in names)
 
 
 def _adjusted(run_dir: RunDir) -> tuple[str, ...]:

@@ -9,7 +9,17 @@ from datetime import UTC, datetime
 
 from kmatrix.records import Status
 from kmatrix.report.analysis import short
-from kmatrix.report.values import Comparison, GroupNumbers, MatrixNumbers, Ranking, RunNumbers, Scaling
+from kmatrix.report.values import (
+    Comparison,
+    GroupNumbers,
+    MatrixNumbers,
+    OptimizerSettings,
+    Origin,
+    Ranking,
+    RunNumbers,
+    Scaling,
+    Setting,
+)
 from kmatrix.stats import Verdict, Word
 
 WIDTH = 120
@@ -32,6 +42,8 @@ def render_summary(
     ]
     if not numbers.rankings:
         blocks.append(section("Ranking", ["no finished run with a loss and known data: nothing to rank"]))
+    if numbers.settings:
+        blocks.append(section("Settings of the optimizers", list(_settings(numbers.settings))))
     if numbers.scalings:
         blocks.append(
             section("Scaling: tokens a second, against the smallest count", list(_scalings(numbers.scalings)))
@@ -154,12 +166,13 @@ def _models(numbers: MatrixNumbers) -> str:
 def _runs(numbers: MatrixNumbers) -> list[str]:
     only_cpu = numbers.devices == ("cpu",)
     titles = ["run", "optimizer", "ranks" if only_cpu else "GPUs", "seed", "final", "best", "ppl", "tokens"]
-    titles += ["tok/s", "MFU", "time", "status"]
-    rows = [_row(run, mixed=len(numbers.devices) > 1) for run in numbers.runs]
+    pruned = any(run.pruning != "none" for run in numbers.runs)
+    titles += [*(["zeros"] if pruned else []), "tok/s", "MFU", "time", "status"]
+    rows = [_row(run, mixed=len(numbers.devices) > 1, pruned=pruned) for run in numbers.runs]
     return table(titles, rows, left=(0, 1, len(titles) - 1))
 
 
-def _row(run: RunNumbers, *, mixed: bool) -> list[str]:
+def _row(run: RunNumbers, *, mixed: bool, pruned: bool) -> list[str]:
     size = UNKNOWN if run.world_size is None else f"{run.world_size}{'cpu' if mixed and run.device == 'cpu' else ''}"
     best = _loss(run.best_val_loss)
     return [
@@ -171,6 +184,7 @@ def _row(run: RunNumbers, *, mixed: bool) -> list[str]:
         best if run.best_val_loss is None or run.best_val_step is None else f"{best}@{run.best_val_step}",
         _perplexity(run.perplexity),
         amount(run.tokens),
+        *([UNKNOWN if run.sparsity is None else f"{100 * run.sparsity:.1f}%"] if pruned else []),
         speed(run.tokens_per_second),
         utilization(run),
         duration(run.seconds),
@@ -270,6 +284,24 @@ def _scalings(scalings: Sequence[Scaling]) -> Iterator[str]:
     batches = [{row.global_batch for row in scaling.rows} for scaling in scalings]
     if any(len(sizes) > 1 for sizes in batches):
         yield from wrap("the global batch grows with the count: GLOBAL_BATCH=<n> holds it, and the losses compare")
+
+
+def _settings(found: Sequence[OptimizerSettings]) -> Iterator[str]:
+    """List what each optimizer ran with; a default has no word behind it."""
+    width = max(len(one.optimizer) for one in found) + 2
+    for one in found:
+        text = ", ".join(map(_setting, one.settings))
+        yield from textwrap.wrap(text, WIDTH, initial_indent=one.optimizer.ljust(width), subsequent_indent=" " * width)
+    if any(setting.origin is None for one in found for setting in one.settings):
+        yield from wrap("these runs do not record which values were asked for")
+    else:
+        yield from wrap("values without a word behind them are defaults, not tuned for this model")
+
+
+def _setting(setting: Setting) -> str:
+    shown = " ".join(f"{value:g}" if isinstance(value, float) else str(value).lower() for value in setting.values)
+    origin = "" if setting.origin in (None, Origin.DEFAULT) else f" ({setting.origin})"
+    return f"{setting.name} {shown}{origin}"
 
 
 def _lost(run: RunNumbers) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,9 @@ class RunNumbers:
     planned_tokens: those of the whole run.  warmup_share: warm-up steps / steps of the run.
     evidence: the file that the numbers come from, below the matrix; "" where there are none.
     gpu: what was recorded of its GPUs, or of its ranks on the CPU.
+    sparsity: share of zeros that was counted in the matrices that are pruned; None where nothing is.
+    settings: what decides how it is optimized, by the trainer's fields.  asked: those of them that are no default;
+    None where that was not recorded.
     """
 
     name: str
@@ -84,6 +88,11 @@ class RunNumbers:
     log: str = ""
     log_tail: tuple[str, ...] = ()
     adjusted: tuple[str, ...] = ()
+    pruning: str = "none"
+    target_sparsity: float | None = None
+    sparsity: float | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    asked: frozenset[str] | None = field(default=None, repr=False)
     gpu: GpuNumbers | None = None
     val: tuple[Point, ...] = field(default=(), repr=False)
     train: tuple[Point, ...] = field(default=(), repr=False)
@@ -186,6 +195,35 @@ class Scaling:
     rows: tuple[ScalingRow, ...]
 
 
+class Origin(StrEnum):
+    """Where the value of a setting comes from."""
+
+    DEFAULT = "default"
+    ASKED = "asked for"
+    SWEPT = "swept"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting of an optimizer: its values in the order of the runs. origin: None where it was not recorded."""
+
+    name: str
+    values: tuple[Any, ...]
+    origin: Origin | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSettings:
+    """What one optimizer ran with. runs: names of the runs behind it."""
+
+    optimizer: str
+    runs: tuple[str, ...]
+    settings: tuple[Setting, ...]
+
+    def get(self, name: str) -> Setting | None:
+        return next((setting for setting in self.settings if setting.name == name), None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixNumbers:
     """Everything that the files of a matrix say. created, ended: Unix seconds."""
@@ -204,6 +242,7 @@ class MatrixNumbers:
     groups: tuple[GroupNumbers, ...]
     rankings: tuple[Ranking, ...]
     scalings: tuple[Scaling, ...]
+    settings: tuple[OptimizerSettings, ...] = ()
     warnings: tuple[str, ...]
 
     def count(self, status: Status) -> int:
