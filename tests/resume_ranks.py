@@ -25,6 +25,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "spam": {"spam_interval": 4, "spam_warmup_steps": 2},
     "soap": {"soap_frequency": 3},
 }
+PRUNED = {"target_sparsity": 0.5, "pruning_warmup": 0.1, "pruning_ramp_end": 0.75, "pruning_frequency": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +43,11 @@ def cases() -> Iterator[Case]:
     for name in sorted(optim.BUILDERS):
         for base in ("adamw", "spam") if name == "adamwprune" else ("",):
             special = {key: value for values in SPECIAL.values() for key, value in values.items()}
-            special |= {"adamwprune_base": base} if base else {}
+            special |= {"adamwprune_base": base, "pruning": "state", **PRUNED} if base else {}
             settings = asdict(Settings(optimizer=name, learning_rate=1e-3)) | special
             yield Case(name=f"{name}{base and '-'}{base}", fields=settings | {"dropout": 0.1})
+    for method in ("magnitude", "movement"):
+        yield Case(name=method, fields={"dropout": 0.1, "pruning": method, "pruning_global": True, **PRUNED})
     yield Case(name="border", stop=2 * EPOCH - 1, fields={"dropout": 0.1})
     yield Case(name="start", stop=0, fields={"dropout": 0.1})
     yield Case(name="noisy", noisy=True)
@@ -79,7 +82,7 @@ def prepare(folder: Path, world: int, case: Case, sha256: str) -> None:
         run_dir = RunDir(folder / case.name / name)
         run_dir.path.mkdir(parents=True)
         asked = {"batch_size": 2, "gradient_accumulation": 2, "num_gpus": world, "max_iters": STEPS, "save_best": False}
-        fields = train_fields(folder / "data", sha256, run_dir.checkpoints, **asked, **case.fields)
+        fields = train_fields(folder / "data", sha256, run_dir.checkpoints, **case.fields | asked)
         write_json(run_dir.run_json, {"run_id": "0123456789", "name": name, "train": fields})
 
 

@@ -19,7 +19,7 @@ from kmatrix.records import RunDir, merged_metrics, read_json, read_jsonl
 PROGRAM = str(Path(__file__).with_name("resume_ranks.py"))
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 CASES = {case.name: case for case in cases()}
-QUICK = ("sgd", "adamw", "muon", "adamwspam", "adamwprune-adamw", "border", "start", "noisy")
+QUICK = ("sgd", "adamw", "muon", "adamwspam", "adamwprune-adamw", "movement", "border", "start", "noisy")
 MEASURED = ("train/loss", "grad/norm", "train/lr", "val/loss", "tokens")
 LONGEST = 500  # seconds for all cases of one kind
 
@@ -77,8 +77,8 @@ def end_as_if_never_stopped(folder, name):
     assert (folder / name).exists(), (folder / "done").read_text()
     ends = [checkpoint.load(run.checkpoints / "final.pt") for run in both(folder, name)]
     assert ends[0]["step"] == ends[1]["step"] == STEPS
-    for part in ("model", "optimizer", "rng"):
-        assert equal(ends[0][part], ends[1][part]), part
+    for part in ("model", "optimizer", "rng", "pruner"):
+        assert equal(*(end.get(part, end["carried"].get(part)) for end in ends)), part
     metrics = [merged_metrics(run.metrics) for run in both(folder, name)]
     lines = [[{key: line.get(key) for key in MEASURED} for line in run] for run in metrics]
     assert lines[0] == lines[1]
