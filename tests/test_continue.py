@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from launching import engine, processes_of, until
 
+from kmatrix.errors import LaunchError
 from kmatrix.gpu.nvml import Gpu
+from kmatrix.launch.aside import set_aside
 from kmatrix.launch.drive import drive
-from kmatrix.launch.lock import Process, held, holder, start_of, this_process
-from kmatrix.launch.reopen import in_words, reopen
-from kmatrix.records import Status, read_json, read_jsonl, read_run, write_json
+from kmatrix.launch.lock import Process, held, holder, start_of, this_process, try_lock
+from kmatrix.launch.reopen import follow_move, in_words, reopen
+from kmatrix.launch.reuse import take_over
+from kmatrix.launch.standing import settle
+from kmatrix.launch.state import why_illegal
+from kmatrix.records import MatrixDir, Status, read_json, read_jsonl, read_run, write_json
 
 GPUS = tuple(Gpu(index=i, name="A10G", uuid=f"GPU-{i}", memory_total=23028) for i in range(2))
 
@@ -228,3 +236,205 @@ def test_a_lost_terminal_ends_nothing(matrix, make, runner):
     assert [line["event"] for line in read_jsonl(matrix.journal)][-1] == "terminal lost"
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 130
+
+
+# A result that is replaced
+
+
+def test_a_result_that_is_set_aside_is_whole_in_former_and_the_run_is_planned_again(matrix, make):
+    run = make("a")
+    drive(matrix, going(matrix).plans, engine(), poll_s=0.02)
+    old = {path.name: path.read_bytes() for path in (run.result, run.metrics, run.output_log)}
+    assert set_aside(run) == run.former / "1"
+    assert {name: (run.former / "1" / name).read_bytes() for name in old} == old
+    assert read_json(run.former / "1" / "status.json")["status"] == "finished"
+    left = {path.name for path in run.path.iterdir()}
+    assert left == {"run.json", "status.json", ".lock", "former"}
+    assert settle(run).status is Status.PLANNED
+    (again,) = going(matrix).plans
+    assert (again.attempt, again.resume) == (2, "none")
+    drive(matrix, [again], engine(), poll_s=0.02)
+    assert attempts(run) == [(2, "finished", "none", None)]
+    assert {line["attempt"] for line in read_jsonl(run.metrics)} == {2}
+    assert set_aside(run) == run.former / "2"
+    assert sorted(path.name for path in run.former.iterdir()) == ["1", "2"]
+
+
+def test_a_run_that_left_nothing_has_nothing_to_set_aside(matrix, make):
+    assert set_aside(make("a")) is None
+
+
+@pytest.mark.parametrize("moves", range(6))
+def test_killed_in_the_middle_of_the_move_nothing_is_lost_and_the_next_runner_ends_it(matrix, make, monkeypatch, moves):
+    run = make("a")
+    drive(matrix, going(matrix).plans, engine(), poll_s=0.02)
+    names = ("result.json", "metrics.jsonl", "run_used.json", "output.log", "env.json")
+    old = {name: (run.path / name).read_bytes() for name in names}
+    left, real = [moves], Path.replace
+
+    def replace(self, target):
+        if self.parent == run.path and not self.name.startswith("."):
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with suppress(KeyboardInterrupt):
+        set_aside(run)
+    monkeypatch.undo()
+    assert why_illegal(settle(run)) == ""
+    plans = going(matrix).plans
+    assert [one.attempt for one in plans] == [2]
+    drive(matrix, plans, engine(), poll_s=0.02)
+    assert {name: (run.former / "1" / name).read_bytes() for name in old} == old
+    assert read_json(run.result)["attempt"] == 2
+
+
+def test_checkpoints_on_another_disk_are_kept_there_beside_the_new_ones(matrix, make, tmp_path):
+    place = tmp_path / "disk" / "a"
+    run = make("a", checkpoint_dir=str(place))
+    drive(matrix, going(matrix).plans, engine(), poll_s=0.02)
+    place.mkdir(parents=True)
+    (place / "step_5.pt").write_text("weights")
+    set_aside(run)
+    assert (tmp_path / "disk" / "a.former1" / "step_5.pt").read_text() == "weights"
+    assert not place.exists()
+
+
+def test_a_run_that_still_has_processes_is_not_set_aside(matrix, make):
+    run = make("a")
+    handle = try_lock(run.lock)
+    with pytest.raises(LaunchError, match="still has processes"):
+        set_aside(run)
+    os.close(handle)
+
+
+def test_a_matrix_that_was_moved_takes_its_checkpoints_along(matrix, make):
+    run = make("a")
+    record = read_json(run.run_json)
+    for place, follows in (
+        (f"/elsewhere/{matrix.name}/a/checkpoints", True),  # in the run's folder, which is here now
+        (f"/big/disk/{matrix.name}/a", False),  # CHECKPOINT_DIR: it did not move
+        (str(run.checkpoints), False),
+    ):
+        write_json(run.run_json, {**record, "train": {**record["train"], "checkpoint_dir": place}})
+        follow_move(matrix)
+        now = read_json(run.run_json)["train"]["checkpoint_dir"]
+        assert now == (str(run.checkpoints) if follows else place)
+
+
+# A run that has finished before
+
+
+NEUTRAL = {"log_interval"}
+ORIGIN = {"code": "c0de", "versions": {"torch": "2.13"}, "cpu": "EPYC", "gpus": []}
+
+
+@pytest.fixture
+def twice(matrix, make):
+    """A finished run in one matrix, and the same run planned in another."""
+    first = make("a")
+    record = read_json(first.run_json) | {"provenance": ORIGIN}
+    train = record["train"] | {"log_interval": 5, "data_sha256": "d", "data_path": "/here"}
+    train |= {"checkpoint_dir": str(first.checkpoints)}
+    write_json(first.run_json, {**record, "train": train})
+    drive(matrix, going(matrix).plans, engine(), poll_s=0.02)
+    write_json(first.gpu_summary, {"simulated": False})
+    first.gpu_stats.write_text("[]")
+    (first.checkpoints).mkdir()
+    (first.checkpoints / "index.json").write_text("{}")
+    (first.checkpoints / "final.pt").write_text("weights")
+    later = MatrixDir(matrix.path.with_name("test_matrix_results_20260102_000000"))
+    second = later.run("b")
+    train = train | {"log_interval": 1, "data_path": "/there", "checkpoint_dir": str(second.checkpoints)}
+    write_json(second.run_json, {**record, "name": "b", "train": train})
+    return first, second
+
+
+def taken(second, **known):
+    later = MatrixDir(second.path.parent)
+    return take_over(later, later.path.parent, NEUTRAL, **{"recorded": True} | known)
+
+
+def test_a_finished_run_with_the_same_id_is_taken_over_and_marked(twice):
+    first, second = twice
+    source = f"{first.path.parent.name}/a"
+    assert taken(second).taken == {"b": source}
+    assert (settle(second).status, settle(second).reused_from) == (Status.FINISHED, source)
+    assert read_json(second.run_json)["reused_from"] == source
+    assert read_json(second.run_json)["name"] == "b"
+    assert read_run(second).status is Status.FINISHED
+    assert second.gpu_stats.read_text() == "[]"
+    assert not (second.path / first.gpu_stats.name).exists()
+    assert going(MatrixDir(second.path.parent)).plans == ()
+    shutil.rmtree(first.path.parent)
+    assert read_json(second.result)["status"] == "finished"
+    assert (second.checkpoints / "final.pt").read_text() == "weights"
+
+
+def test_a_run_that_was_taken_over_names_where_it_was_trained_when_it_is_taken_over_again(twice):
+    first, second = twice
+    taken(second)
+    third = MatrixDir(second.path.parent.with_name("test_matrix_results_20260103_000000")).run("c")
+    record = {name: value for name, value in read_json(second.run_json).items() if name != "reused_from"}
+    train = record["train"] | {"checkpoint_dir": str(third.checkpoints)}
+    write_json(third.run_json, record | {"train": train})
+    assert taken(third).taken == {"c": f"{first.path.parent.name}/a"}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"train": {"data_sha256": "other"}}, "data_sha256 is not the same"),
+        ({"train": {"cpu_threads": 7}}, "cpu_threads is not the same"),
+        ({"provenance": {"code": "other"}}, "the trainer's code is not the same"),
+        ({"provenance": {"versions": {"torch": "2.14"}}}, "torch is not the same"),
+        ({"provenance": {"cpu": "Xeon"}}, "it was another kind of device"),
+    ],
+)
+def test_what_would_not_come_out_the_same_is_trained_again_with_the_reason(twice, change, why):
+    first, second = twice
+    record = read_json(second.run_json)
+    write_json(second.run_json, record | {part: record[part] | values for part, values in change.items()})
+    found = taken(second)
+    assert (found.taken, found.not_taken) == ({}, {"b": f"{first.path.parent.name}/a: {why}"})
+    assert settle(second).status is Status.PLANNED
+
+
+def test_another_id_is_another_run_and_nothing_is_said_of_it(twice):
+    _, second = twice
+    write_json(second.run_json, read_json(second.run_json) | {"run_id": "another"})
+    found = taken(second)
+    assert (found.taken, found.not_taken) == ({}, {})
+
+
+@pytest.mark.parametrize("status", ["failed", "stopped"])
+def test_only_finished_runs_are_taken_over(twice, status):
+    first, second = twice
+    write_json(first.result, read_json(first.result) | {"status": status})
+    write_json(first.status, {"status": status, "attempt": 1})
+    assert taken(second).taken == {}
+
+
+def test_a_run_that_was_not_recorded_or_on_simulated_gpus_is_trained_again_where_a_recording_is_wanted(twice):
+    first, second = twice
+    write_json(first.gpu_summary, {"simulated": True})
+    assert "not recorded" in taken(second).not_taken["b"]
+    first.gpu_summary.unlink()
+    assert "not recorded" in taken(second).not_taken["b"]
+    assert taken(second, recorded=False).taken != {}
+
+
+def test_a_rerun_of_a_run_that_was_taken_over_is_its_own_and_leaves_the_other_alone(twice):
+    first, second = twice
+    taken(second)
+    kept = first.metrics.read_bytes()
+    set_aside(second)
+    assert "reused_from" not in read_json(second.run_json)
+    plans = going(MatrixDir(second.path.parent)).plans
+    assert [(one.attempt, one.resume) for one in plans] == [(2, "none")]
+    drive(MatrixDir(second.path.parent), plans, engine(), poll_s=0.02)
+    assert (settle(second).status, settle(second).reused_from) == (Status.FINISHED, "")
+    assert first.metrics.read_bytes() == kept
+    assert (second.former / "1" / "result.json").exists()

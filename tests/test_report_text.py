@@ -9,7 +9,7 @@ from records_factory import FakeRun, make_matrix, seeds
 
 from kmatrix.errors import RecordError
 from kmatrix.launch.lock import held
-from kmatrix.records import MatrixDir
+from kmatrix.records import MatrixDir, read_json, write_json
 from kmatrix.report import write_summary
 from kmatrix.report.text import WIDTH, amount, duration, speed, table
 
@@ -157,3 +157,36 @@ def test_a_table_keeps_its_columns_and_every_name(rows):
     lines = table(["name", "number"], rows)
     assert all(any(line.startswith(name) for line in lines) for name, _ in rows)
     assert all(len(line) <= WIDTH for line in lines if line not in {name for name, _ in rows})
+
+
+def test_a_run_that_was_taken_over_says_from_where(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
+    run = matrix.run(FakeRun().name)
+    write_json(
+        run.run_json, read_json(run.run_json) | {"reused_from": "test_matrix_results_20261101_000000/gpt2_adamw"}
+    )
+    text = write_summary(matrix)
+    (line,) = [line for line in text.splitlines() if "test_matrix_results_20261101_000000" in line]
+    assert line == (
+        "gpt2_adamw_1cpu  from test_matrix_results_20261101_000000/gpt2_adamw, trained until 2026-11-20 05:24 UTC"
+    )
+    runs = {entry["name"]: entry["reused_from"] for entry in read_json(matrix.results)["runs"]}
+    assert list(runs.values()) == ["test_matrix_results_20261101_000000/gpt2_adamw", None]
+
+
+def test_a_run_of_several_attempts_lists_them(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(attempt=2)])
+    run = matrix.run(FakeRun().name)
+    attempts = [
+        {"attempt": 1, "status": "failed", "kind": "oom", "reason": "out of memory", "resume": "none"},
+        {"attempt": 2, "status": "finished", "resume": "auto", "micro_batch": 6},
+    ]
+    write_json(run.status, read_json(run.status) | {"attempts": attempts})
+    lines = write_summary(matrix).splitlines()
+    begin = lines.index("Attempts")
+    assert lines[begin + 2 : begin + 5] == [
+        "gpt2_adamw_1cpu",
+        "    1: failed, out of memory",
+        "    2: finished, from its last good checkpoint, micro-batch 6",
+    ]
+    assert read_json(matrix.results)["runs"][0]["attempts"] == attempts

@@ -29,6 +29,7 @@ class Config:
     data_dir: str
     checkpoint_dir: str
     run_timeout_s: int
+    reuse: bool
     graphs: bool
     monitor_hz: int
     alerts: Thresholds
@@ -41,6 +42,7 @@ def read(symbols: Mapping[str, Any]) -> Config:
         data_dir=_need(symbols, "DATA_DIR"),
         checkpoint_dir=_need(symbols, "CHECKPOINT_DIR"),
         run_timeout_s=_need(symbols, "RUN_TIMEOUT"),
+        reuse=_need(symbols, "REUSE"),
         graphs=_need(symbols, "AUTO_GENERATE_GRAPHS"),
         monitor_hz=_need(symbols, "GPU_MONITOR_HZ") if _need(symbols, "GPU_MONITOR") else 0,
         alerts=Thresholds.of(symbols),

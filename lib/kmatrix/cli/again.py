@@ -8,9 +8,10 @@ from kmatrix.cli.planning import gpus_here
 from kmatrix.cli.session import shown
 from kmatrix.cli.targets import chosen_runs, find_target
 from kmatrix.errors import ConfigError, LaunchError
-from kmatrix.launch.lock import holder
-from kmatrix.launch.reopen import in_words, reopen
-from kmatrix.records import MatrixDir
+from kmatrix.launch.aside import set_aside
+from kmatrix.launch.lock import held, holder
+from kmatrix.launch.reopen import follow_move, in_words, reopen, too_few_gpus
+from kmatrix.records import MatrixDir, RunDir, read_json
 
 EXIT_FAILED = 1
 RESUMES = ("auto", "latest", "best", "none")
@@ -22,6 +23,7 @@ def continue_(arguments: Arguments) -> int:
     names = {run.name for run in chosen_runs(matrix, arguments)}
     need_torch()
     refuse_if_running(matrix)
+    follow_move(matrix)
     gpus, notes = gpus_here(arguments)
     for note in notes:
         print(f"note: {note}")
@@ -35,6 +37,39 @@ def continue_(arguments: Arguments) -> int:
     recorder = monitor(arguments.get("SIMULATE"), recording(symbols(matrix)))
     status = execute(matrix, going, recorder)
     return status or (EXIT_FAILED if any(state.status == "failed" for state in going.stays.values()) else 0)
+
+
+def test_rerun(arguments: Arguments) -> int:
+    """Run some runs of a matrix anew: their old results are kept aside, and the report reads the new ones."""
+    if not arguments.get("TARGET"):
+        raise ConfigError("test-rerun needs a matrix", fix="pass TARGET=<matrix>: its results are replaced")
+    matrix = find_target(arguments)
+    runs = _of_optimizers(chosen_runs(matrix, arguments), arguments.get("OPTIMIZER"))
+    need_torch()
+    refuse_if_running(matrix)
+    follow_move(matrix)
+    gpus, _ = gpus_here(arguments)
+    for run in runs:
+        if why := too_few_gpus(read_json(run.run_json)["train"], len(gpus)):
+            raise LaunchError(f"{run.name} cannot be run here", why=why, fix="pass RUN=<pattern> for the others")
+    recorder = monitor(arguments.get("SIMULATE"), recording(symbols(matrix)))
+    with held(matrix):
+        for run in runs:
+            former = set_aside(run)
+            print(f"{run.name}: " + (f"its former result is in {shown(former)}" if former else "it has no result yet"))
+    return execute(matrix, reopen(matrix, gpus, names={run.name for run in runs}), recorder)
+
+
+def _of_optimizers(runs: list[RunDir], asked: str) -> list[RunDir]:
+    """Return the runs of these optimizers, a comma list; all without it."""
+    if not asked:
+        return runs
+    wanted = set(asked.split(","))
+    known = {run.name: str(read_json(run.run_json)["train"].get("optimizer")) for run in runs}
+    if missing := wanted - set(known.values()):
+        there = ", ".join(sorted(set(known.values())))
+        raise ConfigError(f"OPTIMIZER={asked}: no run has {', '.join(sorted(missing))}", why=f"there are {there}")
+    return [run for run in runs if known[run.name] in wanted]
 
 
 def refuse_if_running(matrix: MatrixDir) -> None:

@@ -93,6 +93,11 @@ COMMANDS = {
     "train": Command(
         "kmatrix.cli.run:train", "run one configuration", frozenset({"GPUS", "SIMULATE", "YES"}), assigns=True
     ),
+    "test-rerun": Command(
+        "kmatrix.cli.again:test_rerun",
+        "run runs of TARGET= anew; their old results are kept aside",
+        frozenset({"GPUS", "OPTIMIZER", "RESULTS_DIR", "RUN", "SIMULATE", "TARGET", "YES"}),
+    ),
     "stop": Command(
         "kmatrix.cli.stop:stop", "end a running matrix; its runs save first", frozenset({"RESULTS_DIR", "TARGET"})
     ),

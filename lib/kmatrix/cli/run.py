@@ -19,8 +19,9 @@ from kmatrix.launch.prepare import prepare_data
 from kmatrix.launch.reopen import reopen, too_few_gpus
 from kmatrix.matrix import Run, settle
 from kmatrix.plan import forecast, warnings
-from kmatrix.records import RunDir
+from kmatrix.records import MatrixDir, RunDir
 
+TRAINS_ANEW = ("reproduce", "quickstart")  # their point is to train
 QUICKSTART = "gpt2-cpu-quick"
 
 
@@ -85,12 +86,26 @@ def _run_matrix(arguments: Arguments, plan: Plan) -> int:
     need_torch()
     recorder = monitor(arguments.get("SIMULATE"), plan.config.monitor_hz)
     matrix = create(_creation(arguments, plan, configs, skipped))
+    if plan.config.reuse and not arguments.get("SIMULATE") and arguments.target not in TRAINS_ANEW:
+        _reuse(matrix, plan, recorded=recorder is not None)
     going = reopen(matrix, plan.gpus)
     number = len(going.plans)
     print(f"{_several(number, 'run')} in {shown(matrix.path)}" + (f", {len(skipped)} skipped" if skipped else ""))
     if yes(arguments, "DETACH"):
         return detach(matrix, arguments, "GPUS", "SIMULATE")
     return execute(matrix, going, recorder)
+
+
+def _reuse(matrix: MatrixDir, plan: Plan, *, recorded: bool) -> None:
+    """Take over what has finished in an earlier matrix, and say so."""
+    from kmatrix.launch.reuse import take_over
+
+    neutral = {name.removeprefix("GPT2_").lower() for name in plan.tree.neutral}
+    found = take_over(matrix, matrix.path.parent, neutral, recorded=recorded)
+    for name, source in found.taken.items():
+        print(f"{name}: taken over from {source}, where it has finished (REUSE=n trains it again)")
+    for name, why in found.not_taken.items():
+        print(f"note: {name} has finished before and is trained again; {why}")
 
 
 def _creation(arguments: Arguments, plan: Plan, configs: dict[str, RunConfig], skipped: dict[str, str]) -> Creation:

@@ -16,6 +16,7 @@ from typing import Any
 from kmatrix.alerts import Thresholds
 from kmatrix.errors import LaunchError, RecordError
 from kmatrix.launch.alarm import Alarm, kept
+from kmatrix.launch.aside import finish_move, was_set_aside
 from kmatrix.launch.engine import Engine, JobState, Phase, RunPlan
 from kmatrix.launch.lock import held, this_process
 from kmatrix.launch.signals import Asked, listening
@@ -123,7 +124,9 @@ class _Driver:
             self._move(name, Skipped(reason))
             self._note("run skipped", run=name, status=self._states[name].status, reason=reason)
             self._display(name, reason=reason)
-        for name in self._states:
+        for name, standing in self._states.items():
+            if was_set_aside(self._matrix.run(name), standing):
+                finish_move(self._matrix.run(name))
             self._write_run(name, unless_ended=True)
         for plan in self._plans.values():
             self._follow(plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import socket
@@ -15,6 +16,7 @@ from typing import Any
 
 from kmatrix.gpu.nvml import Gpu
 
+SHARED = ("errors", "shapes", "stats")  # modules of kmatrix that the trainer imports, beside records
 PACKAGES = ("torch", "numpy", "kconfiglib", "nvidia-ml-py")
 
 
@@ -26,6 +28,7 @@ def provenance(root: Path, command: str, gpus: Sequence[Gpu]) -> dict[str, Any]:
         "host": socket.gethostname(),
         "git_commit": _git(root, "rev-parse", "HEAD"),
         "git_dirty": _dirty(root),
+        "code": code_sha256(root),
         "python": platform.python_version(),
         "executable": sys.executable,
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
@@ -33,6 +36,17 @@ def provenance(root: Path, command: str, gpus: Sequence[Gpu]) -> dict[str, Any]:
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     }
+
+
+def code_sha256(root: Path) -> str:
+    """Return the hash of everything that a trainer is made of: gpt2/ and what it takes of kmatrix."""
+    ours = root / "lib" / "kmatrix"
+    files = [*(root / "gpt2").rglob("*.py"), *(ours / "records").rglob("*.py")]
+    files += [ours / f"{name}.py" for name in SHARED]
+    whole = hashlib.sha256()
+    for path in sorted(files):
+        whole.update(f"{path.relative_to(root)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return whole.hexdigest()
 
 
 def _git(root: Path, *arguments: str) -> str | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from kmatrix.gpu.nvml import Gpu
 from kmatrix.launch.engine import RunPlan
 from kmatrix.launch.standing import settle
 from kmatrix.launch.state import HALVE, Attempt, RunState, next_attempt
-from kmatrix.records import MatrixDir, RunDir, Status, read_json
+from kmatrix.records import MatrixDir, RunDir, Status, read_json, write_json
 
 TRAINER = ("-m", "gpt2.train")
 
@@ -52,6 +53,17 @@ def reopen(
         else:
             plans.append(run_plan(run, record, attempt, gpus, command))
     return Going(plans=tuple(plans), skipped=skipped, stays=stays)
+
+
+def follow_move(matrix: MatrixDir) -> None:
+    """Put right where checkpoints lie when the matrix was moved: those in the runs' own folders moved along."""
+    for run in matrix.runs():
+        record = read_json(run.run_json)
+        place = Path(record["train"].get("checkpoint_dir") or run.checkpoints)
+        moved = place.parts[-3:] == (matrix.name, run.name, run.checkpoints.name) and not place.parent.is_dir()
+        if moved:
+            train = {**record["train"], "checkpoint_dir": str(run.checkpoints.resolve())}
+            write_json(run.run_json, {**record, "train": train})
 
 
 def too_few_gpus(train: Mapping[str, Any], there: int) -> str:

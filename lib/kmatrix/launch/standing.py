@@ -38,7 +38,7 @@ def settle(run: RunDir) -> RunState:
         damaged = ""
     if state.reused_from:
         return state
-    number = max(state.number, _last_number(run))
+    number = max(state.number, last_number(run))
     if state.status is Status.RUNNING or number > state.number:
         number = max(number, 1)
         state = after(state, RunnerDied(number=number, ended=_ended(run, number)))
@@ -142,7 +142,7 @@ def _one(state: RunState, reason: str) -> tuple[Attempt, ...]:
     return state.attempts or (Attempt(number=1, status=Status.FAILED, reason=reason),)
 
 
-def _last_number(run: RunDir) -> int:
+def last_number(run: RunDir) -> int:
     """The number of the last attempt that left a trace: in its result, or in its metrics."""
     numbers = [int(line.get("attempt", 1)) for line in read_jsonl(run.metrics) if isinstance(line.get("step"), int)]
     with suppress(RecordError, ValueError, TypeError):

@@ -100,7 +100,9 @@ class RecorderDied:
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """Somebody wants a new result; the files of the old one lie in former/."""
+    """Somebody wants a new result; the files of the old one lie in former/. number: the last attempt among them."""
+
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ def after(state: RunState, event: Event) -> RunState:  # noqa: PLR0911  (one lin
         case RunnerDied():
             return _abandoned(state, event)
         case SetAside() if state.status is not Status.RUNNING:
-            return RunState(set_aside=state.number)
+            return RunState(set_aside=max(state.number, event.number))
         case Reused() if not state.attempts and state.status in (Status.PLANNED, Status.SKIPPED):
             return replace(state, status=Status.FINISHED, reason="", reused_from=event.source)
     return state

@@ -132,6 +132,8 @@ def _run(run: RunNumbers) -> dict[str, Any]:
         "reason": run.reason or None,
         "axes": dict(run.axes),
         "adjusted": list(run.adjusted),
+        "reused_from": run.reused_from or None,
+        "attempts": [dict(attempt) for attempt in run.attempts],
         "gpu": gpu_object(run.gpu) if run.gpu else None,
         "val": _columns(run.val),
     }

@@ -86,6 +86,8 @@ def read_numbers(run_dir: RunDir, planned: Mapping[str, Any]) -> RunNumbers:
         sparsity=finite(facts, "sparsity"),
         settings=fields_of(train),
         asked=_asked(record.run),
+        attempts=tuple(entry for entry in readable(run_dir.status).get("attempts") or [] if isinstance(entry, dict)),
+        reused_from=str(record.run.get("reused_from") or ""),
         val=val,
         train=curve,
     )

@@ -49,6 +49,10 @@ def render_summary(
             section("Scaling: tokens a second, against the smallest count", list(_scalings(numbers.scalings)))
         )
     blocks += [section(title, lines) for title, lines in sections]
+    if several := [run for run in numbers.runs if len(run.attempts) > 1]:
+        blocks.append(section("Attempts", [line for run in several for line in _attempts(run)]))
+    if reused := [run for run in numbers.runs if run.reused_from]:
+        blocks.append(section("Taken over", [*map(_reused, reused), "REUSE=n trains them again"]))
     if lost := [run for run in numbers.runs if run.status in (Status.FAILED, Status.STOPPED, Status.SKIPPED)]:
         blocks.append(section("Failed, stopped and skipped", [line for run in lost for line in _lost(run)]))
     if numbers.warnings:
@@ -302,6 +306,23 @@ def _setting(setting: Setting) -> str:
     shown = " ".join(f"{value:g}" if isinstance(value, float) else str(value).lower() for value in setting.values)
     origin = "" if setting.origin in (None, Origin.DEFAULT) else f" ({setting.origin})"
     return f"{setting.name} {shown}{origin}"
+
+
+def _attempts(run: RunNumbers) -> Iterator[str]:
+    """Say how each attempt of a run ended, what it began from and how small its micro-batch was."""
+    yield run.name
+    for attempt in run.attempts:
+        begin = str(attempt.get("resume") or "none")
+        about = [] if begin == "none" else [f"from {'its last good checkpoint' if begin == 'auto' else begin}"]
+        about += [f"micro-batch {attempt['micro_batch']}"] if attempt.get("micro_batch") else []
+        words = [f"{attempt.get('attempt')}: {attempt.get('status')}", *about, str(attempt.get("reason") or "")]
+        yield from (f"    {line}" for line in wrap(", ".join(filter(None, words)), width=WIDTH - 4))
+
+
+def _reused(run: RunNumbers) -> str:
+    """Say where a run was trained that this matrix took over."""
+    when = f", trained until {datetime.fromtimestamp(run.ended, UTC):%Y-%m-%d %H:%M} UTC" if run.ended else ""
+    return f"{run.name}  from {run.reused_from}{when}"
 
 
 def _lost(run: RunNumbers) -> Iterator[str]:

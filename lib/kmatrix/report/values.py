@@ -44,6 +44,8 @@ class RunNumbers:
     mfu: 0 to 1.  peak_memory_mib: the greatest of the ranks.  device: "gpu" or "cpu".
     planned_tokens: those of the whole run.  warmup_share: warm-up steps / steps of the run.
     evidence: the file that the numbers come from, below the matrix; "" where there are none.
+    reused_from: the run of another matrix that it was taken over from, "" for one that was trained here.
+    attempts: every execution, as status.json lists them.
     gpu: what was recorded of its GPUs, or of its ranks on the CPU.
     sparsity: share of zeros that was counted in the matrices that are pruned; None where nothing is.
     settings: what decides how it is optimized, by the trainer's fields.  asked: those of them that are no default;
@@ -93,6 +95,8 @@ class RunNumbers:
     sparsity: float | None = None
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     asked: frozenset[str] | None = field(default=None, repr=False)
+    reused_from: str = ""
+    attempts: tuple[Mapping[str, Any], ...] = ()
     gpu: GpuNumbers | None = None
     val: tuple[Point, ...] = field(default=(), repr=False)
     train: tuple[Point, ...] = field(default=(), repr=False)
