@@ -1,8 +1,17 @@
-"""What the recorder costs on simulated GPUs: rate reached, CPU, memory, bytes and late ticks, each in its own process.
+"""What recording costs on simulated GPUs: rate reached, CPU, memory, bytes and late ticks, beside other ways to do it.
 
-The CPU of the first seconds is left out: starting Python and calibrating happen once.
+python bench/recorder.py [--seconds 5] [--gpus 1,4,8] [--hz 10,20,100,1000] [--call-us 0] [--peer PATH]
 
-python bench/recorder.py [--seconds 5] [--gpus 1,4,8] [--hz 20,100,1000] [--call-us 0]
+Each is a process of its own, looked at from outside, without its first seconds: Python's start and calibration
+happen once. In the table:
+
+    recorder    kmatrix.gpu.recorder
+    empty loop  Python that wakes up as often and does nothing: what no recorder in Python can be cheaper than
+    pynvml+CSV  the plain loop of many scripts: power and temperature by pynvml, a CSV line, a flush, a sleep
+    original    with --peer, a checkout of the original project: its gputop.py --stats at its one rate, on a terminal;
+                once as it starts, and once as it is after an hour, for it writes its whole files anew each second
+
+"over" is the CPU beyond the empty loop's at the same rate.
 """
 
 from __future__ import annotations
@@ -10,10 +19,15 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import pty
+import signal
 import subprocess
 import sys
 import tempfile
+import termios
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,55 +36,151 @@ sys.path.insert(0, str(ROOT / "lib"))
 
 from kmatrix.gpu import simulate  # noqa: E402 (the path comes first)
 from kmatrix.gpu.formats import read_samples  # noqa: E402
-from kmatrix.records import RunDir, read_json  # noqa: E402
+from kmatrix.records import RunDir  # noqa: E402
 
 START_S = 3.0  # Python's start and the calibration
-TICKS = os.sysconf("SC_CLK_TCK")
+HOUR = 3600  # samples of the original in an hour
+TERMINAL = (40, 120)  # lines and columns
+EMPTY = """
+import signal, sys, time
+period, stop = 1 / float(sys.argv[1]), {signal.SIGTERM}
+signal.pthread_sigmask(signal.SIG_BLOCK, stop)
+begin, tick = time.monotonic(), 0
+while signal.sigtimedwait(stop, max(0.0, begin + tick * period - time.monotonic())) is None:
+    tick = max(tick, int((time.monotonic() - begin) / period)) + 1
+"""
+PLAIN = """
+import csv, signal, sys, time
+from datetime import datetime
+import pynvml
+period, running = 1 / float(sys.argv[1]), True
+def stop(*_):
+    global running
+    running = False
+signal.signal(signal.SIGTERM, stop)
+pynvml.nvmlInit()
+handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+with open(sys.argv[2], "w", newline="") as file:
+    writer, begin = csv.writer(file), time.perf_counter()
+    while running:
+        now = time.perf_counter()
+        row = [datetime.now().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3], f"{now - begin:.3f}"]
+        for handle in handles:
+            row.append(f"{pynvml.nvmlDeviceGetPowerUsage(handle) / 1000:.2f}")
+            row.append(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
+        writer.writerow(row)
+        file.flush()
+        time.sleep(max(0.0, period - (time.perf_counter() - now)))
+"""
+ORIGINAL = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import gputop
+app, before = gputop.GPUTop(stats_file=sys.argv[2]), int(sys.argv[3])
+if before:
+    app.log_stats_to_json(app.gpu_monitor.get_stats(0))
+    app.json_data *= before
+    if hasattr(app, "multi_gpu_data"):
+        app.multi_gpu_data *= before
+app.run()
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one recording cost. cpu: percent of one processor.  rss: MiB.  size: bytes a sample.  read_ms: of all."""
+    """What one way of recording costs. cpu: percent of one processor.  rss: MiB.
 
-    hz: float
+    size: bytes an hour at the asked rate.  None: it writes nothing, or does not say.
+    """
+
     cpu: float
     rss: float
-    late: int
-    size: float
-    read_ms: float
+    hz: float | None = None
+    late: int | None = None
+    size: float | None = None
 
 
-def measure(library: Path, gpus: int, hz: float, seconds: float, call_us: float) -> Cost:
-    """Record for a while and look at the process from outside."""
-    with tempfile.TemporaryDirectory() as folder:
-        scenario = Path(folder) / "bench.scn"
-        scenario.write_text(f"loop 10\ncall_us {call_us:g}\n0 * power 228\n5 * power 180\n")
-        known = simulate.environment(library, scenario, gpus, time.time())
-        run = RunDir(Path(folder) / "run")
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "lib"), **known}
-        command = [sys.executable, "-m", "kmatrix.gpu.recorder", str(run.path), "--hz", f"{hz:g}"]
-        process = subprocess.Popen(command, env=environment)
-        time.sleep(START_S)
-        before, begin = _cpu(process.pid), time.monotonic()
-        time.sleep(seconds)
-        used, took = _cpu(process.pid) - before, time.monotonic() - begin
-        rss = _rss(process.pid)
-        process.terminate()
-        process.wait()
-        summary = read_json(run.gpu_summary)
-        begin = time.perf_counter()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """One number of GPUs: where the files go, the simulated driver, and how long each way is looked at."""
+
+    folder: Path
+    environment: dict[str, str]
+    seconds: float
+
+    def recorder(self, hz: float) -> Cost:
+        run = RunDir(self.folder / f"run{hz:g}")
+        counted: list[tuple[int, float]] = []
+        cost = self._watch(
+            [sys.executable, "-m", "kmatrix.gpu.recorder", str(run.path), "--hz", f"{hz:g}"],
+            lambda: counted.append((len(read_samples(run.gpu_samples)), time.monotonic())),
+        )
+        (first, begin), (last, end) = counted
         recording = read_samples(run.gpu_samples)
-        sum(map(sum, (columns["memory_used"] for columns in recording.columns)))
-        read_ms = 1000 * (time.perf_counter() - begin)
         size = run.gpu_samples.stat().st_size / len(recording)
-    return Cost(
-        hz=summary["hz_reached"], cpu=100 * used / took, rss=rss, late=summary["late"], size=size, read_ms=read_ms
-    )
+        late = max(0, round(hz * (end - begin)) - (last - first))
+        return Cost(cpu=cost.cpu, rss=cost.rss, hz=(last - first) / (end - begin), late=late, size=3600 * hz * size)
+
+    def empty(self, hz: float) -> Cost:
+        return self._watch([sys.executable, "-c", EMPTY, f"{hz:g}"])
+
+    def plain(self, hz: float) -> Cost:
+        path = self.folder / f"{hz:g}.csv"
+        counted: list[tuple[int, int, float]] = []
+        cost = self._watch(
+            [sys.executable, "-c", PLAIN, f"{hz:g}", str(path)],
+            lambda: counted.append((path.read_bytes().count(b"\n"), path.stat().st_size, time.monotonic())),
+        )
+        (first, small, begin), (last, large, end) = counted
+        lines = max(1, last - first)
+        late = max(0, round(hz * (end - begin)) - lines)
+        size = 3600 * hz * (large - small) / lines
+        return Cost(cpu=cost.cpu, rss=cost.rss, hz=lines / (end - begin), late=late, size=size)
+
+    def original(self, peer: Path, before: int) -> Cost:
+        """Run the original's screen on a terminal. before: samples that it has already."""
+        path = self.folder / f"original{before}.json"
+        screen, terminal = pty.openpty()
+        termios.tcsetwinsize(terminal, TERMINAL)
+        threading.Thread(target=_drain, args=(screen,), daemon=True).start()
+        command = [sys.executable, "-c", ORIGINAL, str(peer / "scripts"), str(path), str(before)]
+        cost = self._watch(command, terminal=terminal, end=signal.SIGKILL)  # SIGINT would have it draw graphs
+        os.close(terminal)
+        return cost
+
+    def _watch(self, command, look=lambda: None, *, terminal=subprocess.DEVNULL, end=signal.SIGTERM) -> Cost:
+        """Run a command for a while, look at its process from outside, and end it."""
+        process = subprocess.Popen(
+            command, env=self.environment, stdin=terminal, stdout=terminal, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            time.sleep(START_S)
+            look()
+            before, begin = _cpu(process.pid), time.monotonic()
+            time.sleep(self.seconds)
+            used, took = _cpu(process.pid) - before, time.monotonic() - begin
+            rss = _rss(process.pid)
+            look()
+        except OSError:
+            sys.exit(f"{command[1:3]} ended early: {process.communicate()[1]}")
+        finally:
+            process.send_signal(end)
+        process.communicate()
+        return Cost(cpu=100 * used / took, rss=rss)
+
+
+def _drain(screen: int) -> None:
+    """Read what is drawn, as a terminal does."""
+    try:
+        while os.read(screen, 1 << 16):
+            pass
+    except OSError:
+        os.close(screen)
 
 
 def _cpu(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    """Return the processor seconds of all threads of a process, to the nanosecond."""
+    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
 def _rss(pid: int) -> float:
@@ -78,26 +188,54 @@ def _rss(pid: int) -> float:
     return int(next(line.split()[1] for line in lines if line.startswith("VmRSS"))) / 1024
 
 
+def measure(bench: Bench, rates: list[float], peer: Path | None) -> Iterator[tuple[str, float, Cost, float | None]]:
+    """Yield what it is, the rate, its cost, and the CPU of the empty loop at that rate."""
+    for hz in rates:
+        empty = bench.empty(hz)
+        yield "empty loop", hz, empty, None
+        yield "recorder", hz, bench.recorder(hz), empty.cpu
+        yield "pynvml+CSV", hz, bench.plain(hz), empty.cpu
+    if peer:
+        yield "original", 1.0, bench.original(peer, 0), None
+        yield "original, 1 h", 1.0, bench.original(peer, HOUR), None
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
 def main() -> None:
-    """Print one line for each number of GPUs and rate."""
+    """Print one line for each way of recording, number of GPUs and rate."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--gpus", default="1,4,8")
-    parser.add_argument("--hz", default="20,100,1000")
+    parser.add_argument("--hz", default="10,20,100,1000")
     parser.add_argument("--call-us", type=float, default=0.0, help="what each call of the driver is to cost")
+    parser.add_argument("--peer", type=Path, help="a checkout of the original project")
     arguments = parser.parse_args()
+    if arguments.peer and not (arguments.peer / "scripts" / "gputop.py").is_file():
+        parser.error(f"{arguments.peer} is no checkout of the original project: it lacks scripts/gputop.py")
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print(
-        f"{'GPUs':>4}{'asked Hz':>10}{'reached':>10}{'CPU %':>8}{'RSS MiB':>9}{'late':>6}{'B/sample':>10}{'read ms':>9}"
+        f"{'':14}{'GPUs':>5}{'asked Hz':>10}{'reached':>10}{'CPU %':>8}{'over':>7}{'RSS MiB':>9}{'late':>6}{'MB/h':>9}"
     )
-    with tempfile.TemporaryDirectory() as folder:
-        library = simulate.build(Path(folder))
+    with tempfile.TemporaryDirectory() as place:
+        library = simulate.build(Path(place))
         for gpus in map(int, arguments.gpus.split(",")):
-            for hz in map(float, arguments.hz.split(",")):
-                cost = measure(library, gpus, hz, arguments.seconds, arguments.call_us)
+            folder = Path(place) / str(gpus)
+            folder.mkdir()
+            scenario = folder / "bench.scn"
+            scenario.write_text(f"loop 10\ncall_us {arguments.call_us:g}\n0 * power 228\n5 * power 180\n")
+            known = simulate.environment(library, scenario, gpus, time.time())
+            environment = {**os.environ, "PYTHONPATH": str(ROOT / "lib"), "TERM": "xterm", **known}
+            bench = Bench(folder=folder, environment=environment, seconds=arguments.seconds)
+            rates = [float(hz) for hz in arguments.hz.split(",")]
+            for name, hz, cost, empty in measure(bench, rates, arguments.peer):
+                over = None if empty is None else cost.cpu - empty
+                size = None if cost.size is None else cost.size / 1e6
                 print(
-                    f"{gpus:4}{hz:10g}{cost.hz:10.2f}{cost.cpu:8.2f}{cost.rss:9.1f}{cost.late:6}"
-                    f"{cost.size:10.1f}{cost.read_ms:9.1f}",
+                    f"{name:14}{gpus:5}{hz:10g}{_cell(cost.hz, '10.2f'):>10}{cost.cpu:8.2f}{_cell(over, '7.2f'):>7}"
+                    f"{cost.rss:9.1f}{_cell(cost.late, '6'):>6}{_cell(size, '9.1f'):>9}",
                     flush=True,
                 )
 

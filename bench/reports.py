@@ -1,10 +1,10 @@
 """How long the GPU reports take and how much memory: 3 runs of 4 GPUs, over the number of samples.
 
-python bench/reports.py [SAMPLES ...] [--peer PATH]
+python bench/reports.py [SAMPLES ...] [--peer PATH] [--rounds 1]
 
 Each measurement is a process of its own. PATH is a checkout of the original project: its two scripts then read
-the same files of its own layout in the same run. The three runs are links to one file. They are named after resnet18,
-because the original's text script looks at no others; what it then prints of them is another matter.
+the same files of its own layout, in turn with ours. The three runs are links to one file. They are named after
+resnet18, because the original's text script looks at no others; what it then prints of them is another matter.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import json
 import math
 import os
 import platform
-import resource
+import random
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,24 +37,59 @@ SCRIPTS = {"text": "generate_consolidated_gpu_summary.py", "graphs": "generate_g
 SECONDS = 900  # a measurement that takes longer is stopped
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a command took. wall, cpu: seconds.  memory: the greatest, MiB.  failed: why; the rest is then of no use."""
+
+    wall: float
+    cpu: float
+    memory: float
+    failed: str = ""
+
+    def __str__(self) -> str:
+        if self.failed:
+            return f"after {self.wall:.0f} s and {self.memory:.0f} MiB: {self.failed}"
+        return f"{self.wall:9.2f} s {self.cpu:9.2f} s CPU {self.memory:9.0f} MiB"
+
+
 def entries(samples: int) -> Iterator[tuple[float, list[dict[str, Any]]]]:
     """Yield the time and the GPUs of each sample: memory climbs for a twentieth of the time, then trembles."""
+    noise = random.Random(1).random
     for number in range(samples):
         share = min(1.0, 20 * (number + 1) / samples)
-        gpus = [
-            {
-                "gpu_index": index,
-                "gpu_name": "NVIDIA A10G",
-                "utilization": 80 + (7 * number + index) % 20,
-                "memory_used": 12_800.0 * (0.1 + 0.9 * share) + 25 * index + (13 * number % 80),
-                "memory_total": TOTAL,
-                "power": 150.0 + (11 * number + 3 * index) % 40,
-                "temperatures": {"GPU": 60 + index},
-                "clocks": {"gpu": 1695, "memory": 6251},
-            }
-            for index in range(GPUS)
-        ]
-        yield STARTED + number, gpus
+        gpus = []
+        for index in range(GPUS):
+            memory, load = 12_800.0 * (0.1 + 0.9 * share) + 25 * index + 80 * noise(), int(70 + 30 * noise())
+            gpus.append(
+                {
+                    "gpu_index": index,
+                    "gpu_name": "NVIDIA A10G",
+                    "utilization": load,
+                    "memory_used": memory,
+                    "memory_total": TOTAL,
+                    "memory_percent": 100 * memory / TOTAL,
+                    "temperatures": {"GPU": 55 + load // 5},
+                    "power": 120 + 0.4 * load + index,
+                    "power_limit": 300.0,
+                    "clocks": {"gpu": 1695, "memory": 6251},
+                }
+            )
+        yield STARTED + number + 0.123456, gpus
+
+
+def totals(gpus: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the original writes of all GPUs together."""
+    used = sum(gpu["memory_used"] for gpu in gpus)
+    return {
+        "total_memory_used": used,
+        "total_memory_total": GPUS * TOTAL,
+        "total_memory_percent": 100 * used / (GPUS * TOTAL),
+        "average_utilization": sum(gpu["utilization"] for gpu in gpus) / GPUS,
+        "total_power": sum(gpu["power"] for gpu in gpus),
+        "total_power_limit": 300.0 * GPUS,
+        "max_temperature": max(gpu["temperatures"]["GPU"] for gpu in gpus),
+        "gpu_count": GPUS,
+    }
 
 
 def make_foreign(root: Path, samples: int) -> Path:
@@ -66,12 +104,10 @@ def make_foreign(root: Path, samples: int) -> Path:
         with path.open("w", encoding="utf-8") as file:
             for number, (moment, gpus) in enumerate(entries(samples)):
                 time_text = datetime.fromtimestamp(moment, UTC).replace(tzinfo=None).isoformat()
-                used = sum(gpu["memory_used"] for gpu in gpus)
-                total = {"total_memory_used": used, "total_memory_total": GPUS * TOTAL, "gpu_count": GPUS}
-                entry = {"timestamp": time_text, "multi_gpu_data": gpus, "aggregate_stats": total}
+                entry = {"timestamp": time_text, "multi_gpu_data": gpus, "aggregate_stats": totals(gpus)}
                 file.write("," if number else "[")
                 file.write("\n  " + json.dumps(entry, indent=2).replace("\n", "\n  "))
-            file.write("\n]\n")
+            file.write("\n]")
     results = [
         {"test_id": run, "optimizer": run.split("_")[1], "pruning": "none", "target_sparsity": 0.5, "success": True}
         for run in FOREIGN
@@ -117,40 +153,36 @@ def make_own(root: Path, samples: int) -> Path:
     return matrix.path
 
 
-def measure(command: Sequence[str], folder: Path) -> str:
-    """Run a command; return its wall time, processor time and greatest memory, or how it failed."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    started = time.perf_counter()
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    try:
-        _, complaint = process.communicate(timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return f"longer than {SECONDS} s"
-    wall = time.perf_counter() - started
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if process.returncode:
-        last = complaint.strip().splitlines()[-1:] or [f"status {process.returncode}"]
-        return f"failed after {wall:.0f} s: {last[0]}"
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return f"{wall:9.2f} s {used:9.2f} s CPU {after.ru_maxrss / 1024:9.0f} MiB"
+def measure(command: Sequence[str], folder: Path) -> Cost:
+    """Run a command to its end, or for SECONDS."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as complaint:
+        started = time.perf_counter()
+        process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=complaint)
+        timer = threading.Timer(SECONDS, process.kill)
+        timer.start()
+        _, status, used = os.wait4(process.pid, 0)
+        wall = time.perf_counter() - started
+        timer.cancel()
+        process.returncode = os.waitstatus_to_exitcode(status)
+        complaint.seek(0)
+        last = complaint.read().strip().splitlines()[-1:] or [f"status {process.returncode}"]
+    return Cost(
+        wall=wall,
+        cpu=used.ru_utime + used.ru_stime,
+        memory=used.ru_maxrss / 1024,
+        failed=last[0] if process.returncode else "",
+    )
 
 
-def worker(words: list[str]) -> None:
-    """Measure one command in this process's only child: the greatest memory of children is then its own."""
-    print(measure(words[1:], Path(words[0])), flush=True)
+def middle(costs: Sequence[Cost]) -> Cost:
+    """Return the cost with the median wall time; the first that failed where one did."""
+    failed = [cost for cost in costs if cost.failed]
+    wall = statistics.median_low(cost.wall for cost in costs)
+    return failed[0] if failed else next(cost for cost in costs if cost.wall == wall)
 
 
-def line(label: str, command: Sequence[str], folder: Path) -> None:
-    """Measure in a process of its own, and print."""
-    own = [sys.executable, __file__, "--worker", str(folder), *command]
-    result = subprocess.run(own, capture_output=True, text=True, check=True)
-    print(f"  {label:42}{result.stdout.strip()}", flush=True)
-
-
-def compare(samples: int, peer: Path | None) -> None:
-    """Make the data of one size, and measure every reader on them."""
+def compare(samples: int, peer: Path | None, rounds: int) -> None:
+    """Make the data of one size, and measure every reader on them, one after the other in each round."""
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         foreign, own = make_foreign(root / "foreign", samples), make_own(root / "own", samples)
@@ -160,27 +192,43 @@ def compare(samples: int, peer: Path | None) -> None:
         print(f"gpu_samples.bin {binary / 2**20:.1f} MiB a run", flush=True)
         for kind, script in SCRIPTS.items():
             words = [sys.executable, str(ROOT / "scripts" / script)]
-            line(f"{kind}: ours, recordings of ours", [*words, str(own)], root)
-            line(f"{kind}: ours, files of the original", [*words, str(foreign)], root)
+            commands = {
+                "ours, recordings of ours": ([*words, str(own)], root),
+                "ours, files of the original": ([*words, str(foreign)], root),
+            }
             if peer:
-                theirs = [sys.executable, str(peer / "scripts" / script)]
-                line(f"{kind}: the original, its own files", [*theirs, *([str(foreign)] * (kind == "graphs"))], foreign)
-                shutil.rmtree(foreign / "graphs", ignore_errors=True)
+                theirs = [sys.executable, str(peer / "scripts" / script), *([str(foreign)] * (kind == "graphs"))]
+                commands["the original, its own files"] = (theirs, foreign)
+            costs: dict[str, list[Cost]] = {name: [] for name in commands}
+            for _ in range(rounds):
+                for name, (command, folder) in commands.items():
+                    costs[name].append(measure(command, folder))
+                    shutil.rmtree(foreign / "graphs", ignore_errors=True)
+            show(kind, {name: middle(several) for name, several in costs.items()})
+
+
+def show(kind: str, costs: dict[str, Cost]) -> None:
+    """Print a line for each reader, and how many times as fast as the last one the others are."""
+    slowest = list(costs.values())[-1]
+    for name, cost in costs.items():
+        compared = len(costs) > 2 and cost is not slowest and not cost.failed and not slowest.failed
+        ratio = f"  {slowest.wall / cost.wall:6.1f} x as fast, CPU {slowest.cpu / cost.cpu:.1f} x" if compared else ""
+        print(f"  {kind + ': ' + name:42}{cost}{ratio}", flush=True)
 
 
 def main() -> None:
     """Print the machine, then a block for each size."""
-    if sys.argv[1:2] == ["--worker"]:
-        worker(sys.argv[2:])
-        return
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("samples", type=int, nargs="*", default=SIZES)
     parser.add_argument("--peer", type=Path, help="a checkout of the original project")
+    parser.add_argument("--rounds", type=int, default=1, help="how often each is measured; the median is printed")
     args = parser.parse_args()
+    if args.peer and not all((args.peer / "scripts" / script).is_file() for script in SCRIPTS.values()):
+        parser.error(f"{args.peer} is no checkout of the original project: it lacks scripts/{SCRIPTS['text']}")
     sys.path[:0] = [str(ROOT / "lib")]
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     for samples in args.samples:
-        compare(samples, args.peer.resolve() if args.peer else None)
+        compare(samples, args.peer.resolve() if args.peer else None, max(1, args.rounds))
 
 
 if __name__ == "__main__":
