@@ -466,8 +466,8 @@ def test_running_numbers_are_those_of_the_whole_list():
     chance = random.Random(3)
     numbers = [chance.uniform(-5, 900) for _ in range(1000)]
     running = Running()
-    for number in numbers:
-        running.add(number)
+    for begin, end in ((0, 1), (1, 400), (400, 400), (400, 1000)):
+        running.add([*numbers[begin:end], math.nan])
     mean = sum(numbers) / 1000
     summary = running.summary()
     assert summary["mean"] == pytest.approx(mean)

@@ -65,6 +65,7 @@ class Recorder:
             now = time.monotonic()
             slow = now >= next_slow
             if slow:
+                self._aggregate.fold()
                 self._look(now)
                 next_slow = max(next_slow + 1.0, now)
             self._sample(now, begin, slow=slow)

@@ -1,8 +1,4 @@
-"""What NVIDIA's GPUs do, read fast: the calls of each GPU are bound once, with the memory that they fill.
-
-The client library's own functions make a new array type for each call of field values, which costs ten times
-the call; here only its loader, its constants and its handles are used.
-"""
+"""NVIDIA's GPUs as a source of samples: which there are, what they do, and what becomes of one that is lost."""
 
 from __future__ import annotations
 
@@ -10,23 +6,25 @@ import contextlib
 import ctypes
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from kmatrix.gpu.formats import Snapshot
+from kmatrix.gpu.nvml.bound import (
+    GONE,
+    NOT_FOUND_FUNCTION,
+    NOT_SUPPORTED,
+    SUCCESS,
+    UNINITIALIZED,
+    Batch,
+    Call,
+    bind,
+)
 from kmatrix.gpu.nvml.detect import MIB
 from kmatrix.gpu.source import AT, UNKNOWN, WIDTH, Device, Process, Slow, snapshot
 
-SUCCESS, UNINITIALIZED, NOT_SUPPORTED, NOT_FOUND_FUNCTION = 0, 1, 3, 13
-GONE = frozenset(
-    {UNINITIALIZED, 15, 16, 28}
-)  # uninitialized, lost, needs a reset, not found: the GPU answers nothing any more
-POWER_INSTANT, POWER_AVERAGE, ENERGY = 186, 185, 83  # NVML's field ids
-SM_CLOCK = 1
-FIELD = struct.Struct("<IIqqiiQ")  # nvmlFieldValue_t: id, scope, timestamp, latency, type, return, value
-UNSIGNED_32 = 1  # nvmlValueType_t
-MEMORY_V2 = struct.Struct("<I4xQQQQ")  # nvmlMemory_v2_t: version, total, reserved, free, used
+CAREFUL = 100  # times that GPUs are read call by call after a call that failed
 PROCESS = struct.Struct("<I4xQII")  # nvmlProcessInfo_v2_t: pid, bytes, GPU instance, compute instance
 NO_MEMORY_VALUE = 2**64 - 1  # the driver does not say how much
 THROTTLE = (  # nvmlClocksEventReasons: those that hold the clocks below what is asked for
@@ -36,130 +34,6 @@ THROTTLE = (  # nvmlClocksEventReasons: those that hold the clocks below what is
     (0x40, "heat (hardware)"),
     (0x80, "power brake"),
 )
-Call = Callable[[list[float], int], int]  # fills in its columns from the given position on; returns NVML's code
-
-
-class _Bound:
-    """The calls of one GPU. Each entry of `calls`: the columns that it fills, and the call.
-
-    Which calls there are is tried out once: what is not supported is not asked again.
-    """
-
-    def __init__(self, library: Any, handle: Any) -> None:
-        self._library, self._handle = library, handle
-        tried = [self._utilization(), self._memory(), self._temperature(), self._clock(), *self._power_and_energy()]
-        self.calls: list[tuple[tuple[str, ...], Call]] = [call for call in tried if call is not None]
-
-    def _works(self, call: Call) -> bool:
-        return call([UNKNOWN] * WIDTH, 0) not in (NOT_SUPPORTED, NOT_FOUND_FUNCTION)
-
-    def _function(self, name: str) -> Any:
-        """Return a function of the driver's library, or one that answers that it is not there."""
-        return getattr(self._library, name, lambda *_arguments: NOT_FOUND_FUNCTION)
-
-    def _utilization(self) -> tuple[tuple[str, ...], Call] | None:
-        function, handle = self._function("nvmlDeviceGetUtilizationRates"), self._handle
-        rates = (ctypes.c_uint * 2)()
-        where, at = ctypes.byref(rates), AT["utilization"]
-
-        def call(values: list[float], base: int) -> int:
-            code: int = function(handle, where)
-            values[base + at] = rates[0] if code == SUCCESS else UNKNOWN
-            return code
-
-        return (("utilization",), call) if self._works(call) else None
-
-    def _memory(self) -> tuple[tuple[str, ...], Call] | None:
-        """Used memory as nvidia-smi shows it (without what the driver reserves), where the driver tells them apart."""
-        handle, at = self._handle, AT["memory_used"]
-        second = ctypes.create_string_buffer(MEMORY_V2.size)
-        MEMORY_V2.pack_into(second, 0, MEMORY_V2.size | 2 << 24, 0, 0, 0, 0)
-        for name, buffer, used in (
-            ("nvmlDeviceGetMemoryInfo_v2", second, 32),
-            ("nvmlDeviceGetMemoryInfo", ctypes.create_string_buffer(24), 16),
-        ):
-            call = _counter(self._function(name), (handle, ctypes.byref(buffer)), buffer, offset=used, at=at, scale=MIB)
-            if call([UNKNOWN] * WIDTH, 0) not in (NOT_SUPPORTED, NOT_FOUND_FUNCTION, 25):  # 25: another version
-                return ("memory_used",), call
-        return None
-
-    def _temperature(self) -> tuple[tuple[str, ...], Call] | None:
-        call = self._single("nvmlDeviceGetTemperature", "temperature", 1.0, 0)
-        if self._works(call):
-            return ("temperature",), call
-        function, handle, at = self._function("nvmlDeviceGetTemperatureV"), self._handle, AT["temperature"]
-        record = (ctypes.c_int * 3)(12 | 1 << 24, 0, 0)  # nvmlTemperature_v1_t: version, sensor, degrees
-        where = ctypes.byref(record)
-
-        def versioned(values: list[float], base: int) -> int:
-            code: int = function(handle, where)
-            values[base + at] = record[2] if code == SUCCESS else UNKNOWN
-            return code
-
-        return (("temperature",), versioned) if self._works(versioned) else None
-
-    def _clock(self) -> tuple[tuple[str, ...], Call] | None:
-        call = self._single("nvmlDeviceGetClockInfo", "sm_clock", 1.0, SM_CLOCK)
-        return (("sm_clock",), call) if self._works(call) else None
-
-    def _power_and_energy(self) -> list[tuple[tuple[str, ...], Call]]:
-        """Average and instant power and the energy counter in one call, each by its own call where that fails."""
-        fields = {POWER_INSTANT: "power_instant", POWER_AVERAGE: "power", ENERGY: "energy_j"}
-        supported = self._supported_fields(list(fields))
-        calls: list[tuple[tuple[str, ...], Call]] = []
-        if supported:
-            calls.append((tuple(fields[field] for field in supported), self._fields(supported, fields)))
-        if POWER_AVERAGE not in supported:
-            call = self._single("nvmlDeviceGetPowerUsage", "power", 1000.0)
-            calls += [(("power",), call)] if self._works(call) else []
-        if ENERGY not in supported:
-            buffer = ctypes.create_string_buffer(8)
-            function = self._function("nvmlDeviceGetTotalEnergyConsumption")
-            arguments = (self._handle, ctypes.byref(buffer))
-            call = _counter(function, arguments, buffer, offset=0, at=AT["energy_j"], scale=1000.0)
-            calls += [(("energy_j",), call)] if self._works(call) else []
-        return calls
-
-    def _single(self, name: str, column: str, scale: float, *arguments: int) -> Call:
-        """Return the call of a function with one unsigned result."""
-        function, handle, at = self._function(name), self._handle, AT[column]
-        result = ctypes.c_uint()
-        where = ctypes.byref(result)
-
-        def call(values: list[float], base: int) -> int:
-            code: int = function(handle, *arguments, where)
-            values[base + at] = result.value / scale if code == SUCCESS else UNKNOWN
-            return code
-
-        return call
-
-    def _supported_fields(self, fields: list[int]) -> list[int]:
-        buffer = _field_buffer(fields)
-        function = self._function("nvmlDeviceGetFieldValues")
-        if function(self._handle, len(fields), ctypes.byref(buffer)) != SUCCESS:
-            return []
-        answers = [FIELD.unpack_from(buffer, at * FIELD.size) for at in range(len(fields))]
-        return [field for field, answer in zip(fields, answers, strict=True) if answer[5] == SUCCESS]
-
-    def _fields(self, fields: list[int], names: Mapping[int, str]) -> Call:
-        function, handle, count = self._function("nvmlDeviceGetFieldValues"), self._handle, len(fields)
-        buffer = _field_buffer(fields)
-        where = ctypes.byref(buffer)
-        places = tuple((at * FIELD.size, AT[names[field]]) for at, field in enumerate(fields))
-        unpack = FIELD.unpack_from
-
-        def call(values: list[float], base: int) -> int:
-            code: int = function(handle, count, where)
-            for offset, at in places:
-                _, _, _, _, kind, own, raw = unpack(buffer, offset)
-                if code == SUCCESS and own == SUCCESS:
-                    values[base + at] = (raw & 0xFFFFFFFF if kind == UNSIGNED_32 else raw) / 1000.0
-                else:
-                    values[base + at] = UNKNOWN
-                    code = own if own in GONE else code
-            return code
-
-        return call
 
 
 class NvmlSource:
@@ -171,40 +45,56 @@ class NvmlSource:
         self._pynvml = pynvml
         self.devices = tuple(devices)
         self._handles = list(handles)
-        self._bound: list[_Bound | None] = [None if handle is None else self._bind(handle) for handle in handles]
+        self._calls: list[list[Call] | None] = [
+            None if handle is None else bind(pynvml.nvmlLib, handle) for handle in handles
+        ]
+        self._batch, self._careful = Batch(self._calls), 0
         self._values = [UNKNOWN] * (WIDTH * len(self.devices))
         self._nothing = [UNKNOWN] * WIDTH
 
     @property
     def energy_source(self) -> str | None:
         """counter: each GPU counts its joules.  power: they are summed up from its power."""
-        columns = {name for bound in self._bound if bound for names, _ in bound.calls for name in names}
+        columns = {name for calls in self._calls for call in calls or () for name in call.columns}
         return "counter" if "energy_j" in columns else "power" if "power" in columns else None
 
     def read(self, values: list[float]) -> None:
-        for position, bound in enumerate(self._bound):
+        if self._careful:
+            self._careful -= 1
+        elif self._batch.read(values):
+            return
+        else:
+            self._careful = CAREFUL
+        self._read_each(values)
+
+    def _read_each(self, values: list[float]) -> None:
+        """Read call by call: what one of them does not give is not known, and a GPU that is gone is lost."""
+        for position, calls in enumerate(self._calls):
             base = position * WIDTH
             values[base : base + WIDTH] = self._nothing
-            if bound is None:
-                continue
-            for _, call in bound.calls:
+            for call in calls or ():
                 if call(values, base) in GONE:
                     values[base : base + WIDTH] = self._nothing
-                    self._bound[position] = None
+                    self._changed(position, None)
                     break
 
+    def _changed(self, position: int, calls: list[Call] | None) -> None:
+        """Take note of a GPU that was lost or found."""
+        self._calls[position] = calls
+        self._batch, self._careful = Batch(self._calls), 0
+
     def timed(self, device: int) -> Mapping[str, tuple[float, float]]:
-        bound, values = self._bound[device], [UNKNOWN] * WIDTH
+        values = [UNKNOWN] * WIDTH
         taken: dict[str, tuple[float, float]] = {}
-        for names, call in bound.calls if bound else ():
+        for call in self._calls[device] or ():
             begin = time.perf_counter()
             call(values, 0)
             seconds = time.perf_counter() - begin
-            taken.update({name: (values[AT[name]], seconds) for name in names})
+            taken.update({name: (values[AT[name]], seconds) for name in call.columns})
         return taken
 
     def slow(self, device: int) -> Slow:
-        if self._bound[device] is None:
+        if self._calls[device] is None:
             return Slow()
         limit, reasons = ctypes.c_uint(), ctypes.c_ulonglong()
         handle = self._handles[device]
@@ -220,7 +110,7 @@ class NvmlSource:
 
     def processes(self, device: int) -> tuple[Process, ...]:
         """Return the processes that compute on a GPU. Expensive: milliseconds on some drivers."""
-        if self._bound[device] is None:
+        if self._calls[device] is None:
             return ()
         count = ctypes.c_uint(256)
         buffer = ctypes.create_string_buffer(PROCESS.size * count.value)
@@ -235,7 +125,7 @@ class NvmlSource:
         )
 
     def is_lost(self, device: int) -> bool:
-        return self._bound[device] is None
+        return self._calls[device] is None
 
     def recover(self, device: int) -> bool:
         """Ask for a lost GPU again, by UUID where it is known: indices may have moved."""
@@ -251,7 +141,8 @@ class NvmlSource:
                 with contextlib.suppress(self._pynvml.NVMLError):
                     self._pynvml.nvmlInit()
             return False
-        self._handles[device], self._bound[device] = handle, self._bind(handle)
+        self._handles[device] = handle
+        self._changed(device, bind(self._pynvml.nvmlLib, handle))
         return True
 
     def host_joules(self) -> float | None:
@@ -266,9 +157,6 @@ class NvmlSource:
     def close(self) -> None:
         with contextlib.suppress(self._pynvml.NVMLError):  # the driver can go away meanwhile
             self._pynvml.nvmlShutdown()
-
-    def _bind(self, handle: Any) -> _Bound:
-        return _Bound(self._pynvml.nvmlLib, handle)
 
     def _call(self, name: str, *arguments: Any) -> int:
         function = getattr(self._pynvml.nvmlLib, name, None)
@@ -322,25 +210,6 @@ def _missing(uuid: str, silent: list[int], count: int) -> Device:
 
 def _ranked(device: Device, rank: int) -> Device:
     return replace(device, rank=rank)
-
-
-def _field_buffer(fields: Sequence[int]) -> ctypes.Array[ctypes.c_char]:
-    buffer = ctypes.create_string_buffer(FIELD.size * len(fields))
-    for at, field in enumerate(fields):
-        FIELD.pack_into(buffer, at * FIELD.size, field, 0, 0, 0, 0, 0, 0)
-    return buffer
-
-
-def _counter(function: Any, arguments: tuple[Any, ...], buffer: Any, *, offset: int, at: int, scale: float) -> Call:
-    """Return the call of a function that fills a record; the result is 8 bytes at `offset` of it."""
-    unpack = struct.Struct("<Q").unpack_from
-
-    def call(values: list[float], base: int) -> int:
-        code: int = function(*arguments)
-        values[base + at] = unpack(buffer, offset)[0] / scale if code == SUCCESS else UNKNOWN
-        return code
-
-    return call
 
 
 def _text(value: str | bytes) -> str:
