@@ -8,7 +8,8 @@ import resource
 import statistics
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from kmatrix.records import RunDir, append_jsonl, write_json
 from kmatrix.shapes import mfu, peak_tflops
 
 HELLASWAG = ("hellaswag_accuracy", "hellaswag_accuracy_norm")
+MOMENT_S = 0.005  # a shorter phase is none: a checkpoint that is not due takes microseconds
 WARMING_UP = 10  # steps that the steady speed leaves out, or half of a shorter run
 
 
@@ -36,6 +38,7 @@ class RunLog:
         self.params: int | None = None
         self.pruner: Pruner | None = None
         self.started = time.perf_counter()
+        self.born = time.time()  # Unix seconds
         self.step = 0  # updates done
         self.seconds = array("d")  # of each step of this attempt
         self.before_s = 0.0  # seconds of the attempts that this one goes on from, up to their checkpoint
@@ -121,6 +124,22 @@ class RunLog:
         if self.main:
             append_jsonl(self.dir.events, {"time": time.time(), "step": step, "event": event, "text": text})
             self.say(f"{event}: {text}")
+
+    @contextmanager
+    def phase(self, phase: str) -> Iterator[None]:
+        """Note a stretch in which the run did not train, also one that fails."""
+        begin = time.time()
+        try:
+            yield
+        finally:
+            self.phase_over(phase, begin)
+
+    def phase_over(self, phase: str, begin: float) -> None:
+        """Write to phases.jsonl what was done from `begin`, in Unix seconds, until now, unless it was but a moment."""
+        end = time.time()
+        if self.main and end - begin >= MOMENT_S:
+            line = {"phase": phase, "step": self.step, "attempt": self.attempt, "begin": begin, "end": end}
+            append_jsonl(self.dir.phases, line)
 
     def training(self, reading: Reading, epoch: int) -> None:
         """Take the numbers of a step; write them at every log_interval steps and at the last one."""

@@ -117,7 +117,7 @@ def train(run: Mapping[str, object], log: RunLog, stop: dist.Stop, *, resume: st
         """Measure and log the validation loss, if that was not done; False when a stop cut it short."""
         if log.evaluated(step):
             return True
-        with optimizers.judged():
+        with log.phase("evaluation"), optimizers.judged():
             loss = validation.loss(compiled, lambda: stop.asked)
         if loss is None:
             return False
@@ -132,6 +132,7 @@ def train(run: Mapping[str, object], log: RunLog, stop: dist.Stop, *, resume: st
     timings = Timings(log.dir.timings(world.rank), config.log_interval)
     if ddp:
         ddp.register_comm_hook(None, lambda _, bucket: average_gradients(steps, bucket))  # no annotations: DDP's wish
+    log.phase_over("set-up", log.born)
     try:
         while log.step < config.max_iters:
             step = log.step
@@ -142,9 +143,10 @@ def train(run: Mapping[str, object], log: RunLog, stop: dist.Stop, *, resume: st
                 if evaluation_due and not evaluate(step):
                     break
                 if judge.due(step):
-                    with optimizers.judged():
+                    with log.phase("evaluation"), optimizers.judged():
                         judge.measure(step, raw, lambda: stop.asked)
-                keeper.save(*keeper.reasons())
+                with log.phase("checkpoint"):
+                    keeper.save(*keeper.reasons())
                 steps.restart()
 
             if config.dropout:
@@ -198,7 +200,8 @@ def train(run: Mapping[str, object], log: RunLog, stop: dist.Stop, *, resume: st
         world.barrier()
         return dist.EXIT_STOPPED
 
-    keeper.save(*keeper.reasons(finished=True), wait=True)
+    with log.phase("checkpoint"):
+        keeper.save(*keeper.reasons(finished=True), wait=True)
     best = min(log.val, key=lambda line: line["val/loss"])
     log.say(f"Final validation loss: {log.val[-1]['val/loss']:.4f} | ppl: {log.val[-1]['val/perplexity']:.2f}")
     log.say(f"Best validation loss: {best['val/loss']:.4f} (Iter {best['step']})")

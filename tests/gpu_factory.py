@@ -22,7 +22,7 @@ class FakeGpus:
     """What a recording is to look like: mean memory (MiB) and power (W) of each device, once a second.
 
     spread: population deviation of memory, exactly, over an even number of samples.
-    lost: device -> sample from which on nothing is known of it.
+    lost: device -> sample from which on nothing is known of it.  counter: whether it counts its joules.
     """
 
     memory: Sequence[float] = (12_800.0, 12_750.0, 12_825.0, 12_780.0)
@@ -33,6 +33,7 @@ class FakeGpus:
     name: str = "NVIDIA A10G"
     device_type: str = "nvidia"
     lost: Mapping[int, int] | None = None
+    counter: bool = False
 
     @property
     def simulated(self) -> bool:
@@ -58,6 +59,7 @@ class FakeGpus:
             power=self.power[index],
             temperature=None if cpu else 60.0 + index,
             sm_clock=None if cpu else 1695.0,
+            energy_j=number * (self.power[index] or 0.0) if self.counter else None,
         )
 
 
@@ -211,3 +213,13 @@ def write_timings(
             for line in range(lines)
         ]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_phases(run_dir: RunDir, *phases: tuple[str, float, float]) -> None:
+    """Write phases.jsonl: names with begin and end, in seconds since the recording began."""
+    run_dir.path.mkdir(parents=True, exist_ok=True)
+    lines = [
+        {"schema": 1, "phase": name, "step": 0, "begin": STARTED + begin, "end": STARTED + end}
+        for name, begin, end in phases
+    ]
+    run_dir.phases.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")

@@ -148,6 +148,7 @@ def test_neutral_symbols_are_places_intervals_limits_samples_and_the_monitor_onl
         *("GPU_MONITOR", "GPU_MONITOR_HZ"),
         *SYMBOLS.values(),
         *("GPT2_KEEP_CHECKPOINTS", "GPT2_KEEP_EVERY", "GPT2_SAVE_BEST", "GPT2_ASYNC_CHECKPOINT"),
+        *("ENERGY_PRICE", "CO2_FACTOR"),
         *("GPT2_LOG_INTERVAL", "GPT2_SAVE_CHECKPOINT", "GPT2_CHECKPOINT_INTERVAL", "GPT2_PEAK_TFLOPS"),
         *("GPT2_SAMPLE_INTERVAL", "GPT2_SAMPLE_PROMPT", "GPT2_SAMPLE_TOKENS", "GPT2_SAMPLE_TEMPERATURE"),
     }

@@ -33,11 +33,11 @@ from kmatrix.report.gpu_graphs import (
     load_balance,
     memory_by_device,
     memory_by_run,
-    memory_over_time,
 )
 from kmatrix.report.gpu_report import find_recorded, gpu_runs, read_folder, summarize
 from kmatrix.report.gpu_stream import read_stream
 from kmatrix.report.gpu_text import consolidated, gpu_sections, joules_text
+from kmatrix.report.gpu_timeline import memory_over_time
 from kmatrix.report.gpu_values import MOMENTS, DeviceNumbers, GpuNumbers, RunGpus, Spread, balance_of
 from kmatrix.report.spread import SpreadOf, TimelineOf
 from kmatrix.report.stragglers import read_ranks

@@ -16,6 +16,7 @@ from kmatrix.stats import (
     coefficient_of_variation,
     compare,
     critical_t,
+    cv_text,
     holm,
     mean,
     mean_interval,
@@ -213,3 +214,12 @@ def test_an_equal_shift_of_every_seed_is_seen(values, shift):
     a = dict(enumerate(values))
     b = {seed: loss + shift for seed, loss in a.items()}
     assert compare(a, b).word is Word.BETTER
+
+
+@pytest.mark.parametrize(
+    ("cv", "text"),
+    [(0.0, "0.0%"), (5.21, "5.2%"), (4.96, "4.96%"), (9.996, "9.996%"), (20.0, "20.0%"), (27.35, "27.4%")],
+)
+def test_a_cv_is_written_so_that_its_class_is_right(cv, text):
+    assert cv_text(cv) == text
+    assert balance_quality(float(cv_text(cv)[:-1])) == balance_quality(cv)

@@ -221,6 +221,14 @@ class Alert:
         )
 
 
+def alerts_of(status: Mapping[str, Any]) -> tuple[Alert, ...]:
+    """Return the alerts in a status.json; nothing where they are not there, or not as we write them."""
+    try:
+        return tuple(Alert.from_json(value) for value in status.get("alerts") or [])
+    except (KeyError, ValueError, TypeError):
+        return ()
+
+
 BELOW = frozenset({Kind.UTILIZATION, Kind.MFU, Kind.SPEED})  # what is told when it is too low
 
 

@@ -74,6 +74,12 @@ def coefficient_of_variation(values: Sequence[float]) -> float:
     return 100.0 * statistics.pstdev(values) / centre if centre else 0.0
 
 
+def cv_text(cv: float) -> str:
+    """Return a CV in percent: "5.2%", and with more decimals where one would put it into another class: "4.96%"."""
+    digits = next((d for d in (1, 2, 3) if balance_quality(float(f"{cv:.{d}f}")) == balance_quality(cv)), 6)
+    return f"{cv:.{digits}f}%"
+
+
 def balance_quality(cv: float) -> str:
     """Return the class of a coefficient of variation in percent: a bound belongs to the class above it."""
     for bound, quality in BALANCE:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kmatrix.alerts import Alert, Change, GpuState, State, Thresholds, Watch
+from kmatrix.alerts import Alert, Change, GpuState, State, Thresholds, Watch, alerts_of
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats import Recording, read_samples
 from kmatrix.gpu.top.events import Events
@@ -141,8 +141,8 @@ class GpuTail:
 def kept(run: RunDir) -> tuple[Alert, ...]:
     """Return the alerts in the status.json of a run; nothing where it has none."""
     try:
-        return tuple(Alert.from_json(value) for value in read_json(run.status).get("alerts") or [])
-    except (RecordError, KeyError, ValueError, TypeError):
+        return alerts_of(read_json(run.status))
+    except RecordError:
         return ()
 
 

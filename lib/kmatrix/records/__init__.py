@@ -86,6 +86,11 @@ class RunDir:
         return self.path / "samples.jsonl"
 
     @property
+    def phases(self) -> Path:
+        """When the run did not train: a line for each stretch, with phase, step, begin and end (Unix seconds)."""
+        return self.path / "phases.jsonl"
+
+    @property
     def training_metrics(self) -> Path:
         return self.path / "training_metrics.json"
 

@@ -82,7 +82,7 @@ def _axes(plan: Mapping[str, Any], runs: Sequence[RunNumbers]) -> dict[str, tupl
 
 
 def _with_gpu(folder: RunDir, run: RunNumbers) -> RunNumbers:
-    work = Work(tokens=run.tokens, seconds=run.seconds, device=run.device)
+    work = Work(tokens=run.tokens, seconds=run.seconds, device=run.device, mfu=run.mfu)
     return replace(run, gpu=read_gpu(folder, work))
 
 

@@ -42,6 +42,19 @@ def new_grid(
     return figure, axes
 
 
+def new_stack(name: str, title: str, *, strips: int, note: str = "") -> tuple[Figure, list[Axes]]:
+    """Return a figure with one large panel, and below it, where there are strips, one with so many rows."""
+    low = 0.5 + 0.3 * strips if strips else 0.0
+    figure = _blank(HEIGHT + low)
+    if strips:
+        axes = list(figure.subplots(2, 1, sharex=True, height_ratios=[HEIGHT - 1.5, low]))
+    else:
+        axes = [figure.subplots()]
+    axes[0].set_title(title, pad=26)
+    remark(axes[0], f"{name}{note}")
+    return figure, axes
+
+
 def remark(axes: Axes, text: str) -> None:
     """Write a quiet line above a panel."""
     place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}

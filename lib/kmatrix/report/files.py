@@ -135,6 +135,7 @@ def _run(run: RunNumbers) -> dict[str, Any]:
         "reused_from": run.reused_from or None,
         "attempts": [dict(attempt) for attempt in run.attempts],
         "gpu": gpu_object(run.gpu) if run.gpu else None,
+        "alerts": [alert.to_json() for alert in run.alerts],
         "val": _columns(run.val),
     }
 

@@ -10,7 +10,9 @@ from typing import Any
 from kmatrix.errors import RecordError, SchemaError
 from kmatrix.gpu.formats import Recording, read_samples
 from kmatrix.records import RunDir
+from kmatrix.report.energy import factors_of
 from kmatrix.report.gpu_values import CPU, MOMENTS, SIMULATED, DeviceNumbers, GpuNumbers, Moment, Spread
+from kmatrix.report.phases import read_phases
 from kmatrix.report.reading import finite, readable
 from kmatrix.report.stragglers import read_ranks
 
@@ -21,11 +23,12 @@ COVERED = 0.9  # share of a run's time that a recording must hold for joules and
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a run did, as far as its energy has to be put beside it. seconds: of the training."""
+    """What a run did, as far as its energy has to be put beside it. seconds: of the training.  mfu: 0 to 1."""
 
     tokens: int | None = None
     seconds: float | None = None
     device: str = ""
+    mfu: float | None = None
 
 
 def read_gpu(run_dir: RunDir, work: Work) -> GpuNumbers | None:
@@ -39,7 +42,11 @@ def read_gpu(run_dir: RunDir, work: Work) -> GpuNumbers | None:
         numbers = GpuNumbers(
             evidence="", device_type=CPU if work.device == CPU else "", devices=(), samples=0, seconds=None
         )
-    return None if numbers is None else _beside_tokens(replace(numbers, ranks=ranks), work)
+    if numbers is None:
+        return None
+    factors = factors_of(readable(run_dir.run_json))
+    numbers = replace(numbers, ranks=ranks, mfu=work.mfu, factors=factors, phases=read_phases(run_dir))
+    return _beside_tokens(numbers, work)
 
 
 def with_timeline(run_dir: RunDir, numbers: GpuNumbers) -> GpuNumbers:

@@ -28,7 +28,12 @@ def gpu_object(gpu: GpuNumbers) -> dict[str, Any]:
             "mean_power": gpu.mean_power,
             "joules": gpu.joules,
             "joules_per_token": gpu.joules_per_token,
+            "tokens_per_joule": gpu.tokens_per_joule,
+            "mfu": gpu.mfu,
+            **asdict(gpu.cost),
         },
+        "factors": asdict(gpu.factors),
+        "phases": _phases(gpu),
         "balance": {
             name: asdict(balance) if (balance := gpu.balance(quantity)) else None
             for name, quantity in (("memory", "memory_used"), ("utilization", "utilization"), ("power", "power"))
@@ -36,6 +41,12 @@ def gpu_object(gpu: GpuNumbers) -> dict[str, Any]:
         "ranks": _ranks(gpu.ranks) if gpu.ranks else None,
         "notes": list(gpu.notes),
     }
+
+
+def _phases(gpu: GpuNumbers) -> dict[str, Any]:
+    """Return seconds and joules of each kind of phase."""
+    kinds = dict.fromkeys(phase.name for phase in gpu.phases)
+    return {kind: {"seconds": gpu.phase_seconds(kind), "joules": gpu.phase_joules(kind)} for kind in kinds}
 
 
 def _device(device: DeviceNumbers) -> dict[str, Any]:

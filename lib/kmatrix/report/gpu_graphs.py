@@ -10,22 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kmatrix.report.canvas import MAX_ROWS, left_out, name_rows, new_figure, new_grid, row_font, save, tick
-from kmatrix.report.gpu_values import CPU, SIMULATED, GpuNumbers, RunGpus
-from kmatrix.report.ink import ALARM, DARK, LINES, MAX_LEGEND, QUIET, STYLE, colours_of, mixed, shortened
-from kmatrix.stats import BALANCE, mean
+from kmatrix.report.gpu_timeline import memory_over_time
+from kmatrix.report.gpu_values import CPU, GpuNumbers, RunGpus
+from kmatrix.report.ink import ALARM, DARK, LOST, QUIET, STYLE, colours_of, fate, shortened, simulated_mark
+from kmatrix.stats import BALANCE, cv_text, mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LOST = ("failed", "stopped", "skipped")
 GRIDS = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (2, 3), 6: (2, 3), 7: (2, 4), 8: (2, 4)}
 MAX_IN_PANEL = 12  # runs that one panel of a device shows
 MAX_DEVICES = 64
 BAND_COLOURS = {"Excellent": "#DCEFE2", "Good": "#EEF4D8", "Fair": "#FBEED5", "Poor": "#F8DEDC"}
 QUANTITIES = (("memory", "memory_used", "o"), ("utilization", "utilization", "s"), ("power", "power", "^"))
-TIME_UNITS = (("hours", 3600.0, 3 * 3600.0), ("minutes", 60.0, 180.0), ("seconds", 1.0, 0.0))  # from so many seconds
-Looks = dict[str, tuple[str, Any]]  # name of a run -> its colour and its kind of line
 
 
 def draw(name: str, runs: Sequence[RunGpus], folder: Path) -> tuple[list[Path], list[str]]:
@@ -69,7 +67,7 @@ def memory_by_run(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     if not known:
         return "the memory of no run is known"
     rows = known[:MAX_ROWS]
-    note = left_out(len(rows), len(known)) + _simulated(runs)
+    note = left_out(len(rows), len(known)) + simulated_mark(runs)
     figure, (axes,) = new_figure(name, "Memory of all GPUs of a run", rows=len(rows), note=note)
     colours = colours_of(run.optimizer for run in runs)
     axes.set_xlim(0, 1.5 * max(gpu.total_high or gpu.total_mean or 0.0 for _, gpu in rows) or 1.0)
@@ -93,7 +91,7 @@ def memory_by_device(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     labels = _labels([gpu for _, gpu in of_a_kind])
     shown = labels[:MAX_DEVICES]
     shape = grid(len(shown))
-    note = left_out(len(rows), len(of_a_kind)) + _simulated(runs)
+    note = left_out(len(rows), len(of_a_kind)) + simulated_mark(runs)
     note += f": the first {MAX_DEVICES} of {len(labels)} devices" if len(labels) > MAX_DEVICES else ""
     height = max(7.5, 1.4 + shape[0] * (0.75 + 0.24 * len(rows)))
     figure, panels = new_grid(name, f"Memory of each {rows[0][1].word}", shape, height, note=note)
@@ -115,7 +113,7 @@ def load_balance(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     if not known:
         return "no run has the memory of two devices or more"
     rows = known[:MAX_ROWS]
-    note = left_out(len(rows), len(known)) + _simulated(runs)
+    note = left_out(len(rows), len(known)) + simulated_mark(runs)
     figure, axes = new_figure(name, "Load balance", columns=2, rows=len(rows), note=note, ratios=(1.0, 1.0))
     colours = colours_of(run.optimizer for run in runs)
     _draw_bands(axes[1], max(_cvs(gpu) for _, gpu in rows))
@@ -134,32 +132,6 @@ def load_balance(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     return figure
 
 
-def memory_over_time(name: str, runs: Sequence[RunGpus]) -> Figure | str:
-    """Draw the memory of all devices of a run together, over the time of its recording."""
-    known = [(run, run.gpu) for run in runs if run.gpu and any(m.total is not None for m in run.gpu.timeline)]
-    if not known:
-        return "no recording has the memory over time"
-    longest = max(gpu.timeline[-1].seconds for _, gpu in known)
-    unit, size = next((unit, size) for unit, size, least in TIME_UNITS if longest >= least)
-    figure, (axes,) = new_figure(name, "Memory over time", note=_simulated(runs))
-    looks = _looks([run for run, _ in known])
-    for run, gpu in known:
-        moments = [(moment.seconds / size, moment.total) for moment in gpu.timeline]
-        x, y = [x for x, _ in moments], [math.nan if total is None else total for _, total in moments]
-        colour, line = looks[run.name]
-        axes.plot(x, y, color=colour, linestyle=line, linewidth=1.8)
-        last = max(at for at, value in enumerate(y) if not math.isnan(value))
-        if run.status in LOST:
-            axes.plot(x[last], y[last], "X", color=ALARM, markersize=9, zorder=6, clip_on=False)
-    axes.set_ylim(bottom=0)
-    axes.set_xlim(left=0)
-    axes.yaxis.set_major_formatter(tick)
-    axes.set_ylabel("memory used, MiB, of all devices of a run together")
-    axes.set_xlabel(f"time since the recording began ({unit}); each point is the mean of a stretch")
-    figure.legend(handles=_legend(known, looks), loc="outside lower left", ncols=2, handlelength=3.4)
-    return figure
-
-
 def _draw_memory(axes: Axes, y: int, run: RunGpus, gpu: GpuNumbers, *, colour: str, font: float) -> None:
     lost = run.status in LOST
     value, peak = gpu.total_mean or 0.0, gpu.total_high
@@ -171,7 +143,7 @@ def _draw_memory(axes: Axes, y: int, run: RunGpus, gpu: GpuNumbers, *, colour: s
     peak_text = "" if peak is None else f", peak {peak:,.0f}"
     words = f"{value:,.0f} MiB on {count} {gpu.word}{'s' if count > 1 else ''}{peak_text}"
     axes.annotate(
-        f"{words}  {_fate(run)}".rstrip(),
+        f"{words}  {fate(run)}".rstrip(),
         (max(value, peak or 0.0), y),
         xytext=(8, 0),
         textcoords="offset points",
@@ -271,49 +243,9 @@ def _draw_cvs(axes: Axes, y: int, gpu: GpuNumbers, colour: str, font: float) -> 
     axes.text(
         1.015,
         y,
-        f"{memory.cv:.1f}% {memory.quality}{hidden}",
+        f"{cv_text(memory.cv)} {memory.quality}{hidden}",
         transform=axes.get_yaxis_transform(),
         va="center",
         fontsize=font - 1,
         color=ALARM if hidden or memory.quality == "Poor" else DARK,
     )
-
-
-def _looks(runs: Sequence[RunGpus]) -> Looks:
-    """Return colour and line of each run: the colour is its optimizer's, shaded where that has several."""
-    looks: Looks = {}
-    for optimizer, colour in colours_of(run.optimizer for run in runs).items():
-        mine = [run.name for run in runs if run.optimizer == optimizer]
-        for place, name in enumerate(mine):
-            shade = 0.0 if len(mine) == 1 else -0.25 + 0.7 * place / (len(mine) - 1)
-            looks[name] = (mixed(colour, shade), LINES[place % len(LINES)])
-    return looks
-
-
-def _legend(known: Sequence[tuple[RunGpus, GpuNumbers]], looks: Looks) -> list[Any]:
-    """Return the lines of the legend: a run each, or with too many of them an optimizer each."""
-    from matplotlib.lines import Line2D
-
-    if len(known) <= MAX_LEGEND:
-        named = [(f"{shortened(run.name, 58)}{_fate(run)}", looks[run.name]) for run, _ in known]
-    else:
-        colours = colours_of(run.optimizer for run, _ in known)
-        optimizers = dict.fromkeys(run.optimizer for run, _ in known)
-        named = [(optimizer or "unknown", (colours[optimizer], "-")) for optimizer in optimizers]
-    handles = [Line2D([], [], color=colour, linestyle=line, label=text) for text, (colour, line) in named]
-    if any(run.status in LOST for run, _ in known):
-        handles.append(Line2D([], [], color=ALARM, marker="X", linestyle="", markersize=8, label="did not finish"))
-    return handles
-
-
-def _fate(run: RunGpus) -> str:
-    """Return what a reader must know beside the name of a run."""
-    marks = [SIMULATED[1:-1]] if run.gpu and run.gpu.simulated else []
-    marks += [run.status] if run.status not in ("", "finished") else []
-    return f" ({', '.join(marks)})" if marks else ""
-
-
-def _simulated(runs: Sequence[RunGpus]) -> str:
-    """Say when the numbers are of simulated GPUs: in the graph, for it travels without its report."""
-    some = [run.gpu.simulated for run in runs if run.gpu]
-    return "" if not any(some) else f"   {SIMULATED}" if all(some) else "   (some runs simulated)"

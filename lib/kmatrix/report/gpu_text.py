@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
+from kmatrix.report.energy import cost_parts
 from kmatrix.report.gpu_values import CPU, SIMULATED, Balance, DeviceNumbers, GpuNumbers, RunGpus, Spread
 from kmatrix.report.text import UNKNOWN, WIDTH, duration, section, table, wrap
-from kmatrix.stats import mean
+from kmatrix.stats import cv_text, mean
 
 MAX_DEVICES = 16  # of a run that the summary lists; of more, the lowest and the highest in memory
 MIB = "memory is in MiB, the same that nvidia-smi and the original project write as MB"
@@ -43,7 +44,7 @@ def consolidated(name: str, runs: Sequence[RunGpus]) -> str:
 
 def balance_text(balance: Balance | None, why: str = "n/a") -> str:
     """Return "CV = 0.2% (Excellent)"."""
-    return why if balance is None else f"CV = {balance.cv:.1f}% ({balance.quality})"
+    return why if balance is None else f"CV = {cv_text(balance.cv)} ({balance.quality})"
 
 
 def joules_text(joules: float | None) -> str:
@@ -64,8 +65,32 @@ def energy_line(gpu: GpuNumbers) -> str:
     if gpu.joules is None:
         return f"not known{power}"
     per_token = UNKNOWN if gpu.joules_per_token is None else f"{gpu.joules_per_token:.3g}"
+    back = "" if gpu.tokens_per_joule is None else f" ({gpu.tokens_per_joule:.3g} tokens/J)"
     source = f" ({SOURCES.get(gpu.energy_source, gpu.energy_source)})" if gpu.energy_source else ""
-    return f"{joules_text(gpu.joules)}, {per_token} J/token{power}{source}"
+    return f"{joules_text(gpu.joules)} = {gpu.cost.kwh:.3g} kWh, {per_token} J/token{back}{power}{source}"
+
+
+def cost_lines(gpu: GpuNumbers) -> Iterator[str]:
+    """Say what the energy and the hours cost, and where the energy went."""
+    if parts := list(cost_parts(gpu.cost, gpu.factors)):
+        yield f"Cost: {', '.join(parts)}"
+    kinds = list(dict.fromkeys(phase.name for phase in gpu.phases))
+    if kinds and gpu.seconds:
+        yield f"Time: {', '.join(_phase_text(gpu, kind) for kind in kinds)} of {duration(gpu.seconds)} recorded"
+
+
+def _phase_text(gpu: GpuNumbers, kind: str) -> str:
+    joules = gpu.phase_joules(kind)
+    return f"{kind} {duration(gpu.phase_seconds(kind))}" + ("" if joules is None else f" ({joules_text(joules)})")
+
+
+def busy_lines(gpu: GpuNumbers) -> Iterator[str]:
+    """Put MFU beside utilization: a GPU can be busy all the time and slow."""
+    if gpu.mfu is None or gpu.utilization is None or gpu.device_type == CPU:
+        return
+    yield (
+        f"Utilization {gpu.utilization:.1f}% of the time something ran, MFU {100 * gpu.mfu:.1f}% of the peak was used"
+    )
 
 
 SOURCES = {
@@ -173,6 +198,8 @@ def _facts(gpu: GpuNumbers) -> Iterator[str]:
             f"power: {balance_text(power)}"
         )
         yield f"Energy: {energy_line(gpu)}"
+        yield from cost_lines(gpu)
+        yield from busy_lines(gpu)
     for device in gpu.devices:
         yield from _troubles(gpu, device)
     yield from rank_lines(gpu)
@@ -205,6 +232,7 @@ def _breakdown(run: RunGpus, gpu: GpuNumbers) -> list[str]:
     for name, quantity in QUANTITIES[1:]:
         lines.append(f"    Balance of {name}: {balance_text(gpu.balance(quantity))}")
     lines.append(f"    Energy: {energy_line(gpu)}")
+    lines += [part for line in [*cost_lines(gpu), *busy_lines(gpu)] for part in _indented(line)]
     troubles = [text for device in gpu.devices for text in _troubles(gpu, device)]
     for line in [*rank_lines(gpu), *troubles, *(f"! {note}" for note in gpu.notes)]:
         lines += _indented(line)

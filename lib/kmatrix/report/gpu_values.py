@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from kmatrix.report.energy import Cost, Factors, cost_of
 from kmatrix.stats import balance_quality, coefficient_of_variation
 
 SIMULATED = "(simulated)"  # how the name of a simulated GPU ends
@@ -91,12 +92,26 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A stretch in which a run did not train. name: set-up, evaluation, checkpoint, ending.
+
+    begin, end: seconds since the recording began.  joules: of all devices in it, None where that is not known.
+    """
+
+    name: str
+    begin: float
+    end: float
+    joules: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuNumbers:
     """The devices of one run.
 
     evidence: the file that the numbers come from.  device_type: "nvidia", "amd" or "cpu".  hz: samples a second.
     final: whether the recorder came to its own end.  total_high: the greatest memory of all devices together, MiB.
     joules_per_token: None where the recording and the tokens are not of the same stretch.
+    mfu: of the training, 0 to 1.  factors: what energy and hours cost.  phases: what was no training, by time.
     notes: what a reader must know before using these numbers.
     """
 
@@ -114,6 +129,9 @@ class GpuNumbers:
     joules: float | None = None
     joules_per_token: float | None = None
     ranks: RankNumbers | None = None
+    mfu: float | None = None
+    factors: Factors = field(default_factory=Factors)
+    phases: tuple[Phase, ...] = ()
     notes: tuple[str, ...] = ()
     timeline: tuple[Moment, ...] = field(default=(), repr=False)
 
@@ -127,11 +145,35 @@ class GpuNumbers:
         """Of all devices together, W; None where one is unknown."""
         return _sum([device.power.mean if device.power else None for device in self.devices])
 
+    @property
+    def utilization(self) -> float | None:
+        """Mean over the devices, percent; None where none is known."""
+        known = [device.utilization.mean for device in self.devices if device.utilization]
+        return math.fsum(known) / len(known) if known else None
+
+    @property
+    def tokens_per_joule(self) -> float | None:
+        return 1.0 / self.joules_per_token if self.joules_per_token else None
+
+    @property
+    def cost(self) -> Cost:
+        """What the recorded stretch cost; GPU-hours are those of the GPUs recorded, none on the CPU."""
+        seconds = None if self.seconds is None or self.device_type == CPU else self.seconds * len(self.devices)
+        return cost_of(self.joules, seconds, self.factors)
+
     def balance(self, quantity: str) -> Balance | None:
         """Return how even "memory_used", "utilization" or "power" is; None with fewer than two known devices."""
         spreads = [getattr(device, quantity) for device in self.devices]
         known = [spread.mean for spread in spreads if isinstance(spread, Spread)]
         return balance_of(known) if len(known) == len(spreads) else None
+
+    def phase_seconds(self, name: str) -> float:
+        """Return how long all phases of a kind lasted."""
+        return math.fsum(phase.end - phase.begin for phase in self.phases if phase.name == name)
+
+    def phase_joules(self, name: str) -> float | None:
+        """Return what all phases of a kind used; None where one is not known."""
+        return _sum([phase.joules for phase in self.phases if phase.name == name])
 
     @property
     def hides_a_straggler(self) -> bool:

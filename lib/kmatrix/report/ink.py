@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from kmatrix.report.gpu_values import SIMULATED, RunGpus
 from kmatrix.report.values import GroupNumbers, MatrixNumbers
 
+LOST = ("failed", "stopped", "skipped")
 MAX_LEGEND = 12  # lines that a legend names; with more it names optimizers
 
 # After Okabe and Ito's palette, which people with any colour vision can tell apart; shades of two do not meet.
@@ -78,3 +80,16 @@ def shortened(name: str, limit: int) -> str:
         return name
     half = (limit - 1) // 2
     return f"{name[: limit - 1 - half]}…{name[-half:]}"
+
+
+def fate(run: RunGpus) -> str:
+    """Return what a reader must know beside the name of a run."""
+    marks = [SIMULATED[1:-1]] if run.gpu and run.gpu.simulated else []
+    marks += [run.status] if run.status not in ("", "finished") else []
+    return f" ({', '.join(marks)})" if marks else ""
+
+
+def simulated_mark(runs: Sequence[RunGpus]) -> str:
+    """Say when the numbers are of simulated GPUs: in the graph, for it travels without its report."""
+    some = [run.gpu.simulated for run in runs if run.gpu]
+    return "" if not any(some) else f"   {SIMULATED}" if all(some) else "   (some runs simulated)"

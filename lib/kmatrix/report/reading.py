@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kmatrix.alerts import alerts_of
 from kmatrix.errors import RecordError, SchemaError
 from kmatrix.records import MatrixDir, RunDir, RunRecord, Status, merged_metrics, read_json, read_run
 from kmatrix.report.settings import fields_of
@@ -88,6 +89,7 @@ def read_numbers(run_dir: RunDir, planned: Mapping[str, Any]) -> RunNumbers:
         asked=_asked(record.run),
         attempts=tuple(entry for entry in readable(run_dir.status).get("attempts") or [] if isinstance(entry, dict)),
         reused_from=str(record.run.get("reused_from") or ""),
+        alerts=alerts_of(readable(run_dir.status)),
         val=val,
         train=curve,
     )

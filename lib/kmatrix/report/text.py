@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
+from kmatrix.alerts import Alert, Severity
 from kmatrix.records import Status
 from kmatrix.report.analysis import short
 from kmatrix.report.values import (
@@ -55,6 +56,8 @@ def render_summary(
         blocks.append(section("Taken over", [*map(_reused, reused), "REUSE=n trains them again"]))
     if lost := [run for run in numbers.runs if run.status in (Status.FAILED, Status.STOPPED, Status.SKIPPED)]:
         blocks.append(section("Failed, stopped and skipped", [line for run in lost for line in _lost(run)]))
+    if any(run.alerts for run in numbers.runs):
+        blocks.append(section("Alerts", [line for run in numbers.runs for line in _alerts(run)]))
     if numbers.warnings:
         blocks.append(section("Warnings", [line for text in numbers.warnings for line in wrap(text, bullet="! ")]))
     if files:
@@ -332,6 +335,34 @@ def _lost(run: RunNumbers) -> Iterator[str]:
         yield f"    log: {run.log}"
     for line in run.log_tail[-TAIL_LINES:]:
         yield f"    | {line[: WIDTH - 6]}"
+
+
+def _alerts(run: RunNumbers) -> Iterator[str]:
+    """Say what a run was warned of while it went on, for how long, and what to do; the critical first."""
+    if not run.alerts:
+        return
+    yield run.name
+    alike: dict[tuple[str, str], list[Alert]] = {}
+    for alert in sorted(run.alerts, key=lambda alert: (alert.severity is Severity.WARNING, alert.since)):
+        alike.setdefault((alert.kind, alert.about), []).append(alert)
+    for alerts in alike.values():
+        mark = "! " if alerts[0].severity is Severity.CRITICAL else ""
+        for line in wrap(f"{mark}{_worst(alerts).text} ({_spans(alerts)}): {alerts[0].advice}", width=WIDTH - 4):
+            yield f"    {line}"
+
+
+def _worst(alerts: Sequence[Alert]) -> Alert:
+    """Return the one of these that lies farthest from its limit."""
+    return max(alerts, key=lambda alert: abs((alert.value or 0.0) - (alert.threshold or 0.0)))
+
+
+def _spans(alerts: Sequence[Alert]) -> str:
+    """Say when alerts of one kind held, and for how long in all."""
+    begun = f"from {datetime.fromtimestamp(alerts[0].since, UTC):%H:%M:%S} UTC"
+    if alerts[-1].until is None:
+        return f"{begun} to the end"
+    lasted = duration(sum(alert.until - alert.since for alert in alerts if alert.until is not None))
+    return f"{begun} for {lasted}" if len(alerts) == 1 else f"{len(alerts)} times {begun} on, {lasted} in all"
 
 
 def _progress(run: RunNumbers) -> str:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from kmatrix.alerts import Alert
 from kmatrix.records import Status
 from kmatrix.report.gpu_values import GpuNumbers
 from kmatrix.stats import Interval, Verdict, Word, mean, mean_interval, sample_deviation
@@ -46,7 +47,7 @@ class RunNumbers:
     evidence: the file that the numbers come from, below the matrix; "" where there are none.
     reused_from: the run of another matrix that it was taken over from, "" for one that was trained here.
     attempts: every execution, as status.json lists them.
-    gpu: what was recorded of its GPUs, or of its ranks on the CPU.
+    gpu: what was recorded of its GPUs, or of its ranks on the CPU.  alerts: what the run was warned of.
     sparsity: share of zeros that was counted in the matrices that are pruned; None where nothing is.
     settings: what decides how it is optimized, by the trainer's fields.  asked: those of them that are no default;
     None where that was not recorded.
@@ -98,6 +99,7 @@ class RunNumbers:
     reused_from: str = ""
     attempts: tuple[Mapping[str, Any], ...] = ()
     gpu: GpuNumbers | None = None
+    alerts: tuple[Alert, ...] = ()
     val: tuple[Point, ...] = field(default=(), repr=False)
     train: tuple[Point, ...] = field(default=(), repr=False)
 

@@ -24,6 +24,7 @@ from kmatrix.gpu.top.ink import (
     sparkline,
 )
 from kmatrix.gpu.top.values import UNITS, Metric, Row, View, balance, value_of
+from kmatrix.stats import cv_text
 
 GIB = 1024.0  # MiB
 HOT = 100.0  # C: the ceiling of temperatures
@@ -197,7 +198,7 @@ def _totals(view: View, width: int) -> list[Text]:
     words = [Text("balance", style="bold")]
     for metric in (Metric.MEMORY, Metric.UTILIZATION, Metric.POWER):
         even = balance(samples, metric)
-        text = "n/a" if even.cv is None else f"CV {even.cv:.1f}% {even.quality}"
+        text = "n/a" if even.cv is None else f"CV {cv_text(even.cv)} {even.quality}"
         words.append(_whole(f"{metric} {text}", "red" if even.quality == "Poor" else ""))
     return flow(parts, width, 3) + flow(words, width, 3)
 
