@@ -5,13 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
-from pathlib import Path
 
 from kmatrix.cli.arguments import Arguments
 from kmatrix.cli.session import shown
-from kmatrix.cli.targets import find_target
-from kmatrix.errors import ConfigError, LaunchError, RecordError
+from kmatrix.cli.targets import chosen_runs, find_target
+from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.records import MatrixDir, RunDir
 from kmatrix.records.checkpoints import AGES, Entry, Shelf, folder_of, sha256_of, size
 
@@ -34,7 +32,11 @@ def list_checkpoints(arguments: Arguments) -> int:
 
 def prune(arguments: Arguments) -> int:
     """Remove what is there only for being new, except the newest good one of each run."""
-    going = [(shelf, entry) for _, shelf in shelves(arguments) for entry in removable(shelf)]
+    found = list(shelves(arguments))
+    for matrix in {MatrixDir(run.path.parent) for run, _ in found}:
+        if matrix.is_held():
+            raise LaunchError(f"{shown(matrix.path)} runs: its checkpoints are in use", fix="wait for its end")
+    going = [(shelf, entry) for _, shelf in found for entry in removable(shelf)]
     if not going:
         print("nothing to remove")
         return 0
@@ -67,27 +69,10 @@ def whole(shelf: Shelf, entry: Entry) -> bool:
 
 def shelves(arguments: Arguments) -> Iterator[tuple[RunDir, Shelf]]:
     """Yield each run that RUN= names, all by default, with its checkpoints, if it has any."""
-    for run in runs(arguments):
+    for run in chosen_runs(find_target(arguments), arguments):
         shelf = Shelf(folder_of(run))
         if shelf.entries:
             yield run, shelf
-
-
-def runs(arguments: Arguments) -> list[RunDir]:
-    """Return the runs that are meant: RUN=<folder of a run>, or RUN=<name or pattern> in TARGET."""
-    wanted = arguments.get("RUN")
-    if wanted and RunDir(Path(wanted).expanduser()).run_json.is_file():
-        return [RunDir(Path(wanted).expanduser().resolve())]
-    matrix: MatrixDir = find_target(arguments)
-    there = matrix.runs()
-    chosen = [run for run in there if not wanted or fnmatchcase(run.name, wanted)]
-    if wanted and not chosen:
-        raise RecordError(
-            f"RUN={wanted} is no run of {matrix.name}",
-            why=f"it has {', '.join(run.name for run in there) or 'none'}",
-            fix="pass RUN=<one of these, or a pattern such as '*muon*'>",
-        )
-    return chosen
 
 
 def agreed(arguments: Arguments, question: str) -> bool:
