@@ -164,6 +164,10 @@ class FakeSource:
         self.asked.append(f"slow {device}")
         return Slow(power_limit=300.0, throttled=frozenset({"power cap"}) if device else frozenset())
 
+    def processes(self, device):
+        self.asked.append(f"processes {device}")
+        return ()
+
     def is_lost(self, device):
         return self.lost and device == 1
 
@@ -209,6 +213,7 @@ def test_what_costs_more_is_asked_once_a_second_and_a_lost_gpu_every_five(source
         monitor.read()
         source.pass_time(0.1)
     assert source.asked.count("slow 0") == pytest.approx(10, abs=1)
+    assert source.asked.count("processes 0") <= 2
     assert source.asked.count("recover 1") == pytest.approx(2, abs=1)
 
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from kmatrix.alerts import Alert, Kind, Severity
 from kmatrix.gpu.formats import GpuSample, Snapshot, aggregate
 from kmatrix.gpu.top.ink import ASCII, UNICODE, bar, chart, resample, seconds, sparkline
 from kmatrix.gpu.top.keys import NAMES, Keyboard, decode
@@ -33,6 +34,7 @@ rows = st.builds(
     Row,
     sample=samples,
     rank=st.none() | st.integers(0, 999),
+    run=st.text(max_size=30),
     throttle=st.none() | st.lists(st.sampled_from(["power cap", "heat (hardware)", "new\nkind", ""])).map(tuple),
     age=st.none() | st.floats(0, 1e9),
     history=st.dictionaries(st.sampled_from(list(Metric)), st.lists(floats, max_size=70).map(tuple)),
@@ -46,6 +48,19 @@ views = st.builds(
     clock=st.text(max_size=30),
     title=st.text(max_size=50),
     notices=st.lists(st.text(max_size=90), max_size=3).map(tuple),
+    alerts=st.lists(
+        st.builds(
+            Alert,
+            kind=st.sampled_from(Kind),
+            severity=st.sampled_from(Severity),
+            since=st.floats(0, 1e9),
+            about=st.text(max_size=20),
+            value=floats,
+            threshold=floats,
+            reason=st.text(max_size=40),
+        ),
+        max_size=6,
+    ).map(tuple),
     metric=st.sampled_from(Metric),
     selected=st.none() | st.integers(0, 300),
     large=st.booleans(),

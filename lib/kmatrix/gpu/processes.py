@@ -1,4 +1,4 @@
-"""Processes, by pid: whether one still lives, and whether one on a GPU is a part of the run."""
+"""Processes, by pid: whether one still lives, whether one on a GPU is a part of the run, and which rank it is."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from kmatrix.gpu.source import Process
 
 PROC = Path("/proc")
+TRAINER = "gpt2.train"  # what a rank runs; the folder of its run stands behind it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,26 @@ class Foreign:
     pid: int
     name: str | None
     memory_mib: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """A rank of a run. rank: None where its environment may not be read."""
+
+    run: str
+    rank: int | None
+
+
+def rank_of(pid: int) -> Rank | None:
+    """Return which rank of which run a process is, or its parent; None for any other, or one of another container."""
+    for one in (pid, _parent(pid)):
+        words = _texts(one, "cmdline") if one else []
+        if TRAINER in words[:-1]:
+            variables = dict(text.partition("=")[::2] for text in _texts(one, "environ"))
+            number = variables.get("RANK", "")
+            folder = words[words.index(TRAINER) + 1]
+            return Rank(run=Path(folder).name, rank=int(number) if number.isdecimal() else None)
+    return None
 
 
 class Watched:
@@ -90,3 +111,11 @@ def _name(pid: int) -> str | None:
         return (PROC / str(pid) / "comm").read_text(errors="replace").strip()
     except OSError:
         return None
+
+
+def _texts(pid: int | None, name: str) -> list[str]:
+    """Return the texts in a file of /proc/PID; [] where it may not be read."""
+    try:
+        return (PROC / str(pid) / name).read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    except OSError:
+        return []

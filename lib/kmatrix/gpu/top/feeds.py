@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
+from kmatrix.alerts import Alert, Thresholds
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats import Recording, read_samples
+from kmatrix.gpu.top import alarms
 from kmatrix.gpu.top.events import Events
-from kmatrix.gpu.top.values import SPAN_S, History, Moment
+from kmatrix.gpu.top.values import SPAN_S, History, Moment, Row
 from kmatrix.records import MatrixDir, RunDir, read_json
 
 MOST_A_MINUTE = 240  # snapshots of a recording that are read for its last minute
@@ -45,6 +48,9 @@ class Feed(Protocol):
     def press(self, key: str, /) -> bool:
         """Take a key; whether it meant something."""
 
+    def alerts(self, rows: Sequence[Row]) -> tuple[Alert, ...]:
+        """Return what is wrong at the moment that the screen shows."""
+
     def notices(self) -> tuple[str, ...]:
         """Return sentences that the user should read."""
 
@@ -58,6 +64,7 @@ class AttachedFeed:
 
     def __init__(self, path: Path) -> None:
         self._run = run_dir(path)
+        self._limits = alarms.limits_of(self._run)
         self.title = self._run.name
         self._recording = read_samples(self._run.gpu_samples)
         self.bucket_s, self.noun = bucket_s(self._recording), noun_of(self._recording)
@@ -90,6 +97,9 @@ class AttachedFeed:
     def press(self, _key: str, /) -> bool:
         return False
 
+    def alerts(self, rows: Sequence[Row]) -> tuple[Alert, ...]:
+        return _alerts(self._run, rows, self._limits, self.now())
+
     def notices(self) -> tuple[str, ...]:
         if self._moment is None:
             return ("the recorder has written no sample yet",)
@@ -114,6 +124,7 @@ class ReplayFeed:
 
     def __init__(self, path: Path, *, at: float | None = None, from_end: bool = False) -> None:
         self._run = run_dir(path)
+        self._limits = alarms.limits_of(self._run)
         self.title = self._run.name
         self._recording = read_samples(self._run.gpu_samples)
         if not len(self._recording):
@@ -164,6 +175,9 @@ class ReplayFeed:
             self.seek(self.offset + jumps[key])
         return key == "space" or key in jumps
 
+    def alerts(self, rows: Sequence[Row]) -> tuple[Alert, ...]:
+        return _alerts(self._run, rows, self._limits, self.now())
+
     def notices(self) -> tuple[str, ...]:
         return ()
 
@@ -175,6 +189,12 @@ class ReplayFeed:
         if not self._paused:
             self.offset = min(self.length, self.offset + now - self._last)
         self._last = now
+
+
+def _alerts(run: RunDir, rows: Sequence[Row], limits: Thresholds, now: float) -> tuple[Alert, ...]:
+    """Return what the runner told; of a recording without a runner, what the rules say."""
+    told = alarms.of_run(run, now)
+    return alarms.of_rows(rows, limits, now) if told is None else told
 
 
 def run_dir(path: Path) -> RunDir:

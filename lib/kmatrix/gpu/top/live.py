@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 
+from kmatrix.alerts import Alert
 from kmatrix.gpu import amd
 from kmatrix.gpu.formats import Snapshot
 from kmatrix.gpu.nvml import detect, open_source
+from kmatrix.gpu.processes import Rank, rank_of
 from kmatrix.gpu.source import WIDTH, Slow, Source, snapshot
+from kmatrix.gpu.top import alarms
 from kmatrix.gpu.top.feeds import clock
-from kmatrix.gpu.top.values import History, Moment
+from kmatrix.gpu.top.values import History, Moment, Row
 
+RANKS_S = 10.0  # between two looks at the processes of the GPUs: the expensive question
 SLOW_S = 1.0  # between two looks at limits and throttling, which cost more than the rest
 RECOVER_S = 5.0  # between two looks for a GPU that was lost
 
@@ -25,7 +30,8 @@ class GPUMonitor:
         self._source: Source | None = None
         self._values: list[float] = []
         self._slow: list[Slow] = []
-        self._slow_due = self._recover_due = 0.0
+        self._ranks: list[Rank | None] = []
+        self._slow_due = self._recover_due = self._ranks_due = 0.0
 
     def initialize(self) -> bool:
         """Open the driver; whether it knows of a GPU. A second call opens it anew."""
@@ -36,7 +42,7 @@ class GPUMonitor:
             return False
         self.gpu_count = len(self._source.devices)
         self._values = [math.nan] * (WIDTH * self.gpu_count)
-        self._slow_due = self._recover_due = 0.0
+        self._slow_due = self._recover_due = self._ranks_due = 0.0
         return True
 
     def read(self) -> Moment:
@@ -54,7 +60,11 @@ class GPUMonitor:
         if now >= self._slow_due:
             self._slow_due = now + SLOW_S
             self._slow = [source.slow(position) for position in range(self.gpu_count)]
+        if now >= self._ranks_due:
+            self._ranks_due = now + RANKS_S
+            self._ranks = [_rank_on(source, position) for position in range(self.gpu_count)]
         devices = source.devices
+        found = {device.gpu_index: rank for device, rank in zip(devices, self._ranks, strict=True) if rank}
         return Moment(
             snapshot=snapshot(devices, self._values, self._slow, time.time()),
             throttle={
@@ -62,6 +72,8 @@ class GPUMonitor:
                 for position, (device, slow) in enumerate(zip(devices, self._slow, strict=True))
                 if not source.is_lost(position)
             },
+            ranks={index: rank.rank for index, rank in found.items() if rank.rank is not None},
+            runs={index: rank.run for index, rank in found.items()},
         )
 
     def close(self) -> None:
@@ -70,6 +82,11 @@ class GPUMonitor:
         self.gpu_count, self._slow = 0, []
         if source is not None:
             source.close()
+
+
+def _rank_on(source: Source, position: int) -> Rank | None:
+    """Return the rank of a run that has this GPU, by its processes; None where none of them is one that is seen."""
+    return next((rank for process in source.processes(position) if (rank := rank_of(process.pid))), None)
 
 
 class LiveFeed:
@@ -97,6 +114,9 @@ class LiveFeed:
 
     def press(self, _key: str, /) -> bool:
         return False
+
+    def alerts(self, rows: Sequence[Row]) -> tuple[Alert, ...]:
+        return alarms.of_rows(rows, alarms.OF_A_MACHINE, self.now())
 
     def notices(self) -> tuple[str, ...]:
         return tuple(f"no GPU: {note}" for note in self._monitor.notes) if not self._monitor.gpu_count else ()

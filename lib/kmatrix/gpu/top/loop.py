@@ -84,8 +84,10 @@ class Session:
         notices = self.feed.notices()
         if self.stats is not None and self.stats.problem:
             notices = (*notices, self.stats.problem)
+        rows = () if self.moment is None else rows_of(self.moment, self.history, self.feed.now())
         return View(
-            rows=() if self.moment is None else rows_of(self.moment, self.history, self.feed.now()),
+            rows=rows,
+            alerts=self.feed.alerts(rows),
             mode=self.feed.mode,
             clock=self.feed.clock,
             title=self.feed.title,

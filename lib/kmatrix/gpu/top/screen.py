@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
+from kmatrix.alerts import Severity
 from kmatrix.gpu.formats import SIMULATED, aggregate
 from kmatrix.gpu.top.ink import (
     UNICODE,
@@ -30,6 +31,7 @@ GIB = 1024.0  # MiB
 HOT = 100.0  # C: the ceiling of temperatures
 KEYS = "q quit  up/down GPU  m metric  l large"
 REPLAY_KEYS = "space pause  left/right 10 s  [ ] 60 s  0 start  e end"
+MOST_ALERTS = 3  # lines
 LEAST_CHART = 4  # lines: a title and three of a chart
 CHART_WIDTH = 24  # columns: a chart is at least this wide where the terminal is
 LETTERS = {  # a sign for each reason of throttling
@@ -64,7 +66,7 @@ def render(view: View, *, width: int, height: int | None = None, signs: Glyphs =
     if width <= 0 or (height is not None and height <= 0):
         return []
     room = height if height is not None else len(view.rows) + 12
-    lines = _header(view, width)[: max(1, room - 2)]
+    lines = [*_header(view, width), *_alerts(view, width)][: max(1, room - 2)]
     least = 1 if room - len(lines) > 2 else 0  # of the totals: the GPUs come first
     foot = _totals(view, width)[: max(least, room - len(lines) - len(view.rows) - 1)]
     keys = _keys(view, width) if height is not None and room - len(lines) - len(foot) >= 4 else []
@@ -106,13 +108,16 @@ def columns_for(rows: Sequence[Row], width: int) -> list[tuple[Column, int]]:
 
 
 def _columns(rows: Sequence[Row]) -> tuple[Column, ...]:
-    """Return every column in the order of the screen; names are one where the GPUs differ in them."""
+    """Return every column in the order of the screen; names and runs are one where the GPUs differ in them."""
     digits = max((len(str(row.sample.gpu_index)) for row in rows), default=1)
     names = {row.sample.gpu_name for row in rows}
+    runs = _runs(rows)
+    run = Column(title="run", least=8, most=min(40, max(map(len, runs), default=0)), priority=8, text=_run)
     name = Column(title="name", least=12, most=min(40, max(map(len, names), default=0)), priority=9, text=_name)
     return (
         Column(title="GPU", least=max(3, digits), priority=0, text=_index),
         Column(title="rank", least=4, priority=6, text=_rank),
+        *([run] if len(runs) > 1 else []),
         *([name] if len(names) > 1 else []),
         Column(title="util", least=4, good=12, most=25, priority=1, text=_utilization),
         Column(title="mem GiB", least=11, good=18, most=32, priority=2, text=_memory),
@@ -131,8 +136,8 @@ def _header(view: View, width: int) -> list[Text]:
     if any(sample.simulated for sample in samples):
         parts.append(Text("SIMULATED", style="bold black on yellow"))
     parts.append(_whole(f"{view.mode} {view.clock}", "bold yellow" if view.mode == "paused" else "cyan"))
-    if view.title:
-        parts.append(_whole(view.title))
+    if titles := [view.title] if view.title else _runs(view.rows):
+        parts.append(_whole(", ".join(titles) if len(titles) < 3 else f"{len(titles)} runs"))
     names = {sample.gpu_name.removesuffix(SIMULATED).strip() for sample in samples}
     count = f"{len(samples)} {view.noun}" + ("" if len(samples) == 1 else "s")
     parts.append(_whole(f"{count} {names.pop()}" if len(names) == 1 else count))
@@ -140,6 +145,26 @@ def _header(view: View, width: int) -> list[Text]:
     for notice in view.notices:
         lines.append(_whole(notice, "yellow"))
         lines[-1].truncate(width)
+    return lines
+
+
+def _runs(rows: Sequence[Row]) -> list[str]:
+    """Return the runs that have these GPUs, each once."""
+    return list(dict.fromkeys(row.run for row in rows if row.run))
+
+
+def _alerts(view: View, width: int) -> list[Text]:
+    """Say what is wrong, the critical first, with what to do where there is room; of many, how many more there are."""
+    lines = []
+    for alert in view.alerts[:MOST_ALERTS]:
+        text = f"! {alert.text}"
+        advice = f" ({alert.advice})"
+        text += advice if cell_len(text + advice) <= width else ""
+        lines.append(_whole(text, "bold red" if alert.severity is Severity.CRITICAL else "yellow"))
+    if more := len(view.alerts) - MOST_ALERTS:
+        lines += [_whole(f"! and {more} more", "yellow")] if more > 0 else []
+    for line in lines:
+        line.truncate(width)
     return lines
 
 
@@ -265,6 +290,10 @@ def _index(row: Row, width: int, _signs: Glyphs) -> Text:
 
 def _rank(row: Row, width: int, _signs: Glyphs) -> Text:
     return cell(number(row.rank), width, right=True)
+
+
+def _run(row: Row, width: int, _signs: Glyphs) -> Text:
+    return cell(row.run or "-", width)
 
 
 def _name(row: Row, width: int, _signs: Glyphs) -> Text:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import attrgetter
 
+from kmatrix.alerts import Alert
 from kmatrix.gpu.formats import GpuSample, Snapshot
 from kmatrix.stats import balance_quality, coefficient_of_variation
 
@@ -55,11 +56,13 @@ class Moment:
     """All GPUs at one moment, and what is known about them besides.
 
     throttle: GPU index -> reasons in force; a GPU that is absent does not say.  ranks: GPU index -> rank.
+    runs: GPU index -> name of the run that has it.
     """
 
     snapshot: Snapshot
     throttle: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     ranks: Mapping[int, int] = field(default_factory=dict)
+    runs: Mapping[int, str] = field(default_factory=dict)
 
     def of(self, gpus: frozenset[int] | None) -> Moment:
         """Return the moment with these GPU indices alone; None: all."""
@@ -79,6 +82,7 @@ class Row:
 
     sample: GpuSample
     rank: int | None = None
+    run: str = ""
     throttle: tuple[str, ...] | None = None
     age: float | None = None
     history: Mapping[Metric, tuple[float | None, ...]] = field(default_factory=dict)
@@ -90,6 +94,7 @@ class View:
 
     mode: "live", "attached", "replay", "paused".  clock: what stands for the time.  noun: what a row stands for,
     "GPU" or "rank".  selected: a GPU index.  large: whether the charts of `metric` take the place of the table.
+    alerts: what is wrong now, the critical first.
     """
 
     rows: tuple[Row, ...]
@@ -101,6 +106,7 @@ class View:
     metric: Metric = Metric.UTILIZATION
     selected: int | None = None
     large: bool = False
+    alerts: tuple[Alert, ...] = ()
 
     @property
     def position(self) -> int:
@@ -204,6 +210,7 @@ def rows_of(moment: Moment, history: History, now: float) -> tuple[Row, ...]:
         Row(
             sample=sample,
             rank=moment.ranks.get(sample.gpu_index),
+            run=moment.runs.get(sample.gpu_index, ""),
             throttle=moment.throttle.get(sample.gpu_index),
             age=history.age(sample.gpu_index, now),
             history={metric: history.series(sample.gpu_index, metric, now) for metric in Metric},
