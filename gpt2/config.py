@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from types import NoneType
 from typing import Any, Self, get_args, get_type_hints
 
@@ -19,7 +19,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "device": ("cuda", "cpu"),
     "dtype": ("fp32", "bf16"),
     "ddp_backend": ("nccl", "gloo"),
+    "nan_policy": ("stop", "skip", "rollback"),
+    "spike_policy": ("record", "skip", "rollback"),
+    "oom_policy": ("fail", "halve"),
 }
+MAY_BE_NONE = ("ddp_backend", "spike_policy")
 VOCAB = {"gpt2": GPT2_VOCAB, "byte": BYTE_VOCAB}
 AT_LEAST_ONE = (
     *("n_layer", "n_head", "n_embd", "block_size", "vocab_multiple", "vocab_size", "batch_size"),
@@ -34,6 +38,10 @@ class TrainConfig:
 
     batch_size, global_batch: sequences.  block_size: tokens.  num_gpus: ranks.
     peak_tflops: dense peak of one device in TFLOP/s; None: from the table by the device's name.
+    max_time: seconds.  max_cost: dollars.  gpu_hour_price: dollars for a GPU and hour; budget_price: the same, where
+    max_cost needs it.  max_tokens, max_epochs, tokens_per_param: max_iters holds what follows from them.
+    early_stopping_patience, bad_steps_limit: evaluations, steps.  early_stopping_min_delta: nats.  spike_window: steps.
+    stall_factor: times the usual time.  stall_floor: seconds.  profile: "i:j", steps i to j - 1, or "".
     The fields without a symbol of their own stand last: they follow from others.
     """
 
@@ -118,6 +126,24 @@ class TrainConfig:
     compile: bool
     cpu_threads: int
     peak_tflops: float | None
+    max_time: float | None
+    max_cost: float | None
+    gpu_hour_price: float | None
+    budget_price: float | None
+    max_tokens: float | None
+    max_epochs: float | None
+    tokens_per_param: float | None
+    early_stopping_patience: int
+    early_stopping_min_delta: float | None
+    nan_policy: str
+    spike_zscore: float
+    spike_window: int | None
+    spike_policy: str | None
+    bad_steps_limit: int | None
+    oom_policy: str
+    stall_factor: float
+    stall_floor: int
+    profile: str
     vocab_size: int
     global_batch: int
     data_sha256: str
@@ -126,7 +152,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name, known in CHOICES.items():
             value = getattr(self, name)
-            if value not in known and not (name == "ddp_backend" and value is None):
+            if value not in known and not (name in MAY_BE_NONE and value is None):
                 raise refused(name, value, f"known are {', '.join(known)}")
         for name in AT_LEAST_ONE:
             if getattr(self, name) < 1:
@@ -154,6 +180,13 @@ class TrainConfig:
             raise refused("num_gpus", self.num_gpus, "more than one rank needs use_ddp and a ddp_backend")
         if self.warmup_fraction is not None and abs(self.warmup_fraction * self.max_iters - self.warmup_steps) > 1:
             raise refused("warmup_steps", self.warmup_steps, f"warmup_fraction is {self.warmup_fraction}")
+
+    def with_micro_batch(self, micro_batch: int) -> Self:
+        """Return the same training in other micro-batches: the accumulation follows, and the global batch stays."""
+        sequences = self.global_batch // self.num_gpus
+        if micro_batch < 1 or sequences % micro_batch:
+            raise refused("--micro-batch", micro_batch, f"it does not divide the {sequences} sequences of a rank")
+        return replace(self, batch_size=micro_batch, gradient_accumulation=sequences // micro_batch)
 
     @property
     def shape(self) -> ModelShape:
@@ -208,3 +241,13 @@ def typed(name: str, value: Any, hint: Any) -> Any:
 def refused(name: str, value: object, why: str) -> ConfigError:
     """Return the error of a field that cannot be put in force."""
     return ConfigError(f"train.{name} is {value!r}", why=why, fix="plan the matrix again")
+
+
+def changes(asked: TrainConfig, used: TrainConfig, why: str) -> list[dict[str, Any]]:
+    """Return the fields that differ from what was asked, as run_used.json lists them in `adjusted`."""
+    before, after = asked.to_json(), used.to_json()
+    return [
+        {"field": name, "from": before[name], "to": after[name], "why": why}
+        for name in before
+        if before[name] != after[name]
+    ]

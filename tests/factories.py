@@ -57,6 +57,8 @@ def train_fields(data_path: Path, data_sha256: str, checkpoint_dir: Path, **over
         **{"dtype": "fp32", "tf32": True, "flash_attention": True, "compile": False, "cpu_threads": 1},
         **{"recompute": False, "loss_chunk": 0, "hellaswag": "", "sample_interval": 0},
         **{"vocab_size": VOCAB_SIZE},
+        **{"early_stopping_patience": 0, "nan_policy": "stop", "spike_zscore": 0.0, "oom_policy": "halve"},
+        **{"stall_factor": 10.0, "stall_floor": 300, "profile": ""},
         **overrides,
     }
     product = fields["batch_size"] * fields["gradient_accumulation"] * fields["num_gpus"]

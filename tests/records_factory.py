@@ -32,6 +32,7 @@ class FakeRun:
     reason: str | None = None
     kind: str | None = None
     stop_at: int | None = None
+    ended_by: str | None = None
     steps: int = 100
     eval_interval: int = 10
     log_interval: int = 5
@@ -217,6 +218,7 @@ def result(run: FakeRun, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "status": run.status,
         "kind": run.kind,
         "reason": run.reason,
+        "ended_by": run.ended_by,
         "step": lines[-1]["step"],
         "tokens": lines[-1]["tokens"],
         "initial_val_loss": val[0][1],

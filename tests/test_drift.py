@@ -64,7 +64,7 @@ def test_the_type_of_a_field_is_that_of_its_symbol():
     kinds = {kc.BOOL: "bool", kc.INT: "int"}
     for name in (name for name in SETTINGS if name.startswith("GPT2_")):
         text = "str" if name in TREE.choices else kinds.get(TREE.kconf.syms[name].orig_type, "str")
-        text = "float" if name in TREE.floats else text
+        text = "float" if name in TREE.floats or name in TREE.durations else text
         assert fields()[name.removeprefix("GPT2_").lower()].split(" | ")[0] == text, name
 
 
@@ -77,7 +77,7 @@ def test_every_value_of_a_choice_is_known_to_the_trainer():
 
 def test_every_field_is_read_by_the_trainer_or_resolved_for_it():
     trainer = [path for path in (ROOT / "gpt2").rglob("*.py") if path.name != "config.py"]
-    read = attributes([*trainer, ROOT / "lib" / "kmatrix" / "config.py"])
+    read = attributes([*trainer, *(ROOT / "lib" / "kmatrix" / name for name in ("config.py", "length.py"))])
     own = re.findall(r"self\.(\w+)", (ROOT / "gpt2" / "config.py").read_text(encoding="utf-8"))
 
     unread = set(fields()) - read - set(own)
@@ -127,7 +127,11 @@ def test_a_forbid_symbol_has_a_reason():
 
 def test_every_axis_symbol_sweeps_a_setting_and_optimizers_all_can_be_swept():
     names = {symbol.name for symbol in TREE.symbols}
-    swept = {name.removeprefix("MATRIX_") for name in names if name.startswith("MATRIX_")} - {"COUPLED", "EXCLUDE"}
+    swept = {name.removeprefix("MATRIX_") for name in names if name.startswith("MATRIX_")} - {
+        "COUPLED",
+        "EXCLUDE",
+        "EQUAL",
+    }
 
     assert swept <= names
     for axis in {TREE.axis_of(TREE.kconf.syms[name]) for name in swept} & set(TREE.choices):
@@ -149,6 +153,7 @@ def test_neutral_symbols_are_places_intervals_limits_samples_and_the_monitor_onl
         *SYMBOLS.values(),
         *("GPT2_KEEP_CHECKPOINTS", "GPT2_KEEP_EVERY", "GPT2_SAVE_BEST", "GPT2_ASYNC_CHECKPOINT"),
         *("ENERGY_PRICE", "CO2_FACTOR"),
+        *("GPT2_GPU_HOUR_PRICE", "GPT2_STALL_FACTOR", "GPT2_STALL_FLOOR", "GPT2_PROFILE"),
         *("GPT2_LOG_INTERVAL", "GPT2_SAVE_CHECKPOINT", "GPT2_CHECKPOINT_INTERVAL", "GPT2_PEAK_TFLOPS"),
         *("GPT2_SAMPLE_INTERVAL", "GPT2_SAMPLE_PROMPT", "GPT2_SAMPLE_TOKENS", "GPT2_SAMPLE_TEMPERATURE"),
     }

@@ -266,7 +266,7 @@ def test_line_ends_of_windows_a_missing_last_one_and_comments_are_no_mistakes(tm
 
 
 OVERRIDES = [
-    ("MAX_ITER=500", ["unknown name MAX_ITER", "did you mean MAX_ITERS?"]),
+    ("MAX_ITER=500", ["unknown name MAX_ITER", "did you mean MAX_ITERS"]),
     ("MAX_ITERS=", [NUMBER]),
     ("MAX_ITERS=5,", [NUMBER]),
     ("MAX_ITERS=5,5", ["5 stands twice"]),

@@ -12,6 +12,7 @@ from kmatrix.errors import RecordError
 from kmatrix.launch.lock import held
 from kmatrix.records import MatrixDir, Status, write_json
 from kmatrix.report import analyse, find_matrix
+from kmatrix.report.text import render_summary
 from kmatrix.stats import Word
 
 ADAMW, MUON = [3.2811, 3.2834, 3.2802], [3.2715, 3.2741, 3.2702]
@@ -350,3 +351,21 @@ def test_a_run_outside_the_plan_is_there_too(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun()])
     make_run(matrix, FakeRun(optimizer="muon"))
     assert [run.name for run in analyse(matrix).runs] == ["gpt2_adamw_1cpu", "gpt2_muon_1cpu"]
+
+
+def test_a_run_that_a_budget_ended_counts_and_is_named_with_its_share_of_the_schedule(tmp_path):
+    runs = [FakeRun(stop_at=40, ended_by="time"), FakeRun(optimizer="muon", ended_by="max_iters")]
+    numbers = analyse(make_matrix(tmp_path, runs))
+    assert [run.counts for run in numbers.runs] == [True, True]
+    assert numbers.runs[0].ended_by == "time"
+    (said,) = [text for text in numbers.warnings if "learning rate schedule" in text]
+    assert said.endswith(": gpt2_adamw_1cpu (time, 40 %)")
+
+
+def test_what_the_runs_were_promised_to_have_in_common_is_in_the_head_of_the_report(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun()])
+    plan = json.loads(matrix.matrix_json.read_text())
+    write_json(matrix.matrix_json, {**plan, "equal": "tokens: 1,000 tokens, to a step"})
+    numbers = analyse(matrix)
+    assert numbers.equal == "tokens: 1,000 tokens, to a step"
+    assert "Equal     tokens: 1,000 tokens, to a step" in render_summary(numbers)

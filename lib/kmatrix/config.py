@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kmatrix.alerts import Thresholds
 from kmatrix.errors import ConfigError
+from kmatrix.length import length
 from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, ModelShape, by_depth
 
 PREFIX = "GPT2_"
@@ -53,12 +54,15 @@ def read(symbols: Mapping[str, Any]) -> Config:
 class RunConfig:
     """One run's configuration with everything resolved that does not depend on the data or the machine.
 
-    fields: the trainer's, by their names.  global_batch: sequences.
+    fields: the trainer's, by their names.  global_batch: sequences.  asked_iters: steps as asked, 0 for none.
+    bound: the field that decides how long the run is.
     """
 
     fields: Mapping[str, Any]
     shape: ModelShape
     global_batch: int
+    asked_iters: int
+    bound: str
 
     @property
     def ranks(self) -> int:
@@ -69,16 +73,18 @@ class RunConfig:
         return str(self.fields["device"])
 
     @property
-    def steps(self) -> int:
-        return int(self.fields["max_iters"])
+    def steps(self) -> int | None:
+        """None until the data are known, in a run that epochs alone bound."""
+        steps = self.fields["max_iters"]
+        return None if steps is None else int(steps)
 
     @property
     def tokens_per_step(self) -> int:
         return self.global_batch * self.shape.block_size
 
     @property
-    def tokens(self) -> int:
-        return self.steps * self.tokens_per_step
+    def tokens(self) -> int | None:
+        return None if self.steps is None else self.steps * self.tokens_per_step
 
 
 def read_run(symbols: Mapping[str, Any]) -> RunConfig:
@@ -97,6 +103,9 @@ def read_run(symbols: Mapping[str, Any]) -> RunConfig:
     )
     accumulation = _accumulation(symbols, fields)
     global_batch = fields["batch_size"] * accumulation * fields["num_gpus"]
+    asked_iters = fields["max_iters"]
+    bounded = length(fields, params=shape.params, tokens_per_step=global_batch * shape.block_size)
+    fields["max_iters"] = bounded.steps
     fields.update(
         n_layer=layers,
         n_head=heads,
@@ -108,7 +117,18 @@ def read_run(symbols: Mapping[str, Any]) -> RunConfig:
         warmup_steps=_warmup(fields),
         ddp_backend=_backend(fields),
     )
-    return RunConfig(fields=fields, shape=shape, global_batch=global_batch)
+    return RunConfig(
+        fields=fields, shape=shape, global_batch=global_batch, asked_iters=asked_iters, bound=bounded.bound
+    )
+
+
+def with_data(run: RunConfig, train_tokens: int) -> RunConfig:
+    """Return a run's configuration once its data are known: epochs are steps now. train_tokens: of the data."""
+    fields = {**run.fields, "max_iters": run.asked_iters}
+    bounded = length(fields, params=run.shape.params, tokens_per_step=run.tokens_per_step, train_tokens=train_tokens)
+    fields["max_iters"] = bounded.steps
+    fields["warmup_steps"] = _warmup(fields)
+    return replace(run, fields=fields, bound=bounded.bound)
 
 
 def cpu_threads(asked: int, *, device: str, cores: int, ranks: int) -> int:
@@ -190,8 +210,45 @@ def shards_need_a_folder(value: Values) -> str | None:
     return None
 
 
+def length_is_bounded(value: Values) -> str | None:
+    """MAX_ITERS=0 leaves the length to tokens or epochs."""
+    if value("GPT2_MAX_ITERS") == "0" and not any(
+        value(name) for name in ("GPT2_MAX_TOKENS", "GPT2_MAX_EPOCHS", "GPT2_TOKENS_PER_PARAM")
+    ):
+        return "MAX_ITERS=0 needs MAX_TOKENS, MAX_EPOCHS or TOKENS_PER_PARAM"
+    return None
+
+
+def money_needs_a_price(value: Values) -> str | None:
+    """A money budget is time only with a price above 0."""
+    if value("GPT2_MAX_COST") and float(value("GPT2_GPU_HOUR_PRICE") or 0) == 0:
+        return "MAX_COST needs a GPU_HOUR_PRICE above 0"
+    return None
+
+
+def rollback_needs_checkpoints(value: Values) -> str | None:
+    """There is nothing to go back to without periodic checkpoints."""
+    rollback = "rollback" in (value("GPT2_NAN_POLICY"), value("GPT2_SPIKE_POLICY"))
+    if rollback and value("GPT2_CHECKPOINT_INTERVAL") == "0":
+        return "a rollback needs periodic checkpoints: CHECKPOINT_INTERVAL above 0"
+    return None
+
+
+def profile_is_a_span(value: Values) -> str | None:
+    """The profiled steps are i:j with i below j."""
+    text = value("GPT2_PROFILE")
+    first, _, last = (text or "0:1").partition(":")
+    if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+        return f"PROFILE={text} is no span of steps: i:j with i below j"
+    return None
+
+
 RULES = (
     global_batch_divides,
+    length_is_bounded,
+    money_needs_a_price,
+    rollback_needs_checkpoints,
+    profile_is_a_span,
     heads_divide_width,
     least_rate_is_least,
     nesterov_needs_momentum,
@@ -228,7 +285,10 @@ def _least_rate(fields: Mapping[str, Any]) -> float:
     return float(fields["min_lr"]) if fields["min_lr"] is not None else peak / 10
 
 
-def _warmup(fields: Mapping[str, Any]) -> int:
+def _warmup(fields: Mapping[str, Any]) -> int | None:
+    """Return the steps of warm-up; None where they are a share of steps that are not known yet."""
+    if fields["warmup_fraction"] is not None and fields["max_iters"] is None:
+        return None
     if fields["warmup_fraction"] is not None:
         return round(float(fields["warmup_fraction"]) * int(fields["max_iters"]))
     return int(fields["warmup_steps"])

@@ -33,24 +33,25 @@ SOAP_WIDEST = 10_000  # a side above this has no preconditioner
 class Forecast:
     """What is known of a run before it starts.
 
-    params: all, without padding.  tokens: of the whole run.  flops: of the whole run.
+    params: all, without padding.  tokens, flops: of the whole run, None where the data decide its length.
     state_mib: MiB of weights, gradients and optimizer states on each rank, None where the optimizer's states are not
     known; activations come on top.
     """
 
     params: int
-    tokens: int
-    flops: float
+    tokens: int | None
+    flops: float | None
     state_mib: float | None
 
 
-def forecast(shape: ModelShape, fields: Mapping[str, Any], *, tokens: int) -> Forecast:
+def forecast(shape: ModelShape, fields: Mapping[str, Any], *, tokens: int | None) -> Forecast:
     """Return what a run will compute and the least memory that it needs. fields: the trainer's, by their names."""
     kept = states(shape, fields)
     if kept is not None:
         kept += masks(shape, fields)
     mib = None if kept is None else BYTES * (2 * shape.params + kept) / 2**20
-    return Forecast(params=shape.params, tokens=tokens, flops=shape.flops_per_token * tokens, state_mib=mib)
+    flops = None if tokens is None else shape.flops_per_token * tokens
+    return Forecast(params=shape.params, tokens=tokens, flops=flops, state_mib=mib)
 
 
 def states(shape: ModelShape, fields: Mapping[str, Any]) -> float | None:
@@ -87,7 +88,7 @@ def _squares(shape: ModelShape) -> int:
 def warnings(fields: Mapping[str, Any]) -> list[str]:
     """Return what is legal and probably not meant."""
     found = []
-    warmup, steps = int(fields["warmup_steps"]), int(fields["max_iters"])
-    if warmup > MOST_WARMUP * steps:
+    warmup, steps = fields["warmup_steps"], fields["max_iters"]
+    if warmup is not None and steps is not None and warmup > MOST_WARMUP * steps:
         found.append(f"warm-up takes {warmup} of {steps} steps: pass WARMUP_FRACTION=0.1, or the run compares warm-ups")
     return found

@@ -21,11 +21,15 @@ from kmatrix.matrix import Matrix, Point, Run, expand, plan_axes, settle
 from kmatrix.matrix.axes import Axes
 
 DEVICE, GPUS, BACKEND, DDP = "GPT2_DEVICE", "GPT2_NUM_GPUS", "GPT2_DDP_BACKEND", "GPT2_USE_DDP"
+EQUAL = "MATRIX_EQUAL"
 
 
 @dataclass(slots=True)
 class Plan:
-    """An expanded matrix, and what is needed to resolve each of its runs. gpus: those that may be used."""
+    """An expanded matrix, and what is needed to resolve each of its runs.
+
+    gpus: those that may be used.  equal: what the runs are promised to have in common (MATRIX_EQUAL).
+    """
 
     tree: Tree
     base: list[Assignment]
@@ -34,6 +38,7 @@ class Plan:
     gpus: tuple[Gpu, ...]
     notes: tuple[str, ...]
     path: Path
+    equal: str
 
     def symbols(self, run: Run) -> dict[str, Any]:
         """Return a run's typed values in force. They stay in force in the tree until the next call."""
@@ -64,7 +69,8 @@ def make_plan(arguments: Arguments, *, one: bool = False, path: Path | None = No
     base, axes = _resolve(tree, base, axes, len(gpus))
     matrix = expand(tree, base, axes, RULES)
     symbols = {name: tree.typed(name, tree.value(name)) for name in tree.names()}
-    return Plan(tree, base, matrix, read(symbols), gpus, notes, path)
+    equal = "any" if one else next((item.value for item in base if item.name == EQUAL), "any")
+    return Plan(tree, base, matrix, read(symbols), gpus, notes, path, equal)
 
 
 def _without_matrix(base: list[Assignment], asked: Mapping[str, Sequence[Assignment]]) -> list[Assignment]:

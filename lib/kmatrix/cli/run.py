@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from kmatrix.cli.again import yes
@@ -11,11 +12,12 @@ from kmatrix.cli.arguments import Arguments
 from kmatrix.cli.execution import detach, execute, monitor, need_torch
 from kmatrix.cli.planning import Plan, make_plan
 from kmatrix.cli.session import ROOT, open_tree, overrides, shown
-from kmatrix.config import RunConfig
+from kmatrix.config import RunConfig, with_data
+from kmatrix.equal import held_equal
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.launch.create import Creation, RunText, check_place, create
 from kmatrix.launch.judging import check_judging
-from kmatrix.launch.prepare import prepare_data
+from kmatrix.launch.prepare import Dataset, Key, key, prepare_data
 from kmatrix.launch.reopen import reopen, too_few_gpus
 from kmatrix.matrix import Run, settle
 from kmatrix.plan import forecast, warnings
@@ -28,12 +30,15 @@ QUICKSTART = "gpt2-cpu-quick"
 def dry_run(arguments: Arguments) -> int:
     """Print the axes, a line for each run, and a line for each reason for which cells are cut."""
     plan = make_plan(arguments)
+    configs = {run.name: plan.run_config(run) for run in plan.matrix.runs}
+    equal = held_equal(plan.equal, configs)
     print(_axes_line(plan))
     said: dict[str, None] = {}
     for run in plan.matrix.runs:
-        config = plan.run_config(run)
-        print(_run_line(run, config))
-        said.update(dict.fromkeys(warnings(config.fields)))
+        print(_run_line(run, configs[run.name]))
+        said.update(dict.fromkeys(warnings(configs[run.name].fields)))
+    if equal:
+        print(f"equal {equal}")
     for cut in plan.matrix.cuts:
         print(f"cut {cut.count}: {cut.reason}")
     for note in (*plan.matrix.notes, *plan.notes):
@@ -80,6 +85,7 @@ def _run_matrix(arguments: Arguments, plan: Plan) -> int:
     for note in (*plan.matrix.notes, *plan.notes):
         print(f"note: {note}")
     configs = {run.name: plan.run_config(run) for run in plan.matrix.runs}
+    held_equal(plan.equal, configs)
     skipped = _skipped(plan, configs)
     for text in dict.fromkeys(text for config in configs.values() for text in warnings(config.fields)):
         print(f"warning: {text}")
@@ -115,11 +121,14 @@ def _creation(arguments: Arguments, plan: Plan, configs: dict[str, RunConfig], s
     going = [config.fields for name, config in configs.items() if name not in skipped]
     data_dir = _below_root(plan.config.data_dir)
     check_judging(going, data_dir)
+    data = prepare_data(Path(sys.executable), ROOT, data_dir, going)
+    configs = {name: _with_data(config, data) for name, config in configs.items()}
     return Creation(
         plan=plan.matrix,
         configs=configs,
+        equal=held_equal(plan.equal, configs),
         texts=_texts(plan),
-        data=prepare_data(Path(sys.executable), ROOT, data_dir, going),
+        data=data,
         data_dir=data_dir,
         skipped=skipped,
         gpus=plan.gpus,
@@ -131,6 +140,12 @@ def _creation(arguments: Arguments, plan: Plan, configs: dict[str, RunConfig], s
         command=" ".join(["kmatrix", arguments.target, *arguments.all_words]),
         overrides=tuple(arguments.words),
     )
+
+
+def _with_data(config: RunConfig, data: Mapping[Key, Dataset]) -> RunConfig:
+    """Return a run's configuration with its epochs as steps; a skipped run may have no data."""
+    there = data.get(key(config.fields))
+    return with_data(config, there.train_tokens) if there else config
 
 
 def _several(count: int, word: str) -> str:
@@ -183,15 +198,25 @@ def _run_line(run: Run, config: RunConfig) -> str:
     where = "cpu" if config.device == "cpu" else "gpu"
     return (
         f"run {run.run_id} {run.name}  {' '.join(axes)}  {config.ranks} {where}{'s' if config.ranks > 1 else ''}, "
-        f"global batch {config.global_batch} sequences, {_count(known.tokens)} tokens, "
-        f"{_count(known.params)} parameters, {_count(known.flops)}FLOP{memory}"
+        f"global batch {config.global_batch} sequences, {_length(config)}, {_count(known.params)} parameters"
+        f"{f', {_count(known.flops)}FLOP' if known.flops is not None else ''}{memory}"
     )
+
+
+def _length(config: RunConfig) -> str:
+    """Say how long a run is, and what decides it where that is not the number of steps."""
+    if config.tokens is None:
+        return f"{config.fields['max_epochs']:g} epochs of its data"
+    by = "" if config.bound == "max_iters" else f" in {config.steps} steps ({config.bound.upper()})"
+    time = config.fields["max_time"], config.fields["max_cost"]
+    most = [f"{text} at the most" for text in (time[0] and f"{time[0]:g} s", time[1] and f"${time[1]:g}") if text]
+    return ", ".join([f"{_count(config.tokens)} tokens{by}", *most])
 
 
 def _count(number: float) -> str:
     """A number with three digits and a letter for its thousands."""
     for letter in ("", "k", "M", "G", "T", "P", "E"):
-        if number < 1000:
+        if number < 999.5:  # what rounds to 1000 is written with the next letter
             return f"{number:.3g}{letter}"
         number /= 1000
     return f"{number:.3g}Z"

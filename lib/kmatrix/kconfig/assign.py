@@ -24,7 +24,13 @@ ALIASES = {
     "ITERS": "GPT2_MAX_ITERS",
     "LR": "GPT2_LEARNING_RATE",
     "MICRO_BATCH": "GPT2_BATCH_SIZE",
+    "TIME": "GPT2_MAX_TIME",
+    "TRAINING_HOURS": "GPT2_MAX_TIME",
+    "COST": "GPT2_MAX_COST",
+    "TOKENS": "GPT2_MAX_TOKENS",
+    "EPOCHS": "GPT2_MAX_EPOCHS",
 }
+UNITS = {"TRAINING_HOURS": "h"}  # what a name says of its values: TRAINING_HOURS=2.5 is MAX_TIME=2.5h
 
 
 def read_assignments(tree: Tree, path: Path) -> list[Assignment]:
@@ -79,6 +85,7 @@ def parse_override(tree: Tree, name: str, text: str) -> tuple[str, list[Assignme
             raise ConfigError(where, why=f"{axis} is a member of {choice}: only y can be said of one alone")
         return choice, [Assignment(axis, "y", where)]
     values = text.split(",") if _may_be_list(tree, axis) else [text]
+    values = [value + UNITS.get(name, "") for value in values]
     return axis, points(tree, axis, values, where)
 
 
@@ -166,7 +173,7 @@ def _may_be_list(tree: Tree, axis: str) -> bool:
         return True
     if axis.startswith("MATRIX"):  # its own lists are strings; the rest cannot be swept
         return False
-    return symbol.orig_type != kc.STRING or axis in tree.floats or axis in tree.oneofs
+    return symbol.orig_type != kc.STRING or axis in tree.floats or axis in tree.oneofs or axis in tree.durations
 
 
 def _read_line(tree: Tree, line: str, where: str) -> Assignment | None:

@@ -11,6 +11,7 @@ from typing import Any
 import kconfiglib as kc
 
 from kmatrix.errors import ConfigError
+from kmatrix.kconfig import duration
 from kmatrix.kconfig.tree import BOOLS, MATRIX, NOT_AN_AXIS, Tree, help_text, tidy
 
 WHOLE = re.compile(r"0|-?[1-9][0-9]*")
@@ -58,12 +59,16 @@ def check_text(tree: Tree, symbol: Any, text: str, where: str) -> None:
         _check_float(tree, name, text, what)
     if name in tree.oneofs and text not in tree.oneofs[name]:
         raise ConfigError(what, why=f"it is one of {', '.join(tree.oneofs[name])}")
+    if name in tree.durations and text and duration.seconds(text) is None:
+        raise ConfigError(what, why=duration.KNOWN_FORMS)
     if name.startswith(MATRIX) and name not in NOT_AN_AXIS and kind == kc.STRING:
         _check_list(tree, name, text, where)
 
 
 def same_as(tree: Tree, name: str, text: str) -> str:
-    """Return one spelling for all that mean the same value: 1e-3 and 0.001 are one number."""
+    """Return one spelling for all that mean the same value: 1e-3 and 0.001 are one number, 90 and 1m30s one time."""
+    if text and name in tree.durations:
+        return str(duration.seconds(text))
     return same_number(text) if text and name in tree.floats else text
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import kconfiglib as kc
 
 from kmatrix.errors import ConfigError
-from kmatrix.kconfig import markers
+from kmatrix.kconfig import duration, markers
 
 BOOLS = (kc.BOOL, kc.TRISTATE)
 MATRIX = "MATRIX_"
 FORBID = "FORBID_"
-NOT_AN_AXIS = ("MATRIX_COUPLED", "MATRIX_EXCLUDE")
+NOT_AN_AXIS = ("MATRIX_COUPLED", "MATRIX_EXCLUDE", "MATRIX_EQUAL")
 HEADER = "# kmatrix configuration: made by make, edited by make menuconfig. Every line is in force.\n"
 
 Symbol = Any  # kconfiglib has no types
@@ -30,6 +30,7 @@ class Tree:
     """Every symbol of the Kconfig files, with what the markers say of it.
 
     floats: symbol -> (lowest, highest, may be empty).  oneofs: symbol -> allowed texts.
+    durations: symbols that hold a length of time, or nothing.
     neutral: symbols that cannot change a result.  labels: what a symbol is called in a run's name.
     choices: axis name (the members' common prefix) -> choice.
     """
@@ -37,6 +38,7 @@ class Tree:
     kconf: Any
     floats: dict[str, tuple[float, float, bool]] = field(default_factory=dict)
     oneofs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    durations: set[str] = field(default_factory=set)
     neutral: set[str] = field(default_factory=set)
     labels: dict[str, str] = field(default_factory=dict)
     choices: dict[str, Choice] = field(default_factory=dict)
@@ -96,11 +98,13 @@ class Tree:
         return {name: text for name, text in found.items() if text is not None}
 
     def typed(self, name: str, text: str | None) -> object:
-        """Return a text as the value that it stands for: bool, int, float or str; None where it does not apply."""
+        """Return a text as the value that it stands for: bool, int, float, str; None for nothing. Times: seconds."""
         if text is None or name in self.choices:
             return text
         if name in self.floats:
             return float(text) if text else None
+        if name in self.durations:
+            return duration.seconds(text)
         kind = self.kconf.syms[name].orig_type
         if kind in BOOLS:
             return text == "y"
@@ -149,12 +153,14 @@ class Tree:
             self._mark(owner, marker, where)
 
     def _mark(self, symbol: Symbol, marker: markers.Marker, where: str) -> None:
-        if marker.name in ("float", "oneof") and symbol.orig_type != kc.STRING:
+        if marker.name in ("float", "oneof", "duration") and symbol.orig_type != kc.STRING:
             raise ConfigError(f"{where}: $({marker.name}) belongs to a string, and {symbol.name} is none")
         if marker.name == "float":
             self.floats[symbol.name] = _bounds(marker, where)
         elif marker.name == "oneof":
             self.oneofs[symbol.name] = marker.args
+        elif marker.name == "duration":
+            self.durations.add(symbol.name)
         elif marker.name == "neutral":
             self.neutral.add(symbol.name)
         else:

@@ -38,6 +38,7 @@ class Creation:
     """All that a matrix directory is made from.
 
     gpus: those that runs may use.  checkpoint_dir: None to keep checkpoints in each run's directory.
+    equal: what all runs have in common, in words, or "".
     """
 
     plan: Matrix
@@ -54,6 +55,7 @@ class Creation:
     config_text: str
     command: str
     overrides: tuple[str, ...]
+    equal: str = ""
 
 
 def create(made_from: Creation) -> MatrixDir:
@@ -106,6 +108,7 @@ def _matrix_json(matrix: MatrixDir, made_from: Creation, origin: Mapping[str, An
             for axis in made_from.plan.axes
         ],
         "overrides": list(made_from.overrides),
+        "equal": made_from.equal,
         "runs": [{"name": run.name, "run_id": run.run_id, "axes": dict(run.axes)} for run in made_from.plan.runs],
         "cuts": [{"count": cut.count, "reason": cut.reason} for cut in made_from.plan.cuts],
         "notes": list(made_from.plan.notes),

@@ -13,6 +13,7 @@ from kmatrix.kconfig.assign import point as assignment_of
 from kmatrix.kconfig.assign import points as assignments_of
 from kmatrix.kconfig.assign import resolve_name
 from kmatrix.kconfig.strict import same_number, split_list
+from kmatrix.kconfig.tree import NOT_AN_AXIS
 
 MATRIX = "MATRIX_"
 COUPLED, EXCLUDE = "MATRIX_COUPLED", "MATRIX_EXCLUDE"
@@ -141,7 +142,7 @@ def _declared_axes(tree: Tree, declared: Mapping[str, Assignment]) -> dict[str, 
     points: dict[str, list[Point]] = {}
     for symbol in tree.symbols:
         item = declared.get(symbol.name)
-        if item is None or symbol.name in (COUPLED, EXCLUDE):
+        if item is None or symbol.name in NOT_AN_AXIS:
             continue
         swept = tree.symbol(symbol.name[len(MATRIX) :], item.where)
         axis = tree.axis_of(swept)

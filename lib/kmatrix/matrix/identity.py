@@ -46,7 +46,7 @@ class Identity:
         text = self.tree.value(name)
         if text is None:
             return ""
-        return f"{name}={same_as(self.tree, name, text) if name in self.tree.floats else text}\n"
+        return f"{name}={same_as(self.tree, name, text)}\n"
 
 
 def _dependents(tree: Tree, axes: Iterable[str]) -> set[str]:

@@ -143,6 +143,19 @@ class RunDir:
         """How long one rank computed: step, steps, compute_ms, step_ms; means over the steps since the line before."""
         return self.rank(rank) / "timings.jsonl"
 
+    def rank_state(self, rank: int) -> Path:
+        """Where one rank was a second ago: attempt, pid, host, time, step, work, place, age_s, spent_s."""
+        return self.rank(rank) / "state.json"
+
+    def rank_stacks(self, rank: int) -> Path:
+        """The stacks of one rank's threads, where it stood still."""
+        return self.rank(rank) / "stacks.txt"
+
+    @property
+    def profile(self) -> Path:
+        """A Chrome trace of some steps of rank 0."""
+        return self.path / "profile.json"
+
     def rank_error(self, rank: int) -> Path:
         """Why a rank other than 0 failed: rank, attempt, time, kind and reason."""
         return self.rank(rank) / "error.json"
@@ -277,9 +290,12 @@ def merged_metrics(path: Path) -> list[dict[str, Any]]:
     return [steps[step] for step in sorted(steps)]
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` so that a reader sees the old file or the new one, never half of one."""
-    write_text(path, json.dumps({"schema": SCHEMA, **value}, indent=2) + "\n")
+def write_json(path: Path, value: Mapping[str, Any], *, durable: bool = True) -> None:
+    """Write `value` so that a reader sees the old file or the new one, never half of one.
+
+    durable: wait until the disk has it. Not worth it for what is old after a second.
+    """
+    write_bytes(path, (json.dumps({"schema": SCHEMA, **value}, indent=2) + "\n").encode(), durable=durable)
 
 
 def write_json_array(path: Path, values: list[Any]) -> None:
@@ -292,15 +308,16 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file aside, flush it to the disk, and put it in place in one step."""
+def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Write a file aside, flush it to the disk where it is to be durable, and put it in place in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with partial.open("wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

@@ -61,6 +61,7 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
         ended=status.get("ended"),
         command=str(plan.get("command") or ""),
         overrides=tuple(str(text) for text in plan.get("overrides") or []),
+        equal=str(plan.get("equal") or ""),
         provenance=plan.get("provenance") or {},
         axes=_axes(plan, runs),
         cuts=tuple((int(cut["count"]), str(cut["reason"])) for cut in plan.get("cuts") or []),
@@ -275,6 +276,9 @@ def _warnings(runs: Sequence[RunNumbers]) -> Iterable[str]:
     slow = [run.name for run in runs if (run.warmup_share or 0) > WARMUP_LIMIT]
     if slow:
         yield f"warm-up is more than a quarter of the run (WARMUP_FRACTION follows its length): {_named(slow)}"
+    early = [_early(run) for run in runs if run.counts and run.ended_by not in (None, "max_iters")]
+    if early:
+        yield f"ended before their steps were done, at a share of their learning rate schedule: {_named(early)}"
     trained = [run for run in runs if run.status is not Status.SKIPPED]
     tokens = sorted({run.planned_tokens for run in trained if run.planned_tokens is not None})
     if len(tokens) > 1:
@@ -291,6 +295,12 @@ def _warnings(runs: Sequence[RunNumbers]) -> Iterable[str]:
     for run in runs:
         for change in run.adjusted:
             yield f"{run.name} was trained with {change}"
+
+
+def _early(run: RunNumbers) -> str:
+    """Return a run that a budget ended, with what it ended by and where."""
+    share = "" if not run.max_iters or run.steps is None else f", {100 * run.steps / run.max_iters:.0f} %"
+    return f"{run.name} ({str(run.ended_by).replace('_', ' ')}{share})"
 
 
 def _never_fell(run: RunNumbers) -> bool:

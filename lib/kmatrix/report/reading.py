@@ -78,6 +78,7 @@ def read_numbers(run_dir: RunDir, planned: Mapping[str, Any]) -> RunNumbers:
         peak_memory_mib=finite(facts, "peak_memory_mib"),
         params=_whole(facts, "params"),
         ended=finite(facts, "ended"),
+        ended_by=str(facts["ended_by"]) if facts.get("ended_by") else None,
         evidence=_evidence(record, result),
         log=f"{run_dir.name}/{run_dir.output_log.name}" if run_dir.output_log.exists() else "",
         log_tail=_log_tail(run_dir) if record.status is Status.FAILED else (),

@@ -119,6 +119,7 @@ def _header_fields(numbers: MatrixNumbers) -> Iterator[tuple[str, str]]:
     yield "Software", _software(numbers)
     yield "Command", numbers.command
     yield "Overrides", " ".join(numbers.overrides)
+    yield "Equal", numbers.equal
     yield "Model", _models(numbers)
     yield "Data", ", ".join(dict.fromkeys(short(run.data_sha256) for run in numbers.runs if run.data_sha256))
     yield "Axes", "; ".join(f"{label} {' '.join(values)}" for label, values in numbers.axes.items())

@@ -43,6 +43,7 @@ class RunNumbers:
     final_val_loss: of a run that is not finished, the last that was measured; last_val_step says where.
     steps: updates done.  tokens: seen in training.  seconds: of the whole training.  step_ms: median.
     mfu: 0 to 1.  peak_memory_mib: the greatest of the ranks.  device: "gpu" or "cpu".
+    ended_by: what a finished run ended by: max_iters, time, cost or early_stopping.
     planned_tokens: those of the whole run.  warmup_share: warm-up steps / steps of the run.
     evidence: the file that the numbers come from, below the matrix; "" where there are none.
     reused_from: the run of another matrix that it was taken over from, "" for one that was trained here.
@@ -87,6 +88,7 @@ class RunNumbers:
     peak_memory_mib: float | None = None
     params: int | None = None
     ended: float | None = None
+    ended_by: str | None = None
     evidence: str = ""
     log: str = ""
     log_tail: tuple[str, ...] = ()
@@ -232,7 +234,7 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixNumbers:
-    """Everything that the files of a matrix say. created, ended: Unix seconds."""
+    """Everything that the files of a matrix say. created, ended: Unix seconds.  equal: what all runs have in common."""
 
     name: str
     path: Path
@@ -241,6 +243,7 @@ class MatrixNumbers:
     ended: float | None
     command: str
     overrides: tuple[str, ...]
+    equal: str
     provenance: Mapping[str, Any]
     axes: Mapping[str, tuple[str, ...]]
     cuts: tuple[tuple[int, str], ...]
