@@ -13,16 +13,15 @@ from gpt2.log import RunLog
 from kmatrix.errors import DataError, KmatrixError
 from kmatrix.records import read_json, write_json
 
-
-class NotFiniteError(Exception):
-    """The training is lost: a loss or a gradient is nan or infinite. The text says which, and at which step."""
+MEMORY_WORDS = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # of errors without a type
 
 
 def kind_of(error: BaseException) -> str:
     """Return the kind of a failure as result.json names it."""
     if isinstance(error, DataError):
         return "data"
-    memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+    memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    memory = memory or (isinstance(error, RuntimeError) and any(words in str(error) for words in MEMORY_WORDS))
     return "oom" if memory else "error"
 
 
@@ -31,6 +30,14 @@ def last_line(error: BaseException) -> str:
     if isinstance(error, KmatrixError):
         return f"{error.what}: {error.why}" if error.why else error.what
     return "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
+
+
+def in_words(error: BaseException, log: RunLog) -> str:
+    """Return the failure in one line, with what it hung on where that is known."""
+    line = last_line(error)
+    if kind_of(error) != "oom" or log.config is None:
+        return line
+    return f"out of memory with micro-batches of {log.config.batch_size}: {line}"
 
 
 def record(log: RunLog, rank: int, kind: str, reason: str) -> None:
@@ -61,3 +68,13 @@ def give_up(log: RunLog, rank: int, name: str) -> NoReturn:
     else:
         record(log, rank, "error", f"{name} came, and step {log.step} did not end")
     dist.leave(dist.EXIT_FAILED if rank else dist.EXIT_STOPPED)
+
+
+def stalled(log: RunLog, rank: int, reason: str) -> NoReturn:
+    """End a run that stands still. Rank 0 writes the result; another rank does what it can where rank 0 does not."""
+    if rank == 0:
+        log.event(log.step, "stall", f"{reason}; the stacks of all ranks are in {log.dir.path / 'ranks'}")
+        log.end("failed", "stall", reason)
+    else:
+        record(log, rank, "stall", reason)
+    dist.leave(dist.EXIT_FAILED)

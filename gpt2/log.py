@@ -8,7 +8,7 @@ import resource
 import statistics
 import time
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,23 +47,34 @@ class RunLog:
         self.peak: float | None = None
         self.bytes_per_token: float | None = None  # of the validation targets
         self.hellaswag_score: Score | None = None  # the newest
+        self.spent: Callable[[], float] = lambda: self.elapsed_s  # seconds that were paid for, lost work included
         self.train: list[dict[str, Any]] = []  # what was written of training and of validation
         self.val: list[dict[str, Any]] = []
         if main:
             for path in (run_dir.metrics, run_dir.events):
                 end_torn_line(path)
 
-    def begin(self, config: TrainConfig, world: World, params: int, pruner: Pruner | None = None) -> None:
-        """Say what is used, in run_used.json: the fields of run.json, and what differs from them."""
+    def begin(
+        self,
+        config: TrainConfig,
+        world: World,
+        params: int,
+        pruner: Pruner | None = None,
+        changed: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Say what is used, in run_used.json: the fields of run.json, and what differs from them.
+
+        changed: fields that are not as asked, each with field, from, to, why.
+        """
         self.config, self.world, self.params, self.pruner = config, world, params, pruner
         self.peak = config.peak_tflops or peak_tflops(world.device_name, config.dtype, tf32=config.tf32)
         if not self.main:
             return
-        used, adjusted = config.to_json(), []
+        used, adjusted = config.to_json(), list(changed)
         if self.peak != config.peak_tflops:
             used["peak_tflops"] = self.peak
             why = f"the table's peak of {world.device_name}"
-            adjusted = [{"field": "peak_tflops", "from": config.peak_tflops, "to": self.peak, "why": why}]
+            adjusted.append({"field": "peak_tflops", "from": config.peak_tflops, "to": self.peak, "why": why})
         devices = [world.device_name] * world.size
         if world.device.type == "cuda":
             devices = [torch.cuda.get_device_name(index) for index in range(world.size)]
@@ -193,6 +204,12 @@ class RunLog:
             prompt, answer = (json.dumps(text[name], ensure_ascii=False) for name in ("prompt", "text"))
             self.say(f"Iter {step} | Sample of {prompt}: {answer}")
 
+    def _dollars(self) -> float | None:
+        """Return what the run has cost so far, None where no price is known."""
+        if self.config is None or self.config.gpu_hour_price is None:
+            return None
+        return self.config.gpu_hour_price * self.config.num_gpus * self.spent() / 3600
+
     def _speed(self, seconds: float) -> tuple[float, float | None]:
         """Return tokens per second, and MFU where the peak is known, of steps that take `seconds`."""
         assert self.config
@@ -255,6 +272,9 @@ class RunLog:
                 "mfu": used,
                 "step_ms": 1e3 * statistics.median(steady) if steady else None,
                 "seconds": self.elapsed_s,
+                "spent_s": self.spent(),
+                "dollars": self._dollars(),
+                "schedule_share": self.step / config.max_iters if config else None,
                 "attempt_seconds": time.perf_counter() - self.started,
                 "peak_memory_mib": peak_memory_mib(world) if world else None,
                 "world_size": world.size if world else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ class Reading:
     """One step, the same on every rank.
 
     loss: mean over the micro-batches of all ranks.  norm: of the gradients before clipping.
-    stop: some rank was asked to stop.  seconds: how long the step took.
+    stop: some rank was asked to stop.  enough: rank 0 says that the budget is up.  seconds: how long the step took.
     compute_s: how long this rank itself computed, before it waited for the gradients of others. It alone differs.
     """
 
@@ -32,13 +31,7 @@ class Reading:
     stop: bool
     seconds: float
     compute_s: float
-
-    @property
-    def not_finite(self) -> str:
-        """What went wrong in this step, or "". A rank's nan or inf survives every mean over ranks."""
-        if not math.isfinite(self.loss):
-            return f"loss is {self.loss} at step {self.step}"
-        return "" if math.isfinite(self.norm) else f"gradient norm is {self.norm} at step {self.step}"
+    enough: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +40,7 @@ class Posted:
 
     step: int
     lr: float
-    values: torch.Tensor  # (3,) loss, norm, stop: sums over the ranks once they are here
+    values: torch.Tensor  # (4,) loss, norm, stop, enough: sums over the ranks once they are here
     work: torch.distributed.Work | None
     start: Mark
     computed: Mark
@@ -75,15 +68,27 @@ class Steps:
         """Begin to count time here: what came before was no step."""
         self._mark = self._now()
 
-    def post(self, step: int, *, lr: float, loss: torch.Tensor, norm: torch.Tensor, stop: bool) -> Reading | None:
-        """Send the numbers of a step off, and return those of the step before, if they were not read yet."""
-        values = torch.stack([loss.double(), norm.double(), self._yes if stop else self._no])
+    def look(self, loss: torch.Tensor, norm: torch.Tensor) -> tuple[float, float]:
+        """Wait for the loss and the norm of a step, before its update: the same numbers on every rank."""
+        sums = self.world.sum(torch.stack([loss.double(), norm.double()]))
+        mean_loss, mean_norm = (sums / self.world.size).tolist()
+        return mean_loss, mean_norm
+
+    def post(
+        self, step: int, *, lr: float, loss: torch.Tensor, norm: torch.Tensor, stop: bool, enough: bool = False
+    ) -> Reading | None:
+        """Send the numbers of a step off, and return those of the step before, if they were not read yet.
+
+        enough: the budget is up; rank 0's word counts, the others say nothing.
+        """
+        flags = [self._yes if flag else self._no for flag in (stop, enough)]
+        values = torch.stack([loss.double(), norm.double(), *flags])
         work = torch.distributed.all_reduce(values, async_op=True) if self.world.size > 1 else None
         if self.world.device.type == "cuda" and self.world.backend != "gloo":
             if work:
                 work.wait()  # makes the GPU's stream wait, not this process
                 work = None
-            values = torch.empty(3, dtype=torch.float64, pin_memory=True).copy_(values, non_blocking=True)
+            values = torch.empty(4, dtype=torch.float64, pin_memory=True).copy_(values, non_blocking=True)
         end = self._now()
         posted = Posted(step=step, lr=lr, values=values, work=work, start=self._mark, computed=self._computed, end=end)
         previous, self._mark = self.drain(), end
@@ -98,7 +103,7 @@ class Steps:
         if posted.work:
             posted.work.wait()
         seconds, compute_s = between(posted.start, posted.end), between(posted.start, posted.computed)
-        loss, norm, stop = posted.values.tolist()
+        loss, norm, stop, enough = posted.values.tolist()
         size = self.world.size
         return Reading(
             step=posted.step,
@@ -106,6 +111,7 @@ class Steps:
             loss=loss / size,
             norm=norm / size,
             stop=stop > 0,
+            enough=enough > 0,
             seconds=seconds,
             compute_s=compute_s,
         )

@@ -1,9 +1,10 @@
 """The trainer with one fault put in from outside: the program that tests hand to torchrun.
 
 FAULT="<kind>:<rank>:<step>" in the environment says what happens in which rank at which step:
-nan (that rank's loss), raise (an error), signal (SIGTERM to that rank alone), hang (the rank
-never comes back), slow (60 ms more in each step of that rank), full (no file may grow beyond
-64 KiB), none. FAULT_DUMP names a folder for each rank's weights at the end.
+nan (that rank's loss), nans (from that step on), high (its loss 50 higher), raise (an error),
+signal (SIGTERM to that rank alone), hang (the rank never comes back), freeze (SIGSTOP to itself),
+slow (60 ms more in each step of that rank), oom (micro-batches of more than FAULT_FITS sequences do
+not fit), full (no file may grow beyond 64 KiB), none. FAULT_DUMP names a folder for each rank's weights at the end.
 """
 
 from __future__ import annotations
@@ -37,6 +38,14 @@ class FaultyGPT(GPT):
         FaultyGPT.calls += 1
         if KIND == "slow" and os.environ.get("RANK", "0") == RANK:
             time.sleep(0.06)
+        if KIND == "oom" and os.environ.get("RANK", "0") == RANK and len(idx) > int(os.environ["FAULT_FITS"]):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        if KIND == "nans" and os.environ.get("RANK", "0") == RANK and self.calls > int(STEP):
+            return logits, loss * float("nan")
+        if here and KIND == "high":
+            return logits, loss * 1.0 + 50.0
+        if here and KIND == "freeze":
+            os.kill(os.getpid(), signal.SIGSTOP)
         if here and KIND == "nan":
             return logits, loss * float("nan")
         if here and KIND == "raise":

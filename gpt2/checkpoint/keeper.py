@@ -21,6 +21,7 @@ from kmatrix.records.checkpoints import AGES, INDEX, Entry, Kind, Shelf, aged, s
 
 EMERGENCY_S = 20.0  # torchrun kills 30 s after it passed a signal on; the step must end and the result be written too
 MIB = 2**20
+WRITE_RATE = 100e6  # bytes a second, until one was written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +96,15 @@ class Keeper:
         newest = self.shelf.present[-1].name if self.shelf.present else "none"
         why = f"it would take about {seconds:.0f} s, torchrun waits 30: the newest is {newest}"
         self.log.event(self.log.step, "checkpoint left out", why)
+
+    def final_s(self) -> float:
+        """Return about how long the last checkpoint will take, in seconds, after one that may be under way."""
+        if not (self.config.save_checkpoint or self.config.save_best):
+            return 0.0
+        size = self._expected_bytes()
+        seconds = self._speed.seconds(size)
+        under_way = self._writing is not None and not self._writing.done()
+        return (size / WRITE_RATE if seconds is None else seconds) * (2 if under_way else 1)
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written, if there is one."""
