@@ -73,7 +73,7 @@ defconfig-%: $(CORE)
 	$(KMATRIX)
 
 ##@ Running (NAME=value overrides .config this time only; NAME=a,b makes an axis; GPUS=0,2 bounds the GPUs)
-.PHONY: test-matrix-dry-run test-matrix test_matrix train continue test-rerun stop reproduce gputop
+.PHONY: test-matrix-dry-run test-matrix test_matrix train continue test-rerun status logs stop reproduce gputop
 test-matrix-dry-run: $(CORE) ## list the runs, and what is cut and why
 	$(KMATRIX)
 test-matrix: $(CORE) $(TRAIN) ## run the matrix (test_matrix: the same)
@@ -85,6 +85,10 @@ train: $(CORE) $(TRAIN) ## run one configuration
 continue: $(CORE) $(TRAIN) ## go on with a matrix (TARGET=, RUN=<pattern>, RETRY_FAILED=1); its finished runs stay
 	$(KMATRIX)
 test-rerun: $(CORE) $(TRAIN) ## run runs of TARGET= anew (RUN=<pattern>, OPTIMIZER=); the old results are kept aside
+	$(KMATRIX)
+status: $(CORE) ## how each run stands, live on a terminal (TARGET=, JSON=1)
+	$(KMATRIX)
+logs: $(CORE) ## follow what the running run prints (RUN=<pattern>)
 	$(KMATRIX)
 stop: $(CORE) ## end a running matrix from another terminal; its runs save a checkpoint first
 	$(KMATRIX)

@@ -78,7 +78,7 @@ def refuse_if_running(matrix: MatrixDir) -> None:
     if other is not None:
         raise LaunchError(
             f"{matrix.name} is being run by process {other.pid} on {other.host}",
-            fix="`make stop` ends it; its runs save first",
+            fix="`make status` shows it, `make stop` ends it",
         )
 
 

@@ -98,6 +98,12 @@ COMMANDS = {
         "run runs of TARGET= anew; their old results are kept aside",
         frozenset({"GPUS", "OPTIMIZER", "RESULTS_DIR", "RUN", "SIMULATE", "TARGET", "YES"}),
     ),
+    "status": Command(
+        "kmatrix.cli.status:status",
+        "how each run of a matrix stands; JSON=1 for programs",
+        frozenset({"JSON", "RESULTS_DIR", "TARGET"}),
+    ),
+    "logs": Command("kmatrix.cli.logs:logs", "follow what a run prints", frozenset({"RESULTS_DIR", "RUN", "TARGET"})),
     "stop": Command(
         "kmatrix.cli.stop:stop", "end a running matrix; its runs save first", frozenset({"RESULTS_DIR", "TARGET"})
     ),

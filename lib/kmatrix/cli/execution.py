@@ -101,6 +101,6 @@ def detach(matrix: MatrixDir, arguments: Arguments, *names: str) -> int:
         raise LaunchError(f"the runner of {matrix.name} ended at once", why=end)
     place = shown(matrix.path)
     print(f"running in the background: process {runner.pid}, its words go to {shown(matrix.runner_log)}")
-    print(f"  watch: tail -f {shown(matrix.runner_log)}")
+    print(f"  watch: make status TARGET={place}   or: make logs TARGET={place}")
     print(f"  stop:  make stop TARGET={place}")
     return 0

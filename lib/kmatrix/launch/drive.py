@@ -23,6 +23,7 @@ from kmatrix.launch.signals import Asked, listening
 from kmatrix.launch.standing import settle, write_state, writing
 from kmatrix.launch.state import (
     HALVE,
+    UNSUCCESSFUL,
     Attempt,
     Ended,
     Event,
@@ -32,14 +33,13 @@ from kmatrix.launch.state import (
     Started,
     after,
     next_attempt,
+    overall,
 )
 from kmatrix.launch.verdict import Verdict, judge
 from kmatrix.launch.watch import MetricsTail, Progress
 from kmatrix.records import MatrixDir, Status, append_jsonl, end_torn_line, read_json, write_json
 
 EXIT_FAILED, EXIT_STOPPED = 1, 130
-OPEN = (Status.STOPPED, Status.PLANNED, Status.RUNNING)  # there is work left
-LOST_RUNS = (Status.FAILED, Status.SKIPPED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,13 +165,13 @@ class _Driver:
 
     def end(self, asked: Asked) -> Outcome:
         """Write how the matrix ended, and return it."""
-        status = _overall([state.status for state in self._states.values()])
+        status = overall([state.status for state in self._states.values()])
         self._write_matrix(status)
         self._note("matrix ended", status=status, counts=self._counts())
         now = {self._states[name].status for name in (*self._plans, *self._skipped)}
         if asked.since is not None and now & {Status.STOPPED, Status.PLANNED}:
             code = EXIT_STOPPED
-        elif now & set(LOST_RUNS):
+        elif now & set(UNSUCCESSFUL):
             code = EXIT_FAILED
         else:
             code = 0 if now <= {Status.FINISHED} else EXIT_STOPPED
@@ -340,10 +340,3 @@ def _says(path: Any) -> str | None:
 
 def _and_again(reason: str, again: RunPlan | None) -> str:
     return reason if again is None else f"{reason}; again with a micro-batch of {again.micro_batch}"
-
-
-def _overall(standing: Sequence[Status]) -> Status:
-    """The status of a matrix: unfinished work counts before failures, since it can be continued."""
-    if any(status in OPEN for status in standing):
-        return Status.STOPPED
-    return Status.FAILED if any(status in LOST_RUNS for status in standing) else Status.FINISHED

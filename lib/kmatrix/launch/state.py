@@ -7,12 +7,15 @@ illegal state, and only `SetAside`, which a person asks for, takes a run out of 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kmatrix.records import LOST, Status
 
 OOM, TIMEOUT, MISMATCH, NOT_STARTED, DIED, LOST_KIND = "oom", "timeout", "mismatch", "not started", "died", "lost"
 HALVE = "halve"  # the policy for memory: again, with a smaller micro-batch and the same global batch
+OPEN = (Status.STOPPED, Status.PLANNED, Status.RUNNING)  # there is work left
+UNSUCCESSFUL = (Status.FAILED, Status.SKIPPED)
 ENDED = frozenset({Status.FINISHED, Status.FAILED, Status.STOPPED})
 
 
@@ -181,6 +184,13 @@ def after_out_of_memory(attempt: Attempt, batch_size: int) -> int | None:
     if attempt.kind != OOM or used < 2:
         return None
     return next(size for size in range(used // 2, 0, -1) if used % size == 0)
+
+
+def overall(runs: Sequence[Status]) -> Status:
+    """Return the status of a matrix: unfinished work counts before failures, since it can be continued."""
+    if any(status in OPEN for status in runs):
+        return Status.STOPPED
+    return Status.FAILED if any(status in UNSUCCESSFUL for status in runs) else Status.FINISHED
 
 
 def _may_start(state: RunState) -> bool:

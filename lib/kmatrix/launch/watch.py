@@ -46,14 +46,14 @@ class Progress:
 class MetricsTail:
     """Follows metrics.jsonl. Each call of `read` costs what was appended since the one before.
 
-    Make it before the attempt starts: lines that are there already belong to earlier ones.
+    Make it before the attempt starts: lines that are there already belong to earlier ones. whole: read those, too.
     losses: of the last training lines, None for one that is no number.  val_losses: of every evaluation.
     mfu: percent.  newest: Unix seconds of the newest line.  lines: of training.
     """
 
-    def __init__(self, path: Path, *, attempt: int = 1, max_iters: int | None = None) -> None:
+    def __init__(self, path: Path, *, attempt: int = 1, max_iters: int | None = None, whole: bool = False) -> None:
         self._path, self._attempt, self.max_iters = path, attempt, max_iters
-        self._offset = path.stat().st_size if path.exists() else 0
+        self._offset = path.stat().st_size if path.exists() and not whole else 0
         self._half = b""
         self._first: tuple[int, float] | None = None  # step and Unix seconds
         self._last: tuple[int, float] | None = None
