@@ -8,15 +8,12 @@ import statistics
 import struct
 import subprocess
 import sys
-import tracemalloc
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 from gpu_factory import FakeGpus, record, write_arrays, write_foreign, write_timings
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from records_factory import FakeRun, make_matrix
 
@@ -26,7 +23,7 @@ from kmatrix.gpu.formats import COLUMNS
 from kmatrix.gpu.source import Device
 from kmatrix.records import MatrixDir, RunDir, read_json, write_json
 from kmatrix.report import analyse, draw_graphs, write_summary
-from kmatrix.report.gpu import Work, read_gpu, recordings, thinned, with_timeline
+from kmatrix.report.gpu import Work, read_gpu, recordings, with_timeline
 from kmatrix.report.gpu_graphs import (
     draw,
     grid,
@@ -35,11 +32,9 @@ from kmatrix.report.gpu_graphs import (
     memory_by_run,
 )
 from kmatrix.report.gpu_report import find_recorded, gpu_runs, read_folder, summarize
-from kmatrix.report.gpu_stream import read_stream
 from kmatrix.report.gpu_text import consolidated, gpu_sections, joules_text
 from kmatrix.report.gpu_timeline import memory_over_time
-from kmatrix.report.gpu_values import MOMENTS, DeviceNumbers, GpuNumbers, RunGpus, Spread, balance_of
-from kmatrix.report.spread import SpreadOf, TimelineOf
+from kmatrix.report.gpu_values import DeviceNumbers, GpuNumbers, RunGpus, Spread, balance_of
 from kmatrix.report.stragglers import read_ranks
 from kmatrix.report.text import WIDTH
 
@@ -82,6 +77,7 @@ def read(folder, gpus, **work):
 def test_a_summary_of_the_recorder_and_its_recording_give_the_same_numbers(tmp_path):
     summed = read(tmp_path, FakeGpus())
     RunDir(tmp_path).gpu_summary.unlink()
+    RunDir(tmp_path).gpu_samples.unlink()
     streamed = read_gpu(RunDir(tmp_path), Work())
     assert summed.evidence.endswith("gpu_summary.json")
     assert streamed.evidence.endswith("_multi_gpu.json")
@@ -245,7 +241,7 @@ def test_a_file_of_another_kind_is_said_and_stops_nothing(tmp_path):
 def test_a_damaged_summary_is_passed_over_and_a_newer_one_is_refused(tmp_path):
     record(RunDir(tmp_path), FakeGpus())
     RunDir(tmp_path).gpu_summary.write_text('{"schema": 1, "gpus": [')
-    assert read_gpu(RunDir(tmp_path), Work()).evidence.endswith("_multi_gpu.json")
+    assert read_gpu(RunDir(tmp_path), Work()).evidence.endswith("gpu_samples.bin")
     RunDir(tmp_path).gpu_summary.write_text('{"schema": 99}')
     with pytest.raises(SchemaError, match="schema 99"):
         read_gpu(RunDir(tmp_path), Work())
@@ -276,78 +272,6 @@ def test_the_recorders_own_arithmetic_gives_the_same_numbers(tmp_path):
         assert one.memory_used.deviation == pytest.approx(other.memory_used.deviation)
     assert (gpu.total_mean, gpu.total_high) == pytest.approx((expected.total_mean, expected.total_high))
     assert gpu.balance("memory_used").cv == pytest.approx(expected.balance("memory_used").cv)
-
-
-# Streams
-
-
-@given(st.lists(st.none() | st.floats(0, 1e6), min_size=1, max_size=60), st.integers(1, 7))
-def test_a_spread_in_parts_is_the_spread_of_the_whole(values, part):
-    of = SpreadOf()
-    for at in range(0, len(values), part):
-        of.add(np.array(values[at : at + part], dtype=float))
-    known = [value for value in values if value is not None]
-    spread = of.spread()
-    if not known:
-        assert spread is None
-        return
-    assert spread.mean == pytest.approx(statistics.fmean(known), abs=1e-6)
-    assert spread.deviation == pytest.approx(statistics.pstdev(known), rel=1e-6, abs=1e-3)
-    assert (spread.low, spread.high) == (min(known), max(known))
-
-
-def test_a_recording_is_read_in_memory_that_does_not_grow_with_it(tmp_path):
-    path = write_foreign(tmp_path / "gpt2_adamw", FakeGpus(samples=60), layout="single")
-    entries = path.read_text().strip()[1:-1]
-    path.write_text(f"[{','.join([entries] * 1500)}]")
-    tracemalloc.start()
-    samples = read_stream(path).samples
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert samples == 90_000
-    assert peak < path.stat().st_size / 2
-
-
-@given(st.integers(1, 3000), st.integers(1, 700))
-@settings(max_examples=30, deadline=None)
-def test_a_timeline_is_short_keeps_its_mean_and_does_not_depend_on_the_parts(count, part):
-    whole, of = TimelineOf(), TimelineOf()
-    seconds = np.arange(count, dtype=float)
-    memory = {0: 100.0 + seconds, 1: np.where(seconds % 2, np.nan, 7.0)}
-    whole.add(seconds, memory)
-    for at in range(0, count, part):
-        of.add(seconds[at : at + part], {device: values[at : at + part] for device, values in memory.items()})
-    moments = of.moments([0, 1, 2])
-    assert moments == whole.moments([0, 1, 2])
-    assert min(count, MOMENTS) <= len(moments) <= 2 * MOMENTS
-    assert all(a.seconds < b.seconds for a, b in pairwise(moments))
-    assert [m.memory[0] for m in moments] == pytest.approx([100 + m.seconds for m in moments])
-    assert {m.memory[1] for m in moments} <= {7.0, None}
-    assert {m.memory[2] for m in moments} == {None}
-
-
-def test_the_timeline_of_the_binary_file_is_that_of_the_text(tmp_path):
-    gpus = FakeGpus(lost={1: 20})
-    record(RunDir(tmp_path), gpus)
-    fast = with_timeline(RunDir(tmp_path), read_gpu(RunDir(tmp_path), Work()))
-    RunDir(tmp_path).gpu_samples.unlink()
-    slow = with_timeline(RunDir(tmp_path), read_gpu(RunDir(tmp_path), Work()))
-    assert len(fast.timeline) == len(slow.timeline) == 60
-    for one, other in zip(fast.timeline, slow.timeline, strict=True):
-        assert one.seconds == pytest.approx(other.seconds)
-        assert one.memory == pytest.approx(other.memory, nan_ok=False)
-    assert fast.timeline[30].memory[1] is None
-
-
-def test_a_long_binary_recording_is_thinned():
-    times = [float(number) for number in range(100_000)]
-    recording = type(
-        "R", (), {"times": times, "columns": ({"memory_used": times},), "header": {"gpus": [{"gpu_index": 3}]}}
-    )
-    recording.__len__ = lambda self: len(self.times)
-    moments = thinned(recording(), [3, 4])
-    assert len(moments) <= MOMENTS
-    assert moments[0].memory == (pytest.approx(97.5), None)
 
 
 # Stragglers

@@ -11,6 +11,7 @@ Ticks lie on a fixed schedule: one that comes too late is left out and counted.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import os
 import signal
@@ -26,12 +27,13 @@ from kmatrix.gpu.aggregate import Aggregate
 from kmatrix.gpu.formats import SIMULATED, read_samples
 from kmatrix.gpu.source import UNKNOWN, WIDTH, Slow, Source, snapshot
 from kmatrix.gpu.writing import Files
-from kmatrix.records import RunDir, read_json
+from kmatrix.records import RunDir, append_jsonl, read_json
 
 STOP = frozenset({signal.SIGTERM, signal.SIGINT})
 HZ, MOST_HZ = 20.0, 1000.0
 SUMMARY_S = 60.0
 PROCESSES_S = 10  # between two looks at the processes of one GPU
+NOTHING = "nothing recorded"  # the event that the report quotes
 FIND_S = 0.2  # between two looks for the ranks of a run that is starting
 
 
@@ -225,11 +227,24 @@ def record(arguments: argparse.Namespace) -> int:
     uuids = [uuid.strip() for uuid in (arguments.gpus or "").split(",") if uuid.strip()]
     source = open_source(arguments.device, uuids, run_dir.path, arguments.ranks_of, arguments.parent)
     if source is None:
-        print("kmatrix recorder: no GPU and no rank to record: nothing is recorded")
+        _say_why(run_dir, arguments.device)
         return 0
     root = arguments.ranks_of or arguments.parent
     Recorder(source, run_dir, hz=arguments.hz, parent=arguments.parent, root=root).run()
     return 0
+
+
+def _say_why(run_dir: RunDir, device: str) -> None:
+    """Say why nothing is recorded: in the log, and for the report in the run's events."""
+    text = "no GPU and no rank to record: nothing is recorded"
+    if device in ("nvidia", "auto"):
+        from kmatrix.gpu import nvml
+
+        text = "; ".join([text, *nvml.detect().notes])
+    print(f"kmatrix recorder: {text}")
+    event = {"time": time.time(), "event": NOTHING, "gpu_index": None, "text": text}
+    with contextlib.suppress(OSError):
+        append_jsonl(run_dir.gpu_events, event)
 
 
 def _claim(run_dir: RunDir) -> None:

@@ -119,6 +119,11 @@ class RunDir:
     def gpu_samples(self) -> Path:
         return self.path / "gpu_samples.bin"
 
+    def earlier_gpu_samples(self) -> list[Path]:
+        """What was recorded on other devices than those of gpu_samples.bin, the oldest first."""
+        found = [path for path in self.path.glob("gpu_samples.*.bin") if path.suffixes[0][1:].isdigit()]
+        return sorted(found, key=lambda path: int(path.suffixes[0][1:]))
+
     @property
     def gpu_events(self) -> Path:
         return self.path / "gpu_events.jsonl"

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kmatrix.errors import RecordError, SchemaError
-from kmatrix.gpu.formats import Recording, read_samples
-from kmatrix.records import RunDir
+from kmatrix.records import RunDir, read_jsonl
 from kmatrix.report.energy import factors_of
-from kmatrix.report.gpu_values import CPU, MOMENTS, SIMULATED, DeviceNumbers, GpuNumbers, Moment, Spread
+from kmatrix.report.gpu_values import CPU, SIMULATED, DeviceNumbers, GpuNumbers, Moment, Spread
 from kmatrix.report.phases import read_phases
 from kmatrix.report.reading import finite, readable
 from kmatrix.report.stragglers import read_ranks
 
 # What a run's recording is looked for as, the best first: all GPUs, one GPU or all of them, a table.
 PATTERNS = ("gpu_stats*_multi_gpu.json", "gpu_stats*.json", "gpu_metrics*.csv")
+NOTHING = "nothing recorded"  # the event with which a recorder says why
 COVERED = 0.9  # share of a run's time that a recording must hold for joules and tokens to be of the same stretch
 
 
@@ -37,11 +37,9 @@ def read_gpu(run_dir: RunDir, work: Work) -> GpuNumbers | None:
     A recording in which nothing can be read has no devices, and a note that says why.
     """
     ranks = read_ranks(run_dir)
-    numbers = _from_summary(run_dir) or _from_stats(run_dir, work.device)
+    numbers = _recorded(run_dir, work.device)
     if numbers is None and ranks is not None:
-        numbers = GpuNumbers(
-            evidence="", device_type=CPU if work.device == CPU else "", devices=(), samples=0, seconds=None
-        )
+        numbers = _nothing(work.device)
     if numbers is None:
         return None
     factors = factors_of(readable(run_dir.run_json))
@@ -53,35 +51,20 @@ def with_timeline(run_dir: RunDir, numbers: GpuNumbers) -> GpuNumbers:
     """Return the numbers with their memory over time: of gpu_samples.bin, else of what was recorded as text."""
     if numbers.timeline or not numbers.devices:
         return numbers
-    try:
-        timeline = thinned(read_samples(run_dir.gpu_samples), [device.gpu_index for device in numbers.devices])
-    except RecordError:
-        timeline = ()
-    if not timeline:
-        streamed = _from_stats(run_dir, numbers.device_type)
-        known = {device.gpu_index: place for place, device in enumerate(streamed.devices)} if streamed else {}
-        places = [known.get(device.gpu_index) for device in numbers.devices]
-        timeline = tuple(
-            Moment(moment.seconds, tuple(None if at is None else moment.memory[at] for at in places))
-            for moment in (streamed.timeline if streamed else ())
-        )
+    if run_dir.gpu_samples.exists():
+        from kmatrix.report.gpu_binary import timed
+
+        numbers = timed(run_dir, numbers)
+    if numbers.timeline:
+        return numbers
+    streamed = _from_stats(run_dir, numbers.device_type)
+    known = {device.gpu_index: place for place, device in enumerate(streamed.devices)} if streamed else {}
+    places = [known.get(device.gpu_index) for device in numbers.devices]
+    timeline = tuple(
+        Moment(moment.seconds, tuple(None if at is None else moment.memory[at] for at in places))
+        for moment in (streamed.timeline if streamed else ())
+    )
     return replace(numbers, timeline=timeline)
-
-
-def thinned(recording: Recording, devices: Sequence[int]) -> tuple[Moment, ...]:
-    """Return the memory of these devices over time, in at most MOMENTS stretches, each the mean over its samples."""
-    count = len(recording)
-    width = -(-count // MOMENTS) or 1
-    by_index = {int(gpu["gpu_index"]): at for at, gpu in enumerate(recording.header["gpus"])}
-    columns = [
-        recording.columns[by_index[index]].get("memory_used") if index in by_index else None for index in devices
-    ]
-    moments = []
-    for begin in range(0, count, width):
-        end = min(begin + width, count)
-        middle = recording.times[(begin + end - 1) // 2] - recording.times[0]
-        moments.append(Moment(middle, tuple(_mean(column, begin, end) for column in columns)))
-    return tuple(moments)
 
 
 def recordings(folder: Path) -> list[Path]:
@@ -91,6 +74,44 @@ def recordings(folder: Path) -> list[Path]:
         for path in sorted(folder.glob(pattern), reverse=True):
             found.setdefault(path)
     return list(found)
+
+
+def _recorded(run_dir: RunDir, device: str) -> GpuNumbers | None:
+    """Return the numbers of the best recording, with what earlier attempts recorded; or why nothing was."""
+    numbers = _from_summary(run_dir) or _from_samples(run_dir) or _from_stats(run_dir, device)
+    if numbers and numbers.devices:
+        if not run_dir.earlier_gpu_samples():
+            return numbers
+        from kmatrix.report.gpu_binary import with_earlier
+
+        return with_earlier(run_dir, numbers)
+    said = [str(event.get("text")) for event in read_jsonl(run_dir.gpu_events) if event.get("event") == NOTHING]
+    if not said:
+        return numbers
+    numbers = numbers or _nothing(device)
+    return replace(numbers, notes=(*numbers.notes, said[-1]))
+
+
+def _nothing(device: str) -> GpuNumbers:
+    """Return the numbers of a run of which nothing was recorded. device: that it trained on."""
+    return GpuNumbers(evidence="", device_type=CPU if device == CPU else "", devices=(), samples=0, seconds=None)
+
+
+def _from_samples(run_dir: RunDir) -> GpuNumbers | None:
+    """Return the numbers of every sample; None where there is none. A recorder that was killed left no more."""
+    if not run_dir.gpu_samples.exists():
+        return None
+    from kmatrix.report.gpu_binary import read_binary
+
+    try:
+        numbers = read_binary(run_dir.gpu_samples)
+    except SchemaError:
+        raise
+    except RecordError:
+        return None
+    note = f"the recorder left no summary: these are the numbers of {run_dir.gpu_samples.name}"
+    evidence = f"{run_dir.name}/{run_dir.gpu_samples.name}"
+    return replace(numbers, evidence=evidence, final=False, notes=(note,)) if numbers.devices else None
 
 
 def _from_stats(run_dir: RunDir, device: str) -> GpuNumbers | None:
@@ -130,9 +151,11 @@ def _from_summary(run_dir: RunDir) -> GpuNumbers | None:
     final = bool(about.get("final"))
     notes = [str(text) for text in about.get("warnings") or []]
     if not final:
-        notes.append("the recorder has not ended: these are the numbers of its last minute's summary")
+        notes.append(
+            "the recorder has not ended: throttling and other processes are those of its last minute's summary"
+        )
     used = [device.memory_used.mean for device in devices if device.memory_used]
-    return GpuNumbers(
+    numbers = GpuNumbers(
         evidence=f"{run_dir.name}/{run_dir.gpu_summary.name}",
         device_type=str(about.get("device_type") or ""),
         devices=devices,
@@ -147,6 +170,11 @@ def _from_summary(run_dir: RunDir) -> GpuNumbers | None:
         joules=finite(totals, "joules") if unknown in (0, len(devices)) else None,
         notes=tuple(notes),
     )
+    if final or not run_dir.gpu_samples.exists():
+        return numbers
+    from kmatrix.report.gpu_binary import up_to_date
+
+    return up_to_date(run_dir, numbers)
 
 
 def _device(gpu: Mapping[str, Any]) -> DeviceNumbers:
@@ -203,9 +231,3 @@ def _beside_tokens(numbers: GpuNumbers, work: Work) -> GpuNumbers:
     if missing:
         return replace(numbers, notes=(*numbers.notes, f"joules a token are not known: {missing}"))
     return replace(numbers, joules_per_token=numbers.joules / work.tokens)
-
-
-def _mean(column: Sequence[float] | None, begin: int, end: int) -> float | None:
-    """Return the mean of the known values of a stretch."""
-    known = [value for value in column[begin:end] if value == value] if column is not None else []  # noqa: PLR0124 (NaN)
-    return sum(known) / len(known) if known else None

@@ -1,9 +1,10 @@
-"""A recording as text, ours or the original project's -> the numbers of its devices, in one pass and bounded memory."""
+"""A recording, as text or binary -> the numbers of its devices, in one pass and bounded memory."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,14 @@ HOLE_S = 60.0  # longest time between two samples over which power is taken to g
 
 
 def read_stream(path: Path, *, cpu: bool = False) -> GpuNumbers:
-    """Return the numbers of a recording; without devices where it holds no sample. cpu: its devices are ranks.
+    """Return the numbers of a recording as text; no devices where it holds no sample. cpu: its devices are ranks."""
+    reader = read_columns(path)
+    numbers = numbers_of(reader, path.name, cpu=cpu)
+    return replace(numbers, notes=_notes(path, numbers.samples, reader.loss))
+
+
+def numbers_of(blocks: Iterable[Block], name: str, *, cpu: bool = False) -> GpuNumbers:
+    """Return the numbers of the devices of a recording. name: of its file.
 
     Energy is the difference of the counter where the file has one, else the area under the power (trapezoids);
     over a hole of more than HOLE_S nothing is assumed, and none is counted.
@@ -30,14 +38,13 @@ def read_stream(path: Path, *, cpu: bool = False) -> GpuNumbers:
     timeline, total = TimelineOf(), SpreadOf()
     first = last = math.nan
     samples = 0
-    reader = read_columns(path)
-    for block in reader:
+    for block in blocks:
         first = first if samples else float(block.times[0])
         last = float(block.times[-1])
         samples += len(block)
         for part in block.parts:
             devices.setdefault(part.gpu_index, _Device()).add(block.times, part)
-        memory = _memory(block)
+        memory = memory_of(block)
         timeline.add(block.times - first, memory)
         total.add(_totals(memory))
     order = sorted(devices)
@@ -47,7 +54,7 @@ def read_stream(path: Path, *, cpu: bool = False) -> GpuNumbers:
     spread, used = total.spread(), [device.memory_used.mean for device in numbers if device.memory_used]
     joules = [device.joules for device in numbers if device.joules is not None]
     return GpuNumbers(
-        evidence=path.name,
+        evidence=name,
         device_type=CPU if ranks else "",
         devices=numbers,
         samples=samples,
@@ -58,7 +65,6 @@ def read_stream(path: Path, *, cpu: bool = False) -> GpuNumbers:
         total_mean=math.fsum(used) if used and len(used) == len(numbers) else None,
         total_high=spread.high if spread else None,
         joules=math.fsum(joules) if joules and len(joules) == len(numbers) else None,
-        notes=_notes(path, samples, reader.loss),
         timeline=timeline.moments(order),
     )
 
@@ -118,7 +124,7 @@ class _Device:
         )
 
 
-def _memory(block: Block) -> dict[int, Floats]:
+def memory_of(block: Block) -> dict[int, Floats]:
     """Return the memory of each device at each moment of a block; NaN: not known, or not there."""
     memory = {}
     for part in block.parts:
