@@ -73,7 +73,10 @@ defconfig-%: $(CORE)
 	$(KMATRIX)
 
 ##@ Running (NAME=value overrides .config this time only; NAME=a,b makes an axis; GPUS=0,2 bounds the GPUs)
-.PHONY: test-matrix-dry-run test-matrix test_matrix train continue test-rerun status logs stop reproduce gputop
+.PHONY: prepare-data test-matrix-dry-run test-matrix test_matrix train continue test-rerun status logs stop reproduce \
+	gputop
+prepare-data: $(CORE) $(TRAIN) ## fetch or make the data of the matrix beforehand (runs do it by themselves)
+	$(KMATRIX)
 test-matrix-dry-run: $(CORE) ## list the runs, and what is cut and why
 	$(KMATRIX)
 test-matrix: $(CORE) $(TRAIN) ## run the matrix (test_matrix: the same)

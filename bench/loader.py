@@ -38,9 +38,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batches", type=int, default=5000)
     parser.add_argument("--rate", type=float, help="tokens a second of the training; without it a run is timed")
     args = parser.parse_args(argv)
-    data = prepare("shards" if args.data_path else "stdlib", args.data_dir.absolute(), args.data_path)
-    sizes = {"block_size": args.block_size, "batch_size": args.batch_size, "global_batch": args.batch_size}
     tokenizer = "gpt2" if args.data_path else "byte"
+    data = prepare("shards" if args.data_path else "stdlib", args.data_dir.absolute(), args.data_path, tokenizer)
+    sizes = {"block_size": args.block_size, "batch_size": args.batch_size, "global_batch": args.batch_size}
     config = TrainConfig.from_json(train_fields(data, Path(), tokenizer=tokenizer, **sizes))
     loader = tokens_per_second(Batches(config, ONE_RANK), args.batches, args.batch_size * args.block_size)
     rate = args.rate or training_rate(args.data_dir.absolute())

@@ -106,7 +106,8 @@ def train_fields(data: dict[str, Any], checkpoint_dir: Path, **overrides: Any) -
     put_in_force(tree, [parse_override(tree, name, text)[1][0] for name, text in SYMBOLS.items()])
     fields = dict(read_run({name: tree.typed(name, tree.value(name)) for name in tree.names()}).fields)
     fields.update(SIZES, global_batch=SIZES["batch_size"])
-    fields.update(data_path=data["path"], data_sha256=data["sha256"], vocab_size=data["vocab_size"])
+    fields.update(data_path=data["path"], data_sha256=data["sha256"], data_shards=data["shards"])
+    fields.update(vocab_size=data["vocab_size"])
     fields.update(checkpoint_dir=str(checkpoint_dir), cpu_threads=1)
     return fields | overrides
 

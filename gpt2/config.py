@@ -12,8 +12,11 @@ from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, ModelShape, by_depth
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "model": (*NAMED, "depth", "custom"),
-    "dataset": ("stdlib", "finewebedu", "shakespeare", "shards"),
-    "tokenizer": ("gpt2", "byte"),
+    "dataset": (
+        *("stdlib", "finewebedu", "fineweb", "openwebtext", "tinystories", "shakespeare"),
+        *("hub", "folder", "shards", "mix"),
+    ),
+    "tokenizer": ("gpt2", "byte", "char", "bpe"),
     "schedule": ("cosine", "linear", "constant", "wsd"),
     "pruning": ("none", "magnitude", "movement", "state"),
     "device": ("cuda", "cpu"),
@@ -24,7 +27,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "oom_policy": ("fail", "halve"),
 }
 MAY_BE_NONE = ("ddp_backend", "spike_policy")
-VOCAB = {"gpt2": GPT2_VOCAB, "byte": BYTE_VOCAB}
+VOCAB = {"gpt2": GPT2_VOCAB, "byte": BYTE_VOCAB}  # of char and bpe: the dataset's
 AT_LEAST_ONE = (
     *("n_layer", "n_head", "n_embd", "block_size", "vocab_multiple", "vocab_size", "batch_size"),
     *("gradient_accumulation", "global_batch", "max_iters", "eval_interval", "eval_samples", "log_interval"),
@@ -37,6 +40,8 @@ class TrainConfig:
     """The symbols CONFIG_GPT2_X as fields x; None where a symbol does not apply to this run.
 
     batch_size, global_batch: sequences.  block_size: tokens.  num_gpus: ranks.
+    data_tokens, shard_tokens: tokens.  val_percent: of the documents.  data_shards: of training, the first so many that
+    are read; 0 for all.
     peak_tflops: dense peak of one device in TFLOP/s; None: from the table by the device's name.
     max_time: seconds.  max_cost: dollars.  gpu_hour_price: dollars for a GPU and hour; budget_price: the same, where
     max_cost needs it.  max_tokens, max_epochs, tokens_per_param: max_iters holds what follows from them.
@@ -60,7 +65,13 @@ class TrainConfig:
     vocab_multiple: int
     dataset: str
     data_path: str
+    data_mix: str | None
+    text_column: str | None
+    data_tokens: int | None
+    val_percent: int | None
+    shard_tokens: int | None
     tokenizer: str
+    bpe_vocab_size: int | None
     batch_size: int
     gradient_accumulation: int
     max_iters: int
@@ -147,6 +158,7 @@ class TrainConfig:
     vocab_size: int
     global_batch: int
     data_sha256: str
+    data_shards: int
     checkpoint_dir: str
 
     def __post_init__(self) -> None:
@@ -169,7 +181,7 @@ class TrainConfig:
             expected = by_depth(self.depth, self.aspect_ratio, self.head_dim)
         if sizes != expected:
             raise refused("n_layer, n_head, n_embd", sizes, f"model {self.model} is {expected}")
-        if self.vocab_size != VOCAB[self.tokenizer]:
+        if self.vocab_size != VOCAB.get(self.tokenizer, self.vocab_size):
             raise refused(
                 "vocab_size", self.vocab_size, f"tokenizer {self.tokenizer} has {VOCAB[self.tokenizer]} tokens"
             )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,10 +16,46 @@ import torch
 from gpt2 import shards
 from gpt2.config import TrainConfig
 from gpt2.dist import World
+from gpt2.mixing import Mix
 from kmatrix.errors import DataError
+from kmatrix.records import read_json
 
 Place = tuple[int, int]  # shard, window in that shard
 Batch = tuple[torch.Tensor, torch.Tensor]  # idx (B, T) and targets (B, T), int64
+MANY_EPOCHS = 4  # repeats beyond these add little: Muennighoff et al. 2023, arXiv:2305.16264
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One dataset of a run. weight: its sequences in each block of the mix.  shards: the first so many, 0 for all."""
+
+    name: str
+    folder: Path
+    weight: int
+    shards: int
+
+
+def sources(config: TrainConfig) -> tuple[Source, ...]:
+    """Return the datasets that a run reads: one, or those that the dataset.json of a mix lists."""
+    folder = Path(config.data_path)
+    if config.dataset != "mix":
+        return (Source(name=config.dataset, folder=folder, weight=1, shards=config.data_shards),)
+    return tuple(
+        Source(name=item["name"], folder=Path(item["path"]), weight=item["weight"], shards=item["shards"])
+        for item in read_json(folder / shards.RECORD)["sources"]
+    )
+
+
+def planned_sha256(config: TrainConfig) -> str | None:
+    """Return the hash of the data as their dataset.json have it; None where one does not speak of the files."""
+    if config.dataset != "mix":
+        return shards.recorded_sha256(Path(config.data_path), config.data_shards)
+    record = read_json(Path(config.data_path) / shards.RECORD)
+    for item in record["sources"]:
+        found = shards.recorded_sha256(Path(item["path"]), item["shards"])
+        if found != item["sha256"]:
+            return found  # of one source: it cannot be the mix's
+    return str(record["sha256"])
 
 
 class Windows:
@@ -27,8 +65,8 @@ class Windows:
     shard's first is a target once.
     """
 
-    def __init__(self, folder: Path, kind: str, *, block_size: int, vocab_size: int) -> None:
-        self.paths = shards.find(folder, kind)
+    def __init__(self, folder: Path, kind: str, *, block_size: int, vocab_size: int, count: int = 0) -> None:
+        self.paths = shards.find(folder, kind, count)
         self.block_size, self.vocab_size = block_size, vocab_size
         self._tokens = [shards.open_shard(path) for path in self.paths]
         self.counts = tuple(max(0, (len(tokens) - 1) // block_size) for tokens in self._tokens)
@@ -38,13 +76,17 @@ class Windows:
 
     def read(self, places: Sequence[Place]) -> Batch:
         """Return the windows at the places; refuse a token that the vocabulary does not have."""
-        rows = np.empty((len(places), self.block_size + 1), dtype=np.int64)  # (B, T + 1)
+        return batch(self.rows(places))
+
+    def rows(self, places: Sequence[Place]) -> npt.NDArray[np.int64]:
+        """Return the tokens of the windows at the places, (B, T + 1)."""
+        rows = np.empty((len(places), self.block_size + 1), dtype=np.int64)
         for row, (shard, window) in zip(rows, places, strict=True):
             start = window * self.block_size
             row[:] = self._tokens[shard][start : start + self.block_size + 1]
         if rows.max(initial=0) >= self.vocab_size:
             self._refuse(rows, places)
-        return torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
+        return rows
 
     def _refuse(self, rows: npt.NDArray[np.int64], places: Sequence[Place]) -> None:
         row, column = (int(i) for i in np.argwhere(rows >= self.vocab_size)[0])
@@ -64,6 +106,11 @@ class Windows:
         return places
 
 
+def batch(rows: npt.NDArray[np.int64]) -> Batch:
+    """Return inputs and targets of windows (B, T + 1)."""
+    return torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
+
+
 class Order:
     """The order in which training reads its windows: a function of the seed and the position, and of nothing else.
 
@@ -71,8 +118,9 @@ class Order:
     shuffled. Shuffles are drawn when they are needed, so a thousand shards cost what one does.
     """
 
-    def __init__(self, counts: Sequence[int], seed: int) -> None:
-        self.counts, self.seed, self.windows = tuple(counts), seed, sum(counts)
+    def __init__(self, counts: Sequence[int], seed: int, *, source: int = 0) -> None:
+        self.counts, self.windows = tuple(counts), sum(counts)
+        self.seed = (seed, source) if source else (seed,)  # sources of a mix are shuffled apart
         self._shards = lru_cache(maxsize=2)(self._shuffled_shards)
         self._windows = lru_cache(maxsize=4)(self._shuffled_windows)
 
@@ -90,11 +138,11 @@ class Order:
         return shard, int(self._windows(epoch, shard)[within])
 
     def _shuffled_shards(self, epoch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        order = np.random.Generator(np.random.PCG64((self.seed, epoch))).permutation(len(self.counts))
+        order = np.random.Generator(np.random.PCG64((*self.seed, epoch))).permutation(len(self.counts))
         return order, np.cumsum(np.asarray(self.counts, dtype=np.int64)[order])
 
     def _shuffled_windows(self, epoch: int, shard: int) -> npt.NDArray[np.int64]:
-        return np.random.Generator(np.random.PCG64((self.seed, epoch, shard + 1))).permutation(self.counts[shard])
+        return np.random.Generator(np.random.PCG64((*self.seed, epoch, shard + 1))).permutation(self.counts[shard])
 
 
 def positions(config: TrainConfig, world: World, step: int, micro: int) -> range:
@@ -106,6 +154,59 @@ def positions(config: TrainConfig, world: World, step: int, micro: int) -> range
     return range(start, start + config.batch_size)
 
 
+class Stream:
+    """The training sequences of a run, by their position: of one dataset, or of several by their weights."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.sources = sources(config)
+        sizes = {"block_size": config.block_size, "vocab_size": config.vocab_size}
+        self.windows = [Windows(source.folder, "train", count=source.shards, **sizes) for source in self.sources]
+        for windows, source in zip(self.windows, self.sources, strict=True):
+            least = config.global_batch if len(self.sources) == 1 else 1
+            if len(windows) < least:
+                raise DataError(
+                    f"{source.folder} has {len(windows)} training sequences of {config.block_size} tokens",
+                    why=f"one step takes {least} sequences, and none is drawn twice in an epoch",
+                    fix="use more data, a smaller global batch or a shorter context",
+                )
+        self.mix = Mix([source.weight for source in self.sources], config.seed)
+        self.orders = [Order(w.counts, config.seed, source=number) for number, w in enumerate(self.windows)]
+
+    def read(self, at: Sequence[int]) -> Batch:
+        """Return the sequences at these positions, (B, T) each."""
+        drawn = [self.mix.at(position) for position in at]
+        rows = np.empty((len(drawn), self.windows[0].block_size + 1), dtype=np.int64)  # (B, T + 1)
+        for number, (windows, order) in enumerate(zip(self.windows, self.orders, strict=True)):
+            mine = [row for row, (source, _) in enumerate(drawn) if source == number]
+            rows[mine] = windows.rows([order.at(drawn[row][1]) for row in mine])
+        return batch(rows)
+
+    def epoch(self, position: int) -> int:
+        """Return how many times every sequence was read before a position: of the source that was read most often."""
+        drawn = self.mix.drawn(position)
+        return max(order.epoch(count) for order, count in zip(self.orders, drawn, strict=True))
+
+    def epochs(self, sequences: int) -> dict[str, float]:
+        """Return how often a run of so many sequences reads each source."""
+        drawn = self.mix.drawn(sequences)
+        return {
+            source.name: count / order.windows
+            for source, order, count in zip(self.sources, self.orders, drawn, strict=True)
+        }
+
+
+def describe(epochs: dict[str, float]) -> list[str]:
+    """Return what a log says of how often a run reads its data, and the warning where that is often."""
+    lines = ["Data: " + ", ".join(f"{name} {count:.2f} epochs" for name, count in epochs.items())]
+    lines += [
+        f"warning: {name} is read {math.ceil(count)} times: overfitting is likely, and more than {MANY_EPOCHS} epochs "
+        "add little (arXiv:2305.16264)"
+        for name, count in epochs.items()
+        if count > MANY_EPOCHS
+    ]
+    return lines
+
+
 class Batches:
     """The micro-batches of one rank, one after the other, on its device.
 
@@ -114,15 +215,7 @@ class Batches:
 
     def __init__(self, config: TrainConfig, world: World, *, start_step: int = 0) -> None:
         self.config, self.world = config, world
-        folder = Path(config.data_path)
-        self.windows = Windows(folder, "train", block_size=config.block_size, vocab_size=config.vocab_size)
-        self.order = Order(self.windows.counts, config.seed)
-        if len(self.windows) < config.global_batch:
-            raise DataError(
-                f"{folder} has {len(self.windows)} training sequences of {config.block_size} tokens",
-                why=f"one step takes {config.global_batch} sequences, and none is drawn twice in an epoch",
-                fix="use more data, a smaller global batch or a shorter context",
-            )
+        self.stream = Stream(config)
         self._turn = start_step * config.gradient_accumulation
         self._thread: ThreadPoolExecutor | None = None
         if world.device.type == "cuda":  # a thread begins on GPU 0, and would take memory there
@@ -131,7 +224,7 @@ class Batches:
 
     def epoch(self, step: int) -> int:
         """Return the epoch in which a step begins."""
-        return self.order.epoch(step * self.config.global_batch)
+        return self.stream.epoch(step * self.config.global_batch)
 
     def seek(self, step: int) -> None:
         """Go on with the first micro-batch of a step."""
@@ -149,6 +242,5 @@ class Batches:
 
     def _read(self, turn: int) -> Batch:
         step, micro = divmod(turn, self.config.gradient_accumulation)
-        places = [self.order.at(position) for position in positions(self.config, self.world, step, micro)]
-        idx, targets = self.windows.read(places)
+        idx, targets = self.stream.read(positions(self.config, self.world, step, micro))
         return (idx.pin_memory(), targets.pin_memory()) if self._thread else (idx, targets)

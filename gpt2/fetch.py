@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 
 from kmatrix.errors import DataError
 
 TIMEOUT_S = 30.0
-ATTEMPTS = 5
+ATTEMPTS = 5  # in a row that bring nothing
+FIRST_PAUSE_S = 0.5  # doubled with each
 CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a file is. secret: headers for this server alone, which are never sent on to another."""
+
+    url: str
+    secret: Mapping[str, str] = field(default_factory=dict)
 
 
 def fetch(url: str, path: Path, *, sha256: str) -> Path:
@@ -23,9 +36,8 @@ def fetch(url: str, path: Path, *, sha256: str) -> Path:
     """
     if path.is_file() and file_sha256(path) == sha256:
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    _receive(url, part)
+    part = part_of(path)
+    receive(lambda: Address(url), part, name=url)
     found = file_sha256(part)
     if found != sha256:
         part.unlink()
@@ -37,35 +49,61 @@ def fetch(url: str, path: Path, *, sha256: str) -> Path:
     return part.replace(path)
 
 
-def _receive(url: str, part: Path) -> None:
-    """Receive a file, from where `part` ends; a broken connection is taken up again."""
+def part_of(path: Path) -> Path:
+    """Return where the beginning of a file is kept while the rest is fetched; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.with_name(f".{path.name}.part")
+
+
+def receive(
+    address: Callable[[], Address], part: Path, *, name: str, received: Callable[[int], None] | None = None
+) -> None:
+    """Receive a file, from where `part` ends. Broken connections are taken up again, with a pause.
+
+    address: asked before each attempt, since addresses expire.  received: told the bytes as they come.
+    """
     error: Exception | None = None
-    for _ in range(ATTEMPTS):
-        have = part.stat().st_size if part.exists() else 0
-        request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    idle = 0
+    while idle < ATTEMPTS:
+        before = part.stat().st_size if part.exists() else 0
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # https, or a server of the user's own
-                with part.open("ab" if answer.status == 206 else "wb") as file:
-                    while chunk := answer.read(CHUNK_BYTES):
-                        file.write(chunk)
-                    file.flush()
-                    os.fsync(file.fileno())
-                if not answer.length:  # what Content-Length promised and did not come
-                    return
-                error = None
-        except urllib.error.HTTPError as refused:
-            if refused.code == 416 and have:  # nothing is left to send: the hash says whether it is the file
+            if _attempt(address(), part, before, received):
                 return
+            error = None
+        except urllib.error.HTTPError as refused:
             error = refused
-            if refused.code < 500:
+            if refused.code < HTTPStatus.INTERNAL_SERVER_ERROR and refused.code not in (403, 408, 429):
                 break
         except (OSError, ValueError) as broken:
             error = broken
+        idle = 0 if part.exists() and part.stat().st_size > before else idle + 1
+        time.sleep(FIRST_PAUSE_S * 2**idle)
     raise DataError(
-        f"cannot fetch {url}",
+        f"cannot fetch {name}",
         why=str(error or "the connection broke each time"),
         fix="run it again where there is a network: what has come is kept",
     )
+
+
+def _attempt(address: Address, part: Path, have: int, received: Callable[[int], None] | None) -> bool:
+    """Ask once for what is missing. Returns whether all has come."""
+    request = urllib.request.Request(address.url, headers={"Range": f"bytes={have}-"} if have else {})
+    for header, text in address.secret.items():
+        request.add_unredirected_header(header, text)
+    try:
+        answer = urllib.request.urlopen(request, timeout=TIMEOUT_S)
+    except urllib.error.HTTPError as refused:
+        if refused.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and have:
+            return True  # nothing is left to send: the hash says whether it is the file
+        raise
+    with answer, part.open("ab" if answer.status == HTTPStatus.PARTIAL_CONTENT else "wb") as file:
+        while chunk := answer.read(CHUNK_BYTES):
+            file.write(chunk)
+            if received:
+                received(len(chunk))
+        file.flush()
+        os.fsync(file.fileno())
+        return not answer.length  # of what was promised: what did not come
 
 
 def file_sha256(path: Path) -> str:

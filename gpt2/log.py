@@ -182,12 +182,18 @@ class RunLog:
             f"mfu {'n/a' if used is None else f'{used:.1%}'}{pruned}"
         )
 
-    def validation(self, step: int, loss: float) -> None:
-        """Write a validation loss, measured on the weights after `step` updates."""
+    def validation(self, step: int, loss: float, by_source: Mapping[str, float] | None = None) -> None:
+        """Write a validation loss, measured on the weights after `step` updates.
+
+        by_source: the loss of each dataset of a mix.
+        """
         bits = bits_per_byte(loss, self.bytes_per_token)
-        values = {"val/loss": loss, "val/perplexity": perplexity(loss), "val/bits_per_byte": bits}
+        several = by_source if by_source and len(by_source) > 1 else {}
+        parts = {f"val/loss/{name}": value for name, value in several.items()}
+        values = {"val/loss": loss, "val/perplexity": perplexity(loss), "val/bits_per_byte": bits, **parts}
         self._metrics(self.val, step, values)
         more = "" if bits is None else f" | bpb {bits:.4f}"
+        more += "".join(f" | {name} {value:.4f}" for name, value in several.items())
         self.say(f"Iter {step} | Validation loss {loss:.4f} | ppl {perplexity(loss):.2f}{more}")
 
     def hellaswag(self, step: int, score: Score) -> None:

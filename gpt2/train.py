@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gpt2 import dist, failure, optim, prune, schedule, shards, watchdog
+from gpt2 import data, dist, failure, optim, prune, schedule, watchdog
 from gpt2.budget import CHECKPOINT, EVALUATION, JUDGING, Budget, EarlyStopping, limit_of
 from gpt2.checkpoint import Carried, Keeper, Parts
 from gpt2.config import TrainConfig, changes
@@ -93,8 +93,10 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
     check_data(config, log)
     batches = Batches(config, world)
     validation = Validation(config, world)
-    if validation.samples < config.eval_samples:
-        log.say(f"Validation: all {validation.samples} sequences, fewer than the {config.eval_samples} asked for")
+    if validation.samples < validation.wanted:
+        log.say(f"Validation: all {validation.samples} sequences, fewer than the {validation.wanted} asked for")
+    for line in data.describe(batches.stream.epochs(config.max_iters * config.global_batch)):
+        log.say(line)
     log.bytes_per_token = validation.bytes_per_token
     judge = Judge(config, world, log)
 
@@ -191,7 +193,7 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
             return False
         if not np.isfinite(loss):
             raise NotFiniteError(f"validation loss is {loss} at step {step}")
-        log.validation(step, loss)
+        log.validation(step, loss, validation.by_source)
         return True
 
     # The loop
@@ -309,7 +311,7 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
 def check_data(config: TrainConfig, log: RunLog) -> None:
     """Refuse data that changed since the run was planned; say so where that cannot be known without reading them."""
     folder = Path(config.data_path)
-    found = shards.recorded_sha256(folder)
+    found = data.planned_sha256(config)
     if found is None:
         log.say(f"Data: {folder} has no dataset.json of these files; their hash is not held against the plan's")
     elif found != config.data_sha256:

@@ -176,10 +176,10 @@ def test_the_validation_loss_does_not_depend_on_the_micro_batch(tmp_path, batch)
 
 def test_ranks_divide_the_validation_sequences_without_remainder_or_repetition(tmp_path):
     make_data(tmp_path)
-    parts = [Validation(config_of(tmp_path, num_gpus=3), world(rank, 3))._mine for rank in range(3)]
+    parts = [Validation(config_of(tmp_path, num_gpus=3), world(rank, 3)).parts[0].mine for rank in range(3)]
     validation = Validation(config_of(tmp_path), world())
-    assert sorted(place for part in parts for place in part) == validation._mine
-    assert parts[1][:2] == [validation._mine[1], validation._mine[4]]
+    assert sorted(place for part in parts for place in part) == validation.parts[0].mine
+    assert parts[1][:2] == [validation.parts[0].mine[1], validation.parts[0].mine[4]]
 
 
 def test_all_sequences_count_where_fewer_are_there_than_were_asked_for(tmp_path):

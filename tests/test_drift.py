@@ -19,7 +19,13 @@ from kmatrix.kconfig.tree import NOT_AN_AXIS
 TREE = Tree.parse(srctree=ROOT)
 SETTINGS = TREE.names()
 OURS = [name for name in SETTINGS if not name.startswith("GPT2_")]
-RESOLVED = {"vocab_size", "global_batch", "data_sha256", "checkpoint_dir"}  # fields that follow from others
+RESOLVED = {
+    "vocab_size",
+    "global_batch",
+    "data_sha256",
+    "data_shards",
+    "checkpoint_dir",
+}  # fields that follow from others
 KCONFIGS = [ROOT / name for name in TREE.kconf.kconfig_filenames]
 CONTROL = list((ROOT / "lib" / "kmatrix").rglob("*.py"))
 
@@ -77,7 +83,8 @@ def test_every_value_of_a_choice_is_known_to_the_trainer():
 
 def test_every_field_is_read_by_the_trainer_or_resolved_for_it():
     trainer = [path for path in (ROOT / "gpt2").rglob("*.py") if path.name != "config.py"]
-    read = attributes([*trainer, *(ROOT / "lib" / "kmatrix" / name for name in ("config.py", "length.py"))])
+    control = [ROOT / "lib" / "kmatrix" / name for name in ("config.py", "length.py", "launch/prepare.py")]
+    read = attributes([*trainer, *control])
     own = re.findall(r"self\.(\w+)", (ROOT / "gpt2" / "config.py").read_text(encoding="utf-8"))
 
     unread = set(fields()) - read - set(own)

@@ -15,7 +15,8 @@ SHA256 = hashlib.sha256(BODY).hexdigest()
 
 
 @pytest.fixture
-def server():
+def server(monkeypatch):
+    monkeypatch.setattr("gpt2.fetch.FIRST_PAUSE_S", 0.01)
     with LocalServer({"text": BODY}) as server:
         yield server
 

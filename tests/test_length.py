@@ -103,9 +103,9 @@ def test_steps_follow_from_tokens_unless_they_are_asked_for_too(program):
 def test_the_warm_up_of_a_run_bounded_by_epochs_follows_its_data(program):
     before = config(program, "EPOCHS=2", "WARMUP_FRACTION=0.1")
     assert (before.steps, before.tokens, before.fields["warmup_steps"]) == (None, None, None)
-    after = with_data(before, train_tokens=100 * STEP)
+    after = with_data(before, 100 * STEP, 257)
     assert (after.steps, after.bound, after.fields["warmup_steps"]) == (200, "max_epochs", 20)
-    assert with_data(config(program, "MAX_ITERS=50"), train_tokens=STEP).steps == 50
+    assert with_data(config(program, "MAX_ITERS=50"), STEP, 257).steps == 50
 
 
 @pytest.mark.parametrize("words", [("TIME=1h30m",), ("MAX_TIME=5400",), ("TRAINING_HOURS=1.5",)])

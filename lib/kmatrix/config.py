@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kmatrix import mix
 from kmatrix.alerts import Thresholds
 from kmatrix.errors import ConfigError
 from kmatrix.length import length
@@ -13,6 +14,7 @@ from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, ModelShape, by_depth
 
 PREFIX = "GPT2_"
 VOCABULARIES = {"byte": BYTE_VOCAB, "gpt2": GPT2_VOCAB}
+ASSUMED_CHARACTERS = 256  # of a text whose characters are not counted yet
 GPU_HOST_THREADS = 8  # CPU threads of a rank that trains on a GPU: more do not help a training loop
 
 Values = Callable[[str], str | None]
@@ -91,7 +93,7 @@ def read_run(symbols: Mapping[str, Any]) -> RunConfig:
     """Return a run's configuration. symbols: typed values in force, with device and number of GPUs resolved."""
     fields = {name.removeprefix(PREFIX).lower(): value for name, value in symbols.items() if name.startswith(PREFIX)}
     layers, heads, width = _sizes(fields)
-    vocabulary = VOCABULARIES[fields["tokenizer"]]
+    vocabulary = _vocabulary(fields)
     shape = ModelShape(
         n_layer=layers,
         n_head=heads,
@@ -122,13 +124,17 @@ def read_run(symbols: Mapping[str, Any]) -> RunConfig:
     )
 
 
-def with_data(run: RunConfig, train_tokens: int) -> RunConfig:
-    """Return a run's configuration once its data are known: epochs are steps now. train_tokens: of the data."""
-    fields = {**run.fields, "max_iters": run.asked_iters}
-    bounded = length(fields, params=run.shape.params, tokens_per_step=run.tokens_per_step, train_tokens=train_tokens)
+def with_data(run: RunConfig, train_tokens: int, vocab_size: int) -> RunConfig:
+    """Return a run's configuration once its data are known: epochs are steps now, and so is the vocabulary.
+
+    train_tokens: of the data.
+    """
+    fields = {**run.fields, "max_iters": run.asked_iters, "vocab_size": vocab_size}
+    shape = replace(run.shape, vocab_size=vocab_size)
+    bounded = length(fields, params=shape.params, tokens_per_step=run.tokens_per_step, train_tokens=train_tokens)
     fields["max_iters"] = bounded.steps
     fields["warmup_steps"] = _warmup(fields)
-    return replace(run, fields=fields, bound=bounded.bound)
+    return replace(run, fields=fields, shape=shape, bound=bounded.bound)
 
 
 def cpu_threads(asked: int, *, device: str, cores: int, ranks: int) -> int:
@@ -203,10 +209,24 @@ def pruning_has_a_ramp(value: Values) -> str | None:
     return None
 
 
-def shards_need_a_folder(value: Values) -> str | None:
+def own_data_need_a_place(value: Values) -> str | None:
     """A dataset of one's own says where it lies."""
-    if value("GPT2_DATASET") == "shards" and not value("GPT2_DATA_PATH"):
-        return 'DATASET=shards needs DATA_PATH="<folder>"'
+    dataset, path = value("GPT2_DATASET"), value("GPT2_DATA_PATH")
+    places = {"shards": "<folder>", "folder": "<folder or pattern>", "hub": "OWNER/NAME"}
+    if dataset in places and not path:
+        return f'DATASET={dataset} needs DATA_PATH="{places[dataset]}"'
+    return None
+
+
+def mix_can_be_read(value: Values) -> str | None:
+    """A mix names datasets, and a weight for each."""
+    text = value("GPT2_DATA_MIX")
+    if value("GPT2_DATASET") != "mix":
+        return None
+    try:
+        mix.parse(text or "")
+    except ValueError as error:
+        return f'DATASET=mix needs DATA_MIX="finewebedu:65 tinystories:34 stdlib:1": {error}'
     return None
 
 
@@ -253,7 +273,8 @@ RULES = (
     least_rate_is_least,
     nesterov_needs_momentum,
     pruning_has_a_ramp,
-    shards_need_a_folder,
+    own_data_need_a_place,
+    mix_can_be_read,
 )
 
 
@@ -261,6 +282,13 @@ def _need(symbols: Mapping[str, Any], name: str) -> Any:
     if symbols.get(name) is None:
         raise ConfigError(f"the Kconfig files define no {name}", fix="use the project's own, or add it to yours")
     return symbols[name]
+
+
+def _vocabulary(fields: Mapping[str, Any]) -> int:
+    """Return the vocabulary as far as it is known before the data are prepared: afterwards it is theirs."""
+    if fields["tokenizer"] == "bpe":
+        return int(fields["bpe_vocab_size"])
+    return VOCABULARIES.get(fields["tokenizer"], ASSUMED_CHARACTERS)
 
 
 def _sizes(fields: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -79,6 +79,9 @@ COMMANDS = {
         frozenset({"SIMULATE", "YES"}),
         assigns=True,
     ),
+    "prepare-data": Command(
+        "kmatrix.cli.data:prepare", "fetch or make the data of the matrix", frozenset({"GPUS"}), assigns=True
+    ),
     "test-matrix-dry-run": Command(
         "kmatrix.cli.run:dry_run", "list the runs and what is cut", frozenset({"GPUS"}), assigns=True
     ),

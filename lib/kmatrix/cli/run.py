@@ -9,9 +9,10 @@ from pathlib import Path
 
 from kmatrix.cli.again import yes
 from kmatrix.cli.arguments import Arguments
+from kmatrix.cli.data import data_lines, forecast_lines, known_shards
 from kmatrix.cli.execution import detach, execute, monitor, need_torch
 from kmatrix.cli.planning import Plan, make_plan
-from kmatrix.cli.session import ROOT, open_tree, overrides, shown
+from kmatrix.cli.session import ROOT, below_root, open_tree, overrides, shown
 from kmatrix.config import RunConfig, with_data
 from kmatrix.equal import held_equal
 from kmatrix.errors import ConfigError, LaunchError
@@ -39,9 +40,11 @@ def dry_run(arguments: Arguments) -> int:
         said.update(dict.fromkeys(warnings(configs[run.name].fields)))
     if equal:
         print(f"equal {equal}")
+    notes, more = forecast_lines(below_root(plan.config.data_dir), [config.fields for config in configs.values()])
+    said.update(dict.fromkeys(more))
     for cut in plan.matrix.cuts:
         print(f"cut {cut.count}: {cut.reason}")
-    for note in (*plan.matrix.notes, *plan.notes):
+    for note in (*plan.matrix.notes, *plan.notes, *notes):
         print(f"note: {note}")
     for text in said:
         print(f"warning: {text}")
@@ -78,10 +81,12 @@ def reproduce(arguments: Arguments) -> int:
         raise ConfigError("reproduce needs a run", fix="pass RUN=test_matrix_results_.../gpt2_...")
     if not RunDir(folder).config.is_file():
         raise ConfigError(f"RUN={folder} is no run directory", fix="pass RUN=test_matrix_results_.../gpt2_...")
-    return _run_matrix(arguments, make_plan(arguments, one=True, path=RunDir(folder).config))
+    plan = make_plan(arguments, one=True, path=RunDir(folder).config)
+    return _run_matrix(arguments, plan, shards=known_shards(RunDir(folder), plan))
 
 
-def _run_matrix(arguments: Arguments, plan: Plan) -> int:
+def _run_matrix(arguments: Arguments, plan: Plan, *, shards: Mapping[Key, int] | None = None) -> int:
+    """Run a matrix. shards: how many of training each dataset has, where an earlier run says so."""
     for note in (*plan.matrix.notes, *plan.notes):
         print(f"note: {note}")
     configs = {run.name: plan.run_config(run) for run in plan.matrix.runs}
@@ -91,7 +96,7 @@ def _run_matrix(arguments: Arguments, plan: Plan) -> int:
         print(f"warning: {text}")
     need_torch()
     recorder = monitor(arguments.get("SIMULATE"), plan.config.monitor_hz)
-    matrix = create(_creation(arguments, plan, configs, skipped))
+    matrix = create(_creation(arguments, plan, configs, skipped, shards))
     if plan.config.reuse and not arguments.get("SIMULATE") and arguments.target not in TRAINS_ANEW:
         _reuse(matrix, plan, recorded=recorder is not None)
     going = reopen(matrix, plan.gpus)
@@ -114,15 +119,23 @@ def _reuse(matrix: MatrixDir, plan: Plan, *, recorded: bool) -> None:
         print(f"note: {name} has finished before and is trained again; {why}")
 
 
-def _creation(arguments: Arguments, plan: Plan, configs: dict[str, RunConfig], skipped: dict[str, str]) -> Creation:
+def _creation(
+    arguments: Arguments,
+    plan: Plan,
+    configs: dict[str, RunConfig],
+    skipped: dict[str, str],
+    shards: Mapping[Key, int] | None,
+) -> Creation:
     """Check that the matrix can be made here, prepare its data, and return all that its directories are made from."""
-    results_dir = _below_root(plan.config.results_dir)
+    results_dir = below_root(plan.config.results_dir)
     check_place(results_dir)
     going = [config.fields for name, config in configs.items() if name not in skipped]
-    data_dir = _below_root(plan.config.data_dir)
+    data_dir = below_root(plan.config.data_dir)
     check_judging(going, data_dir)
-    data = prepare_data(Path(sys.executable), ROOT, data_dir, going)
+    data = prepare_data(Path(sys.executable), ROOT, data_dir, going, shards)
     configs = {name: _with_data(config, data) for name, config in configs.items()}
+    for line in data_lines([configs[name].fields for name in configs if name not in skipped], data):
+        print(line)
     return Creation(
         plan=plan.matrix,
         configs=configs,
@@ -133,7 +146,7 @@ def _creation(arguments: Arguments, plan: Plan, configs: dict[str, RunConfig], s
         skipped=skipped,
         gpus=plan.gpus,
         results_dir=results_dir,
-        checkpoint_dir=_below_root(plan.config.checkpoint_dir) if plan.config.checkpoint_dir else None,
+        checkpoint_dir=below_root(plan.config.checkpoint_dir) if plan.config.checkpoint_dir else None,
         timeout_s=plan.config.run_timeout_s,
         root=ROOT,
         config_text=plan.path.read_text(encoding="utf-8"),
@@ -145,7 +158,7 @@ def _creation(arguments: Arguments, plan: Plan, configs: dict[str, RunConfig], s
 def _with_data(config: RunConfig, data: Mapping[Key, Dataset]) -> RunConfig:
     """Return a run's configuration with its epochs as steps; a skipped run may have no data."""
     there = data.get(key(config.fields))
-    return with_data(config, there.train_tokens) if there else config
+    return with_data(config, there.train_tokens, there.vocab_size) if there else config
 
 
 def _several(count: int, word: str) -> str:
@@ -220,8 +233,3 @@ def _count(number: float) -> str:
             return f"{number:.3g}{letter}"
         number /= 1000
     return f"{number:.3g}Z"
-
-
-def _below_root(text: str) -> Path:
-    path = Path(text).expanduser()
-    return path if path.is_absolute() else ROOT / path

@@ -96,3 +96,9 @@ def _unwritable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(
         f"cannot write {shown(path)}", why=error.strerror or str(error), fix="name a file that can be written"
     )
+
+
+def below_root(text: str) -> Path:
+    """Return a folder of the configuration: relative ones start at the project's root."""
+    path = Path(text).expanduser()
+    return path if path.is_absolute() else ROOT / path

@@ -142,5 +142,6 @@ def _train_fields(matrix: MatrixDir, run: Run, made_from: Creation, cores: int) 
         "data_path": data.path if data else "",
         "data_sha256": data.sha256 if data else "",
         **judging_files(config.fields, made_from.data_dir),
+        "data_shards": data.shards if data else 0,
         "checkpoint_dir": str(checkpoints.resolve()),
     }
