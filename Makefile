@@ -115,6 +115,13 @@ list-checkpoints: $(CORE) ## list each run's: step, kinds, loss, size, file
 checkpoints-prune: $(CORE) ## remove those that newer ones have replaced (asks; YES=1)
 	$(KMATRIX)
 
+##@ Models (CHECKPOINT=<file, run or matrix directory>; the best of the newest matrix by default)
+.PHONY: sample serve
+sample: $(CORE) $(TRAIN) ## write a text (PROMPT=, TOKENS=, TEMPERATURE=, TOP_K=, TOP_P=, SEED=)
+	$(KMATRIX)
+serve: $(CORE) $(TRAIN) ## answer OpenAI's completions API on this machine (PORT=8000)
+	$(KMATRIX)
+
 ##@ Cleaning (results, checkpoints and datasets are never touched)
 .PHONY: clean mrproper
 clean: ## remove caches

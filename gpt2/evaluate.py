@@ -5,7 +5,6 @@ A loss is in nats a token, and another tokenizer has other tokens; bits per byte
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,13 +115,6 @@ def bytes_per_token(windows: Windows, places: Sequence[Place], tokenizer: Tokeni
         _, targets = windows.read([place])  # (1, T)
         total += int(lengths[np.asarray(targets)].sum())
     return total / (len(places) * windows.block_size) or None
-
-
-def bits_per_byte(loss: float | None, bytes_per_token: float | None) -> float | None:
-    """Return a loss in nats a token as bits for each byte of text: loss / ln 2 / bytes a token."""
-    if loss is None or bytes_per_token is None:
-        return None
-    return loss / math.log(2) / bytes_per_token
 
 
 def at_hand(name: str, folder: Path) -> Tokenizer | None:

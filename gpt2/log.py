@@ -16,12 +16,12 @@ import torch
 
 from gpt2.config import TrainConfig
 from gpt2.dist import World
-from gpt2.evaluate import bits_per_byte
 from gpt2.hellaswag import Score
 from gpt2.prune import Pruner
 from gpt2.steps import Reading
 from kmatrix.records import RunDir, append_jsonl, write_json
 from kmatrix.shapes import mfu, peak_tflops
+from kmatrix.stats import bits_per_byte
 
 HELLASWAG = ("hellaswag_accuracy", "hellaswag_accuracy_norm")
 MOMENT_S = 0.005  # a shorter phase is none: a checkpoint that is not due takes microseconds

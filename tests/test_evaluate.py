@@ -16,13 +16,14 @@ from gpt2 import shards
 from gpt2.config import TrainConfig
 from gpt2.data import Windows
 from gpt2.dist import World
-from gpt2.evaluate import Validation, at_hand, bits_per_byte, bytes_per_token
+from gpt2.evaluate import Validation, at_hand, bytes_per_token
 from gpt2.model import GPT
 from gpt2.sample import Samples
 from gpt2.tokenizer import BpeTokenizer, load
 from kmatrix.errors import DataError
 from kmatrix.records import merged_metrics, read_json, read_jsonl
 from kmatrix.shapes import ModelShape
+from kmatrix.stats import bits_per_byte
 
 WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 TEXT = "Käse, Brot und 3 € für 😀 Leute. " * 400

@@ -253,3 +253,10 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
         if abs(upper * lower - 1.0) < 1e-15:
             break
     return 1.0 / value
+
+
+def bits_per_byte(loss: float | None, bytes_per_token: float | None) -> float | None:
+    """Return a loss in nats a token as bits for each byte of text: loss / ln 2 / bytes a token."""
+    if loss is None or bytes_per_token is None:
+        return None
+    return loss / math.log(2) / bytes_per_token

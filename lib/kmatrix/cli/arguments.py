@@ -130,6 +130,19 @@ COMMANDS = {
         "remove checkpoints that newer ones have replaced",
         frozenset({"TARGET", "RUN", "RESULTS_DIR", "YES"}),
     ),
+    "sample": Command(
+        "kmatrix.cli.models:sample",
+        "write a text with a trained model",
+        frozenset(
+            {"CHECKPOINT", "PROMPT", "TOKENS", "TEMPERATURE", "TOP_K", "TOP_P", "SEED", "DEVICE"}
+            | {"TARGET", "RESULTS_DIR"}
+        ),
+    ),
+    "serve": Command(
+        "kmatrix.cli.models:serve",
+        "answer OpenAI's completions API with a trained model",
+        frozenset({"CHECKPOINT", "PORT", "HOST", "DEVICE", "TARGET", "RESULTS_DIR"}),
+    ),
 }
 ALIASES = {"test_matrix": "test-matrix"}
 

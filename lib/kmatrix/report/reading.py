@@ -69,6 +69,9 @@ def read_numbers(run_dir: RunDir, planned: Mapping[str, Any]) -> RunNumbers:
         last_val_step=val[-1].step if val else None,
         best_val_loss=finite(facts, "best_val_loss"),
         best_val_step=_whole(facts, "best_val_step"),
+        bytes_per_token=finite(facts, "bytes_per_token"),
+        hellaswag_accuracy=finite(facts, "hellaswag_accuracy"),
+        hellaswag_accuracy_norm=finite(facts, "hellaswag_accuracy_norm"),
         final_train_loss=finite(facts, "final_train_loss"),
         tokens=_whole(facts, "tokens"),
         tokens_per_second=finite(facts, "tokens_per_second"),
@@ -149,6 +152,9 @@ def _measured(lines: Sequence[Mapping[str, Any]], val: Sequence[Point], train: S
         "final_val_loss": val[-1].loss if val else None,
         "best_val_loss": best.loss if best else None,
         "best_val_step": best.step if best else None,
+        "bytes_per_token": _bytes_per_token(lines),
+        "hellaswag_accuracy": _newest(lines, "hellaswag/accuracy"),
+        "hellaswag_accuracy_norm": _newest(lines, "hellaswag/accuracy_norm"),
         "final_train_loss": train[-1].loss if train else None,
         "sparsity": next((line["sparsity"] for line in reversed(lines) if "sparsity" in line), None),
         "tokens_per_second": _median(lines, "throughput/tokens_per_s"),
@@ -200,6 +206,19 @@ def _adjusted(run_dir: RunDir) -> tuple[str, ...]:
     """Return what the trainer changed, as sentences."""
     changes = readable(run_dir.run_used).get("adjusted") or []
     return tuple(f"{c.get('field')} {c.get('from')} -> {c.get('to')}: {c.get('why')}" for c in changes)
+
+
+def _bytes_per_token(lines: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return bytes a token from an evaluation's loss and bits per byte."""
+    for line in lines:
+        loss, bits = finite(line, "val/loss"), finite(line, "val/bits_per_byte")
+        if loss and bits:
+            return loss / math.log(2) / bits
+    return None
+
+
+def _newest(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    return next((value for line in reversed(lines) if (value := finite(line, key)) is not None), None)
 
 
 def finite(values: Mapping[str, Any], key: str) -> float | None:

@@ -12,7 +12,7 @@ from typing import Any
 from kmatrix.alerts import Alert
 from kmatrix.records import Status
 from kmatrix.report.gpu_values import GpuNumbers
-from kmatrix.stats import Interval, Verdict, Word, mean, mean_interval, sample_deviation
+from kmatrix.stats import Interval, Verdict, Word, bits_per_byte, mean, mean_interval, sample_deviation
 
 SEED_AXIS = "seed"
 GPUS_AXIS = "gpus"
@@ -42,6 +42,7 @@ class RunNumbers:
 
     final_val_loss: of a run that is not finished, the last that was measured; last_val_step says where.
     steps: updates done.  tokens: seen in training.  seconds: of the whole training.  step_ms: median.
+    bytes_per_token: of text, of the validation targets.  hellaswag_accuracy, hellaswag_accuracy_norm: 0 to 1.
     mfu: 0 to 1.  peak_memory_mib: the greatest of the ranks.  device: "gpu" or "cpu".
     ended_by: what a finished run ended by: max_iters, time, cost or early_stopping.
     planned_tokens: those of the whole run.  warmup_share: warm-up steps / steps of the run.
@@ -79,6 +80,9 @@ class RunNumbers:
     last_val_step: int | None = None
     best_val_loss: float | None = None
     best_val_step: int | None = None
+    bytes_per_token: float | None = None
+    hellaswag_accuracy: float | None = None
+    hellaswag_accuracy_norm: float | None = None
     final_train_loss: float | None = None
     tokens: int | None = None
     tokens_per_second: float | None = None
@@ -108,6 +112,15 @@ class RunNumbers:
     @property
     def perplexity(self) -> float | None:
         return perplexity(self.final_val_loss)
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Of the final loss: what compares over tokenizers."""
+        return bits_per_byte(self.final_val_loss, self.bytes_per_token)
+
+    @property
+    def best_bits_per_byte(self) -> float | None:
+        return bits_per_byte(self.best_val_loss, self.bytes_per_token)
 
     @property
     def counts(self) -> bool:
