@@ -28,7 +28,7 @@ import termios
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -100,6 +100,24 @@ class Cost:
     size: float | None = None
 
 
+class Look:
+    """A recording at one moment: its samples, its bytes and the time (s)."""
+
+    def __init__(self, path: Path, samples: int) -> None:
+        self.samples, self.size, self.time = samples, path.stat().st_size, time.monotonic()
+
+
+def grown(cost: Cost, hz: float, first: Look, last: Look) -> Cost:
+    """Return a cost with what was recorded between two looks, asked for `hz` samples a second."""
+    seconds, samples = last.time - first.time, max(1, last.samples - first.samples)
+    return replace(
+        cost,
+        hz=samples / seconds,
+        late=max(0, round(hz * seconds) - samples),
+        size=3600 * hz * (last.size - first.size) / samples,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
     """One number of GPUs: where the files go, the simulated driver, and how long each way is looked at."""
@@ -110,32 +128,24 @@ class Bench:
 
     def recorder(self, hz: float) -> Cost:
         run = RunDir(self.folder / f"run{hz:g}")
-        counted: list[tuple[int, float]] = []
+        looks: list[Look] = []
         cost = self._watch(
             [sys.executable, "-m", "kmatrix.gpu.recorder", str(run.path), "--hz", f"{hz:g}"],
-            lambda: counted.append((len(read_samples(run.gpu_samples)), time.monotonic())),
+            lambda: looks.append(Look(run.gpu_samples, len(read_samples(run.gpu_samples)))),
         )
-        (first, begin), (last, end) = counted
-        recording = read_samples(run.gpu_samples)
-        size = run.gpu_samples.stat().st_size / len(recording)
-        late = max(0, round(hz * (end - begin)) - (last - first))
-        return Cost(cpu=cost.cpu, rss=cost.rss, hz=(last - first) / (end - begin), late=late, size=3600 * hz * size)
+        return grown(cost, hz, *looks)
 
     def empty(self, hz: float) -> Cost:
         return self._watch([sys.executable, "-c", EMPTY, f"{hz:g}"])
 
     def plain(self, hz: float) -> Cost:
         path = self.folder / f"{hz:g}.csv"
-        counted: list[tuple[int, int, float]] = []
+        looks: list[Look] = []
         cost = self._watch(
             [sys.executable, "-c", PLAIN, f"{hz:g}", str(path)],
-            lambda: counted.append((path.read_bytes().count(b"\n"), path.stat().st_size, time.monotonic())),
+            lambda: looks.append(Look(path, path.read_bytes().count(b"\n"))),
         )
-        (first, small, begin), (last, large, end) = counted
-        lines = max(1, last - first)
-        late = max(0, round(hz * (end - begin)) - lines)
-        size = 3600 * hz * (large - small) / lines
-        return Cost(cpu=cost.cpu, rss=cost.rss, hz=lines / (end - begin), late=late, size=size)
+        return grown(cost, hz, *looks)
 
     def original(self, peer: Path, before: int) -> Cost:
         """Run the original's screen on a terminal. before: samples that it has already."""
