@@ -245,12 +245,12 @@ def test_an_attempt_on_other_gpus_overwrites_nothing_and_the_summary_says_so(sta
         finish(process)
     assert len(read_samples(run_dir.path / "gpu_samples.1.bin").columns) == 2
     assert len(read_samples(run_dir.gpu_samples).columns) == 1
-    (said,) = read_json(run_dir.gpu_summary)["warnings"]
-    assert "an earlier attempt is not in these numbers" in said
+    said = read_json(run_dir.gpu_summary)["warnings"]
+    assert any("an earlier attempt is not in these numbers" in text for text in said)
 
 
 def test_an_energy_counter_that_falls_is_a_new_base_and_an_event(start, run_dir):
-    process = start("--hz", 50, lines="0 0 power 100\n1 0 energy 0\n", gpus=1, epoch=time.time() - 0.2)
+    process = start("--hz", 50, lines="0 0 power 100\n5 0 energy 0\n", gpus=1)
     until(lambda: events(run_dir, "counter reset"), "the counter falls")
     until(lambda: samples(run_dir) > 90, "90 samples")
     finish(process)

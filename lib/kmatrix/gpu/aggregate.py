@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kmatrix.gpu.formats import Recording
-from kmatrix.gpu.source import AT, UNKNOWN, WIDTH, Device
+from kmatrix.gpu.source import AT, EXTRAS, UNKNOWN, WIDTH, Device, Extra
 from kmatrix.stats import balance_quality, coefficient_of_variation
 
 MEASURED = ("memory_used", "utilization", "power", "temperature", "sm_clock")
@@ -84,6 +84,9 @@ class Totals:
     lost_at: float | None = None
     throttled_s: dict[str, float] = field(default_factory=dict)
     foreign: dict[int, dict[str, Any]] = field(default_factory=dict)
+    extras: dict[str, Running] = field(default_factory=dict)
+    ecc: dict[str, int] = field(default_factory=dict)  # errors since the recording began
+    last_ecc: dict[str, int] = field(default_factory=dict)
     last_counter: float | None = None
     last_power: tuple[float, float] | None = None  # time (s), watts
 
@@ -108,6 +111,20 @@ class Totals:
             self.samples += len(columns[0])
         else:
             self.samples += sum(not all(map(math.isnan, moment)) for moment in zip(*columns, strict=True))
+
+    def look(self, extra: Extra) -> int:
+        """Take in what is asked once a second; return how many uncorrected errors of memory are new."""
+        for name, value in extra.known():
+            if name in EXTRAS:
+                self.extras.setdefault(name, Running()).add([value])
+        new = 0
+        for kind, now in (("corrected", extra.ecc_corrected), ("uncorrected", extra.ecc_uncorrected)):
+            if now is not None:
+                more = max(0, now - self.last_ecc.get(kind, now))
+                self.ecc[kind] = self.ecc.get(kind, 0) + more
+                self.last_ecc[kind] = now
+                new = more
+        return new
 
     def _count(self, counter: float) -> bool:
         """Add what the counter grew by. A lower value is a new base: the driver was loaded again."""
@@ -144,6 +161,8 @@ class Totals:
             "joules": None if self.joules is None else round(self.joules, 3),
             "throttled_s": {reason: round(seconds, 1) for reason, seconds in sorted(self.throttled_s.items())},
             "foreign": [self.foreign[pid] for pid in sorted(self.foreign)],
+            "ecc": dict(self.ecc) or None,
+            **{name: running.summary() for name in EXTRAS if (running := self.extras.get(name))},
         }
 
     def restore(self, summary: Mapping[str, Any]) -> None:
@@ -153,6 +172,11 @@ class Totals:
         self.samples, self.joules = int(summary["samples"]), summary["joules"]
         self.throttled_s = dict(summary["throttled_s"])
         self.foreign = {int(entry["pid"]): dict(entry) for entry in summary["foreign"]}
+        self.ecc = dict(summary.get("ecc") or {})
+        for name in EXTRAS:
+            if known := summary.get(name):
+                self.extras[name] = Running()
+                self.extras[name].restore(known)
 
 
 class Aggregate:

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from kmatrix.gpu.source import AT, UNKNOWN, WIDTH, Device, Process, Slow
+from kmatrix.gpu.source import AT, UNKNOWN, WIDTH, Device, Extra, Process, Slow
 
 DRM = Path("/sys/class/drm")
 AMD = "0x1002"  # the PCI vendor
 MIB = 2**20
+PWM_MOST = 255  # of a fan, where the kernel names no other
 # column -> files, the first that is there counts, and what divides it. power1_average: W / 10^6, as power1_input.
 FAST = {
     "utilization": (("gpu_busy_percent",), 1.0),
@@ -39,7 +40,7 @@ class _Card:
                 except OSError:
                     continue
                 break
-        self.power_cap = hwmon / "power1_cap"
+        self.power_cap, self._fan = hwmon / "power1_cap", hwmon / "pwm1"
 
     def column(self, name: str) -> float:
         if name not in self._files:
@@ -49,6 +50,11 @@ class _Card:
             return int(os.pread(file, 64, 0)) / scale
         except (OSError, ValueError):
             return UNKNOWN
+
+    def fan(self) -> float | None:
+        """Return the fan's speed in percent; None for a card without one."""
+        now, most = _number(self._fan), _number(self._fan.with_name("pwm1_max")) or PWM_MOST
+        return None if now is None else 100.0 * now / most
 
     @property
     def columns(self) -> list[str]:
@@ -90,6 +96,9 @@ class AmdSource:
     def slow(self, device: int) -> Slow:
         cap = _number(self._cards[device].power_cap)
         return Slow(power_limit=None if cap is None else cap / 1e6)
+
+    def extra(self, device: int) -> Extra:
+        return Extra(fan=self._cards[device].fan())
 
     def processes(self, device: int) -> tuple[Process, ...]:  # noqa: ARG002 (every source has it)
         return ()

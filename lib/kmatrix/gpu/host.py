@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import psutil
 
-from kmatrix.gpu.source import AT, UNKNOWN, WIDTH, Device, Process, Slow
+from kmatrix.gpu.source import AT, UNKNOWN, WIDTH, Device, Extra, Process, Slow
 
 MIB = 2**20
 TRAINER = "gpt2.train"
@@ -79,6 +79,9 @@ class HostSource:
 
     def slow(self, device: int) -> Slow:  # noqa: ARG002 (every source has it)
         return Slow()
+
+    def extra(self, device: int) -> Extra:  # noqa: ARG002
+        return Extra()
 
     def processes(self, device: int) -> tuple[Process, ...]:  # noqa: ARG002
         return ()

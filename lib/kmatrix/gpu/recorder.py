@@ -24,6 +24,7 @@ from typing import Any
 from kmatrix.errors import KmatrixError, LaunchError, RecordError
 from kmatrix.gpu import calibrate, processes
 from kmatrix.gpu.aggregate import Aggregate
+from kmatrix.gpu.aside import Aside
 from kmatrix.gpu.formats import SIMULATED, read_samples
 from kmatrix.gpu.source import UNKNOWN, WIDTH, Slow, Source, snapshot
 from kmatrix.gpu.writing import Files
@@ -48,6 +49,7 @@ class Recorder:
         self._values = [UNKNOWN] * (WIDTH * len(source.devices))
         self._slow = [Slow()] * len(source.devices)
         self._lost = [False] * len(source.devices)
+        self._aside, self._looks = Aside(source), 0
         self._calibration: calibrate.Calibration | None = calibrate.Calibration()
         self._result: dict[str, dict[str, float | None]] | None = None
         self._seconds, self._looked = 0, 0.0  # ticks of the slow set, and when the last one was
@@ -60,6 +62,7 @@ class Recorder:
     def run(self) -> None:
         """Sample until SIGTERM, SIGINT or the end of the parent; then write the last summary."""
         self._files.event("started", f"{len(self._source.devices)} devices at {self._hz:g} Hz")
+        self._aside.start()
         begin = next_slow = next_summary = time.monotonic()
         next_summary += SUMMARY_S
         period, tick = 1.0 / self._hz, 0
@@ -95,7 +98,8 @@ class Recorder:
             self._device_event("counter reset", device, "the energy counter fell: a new base, joules go on from it")
         self._files.sample(wall, self._values)
         if slow:
-            self._files.second(snapshot(self._source.devices, self._values, self._slow, wall))
+            latest = snapshot(self._source.devices, self._values, self._slow, wall, self._aside.latest)
+            self._files.second(latest)
 
     def _look(self, now: float) -> None:
         """Read the slow set: lost devices, throttling, the machine's joules, and in turn the processes of a GPU."""
@@ -111,11 +115,20 @@ class Recorder:
             self._slow[device] = slow
             if (self._seconds - device) % PROCESSES_S == 0:
                 self._look_at_processes(device)
+        if self._aside.looks != self._looks:
+            self._looks = self._aside.looks
+            self._take_extras()
         joules = self._source.host_joules()
         if joules is not None:
             self._aggregate.host_joules = self._before[1] + joules
         self._looked = now
         self._seconds += 1
+
+    def _take_extras(self) -> None:
+        """Take in what was asked aside; errors of memory that were not corrected are an event."""
+        for device, extra in enumerate(self._aside.latest):
+            if errors := self._aggregate.totals[device].look(extra):
+                self._device_event("ecc", device, f"{errors} errors of its memory could not be corrected")
 
     def _look_for(self, device: int) -> None:
         if self._source.is_lost(device) and not self._lost[device]:
@@ -168,7 +181,8 @@ class Recorder:
         self._files.event("ended", f"{self._aggregate.samples} samples, {late} left out")
         if not self._files.close(lambda: self._summary(final=True)):
             print(f"{self._dir.gpu_summary} could not be written: is the disk full?", file=sys.stderr)
-        self._source.close()
+        if self._aside.stop():  # a driver that hangs is left alone
+            self._source.close()
 
     def _device_event(self, event: str, device: int, text: str) -> None:
         known = self._source.devices[device]

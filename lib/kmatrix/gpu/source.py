@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, Protocol
 
 from kmatrix.gpu.formats import COLUMNS, GpuSample, Snapshot
@@ -34,6 +34,34 @@ class Slow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Extra:
+    """What costs more and changes slowly; None is unknown. fan: percent.  pcie_tx, pcie_rx: MiB/s.
+
+    ecc_corrected, ecc_uncorrected: errors of memory since the driver was loaded.
+    sm_active, sm_occupancy, tensor_active, dram_active: percent, means since the look before (NVML's GPM, from
+    Hopper on).
+    """
+
+    fan: float | None = None
+    pcie_tx: float | None = None
+    pcie_rx: float | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    sm_active: float | None = None
+    sm_occupancy: float | None = None
+    tensor_active: float | None = None
+    dram_active: float | None = None
+
+    def known(self) -> tuple[tuple[str, float], ...]:
+        """Return names and values of what is known."""
+        values = ((one.name, getattr(self, one.name)) for one in fields(self))
+        return tuple((name, value) for name, value in values if value is not None)
+
+
+EXTRAS = tuple(one.name for one in fields(Extra) if not one.name.startswith("ecc_"))  # of which there are means
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
     """A process on a GPU. memory_mib: None where the driver does not say."""
 
@@ -59,6 +87,9 @@ class Source(Protocol):
 
     def slow(self, device: int) -> Slow: ...
 
+    def extra(self, device: int) -> Extra:
+        """Ask what costs more. Called from a thread of its own: a call may take 20 ms, in which samples go on."""
+
     def processes(self, device: int) -> tuple[Process, ...]:
         """Return the processes on a device; nothing where that is not known."""
 
@@ -73,8 +104,14 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-def snapshot(devices: Sequence[Device], values: Sequence[float], slow: Sequence[Slow], time: float) -> Snapshot:
-    """Return what was read as a value. slow: for each device. time: Unix seconds."""
+def snapshot(
+    devices: Sequence[Device],
+    values: Sequence[float],
+    slow: Sequence[Slow],
+    time: float,
+    extra: Sequence[Extra] = (),
+) -> Snapshot:
+    """Return what was read as a value. slow, extra: for each device. time: Unix seconds."""
     samples = []
     for position, device in enumerate(devices):
         known = {name: None if math.isnan(value := values[position * WIDTH + at]) else value for name, at in AT.items()}
@@ -92,6 +129,7 @@ def snapshot(devices: Sequence[Device], values: Sequence[float], slow: Sequence[
                 temperature=known["temperature"],
                 sm_clock=known["sm_clock"],
                 energy_j=known["energy_j"],
+                extra=extra[position].known() if extra else (),
             )
         )
     return Snapshot(time=time, samples=tuple(samples))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kmatrix.errors import RecordError, SchemaError
+from kmatrix.gpu.source import EXTRAS
 from kmatrix.records import RunDir, read_jsonl
 from kmatrix.report.energy import factors_of
 from kmatrix.report.gpu_values import CPU, SIMULATED, DeviceNumbers, GpuNumbers, Moment, Spread
@@ -196,6 +197,8 @@ def _device(gpu: Mapping[str, Any]) -> DeviceNumbers:
         lost_at=finite(gpu, "lost_at"),
         throttled_s=tuple((str(why), seconds) for why in throttled if (seconds := finite(throttled, why))),
         foreign=tuple(_foreign(process) for process in gpu.get("foreign") or [] if isinstance(process, Mapping)),
+        ecc_uncorrected=int(finite(gpu.get("ecc") or {}, "uncorrected") or 0),
+        extras={name: known.mean for name in EXTRAS if (known := _spread(gpu.get(name)))},
     )
 
 

@@ -62,6 +62,8 @@ def _device(device: DeviceNumbers) -> dict[str, Any]:
         "joules": device.joules,
         "throttled_s": dict(device.throttled_s),
         "foreign": list(device.foreign),
+        "ecc_uncorrected": device.ecc_uncorrected,
+        **device.extras,
     }
 
 

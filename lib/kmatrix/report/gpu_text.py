@@ -88,8 +88,11 @@ def busy_lines(gpu: GpuNumbers) -> Iterator[str]:
     """Put MFU beside utilization: a GPU can be busy all the time and slow."""
     if gpu.mfu is None or gpu.utilization is None or gpu.device_type == CPU:
         return
+    tensor = gpu.extra("tensor_active")
+    cores = "" if tensor is None else f", tensor cores {tensor:.1f}% of the time"
     yield (
-        f"Utilization {gpu.utilization:.1f}% of the time something ran, MFU {100 * gpu.mfu:.1f}% of the peak was used"
+        f"Utilization {gpu.utilization:.1f}% of the time something ran, "
+        f"MFU {100 * gpu.mfu:.1f}% of the peak was used{cores}"
     )
 
 
@@ -212,6 +215,8 @@ def _troubles(gpu: GpuNumbers, device: DeviceNumbers) -> Iterator[str]:
         yield f"! {label} was lost at {clock(device.lost_at)}: its numbers, and its joules, end there"
     if device.throttled_s:
         yield f"! {label} was throttled: {', '.join(f'{why} {duration(s)}' for why, s in device.throttled_s)}"
+    if device.ecc_uncorrected:
+        yield f"! {label} had {device.ecc_uncorrected} errors of its memory that were not corrected: do not trust it"
     if device.foreign:
         yield f"! {label} was shared with {', '.join(device.foreign)}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kmatrix.report.energy import Cost, Factors, cost_of
@@ -31,7 +31,8 @@ class DeviceNumbers:
 
     memory_total, memory_used: MiB.  utilization: percent.  power: W.  temperature: degrees C.  sm_clock: MHz.
     joules: over the recording.  lost_at: Unix seconds.  throttled_s: seconds by reason.
-    foreign: who else had memory on this GPU.
+    foreign: who else had memory on this GPU.  ecc_uncorrected: errors of its memory.
+    extras: means of what is asked once a second, by the names of gpu.source.Extra.
     """
 
     gpu_index: int
@@ -49,6 +50,8 @@ class DeviceNumbers:
     lost_at: float | None = None
     throttled_s: tuple[tuple[str, float], ...] = ()
     foreign: tuple[str, ...] = ()
+    ecc_uncorrected: int = 0
+    extras: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +153,12 @@ class GpuNumbers:
         """Mean over the devices, percent; None where none is known."""
         known = [device.utilization.mean for device in self.devices if device.utilization]
         return math.fsum(known) / len(known) if known else None
+
+    def extra(self, name: str) -> float | None:
+        """Return the mean over the devices of an extra value; None where one does not say it."""
+        known = [device.extras.get(name) for device in self.devices]
+        total = _sum(known)
+        return None if total is None else total / len(known)
 
     @property
     def tokens_per_joule(self) -> float | None:

@@ -61,7 +61,7 @@ class Recording:
                 uuid=str(gpu.get("uuid") or ""),
                 memory_total=gpu.get("memory_total"),
                 power_limit=gpu.get("power_limit"),
-                **{name: _none(values[index]) for name, values in columns.items() if name in COLUMNS},
+                **_known(columns, index),
             )
             for gpu, columns in zip(self.header["gpus"], self.columns, strict=True)
         )
@@ -213,6 +213,10 @@ def _aside(path: Path) -> Path:
 
 def _less(header: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {name: value for name, value in header.items() if name != key}
+
+
+def _known(columns: Mapping[str, Sequence[float]], index: int) -> dict[str, Any]:
+    return {name: _none(values[index]) for name, values in columns.items() if name in COLUMNS}
 
 
 def _none(value: float) -> float | None:

@@ -20,6 +20,7 @@ class GpuSample:
     memory_used, memory_total: MiB.  memory_percent: their ratio, filled in where both are known.
     power: watts, the average that the driver gives.  power_instant: watts.  power_limit: watts.
     temperature: degrees Celsius.  sm_clock: MHz.  energy_j: joules, a counter that only grows.
+    extra: names and values of what is asked once a second and known, such as fan and pcie_tx.
     """
 
     gpu_index: int
@@ -35,6 +36,7 @@ class GpuSample:
     temperature: float | None = None
     sm_clock: float | None = None
     energy_j: float | None = None
+    extra: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         if self.memory_percent is None and self.memory_used is not None and self.memory_total:
@@ -147,6 +149,7 @@ def _gpu(sample: GpuSample) -> dict[str, Any]:
         "energy_j": finite(sample.energy_j),
         "uuid": sample.uuid,
     }
+    entry.update((name, finite(value)) for name, value in sample.extra)
     if sample.simulated:
         entry["simulated"] = True
     return entry

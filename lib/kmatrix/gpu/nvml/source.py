@@ -22,7 +22,8 @@ from kmatrix.gpu.nvml.bound import (
     bind,
 )
 from kmatrix.gpu.nvml.detect import MIB
-from kmatrix.gpu.source import AT, UNKNOWN, WIDTH, Device, Process, Slow, snapshot
+from kmatrix.gpu.nvml.extra import Extras
+from kmatrix.gpu.source import AT, UNKNOWN, WIDTH, Device, Extra, Process, Slow, snapshot
 
 CAREFUL = 100  # times that GPUs are read call by call after a call that failed
 PROCESS = struct.Struct("<I4xQII")  # nvmlProcessInfo_v2_t: pid, bytes, GPU instance, compute instance
@@ -49,6 +50,7 @@ class NvmlSource:
             None if handle is None else bind(pynvml.nvmlLib, handle) for handle in handles
         ]
         self._batch, self._careful = Batch(self._calls), 0
+        self._extras: dict[int, Extras] = {}
         self._values = [UNKNOWN] * (WIDTH * len(self.devices))
         self._nothing = [UNKNOWN] * WIDTH
 
@@ -108,6 +110,14 @@ class NvmlSource:
             throttled=frozenset(reason for bit, reason in THROTTLE if bits & bit),
         )
 
+    def extra(self, device: int) -> Extra:
+        if self._calls[device] is None:
+            self._extras.pop(device, None)  # the handle may be another one when it is found again
+            return Extra()
+        if device not in self._extras:
+            self._extras[device] = Extras(self._pynvml, self._handles[device])
+        return self._extras[device].read()
+
     def processes(self, device: int) -> tuple[Process, ...]:
         """Return the processes that compute on a GPU. Expensive: milliseconds on some drivers."""
         if self._calls[device] is None:
@@ -155,6 +165,8 @@ class NvmlSource:
         return snapshot(self.devices, self._values, slow, time.time())
 
     def close(self) -> None:
+        for extras in self._extras.values():
+            extras.close()
         with contextlib.suppress(self._pynvml.NVMLError):  # the driver can go away meanwhile
             self._pynvml.nvmlShutdown()
 

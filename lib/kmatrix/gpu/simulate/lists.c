@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The functions of NVML that return lists: processes, field values, the last samples.
+ * The functions of NVML that return lists: processes, field values, the last samples, performance metrics (GPM).
  */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "play.h"
@@ -118,4 +119,50 @@ API Code nvmlDeviceGetSamples(Device *gpu, int kind, unsigned long long since_us
     }
     *count = found;
     return found ? OK : NOT_FOUND;
+}
+
+/* ---- performance metrics: means between two samples that the client takes ---- */
+
+typedef struct { const Device *gpu; double time; } GpmSample;
+typedef struct { unsigned id; Code code; double value; char *names[3]; } GpmMetric;
+typedef struct { unsigned version, count; const GpmSample *first, *second; GpmMetric metrics[]; } GpmGet;
+typedef struct { unsigned version, supported; } GpmSupport;
+
+static Code gpm_field(unsigned id, Field *field) {
+    switch (id) {
+    case 2: *field = SMACT; return OK;
+    case 3: *field = SMOCC; return OK;
+    case 5: *field = TENSOR; return OK;
+    case 10: *field = DRAM; return OK;
+    default: return NOT_SUPPORTED;
+    }
+}
+API Code nvmlGpmQueryDeviceSupport(Device *gpu, GpmSupport *out) {
+    double value;
+    Code code = ask(gpu);
+    if (code || !out) return code ? code : INVALID;
+    out->supported = !value_at(gpu, SMACT, now_s(), &value) || !value_at(gpu, TENSOR, now_s(), &value);
+    return OK;
+}
+API Code nvmlGpmSampleAlloc(GpmSample **out) { return out && (*out = calloc(1, sizeof **out)) ? OK : INVALID; }
+API Code nvmlGpmSampleFree(GpmSample *sample) { return free(sample), OK; }
+API Code nvmlGpmSampleGet(Device *gpu, GpmSample *sample) {
+    Code code = ask(gpu);
+    if (code || !sample) return code ? code : INVALID;
+    *sample = (GpmSample){ gpu, now_s() };
+    return OK;
+}
+API Code nvmlGpmMetricsGet(GpmGet *get) {
+    if (!get || get->version != 1 || !get->first || !get->second) return INVALID;
+    const GpmSample *first = get->first, *second = get->second;
+    if (!first->gpu || first->gpu != second->gpu) return INVALID;
+    for (unsigned i = 0; i < get->count; i++) {
+        GpmMetric *metric = &get->metrics[i];
+        Field field = SMACT;
+        double last = 0;
+        metric->code = gpm_field(metric->id, &field);
+        if (!metric->code) metric->code = value_at(second->gpu, field, second->time, &last);
+        metric->value = second->time - first->time > MOMENT ? mean(second->gpu, field, first->time, second->time) : last;
+    }
+    return OK;
 }

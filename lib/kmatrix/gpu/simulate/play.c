@@ -17,7 +17,7 @@ double wall(void) {
 }
 
 /* Seconds of the scenario. */
-static double now_s(void) {
+double now_s(void) {
     return scenario.freeze >= 0 ? scenario.freeze : (wall() - scenario.epoch) * scenario.speed;
 }
 
@@ -42,17 +42,23 @@ static const Knot *knot_at(const Series *series, double time) {
     return &series->knots[low];
 }
 
-/* Watts x seconds from 0 to `time` of one pass through the scenario. */
+/* Value x seconds from 0 to `time` of one pass through the scenario. */
 static double integral(const Series *series, double time) {
     const Knot *knot = knot_at(series, time);
     return time <= 0 ? 0 : knot->sum + knot->value * (time - fmax(knot->time, 0));
 }
 
 /* The same over all passes until `time`. */
-static double joules(const Device *gpu, double time) {
-    const Series *power = &gpu->series[POWER];
+static double area(const Device *gpu, Field field, double time) {
+    const Series *series = &gpu->series[field];
     double passes = scenario.loop > 0 && time > 0 ? floor((time + MOMENT) / scenario.loop) : 0;
-    return passes * integral(power, scenario.loop) + integral(power, time - passes * scenario.loop);
+    return passes * integral(series, scenario.loop) + integral(series, time - passes * scenario.loop);
+}
+
+static double joules(const Device *gpu, double time) { return area(gpu, POWER, time); }
+
+double mean(const Device *gpu, Field field, double begin, double end) {
+    return (area(gpu, field, end) - area(gpu, field, begin)) / (end - begin);
 }
 
 /* Whether it answers at all. */

@@ -17,7 +17,7 @@ typedef enum {
 
 typedef enum {
     UTIL, MEMUTIL, MEM, MEMTOTAL, POWER, AVERAGE, INSTANT, LIMIT, TEMP, SMCLK, MEMCLK, FAN, THROTTLE,
-    PCIE_TX, PCIE_RX, ECC_C, ECC_U, PSTATE, ENERGY, ALL, FIELDS
+    PCIE_TX, PCIE_RX, ECC_C, ECC_U, PSTATE, SMACT, SMOCC, TENSOR, DRAM, ENERGY, ALL, FIELDS
 } Field;
 
 /* sum: the integral of the value from second 0 to `time`. */
@@ -53,10 +53,12 @@ void read_table(void); /* into `scenario` */
 
 /* play.c */
 double wall(void);            /* Unix time */
+double now_s(void);           /* seconds of the scenario */
 double tick(Field field);     /* the moment of the scenario at which the field last changed */
 long long stamp(double time); /* a moment of the scenario in microseconds since 1970 */
 Code whole_gpu(const Device *gpu);
 Code value_at(const Device *gpu, Field field, double time, double *value);
+double mean(const Device *gpu, Field field, double begin, double end); /* over a span that is not empty */
 Code mean_power(const Device *gpu, double time, double window, unsigned *milliwatts);
 Code power_field(const Device *gpu, double time, Field field, unsigned *milliwatts); /* field: AVERAGE or INSTANT */
 Code energy(const Device *gpu, double time, unsigned long long *millijoules);

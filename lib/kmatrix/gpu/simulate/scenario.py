@@ -253,7 +253,7 @@ def _device(gpu: int, events: Iterable[Event]) -> list[str]:
     events = list(events)
     lines = []
     for name, quantity in QUANTITIES.items():
-        value, knots = quantity.default, {BEFORE: (quantity.default, 0)}
+        value, knots = quantity.default, {BEFORE: (quantity.default, quantity.code)}
         for event in (event for event in events if event.field == name):
             if name != "energy" and event.value is not None:
                 value = event.value

@@ -25,7 +25,8 @@ Scenario scenario = { .window = 1, .speed = 1, .freeze = -1, .name = "GPU" SUFFI
 
 static const char *const field_names[FIELDS] = {
     "util", "memutil", "mem", "memtotal", "power", "average", "instant", "limit", "temp", "smclk", "memclk", "fan",
-    "throttle", "pcie_tx", "pcie_rx", "ecc_c", "ecc_u", "pstate", "energy", "all"
+    "throttle", "pcie_tx", "pcie_rx", "ecc_c", "ecc_u", "pstate", "smact", "smocc", "tensor", "dram",
+    "energy", "all"
 };
 
 static void *grown(void *array, int count, size_t size) {

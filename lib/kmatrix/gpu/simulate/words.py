@@ -18,11 +18,15 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """One field of a GPU: what it is where nothing is said. numeric: whether it can be given a number."""
+    """One field of a GPU: what it is where nothing is said. numeric: whether it can be given a number.
+
+    code: the error with which it answers until it is given one; 0: none.
+    """
 
     default: float
     range: Range
     numeric: bool = True
+    code: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,9 @@ class Setting:
 PERCENT = Range(0, 100)
 COUNT = Range(0, 2**32 - 1, whole=True)
 
-# In the order of enum Field in play.h. util, memutil, fan: %; mem, memtotal: MiB; power, limit: W; temp: C;
-# smclk, memclk: MHz; pcie_tx, pcie_rx: KB/s; energy: J. average and instant can only fail: their values are power's.
+# In the order of enum Field in play.h. util, memutil, fan, smact, smocc, tensor, dram: %; mem, memtotal: MiB;
+# power, limit: W; temp: C; smclk, memclk: MHz; pcie_tx, pcie_rx: KB/s; energy: J. average and instant can only fail:
+# their values are power's.
 QUANTITIES = {
     "util": Quantity(95, PERCENT),
     "memutil": Quantity(60, PERCENT),
@@ -62,6 +67,10 @@ QUANTITIES = {
     "ecc_c": Quantity(0, COUNT),
     "ecc_u": Quantity(0, COUNT),
     "pstate": Quantity(0, Range(0, 15, whole=True)),
+    "smact": Quantity(0, PERCENT, code=3),  # performance metrics: of Hopper and newer, so not supported unless set
+    "smocc": Quantity(0, PERCENT, code=3),
+    "tensor": Quantity(0, PERCENT, code=3),
+    "dram": Quantity(0, PERCENT, code=3),
     "energy": Quantity(0, Range(0, 1e12)),
     "all": Quantity(0, Range(0, 0), numeric=False),
 }
