@@ -25,6 +25,7 @@ from kmatrix.stats import Verdict, Word
 
 WIDTH = 120
 UNKNOWN = "-"
+UNBROKEN = "\0"  # stands for a space at which a line is not to be broken
 TAIL_LINES = 6  # of a failed run's log
 BEST = "a loss is the mean over the validation sequences, in nats a token; best is written loss@step"
 
@@ -298,8 +299,9 @@ def _settings(found: Sequence[OptimizerSettings]) -> Iterator[str]:
     """List what each optimizer ran with; a default has no word behind it."""
     width = max(len(one.optimizer) for one in found) + 2
     for one in found:
-        text = ", ".join(map(_setting, one.settings))
-        yield from textwrap.wrap(text, WIDTH, initial_indent=one.optimizer.ljust(width), subsequent_indent=" " * width)
+        text = ", ".join(_setting(setting).replace(" ", UNBROKEN) for setting in one.settings)
+        lines = textwrap.wrap(text, WIDTH, initial_indent=one.optimizer.ljust(width), subsequent_indent=" " * width)
+        yield from (line.replace(UNBROKEN, " ") for line in lines)
     if any(setting.origin is None for one in found for setting in one.settings):
         yield from wrap("these runs do not record which values were asked for")
     else:
