@@ -18,6 +18,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     ),
     "tokenizer": ("gpt2", "byte", "char", "bpe"),
     "schedule": ("cosine", "linear", "constant", "wsd"),
+    "adamwprune_base": ("adamw", "adamwspam"),
     "pruning": ("none", "magnitude", "movement", "state"),
     "device": ("cuda", "cpu"),
     "dtype": ("fp32", "bf16"),
@@ -26,7 +27,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "spike_policy": ("record", "skip", "rollback"),
     "oom_policy": ("fail", "halve"),
 }
-MAY_BE_NONE = ("ddp_backend", "spike_policy")
+MAY_BE_NONE = ("ddp_backend", "adamwprune_base", "spike_policy")
 VOCAB = {"gpt2": GPT2_VOCAB, "byte": BYTE_VOCAB}  # of char and bpe: the dataset's
 AT_LEAST_ONE = (
     *("n_layer", "n_head", "n_embd", "block_size", "vocab_multiple", "vocab_size", "batch_size"),
@@ -185,6 +186,8 @@ class TrainConfig:
             raise refused(
                 "vocab_size", self.vocab_size, f"tokenizer {self.tokenizer} has {VOCAB[self.tokenizer]} tokens"
             )
+        if (self.pruning == "state") != (self.optimizer == "adamwprune"):
+            raise refused("pruning", self.pruning, f"with optimizer {self.optimizer}: adamwprune alone prunes by state")
         product = self.batch_size * self.gradient_accumulation * self.num_gpus
         if self.global_batch != product:
             raise refused("global_batch", self.global_batch, f"micro-batch x accumulation x ranks is {product}")

@@ -41,7 +41,7 @@ class Case:
 def cases() -> Iterator[Case]:
     """Every optimizer that there is, with dropout; then ends at the border of an epoch, and a model that draws."""
     for name in sorted(optim.BUILDERS):
-        for base in ("adamw", "spam") if name == "adamwprune" else ("",):
+        for base in ("adamw", "adamwspam") if name == "adamwprune" else ("",):
             special = {key: value for values in SPECIAL.values() for key, value in values.items()}
             special |= {"adamwprune_base": base, "pruning": "state", **PRUNED} if base else {}
             settings = asdict(Settings(optimizer=name, learning_rate=1e-3)) | special

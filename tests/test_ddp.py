@@ -77,6 +77,23 @@ def test_two_ranks_of_six_are_one_rank_of_twelve_and_their_replicas_are_equal(tm
         assert torch.allclose(replicas[0][name], weights, atol=1e-5), f"{name} is not that of one rank"
 
 
+def test_two_ranks_prune_the_same_weights_without_a_word_to_each_other(tmp_path):
+    ramp = {"target_sparsity": 0.6, "pruning_warmup": 0.1, "pruning_ramp_end": 0.7, "pruning_frequency": 4}
+    pruning = {"optimizer": "adamwprune", "adamwprune_base": "adamw", "pruning": "state", "pruning_global": True}
+    run_dir = make_run(tmp_path, num_gpus=2, batch_size=2, max_iters=20, **pruning, **ramp)
+    (tmp_path / "weights").mkdir()
+    process = start(run_dir, FAULT_DUMP=tmp_path / "weights")
+    output = end_of(process)
+    assert process.returncode == 0, output
+    first, second = (torch.load(tmp_path / f"weights/{rank}.pt", weights_only=True) for rank in (0, 1))
+    for name, weights in first.items():
+        assert torch.equal(weights, second[name]), f"replicas differ in {name}"
+    pruned = [weights for name, weights in first.items() if name.startswith("h.") and weights.ndim == 2]
+    zeros, total = (sum(count) for count in zip(*((int((w == 0).sum()), w.numel()) for w in pruned), strict=True))
+    assert zeros == round(0.6 * total)
+    assert read_json(run_dir.result)["sparsity"] == zeros / total
+
+
 def test_sigterm_to_torchrun_stops_every_rank_with_a_checkpoint(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=1_000_000)
     process = start(run_dir)

@@ -39,6 +39,8 @@ def test_a_whole_number_may_stand_for_a_float():
         ("n_head", 3),
         ("vocab_size", 50257),
         ("global_batch", 5),
+        ("pruning", "state"),
+        ("adamwprune_base", "spam"),
     ],
 )
 def test_a_wrong_value_is_refused_and_the_message_names_the_field(name, value):

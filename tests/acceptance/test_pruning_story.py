@@ -1,0 +1,161 @@
+"""Pruning as a user meets it: illegal pairs cut with a reason, a target reached, masks kept through a resume."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
+
+SMALL = ("DEVICE=cpu", "NUM_GPUS=1", "MODEL=tiny", "BLOCK_SIZE=64", "EVAL_SAMPLES=10", "BATCH_SIZE=4", "LOG_INTERVAL=1")
+RAMP = ("TARGET_SPARSITY=0.7", "PRUNING_FREQUENCY=5", "PRUNING_WARMUP=0.25", "PRUNING_RAMP_END=0.7")
+COUNT = """
+import sys, torch
+sys.path.insert(0, {root!r})
+value = torch.load({path!r}, weights_only=True)
+pruned = [w for name, w in value["model"].items() if name.startswith("h.") and w.ndim == 2]
+rest = [w for name, w in value["model"].items() if not name.startswith("h.") and w.ndim == 2]
+print(sum(int((w == 0).sum()) for w in pruned), sum(w.numel() for w in pruned), sum(int((w == 0).sum()) for w in rest))
+"""
+
+
+def load(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def newest(folder: Path) -> Path:
+    return max(folder.glob("test_matrix_results_*"))
+
+
+def zeros_of(clone, checkpoint: Path) -> tuple[int, int, int]:
+    """Count zeros and weights of the blocks' matrices, and zeros elsewhere, with torch alone."""
+    done = clone.run(clone.python, "-c", COUNT.format(root=str(clone.root), path=str(checkpoint)))
+    assert done.returncode == 0, done.stderr
+    zeros, total, elsewhere = map(int, done.stdout.split())
+    return zeros, total, elsewhere
+
+
+def test_illegal_pairs_are_cut_with_a_reason_and_refused_alone(clone):
+    """Must 8, second half: the dry run names the reason of each cause, and the legal pairs stay."""
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    words = ("OPTIMIZER=adamwspam,adamwprune,muon,schedulefree", "PRUNING=none,magnitude,movement,state", "NUM_GPUS=1")
+    dry = clone.make("test-matrix-dry-run", *words)
+    assert dry.returncode == 0, dry.stdout + dry.stderr
+    runs = [line.split()[2] for line in dry.stdout.splitlines() if line.startswith("run ")]
+    assert sorted(runs) == sorted(
+        f"gpt2_{pair}_1cpu"
+        for pair in (
+            "adamwspam_pruningnone",
+            "adamwspam_pruningmagnitude",
+            "adamwspam_pruningmovement",
+            "adamwprune_pruningstate",
+            "muon_pruningnone",
+            "schedulefree_pruningnone",
+        )
+    )
+    cuts = "\n".join(line for line in dry.stdout.splitlines() if line.startswith("cut "))
+    for reason in (
+        "adamwprune is pruned by its own states",
+        "reads the moments of adamwprune",
+        "compute the update of a matrix as a whole",
+        "judged at an average",
+    ):
+        assert reason in cuts
+    alone = clone.make("test-matrix-dry-run", "OPTIMIZER=adamwprune", "PRUNING=magnitude", "NUM_GPUS=1")
+    assert alone.returncode == 2
+    assert "adamwprune is pruned by its own states" in alone.stdout + alone.stderr
+
+
+def test_the_originals_matrix_is_one_command(clone):
+    """SPAM by magnitude and by movement, adamwprune on SPAM: three runs on four GPUs."""
+    done = clone.make("defconfig-gpt2-finewebedu-a10gx4-prune")
+    assert done.returncode == 0, done.stdout + done.stderr
+    dry = clone.make("test-matrix-dry-run")
+    assert dry.returncode == 0, dry.stdout + dry.stderr
+    assert [line.split()[2] for line in dry.stdout.splitlines() if line.startswith("run ")] == [
+        "gpt2_adamwspam_pruningmagnitude_4gpu",
+        "gpt2_adamwspam_pruningmovement_4gpu",
+        "gpt2_adamwprune_4gpu",
+    ]
+    assert "\ncut " not in dry.stdout
+
+
+def test_adamwprune_reaches_its_target_and_keeps_its_masks_through_a_resume(clone, tmp_path):
+    """Must 8, first half: stopped in the middle of the ramp and continued, against the same run without a stop."""
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    words = ("OPTIMIZER=adamwprune", "ADAMWPRUNE_BASE=adamwspam", "SPAM_INTERVAL=150", "MAX_ITERS=300", *SMALL, *RAMP)
+    done = clone.make("test-matrix", *words, "CHECKPOINT_INTERVAL=100", "KEEP_EVERY=100", f"RESULTS_DIR={tmp_path}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    matrix = newest(tmp_path)
+    (run,) = [path.parent for path in matrix.glob("*/run.json")]
+    result = load(run / "result.json")
+
+    middle, total, _ = zeros_of(clone, run / "checkpoints" / "step_00000100.pt")
+    zeros, _, elsewhere = zeros_of(clone, run / "checkpoints" / "final.pt")
+    assert 0 < middle < zeros == round(0.7 * total)
+    assert elsewhere == 0
+    assert result["sparsity"] == zeros / total
+    shares = [line["sparsity"] for line in lines(run / "metrics.jsonl") if "sparsity" in line]
+    assert all(before <= after for before, after in pairwise(shares))
+    assert (shares[0], shares[-1]) == (0.0, zeros / total)
+    assert load(run / "training_metrics.json")["sparsities"] == shares
+    summary = (matrix / "summary_report.txt").read_text()
+    assert " 70.0% " in summary
+    assert "target_sparsity 0.7 (asked for)" in summary
+    (row,) = json.loads((matrix / "all_results.json").read_text())
+    assert (row["pruning"], row["target_sparsity"], row["sparsity"]) == ("state", 0.7, zeros / total)
+
+    folder = stopped_in_the_ramp(clone, tmp_path / "stopped", *words)
+    again = clone.make("continue", f"TARGET={folder.parent}")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert load(folder / "result.json")["attempt"] == 2
+    assert zeros_of(clone, folder / "checkpoints" / "final.pt")[0] == zeros
+    straight, resumed = (load(path / "training_metrics.json") for path in (run, folder))
+    for key in ("train_losses", "val_losses", "sparsities"):
+        assert resumed[key] == straight[key], key
+
+
+def stopped_in_the_ramp(clone, results: Path, *words: str) -> Path:
+    """Start the matrix, interrupt it once weights are pruned, and return the folder of its run."""
+    results.mkdir()
+    process = subprocess.Popen(
+        [clone.python, "-m", "kmatrix", "test-matrix", *words, f"RESULTS_DIR={results}"],
+        cwd=clone.root,
+        env=clone.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 300
+        while not pruned_by_now(results):
+            assert process.poll() is None, "the run ended before it could be stopped"
+            assert time.monotonic() < deadline, "nothing was pruned"
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=120) == 130
+    finally:
+        process.kill()
+    (run,) = [path.parent for path in newest(results).glob("*/run.json")]
+    middle = load(run / "result.json")
+    assert middle["status"] == "stopped"
+    assert 0 < middle["sparsity"] < 0.7
+    return run
+
+
+def pruned_by_now(results: Path) -> bool:
+    """Whether a line of the run's metrics, as far as they are written, tells of zeros."""
+    for path in results.glob("*/*/metrics.jsonl"):
+        whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
+        return any(json.loads(line).get("sparsity", 0) > 0 for line in whole.splitlines())
+    return False
