@@ -88,6 +88,8 @@ def restore(value: Mapping[str, Any], parts: Parts) -> list[str]:
 
     Raises RecordError where the checkpoint is of another training than this.
     """
+    if not value["optimizer"]:
+        raise RecordError(f"the checkpoint at step {value['step']} holds weights alone", why="it came from an export")
     refuse_another(value, parts.config)
     parts.model.load_state_dict(value["model"])
     parts.optimizers.load_state_dict(value["optimizer"])
