@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from gpt2.checkpoint import choose, rng, speed
+from gpt2.checkpoint.copies import Copies, size_of
 from gpt2.checkpoint.files import Written, load, save
-from gpt2.checkpoint.state import Parts, copied, restore, size_of, state
+from gpt2.checkpoint.state import Parts, restore, state
 from gpt2.log import RunLog
 from kmatrix.errors import KmatrixError, RecordError
 from kmatrix.records.checkpoints import AGES, INDEX, Entry, Kind, Shelf, aged, same, sha256_of
@@ -47,6 +48,7 @@ class Keeper:
         self._names: dict[int, str] = {}  # what holds the weights of a step, as this attempt has them
         self._pool = ThreadPoolExecutor(1, "checkpoints")
         self._writing: Future[None] | None = None
+        self._copies = Copies()
         self._speed = speed.Speed()
         if parts.world.main:
             self.shelf = self._open()
@@ -183,7 +185,7 @@ class Keeper:
         elif not self.config.async_checkpoint:
             self._try(lambda: self._put(value, about), step)
         else:
-            value, ready = copied(value), self._copies_done()
+            value, ready = self._copies.of(value), self._copies_done()
             self._writing = self._pool.submit(self._try, lambda: self._put(value, about, ready), step)
 
     def _saves(self) -> bool:

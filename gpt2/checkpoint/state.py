@@ -51,7 +51,7 @@ class Parts:
 def state(parts: Parts, *, step: int, run_id: str, rng: list[dict[str, Any]]) -> dict[str, Any]:
     """Return everything that a run is after `step` updates. rng: every rank's, gathered.
 
-    The tensors are those of training, not copies: `copied` before the next step, or write them at once.
+    The tensors are those of training: copy them before the next step (Copies), or write them at once.
     The order of the data is a function of seed and step x global batch (gpt2/data.py), and the rate of the step
     (gpt2/schedule.py): for these the step alone is kept.
     """
@@ -74,7 +74,7 @@ def judged(parts: Parts) -> dict[str, Any]:
     if not parts.optimizers.averages:
         return {}
     with parts.optimizers.judged():
-        return {"judged": copied(parts.model.state_dict())}
+        return {"judged": {name: weights.detach().clone() for name, weights in parts.model.state_dict().items()}}
 
 
 def weights(value: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -122,24 +122,3 @@ def refuse_another(value: Mapping[str, Any], config: TrainConfig) -> None:
             why="; ".join(differences[:5]),
             fix="start without it: --resume none",
         )
-
-
-def copied(value: Any, device: str = "cpu") -> Any:
-    """Return a nested value with every tensor copied into CPU memory, pinned where it comes from a GPU."""
-    if isinstance(value, torch.Tensor):
-        if value.device.type == "cpu":
-            return value.detach().clone()
-        return torch.empty_like(value, device=device, pin_memory=True).copy_(value.detach(), non_blocking=True)
-    if isinstance(value, Mapping):
-        return {name: copied(item, device) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(copied(item, device) for item in value)
-    return value
-
-
-def size_of(value: Any) -> int:
-    """Return the bytes of all tensors in a nested value."""
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return sum(size_of(item) for item in items)
