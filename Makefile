@@ -117,10 +117,14 @@ checkpoints-prune: $(CORE) ## remove those that newer ones have replaced (asks; 
 	$(KMATRIX)
 
 ##@ Models (CHECKPOINT=<file, run or matrix directory>; the best of the newest matrix by default)
-.PHONY: sample serve
+.PHONY: sample serve export import-model
 sample: $(CORE) $(TRAIN) ## write a text (PROMPT=, TOKENS=, TEMPERATURE=, TOP_K=, TOP_P=, SEED=)
 	$(KMATRIX)
 serve: $(CORE) $(TRAIN) ## answer OpenAI's completions API on this machine (PORT=8000)
+	$(KMATRIX)
+export: $(CORE) $(TRAIN) ## write OUTPUT=<a new folder> in Hugging Face's layout
+	$(KMATRIX)
+import-model: $(CORE) $(TRAIN) ## make a checkpoint OUTPUT= of MODEL=<a folder in that layout>
 	$(KMATRIX)
 
 ##@ Cleaning (results, checkpoints and datasets are never touched)

@@ -18,6 +18,7 @@ from optim_factory import Settings
 from gpt2 import dist, optim, train
 from gpt2.log import RunLog
 from gpt2.model import GPT
+from gpt2.watchdog import Watchdog
 from kmatrix.records import RunDir, read_json, write_json
 
 STEPS, EPOCH = 12, 5  # steps of a run, and of an epoch
@@ -93,7 +94,9 @@ def go(run_dir: RunDir, case: Case, *, attempt: int = 1, stop: int | None = None
     torch.manual_seed(99 + dist.environment()[0] + 10 * attempt)  # a resume must not depend on it
     if attempt == 1:
         torch.manual_seed(dist.environment()[0])
-    train.train(read_json(run_dir.run_json), log, StopAfter(log, stop), resume=resume)  # type: ignore[arg-type]
+    rank, _, size = dist.environment()
+    with Watchdog(log, rank=rank, size=size, stalled=print) as watch:
+        train.train(read_json(run_dir.run_json), log, StopAfter(log, stop), watch, resume=resume)  # type: ignore[arg-type]
 
 
 def noisy(config: Any) -> GPT:

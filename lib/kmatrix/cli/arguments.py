@@ -143,6 +143,16 @@ COMMANDS = {
         "answer OpenAI's completions API with a trained model",
         frozenset({"CHECKPOINT", "PORT", "HOST", "DEVICE", "TARGET", "RESULTS_DIR"}),
     ),
+    "export": Command(
+        "kmatrix.cli.models:export",
+        "write a model in Hugging Face's layout",
+        frozenset({"CHECKPOINT", "OUTPUT", "TARGET", "RESULTS_DIR"}),
+    ),
+    "import-model": Command(
+        "kmatrix.cli.models:import_model",
+        "make a checkpoint OUTPUT= of MODEL=<folder in Hugging Face's layout>",
+        frozenset({"MODEL", "OUTPUT"}),
+    ),
 }
 ALIASES = {"test_matrix": "test-matrix"}
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from kmatrix.cli.arguments import Arguments
 from kmatrix.cli.execution import need_torch
@@ -17,6 +18,7 @@ from kmatrix.records.checkpoints import Kind, Shelf, folder_of
 
 SAMPLE = {"PROMPT": str, "TOKENS": int, "TEMPERATURE": float, "TOP_K": int, "TOP_P": float, "SEED": int, "DEVICE": str}
 SERVE = {"PORT": int, "HOST": str, "DEVICE": str}
+EXPORT = {"OUTPUT": str}
 KINDS = {int: "a whole number", float: "a number"}
 
 
@@ -30,12 +32,30 @@ def serve(arguments: Arguments) -> int:
     return _become("gpt2.server", arguments, SERVE)
 
 
-def _become(module: str, arguments: Arguments, options: Mapping[str, type]) -> int:
-    words = [sys.executable, "-m", module, *command_line(arguments, options)]
+def export(arguments: Arguments) -> int:
+    """Write a model in Hugging Face's layout. Does not return: the program of the trainer takes over."""
+    if not arguments.get("OUTPUT"):
+        raise ConfigError("export needs a folder to write", fix="pass OUTPUT=<a new folder>")
+    _become("gpt2.export", arguments, EXPORT)
+
+
+def import_model(arguments: Arguments) -> int:
+    """Make a checkpoint of a folder in Hugging Face's layout. Does not return."""
+    folder = Path(arguments.get("MODEL")).expanduser()
+    if not arguments.get("MODEL") or not arguments.get("OUTPUT"):
+        raise ConfigError("import-model needs both names", fix="pass MODEL=<folder> OUTPUT=<a new file>")
+    _run("gpt2.export", [str(folder), f"--output={arguments.get('OUTPUT')}"])
+
+
+def _become(module: str, arguments: Arguments, options: Mapping[str, type]) -> NoReturn:
+    _run(module, command_line(arguments, options))
+
+
+def _run(module: str, words: Sequence[str]) -> NoReturn:
     need_torch()
     sys.stdout.flush()
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "lib"), os.environ.get("PYTHONPATH", "")]))
-    os.execve(sys.executable, words, {**os.environ, "PYTHONPATH": path})
+    os.execve(sys.executable, [sys.executable, "-m", module, *words], {**os.environ, "PYTHONPATH": path})
 
 
 def command_line(arguments: Arguments, options: Mapping[str, type]) -> list[str]:
