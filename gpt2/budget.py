@@ -37,8 +37,8 @@ def limit_of(config: TrainConfig) -> Limit | None:
     limits = []
     if config.max_time is not None:
         limits.append(Limit(seconds=config.max_time, ended_by="time"))
-    if config.max_cost is not None and config.budget_price:
-        per_second = config.budget_price * config.num_gpus / 3600
+    if config.max_cost is not None and config.gpu_hour_price:
+        per_second = config.gpu_hour_price * config.num_gpus / 3600
         limits.append(Limit(seconds=config.max_cost / per_second, ended_by="cost"))
     return min(limits, key=lambda limit: limit.seconds, default=None)
 

@@ -44,8 +44,8 @@ class TrainConfig:
     data_tokens, shard_tokens: tokens.  val_percent: of the documents.  data_shards: of training, the first so many that
     are read; 0 for all.
     peak_tflops: dense peak of one device in TFLOP/s; None: from the table by the device's name.
-    max_time: seconds.  max_cost: dollars.  gpu_hour_price: dollars for a GPU and hour; budget_price: the same, where
-    max_cost needs it.  max_tokens, max_epochs, tokens_per_param: max_iters holds what follows from them.
+    max_time: seconds.  max_cost: dollars.  gpu_hour_price: dollars for a GPU and hour.
+    max_tokens, max_epochs, tokens_per_param: max_iters holds what follows from them.
     early_stopping_patience, bad_steps_limit: evaluations, steps.  early_stopping_min_delta: nats.  spike_window: steps.
     stall_factor: times the usual time.  stall_floor: seconds.  profile: "i:j", steps i to j - 1, or "".
     The fields without a symbol of their own stand last: they follow from others.
@@ -141,7 +141,6 @@ class TrainConfig:
     max_time: float | None
     max_cost: float | None
     gpu_hour_price: float | None
-    budget_price: float | None
     max_tokens: float | None
     max_epochs: float | None
     tokens_per_param: float | None

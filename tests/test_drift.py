@@ -160,7 +160,7 @@ def test_neutral_symbols_are_places_intervals_limits_samples_and_the_monitor_onl
         *SYMBOLS.values(),
         *("GPT2_KEEP_CHECKPOINTS", "GPT2_KEEP_EVERY", "GPT2_SAVE_BEST", "GPT2_ASYNC_CHECKPOINT"),
         *("ENERGY_PRICE", "CO2_FACTOR"),
-        *("GPT2_GPU_HOUR_PRICE", "GPT2_STALL_FACTOR", "GPT2_STALL_FLOOR", "GPT2_PROFILE"),
+        *("GPT2_STALL_FACTOR", "GPT2_STALL_FLOOR", "GPT2_PROFILE"),
         *("GPT2_LOG_INTERVAL", "GPT2_SAVE_CHECKPOINT", "GPT2_CHECKPOINT_INTERVAL", "GPT2_PEAK_TFLOPS"),
         *("GPT2_SAMPLE_INTERVAL", "GPT2_SAMPLE_PROMPT", "GPT2_SAMPLE_TOKENS", "GPT2_SAMPLE_TEMPERATURE"),
     }
@@ -171,6 +171,10 @@ def test_an_alert_has_the_same_default_in_menuconfig_and_in_the_code():
 
     assert Thresholds.of(values) == Thresholds()
     assert {name for name in SETTINGS if name.startswith("ALERT_")} == set(SYMBOLS.values())
+
+
+def test_a_price_alone_decides_where_a_money_budget_is_set():
+    assert TREE.neutral_unless == {"GPT2_GPU_HOUR_PRICE": "GPT2_MAX_COST"}
 
 
 def test_aliases_lead_to_symbols_and_hide_none():

@@ -21,8 +21,8 @@ from kmatrix.launch.lock import held, holder, try_lock
 from kmatrix.launch.signals import Asked
 from kmatrix.launch.standing import settle
 from kmatrix.launch.verdict import exit_in_words, judge
-from kmatrix.launch.watch import MetricsTail
-from kmatrix.records import Status, read_json, read_jsonl, write_json
+from kmatrix.launch.watch import MetricsTail, limit_s
+from kmatrix.records import Status, append_jsonl, read_json, read_jsonl, write_json
 
 # A matrix from begin to end
 
@@ -493,6 +493,28 @@ def test_metrics_are_followed_line_by_line_and_a_half_line_waits(tmp_path):
 
 
 # The real torchrun
+
+
+def test_the_time_left_ends_with_the_budget(tmp_path):
+    tail = MetricsTail(tmp_path / "metrics.jsonl", max_iters=1000, limit_s=60.0)
+    for step, at in enumerate((100.0, 110.0)):
+        line = {"step": step, "time": at, "elapsed_s": at - 80.0, "train/loss": 3.0}
+        append_jsonl(tmp_path / "metrics.jsonl", line)
+    tail.read()
+    assert tail.left_s(now=115.0) == 25.0
+
+
+@pytest.mark.parametrize(
+    ("train", "seconds"),
+    [
+        ({}, None),
+        ({"max_time": 60.0}, 60.0),
+        ({"max_time": 60.0, "max_cost": 0.02, "gpu_hour_price": 3.6, "num_gpus": 2}, 10.0),
+        ({"max_cost": 1.0, "gpu_hour_price": None}, None),
+    ],
+)
+def test_the_seconds_that_budgets_allow(train, seconds):
+    assert limit_s(train) == (seconds if seconds is None else pytest.approx(seconds))
 
 
 @pytest.mark.slow

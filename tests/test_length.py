@@ -133,7 +133,6 @@ def test_the_same_time_in_other_words_is_the_same_run(program):
         (["NAN_POLICY=rollback"], "a rollback needs periodic checkpoints"),
         (["PROFILE=5:5"], "PROFILE=5:5 is no span of steps"),
         (["PROFILE=x"], "PROFILE=x is no span of steps"),
-        (["BUDGET_PRICE=1"], "it has no prompt"),
         (["EARLY_STOPPING_MIN_DELTA=0.1"], "needs GPT2_EARLY_STOPPING_PATIENCE != 0"),
     ],
 )

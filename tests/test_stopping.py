@@ -59,7 +59,7 @@ def test_a_run_whose_time_is_up_has_its_last_evaluation_and_checkpoint(tmp_path)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("budget", "ended_by"),
-    [({"max_time": 25.0}, "time"), ({"max_cost": 0.05, "budget_price": 3.6, "gpu_hour_price": 3.6}, "cost")],
+    [({"max_time": 25.0}, "time"), ({"max_cost": 0.05, "gpu_hour_price": 3.6}, "cost")],
 )
 def test_two_ranks_end_together_inside_the_budget_and_near_its_end(tmp_path, budget, ended_by):
     """A twentieth of a dollar is 25 s of two devices at 3.60 dollars an hour."""

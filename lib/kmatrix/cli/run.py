@@ -111,7 +111,7 @@ def _reuse(matrix: MatrixDir, plan: Plan, *, recorded: bool) -> None:
     """Take over what has finished in an earlier matrix, and say so."""
     from kmatrix.launch.reuse import take_over
 
-    neutral = {name.removeprefix("GPT2_").lower() for name in plan.tree.neutral}
+    neutral = {name.removeprefix("GPT2_").lower() for name in (*plan.tree.neutral, *plan.tree.neutral_unless)}
     found = take_over(matrix, matrix.path.parent, neutral, recorded=recorded)
     for name, source in found.taken.items():
         print(f"{name}: taken over from {source}, where it has finished (REUSE=n trains it again)")

@@ -63,6 +63,6 @@ functions = {
     "float": (_mark, 2, 3),
     "oneof": (_mark, 1, None),
     "duration": (_mark, 0, 0),
-    "neutral": (_mark, 0, 0),
+    "neutral": (_mark, 0, 1),
     "label": (_mark, 1, 1),
 }

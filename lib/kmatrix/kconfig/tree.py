@@ -31,7 +31,8 @@ class Tree:
 
     floats: symbol -> (lowest, highest, may be empty).  oneofs: symbol -> allowed texts.
     durations: symbols that hold a length of time, or nothing.
-    neutral: symbols that cannot change a result.  labels: what a symbol is called in a run's name.
+    neutral: symbols that cannot change a result.  neutral_unless: symbol -> another; it cannot while that one is empty.
+    labels: what a symbol is called in a run's name.
     choices: axis name (the members' common prefix) -> choice.
     """
 
@@ -40,6 +41,7 @@ class Tree:
     oneofs: dict[str, tuple[str, ...]] = field(default_factory=dict)
     durations: set[str] = field(default_factory=set)
     neutral: set[str] = field(default_factory=set)
+    neutral_unless: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     choices: dict[str, Choice] = field(default_factory=dict)
 
@@ -161,6 +163,8 @@ class Tree:
             self.oneofs[symbol.name] = marker.args
         elif marker.name == "duration":
             self.durations.add(symbol.name)
+        elif marker.name == "neutral" and marker.args:
+            self.neutral_unless[symbol.name] = self.symbol(marker.args[0], where).name
         elif marker.name == "neutral":
             self.neutral.add(symbol.name)
         else:

@@ -36,7 +36,7 @@ from kmatrix.launch.state import (
     overall,
 )
 from kmatrix.launch.verdict import Verdict, judge
-from kmatrix.launch.watch import MetricsTail, Progress
+from kmatrix.launch.watch import MetricsTail, Progress, limit_s
 from kmatrix.records import MatrixDir, Status, append_jsonl, end_torn_line, read_json, write_json
 
 EXIT_FAILED, EXIT_STOPPED = 1, 130
@@ -260,9 +260,13 @@ class _Driver:
         self.jobs |= self._engine.submit([plan])
 
     def _follow(self, plan: RunPlan) -> None:
-        most = self._train[plan.name].get("max_iters")
+        train = self._train[plan.name]
+        most = train.get("max_iters")
         self._tails[plan.name] = MetricsTail(
-            plan.dir.metrics, attempt=plan.attempt, max_iters=most if isinstance(most, int) else None
+            plan.dir.metrics,
+            attempt=plan.attempt,
+            max_iters=most if isinstance(most, int) else None,
+            limit_s=limit_s(train),
         )
 
     def _display(

@@ -12,7 +12,7 @@ from kmatrix.errors import RecordError, SchemaError
 from kmatrix.launch.alarm import kept
 from kmatrix.launch.standing import read_state, settle
 from kmatrix.launch.state import RunState, overall
-from kmatrix.launch.watch import MetricsTail
+from kmatrix.launch.watch import MetricsTail, limit_s
 from kmatrix.records import MatrixDir, RunDir, Status, read_json
 
 SHAPE = ("model", "n_layer", "n_embd", "block_size", "global_batch", "num_gpus", "device", "dtype")
@@ -217,10 +217,10 @@ def _elapsed(state: RunState, now: float) -> float | None:
 
 
 def _left(tail: MetricsTail, train: Mapping[str, Any], elapsed: float | None, now: float) -> float | None:
-    """Seconds until the last step, or until the run's limit of time where that comes first."""
-    left, limit = tail.left_s(now), train.get("max_time")
-    if isinstance(limit, (int, float)) and limit and elapsed is not None:
-        rest = max(0.0, float(limit) - elapsed)
+    """Seconds until the last step, or until the run's budget is spent where that comes first."""
+    left, limit = tail.left_s(now), limit_s(train)
+    if limit is not None and elapsed is not None:
+        rest = max(0.0, limit - elapsed)
         return rest if left is None else min(left, rest)
     return left
 

@@ -47,16 +47,26 @@ class MetricsTail:
     """Follows metrics.jsonl. Each call of `read` costs what was appended since the one before.
 
     Make it before the attempt starts: lines that are there already belong to earlier ones. whole: read those, too.
+    limit_s: seconds that the run may take, all attempts together, None for as long as it likes.
     losses: of the last training lines, None for one that is no number.  val_losses: of every evaluation.
     mfu: percent.  newest: Unix seconds of the newest line.  lines: of training.
     """
 
-    def __init__(self, path: Path, *, attempt: int = 1, max_iters: int | None = None, whole: bool = False) -> None:
-        self._path, self._attempt, self.max_iters = path, attempt, max_iters
+    def __init__(
+        self,
+        path: Path,
+        *,
+        attempt: int = 1,
+        max_iters: int | None = None,
+        whole: bool = False,
+        limit_s: float | None = None,
+    ) -> None:
+        self._path, self._attempt, self.max_iters, self._limit_s = path, attempt, max_iters, limit_s
         self._offset = path.stat().st_size if path.exists() and not whole else 0
         self._half = b""
         self._first: tuple[int, float] | None = None  # step and Unix seconds
         self._last: tuple[int, float] | None = None
+        self._due: float | None = None  # Unix seconds at which the budget is spent
         self.step: int | None = None
         self.loss: float | None = None
         self.val_loss: float | None = None
@@ -88,16 +98,20 @@ class MetricsTail:
                 self._take(value)
 
     def left_s(self, now: float | None = None) -> float | None:
-        """Seconds until the last step at the mean pace of this attempt; None until two steps are known."""
-        if self._first is None or self._last is None or self.max_iters is None or self._last[0] <= self._first[0]:
-            return None
-        pace = (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
-        since = (time.time() if now is None else now) - self._last[1]
-        return max(0.0, pace * (self.max_iters - self._last[0]) - max(0.0, since))
+        """Seconds until the last step at the mean pace of this attempt, or until the budget is spent; None: unknown."""
+        now = time.time() if now is None else now
+        left = [self._due - now] if self._due is not None else []
+        if self._first and self._last and self.max_iters is not None and self._last[0] > self._first[0]:
+            pace = (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
+            left.append(pace * (self.max_iters - self._last[0]) - max(0.0, now - self._last[1]))
+        return max(0.0, min(left)) if left else None
 
     def _take(self, line: Mapping[str, Any]) -> None:
         step, at = line.get("step"), _number(line.get("time"))
         self.newest = at if at is not None else self.newest
+        elapsed = _number(line.get("elapsed_s"))
+        if self._limit_s is not None and at is not None and elapsed is not None:
+            self._due = at + self._limit_s - elapsed
         if isinstance(step, int):
             self.step = step
             if "train/loss" in line and at is not None:
@@ -112,6 +126,15 @@ class MetricsTail:
         if "val/loss" in line:
             self.val_loss = _number(line["val/loss"])
             self.val_losses += [] if self.val_loss is None else [self.val_loss]
+
+
+def limit_s(train: Mapping[str, Any]) -> float | None:
+    """Return the seconds that a run's budgets of time and money allow, None without any. train: of run.json."""
+    time_s, dollars, price = (_number(train.get(name)) for name in ("max_time", "max_cost", "gpu_hour_price"))
+    limits = [] if time_s is None else [time_s]
+    if dollars is not None and price:
+        limits.append(3600 * dollars / (price * int(train.get("num_gpus") or 1)))
+    return min(limits, default=None)
 
 
 def _number(value: object) -> float | None:

@@ -34,7 +34,7 @@ class Identity:
         self.places = [
             (place, name)
             for place, name in enumerate(names)
-            if name in self.moving or any(m.name in self.moving for m in tree.members(name).values())
+            if {name, tree.neutral_unless.get(name), *(m.name for m in tree.members(name).values())} & self.moving
         ]
 
     def of_cell(self) -> str:
@@ -43,8 +43,8 @@ class Identity:
         return hashlib.sha256("".join(self.lines).encode()).hexdigest()[:ID_DIGITS]
 
     def _line(self, name: str) -> str:
-        text = self.tree.value(name)
-        if text is None:
+        text, decides = self.tree.value(name), self.tree.neutral_unless.get(name)
+        if text is None or (decides and not self.tree.value(decides)):
             return ""
         return f"{name}={same_as(self.tree, name, text)}\n"
 
