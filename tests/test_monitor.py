@@ -74,3 +74,8 @@ def test_a_recorder_that_hears_nothing_is_killed(matrix, plan, tmp_path, monkeyp
     assert drive(matrix, [one], engine(monitor=monitor(python=deaf)), poll_s=0.02).exit_code == 0
     time.sleep(0.1)
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(deaf) in (p.info["cmdline"] or [])]
+
+
+def test_the_port_for_prometheus_is_passed_on_only_where_there_is_one(plan):
+    assert monitor(prometheus=9400).command(plan("a"), 1)[-4:] == ["--prometheus", "9400", "--device", "cpu"]
+    assert "--prometheus" not in monitor().command(plan("b"), 1)

@@ -25,7 +25,8 @@ class Config:
     """What the control side needs of one run's or one matrix's configuration.
 
     Directories are as written: relative ones start at the project's root.  run_timeout_s: 0 for none.
-    monitor_hz: samples a second, 0 for no recording.  alerts: what is told while a run goes on.
+    monitor_hz: samples a second, 0 for no recording.  prometheus_port: of the recorder's metrics, 0 for none.
+    alerts: what is told while a run goes on.
     """
 
     results_dir: str
@@ -35,6 +36,7 @@ class Config:
     reuse: bool
     graphs: bool
     monitor_hz: int
+    prometheus_port: int
     alerts: Thresholds
 
 
@@ -48,6 +50,7 @@ def read(symbols: Mapping[str, Any]) -> Config:
         reuse=_need(symbols, "REUSE"),
         graphs=_need(symbols, "AUTO_GENERATE_GRAPHS"),
         monitor_hz=_need(symbols, "GPU_MONITOR_HZ") if _need(symbols, "GPU_MONITOR") else 0,
+        prometheus_port=symbols.get("GPU_PROMETHEUS_PORT") or 0,  # not visible without a monitor
         alerts=Thresholds.of(symbols),
     )
 

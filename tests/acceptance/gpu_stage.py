@@ -37,8 +37,8 @@ def started(clone: Any, *command: str) -> Iterator[subprocess.Popen[str]]:
         command,
         cwd=clone.root,
         env=clone.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,  # nobody reads it, and a full pipe would stop the command
+        stderr=subprocess.DEVNULL,
         text=True,
         start_new_session=True,
     )
@@ -47,7 +47,7 @@ def started(clone: Any, *command: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.wait()
 
 
 def until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:

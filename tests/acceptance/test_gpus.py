@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import socket
+import urllib.request
 from itertools import pairwise
 
 import pytest
-from gpu_stage import load, load_lines, only, scenario
+from gpu_stage import load, load_lines, only, scenario, started, until
 from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
 
@@ -134,6 +138,29 @@ def test_a_straggler_among_four_ranks_is_named_although_memory_is_balanced(clone
     assert share
     assert float(share[1]) > 5
     assert f"the CV cannot see rank {STRAGGLER}" in " ".join(summary.split())
+
+
+def test_prometheus_is_answered_while_a_run_goes_on(clone, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        port = one.getsockname()[1]
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    words = ("SIMULATE=2", f"GPU_PROMETHEUS_PORT={port}", *SHORT, f"RESULTS_DIR={tmp_path}")
+    texts = []
+
+    def scraped():
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as got,
+        ):
+            texts.append(got.read().decode())
+        return texts
+
+    with started(clone, "make", "--no-print-directory", "test-matrix", *words) as running:
+        until(scraped, "the recorder answers", 120)
+        assert running.wait(timeout=300) == 0
+    found = {sample.name for family in text_string_to_metric_families(texts[-1]) for sample in family.samples}
+    assert {"kmatrix_gpu_power_watts", "kmatrix_gpu_memory_used_bytes", "kmatrix_gpu_info"} <= found
+    assert 'gpu="1"' in texts[-1]
 
 
 def test_without_a_gpu_the_screen_says_so_and_is_no_failure(clone):

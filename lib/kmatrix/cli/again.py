@@ -34,7 +34,7 @@ def continue_(arguments: Arguments) -> int:
         print(f"  {line}")
     if yes(arguments, "DETACH") and going.plans:
         return detach(matrix, arguments, "RUN", "RESUME", "RETRY_FAILED", "GPUS", "SIMULATE")
-    recorder = monitor(arguments.get("SIMULATE"), recording(symbols(matrix)))
+    recorder = monitor(arguments.get("SIMULATE"), *recording(symbols(matrix)))
     status = execute(matrix, going, recorder)
     return status or (EXIT_FAILED if any(state.status == "failed" for state in going.stays.values()) else 0)
 
@@ -52,7 +52,7 @@ def test_rerun(arguments: Arguments) -> int:
     for run in runs:
         if why := too_few_gpus(read_json(run.run_json)["train"], len(gpus)):
             raise LaunchError(f"{run.name} cannot be run here", why=why, fix="pass RUN=<pattern> for the others")
-    recorder = monitor(arguments.get("SIMULATE"), recording(symbols(matrix)))
+    recorder = monitor(arguments.get("SIMULATE"), *recording(symbols(matrix)))
     with held(matrix):
         for run in runs:
             former = set_aside(run)

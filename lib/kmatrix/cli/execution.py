@@ -29,8 +29,11 @@ def need_torch() -> None:
         raise LaunchError("torch is not installed", fix="make setup, or pass PYTHON=<interpreter that has everything>")
 
 
-def monitor(simulated: str, hz: int) -> Monitor | None:
-    """Return how runs are recorded. simulated: SIMULATE=, which puts simulated GPUs into the recording."""
+def monitor(simulated: str, hz: int, port: int = 0) -> Monitor | None:
+    """Return how runs are recorded. simulated: SIMULATE=, which puts simulated GPUs into the recording.
+
+    port: for Prometheus, 0 for none.
+    """
     if not hz:
         if simulated:
             raise ConfigError("SIMULATE= needs GPU_MONITOR=y", why="only the recording is simulated")
@@ -39,6 +42,7 @@ def monitor(simulated: str, hz: int) -> Monitor | None:
         python=Path(sys.executable),
         root=ROOT,
         hz=hz,
+        prometheus=port,
         simulated=bool(simulated),
         environment=simulation(simulated) if simulated else {},
     )
@@ -51,9 +55,10 @@ def symbols(matrix: MatrixDir) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def recording(values: Mapping[str, Any]) -> int:
-    """Return the samples a second that the matrix asks for, 0 for no recording."""
-    return int(values.get("GPU_MONITOR_HZ") or 0) if values.get("GPU_MONITOR") == "y" else 0
+def recording(values: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the samples a second that the matrix asks for, 0 for no recording, and the port for Prometheus."""
+    hz = int(values.get("GPU_MONITOR_HZ") or 0) if values.get("GPU_MONITOR") == "y" else 0
+    return hz, int(values.get("GPU_PROMETHEUS_PORT") or 0)
 
 
 def execute(matrix: MatrixDir, going: Going, recorder: Monitor | None) -> int:

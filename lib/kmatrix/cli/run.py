@@ -95,7 +95,7 @@ def _run_matrix(arguments: Arguments, plan: Plan, *, shards: Mapping[Key, int] |
     for text in dict.fromkeys(text for config in configs.values() for text in warnings(config.fields)):
         print(f"warning: {text}")
     need_torch()
-    recorder = monitor(arguments.get("SIMULATE"), plan.config.monitor_hz)
+    recorder = monitor(arguments.get("SIMULATE"), plan.config.monitor_hz, plan.config.prometheus_port)
     matrix = create(_creation(arguments, plan, configs, skipped, shards))
     if plan.config.reuse and not arguments.get("SIMULATE") and arguments.target not in TRAINS_ANEW:
         _reuse(matrix, plan, recorded=recorder is not None)

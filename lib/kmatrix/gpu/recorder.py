@@ -1,6 +1,6 @@
 """The recorder: a process of its own that writes down what the devices of a run do, from before its start to its end.
 
-    python -m kmatrix.gpu.recorder RUN_DIR --hz 20 [--gpus UUID,UUID] [--ranks-of PID] [--parent PID]
+    python -m kmatrix.gpu.recorder RUN_DIR [--hz 20] [--gpus UUID,UUID] [--ranks-of PID] [--parent PID] ...
     python -m kmatrix.gpu.recorder RUN_DIR --format csv
 
 Every tick the fast values of all devices; every second the slow ones, a line of both JSON files and a look
@@ -87,6 +87,38 @@ class Recorder:
             if self._wait(begin, begin + tick * period):
                 break
         self._end()
+
+    def serve(self, port: int) -> None:
+        """Answer Prometheus on this port from now on; where that cannot be, say so and record all the same."""
+        from kmatrix.gpu import prometheus
+
+        try:
+            prometheus.Server(port, self._metrics)
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            text = f"no metrics for Prometheus: port {port} of {prometheus.HOST} cannot be had: {why}"
+            self._aggregate.warn(text)
+            print(f"kmatrix recorder: {text}: recording goes on", file=sys.stderr)
+
+    def _metrics(self) -> str:
+        """Return everything that is known now. Called from the server's thread."""
+        from kmatrix.gpu import prometheus
+
+        readings = [
+            prometheus.Reading(
+                device=totals.device,
+                values=prometheus.reading_of(self._values, at),
+                slow=self._slow[at],
+                extra=self._aside.latest[at],
+                lost=self._lost[at],
+                joules=totals.joules,
+                throttled_s=dict(totals.throttled_s),
+                ecc=dict(totals.ecc),
+            )
+            for at, totals in enumerate(self._aggregate.totals)
+        ]
+        known, late = self._aggregate.samples, self._aggregate.late
+        return prometheus.text_of(prometheus.families(self._dir.name, self._run_id, readings, samples=known, late=late))
 
     def _sample(self, now: float, begin: float, *, slow: bool) -> None:
         """Read the fast set, and keep it."""
@@ -244,7 +276,10 @@ def record(arguments: argparse.Namespace) -> int:
         _say_why(run_dir, arguments.device)
         return 0
     root = arguments.ranks_of or arguments.parent
-    Recorder(source, run_dir, hz=arguments.hz, parent=arguments.parent, root=root).run()
+    recorder = Recorder(source, run_dir, hz=arguments.hz, parent=arguments.parent, root=root)
+    if arguments.prometheus:
+        recorder.serve(arguments.prometheus)
+    recorder.run()
     return 0
 
 
@@ -328,6 +363,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks-of", type=int, metavar="PID", help="the process below which the run's ranks are")
     parser.add_argument("--parent", type=int, metavar="PID", help="end when this process has ended")
     parser.add_argument("--device", choices=("auto", "nvidia", "amd", "cpu"), default="auto", help="what to record")
+    parser.add_argument("--prometheus", type=int, metavar="PORT", help="answer GET /metrics on this port of 127.0.0.1")
     parser.add_argument(
         "--format", choices=("csv", "npz", "parquet"), help="write a recording in this form instead, beside it"
     )

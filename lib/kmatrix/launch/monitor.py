@@ -17,7 +17,7 @@ WAIT_S = 5.0  # for the recorder's last summary; then it is killed, and the minu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Monitor:
-    """How runs are recorded. hz: samples a second.
+    """How runs are recorded. hz: samples a second.  prometheus: the port for its metrics, 0 for none.
 
     simulated: the recording is of simulated GPUs, whatever trains.  environment: what only the recorder's process gets.
     """
@@ -25,6 +25,7 @@ class Monitor:
     python: Path
     root: Path
     hz: int
+    prometheus: int = 0
     simulated: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -32,6 +33,7 @@ class Monitor:
         """Return the recorder's command line for a run whose processes stand below `pid`."""
         command = [str(self.python), "-m", "kmatrix.gpu.recorder", str(run.dir.path), "--hz", str(self.hz)]
         command += ["--ranks-of", str(pid), "--parent", str(pid)]
+        command += ["--prometheus", str(self.prometheus)] if self.prometheus else []
         if self.simulated:
             return [*command, "--device", "nvidia"]
         return [*command, "--gpus", ",".join(run.gpus)] if run.gpus else [*command, "--device", "cpu"]
