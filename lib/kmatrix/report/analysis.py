@@ -13,6 +13,7 @@ from kmatrix.report.reading import read_numbers, readable, run_dirs
 from kmatrix.report.settings import settings
 from kmatrix.report.settings import warnings as settings_warnings
 from kmatrix.report.values import (
+    BITS,
     GPUS_AXIS,
     SEED_AXIS,
     Comparison,
@@ -27,6 +28,9 @@ from kmatrix.stats import LEVEL, Word, compare, holm, mean
 
 PLAIN_AXES = ("optimizer", "model", "schedule", "dtype", "dataset", "tokenizer")  # named by their value alone
 WARMUP_LIMIT = 0.25  # share of a run
+SAMPLED = (
+    "the same validation text, but each tokenizer's sequences are other parts of it: EVAL_SAMPLES takes more of it"
+)
 SHORT_HASH = 8  # characters of a hash that people see
 
 
@@ -51,7 +55,7 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
     if not matrix.is_held():
         runs = tuple(_lost(run) if run.status is Status.RUNNING else run for run in runs)
     groups = _groups(runs)
-    rankings = _rankings(groups)
+    rankings = _rankings(groups) + _rankings_of_texts(groups)
     settled = settings(runs)
     return MatrixNumbers(
         name=str(plan.get("name") or matrix.name),
@@ -168,6 +172,20 @@ def _rankings(groups: Sequence[GroupNumbers]) -> tuple[Ranking, ...]:
         if group.losses and group.data_sha256:
             by_data.setdefault(group.data_sha256, []).append(group)
     return tuple(_ranking(sha256, members) for sha256, members in by_data.items())
+
+
+def _rankings_of_texts(groups: Sequence[GroupNumbers]) -> tuple[Ranking, ...]:
+    """Return one ranking by bits per byte for each text that runs read in tokens of different tokenizers."""
+    by_text: dict[str, list[GroupNumbers]] = {}
+    for group in groups:
+        judged = replace(group, measure=BITS)
+        if judged.losses and group.data_sha256 and group.runs[0].text:
+            by_text.setdefault(group.runs[0].text, []).append(judged)
+    return tuple(
+        replace(_ranking("", members), measure=BITS, notes=(SAMPLED,))
+        for members in by_text.values()
+        if len({group.runs[0].tokenizer for group in members}) > 1
+    )
 
 
 def _ranking(sha256: str, groups: Sequence[GroupNumbers]) -> Ranking:

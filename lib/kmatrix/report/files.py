@@ -17,6 +17,7 @@ PLAIN = (  # fields of RunNumbers that are written as they are
     *("name", "run_id", "status", "reason", "optimizer", "model", "device", "device_name", "world_size", "seed"),
     *("attempt", "data_sha256", "steps", "max_iters", "global_batch", "block_size", "eval_samples", "planned_tokens"),
     *("warmup_share", "initial_val_loss", "final_val_loss", "last_val_step", "best_val_loss", "best_val_step"),
+    *("tokenizer", "bytes_per_token", "bits_per_byte", "hellaswag_accuracy", "hellaswag_accuracy_norm"),
     *("final_train_loss", "perplexity", "tokens", "tokens_per_second", "mfu", "step_ms", "seconds"),
     *("peak_memory_mib", "params", "ended", "evidence", "log"),
     *("pruning", "target_sparsity", "sparsity"),
@@ -183,7 +184,8 @@ def _ranking(ranking: Ranking) -> dict[str, Any]:
         for comparison in ranking.comparisons
     ]
     return {
-        "data_sha256": ranking.data_sha256,
+        "measure": ranking.measure,
+        "data_sha256": ranking.data_sha256 or None,
         "order": [group.name for group in ranking.groups],
         "evidence": ranking.evidence,
         "comparisons": comparisons,

@@ -14,6 +14,8 @@ from kmatrix.records import MatrixDir, RunDir, RunRecord, Status, merged_metrics
 from kmatrix.report.settings import fields_of
 from kmatrix.report.values import GPUS_AXIS, SEED_AXIS, Point, RunNumbers
 
+TEXTS = ("stdlib", "shakespeare", "folder")  # datasets that are made of the same text for every tokenizer
+OF_TEXT = ("GPT2_DATA_PATH", "GPT2_TEXT_COLUMN", "GPT2_VAL_PERCENT")
 LOG_TAIL = 20  # lines of a failed run's log that are kept
 
 
@@ -57,6 +59,8 @@ def read_numbers(run_dir: RunDir, planned: Mapping[str, Any]) -> RunNumbers:
         seed=seed if (seed := _whole(train, "seed")) is not None else _text_int(axes.get(SEED_AXIS)),
         attempt=_whole(facts, "attempt"),
         data_sha256=str(train["data_sha256"]) if train.get("data_sha256") else None,
+        tokenizer=str(train.get("tokenizer") or ""),
+        text=_text(train, record.run.get("symbols") or {}),
         steps=_whole(facts, "step"),
         max_iters=max_iters,
         global_batch=_whole(train, "global_batch"),
@@ -206,6 +210,13 @@ def _adjusted(run_dir: RunDir) -> tuple[str, ...]:
     """Return what the trainer changed, as sentences."""
     changes = readable(run_dir.run_used).get("adjusted") or []
     return tuple(f"{c.get('field')} {c.get('from')} -> {c.get('to')}: {c.get('why')}" for c in changes)
+
+
+def _text(train: Mapping[str, Any], symbols: Mapping[str, Any]) -> str:
+    """Return a name for the text that a run reads, the same for every tokenizer; "" where tokens are all there is."""
+    if train.get("dataset") not in TEXTS:
+        return ""
+    return " ".join([str(train["dataset"]), *(f"{name}={symbols[name]}" for name in OF_TEXT if symbols.get(name))])
 
 
 def _bytes_per_token(lines: Sequence[Mapping[str, Any]]) -> float | None:

@@ -11,6 +11,7 @@ from kmatrix.alerts import Alert, Severity
 from kmatrix.records import Status
 from kmatrix.report.analysis import short
 from kmatrix.report.values import (
+    BITS,
     Comparison,
     GroupNumbers,
     MatrixNumbers,
@@ -220,6 +221,8 @@ def _perplexity(value: float | None) -> str:
 
 
 def _ranking_title(numbers: MatrixNumbers, ranking: Ranking) -> str:
+    if ranking.measure == BITS:
+        return "Ranking by mean bits per byte: the same text, different tokenizers"
     data = f" on data {short(ranking.data_sha256)}" if len(numbers.rankings) > 1 else ""
     return f"Ranking by mean final validation loss{data}"
 
@@ -230,7 +233,8 @@ def _ranking(ranking: Ranking) -> Iterator[str]:
         rows.append(_rank_row(place, group, _beside(comparison)))
     yield from wrap(f"{ranking.evidence}.")
     yield ""
-    titles = ["   configuration", "mean", "+- 95 %", "sd", "seeds", "the leader beside it: loss lower by"]
+    lower = "bits" if ranking.measure == BITS else "loss"
+    titles = ["   configuration", "mean", "+- 95 %", "sd", "seeds", f"the leader beside it: {lower} lower by"]
     yield from table(titles, rows, left=(0, len(titles) - 1))
     yield from wrap("behind the leader: " + ", ".join(run.name for run in ranking.groups[0].counted))
     if method := _method(ranking):

@@ -16,6 +16,7 @@ from kmatrix.stats import Interval, Verdict, Word, bits_per_byte, mean, mean_int
 
 SEED_AXIS = "seed"
 GPUS_AXIS = "gpus"
+LOSS, BITS = "final_val_loss", "bits_per_byte"  # what runs are ranked by
 
 
 def perplexity(loss: float | None) -> float | None:
@@ -42,6 +43,7 @@ class RunNumbers:
 
     final_val_loss: of a run that is not finished, the last that was measured; last_val_step says where.
     steps: updates done.  tokens: seen in training.  seconds: of the whole training.  step_ms: median.
+    text: what was read, whatever its tokens; "" where that cannot be told.
     bytes_per_token: of text, of the validation targets.  hellaswag_accuracy, hellaswag_accuracy_norm: 0 to 1.
     mfu: 0 to 1.  peak_memory_mib: the greatest of the ranks.  device: "gpu" or "cpu".
     ended_by: what a finished run ended by: max_iters, time, cost or early_stopping.
@@ -68,6 +70,8 @@ class RunNumbers:
     seed: int | None = None
     attempt: int | None = None
     data_sha256: str | None = None
+    tokenizer: str = ""
+    text: str = ""
     steps: int | None = None
     max_iters: int | None = None
     global_batch: int | None = None
@@ -130,25 +134,25 @@ class RunNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupNumbers:
-    """The runs that differ in nothing but their seed."""
+    """The runs that differ in nothing but their seed. measure: what of them is compared, LOSS or BITS."""
 
     name: str
     axes: Mapping[str, str]
     data_sha256: str | None
     runs: tuple[RunNumbers, ...]
+    measure: str = LOSS
 
     @property
     def counted(self) -> tuple[RunNumbers, ...]:
-        """The finished runs with a loss."""
-        return tuple(run for run in self.runs if run.counts)
+        """The finished runs with a loss, or with what else is compared."""
+        return tuple(run for run in self.runs if run.counts and getattr(run, self.measure) is not None)
 
     @property
     def losses(self) -> dict[int, float]:
-        """Final validation loss of each finished run, by seed."""
+        """Final validation loss of each finished run, or what else is compared, by seed."""
         return {
-            number if run.seed is None else run.seed: run.final_val_loss
+            number if run.seed is None else run.seed: float(getattr(run, self.measure))
             for number, run in enumerate(self.counted)
-            if run.final_val_loss is not None
         }
 
     @property
@@ -185,6 +189,7 @@ class Comparison:
 class Ranking:
     """Groups that read the same data, by mean final validation loss, the lowest first.
 
+    measure: LOSS; or BITS, where they read the same text in tokens of different tokenizers, and data_sha256 is "".
     evidence: one sentence on what stands behind the order.  notes: what else the groups differ in.
     """
 
@@ -193,6 +198,7 @@ class Ranking:
     comparisons: tuple[Comparison, ...]
     evidence: str
     notes: tuple[str, ...]
+    measure: str = LOSS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
