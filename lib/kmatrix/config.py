@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kmatrix import mix
-from kmatrix.alerts import Thresholds
 from kmatrix.errors import ConfigError
 from kmatrix.length import length
 from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, ModelShape, by_depth
@@ -26,7 +25,6 @@ class Config:
 
     Directories are as written: relative ones start at the project's root.  run_timeout_s: 0 for none.
     monitor_hz: samples a second, 0 for no recording.  prometheus_port: of the recorder's metrics, 0 for none.
-    alerts: what is told while a run goes on.
     """
 
     results_dir: str
@@ -34,10 +32,8 @@ class Config:
     checkpoint_dir: str
     run_timeout_s: int
     reuse: bool
-    graphs: bool
     monitor_hz: int
     prometheus_port: int
-    alerts: Thresholds
 
 
 def read(symbols: Mapping[str, Any]) -> Config:
@@ -48,10 +44,8 @@ def read(symbols: Mapping[str, Any]) -> Config:
         checkpoint_dir=_need(symbols, "CHECKPOINT_DIR"),
         run_timeout_s=_need(symbols, "RUN_TIMEOUT"),
         reuse=_need(symbols, "REUSE"),
-        graphs=_need(symbols, "AUTO_GENERATE_GRAPHS"),
         monitor_hz=_need(symbols, "GPU_MONITOR_HZ") if _need(symbols, "GPU_MONITOR") else 0,
         prometheus_port=symbols.get("GPU_PROMETHEUS_PORT") or 0,  # not visible without a monitor
-        alerts=Thresholds.of(symbols),
     )
 
 
