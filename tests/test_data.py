@@ -221,3 +221,71 @@ def test_validation_windows_lie_at_equal_distances_over_all_shards(tmp_path):
     assert windows.spread(3) == [(0, 0), (1, 0), (1, 10)]
     assert windows.spread(6) == [(0, 0), (0, 5), (1, 0), (1, 5), (1, 10), (1, 15)]
     assert windows.spread(99) == [(0, i) for i in range(10)] + [(1, i) for i in range(20)]
+
+
+def test_nanogpts_files_are_read_and_its_pickle_is_never_opened(tmp_path):
+    for name in ("train.bin", "val.bin"):
+        np.arange(100, dtype="<u2").tofile(tmp_path / name)
+    (tmp_path / "meta.pkl").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path).encode() + b"/owned'\ntR.")
+    windows = Windows(tmp_path, "train", block_size=4, vocab_size=257)
+    assert windows.read([(0, 1)])[0].tolist() == [[4, 5, 6, 7]]
+    assert shards.describe(tmp_path, 257, dataset="shards")["train_tokens"] == 100
+    assert not (tmp_path / "owned").exists()
+
+
+def test_a_shard_of_llm_c_may_be_called_as_nanogpts(tmp_path):
+    write(tmp_path, [5, 6, 7], "train.bin")
+    assert shards.open_shard(tmp_path / "train.bin").tolist() == [5, 6, 7]
+
+
+def test_arrays_of_numpy_are_shards(tmp_path):
+    path = tmp_path / "edufineweb_train_000001.npy"
+    np.save(path, np.arange(300, dtype=np.uint16))
+    windows = Windows(tmp_path, "train", block_size=4, vocab_size=257)
+    assert windows.read([(0, 2)])[1].tolist() == [[9, 10, 11, 12]]
+    with pytest.raises(DataError, match=r"000001.npy holds the token 257 at byte 642"):
+        windows.read([(0, 64)])
+
+
+@pytest.mark.parametrize(
+    "content, why",
+    [
+        (b"\x93NUMPY", "the header at byte 0 is not one of a .npy file"),
+        (b"text", "the header at byte 0 is not one of a .npy file"),
+        (np.zeros((2, 3), dtype=np.uint16), r"uint16 of shape (2, 3)"),
+        (np.zeros(3, dtype=np.int64), "int64 of shape (3,)"),
+        (np.array([{"a": 1}], dtype=object), "object of shape (1,)"),
+    ],
+)
+def test_an_array_that_is_no_shard_is_refused_without_unpickling_anything(tmp_path, content, why):
+    path = tmp_path / "a_train_000001.npy"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.save(path, content, allow_pickle=True)
+    with pytest.raises(DataError, match=r"a_train_000001.npy is damaged") as caught:
+        shards.open_shard(path)
+    assert why in caught.value.why
+
+
+def test_an_array_that_is_cut_short_is_refused_with_both_sizes(tmp_path):
+    path = tmp_path / "a_train_000001.npy"
+    np.save(path, np.zeros(100, dtype=np.uint16))
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(DataError) as caught:
+        shards.open_shard(path)
+    assert "100 tokens: 328 bytes, and the file has 321" in caught.value.why
+
+
+def test_a_run_reads_the_first_shards_only_and_is_held_to_their_hash(tmp_path):
+    for number in (1, 2, 3):
+        write(tmp_path, [number] * 500, f"a_train_{number:06d}.bin")
+    write(tmp_path, [0] * 500, "a_val_000000.bin")
+    shards.describe(tmp_path, 257, dataset="shards")
+    two = shards.recorded_sha256(tmp_path, 2)
+    (tmp_path / "a_train_000003.bin").unlink()
+    assert shards.recorded_sha256(tmp_path, 2) == two
+    batches = Batches(config_of(tmp_path, data_shards=2, batch_size=30), world())
+    assert set(batches.next()[0].flatten().tolist()) == {1, 2}
+    with pytest.raises(DataError, match="has 2 train shards, and 3 are to be read"):
+        Batches(config_of(tmp_path, data_shards=3), world())

@@ -1,0 +1,155 @@
+"""Data as a user meets them: a folder of text, a dataset of Hugging Face, ready-made shards, a mix."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hub_server import HubServer
+
+pytestmark = pytest.mark.accept
+
+SMALL = (
+    "DEVICE=cpu",
+    "MODEL=tiny",
+    "BLOCK_SIZE=64",
+    "BATCH_SIZE=4",
+    "MAX_ITERS=6",
+    "EVAL_SAMPLES=8",
+    "EVAL_INTERVAL=3",
+)
+READY = "kjj0/finewebedu10B-gpt2"
+TEXT = "HuggingFaceFW/fineweb-edu"
+TOKENS = 3000  # of a ready-made shard
+
+
+def shard(seed: int) -> bytes:
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240520, 1, TOKENS
+    return header.tobytes() + np.random.default_rng(seed).integers(0, 50257, TOKENS).astype("<u2").tobytes()
+
+
+def configure(clone) -> None:
+    assert clone.make("alldefconfig").returncode == 0
+
+
+def matrix_of(folder: Path) -> Path:
+    return max(folder.glob("test_matrix_results_*"))
+
+
+def run_json(folder: Path) -> dict:
+    return json.loads(next(matrix_of(folder).glob("*/run.json")).read_text())
+
+
+@pytest.fixture
+def notes(tmp_path):
+    """A folder of 50 texts."""
+    folder = tmp_path / "data" / "notes"
+    folder.mkdir(parents=True)
+    for number in range(50):
+        (folder / f"{number:02}.txt").write_text(
+            f"Note {number}. " + "It rains again, and nobody minds. " * (number + 5)
+        )
+    return folder
+
+
+def test_a_folder_of_text_becomes_shards_and_a_run_and_a_corrupt_shard_is_named_by_its_offset(clone, notes, tmp_path):
+    configure(clone)
+    data = ("DATASET=folder", "DATA_PATH=notes", "TOKENIZER=byte", f"DATA_DIR={tmp_path / 'data'}")
+    data = (*data, f"RESULTS_DIR={tmp_path}")
+
+    made = clone.make("prepare-data", *data, *SMALL)
+    assert made.returncode == 0, made.stderr
+    assert "50 files" in made.stderr
+    train = next((tmp_path / "data").glob("folder-byte-*/folder_train_000001.bin"))
+    raw = train.read_bytes()
+    header = np.frombuffer(raw[:1024], "<i4").tolist()
+    assert header == [20240520, 1, (len(raw) - 1024) // 2] + [0] * 253
+    tokens = np.frombuffer(raw[1024:], "<u2")
+    assert tokens[0] == 256
+    assert bytes(tokens[1:6].astype(np.uint8)) == b"Note "
+
+    trained = clone.make("train", *data, *SMALL)
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    assert "read " in trained.stdout
+    record = run_json(tmp_path)
+    dataset = json.loads((train.parent / "dataset.json").read_text())
+    assert record["train"]["data_sha256"] == dataset["sha256"]
+    assert record["train"]["vocab_size"] == 257
+
+    train.write_bytes(raw[:-3])
+    damaged = ("DATASET=shards", f"DATA_PATH={train.parent}", "TOKENIZER=byte", f"RESULTS_DIR={tmp_path}")
+    refused = clone.make("train", *damaged, *SMALL)
+    assert refused.returncode == 2
+    assert f"{train} is damaged" in refused.stderr
+    assert f"at byte 8 stands {header[2]} tokens: {len(raw)} bytes, and the file has {len(raw) - 3}" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_vocabulary_of_characters_reaches_the_run_once_the_text_is_known(clone, notes, tmp_path):
+    configure(clone)
+    data = ("DATASET=folder", "DATA_PATH=notes", f"DATA_DIR={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path}")
+    before = clone.make("test-matrix-dry-run", *data, *SMALL, "TOKENIZER=char")
+    assert "counted with 256" in before.stdout
+    assert clone.make("train", *data, *SMALL, "TOKENIZER=char").returncode == 0
+    letters = set("".join(path.read_text() for path in notes.iterdir()))
+    assert run_json(tmp_path)["train"]["vocab_size"] == len(letters) + 1
+    after = clone.make("test-matrix-dry-run", *data, *SMALL, "TOKENIZER=char")
+    assert "counted with 256" not in after.stdout
+
+
+def test_ready_made_shards_come_from_the_hub_as_far_as_they_are_needed_and_break_off_and_go_on(clone, tmp_path):
+    configure(clone)
+    names = {f"finewebedu_train_{number:06d}.bin": shard(number) for number in range(1, 5)}
+    words = (
+        *("DATASET=finewebedu", "TOKENIZER=gpt2", f"DATA_DIR={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path}"),
+        *SMALL,
+        "GRADIENT_ACCUMULATION=3",
+    )
+    with HubServer({READY: {**names, "finewebedu_val_000000.bin": shard(0)}}) as hub:
+        where = hub.environment(tmp_path / "home")
+        hub.wrong.add(f"cdn/{READY}/finewebedu_train_000001.bin")
+        refused = clone.make("prepare-data", *words, **where)
+        assert refused.returncode == 2
+        assert "finewebedu_train_000001.bin is not the file that the repository lists" in refused.stderr
+        hub.wrong.clear()
+        hub.cut[f"cdn/{READY}/finewebedu_train_000002.bin"] = [2000]
+
+        trained = clone.make("train", *words, **where)  # 6 steps x 12 sequences x 64 tokens = 4608 tokens: 2 shards
+        assert trained.returncode == 0, trained.stdout + trained.stderr
+        assert "2 of 4 training shards (6k tokens) for the 4.61k tokens of the longest run" in trained.stderr
+        assert any(asked.startswith("bytes=") for asked in hub.fetched(f"{READY}/finewebedu_train_000002.bin"))
+        assert not hub.fetched(f"{READY}/finewebedu_train_000003.bin")
+    assert run_json(tmp_path)["train"]["data_shards"] == 2
+    folder = tmp_path / "data" / "finewebedu"
+    assert (folder / "finewebedu_train_000002.bin").read_bytes() == shard(2)
+
+    again = clone.make("reproduce", f"RUN={next(matrix_of(tmp_path).glob('gpt2_*'))}")  # the server is gone
+    assert again.returncode == 0, again.stdout + again.stderr
+
+
+def test_a_mix_of_text_from_the_hub_and_of_ones_own_trains_with_a_loss_for_each(clone, notes, tmp_path):
+    import io
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    configure(clone)
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({"text": [f"Page {n}. " + "A page of the web. " * 9 for n in range(300)]}), buffer)
+    with HubServer({TEXT: {"sample/10BT/000_00000.parquet": buffer.getvalue()}}) as hub:
+        done = clone.make(
+            "train",
+            *("DATASET=mix", "DATA_MIX=finewebedu:65+folder=notes:34+stdlib:1", "TOKENIZER=byte", "VAL_PERCENT=10"),
+            *(f"DATA_DIR={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path}", "NUM_GPUS=2", *SMALL),
+            **hub.environment(tmp_path / "home"),
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = next(matrix_of(tmp_path).glob("gpt2_*"))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    losses = next(line for line in lines if "val/loss" in line)
+    parts = [losses[f"val/loss/{name}"] for name in ("finewebedu", "folder", "stdlib")]
+    mean = sum(loss * weight for loss, weight in zip(parts, (65, 34, 1), strict=True)) / 100
+    assert losses["val/loss"] == pytest.approx(mean)
