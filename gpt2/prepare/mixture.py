@@ -41,7 +41,7 @@ def mixture(wanted: Wanted, data_dir: Path, ready: Ready) -> Answer:
         alone = sum(other.dataset == part.dataset for other in parts) == 1
         name = part.dataset if alone else f"{part.dataset}={part.path}"
         about = {"name": name, "dataset": part.dataset, "weight": part.weight, **found.to_json()}
-        sources.append({name: value for name, value in about.items() if name != "made"})
+        sources.append({name: value for name, value in about.items() if name not in ("made", "parts")})
     return _written(wanted, data_dir, sources, made=made)
 
 
@@ -61,6 +61,7 @@ def _written(wanted: Wanted, data_dir: Path, sources: list[dict[str, Any]], *, m
         "val_tokens": sum(source["val_tokens"] for source in sources),
         "sources": sources,
     }
+    total = sum(source["weight"] for source in sources)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / shards.RECORD
     if not path.exists() or read_json(path) != {"schema": 1, **value}:
@@ -73,4 +74,5 @@ def _written(wanted: Wanted, data_dir: Path, sources: list[dict[str, Any]], *, m
         val_tokens=int(value["val_tokens"]),
         shards=0,
         made=made,
+        parts=tuple((source["name"], source["weight"] / total, source["train_tokens"]) for source in sources),
     )

@@ -89,6 +89,7 @@ class Answer:
     """A dataset that is ready. shards: the first so many of training are read, 0 for all.
 
     train_tokens, val_tokens: of what is read.  made: whether something was made or fetched just now.
+    parts: name, share of the sequences and training tokens of each dataset of a mix; empty where there is one dataset.
     """
 
     path: str
@@ -98,6 +99,7 @@ class Answer:
     val_tokens: int
     shards: int
     made: bool
+    parts: tuple[tuple[str, float, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -126,12 +126,18 @@ def with_data(run: RunConfig, train_tokens: int, vocab_size: int) -> RunConfig:
 
     train_tokens: of the data.
     """
-    fields = {**run.fields, "max_iters": run.asked_iters, "vocab_size": vocab_size}
-    shape = replace(run.shape, vocab_size=vocab_size)
-    bounded = length(fields, params=shape.params, tokens_per_step=run.tokens_per_step, train_tokens=train_tokens)
+    run = with_vocabulary(run, vocab_size)
+    fields = {**run.fields, "max_iters": run.asked_iters}
+    bounded = length(fields, params=run.shape.params, tokens_per_step=run.tokens_per_step, train_tokens=train_tokens)
     fields["max_iters"] = bounded.steps
     fields["warmup_steps"] = _warmup(fields)
-    return replace(run, fields=fields, shape=shape, bound=bounded.bound)
+    return replace(run, fields=fields, bound=bounded.bound)
+
+
+def with_vocabulary(run: RunConfig, vocab_size: int) -> RunConfig:
+    """Return a run's configuration with the vocabulary of its data."""
+    shape = replace(run.shape, vocab_size=vocab_size)
+    return replace(run, fields={**run.fields, "vocab_size": vocab_size}, shape=shape)
 
 
 def cpu_threads(asked: int, *, device: str, cores: int, ranks: int) -> int:

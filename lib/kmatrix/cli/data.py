@@ -10,8 +10,9 @@ from typing import Any
 from kmatrix.cli.arguments import Arguments
 from kmatrix.cli.planning import Plan, make_plan
 from kmatrix.cli.session import ROOT, below_root, shown
+from kmatrix.config import RunConfig, with_vocabulary
 from kmatrix.errors import LaunchError, RecordError
-from kmatrix.launch.prepare import Dataset, Key, epochs, key, overfitting, prepare_data, prepared
+from kmatrix.launch.prepare import Dataset, Key, key, most_epochs, overfitting, prepare_data, prepared
 from kmatrix.records import RunDir, read_json
 
 Fields = Mapping[str, Any]
@@ -38,28 +39,32 @@ def prepare(arguments: Arguments) -> int:
 
 def data_lines(runs: Sequence[Fields], data: Mapping[Key, Dataset]) -> list[str]:
     """Return what is said of the data before the first run: how much there is, how often it is read, the warnings."""
-    lines = []
-    for name, found in data.items():
-        most = max(epochs(run, found.train_tokens) for run in runs if key(run) == name)
-        dataset = dict(name)["dataset"]
-        lines.append(
-            f"data: {dataset}, {found.train_tokens:,} training tokens, read {most:.2f} times by the longest run"
-        )
-    known = [(run, data[key(run)].train_tokens) for run in runs]
-    return lines + [f"warning: {text}" for text in overfitting(known)]
+    most = most_epochs((run, data[key(run)]) for run in runs)
+    tokens = {name: count for run in runs for name, count in _tokens(run, data[key(run)]).items()}
+    lines = [
+        f"data: {name}, {tokens[name]:,} training tokens, read {count:.2f} times by the longest run"
+        for name, count in most.items()
+    ]
+    return lines + [f"warning: {text}" for text in overfitting(most)]
+
+
+def _tokens(run: Fields, data: Dataset) -> dict[str, int]:
+    return {name: tokens for name, _, tokens in data.parts} or {str(run["dataset"]): data.train_tokens}
 
 
 def forecast_lines(data_dir: Path, runs: Sequence[Fields]) -> tuple[list[str], list[str]]:
     """Return what a plan knows of data that may not be there yet: notes, and warnings."""
-    notes: dict[str, None] = {}
-    known: list[tuple[Fields, int]] = []
-    for run in runs:
-        there = prepared(data_dir, run)
-        if there:
-            known.append((run, there[0]))
-        elif run["tokenizer"] == "char":
-            notes["the vocabulary of the tokenizer char is known once the data are prepared: counted with 256"] = None
-    return list(notes), overfitting(known)
+    there = [(run, prepared(data_dir, run)) for run in runs]
+    notes = []
+    if any(run["tokenizer"] == "char" and not known for run, known in there):
+        notes = ["the vocabulary of the tokenizer char is known once the data are prepared: counted with 256"]
+    return notes, overfitting(most_epochs((run, known) for run, known in there if known))
+
+
+def with_known_vocabulary(run: RunConfig, data_dir: Path) -> RunConfig:
+    """Return a run's configuration with the vocabulary of its data, where those are prepared."""
+    known = prepared(data_dir, run.fields) if run.fields["tokenizer"] in ("char", "bpe") else None
+    return with_vocabulary(run, known.vocab_size) if known else run
 
 
 def known_shards(run: RunDir, plan: Plan) -> dict[Key, int]:

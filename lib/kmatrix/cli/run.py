@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kmatrix.cli.again import yes
 from kmatrix.cli.arguments import Arguments
-from kmatrix.cli.data import data_lines, forecast_lines, known_shards
+from kmatrix.cli.data import data_lines, forecast_lines, known_shards, with_known_vocabulary
 from kmatrix.cli.execution import detach, execute, monitor, need_torch
 from kmatrix.cli.planning import Plan, make_plan
 from kmatrix.cli.session import ROOT, below_root, open_tree, overrides, shown
@@ -31,7 +31,8 @@ QUICKSTART = "gpt2-cpu-quick"
 def dry_run(arguments: Arguments) -> int:
     """Print the axes, a line for each run, and a line for each reason for which cells are cut."""
     plan = make_plan(arguments)
-    configs = {run.name: plan.run_config(run) for run in plan.matrix.runs}
+    data_dir = below_root(plan.config.data_dir)
+    configs = {run.name: with_known_vocabulary(plan.run_config(run), data_dir) for run in plan.matrix.runs}
     equal = held_equal(plan.equal, configs)
     print(_axes_line(plan))
     said: dict[str, None] = {}
@@ -40,7 +41,7 @@ def dry_run(arguments: Arguments) -> int:
         said.update(dict.fromkeys(warnings(configs[run.name].fields)))
     if equal:
         print(f"equal {equal}")
-    notes, more = forecast_lines(below_root(plan.config.data_dir), [config.fields for config in configs.values()])
+    notes, more = forecast_lines(data_dir, [config.fields for config in configs.values()])
     said.update(dict.fromkeys(more))
     for cut in plan.matrix.cuts:
         print(f"cut {cut.count}: {cut.reason}")

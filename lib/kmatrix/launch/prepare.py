@@ -6,7 +6,7 @@ import json
 import math
 import os
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ OPTIONS = {
 IN_RECIPE = {"data_mix": "mix"}  # fields that dataset.json has under another name
 MANY_EPOCHS = 4  # repeats beyond these add little: Muennighoff et al. 2023, arXiv:2305.16264
 Key = tuple[tuple[str, Any], ...]
+Parts = tuple[tuple[str, float, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,7 @@ class Dataset:
     """Prepared shards. path: their folder.  sha256: of all that is read.  tokens: of what is read.
 
     shards: the first so many of training are read, 0 for all.
+    parts: name, share of the sequences and training tokens of each dataset of a mix; empty where there is one dataset.
     """
 
     path: str
@@ -42,6 +44,7 @@ class Dataset:
     train_tokens: int
     val_tokens: int
     shards: int
+    parts: Parts = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +116,20 @@ def _prepare(python: Path, root: Path, data_dir: Path, wanted: Key, need: Need) 
     return Dataset(**{name: said[name] for name in Dataset.__slots__})
 
 
-def prepared(data_dir: Path, fields: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return training tokens and vocabulary of a run's data as far as they lie below DATA_DIR; None where they do not.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What dataset.json says of data that lie below DATA_DIR. parts: as those of Dataset."""
 
-    Only dataset.json is read, so that a plan needs no program of the trainer.
+    train_tokens: int
+    vocab_size: int
+    parts: Parts
+
+
+def prepared(data_dir: Path, fields: Mapping[str, Any]) -> Known | None:
+    """Return what is known of a run's data before they are prepared; None where they do not lie below DATA_DIR.
+
+    Only dataset.json is read, so that a plan needs no program of the trainer. Data that a longer run adds to are
+    counted as what it needs of them.
     """
     wanted = {IN_RECIPE.get(name, name): value for name, value in key(fields) if name != "data_tokens"}
     for path in sorted(data_dir.glob("*/dataset.json")):
@@ -124,23 +137,39 @@ def prepared(data_dir: Path, fields: Mapping[str, Any]) -> tuple[int, int] | Non
             record = read_json(path)
             recipe = record["recipe"]
             if all(recipe.get(name, value) == value for name, value in wanted.items()):
-                return int(record["train_tokens"]), int(record["vocab_size"])
+                return _known(record, int(fields.get("data_tokens") or 0) or run_tokens(fields))
         except (RecordError, KeyError, TypeError, AttributeError):
             continue
     return None
 
 
-def epochs(fields: Mapping[str, Any], train_tokens: int) -> float:
-    """Return how often a run reads its training data."""
-    return run_tokens(fields) / max(1, train_tokens)
+def _known(record: Mapping[str, Any], needed: int) -> Known:
+    total = sum(source["weight"] for source in record.get("sources", ()))
+    tokens = int(record["train_tokens"])
+    return Known(
+        train_tokens=tokens if record.get("complete", True) else max(tokens, needed),
+        vocab_size=int(record["vocab_size"]),
+        parts=tuple((s["name"], s["weight"] / total, s["train_tokens"]) for s in record.get("sources", ())),
+    )
 
 
-def overfitting(runs: Sequence[tuple[Mapping[str, Any], int]]) -> list[str]:
-    """Return the warnings of runs that read their data too often. runs: fields, and training tokens."""
+def epochs(fields: Mapping[str, Any], data: Dataset | Known) -> dict[str, float]:
+    """Return how often a run reads each of its datasets."""
+    parts = data.parts or ((str(fields["dataset"]), 1.0, data.train_tokens),)
+    return {name: run_tokens(fields) * share / max(1, tokens) for name, share, tokens in parts}
+
+
+def most_epochs(runs: Iterable[tuple[Mapping[str, Any], Dataset | Known]]) -> dict[str, float]:
+    """Return how often the run that reads it most reads each dataset."""
     most: dict[str, float] = {}
-    for fields, tokens in runs:
-        name = str(fields["dataset"])
-        most[name] = max(most.get(name, 0.0), epochs(fields, tokens))
+    for fields, data in runs:
+        for name, count in epochs(fields, data).items():
+            most[name] = max(most.get(name, 0.0), count)
+    return most
+
+
+def overfitting(most: Mapping[str, float]) -> list[str]:
+    """Return the warnings of datasets that are read too often. most: epochs of each."""
     return [
         f"{name} is read {math.ceil(count)} times: overfitting is likely, and more than {MANY_EPOCHS} epochs "
         "add little (arXiv:2305.16264)"
