@@ -10,14 +10,13 @@ from kmatrix.cli.arguments import Arguments
 from kmatrix.cli.session import ROOT, config_path, shown
 from kmatrix.errors import ConfigError
 from kmatrix.records import MatrixDir, RunDir, matrix_dirs
+from kmatrix.records.finding import find_matrix
 
 LISTED = 6
 
 
 def find_target(arguments: Arguments) -> MatrixDir:
     """Return the matrix that TARGET= names; the newest where it names none, or the one of RUN=<a run's folder>."""
-    from kmatrix.report import find_matrix
-
     run = RunDir(Path(arguments.get("RUN", ".")))
     if not arguments.get("TARGET") and run.run_json.is_file():
         return MatrixDir(run.path.resolve().parent)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from kmatrix.errors import RecordError
-from kmatrix.records import MATRIX_PREFIX, MatrixDir, matrix_dirs, write_text
+from kmatrix.records import MatrixDir, write_text
+from kmatrix.records.finding import find_matrix
 from kmatrix.report.analysis import analyse
 from kmatrix.report.files import write_all_results, write_results
 from kmatrix.report.gpu_report import gpu_runs, with_timeline
@@ -18,31 +19,6 @@ from kmatrix.report.text import render_summary
 __all__ = ["analyse", "draw_graphs", "find_matrix", "update_graphs", "write_summary"]
 
 T = TypeVar("T")
-
-
-def find_matrix(results_dir: Path, target: str | None) -> MatrixDir:
-    """Return the matrix that TARGET names: a path, or a name below the folder of results; the newest by default.
-
-    Raises RecordError when there is none.
-    """
-    there = [matrix for matrix in matrix_dirs(results_dir) if _is_matrix(matrix)]
-    if target:
-        for path in (Path(target).expanduser(), results_dir / target):
-            if _is_matrix(MatrixDir(path)):
-                return MatrixDir(path.resolve())
-        newest = ", ".join(matrix.name for matrix in there[:-6:-1])
-        raise RecordError(
-            f"TARGET={target} is not the folder of a matrix",
-            why=f"the newest of {len(there)} in {results_dir}: {newest}" if there else f"{results_dir} holds no matrix",
-            fix="pass TARGET=<one of these, or a path>" if there else "run `make test-matrix` to make one",
-        )
-    if not there:
-        raise RecordError(
-            f"{results_dir} holds no matrix",
-            why=f"no folder {MATRIX_PREFIX}* in it has a matrix.json or a run",
-            fix="run `make test-matrix` to make one, or pass TARGET=<folder of a matrix>",
-        )
-    return there[-1]
 
 
 def write_summary(matrix: MatrixDir) -> str:
@@ -74,10 +50,6 @@ def draw_graphs(matrix: MatrixDir) -> tuple[list[Path], list[str]]:
 def update_graphs(matrix: MatrixDir) -> list[Path]:
     """Draw every graph that there are data for, and return the files."""
     return draw_graphs(matrix)[0]
-
-
-def _is_matrix(matrix: MatrixDir) -> bool:
-    return matrix.matrix_json.is_file() or any(matrix.path.glob("*/run.json"))
 
 
 def _write(matrix: MatrixDir, action: Callable[[], T]) -> T:

@@ -1,0 +1,200 @@
+"""A run is stopped, killed and its files are damaged, and it goes on: as a user does it, with make and torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
+
+WORDS = ("OPTIMIZER=adamw", "NUM_GPUS=2", "BATCH_SIZE=2", "GLOBAL_BATCH=4", "EVAL_SAMPLES=8", "GPU_MONITOR=n")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "gpt2.train")
+READ = """
+import sys
+from pathlib import Path
+from gpt2 import checkpoint
+for name in sys.argv[1:]:
+    print(checkpoint.load(Path(name))["step"])
+"""
+
+
+def load(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def index(run):
+    path = run / "checkpoints" / "index.json"
+    return load(path)["checkpoints"] if path.exists() else []
+
+
+def events(run, kind):
+    lines = (run / "events.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if line["event"] == kind]
+
+
+def wait_for(what, seconds=240.0):
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain for {what.__doc__}"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def planned(clone, tmp_path):
+    """Return what makes a run of a few steps, and then asks for more of them: a run that is long, and not started."""
+
+    def plan(*words):
+        assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+        done = clone.make("train", *WORDS, "MAX_ITERS=2", "SAVE_BEST=n", *words, f"RESULTS_DIR={tmp_path}")
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        (run,) = tmp_path.glob("test_matrix_results_*/gpt2_*")
+        shutil.rmtree(run / "checkpoints")
+        for name in ("metrics.jsonl", "events.jsonl", "result.json"):
+            (run / name).unlink()
+        value = load(run / "run.json")
+        value["train"] |= {"max_iters": 100_000, "warmup_steps": 10, "warmup_fraction": None}
+        (run / "run.json").write_text(json.dumps(value))
+        return run
+
+    return plan
+
+
+@pytest.fixture
+def started(clone):
+    """Return what starts torchrun on a run as the launcher does; what is left is killed with all its processes."""
+    running = []
+
+    def start(run, *words):
+        path = os.pathsep.join([str(clone.root), str(clone.root / "lib")])
+        process = subprocess.Popen(
+            [clone.python, *TORCHRUN, str(run), *words],
+            cwd=clone.root,
+            env=clone.environment | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            stdout=(run / "output.log").open("a"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        kill(process)
+
+
+def kill(process):
+    """Kill torchrun and all its ranks at once, as a power cut does."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    process.wait()
+
+
+def read(clone, run, *names):
+    """Return the steps of checkpoints, read by the trainer's own reader in a process of its own."""
+    path = os.pathsep.join([str(clone.root), str(clone.root / "lib")])
+    files = [str(run / "checkpoints" / name) for name in names]
+    done = clone.run(clone.python, "-c", READ, *files, PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    return [int(line) for line in done.stdout.split()]
+
+
+def test_a_signal_to_torchrun_leaves_a_checkpoint_in_time_and_a_second_one_does_no_harm(clone, planned, started):
+    """Must 4: SIGTERM, then SIGINT twice; each time every rank agrees, and the next attempt goes on from there."""
+    run = planned()
+    steps = []
+    for attempt, signals in ((1, [signal.SIGTERM]), (2, [signal.SIGINT, signal.SIGINT])):
+        process = started(run, f"--attempt={attempt}", "--resume=auto")
+
+        def trains(attempt=attempt):
+            """some steps of this attempt"""
+            lines = (run / "metrics.jsonl").read_text() if (run / "metrics.jsonl").exists() else ""
+            return lines.count(f'"attempt": {attempt}, "train/loss"') > 2
+
+        wait_for(trains)
+        asked = time.monotonic()
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.2)
+        process.wait(timeout=60)
+        assert time.monotonic() - asked < 30, "torchrun would have killed the ranks"
+        result = load(run / "result.json")
+        assert (result["status"], result["kind"], result["attempt"]) == ("stopped", "signal", attempt)
+        newest = index(run)[-1]
+        assert newest["kinds"] == ["emergency"]
+        assert read(clone, run, newest["name"]) == [newest["step"]] == [result["step"]]
+        steps.append(result["step"])
+    assert steps[1] > steps[0]
+    (resume,) = events(run, "resume")
+    assert resume["step"] == steps[0]
+
+
+def test_kill_9_during_saves_leaves_a_whole_checkpoint_and_a_damaged_one_is_passed_over(clone, planned, started):
+    """Must 4: whatever is killed when, the newest that is whole is gone on from; one cut short is refused by name."""
+    run = planned("CHECKPOINT_INTERVAL=1")
+    process = started(run, "--attempt=1")
+
+    def saves():
+        """several checkpoints, and one that is being written"""
+        return len(index(run)) >= 3 and list((run / "checkpoints").glob(".step_*.partial"))
+
+    wait_for(saves)
+    kill(process)
+    there = [entry for entry in index(run) if (run / "checkpoints" / entry["name"]).exists()]
+    assert read(clone, run, *(entry["name"] for entry in there)) == [entry["step"] for entry in there]
+
+    last, before = there[-1], there[-2]
+    path = run / "checkpoints" / last["name"]
+    path.write_bytes(path.read_bytes()[: last["bytes"] // 2])
+    for half in (run / "checkpoints").glob("step_*.pt"):
+        if half.name not in {entry["name"] for entry in there}:
+            half.unlink()
+    process = started(run, "--attempt=2", "--resume=latest")
+    wait_for(lambda: events(run, "resume"))
+    process.terminate()
+    process.wait(timeout=60)
+    (refused,) = events(run, "checkpoint refused")
+    assert last["name"] in refused["text"]
+    (resume,) = events(run, "resume")
+    assert resume["step"] == before["step"]
+    assert f"checkpoint refused: {path}" in (run / "output.log").read_text()
+    assert path.with_name(f"{path.name}.damaged").exists()
+    assert not list((run / "checkpoints").glob(".step_*.partial"))
+
+
+def test_ten_stay_with_the_best_and_the_list_and_the_broom_know_them(clone, tmp_path):
+    """Must 5, and Must 12: rolling ten, best, final; list, prune, export, read back, sample."""
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    words = (*WORDS, "MAX_ITERS=28", "CHECKPOINT_INTERVAL=2", "EVAL_INTERVAL=7", f"RESULTS_DIR={tmp_path}")
+    done = clone.make("train", *words)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (run,) = tmp_path.glob("test_matrix_results_*/gpt2_*")
+    kinds = {entry["step"]: entry["kinds"] for entry in index(run)}
+    assert [step for step, why in kinds.items() if "rolling" in why] == list(range(10, 29, 2))
+    assert [step for step, why in kinds.items() if "best" in why] == [load(run / "result.json")["best_val_step"]]
+    assert "final" in kinds[28]
+
+    listed = clone.make("list-checkpoints", f"RESULTS_DIR={tmp_path}")
+    assert listed.returncode == 0, listed.stderr
+    assert all(entry["name"] in listed.stdout for entry in index(run))
+    refused = clone.make("checkpoints-prune", f"RESULTS_DIR={tmp_path}")
+    assert refused.returncode == 2
+    assert "YES=1" in refused.stderr
+    assert clone.make("checkpoints-prune", f"RESULTS_DIR={tmp_path}", "YES=1").returncode == 0
+    assert {"best", "final"} <= {kind for entry in index(run) for kind in entry["kinds"]}
+    assert len(index(run)) <= 2
+
+    model, back = tmp_path / "model", tmp_path / "back.pt"
+    assert clone.make("export", f"CHECKPOINT={run}", f"OUTPUT={model}").returncode == 0
+    assert clone.make("import-model", f"MODEL={model}", f"OUTPUT={back}").returncode == 0
+    assert {path.name for path in model.iterdir()} == {"config.json", "model.safetensors"}
+    said = [clone.make("sample", f"CHECKPOINT={path}", "TOKENS=8", "SEED=1") for path in (run, back)]
+    assert said[0].returncode == said[1].returncode == 0, said[1].stderr
+    assert said[0].stdout == said[1].stdout
