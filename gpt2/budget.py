@@ -16,8 +16,8 @@ from gpt2.config import TrainConfig
 
 RECENT_STEPS = 8  # the next step is reckoned as long as the longest of these
 RECENT = 3  # evaluations and checkpoints: likewise
-MARGIN = 1.1  # the end is reckoned this much longer than it was measured
-END_S = 0.2  # writing the last files
+MARGIN = 1.2  # the end is reckoned this much longer than it was measured: a machine is not always as fast
+END_S = 0.5  # writing the last files
 EVALUATION, JUDGING, CHECKPOINT = PARTS = ("evaluation", "judging", "checkpoint")  # what a loop does between steps
 
 

@@ -68,7 +68,7 @@ def test_two_ranks_end_together_inside_the_budget_and_near_its_end(tmp_path, bud
     result = read_json(run_dir.result)
     assert process.returncode == 0, process.stdout
     assert ended(run_dir) == ("finished", None, ended_by)
-    assert 20 < result["spent_s"] < 25.5  # a machine under load: a step may take much longer than those before it
+    assert 19 < result["spent_s"] < 28  # under load the end may take longer than it ever did before
     if ended_by == "cost":
         assert result["dollars"] == pytest.approx(2 * 3.6 * result["spent_s"] / 3600)
 

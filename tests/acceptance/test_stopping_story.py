@@ -79,8 +79,8 @@ def test_a_run_ends_inside_its_time_with_its_last_evaluation_and_checkpoint(trai
     assert [line["step"] for line in lines if "val/loss" in line][-1] == result["step"]
     (final,) = [entry for entry in load(run / "checkpoints/index.json")["checkpoints"] if "final" in entry["kinds"]]
     assert final["step"] == result["step"]
-    # 30 s less the end, reckoned a tenth longer than measured, and a step; more only where others hold up the machine
-    assert 25 < result["spent_s"] < 30 + 1
+    # the end is reckoned a fifth longer than it was measured; beyond 30 s only where others hold up the machine then
+    assert 24 < result["spent_s"] < 33
     assert "learning rate schedule" in (run.parent / "summary_report.txt").read_text()
 
 
