@@ -70,9 +70,12 @@ class AmdSource:
 
     device_type: ClassVar[str] = "amd"
 
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self._cards = [_Card(folder) for folder in folders]
-        self.devices = tuple(_device(index, folder) for index, folder in enumerate(folders))
+    def __init__(self, cards: Sequence[tuple[int, Path]], *, ranked: bool = False) -> None:
+        """cards: index and folder of each.  ranked: whether the place of one is its rank."""
+        self._cards = [_Card(folder) for _, folder in cards]
+        self.devices = tuple(
+            _device(index, folder, rank if ranked else None) for rank, (index, folder) in enumerate(cards)
+        )
 
     @property
     def energy_source(self) -> str | None:
@@ -121,20 +124,25 @@ class AmdSource:
             card.close()
 
 
-def open_source(uuids: Sequence[str] = (), root: Path = DRM) -> AmdSource | None:
-    """Return AMD's GPUs, those of `uuids` where any are named; None where there is none."""
-    folders = [path / "device" for path in sorted(root.glob("card[0-9]*")) if "-" not in path.name]
-    cards = [folder for folder in folders if _text(folder / "vendor") == AMD]
+def open_source(uuids: Sequence[str] = (), root: Path | None = None) -> AmdSource | None:
+    """Return AMD's GPUs by their numbers; of those that are named, in this order, the rank of each is its place.
+
+    None where there is none. root: the folder of cards, DRM unless given.
+    """
+    folders = [path / "device" for path in (root or DRM).glob("card[0-9]*") if path.name[4:].isdecimal()]
+    folders.sort(key=lambda folder: int(folder.parent.name[4:]))
+    cards = list(enumerate(folder for folder in folders if _text(folder / "vendor") == AMD))
     if uuids:
-        by_uuid = {_uuid(folder): folder for folder in cards}
+        by_uuid = {_uuid(folder): (index, folder) for index, folder in cards}
         cards = [by_uuid[uuid] for uuid in uuids if uuid in by_uuid]
-    return AmdSource(cards) if cards else None
+    return AmdSource(cards, ranked=bool(uuids)) if cards else None
 
 
-def _device(index: int, folder: Path) -> Device:
+def _device(index: int, folder: Path, rank: int | None) -> Device:
     total = _number(folder / "mem_info_vram_total")
     return Device(
         gpu_index=index,
+        rank=rank,
         gpu_name=_text(folder / "product_name") or "AMD GPU",
         uuid=_uuid(folder),
         memory_total=None if total is None else total / MIB,
