@@ -17,9 +17,8 @@ from skips import need
 
 from kmatrix.gpu import simulate
 from kmatrix.gpu.aggregate import Aggregate, Running
-from kmatrix.gpu.amd import open_source as open_amd
 from kmatrix.gpu.calibrate import Calibration, warning
-from kmatrix.gpu.formats import COLUMNS, read_samples, read_stats
+from kmatrix.gpu.formats import read_samples, read_stats
 from kmatrix.gpu.host import Rapl
 from kmatrix.gpu.processes import Ours, Watched
 from kmatrix.gpu.source import AT, UNKNOWN, WIDTH, Device, Process
@@ -440,7 +439,7 @@ def test_ranks_on_the_cpu_are_recorded_by_rank(run_dir, tmp_path):
     for gpu in summary["gpus"]:
         assert gpu["memory_used"]["max"] > 64
         assert gpu["memory_total"] > gpu["memory_used"]["max"]
-        assert gpu["utilization"]["max"] > 10
+        assert gpu["utilization"]["max"] > 0  # of a busy machine it may be little
         assert gpu["power"] is None
         assert gpu["temperature"] is None
         assert gpu["lost_at"] is None
@@ -563,24 +562,3 @@ def test_the_processors_counters_are_summed_and_may_start_again(tmp_path):
     (tmp_path / "intel-rapl:1" / "energy_uj").write_text("500000")
     assert rapl.joules() == pytest.approx(0.2 + 0.5)
     assert Rapl.open(tmp_path / "none") is None
-
-
-def test_amd_gpus_are_read_from_the_kernels_files(tmp_path):
-    card = tmp_path / "card0" / "device"
-    hwmon = card / "hwmon" / "hwmon3"
-    hwmon.mkdir(parents=True)
-    files = {"vendor": "0x1002", "unique_id": "abc", "product_name": "Instinct", "gpu_busy_percent": "97\n"}
-    files |= {"mem_info_vram_used": str(2**30), "mem_info_vram_total": str(2**34)}
-    for name, text in files.items():
-        (card / name).write_text(text)
-    for name, text in {"power1_average": "250000000", "temp1_input": "61000", "power1_cap": "300000000"}.items():
-        (hwmon / name).write_text(text)
-    source = open_amd((), tmp_path)
-    read = [0.0] * WIDTH
-    source.read(read)
-    known = dict(zip(COLUMNS, read, strict=True))
-    assert (known["utilization"], known["memory_used"], known["power"], known["temperature"]) == (97, 1024, 250, 61)
-    assert math.isnan(known["sm_clock"])
-    assert source.slow(0).power_limit == 300
-    assert (source.devices[0].gpu_name, source.devices[0].memory_total) == ("Instinct", 16384)
-    assert open_amd((), tmp_path / "none") is None
