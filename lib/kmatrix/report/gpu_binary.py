@@ -11,7 +11,7 @@ import numpy as np
 
 from kmatrix.errors import RecordError, SchemaError
 from kmatrix.gpu.formats import Recording, read_samples
-from kmatrix.gpu.formats.columns import MEASURED, Block, Part
+from kmatrix.gpu.formats.blocks import MEASURED, Block, Part
 from kmatrix.records import RunDir
 from kmatrix.report.gpu_stream import memory_of, numbers_of
 from kmatrix.report.gpu_values import GpuNumbers

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kmatrix.gpu.formats import Loss
-from kmatrix.gpu.formats.columns import MEASURED, Block, Part, read_columns
+from kmatrix.gpu.formats.blocks import MEASURED, Block, Part
+from kmatrix.gpu.formats.columns import read_columns
 from kmatrix.report.gpu_values import CPU, SIMULATED, DeviceNumbers, GpuNumbers
 from kmatrix.report.spread import SpreadOf, TimelineOf
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 import re
@@ -19,6 +18,8 @@ from kmatrix.gpu.formats.values import GpuSample, Snapshot
 
 CHUNK = 1 << 18  # characters that are read at once
 CSV_BEGIN = "timestamp,"
+LINE = 1 << 16  # characters of a line of a CSV; a longer one is damaged
+NO_LINE = "a line is not whole"
 NO_ENTRY = "an entry has no time or no GPU"
 MEMORY = ("memory_used", "memory_used_mb", "memory_mb")  # the names that used memory goes by; the first there counts
 TOTAL = ("memory_total", "memory_total_mb")
@@ -44,6 +45,14 @@ class Loss:
 
     def __str__(self) -> str:
         return f"{self.path}: {self.why}; {self.complete} entries were read, {self.damaged} or more were lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """What the columns of a CSV mean. width: how many there are.  gpus: index -> the places of what is known of it."""
+
+    width: int
+    gpus: Mapping[int, list[tuple[int, str]]]
 
 
 class LossyReader:
@@ -94,18 +103,14 @@ class StatsReader(LossyReader, Iterator[Snapshot]):
                     yield snapshot
 
     def _csv(self, file: IO[str]) -> Iterator[Snapshot]:
-        rows = csv.reader(line.replace("\0", "") for line in file)
-        header = next(rows)
-        gpus: dict[int, list[tuple[int, str]]] = {}
-        for at, name in enumerate(header):
-            if (match := _COLUMN.fullmatch(name.strip())) and match[2] in _CSV_NAMES:
-                gpus.setdefault(int(match[1]), []).append((at, _CSV_NAMES[match[2]]))
+        rows = rows_of(file)
+        table = table_of(next(rows), self.path)
         for row in rows:
-            time = _time(row[0]) if len(row) == len(header) else None
+            time = time_of(row[0]) if len(row) == table.width else None
             if time is None:
-                self._lost("a line is not whole", 1)
+                self._lost(NO_LINE, 1)
                 continue
-            samples = [_sample({"gpu_index": gpu, **_cells(row, columns)}, gpu) for gpu, columns in gpus.items()]
+            samples = [_sample({"gpu_index": gpu, **_cells(row, columns)}, gpu) for gpu, columns in table.gpus.items()]
             yield Snapshot(time=time, samples=tuple(samples))
 
 
@@ -129,24 +134,45 @@ def array_at(text: str, path: Path) -> tuple[int, bool]:
     """Return where the entries of a recording begin, and whether its array stands alone. Raises RecordError."""
     found = opening(text)
     if found is None:
-        raise RecordError(
-            f"{path} is no recording of GPUs",
-            why="it is neither a JSON array nor an object with `samples`, nor a CSV with a timestamp column",
-            fix="name a gpu_stats*.json or gpu_metrics*.csv file",
-        )
+        raise _no_recording(path)
     return found
+
+
+def rows_of(file: IO[str]) -> Iterator[list[str]]:
+    """Yield the cells of each line of a CSV. No cell that counts is ever quoted."""
+    for line in iter(partial(file.readline, LINE), ""):
+        yield line.rstrip("\r\n").replace("\0", "").split(",")
+
+
+def table_of(header: list[str], path: Path) -> Table:
+    """Return what the columns of a CSV mean. Raises RecordError where none is of a GPU."""
+    gpus: dict[int, list[tuple[int, str]]] = {}
+    for at, name in enumerate(header):
+        if (match := _COLUMN.fullmatch(name.strip())) and match[2] in _CSV_NAMES:
+            gpus.setdefault(int(match[1]), []).append((at, _CSV_NAMES[match[2]]))
+    if not gpus:
+        raise _no_recording(path)
+    return Table(width=len(header), gpus=gpus)
 
 
 def snapshot_of(value: Any) -> Snapshot | None:
     """Return an entry of either layout as a value; None when it is no entry."""
     if not isinstance(value, dict):
         return None
-    time = _time(value.get("timestamp"))
+    time = time_of(value.get("timestamp"))
     entries = value.get("multi_gpu_data", [value])
     if time is None or not isinstance(entries, list):
         return None
     samples = tuple(_sample(entry, at) for at, entry in enumerate(entries) if isinstance(entry, dict))
     return Snapshot(time=time, samples=samples) if samples else None
+
+
+def _no_recording(path: Path) -> RecordError:
+    return RecordError(
+        f"{path} is no recording of GPUs",
+        why="it is neither a JSON array nor an object with `samples`, nor a CSV with a timestamp and columns of GPUs",
+        fix="name a gpu_stats*.json or gpu_metrics*.csv file",
+    )
 
 
 def _sample(entry: Mapping[str, Any], position: int) -> GpuSample:
@@ -170,7 +196,7 @@ def _sample(entry: Mapping[str, Any], position: int) -> GpuSample:
 
 
 def _cells(row: list[str], columns: list[tuple[int, str]]) -> dict[str, float | None]:
-    return {name: _text(row[at]) for at, name in columns}
+    return {name: number_in(row[at]) for at, name in columns}
 
 
 def _first(entry: Mapping[str, Any], *names: str) -> float | None:
@@ -190,7 +216,7 @@ def _clock(clocks: Any) -> float | None:
     return _first(clocks, *CLOCKS) if isinstance(clocks, dict) else None
 
 
-def _time(value: Any) -> float | None:
+def time_of(value: Any) -> float | None:
     """Return Unix seconds of ISO 8601 (local time where no offset is given) or of a number."""
     if isinstance(value, str):
         try:
@@ -209,7 +235,7 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _text(value: str) -> float | None:
+def number_in(value: str) -> float | None:
     try:
         return _number(float(value))
     except ValueError:

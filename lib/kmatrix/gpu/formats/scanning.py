@@ -47,10 +47,14 @@ class Scanner:
         decoder = json.JSONDecoder()
         while not self._closed():
             try:
-                value, self._at = decoder.raw_decode(self._text, self._at)
+                value, end = decoder.raw_decode(self._text, self._at)
             except (ValueError, RecursionError) as error:  # of no form, a number without end, nested without end
                 self._grow_or_skip(damaged=self._is_damage(error))
                 continue
+            if end == len(self._text) and isinstance(value, int | float) and (more := self._more()):
+                self._text += more  # of which the number's next digits may be
+                continue
+            self._at = end
             if self._at > _DONE:
                 self._let_go_of(self._at)
             yield value
