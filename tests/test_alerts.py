@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import pytest
 from gpu_factory import write_timings
@@ -242,6 +243,14 @@ def test_metrics_and_ranks_are_looked_at(tmp_path):
     made.end(901.0)
     assert made.active == ()
     assert all(alert.until is not None for alert in made.alerts)
+
+
+def test_an_alert_that_a_killed_runner_left_ends_with_its_last_word(tmp_path):
+    run = RunDir(tmp_path)
+    left = Alert(kind=Kind.MFU, severity=Severity.WARNING, since=50.0, value=9.5, threshold=15.0)
+    write_json(run.status, {"alerts": [left.to_json(), dataclasses.replace(left, until=60.0).to_json()]})
+    os.utime(run.status, (100.0, 100.0))
+    assert [alert.until for alert in Alarm(run, Thresholds(), MetricsTail(run.metrics)).alerts] == [100.0, 60.0]
 
 
 def test_the_first_line_of_an_attempt_holds_the_warming_up_and_is_no_alert(tmp_path):

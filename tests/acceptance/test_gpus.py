@@ -49,6 +49,8 @@ def test_simulated_gpus_are_recorded_drawn_and_marked(clone, tmp_path):
     summary = (matrix / "summary_report.txt").read_text()
     assert "(simulated)" in summary
     assert "J/token" in summary
+    assert "kWh" in summary
+    assert "Time: set-up " in summary
     assert "Balance: CV = " in summary
     recorded = load(run / "gpu_summary.json")
     assert recorded["simulated"] is True
@@ -119,7 +121,11 @@ def test_a_gpu_that_is_lost_after_three_seconds_is_null_and_the_run_goes_on(clon
     assert [entry["multi_gpu_data"][1]["power"] for entry in entries if entry["multi_gpu_data"][1]["power"] == 0] == []
     gpus = load(run / "gpu_summary.json")["gpus"]
     assert [gpu["lost_at"] is not None for gpu in gpus] == [False, True, False]
-    assert "GPU 1 was lost at" in (matrix / "summary_report.txt").read_text()
+    summary = (matrix / "summary_report.txt").read_text()
+    assert "GPU 1 was lost at" in summary
+    told = [alert for alert in load(run / "status.json")["alerts"] if alert["kind"] == "gpu_lost"]
+    assert [(alert["about"], alert["severity"]) for alert in told] == [("GPU 1", "critical")]
+    assert "! GPU 1: lost: " in summary.partition("Alerts\n------")[2]
 
 
 def test_a_straggler_among_four_ranks_is_named_although_memory_is_balanced(clone, tmp_path):

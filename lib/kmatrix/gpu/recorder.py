@@ -1,7 +1,7 @@
 """The recorder: a process of its own that writes down what the devices of a run do, from before its start to its end.
 
-    python -m kmatrix.gpu.recorder RUN_DIR [--hz 20] [--gpus UUID,UUID] [--ranks-of PID] [--parent PID] ...
-    python -m kmatrix.gpu.recorder RUN_DIR --format csv
+python -m kmatrix.gpu.recorder RUN_DIR [--hz 20] [--gpus UUID,UUID] [--ranks-of PID] [--parent PID] ...
+python -m kmatrix.gpu.recorder RUN_DIR --format csv
 """
 
 from __future__ import annotations

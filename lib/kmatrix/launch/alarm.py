@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kmatrix.alerts import Alert, Change, GpuState, State, Thresholds, Watch, alerts_of
@@ -30,7 +31,7 @@ class Alarm:
         self._run, self._tail = run, tail
         self._watch = Watch(limits)
         self._gpus = GpuTail(run, begun=time.time())
-        self._ended = list(kept(run))  # also those of earlier attempts
+        self._ended = list(_of_earlier(run))
         self._active: tuple[Alert, ...] = ()
         self._due = self._ranks_due = 0.0
         self._waiting: tuple[float | None, int | None] = (None, None)
@@ -144,6 +145,15 @@ def kept(run: RunDir) -> tuple[Alert, ...]:
         return alerts_of(read_json(run.status))
     except RecordError:
         return ()
+
+
+def _of_earlier(run: RunDir) -> tuple[Alert, ...]:
+    """Return the alerts of earlier attempts; one that a killed runner left held until the status was written last."""
+    told = kept(run)
+    if all(alert.until is not None for alert in told):
+        return told
+    last = run.status.stat().st_mtime
+    return tuple(replace(alert, until=max(alert.since, last)) if alert.until is None else alert for alert in told)
 
 
 def _state(

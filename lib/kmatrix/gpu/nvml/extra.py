@@ -18,7 +18,7 @@ class Extras:
     """Asks one GPU. PCIe: the driver counts for 20 ms at each call, so this is never asked between two samples."""
 
     def __init__(self, pynvml: Any, handle: Any) -> None:
-        self._library, self._handle = pynvml.nvmlLib, handle
+        self._library, self.handle = pynvml.nvmlLib, handle
         self._gpm = Gpm.open(pynvml, handle)
 
     def read(self) -> Extra:
@@ -46,7 +46,7 @@ class Extras:
     def _ask(self, name: str, result: Any, *arguments: int) -> int | None:
         """Return what a function with one result says; None where it fails, or is not there."""
         function = getattr(self._library, name, None)
-        code = NOT_FOUND_FUNCTION if function is None else function(self._handle, *arguments, ctypes.byref(result))
+        code = NOT_FOUND_FUNCTION if function is None else function(self.handle, *arguments, ctypes.byref(result))
         return int(result.value) if code == SUCCESS else None
 
 

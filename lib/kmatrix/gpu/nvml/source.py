@@ -112,11 +112,11 @@ class NvmlSource:
 
     def extra(self, device: int) -> Extra:
         if self._calls[device] is None:
-            self._extras.pop(device, None)  # the handle may be another one when it is found again
             return Extra()
-        if device not in self._extras:
-            self._extras[device] = Extras(self._pynvml, self._handles[device])
-        return self._extras[device].read()
+        handle, extras = self._handles[device], self._extras.get(device)
+        if extras is None or extras.handle is not handle:  # it was lost, and found again under another handle
+            extras = self._extras[device] = Extras(self._pynvml, handle)
+        return extras.read()
 
     def processes(self, device: int) -> tuple[Process, ...]:
         """Return the processes that compute on a GPU. Expensive: milliseconds on some drivers."""
