@@ -10,7 +10,9 @@ import pytest
 import torch
 from factories import ROOT, environment, make_run, train_command
 
+from gpt2.failure import kind_of
 from gpt2.watchdog import TURN_S
+from kmatrix.errors import DataError
 from kmatrix.launch.verdict import mismatch
 from kmatrix.records import merged_metrics, read_json, read_jsonl, write_json
 
@@ -179,6 +181,34 @@ def test_a_micro_batch_that_does_not_divide_is_refused(tmp_path):
     process = train(run_dir, "--micro-batch", "3")
     assert ended(run_dir) == ("failed", "error", None)
     assert "it does not divide the 4 sequences of a rank" in process.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"), "oom"),
+        (MemoryError(), "oom"),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory"), "oom"),
+        (RuntimeError("CUDA error: out of memory"), "oom"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom"),
+        (RuntimeError("Connection closed by peer"), "error"),
+        (ValueError("a text about being out of memory"), "error"),
+        (DataError("a shard is short"), "data"),
+    ],
+)
+def test_memory_that_ran_out_is_known_by_its_errors(error, kind):
+    assert kind_of(error) == kind
+
+
+@pytest.mark.slow
+def test_a_first_rank_that_stands_still_is_named_by_another(tmp_path):
+    run_dir = make_run(tmp_path, num_gpus=2, **FOREVER, stall_factor=5.0, stall_floor=4)
+    process = train(run_dir, fault="freeze:0:4", timeout=90 + TURN_S)
+    assert ended(run_dir) == ("failed", "stall", None), process.stdout
+    reason = read_json(run_dir.result)["reason"]
+    assert reason.startswith("rank 1: no progress for")
+    assert "rank 0 is behind, last seen in" in reason
+    assert "in forward" in run_dir.rank_stacks(0).read_text()
 
 
 @pytest.mark.slow
