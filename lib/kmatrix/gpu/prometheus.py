@@ -1,7 +1,7 @@
 """What a recorder knows now, for Prometheus: the text format 0.0.4 on a port of this machine alone.
 
-The standard library's HTTP server would cost a recorder more memory than everything else in it; one request needs
-a socket and ten lines.
+The standard library's HTTP server is 6 MiB of imports, a quarter of what a recorder may take; one request needs a
+socket and ten lines.
 """
 
 from __future__ import annotations
