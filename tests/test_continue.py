@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from launching import engine, processes_of, until
+from support import run as program
 
-from kmatrix.errors import LaunchError
+from kmatrix.cli.again import beginning
+from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.gpu.nvml import Gpu
 from kmatrix.launch.aside import set_aside
 from kmatrix.launch.drive import drive
@@ -438,3 +440,67 @@ def test_a_rerun_of_a_run_that_was_taken_over_is_its_own_and_leaves_the_other_al
     assert (settle(second).status, settle(second).reused_from) == (Status.FINISHED, "")
     assert first.metrics.read_bytes() == kept
     assert (second.former / "1" / "result.json").exists()
+
+
+# The command
+
+
+@pytest.mark.parametrize("text", ["auto", "latest", "best", "none"])
+def test_the_words_for_a_beginning_are_the_trainers(text):
+    assert beginning(text) == text
+
+
+def test_a_checkpoint_is_named_by_its_whole_path_and_anything_else_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "step_5.pt").touch()
+    monkeypatch.chdir(tmp_path)
+    assert beginning("step_5.pt") == str(tmp_path / "step_5.pt")
+    with pytest.raises(ConfigError, match="RESUME=bset is neither"):
+        beginning("bset")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["TARGET=nothing"], "TARGET=nothing is not the folder of a matrix"),
+        (["RUN=lion*"], "RUN=lion* fits no run of"),
+        (["RETRY_FAILED=maybe"], "RETRY_FAILED=maybe"),
+        (["DETACH=2"], "it is 1 or 0"),
+        (["RESUME=bset"], "neither a checkpoint nor a word"),
+        (["MAX_ITERS=9"], "continue does not take MAX_ITERS"),
+    ],
+)
+def test_what_continue_does_not_understand_is_refused_and_changes_nothing(matrix, make, words, said):
+    run = make("a")
+    write_json(matrix.matrix_json, {"name": matrix.name, "runs": [{"name": "a"}]})
+    before = sorted(path.name for path in run.path.iterdir())
+    answer = program("continue", f"RESULTS_DIR={matrix.path.parent}", *words)
+    assert answer.status == 2
+    assert said in answer.err
+    assert sorted(path.name for path in run.path.iterdir()) == before
+    assert not matrix.status.exists()
+
+
+def test_continue_is_refused_while_another_runner_has_the_matrix(matrix, make):
+    make("a")
+    write_json(matrix.matrix_json, {"name": matrix.name, "runs": [{"name": "a"}]})
+    with held(matrix):
+        answer = program("continue", f"TARGET={matrix.path}")
+    assert (answer.status, f"is being run by process {os.getpid()}" in answer.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "test-rerun needs a matrix"),
+        (["TARGET={}", "OPTIMIZER=lion"], "no run has lion"),
+        (["TARGET={}", "RUN=z"], "fits no run"),
+    ],
+)
+def test_a_rerun_that_names_nothing_sets_nothing_aside(matrix, make, words, said):
+    run = make("a", optimizer="adamw")
+    write_json(run.result, {"status": "finished"})
+    write_json(matrix.matrix_json, {"name": matrix.name, "runs": [{"name": "a"}]})
+    answer = program("test-rerun", *(word.format(matrix.path) for word in words))
+    assert (answer.status, said in answer.err) == (2, True)
+    assert run.result.exists()
+    assert not run.former.exists()

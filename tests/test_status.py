@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
+import sys
 import threading
 import time
 
+import pexpect
 import pytest
 from launching import until
 from records_factory import CREATED, FakeRun, make_matrix
-from support import run
+from rich.console import Console
+from support import ROOT, run
 
-from kmatrix.cli.status import cells, plain
+from kmatrix.cli.status import cells, drawn, most_urgent, plain
 from kmatrix.errors import SchemaError
 from kmatrix.launch.lock import held
 from kmatrix.launch.overview import Overview
@@ -167,6 +172,55 @@ def test_a_damaged_status_is_one_failed_run_and_not_the_end_of_the_view(trouble)
 
 def test_json_is_1_or_0(trouble):
     assert "it is 1 or 0" in run("status", f"TARGET={trouble.path}", "JSON=yes").err
+
+
+def terminal(matrix):
+    """Start `kmatrix status` on a terminal of 24 lines."""
+    words = ["-m", "kmatrix", "status", f"TARGET={matrix.path}"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'lib'}:{ROOT}", "TERM": "xterm", "COLUMNS": "140"}
+    return pexpect.spawn(sys.executable, words, dimensions=(24, 140), env=environment, timeout=60, encoding="utf-8")
+
+
+def test_on_a_terminal_a_matrix_that_has_ended_is_drawn_once_in_colours(trouble):
+    screen = terminal(trouble)
+    screen.expect(pexpect.EOF)
+    assert screen.before.count(trouble.name) == 2  # the headline, and how to go on
+    assert ESCAPE in screen.before
+
+
+def test_on_a_terminal_a_running_matrix_is_drawn_until_its_runner_has_ended(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=30)], took=None)
+    with held(matrix):
+        screen = terminal(matrix)
+        screen.expect("30/100")
+        append_jsonl(matrix.run(FakeRun().name).metrics, {"step": 40, "attempt": 1, "train/loss": 2.5})
+        screen.expect("40/100")
+        assert screen.isalive()
+    screen.expect("its runner died")
+    screen.expect(pexpect.EOF)
+
+
+def test_ctrl_c_ends_the_looking_and_nothing_else(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=30)], took=None)
+    with held(matrix):
+        screen = terminal(matrix)
+        screen.expect("30/100")
+        screen.sendintr()
+        screen.expect(pexpect.EOF)
+        screen.close()
+        assert screen.exitstatus == 0
+
+
+def test_a_matrix_that_is_taller_than_the_terminal_shows_what_matters_most(tmp_path):
+    runs = [FakeRun(seed=seed, axes={"seed": str(seed)}) for seed in range(40)]
+    runs[20] = FakeRun(seed=20, axes={"seed": "20"}, status="failed", reason="why")
+    view = Overview(make_matrix(tmp_path, runs)).look()
+    shown = most_urgent(view.runs, 3)
+    assert [run.name for run in shown] == [f"gpt2_adamw_seed{seed}_1cpu" for seed in (0, 1, 20)]
+    text = io.StringIO()
+    Console(file=text, width=140).print(drawn(view, 10))
+    assert len(text.getvalue().splitlines()) <= 10
+    assert "and 34 more, which do not fit here" in text.getvalue()
 
 
 # Logs

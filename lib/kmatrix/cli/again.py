@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from kmatrix.cli.arguments import Arguments
 from kmatrix.cli.execution import detach, execute, monitor, need_torch, recording, symbols
 from kmatrix.cli.planning import gpus_here
@@ -28,7 +30,7 @@ def continue_(arguments: Arguments) -> int:
     for note in notes:
         print(f"note: {note}")
     retry = yes(arguments, "RETRY_FAILED")
-    going = reopen(matrix, gpus, names=names, resume=arguments.get("RESUME", "auto"), retry_failed=retry)
+    going = reopen(matrix, gpus, names=names, resume=beginning(arguments.get("RESUME", "auto")), retry_failed=retry)
     print(f"{shown(matrix.path)}: {'nothing' if not going.plans else len(going.plans)} to run")
     for line in in_words(going):
         print(f"  {line}")
@@ -80,6 +82,20 @@ def refuse_if_running(matrix: MatrixDir) -> None:
             f"{matrix.name} is being run by process {other.pid} on {other.host}",
             fix="`make status` shows it, `make stop` ends it",
         )
+
+
+def beginning(text: str) -> str:
+    """Return what an attempt is to begin from, as the trainer takes it: a word, or the path of a checkpoint."""
+    if text in RESUMES:
+        return text
+    path = Path(text).expanduser()
+    if not path.is_file():
+        raise ConfigError(
+            f"RESUME={text} is neither a checkpoint nor a word for one",
+            why=f"the words are {', '.join(RESUMES)}",
+            fix="`make list-checkpoints` lists the files",
+        )
+    return str(path.resolve())
 
 
 def yes(arguments: Arguments, name: str) -> bool:

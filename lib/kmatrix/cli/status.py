@@ -6,7 +6,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ EVERY_S = 1.0
 UNKNOWN = "-"
 TITLES = ("run", "status", "step", "loss", "val", "tok/s", "MFU", "on", "memory", "time", "left")
 LEFT = (0, 1)  # columns of words
+URGENCY = (Status.RUNNING, Status.FAILED, Status.STOPPED, Status.PLANNED, Status.SKIPPED, Status.FINISHED)
 
 
 def status(arguments: Arguments) -> int:
@@ -64,18 +66,17 @@ def watch(overview: Overview) -> None:
 
     console = Console(highlight=False)
     view = overview.look()
-    with Live(drawn(view), console=console, auto_refresh=False) as live:
-        try:
+    if view.running:
+        with Live(console=console, auto_refresh=False, transient=True) as live, suppress(KeyboardInterrupt):
             while view.running:
+                live.update(drawn(view, console.height - 1), refresh=True)
                 time.sleep(EVERY_S)
                 view = overview.look()
-                live.update(drawn(view), refresh=True)
-        except KeyboardInterrupt:
-            return
+    console.print(drawn(view))
 
 
-def drawn(view: MatrixView) -> Group:
-    """Return the view for a terminal, in colours."""
+def drawn(view: MatrixView, height: int | None = None) -> Group:
+    """Return the view for a terminal, in colours. height: lines that there are; what matters least is left out."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -83,11 +84,21 @@ def drawn(view: MatrixView) -> Group:
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     for column, title in enumerate(TITLES):
         table.add_column(title, justify="left" if column in LEFT else "right", no_wrap=column > 0)
-    for run in view.runs:
+    said = [Text(text, style=COLOURS.get(status, "")) for status, text in remarks(view)]
+    shown = view.runs if height is None else most_urgent(view.runs, max(1, height - len(said) - 3))
+    for run in shown:
         name, state, *rest = cells(run)
         table.add_row(name, Text(state, style=COLOURS.get(run.status, "")), *rest)
-    said = [Text(text, style=COLOURS.get(status, "")) for status, text in remarks(view)]
+    if hidden := len(view.runs) - len(shown):
+        said.insert(0, Text(f"and {hidden} more, which do not fit here"))
     return Group(Text(headline(view), style="bold"), table, *said)
+
+
+def most_urgent(runs: Sequence[RunView], room: int) -> list[RunView]:
+    """Return as many runs as there is room for, in their order: those that run first, finished ones last."""
+    kept = sorted(runs, key=lambda run: URGENCY.index(run.status))[:room]
+    names = {run.name for run in kept}
+    return [run for run in runs if run.name in names]
 
 
 def headline(view: MatrixView) -> str:
