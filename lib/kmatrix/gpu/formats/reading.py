@@ -61,16 +61,17 @@ class LossyReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._complete, self._damaged = 0, 0
-        self._why = ""
+        self._whys: list[str] = []  # each once
 
     @property
     def loss(self) -> Loss | None:
-        if not self._why:
+        if not self._whys:
             return None
-        return Loss(path=self.path, complete=self._complete, damaged=self._damaged, why=self._why)
+        return Loss(path=self.path, complete=self._complete, damaged=self._damaged, why=", and ".join(self._whys))
 
     def _lost(self, why: str, damaged: int) -> None:
-        self._why = why
+        if why not in self._whys:
+            self._whys.append(why)
         self._damaged += damaged
 
 
