@@ -221,6 +221,14 @@ def test_a_lost_gpu_and_throttling_are_told_from_the_events(alarm):
     assert kinds(made.look(recorder.now).active) == [(Kind.LOST, "GPU 1"), (Kind.THROTTLE, "GPU 0")]
 
 
+@pytest.mark.parametrize("damage", [b"", b"KMXGPU1\n", b"no recording at all", b"KMXGPU9\n1234"])
+def test_a_recording_that_cannot_be_read_ends_nothing(alarm, damage):
+    made, recorder = alarm
+    recorder.run.gpu_samples.write_bytes(damage)
+    recorder.run.gpu_events.mkdir()
+    assert made.look(recorder.now + 1).active == ()
+
+
 def test_an_old_recording_says_nothing_of_now(alarm):
     made, recorder = alarm
     recorder.write(40, utilization=5.0)

@@ -99,8 +99,8 @@ class GpuTail:
         """Return each GPU as it is now, and the memory of those that say it; nothing on the CPU, or of nothing new."""
         try:
             recording = read_samples(self._run.gpu_samples, first=self._known)
-        except RecordError:
-            return (), []
+        except (RecordError, OSError):
+            return (), []  # not there yet, or it cannot be read: the run goes on
         gpus = recording.header["gpus"]
         if recording.header.get("device_type") == "cpu":
             return (), []

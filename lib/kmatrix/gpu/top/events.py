@@ -49,8 +49,8 @@ class Events:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 new = file.read()
-        except FileNotFoundError:
-            return
+        except OSError:
+            return  # not there yet
         whole = new[: new.rfind(b"\n") + 1]
         self._offset += len(whole)
         for line in whole.splitlines():
