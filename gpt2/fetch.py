@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -76,8 +77,11 @@ def receive(
                 break
         except (OSError, ValueError) as broken:
             error = broken
+            if isinstance(getattr(broken, "reason", None), (socket.gaierror, ConnectionRefusedError)):
+                break  # no network, or no such server: waiting would not help
         idle = 0 if part.exists() and part.stat().st_size > before else idle + 1
-        time.sleep(FIRST_PAUSE_S * 2**idle)
+        if idle < ATTEMPTS:
+            time.sleep(FIRST_PAUSE_S * 2**idle)
     raise DataError(
         f"cannot fetch {name}",
         why=str(error or "the connection broke each time"),
@@ -96,14 +100,17 @@ def _attempt(address: Address, part: Path, have: int, received: Callable[[int], 
         if refused.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and have:
             return True  # nothing is left to send: the hash says whether it is the file
         raise
+    promised = answer.headers.get("Content-Length")
+    left = int(promised) if promised else None
     with answer, part.open("ab" if answer.status == HTTPStatus.PARTIAL_CONTENT else "wb") as file:
-        while chunk := answer.read(CHUNK_BYTES):
+        while left != 0 and (chunk := answer.read1(CHUNK_BYTES)):
             file.write(chunk)
+            left = None if left is None else left - len(chunk)
             if received:
                 received(len(chunk))
         file.flush()
         os.fsync(file.fileno())
-        return not answer.length  # of what was promised: what did not come
+    return not left  # where nothing was promised, the hash says whether it is all
 
 
 def file_sha256(path: Path) -> str:

@@ -6,8 +6,10 @@ Answers: /api/datasets/OWNER/NAME[/revision/REV] (the commit), .../tree/COMMIT (
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import time
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, quote, unquote, urlsplit
@@ -22,7 +24,7 @@ class HubServer(LocalServer):
     """`with HubServer({"owner/name": {"path": b"..."}}) as hub`: environment(hub) leads the client to it.
 
     wrong: paths whose content is not what the tree lists.  failing: path -> answers of 503 that are left.
-    token: what gated datasets ask for.
+    token: what gated datasets ask for.  stalled: paths whose content comes in drops, for as long as they stand here.
     """
 
     def __init__(self, datasets: Mapping[str, Mapping[str, bytes]], *, token: str = "") -> None:
@@ -30,6 +32,7 @@ class HubServer(LocalServer):
         bodies = {f"cdn/{name}/{path}": body for name, files in datasets.items() for path, body in files.items()}
         super().__init__(bodies, answer=self.protocol)
         self.wrong: set[str] = set()
+        self.stalled: set[str] = set()
         self.failing: dict[str, int] = {}
         self.token = token
 
@@ -95,6 +98,8 @@ class HubServer(LocalServer):
         if self.failing.get(name, 0) and request.command == "GET":
             self.failing[name] -= 1
             send(request, 503)
+        elif name in self.stalled and request.command == "GET":
+            self._drip(request, name)
         elif name in self.wrong:
             body = self.files[name]
             self.files[name] = body[:-1] + bytes([body[-1] ^ 1])
@@ -103,6 +108,21 @@ class HubServer(LocalServer):
         else:
             self.send_file(request, name)
         return True
+
+    def _drip(self, request: BaseHTTPRequestHandler, name: str) -> None:
+        """Send a little now and then; the rest never comes."""
+        request.send_response(200)
+        body = self.files[name]
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        with contextlib.suppress(OSError):
+            for start in range(0, len(body) // 2, 10):
+                if name not in self.stalled:
+                    break
+                request.wfile.write(body[start : start + 10])
+                request.wfile.flush()
+                time.sleep(0.05)
+        request.close_connection = True
 
 
 def _entry(path: str, body: bytes) -> dict[str, object]:

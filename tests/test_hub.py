@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,7 @@ def run(hub, data, dataset, *words, timeout=120, **more):
     command = [sys.executable, "-m", "gpt2.prepare", dataset, "--data-dir", str(data / "data"), *words]
     return subprocess.run(
         command,
-        env={**environment(), **hub.environment(data / "home"), **more},
+        env={**environment(), **hub.environment(data / "home"), "TIKTOKEN_CACHE_DIR": str(data / "home"), **more},
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -151,6 +152,36 @@ def test_a_killed_download_goes_on_where_it_stopped(hub, tmp_path):
     answer = good(ready(hub, tmp_path, "--tokens", "30000"))
     assert hub.fetched(f"{READY}/finewebedu_train_000001.bin")[-1] == "bytes=50000-"
     assert (Path(answer["path"]) / "finewebedu_train_000001.bin").read_bytes() == shard(1)
+
+
+def test_ctrl_c_ends_a_download_at_once_and_what_has_come_is_kept(hub, tmp_path):
+    hub.stalled.add(f"cdn/{READY}/finewebedu_train_000001.bin")
+    command = [sys.executable, "-m", "gpt2.prepare", "finewebedu", "--tokenizer", "gpt2", "--tokens", "30000"]
+    process = subprocess.Popen(
+        [*command, "--data-dir", str(tmp_path / "data")],
+        env={**environment(), **hub.environment(tmp_path / "home")},
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    part = tmp_path / "data/finewebedu/.fetched/.finewebedu_train_000001.bin.part"
+    wait_for(lambda: part.exists() and part.stat().st_size > 0)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped: what has come is kept" in said
+    assert part.stat().st_size > 0
+    hub.stalled.clear()
+    good(ready(hub, tmp_path, "--tokens", "30000"))
+
+
+def wait_for(look, seconds=60.0):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if look():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not come to pass")
 
 
 def test_shards_of_another_vocabulary_are_refused_by_byte(hub, tmp_path):

@@ -152,7 +152,7 @@ def test_a_vocabulary_is_fetched_once_and_checked(tmp_path, monkeypatch):
     path.write_bytes(b"cut short")
     assert len(tokenizer.missing_gpt2()) == 1
     with pytest.raises(DataError, match="vocabulary of the gpt2 tokenizer is not there"):
-        tokenizer.fetch_gpt2()
+        tokenizer.fetch_gpt2()  # at once: nobody listens there any more
 
 
 @pytest.mark.slow

@@ -13,12 +13,17 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+class StoppedError(Exception):
+    """Raised in the threads of a work that is given up."""
+
+
 class Progress:
     """`with Progress("tinystories", "tokens") as progress: progress.add(1000, "file 1 of 4")`."""
 
     def __init__(self, name: str, unit: str) -> None:
         self.name, self.unit, self.count, self.started = name, unit, 0, time.monotonic()
         self.terminal = sys.stderr.isatty()
+        self.stopped = False  # then whoever tells of more is stopped too
         self._lock = threading.Lock()  # downloads tell from several threads
         self._next = self.started + (ON_TERMINAL_S if self.terminal else ELSEWHERE_S)
 
@@ -31,6 +36,8 @@ class Progress:
 
     def add(self, count: int, place: str = "") -> None:
         """Take in what was done."""
+        if self.stopped:
+            raise StoppedError
         with self._lock:
             self.count += count
             now = time.monotonic()

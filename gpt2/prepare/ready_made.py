@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from gpt2 import shards
+from gpt2 import shards, tokenizer
 from gpt2.prepare import hub, room
 from gpt2.prepare.catalog import Repository
 from gpt2.prepare.progress import Progress, readable, say
@@ -38,7 +38,12 @@ def fetch(wanted: Wanted, found: hub.Listing, folder: Path) -> None:
             fix="name a dataset of token shards; one of text is DATASET=hub",
         )
     count = wanted.needed([_tokens(file) for file in train])
-    known = {shard.name: shard for shard in shards.recorded(folder) if _there(folder, shard)}
+    sums = {file.name: file.sha256 for file in found.files}
+    known = {
+        shard.name: shard
+        for shard in shards.recorded(folder)
+        if _there(folder, shard) and sums.get(shard.name) in (None, shard.sha256)
+    }
     wanted_files = [*val, *train[:count]]
     missing = [file for file in wanted_files if file.name not in known]
     _announce(wanted, repository, wanted_files, missing, len(train))
@@ -60,16 +65,25 @@ def fetch(wanted: Wanted, found: hub.Listing, folder: Path) -> None:
                 known[shard.name] = shard
                 _write(folder, known, about, complete=False)
                 say(f"{shard.name}: {readable(shard.tokens)} tokens, {len(known)} of {len(wanted_files)} shards")
-        finally:
-            for future in under_way:
-                future.cancel()
-            pool.shutdown()
+        except BaseException:
+            progress.stopped = True
+            pool.shutdown(cancel_futures=True)
             for future in under_way:
                 if future.done() and not future.cancelled() and not future.exception():
                     known[future.result().name] = future.result()
             _write(folder, known, about, complete=False)
+            raise
     hub.clear(folder)
     _write(folder, known, about, complete=count == len(train))
+    _vocabulary()
+
+
+def _vocabulary() -> None:
+    """Fetch the vocabulary, which shards do without, and samples and bits per byte do not."""
+    try:
+        tokenizer.fetch_gpt2()
+    except DataError as error:
+        say(f"note: no bits per byte and no samples: {error.what} ({error.why})")
 
 
 def _commit(folder: Path, wanted: Wanted) -> str | None:
@@ -112,7 +126,7 @@ def _there(folder: Path, shard: ShardInfo) -> bool:
     return path.is_file() and (path.stat().st_size, path.stat().st_mtime_ns) == (shard.size, shard.mtime_ns)
 
 
-def _fetch(found: hub.Listing, file: hub.RemoteFile, folder: Path, tokenizer: str, progress: Progress) -> ShardInfo:
+def _fetch(found: hub.Listing, file: hub.RemoteFile, folder: Path, tokens_of: str, progress: Progress) -> ShardInfo:
     """Put one shard in place, once it is known to be whole and of this tokenizer; one that lies there may do."""
     path = folder / file.name
     if path.is_file() and path.stat().st_size == file.size:
@@ -121,7 +135,7 @@ def _fetch(found: hub.Listing, file: hub.RemoteFile, folder: Path, tokenizer: st
             return shard
     fetched = hub.fetch(found, file, folder, progress.add)
     shard = shards.read_info(fetched)
-    shards.check_tokens(fetched, shard, vocabulary(tokenizer))
+    shards.check_tokens(fetched, shard, vocabulary(tokens_of))
     fetched.replace(path)
     return shard
 
