@@ -19,7 +19,7 @@ from gpt2.dist import World
 from gpt2.hellaswag import Score
 from gpt2.prune import Pruner
 from gpt2.steps import Reading
-from kmatrix.records import RunDir, append_jsonl, write_json
+from kmatrix.records import RunDir, append_jsonl, end_torn_line, write_json
 from kmatrix.shapes import mfu, peak_tflops
 from kmatrix.stats import bits_per_byte
 
@@ -387,13 +387,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, list):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def end_torn_line(path: Any) -> None:
-    """End the last line of an append-only log that a crash cut short, so that ours begins on a line of its own."""
-    try:
-        with path.open("rb+") as file:
-            if file.seek(0, 2) and file.seek(-1, 2) is not None and file.read(1) != b"\n":
-                file.write(b"\n")
-    except FileNotFoundError:
-        return

@@ -67,7 +67,7 @@ def execute(matrix: MatrixDir, going: Going, recorder: Monitor | None) -> int:
     from kmatrix.cli.progress import ProgressDisplay
     from kmatrix.cli.results import report
     from kmatrix.cli.terminal import outlived
-    from kmatrix.launch.drive import drive
+    from kmatrix.launch.drive import EXIT_STOPPED, drive
     from kmatrix.launch.local import LocalEngine
 
     values = symbols(matrix)
@@ -78,6 +78,8 @@ def execute(matrix: MatrixDir, going: Going, recorder: Monitor | None) -> int:
         if terminal.lost:
             terminal.leave()
         report(matrix, draw=values.get("AUTO_GENERATE_GRAPHS") == "y")
+        if outcome.exit_code == EXIT_STOPPED:
+            print(f"\nGo on: make continue TARGET={shown(matrix.path)}")
     return outcome.exit_code
 
 

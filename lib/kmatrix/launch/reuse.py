@@ -34,11 +34,12 @@ def take_over(matrix: MatrixDir, results_dir: Path, neutral: Collection[str], *,
 
     neutral: the trainer's fields that cannot change a result.  recorded: only runs that a recorder watched.
     """
-    known = list(_finished(results_dir, matrix))
+    planned = {run.name: read_json(run.run_json) for run in matrix.runs()}
+    known = list(_finished(results_dir, matrix, {record.get("run_id") for record in planned.values()}))
     taken: dict[str, str] = {}
     not_taken: dict[str, str] = {}
     for run in matrix.runs():
-        record = read_json(run.run_json)
+        record = planned[run.name]
         for source, theirs in reversed(known):
             if theirs.get("run_id") != record.get("run_id"):
                 continue
@@ -56,8 +57,8 @@ def take_over(matrix: MatrixDir, results_dir: Path, neutral: Collection[str], *,
 NOT_RECORDED = "its memory and energy were not recorded"
 
 
-def _finished(results_dir: Path, but: MatrixDir) -> Iterator[tuple[RunDir, dict[str, Any]]]:
-    """Every finished run below the folder of results with its run.json, the newest last."""
+def _finished(results_dir: Path, but: MatrixDir, ids: Collection[object]) -> Iterator[tuple[RunDir, dict[str, Any]]]:
+    """Every finished run with one of these ids below the folder of results, with its run.json; the newest last."""
     for matrix in matrix_dirs(results_dir):
         if matrix.path.resolve() == but.path.resolve():
             continue
@@ -67,8 +68,9 @@ def _finished(results_dir: Path, but: MatrixDir) -> Iterator[tuple[RunDir, dict[
             continue  # a damaged matrix, or one of a newer kmatrix, hinders nothing
         for run in runs:
             try:
-                if run.result.exists() and settle(run).status is Status.FINISHED:
-                    yield run, read_json(run.run_json)
+                record = read_json(run.run_json)
+                if record.get("run_id") in ids and run.result.exists() and settle(run).status is Status.FINISHED:
+                    yield run, record
             except KmatrixError:
                 continue
 

@@ -36,8 +36,8 @@ def settle(run: RunDir) -> RunState:
         damaged = str(error).splitlines()[0]
     else:
         damaged = ""
-    if state.reused_from:
-        return state
+    if state.status is Status.FINISHED:
+        return state  # nothing comes behind it
     number = max(state.number, last_number(run))
     if state.status is Status.RUNNING or number > state.number:
         number = max(number, 1)
