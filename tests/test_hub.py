@@ -118,6 +118,7 @@ def test_a_broken_connection_goes_on_where_it_broke(hub, tmp_path):
     assert path.read_bytes() == shard(1)
 
 
+@pytest.mark.slow
 def test_a_server_that_fails_for_a_while_is_asked_again(hub, tmp_path):
     hub.failing[f"cdn/{READY}/finewebedu_train_000001.bin"] = 2
     assert good(ready(hub, tmp_path, "--tokens", "30000"))["shards"] == 1
@@ -135,6 +136,7 @@ def test_a_wrong_hash_is_refused_and_nothing_of_it_is_kept(hub, tmp_path):
     assert len(hub.fetched(f"{READY}/finewebedu_train_000001.bin")) == 1
 
 
+@pytest.mark.slow
 def test_a_killed_download_goes_on_where_it_stopped(hub, tmp_path):
     hub.cut[f"cdn/{READY}/finewebedu_train_000001.bin"] = [50_000]
     die = "fetch.time.sleep = lambda seconds: os.kill(os.getpid(), signal.SIGKILL)"  # after a connection broke
@@ -218,6 +220,7 @@ def test_offline_mode_is_said_and_asks_nobody(hub, tmp_path):
     assert hub.requests == []
 
 
+@pytest.mark.slow
 def test_offline_the_shards_that_are_there_are_used(hub, tmp_path):
     good(ready(hub, tmp_path, "--tokens", "30000"))
     (tmp_path / "data" / "finewebedu" / "dataset.json").unlink()
@@ -235,6 +238,7 @@ def test_a_gated_dataset_asks_for_a_token_which_is_never_printed(hub, tmp_path):
     assert "hf_secret" not in done.stderr + done.stdout + (tmp_path / "data/finewebedu/dataset.json").read_text()
 
 
+@pytest.mark.slow
 def test_shards_of_any_repository_are_named_by_their_address(hub, tmp_path):
     answer = good(run(hub, tmp_path, "shards", "--data-path", f"hf://{READY}", "--tokenizer", "gpt2", "--tokens", "9"))
     assert answer["shards"] == 1
@@ -255,6 +259,7 @@ def test_text_is_fetched_file_by_file_as_far_as_it_is_needed(hub, tmp_path):
     assert not list(Path(more["path"]).rglob("*.parquet"))
 
 
+@pytest.mark.slow
 def test_what_a_longer_run_adds_is_what_one_preparation_would_have_made(hub, tmp_path):
     words = ("--tokenizer", "byte", "--shard-tokens", "2000", "--val-percent", "20")
     good(run(hub, tmp_path / "a", "finewebedu", *words, "--tokens", "2500"))
@@ -280,6 +285,12 @@ def test_any_dataset_is_named_by_owner_and_name(hub, tmp_path):
 )
 def test_what_is_not_there_is_refused_by_name(hub, tmp_path, path, words):
     assert words in refused(run(hub, tmp_path, "hub", "--data-path", path))
+
+
+def test_a_path_that_leads_out_of_the_folder_is_not_followed(hub, tmp_path):
+    hub.datasets["me/mine"] = {"../../outside.txt": b"one text. " * 50, "/outside.txt": b"one text. " * 50}
+    assert "me/mine has no files" in refused(run(hub, tmp_path, "hub", "--data-path", "me/mine:*.txt"))
+    assert not list(tmp_path.rglob("outside.txt"))
 
 
 def test_a_server_that_does_not_answer_is_refused_in_one_message(tmp_path):

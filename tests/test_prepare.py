@@ -162,7 +162,7 @@ def test_documents_are_never_divided_between_shards(notes, tmp_path):
     assert sorted(texts(answer, "train") + texts(answer, "val")) != []
 
 
-@pytest.mark.parametrize("patch", ["", IN_PROCESSES])
+@pytest.mark.parametrize("patch", ["", pytest.param(IN_PROCESSES, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["train_000001.bin", "train_000003.bin", "val_000000.bin"])
 def test_a_kill_half_way_leaves_what_is_done_and_the_rest_is_what_it_would_have_been(notes, tmp_path, name, patch):
     words = ("folder", "--data-path", notes, "--shard-tokens", "1000", "--val-percent", "20", "--data-dir")

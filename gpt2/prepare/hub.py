@@ -77,7 +77,7 @@ def _listing(repository: Repository, revision: str) -> Listing:
     files = [
         RemoteFile(path=item.path, size=item.size, sha256=item.lfs.sha256 if item.lfs else None)
         for item in tree
-        if isinstance(item, RepoFile) and _fits(item.path, repository.patterns)
+        if isinstance(item, RepoFile) and _fits(item.path, repository.patterns) and _stays_below(item.path)
     ]
     return Listing(repository=repository, commit=commit, files=tuple(sorted(files, key=lambda file: file.path)))
 
@@ -86,6 +86,11 @@ def _fits(path: str, patterns: tuple[str, ...]) -> bool:
     """A pattern with a slash is of the whole path, one without is of the name."""
     name = path.rsplit("/", 1)[-1]
     return any(fnmatch.fnmatchcase(path if "/" in pattern else name, pattern) for pattern in patterns)
+
+
+def _stays_below(path: str) -> bool:
+    """Say whether a path leads nowhere else than below the folder that it is put in: a mirror may say anything."""
+    return not path.startswith("/") and ".." not in path.split("/")
 
 
 def fetch(found: Listing, file: RemoteFile, folder: Path, received: Callable[[int], None] | None = None) -> Path:
