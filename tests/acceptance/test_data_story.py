@@ -111,12 +111,11 @@ def test_ready_made_shards_come_from_the_hub_as_far_as_they_are_needed_and_break
     with HubServer({READY: {**names, "finewebedu_val_000000.bin": shard(0)}}) as hub:
         where = hub.environment(tmp_path / "home")
         hub.wrong.add(f"cdn/{READY}/finewebedu_train_000001.bin")
+        hub.cut[f"cdn/{READY}/finewebedu_train_000002.bin"] = [2000]
         refused = clone.make("prepare-data", *words, **where)
         assert refused.returncode == 2
         assert "finewebedu_train_000001.bin is not the file that the repository lists" in refused.stderr
         hub.wrong.clear()
-        hub.cut[f"cdn/{READY}/finewebedu_train_000002.bin"] = [2000]
-
         trained = clone.make("train", *words, **where)  # 6 steps x 12 sequences x 64 tokens = 4608 tokens: 2 shards
         assert trained.returncode == 0, trained.stdout + trained.stderr
         assert "2 of 4 training shards (6k tokens) for the 4.61k tokens of the longest run" in trained.stderr
