@@ -212,6 +212,24 @@ MISTAKES = [
         3,
         ["SGD_NESTEROV needs an SGD_MOMENTUM above 0"],
     ),
+    (
+        "pruning that ends before it begins",
+        ["CONFIG_GPT2_PRUNING_MAGNITUDE=y", 'CONFIG_GPT2_PRUNING_WARMUP="0.8"'],
+        2,
+        ["PRUNING_RAMP_END=0.75 is not after PRUNING_WARMUP=0.8 in a run of 10000 steps"],
+    ),
+    (
+        "a warm-up of SPAM that outlasts its interval",
+        ["CONFIG_GPT2_OPTIMIZER_ADAMWSPAM=y", "CONFIG_GPT2_SPAM_INTERVAL=100"],
+        2,
+        ["SPAM_WARMUP_STEPS=150 is above SPAM_INTERVAL=100"],
+    ),
+    (
+        "an optimizer whose updates pruning would spoil",
+        ["CONFIG_GPT2_OPTIMIZER_MUON=y", "CONFIG_GPT2_PRUNING_MAGNITUDE=y"],
+        2,
+        ["FORBID_PRUNING_OF_WHOLE_UPDATES", "compute the update of a matrix as a whole"],
+    ),
 ]
 
 

@@ -10,7 +10,7 @@ from optim_factory import SHAPE, Settings, steps
 
 from gpt2 import optim
 from gpt2.model import GPT
-from kmatrix.plan import STATES, forecast, states
+from kmatrix.plan import STATES, forecast, states, warnings
 
 BIG = replace(SHAPE, n_embd=32, vocab_size=257, block_size=16)
 
@@ -67,3 +67,16 @@ def test_pruning_keeps_a_byte_for_each_weight_of_a_block_and_movement_a_score(me
     in_blocks = 12 * BIG.n_layer * BIG.n_embd**2
 
     assert (pruned - plain) * 2**20 == pytest.approx(bytes_each * in_blocks)
+
+
+def pruned(steps, every):
+    ramp = {"pruning_warmup": 0.1, "pruning_ramp_end": 0.75, "pruning_frequency": every}
+    return {"warmup_steps": 1, "max_iters": steps, "pruning": "state", **ramp}
+
+
+def test_a_ramp_of_few_changes_is_warned_of_with_what_would_mend_it():
+    (warning,) = warnings(pruned(300, 100))
+
+    assert "in 2 changes of the masks, every 100 of 195 steps: PRUNING_FREQUENCY=19" in warning
+    assert warnings(pruned(300, 19)) == warnings(pruned(50_000, 100)) == []
+    assert warnings({**pruned(300, 100), "pruning": "none"}) == []

@@ -205,10 +205,18 @@ def pruning_has_a_ramp(value: Values) -> str | None:
     """Pruning begins before it ends, and in different steps."""
     if (value("GPT2_PRUNING") or "none") == "none":
         return None
-    steps = int(value("GPT2_MAX_ITERS") or 0)
+    steps = int(value("GPT2_MAX_ITERS") or 0)  # 0: not known yet
     begin, end = (float(value(f"GPT2_PRUNING_{name}") or 0) for name in ("WARMUP", "RAMP_END"))
-    if round(begin * steps) >= round(end * steps):
-        return f"PRUNING_RAMP_END={end:g} of {steps} steps is not after PRUNING_WARMUP={begin:g}"
+    if begin >= end or (steps and round(begin * steps) == round(end * steps)):
+        return f"PRUNING_RAMP_END={end:g} is not after PRUNING_WARMUP={begin:g} in a run of {steps or 'unknown'} steps"
+    return None
+
+
+def spam_warms_up_within_an_interval(value: Values) -> str | None:
+    """The rate is back at its peak before the moments are reset again."""
+    interval, warmup = (int(value(f"GPT2_SPAM_{name}") or 0) for name in ("INTERVAL", "WARMUP_STEPS"))
+    if interval and warmup > interval:
+        return f"SPAM_WARMUP_STEPS={warmup} is above SPAM_INTERVAL={interval}"
     return None
 
 
@@ -278,6 +286,7 @@ RULES = (
     pruning_has_a_ramp,
     own_data_need_a_place,
     mix_can_be_read,
+    spam_warms_up_within_an_interval,
 )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from kmatrix.shapes import ModelShape
 
 BYTES = 4  # weights, gradients and optimizer states are 32-bit
+FEWEST_CHANGES = 5  # of the masks, below which pruning is a blow and no ramp
 MOST_WARMUP = 0.25  # of a run's steps: more compares warm-ups, not optimizers
 
 # Numbers that an optimizer keeps for each parameter of a matrix in a block and for each other parameter.
@@ -91,4 +92,12 @@ def warnings(fields: Mapping[str, Any]) -> list[str]:
     warmup, steps = fields["warmup_steps"], fields["max_iters"]
     if warmup is not None and steps is not None and warmup > MOST_WARMUP * steps:
         found.append(f"warm-up takes {warmup} of {steps} steps: pass WARMUP_FRACTION=0.1, or the run compares warm-ups")
+    if fields.get("pruning", "none") != "none" and steps is not None:
+        ramp = round(fields["pruning_ramp_end"] * steps) - round(fields["pruning_warmup"] * steps)
+        every = int(fields["pruning_frequency"])
+        if (changes := -(-ramp // every)) < FEWEST_CHANGES:
+            found.append(
+                f"pruning reaches its target in {changes} change{'s' if changes > 1 else ''} of the masks, every "
+                f"{every} of {ramp} steps: PRUNING_FREQUENCY={max(1, ramp // (2 * FEWEST_CHANGES))} makes a ramp of it"
+            )
     return found

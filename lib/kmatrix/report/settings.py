@@ -66,7 +66,7 @@ def warnings(found: Sequence[OptimizerSettings]) -> Iterator[str]:
     if asked and default:
         yield (
             f"learning_rate was chosen for {', '.join(asked)} and is the default for {', '.join(default)}: "
-            "compare them only if you know that both suit this model"
+            "they compare only where all of them suit this model"
         )
 
 
