@@ -273,6 +273,8 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
         stop.seen()
 
         # The end
+        if log.step == config.max_iters and why != STOP:
+            why = "max_iters"  # a budget that was up with the last step cut nothing off
         finished = why != STOP and evaluate(log.step)
         if finished:
             with phase(JUDGING), optimizers.judged():

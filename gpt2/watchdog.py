@@ -78,7 +78,10 @@ class Watchdog:
         self.spent: Callable[[], float] | None = None  # the run's seconds in all attempts, where they are known
         self.spent_before = spent_before(self._dir, self._attempt)
         self._dir.rank(rank).mkdir(parents=True, exist_ok=True)
-        self._stacks = self._dir.rank_stacks(rank).open("w", encoding="utf-8")
+        stacks = self._dir.rank_stacks(rank)
+        if _size(stacks):
+            stacks.replace(self._dir.rank_stacks(rank, self._attempt - 1))  # an earlier attempt stood still
+        self._stacks = stacks.open("w", encoding="utf-8")
         faulthandler.register(POKE, file=self._stacks, all_threads=True)
         threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
 

@@ -194,3 +194,12 @@ def test_what_earlier_attempts_spent_is_what_rank_0_left_word_of(tmp_path):
     write_json(run_dir.rank_state(0), {"attempt": 1, "spent_s": 33.5})
     assert spent_before(run_dir, 2) == 33.5
     assert spent_before(run_dir, 1) == 0.0
+
+
+def test_the_stacks_of_an_earlier_attempt_are_kept(tmp_path):
+    run_dir = RunDir(tmp_path)
+    run_dir.rank(0).mkdir(parents=True)
+    run_dir.rank_stacks(0).write_text("it stood here")
+    Watchdog(RunLog(run_dir, "id", 3, main=True), rank=0, size=1, stalled=print).end()
+    assert run_dir.rank_stacks(0, 2).read_text() == "it stood here"
+    assert not run_dir.rank_stacks(0).exists()

@@ -152,9 +152,9 @@ class RunDir:
         """Where one rank was a second ago: attempt, pid, host, time, step, work, place, age_s, spent_s."""
         return self.rank(rank) / "state.json"
 
-    def rank_stacks(self, rank: int) -> Path:
-        """The stacks of one rank's threads, where it stood still."""
-        return self.rank(rank) / "stacks.txt"
+    def rank_stacks(self, rank: int, attempt: int | None = None) -> Path:
+        """The stacks of one rank's threads, where it stood still: in the newest attempt, or in an earlier one."""
+        return self.rank(rank) / ("stacks.txt" if attempt is None else f"stacks.{attempt}.txt")
 
     @property
     def profile(self) -> Path:
