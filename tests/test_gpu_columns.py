@@ -226,6 +226,32 @@ def test_damage_in_the_middle_costs_one_entry_and_the_rest_is_decoded_in_pieces(
     assert 0 < len(read) < 6
 
 
+def shuffled(number: int) -> dict:
+    """Return an entry of which the GPUs, and their number, change from one to the next."""
+    whole = entry(number, gpus=1 + number % 3)
+    return {**whole, "multi_gpu_data": whole["multi_gpu_data"][:: -1 if number % 2 else 1]}
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [shuffled(number) for number in range(40)],
+        [
+            alone({**entry(number), "multi_gpu_data": [shuffled(2)["multi_gpu_data"][number % 3]]})
+            for number in range(40)
+        ],
+    ],
+    ids=["several", "single"],
+)
+def test_gpus_that_come_and_go_are_decoded_in_pieces_too(tmp_path, small_pieces, monkeypatch, entries):
+    path = tmp_path / "g.json"
+    path.write_text(json.dumps(entries, indent=2))
+    expected = exact(path)
+    monkeypatch.setattr(columns, "snapshot_of", refuse)
+    assert same(fast(path), expected)
+    assert {gpu for gpu, _ in expected[1]} == {0, 1, 2}
+
+
 def test_every_kind_of_damage_is_said(tmp_path):
     path = tmp_path / "g.json"
     whole = lines([entry(number) for number in range(9)])

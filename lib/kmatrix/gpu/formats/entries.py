@@ -105,32 +105,41 @@ _DECODER = msgspec.json.Decoder(list[_Entry])
 
 
 def _block(moments: list[_Entry]) -> Block | None:
-    """Return the columns of these moments; None where not each has the same GPUs in the same order."""
+    """Return the columns of these moments; None where one has no GPU, or a GPU has no index."""
     several = [moment.multi_gpu_data for moment in moments]
-    alone = several.count(UNSET)
     lists = [gpus for gpus in several if gpus is not UNSET]
-    width = len(lists[0]) if lists else 1
-    if alone not in (0, len(moments)) or not width or any(len(gpus) != width for gpus in lists):
+    if lists and (len(lists) < len(several) or not all(lists)):
         return None
     gpus: list[_Gpu] = list(chain.from_iterable(lists)) if lists else list(moments)
+    counts = list(map(len, lists)) if lists else [1] * len(moments)
     indices = list(map(attrgetter("gpu_index"), gpus))
-    order = indices[:width]
-    if indices != order * len(moments) or len(set(order)) != width or None in order:
+    if None in indices:
         return None
-    rows = np.arange(len(moments))
-    columns = {name: np.ascontiguousarray(column(gpus).reshape(-1, width).T) for name, column in _COLUMNS.items()}
-    parts = tuple(
-        Part(
-            gpu_index=order[at],
-            gpu_name=last.gpu_name or f"GPU {order[at]}",
-            uuid=last.uuid or "",
-            memory_total=_first(last, TOTAL),
-            rows=rows,
-            columns={name: values[at] for name, values in columns.items()},
+    rows, every = np.repeat(np.arange(len(moments)), counts), np.arange(len(gpus))
+    columns = {name: column(gpus) for name, column in _COLUMNS.items()}
+    parts = []
+    for index, places in _places(indices, counts[0]).items():
+        last = gpus[every[places][-1]]
+        parts.append(
+            Part(
+                gpu_index=index,
+                gpu_name=last.gpu_name or f"GPU {index}",
+                uuid=last.uuid or "",
+                memory_total=_first(last, TOTAL),
+                rows=rows[places],
+                columns={name: np.ascontiguousarray(values[places]) for name, values in columns.items()},
+            )
         )
-        for at, last in enumerate(gpus[-width:])
-    )
-    return Block(times=np.array([_time(moment.timestamp) for moment in moments]), parts=parts)
+    return Block(times=np.array([_time(moment.timestamp) for moment in moments]), parts=tuple(parts))
+
+
+def _places(indices: list[int], width: int) -> dict[int, Any]:
+    """Return where each GPU stands among all samples. width: how many GPUs the first moment has."""
+    order = indices[:width]
+    if len(set(order)) == width and indices == order * (len(indices) // width):
+        return {index: slice(at, None, width) for at, index in enumerate(order)}
+    each = np.array(indices)
+    return {index: np.flatnonzero(each == index) for index in dict.fromkeys(indices)}
 
 
 def _plain(name: str) -> Callable[[list[_Gpu]], Floats]:
