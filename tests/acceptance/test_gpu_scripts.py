@@ -10,7 +10,7 @@ import pytest
 from gpu_factory import FakeGpus, write_foreign
 from PIL import Image
 
-pytestmark = [pytest.mark.accept, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
 GRIDS = {2: (1, 2), 4: (2, 2), 6: (2, 3), 8: (2, 4), 9: (3, 3)}
 SPINE = 0x88  # grey of the lines below and beside a panel

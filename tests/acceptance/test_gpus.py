@@ -13,7 +13,7 @@ from gpu_stage import load, load_lines, only, scenario, started, until
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
-pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
 GRAPHS = (
     "gpu_memory_comparison",

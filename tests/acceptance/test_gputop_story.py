@@ -10,7 +10,7 @@ import pytest
 from gpu_stage import load, on_gpus, read_independently, scenario, started, until
 from tmux_screen import Tmux
 
-pytestmark = [pytest.mark.accept, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
 ONE_LINE = "import scripts.gputop; m=scripts.gputop.GPUMonitor(); m.initialize(); print(f'GPUs: {m.gpu_count}')"
 

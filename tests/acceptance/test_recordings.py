@@ -20,7 +20,7 @@ from gpu_stage import load, on_gpus, read_independently, scenario, started, unti
 
 from kmatrix.gpu.formats import read_samples
 
-pytestmark = [pytest.mark.accept, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
 RUN = "gpt2_adamw_4gpu"
 
