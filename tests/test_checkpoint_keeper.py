@@ -14,6 +14,7 @@ from factories import make_data, train_fields
 
 from gpt2 import checkpoint, optim
 from gpt2.checkpoint import keeper as keeping
+from gpt2.checkpoint import speed
 from gpt2.checkpoint.files import Written
 from gpt2.config import TrainConfig
 from gpt2.dist import World
@@ -285,3 +286,18 @@ def test_history_and_time_go_on_and_what_came_after_the_checkpoint_is_void(tmp_p
     metrics = list(read_jsonl(run.log.dir.metrics))
     assert metrics[-1]["resumed"]
     assert metrics[-1]["step"] == 2
+
+
+def test_a_slow_disk_is_measured_and_said_before_the_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(speed, "SAMPLE", 1000)
+    monkeypatch.setattr(speed, "WORTH_PROBING", 2000)
+    monkeypatch.setattr(keeping, "EMERGENCY_S", 0.0)
+    run = Run(tmp_path)
+    run.keeper.forecast()
+    assert run.events == ["slow disk"]
+    assert not list(run.folder.glob(".probe*"))
+
+
+def test_a_small_checkpoint_needs_no_measurement(tmp_path):
+    assert speed.Speed().probe(tmp_path, 1000) is None
+    assert list(tmp_path.iterdir()) == []
