@@ -52,13 +52,13 @@ class ShardInfo:
 
 def write_shard(path: Path, tokens: npt.ArrayLike) -> None:
     """Write one shard, whole or not at all."""
-    values = np.asarray(tokens).astype("<u2")
+    values = np.ascontiguousarray(tokens).astype("<u2", copy=False)
     header = np.zeros(HEADER, dtype="<i4")
     header[:3] = MAGIC, VERSION, len(values)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     with aside.open("wb") as file:
         file.write(header.tobytes())
-        file.write(values.tobytes())
+        file.write(values.data)
         file.flush()
         os.fsync(file.fileno())
     aside.replace(path)

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import multiprocessing
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -298,6 +299,7 @@ def _done(value: list[Encoded]) -> Future[list[Encoded]]:
 def _begin(name: str, folder: Path) -> None:
     """Make a process ready; it ends when the one that started it does."""
     global _inner  # noqa: PLW0603  (what a pool's initializer leaves for its calls)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is the parent's affair
     parent = multiprocessing.parent_process()
 
     def follow() -> None:
