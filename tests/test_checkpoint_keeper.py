@@ -167,6 +167,13 @@ def test_a_stop_relies_on_the_newest_where_writing_would_take_too_long(tmp_path)
     assert "step_00000003.pt" in event["text"]
 
 
+def test_a_stop_tries_all_the_same_where_there_is_nothing_to_rely_on(tmp_path):
+    run = Run(tmp_path)
+    run.keeper._speed.measured(Written(bytes=1, sha256="", seconds=21.0))
+    run.reach(5).keeper.emergency()
+    assert run.steps == [5]
+
+
 def test_a_stop_that_cannot_save_is_still_a_stop(tmp_path, monkeypatch):
     run = Run(tmp_path).save(3)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(0, 0, 0))

@@ -84,6 +84,7 @@ class Keeper:
     def emergency(self) -> None:
         """Save at a stop, where there is time for it before torchrun kills; else say which one is relied on.
 
+        Where there is none to rely on it is tried all the same: being killed at it damages nothing.
         One that fails is an event: the run is stopped, and goes on from the one before.
         """
         states = rng.gathered(self.parts.world)
@@ -91,11 +92,11 @@ class Keeper:
             return
         busy = self._writing is not None and not self._writing.done()
         seconds = self._speed.seconds(self._expected_bytes() * (2 if busy else 1))
-        if seconds is None or seconds <= EMERGENCY_S:
+        self.wait()
+        if seconds is None or seconds <= EMERGENCY_S or not self.shelf.present:
             self._try(lambda: self._save(frozenset({Kind.EMERGENCY}), states, wait=True), self.log.step)
             return
-        self.wait()
-        newest = self.shelf.present[-1].name if self.shelf.present else "none"
+        newest = self.shelf.present[-1].name
         why = f"it would take about {seconds:.0f} s, torchrun waits 30: the newest is {newest}"
         self.log.event(self.log.step, "checkpoint left out", why)
 
