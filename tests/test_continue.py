@@ -191,6 +191,17 @@ def test_a_trainer_that_ignores_the_micro_batch_did_not_run_what_was_asked(matri
     assert read_json(other.status)["reason"] == "did not run what was asked: batch_size was 3, ran 6"
 
 
+def test_a_plan_that_another_runner_carried_out_meanwhile_is_dropped(matrix, make):
+    run, other = make("a"), make("b")
+    late = going(matrix).plans
+    drive(matrix, going(matrix, names={"a"}).plans, engine(), poll_s=0.02)
+    kept = run.result.read_bytes()
+    outcome = drive(matrix, late, engine(), poll_s=0.02)
+    assert (outcome.exit_code, outcome.counts) == (0, {"finished": 2})
+    assert run.result.read_bytes() == kept
+    assert len(attempts(run)) == len(attempts(other)) == 1
+
+
 # Who runs a matrix
 
 

@@ -116,6 +116,7 @@ class _Driver:
         """Write how things stand before the first run, and hand the runs over."""
         for run in self._matrix.runs():
             self._states[run.name] = settle(run)
+        self._leave_what_moved_on()
         self._write_matrix(Status.RUNNING)
         with writing(self._matrix.journal):
             end_torn_line(self._matrix.journal)
@@ -131,6 +132,14 @@ class _Driver:
         for plan in self._plans.values():
             self._follow(plan)
         self.jobs = self._engine.submit(list(self._plans.values()))
+
+    def _leave_what_moved_on(self) -> None:
+        """Drop plans that another runner carried out between their making and the lock: a finished run stays."""
+        for name, plan in list(self._plans.items()):
+            state = self._states.get(name, RunState())
+            if after(state, Started(Attempt(number=plan.attempt))) == state:
+                del self._plans[name]
+                self._open.discard(name)
 
     def loop(self, asked: Asked, poll_s: float) -> None:
         """Look at the runs until none is left to wait for, passing on what signals ask for."""
