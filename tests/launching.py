@@ -69,7 +69,7 @@ def status_of(plan):
     return read_json(plan.dir.status)
 
 
-def until(holds, seconds=15.0):
+def until(holds, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -252,7 +252,7 @@ def test_a_signal_in_the_middle_stops_the_run_cleanly_and_keeps_the_rest_planned
     process = runner("a=grandchildren", "b")
     until(plans[0].dir.metrics.exists)
     process.send_signal(number)
-    assert process.wait(15) == 130
+    assert process.wait(60) == 130
     assert [status_of(one)["status"] for one in plans] == ["stopped", "planned"]
     assert status_of(plans[0])["reason"] == "asked to stop"
     whole = read_json(matrix.status)
@@ -269,7 +269,7 @@ def test_a_second_interrupt_kills_at_once(matrix, plan, runner):
     time.sleep(0.5)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 130
+    assert process.wait(60) == 130
     assert (status_of(one)["status"], status_of(one)["reason"]) == (
         "stopped",
         "asked to stop, and killed before it could save",
@@ -295,8 +295,8 @@ def test_a_runner_that_is_killed_leaves_no_process_and_its_run_could_save(matrix
     until(one.dir.metrics.exists)
     process.kill()
     process.wait()
-    until(lambda: processes_of(matrix) == [], 5)
-    until(lambda: not any(alive(pid) for pid in read_json(one.dir.path / "grandchildren.json")["pids"]), 5)
+    until(lambda: processes_of(matrix) == [])
+    until(lambda: not any(alive(pid) for pid in read_json(one.dir.path / "grandchildren.json")["pids"]))
     assert read_json(one.dir.result)["status"] == "stopped"
     assert holder(matrix) is None
     assert settle(one.dir).status is Status.STOPPED
@@ -324,7 +324,7 @@ def test_two_drives_on_one_matrix_the_second_is_refused_and_names_the_first(matr
     with pytest.raises(LaunchError, match=rf"process {process.pid} on .*\n.*\n.*Ctrl"):
         drive(matrix, [one], engine(), poll_s=0.02)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 130
+    assert process.wait(60) == 130
 
 
 def test_a_runner_is_not_turned_away_by_somebody_who_only_looks(matrix):
@@ -544,7 +544,7 @@ def test_with_torchrun_a_killed_runner_leaves_no_orphan(matrix, plan, runner):
     assert len(processes_of(matrix)) >= 4  # runner, guard, torchrun, worker
     process.kill()
     process.wait()
-    until(lambda: processes_of(matrix) == [], 5)
+    until(lambda: processes_of(matrix) == [])
     assert read_json(one.dir.result)["status"] == "stopped"
     assert not [pid for pid in read_json(one.dir.path / "grandchildren.json")["pids"] if alive(pid)]
 
@@ -556,7 +556,7 @@ def test_with_torchrun_a_killed_torchrun_fails_the_run_and_takes_its_workers_alo
     until(plans[0].dir.metrics.exists)
     guard = psutil.Process(status_of(plans[0])["pid"])
     guard.children()[0].kill()
-    assert process.wait(30) == 1
+    assert process.wait(60) == 1
     assert status_of(plans[0])["reason"] == "killed by signal 9 (out of memory killer?)"
     assert status_of(plans[1])["status"] == "finished"
     assert processes_of(matrix) == []

@@ -28,7 +28,7 @@ def test_the_running_matrix_is_found_and_ended_with_checkpoints(matrix, plan, ru
     until(plans[0].dir.metrics.exists)
     answer = run("stop", results)
     assert (answer.status, answer.err) == (0, "")
-    assert process.wait(10) == 130
+    assert process.wait(60) == 130
     assert [status_of(one)["status"] for one in plans] == ["stopped", "planned"]
     assert (plans[0].dir.path / "checkpoints" / "step").exists()
     assert processes_of(matrix) == []

@@ -311,7 +311,7 @@ def test_a_rerun_replaces_keeps_the_old_aside_and_a_finished_run_is_not_trained_
 
 def test_a_detached_matrix_is_watched_hung_up_on_stopped_from_elsewhere_and_continued(clone, background, tmp_path):
     configure(clone)
-    words = (*TINY, "OPTIMIZER=adamw", "NUM_GPUS=2", "SEED=1,2", "MAX_ITERS=400", "CHECKPOINT_INTERVAL=50")
+    words = (*TINY, "OPTIMIZER=adamw", "NUM_GPUS=2", "SEED=1,2", "MAX_ITERS=100000", "CHECKPOINT_INTERVAL=50")
     done = clone.make("test-matrix", *words, f"RESULTS_DIR={tmp_path}", "DETACH=1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "make stop TARGET=" in done.stdout
@@ -342,10 +342,13 @@ def test_a_detached_matrix_is_watched_hung_up_on_stopped_from_elsewhere_and_cont
 
     (clone.root / ".config").write_text("CONFIG_GPT2_MAX_ITERS=7\n")  # changes nothing of it
     at = load(run / "result.json")["step"]
-    done = clone.make("continue", f"TARGET={matrix}", f"RUN={run.name}")
-    assert done.returncode == 0, done.stdout + done.stderr
+    second = background("continue", f"TARGET={matrix}", f"RUN={run.name}")
+    assert wait_for(lambda: newest_attempt(matrix)) == (run.name, 2)
+    assert clone.make("stop", f"TARGET={matrix}").returncode == 0
+    assert second.wait(60) == 130
+    assert load(run / "run_used.json")["train"]["max_iters"] == 100000
     result = load(run / "result.json")
-    assert (result["attempt"], result["step"], result["status"]) == (2, 400, "finished")
+    assert (result["attempt"], result["status"], result["step"] > at) == (2, "stopped", True)
     begun = [line["step"] for line in lines_of(run / "metrics.jsonl") if line["attempt"] == 2 and "train/loss" in line]
     assert begun[0] == at
-    assert sorted(load(path)["status"] for path in matrix.glob("*/status.json")) == ["finished", "planned"]
+    assert sorted(load(path)["status"] for path in matrix.glob("*/status.json")) == ["planned", "stopped"]
