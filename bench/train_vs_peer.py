@@ -5,6 +5,7 @@
 Both train the same shape on the same tokens (the bytes of the Python standard library) with the same threads, on the
 CPU, in processes of their own. Rounds are interleaved, so that a machine whose speed drifts treats all alike. A figure
 is the median of the step times that a run itself printed, without the first 20; the table has the median over rounds.
+With --cpu-time it is the CPU time that a run took beyond one of 25 steps, which neighbours on the machine disturb less.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import os
 import pickle
 import re
+import resource
 import shutil
 import statistics
 import subprocess
@@ -33,6 +35,8 @@ from kmatrix.records import RunDir, merged_metrics, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 WARMING_UP = 20
+FEW = 25  # steps of the short run that is taken off for the CPU time of starting
+Way = Callable[[int, int], list[float]]  # a round and a number of steps -> the step times that a run logged
 SIZES = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 128, "batch_size": 12}
 SYMBOLS = {
     **{"MODEL": "custom", "DATASET": "stdlib", "OPTIMIZER": "adamw", "LEARNING_RATE": "1e-3", "WARMUP_STEPS": "10"},
@@ -48,34 +52,54 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--cpu-time", action="store_true", help="of the processes, in place of their own step times")
     parser.add_argument("--data-dir", type=Path, default=ROOT / "data")
     args = parser.parse_args(argv)
-    if args.steps <= WARMING_UP:
-        parser.error(f"--steps must be above {WARMING_UP}: the first {WARMING_UP} are not timed")
+    if args.steps <= FEW:
+        parser.error(f"--steps must be above {FEW}: the first ones are not timed")
     data = prepare("stdlib", args.data_dir.absolute())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        ways: dict[str, Callable[[int], list[float]]] = {
-            f"ours {dtype}": lambda turn, dtype=dtype: train_ours(  # type: ignore[misc]  # bound early on purpose
-                folder / f"{dtype}{turn}", data, dtype=dtype, max_iters=args.steps, cpu_threads=args.threads
+        ways: dict[str, Way] = {
+            f"ours {dtype}": lambda turn, steps, dtype=dtype: train_ours(  # type: ignore[misc]  # bound early on purpose
+                folder / f"{dtype}{turn}_{steps}", data, dtype=dtype, max_iters=steps, cpu_threads=args.threads
             )
             for dtype in ("fp32", "bf16")
         }
         if args.peer:
             peer = copy_of_peer(args.peer, folder / "peer", Path(data["path"]))
-            ways = {"nanoGPT fp32": lambda _: train_peer(peer, steps=args.steps, threads=args.threads), **ways}
-        medians = interleaved(ways, args.rounds)
+            ways = {"nanoGPT fp32": lambda _, steps: train_peer(peer, steps=steps, threads=args.threads), **ways}
+        time_of_a_step = cpu_ms if args.cpu_time else logged_ms
+        medians = interleaved(ways, args.rounds, lambda way, turn: time_of_a_step(way, turn, args.steps))
     report(medians, args.threads)
 
 
-def interleaved(ways: dict[str, Callable[[int], list[float]]], rounds: int) -> dict[str, list[float]]:
-    """Return each way's median step time of each round, in milliseconds."""
+def interleaved(
+    ways: dict[str, Way], rounds: int, time_of_a_step: Callable[[Way, int], float]
+) -> dict[str, list[float]]:
+    """Return each way's time of a step in each round, in milliseconds."""
     medians: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(rounds):
         for name, train in ways.items():
-            medians[name].append(statistics.median(train(turn)[WARMING_UP:]))
+            medians[name].append(time_of_a_step(train, turn))
             print(f"round {turn + 1}  {name:14} {medians[name][-1]:8.1f} ms", flush=True)
     return medians
+
+
+def logged_ms(train: Way, turn: int, steps: int) -> float:
+    """Return the median of the step times that a run logged."""
+    return statistics.median(train(turn, steps)[WARMING_UP:])
+
+
+def cpu_ms(train: Way, turn: int, steps: int) -> float:
+    """Return the CPU time of a step: of a run of all steps less one of FEW, over the steps between."""
+    spent = []
+    for count in (FEW, steps):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        train(turn, count)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return 1e3 * (spent[1] - spent[0]) / (steps - FEW)
 
 
 def report(medians: dict[str, list[float]], threads: int) -> None:

@@ -1,0 +1,125 @@
+"""Measure what the memory options cost and save: recomputed blocks, and a loss in chunks of tokens.
+
+    python bench/memory_options.py
+
+Each variant takes its steps (forward, backward, AdamW) in a process of its own. Time is CPU time of one thread,
+which neighbours on the machine disturb less than the clock; memory is the peak of the process above what it had
+before the first step, so the model itself and the libraries are left out; the states of AdamW are in it.
+On a GPU (--device cuda) time is the clock's and memory that of tensors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # gpt2 is not installed: it lies in the project
+
+from gpt2.model import GPT, autocast, configure_precision
+from kmatrix.shapes import ModelShape
+
+VARIANTS = {
+    "neither": {},
+    "recompute": {"recompute": True},
+    "loss chunk 128": {"loss_chunk": 128},
+    "loss chunk 1024": {"loss_chunk": 1024},
+    "both (128)": {"recompute": True, "loss_chunk": 128},
+}
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--width", type=int, default=384)
+    parser.add_argument("--block", type=int, default=512)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--vocab", type=int, default=50304)
+    parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"))
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--variant", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.variant:
+        print(json.dumps(measure(args)))
+        return
+    print(
+        f"{args.layers} layers, width {args.width}, {args.batch} x {args.block} tokens, vocabulary {args.vocab}, ",
+        end="",
+    )
+    print(f"{args.dtype}, {args.device}")
+    print(f"{'':18}{'ms a step':>10}{'time':>8}{'peak MiB':>10}{'memory':>8}{'loss':>12}")
+    first: dict[str, float] = {}
+    for name in VARIANTS:
+        found = in_a_process(name, sys.argv[1:] if argv is None else argv)
+        first = first or found
+        time_share, memory_share = found["ms"] / first["ms"], found["mib"] / first["mib"]
+        print(
+            f"{name:18}{found['ms']:10.0f}{time_share:8.2f}{found['mib']:10.0f}{memory_share:8.2f}{found['loss']:12.6f}"
+        )
+
+
+def in_a_process(name: str, words: Sequence[str]) -> dict[str, float]:
+    """Measure one variant in a process of its own, whose peak is then its alone."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "lib")])}
+    command = [sys.executable, __file__, *words, "--variant", name]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{name} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def measure(args: argparse.Namespace) -> dict[str, float]:
+    """Return ms of a step (median, the first left out), the peak in MiB, and the loss of the last step."""
+    torch.set_num_threads(1)
+    configure_precision(args.device, args.dtype, tf32=True)
+    heads = max(1, args.width // 64)
+    shape = ModelShape(
+        n_layer=args.layers, n_head=heads, n_embd=args.width, block_size=args.block, vocab_size=args.vocab
+    )
+    model = GPT(shape, **VARIANTS[args.variant]).to(args.device)  # type: ignore[arg-type]  # the options above
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    generator = torch.Generator().manual_seed(1)
+    idx, targets = torch.randint(args.vocab, (2, args.batch, args.block), generator=generator).to(args.device)
+    cuda = args.device == "cuda"
+    before = 0.0 if cuda else peak_mib()
+    seconds = []
+    for _ in range(1 + args.steps):
+        start = now(cuda=cuda)
+        with autocast(args.device, args.dtype):
+            _, loss = model(idx, targets)
+        assert loss is not None
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        seconds.append(now(cuda=cuda) - start)
+    peak = torch.cuda.max_memory_allocated() / 2**20 if cuda else peak_mib()
+    return {"ms": 1e3 * statistics.median(seconds[1:]), "mib": peak - before, "loss": float(loss)}
+
+
+def now(*, cuda: bool) -> float:
+    """Return seconds: of the CPU in this process, or of the clock once the GPU has done what it was given."""
+    if cuda:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+    return time.process_time()
+
+
+def peak_mib() -> float:
+    """Return the most memory that this process has had, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+if __name__ == "__main__":
+    main()
