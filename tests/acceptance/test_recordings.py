@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from gpu_stage import load, on_gpus, read_independently, scenario, started, until
+from gpu_stage import load, load_lines, on_gpus, read_independently, scenario, started, until
 
 from kmatrix.gpu.formats import read_samples
 
@@ -158,4 +158,6 @@ def test_without_a_gpu_and_a_rank_there_is_one_line(clone, run, tmp_path):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "kmatrix recorder: no GPU and no rank to record: nothing is recorded\n"
-    assert list(run.iterdir()) == []
+    (event,) = load_lines(run / "gpu_events.jsonl")
+    assert (event["event"], event["text"]) == ("nothing recorded", done.stdout.strip().partition(": ")[2])
+    assert [path.name for path in run.iterdir()] == ["gpu_events.jsonl"]
