@@ -17,11 +17,13 @@ from gpt2.config import TrainConfig
 from gpt2.data import Windows
 from gpt2.dist import World
 from gpt2.evaluate import Validation, at_hand, bytes_per_token
+from gpt2.judge import Judge
+from gpt2.log import RunLog
 from gpt2.model import GPT
 from gpt2.sample import Samples
 from gpt2.tokenizer import BpeTokenizer, load
 from kmatrix.errors import DataError
-from kmatrix.records import merged_metrics, read_json, read_jsonl
+from kmatrix.records import RunDir, merged_metrics, read_json, read_jsonl
 from kmatrix.shapes import ModelShape
 from kmatrix.stats import bits_per_byte
 
@@ -209,3 +211,32 @@ def test_windows_hold_the_targets_that_are_counted(tmp_path):
     windows = Windows(tmp_path, "val", block_size=32, vocab_size=257)
     _, targets = windows.read([(0, 3)])
     assert np.array_equal(targets[0], tokens[97:129])
+
+
+def test_what_was_judged_goes_on_over_a_resume_and_is_not_judged_again(tmp_path):
+    hellaswag = {"hellaswag": str(jsonl(tmp_path)), "hellaswag_interval": 10, "hellaswag_examples": 0}
+    config = config_of(tmp_path, block_size=64, **hellaswag)
+    judges = []
+    for attempt in (1, 2):
+        log = RunLog(RunDir(tmp_path), "id", attempt, main=True)
+        log.begin(config, WORLD, 1)
+        judges.append(Judge(config, WORLD, log))
+    first, second = judges
+    first.measure(10, GPT(config.shape))
+    assert first.log.hellaswag_score.examples == 5
+    assert second.due(10)
+    second.load_state_dict(first.state_dict())
+    assert second.log.hellaswag_score == first.log.hellaswag_score
+    assert (second.due(10), second.due(20), second.due(6)) == (False, True, True)
+
+
+def test_a_judge_that_is_asked_to_stop_leaves_the_step_to_the_next_attempt(tmp_path):
+    hellaswag = {"hellaswag": str(jsonl(tmp_path)), "hellaswag_interval": 10, "hellaswag_examples": 0}
+    config = config_of(tmp_path, block_size=64, **hellaswag)
+    log = RunLog(RunDir(tmp_path), "id", 1, main=True)
+    log.begin(config, WORLD, 1)
+    judge = Judge(config, WORLD, log)
+    judge.measure(10, GPT(config.shape), lambda: True)
+    assert log.hellaswag_score is None
+    assert judge.due(10)
+    assert not log.dir.samples.exists()
