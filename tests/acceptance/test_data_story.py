@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hub_server import HubServer
 
-pytestmark = pytest.mark.accept
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
 SMALL = (
     "DEVICE=cpu",
