@@ -62,8 +62,11 @@ def remark(axes: Axes, text: str) -> None:
 
 
 def save(figure: Figure, path: Path) -> Path:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    canvas = FigureCanvasAgg(figure)
+    canvas.print_png(buffer, metadata={"Software": None})  # savefig draws twice: once for the layout alone
     write_bytes(path, buffer.getvalue())
     return path
 
