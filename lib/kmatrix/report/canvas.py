@@ -65,7 +65,7 @@ def save(figure: Figure, path: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     buffer = io.BytesIO()
-    canvas = FigureCanvasAgg(figure)
+    canvas: Any = FigureCanvasAgg(figure)
     canvas.print_png(buffer, metadata={"Software": None})  # savefig draws twice: once for the layout alone
     write_bytes(path, buffer.getvalue())
     return path
