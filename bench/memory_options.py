@@ -105,7 +105,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
         optimizer.zero_grad(set_to_none=True)
         seconds.append(now(cuda=cuda) - start)
     peak = torch.cuda.max_memory_allocated() / 2**20 if cuda else peak_mib()
-    return {"ms": 1e3 * statistics.median(seconds[1:]), "mib": peak - before, "loss": float(loss)}
+    return {"ms": 1e3 * statistics.median(seconds[1:]), "mib": peak - before, "loss": loss.item()}
 
 
 def now(*, cuda: bool) -> float:
