@@ -118,7 +118,7 @@ def test_another_beginning_can_be_asked_for_and_it_reaches_the_trainer(matrix, m
 def test_a_run_is_as_it_was_planned_whatever_the_configuration_says_now(matrix, make):
     run = make("a", num_gpus=2, device="cuda", cpu_threads=3)
     (one,) = going(matrix, gpus=GPUS).plans
-    assert (one.ranks, one.gpus, one.cpu_threads, one.timeout_s) == (2, ("GPU-0", "GPU-1"), 3, 0.0)
+    assert (one.ranks, one.cuda, one.cpu_threads, one.timeout_s) == (2, True, 3, 0.0)
     assert one.run_id == read_json(run.run_json)["run_id"]
 
 

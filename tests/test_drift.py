@@ -156,6 +156,7 @@ def test_labels_are_unique_and_fit_into_a_file_name():
 def test_neutral_symbols_are_places_intervals_limits_samples_and_the_monitor_only():
     assert TREE.neutral == {
         *("RESULTS_DIR", "DATA_DIR", "CHECKPOINT_DIR", "RUN_TIMEOUT", "AUTO_GENERATE_GRAPHS", "REUSE"),
+        *("PARALLEL_JOBS", "EXCLUSIVE"),
         *("GPU_MONITOR", "GPU_MONITOR_HZ", "GPU_PROMETHEUS_PORT"),
         *SYMBOLS.values(),
         *("GPT2_KEEP_CHECKPOINTS", "GPT2_KEEP_EVERY", "GPT2_SAVE_BEST", "GPT2_ASYNC_CHECKPOINT"),

@@ -377,8 +377,8 @@ def test_signals_mean_again_what_they_meant_when_a_drive_has_ended(matrix, plan)
 
 
 def test_a_run_has_its_gpus_threads_and_place_and_no_terminal(matrix, plan):
-    one = plan("a", ranks=2, gpus=("GPU-aaaa", "GPU-bbbb"), cpu_threads=3)
-    drive(matrix, [one], engine(), poll_s=0.02)
+    one = plan("a", ranks=2, cuda=True, cpu_threads=3)
+    drive(matrix, [one], engine(gpus=("GPU-aaaa", "GPU-bbbb")), poll_s=0.02)
     assert one.dir.output_log.read_text().startswith("threads 3 gpus 'GPU-aaaa,GPU-bbbb'")
     assert read_json(one.dir.path / "env.json")["cwd"] == str(ROOT)
 
@@ -416,8 +416,7 @@ def test_the_plan_names_torchrun_the_ranks_and_the_attempt(matrix):
     ("known", "problem"),
     [
         ({"ranks": 0}, "needs at least one"),
-        ({"ranks": 2, "gpus": ("GPU-a",)}, "2 ranks on 1 GPUs"),
-        ({"ranks": 2, "gpus": ("GPU-a", "GPU-a")}, "named twice"),
+        ({"ranks": 2, "cuda": True}, "2 ranks on 0 GPUs"),
         ({"cpu_threads": 0}, "0 threads"),
         ({"run_id": "other"}, "is of the run id-a, not other"),
     ],
@@ -443,16 +442,6 @@ def test_a_run_that_was_handed_over_is_not_run_twice(matrix, plan):
     until(lambda: box.poll()["a"].phase is Phase.ENDED)
     box.submit([one])
     assert box.poll()["a"].phase is Phase.ENDED
-
-
-def test_two_runs_go_together_when_the_width_allows_it_and_they_share_no_gpu(matrix, plan):
-    runs = {"a": ("GPU-1",), "b": ("GPU-2",), "c": ("GPU-2",), "d": ("GPU-3",), "e": ("GPU-4",)}
-    box = engine(width=3)
-    box.submit([plan(name, "hang", gpus=gpus) for name, gpus in runs.items()])
-    phases = [state.phase for state in box.poll().values()]
-    box.cancel(now=True)
-    assert phases == [Phase.RUNNING, Phase.RUNNING, Phase.PENDING, Phase.RUNNING, Phase.PENDING]
-    assert [state.phase for state in box.poll().values()].count(Phase.GONE) == 2
 
 
 # What is shown

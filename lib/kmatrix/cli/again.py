@@ -37,7 +37,7 @@ def continue_(arguments: Arguments) -> int:
     if yes(arguments, "DETACH") and going.plans:
         return detach(matrix, arguments, "RUN", "RESUME", "RETRY_FAILED", "GPUS", "SIMULATE")
     recorder = monitor(arguments.get("SIMULATE"), *recording(symbols(matrix)))
-    status = execute(matrix, going, recorder)
+    status = execute(matrix, going, recorder, gpus)
     return status or (EXIT_FAILED if any(state.status == "failed" for state in going.stays.values()) else 0)
 
 
@@ -59,7 +59,7 @@ def test_rerun(arguments: Arguments) -> int:
         for run in runs:
             former = set_aside(run)
             print(f"{run.name}: " + (f"its former result is in {shown(former)}" if former else "it has no result yet"))
-    return execute(matrix, reopen(matrix, gpus, names={run.name for run in runs}), recorder)
+    return execute(matrix, reopen(matrix, gpus, names={run.name for run in runs}), recorder, gpus)
 
 
 def _of_optimizers(runs: list[RunDir], asked: str) -> list[RunDir]:

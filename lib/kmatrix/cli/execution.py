@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,12 @@ from kmatrix.cli.arguments import Arguments
 from kmatrix.cli.monitor import simulation
 from kmatrix.cli.session import ROOT, shown
 from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.gpu.nvml import Gpu
 from kmatrix.launch.lock import holder
 from kmatrix.launch.monitor import Monitor
+from kmatrix.launch.provenance import cores
 from kmatrix.launch.reopen import Going
+from kmatrix.packing import Limits
 from kmatrix.records import MatrixDir, read_json
 
 START_S = 60.0  # a detached runner has its matrix within this time, or it has ended
@@ -61,8 +64,8 @@ def recording(values: Mapping[str, Any]) -> tuple[int, int]:
     return hz, int(values.get("GPU_PROMETHEUS_PORT") or 0)
 
 
-def execute(matrix: MatrixDir, going: Going, recorder: Monitor | None) -> int:
-    """Run what is to be run, write and print the report, and return the exit status."""
+def execute(matrix: MatrixDir, going: Going, recorder: Monitor | None, gpus: Sequence[Gpu] = ()) -> int:
+    """Run what is to be run on these GPUs, write and print the report, and return the exit status."""
     from kmatrix.alerts import Thresholds
     from kmatrix.cli.progress import ProgressDisplay
     from kmatrix.cli.results import report
@@ -71,7 +74,14 @@ def execute(matrix: MatrixDir, going: Going, recorder: Monitor | None) -> int:
     from kmatrix.launch.local import LocalEngine
 
     values = symbols(matrix)
-    engine = LocalEngine(Path(sys.executable), ROOT, monitor=recorder)
+    engine = LocalEngine(
+        Path(sys.executable),
+        ROOT,
+        gpus=[gpu.uuid for gpu in gpus],
+        cores=cores(),
+        limits=Limits.of(values),
+        monitor=recorder,
+    )
     with outlived(matrix.runner_log) as terminal:
         with ProgressDisplay(terminal=terminal) as show:
             outcome = drive(matrix, going.plans, engine, skipped=going.skipped, show=show, limits=Thresholds.of(values))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
+MOST_LINES = 8  # runs that are drawn at a time
 EVERY_S = 30.0  # between two plain lines of a run
 REFRESH_S = 0.25  # between two drawings of the live line
 BAR = 24  # columns
@@ -26,7 +28,8 @@ COLOURS = {Status.FINISHED: "green", Status.FAILED: "red", Status.STOPPED: "yell
 
 
 class ProgressDisplay:
-    """Draws each Progress that it is called with. A context manager: leaving it puts the terminal right.
+    """Draws each Progress that it is called with, a line for each run that goes on. A context manager: leaving it
+    puts the terminal right.
 
     A stream that is gone (a closed pipe) ends the drawing, never the runs; a lost terminal makes it plain.
     """
@@ -40,6 +43,7 @@ class ProgressDisplay:
         self._dead = False
         self._shown: dict[str, float] = {}  # run -> monotonic seconds of its last plain line
         self._told: set[tuple[str, Kind, str, float]] = set()  # alerts that were printed
+        self._now: dict[str, Progress] = {}  # the runs that go on
         self._drawn = 0.0
         self._live: Live | None = None
         self._console: Console | None = None
@@ -116,7 +120,9 @@ class ProgressDisplay:
         from rich.live import Live
         from rich.text import Text
 
+        self._now[progress.run] = progress
         if progress.status not in LIVE:
+            del self._now[progress.run]
             self._end_live()
             console.print(Text(ended_line(progress), style=COLOURS.get(progress.status, "")), soft_wrap=True)
             return
@@ -127,7 +133,7 @@ class ProgressDisplay:
         elif now - self._drawn < REFRESH_S:
             return
         self._drawn = now
-        self._live.update(_live_line(progress), refresh=True)
+        self._live.update(_live_lines(list(self._now.values())[:MOST_LINES]), refresh=True)
 
     def _end_live(self) -> None:
         if self._live is not None:
@@ -194,15 +200,16 @@ def _name(progress: Progress) -> str:
     return f"run{place} {progress.run}"
 
 
-def _live_line(progress: Progress) -> Table:
-    """A bar and the line beside it, cut at the edge of the terminal and never wrapped."""
+def _live_lines(runs: Sequence[Progress]) -> Table:
+    """For each run a bar and the line beside it, cut at the edge of the terminal and never wrapped."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
-    share = progress.step / progress.max_iters if progress.step is not None and progress.max_iters else 0.0
     line = Table.grid(padding=(0, 1), expand=False)
     line.add_column(width=BAR)
     line.add_column(no_wrap=True, overflow="ellipsis")
-    line.add_row(ProgressBar(total=1.0, completed=min(1.0, share), width=BAR), Text(running_line(progress)))
+    for run in runs:
+        share = run.step / run.max_iters if run.step is not None and run.max_iters else 0.0
+        line.add_row(ProgressBar(total=1.0, completed=min(1.0, share), width=BAR), Text(running_line(run)))
     return line

@@ -105,7 +105,7 @@ def _run_matrix(arguments: Arguments, plan: Plan, *, shards: Mapping[Key, int] |
     print(f"{_several(number, 'run')} in {shown(matrix.path)}" + (f", {len(skipped)} skipped" if skipped else ""))
     if yes(arguments, "DETACH"):
         return detach(matrix, arguments, "GPUS", "SIMULATE")
-    return execute(matrix, going, recorder)
+    return execute(matrix, going, recorder, plan.gpus)
 
 
 def _reuse(matrix: MatrixDir, plan: Plan, *, recorded: bool) -> None:

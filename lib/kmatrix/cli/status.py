@@ -15,7 +15,8 @@ from kmatrix.cli.again import yes
 from kmatrix.cli.arguments import Arguments
 from kmatrix.cli.progress import COLOURS, clock, short
 from kmatrix.cli.targets import find_target, running_target
-from kmatrix.launch.overview import MatrixView, Overview, RunView
+from kmatrix.launch.overview import Overview
+from kmatrix.launch.views import MatrixView, RunView
 from kmatrix.records import SCHEMA, Status
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def most_urgent(runs: Sequence[RunView], room: int) -> list[RunView]:
 def headline(view: MatrixView) -> str:
     """`test_matrix_results_...: running, 1 finished, 1 running, 2 planned, left 1:02:03, until 14:05`."""
     parts = [str(view.status), *(f"{count} {name}" for name, count in view.counts.items())]
-    if view.left_s is not None:
+    if view.running and view.left_s is not None:
         end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + view.left_s))
         parts += [f"left {clock(view.left_s)}", f"until {end}"]
     return f"{view.name}: {', '.join(parts)}"

@@ -117,6 +117,7 @@ def _matrix_json(matrix: MatrixDir, made_from: Creation, origin: Mapping[str, An
 
 
 def _run_json(matrix: MatrixDir, run: Run, made_from: Creation, origin: Mapping[str, Any]) -> dict[str, Any]:
+    data = made_from.data.get(key(made_from.configs[run.name].fields))  # a skipped run may have none
     return {
         "run_id": run.run_id,
         "name": run.name,
@@ -126,6 +127,7 @@ def _run_json(matrix: MatrixDir, run: Run, made_from: Creation, origin: Mapping[
         "asked": list(made_from.texts[run.name].asked),
         "train": _train_fields(matrix, run, made_from, int(origin["cores"])),
         "timeout_s": made_from.timeout_s,
+        "train_tokens": data.train_tokens if data else None,
         "provenance": origin,
     }
 

@@ -208,13 +208,20 @@ class _Driver:
             self._display(name, note=state.reason)
 
     def _begin_run(self, plan: RunPlan, state: JobState) -> None:
-        attempt = Attempt(number=plan.attempt, resume=plan.resume, micro_batch=plan.micro_batch, started=state.started)
+        attempt = Attempt(
+            number=plan.attempt,
+            resume=plan.resume,
+            micro_batch=plan.micro_batch,
+            started=state.started,
+            gpus=state.gpus,
+        )
         self._move(plan.name, Started(attempt))
         self._index.setdefault(plan.name, len(self._index) + 1)
         self._alarms[plan.name] = Alarm(plan.dir, self._limits, self._tails[plan.name])
         self._write_run(plan.name, job=state)
         self._write_matrix(Status.RUNNING)
         known = {"attempt": plan.attempt, "resume": plan.resume, "micro_batch": plan.micro_batch}
+        known["gpus"] = list(state.gpus)
         self._note("run started", run=plan.name, status=Status.RUNNING, **known, pid=state.pid)
 
     def _end_run(self, plan: RunPlan, state: JobState, *, stopping: bool) -> None:
@@ -283,13 +290,11 @@ class _Driver:
     ) -> None:
         if self._show is None:
             return
-        tail, plan, status = self._tails.get(name), self._plans.get(name), self._states[name].status
+        tail, status = self._tails.get(name), self._states[name].status
         if note and status is not Status.RUNNING:
             status = Status.PLANNED  # it waits, whatever became of its former attempt
         elapsed = (job.ended or time.time()) - job.started if job and job.started else None
         left = tail.left_s() if tail else None
-        if left is None and plan and plan.expected_s is not None and elapsed is not None:
-            left = max(0.0, plan.expected_s - elapsed)
         self._show(
             Progress(
                 run=name,

@@ -20,9 +20,10 @@ GRACE_S = 35.0  # torchrun gives its workers 30 s to save a checkpoint; then it 
 class RunPlan:
     """One run that is to be started, in a folder that is ready.
 
-    gpus: UUIDs, one a rank; () on the CPU.  cpu_threads: of each rank.  command: what torchrun
-    is to run, without the folder and what belongs to the attempt.  timeout_s: seconds, 0 for none.
-    expected_s: forecast in seconds, None where there is none.
+    cuda: each rank needs a GPU of its own.  gpus: their UUIDs, which the engine chooses at the start.
+    cpu_threads: of each rank.  command: what torchrun is to run, without the folder and what belongs to the attempt.
+    timeout_s: seconds, 0 for none.  expected_s: seconds that the attempt may take, a rough guess or better;
+    None where there is none. It decides who goes first, and nothing else.
     resume: what the attempt begins from: none, auto, latest, best or a path, in the trainer's words.
     micro_batch: sequences, in the place of run.json's; the global batch stays.
     """
@@ -31,6 +32,7 @@ class RunPlan:
     run_id: str
     dir: RunDir
     ranks: int
+    cuda: bool = False
     gpus: tuple[str, ...] = ()
     cpu_threads: int = 1
     command: tuple[str, ...] = ("-m", "gpt2.train")
@@ -64,7 +66,8 @@ class JobState:
     pid: the process to signal to stop the run.  started, ended: Unix seconds.  exit_code: negative
     or 128 + n where signal n ended it.  cancelled: `cancel` was called on it.  reason: why the engine
     ended it, could not start it or does not start it yet, else ""; kind: the same in one word.
-    log_start: size of output.log in bytes before this attempt.  recorder_deaths: recorders that died beside it.
+    gpus: UUIDs that the run was given.  log_start: size of output.log in bytes before this attempt.
+    recorder_deaths: recorders that died beside it.
     """
 
     phase: Phase
@@ -75,6 +78,7 @@ class JobState:
     cancelled: bool = False
     reason: str = ""
     kind: str = ""
+    gpus: tuple[str, ...] = ()
     log_start: int = 0
     recorder_deaths: int = 0
 

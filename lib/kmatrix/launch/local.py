@@ -1,4 +1,4 @@
-"""The engine of one box: runs one after the other, each below a guard, in the order they were handed over.
+"""The engine of one box: runs packed on its GPUs or its cores, each below a guard.
 
 Job ids are the runs' names: nothing of a run outlives the runner, so there is nothing to find again.
 """
@@ -20,6 +20,7 @@ from kmatrix.launch.lock import try_lock
 from kmatrix.launch.monitor import Monitor, end
 from kmatrix.launch.process import Tree, start
 from kmatrix.launch.state import TIMEOUT
+from kmatrix.packing import Job, Limits, place, startable
 from kmatrix.records import read_json
 
 # On the CPU each step frees what the next one needs: glibc keeps up to 1 GiB of it instead of handing it back to the
@@ -30,6 +31,7 @@ KEEP_MEMORY = {
     "MALLOC_TOP_PAD_": str(64 * 2**20),
 }
 MOST_RECORDERS = 5  # times that a killed recorder of a run is started anew
+ONE = Limits(jobs=1)
 MARGIN_S = 5.0  # after the grace the guard kills; when it has not by then, the runner does
 
 
@@ -45,10 +47,11 @@ class _Job:
 
 
 class LocalEngine:
-    """Runs on this machine. Runs that share a GPU never run at the same time, whatever the width.
+    """Runs on this machine. No GPU is given to two runs at a time.
 
     python: the interpreter that has torch.  root: the project's.  torchrun: the launcher's command line,
-    `python -m torch.distributed.run` unless given.  width: runs at a time.  grace_s: how long a run
+    `python -m torch.distributed.run` unless given.  gpus: UUIDs of those that runs may get, in the driver's order.
+    cores: for runs on the CPU.  limits: how many at a time; one unless given.  grace_s: how long a run
     that is stopped may take to save, in seconds.  monitor: how runs are recorded, None for not at all.
     """
 
@@ -58,11 +61,14 @@ class LocalEngine:
         root: Path,
         torchrun: tuple[str, ...] | None = None,
         *,
-        width: int = 1,
+        gpus: Sequence[str] = (),
+        cores: int = 1,
+        limits: Limits = ONE,
         grace_s: float = GRACE_S,
         monitor: Monitor | None = None,
     ) -> None:
-        self._python, self._root, self._width, self._grace_s = python, root, width, grace_s
+        self._python, self._root, self._grace_s = python, root, grace_s
+        self._gpus, self._cores, self._limits = tuple(gpus), cores, limits
         self._monitor = monitor
         self._torchrun = torchrun or (str(python), "-m", "torch.distributed.run")
         self._jobs: dict[str, _Job] = {}
@@ -74,16 +80,17 @@ class LocalEngine:
             if count > 1:
                 problems.append(f"{name}: {count} runs have this name")
         for run in runs:
-            problems += [f"{run.name}: {problem}" for problem in _problems(run)]
+            problems += [f"{run.name}: {problem}" for problem in _problems(run, len(self._gpus))]
         return problems
 
     def plan(self, runs: Sequence[RunPlan]) -> str:
         """Return the command line of each run, with the environment that it does not share with this process.
 
-        Any user of a shell can start a run with it. The engine starts the same line below its guard.
+        Any user of a shell can start a run with it. The engine starts the same line below its guard, on GPUs that are
+        free then; here they are the first ones.
         """
         lines = []
-        for run in runs:
+        for run in (replace(run, gpus=self._gpus[: run.ranks] if run.cuda else ()) for run in runs):
             changes = " ".join(f"{name}={shlex.quote(value)}" for name, value in self._changes(run).items())
             log = shlex.quote(str(run.dir.output_log))
             lines.append(f"# {run.name}")
@@ -102,9 +109,8 @@ class LocalEngine:
         """Look after what runs, start what can, and return the states."""
         for job in self._in(Phase.RUNNING):
             self._watch(job)
-        for job in self._in(Phase.PENDING):
-            if self._has_room_for(job.plan):
-                self._start(job)
+        for job in self._next():
+            self._start(job)
         return {name: job.state for name, job in self._jobs.items() if jobs is None or name in jobs}
 
     def cancel(self, jobs: Mapping[str, str] | None = None, *, now: bool = False) -> None:
@@ -124,14 +130,38 @@ class LocalEngine:
     def _in(self, phase: Phase) -> list[_Job]:
         return [job for job in self._jobs.values() if job.state.phase is phase]
 
-    def _has_room_for(self, plan: RunPlan) -> bool:
-        running = self._in(Phase.RUNNING)
-        taken = {gpu for job in running for gpu in job.plan.gpus}
-        return len(running) < self._width and not taken & set(plan.gpus)
+    def _next(self) -> list[_Job]:
+        """Return the jobs that start now. Runs on GPUs and runs on the CPU are never beside each other."""
+        running, queue = self._in(Phase.RUNNING), self._in(Phase.PENDING)
+        if not queue:
+            return []
+        cuda = (running or queue)[0].plan.cuda
+        names = startable(
+            [self._packed(job) for job in queue if job.plan.cuda == cuda],
+            [self._packed(job) for job in running],
+            len(self._gpus) if cuda else self._cores,
+            self._limits.on(gpus=cuda),
+        )
+        return [self._jobs[name] for name in names]
+
+    def _packed(self, job: _Job) -> Job:
+        """A job as the packing sees it: its GPUs or cores, and the seconds until its end."""
+        plan, left = job.plan, job.plan.expected_s
+        width = plan.ranks if plan.cuda else min(plan.ranks * plan.cpu_threads, self._cores)
+        if left is not None and job.state.phase is Phase.RUNNING:
+            left = max(0.0, left - (time.monotonic() - job.begun))
+        return Job(name=plan.name, width=width, seconds=left)
+
+    def _choose(self, plan: RunPlan) -> RunPlan:
+        """Give a run GPUs that no other has."""
+        if not plan.cuda:
+            return plan
+        taken = {gpu for job in self._in(Phase.RUNNING) for gpu in job.plan.gpus}
+        return replace(plan, gpus=place(plan.ranks, [gpu for gpu in self._gpus if gpu not in taken], self._gpus))
 
     def _start(self, job: _Job) -> None:
         """Start a run, unless an earlier attempt of it still ends: then it waits, for as long as that may take."""
-        plan, lock = job.plan, None
+        plan, lock = self._choose(job.plan), None
         try:
             lock = try_lock(plan.dir.lock)
             if lock is None:
@@ -155,8 +185,8 @@ class LocalEngine:
         finally:
             if lock is not None:
                 os.close(lock)  # the guard has it now
-        job.begun = time.monotonic()
-        job.state = JobState(phase=Phase.RUNNING, pid=job.tree.pid, started=begun, log_start=before)
+        job.plan, job.begun = plan, time.monotonic()
+        job.state = JobState(phase=Phase.RUNNING, pid=job.tree.pid, started=begun, gpus=plan.gpus, log_start=before)
         if self._monitor is not None:
             job.recorder = self._monitor.start(plan, job.tree.pid)
 
@@ -212,7 +242,7 @@ class LocalEngine:
     def _changes(self, run: RunPlan) -> dict[str, str]:
         """What the environment of a run has that this process's need not have: none of it is secret."""
         return {
-            **({} if run.gpus else KEEP_MEMORY),
+            **({} if run.cuda else KEEP_MEMORY),
             "CUDA_VISIBLE_DEVICES": ",".join(run.gpus),
             "OMP_NUM_THREADS": str(run.cpu_threads),
             "OMP_WAIT_POLICY": "passive",
@@ -228,13 +258,11 @@ class LocalEngine:
         return changes
 
 
-def _problems(run: RunPlan) -> Iterable[str]:
+def _problems(run: RunPlan, gpus: int) -> Iterable[str]:
     if run.ranks < 1:
         yield f"{run.ranks} ranks: it needs at least one"
-    if run.gpus and len(run.gpus) != run.ranks:
-        yield f"{run.ranks} ranks on {len(run.gpus)} GPUs: each rank needs one of its own"
-    if len(set(run.gpus)) < len(run.gpus):
-        yield "a GPU is named twice"
+    if run.cuda and run.ranks > gpus:
+        yield f"{run.ranks} ranks on {gpus} GPUs: each rank needs one of its own"
     if run.cpu_threads < 1:
         yield f"{run.cpu_threads} threads a rank: it needs at least one"
     if not os.access(run.dir.path, os.W_OK):

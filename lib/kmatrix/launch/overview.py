@@ -3,71 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from kmatrix.errors import RecordError, SchemaError
+from kmatrix.estimate import Measured, Phase, Rest, Source, ends_of, rest_of_run, whole_run
 from kmatrix.launch.alarm import kept
+from kmatrix.launch.history import measured_before
 from kmatrix.launch.standing import read_state, settle
 from kmatrix.launch.state import RunState, overall
+from kmatrix.launch.views import MatrixView, Memory, RunView
 from kmatrix.launch.watch import MetricsTail, limit_s
-from kmatrix.records import MatrixDir, RunDir, Status, read_json
+from kmatrix.packing import Limits
+from kmatrix.records import MatrixDir, RunDir, Status, read_json, read_jsonl
 
-SHAPE = ("model", "n_layer", "n_embd", "block_size", "global_batch", "num_gpus", "device", "dtype")
+TO_COME = (Status.RUNNING, Status.PLANNED, Status.STOPPED)
 EMPTY: Mapping[str, Any] = {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunView:
-    """One run now. Unknown is None.
-
-    step: the newest that is known.  loss: nats a token, of training; val_loss: the last that was measured.
-    mfu: 0 to 1.  memory_mib: the most that one of its devices held; memory_total_mib: what that device has.
-    elapsed_s: of all its attempts.  left_s: until its end; of a run to come, of all of it.
-    ended_by: what ended a finished run early.  alerts: what holds now.
-    """
-
-    name: str
-    status: Status
-    kind: str | None = None
-    reason: str = ""
-    attempt: int = 0
-    micro_batch: int | None = None
-    step: int | None = None
-    max_iters: int | None = None
-    loss: float | None = None
-    val_loss: float | None = None
-    tokens_per_second: float | None = None
-    mfu: float | None = None
-    ranks: int | None = None
-    device: str = ""
-    memory_mib: float | None = None
-    memory_total_mib: float | None = None
-    elapsed_s: float | None = None
-    left_s: float | None = None
-    ended_by: str | None = None
-    alerts: tuple[str, ...] = ()
-    reused_from: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixView:
-    """A matrix now. running: a runner has it.  left_s: until its end, None while that is not known of every run."""
-
-    name: str
-    status: Status
-    running: bool
-    started: float | None
-    ended: float | None
-    left_s: float | None
-    runs: tuple[RunView, ...]
-
-    @property
-    def counts(self) -> dict[str, int]:
-        found = Counter(run.status for run in self.runs)
-        return {status.value: found[status] for status in Status if found[status]}
 
 
 class Overview:
@@ -76,38 +28,45 @@ class Overview:
     def __init__(self, matrix: MatrixDir) -> None:
         self._matrix = matrix
         self._tails: dict[tuple[str, int], MetricsTail] = {}
-        self._records: dict[str, Mapping[str, Any]] = {}
+        self._records: dict[str, Mapping[str, Any]] = {}  # run -> its run.json
+        self._earlier: list[Measured] | None = None  # runs of other matrices, once they are needed
 
     def look(self, now: float | None = None) -> MatrixView:
         """Return how the matrix stands. Raises SchemaError where a newer kmatrix wrote it."""
         now = time.time() if now is None else now
         running = self._matrix.is_held()
         found = [self._run(run, now, running=running) for run in self._matrix.runs()]
-        paces = self._paces(found)
-        views = tuple(self._expected(view, paces) for view in found)
+        here = self._measured(found)
+        views = self._packed([self._priced(self._expected(view, here)) for view in found])
         record = _readable(self._matrix)
-        left = [view.left_s for view in views if view.status in (Status.RUNNING, Status.PLANNED)]
+        left = [view.ends_s for view in views if view.status in TO_COME]
         return MatrixView(
             name=self._matrix.name,
             status=Status.RUNNING if running else overall([view.status for view in views]),
             running=running,
             started=record.get("started"),
             ended=None if running else record.get("ended"),
-            left_s=sum(s for s in left if s is not None) if running and left and None not in left else None,
-            runs=views,
+            left_s=max(s for s in left if s is not None) if left and None not in left else None,
+            dollars=_total([view.dollars for view in views]),
+            all_dollars=_total([view.all_dollars for view in views]),
+            runs=tuple(views),
         )
 
     def _run(self, run: RunDir, now: float, *, running: bool) -> RunView:
         state = _state(run, running=running)
         if run.name not in self._records:
-            self._records[run.name] = read_json(run.run_json).get("train") or EMPTY
-        train = self._records[run.name]
+            self._records[run.name] = read_json(run.run_json)
+        record = self._records[run.name]
+        train = record.get("train") or EMPTY
         result = _result(run, state)
         tail = self._tail(run, state, train)
-        memory, total = _memory(run)
+        memory = _memory(run)
+        fullest = max(memory, key=lambda device: device.most, default=None)
         last = state.last
         live = state.status is Status.RUNNING
         elapsed = _elapsed(state, now)
+        step = result.get("step") if result else tail.step
+        left = _left(run, tail, train, elapsed, now) if live else None
         return RunView(
             name=run.name,
             status=state.status,
@@ -115,7 +74,7 @@ class Overview:
             reason=state.reason,
             attempt=state.number,
             micro_batch=last.micro_batch if last else None,
-            step=result.get("step") if result else tail.step,
+            step=step,
             max_iters=train.get("max_iters"),
             loss=result.get("final_train_loss") if result else tail.loss,
             val_loss=_first(result.get("final_val_loss"), tail.val_loss),
@@ -123,10 +82,16 @@ class Overview:
             mfu=result.get("mfu") if result else (None if tail.mfu is None else tail.mfu / 100.0),
             ranks=train.get("num_gpus"),
             device=str(train.get("device") or ""),
-            memory_mib=memory,
-            memory_total_mib=total,
+            memory_mib=fullest.most if fullest else None,
+            memory_total_mib=fullest.total if fullest else None,
+            memory=memory,
+            gpus=last.gpus if last else (),
             elapsed_s=_first(elapsed, result.get("seconds")),
-            left_s=_left(tail, train, elapsed, now) if live else None,
+            attempt_s=now - last.started if live and last and last.started is not None else None,
+            left_s=left,
+            left_from=None if left is None else Source.OWN,
+            epochs=_epochs(record, step),
+            all_epochs=_epochs(record, train.get("max_iters")),
             ended_by=result.get("ended_by"),
             alerts=tuple(alert.text for alert in kept(run) if alert.until is None) if live else (),
             reused_from=state.reused_from,
@@ -141,32 +106,62 @@ class Overview:
         tail.read()
         return tail
 
-    def _paces(self, views: Sequence[RunView]) -> dict[tuple[Any, ...], float]:
-        """Return the seconds of a step of each shape of run that has shown them, evaluations included."""
-        paces: dict[tuple[Any, ...], float] = {}
+    def _measured(self, views: Sequence[RunView]) -> list[Measured]:
+        """Return how long the runs of this matrix take that show it: finished ones, and those that go on."""
+        found = []
         for view in views:
-            if view.status is Status.RUNNING and view.left_s is not None and view.elapsed_s and view.max_iters:
-                pace = (view.elapsed_s + view.left_s) / view.max_iters
-            elif view.status is Status.FINISHED and view.step and view.elapsed_s:
-                pace = view.elapsed_s / view.step
-            else:
-                continue
-            for shape in self._shapes(view):
-                paces[shape] = pace
-        return paces
+            train, elapsed = self._train(view), view.elapsed_s
+            if view.status is Status.FINISHED and view.step and elapsed:
+                found.append(Measured(train, elapsed, view.step))
+            elif view.status is Status.RUNNING and view.left_s is not None and elapsed and view.max_iters:
+                found.append(Measured(train, elapsed + view.left_s, view.max_iters))
+        return found
 
-    def _expected(self, view: RunView, paces: Mapping[tuple[Any, ...], float]) -> RunView:
-        """Return a run that is to come with the time that runs of its shape take here, where one has shown it."""
-        pace = next((paces[shape] for shape in self._shapes(view) if shape in paces), None)
-        if view.status is not Status.PLANNED or pace is None or view.max_iters is None:
+    def _expected(self, view: RunView, here: Sequence[Measured]) -> RunView:
+        """Return a run that waits, or shows no pace yet, with the time that runs like it take."""
+        if view.status not in TO_COME or view.left_s is not None:
             return view
-        return replace(view, left_s=pace * view.max_iters)
+        train = self._train(view)
+        known = whole_run(train, here, ())
+        if known is None or known.source is not Source.MATRIX:
+            self._earlier = measured_before(self._matrix) if self._earlier is None else self._earlier
+            known = whole_run(train, here, self._earlier)
+        if known is None:
+            return view
+        done = (view.step or 0) / view.max_iters if view.status is Status.STOPPED and view.max_iters else 0.0
+        left = max(0.0, known.seconds * (1 - done) - (view.attempt_s or 0.0))
+        limit = limit_s(train)
+        if limit is not None:
+            left = min(left, max(0.0, limit - (view.elapsed_s or 0.0)))
+        return replace(view, left_s=left, left_from=known.source)
 
-    def _shapes(self, view: RunView) -> tuple[tuple[Any, ...], ...]:
-        """What decides the time of a step: with the optimizer, and without it where no run of that has shown one."""
-        train = self._records[view.name]
-        shape = tuple(train.get(name) for name in SHAPE)
-        return (*shape, train.get("optimizer")), shape
+    def _priced(self, view: RunView) -> RunView:
+        """Return a run with what it cost and will cost, where a GPU hour has a price."""
+        price = self._train(view).get("gpu_hour_price")
+        if not price or view.ranks is None:
+            return view
+        an_hour = float(price) * view.ranks
+        dollars = an_hour * (view.elapsed_s or 0.0) / 3600
+        more = view.left_s if view.status in TO_COME else 0.0
+        return replace(view, dollars=dollars, all_dollars=None if more is None else dollars + an_hour * more / 3600)
+
+    def _packed(self, views: Sequence[RunView]) -> list[RunView]:
+        """Return the runs with the times at which the launcher lets them start and end."""
+        first = next(iter(self._records.values()), EMPTY)
+        about = first.get("provenance") or EMPTY
+        cores, gpus = int(about.get("cores") or 1), len(about.get("gpus") or ())
+        rest = []
+        for view in (view for view in views if view.status in TO_COME):
+            cuda, ranks, threads = view.device == "cuda", view.ranks or 1, self._train(view).get("cpu_threads")
+            width = ranks if cuda else min(ranks * int(threads or 1), cores)
+            live = view.status is Status.RUNNING
+            rest.append(Rest(name=view.name, width=width, cuda=cuda, running=live, seconds=view.left_s))
+        known = ends_of(rest, gpus=gpus, cores=cores, limits=Limits.of(first.get("symbols") or EMPTY)) or {}
+        spans = {view.name: known.get(view.name, (None, None)) for view in views}
+        return [replace(view, starts_s=spans[view.name][0], ends_s=spans[view.name][1]) for view in views]
+
+    def _train(self, view: RunView) -> Mapping[str, Any]:
+        return self._records[view.name].get("train") or EMPTY
 
 
 def _state(run: RunDir, *, running: bool) -> RunState:
@@ -192,18 +187,29 @@ def _result(run: RunDir, state: RunState) -> Mapping[str, Any]:
     return result if state.reused_from or result.get("attempt", 1) == state.number else EMPTY
 
 
-def _memory(run: RunDir) -> tuple[float | None, float | None]:
-    """The most MiB that one device of the run held, and what that device has, from its recording's summary."""
+def _memory(run: RunDir) -> tuple[Memory, ...]:
+    """What each device of the run held at most, from its recording's summary."""
     try:
         gpus = read_json(run.gpu_summary).get("gpus") or []
     except RecordError:
-        return None, None
-    peaks = [
-        (float(gpu["memory_used"]["max"]), gpu.get("memory_total"))
-        for gpu in gpus
+        return ()
+    return tuple(
+        Memory(
+            device=str(gpu.get("gpu_index", place)),
+            most=float(gpu["memory_used"]["max"]),
+            total=gpu.get("memory_total"),
+        )
+        for place, gpu in enumerate(gpus)
         if isinstance(gpu.get("memory_used"), dict) and gpu["memory_used"].get("max") is not None
-    ]
-    return max(peaks, key=lambda peak: peak[0], default=(None, None))
+    )
+
+
+def _epochs(record: Mapping[str, Any], steps: int | None) -> float | None:
+    """How often so many steps read the data, None where their size is not known."""
+    train, tokens = record.get("train") or EMPTY, record.get("train_tokens")
+    if steps is None or not tokens:
+        return None
+    return steps * int(train["global_batch"]) * int(train["block_size"]) / int(tokens)
 
 
 def _elapsed(state: RunState, now: float) -> float | None:
@@ -216,13 +222,34 @@ def _elapsed(state: RunState, now: float) -> float | None:
     return sum(spans) if spans else None
 
 
-def _left(tail: MetricsTail, train: Mapping[str, Any], elapsed: float | None, now: float) -> float | None:
+def _left(run: RunDir, tail: MetricsTail, train: Mapping[str, Any], elapsed: float | None, now: float) -> float | None:
     """Seconds until the last step, or until the run's budget is spent where that comes first."""
-    left, limit = tail.left_s(now), limit_s(train)
+    left = None
+    if tail.span is not None:
+        left = rest_of_run(*tail.span, _phases(run, tail.attempt), train, now)
+    limit = limit_s(train)
     if limit is not None and elapsed is not None:
         rest = max(0.0, limit - elapsed)
         return rest if left is None else min(left, rest)
     return left
+
+
+def _phases(run: RunDir, attempt: int) -> list[Phase]:
+    """When this attempt did not train."""
+    found = []
+    for line in read_jsonl(run.phases):
+        try:
+            if line.get("attempt", 1) == attempt:
+                found.append(Phase(str(line["phase"]), float(line["begin"]), float(line["end"])))
+        except (KeyError, TypeError, ValueError):
+            continue
+    return found
+
+
+def _total(values: Sequence[float | None]) -> float | None:
+    """The sum, None where one of them is not known."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
 
 
 def _first(*values: float | None) -> float | None:

@@ -34,8 +34,13 @@ def provenance(root: Path, command: str, gpus: Sequence[Gpu]) -> dict[str, Any]:
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
         "gpus": [{"index": gpu.index, "name": gpu.name, "uuid": gpu.uuid} for gpu in gpus],
         "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
     }
+
+
+def cores() -> int:
+    """Return the CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def code_sha256(root: Path) -> str:

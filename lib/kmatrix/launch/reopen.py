@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kmatrix.estimate import Measured, guess, whole_run
 from kmatrix.gpu.nvml import Gpu
 from kmatrix.launch.engine import RunPlan
+from kmatrix.launch.history import measured_before, measured_here
 from kmatrix.launch.standing import settle
 from kmatrix.launch.state import HALVE, Attempt, RunState, next_attempt
 from kmatrix.records import MatrixDir, RunDir, Status, read_json, write_json
@@ -43,6 +45,7 @@ def reopen(
     resume: what an attempt behind the first begins from.  retry_failed: failed runs get another attempt, too.
     """
     plans, skipped, stays = [], {}, {}
+    here, earlier = measured_here(matrix), measured_before(matrix)
     for run in matrix.runs():
         state, record = settle(run), read_json(run.run_json)
         attempt = _attempt(state, record["train"], resume, retry_failed=retry_failed)
@@ -51,7 +54,8 @@ def reopen(
         elif why := too_few_gpus(record["train"], len(gpus)) or _no_data(record["train"]):
             skipped[run.name] = why
         else:
-            plans.append(run_plan(run, record, attempt, gpus, command))
+            expected_s = _expected_s(record["train"], here, earlier)
+            plans.append(run_plan(run, record, attempt, command, expected_s))
     return Going(plans=tuple(plans), skipped=skipped, stays=stays)
 
 
@@ -64,6 +68,12 @@ def follow_move(matrix: MatrixDir) -> None:
         if moved:
             train = {**record["train"], "checkpoint_dir": str(run.checkpoints.resolve())}
             write_json(run.run_json, {**record, "train": train})
+
+
+def _expected_s(train: Mapping[str, Any], here: Sequence[Measured], earlier: Sequence[Measured]) -> float | None:
+    """Return the seconds of a run for the order in which runs start."""
+    known = whole_run(train, here, earlier)
+    return guess(train) if known is None else known.seconds
 
 
 def too_few_gpus(train: Mapping[str, Any], there: int) -> str:
@@ -80,21 +90,21 @@ def _no_data(train: Mapping[str, Any]) -> str:
 
 
 def run_plan(
-    run: RunDir, record: Mapping[str, Any], attempt: Attempt, gpus: Sequence[Gpu], command: tuple[str, ...] = TRAINER
+    run: RunDir, record: Mapping[str, Any], attempt: Attempt, command: tuple[str, ...], expected_s: float | None
 ) -> RunPlan:
     """Return one attempt at a run. record: its run.json."""
     train = record["train"]
-    ranks = int(train["num_gpus"])
     return RunPlan(
         name=run.name,
         run_id=str(record["run_id"]),
         dir=RunDir(run.path.resolve()),
-        ranks=ranks,
-        gpus=tuple(gpu.uuid for gpu in gpus[:ranks]) if train["device"] == "cuda" else (),
+        ranks=int(train["num_gpus"]),
+        cuda=train["device"] == "cuda",
         cpu_threads=int(train["cpu_threads"]),
         command=command,
         timeout_s=float(record.get("timeout_s") or 0),
         attempt=attempt.number,
+        expected_s=expected_s,
         resume=attempt.resume,
         micro_batch=attempt.micro_batch,
     )

@@ -121,6 +121,7 @@ def _attempt(entry: Mapping[str, Any]) -> Attempt:
         kind=entry.get("kind"),
         reason=str(entry.get("reason") or ""),
         exit_code=entry.get("exit_code"),
+        gpus=tuple(entry.get("gpus") or ()),
     )
 
 
@@ -135,6 +136,7 @@ def _entry(attempt: Attempt) -> dict[str, Any]:
         "started": attempt.started,
         "ended": attempt.ended,
         "exit_code": attempt.exit_code,
+        "gpus": list(attempt.gpus),
     }
 
 

@@ -24,6 +24,7 @@ class Attempt:
     """One execution of a run. started, ended: Unix seconds.  micro_batch: sequences; None: as run.json has it.
 
     resume: what it began from, in the trainer's words.  kind: of a failure or a stop, such as oom or signal.
+    gpus: UUIDs that it was given.
     """
 
     number: int
@@ -35,6 +36,7 @@ class Attempt:
     kind: str | None = None
     reason: str = ""
     exit_code: int | None = None
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,6 +106,15 @@ class MetricsTail:
             left.append(pace * (self.max_iters - self._last[0]) - max(0.0, now - self._last[1]))
         return max(0.0, min(left)) if left else None
 
+    @property
+    def attempt(self) -> int:
+        return self._attempt
+
+    @property
+    def span(self) -> tuple[tuple[int, float], tuple[int, float]] | None:
+        """Step and Unix seconds of the first and of the newest line of training; None before there is one."""
+        return (self._first, self._last) if self._first and self._last else None
+
     def _take(self, line: Mapping[str, Any]) -> None:
         step, at = line.get("step"), _number(line.get("time"))
         self.newest = at if at is not None else self.newest

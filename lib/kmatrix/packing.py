@@ -1,0 +1,162 @@
+"""Which runs start now on one box, on which of its units, and when each will have ended: pure arithmetic.
+
+A unit is a GPU, or a core where runs train on the CPU. A run takes all of its units at once and keeps them to its end.
+The longest expected run goes first. Where it does not fit yet, others go ahead of it if that does not delay it
+(EASY backfilling: Lifka, "The ANL/IBM SP scheduling system", 1995, with the longest first instead of the oldest).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A run to come, or one that runs. width: units.  seconds: expected until its end, None where that is not known."""
+
+    name: str
+    width: int
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """jobs: at a time, 0 for as many as fit; one at a time go in the order in which they stand.
+
+    exclusive: runs start together that fill the box as far as any do, and the next when all of them have ended.
+    """
+
+    jobs: int = 0
+    exclusive: bool = False
+
+    @classmethod
+    def of(cls, symbols: Mapping[str, Any]) -> Limits:
+        """Read them from a matrix's symbols; one that was made before there were any has one run at a time."""
+        return cls(jobs=int(symbols.get("PARALLEL_JOBS", 1)), exclusive=symbols.get("EXCLUSIVE") == "y")
+
+    def on(self, *, gpus: bool) -> Limits:
+        """Return the limits for runs on GPUs or on the CPU, where as many as fit are one."""
+        return self if gpus or self.jobs else Limits(jobs=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Promise:
+    """When the head of the queue can start at the latest, and what it leaves to others from then on."""
+
+    seconds: float
+    units: int
+    jobs: float
+
+
+def startable(queue: Sequence[Job], running: Sequence[Job], units: int, limits: Limits) -> list[str]:
+    """Return the names of the jobs that start now, in the order in which they are given their units.
+
+    units: of the whole box; a job that is wider than it would never start, and raises ValueError.
+    """
+    if wide := [job.name for job in queue if job.width > units]:
+        raise ValueError(f"{wide[0]} is wider than the box of {units} units")
+    order = list(queue) if limits.jobs == 1 else sorted(queue, key=_first)
+    if limits.exclusive:
+        return _together(order, units, limits.jobs) if order and not running else []
+    free = units - sum(job.width for job in running)
+    seats = (limits.jobs or math.inf) - len(running)
+    begun: list[Job] = []
+    while order and seats >= 1 and order[0].width <= free:
+        job = order.pop(0)
+        begun.append(job)
+        free, seats = free - job.width, seats - 1
+    if order and seats >= 1:
+        promise = _promise(order[0], [*running, *begun], free, seats)
+        begun += _backfill(order[1:], free, seats, promise)
+    return [job.name for job in begun]
+
+
+def ends(
+    queue: Sequence[Job], running: Sequence[Job], units: int, limits: Limits
+) -> Mapping[str, tuple[float, float]] | None:
+    """Return name -> seconds from now until its start and its end; None where a job's time is not known."""
+    if any(job.seconds is None for job in (*queue, *running)):
+        return None
+    now, waiting = 0.0, list(queue)
+    active = {job.name: (job, float(job.seconds or 0.0)) for job in running}
+    known = {name: (0.0, end) for name, (_, end) in active.items()}
+    while waiting or active:
+        left = [Job(name=job.name, width=job.width, seconds=end - now) for job, end in active.values()]
+        names = set(startable(waiting, left, units, limits))
+        for job in (job for job in waiting if job.name in names):
+            known[job.name] = (now, now + float(job.seconds or 0.0))
+            active[job.name] = (job, known[job.name][1])
+        waiting = [job for job in waiting if job.name not in names]
+        now = min(end for _, end in active.values())
+        active = {name: (job, end) for name, (job, end) in active.items() if end > now}
+    return known
+
+
+def place(width: int, free: Sequence[str], box: Sequence[str]) -> tuple[str, ...]:
+    """Return which free units a job gets: a block of neighbours, where it breaks up the least.
+
+    box: all units in the driver's order. Blocks start at multiples of their width, as pairs of bridged GPUs and the
+    halves of a board do. Without such a block the first free units are taken.
+    """
+    there = set(free)
+    blocks: list[Sequence[str]] = [box[start : start + width] for start in range(0, len(box) - width + 1, width)]
+    whole = [block for block in blocks if there.issuperset(block)]
+    if whole:
+        return tuple(sorted(whole, key=lambda block: _free_around(block, there, box))[0])
+    return tuple([unit for unit in box if unit in there][:width])
+
+
+def _first(job: Job) -> tuple[float, int]:
+    """The order of the queue: what is expected to take longest, the unknown before it; then the widest."""
+    return (-math.inf if job.seconds is None else -job.seconds, -job.width)
+
+
+def _promise(head: Job, running: Sequence[Job], free: int, seats: float) -> _Promise:
+    for job in sorted(running, key=_ends):
+        free, seats = free + job.width, seats + 1
+        if head.width <= free:
+            return _Promise(_ends(job), free - head.width, seats - 1)
+    return _Promise(math.inf, 0, 0)  # the box is empty by then, and the head would have started
+
+
+def _ends(job: Job) -> float:
+    return math.inf if job.seconds is None else max(0.0, job.seconds)
+
+
+def _backfill(queue: Sequence[Job], free: int, seats: float, promise: _Promise) -> list[Job]:
+    """Return the jobs that end before the head starts, or that it does not miss."""
+    begun = []
+    units, jobs = promise.units, promise.jobs
+    for job in queue:
+        if job.width > free or seats < 1:
+            continue
+        over = job.seconds is not None and job.seconds <= promise.seconds < math.inf
+        if not over and (job.width > units or jobs < 1):
+            continue
+        begun.append(job)
+        free, seats = free - job.width, seats - 1
+        if not over:
+            units, jobs = units - job.width, jobs - 1
+    return begun
+
+
+def _together(order: Sequence[Job], units: int, most: int) -> list[str]:
+    """Return the first job and those that fill the box with it as far as any do; of equal sets the first in order."""
+    head, *others = order
+    reached: dict[tuple[int, int], tuple[str, ...]] = {(head.width, 1): (head.name,)}
+    for job in others:
+        for (width, count), names in list(reached.items()):
+            more = (width + job.width, count + 1)
+            if more[0] <= units and (not most or more[1] <= most) and more not in reached:
+                reached[more] = (*names, job.name)
+    return list(reached[max(reached, key=lambda key: key[0])])
+
+
+def _free_around(block: Sequence[str], free: set[str], box: Sequence[str]) -> int:
+    """The free units in the block of twice the size that this one lies in."""
+    size = 2 * len(block)
+    start = box.index(block[0]) // size * size
+    return sum(unit in free for unit in box[start : start + size])

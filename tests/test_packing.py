@@ -1,0 +1,169 @@
+"""Runs packed on one box: what starts when, on which units; the bound that listed matrices keep."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kmatrix.packing import Job, Limits, ends, place, startable
+
+BOX = 4
+WIDTHS = st.sampled_from([1, 2, 3, 4])
+SECONDS = st.integers(1, 1000).map(float)
+
+
+def jobs(widths_and_seconds):
+    return [Job(name=f"j{i}", width=w, seconds=s) for i, (w, s) in enumerate(widths_and_seconds)]
+
+
+QUEUES = st.lists(st.tuples(WIDTHS, SECONDS), min_size=1, max_size=14).map(jobs)
+LIMITS = st.builds(Limits, jobs=st.integers(0, 5), exclusive=st.booleans())
+
+
+def started(queue, limits=None, running=(), units=BOX):
+    return startable(queue, running, units, limits or Limits())
+
+
+@pytest.fixture(scope="module")
+def bench():
+    path = Path(__file__).resolve().parents[1] / "bench" / "schedule.py"
+    spec = importlib.util.spec_from_file_location("bench_schedule", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# Who goes
+
+
+def test_the_longest_goes_first():
+    assert started(jobs([(2, 10), (2, 30), (2, 20)])) == ["j1", "j2"]
+
+
+def test_a_job_that_ends_in_time_goes_ahead_of_one_that_does_not_fit_yet():
+    running = [Job(name="r", width=3, seconds=50)]
+    assert started(jobs([(4, 100), (1, 50), (1, 51)]), running=running) == ["j1"]
+
+
+def test_a_job_that_the_head_does_not_miss_goes_ahead_however_long():
+    running = [Job(name="r", width=2, seconds=50)]
+    assert started(jobs([(3, 100), (1, 90)]), running=running) == ["j1"]
+
+
+def test_nothing_goes_ahead_where_it_is_not_known_when_the_head_could_start():
+    running = [Job(name="r", width=2)]
+    assert started(jobs([(4, 100), (1, 1)]), running=running) == []
+
+
+def test_unknown_times_let_the_widest_go_first():
+    queue = [Job(name="a", width=1), Job(name="b", width=4), Job(name="c", width=2)]
+    assert started(queue) == ["b"]
+
+
+def test_one_at_a_time_keeps_the_order_of_the_matrix():
+    assert started(jobs([(1, 10), (4, 99)]), Limits(jobs=1)) == ["j0"]
+
+
+def test_exclusive_jobs_fill_the_box_together_and_wait_for_each_other():
+    queue = jobs([(1, 40), (2, 30), (2, 29), (1, 20)])
+    assert started(queue, Limits(exclusive=True)) == ["j0", "j1", "j3"]
+    assert started(queue, Limits(exclusive=True), running=[Job(name="r", width=1, seconds=1)]) == []
+
+
+def test_exclusive_jobs_that_cannot_fill_the_box_fill_what_they_can():
+    assert started(jobs([(3, 40), (2, 30)]), Limits(exclusive=True)) == ["j0"]
+
+
+def test_a_job_that_is_wider_than_the_box_is_refused():
+    with pytest.raises(ValueError, match="wider than the box"):
+        started(jobs([(5, 1)]))
+
+
+@given(QUEUES, LIMITS)
+def test_no_unit_is_used_twice_and_caps_hold_at_every_moment(queue, limits):
+    spans = ends(queue, [], BOX, limits)
+    for moment, _ in spans.values():
+        there = [job for job in queue if spans[job.name][0] <= moment < spans[job.name][1]]
+        assert sum(job.width for job in there) <= BOX
+        assert not limits.jobs or len(there) <= limits.jobs
+
+
+@given(QUEUES, LIMITS)
+def test_every_job_runs_once_and_for_as_long_as_it_takes(queue, limits):
+    spans = ends(queue, [], BOX, limits)
+    assert {name: end - begin for name, (begin, end) in spans.items()} == pytest.approx(
+        {job.name: job.seconds for job in queue}
+    )
+
+
+@given(QUEUES, st.integers(0, 5))
+def test_what_goes_ahead_never_delays_the_head_of_the_queue(queue, most):
+    limits = Limits(jobs=most)
+    order = queue if most == 1 else sorted(queue, key=lambda job: (-job.seconds, -job.width))
+    now = startable(queue, [], BOX, limits)
+    head = next((job for job in order if job.name not in now), None)
+    if head is None:
+        return
+    first = [job for job in order[: order.index(head)] if job.name in now]
+    alone = ends([head], first, BOX, limits)[head.name][0]  # as if nobody went ahead of it
+    assert ends(queue, [], BOX, limits)[head.name][0] <= alone
+
+
+@given(QUEUES)
+def test_no_schedule_beats_the_bound_and_packing_is_at_most_one_at_a_time(queue):
+    last = max(end for _, end in ends(queue, [], BOX, Limits()).values())
+    work = sum(job.width * job.seconds for job in queue) / BOX
+    assert max(work, *(job.seconds for job in queue)) <= last + 1e-6
+    assert last <= sum(job.seconds for job in queue) + 1e-6
+
+
+def test_an_unknown_time_makes_the_end_unknown():
+    assert ends([Job(name="a", width=1)], [], 4, Limits()) is None
+
+
+def test_an_overdue_job_is_expected_to_end_at_any_moment():
+    running = [Job(name="r", width=4, seconds=0.0)]
+    assert ends(jobs([(4, 10)]), running, 4, Limits())["j0"] == (0.0, 10.0)
+
+
+# Where it goes
+
+
+@given(st.integers(1, 4), st.sets(st.sampled_from("abcdefgh")))
+def test_units_are_free_ones_and_as_many_as_asked_for(width, free):
+    if len(free) < width:
+        return
+    found = place(width, sorted(free), "abcdefgh")
+    assert len(set(found)) == width
+    assert free.issuperset(found)
+
+
+@pytest.mark.parametrize(
+    ("width", "free", "units"),
+    [(2, "abcd", "ab"), (2, "bcd", "cd"), (1, "acd", "a"), (2, "bc", "bc"), (4, "abcdefgh", "abcd"), (1, "bcdh", "b")],
+)
+def test_neighbours_are_taken_where_it_breaks_up_the_least(width, free, units):
+    box = "abcdefgh" if "h" in free else "abcd"
+    assert "".join(place(width, free, box)) == units
+
+
+# The promise
+
+
+def test_the_listed_matrices_end_within_a_tenth_of_the_bound(bench):
+    over = {
+        name: bench.makespan(runs, units, Limits()) / bench.bound(runs, units)
+        for name, (units, runs) in bench.CASES.items()
+    }
+    assert {name for name, share in over.items() if share > bench.WITHIN} == set()
+
+
+def test_small_matrices_are_never_slower_than_in_groups_or_one_at_a_time(bench):
+    for units, runs in [*bench.CASES.values(), *bench.OTHERS.values()]:
+        packed = bench.makespan(runs, units, Limits())
+        assert packed <= bench.makespan(runs, units, Limits(exclusive=True)) + 1e-6
+        assert packed <= sum(run.seconds for run in runs) + 1e-6
