@@ -74,7 +74,7 @@ defconfig-%: $(CORE)
 	$(KMATRIX)
 
 ##@ Running (NAME=value overrides .config this time only; NAME=a,b makes an axis; GPUS=0,2 bounds the GPUs)
-.PHONY: prepare-data test-matrix-dry-run test-matrix test_matrix train continue test-rerun status logs stop reproduce \
+.PHONY: prepare-data test-matrix-dry-run test-matrix test_matrix train continue test-rerun status estimate logs stop reproduce \
 	gputop
 prepare-data: $(CORE) $(TRAIN) ## fetch or make the data of the matrix beforehand (runs do it by themselves)
 	$(KMATRIX)
@@ -91,6 +91,8 @@ continue: $(CORE) $(TRAIN) ## go on with a matrix (TARGET=, RUN=<pattern>, RETRY
 test-rerun: $(CORE) $(TRAIN) ## run runs of TARGET= anew (RUN=<pattern>, OPTIMIZER=); the old results are kept aside
 	$(KMATRIX)
 status: $(CORE) ## how each run stands, live on a terminal (TARGET=, JSON=1)
+	$(KMATRIX)
+estimate: $(CORE) ## when each run and the matrix end, memory of each GPU, cost (TARGET=, JSON=1)
 	$(KMATRIX)
 logs: $(CORE) ## follow what the running run prints (RUN=<pattern>)
 	$(KMATRIX)

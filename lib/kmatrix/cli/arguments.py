@@ -106,6 +106,11 @@ COMMANDS = {
         "how each run of a matrix stands; JSON=1 for programs",
         frozenset({"JSON", "RESULTS_DIR", "TARGET"}),
     ),
+    "estimate": Command(
+        "kmatrix.cli.estimate:estimate",
+        "when each run of a matrix will have ended, and what it costs; JSON=1 for programs",
+        frozenset({"JSON", "RESULTS_DIR", "TARGET"}),
+    ),
     "logs": Command("kmatrix.cli.logs:logs", "follow what a run prints", frozenset({"RESULTS_DIR", "RUN", "TARGET"})),
     "stop": Command(
         "kmatrix.cli.stop:stop", "end a running matrix; its runs save first", frozenset({"RESULTS_DIR", "TARGET"})

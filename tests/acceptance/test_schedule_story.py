@@ -1,0 +1,81 @@
+"""Runs that share the box, and when they end, as a user meets them through make, with the real trainer on the CPU."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(1200)]
+
+TINY = (
+    *("DEVICE=cpu", "MODEL=custom", "N_LAYER=2", "N_HEAD=2", "N_EMBD=32", "BLOCK_SIZE=32", "BATCH_SIZE=4"),
+    *("EVAL_SAMPLES=8", "EVAL_INTERVAL=100", "LOG_INTERVAL=1", "CPU_THREADS=1", "GPU_HOUR_PRICE=1.0", "REUSE=n"),
+)
+
+
+def load(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def newest(folder: Path) -> Path:
+    return max(folder.glob("test_matrix_results_*"))
+
+
+def spans(matrix: Path) -> list[tuple[float, float]]:
+    found = [load(path) for path in matrix.glob("*/status.json")]
+    return sorted((one["started"], one["ended"]) for one in found)
+
+
+def losses(matrix: Path) -> dict[str, float]:
+    return {path.parent.name: load(path)["final_val_loss"] for path in matrix.glob("*/result.json")}
+
+
+def test_runs_that_share_the_cores_end_with_the_same_numbers_as_alone(clone, tmp_path):
+    words = (*TINY, "MAX_ITERS=20", "SEED=1,2")
+    alone = clone.make("test-matrix", *words, f"RESULTS_DIR={tmp_path / 'alone'}")
+    assert alone.returncode == 0, alone.stdout + alone.stderr
+    (first, second) = spans(newest(tmp_path / "alone"))
+    assert first[1] <= second[0]  # nothing is beside anything unless it was asked for
+
+    packed = clone.make("test-matrix", *words, "PARALLEL_JOBS=2", "EXCLUSIVE=n", f"RESULTS_DIR={tmp_path / 'packed'}")
+    assert packed.returncode == 0, packed.stdout + packed.stderr
+    (first, second) = spans(newest(tmp_path / "packed"))
+    assert second[0] < first[1]
+    assert losses(newest(tmp_path / "packed")) == losses(newest(tmp_path / "alone"))
+
+
+def test_the_estimate_of_a_running_matrix_comes_true(clone, tmp_path):
+    words = (*TINY, "MAX_ITERS=600", "SEED=1,2", "PARALLEL_JOBS=1", f"RESULTS_DIR={tmp_path}")
+    done = clone.make("test-matrix", *words, "DETACH=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    matrix = newest(tmp_path)
+    deadline, value = time.monotonic() + 600, {}
+    while time.monotonic() < deadline and not (value.get("runs") and (value["runs"][0]["step"] or 0) >= 300):
+        value = json.loads(clone.kmatrix("estimate", f"TARGET={matrix}", "JSON=1").stdout)
+    running, planned = value["runs"]
+    assert (running["left_from"], planned["left_from"]) == ("its own steps", "runs like it here")
+    assert planned["starts_s"] == pytest.approx(running["ends_s"])
+    text = clone.make("estimate", f"TARGET={matrix}").stdout
+    assert "end: 20" in text
+    assert "cost: $" in text
+    while time.monotonic() < deadline and load(matrix / "status.json")["status"] == "running":
+        time.sleep(0.2)
+    whole = load(matrix / "status.json")
+    assert whole["status"] == "finished"
+    predicted, true = value["ends"] - whole["started"], whole["ended"] - whole["started"]
+    assert predicted == pytest.approx(
+        true, rel=0.5
+    )  # the machine is shared; the exact promise is tests/test_estimate.py
+    assert "nothing is left to run" in clone.make("estimate", f"TARGET={matrix}").stdout
+
+
+@pytest.mark.parametrize(("word", "told"), [("PARALLEL_JOBS=-1", "PARALLEL_JOBS"), ("EXCLUSIVE=maybe", "EXCLUSIVE")])
+def test_a_wrong_word_is_refused_before_anything_starts(clone, tmp_path, word, told):
+    done = clone.kmatrix("test-matrix", *TINY, word, f"RESULTS_DIR={tmp_path}")
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
