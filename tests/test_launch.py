@@ -98,20 +98,20 @@ def test_runs_of_before_count_and_what_a_dead_runner_left_running_is_stopped(mat
 
 
 @pytest.mark.parametrize(
-    ("behave", "reason"),
+    ("behave", "kind", "reason"),
     [
-        ("fail", "ended with exit code 1: ModuleNotFoundError: No module named 'flash_attn'"),
-        ("nan", "loss is nan at step 2"),
-        ("rank_error", "rank 1: shard 3 is cut short"),
-        ("killed", "killed by signal 9 (out of memory killer?)"),
-        ("silent", "ended with exit code 0 and no result.json"),
-        ("smaller", "did not run what was asked: batch_size was 12, ran 6"),
+        ("fail", "died", "ended with exit code 1: ModuleNotFoundError: No module named 'flash_attn'"),
+        ("nan", "nan", "loss is nan at step 2"),
+        ("rank_error", "data", "rank 1: shard 3 is cut short"),
+        ("killed", "killed", "killed by signal 9 (out of memory killer?)"),
+        ("silent", "died", "ended with exit code 0 and no result.json"),
+        ("smaller", "mismatch", "did not run what was asked: batch_size was 12, ran 6"),
     ],
 )
-def test_a_run_that_fails_says_why(matrix, plan, behave, reason):
+def test_a_run_that_fails_says_why(matrix, plan, behave, kind, reason):
     one = plan("a", behave)
     assert drive(matrix, [one], engine(), poll_s=0.02).exit_code == 1
-    assert (status_of(one)["status"], status_of(one)["reason"]) == ("failed", reason)
+    assert [status_of(one)[name] for name in ("status", "kind", "reason")] == ["failed", kind, reason]
 
 
 def test_what_the_trainer_declares_as_adjusted_is_no_failure(matrix, plan):
@@ -512,6 +512,7 @@ def test_with_torchrun_two_ranks_finish_and_a_failure_is_explained_through_it(ma
     outcome = drive(matrix, plans, engine(real=True))
     assert outcome.counts == {"finished": 1, "failed": 2}
     assert status_of(plans[1])["reason"] == "rank 0 killed by signal 9 (out of memory killer?)"
+    assert status_of(plans[1])["kind"] == "killed"
     assert "No module named 'flash_attn'" in status_of(plans[2])["reason"]
 
 

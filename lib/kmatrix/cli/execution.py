@@ -20,7 +20,7 @@ from kmatrix.launch.monitor import Monitor
 from kmatrix.launch.provenance import cores
 from kmatrix.launch.reopen import Going
 from kmatrix.packing import Limits
-from kmatrix.records import MatrixDir, read_json
+from kmatrix.records import MatrixDir, Status, read_json
 
 START_S = 60.0  # a detached runner has its matrix within this time, or it has ended
 TAIL_LINES = 20
@@ -90,6 +90,11 @@ def execute(matrix: MatrixDir, going: Going, recorder: Monitor | None, gpus: Seq
         report(matrix, draw=values.get("AUTO_GENERATE_GRAPHS") == "y")
         if outcome.exit_code == EXIT_STOPPED:
             print(f"\nGo on: make continue TARGET={shown(matrix.path)}")
+        elif outcome.counts.get(Status.FAILED):
+            print(
+                f"\nGo on with what was killed: make continue TARGET={shown(matrix.path)}\n"
+                "With what failed by itself, too: add RETRY_FAILED=1"
+            )
     return outcome.exit_code
 
 

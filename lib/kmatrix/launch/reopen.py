@@ -42,7 +42,8 @@ def reopen(
     """Return what is to be done so that the runs come to their end.
 
     gpus: those that may be used.  names: the runs that are meant, all unless given.
-    resume: what an attempt behind the first begins from.  retry_failed: failed runs get another attempt, too.
+    resume: what an attempt behind the first begins from.  retry_failed: failed runs get another attempt, too;
+    those that were killed get one anyway.
     """
     plans, skipped, stays = [], {}, {}
     here, earlier = measured_here(matrix), measured_before(matrix)
@@ -117,6 +118,7 @@ def _attempt(state: RunState, train: Mapping[str, Any], resume: str, *, retry_fa
         policy=str(train.get("oom_policy") or HALVE),
         resume=resume,
         retry_failed=retry_failed,
+        retry_killed=True,
     )
 
 

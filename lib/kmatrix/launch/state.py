@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from kmatrix.records import LOST, Status
 
 OOM, TIMEOUT, MISMATCH, NOT_STARTED, DIED, LOST_KIND = "oom", "timeout", "mismatch", "not started", "died", "lost"
+KILLED = "killed"  # by a signal from outside: the kernel's out of memory killer, a person, another program
 HALVE = "halve"  # the policy for memory: again, with a smaller micro-batch and the same global batch
 OPEN = (Status.STOPPED, Status.PLANNED, Status.RUNNING)  # there is work left
 UNSUCCESSFUL = (Status.FAILED, Status.SKIPPED)
@@ -156,12 +157,19 @@ def why_illegal(state: RunState) -> str:
 
 
 def next_attempt(
-    state: RunState, *, batch_size: int, policy: str = HALVE, resume: str = "auto", retry_failed: bool = False
+    state: RunState,
+    *,
+    batch_size: int,
+    policy: str = HALVE,
+    resume: str = "auto",
+    retry_failed: bool = False,
+    retry_killed: bool = False,
 ) -> Attempt | None:
     """Return the attempt that goes on with a run, or None where there is none to make.
 
     batch_size: the micro-batch of run.json.  policy: what a lack of memory leads to.  resume: from where, where an
-    attempt was made before.  A failed run has a next attempt where the policy gives one, or where it is asked for.
+    attempt was made before.  A failed run has a next attempt where the policy gives one, or where it is asked for:
+    for every one (retry_failed), or for one that did not fail by itself but was killed (retry_killed).
     """
     if state.status in (Status.FINISHED, Status.RUNNING):
         return None
@@ -171,7 +179,7 @@ def next_attempt(
     micro_batch = last.micro_batch
     if state.status is Status.FAILED:
         smaller = after_out_of_memory(last, batch_size) if policy == HALVE else None
-        if smaller is None and not retry_failed:
+        if smaller is None and not retry_failed and not (retry_killed and last.kind == KILLED):
             return None
         micro_batch = smaller or micro_batch
     return Attempt(number=state.number + 1, resume=resume, micro_batch=micro_batch)

@@ -10,7 +10,7 @@ from typing import Any
 
 from kmatrix.errors import RecordError
 from kmatrix.launch.engine import JobState, RunPlan
-from kmatrix.launch.state import DIED, MISMATCH, NOT_STARTED
+from kmatrix.launch.state import DIED, KILLED, MISMATCH, NOT_STARTED
 from kmatrix.records import RunDir, Status, read_json
 
 TAIL_LINES = 20
@@ -24,6 +24,7 @@ HINTS = {
     signal.SIGSEGV: "segmentation fault",
     signal.SIGABRT: "abort",
 }
+OUTSIDE = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM})  # nothing a trainer does to itself
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 EXCEPTION = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)$")
 WORKER_FAILED = re.compile(r"E\d{4} .*torch/distributed/elastic/.* failed \(exitcode: ")  # begins torchrun's report
@@ -61,6 +62,8 @@ def judge(plan: RunPlan, state: JobState) -> Verdict:
         reason = str(result.get("reason") or result.get("kind") or "failed without a reason")
     else:
         kind, reason = (DIED, doubt) if doubt else _without_result(plan, state)
+    if kind in ("error", DIED) and (killed := _killed(plan, state)):  # the other ranks then say that they lost a peer
+        kind, reason = KILLED, killed
     return _failed(plan, state, kind, reason, result)
 
 
@@ -171,15 +174,28 @@ def _rank_error(plan: RunPlan, state: JobState) -> tuple[str, str]:
     return min(errors)[1:] if errors else ("", "")
 
 
+def _killed(plan: RunPlan, state: JobState) -> str:
+    """Say which process a signal from outside ended, "" for none."""
+    who, code = _first_to_end(plan, state)
+    number = -code if code < 0 else code - 128
+    return who + exit_in_words(code) if number in OUTSIDE else ""
+
+
+def _first_to_end(plan: RunPlan, state: JobState) -> tuple[str, int]:
+    """Return "rank r " and its exit code from torchrun's last words, else "" and that of the whole."""
+    if causes := ROOT_CAUSE.findall(log_end(plan, state)):
+        rank, code = causes[-1]
+        return f"rank {rank} ", int(code)
+    return "", state.exit_code or 0
+
+
 def _why_no_result(plan: RunPlan, state: JobState) -> str:
     """Explain from exit codes and the log. torchrun ends with 1 whatever the worker did, but logs the truth."""
     end = log_end(plan, state)
-    words = exit_in_words(state.exit_code)
-    if causes := ROOT_CAUSE.findall(end):
-        rank, code = causes[-1]
-        words = f"rank {rank} {exit_in_words(int(code))}"
-        if int(code) < 0:
-            return words
+    who, code = _first_to_end(plan, state)
+    words = who + exit_in_words(code if who else state.exit_code)
+    if who and code < 0:
+        return words
     exceptions = [found[1] for line in end.split("\n") if (found := EXCEPTION.match(line.strip()))]
     exceptions = [text for text in exceptions if "ChildFailedError" not in text]
     return f"{words}: {exceptions[-1][:TAIL_CHARS]}" if exceptions else words

@@ -34,7 +34,9 @@ def read_phases(run_dir: RunDir) -> tuple[Phase, ...]:
         begin, end = max(begin, first), min(end, last)
         joules = joules_between(recording, begin, end)
         found.append(Phase(name=str(line["phase"]), begin=begin - first, end=end - first, joules=joules))
-    ended = finite(readable(run_dir.result), "ended")
+    result = readable(run_dir.result)
+    attempts = [line.get("attempt") for line in lines]
+    ended = finite(result, "ended") if not attempts or result.get("attempt") == attempts[-1] else None
     if found and ended is not None and first < ended < last:
         joules = joules_between(recording, ended, last)
         found.append(Phase(name=ENDING, begin=ended - first, end=last - first, joules=joules))
