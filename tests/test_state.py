@@ -327,12 +327,12 @@ def test_a_status_of_a_newer_kmatrix_is_refused(run):
 
 
 def test_every_field_of_an_attempt_stands_in_the_file(run):
-    state = after(RunState(), Started(Attempt(number=1, resume="best", micro_batch=2, started=1.5)))
+    state = after(RunState(), Started(Attempt(number=1, resume="best", micro_batch=2, started=1.5, gpus=("GPU-1",))))
     write_state(run, after(state, Ended(status=Status.FAILED, kind=OOM, reason="full", at=2.5, exit_code=1)))
     (entry,) = read_json(run.status)["attempts"]
     names = {field.name for field in dataclasses.fields(Attempt)} - {"number"} | {"attempt"}
     assert entry == {
         **{"attempt": 1, "status": "failed", "kind": "oom", "reason": "full", "resume": "best", "micro_batch": 2},
-        **{"started": 1.5, "ended": 2.5, "exit_code": 1},
+        **{"started": 1.5, "ended": 2.5, "exit_code": 1, "gpus": ["GPU-1"]},
     }
     assert set(entry) == names
