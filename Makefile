@@ -45,6 +45,7 @@ bench: $(CORE) $(TRAIN) ## how long things take here (bench/*.py, without a peer
 	$(QUIET_MAKE) bench/config.py
 	$(QUIET_MAKE) bench/matrix.py
 	$(QUIET_MAKE) bench/launch.py
+	$(QUIET_MAKE) bench/schedule.py
 	$(QUIET_MAKE) bench/recorder.py
 	$(QUIET_MAKE) bench/reports.py 1000 10000
 	$(QUIET_MAKE) bench/loader.py

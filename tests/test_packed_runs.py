@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
+import subprocess
 
 import pytest
-from launching import engine, until
+from launching import PYTHON, ROOT, engine, processes_of, until
+from skips import need
 
+from kmatrix.gpu import simulate
 from kmatrix.launch.drive import drive
 from kmatrix.launch.engine import Phase
+from kmatrix.launch.monitor import Monitor
 from kmatrix.packing import Limits
-from kmatrix.records import read_json, read_jsonl
+from kmatrix.records import Status, read_json, read_jsonl, write_json
+from kmatrix.report.sharing import Shared, shared, sharing_lines
+from kmatrix.report.values import RunNumbers
 
 BOX = ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
 
@@ -46,6 +53,37 @@ def test_the_journal_tells_which_gpus_a_run_was_given(matrix, plan):
     drive(matrix, [plan("a", cuda=True)], engine(gpus=BOX[2:]), poll_s=0.02)
     (line,) = [line for line in read_jsonl(matrix.journal) if line["event"] == "run started"]
     assert line["gpus"] == ["GPU-2"]
+
+
+UUIDS = "from kmatrix.gpu.nvml import detect; print(*(gpu.uuid for gpu in detect().gpus))"
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    """The environment in which NVML has four simulated GPUs, and their UUIDs."""
+    need("gcc")
+    library = simulate.build(tmp_path_factory.mktemp("simulate"))
+    seen = simulate.environment(library, simulate.SCENARIOS / "calm.scn", 4)
+    answer = subprocess.check_output([PYTHON, "-c", UUIDS], env={**os.environ, **seen}, cwd=ROOT / "lib", text=True)
+    return seen, tuple(answer.split())
+
+
+def test_on_four_simulated_gpus_every_recorder_sees_the_gpus_of_its_own_run_only(matrix, plan, driver):
+    environment, uuids = driver
+    plans = []
+    for name, width in {"a": 4, "b": 2, "c": 1, "d": 1}.items():
+        plans.append(plan(name, ranks=width, cuda=True, expected_s=float(width)))
+        run = read_json(plans[-1].dir.run_json)
+        write_json(plans[-1].dir.run_json, run | {"train": run["train"] | {"max_iters": 80}})
+    recorder = Monitor(python=PYTHON, root=ROOT, hz=20, environment=environment)
+    box = engine(gpus=uuids, limits=Limits(), monitor=recorder)
+    assert drive(matrix, plans, box, poll_s=0.02).counts == {"finished": 4}
+    for one in plans:
+        (attempt,) = read_json(one.dir.status)["attempts"]
+        recorded = read_json(one.dir.gpu_summary)["gpus"]
+        assert [gpu["uuid"] for gpu in recorded] == attempt["gpus"]
+        assert len(recorded) == one.ranks
+    assert processes_of(matrix) == []
 
 
 def running(box):
@@ -123,3 +161,34 @@ def test_a_run_that_is_tried_again_may_get_other_gpus(matrix, plan):
     drive(matrix, [plan("b", "hang", cuda=True, timeout_s=1.0), one], engine(gpus=BOX, limits=Limits()), poll_s=0.02)
     attempts = read_json(one.dir.status)["attempts"]
     assert [(len(set(attempt["gpus"])), attempt["status"]) for attempt in attempts] == [(2, "failed"), (2, "finished")]
+
+
+# What the report says of it
+
+
+def trained(name, *spans):
+    attempts = tuple({"attempt": i, "started": begin, "ended": end} for i, (begin, end) in enumerate(spans, 1))
+    about = {"run_id": name, "axes": {}, "reason": "", "optimizer": "adamw", "model": "tiny", "device": "gpu"}
+    return RunNumbers(name=name, status=Status.FINISHED, attempts=attempts, **about)
+
+
+def test_a_run_that_trained_beside_others_is_named_with_the_share_of_its_time():
+    runs = [
+        trained("a", (0.0, 100.0)),
+        trained("b", (0.0, 30.0)),
+        trained("c", (20.0, 50.0)),
+        trained("d", (100.0, 150.0)),
+    ]
+    assert shared(runs)[0] == Shared("a", ("b", "c"), 0.5)
+    assert [one.run for one in shared(runs)] == ["a", "b", "c"]
+    assert sharing_lines(runs)[0] == "a  50% of its time beside b, c"
+
+
+def test_runs_that_follow_each_other_share_nothing_whatever_attempts_they_had():
+    runs = [trained("a", (0.0, 10.0), (30.0, 40.0)), trained("b", (10.0, 30.0)), trained("c", (None, None))]
+    assert sharing_lines(runs) == []
+
+
+def test_many_neighbours_are_counted_and_not_all_named():
+    runs = [trained(name, (0.0, 10.0)) for name in "abcdef"]
+    assert sharing_lines(runs)[0] == "a  100% of its time beside b, c, d and 2 more"

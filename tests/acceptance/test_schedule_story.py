@@ -11,9 +11,15 @@ import pytest
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1200)]
 
 TINY = (
-    *("DEVICE=cpu", "MODEL=custom", "N_LAYER=2", "N_HEAD=2", "N_EMBD=32", "BLOCK_SIZE=32", "BATCH_SIZE=4"),
+    *("OPTIMIZER=adamw", "NUM_GPUS=1", "GLOBAL_BATCH=4", "DEVICE=cpu"),
+    *("MODEL=custom", "N_LAYER=2", "N_HEAD=2", "N_EMBD=32", "BLOCK_SIZE=32", "BATCH_SIZE=4"),
     *("EVAL_SAMPLES=8", "EVAL_INTERVAL=100", "LOG_INTERVAL=1", "CPU_THREADS=1", "GPU_HOUR_PRICE=1.0", "REUSE=n"),
 )
+
+
+@pytest.fixture(autouse=True)
+def configured(clone):
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
 
 
 def load(path: Path) -> dict:
@@ -45,6 +51,8 @@ def test_runs_that_share_the_cores_end_with_the_same_numbers_as_alone(clone, tmp
     (first, second) = spans(newest(tmp_path / "packed"))
     assert second[0] < first[1]
     assert losses(newest(tmp_path / "packed")) == losses(newest(tmp_path / "alone"))
+    assert "Sharing the box" in packed.stdout
+    assert "Sharing the box" not in alone.stdout
 
 
 def test_the_estimate_of_a_running_matrix_comes_true(clone, tmp_path):

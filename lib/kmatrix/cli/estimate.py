@@ -56,13 +56,12 @@ def _cells(run: RunView, now: float) -> tuple[str, ...]:
     """Return one run as the cells of its row."""
     open_ = run.status in TO_COME
     steps = UNKNOWN if run.step is None else str(run.step) + (f"/{run.max_iters}" if run.max_iters else "")
-    read = "" if run.epochs is None else f"{run.epochs:.2f}"
-    epochs = UNKNOWN if run.all_epochs is None else "/".join(filter(None, (read, f"{run.all_epochs:.2f}")))
+    read = [_epochs(number) for number in (run.epochs, run.all_epochs) if number is not None]
     return (
         run.name,
         "reused" if run.reused_from else str(run.status),
         steps,
-        epochs,
+        "/".join(read) or UNKNOWN,
         UNKNOWN if not open_ or run.left_s is None else clock(run.left_s),
         UNKNOWN if not open_ or run.ends_s is None else _date(now + run.ends_s),
         str(run.left_from) if open_ and run.left_from else "",
@@ -88,7 +87,7 @@ def _whole(view: MatrixView, now: float) -> Iterator[str]:
         yield "nothing is left to run"
     elif view.left_s is None:
         unknown = [run.name for run in view.runs if run.status in TO_COME and run.left_s is None]
-        yield f"end: not known yet, since nothing was measured for {', '.join(unknown) or 'these GPUs'}"
+        yield f"end: not known yet, since nothing was measured for {', '.join(unknown)}"
     elif view.running:
         yield f"end: {_date(now + view.left_s)}, in {clock(view.left_s)}"
     else:
@@ -99,6 +98,11 @@ def _whole(view: MatrixView, now: float) -> Iterator[str]:
         yield f"cost: ${spent:,.2f} so far, {ahead} in the end"
     if failed := sum(run.status in (Status.FAILED, Status.SKIPPED) for run in view.runs):
         yield f"{failed} failed or skipped: not counted"
+
+
+def _epochs(number: float) -> str:
+    """0.96, and 0.00072 where two digits behind the point would be nothing."""
+    return f"{number:.2f}" if number >= 0.01 or not number else f"{number:.2g}"
 
 
 def _date(at: float) -> str:

@@ -149,13 +149,15 @@ class Overview:
         """Return the runs with the times at which the launcher lets them start and end."""
         first = next(iter(self._records.values()), EMPTY)
         about = first.get("provenance") or EMPTY
-        cores, gpus = int(about.get("cores") or 1), len(about.get("gpus") or ())
+        cores = int(about.get("cores") or 1)
         rest = []
         for view in (view for view in views if view.status in TO_COME):
             cuda, ranks, threads = view.device == "cuda", view.ranks or 1, self._train(view).get("cpu_threads")
             width = ranks if cuda else min(ranks * int(threads or 1), cores)
             live = view.status is Status.RUNNING
             rest.append(Rest(name=view.name, width=width, cuda=cuda, running=live, seconds=view.left_s))
+        there = len(about.get("gpus") or ())  # or more, where it went on elsewhere
+        gpus = max([there, *(one.width for one in rest if one.cuda)])
         known = ends_of(rest, gpus=gpus, cores=cores, limits=Limits.of(first.get("symbols") or EMPTY)) or {}
         spans = {view.name: known.get(view.name, (None, None)) for view in views}
         return [replace(view, starts_s=spans[view.name][0], ends_s=spans[view.name][1]) for view in views]

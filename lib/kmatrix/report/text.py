@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from kmatrix.alerts import Alert, Severity
 from kmatrix.records import Status
 from kmatrix.report.analysis import short
+from kmatrix.report.sharing import sharing_lines
 from kmatrix.report.values import (
     BITS,
     Comparison,
@@ -54,6 +55,8 @@ def render_summary(
     blocks += [section(title, lines) for title, lines in sections]
     if several := [run for run in numbers.runs if len(run.attempts) > 1]:
         blocks.append(section("Attempts", [line for run in several for line in _attempts(run)]))
+    if beside := sharing_lines(numbers.runs):
+        blocks.append(section("Sharing the box", [line for text in beside for line in wrap(text)]))
     if reused := [run for run in numbers.runs if run.reused_from]:
         blocks.append(section("Taken over", [*map(_reused, reused), "REUSE=n trains them again"]))
     if lost := [run for run in numbers.runs if run.status in (Status.FAILED, Status.STOPPED, Status.SKIPPED)]:
