@@ -49,10 +49,12 @@ class ModelShape:
     def flops_per_token(self) -> float:
         """Forward and backward: 6 N + 12 L T d.
 
-        N is the number of parameters without position embeddings.
+        N is the number of parameters that are multiplied: without position embeddings, and without a token
+        embedding that is not the output layer too, since it is only looked up.
         Source: Chowdhery et al., PaLM, appendix B (arXiv:2204.02311).
         """
-        n = self.params - self.block_size * self.n_embd
+        looked_up = self.block_size + (0 if self.weight_tying else self.vocab_size)
+        n = self.params - looked_up * self.n_embd
         return 6.0 * n + 12.0 * self.n_layer * self.block_size * self.n_embd
 
 
