@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,42 @@ def detect() -> Detected:
         gpus=tuple(gpu for gpu in found if isinstance(gpu, Gpu)),
         notes=tuple(note for note in found if isinstance(note, str)),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """version: of the driver, None where it does not say.  cuda: the newest CUDA that it can run, as "12.4".
+
+    free_mib: UUID -> MiB of memory that nobody holds.
+    """
+
+    version: str | None
+    cuda: str | None
+    free_mib: Mapping[str, int]
+
+
+def state(gpus: Sequence[Gpu]) -> State:
+    """Ask the driver for its versions and for the free memory of GPUs; what it does not say is left out."""
+    import pynvml
+
+    free: dict[str, int] = {}
+    version = cuda = None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return State(version=None, cuda=None, free_mib={})
+    try:
+        version = str(pynvml.nvmlSystemGetDriverVersion())
+        number = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())  # 12040 is 12.4
+        cuda = f"{number // 1000}.{number % 1000 // 10}"
+        for gpu in gpus:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+            free[gpu.uuid] = int(pynvml.nvmlDeviceGetMemoryInfo(handle).free) // MIB
+    except pynvml.NVMLError:
+        pass
+    finally:
+        pynvml.nvmlShutdown()
+    return State(version=version, cuda=cuda, free_mib=free)
 
 
 def usable(detected: Detected, *, visible: str | None, asked: str | None) -> tuple[Gpu, ...]:
