@@ -25,11 +25,13 @@ QUIET_MAKE = env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PY)
 .venv/.dev: .venv/.train
 
 ##@ Set-up and checks
-.PHONY: help setup quickstart check check-slow accept bench
+.PHONY: help setup quickstart doctor check check-slow accept bench
 help: ## this list
 	@awk -f scripts/help.awk $(firstword $(MAKEFILE_LIST))
 setup: $(CORE) $(TRAIN) ## make .venv with everything that training needs
 quickstart: $(CORE) $(TRAIN) ## a real comparison of two optimizers on the CPU, in minutes, from nothing
+	$(KMATRIX)
+doctor: $(CORE) ## what this machine has, what is missing, and what to do (JSON=1)
 	$(KMATRIX)
 check: $(CORE) $(TRAIN) $(DEV) ## format, lint, types, import contracts, tests
 	$(QUIET_MAKE) -m ruff format --check .
@@ -75,11 +77,13 @@ defconfig-%: $(CORE)
 	$(KMATRIX)
 
 ##@ Running (NAME=value overrides .config this time only; NAME=a,b makes an axis; GPUS=0,2 bounds the GPUs)
-.PHONY: prepare-data test-matrix-dry-run test-matrix test_matrix train continue test-rerun status estimate logs stop reproduce \
-	gputop
+.PHONY: prepare-data test-matrix-dry-run plan test-matrix test_matrix train continue test-rerun status estimate logs \
+	stop reproduce gputop
 prepare-data: $(CORE) $(TRAIN) ## fetch or make the data of the matrix beforehand (runs do it by themselves)
 	$(KMATRIX)
 test-matrix-dry-run: $(CORE) ## list the runs, and what is cut and why
+	$(KMATRIX)
+plan: $(CORE) ## what each run needs: memory, time, money, disk (GPU=H100, TOKENS_PER_SECOND=, SECONDS_PER_STEP=, HOURS=)
 	$(KMATRIX)
 test-matrix: $(CORE) $(TRAIN) ## run the matrix (test_matrix: the same)
 	$(KMATRIX)

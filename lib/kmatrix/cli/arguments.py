@@ -85,6 +85,15 @@ COMMANDS = {
     "test-matrix-dry-run": Command(
         "kmatrix.cli.run:dry_run", "list the runs and what is cut", frozenset({"GPUS"}), assigns=True
     ),
+    "plan": Command(
+        "kmatrix.cli.plan:plan",
+        "what each run needs: memory, time, energy, money, disk",
+        frozenset({"GPU", "GPUS", "HOURS", "SECONDS_PER_STEP", "TOKENS_PER_SECOND"}),
+        assigns=True,
+    ),
+    "doctor": Command(
+        "kmatrix.cli.doctor:doctor", "what this machine has, and what to mend; JSON=1 for programs", frozenset({"JSON"})
+    ),
     "test-matrix": Command(
         "kmatrix.cli.run:test_matrix", "run the matrix", frozenset({"DETACH", "GPUS", "SIMULATE", "YES"}), assigns=True
     ),

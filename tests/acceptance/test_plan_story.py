@@ -1,0 +1,71 @@
+"""Before it starts: will it fit, how long will it take, can the promise be kept, is this machine fit for it?"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.accept
+
+DEPTH = ("MODEL=depth", "HEAD_DIM=128", "BIAS=n", "WEIGHT_TYING=n", "DTYPE=bf16", "BLOCK_SIZE=2048")
+
+
+def test_the_plan_answers_the_claims(clone):
+    assert clone.make("alldefconfig").returncode == 0
+    two = clone.make(
+        *("plan", "GPU=H100", "NUM_GPUS=2", "DEPTH=16", "TOKENIZER=bpe", "BPE_VOCAB_SIZE=65536", "BATCH_SIZE=8"),
+        *("PARALLEL_BATCH_SIZE=256", "MAX_ITERS=12800", "TOKENS_PER_SECOND=430600", *DEPTH),
+    )
+    assert "335,544,320 parameters" in two.stdout, two.stderr
+    assert "MFU 43.8 %: possible" in two.stdout
+    deep = clone.make(
+        *("plan", "GPU=H100 PCIe", "NUM_GPUS=8", "DEPTH=64", "BATCH_SIZE=4", "MAX_ITERS=35541"),
+        *("SECONDS_PER_STEP=4.9315", "GPU_HOUR_PRICE=4", *DEPTH),
+    )
+    assert "does not fit on H100 PCIe" in deep.stdout, deep.stderr
+    assert "48.7 h" in deep.stdout
+    fast = clone.make(
+        *("plan", "GPU=A100", "NUM_GPUS=8", "MODEL=1558m", "TOKENIZER=gpt2", "BLOCK_SIZE=2048", "BATCH_SIZE=4"),
+        *("DTYPE=bf16", "MAX_TOKENS=100000000000", "TOKENS_PER_SECOND=400000"),
+    )
+    assert "impossible" in fast.stdout, fast.stderr
+    assert not list(clone.root.glob("test_matrix_results_*"))
+
+
+def test_the_doctor_tells_what_this_machine_is(clone):
+    done = clone.make("doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert clone.python in done.stdout
+    assert "PyTorch" in done.stdout
+    value = json.loads(clone.kmatrix("doctor", "JSON=1").stdout)
+    version = next(check["said"] for check in value["checks"] if check["name"] == "Python")
+    assert version.startswith(".".join(map(str, sys.version_info[:3])))
+
+
+def test_the_doctor_works_without_torch(fresh_clone):
+    """Its target makes the core of .venv only."""
+    done = fresh_clone.make("doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "warning  PyTorch" in done.stdout
+    assert "not installed" in done.stdout
+
+
+@pytest.fixture
+def broken_torch(clone):
+    """A torch that cannot be imported, in front of the real one."""
+    folder = clone.root / "torch"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise ImportError('libcudart.so: cannot open')", encoding="utf-8")
+    yield
+    shutil.rmtree(folder)
+
+
+@pytest.mark.usefixtures("broken_torch")
+def test_a_torch_that_cannot_be_used_is_broken_with_its_own_words(clone):
+    done = clone.kmatrix("doctor")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "broken   PyTorch" in done.stdout
+    assert "libcudart.so" in done.stdout
