@@ -166,10 +166,9 @@ def numbers_of(run: Path) -> dict:
 
     steps: dict[int, dict] = {}
     for line in lines_of(run / "metrics.jsonl"):
+        if line.get("resumed"):  # what came behind the checkpoint is trained again
+            steps = {step: known for step, known in steps.items() if step <= line["step"]}
         known = steps.setdefault(line["step"], {})
-        if line["attempt"] > known.get("attempt", 0):
-            known.clear()
-        known["attempt"] = line["attempt"]
         known |= {key: line[key] for key in ("train/loss", "val/loss", "train/lr", "grad/norm") if key in line}
     weights = torch.load(run / "checkpoints" / "final.pt", weights_only=True)["model"]
     whole = hashlib.sha256()
@@ -181,7 +180,7 @@ def numbers_of(run: Path) -> dict:
         "final": result["final_val_loss"],
         "best": result["best_val_loss"],
         "tokens": result["tokens"],
-        "steps": {step: {k: v for k, v in known.items() if k != "attempt"} for step, known in sorted(steps.items())},
+        "steps": dict(sorted(steps.items())),
     }
 
 

@@ -306,14 +306,15 @@ def insert_before(path: Path, mark: str, text: str) -> None:
 
 
 def test_data_that_are_not_there_are_refused_with_the_place_where_they_belong(clone, tmp_path):
-    """A run on FineWeb-Edu without its shards starts nothing, and says which files it looks for."""
+    """A run without its shards, or whose shards cannot be fetched, starts nothing and says what it looked for."""
     assert clone.make("defconfig-gpt2-finewebedu-a10gx4").returncode == 0
     words = ("DEVICE=cpu", "NUM_GPUS=1", "DDP_BACKEND=gloo", f"DATA_DIR={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path}")
-    done = clone.kmatrix("test-matrix", *words)
-    assert done.returncode == 2
-    assert "finewebedu" in done.stderr
-    assert "_train_" in done.stderr
-    assert "Traceback" not in done.stderr
+    unfetched = clone.kmatrix("test-matrix", *words, HF_ENDPOINT="http://127.0.0.1:9")
+    missing = clone.kmatrix("test-matrix", *words, "DATASET=shards", "DATA_PATH=nowhere")
+    for done, said in ((unfetched, "finewebedu10B-gpt2 cannot be fetched"), (missing, "_train_")):
+        assert done.returncode == 2
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
     assert matrices(tmp_path) == []
 
 
