@@ -36,6 +36,7 @@ ORDER = ("", DATA, FORWARD, BACKWARD, UPDATE, NUMBERS)
 SILENT_S = 10.0  # a state this old was left by a process that does not run
 WAIT_S = 3.0  # for the stacks of the other ranks
 TURN_S = 15.0  # after which a rank does what rank 0 did not
+STOPPED = "its process is stopped"
 POKE = signal.SIGUSR2
 
 
@@ -239,7 +240,9 @@ def _whereabouts(run_dir: RunDir, rank: int, state: dict[str, Any], stuck: str) 
         kind=str(state.get("work", SETUP)),
         place=str(state.get("place", "")),
         stuck=stuck,
-        line=innermost(text),
+        line=""
+        if stuck == STOPPED
+        else innermost(text),  # a process that was stopped goes on before it writes its stacks
     )
 
 
@@ -255,7 +258,7 @@ def _why_it_cannot_move(state: dict[str, Any]) -> str:
     if not state:
         return "it left no word"
     if state["host"] == socket.gethostname() and (letter := _process_letter(int(state["pid"]))) in ("T", "Z", ""):
-        return "its process is gone" if letter != "T" else "its process is stopped"
+        return "its process is gone" if letter != "T" else STOPPED
     return "its process does not run" if time.time() - float(state["time"]) > SILENT_S else ""
 
 
