@@ -204,7 +204,10 @@ def printed(command: str) -> str:
     """What a command prints in the present folder: make's targets in this process, the rest by the shell."""
     if command.startswith("make "):
         words = shlex.split(command)[1:]
-        answer = run(*words, *(["O=."] if "O" in find_command(words[0]).names else []))
+        no_data = (
+            [f"DATA_DIR={Path.cwd() / 'data'}"] if words[0] == "plan" else []
+        )  # what this checkout has is not there
+        answer = run(*words, *no_data, *(["O=."] if "O" in find_command(words[0]).names else []))
         return (answer.out + answer.err).replace(f"{ROOT}/", "")
     return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False).stdout
 

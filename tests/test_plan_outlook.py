@@ -100,8 +100,8 @@ def test_runs_that_need_the_same_are_told_of_once(program):
     assert sum(line.startswith("gpt2_") for line in answer.out.splitlines()) == 3
 
 
-def test_epochs_of_data_that_are_not_there_leave_time_and_money_open(program):
-    answer = program.good("plan", "GPU=A100", "NUM_GPUS=1", "MAX_EPOCHS=2", "GPU_HOUR_PRICE=1")
+def test_epochs_of_data_that_are_not_there_leave_time_and_money_open(program, tmp_path):
+    answer = program.good("plan", f"DATA_DIR={tmp_path}", "GPU=A100", "NUM_GPUS=1", "MAX_EPOCHS=2", "GPU_HOUR_PRICE=1")
     assert told(answer, "time") == ["not known before the data are"]
     assert not told(answer, "money")
 

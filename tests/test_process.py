@@ -116,7 +116,7 @@ def test_a_command_that_ignores_the_stop_is_killed_after_the_grace_and_not_befor
 
 
 def test_what_the_command_leaves_behind_does_not_outlive_it(begin):
-    tree = begin(SPAWN)
+    tree = begin(SPAWN + "time.sleep(1.5)")
     members = tree.members()
     assert ended(tree) == 0
     assert len(members) >= 3
