@@ -7,11 +7,12 @@ SHELL := /bin/sh
 Q := $(if $(filter 1,$(V)),,@)
 
 # PYTHON=<interpreter that has everything> skips .venv. Otherwise .venv is made in stages by the first target that
-# needs one: core (configuration, plans, reports), train (torch), dev (tests and checks).
+# needs one: core (configuration, plans, reports), train (torch), trackers (W&B, Trackio, TensorBoard), dev (checks).
 ifneq ($(origin PYTHON),command line)
 PY := .venv/bin/python
 CORE := .venv/.core
 TRAIN := .venv/.train
+TRACKERS := .venv/.trackers
 DEV := .venv/.dev
 else
 PY := PYTHONPATH="$(CURDIR)/lib:$(CURDIR)" $(PYTHON)
@@ -19,16 +20,17 @@ endif
 KMATRIX = $(Q)$(PY) -m kmatrix --make $@
 QUIET_MAKE = env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PY)
 
-.venv/.core .venv/.train .venv/.dev: .venv/.%: pyproject.toml constraints.txt
+.venv/.core .venv/.train .venv/.trackers .venv/.dev: .venv/.%: pyproject.toml constraints.txt
 	@TORCH_INDEX="$(TORCH_INDEX)" sh scripts/setup.sh $*
-.venv/.train .venv/.dev: .venv/.core
-.venv/.dev: .venv/.train
+.venv/.train .venv/.trackers .venv/.dev: .venv/.core
+.venv/.dev: .venv/.train .venv/.trackers
 
 ##@ Set-up and checks
-.PHONY: help setup quickstart doctor check check-slow accept bench
+.PHONY: help setup setup-trackers quickstart doctor check check-slow accept bench
 help: ## this list
 	@awk -f scripts/help.awk $(firstword $(MAKEFILE_LIST))
 setup: $(CORE) $(TRAIN) ## make .venv with everything that training needs
+setup-trackers: $(CORE) $(TRACKERS) ## W&B, Trackio and TensorBoard as well, for TRACKER=
 quickstart: $(CORE) $(TRAIN) ## a real comparison of two optimizers on the CPU, in minutes, from nothing
 	$(KMATRIX)
 doctor: $(CORE) ## what this machine has, what is missing, and what to do (JSON=1)

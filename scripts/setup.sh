@@ -1,4 +1,4 @@
-# Make one stage of .venv: core, train or dev. Called by the Makefile, once for each change of pyproject.toml.
+# Make one stage of .venv: core, train, trackers or dev. Called by the Makefile, once for each change of pyproject.toml.
 set -eu
 stage=$1
 python=${KMATRIX_BASE_PYTHON:-python3}
@@ -10,7 +10,8 @@ python=${KMATRIX_BASE_PYTHON:-python3}
 case $stage in
     core) what="." && about="core packages: kconfiglib, rich, numpy, msgspec, matplotlib (about 60 MB)" ;;
     train) what=".[train]" && about="torch and readers of data: about 260 MB for the CPU build, 3 GB with CUDA" ;;
-    dev) what=".[train,dev]" && about="tools of make check: ruff, mypy, pytest, transformers (about 80 MB)" ;;
+    trackers) what=".[trackers]" && about="W&B, Trackio, TensorBoard (about 350 MB)" ;;
+    dev) what=".[train,trackers,dev]" && about="tools of make check: ruff, mypy, pytest, transformers (about 120 MB)" ;;
 esac
 echo "setup: installing into .venv: $about"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
