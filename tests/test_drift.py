@@ -153,11 +153,13 @@ def test_labels_are_unique_and_fit_into_a_file_name():
     assert all(re.fullmatch(r"[a-z][a-z0-9]*", label) for label in labels)
 
 
-def test_neutral_symbols_are_places_intervals_limits_samples_and_the_monitor_only():
+def test_neutral_symbols_are_places_intervals_limits_samples_the_monitor_and_the_trackers_only():
     assert TREE.neutral == {
         *("RESULTS_DIR", "DATA_DIR", "CHECKPOINT_DIR", "RUN_TIMEOUT", "AUTO_GENERATE_GRAPHS", "REUSE"),
         *("PARALLEL_JOBS", "EXCLUSIVE"),
         *("GPU_MONITOR", "GPU_MONITOR_HZ", "GPU_PROMETHEUS_PORT"),
+        *("TRACKER_WANDB", "TRACKER_TRACKIO", "TRACKER_TENSORBOARD", "TRACKER_PROJECT", "TRACKER_LIMIT"),
+        *("WANDB_ENTITY", "WANDB_OFFLINE", "TRACKIO_PORT", "TENSORBOARD_PORT"),
         *SYMBOLS.values(),
         *("GPT2_KEEP_CHECKPOINTS", "GPT2_KEEP_EVERY", "GPT2_SAVE_BEST", "GPT2_ASYNC_CHECKPOINT"),
         *("ENERGY_PRICE", "CO2_FACTOR"),

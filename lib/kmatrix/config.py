@@ -8,6 +8,7 @@ from typing import Any
 
 from kmatrix import mix
 from kmatrix.errors import ConfigError
+from kmatrix.kconfig.sets import TRACKERS
 from kmatrix.length import length
 from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, ModelShape, by_depth
 
@@ -25,6 +26,8 @@ class Config:
 
     Directories are as written: relative ones start at the project's root.  run_timeout_s: 0 for none.
     monitor_hz: samples a second, 0 for no recording.  prometheus_port: of the recorder's metrics, 0 for none.
+    trackers: their names, in one order.  tracker_project: "" for that of this machine and folder.
+    tracker_limit_s: how long trackers may take after a run's end.
     """
 
     results_dir: str
@@ -34,6 +37,9 @@ class Config:
     reuse: bool
     monitor_hz: int
     prometheus_port: int
+    trackers: tuple[str, ...] = ()
+    tracker_project: str = ""
+    tracker_limit_s: int = 0
 
 
 def read(symbols: Mapping[str, Any]) -> Config:
@@ -46,6 +52,9 @@ def read(symbols: Mapping[str, Any]) -> Config:
         reuse=_need(symbols, "REUSE"),
         monitor_hz=_need(symbols, "GPU_MONITOR_HZ") if _need(symbols, "GPU_MONITOR") else 0,
         prometheus_port=symbols.get("GPU_PROMETHEUS_PORT") or 0,  # not visible without a monitor
+        trackers=tuple(name for name, symbol in TRACKERS.items() if _need(symbols, symbol)),
+        tracker_project=_need(symbols, "TRACKER_PROJECT"),
+        tracker_limit_s=_need(symbols, "TRACKER_LIMIT"),
     )
 
 

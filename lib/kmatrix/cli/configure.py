@@ -19,6 +19,7 @@ from kmatrix.cli.session import (
     write_config,
     write_out,
 )
+from kmatrix.cli.trackers import PROJECT, former_project, is_computed, own_project
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig import Assignment, Tree, put_in_force, read_assignments
 from kmatrix.kconfig.assign import header
@@ -103,6 +104,9 @@ def savedefconfig(arguments: Arguments) -> int:
     tree = open_tree(arguments)
     base = load_config(tree, config_path(arguments))
     out = Path(arguments.get("DEFCONFIG", "defconfig"))
+    if is_computed(tree.value(PROJECT) or ""):  # it belongs to this machine, and a defconfig travels
+        base = [item for item in base if item.name != PROJECT]
+        tree.kconf.syms[PROJECT].unset_value()
     text = tree.minimal_text()
     moving = [
         item for item in base if len(tree.kconf.syms[item.name].defaults) > 1 and f"CONFIG_{item.name}" not in text
@@ -203,10 +207,19 @@ def _judged(arguments: Arguments, path: Path, names: set[str]) -> str:
     lines = read_assignments(tree, path)
     put_in_force(tree, lines)
     refuse(broken_rules(tree, lines))
-    text = tree.config_text(header(settings(tree, lines, names)))
+    text = _text(tree, path, lines, names)
     for note in judge_matrix(tree, [item for item in lines if item.name in names]):
         print(f"  note: {note}")
     return text
+
+
+def _text(tree: Tree, path: Path, lines: list[Assignment], names: set[str]) -> str:
+    """Return the text of a .config of these lines, of which `names` were asked for."""
+    lines = _with_project(tree, path, lines)
+    put_in_force(tree, lines)
+    if is_computed(tree.value(PROJECT) or ""):
+        names = names - {PROJECT}
+    return tree.config_text(header(settings(tree, lines, names)))
 
 
 def _finish(tree: Tree, arguments: Arguments, base: list[Assignment], origin: str) -> int:
@@ -216,12 +229,22 @@ def _finish(tree: Tree, arguments: Arguments, base: list[Assignment], origin: st
     for note in judge_matrix(tree, base):
         print(f"  note: {note}")
     tree.reset()
-    put_in_force(tree, base)
     path = config_path(arguments)
-    said = write_config(path, tree.config_text(header(settings(tree, base, {item.name for item in base}))))
+    said = write_config(path, _text(tree, path, base, {item.name for item in base}))
     words = " ".join([origin, *arguments.words])
     print(f"{said} ({words})")
     return 0
+
+
+def _with_project(tree: Tree, path: Path, lines: list[Assignment]) -> list[Assignment]:
+    """Name the trackers' project where nothing does: as .config did before, else for this host and folder."""
+    symbol = tree.kconf.syms.get(PROJECT)
+    if symbol is None or not symbol.nodes or any(item.name == PROJECT and item.value for item in lines):
+        return lines
+    name = former_project(path) or own_project()
+    if not is_computed(name):
+        print(f"  CONFIG_{PROJECT}: {name}, as in the former {shown(path)}")
+    return [*(item for item in lines if item.name != PROJECT), Assignment(PROJECT, name, "this host and folder")]
 
 
 def _asked_defconfig(arguments: Arguments) -> str:

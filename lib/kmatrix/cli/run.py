@@ -13,6 +13,7 @@ from kmatrix.cli.data import data_lines, forecast_lines, known_shards, with_know
 from kmatrix.cli.execution import detach, execute, monitor, need_torch
 from kmatrix.cli.planning import Plan, make_plan
 from kmatrix.cli.session import ROOT, below_root, open_tree, overrides, shown
+from kmatrix.cli.trackers import need_trackers, tracking
 from kmatrix.config import RunConfig, with_data
 from kmatrix.equal import held_equal
 from kmatrix.errors import ConfigError, LaunchError
@@ -96,6 +97,7 @@ def _run_matrix(arguments: Arguments, plan: Plan, *, shards: Mapping[Key, int] |
     for text in dict.fromkeys(text for config in configs.values() for text in warnings(config.fields)):
         print(f"warning: {text}")
     need_torch()
+    need_trackers(plan.config.trackers)
     recorder = monitor(arguments.get("SIMULATE"), plan.config.monitor_hz, plan.config.prometheus_port)
     matrix = create(_creation(arguments, plan, configs, skipped, shards))
     if plan.config.reuse and not arguments.get("SIMULATE") and arguments.target not in TRAINS_ANEW:
@@ -153,6 +155,7 @@ def _creation(
         config_text=plan.path.read_text(encoding="utf-8"),
         command=" ".join(["kmatrix", arguments.target, *arguments.all_words]),
         overrides=tuple(arguments.words),
+        tracking=tracking(plan.config),
     )
 
 

@@ -10,6 +10,7 @@ from kmatrix.cli.arguments import Arguments
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig import Assignment, Tree, parse_override, put_in_force, read_assignments
 from kmatrix.kconfig.assign import asked, resolve_name
+from kmatrix.kconfig.sets import SETS, parse_set
 from kmatrix.records import write_bytes, write_text
 
 ROOT = Path(kmatrix.__file__).parents[2]  # the project: Kconfig, defconfigs/, gpt2/
@@ -57,12 +58,20 @@ def overrides(tree: Tree, arguments: Arguments) -> dict[str, list[Assignment]]:
     """Return the command line's assignments: axis -> one for each value."""
     found: dict[str, list[Assignment]] = {}
     for name, text in arguments.assignments.items():
-        resolve_name(tree, name, tuple(arguments.takes))
-        axis, values = parse_override(tree, name, text)
-        if axis in found:
-            raise ConfigError(f"command line: {name}={text}", why=f"{axis} is set twice")
-        found[axis] = values
+        for axis, values in _meant(tree, arguments, name, text).items():
+            if axis in found:
+                raise ConfigError(f"command line: {name}={text}", why=f"{axis} is set twice")
+            found[axis] = values
     return found
+
+
+def _meant(tree: Tree, arguments: Arguments, name: str, text: str) -> dict[str, list[Assignment]]:
+    """Return the axes that one NAME=value sets: one, or those of a set."""
+    if name in SETS:
+        return parse_set(tree, name, text)
+    resolve_name(tree, name, tuple(arguments.takes))
+    axis, values = parse_override(tree, name, text)
+    return {axis: values}
 
 
 def single(found: Mapping[str, Sequence[Assignment]]) -> list[Assignment]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import kconfiglib as kc
 
 from kmatrix.errors import ConfigError
+from kmatrix.kconfig.sets import SETS
 from kmatrix.kconfig.strict import Assignment, check_text, refuse, twice
 from kmatrix.kconfig.tree import BOOLS, HEADER, Tree, unknown
 
@@ -29,6 +30,7 @@ ALIASES = {
     "COST": "GPT2_MAX_COST",
     "TOKENS": "GPT2_MAX_TOKENS",
     "EPOCHS": "GPT2_MAX_EPOCHS",
+    "PROJECT": "TRACKER_PROJECT",
 }
 UNITS = {"TRAINING_HOURS": "h"}  # what a name says of its values: TRAINING_HOURS=2.5 is MAX_TIME=2.5h
 
@@ -69,7 +71,7 @@ def resolve_name(tree: Tree, name: str, arguments: tuple[str, ...] = ()) -> str:
         short = {candidate.removeprefix(PREFIX) for candidate in known if not candidate.startswith("FORBID_")}
         if not name.startswith("MATRIX"):
             short = {candidate for candidate in short if not candidate.startswith("MATRIX_")}
-        raise unknown("command line", name, [*sorted(short), *ALIASES, *arguments], kind="name")
+        raise unknown("command line", name, [*sorted(short), *ALIASES, *SETS, *arguments], kind="name")
     return fits[0]
 
 

@@ -1,4 +1,4 @@
-"""The marker lines of our Kconfig files: `$(float,0,1)`, `$(oneof,a,b)`, `$(duration)`, `$(neutral)`, `$(label,lr)`.
+"""The marker lines of our Kconfig files: `$(float,0,1)`, `$(oneof,a,b)`, `$(duration)`, `$(slug)`, `$(neutral)` ...
 
 kconfiglib imports this module by name and calls a function at each marker; the Kconfig parsers of the
 Linux kernel expand an unknown function to nothing, so the files stay readable for them. No other macro is
@@ -63,6 +63,7 @@ functions = {
     "float": (_mark, 2, 3),
     "oneof": (_mark, 1, None),
     "duration": (_mark, 0, 0),
+    "slug": (_mark, 0, 0),
     "neutral": (_mark, 0, 1),
     "label": (_mark, 1, 1),
 }

@@ -13,8 +13,10 @@ import kconfiglib as kc
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig import duration
 from kmatrix.kconfig.tree import BOOLS, MATRIX, NOT_AN_AXIS, Tree, help_text, tidy
+from kmatrix.secrets import is_key
 
 WHOLE = re.compile(r"0|-?[1-9][0-9]*")
+SLUG = re.compile(r"(?!registry-)[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")  # a name that every tracker takes
 SHOWN = 20  # mistakes in one message
 
 
@@ -47,6 +49,12 @@ def check_text(tree: Tree, symbol: Any, text: str, where: str) -> None:
     name, kind = symbol.name, symbol.orig_type
     if not text.isprintable() and kind == kc.STRING:
         raise ConfigError(f"{where}: CONFIG_{name}={text!a}", why="a string holds no control characters")
+    if kind == kc.STRING and is_key(text):
+        raise ConfigError(
+            f"{where.partition('=')[0]}: CONFIG_{name} would hold a key",
+            why="what is in a configuration ends up in results and reports",
+            fix="give keys in the environment only: see docs/trackers.md",
+        )
     text = text if text.isprintable() else ascii(text)
     what = f"{where} CONFIG_{name}={text!r}" if where.endswith(" of") else f"{where}: CONFIG_{name}={text}"
     if kind in BOOLS and text not in ("n", "y"):
@@ -61,6 +69,8 @@ def check_text(tree: Tree, symbol: Any, text: str, where: str) -> None:
         raise ConfigError(what, why=f"it is one of {', '.join(tree.oneofs[name])}")
     if name in tree.durations and text and duration.seconds(text) is None:
         raise ConfigError(what, why=duration.KNOWN_FORMS)
+    if name in tree.slugs and text and not SLUG.fullmatch(text):
+        raise ConfigError(what, why="it is a name of small letters, digits and hyphens, at most 64, not registry-...")
     if name.startswith(MATRIX) and name not in NOT_AN_AXIS and kind == kc.STRING:
         _check_list(tree, name, text, where)
 

@@ -31,6 +31,7 @@ class Tree:
 
     floats: symbol -> (lowest, highest, may be empty).  oneofs: symbol -> allowed texts.
     durations: symbols that hold a length of time, or nothing.
+    slugs: symbols that hold a name of small letters, digits and hyphens, or nothing.
     neutral: symbols that cannot change a result.  neutral_unless: symbol -> another; it cannot while that one is empty.
     labels: what a symbol is called in a run's name.
     choices: axis name (the members' common prefix) -> choice.
@@ -40,6 +41,7 @@ class Tree:
     floats: dict[str, tuple[float, float, bool]] = field(default_factory=dict)
     oneofs: dict[str, tuple[str, ...]] = field(default_factory=dict)
     durations: set[str] = field(default_factory=set)
+    slugs: set[str] = field(default_factory=set)
     neutral: set[str] = field(default_factory=set)
     neutral_unless: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
@@ -155,7 +157,7 @@ class Tree:
             self._mark(owner, marker, where)
 
     def _mark(self, symbol: Symbol, marker: markers.Marker, where: str) -> None:
-        if marker.name in ("float", "oneof", "duration") and symbol.orig_type != kc.STRING:
+        if marker.name in ("float", "oneof", "duration", "slug") and symbol.orig_type != kc.STRING:
             raise ConfigError(f"{where}: $({marker.name}) belongs to a string, and {symbol.name} is none")
         if marker.name == "float":
             self.floats[symbol.name] = _bounds(marker, where)
@@ -163,6 +165,8 @@ class Tree:
             self.oneofs[symbol.name] = marker.args
         elif marker.name == "duration":
             self.durations.add(symbol.name)
+        elif marker.name == "slug":
+            self.slugs.add(symbol.name)
         elif marker.name == "neutral" and marker.args:
             self.neutral_unless[symbol.name] = self.symbol(marker.args[0], where).name
         elif marker.name == "neutral":

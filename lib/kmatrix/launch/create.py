@@ -6,7 +6,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Creation:
 
     gpus: those that runs may use.  checkpoint_dir: None to keep checkpoints in each run's directory.
     equal: what all runs have in common, in words, or "".
+    tracking: trackers (names), project, limit_s (seconds after a run's end); empty where there are none.
     """
 
     plan: Matrix
@@ -56,6 +57,7 @@ class Creation:
     command: str
     overrides: tuple[str, ...]
     equal: str = ""
+    tracking: Mapping[str, Any] = field(default_factory=dict)
 
 
 def create(made_from: Creation) -> MatrixDir:
@@ -127,6 +129,7 @@ def _run_json(matrix: MatrixDir, run: Run, made_from: Creation, origin: Mapping[
         "asked": list(made_from.texts[run.name].asked),
         "train": _train_fields(matrix, run, made_from, int(origin["cores"])),
         "timeout_s": made_from.timeout_s,
+        "tracking": dict(made_from.tracking),
         "train_tokens": data.train_tokens if data else None,
         "provenance": origin,
     }

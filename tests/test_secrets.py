@@ -1,0 +1,77 @@
+"""Keys are known by their form and by the names of their variables, and are taken out of texts."""
+
+from __future__ import annotations
+
+import pytest
+from support import Program
+
+from kmatrix.secrets import HIDDEN, is_key, is_key_name, redact
+
+HF = "hf_" + "aB3" * 12
+WANDB = "wandb_v1_" + "c" * 40
+OLD = "0123456789abcdef" * 2 + "01234567"
+
+
+@pytest.mark.parametrize("name", ["WANDB_API_KEY", "HF_TOKEN", "TRACKIO_WRITE_TOKEN", "MY_PASSWORD", "token"])
+def test_a_variable_with_such_a_name_holds_a_key(name):
+    assert is_key_name(name)
+
+
+@pytest.mark.parametrize("name", ["TOKENS", "MAX_TOKENS", "KEEP_EVERY", "GPT2_TOKENIZER", "MONKEY", "HOME"])
+def test_other_names_do_not(name):
+    assert not is_key_name(name)
+
+
+@pytest.mark.parametrize("text", [HF, WANDB, OLD, "local-" + OLD, f"https://user:{HF}@host"])
+def test_keys_are_known_by_their_form(text):
+    assert is_key(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "gpt2-1a2b3", "/home/you/data", "HuggingFaceFW/fineweb-2", "hf_datasets", OLD[:39]]
+)
+def test_what_a_configuration_holds_is_no_key(text):
+    assert not is_key(text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [f"login with {HF} failed", f"api_key={WANDB}", f"key: {OLD}", "password = 'letmein123'", f"Bearer token {OLD}"],
+)
+def test_a_line_loses_its_key_and_keeps_its_words(line):
+    clean = redact(line, {})
+
+    assert HIDDEN in clean
+    assert not is_key(clean)
+    assert clean.split()[0].partition("=")[0] == line.split()[0].partition("=")[0]
+
+
+def test_the_values_of_the_environments_keys_go_whatever_their_form():
+    environment = {"WANDB_API_KEY": "correct horse battery", "HF_TOKEN": "abc", "HOME": "/home/you"}
+
+    assert redact("/home/you: correct horse battery, abc", environment) == f"/home/you: {HIDDEN}, abc"
+
+
+@pytest.mark.parametrize("line", [f"commit {OLD}", "Iter 10 | loss 3.4560 | tok/s 55188", "tokens: 12345678901"])
+def test_other_lines_stay_as_they_are(line):
+    assert redact(line, {}) == line
+
+
+@pytest.mark.parametrize("word", [f"PROJECT={OLD}", f"WANDB_ENTITY={WANDB}", f"RESULTS_DIR={HF}"])
+def test_a_key_in_a_configuration_is_refused_and_not_repeated(tmp_path, word):
+    program = Program(tmp_path)
+
+    message = program.refused("defconfig-gpt2-cpu-quick", word)
+
+    assert "would hold a key" in message
+    assert word.partition("=")[2] not in message
+
+
+def test_a_key_in_a_file_is_refused_with_its_line_and_not_repeated(tmp_path):
+    program = Program(tmp_path)
+    program.write("CONFIG_GPT2_SEED=1", f'CONFIG_WANDB_ENTITY="{WANDB}"')
+
+    message = program.refused("olddefconfig")
+
+    assert ".config:2: CONFIG_WANDB_ENTITY would hold a key" in message
+    assert WANDB not in message
