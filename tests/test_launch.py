@@ -146,6 +146,38 @@ def test_the_log_tail_ends_where_torchrun_begins_its_own_report(plan):
     assert tail == ("Iter 0 | loss 5.3", "nan: loss is nan at step 1", f"{report} local_rank: 0")
 
 
+FAILURE = """[{rank}]:
+  time      : 2026-11-20_12:00:{second:02}
+  host      : node
+  rank      : {rank} (local_rank: {rank})
+  exitcode  : {code} (pid: 4711) {more}
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+"""
+
+
+@pytest.mark.parametrize(
+    ("others", "root", "kind", "reason"),
+    [
+        ([(1, -9, 0)], (0, 1, 0), "killed", "rank 1 killed by signal 9 (out of memory killer?)"),
+        ([(1, 1, 0)], (0, -9, 0), "killed", "rank 0 killed by signal 9 (out of memory killer?)"),
+        ([(1, -15, 0)], (0, 1, 0), "error", "a peer is gone"),
+        ([(1, -9, 30)], (0, 1, 0), "error", "a peer is gone"),
+        ([], (0, 1, 0), "error", "a peer is gone"),
+    ],
+    ids=["seen after its peer", "seen first", "stopped by torchrun", "killed by torchrun after its time", "alone"],
+)
+def test_a_rank_that_was_killed_is_told_from_its_peers_that_failed_by_it(plan, others, root, kind, reason):
+    one = plan("a", ranks=2)
+    write_json(one.dir.result, {"run_id": one.run_id, "attempt": 1, "status": "failed", "reason": "a peer is gone"})
+    words = [FAILURE.format(rank=rank, code=code, second=second, more="") for rank, code, second in (*others, root)]
+    one.dir.output_log.write_text(
+        "\n".join(["Failures:", *words[:-1], "Root Cause (first observed failure):", words[-1]])
+    )
+    verdict = judge(one, JobState(phase=Phase.ENDED, exit_code=1))
+    assert (verdict.status, verdict.kind, verdict.reason) == (Status.FAILED, kind, reason)
+
+
 def result_of(plan, *, used=None, adjusted=(), **known):
     """Write what a trainer that finished leaves, and judge it."""
     write_json(plan.dir.result, {"run_id": plan.run_id, "attempt": plan.attempt, "status": "finished"} | known)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from story import processes_below
 
 PROJECT = Path(__file__).resolve().parents[2]
 OURS = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "PYTHONPATH", "VIRTUAL_ENV", "KCONFIG_CONFIG")
@@ -87,6 +89,34 @@ def clone(cloned: Path) -> Clone:
     for name in (".config", ".config.old", "defconfig"):
         (cloned / name).unlink(missing_ok=True)
     return Clone(cloned)
+
+
+@pytest.fixture
+def background(clone: Clone, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start `kmatrix ...` in a session of its own, its words in output_<n>.txt of tmp_path; kill what is left."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(*words: str, **more: str) -> subprocess.Popen[bytes]:
+        with (tmp_path / f"output_{len(running)}.txt").open("wb") as output:
+            process = subprocess.Popen(
+                [clone.python, "-m", "kmatrix", *words],
+                cwd=clone.root,
+                env=clone.environment | more,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    for left in processes_below(tmp_path):
+        left.kill()
 
 
 @pytest.fixture

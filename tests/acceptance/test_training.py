@@ -7,25 +7,15 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 from PIL import Image
+from story import load, matrices, processes_below, wait_for
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
 QUICK = ("DEVICE=cpu", "MODEL=tiny", "EVAL_SAMPLES=20", "BATCH_SIZE=4", "GLOBAL_BATCH=8")
-
-
-def matrices(folder: Path) -> list[Path]:
-    return sorted(folder.glob("test_matrix_results_*"))
-
-
-def load(path: Path) -> dict:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def whole_picture(path: Path) -> None:
@@ -34,50 +24,6 @@ def whole_picture(path: Path) -> None:
     with Image.open(path) as picture:
         assert picture.width >= 800
         assert len(picture.convert("RGB").getcolors(maxcolors=2**24)) > 10, f"{path.name} is blank"
-
-
-def processes_below(folder: Path) -> list[psutil.Process]:
-    """Every process whose command line names the folder."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if any(str(folder) in word for word in process.info["cmdline"] or []):
-            found.append(process)
-    return found
-
-
-def wait_for(what, seconds: float = 120.0):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := what():
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"waited {seconds} s in vain for {what.__doc__ or what}")
-
-
-@pytest.fixture
-def started(clone, tmp_path):
-    """Start `kmatrix test-matrix` in the background, with results in tmp_path; kill what is left at the end."""
-    running: list[subprocess.Popen] = []
-
-    def start(*words: str) -> subprocess.Popen:
-        output = (tmp_path / f"output_{len(running)}").open("w")
-        process = subprocess.Popen(
-            [clone.python, "-m", "kmatrix", "test-matrix", f"RESULTS_DIR={tmp_path}", *words],
-            cwd=clone.root,
-            env=clone.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        running.append(process)
-        return process
-
-    yield start
-    for process in running:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
 
 
 def test_quickstart_gives_a_real_comparison_from_nothing(fresh_clone):
@@ -154,10 +100,18 @@ def test_a_run_that_turns_nan_fails_alone(clone, tmp_path):
     assert load(matrix / "status.json")["status"] == "failed"
 
 
-def test_ctrl_c_leaves_no_process_and_no_damage(clone, started, tmp_path):
+def test_ctrl_c_leaves_no_process_and_no_damage(clone, background, tmp_path):
     """Must 9: finished runs stay whole, the one that ran is stopped with a checkpoint, the rest are still planned."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    runner = started("OPTIMIZER=adamw", "NUM_GPUS=2", "SEED=1,2,3", "MAX_ITERS=60", "EVAL_SAMPLES=20")
+    runner = background(
+        "test-matrix",
+        f"RESULTS_DIR={tmp_path}",
+        "OPTIMIZER=adamw",
+        "NUM_GPUS=2",
+        "SEED=1,2,3",
+        "MAX_ITERS=60",
+        "EVAL_SAMPLES=20",
+    )
 
     def second_run_trains():
         """the second run to log a step"""
@@ -181,10 +135,10 @@ def test_ctrl_c_leaves_no_process_and_no_damage(clone, started, tmp_path):
     assert (matrix / first / "result.json").read_bytes() == kept
 
 
-def test_kill_9_of_the_runner_leaves_no_process(clone, started, tmp_path):
+def test_kill_9_of_the_runner_leaves_no_process(clone, background, tmp_path):
     """The runner dies without a word: its trainers end by themselves, and the summary still tells what is known."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    runner = started("OPTIMIZER=adamw", "NUM_GPUS=2", "MAX_ITERS=2000")
+    runner = background("test-matrix", f"RESULTS_DIR={tmp_path}", "OPTIMIZER=adamw", "NUM_GPUS=2", "MAX_ITERS=2000")
 
     def trains():
         """the run to log a step"""
@@ -203,11 +157,11 @@ def test_kill_9_of_the_runner_leaves_no_process(clone, started, tmp_path):
     assert clone.make("summary", f"TARGET={matrix}").returncode == 0
 
 
-def test_two_matrices_at_once_do_not_disturb_each_other(clone, started, tmp_path):
+def test_two_matrices_at_once_do_not_disturb_each_other(clone, background, tmp_path):
     """Must 9, second half: two directories, two sets of processes, both finish."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     words = ("OPTIMIZER=adamw", "NUM_GPUS=2", "MAX_ITERS=30", "EVAL_SAMPLES=20")
-    both = [started(*words, f"SEED={seed}") for seed in (1, 2)]
+    both = [background(*words, f"SEED={seed}") for seed in (1, 2)]
     assert [process.wait(timeout=400) for process in both] == [0, 0]
     assert len(matrices(tmp_path)) == 2
     losses = [load(path)["final_val_loss"] for path in sorted(tmp_path.glob("*/*/result.json"))]

@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from kmatrix.errors import RecordError
@@ -28,7 +29,12 @@ OUTSIDE = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTER
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 EXCEPTION = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)$")
 WORKER_FAILED = re.compile(r"E\d{4} .*torch/distributed/elastic/.* failed \(exitcode: ")  # begins torchrun's report
-ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)  # torchrun's last words
+FAILURE = (
+    re.compile(  # one rank in torchrun's last words, with the time at which it was seen; the last is the root cause
+        r"^ +time +: (\S+)\n +host +: .*\n +rank +: (\d+) .*\n +exitcode +: (-?\d+) ", re.MULTILINE
+    )
+)
+PEERS_S = 5.0  # a rank whose peer was killed fails by it within seconds, and may be seen before it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,11 +188,26 @@ def _killed(plan: RunPlan, state: JobState) -> str:
 
 
 def _first_to_end(plan: RunPlan, state: JobState) -> tuple[str, int]:
-    """Return "rank r " and its exit code from torchrun's last words, else "" and that of the whole."""
-    if causes := ROOT_CAUSE.findall(log_end(plan, state)):
-        rank, code = causes[-1]
-        return f"rank {rank} ", int(code)
-    return "", state.exit_code or 0
+    """Return "rank r " and its exit code from torchrun's last words, else "" and that of the whole.
+
+    torchrun looks at its workers at intervals, in the order of ranks: a rank that failed because its peer was killed
+    can be seen first. So a kill at that time comes before any exit code.
+    """
+    failures = [(_seconds(when), rank, int(code)) for when, rank, code in FAILURE.findall(log_end(plan, state))]
+    if not failures:
+        return "", state.exit_code or 0
+    root = failures[-1]
+    killed = [one for one in failures if one[2] == -signal.SIGKILL and abs(one[0] - root[0]) <= PEERS_S]
+    _, rank, code = root if root[2] < 0 or not killed else killed[0]
+    return f"rank {rank} ", code
+
+
+def _seconds(when: str) -> float:
+    """Return a time of torchrun's as Unix seconds; 0 where it is written in another way."""
+    try:
+        return datetime.strptime(when, "%Y-%m-%d_%H:%M:%S").timestamp()
+    except ValueError:
+        return 0.0
 
 
 def _why_no_result(plan: RunPlan, state: JobState) -> str:

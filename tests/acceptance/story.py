@@ -1,0 +1,67 @@
+"""What acceptance tests look at: the files that a matrix left, and the processes that work in its folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+KINDS = (  # what a process is, by a word of its command line; the first that fits
+    ("guard", "guard.py"),
+    ("recorder", "kmatrix.gpu.recorder"),
+    ("tracker", "kmatrix.track"),
+    ("trainer", "torch.distributed.run"),
+    ("rank", "gpt2.train"),
+    ("runner", "-m kmatrix"),
+)
+
+
+def load(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a log; a last one that is cut short is left out."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n") and line.strip()]
+
+
+def matrices(folder: Path) -> list[Path]:
+    return sorted(folder.glob("test_matrix_results_*"))
+
+
+def only(found: Iterable[Any]) -> Any:
+    (one,) = found
+    return one
+
+
+def processes_of(folder: Path) -> dict[str, list[psutil.Process]]:
+    """Every process whose command line names the folder, by what it is."""
+    found: dict[str, list[psutil.Process]] = {kind: [] for kind, _ in KINDS}
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = process.info["cmdline"] or []
+        if process.info["status"] == psutil.STATUS_ZOMBIE or not any(str(folder) in word for word in words):
+            continue
+        text = " ".join(words)
+        if kind := next((kind for kind, mark in KINDS if mark in text), None):
+            found[kind].append(process)
+    return found
+
+
+def processes_below(folder: Path) -> list[psutil.Process]:
+    """The same, as one list."""
+    return [process for processes in processes_of(folder).values() for process in processes]
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 240.0) -> Any:
+    """Return what the function finds as soon as it finds something."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := what():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"waited {seconds} s in vain for {what.__doc__ or what.__name__}")
