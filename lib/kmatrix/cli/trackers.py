@@ -16,7 +16,7 @@ from kmatrix.config import Config
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.kconfig.strict import SLUG
 
-PACKAGES = {"wandb": ("wandb",), "trackio": ("trackio",), "tensorboard": ("tensorboardX", "tensorboard")}
+PACKAGES = {"wandb": ("wandb",), "trackio": ("trackio",), "tensorboard": ("tensorboard",)}
 TITLES = {"wandb": "W&B", "trackio": "Trackio", "tensorboard": "TensorBoard"}
 PORTS = {"trackio": "TRACKIO_PORT", "tensorboard": "TENSORBOARD_PORT"}
 PROJECT = "TRACKER_PROJECT"

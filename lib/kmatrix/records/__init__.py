@@ -103,6 +103,21 @@ class RunDir:
         return self.path / ".lock"
 
     @property
+    def track(self) -> Path:
+        """What was sent to which tracker."""
+        return self.path / "track.json"
+
+    @property
+    def track_log(self) -> Path:
+        """What the process that feeds the trackers says, and their packages."""
+        return self.path / "track.log"
+
+    @property
+    def track_lock(self) -> Path:
+        """Held by the process that feeds the trackers: a run has one at a time."""
+        return self.path / ".track.lock"
+
+    @property
     def former(self) -> Path:
         """Results that a rerun replaced, in folders 1, 2, ..."""
         return self.path / "former"
@@ -216,6 +231,11 @@ class MatrixDir:
     @property
     def graphs(self) -> Path:
         return self.path / "graphs"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The log directory of TensorBoard: a folder for each run."""
+        return self.path / "tb"
 
     def is_held(self) -> bool:
         """Whether a runner has this matrix now: it holds the lock for as long as it lives, however it ends."""

@@ -76,12 +76,14 @@ class Stored:
 
     steps: what its points say.  devices_time: the newest Devices, Unix seconds, 0.0 for none.  alerts: how many.
     link: where a person can look at the run: a URL, a folder; None where there is no such place yet.
+    how: the command that shows it, or that sends it on; None where a link is enough.
     """
 
     steps: Mapping[int, Mapping[str, float]]
     devices_time: float = 0.0
     alerts: int = 0
     link: str | None = None
+    how: str | None = None
 
 
 class Tracker(Protocol):
@@ -98,7 +100,7 @@ class Tracker(Protocol):
         """Begin, or go on with a run that was begun before."""
 
     def points(self, points: Sequence[Point]) -> None:
-        """Take points of new steps, in order."""
+        """Take points, in order of time; a step that is there already comes again only with keys that it has not."""
 
     def devices(self, devices: Sequence[Devices]) -> None:
         """Take what the GPUs did, in order of time."""

@@ -1,0 +1,123 @@
+"""TensorBoard: event files in <matrix>/tb/<run>, written in its own format and read back by its own reader."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kmatrix.records import MatrixDir, Status
+from kmatrix.track.devices import means
+from kmatrix.track.values import Alert, Devices, Identity, Point, Stored
+
+ALERTS, CONFIG, STATUS = "alerts", "config", "status"  # tags of texts
+GPU = ("gpu/", "gpu_")  # what the tags of devices begin with
+
+
+class Mirror:
+    """One run in TensorBoard. A run that goes on adds an event file: TensorBoard reads all of a folder, in order.
+
+    Devices have no step of their own: the means since the point before stand at the step of the next one.
+    """
+
+    name = "tensorboard"
+
+    def __init__(self) -> None:
+        self._writer: Any = None
+        self._devices: list[Devices] = []
+        self._step = 0
+
+    def open(self, run: Identity) -> Stored:
+        """Begin a new event file; return what the earlier ones hold."""
+        folder = MatrixDir(run.dir.path.parent).tensorboard / run.name
+        folder.mkdir(parents=True, exist_ok=True)
+        earlier = sorted(folder.glob("*tfevents*"))
+        stored = _stored(folder) if earlier else Stored(steps={}, link=str(folder))
+        self._step = max(stored.steps, default=0)
+        self._writer = _writer(folder, len(earlier))
+        if not earlier:
+            self._text(CONFIG, _table(run), time=time.time())
+        return stored
+
+    def points(self, points: Sequence[Point]) -> None:
+        for point in points:
+            before = [devices for devices in self._devices if devices.time <= point.time]
+            self._devices = self._devices[len(before) :]
+            self._step = point.step
+            self._write(point.time, point.step, {**means(before), **point.values})
+        self._writer.flush()
+
+    def devices(self, devices: Sequence[Devices]) -> None:
+        self._devices += devices
+
+    def alert(self, alert: Alert) -> None:
+        self._text(ALERTS, f"**{alert.title}** ({alert.level}): {alert.text}", time=alert.time)
+
+    def close(self, status: Status) -> None:
+        if self._devices:  # what came after the last point
+            self._write(self._devices[-1].time, self._step, means(self._devices))
+            self._devices = []
+        self._text(STATUS, str(status), time=time.time())
+        self._writer.close()
+
+    def _write(self, time: float, step: int, values: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+        self._event(time, step, summary)
+
+    def _text(self, tag: str, text: str, *, time: float) -> None:
+        from tensorboard.plugins.text.summary_v2 import text_pb
+
+        self._event(time, self._step, text_pb(tag, text))
+        self._writer.flush()
+
+    def _event(self, time: float, step: int, summary: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._writer.write(Event(wall_time=time, step=step, summary=summary).SerializeToString())
+
+
+def _writer(folder: Path, number: int) -> Any:
+    """Return the writer of a new event file; TensorBoard takes the files of a folder in the order of their names."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    name = f"events.out.tfevents.{int(time.time()):010d}.{number:04d}.{socket.gethostname()}"
+    writer = RecordWriter((folder / name).open("xb"))
+    writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+    writer.flush()
+    return writer
+
+
+def _stored(folder: Path) -> Stored:
+    """Return what TensorBoard itself reads in a folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reader = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}, purge_orphaned_data=False)
+    reader.Reload()
+    tags = reader.Tags()
+    steps: dict[int, dict[str, float]] = {}
+    devices_time = 0.0
+    for tag in tags["scalars"]:
+        for event in reader.Scalars(tag):
+            if tag.startswith(GPU):
+                devices_time = max(devices_time, event.wall_time)
+            else:
+                steps.setdefault(event.step, {})[tag] = event.value
+    alerts = len(reader.Tensors(ALERTS)) if ALERTS in tags["tensors"] else 0
+    return Stored(steps=steps, devices_time=devices_time, alerts=alerts, link=str(folder))
+
+
+def _table(run: Identity) -> str:
+    """Return who the run is and its configuration as a table of Markdown."""
+    rows = [("project", run.project), ("group", run.group), ("id", run.id), ("tags", ", ".join(run.tags))]
+    return "\n".join(["| symbol | value |", "|---|---|", *_rows([*rows, *sorted(run.config.items())])])
+
+
+def _rows(pairs: Sequence[tuple[str, str]]) -> Iterator[str]:
+    for name, text in pairs:
+        yield f"| {name} | {json.dumps(text)[1:-1].replace('|', chr(92) + '|')} |"
