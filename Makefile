@@ -17,6 +17,14 @@ DEV := .venv/.dev
 else
 PY := PYTHONPATH="$(CURDIR)/lib:$(CURDIR)" $(PYTHON)
 endif
+# Trackers are installed by the first target that runs with one: chosen on the command line, else in .config.
+CONFIG_FILE = $(or $(KCONFIG_CONFIG),$(if $(O),$(O)/).config)
+ifeq ($(origin TRACKER),command line)
+CHOSEN := $(filter-out none,$(TRACKER))
+else
+CHOSEN := $(shell grep -s '^CONFIG_TRACKER_[A-Z]*=y' "$(CONFIG_FILE)")
+endif
+TRACKED := $(if $(CHOSEN),$(TRACKERS))
 KMATRIX = $(Q)$(PY) -m kmatrix --make $@
 QUIET_MAKE = env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PY)
 
@@ -87,11 +95,11 @@ test-matrix-dry-run: $(CORE) ## list the runs, and what is cut and why
 	$(KMATRIX)
 plan: $(CORE) ## what each run needs: memory, time, money, disk (GPU=H100, TOKENS_PER_SECOND=, SECONDS_PER_STEP=, HOURS=)
 	$(KMATRIX)
-test-matrix: $(CORE) $(TRAIN) ## run the matrix (test_matrix: the same)
+test-matrix: $(CORE) $(TRAIN) $(TRACKED) ## run the matrix (test_matrix: the same)
 	$(KMATRIX)
-test_matrix: $(CORE) $(TRAIN)
+test_matrix: $(CORE) $(TRAIN) $(TRACKED)
 	$(KMATRIX)
-train: $(CORE) $(TRAIN) ## run one configuration
+train: $(CORE) $(TRAIN) $(TRACKED) ## run one configuration
 	$(KMATRIX)
 continue: $(CORE) $(TRAIN) ## go on with a matrix (TARGET=, RUN=<pattern>, RETRY_FAILED=1); its finished runs stay
 	$(KMATRIX)

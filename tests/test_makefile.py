@@ -103,6 +103,32 @@ def test_another_kconfig_file_is_honoured(tmp_path):
     assert (tmp_path / ".config").read_text(encoding="utf-8").splitlines()[-1].endswith(("CONFIG_A=y", "A is not set"))
 
 
+@pytest.mark.parametrize(
+    ("words", "config", "installed"),
+    [
+        (["TRACKER=wandb"], "", True),
+        (["TRACKER=none"], "CONFIG_TRACKER_WANDB=y", False),
+        ([], "CONFIG_TRACKER_TRACKIO=y", True),
+        ([], "# CONFIG_TRACKER_WANDB is not set", False),
+        ([], 'CONFIG_TRACKER_PROJECT="y"', False),
+    ],
+)
+def test_a_target_that_runs_with_a_tracker_installs_it_first(tmp_path, words, config, installed):
+    (tmp_path / ".config").write_text(config + "\n", encoding="utf-8")
+    own = {name: text for name, text in os.environ.items() if name not in CLEAN} | {"TRACKER": "all"}
+
+    lines = subprocess.run(
+        [str(need("make")), "-n", "test-matrix", f"O={tmp_path}", *words],
+        cwd=ROOT,
+        env=own,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+    assert ("scripts/setup.sh trackers" in lines) is installed
+
+
 def test_a_refusal_of_the_program_fails_the_target(program):
     answer = make("test-matrix-dry-run", f"O={program.folder}", "MAX_ITER=5")
 

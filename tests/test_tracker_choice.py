@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 
 import pytest
 from support import ROOT, Program
 
 from kmatrix.cli import trackers as cli_trackers
-from kmatrix.cli.trackers import computed_project, is_computed, missing, need_trackers, own_project, tracking
+from kmatrix.cli.project import computed_project, is_computed, own_project
+from kmatrix.cli.trackers import announced, missing, need_trackers, tracking
 from kmatrix.config import Config
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.kconfig.sets import TRACKERS, parse_trackers
@@ -167,6 +169,42 @@ def test_a_run_is_told_its_trackers_and_their_project():
     assert tracking(config("trackio", project="mine")) == {"trackers": ["trackio"], "project": "mine", "limit_s": 60}
     assert tracking(config("wandb"))["project"] == own_project()
     assert json.dumps(tracking(config("wandb")))
+
+
+def test_a_matrix_says_once_where_it_is_mirrored(monkeypatch):
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", "/nowhere")
+    about = {"trackers": ["wandb", "trackio"], "project": "mine", "limit_s": 60}
+
+    assert announced({"tracking": {}}) == announced({}) == ""
+    assert announced({"tracking": about, "symbols": {}}) == (
+        "mirrored to W&B (offline: there is no key here), Trackio; project mine"
+    )
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    line = announced({"tracking": about, "symbols": {"WANDB_ENTITY": "team"}})
+    assert line.startswith("mirrored to W&B (online as team: the key is in WANDB_API_KEY)")
+
+
+def test_the_doctor_says_which_trackers_are_there_and_never_shows_a_key(program, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    out = program.good("doctor").out
+    assert re.search(r"^OK +W&B +wandb [\d.]+; online: the key is in WANDB_API_KEY$", out, re.MULTILINE)
+    assert "k" * 8 not in out
+
+    monkeypatch.setattr(cli_trackers, "_installed", lambda package: package != "trackio")
+    assert "needs make setup-trackers" in program.good("doctor").out
+    program.good(CPU, "TRACKER=trackio")
+    answer = program("doctor")
+    assert answer.status == 1
+    assert re.search(r"^broken +Trackio .*\n +fix: make setup-trackers$", answer.out, re.MULTILINE)
+
+
+def test_a_key_on_the_command_line_is_refused_by_every_command_and_not_repeated(program):
+    for target in (CPU, "test-matrix", "status", "train"):
+        message = program.refused(target, "WANDB_API_KEY=correct-horse")
+        assert "export WANDB_API_KEY" in message
+        assert "correct-horse" not in message
 
 
 def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_installs_it(monkeypatch):

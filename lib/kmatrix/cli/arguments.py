@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kmatrix.errors import ConfigError
+from kmatrix.secrets import is_key_name
 
 # Read by the Makefile or by make itself; they may stand on any make command line.
 MAKE_ONLY = frozenset({"PYTHON", "TORCH_INDEX", "V", "MAKEFLAGS", "SHELL"})
@@ -199,6 +200,8 @@ def parse(target: str, words: Sequence[str], *, from_make: bool = False) -> tupl
             values[name] = text
         elif from_make and name in MAKE_ONLY:
             continue
+        elif is_key_name(name):
+            raise _no_key(name)
         elif command.assigns:
             assignments[name] = text
         else:
@@ -217,6 +220,14 @@ def from_makeflags(flags: str) -> list[str]:
         return []
     words = [re.sub(r"\\(.)", r"\1", word).replace("$$", "$") for word in re.findall(r"(?:\\.|[^\s\\])+", tail)]
     return [word for word in reversed(words) if "=" in word]
+
+
+def _no_key(name: str) -> ConfigError:
+    return ConfigError(
+        f"{name} is not taken from the command line",
+        why="every user of this machine can read a command line, and what is on it is kept with the results",
+        fix=f"export {name} in your shell before make, or use the tracker's own login",
+    )
 
 
 def _not_taken(target: str, command: Command, name: str) -> ConfigError:

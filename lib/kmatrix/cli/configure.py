@@ -10,6 +10,7 @@ from typing import Any
 
 from kmatrix.cli.arguments import Arguments
 from kmatrix.cli.overlay import as_lines, broken_rules, judge_matrix, lay_over, settings
+from kmatrix.cli.project import PROJECT, former_project, is_computed, own_project
 from kmatrix.cli.session import (
     ROOT,
     config_path,
@@ -19,7 +20,6 @@ from kmatrix.cli.session import (
     write_config,
     write_out,
 )
-from kmatrix.cli.trackers import PROJECT, former_project, is_computed, own_project
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig import Assignment, Tree, put_in_force, read_assignments
 from kmatrix.kconfig.assign import header

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 
 from kmatrix.cli.again import yes
 from kmatrix.cli.arguments import Arguments
 from kmatrix.cli.session import ROOT, below_root, config_path, load_config, open_tree, shown
+from kmatrix.cli.trackers import PACKAGES, TITLES, missing, wandb_words
 from kmatrix.config import read
 from kmatrix.doctor import Check, Level, gpus, machine, places, torch
+from kmatrix.doctor.checks import broken, ok
 from kmatrix.errors import KmatrixError
 from kmatrix.gpu.nvml import detect
 from kmatrix.records import SCHEMA
@@ -50,6 +53,20 @@ def _checks(arguments: Arguments) -> Iterator[Check]:
     yield from _configured(arguments)
 
 
+def trackers(chosen: Collection[str]) -> Iterator[Check]:
+    """Yield for each tracker whether it is installed. chosen: those of .config, which must be."""
+    for name, title in TITLES.items():
+        if absent := missing([name]):
+            said = f"not installed: {', '.join(absent)}"
+            if name in chosen:
+                yield broken(title, f"{said}, and .config has it", "make setup-trackers")
+            else:
+                yield ok(title, f"{said} (TRACKER={name} needs make setup-trackers)")
+            continue
+        versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES[name])
+        yield ok(title, f"{versions}; {wandb_words({})}" if name == "wandb" else versions)
+
+
 def _configured(arguments: Arguments) -> Iterator[Check]:
     """Yield whether .config can be read, and what its folders are like; those of the defaults where there is none."""
     path = config_path(arguments)
@@ -68,5 +85,6 @@ def _configured(arguments: Arguments) -> Iterator[Check]:
         return
     said = f"{shown(path)}, every line in force" if path.exists() else f"no {shown(path)} yet"
     yield Check(name=CONFIG, level=Level.OK, said=said)
+    yield from trackers(config.trackers)
     folders = {"RESULTS_DIR": config.results_dir, "DATA_DIR": config.data_dir, "CHECKPOINT_DIR": config.checkpoint_dir}
     yield from places({name: below_root(folder) for name, folder in folders.items() if folder})

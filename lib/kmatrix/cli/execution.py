@@ -13,6 +13,7 @@ from typing import Any
 from kmatrix.cli.arguments import Arguments
 from kmatrix.cli.monitor import simulation
 from kmatrix.cli.session import ROOT, shown
+from kmatrix.cli.trackers import announced
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.gpu.nvml import Gpu
 from kmatrix.launch.lock import holder
@@ -82,6 +83,8 @@ def execute(matrix: MatrixDir, going: Going, recorder: Monitor | None, gpus: Seq
         limits=Limits.of(values),
         monitor=recorder,
     )
+    if line := announced(read_json(matrix.runs()[0].run_json)):
+        print(line)
     with outlived(matrix.runner_log) as terminal:
         with ProgressDisplay(terminal=terminal) as show:
             outcome = drive(matrix, going.plans, engine, skipped=going.skipped, show=show, limits=Thresholds.of(values))

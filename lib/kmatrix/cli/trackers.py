@@ -1,27 +1,22 @@
-"""What commands know of trackers: whether they are installed, what the project is called, which port is theirs."""
+"""What commands know of trackers: whether they are installed, where runs are mirrored, which port is theirs."""
 
 from __future__ import annotations
 
-import hashlib
-import re
-import socket
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from kmatrix.cli.arguments import Arguments
-from kmatrix.cli.session import ROOT, config_path, load_config, open_tree
+from kmatrix.cli.project import own_project
+from kmatrix.cli.session import config_path, load_config, open_tree
 from kmatrix.config import Config
 from kmatrix.errors import ConfigError, LaunchError
-from kmatrix.kconfig.strict import SLUG
+from kmatrix.track.login import login
 
 PACKAGES = {"wandb": ("wandb",), "trackio": ("trackio",), "tensorboard": ("tensorboard",)}
 TITLES = {"wandb": "W&B", "trackio": "Trackio", "tensorboard": "TensorBoard"}
 PORTS = {"trackio": "TRACKIO_PORT", "tensorboard": "TENSORBOARD_PORT"}
-PROJECT = "TRACKER_PROJECT"
-PREFIX = "gpt2-"
-DIGITS = 5  # of the hash in a project's name
 
 
 def missing(names: Iterable[str]) -> list[str]:
@@ -38,33 +33,6 @@ def need_trackers(names: Iterable[str]) -> None:
         )
 
 
-def computed_project(host: str, folder: Path) -> str:
-    """Return the project's name for a host and a folder: gpt2- and five hexadecimal digits.
-
-    The host's name and not its address, which changes with the network.
-    """
-    return PREFIX + hashlib.sha256(f"{host}\0{folder}".encode()).hexdigest()[:DIGITS]
-
-
-def own_project() -> str:
-    """Return the project's name for this host and this project's folder."""
-    return computed_project(socket.gethostname(), ROOT)
-
-
-def is_computed(name: str) -> bool:
-    """Whether a project's name is one that was computed, here or elsewhere."""
-    return re.fullmatch(PREFIX + f"[0-9a-f]{{{DIGITS}}}", name) is not None
-
-
-def former_project(path: Path) -> str:
-    """Return the project that a .config names; "" where there is no such file or no legal name in it."""
-    try:
-        found = re.search(rf'^CONFIG_{PROJECT}="(.*)"$', path.read_text(encoding="utf-8"), re.MULTILINE)
-    except (OSError, UnicodeDecodeError):
-        return ""
-    return found[1] if found and SLUG.fullmatch(found[1]) else ""
-
-
 def tracking(config: Config) -> dict[str, Any]:
     """Return what is written to run.json for the tracker process; nothing where there is no tracker."""
     if not config.trackers:
@@ -74,6 +42,23 @@ def tracking(config: Config) -> dict[str, Any]:
         "project": config.tracker_project or own_project(),
         "limit_s": config.tracker_limit_s,
     }
+
+
+def announced(run: Mapping[str, Any]) -> str:
+    """Return the line that says where a matrix's runs are mirrored, "" where they are not. run: run.json of one."""
+    about = run.get("tracking") or {}
+    names = [name for name in about.get("trackers") or () if name in TITLES]
+    if not names:
+        return ""
+    said = [TITLES[name] + (f" ({wandb_words(run.get('symbols') or {})})" if name == "wandb" else "") for name in names]
+    return f"mirrored to {', '.join(said)}; project {about.get('project')}"
+
+
+def wandb_words(symbols: Mapping[str, str]) -> str:
+    """Return how W&B is used here, in words."""
+    found = login(symbols, os.environ)
+    entity = f" as {found.entity}" if found.entity else ""
+    return f"online{entity}: {found.why}" if found.online else f"offline: {found.why}"
 
 
 def configured(arguments: Arguments, name: str) -> str:

@@ -18,7 +18,10 @@ SHM = 1 << 30  # bytes of /dev/shm: NCCL takes some tens of MB for each pair of 
 FILES = 4096  # open files
 MEMORY = 4 << 30  # bytes that are available
 CLOCK = 300.0  # seconds that a file may lie in the future
-KEYS = {"HF_TOKEN": "Hugging Face: only private or gated data need it", "WANDB_API_KEY": "Weights & Biases"}
+KEYS = {
+    "HF_TOKEN": "Hugging Face: only private or gated data need it",
+    "WANDB_API_KEY": "Weights & Biases; `wandb login` does as well",
+}
 
 
 def machine(root: Path, environment: Mapping[str, str]) -> Iterator[Check]:
