@@ -1,0 +1,108 @@
+"""A process that hands one run to W&B by our mirror: `drive(folder, actions)` does the actions, and says what it met.
+
+Actions: ["open"], ["points", first, end], ["devices", time, value], ["alert", title], ["kill"], ["kill core"],
+["wait for", step] (until that step's row is on the disk), ["close", status].
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from kmatrix.records import RunDir, Status
+from kmatrix.track.values import Alert, Devices, Identity, Point, Stored
+from kmatrix.track.wandb import Mirror
+from kmatrix.track.wandb_files import WandbFiles
+
+EPOCH = 1_700_000_000.0  # the time of step 0; a step takes a second
+RUN = "gpt2_adamw_1cpu"
+CONFIG = {"GPT2_OPTIMIZER": "adamw", "GPT2_LEARNING_RATE": "6e-4", "GPT2_MAX_ITERS": "40", "run_id": "cafe"}
+
+
+def point(step: int) -> Point:
+    """What a trainer says of a step; each tenth step is evaluated."""
+    values = {"train/loss": 11 - step / 10, "tokens": step * 1024.0}
+    return Point(
+        step=step, time=EPOCH + step, values=values | ({"val/loss": 11.5 - step / 10} if step % 10 == 0 else {})
+    )
+
+
+def identity(folder: Path) -> Identity:
+    """The run in this folder."""
+    run = RunDir(folder / RUN)
+    tags = ("optimizer=adamw",)
+    return Identity(
+        dir=run,
+        project="gpt2-abcde",
+        name=run.name,
+        id="cafe-1",
+        group=folder.name,
+        tags=tags,
+        config=CONFIG,
+        tracking=folder,
+    )
+
+
+def drive(folder: Path, *actions: Sequence[Any], environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Do these actions in a process of its own, at home in an empty folder; return the last thing that was stored."""
+    home = folder.parent / "home"
+    home.mkdir(exist_ok=True)
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("WANDB")}
+    done = subprocess.run(
+        [sys.executable, __file__, str(folder), json.dumps(actions)],
+        env={**kept, "HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path), **(environ or {})},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else {}
+    return {**said, "code": done.returncode, "stderr": done.stderr, "stdout": done.stdout}
+
+
+def main(folder: Path, actions: Sequence[Sequence[Any]]) -> None:
+    """Do the actions."""
+    run = identity(folder)
+    run.dir.path.mkdir(parents=True, exist_ok=True)
+    mirror, stored = Mirror(), Stored(steps={})
+    for name, *words in actions:
+        if name == "open":
+            begun = time.monotonic()
+            stored = mirror.open(run)
+            said = {"steps": list(stored.steps), "devices_time": stored.devices_time, "alerts": stored.alerts}
+            said |= {"link": stored.link, "how": stored.how, "seconds": time.monotonic() - begun}
+            print(json.dumps(said), flush=True)
+        elif name == "points":
+            mirror.points([point(step) for step in range(*words) if step not in stored.steps])
+        elif name == "devices":
+            mirror.devices([Devices(time=words[0], values={"gpu_total_memory": words[1]})])
+        elif name == "alert":
+            mirror.alert(Alert(time=EPOCH, title=words[0], text="look"))
+        elif name == "wait for":
+            while words[0] not in WandbFiles(run.dir.path, run.id).read().steps:
+                time.sleep(0.2)
+        elif name == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif name == "kill core":
+            core = next(child for child in psutil.Process().children(recursive=True) if "wandb-core" in child.name())
+            core.kill()
+            core.wait()
+        elif name == "new mirror":
+            mirror = Mirror()
+        elif name == "close":
+            mirror.close(Status(words[0]))
+        else:
+            raise ValueError(name)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
