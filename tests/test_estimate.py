@@ -240,3 +240,23 @@ def test_a_finished_matrix_has_nothing_left(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun()])
     assert run("estimate", f"TARGET={matrix.path}").out.splitlines()[-1] == "nothing is left to run"
     assert read_json(matrix.run(FakeRun().name).run_json)
+
+
+# Before anything is measured
+
+
+def test_the_plan_counts_until_something_was_measured():
+    assert whole_run(TRAIN, [], [], 7200.0).source is Source.PLAN
+    assert whole_run(TRAIN, [], [], 7200.0).seconds == 7200.0
+    assert whole_run(TRAIN, [], [Measured(TRAIN, 300.0, STEPS)], 7200.0).source is Source.EARLIER
+    assert whole_run(TRAIN, [], []) is None
+
+
+def test_the_forecast_in_run_json_is_what_a_matrix_begins_with(tmp_path):
+    script = Script(tmp_path)
+    script.add("a")
+    folder = script.made.run("a")
+    write_json(folder.run_json, read_json(folder.run_json) | {"expected_s": 7200.0, "expected_from": "an MFU of 35%"})
+    with held(script.made):
+        (view,) = Overview(script.made).look(now=T0).runs
+    assert (view.left_s, view.left_from) == (7200.0, Source.PLAN)

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from support import Program, give_gpus
 
 from kmatrix.errors import ConfigError
 from kmatrix.plan.devices import KNOWN, by_name, detected
 from kmatrix.plan.memory import memory
-from kmatrix.plan.outlook import OVERHEAD, Chance, Fit, Target, _files, chance, fit, largest_batch
+from kmatrix.plan.outlook import (
+    OVERHEAD,
+    Chance,
+    Fit,
+    Target,
+    _files,
+    at_mfu,
+    chance,
+    expected_seconds,
+    fit,
+    largest_batch,
+)
 from kmatrix.shapes import NAMED, ModelShape, peak_tflops
 
 layers, heads, width = NAMED["124m"]
@@ -181,3 +194,15 @@ def test_an_embedding_that_is_only_looked_up_costs_no_operations():
         for tying in (True, False)
     )
     assert tied.flops_per_token == untied.flops_per_token
+
+
+def test_the_time_that_is_expected_lies_in_the_middle_of_the_band():
+    shape, device = SMALL, by_name("A100")
+    fields = FIELDS | {"num_gpus": 4, "peak_tflops": None, "tf32": True}
+    found = expected_seconds(shape=shape, fields=fields, tokens=10**9, device=device)
+    fast, slow = (
+        at_mfu(share, shape=shape, fields=fields, tokens=10**9, device=device).seconds for share in (0.5, 0.25)
+    )
+    assert found == pytest.approx(slow / math.sqrt(2)) == pytest.approx(fast * math.sqrt(2))
+    unknown = detected("a card", 1000.0)
+    assert expected_seconds(shape=shape, fields=fields, tokens=10**9, device=unknown) is None

@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -117,28 +118,52 @@ def test_the_live_line_is_not_drawn_more_often_than_the_eye_follows(terminal):
     assert terminal.getvalue().count("step 120/300") <= 4
 
 
-def test_a_narrow_terminal_gets_one_line_that_is_cut(terminal, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
+@pytest.mark.parametrize(
+    ("width", "text"),
+    [
+        (77, "run 2/4 gpt2_muon_2cpu  step 120/300  loss 2.71  41k tok/s  left 0:12"),
+        (60, "run 2/4 gpt2_muon_2cpu  step 120/300  loss 2.71  left 0:12"),
+        (50, "run 2/4 gpt2_muon_2cpu  step 120/300  left 0:12"),
+        (38, "run 2/4 gpt2_muon_2cpu  step 120/300"),
+        (34, "run 2/4 gpt2_muon_2cpu  step 120/…"),
+        (20, "run 2/4 gpt2_muon_2…"),
+    ],
+)
+def test_a_narrow_terminal_leaves_out_what_is_worth_least(width, text):
+    assert running_line(RUNNING, width) == text
+    assert len(running_line(RUNNING, width)) <= width
+
+
+def test_the_middle_of_a_long_name_is_left_out_before_the_step_is():
+    long = replace(RUNNING, run="gpt2_adamw_seed3_lr6e-4_wd0.1_4gpu")
+    assert running_line(long, 50).endswith("gpu  step 120/300")
+    assert "…" in running_line(long, 50)
+
+
+@pytest.mark.parametrize("width", [12, 40, 60, 80, 200])
+def test_the_live_line_is_one_line_on_every_terminal(terminal, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
     with ProgressDisplay(terminal) as show:
         show(RUNNING)
     drawn = re.sub(r"\x1b\[[0-9;?]*\w", "", terminal.getvalue())
-    assert "…" in drawn
-    assert max(len(line) for line in drawn.replace("\r", "\n").split("\n")) <= 60
+    assert max(len(line) for line in drawn.replace("\r", "\n").split("\n")) <= width
     assert drawn.count("\n") <= 1
+    assert ("━" in drawn) == (width > 80)  # the bar has what the words leave
 
 
-def test_no_color_means_no_colours_even_on_a_terminal(terminal, monkeypatch):
-    colour = r"\x1b\[[0-9;]*3[0-9]"
+def test_below_the_lines_stands_what_has_ended_and_what_is_to_come(terminal):
+    with ProgressDisplay(terminal) as show:
+        show(replace(RUNNING, counts={"finished": 3, "failed": 1, "running": 1, "planned": 2}))
+    assert "3 finished, 1 failed, 2 to come" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(("text", "styled"), [("", True), ("1", False)])  # no-color.org: an empty one is none
+def test_no_color_means_no_colours_even_on_a_terminal(terminal, monkeypatch, text, styled):
+    monkeypatch.setenv("NO_COLOR", text)
     with ProgressDisplay(terminal) as show:
         show(RUNNING)
         show(FINISHED)
-    assert re.search(colour, terminal.getvalue())
-    monkeypatch.setenv("NO_COLOR", "1")
-    plain = Terminal()
-    with ProgressDisplay(plain) as show:
-        show(RUNNING)
-        show(FINISHED)
-    assert not re.search(colour, plain.getvalue())
+    assert bool(re.search(r"\x1b\[[0-9;]*m", terminal.getvalue())) == styled
 
 
 def test_a_terminal_that_goes_away_ends_the_drawing_and_not_the_runs():

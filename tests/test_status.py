@@ -17,7 +17,8 @@ from records_factory import CREATED, FakeRun, make_matrix
 from rich.console import Console
 from support import ROOT, run
 
-from kmatrix.cli.status import cells, drawn, most_urgent, plain
+from kmatrix.cli.screen import cells, most_urgent, screen
+from kmatrix.cli.status import drawn, plain
 from kmatrix.errors import SchemaError
 from kmatrix.launch.lock import held
 from kmatrix.launch.overview import Overview
@@ -48,15 +49,15 @@ def test_every_run_is_shown_with_its_status_and_numbers(trouble):
     lines = plain(Overview(trouble).look())
     assert lines[0] == f"{trouble.name}: stopped, 1 planned, 1 finished, 1 failed, 1 stopped, 1 skipped"
     words = {line.split()[0]: line.split()[1:] for line in lines[2:7]}
-    assert words["gpt2_adamw_1cpu"][:5] == ["finished", "100/100", "3.312", "3.2800", "4.0k"]
+    assert words["gpt2_adamw_1cpu"][:6] == ["finished", "100/100", "100%", "3.312", "3.2800", "4.0k"]
     assert words["gpt2_sgd_1cpu"][:2] == ["failed", "45/100"]
     assert words["gpt2_muon_1cpu"][:2] == ["stopped", "50/100"]
     assert words["gpt2_adam_4cpu"][:2] == ["skipped", "-"]
     assert words["gpt2_adafactor_1cpu"][:2] == ["planned", "-"]
     assert lines[7:] == [
         "gpt2_sgd_1cpu failed: loss is nan at step 47",
-        "gpt2_muon_1cpu stopped: asked to stop",
         "gpt2_adam_4cpu skipped: needs 4 GPUs, and there is 1",
+        "gpt2_muon_1cpu stopped: asked to stop",
         f"go on: make continue TARGET={trouble.name}",
     ]
 
@@ -146,7 +147,7 @@ def test_the_numbers_are_those_of_the_last_attempt(tmp_path):
 
 def test_what_is_not_known_is_a_dash_and_never_0(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(status="planned")])
-    assert cells(view_of(matrix, "adamw"))[2:7] == ("-", "-", "-", "-", "-")
+    assert cells(view_of(matrix, "adamw"))[2:8] == ("-", "-", "-", "-", "-", "-")
 
 
 def test_memory_is_the_most_of_the_device_that_held_most(tmp_path):
@@ -155,7 +156,7 @@ def test_memory_is_the_most_of_the_device_that_held_most(tmp_path):
     write_json(matrix.run(FakeRun(gpus=2).name).gpu_summary, {"gpus": [*gpus, {"memory_used": None}]})
     view = view_of(matrix, "adamw")
     assert (view.memory_mib, view.memory_total_mib) == (2048.0, 23028.0)
-    assert cells(view)[8] == "2.0G"
+    assert cells(view)[9] == "2.0G"
 
 
 def test_a_matrix_of_a_newer_kmatrix_is_refused(trouble):
@@ -220,7 +221,7 @@ def test_a_matrix_that_is_taller_than_the_terminal_shows_what_matters_most(tmp_p
     shown = most_urgent(view.runs, 3)
     assert [run.name for run in shown] == [f"gpt2_adamw_seed{seed}_1cpu" for seed in (0, 1, 20)]
     text = io.StringIO()
-    Console(file=text, width=140).print(drawn(view, 10))
+    Console(file=text, width=140).print(drawn(screen(view, width=140, height=10)))
     assert len(text.getvalue().splitlines()) <= 10
     assert "and 34 more, which do not fit here" in text.getvalue()
 

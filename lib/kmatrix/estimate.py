@@ -28,6 +28,7 @@ class Source(StrEnum):
     MATRIX = "runs like it here"
     EARLIER = "earlier runs like it"
     FLOPS = "its operations"
+    PLAN = "the plan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +68,17 @@ class Rest:
     seconds: float | None
 
 
-def whole_run(train: Mapping[str, Any], here: Sequence[Measured], earlier: Sequence[Measured]) -> Expected | None:
-    """Return how long a run takes from its start to its end, None where nothing like it was measured.
+def whole_run(
+    train: Mapping[str, Any], here: Sequence[Measured], earlier: Sequence[Measured], planned_s: float | None = None
+) -> Expected | None:
+    """Return how long a run takes from its start to its end, None where nothing is known of it.
 
-    here, earlier: finished runs of this matrix and of former ones on this machine.
+    here, earlier: finished runs of this matrix and of former ones on this machine.  planned_s: what the plan said,
+    which counts as long as nothing was measured.
     """
-    steps = train.get("max_iters")
+    steps, planned = train.get("max_iters"), None if planned_s is None else Expected(planned_s, Source.PLAN)
     if not isinstance(steps, int):
-        return None
+        return planned
     for runs, source in ((here, Source.MATRIX), (earlier, Source.EARLIER)):
         alike = [run for run in runs if _shape(run.train) == _shape(train)]
         same = [run for run in alike if run.train.get("optimizer") == train.get("optimizer")]
@@ -83,7 +87,7 @@ def whole_run(train: Mapping[str, Any], here: Sequence[Measured], earlier: Seque
     speeds = [_speed(run) for run in (*here, *earlier) if _kind(run.train) == _kind(train)]
     known, work = [speed for speed in speeds if speed], operations(train)
     if not known or not work:
-        return None
+        return planned
     return Expected(work / statistics.median(known), Source.FLOPS)
 
 

@@ -34,8 +34,7 @@ def estimate(arguments: Arguments) -> int:
 
 def as_json(view: MatrixView, now: float) -> dict[str, object]:
     """Return the estimate for programs; times are in seconds from `now` (Unix seconds); unknown is None."""
-    ends = None if view.left_s is None else now + view.left_s
-    return {"schema": SCHEMA, "now": now, "ends": ends, **asdict(view), "counts": view.counts}
+    return {"schema": SCHEMA, "now": now, **asdict(view), "counts": view.counts}
 
 
 def lines(view: MatrixView, now: float) -> list[str]:

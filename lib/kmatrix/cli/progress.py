@@ -1,4 +1,4 @@
-"""How runs are shown while they run: a live line on a terminal, plain lines elsewhere."""
+"""How runs are shown while they run: a live line for each on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
 from kmatrix.alerts import Alert, Kind, Severity
+from kmatrix.cli.table import ELLIPSIS, NAME_LEAST, shortened
 from kmatrix.cli.terminal import Terminal
 from kmatrix.launch.watch import Progress
 from kmatrix.records import Status
@@ -22,9 +23,15 @@ if TYPE_CHECKING:
 MOST_LINES = 8  # runs that are drawn at a time
 EVERY_S = 30.0  # between two plain lines of a run
 REFRESH_S = 0.25  # between two drawings of the live line
-BAR = 24  # columns
+BAR, BAR_LEAST = 24, 8  # columns; a bar that would be shorter is left out
 LIVE = (Status.PLANNED, Status.RUNNING)  # a planned run is shown only while it waits for something
-COLOURS = {Status.FINISHED: "green", Status.FAILED: "red", Status.STOPPED: "yellow", Status.SKIPPED: "yellow"}
+COLOURS = {
+    Status.RUNNING: "cyan",
+    Status.FINISHED: "green",
+    Status.FAILED: "red",
+    Status.STOPPED: "yellow",
+    Status.SKIPPED: "yellow",
+}
 
 
 class ProgressDisplay:
@@ -102,7 +109,7 @@ class ProgressDisplay:
         from rich.text import Text
 
         style = "red" if alert.severity is Severity.CRITICAL else "yellow"
-        self._console.print(Text(text, style=style), soft_wrap=True)
+        self._console.print(Text(text, style="" if colourless() else style), soft_wrap=True)
 
     def _print(self, progress: Progress) -> None:
         """One line at the start, one every 30 s, one at the end."""
@@ -124,7 +131,8 @@ class ProgressDisplay:
         if progress.status not in LIVE:
             del self._now[progress.run]
             self._end_live()
-            console.print(Text(ended_line(progress), style=COLOURS.get(progress.status, "")), soft_wrap=True)
+            style = "" if colourless() else COLOURS.get(progress.status, "")
+            console.print(Text(ended_line(progress), style=style), soft_wrap=True)
             return
         now = time.monotonic()
         if self._live is None:
@@ -133,7 +141,8 @@ class ProgressDisplay:
         elif now - self._drawn < REFRESH_S:
             return
         self._drawn = now
-        self._live.update(_live_lines(list(self._now.values())[:MOST_LINES]), refresh=True)
+        most = max(1, min(MOST_LINES, console.height - 3))
+        self._live.update(_live_lines(list(self._now.values()), most, console.width), refresh=True)
 
     def _end_live(self) -> None:
         if self._live is not None:
@@ -141,24 +150,43 @@ class ProgressDisplay:
             self._live = None
 
 
-def running_line(progress: Progress) -> str:
-    """`run 2/4 gpt2_muon_2cpu  step 120/300  loss 2.71  val 2.80  41k tok/s  left 0:12`, less what is not known."""
-    parts = [_name(progress)]
+def running_line(progress: Progress, width: int | None = None) -> str:
+    """`run 2/4 gpt2_muon_2cpu  step 120/300  loss 2.71  val 2.80  41k tok/s  left 0:12`, less what is not known.
+
+    width: columns that there are; what is worth least is left out, then the middle of the name.
+    """
+    parts = _parts(progress)
+    while width is not None and len(_joined(parts)) > width and (optional := [part for part in parts if part[0]]):
+        parts.remove(min(optional))
+    text = _joined(parts)
+    if width is not None and len(text) > width:
+        name = progress.run
+        text = text.replace(name, shortened(name, max(NAME_LEAST, len(name) - (len(text) - width))), 1)
+    return text if width is None or len(text) <= width else text[: max(0, width - 1)] + ELLIPSIS
+
+
+def _joined(parts: Sequence[tuple[int, str]]) -> str:
+    return "  ".join(text for _, text in parts)
+
+
+def _parts(progress: Progress) -> list[tuple[int, str]]:
+    """Return what is to be said of a run that goes on, each with its worth; 0 must be said."""
     if progress.step is None:
-        parts.append("starting" if progress.status is Status.RUNNING else progress.status.value)
+        begun = "starting" if progress.status is Status.RUNNING else progress.status.value
     else:
-        parts.append(f"step {progress.step}" + (f"/{progress.max_iters}" if progress.max_iters is not None else ""))
+        begun = f"step {progress.step}" + (f"/{progress.max_iters}" if progress.max_iters is not None else "")
+    parts = [(0, _name(progress)), (0, begun)]
     if progress.loss is not None:
-        parts.append(f"loss {progress.loss:.2f}")
+        parts.append((4, f"loss {progress.loss:.2f}"))
     if progress.val_loss is not None:
-        parts.append(f"val {progress.val_loss:.2f}")
+        parts.append((1, f"val {progress.val_loss:.2f}"))
     if progress.tokens_per_second is not None:
-        parts.append(f"{short(progress.tokens_per_second)} tok/s")
+        parts.append((2, f"{short(progress.tokens_per_second)} tok/s"))
     if progress.left_s is not None:
-        parts.append(f"left {clock(progress.left_s)}")
+        parts.append((5, f"left {clock(progress.left_s)}"))
     if progress.alerts:
-        parts.append(f"{len(progress.alerts)} alert{'s' if len(progress.alerts) > 1 else ''}")
-    return "  ".join([*parts, progress.note] if progress.note else parts)
+        parts.append((3, f"{len(progress.alerts)} alert{'s' if len(progress.alerts) > 1 else ''}"))
+    return [*parts, (0, progress.note)] if progress.note else parts
 
 
 def ended_line(progress: Progress) -> str:
@@ -200,16 +228,42 @@ def _name(progress: Progress) -> str:
     return f"run{place} {progress.run}"
 
 
-def _live_lines(runs: Sequence[Progress]) -> Table:
-    """For each run a bar and the line beside it, cut at the edge of the terminal and never wrapped."""
+def colourless() -> bool:
+    """Whether the user wants no colours (no-color.org)."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
+def _live_lines(runs: Sequence[Progress], most: int, width: int) -> Table:
+    """For each run a bar and the line beside it, never wrapped; below them how the matrix stands.
+
+    most: runs that there is room for.  width: columns.
+    """
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
+    longest = max(len(running_line(run)) for run in runs)
+    bar = min(BAR, width - longest - 1)
     line = Table.grid(padding=(0, 1), expand=False)
-    line.add_column(width=BAR)
+    if bar >= BAR_LEAST:
+        line.add_column(width=bar)
     line.add_column(no_wrap=True, overflow="ellipsis")
-    for run in runs:
+    for run in runs[:most]:
         share = run.step / run.max_iters if run.step is not None and run.max_iters else 0.0
-        line.add_row(ProgressBar(total=1.0, completed=min(1.0, share), width=BAR), Text(running_line(run)))
+        drawn = [ProgressBar(total=1.0, completed=min(1.0, share), width=bar)] if bar >= BAR_LEAST else []
+        text = running_line(run, None if drawn else width)
+        line.add_row(*drawn, Text(text))
+    last = _standing(runs[-1], len(runs) - most)
+    if last:
+        line.add_row(*([""] if bar >= BAR_LEAST else []), Text(last))
     return line
+
+
+def _standing(progress: Progress, hidden: int) -> str:
+    """`3 finished, 1 failed, 2 of 6 to come`, "" for a matrix of one run."""
+    done = {name: count for name, count in progress.counts.items() if name not in ("planned", "running")}
+    parts = [f"{count} {name}" for name, count in done.items()]
+    to_come = progress.counts.get("planned", 0)
+    parts += [f"{to_come} to come"] if to_come else []
+    parts += [f"{hidden} more that run"] if hidden > 0 else []
+    return ", ".join(parts)

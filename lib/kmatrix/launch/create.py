@@ -17,6 +17,8 @@ from kmatrix.launch.judging import judging_files
 from kmatrix.launch.prepare import Dataset, Key, key
 from kmatrix.launch.provenance import provenance
 from kmatrix.matrix import Matrix, Run
+from kmatrix.plan.devices import detected
+from kmatrix.plan.outlook import MIDDLE, expected_seconds
 from kmatrix.records import MATRIX_PREFIX, MatrixDir, write_json, write_text
 
 
@@ -131,8 +133,19 @@ def _run_json(matrix: MatrixDir, run: Run, made_from: Creation, origin: Mapping[
         "timeout_s": made_from.timeout_s,
         "tracking": dict(made_from.tracking),
         "train_tokens": data.train_tokens if data else None,
+        **_expected(made_from.configs[run.name], made_from.gpus),
         "provenance": origin,
     }
+
+
+def _expected(config: RunConfig, gpus: tuple[Gpu, ...]) -> dict[str, Any]:
+    """Return how long the plan says that a run takes on these GPUs, and what that is taken from; None: not known."""
+    seconds = None
+    if config.device == "cuda" and gpus:
+        device = detected(gpus[0].name, gpus[0].memory_total)
+        seconds = expected_seconds(shape=config.shape, fields=config.fields, tokens=config.tokens, device=device)
+    source = None if seconds is None else f"an MFU of {MIDDLE:.0%} on {gpus[0].name}"
+    return {"expected_s": seconds, "expected_from": source}
 
 
 def _train_fields(matrix: MatrixDir, run: Run, made_from: Creation, cores: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from kmatrix.errors import RecordError, SchemaError
 from kmatrix.estimate import Measured, Phase, Rest, Source, ends_of, rest_of_run, whole_run
 from kmatrix.launch.alarm import kept
+from kmatrix.launch.box import gpus_now
 from kmatrix.launch.history import measured_before
 from kmatrix.launch.standing import read_state, settle
 from kmatrix.launch.state import RunState, overall
@@ -40,17 +41,25 @@ class Overview:
         views = self._packed([self._priced(self._expected(view, here)) for view in found])
         record = _readable(self._matrix)
         left = [view.ends_s for view in views if view.status in TO_COME]
+        left_s = max(s for s in left if s is not None) if left and None not in left else None
         return MatrixView(
             name=self._matrix.name,
             status=Status.RUNNING if running else overall([view.status for view in views]),
             running=running,
             started=record.get("started"),
             ended=None if running else record.get("ended"),
-            left_s=max(s for s in left if s is not None) if left and None not in left else None,
+            left_s=left_s,
+            ends=None if left_s is None else now + left_s,
             dollars=_total([view.dollars for view in views]),
             all_dollars=_total([view.all_dollars for view in views]),
             runs=tuple(views),
+            gpus=tuple(gpus_now(self._matrix, self._gpus(record), views, now)),
         )
+
+    def _gpus(self, record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """Return the GPUs that its runner has; of a matrix that was never run, those it was planned for."""
+        planned = [(one.get("provenance") or EMPTY).get("gpus") or [] for one in self._records.values()]
+        return record["gpus"] if isinstance(record.get("gpus"), list) else max(planned, key=len, default=[])
 
     def _run(self, run: RunDir, now: float, *, running: bool) -> RunView:
         state = _state(run, running=running)
@@ -125,7 +134,7 @@ class Overview:
         known = whole_run(train, here, ())
         if known is None or known.source is not Source.MATRIX:
             self._earlier = measured_before(self._matrix) if self._earlier is None else self._earlier
-            known = whole_run(train, here, self._earlier)
+            known = whole_run(train, here, self._earlier, self._records[view.name].get("expected_s"))
         if known is None:
             return view
         done = (view.step or 0) / view.max_iters if view.status is Status.STOPPED and view.max_iters else 0.0

@@ -55,7 +55,7 @@ def reopen(
         elif why := too_few_gpus(record["train"], len(gpus)) or _no_data(record["train"]):
             skipped[run.name] = why
         else:
-            expected_s = _expected_s(record["train"], here, earlier)
+            expected_s = _expected_s(record, here, earlier)
             plans.append(run_plan(run, record, attempt, command, expected_s))
     return Going(plans=tuple(plans), skipped=skipped, stays=stays)
 
@@ -71,10 +71,10 @@ def follow_move(matrix: MatrixDir) -> None:
             write_json(run.run_json, {**record, "train": train})
 
 
-def _expected_s(train: Mapping[str, Any], here: Sequence[Measured], earlier: Sequence[Measured]) -> float | None:
-    """Return the seconds of a run for the order in which runs start."""
-    known = whole_run(train, here, earlier)
-    return guess(train) if known is None else known.seconds
+def _expected_s(record: Mapping[str, Any], here: Sequence[Measured], earlier: Sequence[Measured]) -> float | None:
+    """Return the seconds of a run for the order in which runs start. record: its run.json."""
+    known = whole_run(record["train"], here, earlier, record.get("expected_s"))
+    return guess(record["train"]) if known is None else known.seconds
 
 
 def too_few_gpus(train: Mapping[str, Any], there: int) -> str:

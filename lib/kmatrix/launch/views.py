@@ -19,6 +19,27 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuView:
+    """One GPU of the box now, as the newest recording of a run on it says. Unknown is None.
+
+    run: the one that has it, "" for none.  utilization: percent.  memory_used, memory_total: MiB.  power: watts.
+    temperature: degrees Celsius.  at: Unix seconds of these values.  out: why no run gets it, "" where one may.
+    """
+
+    index: int | None
+    name: str
+    uuid: str
+    run: str = ""
+    utilization: float | None = None
+    memory_used: float | None = None
+    memory_total: float | None = None
+    power: float | None = None
+    temperature: float | None = None
+    at: float | None = None
+    out: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
     """One run now. Unknown is None.
 
@@ -70,6 +91,7 @@ class MatrixView:
     """A matrix now. running: a runner has it.
 
     left_s: until its end, or what would be left if it went on now; None while that is not known of every run.
+    ends: Unix seconds of its end, if it went on now.  gpus: of the box, in the driver's order.
     dollars, all_dollars: of all runs, None where there is no price or a time is not known.
     """
 
@@ -82,6 +104,8 @@ class MatrixView:
     dollars: float | None
     all_dollars: float | None
     runs: tuple[RunView, ...]
+    ends: float | None = None
+    gpus: tuple[GpuView, ...] = ()
 
     @property
     def counts(self) -> dict[str, int]:

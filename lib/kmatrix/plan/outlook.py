@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -15,6 +16,7 @@ from kmatrix.shapes import ModelShape, by_depth, mfu, peak_tflops
 
 BAND = (0.25, 0.50)  # MFU of GPT-2 training with fused attention, from small models to well fed large ones
 UNLIKELY, IMPOSSIBLE = 0.75, 1.0  # MFU that is needed
+MIDDLE = math.sqrt(BAND[0] * BAND[1])  # as far from one end of the band as from the other, as a factor
 OVERHEAD = GIB  # bytes that CUDA, NCCL and the libraries take on each device before any tensor
 TIGHT = 0.9  # of what is left: above this, fragmentation decides
 MOST = 1 << 20  # sequences: beyond any micro-batch
@@ -104,6 +106,16 @@ def at_mfu(share: float, *, shape: ModelShape, fields: Fields, tokens: int | Non
         return None
     rate = share * peak * 1e12 * int(fields["num_gpus"]) / shape.flops_per_token
     return at_rate(rate, shape=shape, fields=fields, tokens=tokens, device=device)
+
+
+def expected_seconds(*, shape: ModelShape, fields: Fields, tokens: int | None, device: Device) -> float | None:
+    """Return the seconds that a run is expected to take before anything is measured: at the middle of the band.
+
+    None where the device's peak or the length is not known. The truth may lie a factor of 1.4 off, and evaluations
+    and checkpoints come on top.
+    """
+    speed = at_mfu(MIDDLE, shape=shape, fields=fields, tokens=tokens, device=device)
+    return None if speed is None else speed.seconds
 
 
 def kilowatt_hours(seconds: float, device: Device, devices: int) -> float | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 START, TAIL = b"[\n", b"\n]\n"
+MOST_OBJECT = 1 << 17  # bytes within which the last object of an array is looked for
 
 
 class JsonArrayFile:
@@ -57,6 +58,28 @@ def write_at(file: int, data: bytes | bytearray, offset: int) -> None:
         if not more:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         written += more
+
+
+def last_entry(path: Path) -> dict[str, Any] | None:
+    """Return the newest whole object of an array that such a file holds; None where there is none.
+
+    Costs the end of the file, however long it is.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - MOST_OBJECT))
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            value = json.loads(line.rstrip(b","))
+        except ValueError:
+            continue  # a bracket, or an object that is being written
+        if isinstance(value, dict):
+            return value
+    return None
 
 
 def _resume(file: int) -> tuple[int, bool]:
