@@ -126,6 +126,13 @@ summary: $(CORE) ## write and print the summary
 update-graphs: $(CORE) ## draw the graphs
 	$(KMATRIX)
 
+##@ Trackers (TRACKER=wandb,trackio,tensorboard with a configuration or a running target chooses them)
+.PHONY: wandb-test trackio-test
+wandb-test: $(CORE) $(TRACKERS) ## is W&B ready? a made-up run, sent and read back
+	$(KMATRIX)
+trackio-test: $(CORE) $(TRACKERS) ## is Trackio ready? a made-up run, stored and read back
+	$(KMATRIX)
+
 ##@ Checkpoints (TARGET=<matrix directory>, RUN=<run directory, name or pattern>)
 .PHONY: list-checkpoints checkpoints-prune
 list-checkpoints: $(CORE) ## list each run's: step, kinds, loss, size, file

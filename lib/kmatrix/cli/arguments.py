@@ -135,6 +135,14 @@ COMMANDS = {
         "kmatrix.cli.results:summary", "write and print the summary", frozenset({"TARGET", "RESULTS_DIR"})
     ),
     "update-graphs": Command("kmatrix.cli.results:graphs", "draw the graphs", frozenset({"TARGET", "RESULTS_DIR"})),
+    "wandb-test": Command(
+        "kmatrix.cli.track_test:wandb_test", "send a made-up run to W&B, and read it back", frozenset({"PROJECT"})
+    ),
+    "trackio-test": Command(
+        "kmatrix.cli.track_test:trackio_test",
+        "put a made-up run into a Trackio database, and read it back",
+        frozenset({"PROJECT"}),
+    ),
     "list-checkpoints": Command(
         "kmatrix.cli.checkpoints:list_checkpoints",
         "list the checkpoints of a matrix or of RUN=",
