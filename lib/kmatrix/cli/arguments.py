@@ -143,6 +143,26 @@ COMMANDS = {
         "put a made-up run into a Trackio database, and read it back",
         frozenset({"PROJECT"}),
     ),
+    "trackio-view": Command(
+        "kmatrix.cli.trackio:view",
+        "serve Trackio's page of the results",
+        frozenset({"HOST", "PORT", "PROJECT", "RESULTS_DIR"}),
+    ),
+    "trackio-web": Command(
+        "kmatrix.cli.trackio:web",
+        "say where that page is; SHOW_TOKEN=1 for the link that may delete",
+        frozenset({"PROJECT", "RESULTS_DIR", "SHOW_TOKEN"}),
+    ),
+    "trackio-console": Command(
+        "kmatrix.cli.console:console",
+        "what was measured so far, as a table",
+        frozenset({"RESULTS_DIR", "RUN", "TARGET"}),
+    ),
+    "tensorboard": Command(
+        "kmatrix.cli.tensorboard:show",
+        "serve TensorBoard's page of a matrix",
+        frozenset({"HOST", "PORT", "RESULTS_DIR", "TARGET"}),
+    ),
     "list-checkpoints": Command(
         "kmatrix.cli.checkpoints:list_checkpoints",
         "list the checkpoints of a matrix or of RUN=",

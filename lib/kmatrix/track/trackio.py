@@ -18,7 +18,7 @@ from kmatrix.track.values import Alert, Devices, Identity, Point, Stored
 
 NAME = "trackio"
 LOCAL = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-REMOTE = ("TRACKIO_DATASET_ID", "SPACE_REPO_NAME")  # a copy on a server, which would be written to at every turn
+REMOTE = ("TRACKIO_DATASET_ID", "TRACKIO_BUCKET_ID", "SPACE_REPO_NAME")  # copies on a server, kept up by every write
 RESERVED = frozenset({"project", "run", "timestamp", "step", "time", "metrics"})  # Trackio calls ours __time and so on
 FLAT = re.compile(r"gpu_\d+_memory")  # the same as gpu/<i>/..., for trackers without a view of devices
 
