@@ -145,7 +145,8 @@ def test_a_run_that_goes_on_is_running_until_it_ends(identity):
 
 
 def test_what_is_stored_is_told_when_the_run_is_opened_again(identity):
-    assert written(identity) == Stored(steps={}, link=str(data_dir(identity.tracking)))
+    how = f"make trackio-view PROJECT={identity.project}"
+    assert written(identity) == Stored(steps={}, link=str(data_dir(identity.tracking)), how=how)
     stored = Mirror().open(identity)
     assert stored.steps == {step: point(step).values for step in range(LAST + 1)}
     assert stored.devices_time == BEGAN + 1
@@ -162,12 +163,24 @@ def test_a_run_that_is_sent_twice_is_there_once(identity):
     assert config(identity) == before
 
 
-def test_a_step_that_is_sent_again_keeps_what_was_sent_first(identity):
+def test_a_row_that_is_sent_again_keeps_what_was_sent_first(identity):
     written(identity)
     mirror = Mirror()
     mirror.open(identity)
-    mirror.points([Point(step=3, time=BEGAN + 99, values={"train/loss": 7.0})])
+    mirror.points([Point(step=3, time=BEGAN + 99, values={"train/lr": 1.0, "train/loss": 7.0})])
     assert Mirror().open(identity).steps[3] == point(3).values
+
+
+def test_what_a_step_lacked_can_be_added_to_it(identity):
+    written(identity)
+    mirror = Mirror()
+    mirror.open(identity)
+    mirror.points([Point(step=LAST, time=BEGAN + 99, values={"val/loss": 3.5})])
+    mirror.close(Status.FINISHED)
+    assert Mirror().open(identity).steps[LAST] == {**point(LAST).values, "val/loss": 3.5}
+    assert (
+        trackio(identity, "get", "run", "--project", identity.project, "--run", identity.name)["num_logs"] == LAST + 2
+    )
 
 
 def test_a_finished_run_can_be_closed_once_more_without_a_new_point(identity):

@@ -22,6 +22,7 @@ from support import ROOT, Program
 
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.records import RunDir, Status
+from kmatrix.track import tensorboard
 from kmatrix.track.page import Page, StateFile, free_port
 from kmatrix.track.trackio import Mirror, data_dir
 from kmatrix.track.values import Identity, Point
@@ -30,21 +31,23 @@ LOOPBACK = "127.0.0.1"
 FILL = "import sys; from test_tracker_pages import fill; fill(*sys.argv[1:])"
 
 
-def fill(folder: str, project: str, time: str) -> None:
-    """Put a run into Trackio. In a process of its own: Trackio is told once for a process where its data lie."""
-    home = Path(folder)
-    identity = Identity(
-        dir=RunDir(home / "m" / "gpt2_adamw_1cpu"),
+def identity(home: Path, project: str, matrix: str) -> Identity:
+    return Identity(
+        dir=RunDir(home / matrix / "gpt2_adamw_1cpu"),
         project=project,
         name="gpt2_adamw_1cpu",
         id="a1-1",
-        group="m",
+        group=matrix,
         tags=(),
         config={},
         tracking=home,
     )
+
+
+def fill(folder: str, project: str, time: str) -> None:
+    """Put a run into Trackio. In a process of its own: Trackio is told once for a process where its data lie."""
     mirror = Mirror()
-    mirror.open(identity)
+    mirror.open(identity(Path(folder), project, "m"))
     mirror.points([Point(step=0, time=float(time), values={"train/loss": 4.0})])
     mirror.close(Status.FINISHED)
 
@@ -232,12 +235,11 @@ def test_tensorboard_refuses_a_matrix_that_recorded_nothing(tmp_path, ask):
 
 @pytest.mark.slow
 def test_tensorboard_serves_the_runs_of_a_matrix(tmp_path):
-    from tensorboardX import SummaryWriter
-
     matrix = make_matrix(tmp_path, [FakeRun()])
-    with SummaryWriter(str(matrix.path / "tb" / "gpt2_adamw_1cpu")) as writer:
-        for step in range(10):
-            writer.add_scalar("train/loss", 4.0 - step / 10, step)
+    mirror = tensorboard.Mirror()
+    mirror.open(identity(tmp_path, "gpt2-x", matrix.name))
+    mirror.points([Point(step=s, time=1e9 + s, values={"train/loss": 4 - s / 10}) for s in range(10)])
+    mirror.close(Status.FINISHED)
     with busy() as taken, serving("tensorboard", f"TARGET={matrix.path}", f"PORT={taken}") as served:
         assert f"(port {taken} is taken)" in served.said
         api = f"{served.url}data/plugin/scalars"

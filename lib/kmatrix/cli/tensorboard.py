@@ -15,7 +15,7 @@ from kmatrix.track.tensorboard_page import recorded, serve
 def show(arguments: Arguments) -> int:
     """Serve TensorBoard's page of TARGET=, the newest matrix by default, until Ctrl+C."""
     matrix = find_target(arguments)
-    folder = matrix.path / "tb"
+    folder = matrix.tensorboard
     if not recorded(folder):
         raise RecordError(
             f"{shown(matrix.path)} has nothing for TensorBoard",

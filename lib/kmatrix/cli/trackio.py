@@ -10,9 +10,10 @@ from urllib.parse import quote
 from kmatrix.cli.again import yes
 from kmatrix.cli.arguments import Arguments
 from kmatrix.cli.pages import announce
+from kmatrix.cli.project import own_project
 from kmatrix.cli.session import shown
 from kmatrix.cli.targets import results_dir
-from kmatrix.cli.trackers import configured, need_trackers, own_project, port
+from kmatrix.cli.trackers import configured, need_trackers, port
 from kmatrix.errors import ConfigError
 from kmatrix.track.page import LOOPBACK, Page, StateFile, wait_for_the_end
 from kmatrix.track.trackio import data_dir

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,9 +54,9 @@ class Mirror:
         self._last: dict[str, Any] | None = None
         self._told: Status | None = None
         self._writer = fragments.FragmentWriter() if utils.get_storage_mode() == "jsonl" else None
-        link = str(data_dir(run.tracking))
+        link, how = str(data_dir(run.tracking)), f"make trackio-view PROJECT={run.project}"
         if self._writer:  # on a network's disk only a dashboard may touch the database: all goes again, it sorts it out
-            return Stored(steps={}, link=link)
+            return Stored(steps={}, link=link, how=how)
         self._shown = _shown_name(run, SQLiteStorage.get_run_records(run.project))
         rows = SQLiteStorage.get_logs(run.project, run_id=run.id)
         if rows:
@@ -63,11 +64,15 @@ class Mirror:
             self._last = self._point(newest["step"], newest["timestamp"], _numbers(newest))
             self._config |= {"_Created": rows[0]["timestamp"]}
         devices = SQLiteStorage.get_system_logs(run.project, run_id=run.id)
+        steps: dict[int, dict[str, float]] = {}
+        for row in rows:
+            steps.setdefault(int(row["step"]), {}).update(_numbers(row))
         return Stored(
-            steps={int(row["step"]): _numbers(row) for row in rows},
+            steps=steps,
             devices_time=max((_seconds(row["timestamp"]) for row in devices), default=0.0),
             alerts=len(SQLiteStorage.get_alerts(run.project, run_id=run.id)),
             link=link,
+            how=how,
         )
 
     def points(self, points: Sequence[Point]) -> None:
@@ -111,7 +116,9 @@ class Mirror:
         return {**run, "timestamp": timestamp, **columns}
 
     def _point(self, step: int, timestamp: str, values: Mapping[str, float]) -> dict[str, Any]:
-        return self._row(timestamp, step=step, metrics=_renamed(values), log_id=self._own(f"{step}"))
+        """Return the row of a step; a further row of it, with other keys, is another."""
+        keys = zlib.crc32(" ".join(sorted(values)).encode())
+        return self._row(timestamp, step=step, metrics=_renamed(values), log_id=self._own(f"{step}/{keys:08x}"))
 
     def _send_points(self, entries: Sequence[dict[str, Any]], status: Status) -> None:
         """Send points; where the status is a new one, with the configuration that says it."""
