@@ -137,6 +137,17 @@ def test_the_log_tail_has_twenty_lines_cut_at_a_length_and_no_escape_codes(plan)
     assert len(tail[-1]) == 300
 
 
+def test_the_log_tail_that_reports_quote_holds_no_key(plan):
+    key = "hf_" + "a1B" * 12
+    one = plan("a")
+    one.dir.output_log.write_text(f"denied: {key}\nRuntimeError: token={key}\n", encoding="utf-8")
+
+    verdict = judge(one, JobState(phase=Phase.ENDED, exit_code=1))
+
+    assert any("denied" in line for line in verdict.log_tail)
+    assert key not in "\n".join([verdict.reason, *verdict.log_tail])
+
+
 def test_the_log_tail_ends_where_torchrun_begins_its_own_report(plan):
     one = plan("a")
     report = "E1120 06:05:01.303000 17961 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1)"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
-from support import Program
+from support import ROOT, Program
 
 from kmatrix.secrets import HIDDEN, is_key, is_key_name, redact
 
@@ -75,3 +79,15 @@ def test_a_key_in_a_file_is_refused_with_its_line_and_not_repeated(tmp_path):
 
     assert ".config:2: CONFIG_WANDB_ENTITY would hold a key" in message
     assert WANDB not in message
+
+
+def test_a_process_that_redacts_its_output_prints_no_key():
+    code = "from kmatrix.secrets import redact_output; redact_output(); import sys; print('a', sys.argv[1]); 1 / 0"
+    environment = {**os.environ, "SOME_TOKEN": "correct-horse", "PYTHONPATH": str(ROOT / "lib")}
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, "correct-horse"], env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert done.stdout == f"a {HIDDEN}\n"
+    assert "ZeroDivisionError" in done.stderr

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import sys
 from collections.abc import Mapping
 
 HIDDEN = "<hidden>"
@@ -39,3 +41,19 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
     text = _KEY.sub(HIDDEN, text)
     text = _NAMED.sub(lambda match: match[1] + HIDDEN, text)
     return _OLD_KEY.sub(lambda match: match[1] + HIDDEN, text)
+
+
+class _Redacting(io.TextIOWrapper):
+    """A stream that writes no key."""
+
+    def write(self, text: str) -> int:
+        super().write(redact(text))
+        return len(text)
+
+
+def redact_output() -> None:
+    """Let no key pass through this process's print and sys.stderr from now on. What others write to the file passes."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.stdout = _Redacting(sys.stdout.buffer, encoding="utf-8", errors="replace", line_buffering=True)
+    sys.stderr = _Redacting(sys.stderr.buffer, encoding="utf-8", errors="replace", line_buffering=True)

@@ -13,6 +13,7 @@ from kmatrix.errors import RecordError
 from kmatrix.launch.engine import JobState, RunPlan
 from kmatrix.launch.state import DIED, KILLED, MISMATCH, NOT_STARTED
 from kmatrix.records import RunDir, Status, read_json
+from kmatrix.secrets import redact
 
 TAIL_LINES = 20
 TAIL_CHARS = 300  # a longer line is cut
@@ -145,9 +146,12 @@ def _result(plan: RunPlan) -> tuple[Mapping[str, Any] | None, str]:
 
 
 def _failed(plan: RunPlan, state: JobState, kind: str, reason: str, result: Mapping[str, Any] | None) -> Verdict:
-    lines = without_report([line for line in log_end(plan, state).split("\n") if line.strip()])[-TAIL_LINES:]
+    end = redact(log_end(plan, state))  # reports quote it
+    lines = without_report([line for line in end.split("\n") if line.strip()])[-TAIL_LINES:]
     tail = tuple(line if len(line) <= TAIL_CHARS else line[: TAIL_CHARS - 3] + "..." for line in lines)
-    return Verdict(status=Status.FAILED, kind=kind, reason=ESCAPES.sub("", reason), log_tail=tail, result=result)
+    return Verdict(
+        status=Status.FAILED, kind=kind, reason=redact(ESCAPES.sub("", reason)), log_tail=tail, result=result
+    )
 
 
 def _asked(state: JobState, result: Mapping[str, Any] | None) -> str:

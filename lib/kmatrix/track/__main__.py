@@ -17,6 +17,7 @@ from pathlib import Path
 
 from kmatrix.errors import KmatrixError
 from kmatrix.records import RunDir, read_json
+from kmatrix.secrets import redact_output
 from kmatrix.track.identity import tracking
 
 LIMIT_S = 60.0
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     run = RunDir(arguments.run_dir.absolute())
     os.nice(NICE)
+    redact_output()  # track.log is kept with the results
     try:
         from kmatrix.track.sidecar import feed
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from kmatrix.records import Status
 from kmatrix.records.tracking import Sending, Sent
+from kmatrix.secrets import redact
 from kmatrix.track.alerting import Told
 from kmatrix.track.feed import Batch, Feed
 from kmatrix.track.values import Alert, Identity, Point, Stored, Tracker
@@ -192,5 +193,5 @@ class Sender:
 
 def _words(error: Exception) -> str:
     """Return an error in one line of bounded length."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = redact(" ".join(str(error).split())) or type(error).__name__
     return f"{type(error).__name__}: {text}"[:300] if type(error).__name__ not in text else text[:300]
