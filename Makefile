@@ -127,7 +127,7 @@ update-graphs: $(CORE) ## draw the graphs
 	$(KMATRIX)
 
 ##@ Trackers (TRACKER=wandb,trackio,tensorboard with a configuration or a running target chooses them)
-.PHONY: trackio-view trackio-web trackio-console tensorboard wandb-test trackio-test
+.PHONY: track-replay trackio-view trackio-web trackio-console tensorboard wandb-test trackio-test
 trackio-view: $(CORE) $(TRACKERS) ## Trackio's page, on this machine alone (PROJECT=, PORT=7860, HOST=127.0.0.1)
 	$(KMATRIX)
 trackio-web: $(CORE) ## where that page is; starts nothing (PROJECT=, SHOW_TOKEN=1)
@@ -135,6 +135,8 @@ trackio-web: $(CORE) ## where that page is; starts nothing (PROJECT=, SHOW_TOKEN
 trackio-console: $(CORE) ## what was measured so far, as a table (TARGET=, RUN=<pattern>: its last steps)
 	$(KMATRIX)
 tensorboard: $(CORE) $(TRACKERS) ## TensorBoard's page of TARGET=<matrix> (PORT=6006, HOST=127.0.0.1)
+	$(KMATRIX)
+track-replay: $(CORE) $(TRACKERS) ## send what trackers lack of TARGET=<matrix> (RUN=<pattern>, TRACKER= for others)
 	$(KMATRIX)
 wandb-test: $(CORE) $(TRACKERS) ## is W&B ready? a made-up run, sent and read back
 	$(KMATRIX)

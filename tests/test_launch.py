@@ -41,7 +41,7 @@ def test_the_status_files_are_those_of_the_contract(matrix, plan):
     status = status_of(one)
     assert set(status) == {
         *("schema", "run_id", "name", "status", "kind", "reason", "attempt", "started", "ended", "exit_code", "pid"),
-        *("log_tail", "attempts", "set_aside", "reused_from", "alerts"),
+        *("log_tail", "attempts", "set_aside", "reused_from", "alerts", "links"),
     }
     (attempt,) = status["attempts"]
     assert (attempt["attempt"], attempt["status"], attempt["resume"], attempt["micro_batch"]) == (

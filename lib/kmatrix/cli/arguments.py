@@ -163,6 +163,11 @@ COMMANDS = {
         "serve TensorBoard's page of a matrix",
         frozenset({"HOST", "PORT", "RESULTS_DIR", "TARGET"}),
     ),
+    "track-replay": Command(
+        "kmatrix.cli.track:replay",
+        "send to trackers what they lack of the runs of TARGET=",
+        frozenset({"PROJECT", "RESULTS_DIR", "RUN", "TARGET", "TRACKER"}),
+    ),
     "list-checkpoints": Command(
         "kmatrix.cli.checkpoints:list_checkpoints",
         "list the checkpoints of a matrix or of RUN=",

@@ -71,10 +71,12 @@ def execute(matrix: MatrixDir, going: Going, recorder: Monitor | None, gpus: Seq
     from kmatrix.cli.progress import ProgressDisplay
     from kmatrix.cli.results import report
     from kmatrix.cli.terminal import outlived
+    from kmatrix.cli.track import send_rest
     from kmatrix.launch.drive import EXIT_STOPPED, drive
     from kmatrix.launch.local import LocalEngine
+    from kmatrix.launch.track import Trackers
 
-    values = symbols(matrix)
+    values, trackers = symbols(matrix), Trackers(Path(sys.executable), ROOT)
     engine = LocalEngine(
         Path(sys.executable),
         ROOT,
@@ -82,12 +84,14 @@ def execute(matrix: MatrixDir, going: Going, recorder: Monitor | None, gpus: Seq
         cores=cores(),
         limits=Limits.of(values),
         monitor=recorder,
+        trackers=trackers,
     )
     if line := announced(read_json(matrix.runs()[0].run_json)):
         print(line)
     with outlived(matrix.runner_log) as terminal:
         with ProgressDisplay(terminal=terminal) as show:
             outcome = drive(matrix, going.plans, engine, skipped=going.skipped, show=show, limits=Thresholds.of(values))
+        send_rest(trackers)
         if terminal.lost:
             terminal.leave()
         report(matrix, draw=values.get("AUTO_GENERATE_GRAPHS") == "y")

@@ -13,6 +13,7 @@ from kmatrix.cli.progress import clock, short
 from kmatrix.cli.table import GAP, Column, Row, fitted, joined, wrapped
 from kmatrix.launch.views import GpuView, MatrixView, RunView
 from kmatrix.records import Status
+from kmatrix.records.tracking import links, not_sent
 
 UNKNOWN = "-"
 FEWEST_RUNS = 3  # rows that runs keep whatever else there is to say
@@ -158,6 +159,10 @@ def remarks(view: MatrixView) -> Iterator[tuple[Status | None, str]]:
         elif run.attempt > 1:
             batch = f", micro-batch {run.micro_batch}" if run.micro_batch else ""
             yield None, f"{run.name}: attempt {run.attempt}{batch}"
+    for text in not_sent(((run.name, sent) for run in view.runs for sent in run.trackers), view.name):
+        yield Status.FAILED, text
+    for link in links(run.trackers for run in view.runs):
+        yield None, link
     if not view.running and view.status is Status.STOPPED:
         yield Status.STOPPED, f"go on: make continue TARGET={view.name}"
 

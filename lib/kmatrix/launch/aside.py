@@ -13,6 +13,7 @@ from kmatrix.launch.lock import try_lock
 from kmatrix.launch.standing import last_number, settle, write_state, writing
 from kmatrix.launch.state import RunState, SetAside, after
 from kmatrix.records import RunDir, Status, read_json, write_json
+from kmatrix.records.tracking import is_fed
 
 
 def set_aside(run: RunDir) -> Path | None:
@@ -24,6 +25,10 @@ def set_aside(run: RunDir) -> Path | None:
     if lock is None:
         raise LaunchError(f"{run.name} still has processes", fix="`make stop` ends the matrix; or wait for their end")
     os.close(lock)
+    if is_fed(run):
+        raise LaunchError(
+            f"{run.name} still sends to its trackers", fix="wait for its end; track.log in its folder tells"
+        )
     state = settle(run)
     if not _left(run):
         return None

@@ -20,6 +20,7 @@ from kmatrix.launch.lock import try_lock
 from kmatrix.launch.monitor import Monitor, end
 from kmatrix.launch.process import Tree, start
 from kmatrix.launch.state import TIMEOUT
+from kmatrix.launch.track import Trackers
 from kmatrix.packing import Job, Limits, place, startable
 from kmatrix.records import read_json
 
@@ -53,6 +54,7 @@ class LocalEngine:
     `python -m torch.distributed.run` unless given.  gpus: UUIDs of those that runs may get, in the driver's order.
     cores: for runs on the CPU.  limits: how many at a time; one unless given.  grace_s: how long a run
     that is stopped may take to save, in seconds.  monitor: how runs are recorded, None for not at all.
+    trackers: what feeds those that runs have, None for nothing.
     """
 
     def __init__(
@@ -66,10 +68,11 @@ class LocalEngine:
         limits: Limits = ONE,
         grace_s: float = GRACE_S,
         monitor: Monitor | None = None,
+        trackers: Trackers | None = None,
     ) -> None:
         self._python, self._root, self._grace_s = python, root, grace_s
         self._gpus, self._cores, self._limits = tuple(gpus), cores, limits
-        self._monitor = monitor
+        self._monitor, self._trackers = monitor, trackers
         self._torchrun = torchrun or (str(python), "-m", "torch.distributed.run")
         self._jobs: dict[str, _Job] = {}
 
@@ -107,6 +110,8 @@ class LocalEngine:
 
     def poll(self, jobs: Mapping[str, str] | None = None) -> dict[str, JobState]:
         """Look after what runs, start what can, and return the states."""
+        if self._trackers is not None:
+            self._trackers.look()
         for job in self._in(Phase.RUNNING):
             self._watch(job)
         for job in self._next():
@@ -123,7 +128,7 @@ class LocalEngine:
             elif job.state.phase is Phase.RUNNING and job.tree is not None:
                 job.state = replace(job.state, cancelled=True)
                 if now:
-                    self._end(job, job.tree.kill())
+                    self._end(job, job.tree.kill(), now=True)
                 else:
                     self._stop(job)
 
@@ -189,6 +194,8 @@ class LocalEngine:
         job.state = JobState(phase=Phase.RUNNING, pid=job.tree.pid, started=begun, gpus=plan.gpus, log_start=before)
         if self._monitor is not None:
             job.recorder = self._monitor.start(plan, job.tree.pid)
+        if self._trackers is not None:
+            self._trackers.begin(plan, job.tree.pid)
 
     def _wait_for_earlier(self, job: _Job) -> None:
         now = time.monotonic()
@@ -231,9 +238,14 @@ class LocalEngine:
             job.killed_by = time.monotonic() + self._grace_s + MARGIN_S
             job.tree.stop()
 
-    def _end(self, job: _Job, code: int) -> None:
+    def _end(self, job: _Job, code: int, *, now: bool = False) -> None:
         job.state = replace(job.state, phase=Phase.ENDED, ended=time.time(), exit_code=code)
         end(job.recorder)
+        if self._trackers is not None:
+            if now:
+                self._trackers.kill(job.plan.dir)
+            else:
+                self._trackers.end(job.plan.dir)
 
     def _argv(self, run: RunPlan) -> list[str]:
         ranks = ["--standalone", f"--nproc-per-node={run.ranks}"]

@@ -18,6 +18,7 @@ from kmatrix.launch.views import MatrixView, Memory, RunView
 from kmatrix.launch.watch import MetricsTail, limit_s
 from kmatrix.packing import Limits
 from kmatrix.records import MatrixDir, RunDir, Status, read_json, read_jsonl
+from kmatrix.records.tracking import read_track, sent_of
 
 TO_COME = (Status.RUNNING, Status.PLANNED, Status.STOPPED)
 EMPTY: Mapping[str, Any] = {}
@@ -104,6 +105,7 @@ class Overview:
             ended_by=result.get("ended_by"),
             alerts=tuple(alert.text for alert in kept(run) if alert.until is None) if live else (),
             reused_from=state.reused_from,
+            trackers=read_track(run) if live else sent_of(run),
         )
 
     def _tail(self, run: RunDir, state: RunState, train: Mapping[str, Any]) -> MetricsTail:

@@ -17,6 +17,7 @@ from kmatrix.launch.engine import JobState, Phase, RunPlan
 from kmatrix.launch.state import Attempt, Ended, RunnerDied, RunState, after
 from kmatrix.launch.verdict import judge
 from kmatrix.records import RunDir, Status, read_json, read_jsonl, write_json
+from kmatrix.records.tracking import read_track
 
 EMPTY: Mapping[str, Any] = {}
 
@@ -89,6 +90,7 @@ def write_state(
         "pid": job.pid if job and state.status is Status.RUNNING else None,
         "log_tail": list(log_tail),
         "alerts": [alert.to_json() for alert in alerts],
+        "links": {sent.tracker: sent.link for sent in read_track(run) if sent.link},
         "attempts": [_entry(attempt) for attempt in state.attempts],
         "set_aside": state.set_aside,
         "reused_from": state.reused_from or None,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kmatrix.estimate import Source
 from kmatrix.records import Status
+from kmatrix.records.tracking import Sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class RunView:
     starts_s, ends_s: seconds from now, as the runs are packed.  epochs, all_epochs: of the data, read and to be read.
     dollars, all_dollars: spent, and in the end.
     ended_by: what ended a finished run early.  alerts: what holds now.
+    trackers: what each holds of the run.
     """
 
     name: str
@@ -84,6 +86,7 @@ class RunView:
     ended_by: str | None = None
     alerts: tuple[str, ...] = ()
     reused_from: str = ""
+    trackers: tuple[Sent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

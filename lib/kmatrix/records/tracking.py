@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -40,11 +40,6 @@ class Sent:
     how: str | None = None
     alerts: tuple[str, ...] = ()
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether everything was sent, or still is being sent."""
-        return self.state is Sending.DONE or (self.state is Sending.OPEN and not self.waiting)
-
 
 def write_track(run: RunDir, sent: Sequence[Sent]) -> None:
     """Write track.json; trackers that are not among `sent` stay in it. Raises OSError on a full disk."""
@@ -78,6 +73,34 @@ def sent_of(run: RunDir) -> tuple[Sent, ...]:
             waiting = max(0, steps - one.points)
             told[name] = _counted(one, waiting)
     return tuple(told[name] for name in sorted(told) if told[name].points or told[name].waiting)
+
+
+def not_sent(runs: Iterable[tuple[str, Sent]], matrix: str) -> list[str]:
+    """Return what the trackers of a matrix lack, and the command that sends it; nothing where they have all.
+
+    runs: the name of each with what one tracker holds of it.
+    """
+    groups: dict[tuple[str, str], list[tuple[str, Sent]]] = {}
+    for name, sent in runs:
+        if sent.state in (Sending.FAILED, Sending.BEHIND):
+            groups.setdefault((sent.tracker, sent.error), []).append((name, sent))
+    lines = []
+    for (tracker, error), those in groups.items():
+        waiting, known = (sum(sent.waiting for _, sent in those), sum(sent.waiting + sent.points for _, sent in those))
+        what = those[0][0] if len(those) == 1 else f"{len(those)} runs"
+        lines.append(f"not sent to {tracker}: {waiting} of {known} points of {what} ({error or 'no reason is known'})")
+    return [*lines, f"send them with make track-replay TARGET={matrix}"] if lines else []
+
+
+def links(runs: Iterable[Sequence[Sent]]) -> list[str]:
+    """Return for each tracker where its first run can be looked at, and how many more there are. runs: of each."""
+    found: dict[str, dict[str, None]] = {}
+    for sent in (one for several in runs for one in several if one.link):
+        found.setdefault(sent.tracker, {})[str(sent.link)] = None
+    return [
+        f"{tracker}: {next(iter(each))}" + (f" and {len(each) - 1} more" if len(each) > 1 else "")
+        for tracker, each in found.items()
+    ]
 
 
 def is_fed(run: RunDir) -> bool:

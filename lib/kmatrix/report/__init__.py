@@ -15,6 +15,7 @@ from kmatrix.report.gpu_report import gpu_runs, with_timeline
 from kmatrix.report.gpu_text import gpu_sections
 from kmatrix.report.judging import judging_section
 from kmatrix.report.text import render_summary
+from kmatrix.report.trackers import tracker_section
 
 __all__ = ["analyse", "draw_graphs", "find_matrix", "update_graphs", "write_summary"]
 
@@ -29,7 +30,8 @@ def write_summary(matrix: MatrixDir) -> str:
     numbers = analyse(matrix)
     graphs = sorted(path.relative_to(matrix.path).as_posix() for path in matrix.graphs.glob("*.png"))
     files = [matrix.summary.name, matrix.results.name, matrix.all_results.name, *graphs]
-    text = render_summary(numbers, files, [*judging_section(numbers.runs), *gpu_sections(gpu_runs(numbers))])
+    sections = [*judging_section(numbers.runs), *gpu_sections(gpu_runs(numbers)), *tracker_section(matrix)]
+    text = render_summary(numbers, files, sections)
     _write(matrix, lambda: write_results(matrix, numbers))
     _write(matrix, lambda: write_all_results(matrix, numbers))
     _write(matrix, lambda: write_text(matrix.summary, text))
