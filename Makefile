@@ -127,7 +127,7 @@ update-graphs: $(CORE) ## draw the graphs
 	$(KMATRIX)
 
 ##@ Trackers (TRACKER=wandb,trackio,tensorboard with a configuration or a running target chooses them)
-.PHONY: track-replay trackio-view trackio-web trackio-console tensorboard wandb-test trackio-test
+.PHONY: track-replay trackio-view trackio-web trackio-console tensorboard wandb-view wandb-test trackio-test
 trackio-view: $(CORE) $(TRACKERS) ## Trackio's page, on this machine alone (PROJECT=, PORT=7860, HOST=127.0.0.1)
 	$(KMATRIX)
 trackio-web: $(CORE) ## where that page is; starts nothing (PROJECT=, SHOW_TOKEN=1)
@@ -135,6 +135,8 @@ trackio-web: $(CORE) ## where that page is; starts nothing (PROJECT=, SHOW_TOKEN
 trackio-console: $(CORE) ## what was measured so far, as a table (TARGET=, RUN=<pattern>: its last steps)
 	$(KMATRIX)
 tensorboard: $(CORE) $(TRACKERS) ## TensorBoard's page of TARGET=<matrix> (PORT=6006, HOST=127.0.0.1)
+	$(KMATRIX)
+wandb-view: $(CORE) $(TRACKERS) ## W&B's screen in the terminal, every run of a matrix on it (TARGET=, RUN=<pattern>)
 	$(KMATRIX)
 track-replay: $(CORE) $(TRACKERS) ## send what trackers lack of TARGET=<matrix> (RUN=<pattern>, TRACKER= for others)
 	$(KMATRIX)

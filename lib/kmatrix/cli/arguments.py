@@ -168,6 +168,11 @@ COMMANDS = {
         "send to trackers what they lack of the runs of TARGET=",
         frozenset({"PROJECT", "RESULTS_DIR", "RUN", "TARGET", "TRACKER"}),
     ),
+    "wandb-view": Command(
+        "kmatrix.cli.wandb:view",
+        "W&B's screen of a matrix's runs, in the terminal",
+        frozenset({"RESULTS_DIR", "RUN", "TARGET"}),
+    ),
     "list-checkpoints": Command(
         "kmatrix.cli.checkpoints:list_checkpoints",
         "list the checkpoints of a matrix or of RUN=",
