@@ -17,6 +17,7 @@ import torch
 from gpt2.config import TrainConfig
 from gpt2.dist import World
 from gpt2.hellaswag import Score
+from gpt2.machine import gpus, software
 from gpt2.prune import Pruner
 from gpt2.steps import Reading
 from kmatrix.records import RunDir, append_jsonl, end_torn_line, write_json
@@ -78,7 +79,8 @@ class RunLog:
         devices = [world.device_name] * world.size
         if world.device.type == "cuda":
             devices = [torch.cuda.get_device_name(index) for index in range(world.size)]
-        write_json(self.dir.run_used, {"train": used, "adjusted": adjusted, "devices": devices})
+        about = {"devices": devices, "gpus": gpus(world), "software": software()}
+        write_json(self.dir.run_used, {"train": used, "adjusted": adjusted, **about})
 
     @property
     def elapsed_s(self) -> float:

@@ -13,13 +13,14 @@ from typing import Any
 from kmatrix.config import RunConfig, cpu_threads
 from kmatrix.errors import LaunchError
 from kmatrix.gpu.nvml import Gpu
+from kmatrix.launch.code import code_of
 from kmatrix.launch.judging import judging_files
 from kmatrix.launch.prepare import Dataset, Key, key
 from kmatrix.launch.provenance import provenance
 from kmatrix.matrix import Matrix, Run
 from kmatrix.plan.devices import detected
 from kmatrix.plan.outlook import MIDDLE, expected_seconds
-from kmatrix.records import MATRIX_PREFIX, MatrixDir, write_json, write_text
+from kmatrix.records import MATRIX_PREFIX, MatrixDir, write_bytes, write_json, write_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +66,12 @@ class Creation:
 def create(made_from: Creation) -> MatrixDir:
     """Make the directories of a matrix and of its runs."""
     matrix = _new_matrix_dir(made_from.results_dir)
-    origin = provenance(made_from.root, made_from.command, made_from.gpus)
+    code = code_of(made_from.root)
+    origin = provenance(code, made_from.command, made_from.gpus, matrix.patch.name if code.patch else None)
     write_text(matrix.config, made_from.config_text)
-    write_json(matrix.matrix_json, _matrix_json(matrix, made_from, origin))
+    if code.patch:
+        write_bytes(matrix.patch, code.patch)
+    write_json(matrix.matrix_json, _matrix_json(matrix, made_from, {**origin, "files": code.files}))
     for run in made_from.plan.runs:
         run_dir = matrix.run(run.name)
         run_dir.path.mkdir()

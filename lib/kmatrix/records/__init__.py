@@ -200,6 +200,11 @@ class MatrixDir:
         return self.path / "config.txt"
 
     @property
+    def patch(self) -> Path:
+        """The changes of the code that no commit had when the matrix was made; absent where there were none."""
+        return self.path / "code.patch"
+
+    @property
     def status(self) -> Path:
         return self.path / "status.json"
 

@@ -29,6 +29,7 @@ WIDTH = 120
 UNKNOWN = "-"
 UNBROKEN = "\0"  # stands for a space at which a line is not to be broken
 TAIL_LINES = 6  # of a failed run's log
+SOFTWARE = ("torch", "numpy", "kconfiglib", "nvidia-ml-py")  # of the packages in a provenance
 BEST = "a loss is the mean over the validation sequences, in nats a token; best is written loss@step"
 
 
@@ -159,11 +160,13 @@ def _devices(numbers: MatrixNumbers) -> str:
 
 def _software(numbers: MatrixNumbers) -> str:
     about = numbers.provenance
-    parts = [f"{name} {version}" for name, version in (about.get("versions") or {}).items() if version]
+    versions = about.get("versions") or {}
+    parts = [f"{name} {versions[name]}" for name in SOFTWARE if versions.get(name)]
     if about.get("python"):
         parts.append(f"Python {about['python']}")
     if about.get("git_commit"):
         dirty = " with uncommitted changes" if about.get("git_dirty") else ""
+        dirty += f" ({about['patch']})" if dirty and about.get("patch") else ""
         parts.append(f"git {str(about['git_commit'])[:10]}{dirty}")
     return ", ".join(parts)
 

@@ -1,0 +1,120 @@
+"""Where a run comes from: its code as commit and patch, its machine, and no secret."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from kmatrix.launch import code as module
+from kmatrix.launch.code import code_of
+from kmatrix.launch.provenance import provenance, variables
+
+IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+
+
+def git(root, *words):
+    return subprocess.run(
+        ["git", "-C", str(root), *IDENTITY, *words], check=True, capture_output=True, text=True
+    ).stdout
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A repository with the files that a trainer is made of, all committed."""
+    for name in ("README.md", "gpt2/train.py", "lib/kmatrix/records/__init__.py", ".env.example"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("one\n")
+    for name in module.SHARED:
+        (tmp_path / "lib/kmatrix" / f"{name}.py").write_text("one\n")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    return tmp_path
+
+
+def test_committed_code_is_named_by_its_commit_and_has_no_patch(project):
+    code = code_of(project)
+    assert code.commit == git(project, "rev-parse", "HEAD").strip()
+    assert (code.dirty, code.patch, code.no_patch, code.untracked) == (False, None, "", ())
+
+
+def test_the_patch_makes_the_commit_what_ran(project, tmp_path_factory):
+    (project / "gpt2/train.py").write_text("two\n")
+    (project / "README.md").unlink()
+    (project / "picture.png").write_bytes(bytes(range(256)))
+    git(project, "add", "picture.png")
+    git(project, "config", "diff.noprefix", "true")  # a user's own settings change nothing
+    git(project, "config", "color.diff", "always")
+    code = code_of(project)
+    then = tmp_path_factory.mktemp("then") / "code"
+    git(project, "worktree", "add", "-q", str(then), code.commit)
+    (then.parent / "code.patch").write_bytes(code.patch)
+    git(then, "apply", str(then.parent / "code.patch"))
+    assert (then / "gpt2/train.py").read_text() == "two\n"
+    assert not (then / "README.md").exists()
+    assert (then / "picture.png").read_bytes() == bytes(range(256))
+
+
+@pytest.mark.parametrize("name", [".env.example", "conf/.env", ".config", "my.key", "conf/secrets.toml", "id_rsa"])
+def test_a_file_that_may_hold_secrets_is_never_in_the_patch(project, name):
+    (project / name).parent.mkdir(exist_ok=True)
+    (project / name).write_text("before\n")
+    git(project, "add", "-f", name)
+    git(project, "commit", "-q", "-m", "second")
+    (project / name).write_text("WANDB_API_KEY=local-0123456789abcdef\n")
+    assert (code_of(project).patch, code_of(project).no_patch) == (
+        None,
+        "only files that are never kept have changed",
+    )
+    (project / "gpt2/train.py").write_text("two\n")
+    assert b"0123456789abcdef" not in code_of(project).patch
+
+
+def test_a_patch_that_is_too_large_is_left_out_and_says_so(project, monkeypatch):
+    monkeypatch.setattr(module, "PATCH_LIMIT", 2**20)
+    (project / "gpt2/train.py").write_text("0123456789\n" * 200_000)
+    code = code_of(project)
+    assert (code.patch, code.no_patch) == (None, "its 2.3 MiB are more than the 1 that are kept")
+
+
+def test_source_files_that_git_does_not_track_are_named_and_others_are_not(project):
+    for name in ("gpt2/mine.py", "Kconfig.mine", "notes.txt", "gpt2/data.bin"):
+        (project / name).write_text("new\n")
+    assert code_of(project).untracked == ("Kconfig.mine", "gpt2/mine.py")
+
+
+def test_the_hash_of_the_code_is_that_of_the_trainers_sources_alone(project):
+    before = code_of(project)
+    (project / "tests.py").write_text("new\n")
+    assert code_of(project).sha256 == before.sha256
+    (project / "lib/kmatrix/mix.py").write_text("two\n")
+    after = code_of(project)
+    assert after.sha256 != before.sha256
+    assert {name for name in after.files if after.files[name] != before.files[name]} == {"lib/kmatrix/mix.py"}
+
+
+def test_outside_a_repository_the_code_is_known_by_its_hash_alone(project):
+    (project / ".git").rename(project / "git-is-gone")
+    code = code_of(project)
+    assert (code.commit, code.dirty, code.patch, code.untracked) == (None, None, None, ())
+    assert len(code.sha256) == 64
+
+
+def test_variables_that_may_change_a_result_are_kept_and_nothing_that_looks_like_a_secret():
+    environment = {
+        **{"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "0", "HOME": "/home/you"},
+        **{"KMATRIX_TOKEN": "a", "TORCH_AUTH": "b", "CUDA_PASSWORD": "c", "WANDB_API_KEY": "d", "NCCL_KEYFILE": "e"},
+        "TORCH_INDEX": "https://you:secret@example.org/simple",
+    }
+    assert variables(environment) == {"CUDA_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2"}
+
+
+def test_the_provenance_names_versions_machine_and_patch(project):
+    (project / "gpt2/train.py").write_text("two\n")
+    about = provenance(code_of(project), "kmatrix train", (), "code.patch")
+    assert (about["patch"], about["git_dirty"], about["command"]) == ("code.patch", True, "kmatrix train")
+    assert about["versions"]["torch"]
+    assert about["driver"] is None  # no GPU is used, so the driver is not asked
+    assert about["kernel"]
+    assert about["cpu"]
