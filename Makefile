@@ -113,17 +113,19 @@ logs: $(CORE) ## follow what the running run prints (RUN=<pattern>)
 	$(KMATRIX)
 stop: $(CORE) ## end a running matrix from another terminal; its runs save a checkpoint first
 	$(KMATRIX)
-reproduce: $(CORE) $(TRAIN) ## run RUN=<run directory> again, from its own .config
+reproduce: $(CORE) $(TRAIN) ## run RUN=<run directory> again, from its own .config, and compare bit for bit
 	$(KMATRIX)
 
 gputop: $(CORE) ## watch every GPU on one screen (RUN=<run directory>, SIMULATE=<number>)
 	$(KMATRIX)
 
 ##@ Results (TARGET=<matrix directory>; the newest by default)
-.PHONY: summary update-graphs
+.PHONY: summary update-graphs compare
 summary: $(CORE) ## write and print the summary
 	$(KMATRIX)
 update-graphs: $(CORE) ## draw the graphs
+	$(KMATRIX)
+compare: $(CORE) ## BASE=<matrix or run> beside NEW=<matrix or run>: what was set, what came of it, what is evidence (JSON=1)
 	$(KMATRIX)
 
 ##@ Trackers (TRACKER=wandb,trackio,tensorboard with a configuration or a running target chooses them)

@@ -126,7 +126,9 @@ COMMANDS = {
         "kmatrix.cli.stop:stop", "end a running matrix; its runs save first", frozenset({"RESULTS_DIR", "TARGET"})
     ),
     "reproduce": Command(
-        "kmatrix.cli.run:reproduce", "run RUN=<run directory> again", frozenset({"GPUS", "YES", "RUN"})
+        "kmatrix.cli.reproduce:reproduce",
+        "run RUN=<run directory> again, and compare bit for bit",
+        frozenset({"GPUS", "YES", "RUN"}),
     ),
     "gputop": Command(
         "kmatrix.cli.monitor:gputop", "watch every GPU on one screen", frozenset({"GPUS", "RUN", "SIMULATE"})
@@ -135,6 +137,11 @@ COMMANDS = {
         "kmatrix.cli.results:summary", "write and print the summary", frozenset({"TARGET", "RESULTS_DIR"})
     ),
     "update-graphs": Command("kmatrix.cli.results:graphs", "draw the graphs", frozenset({"TARGET", "RESULTS_DIR"})),
+    "compare": Command(
+        "kmatrix.cli.compare:compare",
+        "hold two matrices or two runs together: BASE= NEW=; JSON=1 for programs",
+        frozenset({"BASE", "JSON", "NEW", "RESULTS_DIR"}),
+    ),
     "wandb-test": Command(
         "kmatrix.cli.track_test:wandb_test", "send a made-up run to W&B, and read it back", frozenset({"PROJECT"})
     ),

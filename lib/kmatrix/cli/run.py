@@ -1,4 +1,4 @@
-"""The commands that plan and run: dry run, matrix, one run, a run again."""
+"""The commands that plan and run: dry run, matrix, one run."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from pathlib import Path
 
 from kmatrix.cli.again import yes
 from kmatrix.cli.arguments import Arguments
-from kmatrix.cli.data import data_lines, forecast_lines, known_shards, with_known_vocabulary
+from kmatrix.cli.data import data_lines, forecast_lines, with_known_vocabulary
 from kmatrix.cli.execution import detach, execute, monitor, need_torch
 from kmatrix.cli.planning import Plan, make_plan
 from kmatrix.cli.session import ROOT, below_root, open_tree, overrides, shown
 from kmatrix.cli.trackers import need_trackers, tracking
 from kmatrix.config import RunConfig, with_data
 from kmatrix.equal import held_equal
-from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.errors import LaunchError
 from kmatrix.launch.create import Creation, RunText, check_place, create
 from kmatrix.launch.judging import check_judging
+from kmatrix.launch.monitor import Monitor
 from kmatrix.launch.prepare import Dataset, Key, key, prepare_data
 from kmatrix.launch.reopen import reopen, too_few_gpus
 from kmatrix.matrix import Run, settle
 from kmatrix.plan import forecast, warnings
-from kmatrix.records import MatrixDir, RunDir
+from kmatrix.records import MatrixDir
 
 TRAINS_ANEW = ("reproduce", "quickstart")  # their point is to train
 QUICKSTART = "gpt2-cpu-quick"
@@ -76,19 +77,24 @@ def train(arguments: Arguments) -> int:
     return _run_matrix(arguments, make_plan(arguments, one=True))
 
 
-def reproduce(arguments: Arguments) -> int:
-    """Run the configuration of an earlier run again, from the .config in its directory."""
-    folder = Path(arguments.get("RUN"))
-    if not arguments.get("RUN"):
-        raise ConfigError("reproduce needs a run", fix="pass RUN=test_matrix_results_.../gpt2_...")
-    if not RunDir(folder).config.is_file():
-        raise ConfigError(f"RUN={folder} is no run directory", fix="pass RUN=test_matrix_results_.../gpt2_...")
-    plan = make_plan(arguments, one=True, path=RunDir(folder).config)
-    return _run_matrix(arguments, plan, shards=known_shards(RunDir(folder), plan))
+def _run_matrix(arguments: Arguments, plan: Plan) -> int:
+    """Make a matrix and run it, here or in the background."""
+    matrix, recorder = make_matrix(arguments, plan)
+    going = reopen(matrix, plan.gpus)
+    number, skipped = len(going.plans), len(going.skipped)
+    print(f"{_several(number, 'run')} in {shown(matrix.path)}" + (f", {skipped} skipped" if skipped else ""))
+    if yes(arguments, "DETACH"):
+        return detach(matrix, arguments, "GPUS", "SIMULATE")
+    return execute(matrix, going, recorder, plan.gpus)
 
 
-def _run_matrix(arguments: Arguments, plan: Plan, *, shards: Mapping[Key, int] | None = None) -> int:
-    """Run a matrix. shards: how many of training each dataset has, where an earlier run says so."""
+def make_matrix(
+    arguments: Arguments, plan: Plan, *, shards: Mapping[Key, int] | None = None
+) -> tuple[MatrixDir, Monitor | None]:
+    """Make the directories of a matrix, with everything checked first; return it, and how its runs are recorded.
+
+    shards: how many of training each dataset has, where an earlier run says so.
+    """
     for note in (*plan.matrix.notes, *plan.notes):
         print(f"note: {note}")
     configs = {run.name: plan.run_config(run) for run in plan.matrix.runs}
@@ -102,12 +108,7 @@ def _run_matrix(arguments: Arguments, plan: Plan, *, shards: Mapping[Key, int] |
     matrix = create(_creation(arguments, plan, configs, skipped, shards))
     if plan.config.reuse and not arguments.get("SIMULATE") and arguments.target not in TRAINS_ANEW:
         _reuse(matrix, plan, recorded=recorder is not None)
-    going = reopen(matrix, plan.gpus)
-    number = len(going.plans)
-    print(f"{_several(number, 'run')} in {shown(matrix.path)}" + (f", {len(skipped)} skipped" if skipped else ""))
-    if yes(arguments, "DETACH"):
-        return detach(matrix, arguments, "GPUS", "SIMULATE")
-    return execute(matrix, going, recorder, plan.gpus)
+    return matrix, recorder
 
 
 def _reuse(matrix: MatrixDir, plan: Plan, *, recorded: bool) -> None:

@@ -8,10 +8,10 @@ from kmatrix.errors import RecordError
 from kmatrix.records import MATRIX_PREFIX, MatrixDir, matrix_dirs
 
 
-def find_matrix(results_dir: Path, target: str | None) -> MatrixDir:
+def find_matrix(results_dir: Path, target: str | None, argument: str = "TARGET") -> MatrixDir:
     """Return the matrix that TARGET names: a path, or a name below the folder of results; the newest by default.
 
-    Raises RecordError when there is none.
+    argument: what the command calls it.  Raises RecordError when there is none.
     """
     there = [matrix for matrix in matrix_dirs(results_dir) if _is_matrix(matrix)]
     if target:
@@ -20,9 +20,9 @@ def find_matrix(results_dir: Path, target: str | None) -> MatrixDir:
                 return MatrixDir(path.resolve())
         newest = ", ".join(matrix.name for matrix in there[:-6:-1])
         raise RecordError(
-            f"TARGET={target} is not the folder of a matrix",
+            f"{argument}={target} is not the folder of a matrix",
             why=f"the newest of {len(there)} in {results_dir}: {newest}" if there else f"{results_dir} holds no matrix",
-            fix="pass TARGET=<one of these, or a path>" if there else "run `make test-matrix` to make one",
+            fix=f"pass {argument}=<one of these, or a path>" if there else "run `make test-matrix` to make one",
         )
     if not there:
         raise RecordError(

@@ -196,7 +196,7 @@ def _ranking(sha256: str, groups: Sequence[GroupNumbers]) -> Ranking:
         groups=ordered,
         comparisons=comparisons,
         evidence=_evidence(ordered, comparisons),
-        notes=tuple(_differences([run for group in ordered for run in group.counted])),
+        notes=tuple(differences([run for group in ordered for run in group.counted])),
     )
 
 
@@ -229,7 +229,7 @@ def _evidence(ordered: Sequence[GroupNumbers], comparisons: Sequence[Comparison]
     return f"the leader, {leader.name}, is not distinguishable from any other configuration"
 
 
-def _differences(runs: Sequence[RunNumbers]) -> Iterable[str]:
+def differences(runs: Sequence[RunNumbers]) -> Iterable[str]:
     """Say where ranked runs differ in more than the ranking is about."""
     for name, values, consequence in (
         ("tokens", {run.tokens for run in runs}, "a lower loss may come from more of them"),

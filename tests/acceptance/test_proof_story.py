@@ -1,0 +1,86 @@
+"""What a run is worth as evidence: it comes out the same again, and what may have changed it is written down."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from story import load, matrices, only
+
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
+
+TINY = (
+    *("DEVICE=cpu", "MODEL=custom", "N_LAYER=2", "N_HEAD=2", "N_EMBD=32", "BLOCK_SIZE=32", "BATCH_SIZE=2"),
+    *("GLOBAL_BATCH=4", "EVAL_SAMPLES=8", "EVAL_INTERVAL=5", "LOG_INTERVAL=1", "AUTO_GENERATE_GRAPHS=n"),
+)
+
+
+def verdict(done: subprocess.CompletedProcess[str]) -> str:
+    """What `make reproduce` says at its end."""
+    return done.stdout[done.stdout.rindex(" and its repetition ") :]
+
+
+def edit(path, change) -> None:
+    """Change each line of a log."""
+    lines = [change(json.loads(line)) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_run_comes_out_the_same_again_to_the_last_bit_and_one_that_was_tampered_with_does_not(clone, tmp_path):
+    """Must 10. Two ranks with dropout; then a loss, and then the seed, is not what it was; then the trainer's code."""
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    words = (*TINY, "OPTIMIZER=adamw", "NUM_GPUS=2", "DROPOUT=0.1", "MAX_ITERS=12", f"RESULTS_DIR={tmp_path}")
+    done = clone.make("train", *words, OMP_PROC_BIND="false", KMATRIX_SECRET_TOKEN="planted-0123456789")
+    assert done.returncode == 0, done.stdout + done.stderr
+    matrix = only(matrices(tmp_path))
+    first = only(matrix.glob("gpt2_*"))
+
+    about, used = load(first / "run.json")["provenance"], load(first / "run_used.json")
+    assert about["git_commit"] == clone.run("git", "rev-parse", "HEAD").stdout.strip()
+    assert about["environment"]["OMP_PROC_BIND"] == "false"
+    assert used["software"]["torch"] == about["versions"]["torch"]
+    assert used["gpus"] == []
+    assert not any(b"planted-0123456789" in path.read_bytes() for path in matrix.rglob("*") if path.is_file())
+
+    done = clone.make("reproduce", f"RUN={first}", OMP_PROC_BIND="false")
+    assert done.returncode == 0, done.stdout + done.stderr
+    numbers = re.search(r"equal bit for bit: (\d+) numbers of 13 steps", verdict(done))[1]
+    assert int(numbers) > 4 * 12
+    assert "equal bit for bit: the final weights, SHA-256" in verdict(done)
+    assert "equality is promised here" in verdict(done)
+    second = only(path for path in tmp_path.glob("*/gpt2_*") if path != first)
+    ours, theirs = load(first / "result.json"), load(second / "result.json")
+    assert (theirs["run_id"], theirs["final_val_loss"]) == (ours["run_id"], ours["final_val_loss"])
+
+    tampered = shutil.copytree(matrix, tmp_path / "tampered") / first.name
+    edit(
+        tampered / "metrics.jsonl",
+        lambda line: line | {"train/loss": 5.25} if line["step"] == 7 and "train/loss" in line else line,
+    )
+    config = tampered / ".config"
+    config.write_text(config.read_text().replace("CONFIG_GPT2_SEED=1337", "CONFIG_GPT2_SEED=7"))
+    done = clone.kmatrix("reproduce", f"RUN={tampered}", OMP_PROC_BIND="false")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "not the same configuration: seed was 1337, is 7" in verdict(done)
+    assert "first at step 0: " in verdict(done)
+    assert "final weights, most " in verdict(done)
+
+    config.write_text((first / ".config").read_text())
+    source = clone.root / "gpt2" / "schedule.py"
+    was = source.read_text()
+    try:
+        source.write_text(was + "\n# not as it was\n")
+        done = clone.kmatrix("reproduce", f"RUN={tampered}", OMP_PROC_BIND="false")
+    finally:
+        source.write_text(was)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"the code of then: git worktree add ../kmatrix-then {about['git_commit'][:10]}" in done.stdout
+    assert f"not equal: 1 of {numbers} numbers of 13 steps differ" in verdict(done)
+    assert "first at step 7: train/loss was 5.25, is " in verdict(done)
+    assert "equal bit for bit: the final weights" in verdict(done)
+    assert "equality is not promised: the trainer's code has changed: gpt2/schedule.py" in verdict(done)
+    patch = matrices(tmp_path)[-1] / "code.patch"
+    assert "+# not as it was" in patch.read_text()
