@@ -1,0 +1,162 @@
+"""The processes that feed trackers beside runs: started, told, started anew, killed, and never in a run's way."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psutil
+import pytest
+from launching import MAX_ITERS, PYTHON, ROOT, engine, plan_of, until
+
+from kmatrix.errors import LaunchError
+from kmatrix.launch.aside import set_aside
+from kmatrix.launch.drive import drive
+from kmatrix.launch.engine import Phase
+from kmatrix.launch.standing import write_state
+from kmatrix.launch.state import RunState
+from kmatrix.launch.track import MOST, Trackers, start
+from kmatrix.records import Status, read_json, write_json
+from kmatrix.records.tracking import Sending, is_fed, read_track
+
+pytest.importorskip("tensorboard", reason="make setup-trackers installs it")
+
+
+@pytest.fixture
+def trackers():
+    """The processes of a drive, none of which is left behind."""
+    started = Trackers(PYTHON, ROOT)
+    yield started
+    started.kill()
+
+
+@pytest.fixture
+def plan(matrix):
+    """Make the folder of a run with trackers, and its plan."""
+
+    def make(name, behave="finish", trackers=("tensorboard",), **known):
+        train = {"batch_size": 12, "max_iters": MAX_ITERS}
+        tracking = {"trackers": list(trackers), "project": "gpt2-1a2b3", "limit_s": 60}
+        record = {"run_id": f"id-{name}", "name": name, "matrix": matrix.name, "train": train, "tracking": tracking}
+        write_json(matrix.run(name).run_json, record)
+        return plan_of(matrix, name, behave, **known)
+
+    return make
+
+
+def steps_of(matrix, name):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reader = EventAccumulator(str(matrix.tensorboard / name), size_guidance={"scalars": 0})
+    reader.Reload()
+    return [event.step for event in reader.Scalars("train/loss")] if "train/loss" in reader.Tags()["scalars"] else []
+
+
+def feeders_of(plan):
+    """The processes that feed the trackers of a run."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "kmatrix.track" in words and str(plan.dir.path) in words:
+            found.append(process)
+    return found
+
+
+def test_a_matrix_is_mirrored_and_its_end_waits_for_what_is_still_sent(matrix, plan, trackers):
+    plans = [plan("gpt2_adamw_1cpu"), plan("gpt2_muon_1cpu"), plan("gpt2_sgd_1cpu", trackers=())]
+    outcome = drive(matrix, plans, engine(trackers=trackers), poll_s=0.02)
+    assert outcome.exit_code == 0
+    until(lambda: not trackers.sending())
+    for one in plans[:2]:
+        (sent,) = read_track(one.dir)
+        assert (sent.state, sent.points) == (Sending.DONE, MAX_ITERS)
+        assert steps_of(matrix, one.name) == list(range(MAX_ITERS))
+    assert not plans[2].dir.track_log.exists()
+
+
+def test_a_runs_end_is_not_delayed_by_its_trackers(matrix, plan, trackers):
+    one = plan("gpt2_adamw_1cpu")
+    with one.dir.track_lock.open("w") as held:  # its process waits for this one, as for one that hangs
+        import fcntl
+
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert drive(matrix, [one], engine(trackers=trackers), poll_s=0.02).exit_code == 0
+        assert trackers.sending() == {one.name: ("tensorboard",)}
+    until(lambda: not trackers.sending())
+    assert steps_of(matrix, one.name) == list(range(MAX_ITERS))
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_started_anew_and_sends_each_step_once(matrix, plan, trackers):
+    one = plan("gpt2_adamw_1cpu", "hang")
+    local = engine(trackers=trackers)
+    local.submit([one])
+    for _ in range(2):
+        until(lambda: local.poll() and any(sent.points for sent in read_track(one.dir)) and is_fed(one.dir))
+        (feeder,) = feeders_of(one)
+        one.dir.track.unlink()
+        feeder.kill()
+    until(lambda: local.poll() and any(sent.points for sent in read_track(one.dir)))
+    local.cancel()
+    until(lambda: local.poll()[one.name].phase is Phase.ENDED)
+    write_state(one.dir, RunState(status=Status.STOPPED))
+    until(lambda: not trackers.sending())
+    sent = steps_of(matrix, one.name)
+    assert sent == list(range(len(one.dir.metrics.read_text().splitlines())))
+
+
+def test_one_that_dies_again_and_again_is_left_alone(matrix, plan, trackers):
+    one = plan("gpt2_adamw_1cpu")
+    trackers.begin(one, os.getpid())
+    for _ in range(MOST + 1):
+        until(lambda: feeders_of(one))
+        feeders_of(one)[0].kill()
+        until(lambda: not feeders_of(one))  # one that nobody has waited for has no words any more
+        trackers.look()
+    assert trackers.sending() == {}
+
+
+def test_killing_a_run_at_once_kills_what_feeds_its_trackers(matrix, plan, trackers):
+    one = plan("gpt2_adamw_1cpu", "hang")
+    local = engine(trackers=trackers)
+    local.submit([one])
+    until(lambda: local.poll() and is_fed(one.dir))
+    local.cancel(now=True)
+    assert trackers.sending() == {}
+    assert not is_fed(one.dir)
+
+
+@pytest.mark.slow
+def test_when_the_runner_is_killed_the_rest_is_sent_all_the_same(matrix, plan, runner):
+    one = plan("gpt2_adamw_1cpu", "hang")
+    process = runner(f"{one.name}=hang")
+    until(lambda: one.dir.metrics.exists() and len(one.dir.metrics.read_text().splitlines()) > 5)
+    guard = read_json(one.dir.status)["pid"]
+    begun = start(PYTHON, ROOT, one.dir, "--parent", str(guard))  # as the runner does
+    until(lambda: is_fed(one.dir))
+    os.kill(process.pid, signal.SIGKILL)
+    assert begun.wait(60) == 0
+    (sent,) = read_track(one.dir)
+    assert (sent.state, sent.waiting) == (Sending.DONE, 0)
+    assert steps_of(matrix, one.name) == list(range(sent.points))
+
+
+def test_a_result_that_is_still_being_sent_is_not_set_aside(matrix, plan, trackers):
+    one = plan("gpt2_adamw_1cpu")
+    assert drive(matrix, [one], engine(), poll_s=0.02).exit_code == 0
+    trackers.begin(one, os.getpid())
+    until(lambda: is_fed(one.dir))
+    with pytest.raises(LaunchError, match="still sends to its trackers"):
+        set_aside(one.dir)
+    trackers.kill()
+    assert set_aside(one.dir) == one.dir.former / "1"
+
+
+def test_what_feeds_trackers_has_no_gpu_one_thread_and_less_right_to_the_processor(plan, trackers):
+    one = plan("gpt2_adamw_1cpu")
+    trackers.begin(one, os.getpid())
+    until(lambda: is_fed(one.dir))
+    (feeder,) = feeders_of(one)
+    known = feeder.environ()
+    assert (known["CUDA_VISIBLE_DEVICES"], known["OMP_NUM_THREADS"]) == ("", "1")
+    assert feeder.nice() == 10

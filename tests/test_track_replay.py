@@ -1,0 +1,103 @@
+"""make track-replay: what trackers lack is sent at any later time, as often as one likes, and said as it is."""
+
+from __future__ import annotations
+
+import fcntl
+
+import pytest
+from support import run as program
+from track_factory import ended, numbers, record, run_dir, train
+
+from kmatrix.records import write_json
+from kmatrix.records.tracking import Sending, Sent, read_track, write_track
+
+pytest.importorskip("tensorboard", reason="make setup-trackers installs it")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that has ended, and of which nothing was sent."""
+    run = run_dir(tmp_path)
+    write_json(run.path.parent / "matrix.json", {"runs": [{"name": run.name}]})
+    train(run, range(30))
+    record(run, range(30))
+    ended(run)
+    return run
+
+
+def replay(run, *words):
+    return program("track-replay", f"RESULTS_DIR={run.path.parent.parent}", *words)
+
+
+def stored(run):
+    """What TensorBoard's own reader finds: step -> values; each value was sent once."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reader = EventAccumulator(str(run.path.parent / "tb" / run.name), size_guidance={"scalars": 0})
+    reader.Reload()
+    found: dict[int, dict[str, float]] = {}
+    for tag in (tag for tag in reader.Tags()["scalars"] if not tag.startswith("gpu")):
+        events = reader.Scalars(tag)
+        assert len({event.step for event in events}) == len(events)
+        for event in events:
+            found.setdefault(event.step, {})[tag] = pytest.approx(event.value)
+    return found
+
+
+def test_what_was_not_sent_is_sent_and_again_changes_nothing(run):
+    answer = replay(run)
+    assert (answer.status, answer.err) == (0, "")
+    folder = run.path.parent / "tb" / run.name
+    assert answer.out == f"{run.name}: tensorboard has all 30 steps, 30 of them new, {folder}\n"
+    assert stored(run) == numbers(run)
+    again = replay(run)
+    assert (again.status, again.out.splitlines()[-1].split(": ")[1]) == (0, "trackers lack nothing of 1 runs")
+    asked = replay(run, "TRACKER=tensorboard")
+    assert (asked.status, "30 steps, 0 of them new" in asked.out) == (0, True)
+    assert stored(run) == numbers(run)
+
+
+def test_a_matrix_that_ran_without_trackers_is_sent_to_those_that_are_named(run):
+    value = {"run_id": "0123456789ab", "name": run.name, "matrix": run.path.parent.name, "symbols": {}, "train": {}}
+    write_json(run.run_json, {**value, "tracking": {}})
+    refused = replay(run)
+    assert refused.status == 2
+    assert "ran without trackers" in refused.err
+    assert replay(run, "TRACKER=tensorboard").status == 0
+    assert stored(run) == numbers(run)
+
+
+def test_what_a_tracker_refuses_is_said_with_its_reason_and_the_others_get_it(run):
+    (run.path.parent / "tb").write_text("in the way")
+    answer = replay(run)
+    assert answer.status == 1
+    assert answer.out.startswith(f"{run.name}: tensorboard lacks 30 of 30 steps: ")
+    assert "tb" in answer.out
+    assert read_track(run)[0].state is Sending.FAILED
+    (run.path.parent / "tb").unlink()
+    assert replay(run).status == 0
+
+
+def test_a_run_that_is_sent_right_now_is_left_to_the_process_that_does(run):
+    with run.track_lock.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        answer = replay(run)
+    assert (answer.status, answer.out) == (1, f"{run.name}: a process sends it now\n")
+
+
+def test_the_summary_and_the_status_say_what_was_not_sent_and_how_to_send_it(run):
+    late = Sent(tracker="wandb", state=Sending.BEHIND, points=10, waiting=20, error="no answer", link="https://w/r/1")
+    write_track(run, [late, Sent(tracker="tensorboard", state=Sending.DONE, points=30, link="tb")])
+    results = f"RESULTS_DIR={run.path.parent.parent}"
+    for command in ("status", "summary"):
+        out = program(command, results).out
+        assert f"not sent to wandb: 20 of 30 points of {run.name} (no answer)" in out
+        assert f"send them with make track-replay TARGET={run.path.parent.name}" in out
+        assert "https://w/r/1" in out
+    assert '"link": "https://w/r/1"' in program("status", results, "JSON=1").out
+
+
+def test_bad_words_are_refused_before_anything_is_sent(run):
+    assert "no tracker 'comet'" in replay(run, "TRACKER=comet").err
+    assert "fits no run" in replay(run, "RUN=*muon*").err
+    assert not run.track.exists()
