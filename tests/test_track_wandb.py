@@ -177,6 +177,29 @@ def test_a_key_is_in_no_file_of_the_run(online):
     assert [path for path in folder.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()] == []
 
 
+@pytest.mark.slow
+def test_a_server_that_refuses_rows_is_an_error_and_the_rows_are_sent_once_it_takes_them(tmp_path):
+    folder = tmp_path / "matrix"
+    with WandbServer() as server:
+        server.refuse["file_stream"] = 401
+        said = drive(folder, ["open"], ["points", 0, 5], ["close", "finished"], environ=server.environment)
+        assert said["code"] == 1
+        assert "401 Unauthorized" in said["stderr"].splitlines()[-1]
+        server.refuse.clear()
+        drive(folder, ["open"], ["points", 0, 5], ["close", "finished"], environ=server.environment)
+        assert server.runs["cafe-1"].steps == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_after_the_death_of_wandbs_own_service_the_run_goes_on_in_the_same_process(tmp_path):
+    folder = tmp_path / "matrix"
+    died = [["open"], ["points", 0, 9], ["wait for", 7], ["kill core"], ["new mirror"]]
+    drive(folder, *died, ["open"], ["points", 0, 20], ["close", "finished"])
+    files = WandbFiles(folder / RUN, "cafe-1")
+    assert [row["_step"] for row in rows(files)] == list(range(20))
+    assert len(files.pieces) == 2
+
+
 def test_values_between_two_rows_are_averaged_by_key():
     moments = [Devices(time=1.0, values={"a": 1.0, "b": 5.0}), Devices(time=2.0, values={"a": 3.0})]
     assert mean(moments) == {"a": 2.0, "b": 5.0}

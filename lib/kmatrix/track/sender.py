@@ -43,6 +43,7 @@ class Sender:
         self._told = list(before.alerts if before else ())
         self._held: dict[int, tuple[frozenset[str], float | None]] = {}  # step -> keys, training loss
         self._last: int | None = None  # the newest step that is held
+        self._at_opening: dict[int, tuple[frozenset[str], float | None]] = {}  # what was held then
         self._keys: dict[frozenset[str], frozenset[str]] = {}  # one object for all steps that have the same keys
         self._devices_time, self._late_alerts = 0.0, 0
         self._state, self._error = Sending.OPEN, before.error if before else ""
@@ -82,6 +83,7 @@ class Sender:
     def give_up(self) -> None:
         """The time is over: what was not sent waits for `make track-replay`."""
         if self._state is Sending.OPEN:
+            self._forget()
             self._state = Sending.BEHIND
             self._error = self._error or "it took no more within the limit"
 
@@ -96,6 +98,7 @@ class Sender:
                 return
             except Exception as error:  # of other people's packages: anything
                 self._say(error)
+                self._forget()
                 if last:
                     self._fail(error)
                     return
@@ -121,10 +124,16 @@ class Sender:
         self._hand_over(tracker, feed.read(ended=True))  # what the runner told of the end
         tracker.close(status)
 
+    def _forget(self) -> None:
+        """Count as held only what the tracker had when it was opened: what it took since then may be lost."""
+        self._held = dict(self._at_opening)
+        self._last = max(self._held, default=None)
+
     def _take_stored(self, stored: Stored) -> None:
         self._held, self._last = {}, None
         for step, values in stored.steps.items():
             self._hold(step, values)
+        self._at_opening = dict(self._held)
         self._devices_time, self._late_alerts = stored.devices_time, stored.alerts
         if not stored.alerts:
             self._told = []  # the tracker lost them, or never had one

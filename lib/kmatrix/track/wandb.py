@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import isnan
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from kmatrix.records import Status, merged_metrics
 from kmatrix.track.values import Alert, Devices, Identity, Point, Stored
-from kmatrix.track.wandb_files import WandbFiles, Written
+from kmatrix.track.wandb_files import WandbFiles, Written, fatal_error
 
 if TYPE_CHECKING:
     import wandb
@@ -85,17 +87,18 @@ class Mirror:
     def close(self, status: Status) -> None:
         """End the run. Only a run that failed is marked failed; `status` in the summary tells one that was stopped.
 
-        Raises OSError where W&B gave up sending, or wrote less than it was given: it says nothing about a full disk.
+        Raises OSError where W&B gave up sending, or wrote less than it was given: it says so nowhere but in its log.
         """
         if self._run is None and self._before.status == status:
             return  # nothing new
         run, self._run, files = self._begun, None, WandbFiles(self._known.dir.path, self._known.id)
+        log = Path(run.settings.log_internal)
         if self._last is not None and self._since:
             run.log(self._values(self._last), step=self._last.step)
         run.summary.update({"status": str(status), **best(self._losses)})
         run.finish(exit_code=1 if status is Status.FAILED else 0)
-        if self._stopped:
-            raise OSError("W&B stopped sending before the run had ended")
+        if refusal := fatal_error(log):
+            raise ConnectionError(refusal)
         if run.offline:
             self._read_back(files)
         else:
@@ -136,6 +139,8 @@ class Mirror:
         return self._run
 
     def _row(self, point: Point) -> None:
+        if self._stopped:
+            raise ConnectionError("W&B stopped sending: its server refused a row, or somebody pressed its stop button")
         self._begun.log(self._values(point), step=point.step)
         self._since, self._last = [], point
 
@@ -153,7 +158,7 @@ class Mirror:
             raise OSError(f"{files.folder} lacks step {self._last.step}: is the disk full?")
 
     def _note_stop(self) -> None:
-        """Note that W&B gave up, or that its stop button was pressed: neither ends a run, nor this process."""
+        """Note that W&B gave up, or that its stop button was pressed: no run ends by it; the next row fails."""
         self._stopped = True
 
 
@@ -163,6 +168,7 @@ def _prepare(*, offline: bool) -> str:
     os.environ.pop("WANDB_SERVICE", None)  # of a W&B program that started us: its service is not ours
     import wandb
 
+    logging.raiseExceptions = False  # of W&B's own log, on a full disk: a traceback for each of its lines
     with suppress(Exception):  # what an attempt before left in this process: a service that died, a run half begun
         wandb.teardown()
     mode = str(wandb.setup().settings.mode)

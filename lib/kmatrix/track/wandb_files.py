@@ -82,6 +82,16 @@ def records(piece: Path) -> Iterator[dict[str, Any]]:
         yield json.loads(line)
 
 
+def fatal_error(log: Path) -> str:
+    """Return why W&B's service gave up sending, by its own log; "" where it did not."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    found = [line for line in lines if '"msg":"' in line and "fatal error: " in line]
+    return str(json.loads(found[0])["msg"]).partition("fatal error: ")[2] if found else ""
+
+
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """Return a row's numbers; W&B writes those that are none of JSON's as the words NaN, Infinity and -Infinity."""
     found: dict[str, float] = {}
