@@ -19,7 +19,7 @@ from typing import Any
 SLEEPER = "import time; time.sleep(300)"
 
 
-def train() -> None:
+def train() -> None:  # noqa: PLR0912 (one branch for each way to misbehave)
     """Write a trainer's files, or misbehave as asked."""
     parser = argparse.ArgumentParser()
     for option in ("--behave", "--attempt", "--nproc-per-node", "--resume", "--micro-batch"):
@@ -67,6 +67,14 @@ def train() -> None:
     if behave.startswith("oom") and batch > int(behave[3:]):
         result("failed", kind="oom", reason=f"out of memory with {batch} sequences")
         sys.exit(1)
+    if behave.startswith("lost:") and behave.removeprefix("lost:") in os.environ["CUDA_VISIBLE_DEVICES"].split(","):
+        result("failed", kind="error", reason="RuntimeError: CUDA error: unspecified launch failure")
+        sys.exit(1)
+    if behave.startswith("nccl") and attempt <= int(behave[4:]):
+        result("failed", kind="error", reason="DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2, remote error")
+        sys.exit(1)
+    if behave.startswith("preempted") and attempt <= int(behave[9:]):
+        os.kill(os.getpid(), signal.SIGTERM)
     if behave in ("smaller", "adjusted"):
         batch = 6
     train_used = dict(run["train"]) | ({} if batch is None else {"batch_size": batch})

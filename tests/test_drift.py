@@ -156,7 +156,7 @@ def test_labels_are_unique_and_fit_into_a_file_name():
 def test_neutral_symbols_are_places_intervals_limits_samples_the_monitor_and_the_trackers_only():
     assert TREE.neutral == {
         *("RESULTS_DIR", "DATA_DIR", "CHECKPOINT_DIR", "RUN_TIMEOUT", "AUTO_GENERATE_GRAPHS", "REUSE"),
-        *("PARALLEL_JOBS", "EXCLUSIVE"),
+        *("PARALLEL_JOBS", "EXCLUSIVE", "GPU_BUSY_MEMORY", "PREFLIGHT", "ON_FINISH"),
         *("GPU_MONITOR", "GPU_MONITOR_HZ", "GPU_PROMETHEUS_PORT"),
         *("TRACKER_WANDB", "TRACKER_TRACKIO", "TRACKER_TENSORBOARD", "TRACKER_PROJECT", "TRACKER_LIMIT"),
         *("WANDB_ENTITY", "WANDB_OFFLINE", "TRACKIO_PORT", "TENSORBOARD_PORT"),

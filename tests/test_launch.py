@@ -51,7 +51,10 @@ def test_the_status_files_are_those_of_the_contract(matrix, plan):
     assert (status["run_id"], status["status"], status["attempt"], status["exit_code"]) == ("id-a", "finished", 1, 0)
     assert (status["reason"], status["pid"], status["log_tail"]) == (None, None, [])
     whole = read_json(matrix.status)
-    assert set(whole) == {*("schema", "status", "started", "ended", "pid", "host", "pid_started", "boot_id", "counts")}
+    assert set(whole) == {
+        *("schema", "status", "started", "ended", "pid", "host", "pid_started", "boot_id", "counts"),
+        "gpus",
+    }
     assert (whole["status"], whole["pid"], whole["counts"]) == ("finished", os.getpid(), {"finished": 1})
 
 

@@ -144,7 +144,7 @@ def test_units_are_free_ones_and_as_many_as_asked_for(width, free):
 
 @pytest.mark.parametrize(
     ("width", "free", "units"),
-    [(2, "abcd", "ab"), (2, "bcd", "cd"), (1, "acd", "a"), (2, "bc", "bc"), (4, "abcdefgh", "abcd"), (1, "bcdh", "b")],
+    [(2, "abcd", "ab"), (2, "bcd", "cd"), (1, "acd", "a"), (2, "bc", "bc"), (4, "abcdefgh", "abcd"), (1, "bcdh", "h")],
 )
 def test_neighbours_are_taken_where_it_breaks_up_the_least(width, free, units):
     box = "abcdefgh" if "h" in free else "abcd"

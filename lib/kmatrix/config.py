@@ -28,6 +28,7 @@ class Config:
     monitor_hz: samples a second, 0 for no recording.  prometheus_port: of the recorder's metrics, 0 for none.
     trackers: their names, in one order.  tracker_project: "" for that of this machine and folder.
     tracker_limit_s: how long trackers may take after a run's end.
+    preflight: whether two steps of each shape come first.  on_finish: a command for the end, "" for none.
     """
 
     results_dir: str
@@ -40,6 +41,8 @@ class Config:
     trackers: tuple[str, ...] = ()
     tracker_project: str = ""
     tracker_limit_s: int = 0
+    preflight: bool = False
+    on_finish: str = ""
 
 
 def read(symbols: Mapping[str, Any]) -> Config:
@@ -55,6 +58,8 @@ def read(symbols: Mapping[str, Any]) -> Config:
         trackers=tuple(name for name, symbol in TRACKERS.items() if _need(symbols, symbol)),
         tracker_project=_need(symbols, "TRACKER_PROJECT"),
         tracker_limit_s=_need(symbols, "TRACKER_LIMIT"),
+        preflight=_need(symbols, "PREFLIGHT"),
+        on_finish=_need(symbols, "ON_FINISH"),
     )
 
 

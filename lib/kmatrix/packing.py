@@ -7,8 +7,10 @@ The longest expected run goes first. Where it does not fit yet, others go ahead 
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +42,11 @@ class Limits:
     def on(self, *, gpus: bool) -> Limits:
         """Return the limits for runs on GPUs or on the CPU, where as many as fit are one."""
         return self if gpus or self.jobs else Limits(jobs=1)
+
+
+MOST_SETS = 2000  # of units that are compared one by one: 8 GPUs have 70 at most
+ORDER = 1024  # a step of distance counts more than any difference in order
+Distance = Callable[[str, str], int]  # how far two units are from each other, 0 for neighbours
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +102,31 @@ def ends(
     return known
 
 
-def place(width: int, free: Sequence[str], box: Sequence[str]) -> tuple[str, ...]:
-    """Return which free units a job gets: a block of neighbours, where it breaks up the least.
+def place(width: int, free: Sequence[str], box: Sequence[str], distance: Distance | None = None) -> tuple[str, ...]:
+    """Return which free units a job gets: those nearest to each other, where it breaks up the least.
 
-    box: all units in the driver's order. Blocks start at multiples of their width, as pairs of bridged GPUs and the
-    halves of a board do. Without such a block the first free units are taken.
+    box: all units in the driver's order.  distance: of two units; None: by their order, as pairs of bridged GPUs and
+    the halves of a board mostly stand. Of equally near units those are taken whose free neighbours are the farthest:
+    what is left over of a pair goes before a whole pair.
     """
-    there = set(free)
-    blocks: list[Sequence[str]] = [box[start : start + width] for start in range(0, len(box) - width + 1, width)]
-    whole = [block for block in blocks if there.issuperset(block)]
-    if whole:
-        return tuple(sorted(whole, key=lambda block: _free_around(block, there, box))[0])
-    return tuple([unit for unit in box if unit in there][:width])
+    order = {unit: at for at, unit in enumerate(box)}
+    there = sorted(free, key=order.__getitem__)
+
+    def far(one: str, other: str) -> int:
+        by_order = (order[one] ^ order[other]).bit_length()  # the least aligned block of 2, 4, 8 ... that holds both
+        return by_order if distance is None else distance(one, other) * ORDER + by_order
+
+    def cost(chosen: tuple[str, ...]) -> tuple[int, int]:
+        within = sum(far(one, other) for one, other in itertools.combinations(chosen, 2))
+        return within, -sum(far(one, other) for other in there if other not in chosen for one in chosen)
+
+    sets: list[tuple[str, ...]]
+    if math.comb(len(there), width) <= MOST_SETS:
+        sets = list(itertools.combinations(there, width))
+    else:  # around each unit its nearest ones
+        sets = [tuple(sorted(there, key=functools.partial(far, unit))[:width]) for unit in there]
+    chosen = min(sets, key=cost)
+    return tuple(sorted(chosen, key=order.__getitem__))
 
 
 def _first(job: Job) -> tuple[float, int]:
@@ -153,10 +173,3 @@ def _together(order: Sequence[Job], units: int, most: int) -> list[str]:
             if more[0] <= units and (not most or more[1] <= most) and more not in reached:
                 reached[more] = (*names, job.name)
     return list(reached[max(reached, key=lambda key: key[0])])
-
-
-def _free_around(block: Sequence[str], free: set[str], box: Sequence[str]) -> int:
-    """The free units in the block of twice the size that this one lies in."""
-    size = 2 * len(block)
-    start = box.index(block[0]) // size * size
-    return sum(unit in free for unit in box[start : start + size])

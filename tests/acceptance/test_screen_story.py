@@ -74,7 +74,7 @@ def test_make_status_on_terminals_of_all_sizes_in_pipes_and_without_colours(clon
         one = terminal(size, *words(clone, "status", f"TARGET={going}"))
         until(lambda one=one: "gpt2_" in one.screen() and "planned" in one.screen(), "it is drawn", 120)
         text = one.screen()
-        assert going.name in text
+        assert going.name in text, (size, one("display", "-p", "#{pane_width} #{window_width}"), text)
         assert "running" in text
         assert "GPU" in text
         assert "step" in text

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from kmatrix.cli.arguments import Arguments
+from kmatrix.cli.finish import finish
 from kmatrix.cli.monitor import simulation
 from kmatrix.cli.session import ROOT, shown
 from kmatrix.cli.trackers import announced
 from kmatrix.errors import ConfigError, LaunchError
-from kmatrix.gpu.nvml import Gpu
+from kmatrix.gpu.nvml import Gpu, occupied
 from kmatrix.launch.lock import holder
 from kmatrix.launch.monitor import Monitor
+from kmatrix.launch.pool import Pool
 from kmatrix.launch.provenance import cores
 from kmatrix.launch.reopen import Going
 from kmatrix.packing import Limits
@@ -65,6 +67,12 @@ def recording(values: Mapping[str, Any]) -> tuple[int, int]:
     return hz, int(values.get("GPU_PROMETHEUS_PORT") or 0)
 
 
+def gpu_pool(gpus: Sequence[Gpu], values: Mapping[str, Any]) -> Pool:
+    """Return the GPUs that runs may get, of which the driver is asked what others hold. values: the symbols."""
+    most_mib = int(values.get("GPU_BUSY_MEMORY") or 0)
+    return Pool(gpus, look=(lambda uuids: occupied(uuids, most_mib)) if most_mib else None)
+
+
 def execute(matrix: MatrixDir, going: Going, recorder: Monitor | None, gpus: Sequence[Gpu] = ()) -> int:
     """Run what is to be run on these GPUs, write and print the report, and return the exit status."""
     from kmatrix.alerts import Thresholds
@@ -77,10 +85,11 @@ def execute(matrix: MatrixDir, going: Going, recorder: Monitor | None, gpus: Seq
     from kmatrix.launch.track import Trackers
 
     values, trackers = symbols(matrix), Trackers(Path(sys.executable), ROOT)
+    pool = gpu_pool(gpus, values)
     engine = LocalEngine(
         Path(sys.executable),
         ROOT,
-        gpus=[gpu.uuid for gpu in gpus],
+        gpus=pool,
         cores=cores(),
         limits=Limits.of(values),
         monitor=recorder,
@@ -90,11 +99,22 @@ def execute(matrix: MatrixDir, going: Going, recorder: Monitor | None, gpus: Seq
         print(line)
     with outlived(matrix.runner_log) as terminal:
         with ProgressDisplay(terminal=terminal) as show:
-            outcome = drive(matrix, going.plans, engine, skipped=going.skipped, show=show, limits=Thresholds.of(values))
+            outcome = drive(
+                matrix,
+                going.plans,
+                engine,
+                skipped=going.skipped,
+                show=show,
+                tell=show.tell,
+                limits=Thresholds.of(values),
+                pool=pool,
+            )
         send_rest(trackers)
         if terminal.lost:
             terminal.leave()
         report(matrix, draw=values.get("AUTO_GENERATE_GRAPHS") == "y")
+        if why := finish(matrix, str(values.get("ON_FINISH") or "")):
+            print(f"note: {why}")
         if outcome.exit_code == EXIT_STOPPED:
             print(f"\nGo on: make continue TARGET={shown(matrix.path)}")
         elif outcome.counts.get(Status.FAILED):

@@ -89,6 +89,15 @@ class ProgressDisplay:
         except (OSError, ValueError):  # ValueError: the stream was closed
             self._dead = True
 
+    def tell(self, text: str) -> None:
+        """Print a line that stays, about no run in particular."""
+        if self._dead:
+            return
+        try:
+            self._stay(f"note: {text}", "yellow")
+        except (OSError, ValueError):
+            self._dead = True
+
     def _new_alerts(self, progress: Progress) -> list[Alert]:
         """Return the alerts that were not printed yet: each is told once, when it begins."""
         new = []
@@ -101,14 +110,16 @@ class ProgressDisplay:
 
     def _tell(self, progress: Progress, alert: Alert) -> None:
         """Print what a run is warned of: a line that stays, on a terminal above the live one."""
-        text = alert_line(progress, alert)
+        self._stay(alert_line(progress, alert), "red" if alert.severity is Severity.CRITICAL else "yellow")
+
+    def _stay(self, text: str, style: str) -> None:
+        """Print a line that stays, on a terminal above the live one."""
         if self._console is None:
             self._stream.write(text + "\n")
             self._stream.flush()
             return
         from rich.text import Text
 
-        style = "red" if alert.severity is Severity.CRITICAL else "yellow"
         self._console.print(Text(text, style="" if colourless() else style), soft_wrap=True)
 
     def _print(self, progress: Progress) -> None:

@@ -11,6 +11,7 @@ from kmatrix.cli.again import yes
 from kmatrix.cli.arguments import Arguments
 from kmatrix.cli.data import data_lines, forecast_lines, with_known_vocabulary
 from kmatrix.cli.execution import detach, execute, monitor, need_torch
+from kmatrix.cli.finish import command_of
 from kmatrix.cli.planning import Plan, make_plan
 from kmatrix.cli.session import ROOT, below_root, open_tree, overrides, shown
 from kmatrix.cli.trackers import need_trackers, tracking
@@ -104,6 +105,7 @@ def make_matrix(
         print(f"warning: {text}")
     need_torch()
     need_trackers(plan.config.trackers)
+    command_of(plan.config.on_finish)
     recorder = monitor(arguments.get("SIMULATE"), plan.config.monitor_hz, plan.config.prometheus_port)
     matrix = create(_creation(arguments, plan, configs, skipped, shards))
     if plan.config.reuse and not arguments.get("SIMULATE") and arguments.target not in TRAINS_ANEW:

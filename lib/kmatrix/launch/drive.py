@@ -19,10 +19,12 @@ from kmatrix.launch.alarm import Alarm, kept
 from kmatrix.launch.aside import finish_move, was_set_aside
 from kmatrix.launch.engine import Engine, JobState, Phase, RunPlan
 from kmatrix.launch.lock import held, this_process
+from kmatrix.launch.pool import Pool
 from kmatrix.launch.signals import Asked, listening
 from kmatrix.launch.standing import settle, write_state, writing
 from kmatrix.launch.state import (
     HALVE,
+    PREEMPTED,
     UNSUCCESSFUL,
     Attempt,
     Ended,
@@ -32,10 +34,10 @@ from kmatrix.launch.state import (
     Skipped,
     Started,
     after,
-    next_attempt,
     overall,
+    retry,
 )
-from kmatrix.launch.verdict import Verdict, judge
+from kmatrix.launch.verdict import judge
 from kmatrix.launch.watch import MetricsTail, Progress, limit_s
 from kmatrix.records import MatrixDir, Status, append_jsonl, end_torn_line, read_json, write_json
 
@@ -58,12 +60,15 @@ def drive(
     skipped: Mapping[str, str] | None = None,
     show: Callable[[Progress], None] | None = None,
     limits: Thresholds | None = None,
+    pool: Pool | None = None,
+    tell: Callable[[str], None] | None = None,
     poll_s: float = 0.1,
 ) -> Outcome:
     """Run the plans to their end and return how it went; no process is left in any case.
 
     skipped: run name -> why it is not run.  show: called with each change and at each look (every poll_s seconds).
     limits: what runs are warned of while they go on.
+    pool: the engine's GPUs, of which one that was lost is left out.  tell: called with what is to be said of them.
     Exit code 0: all finished; 1: a run failed or was skipped; 130: stopped, resumable.
     Raises LaunchError when the runs do not fit here, another runner has the matrix, or a status cannot be written.
     """
@@ -74,7 +79,16 @@ def drive(
             fix="change the configuration, or the number of GPUs, and look at it with make test-matrix-dry-run",
         )
     with held(matrix), listening() as asked:
-        driver = _Driver(matrix, plans, engine, dict(skipped or {}), show, limits=limits or Thresholds())
+        driver = _Driver(
+            matrix,
+            plans,
+            engine,
+            dict(skipped or {}),
+            show,
+            limits=limits or Thresholds(),
+            pool=pool or Pool([]),
+            tell=tell or (lambda _: None),
+        )
         try:
             driver.begin()
             driver.loop(asked, poll_s)
@@ -98,8 +112,11 @@ class _Driver:
         show: Callable[[Progress], None] | None,
         *,
         limits: Thresholds,
+        pool: Pool,
+        tell: Callable[[str], None],
     ) -> None:
-        self._limits = limits
+        self._limits, self._pool, self._tell = limits, pool, tell
+        self._left_out: dict[str, str] = {}  # GPU -> why, as it was told last
         self._alarms: dict[str, Alarm] = {}
         self._matrix, self._engine, self._skipped, self._show = matrix, engine, skipped, show
         self._plans = {plan.name: plan for plan in plans}
@@ -158,8 +175,21 @@ class _Driver:
             for name, state in self._engine.poll(self.jobs).items():
                 if name in self._open:
                     self._look(name, state, stopping=told)
+            self._look_at_gpus()
             if self._open:
                 time.sleep(poll_s)
+
+    def _look_at_gpus(self) -> None:
+        """Tell which GPUs are left out, and which are back."""
+        out = self._pool.out
+        if out == self._left_out:
+            return
+        for uuid in (uuid for uuid in {**self._left_out, **out} if self._left_out.get(uuid) != out.get(uuid)):
+            name = self._pool.name(uuid)
+            self._note("gpu left out" if uuid in out else "gpu back", gpu=uuid, name=name, reason=out.get(uuid))
+            self._tell(f"{name} is {out[uuid]}" if uuid in out else f"{name} is back")
+        self._left_out = out
+        self._write_matrix(Status.RUNNING)
 
     def drain(self, asked: Asked, poll_s: float) -> None:
         """Let what runs save and end, without writing anything; a SIGINT meanwhile kills it."""
@@ -200,12 +230,21 @@ class _Driver:
             self._end_run(plan, state, stopping=stopping)
         elif state.phase is Phase.GONE:
             self._open.discard(name)
+            if state.reason and not stopping:
+                self._give_up(name, state.reason)
         elif state.phase is Phase.RUNNING:
             self._tails[name].read()
             self._warn(plan, state)
             self._display(name, job=state, note="stopping, saving a checkpoint" if stopping else "")
         elif state.reason:
             self._display(name, note=state.reason)
+
+    def _give_up(self, name: str, reason: str) -> None:
+        """Leave a run as it is for which there are not GPUs enough any more; one that never began is skipped."""
+        self._move(name, Skipped(reason))
+        self._write_run(name)
+        self._note("run given up", run=name, status=self._states[name].status, reason=reason)
+        self._display(name, reason=reason)
 
     def _begin_run(self, plan: RunPlan, state: JobState) -> None:
         attempt = Attempt(
@@ -226,6 +265,10 @@ class _Driver:
 
     def _end_run(self, plan: RunPlan, state: JobState, *, stopping: bool) -> None:
         verdict = judge(plan, state)
+        if verdict.status is Status.STOPPED and not stopping and not state.cancelled:
+            verdict = replace(verdict, kind=PREEMPTED)
+        for uuid in verdict.lost:
+            self._pool.quarantine(uuid, f"{verdict.reason} ({plan.name})")
         self._open.discard(plan.name)
         ended = Ended(
             status=verdict.status,
@@ -241,9 +284,9 @@ class _Driver:
         self._write_matrix(Status.RUNNING)
         known = {"exit_code": state.exit_code, "kind": verdict.kind, "attempt": plan.attempt}
         self._note("run ended", run=plan.name, status=verdict.status, **known, reason=verdict.reason or None)
-        again = None if stopping else self._again(plan, verdict)
+        again = None if stopping else self._again(plan)
         final = verdict.result.get("final_val_loss") if verdict.result else None
-        self._display(plan.name, job=state, reason=_and_again(verdict.reason, again), val_loss=final)
+        self._display(plan.name, job=state, reason=_and_again(verdict.reason, again, plan.micro_batch), val_loss=final)
         if again is not None:
             self._try_again(again)
 
@@ -257,19 +300,19 @@ class _Driver:
             for alert in alerts:
                 self._note(event, run=plan.name, **alert.to_json())
 
-    def _again(self, plan: RunPlan, verdict: Verdict) -> RunPlan | None:
-        """The attempt that follows a failure by itself: with less memory, where that was the matter."""
-        if verdict.status is not Status.FAILED:
-            return None
+    def _again(self, plan: RunPlan) -> RunPlan | None:
+        """The attempt that follows an end by itself."""
         train = self._train[plan.name]
         batch_size, policy = int(train.get("batch_size") or 1), str(train.get("oom_policy") or HALVE)
-        attempt = next_attempt(self._states[plan.name], batch_size=batch_size, policy=policy)
+        attempt = retry(self._states[plan.name], batch_size=batch_size, policy=policy)
         if attempt is None:
             return None
         return replace(plan, attempt=attempt.number, resume=attempt.resume, micro_batch=attempt.micro_batch)
 
     def _try_again(self, plan: RunPlan) -> None:
-        self._note("run retried", run=plan.name, attempt=plan.attempt, micro_batch=plan.micro_batch)
+        last = self._states[plan.name].last
+        known = {"attempt": plan.attempt, "micro_batch": plan.micro_batch, "after": last.kind if last else None}
+        self._note("run retried", run=plan.name, **known)
         self._plans[plan.name] = plan
         self._open.add(plan.name)
         self._follow(plan)
@@ -335,8 +378,9 @@ class _Driver:
     def _write_matrix(self, status: Status) -> None:
         ended = None if status is Status.RUNNING else time.time()
         record = {"status": status, "started": self._started, "ended": ended, **asdict(this_process())}
+        gpus = self._pool.report() if any(plan.cuda for plan in self._plans.values()) else []
         with writing(self._matrix.status):
-            write_json(self._matrix.status, {**record, "counts": self._counts()})
+            write_json(self._matrix.status, {**record, "counts": self._counts(), "gpus": gpus})
 
     def _note(self, event: str, **known: object) -> None:
         with writing(self._matrix.journal):
@@ -356,5 +400,8 @@ def _says(path: Any) -> str | None:
         return Status.FAILED
 
 
-def _and_again(reason: str, again: RunPlan | None) -> str:
-    return reason if again is None else f"{reason}; again with a micro-batch of {again.micro_batch}"
+def _and_again(reason: str, again: RunPlan | None, micro_batch: int | None) -> str:
+    if again is None:
+        return reason
+    smaller = again.micro_batch is not None and again.micro_batch != micro_batch
+    return f"{reason}; again" + (f" with a micro-batch of {again.micro_batch}" if smaller else "")

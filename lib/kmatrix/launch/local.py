@@ -18,10 +18,11 @@ from kmatrix.errors import KmatrixError
 from kmatrix.launch.engine import GRACE_S, JobState, Phase, RunPlan
 from kmatrix.launch.lock import try_lock
 from kmatrix.launch.monitor import Monitor, end
+from kmatrix.launch.pool import Pool
 from kmatrix.launch.process import Tree, start
 from kmatrix.launch.state import TIMEOUT
 from kmatrix.launch.track import Trackers
-from kmatrix.packing import Job, Limits, place, startable
+from kmatrix.packing import Job, Limits, startable
 from kmatrix.records import read_json
 
 # On the CPU each step frees what the next one needs: glibc keeps up to 1 GiB of it instead of handing it back to the
@@ -33,6 +34,7 @@ KEEP_MEMORY = {
 }
 MOST_RECORDERS = 5  # times that a killed recorder of a run is started anew
 ONE = Limits(jobs=1)
+NO_GPUS = "no gpus"  # kind of a run that waits for GPUs, or was given up for want of them
 MARGIN_S = 5.0  # after the grace the guard kills; when it has not by then, the runner does
 
 
@@ -51,7 +53,7 @@ class LocalEngine:
     """Runs on this machine. No GPU is given to two runs at a time.
 
     python: the interpreter that has torch.  root: the project's.  torchrun: the launcher's command line,
-    `python -m torch.distributed.run` unless given.  gpus: UUIDs of those that runs may get, in the driver's order.
+    `python -m torch.distributed.run` unless given.  gpus: those that runs may get, or UUIDs in the driver's order.
     cores: for runs on the CPU.  limits: how many at a time; one unless given.  grace_s: how long a run
     that is stopped may take to save, in seconds.  monitor: how runs are recorded, None for not at all.
     trackers: what feeds those that runs have, None for nothing.
@@ -63,7 +65,7 @@ class LocalEngine:
         root: Path,
         torchrun: tuple[str, ...] | None = None,
         *,
-        gpus: Sequence[str] = (),
+        gpus: Sequence[str] | Pool = (),
         cores: int = 1,
         limits: Limits = ONE,
         grace_s: float = GRACE_S,
@@ -71,7 +73,8 @@ class LocalEngine:
         trackers: Trackers | None = None,
     ) -> None:
         self._python, self._root, self._grace_s = python, root, grace_s
-        self._gpus, self._cores, self._limits = tuple(gpus), cores, limits
+        self._pool = gpus if isinstance(gpus, Pool) else Pool.of(gpus)
+        self._cores, self._limits = cores, limits
         self._monitor, self._trackers = monitor, trackers
         self._torchrun = torchrun or (str(python), "-m", "torch.distributed.run")
         self._jobs: dict[str, _Job] = {}
@@ -83,7 +86,7 @@ class LocalEngine:
             if count > 1:
                 problems.append(f"{name}: {count} runs have this name")
         for run in runs:
-            problems += [f"{run.name}: {problem}" for problem in _problems(run, len(self._gpus))]
+            problems += [f"{run.name}: {problem}" for problem in _problems(run, len(self._pool.all))]
         return problems
 
     def plan(self, runs: Sequence[RunPlan]) -> str:
@@ -93,7 +96,7 @@ class LocalEngine:
         free then; here they are the first ones.
         """
         lines = []
-        for run in (replace(run, gpus=self._gpus[: run.ranks] if run.cuda else ()) for run in runs):
+        for run in (replace(run, gpus=self._pool.all[: run.ranks] if run.cuda else ()) for run in runs):
             changes = " ".join(f"{name}={shlex.quote(value)}" for name, value in self._changes(run).items())
             log = shlex.quote(str(run.dir.output_log))
             lines.append(f"# {run.name}")
@@ -109,13 +112,16 @@ class LocalEngine:
         return {run.name: run.name for run in runs}
 
     def poll(self, jobs: Mapping[str, str] | None = None) -> dict[str, JobState]:
-        """Look after what runs, start what can, and return the states."""
+        """Start what can, look after what runs, and return the states.
+
+        In this order: the GPUs of a run that ended are given away at the next call, when its end was judged.
+        """
         if self._trackers is not None:
             self._trackers.look()
-        for job in self._in(Phase.RUNNING):
-            self._watch(job)
         for job in self._next():
             self._start(job)
+        for job in self._in(Phase.RUNNING):
+            self._watch(job)
         return {name: job.state for name, job in self._jobs.items() if jobs is None or name in jobs}
 
     def cancel(self, jobs: Mapping[str, str] | None = None, *, now: bool = False) -> None:
@@ -141,13 +147,35 @@ class LocalEngine:
         if not queue:
             return []
         cuda = (running or queue)[0].plan.cuda
+        waiting = [job for job in queue if job.plan.cuda == cuda]
+        units = self._cores
+        if cuda:
+            self._pool.look(self._taken())
+            units = len(self._pool.usable(self._taken()))
+            waiting = [job for job in waiting if not self._is_too_wide(job, units)]
         names = startable(
-            [self._packed(job) for job in queue if job.plan.cuda == cuda],
+            [self._packed(job) for job in waiting],
             [self._packed(job) for job in running],
-            len(self._gpus) if cuda else self._cores,
+            units,
             self._limits.on(gpus=cuda),
         )
         return [self._jobs[name] for name in names]
+
+    def _taken(self) -> set[str]:
+        return {gpu for job in self._in(Phase.RUNNING) for gpu in job.plan.gpus}
+
+    def _is_too_wide(self, job: _Job, units: int) -> bool:
+        """Whether a run needs more GPUs than there are now; it waits, or is given up where it would wait for ever."""
+        ranks, whole = job.plan.ranks, len(self._pool.whole)
+        if ranks <= units:
+            job.state = replace(job.state, reason="") if job.state.kind == NO_GPUS else job.state
+            return False
+        out = "; ".join(f"{self._pool.name(uuid)} is {why}" for uuid, why in self._pool.out.items())
+        phase = Phase.PENDING if ranks <= whole else Phase.GONE
+        need = f"needs {ranks} GPU{'s' if ranks > 1 else ''}"
+        reason = f"{need}, {units or 'none'} can be had now: {out}"
+        job.state = replace(job.state, phase=phase, kind=NO_GPUS, reason=reason)
+        return True
 
     def _packed(self, job: _Job) -> Job:
         """A job as the packing sees it: its GPUs or cores, and the seconds until its end."""
@@ -161,8 +189,7 @@ class LocalEngine:
         """Give a run GPUs that no other has."""
         if not plan.cuda:
             return plan
-        taken = {gpu for job in self._in(Phase.RUNNING) for gpu in job.plan.gpus}
-        return replace(plan, gpus=place(plan.ranks, [gpu for gpu in self._gpus if gpu not in taken], self._gpus))
+        return replace(plan, gpus=self._pool.place(plan.ranks, self._taken()))
 
     def _start(self, job: _Job) -> None:
         """Start a run, unless an earlier attempt of it still ends: then it waits, for as long as that may take."""

@@ -14,6 +14,10 @@ from kmatrix.records import LOST, Status
 
 OOM, TIMEOUT, MISMATCH, NOT_STARTED, DIED, LOST_KIND = "oom", "timeout", "mismatch", "not started", "died", "lost"
 KILLED = "killed"  # by a signal from outside: the kernel's out of memory killer, a person, another program
+GPU_LOST, NCCL = "gpu lost", "nccl"  # not the run's own doing: another GPU, or another attempt, may do better
+PREEMPTED = "preempted"  # asked to stop by somebody who is not the runner, and saved
+MOST_RETRIES = {GPU_LOST: 2, NCCL: 2, PREEMPTED: 2}  # attempts in a row that follow such an end by themselves
+NOT_ITS_FAULT = frozenset({KILLED, GPU_LOST, NCCL})
 HALVE = "halve"  # the policy for memory: again, with a smaller micro-batch and the same global batch
 OPEN = (Status.STOPPED, Status.PLANNED, Status.RUNNING)  # there is work left
 UNSUCCESSFUL = (Status.FAILED, Status.SKIPPED)
@@ -168,8 +172,9 @@ def next_attempt(
     """Return the attempt that goes on with a run, or None where there is none to make.
 
     batch_size: the micro-batch of run.json.  policy: what a lack of memory leads to.  resume: from where, where an
-    attempt was made before.  A failed run has a next attempt where the policy gives one, or where it is asked for:
-    for every one (retry_failed), or for one that did not fail by itself but was killed (retry_killed).
+    attempt was made before.  A failed run has a next attempt where one follows by itself (`retry`), or where it is
+    asked for: for every one (retry_failed), or for one that did not fail by itself: that was killed, lost its GPU, or
+    broke off in NCCL (retry_killed).
     """
     if state.status in (Status.FINISHED, Status.RUNNING):
         return None
@@ -178,11 +183,30 @@ def next_attempt(
         return Attempt(number=state.number + 1)
     micro_batch = last.micro_batch
     if state.status is Status.FAILED:
-        smaller = after_out_of_memory(last, batch_size) if policy == HALVE else None
-        if smaller is None and not retry_failed and not (retry_killed and last.kind == KILLED):
+        again = retry(state, batch_size=batch_size, policy=policy)
+        if again is None and not retry_failed and not (retry_killed and last.kind in NOT_ITS_FAULT):
             return None
-        micro_batch = smaller or micro_batch
+        micro_batch = again.micro_batch if again else micro_batch
     return Attempt(number=state.number + 1, resume=resume, micro_batch=micro_batch)
+
+
+def retry(state: RunState, *, batch_size: int, policy: str = HALVE) -> Attempt | None:
+    """Return the attempt that follows an end by itself, from the last good checkpoint; None where none does.
+
+    A lack of memory leads to smaller micro-batches, until one sequence is too much. What was not the run's doing is
+    tried again, each kind so often in a row (MOST_RETRIES); an attempt that ends in another way begins the count anew.
+    """
+    last = state.last
+    if last is None or state.status not in (Status.FAILED, Status.STOPPED):
+        return None
+    number = state.number + 1
+    smaller = after_out_of_memory(last, batch_size) if policy == HALVE else None
+    if smaller is not None:
+        return Attempt(number=number, resume="auto", micro_batch=smaller)
+    row = itertools.takewhile(lambda attempt: attempt.kind in MOST_RETRIES, reversed(state.attempts))
+    if 0 < sum(attempt.kind == last.kind for attempt in row) <= MOST_RETRIES.get(last.kind or "", 0):
+        return Attempt(number=number, resume="auto", micro_batch=last.micro_batch)
+    return None
 
 
 def after_out_of_memory(attempt: Attempt, batch_size: int) -> int | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from kmatrix.errors import RecordError
+from kmatrix.launch.causes import cause
 from kmatrix.launch.engine import JobState, RunPlan
 from kmatrix.launch.state import DIED, KILLED, MISMATCH, NOT_STARTED
 from kmatrix.records import RunDir, Status, read_json
@@ -42,7 +43,7 @@ PEERS_S = 5.0  # a rank whose peer was killed fails by it within seconds, and ma
 class Verdict:
     """How an attempt of a run ended. kind: what it failed by, or what stopped it, in one word; None when it finished.
 
-    log_tail: the last lines of its log, only when it failed.
+    log_tail: the last lines of its log, only when it failed.  lost: UUIDs of GPUs that are to be left out.
     """
 
     status: Status
@@ -50,6 +51,7 @@ class Verdict:
     reason: str = ""
     log_tail: tuple[str, ...] = ()
     result: Mapping[str, Any] | None = None
+    lost: tuple[str, ...] = ()
 
 
 def judge(plan: RunPlan, state: JobState) -> Verdict:
@@ -71,6 +73,9 @@ def judge(plan: RunPlan, state: JobState) -> Verdict:
         kind, reason = (DIED, doubt) if doubt else _without_result(plan, state)
     if kind in ("error", DIED) and (killed := _killed(plan, state)):  # the other ranks then say that they lost a peer
         kind, reason = KILLED, killed
+    elif kind in ("error", DIED):
+        found = cause(plan, state, kind, reason, log_end(plan, state))
+        return replace(_failed(plan, state, found.kind, reason, result), lost=found.gpus)
     return _failed(plan, state, kind, reason, result)
 
 
