@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import sqlite3
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from launching import until
 
 from kmatrix.records import RunDir, Status
 from kmatrix.track.trackio import Mirror, data_dir
@@ -192,9 +195,21 @@ def test_a_finished_run_can_be_closed_once_more_without_a_new_point(identity):
     assert len(Mirror().open(identity).steps) == LAST + 1
 
 
+def test_devices_wait_for_the_first_point(identity):
+    mirror = Mirror()
+    mirror.open(identity)
+    mirror.devices([devices(0)])
+    mirror.points([point(0)])
+    mirror.devices([devices(1)])
+    assert Mirror().open(identity).devices_time == BEGAN + 1
+    got = trackio(identity, "get", "system-metric", "--project", identity.project, "--run", identity.name)
+    assert [row["gpu/0/power"] for row in got["system_metrics"]] == [250.0, 251.0]
+
+
 def test_a_run_without_a_point_leaves_nothing_behind(identity):
     mirror = Mirror()
     mirror.open(identity)
+    mirror.devices([devices(0)])
     mirror.close(Status.FAILED)
     assert not (data_dir(identity.tracking) / f"{identity.project}.db").exists()
 
@@ -267,13 +282,14 @@ ALONE = """
     from kmatrix.records import RunDir, Status
     from kmatrix.track.trackio import Mirror
     from kmatrix.track.values import Alert, Devices, Identity, Point
-    home, number = Path(sys.argv[1]), int(sys.argv[2])
+    home, number, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     run = Identity(dir=RunDir(home / "m" / f"run{number}"), project="gpt2-many", name=f"run{number}", id=f"{number}-1",
                    group="m", tags=(), config={}, tracking=home)
     mirror = Mirror()
-    mirror.open(run)
-    for step in range(100):
-        mirror.points([Point(step=step, time=1e9 + step, values={"train/loss": float(step)})])
+    known = mirror.open(run).steps
+    for step in range(steps):
+        if step not in known:
+            mirror.points([Point(step=step, time=1e9 + step, values={f"key{i}": float(step) for i in range(400)})])
     mirror.devices([Devices(time=1e9, values={"gpu/0/power": 1.0})])
     mirror.alert(Alert(time=1e9, title="t", text="x"))
     mirror.close(Status.FINISHED)
@@ -281,22 +297,72 @@ ALONE = """
 """
 
 
-def test_four_processes_write_one_project_at_a_time_and_none_makes_a_connection(tmp_path):
-    homeless = {name: text for name, text in os.environ.items() if not name.startswith(("HF_", "TRACKIO_"))}
-    environment = {**homeless, "PYTHONPATH": f"{ROOT}/lib", "HOME": str(tmp_path), "HF_TOKEN": "hf_" + "x" * 34}
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(ALONE), str(tmp_path), str(number)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Send a run from a process of its own, on a machine where a token for Hugging Face lies about."""
+    own = {name: text for name, text in os.environ.items() if not name.startswith(("HF_", "TRACKIO_"))}
+    begun = []
+
+    def start(number: int, steps: int, **known: Any) -> subprocess.Popen[str]:
+        begun.append(
+            subprocess.Popen(
+                [sys.executable, "-c", textwrap.dedent(ALONE), str(tmp_path), str(number), str(steps)],
+                env={**own, "PYTHONPATH": f"{ROOT}/lib", "HOME": str(tmp_path), "HF_TOKEN": "hf_" + "x" * 34},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                **known,
+            )
         )
-        for number in range(4)
-    ]
+        return begun[-1]
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+def rows(home: Path) -> list[tuple[str, int, int]]:
+    """Each run of the project: its name, its rows, its steps."""
+    database = home / "trackio" / "gpt2-many.db"
+    if not database.exists():
+        return []
+    with closing(sqlite3.connect(database)) as opened:
+        select = "select run_name, count(*), count(distinct step) from metrics group by run_id order by run_name"
+        try:
+            return opened.execute(select).fetchall()
+        except sqlite3.OperationalError:  # it is being made
+            return []
+
+
+def test_four_processes_write_one_project_at_a_time_and_none_makes_a_connection(tmp_path, alone):
+    running = [alone(number, 40) for number in range(4)]
     assert [process.communicate(timeout=120)[0].strip() for process in running] == ["[]"] * 4
     assert [process.returncode for process in running] == [0] * 4
-    with sqlite3.connect(tmp_path / "trackio" / "gpt2-many.db") as database:
-        rows = database.execute(
-            "select run_name, count(*), count(distinct step) from metrics group by run_id"
-        ).fetchall()
-    assert sorted(rows) == [(f"run{number}", 100, 100) for number in range(4)]
+    assert rows(tmp_path) == [(f"run{number}", 40, 40) for number in range(4)]
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_while_it_sends_is_gone_on_with(tmp_path, alone):
+    first = alone(0, 100_000)
+    until(lambda: rows(tmp_path) and rows(tmp_path)[0][1] > 20)
+    first.kill()
+    first.communicate()
+    held = rows(tmp_path)[0][1]
+    assert alone(0, held + 20).wait(timeout=120) == 0
+    assert rows(tmp_path) == [("run0", held + 20, held + 20)]
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_an_error_and_what_was_stored_before_stays(tmp_path, alone):
+    def little_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (800_000, 800_000))
+
+    process = alone(0, 100_000, preexec_fn=little_room)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "sqlite3.OperationalError" in said.splitlines()[-1]
+    ((_, held, steps),) = rows(tmp_path)
+    assert held == steps > 0
+    assert alone(0, steps + 20).wait(timeout=120) == 0
+    assert rows(tmp_path) == [("run0", steps + 20, steps + 20)]

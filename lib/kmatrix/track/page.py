@@ -126,9 +126,10 @@ class StateFile:
 
 
 def wait_for_the_end() -> None:
-    """Return when Ctrl+C is typed, or SIGTERM or SIGHUP comes."""
+    """Return when Ctrl+C is typed, or SIGTERM or SIGHUP comes; under nohup SIGHUP stays ignored."""
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: ended.set())
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: ended.set())
     while not ended.wait(3600.0):
         pass

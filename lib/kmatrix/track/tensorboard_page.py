@@ -24,5 +24,6 @@ def serve(folder: Path, host: str, port: int) -> Page:
 
     found = free_port(host, port)
     board = program.TensorBoard(default.get_plugins())
-    board.configure(logdir=str(folder), host=host, port=found, reload_interval=RELOAD_S)
+    # "fast" is a further process, which would outlive a killed one, and says that it is an experiment
+    board.configure(logdir=str(folder), host=host, port=found, reload_interval=RELOAD_S, load_fast="false")
     return Page(url=board.launch(), port=found, pid=os.getpid())

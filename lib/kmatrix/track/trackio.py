@@ -53,6 +53,7 @@ class Mirror:
         self._run, self._shown, self._config = run, _full_name(run), _config(run)
         self._last: dict[str, Any] | None = None
         self._told: Status | None = None
+        self._waiting: list[dict[str, Any]] = []  # devices
         self._writer = fragments.FragmentWriter() if utils.get_storage_mode() == "jsonl" else None
         link, how = str(data_dir(run.tracking)), f"make trackio-view PROJECT={run.project}"
         if self._writer:  # on a network's disk only a dashboard may touch the database: all goes again, it sorts it out
@@ -82,16 +83,22 @@ class Mirror:
             self._config.setdefault("_Created", entries[0]["timestamp"])
             self._send_points(entries, Status.RUNNING)
             self._last = entries[-1]
+            self.devices(())
 
     def devices(self, devices: Sequence[Devices]) -> None:
-        """Store what the GPUs did as system metrics: `gpu/<i>/...` is a line for each device on Trackio's page."""
+        """Store what the GPUs did as system metrics: `gpu/<i>/...` is a line for each device on Trackio's page.
+
+        Before the first point they are kept back: a run is its points there, and a page without one shows no curves.
+        """
         from trackio.fragments import system_metric_record
 
-        entries = []
         for one in devices:
             kept = {key: value for key, value in one.values.items() if not FLAT.fullmatch(key)}
-            entries.append(self._row(_text(one.time), metrics=kept, log_id=self._own(f"gpu/{one.time:.6f}")))
-        self._send([system_metric_record(entry) for entry in entries])
+            row = self._row(_text(one.time), metrics=kept, log_id=self._own(f"gpu/{one.time:.6f}"))
+            self._waiting.append(system_metric_record(row))
+        if self._last and self._waiting:
+            self._send(self._waiting)
+            self._waiting = []
 
     def alert(self, alert: Alert) -> None:
         """Store an alert, at the newest step that was sent."""
