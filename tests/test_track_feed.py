@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from track_factory import BEGAN, ended, line, loss, numbers, record, resumed, run_dir, train
 
@@ -95,6 +95,7 @@ def test_a_torn_line_waits_for_its_rest_and_one_that_never_gets_it_costs_only_it
     assert [value["step"] for _, value in tail.read()] == [2, 4]
 
 
+@settings(deadline=None, max_examples=40)
 @given(cuts=st.lists(st.integers(0, 3000), max_size=8))
 def test_in_whatever_parts_a_file_appears_the_same_points_come_out(tmp_path_factory, cuts):
     run = run_dir(tmp_path_factory.mktemp("parts"))
@@ -111,6 +112,7 @@ def test_in_whatever_parts_a_file_appears_the_same_points_come_out(tmp_path_fact
     assert found + points_of(tail) == want
 
 
+@settings(deadline=None, max_examples=40)
 @given(cuts=st.lists(st.integers(0, 3000), max_size=6))
 def test_a_recording_is_read_once_while_its_bracket_is_written_over(tmp_path_factory, cuts):
     run = run_dir(tmp_path_factory.mktemp("parts"))

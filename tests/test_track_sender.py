@@ -148,6 +148,18 @@ def test_a_step_that_an_attempt_began_and_the_next_one_ended_becomes_whole(run):
     assert store.sent_twice() == []
 
 
+def test_a_step_that_is_held_and_cannot_be_read_is_not_sent_again(run):
+    class Server(Memory):
+        def steps(self):
+            return {step: {} for step in range(20)}
+
+    train(run, range(30))
+    ended(run)
+    store = Server()
+    send(run, store)
+    assert [step for step, _, _ in store.rows] == list(range(20, 30))
+
+
 def test_a_resumed_run_sends_its_repeated_steps_once_and_says_nothing_where_they_agree(run):
     train(run, range(26))
     ended(run, "failed")

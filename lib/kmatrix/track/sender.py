@@ -19,6 +19,7 @@ LOOK_S = 0.5  # between two looks at files in which nothing was new
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a tracker that failed is tried again; doubled each time
 DIFFERS = 1e-3  # nats by which a repeated step's loss may differ, before a person is told
 LOSS = "train/loss"
+ALL = frozenset({""})  # the keys of a step that is held, and of which the tracker does not say what it holds
 
 
 class Sender:
@@ -132,7 +133,7 @@ class Sender:
     def _take_stored(self, stored: Stored) -> None:
         self._held, self._last = {}, None
         for step, values in stored.steps.items():
-            self._hold(step, values)
+            self._hold(step, values or dict.fromkeys(ALL))
         self._at_opening = dict(self._held)
         self._devices_time, self._late_alerts = stored.devices_time, stored.alerts
         if not stored.alerts:
@@ -160,10 +161,12 @@ class Sender:
     def _new(self, point: Point) -> Point | None:
         """Return what the tracker lacks of a point; None where it has all, or nothing but what each line has."""
         keys, _ = self._held.get(point.step, (frozenset(), None))
+        if keys == ALL:
+            return None
         lacking = {key: value for key, value in point.values.items() if key not in keys}
         return Point(step=point.step, time=point.time, values=lacking) if lacking else None
 
-    def _hold(self, step: int, values: Mapping[str, float]) -> None:
+    def _hold(self, step: int, values: Mapping[str, float | None]) -> None:
         keys, loss = self._held.get(step, (frozenset(), None))
         merged = keys.union(values)
         self._held[step] = (self._keys.setdefault(merged, merged), values.get(LOSS, loss))

@@ -14,32 +14,35 @@ from kmatrix.track.devices import means
 from kmatrix.track.values import Alert, Devices, Identity, Point, Stored
 
 ALERTS, CONFIG, STATUS = "alerts", "config", "status"  # tags of texts
+FILES = "*tfevents*"
 GPU = ("gpu/", "gpu_")  # what the tags of devices begin with
 
 
 class Mirror:
     """One run in TensorBoard. A run that goes on adds an event file: TensorBoard reads all of a folder, in order.
 
-    Devices have no step of their own: the means since the point before stand at the step of the next one.
+    Devices have no step of their own: the means since the point before stand at the step of the next one, and what
+    comes after the last one stands nowhere.
     """
 
     name = "tensorboard"
 
     def __init__(self) -> None:
+        self._folder = Path()
         self._writer: Any = None
         self._devices: list[Devices] = []
         self._step = 0
+        self._status = ""  # that was written last
 
     def open(self, run: Identity) -> Stored:
-        """Begin a new event file; return what the earlier ones hold."""
-        folder = MatrixDir(run.dir.path.parent).tensorboard / run.name
-        folder.mkdir(parents=True, exist_ok=True)
-        earlier = sorted(folder.glob("*tfevents*"))
-        stored = _stored(folder) if earlier else Stored(steps={}, link=str(folder))
-        self._step = max(stored.steps, default=0)
-        self._writer = _writer(folder, len(earlier))
-        if not earlier:
+        """Return what the event files hold; a new one begins when there is something to write."""
+        self._folder = MatrixDir(run.dir.path.parent).tensorboard / run.name
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if not any(self._folder.glob(FILES)):
             self._text(CONFIG, _table(run), time=time.time())
+            return Stored(steps={}, link=str(self._folder))
+        stored, self._status = _stored(self._folder)
+        self._step = max(stored.steps, default=0)
         return stored
 
     def points(self, points: Sequence[Point]) -> None:
@@ -48,7 +51,7 @@ class Mirror:
             self._devices = self._devices[len(before) :]
             self._step = point.step
             self._write(point.time, point.step, {**means(before), **point.values})
-        self._writer.flush()
+        self._flush()
 
     def devices(self, devices: Sequence[Devices]) -> None:
         self._devices += devices
@@ -57,11 +60,10 @@ class Mirror:
         self._text(ALERTS, f"**{alert.title}** ({alert.level}): {alert.text}", time=alert.time)
 
     def close(self, status: Status) -> None:
-        if self._devices:  # what came after the last point
-            self._write(self._devices[-1].time, self._step, means(self._devices))
-            self._devices = []
-        self._text(STATUS, str(status), time=time.time())
-        self._writer.close()
+        if self._status != status:
+            self._text(STATUS, str(status), time=time.time())
+        if self._writer is not None:
+            self._writer.close()
 
     def _write(self, time: float, step: int, values: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -73,19 +75,26 @@ class Mirror:
         from tensorboard.plugins.text.summary_v2 import text_pb
 
         self._event(time, self._step, text_pb(tag, text))
-        self._writer.flush()
+        self._flush()
 
     def _event(self, time: float, step: int, summary: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
+        if self._writer is None:
+            self._writer = _writer(self._folder)
         self._writer.write(Event(wall_time=time, step=step, summary=summary).SerializeToString())
 
+    def _flush(self) -> None:
+        if self._writer is not None:
+            self._writer.flush()
 
-def _writer(folder: Path, number: int) -> Any:
+
+def _writer(folder: Path) -> Any:
     """Return the writer of a new event file; TensorBoard takes the files of a folder in the order of their names."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.record_writer import RecordWriter
 
+    number = len(list(folder.glob(FILES)))
     name = f"events.out.tfevents.{int(time.time()):010d}.{number:04d}.{socket.gethostname()}"
     writer = RecordWriter((folder / name).open("xb"))
     writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
@@ -93,8 +102,8 @@ def _writer(folder: Path, number: int) -> Any:
     return writer
 
 
-def _stored(folder: Path) -> Stored:
-    """Return what TensorBoard itself reads in a folder."""
+def _stored(folder: Path) -> tuple[Stored, str]:
+    """Return what TensorBoard itself reads in a folder, and the status that was written last."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}, purge_orphaned_data=False)
@@ -108,8 +117,17 @@ def _stored(folder: Path) -> Stored:
                 devices_time = max(devices_time, event.wall_time)
             else:
                 steps.setdefault(event.step, {})[tag] = event.value
-    alerts = len(reader.Tensors(ALERTS)) if ALERTS in tags["tensors"] else 0
-    return Stored(steps=steps, devices_time=devices_time, alerts=alerts, link=str(folder))
+    alerts, statuses = ([_words(event) for event in _texts(reader, tag)] for tag in (ALERTS, STATUS))
+    stored = Stored(steps=steps, devices_time=devices_time, alerts=len(alerts), link=str(folder))
+    return stored, statuses[-1] if statuses else ""
+
+
+def _texts(reader: Any, tag: str) -> Sequence[Any]:
+    return reader.Tensors(tag) if tag in reader.Tags()["tensors"] else []
+
+
+def _words(event: Any) -> str:
+    return str(event.tensor_proto.string_val[0].decode())
 
 
 def _table(run: Identity) -> str:

@@ -74,7 +74,8 @@ class Alert:
 class Stored:
     """What a tracker holds of a run already, by its own store: nothing of it is sent again.
 
-    steps: what its points say.  devices_time: the newest Devices, Unix seconds, 0.0 for none.  alerts: how many.
+    steps: what its points say, {} for one that is held whole and cannot be read.  alerts: how many.
+    devices_time: the newest Devices, Unix seconds, 0.0 for none.
     link: where a person can look at the run: a URL, a folder; None where there is no such place yet.
     how: the command that shows it, or that sends it on; None where a link is enough.
     """
