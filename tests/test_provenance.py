@@ -118,3 +118,13 @@ def test_the_provenance_names_versions_machine_and_patch(project):
     assert about["driver"] is None  # no GPU is used, so the driver is not asked
     assert about["kernel"]
     assert about["cpu"]
+
+
+def test_a_patch_that_would_hold_a_key_is_left_out_with_the_reason(project, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "correct-horse")
+    (project / "gpt2/train.py").write_text("wandb.login(key='correct-horse')\n")
+
+    code = code_of(project)
+
+    assert code.patch is None
+    assert "it holds a key" in code.no_patch

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kmatrix.errors import ConfigError
-from kmatrix.secrets import is_key_name
+from kmatrix.redaction import is_key_name
 
 # Read by the Makefile or by make itself; they may stand on any make command line.
 MAKE_ONLY = frozenset({"PYTHON", "TORCH_INDEX", "V", "MAKEFLAGS", "SHELL"})

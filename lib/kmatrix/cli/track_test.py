@@ -21,7 +21,7 @@ from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.kconfig.strict import SLUG
 from kmatrix.records import MATRIX_PREFIX, RunDir, Status, append_jsonl, write_json, write_json_array
 from kmatrix.records.tracking import Sending, Sent, read_track
-from kmatrix.secrets import redact
+from kmatrix.redaction import redact
 
 STEPS = 20
 GPUS = 2

@@ -13,7 +13,7 @@ import kconfiglib as kc
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig import duration
 from kmatrix.kconfig.tree import BOOLS, MATRIX, NOT_AN_AXIS, Tree, help_text, tidy
-from kmatrix.secrets import is_key
+from kmatrix.redaction import is_key
 
 WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 SLUG = re.compile(r"(?!registry-)[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")  # a name that every tracker takes

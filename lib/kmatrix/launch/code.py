@@ -12,6 +12,8 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kmatrix.redaction import holds_key
+
 SHARED = ("errors", "mix", "shapes", "stats")  # modules of kmatrix that the trainer imports, beside records
 SOURCES = frozenset({".c", ".h", ".py", ".sh", ".toml"})  # and Kconfig, defconfigs/
 SECRETS = (".config*", ".env*", ".netrc", "*.key", "*.pem", "*.p12", "id_*", "*secret*", "*credential*", "*password*")
@@ -76,6 +78,8 @@ def _patch(root: Path) -> tuple[bytes | None, str]:
         return None, "git diff failed"
     if len(patch) > PATCH_LIMIT:
         return None, f"its {len(patch) / 2**20:.1f} MiB are more than the {PATCH_LIMIT // 2**20} that are kept"
+    if holds_key(patch.decode(errors="replace")):
+        return None, "it holds a key: give keys in the environment only"
     return (patch, "") if patch else (None, "only files that are never kept have changed")
 
 

@@ -14,7 +14,7 @@ from kmatrix.launch.causes import cause
 from kmatrix.launch.engine import JobState, RunPlan
 from kmatrix.launch.state import DIED, KILLED, MISMATCH, NOT_STARTED
 from kmatrix.records import RunDir, Status, read_json
-from kmatrix.secrets import redact
+from kmatrix.redaction import redact
 
 TAIL_LINES = 20
 TAIL_CHARS = 300  # a longer line is cut

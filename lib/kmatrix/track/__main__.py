@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kmatrix.errors import KmatrixError
 from kmatrix.records import RunDir, read_json
-from kmatrix.secrets import redact_output
+from kmatrix.redaction import redact_files, redact_output
 from kmatrix.track.identity import tracking
 
 LIMIT_S = 60.0
@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KmatrixError as error:
         print(error, file=sys.stderr)
         return 2
+    finally:
+        redact_files(run.path.glob("wandb/*/logs/*.log"))  # W&B keeps there what a server answered, word for word
 
 
 def leave(code: int) -> None:

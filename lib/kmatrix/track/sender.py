@@ -10,7 +10,7 @@ from typing import Any
 
 from kmatrix.records import Status
 from kmatrix.records.tracking import Sending, Sent
-from kmatrix.secrets import redact
+from kmatrix.redaction import redact
 from kmatrix.track.alerting import Told
 from kmatrix.track.feed import Batch, Feed
 from kmatrix.track.values import Alert, Identity, Point, Stored, Tracker

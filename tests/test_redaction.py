@@ -9,7 +9,7 @@ import sys
 import pytest
 from support import ROOT, Program
 
-from kmatrix.secrets import HIDDEN, is_key, is_key_name, redact
+from kmatrix.redaction import HIDDEN, is_key, is_key_name, redact, redact_files
 
 HF = "hf_" + "aB3" * 12
 WANDB = "wandb_v1_" + "c" * 40
@@ -82,7 +82,7 @@ def test_a_key_in_a_file_is_refused_with_its_line_and_not_repeated(tmp_path):
 
 
 def test_a_process_that_redacts_its_output_prints_no_key():
-    code = "from kmatrix.secrets import redact_output; redact_output(); import sys; print('a', sys.argv[1]); 1 / 0"
+    code = "from kmatrix.redaction import redact_output; redact_output(); import sys; print('a', sys.argv[1]); 1 / 0"
     environment = {**os.environ, "SOME_TOKEN": "correct-horse", "PYTHONPATH": str(ROOT / "lib")}
 
     done = subprocess.run(
@@ -91,3 +91,17 @@ def test_a_process_that_redacts_its_output_prints_no_key():
 
     assert done.stdout == f"a {HIDDEN}\n"
     assert "ZeroDivisionError" in done.stderr
+
+
+def test_a_log_loses_its_keys_and_nothing_else_and_others_are_not_touched(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "correct-horse")
+    wrong, right = tmp_path / "a.log", tmp_path / "b.log"
+    wrong.write_bytes(b"x \xff\nkey correct-horse\r\n")
+    right.write_bytes(b"nothing here\n")
+    before = right.stat().st_ino
+
+    redact_files([wrong, right, tmp_path / "none.log"])
+
+    assert wrong.read_bytes() == f"x \udcff\nkey {HIDDEN}\r\n".encode(errors="surrogateescape")
+    assert right.stat().st_ino == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.log", "b.log"]

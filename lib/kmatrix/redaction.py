@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 HIDDEN = "<hidden>"
 SHORTEST = 8  # letters of a variable's value that is worth hiding: shorter ones are words
@@ -29,18 +31,38 @@ def is_key(text: str) -> bool:
     return _KEY.search(text) is not None or re.fullmatch(r"[0-9a-f]{40}", text.strip()) is not None
 
 
+def holds_key(text: str, environment: Mapping[str, str] | None = None) -> bool:
+    """Whether a text holds a value of the environment's key variables, or a key of a known form, for certain."""
+    return _KEY.search(text) is not None or any(value in text for value in _held(environment))
+
+
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
     """Return a text with every key taken out: the values of the environment's key variables, and known forms.
 
     environment: this process's where it is None.
     """
-    variables = os.environ if environment is None else environment
-    held = {value for name, value in variables.items() if is_key_name(name) and len(value) >= SHORTEST}
-    for value in sorted(held, key=len, reverse=True):
+    for value in sorted(_held(environment), key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     text = _KEY.sub(HIDDEN, text)
     text = _NAMED.sub(lambda match: match[1] + HIDDEN, text)
     return _OLD_KEY.sub(lambda match: match[1] + HIDDEN, text)
+
+
+def _held(environment: Mapping[str, str] | None) -> set[str]:
+    """Return the keys that are in the environment."""
+    variables = os.environ if environment is None else environment
+    return {value for name, value in variables.items() if is_key_name(name) and len(value) >= SHORTEST}
+
+
+def redact_files(paths: Iterable[Path]) -> None:
+    """Take the keys out of text files. One that holds none, or that cannot be written, stays as it is."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            before = path.read_bytes().decode(errors="surrogateescape")
+            if (after := redact(before)) != before:
+                partial = path.with_name(f".{path.name}.{os.getpid()}")
+                partial.write_bytes(after.encode(errors="surrogateescape"))
+                partial.replace(path)
 
 
 class _Redacting(io.TextIOWrapper):
