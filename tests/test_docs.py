@@ -22,6 +22,7 @@ from support import give_gpus, run
 from kmatrix.cli.arguments import COMMANDS, MAKE_ONLY, find_command
 from kmatrix.errors import KmatrixError
 from kmatrix.kconfig.assign import parse_override
+from kmatrix.kconfig.sets import SETS, parse_set
 from kmatrix.kconfig.tree import Tree
 from kmatrix.records import MatrixDir, RunDir
 
@@ -57,7 +58,7 @@ def why_not_taken(target: str, word: str) -> str | None:
     if not command.assigns:
         return f"{target} does not take {name}"
     try:
-        parse_override(tree(), name, value)
+        parse_set(tree(), name, value) if name in SETS else parse_override(tree(), name, value)
     except KmatrixError as error:
         return None if is_placeholder(word) and "unknown name" not in error.what else str(error)
     return None
