@@ -24,6 +24,7 @@ from kmatrix.launch.reuse import take_over
 from kmatrix.launch.standing import settle
 from kmatrix.launch.state import why_illegal
 from kmatrix.records import MatrixDir, Status, read_json, read_jsonl, read_run, write_json
+from kmatrix.records.tracking import Sending, Sent, sent_of, write_track
 
 GPUS = tuple(Gpu(index=i, name="A10G", uuid=f"GPU-{i}", memory_total=23028) for i in range(2))
 
@@ -384,6 +385,19 @@ def test_a_finished_run_with_the_same_id_is_taken_over_and_marked(twice):
     shutil.rmtree(first.path.parent)
     assert read_json(second.result)["status"] == "finished"
     assert (second.checkpoints / "final.pt").read_text() == "weights"
+
+
+def test_what_trackers_hold_of_a_run_is_not_taken_over_with_it(twice):
+    first, second = twice
+    write_track(first, [Sent(tracker="wandb", state=Sending.DONE, points=5)])
+    first.track_log.write_text("")
+    (first.path / "wandb").mkdir()
+    write_json(second.run_json, read_json(second.run_json) | {"tracking": {"trackers": ["wandb"]}})
+    taken(second)
+    assert not any(path.exists() for path in second.of_trackers())
+    (sent,) = sent_of(second)
+    assert (sent.state, sent.waiting) == (Sending.BEHIND, 5)
+    assert sent.error == f"it was taken over from {first.path.parent.name}/a"
 
 
 def test_a_run_that_was_taken_over_names_where_it_was_trained_when_it_is_taken_over_again(twice):

@@ -111,6 +111,7 @@ def _link(source: RunDir, run: RunDir, record: Mapping[str, Any], name: str) -> 
     Hard links: the files stay when the other matrix is deleted, and take no room twice.
     """
     skip = {path.name for path in (run.run_json, run.config, run.defconfig, run.status, run.lock, run.former)}
+    skip |= {path.name for path in run.of_trackers()}  # to its trackers it is another run
     own = {source.gpu_stats.name: run.gpu_stats.name, source.gpu_stats_multi.name: run.gpu_stats_multi.name}
     with writing(run.path):
         write_json(run.run_json, {**record, "reused_from": name})

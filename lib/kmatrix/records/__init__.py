@@ -117,6 +117,10 @@ class RunDir:
         """Held by the process that feeds the trackers: a run has one at a time."""
         return self.path / ".track.lock"
 
+    def of_trackers(self) -> tuple[Path, ...]:
+        """What belongs to the run's trackers: what was sent, and what W&B keeps here."""
+        return (self.track, self.track_log, self.track_lock, self.path / "wandb")
+
     @property
     def former(self) -> Path:
         """Results that a rerun replaced, in folders 1, 2, ..."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -66,12 +66,12 @@ def sent_of(run: RunDir) -> tuple[Sent, ...]:
     asked = _asked(run)
     if all(name in told and told[name].state is not Sending.OPEN for name in asked) or is_fed(run):
         return tuple(told.values())
-    steps = len(merged_metrics(run.metrics))
+    steps, why = len(merged_metrics(run.metrics)), _why_not(run)
     for name in (*asked, *told):
         one = told.get(name, Sent(tracker=name, state=Sending.OPEN))
         if one.state is Sending.OPEN:
             waiting = max(0, steps - one.points)
-            told[name] = _counted(one, waiting)
+            told[name] = _counted(one, waiting, why)
     return tuple(told[name] for name in sorted(told) if told[name].points or told[name].waiting)
 
 
@@ -123,17 +123,21 @@ def _asked(run: RunDir) -> tuple[str, ...]:
         return ()
 
 
-def _counted(sent: Sent, waiting: int) -> Sent:
-    error = sent.error or ("the process that sends was killed" if waiting else "")
-    return Sent(**{**_fields(sent), "state": Sending.BEHIND, "waiting": waiting, "error": error})
+def _why_not(run: RunDir) -> str:
+    """Why nobody counted what was sent of a run."""
+    try:
+        taken = read_json(run.run_json).get("reused_from")
+    except RecordError:
+        taken = None
+    return f"it was taken over from {taken}" if taken else "the process that sends was killed"
 
 
-def _fields(sent: Sent) -> dict[str, Any]:
-    return asdict(sent)
+def _counted(sent: Sent, waiting: int, why: str) -> Sent:
+    return replace(sent, state=Sending.BEHIND, waiting=waiting, error=sent.error or (why if waiting else ""))
 
 
 def _to_json(sent: Sent) -> dict[str, Any]:
-    value = _fields(sent)
+    value = asdict(sent)
     del value["tracker"]
     return {**value, "alerts": list(sent.alerts), "error": sent.error or None}
 
