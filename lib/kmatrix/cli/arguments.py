@@ -77,7 +77,7 @@ COMMANDS = {
     "quickstart": Command(
         "kmatrix.cli.run:quickstart",
         "compare two optimizers on the CPU, from nothing",
-        frozenset({"SIMULATE", "YES"}),
+        frozenset({"PREFLIGHT", "SIMULATE", "YES"}),
         assigns=True,
     ),
     "prepare-data": Command(
@@ -96,7 +96,10 @@ COMMANDS = {
         "kmatrix.cli.doctor:doctor", "what this machine has, and what to mend; JSON=1 for programs", frozenset({"JSON"})
     ),
     "test-matrix": Command(
-        "kmatrix.cli.run:test_matrix", "run the matrix", frozenset({"DETACH", "GPUS", "SIMULATE", "YES"}), assigns=True
+        "kmatrix.cli.run:test_matrix",
+        "run the matrix; PREFLIGHT=1 tries two steps of each shape first",
+        frozenset({"DETACH", "GPUS", "PREFLIGHT", "SIMULATE", "YES"}),
+        assigns=True,
     ),
     "continue": Command(
         "kmatrix.cli.again:continue_",
@@ -104,7 +107,10 @@ COMMANDS = {
         frozenset({"DETACH", "GPUS", "RESULTS_DIR", "RESUME", "RETRY_FAILED", "RUN", "SIMULATE", "TARGET", "YES"}),
     ),
     "train": Command(
-        "kmatrix.cli.run:train", "run one configuration", frozenset({"GPUS", "SIMULATE", "YES"}), assigns=True
+        "kmatrix.cli.run:train",
+        "run one configuration",
+        frozenset({"GPUS", "PREFLIGHT", "SIMULATE", "YES"}),
+        assigns=True,
     ),
     "test-rerun": Command(
         "kmatrix.cli.again:test_rerun",

@@ -107,7 +107,12 @@ def make_matrix(
     need_trackers(plan.config.trackers)
     command_of(plan.config.on_finish)
     recorder = monitor(arguments.get("SIMULATE"), plan.config.monitor_hz, plan.config.prometheus_port)
-    matrix = create(_creation(arguments, plan, configs, skipped, shards))
+    planned = _creation(arguments, plan, configs, skipped, shards)
+    if yes(arguments, "PREFLIGHT") if arguments.get("PREFLIGHT") else plan.config.preflight:
+        from kmatrix.cli.preflight import preflight
+
+        preflight(planned, plan.gpus)
+    matrix = create(planned)
     if plan.config.reuse and not arguments.get("SIMULATE") and arguments.target not in TRAINS_ANEW:
         _reuse(matrix, plan, recorded=recorder is not None)
     return matrix, recorder
