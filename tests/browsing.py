@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from PIL import Image
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.options import Options
@@ -18,6 +20,7 @@ from skips import need
 PICTURES = Path(__file__).resolve().parents[1] / "test-artifacts"  # which git ignores
 PATIENCE_S = 120.0
 SIZE = "1400,2400"
+GREY = 20  # between the strongest and the weakest of red, green, blue
 
 
 class Browser:
@@ -61,6 +64,12 @@ class Browser:
         (path,) = self._downloads.glob("*.csv")
         with path.open(encoding="utf-8") as file:
             return list(csv.DictReader(file))
+
+    def coloured(self, selector: str) -> int:
+        """How many pixels of an element are neither black, white nor grey: what was painted, not what frames it."""
+        shot = self._driver.find_element(By.CSS_SELECTOR, selector).screenshot_as_png
+        colours = Image.open(io.BytesIO(shot)).convert("RGB").getcolors(maxcolors=1 << 24) or []
+        return sum(number for number, rgb in colours if max(rgb) - min(rgb) > GREY)
 
     def picture(self, name: str) -> Path:
         """Keep a picture of what is seen now."""

@@ -170,7 +170,7 @@ def tensorboard_shows_it(clone, window: Browser, at: str) -> None:
     with serving(clone, "tensorboard", at, "PORT=21006") as page:
         window.open(f"{page.url}?tagFilter=train%2Floss#timeseries")
         window.until(lambda: {RUN, "/loss"} <= set(window.text.splitlines()), "the run and the chart are there")
-        window.until(lambda: window.count("line-chart canvas"), "the curve is drawn")
+        window.until(lambda: window.coloured("line-chart canvas") > 100, "the curve is painted")
         window.picture("tensorboard")
         assert "has ended" in page.interrupt()
 
