@@ -1,0 +1,212 @@
+"""Three trackers hold what metrics.jsonl holds, by their own public readers, also of a run that was killed."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from conftest import environment
+from story import lines_of, load, matrices, only, processes_of, wait_for
+from tracker_readers import Held, expected, tensorboard, times, trackio, wandb
+
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
+
+TRACKERS = ("wandb", "trackio", "tensorboard")
+TINY = (
+    *("DEVICE=cpu", "MODEL=custom", "N_LAYER=1", "N_HEAD=2", "N_EMBD=16", "BLOCK_SIZE=32", "BATCH_SIZE=2"),
+    *("GLOBAL_BATCH=2", "EVAL_SAMPLES=8", "LOG_INTERVAL=1", "REUSE=n", "SEED=1", "NUM_GPUS=1", "CPU_THREADS=1"),
+)
+KILL_AT, STEPS = 250, 500
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    """No key and no mode of the tester's own decide what W&B does."""
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+
+
+@pytest.fixture
+def ready(clone, tmp_path):
+    """A clone with trackers, and a folder for results."""
+    done = clone.make("setup-trackers")
+    assert done.returncode == 0, done.stderr[-2000:]
+    done = clone.make("defconfig-gpt2-cpu-quick")
+    assert done.returncode == 0, done.stderr
+    return clone, tmp_path / "results"
+
+
+def held_by(python: str, run: Path) -> dict[str, Held]:
+    """What each of the three holds of a run."""
+    results, project = run.parent.parent, load(run / "run.json")["tracking"]["project"]
+    return {
+        "wandb": wandb(python, run),
+        "trackio": trackio(python, results, project, run.name),
+        "tensorboard": tensorboard(run.parent / "tb" / run.name),
+    }
+
+
+def approx(values: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
+    """The same numbers as TensorBoard has them: in single precision."""
+    return {step: {key: pytest.approx(value, rel=1e-6) for key, value in row.items()} for step, row in values.items()}
+
+
+def without_devices(values: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
+    """Leave out what stands beside the metrics of a step: means of what the devices did."""
+    return {step: {k: v for k, v in row.items() if not k.startswith("gpu")} for step, row in values.items()}
+
+
+# Must 1: every step with its values, of two runs in parallel
+
+
+def test_two_runs_in_parallel_stand_in_three_trackers_as_in_their_metrics(ready):
+    clone, results = ready
+    done = clone.make(
+        *("test-matrix", *TINY, "MAX_ITERS=60", "EVAL_INTERVAL=20", "OPTIMIZER=adamw,muon", "PARALLEL_JOBS=2"),
+        *("TRACKER=wandb,trackio,tensorboard", f"RESULTS_DIR={results}"),
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    matrix = only(matrices(results))
+    runs = [matrix / run["name"] for run in load(matrix / "matrix.json")["runs"]]
+    spans = [(load(run / "status.json")["started"], load(run / "status.json")["ended"]) for run in runs]
+    assert max(begin for begin, _ in spans) < min(end for _, end in spans)  # they ran beside each other
+    for run in runs:
+        _check_run(clone.python, run)
+    assert "not sent" not in done.stdout
+    assert "not sent" not in clone.make("status", f"RESULTS_DIR={results}").stdout
+
+
+def _check_run(python: str, run: Path) -> None:
+    want, stamps, all_held = expected(run), times(run), held_by(python, run)
+    assert sorted(want) == list(range(61))
+    for name, held in all_held.items():
+        assert held.steps == sorted(want), f"{name} of {run.name}"
+        assert without_devices(held.values) == approx(want), f"{name} of {run.name}"
+        assert load(run / "track.json")["trackers"][name]["state"] == "done"
+        if held.times:
+            assert {s: stamps[s] for s in held.times} == pytest.approx(dict(held.times), abs=1e-3)
+    _check_wandb(run, all_held["wandb"].about)
+    _check_trackio(run, all_held["trackio"].about)
+    _check_tensorboard(run, all_held["tensorboard"].about)
+
+
+def _optimizer(run: Path) -> str:
+    return str(load(run / "run.json")["axes"]["optimizer"])
+
+
+def _check_wandb(run: Path, about: dict) -> None:
+    known = about["run"]
+    assert (known["display_name"], known["run_group"], known["job_type"]) == (run.name, run.parent.name, "train")
+    assert known["project"] == load(run / "run.json")["tracking"]["project"]
+    assert f"optimizer={_optimizer(run)}" in known["tags"]
+    assert known["config"]["update"]["GPT2_MAX_ITERS"] == 60
+    assert known["config"]["update"]["run_id"] == load(run / "run.json")["run_id"]
+    assert about["exit"].get("exit_code", 0) == 0
+
+
+def _check_trackio(run: Path, about: dict) -> None:
+    config = about["run"]["config"]
+    assert config["GPT2_MAX_ITERS"] == "60"
+    assert config["run_id"] == load(run / "run.json")["run_id"]
+    assert config["_Group"] == run.parent.name
+    assert f"optimizer={_optimizer(run)}" in config["tags"]
+    assert config["status"] == "finished"
+    stamps = times(run)
+    for step, text in about["stamps"].items():
+        assert datetime.fromisoformat(text).timestamp() == pytest.approx(stamps[step], abs=1e-3)
+
+
+def _check_tensorboard(run: Path, about: dict) -> None:
+    (text,) = about["config"]
+    assert "| GPT2_MAX_ITERS | 60 |" in text
+    assert f"| group | {run.parent.name} |" in text
+    assert f"optimizer={_optimizer(run)}" in text
+    assert about["status"] == ["finished"]
+
+
+# Must 2: SIGKILL of the trainer in the middle, and on
+
+
+def newest_step(run: Path) -> int:
+    return max((line["step"] for line in lines_of(run / "metrics.jsonl")), default=-1)
+
+
+def test_a_run_that_was_killed_and_resumed_stands_in_each_tracker_with_each_step_once(ready):
+    clone, results = ready
+    words = ("train", *TINY, f"MAX_ITERS={STEPS}", "EVAL_INTERVAL=100", "CHECKPOINT_INTERVAL=100", "TRACKER=all")
+    runner = subprocess.Popen(
+        ["make", "--no-print-directory", *words, f"RESULTS_DIR={results}"],
+        cwd=clone.root,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def begun():
+        """a run"""
+        return next(results.glob("test_matrix_results_*/*/metrics.jsonl"), None)
+
+    run = wait_for(begun).parent
+    wait_for(lambda: newest_step(run) >= KILL_AT)
+    for process in processes_of(run)["trainer"] + processes_of(run)["rank"]:
+        process.kill()
+    assert runner.wait(300) != 0
+    killed_at = newest_step(run)
+    assert KILL_AT <= killed_at < STEPS - 1
+    done = clone.make("continue", f"TARGET={run.parent}")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    assert any(line.get("resumed") for line in lines_of(run / "metrics.jsonl"))
+    said: dict[int, set[float]] = {}
+    for line in lines_of(run / "metrics.jsonl"):
+        if "train/loss" in line:
+            said.setdefault(line["step"], set()).add(line["train/loss"])
+    before = held_by(clone.python, run)
+    for name, held in before.items():
+        assert held.steps == list(range(STEPS + 1)), name
+        for step in range(STEPS):
+            assert any(held.values[step]["train/loss"] == pytest.approx(loss, rel=1e-6) for loss in said[step]), name
+    again = clone.make("track-replay", f"TARGET={run.parent}", "TRACKER=all")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert again.stdout.count(f"has all {STEPS + 1} steps, 0 of them new") == len(TRACKERS)
+    for name, held in held_by(clone.python, run).items():
+        assert held.rows == before[name].rows, name
+
+
+# A killed tracker process
+
+
+def test_killing_what_feeds_the_trackers_twice_harms_neither_the_run_nor_what_they_hold(ready):
+    clone, results = ready
+    words = ("train", *TINY, "MAX_ITERS=300", "EVAL_INTERVAL=100", "TRACKER=all", f"RESULTS_DIR={results}")
+    runner = subprocess.Popen(
+        ["make", "--no-print-directory", *words],
+        cwd=clone.root,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+    def feeding():
+        """a process that feeds trackers"""
+        found = [
+            process for folder in results.glob("test_matrix_results_*/*") for process in processes_of(folder)["tracker"]
+        ]
+        return found if any(results.glob("test_matrix_results_*/*/track.json")) else []
+
+    for _ in range(2):
+        (process,) = wait_for(feeding)
+        process.kill()
+        wait_for(lambda gone=process: not gone.is_running() or gone.status() == "zombie")
+        time.sleep(1)
+    out, _ = runner.communicate(timeout=600)
+    assert runner.returncode == 0, out[-3000:]
+    run = only(results.glob("test_matrix_results_*/*/run.json")).parent
+    assert load(run / "status.json")["status"] == "finished"
+    want = sorted(expected(run))
+    for name, held in held_by(clone.python, run).items():
+        assert held.steps == want, name

@@ -1,0 +1,135 @@
+"""What each tracker holds of a run, by its own public reader."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+BESIDE = ("schema", "step", "time")  # of a line of metrics, what is no value of its step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """One run in one tracker. rows: step and values of each row, in the tracker's order.
+
+    times: step -> Unix seconds.  about: group, tags, config, state, as far as the tracker has them.
+    """
+
+    rows: tuple[tuple[int, Mapping[str, float]], ...]
+    times: Mapping[int, float] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> list[int]:
+        return sorted(step for step, _ in self.rows)
+
+    @property
+    def values(self) -> dict[int, dict[str, float]]:
+        found: dict[int, dict[str, float]] = {}
+        for step, values in self.rows:
+            found.setdefault(step, {}).update(values)
+        return found
+
+
+def expected(run: Path) -> dict[int, dict[str, float]]:
+    """Return what metrics.jsonl says of each step, void lines left out: the last attempt counts."""
+    found: dict[int, dict[str, float]] = {}
+    for text in (run / "metrics.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        if line.get("resumed"):
+            found = {step: values for step, values in found.items() if step <= line["step"]}
+            continue
+        numbers = {key: value for key, value in line.items() if key not in BESIDE and isinstance(value, (int, float))}
+        found.setdefault(line["step"], {}).update(numbers)
+    return found
+
+
+def times(run: Path) -> dict[int, float]:
+    """Return when each step was written last, void lines left out."""
+    found: dict[int, float] = {}
+    for text in (run / "metrics.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        if line.get("resumed"):
+            found = {step: time for step, time in found.items() if step <= line["step"]}
+        else:
+            found[line["step"]] = line["time"]
+    return found
+
+
+def wandb(python: str, run: Path) -> Held:
+    """Read the offline runs of a run's folder with `wandb leet inspect --json`."""
+    rows, stamps, about = [], {}, {}
+    for piece in sorted((run / "wandb").glob("offline-run-*")):
+        done = subprocess.run(
+            [python, "-m", "wandb", "leet", "inspect", "--json", str(piece)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        for text in done.stdout.splitlines():
+            record = json.loads(text)
+            if "history" in record:
+                item = record["history"]["item"]
+                rows.append((int(item["_step"]), _numbers(item)))
+                stamps[int(item["_step"])] = item["_timestamp"]
+            for kind in ("run", "exit", "summary", "config"):
+                if kind in record:
+                    about[kind] = record[kind]
+    return Held(rows=tuple(rows), times=stamps, about=about)
+
+
+def trackio(python: str, results: Path, project: str, run: str) -> Held:
+    """Read a run with `trackio get ... --json`: each of its metrics for itself."""
+    ask = functools.partial(_trackio, python, results, project, run)
+    metrics = ask("list", "metrics")["metrics"]
+    rows, stamps = [], {}
+    seen: dict[int, dict[str, float]] = {}
+    for metric in metrics:
+        for row in ask("get", "metric", "--metric", metric)["values"]:
+            if metric in seen.get(row["step"], {}):
+                rows.append((row["step"], {metric: row["value"]}))  # twice
+            seen.setdefault(row["step"], {})[metric] = row["value"]
+            stamps[row["step"]] = row["timestamp"]
+    rows += list(seen.items())
+    return Held(rows=tuple(rows), about={"run": ask("get", "run"), "stamps": stamps})
+
+
+def tensorboard(folder: Path) -> Held:
+    """Read a log directory with TensorBoard's EventAccumulator."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reader = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}, purge_orphaned_data=False)
+    reader.Reload()
+    rows, stamps = [], {}
+    seen: dict[int, dict[str, float]] = {}
+    for tag in reader.Tags()["scalars"]:
+        for event in reader.Scalars(tag):
+            if tag in seen.get(event.step, {}):
+                rows.append((event.step, {tag: event.value}))  # twice
+            seen.setdefault(event.step, {})[tag] = event.value
+            if tag == "train/loss":
+                stamps[event.step] = event.wall_time
+    rows += [(step, values) for step, values in seen.items() if "attempt" in values]
+    texts = {
+        tag: [e.tensor_proto.string_val[0].decode() for e in reader.Tensors(tag)] for tag in reader.Tags()["tensors"]
+    }
+    return Held(rows=tuple(rows), times=stamps, about=texts)
+
+
+def _trackio(python: str, results: Path, project: str, run: str, *words: str) -> Any:
+    command = [python, "-m", "trackio.cli", *words, "--project", project, "--run", run, "--json"]
+    environment = {**os.environ, "TRACKIO_DIR": str(results / "trackio"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def _numbers(item: Mapping[str, Any]) -> dict[str, float]:
+    return {key: value for key, value in item.items() if not key.startswith("_") and isinstance(value, (int, float))}
