@@ -9,12 +9,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import ROOT, engine, processes_of
+from launching import ROOT, engine, processes_of, until
 from skips import need
 
 from kmatrix.gpu import simulate
+from kmatrix.gpu.formats.live import last_entry
 from kmatrix.launch.drive import drive
 from kmatrix.launch.monitor import Monitor
+from kmatrix.packing import Limits
 from kmatrix.records import read_json, read_jsonl, write_json
 
 PYTHON = Path(sys.executable)
@@ -77,5 +79,41 @@ def test_a_recorder_that_hears_nothing_is_killed(matrix, plan, tmp_path, monkeyp
 
 
 def test_the_port_for_prometheus_is_passed_on_only_where_there_is_one(plan):
-    assert monitor(prometheus=9400).command(plan("a"), 1)[-4:] == ["--prometheus", "9400", "--device", "cpu"]
-    assert "--prometheus" not in monitor().command(plan("b"), 1)
+    command = monitor(prometheus=9400).command(plan("a"), 1, gpus=(), slot=2)
+    assert command[-4:] == ["--prometheus", "9402", "--device", "cpu"]  # the third run at this time
+    assert "--prometheus" not in monitor().command(plan("b"), 1, gpus=())
+
+
+def test_runs_at_the_same_time_share_the_simulated_gpus_and_one_alone_sees_all(plan):
+    one = monitor(simulated=True, gpus=("a", "b", "c"))
+    assert one.seen(plan("x", ranks=2), (), shared=False) == ()  # all
+    assert one.seen(plan("x", ranks=2), (), shared=True) == ("a", "b")
+    assert one.seen(plan("x", ranks=2), ("a", "b"), shared=True) == ("c",)
+    assert one.seen(plan("x"), ("a", "b", "c"), shared=True) is None
+    assert monitor().seen(plan("x", cuda=True, gpus=("u",)), (), shared=True) == ("u",)
+
+
+def test_a_run_for_which_no_simulated_gpu_is_left_says_so_and_trains(plan):
+    one = plan("x")
+    assert monitor(simulated=True).start(one, 1, gpus=None) is None
+    assert "no simulated GPU is left for it" in one.dir.output_log.read_text()
+
+
+@pytest.mark.slow
+def test_packed_runs_on_the_cpu_are_recorded_on_gpus_of_their_own(matrix, plan, tmp_path_factory):
+    need("gcc")
+    library = simulate.build(tmp_path_factory.mktemp("simulate"))
+    environment = simulate.environment(library, simulate.SCENARIOS / "calm.scn", 4)
+    uuids = simulate.uuids(environment)
+    recorder = monitor(simulated=True, environment=environment, gpus=uuids, prometheus=0)
+    plans = [plan("a", "hang", ranks=1), plan("b", "hang", ranks=2), plan("c", "hang", ranks=1)]
+    box = engine(monitor=recorder, cores=8, limits=Limits(jobs=3))
+    box.submit(plans)
+    box.poll()
+    try:
+        until(lambda: all(last_entry(one.dir.gpu_stats_multi) for one in plans))
+        seen = [[gpu["uuid"] for gpu in last_entry(one.dir.gpu_stats_multi)["multi_gpu_data"]] for one in plans]
+    finally:
+        box.cancel(now=True)
+    assert sorted(map(len, seen)) == [1, 1, 2]
+    assert sorted(uuid for group in seen for uuid in group) == sorted(uuids)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import re
+import subprocess
 from pathlib import Path
 
 import pexpect
@@ -38,12 +39,14 @@ def terminal(clone, tmp_path):
     def start(size, *command, **environ):
         folder = tmp_path / f"tmux{len(opened)}"
         folder.mkdir()
-        opened.append(Tmux(folder, size, environ, "env", "-C", str(clone.root), *command))
+        plainly = ("env", "-u", "COLUMNS", "-u", "LINES", "-C", str(clone.root))  # readline sets them in any program
+        opened.append(Tmux(folder, size, environ, *plainly, *command))
         return opened[-1]
 
     yield start
     for one in opened:
-        one("kill-server")
+        with contextlib.suppress(subprocess.CalledProcessError):  # it has ended
+            one("kill-server")
 
 
 @pytest.fixture
@@ -74,12 +77,12 @@ def test_make_status_on_terminals_of_all_sizes_in_pipes_and_without_colours(clon
         one = terminal(size, *words(clone, "status", f"TARGET={going}"))
         until(lambda one=one: "gpt2_" in one.screen() and "planned" in one.screen(), "it is drawn", 120)
         text = one.screen()
-        assert going.name in text, (size, one("display", "-p", "#{pane_width} #{window_width}"), text)
+        assert going.name[:30] in text
         assert "running" in text
         assert "GPU" in text
         assert "step" in text
         assert ("memory" in text) == (size[0] >= 80)  # of the GPUs, and where there is room of the runs
-        assert "0 NVIDIA A10G (simulated)" in text or size == (40, 12)
+        assert ("0 NVIDIA A10G (simulated)" in text) == (size[0] >= 80)
 
     piped = clone.kmatrix("status", f"TARGET={going}", FORCE_COLOR="1", TERM="xterm-256color")
     assert ESCAPE not in piped.stdout + piped.stderr
@@ -88,20 +91,21 @@ def test_make_status_on_terminals_of_all_sizes_in_pipes_and_without_colours(clon
     assert len(max(piped.stdout.splitlines(), key=len)) > 60
 
     for text, styled in (("", True), ("1", False)):
-        environ = {**os.environ, "NO_COLOR": text, "TERM": "xterm-256color"}
+        environ = {**clone.environment, "NO_COLOR": text, "TERM": "xterm-256color"}
         screen = pexpect.spawn(
             str(clone.root / ".venv" / "bin" / "kmatrix"),
             ["status", f"TARGET={going}"],
             cwd=str(clone.root),
-            env={name: value for name, value in environ.items() if name != "PYTHONPATH"},
+            env=environ,
             dimensions=(24, 80),
             timeout=120,
             encoding="utf-8",
         )
-        seen = [screen.before or ""] if screen.expect("planned") else [screen.before + screen.after]
+        screen.expect("planned")
+        seen = screen.before
         screen.sendintr()
         screen.expect(pexpect.EOF)
-        assert bool(STYLES.search("".join(seen) + screen.before)) == styled
+        assert bool(STYLES.search(seen + screen.before)) == styled
 
 
 def test_status_says_everything_for_people_and_programs(clone, going):
@@ -125,10 +129,10 @@ def test_status_says_everything_for_people_and_programs(clone, going):
 @pytest.mark.parametrize("size", [(80, 24), (50, 12)])
 def test_the_live_line_of_a_matrix_fits_its_terminal_and_ctrl_c_ends_it(clone, terminal, tmp_path, size):
     one = terminal(size, *words(clone, "test-matrix", *TINY, ENDLESS, f"RESULTS_DIR={tmp_path}"))
-    until(lambda: re.search(r"run 1/2 \S+  step \d+/2000000", one.screen()), "it is drawn", 300)
+    pace = r"left [\d:]+" if size[0] >= 80 else ""
+    until(lambda: re.search(rf"run 1/2 \S+  step \d+/2000000.*{pace}", one.screen()), "it is drawn", 300)
     line = next(text for text in one.screen().splitlines() if "step" in text)
     assert len(line) <= size[0]
-    assert re.search(r"left [\d:]+", one.screen()) or size[0] < 80
     assert "1 to come" in one.screen()
     one("send-keys", "C-c")
     until(lambda: "status=" in one.screen(), "it ends", 180)

@@ -16,6 +16,7 @@ from kmatrix.cli.monitor import simulation
 from kmatrix.cli.session import ROOT, shown
 from kmatrix.cli.trackers import announced
 from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.gpu import simulate
 from kmatrix.gpu.nvml import Gpu, occupied
 from kmatrix.launch.lock import holder
 from kmatrix.launch.monitor import Monitor
@@ -44,13 +45,15 @@ def monitor(simulated: str, hz: int, port: int = 0) -> Monitor | None:
         if simulated:
             raise ConfigError("SIMULATE= needs GPU_MONITOR=y", why="only the recording is simulated")
         return None
+    environment = simulation(simulated) if simulated else {}
     return Monitor(
         python=Path(sys.executable),
         root=ROOT,
         hz=hz,
         prometheus=port,
         simulated=bool(simulated),
-        environment=simulation(simulated) if simulated else {},
+        environment=environment,
+        gpus=simulate.uuids(environment) if simulated else (),
     )
 
 

@@ -44,6 +44,8 @@ class _Job:
     state: JobState = field(default_factory=lambda: JobState(phase=Phase.PENDING))
     tree: Tree | None = None
     recorder: Popen[bytes] | None = None
+    seen: tuple[str, ...] | None = ()  # GPUs that the recorder sees, () for all
+    slot: int = 0  # place among the runs that go at the same time
     begun: float = 0.0  # monotonic seconds
     killed_by: float | None = None  # monotonic seconds
     waits_since: float | None = None  # monotonic seconds, for an earlier attempt
@@ -219,10 +221,20 @@ class LocalEngine:
                 os.close(lock)  # the guard has it now
         job.plan, job.begun = plan, time.monotonic()
         job.state = JobState(phase=Phase.RUNNING, pid=job.tree.pid, started=begun, gpus=plan.gpus, log_start=before)
-        if self._monitor is not None:
-            job.recorder = self._monitor.start(plan, job.tree.pid)
+        self._record(job)
         if self._trackers is not None:
             self._trackers.begin(plan, job.tree.pid)
+
+    def _record(self, job: _Job) -> None:
+        """Start the recorder of a run that has begun."""
+        if self._monitor is None or job.state.pid is None:
+            return
+        others = [other for other in self._in(Phase.RUNNING) if other is not job]
+        shared = self._limits.on(gpus=job.plan.cuda).jobs != 1
+        taken = {gpu for other in others for gpu in other.seen or ()}
+        job.seen = self._monitor.seen(job.plan, taken, shared=shared)
+        job.slot = min(set(range(len(others) + 1)) - {other.slot for other in others})
+        job.recorder = self._monitor.start(job.plan, job.state.pid, gpus=job.seen, slot=job.slot)
 
     def _wait_for_earlier(self, job: _Job) -> None:
         now = time.monotonic()
@@ -258,7 +270,8 @@ class LocalEngine:
             return
         deaths = job.state.recorder_deaths + 1
         job.state = replace(job.state, recorder_deaths=deaths)
-        job.recorder = monitor.start(job.plan, pid) if deaths <= MOST_RECORDERS else None
+        again = deaths <= MOST_RECORDERS
+        job.recorder = monitor.start(job.plan, pid, gpus=job.seen, slot=job.slot) if again else None
 
     def _stop(self, job: _Job) -> None:
         if job.tree is not None and job.killed_by is None:

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from kmatrix.errors import LaunchError
@@ -72,6 +73,12 @@ def environment(
     }
 
 
+def uuids(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the UUIDs of the GPUs that a process with this environment sees, as nvml.c gives them."""
+    first, *_ = Path(environment["KMATRIX_SIMULATE"]).read_text(encoding="utf-8").splitlines()
+    return tuple(f"GPU-00000000-0000-4000-8000-{index:012x}" for index in range(int(first.removeprefix("gpus "))))
+
+
 def _compile(compiler: str, scratch: Path, rest: str) -> None:
     (scratch / "stubs.c").write_text(rest, encoding="utf-8")
     sources = [*(str(HERE / name) for name in SOURCES), str(scratch / "stubs.c")]
@@ -100,4 +107,4 @@ def _write_table(scenario: Scenario, folder: Path) -> Path:
     return path
 
 
-__all__ = ["SCENARIOS", "Scenario", "build", "environment", "parse"]
+__all__ = ["SCENARIOS", "Scenario", "build", "environment", "parse", "uuids"]
