@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import subprocess
+import sys
 
 import pytest
+from support import ROOT
 from support import run as program
 from track_factory import ended, numbers, record, run_dir, train
 
@@ -95,6 +99,20 @@ def test_the_summary_and_the_status_say_what_was_not_sent_and_how_to_send_it(run
         assert f"send them with make track-replay TARGET={run.path.parent.name}" in out
         assert "https://w/r/1" in out
     assert '"link": "https://w/r/1"' in program("status", results, "JSON=1").out
+
+
+def test_a_full_disk_under_the_log_and_track_json_keeps_nothing_from_being_sent(run):
+    run.track.mkdir()  # cannot be replaced by a file
+    command = [sys.executable, "-m", "kmatrix.track", str(run.path), "--trackers", "wandb_that_is_none"]
+    with open("/dev/full", "w") as full:  # noqa: PTH123 (no folder of ours)
+        assert subprocess.run(command, stdout=full, stderr=full, env=environment(), check=False).returncode == 2
+        command[-1] = "tensorboard"
+        assert subprocess.run(command, stdout=full, stderr=full, env=environment(), check=False).returncode == 0
+    assert stored(run) == numbers(run)
+
+
+def environment():
+    return {**os.environ, "PYTHONPATH": str(ROOT / "lib")}
 
 
 def test_bad_words_are_refused_before_anything_is_sent(run):

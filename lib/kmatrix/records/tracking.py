@@ -53,7 +53,7 @@ def read_track(run: RunDir) -> tuple[Sent, ...]:
     try:
         trackers = read_json(run.track)["trackers"]
         return tuple(_from_json(name, value) for name, value in trackers.items())
-    except (RecordError, KeyError, ValueError, TypeError, AttributeError):
+    except (RecordError, OSError, KeyError, ValueError, TypeError, AttributeError):
         return ()
 
 

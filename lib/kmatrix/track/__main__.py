@@ -19,6 +19,7 @@ from kmatrix.errors import KmatrixError
 from kmatrix.records import RunDir, read_json
 from kmatrix.redaction import redact_files, redact_output
 from kmatrix.track.identity import tracking
+from kmatrix.track.output import lossy_output
 
 LIMIT_S = 60.0
 NICE = 10  # what trains goes first
@@ -35,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     run = RunDir(arguments.run_dir.absolute())
     os.nice(NICE)
+    lossy_output()
     redact_output()  # track.log is kept with the results
     try:
         from kmatrix.track.sidecar import feed
