@@ -101,9 +101,9 @@ test_matrix: $(CORE) $(TRAIN) $(TRACKED)
 	$(KMATRIX)
 train: $(CORE) $(TRAIN) $(TRACKED) ## run one configuration
 	$(KMATRIX)
-continue: $(CORE) $(TRAIN) ## go on with a matrix (TARGET=, RUN=<pattern>, RETRY_FAILED=1); its finished runs stay
+continue: $(CORE) $(TRAIN) $(TRACKED) ## go on with a matrix (TARGET=, RUN=<pattern>, RETRY_FAILED=1); its finished runs stay
 	$(KMATRIX)
-test-rerun: $(CORE) $(TRAIN) ## run runs of TARGET= anew (RUN=<pattern>, OPTIMIZER=); the old results are kept aside
+test-rerun: $(CORE) $(TRAIN) $(TRACKED) ## run runs of TARGET= anew (RUN=<pattern>, OPTIMIZER=); the old results are kept aside
 	$(KMATRIX)
 status: $(CORE) ## how each run stands, live on a terminal (TARGET=, JSON=1)
 	$(KMATRIX)
@@ -113,7 +113,7 @@ logs: $(CORE) ## follow what the running run prints (RUN=<pattern>)
 	$(KMATRIX)
 stop: $(CORE) ## end a running matrix from another terminal; its runs save a checkpoint first
 	$(KMATRIX)
-reproduce: $(CORE) $(TRAIN) ## run RUN=<run directory> again, from its own .config, and compare bit for bit
+reproduce: $(CORE) $(TRAIN) $(TRACKED) ## run RUN=<run directory> again, from its own .config, and compare bit for bit
 	$(KMATRIX)
 
 gputop: $(CORE) ## watch every GPU on one screen (RUN=<run directory>, SIMULATE=<number>)

@@ -10,8 +10,9 @@ import pytest
 from support import ROOT, Program
 
 from kmatrix.cli import trackers as cli_trackers
+from kmatrix.cli.arguments import Arguments
 from kmatrix.cli.project import computed_project, is_computed, own_project
-from kmatrix.cli.trackers import announced, missing, need_trackers, tracking
+from kmatrix.cli.trackers import announced, asked_trackers, missing, need_trackers, tracking
 from kmatrix.config import Config
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.kconfig.sets import TRACKERS, parse_trackers
@@ -184,6 +185,21 @@ def test_a_matrix_says_once_where_it_is_mirrored(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     line = announced({"tracking": about, "symbols": {"WANDB_ENTITY": "team"}})
     assert line.startswith("mirrored to W&B (online as team: the key is in WANDB_API_KEY)")
+
+
+def test_a_matrix_that_goes_on_can_have_other_trackers_for_this_time(monkeypatch):
+    monkeypatch.setattr(cli_trackers, "_installed", lambda package: package != "trackio")
+    about = {"tracking": {"trackers": ["tensorboard"], "project": "mine"}}
+
+    assert announced(about) == announced(about, None) == "mirrored to TensorBoard; project mine"
+    assert announced(about, ()) == ""
+    assert "Trackio (not installed: make setup-trackers" in announced(about, ("trackio",))
+    assert asked_trackers(Arguments("continue")) is None
+    assert asked_trackers(Arguments("continue", {"TRACKER": "none"})) == ()
+    with pytest.raises(LaunchError, match="trackio"):
+        asked_trackers(Arguments("continue", {"TRACKER": "trackio"}))
+    with pytest.raises(ConfigError, match="no tracker"):
+        asked_trackers(Arguments("continue", {"TRACKER": ""}))
 
 
 def test_the_doctor_says_which_trackers_are_there_and_never_shows_a_key(program, monkeypatch):

@@ -123,6 +123,32 @@ def test_a_default_follows_what_is_chosen_on_the_screen_and_is_not_pinned(progra
     assert asked_names(program.config) == {"GPT2_OPTIMIZER_MUON"}
 
 
+def test_trackers_are_ticked_on_the_screen_and_a_project_that_none_takes_is_refused_there(program, screen):
+    program.good("defconfig-gpt2-cpu-quick", "PROJECT=mine")
+    terminal = screen()
+    terminal.wait("Model")
+    jump(terminal, "TRACKER_TRACKIO")
+    terminal.keys("Enter")
+    terminal.wait("[*] Trackio")
+    jump(terminal, "TRACKER_PROJECT")
+    terminal.keys("Enter")
+    terminal.wait("(string)")
+    terminal.keys(*["BSpace"] * 4, "M", "y", "Enter")
+    terminal.wait("small letters")
+    terminal.keys("Enter")
+    terminal.wait("(string)")
+    terminal.keys("BSpace", "BSpace", "o", "u", "r", "s", "Enter")
+    terminal.wait("(ours)")
+    terminal.keys("q")
+    terminal.wait("Save configuration?")
+    terminal.keys("y")
+    terminal.wait("STATUS 0")
+
+    assert program.value("TRACKER_TRACKIO") == "y"
+    assert program.value("TRACKER_WANDB") == "n"
+    assert program.value("TRACKER_PROJECT") == '"ours"'
+
+
 def test_what_the_screen_lets_through_and_the_rules_do_not_is_kept_aside(program, screen):
     program.good("alldefconfig")
     before = program.config.read_bytes()

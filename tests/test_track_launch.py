@@ -74,6 +74,21 @@ def test_a_matrix_is_mirrored_and_its_end_waits_for_what_is_still_sent(matrix, p
     assert not plans[2].dir.track_log.exists()
 
 
+def test_trackers_that_are_chosen_for_this_time_stand_in_for_those_of_the_matrix(matrix, plan):
+    without, instead = Trackers(PYTHON, ROOT, chosen=()), Trackers(PYTHON, ROOT, chosen=("tensorboard",), project="own")
+
+    without.begin(plan("a"), os.getpid())
+    instead.begin(one := plan("b", trackers=()), os.getpid())
+    try:
+        assert without.sending() == {}
+        assert instead.sending() == {"b": ("tensorboard",)}
+        (words,) = [process.info["cmdline"] for process in feeders_of(one)]
+        assert words[words.index("--trackers") + 1] == "tensorboard"
+        assert words[words.index("--project") + 1] == "gpt2-1a2b3"  # that of its run.json comes first
+    finally:
+        instead.kill()
+
+
 def test_a_runs_end_is_not_delayed_by_its_trackers(matrix, plan, trackers):
     one = plan("gpt2_adamw_1cpu")
     with one.dir.track_lock.open("w") as held:  # its process waits for this one, as for one that hangs

@@ -9,6 +9,7 @@ from kmatrix.cli.execution import detach, execute, monitor, need_torch, recordin
 from kmatrix.cli.planning import gpus_here
 from kmatrix.cli.session import shown
 from kmatrix.cli.targets import chosen_runs, find_target
+from kmatrix.cli.trackers import asked_trackers
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.launch.aside import set_aside
 from kmatrix.launch.lock import held, holder
@@ -24,6 +25,7 @@ def continue_(arguments: Arguments) -> int:
     matrix = find_target(arguments)
     names = {run.name for run in chosen_runs(matrix, arguments)}
     need_torch()
+    chosen = asked_trackers(arguments)
     refuse_if_running(matrix)
     follow_move(matrix)
     gpus, notes = gpus_here(arguments)
@@ -35,9 +37,9 @@ def continue_(arguments: Arguments) -> int:
     for line in in_words(going):
         print(f"  {line}")
     if yes(arguments, "DETACH") and going.plans:
-        return detach(matrix, arguments, "RUN", "RESUME", "RETRY_FAILED", "GPUS", "SIMULATE")
+        return detach(matrix, arguments, "RUN", "RESUME", "RETRY_FAILED", "GPUS", "SIMULATE", "TRACKER")
     recorder = monitor(arguments.get("SIMULATE"), *recording(symbols(matrix)))
-    status = execute(matrix, going, recorder, gpus)
+    status = execute(matrix, going, recorder, gpus, chosen)
     return status or (EXIT_FAILED if any(state.status == "failed" for state in going.stays.values()) else 0)
 
 
@@ -48,6 +50,7 @@ def test_rerun(arguments: Arguments) -> int:
     matrix = find_target(arguments)
     runs = _of_optimizers(chosen_runs(matrix, arguments), arguments.get("OPTIMIZER"))
     need_torch()
+    chosen = asked_trackers(arguments)
     refuse_if_running(matrix)
     follow_move(matrix)
     gpus, _ = gpus_here(arguments)
@@ -59,7 +62,7 @@ def test_rerun(arguments: Arguments) -> int:
         for run in runs:
             former = set_aside(run)
             print(f"{run.name}: " + (f"its former result is in {shown(former)}" if former else "it has no result yet"))
-    return execute(matrix, reopen(matrix, gpus, names={run.name for run in runs}), recorder, gpus)
+    return execute(matrix, reopen(matrix, gpus, names={run.name for run in runs}), recorder, gpus, chosen)
 
 
 def _of_optimizers(runs: list[RunDir], asked: str) -> list[RunDir]:

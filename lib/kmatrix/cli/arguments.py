@@ -104,7 +104,9 @@ COMMANDS = {
     "continue": Command(
         "kmatrix.cli.again:continue_",
         "go on with a matrix: its finished runs stay",
-        frozenset({"DETACH", "GPUS", "RESULTS_DIR", "RESUME", "RETRY_FAILED", "RUN", "SIMULATE", "TARGET", "YES"}),
+        frozenset(
+            {"DETACH", "GPUS", "RESULTS_DIR", "RESUME", "RETRY_FAILED", "RUN", "SIMULATE", "TARGET", "TRACKER", "YES"}
+        ),
     ),
     "train": Command(
         "kmatrix.cli.run:train",
@@ -115,7 +117,7 @@ COMMANDS = {
     "test-rerun": Command(
         "kmatrix.cli.again:test_rerun",
         "run runs of TARGET= anew; their old results are kept aside",
-        frozenset({"GPUS", "OPTIMIZER", "RESULTS_DIR", "RUN", "SIMULATE", "TARGET", "YES"}),
+        frozenset({"GPUS", "OPTIMIZER", "RESULTS_DIR", "RUN", "SIMULATE", "TARGET", "TRACKER", "YES"}),
     ),
     "status": Command(
         "kmatrix.cli.status:status",
@@ -134,7 +136,7 @@ COMMANDS = {
     "reproduce": Command(
         "kmatrix.cli.reproduce:reproduce",
         "run RUN=<run directory> again, and compare bit for bit",
-        frozenset({"GPUS", "YES", "RUN"}),
+        frozenset({"GPUS", "YES", "RUN", "TRACKER"}),
     ),
     "gputop": Command(
         "kmatrix.cli.monitor:gputop", "watch every GPU on one screen", frozenset({"GPUS", "RUN", "SIMULATE"})

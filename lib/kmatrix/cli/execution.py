@@ -13,6 +13,7 @@ from typing import Any
 from kmatrix.cli.arguments import Arguments
 from kmatrix.cli.finish import finish
 from kmatrix.cli.monitor import simulation
+from kmatrix.cli.project import own_project
 from kmatrix.cli.session import ROOT, shown
 from kmatrix.cli.trackers import announced
 from kmatrix.errors import ConfigError, LaunchError
@@ -76,8 +77,17 @@ def gpu_pool(gpus: Sequence[Gpu], values: Mapping[str, Any]) -> Pool:
     return Pool(gpus, look=(lambda uuids: occupied(uuids, most_mib)) if most_mib else None)
 
 
-def execute(matrix: MatrixDir, going: Going, recorder: Monitor | None, gpus: Sequence[Gpu] = ()) -> int:
-    """Run what is to be run on these GPUs, write and print the report, and return the exit status."""
+def execute(
+    matrix: MatrixDir,
+    going: Going,
+    recorder: Monitor | None,
+    gpus: Sequence[Gpu] = (),
+    chosen: Sequence[str] | None = None,
+) -> int:
+    """Run what is to be run on these GPUs, write and print the report, and return the exit status.
+
+    chosen: trackers in the place of those that the matrix began with; None for those.
+    """
     from kmatrix.alerts import Thresholds
     from kmatrix.cli.progress import ProgressDisplay
     from kmatrix.cli.results import report
@@ -87,7 +97,8 @@ def execute(matrix: MatrixDir, going: Going, recorder: Monitor | None, gpus: Seq
     from kmatrix.launch.local import LocalEngine
     from kmatrix.launch.track import Trackers
 
-    values, trackers = symbols(matrix), Trackers(Path(sys.executable), ROOT)
+    values = symbols(matrix)
+    trackers = Trackers(Path(sys.executable), ROOT, chosen=chosen, project=own_project())
     pool = gpu_pool(gpus, values)
     engine = LocalEngine(
         Path(sys.executable),
@@ -98,7 +109,7 @@ def execute(matrix: MatrixDir, going: Going, recorder: Monitor | None, gpus: Seq
         monitor=recorder,
         trackers=trackers,
     )
-    if line := announced(read_json(matrix.runs()[0].run_json)):
+    if going.plans and (line := announced(read_json(matrix.runs()[0].run_json), chosen)):
         print(line)
     with outlived(matrix.runner_log) as terminal:
         with ProgressDisplay(terminal=terminal) as show:

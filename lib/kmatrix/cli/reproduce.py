@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
@@ -37,7 +38,8 @@ def reproduce(arguments: Arguments) -> int:
     if not was.config.is_file():
         raise ConfigError(f"RUN={folder} is no run directory", fix=EXAMPLE)
     need_torch()
-    plan = make_plan(arguments, one=True, path=was.config)
+    for_now = {name: text for name, text in arguments.values.items() if name == "TRACKER"}
+    plan = make_plan(dataclasses.replace(arguments, assignments=for_now), one=True, path=was.config)
     matrix, recorder = make_matrix(arguments, plan, shards=known_shards(was, plan))
     now = matrix.runs()[0]
     for line in _code_then(was, changes(was, now)):

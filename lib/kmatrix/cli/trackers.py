@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,6 +12,7 @@ from kmatrix.cli.project import own_project
 from kmatrix.cli.session import config_path, load_config, open_tree
 from kmatrix.config import Config
 from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.kconfig.sets import parse_trackers
 from kmatrix.track.login import login
 
 PACKAGES = {"wandb": ("wandb",), "trackio": ("trackio",), "tensorboard": ("tensorboard",)}
@@ -44,14 +45,33 @@ def tracking(config: Config) -> dict[str, Any]:
     }
 
 
-def announced(run: Mapping[str, Any]) -> str:
-    """Return the line that says where a matrix's runs are mirrored, "" where they are not. run: run.json of one."""
+def asked_trackers(arguments: Arguments) -> tuple[str, ...] | None:
+    """Return the trackers of TRACKER=, which must be installed; None where it is not given: those of the matrix."""
+    if "TRACKER" not in arguments.values:
+        return None
+    names = parse_trackers(arguments.values["TRACKER"])
+    need_trackers(names)
+    return names
+
+
+def announced(run: Mapping[str, Any], chosen: Sequence[str] | None = None) -> str:
+    """Return the line that says where a matrix's runs are mirrored, "" where they are not.
+
+    run: run.json of one.  chosen: trackers in the place of its own.
+    """
     about = run.get("tracking") or {}
-    names = [name for name in about.get("trackers") or () if name in TITLES]
+    names = [name for name in (about.get("trackers") or () if chosen is None else chosen) if name in TITLES]
     if not names:
         return ""
-    said = [TITLES[name] + (f" ({wandb_words(run.get('symbols') or {})})" if name == "wandb" else "") for name in names]
-    return f"mirrored to {', '.join(said)}; project {about.get('project')}"
+    said = ", ".join(_with_words(name, run.get("symbols") or {}) for name in names)
+    return f"mirrored to {said}; project {about.get('project') or own_project()}"
+
+
+def _with_words(name: str, symbols: Mapping[str, str]) -> str:
+    """Return a tracker's title, and what there is to know of it here."""
+    if missing([name]):
+        return f"{TITLES[name]} (not installed: make setup-trackers, then make track-replay)"
+    return f"{TITLES[name]} ({wandb_words(symbols)})" if name == "wandb" else TITLES[name]
 
 
 def wandb_words(symbols: Mapping[str, str]) -> str:

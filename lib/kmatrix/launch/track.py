@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,10 @@ MARGIN_S = 15.0  # beyond the limit: it then hangs itself, and is killed
 
 @dataclass(slots=True)
 class _Feeder:
-    """One process. parent: the run's guard.  told: monotonic seconds at which it was told to end."""
+    """One process. words: of its command line.  told: monotonic seconds at which it was told to end."""
 
     run: RunDir
-    parent: int
+    words: tuple[str, ...]
     limit_s: float
     trackers: tuple[str, ...]
     process: subprocess.Popen[bytes]
@@ -38,23 +38,25 @@ class Trackers:
     """All processes that feed trackers, of the runs that go on and of those that have ended.
 
     python: the interpreter that has the trackers' packages.  root: the project's.
+    chosen: trackers in the place of those that a run.json names; None for those.  project: where it names none.
     They stand outside of the run's guard: what ends a run leaves them to send the rest.
     """
 
-    def __init__(self, python: Path, root: Path) -> None:
+    def __init__(self, python: Path, root: Path, *, chosen: Sequence[str] | None = None, project: str = "") -> None:
         self._python, self._root = python, root
+        self._chosen, self._project = chosen, project
         self._feeders: list[_Feeder] = []
 
     def begin(self, run: RunPlan, parent: int) -> None:
         """Start the process of an attempt, where its run has trackers. parent: with whose end the attempt has ended."""
         asked = _tracking(run.dir)
-        names = tuple(str(name) for name in asked.get("trackers") or ())
+        names = tuple(str(name) for name in (asked.get("trackers") or () if self._chosen is None else self._chosen))
         if not names:
             return
-        limit_s = float(asked.get("limit_s") or LIMIT_S)
-        process = self._start(run.dir, parent, limit_s)
-        if process is not None:
-            self._feeders.append(_Feeder(run.dir, parent, limit_s, names, process))
+        limit_s, project = float(asked.get("limit_s") or LIMIT_S), str(asked.get("project") or self._project)
+        words = ("--trackers", ",".join(names), "--project", project, "--parent", str(parent), "--limit", str(limit_s))
+        if (process := self._start(run.dir, words)) is not None:
+            self._feeders.append(_Feeder(run.dir, words, limit_s, names, process))
 
     def look(self) -> None:
         """Start anew what was killed: it goes on behind what its trackers hold. Kill what does not end by itself."""
@@ -66,9 +68,7 @@ class Trackers:
                     self._feeders.remove(feeder)
                 continue
             feeder.deaths += code < 0
-            again = (
-                self._start(feeder.run, feeder.parent, feeder.limit_s) if code < 0 and feeder.deaths <= MOST else None
-            )
+            again = self._start(feeder.run, feeder.words) if code < 0 and feeder.deaths <= MOST else None
             if again is None:
                 self._feeders.remove(feeder)
             else:
@@ -96,10 +96,10 @@ class Trackers:
     def _of(self, run: RunDir | None) -> list[_Feeder]:
         return [feeder for feeder in self._feeders if run is None or feeder.run == run]
 
-    def _start(self, run: RunDir, parent: int, limit_s: float) -> subprocess.Popen[bytes] | None:
+    def _start(self, run: RunDir, words: Sequence[str]) -> subprocess.Popen[bytes] | None:
         """Start one; None where it cannot be started, which the run's log says as far as that can be written."""
         try:
-            return start(self._python, self._root, run, "--parent", str(parent), "--limit", str(limit_s))
+            return start(self._python, self._root, run, *words)
         except OSError as error:
             with contextlib.suppress(OSError), run.output_log.open("a", encoding="utf-8") as log:
                 log.write(f"trackers: their process cannot be started: {error.strerror}\n")
