@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,53 @@ def test_units_are_free_ones_and_as_many_as_asked_for(width, free):
 def test_neighbours_are_taken_where_it_breaks_up_the_least(width, free, units):
     box = "abcdefgh" if "h" in free else "abcd"
     assert "".join(place(width, free, box)) == units
+
+
+def levels(*groups):
+    """Distances of a box: 0 within the first groups that hold both units, 1 within the next, and so on."""
+
+    def far(one, other):
+        both = {one, other}
+        return next((level for level, names in enumerate(groups) if any(both <= set(name) for name in names)), 9)
+
+    return far
+
+
+CROSSED = levels(["ac", "bd", "eg", "fh"], ["abcd", "efgh"])  # bridged pairs that are no neighbours in order
+
+
+@pytest.mark.parametrize(
+    ("width", "free", "units"),
+    [
+        (2, "abcdefgh", "ac"),  # a bridge before the order
+        (2, "bcdefgh", "bd"),
+        (2, "bcfg", "bc"),  # no bridge is free: one board before two
+        (4, "abcdefgh", "abcd"),
+        (4, "bcdefgh", "efgh"),
+        (1, "abd", "a"),  # what is left of a pair goes before a whole pair
+        (3, "abdefgh", "abd"),  # b and d are bridged, a is on their board
+    ],
+)
+def test_bridges_come_before_boards_and_boards_before_the_rest(width, free, units):
+    assert "".join(place(width, free, "abcdefgh", CROSSED)) == units
+
+
+def test_a_box_of_sixteen_is_placed_in_no_time_and_rightly():
+    box = "abcdefghijklmnop"
+    halves = levels([], ["acegikmo", "bdfhjlnp"])
+    assert "".join(place(8, box, box, halves)) == "acegikmo"
+    assert "".join(place(8, "bdfhjlnpa", box, halves)) == "bdfhjlnp"
+
+
+@given(st.integers(1, 4), st.sets(st.sampled_from("abcdefgh"), min_size=4), st.randoms())
+def test_no_other_choice_of_units_is_nearer(width, free, random):
+    order = sorted(free)
+    chosen = place(width, order, "abcdefgh", CROSSED)
+
+    def within(units):
+        return sum(CROSSED(one, other) for one, other in itertools.combinations(units, 2))
+
+    assert within(chosen) <= within(random.sample(order, width))
 
 
 # The promise

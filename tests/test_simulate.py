@@ -167,7 +167,7 @@ def test_what_a_newer_function_asks_is_not_supported_rather_than_missing(library
     loaded = ctypes.CDLL(str(library))
     missing = [name for name in stubs.symbols() if not hasattr(loaded, name)]
     assert missing == []
-    assert loaded.nvmlDeviceGetNvLinkState() == stubs.NOT_SUPPORTED
+    assert loaded.nvmlDeviceGetNvLinkErrorCounter() == stubs.NOT_SUPPORTED
 
 
 def test_the_library_without_a_scenario_is_a_machine_without_a_driver(library):

@@ -18,7 +18,7 @@ from kmatrix.cli.session import ROOT, shown
 from kmatrix.cli.trackers import announced
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.gpu import simulate
-from kmatrix.gpu.nvml import Gpu, occupied
+from kmatrix.gpu.nvml import UNKNOWN, Gpu, distances, occupied
 from kmatrix.launch.lock import holder
 from kmatrix.launch.monitor import Monitor
 from kmatrix.launch.pool import Pool
@@ -29,6 +29,7 @@ from kmatrix.records import MatrixDir, Status, read_json
 
 START_S = 60.0  # a detached runner has its matrix within this time, or it has ended
 TAIL_LINES = 20
+PAIR = 2  # GPUs among which there is nothing to choose
 
 
 def need_torch() -> None:
@@ -72,9 +73,17 @@ def recording(values: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def gpu_pool(gpus: Sequence[Gpu], values: Mapping[str, Any]) -> Pool:
-    """Return the GPUs that runs may get, of which the driver is asked what others hold. values: the symbols."""
+    """Return the GPUs that runs may get: the driver is asked what others hold, and how near they are to each other.
+
+    values: the symbols.
+    """
     most_mib = int(values.get("GPU_BUSY_MEMORY") or 0)
-    return Pool(gpus, look=(lambda uuids: occupied(uuids, most_mib)) if most_mib else None)
+    known = distances([gpu.uuid for gpu in gpus]) if len(gpus) > PAIR else {}
+    return Pool(
+        gpus,
+        look=(lambda uuids: occupied(uuids, most_mib)) if most_mib else None,
+        distance=(lambda one, other: known.get(frozenset((one, other)), UNKNOWN)) if known else None,
+    )
 
 
 def execute(

@@ -5,5 +5,7 @@ from kmatrix.gpu.nvml.detect import Gpu as Gpu
 from kmatrix.gpu.nvml.detect import detect as detect
 from kmatrix.gpu.nvml.detect import usable as usable
 from kmatrix.gpu.nvml.guests import occupied as occupied
+from kmatrix.gpu.nvml.links import UNKNOWN as UNKNOWN
+from kmatrix.gpu.nvml.links import distances as distances
 from kmatrix.gpu.nvml.source import NvmlSource as NvmlSource
 from kmatrix.gpu.nvml.source import open_source as open_source

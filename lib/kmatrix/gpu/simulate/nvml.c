@@ -153,6 +153,47 @@ API Code nvmlDeviceGetPciInfo_v3(Device *gpu, Pci *out) {
     return OK;
 }
 
+/* ---- what lies between GPUs ---- */
+
+enum { SAME_BOARD = 0, ONE_SWITCH = 10, ONE_NODE = 40, SYSTEM = 50 }; /* nvmlGpuTopologyLevel_t */
+API Code nvmlDeviceGetTopologyCommonAncestor(Device *one, Device *other, int *level) {
+    Code code = ask(one);
+    if (!code) code = ask(other);
+    if (code || !level) return code ? code : INVALID;
+    if (one == other) *level = SAME_BOARD;
+    else if (one->pcie_switch >= 0 && one->pcie_switch == other->pcie_switch) *level = ONE_SWITCH;
+    else *level = one->node == other->node ? ONE_NODE : SYSTEM;
+    return OK;
+}
+
+/* The GPU behind a link: links are counted from 0, one for each peer. */
+static Device *behind(const Device *gpu, unsigned link) {
+    for (int peer = 0; peer < scenario.gpu_count; peer++)
+        if (gpu->links >> peer & 1 && link-- == 0) return &scenario.devices[peer];
+    return NULL;
+}
+API Code nvmlDeviceGetNvLinkState(Device *gpu, unsigned link, unsigned *active) {
+    Code code = ask(gpu);
+    if (code || !active) return code ? code : INVALID;
+    if (!gpu->links) return NOT_SUPPORTED;
+    if (link >= 18) return INVALID;
+    *active = behind(gpu, link) != NULL;
+    return OK;
+}
+API Code nvmlDeviceGetNvLinkRemoteDeviceType(Device *gpu, unsigned link, int *type) {
+    Code code = ask(gpu);
+    if (code || !type) return code ? code : INVALID;
+    if (!behind(gpu, link)) return gpu->links ? INVALID : NOT_SUPPORTED;
+    *type = 0; /* NVML_NVLINK_DEVICE_TYPE_GPU */
+    return OK;
+}
+API Code nvmlDeviceGetNvLinkRemotePciInfo_v2(Device *gpu, unsigned link, Pci *out) {
+    Code code = ask(gpu);
+    if (code) return code;
+    Device *peer = behind(gpu, link);
+    return peer ? nvmlDeviceGetPciInfo_v3(peer, out) : gpu->links ? INVALID : NOT_SUPPORTED;
+}
+
 /* One number of the GPU itself: `value` may use gpu. */
 #define CONSTANT(function, type, value)                     \
     API Code function(Device *gpu, type *out) {             \

@@ -26,6 +26,8 @@ typedef struct { Knot *knots; int count; } Series;
 typedef struct { double time, mib; unsigned pid; } Holding;
 typedef struct {
     unsigned index;
+    int node, pcie_switch;      /* of a switch of its own: -1 */
+    unsigned long long links;   /* a bit for each GPU behind an NVLink */
     Series series[FIELDS];
     Series counter; /* where the energy counter was set */
     Holding *holdings;

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from kmatrix.errors import ConfigError
-from kmatrix.gpu.simulate.words import ERRORS, MOST_GPUS, ONCE, QUANTITIES, SETTINGS, TEXTS, THROTTLES, Range
+from kmatrix.gpu.simulate.words import ERRORS, GROUPS, MOST_GPUS, ONCE, QUANTITIES, SETTINGS, TEXTS, THROTTLES, Range
 
 BEFORE = -1e18  # seconds: when the defaults begin
 LEAST_WORDS = 4  # of an event: T GPU FIELD VALUE
@@ -38,7 +38,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What the GPUs of a simulation do. settings, periods: in the units of the language; events in order of time."""
+    """What the GPUs of a simulation do. settings, periods: in the units of the language; events in order of time.
+
+    groups: GPUs that belong together, by what holds them: nvlink, switch, numa.
+    """
 
     path: Path
     gpus: int
@@ -46,6 +49,7 @@ class Scenario:
     texts: Mapping[str, str] = field(default_factory=dict)
     periods: Mapping[str, float] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
+    groups: Mapping[str, tuple[frozenset[int], ...]] = field(default_factory=dict)
 
     def table(self) -> str:
         """Return the text that table.c reads."""
@@ -57,8 +61,18 @@ class Scenario:
         lines += [f"{name} {self.texts.get(name, default)}" for name, default in TEXTS.items()]
         lines += [f"period {name} {self.periods.get(name, settings['period_ms']) / 1000!r}" for name in QUANTITIES]
         for gpu in range(self.gpus):
+            lines.append(self._place(gpu))
             lines += _device(gpu, [event for event in self.events if event.gpu == gpu])
         return "\n".join([*lines, "end", ""])
+
+    def _place(self, gpu: int) -> str:
+        """Return the line that says where a GPU sits: its NUMA node, its switch (-1: of its own), and its links."""
+
+        def group(name: str, alone: int) -> int:
+            return next((at for at, gpus in enumerate(self.groups.get(name, ())) if gpu in gpus), alone)
+
+        bridged = set().union(*(gpus for gpus in self.groups.get("nvlink", ()) if gpu in gpus)) - {gpu}
+        return f"place {gpu} {group('numa', 0)} {group('switch', -1)} {sum(1 << peer for peer in bridged):x}"
 
 
 def parse(path: Path, gpus: int | None = None) -> Scenario:
@@ -86,6 +100,7 @@ class _Reader:
         self._settings: dict[str, float] = {}
         self._texts: dict[str, str] = {}
         self._periods: dict[str, float] = {}
+        self._groups: dict[str, tuple[frozenset[int], ...]] = {}
         self._events: list[Event] = []
         self._everywhere: list[Callable[[int, float], Event]] = []  # `*`: known only once the number of GPUs is
         self._lines: dict[str, int] = {}  # of each setting
@@ -111,6 +126,10 @@ class _Reader:
         loop = self._settings.get("loop", 0.0)
         for event in events:
             self._check(event, count, loop)
+        for name, groups in self._groups.items():
+            if (highest := max(max(group) for group in groups)) >= count:
+                why = f"there is no GPU {highest}: there are {count}"
+                self._refuse(why, "name a GPU below that", self._lines[name])
         for gpu in range(count):
             self._check_memory([event for event in events if event.gpu == gpu])
         return Scenario(
@@ -120,6 +139,7 @@ class _Reader:
             texts=self._texts,
             periods=self._periods,
             events=tuple(events),
+            groups=self._groups,
         )
 
     def _check(self, event: Event, count: int, loop: float) -> None:
@@ -146,10 +166,14 @@ class _Reader:
             self._first(f"period_ms {self._known(words[0], QUANTITIES, 'field')}")
             self._periods[words[0]] = self._number(words[1], SETTINGS["period_ms"].range)
             return
-        self._known(name, ["gpus", *SETTINGS, *TEXTS], "setting")
+        self._known(name, ["gpus", *SETTINGS, *TEXTS, *GROUPS], "setting")
         self._first(name)
         if name in TEXTS:
             self._text(name, " ".join(words))
+        elif name in GROUPS:
+            self._groups[name] = tuple(self._group(word) for word in words)
+            if not words:
+                self._refuse(f"{name} names no GPUs", f"write `{name} 0-1 2-3`, each word a group")
         elif len(words) != 1:
             self._refuse(f"{name} takes one value", f"write `{name} VALUE`")
         elif name == "gpus":
@@ -163,6 +187,17 @@ class _Reader:
         if not text or len(text) > 51 or not text.isascii() or not text.isprintable():
             self._refuse(f"a {name} has 1 to 51 ASCII characters", f"shorten the {name}")
         self._texts[name] = text
+
+    def _group(self, word: str) -> frozenset[int]:
+        """Return the GPUs of `0,2` or `0-3`."""
+        limit, found = Range(0, MOST_GPUS - 1, whole=True), set()
+        for part in word.split(","):
+            first, dash, last = part.partition("-")
+            low = int(self._number(first, limit))
+            found |= set(range(low, int(self._number(last, limit)) + 1)) if dash else {low}
+        if not found:
+            self._refuse(f"{word} holds no GPU", "write `A-B` with A below B")
+        return frozenset(found)
 
     def _event(self, words: list[str]) -> None:
         if len(words) < LEAST_WORDS:

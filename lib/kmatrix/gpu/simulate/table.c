@@ -4,6 +4,7 @@
  *
  * The table holds one statement a line; a reading begins with its field, times are in seconds:
  *   gpus N | loop S | window S | instant S | call S | speed X | freeze S | init CODE | name TEXT | driver TEXT
+ *   place GPU NODE SWITCH LINKS  NUMA node, PCIe switch (-1: of its own), and a bit for each GPU behind a link, in hex
  *   period FIELD S               the field changes every S seconds only
  *   knot GPU FIELD T VALUE CODE  from T on: VALUE, or the NVML error CODE where that is not 0; ascending in T
  *   counter GPU T J              at T the energy counter stands at J joules; ascending in T
@@ -57,6 +58,8 @@ static int obey(const char *line) {
     double time, value;
     int gpu, code, field;
     unsigned pid;
+    int node, pcie_switch;
+    unsigned long long links;
     if (sscanf(line, "gpus %d", &gpu) == 1) {
         scenario.gpu_count = gpu;
         return gpu >= 0 && gpu <= MAX_GPUS;
@@ -67,6 +70,13 @@ static int obey(const char *line) {
         sscanf(line, "driver %63[^\n]", scenario.driver) == 1) return 1;
     if (sscanf(line, "name %51[^\n]", scenario.name) == 1) return strcat(scenario.name, SUFFIX) != NULL;
     if (sscanf(line, "init %d", &code) == 1) { scenario.init = (Code)code; return 1; }
+    if (sscanf(line, "place %d %d %d %llx", &gpu, &node, &pcie_switch, &links) == 4) {
+        if (gpu < 0 || gpu >= MAX_GPUS) return 0;
+        scenario.devices[gpu].node = node;
+        scenario.devices[gpu].pcie_switch = pcie_switch;
+        scenario.devices[gpu].links = links;
+        return 1;
+    }
     if (sscanf(line, "period %31s %lf", word, &value) == 2) {
         field = field_of(word);
         if (field >= 0) scenario.period[field] = value;

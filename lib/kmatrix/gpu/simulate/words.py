@@ -86,6 +86,7 @@ SETTINGS = {
     "freeze": Setting(-1, Range(0, 1e9), "freeze"),
     "init": Setting(0, Range(0, 999), "init"),
 }
+GROUPS = ("nvlink", "switch", "numa")  # settings that hold groups of GPUs: bridged, below a PCIe switch, on a node
 TEXTS = {"name": "NVIDIA A10G", "driver": "580.00.00"}
 
 ERRORS = {  # nvmlReturn_t
