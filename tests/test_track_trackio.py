@@ -148,7 +148,7 @@ def test_a_run_that_goes_on_is_running_until_it_ends(identity):
 
 
 def test_what_is_stored_is_told_when_the_run_is_opened_again(identity):
-    how = f"make trackio-view PROJECT={identity.project}"
+    how = f"make trackio-view PROJECT={identity.project} RESULTS_DIR={identity.tracking}"
     assert written(identity) == Stored(steps={}, link=str(data_dir(identity.tracking)), how=how)
     stored = Mirror().open(identity)
     assert stored.steps == {step: point(step).values for step in range(LAST + 1)}

@@ -152,6 +152,31 @@ def test_what_a_killed_server_left_behind_says_nothing(tmp_path, page):
         assert StateFile(tmp_path).living() == page
 
 
+def test_a_folder_that_cannot_be_written_to_is_an_error_that_says_why(tmp_path):
+    with pytest.raises(LaunchError, match="cannot be served") as refused, StateFile(tmp_path / "none").held():
+        pass
+    assert refused.value.why == "its server writes beside the data: No such file or directory"
+
+
+@pytest.mark.slow
+def test_a_damaged_database_is_an_error_that_names_it(tmp_path):
+    folder = data_dir(tmp_path)
+    folder.mkdir()
+    (folder / "gpt2-torn.db").write_bytes(b"no database" * 100)
+    done = subprocess.run(
+        [sys.executable, "-m", "kmatrix", "trackio-view", f"RESULTS_DIR={tmp_path}", f"O={tmp_path}"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "Could not migrate project 'gpt2-torn'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(folder.glob(".page-*"))
+
+
 def test_the_next_free_port_is_taken_where_one_is_busy():
     with busy() as port:
         assert free_port(LOOPBACK, port) > port

@@ -80,7 +80,6 @@ class StateFile:
     @contextmanager
     def held(self) -> Iterator[StateFile | None]:
         """Be the one server, and remove the file in the end; None where another is."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._open() as self._file:
             if not self._lock():
                 yield None
@@ -97,7 +96,14 @@ class StateFile:
         self._file.flush()
 
     def _open(self) -> TextIO:
-        return os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
+        try:
+            return os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
+        except OSError as error:
+            raise LaunchError(
+                f"a page of {self.path.parent} cannot be served",
+                why=f"its server writes beside the data: {error.strerror}",
+                fix="copy the folder of results, and pass RESULTS_DIR=<the copy>",
+            ) from None
 
     def _lock(self) -> bool:
         """Whether the file is ours now. Whoever looks at it holds it for a moment; a server that ends removes it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import zlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -55,7 +56,8 @@ class Mirror:
         self._told: Status | None = None
         self._waiting: list[dict[str, Any]] = []  # devices
         self._writer = fragments.FragmentWriter() if utils.get_storage_mode() == "jsonl" else None
-        link, how = str(data_dir(run.tracking)), f"make trackio-view PROJECT={run.project}"
+        link = str(data_dir(run.tracking))
+        how = f"make trackio-view PROJECT={run.project} RESULTS_DIR={shlex.quote(str(run.tracking))}"
         if self._writer:  # on a network's disk only a dashboard may touch the database: all goes again, it sorts it out
             return Stored(steps={}, link=link, how=how)
         self._shown = _shown_name(run, SQLiteStorage.get_run_records(run.project))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from kmatrix.errors import LaunchError
 from kmatrix.track.page import Page, free_port
 from kmatrix.track.trackio import prepare
 
@@ -35,10 +36,17 @@ def served(folder: Path, host: str, port: int) -> Iterator[Page]:
     os.environ["GRADIO_SERVER_PORT"] = str(free_port(host, port))  # it looks for the next one by itself
     import trackio
 
-    with contextlib.redirect_stdout(io.StringIO()):  # its own words hold the token
-        server, url, _, _ = trackio.show(
-            open_browser=False, block_thread=False, host=host, share=False, mcp_server=False
-        )
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # its own words hold the token
+            server, url, _, _ = trackio.show(
+                open_browser=False, block_thread=False, host=host, share=False, mcp_server=False
+            )
+    except (OSError, RuntimeError, sqlite3.Error) as error:
+        raise LaunchError(
+            f"a page of {folder} cannot be served",
+            why=f"Trackio says: {error}",
+            fix="move a damaged database away; make track-replay TRACKER=trackio TARGET=<matrix> sends its runs again",
+        ) from None
     try:
         yield Page(url=url, port=urlsplit(url).port or port, pid=os.getpid(), token=server.write_token)
     finally:
