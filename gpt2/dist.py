@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
@@ -172,6 +173,7 @@ def finish(code: int) -> NoReturn:
 
 def leave(code: int) -> NoReturn:
     """End this process at once, with its output flushed: for a process group that may not answer."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # on a full disk
+            stream.flush()
     os._exit(code)

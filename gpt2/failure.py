@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 import traceback
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import torch
 
 from gpt2 import dist
 from gpt2.log import RunLog
-from kmatrix.errors import DataError, KmatrixError
+from kmatrix.errors import DataError, KmatrixError, is_full
 from kmatrix.records import read_json, write_json
 
 MEMORY_WORDS = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # of errors without a type
@@ -20,6 +21,8 @@ def kind_of(error: BaseException) -> str:
     """Return the kind of a failure as result.json names it."""
     if isinstance(error, DataError):
         return "data"
+    if is_full(error):
+        return "disk"
     memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
     memory = memory or (isinstance(error, RuntimeError) and any(words in str(error) for words in MEMORY_WORDS))
     return "oom" if memory else "error"
@@ -50,7 +53,8 @@ def record(log: RunLog, rank: int, kind: str, reason: str) -> None:
         return
     if first := first_error(log):
         kind, reason = str(first["kind"]), f"rank {first['rank']}: {first['reason']}"
-    log.event(log.step, "failed", reason)
+    with suppress(OSError):  # on a full disk the result may still find room
+        log.event(log.step, "failed", reason)
     log.end("failed", kind, reason)
 
 

@@ -9,7 +9,7 @@ import statistics
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -348,7 +348,8 @@ class RunLog:
             return
         result = self.result(status, kind, reason, ended_by=ended_by)
         if self.config and self.world:
-            write_json(self.dir.training_metrics, self.training_metrics(result))
+            with suppress(OSError) if status != "finished" else nullcontext():  # the result says why, and is small
+                write_json(self.dir.training_metrics, self.training_metrics(result))
         write_json(self.dir.result, result)
 
 

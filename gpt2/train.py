@@ -11,7 +11,7 @@ import gc
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -64,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         with Watchdog(log, rank=rank, size=size, stalled=lambda why: failure.stalled(log, rank, why)) as watch:
             code = train(run, log, stop, watch, resume=args.resume, micro_batch=args.micro_batch)
     except Exception as error:
-        print(f"error: {error}" if isinstance(error, KmatrixError) else traceback.format_exc(), file=sys.stderr)
+        with suppress(OSError):  # where the log's disk is full, the result may still find room
+            print(f"error: {error}" if isinstance(error, KmatrixError) else traceback.format_exc(), file=sys.stderr)
         stop.seen()
         try:
             failure.record(log, rank, failure.kind_of(error), failure.in_words(error, log))

@@ -62,6 +62,9 @@ def train() -> None:  # noqa: PLR0912 (one branch for each way to misbehave)
         sys.exit(3)
     if behave == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if behave == "disk":
+        result("failed", kind="disk", reason="no room for a checkpoint")
+        sys.exit(1)
     if behave == "silent":
         sys.exit(0)
     if behave.startswith("oom") and batch > int(behave[3:]):

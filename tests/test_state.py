@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kmatrix.errors import SchemaError
 from kmatrix.launch.standing import read_state, settle, write_state
 from kmatrix.launch.state import (
+    DISK,
     KILLED,
     OOM,
     Attempt,
@@ -145,6 +146,11 @@ def test_another_failure_is_tried_again_only_when_it_is_asked_for():
     assert next_attempt(failed("nan"), batch_size=12) is None
     attempt = next_attempt(failed("nan", micro_batch=3), batch_size=12, retry_failed=True)
     assert (attempt.number, attempt.resume, attempt.micro_batch) == (2, "auto", 3)
+
+
+def test_a_run_that_found_the_disk_full_goes_on_with_its_matrix_and_is_never_started_again_by_itself():
+    assert next_attempt(failed(DISK), batch_size=12) is None
+    assert next_attempt(failed(DISK), batch_size=12, retry_killed=True).resume == "auto"
 
 
 def test_a_killed_run_goes_on_with_its_matrix_and_is_never_started_again_by_itself():

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from kmatrix.errors import RecordError
+from kmatrix.errors import FullError, RecordError, is_full
 from kmatrix.records.checkpoints import entry_of, sha256_of, sync_folder
 
 SCHEMA = 2  # 1 had the random numbers of one rank, and nothing that is carried over a resume
@@ -51,7 +51,7 @@ class Hashing:
 def save(path: Path, value: dict[str, Any], announce: Callable[[Written], object] | None = None) -> Written:
     """Write a checkpoint aside, flush it to the disk, announce it, and put it in place in one step.
 
-    Raises RecordError when it cannot be written; what was there before is then still there.
+    Raises RecordError when it cannot be written, FullError without room; what was there before is then still there.
     """
     partial = path.with_name(f".{path.name}.partial")
     start = time.perf_counter()
@@ -70,7 +70,8 @@ def save(path: Path, value: dict[str, Any], announce: Callable[[Written], object
         sync_folder(path.parent)
     except (OSError, RuntimeError) as error:  # torch makes a RuntimeError of a full disk, and keeps the cause beside it
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
-        raise RecordError(
+        kind = FullError if is_full(cause) else RecordError
+        raise kind(
             f"{path} could not be written",
             why=str(cause).partition("\n")[0],
             fix="make room there, or set CHECKPOINT_DIR to another disk",

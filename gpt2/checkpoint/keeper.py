@@ -17,7 +17,7 @@ from gpt2.checkpoint.copies import Copies, size_of
 from gpt2.checkpoint.files import Written, load, save
 from gpt2.checkpoint.state import Parts, restore, state
 from gpt2.log import RunLog
-from kmatrix.errors import KmatrixError, RecordError
+from kmatrix.errors import FullError, KmatrixError, RecordError
 from kmatrix.records.checkpoints import AGES, INDEX, Entry, Kind, Shelf, aged, same, sha256_of
 
 EMERGENCY_S = 20.0  # torchrun kills 30 s after it passed a signal on; the step must end and the result be written too
@@ -232,6 +232,8 @@ class Keeper:
             put()
         except RecordError as error:
             self.log.event(step, "checkpoint failed", f"{error.what}: {error.why}")
+        except OSError as error:  # of the index; the files are whole, and the next attempt puts it right
+            self.log.event(step, "checkpoint failed", str(error))
 
     def _unused(self, step: int) -> Path:
         """Return a name that no file has: one that is there is never written over."""
@@ -251,8 +253,8 @@ class Keeper:
             self.log.event(self.log.step, "disk", f"{free / MIB:.0f} MiB free: {going[0].name} makes room")
             self.shelf.remove(going[0])
 
-    def _no_room(self, needed: int, free: int) -> RecordError:
-        return RecordError(
+    def _no_room(self, needed: int, free: int) -> FullError:
+        return FullError(
             f"{self.folder} has no room for a checkpoint",
             why=f"it takes {needed / MIB:.0f} MiB, and {free / MIB:.0f} MiB are free",
             fix="make room there, or set CHECKPOINT_DIR to another disk",

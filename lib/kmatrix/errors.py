@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})  # the disk is full, or what this user may have of it
+
 
 class KmatrixError(Exception):
     """Something that the user can mend. The command line prints it and exits 2.
@@ -39,5 +43,18 @@ class SchemaError(RecordError):
     """A file that a newer kmatrix wrote."""
 
 
+class FullError(RecordError):
+    """A file that there is no room for."""
+
+
 class LaunchError(KmatrixError):
     """A matrix that cannot be started here."""
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether an error comes from a full disk, itself or by what it arose from."""
+    while error is not None:
+        if isinstance(error, FullError) or (isinstance(error, OSError) and error.errno in NO_ROOM):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

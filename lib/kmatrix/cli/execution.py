@@ -24,6 +24,7 @@ from kmatrix.launch.monitor import Monitor
 from kmatrix.launch.pool import Pool
 from kmatrix.launch.provenance import cores
 from kmatrix.launch.reopen import Going
+from kmatrix.launch.room import how_full, what_to_do
 from kmatrix.packing import Limits
 from kmatrix.records import MatrixDir, Status, read_json
 
@@ -140,6 +141,8 @@ def execute(
             print(f"note: {why}")
         if outcome.exit_code == EXIT_STOPPED:
             print(f"\nGo on: make continue TARGET={shown(matrix.path)}")
+        elif outcome.no_room:
+            print(f"\nThe disk is full: {how_full(matrix.path)}\nGo on: {what_to_do(matrix.path)}")
         elif outcome.counts.get(Status.FAILED):
             print(
                 f"\nGo on with what was killed: make continue TARGET={shown(matrix.path)}\n"

@@ -23,6 +23,7 @@ from kmatrix.launch.pool import Pool
 from kmatrix.launch.signals import Asked, listening
 from kmatrix.launch.standing import settle, write_state, writing
 from kmatrix.launch.state import (
+    DISK,
     HALVE,
     PREEMPTED,
     UNSUCCESSFUL,
@@ -46,10 +47,14 @@ EXIT_FAILED, EXIT_STOPPED = 1, 130
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a matrix ended. counts: status -> runs of the whole matrix.  exit_code: of what was asked for now."""
+    """How a matrix ended. counts: status -> runs of the whole matrix.  exit_code: of what was asked for now.
+
+    no_room: a run failed by a full disk, and those that had not begun were held back.
+    """
 
     counts: Mapping[str, int]
     exit_code: int
+    no_room: bool = False
 
 
 def drive(
@@ -128,6 +133,7 @@ class _Driver:
         self._open = set(self._plans)  # runs that have not come to an end in this drive
         self._started = time.time()
         self.jobs: dict[str, str] = {}
+        self.no_room = False  # a run failed by a full disk
 
     def begin(self) -> None:
         """Write how things stand before the first run, and hand the runs over."""
@@ -214,7 +220,7 @@ class _Driver:
             code = EXIT_FAILED
         else:
             code = 0 if now <= {Status.FINISHED} else EXIT_STOPPED
-        return Outcome(counts=self._counts(), exit_code=code)
+        return Outcome(counts=self._counts(), exit_code=code, no_room=self.no_room)
 
     def _look(self, name: str, state: JobState, *, stopping: bool) -> None:
         """Take in what the engine says of one run, and write what is new."""
@@ -289,6 +295,16 @@ class _Driver:
         self._display(plan.name, job=state, reason=_and_again(verdict.reason, again, plan.micro_batch), val_loss=final)
         if again is not None:
             self._try_again(again)
+        if verdict.kind == DISK:
+            self._hold_back()
+
+    def _hold_back(self) -> None:
+        """Start nothing more on a full disk: what has not begun stays planned, what runs goes on as far as it can."""
+        waiting = [name for name in self._open if self._states[name].status is not Status.RUNNING]
+        if waiting:
+            self._engine.cancel({name: self.jobs[name] for name in waiting})
+            self._note("disk full", held_back=sorted(waiting))
+        self.no_room = True
 
     def _warn(self, plan: RunPlan, state: JobState) -> None:
         """Write what a run is warned of when that changes."""

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from kmatrix.alerts import Alert
-from kmatrix.errors import LaunchError, RecordError, SchemaError
+from kmatrix.errors import LaunchError, RecordError, SchemaError, is_full
 from kmatrix.launch.engine import JobState, Phase, RunPlan
+from kmatrix.launch.room import how_full, what_to_do
 from kmatrix.launch.state import Attempt, Ended, RunnerDied, RunState, after
 from kmatrix.launch.verdict import judge
 from kmatrix.records import RunDir, Status, read_json, read_jsonl, write_json
@@ -101,14 +102,17 @@ def write_state(
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn a disk that is full or not ours into an error that names the file."""
+    """Turn a disk that is full or not ours into an error that names the file, and what to do."""
     try:
         yield
     except OSError as error:
+        if is_full(error):
+            why, fix = f"{error.strerror}: {how_full(path)}", what_to_do(path)
+            raise LaunchError(f"cannot write {path}", why=why, fix=fix) from error
         raise LaunchError(
             f"cannot write {path}",
             why=error.strerror or str(error),
-            fix="free some space, or see who may write there; finished runs are kept",
+            fix="see who may write there; finished runs are kept",
         ) from error
 
 

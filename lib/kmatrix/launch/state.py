@@ -14,10 +14,11 @@ from kmatrix.records import LOST, Status
 
 OOM, TIMEOUT, MISMATCH, NOT_STARTED, DIED, LOST_KIND = "oom", "timeout", "mismatch", "not started", "died", "lost"
 KILLED = "killed"  # by a signal from outside: the kernel's out of memory killer, a person, another program
+DISK = "disk"  # full: what was not written yet is trained again, when there is room
 GPU_LOST, NCCL = "gpu lost", "nccl"  # not the run's own doing: another GPU, or another attempt, may do better
 PREEMPTED = "preempted"  # asked to stop by somebody who is not the runner, and saved
 MOST_RETRIES = {GPU_LOST: 2, NCCL: 2, PREEMPTED: 2}  # attempts in a row that follow such an end by themselves
-NOT_ITS_FAULT = frozenset({KILLED, GPU_LOST, NCCL})
+NOT_ITS_FAULT = frozenset({DISK, KILLED, GPU_LOST, NCCL})
 HALVE = "halve"  # the policy for memory: again, with a smaller micro-batch and the same global batch
 OPEN = (Status.STOPPED, Status.PLANNED, Status.RUNNING)  # there is work left
 UNSUCCESSFUL = (Status.FAILED, Status.SKIPPED)
@@ -173,8 +174,8 @@ def next_attempt(
 
     batch_size: the micro-batch of run.json.  policy: what a lack of memory leads to.  resume: from where, where an
     attempt was made before.  A failed run has a next attempt where one follows by itself (`retry`), or where it is
-    asked for: for every one (retry_failed), or for one that did not fail by itself: that was killed, lost its GPU, or
-    broke off in NCCL (retry_killed).
+    asked for: for every one (retry_failed), or for one that did not fail by itself: that was killed, lost its GPU,
+    broke off in NCCL, or found the disk full (retry_killed).
     """
     if state.status in (Status.FINISHED, Status.RUNNING):
         return None

@@ -12,7 +12,8 @@ from typing import Any
 from kmatrix.errors import RecordError
 from kmatrix.launch.causes import cause
 from kmatrix.launch.engine import JobState, RunPlan
-from kmatrix.launch.state import DIED, KILLED, MISMATCH, NOT_STARTED
+from kmatrix.launch.room import how_full, is_full
+from kmatrix.launch.state import DIED, DISK, KILLED, MISMATCH, NOT_STARTED
 from kmatrix.records import RunDir, Status, read_json
 from kmatrix.redaction import redact
 
@@ -71,6 +72,8 @@ def judge(plan: RunPlan, state: JobState) -> Verdict:
         reason = str(result.get("reason") or result.get("kind") or "failed without a reason")
     else:
         kind, reason = (DIED, doubt) if doubt else _without_result(plan, state)
+    if kind in ("error", DIED, NOT_STARTED) and is_full(plan.dir.path):
+        kind, reason = DISK, f"the disk is full: {how_full(plan.dir.path)} ({reason})"
     if kind in ("error", DIED) and (killed := _killed(plan, state)):  # the other ranks then say that they lost a peer
         kind, reason = KILLED, killed
     elif kind in ("error", DIED):

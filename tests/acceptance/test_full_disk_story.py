@@ -1,0 +1,181 @@
+"""A disk fills up in the middle of a matrix: what is said, what is kept, and that it goes on when there is room.
+
+The disk is a small tmpfs in a mount namespace of its own, as root or as an unprivileged user.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from story import lines_of, load, matrices, only, processes_of, wait_for
+
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
+
+SIZE = 24 * 2**20  # bytes
+TINY = (
+    *("DEVICE=cpu", "MODEL=custom", "N_LAYER=2", "N_HEAD=2", "N_EMBD=32", "BLOCK_SIZE=32", "BATCH_SIZE=2"),
+    *("GLOBAL_BATCH=4", "EVAL_SAMPLES=8", "EVAL_INTERVAL=20", "LOG_INTERVAL=1", "REUSE=n", "AUTO_GENERATE_GRAPHS=n"),
+    *("OPTIMIZER=adamw,muon,sgd", "NUM_GPUS=1", "MAX_ITERS=40", "CHECKPOINT_INTERVAL=4", "DROPOUT=0.1"),
+)
+SLOW = '''
+"""A training step takes 50 ms, and a second from the eighth of an attempt on, until the file is there: time to fill."""
+import os, sys, time
+if "gpt2.train" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
+    import gpt2.schedule
+    scale = gpt2.schedule.scale
+
+    def slow(config, step):
+        if not os.path.exists({free!r}):
+            time.sleep(0.05 if step < 8 else 1.0)
+        return scale(config, step)
+
+    gpt2.schedule.scale = slow
+'''
+
+
+class Disk:
+    """A small disk at a folder that only this and what it runs can see. Raises OSError where none can be had."""
+
+    def __init__(self, place: Path) -> None:
+        place.mkdir()
+        root = os.geteuid() == 0
+        mount = f"mount -t tmpfs -o size={SIZE},mode=777 tmpfs '{place}' && echo mounted && exec sleep infinity"
+        user = [] if root else ["--user", "--map-root-user"]
+        self._holder = subprocess.Popen(
+            ["unshare", *user, "--mount", "--propagation", "private", "sh", "-c", mount],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        if self._holder.stdout.readline() != "mounted\n":
+            self._holder.wait()
+            raise OSError("neither root nor a user namespace can mount a tmpfs here")
+        self._enter = ["nsenter", "--target", str(self._holder.pid), "--mount"]
+        self._enter += [] if root else ["--user", "--preserve-credentials"]
+        self.place = place
+        self.seen = Path(f"/proc/{self._holder.pid}/root") / place.relative_to("/")  # the same from outside
+
+    def command(self, root: Path, *words: str) -> list[str]:
+        """Return the command line that runs a program of the project where the disk can be seen."""
+        return [*self._enter, f"--wd={root}", *words]
+
+    def fill(self) -> Path:
+        """Take all the room there is; return the file that has it."""
+        ballast = self.seen / "ballast"
+        descriptor = os.open(ballast, os.O_WRONLY | os.O_CREAT)
+        try:
+            while os.write(descriptor, bytes(4096)):
+                pass
+        except OSError:
+            return ballast
+        finally:
+            os.close(descriptor)
+        raise AssertionError("a write of nothing")
+
+    def close(self) -> None:
+        self._holder.kill()
+        self._holder.wait()
+
+
+@pytest.fixture
+def disk(tmp_path):
+    try:
+        found = Disk(tmp_path / "disk")
+    except OSError as error:
+        pytest.skip(str(error))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def slow(tmp_path):
+    """Return the environment in which training is slow, and the file that ends that."""
+    folder = tmp_path / "slow"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(SLOW.format(free=str(folder / "free")), encoding="utf-8")
+    return {"PYTHONPATH": str(folder)}, folder / "free"
+
+
+def numbers(matrix: Path) -> dict[str, list]:
+    """Every loss of every run, resumes accounted for, and how the run ended."""
+    found = {}
+    for run in matrix.glob("gpt2_*"):
+        steps: dict[int, dict] = {}
+        for line in lines_of(run / "metrics.jsonl"):
+            if line.get("resumed"):
+                steps = {step: known for step, known in steps.items() if step <= line["step"]}
+            known = steps.setdefault(line["step"], {})
+            known |= {key: value for key, value in line.items() if key in ("train/loss", "val/loss", "grad/norm")}
+        found[run.name] = [load(run / "result.json")["status"], *sorted(steps.items())]
+    return found
+
+
+def test_a_full_disk_loses_nothing_that_was_finished_and_the_matrix_goes_on_when_there_is_room(
+    clone, disk, slow, tmp_path
+):
+    """Must 11: the disk fills up to the last byte while the second of three runs trains."""
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    calm = tmp_path / "calm"
+    done = clone.make("test-matrix", *TINY, f"RESULTS_DIR={calm}")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    def run(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return clone.run(*disk.command(clone.root, clone.python, "-m", "kmatrix", *words), **more)
+
+    slowly, free = slow
+    command = disk.command(clone.root, clone.python, "-m", "kmatrix", "test-matrix", *TINY, f"RESULTS_DIR={disk.place}")
+    output = tmp_path / "output.txt"
+    with output.open("wb") as file:
+        runner = subprocess.Popen(
+            command, cwd=clone.root, env=clone.environment | slowly, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+        )
+
+    def second_trains():
+        """a finished run, and another that trains and has a checkpoint"""
+        status = {path.parent: load(path)["status"] for path in disk.seen.glob("*/gpt2_*/status.json")}
+        trains = [run for run, word in status.items() if word == "running" and any(run.glob("checkpoints/*.pt"))]
+        return (matrices(disk.seen)[0], trains[0]) if "finished" in status.values() and trains else None
+
+    try:
+        matrix, trains = wait_for(second_trains)
+        first = only(matrix.glob("gpt2_*/result.json"))
+        finished = first.read_bytes()
+        ballast = disk.fill()
+        assert runner.wait(240) != 0
+    finally:
+        runner.kill()
+        runner.wait()
+    words = output.read_text()
+    assert "No space left on device" in words
+    assert f"{disk.place} has 0.0 of 24 MiB free" in words
+    assert "make room for " in words
+    assert f"then `make continue TARGET={disk.place / matrix.name}`; finished runs are kept" in words
+    assert "Traceback" not in words
+    assert not any(processes_of(disk.place / matrix.name).values())
+
+    assert first.read_bytes() == finished
+    for path in matrix.rglob("*.json"):
+        if not path.name.startswith("gpu_stats"):  # written on as it grows: valid at every moment but a full disk's
+            json.loads(path.read_text())
+    shown = run("status", f"TARGET={disk.place / matrix.name}")
+    assert shown.returncode == 0, shown.stderr
+    assert "1 finished" in shown.stdout
+    refused = run("continue", f"TARGET={disk.place / matrix.name}")
+    assert refused.returncode == 2
+    assert "No space left on device" in refused.stderr
+    assert first.read_bytes() == finished
+
+    ballast.unlink()
+    free.touch()
+    done = run("continue", f"TARGET={disk.place / matrix.name}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "attempt 2, from its last good checkpoint" in done.stdout
+    assert first.read_bytes() == finished
+    assert numbers(matrix) == numbers(only(matrices(calm)))
+    resumed = [line for line in lines_of(trains / "events.jsonl") if line["event"] == "resume"]
+    assert resumed[0]["step"] >= 4
