@@ -134,6 +134,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         last = time.monotonic()
+        self._leave_word(0.0)  # at once: a rank that freezes before its first tick can be made to go on, too
         while not self._over.wait(TICK_S):
             now = time.monotonic()
             if now - last > TICK_S + SUSPENDED_S:
@@ -158,10 +159,14 @@ class Watchdog:
                     "work": self._kind,
                     "place": self._place,
                     "age_s": age,
-                    "spent_s": self.spent() if self.spent and self._rank == 0 else None,
+                    "spent_s": self._spent_s() if self._rank == 0 else None,
                 },
                 durable=False,
             )
+
+    def _spent_s(self) -> float:
+        """Return what the run has taken; until this attempt can say, what the earlier ones took."""
+        return self.spent() if self.spent else self.spent_before
 
     def _stand_still(self, age: float, limit: float) -> None:
         """Write the stacks, and end the run: rank 0 first, another rank where rank 0 does not."""

@@ -92,6 +92,16 @@ def test_help_is_printed_with_status_0():
     assert run().status == 0
 
 
+def test_a_full_disk_is_no_bug_wherever_it_is_met(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device", "/results/x")
+
+    monkeypatch.setattr("kmatrix.cli.configure.open_tree", full)
+    answer = Program(tmp_path)("alldefconfig")
+    assert (answer.status, "a disk is full" in answer.err, "Traceback" in answer.err) == (2, True, False)
+    assert "'/results/x'" in answer.err
+
+
 def test_a_bug_keeps_its_traceback_and_ends_with_70(tmp_path, monkeypatch):
     monkeypatch.setattr("kmatrix.cli.configure.open_tree", lambda _: 1 / 0)
 

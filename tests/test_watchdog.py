@@ -188,6 +188,17 @@ def test_another_rank_is_made_to_show_its_stack_even_where_it_is_stopped(tmp_pat
     assert "nap" in run_dir.rank_stacks(1).read_text()
 
 
+def test_a_rank_leaves_word_before_its_first_tick_so_that_one_that_freezes_early_can_be_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(watchdog, "TICK_S", 3600.0)
+    run_dir = RunDir(tmp_path)
+    write_json(run_dir.rank_state(0), {"attempt": 1, "spent_s": 33.5})
+    dog = Watchdog(RunLog(run_dir, "id", 2, main=True), rank=0, size=2, stalled=print)
+    wait_for(lambda: read_json(run_dir.rank_state(0))["attempt"] == 2)
+    dog.end()
+    state = read_json(run_dir.rank_state(0))
+    assert (state["pid"], state["spent_s"]) == (os.getpid(), 33.5)
+
+
 def test_what_earlier_attempts_spent_is_what_rank_0_left_word_of(tmp_path):
     run_dir = RunDir(tmp_path)
     assert spent_before(run_dir, 2) == 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable
@@ -25,9 +26,12 @@ def load(path: Path) -> Any:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a log; a last one that is cut short is left out."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n") and line.strip()]
+    """The whole lines of a log; what a crash or a full disk cut short is left out."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []:
+        with contextlib.suppress(json.JSONDecodeError):
+            found += [json.loads(line)] if line.endswith("\n") and line.strip() else []
+    return found
 
 
 def matrices(folder: Path) -> list[Path]:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 
 from kmatrix.cli.arguments import COMMANDS, Arguments, Command, find_command, from_makeflags, parse
-from kmatrix.errors import KmatrixError
+from kmatrix.errors import KmatrixError, is_full
 
 REFUSED, BUG, INTERRUPTED = 2, 70, 130
 
@@ -41,10 +41,18 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:  # `make test-matrix-dry-run | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception:
-        traceback.print_exc()
-        print("error: this is a bug in kmatrix: please report it with the lines above", file=sys.stderr)
-        return BUG
+    except Exception as error:
+        return _unforeseen(error)
+
+
+def _unforeseen(error: Exception) -> int:
+    """Tell of an error that no command foresaw, a full disk or a bug, and return the exit status."""
+    if is_full(error):
+        print(f"error: a disk is full: {error}\n  fix: make room there, then run it again", file=sys.stderr)
+        return REFUSED
+    traceback.print_exception(error)
+    print("error: this is a bug in kmatrix: please report it with the lines above", file=sys.stderr)
+    return BUG
 
 
 def usage() -> str:
