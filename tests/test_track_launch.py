@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import signal
+from contextlib import contextmanager
 
 import psutil
 import pytest
 from launching import MAX_ITERS, PYTHON, ROOT, engine, plan_of, until
 
+from kmatrix.cli import track as cli_track
 from kmatrix.errors import LaunchError
+from kmatrix.launch import track
 from kmatrix.launch.aside import set_aside
 from kmatrix.launch.drive import drive
 from kmatrix.launch.engine import Phase
@@ -34,14 +39,22 @@ def trackers():
 def plan(matrix):
     """Make the folder of a run with trackers, and its plan."""
 
-    def make(name, behave="finish", trackers=("tensorboard",), **known):
+    def make(name, behave="finish", trackers=("tensorboard",), limit_s=60, **known):
         train = {"batch_size": 12, "max_iters": MAX_ITERS}
-        tracking = {"trackers": list(trackers), "project": "gpt2-1a2b3", "limit_s": 60}
+        tracking = {"trackers": list(trackers), "project": "gpt2-1a2b3", "limit_s": limit_s}
         record = {"run_id": f"id-{name}", "name": name, "matrix": matrix.name, "train": train, "tracking": tracking}
         write_json(matrix.run(name).run_json, record)
         return plan_of(matrix, name, behave, **known)
 
     return make
+
+
+@contextmanager
+def held(plan):
+    """Hold a run's trackers, as a process of an earlier attempt does that hangs: the next one waits for it."""
+    with plan.dir.track_lock.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def steps_of(matrix, name):
@@ -91,10 +104,7 @@ def test_trackers_that_are_chosen_for_this_time_stand_in_for_those_of_the_matrix
 
 def test_a_runs_end_is_not_delayed_by_its_trackers(matrix, plan, trackers):
     one = plan("gpt2_adamw_1cpu")
-    with one.dir.track_lock.open("w") as held:  # its process waits for this one, as for one that hangs
-        import fcntl
-
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with held(one):
         assert drive(matrix, [one], engine(trackers=trackers), poll_s=0.02).exit_code == 0
         assert trackers.sending() == {one.name: ("tensorboard",)}
     until(lambda: not trackers.sending())
@@ -165,6 +175,33 @@ def test_a_result_that_is_still_being_sent_is_not_set_aside(matrix, plan, tracke
         set_aside(one.dir)
     trackers.kill()
     assert set_aside(one.dir) == one.dir.former / "1"
+
+
+def test_the_end_of_a_matrix_shows_whom_it_waits_for_and_ctrl_c_leaves_the_rest(plan, trackers, monkeypatch):
+    one, shown = plan("gpt2_adamw_1cpu"), []
+
+    def show(line, text):
+        shown.append(text)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(cli_track._Line, "show", show)
+    with held(one):
+        trackers.begin(one, os.getpid())
+        trackers.end(one.dir)
+        cli_track.send_rest(trackers)
+    assert re.fullmatch(r"sending the rest to tensorboard: \d+ s, Ctrl\+C leaves it for make track-replay", shown.pop())
+    assert (shown, trackers.sending(), feeders_of(one)) == ([], {}, [])
+
+
+def test_one_that_does_not_end_by_itself_after_the_limit_is_killed(plan, trackers, monkeypatch):
+    monkeypatch.setattr(track, "MARGIN_S", 0.1)
+    one = plan("gpt2_adamw_1cpu", limit_s=0.1)
+    trackers.begin(one, os.getpid())
+    until(lambda: is_fed(one.dir))
+    feeders_of(one)[0].suspend()
+    trackers.end(one.dir)
+    until(lambda: not trackers.sending())
+    assert feeders_of(one) == []
 
 
 def test_what_feeds_trackers_has_no_gpu_one_thread_and_less_right_to_the_processor(plan, trackers):

@@ -94,9 +94,19 @@ def not_sent(runs: Iterable[tuple[str, Sent]], matrix: str) -> list[str]:
 
 def links(runs: Iterable[Sequence[Sent]]) -> list[str]:
     """Return for each tracker where its first run can be looked at, and how many more there are. runs: of each."""
+    return _firsts((sent.tracker, sent.link) for several in runs for sent in several)
+
+
+def commands(runs: Iterable[Sequence[Sent]]) -> list[str]:
+    """Return for each tracker the command that shows its first run, or sends it on."""
+    return _firsts((sent.tracker, sent.how) for several in runs for sent in several)
+
+
+def _firsts(pairs: Iterable[tuple[str, str | None]]) -> list[str]:
     found: dict[str, dict[str, None]] = {}
-    for sent in (one for several in runs for one in several if one.link):
-        found.setdefault(sent.tracker, {})[str(sent.link)] = None
+    for tracker, text in pairs:
+        if text:
+            found.setdefault(tracker, {})[text] = None
     return [
         f"{tracker}: {next(iter(each))}" + (f" and {len(each) - 1} more" if len(each) > 1 else "")
         for tracker, each in found.items()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kmatrix.records import MatrixDir, Status, write_json, write_json_array
+from kmatrix.records.tracking import read_track
 from kmatrix.report.gpu_files import gpu_object
 from kmatrix.report.values import GroupNumbers, MatrixNumbers, OptimizerSettings, Point, Ranking, RunNumbers, Scaling
 from kmatrix.stats import Interval
@@ -26,7 +27,10 @@ PLAIN = (  # fields of RunNumbers that are written as they are
 
 def write_results(matrix: MatrixDir, numbers: MatrixNumbers) -> None:
     """Write results.json: everything that the report says, with the runs behind each figure."""
-    write_json(matrix.results, clean(results(numbers)))
+    value = clean(results(numbers))
+    for run in value["runs"]:
+        run["links"] = {sent.tracker: sent.link for sent in read_track(matrix.run(run["name"])) if sent.link}
+    write_json(matrix.results, value)
 
 
 def write_all_results(matrix: MatrixDir, numbers: MatrixNumbers) -> None:

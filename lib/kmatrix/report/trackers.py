@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kmatrix.records import MatrixDir
-from kmatrix.records.tracking import Sent, not_sent, sent_of
+from kmatrix.records.tracking import Sent, commands, not_sent, sent_of
 
 Section = tuple[str, Sequence[str]]
 
@@ -15,7 +15,7 @@ def tracker_section(matrix: MatrixDir) -> list[Section]:
     runs = [(run.name, sent) for run in matrix.runs() for sent in sent_of(run)]
     if not runs:
         return []
-    lines = [*_links(runs), *not_sent(runs, matrix.name)]
+    lines = [*_links(runs), *commands([sent] for _, sent in runs), *not_sent(runs, matrix.name)]
     return [("Trackers", lines)]
 
 
