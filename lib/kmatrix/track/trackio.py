@@ -11,6 +11,7 @@ import re
 import shlex
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -44,11 +45,12 @@ class Mirror:
 
     def open(self, run: Identity) -> Stored:
         """Find what the database holds of this run. Nothing is written before the first point."""
-        prepare(data_dir(run.tracking))
+        folder = data_dir(run.tracking)
+        prepare(folder)
         from trackio import fragments, utils
         from trackio.sqlite_storage import SQLiteStorage
 
-        if data_dir(run.tracking) != utils.TRACKIO_DIR:
+        if folder != utils.TRACKIO_DIR:
             raise RuntimeError(f"this process has imported trackio for {utils.TRACKIO_DIR}")
         SQLiteStorage.validate_project_name(run.project)
         self._run, self._shown, self._config = run, _full_name(run), _config(run)
@@ -56,27 +58,28 @@ class Mirror:
         self._told: Status | None = None
         self._waiting: list[dict[str, Any]] = []  # devices
         self._writer = fragments.FragmentWriter() if utils.get_storage_mode() == "jsonl" else None
-        link = str(data_dir(run.tracking))
+        # On a network's disk only a dashboard may touch the database: all goes again, and it sorts out what it has.
+        stored = Stored(steps={}) if self._writer else self._stored()
         how = f"make trackio-view PROJECT={run.project} RESULTS_DIR={shlex.quote(str(run.tracking))}"
-        if self._writer:  # on a network's disk only a dashboard may touch the database: all goes again, it sorts it out
-            return Stored(steps={}, link=link, how=how)
-        self._shown = _shown_name(run, SQLiteStorage.get_run_records(run.project))
-        rows = SQLiteStorage.get_logs(run.project, run_id=run.id)
+        return replace(stored, link=str(folder), how=how)
+
+    def _stored(self) -> Stored:
+        """Read what the database holds of this run, and under which name."""
+        from trackio.sqlite_storage import SQLiteStorage
+
+        project, own = self._run.project, self._run.id
+        self._shown = _shown_name(self._run, SQLiteStorage.get_run_records(project))
+        steps: dict[int, dict[str, float]] = {}
+        rows = SQLiteStorage.get_logs(project, run_id=own)
+        for row in rows:
+            steps.setdefault(int(row["step"]), {}).update(_numbers(row))
         if rows:
             newest = max(rows, key=lambda row: int(row["step"]))
             self._last = self._point(newest["step"], newest["timestamp"], _numbers(newest))
             self._config |= {"_Created": rows[0]["timestamp"]}
-        devices = SQLiteStorage.get_system_logs(run.project, run_id=run.id)
-        steps: dict[int, dict[str, float]] = {}
-        for row in rows:
-            steps.setdefault(int(row["step"]), {}).update(_numbers(row))
-        return Stored(
-            steps=steps,
-            devices_time=max((_seconds(row["timestamp"]) for row in devices), default=0.0),
-            alerts=len(SQLiteStorage.get_alerts(run.project, run_id=run.id)),
-            link=link,
-            how=how,
-        )
+        times = [_seconds(row["timestamp"]) for row in SQLiteStorage.get_system_logs(project, run_id=own)]
+        alerts = SQLiteStorage.get_alerts(project, run_id=own)
+        return Stored(steps=steps, devices_time=max(times, default=0.0), alerts=len(alerts))
 
     def points(self, points: Sequence[Point]) -> None:
         """Store points under their own times."""
