@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from wandb_drive import CONFIG, EPOCH, RUN, drive, point
+from psutil import Process
+from skips import need
+from wandb_drive import CONFIG, EPOCH, RUN, begin, drive, point
 from wandb_server import KEY, Kept, WandbServer
 
 from kmatrix.track.values import Devices
@@ -198,6 +202,31 @@ def test_after_the_death_of_wandbs_own_service_the_run_goes_on_in_the_same_proce
     files = WandbFiles(folder / RUN, "cafe-1")
     assert [row["_step"] for row in rows(files)] == list(range(20))
     assert len(files.pieces) == 2
+
+
+@pytest.mark.slow
+def test_a_service_that_dies_as_it_starts_is_an_error_and_not_a_wait_for_ever(tmp_path):
+    process = begin(tmp_path / "matrix", ["open"], ["points", 0, 5], ["close", "finished"])
+    while not (cores := [one for one in Process(process.pid).children(recursive=True) if "wandb-core" in one.name()]):
+        assert process.poll() is None
+        time.sleep(0.01)
+    cores[0].kill()
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "Error" in stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_offline_no_process_speaks_to_anything_beyond_this_machine(tmp_path):
+    trace = tmp_path / "connections"
+    below = [str(need("strace")), "-f", "-qq", "-e", "trace=connect", "-o", str(trace)]
+    done = drive(
+        tmp_path / "matrix", ["open"], ["points", 0, 20], ["alert", "spike"], ["close", "finished"], below=below
+    )
+    assert done["code"] == 0
+    assert "connect(" in trace.read_text()  # to W&B's own service
+    addresses = re.findall(r'inet_addr\("([^"]+)"\)|inet_pton\(AF_INET6, "([^"]+)"', trace.read_text())
+    assert {v4 or v6 for v4, v6 in addresses} <= {"127.0.0.1", "::1"}
 
 
 def test_values_between_two_rows_are_averaged_by_key():

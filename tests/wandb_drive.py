@@ -52,21 +52,33 @@ def identity(folder: Path) -> Identity:
     )
 
 
-def drive(folder: Path, *actions: Sequence[Any], environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Do these actions in a process of its own, at home in an empty folder; return the last thing that was stored."""
+def drive(
+    folder: Path, *actions: Sequence[Any], environ: Mapping[str, str] | None = None, below: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Do these actions in a process of its own, at home in an empty folder; return the last thing that was stored.
+
+    below: a command that runs the process.
+    """
+    process = begin(folder, *actions, environ=environ, below=below)
+    stdout, stderr = process.communicate(timeout=200)
+    said: dict[str, Any] = json.loads(stdout.splitlines()[-1]) if stdout.strip() else {}
+    return {**said, "code": process.returncode, "stderr": stderr}
+
+
+def begin(
+    folder: Path, *actions: Sequence[Any], environ: Mapping[str, str] | None = None, below: Sequence[str] = ()
+) -> subprocess.Popen[str]:
+    """Start that process."""
     home = folder.parent / "home"
     home.mkdir(exist_ok=True)
     kept = {name: text for name, text in os.environ.items() if not name.startswith("WANDB")}
-    done = subprocess.run(
-        [sys.executable, __file__, str(folder), json.dumps(actions)],
+    return subprocess.Popen(
+        [*below, sys.executable, __file__, str(folder), json.dumps(actions)],
         env={**kept, "HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path), **(environ or {})},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=200,
-        check=False,
     )
-    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else {}
-    return {**said, "code": done.returncode, "stderr": done.stderr, "stdout": done.stdout}
 
 
 def main(folder: Path, actions: Sequence[Sequence[Any]]) -> None:

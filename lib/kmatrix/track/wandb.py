@@ -19,7 +19,7 @@ from kmatrix.track.wandb_files import WandbFiles, Written, fatal_error
 if TYPE_CHECKING:
     import wandb
 
-INIT_S = 30.0  # for a server that does not answer; W&B waits for 90 s
+INIT_S = 20.0  # for a server that does not answer; W&B waits for 90 s
 FLUSH_S = 2.0  # until a row is in the file, so that a kill loses at most these; W&B waits for 15 s
 CALM = {  # the environment of W&B's package and its service: no line of its own, and no word to anybody but the server
     "WANDB_ERROR_REPORTING": "false",
@@ -171,11 +171,11 @@ def _prepare(*, offline: bool) -> str:
     logging.raiseExceptions = False  # of W&B's own log, on a full disk: a traceback for each of its lines
     with suppress(Exception):  # what an attempt before left in this process: a service that died, a run half begun
         wandb.teardown()
-    mode = str(wandb.setup().settings.mode)
-    if mode == "online" and not os.environ.get("WANDB_MODE") and not wandb.login(prompt=False, verify=False):
+    mode = os.environ.get("WANDB_MODE")
+    if not mode and not wandb.login(prompt=False, verify=False):  # `wandb.setup` hangs where its service dies early
         wandb.teardown()
         os.environ["WANDB_MODE"] = mode = "offline"
-    return "offline" if mode == "dryrun" else mode
+    return "offline" if mode == "dryrun" else mode or "online"
 
 
 def _settings(stopped: Callable[[], None]) -> wandb.Settings:

@@ -1,0 +1,227 @@
+"""Nothing that a tracker meets hurts a run: each ends as without trackers, and what was not sent can be sent later.
+
+Servers that never answer, refuse or answer 401, a wrong key, killed processes, full disks; and no connection at all
+where none is asked for.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import Clone, environment
+from silent_server import SilentServer, refusing
+from story import lines_of, matrices, only, processes_of, wait_for
+from wandb_server import KEY, WandbServer
+
+from kmatrix.records import RunDir, Status, read_run
+from kmatrix.records.tracking import Sending, Sent, read_track
+from kmatrix.track.wandb_files import records
+
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
+
+QUICK = ["OPTIMIZER=adamw", "NUM_GPUS=1", "EVAL_SAMPLES=20", "GPU_MONITOR_HZ=1"]
+TOKEN = "hf_" + "0" * 34  # shaped like a token of Hugging Face; it opens nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """Matrices of one run each in a folder of results, and what was said of them.
+
+    home: without any login.  limit_s: what a tracker may take; W&B's package needs 5 s to open a run on a busy machine.
+    """
+
+    clone: Clone
+    results: Path
+    home: Path
+    limit_s: int = 20
+
+    def matrix(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return self.make("test-matrix", *QUICK, *words, f"TRACKER_LIMIT={self.limit_s}", **environ)
+
+    def replay(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return self.make("track-replay", f"TARGET={matrices(self.results)[-1]}", *words, **environ)
+
+    def make(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return self.clone.make(*words, f"RESULTS_DIR={self.results}", HOME=str(self.home), **environ)
+
+    @property
+    def run(self) -> RunDir:
+        """The newest matrix's run."""
+        return RunDir(only(path.parent for path in matrices(self.results)[-1].glob("*/run.json")))
+
+    @property
+    def sent(self) -> dict[str, Sent]:
+        return {sent.tracker: sent for sent in read_track(self.run)}
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Step -> training loss, of a run that has finished."""
+        record = read_run(self.run)
+        assert record.status is Status.FINISHED, record.reason
+        return {line["step"]: line["train/loss"] for line in record.metrics if "train/loss" in line}
+
+    @property
+    def steps(self) -> list[int]:
+        return sorted({line["step"] for line in lines_of(self.run.metrics)})
+
+
+@pytest.fixture
+def story(clone: Clone, tmp_path: Path) -> Story:
+    for folder in ("results", "home"):
+        (tmp_path / folder).mkdir()
+    assert clone.make("defconfig-gpt2-cpu-quick", "setup-trackers").returncode == 0
+    return Story(clone, tmp_path / "results", tmp_path / "home")
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[int, float]:
+    """Training losses of the run without trackers, once it was trained."""
+    return {}
+
+
+@pytest.fixture
+def as_without(story: Story, undisturbed: dict[int, float]):
+    """Return a function that holds the newest run against the same run with TRACKER=none."""
+    if not undisturbed:
+        plain = replace(story, results=story.home.parent / "plain")  # else its finished run would be taken over
+        assert plain.matrix("MAX_ITERS=10", "TRACKER=none").returncode == 0
+        undisturbed.update(plain.losses)
+    return lambda: story.losses == undisturbed
+
+
+def test_servers_that_never_answer_cost_a_run_nothing_and_get_it_later(story, as_without):
+    login = {"WANDB_API_KEY": KEY, "HF_TOKEN": TOKEN}
+    with SilentServer() as hole:
+        done = story.matrix(
+            "MAX_ITERS=10", "TRACKER=wandb,trackio", **login, WANDB_BASE_URL=hole.root, HF_ENDPOINT=hole.root
+        )
+        assert done.returncode == 0, done.stderr
+        assert hole.connections
+    assert as_without()
+    assert story.sent["trackio"].state is Sending.DONE  # it asks nobody
+    assert story.sent["wandb"].waiting == len(story.steps)
+    assert f"not sent to wandb: {len(story.steps)} of {len(story.steps)} points" in done.stdout
+    assert f"make track-replay TARGET={matrices(story.results)[-1].name}" in done.stdout.replace(
+        f"{story.results}/", ""
+    )
+    with WandbServer() as server:
+        for _ in range(2):
+            again = story.replay(**server.environment)
+            assert again.returncode == 0, again.stdout + again.stderr
+            assert only(server.runs.values()).steps == story.steps
+        asked = story.replay("TRACKER=wandb,trackio", **server.environment)  # each is asked what it holds
+        assert asked.returncode == 0, asked.stdout + asked.stderr
+        assert only(server.runs.values()).steps == story.steps
+        assert only(server.runs.values()).summary["status"] == "finished"
+    assert trackio_steps(story.results) == story.steps
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"), [("refused", "connection refused"), ("401", "401"), ("key", "API key must have 40")]
+)
+def test_a_server_that_refuses_costs_a_run_nothing_and_its_words_are_in_the_summary(story, as_without, fault, words):
+    story = replace(story, limit_s=30)  # W&B itself tries for 20 s
+    with WandbServer() as server:
+        server.refuse = {"graphql": 401} if fault == "401" else {}
+        root = refusing() if fault == "refused" else server.root
+        key = "none" if fault == "key" else KEY
+        done = story.matrix("MAX_ITERS=10", "TRACKER=wandb", WANDB_BASE_URL=root, WANDB_API_KEY=key)
+        assert done.returncode == 0, done.stderr
+        assert as_without()
+        assert story.sent["wandb"].state in (Sending.FAILED, Sending.BEHIND)
+        assert words in story.sent["wandb"].error
+        assert f"not sent to wandb: {len(story.steps)} of {len(story.steps)} points" in done.stdout
+        server.refuse = {}
+        assert story.replay(**server.environment).returncode == 0
+        assert only(server.runs.values()).steps == story.steps
+
+
+def test_killed_processes_of_trackers_are_replaced_and_each_step_is_stored_once(story):
+    command = ["make", "--no-print-directory", "test-matrix", *QUICK, f"RESULTS_DIR={story.results}"]
+    words = ["MAX_ITERS=300", "EVAL_INTERVAL=50", "TRACKER=wandb,trackio", "TRACKER_LIMIT=60"]
+    make = subprocess.Popen(
+        [*command, *words], cwd=story.clone.root, env=environment(HOME=str(story.home)), stdout=subprocess.DEVNULL
+    )
+
+    def service() -> psutil.Process | None:
+        """the service of W&B that goes on"""
+        trackers = processes_of(story.results)["tracker"]
+        below = [child for tracker in trackers for child in tracker.children(recursive=True)]
+        return next((one for one in below if "wandb-core" in one.name() and one.status() != "zombie"), None)
+
+    first = wait_for(service)
+    first.kill()
+    second = wait_for(lambda: (found := service()) and found.pid != first.pid and found)
+    tracker = only(processes_of(story.results)["tracker"])
+    tracker.kill()
+    wait_for(lambda: (found := service()) and found.pid != second.pid and found)
+    assert only(processes_of(story.results)["tracker"]).pid != tracker.pid
+    assert make.wait(timeout=600) == 0
+    assert {sent.state for sent in story.sent.values()} == {Sending.DONE}
+    assert wandb_steps(story.run) == story.steps
+    assert trackio_steps(story.results) == story.steps
+
+
+def test_full_disks_of_trackers_cost_a_run_nothing_and_it_is_sent_when_there_is_room(story, as_without, tmp_path):
+    small = tmp_path / "small"
+    with mounted(story.results / "trackio", "16k"), mounted(small, "12k"):
+        done = story.matrix("MAX_ITERS=10", "TRACKER=trackio")
+        assert done.returncode == 0, done.stderr
+        assert as_without()
+        assert story.sent["trackio"].waiting == len(story.steps)
+        assert "not sent to trackio" in done.stdout
+        (story.run.path / "wandb").symlink_to(small)
+        assert story.replay("TRACKER=wandb").returncode != 0
+        assert story.sent["wandb"].waiting
+    with mounted(story.results / "trackio", "20m"), mounted(small, "20m"):
+        for _ in range(2):
+            done = story.replay("TRACKER=wandb,trackio")
+            assert done.returncode == 0, done.stdout + done.stderr
+        assert wandb_steps(story.run) == story.steps
+        assert trackio_steps(story.results) == story.steps
+
+
+def test_without_a_key_no_connection_is_made_by_any_tracker(story, as_without):
+    with SilentServer() as listener:
+        asked = dict.fromkeys(
+            ["WANDB_BASE_URL", "HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"], listener.root
+        )
+        asked |= {name.lower(): root for name, root in asked.items() if name.endswith("PROXY")}
+        done = story.matrix("MAX_ITERS=10", "TRACKER=wandb,trackio,tensorboard", HF_TOKEN=TOKEN, **asked)
+        assert done.returncode == 0, done.stderr
+        assert as_without()
+        assert {sent.state for sent in story.sent.values()} == {Sending.DONE}
+        assert listener.connections == 0
+
+
+def wandb_steps(run: RunDir) -> list[int]:
+    """The step of each row, by W&B's own reader."""
+    pieces = sorted((run.path / "wandb").glob("offline-run-*"), key=lambda piece: piece.name)
+    rows = [record["history"]["item"] for piece in pieces for record in records(piece) if "history" in record]
+    return [int(row["_step"]) for row in rows]
+
+
+def trackio_steps(results: Path) -> list[int]:
+    """The step of each row of Trackio's database."""
+    with sqlite3.connect(f"file:{only((results / 'trackio').glob('*.db'))}?mode=ro", uri=True) as database:
+        return sorted(step for (step,) in database.execute("SELECT step FROM metrics"))
+
+
+@contextmanager
+def mounted(folder: Path, size: str) -> Iterator[None]:
+    """Let a folder have so much room; skipped where only another user may mount."""
+    folder.mkdir(exist_ok=True)
+    options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs"]
+    if subprocess.run(["mount", *options, str(folder)], capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
