@@ -27,6 +27,7 @@ from kmatrix.launch.reopen import Going
 from kmatrix.launch.room import how_full, what_to_do
 from kmatrix.packing import Limits
 from kmatrix.records import MatrixDir, Status, read_json
+from kmatrix.records.tracking import not_sent, sent_of
 
 START_S = 60.0  # a detached runner has its matrix within this time, or it has ended
 TAIL_LINES = 20
@@ -139,6 +140,8 @@ def execute(
         report(matrix, draw=values.get("AUTO_GENERATE_GRAPHS") == "y")
         if why := finish(matrix, str(values.get("ON_FINISH") or "")):
             print(f"note: {why}")
+        if not_sent(((run.name, sent) for run in matrix.runs() for sent in sent_of(run)), matrix.name):
+            print(f"\nSend what trackers lack: make track-replay TARGET={shown(matrix.path)}")
         if outcome.exit_code == EXIT_STOPPED:
             print(f"\nGo on: make continue TARGET={shown(matrix.path)}")
         elif outcome.no_room:
