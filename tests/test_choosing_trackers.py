@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
+import subprocess
+import sys
 
 import pytest
 from support import ROOT, Program
@@ -262,3 +265,47 @@ def test_the_file_that_wandb_login_writes_is_a_key(tmp_path):
     assert login({"WANDB_ENTITY": "team"}, home).online
     assert login({"WANDB_ENTITY": "team"}, home).entity == "team"
     assert not login({}, {**home, "WANDB_BASE_URL": "https://wandb.example.com"}).online
+
+
+def test_a_server_of_ones_own_is_known_from_wandbs_own_settings(tmp_path):
+    home = {"HOME": str(tmp_path)}
+    folder = tmp_path / ".config" / "wandb"
+    folder.mkdir(parents=True)
+    (folder / "settings").write_text("[default]\nbase_url = https://wandb.example.com\n")
+    (tmp_path / ".netrc").write_text("machine wandb.example.com\n  login user\n  password secret\n")
+    assert login({}, home).online
+
+    (folder / "settings").write_text("[default]\nbase_url = https://wandb.example.com\nmode = offline\n")
+    assert login({}, home).why == "WANDB_MODE=offline in W&B's own settings"
+
+    for damaged in ("[default", "no section", "[default]\n%(x\n"):
+        (folder / "settings").write_text(damaged)
+        assert not login({}, home).online
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("netrc", "settings"),
+    [
+        ("", ""),
+        ("api.wandb.ai", ""),
+        ("wandb.example.com", ""),
+        ("wandb.example.com", "[default]\nbase_url = https://wandb.example.com\n"),
+        ("api.wandb.ai", "[default]\nbase_url = https://wandb.example.com\n"),
+    ],
+)
+def test_wandb_itself_finds_a_key_where_we_do(tmp_path, netrc, settings):
+    pytest.importorskip("wandb", reason="make setup-trackers installs it")
+    (tmp_path / ".config" / "wandb").mkdir(parents=True)
+    (tmp_path / ".config" / "wandb" / "settings").write_text(settings)
+    (tmp_path / ".netrc").write_text(f"machine {netrc}\n  login user\n  password {'k' * 40}\n" if netrc else "")
+    (tmp_path / ".netrc").chmod(0o600)
+    own = {name: text for name, text in os.environ.items() if not name.startswith(("WANDB_", "NETRC"))}
+    environment = {**own, "HOME": str(tmp_path), "WANDB_ERROR_REPORTING": "false"}
+    code = "import wandb; print('found', wandb.login(prompt=False, verify=False))"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert f"found {login({}, environment).online}" in done.stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 from kmatrix.cli.again import yes
 from kmatrix.cli.arguments import Arguments
 from kmatrix.cli.session import ROOT, below_root, config_path, load_config, open_tree, shown
-from kmatrix.cli.trackers import PACKAGES, TITLES, missing, wandb_words
+from kmatrix.cli.trackers import PACKAGES, TITLES, WANDB_SYMBOLS, missing, wandb_words
 from kmatrix.config import read
 from kmatrix.doctor import Check, Level, gpus, machine, places, torch
 from kmatrix.doctor.checks import broken, ok
@@ -53,8 +53,8 @@ def _checks(arguments: Arguments) -> Iterator[Check]:
     yield from _configured(arguments)
 
 
-def trackers(chosen: Collection[str]) -> Iterator[Check]:
-    """Yield for each tracker whether it is installed. chosen: those of .config, which must be."""
+def trackers(chosen: Collection[str], symbols: Mapping[str, str]) -> Iterator[Check]:
+    """Yield for each tracker whether it is installed. chosen: those of .config, which must be.  symbols: W&B's."""
     for name, title in TITLES.items():
         if absent := missing([name]):
             said = f"not installed: {', '.join(absent)}"
@@ -64,7 +64,7 @@ def trackers(chosen: Collection[str]) -> Iterator[Check]:
                 yield ok(title, f"{said} (TRACKER={name} needs make setup-trackers)")
             continue
         versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES[name])
-        yield ok(title, f"{versions}; {wandb_words({})}" if name == "wandb" else versions)
+        yield ok(title, f"{versions}; {wandb_words(symbols)}" if name == "wandb" else versions)
 
 
 def _configured(arguments: Arguments) -> Iterator[Check]:
@@ -85,6 +85,6 @@ def _configured(arguments: Arguments) -> Iterator[Check]:
         return
     said = f"{shown(path)}, every line in force" if path.exists() else f"no {shown(path)} yet"
     yield Check(name=CONFIG, level=Level.OK, said=said)
-    yield from trackers(config.trackers)
+    yield from trackers(config.trackers, {name: tree.value(name) or "" for name in WANDB_SYMBOLS})
     folders = {"RESULTS_DIR": config.results_dir, "DATA_DIR": config.data_dir, "CHECKPOINT_DIR": config.checkpoint_dir}
     yield from places({name: below_root(folder) for name, folder in folders.items() if folder})

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kmatrix.cli.arguments import Arguments
 from kmatrix.cli.session import ROOT
-from kmatrix.cli.trackers import TITLES, configured, need_trackers, wandb_words
+from kmatrix.cli.trackers import TITLES, WANDB_SYMBOLS, configured, need_trackers, wandb_words
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.kconfig.strict import SLUG
 from kmatrix.records import MATRIX_PREFIX, RunDir, Status, append_jsonl, write_json, write_json_array
@@ -31,7 +31,6 @@ LIMIT_S = 45  # that a tracker may take nothing for; W&B gives up on a server af
 READ_S = 60.0
 LINES = 5  # of the tracker process's log
 LOSS = "train/loss"
-SYMBOLS = ("WANDB_ENTITY", "WANDB_OFFLINE")
 CAUSES = (  # what an error of a tracker's package says -> what is wrong
     (r"WANDB_MODE", "it is switched off here: unset WANDB_MODE"),
     (r"401|403|api.?key|authenti|unauthori|permission|entity", "the key is wrong, or is not one of this project"),
@@ -56,7 +55,7 @@ def _test(tracker: str, arguments: Arguments) -> int:
     project = arguments.get("PROJECT", PROJECT)
     if not SLUG.fullmatch(project):
         raise ConfigError(f"PROJECT={project}", why="it is a name of small letters, digits and hyphens")
-    symbols = {name: configured(arguments, name) for name in SYMBOLS}
+    symbols = {name: configured(arguments, name) for name in WANDB_SYMBOLS}
     with tempfile.TemporaryDirectory(prefix="kmatrix_") as folder:
         print(f"{TITLES[tracker]}: sending a made-up run of {STEPS} steps ...", flush=True)
         run = made_up_run(Path(folder), tracker, project, symbols)

@@ -17,6 +17,7 @@ from kmatrix.track.login import login
 
 PACKAGES = {"wandb": ("wandb",), "trackio": ("trackio",), "tensorboard": ("tensorboard",)}
 TITLES = {"wandb": "W&B", "trackio": "Trackio", "tensorboard": "TensorBoard"}
+WANDB_SYMBOLS = ("WANDB_ENTITY", "WANDB_OFFLINE")  # what .config says of how W&B is used
 PORTS = {"trackio": "TRACKIO_PORT", "tensorboard": "TENSORBOARD_PORT"}
 
 
