@@ -392,7 +392,7 @@ def test_a_status_that_cannot_be_written_stops_the_run_with_an_error_that_names_
     def show(progress):
         if progress.step is not None:  # it trains: now the disk is full
             monkeypatch.setattr("kmatrix.launch.standing.write_json", full)
-            monkeypatch.setattr("kmatrix.launch.drive.append_jsonl", full)
+            monkeypatch.setattr("kmatrix.launch.book.append_jsonl", full)
             os.kill(os.getpid(), signal.SIGTERM)
 
     def full(path, value):

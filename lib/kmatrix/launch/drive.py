@@ -14,14 +14,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kmatrix.alerts import Thresholds
-from kmatrix.errors import LaunchError, RecordError
+from kmatrix.errors import LaunchError
 from kmatrix.launch.alarm import Alarm, kept
 from kmatrix.launch.aside import finish_move, was_set_aside
+from kmatrix.launch.book import Book
 from kmatrix.launch.engine import Engine, JobState, Phase, RunPlan
 from kmatrix.launch.lock import held, this_process
 from kmatrix.launch.pool import Pool
 from kmatrix.launch.signals import Asked, listening
-from kmatrix.launch.standing import settle, write_state, writing
+from kmatrix.launch.standing import settle
 from kmatrix.launch.state import (
     DISK,
     HALVE,
@@ -29,7 +30,6 @@ from kmatrix.launch.state import (
     UNSUCCESSFUL,
     Attempt,
     Ended,
-    Event,
     RecorderDied,
     RunState,
     Skipped,
@@ -40,7 +40,7 @@ from kmatrix.launch.state import (
 )
 from kmatrix.launch.verdict import judge
 from kmatrix.launch.watch import MetricsTail, Progress, limit_s
-from kmatrix.records import MatrixDir, Status, append_jsonl, end_torn_line, read_json, write_json
+from kmatrix.records import MatrixDir, Status, read_json
 
 EXIT_FAILED, EXIT_STOPPED = 1, 130
 
@@ -126,29 +126,26 @@ class _Driver:
         self._matrix, self._engine, self._skipped, self._show = matrix, engine, skipped, show
         self._plans = {plan.name: plan for plan in plans}
         self._train = {plan.name: _train(plan) for plan in plans}
-        self._states: dict[str, RunState] = {}
+        self._book = Book(matrix, self._pool if any(plan.cuda for plan in plans) else None)
         self._tails: dict[str, MetricsTail] = {}
         self._index: dict[str, int] = {}
         self._recorders: Counter[str] = Counter()  # run -> recorders that died
         self._open = set(self._plans)  # runs that have not come to an end in this drive
-        self._started = time.time()
         self.jobs: dict[str, str] = {}
         self.no_room = False  # a run failed by a full disk
 
     def begin(self) -> None:
         """Write how things stand before the first run, and hand the runs over."""
         for run in self._matrix.runs():
-            self._states[run.name] = settle(run)
+            self._book.states[run.name] = settle(run)
         self._leave_what_moved_on()
-        self._write_matrix(Status.RUNNING)
-        with writing(self._matrix.journal):
-            end_torn_line(self._matrix.journal)
-        self._note("matrix started", **asdict(this_process()), runs=len(self._plans))
+        self._book.open()
+        self._book.note("matrix started", **asdict(this_process()), runs=len(self._plans))
         for name, reason in self._skipped.items():
-            self._move(name, Skipped(reason))
-            self._note("run skipped", run=name, status=self._states[name].status, reason=reason)
+            self._book.move(name, Skipped(reason))
+            self._book.note("run skipped", run=name, status=self._book.states[name].status, reason=reason)
             self._display(name, reason=reason)
-        for name, standing in self._states.items():
+        for name, standing in self._book.states.items():
             if was_set_aside(self._matrix.run(name), standing):
                 finish_move(self._matrix.run(name))
             self._write_run(name, unless_ended=True)
@@ -159,7 +156,7 @@ class _Driver:
     def _leave_what_moved_on(self) -> None:
         """Drop plans that another runner carried out between their making and the lock: a finished run stays."""
         for name, plan in list(self._plans.items()):
-            state = self._states.get(name, RunState())
+            state = self._book.states.get(name, RunState())
             if after(state, Started(Attempt(number=plan.attempt))) == state:
                 del self._plans[name]
                 self._open.discard(name)
@@ -173,10 +170,10 @@ class _Driver:
                 killed = told = True
             elif asked.since is not None and not told:
                 self._engine.cancel(self.jobs)
-                self._note("stop asked", signal=asked.by)
+                self._book.note("stop asked", signal=asked.by)
                 told = True
             if asked.hung_up and not lost:
-                self._note("terminal lost")
+                self._book.note("terminal lost")
                 lost = True
             for name, state in self._engine.poll(self.jobs).items():
                 if name in self._open:
@@ -192,10 +189,10 @@ class _Driver:
             return
         for uuid in (uuid for uuid in {**self._left_out, **out} if self._left_out.get(uuid) != out.get(uuid)):
             name = self._pool.name(uuid)
-            self._note("gpu left out" if uuid in out else "gpu back", gpu=uuid, name=name, reason=out.get(uuid))
+            self._book.note("gpu left out" if uuid in out else "gpu back", gpu=uuid, name=name, reason=out.get(uuid))
             self._tell(f"{name} is {out[uuid]}" if uuid in out else f"{name} is back")
         self._left_out = out
-        self._write_matrix(Status.RUNNING)
+        self._book.write_matrix(Status.RUNNING)
 
     def drain(self, asked: Asked, poll_s: float) -> None:
         """Let what runs save and end, without writing anything; a SIGINT meanwhile kills it."""
@@ -206,37 +203,37 @@ class _Driver:
                 self._engine.cancel(self.jobs, now=True)
             time.sleep(poll_s)
         with suppress(LaunchError):
-            self._write_matrix(Status.FAILED)
+            self._book.write_matrix(Status.FAILED)
 
     def end(self, asked: Asked) -> Outcome:
         """Write how the matrix ended, and return it."""
-        status = overall([state.status for state in self._states.values()])
-        self._write_matrix(status)
-        self._note("matrix ended", status=status, counts=self._counts())
-        now = {self._states[name].status for name in (*self._plans, *self._skipped)}
+        status = overall([state.status for state in self._book.states.values()])
+        self._book.write_matrix(status)
+        self._book.note("matrix ended", status=status, counts=self._book.counts())
+        now = {self._book.states[name].status for name in (*self._plans, *self._skipped)}
         if asked.since is not None and now & {Status.STOPPED, Status.PLANNED}:
             code = EXIT_STOPPED
         elif now & set(UNSUCCESSFUL):
             code = EXIT_FAILED
         else:
             code = 0 if now <= {Status.FINISHED} else EXIT_STOPPED
-        return Outcome(counts=self._counts(), exit_code=code, no_room=self.no_room)
+        return Outcome(counts=self._book.counts(), exit_code=code, no_room=self.no_room)
 
     def _look(self, name: str, state: JobState, *, stopping: bool) -> None:
         """Take in what the engine says of one run, and write what is new."""
         plan = self._plans[name]
-        running = self._states[name].status is Status.RUNNING
+        running = self._book.states[name].status is Status.RUNNING
         if not running and state.phase in (Phase.RUNNING, Phase.ENDED):
             self._begin_run(plan, state)
         if state.recorder_deaths > self._recorders[name]:
             self._recorders[name] = state.recorder_deaths
-            self._move(name, RecorderDied())
-            self._note("recorder died", run=name)
+            self._book.move(name, RecorderDied())
+            self._book.note("recorder died", run=name)
         if state.phase is Phase.ENDED:
             self._end_run(plan, state, stopping=stopping)
         elif state.phase is Phase.GONE:
             self._open.discard(name)
-            if state.reason and not stopping:
+            if state.reason and not state.cancelled:
                 self._give_up(name, state.reason)
         elif state.phase is Phase.RUNNING:
             self._tails[name].read()
@@ -247,9 +244,9 @@ class _Driver:
 
     def _give_up(self, name: str, reason: str) -> None:
         """Leave a run as it is for which there are not GPUs enough any more; one that never began is skipped."""
-        self._move(name, Skipped(reason))
+        self._book.move(name, Skipped(reason))
         self._write_run(name)
-        self._note("run given up", run=name, status=self._states[name].status, reason=reason)
+        self._book.note("run given up", run=name, status=self._book.states[name].status, reason=reason)
         self._display(name, reason=reason)
 
     def _begin_run(self, plan: RunPlan, state: JobState) -> None:
@@ -260,14 +257,14 @@ class _Driver:
             started=state.started,
             gpus=state.gpus,
         )
-        self._move(plan.name, Started(attempt))
+        self._book.move(plan.name, Started(attempt))
         self._index.setdefault(plan.name, len(self._index) + 1)
         self._alarms[plan.name] = Alarm(plan.dir, self._limits, self._tails[plan.name])
         self._write_run(plan.name, job=state)
-        self._write_matrix(Status.RUNNING)
+        self._book.write_matrix(Status.RUNNING)
         known = {"attempt": plan.attempt, "resume": plan.resume, "micro_batch": plan.micro_batch}
         known["gpus"] = list(state.gpus)
-        self._note("run started", run=plan.name, status=Status.RUNNING, **known, pid=state.pid)
+        self._book.note("run started", run=plan.name, status=Status.RUNNING, **known, pid=state.pid)
 
     def _end_run(self, plan: RunPlan, state: JobState, *, stopping: bool) -> None:
         verdict = judge(plan, state)
@@ -283,13 +280,13 @@ class _Driver:
             reason=verdict.reason,
             exit_code=state.exit_code,
         )
-        self._move(plan.name, ended)
+        self._book.move(plan.name, ended)
         self._tails[plan.name].read()
         self._alarms[plan.name].end()
         self._write_run(plan.name, job=state, log_tail=verdict.log_tail)
-        self._write_matrix(Status.RUNNING)
+        self._book.write_matrix(Status.RUNNING)
         known = {"exit_code": state.exit_code, "kind": verdict.kind, "attempt": plan.attempt}
-        self._note("run ended", run=plan.name, status=verdict.status, **known, reason=verdict.reason or None)
+        self._book.note("run ended", run=plan.name, status=verdict.status, **known, reason=verdict.reason or None)
         again = None if stopping else self._again(plan)
         final = verdict.result.get("final_val_loss") if verdict.result else None
         self._display(plan.name, job=state, reason=_and_again(verdict.reason, again, plan.micro_batch), val_loss=final)
@@ -300,10 +297,10 @@ class _Driver:
 
     def _hold_back(self) -> None:
         """Start nothing more on a full disk: what has not begun stays planned, what runs goes on as far as it can."""
-        waiting = [name for name in self._open if self._states[name].status is not Status.RUNNING]
+        waiting = [name for name in self._open if self._book.states[name].status is not Status.RUNNING]
         if waiting:
             self._engine.cancel({name: self.jobs[name] for name in waiting})
-            self._note("disk full", held_back=sorted(waiting))
+            self._book.note("disk full", held_back=sorted(waiting))
         self.no_room = True
 
     def _warn(self, plan: RunPlan, state: JobState) -> None:
@@ -314,21 +311,21 @@ class _Driver:
         self._write_run(plan.name, job=state)
         for event, alerts in (("alert", change.began), ("alert over", change.ended)):
             for alert in alerts:
-                self._note(event, run=plan.name, **alert.to_json())
+                self._book.note(event, run=plan.name, **alert.to_json())
 
     def _again(self, plan: RunPlan) -> RunPlan | None:
         """The attempt that follows an end by itself."""
         train = self._train[plan.name]
         batch_size, policy = int(train.get("batch_size") or 1), str(train.get("oom_policy") or HALVE)
-        attempt = retry(self._states[plan.name], batch_size=batch_size, policy=policy)
+        attempt = retry(self._book.states[plan.name], batch_size=batch_size, policy=policy)
         if attempt is None:
             return None
         return replace(plan, attempt=attempt.number, resume=attempt.resume, micro_batch=attempt.micro_batch)
 
     def _try_again(self, plan: RunPlan) -> None:
-        last = self._states[plan.name].last
+        last = self._book.states[plan.name].last
         known = {"attempt": plan.attempt, "micro_batch": plan.micro_batch, "after": last.kind if last else None}
-        self._note("run retried", run=plan.name, **known)
+        self._book.note("run retried", run=plan.name, **known)
         self._plans[plan.name] = plan
         self._open.add(plan.name)
         self._follow(plan)
@@ -349,7 +346,7 @@ class _Driver:
     ) -> None:
         if self._show is None:
             return
-        tail, status = self._tails.get(name), self._states[name].status
+        tail, status = self._tails.get(name), self._book.states[name].status
         if note and status is not Status.RUNNING:
             status = Status.PLANNED  # it waits, whatever became of its former attempt
         elapsed = (job.ended or time.time()) - job.started if job and job.started else None
@@ -369,51 +366,21 @@ class _Driver:
                 tokens_per_second=tail.tokens_per_second if tail else None,
                 elapsed_s=elapsed,
                 left_s=left if status is Status.RUNNING else None,
-                counts=self._counts(),
+                counts=self._book.counts(),
                 alerts=self._alarms[name].active if name in self._alarms else (),
             )
         )
 
-    def _counts(self) -> dict[str, int]:
-        found = Counter(state.status for state in self._states.values())
-        return {status.value: found[status] for status in Status if found[status]}
-
-    def _move(self, name: str, event: Event) -> None:
-        self._states[name] = after(self._states.get(name, RunState()), event)
-
     def _write_run(
         self, name: str, *, job: JobState | None = None, log_tail: Sequence[str] = (), unless_ended: bool = False
     ) -> None:
-        """Write the status.json of a run. unless_ended: only where what stands there is not so any more."""
-        run, state = self._matrix.run(name), self._states[name]
-        if unless_ended and _says(run.status) == state.status:
-            return
-        alerts = self._alarms[name].alerts if name in self._alarms else kept(run)
-        write_state(run, state, job=job, log_tail=log_tail, alerts=alerts)
-
-    def _write_matrix(self, status: Status) -> None:
-        ended = None if status is Status.RUNNING else time.time()
-        record = {"status": status, "started": self._started, "ended": ended, **asdict(this_process())}
-        gpus = self._pool.report() if any(plan.cuda for plan in self._plans.values()) else []
-        with writing(self._matrix.status):
-            write_json(self._matrix.status, {**record, "counts": self._counts(), "gpus": gpus})
-
-    def _note(self, event: str, **known: object) -> None:
-        with writing(self._matrix.journal):
-            append_jsonl(self._matrix.journal, {"time": time.time(), "event": event, **known})
+        alerts = self._alarms[name].alerts if name in self._alarms else kept(self._matrix.run(name))
+        self._book.write_run(name, alerts, job=job, log_tail=log_tail, unless_ended=unless_ended)
 
 
 def _train(plan: RunPlan) -> Mapping[str, Any]:
     value = read_json(plan.dir.run_json).get("train")
     return value if isinstance(value, dict) else {}
-
-
-def _says(path: Any) -> str | None:
-    """The status that a file has now; what cannot be read is left for a person to see."""
-    try:
-        return str(read_json(path).get("status")) if path.exists() else None
-    except RecordError:
-        return Status.FAILED
 
 
 def _and_again(reason: str, again: RunPlan | None, micro_batch: int | None) -> str:

@@ -1,0 +1,97 @@
+"""Through make: a bad cell costs seconds, packed runs see their own GPUs, a command is run at the end of a matrix."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from gpu_stage import load, until
+
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
+
+FAULT = '''
+"""A trainer with sgd fails in its first step."""
+import json, sys
+words = sys.orig_argv
+if "gpt2.train" in words and "torch.distributed.run" not in words:
+    with open(words[words.index("gpt2.train") + 1] + "/run.json") as file:
+        optimizer = json.load(file)["train"]["optimizer"]
+    if optimizer == "sgd":
+        import torch
+
+        def broken(self, *args, **more):
+            raise RuntimeError("the cable was pulled")
+
+        torch.Tensor.backward = broken
+'''
+TINY = (
+    *("NUM_GPUS=1", "GLOBAL_BATCH=4", "DEVICE=cpu", "LR=1e-3", "LOG_INTERVAL=10", "CPU_THREADS=1", "REUSE=n"),
+    *("MODEL=custom", "N_LAYER=2", "N_HEAD=2", "N_EMBD=32", "BLOCK_SIZE=32", "BATCH_SIZE=4", "EVAL_SAMPLES=8"),
+)
+SAY = (
+    "import json, os; print(json.dumps({name: os.environ[name] for name in os.environ if name.startswith('KMATRIX_')}))"
+)
+
+
+@pytest.fixture(autouse=True)
+def configured(clone):
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+
+
+def matrices(folder: Path) -> list[Path]:
+    return sorted(folder.glob("test_matrix_results_*"))
+
+
+def test_a_bad_cell_costs_seconds_and_what_is_told_mends_it(clone, tmp_path):
+    (tmp_path / "faults").mkdir()
+    (tmp_path / "faults" / "sitecustomize.py").write_text(FAULT, encoding="utf-8")
+    (tmp_path / "say.py").write_text(SAY, encoding="utf-8")
+    results = tmp_path / "results"
+    words = (*TINY, "SEED=1,2", "MAX_ITERS=20", "EVAL_INTERVAL=20", "GPU_MONITOR=n", f"RESULTS_DIR={results}")
+    more = {"PYTHONPATH": str(tmp_path / "faults")}
+    done = clone.kmatrix("test-matrix", *words, "OPTIMIZER=adamw,sgd", "PREFLIGHT=1", **more)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "2 of 4 runs cannot be trained as they are; nothing was started" in done.stderr
+    assert "the cable was pulled" in done.stderr
+    assert "leave them out: OPTIMIZER=adamw" in done.stderr
+    assert list(results.iterdir()) == []
+
+    finish = f"ON_FINISH={clone.python} {tmp_path / 'say.py'}"
+    done = clone.kmatrix("test-matrix", *words, "OPTIMIZER=adamw", "PREFLIGHT=1", finish, **more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "preflight: two steps of 1 shape, for 2 runs" in done.stdout
+    (matrix,) = matrices(results)
+    told = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"KMATRIX_')))
+    assert told == {
+        **{"KMATRIX_MATRIX": str(matrix), "KMATRIX_STATUS": "finished"},
+        **{"KMATRIX_FINISHED": "2", "KMATRIX_FAILED": "0"},
+    }
+    assert [load(path)["step"] for path in matrix.glob("*/result.json")] == [20, 20]
+    assert sorted(path.name for path in results.iterdir()) == [matrix.name]
+
+
+@pytest.mark.parametrize("text", ["no-such-program x", "'half"])
+def test_a_command_for_the_end_that_cannot_be_run_is_refused_at_the_beginning(clone, tmp_path, text):
+    done = clone.kmatrix("test-matrix", *TINY, f"ON_FINISH={text}", f"RESULTS_DIR={tmp_path}")
+    assert done.returncode == 2
+    assert "ON_FINISH" in done.stderr
+    assert matrices(tmp_path) == []
+
+
+def test_every_recorder_of_packed_runs_sees_the_gpus_of_its_own_run(clone, tmp_path):
+    words = (*TINY, "OPTIMIZER=adamw", "SEED=1,2", "MAX_ITERS=2000000", "EVAL_INTERVAL=1000000", "ALERT_STALL=0")
+    packed = ("PARALLEL_JOBS=2", "EXCLUSIVE=n", "SIMULATE=4", f"RESULTS_DIR={tmp_path}", "DETACH=1")
+    done = clone.make("test-matrix", *words, *packed)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (matrix,) = matrices(tmp_path)
+
+    def gpus() -> list[dict]:
+        view = json.loads(clone.kmatrix("status", f"TARGET={matrix}", "JSON=1").stdout)
+        return [gpu for gpu in view["gpus"] if gpu["run"]]
+
+    try:
+        until(lambda: len(gpus()) == 2, "both are recorded", 300)
+        assert len({gpu["run"] for gpu in gpus()}) == len({gpu["uuid"] for gpu in gpus()}) == 2
+    finally:
+        clone.make("stop", f"TARGET={matrix}")
