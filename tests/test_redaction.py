@@ -9,6 +9,10 @@ import sys
 import pytest
 from support import ROOT, Program
 
+from kmatrix.cli.arguments import COMMANDS
+from kmatrix.kconfig import Tree
+from kmatrix.kconfig.assign import ALIASES
+from kmatrix.kconfig.sets import SETS
 from kmatrix.redaction import HIDDEN, is_key, is_key_name, redact, redact_files
 
 HF = "hf_" + "aB3" * 12
@@ -24,6 +28,14 @@ def test_a_variable_with_such_a_name_holds_a_key(name):
 @pytest.mark.parametrize("name", ["TOKENS", "MAX_TOKENS", "KEEP_EVERY", "GPT2_TOKENIZER", "MONKEY", "HOME"])
 def test_other_names_do_not(name):
     assert not is_key_name(name)
+
+
+def test_no_symbol_and_no_argument_is_taken_for_a_key():
+    symbols = {symbol.name for symbol in Tree.parse(srctree=ROOT).symbols}
+    arguments = {name for command in COMMANDS.values() for name in command.takes}
+
+    assert {name for name in symbols | {*ALIASES, *SETS} if is_key_name(name)} == set()
+    assert {name for name in arguments if is_key_name(name)} <= {"SHOW_TOKEN"}
 
 
 @pytest.mark.parametrize("text", [HF, WANDB, OLD, "local-" + OLD, f"https://user:{HF}@host"])
