@@ -108,8 +108,16 @@ def test_what_the_runner_left_out_stands_there_with_its_reason(busy):
     known[3]["out"] = "quarantined: GPU is lost"
     write_json(busy.status, read_json(busy.status) | {"gpus": known})
     assert look(busy).gpus[3].out == "quarantined: GPU is lost"
-    assert "quarantined: GPU is lost" in "\n".join(plain(look(busy)))
+    assert gpu_lines(look(busy), None)[-1].text.split()[:4] == ["3", "NVIDIA", "A10G", "quarantined"]
+    assert "GPU 3 NVIDIA A10G: quarantined: GPU is lost" in plain(look(busy))
     assert "GPU 3 NVIDIA A10G: quarantined: GPU is lost" in plain(Overview(busy).look())  # and after its end
+
+
+def test_what_others_hold_is_said_only_while_the_matrix_runs(busy):
+    known = [{"index": 0, "name": "NVIDIA A10G", "uuid": "GPU-9", "out": "in use by others: 9.0 GiB held by x"}]
+    write_json(busy.status, read_json(busy.status) | {"gpus": known})
+    assert "in use by others: 9.0 GiB" in "\n".join(plain(look(busy)))
+    assert "in use by others" not in "\n".join(plain(Overview(busy).look()))
 
 
 def test_simulated_gpus_of_a_run_on_the_cpu_stand_there_too(tmp_path):

@@ -16,6 +16,7 @@ from kmatrix.records import Status
 from kmatrix.records.tracking import links, not_sent
 
 UNKNOWN = "-"
+QUARANTINED = "quarantined"  # what a GPU stays when its matrix has ended
 FEWEST_RUNS = 3  # rows that runs keep whatever else there is to say
 RUNS = (
     Column(title="run", words=True),
@@ -106,7 +107,7 @@ def run_lines(view: MatrixView, runs: Sequence[RunView], width: int | None) -> l
 def gpu_lines(view: MatrixView, width: int | None) -> list[Line]:
     """Return the table of the box's GPUs while the matrix runs; nothing where there are none, or nobody runs it."""
     if not view.running or not view.gpus:
-        return [Line(f"GPU {_gpu(gpu)}: {gpu.out}", Status.FAILED) for gpu in view.gpus if gpu.out]
+        return []
     title, *rows = fitted(GPUS, [_gpu_cells(gpu) for gpu in view.gpus], width)
     about = [Status.FAILED if gpu.out else None for gpu in view.gpus]
     return [
@@ -144,27 +145,30 @@ def cells(run: RunView, gpus: Sequence[int | None] = ()) -> Row:
 
 
 def remarks(view: MatrixView) -> Iterator[tuple[Status | None, str]]:
-    """Yield what is to be said of single runs beside their numbers, failures and alerts first."""
+    """Yield what is to be said of single runs and GPUs beside their numbers, failures and alerts first."""
     for run in view.runs:
         if run.reason and run.status in (Status.FAILED, Status.SKIPPED):
             yield run.status, f"{run.name} {run.status}: {run.reason}"
+    for gpu in view.gpus:
+        if gpu.out and (view.running or gpu.out.startswith(QUARANTINED)):
+            yield Status.FAILED, f"GPU {_gpu(gpu)}: {gpu.out}"
     for run in view.runs:
-        for alert in run.alerts:
-            yield Status.FAILED, f"! {run.name}  {alert}"
+        yield from ((Status.FAILED, f"! {run.name}  {alert}") for alert in run.alerts)
     for run in view.runs:
-        if run.reason and run.status not in (Status.FAILED, Status.SKIPPED, Status.FINISHED, Status.PLANNED):
-            yield run.status, f"{run.name} {run.status}: {run.reason}"
-        if run.reused_from:
-            yield None, f"{run.name} was taken over from {run.reused_from}"
-        elif run.attempt > 1:
-            batch = f", micro-batch {run.micro_batch}" if run.micro_batch else ""
-            yield None, f"{run.name}: attempt {run.attempt}{batch}"
-    for text in not_sent(((run.name, sent) for run in view.runs for sent in run.trackers), view.name):
-        yield Status.FAILED, text
-    for link in links(run.trackers for run in view.runs):
-        yield None, link
+        yield from _history(run)
     if not view.running and view.status is Status.STOPPED:
         yield Status.STOPPED, f"go on: make continue TARGET={view.name}"
+
+
+def _history(run: RunView) -> Iterator[tuple[Status | None, str]]:
+    """Yield why a run does not go on, and what came before this attempt."""
+    if run.reason and run.status in (Status.STOPPED, Status.RUNNING):
+        yield run.status, f"{run.name} {run.status}: {run.reason}"
+    if run.reused_from:
+        yield None, f"{run.name} was taken over from {run.reused_from}"
+    elif run.attempt > 1:
+        batch = f", micro-batch {run.micro_batch}" if run.micro_batch else ""
+        yield None, f"{run.name}: attempt {run.attempt}{batch}"
 
 
 def _cost(view: MatrixView) -> str:
@@ -186,7 +190,7 @@ def _gpu_cells(gpu: GpuView) -> Row:
     total = UNKNOWN if gpu.memory_total is None else f"{gpu.memory_total / 1024:.1f}"
     return (
         _gpu(gpu),
-        gpu.run or gpu.out or "free",
+        gpu.run or gpu.out.partition(":")[0] or "free",  # why stands below
         _number(gpu.utilization, ".0f", "%"),
         UNKNOWN if gpu.memory_used is None else f"{gpu.memory_used / 1024:.1f}/{total}G",
         _number(gpu.power, ".0f", "W"),
