@@ -156,6 +156,10 @@ def remarks(view: MatrixView) -> Iterator[tuple[Status | None, str]]:
         yield from ((Status.FAILED, f"! {run.name}  {alert}") for alert in run.alerts)
     for run in view.runs:
         yield from _history(run)
+    for text in not_sent(((run.name, sent) for run in view.runs for sent in run.trackers), view.name):
+        yield Status.FAILED, text
+    for link in links(run.trackers for run in view.runs):
+        yield None, link
     if not view.running and view.status is Status.STOPPED:
         yield Status.STOPPED, f"go on: make continue TARGET={view.name}"
 
