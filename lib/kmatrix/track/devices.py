@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kmatrix.stats import coefficient_of_variation
-from kmatrix.track.tail import ArrayTail
+from kmatrix.track.tail import ArrayTail, is_number
 from kmatrix.track.values import Devices
 
 NO_METRIC = frozenset({"gpu_index"})
@@ -84,10 +84,10 @@ def _devices(entry: Mapping[str, Any]) -> Devices | None:
 
 def _of_all(gpus: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) -> dict[str, float]:
     """Return the keys that the original project gave W&B, as far as they are known."""
-    memory = {gpu["gpu_index"]: gpu["memory_used"] for gpu in gpus if _is_number(gpu.get("memory_used"))}
+    memory = {gpu["gpu_index"]: gpu["memory_used"] for gpu in gpus if is_number(gpu.get("memory_used"))}
     values: dict[str, float] = {f"gpu_{index}_memory": used for index, used in memory.items()}
     for key, name in (("gpu_total_memory", "total_memory_used"), ("gpu_avg_utilization", "average_utilization")):
-        if _is_number(total.get(name)):
+        if is_number(total.get(name)):
             values[key] = total[name]
     if len(memory) > 1:
         values["gpu_load_balance_cv"] = coefficient_of_variation(list(memory.values()))
@@ -95,8 +95,4 @@ def _of_all(gpus: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) -> dict
 
 
 def _numbers(gpu: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
-    return ((name, value) for name, value in gpu.items() if name not in NO_METRIC and _is_number(value))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return ((name, value) for name, value in gpu.items() if name not in NO_METRIC and is_number(value))

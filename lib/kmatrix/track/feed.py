@@ -12,7 +12,7 @@ from kmatrix.records import RunDir
 from kmatrix.track.alerting import AlertTail, Told
 from kmatrix.track.devices import MOST as DEVICES
 from kmatrix.track.devices import DevicesTail
-from kmatrix.track.tail import LineTail
+from kmatrix.track.tail import LineTail, is_number
 from kmatrix.track.values import Devices, Point
 
 MOST = 500  # points that are handed over at a time
@@ -106,16 +106,12 @@ def _resumes(path: Path) -> list[tuple[int, int]]:
 def _point(line: Mapping[str, Any]) -> list[Point]:
     """Return the point of a merged line; nothing where it has no time or no number."""
     time, values = line.get("time"), dict(_numbers(line))
-    if not values or not _is_number(time):
+    if not values or not is_number(time):
         return []
     return [Point(step=int(line["step"]), time=float(time), values=values)]  # type: ignore[arg-type]
 
 
 def _numbers(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for key, value in line.items():
-        if key not in BESIDE and _is_number(value):
+        if key not in BESIDE and is_number(value):
             yield key, value
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,11 @@ class ArrayTail:
                 found.append(value)
                 self._offset = begin + at - (len(line) - len(line.rstrip(b",\n")))
         return found
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of JSON is a number that a tracker can draw."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _object(text: bytes) -> dict[str, Any] | None:
