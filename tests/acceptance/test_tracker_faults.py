@@ -73,7 +73,9 @@ class Story:
 
 
 @pytest.fixture
-def story(clone: Clone, tmp_path: Path) -> Story:
+def story(clone: Clone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Story:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "HF_TOKEN"):  # the tester's own
+        monkeypatch.delenv(name, raising=False)
     for folder in ("results", "home"):
         (tmp_path / folder).mkdir()
     assert clone.make("defconfig-gpt2-cpu-quick", "setup-trackers").returncode == 0

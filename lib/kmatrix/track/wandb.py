@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import isnan
 from pathlib import Path
-from statistics import fmean
+from shutil import which
 from typing import TYPE_CHECKING
 
 from kmatrix.records import Status, merged_metrics
+from kmatrix.track.devices import means
 from kmatrix.track.values import Alert, Devices, Identity, Point, Stored
 from kmatrix.track.wandb_files import WandbFiles, Written, fatal_error
 
@@ -67,7 +70,7 @@ class Mirror:
             return replace(stored, steps=self._on_server(run, self._begun), link=self._begun.url)
         if not files.pieces:
             self._begin(run)
-        return replace(stored, link=str(files.folder), how=f"wandb sync {files.folder}")
+        return replace(stored, link=str(files.folder), how=f"{_program()} sync {shlex.quote(str(files.folder))}")
 
     def points(self, points: Sequence[Point]) -> None:
         """Hand rows over; the last one stays open for what the GPUs do until the next."""
@@ -145,7 +148,7 @@ class Mirror:
         self._since, self._last = [], point
 
     def _values(self, point: Point) -> dict[str, float]:
-        return {**mean(self._since), **point.values, "_timestamp": point.time}
+        return {**means(self._since), **point.values, "_timestamp": point.time}
 
     def _on_server(self, run: Identity, begun: wandb.Run) -> dict[int, Mapping[str, float]]:
         """Return the steps that the server has: it takes none below the one at which it goes on."""
@@ -154,8 +157,8 @@ class Mirror:
         return {step: known.get(step, {}) for step in there if step < begun.starting_step}
 
     def _read_back(self, files: WandbFiles) -> None:
-        if self._last is not None and self._last.step not in files.read().steps:
-            raise OSError(f"{files.folder} lacks step {self._last.step}: is the disk full?")
+        if self._last is not None and files.lacks(self._last.step):
+            raise OSError(f"{files.folder} lacks step {self._last.step}: is the disk full, or not to be written to?")
 
     def _note_stop(self) -> None:
         """Note that W&B gave up, or that its stop button was pressed: no run ends by it; the next row fails."""
@@ -176,6 +179,11 @@ def _prepare(*, offline: bool) -> str:
         wandb.teardown()
         os.environ["WANDB_MODE"] = mode = "offline"
     return "offline" if mode == "dryrun" else mode or "online"
+
+
+def _program() -> str:
+    """Return how a shell finds W&B's program: by its name, or where this interpreter has it."""
+    return "wandb" if which("wandb") else shlex.quote(str(Path(sys.executable).with_name("wandb")))
 
 
 def _settings(stopped: Callable[[], None]) -> wandb.Settings:
@@ -202,15 +210,6 @@ def _settings(stopped: Callable[[], None]) -> wandb.Settings:
         x_save_requirements=False,
         x_transaction_log_flush_interval=FLUSH_S,
     )
-
-
-def mean(devices: Sequence[Devices]) -> dict[str, float]:
-    """Return the mean of each value over some moments."""
-    found: dict[str, list[float]] = {}
-    for moment in devices:
-        for key, value in moment.values.items():
-            found.setdefault(key, []).append(value)
-    return {key: fmean(values) for key, values in found.items()}
 
 
 def best(losses: Mapping[int, float]) -> dict[str, float]:

@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-READ_S = 120.0  # for one folder; 10,000 rows take about a second
+READ_S = 120.0  # for one folder; 20,000 rows of 26 values take 11 s on a busy machine
 QUIET = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}  # the reader has nothing to say to anybody
 
 
@@ -65,6 +67,11 @@ class WandbFiles:
         newest = max((row.get("_timestamp", 0.0) for row in steps.values()), default=0.0)
         return Written(steps=dict(sorted(steps.items())), time=newest, alerts=alerts, status=status)
 
+    def lacks(self, step: int) -> bool:
+        """Whether the newest piece has no row of a step, or there is none: W&B goes elsewhere where it cannot write."""
+        newest = records(self.pieces[-1]) if self.pieces else ()
+        return all(record["history"]["item"].get("_step") != step for record in newest if "history" in record)
+
     def mark_synced(self) -> None:
         """Let `wandb sync` pass these pieces by: the server has what they hold."""
         for piece in self.pieces:
@@ -73,13 +80,24 @@ class WandbFiles:
 
 
 def records(piece: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of one folder as `wandb leet inspect --json` prints them."""
+    """Yield the records of one folder as `wandb leet inspect --json` prints them.
+
+    Raises TimeoutError where that takes longer than any file should.
+    """
+    began = time.monotonic()
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(piece)]
-    done = subprocess.run(
-        command, env={**os.environ, **QUIET}, capture_output=True, text=True, timeout=READ_S, check=False
-    )
-    for line in done.stdout.splitlines():
-        yield json.loads(line)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, env={**os.environ, **QUIET}, **pipes) as reader:
+        limit = threading.Timer(READ_S, reader.kill)
+        limit.start()
+        try:
+            for line in reader.stdout or ():
+                yield json.loads(line)
+        finally:
+            limit.cancel()
+            reader.kill()
+    if time.monotonic() - began >= READ_S:
+        raise TimeoutError(f"{piece} was not read within {READ_S:.0f} s")
 
 
 def fatal_error(log: Path) -> str:
