@@ -92,6 +92,13 @@ def _again(folder):
     return reopen(folder, ()).plans
 
 
+def test_a_display_that_finds_no_room_harms_no_run(matrix, plan):
+    def show(progress):
+        raise FULL_DISK
+
+    assert drive(matrix, [plan("a", "quick")], engine(), show=show, poll_s=0.02).counts == {"finished": 1}
+
+
 def test_the_error_names_the_disk_how_much_room_to_make_and_what_to_type(matrix, plan, monkeypatch):
     one = plan("a")
     write_json(matrix.matrix_json, {"runs": [{"name": "a"}]})

@@ -68,6 +68,17 @@ def test_a_run_comes_out_the_same_again_to_the_last_bit_and_one_that_was_tampere
     assert "first at step 0: " in verdict(done)
     assert "final weights, most " in verdict(done)
 
+    third = matrices(tmp_path)[-1]  # the one of seed 7, beside that of seed 1337
+    shown = clone.make("compare", f"BASE={matrix}", f"NEW={third}")
+    assert shown.returncode == 0, shown.stderr
+    assert "GPT2_SEED 1337 -> 7" in shown.stdout
+    assert "one seed: not evidence" in shown.stdout
+    assert "better" not in shown.stdout
+    shown = clone.kmatrix("compare", f"BASE={first}", f"NEW={second}", "JSON=1")
+    measures = only(json.loads(shown.stdout)["configurations"])["measures"]
+    assert (measures["final loss"]["difference"], measures["final loss"]["word"]) == (0.0, "not distinguishable")
+    assert measures["speed"]["base"] > 0
+
     config.write_text((first / ".config").read_text())
     source = clone.root / "gpt2" / "schedule.py"
     was = source.read_text()

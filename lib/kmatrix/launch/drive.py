@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from kmatrix.alerts import Thresholds
 from kmatrix.errors import LaunchError
@@ -43,6 +43,7 @@ from kmatrix.launch.watch import MetricsTail, Progress, limit_s
 from kmatrix.records import MatrixDir, Status, read_json
 
 EXIT_FAILED, EXIT_STOPPED = 1, 130
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +90,10 @@ def drive(
             plans,
             engine,
             dict(skipped or {}),
-            show,
+            harmless(show) if show else None,
             limits=limits or Thresholds(),
             pool=pool or Pool([]),
-            tell=tell or (lambda _: None),
+            tell=harmless(tell) if tell else lambda _: None,
         )
         try:
             driver.begin()
@@ -376,6 +377,16 @@ class _Driver:
     ) -> None:
         alerts = self._alarms[name].alerts if name in self._alarms else kept(self._matrix.run(name))
         self._book.write_run(name, alerts, job=job, log_tail=log_tail, unless_ended=unless_ended)
+
+
+def harmless(say: Callable[[T], None]) -> Callable[[T], None]:
+    """Return a display that harms no run where it cannot write: its log's disk is full, or its terminal is gone."""
+
+    def said(value: T) -> None:
+        with suppress(OSError):
+            say(value)
+
+    return said
 
 
 def _train(plan: RunPlan) -> Mapping[str, Any]:
