@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.server
 import itertools
+import re
 import threading
 
 import pytest
 from support import Program
+from wandb_server import WandbServer
 
 from kmatrix.cli import track_test
 from kmatrix.cli.track_test import LOSS, STEPS, made_up_run
@@ -72,6 +74,20 @@ def test_wandb_without_a_key_keeps_a_made_up_run_in_files_and_says_so(program):
     answer = program.good("wandb-test")
 
     assert f"W&B works (offline: there is no key here): {STEPS} steps were sent" in answer.out
+
+
+def test_wandb_with_a_key_sends_the_made_up_run_to_its_server_and_says_where(program, monkeypatch):
+    with WandbServer() as server:
+        for name, text in server.environment.items():
+            monkeypatch.setenv(name, text)
+        answer = program.good("wandb-test", "PROJECT=mine")
+
+    assert f"W&B works (online: the key is in WANDB_API_KEY): it took {STEPS} steps" in answer.out
+    assert server.environment["WANDB_API_KEY"] not in answer.out
+    ((_, kept),) = server.runs.items()
+    assert kept.steps == list(range(STEPS))
+    assert kept.exit_code == 0
+    assert re.search(r"look at http\S+mine\S+, and delete the run there", answer.out)
 
 
 def test_a_key_that_is_none_is_named_as_the_cause_and_not_repeated(program, monkeypatch):
