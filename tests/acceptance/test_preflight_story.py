@@ -63,10 +63,8 @@ def test_a_bad_cell_costs_seconds_and_what_is_told_mends_it(clone, tmp_path):
     assert "preflight: two steps of 1 shape, for 2 runs" in done.stdout
     (matrix,) = matrices(results)
     told = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"KMATRIX_')))
-    assert told == {
-        **{"KMATRIX_MATRIX": str(matrix), "KMATRIX_STATUS": "finished"},
-        **{"KMATRIX_FINISHED": "2", "KMATRIX_FAILED": "0"},
-    }
+    wanted = {"KMATRIX_MATRIX": str(matrix), "KMATRIX_STATUS": "finished"}
+    assert told.items() >= (wanted | {"KMATRIX_FINISHED": "2", "KMATRIX_FAILED": "0"}).items()
     assert [load(path)["step"] for path in matrix.glob("*/result.json")] == [20, 20]
     assert sorted(path.name for path in results.iterdir()) == [matrix.name]
 

@@ -56,7 +56,7 @@ class Phase(StrEnum):
     PENDING = "pending"  # not started yet
     RUNNING = "running"
     ENDED = "ended"  # no process of it is left
-    GONE = "gone"  # taken back before it started
+    GONE = "gone"  # taken back before it started, or given up: there will never be GPUs enough for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
