@@ -18,7 +18,7 @@ from skips import need
 from wandb_drive import CONFIG, EPOCH, RUN, begin, drive, point
 from wandb_server import KEY, Kept, WandbServer
 
-from kmatrix.track.wandb import best, number
+from kmatrix.track.wandb import best, typed
 from kmatrix.track.wandb_files import WandbFiles, numbers
 
 SECRET = "Xq" * 25  # in the environment
@@ -232,8 +232,19 @@ def test_without_any_piece_every_step_is_lacking(tmp_path):
     assert WandbFiles(tmp_path, "cafe-1").lacks(0)
 
 
-def test_a_symbol_is_a_number_where_it_is_one():
-    assert [number(text) for text in ("12", "6e-4", "y", "0.9,0.95", "")] == [12, 6e-4, "y", "0.9,0.95", ""]
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("12", 12), ("-3", -3), ("6e-4", 6e-4), ("0.5", 0.5)]
+    + [(text, text) for text in ("y", "0.9,0.95", "", "007", "1_000", "nan", "1e999", "0x10")],
+)
+def test_a_symbol_is_a_number_where_it_is_one(text, value):
+    found = typed({"GPT2_X": text})["GPT2_X"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_a_runs_id_is_a_text_whatever_its_digits():
+    assert typed({"run_id": "12345e6789"}) == {"run_id": "12345e6789"}
 
 
 def test_a_loss_that_is_no_number_is_never_the_best():

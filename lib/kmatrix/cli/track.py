@@ -22,6 +22,7 @@ from kmatrix.records.tracking import Sending, Sent, is_fed, read_track, sent_of
 
 SHOW_S = 1.0  # a wait that is shorter is not told
 LOOK_S = 0.2
+PATIENCE_S = 60.0  # at least, of a replay: who asks for it can end it
 
 
 def replay(arguments: Arguments) -> int:
@@ -67,7 +68,7 @@ def _send(run: RunDir, names: Sequence[str], project: str) -> int:
         return 1
     before = {sent.tracker: sent.points for sent in read_track(run)}
     project = project or str(_tracking(run).get("project") or own_project())
-    limit = str(_tracking(run).get("limit_s") or 60)
+    limit = str(max(PATIENCE_S, float(_tracking(run).get("limit_s") or 0)))
     words = ["--trackers", ",".join(names), "--project", project, "--limit", limit]
     process, line = start(Path(sys.executable), ROOT, run, *words), _Line(only_terminal=True)
     try:

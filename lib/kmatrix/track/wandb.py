@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from math import isnan
+from math import isfinite, isnan
 from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ CALM = {  # the environment of W&B's package and its service: no line of its own
     "WANDB_CONSOLE": "off",
 }
 SUMMARY = {"val/loss": "min", "hellaswag/accuracy": "max", "hellaswag/accuracy_norm": "max"}  # else the last counts
+NUMBER = re.compile(r"-?(0|[1-9]\d*)(?P<point>\.\d+)?(?P<power>[eE][+-]?\d+)?")  # not 007, not 1_000
 AXES = ("tokens", "elapsed_s")  # what a chart can have below it besides the step
 
 
@@ -130,7 +132,7 @@ class Mirror:
             group=run.group,
             job_type=run.job_type,
             tags=run.tags,
-            config={name: number(text) for name, text in run.config.items()},
+            config=typed(run.config),
             dir=str(run.dir.path),
             resume="allow",
             settings=_settings(self._note_stop),
@@ -221,9 +223,13 @@ def best(losses: Mapping[int, float]) -> dict[str, float]:
     return {"final_val_loss": losses[max(losses)], "best_val_loss": known[step], "best_val_step": step}
 
 
-def number(text: str) -> str | int | float:
-    """Return a symbol's value as W&B can sort and plot it: a number where it is one."""
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(text)
-    return text
+def typed(config: Mapping[str, str]) -> dict[str, str | int | float]:
+    """Return a configuration as W&B can sort and plot it: numbers as such. A run's id is none, whatever its digits."""
+    return {name: _number(text) if name.isupper() else text for name, text in config.items()}
+
+
+def _number(text: str) -> str | int | float:
+    found = NUMBER.fullmatch(text)
+    if not found or not isfinite(float(text)):
+        return text
+    return float(text) if found["point"] or found["power"] else int(text)
