@@ -22,6 +22,7 @@ def runs(tmp_path):
     for number, run in enumerate(found):
         run.path.mkdir(parents=True)
         write_json(run.run_json, {"run_id": "id", "train": FIELDS, "provenance": ABOUT})
+        write_json(run.result, {"status": "finished"})
         for step in range(4):
             line = {"step": step, "attempt": 1, "time": 100.0 * number + step, "elapsed_s": step * (1 + number)}
             numbers = {"train/loss": 5.0 - 0.1 * step, "train/lr": 1e-3, "throughput/mfu": 0.1 * number}
@@ -72,6 +73,13 @@ def test_a_number_that_only_one_of_them_has_is_a_difference(runs):
     assert in_words(found)[1] == "first at step 3: val/loss was 4.2, is nothing"
 
 
+def test_of_a_run_that_did_not_finish_only_what_it_logged_is_compared(runs):
+    append_jsonl(runs[1].metrics, {"step": 4, "attempt": 1, "train/loss": 4.6})
+    assert repetition(*runs).differences[0].was is None
+    write_json(runs[0].result, {"status": "stopped"})
+    assert (repetition(*runs).equal, repetition(*runs).steps) == (True, 4)
+
+
 def test_what_a_resume_made_void_is_not_compared(runs):
     append_jsonl(runs[1].metrics, {"step": 2, "attempt": 2, "resumed": True})
     append_jsonl(runs[1].metrics, {"step": 3, "attempt": 2, "train/loss": 5.0 - 0.1 * 3, "train/lr": 1e-3})
@@ -80,7 +88,7 @@ def test_what_a_resume_made_void_is_not_compared(runs):
 
 def test_two_runs_without_numbers_are_not_called_equal(tmp_path):
     found = repetition(RunDir(tmp_path / "a"), RunDir(tmp_path / "b"))
-    assert in_words(found) == ["nothing to compare: neither logged a number"]
+    assert in_words(found) == ["nothing to compare: no number was logged"]
 
 
 def test_equality_is_promised_for_the_same_code_torch_and_processor_on_the_cpu(runs):

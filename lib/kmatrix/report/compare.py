@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kmatrix.records import MatrixDir, RunDir
@@ -237,7 +237,7 @@ def _judged(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
             word = _word(verdict, measure) if p < 1 - LEVEL else Word.NOT_DISTINGUISHABLE
             words[place, measure.name] = (p, word)
     return tuple(
-        _replaced(pair, tuple(_worded(row, words.get((place, row.measure.name))) for row in pair.rows))
+        replace(pair, rows=tuple(_worded(row, words.get((place, row.measure.name))) for row in pair.rows))
         for place, pair in enumerate(pairs)
     )
 
@@ -250,14 +250,7 @@ def _word(verdict: Verdict, measure: Measure) -> Word:
 
 
 def _worded(row: Row, found: tuple[float, Word] | None) -> Row:
-    if found is None:
-        return row
-    p, word = found
-    return Row(measure=row.measure, base=row.base, new=row.new, verdict=row.verdict, p=p, word=word)
-
-
-def _replaced(pair: Pair, rows: tuple[Row, ...]) -> Pair:
-    return Pair(name=pair.name, base=pair.base, new=pair.new, rows=rows, notes=pair.notes)
+    return row if found is None else replace(row, p=found[0], word=found[1])
 
 
 def _symbols(base: Side, new: Side, pairs: Sequence[Pair], neutral: Collection[str]) -> Iterable[Symbol]:

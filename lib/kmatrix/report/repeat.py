@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kmatrix.records import MatrixDir, RunDir, merged_metrics
+from kmatrix.records import MatrixDir, RunDir, Status, merged_metrics
 from kmatrix.report.reading import readable
 
 OF_TIME = frozenset({"schema", "time", "elapsed_s", "attempt", "resumed"})  # no result: they differ in every run
@@ -68,9 +68,13 @@ class Changes:
 
 
 def repetition(was: RunDir, now: RunDir) -> Repetition:
-    """Hold every number that both runs logged together, step by step. Times and speeds are none."""
+    """Hold every number that both runs logged together, step by step. Times and speeds are none.
+
+    Of a run that did not finish only what it logged counts: its repetition goes on.
+    """
     before, after = (_numbers(run) for run in (was, now))
-    names = sorted(before.keys() | after.keys())
+    finished = readable(was.result).get("status") == Status.FINISHED
+    names = sorted(before.keys() | after.keys() if finished else before.keys())
     apart = [
         Difference(step=step, key=key, was=before.get((step, key)), now=after.get((step, key)))
         for step, key in names
@@ -149,7 +153,7 @@ def _fields(before: Line, after: Line, neutral: Collection[str]) -> Iterator[str
 def in_words(found: Repetition) -> list[str]:
     """Return the lines that tell of a repetition: equal, or where it first parts, and by how much."""
     if not found.numbers:
-        return ["nothing to compare: neither logged a number"]
+        return ["nothing to compare: no number was logged"]
     counted = f"{found.numbers} numbers of {found.steps} steps"
     if found.equal:
         return [f"equal bit for bit: {counted}"]
