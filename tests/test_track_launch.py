@@ -21,8 +21,8 @@ from kmatrix.launch.engine import Phase
 from kmatrix.launch.standing import write_state
 from kmatrix.launch.state import RunState
 from kmatrix.launch.track import MOST, Trackers, start
-from kmatrix.records import Status, read_json, write_json
-from kmatrix.records.tracking import Sending, is_fed, read_track
+from kmatrix.records import Status, append_jsonl, read_json, write_json
+from kmatrix.records.tracking import Sending, Sent, is_fed, read_track, sent_of, write_track
 
 pytest.importorskip("tensorboard", reason="make setup-trackers installs it")
 
@@ -100,6 +100,19 @@ def test_trackers_that_are_chosen_for_this_time_stand_in_for_those_of_the_matrix
         assert words[words.index("--project") + 1] == "gpt2-1a2b3"  # that of its run.json comes first
     finally:
         instead.kill()
+
+
+def test_a_tracker_that_is_left_out_of_an_attempt_lacks_what_came_in_it(plan):
+    one = plan("a")
+    for step in range(10):
+        append_jsonl(one.dir.metrics, {"step": step, "time": 1.0, "train/loss": 1.0})
+    write_track(one.dir, [Sent(tracker="tensorboard", state=Sending.DONE, points=6, sent_step=5)])
+
+    Trackers(PYTHON, ROOT, chosen=()).begin(one, os.getpid())
+
+    (sent,) = sent_of(one.dir)
+    assert (sent.state, sent.points, sent.waiting) == (Sending.BEHIND, 6, 4)
+    assert sent.error == "it was left out when the run went on"
 
 
 def test_a_runs_end_is_not_delayed_by_its_trackers(matrix, plan, trackers):

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kmatrix.errors import RecordError
 from kmatrix.launch.engine import RunPlan
 from kmatrix.records import RunDir, read_json
+from kmatrix.records.tracking import Sending, read_track, write_track
 
 MOST = 5  # times that a killed one is started anew
 LIMIT_S = 60.0  # after the run's end, where run.json has no limit
@@ -51,6 +52,8 @@ class Trackers:
         """Start the process of an attempt, where its run has trackers. parent: with whose end the attempt has ended."""
         asked = _tracking(run.dir)
         names = tuple(str(name) for name in (asked.get("trackers") or () if self._chosen is None else self._chosen))
+        if self._chosen is not None:
+            _leave_out(run.dir, names)
         if not names:
             return
         limit_s, project = float(asked.get("limit_s") or LIMIT_S), str(asked.get("project") or self._project)
@@ -129,6 +132,18 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def _leave_out(run: RunDir, names: Sequence[str]) -> None:
+    """Let track.json say that the run's other trackers do not have all of it any more: it goes on without them."""
+    left = [
+        replace(sent, state=Sending.OPEN, error=sent.error or "it was left out when the run went on")
+        for sent in read_track(run)
+        if sent.tracker not in names
+    ]
+    if left:
+        with contextlib.suppress(OSError):
+            write_track(run, left)
 
 
 def _tracking(run: RunDir) -> Mapping[str, Any]:
