@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launching import engine, status_of
 
-from kmatrix.launch.causes import cause
+from kmatrix.launch.causes import cause, was_preempted
 from kmatrix.launch.drive import drive
 from kmatrix.launch.engine import JobState, Phase
 from kmatrix.launch.overview import Overview
@@ -217,6 +217,17 @@ def test_a_preempted_run_goes_on_by_itself(matrix, plan):
     assert (outcome.exit_code, kinds(one)) == (0, [PREEMPTED, PREEMPTED, None])
     retried = [line["after"] for line in read_jsonl(matrix.journal) if line["event"] == "run retried"]
     assert retried == [PREEMPTED, PREEMPTED]
+
+
+def test_a_run_that_was_stopped_by_its_pid_stays_stopped():
+    begun = JobState(phase=Phase.ENDED, started=1.0)
+    assert was_preempted(begun, "Iter 5 | ...")
+    assert not was_preempted(begun, "W1120 Received Signals.SIGTERM death signal, shutting down workers")
+    assert not was_preempted(
+        begun, "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15"
+    )
+    assert not was_preempted(replace(begun, cancelled=True), "")
+    assert not was_preempted(JobState(phase=Phase.ENDED), "")  # nobody saw it run: its runner died
 
 
 def test_a_killed_run_waits_for_make_continue(matrix, plan):

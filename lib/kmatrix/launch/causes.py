@@ -25,6 +25,7 @@ NETWORK = re.compile(
     r"|Watchdog caught collective operation timeout|NCCL (?:communicator|watchdog)[^\n]*(?:abort|timeout|timed out)",
     re.IGNORECASE,
 )
+WHOLE = re.compile(r"got signal: \d+|Received \S+ death signal")  # torchrun's words when it was asked itself
 RANK = re.compile(r"rank (\d+)")
 
 
@@ -53,6 +54,14 @@ def cause(plan: RunPlan, state: JobState, kind: str, reason: str, log: str) -> C
         return Cause(GPU_LOST, blamed or (gpus if len(gpus) == 1 else ()))
     own = reason if state.exit_code is None or kind != "died" else reason + log
     return Cause(NCCL if NETWORK.search(own) else kind)
+
+
+def was_preempted(state: JobState, log: str) -> bool:
+    """Whether a run that saved and stopped was asked to by somebody else than its runner, who meant its ranks alone.
+
+    Whoever signals the process that status.json names (pid) ends the run, and torchrun says so: it stays stopped.
+    """
+    return state.started is not None and not state.cancelled and not WHOLE.search(log)
 
 
 def _rank_in(reason: str) -> int:

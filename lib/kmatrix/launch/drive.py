@@ -26,7 +26,6 @@ from kmatrix.launch.standing import settle
 from kmatrix.launch.state import (
     DISK,
     HALVE,
-    PREEMPTED,
     UNSUCCESSFUL,
     Attempt,
     Ended,
@@ -269,8 +268,6 @@ class _Driver:
 
     def _end_run(self, plan: RunPlan, state: JobState, *, stopping: bool) -> None:
         verdict = judge(plan, state)
-        if verdict.status is Status.STOPPED and not stopping and not state.cancelled:
-            verdict = replace(verdict, kind=PREEMPTED)
         for uuid in verdict.lost:
             self._pool.quarantine(uuid, f"{verdict.reason} ({plan.name})")
         self._open.discard(plan.name)

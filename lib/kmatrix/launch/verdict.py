@@ -10,10 +10,10 @@ from datetime import datetime
 from typing import Any
 
 from kmatrix.errors import RecordError
-from kmatrix.launch.causes import cause
+from kmatrix.launch.causes import cause, was_preempted
 from kmatrix.launch.engine import JobState, RunPlan
 from kmatrix.launch.room import how_full, is_full
-from kmatrix.launch.state import DIED, DISK, KILLED, MISMATCH, NOT_STARTED
+from kmatrix.launch.state import DIED, DISK, KILLED, MISMATCH, NOT_STARTED, PREEMPTED
 from kmatrix.records import RunDir, Status, read_json
 from kmatrix.redaction import redact
 
@@ -67,7 +67,8 @@ def judge(plan: RunPlan, state: JobState) -> Verdict:
     elif state.reason:
         kind, reason = state.kind or NOT_STARTED, state.reason
     elif status is Status.STOPPED or (state.cancelled and kind not in OWN_FAULT):
-        return Verdict(status=Status.STOPPED, kind="signal", reason=_asked(state, result), result=result)
+        kind = PREEMPTED if was_preempted(state, log_end(plan, state)) else "signal"
+        return Verdict(status=Status.STOPPED, kind=kind, reason=_asked(state, result), result=result)
     elif result is not None:
         reason = str(result.get("reason") or result.get("kind") or "failed without a reason")
     else:
