@@ -192,6 +192,26 @@ def test_a_rank_that_was_killed_is_told_from_its_peers_that_failed_by_it(plan, o
     assert (verdict.status, verdict.kind, verdict.reason) == (Status.FAILED, kind, reason)
 
 
+GONE = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:44690: Connection reset by peer."
+
+
+@pytest.mark.parametrize(
+    ("reason", "exit_code", "kind"),
+    [
+        (GONE, None, "killed"),
+        (GONE, 1, "error"),
+        (f"rank 1: {GONE}", None, "killed"),
+        ("rank 1: RuntimeError: shapes do not fit", None, "error"),
+    ],
+    ids=["with its runner", "its runner lives", "seen by another rank first", "a rank that failed by itself"],
+)
+def test_a_peer_that_was_gone_without_a_word_when_the_runner_died_was_killed(plan, reason, exit_code, kind):
+    one = plan("a", ranks=2)
+    write_json(one.dir.result, {"run_id": one.run_id, "attempt": 1, "status": "failed", "reason": reason})
+    verdict = judge(one, JobState(phase=Phase.ENDED, exit_code=exit_code))
+    assert (verdict.status, verdict.kind, reason in verdict.reason) == (Status.FAILED, kind, True)
+
+
 def result_of(plan, *, used=None, adjusted=(), **known):
     """Write what a trainer that finished leaves, and judge it."""
     write_json(plan.dir.result, {"run_id": plan.run_id, "attempt": plan.attempt, "status": "finished"} | known)

@@ -37,6 +37,7 @@ FAILURE = (
         r"^ +time +: (\S+)\n +host +: .*\n +rank +: (\d+) .*\n +exitcode +: (-?\d+) ", re.MULTILINE
     )
 )
+PEER_GONE = re.compile(r"Connection (?:reset|closed|refused)|Broken pipe")  # what the first rank to fail says then
 PEERS_S = 5.0  # a rank whose peer was killed fails by it within seconds, and may be seen before it
 
 
@@ -75,7 +76,9 @@ def judge(plan: RunPlan, state: JobState) -> Verdict:
         kind, reason = (DIED, doubt) if doubt else _without_result(plan, state)
     if kind in ("error", DIED, NOT_STARTED) and is_full(plan.dir.path):
         kind, reason = DISK, f"the disk is full: {how_full(plan.dir.path)} ({reason})"
-    if kind in ("error", DIED) and (killed := _killed(plan, state)):  # the other ranks then say that they lost a peer
+    if kind in ("error", DIED) and (
+        killed := _killed(plan, state, reason)
+    ):  # the other ranks then say that they lost a peer
         kind, reason = KILLED, killed
     elif kind in ("error", DIED):
         found = cause(plan, state, kind, reason, log_end(plan, state))
@@ -193,10 +196,16 @@ def _rank_error(plan: RunPlan, state: JobState) -> tuple[str, str]:
     return min(errors)[1:] if errors else ("", "")
 
 
-def _killed(plan: RunPlan, state: JobState) -> str:
-    """Say which process a signal from outside ended, "" for none."""
+def _killed(plan: RunPlan, state: JobState, reason: str) -> str:
+    """Say which process a signal from outside ended, "" for none.
+
+    Where the runner died, nobody has the exit code, and torchrun, which was stopped with it, reports nothing: a peer
+    that was gone without a word of its own was killed then, or ended with the rest.
+    """
     who, code = _first_to_end(plan, state)
     number = -code if code < 0 else code - 128
+    if not who and state.exit_code is None and PEER_GONE.search(reason):
+        return f"killed with its runner: {reason}"
     return who + exit_in_words(code) if number in OUTSIDE else ""
 
 
