@@ -6,10 +6,11 @@ where none is asked for.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 from conftest import Clone, environment
 from silent_server import SilentServer, refusing
 from story import lines_of, matrices, only, processes_of, wait_for
+from tmux_screen import Tmux
 from wandb_server import KEY, WandbServer
 
 from kmatrix.records import RunDir, Status, read_run
@@ -152,23 +154,31 @@ def test_killed_processes_of_trackers_are_replaced_and_each_step_is_stored_once(
         [*command, *words], cwd=story.clone.root, env=environment(HOME=str(story.home)), stdout=subprocess.DEVNULL
     )
 
-    def service() -> psutil.Process | None:
-        """the service of W&B that goes on"""
-        trackers = processes_of(story.results)["tracker"]
-        below = [child for tracker in trackers for child in tracker.children(recursive=True)]
-        return next((one for one in below if "wandb-core" in one.name() and one.status() != "zombie"), None)
-
-    first = wait_for(service)
-    first.kill()
-    second = wait_for(lambda: (found := service()) and found.pid != first.pid and found)
-    tracker = only(processes_of(story.results)["tracker"])
-    tracker.kill()
-    wait_for(lambda: (found := service()) and found.pid != second.pid and found)
-    assert only(processes_of(story.results)["tracker"]).pid != tracker.pid
-    assert make.wait(timeout=600) == 0
+    try:
+        first = wait_for(lambda: service(story))
+        first.kill()
+        second = wait_for(lambda: service(story, but=first))
+        tracker = only(processes_of(story.results)["tracker"])
+        tracker.kill()
+        wait_for(lambda: service(story, but=second))
+        assert only(processes_of(story.results)["tracker"]).pid != tracker.pid
+        assert make.wait(timeout=600) == 0
+    finally:
+        make.terminate()
+        make.wait(timeout=60)
     assert {sent.state for sent in story.sent.values()} == {Sending.DONE}
     assert wandb_steps(story.run) == story.steps
     assert trackio_steps(story.results) == story.steps
+
+
+def service(story: Story, but: psutil.Process | None = None) -> psutil.Process | None:
+    """Return the service of W&B that goes on below a tracker process, and is another than `but`."""
+    with suppress(psutil.Error):  # one that ended while it was looked at
+        for tracker in processes_of(story.results)["tracker"]:
+            for child in tracker.children(recursive=True):
+                if "wandb-core" in child.name() and child.status() != psutil.STATUS_ZOMBIE and child != but:
+                    return child
+    return None
 
 
 def test_full_disks_of_trackers_cost_a_run_nothing_and_it_is_sent_when_there_is_room(story, as_without, tmp_path):
@@ -190,7 +200,7 @@ def test_full_disks_of_trackers_cost_a_run_nothing_and_it_is_sent_when_there_is_
         assert trackio_steps(story.results) == story.steps
 
 
-def test_without_a_key_no_connection_is_made_by_any_tracker(story, as_without):
+def test_without_a_key_no_connection_is_made_by_any_tracker_nor_by_the_screen_of_its_runs(story, as_without, tmp_path):
     with SilentServer() as listener:
         asked = dict.fromkeys(
             ["WANDB_BASE_URL", "HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"], listener.root
@@ -200,6 +210,14 @@ def test_without_a_key_no_connection_is_made_by_any_tracker(story, as_without):
         assert done.returncode == 0, done.stderr
         assert as_without()
         assert {sent.state for sent in story.sent.values()} == {Sending.DONE}
+        environ = {**asked, "HOME": str(story.home), "LANG": "C.UTF-8", "PATH": os.environ["PATH"]}
+        view = ["make", "-C", str(story.clone.root), "wandb-view", f"RESULTS_DIR={story.results}"]
+        terminal = Tmux(tmp_path, (200, 45), environ, *view)
+        try:
+            on_it = (f"-{story.run.name} ", "elapsed_s", "gpu_total_memory")  # charts are in alphabetical order
+            wait_for(lambda: all(text in terminal.screen() for text in on_it))
+        finally:
+            terminal("kill-server")
         assert listener.connections == 0
 
 
