@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from launching import matrix, plan, runner  # noqa: F401  (fixtures of every test of the runner)
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored in every program that a test starts
-settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+# A busy machine is no failure.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 GOLDEN = Path(__file__).parent / "golden"
 

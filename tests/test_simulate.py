@@ -17,6 +17,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -228,12 +229,13 @@ def test_energy_and_its_time_stamp_belong_together_while_time_goes_on(ask):
     epoch = time.time() - 3
     scenario = "period_ms energy 20\n0 0 power 200\n"
     script = f"""
-out, end = set(), time.monotonic() + 0.3
-while time.monotonic() < end: out.update(fields(gpus[0], {ENERGY}))
+out, end = set(), time.monotonic() + 30
+while len(out) < 8 and time.monotonic() < end: out.update(fields(gpus[0], {ENERGY}))
 answer(sorted(out))
 """
     pairs = {(value, stamp) for code, value, stamp in ask(scenario, script, epoch=epoch)}
-    assert len(pairs) > 6  # of 15; a period of 100 ms would give 4
+    stamps = sorted(stamp for _, stamp in pairs)
+    assert min(later - earlier for earlier, later in pairwise(stamps)) < 100_000  # microseconds: a period of 20 ms
     assert all(value == pytest.approx(200_000 * (stamp / 1e6 - epoch), abs=2) for value, stamp in pairs)
 
 
@@ -251,8 +253,8 @@ def test_a_value_changes_only_once_in_its_update_period(ask):
     ramp = "\n".join(f"{i / 100} 0 {name} {i}" for i in range(100) for name in ("temp", "util"))
     scenario = f"loop 1\nperiod_ms 100\nperiod_ms util 250\n{ramp}\n"
     script = """
-end, temp, util = time.monotonic() + 1.0, set(), set()
-while time.monotonic() < end:
+end, temp, util = time.monotonic() + 30, set(), set()
+while time.monotonic() < end and not len(temp) > len(util) >= 3:
     temp.add(n.nvmlDeviceGetTemperature(gpus[0], 0))
     util.add(n.nvmlDeviceGetUtilizationRates(gpus[0]).gpu)
 answer([sorted(temp), sorted(util)])
@@ -260,7 +262,7 @@ answer([sorted(temp), sorted(util)])
     temp, util = ask(scenario, script)
     assert set(temp) <= set(range(0, 100, 10))
     assert set(util) <= {0, 25, 50, 75}
-    assert len(temp) > len(util) >= 3  # on a busy machine one may be missed
+    assert len(temp) > len(util) >= 3
 
 
 def test_the_last_samples_come_with_their_times_and_only_new_ones_on_demand(ask):
