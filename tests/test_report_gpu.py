@@ -35,8 +35,8 @@ from kmatrix.report.gpu_report import find_recorded, gpu_runs, read_folder, summ
 from kmatrix.report.gpu_text import consolidated, gpu_sections, joules_text
 from kmatrix.report.gpu_timeline import memory_over_time
 from kmatrix.report.gpu_values import DeviceNumbers, GpuNumbers, RunGpus, Spread, balance_of
+from kmatrix.report.layout import WIDTH
 from kmatrix.report.stragglers import read_ranks
-from kmatrix.report.text import WIDTH
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = [

@@ -11,7 +11,7 @@ from kmatrix.errors import RecordError
 from kmatrix.launch.lock import held
 from kmatrix.records import MatrixDir, read_json, write_json
 from kmatrix.report import write_summary
-from kmatrix.report.text import WIDTH, amount, duration, speed, table
+from kmatrix.report.layout import WIDTH, amount, duration, speed, table
 
 
 def test_summary_of_two_optimizers_on_one_and_two_gpus(golden, tmp_path):
@@ -109,7 +109,7 @@ def test_a_report_that_cannot_be_written_says_so_and_leaves_the_old_one(tmp_path
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("kmatrix.records.os.fsync", full)
+    monkeypatch.setattr("kmatrix.records.files.os.fsync", full)
     with pytest.raises(RecordError, match="No space left on device"):
         write_summary(matrix)
     assert matrix.summary.read_text() == old

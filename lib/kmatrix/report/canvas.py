@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kmatrix.records import write_bytes
 from kmatrix.report.ink import ALARM, DARK, QUIET, shortened
-from kmatrix.report.text import amount
+from kmatrix.report.layout import amount
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

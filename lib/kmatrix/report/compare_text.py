@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from kmatrix.records import Status
 from kmatrix.report.compare import Compared, Pair, Row, Symbol
+from kmatrix.report.layout import UNKNOWN, section, table, wrap
 from kmatrix.report.repeat import named
-from kmatrix.report.text import UNKNOWN, section, table, wrap
 from kmatrix.report.values import RunNumbers
 from kmatrix.stats import Word
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from kmatrix.report.energy import cost_parts
 from kmatrix.report.gpu_values import CPU, SIMULATED, Balance, DeviceNumbers, GpuNumbers, RunGpus, Spread
-from kmatrix.report.text import UNKNOWN, WIDTH, duration, section, table, wrap
+from kmatrix.report.layout import UNKNOWN, WIDTH, duration, section, table, wrap
 from kmatrix.stats import cv_text, mean
 
 MAX_DEVICES = 16  # of a run that the summary lists; of more, the lowest and the highest in memory

@@ -25,7 +25,8 @@ from kmatrix.report.ink import (
     optimizer_colours,
     shortened,
 )
-from kmatrix.report.text import speed, utilization
+from kmatrix.report.layout import speed
+from kmatrix.report.text import utilization
 from kmatrix.report.values import GroupNumbers, MatrixNumbers, Point, RunNumbers
 
 if TYPE_CHECKING:

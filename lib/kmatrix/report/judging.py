@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kmatrix.report.text import table
+from kmatrix.report.layout import table
 from kmatrix.report.values import RunNumbers
 
 UNKNOWN = "-"
