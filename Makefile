@@ -50,7 +50,7 @@ check: $(CORE) $(TRAIN) $(DEV) ## format, lint, types, import contracts, tests
 	$(QUIET_MAKE) -c "from importlinter.cli import lint_imports_command as main; main()"
 	$(QUIET_MAKE) -m pytest -n 2 -m "not slow and not accept and not gpu"
 check-slow: $(CORE) $(TRAIN) $(DEV) ## the slow tests, and what a user does from a fresh clone
-	$(QUIET_MAKE) -m pytest -m "slow or accept"
+	$(QUIET_MAKE) -m pytest -n 2 --dist loadfile -m "slow or accept"
 accept: $(CORE) $(TRAIN) $(DEV) ## only what a user does, from a fresh clone
 	$(QUIET_MAKE) -m pytest -m accept
 bench: $(CORE) $(TRAIN) ## how long things take here (bench/*.py, without a peer)

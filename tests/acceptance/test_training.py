@@ -161,7 +161,7 @@ def test_two_matrices_at_once_do_not_disturb_each_other(clone, background, tmp_p
     """Must 9, second half: two directories, two sets of processes, both finish."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     words = ("OPTIMIZER=adamw", "NUM_GPUS=2", "MAX_ITERS=30", "EVAL_SAMPLES=20")
-    both = [background(*words, f"SEED={seed}") for seed in (1, 2)]
+    both = [background("test-matrix", *words, f"SEED={seed}", f"RESULTS_DIR={tmp_path}") for seed in (1, 2)]
     assert [process.wait(timeout=400) for process in both] == [0, 0]
     assert len(matrices(tmp_path)) == 2
     losses = [load(path)["final_val_loss"] for path in sorted(tmp_path.glob("*/*/result.json"))]
