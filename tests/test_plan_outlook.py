@@ -22,6 +22,7 @@ from kmatrix.plan.outlook import (
     fit,
     largest_batch,
 )
+from kmatrix.plan.ready import READY, to_fetch
 from kmatrix.shapes import NAMED, ModelShape, peak_tflops
 
 layers, heads, width = NAMED["124m"]
@@ -206,3 +207,23 @@ def test_the_time_that_is_expected_lies_in_the_middle_of_the_band():
     assert found == pytest.approx(slow / math.sqrt(2)) == pytest.approx(fast * math.sqrt(2))
     unknown = detected("a card", 1000.0)
     assert expected_seconds(shape=shape, fields=fields, tokens=10**9, device=unknown) is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shards", "size"),
+    [
+        (1, 1, 400_002_048),
+        (99_999_744, 1, 400_002_048),  # 97,656 sequences of 1024 tokens
+        (99_999_745, 2, 600_003_072),
+        (0, 99, 19_908_081_088),
+        (10**12, 99, 19_908_081_088),
+    ],
+)
+def test_so_many_ready_made_shards_are_fetched_as_hold_the_tokens(tokens, shards, size):
+    found = to_fetch(READY["finewebedu"], tokens, 1024)
+    assert (found.shards, found.bytes) == (shards, size)
+
+
+def test_all_tokens_of_a_dataset_are_those_of_its_shards():
+    assert READY["finewebedu"].tokens == 9_853_989_344
+    assert READY["fineweb"].tokens is None

@@ -14,7 +14,7 @@ from kmatrix.cli.planning import Plan, make_plan
 from kmatrix.cli.session import below_root
 from kmatrix.config import RunConfig, with_data
 from kmatrix.errors import ConfigError
-from kmatrix.launch.prepare import epochs, prepared
+from kmatrix.launch.prepare import epochs, prepared, run_tokens
 from kmatrix.plan import warnings
 from kmatrix.plan.devices import GIB, KNOWN, Device, by_name, detected
 from kmatrix.plan.memory import Memory, memory
@@ -36,6 +36,7 @@ from kmatrix.plan.outlook import (
     other_counts,
     peak_of,
 )
+from kmatrix.plan.ready import READY, to_fetch
 
 TARGETS = {"TOKENS_PER_SECOND": "tokens_per_second", "SECONDS_PER_STEP": "seconds_per_step", "HOURS": "hours"}
 BAND_TEXT = f"{BAND[0]:.0%} to {BAND[1]:.0%}".replace("%", " %")
@@ -147,13 +148,25 @@ def _length(config: RunConfig) -> str:
 def _data(config: RunConfig, data_dir: Path) -> str:
     known = prepared(data_dir, config.fields)
     if known is None:
-        return f"{config.fields['dataset']}: not prepared, so how often it is read is not known (make prepare-data)"
+        return f"{config.fields['dataset']}: not prepared, {_unprepared(config)} (make prepare-data)"
     if config.tokens is None:
         return f"{config.fields['dataset']}: {known.train_tokens:,} tokens"
     read = epochs(config.fields, known)
     return (
         ", ".join(f"{name}: {count:.2f} epochs" for name, count in read.items()) + f" of {known.train_tokens:,} tokens"
     )
+
+
+def _unprepared(config: RunConfig) -> str:
+    """Say what will be fetched, where that is known beforehand."""
+    fields = config.fields
+    ready = READY.get(fields["dataset"]) if fields["tokenizer"] == "gpt2" else None
+    if ready is None:
+        return "so how often it is read is not known"
+    fetch = to_fetch(ready, int(fields["data_tokens"] or 0) or run_tokens(fields), int(fields["block_size"]))
+    text = f"{fetch.shards} of {ready.shards} training shards to fetch, {fetch.bytes / 1e9:.1f} GB with validation's"
+    everything = ready.tokens if fetch.shards == ready.shards else None
+    return text + (f", all read {run_tokens(fields) / everything:.2f} times" if everything else "")
 
 
 def _memory(needed: Memory) -> str:
