@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import http.server
 import itertools
 import re
-import threading
 
 import pytest
+from refusing_server import refusing
 from support import Program
 from wandb_server import WandbServer
 
@@ -34,25 +33,8 @@ def program(tmp_path):
 @pytest.fixture
 def unauthorized():
     """A server that knows no key. Yields its URL."""
-
-    class Refusing(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            body = b'{"errors":[{"message":"user is not logged in"}]}'
-            self.send_response(401)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with refusing("user is not logged in") as url:
+        yield url
 
 
 def test_the_made_up_run_is_one_as_any_other(tmp_path):

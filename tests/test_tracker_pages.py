@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from launching import until
 from records_factory import FakeRun, make_matrix
+from refusing_server import busy
 from support import ROOT, Program
 
 from kmatrix.errors import ConfigError, LaunchError
@@ -101,15 +102,6 @@ def serving(*words: str) -> Iterator[Served]:
     finally:
         process.kill()
         process.wait()
-
-
-@contextmanager
-def busy() -> Iterator[int]:
-    """Somebody else's port."""
-    with socket.socket() as other:
-        other.bind((LOOPBACK, 0))
-        other.listen()
-        yield other.getsockname()[1]
 
 
 def answer(url: str) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import http.server
 import json
 import re
 import threading
@@ -12,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from refusing_server import refusing
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
@@ -82,28 +81,9 @@ def leaks(*folders: Path) -> list[str]:
 
 @pytest.fixture
 def unauthorized():
-    """A server that knows no key. Yields its URL."""
-
-    class Refusing(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            _, _, word = self.headers.get("Authorization", "").partition(" ")
-            message = f"no such key: {base64.b64decode(word).decode()}"  # as bad as a server can be
-            body = json.dumps({"errors": [{"message": message}]}).encode()
-            self.send_response(401)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    """A server that knows no key, and repeats it: as bad as a server can be. Yields its URL."""
+    with refusing("no such key: {key}") as url:
+        yield url
 
 
 @pytest.mark.parametrize(

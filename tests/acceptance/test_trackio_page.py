@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 from browsing import Browser, browser
 from gpu_stage import load_lines, only, started, until
+from refusing_server import busy
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
@@ -73,15 +73,6 @@ def serving(clone, *words: str) -> Iterator[Served]:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-@contextmanager
-def busy() -> Iterator[int]:
-    """Somebody else's port."""
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        yield other.getsockname()[1]
 
 
 @pytest.fixture
