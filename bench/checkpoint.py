@@ -1,8 +1,8 @@
-"""Time what a checkpoint costs: how long training waits for it, how long it is written, and read back.
+"""Measure the cost of a checkpoint: how long training waits for it, how long writing takes, and reading it again.
 
     python bench/checkpoint.py --model 124m
 
-A model with the states of AdamW is saved several times by the trainer's own keeper, beside the training and not.
+The trainer's CheckpointManager saves a model with the states of AdamW several times, asynchronously and synchronously.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from typing import Any
 import torch
 from train_vs_peer import train_fields
 
-from gpt2 import checkpoint, optim
-from gpt2.config import TrainConfig
+from gpt2 import optim
+from gpt2.checkpoint.files import load_checkpoint
+from gpt2.checkpoint.manager import CheckpointManager
+from gpt2.checkpoint.state import TrainingState
 from gpt2.dist import World
 from gpt2.log import RunLog
 from gpt2.train import build_model
-from kmatrix.records import RunDir
-from kmatrix.records.checkpoints import Kind
+from kmatrix.records.checkpoints import CheckpointKind
+from kmatrix.records.paths import RunDir
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import GPT2_VOCAB, NAMED
 
 
@@ -41,36 +44,36 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def measure(folder: Path, model: str, rounds: int) -> None:
     """Print the medians of the rounds."""
-    parts = made(folder, model)
-    for beside in (False, True):
+    state = made(folder, model)
+    for asynchronous in (False, True):
         log = RunLog(RunDir(folder), "bench", 1, main=True)
         log.say = log.event = lambda *_: None  # type: ignore[method-assign,assignment]  # nothing but the table
-        keeper = checkpoint.Keeper(with_async(parts, beside), log)
+        manager = CheckpointManager(with_async(state, asynchronous), log)
         waited, worked, whole = [], [], []
         for step in range(rounds + 1):
-            log.step = 1 + step + 100 * beside
+            log.step = 1 + step + 100 * asynchronous
             start, cpu = time.perf_counter(), time.thread_time()
-            keeper.save(Kind.ROLLING)
+            manager.save(CheckpointKind.ROLLING)
             waited.append(time.perf_counter() - start)
             worked.append(time.thread_time() - cpu)
-            keeper.wait()
+            manager.wait()
             whole.append(time.perf_counter() - start)
-        name = "beside the training" if beside else "training waits"
+        name = "during training" if asynchronous else "training waits"
         print(f"{name:20}  waits {in_ms(waited[1:])} (the first {in_ms(waited[:1])})  CPU {in_ms(worked[1:])}")
         print(f"{'':20}  written after {in_ms(whole[1:])}")
-    newest = keeper.shelf.present[-1]
-    path = keeper.folder / newest.name
-    verified = [timed(lambda: checkpoint.load(path)) for _ in range(rounds)]
-    plain = [timed(lambda: checkpoint.load(path, verify=False)) for _ in range(rounds)]
+    newest = manager.index.present[-1]
+    path = manager.folder / newest.name
+    verified = [timed(lambda: load_checkpoint(path)) for _ in range(rounds)]
+    plain = [timed(lambda: load_checkpoint(path, verify=False)) for _ in range(rounds)]
     print(f"{'read and verified':20}  {in_ms(verified)}, of which the hash {in_ms(verified, plain)}")
-    count = sum(p.numel() for p in parts.model.parameters())
-    print(f"{newest.bytes / 1e9:.3f} GB, {newest.bytes / count:.2f} bytes a parameter")
+    count = sum(p.numel() for p in state.model.parameters())
+    print(f"{newest.bytes / 1e9:.3f} GB, {newest.bytes / count:.2f} bytes/parameter")
 
 
-def made(folder: Path, model: str) -> checkpoint.Parts:
+def made(folder: Path, model: str) -> TrainingState:
     """Return a model with optimizer states, as after a step."""
     layers, heads, width = NAMED[model]
-    fields = train_fields({"path": "", "sha256": "", "vocab_size": GPT2_VOCAB}, folder / "checkpoints") | {
+    fields = train_fields({"path": "", "sha256": "", "vocab_size": GPT2_VOCAB, "shards": 0}, folder / "checkpoints") | {
         **{"model": model, "n_layer": layers, "n_head": heads, "n_embd": width, "optimizer": "adamw"},
         **{"tokenizer": "gpt2", "vocab_size": GPT2_VOCAB, "block_size": 1024, "keep_checkpoints": 2},
     }
@@ -82,12 +85,12 @@ def made(folder: Path, model: str) -> checkpoint.Parts:
     optimizers.step()
     optimizers.zero_grad()
     world = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
-    return checkpoint.Parts(config=config, world=world, model=raw, optimizers=optimizers)
+    return TrainingState(config=config, world=world, model=raw, optimizers=optimizers)
 
 
-def with_async(parts: checkpoint.Parts, beside: bool) -> checkpoint.Parts:
-    """Return the same parts, written beside the training or not."""
-    return replace(parts, config=replace(parts.config, async_checkpoint=beside))
+def with_async(state: TrainingState, asynchronous: bool) -> TrainingState:
+    """Return the same state, written during training or with training paused."""
+    return replace(state, config=replace(state.config, async_checkpoint=asynchronous))
 
 
 def timed(action: Callable[[], Any]) -> float:

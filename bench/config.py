@@ -1,8 +1,8 @@
-"""How long a configuration target takes, as a process, beside `python -c pass`: medians of interleaved runs.
+"""Measure the time of configuration targets as processes, compared with `python -c pass`: medians of interleaved runs.
 
-The CPU's share is printed beside the time on the clock: on a busy machine it is the number to compare.
+    python bench/config.py [ROUNDS]
 
-python bench/config.py [ROUNDS]
+CPU time is printed next to wall time. Compare CPU times on a busy machine.
 """
 
 from __future__ import annotations

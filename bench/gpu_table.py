@@ -1,11 +1,11 @@
-"""Fill the table of docs/performance.md: tokens/s and MFU of whole training runs on a GPU, ours beside nanoGPT.
+"""Measure the table of docs/performance.md: tokens/s and MFU of whole training runs on a GPU, kmatrix and nanoGPT.
 
     python bench/gpu_table.py --peer ../nanoGPT
 
-124M, 350M and 774M at a context of 1024 in bfloat16, compiled and not, on one GPU; both trainers as their users
-start them, on the same random tokens of GPT-2's vocabulary, with the same micro-batch. Speed is the median of the
-step times that a run itself logged, without the first of them; MFU is, for both, that of docs/formats.md. Prints
-Markdown. --device cpu --models tiny tries the whole way where there is no GPU.
+124M, 350M and 774M with a context of 1024 in bfloat16, compiled and eager, on one GPU. Both trainers run as their users
+start them, on the same random GPT-2 tokens with the same micro-batch. Speed is the median of the step times that a run
+logs, warm-up excluded. MFU follows docs/formats.md for both. Prints Markdown. `--device cpu --models tiny` tests the
+script on a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ import numpy as np
 import torch
 from train_vs_peer import ROOT, WARMING_UP, run, train_fields
 
-from gpt2 import shards
-from kmatrix.records import RunDir, merged_metrics, write_json
+from gpt2.data import shards
+from kmatrix.records.files import write_json
+from kmatrix.records.paths import RunDir
+from kmatrix.records.runs import merged_metrics
 from kmatrix.shapes import GPT2_VOCAB, NAMED, ModelShape, mfu, peak_tflops
 
 BLOCK = 1024
@@ -60,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--compile", default="both", choices=("both", "yes", "no"))
     args = parser.parse_args(argv)
     if args.device == "cuda" and not torch.cuda.is_available():
-        print("error: there is no GPU that PyTorch sees\n  fix: run it on a box that has one", file=sys.stderr)
+        print("error: PyTorch finds no GPU\n  hint: run this on a machine with a GPU", file=sys.stderr)
         return 2
     if args.steps <= WARMING_UP:
         parser.error(f"--steps must be above {WARMING_UP}: the first {WARMING_UP} are not timed")
@@ -148,7 +150,7 @@ def seen(setting: Setting) -> dict[str, str]:
 
 
 def speed(step_ms: Sequence[float], setting: Setting) -> float:
-    """Return tokens a second from the median step, without those that warm up."""
+    """Return tokens/s from the median step, warm-up excluded."""
     return 1e3 * setting.batch * setting.block / statistics.median(step_ms[WARMING_UP:])
 
 

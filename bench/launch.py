@@ -19,12 +19,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "lib")]
 
-from kmatrix.launch.drive import drive  # noqa: E402 (the path above)
-from kmatrix.launch.engine import RunPlan  # noqa: E402
-from kmatrix.launch.local import LocalEngine  # noqa: E402
-from kmatrix.records import MatrixDir, write_json  # noqa: E402
+from kmatrix.engines.local.engine import LocalEngine
+from kmatrix.records.files import write_json
+from kmatrix.records.paths import MatrixDir
+from kmatrix.runner.loop import drive
+from kmatrix.status.state import RunPlan
 
-TRAINER = ROOT / "tests" / "fakes.py"
+TRAINER = ROOT / "tests" / "support" / "fakes.py"
 
 
 def main() -> None:
@@ -45,7 +46,7 @@ def main() -> None:
 
 
 def hand(folder: Path) -> float:
-    """Seconds of one run with torchrun called by hand."""
+    """Return the wall time (s) of one run with torchrun called directly."""
     plan = make(folder)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
@@ -58,7 +59,7 @@ def hand(folder: Path) -> float:
 
 
 def launcher(folder: Path) -> float:
-    """Seconds of one run driven as a matrix of one."""
+    """Return the wall time (s) of one run in a matrix of its own size."""
     plan = make(folder)
     begun = time.perf_counter()
     outcome = drive(MatrixDir(folder), [plan], LocalEngine(Path(sys.executable), ROOT), show=lambda _: None)
@@ -69,7 +70,7 @@ def launcher(folder: Path) -> float:
 
 
 def make(folder: Path) -> RunPlan:
-    """A run of no steps, ready to start."""
+    """Create a run of zero steps and return its plan."""
     run = MatrixDir(folder).run("a")
     write_json(run.run_json, {"run_id": "id", "name": "a", "train": {"max_iters": 0, "peak_tflops": None}})
     return RunPlan(name="a", run_id="id", dir=run, ranks=1, command=(str(TRAINER), "--behave=quick"))

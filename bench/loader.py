@@ -1,9 +1,9 @@
-"""Time the loader alone against the training that it feeds: tokens a second, and its share of a step.
+"""Measure the data loader alone and compare it with the training that it feeds: tokens/s, and its share of a step.
 
     python bench/loader.py
 
-The loader reads the bytes of the Python standard library, or the shards of --data-path, in the order of training.
-The training is a real run of the benchmark's small model (train_vs_peer.py), or the rate given by --rate.
+The loader reads the bytes of the Python standard library, or the shards of --data-path, in training order. The training
+is a run of the small benchmark model (train_vs_peer.py), or the rate given by --rate.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 from train_vs_peer import ROOT, SIZES, TOKENS_PER_STEP, WARMING_UP, train_fields, train_ours
 
-from gpt2.config import TrainConfig
-from gpt2.data import Batches
+from gpt2.data.batches import Batches
 from gpt2.dist import World
-from gpt2.prepare import prepare
+from gpt2.prepare.dataset import prepare
+from kmatrix.records.train_config import TrainConfig
 
 ONE_RANK = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--block-size", type=int, default=SIZES["block_size"])
     parser.add_argument("--batch-size", type=int, default=SIZES["batch_size"])
     parser.add_argument("--batches", type=int, default=5000)
-    parser.add_argument("--rate", type=float, help="tokens a second of the training; without it a run is timed")
+    parser.add_argument("--rate", type=float, help="training speed in tokens/s (default: measure a run)")
     args = parser.parse_args(argv)
     tokenizer = "gpt2" if args.data_path else "byte"
     data = prepare("shards" if args.data_path else "stdlib", args.data_dir.absolute(), args.data_path, tokenizer)

@@ -22,8 +22,9 @@ LIMIT_S, LIMIT_MIB = 5.0, 500.0  # for 100,000 cells
 def expand_cells(cells: int) -> None:
     """Expand 5 optimizers x 4 schedules x 2 precisions x seeds, and print the figures."""
     from kmatrix.config import RULES
-    from kmatrix.kconfig import Tree, parse_override
-    from kmatrix.matrix import expand, plan_axes
+    from kmatrix.kconfig.tree import Tree
+    from kmatrix.matrix.axes import parse_override, plan_axes
+    from kmatrix.matrix.expand import expand
 
     tree = Tree.parse(srctree=ROOT)
     seeds = ",".join(map(str, range(max(1, cells // 40))))

@@ -1,11 +1,11 @@
-"""Measure what the memory options cost and save: recomputed blocks, and a loss in chunks of tokens.
+"""Measure cost and savings of the memory options: activation recomputation, and a loss computed in chunks of tokens.
 
     python bench/memory_options.py
 
-Each variant takes its steps (forward, backward, AdamW) in a process of its own. Time is CPU time of one thread,
-which neighbours on the machine disturb less than the clock; memory is the peak of the process above what it had
-before the first step, so the model itself and the libraries are left out; the states of AdamW are in it.
-On a GPU (--device cuda) time is the clock's and memory that of tensors.
+Each variant takes its steps (forward, backward, AdamW) in its own process. Time is the CPU time of one thread, which
+other processes disturb less than wall time. Memory is the peak of the process above its value before the first step:
+AdamW's states are included, the model and the libraries are not. With --device cuda, time is wall time and memory is
+that of tensors.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Time whole training steps of the model in several variants, interleaved, beside nanoGPT's own if it is at hand.
+"""Measure training steps of the model in several variants, interleaved, and of nanoGPT if a checkout is given.
 
     python bench/model_step.py --peer ../nanoGPT
 
-A step is forward, backward, clipping to norm 1 and the AdamW update. The variants take turns, a few steps each, so
-that a machine whose speed drifts treats them alike; the table gives the median over all timed steps.
+A step is forward, backward, clipping to norm 1 and the AdamW update. The variants run in turn, a few steps each, so
+that a drift of the machine's speed affects all of them. The table shows the median over all timed steps.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _synchronize(device: str) -> None:
 
 
 def measure(variants: Sequence[Variant], args: argparse.Namespace) -> None:
-    """Let the variants take turns, every one on the same batches."""
+    """Time the variants in turn, all on the same batches, and print a table."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(args.rounds):
         draws = torch.randint(args.vocab, (SETTLE_STEPS + args.steps, args.batch, args.block + 1), generator=generator)
@@ -167,7 +167,7 @@ def main() -> None:
     measure(variants, args)
     tokens = args.batch * args.block
     threads = torch.get_num_threads()
-    print(f"torch {torch.__version__}, {args.device}, {threads} CPU threads, {tokens} tokens a step, {shape}")
+    print(f"torch {torch.__version__}, {args.device}, {threads} CPU threads, {tokens} tokens/step, {shape}")
     print(table(variants, tokens))
 
 

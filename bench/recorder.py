@@ -1,17 +1,16 @@
-"""What recording costs on simulated GPUs: rate reached, CPU, memory, bytes and late ticks, beside other ways to do it.
+"""Measure recording on simulated GPUs: sampling rate, CPU, memory, bytes and late ticks, compared with other tools.
 
-python bench/recorder.py [--seconds 5] [--gpus 1,4,8] [--hz 10,20,100,1000] [--call-us 0] [--peer PATH]
+    python bench/recorder.py [--seconds 5] [--gpus 1,4,8] [--hz 10,20,100,1000] [--call-us 0] [--peer PATH]
 
-Each is a process of its own, looked at from outside, without its first seconds: Python's start and calibration
-happen once. In the table:
+Each tool runs in its own process and is measured from outside, start-up and calibration excluded. Rows of the table:
 
     recorder    kmatrix.gpu.recorder
-    empty loop  Python that wakes up as often and does nothing: what no recorder in Python can be cheaper than
-    pynvml+CSV  the plain loop of many scripts: power and temperature by pynvml, a CSV line, a flush, a sleep
-    original    with --peer, a checkout of the original project: its gputop.py --stats at its one rate, on a terminal;
-                once as it starts, and once as it is after an hour, for it writes its whole files anew each second
+    empty loop  a Python loop that wakes up at the same rate and does nothing: the lower bound in Python
+    pynvml+CSV  a plain loop: power and temperature from pynvml, a CSV line, a flush, a sleep
+    original    with --peer, a checkout of the original project: `gputop.py --stats` at its fixed rate, on a terminal;
+                once after its start, and once after a simulated hour, because it rewrites its files every second
 
-"over" is the CPU beyond the empty loop's at the same rate.
+"over" is the CPU time above that of the empty loop at the same rate.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "lib"))
 
-from kmatrix.gpu import simulate  # noqa: E402 (the path comes first)
-from kmatrix.gpu.formats import read_samples  # noqa: E402
-from kmatrix.records import RunDir  # noqa: E402
+import kmatrix.simulate.library as simulate
+from kmatrix.gpu.formats.binary import read_samples
+from kmatrix.records.paths import RunDir
 
 START_S = 3.0  # Python's start and the calibration
 HOUR = 3600  # samples of the original in an hour
@@ -88,27 +87,24 @@ app.run()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one way of recording costs. cpu: percent of one processor.  rss: MiB.
+    """The cost of one way of recording. None: the tool writes nothing, or does not report it."""
 
-    size: bytes an hour at the asked rate.  None: it writes nothing, or does not say.
-    """
-
-    cpu: float
-    rss: float
-    hz: float | None = None
-    late: int | None = None
-    size: float | None = None
+    cpu: float  # percent of one core
+    rss: float  # MiB
+    hz: float | None = None  # reached rate
+    late: int | None = None  # ticks without a sample
+    size: float | None = None  # bytes/h at the requested rate
 
 
 class Look:
-    """A recording at one moment: its samples, its bytes and the time (s)."""
+    """The state of a recording: number of samples, bytes and time (s)."""
 
     def __init__(self, path: Path, samples: int) -> None:
         self.samples, self.size, self.time = samples, path.stat().st_size, time.monotonic()
 
 
 def grown(cost: Cost, hz: float, first: Look, last: Look) -> Cost:
-    """Return a cost with what was recorded between two looks, asked for `hz` samples a second."""
+    """Return a cost with the rate, late ticks and size between two looks, for a requested rate of `hz`."""
     seconds, samples = last.time - first.time, max(1, last.samples - first.samples)
     return replace(
         cost,
@@ -224,7 +220,7 @@ def main() -> None:
     parser.add_argument("--peer", type=Path, help="a checkout of the original project")
     arguments = parser.parse_args()
     if arguments.peer and not (arguments.peer / "scripts" / "gputop.py").is_file():
-        parser.error(f"{arguments.peer} is no checkout of the original project: it lacks scripts/gputop.py")
+        parser.error(f"{arguments.peer} is not a checkout of the original project: scripts/gputop.py is missing")
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print(
         f"{'':14}{'GPUs':>5}{'asked Hz':>10}{'reached':>10}{'CPU %':>8}{'over':>7}{'RSS MiB':>9}{'late':>6}{'MB/h':>9}"

@@ -102,8 +102,8 @@ def make_foreign(root: Path, samples: int) -> Path:
             os.link(next((folder / FOREIGN[0]).iterdir()), path)
             continue
         with path.open("w", encoding="utf-8") as file:
-            for number, (moment, gpus) in enumerate(entries(samples)):
-                time_text = datetime.fromtimestamp(moment, UTC).replace(tzinfo=None).isoformat()
+            for number, (now, gpus) in enumerate(entries(samples)):
+                time_text = datetime.fromtimestamp(now, UTC).replace(tzinfo=None).isoformat()
                 entry = {"timestamp": time_text, "multi_gpu_data": gpus, "aggregate_stats": totals(gpus)}
                 file.write("," if number else "[")
                 file.write("\n  " + json.dumps(entry, indent=2).replace("\n", "\n  "))
@@ -118,10 +118,11 @@ def make_foreign(root: Path, samples: int) -> Path:
 
 def make_own(root: Path, samples: int) -> Path:
     """Write a matrix of ours as a recorder leaves it: gpu_summary.json and gpu_samples.bin, by the recorder's code."""
-    from kmatrix.gpu.aggregate import Aggregate
-    from kmatrix.gpu.formats import COLUMNS, SampleFile
-    from kmatrix.gpu.source import Device
-    from kmatrix.records import MatrixDir, write_json
+    from kmatrix.gpu.devices import Device
+    from kmatrix.gpu.formats.binary import COLUMNS, SampleFile
+    from kmatrix.gpu.recorder.summary import RunTotals
+    from kmatrix.records.files import write_json
+    from kmatrix.records.paths import MatrixDir
 
     matrix = MatrixDir(root / "test_matrix_results_20260101_000000")
     devices = [
@@ -139,15 +140,15 @@ def make_own(root: Path, samples: int) -> Path:
             for path in (matrix.run(RUNS[0]).gpu_samples, matrix.run(RUNS[0]).gpu_summary):
                 os.link(path, run.path / path.name)
             continue
-        aggregate = Aggregate(devices)
+        aggregate = RunTotals(devices)
         about = [{"gpu_index": d.gpu_index, "gpu_name": d.gpu_name, "uuid": d.uuid} for d in devices]
         file = SampleFile(
             run.gpu_samples, {"device_type": "nvidia", "simulated": False, "gpus": about, "calibration": None}
         )
-        for number, (moment, gpus) in enumerate(entries(samples)):
+        for number, (now, gpus) in enumerate(entries(samples)):
             values = [float(gpu.get(name, math.nan)) for gpu in gpus for name in COLUMNS]
-            aggregate.add(float(number), moment, values)
-            file.append(moment, values)
+            aggregate.add(float(number), now, values)
+            file.append(now, values)
         file.close()
         write_json(run.gpu_summary, aggregate.summary({"device_type": "nvidia"}, final=True))
     return matrix.path
@@ -224,7 +225,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="how often each is measured; the median is printed")
     args = parser.parse_args()
     if args.peer and not all((args.peer / "scripts" / script).is_file() for script in SCRIPTS.values()):
-        parser.error(f"{args.peer} is no checkout of the original project: it lacks scripts/{SCRIPTS['text']}")
+        parser.error(f"{args.peer} is not a checkout of the original project: scripts/{SCRIPTS['text']} is missing")
     sys.path[:0] = [str(ROOT / "lib")]
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     for samples in args.samples:

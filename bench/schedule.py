@@ -1,17 +1,17 @@
-"""How long matrices take on boxes of 4 and 8 GPUs, simulated: packed, in exclusive groups, and one run at a time.
+"""Compute how long matrices take on nodes of 4 and 8 GPUs: packed, in exclusive groups, and one run at a time.
 
-python bench/schedule.py
+    python bench/schedule.py
 
-A run of 500 steps takes 15 minutes on 4 GPUs. Efficiency is 1, 0.93, 0.85 and 0.78 on 1, 2, 4 and 8 GPUs: assumed, not
-measured. Optimizers differ by 8 %, each run has a minute of start-up. The bound is max(longest run, work / GPUs): no
-schedule is faster. Everything is arithmetic: the same numbers on every machine.
+A run of 500 steps takes 15 minutes on 4 GPUs. Efficiency is assumed, not measured: 1, 0.93, 0.85 and 0.78 on 1, 2, 4
+and 8 GPUs. Optimizers differ by 8 %; each run has one minute of start-up. The bound is max(longest run, work / GPUs):
+no schedule is faster. The result is arithmetic, so it is the same on every machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kmatrix.packing import Job, Limits, ends
+from kmatrix.packing import Limits, PackedJob, ends
 
 EFFICIENCY = {1: 1.0, 2: 0.93, 4: 0.85, 8: 0.78}
 GPU_SECONDS = 15 * 60 * 4 * EFFICIENCY[4]  # of work in a run
@@ -20,7 +20,7 @@ SPREAD = 0.08  # between the fastest and the slowest optimizer
 WITHIN = 1.10  # of the bound: what the packing promises for CASES
 
 
-def runs(optimizers: int, widths: Sequence[int], seeds: int = 1, sizes: Sequence[float] = (1.0,)) -> list[Job]:
+def runs(optimizers: int, widths: Sequence[int], seeds: int = 1, sizes: Sequence[float] = (1.0,)) -> list[PackedJob]:
     """Return the runs of a matrix of optimizers x GPU counts x seeds x sizes of the model."""
     found = []
     for optimizer in range(optimizers):
@@ -29,12 +29,12 @@ def runs(optimizers: int, widths: Sequence[int], seeds: int = 1, sizes: Sequence
             for size in sizes:
                 seconds = START_S + GPU_SECONDS * size * slower / (width * EFFICIENCY[width])
                 names = [f"{optimizer}_{width}_{size:g}_{seed}" for seed in range(seeds)]
-                found += [Job(name=name, width=width, seconds=seconds) for name in names]
+                found += [PackedJob(name=name, width=width, seconds=seconds) for name in names]
     return found
 
 
-# name -> (GPUs of the box, runs): those for which the packing ends within WITHIN of the bound
-CASES: Mapping[str, tuple[int, list[Job]]] = {
+# name -> (GPUs of the node, runs): matrices that packing finishes within WITHIN of the bound
+CASES: Mapping[str, tuple[int, list[PackedJob]]] = {
     "3 optimizers on 4 GPUs": (4, runs(3, [4])),
     "6 optimizers x {1,2,4} GPUs x 3 seeds": (4, runs(6, [1, 2, 4], 3)),
     "6 optimizers x 1 GPU x 6 seeds": (4, runs(6, [1], 6)),
@@ -46,7 +46,7 @@ CASES: Mapping[str, tuple[int, list[Job]]] = {
     "6 optimizers x {1,8} GPUs x 4 seeds": (8, runs(6, [1, 8], 4)),
 }
 # small matrices, for which a schedule within WITHIN may not exist
-OTHERS: Mapping[str, tuple[int, list[Job]]] = {
+OTHERS: Mapping[str, tuple[int, list[PackedJob]]] = {
     "3 optimizers x {1,2,4} GPUs": (4, runs(3, [1, 2, 4])),
     "1 optimizer x {1,2,4} GPUs x 5 seeds": (4, runs(1, [1, 2, 4], 5)),
     "5 optimizers x 1 GPU": (4, runs(5, [1])),
@@ -54,20 +54,20 @@ OTHERS: Mapping[str, tuple[int, list[Job]]] = {
 }
 
 
-def bound(jobs: Sequence[Job], units: int) -> float:
+def bound(jobs: Sequence[PackedJob], units: int) -> float:
     """Return the seconds that no schedule can beat."""
     work = sum(job.width * seconds_of(job) for job in jobs)
     return max(*map(seconds_of, jobs), work / units)
 
 
-def makespan(jobs: Sequence[Job], units: int, limits: Limits) -> float:
+def makespan(jobs: Sequence[PackedJob], units: int, limits: Limits) -> float:
     """Return the seconds until the last run has ended."""
     known = ends(jobs, [], units, limits)
     assert known is not None
     return max(end for _, end in known.values())
 
 
-def seconds_of(job: Job) -> float:
+def seconds_of(job: PackedJob) -> float:
     assert job.seconds is not None
     return job.seconds
 

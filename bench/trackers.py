@@ -1,12 +1,11 @@
-"""What trackers cost: a line of metrics in the trainer, the process that feeds them, and training beside it.
+"""Measure the cost of trackers: one line of metrics in the trainer, the tracker process, and training with trackers.
 
-python bench/trackers.py [--seconds 20] [--lines 10] [--gpus 8] [--rounds 3] [--steps 1500]
-                         [--only log,process,training]
+    python bench/trackers.py [--seconds 20] [--lines 10] [--gpus 8] [--rounds 3] [--steps 1500]
+                             [--only log,process,training]
 
-The process is looked at from outside with all that it started, after its first seconds, while a run's files grow by so
-many lines a second and by a sample of each GPU. Training: runs with TRACKER=none and TRACKER=all in turns, each the
-same, through `kmatrix train`, without the first seconds of each: the median time of a step, and the trainer's processor
-time for it, which other programs of the machine hardly change.
+The process is measured from outside with all its children, start-up excluded, while the files of a run grow by --lines
+per second and by one sample of each GPU. Training: `kmatrix train` with TRACKER=none and TRACKER=all in turn, start-up
+excluded: the median step time, and the trainer's CPU time per step, which other programs disturb less.
 """
 
 from __future__ import annotations
@@ -30,10 +29,11 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "lib")]
 
-from kmatrix.gpu.formats import JsonArrayFile  # noqa: E402 (the path comes first)
-from kmatrix.launch.track import kill, start  # noqa: E402
-from kmatrix.records import RunDir, append_jsonl, write_json  # noqa: E402
-from kmatrix.records.tracking import read_track  # noqa: E402
+from kmatrix.gpu.formats.json_array import JsonArrayFile
+from kmatrix.records.files import append_jsonl, write_json
+from kmatrix.records.paths import RunDir
+from kmatrix.records.tracking import read_track
+from kmatrix.track.processes import kill, start
 
 ARMS = ("tensorboard", "trackio", "wandb", "tensorboard,trackio,wandb")
 START_S = 10.0  # imports, the first opening, W&B's service
@@ -148,7 +148,7 @@ def _trained(path: Path) -> list[dict[str, float]]:
 
 
 def _trainer_cpu(runner: int) -> float | None:
-    """Return the processor seconds of the rank below a runner; None where there is none."""
+    """Return the processor seconds of the rank below a runner, or None if it is not running."""
     try:
         for process in psutil.Process(runner).children(recursive=True):
             words = process.cmdline()
@@ -160,7 +160,7 @@ def _trainer_cpu(runner: int) -> float | None:
 
 
 def _snapshot(gpus: int) -> dict[str, object]:
-    """One entry of a recording with the keys that a recorder writes."""
+    """Return one entry of a recording with the keys that the recorder writes."""
     values = {"utilization": 97.5, "memory_used": 18000.25, "memory_total": 23028, "power": 228.125, "temperature": 61}
     more = {"memory_percent": 78.164, "power_limit": 300, "sm_clock": 1695, "energy_j": 123456.789}
     devices = [{"gpu_index": index, "gpu_name": "NVIDIA A10G", **values, **more} for index in range(gpus)]

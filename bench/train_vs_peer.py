@@ -1,11 +1,11 @@
-"""Time whole training runs, from run.json to result.json, beside nanoGPT's own train.py where a checkout is at hand.
+"""Measure whole training runs, from run.json to result.json, and nanoGPT's train.py if a checkout is given.
 
     python bench/train_vs_peer.py --peer ../nanoGPT --rounds 3
 
-Both train the same shape on the same tokens (the bytes of the Python standard library) with the same threads, on the
-CPU, in processes of their own. Rounds are interleaved, so that a machine whose speed drifts treats all alike. A figure
-is the median of the step times that a run itself printed, without the first 20; the table has the median over rounds.
-With --cpu-time it is the CPU time that a run took beyond one of 25 steps, which neighbours on the machine disturb less.
+Both train the same model on the same tokens (the bytes of the Python standard library) with as many threads, on the
+CPU, in their own processes. Rounds are interleaved, so that a drift of the machine's speed affects both. A figure is
+the median of the step times that a run printed, without the first 20; the table shows the median over rounds. With
+--cpu-time it is the CPU time of a run beyond that of one with 25 steps, which other processes disturb less.
 """
 
 from __future__ import annotations
@@ -26,12 +26,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # gpt2 is not installed: it lies in the project
 
-from gpt2 import shards
-from gpt2.prepare import prepare
+from gpt2.data import shards
+from gpt2.prepare.dataset import prepare
 from kmatrix.config import read_run
-from kmatrix.kconfig import Tree, parse_override, put_in_force
-from kmatrix.launch.local import KEEP_MEMORY
-from kmatrix.records import RunDir, merged_metrics, write_json
+from kmatrix.engines.local.engine import KEEP_MEMORY
+from kmatrix.kconfig.assignments import apply_assignments
+from kmatrix.kconfig.tree import Tree
+from kmatrix.matrix.axes import parse_override
+from kmatrix.records.files import write_json
+from kmatrix.records.paths import RunDir
+from kmatrix.records.runs import merged_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 WARMING_UP = 20
@@ -105,7 +109,7 @@ def cpu_ms(train: Way, turn: int, steps: int) -> float:
 def report(medians: dict[str, list[float]], threads: int) -> None:
     """Print the median over rounds of each way, and how many times as fast as the first it is."""
     first = statistics.median(next(iter(medians.values())))
-    print(f"\n{threads} threads, {TOKENS_PER_STEP} tokens a step, {SIZES}")
+    print(f"\n{threads} threads, {TOKENS_PER_STEP} tokens/step, {SIZES}")
     print(f"{'':16}{'ms a step':>10}{'tokens/s':>12}{'speed':>8}")
     for name, values in medians.items():
         median = statistics.median(values)
@@ -127,8 +131,8 @@ def environment(threads: int) -> dict[str, str]:
 def train_fields(data: dict[str, Any], checkpoint_dir: Path, **overrides: Any) -> dict[str, Any]:
     """Return the fields of a run of this benchmark: the project's own configuration, with a few symbols set."""
     tree = Tree.parse(srctree=ROOT)
-    put_in_force(tree, [parse_override(tree, name, text)[1][0] for name, text in SYMBOLS.items()])
-    fields = dict(read_run({name: tree.typed(name, tree.value(name)) for name in tree.names()}).fields)
+    apply_assignments(tree, [parse_override(tree, name, text)[1][0] for name, text in SYMBOLS.items()])
+    fields = read_run({name: tree.typed(name, tree.value(name)) for name in tree.names()}).train.to_json()
     fields.update(SIZES, global_batch=SIZES["batch_size"])
     fields.update(data_path=data["path"], data_sha256=data["sha256"], data_shards=data["shards"])
     fields.update(vocab_size=data["vocab_size"])

@@ -1,1 +1,1 @@
-"""The trainer: GPT-2 in PyTorch, driven by a run.json and writing into a run's folder."""
+"""The trainer: GPT-2 in PyTorch. It reads run.json and writes its results into the run directory."""

@@ -1,4 +1,4 @@
-"""The processes of a run: rank, device, process group, signals, and the one way in which a trainer ends."""
+"""The processes of a run: rank, device, process group, signals and exit."""
 
 from __future__ import annotations
 
@@ -17,48 +17,54 @@ from typing import NoReturn
 import torch
 import torch.distributed
 
-from gpt2.config import TrainConfig
 from kmatrix.errors import LaunchError
+from kmatrix.records.train_config import TrainConfig
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-GRACE_S = 26.0  # torchrun kills what still runs 30 s after it passed a signal on
-PR_SET_PDEATHSIG = 1
+
+
+GRACE_S = 26.0  # torchrun sends SIGKILL 30 s after it forwarded a signal
+
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
 EXIT_FINISHED, EXIT_FAILED, EXIT_REFUSED, EXIT_STOPPED = 0, 1, 2, 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """This process among the others: rank and size of torchrun, and the device that it computes on."""
+    """This process among the ranks, and its device."""
 
     rank: int
-    local_rank: int
-    size: int
+    local_rank: int  # rank on this node
+    size: int  # world size
     device: torch.device
-    backend: str | None = None
+    backend: str | None = None  # nccl or gloo; None: one process
 
     @property
     def main(self) -> bool:
-        """Whether this is the rank that writes the run's files."""
+        """Return whether this rank writes the run's files."""
         return self.rank == 0
 
     @property
     def device_name(self) -> str:
-        """The device as its maker calls it."""
+        """The device name as its vendor writes it."""
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else cpu_name()
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sum over the ranks; `values` is overwritten."""
+        """Return the sum over all ranks. `values` is overwritten."""
         if self.size > 1:
             torch.distributed.all_reduce(values)
         return values
 
     def barrier(self) -> None:
-        """Wait for every rank."""
+        """Wait for all ranks."""
         self.sum(torch.zeros(1, device=self.device)).item()
 
 
 def environment() -> tuple[int, int, int]:
-    """Return rank, local rank and world size: torchrun's, or those of a process alone."""
+    """Return rank, local rank and world size from torchrun's environment; 0, 0, 1 without torchrun."""
     rank, local_rank, size = (int(os.environ.get(name, d)) for name, d in ENVIRONMENT)
     return rank, local_rank, size
 
@@ -67,12 +73,12 @@ ENVIRONMENT = (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"))
 
 
 def start(config: TrainConfig) -> World:
-    """Choose this rank's device and join the others. Raises LaunchError when that is not what the run asks for."""
+    """Select this rank's device and join the process group. Raises LaunchError if they do not match the run."""
     rank, local_rank, size = environment()
     if size != config.num_gpus:
         raise LaunchError(
             f"the run asks for {config.num_gpus} ranks and torchrun started {size}",
-            fix=f"start it with --nproc-per-node={config.num_gpus}",
+            hint=f"start it with --nproc-per-node={config.num_gpus}",
         )
     torch.set_num_threads(config.cpu_threads)
     device = choose_device(config.device, local_rank)
@@ -85,7 +91,7 @@ def start(config: TrainConfig) -> World:
 
 
 def choose_device(kind: str, local_rank: int) -> torch.device:
-    """Return the device of a local rank; each rank has a GPU of its own."""
+    """Return the device of a local rank. Each rank has its own GPU."""
     if kind == "cpu":
         return torch.device("cpu")
     count = torch.cuda.device_count()
@@ -93,7 +99,7 @@ def choose_device(kind: str, local_rank: int) -> torch.device:
         raise LaunchError(
             f"local rank {local_rank} has no GPU: PyTorch sees {count}",
             why=f"CUDA_VISIBLE_DEVICES is {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}",
-            fix="use fewer GPUs, or a PyTorch build for these GPUs and their driver",
+            hint="use fewer GPUs, or a PyTorch build for these GPUs and their driver",
         )
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
@@ -101,7 +107,7 @@ def choose_device(kind: str, local_rank: int) -> torch.device:
 
 
 def cpu_name() -> str:
-    """Return the processor's name as the system knows it."""
+    """Return the processor's model name."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123  (no path of ours)
             names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
@@ -111,10 +117,10 @@ def cpu_name() -> str:
 
 
 class Stop:
-    """Whether this process was asked to stop: set by a signal, read by the loop.
+    """A stop request: set by a signal, read by the loop.
 
-    A rank that waits for a peer that is gone never comes back to Python. A thread therefore
-    watches the signals too, and calls `stuck` when the loop has not seen one within GRACE_S.
+    A rank that waits for a dead peer never returns to Python. Therefore a thread also receives the signals, and calls
+    `stuck` if the loop has not acknowledged one within GRACE_S.
     """
 
     def __init__(self, stuck: Callable[[str], NoReturn]) -> None:
@@ -133,7 +139,7 @@ class Stop:
         return self.signal is not None
 
     def seen(self) -> None:
-        """Say that the loop acts on the stop, or that it has ended: nothing is stuck."""
+        """Confirm the stop request, or that the loop has ended: nothing is stuck."""
         self._seen.set()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  (the signature of a handler)
@@ -148,21 +154,21 @@ class Stop:
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to send SIGTERM to this process when torchrun dies, however it dies (Linux only)."""
+    """Ask the kernel to send SIGTERM to this process when torchrun dies (Linux only)."""
     if sys.platform != "linux":
         return
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-    if os.getppid() != parent:  # it died before the kernel knew
+    if os.getppid() != parent:  # torchrun died before the call
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def finish(code: int) -> NoReturn:
-    """End this process: every trainer ends here.
+    """Exit this process. Every trainer exits here.
 
-    With gloo, torch 2.13 aborts in many exits of the interpreter, after correct training
-    (pytorch#190489): so the process group is destroyed, the output flushed, and the
-    interpreter's own end left out.
+    With gloo, torch 2.13 often aborts at interpreter exit, after correct training
+    (https://github.com/pytorch/pytorch/issues/190489). Therefore the process group is destroyed, the output is
+    flushed, and os._exit skips the interpreter's own shutdown.
     """
     try:
         if torch.distributed.is_initialized():
@@ -172,7 +178,7 @@ def finish(code: int) -> NoReturn:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once, with its output flushed: for a process group that may not answer."""
+    """Exit immediately with flushed output, without waiting for the process group."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # on a full disk
             stream.flush()

@@ -1,34 +1,39 @@
-"""The validation loss: a mean over fixed sequences, the same for every micro-batch and number of ranks.
+"""Validation loss, benchmarks and sample texts at intervals.
 
-A loss is in nats a token, and another tokenizer has other tokens; bits per byte of text compare over all of them.
+The validation loss is a mean over fixed sequences, the same for every micro-batch size and number of ranks. It is in
+nats/token, which depends on the tokenizer; bits per byte are comparable across tokenizers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from gpt2.config import TrainConfig
-from gpt2.data import Place, Windows, sources
+from gpt2.data.batches import Place, Windows, sources
+from gpt2.data.tokenizer import Tokenizer, load
 from gpt2.dist import World
-from gpt2.model import autocast
-from gpt2.tokenizer import Tokenizer, load
+from gpt2.generate import BatchGenerator, GeneratedText, Sampling
+from gpt2.hellaswag import HellaSwag, Score
+from gpt2.log import RunLog
+from gpt2.model import GPT, autocast
 from kmatrix.errors import DataError
+from kmatrix.records.train_config import TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """The validation sequences of one dataset. places: of all ranks.  mine: those of this one."""
+class ValidationPart:
+    """The validation sequences of one dataset."""
 
     name: str
-    weight: int
+    weight: int  # in the mix
     windows: Windows
-    places: list[Place]
-    mine: list[Place]
+    places: list[Place]  # of all ranks
+    mine: list[Place]  # of this rank
 
     @property
     def samples(self) -> int:
@@ -36,45 +41,49 @@ class Part:
 
 
 class Validation:
-    """eval_samples sequences of each dataset at equal distances over its validation set, always the same.
+    """A fixed sample of each dataset's validation set: eval_samples sequences at equal distances.
 
-    They are divided among the ranks: rank r takes r, r + W, r + 2W, ...
-    by_source: the loss of each dataset when it was last measured.
-    bytes_per_token: UTF-8 bytes of their targets / targets; None where the vocabulary is not at hand.
-    Of a mix it is a mean by the weights, as the loss is.
+    Rank r evaluates sequences r, r + W, r + 2W, ... The loss of a mix is the mean weighted as in training.
     """
 
     def __init__(self, config: TrainConfig, world: World) -> None:
         self.config, self.world = config, world
-        self.parts: list[Part] = []
+        self.parts: list[ValidationPart] = []
         for source in sources(config):
             windows = Windows(source.folder, "val", block_size=config.block_size, vocab_size=config.vocab_size)
             places = windows.spread(config.eval_samples)
             if not places:
                 raise DataError(
                     f"{source.folder} has no validation sequence of {config.block_size} tokens",
-                    why="every validation shard is shorter than the context and one token",
-                    fix="use more validation data or a shorter context",
+                    why="every validation shard is shorter than the context plus one token",
+                    hint="use more validation data or a shorter BLOCK_SIZE",
                 )
             mine = places[world.rank :: world.size]
-            self.parts.append(Part(name=source.name, weight=source.weight, windows=windows, places=places, mine=mine))
+            self.parts.append(
+                ValidationPart(name=source.name, weight=source.weight, windows=windows, places=places, mine=mine)
+            )
         self.samples = sum(part.samples for part in self.parts)
         self.wanted = config.eval_samples * len(self.parts)
-        self.by_source: dict[str, float] = {}
+        self.by_source: dict[str, float] = {}  # newest loss of each dataset
         tokenizer = at_hand(config.tokenizer, Path(config.data_path))
         self.bytes_per_token = self._mean(
             [bytes_per_token(part.windows, part.places, tokenizer) for part in self.parts]
         )
 
+    def describe(self) -> list[str]:
+        """Return a note if the datasets have fewer sequences than asked for."""
+        if self.samples == self.wanted:
+            return []
+        return [f"Validation: all {self.samples} sequences ({self.wanted} asked for)"]
+
     @torch.no_grad()
     def loss(self, model: torch.nn.Module, stopping: Callable[[], bool] = lambda: False) -> float | None:
-        """Return the mean loss a token over the sequences, the same number on every rank; of a mix by its weights.
+        """Return the mean loss per token, the same on every rank, weighted by dataset; None if a rank was `stopping`.
 
-        None when a rank left off because it is `stopping`. No random number is drawn, and
-        the model is left in training mode.
+        No random numbers are drawn. The model is left in training mode.
         """
         device = self.world.device
-        sums = torch.zeros(len(self.parts), 2, dtype=torch.float64, device=device)  # loss x sequences, sequences
+        sums = torch.zeros(len(self.parts), 2, dtype=torch.float64, device=device)  # summed loss, sequences
         model.eval()
         for part, of_part in zip(self.parts, sums, strict=True):
             for start in range(0, len(part.mine), self.config.batch_size):
@@ -94,7 +103,7 @@ class Validation:
         return self._mean(means)
 
     def _mean(self, values: Sequence[float | None]) -> float | None:
-        """Return the mean over the datasets by their weights; None where one is not known."""
+        """Return the weighted mean over the datasets, or None if a value is unknown."""
         known = [value for value in values if value is not None]
         if len(known) < len(values):
             return None
@@ -103,9 +112,9 @@ class Validation:
 
 
 def bytes_per_token(windows: Windows, places: Sequence[Place], tokenizer: Tokenizer | None) -> float | None:
-    """Return the mean length in bytes of the targets of some windows, or None where that cannot be known.
+    """Return the mean UTF-8 length of the targets of some windows, or None if it is unknown.
 
-    The end of a document is a target of 0 bytes: what the model pays for it is part of what the text costs.
+    The end of a document is a target of 0 bytes: its loss is part of what the text costs.
     """
     lengths = tokenizer.token_bytes() if tokenizer else None
     if lengths is None:
@@ -118,8 +127,104 @@ def bytes_per_token(windows: Windows, places: Sequence[Place], tokenizer: Tokeni
 
 
 def at_hand(name: str, folder: Path) -> Tokenizer | None:
-    """Return a dataset's tokenizer; None where the dataset came without it: training needs none."""
+    """Return a dataset's tokenizer, or None if its vocabulary is missing; training does not need it."""
     try:
         return load(name, folder)
     except DataError:
         return None
+
+
+PROMPT_SEPARATOR = "|"
+
+
+class SampleTexts:
+    """Texts from the same prompts and seeds at every interval, so that only the weights make a difference."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        """Raise DataError if the tokenizer's vocabulary is missing or lacks a character of a prompt."""
+        self.config = config
+        prompts = (config.sample_prompt or "").split(PROMPT_SEPARATOR)
+        self.prompts = [prompt for prompt in prompts if prompt] or [""]
+        self.tokenizer = load(config.tokenizer, Path(config.data_path))
+        self._encoded = [self.tokenizer.encode(prompt).tolist() for prompt in self.prompts]
+
+    def texts(self, model: GPT) -> list[dict[str, Any]]:
+        """Return prompt, text, seed and number of tokens of each text, and leave the model in training mode.
+
+        Each text has its own random generator: training continues as if none had been generated.
+        """
+        texts = [
+            GeneratedText(
+                tokens,
+                Sampling(
+                    max_tokens=self.config.sample_tokens or 1,
+                    temperature=self.config.sample_temperature or 0.0,
+                    seed=self.config.seed + number,
+                ),
+                self.tokenizer,
+            )
+            for number, tokens in enumerate(self._encoded)
+        ]
+        model.eval()
+        try:
+            batch = BatchGenerator(model, len(texts))
+            for text in texts:
+                batch.add(text)
+            while batch.texts:
+                batch.step()
+        finally:
+            model.train()
+        return [
+            {"prompt": prompt, "text": text.text, "seed": text.sampling.seed, "tokens": len(text.tokens)}
+            for prompt, text in zip(self.prompts, texts, strict=True)
+        ]
+
+
+class Benchmarks:
+    """Runs HellaSwag and sample texts at intervals. Every rank calls it at the same steps."""
+
+    def __init__(self, config: TrainConfig, world: World, log: RunLog) -> None:
+        """Raise DataError if a configured file or tokenizer is unusable."""
+        self.config, self.log = config, log
+        self._newest: int | None = None  # step of the newest benchmarks
+        self.hellaswag = HellaSwag(config, world) if config.hellaswag else None
+        self.samples = SampleTexts(config) if config.sample_interval and world.main else None
+        if self.hellaswag:
+            cut = f", {self.hellaswag.cut} contexts truncated" if self.hellaswag.cut else ""
+            log.say(f"HellaSwag: {self.hellaswag.examples} examples of {config.hellaswag}{cut}")
+
+    def due(self, step: int) -> bool:
+        """Return whether a benchmark is due for the weights after `step` updates, and was not run yet."""
+        wanted = at(step, self.config.hellaswag_interval) or at(step, self.config.sample_interval)
+        return wanted and step != self._newest
+
+    def measure(
+        self, step: int, model: GPT, stopping: Callable[[], bool] = lambda: False, *, final: bool = False
+    ) -> None:
+        """Run the benchmarks that are due after `step` updates; all of them at the end of a run.
+
+        model: not compiled, because its inputs vary in length.
+        """
+        if step == self._newest and not final:
+            return
+        if self.hellaswag and (final or at(step, self.config.hellaswag_interval)):
+            score = self.hellaswag.score(model, stopping)
+            if score is None:
+                return  # a rank was asked to stop: the resumed attempt repeats the benchmark
+            self.log.hellaswag(step, score)
+        if self.samples and (final or at(step, self.config.sample_interval)):
+            self.log.samples(step, self.samples.texts(model))
+        self._newest = step
+
+    def state_dict(self) -> dict[str, Any]:
+        score = self.log.hellaswag_score
+        return {"judged": self._newest, "hellaswag": asdict(score) if score else None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._newest, score = state["judged"], state["hellaswag"]
+        self.log.hellaswag_score = Score(**score) if score else None
+
+
+def at(step: int, interval: int | None) -> bool:
+    """Return whether an event with this interval happens at a step. 0 and None mean never."""
+    return bool(interval) and step % (interval or 1) == 0

@@ -1,4 +1,4 @@
-"""Texts from a model: several at once, one token of each a turn, with the keys and values of what was read kept."""
+"""Text generation: several texts at once, one token each per step, with a key-value cache."""
 
 from __future__ import annotations
 
@@ -8,47 +8,44 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpt2.cache import Cache
-from gpt2.model import GPT
-from gpt2.tokenizer import Tokenizer
+from gpt2.data.tokenizer import Tokenizer
+from gpt2.model import GPT, Cache
 from kmatrix.errors import ConfigError
 
-MOST_TOKENS_OF_A_SIGN = 4  # UTF-8 has at most 4 bytes a sign: longer broken ends are broken for good
-BROKEN = "\N{REPLACEMENT CHARACTER}"
+MAX_TOKENS_PER_CHARACTER = 4  # UTF-8 has at most 4 bytes per character: a longer incomplete end is invalid
+
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # decoders put it in place of invalid UTF-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are chosen, and where a text ends.
-
-    temperature: 0 takes the likeliest token.  top_k: only the k likeliest; 0 for all.
-    top_p: only the likeliest that together have this probability.  stop: texts that end it; they are left out.
-    """
+    """How tokens are sampled, and when a text ends."""
 
     max_tokens: int = 100
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
+    temperature: float = 1.0  # 0: take the most probable token
+    top_k: int = 0  # sample from the k most probable tokens; 0: from all
+    top_p: float = 1.0  # sample from the most probable tokens whose probabilities add up to this
     seed: int = 0
-    stop: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()  # strings that end the text; they are removed from it
 
     def __post_init__(self) -> None:
-        for name, good, why in (
-            ("max_tokens", self.max_tokens >= 1, "it must be a whole number above zero"),
-            ("temperature", 0 <= self.temperature <= 100, "it must be a number from 0 to 100"),
-            ("top_k", self.top_k >= 0, "it must be a whole number, 0 for all tokens"),
-            ("top_p", 0 < self.top_p <= 1, "it must be above 0 and at most 1"),
-            ("seed", 0 <= self.seed < 2**63, "it must be a whole number of at most 63 bits"),
-            ("stop", all(self.stop), "an empty text ends nothing"),
+        for name, valid, why in (
+            ("max_tokens", self.max_tokens >= 1, "expected an integer of at least 1"),
+            ("temperature", 0 <= self.temperature <= 100, "expected a number from 0 to 100"),
+            ("top_k", self.top_k >= 0, "expected an integer of at least 0 (0: all tokens)"),
+            ("top_p", 0 < self.top_p <= 1, "expected a number above 0 and at most 1"),
+            ("seed", 0 <= self.seed < 2**63, "expected an integer from 0 to 2^63 - 1"),
+            ("stop", all(self.stop), "stop strings must not be empty"),
         ):
-            if not good:
+            if not valid:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}", why=why)
 
 
-def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """Return a token drawn from softmax(logits / temperature), less what top_k and top_p leave out.
+def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """Return a token sampled from softmax(logits / temperature), after top-k and top-p filtering.
 
-    logits: (V,), on the CPU, as the generator is. Of equal logits at the border of top_k, all stay.
+    logits: (V,), on the CPU like the generator. Logits equal to the k-th largest all pass top-k.
     """
     if sampling.temperature == 0:
         return int(logits.argmax())
@@ -58,70 +55,70 @@ def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> in
     probabilities = logits.softmax(-1)
     if sampling.top_p < 1:
         ordered, tokens = probabilities.sort(descending=True, stable=True)
-        before = ordered.cumsum(-1) - ordered  # of the tokens likelier than this one: the first always stays
+        before = ordered.cumsum(-1) - ordered  # probability of all likelier tokens; 0 for the first, which always stays
         probabilities = probabilities.index_fill(0, tokens[before >= sampling.top_p], 0.0)
     return int(torch.multinomial(probabilities, 1, generator=generator))
 
 
-class Text:
-    """One text in the making. tokens: those that were drawn.  text: what they say, as far as it is certain.
-
-    finish: None while it grows, then "length" (max_tokens were drawn) or "stop" (a stop text or the end of a
-    document).
-    """
+class GeneratedText:
+    """One text that is being generated."""
 
     def __init__(self, prompt: Sequence[int], sampling: Sampling, tokenizer: Tokenizer) -> None:
-        self.prompt = [int(token) for token in prompt] or [
-            tokenizer.end_of_document
-        ]  # an empty prompt begins a document
+        # an empty prompt means the beginning of a document
+        self.prompt = [int(token) for token in prompt] or [tokenizer.end_of_document]
         self.sampling, self.tokenizer = sampling, tokenizer
         self.generator = torch.Generator().manual_seed(sampling.seed)
-        self.tokens: list[int] = []
-        self.text = ""
-        self.finish: str | None = None
-        self._read = 0  # tokens whose text is known
-        self._held = ""  # text that may be the beginning of a stop text
+        self.tokens: list[int] = []  # sampled so far
+        self.text = ""  # decoded so far, without what may still become part of a stop string
+        self.finish: str | None = (
+            None  # "length" (max_tokens), "stop" (stop string or end of document), None: unfinished
+        )
+        self._decoded_tokens = 0
+        self._held_back = ""  # decoded text that may be the beginning of a stop string
 
     @property
     def newest(self) -> int:
-        """The token that the model has not seen yet."""
+        """The token that the model has not processed yet."""
         return (self.tokens or self.prompt)[-1]
 
-    def take(self, token: int) -> str:
-        """Add a token, and return the text that is certain by now and was not before."""
+    def add(self, token: int) -> str:
+        """Add a token and return the new text, which may be empty."""
         self.tokens.append(token)
         end = token == self.tokenizer.end_of_document
         last = end or len(self.tokens) == self.sampling.max_tokens
-        fresh = self._held + self._decoded(len(self.tokens) - end, whole=last)
-        ends = [place for stop in self.sampling.stop if (place := fresh.find(stop)) >= 0]
-        if ends:
-            fresh, self.finish = fresh[: min(ends)], "stop"
+        new = self._held_back + self._decode(len(self.tokens) - end, last=last)
+        stops = [position for stop in self.sampling.stop if (position := new.find(stop)) >= 0]
+        if stops:
+            new, self.finish = new[: min(stops)], "stop"
         elif last:
             self.finish = "stop" if end else "length"
-        keep = 0 if self.finish else max((overlap(fresh, stop) for stop in self.sampling.stop), default=0)
-        certain, self._held = fresh[: len(fresh) - keep], fresh[len(fresh) - keep :]
-        self.text += certain
-        return certain
+        keep = 0 if self.finish else max((overlap(new, stop) for stop in self.sampling.stop), default=0)
+        new, self._held_back = new[: len(new) - keep], new[len(new) - keep :]
+        self.text += new
+        return new
 
-    def _decoded(self, count: int, *, whole: bool) -> str:
-        """Return the text of the first `count` tokens, less what is known; "" while they end within a sign."""
-        waiting = self.tokens[self._read : count]
+    def _decode(self, count: int, *, last: bool) -> str:
+        """Return the text of the first `count` tokens, without the part that was already decoded.
+
+        Return "" while they end in an incomplete character, unless no further token will come.
+        """
+        waiting = self.tokens[self._decoded_tokens : count]
         text = self.tokenizer.decode(waiting)
-        if text.endswith(BROKEN) and not whole and len(waiting) < MOST_TOKENS_OF_A_SIGN:
+        if text.endswith(REPLACEMENT) and not last and len(waiting) < MAX_TOKENS_PER_CHARACTER:
             return ""
-        self._read = count
+        self._decoded_tokens = count
         return text
 
 
 def overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that `stop` begins with, less than the whole of `stop`."""
+    """Return the length of the longest proper prefix of `stop` that `text` ends with."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
 
-class Writer:
-    """Writes up to `rows` texts at once; each turn adds one token to each. One may begin while others are written.
+class BatchGenerator:
+    """Generates up to `rows` texts at once; each step adds one token to each. Texts may join and leave at any step.
 
-    A text that outgrows the model's context goes on from its last half, as if the rest had never been.
+    If a text outgrows the model's context, generation continues from its last half, as if it began there.
     """
 
     def __init__(self, model: GPT, rows: int) -> None:
@@ -129,42 +126,43 @@ class Writer:
         parameter = next(model.parameters())
         self._device = parameter.device
         self._cache = Cache(model.shape, rows, device=self._device, dtype=parameter.dtype)
-        self.texts: list[Text] = []
+        self.texts: list[GeneratedText] = []  # in the order of their rows in the cache
 
     @property
     def free(self) -> int:
+        """Rows without a text."""
         return self.rows - len(self.texts)
 
-    def begin(self, text: Text) -> None:
-        """Read a text's prompt; its first token comes with the next turn."""
+    def add(self, text: GeneratedText) -> None:
+        """Process a text's prompt. The next step samples its first token."""
         row = len(self.texts)
         self.texts.append(text)
         try:
-            self._read(row, text.prompt[-self.model.shape.block_size :])
+            self._prefill(row, text.prompt[-self.model.shape.block_size :])
         except Exception:
             self.texts.pop()
             raise
 
     @torch.no_grad()
-    def turn(self) -> list[tuple[Text, str]]:
-        """Add a token to every text; return each with what it says more. Those that end are no longer among them."""
+    def step(self) -> list[tuple[GeneratedText, str]]:
+        """Add a token to every text and return each with its new text. Finished texts leave the batch."""
         for row, text in enumerate(self.texts):
             if self._cache.lengths[row] == self.model.shape.block_size:
                 half = max(1, self.model.shape.block_size // 2)
-                self._read(row, (text.prompt + text.tokens)[-half:])
+                self._prefill(row, (text.prompt + text.tokens)[-half:])
         newest = torch.tensor([[text.newest] for text in self.texts], device=self._device)  # (B, 1)
         logits = self.model.extend(newest, self._cache).cpu()  # (B, V)
-        said = [
-            (text, text.take(choose(row, text.sampling, text.generator)))
+        new = [
+            (text, text.add(sample_token(row, text.sampling, text.generator)))
             for text, row in zip(self.texts, logits, strict=True)
         ]
-        for text, _ in said:
+        for text, _ in new:
             if text.finish:
                 self.drop(text)
-        return said
+        return new
 
-    def drop(self, text: Text) -> None:
-        """Leave off a text; the last one takes its row."""
+    def drop(self, text: GeneratedText) -> None:
+        """Remove a text from the batch, if it is there. The last text moves into its row."""
         if text in self.texts:
             row, last = self.texts.index(text), len(self.texts) - 1
             if row != last:
@@ -172,16 +170,16 @@ class Writer:
                 self.texts[row] = self.texts[last]
             self.texts.pop()
 
-    def _read(self, row: int, tokens: Sequence[int]) -> None:
-        """Put all tokens but the last into a row of the cache: that one goes with the next turn."""
+    def _prefill(self, row: int, tokens: Sequence[int]) -> None:
+        """Fill a row of the cache with all tokens but the last, which the next step processes."""
         self._cache.lengths[row] = 0
         if len(tokens) > 1:
             self.model.extend(torch.tensor([tokens[:-1]], device=self._device), self._cache, row)
 
 
-def write(model: GPT, text: Text) -> Iterator[str]:
-    """Write one text to its end, and yield what it says, bit by bit. The model must be in evaluation mode."""
-    writer = Writer(model, 1)
-    writer.begin(text)
-    while writer.texts:
-        yield from (said for _, said in writer.turn() if said)
+def generate(model: GPT, text: GeneratedText) -> Iterator[str]:
+    """Generate one text and yield its parts. The model must be in evaluation mode."""
+    batch = BatchGenerator(model, 1)
+    batch.add(text)
+    while batch.texts:
+        yield from (new for _, new in batch.step() if new)

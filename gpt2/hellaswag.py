@@ -1,4 +1,4 @@
-"""HellaSwag: which of four endings a model finds likeliest (Zellers et al. 2019, arXiv:1905.07830), on all ranks."""
+"""HellaSwag (Zellers et al. 2019, arXiv:1905.07830): which of four endings the model finds most probable."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpt2.config import TrainConfig
+from gpt2.data.tokenizer import Tokenizer, load
 from gpt2.dist import World
 from gpt2.model import autocast
-from gpt2.tokenizer import Tokenizer, load
 from kmatrix.errors import DataError
+from kmatrix.records.train_config import TrainConfig
 
-MAGIC, VERSION = 20240522, 1  # of llm.c's dev/data/data_common.py
+MAGIC, VERSION = 20240522, 1  # llm.c, dev/data/data_common.py
+
+
 HEADER_INTS, START = 256, 65535
-HEAD = 6  # numbers of an example before its context: start, bytes, index, label, endings, length of the context
+
+
+HEAD = 6  # values of an example before its context: start, bytes, index, label, endings, length of the context
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A context, its endings and which of them is right, as tokens."""
+    """A context, its endings and the index of the correct one, as tokens."""
 
     context: tuple[int, ...]
     endings: tuple[tuple[int, ...], ...]
@@ -36,19 +40,15 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """Shares of the examples, 0 to 1, in which the right ending was the likeliest.
+    """Accuracy, 0 to 1, as llm.c and lm-evaluation-harness (completion style) define it."""
 
-    accuracy: by the probability of the whole ending.  accuracy_norm: by the mean over its tokens, so that a short
-    ending has no advantage; both as llm.c and lm-evaluation-harness's completion style have them.
-    """
-
-    accuracy: float
-    accuracy_norm: float
+    accuracy: float  # by the probability of the whole ending
+    accuracy_norm: float  # by the mean over its tokens, so that short endings have no advantage
     examples: int
 
 
 class HellaSwag:
-    """The examples of one file, divided among the ranks: rank r takes r, r + W, r + 2W, ..."""
+    """The examples of one file. Rank r evaluates examples r, r + W, r + 2W, ..."""
 
     def __init__(self, config: TrainConfig, world: World) -> None:
         self.config, self.world = config, world
@@ -61,12 +61,12 @@ class HellaSwag:
 
     @torch.no_grad()
     def score(self, model: torch.nn.Module, stopping: Callable[[], bool] = lambda: False) -> Score | None:
-        """Return how often the right ending was the likeliest, the same on every rank.
+        """Return the accuracy, the same on every rank; None if a rank was `stopping`.
 
-        None when a rank left off because it is `stopping`. model: gives logits of any length, so not a compiled one.
+        model: not compiled, because its inputs vary in length.
         """
         device = self.world.device
-        counts = torch.zeros(3, dtype=torch.float64, device=device)  # right, right by the mean, examples
+        counts = torch.zeros(3, dtype=torch.float64, device=device)  # correct, correct by the mean, examples
         model.eval()
         at_once = max(1, self.config.batch_size // 4)
         for start in range(0, len(self._mine), at_once):
@@ -85,14 +85,14 @@ class HellaSwag:
 
 
 def nats(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return what each target costs, in nats: (R, T), from logits (R, T, V) and targets (R, T)."""
+    """Return the cross-entropy of each target, in nats: (R, T), from logits (R, T, V) and targets (R, T)."""
     return functional.cross_entropy(logits.float().transpose(1, 2), targets, reduction="none")
 
 
 def right(costs: Tensor, mask: Tensor, group: Sequence[Example]) -> Tensor:
-    """Return (3,): examples whose right ending costs least, the same by the mean of its tokens, and all of them.
+    """Return (3,): examples answered correctly by summed loss, by mean loss per token, and their number.
 
-    costs: nats of each token of the endings, (R, T), 0 where mask, (R, T), is 0.
+    costs: loss of each ending token in nats, (R, T), 0 outside the mask, (R, T).
     """
     sums = costs.double().sum(1)
     means = sums / mask.sum(1)
@@ -108,9 +108,9 @@ def right(costs: Tensor, mask: Tensor, group: Sequence[Example]) -> Tensor:
 
 
 def rows(group: Sequence[Example], block_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return idx, targets and mask, each (R, T), one row for each ending; the mask is 1 where a target is of it.
+    """Return idx, targets and mask, each (R, T), with one row per ending; the mask is 1 on the ending's targets.
 
-    A context that is too long loses its beginning. Rows are filled up at their ends, which no earlier token sees.
+    A context that is too long loses its beginning. Rows are padded at the end, which earlier tokens cannot attend to.
     """
     pairs = [(example.context, ending) for example in group for ending in example.endings]
     texts = [([*context, *ending][-block_size - 1 :], len(ending)) for context, ending in pairs]
@@ -124,57 +124,57 @@ def rows(group: Sequence[Example], block_size: int) -> tuple[Tensor, Tensor, Ten
 
 
 def longest(example: Example) -> int:
-    """Return the tokens of the context with its longest ending."""
+    """Return the number of tokens of the context with its longest ending."""
     return len(example.context) + max(len(ending) for ending in example.endings)
 
 
 def read(path: Path, tokenizer: str, folder: Path) -> list[Example]:
-    """Return the examples of a file: llm.c's binary, whose tokens are GPT-2's, or the JSONL of the data set.
+    """Return the examples of a file: llm.c's binary (GPT-2 tokens) or the dataset's JSONL (text).
 
-    tokenizer, folder: what the text of a JSONL is made into tokens with.
-    Raises DataError where the file is missing, damaged or of other tokens.
+    tokenizer, folder: tokenizer for JSONL, and the folder of its vocabulary.
+    Raises DataError if the file is missing, damaged or of another tokenizer.
     """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read", why=error.strerror or str(error), fix='HELLASWAG="" does without'
+            f"{path} cannot be read", why=error.strerror or str(error), hint='HELLASWAG="" disables this benchmark'
         ) from None
     if data[:4] != np.int32(MAGIC).tobytes():
         examples = list(_of_jsonl(path, data, load(tokenizer, folder)))
     elif tokenizer != "gpt2":
         raise DataError(
-            f"{path} holds tokens of gpt2", why=f"this run's are {tokenizer}", fix="use the JSONL, which holds text"
+            f"{path} has gpt2 tokens", why=f"the run uses {tokenizer}", hint="use the JSONL file, which has text"
         )
     else:
         examples = list(_of_binary(path, data))
     if not examples:
-        raise DataError(f"{path} holds no example", fix="use hellaswag_val.jsonl or llm.c's hellaswag_val.bin")
+        raise DataError(f"{path} has no examples", hint="use hellaswag_val.jsonl or llm.c's hellaswag_val.bin")
     return examples
 
 
 def check(path: Path, examples: Sequence[Example], block_size: int, vocab_size: int) -> None:
-    """Refuse examples that cannot be judged: an ending longer than the context, or tokens of another vocabulary."""
+    """Raise DataError if an ending is longer than the context, or a token is not in the vocabulary."""
     for number, example in enumerate(examples):
         ending = max(len(ending) for ending in example.endings)
         if ending > block_size:
             raise DataError(
                 f"{path}: example {number} has an ending of {ending} tokens",
                 why=f"the model's context is {block_size}",
-                fix='use a longer context, or HELLASWAG=""',
+                hint='use a larger BLOCK_SIZE, or HELLASWAG=""',
             )
         greatest = max(max(part) for part in (example.context, *example.endings))
         if greatest >= vocab_size:
             raise DataError(
-                f"{path}: example {number} holds the token {greatest}", why=f"the vocabulary has {vocab_size} tokens"
+                f"{path}: example {number} has the token {greatest}", why=f"the vocabulary has {vocab_size} tokens"
             )
 
 
 def _of_binary(path: Path, data: bytes) -> Iterator[Example]:
-    """Yield the examples of llm.c's format: 256 integers of 32 bits, then numbers of 16 bits."""
+    """Yield the examples of llm.c's format: a header of 256 int32, then uint16 values."""
     header = np.frombuffer(data[: 4 * HEADER_INTS], "<i4")
     if len(header) < HEADER_INTS or header[1] != VERSION:
-        raise DataError(f"{path} is not a HellaSwag file of version {VERSION}", fix="make it again with llm.c")
+        raise DataError(f"{path} is not a HellaSwag file of version {VERSION}", hint="create it with llm.c")
     stream = np.frombuffer(data[4 * HEADER_INTS : len(data) & ~1], "<u2")
     at = 0
     for number in range(int(header[2])):
@@ -184,9 +184,10 @@ def _of_binary(path: Path, data: bytes) -> Iterator[Example]:
 
 
 def _one(stream: npt.NDArray[np.uint16], path: Path, number: int, offset: int) -> tuple[Example, int]:
-    """Return the example at the head of a stream, and how many numbers it takes. offset: its place, in bytes."""
+    """Return the first example of a stream, and its length in values. offset: its position in bytes."""
     broken = DataError(
-        f"{path}: example {number}, at byte {offset}, is not whole", fix="fetch the file again, or make it with llm.c"
+        f"{path}: example {number}, at byte {offset}, is incomplete",
+        hint="download the file again, or create it with llm.c",
     )
     if len(stream) < HEAD or stream[0] != START:
         raise broken
@@ -205,7 +206,7 @@ def _one(stream: npt.NDArray[np.uint16], path: Path, number: int, offset: int) -
 
 
 def _of_jsonl(path: Path, data: bytes, tokenizer: Tokenizer) -> Iterator[Example]:
-    """Yield the examples of the data set's own format: a line for each, with ctx, endings and label."""
+    """Yield the examples of the dataset's JSONL format: one object per line with ctx, endings and label."""
     for number, line in enumerate(data.splitlines(), start=1):
         if not line.strip():
             continue
@@ -214,14 +215,14 @@ def _of_jsonl(path: Path, data: bytes, tokenizer: Tokenizer) -> Iterator[Example
             yield _as_tokens(value["ctx"], value["endings"], int(value["label"]), tokenizer)
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise DataError(
-                f"{path}:{number} is no example of HellaSwag",
-                why=f"it needs ctx, endings and label: {type(error).__name__}: {error}",
-                fix="use hellaswag_val.jsonl of the data set",
+                f"{path}:{number} is not a HellaSwag example",
+                why=f"expected ctx, endings and label: {type(error).__name__}: {error}",
+                hint="use hellaswag_val.jsonl of the dataset",
             ) from None
 
 
 def _as_tokens(context: Any, endings: Any, label: int, tokenizer: Tokenizer) -> Example:
-    """Return an example of text as tokens; a blank goes before each ending, as GPT-2's tokens want it."""
+    """Return an example as tokens. Each ending gets a leading space, as GPT-2's tokenizer expects."""
     if not all(isinstance(text, str) for text in (context, *endings)):
         raise TypeError("context and endings are texts")
     example = Example(

@@ -1,4 +1,4 @@
-"""What a run says of itself: lines on stdout, metrics, events, and the files at its end. Rank 0 alone writes."""
+"""The log of a run: lines on stdout, metrics, events and the result files. Only rank 0 writes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,28 @@ from typing import Any
 
 import torch
 
-from gpt2.config import TrainConfig
 from gpt2.dist import World
 from gpt2.hellaswag import Score
 from gpt2.machine import gpus, software
 from gpt2.prune import Pruner
-from gpt2.steps import Reading
-from kmatrix.records import RunDir, append_jsonl, end_torn_line, write_json
+from gpt2.steps import StepNumbers
+from kmatrix.records.files import append_jsonl, end_torn_line, write_json
+from kmatrix.records.paths import RunDir
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import mfu, peak_tflops
 from kmatrix.stats import bits_per_byte
 
 HELLASWAG = ("hellaswag_accuracy", "hellaswag_accuracy_norm")
-MOMENT_S = 0.005  # a shorter phase is none: a checkpoint that is not due takes microseconds
-WARMING_UP = 10  # steps that the steady speed leaves out, or half of a shorter run
+
+
+SHORTEST_PHASE_S = 0.005  # a checkpoint that is not due takes microseconds
+
+
+WARM_UP = 10  # steps excluded from the steady speed, or half of a shorter run
 
 
 class RunLog:
-    """The record of one attempt at a run. On ranks other than 0 it keeps the numbers and writes nothing."""
+    """The log of one attempt at a run. Ranks other than 0 keep the numbers but write nothing."""
 
     def __init__(self, run_dir: RunDir, run_id: str, attempt: int, *, main: bool) -> None:
         self.dir, self.run_id, self.attempt, self.main = run_dir, run_id, attempt, main
@@ -39,18 +44,18 @@ class RunLog:
         self.params: int | None = None
         self.pruner: Pruner | None = None
         self.started = time.perf_counter()
-        self.born = time.time()  # Unix seconds
+        self.started_at = time.time()  # Unix seconds
         self.step = 0  # updates done
-        self.seconds = array("d")  # of each step of this attempt
-        self.before_s = 0.0  # seconds of the attempts that this one goes on from, up to their checkpoint
-        self.steady_before = array("d")  # their steps, without those that warmed up
+        self.seconds = array("d")  # duration of each step of this attempt
+        self.before_s = 0.0  # seconds of earlier attempts, up to the checkpoint that this one resumed from
+        self.steady_before = array("d")  # their steps, without warm-up
         self.since_line = 0  # steps since the last line
         self.peak: float | None = None
         self.bytes_per_token: float | None = None  # of the validation targets
         self.hellaswag_score: Score | None = None  # the newest
-        self.spent: Callable[[], float] = lambda: self.elapsed_s  # seconds that were paid for, lost work included
-        self.train: list[dict[str, Any]] = []  # what was written of training and of validation
-        self.val: list[dict[str, Any]] = []
+        self.spent: Callable[[], float] = lambda: self.elapsed_s  # seconds including lost work
+        self.train: list[dict[str, Any]] = []  # training lines of metrics.jsonl
+        self.val: list[dict[str, Any]] = []  # validation lines of metrics.jsonl
         if main:
             for path in (run_dir.metrics, run_dir.events):
                 end_torn_line(path)
@@ -63,9 +68,9 @@ class RunLog:
         pruner: Pruner | None = None,
         changed: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Say what is used, in run_used.json: the fields of run.json, and what differs from them.
+        """Write run_used.json: the effective fields, and how they differ from run.json.
 
-        changed: fields that are not as asked, each with field, from, to, why.
+        changed: fields that differ from the plan, each with field, from, to and why.
         """
         self.config, self.world, self.params, self.pruner = config, world, params, pruner
         self.peak = config.peak_tflops or peak_tflops(world.device_name, config.dtype, tf32=config.tf32)
@@ -74,34 +79,38 @@ class RunLog:
         used, adjusted = config.to_json(), list(changed)
         if self.peak != config.peak_tflops:
             used["peak_tflops"] = self.peak
-            why = f"the table's peak of {world.device_name}"
+            why = f"peak of {world.device_name} in kmatrix.shapes"
             adjusted.append({"field": "peak_tflops", "from": config.peak_tflops, "to": self.peak, "why": why})
         devices = [world.device_name] * world.size
         if world.device.type == "cuda":
             devices = [torch.cuda.get_device_name(index) for index in range(world.size)]
         about = {"devices": devices, "gpus": gpus(world), "software": software()}
         write_json(self.dir.run_used, {"train": used, "adjusted": adjusted, **about})
+        self.say(
+            f"Training {config.model} ({params:,} parameters) on {config.dataset} with {config.optimizer}: "
+            f"{config.max_iters} steps of {config.tokens_per_step} tokens, {world.size} x {world.device_name}"
+        )
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the run began, over all attempts that are behind its weights."""
+        """Seconds since the run started, over all attempts that led to the current weights."""
         return self.before_s + time.perf_counter() - self.started
 
     @property
     def last_val_loss(self) -> float | None:
-        """The validation loss that was measured last."""
+        """The newest validation loss."""
         return self.val[-1]["val/loss"] if self.val else None
 
     def evaluated(self, step: int) -> bool:
-        """Whether the weights after `step` updates were judged already, by this attempt or the one before."""
+        """Return whether the weights after `step` updates were evaluated, in this or an earlier attempt."""
         return bool(self.val) and bool(self.val[-1]["step"] == step)
 
     def is_best(self, step: int) -> bool:
-        """Whether the weights after `step` updates have the lowest validation loss so far."""
+        """Return whether the weights after `step` updates have the lowest validation loss so far."""
         return self.evaluated(step) and self.val[-1]["val/loss"] <= min(line["val/loss"] for line in self.val)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed attempt needs to tell of the whole run."""
+        """Return what a resumed attempt needs to report on the whole run."""
         return {
             "train": columns(self.train),
             "val": columns(self.val),
@@ -111,10 +120,7 @@ class RunLog:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what an earlier attempt knew at its checkpoint, or back to what this one knew.
-
-        Time does not go back: what this attempt took it took.
-        """
+        """Restore the history of a checkpoint. Time is not restored after a rollback: this attempt did take it."""
         self.train, self.val = rows(state["train"]), rows(state["val"])
         if state["attempt"] != self.attempt:
             self.before_s = state["elapsed_s"]
@@ -122,25 +128,25 @@ class RunLog:
         self.seconds, self.since_line = array("d"), 0
 
     def resumed(self, step: int) -> None:
-        """Say in metrics.jsonl that training goes on from a step: what was written of later ones is void."""
+        """Mark in metrics.jsonl that training continues from a step, which voids the lines of later steps."""
         if self.main and self.dir.metrics.exists():
             line = {"step": step, "time": time.time(), "attempt": self.attempt, "resumed": True}
             append_jsonl(self.dir.metrics, line)
 
     def say(self, text: str) -> None:
-        """Print one line at once."""
+        """Print one line and flush."""
         if self.main:
-            print(f"{text}\n", end="", flush=True)  # one write: a checkpoint that is done may be told meanwhile
+            print(f"{text}\n", end="", flush=True)  # one write, because the checkpoint thread prints too
 
     def event(self, step: int, event: str, text: str) -> None:
-        """Record something that happened once, and print it."""
+        """Record and print an event."""
         if self.main:
             append_jsonl(self.dir.events, {"time": time.time(), "step": step, "event": event, "text": text})
             self.say(f"{event}: {text}")
 
     @contextmanager
     def phase(self, phase: str) -> Iterator[None]:
-        """Note a stretch in which the run did not train, also one that fails."""
+        """Record a phase without training, also if it fails."""
         begin = time.time()
         try:
             yield
@@ -148,46 +154,46 @@ class RunLog:
             self.phase_over(phase, begin)
 
     def phase_over(self, phase: str, begin: float) -> None:
-        """Write to phases.jsonl what was done from `begin`, in Unix seconds, until now, unless it was but a moment."""
+        """Write a phase from `begin` (Unix seconds) until now to phases.jsonl, unless it was negligible."""
         end = time.time()
-        if self.main and end - begin >= MOMENT_S:
+        if self.main and end - begin >= SHORTEST_PHASE_S:
             line = {"phase": phase, "step": self.step, "attempt": self.attempt, "begin": begin, "end": end}
             append_jsonl(self.dir.phases, line)
 
-    def training(self, reading: Reading, epoch: int) -> None:
-        """Take the numbers of a step; write them at every log_interval steps and at the last one."""
+    def training(self, numbers: StepNumbers, epoch: int) -> None:
+        """Add the numbers of a step; log them every log_interval steps and at the last step."""
         assert self.config
-        self.seconds.append(reading.seconds)
+        self.seconds.append(numbers.seconds)
         self.since_line += 1
-        if reading.step % self.config.log_interval and reading.step != self.config.max_iters - 1:
+        if numbers.step % self.config.log_interval and numbers.step != self.config.max_iters - 1:
             return
         seconds = statistics.fmean(self.seconds[-self.since_line :])
         self.since_line = 0
         speed, used = self._speed(seconds)
         self._metrics(
             self.train,
-            reading.step,
+            numbers.step,
             {
-                "train/loss": reading.loss,
-                "train/lr": reading.lr,
-                "grad/norm": reading.norm,
+                "train/loss": numbers.loss,
+                "train/lr": numbers.lr,
+                "grad/norm": numbers.norm,
                 "throughput/tokens_per_s": speed,
                 "throughput/mfu": used,
                 "throughput/step_ms": 1e3 * seconds,
-                **({"sparsity": self.pruner.sparsity(reading.step)} if self.pruner else {}),
+                **({"sparsity": self.pruner.sparsity(numbers.step)} if self.pruner else {}),
             },
         )
-        pruned = f" | sparsity {self.pruner.sparsity(reading.step):.1%}" if self.pruner else ""
+        pruned = f" | sparsity {self.pruner.sparsity(numbers.step):.1%}" if self.pruner else ""
         self.say(
-            f"Iter {reading.step} | epoch {epoch} | loss {reading.loss:.4f} | lr {reading.lr:.2e} | "
-            f"norm {reading.norm:.2f} | dt {1e3 * seconds:.1f}ms | tok/s {speed:.0f} | "
+            f"Iter {numbers.step} | epoch {epoch} | loss {numbers.loss:.4f} | lr {numbers.lr:.2e} | "
+            f"norm {numbers.norm:.2f} | dt {1e3 * seconds:.1f}ms | tok/s {speed:.0f} | "
             f"mfu {'n/a' if used is None else f'{used:.1%}'}{pruned}"
         )
 
     def validation(self, step: int, loss: float, by_source: Mapping[str, float] | None = None) -> None:
-        """Write a validation loss, measured on the weights after `step` updates.
+        """Log a validation loss of the weights after `step` updates.
 
-        by_source: the loss of each dataset of a mix.
+        by_source: loss per dataset of a mix.
         """
         bits = bits_per_byte(loss, self.bytes_per_token)
         several = by_source if by_source and len(by_source) > 1 else {}
@@ -199,13 +205,13 @@ class RunLog:
         self.say(f"Iter {step} | Validation loss {loss:.4f} | ppl {perplexity(loss):.2f}{more}")
 
     def hellaswag(self, step: int, score: Score) -> None:
-        """Write a HellaSwag score of the weights after `step` updates."""
+        """Log a HellaSwag score of the weights after `step` updates."""
         self.hellaswag_score = score
         self._metrics([], step, {"hellaswag/accuracy": score.accuracy, "hellaswag/accuracy_norm": score.accuracy_norm})
         self.say(f"Iter {step} | HellaSwag {score.accuracy:.4f} | normalised {score.accuracy_norm:.4f}")
 
     def samples(self, step: int, texts: Sequence[Mapping[str, Any]]) -> None:
-        """Write sample texts of the weights after `step` updates, each on one line of the log."""
+        """Log sample texts of the weights after `step` updates, one line each."""
         for text in texts:
             if self.main:
                 append_jsonl(self.dir.samples, {"time": time.time(), "step": step, "attempt": self.attempt, **text})
@@ -213,7 +219,7 @@ class RunLog:
             self.say(f"Iter {step} | Sample of {prompt}: {answer}")
 
     def _dollars(self) -> float | None:
-        """Return what the run has cost so far, None where no price is known."""
+        """Return the cost of the run so far in dollars, or None without a price."""
         if self.config is None or self.config.gpu_hour_price is None:
             return None
         return self.config.gpu_hour_price * self.config.num_gpus * self.spent() / 3600
@@ -240,8 +246,8 @@ class RunLog:
             append_jsonl(self.dir.metrics, finite_items(line))
 
     def _steady(self) -> array[float]:
-        """Return the seconds of each step behind the weights, without those in which an attempt warmed up."""
-        return self.steady_before + self.seconds[min(WARMING_UP, len(self.seconds) // 2) :]
+        """Return the seconds of each step that led to the current weights, without the warm-up of each attempt."""
+        return self.steady_before + self.seconds[min(WARM_UP, len(self.seconds) // 2) :]
 
     def result(
         self, status: str, kind: str | None = None, reason: str | None = None, *, ended_by: str | None = None
@@ -295,7 +301,7 @@ class RunLog:
         )
 
     def training_metrics(self, result: Mapping[str, Any]) -> dict[str, Any]:
-        """Return training_metrics.json: the original project's keys, then ours. Not measured is null."""
+        """Return training_metrics.json: the original project's keys, then ours. Missing measurements are null."""
         config, world = self.config, self.world
         assert config
         assert world
@@ -340,10 +346,21 @@ class RunLog:
             }
         )
 
+    def finish(self, ended_by: str) -> None:
+        """Report the final and the best validation loss, and end the run as finished."""
+        assert self.config
+        final, best = self.val[-1], min(self.val, key=lambda line: float(line["val/loss"]))
+        self.say(f"Final validation loss: {final['val/loss']:.4f} | ppl: {final['val/perplexity']:.2f}")
+        self.say(f"Best validation loss: {best['val/loss']:.4f} (Iter {best['step']})")
+        if self.step < self.config.max_iters:
+            text = f"ended after {self.step} of {self.config.max_iters} steps of the learning rate schedule"
+            self.event(self.step, ended_by, text)
+        self.end("finished", ended_by=ended_by)
+
     def end(
         self, status: str, kind: str | None = None, reason: str | None = None, *, ended_by: str | None = None
     ) -> None:
-        """Write training_metrics.json, and result.json last: the run ended when that one is there."""
+        """Write training_metrics.json, then result.json, whose existence means that the run has ended."""
         if not self.main:
             return
         result = self.result(status, kind, reason, ended_by=ended_by)
@@ -354,37 +371,37 @@ class RunLog:
 
 
 def columns(lines: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return lines of the log as one list for each key, None where a line lacks it: small in a checkpoint."""
+    """Return log lines as one list per key, with None for missing values, which is compact in a checkpoint."""
     keys = dict.fromkeys(key for line in lines for key in line)
     return {key: [line.get(key) for line in lines] for key in keys}
 
 
 def rows(lists: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
-    """Return what `columns` made into lists as lines again."""
+    """Return the log lines that `columns` was given."""
     return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
 
 
 def perplexity(loss: float | None) -> float | None:
-    """Return e to the loss; infinity where that is too large for a float."""
+    """Return exp(loss), infinity if that overflows."""
     if loss is None:
         return None
     return math.exp(loss) if loss < 700 else math.inf
 
 
 def peak_memory_mib(world: World) -> float:
-    """Return the most memory that this rank used, in MiB: of its GPU's tensors, or of the process on the CPU."""
+    """Return this rank's peak memory in MiB: its GPU's tensors, or the resident set on the CPU."""
     if world.device.type == "cuda":
         return torch.cuda.max_memory_allocated(world.device) / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10  # KiB on Linux
 
 
 def finite_items(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON object with null in the place of each number that is not finite."""
+    """Return a JSON object with null for non-finite numbers."""
     return {key: finite(item) for key, item in value.items()}
 
 
 def finite(value: Any) -> Any:
-    """Return a JSON value with null in the place of each number that is not finite."""
+    """Return a JSON value with null for non-finite numbers."""
     if isinstance(value, dict):
         return finite_items(value)
     if isinstance(value, list):

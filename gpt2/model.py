@@ -1,4 +1,4 @@
-"""GPT-2, exactly: the same numbers as the published model, and the fastest way to them on the device at hand."""
+"""GPT-2 with its loss and key-value cache, numerically equal to the published model, fast on CPUs and GPUs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,21 +14,23 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from gpt2.cache import Cache, Layer
-from gpt2.loss import CHUNK_ROWS, chunked_cross_entropy, padding_bias
 from kmatrix.shapes import ModelShape, padded
 
-# How attention is computed on the CPU: docs/decisions/0003-attention-and-precision-on-the-cpu.md has the measurements.
-CPU_MATMUL_MAX_TOKENS = 512  # at longer contexts SDPA is as fast and keeps no probabilities
-ROWS = 256  # query rows that plain attention takes at once; keys after the last of them are never multiplied
-CPU_CHUNK_MAX_WIDTH, CPU_CHUNK_MIN_VOCAB = 128, 32768  # where the head in chunks of rows wins on the CPU
+# Measurements for the CPU thresholds below: docs/decisions/0003-attention-and-precision-on-the-cpu.md
+CPU_MATMUL_MAX_TOKENS = 512  # for longer contexts SDPA is as fast and does not store probabilities
+
+
+ROWS = 256  # query rows per block of plain attention; keys after the last row are skipped
+
+
+CPU_CHUNK_MAX_WIDTH, CPU_CHUNK_MIN_VOCAB = 128, 32768  # chunked loss is faster on the CPU within these bounds
 
 
 def configure_precision(device: str, dtype: str, *, tf32: bool) -> str:
-    """Set how this process multiplies 32-bit matrices, and return a sentence for the log.
+    """Set the precision of 32-bit matrix products in this process, and return a line for the log.
 
-    On the CPU "medium" hands the products to oneDNN, which is faster than the default; it is taken only where
-    its results are as exact, and not where oneDNN would round the factors to bfloat16 (AMX).
+    On the CPU "medium" uses oneDNN, which is faster than the default. It is set only if its results are as accurate,
+    and never on CPUs with AMX, where oneDNN would round the factors to bfloat16.
     """
     if device == "cuda":
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
@@ -41,13 +44,13 @@ def configure_precision(device: str, dtype: str, *, tf32: bool) -> str:
 
 
 def _has_amx() -> bool:
-    """Return whether the CPU has tiles for bfloat16, which "medium" would use. Known since torch 2.12."""
+    """Return whether the CPU has AMX tiles, which "medium" would use for bfloat16. PyTorch reports it since 2.12."""
     capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(capabilities.get("amx_bf16", False) or capabilities.get("amx_tile", False))
 
 
 def _medium_is_exact() -> bool:
-    """Return whether "medium" keeps 32-bit accuracy here: bfloat16 factors would err by about 2e-3."""
+    """Return whether "medium" keeps 32-bit accuracy on this CPU; bfloat16 factors would err by about 2e-3."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
@@ -61,14 +64,14 @@ def _medium_is_exact() -> bool:
 
 
 def autocast(device: str, dtype: str) -> AbstractContextManager[object]:
-    """Return the context in which a forward pass runs: bfloat16 activations, or nothing for fp32."""
+    """Return the context for a forward pass: bfloat16 autocast, or a null context for fp32."""
     return torch.autocast(device, torch.bfloat16) if dtype == "bf16" else contextlib.nullcontext()
 
 
 def attention_path(device: str, dtype: str, block_size: int, flash: bool) -> str:
-    """Return "sdpa" (PyTorch's fused attention) or "matmul" (plain products), whichever is faster.
+    """Return the faster attention: "sdpa" (PyTorch's fused attention) or "matmul" (plain matrix products).
 
-    dtype: "fp32" or "bf16"; the measured rule on the CPU is the same for both.  block_size: tokens in a sequence.
+    dtype: "fp32" or "bf16"; on the CPU both have the same threshold.  block_size: tokens per sequence.
     """
     if not flash:
         return "matmul"
@@ -78,14 +81,14 @@ def attention_path(device: str, dtype: str, block_size: int, flash: bool) -> str
 
 
 class Linear(nn.Linear):
-    """A linear layer that draws no weights: GPT draws them all, from its own generator."""
+    """A linear layer without initialization: GPT initializes all weights from its own generator."""
 
     def reset_parameters(self) -> None:
         pass
 
 
 class Embedding(nn.Embedding):
-    """An embedding that draws no weights: GPT draws them all, from its own generator."""
+    """An embedding without initialization: GPT initializes all weights from its own generator."""
 
     def reset_parameters(self) -> None:
         pass
@@ -116,9 +119,9 @@ class Attention(nn.Module):
 
 
 def causal_mask(block_size: int) -> Tensor:
-    """Return what is added to the scores of ROWS query rows: (ROWS, ceil(block_size / ROWS) x ROWS).
+    """Return the causal mask for ROWS query rows, to be added to scores: (ROWS, ceil(block_size / ROWS) x ROWS).
 
-    Zeros, and in the last ROWS columns minus infinity where a key comes after its query.
+    The last ROWS columns are a causal triangle (0 and -inf); all others are 0.
     """
     rows = min(ROWS, block_size)
     triangle = torch.full((rows, rows), -math.inf).triu(1)
@@ -126,19 +129,19 @@ def causal_mask(block_size: int) -> Tensor:
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float) -> Tensor:
-    """Return softmax(q k' / sqrt(D), causal) v for q, k, v of (B, H, T, D), some rows of queries at a time.
+    """Return causal softmax(q k' / sqrt(D)) v for q, k, v of (B, H, T, D), computed in blocks of query rows.
 
-    Rows start..stop look at keys 0..stop only, which saves up to half of the work. `mask`: see causal_mask.
+    Rows start..stop only need keys 0..stop, which saves up to half of the work. `mask`: see causal_mask.
     """
     b, h, t, d = q.shape
-    q, k, v = (x.reshape(b * h, t, d) for x in (q, k, v))
+    q, k, v = (x.reshape(b * h, t, d) for x in (q, k, v))  # (B H, T, D)
     rows, width = mask.shape
-    if t <= rows:  # one piece: a slice would cost a copy on the way back
+    if t <= rows:  # one block: slicing would cost a copy in the backward pass
         return _attend(q, k, v, mask[:t, width - rows : width - rows + t], dropout).view(b, h, t, d)
     out = []
     for start in range(0, t, rows):
         stop = min(start + rows, t)
-        first = width - rows - start  # the column of `mask` that belongs to key 0
+        first = width - rows - start  # column of `mask` for key 0
         causal = mask[: stop - start, first : first + stop]
         out.append(_attend(q[:, start:stop], k[:, :stop], v[:, :stop], causal, dropout))
     return torch.cat(out, dim=1).view(b, h, t, d)
@@ -147,13 +150,13 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: floa
 def _attend(q: Tensor, k: Tensor, v: Tensor, causal: Tensor, dropout: float) -> Tensor:
     """Return softmax(q k' / sqrt(D) + causal) v for q (B H, rows, D), k and v (B H, keys, D)."""
     scores = torch.baddbmm(causal.to(q.dtype), q, k.transpose(1, 2), alpha=1 / math.sqrt(q.shape[-1]))
-    weights = functional.softmax(scores, dim=-1)  # (B H, rows, keys)
+    weights = functional.softmax(scores, dim=-1)  # (B H, rows, keys), like scores
     weights = functional.dropout(weights, dropout) if dropout else weights
     return torch.bmm(weights.to(v.dtype), v)
 
 
 class Mlp(nn.Module):
-    """Two linear layers with GPT-2's GELU, the tanh approximation, between them."""
+    """Two linear layers with GPT-2's GELU (tanh approximation) between them."""
 
     def __init__(self, shape: ModelShape, dropout: float) -> None:
         super().__init__()
@@ -167,7 +170,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer block: attention and MLP, each after a layer norm and added to the stream."""
+    """A transformer block: pre-norm attention and MLP, each with a residual connection."""
 
     def __init__(self, shape: ModelShape, dropout: float) -> None:
         super().__init__()
@@ -185,11 +188,11 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """GPT-2 (Radford et al. 2019). Parameter names are those of the published checkpoints.
 
-    dropout: a probability.  vocab_multiple: the vocabulary is padded to a multiple of this; the added tokens have
-    probability 0, so losses are those of the unpadded model.  flash: use fused attention where it is faster.
-    seed: decides the initial weights, alone: the same on every device and for every vocab_multiple.
-    recompute: keep the input of each block alone, and compute the block again on the way back.
-    loss_chunk: rows whose logits exist at the same time; 0: all, but for narrow models on the CPU.
+    dropout: probability.  vocab_multiple: pads the vocabulary to a multiple of this; padding tokens have probability 0,
+    so the loss equals that of the unpadded model.  flash: use fused attention if it is faster.
+    seed: decides the initial weights, which are the same on every device and for every vocab_multiple.
+    recompute: activation checkpointing; only the input of each block is kept for the backward pass.
+    loss_chunk: rows of logits computed at once; 0: all rows, except for narrow models on the CPU.
     """
 
     causal_mask: Tensor
@@ -221,13 +224,13 @@ class GPT(nn.Module):
 
     @property
     def params(self) -> int:
-        """Parameters without the padding of the vocabulary: `shape.params`."""
+        """Number of parameters without vocabulary padding; equals `shape.params`."""
         rows = self.wte.num_embeddings - self.shape.vocab_size
         padding = rows * self.shape.n_embd * (1 if self.lm_head is None else 2)
         return sum(parameter.numel() for parameter in self.parameters()) - padding
 
     def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
-        """Return (logits, None), or with targets (None, loss): the mean cross-entropy in 32 bits, in nats.
+        """Return (logits, None), or with targets (None, loss): the mean cross-entropy in fp32, in nats.
 
         idx, targets: tokens, (B, T), T at most the block size.  logits: (B, T, V), V without padding.
         """
@@ -242,9 +245,9 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def extend(self, idx: Tensor, cache: Cache, first: int = 0) -> Tensor:
-        """Return the logits after the last of new tokens (B, Q) of the cache's rows first..first + B: (B, V).
+        """Process new tokens (B, Q) of the cache's rows first..first + B, and return the last logits: (B, V).
 
-        The model must be in evaluation mode. Raises ValueError where a row gets longer than the context.
+        The model must be in evaluation mode. Raises ValueError if a row outgrows the context.
         """
         layers = cache.turn(first, *idx.shape)
         x = self.wte(idx) + self.wpe(layers[0].positions)  # (B, Q, E)
@@ -255,7 +258,7 @@ class GPT(nn.Module):
 
     @property
     def head(self) -> Tensor:
-        """The weights of the output layer: (V padded, E)."""
+        """Weights of the output layer: (padded V, E)."""
         return self.wte.weight if self.lm_head is None else self.lm_head.weight
 
     def _stream(self, idx: Tensor) -> Tensor:
@@ -266,7 +269,7 @@ class GPT(nn.Module):
         device = idx.device.type
         dtype = "bf16" if torch.is_autocast_enabled(device) else "fp32"
         dropping = self.training and self.dropout > 0
-        fused = self.flash and not (device == "cpu" and dropping)  # SDPA with dropout has no fused form on the CPU
+        fused = self.flash and not (device == "cpu" and dropping)  # on the CPU, SDPA with dropout is not fused
         path = attention_path(device, dtype, t, fused)
         x = self.wte(idx) + self.wpe.weight[:t]  # (B, T, E)
         x = functional.dropout(x, self.dropout) if dropping else x
@@ -278,14 +281,17 @@ class GPT(nn.Module):
         return normed
 
     def _chunk_rows(self, x: Tensor) -> int:
-        """Return how many rows have logits at once, 0 for all: as asked, or where chunks are faster on a CPU."""
+        """Return how many rows of logits to compute at once, 0 for all: as configured, or if faster on this CPU."""
         narrow = x.shape[-1] <= CPU_CHUNK_MAX_WIDTH and self.shape.vocab_size >= CPU_CHUNK_MIN_VOCAB
         faster = narrow and x.device.type == "cpu" and torch.is_grad_enabled()
         return self.loss_chunk or (CHUNK_ROWS if faster else 0)
 
     @torch.no_grad()
     def _draw_weights(self, generator: torch.Generator) -> None:
-        """Draw N(0, 0.02), into the residual stream N(0, 0.02 / sqrt(2 layers)); biases 0; padding 0."""
+        """Initialize weights with N(0, 0.02), residual projections with N(0, 0.02 / sqrt(2 layers)), biases with 0.
+
+        Source: GPT-2's section 2.3 and nanoGPT's model.py. Padding of the vocabulary is 0.
+        """
         vocab = self.shape.vocab_size
         residual = 0.02 / math.sqrt(2 * self.shape.n_layer)
         for name, parameter in self.named_parameters():
@@ -299,5 +305,133 @@ class GPT(nn.Module):
                 parameter.normal_(0.0, deviation, generator=generator)
 
 
-# CONFIG_GPT2_ARCH_X is the entry x; docs/models.md tells how to add one.
+# CONFIG_GPT2_ARCH_X is the entry x; how to add one: docs/developing.md, "A model of your own".
 MODELS: dict[str, type[GPT]] = {"gpt2": GPT}
+
+
+CHUNK_ROWS = 128  # 128 x 50304 logits take 26 MB; malloc returns blocks above 32 MB to the system on every free
+
+
+def padding_bias(vocab_size: int, rows: int) -> Tensor | None:
+    """Return the bias added to the logits: 0 for tokens, -inf for padding; None without padding."""
+    if rows == vocab_size:
+        return None
+    return torch.cat([torch.zeros(vocab_size), torch.full((rows - vocab_size,), -math.inf)])
+
+
+def chunked_cross_entropy(
+    x: Tensor, head: Tensor, bias: Tensor | None, labels: Tensor, rows: int = CHUNK_ROWS
+) -> Tensor:
+    """Return the mean cross-entropy of softmax(x head' + bias) for x (N, E), head (V, E), labels (N,).
+
+    rows: how many of the N rows have logits in memory at the same time.
+    """
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        x = x.to(torch.get_autocast_dtype(device))
+    with torch.autocast(device, enabled=False):
+        if torch.is_grad_enabled():
+            loss: Tensor = ChunkedCrossEntropy.apply(x, head, bias, labels, rows)  # type: ignore[no-untyped-call]
+            return loss
+        w, added = head.to(x.dtype), None if bias is None else bias.to(x.dtype)
+        total = torch.zeros((), device=x.device)
+        for start in range(0, len(x), rows):
+            logits = functional.linear(x[start : start + rows], w, added).float()  # (rows, V padded)
+            total += functional.cross_entropy(logits, labels[start : start + rows], reduction="sum")
+        return total / len(x)
+
+
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """Cross-entropy that computes its gradients chunk by chunk in the forward pass; backward only scales them."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917  (the signature of autograd)
+        ctx: Any, x: Tensor, head: Tensor, bias: Tensor | None, labels: Tensor, rows: int
+    ) -> Tensor:
+        """Return the mean loss. Products have the dtype of `x`, (N, E); sums and the gradient of `head` are fp32."""
+        w, added = head.to(x.dtype), None if bias is None else bias.to(x.dtype)
+        dx, dw = torch.empty_like(x), torch.zeros_like(head)
+        total = torch.zeros((), device=x.device)
+        for start in range(0, len(x), rows):
+            part, label = x[start : start + rows], labels[start : start + rows, None]
+            log_probs = functional.log_softmax(functional.linear(part, w, added).float(), dim=-1)  # (rows, V padded)
+            total -= log_probs.gather(1, label).sum()
+            # gradient of the logits: (softmax - one-hot) / N
+            d = log_probs.exp_().scatter_add_(1, label, -torch.ones_like(label, dtype=torch.float32))
+            d = d.div_(len(x)).to(x.dtype)  # (rows, V padded)
+            torch.mm(d, w, out=dx[start : start + rows])  # (rows, E)
+            dw += d.t() @ part  # (V padded, E)
+        ctx.save_for_backward(dx, dw)
+        return total / len(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        dx, dw = ctx.saved_tensors
+        return dx * grads[0], dw * grads[0], None, None, None
+
+
+FIRST_CAPACITY = 64  # tokens per row that are allocated first; doubled when a text grows
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer's view of the cache during a forward pass."""
+
+    keys: Tensor  # (B, capacity, H, D), a view into the cache
+    values: Tensor  # (B, capacity, H, D), a view into the cache
+    positions: Tensor  # (B, Q), of the new tokens
+    mask: Tensor  # (B, 1, Q, K), True if a query attends to a key
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the keys and values of new tokens, (B, H, Q, D), and return those of all tokens: (B, H, K, D)."""
+        rows = torch.arange(len(k), device=k.device)[:, None]  # (B, 1)
+        self.keys[rows, self.positions] = k.transpose(1, 2).to(self.keys.dtype)
+        self.values[rows, self.positions] = v.transpose(1, 2).to(self.values.dtype)
+        length = self.mask.shape[-1]
+        return self.keys[:, :length].transpose(1, 2), self.values[:, :length].transpose(1, 2)
+
+
+class Cache:
+    """Key-value cache with one row per text. `lengths[row]` counts cached tokens; set it to 0 to reuse the row."""
+
+    def __init__(
+        self, shape: ModelShape, rows: int, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.block_size = shape.block_size
+        self.lengths = [0] * rows  # cached tokens of each row
+        head = (shape.n_head, shape.n_embd // shape.n_head)
+        self._kv = torch.zeros((2, shape.n_layer, rows, 0, *head), device=device, dtype=dtype)  # (2, L, R, T, H, D)
+
+    def turn(self, first: int, rows: int, new: int) -> list[Layer]:
+        """Add `new` tokens to each of the rows first..first + rows, and return the view of each layer.
+
+        Raises ValueError if a row outgrows the context.
+        """
+        starts = self.lengths[first : first + rows]
+        longest = max(starts) + new
+        if longest > self.block_size:
+            raise ValueError(f"{longest} tokens in a row, but the model's context is {self.block_size}")
+        self._reserve(longest)
+        device = self._kv.device
+        positions = torch.tensor(starts, device=device)[:, None] + torch.arange(new, device=device)  # (B, Q)
+        mask = torch.arange(longest, device=device) <= positions[..., None]  # (B, Q, K)
+        for row in range(first, first + rows):
+            self.lengths[row] += new
+        keys, values = self._kv[:, :, first : first + rows]  # each (L, B, T, H, D)
+        return [Layer(keys[i], values[i], positions, mask[:, None]) for i in range(len(keys))]
+
+    def move(self, source: int, target: int) -> None:
+        """Copy the text of one row into another."""
+        length = self.lengths[source]
+        self._kv[:, :, target, :length] = self._kv[:, :, source, :length]
+        self.lengths[target] = length
+
+    def _reserve(self, length: int) -> None:
+        """Extend the cache to this many tokens per row, filled with zeros: masked values must still be finite."""
+        kinds, layers, rows, capacity, *head = self._kv.shape
+        if length <= capacity:
+            return
+        wanted = min(self.block_size, max(FIRST_CAPACITY, length, 2 * capacity))
+        grown = self._kv.new_zeros((kinds, layers, rows, wanted, *head))
+        grown[:, :, :, :capacity] = self._kv
+        self._kv = grown

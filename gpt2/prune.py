@@ -1,6 +1,7 @@
-"""Pruning: weights of the blocks' matrices become 0 along a ramp, and stay 0. Embeddings, gains and biases are kept.
+"""Pruning: an increasing share of the weights in the blocks' matrices becomes and stays 0.
 
-Every rank has the same weights, averaged gradients and optimizer states, so each finds the same masks by itself.
+Embeddings, gains and biases are not pruned. All ranks have the same weights, averaged gradients and optimizer states,
+so each computes the same masks without communication.
 """
 
 from __future__ import annotations
@@ -16,58 +17,59 @@ from torch import nn
 from gpt2.optim import Optimizers, block_matrices
 from kmatrix.errors import ConfigError
 
-TINY = 1e-8  # added to a root before it divides
-LAG = 4  # measurements that are kept: the log reads one step late
+TINY = 1e-8  # added to the denominator
+
+
+LAG = 4  # counts that are kept, because the log reads them one step late
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ramp:
-    """How the share of pruned weights grows: s(t) = s_f (1 - (1 - (t - t_0) / (t_1 - t_0))^3).
+    """Sparsity over time: s(t) = s_f (1 - (1 - (t - t_0) / (t_1 - t_0))^3).
 
-    Zhu and Gupta 2017 (arXiv:1710.01878), equation 1, from 0.  begin, end: t_0 and t_1 in updates.
-    every: updates between two changes of the masks; the last change is at the end.
+    Source: Zhu and Gupta 2017 (arXiv:1710.01878), equation 1, with initial sparsity 0.
     """
 
-    target: float
-    begin: int
-    end: int
-    every: int
+    target: float  # final sparsity s_f, 0 to 1
+    begin: int  # t_0, updates
+    end: int  # t_1, updates
+    every: int  # updates between two changes of the masks; the last change is at `end`
 
     @classmethod
     def of(cls, config: Any) -> Ramp:
         begin, end = (round(share * config.max_iters) for share in (config.pruning_warmup, config.pruning_ramp_end))
         if begin >= end:
             raise ConfigError(
-                f"pruning begins at step {begin} and is to have reached its target at step {end}",
+                f"pruning starts at step {begin} and ends at step {end}",
                 why=f"the run has {config.max_iters} steps",
-                fix="set GPT2_PRUNING_WARMUP below GPT2_PRUNING_RAMP_END, or train for longer",
+                hint="set GPT2_PRUNING_WARMUP below GPT2_PRUNING_RAMP_END, or train for longer",
             )
         return cls(target=config.target_sparsity, begin=begin, end=end, every=config.pruning_frequency)
 
     def due(self, updates: int) -> bool:
-        """Whether the masks change after this many updates."""
+        """Return whether the masks change after this many updates."""
         within = self.begin < updates <= self.end
         return within and ((updates - self.begin) % self.every == 0 or updates == self.end)
 
     def sparsity(self, updates: int) -> float:
-        """The share that is to be pruned after this many updates."""
+        """Return the target sparsity after this many updates."""
         done = min(max(updates - self.begin, 0) / (self.end - self.begin), 1.0)
         return self.target * (1 - (1 - done) ** 3)
 
 
 def build(config: Any, model: nn.Module, optimizers: Optimizers) -> Pruner | None:
-    """Return what prunes the model as the configuration says, None where nothing is pruned."""
+    """Return the configured pruner of a model, or None without pruning."""
     if config.pruning == "none":
         return None
     return Pruner(config, block_matrices(model), optimizers)
 
 
 class Pruner:
-    """The masks of one model. Call `gradients` before clipping and `weights` after each update.
+    """The pruning masks of one model. Call `gradients` before clipping and `weights` after each update.
 
-    A weight that is pruned never comes back. method: which weights go first, those with the lowest
-    magnitude: |w|;  movement: -sum over steps of gradient x w, so those that move towards 0 (Sanh et al. 2020,
-    arXiv:2005.07683, equation 3);  state: w^2 |m| / (sqrt(v) + 1e-8) of the optimizer's moments (mcgrof/AdamWPrune).
+    A pruned weight never comes back. Methods, by the score whose lowest values are pruned first:
+    magnitude: |w|.  movement: -sum over steps of gradient x w (Sanh et al. 2020, arXiv:2005.07683, equation 3).
+    state: w^2 |m| / (sqrt(v) + 1e-8) with the optimizer's moments m and v (mcgrof/AdamWPrune).
     """
 
     def __init__(self, config: Any, matrices: Sequence[nn.Parameter], optimizers: Optimizers) -> None:
@@ -84,7 +86,7 @@ class Pruner:
 
     @torch.no_grad()
     def gradients(self) -> None:
-        """Take in the averaged gradients of a step, and take out those of pruned weights."""
+        """Update the movement scores with a step's averaged gradients, and zero the gradients of pruned weights."""
         found = [(number, matrix.grad) for number, matrix in enumerate(self.matrices) if matrix.grad is not None]
         if self.movement and found:
             scores, weights = [self.movement[n] for n, _ in found], [self.matrices[n] for n, _ in found]
@@ -95,9 +97,9 @@ class Pruner:
 
     @torch.no_grad()
     def weights(self, updates: int) -> None:
-        """Keep pruned weights at 0 after an update, and prune more where that is due."""
+        """Zero pruned weights after an update, and prune more if that is due."""
         self.waiting = self.waiting or self.ramp.due(updates)
-        if self.waiting and self.optimizers.settled:
+        if self.waiting and self.optimizers.warmed_up:
             self._prune(self.ramp.sparsity(updates))
             self.waiting, self.begun = False, True
             self._zero()
@@ -106,15 +108,15 @@ class Pruner:
             self._zero()
 
     def sparsity(self, updates: int | None = None) -> float:
-        """Return the share of zeros in the pruned matrices, as counted at the last change of the masks.
+        """Return the share of zeros in the pruned matrices.
 
-        updates: at the last change until then; None: counted now.
+        updates: as counted at the last change of the masks until then; None: counted now.
         """
         if updates is None:
             return float(self._zeros()) / self.total
         place = max((n for n, (at, _) in enumerate(self._measured) if at <= updates), default=0)
         at, zeros = self._measured[place]
-        self._measured[place] = (at, float(zeros))  # read from the device once
+        self._measured[place] = (at, float(zeros))  # copied from the device only once
         return float(zeros) / self.total
 
     def state_dict(self) -> dict[str, Any]:
@@ -129,7 +131,7 @@ class Pruner:
         self._measured = deque(((int(at), float(zeros)) for at, zeros in state["measured"]), maxlen=LAG)
 
     def _prune(self, share: float) -> None:
-        """Bring the masks up to `share` of all matrices together, or of each."""
+        """Extend the masks to `share` of all matrices together, or of each one."""
         scores = [score.masked_fill(gone, -torch.inf) for score, gone in zip(self._scores(), self.pruned, strict=True)]
         if self.across:
             self.pruned = lowest(scores, round(share * self.total))
@@ -154,14 +156,14 @@ class Pruner:
             matrix.masked_fill_(gone, 0.0)
 
     def _zeros(self) -> torch.Tensor:
-        """Count the zeros in all matrices; the count stays on the device."""
+        """Count the zeros in all matrices. The result stays on the device."""
         return torch.stack([(matrix == 0).sum() for matrix in self.matrices]).sum()
 
 
 def lowest(scores: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
-    """Return masks of exactly the `count` lowest entries of all tensors together; among equals the first ones.
+    """Return masks of exactly the `count` lowest values of all tensors together; of equal values, the first ones.
 
-    The bound is found by halving the range of 32-bit floats 32 times: nothing is sorted, copied together or waited for.
+    The threshold is found by bisection over the 32 bits of a float, without sorting, concatenation or synchronization.
     """
     keys = [_ordered(score) for score in scores]
     low, high = (torch.tensor(value, device=keys[0].device) for value in (-(2**31), 2**31 - 1))
@@ -180,6 +182,6 @@ def lowest(scores: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
 
 
 def _ordered(score: torch.Tensor) -> torch.Tensor:
-    """Return whole numbers that are ordered as the 32-bit floats are."""
+    """Return integers with the same order as the float32 values."""
     bits = score.contiguous().view(torch.int32)
     return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)

@@ -1,46 +1,48 @@
-"""What each step says, agreed among the ranks and read one step late, so that the loop never waits for the GPU."""
+"""The numbers of each step, averaged over the ranks and read one step late, so that the loop never waits for a GPU."""
 
 from __future__ import annotations
 
+import inspect
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed
+from torch import nn
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from gpt2.dist import World
-from kmatrix.records import append_jsonl
+from kmatrix.records.files import append_jsonl
+from kmatrix.records.train_config import TrainConfig
 
-Mark = float | torch.cuda.Event  # a moment: of the CPU's clock in seconds, or in a GPU's stream
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """One step, the same on every rank.
-
-    loss: mean over the micro-batches of all ranks.  norm: of the gradients before clipping.
-    stop: some rank was asked to stop.  enough: rank 0 says that the budget is up.  seconds: how long the step took.
-    compute_s: how long this rank itself computed, before it waited for the gradients of others. It alone differs.
-    """
-
-    step: int
-    lr: float
-    loss: float
-    norm: float
-    stop: bool
-    seconds: float
-    compute_s: float
-    enough: bool = False
+Mark = float | torch.cuda.Event  # a time: seconds on the CPU's clock, or an event in the GPU's stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Posted:
-    """One step whose numbers are on their way to this process."""
+class StepNumbers:
+    """The numbers of one step. All but `compute_s` are the same on every rank."""
 
     step: int
     lr: float
-    values: torch.Tensor  # (4,) loss, norm, stop, enough: sums over the ranks once they are here
+    loss: float  # nats/token, mean over the micro-batches of all ranks
+    norm: float  # of the gradients, before clipping
+    stop: bool  # a rank was asked to stop
+    seconds: float  # duration of the step
+    compute_s: float  # time until this rank had its own gradients, without waiting for other ranks
+    enough: bool = False  # rank 0: the budget is used up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingStep:
+    """A step whose numbers have not arrived in this process yet."""
+
+    step: int
+    lr: float
+    values: torch.Tensor  # (4,): loss, norm, stop, enough; sums over the ranks once `work` is done
     work: torch.distributed.Work | None
     start: Mark
     computed: Mark
@@ -48,55 +50,56 @@ class Posted:
 
 
 class Steps:
-    """Posts the numbers of a step and reads those of the step before.
+    """Sends the numbers of a step and reads those of the step before.
 
-    So all ranks see a stop or a number that is not finite at the same point of the loop,
-    two steps after it happened at the latest.
+    All ranks thus see a stop request or a non-finite number at the same point of the loop, at most two steps late.
     """
 
     def __init__(self, world: World) -> None:
         self.world = world
         self._no, self._yes = (torch.full((), value, device=world.device, dtype=torch.float64) for value in (0.0, 1.0))
-        self._posted: Posted | None = None
+        self._posted: PendingStep | None = None
         self._mark = self._computed = self._now()
 
     def computed(self) -> None:
-        """Note that this rank has its own gradients of the step: what follows is waiting for those of others."""
+        """Record that this rank has computed its gradients; from here on it waits for other ranks."""
         self._computed = self._now()
 
     def restart(self) -> None:
-        """Begin to count time here: what came before was no step."""
+        """Restart the step timer, after work that does not belong to a step."""
         self._mark = self._now()
 
     def look(self, loss: torch.Tensor, norm: torch.Tensor) -> tuple[float, float]:
-        """Wait for the loss and the norm of a step, before its update: the same numbers on every rank."""
+        """Return loss and gradient norm of a step before its update, averaged over the ranks. Waits for the GPU."""
         sums = self.world.sum(torch.stack([loss.double(), norm.double()]))
         mean_loss, mean_norm = (sums / self.world.size).tolist()
         return mean_loss, mean_norm
 
     def post(
         self, step: int, *, lr: float, loss: torch.Tensor, norm: torch.Tensor, stop: bool, enough: bool = False
-    ) -> Reading | None:
-        """Send the numbers of a step off, and return those of the step before, if they were not read yet.
+    ) -> StepNumbers | None:
+        """Send the numbers of a step, and return those of the step before if they were not read yet.
 
-        enough: the budget is up; rank 0's word counts, the others say nothing.
+        enough: the budget is used up; only rank 0's value counts.
         """
         flags = [self._yes if flag else self._no for flag in (stop, enough)]
         values = torch.stack([loss.double(), norm.double(), *flags])
         work = torch.distributed.all_reduce(values, async_op=True) if self.world.size > 1 else None
         if self.world.device.type == "cuda" and self.world.backend != "gloo":
             if work:
-                work.wait()  # makes the GPU's stream wait, not this process
+                work.wait()  # the GPU's stream waits, not this process
                 work = None
             values = torch.empty(4, dtype=torch.float64, pin_memory=True).copy_(values, non_blocking=True)
         end = self._now()
-        posted = Posted(step=step, lr=lr, values=values, work=work, start=self._mark, computed=self._computed, end=end)
+        posted = PendingStep(
+            step=step, lr=lr, values=values, work=work, start=self._mark, computed=self._computed, end=end
+        )
         previous, self._mark = self.drain(), end
         self._posted = posted
         return previous
 
-    def drain(self) -> Reading | None:
-        """Wait for the step that was posted last and return it; None when it was read already."""
+    def drain(self) -> StepNumbers | None:
+        """Wait for the step that was sent last and return it; None if it was read already."""
         posted, self._posted = self._posted, None
         if posted is None:
             return None
@@ -105,7 +108,7 @@ class Steps:
         seconds, compute_s = between(posted.start, posted.end), between(posted.start, posted.computed)
         loss, norm, stop, enough = posted.values.tolist()
         size = self.world.size
-        return Reading(
+        return StepNumbers(
             step=posted.step,
             lr=posted.lr,
             loss=loss / size,
@@ -125,7 +128,7 @@ class Steps:
 
 
 def between(start: Mark, end: Mark) -> float:
-    """Return the seconds from one moment to the next; waits for a moment that a GPU has not reached."""
+    """Return the seconds between two marks. Waits until the GPU has reached the second."""
     if isinstance(start, float):
         assert isinstance(end, float)
         return end - start
@@ -135,15 +138,15 @@ def between(start: Mark, end: Mark) -> float:
 
 
 class Timings:
-    """One rank's own file: how long it computed, one line for each log interval."""
+    """Writes the timings of one rank, one line per log interval."""
 
     def __init__(self, path: Path, every: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self.every = path, every
         self._steps, self._compute_s, self._seconds = 0, 0.0, 0.0
 
-    def add(self, reading: Reading) -> None:
-        """Take in one step; the first is left out, because it sets everything up."""
+    def add(self, reading: StepNumbers) -> None:
+        """Add a step. Step 0 is excluded because it includes warm-up."""
         if reading.step == 0:
             return
         self._steps += 1
@@ -158,3 +161,38 @@ class Timings:
         times = {"compute_ms": self._compute_s * per_step, "step_ms": self._seconds * per_step}
         append_jsonl(self.path, {**line, **times})
         self._steps, self._compute_s, self._seconds = 0, 0.0, 0.0
+
+
+# The model's buffers are constants: DDP need not broadcast them. Newer versions of PyTorch renamed the option.
+NEW_NAME = "forward_sync_buffers"
+
+
+KNOWN = inspect.signature(DistributedDataParallel).parameters
+
+
+NO_BUFFERS: dict[str, Any] = {NEW_NAME if NEW_NAME in KNOWN else "broadcast_buffers": False}
+
+
+def distributed(model: nn.Module, config: TrainConfig, world: World) -> DistributedDataParallel:
+    """Return the model wrapped in DDP, which averages gradients after the last micro-batch of a step."""
+    return DistributedDataParallel(
+        model,
+        device_ids=[world.device.index] if world.device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        **NO_BUFFERS,
+        find_unused_parameters=bool(config.ddp_find_unused_params),
+    )
+
+
+def average_gradients(steps: Steps, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket of gradients over the ranks, as DDP does by default, and mark the end of the computation."""
+    if bucket.is_last():
+        steps.computed()
+    return allreduce_hook(torch.distributed.group.WORLD, bucket)  # type: ignore[arg-type]  # None means the world
+
+
+def clip(parameters: list[nn.Parameter], most: float) -> torch.Tensor:
+    """Clip the gradients to a norm of `most` (0: no clipping), and return the norm before clipping."""
+    if most:
+        return nn.utils.clip_grad_norm_(parameters, most)
+    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])

@@ -1,6 +1,6 @@
-r"""Train one run, from its run.json to its result.json. Read it from top to bottom.
+"""Train one run, from its run.json to its result.json. Read it from top to bottom.
 
-torchrun --standalone --nproc-per-node=W -m gpt2.train RUN_DIR --attempt N --resume none|auto|latest|best|PATH \
+torchrun --standalone --nproc-per-node=W -m gpt2.train RUN_DIR --attempt N --resume none|auto|latest|best|PATH
     --micro-batch B
 """
 
@@ -8,47 +8,59 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
-from gpt2 import data, dist, failure, optim, prune, schedule, watchdog
-from gpt2.budget import CHECKPOINT, EVALUATION, JUDGING, Budget, EarlyStopping, limit_of
-from gpt2.checkpoint import Carried, Keeper, Parts
-from gpt2.config import TrainConfig, changes
-from gpt2.data import Batches
-from gpt2.evaluate import Validation
-from gpt2.guard import Fault, Guard, NotFiniteError, Policy
-from gpt2.judge import Judge
+import gpt2.data.batches as data
+from gpt2 import dist, failure, optim, prune
+from gpt2.checkpoint.manager import CheckpointManager
+from gpt2.checkpoint.state import Stateful, TrainingState
+from gpt2.data.batches import Batches
+from gpt2.evaluate import Benchmarks, Validation
+from gpt2.failure import Watchdog
 from gpt2.log import RunLog
 from gpt2.model import GPT, MODELS, autocast, configure_precision
-from gpt2.profile import Profile
-from gpt2.replicas import average_gradients, clip, distributed
-from gpt2.steps import Reading, Steps, Timings
-from gpt2.watchdog import Watchdog
+from gpt2.steps import StepNumbers, Steps, Timings, average_gradients, clip, distributed
+from gpt2.stopping import (
+    BENCHMARK,
+    CHECKPOINT,
+    EVALUATION,
+    Budget,
+    EarlyStopping,
+    EndReason,
+    Fault,
+    FaultPolicy,
+    NotFiniteError,
+    Policy,
+    limit_of,
+)
 from kmatrix.errors import ConfigError, DataError, KmatrixError
-from kmatrix.records import RunDir, read_json
-
-STOP = "stop"  # why a loop ends that a signal asked to
+from kmatrix.records.files import read_json, replacing
+from kmatrix.records.paths import RunDir
+from kmatrix.records.train_config import TrainConfig, changes
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser = argparse.ArgumentParser(prog="gpt2.train", description="Train one run.")
-    parser.add_argument("run_dir", type=Path, help="the folder that holds run.json")
-    parser.add_argument("--attempt", type=int, default=1, help="which execution of this run this is")
+    parser.add_argument("run_dir", type=Path, help="the run directory with run.json")
+    parser.add_argument("--attempt", type=int, default=1, help="number of this attempt")
     parser.add_argument(
         "--resume",
         default="none",
-        help="none: from the start; auto: from the newest good checkpoint, or the start; latest, best, or a path",
+        help="none: start; auto: newest valid checkpoint, or start; latest, best, or a path",
     )
-    parser.add_argument("--micro-batch", type=int, help="in place of the run's own; the global batch stays")
+    parser.add_argument("--micro-batch", type=int, help="replaces the run's; the global batch does not change")
     args = parser.parse_args(argv)
     dist.die_with_parent()
     rank, _, size = dist.environment()
@@ -61,16 +73,16 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     log = RunLog(run_dir, str(run.get("run_id")), args.attempt, main=rank == 0)
     stop = dist.Stop(lambda name: failure.give_up(log, rank, name))
     try:
-        with Watchdog(log, rank=rank, size=size, stalled=lambda why: failure.stalled(log, rank, why)) as watch:
-            code = train(run, log, stop, watch, resume=args.resume, micro_batch=args.micro_batch)
+        with Watchdog(log, rank=rank, size=size, stalled=lambda why: failure.stalled(log, rank, why)) as watchdog:
+            code = train(run, log, stop, watchdog, resume=args.resume, micro_batch=args.micro_batch)
     except Exception as error:
-        with suppress(OSError):  # where the log's disk is full, the result may still find room
+        with suppress(OSError):  # on a full disk there may still be space for the small result
             print(f"error: {error}" if isinstance(error, KmatrixError) else traceback.format_exc(), file=sys.stderr)
         stop.seen()
         try:
-            failure.record(log, rank, failure.kind_of(error), failure.in_words(error, log))
+            failure.record(log, rank, failure.kind_of(error), failure.describe(error, log))
         finally:
-            dist.leave(dist.EXIT_FAILED)  # the peers may be gone: nothing is waited for
+            dist.leave(dist.EXIT_FAILED)  # other ranks may be gone: do not wait for them
     dist.finish(code)
 
 
@@ -78,28 +90,26 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
     run: Mapping[str, object],
     log: RunLog,
     stop: dist.Stop,
-    watch: Watchdog,
+    watchdog: Watchdog,
     *,
     resume: str = "none",
     micro_batch: int | None = None,
 ) -> int:
-    """Train, write what came of it, and return the exit status. Any other end is an exception."""
+    """Train, write the result and return the exit status. Failures other than a bad loss are exceptions."""
     values = run.get("train")
-    asked = TrainConfig.from_json(values if isinstance(values, dict) else {})
-    config = asked.with_micro_batch(micro_batch) if micro_batch else asked
-    watch.begin(factor=config.stall_factor, floor_s=config.stall_floor)
+    planned = TrainConfig.from_json(values if isinstance(values, dict) else {})
+    config = planned.with_micro_batch(micro_batch) if micro_batch else planned
+    watchdog.begin(factor=config.stall_factor, floor_s=config.stall_floor)
     world = dist.start(config)
 
     # Data
     check_data(config, log)
     batches = Batches(config, world)
     validation = Validation(config, world)
-    if validation.samples < validation.wanted:
-        log.say(f"Validation: all {validation.samples} sequences, fewer than the {validation.wanted} asked for")
-    for line in data.describe(batches.stream.epochs(config.max_iters * config.global_batch)):
+    for line in (*validation.describe(), *data.describe(batches.stream.epochs(config.max_iters * config.global_batch))):
         log.say(line)
     log.bytes_per_token = validation.bytes_per_token
-    judge = Judge(config, world, log)
+    benchmarks = Benchmarks(config, world, log)
 
     # Model and optimizer
     log.say(configure_precision(world.device.type, config.dtype, tf32=config.tf32))
@@ -108,154 +118,90 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
     pruner = prune.build(config, raw, optimizers)
     compiled: nn.Module = torch.compile(raw) if config.compile else raw  # type: ignore[assignment]  # it is a module
     parameters = list(raw.parameters())
-    log.begin(config, world, raw.params, pruner, changes(asked, config, "another micro-batch was asked for"))
-    log.say(
-        f"Training {config.model} ({raw.params:,} parameters) on {config.dataset} with {config.optimizer}: "
-        f"{config.max_iters} steps of {config.tokens_per_step} tokens, {world.size} x {world.device_name}"
-    )
+    log.begin(config, world, raw.params, pruner, changes(planned, config, "another micro-batch was asked for"))
 
-    # What goes on over a resume besides model, optimizers and random numbers
-    guard, early = Guard(config, log.attempt), EarlyStopping(config)
+    # State that a checkpoint holds besides the model, the optimizers and the random generators
+    faults, early_stopping = FaultPolicy(config, log.attempt), EarlyStopping(config)
     budget = Budget(limit_of(config), log.attempt, ahead=2 if world.device.type == "cuda" else 0)
-    carried: dict[str, Carried] = {
-        "log": log,
-        "judge": judge,
-        "guard": guard,
-        "early stopping": early,
-        "budget": budget,
-    }
-    if pruner:
-        carried["pruner"] = pruner
-    keeper = Keeper(Parts(config=config, world=world, model=raw, optimizers=optimizers, carried=carried), log)
-    keeper.resume(resume)
-    keeper.forecast()
-    budget.begin(spent_s=0.0 if resume == "none" else watch.spent_before, final_s=keeper.final_s)
-    watch.spent = log.spent = lambda: budget.spent_s
-    batches.seek(log.step + guard.data_ahead)
+    stateful: dict[str, Stateful] = {"log": log, "judge": benchmarks, "guard": faults}  # version 0.1's names
+    stateful |= {"early stopping": early_stopping, "budget": budget, **({"pruner": pruner} if pruner else {})}
+    training = TrainingState(config=config, world=world, model=raw, optimizers=optimizers, stateful=stateful)
+    checkpoints = CheckpointManager(training, log)
+    checkpoints.resume(resume)
+    checkpoints.forecast()
+    budget.begin(spent_s=0.0 if resume == "none" else watchdog.spent_before, final_s=checkpoints.final_s)
+    watchdog.spent = log.spent = lambda: budget.spent_s
+    batches.seek(log.step + faults.data_ahead)
     ddp = distributed(compiled, config, world) if world.size > 1 else None
     model = ddp or compiled
 
-    # What belongs to a step
-    def settle(reading: Reading | None) -> str:
-        """Log a step that is known by now, and return why the loop is to end, or "". It may go back to a checkpoint."""
-        if reading is None:
-            return ""
-        if not guard.waits and heed(guard.judge(reading.step, reading.loss, reading.norm)) is Policy.ROLLBACK:
-            return ""
-        log.training(reading, batches.epoch(reading.step + guard.data_ahead))
-        timings.add(reading)
-        budget.stepped(reading.seconds)
-        return STOP if reading.stop else budget.ended_by if reading.enough else ""
-
-    def heed(fault: Fault | None) -> Policy | None:
-        """Fail, go back, or note it, as the run's policy says of a bad step; return the policy."""
-        if fault is None:
-            return None
-        if fault.policy is Policy.STOP:
-            raise NotFiniteError(fault.text)
-        log.event(fault.step, fault.kind, f"{fault.text}: {fault.policy}")
-        if fault.policy is Policy.ROLLBACK:
-            go_back(fault)
-        return fault.policy
-
-    def go_back(fault: Fault) -> None:
-        """Put back the last checkpoint, and go on with the data behind the bad step."""
-        steps.drain()
-        optimizers.zero_grad()
-        if not keeper.go_back():
-            raise NotFiniteError(f"{fault.text}, and there is no checkpoint to go back to")
-        guard.went_back(fault, log.step)
-        batches.seek(log.step + guard.data_ahead)
-        log.event(log.step, "rollback", f"to step {log.step}, on with the data behind those of step {fault.step}")
-        steps.restart()
-
-    def evaluation_due(step: int) -> bool:
-        return step % config.eval_interval == 0 and not log.evaluated(step)
-
-    def due(step: int) -> list[str]:
-        """Return what the loop does before a step, as the budget knows it."""
-        parts = {EVALUATION: evaluation_due(step), JUDGING: judge.due(step), CHECKPOINT: keeper.due(step)}
-        return [part for part, is_due in parts.items() if is_due]
-
-    @contextmanager
-    def phase(kind: str) -> Iterator[None]:
-        """Note a stretch in which the run does not train, for the watchdog, the budget and the log."""
-        watch.work(kind, log.step)
-        with budget.taking(kind), log.phase(EVALUATION if kind == JUDGING else kind):
-            yield
-
-    def evaluate(step: int) -> bool:
-        """Measure and log the validation loss, if that was not done; False when a stop cut it short."""
-        if log.evaluated(step):
-            return True
-        with phase(EVALUATION), optimizers.judged():
-            loss = validation.loss(compiled, lambda: stop.asked)
-        if loss is None:
-            return False
-        if not np.isfinite(loss):
-            raise NotFiniteError(f"validation loss is {loss} at step {step}")
-        log.validation(step, loss, validation.by_source)
-        return True
-
     # The loop
     gc.collect()
-    gc.freeze()  # what lives as long as the run is not looked through again
+    gc.freeze()  # objects that live as long as the run: later collections skip them
     steps = Steps(world)
-    timings = Timings(log.dir.timings(world.rank), config.log_interval)
+    between = BetweenSteps(
+        training=training,
+        log=log,
+        stop=stop,
+        watchdog=watchdog,
+        batches=batches,
+        validation=validation,
+        benchmarks=benchmarks,
+        model=raw,
+        compiled=compiled,
+        faults=faults,
+        early_stopping=early_stopping,
+        budget=budget,
+        checkpoints=checkpoints,
+        steps=steps,
+        timings=Timings(log.dir.timings(world.rank), config.log_interval),
+    )
     profile = Profile(config.profile if world.main else "", log.dir.profile)
     if ddp:
-        ddp.register_comm_hook(None, lambda _, bucket: average_gradients(steps, bucket))  # no annotations: DDP's wish
-    log.phase_over("set-up", log.born)
-    why = ""  # the loop ends: a budget's name, "early_stopping", "max_iters" or STOP
+        # no annotations: register_comm_hook checks them at runtime, and refuses the strings that they are here
+        ddp.register_comm_hook(None, lambda _, bucket: average_gradients(steps, bucket))
+    log.phase_over("set-up", log.started_at)
+    ended_by: EndReason | None = None
     try:
-        while not why:
+        while ended_by is None:
             step = log.step
-            if step == config.max_iters or due(step):
-                why = settle(steps.drain())
+            if step == config.max_iters or between.due(step):
+                # A step's numbers arrive one step late: wait for them before its weights are evaluated or saved.
+                ended_by = between.finish_step(steps.drain())
                 if log.step == config.max_iters:
-                    why = "max_iters"
-                if why or log.step != step:
+                    ended_by = EndReason.MAX_ITERS
+                if ended_by or log.step != step:  # the run ends, or a rollback changed the step
                     continue
-                if evaluation_due(step):
-                    if not evaluate(step):
-                        why = STOP
-                        break
-                    why = "early_stopping" if early.enough(log.last_val_loss) else ""
-                if judge.due(step):
-                    with phase(JUDGING), optimizers.judged():
-                        judge.measure(step, raw, lambda: stop.asked)
-                with phase(CHECKPOINT):
-                    keeper.save(*keeper.reasons())
-                steps.restart()
-                if why:
+                ended_by = between.evaluate_and_save(step)
+                if ended_by:
                     break
 
-            watch.work(watchdog.STEP, step)
+            watchdog.work(failure.STEP, step)
             profile.at(step)
             if config.dropout:
                 torch.manual_seed(dropout_seed(config.seed, step, world.rank))
-            optimizers.set_scale(schedule.scale(config, step))
+            optimizers.set_scale(scale(config, step))
             lr = optimizers.lr
             total = torch.zeros((), device=world.device)
             for micro in range(config.gradient_accumulation):
-                if ddp:  # read in forward: gradients are averaged after the last micro-batch alone
+                if ddp:  # forward reads it: gradients are averaged after the last micro-batch only
                     ddp.require_backward_grad_sync = micro == config.gradient_accumulation - 1
-                watch.at(watchdog.DATA)
+                watchdog.at(failure.DATA)
                 idx, targets = batches.next()  # (B, T)
-                watch.at(watchdog.FORWARD)
+                watchdog.at(failure.FORWARD)
                 with autocast(world.device.type, config.dtype):
                     _, loss = model(idx, targets)
-                watch.at(watchdog.BACKWARD)
+                watchdog.at(failure.BACKWARD)
                 (loss / config.gradient_accumulation).backward()
                 total += loss.detach()
             if not ddp:
                 steps.computed()
-            watch.at(watchdog.UPDATE)
-            loss_of_step = total / config.gradient_accumulation
+            watchdog.at(failure.UPDATE)
+            mean_loss = total / config.gradient_accumulation
             policy = None
-            if guard.waits:  # judged before anything has taken in its gradients
+            if faults.checks_before_update:
                 norm = clip(parameters, 0.0)
-                policy = heed(guard.judge(step, *steps.look(loss_of_step, norm)))
+                policy = between.handle_fault(faults.check(step, *steps.look(mean_loss, norm)))
                 if policy is Policy.ROLLBACK:
                     continue
             if policy is not Policy.SKIP:
@@ -267,68 +213,176 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
                 pruner.weights(step + 1)
             optimizers.zero_grad()
             log.step = step + 1
-            watch.at(watchdog.NUMBERS)
-            enough = world.main and budget.is_up(due(step + 1))
-            why = settle(steps.post(step, lr=lr, loss=loss_of_step, norm=norm, stop=stop.asked, enough=enough))
-        settle(steps.drain())
+            watchdog.at(failure.NUMBERS)
+            enough = world.main and budget.is_up(between.due(step + 1))
+            numbers = steps.post(step, lr=lr, loss=mean_loss, norm=norm, stop=stop.asked, enough=enough)
+            ended_by = between.finish_step(numbers)
+        between.finish_step(steps.drain())
         stop.seen()
 
         # The end
-        if log.step == config.max_iters and why != STOP:
-            why = "max_iters"  # a budget that was up with the last step cut nothing off
-        finished = why != STOP and evaluate(log.step)
+        if log.step == config.max_iters and ended_by is not EndReason.STOP:
+            ended_by = EndReason.MAX_ITERS  # the budget was used up by the last step: it cut nothing off
+        finished = ended_by is not EndReason.STOP and between.evaluate(log.step)
         if finished:
-            with phase(JUDGING), optimizers.judged():
-                judge.measure(log.step, raw, lambda: stop.asked, final=True)
+            between.benchmark(log.step, final=True)
     except NotFiniteError as error:
         stop.seen()
         log.event(log.step, "nan", str(error))
-        keeper.wait()
+        checkpoints.wait()
         log.end("failed", "nan", str(error))
         world.barrier()
         return dist.EXIT_FAILED
     finally:
-        keeper.wait()  # a checkpoint that is being written is finished, however the loop ended
+        checkpoints.wait()  # finish writing the current checkpoint, however the loop ended
         profile.end()
 
-    watch.work(watchdog.END, log.step)
+    watchdog.work(failure.END, log.step)
     if not finished:
         log.event(log.step, "stop", f"stopped after {log.step} of {config.max_iters} steps: {stop.signal or 'a peer'}")
-        keeper.emergency()
+        checkpoints.emergency()
         log.end("stopped", "signal", f"stopped by {stop.signal or 'a signal to another rank'} at step {log.step}")
         world.barrier()
         return dist.EXIT_STOPPED
 
     with log.phase("checkpoint"):
-        keeper.save(*keeper.reasons(finished=True), wait=True)
-    best = min(log.val, key=lambda line: line["val/loss"])
-    log.say(f"Final validation loss: {log.val[-1]['val/loss']:.4f} | ppl: {log.val[-1]['val/perplexity']:.2f}")
-    log.say(f"Best validation loss: {best['val/loss']:.4f} (Iter {best['step']})")
-    if log.step < config.max_iters:
-        log.event(log.step, why, f"ended after {log.step} of {config.max_iters} steps of the learning rate schedule")
-    log.end("finished", ended_by=why)
-    world.barrier()  # torchrun ends the others as soon as one has ended badly: all end after the files are written
+        checkpoints.save(*checkpoints.reasons(finished=True), wait=True)
+    log.finish(str(ended_by))
+    world.barrier()  # torchrun kills the other ranks as soon as one fails: all exit after the files are written
     return dist.EXIT_FINISHED
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BetweenSteps:
+    """What one rank does between two steps: log, handle faults, evaluate, benchmark and save."""
+
+    training: TrainingState
+    log: RunLog
+    stop: dist.Stop
+    watchdog: Watchdog
+    batches: Batches
+    validation: Validation
+    benchmarks: Benchmarks
+    model: GPT
+    compiled: nn.Module  # the same weights
+    faults: FaultPolicy
+    early_stopping: EarlyStopping
+    budget: Budget
+    checkpoints: CheckpointManager
+    steps: Steps
+    timings: Timings
+
+    def due(self, step: int) -> list[str]:
+        """Return what happens before a step, for the budget's forecast."""
+        parts = {
+            EVALUATION: self._evaluation_due(step),
+            BENCHMARK: self.benchmarks.due(step),
+            CHECKPOINT: self.checkpoints.due(step),
+        }
+        return [part for part, is_due in parts.items() if is_due]
+
+    def finish_step(self, numbers: StepNumbers | None) -> EndReason | None:
+        """Check and log a step whose numbers have arrived. Return why the loop must end, if it must.
+
+        A bad step may roll the run back, which changes `log.step`.
+        """
+        if numbers is None:
+            return None
+        if not self.faults.checks_before_update:
+            fault = self.faults.check(numbers.step, numbers.loss, numbers.norm)
+            if self.handle_fault(fault) is Policy.ROLLBACK:
+                return None
+        self.log.training(numbers, self.batches.epoch(numbers.step + self.faults.data_ahead))
+        self.timings.add(numbers)
+        self.budget.stepped(numbers.seconds)
+        if numbers.stop:
+            return EndReason.STOP
+        return self.budget.ended_by if numbers.enough else None
+
+    def handle_fault(self, fault: Fault | None) -> Policy | None:
+        """Fail, roll back or log it, as the policy for a bad step says, and return the policy."""
+        if fault is None:
+            return None
+        if fault.policy is Policy.STOP:
+            raise NotFiniteError(fault.text)
+        self.log.event(fault.step, fault.kind, f"{fault.text}: {fault.policy}")
+        if fault.policy is Policy.ROLLBACK:
+            self._roll_back(fault)
+        return fault.policy
+
+    def _roll_back(self, fault: Fault) -> None:
+        """Restore the newest checkpoint and continue with the data after the bad step."""
+        self.steps.drain()
+        self.training.optimizers.zero_grad()
+        if not self.checkpoints.roll_back():
+            raise NotFiniteError(f"{fault.text}, and there is no checkpoint to roll back to")
+        self.faults.rolled_back(fault, self.log.step)
+        self.batches.seek(self.log.step + self.faults.data_ahead)
+        text = f"to step {self.log.step}, continuing with the data after step {fault.step}"
+        self.log.event(self.log.step, "rollback", text)
+        self.steps.restart()
+
+    def evaluate_and_save(self, step: int) -> EndReason | None:
+        """Evaluate, benchmark and save, as far as it is due. Return why the loop must end, if it must."""
+        ended_by = None
+        if self._evaluation_due(step):
+            if not self.evaluate(step):
+                return EndReason.STOP
+            ended_by = EndReason.EARLY_STOPPING if self.early_stopping.enough(self.log.last_val_loss) else None
+        if self.benchmarks.due(step):
+            self.benchmark(step)
+        with self._phase(CHECKPOINT):
+            self.checkpoints.save(*self.checkpoints.reasons())
+        self.steps.restart()
+        return ended_by
+
+    def evaluate(self, step: int) -> bool:
+        """Measure and log the validation loss, unless that was done. Return False if a stop interrupted it."""
+        if self.log.evaluated(step):
+            return True
+        with self._phase(EVALUATION), self.training.optimizers.evaluation_weights():
+            loss = self.validation.loss(self.compiled, lambda: self.stop.asked)
+        if loss is None:
+            return False
+        if not np.isfinite(loss):
+            raise NotFiniteError(f"validation loss is {loss} at step {step}")
+        self.log.validation(step, loss, self.validation.by_source)
+        return True
+
+    def benchmark(self, step: int, *, final: bool = False) -> None:
+        """Run the benchmarks and write the sample texts that are due; all of them at the end of a run."""
+        with self._phase(BENCHMARK), self.training.optimizers.evaluation_weights():
+            self.benchmarks.measure(step, self.model, lambda: self.stop.asked, final=final)
+
+    def _evaluation_due(self, step: int) -> bool:
+        return step % self.training.config.eval_interval == 0 and not self.log.evaluated(step)
+
+    @contextmanager
+    def _phase(self, kind: str) -> Iterator[None]:
+        """Record a phase without training, for the watchdog, the budget and the log."""
+        self.watchdog.work(kind, self.log.step)
+        with self.budget.taking(kind), self.log.phase(EVALUATION if kind == BENCHMARK else kind):
+            yield
+
+
 def check_data(config: TrainConfig, log: RunLog) -> None:
-    """Refuse data that changed since the run was planned; say so where that cannot be known without reading them."""
+    """Raise DataError if the data changed since the run was planned; log a note if that is unknown."""
     folder = Path(config.data_path)
     found = data.planned_sha256(config)
     if found is None:
-        log.say(f"Data: {folder} has no dataset.json of these files; their hash is not held against the plan's")
+        log.say(f"Data: {folder} has no dataset.json for these files; their hash is not checked")
     elif found != config.data_sha256:
         raise DataError(
-            f"the data in {folder} are not those of the plan",
-            why=f"their hash is {found[:12]}..., and the run was planned with {config.data_sha256[:12]}...",
-            fix="put the former shards back, or start a new matrix",
+            f"the data in {folder} changed after the run was planned",
+            why=f"hash {found[:12]}..., expected {config.data_sha256[:12]}...",
+            hint="restore the former shards, or create a new matrix",
         )
 
 
 def build_model(config: TrainConfig) -> GPT:
-    """Return the model with its initial weights, which the seed alone decides."""
+    """Return the model with its initial weights, which only the seed decides."""
     if config.arch not in MODELS:
-        raise ConfigError(f"arch is {config.arch!r}", why=f"gpt2/model.py knows {', '.join(MODELS)}")
+        raise ConfigError(f"arch is {config.arch!r}", why=f"gpt2/model.py has {', '.join(MODELS)}")
     return MODELS[config.arch](
         config.shape,
         dropout=config.dropout,
@@ -341,8 +395,72 @@ def build_model(config: TrainConfig) -> GPT:
 
 
 def dropout_seed(seed: int, step: int, rank: int) -> int:
-    """Return the seed of one step's dropout on one rank, so that it does not depend on what was drawn before."""
+    """Return the seed of one step's dropout on one rank, which does not depend on earlier random numbers."""
     return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> 1)
+
+
+def scale(config: Any, step: int) -> float:
+    """Return learning rate / peak learning rate at a 0-based step; 0 if the peak is 0.
+
+    config: schedule, learning_rate, min_lr, warmup_steps, max_iters and, for wsd, wsd_decay_fraction.
+    The rate rises as (step + 1) / (warmup_steps + 1), as in nanoGPT, peaks at step `warmup_steps`, and is min_lr from
+    the last step, max_iters - 1, on.
+    """
+    if config.learning_rate == 0:
+        return 0.0
+    if step < config.warmup_steps:
+        return float((step + 1) / (config.warmup_steps + 1))
+    if config.schedule == "constant":
+        return 1.0
+    least = config.min_lr / config.learning_rate
+    return float(least + (1.0 - least) * _height(config, step))
+
+
+def _height(config: Any, step: int) -> float:
+    """Return the position of the rate between minimum (0) and peak (1) after the warm-up."""
+    last = config.max_iters - 1
+    start = config.warmup_steps
+    if config.schedule == "wsd":
+        if not config.wsd_decay_fraction:
+            return 1.0
+        decay_steps = max(1, round(config.wsd_decay_fraction * config.max_iters))
+        start = max(start, last - decay_steps)
+    if step >= last:
+        return 0.0
+    progress = max(0.0, (step - start) / (last - start))
+    if config.schedule == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * progress))
+    if config.schedule in ("linear", "wsd"):
+        return float(1.0 - progress)
+    raise ValueError(f"schedule {config.schedule!r} is not one of cosine, linear, constant, wsd")
+
+
+class Profile:
+    """Records a profile of steps i to j - 1 of a span "i:j"; "": none. A run resumed after i records nothing."""
+
+    def __init__(self, span: str, path: Path) -> None:
+        first, _, last = span.partition(":")
+        self._first, self._last = (int(first), int(last)) if span else (-1, -1)
+        self._path = path
+        self._running: profile | None = None
+
+    def at(self, step: int) -> bool:
+        """Start or stop recording before a step. Return whether a trace was written."""
+        if step == self._first:
+            cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+            self._running = profile(activities=[ProfilerActivity.CPU, *cuda])
+            self._running.start()
+        return step == self._last and self.end()
+
+    def end(self) -> bool:
+        """Write the recorded trace, if any, also if the run ends before the span does."""
+        running, self._running = self._running, None
+        if running is None:
+            return False
+        running.stop()
+        with replacing(self._path) as partial:
+            running.export_chrome_trace(str(partial))
+        return True
 
 
 if __name__ == "__main__":

@@ -1,26 +1,20 @@
-"""All GPUs on one screen: `python scripts/gputop.py --help`. Everything it does is in kmatrix.gpu.top."""
+"""All GPUs on one screen: `python scripts/gputop.py --help`. The code is in kmatrix.gputop."""
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 
-from kmatrix.errors import KmatrixError
-from kmatrix.gpu.top import GPUMonitor, main
+try:
+    from kmatrix.gputop.command import main, run
+    from kmatrix.gputop.feeds import GPUMonitor
+except ModuleNotFoundError as error:
+    print(f"error: {error}\n  hint: run `make setup`, then use .venv/bin/python", file=sys.stderr)
+    sys.exit(2)
 
 __all__ = ["GPUMonitor", "main"]
 
 if __name__ == "__main__":
-    try:
-        status = main(sys.argv[1:])
-        sys.stdout.flush()
-    except KmatrixError as error:
-        print(f"error: {error}", file=sys.stderr)
-        status = 2
-    except BrokenPipeError:  # `python scripts/gputop.py --once | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 0
-    sys.exit(status)
+    sys.exit(run(sys.argv[1:]))

@@ -1,14 +1,20 @@
-# Make one stage of .venv: core, train, trackers or dev. Called by the Makefile, once for each change of pyproject.toml.
+# Make one stage of .venv: core, train, trackers or dev. Called by the Makefile if pyproject.toml or constraints.txt is
+# newer than the stage; their checksum decides, because a copy of a checkout has new times.
 set -eu
 stage=$1
 python=${KMATRIX_BASE_PYTHON:-python3}
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || {
     echo "error: kmatrix needs Python 3.11 or newer as $python" >&2
-    echo "  fix: install it, or pass PYTHON=<interpreter that has everything>" >&2
+    echo "  hint: install it, or pass PYTHON=<interpreter that has everything>" >&2
     exit 2
 }
+sum=$(cat pyproject.toml constraints.txt | cksum)
+if [ "$(cat ".venv/.$stage" 2>/dev/null)" = "$sum" ]; then
+    touch ".venv/.$stage"
+    exit 0
+fi
 case $stage in
-    core) what="." && about="core packages: kconfiglib, rich, numpy, msgspec, matplotlib (about 60 MB)" ;;
+    core) what="." && about="core packages: kconfiglib, rich, numpy, scipy, msgspec, matplotlib (about 80 MB)" ;;
     train) what=".[train]" && about="torch and readers of data: about 260 MB for the CPU build, 3 GB with CUDA" ;;
     trackers) what=".[trackers]" && about="W&B, Trackio, TensorBoard (about 350 MB)" ;;
     dev) what=".[train,trackers,dev]" && about="tools of make check: ruff, mypy, pytest, transformers (about 120 MB)" ;;
@@ -21,5 +27,16 @@ if [ "$stage" = train ] && [ -n "${TORCH_INDEX:-}" ]; then
     .venv/bin/python -m pip install $quiet --index-url "$TORCH_INDEX" torch
 fi
 .venv/bin/python -m pip install $quiet --editable "$what"
-touch ".venv/.$stage"
+
+# pip writes absolute paths to this checkout; with relative ones a copy of the checkout runs its own code.
+for path in .venv/lib/python*/site-packages/__editable__.kmatrix-*.pth; do
+    echo ../../../../lib >"$path"
+done
+cat >.venv/bin/kmatrix <<'SCRIPT'
+#!/bin/sh
+bin=$(dirname "$0")
+[ -f "$bin/../pyvenv.cfg" ] || bin=$(dirname "$(readlink -f "$0")") # called through a link to this file
+exec "$bin/python" -P -m kmatrix "$@"
+SCRIPT
+echo "$sum" >".venv/.$stage"
 echo "setup: $stage is ready"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from launching import matrix, plan, runner  # noqa: F401  (fixtures of every test of the runner)
+
+from running import matrix, plan, runner  # noqa: F401  (fixtures of every test of the runner)
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored in every program that a test starts
 # A busy machine is no failure.

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from support import Program, give_gpus
 
 from kmatrix import config
-from kmatrix.cli.arguments import parse
-from kmatrix.cli.planning import make_plan
 from kmatrix.errors import ConfigError
+from programs import Program, give_gpus
 
 DRY = "test-matrix-dry-run"
 
@@ -20,13 +18,12 @@ def program(tmp_path):
 
 def runs(program, *words):
     """Return the resolved configurations of the runs of .config and these words."""
-    plan = make_plan(parse(DRY, [*words, f"O={program.folder}"])[1])
-    return [plan.run_config(run) for run in plan.matrix.runs]
+    return list(program.plan(*words).configs.values())
 
 
 def fields(program, *words):
     (only,) = runs(program, *words)
-    return only.fields
+    return only.train
 
 
 @pytest.mark.parametrize(
@@ -51,15 +48,15 @@ def test_device_and_ranks_are_resolved_before_expansion(program, monkeypatch, gp
 
     found = fields(program, *words)
 
-    assert (found["device"], found["num_gpus"]) == wanted
-    assert found["ddp_backend"] == (None if "USE_DDP=n" in words else "nccl" if wanted[0] == "cuda" else "gloo")
+    assert (found.device, found.num_gpus) == wanted
+    assert found.ddp_backend == (None if "USE_DDP=n" in words else "nccl" if wanted[0] == "cuda" else "gloo")
 
 
 def test_all_gpus_where_there_are_none_is_refused(program, monkeypatch):
     give_gpus(monkeypatch, 0)
     program.write("")
 
-    assert "NUM_GPUS=0 asks for all GPUs, and there are none" in program.refused(DRY, "DEVICE=cuda")
+    assert "NUM_GPUS=0 selects all GPUs, but no GPU was found" in program.refused(DRY, "DEVICE=cuda")
 
 
 def test_an_axis_of_gpu_counts_decides_the_device_as_a_whole(program, monkeypatch):
@@ -82,7 +79,7 @@ def test_cuda_visible_devices_bounds_the_gpus(program, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
     program.write("")
 
-    assert fields(program)["num_gpus"] == 2
+    assert fields(program).num_gpus == 2
 
 
 def test_a_matrix_without_gpus_is_refused_before_anything_runs_in_one_clear_sentence(program, monkeypatch):
@@ -91,7 +88,10 @@ def test_a_matrix_without_gpus_is_refused_before_anything_runs_in_one_clear_sent
 
     message = program.refused("test-matrix", f"RESULTS_DIR={program.folder}")
 
-    assert "no run of this matrix can run here: the smallest needs 4 GPUs, and no NVIDIA GPUs are usable" in message
+    assert (
+        "no run of this matrix can run on this machine: the smallest needs 4 GPUs, and no NVIDIA GPUs are usable"
+        in message
+    )
     assert not list(program.folder.glob("test_matrix_results_*"))
 
 
@@ -100,7 +100,7 @@ def test_the_global_batch_is_micro_batch_times_accumulation_times_ranks(program)
 
     run = runs(program, "BATCH_SIZE=3", "GRADIENT_ACCUMULATION=5", "NUM_GPUS=2", "BLOCK_SIZE=64")[0]
 
-    assert run.global_batch == run.fields["global_batch"] == 30
+    assert run.global_batch == run.train.global_batch == 30
     assert run.tokens_per_step == 30 * 64
     assert run.tokens == 30 * 64 * run.steps
 
@@ -110,7 +110,7 @@ def test_a_fixed_global_batch_is_kept_over_gpu_counts_and_accumulation_follows(p
 
     found = runs(program, "BATCH_SIZE=3", "GLOBAL_BATCH=24", "NUM_GPUS=1,2,4,8")
 
-    assert [run.fields["gradient_accumulation"] for run in found] == [8, 4, 2, 1]
+    assert [run.train.gradient_accumulation for run in found] == [8, 4, 2, 1]
     assert {run.global_batch for run in found} == {24}
 
 
@@ -121,14 +121,14 @@ def test_a_fixed_global_batch_is_kept_over_gpu_counts_and_accumulation_follows(p
 def test_the_least_rate_is_a_tenth_of_the_peak_where_none_is_asked_for(program, words, least):
     program.write("CONFIG_GPT2_DEVICE_CPU=y")
 
-    assert fields(program, *words)["min_lr"] == pytest.approx(least)
+    assert fields(program, *words).min_lr == pytest.approx(least)
 
 
 @pytest.mark.parametrize(("words", "steps"), [([], 100), (["WARMUP_FRACTION=0.25"], 50), (["WARMUP_FRACTION=0"], 0)])
 def test_a_warm_up_fraction_is_used_instead_of_a_count(program, words, steps):
     program.write("CONFIG_GPT2_DEVICE_CPU=y")
 
-    assert fields(program, "MAX_ITERS=200", *words)["warmup_steps"] == steps
+    assert fields(program, "MAX_ITERS=200", *words).warmup_steps == steps
 
 
 def test_a_count_beside_a_warm_up_fraction_is_refused(program):
@@ -136,7 +136,7 @@ def test_a_count_beside_a_warm_up_fraction_is_refused(program):
 
     message = program.refused(DRY, "WARMUP_FRACTION=0.1", "WARMUP_STEPS=5")
 
-    assert 'needs GPT2_WARMUP_FRACTION = ""' in message
+    assert 'depends on GPT2_WARMUP_FRACTION = ""' in message
 
 
 def test_a_long_warm_up_is_warned_of(program):
@@ -161,7 +161,7 @@ def test_layers_heads_and_width_are_numbers_for_every_model(program, words, size
 
     found = fields(program, *words)
 
-    assert (found["n_layer"], found["n_head"], found["n_embd"]) == sizes
+    assert (found.n_layer, found.n_head, found.n_embd) == sizes
 
 
 def test_symbols_that_do_not_apply_are_none_and_empty_floats_are_none(program):
@@ -169,8 +169,8 @@ def test_symbols_that_do_not_apply_are_none_and_empty_floats_are_none(program):
 
     found = fields(program)
 
-    assert found["muon_momentum"] is found["depth"] is found["peak_tflops"] is found["warmup_fraction"] is None
-    assert (found["vocab_size"], found["tokenizer"], found["optimizer"]) == (257, "byte", "adamw")
+    assert found.muon_momentum is found.depth is found.peak_tflops is found.warmup_fraction is None
+    assert (found.vocab_size, found.tokenizer, found.optimizer) == (257, "byte", "adamw")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmatrix.packing import Job, Limits, ends, place, startable
+from kmatrix.packing import Limits, PackedJob, ends, place, startable
 
 BOX = 4
 WIDTHS = st.sampled_from([1, 2, 3, 4])
@@ -18,7 +18,7 @@ SECONDS = st.integers(1, 1000).map(float)
 
 
 def jobs(widths_and_seconds):
-    return [Job(name=f"j{i}", width=w, seconds=s) for i, (w, s) in enumerate(widths_and_seconds)]
+    return [PackedJob(name=f"j{i}", width=w, seconds=s) for i, (w, s) in enumerate(widths_and_seconds)]
 
 
 QUEUES = st.lists(st.tuples(WIDTHS, SECONDS), min_size=1, max_size=14).map(jobs)
@@ -46,22 +46,22 @@ def test_the_longest_goes_first():
 
 
 def test_a_job_that_ends_in_time_goes_ahead_of_one_that_does_not_fit_yet():
-    running = [Job(name="r", width=3, seconds=50)]
+    running = [PackedJob(name="r", width=3, seconds=50)]
     assert started(jobs([(4, 100), (1, 50), (1, 51)]), running=running) == ["j1"]
 
 
 def test_a_job_that_the_head_does_not_miss_goes_ahead_however_long():
-    running = [Job(name="r", width=2, seconds=50)]
+    running = [PackedJob(name="r", width=2, seconds=50)]
     assert started(jobs([(3, 100), (1, 90)]), running=running) == ["j1"]
 
 
 def test_nothing_goes_ahead_where_it_is_not_known_when_the_head_could_start():
-    running = [Job(name="r", width=2)]
+    running = [PackedJob(name="r", width=2)]
     assert started(jobs([(4, 100), (1, 1)]), running=running) == []
 
 
 def test_unknown_times_let_the_widest_go_first():
-    queue = [Job(name="a", width=1), Job(name="b", width=4), Job(name="c", width=2)]
+    queue = [PackedJob(name="a", width=1), PackedJob(name="b", width=4), PackedJob(name="c", width=2)]
     assert started(queue) == ["b"]
 
 
@@ -72,15 +72,15 @@ def test_one_at_a_time_keeps_the_order_of_the_matrix():
 def test_exclusive_jobs_fill_the_box_together_and_wait_for_each_other():
     queue = jobs([(1, 40), (2, 30), (2, 29), (1, 20)])
     assert started(queue, Limits(exclusive=True)) == ["j0", "j1", "j3"]
-    assert started(queue, Limits(exclusive=True), running=[Job(name="r", width=1, seconds=1)]) == []
+    assert started(queue, Limits(exclusive=True), running=[PackedJob(name="r", width=1, seconds=1)]) == []
 
 
 def test_exclusive_jobs_that_cannot_fill_the_box_fill_what_they_can():
     assert started(jobs([(3, 40), (2, 30)]), Limits(exclusive=True)) == ["j0"]
 
 
-def test_a_job_that_is_wider_than_the_box_is_refused():
-    with pytest.raises(ValueError, match="wider than the box"):
+def test_a_job_that_needs_more_units_than_the_machine_has_is_refused():
+    with pytest.raises(ValueError, match="needs more than the 4 units"):
         started(jobs([(5, 1)]))
 
 
@@ -123,11 +123,11 @@ def test_no_schedule_beats_the_bound_and_packing_is_at_most_one_at_a_time(queue)
 
 
 def test_an_unknown_time_makes_the_end_unknown():
-    assert ends([Job(name="a", width=1)], [], 4, Limits()) is None
+    assert ends([PackedJob(name="a", width=1)], [], 4, Limits()) is None
 
 
 def test_an_overdue_job_is_expected_to_end_at_any_moment():
-    running = [Job(name="r", width=4, seconds=0.0)]
+    running = [PackedJob(name="r", width=4, seconds=0.0)]
     assert ends(jobs([(4, 10)]), running, 4, Limits())["j0"] == (0.0, 10.0)
 
 

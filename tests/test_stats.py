@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import statistics
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kmatrix.stats import (
-    Word,
+    Conclusion,
     balance_quality,
     coefficient_of_variation,
     compare,
@@ -24,6 +28,7 @@ from kmatrix.stats import (
     two_sided_p,
 )
 
+ROOT = Path(__file__).resolve().parents[1]
 losses = st.floats(0.1, 20)
 by_seed = st.dictionaries(st.integers(0, 20), losses, min_size=0, max_size=8)
 
@@ -72,6 +77,55 @@ def test_quantiles_of_students_t_are_those_of_the_tables(freedom, t95, t99):
     assert critical_t(0.99, freedom) == pytest.approx(t99, abs=5.1e-4)
 
 
+# Version 0.1 computed these without SciPy, by the continued fraction of the incomplete beta function (DLMF 8.17.22).
+TS = (0.001, 1.0, 2.5, 40.0)
+PROBABILITIES = {  # by degrees of freedom, for each of TS
+    1: (0.9993633804398389, 0.5, 0.2422378831816866, 0.01591217982405161),
+    2: (0.9992928933955901, 0.4226497308103746, 0.12961172022151068, 0.0006244146721847404),
+    2.94: (0.9992660847738506, 0.39235980931876746, 0.08942763481666095, 4.0639814973563015e-05),
+    3: (0.9992648949694609, 0.3910022189557705, 0.08770664700806559, 3.438068078915852e-05),
+    5: (0.9992407867721976, 0.3632174676491233, 0.05449009934237616, 1.8411962171772928e-07),
+    9.37: (0.9992230835430557, 0.34243398256318147, 0.03290273765254406, 8.609267409550545e-12),
+    30: (0.9992087357664851, 0.32530861542603384, 0.01811564906806658, 1.3726045194406292e-27),
+    250.5: (0.9992029114652204, 0.3182754941952245, 0.01305959013276885, 9.039162796761225e-111),
+    1000: (0.9992023150184527, 0.31755241808460966, 0.012578567801091428, 1.0478852155173968e-209),
+}
+FREEDOMS = (1, 2, 2.94, 5, 30)
+QUANTILES = {  # by level, for each of FREEDOMS
+    0.5: (0.9999999999999999, 0.8164965809277268, 0.7669142129537972, 0.7266868438004234, 0.682755693321298),
+    0.9: (6.313751514675041, 2.919985580353726, 2.3730730481323548, 2.015048373333023, 1.6972608865939547),
+    0.95: (12.706204736174683, 4.30265272974946, 3.219506066349277, 2.5705818356363146, 2.042272456301234),
+    0.999: (636.6192487687182, 31.599054576443603, 13.378556168490395, 6.868826625881107, 3.6459586350420197),
+}
+
+
+@pytest.mark.parametrize("freedom", PROBABILITIES)
+def test_probabilities_are_those_of_version_0_1(freedom):
+    assert [two_sided_p(t, freedom) for t in TS] == pytest.approx(list(PROBABILITIES[freedom]), rel=1e-10, abs=0)
+    assert [two_sided_p(-t, freedom) for t in TS] == [two_sided_p(t, freedom) for t in TS]
+
+
+@pytest.mark.parametrize("level", QUANTILES)
+def test_quantiles_are_those_of_version_0_1(level):
+    assert [critical_t(level, freedom) for freedom in FREEDOMS] == pytest.approx(list(QUANTILES[level]), rel=1e-10)
+
+
+def test_an_infinite_t_has_no_probability():
+    assert two_sided_p(math.inf, 3) == 0.0
+
+
+@pytest.mark.parametrize(("level", "freedom"), [(0.0, 3), (1.0, 3), (0.95, 0)])
+def test_a_level_outside_0_to_1_or_no_freedom_is_refused(level, freedom):
+    with pytest.raises(ValueError, match="not in 0"):
+        critical_t(level, freedom)
+
+
+def test_scipy_is_imported_when_a_test_needs_it():
+    """The trainer and light commands import `stats` as well: SciPy takes 0.2 s to import."""
+    code = "import sys, kmatrix.stats, gpt2.log; sys.exit('scipy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": "lib:."}, check=True)
+
+
 @given(st.floats(0, 1e6))
 def test_with_one_degree_of_freedom_t_is_cauchys(t):
     assert two_sided_p(t, 1) == pytest.approx(1 - 2 * math.atan(t) / math.pi, rel=1e-6, abs=1e-12)
@@ -110,31 +164,31 @@ def test_a_paired_test_worked_by_hand():
     assert verdict.method == "paired by seed"
     assert verdict.difference == pytest.approx(-0.2)
     assert verdict.p == pytest.approx(0.0742, abs=5e-5)
-    assert verdict.word is Word.NOT_DISTINGUISHABLE
+    assert verdict.conclusion is Conclusion.NOT_DISTINGUISHABLE
 
 
 def test_three_seeds_with_a_steady_difference_are_distinguishable():
-    assert compare({1: 3.271, 2: 3.275, 3: 3.268}, {1: 3.281, 2: 3.286, 3: 3.279}).word is Word.BETTER
-    assert compare({1: 3.281, 2: 3.286, 3: 3.279}, {1: 3.271, 2: 3.275, 3: 3.268}).word is Word.WORSE
+    assert compare({1: 3.271, 2: 3.275, 3: 3.268}, {1: 3.281, 2: 3.286, 3: 3.279}).conclusion is Conclusion.BETTER
+    assert compare({1: 3.281, 2: 3.286, 3: 3.279}, {1: 3.271, 2: 3.275, 3: 3.268}).conclusion is Conclusion.WORSE
 
 
 def test_three_seeds_that_disagree_are_not_distinguishable():
     verdict = compare({1: 3.271, 2: 3.290, 3: 3.268}, {1: 3.281, 2: 3.276, 3: 3.279})
-    assert verdict.word is Word.NOT_DISTINGUISHABLE
+    assert verdict.conclusion is Conclusion.NOT_DISTINGUISHABLE
     assert verdict.interval.low < 0 < verdict.interval.high
 
 
 def test_pairing_sees_what_the_spread_over_seeds_hides():
     """Seeds differ by 0.5, the two by 0.01: only the differences by seed show it."""
     a, b = {1: 3.00, 2: 3.50, 3: 4.00}, {1: 3.010, 2: 3.511, 3: 4.009}
-    assert compare(a, b).word is Word.BETTER
-    assert compare(a, {seed + 10: loss for seed, loss in b.items()}).word is Word.NOT_DISTINGUISHABLE
+    assert compare(a, b).conclusion is Conclusion.BETTER
+    assert compare(a, {seed + 10: loss for seed, loss in b.items()}).conclusion is Conclusion.NOT_DISTINGUISHABLE
 
 
 def test_one_seed_is_no_evidence_however_large_the_difference():
     verdict = compare({1: 2.0}, {1: 9.0})
-    assert verdict.word is Word.NOT_DISTINGUISHABLE
-    assert verdict.reason == "one seed: the order is not evidence"
+    assert verdict.conclusion is Conclusion.NOT_DISTINGUISHABLE
+    assert verdict.reason == "one seed: not significant"
     assert verdict.p is None
     assert verdict.interval is None
 
@@ -146,44 +200,48 @@ def test_seeds_that_do_not_match_are_compared_by_welch():
     assert verdict.difference == pytest.approx(-8.0)
     half = critical_t(0.95, (5 / 3) ** 2 / ((1 / 9 + 16 / 9) / 2)) * math.sqrt(5 / 3)
     assert verdict.interval.high == pytest.approx(-8.0 + half)
-    assert verdict.word is Word.BETTER
+    assert verdict.conclusion is Conclusion.BETTER
 
 
 def test_one_seed_in_common_of_one_and_many_is_no_evidence():
     verdict = compare({1: 2.0}, {1: 9.0, 2: 9.1, 3: 9.05})
-    assert verdict.word is Word.NOT_DISTINGUISHABLE
-    assert "not evidence" in verdict.reason
+    assert verdict.conclusion is Conclusion.NOT_DISTINGUISHABLE
+    assert "not significant" in verdict.reason
 
 
 def test_seeds_that_change_nothing_count_as_one():
     verdict = compare({1: 2.0, 2: 2.0}, {1: 9.0, 2: 9.0})
-    assert verdict.word is Word.NOT_DISTINGUISHABLE
-    assert "every seed gave the same loss" in verdict.reason
+    assert verdict.conclusion is Conclusion.NOT_DISTINGUISHABLE
+    assert "all seeds have the same loss" in verdict.reason
 
 
 def test_losses_that_are_not_finite_do_not_count():
     verdict = compare({1: 3.0, 2: math.nan}, {1: 4.0, 2: 4.1})
     assert verdict.seeds == (1,)
-    assert verdict.word is Word.NOT_DISTINGUISHABLE
+    assert verdict.conclusion is Conclusion.NOT_DISTINGUISHABLE
 
 
 @given(by_seed, by_seed)
 def test_the_verdict_turns_round_when_the_two_change_places(a, b):
-    opposite = {Word.BETTER: Word.WORSE, Word.WORSE: Word.BETTER, Word.NOT_DISTINGUISHABLE: Word.NOT_DISTINGUISHABLE}
-    assert compare(b, a).word is opposite[compare(a, b).word]
+    opposite = {
+        Conclusion.BETTER: Conclusion.WORSE,
+        Conclusion.WORSE: Conclusion.BETTER,
+        Conclusion.NOT_DISTINGUISHABLE: Conclusion.NOT_DISTINGUISHABLE,
+    }
+    assert compare(b, a).conclusion is opposite[compare(a, b).conclusion]
 
 
 @given(by_seed, by_seed)
 def test_a_word_needs_an_interval_without_zero_and_a_small_p(a, b):
     verdict = compare(a, b)
-    if verdict.word is not Word.NOT_DISTINGUISHABLE:
+    if verdict.conclusion is not Conclusion.NOT_DISTINGUISHABLE:
         assert verdict.interval.low * verdict.interval.high > 0
         assert verdict.p < 0.05 + 1e-9
 
 
 @given(by_seed)
 def test_nothing_is_better_than_itself(a):
-    assert compare(a, a).word is Word.NOT_DISTINGUISHABLE
+    assert compare(a, a).conclusion is Conclusion.NOT_DISTINGUISHABLE
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
@@ -204,7 +262,7 @@ def test_chance_alone_is_called_better_or_worse_about_one_time_in_twenty():
     wrong = 0
     for _ in range(2000):
         a, b = ({seed: dice.gauss(3.28, 0.0013) for seed in range(3)} for _ in range(2))
-        wrong += compare(a, b).word is not Word.NOT_DISTINGUISHABLE
+        wrong += compare(a, b).conclusion is not Conclusion.NOT_DISTINGUISHABLE
     assert 0.03 < wrong / 2000 < 0.07
 
 
@@ -213,7 +271,7 @@ def test_an_equal_shift_of_every_seed_is_seen(values, shift):
     assume(len(set(values)) > 1)
     a = dict(enumerate(values))
     b = {seed: loss + shift for seed, loss in a.items()}
-    assert compare(a, b).word is Word.BETTER
+    assert compare(a, b).conclusion is Conclusion.BETTER
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""One checkpoint as a file: hashed while it is written, whole or absent, read back with weights_only=True."""
+"""Checkpoint files: hashed while written, atomic, read with weights_only=True; and the choice of the one to resume."""
 
 from __future__ import annotations
 
@@ -6,31 +6,34 @@ import hashlib
 import os
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
-from kmatrix.errors import FullError, RecordError, is_full
-from kmatrix.records.checkpoints import entry_of, sha256_of, sync_folder
+from kmatrix.errors import FullError, KmatrixError, RecordError, is_full
+from kmatrix.records.checkpoints import CheckpointIndex, CheckpointKind, entry_of, sha256_of, sync_folder
+from kmatrix.records.files import replacing
 
-SCHEMA = 2  # 1 had the random numbers of one rank, and nothing that is carried over a resume
+SCHEMA = 2  # 1: random generators of one rank only, and no `carried`
+
+
 KEYS = {"schema", "run_id", "step", "tokens", "config", "model", "optimizer", "rng"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """What was written: bytes, SHA-256 of them, and the seconds that it took."""
+class WrittenCheckpoint:
+    """The size and hash of a written checkpoint, and the time it took."""
 
     bytes: int
     sha256: str
-    seconds: float
+    seconds: float  # to write and flush it
 
 
 class Hashing:
-    """A file that is written from its beginning to its end, and hashed on the way."""
+    """A file wrapper that hashes what is written, for sequential writes only."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._digest, self.bytes = file, hashlib.sha256(), 0
@@ -48,84 +51,144 @@ class Hashing:
         return self._digest.hexdigest()
 
 
-def save(path: Path, value: dict[str, Any], announce: Callable[[Written], object] | None = None) -> Written:
-    """Write a checkpoint aside, flush it to the disk, announce it, and put it in place in one step.
+def save_checkpoint(
+    path: Path, value: dict[str, Any], announce: Callable[[WrittenCheckpoint], object] | None = None
+) -> WrittenCheckpoint:
+    """Write a checkpoint to a temporary file, flush it, announce it, and rename it into place.
 
-    Raises RecordError when it cannot be written, FullError without room; what was there before is then still there.
+    Raises RecordError if it cannot be written, FullError if the disk is full. The former file then remains.
     """
-    partial = path.with_name(f".{path.name}.partial")
     start = time.perf_counter()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            hashing = Hashing(file)
-            torch.save(value, hashing)  # type: ignore[arg-type]  # it asks for no more than write and flush
-            file.flush()
-            os.fsync(file.fileno())
-        seconds = time.perf_counter() - start
-        written = Written(bytes=hashing.bytes, sha256=hashing.hexdigest(), seconds=seconds)
-        if announce:
-            announce(written)
-        partial.replace(path)
+        for stale in path.parent.glob(f".{path.name}.*partial"):  # of an interrupted save
+            stale.unlink(missing_ok=True)
+        with replacing(path) as partial:
+            with partial.open("wb") as file:
+                hashing = Hashing(file)
+                torch.save(value, hashing)  # type: ignore[arg-type]  # torch only uses write and flush
+                file.flush()
+                os.fsync(file.fileno())
+            seconds = time.perf_counter() - start
+            written = WrittenCheckpoint(bytes=hashing.bytes, sha256=hashing.hexdigest(), seconds=seconds)
+            if announce:
+                announce(written)
         sync_folder(path.parent)
-    except (OSError, RuntimeError) as error:  # torch makes a RuntimeError of a full disk, and keeps the cause beside it
+    except (OSError, RuntimeError) as error:  # on a full disk torch raises RuntimeError, with OSError as its context
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
         kind = FullError if is_full(cause) else RecordError
         raise kind(
             f"{path} could not be written",
             why=str(cause).partition("\n")[0],
-            fix="make room there, or set CHECKPOINT_DIR to another disk",
+            hint="free some disk space, or set CHECKPOINT_DIR to another disk",
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
     return written
 
 
-def load(path: Path, device: str | torch.device = "cpu", *, verify: bool = True) -> dict[str, Any]:
-    """Return a checkpoint. Raises RecordError when it is missing, damaged or too new.
+def load_checkpoint(path: Path, device: str | torch.device = "cpu", *, verify: bool = True) -> dict[str, Any]:
+    """Return a checkpoint. Raises RecordError if it is missing, damaged or too new.
 
-    verify: hold size and hash against the folder's index, where the checkpoint stands in it.
+    verify: compare size and hash with the folder's index, if the checkpoint is listed there.
     """
     if not path.is_file():
-        raise RecordError(f"{path} is missing", fix="make list-checkpoints lists those that are there")
+        raise RecordError(f"{path} is missing", hint="`make list-checkpoints` lists the checkpoints")
     if verify:
         check(path)
     try:
         value = torch.load(path, map_location=device, weights_only=True)
     except (RuntimeError, EOFError, ValueError, OSError, pickle.UnpicklingError) as error:
-        raise damaged(path, str(error).partition("\n")[0] or "it is empty") from None
+        raise damaged(path, str(error).partition("\n")[0] or "the file is empty") from None
     if not isinstance(value, dict) or "schema" not in value:
-        raise RecordError(f"{path} is not a checkpoint of kmatrix", why="it holds no schema")
+        raise RecordError(f"{path} is not a checkpoint of kmatrix", why="no schema")
     if value["schema"] > SCHEMA:
         raise RecordError(
             f"{path} has schema {value['schema']}",
             why=f"this trainer reads schemas up to {SCHEMA}",
-            fix="use the newer trainer that wrote it",
+            hint="use the newer trainer that wrote it",
         )
     if missing := KEYS - value.keys():
-        raise damaged(path, f"it lacks {', '.join(sorted(missing))}")
+        raise damaged(path, f"missing keys: {', '.join(sorted(missing))}")
     return upgraded(value)
 
 
 def check(path: Path) -> None:
-    """Refuse a file that is not the one that was written; nothing is known of one that the index does not have."""
+    """Raise RecordError if a file differs from its entry in the index. Files without an entry pass."""
     entry = entry_of(path)
     if entry is None:
         return
     size = path.stat().st_size
     if size != entry.bytes:
-        raise damaged(path, f"it has {size} bytes, and {entry.bytes} were written")
+        raise damaged(path, f"{size} bytes, expected {entry.bytes}")
     if sha256_of(path) != entry.sha256:
-        raise damaged(path, "its SHA-256 is not that of what was written")
+        raise damaged(path, "its SHA-256 is not the one in the index")
 
 
 def damaged(path: Path, why: str) -> RecordError:
-    """Return the error of a file that is not what a trainer wrote."""
-    return RecordError(f"{path} is not a whole checkpoint", why=why, fix="use another checkpoint of the run")
+    """Return the error for a damaged checkpoint."""
+    return RecordError(f"{path} is damaged", why=why, hint="use another checkpoint of the run")
 
 
 def upgraded(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint of an older schema as one of this."""
+    """Return a checkpoint of an older schema in the current schema."""
     if value["schema"] == SCHEMA:
         return value
-    return value | {"schema": SCHEMA, "rng": [], "carried": {}}  # there was nothing to go on with but weights
+    return value | {"schema": SCHEMA, "rng": [], "carried": {}}  # schema 1 cannot be resumed exactly
+
+
+NONE, AUTO, LATEST, BEST = "none", "auto", "latest", "best"
+
+
+ChosenCheckpoint = tuple[Path, dict[str, Any]]
+
+
+Say = Callable[[str], None]
+
+
+def choose(how: str, index: CheckpointIndex, refused: Say) -> ChosenCheckpoint | None:
+    """Return the checkpoint to resume from, verified and loaded, or None to start from the beginning.
+
+    how: none, auto (newest valid one, or the beginning), latest (newest valid one, required), best, or a path.
+    refused: called with a message for each newer checkpoint that is damaged; its file is renamed.
+    Raises RecordError if there is no such checkpoint.
+    """
+    if how == NONE:
+        return None
+    if how not in (AUTO, LATEST, BEST):
+        path = Path(how)
+        return path, load_checkpoint(path)
+    if how == BEST:
+        entry = index.of_kind(CheckpointKind.BEST)
+        if entry is None:
+            raise nothing(index.folder, "no evaluation after step 0 was the best so far, or GPT2_SAVE_BEST=n")
+        return index.folder / entry.name, load_checkpoint(index.folder / entry.name)
+    for path in newest_first(index):
+        try:
+            return path, load_checkpoint(path)
+        except KmatrixError as error:
+            rename_damaged(index, path)
+            refused(f"{error.what}: {error.why}" if error.why else error.what)
+    if how == LATEST:
+        raise nothing(index.folder, "none was written, or all are damaged")
+    return None
+
+
+def newest_first(index: CheckpointIndex) -> Iterator[Path]:
+    """Yield the checkpoints in the index, newest first, then files that a lost index does not list."""
+    known = [index.folder / entry.name for entry in reversed(index.entries)]
+    yield from known
+    yield from sorted(set(index.folder.glob("step_*.pt")) - set(known), reverse=True)
+
+
+def rename_damaged(index: CheckpointIndex, path: Path) -> None:
+    """Rename a damaged checkpoint, so that it is neither listed nor tried again but can be inspected."""
+    if path.exists():
+        path.rename(path.with_name(f"{path.name}.damaged"))
+    for entry in [entry for entry in index.entries if entry.name == path.name]:
+        index.remove(entry)
+    index.name_links()
+
+
+def nothing(folder: Path, why: str) -> RecordError:
+    return RecordError(
+        f"{folder} has no checkpoint to resume from", why=why, hint="start from the beginning: --resume none"
+    )

@@ -1,22 +1,23 @@
-"""What a run is after some updates, as one value: taken from the parts of training, and put back into them."""
+"""The complete state of a training run: collected into one value for a checkpoint, and restored from it."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from gpt2.checkpoint.files import SCHEMA
-from gpt2.checkpoint.rng import set_here
-from gpt2.config import TrainConfig
 from gpt2.dist import World
 from gpt2.optim import Optimizers
 from kmatrix.errors import RecordError
+from kmatrix.records.train_config import TrainConfig
 
-# Fields that say how a step is computed, where files lie or what is written, and not which step it is.
-FREE = frozenset(
+# Fields that may differ on resume: they do not change what is trained, only how, where and what is logged.
+MAY_DIFFER = frozenset(
     (
         *("batch_size", "gradient_accumulation", "num_gpus", "use_ddp", "ddp_backend", "ddp_find_unused_params"),
         *("device", "dtype", "tf32", "flash_attention", "compile", "cpu_threads", "peak_tflops"),
@@ -29,8 +30,8 @@ FREE = frozenset(
 )
 
 
-class Carried(Protocol):
-    """What goes on over a resume. Its state is made of tensors, numbers, strings, lists and dicts alone."""
+class Stateful(Protocol):
+    """An object whose state is part of a checkpoint, made of tensors, numbers, strings, lists and dicts only."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -38,87 +39,126 @@ class Carried(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """The parts of training that a checkpoint holds. carried: histories, clocks, masks and the like, by name."""
+class TrainingState:
+    """The objects whose state a checkpoint holds."""
 
     config: TrainConfig
     world: World
     model: torch.nn.Module
     optimizers: Optimizers
-    carried: Mapping[str, Carried] = field(default_factory=dict)
+    stateful: Mapping[str, Stateful] = field(default_factory=dict)  # by name: histories, clocks, masks
 
 
-def state(parts: Parts, *, step: int, run_id: str, rng: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return everything that a run is after `step` updates. rng: every rank's, gathered.
+def snapshot(training: TrainingState, *, step: int, run_id: str, rng: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the state of a run after `step` updates. rng: generator states of all ranks.
 
-    The tensors are those of training: copy them before the next step (Copies), or write them at once.
-    The order of the data is a function of seed and step x global batch (gpt2/data.py), and the rate of the step
-    (gpt2/schedule.py): for these the step alone is kept.
+    The tensors are those of training: copy (CopyBuffers) or write them before the next step.
+    The data order (gpt2/data/batches.py) and the learning rate (gpt2/train.py) are functions of the step, so the step
+    is all that is stored of them.
     """
     return {
         "schema": SCHEMA,
         "run_id": run_id,
         "step": step,
-        "tokens": step * parts.config.tokens_per_step,
-        "config": parts.config.to_json(),
-        "model": parts.model.state_dict(),
-        **judged(parts),
-        "optimizer": parts.optimizers.state_dict(),
+        "tokens": step * training.config.tokens_per_step,
+        "config": training.config.to_json(),
+        "model": training.model.state_dict(),
+        **evaluation_weights(training),
+        "optimizer": training.optimizers.state_dict(),
         "rng": rng,
-        "carried": {name: part.state_dict() for name, part in parts.carried.items()},
+        "carried": {name: part.state_dict() for name, part in training.stateful.items()},
     }
 
 
-def judged(parts: Parts) -> dict[str, Any]:
-    """Return the weights that are to be judged under "judged", only where they are not those that are trained."""
-    if not parts.optimizers.averages:
+def evaluation_weights(training: TrainingState) -> dict[str, Any]:
+    """Return the evaluation weights by their key in the checkpoint; {} if they are the training weights."""
+    if not training.optimizers.averages:
         return {}
-    with parts.optimizers.judged():
-        return {"judged": {name: weights.detach().clone() for name, weights in parts.model.state_dict().items()}}
+    with training.optimizers.evaluation_weights():
+        return {"judged": {name: weights.detach().clone() for name, weights in training.model.state_dict().items()}}
 
 
-def weights(value: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the weights of a checkpoint that are to be judged, sampled, served and exported."""
+def saved_weights(value: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the weights of a checkpoint to evaluate, sample, serve and export."""
     found: dict[str, torch.Tensor] = value["judged"] if "judged" in value else value["model"]
     return found
 
 
-def restore(value: Mapping[str, Any], parts: Parts) -> list[str]:
-    """Put the parts where they were when the checkpoint was taken; return sentences about what could not be.
+def restore(value: Mapping[str, Any], training: TrainingState) -> list[str]:
+    """Restore the objects from a checkpoint. Return a note for each part that could not be restored.
 
-    Raises RecordError where the checkpoint is of another training than this.
+    Raises RecordError if the checkpoint belongs to a different training configuration.
     """
     if not value["optimizer"]:
-        raise RecordError(f"the checkpoint at step {value['step']} holds weights alone", why="it came from an export")
-    refuse_another(value, parts.config)
-    parts.model.load_state_dict(value["model"])
-    parts.optimizers.load_state_dict(value["optimizer"])
-    for name, part in parts.carried.items():
+        raise RecordError(f"the checkpoint at step {value['step']} holds weights alone", why="it was imported")
+    check_same_training(value, training.config)
+    training.model.load_state_dict(value["model"])
+    training.optimizers.load_state_dict(value["optimizer"])
+    for name, part in training.stateful.items():
         if name in value["carried"]:
             part.load_state_dict(value["carried"][name])
-    notes = [f"{name} starts anew: the checkpoint has none" for name in parts.carried if name not in value["carried"]]
+    new = [name for name in training.stateful if name not in value["carried"]]
+    notes = [f"{name} starts from scratch: it is not in the checkpoint" for name in new]
     states = value["rng"]
-    if len(states) == parts.world.size:
-        set_here(states[parts.world.rank], parts.world)
+    if len(states) == training.world.size:
+        set_rng_state(states[training.world.rank], training.world)
     else:
         notes.append(
-            f"{len(states)} ranks wrote the checkpoint and {parts.world.size} go on: the order of the data goes on "
-            "exactly, random numbers (dropout) are drawn by rank and do not"
+            f"the checkpoint has {len(states)} ranks, this run {training.world.size}: the data order continues "
+            "exactly, but random numbers (dropout) differ, because they are drawn by rank"
         )
     return notes
 
 
-def refuse_another(value: Mapping[str, Any], config: TrainConfig) -> None:
-    """Raise RecordError where a checkpoint's training differs from this one in more than how it is computed."""
-    theirs, ours = value["config"], config.to_json()
+def check_same_training(value: Mapping[str, Any], config: TrainConfig) -> None:
+    """Raise RecordError if a checkpoint's configuration differs in a field that changes the results."""
+    saved, current = value["config"], config.to_json()
     differences = [
-        f"{name} was {theirs[name]} and is {ours[name]}"
-        for name in ours
-        if name not in FREE and name in theirs and theirs[name] != ours[name]
+        f"{name} was {saved[name]} and is {current[name]}"
+        for name in current
+        if name not in MAY_DIFFER and name in saved and saved[name] != current[name]
     ]
     if differences:
         raise RecordError(
-            f"the checkpoint at step {value['step']} is of another training",
+            f"the checkpoint at step {value['step']} belongs to another configuration",
             why="; ".join(differences[:5]),
-            fix="start without it: --resume none",
+            hint="start from the beginning: --resume none",
         )
+
+
+def gather_rng_states(world: World) -> list[dict[str, Any]]:
+    """Return the random generator states of all ranks, by rank. All ranks must call it."""
+    mine = rng_state(world)
+    if world.size == 1:
+        return [mine]
+    states: list[Any] = [None] * world.size
+    torch.distributed.all_gather_object(states, mine)
+    return states
+
+
+def rng_state(world: World) -> dict[str, Any]:
+    """Return this process's random generator states: PyTorch, CUDA, NumPy and Python."""
+    version, words, gauss = random.getstate()
+    _, key, position, has_gauss, cached = np.random.get_state()
+    cuda = world.device.type == "cuda"
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(world.device).cpu() if cuda else None,
+        "numpy": {
+            "key": torch.from_numpy(np.asarray(key).astype(np.int64)),
+            "rest": [int(position), int(has_gauss), float(cached)],
+        },
+        "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
+    }
+
+
+def set_rng_state(state: dict[str, Any], world: World) -> None:
+    """Restore this process's random generator states."""
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] is not None and world.device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"].cpu(), world.device)
+    position, has_gauss, cached = state["numpy"]["rest"]
+    key = state["numpy"]["key"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", key, position, has_gauss, cached))
+    python = state["python"]
+    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))

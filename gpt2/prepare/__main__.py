@@ -1,4 +1,4 @@
-"""Make a dataset ready and say what it is: one JSON line on stdout, progress on stderr.
+"""Prepare a dataset: print one JSON line to stdout, progress to stderr.
 
 python -m gpt2.prepare stdlib --data-dir data
 """
@@ -12,37 +12,40 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from gpt2.prepare import DATASETS, Wanted, ready
-from gpt2.tokenizer import NAMES
+from gpt2.data.tokenizer import NAMES
+from gpt2.prepare.catalog import DatasetRequest
+from gpt2.prepare.dataset import DATASETS, prepare_dataset
 from kmatrix.errors import DataError, KmatrixError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m gpt2.prepare", description="Make a dataset ready.")
+    parser = argparse.ArgumentParser(prog="python -m gpt2.prepare", description="Prepare a dataset.")
     parser.add_argument("dataset", choices=DATASETS)
     parser.add_argument("--data-dir", type=Path, required=True, help="folder of datasets")
-    parser.add_argument("--tokenizer", choices=NAMES, default="byte", help="what the tokens are")
-    parser.add_argument("--data-path", default="", help="of hub, folder and shards; relative ones start at --data-dir")
-    parser.add_argument("--mix", default="", help='of mix: "finewebedu:65 tinystories:34 stdlib:1"')
-    parser.add_argument("--text-column", default="text", help="of JSON lines and Parquet")
-    parser.add_argument("--val-percent", type=int, default=7, help="of the documents that are validation")
-    parser.add_argument("--shard-tokens", type=int, default=100_000_000, help="the most in one shard")
-    parser.add_argument("--bpe-vocab-size", type=int, default=8192, help="the most tokens of a trained vocabulary")
-    parser.add_argument("--tokens", type=int, default=0, help="training tokens that are read (0: all)")
+    parser.add_argument("--tokenizer", choices=NAMES, default="byte", help="default: byte")
+    parser.add_argument("--data-path", default="", help="for hub, folder and shards; relative to --data-dir")
+    parser.add_argument("--mix", default="", help='for mix, for example "finewebedu:65 tinystories:34 stdlib:1"')
+    parser.add_argument("--text-column", default="text", help="column of JSON lines and Parquet")
+    parser.add_argument("--val-percent", type=int, default=7, help="percent of the documents used for validation")
+    parser.add_argument("--shard-tokens", type=int, default=100_000_000, help="maximum tokens per shard")
+    parser.add_argument("--bpe-vocab-size", type=int, default=8192, help="maximum size of a trained vocabulary")
+    parser.add_argument("--tokens", type=int, default=0, help="training tokens to read (0: all)")
     parser.add_argument("--block-size", type=int, default=1, help="tokens of the longest sequence")
     parser.add_argument("--shards", type=int, default=0, help="training shards (0: as many as --tokens need)")
     args = vars(parser.parse_args(argv))
     data_dir = args["data_dir"].absolute()
     try:
-        found = ready(Wanted(**{field.name: args[field.name] for field in fields(Wanted)}), data_dir)
+        found = prepare_dataset(
+            DatasetRequest(**{field.name: args[field.name] for field in fields(DatasetRequest)}), data_dir
+        )
     except KmatrixError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"error: {DataError(f'{data_dir} cannot be used', why=str(error))}", file=sys.stderr)
+        print(f"error: {DataError(f'cannot use {data_dir}', why=str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped: what has come is kept, and the next attempt goes on from there", file=sys.stderr)
+        print("stopped: partial downloads and finished shards are kept and continue", file=sys.stderr)
         return 130
     print(json.dumps(found.to_json()))
     return 0

@@ -1,71 +1,81 @@
-"""The datasets that have a name: where each one comes from, and under which licence."""
+"""Named datasets with their source and licence, and what a run requests of a dataset."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
+from gpt2.data.shards import ShardInfo
+from gpt2.data.tokenizer import VOCAB
 from kmatrix.errors import ConfigError
 
 HUB = "hf://"
+
+
 TEXT_FILES = ("*.parquet", "*.jsonl", "*.jsonl.gz", "*.json.gz", "*.txt", "*.txt.gz", "*.md")
+
+
 SHARD_FILES = ("*_train_*.bin", "*_val_*.bin", "*_train_*.npy", "*_val_*.npy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repository:
-    """Files of a dataset on Hugging Face. revision: branch, tag or commit.  patterns: of the files' paths or names."""
+    """Files of a dataset on Hugging Face."""
 
-    name: str
-    revision: str = "main"
-    patterns: tuple[str, ...] = TEXT_FILES
+    name: str  # OWNER/NAME
+    revision: str = "main"  # branch, tag or commit
+    patterns: tuple[str, ...] = TEXT_FILES  # of paths or file names
 
     @property
     def address(self) -> str:
-        """What a user would write as DATA_PATH."""
+        """The value of DATA_PATH for this repository."""
         at = "" if self.revision == "main" else f"@{self.revision}"
         return f"{HUB}{self.name}{at}:{','.join(self.patterns)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Web:
-    """One file of text at an address. sha256: what it must have."""
+class WebFile:
+    """One text file on the web."""
 
     url: str
     sha256: str
-    size: int
+    size: int  # bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """A dataset by name. shards: ready-made ones in GPT-2 tokens.  text: for every other tokenizer."""
+class NamedDataset:
+    """A dataset with a name."""
 
     licence: str
-    text: Repository | Web
-    shards: Repository | None = None
+    text: Repository | WebFile  # for all tokenizers without prebuilt shards
+    shards: Repository | None = None  # prebuilt, in GPT-2 tokens
 
 
 CATALOG = {
-    "finewebedu": Known(
+    "finewebedu": NamedDataset(
         licence="ODC-By 1.0",
         text=Repository(name="HuggingFaceFW/fineweb-edu", patterns=("sample/10BT/*.parquet",)),
         shards=Repository(name="kjj0/finewebedu10B-gpt2", patterns=("finewebedu_*.bin",)),
     ),
-    "fineweb": Known(
+    "fineweb": NamedDataset(
         licence="ODC-By 1.0",
         text=Repository(name="HuggingFaceFW/fineweb", patterns=("sample/10BT/*.parquet",)),
         shards=Repository(name="kjj0/fineweb10B-gpt2", patterns=("fineweb_*.bin",)),
     ),
-    "openwebtext": Known(
+    "openwebtext": NamedDataset(
         licence="CC0 1.0 (the packaging; the pages keep their own)",
         text=Repository(name="Skylion007/openwebtext", patterns=("*.parquet",)),
     ),
-    "tinystories": Known(
+    "tinystories": NamedDataset(
         licence="CDLA-Sharing 1.0",
         text=Repository(name="roneneldan/TinyStories", patterns=("data/train-*.parquet",)),
     ),
-    "shakespeare": Known(
+    "shakespeare": NamedDataset(
         licence="public domain",
-        text=Web(
+        text=WebFile(
             url="https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
             sha256="86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
             size=1_115_394,
@@ -75,14 +85,103 @@ CATALOG = {
 
 
 def repository(text: str, *, patterns: tuple[str, ...]) -> Repository:
-    """Return the repository of `[hf://]OWNER/NAME[@REVISION][:PATTERN,...]`. patterns: where it gives none."""
+    """Parse `[hf://]OWNER/NAME[@REVISION][:PATTERN,...]`. patterns: used if the text has none."""
     name, _, own = text.removeprefix(HUB).partition(":")
     name, _, revision = name.partition("@")
     if name.count("/") != 1 or not all(name.split("/")):
         raise ConfigError(
-            f"DATA_PATH={text!r} names no dataset of Hugging Face",
-            why="it is read as OWNER/NAME, then @REVISION and :PATTERN where they are wanted",
-            fix="write it like DATA_PATH=roneneldan/TinyStories",
+            f"DATA_PATH={text!r} is not a Hugging Face dataset",
+            why="expected OWNER/NAME, optionally with @REVISION and :PATTERN",
+            hint="example: DATA_PATH=roneneldan/TinyStories",
         )
     found = Repository(name=name, patterns=tuple(filter(None, own.split(","))) or patterns)
     return replace(found, revision=revision) if revision else found
+
+
+TEXT = ("text_column", "val_percent", "shard_tokens")  # fields that only text datasets use
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetRequest:
+    """A dataset in the tokens of one tokenizer, and how much of it is needed."""
+
+    dataset: str
+    tokenizer: str
+    data_path: str = ""  # of the datasets hub, folder and shards
+    mix: str = ""  # of the dataset mix
+    text_column: str = "text"  # of JSON lines and Parquet
+    val_percent: int = 7  # percent of the documents
+    shard_tokens: int = 100_000_000  # maximum
+    bpe_vocab_size: int = 8192  # maximum
+    tokens: int = 0  # training tokens to read; 0: all
+    block_size: int = 1  # tokens of the longest sequence
+    shards: int = 0  # training shards, if known; 0: as many as hold `tokens`
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The fields that decide the content of the dataset, as in dataset.json, without the requested size."""
+        values = asdict(self)
+        for name in ("tokens", "block_size", "shards"):
+            del values[name]
+        if self.tokenizer != "bpe":
+            del values["bpe_vocab_size"]
+        if self.dataset == "shards" or self.prebuilt:
+            for name in TEXT:
+                del values[name]
+        return values
+
+    @property
+    def prebuilt(self) -> bool:
+        """Return whether the dataset exists on Hugging Face as prebuilt shards of these tokens."""
+        known = CATALOG.get(self.dataset)
+        return known is not None and known.shards is not None and self.tokenizer == "gpt2"
+
+    def part(self, dataset: str, data_path: str, *, share: float) -> DatasetRequest:
+        """Return the request for one dataset of a mix. share: of the tokens."""
+        tokens = int(self.tokens * share) + 1 if self.tokens else 0
+        return replace(self, dataset=dataset, data_path=data_path, mix="", tokens=tokens, shards=0)
+
+    def needed(self, tokens_of_shards: Sequence[int]) -> int:
+        """Return how many of these training shards, in order, hold the requested sequences."""
+        if self.shards:
+            return min(self.shards, len(tokens_of_shards))
+        have = 0
+        for number, tokens in enumerate(tokens_of_shards, 1):
+            have += max(0, tokens - 1) // self.block_size * self.block_size
+            if self.tokens and have >= self.tokens:
+                return number
+        return len(tokens_of_shards)
+
+    def enough(self, train: Sequence[ShardInfo]) -> bool:
+        """Return whether these training shards hold all requested sequences."""
+        if self.shards:
+            return len(train) >= self.shards
+        have = sum(max(0, shard.tokens - 1) // self.block_size * self.block_size for shard in train)
+        return bool(self.tokens) and have >= self.tokens
+
+
+def digest(recipe: dict[str, Any]) -> str:
+    """Return an 8-digit hash of a recipe, used in folder names."""
+    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedDataset:
+    """A prepared dataset."""
+
+    path: str
+    sha256: str  # of the shards that are read
+    vocab_size: int
+    train_tokens: int  # that are read
+    val_tokens: int
+    shards: int  # training shards that are read, from the first; 0: all
+    made: bool  # something was downloaded or written by this call
+    parts: tuple[tuple[str, float, int], ...] = ()  # of a mix: name, share of the sequences, training tokens
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def vocabulary(name: str) -> int:
+    """Return the size of a fixed vocabulary; 65536, which accepts all tokens, if it depends on the dataset."""
+    return VOCAB.get(name, 65536)

@@ -1,10 +1,15 @@
-"""How far a preparation is, on stderr: a line that moves on a terminal, a line a minute elsewhere."""
+"""Progress of a preparation on stderr: one updating line on a terminal, else one line per minute."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
+from pathlib import Path
+
+from kmatrix.errors import DataError
+from kmatrix.text import count, disk_size
 
 ON_TERMINAL_S, ELSEWHERE_S = 0.5, 60.0
 
@@ -14,46 +19,49 @@ def say(line: str) -> None:
 
 
 class StoppedError(Exception):
-    """Raised in the threads of a work that is given up."""
+    """Raised in the threads of a cancelled download."""
 
 
-class Progress:
-    """`with Progress("tinystories", "tokens") as progress: progress.add(1000, "file 1 of 4")`."""
+class PreparationProgress:
+    """Reports the rate: `with PreparationProgress("tinystories", "tokens") as progress: progress.add(1000)`."""
 
     def __init__(self, name: str, unit: str) -> None:
         self.name, self.unit, self.count, self.started = name, unit, 0, time.monotonic()
         self.terminal = sys.stderr.isatty()
-        self.stopped = False  # then whoever tells of more is stopped too
-        self._lock = threading.Lock()  # downloads tell from several threads
+        self.stopped = False  # `add` then raises StoppedError
+        self._lock = threading.Lock()  # downloads report from several threads
         self._next = self.started + (ON_TERMINAL_S if self.terminal else ELSEWHERE_S)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> PreparationProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.terminal and self.count:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
-    def add(self, count: int, place: str = "") -> None:
-        """Take in what was done."""
+    def add(self, number: int, place: str = "") -> None:
+        """Add completed work, and print a line if it is time."""
         if self.stopped:
             raise StoppedError
         with self._lock:
-            self.count += count
+            self.count += number
             now = time.monotonic()
             if now < self._next:
                 return
             self._next = now + (ON_TERMINAL_S if self.terminal else ELSEWHERE_S)
-        done, rate = readable(self.count), readable(self.count / (now - self.started))
+        done, rate = count(self.count), count(self.count / (now - self.started))
         line = f"{self.name}: {done} {self.unit}, {rate} {self.unit}/s{', ' if place else ''}{place}"
         end = "" if self.terminal else "\n"
         print(f"\r\x1b[K{line}" if self.terminal else line, end=end, file=sys.stderr, flush=True)
 
 
-def readable(number: float, unit: str = "") -> str:
-    """Return a number with three digits and a letter for its thousands: 1.12M, 19.8GB."""
-    for letter in ("", "k", "M", "G"):
-        if abs(number) < 1000:
-            return f"{number:.3g}{letter}{unit}"
-        number /= 1000
-    return f"{number:.3g}T{unit}"
+def check_space(folder: Path, needed: int) -> None:
+    """Raise DataError if the disk has less than `needed` bytes free."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        raise DataError(
+            f"{folder} needs {disk_size(needed)}, but only {disk_size(free)} are free",
+            why="shards take 2 bytes/token, and downloads need temporary space",
+            hint="free some disk space, move DATA_DIR to another disk, or pass a smaller DATA_TOKENS=",
+        )

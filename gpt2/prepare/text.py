@@ -1,4 +1,4 @@
-"""Files of text to documents: plain text, JSON lines and Parquet, from a disk, from Hugging Face or from the web."""
+"""Documents from text files: plain text, JSON lines and Parquet; local, from Hugging Face or from the web."""
 
 from __future__ import annotations
 
@@ -12,99 +12,109 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from gpt2.fetch import fetch
+from gpt2.data.download import fetch
 from gpt2.prepare import hub
-from gpt2.prepare.catalog import Web
+from gpt2.prepare.catalog import WebFile
 from kmatrix.errors import DataError
 
 LINES = (".jsonl", ".jsonl.gz", ".json.gz", ".ndjson")
+
+
 UNREADABLE = (".zst", ".xz", ".bz2", ".zip", ".tar", ".7z")
-FEW = 20  # files of plain text: where there are fewer, each is divided
+
+
+FEW = 20  # with fewer plain text files, each is divided into training and validation
+
+
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-BUILD_DEPENDENT = ("_sysconfigdata", "sitecustomize", "usercustomize")  # names of files that differ between builds
-ROWS = 1000  # of a Parquet file that are read at once
+
+
+BUILD_DEPENDENT = ("_sysconfigdata", "sitecustomize", "usercustomize")  # files that differ between builds
+
+
+ROWS = 1000  # Parquet rows read at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One file of a corpus. size: bytes on the disk or in the repository.  mark: changes when the file does."""
+class TextPart:
+    """One file of a corpus."""
 
     name: str
-    size: int
-    mark: str = ""
+    size: int  # bytes on the disk or in the repository
+    mark: str = ""  # changes when the file does
 
     @property
     def plain(self) -> bool:
-        """Whether the whole file is one document."""
+        """Return whether the whole file is one document."""
         return not self.name.endswith((".parquet", *LINES))
 
 
 class Corpus(Protocol):
-    """Files of text in an order that never changes."""
+    """Text files in a fixed order."""
 
     @property
-    def parts(self) -> tuple[Part, ...]: ...
+    def parts(self) -> tuple[TextPart, ...]: ...
 
-    def path(self, part: Part) -> Path:
-        """Return where a part lies; it is fetched if need be."""
+    def path(self, part: TextPart) -> Path:
+        """Return the path of a file, and download it if necessary."""
 
-    def release(self, part: Part) -> None:
-        """A part is not needed any more."""
+    def release(self, part: TextPart) -> None:
+        """Delete a file if it was downloaded and is no longer needed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
-    """Files on this disk. root: the folder that their names start at."""
+class LocalCorpus:
+    """Files on this machine."""
 
-    root: Path
-    parts: tuple[Part, ...]
+    root: Path  # directory that names are relative to
+    parts: tuple[TextPart, ...]
 
-    def path(self, part: Part) -> Path:
+    def path(self, part: TextPart) -> Path:
         return self.root / part.name
 
-    def release(self, part: Part) -> None:
-        """Files of the user are never touched."""
+    def release(self, part: TextPart) -> None:
+        """Keep the file: it is the user's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
-    """Files of a dataset on Hugging Face, each fetched into the dataset's folder and removed when it is used up."""
+class HubCorpus:
+    """Files of a dataset on Hugging Face, downloaded one by one and deleted after use."""
 
     found: hub.Listing
     folder: Path
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        return tuple(Part(name=file.path, size=file.size, mark=file.sha256 or "") for file in self.found.files)
+    def parts(self) -> tuple[TextPart, ...]:
+        return tuple(TextPart(name=file.path, size=file.size, mark=file.sha256 or "") for file in self.found.files)
 
-    def path(self, part: Part) -> Path:
+    def path(self, part: TextPart) -> Path:
         file = next(file for file in self.found.files if file.path == part.name)
         return hub.fetch(self.found, file, self.folder)
 
-    def release(self, part: Part) -> None:
-        (self.folder / hub.ASIDE / part.name).unlink(missing_ok=True)
+    def release(self, part: TextPart) -> None:
+        (self.folder / hub.DOWNLOADS / part.name).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
-class OnTheWeb:
-    """One file at an address, kept in a folder."""
+class WebCorpus:
+    """One file from the web, kept in a folder."""
 
-    web: Web
+    web: WebFile
     folder: Path
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        return (Part(name=self.web.url.rsplit("/", 1)[-1], size=self.web.size, mark=self.web.sha256),)
+    def parts(self) -> tuple[TextPart, ...]:
+        return (TextPart(name=self.web.url.rsplit("/", 1)[-1], size=self.web.size, mark=self.web.sha256),)
 
-    def path(self, part: Part) -> Path:
+    def path(self, part: TextPart) -> Path:
         return fetch(self.web.url, self.folder / part.name, sha256=self.web.sha256)
 
-    def release(self, part: Part) -> None:
-        """It is small, and kept."""
+    def release(self, part: TextPart) -> None:
+        """Keep the file: it is small."""
 
 
-def local(data_dir: Path, pattern: str) -> Local:
-    """Return the files of a folder, or those that a glob names; hidden ones are left out."""
+def local(data_dir: Path, pattern: str) -> LocalCorpus:
+    """Return the files of a folder, or those that match a glob; hidden files are excluded."""
     asked = Path(pattern).expanduser()
     wanted = asked if asked.is_absolute() else data_dir / asked
     if wanted.is_dir():
@@ -116,27 +126,29 @@ def local(data_dir: Path, pattern: str) -> Local:
     files = sorted(path for path in found if path.is_file())
     if not files:
         raise DataError(
-            f"there is no text at {wanted}",
-            why="neither a folder with files nor a pattern that fits some",
-            fix="set DATA_PATH to a folder, or to a pattern in quotes; relative ones start at DATA_DIR",
+            f"no text files at {wanted}",
+            why="expected a folder with files, or a pattern that matches some",
+            hint="set DATA_PATH to a folder or a quoted pattern; relative paths start at DATA_DIR",
         )
-    return Local(root, tuple(_part(path, root) for path in files))
+    return LocalCorpus(root, tuple(_part(path, root) for path in files))
 
 
 def _hidden(relative: Path) -> bool:
     return any(name.startswith(".") for name in relative.parts)
 
 
-def _part(path: Path, root: Path) -> Part:
+def _part(path: Path, root: Path) -> TextPart:
     stat = path.stat()
     name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
-    return Part(name=name, size=stat.st_size, mark=str(stat.st_mtime_ns))
+    return TextPart(name=name, size=stat.st_size, mark=str(stat.st_mtime_ns))
 
 
-def standard_library() -> Local:
-    """Return the modules of the running Python that are the same in each build of its version."""
+def standard_library() -> LocalCorpus:
+    """Return the modules of the running Python that are the same in every build of its version."""
     root = Path(sysconfig.get_path("stdlib"))
-    return Local(root, tuple(_part(path, root) for path in sorted(root.rglob("*.py")) if _ours(path.relative_to(root))))
+    return LocalCorpus(
+        root, tuple(_part(path, root) for path in sorted(root.rglob("*.py")) if _ours(path.relative_to(root)))
+    )
 
 
 def _ours(relative: Path) -> bool:
@@ -146,21 +158,21 @@ def _ours(relative: Path) -> bool:
 
 
 def fingerprint(corpus: Corpus) -> str:
-    """Return what changes when a file of a corpus does."""
+    """Return a hash that changes if a file of the corpus changes."""
     lines = "".join(f"{part.name}\0{part.size}\0{part.mark}\n" for part in corpus.parts)
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def documents(path: Path, part: Part, column: str, *, guessed: bool = False) -> Iterator[str]:
-    """Yield the documents of a file that are not empty.
+def documents(path: Path, part: TextPart, column: str, *, guessed: bool = False) -> Iterator[str]:
+    """Yield the non-empty documents of a file.
 
-    column: of JSON lines and Parquet.  guessed: nobody named this file, so one that is not UTF-8 text is passed over.
+    column: of JSON lines and Parquet.  guessed: the user did not name this file, so skip it if it is not UTF-8 text.
     """
     name = part.name
     if name.endswith(UNREADABLE):
         if guessed:
             return
-        raise DataError(f"{path} is packed", why="only .gz is unpacked here", fix="unpack it first")
+        raise DataError(f"{path} is compressed", why="only .gz is supported", hint="decompress it first")
     if name.endswith(".parquet"):
         texts = _parquet(path, column)
     elif name.endswith(LINES):
@@ -182,7 +194,7 @@ def _plain(path: Path, *, guessed: bool) -> Iterator[str]:
             yield file.read().decode("utf-8-sig")
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, PermissionError) as error:
         if not guessed:
-            raise DataError(f"{path} is not text in UTF-8", why=str(error), fix="convert it, or leave it out") from None
+            raise DataError(f"{path} is not UTF-8 text", why=str(error), hint="convert or remove it") from None
 
 
 def _lines(path: Path, column: str) -> Iterator[str]:
@@ -194,9 +206,9 @@ def _lines(path: Path, column: str) -> Iterator[str]:
                     yield str(json.loads(line)[column])
     except (ValueError, KeyError, TypeError, EOFError, OSError) as error:
         missing = isinstance(error, KeyError)
-        why = f"there is no {column!r}" if missing else str(error)
-        fix = "name the column with the text: TEXT_COLUMN=" if missing else "mend the line, or fetch the file again"
-        raise DataError(f"{path}:{number} cannot be read", why=why, fix=fix) from None
+        why = f"no column {column!r}" if missing else str(error)
+        hint = "set TEXT_COLUMN= to the text column" if missing else "fix the line, or download the file again"
+        raise DataError(f"{path}:{number} cannot be read", why=why, hint=hint) from None
 
 
 def _parquet(path: Path, column: str) -> Iterator[str]:
@@ -209,11 +221,11 @@ def _parquet(path: Path, column: str) -> Iterator[str]:
                 raise DataError(
                     f"{path} has no column {column!r}",
                     why=f"it has {', '.join(file.schema_arrow.names)}",
-                    fix="name the one with the text: TEXT_COLUMN=",
+                    hint="set TEXT_COLUMN= to the text column",
                 )
             for rows in file.iter_batches(batch_size=ROWS, columns=[column], use_threads=False):
                 yield from (str(text) for text in rows.column(0).to_pylist() if text is not None)
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(
-            f"{path} cannot be read as Parquet", why=str(error).splitlines()[0], fix="fetch or make it again"
+            f"{path} cannot be read as Parquet", why=str(error).splitlines()[0], hint="download or create it again"
         ) from None

@@ -1,4 +1,4 @@
-"""Documents to token shards, on all cores: the same shards whatever was killed on the way, and however often."""
+"""Tokenize documents into shards on all cores. Output is identical after any number of interruptions."""
 
 from __future__ import annotations
 
@@ -19,65 +19,65 @@ from typing import Any
 
 import numpy as np
 
-from gpt2 import shards, tokenizer
+from gpt2.data import shards, tokenizer
+from gpt2.data.tokenizer import Tokenizer, Tokens
 from gpt2.prepare import text
-from gpt2.prepare.progress import Progress
+from gpt2.prepare.progress import PreparationProgress
 from gpt2.prepare.text import Corpus
-from gpt2.tokenizer import Tokenizer, Tokens
 from kmatrix.errors import DataError
-from kmatrix.records import write_json
+from kmatrix.records.files import write_json
 
-BATCH_CHARACTERS = 1 << 20  # of text that one process tokenizes at once
-ALONE_BYTES = 8 << 20  # a corpus below this is tokenized here: starting processes takes longer
-BPE_BYTES = 100 << 20  # of text that a byte-pair encoding is trained on
-Place = tuple[int, int]  # file of the corpus, document in it: the next one to read
+BATCH_CHARACTERS = 1 << 20  # characters per batch of one process
+
+
+ALONE_BYTES = 8 << 20  # smaller corpora are tokenized in this process: starting others takes longer
+
+
+BPE_BYTES = 100 << 20  # text that a BPE tokenizer is trained on
+
+
+Place = tuple[int, int]  # file, document in the file: the next one to read
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document, or a part of a divided one. kind: "train", "val", or "" where its hash decides.
-
-    after: the place of the document behind it.
-    """
+    """One document, or a part of a divided document."""
 
     text: str
-    kind: str
-    after: Place
+    kind: str  # "train", "val", or "": its hash decides
+    after: Place  # of the next document
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
-    """The tokens of a document, each document's beginning marked by the token that ends one. size: UTF-8 bytes."""
+class TokenizedDocument:
+    """The tokens of a document, with the end-of-document token first."""
 
     tokens: Tokens
-    held_out: bool
-    size: int
+    held_out: bool  # for validation
+    size: int  # UTF-8 bytes of the text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What decides the shards of a corpus, beside its files.
-
-    val_percent: of the documents.  shard_tokens: the most in a shard, unless one document has more.
-    """
+    """How the documents of a corpus become shards."""
 
     name: str
     tokenizer: str
-    column: str
-    val_percent: int
-    shard_tokens: int
+    column: str  # of JSON lines and Parquet
+    val_percent: int  # percent of the documents
+    shard_tokens: int  # maximum, unless one document has more
     bpe_vocab_size: int
 
 
 @dataclass(slots=True)
-class Filling:
-    """A shard that is being filled. size: UTF-8 bytes of its text."""
+class ShardBuffer:
+    """The content of a shard that is not written yet."""
 
     parts: list[Tokens] = field(default_factory=list)
     tokens: int = 0
-    size: int = 0
+    size: int = 0  # UTF-8 bytes of the text
 
-    def add(self, document: Encoded) -> None:
+    def add(self, document: TokenizedDocument) -> None:
         self.parts.append(document.tokens)
         self.tokens += len(document.tokens)
         self.size += document.size
@@ -92,10 +92,10 @@ def write(
     *,
     guessed: bool = False,
 ) -> None:
-    """Write shards until `enough` says so of the training shards, or the corpus ends.
+    """Write shards until `enough` accepts the training shards, or the corpus ends.
 
-    dataset.json is written anew with each shard, and says at which document the next one begins: a process that is
-    killed loses one shard's work, and what is made after it is what would have been made without.
+    dataset.json is updated after each shard and stores the position of the next document. An interrupted process
+    therefore loses at most one shard, and resuming gives the same shards.
     """
     folder.mkdir(parents=True, exist_ok=True)
     _Writer(recipe, corpus, folder, about, enough, guessed=guessed).run()
@@ -116,14 +116,14 @@ class _Writer:
         self.listed: list[shards.ShardInfo] = shards.recorded(folder)
         position = shards.position(folder) if self.listed else None
         self.next: Place = (position[0], position[1]) if position else (0, 0)
-        self.train, self.val = Filling(), Filling()
-        self.guessed = guessed  # nobody named the files: those that are not text are passed over
+        self.train, self.val = ShardBuffer(), ShardBuffer()
+        self.guessed = guessed  # the user did not name the files: skip those that are not text
 
     def run(self) -> None:
         tokenizer_ = self._tokenizer()
         self.about["vocab_size"] = tokenizer_.vocab_size
         workers = _workers(self.corpus)
-        progress = Progress(self.recipe.name, "tokens")
+        progress = PreparationProgress(self.recipe.name, "tokens")
         with _encoder(self.recipe, self.folder, workers) as encode, progress:
             for document, encoded in _pipeline(encode, self._batches(), 2 * workers):
                 if self._add(encoded):
@@ -133,7 +133,7 @@ class _Writer:
         self._end()
 
     def _tokenizer(self) -> Tokenizer:
-        """Return the tokenizer; that of the dataset's own vocabulary is made from the corpus first."""
+        """Return the tokenizer; train it on the corpus first if its vocabulary belongs to the dataset."""
         path = self.folder / tokenizer.FILE
         if self.recipe.tokenizer == "char" and not path.exists():
             tokenizer.CharTokenizer.trained(doc.text for doc in self._documents()).save(path)
@@ -143,7 +143,7 @@ class _Writer:
         return tokenizer.load(self.recipe.tokenizer, self.folder)
 
     def _files(self) -> Iterator[Iterator[Document]]:
-        """Yield the documents of each file, from the next place on; a file is fetched when its turn comes."""
+        """Yield the documents of each file, from the current position. A file is downloaded when it is reached."""
         parts = self.corpus.parts
         divided = len(parts) < text.FEW and all(part.plain for part in parts)
         for number in range(self.next[0], len(parts)):
@@ -160,7 +160,7 @@ class _Writer:
         return itertools.chain.from_iterable(self._files())
 
     def _batches(self) -> Iterator[list[Document]]:
-        """Yield documents in portions; one ends where a fetched file does, so that the next is not needed for it."""
+        """Yield batches of documents. A batch ends with a downloaded file: it must not wait for the next one."""
         batch: list[Document] = []
         size = 0
         for documents in self._files():
@@ -170,16 +170,16 @@ class _Writer:
                 if size >= BATCH_CHARACTERS:
                     yield batch
                     batch, size = [], 0
-            if batch and isinstance(self.corpus, text.Remote):
+            if batch and isinstance(self.corpus, text.HubCorpus):
                 yield batch
                 batch, size = [], 0
         if batch:
             yield batch
 
-    def _add(self, document: Encoded) -> bool:
-        """Put a document into the shard that it belongs to. Returns whether it is enough, without the document then."""
+    def _add(self, document: TokenizedDocument) -> bool:
+        """Add a document to its shard. Return True, without adding it, if there are enough shards."""
         if document.held_out:
-            if not shards.has_val(self.listed):  # validation is that of the first training shard, and grows no more
+            if not shards.has_val(self.listed):  # validation is complete with the first training shard
                 self.val.add(document)
             return False
         if self.train.tokens and self.train.tokens + len(document.tokens) > self.recipe.shard_tokens:
@@ -190,44 +190,44 @@ class _Writer:
         return False
 
     def _flush(self, place: Place, *, complete: bool = False) -> None:
-        """Write the shards that are filled, and dataset.json last: `place` is where the next one begins."""
+        """Write the buffered shards, then dataset.json. `place`: where the next shard starts."""
         if not shards.has_val(self.listed):
             self._check_val()
             self._write("val", 0, self.val)
-            self.val = Filling()
+            self.val = ShardBuffer()
         if self.train.tokens:
             number = sum(shards.kind_of(shard.name) == "train" for shard in self.listed) + 1
             self._write("train", number, self.train)
-            self.train = Filling()
+            self.train = ShardBuffer()
         about = {**self.about, "position": list(place), "complete": complete}
         write_json(self.folder / shards.RECORD, shards.record(self.listed, **about))
         for part in self.corpus.parts[: place[0]]:
             self.corpus.release(part)
 
-    def _write(self, kind: str, number: int, filling: Filling) -> None:
+    def _write(self, kind: str, number: int, buffer: ShardBuffer) -> None:
         path = self.folder / f"{self.recipe.name}_{kind}_{number:06d}.bin"
-        shards.write_shard(path, np.concatenate(filling.parts) if filling.parts else [])
-        self.listed.append(shards.read_info(path, text_bytes=filling.size))
+        shards.write_shard(path, np.concatenate(buffer.parts) if buffer.parts else [])
+        self.listed.append(shards.read_info(path, text_bytes=buffer.size))
 
     def _end(self) -> None:
         if not self.train.tokens and not self.listed:
             raise DataError(
-                f"there is no text in the {len(self.corpus.parts)} files of {self.about['source']}",
-                fix="look at the files, or at TEXT_COLUMN=",
+                f"no text in the {len(self.corpus.parts)} files of {self.about['source']}",
+                hint="check the files and TEXT_COLUMN=",
             )
         self._flush((len(self.corpus.parts), 0), complete=True)
 
     def _check_val(self) -> None:
         if not self.val.tokens or not self.train.tokens:
             raise DataError(
-                f"no document of {self.about['source']} came to {'training' if self.val.tokens else 'validation'}",
-                why=f"{self.recipe.val_percent} percent of the documents are validation, and there are few documents",
-                fix="use more documents, or another VAL_PERCENT=",
+                f"{self.about['source']} has no documents for {'training' if self.val.tokens else 'validation'}",
+                why=f"{self.recipe.val_percent} percent of few documents are for validation",
+                hint="use more documents, or another VAL_PERCENT=",
             )
 
 
 def _divided(value: str, percent: int, after: Place, *, divided: bool) -> Iterator[Document]:
-    """Yield a document whole, or its beginning for training and its end for validation."""
+    """Yield a document, or its beginning for training and its end for validation."""
     if not divided:
         yield Document(value, "", after)
         return
@@ -238,7 +238,7 @@ def _divided(value: str, percent: int, after: Place, *, divided: bool) -> Iterat
 
 
 def _held_out(document: Document, percent: int) -> bool:
-    """Say whether a document is validation: the hash of its text decides, so that no copy of it is trained on."""
+    """Return whether a document is validation data. The hash of its text decides, so that copies are too."""
     if document.kind:
         return document.kind == "val"
     digest = hashlib.sha256(document.text.encode()).digest()
@@ -253,34 +253,36 @@ def _first(texts: Iterator[str], size: int) -> Iterator[str]:
         yield value
 
 
-def encode(documents: Sequence[Document], inner: Tokenizer, percent: int) -> list[Encoded]:
-    """Return the tokens of documents, each behind the token that ends a document, as llm.c writes them."""
+def encode(documents: Sequence[Document], inner: Tokenizer, percent: int) -> list[TokenizedDocument]:
+    """Return the tokens of documents, each after an end-of-document token, as in llm.c."""
     end = np.array([inner.end_of_document], dtype=np.uint16)
     found = []
     for document in documents:
         tokens = np.concatenate([end, inner.encode(document.text)])
-        found.append(Encoded(tokens, _held_out(document, percent), len(document.text.encode())))
+        found.append(TokenizedDocument(tokens, _held_out(document, percent), len(document.text.encode())))
     return found
 
 
-Encoder = Callable[[Sequence[Document]], "Future[list[Encoded]]"]
-_inner: Tokenizer | None = None  # of a process that tokenizes
+Encoder = Callable[[Sequence[Document]], "Future[list[TokenizedDocument]]"]
+
+
+_inner: Tokenizer | None = None  # of a worker process
 
 
 def _workers(corpus: Corpus) -> int:
-    """Return the processes that tokenize a corpus; none where there is one core or little text."""
+    """Return the number of tokenizer processes; 0 on one core or for a small corpus."""
     cores = len(os.sched_getaffinity(0))
     return cores if cores > 1 and sum(part.size for part in corpus.parts) >= ALONE_BYTES else 0
 
 
 @contextmanager
 def _encoder(recipe: Recipe, folder: Path, workers: int) -> Iterator[Encoder]:
-    """Give a function that tokenizes documents: in processes of their own, or here where there are none."""
+    """Yield a function that tokenizes documents, in worker processes or in this process."""
     inner = tokenizer.load(recipe.tokenizer, folder)
     if not workers:
         yield lambda documents: _done(encode(documents, inner, recipe.val_percent))
         return
-    inner.encode("a")  # a vocabulary that has to be fetched is fetched once, here
+    inner.encode("a")  # downloads a missing vocabulary once, before the processes start
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, _begin, (recipe.tokenizer, folder)) as pool:
         try:
@@ -290,16 +292,16 @@ def _encoder(recipe: Recipe, folder: Path, workers: int) -> Iterator[Encoder]:
             raise
 
 
-def _done(value: list[Encoded]) -> Future[list[Encoded]]:
-    future: Future[list[Encoded]] = Future()
+def _done(value: list[TokenizedDocument]) -> Future[list[TokenizedDocument]]:
+    future: Future[list[TokenizedDocument]] = Future()
     future.set_result(value)
     return future
 
 
 def _begin(name: str, folder: Path) -> None:
-    """Make a process ready; it ends when the one that started it does."""
+    """Initialize a worker process, which exits when its parent does."""
     global _inner  # noqa: PLW0603  (what a pool's initializer leaves for its calls)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is the parent's affair
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl+C
     parent = multiprocessing.parent_process()
 
     def follow() -> None:
@@ -311,27 +313,29 @@ def _begin(name: str, folder: Path) -> None:
     _inner = tokenizer.load(name, folder)
 
 
-def _encode(documents: Sequence[Document], percent: int) -> list[Encoded]:
+def _encode(documents: Sequence[Document], percent: int) -> list[TokenizedDocument]:
     assert _inner
     return encode(documents, _inner, percent)
 
 
-def _pipeline(submit: Encoder, batches: Iterator[list[Document]], ahead: int) -> Iterator[tuple[Document, Encoded]]:
-    """Yield each document with its tokens, in order. ahead: batches that are under way meanwhile."""
-    under_way: deque[tuple[list[Document], Future[list[Encoded]]]] = deque()
+def _pipeline(
+    submit: Encoder, batches: Iterator[list[Document]], ahead: int
+) -> Iterator[tuple[Document, TokenizedDocument]]:
+    """Yield each document with its tokens, in order. ahead: batches submitted in advance."""
+    pending: deque[tuple[list[Document], Future[list[TokenizedDocument]]]] = deque()
     try:
         for batch in batches:
-            under_way.append((batch, submit(batch)))
-            if len(under_way) > ahead:
-                yield from _finished(under_way)
-        while under_way:
-            yield from _finished(under_way)
+            pending.append((batch, submit(batch)))
+            if len(pending) > ahead:
+                yield from _finished(pending)
+        while pending:
+            yield from _finished(pending)
     except BrokenProcessPool:
-        raise DataError(
-            "a process that tokenizes was killed", why="perhaps for want of memory", fix="run it again"
-        ) from None
+        raise DataError("a tokenizer process was killed", why="possibly out of memory", hint="run it again") from None
 
 
-def _finished(under_way: deque[tuple[list[Document], Future[list[Encoded]]]]) -> Iterator[tuple[Document, Encoded]]:
-    batch, future = under_way.popleft()
+def _finished(
+    pending: deque[tuple[list[Document], Future[list[TokenizedDocument]]]],
+) -> Iterator[tuple[Document, TokenizedDocument]]:
+    batch, future = pending.popleft()
     yield from zip(batch, future.result(), strict=True)

@@ -1,0 +1,1 @@
+"""The control side of kmatrix: configuration, matrix, runner, status and reports. Nothing here imports torch."""

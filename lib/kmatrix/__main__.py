@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 
+if sys.version_info < (3, 11):  # noqa: UP036 (`make help` runs with the system's python3, whatever its version)
+    found = ".".join(map(str, sys.version_info[:2]))
+    sys.exit(f"error: kmatrix needs Python 3.11 or newer, python3 is {found}\n  hint: make help PYTHON=python3.11")
+
+from kmatrix.cli.commands import main as command_line
+
 
 def main() -> None:
     """Run one command and exit with its status."""
-    from kmatrix import cli
-
-    sys.exit(cli.main(sys.argv[1:]))
+    sys.exit(command_line(sys.argv[1:]))
 
 
 if __name__ == "__main__":

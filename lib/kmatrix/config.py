@@ -2,51 +2,54 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kmatrix import mix
 from kmatrix.errors import ConfigError
-from kmatrix.kconfig.sets import TRACKERS
-from kmatrix.length import length
+from kmatrix.kconfig.assignments import TRACKERS
+from kmatrix.records.train_config import TrainConfig, parse_mix
 from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, ModelShape, by_depth
 
 PREFIX = "GPT2_"
+
+
 VOCABULARIES = {"byte": BYTE_VOCAB, "gpt2": GPT2_VOCAB}
-ASSUMED_CHARACTERS = 256  # of a text whose characters are not counted yet
-GPU_HOST_THREADS = 8  # CPU threads of a rank that trains on a GPU: more do not help a training loop
+
+
+ASSUMED_CHARACTERS = 256  # vocabulary of a text that is not prepared yet
+
+
+WITH_DATA = ("data_sha256", "data_shards", "checkpoint_dir")  # fields without a symbol, known when a matrix is made
+
+
+GPU_HOST_THREADS = 8  # CPU threads per rank on a GPU: more do not speed up a training loop
+
 
 Values = Callable[[str], str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """What the control side needs of one run's or one matrix's configuration.
+    """The settings of the control side."""
 
-    Directories are as written: relative ones start at the project's root.  run_timeout_s: 0 for none.
-    monitor_hz: samples a second, 0 for no recording.  prometheus_port: of the recorder's metrics, 0 for none.
-    trackers: their names, in one order.  tracker_project: "" for that of this machine and folder.
-    tracker_limit_s: how long trackers may take after a run's end.
-    preflight: whether two steps of each shape come first.  on_finish: a command for the end, "" for none.
-    """
-
-    results_dir: str
+    results_dir: str  # directories are as written: relative ones start at the project's root
     data_dir: str
     checkpoint_dir: str
-    run_timeout_s: int
+    run_timeout_s: int  # 0: no timeout
     reuse: bool
-    monitor_hz: int
-    prometheus_port: int
-    trackers: tuple[str, ...] = ()
-    tracker_project: str = ""
-    tracker_limit_s: int = 0
-    preflight: bool = False
-    on_finish: str = ""
+    monitor_hz: int  # samples/s of the GPU recorder, 0: no recording
+    prometheus_port: int  # 0: no metrics for Prometheus
+    trackers: tuple[str, ...] = ()  # in a fixed order
+    tracker_project: str = ""  # "": computed from host and folder
+    tracker_limit_s: int = 0  # seconds that trackers may take after the end of a run
+    preflight: bool = False  # train two steps of each shape first
+    on_finish: str = ""  # command to run after the matrix, "" for none
 
 
 def read(symbols: Mapping[str, Any]) -> Config:
-    """Return the control side's configuration. symbols: typed values in force."""
+    """Return the settings of the control side. symbols: effective typed values."""
     return Config(
         results_dir=_need(symbols, "RESULTS_DIR"),
         data_dir=_need(symbols, "DATA_DIR"),
@@ -54,7 +57,7 @@ def read(symbols: Mapping[str, Any]) -> Config:
         run_timeout_s=_need(symbols, "RUN_TIMEOUT"),
         reuse=_need(symbols, "REUSE"),
         monitor_hz=_need(symbols, "GPU_MONITOR_HZ") if _need(symbols, "GPU_MONITOR") else 0,
-        prometheus_port=symbols.get("GPU_PROMETHEUS_PORT") or 0,  # not visible without a monitor
+        prometheus_port=symbols.get("GPU_PROMETHEUS_PORT") or 0,  # not visible without GPU_MONITOR
         trackers=tuple(name for name, symbol in TRACKERS.items() if _need(symbols, symbol)),
         tracker_project=_need(symbols, "TRACKER_PROJECT"),
         tracker_limit_s=_need(symbols, "TRACKER_LIMIT"),
@@ -65,35 +68,43 @@ def read(symbols: Mapping[str, Any]) -> Config:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """One run's configuration with everything resolved that does not depend on the data or the machine.
+    """The configuration of one run, resolved except for the dataset and the machine."""
 
-    fields: the trainer's, by their names.  global_batch: sequences.  asked_iters: steps as asked, 0 for none.
-    bound: the field that decides how long the run is.
-    """
+    train: TrainConfig
+    asked_iters: int  # steps; 0: none were asked for
+    bound: str  # the field that decides the number of steps
 
-    fields: Mapping[str, Any]
-    shape: ModelShape
-    global_batch: int
-    asked_iters: int
-    bound: str
+    @property
+    def shape(self) -> ModelShape:
+        return self.train.shape
+
+    @property
+    def global_batch(self) -> int:
+        return self.train.global_batch
 
     @property
     def ranks(self) -> int:
-        return int(self.fields["num_gpus"])
+        return self.train.num_gpus
 
     @property
     def device(self) -> str:
-        return str(self.fields["device"])
+        return self.train.device
 
     @property
     def steps(self) -> int | None:
-        """None until the data are known, in a run that epochs alone bound."""
-        steps = self.fields["max_iters"]
-        return None if steps is None else int(steps)
+        """None until the data are known, if only epochs limit the run."""
+        return self.train.max_iters or None
+
+    @property
+    def warmup_steps(self) -> int | None:
+        """None if it is a fraction of an unknown number of steps."""
+        if self.steps is None and self.train.warmup_fraction is not None:
+            return None
+        return self.train.warmup_steps
 
     @property
     def tokens_per_step(self) -> int:
-        return self.global_batch * self.shape.block_size
+        return self.train.tokens_per_step
 
     @property
     def tokens(self) -> int | None:
@@ -101,70 +112,64 @@ class RunConfig:
 
 
 def read_run(symbols: Mapping[str, Any]) -> RunConfig:
-    """Return a run's configuration. symbols: typed values in force, with device and number of GPUs resolved."""
+    """Return a run's configuration. symbols: effective typed values, with device and number of GPUs resolved."""
     fields = {name.removeprefix(PREFIX).lower(): value for name, value in symbols.items() if name.startswith(PREFIX)}
     layers, heads, width = _sizes(fields)
-    vocabulary = _vocabulary(fields)
-    shape = ModelShape(
-        n_layer=layers,
-        n_head=heads,
-        n_embd=width,
-        block_size=fields["block_size"],
-        vocab_size=vocabulary,
-        bias=fields["bias"],
-        weight_tying=fields["weight_tying"],
-    )
     accumulation = _accumulation(symbols, fields)
-    global_batch = fields["batch_size"] * accumulation * fields["num_gpus"]
-    asked_iters = fields["max_iters"]
-    bounded = length(fields, params=shape.params, tokens_per_step=global_batch * shape.block_size)
-    fields["max_iters"] = bounded.steps
     fields.update(
         n_layer=layers,
         n_head=heads,
         n_embd=width,
-        vocab_size=vocabulary,
+        vocab_size=_vocabulary(fields),
         gradient_accumulation=accumulation,
-        global_batch=global_batch,
+        global_batch=fields["batch_size"] * accumulation * fields["num_gpus"],
         min_lr=_least_rate(fields),
-        warmup_steps=_warmup(fields),
+        warmup_steps=fields["warmup_steps"] or 0,
         ddp_backend=_backend(fields),
+        data_path=fields["data_path"] or "",
     )
-    return RunConfig(
-        fields=fields, shape=shape, global_batch=global_batch, asked_iters=asked_iters, bound=bounded.bound
-    )
+    for name in TrainConfig.names():
+        if name not in fields and name not in WITH_DATA:
+            raise ConfigError(f"the Kconfig files define no {PREFIX}{name.upper()}", hint="add it to yours")
+    if unknown := fields.keys() - set(TrainConfig.names()):
+        raise ConfigError(f"{PREFIX}{min(unknown).upper()} is not a setting of the trainer", hint="rename or remove it")
+    train = TrainConfig(**fields)
+    return _bounded(RunConfig(train=train, asked_iters=train.max_iters, bound=""))
 
 
 def with_data(run: RunConfig, train_tokens: int, vocab_size: int) -> RunConfig:
-    """Return a run's configuration once its data are known: epochs are steps now, and so is the vocabulary.
+    """Return a run's configuration with epochs as steps, and with the vocabulary of its data.
 
-    train_tokens: of the data.
+    train_tokens: size of the training data.
     """
-    run = with_vocabulary(run, vocab_size)
-    fields = {**run.fields, "max_iters": run.asked_iters}
-    bounded = length(fields, params=run.shape.params, tokens_per_step=run.tokens_per_step, train_tokens=train_tokens)
-    fields["max_iters"] = bounded.steps
-    fields["warmup_steps"] = _warmup(fields)
-    return replace(run, fields=fields, bound=bounded.bound)
+    return _bounded(with_vocabulary(run, vocab_size), train_tokens)
 
 
 def with_vocabulary(run: RunConfig, vocab_size: int) -> RunConfig:
-    """Return a run's configuration with the vocabulary of its data."""
-    shape = replace(run.shape, vocab_size=vocab_size)
-    return replace(run, fields={**run.fields, "vocab_size": vocab_size}, shape=shape)
+    """Return a configuration with the vocabulary of its data."""
+    return replace(run, train=replace(run.train, vocab_size=vocab_size))
+
+
+def _bounded(run: RunConfig, train_tokens: int | None = None) -> RunConfig:
+    """Return a run's configuration with its number of steps, and of warm-up steps, as far as they are known."""
+    asked = replace(run.train, max_iters=run.asked_iters)
+    found = length(asked, params=run.shape.params, tokens_per_step=run.tokens_per_step, train_tokens=train_tokens)
+    fraction, steps = run.train.warmup_fraction, found.steps or 0
+    warmup = run.train.warmup_steps if fraction is None else round(fraction * steps)
+    return replace(run, train=replace(run.train, max_iters=steps, warmup_steps=warmup), bound=found.bound)
 
 
 def cpu_threads(asked: int, *, device: str, cores: int, ranks: int) -> int:
-    """Return the CPU threads of each rank: as asked, or an equal share of the cores."""
+    """Return the CPU threads per rank: `asked`, or an equal share of the cores if that is 0."""
     share = max(1, cores // ranks)
     return asked or (share if device == "cpu" else min(share, GPU_HOST_THREADS))
 
 
 def resolve_device(asked: str, gpu_counts: Sequence[int], detected: int, *, backend: str | None = None) -> str:
-    """Return "cuda" or "cpu" for `auto`; anything else as asked.
+    """Return "cuda" or "cpu" for `auto`, other devices unchanged.
 
-    gpu_counts: the GPUs that each place asks for (0: all that there are).  detected: GPUs that may be used here.
-    `auto` falls back to the CPU only where one GPU or none in particular is asked for, and not nccl, which needs GPUs.
+    gpu_counts: values of NUM_GPUS (0: all GPUs).  detected: number of GPUs that may be used here.
+    `auto` selects the CPU only if no run asks for several GPUs or for nccl, which needs GPUs.
     """
     if asked != "auto":
         return asked
@@ -172,36 +177,36 @@ def resolve_device(asked: str, gpu_counts: Sequence[int], detected: int, *, back
 
 
 def resolve_count(asked: int, device: str, detected: int) -> int:
-    """Return the ranks of a run: 0 means all GPUs that are detected, or one process on the CPU."""
+    """Return the number of ranks: for 0 all detected GPUs, or one process on the CPU."""
     if asked:
         return asked
     if device == "cuda" and not detected:
         raise ConfigError(
-            "NUM_GPUS=0 asks for all GPUs, and there are none",
-            fix="pass NUM_GPUS=<number> to plan for another machine, or DEVICE=cpu",
+            "NUM_GPUS=0 selects all GPUs, but no GPU was found",
+            hint="pass NUM_GPUS=<number> to plan for another machine, or DEVICE=cpu",
         )
     return detected if device == "cuda" else 1
 
 
 def global_batch_divides(value: Values) -> str | None:
-    """The global batch is a whole number of micro-batches on every rank."""
+    """Check that the global batch is a multiple of micro-batch x ranks."""
     wanted = int(value("PARALLEL_BATCH_SIZE") or 0)
     micro, ranks = (max(int(value(name) or 0), 1) for name in ("GPT2_BATCH_SIZE", "GPT2_NUM_GPUS"))
     if wanted and wanted % (micro * ranks):
-        return f"a global batch of {wanted} is no multiple of {micro} (micro-batch) x {ranks} (ranks)"
+        return f"a global batch of {wanted} is not a multiple of {micro} (micro-batch) x {ranks} (ranks)"
     return None
 
 
 def heads_divide_width(value: Values) -> str | None:
-    """A custom model's heads share its width equally."""
+    """Check that the width of a custom model is a multiple of its heads."""
     width, heads = value("GPT2_N_EMBD"), value("GPT2_N_HEAD")
     if width and heads and int(width) % int(heads):
-        return f"{heads} heads do not divide a width of {width}"
+        return f"a width of {width} is not a multiple of {heads} heads"
     return None
 
 
 def least_rate_is_least(value: Values) -> str | None:
-    """The least learning rate is not above the peak."""
+    """Check that the minimum learning rate is not above the peak."""
     least, peak = value("GPT2_MIN_LR"), value("GPT2_LEARNING_RATE")
     if least and peak and float(least) > float(peak):
         return f"MIN_LR={least} is above LEARNING_RATE={peak}"
@@ -209,14 +214,14 @@ def least_rate_is_least(value: Values) -> str | None:
 
 
 def nesterov_needs_momentum(value: Values) -> str | None:
-    """PyTorch's SGD refuses Nesterov momentum of 0."""
+    """Check the momentum of Nesterov SGD: PyTorch refuses 0."""
     if value("GPT2_SGD_NESTEROV") == "y" and float(value("GPT2_SGD_MOMENTUM") or 0) == 0:
         return "SGD_NESTEROV needs an SGD_MOMENTUM above 0"
     return None
 
 
 def pruning_has_a_ramp(value: Values) -> str | None:
-    """Pruning begins before it ends, and in different steps."""
+    """Check that the pruning ramp ends at a later step than it begins."""
     if (value("GPT2_PRUNING") or "none") == "none":
         return None
     steps = int(value("GPT2_MAX_ITERS") or 0)  # 0: not known yet
@@ -227,7 +232,7 @@ def pruning_has_a_ramp(value: Values) -> str | None:
 
 
 def spam_warms_up_within_an_interval(value: Values) -> str | None:
-    """The rate is back at its peak before the moments are reset again."""
+    """Check that the warm-up after a momentum reset ends before the next reset."""
     interval, warmup = (int(value(f"GPT2_SPAM_{name}") or 0) for name in ("INTERVAL", "WARMUP_STEPS"))
     if interval and warmup > interval:
         return f"SPAM_WARMUP_STEPS={warmup} is above SPAM_INTERVAL={interval}"
@@ -235,7 +240,7 @@ def spam_warms_up_within_an_interval(value: Values) -> str | None:
 
 
 def own_data_need_a_place(value: Values) -> str | None:
-    """A dataset of one's own says where it lies."""
+    """Check that a custom dataset has a path."""
     dataset, path = value("GPT2_DATASET"), value("GPT2_DATA_PATH")
     places = {"shards": "<folder>", "folder": "<folder or pattern>", "hub": "OWNER/NAME"}
     if dataset in places and not path:
@@ -244,19 +249,19 @@ def own_data_need_a_place(value: Values) -> str | None:
 
 
 def mix_can_be_read(value: Values) -> str | None:
-    """A mix names datasets, and a weight for each."""
+    """Check that a mix lists datasets with weights."""
     text = value("GPT2_DATA_MIX")
     if value("GPT2_DATASET") != "mix":
         return None
     try:
-        mix.parse(text or "")
+        parse_mix(text or "")
     except ValueError as error:
         return f'DATASET=mix needs DATA_MIX="finewebedu:65 tinystories:34 stdlib:1": {error}'
     return None
 
 
 def length_is_bounded(value: Values) -> str | None:
-    """MAX_ITERS=0 leaves the length to tokens or epochs."""
+    """Check that the length of a run is limited by steps, tokens or epochs."""
     if value("GPT2_MAX_ITERS") == "0" and not any(
         value(name) for name in ("GPT2_MAX_TOKENS", "GPT2_MAX_EPOCHS", "GPT2_TOKENS_PER_PARAM")
     ):
@@ -265,14 +270,14 @@ def length_is_bounded(value: Values) -> str | None:
 
 
 def money_needs_a_price(value: Values) -> str | None:
-    """A money budget is time only with a price above 0."""
+    """Check that a cost limit has a price per GPU hour."""
     if value("GPT2_MAX_COST") and float(value("GPT2_GPU_HOUR_PRICE") or 0) == 0:
         return "MAX_COST needs a GPU_HOUR_PRICE above 0"
     return None
 
 
 def rollback_needs_checkpoints(value: Values) -> str | None:
-    """There is nothing to go back to without periodic checkpoints."""
+    """Check that a rollback has periodic checkpoints to return to."""
     rollback = "rollback" in (value("GPT2_NAN_POLICY"), value("GPT2_SPIKE_POLICY"))
     if rollback and value("GPT2_CHECKPOINT_INTERVAL") == "0":
         return "a rollback needs periodic checkpoints: CHECKPOINT_INTERVAL above 0"
@@ -280,11 +285,11 @@ def rollback_needs_checkpoints(value: Values) -> str | None:
 
 
 def profile_is_a_span(value: Values) -> str | None:
-    """The profiled steps are i:j with i below j."""
+    """Check that the profiled steps are i:j with i < j."""
     text = value("GPT2_PROFILE")
     first, _, last = (text or "0:1").partition(":")
     if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
-        return f"PROFILE={text} is no span of steps: i:j with i below j"
+        return f"PROFILE={text} is not a range of steps: expected i:j with i < j"
     return None
 
 
@@ -306,12 +311,12 @@ RULES = (
 
 def _need(symbols: Mapping[str, Any], name: str) -> Any:
     if symbols.get(name) is None:
-        raise ConfigError(f"the Kconfig files define no {name}", fix="use the project's own, or add it to yours")
+        raise ConfigError(f"the Kconfig files define no {name}", hint="add it to your Kconfig file")
     return symbols[name]
 
 
 def _vocabulary(fields: Mapping[str, Any]) -> int:
-    """Return the vocabulary as far as it is known before the data are prepared: afterwards it is theirs."""
+    """Return the vocabulary that is assumed before the data are prepared."""
     if fields["tokenizer"] == "bpe":
         return int(fields["bpe_vocab_size"])
     return VOCABULARIES.get(fields["tokenizer"], ASSUMED_CHARACTERS)
@@ -339,18 +344,44 @@ def _least_rate(fields: Mapping[str, Any]) -> float:
     return float(fields["min_lr"]) if fields["min_lr"] is not None else peak / 10
 
 
-def _warmup(fields: Mapping[str, Any]) -> int | None:
-    """Return the steps of warm-up; None where they are a share of steps that are not known yet."""
-    if fields["warmup_fraction"] is not None and fields["max_iters"] is None:
-        return None
-    if fields["warmup_fraction"] is not None:
-        return round(float(fields["warmup_fraction"]) * int(fields["max_iters"]))
-    return int(fields["warmup_steps"])
-
-
 def _backend(fields: Mapping[str, Any]) -> str | None:
     if not fields["use_ddp"]:
         return None
     if fields["ddp_backend"] == "auto":
         return "nccl" if fields["device"] == "cuda" else "gloo"
     return str(fields["ddp_backend"])
+
+
+ROUNDING = 1e-9  # relative: 3e9 tokens are a whole number of steps of 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Length:
+    """The length of a run."""
+
+    steps: int | None  # None: not known before the data are prepared
+    bound: str  # the field that decides
+
+
+def length(train: TrainConfig, *, params: int, tokens_per_step: int, train_tokens: int | None = None) -> Length:
+    """Return the length of a run: the smallest of max_iters, max_tokens, tokens_per_param x params and max_epochs.
+
+    train: max_iters as asked for.  train_tokens: size of the training data, if known.
+    A bound is never exceeded, but every run has at least one step.
+    """
+    tokens = {
+        "max_tokens": train.max_tokens,
+        "tokens_per_param": _times(train.tokens_per_param, params),
+        "max_epochs": _times(train.max_epochs, train_tokens),
+    }
+    steps = {name: max(1, math.floor(n / tokens_per_step + ROUNDING)) for name, n in tokens.items() if n is not None}
+    if train.max_iters:
+        steps["max_iters"] = train.max_iters
+    if not steps:
+        return Length(steps=None, bound="max_epochs")
+    bound = min(steps, key=lambda name: steps[name])
+    return Length(steps=steps[bound], bound=bound)
+
+
+def _times(ratio: float | None, whole: int | None) -> float | None:
+    return None if ratio is None or whole is None else ratio * whole

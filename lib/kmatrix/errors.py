@@ -1,38 +1,38 @@
-"""The errors that users meet: what is wrong, why, and how to mend it."""
+"""The errors that users see: what is wrong, why, and a hint."""
 
 from __future__ import annotations
 
 import errno
 
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})  # the disk is full, or what this user may have of it
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})  # the disk is full, or the quota of this user
 
 
 class KmatrixError(Exception):
-    """Something that the user can mend. The command line prints it and exits 2.
+    """An error that the user can fix. The command line prints it and exits with status 2.
 
-    what: one line that names the thing, with file and line where there is one.
-    why: the cause.  fix: what to type or change.
+    what: one line that names the problem, with file and line number if known.
+    why: the cause.  hint: what to type or change.
     """
 
-    def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
-        self.what, self.why, self.fix = what, why, fix
+    def __init__(self, what: str, *, why: str = "", hint: str = "") -> None:
+        self.what, self.why, self.hint = what, why, hint
         super().__init__(what)
 
     def __str__(self) -> str:
         lines = [self.what]
         if self.why:
             lines.append(f"  why: {self.why}")
-        if self.fix:
-            lines.append(f"  fix: {self.fix}")
+        if self.hint:
+            lines.append(f"  hint: {self.hint}")
         return "\n".join(lines)
 
 
 class ConfigError(KmatrixError):
-    """A configuration, or an assignment to it, that cannot be put in force."""
+    """A configuration or an assignment that cannot be applied."""
 
 
 class DataError(KmatrixError):
-    """Data that are missing, damaged or of the wrong kind."""
+    """A dataset that is missing, damaged or of the wrong format."""
 
 
 class RecordError(KmatrixError):
@@ -40,21 +40,21 @@ class RecordError(KmatrixError):
 
 
 class SchemaError(RecordError):
-    """A file that a newer kmatrix wrote."""
+    """A file written by a newer version of kmatrix."""
 
 
 class FullError(RecordError):
-    """A file that there is no room for."""
+    """A file that does not fit on the disk."""
 
 
 class LaunchError(KmatrixError):
-    """A matrix that cannot be started here."""
+    """A matrix that cannot start on this machine."""
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether an error comes from a full disk, itself or by what it arose from."""
+    """Return whether an error, or an error that caused it, is due to a full disk."""
     while error is not None:
-        if isinstance(error, FullError) or (isinstance(error, OSError) and error.errno in NO_ROOM):
+        if isinstance(error, FullError) or (isinstance(error, OSError) and error.errno in NO_SPACE):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -1,8 +1,9 @@
-"""Which runs start now on one box, on which of its units, and when each will have ended: pure arithmetic.
+"""Schedule runs on one machine: which runs start now, on which units, and when each run ends. Pure arithmetic.
 
-A unit is a GPU, or a core where runs train on the CPU. A run takes all of its units at once and keeps them to its end.
-The longest expected run goes first. Where it does not fit yet, others go ahead of it if that does not delay it
-(EASY backfilling: Lifka, "The ANL/IBM SP scheduling system", 1995, with the longest first instead of the oldest).
+A unit is a GPU, or a core for runs on the CPU. A run takes all of its units when it starts and keeps them until it
+ends. The run with the longest expected time starts first. While it does not fit, other runs start if they do not
+delay it (EASY backfilling: Lifka, "The ANL/IBM SP scheduling system", 1995, with the longest first instead of the
+oldest).
 """
 
 from __future__ import annotations
@@ -10,67 +11,74 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A run to come, or one that runs. width: units.  seconds: expected until its end, None where that is not known."""
+class PackedJob:
+    """A run that is pending or running."""
 
     name: str
-    width: int
-    seconds: float | None = None
+    width: int  # units
+    seconds: float | None = None  # s, expected time until its end; None if unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """jobs: at a time, 0 for as many as fit; one at a time go in the order in which they stand.
+    """The limits of runs at the same time."""
 
-    exclusive: runs start together that fill the box as far as any do, and the next when all of them have ended.
-    """
-
-    jobs: int = 0
-    exclusive: bool = False
+    jobs: int = 0  # runs at the same time; 0: as many as fit; 1: in the order of the matrix
+    exclusive: bool = False  # start the set of runs that uses most units, then wait until all of them have ended
 
     @classmethod
     def of(cls, symbols: Mapping[str, Any]) -> Limits:
-        """Read them from a matrix's symbols; one that was made before there were any has one run at a time."""
+        """Return the limits of a matrix. A matrix of an old version has no such symbols: one run at a time."""
         return cls(jobs=int(symbols.get("PARALLEL_JOBS", 1)), exclusive=symbols.get("EXCLUSIVE") == "y")
 
     def on(self, *, gpus: bool) -> Limits:
-        """Return the limits for runs on GPUs or on the CPU, where as many as fit are one."""
+        """Return the limits for runs on GPUs or on the CPU, where 0 jobs means 1."""
         return self if gpus or self.jobs else Limits(jobs=1)
 
 
-MOST_SETS = 2000  # of units that are compared one by one: 8 GPUs have 70 at most
-ORDER = 1024  # a step of distance counts more than any difference in order
-Distance = Callable[[str, str], int]  # how far two units are from each other, 0 for neighbours
+def usable_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+MOST_SETS = 2000  # sets of units to compare exhaustively: 4 of 8 GPUs have 70
+
+
+ORDER = 1024  # weight of one step of distance, more than any difference in order
+
+
+Distance = Callable[[str, str], int]  # distance of two units, 0 for adjacent ones
 
 
 @dataclass(frozen=True, slots=True)
 class _Promise:
-    """When the head of the queue can start at the latest, and what it leaves to others from then on."""
+    """The latest start of the first job in the queue, and what is free for other jobs from then on."""
 
-    seconds: float
+    seconds: float  # s from now
     units: int
     jobs: float
 
 
-def startable(queue: Sequence[Job], running: Sequence[Job], units: int, limits: Limits) -> list[str]:
-    """Return the names of the jobs that start now, in the order in which they are given their units.
+def startable(queue: Sequence[PackedJob], running: Sequence[PackedJob], units: int, limits: Limits) -> list[str]:
+    """Return the names of the jobs to start now, in the order in which they get their units.
 
-    units: of the whole box; a job that is wider than it would never start, and raises ValueError.
+    units: of the whole machine. Raises ValueError for a job that needs more, because it would never start.
     """
     if wide := [job.name for job in queue if job.width > units]:
-        raise ValueError(f"{wide[0]} is wider than the box of {units} units")
+        raise ValueError(f"{wide[0]} needs more than the {units} units of this machine")
     order = list(queue) if limits.jobs == 1 else sorted(queue, key=_first)
     if limits.exclusive:
         return _together(order, units, limits.jobs) if order and not running else []
     free = units - sum(job.width for job in running)
     seats = (limits.jobs or math.inf) - len(running)
-    begun: list[Job] = []
+    begun: list[PackedJob] = []
     while order and seats >= 1 and order[0].width <= free:
         job = order.pop(0)
         begun.append(job)
@@ -82,16 +90,16 @@ def startable(queue: Sequence[Job], running: Sequence[Job], units: int, limits: 
 
 
 def ends(
-    queue: Sequence[Job], running: Sequence[Job], units: int, limits: Limits
+    queue: Sequence[PackedJob], running: Sequence[PackedJob], units: int, limits: Limits
 ) -> Mapping[str, tuple[float, float]] | None:
-    """Return name -> seconds from now until its start and its end; None where a job's time is not known."""
+    """Return the start and end of each job, s from now; None if the time of any job is unknown."""
     if any(job.seconds is None for job in (*queue, *running)):
         return None
     now, waiting = 0.0, list(queue)
     active = {job.name: (job, float(job.seconds or 0.0)) for job in running}
     known = {name: (0.0, end) for name, (_, end) in active.items()}
     while waiting or active:
-        left = [Job(name=job.name, width=job.width, seconds=end - now) for job, end in active.values()]
+        left = [PackedJob(name=job.name, width=job.width, seconds=end - now) for job, end in active.values()]
         names = set(startable(waiting, left, units, limits))
         for job in (job for job in waiting if job.name in names):
             known[job.name] = (now, now + float(job.seconds or 0.0))
@@ -102,18 +110,18 @@ def ends(
     return known
 
 
-def place(width: int, free: Sequence[str], box: Sequence[str], distance: Distance | None = None) -> tuple[str, ...]:
-    """Return which free units a job gets: those nearest to each other, where it breaks up the least.
+def place(width: int, free: Sequence[str], units: Sequence[str], distance: Distance | None = None) -> tuple[str, ...]:
+    """Return the free units for a job: the ones closest to each other, with the least fragmentation.
 
-    box: all units in the driver's order.  distance: of two units; None: by their order, as pairs of bridged GPUs and
-    the halves of a board mostly stand. Of equally near units those are taken whose free neighbours are the farthest:
-    what is left over of a pair goes before a whole pair.
+    units: all units of the machine, in the driver's order.  distance: of two units; None: by their order, because
+    bridged GPUs mostly have adjacent numbers. Among equally close sets, the one farthest from the other free units
+    wins: a single unit of a broken pair is used before a complete pair.
     """
-    order = {unit: at for at, unit in enumerate(box)}
+    order = {unit: at for at, unit in enumerate(units)}
     there = sorted(free, key=order.__getitem__)
 
     def far(one: str, other: str) -> int:
-        by_order = (order[one] ^ order[other]).bit_length()  # the least aligned block of 2, 4, 8 ... that holds both
+        by_order = (order[one] ^ order[other]).bit_length()  # the smallest aligned block of 2, 4, 8 ... units with both
         return by_order if distance is None else distance(one, other) * ORDER + by_order
 
     def cost(chosen: tuple[str, ...]) -> tuple[int, int]:
@@ -123,31 +131,31 @@ def place(width: int, free: Sequence[str], box: Sequence[str], distance: Distanc
     sets: list[tuple[str, ...]]
     if math.comb(len(there), width) <= MOST_SETS:
         sets = list(itertools.combinations(there, width))
-    else:  # around each unit its nearest ones
+    else:  # too many: compare only each unit with its nearest ones
         sets = [tuple(sorted(there, key=functools.partial(far, unit))[:width]) for unit in there]
     chosen = min(sets, key=cost)
     return tuple(sorted(chosen, key=order.__getitem__))
 
 
-def _first(job: Job) -> tuple[float, int]:
-    """The order of the queue: what is expected to take longest, the unknown before it; then the widest."""
+def _first(job: PackedJob) -> tuple[float, int]:
+    """Return the sort key of the queue: unknown time first, then the longest, then the widest."""
     return (-math.inf if job.seconds is None else -job.seconds, -job.width)
 
 
-def _promise(head: Job, running: Sequence[Job], free: int, seats: float) -> _Promise:
+def _promise(head: PackedJob, running: Sequence[PackedJob], free: int, seats: float) -> _Promise:
     for job in sorted(running, key=_ends):
         free, seats = free + job.width, seats + 1
         if head.width <= free:
             return _Promise(_ends(job), free - head.width, seats - 1)
-    return _Promise(math.inf, 0, 0)  # the box is empty by then, and the head would have started
+    return _Promise(math.inf, 0, 0)  # unreachable: on an empty machine the first job would have started
 
 
-def _ends(job: Job) -> float:
+def _ends(job: PackedJob) -> float:
     return math.inf if job.seconds is None else max(0.0, job.seconds)
 
 
-def _backfill(queue: Sequence[Job], free: int, seats: float, promise: _Promise) -> list[Job]:
-    """Return the jobs that end before the head starts, or that it does not miss."""
+def _backfill(queue: Sequence[PackedJob], free: int, seats: float, promise: _Promise) -> list[PackedJob]:
+    """Return the jobs that end before the first job can start, or that use units it does not need."""
     begun = []
     units, jobs = promise.units, promise.jobs
     for job in queue:
@@ -163,8 +171,8 @@ def _backfill(queue: Sequence[Job], free: int, seats: float, promise: _Promise) 
     return begun
 
 
-def _together(order: Sequence[Job], units: int, most: int) -> list[str]:
-    """Return the first job and those that fill the box with it as far as any do; of equal sets the first in order."""
+def _together(order: Sequence[PackedJob], units: int, most: int) -> list[str]:
+    """Return the first job and the others that use most units together with it; of equal sets the first in order."""
     head, *others = order
     reached: dict[tuple[int, int], tuple[str, ...]] = {(head.width, 1): (head.name,)}
     for job in others:

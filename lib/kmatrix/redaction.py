@@ -1,45 +1,52 @@
-"""Keys of other services: how they are known, refused where they do not belong, and taken out of a text."""
+"""Find API keys and passwords in texts, and replace them in output and logs."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 HIDDEN = "<hidden>"
-SHORTEST = 8  # letters of a variable's value that is worth hiding: shorter ones are words
 
-# Forms that nothing but a key has: Hugging Face's, W&B's of today, and W&B's former 40 hexadecimal digits with the
-# prefix of a server of one's own. 40 digits alone may be a commit.
+
+SHORTEST = 8  # characters; a shorter value is an ordinary word and is not redacted
+
+
+# Formats that only keys have: Hugging Face, W&B (wandb_v1_...), and W&B's 40 hexadecimal digits with the prefix of a
+# private server. 40 digits alone may be a commit id.
 _KEY = re.compile(r"\bhf_[A-Za-z0-9]{30,}|\bwandb_v\d_[A-Za-z0-9_-]{20,}|\blocal-[0-9a-f]{40}\b")
+
+
 _NAMED = re.compile(r"""(?i)((?:api[_-]?key|token|secret|password)["']?\s*[=:]\s*["']?)([^\s"'&,;]{8,})""")
+
+
 _OLD_KEY = re.compile(r"(?i)((?:key|token)\W{0,4})\b[0-9a-f]{40}\b")
+
+
 _NAME = re.compile(r"(?i)(?:^|_)(?:api_?)?(?:key|token|secret|password|passwd)$")
 
 
 def is_key_name(name: str) -> bool:
-    """Whether a variable of this name holds a key: WANDB_API_KEY, HF_TOKEN, DB_PASSWORD."""
+    """Return whether a variable of this name holds a key, such as WANDB_API_KEY, HF_TOKEN or DB_PASSWORD."""
     return _NAME.search(name) is not None
 
 
 def is_key(text: str) -> bool:
-    """Whether a text is, or holds, a key of a known form."""
+    """Return whether a text is or contains a key of a known format."""
     return _KEY.search(text) is not None or re.fullmatch(r"[0-9a-f]{40}", text.strip()) is not None
 
 
 def holds_key(text: str, environment: Mapping[str, str] | None = None) -> bool:
-    """Whether a text holds a value of the environment's key variables, or a key of a known form, for certain."""
+    """Return whether a text contains a key of a known format, or the value of a key variable of the environment."""
     return _KEY.search(text) is not None or any(value in text for value in _held(environment))
 
 
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """Return a text with every key taken out: the values of the environment's key variables, and known forms.
+    """Return a text with its keys replaced: values of key variables of the environment, and keys of known formats.
 
-    environment: this process's where it is None.
+    environment: that of this process if None.
     """
     for value in sorted(_held(environment), key=len, reverse=True):
         text = text.replace(value, HIDDEN)
@@ -49,24 +56,13 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def _held(environment: Mapping[str, str] | None) -> set[str]:
-    """Return the keys that are in the environment."""
+    """Return the values of the key variables of the environment."""
     variables = os.environ if environment is None else environment
     return {value for name, value in variables.items() if is_key_name(name) and len(value) >= SHORTEST}
 
 
-def redact_files(paths: Iterable[Path]) -> None:
-    """Take the keys out of text files. One that holds none, or that cannot be written, stays as it is."""
-    for path in paths:
-        with contextlib.suppress(OSError):
-            before = path.read_bytes().decode(errors="surrogateescape")
-            if (after := redact(before)) != before:
-                partial = path.with_name(f".{path.name}.{os.getpid()}")
-                partial.write_bytes(after.encode(errors="surrogateescape"))
-                partial.replace(path)
-
-
 class _Redacting(io.TextIOWrapper):
-    """A stream that writes no key."""
+    """A text stream that redacts what it writes."""
 
     def write(self, text: str) -> int:
         super().write(redact(text))
@@ -74,7 +70,7 @@ class _Redacting(io.TextIOWrapper):
 
 
 def redact_output() -> None:
-    """Let no key pass through this process's print and sys.stderr from now on. What others write to the file passes."""
+    """Redact sys.stdout and sys.stderr of this process. What other processes write to the same file is not redacted."""
     sys.stdout.flush()
     sys.stderr.flush()
     sys.stdout = _Redacting(sys.stdout.buffer, encoding="utf-8", errors="replace", line_buffering=True)

@@ -6,31 +6,30 @@ import re
 from dataclasses import dataclass
 
 GPT2_VOCAB = 50257
-BYTE_VOCAB = 257  # 256 bytes and the token that ends a document
+
+
+BYTE_VOCAB = 257  # 256 bytes and the end-of-document token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The sizes that decide everything else about a GPT-2 model.
-
-    vocab_size: tokens that exist, without padding.  block_size: tokens of context.
-    """
+    """The dimensions of a GPT-2 model."""
 
     n_layer: int
     n_head: int
     n_embd: int
-    block_size: int
-    vocab_size: int
+    block_size: int  # tokens of context
+    vocab_size: int  # tokens, without padding
     bias: bool = True
-    weight_tying: bool = True
+    weight_tying: bool = True  # the output layer shares the token embedding
 
     def __post_init__(self) -> None:
         if self.n_embd % self.n_head:
-            raise ValueError(f"{self.n_head} heads do not divide a width of {self.n_embd}")
+            raise ValueError(f"width {self.n_embd} is not divisible by {self.n_head} heads")
 
     @property
     def block_params(self) -> int:
-        """Parameters of one transformer block: 12 d^2, and biases and gains."""
+        """Return the parameters of one transformer block: 12 d^2, plus biases and gains."""
         d = self.n_embd
         matrices = 12 * d * d  # qkv 3, projection 1, MLP 4 + 4
         gains = 2 * d
@@ -39,7 +38,7 @@ class ModelShape:
 
     @property
     def params(self) -> int:
-        """All parameters, position embeddings included, vocabulary padding not."""
+        """Return all parameters, with position embeddings and without vocabulary padding."""
         head = 0 if self.weight_tying else self.vocab_size * self.n_embd
         final_norm = self.n_embd * (2 if self.bias else 1)
         embeddings = (self.vocab_size + self.block_size) * self.n_embd
@@ -47,10 +46,10 @@ class ModelShape:
 
     @property
     def flops_per_token(self) -> float:
-        """Forward and backward: 6 N + 12 L T d.
+        """Return the FLOPs of a forward and backward pass per token: 6 N + 12 L T d.
 
-        N is the number of parameters that are multiplied: without position embeddings, and without a token
-        embedding that is not the output layer too, since it is only looked up.
+        N counts the parameters in matrix products: position embeddings are excluded, and token embeddings too
+        unless they are tied to the output layer, because they are only looked up.
         Source: Chowdhery et al., PaLM, appendix B (arXiv:2204.02311).
         """
         looked_up = self.block_size + (0 if self.weight_tying else self.vocab_size)
@@ -68,19 +67,19 @@ NAMED = {  # layers, heads, width: Radford et al. 2019, table 2
 
 
 def by_depth(depth: int, aspect_ratio: int, head_dim: int) -> tuple[int, int, int]:
-    """Return layers, heads and width: depth x aspect ratio, rounded up to whole heads."""
+    """Return layers, heads and width. The width is depth x aspect ratio, rounded up to a multiple of head_dim."""
     heads = -(-depth * aspect_ratio // head_dim)
     return depth, heads, heads * head_dim
 
 
 def padded(vocab_size: int, multiple: int) -> int:
-    """Return the vocabulary rounded up to a multiple."""
+    """Return the vocabulary size, rounded up to a multiple."""
     return -(-vocab_size // multiple) * multiple
 
 
-# Dense peak of one device in TFLOP/s, without sparsity, from the makers' data sheets.
-# "fp32" on GPUs is TF32 on tensor cores where there are any, as in a run with TF32 allowed;
-# "fp32-strict" is plain 32-bit. The first name that stands as a word in the device's name counts.
+# Dense peak of one device in TFLOP/s, without sparsity, from the vendors' data sheets.
+# "fp32" is TF32 on GPUs with tensor cores, because runs allow TF32; "fp32-strict" is IEEE 32-bit.
+# The first name that is a word of the device's name applies.
 PEAK_TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
     ("B200", {"bf16": 2250, "fp32": 1125, "fp32-strict": 75}),  # NVIDIA Blackwell data sheet
     ("GH200", {"bf16": 989.4, "fp32": 494.7, "fp32-strict": 66.9}),  # NVIDIA GH200 data sheet
@@ -102,19 +101,19 @@ PEAK_TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
 
 
 def peak_tflops(device_name: str, dtype: str, *, tf32: bool = True) -> float | None:
-    """Return the dense peak of one device in TFLOP/s, or None where it is not known.
+    """Return the dense peak of one device in TFLOP/s, or None if the device is unknown.
 
-    dtype: "bf16" or "fp32".
+    dtype: "bf16" or "fp32". tf32: whether fp32 runs as TF32.
     """
     column = "fp32-strict" if dtype == "fp32" and not tf32 else dtype
     for name, peaks in PEAK_TFLOPS:
-        if re.search(rf"\b{name}\b", device_name, re.IGNORECASE):  # an RTX A1000 is no A100
+        if re.search(rf"\b{name}\b", device_name, re.IGNORECASE):  # word boundary: an RTX A1000 is not an A100
             return peaks.get(column)
     return None
 
 
 def mfu(tokens_per_second: float, flops_per_token: float, peak: float | None, devices: int) -> float | None:
-    """Return model FLOPs utilization, 0 to 1: the share of the devices' dense peak that is used."""
+    """Return the model FLOPs utilization, 0 to 1: FLOP/s as a share of the dense peak; None without a peak."""
     if peak is None:
         return None
     return tokens_per_second * flops_per_token / (peak * 1e12 * devices)

@@ -1,4 +1,4 @@
-"""Means, deviations, intervals and comparisons of a few numbers, in plain arithmetic."""
+"""Means, confidence intervals and significance tests for a few losses; the CV that measures load balance."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 BALANCE = ((5.0, "Excellent"), (10.0, "Good"), (20.0, "Fair"))  # upper bound in percent, exclusive
-TINY = 1e-300  # stands in for a 0 that would be divided by
-LEVEL = 0.95  # confidence of every interval, unless another is asked for
 
 
-class Word(StrEnum):
-    """What may be said of one configuration beside another. A lower loss is better."""
+LEVEL = 0.95  # default level of confidence intervals
+
+
+class Conclusion(StrEnum):
+    """The result of comparing one configuration with another; a lower loss is better."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -23,34 +24,36 @@ class Word(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A confidence interval: `low` to `high` at `level` (0 to 1)."""
+    """A confidence interval."""
 
     low: float
     high: float
-    level: float = LEVEL
+    level: float = LEVEL  # 0 to 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the losses of a and b say: `word` speaks of a.
+    """The comparison of the losses of a with those of b."""
 
-    difference: mean of a less mean of b, over the seeds that count; None without any.
-    interval: of the difference.  p: two-sided.  Both are None where there is no evidence.
-    method: "paired by seed", "Welch", or "" where nothing could be tested.
-    seeds: those that a and b have in common.  reason: one sentence.
-    """
+    conclusion: Conclusion  # about a
+    method: str  # "paired by seed", "Welch", or "" without a test
+    seeds: tuple[int, ...]  # seeds that a and b have in common
+    difference: float | None  # mean of a - mean of b, over the seeds used; None if either has no loss
+    interval: Interval | None  # of the difference; None without a test
+    p: float | None  # two-sided; None without a test
+    reason: str  # one sentence
 
-    word: Word
-    method: str
-    seeds: tuple[int, ...]
-    difference: float | None
-    interval: Interval | None
-    p: float | None
-    reason: str
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """How evenly devices are used."""
+
+    cv: float  # coefficient of variation of the devices' means, percent
+    quality: str  # Excellent, Good, Fair or Poor
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the arithmetic mean. Raises ValueError when `values` is empty."""
+    """Return the arithmetic mean. Raises ValueError if `values` is empty."""
     if not values:
         raise ValueError("no values: a mean needs at least one")
     return statistics.fmean(values)
@@ -65,8 +68,8 @@ def coefficient_of_variation(values: Sequence[float]) -> float:
     """Return 100 * population deviation / mean, in percent.
 
     Zero for a single value or an all-zero list: nothing varies.
-    Source: docs/gpu-monitoring.md, "Load Balance Metrics".
-    Raises ValueError when `values` is empty.
+    Source: docs/gpu-monitoring.md, "Load balance metrics".
+    Raises ValueError if `values` is empty.
     """
     if not values:
         raise ValueError("no values: pass at least one GPU's memory")
@@ -74,18 +77,26 @@ def coefficient_of_variation(values: Sequence[float]) -> float:
     return 100.0 * statistics.pstdev(values) / centre if centre else 0.0
 
 
-def cv_text(cv: float) -> str:
-    """Return a CV in percent: "5.2%", and with more decimals where one would put it into another class: "4.96%"."""
-    digits = next((d for d in (1, 2, 3) if balance_quality(float(f"{cv:.{d}f}")) == balance_quality(cv)), 6)
-    return f"{cv:.{digits}f}%"
+def balance_of(values: Sequence[float]) -> Balance | None:
+    """Return the balance of one value per device; None for fewer than two devices."""
+    if len(values) < 2:
+        return None
+    cv = coefficient_of_variation(values)
+    return Balance(cv=cv, quality=balance_quality(cv))
 
 
 def balance_quality(cv: float) -> str:
-    """Return the class of a coefficient of variation in percent: a bound belongs to the class above it."""
+    """Return the class of a coefficient of variation in percent; a bound belongs to the class above it."""
     for bound, quality in BALANCE:
         if cv < bound:
             return quality
     return "Poor"
+
+
+def cv_text(cv: float) -> str:
+    """Return a CV in percent, e.g. "5.2%"; extra decimals if rounding would change its class, e.g. "4.96%"."""
+    digits = next((d for d in (1, 2, 3) if balance_quality(float(f"{cv:.{d}f}")) == balance_quality(cv)), 6)
+    return f"{cv:.{digits}f}%"
 
 
 def mean_interval(values: Sequence[float], level: float = LEVEL) -> Interval | None:
@@ -103,12 +114,11 @@ def mean_interval(values: Sequence[float], level: float = LEVEL) -> Interval | N
 
 
 def compare(a: Mapping[int, float], b: Mapping[int, float], level: float = LEVEL) -> Verdict:
-    """Say whether the losses of a, one for each seed, are lower than those of b.
+    """Compare the losses of a with those of b. Both map a seed to a loss; losses that are not finite are ignored.
 
-    With two seeds in common or more, Student's t test on the differences by seed: a seed
-    gives both the same data in the same order, and what it does to both cancels out. With
-    none or one in common and two or more on each side, Welch's test. Otherwise the order is
-    not evidence. Losses that are not finite do not count.
+    With at least two common seeds: paired t test on the differences by seed. A seed fixes the data order of
+    both configurations, so its effect cancels out. Otherwise, with at least two seeds each: Welch's test.
+    Otherwise no test: the difference is not significant.
     Sources: NIST/SEMATECH e-Handbook 1.3.5.3 (paired and unequal variances); B. L. Welch,
     Biometrika 34 (1947), for the degrees of freedom.
     """
@@ -119,13 +129,13 @@ def compare(a: Mapping[int, float], b: Mapping[int, float], level: float = LEVEL
         return _paired([a[seed] for seed in seeds], [b[seed] for seed in seeds], seeds, level)
     if len(a) > 1 and len(b) > 1:
         return _welch(list(a.values()), list(b.values()), seeds, level)
-    return _no_evidence(a, b, seeds)
+    return _too_few_seeds(a, b, seeds)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p values corrected for being several, in the order given.
+    """Return Holm-corrected p values, in the order given.
 
-    The i-th smallest of m is multiplied by m - i + 1; none falls below the one before it.
+    The i-th smallest of m is multiplied by m - i + 1; each is at least as large as the one before it.
     Source: S. Holm, Scandinavian Journal of Statistics 6 (1979).
     """
     corrected = [0.0] * len(p_values)
@@ -137,126 +147,96 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def two_sided_p(t: float, freedom: float) -> float:
-    """Return the probability that Student's t is at least |t| away from 0.
+    """Return P(|T| >= |t|), T following Student's t with `freedom` degrees of freedom."""
+    from scipy.special import stdtr
 
-    I_x(freedom / 2, 1 / 2) with x = freedom / (freedom + t^2).
-    Source: Abramowitz and Stegun, 26.7.1 and 26.5.27.
-    """
-    if math.isinf(t * t):
-        return 0.0
-    total = freedom + t * t
-    return _incomplete_beta(freedom / 2, 0.5, freedom / total, t * t / total)
+    return 2.0 * float(stdtr(freedom, -abs(t)))
 
 
 def critical_t(level: float, freedom: float) -> float:
-    """Return the t between whose two signs a share `level` of Student's distribution lies, by bisection."""
+    """Return the t with P(|T| <= t) = level, T following Student's t with `freedom` degrees of freedom."""
     if not 0 < level < 1 or freedom <= 0:
         raise ValueError(f"level {level} not in 0..1, or degrees of freedom {freedom} not above 0")
-    low, high = 0.0, 1.0
-    while two_sided_p(high, freedom) > 1 - level:
-        low, high = high, 2 * high
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if two_sided_p(middle, freedom) > 1 - level else (low, middle)
-    return high
+    from scipy.special import stdtrit
+
+    return -float(stdtrit(freedom, (1 - level) / 2))
+
+
+def bits_per_byte(loss: float | None, bytes_per_token: float | None) -> float | None:
+    """Return a loss in nats/token as bits per byte of text: loss / ln 2 / bytes_per_token."""
+    if loss is None or bytes_per_token is None:
+        return None
+    return loss / math.log(2) / bytes_per_token
 
 
 def _paired(a: list[float], b: list[float], seeds: tuple[int, ...], level: float) -> Verdict:
     differences = [x - y for x, y in zip(a, b, strict=True)]
     error = statistics.stdev(differences) / math.sqrt(len(differences))
     if len(set(a)) == len(set(b)) == 1:
-        return _seeds_do_nothing(mean(differences), "paired by seed", seeds)
-    return _judge(mean(differences), error, len(differences) - 1, method="paired by seed", seeds=seeds, level=level)
+        return _seeds_without_effect(mean(differences), "paired by seed", seeds)
+    return _verdict(mean(differences), error, len(differences) - 1, method="paired by seed", seeds=seeds, level=level)
 
 
 def _welch(a: list[float], b: list[float], seeds: tuple[int, ...], level: float) -> Verdict:
     difference = mean(a) - mean(b)
     if len(set(a)) == len(set(b)) == 1:
-        return _seeds_do_nothing(difference, "Welch", seeds)
+        return _seeds_without_effect(difference, "Welch", seeds)
     shares = [statistics.variance(values) / len(values) for values in (a, b)]
     below = sum(share**2 / (len(values) - 1) for share, values in zip(shares, (a, b), strict=True))
     freedom = sum(shares) ** 2 / below if below else float(min(len(a), len(b)) - 1)
-    return _judge(difference, math.sqrt(sum(shares)), freedom, method="Welch", seeds=seeds, level=level)
+    return _verdict(difference, math.sqrt(sum(shares)), freedom, method="Welch", seeds=seeds, level=level)
 
 
-def _judge(
+def _verdict(
     difference: float, error: float, freedom: float, *, method: str, seeds: tuple[int, ...], level: float
 ) -> Verdict:
-    """Turn a difference and its standard error into a verdict: a word needs an interval without 0."""
+    """Return the verdict on a difference with this standard error: significant if its interval excludes 0."""
     half = critical_t(level, freedom) * error
     interval = Interval(low=difference - half, high=difference + half, level=level)
     ratio = abs(difference) / error if error else (math.inf if difference else 0.0)
     p = two_sided_p(ratio, freedom)
     if interval.high < 0:
-        word, reason = Word.BETTER, "the whole interval of the difference is below 0"
+        conclusion, reason = Conclusion.BETTER, "the interval of the difference is below 0"
     elif interval.low > 0:
-        word, reason = Word.WORSE, "the whole interval of the difference is above 0"
+        conclusion, reason = Conclusion.WORSE, "the interval of the difference is above 0"
     else:
-        word, reason = Word.NOT_DISTINGUISHABLE, "the interval of the difference holds 0"
-    return Verdict(word=word, method=method, seeds=seeds, difference=difference, interval=interval, p=p, reason=reason)
-
-
-def _seeds_do_nothing(difference: float, method: str, seeds: tuple[int, ...]) -> Verdict:
-    """Equal losses for every seed on both sides are one measurement, written down several times."""
+        conclusion, reason = Conclusion.NOT_DISTINGUISHABLE, "the interval of the difference contains 0"
     return Verdict(
-        word=Word.NOT_DISTINGUISHABLE,
+        conclusion=conclusion,
+        method=method,
+        seeds=seeds,
+        difference=difference,
+        interval=interval,
+        p=p,
+        reason=reason,
+    )
+
+
+def _seeds_without_effect(difference: float, method: str, seeds: tuple[int, ...]) -> Verdict:
+    """Return the verdict if every seed of a, and every seed of b, has the same loss.
+
+    The seeds are then copies of one measurement, and their variance of 0 says nothing about its error.
+    """
+    return Verdict(
+        conclusion=Conclusion.NOT_DISTINGUISHABLE,
         method=method,
         seeds=seeds,
         difference=difference,
         interval=None,
         p=None,
-        reason="every seed gave the same loss: they count as one, and the order is not evidence",
+        reason="all seeds have the same loss: they count as one seed",
     )
 
 
-def _no_evidence(a: Mapping[int, float], b: Mapping[int, float], seeds: tuple[int, ...]) -> Verdict:
+def _too_few_seeds(a: Mapping[int, float], b: Mapping[int, float], seeds: tuple[int, ...]) -> Verdict:
     difference = mean(list(a.values())) - mean(list(b.values())) if a and b else None
     counted = "one seed" if len(a) == len(b) == 1 else f"{len(a)} and {len(b)} seeds, {len(seeds)} in common"
     return Verdict(
-        word=Word.NOT_DISTINGUISHABLE,
+        conclusion=Conclusion.NOT_DISTINGUISHABLE,
         method="",
         seeds=seeds,
         difference=difference,
         interval=None,
         p=None,
-        reason=f"{counted}: the order is not evidence",
+        reason=f"{counted}: not significant",
     )
-
-
-def _incomplete_beta(a: float, b: float, x: float, y: float) -> float:
-    """Return the regularized incomplete beta function I_x(a, b); y is 1 - x, given for its last digits.
-
-    Source: DLMF 8.17.22 (continued fraction) and 8.17.4 (symmetry).
-    """
-    if x <= 0 or y <= 0:
-        return 0.0 if x <= 0 else 1.0
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(y))
-    if x < (a + 1) / (a + b + 2):
-        return front * _beta_fraction(a, b, x) / a
-    return 1.0 - front * _beta_fraction(b, a, y) / b
-
-
-def _beta_fraction(a: float, b: float, x: float) -> float:
-    """Sum the continued fraction of DLMF 8.17.22 by Lentz's method.
-
-    Source: I. J. Thompson and A. R. Barnett, Journal of Computational Physics 64 (1986).
-    """
-    value, upper, lower = 1.0, 1.0, 0.0
-    for j in range(1, 10_000):
-        m = j // 2
-        if j % 2:
-            numerator = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        else:
-            numerator = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        lower = 1.0 / (1.0 + numerator * lower or TINY)
-        upper = 1.0 + numerator / upper or TINY
-        value *= upper * lower
-        if abs(upper * lower - 1.0) < 1e-15:
-            break
-    return 1.0 / value
-
-
-def bits_per_byte(loss: float | None, bytes_per_token: float | None) -> float | None:
-    """Return a loss in nats a token as bits for each byte of text: loss / ln 2 / bytes a token."""
-    if loss is None or bytes_per_token is None:
-        return None
-    return loss / math.log(2) / bytes_per_token

@@ -1,94 +1,74 @@
-"""One fresh clone a session, with its own .venv made by make, as a user has it; each test finds no .config in it.
+"""Clones of the project, as users have them, with one .venv for the whole session.
 
-KMATRIX_ACCEPT_WORKTREE=1 copies the working tree's files over the clone, to develop against what is not committed.
+KMATRIX_ACCEPT_WORKTREE=1 copies the working tree's files over each clone, to test what is not committed yet.
+KMATRIX_ACCEPT_VENV=<.venv that make setup setup-trackers made> saves its installation.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from clones import Clone, make_clone
 from story import processes_below
 
-PROJECT = Path(__file__).resolve().parents[2]
-OURS = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "PYTHONPATH", "VIRTUAL_ENV", "KCONFIG_CONFIG")
 SET_UP = 1200  # seconds for make setup: torch may have to be downloaded
-LONGEST = 900  # seconds for any other command
-
-
-def environment(**more: str) -> dict[str, str]:
-    """Return the environment of a user's shell: nothing of the make or the tests that run us."""
-    return {name: text for name, text in os.environ.items() if name not in OURS} | more
-
-
-@dataclass(frozen=True, slots=True)
-class Clone:
-    """A clone of the project. root: its folder."""
-
-    root: Path
-
-    @property
-    def config(self) -> Path:
-        return self.root / ".config"
-
-    @property
-    def python(self) -> str:
-        """The interpreter of its .venv."""
-        return str(self.root / ".venv" / "bin" / "python")
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return environment()
-
-    def make(self, *words: str, timeout: float = LONGEST, **more: str) -> subprocess.CompletedProcess[str]:
-        """Run make in the clone."""
-        return self.run("make", "--no-print-directory", *words, timeout=timeout, **more)
-
-    def kmatrix(self, *words: str, timeout: float = LONGEST, **more: str) -> subprocess.CompletedProcess[str]:
-        """Run the program that is installed in the clone's .venv."""
-        return self.run(str(self.root / ".venv" / "bin" / "kmatrix"), *words, timeout=timeout, **more)
-
-    def run(self, *command: str, timeout: float = LONGEST, **more: str) -> subprocess.CompletedProcess[str]:
-        """Run a command in the clone. more: variables of its environment."""
-        return subprocess.run(
-            command,
-            cwd=self.root,
-            env=environment(**more),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=timeout,
-        )
 
 
 @pytest.fixture(scope="session")
-def cloned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Clone the project, and make its .venv with `make setup`."""
-    root = make_clone(tmp_path_factory.mktemp("clone") / "kmatrix")
-    done = subprocess.run(
-        ["make", "setup"],
-        cwd=root,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SET_UP,
-    )
-    assert done.returncode == 0, f"make setup failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    return root
+def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a .venv with trainer and trackers, made once by `make setup setup-trackers` for all xdist workers."""
+    if given := os.environ.get("KMATRIX_ACCEPT_VENV"):
+        return Path(given).resolve()
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    root, ready = shared / "installed" / "kmatrix", shared / "installed.ready"
+    with (shared / "installed.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not ready.exists():
+            shutil.rmtree(root, ignore_errors=True)
+            done = Clone(make_clone(root)).make("setup", "setup-trackers", timeout=SET_UP)
+            assert done.returncode == 0, f"make setup failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+            ready.touch()
+    return root / ".venv"
+
+
+def clone_with(venv: Path, root: Path) -> Clone:
+    """Make a clone that shares an installed .venv: its paths are relative, so the clone runs its own code."""
+    clone = Clone(make_clone(root))
+    (root / ".venv").symlink_to(venv)
+    return clone
+
+
+@pytest.fixture(scope="session")
+def session_clone(venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    return clone_with(venv, tmp_path_factory.mktemp("clone") / "kmatrix")
 
 
 @pytest.fixture
-def clone(cloned: Path) -> Clone:
-    """The session's clone, without a configuration."""
+def clone(session_clone: Clone) -> Clone:
+    """The clone of this worker, without a configuration."""
     for name in (".config", ".config.old", "defconfig"):
-        (cloned / name).unlink(missing_ok=True)
-    return Clone(cloned)
+        (session_clone.root / name).unlink(missing_ok=True)
+    return session_clone
+
+
+@pytest.fixture
+def fresh_clone(venv: Path, tmp_path: Path) -> Clone:
+    """A clone for this test alone, to change its files."""
+    return clone_with(venv, tmp_path / "kmatrix")
+
+
+@pytest.fixture
+def bare_clone(tmp_path: Path) -> Clone:
+    """A clone for this test alone, without a .venv."""
+    return Clone(make_clone(tmp_path / "kmatrix"))
 
 
 @pytest.fixture
@@ -117,37 +97,3 @@ def background(clone: Clone, tmp_path: Path) -> Iterator[Callable[..., subproces
             process.wait()
     for left in processes_below(tmp_path):
         left.kill()
-
-
-@pytest.fixture
-def fresh_clone(tmp_path: Path) -> Clone:
-    """A clone of its own in which nothing was made yet."""
-    return Clone(make_clone(tmp_path / "kmatrix"))
-
-
-def make_clone(root: Path) -> Path:
-    """Clone what is committed; where KMATRIX_ACCEPT_WORKTREE=1, with the working tree's files laid over it."""
-    subprocess.run(
-        ["git", "clone", "--quiet", "--no-hardlinks", str(PROJECT), str(root)], check=True, env=environment()
-    )
-    if os.environ.get("KMATRIX_ACCEPT_WORKTREE") == "1":
-        _copy_working_tree(root)
-    return root
-
-
-def _copy_working_tree(root: Path) -> None:
-    """Copy every file that git knows or does not ignore, and remove what is gone."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=PROJECT,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    for name in filter(None, listed.split("\0")):
-        source, target = PROJECT / name, root / name
-        if source.is_file():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target)
-        else:
-            target.unlink(missing_ok=True)

@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+from waiting import until
+
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
 WORDS = ("OPTIMIZER=adamw", "NUM_GPUS=2", "BATCH_SIZE=2", "GLOBAL_BATCH=4", "EVAL_SAMPLES=8", "GPU_MONITOR=n")
@@ -18,9 +20,9 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
 READ = """
 import sys
 from pathlib import Path
-from gpt2 import checkpoint
+from gpt2.checkpoint.files import load_checkpoint
 for name in sys.argv[1:]:
-    print(checkpoint.load(Path(name))["step"])
+    print(load_checkpoint(Path(name))["step"])
 """
 
 
@@ -36,13 +38,6 @@ def index(run):
 def events(run, kind):
     lines = (run / "events.jsonl").read_text().splitlines()
     return [line for line in map(json.loads, lines) if line["event"] == kind]
-
-
-def wait_for(what, seconds=240.0):
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain for {what.__doc__}"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -118,7 +113,7 @@ def test_a_signal_to_torchrun_leaves_a_checkpoint_in_time_and_a_second_one_does_
             lines = (run / "metrics.jsonl").read_text() if (run / "metrics.jsonl").exists() else ""
             return lines.count(f'"attempt": {attempt}, "train/loss"') > 2
 
-        wait_for(trains)
+        until(trains)
         asked = time.monotonic()
         for number in signals:
             process.send_signal(number)
@@ -145,7 +140,7 @@ def test_kill_9_during_saves_leaves_a_whole_checkpoint_and_a_damaged_one_is_pass
         """several checkpoints, and one that is being written"""
         return len(index(run)) >= 3 and list((run / "checkpoints").glob(".step_*.partial"))
 
-    wait_for(saves)
+    until(saves)
     kill(process)
     there = [entry for entry in index(run) if (run / "checkpoints" / entry["name"]).exists()]
     assert read(clone, run, *(entry["name"] for entry in there)) == [entry["step"] for entry in there]
@@ -157,7 +152,7 @@ def test_kill_9_during_saves_leaves_a_whole_checkpoint_and_a_damaged_one_is_pass
         if half.name not in {entry["name"] for entry in there}:
             half.unlink()
     process = started(run, "--attempt=2", "--resume=latest")
-    wait_for(lambda: events(run, "resume"))
+    until(lambda: events(run, "resume"))
     process.terminate()
     process.wait(timeout=60)
     (refused,) = events(run, "checkpoint refused")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import time
 
 import pytest
-from gpu_stage import load, on_gpus, read_independently, scenario, started, until
+
+from gpu_stage import load, on_gpus, read_independently, scenario, started
 from tmux_screen import Tmux
+from waiting import until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
@@ -33,8 +34,7 @@ def row(screen: str, gpu: int) -> str:
     return next((line for line in screen.splitlines() if re.match(rf"{gpu}\s", line)), "")
 
 
-@pytest.mark.parametrize("count", [0, 4, 12])
-@pytest.mark.parametrize("size", [(80, 24), (200, 60), (20, 24)])
+@pytest.mark.parametrize(("count", "size"), [(0, (80, 24)), (4, (20, 24)), (12, (80, 24)), (12, (200, 60))])
 def test_the_full_screen_on_a_terminal(clone, terminal, tmp_path, size, count):
     played = scenario(tmp_path, f"gpus {count}", "0 * util 95" if count else "")
     one = terminal(size, *on_gpus(clone, played, clone.python, "scripts/gputop.py"))
@@ -102,10 +102,10 @@ def test_a_recorder_is_followed_and_its_recording_replayed(clone, terminal, tmp_
         until((run / "gpu_stats_gpt2_adamw_4gpu.json").exists, "a second is recorded")
         one = terminal((120, 30), clone.python, "scripts/gputop.py", "--run", str(run))
         until(lambda: "attached" in one.screen() and "91%" in row(one.screen(), 3), "it is followed")
-        time.sleep(2)
+        until(lambda: len(load(run / "gpu_stats_gpt2_adamw_4gpu.json")) > 3, "three seconds are recorded")
         recording.terminate()
         assert recording.wait(timeout=60) == 0
-    until(lambda: "the recording has ended" in one.screen(), "the end is said")
+    until(lambda: "recording ended" in one.screen(), "the end is said")
     one("send-keys", "q")
     until(lambda: "status=0" in one.screen(), "it ends")
     assert load(run / "gpu_summary.json")["final"] is True

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 
 import pytest
+
 from story import load, matrices, only
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
@@ -47,10 +48,10 @@ def test_a_run_comes_out_the_same_again_to_the_last_bit_and_one_that_was_tampere
 
     done = clone.make("reproduce", f"RUN={first}", OMP_PROC_BIND="false")
     assert done.returncode == 0, done.stdout + done.stderr
-    numbers = re.search(r"equal bit for bit: (\d+) numbers of 13 steps", verdict(done))[1]
+    numbers = re.search(r"equal bit for bit: (\d+) values in 13 steps", verdict(done))[1]
     assert int(numbers) > 4 * 12
     assert "equal bit for bit: the final weights, SHA-256" in verdict(done)
-    assert "equality is promised here" in verdict(done)
+    assert "the results must be equal" in verdict(done)
     second = only(path for path in tmp_path.glob("*/gpt2_*") if path != first)
     ours, theirs = load(first / "result.json"), load(second / "result.json")
     assert (theirs["run_id"], theirs["final_val_loss"]) == (ours["run_id"], ours["final_val_loss"])
@@ -64,7 +65,7 @@ def test_a_run_comes_out_the_same_again_to_the_last_bit_and_one_that_was_tampere
     config.write_text(config.read_text().replace("CONFIG_GPT2_SEED=1337", "CONFIG_GPT2_SEED=7"))
     done = clone.kmatrix("reproduce", f"RUN={tampered}", OMP_PROC_BIND="false")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "not the same configuration: seed was 1337, is 7" in verdict(done)
+    assert "the configuration differs in seed 1337 -> 7" in verdict(done)
     assert "first at step 0: " in verdict(done)
     assert "final weights, most " in verdict(done)
 
@@ -72,7 +73,7 @@ def test_a_run_comes_out_the_same_again_to_the_last_bit_and_one_that_was_tampere
     shown = clone.make("compare", f"BASE={matrix}", f"NEW={third}")
     assert shown.returncode == 0, shown.stderr
     assert "GPT2_SEED 1337 -> 7" in shown.stdout
-    assert "one seed: not evidence" in shown.stdout
+    assert "not significant (one seed)" in shown.stdout
     assert "better" not in shown.stdout
     shown = clone.kmatrix("compare", f"BASE={first}", f"NEW={second}", "JSON=1")
     measures = only(json.loads(shown.stdout)["configurations"])["measures"]
@@ -80,7 +81,7 @@ def test_a_run_comes_out_the_same_again_to_the_last_bit_and_one_that_was_tampere
     assert measures["speed"]["base"] > 0
 
     config.write_text((first / ".config").read_text())
-    source = clone.root / "gpt2" / "schedule.py"
+    source = clone.root / "gpt2" / "train.py"
     was = source.read_text()
     try:
         source.write_text(was + "\n# not as it was\n")
@@ -88,10 +89,10 @@ def test_a_run_comes_out_the_same_again_to_the_last_bit_and_one_that_was_tampere
     finally:
         source.write_text(was)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"the code of then: git worktree add ../kmatrix-then {about['git_commit'][:10]}" in done.stdout
-    assert f"not equal: 1 of {numbers} numbers of 13 steps differ" in verdict(done)
-    assert "first at step 7: train/loss was 5.25, is " in verdict(done)
+    assert f"check out the old code: git worktree add ../kmatrix-then {about['git_commit'][:10]}" in done.stdout
+    assert f"not equal: 1 of {numbers} values in 13 steps differ" in verdict(done)
+    assert "first at step 7: train/loss 5.25 -> " in verdict(done)
     assert "equal bit for bit: the final weights" in verdict(done)
-    assert "equality is not promised: the trainer's code has changed: gpt2/schedule.py" in verdict(done)
+    assert "the results may differ: the code of the trainer changed: gpt2/train.py" in verdict(done)
     patch = matrices(tmp_path)[-1] / "code.patch"
     assert "+# not as it was" in patch.read_text()

@@ -17,7 +17,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from story import lines_of, load, matrices, only, processes_of, wait_for
+
+from story import lines_of, load, matrices, only, processes_of
+from waiting import until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1800)]
 
@@ -31,8 +33,8 @@ SLOW = '''
 """A training step takes 50 ms, and a second from the eighth of an attempt on, until the file is there: time to kill."""
 import os, sys, time
 if "gpt2.train" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
-    import gpt2.schedule
-    scale, steps = gpt2.schedule.scale, 0
+    import gpt2.train
+    scale, steps = gpt2.train.scale, 0
 
     def slow(config, step):
         global steps
@@ -41,7 +43,7 @@ if "gpt2.train" in sys.orig_argv and "torch.distributed.run" not in sys.orig_arg
             time.sleep(0.05 if steps < 8 else 1.0)
         return scale(config, step)
 
-    gpt2.schedule.scale = slow
+    gpt2.train.scale = slow
 '''
 FAULTS = '''
 """A trainer of seed 2 fails in its third step; one of seed 3 has no memory for more than one sequence at a time."""
@@ -95,7 +97,7 @@ def wait_for_a_run(matrix: Path, runner: subprocess.Popen, but: tuple[str, int] 
         now = newest_attempt(matrix)
         return ("ended", 0) if runner.poll() is not None else now if now != but else None
 
-    attempt = wait_for(found)
+    attempt = until(found)
     return None if attempt == ("ended", 0) else attempt
 
 
@@ -182,12 +184,14 @@ def test_random_kills_and_continue_end_bit_for_bit_where_an_undisturbed_matrix_e
     (slow / "sitecustomize.py").write_text(SLOW.format(free=str(slow / "free")), encoding="utf-8")
     slowly = {"PYTHONPATH": str(slow)}
     runner = background("test-matrix", *words, f"RESULTS_DIR={rough}", **slowly)
-    matrix = only(wait_for(lambda: matrices(rough)))
+    matrix = only(until(lambda: matrices(rough)))
     go_on = partial(background, "continue", f"TARGET={matrix}", **slowly)
     killed = kill_at_random(matrix, runner, go_on, random.Random(20261120))
     print(f"killed: {', '.join(killed)}")
     (slow / "free").touch()
 
+    done = clone.make("summary", f"TARGET={matrix}")
+    assert done.returncode == 0, done.stdout + done.stderr
     done = clone.make("continue", f"TARGET={matrix}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert not any(processes_of(matrix).values())
@@ -235,7 +239,7 @@ def test_a_failing_an_out_of_memory_and_a_skipped_run_are_reported_rightly(clone
         assert "needs 1 GPU" in text
         assert "micro-batch 1" in text
     assert "\x1b" not in shown
-    assert done.stdout.count("again with a micro-batch of 1") == 1
+    assert done.stdout.count("; retrying with micro-batch 1") == 1
 
 
 # Must 6: results that are replaced, and results that are reused
@@ -253,7 +257,7 @@ def test_a_rerun_replaces_keeps_the_old_aside_and_a_finished_run_is_not_trained_
     done = clone.make("test-rerun", f"TARGET={first}", "OPTIMIZER=sgd")
     assert done.returncode == 0, done.stdout + done.stderr
     sgd = only(name for name in names if "sgd" in name)
-    kept, new = load(first / sgd / "former" / "1" / "result.json"), load(first / sgd / "result.json")
+    kept, new = load(first / sgd / "archive" / "1" / "result.json"), load(first / sgd / "result.json")
     assert kept == old[sgd]
     assert (new["attempt"], new["final_val_loss"], new["ended"] > kept["ended"]) == (2, kept["final_val_loss"], True)
     assert all(load(first / name / "result.json") == old[name] for name in names if name != sgd)
@@ -267,7 +271,7 @@ def test_a_rerun_replaces_keeps_the_old_aside_and_a_finished_run_is_not_trained_
     second = matrices(tmp_path)[-1]
     adamw = only(path for path in second.glob("*adamw*"))
     source = f"{first.name}/{only(name for name in names if 'adamw' in name)}"
-    assert f"taken over from {source}" in done.stdout
+    assert f"reused from {source}" in done.stdout
     assert load(adamw / "status.json")["reused_from"] == load(adamw / "run.json")["reused_from"] == source
     assert f"from {source}" in (second / "summary_report.txt").read_text()
     assert only(run["reused_from"] for run in load(second / "results.json")["runs"] if "adamw" in run["name"]) == source
@@ -284,7 +288,7 @@ def test_a_detached_matrix_is_watched_hung_up_on_stopped_from_elsewhere_and_cont
     assert done.returncode == 0, done.stdout + done.stderr
     assert "make stop TARGET=" in done.stdout
     matrix = only(matrices(tmp_path))
-    wait_for(lambda: newest_attempt(matrix))
+    until(lambda: newest_attempt(matrix))
     runner = only(processes_of(matrix)["runner"])
     runner.send_signal(signal.SIGHUP)
     follower = background("logs", f"TARGET={matrix}")
@@ -311,7 +315,7 @@ def test_a_detached_matrix_is_watched_hung_up_on_stopped_from_elsewhere_and_cont
     (clone.root / ".config").write_text("CONFIG_GPT2_MAX_ITERS=7\n")  # changes nothing of it
     at = load(run / "result.json")["step"]
     second = background("continue", f"TARGET={matrix}", f"RUN={run.name}")
-    assert wait_for(lambda: newest_attempt(matrix)) == (run.name, 2)
+    assert until(lambda: newest_attempt(matrix)) == (run.name, 2)
     assert clone.make("stop", f"TARGET={matrix}").returncode == 0
     assert second.wait(60) == 130
     assert load(run / "run_used.json")["train"]["max_iters"] == 100000

@@ -135,7 +135,7 @@ def test_a_rank_that_stands_still_is_named_with_its_stack(train):
     result = load(run / "result.json")
     assert done.returncode != 0
     assert (result["status"], result["kind"]) == ("failed", "stall")
-    assert "rank 1 is behind" in result["reason"]
+    assert "rank 1 is late" in result["reason"]
     assert "its process is stopped" in result["reason"]
     assert "in forward" in (run / "ranks/1/stacks.txt").read_text()
     assert "backward" in (run / "ranks/0/stacks.txt").read_text()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from datetime import datetime
 from pathlib import Path
 
 import pytest
-from conftest import environment
-from story import lines_of, load, matrices, only, processes_of, wait_for
+
+from clones import environment
+from story import lines_of, load, matrices, only, processes_of
 from tracker_readers import Held, expected, tensorboard, times, trackio, wandb
+from waiting import until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
@@ -32,9 +33,7 @@ def offline(monkeypatch):
 
 @pytest.fixture
 def ready(clone, tmp_path):
-    """A clone with trackers, and a folder for results."""
-    done = clone.make("setup-trackers")
-    assert done.returncode == 0, done.stderr[-2000:]
+    """A configured clone, and a folder for results."""
     done = clone.make("defconfig-gpt2-cpu-quick")
     assert done.returncode == 0, done.stderr
     return clone, tmp_path / "results"
@@ -76,8 +75,8 @@ def test_two_runs_in_parallel_stand_in_three_trackers_as_in_their_metrics(ready)
     assert max(begin for begin, _ in spans) < min(end for _, end in spans)  # they ran beside each other
     for run in runs:
         _check_run(clone.python, run)
-    assert "not sent" not in done.stdout
-    assert "not sent" not in clone.make("status", f"RESULTS_DIR={results}").stdout
+    assert "pending" not in done.stdout
+    assert "pending" not in clone.make("status", f"RESULTS_DIR={results}").stdout
 
 
 def _check_run(python: str, run: Path) -> None:
@@ -150,8 +149,8 @@ def test_a_run_that_was_killed_and_resumed_stands_in_each_tracker_with_each_step
         """a run"""
         return next(results.glob("test_matrix_results_*/*/metrics.jsonl"), None)
 
-    run = wait_for(begun).parent
-    wait_for(lambda: newest_step(run) >= KILL_AT)
+    run = until(begun).parent
+    until(lambda: newest_step(run) >= KILL_AT)
     for process in processes_of(run)["trainer"] + processes_of(run)["rank"]:
         process.kill()
     assert runner.wait(300) != 0
@@ -169,9 +168,9 @@ def test_a_run_that_was_killed_and_resumed_stands_in_each_tracker_with_each_step
         assert held.steps == list(range(STEPS + 1)), name
         for step in range(STEPS):
             assert any(held.values[step]["train/loss"] == pytest.approx(loss, rel=1e-6) for loss in said[step]), name
-    again = clone.make("track-replay", f"TARGET={run.parent}", "TRACKER=all")
+    again = clone.make("track-sync", f"TARGET={run.parent}", "TRACKER=all")
     assert again.returncode == 0, again.stdout + again.stderr
-    assert again.stdout.count(f"has all {STEPS + 1} steps, 0 of them new") == len(TRACKERS)
+    assert again.stdout.count(f"has all {STEPS + 1} steps (0 new)") == len(TRACKERS)
     for name, held in held_by(clone.python, run).items():
         assert held.rows == before[name].rows, name
 
@@ -191,18 +190,19 @@ def test_killing_what_feeds_the_trackers_twice_harms_neither_the_run_nor_what_th
         text=True,
     )
 
+    killed = set()
+
     def feeding():
-        """a process that feeds trackers"""
-        found = [
-            process for folder in results.glob("test_matrix_results_*/*") for process in processes_of(folder)["tracker"]
-        ]
-        return found if any(results.glob("test_matrix_results_*/*/track.json")) else []
+        """another process that feeds trackers"""
+        folders = list(results.glob("test_matrix_results_*/*"))
+        found = [process for folder in folders for process in processes_of(folder)["tracker"]]
+        started = any((folder / "track.json").exists() for folder in folders)
+        return [process for process in found if started and process.pid not in killed]
 
     for _ in range(2):
-        (process,) = wait_for(feeding)
+        (process,) = until(feeding)
         process.kill()
-        wait_for(lambda gone=process: not gone.is_running() or gone.status() == "zombie")
-        time.sleep(1)
+        killed.add(process.pid)
     out, _ = runner.communicate(timeout=600)
     assert runner.returncode == 0, out[-3000:]
     run = only(results.glob("test_matrix_results_*/*/run.json")).parent

@@ -1,50 +1,65 @@
-"""The commands that use what was trained: sample and serve. The model runs in the trainer's own program."""
+"""The commands that use trained models: sample, serve, export, import, and list or delete checkpoints."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from kmatrix.cli.arguments import Arguments
-from kmatrix.cli.execution import need_torch
-from kmatrix.cli.session import ROOT, shown
-from kmatrix.cli.targets import find_target
-from kmatrix.errors import ConfigError, RecordError
-from kmatrix.records import MatrixDir, RunDir
-from kmatrix.records.checkpoints import Kind, Shelf, folder_of
+from kmatrix.cli.commands import Arguments
+from kmatrix.cli.targets import chosen_runs, find_target
+from kmatrix.errors import ConfigError, LaunchError, RecordError
+from kmatrix.records.checkpoints import (
+    EXPIRING,
+    CheckpointIndex,
+    CheckpointKind,
+    Entry,
+    file_size,
+    folder_of,
+    sha256_of,
+)
+from kmatrix.records.paths import MatrixDir, RunDir, program_environment
+from kmatrix.report.analysis import analyse
+from kmatrix.runner.execute import need_torch
+from kmatrix.text import UNKNOWN, columns, disk_size, plural, shown, table, time_of_day
 
 SAMPLE = {"PROMPT": str, "TOKENS": int, "TEMPERATURE": float, "TOP_K": int, "TOP_P": float, "SEED": int, "DEVICE": str}
+
+
 SERVE = {"PORT": int, "HOST": str, "DEVICE": str}
+
+
 EXPORT = {"OUTPUT": str}
-KINDS = {int: "a whole number", float: "a number"}
+
+
+KINDS = {int: "an integer", float: "a number"}
 
 
 def sample(arguments: Arguments) -> int:
-    """Write a text with a model. Does not return: the program of the trainer takes over."""
-    return _become("gpt2.sample", arguments, SAMPLE)
+    """Generate text with a model. Replaces this process with the trainer's program."""
+    return _become("gpt2.inference.generate", arguments, SAMPLE)
 
 
 def serve(arguments: Arguments) -> int:
-    """Answer requests with a model. Does not return: the program of the trainer takes over."""
-    return _become("gpt2.server", arguments, SERVE)
+    """Serve a model over HTTP. Replaces this process with the trainer's program."""
+    return _become("gpt2.inference.server", arguments, SERVE)
 
 
 def export(arguments: Arguments) -> int:
-    """Write a model in Hugging Face's layout. Does not return: the program of the trainer takes over."""
+    """Export a model in Hugging Face's format. Replaces this process with the trainer's program."""
     if not arguments.get("OUTPUT"):
-        raise ConfigError("export needs a folder to write", fix="pass OUTPUT=<a new folder>")
-    _become("gpt2.export", arguments, EXPORT)
+        raise ConfigError("export needs OUTPUT=", hint="pass OUTPUT=<new folder>")
+    _become("gpt2.inference.export", arguments, EXPORT)
 
 
 def import_model(arguments: Arguments) -> int:
-    """Make a checkpoint of a folder in Hugging Face's layout. Does not return."""
+    """Convert a model in Hugging Face's format to a checkpoint. Replaces this process with the trainer's program."""
     folder = Path(arguments.get("MODEL")).expanduser()
     if not arguments.get("MODEL") or not arguments.get("OUTPUT"):
-        raise ConfigError("import-model needs both names", fix="pass MODEL=<folder> OUTPUT=<a new file>")
-    _run("gpt2.export", [str(folder), f"--output={arguments.get('OUTPUT')}"])
+        raise ConfigError("import-model needs MODEL= and OUTPUT=", hint="pass MODEL=<folder> OUTPUT=<new file>")
+    _run("gpt2.inference.export", [str(folder), f"--output={arguments.get('OUTPUT')}"])
 
 
 def _become(module: str, arguments: Arguments, options: Mapping[str, type]) -> NoReturn:
@@ -54,12 +69,11 @@ def _become(module: str, arguments: Arguments, options: Mapping[str, type]) -> N
 def _run(module: str, words: Sequence[str]) -> NoReturn:
     need_torch()
     sys.stdout.flush()
-    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "lib"), os.environ.get("PYTHONPATH", "")]))
-    os.execve(sys.executable, [sys.executable, "-m", module, *words], {**os.environ, "PYTHONPATH": path})
+    os.execve(sys.executable, [sys.executable, "-m", module, *words], program_environment())
 
 
 def command_line(arguments: Arguments, options: Mapping[str, type]) -> list[str]:
-    """Return the words for the trainer's program: the checkpoint, then an option for each argument that was given."""
+    """Return the arguments of the trainer's program: the checkpoint, then an option per given argument."""
     words = []
     for name, kind in options.items():
         text = arguments.values.get(name)
@@ -68,15 +82,15 @@ def command_line(arguments: Arguments, options: Mapping[str, type]) -> list[str]
         try:
             kind(text)
         except ValueError:
-            raise ConfigError(f"{name}={text} is not {KINDS[kind]}") from None
+            raise ConfigError(f"invalid {name}={text}", why=f"expected {KINDS[kind]}") from None
         words.append(f"--{name.lower().replace('_', '-')}={text}")
     return [str(find_checkpoint(arguments)), *words]
 
 
 def find_checkpoint(arguments: Arguments) -> Path:
-    """Return the checkpoint that CHECKPOINT= names: a file, or the best of a run or of a matrix.
+    """Return the checkpoint of CHECKPOINT=: a file, or the best one of a run or of a matrix.
 
-    Without it the best of TARGET=, which is the newest matrix by default.
+    Without CHECKPOINT=, return the best one of TARGET=, which is the newest matrix by default.
     """
     asked = arguments.get("CHECKPOINT")
     if not asked:
@@ -88,42 +102,42 @@ def find_checkpoint(arguments: Arguments) -> Path:
         found = best_of_run(RunDir(path.resolve()))
         if found is None:
             raise RecordError(
-                f"{shown(path)} has no checkpoint", fix="make list-checkpoints lists those that there are"
+                f"no checkpoint in {shown(path)}", hint="run `make list-checkpoints` to see all checkpoints"
             )
         return found
     if MatrixDir(path).matrix_json.is_file():
         return best_of_matrix(MatrixDir(path.resolve()))
     raise ConfigError(
-        f"CHECKPOINT={asked} is neither a checkpoint nor the folder of a run or a matrix",
-        fix="make list-checkpoints lists those that there are",
+        f"CHECKPOINT={asked} is not a checkpoint, a run or a matrix",
+        hint="run `make list-checkpoints` to see all checkpoints",
     )
 
 
 def best_of_run(run: RunDir) -> Path | None:
-    """Return the checkpoint of the lowest validation loss, else that of the end, else the newest."""
-    shelf = Shelf(folder_of(run))
-    entry = shelf.of_kind(Kind.BEST) or shelf.of_kind(Kind.FINAL) or next(reversed(shelf.present), None)
-    return shelf.folder / entry.name if entry else None
+    """Return the checkpoint with the lowest validation loss, else the final one, else the newest."""
+    index = CheckpointIndex(folder_of(run))
+    entry = (
+        index.of_kind(CheckpointKind.BEST) or index.of_kind(CheckpointKind.FINAL) or next(reversed(index.present), None)
+    )
+    return index.folder / entry.name if entry else None
 
 
 def best_of_matrix(matrix: MatrixDir) -> Path:
-    """Return the best checkpoint of the best run; runs on different data are compared by bits per byte."""
-    from kmatrix.report import analyse
-
+    """Return the best checkpoint of the best run. Runs on different datasets are ranked by bits per byte."""
     runs = [run for run in analyse(matrix).runs if best_of_run(matrix.run(run.name))]
-    judged = [run for run in runs if run.best_val_loss is not None]
-    if not judged:
+    evaluated = [run for run in runs if run.best_val_loss is not None]
+    if not evaluated:
         raise RecordError(
-            f"{shown(matrix.path)} has no checkpoint of a run that was judged",
-            fix="pass CHECKPOINT=<file or run directory>; make list-checkpoints lists those that there are",
+            f"no checkpoint of an evaluated run in {shown(matrix.path)}",
+            hint="pass CHECKPOINT=<file or run directory>; `make list-checkpoints` lists all checkpoints",
         )
-    scores = {run.name: run.best_val_loss for run in judged}
-    if len({run.data_sha256 for run in judged}) > 1:
-        scores = {run.name: run.best_bits_per_byte for run in judged}
+    scores = {run.name: run.best_val_loss for run in evaluated}
+    if len({run.data_sha256 for run in evaluated}) > 1:
+        scores = {run.name: run.best_bits_per_byte for run in evaluated}
     if None in scores.values():
         raise ConfigError(
-            f"the runs of {shown(matrix.path)} read different data, and none is the best",
-            fix=f"pass CHECKPOINT=<run directory>: {_listed(scores)}",
+            f"cannot rank the runs of {shown(matrix.path)}: their datasets differ",
+            hint=f"pass CHECKPOINT=<run directory>: {_listed(scores)}",
         )
     best = min(scores, key=lambda name: (scores[name] or 0.0, name))
     found = best_of_run(matrix.run(best))
@@ -133,3 +147,93 @@ def best_of_matrix(matrix: MatrixDir) -> Path:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(names)
+
+
+HEADS = ("step", "kinds", "val loss", "size", "attempt", "written", "file")
+
+
+def list_checkpoints(arguments: Arguments) -> int:
+    """Print a table of checkpoints per run."""
+    found = False
+    for run, index in _indexes(arguments):
+        found = True
+        total = sum(entry.bytes for entry in index.present)
+        print(f"{run.name}: {plural(len(index.present), 'checkpoint')}, {disk_size(total)} in {shown(index.folder)}")
+        print("\n".join(table(columns(HEADS, (1, 6)), [row(index, entry) for entry in index.entries])))
+    if not found:
+        print("no checkpoints")
+    return 0
+
+
+def prune(arguments: Arguments) -> int:
+    """Delete superseded checkpoints, after confirmation. The newest intact one of each run is kept."""
+    found = list(_indexes(arguments))
+    for matrix in {MatrixDir(run.path.parent) for run, _ in found}:
+        if matrix.is_held():
+            raise LaunchError(
+                f"checkpoints of {shown(matrix.path)} are in use", hint="wait until it has ended, or run `make stop`"
+            )
+    superseded = [(index, entry) for _, index in found for entry in _superseded(index)]
+    if not superseded:
+        print("no superseded checkpoints")
+        return 0
+    for index, entry in superseded:
+        print(f"{disk_size(entry.bytes):>10}  {shown(index.folder / entry.name)}")
+    total = disk_size(sum(entry.bytes for _, entry in superseded))
+    if not agreed(arguments, f"delete {plural(len(superseded), 'checkpoint')} ({total})?"):
+        print("nothing deleted")
+        return 0
+    for index, entry in superseded:
+        index.remove(entry)
+    print(f"deleted {plural(len(superseded), 'checkpoint')} ({total})")
+    return 0
+
+
+def _superseded(index: CheckpointIndex) -> list[Entry]:
+    """Return the superseded checkpoints: not best, kept or final, and older than the newest intact one."""
+    newest = next((entry for entry in reversed(index.present) if is_intact(index, entry)), None)
+    if newest is None:
+        return []
+    older = index.entries[: index.entries.index(newest)]
+    return [entry for entry in older if entry.kinds <= EXPIRING]
+
+
+def is_intact(index: CheckpointIndex, entry: Entry) -> bool:
+    """Return whether the file of a checkpoint has the recorded size and hash."""
+    path = index.folder / entry.name
+    return file_size(path) == entry.bytes and sha256_of(path) == entry.sha256
+
+
+def _indexes(arguments: Arguments) -> Iterator[tuple[RunDir, CheckpointIndex]]:
+    """Yield the runs of RUN=, by default all, that have checkpoints."""
+    for run in chosen_runs(find_target(arguments), arguments):
+        index = CheckpointIndex(folder_of(run))
+        if index.entries:
+            yield run, index
+
+
+def agreed(arguments: Arguments, question: str) -> bool:
+    """Ask for confirmation on the terminal, or read it from YES=1. Raises LaunchError without a terminal."""
+    answer = arguments.get("YES")
+    if answer not in ("", "0", "1"):
+        raise ConfigError(f"invalid YES={answer}", why="expected 0 or 1")
+    if answer:
+        return answer == "1"
+    if not sys.stdin.isatty():
+        raise LaunchError(f"cannot ask without a terminal: {question}", hint="pass YES=1")
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
+def row(index: CheckpointIndex, entry: Entry) -> tuple[str, ...]:
+    """Return a checkpoint as a table row, which marks a missing or damaged file."""
+    there = file_size(index.folder / entry.name)
+    state = " (missing)" if there is None else "" if there == entry.bytes else " (damaged: wrong size)"
+    return (
+        str(entry.step),
+        ",".join(sorted(entry.kinds)),
+        UNKNOWN if entry.val_loss is None else f"{entry.val_loss:.4f}",
+        disk_size(entry.bytes),
+        str(entry.attempt),
+        time_of_day(entry.time),
+        entry.name + state,
+    )

@@ -1,77 +1,158 @@
-"""The command that says what a matrix will need, and whether it can be: memory, time, energy, money, disk."""
+"""The commands before a run: dry run, plan (memory, time, energy, cost, disk space), data preparation."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kmatrix.cli.arguments import Arguments
-from kmatrix.cli.data import with_known_vocabulary
-from kmatrix.cli.planning import Plan, make_plan
-from kmatrix.cli.session import below_root
+from kmatrix.cli.commands import Arguments
 from kmatrix.config import RunConfig, with_data
-from kmatrix.errors import ConfigError
-from kmatrix.launch.prepare import epochs, prepared, run_tokens
-from kmatrix.plan import warnings
-from kmatrix.plan.devices import GIB, KNOWN, Device, by_name, detected
-from kmatrix.plan.memory import Memory, memory
-from kmatrix.plan.outlook import (
+from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.experiment.data import PREBUILT, data_lines, epochs, prepare_data, prepared, run_tokens, to_fetch
+from kmatrix.experiment.plan import Plan, PlannedRun, make_plan
+from kmatrix.plan.feasibility import (
     BAND,
+    KNOWN,
     OVERHEAD,
-    Chance,
+    Feasibility,
+    GpuModel,
     Target,
     at_mfu,
     at_rate,
-    chance,
+    by_name,
     deeper,
+    detected,
     disk,
+    feasibility,
     fit,
+    gpu_cost,
     kilowatt_hours,
     largest_batch,
     largest_depth,
-    money,
     other_counts,
     peak_of,
 )
-from kmatrix.plan.ready import READY, to_fetch
+from kmatrix.plan.memory import MemoryNeed, memory, warnings
+from kmatrix.records.paths import ROOT
+from kmatrix.text import count, disk_size, duration, flop_count, memory_size, money, plural, shown
 
 TARGETS = {"TOKENS_PER_SECOND": "tokens_per_second", "SECONDS_PER_STEP": "seconds_per_step", "HOURS": "hours"}
+
+
 BAND_TEXT = f"{BAND[0]:.0%} to {BAND[1]:.0%}".replace("%", " %")
 
 
+def dry_run(arguments: Arguments) -> int:
+    """Print the axes, one line per run, and one line per reason for which cells are excluded."""
+    made = _plan(arguments)
+    print(_axes_line(made))
+    for planned in made.runs:
+        print(_run_line(planned))
+    if made.equal:
+        print(f"equal {made.equal}")
+    for cells in made.matrix.excluded:
+        print(f"excluded {cells.count}: {cells.reason}")
+    for note in (*made.notes, *made.data_notes):
+        print(f"note: {note}")
+    for text in dict.fromkeys((*made.warnings, *made.data_warnings)):
+        print(f"warning: {text}")
+    return 0
+
+
+def _plan(arguments: Arguments) -> Plan:
+    """Return the plan of .config and the command line."""
+    return make_plan(
+        arguments.config,
+        arguments.assignments,
+        kconfig=arguments.kconfig,
+        gpus=arguments.get("GPUS"),
+        options=arguments.takes,
+    )
+
+
+def _axes_line(plan: Plan) -> str:
+    axes = " x ".join(f"{axis.label}({len(axis.points)})" for axis in plan.matrix.axes) or "(none)"
+    excluded = sum(cells.count for cells in plan.matrix.excluded)
+    cells, runs = plural(plan.matrix.cells, "cell"), plural(len(plan.matrix.runs), "run")
+    return f"axes {axes} = {cells}: {runs} ({plural(plan.matrix.duplicates, 'duplicate')}, {excluded} excluded)"
+
+
+def _run_line(planned: PlannedRun) -> str:
+    run, config, known = planned.run, planned.config, planned.forecast
+    axes = [f"{label}={text}" for label, text in run.axes]
+    axes += [f"{point.axis.removeprefix('GPT2_').lower()}={point.text}" for point in run.points if not point.swept]
+    memory = f", memory over {memory_size(known.state_mib * 2**20)}" if known.state_mib is not None else ""
+    where = "cpu" if config.device == "cpu" else "gpu"
+    return (
+        f"run {run.run_id} {run.name}  {' '.join(axes)}  {config.ranks} {where}{'s' if config.ranks > 1 else ''}, "
+        f"global batch {config.global_batch} sequences, {_run_length(config)}, {count(known.params)} parameters"
+        f"{f', {flop_count(known.flops)}' if known.flops is not None else ''}{memory}"
+    )
+
+
+def _run_length(config: RunConfig) -> str:
+    """Return the length of a run, with the limit that decides it if that is not MAX_ITERS."""
+    if config.tokens is None:
+        return f"{config.train.max_epochs:g} epochs"
+    by = "" if config.bound == "max_iters" else f" in {config.steps} steps ({config.bound.upper()})"
+    time = config.train.max_time, config.train.max_cost
+    most = [f"at most {text}" for text in (time[0] and f"{time[0]:g} s", time[1] and f"${time[1]:g}") if text]
+    return ", ".join([f"{count(config.tokens)} tokens{by}", *most])
+
+
+def prepare(arguments: Arguments) -> int:
+    """Download and tokenize the data of every run of the matrix, and print their paths."""
+    made = _plan(arguments)
+    fields = [config.train for config in made.configs.values()]
+    data_dir = made.data_dir
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(
+            f"cannot make DATA_DIR={data_dir}", why=str(error), hint="choose a writable directory"
+        ) from None
+    data = prepare_data(Path(sys.executable), ROOT, data_dir, fields)
+    for found in data.values():
+        print(
+            f"{found.train_tokens:,} training and {found.val_tokens:,} validation tokens in {shown(Path(found.path))}"
+        )
+    for line in data_lines(fields, data):
+        print(line)
+    return 0
+
+
 def plan(arguments: Arguments) -> int:
-    """Print what each run of the matrix needs; runs that need the same are told of once."""
+    """Print the forecast of each run of the matrix. Runs with the same forecast are grouped."""
     target = _target(arguments)
     asked = by_name(arguments.get("GPU")) if arguments.get("GPU") else None
     if asked and not {"DEVICE", "GPT2_DEVICE", "CONFIG_GPT2_DEVICE"} & set(arguments.assignments):
         arguments = dataclasses.replace(arguments, assignments={**arguments.assignments, "DEVICE": "cuda"})
-    made = make_plan(arguments)
-    data_dir = below_root(made.config.data_dir)
-    told: dict[tuple[str, ...], list[str]] = {}
-    said: dict[str, None] = {}
-    for run in made.matrix.runs:
-        config = _with_known_data(made.run_config(run), data_dir)
+    made = _plan(arguments)
+    data_dir = made.data_dir
+    grouped: dict[tuple[str, ...], list[str]] = {}
+    warned: dict[str, None] = {}
+    for planned in made.runs:
+        config = _with_known_data(planned.config, data_dir)
         devices = _devices(made, config, asked)
-        told.setdefault(tuple(_lines(config, devices, target, data_dir)), []).append(run.name)
-        said.update(dict.fromkeys(warnings(config.fields)))
-    for lines, names in told.items():
+        grouped.setdefault(tuple(_lines(config, devices, target, data_dir)), []).append(planned.name)
+        warned.update(dict.fromkeys(warnings(config.train)))
+    for lines, names in grouped.items():
         print("\n".join([*names, *lines]) + "\n")
-    for note in (*made.matrix.notes, *made.notes):
+    for note in made.notes:
         print(f"note: {note}")
-    for text in said:
+    for text in warned:
         print(f"warning: {text}")
     return 0
 
 
 def _with_known_data(config: RunConfig, data_dir: Path) -> RunConfig:
-    """Return a run with the vocabulary of its data, and with epochs as steps, where the data are prepared."""
-    known = prepared(data_dir, config.fields) if config.steps is None else None
-    if known:
-        return with_data(config, known.train_tokens, known.vocab_size)
-    return with_known_vocabulary(config, data_dir)
+    """Return a configuration with epochs as steps, if the data are prepared."""
+    known = prepared(data_dir, config.train) if config.steps is None else None
+    return with_data(config, known.train_tokens, known.vocab_size) if known else config
 
 
 def _target(arguments: Arguments) -> Target:
@@ -88,29 +169,29 @@ def _positive(name: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise ConfigError(f"{name}={text} is no number above 0", fix=f"pass {name}=4.5, or leave it out")
+        raise ConfigError(f"{name}={text} is not a number above 0", hint=f"pass {name}=4.5, or leave it out")
     return value
 
 
-def _devices(made: Plan, config: RunConfig, asked: Device | None) -> Sequence[Device]:
-    """Return what a run is planned for: what is asked for, what is here, or every known GPU where none is here."""
+def _devices(made: Plan, config: RunConfig, asked: GpuModel | None) -> Sequence[GpuModel]:
+    """Return the devices of a forecast: GPU=, else the GPUs of this machine, else all known models."""
     if config.device == "cpu":
         ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return (Device(name="this machine", memory=ram / config.ranks, watts=None),)
+        return (GpuModel(name="this machine", memory=ram / config.ranks, watts=None),)
     if asked:
         return (asked,)
     here = {gpu.name: detected(gpu.name, gpu.memory_total) for gpu in made.gpus}
     return tuple(here.values()) or KNOWN
 
 
-def _lines(config: RunConfig, devices: Sequence[Device], target: Target, data_dir: Path) -> Iterator[str]:
-    shape, fields = config.shape, config.fields
-    needed = memory(shape, fields)
+def _lines(config: RunConfig, devices: Sequence[GpuModel], target: Target, data_dir: Path) -> Iterator[str]:
+    shape, train = config.shape, config.train
+    needed = memory(shape, train)
     flops = shape.flops_per_token
     yield _line(
         "model",
         f"{shape.n_layer} layers, {shape.n_head} heads, width {shape.n_embd}, vocabulary {shape.vocab_size:,}: "
-        f"{shape.params:,} parameters, {_scaled(flops)}FLOP a token",
+        f"{shape.params:,} parameters, {flop_count(flops)} a token",
     )
     yield _line("length", _length(config))
     yield _line("data", _data(config, data_dir))
@@ -119,11 +200,9 @@ def _lines(config: RunConfig, devices: Sequence[Device], target: Target, data_di
         yield from (_line(device.name, _short(config, device, needed, target)) for device in devices)
     else:
         yield from _on(config, devices[0], needed, target)
-    if kept := disk(shape, fields, config.steps):
-        files = f"{kept.files} checkpoint{'' if kept.files == 1 else 's'} of {_bytes(kept.each)}"
-        yield _line(
-            "disk", f"{files} at the most: {_bytes(kept.files * kept.each)}" if kept.files else "no checkpoints"
-        )
+    if kept := disk(shape, train, config.steps):
+        files = f"{plural(kept.files, 'checkpoint')} of {disk_size(kept.each)}"
+        yield _line("disk", f"at most {files}: {disk_size(kept.files * kept.each)}" if kept.files else "no checkpoints")
 
 
 def _line(label: str, text: str) -> str:
@@ -131,65 +210,69 @@ def _line(label: str, text: str) -> str:
 
 
 def _length(config: RunConfig) -> str:
-    fields = config.fields
+    train = config.train
     step = (
-        f"{config.tokens_per_step:,} tokens ({fields['batch_size']} sequences x {fields['gradient_accumulation']} "
-        f"accumulated x {config.ranks} rank{'s' if config.ranks > 1 else ''} x {config.shape.block_size} tokens)"
+        f"{config.tokens_per_step:,} tokens ({train.batch_size} sequences x {train.gradient_accumulation} "
+        f"accumulated x {plural(config.ranks, 'rank')} x {config.shape.block_size} tokens)"
     )
     if config.tokens is None or config.steps is None:
-        return f"{fields['max_epochs']:g} epochs of the data, in steps of {step}"
+        return f"{train.max_epochs:g} epochs of the data, in steps of {step}"
     share = config.tokens / config.shape.params
     return (
-        f"{config.steps:,} steps of {step}: {config.tokens:,} tokens, {share:.3g} a parameter "
-        f"(20 a parameter: {config.tokens // 20:,} parameters)"
+        f"{config.steps:,} steps of {step}: {config.tokens:,} tokens, {share:.3g} per parameter "
+        f"(20 per parameter: {config.tokens // 20:,} parameters)"
     )
 
 
 def _data(config: RunConfig, data_dir: Path) -> str:
-    known = prepared(data_dir, config.fields)
+    known = prepared(data_dir, config.train)
     if known is None:
-        return f"{config.fields['dataset']}: not prepared, {_unprepared(config)} (make prepare-data)"
+        return f"{config.train.dataset}: not prepared, {_unprepared(config)} (make prepare-data)"
     if config.tokens is None:
-        return f"{config.fields['dataset']}: {known.train_tokens:,} tokens"
-    read = epochs(config.fields, known)
+        return f"{config.train.dataset}: {known.train_tokens:,} tokens"
+    read = epochs(config.train, known)
     return (
-        ", ".join(f"{name}: {count:.2f} epochs" for name, count in read.items()) + f" of {known.train_tokens:,} tokens"
+        ", ".join(f"{name}: {times:.2f} epochs" for name, times in read.items()) + f" of {known.train_tokens:,} tokens"
     )
 
 
 def _unprepared(config: RunConfig) -> str:
-    """Say what will be fetched, where that is known beforehand."""
-    fields = config.fields
-    ready = READY.get(fields["dataset"]) if fields["tokenizer"] == "gpt2" else None
-    if ready is None:
-        return "so how often it is read is not known"
-    fetch = to_fetch(ready, int(fields["data_tokens"] or 0) or run_tokens(fields), int(fields["block_size"]))
-    text = f"{fetch.shards} of {ready.shards} training shards to fetch, {fetch.bytes / 1e9:.1f} GB with validation's"
-    everything = ready.tokens if fetch.shards == ready.shards else None
-    return text + (f", all read {run_tokens(fields) / everything:.2f} times" if everything else "")
+    """Return the download of data that are not prepared, if it is known."""
+    train = config.train
+    prebuilt = PREBUILT.get(train.dataset) if train.tokenizer == "gpt2" else None
+    if prebuilt is None:
+        return "so the number of epochs is unknown"
+    fetch = to_fetch(prebuilt, train.data_tokens or run_tokens(train), train.block_size)
+    size = disk_size(fetch.bytes)
+    text = f"{fetch.shards} of {prebuilt.shards} training shards to download, {size} with the validation shard"
+    everything = prebuilt.tokens if fetch.shards == prebuilt.shards else None
+    return text + (f", {run_tokens(train) / everything:.2f} epochs" if everything else "")
 
 
-def _memory(needed: Memory) -> str:
+def _memory(needed: MemoryNeed) -> str:
     parts = {
         "weights": needed.weights,
         "gradients": needed.gradients,
         "optimizer": needed.states,
         "16-bit copies": needed.copies,
         "activations": needed.activations,
-        "way back of a block": needed.block,
+        "backward of a block": needed.block,
         "logits": needed.logits,
     }
     listed = ", ".join(
-        f"{name} {'not known' if size is None else _gib(size)}" for name, size in parts.items() if size != 0
+        f"{name} {'unknown' if size is None else memory_size(size)}" for name, size in parts.items() if size != 0
     )
-    peak = "not known: the optimizer's states are not" if needed.total is None else f"{_gib(needed.total)} on each rank"
+    peak = (
+        "unknown, because the optimizer states are" if needed.total is None else f"{memory_size(needed.total)} per rank"
+    )
     return f"peak {peak} ({listed})"
 
 
-def _on(config: RunConfig, device: Device, needed: Memory, target: Target) -> Iterator[str]:
-    """Yield what is to be said of a run on one kind of device."""
+def _on(config: RunConfig, device: GpuModel, needed: MemoryNeed, target: Target) -> Iterator[str]:
+    """Yield the lines of a run on one device: fit, largest, time, target, energy, cost, GPUs."""
     if device.memory is not None and needed.total is not None:
-        room = f"{_gib(needed.total)} of {_gib(device.memory)}, of which {_gib(OVERHEAD)} is the libraries'"
+        need, has = memory_size(needed.total), memory_size(device.memory)
+        room = f"{need} of {has}, {memory_size(OVERHEAD)} of it for libraries"
         yield _line("fit", f"{fit(needed.total, device)} on {device.name}: {room}")
         yield _line("largest", _largest(config, device))
     yield _line("time", _time(config, device))
@@ -200,75 +283,75 @@ def _on(config: RunConfig, device: Device, needed: Memory, target: Target) -> It
         yield _line("GPUs", _other_counts(config, device))
 
 
-def _costs(config: RunConfig, device: Device, seconds: Sequence[float]) -> Iterator[str]:
-    """Yield energy and money, as far as they are known."""
+def _costs(config: RunConfig, device: GpuModel, seconds: Sequence[float]) -> Iterator[str]:
+    """Yield energy and cost, if they are known."""
     hungry = [kilowatt_hours(second, device, config.ranks) for second in seconds]
-    used = [_three(hours) for hours in hungry if hours is not None]
+    used = [count(hours) for hours in hungry if hours is not None]
     if used:
-        yield _line("energy", f"{' to '.join(used)} kWh at {device.watts:g} W a GPU, the most it may draw")
-    costs = [money(second, config.fields) for second in seconds]
-    paid = [f"${cost:,.2f}" for cost in costs if cost is not None]
+        yield _line("energy", f"{' to '.join(used)} kWh at {device.watts:g} W per GPU, its maximum power")
+    costs = [gpu_cost(second, config.train) for second in seconds]
+    paid = [money(cost) for cost in costs if cost is not None]
     if paid:
-        yield _line("money", f"{' to '.join(paid)} at ${config.fields['gpu_hour_price']:g} a GPU and hour")
+        yield _line("cost", f"{' to '.join(paid)} at ${config.train.gpu_hour_price:g} per GPU hour")
 
 
-def _largest(config: RunConfig, device: Device) -> str:
-    shape, fields = config.shape, config.fields
-    batch = largest_batch(shape, fields, device)
-    depth = largest_depth(fields, device, deeper(shape, fields))
-    layers = f"{depth} layers" + ("" if fields["model"] == "depth" else f" of width {shape.n_embd}")
+def _largest(config: RunConfig, device: GpuModel) -> str:
+    shape, train = config.shape, config.train
+    batch = largest_batch(shape, train, device)
+    depth = largest_depth(train, device, deeper(shape, train))
+    layers = f"{depth} layers" + ("" if train.model == "depth" else f" of width {shape.n_embd}")
     return (
-        f"micro-batch {batch} with this model; {layers} at a micro-batch of {fields['batch_size']}"
+        f"micro-batch {batch} with this model; {layers} at a micro-batch of {train.batch_size}"
         if batch
-        else f"not one sequence fits; {layers} would at a micro-batch of {fields['batch_size']}"
+        else f"not one sequence fits; {layers} would fit at a micro-batch of {train.batch_size}"
     )
 
 
-def _seconds(config: RunConfig, device: Device, target: Target) -> list[float]:
-    """Return the seconds of a run: at a target that can be, else at both ends of the band, the shortest first."""
+def _seconds(config: RunConfig, device: GpuModel, target: Target) -> list[float]:
+    """Return the time of a run in seconds: at a feasible target, else at both ends of the MFU band, shortest first."""
     rate = target.rate(config.tokens_per_step, config.tokens)
     if rate is not None and config.tokens is not None:
-        reached = at_rate(rate, shape=config.shape, fields=config.fields, tokens=config.tokens, device=device)
-        if chance(reached.mfu) is not Chance.IMPOSSIBLE:
+        reached = at_rate(rate, shape=config.shape, train=config.train, tokens=config.tokens, device=device)
+        if feasibility(reached.mfu) is not Feasibility.IMPOSSIBLE:
             return [config.tokens / rate]
     band = [_at(config, device, share) for share in reversed(BAND)]
     return [seconds for seconds in band if seconds is not None]
 
 
-def _at(config: RunConfig, device: Device, share: float, ranks: int | None = None) -> float | None:
-    fields = {**config.fields, "num_gpus": ranks or config.ranks}
-    speed = at_mfu(share, shape=config.shape, fields=fields, tokens=config.tokens, device=device)
+def _at(config: RunConfig, device: GpuModel, share: float, ranks: int | None = None) -> float | None:
+    train = dataclasses.replace(config.train, num_gpus=ranks or config.ranks)
+    speed = at_mfu(share, shape=config.shape, train=train, tokens=config.tokens, device=device)
     return speed.seconds if speed else None
 
 
-def _band(config: RunConfig, device: Device, ranks: int | None = None) -> str:
-    """Return the time of a run at both ends of the band, as text; empty where it is not known."""
+def _band(config: RunConfig, device: GpuModel, ranks: int | None = None) -> str:
+    """Return the time of a run at both ends of the MFU band as text, "" if unknown."""
     ends = [_at(config, device, share, ranks) for share in reversed(BAND)]
-    return " to ".join(_duration(end) for end in ends if end is not None)
+    return " to ".join(duration(end) for end in ends if end is not None)
 
 
-def _time(config: RunConfig, device: Device) -> str:
-    if peak_of(device, config.fields) is None:
-        return f"not known: {device.name} has no known peak in {config.fields['dtype']} (PEAK_TFLOPS=)"
+def _time(config: RunConfig, device: GpuModel) -> str:
+    if peak_of(device, config.train) is None:
+        return f"unknown: the peak of {device.name} in {config.train.dtype} is not known (PEAK_TFLOPS=)"
     if config.tokens is None:
-        return "not known before the data are"
-    return f"{_band(config, device)} at an MFU of {BAND_TEXT}, evaluations not counted"
+        return "unknown until the data are prepared"
+    return f"{_band(config, device)} at an MFU of {BAND_TEXT}, without evaluations"
 
 
-def _reached(config: RunConfig, device: Device, rate: float) -> str:
-    speed = at_rate(rate, shape=config.shape, fields=config.fields, tokens=config.tokens, device=device)
+def _reached(config: RunConfig, device: GpuModel, rate: float) -> str:
+    speed = at_rate(rate, shape=config.shape, train=config.train, tokens=config.tokens, device=device)
     words = [f"{rate:,.0f} tok/s"]
     if speed.seconds is not None:
-        words.append(_duration(speed.seconds))
+        words.append(duration(speed.seconds))
     if speed.mfu is None:
         return ", ".join(words)
-    return ", ".join([*words, f"MFU {speed.mfu:.1%}".replace("%", " %")]) + f": {chance(speed.mfu)}"
+    return ", ".join([*words, f"MFU {speed.mfu:.1%}".replace("%", " %")]) + f": {feasibility(speed.mfu)}"
 
 
-def _short(config: RunConfig, device: Device, needed: Memory, target: Target) -> str:
-    """Return one kind of device in one line, where there are many."""
+def _short(config: RunConfig, device: GpuModel, needed: MemoryNeed, target: Target) -> str:
+    """Return the forecast for one of several devices, as one line."""
     words = [str(fit(needed.total, device))]
-    fits = largest_batch(config.shape, config.fields, device)
+    fits = largest_batch(config.shape, config.train, device)
     if fits is not None:
         words.append(f"largest micro-batch {fits}")
     rate = target.rate(config.tokens_per_step, config.tokens)
@@ -279,51 +362,16 @@ def _short(config: RunConfig, device: Device, needed: Memory, target: Target) ->
     return ", ".join(words)
 
 
-def _other_counts(config: RunConfig, device: Device) -> str:
-    """Return what changes with the number of GPUs while the global batch stays."""
-    told = []
-    for ranks, accumulation in other_counts(config.fields, config.global_batch).items():
-        name = f"{ranks} GPU{'s' if ranks > 1 else ''}"
+def _other_counts(config: RunConfig, device: GpuModel) -> str:
+    """Return accumulation and time on other numbers of GPUs with the same global batch."""
+    parts = []
+    for ranks, accumulation in other_counts(config.train, config.global_batch).items():
+        name = plural(ranks, "GPU")
         if accumulation is None:
-            told.append(
-                f"{name}: {config.global_batch} sequences are no multiple of {config.fields['batch_size']} x {ranks}"
+            parts.append(
+                f"{name}: {config.global_batch} sequences are not a multiple of {config.train.batch_size} x {ranks}"
             )
             continue
         band = _band(config, device, ranks)
-        told.append(f"{name}: accumulation {accumulation}" + (f", {band}" if band else ""))
-    return "; ".join(told) + f" (PARALLEL_BATCH_SIZE={config.global_batch} keeps steps and batch)"
-
-
-def _three(number: float) -> str:
-    """A number with three digits, or all of those before the point."""
-    return f"{number:,.0f}" if number >= 99.95 else f"{number:.3g}"
-
-
-def _gib(size: float) -> str:
-    """Bytes as memory is counted; below a GiB in MiB."""
-    if size < GIB:
-        return f"{size / 2**20:.3g} MiB"
-    return f"{size / GIB:.1f} GiB" if size < 100 * GIB else f"{size / GIB:.0f} GiB"
-
-
-def _bytes(size: float) -> str:
-    """Bytes as disks are counted."""
-    for unit, length in (("MB", 1e6), ("GB", 1e9)):
-        if size < 999.5 * length:
-            return f"{size / length:.3g} {unit}"
-    return f"{size / 1e12:,.3g} TB"
-
-
-def _duration(seconds: float) -> str:
-    for unit, length, most in (("s", 1, 120), ("min", 60, 120), ("h", 3600, 100)):
-        if seconds < most * length:
-            return f"{seconds / length:.3g} {unit}"
-    return f"{seconds / 86400:,.1f} d"
-
-
-def _scaled(number: float) -> str:
-    for letter in ("", "k", "M", "G", "T"):
-        if number < 999.5:
-            return f"{number:.3g} {letter}"
-        number /= 1000
-    return f"{number:.3g} P"
+        parts.append(f"{name}: accumulation {accumulation}" + (f", {band}" if band else ""))
+    return "; ".join(parts) + f" (PARALLEL_BATCH_SIZE={config.global_batch} keeps steps and global batch)"

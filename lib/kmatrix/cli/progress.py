@@ -1,30 +1,43 @@
-"""How runs are shown while they run: a live line for each on a terminal, plain lines elsewhere."""
+"""Show running runs: live lines on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
-from kmatrix.alerts import Alert, Kind, Severity
-from kmatrix.cli.table import ELLIPSIS, NAME_LEAST, shortened
-from kmatrix.cli.terminal import Terminal
-from kmatrix.launch.watch import Progress
-from kmatrix.records import Status
+from kmatrix.records.runs import Status
+from kmatrix.status.alerts import Alert, AlertKind, Severity, one_line
+from kmatrix.status.watch import RunProgress
+from kmatrix.text import ELLIPSIS, NAME_LEAST, count, duration, plural, shortened
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
     from rich.table import Table
 
+
 MOST_LINES = 8  # runs that are drawn at a time
+
+
 EVERY_S = 30.0  # between two plain lines of a run
+
+
 REFRESH_S = 0.25  # between two drawings of the live line
+
+
 BAR, BAR_LEAST = 24, 8  # columns; a bar that would be shorter is left out
+
+
 LIVE = (Status.PLANNED, Status.RUNNING)  # a planned run is shown only while it waits for something
+
+
 COLOURS = {
     Status.RUNNING: "cyan",
     Status.FINISHED: "green",
@@ -35,10 +48,9 @@ COLOURS = {
 
 
 class ProgressDisplay:
-    """Draws each Progress that it is called with, a line for each run that goes on. A context manager: leaving it
-    puts the terminal right.
+    """Show the progress of all runs, one line per running run. Leaving the context restores the terminal.
 
-    A stream that is gone (a closed pipe) ends the drawing, never the runs; a lost terminal makes it plain.
+    A closed stream stops the display, never the runs; a closed terminal switches to plain lines.
     """
 
     def __init__(
@@ -49,8 +61,8 @@ class ProgressDisplay:
         self._every_s = every_s
         self._dead = False
         self._shown: dict[str, float] = {}  # run -> monotonic seconds of its last plain line
-        self._told: set[tuple[str, Kind, str, float]] = set()  # alerts that were printed
-        self._now: dict[str, Progress] = {}  # the runs that go on
+        self._told: set[tuple[str, AlertKind, str, float]] = set()  # alerts that were printed
+        self._now: dict[str, RunProgress] = {}  # the runs that go on
         self._drawn = 0.0
         self._live: Live | None = None
         self._console: Console | None = None
@@ -70,8 +82,8 @@ class ProgressDisplay:
         except OSError:
             self._dead = True
 
-    def __call__(self, progress: Progress) -> None:
-        """Show one moment of a run."""
+    def __call__(self, progress: RunProgress) -> None:
+        """Show the progress of a run."""
         if self._terminal is not None and self._terminal.lost:
             self.__exit__(None, None, None)
             self._console = self._live = None
@@ -90,7 +102,7 @@ class ProgressDisplay:
             self._dead = True
 
     def tell(self, text: str) -> None:
-        """Print a line that stays, about no run in particular."""
+        """Print a note as a permanent line."""
         if self._dead:
             return
         try:
@@ -98,8 +110,8 @@ class ProgressDisplay:
         except (OSError, ValueError):
             self._dead = True
 
-    def _new_alerts(self, progress: Progress) -> list[Alert]:
-        """Return the alerts that were not printed yet: each is told once, when it begins."""
+    def _new_alerts(self, progress: RunProgress) -> list[Alert]:
+        """Return the alerts that were not printed yet; each is printed once."""
         new = []
         for alert in progress.alerts:
             key = (progress.run, alert.kind, alert.about, alert.since)
@@ -108,12 +120,12 @@ class ProgressDisplay:
                 new.append(alert)
         return new
 
-    def _tell(self, progress: Progress, alert: Alert) -> None:
-        """Print what a run is warned of: a line that stays, on a terminal above the live one."""
-        self._stay(alert_line(progress, alert), "red" if alert.severity is Severity.CRITICAL else "yellow")
+    def _tell(self, progress: RunProgress, alert: Alert) -> None:
+        """Print an alert as a permanent line, above the live lines on a terminal."""
+        self._stay(f"! {progress.run}  {one_line(alert)}", "red" if alert.severity is Severity.CRITICAL else "yellow")
 
     def _stay(self, text: str, style: str) -> None:
-        """Print a line that stays, on a terminal above the live one."""
+        """Print a permanent line, above the live lines on a terminal."""
         if self._console is None:
             self._stream.write(text + "\n")
             self._stream.flush()
@@ -122,8 +134,8 @@ class ProgressDisplay:
 
         self._console.print(Text(text, style="" if colourless() else style), soft_wrap=True)
 
-    def _print(self, progress: Progress) -> None:
-        """One line at the start, one every 30 s, one at the end."""
+    def _print(self, progress: RunProgress) -> None:
+        """Print a line at the start, every 30 s and at the end."""
         now, before = time.monotonic(), self._shown.get(progress.run)
         if progress.status in LIVE:
             if before is not None and now - before < self._every_s:
@@ -133,8 +145,8 @@ class ProgressDisplay:
         self._stream.write(text + "\n")
         self._stream.flush()
 
-    def _draw(self, console: Console, progress: Progress) -> None:
-        """The live line while a run goes on, and a line that stays when it has ended."""
+    def _draw(self, console: Console, progress: RunProgress) -> None:
+        """Draw the live line of a running run, or print the final line of one that ended."""
         from rich.live import Live
         from rich.text import Text
 
@@ -161,8 +173,8 @@ class ProgressDisplay:
             self._live = None
 
 
-def running_line(progress: Progress, width: int | None = None) -> str:
-    """`run 2/4 gpt2_muon_2cpu  step 120/300  loss 2.71  val 2.80  41k tok/s  left 0:12`, less what is not known.
+def running_line(progress: RunProgress, width: int | None = None) -> str:
+    """Return `run 2/4 gpt2_muon_2cpu  step 120/300  loss 2.71  val 2.80  41k tok/s  left 12s`, without unknown values.
 
     width: columns that there are; what is worth least is left out, then the middle of the name.
     """
@@ -180,8 +192,8 @@ def _joined(parts: Sequence[tuple[int, str]]) -> str:
     return "  ".join(text for _, text in parts)
 
 
-def _parts(progress: Progress) -> list[tuple[int, str]]:
-    """Return what is to be said of a run that goes on, each with its worth; 0 must be said."""
+def _parts(progress: RunProgress) -> list[tuple[int, str]]:
+    """Return the parts of the line of a running run, each with its priority; 0 is always shown."""
     if progress.step is None:
         begun = "starting" if progress.status is Status.RUNNING else progress.status.value
     else:
@@ -192,62 +204,40 @@ def _parts(progress: Progress) -> list[tuple[int, str]]:
     if progress.val_loss is not None:
         parts.append((1, f"val {progress.val_loss:.2f}"))
     if progress.tokens_per_second is not None:
-        parts.append((2, f"{short(progress.tokens_per_second)} tok/s"))
+        parts.append((2, f"{count(progress.tokens_per_second)} tok/s"))
     if progress.left_s is not None:
-        parts.append((5, f"left {clock(progress.left_s)}"))
+        parts.append((5, f"left {duration(progress.left_s)}"))
     if progress.alerts:
-        parts.append((3, f"{len(progress.alerts)} alert{'s' if len(progress.alerts) > 1 else ''}"))
+        parts.append((3, f"{plural(len(progress.alerts), 'alert')}"))
     return [*parts, (0, progress.note)] if progress.note else parts
 
 
-def ended_line(progress: Progress) -> str:
-    """`run 2/4 gpt2_muon_2cpu  finished  val 2.8012  1:23`, and the reason where there is one."""
+def ended_line(progress: RunProgress) -> str:
+    """Return `run 2/4 gpt2_muon_2cpu  finished  val 2.8012  1m23s`, with the reason of a failure."""
     parts = [_name(progress), progress.status.value]
     if progress.val_loss is not None:
         parts.append(f"val {progress.val_loss:.4f}")
     if progress.elapsed_s is not None:
-        parts.append(clock(progress.elapsed_s))
+        parts.append(duration(progress.elapsed_s))
     if progress.reason:
         parts.append(progress.reason)
     return "  ".join(parts)
 
 
-def alert_line(progress: Progress, alert: Alert) -> str:
-    """`! gpt2_muon_2gpu  GPU 1: 91 C, from 87 C on (look after cooling ...)`."""
-    return f"! {progress.run}  {alert.text} ({alert.advice})"
-
-
-def clock(seconds: float) -> str:
-    """0:12, 1:23:45."""
-    whole = round(seconds)
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def short(value: float) -> str:
-    """950, 4.1k, 41k, 1.2M."""
-    for factor, unit in ((1e6, "M"), (1e3, "k")):
-        if value >= factor * 0.9995:
-            scaled = value / factor
-            return f"{scaled:.1f}{unit}" if scaled < 9.95 else f"{scaled:.0f}{unit}"
-    return f"{value:.0f}"
-
-
-def _name(progress: Progress) -> str:
+def _name(progress: RunProgress) -> str:
     place = f" {progress.index}/{progress.total}" if progress.index else ""
     return f"run{place} {progress.run}"
 
 
 def colourless() -> bool:
-    """Whether the user wants no colours (no-color.org)."""
+    """Return whether NO_COLOR disables colors (no-color.org)."""
     return bool(os.environ.get("NO_COLOR"))
 
 
-def _live_lines(runs: Sequence[Progress], most: int, width: int) -> Table:
-    """For each run a bar and the line beside it, never wrapped; below them how the matrix stands.
+def _live_lines(runs: Sequence[RunProgress], most: int, width: int) -> Table:
+    """Return a progress bar and a line per run, never wrapped, and the totals of the matrix.
 
-    most: runs that there is room for.  width: columns.
+    most: number of runs that fit.  width: columns.
     """
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -270,11 +260,47 @@ def _live_lines(runs: Sequence[Progress], most: int, width: int) -> Table:
     return line
 
 
-def _standing(progress: Progress, hidden: int) -> str:
-    """`3 finished, 1 failed, 2 of 6 to come`, "" for a matrix of one run."""
+def _standing(progress: RunProgress, hidden: int) -> str:
+    """Return `3 finished, 1 failed, 2 pending`, "" for a matrix of one run."""
     done = {name: count for name, count in progress.counts.items() if name not in ("planned", "running")}
     parts = [f"{count} {name}" for name, count in done.items()]
     to_come = progress.counts.get("planned", 0)
-    parts += [f"{to_come} to come"] if to_come else []
+    parts += [f"{to_come} pending"] if to_come else []
     parts += [f"{hidden} more that run"] if hidden > 0 else []
     return ", ".join(parts)
+
+
+class Terminal:
+    """The output of a runner. lost: SIGHUP was received, and `leave` was not called yet."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self.lost = False
+
+    def leave(self) -> None:
+        """Write all output to the log from now on."""
+        self.lost = False
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+        with suppress(OSError):
+            log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            for number in (1, 2):
+                os.dup2(log, number)
+            os.close(log)
+
+
+@contextmanager
+def outlived(log: Path) -> Iterator[Terminal]:
+    """Keep running after the terminal is closed: record SIGHUP. An ignored SIGHUP (nohup) stays ignored."""
+    terminal = Terminal(log)
+
+    def lose(*_: object) -> None:
+        terminal.lost = True
+
+    former = signal.getsignal(signal.SIGHUP)
+    if former is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lose)
+    try:
+        yield terminal
+    finally:
+        signal.signal(signal.SIGHUP, former)

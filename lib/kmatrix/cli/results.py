@@ -1,11 +1,22 @@
-"""The commands that report: summary and graphs, from the run directories alone."""
+"""The commands that report results: summary, graphs and compare. They read only the run directories."""
 
 from __future__ import annotations
 
-from kmatrix.cli.arguments import Arguments
-from kmatrix.cli.session import shown
-from kmatrix.cli.targets import find_target
-from kmatrix.records import MatrixDir
+import json
+from pathlib import Path
+
+from kmatrix.cli.commands import Arguments, yes
+from kmatrix.cli.targets import find_target, results_dir
+from kmatrix.errors import ConfigError
+from kmatrix.kconfig.tree import open_tree
+from kmatrix.records.files import SCHEMA
+from kmatrix.records.paths import MatrixDir, RunDir, find_matrix
+from kmatrix.report.analysis import analyse
+from kmatrix.report.compare import compare_runs, render, runs_of_matrix, single_run, to_json
+from kmatrix.report.numbers import MatrixNumbers
+from kmatrix.report.results_json import clean
+from kmatrix.report.write import draw_graphs, write_summary
+from kmatrix.text import shown
 
 
 def summary(arguments: Arguments) -> int:
@@ -15,25 +26,58 @@ def summary(arguments: Arguments) -> int:
 
 
 def graphs(arguments: Arguments) -> int:
-    """Draw the graphs again."""
-    _draw(find_target(arguments))
+    """Draw the graphs from the run directories."""
+    _draw(analyse(find_target(arguments)))
     return 0
 
 
 def report(matrix: MatrixDir, *, draw: bool) -> None:
-    """Write and print everything that is made from a matrix's run directories."""
-    from kmatrix.report import write_summary
-
+    """Write the report of a matrix and print the summary. draw: draw the graphs, too."""
+    numbers = analyse(matrix)
     if draw:
-        _draw(matrix)
-    print(write_summary(matrix))
+        _draw(numbers)
+    print(write_summary(numbers))
 
 
-def _draw(matrix: MatrixDir) -> None:
-    from kmatrix.report import draw_graphs
-
-    files, sentences = draw_graphs(matrix)
+def _draw(numbers: MatrixNumbers) -> None:
+    files, notes = draw_graphs(numbers)
     for path in files:
         print(f"wrote {shown(path)}")
-    for sentence in sentences:
-        print(f"note: {sentence}")
+    for note in notes:
+        print(f"note: {note}")
+
+
+EXAMPLE = "pass BASE=<matrix or run> NEW=<matrix or run>"
+
+
+def compare(arguments: Arguments) -> int:
+    """Print the different settings of two matrices or two runs, and a comparison of their results."""
+    base, new = (_named(arguments, name) for name in ("BASE", "NEW"))
+    if type(base) is not type(new):
+        kinds = ["a run" if isinstance(one, RunDir) else "a matrix" for one in (base, new)]
+        raise ConfigError(
+            f"cannot compare {kinds[0]} (BASE=) with {kinds[1]} (NEW=)",
+            why="compare needs two matrices or two runs",
+            hint="pass a run of the matrix as <matrix>/<run>",
+        )
+    sides = [single_run(one) if isinstance(one, RunDir) else runs_of_matrix(one) for one in (base, new)]
+    tree = open_tree(arguments.kconfig)
+    neutral = {*tree.neutral, *tree.neutral_unless}
+    found = compare_runs(sides[0], sides[1], neutral, one=isinstance(base, RunDir))
+    if yes(arguments, "JSON"):
+        print(json.dumps(clean({"schema": SCHEMA, **to_json(found)}), indent=2))
+    else:
+        print(render(found), end="")
+    return 0
+
+
+def _named(arguments: Arguments, name: str) -> MatrixDir | RunDir:
+    """Return the run or matrix of BASE= or NEW=, given as a path or as a name in the results folder."""
+    text = arguments.get(name)
+    if not text:
+        raise ConfigError(f"compare needs {name}=", hint=EXAMPLE)
+    below = results_dir(arguments)
+    for path in (Path(text).expanduser(), below / text):
+        if RunDir(path).run_json.is_file():
+            return RunDir(path.resolve())
+    return find_matrix(below, text, name)

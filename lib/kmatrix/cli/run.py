@@ -1,247 +1,359 @@
-"""The commands that plan and run: dry run, matrix, one run."""
+"""The commands that train: test-matrix, train, quickstart, continue, test-rerun, reproduce."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import shlex
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from kmatrix.cli.again import yes
-from kmatrix.cli.arguments import Arguments
-from kmatrix.cli.data import data_lines, forecast_lines, with_known_vocabulary
-from kmatrix.cli.execution import detach, execute, monitor, need_torch
-from kmatrix.cli.finish import command_of
-from kmatrix.cli.planning import Plan, make_plan
-from kmatrix.cli.session import ROOT, below_root, open_tree, overrides, shown
-from kmatrix.cli.trackers import need_trackers, tracking
-from kmatrix.config import RunConfig, with_data
-from kmatrix.equal import held_equal
-from kmatrix.errors import LaunchError
-from kmatrix.launch.create import Creation, RunText, check_place, create
-from kmatrix.launch.judging import check_judging
-from kmatrix.launch.monitor import Monitor
-from kmatrix.launch.prepare import Dataset, Key, key, prepare_data
-from kmatrix.launch.reopen import reopen, too_few_gpus
-from kmatrix.matrix import Run, settle
-from kmatrix.plan import forecast, warnings
-from kmatrix.records import MatrixDir
+from kmatrix.cli.commands import Arguments, yes
+from kmatrix.cli.configure import defconfig
+from kmatrix.cli.progress import ProgressDisplay, outlived
+from kmatrix.cli.results import report
+from kmatrix.cli.targets import chosen_runs, find_target
+from kmatrix.cli.trackers import asked_trackers, wait_for_sync
+from kmatrix.engines.local.recorder import Monitor
+from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.experiment.data import Key, known_shards
+from kmatrix.experiment.make import make_matrix
+from kmatrix.experiment.plan import Plan, find_gpus, make_plan
+from kmatrix.gpu.nvml.detect import Gpu
+from kmatrix.kconfig.tree import open_tree
+from kmatrix.matrix.axes import overrides
+from kmatrix.records.checkpoints import CheckpointIndex, CheckpointKind, folder_of
+from kmatrix.records.files import read_json, read_or_empty
+from kmatrix.records.lock import held, holder
+from kmatrix.records.paths import ROOT, MatrixDir, RunDir, program_environment
+from kmatrix.records.runs import Status
+from kmatrix.records.tracking import pending_messages, sync_status
+from kmatrix.records.train_config import read_fields
+from kmatrix.report.reproduction import Changes, changes, describe_repetition, repetition
+from kmatrix.runner.archive import archive_result
+from kmatrix.runner.execute import (
+    detach,
+    execute,
+    finish,
+    first_record,
+    matrix_trackers,
+    monitor,
+    need_torch,
+    recording,
+    symbols,
+)
+from kmatrix.runner.loop import EXIT_FAILED, EXIT_STOPPED, Outcome
+from kmatrix.runner.resume import ResumePlan, describe_plan, follow_move, reopen, too_few_gpus
+from kmatrix.status.disk_space import how_full, what_to_do
+from kmatrix.text import first_names, plural, shown
+from kmatrix.track.available import announced
 
-TRAINS_ANEW = ("reproduce", "quickstart")  # their point is to train
 QUICKSTART = "gpt2-cpu-quick"
 
 
-def dry_run(arguments: Arguments) -> int:
-    """Print the axes, a line for each run, and a line for each reason for which cells are cut."""
-    plan = make_plan(arguments)
-    data_dir = below_root(plan.config.data_dir)
-    configs = {run.name: with_known_vocabulary(plan.run_config(run), data_dir) for run in plan.matrix.runs}
-    equal = held_equal(plan.equal, configs)
-    print(_axes_line(plan))
-    said: dict[str, None] = {}
-    for run in plan.matrix.runs:
-        print(_run_line(run, configs[run.name]))
-        said.update(dict.fromkeys(warnings(configs[run.name].fields)))
-    if equal:
-        print(f"equal {equal}")
-    notes, more = forecast_lines(data_dir, [config.fields for config in configs.values()])
-    said.update(dict.fromkeys(more))
-    for cut in plan.matrix.cuts:
-        print(f"cut {cut.count}: {cut.reason}")
-    for note in (*plan.matrix.notes, *plan.notes, *notes):
-        print(f"note: {note}")
-    for text in said:
-        print(f"warning: {text}")
-    return 0
-
-
 def test_matrix(arguments: Arguments) -> int:
-    """Run every run of the matrix, then write the report."""
-    return _run_matrix(arguments, make_plan(arguments))
+    """Make the matrix, run it, and print the report."""
+    return _run_matrix(arguments, _plan(arguments))
 
 
 def quickstart(arguments: Arguments) -> int:
-    """Run the quickstart configuration, from a file of its own: .config is left alone."""
-    from kmatrix.cli.configure import defconfig
-
-    overrides(open_tree(arguments), arguments)  # refuses a wrong name before anything is written
+    """Run the quickstart configuration from .config.quickstart. The user's .config is not changed."""
+    tree = open_tree(arguments.kconfig)
+    overrides(tree, arguments.assignments, arguments.takes)  # refuses an unknown name before anything is written
     own = {**arguments.values, "KCONFIG_CONFIG": str(ROOT / ".config.quickstart")}
     defconfig(Arguments(f"defconfig-{QUICKSTART}", own))
     arguments = dataclasses.replace(arguments, values=own)
-    status = _run_matrix(arguments, make_plan(arguments))
-    print(f"\nNow your own: make defconfig-{QUICKSTART} menuconfig test-matrix")
+    status = _run_matrix(arguments, _plan(arguments))
+    print(f"\nNext: make defconfig-{QUICKSTART} menuconfig test-matrix")
     return status
 
 
 def train(arguments: Arguments) -> int:
     """Run one configuration: a matrix of one."""
-    return _run_matrix(arguments, make_plan(arguments, one=True))
+    return _run_matrix(arguments, _plan(arguments, one=True))
 
 
 def _run_matrix(arguments: Arguments, plan: Plan) -> int:
     """Make a matrix and run it, here or in the background."""
-    matrix, recorder = make_matrix(arguments, plan)
-    going = reopen(matrix, plan.gpus)
-    number, skipped = len(going.plans), len(going.skipped)
-    print(f"{_several(number, 'run')} in {shown(matrix.path)}" + (f", {skipped} skipped" if skipped else ""))
-    if yes(arguments, "DETACH"):
-        return detach(matrix, arguments, "GPUS", "SIMULATE")
-    return execute(matrix, going, recorder, plan.gpus)
+    background = yes(arguments, "DETACH")
+    matrix, recorder = _make(arguments, plan, reuse=arguments.target != "quickstart")
+    pending = reopen(matrix, plan.gpus)
+    number, skipped = len(pending.plans), len(pending.skipped)
+    print(f"{plural(number, 'run')} in {shown(matrix.path)}" + (f", {skipped} skipped" if skipped else ""))
+    if background:
+        return _run_detached(matrix, arguments, "GPUS", "SIMULATE")
+    return _run_and_report(matrix, pending, gpus=plan.gpus, monitor=recorder)
 
 
-def make_matrix(
-    arguments: Arguments, plan: Plan, *, shards: Mapping[Key, int] | None = None
+def _plan(arguments: Arguments, *, one: bool = False) -> Plan:
+    """Return the plan of .config and the command line."""
+    return make_plan(
+        arguments.config,
+        arguments.assignments,
+        kconfig=arguments.kconfig,
+        gpus=arguments.get("GPUS"),
+        one=one,
+        options=arguments.takes,
+    )
+
+
+def _make(
+    arguments: Arguments, plan: Plan, *, reuse: bool, shards: Mapping[Key, int] | None = None
 ) -> tuple[MatrixDir, Monitor | None]:
-    """Make the directories of a matrix, with everything checked first; return it, and how its runs are recorded.
-
-    shards: how many of training each dataset has, where an earlier run says so.
-    """
-    for note in (*plan.matrix.notes, *plan.notes):
-        print(f"note: {note}")
-    configs = {run.name: plan.run_config(run) for run in plan.matrix.runs}
-    held_equal(plan.equal, configs)
-    skipped = _skipped(plan, configs)
-    for text in dict.fromkeys(text for config in configs.values() for text in warnings(config.fields)):
-        print(f"warning: {text}")
-    need_torch()
-    need_trackers(plan.config.trackers)
-    command_of(plan.config.on_finish)
+    """Make the directories of a matrix; return it and what starts the GPU recorders, None for no recording."""
     recorder = monitor(arguments.get("SIMULATE"), plan.config.monitor_hz, plan.config.prometheus_port)
-    planned = _creation(arguments, plan, configs, skipped, shards)
-    if yes(arguments, "PREFLIGHT") if arguments.get("PREFLIGHT") else plan.config.preflight:
-        from kmatrix.cli.preflight import preflight
-
-        preflight(planned, plan.gpus)
-    matrix = create(planned)
-    if plan.config.reuse and not arguments.get("SIMULATE") and arguments.target not in TRAINS_ANEW:
-        _reuse(matrix, plan, recorded=recorder is not None)
+    with ProgressDisplay() as show:
+        matrix = make_matrix(
+            plan,
+            command=" ".join(["kmatrix", arguments.target, *arguments.all_words]),
+            preflight=yes(arguments, "PREFLIGHT") if arguments.get("PREFLIGHT") else None,
+            reuse=reuse and not arguments.get("SIMULATE"),
+            shards=shards,
+            say=print,
+            show=show,
+            tell=show.tell,
+        )
     return matrix, recorder
 
 
-def _reuse(matrix: MatrixDir, plan: Plan, *, recorded: bool) -> None:
-    """Take over what has finished in an earlier matrix, and say so."""
-    from kmatrix.launch.reuse import take_over
+def _run_and_report(
+    matrix: MatrixDir,
+    plan: ResumePlan,
+    *,
+    gpus: Sequence[Gpu] = (),
+    monitor: Monitor | None = None,
+    chosen: Sequence[str] | None = None,
+) -> int:
+    """Run the pending attempts with a live display, print the report, and return the exit status.
 
-    neutral = {name.removeprefix("GPT2_").lower() for name in (*plan.tree.neutral, *plan.tree.neutral_unless)}
-    found = take_over(matrix, matrix.path.parent, neutral, recorded=recorded)
-    for name, source in found.taken.items():
-        print(f"{name}: taken over from {source}, where it has finished (REUSE=n trains it again)")
-    for name, why in found.not_taken.items():
-        print(f"note: {name} has finished before and is trained again; {why}")
-
-
-def _creation(
-    arguments: Arguments,
-    plan: Plan,
-    configs: dict[str, RunConfig],
-    skipped: dict[str, str],
-    shards: Mapping[Key, int] | None,
-) -> Creation:
-    """Check that the matrix can be made here, prepare its data, and return all that its directories are made from."""
-    results_dir = below_root(plan.config.results_dir)
-    check_place(results_dir)
-    going = [config.fields for name, config in configs.items() if name not in skipped]
-    data_dir = below_root(plan.config.data_dir)
-    check_judging(going, data_dir)
-    data = prepare_data(Path(sys.executable), ROOT, data_dir, going, shards)
-    configs = {name: _with_data(config, data) for name, config in configs.items()}
-    for line in data_lines([configs[name].fields for name in configs if name not in skipped], data):
-        print(line)
-    return Creation(
-        plan=plan.matrix,
-        configs=configs,
-        equal=held_equal(plan.equal, configs),
-        texts=_texts(plan),
-        data=data,
-        data_dir=data_dir,
-        skipped=skipped,
-        gpus=plan.gpus,
-        results_dir=results_dir,
-        checkpoint_dir=below_root(plan.config.checkpoint_dir) if plan.config.checkpoint_dir else None,
-        timeout_s=plan.config.run_timeout_s,
-        root=ROOT,
-        config_text=plan.path.read_text(encoding="utf-8"),
-        command=" ".join(["kmatrix", arguments.target, *arguments.all_words]),
-        overrides=tuple(arguments.words),
-        tracking=tracking(plan.config),
-    )
+    chosen: replaces the trackers of the matrix, None to keep them.
+    """
+    with outlived(matrix.runner_log) as terminal:
+        with ProgressDisplay(terminal=terminal) as show:
+            trackers = matrix_trackers(matrix, chosen)
+            if trackers is not None and plan.plans and (line := announced(first_record(matrix), chosen)):
+                print(line)
+            outcome = execute(matrix, plan, gpus=gpus, monitor=monitor, trackers=trackers, show=show, tell=show.tell)
+        if trackers is not None:
+            wait_for_sync(trackers)
+        if terminal.lost:
+            terminal.leave()
+        values = symbols(matrix)
+        report(matrix, draw=values.get("AUTO_GENERATE_GRAPHS") == "y")
+        if why := finish(matrix, str(values.get("ON_FINISH") or "")):
+            print(f"note: {why}")
+        _print_next_steps(matrix, outcome)
+    return outcome.exit_code
 
 
-def _with_data(config: RunConfig, data: Mapping[Key, Dataset]) -> RunConfig:
-    """Return a run's configuration with its epochs as steps; a skipped run may have no data."""
-    there = data.get(key(config.fields))
-    return with_data(config, there.train_tokens, there.vocab_size) if there else config
+def _print_next_steps(matrix: MatrixDir, outcome: Outcome) -> None:
+    """Print the commands that finish what is left: pending uploads, stopped or failed runs."""
+    place = shown(matrix.path)
+    if pending_messages(((run.name, sent) for run in matrix.runs() for sent in sync_status(run)), matrix.name):
+        print(f"\nUpload pending steps: make track-sync TARGET={place}")
+    if outcome.exit_code == EXIT_STOPPED:
+        print(f"\nContinue: make continue TARGET={place}")
+    elif outcome.disk_full:
+        print(f"\nThe disk is full: {how_full(matrix.path)}\nContinue: {what_to_do(matrix.path)}")
+    elif outcome.counts.get(Status.FAILED):
+        print(f"\nRetry killed runs: make continue TARGET={place}\nRetry failed runs too: add RETRY_FAILED=1")
 
 
-def _several(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"
+def _run_detached(matrix: MatrixDir, arguments: Arguments, *names: str) -> int:
+    """Run the matrix in a background process. names: arguments of this command that are passed on."""
+    pid = detach(matrix, [f"{name}={arguments.get(name)}" for name in names if arguments.get(name)])
+    place = shown(matrix.path)
+    print(f"running in the background: process {pid}, output in {shown(matrix.runner_log)}")
+    print(f"  watch: make status TARGET={place}   or: make logs TARGET={place}")
+    print(f"  stop:  make stop TARGET={place}")
+    return 0
 
 
-def _texts(plan: Plan) -> dict[str, RunText]:
-    """Return the configuration of each run as text."""
-    texts = {}
-    for run in plan.matrix.runs:
-        settle(plan.tree, plan.base, run)
-        values = plan.tree.values()
-        asked = {plan.tree.axis_of(plan.tree.kconf.syms[item.name]) for item in plan.base}
-        asked |= {point.axis for point in run.points}
-        texts[run.name] = RunText(
-            config=plan.tree.config_text(),
-            minimal=plan.tree.minimal_text(),
-            values=values,
-            asked=tuple(sorted(asked & values.keys())),
-        )
-    return texts
+RESUMES = ("auto", "latest", "best", "none")
 
 
-def _skipped(plan: Plan, configs: dict[str, RunConfig]) -> dict[str, str]:
-    """Return the runs that cannot run here, with their reason; refuse the matrix where none can."""
-    there = len(plan.gpus)
-    skipped = {name: why for name, config in configs.items() if (why := too_few_gpus(config.fields, there))}
-    if len(skipped) == len(configs):
-        most = min(config.ranks for config in configs.values())
+def continue_(arguments: Arguments) -> int:
+    """Continue a matrix: finished runs are kept, the others resume from their last valid checkpoint."""
+    matrix = find_target(arguments)
+    names = {run.name for run in chosen_runs(matrix, arguments)}
+    background, retry = yes(arguments, "DETACH"), yes(arguments, "RETRY_FAILED")
+    need_torch()
+    chosen = asked_trackers(arguments)
+    refuse_if_running(matrix)
+    follow_move(matrix)
+    gpus, notes = find_gpus(arguments.get("GPUS"))
+    for note in notes:
+        print(f"note: {note}")
+    plan = reopen(matrix, gpus, names=names, resume=resume_from(arguments.get("RESUME", "auto")), retry_failed=retry)
+    print(f"{shown(matrix.path)}: {'nothing' if not plan.plans else len(plan.plans)} to run")
+    for line in describe_plan(plan):
+        print(f"  {line}")
+    if background and plan.plans:
+        return _run_detached(matrix, arguments, "RUN", "RESUME", "RETRY_FAILED", "GPUS", "SIMULATE", "TRACKER")
+    recorder = monitor(arguments.get("SIMULATE"), *recording(symbols(matrix)))
+    status = _run_and_report(matrix, plan, gpus=gpus, monitor=recorder, chosen=chosen)
+    return status or (EXIT_FAILED if any(state.status is Status.FAILED for state in plan.stays.values()) else 0)
+
+
+def test_rerun(arguments: Arguments) -> int:
+    """Rerun runs of a matrix. Their old results are archived, and the report reads the new ones."""
+    if not arguments.get("TARGET"):
+        raise ConfigError("test-rerun needs a matrix", hint="pass TARGET=<matrix>: its results are replaced")
+    matrix = find_target(arguments)
+    runs = _of_optimizers(chosen_runs(matrix, arguments), arguments.get("OPTIMIZER"))
+    need_torch()
+    chosen = asked_trackers(arguments)
+    refuse_if_running(matrix)
+    follow_move(matrix)
+    gpus, _ = find_gpus(arguments.get("GPUS"))
+    for run in runs:
+        if why := too_few_gpus(read_fields(read_json(run.run_json)), len(gpus)):
+            raise LaunchError(
+                f"{run.name} cannot run on this machine", why=why, hint="pass RUN=<pattern> for the others"
+            )
+    recorder = monitor(arguments.get("SIMULATE"), *recording(symbols(matrix)))
+    with held(matrix):
+        for run in runs:
+            archive = archive_result(run)
+            print(f"{run.name}: " + (f"archived its result in {shown(archive)}" if archive else "no result yet"))
+    plan = reopen(matrix, gpus, names={run.name for run in runs})
+    return _run_and_report(matrix, plan, gpus=gpus, monitor=recorder, chosen=chosen)
+
+
+def _of_optimizers(runs: list[RunDir], asked: str) -> list[RunDir]:
+    """Return the runs with these optimizers. asked: a comma-separated list, "" for all."""
+    if not asked:
+        return runs
+    wanted = set(asked.split(","))
+    known = {run.name: str(read_fields(read_json(run.run_json)).optimizer) for run in runs}
+    if missing := wanted - set(known.values()):
+        there = ", ".join(sorted(set(known.values())))
+        raise ConfigError(f"OPTIMIZER={asked}: no run has {', '.join(sorted(missing))}", why=f"the runs have {there}")
+    return [run for run in runs if known[run.name] in wanted]
+
+
+def refuse_if_running(matrix: MatrixDir) -> None:
+    """Raise LaunchError if another process is running the matrix."""
+    other = holder(matrix)
+    if other is not None:
         raise LaunchError(
-            f"no run of this matrix can run here: the smallest needs {most} GPU{'s' if most > 1 else ''}, "
-            f"and {there or 'no'} NVIDIA GPU{' is' if there == 1 else 's are'} usable",
-            fix="run it on a machine with GPUs, or try it on the CPU: make defconfig-gpt2-cpu-quick",
+            f"{matrix.name} is already running: process {other.pid} on {other.host}",
+            hint="`make status` shows it, `make stop` stops it",
         )
-    return skipped
 
 
-def _axes_line(plan: Plan) -> str:
-    axes = " x ".join(f"{axis.label}({len(axis.points)})" for axis in plan.matrix.axes) or "(none)"
-    cut = sum(cut.count for cut in plan.matrix.cuts)
-    cells, runs, collapsed = plan.matrix.cells, len(plan.matrix.runs), plan.matrix.collapsed
-    return f"axes {axes} = {_several(cells, 'cell')}: {_several(runs, 'run')}, {collapsed} collapsed, {cut} cut"
+def resume_from(text: str) -> str:
+    """Return RESUME= as the trainer expects it: auto, latest, best, none, or the path of a checkpoint."""
+    if text in RESUMES:
+        return text
+    path = Path(text).expanduser()
+    if not path.is_file():
+        raise ConfigError(
+            f"RESUME={text}: no such checkpoint",
+            why=f"expected a file, or one of {', '.join(RESUMES)}",
+            hint="`make list-checkpoints` lists the files",
+        )
+    return str(path.resolve())
 
 
-def _run_line(run: Run, config: RunConfig) -> str:
-    known = forecast(config.shape, config.fields, tokens=config.tokens)
-    axes = [f"{label}={text}" for label, text in run.axes]
-    axes += [f"{point.axis.removeprefix('GPT2_').lower()}={point.text}" for point in run.points if not point.swept]
-    memory = f", memory over {known.state_mib:,.0f} MiB" if known.state_mib is not None else ""
-    where = "cpu" if config.device == "cpu" else "gpu"
-    return (
-        f"run {run.run_id} {run.name}  {' '.join(axes)}  {config.ranks} {where}{'s' if config.ranks > 1 else ''}, "
-        f"global batch {config.global_batch} sequences, {_length(config)}, {_count(known.params)} parameters"
-        f"{f', {_count(known.flops)}FLOP' if known.flops is not None else ''}{memory}"
+EXIT_DIFFERS = 1
+
+
+EXAMPLE = "pass RUN=test_matrix_results_.../gpt2_..."
+
+
+WORKTREE = "../kmatrix-then"  # suggested directory for a checkout of the old code
+
+
+def reproduce(arguments: Arguments) -> int:
+    """Repeat an earlier run and compare the results. They must be equal bit for bit if nothing relevant changed."""
+    folder = Path(arguments.get("RUN"))
+    if not arguments.get("RUN"):
+        raise ConfigError("reproduce needs a run", hint=EXAMPLE)
+    was = RunDir(folder.resolve())
+    if not was.config.is_file():
+        raise ConfigError(f"RUN={folder} is not a run directory", hint=EXAMPLE)
+    need_torch()
+    tracker = {name: text for name, text in arguments.values.items() if name == "TRACKER"}
+    plan = make_plan(was.config, tracker, kconfig=arguments.kconfig, gpus=arguments.get("GPUS"), one=True)
+    shards = known_shards(was, [config.train for config in plan.configs.values()])
+    matrix, recorder = _make(arguments, plan, reuse=False, shards=shards)
+    now = matrix.runs()[0]
+    for line in _old_code(was, changes(was, now)):
+        print(f"note: {line}")
+    print(f"repeating {shown(was.path)} as {shown(now.path)}")
+    status = _run_and_report(matrix, reopen(matrix, plan.gpus), gpus=plan.gpus, monitor=recorder)
+    return status or _compare(was, now, plan.neutral)
+
+
+def _compare(was: RunDir, now: RunDir, neutral: Collection[str]) -> int:
+    """Print the comparison, and return 1 if the runs must be equal and are not."""
+    found, changed = repetition(was, now), changes(was, now, neutral)
+    weights, text = _weights(was, now)
+    equal = found.equal and weights is not False and not changed.configuration
+    print(f"\n{shown(was.path)} and its repetition {shown(now.path)}:")
+    for line in [*describe_repetition(found), text]:
+        print(f"  {line}")
+    if changed.configuration:
+        print(f"  the configuration differs in {first_names(changed.configuration)}")
+    if changed.promised:
+        print("  the results must be equal: same code, torch and processor, no GPU")
+        return 0 if equal else EXIT_DIFFERS
+    for line in _not_promised(changed):
+        print(f"  the results may differ: {line}")
+    return 0
+
+
+def _not_promised(changed: Changes) -> list[str]:
+    """Return the reasons why the results may differ."""
+    why = ["the order of additions on GPUs is not fixed"] if changed.gpu else []
+    why += [f"the code of the trainer changed: {first_names(changed.code)}"] if changed.code else []
+    return [*why, *changed.others]
+
+
+def _old_code(was: RunDir, changed: Changes) -> list[str]:
+    """Return how to check out the code of an earlier run, if the trainer has changed since."""
+    if not changed.code:
+        return []
+    about = read_or_empty(was.run_json).get("provenance") or {}
+    lines = [f"the code of the trainer changed: {first_names(changed.code)}"]
+    commit, patch = about.get("git_commit"), MatrixDir(was.path.parent).patch
+    if not commit:
+        return [*lines, "the old code cannot be checked out: its commit is unknown"]
+    command = f"git worktree add {WORKTREE} {str(commit)[:10]}"
+    if about.get("patch") and patch.is_file():
+        command += f" && git -C {WORKTREE} apply {shlex.quote(str(patch))}"
+    lines.append(f"check out the old code: {command}")
+    if about.get("git_dirty") and not about.get("patch"):
+        lines.append(f"its uncommitted changes were not recorded: {about.get('no_patch') or 'unknown reason'}")
+    if about.get("untracked"):
+        lines.append(f"untracked files that are in neither commit nor patch: {first_names(about['untracked'])}")
+    return lines
+
+
+def _weights(was: RunDir, now: RunDir) -> tuple[bool | None, str]:
+    """Return whether the final weights are equal (None: not comparable), and a message."""
+    paths = []
+    for run in (was, now):
+        index = CheckpointIndex(folder_of(run))
+        entry = index.of_kind(CheckpointKind.FINAL)
+        if entry is None:
+            return None, f"weights not compared: {shown(run.path)} has no final checkpoint"
+        paths.append(str(index.folder / entry.name))
+    done = subprocess.run(
+        [sys.executable, "-m", "gpt2.inference.weights", *paths],
+        env=program_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
-
-
-def _length(config: RunConfig) -> str:
-    """Say how long a run is, and what decides it where that is not the number of steps."""
-    if config.tokens is None:
-        return f"{config.fields['max_epochs']:g} epochs of its data"
-    by = "" if config.bound == "max_iters" else f" in {config.steps} steps ({config.bound.upper()})"
-    time = config.fields["max_time"], config.fields["max_cost"]
-    most = [f"{text} at the most" for text in (time[0] and f"{time[0]:g} s", time[1] and f"${time[1]:g}") if text]
-    return ", ".join([f"{_count(config.tokens)} tokens{by}", *most])
-
-
-def _count(number: float) -> str:
-    """A number with three digits and a letter for its thousands."""
-    for letter in ("", "k", "M", "G", "T", "P", "E"):
-        if number < 999.5:  # what rounds to 1000 is written with the next letter
-            return f"{number:.3g}{letter}"
-        number /= 1000
-    return f"{number:.3g}Z"
+    if done.returncode:
+        why = done.stderr.strip().splitlines()
+        return None, f"weights not compared: {why[0] if why else 'the trainer printed no error'}"
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    if found["equal"]:
+        return True, f"equal bit for bit: the final weights, SHA-256 {found['sha256'][:12]}"
+    apart = "" if found["by"] is None else f" by {found['by']:.3g}"
+    return False, f"not equal: {found['differing']} of {found['tensors']} final weights, most {found['most']}{apart}"

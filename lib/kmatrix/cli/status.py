@@ -6,21 +6,23 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from kmatrix.cli.again import yes
-from kmatrix.cli.arguments import Arguments
+from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.progress import COLOURS, colourless
-from kmatrix.cli.screen import Line, screen
 from kmatrix.cli.targets import find_target, running_target
-from kmatrix.launch.overview import Overview
-from kmatrix.launch.views import MatrixView
-from kmatrix.records import SCHEMA
+from kmatrix.records.files import SCHEMA
+from kmatrix.records.runs import Status
+from kmatrix.records.tracking import links, pending_messages
+from kmatrix.status.overview import TO_COME, GpuView, MatrixView, Overview, RunView
+from kmatrix.text import UNKNOWN, Column, columns, count, duration, memory_size, money, table, time_of_day, wrap
 
 if TYPE_CHECKING:
     from rich.text import Text
+
 
 EVERY_S = 1.0
 
@@ -33,7 +35,7 @@ def status(arguments: Arguments) -> int:
     elif sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         watch(overview)
     else:
-        print("\n".join(plain(overview.look(), columns())))
+        print("\n".join(plain(overview.look(), asked_width())))
     return 0
 
 
@@ -43,18 +45,18 @@ def as_json(view: MatrixView) -> dict[str, object]:
 
 
 def plain(view: MatrixView, width: int | None = None) -> list[str]:
-    """Return the view as lines without colours: a sentence, tables, and what is to be said of single runs."""
+    """Return the view as plain lines: a headline, the tables, and remarks on single runs."""
     return [line.text for line in screen(view, width=width)]
 
 
-def columns() -> int | None:
+def asked_width() -> int | None:
     """Return the width that COLUMNS asks for, as `watch` does for what it runs; None for as wide as is needed."""
     text = os.environ.get("COLUMNS", "")
     return int(text) if text.isdecimal() and int(text) else None
 
 
 def watch(overview: Overview) -> None:
-    """Draw the view until the runner has ended, or Ctrl+C; the last one stays."""
+    """Refresh the display until the runner exits or the user presses Ctrl+C, and leave the last frame on screen."""
     from rich.console import Console
     from rich.live import Live
 
@@ -82,3 +84,298 @@ def drawn(lines: list[Line]) -> Text:
             text.stylize(style, start + begin, start + end)
         start += len(line.text) + 1
     return text
+
+
+QUARANTINED = "quarantined"  # what a GPU stays when its matrix has ended
+
+
+FEWEST_RUNS = 3  # rows that runs keep whatever else there is to say
+
+
+RUNS = (
+    Column(title="run", words=True),
+    Column(title="status", words=True),
+    Column(title="step", worth=11),
+    Column(title="done", worth=4),
+    Column(title="loss", worth=9),
+    Column(title="val", worth=7),
+    Column(title="tok/s", worth=8),
+    Column(title="MFU", worth=6),
+    Column(title="on", worth=5),
+    Column(title="memory", worth=3),
+    Column(title="time", worth=2),
+    Column(title="left", worth=10),
+)
+
+
+GPUS = (
+    Column(title="GPU", words=True),
+    Column(title="run", words=True),
+    Column(title="util", worth=4),
+    Column(title="memory", worth=3),
+    Column(title="power", worth=1),
+    Column(title="temp", worth=2),
+)
+
+
+URGENCY = (Status.RUNNING, Status.FAILED, Status.STOPPED, Status.PLANNED, Status.SKIPPED, Status.FINISHED)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the screen."""
+
+    text: str
+    about: Status | None = None  # status that decides the color
+    head: bool = False  # a title
+    part: tuple[int, int] | None = None  # colored columns, from and until; None: the whole line
+
+
+def screen(view: MatrixView, *, width: int | None = None, height: int | None = None) -> list[Line]:
+    """Return the lines of a matrix. width: columns, height: lines; None for as many as are needed."""
+    head = [Line(text, head=True) for text in headline(view, width)]
+    said = [Line(text, about) for about, words in remarks(view) for text in wrap(words, width=width)]
+    if height is None:
+        return [*head, *run_lines(view, view.runs, width), *gpu_lines(view, width), *said]
+    room = max(FEWEST_RUNS, height - len(head) - 1)
+    gpus = gpu_lines(view, width)
+    wanted = min(len(view.runs), max(FEWEST_RUNS, sum(run.status is Status.RUNNING for run in view.runs)))
+    if wanted + len(gpus) + min(len(said), room // 3) > room:
+        gpus = [Line(_gpus_in_short(view))] if view.gpus else []
+    said = _cut(said, max(2, room - len(gpus) - len(view.runs), (room - len(gpus)) // 3))
+    shown = most_urgent(view.runs, max(1, room - len(gpus) - len(said)))
+    if hidden := len(view.runs) - len(shown):
+        shown = most_urgent(view.runs, max(1, room - len(gpus) - len(said) - 1))
+        hidden = len(view.runs) - len(shown)
+        said.insert(0, Line(f"and {hidden} more runs"))
+    return [*head, *run_lines(view, shown, width), *gpus, *said][:height]
+
+
+def headline(view: MatrixView, width: int | None = None) -> list[str]:
+    """Return `test_matrix_results_...: running, 1 finished, 2 planned, left 1:02:03, until 14:05, cost $1.20 of $4.00`.
+
+    Where that is too long, the name and its status stand in a line of their own.
+    """
+    parts = [f"{number} {name}" for name, number in view.counts.items()]
+    if view.running and view.left_s is not None and view.ends is not None:
+        parts += [f"left {duration(view.left_s)}", f"until {time_of_day(view.ends)}"]
+    parts += [_cost(view)] if any(run.dollars is not None for run in view.runs) else []
+    whole = f"{view.name}: {', '.join([str(view.status), *parts])}"
+    if width is None or len(whole) <= width:
+        return [whole]
+    return [f"{view.name}: {view.status}", *wrap(", ".join(parts), "  ", width)]
+
+
+def run_lines(view: MatrixView, runs: Sequence[RunView], width: int | None) -> list[Line]:
+    """Return the table of runs."""
+    indices = {gpu.uuid: gpu.index for gpu in view.gpus}
+    rows = [cells(run, [indices.get(uuid) for uuid in run.gpus]) for run in runs]
+    title, *lines = table(RUNS, rows, width)
+    start = title.index(RUNS[1].title)  # the status has a colour
+    return [
+        Line(title, head=True),
+        *(
+            Line(line, run.status, part=(start, start + len(row[1])))
+            for line, row, run in zip(lines, rows, runs, strict=True)
+        ),
+    ]
+
+
+def gpu_lines(view: MatrixView, width: int | None) -> list[Line]:
+    """Return the table of this machine's GPUs; empty without GPUs, or if no runner holds the matrix."""
+    if not view.running or not view.gpus:
+        return []
+    title, *rows = table(GPUS, [_gpu_cells(gpu) for gpu in view.gpus], width)
+    about = [Status.FAILED if gpu.out else None for gpu in view.gpus]
+    return [
+        Line(""),
+        Line(title, head=True),
+        *(Line(row, status) for row, status in zip(rows, about, strict=True)),
+    ]
+
+
+def most_urgent(runs: Sequence[RunView], room: int) -> list[RunView]:
+    """Return the most relevant runs that fit, in their order: running ones are kept first, finished ones last."""
+    kept = sorted(runs, key=lambda run: URGENCY.index(run.status))[:room]
+    names = {run.name for run in kept}
+    return [run for run in runs if run.name in names]
+
+
+def cells(run: RunView, gpus: Sequence[int | None] = ()) -> tuple[str, ...]:
+    """Return one run as the cells of its row. gpus: the indices of those that it has."""
+    steps = UNKNOWN if run.step is None else str(run.step) + (f"/{run.max_iters}" if run.max_iters else "")
+    done = None if run.step is None or not run.max_iters else run.step / run.max_iters
+    return (
+        run.name,
+        "reused" if run.reused_from else str(run.status),
+        steps,
+        UNKNOWN if done is None else f"{min(done, 1.0):.0%}",
+        _number(run.loss, ".3f"),
+        _number(run.val_loss, ".4f"),
+        count(run.tokens_per_second),
+        UNKNOWN if run.mfu is None else f"{run.mfu:.1%}",
+        _place(run, gpus),
+        _memory(run.memory_mib),
+        duration(run.elapsed_s),
+        duration(run.left_s),
+    )
+
+
+def remarks(view: MatrixView) -> Iterator[tuple[Status | None, str]]:
+    """Yield remarks on single runs and GPUs, failures and alerts first."""
+    for run in view.runs:
+        if run.reason and run.status in (Status.FAILED, Status.SKIPPED):
+            yield run.status, f"{run.name} {run.status}: {run.reason}"
+    for gpu in view.gpus:
+        if gpu.out and (view.running or gpu.out.startswith(QUARANTINED)):
+            yield Status.FAILED, f"GPU {_gpu(gpu)}: {gpu.out}"
+    for run in view.runs:
+        yield from ((Status.FAILED, f"! {run.name}  {alert}") for alert in run.alerts)
+    for run in view.runs:
+        yield from _history(run)
+    for text in pending_messages(((run.name, sent) for run in view.runs for sent in run.trackers), view.name):
+        yield Status.FAILED, text
+    for link in links(run.trackers for run in view.runs):
+        yield None, link
+    if not view.running and view.status is Status.STOPPED:
+        yield Status.STOPPED, f"continue: make continue TARGET={view.name}"
+
+
+def _history(run: RunView) -> Iterator[tuple[Status | None, str]]:
+    """Yield the reason of a stop, and the history of a run."""
+    if run.reason and run.status in (Status.STOPPED, Status.RUNNING):
+        yield run.status, f"{run.name} {run.status}: {run.reason}"
+    if run.reused_from:
+        yield None, f"{run.name} was reused from {run.reused_from}"
+    elif run.attempt > 1:
+        batch = f", micro-batch {run.micro_batch}" if run.micro_batch else ""
+        yield None, f"{run.name}: attempt {run.attempt}{batch}"
+
+
+def _cost(view: MatrixView) -> str:
+    spent = sum(run.dollars or 0.0 for run in view.runs)
+    to_come = view.all_dollars is not None and any(run.left_s for run in view.runs)
+    return f"cost {money(spent)}" + (f" of {money(view.all_dollars)}" if to_come else "")
+
+
+def _place(run: RunView, gpus: Sequence[int | None]) -> str:
+    """Return `gpu 0,1` if the GPUs are known, else `2 gpu`."""
+    if run.status is Status.RUNNING and gpus and None not in gpus:
+        return f"gpu {','.join(str(index) for index in gpus)}"
+    if run.ranks is None:
+        return UNKNOWN
+    return f"{run.ranks} {'gpu' if run.device == 'cuda' else 'cpu'}"
+
+
+def _gpu_cells(gpu: GpuView) -> tuple[str, ...]:
+    return (
+        _gpu(gpu),
+        gpu.run or gpu.out.partition(":")[0] or "free",  # why stands below
+        _number(gpu.utilization, ".0f", "%"),
+        _memory(gpu.memory_used, gpu.memory_total),
+        _number(gpu.power, ".0f", "W"),
+        _number(gpu.temperature, ".0f", "C"),
+    )
+
+
+def _gpu(gpu: GpuView) -> str:
+    """Return `2 NVIDIA A10G`."""
+    return " ".join(filter(None, ["?" if gpu.index is None else str(gpu.index), gpu.name or gpu.uuid]))
+
+
+def _gpus_in_short(view: MatrixView) -> str:
+    taken, out = sum(bool(gpu.run) for gpu in view.gpus), sum(bool(gpu.out) for gpu in view.gpus)
+    left_out = f", {out} left out" if out else ""
+    return f"GPUs: {taken} in use, {len(view.gpus) - taken - out} free{left_out}"
+
+
+def _cut(lines: list[Line], room: int) -> list[Line]:
+    """Return the first lines, and how many are missing."""
+    if len(lines) <= room:
+        return lines
+    return [*lines[: room - 1], Line(f"and {len(lines) - room + 1} more lines: make status | less")]
+
+
+def _memory(mib: float | None, total: float | None = None) -> str:
+    return memory_size(None if mib is None else mib * 2**20, None if total is None else total * 2**20)
+
+
+def _number(value: float | None, form: str, unit: str = "") -> str:
+    return UNKNOWN if value is None else format(value, form) + unit
+
+
+TITLES = ("run", "status", "step", "epoch", "left", "ends", "from")
+
+
+LEFT = (0, 1, 6)  # columns of words
+
+
+def estimate(arguments: Arguments) -> int:
+    """Print when the runs of the matrix that is running end, else of the newest, or of TARGET=."""
+    now = time.time()
+    view = Overview(running_target(arguments) or find_target(arguments)).look(now)
+    if yes(arguments, "JSON"):
+        print(json.dumps(estimate_json(view, now), indent=2))
+    else:
+        print("\n".join(lines(view, now)))
+    return 0
+
+
+def estimate_json(view: MatrixView, now: float) -> dict[str, object]:
+    """Return the estimate for programs; times are in seconds from `now` (Unix seconds); unknown is None."""
+    return {"schema": SCHEMA, "now": now, **asdict(view), "counts": view.counts}
+
+
+def lines(view: MatrixView, now: float) -> list[str]:
+    """Return the estimate as text: a table, the memory of the devices, and the matrix as a whole."""
+    head = f"{view.name}: {', '.join(f'{number} {name}' for name, number in view.counts.items())}"
+    rows = table(columns(TITLES, LEFT), [_cells(run, now) for run in view.runs])
+    return [head, *rows, *_held(view), *_whole(view, now)]
+
+
+def _cells(run: RunView, now: float) -> tuple[str, ...]:
+    """Return one run as the cells of its row."""
+    open_ = run.status in TO_COME
+    steps = UNKNOWN if run.step is None else str(run.step) + (f"/{run.max_iters}" if run.max_iters else "")
+    read = [_epochs(number) for number in (run.epochs, run.all_epochs) if number is not None]
+    return (
+        run.name,
+        "reused" if run.reused_from else str(run.status),
+        steps,
+        "/".join(read) or UNKNOWN,
+        UNKNOWN if not open_ or run.left_s is None else duration(run.left_s),
+        UNKNOWN if not open_ or run.ends_s is None else time_of_day(now + run.ends_s),
+        str(run.left_from) if open_ and run.left_from else "",
+    )
+
+
+def _held(view: MatrixView) -> Iterator[str]:
+    """Yield the maximum memory of each device of a run."""
+    for run in view.runs:
+        if run.memory:
+            unit = "GPU" if run.device == "cuda" else "device"
+            held = (f"{unit} {device.device} {_memory(device.most, device.total)}" for device in run.memory)
+            yield f"memory of {run.name}: {', '.join(held)}"
+
+
+def _whole(view: MatrixView, now: float) -> Iterator[str]:
+    """Yield the totals of the matrix."""
+    if not any(run.status in TO_COME for run in view.runs):
+        yield "nothing is left to run"
+    elif view.left_s is None:
+        unknown = [run.name for run in view.runs if run.status in TO_COME and run.left_s is None]
+        yield f"time left: unknown (no measurement for {', '.join(unknown)} yet)"
+    elif view.running:
+        yield f"end: {time_of_day(now + view.left_s)}, in {duration(view.left_s)}"
+    else:
+        yield f"left: {duration(view.left_s)}; not running: make continue TARGET={view.name}"
+    if any(run.dollars is not None for run in view.runs):
+        spent = sum(run.dollars or 0.0 for run in view.runs)
+        yield f"cost: {money(spent)} so far, {money(view.all_dollars)} in the end"
+    if failed := sum(run.status in (Status.FAILED, Status.SKIPPED) for run in view.runs):
+        yield f"{failed} failed or skipped: not counted"
+
+
+def _epochs(number: float) -> str:
+    """Return 0.96, or 0.00072 if two decimals would round to zero."""
+    return f"{number:.2f}" if number >= 0.01 or not number else f"{number:.2g}"

@@ -1,4 +1,4 @@
-"""Which matrix and which of its runs a command means: TARGET=, RUN=, RESULTS_DIR=."""
+"""Find the matrix and the runs of a command: TARGET=, RUN=, RESULTS_DIR=."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import fnmatch
 import os
 from pathlib import Path
 
-from kmatrix.cli.arguments import Arguments
-from kmatrix.cli.session import ROOT, config_path, shown
+from kmatrix.cli.commands import Arguments
 from kmatrix.errors import ConfigError
-from kmatrix.records import MatrixDir, RunDir, matrix_dirs
-from kmatrix.records.finding import find_matrix
+from kmatrix.kconfig.assignments import read_assignments
+from kmatrix.kconfig.tree import open_tree
+from kmatrix.records.paths import ROOT, MatrixDir, RunDir, find_matrix, matrix_dirs
+from kmatrix.text import shown
 
 LISTED = 6
 
 
 def find_target(arguments: Arguments) -> MatrixDir:
-    """Return the matrix that TARGET= names; the newest where it names none, or the one of RUN=<a run's folder>."""
+    """Return the matrix of TARGET= or of RUN=<run directory>, by default the newest."""
     run = RunDir(Path(arguments.get("RUN", ".")))
     if not arguments.get("TARGET") and run.run_json.is_file():
         return MatrixDir(run.path.resolve().parent)
@@ -24,20 +25,20 @@ def find_target(arguments: Arguments) -> MatrixDir:
 
 
 def running_target(arguments: Arguments) -> MatrixDir | None:
-    """Return the matrix that runs now, or that TARGET= names; None where none runs. Two that run are refused."""
+    """Return the matrix of TARGET=, or the running one, None if none runs. Raises ConfigError if several run."""
     if arguments.get("TARGET"):
         return find_target(arguments)
     running = [matrix for matrix in matrix_dirs(results_dir(arguments)) if matrix.is_held()]
     if len(running) > 1:
         raise ConfigError(
             f"{len(running)} matrices are running: {', '.join(matrix.name for matrix in running)}",
-            fix="pass TARGET=<one of them>",
+            hint="pass TARGET=<one of them>",
         )
     return running[0] if running else None
 
 
 def chosen_runs(matrix: MatrixDir, arguments: Arguments) -> list[RunDir]:
-    """Return the runs of a matrix whose names fit RUN=, a pattern or the folder of a run; all without it."""
+    """Return the runs that match RUN=, a pattern or a run directory; without it, all runs."""
     runs, asked = matrix.runs(), arguments.get("RUN")
     if not asked:
         return runs
@@ -45,21 +46,18 @@ def chosen_runs(matrix: MatrixDir, arguments: Arguments) -> list[RunDir]:
     found = [run for run in runs if fnmatch.fnmatchcase(run.name, pattern)]
     if not found:
         names = ", ".join(run.name for run in runs[:LISTED]) + (", ..." if len(runs) > LISTED else "")
-        raise ConfigError(f"RUN={asked} fits no run of {shown(matrix.path)}", why=f"its runs are {names}")
+        raise ConfigError(f"RUN={asked} matches no run of {shown(matrix.path)}", why=f"its runs are {names}")
     return found
 
 
 def results_dir(arguments: Arguments) -> Path:
-    """RESULTS_DIR= of the command line, else of .config, else the project's root."""
+    """Return RESULTS_DIR of the command line, else of .config, else the project's root."""
     text = arguments.get("RESULTS_DIR")
     if text:
         return Path(text).expanduser()
-    path = config_path(arguments)
+    path = arguments.config
     if path.exists():
-        from kmatrix.cli.session import open_tree
-        from kmatrix.kconfig import read_assignments
-
-        for item in read_assignments(open_tree(arguments), path):
+        for item in read_assignments(open_tree(arguments.kconfig), path):
             if item.name == "RESULTS_DIR":
                 return Path(os.path.normpath(ROOT / Path(item.value).expanduser()))
     return ROOT

@@ -1,53 +1,41 @@
-"""What commands know of trackers: whether they are installed, where runs are mirrored, which port is theirs."""
+"""The commands about trackers: upload pending steps and test W&B and Trackio; their ports in the configuration."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from importlib.util import find_spec
-from typing import Any
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
 
-from kmatrix.cli.arguments import Arguments
-from kmatrix.cli.project import own_project
-from kmatrix.cli.session import config_path, load_config, open_tree
-from kmatrix.config import Config
+from kmatrix.cli.commands import Arguments
+from kmatrix.cli.targets import chosen_runs, find_target
 from kmatrix.errors import ConfigError, LaunchError
-from kmatrix.kconfig.sets import parse_trackers
-from kmatrix.track.login import login
+from kmatrix.kconfig.assignments import load_config, parse_trackers
+from kmatrix.kconfig.tree import SLUG, open_tree
+from kmatrix.records.files import read_json
+from kmatrix.records.paths import ROOT, RunDir
+from kmatrix.records.tracking import (
+    SyncState,
+    SyncStatus,
+    Tracking,
+    is_syncing,
+    read_track,
+    sync_status,
+    tracking_of,
+)
+from kmatrix.text import duration, shown
+from kmatrix.track.available import TITLES, WANDB_SYMBOLS, login, need_trackers, own_project
+from kmatrix.track.processes import TrackerProcesses, kill, start
+from kmatrix.track.selftest import PROJECT, STEPS, is_online, lost_steps, send_run, synthetic_run, tracker_failure
 
-PACKAGES = {"wandb": ("wandb",), "trackio": ("trackio",), "tensorboard": ("tensorboard",)}
-TITLES = {"wandb": "W&B", "trackio": "Trackio", "tensorboard": "TensorBoard"}
-WANDB_SYMBOLS = ("WANDB_ENTITY", "WANDB_OFFLINE")  # what .config says of how W&B is used
 PORTS = {"trackio": "TRACKIO_PORT", "tensorboard": "TENSORBOARD_PORT"}
 
 
-def missing(names: Iterable[str]) -> list[str]:
-    """Return the packages that these trackers need and this interpreter does not have."""
-    return [package for name in names for package in PACKAGES[name] if not _installed(package)]
-
-
-def need_trackers(names: Iterable[str]) -> None:
-    """Refuse before anything is made where a tracker that was chosen is not installed."""
-    if absent := missing(names):
-        raise LaunchError(
-            f"not installed for these trackers: {', '.join(absent)}",
-            fix="make setup-trackers, or pass TRACKER=none",
-        )
-
-
-def tracking(config: Config) -> dict[str, Any]:
-    """Return what is written to run.json for the tracker process; nothing where there is no tracker."""
-    if not config.trackers:
-        return {}
-    return {
-        "trackers": list(config.trackers),
-        "project": config.tracker_project or own_project(),
-        "limit_s": config.tracker_limit_s,
-    }
-
-
 def asked_trackers(arguments: Arguments) -> tuple[str, ...] | None:
-    """Return the trackers of TRACKER=, which must be installed; None where it is not given: those of the matrix."""
+    """Return the trackers of TRACKER=, which must be installed; None without TRACKER= (use those of the matrix)."""
     if "TRACKER" not in arguments.values:
         return None
     names = parse_trackers(arguments.values["TRACKER"])
@@ -55,51 +43,176 @@ def asked_trackers(arguments: Arguments) -> tuple[str, ...] | None:
     return names
 
 
-def announced(run: Mapping[str, Any], chosen: Sequence[str] | None = None) -> str:
-    """Return the line that says where a matrix's runs are mirrored, "" where they are not.
-
-    run: run.json of one.  chosen: trackers in the place of its own.
-    """
-    about = run.get("tracking") or {}
-    names = [name for name in (about.get("trackers") or () if chosen is None else chosen) if name in TITLES]
-    if not names:
-        return ""
-    said = ", ".join(_with_words(name, run.get("symbols") or {}) for name in names)
-    return f"mirrored to {said}; project {about.get('project') or own_project()}"
-
-
-def _with_words(name: str, symbols: Mapping[str, str]) -> str:
-    """Return a tracker's title, and what there is to know of it here."""
-    if missing([name]):
-        return f"{TITLES[name]} (not installed: make setup-trackers, then make track-replay)"
-    return f"{TITLES[name]} ({wandb_words(symbols)})" if name == "wandb" else TITLES[name]
-
-
-def wandb_words(symbols: Mapping[str, str]) -> str:
-    """Return how W&B is used here, in words."""
-    found = login(symbols, os.environ)
-    entity = f" as {found.entity}" if found.entity else ""
-    return f"online{entity}: {found.why}" if found.online else f"offline: {found.why}"
-
-
 def configured(arguments: Arguments, name: str) -> str:
-    """Return a symbol's text in .config; its default where there is no .config."""
-    tree = open_tree(arguments)
-    path = config_path(arguments)
+    """Return the value of a symbol as text: that of .config, or its default without a .config."""
+    tree = open_tree(arguments.kconfig)
+    path = arguments.config
     if path.exists():
         load_config(tree, path)
     return tree.value(name) or ""
 
 
 def port(arguments: Arguments, tracker: str) -> int:
-    """Return the port of a tracker's page: PORT=, else that of .config, else the symbol's default."""
+    """Return the port of a tracker's page: PORT=, else that of .config, else the default."""
     text = arguments.get("PORT") or configured(arguments, PORTS[tracker])
     if not (text.isascii() and text.isdecimal() and 0 < int(text) < 65536):
-        raise ConfigError(f"PORT={text} is no port", why="it is a whole number from 1 to 65535")
+        raise ConfigError(f"invalid port PORT={text}", why="expected an integer from 1 to 65535")
     return int(text)
 
 
-def _installed(package: str) -> bool:
-    """Whether a package can be imported; a mere folder of that name, as results may have, does not count."""
-    spec = find_spec(package)
-    return spec is not None and spec.origin is not None
+SHOW_S = 1.0  # a shorter wait prints nothing
+
+
+POLL_S = 0.2  # between two reads of track.json
+
+
+LEAST_LIMIT_S = 60.0  # of `make track-sync`, because the user can press Ctrl+C
+
+
+def sync(arguments: Arguments) -> int:
+    """Upload the pending steps of a matrix to its trackers. Return 0 if nothing is pending afterwards, else 1.
+
+    Without TRACKER=, track.json decides which trackers have pending steps. With TRACKER=, each tracker is asked.
+    """
+    matrix = find_target(arguments)
+    asked = parse_trackers(arguments.get("TRACKER")) if arguments.get("TRACKER") else ()
+    runs = [run for run in chosen_runs(matrix, arguments) if run.metrics.exists()]
+    wanted = {run: asked or _pending(run) for run in runs}
+    if not asked and runs and not any(_tracking(run).trackers or read_track(run) for run in runs):
+        raise ConfigError(
+            f"{shown(matrix.path)} ran without trackers", hint="pass TRACKER=wandb, trackio or tensorboard"
+        )
+    need_trackers(sorted({name for names in wanted.values() for name in names}))
+    if not any(wanted.values()):
+        print(f"{shown(matrix.path)}: no pending steps in {len(runs)} runs")
+    return max([_sync_run(run, names, arguments.get("PROJECT")) for run, names in wanted.items() if names], default=0)
+
+
+def wait_for_sync(trackers: TrackerProcesses) -> None:
+    """Wait until the tracker processes have exited; Ctrl+C kills them and leaves their steps pending."""
+    since = time.monotonic()
+    line = _Line()
+    try:
+        while syncing := trackers.syncing():
+            seconds = time.monotonic() - since
+            if seconds >= SHOW_S:
+                names = ", ".join(sorted({name for run in syncing.values() for name in run}))
+                line.show(f"uploading to {names}: {seconds:.0f} s, Ctrl+C leaves the rest to make track-sync")
+            time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        trackers.kill()
+    finally:
+        line.end()
+
+
+def _sync_run(run: RunDir, names: Sequence[str], project: str) -> int:
+    """Upload the pending steps of one run to these trackers and print the outcome; return the exit status."""
+    if is_syncing(run):
+        print(f"{run.name}: a tracker process is already uploading it")
+        return 1
+    before = {status.tracker: status.points for status in read_track(run)}
+    project = project or _tracking(run).project or own_project()
+    limit = str(max(LEAST_LIMIT_S, _tracking(run).limit_s or 0.0))
+    words = ["--trackers", ",".join(names), "--project", project, "--limit", limit]
+    process, line = start(Path(sys.executable), ROOT, run, *words), _Line(only_terminal=True)
+    try:
+        while process.poll() is None:
+            line.show(f"{run.name}: {', '.join(_progress(one) for one in read_track(run) if one.tracker in names)}")
+            time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        kill(process)
+        raise
+    finally:
+        line.end()
+    now = {status.tracker: status for status in read_track(run)}
+    for name in names:
+        print(f"{run.name}: {_outcome(now.get(name), name, before.get(name, 0), process)}")
+    return 0 if all(name in now and now[name].state is SyncState.DONE for name in names) else 1
+
+
+def _progress(status: SyncStatus) -> str:
+    return f"{status.tracker} {status.points}/{status.points + status.waiting}"
+
+
+def _outcome(status: SyncStatus | None, name: str, before: int, process: subprocess.Popen[bytes]) -> str:
+    """Return the result of one tracker as a message. `before`: the steps that it had before the upload."""
+    if status is None:
+        return f"{name}: nothing uploaded, its process exited with status {process.returncode} (see track.log)"
+    if status.state is SyncState.DONE:
+        where = f", {status.link}" if status.link else ""
+        return f"{name} has all {status.points} steps ({max(0, status.points - before)} new){where}"
+    total = status.points + status.waiting
+    return f"{name}: {status.waiting} of {total} steps pending: {status.error or 'see track.log'}"
+
+
+def _pending(run: RunDir) -> tuple[str, ...]:
+    """Return the trackers with pending steps, by track.json."""
+    complete = {status.tracker for status in sync_status(run) if status.state is SyncState.DONE}
+    known = [*_tracking(run).trackers, *(status.tracker for status in read_track(run))]
+    return tuple(name for name in dict.fromkeys(known) if name not in complete)
+
+
+def _tracking(run: RunDir) -> Tracking:
+    return tracking_of(read_json(run.run_json))
+
+
+class _Line:
+    """A progress line: updated in place on a terminal, printed once elsewhere."""
+
+    def __init__(self, *, only_terminal: bool = False) -> None:
+        self._terminal = sys.stdout.isatty()
+        self._silent = only_terminal and not self._terminal
+        self._width = 0
+
+    def show(self, text: str) -> None:
+        if self._silent:
+            return
+        if self._terminal:
+            sys.stdout.write("\r" + text.ljust(self._width))
+            self._width = len(text)
+        else:
+            print(text)
+            self._silent = True
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        if self._width:
+            sys.stdout.write("\r" + " " * self._width + "\r")
+            sys.stdout.flush()
+
+
+def wandb_test(arguments: Arguments) -> int:
+    """Upload a synthetic run to W&B, or write it to files in offline mode, and read it back."""
+    return _test("wandb", arguments)
+
+
+def trackio_test(arguments: Arguments) -> int:
+    """Write a synthetic run to a Trackio database and read it back."""
+    return _test("trackio", arguments)
+
+
+def _test(tracker: str, arguments: Arguments) -> int:
+    need_trackers([tracker])
+    project = arguments.get("PROJECT", PROJECT)
+    if not SLUG.fullmatch(project):
+        raise ConfigError(f"invalid PROJECT={project}", why="expected lower-case letters, digits and hyphens")
+    symbols = {name: configured(arguments, name) for name in WANDB_SYMBOLS}
+    with tempfile.TemporaryDirectory(prefix="kmatrix_") as folder:
+        print(f"{TITLES[tracker]}: uploading a synthetic run of {STEPS} steps ...", flush=True)
+        run = synthetic_run(Path(folder), tracker, project, symbols)
+        began = time.monotonic()
+        sent = send_run(run, tracker)
+        if sent.state is not SyncState.DONE:
+            raise tracker_failure(tracker, run, sent)
+        seconds = time.monotonic() - began
+        how = f" ({login(symbols, os.environ).describe()})" if tracker == "wandb" else ""
+        if is_online(run, tracker):  # the data are only on its server
+            print(f"{TITLES[tracker]} works{how}: uploaded {STEPS} steps in {duration(seconds)}")
+            print(f"  open {sent.link} to check the run, then delete it there")
+            return 0
+        if lost := lost_steps(run, tracker, project):
+            raise LaunchError(
+                f"{TITLES[tracker]} lost {len(lost)} of {STEPS} steps", why=f"the first lost step is {min(lost)}"
+            )
+        print(f"{TITLES[tracker]} works{how}: uploaded {STEPS} steps in {duration(seconds)} and read them back")
+    return 0

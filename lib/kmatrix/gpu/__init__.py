@@ -1,1 +1,1 @@
-"""The GPUs of this machine: which there are, and what they do."""
+"""GPUs of this machine: detection, sampling, recordings. A run on the CPU is sampled by rank instead."""

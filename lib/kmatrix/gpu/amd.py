@@ -1,4 +1,7 @@
-"""AMD's GPUs as devices, read from the kernel's files (amdgpu): no library is needed."""
+"""AMD GPUs as devices, read from sysfs files of the amdgpu driver. No library is needed.
+
+Source: Linux documentation, gpu/amdgpu/thermal.rst and gpu/amdgpu/driver-misc.rst.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from kmatrix.gpu.source import AT, UNKNOWN, WIDTH, Device, Extra, Process, Slow
+from kmatrix.gpu.devices import COLUMN_INDEX, UNKNOWN, WIDTH, Device, DeviceLimits, DeviceProcess, ExtraMetrics
 
 DRM = Path("/sys/class/drm")
-AMD = "0x1002"  # the PCI vendor
+
+
+AMD = "0x1002"  # PCI vendor id
+
+
 MIB = 2**20
-PWM_MOST = 255  # of a fan, where the kernel names no other
-# column -> files, the first that is there counts, and what divides it. power1_average: W / 10^6, as power1_input.
+
+
+PWM_MAX = 255  # maximum PWM value of a fan, if pwm1_max is missing
+
+
+# column -> candidate files (the first existing one is used), divisor. power1_average and power1_input are in uW.
 FAST = {
     "utilization": (("gpu_busy_percent",), 1.0),
     "memory_used": (("mem_info_vram_used",), float(MIB)),
@@ -26,7 +37,7 @@ FAST = {
 
 
 class _Card:
-    """The open files of one card: each is read from its start again, which asks the driver anew."""
+    """The open sysfs files of one card. Each read from offset 0 returns a fresh value of the driver."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,9 +63,9 @@ class _Card:
             return UNKNOWN
 
     def fan(self) -> float | None:
-        """Return the fan's speed in percent; None for a card without one."""
-        now, most = _number(self._fan), _number(self._fan.with_name("pwm1_max")) or PWM_MOST
-        return None if now is None else 100.0 * now / most
+        """Return the fan speed in percent, or None for a card without a fan."""
+        now, maximum = _number(self._fan), _number(self._fan.with_name("pwm1_max")) or PWM_MAX
+        return None if now is None else 100.0 * now / maximum
 
     @property
     def columns(self) -> list[str]:
@@ -66,12 +77,12 @@ class _Card:
 
 
 class AmdSource:
-    """AMD's GPUs. They have no counter of energy here: joules are summed up from power."""
+    """AMD GPUs. They have no energy counter in sysfs: joules are integrated from power."""
 
     device_type: ClassVar[str] = "amd"
 
     def __init__(self, cards: Sequence[tuple[int, Path]], *, ranked: bool = False) -> None:
-        """cards: index and folder of each.  ranked: whether the place of one is its rank."""
+        """Open the cards, given as index and sysfs directory. `ranked`: the position of a card is its rank."""
         self._cards = [_Card(folder) for _, folder in cards]
         self.devices = tuple(
             _device(index, folder, rank if ranked else None) for rank, (index, folder) in enumerate(cards)
@@ -86,9 +97,9 @@ class AmdSource:
             base = position * WIDTH
             values[base : base + WIDTH] = [UNKNOWN] * WIDTH
             for name in card.columns:
-                values[base + AT[name]] = card.column(name)
+                values[base + COLUMN_INDEX[name]] = card.column(name)
 
-    def timed(self, device: int) -> Mapping[str, tuple[float, float]]:
+    def read_timed(self, device: int) -> Mapping[str, tuple[float, float]]:
         taken = {}
         for name in self._cards[device].columns:
             begin = time.perf_counter()
@@ -96,14 +107,14 @@ class AmdSource:
             taken[name] = (value, time.perf_counter() - begin)
         return taken
 
-    def slow(self, device: int) -> Slow:
+    def limits(self, device: int) -> DeviceLimits:
         cap = _number(self._cards[device].power_cap)
-        return Slow(power_limit=None if cap is None else cap / 1e6)
+        return DeviceLimits(power_limit=None if cap is None else cap / 1e6)
 
-    def extra(self, device: int) -> Extra:
-        return Extra(fan=self._cards[device].fan())
+    def extra_metrics(self, device: int) -> ExtraMetrics:
+        return ExtraMetrics(fan=self._cards[device].fan())
 
-    def processes(self, device: int) -> tuple[Process, ...]:  # noqa: ARG002 (every source has it)
+    def processes(self, device: int) -> tuple[DeviceProcess, ...]:  # noqa: ARG002 (every source has it)
         return ()
 
     def is_lost(self, device: int) -> bool:
@@ -125,9 +136,9 @@ class AmdSource:
 
 
 def open_source(uuids: Sequence[str] = (), root: Path | None = None) -> AmdSource | None:
-    """Return AMD's GPUs by their numbers; of those that are named, in this order, the rank of each is its place.
+    """Return the AMD GPUs in order of card numbers, or None if there are none.
 
-    None where there is none. root: the folder of cards, DRM unless given.
+    With `uuids`: those GPUs in this order, which is the order of ranks. `root`: replaces DRM.
     """
     folders = [path / "device" for path in (root or DRM).glob("card[0-9]*") if path.name[4:].isdecimal()]
     folders.sort(key=lambda folder: int(folder.parent.name[4:]))
@@ -150,7 +161,7 @@ def _device(index: int, folder: Path, rank: int | None) -> Device:
 
 
 def _uuid(folder: Path) -> str:
-    """Return the card's unique id, else its place on the PCI bus."""
+    """Return the unique id of a card, or its PCI address if it has none."""
     return _text(folder / "unique_id") or folder.resolve().name
 
 

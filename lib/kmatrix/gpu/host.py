@@ -1,4 +1,4 @@
-"""The ranks of a run on the CPU, as devices: what the processes use, and the joules that the machine counts."""
+"""The ranks of a run on the CPU as devices: CPU and memory of each process, and the energy of the machine (RAPL)."""
 
 from __future__ import annotations
 
@@ -11,31 +11,41 @@ from typing import ClassVar
 
 import psutil
 
-from kmatrix.gpu.source import AT, UNKNOWN, WIDTH, Device, Extra, Process, Slow
+from kmatrix.gpu.devices import COLUMN_INDEX, UNKNOWN, WIDTH, Device, DeviceLimits, DeviceProcess, ExtraMetrics
 
 MIB = 2**20
+
+
 TRAINER = "gpt2.train"
-LAUNCHERS = ("torch.distributed.run", "torchrun", "guard.py")  # their command lines hold the trainer's
-WINDOW_S = 0.5  # of the CPU's share: the kernel counts in hundredths of a second
-ENDED_S = 5.0  # ranks of a run end within this of one another; one that ends earlier is lost
+
+
+LAUNCHERS = ("torch.distributed.run", "torchrun", "guard.py")  # their command lines contain the trainer's
+
+
+WINDOW_S = 0.5  # averaging window of CPU utilization: the kernel counts in 10 ms ticks
+
+
+EXIT_SPREAD_S = 5.0  # ranks of a run exit within this time of each other; an earlier exit counts as lost
+
+
 POWERCAP = Path("/sys/class/powercap")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A rank's process. world_size: None where its environment cannot be read."""
+class RankProcess:
+    """The process of a rank."""
 
     rank: int
     process: psutil.Process
-    world_size: int | None
+    world_size: int | None  # None if its environment is not readable
 
 
 class HostSource:
-    """Ranks of a run. utilization: percent of one processor, so that two busy threads make 200. memory: RSS in MiB."""
+    """The ranks of a run. Utilization: percent of one core (two busy threads: 200). Memory: RSS in MiB."""
 
     device_type: ClassVar[str] = "cpu"
 
-    def __init__(self, root: int, run_dir: Path, ranks: Sequence[Found]) -> None:
+    def __init__(self, root: int, run_dir: Path, ranks: Sequence[RankProcess]) -> None:
         self._root, self._run_dir = root, run_dir
         total = psutil.virtual_memory().total / MIB
         count = max([rank.world_size or 0 for rank in ranks] + [rank.rank + 1 for rank in ranks])
@@ -43,14 +53,14 @@ class HostSource:
             Device(gpu_index=rank, gpu_name=f"CPU rank {rank}", uuid=f"cpu-rank-{rank}", rank=rank, memory_total=total)
             for rank in range(count)
         )
-        self._ranks: list[_Usage | None] = [None] * count
-        self._ended: list[float | None] = [None] * count  # monotonic seconds at which a rank was missed
-        self._rapl = Rapl.open()
-        self._take(ranks)
+        self._ranks: list[_CpuUsage | None] = [None] * count
+        self._ended: list[float | None] = [None] * count  # s, monotonic: when a rank was found to be gone
+        self._rapl = RaplCounters.open()
+        self._attach(ranks)
 
     @property
     def energy_source(self) -> str | None:
-        """rapl: the processors count their joules, for the machine and not for a rank."""
+        """The source of energy values: RAPL counts the joules of the machine, not of a rank."""
         return "rapl" if self._rapl else None
 
     def read(self, values: list[float]) -> None:
@@ -61,11 +71,11 @@ class HostSource:
             if usage is None:
                 continue
             try:
-                values[base + AT["utilization"]], values[base + AT["memory_used"]] = usage.read(now)
+                values[base + COLUMN_INDEX["utilization"]], values[base + COLUMN_INDEX["memory_used"]] = usage.read(now)
             except psutil.Error:
                 self._ranks[position], self._ended[position] = None, now
 
-    def timed(self, device: int) -> Mapping[str, tuple[float, float]]:
+    def read_timed(self, device: int) -> Mapping[str, tuple[float, float]]:
         usage = self._ranks[device]
         if usage is None:
             return {}
@@ -77,24 +87,24 @@ class HostSource:
         seconds = time.perf_counter() - begin
         return {"utilization": (utilization, seconds), "memory_used": (memory, seconds)}
 
-    def slow(self, device: int) -> Slow:  # noqa: ARG002 (every source has it)
-        return Slow()
+    def limits(self, device: int) -> DeviceLimits:  # noqa: ARG002 (every source has it)
+        return DeviceLimits()
 
-    def extra(self, device: int) -> Extra:  # noqa: ARG002
-        return Extra()
+    def extra_metrics(self, device: int) -> ExtraMetrics:  # noqa: ARG002
+        return ExtraMetrics()
 
-    def processes(self, device: int) -> tuple[Process, ...]:  # noqa: ARG002
+    def processes(self, device: int) -> tuple[DeviceProcess, ...]:  # noqa: ARG002
         return ()
 
     def is_lost(self, device: int) -> bool:
-        """Whether a rank ended while others go on."""
+        """Return whether a rank exited while others are running."""
         ended = self._ended[device]
         others = any(usage is not None for usage in self._ranks)
-        return ended is not None and others and time.monotonic() - ended > ENDED_S
+        return ended is not None and others and time.monotonic() - ended > EXIT_SPREAD_S
 
     def recover(self, device: int) -> bool:
-        """Look for ranks that have not been seen yet."""
-        self._take(find(self._root, self._run_dir))
+        """Attach ranks that have started since the last call."""
+        self._attach(find_ranks(self._root, self._run_dir))
         return self._ranks[device] is not None
 
     def host_joules(self) -> float | None:
@@ -103,22 +113,25 @@ class HostSource:
     def close(self) -> None:
         pass
 
-    def _take(self, ranks: Sequence[Found]) -> None:
+    def _attach(self, ranks: Sequence[RankProcess]) -> None:
         for found in ranks:
             if found.rank < len(self._ranks) and self._ranks[found.rank] is None:
-                self._ranks[found.rank], self._ended[found.rank] = _Usage(found.process), None
+                self._ranks[found.rank], self._ended[found.rank] = _CpuUsage(found.process), None
 
 
-class _Usage:
-    """What one process uses: the CPU's share since at least WINDOW_S ago."""
+class _CpuUsage:
+    """The usage of one process, with CPU utilization over at least WINDOW_S."""
 
     def __init__(self, process: psutil.Process) -> None:
         self._process = process
-        self._since: tuple[float, float] | None = None  # monotonic seconds, seconds of the CPU
+        self._since: tuple[float, float] | None = None  # monotonic s, CPU s
         self._share = UNKNOWN
 
     def read(self, now: float) -> tuple[float, float]:
-        """Return percent of one processor (NaN in the first moments) and MiB. Raises psutil.Error when it is gone."""
+        """Return utilization in percent of one core (NaN in the first window) and RSS in MiB.
+
+        Raises psutil.Error if the process has exited.
+        """
         with self._process.oneshot():
             times, memory = self._process.cpu_times(), self._process.memory_info().rss / MIB
         used = times.user + times.system
@@ -133,29 +146,32 @@ class _Usage:
 
 
 @dataclass(slots=True)
-class Rapl:
-    """The processors' counters of energy (Intel and AMD), summed over sockets; readable by root on most systems."""
+class RaplCounters:
+    """The energy counters of the CPUs (RAPL, Intel and AMD), summed over sockets. Usually readable by root only.
 
-    domains: tuple[tuple[Path, int], ...]  # the counter, the value after which it starts again; microjoules
+    Source: Linux documentation, power/powercap/powercap.rst.
+    """
+
+    domains: tuple[tuple[Path, int], ...]  # counter file, value at which it wraps around; microjoules
     last: list[int]
     total: int = 0
 
     @classmethod
-    def open(cls, root: Path = POWERCAP) -> Rapl | None:
-        """Return the counters; None where there are none or they may not be read."""
+    def open(cls, root: Path = POWERCAP) -> RaplCounters | None:
+        """Return the counters, or None if there are none or they are not readable."""
         try:
             folders = sorted(root.glob("intel-rapl:[0-9]*"))
             domains = tuple(
                 (folder / "energy_uj", int((folder / "max_energy_range_uj").read_text()))
                 for folder in folders
-                if folder.name.count(":") == 1  # a socket: below it are parts of it
+                if folder.name.count(":") == 1  # a socket; deeper names are its subdomains
             )
             return cls(domains, [int(path.read_text()) for path, _ in domains]) if domains else None
         except (OSError, ValueError):
             return None
 
     def joules(self) -> float | None:
-        """Return joules since the counters were opened."""
+        """Return the energy in J since the counters were opened."""
         for at, (path, span) in enumerate(self.domains):
             try:
                 now = int(path.read_text())
@@ -166,14 +182,14 @@ class Rapl:
         return self.total / 1e6
 
 
-def find(root: int, run_dir: Path) -> list[Found]:
-    """Return the trainer's processes below `root`, in order of ranks.
+def find_ranks(root: int, run_dir: Path) -> list[RankProcess]:
+    """Return the trainer processes below `root`, ordered by rank.
 
-    A rank is what RANK in its environment says; where that cannot be read, the order of pids.
+    The rank is RANK in the environment of the process. If it is not readable, ranks follow the order of pids.
     """
     candidates = list(_trainers(root, run_dir))
     pids = {process.pid for process, _ in candidates}
-    found: dict[int, Found] = {}
+    found: dict[int, RankProcess] = {}
     unnamed: list[psutil.Process] = []
     for process, environment in candidates:
         with contextlib.suppress(psutil.Error):
@@ -181,19 +197,19 @@ def find(root: int, run_dir: Path) -> list[Found]:
                 unnamed.append(process)
             elif process.ppid() not in pids or environment["RANK"] not in _rank_of(candidates, process.ppid()):
                 rank, size = int(environment["RANK"]), int(environment.get("WORLD_SIZE", "0")) or None
-                found[rank] = Found(rank, process, size)
+                found[rank] = RankProcess(rank, process, size)
     if not found:
-        found = {rank: Found(rank, process, None) for rank, process in enumerate(_topmost(unnamed))}
+        found = {rank: RankProcess(rank, process, None) for rank, process in enumerate(_topmost(unnamed))}
     return [found[rank] for rank in sorted(found)]
 
 
 def _trainers(root: int, run_dir: Path) -> Iterator[tuple[psutil.Process, Mapping[str, str] | None]]:
     try:
         top = psutil.Process(root)
-        below = [top, *top.children(recursive=True)]
+        descendants = [top, *top.children(recursive=True)]
     except psutil.Error:
         return
-    for process in sorted(below, key=lambda each: each.pid):
+    for process in sorted(descendants, key=lambda each: each.pid):
         try:
             line = process.cmdline()
         except psutil.Error:
@@ -208,7 +224,7 @@ def _trainers(root: int, run_dir: Path) -> Iterator[tuple[psutil.Process, Mappin
 
 
 def _rank_of(candidates: Sequence[tuple[psutil.Process, Mapping[str, str] | None]], pid: int) -> set[str]:
-    """Return the rank of the candidate with this pid: a rank's own children carry its environment too."""
+    """Return the RANK of the candidate with this pid. Children of a rank inherit its environment."""
     return {
         environment["RANK"]
         for process, environment in candidates
@@ -217,7 +233,7 @@ def _rank_of(candidates: Sequence[tuple[psutil.Process, Mapping[str, str] | None
 
 
 def _topmost(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """Return those whose parent is none of them."""
+    """Return the processes whose parent is not in the list."""
     pids = {process.pid for process in processes}
     kept = []
     for process in processes:

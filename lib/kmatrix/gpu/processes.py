@@ -1,4 +1,4 @@
-"""Processes, by pid: whether one still lives, whether one on a GPU is a part of the run, and which rank it is."""
+"""Processes by pid: liveness, membership of a run, and rank."""
 
 from __future__ import annotations
 
@@ -6,103 +6,97 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kmatrix.gpu.source import Process
+from kmatrix.gpu.devices import DeviceProcess
+from kmatrix.records.lock import stat_fields
 
 PROC = Path("/proc")
-TRAINER = "gpt2.train"  # what a rank runs; the folder of its run stands behind it
+
+
+TRAINER = "gpt2.train"  # module of a rank; the next argument is the run directory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foreign:
-    """A process on a GPU of the run that is no part of it. name: None where it cannot be seen."""
+class OtherProcess:
+    """A process that uses a GPU of the run but does not belong to it."""
 
     pid: int
-    name: str | None
-    memory_mib: float | None
+    name: str | None  # None if the process is not visible, for example from a container
+    memory_mib: float | None  # MiB, None if the driver does not report it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """A rank of a run. rank: None where its environment may not be read."""
+    """A rank of a run."""
 
-    run: str
-    rank: int | None
+    run: str  # name of the run
+    rank: int | None  # None if its environment is not readable
 
 
 def rank_of(pid: int) -> Rank | None:
-    """Return which rank of which run a process is, or its parent; None for any other, or one of another container."""
-    for one in (pid, _parent(pid)):
-        words = _texts(one, "cmdline") if one else []
-        if TRAINER in words[:-1]:
-            variables = dict(text.partition("=")[::2] for text in _texts(one, "environ"))
+    """Return the rank that a process or its parent belongs to, or None. Other containers are not visible."""
+    for candidate in (pid, _parent(pid)):
+        arguments = _read_list(candidate, "cmdline") if candidate else []
+        if TRAINER in arguments[:-1]:
+            variables = dict(text.partition("=")[::2] for text in _read_list(candidate, "environ"))
             number = variables.get("RANK", "")
-            folder = words[words.index(TRAINER) + 1]
+            folder = arguments[arguments.index(TRAINER) + 1]
             return Rank(run=Path(folder).name, rank=int(number) if number.isdecimal() else None)
     return None
 
 
-class Watched:
-    """A process that may end: a pid that was given out again is another process."""
+class ProcessHandle:
+    """A process identified by pid and start time, so that a reused pid is not mistaken for it."""
 
     def __init__(self, pid: int) -> None:
-        self._pid, self._born = pid, _born(pid)
+        self._pid, self._started_at = pid, _start_of(pid)
 
-    def lives(self) -> bool:
-        return self._born is not None and _born(self._pid) == self._born
+    def is_alive(self) -> bool:
+        return self._started_at is not None and _start_of(self._pid) == self._started_at
 
 
-class Ours:
-    """Tells the run's processes from others. root: the process that they are below; None: nothing can be told."""
+class RunProcesses:
+    """The processes of a run: the descendants of `root`. None: unknown, every process is accepted."""
 
     def __init__(self, root: int | None) -> None:
         self._root = root
 
-    def foreign(self, on_gpu: Sequence[Process]) -> list[Foreign]:
-        """Return the processes on one GPU that are no part of the run.
+    def others(self, on_gpu: Sequence[DeviceProcess]) -> list[OtherProcess]:
+        """Return the processes on one GPU that do not belong to the run.
 
-        In a container the driver's pids are the host's and cannot be looked up. One of those may be the
-        rank of this GPU: only what is beyond one is called foreign, the older first.
+        In a container, the driver reports pids of the host, which are not visible here. If no visible process belongs
+        to the run, the newest invisible one is assumed to be the rank of this GPU.
         """
         if self._root is None:
             return []
-        seen = {process.pid: _parent(process.pid) is not None for process in on_gpu}
-        ours = {process.pid for process in on_gpu if seen[process.pid] and self._is_below(process.pid)}
-        unseen = sorted(process.pid for process in on_gpu if not seen[process.pid])
-        maybe = set(unseen[-1:]) if not ours else set()
+        visible = {process.pid: _parent(process.pid) is not None for process in on_gpu}
+        own = {process.pid for process in on_gpu if visible[process.pid] and self._is_below(process.pid)}
+        invisible = sorted(process.pid for process in on_gpu if not visible[process.pid])
+        assumed = set(invisible[-1:]) if not own else set()
         return [
-            Foreign(pid=process.pid, name=_name(process.pid), memory_mib=process.memory_mib)
+            OtherProcess(pid=process.pid, name=_name(process.pid), memory_mib=process.memory_mib)
             for process in on_gpu
-            if process.pid not in ours | maybe
+            if process.pid not in own | assumed
         ]
 
     def _is_below(self, pid: int) -> bool:
         while pid > 1:
             if pid == self._root:
                 return True
-            above = _parent(pid)
-            if above is None:
+            parent = _parent(pid)
+            if parent is None:
                 return False
-            pid = above
+            pid = parent
         return False
 
 
-def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat behind the name: state, parent, ... [] when there is no such process."""
-    try:
-        text = (PROC / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
-        return []
-    return text[text.rindex(")") + 2 :].split()
-
-
 def _parent(pid: int) -> int | None:
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     return int(fields[1]) if fields else None
 
 
-def _born(pid: int) -> str | None:
-    """Return when a process started, in the kernel's ticks; None when it has ended."""
-    fields = _stat(pid)
+def _start_of(pid: int) -> str | None:
+    """Return the start time of a process in clock ticks, or None if it has exited (zombies included)."""
+    fields = stat_fields(pid)
     return fields[19] if fields and fields[0] not in "ZX" else None
 
 
@@ -113,8 +107,8 @@ def _name(pid: int) -> str | None:
         return None
 
 
-def _texts(pid: int | None, name: str) -> list[str]:
-    """Return the texts in a file of /proc/PID; [] where it may not be read."""
+def _read_list(pid: int | None, name: str) -> list[str]:
+    """Return the strings of a NUL-separated file of /proc/PID, empty if it is not readable."""
     try:
         return (PROC / str(pid) / name).read_bytes().decode(errors="replace").rstrip("\0").split("\0")
     except OSError:

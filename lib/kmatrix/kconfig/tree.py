@@ -1,11 +1,12 @@
-"""A parsed Kconfig tree, checked as strictly as its users' configurations are."""
+"""The parsed Kconfig files: symbols, choices, markers, and the texts that each symbol accepts."""
 
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,79 +14,101 @@ from typing import Any
 import kconfiglib as kc
 
 from kmatrix.errors import ConfigError
-from kmatrix.kconfig import duration, markers
+from kmatrix.records.paths import ROOT
+from kmatrix.redaction import is_key
 
 BOOLS = (kc.BOOL, kc.TRISTATE)
+
+
 MATRIX = "MATRIX_"
+
+
 FORBID = "FORBID_"
+
+
 NOT_AN_AXIS = ("MATRIX_COUPLED", "MATRIX_EXCLUDE", "MATRIX_EQUAL")
-HEADER = "# kmatrix configuration: made by make, edited by make menuconfig. Every line is in force.\n"
+
+
+HEADER = "# kmatrix configuration: made by make, edited by make menuconfig. Every line takes effect.\n"
+
 
 Symbol = Any  # kconfiglib has no types
+
+
 Choice = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One line of a configuration, or one NAME=value of the command line."""
+
+    name: str  # the symbol without CONFIG_
+    value: str  # its text: "y" for the member of a choice
+    where: str  # file:line, or the words of the command line
+
+
+@dataclass(frozen=True, slots=True)
+class Symbols:
+    """The effective values of a configuration, by symbol; those of choices by axis name."""
+
+    texts: Mapping[str, str]  # as .config spells them; symbols that do not apply are absent
+    typed: Mapping[str, Any]  # bool, int, float, str, durations in s; None if the symbol does not apply or is empty
 
 
 @dataclass(slots=True)
 class Tree:
-    """Every symbol of the Kconfig files, with what the markers say of it.
-
-    floats: symbol -> (lowest, highest, may be empty).  oneofs: symbol -> allowed texts.
-    durations: symbols that hold a length of time, or nothing.
-    slugs: symbols that hold a name of small letters, digits and hyphens, or nothing.
-    neutral: symbols that cannot change a result.  neutral_unless: symbol -> another; it cannot while that one is empty.
-    labels: what a symbol is called in a run's name.
-    choices: axis name (the members' common prefix) -> choice.
-    """
+    """All symbols of the Kconfig files, with the properties that markers such as $(float,...) give them."""
 
     kconf: Any
-    floats: dict[str, tuple[float, float, bool]] = field(default_factory=dict)
-    oneofs: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    durations: set[str] = field(default_factory=set)
-    slugs: set[str] = field(default_factory=set)
-    neutral: set[str] = field(default_factory=set)
-    neutral_unless: dict[str, str] = field(default_factory=dict)
-    labels: dict[str, str] = field(default_factory=dict)
-    choices: dict[str, Choice] = field(default_factory=dict)
+    floats: dict[str, tuple[float, float, bool]] = field(default_factory=dict)  # lowest, highest, may be empty
+    oneofs: dict[str, tuple[str, ...]] = field(default_factory=dict)  # symbol -> allowed texts
+    durations: set[str] = field(default_factory=set)  # symbols that hold a duration or ""
+    slugs: set[str] = field(default_factory=set)  # symbols that hold a name in SLUG, or ""
+    neutral: set[str] = field(default_factory=set)  # symbols that cannot change a result
+    neutral_unless: dict[str, str] = field(default_factory=dict)  # neutral symbol -> symbol whose value makes it count
+    labels: dict[str, str] = field(default_factory=dict)  # symbol -> its label in the names of runs
+    choices: dict[str, Choice] = field(default_factory=dict)  # axis name (common prefix of the members) -> choice
+    members: dict[str, dict[str, Symbol]] = field(default_factory=dict)  # axis name -> lower-case suffix -> member
 
     @classmethod
     def parse(cls, kconfig: str = "Kconfig", *, srctree: Path) -> Tree:
-        """Parse the files. Any warning, and any slip that kconfiglib lets pass, is a ConfigError with file and line."""
+        """Parse the files. Warnings, and mistakes that kconfiglib accepts, raise ConfigError with file and line."""
         os.environ.update(
-            srctree=str(srctree), KCONFIG_FUNCTIONS="kmatrix.kconfig.markers", KCONFIG_WARN_UNDEF="y", CONFIG_="CONFIG_"
+            srctree=str(srctree), KCONFIG_FUNCTIONS="kmatrix.kconfig.tree", KCONFIG_WARN_UNDEF="y", CONFIG_="CONFIG_"
         )
-        markers.take()
+        _parsed_markers()
         try:
-            kconf = markers.Parser(kconfig, warn_to_stderr=False)
+            kconf = Parser(kconfig, warn_to_stderr=False)
         except (kc.KconfigError, OSError) as error:
-            raise ConfigError(tidy(str(error)), fix="mend the Kconfig file") from None
-        tree = cls(kconf=kconf, choices=_by_axis(kconf.unique_choices))
-        tree._place(markers.take())
+            raise ConfigError(tidy(str(error)), hint="fix the Kconfig file") from None
+        choices = _by_axis(kconf.unique_choices)
+        members = {
+            axis: {member.name[len(axis) + 1 :].lower(): member for member in choice.syms}
+            for axis, choice in choices.items()
+        }
+        tree = cls(kconf=kconf, choices=choices, members=members)
+        tree._place(_parsed_markers())
         tree._refuse_slips()
         return tree
 
     @property
     def symbols(self) -> list[Symbol]:
-        """Every symbol that is defined, in the order of the files."""
+        """All defined symbols, in the order of the files."""
         return list(self.kconf.unique_defined_syms)
 
     def symbol(self, name: str, where: str) -> Symbol:
-        """Return a defined symbol, or refuse the name with the nearest known ones."""
+        """Return a defined symbol. Raises ConfigError with similar names for an unknown one."""
         found = self.kconf.syms.get(name)
         if found is None or not found.nodes:
             raise unknown(f"{where}: CONFIG_{name}", name, (symbol.name for symbol in self.symbols))
         return found
 
     def axis_of(self, symbol: Symbol) -> str:
-        """The name under which a symbol is swept: its choice's axis name, or its own."""
+        """Return the axis name of a symbol: that of its choice, or its own name."""
         return axis_name(symbol.choice) if symbol.choice else str(symbol.name)
 
-    def members(self, axis: str) -> dict[str, Symbol]:
-        """Return the members of a choice by their lower-case suffix; nothing where there is no such choice."""
-        choice = self.choices.get(axis)
-        return {} if choice is None else {member.name[len(axis) + 1 :].lower(): member for member in choice.syms}
-
     def value(self, name: str) -> str | None:
-        """Return the text in force of a symbol or a choice; None where it does not apply in this configuration."""
+        """Return the effective text of a symbol or a choice, None if it does not apply in this configuration."""
         choice = self.choices.get(name)
         if choice is not None:
             picked = choice.selection
@@ -96,19 +119,27 @@ class Tree:
         text: str = symbol.str_value
         return text if symbol._write_to_conf else None  # the private name is held by a test
 
-    def values(self) -> dict[str, str]:
-        """Return every value in force, choices by their axis name; matrix and FORBID_ symbols are left out."""
-        found = {name: self.value(name) for name in self.names()}
-        return {name: text for name, text in found.items() if text is not None}
+    def effective(self) -> Symbols:
+        """Return the effective values of all symbols and choices, MATRIX_ and FORBID_ symbols excluded."""
+        texts = {name: self.value(name) for name in self.names()}
+        typed = {name: self.typed(name, text) for name, text in texts.items()}
+        return Symbols({name: text for name, text in texts.items() if text is not None}, typed)
+
+    def apply(self, assignments: Iterable[Assignment]) -> Symbols:
+        """Set these symbols, MATRIX_ symbols excluded, and return the effective values."""
+        for item in assignments:
+            if not item.name.startswith("MATRIX"):
+                self.kconf.syms[item.name].set_value(item.value)
+        return self.effective()
 
     def typed(self, name: str, text: str | None) -> object:
-        """Return a text as the value that it stands for: bool, int, float, str; None for nothing. Times: seconds."""
+        """Return a text as a bool, int, float or str, a duration in seconds; None for None or an empty number."""
         if text is None or name in self.choices:
             return text
         if name in self.floats:
             return float(text) if text else None
         if name in self.durations:
-            return duration.seconds(text)
+            return seconds(text)
         kind = self.kconf.syms[name].orig_type
         if kind in BOOLS:
             return text == "y"
@@ -117,7 +148,7 @@ class Tree:
         return int(text, 16) if kind == kc.HEX else text
 
     def names(self, prefix: str = "") -> list[str]:
-        """Return the names of all symbols and choices (not their members) that hold a setting."""
+        """Return the names of all settings: symbols, and choices instead of their members."""
         own = [
             s.name
             for s in self.symbols
@@ -126,11 +157,11 @@ class Tree:
         return [name for name in (*own, *self.choices) if name.startswith(prefix)]
 
     def reset(self) -> None:
-        """Forget every value that was set: defaults are in force again."""
+        """Unset all values: defaults apply again."""
         self.kconf.unset_values()
 
     def config_text(self, header: str = HEADER) -> str:
-        """Return the full configuration in the format of the kernel's .config."""
+        """Return the full configuration in the format of the Linux kernel's .config."""
         return str(self.kconf._config_contents(header))
 
     def minimal_text(self, header: str = "") -> str:
@@ -138,27 +169,27 @@ class Tree:
         return str(self.kconf._min_config_contents(header))
 
     def forbidden(self) -> list[str]:
-        """Return, for each FORBID_ symbol that is y now, its name and the reason in its help text."""
+        """Return the name and the help text of each FORBID_ symbol that is y."""
         return [f"{symbol.name}: {help_text(symbol)}" for symbol in self.forbidding()]
 
     def forbidding(self) -> list[Symbol]:
-        """Return the FORBID_ symbols that are y now."""
+        """Return the FORBID_ symbols that are y."""
         return [symbol for symbol in self.symbols if symbol.name.startswith(FORBID) and symbol.str_value == "y"]
 
-    def _place(self, found: Iterable[markers.Marker]) -> None:
-        """Give each marker to the symbol whose definition stands above it."""
+    def _place(self, found: Iterable[Marker]) -> None:
+        """Assign each marker to the symbol defined above it."""
         nodes = list(self.kconf.node_iter())
         for marker in found:
             where = f"{marker.filename}:{marker.line}"
             above = [node for node in nodes if node.filename == marker.filename and node.linenr < marker.line]
             owner = max(above, key=lambda node: node.linenr).item if above else None
             if not isinstance(owner, kc.Symbol):
-                raise ConfigError(f"{where}: $({marker.name}) stands below no symbol")
+                raise ConfigError(f"{where}: no symbol above $({marker.name})")
             self._mark(owner, marker, where)
 
-    def _mark(self, symbol: Symbol, marker: markers.Marker, where: str) -> None:
+    def _mark(self, symbol: Symbol, marker: Marker, where: str) -> None:
         if marker.name in ("float", "oneof", "duration", "slug") and symbol.orig_type != kc.STRING:
-            raise ConfigError(f"{where}: $({marker.name}) belongs to a string, and {symbol.name} is none")
+            raise ConfigError(f"{where}: $({marker.name}) needs a string, and {symbol.name} is not one")
         if marker.name == "float":
             self.floats[symbol.name] = _bounds(marker, where)
         elif marker.name == "oneof":
@@ -178,21 +209,19 @@ class Tree:
         for symbol in self.symbols:
             _ = symbol.str_value  # evaluation finds more: defaults outside their range, forced selects
         if self.kconf.warnings:
-            raise ConfigError(tidy(self.kconf.warnings[0]), fix="mend the Kconfig file")
+            raise ConfigError(tidy(self.kconf.warnings[0]), hint="fix the Kconfig file")
         for symbol in self.symbols:
             self._refuse_lost_axis(symbol)
         for symbol in self.symbols:
             self._refuse_bad_defaults(symbol)
 
     def _refuse_bad_defaults(self, symbol: Symbol) -> None:
-        from kmatrix.kconfig.strict import check_text
-
         where = place(symbol)
         for default in (entry[0] for entry in symbol.defaults):
             if symbol.orig_type in BOOLS:
                 if isinstance(default, kc.Symbol) and default.is_constant and default.name not in ("n", "y"):
                     raise ConfigError(f"{where}: bool {symbol.name} has default {default.name!r}", why="only y or n")
-            elif isinstance(default, kc.Symbol) and _is_text(default):
+            elif isinstance(default, kc.Symbol) and _is_literal(default):
                 check_text(self, symbol, default.name, f"{where}: default of")
                 _refuse_outside(symbol, default.name, where)
         if symbol.orig_type in (kc.INT, kc.HEX) and all(entry[1] is not self.kconf.y for entry in symbol.orig_defaults):
@@ -205,16 +234,23 @@ class Tree:
             return
         swept = self.kconf.syms.get(symbol.name[len(MATRIX) :])
         if swept is None or not swept.nodes:
-            raise ConfigError(f"{place(symbol)}: {symbol.name} sweeps nothing", why=f"no {symbol.name[len(MATRIX) :]}")
+            raise ConfigError(
+                f"{place(symbol)}: {symbol.name} is not an axis", why=f"unknown symbol {symbol.name[len(MATRIX) :]}"
+            )
         wanted = kc.BOOL if swept.choice else kc.STRING
         if symbol.orig_type != wanted:
             raise ConfigError(f"{place(symbol)}: {symbol.name} must be a {kc.TYPE_TO_STR[wanted]}")
 
 
+def is_text(symbol: Symbol) -> bool:
+    """Return whether a symbol holds a string."""
+    return bool(symbol.orig_type == kc.STRING)
+
+
 def axis_name(choice: Choice) -> str:
-    """A choice's axis is its members' common prefix: X_OPTIMIZER_SGD, X_OPTIMIZER_ADAM -> X_OPTIMIZER."""
+    """Return the axis name of a choice, the common prefix of its members: X_OPT_SGD, X_OPT_ADAM -> X_OPT."""
     names = [member.name for member in choice.syms]
-    prefix: str = os.path.commonprefix(names).rpartition("_")[0]  # noqa: RUF071 (letter by letter is what is meant)
+    prefix: str = os.path.commonprefix(names).rpartition("_")[0]  # noqa: RUF071 (a prefix of letters, not of path components)
     if not prefix:
         node = choice.nodes[0]
         raise ConfigError(f"{node.filename}:{node.linenr}: the members of this choice share no AXIS_ prefix")
@@ -222,7 +258,7 @@ def axis_name(choice: Choice) -> str:
 
 
 def _by_axis(choices: Iterable[Choice]) -> dict[str, Choice]:
-    """Return the choices by their axis names; two of one name would be one axis."""
+    """Return the choices by axis name. Raises ConfigError if two have the same name."""
     found: dict[str, Choice] = {}
     for choice in choices:
         name, node = axis_name(choice), choice.nodes[0]
@@ -232,29 +268,29 @@ def _by_axis(choices: Iterable[Choice]) -> dict[str, Choice]:
     return found
 
 
-def _bounds(marker: markers.Marker, where: str) -> tuple[float, float, bool]:
-    """Return lowest, highest and `may be empty` of a $(float,...)."""
+def _bounds(marker: Marker, where: str) -> tuple[float, float, bool]:
+    """Return the lowest and highest value of a $(float,...), and whether it may be empty."""
     low, high, *rest = marker.args
     try:
         bounds = float(low), float(high)
     except ValueError:
-        raise ConfigError(f"{where}: $(float,{low},{high}): the bounds are numbers") from None
+        raise ConfigError(f"{where}: $(float,{low},{high}): the bounds must be numbers") from None
     if not bounds[0] <= bounds[1] or rest not in ([], ["empty"]):
         raise ConfigError(
-            f"{where}: $({','.join([marker.name, *marker.args])})", why="it is LOW,HIGH or LOW,HIGH,empty"
+            f"{where}: $({','.join([marker.name, *marker.args])})", why="expected LOW,HIGH or LOW,HIGH,empty"
         )
     return *bounds, bool(rest)
 
 
-def _is_text(symbol: Symbol) -> bool:
-    """Whether it stands for itself: a quoted text, or a number (to kconfiglib a symbol without definition)."""
+def _is_literal(symbol: Symbol) -> bool:
+    """Return whether a default is a literal: a quoted text, or a number (for kconfiglib an undefined symbol)."""
     return bool(symbol.is_constant or not symbol.nodes)
 
 
 def _refuse_outside(symbol: Symbol, text: str, where: str) -> None:
-    """Refuse a default that lies in none of the symbol's constant ranges; the others move."""
+    """Refuse a default outside all ranges with constant bounds; other ranges depend on the configuration."""
     limits = [entry[:2] for entry in symbol.ranges]
-    if symbol.orig_type != kc.INT or not limits or not all(_is_text(side) for pair in limits for side in pair):
+    if symbol.orig_type != kc.INT or not limits or not all(_is_literal(side) for pair in limits for side in pair):
         return
     if not any(int(low.name) <= int(text) <= int(high.name) for low, high in limits):
         known = " or ".join(f"[{low.name}, {high.name}]" for low, high in limits)
@@ -262,13 +298,13 @@ def _refuse_outside(symbol: Symbol, text: str, where: str) -> None:
 
 
 def place(symbol: Symbol) -> str:
-    """Return file:line of a symbol's first definition."""
+    """Return file:line of the first definition of a symbol."""
     return f"{symbol.nodes[0].filename}:{symbol.nodes[0].linenr}"
 
 
 def help_text(symbol: Symbol) -> str:
-    """Return a symbol's help as one line."""
-    return " ".join((symbol.nodes[0].help or "no reason is given").split())
+    """Return the help of a symbol as one line."""
+    return " ".join((symbol.nodes[0].help or "no reason given").split())
 
 
 def unknown(
@@ -279,13 +315,187 @@ def unknown(
     kind: str = "symbol",
     else_see: str = "`make menuconfig` (press / to search) or the Kconfig files",
 ) -> ConfigError:
-    """Return the error for an unknown name, with the nearest known ones."""
+    """Return the error for an unknown name, with similar known names as the hint. what: prefix, "" for none."""
     names = list(known)
     near = difflib.get_close_matches(name, names, 3, cutoff=0.7)
-    fix = f"did you mean {' or '.join(near)}?" if near else f"see {else_see}"
-    return ConfigError(f"{what}: unknown {kind} {name}", fix=fix)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"see {else_see}"
+    return ConfigError(f"{what}: unknown {kind} {name}".removeprefix(": "), hint=hint)
 
 
 def tidy(text: str) -> str:
-    """Return a message of kconfiglib as one line."""
+    """Return a message of kconfiglib as one line, without its prefix."""
     return re.sub(r"\s+", " ", text.strip().removeprefix("error: ").removeprefix("warning: "))
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """One marker line. It belongs to the symbol above it."""
+
+    filename: str
+    line: int
+    name: str
+    args: tuple[str, ...]
+
+
+_seen: list[Marker] = []
+
+
+def _parsed_markers() -> list[Marker]:
+    """Return the markers parsed since the last call."""
+    markers = list(_seen)
+    _seen.clear()
+    return markers
+
+
+def _mark(kconf: Any, name: str, *args: str) -> str:
+    _seen.append(Marker(kconf.filename, kconf.linenr, name, args))
+    return ""
+
+
+class Parser(kc.Kconfig):  # type: ignore[misc]  # kconfiglib has no types
+    """The parser of kconfiglib without commands, variables and the environment. It overrides private methods."""
+
+    def _fn_val(self, args: list[str]) -> str:
+        """Expand `$(name,...)`. Only markers are allowed."""
+        if args[0] not in functions:
+            known = ", ".join(f"$({name})" for name in functions)
+            raise kc.KconfigError(
+                f"{self.filename}:{self.linenr}: $({','.join(args)}): only {known} are allowed; "
+                "commands and environment variables are not read"
+            )
+        return str(super()._fn_val(args))
+
+    def _expand_str(self, line: str, start: int) -> tuple[str, int]:
+        """Refuse `$NAME` in quotes, which kconfiglib would read from the environment."""
+        line, end = super()._expand_str(line, start)
+        if "$" in line[start:end]:
+            raise kc.KconfigError(
+                f"{self.filename}:{self.linenr}: $ is not allowed in a text: the environment is not read"
+            )
+        return line, end
+
+
+functions = {
+    "float": (_mark, 2, 3),
+    "oneof": (_mark, 1, None),
+    "duration": (_mark, 0, 0),
+    "slug": (_mark, 0, 0),
+    "neutral": (_mark, 0, 1),
+    "label": (_mark, 1, 1),
+}
+
+
+UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+
+
+NUMBER = r"[0-9]+(?:\.[0-9]+)?"
+
+
+PART = re.compile(rf"({NUMBER})([dhms])")
+
+
+KNOWN_FORMS = "expected a duration above zero: 90, 90s, 15m, 1h30m, 2.5h, 2d"
+
+
+def seconds(text: str) -> float | None:
+    """Return a duration such as 1h30m in seconds, or None if it is invalid or zero. A plain number is in seconds."""
+    if re.fullmatch(NUMBER, text):
+        return float(text) or None
+    parts = PART.findall(text)
+    order = ["dhms".index(unit) for _, unit in parts]
+    if "".join(number + unit for number, unit in parts) != text or order != sorted(set(order)):
+        return None
+    return sum(float(number) * UNITS[unit] for number, unit in parts) or None
+
+
+WHOLE = re.compile(r"0|-?[1-9][0-9]*")
+
+
+SLUG = re.compile(r"(?!registry-)[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")  # a name that every tracker accepts
+
+
+def check_text(tree: Tree, symbol: Any, text: str, where: str) -> None:
+    """Refuse a text that the symbol cannot hold in any configuration."""
+    name, kind = symbol.name, symbol.orig_type
+    if not text.isprintable() and kind == kc.STRING:
+        raise ConfigError(f"{where}: CONFIG_{name}={text!a}", why="control characters are not allowed")
+    if kind == kc.STRING and is_key(text):
+        raise ConfigError(
+            f"{where.partition('=')[0]}: CONFIG_{name} would contain a key",
+            why="configurations are copied into results and reports",
+            hint="pass keys in environment variables only: see docs/trackers.md",
+        )
+    text = text if text.isprintable() else ascii(text)
+    what = f"{where} CONFIG_{name}={text!r}" if where.endswith(" of") else f"{where}: CONFIG_{name}={text}"
+    if kind in BOOLS and text not in ("n", "y"):
+        raise ConfigError(what, why="expected a bool: y or n")
+    if kind == kc.INT and not WHOLE.fullmatch(text):
+        raise ConfigError(what, why="expected an integer in decimal digits")
+    if kind == kc.HEX and not re.fullmatch(r"0[xX][0-9a-fA-F]+", text):
+        raise ConfigError(what, why="expected a hexadecimal number: 0x and digits")
+    if name in tree.floats:
+        _check_float(tree, name, text, what)
+    if name in tree.oneofs and text not in tree.oneofs[name]:
+        raise ConfigError(what, why=f"expected one of {', '.join(tree.oneofs[name])}")
+    if name in tree.durations and text and seconds(text) is None:
+        raise ConfigError(what, why=KNOWN_FORMS)
+    if name in tree.slugs and text and not SLUG.fullmatch(text):
+        raise ConfigError(what, why="expected at most 64 lower-case letters, digits and hyphens, not registry-...")
+    if name.startswith(MATRIX) and name not in NOT_AN_AXIS and kind == kc.STRING:
+        _check_list(tree, name, text, where)
+
+
+def normalized(tree: Tree, name: str, text: str) -> str:
+    """Return the normal form of a value: 1e-3 and 0.001 are the same number, 90 and 1m30s the same duration."""
+    if text and name in tree.durations:
+        return str(seconds(text))
+    return normalized_number(text) if text and name in tree.floats else text
+
+
+def normalized_number(text: str) -> str:
+    """Return the normal form of a number. 0.0 and -0.0 are the same."""
+    return repr(float(text) + 0.0)
+
+
+def repeated(tree: Tree, name: str, values: Sequence[str]) -> str:
+    """Return the repeated values of a list, in any spelling, separated by commas; "" if there are none."""
+    plain = [normalized(tree, name, value) for value in values]
+    return ", ".join(dict.fromkeys(v for v, p in zip(values, plain, strict=True) if plain.count(p) > 1))
+
+
+def split_list(text: str) -> list[str]:
+    """Return the values of a list: separated by spaces or commas."""
+    return [value for value in re.split(r"[\s,]+", text) if value]
+
+
+def _check_float(tree: Tree, name: str, text: str, what: str) -> None:
+    low, high, may_be_empty = tree.floats[name]
+    if text == "" and may_be_empty:
+        return
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if "_" in text or not text.isascii() or text != text.strip() or math.isnan(number):
+        raise ConfigError(what, why=f"expected a number in [{low:g}, {high:g}]")
+    if not low <= number <= high:
+        raise ConfigError(what, why=f"out of range: [{low:g}, {high:g}]")
+
+
+def _check_list(tree: Tree, name: str, text: str, where: str) -> None:
+    swept = tree.kconf.syms[name[len(MATRIX) :]]
+    values = split_list(text)
+    for value in values:
+        check_text(tree, swept, value, f"{where}: CONFIG_{name}")
+    if again := repeated(tree, swept.name, values):
+        raise ConfigError(f"{where}: CONFIG_{name}={text}", why=f"repeated: {again}")
+
+
+def open_tree(kconfig: str = "") -> Tree:
+    """Parse the Kconfig files: the project's, or those of another top-level file."""
+    if not kconfig:
+        return Tree.parse(srctree=ROOT)
+    path = Path(kconfig)
+    if not path.is_file():
+        raise ConfigError(f"KCONFIG={kconfig}: no such file")
+    return Tree.parse(str(path.resolve()), srctree=ROOT if path.resolve().parent == ROOT else path.resolve().parent)

@@ -1,73 +1,79 @@
-"""The axes of a matrix: from MATRIX_ symbols and from the command line, with coupled and excluded points."""
+"""The axes of a matrix, from MATRIX_ symbols and from the command line, with coupled values and exclusions."""
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kmatrix.errors import ConfigError
-from kmatrix.kconfig import Assignment, Tree
-from kmatrix.kconfig.assign import point as assignment_of
-from kmatrix.kconfig.assign import points as assignments_of
-from kmatrix.kconfig.assign import resolve_name
-from kmatrix.kconfig.strict import same_number, split_list
-from kmatrix.kconfig.tree import NOT_AN_AXIS
+from kmatrix.kconfig.assignments import SETS, parse_set
+from kmatrix.kconfig.tree import (
+    NOT_AN_AXIS,
+    Assignment,
+    Tree,
+    check_text,
+    is_text,
+    normalized_number,
+    repeated,
+    split_list,
+    unknown,
+)
 
 MATRIX = "MATRIX_"
+
+
 COUPLED, EXCLUDE = "MATRIX_COUPLED", "MATRIX_EXCLUDE"
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """One value of one axis.
-
-    text: as a user writes it.  swept: it stands for an axis, not for a single coupled value.
-    """
+class AxisValue:
+    """One value of one axis."""
 
     axis: str
-    text: str
+    text: str  # as a user writes it
     assignment: Assignment
-    swept: bool = True
+    swept: bool = True  # one of several values, not a single coupled value
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A symbol or choice and the values that it takes, in the order in which they were given."""
+    """A symbol or choice and its values, in the given order."""
 
     name: str
     label: str
-    points: tuple[Point, ...]
+    points: tuple[AxisValue, ...]
     from_command_line: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Points that must all hold: axis -> value text. numbers: axes whose texts are compared as numbers."""
+    """A conjunction of NAME=value terms."""
 
-    terms: tuple[tuple[str, str], ...]
+    terms: tuple[tuple[str, str], ...]  # axis or symbol, value text
     text: str
-    numbers: frozenset[str] = frozenset()
+    numbers: frozenset[str] = frozenset()  # symbols whose texts are compared as numbers
 
     def holds(self, values: Mapping[str, str | None]) -> bool:
         return all(self._same(axis, values.get(axis), text) for axis, text in self.terms)
 
     def _same(self, axis: str, value: str | None, text: str) -> bool:
-        return value == text or bool(axis in self.numbers and value and same_number(value) == same_number(text))
+        return value == text or bool(
+            axis in self.numbers and value and normalized_number(value) == normalized_number(text)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Coupling:
-    """Where the condition holds, these axes take these values."""
+    """If the condition holds, these symbols take these values."""
 
     condition: Condition
-    points: tuple[tuple[Point, ...], ...]
+    points: tuple[tuple[AxisValue, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
-    """Where the condition holds, the cell is cut with this reason."""
+    """If the condition holds, the cell is excluded with this reason."""
 
     condition: Condition
     reason: str
@@ -75,40 +81,19 @@ class Exclusion:
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """All that spans a matrix. notes: what the command line made idle."""
+    """The axes of a matrix with their couplings and exclusions."""
 
     axes: tuple[Axis, ...]
     couplings: tuple[Coupling, ...] = ()
     exclusions: tuple[Exclusion, ...] = ()
-    notes: tuple[str, ...] = ()
-    overridden: frozenset[str] = field(default=frozenset())
-
-    def cells(self, base: Mapping[str, str | None]) -> Iterator[tuple[Point, ...]]:
-        """Yield the points of each cell. base: the values in force of what is no axis, for conditions."""
-        fixed = {name: base.get(name) for name in self.named_in_conditions()}
-        for points in itertools.product(*(axis.points for axis in self.axes)):
-            values = {**fixed, **{point.axis: point.text for point in points}}
-            coupled = [group for rule in self.couplings if rule.condition.holds(values) for group in rule.points]
-            if not coupled:
-                yield points
-                continue
-            last = {group[0].axis: group for group in coupled}  # of two rules for one symbol the later counts
-            for more in itertools.product(*last.values()):
-                yield (*points, *more)
-
-    def excluded(self, values: Mapping[str, str | None]) -> str | None:
-        """Return why a cell is excluded, or None."""
-        return next((rule.reason for rule in self.exclusions if rule.condition.holds(values)), None)
-
-    def named_in_conditions(self) -> set[str]:
-        conditions = [rule.condition for rule in self.couplings] + [rule.condition for rule in self.exclusions]
-        return {axis for condition in conditions for axis, _ in condition.terms}
+    notes: tuple[str, ...] = ()  # rules that the command line overrides
+    overridden: frozenset[str] = field(default=frozenset())  # names that the command line sets
 
 
 def plan_axes(tree: Tree, base: Sequence[Assignment], overrides: Mapping[str, Sequence[Assignment]]) -> Axes:
     """Return the axes that the base configuration and the command line span.
 
-    overrides: axis -> assignments. One value removes the axis of that name, several make or replace it.
+    overrides: assignments by axis. One value removes the axis of that name, several values make or replace it.
     """
     declared = {item.name: item for item in base if item.name.startswith(MATRIX)}
     swept = _declared_axes(tree, declared) if _is_on(base) else {}
@@ -116,8 +101,8 @@ def plan_axes(tree: Tree, base: Sequence[Assignment], overrides: Mapping[str, Se
         swept.pop(name, None)
         if len(assignments) > 1:
             if name in tree.neutral:
-                raise ConfigError(f"{assignments[0].where}: {name} is no axis", why="it cannot change a result")
-            points = tuple(Point(name, _text(tree, name, item), item) for item in assignments)
+                raise ConfigError(f"{assignments[0].where}: {name} cannot be an axis", why="it cannot change a result")
+            points = tuple(AxisValue(name, _text(tree, name, item), item) for item in assignments)
             swept[name] = Axis(name, label(tree, name), points, from_command_line=True)
     couplings, notes = _couplings(tree, declared, swept, overrides) if _is_on(base) else ((), ())
     return Axes(
@@ -130,7 +115,7 @@ def plan_axes(tree: Tree, base: Sequence[Assignment], overrides: Mapping[str, Se
 
 
 def label(tree: Tree, axis: str) -> str:
-    """Return what an axis is called in names and tables: its $(label), or its name without GPT2_ in lower case."""
+    """Return the name of an axis in run names and tables: its $(label), or its name in lower case without GPT2_."""
     return tree.labels.get(axis) or axis.removeprefix("GPT2_").lower().replace("_", "")
 
 
@@ -139,7 +124,7 @@ def _is_on(base: Sequence[Assignment]) -> bool:
 
 
 def _declared_axes(tree: Tree, declared: Mapping[str, Assignment]) -> dict[str, Axis]:
-    points: dict[str, list[Point]] = {}
+    points: dict[str, list[AxisValue]] = {}
     for symbol in tree.symbols:
         item = declared.get(symbol.name)
         if item is None or symbol.name in NOT_AN_AXIS:
@@ -149,17 +134,17 @@ def _declared_axes(tree: Tree, declared: Mapping[str, Assignment]) -> dict[str, 
         if swept.choice:
             if item.value == "y":
                 text = swept.name[len(axis) + 1 :].lower()
-                points.setdefault(axis, []).append(Point(axis, text, Assignment(swept.name, "y", item.where)))
+                points.setdefault(axis, []).append(AxisValue(axis, text, Assignment(swept.name, "y", item.where)))
         else:
             for text in split_list(item.value):
-                points.setdefault(axis, []).append(Point(axis, text, Assignment(axis, text, item.where)))
+                points.setdefault(axis, []).append(AxisValue(axis, text, Assignment(axis, text, item.where)))
     return {axis: Axis(axis, label(tree, axis), tuple(found)) for axis, found in points.items()}
 
 
 def _order(tree: Tree, axis: str) -> int:
-    """Axes stand in the order of their MATRIX_ symbols; those without one behind, in the order of the files."""
+    """Return the sort key of an axis: axes with MATRIX_ symbols first, then the others, in the order of the files."""
     names = [symbol.name for symbol in tree.symbols]
-    members = tree.members(axis)
+    members = tree.members.get(axis, {})
     swept = [member.name for member in members.values()] if members else [axis]
     declared = [names.index(MATRIX + name) for name in swept if MATRIX + name in names]
     return min(declared) if declared else len(names) + min(names.index(name) for name in swept)
@@ -175,19 +160,19 @@ def _couplings(
         left, arrow, right = text.partition("=>")
         where = f"{item.where}: CONFIG_{COUPLED}: {text!r}"
         if not arrow:
-            raise ConfigError(where, why="a rule is NAME=value [NAME=value ...] => NAME=value[,value...]")
+            raise ConfigError(where, why="expected NAME=value [NAME=value ...] => NAME=value[,value...]")
         condition, groups = _condition(tree, left, where), []
         pairs = _pairs(tree, right, where)
         if not pairs:
-            raise ConfigError(where, why="the right side sets nothing")
+            raise ConfigError(where, why="the right side is empty")
         for name, values in pairs:
             if [other for other, _ in pairs].count(name) > 1:
-                raise ConfigError(where, why=f"it sets {name} twice")
+                raise ConfigError(where, why=f"{name} is set twice")
             if name in overrides:
-                notes.append(f"{name} is set on the command line: the rule {text!r} leaves it alone")
+                notes.append(f"{name} is set on the command line: the rule {text!r} does not apply to it")
             elif name in swept:
                 raise ConfigError(
-                    where, why=f"{name} is an axis too", fix=f"empty CONFIG_{MATRIX}{name}, or drop the rule"
+                    where, why=f"{name} is also an axis", hint=f"empty CONFIG_{MATRIX}{name}, or remove the rule"
                 )
             else:
                 groups.append(_coupled_points(tree, name, values, where))
@@ -196,9 +181,9 @@ def _couplings(
     return tuple(rules), tuple(notes)
 
 
-def _coupled_points(tree: Tree, name: str, values: str, where: str) -> tuple[Point, ...]:
-    found = assignments_of(tree, name, values.split(","), where)
-    return tuple(Point(name, _text(tree, name, item), item, swept=len(found) > 1) for item in found)
+def _coupled_points(tree: Tree, name: str, values: str, where: str) -> tuple[AxisValue, ...]:
+    found = points(tree, name, values.split(","), where)
+    return tuple(AxisValue(name, _text(tree, name, item), item, swept=len(found) > 1) for item in found)
 
 
 def _exclusions(tree: Tree, declared: Mapping[str, Assignment]) -> tuple[Exclusion, ...]:
@@ -209,8 +194,8 @@ def _exclusions(tree: Tree, declared: Mapping[str, Assignment]) -> tuple[Exclusi
         left, colon, reason = text.partition(":")
         where = f"{item.where}: CONFIG_{EXCLUDE}: {text!r}"
         if not colon or not reason.strip():
-            raise ConfigError(where, why="an exclusion is NAME=value [NAME=value ...]: its reason")
-        rules.append(Exclusion(_condition(tree, left, where), f"excluded: {reason.strip()}"))
+            raise ConfigError(where, why="expected NAME=value [NAME=value ...]: reason")
+        rules.append(Exclusion(_condition(tree, left, where), f"{EXCLUDE}: {reason.strip()}"))
     return tuple(rules)
 
 
@@ -221,10 +206,10 @@ def _rules(text: str) -> list[str]:
 def _condition(tree: Tree, text: str, where: str) -> Condition:
     terms = []
     for name, value in _pairs(tree, text, where):
-        item = assignment_of(tree, name, value, where)
+        item = point(tree, name, value, where)
         terms.append((name, _text(tree, name, item)))
     if not terms:
-        raise ConfigError(where, why="the left side names nothing")
+        raise ConfigError(where, why="the left side is empty")
     return Condition(tuple(terms), text.strip(), frozenset(tree.floats))
 
 
@@ -237,10 +222,128 @@ def _pairs(tree: Tree, text: str, where: str) -> list[tuple[str, str]]:
         try:
             pairs.append((resolve_name(tree, match[1]), match[2]))
         except ConfigError as error:
-            raise ConfigError(where, why=error.what.removeprefix("command line: "), fix=error.fix) from None
+            raise ConfigError(where, why=error.what.removeprefix("command line: "), hint=error.hint) from None
     return pairs
 
 
 def _text(tree: Tree, axis: str, item: Assignment) -> str:
-    """The text of a value as a user writes it: a choice's members by the end of their names."""
+    """Return a value as a user writes it: the lower-case suffix of a member, the text of another symbol."""
     return item.name[len(axis) + 1 :].lower() if axis in tree.choices else item.value
+
+
+PREFIX = "GPT2_"
+
+
+# Other names for symbols on the command line. A symbol's own name, with or without GPT2_, needs no entry.
+ALIASES = {
+    "GLOBAL_BATCH": "PARALLEL_BATCH_SIZE",
+    "TIMEOUT": "RUN_TIMEOUT",
+    "ITERS": "GPT2_MAX_ITERS",
+    "LR": "GPT2_LEARNING_RATE",
+    "MICRO_BATCH": "GPT2_BATCH_SIZE",
+    "TIME": "GPT2_MAX_TIME",
+    "TRAINING_HOURS": "GPT2_MAX_TIME",
+    "COST": "GPT2_MAX_COST",
+    "TOKENS": "GPT2_MAX_TOKENS",
+    "EPOCHS": "GPT2_MAX_EPOCHS",
+    "PROJECT": "TRACKER_PROJECT",
+}
+
+
+UNITS = {"TRAINING_HOURS": "h"}  # the unit of the values of a name: TRAINING_HOURS=2.5 is MAX_TIME=2.5h
+
+
+def resolve_name(tree: Tree, name: str, arguments: tuple[str, ...] = ()) -> str:
+    """Return the symbol or axis of a name on the command line: the name itself, with GPT2_ before it, or its alias.
+
+    arguments: other names that the command takes, for suggestions.
+    """
+    known = {symbol.name for symbol in tree.symbols} | set(tree.choices)
+    fits = [
+        candidate for candidate in dict.fromkeys((name, PREFIX + name, ALIASES.get(name, ""))) if candidate in known
+    ]
+    if len(fits) > 1:
+        raise ConfigError(f"{name} is ambiguous: {' or '.join(fits)}", hint="use the full name")
+    if not fits:
+        short = {candidate.removeprefix(PREFIX) for candidate in known if not candidate.startswith("FORBID_")}
+        if not name.startswith("MATRIX"):
+            short = {candidate for candidate in short if not candidate.startswith("MATRIX_")}
+        raise unknown("", name, [*sorted(short), *ALIASES, *SETS, *arguments])
+    return fits[0]
+
+
+def parse_override(tree: Tree, name: str, text: str) -> tuple[str, list[Assignment]]:
+    """Return the axis that NAME=value[,value...] sets, and an assignment per value.
+
+    A choice takes the lower-case suffixes of its members: OPTIMIZER=adamw,muon.
+    """
+    axis, where = resolve_name(tree, name), f"command line: {name}={text}"
+    choice = tree.axis_of(tree.kconf.syms[axis]) if axis not in tree.choices else axis
+    if choice != axis:
+        if text != "y":
+            raise ConfigError(where, why=f"{axis} is a member of {choice}: a single member can only be set to y")
+        return choice, [Assignment(axis, "y", where)]
+    values = text.split(",") if _may_be_list(tree, axis) else [text]
+    values = [value + UNITS.get(name, "") for value in values]
+    return axis, points(tree, axis, values, where)
+
+
+def points(tree: Tree, axis: str, values: Sequence[str], where: str) -> list[Assignment]:
+    """Return an assignment per value of an axis. Raises ConfigError if a value is repeated, in any spelling."""
+    found = [point(tree, axis, value, where) for value in values]
+    again = repeated(tree, axis, [item.name if axis in tree.choices else item.value for item in found])
+    if again:
+        raise ConfigError(where, why=f"repeated: {again}")
+    return found
+
+
+def point(tree: Tree, axis: str, value: str, where: str) -> Assignment:
+    """Return the assignment that sets an axis (a choice or a symbol) to a value."""
+    members = tree.members.get(axis, {})
+    if members:
+        if value.lower() not in members:
+            raise ConfigError(
+                f"{where}: unknown value {value!r} of {axis}", why=f"expected one of {', '.join(members)}"
+            )
+        return Assignment(members[value.lower()].name, "y", where)
+    symbol = tree.symbol(axis, where)
+    check_text(tree, symbol, value, where)
+    return Assignment(axis, value, where)
+
+
+def _may_be_list(tree: Tree, axis: str) -> bool:
+    """Return whether a comma separates values: everywhere but in free strings, where it belongs to the text."""
+    symbol = tree.kconf.syms.get(axis)
+    if axis in tree.choices or symbol is None:
+        return True
+    if axis.startswith("MATRIX"):  # lists of values are strings themselves; the others cannot be swept
+        return False
+    return not is_text(symbol) or axis in tree.floats or axis in tree.oneofs or axis in tree.durations
+
+
+def overrides(tree: Tree, assignments: Mapping[str, str], options: Collection[str] = ()) -> dict[str, list[Assignment]]:
+    """Return the assignments of the command line by axis, one for each value.
+
+    assignments: NAME -> text.  options: other names that the command takes, for suggestions.
+    """
+    found: dict[str, list[Assignment]] = {}
+    for name, text in assignments.items():
+        for axis, values in _parsed(tree, name, text, options).items():
+            if axis in found:
+                raise ConfigError(f"command line: {name}={text}", why=f"{axis} is set twice")
+            found[axis] = values
+    return found
+
+
+def _parsed(tree: Tree, name: str, text: str, options: Collection[str]) -> dict[str, list[Assignment]]:
+    """Return the assignments of one NAME=value by axis: several axes only for a set such as TRACKER."""
+    if name in SETS:
+        return parse_set(tree, name, text)
+    resolve_name(tree, name, tuple(options))
+    axis, values = parse_override(tree, name, text)
+    return {axis: values}
+
+
+def single(found: Mapping[str, Sequence[Assignment]]) -> list[Assignment]:
+    """Return the overrides with a single value, which hold in every run."""
+    return [values[0] for values in found.values() if len(values) == 1]

@@ -1,42 +1,44 @@
-"""Expansion: cells -> runs, with a reason for each cell that is cut."""
+"""Cells -> runs: deduplicated, named and identified, with a reason for each excluded cell."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from kmatrix.errors import ConfigError
-from kmatrix.kconfig import Assignment, Tree, cause
-from kmatrix.kconfig.strict import SHOWN
-from kmatrix.matrix.axes import Axes, Axis, Point, label
-from kmatrix.matrix.identity import Identity
+from kmatrix.kconfig.assignments import SHOWN, cause
+from kmatrix.kconfig.tree import Assignment, Symbols, Tree, normalized
+from kmatrix.matrix.axes import Axes, Axis, AxisValue, label
 
 LONGEST_NAME = 120
+
+
 OPTIMIZER, GPUS, DEVICE, SEED = "GPT2_OPTIMIZER", "GPT2_NUM_GPUS", "GPT2_DEVICE", "GPT2_SEED"
 
+
+# A rule that Kconfig cannot express: effective values -> the reason why they are invalid, or None.
 Rule = Callable[[Callable[[str], str | None]], str | None]
-"""A condition that Kconfig cannot say: given the values in force, the reason why they are illegal, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One point of the matrix that is to be trained.
-
-    axes: label -> value text; the optimizer and the GPUs are always there.  points: what to set, over the base.
-    """
+    """One run of the matrix."""
 
     run_id: str
     name: str
-    axes: tuple[tuple[str, str], ...]
-    points: tuple[Point, ...]
+    axes: tuple[tuple[str, str], ...]  # label -> value text; the optimizer and the GPU count are always included
+    points: tuple[AxisValue, ...]  # the values to set over the base
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """Cells that are not run, and why."""
+class Excluded:
+    """Cells that are excluded for the same reason."""
 
     count: int
     reason: str
@@ -44,25 +46,25 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """The expanded matrix. cells = runs + collapsed + the cuts' counts."""
+    """The expanded matrix."""
 
     axes: tuple[Axis, ...]
     runs: tuple[Run, ...]
-    cuts: tuple[Cut, ...]
-    cells: int
-    collapsed: int
+    excluded: tuple[Excluded, ...]
+    cells: int  # runs + duplicates + excluded cells
+    duplicates: int  # cells with the configuration of an earlier cell
     notes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class _Cells:
-    """Puts one cell after the other in force, and touches only what differs from the one before."""
+    """Applies one cell after the other, and sets only the symbols that differ from the previous cell."""
 
     tree: Tree
-    fixed: dict[str, Assignment]  # axis -> the base's assignment
+    fixed: dict[str, Assignment]  # axis -> assignment of the base
     present: dict[str, Assignment] = field(default_factory=dict)
 
-    def enter(self, points: Iterable[Point]) -> None:
+    def enter(self, points: Iterable[AxisValue]) -> None:
         wanted = {point.axis: point.assignment for point in points}
         for axis in [axis for axis in self.present if axis not in wanted]:
             del self.present[axis]
@@ -81,23 +83,22 @@ class _Cells:
             self.tree.kconf.syms[axis].unset_value()
 
 
-def settle(tree: Tree, base: Sequence[Assignment], run: Run) -> None:
-    """Put one run's configuration in force: the base, no matrix, and the run's points."""
+def apply_run(tree: Tree, base: Sequence[Assignment], run: Run) -> Symbols:
+    """Apply the configuration of one run to the tree, the base and the run's values, and return the effective values.
+
+    Expansion does not keep them: with 100,000 runs they would take most of its time and memory.
+    """
     tree.reset()
     taken = {point.axis for point in run.points}
-    for item in base:
-        symbol = tree.kconf.syms[item.name]
-        if not item.name.startswith("MATRIX") and tree.axis_of(symbol) not in taken:
-            symbol.set_value(item.value)
-    for point in run.points:
-        tree.kconf.syms[point.assignment.name].set_value(point.assignment.value)
+    lines = [item for item in base if tree.axis_of(tree.kconf.syms[item.name]) not in taken]
+    return tree.apply([*lines, *(point.assignment for point in run.points)])
 
 
 def expand(tree: Tree, base: Sequence[Assignment], axes: Axes, rules: Sequence[Rule] = ()) -> Matrix:
-    """Return the runs of a matrix. Raises ConfigError for a line or an axis value that no cell puts in force.
+    """Return the runs of a matrix. Raises ConfigError for a line or an axis value that has no effect in any cell.
 
-    base: assignments that hold in every cell (those of an axis give way to it).
-    Narrowing from the command line may idle lines of the base: those become notes.
+    base: assignments that hold in every cell, if their symbol is not an axis.  rules: see `Rule`.
+    Lines that have no effect because the command line narrows the matrix become notes.
     """
     tree.reset()
     taken = {axis.name for axis in axes.axes}
@@ -109,70 +110,90 @@ def expand(tree: Tree, base: Sequence[Assignment], axes: Axes, rules: Sequence[R
     walk = _Walk(tree, axes, lines, rules)
     _refuse_moving_conditions(tree, axes, walk.identity.moving)
     cells = _Cells(tree, fixed)
-    before = {name: tree.value(name) for name in axes.named_in_conditions()}
-    for points in axes.cells(before):
+    before = {name: tree.value(name) for name in _named_in_conditions(axes)}
+    for points in _cell_values(axes, before):
         cells.enter(points)
         walk.visit(points)
     walk.refuse_idle()
     return walk.matrix()
 
 
+def _cell_values(axes: Axes, base: Mapping[str, str | None]) -> Iterator[tuple[AxisValue, ...]]:
+    """Yield the values of each cell. base: effective values of the symbols in conditions that are not axes."""
+    for points in itertools.product(*(axis.points for axis in axes.axes)):
+        values = {**base, **{point.axis: point.text for point in points}}
+        coupled = [group for rule in axes.couplings if rule.condition.holds(values) for group in rule.points]
+        if not coupled:
+            yield points
+            continue
+        last = {group[0].axis: group for group in coupled}  # the last of several rules for one symbol wins
+        for more in itertools.product(*last.values()):
+            yield (*points, *more)
+
+
+def _named_in_conditions(axes: Axes) -> set[str]:
+    """Return the axes and symbols that the conditions of couplings and exclusions name."""
+    conditions = [rule.condition for rule in axes.couplings] + [rule.condition for rule in axes.exclusions]
+    return {axis for condition in conditions for axis, _ in condition.terms}
+
+
 def _refuse_moving_conditions(tree: Tree, axes: Axes, moving: set[str]) -> None:
-    """Refuse a coupled rule whose left side follows from an axis: it is read before the cell is in force."""
+    """Refuse a coupling whose left side depends on an axis: it is evaluated before the cell is applied."""
     swept = {axis.name for axis in axes.axes}
     for rule in axes.couplings:
         for name, _ in rule.condition.terms:
-            own = {name, *(member.name for member in tree.members(name).values())}
+            own = {name, *(member.name for member in tree.members.get(name, {}).values())}
             if name not in swept and own & moving:
                 raise ConfigError(
-                    f"CONFIG_MATRIX_COUPLED: {rule.condition.text!r}: {name} is no axis and changes with one",
-                    fix="name the axes themselves on the left side",
+                    f"CONFIG_MATRIX_COUPLED: {rule.condition.text!r}: {name} is not an axis, but depends on one",
+                    hint="name the axes themselves on the left side",
                 )
 
 
 class _Walk:
-    """Judges the cell in force, and keeps what was found. One visit costs some tens of microseconds."""
+    """Classifies cells one by one and collects the results. One visit takes some tens of microseconds."""
 
     def __init__(self, tree: Tree, axes: Axes, lines: Sequence[Assignment], rules: Sequence[Rule]) -> None:
         self.tree, self.axes, self.lines, self.rules = tree, axes, lines, rules
-        self.cells = self.collapsed = 0
-        self.cuts: Counter[str] = Counter()
-        self.found: dict[str, tuple[Point, ...]] = {}
+        self.cells = self.duplicates = 0
+        self.excluded: Counter[str] = Counter()
+        self.conditions = _named_in_conditions(axes)
+        self.found: dict[str, tuple[AxisValue, ...]] = {}
         self.shown: dict[str, tuple[str, str, str]] = {}
         self.used: set[tuple[str, str]] = set()
-        self.live: set[Assignment] = set()
+        self.effective: set[Assignment] = set()
         self.notes: list[str] = []
-        self.identity = Identity(tree, self._moving())
+        self.identity = RunIdentity(tree, self._moving())
         moving = self.identity.moving
         self.steady_cause = next(
             (why for item in lines if item.name not in moving and (why := self._broken(item))), None
         )
-        self.live.update(item for item in lines if item.name not in moving and self._in_force(item))
+        self.effective.update(item for item in lines if item.name not in moving and self._has_effect(item))
         self.moving_lines = [item for item in lines if item.name in moving]
         self.forbid = [symbol for symbol in tree.symbols if symbol.name.startswith("FORBID_")]
 
     def _moving(self) -> set[str]:
-        """Every axis name whose value can differ between cells, before dependencies are followed."""
+        """Return the axes and coupled symbols, without the symbols that depend on them."""
         coupled = {group[0].axis for rule in self.axes.couplings for group in rule.points}
         return {axis.name for axis in self.axes.axes} | coupled
 
-    def visit(self, points: tuple[Point, ...]) -> None:
+    def visit(self, points: tuple[AxisValue, ...]) -> None:
         self.cells += 1
-        applied, why = self._judge(points)
+        applied, why = self._check(points)
         if why is not None:
-            self.cuts[why] += 1
+            self.excluded[why] += 1
             return
         self.used.update((point.axis, point.text) for point in applied)
         run_id = self.identity.of_cell()
         if run_id in self.found:
-            self.collapsed += 1
+            self.duplicates += 1
             return
         self.found[run_id] = applied
         value = self.tree.value
         self.shown[run_id] = (value(OPTIMIZER) or "", value(GPUS) or "", value(DEVICE) or "")
 
-    def _judge(self, points: tuple[Point, ...]) -> tuple[tuple[Point, ...], str | None]:
-        """Return the points that apply in the cell in force, and why the cell is illegal, or None."""
+    def _check(self, points: tuple[AxisValue, ...]) -> tuple[tuple[AxisValue, ...], str | None]:
+        """Return the values that apply in this cell, and why the cell is invalid, or None."""
         if self.steady_cause:
             return (), self.steady_cause
         applied = []
@@ -185,16 +206,16 @@ class _Walk:
         return tuple(applied), self._line_cause({point.axis for point in points}) or self._rule_cause()
 
     def _line_cause(self, taken: set[str]) -> str | None:
-        """Why a line of the base is illegal here. taken: axes that a point stands for in this cell."""
+        """Return why a line of the base is invalid in this cell, or None. taken: axes with a value in this cell."""
         for item in self.moving_lines:
             if self.tree.axis_of(self.tree.kconf.syms[item.name]) not in taken and (why := self._broken(item)):
                 return why
-            if self._in_force(item):
-                self.live.add(item)
+            if self._has_effect(item):
+                self.effective.add(item)
         return None
 
     def _rule_cause(self) -> str | None:
-        """Why a FORBID_ symbol, a rule or an exclusion cuts this cell."""
+        """Return why a FORBID_ symbol, a rule or an exclusion excludes this cell, or None."""
         if any(symbol.str_value == "y" for symbol in self.forbid):
             return self.tree.forbidden()[0]
         for rule in self.rules:
@@ -202,22 +223,23 @@ class _Walk:
                 return why
         if not self.axes.exclusions:
             return None
-        return self.axes.excluded({name: self.tree.value(name) for name in self.axes.named_in_conditions()})
+        values = {name: self.tree.value(name) for name in self.conditions}
+        return next((rule.reason for rule in self.axes.exclusions if rule.condition.holds(values)), None)
 
     def _broken(self, item: Assignment) -> str | None:
-        """Why a line of the base that applies in this cell does not hold. One that does not apply is no mistake."""
+        """Return why a line of the base is invalid in this cell, None if it is valid or does not apply."""
         found = cause(self.tree, item)
         symbol = self.tree.kconf.syms[item.name]
         if found is None or found.absent or not (symbol.visibility or symbol.choice):
             return None
         return f"CONFIG_{item.name}={item.value}: {found.text} ({item.where})"
 
-    def _in_force(self, item: Assignment) -> bool:
+    def _has_effect(self, item: Assignment) -> bool:
         symbol = self.tree.kconf.syms[item.name]
         return symbol.str_value == item.value and (bool(symbol.visibility) or item.value == "n")
 
     def refuse_idle(self) -> None:
-        """Refuse what was asked for and is in force in no cell; where the command line narrowed, note it."""
+        """Refuse lines and values without effect in any cell. If the command line narrows the matrix, note them."""
         idle: list[tuple[bool, str]] = []
         for axis in self.axes.axes:
             for point in axis.points:
@@ -226,24 +248,24 @@ class _Walk:
                     idle.append((axis.from_command_line, f"{where}: {self._why_idle(point)}"))
         if self.found:
             for item in self.lines:
-                if item not in self.live:
+                if item not in self.effective:
                     found = cause(self.tree, item)
-                    why = found.text if found else "in force in no run"
+                    why = found.text if found else "no effect in any run"
                     idle.append(
                         (item.where.startswith("command line"), f"{item.where}: CONFIG_{item.name}={item.value}: {why}")
                     )
         hard = [text for own, text in idle if own or not self.axes.overridden]
         if hard or not self.found:
-            cut = [f"{count} cut: {why}" for why, count in self.cuts.most_common(SHOWN)]
+            cut = [f"{count} excluded: {why}" for why, count in self.excluded.most_common(SHOWN)]
             lines = "\n  ".join([*hard[:SHOWN], *cut])
-            raise ConfigError(f"in force in no run of the matrix:\n  {lines}", fix="change or remove it")
+            raise ConfigError(f"no effect in any run of the matrix:\n  {lines}", hint="change or remove it")
         self.notes = [text for _, text in idle] + self._idle_rules()
 
     def _idle_rules(self) -> list[str]:
         excluding = [
-            f"the exclusion of {rule.condition.text!r} cuts nothing"
+            f"the exclusion of {rule.condition.text!r} matches no cell"
             for rule in self.axes.exclusions
-            if rule.reason not in self.cuts
+            if rule.reason not in self.excluded
         ]
         coupled = []
         for rule in self.axes.couplings:
@@ -255,9 +277,11 @@ class _Walk:
                 coupled += [f"the rule {rule.condition.text!r} sets {p.axis}={p.text} in no run" for p in idle]
         return excluding + coupled
 
-    def _why_idle(self, point: Point) -> str:
+    def _why_idle(self, point: AxisValue) -> str:
         starts = f"{point.axis}={point.text}: "
-        return next((why.removeprefix(starts) for why in self.cuts if why.startswith(starts)), "legal in no cell")
+        return next(
+            (why.removeprefix(starts) for why in self.excluded if why.startswith(starts)), "invalid in every cell"
+        )
 
     def matrix(self) -> Matrix:
         varying = {axis.name for axis in self.axes.axes if len(axis.points) > 1}
@@ -279,16 +303,16 @@ class _Walk:
             if gpus:
                 shown[labels[GPUS]] = gpus
             runs.append(Run(run_id, name, tuple(shown.items()), points))
-        cuts = tuple(Cut(count, why) for why, count in sorted(self.cuts.items()))
+        excluded = tuple(Excluded(count, why) for why, count in sorted(self.excluded.items()))
         notes = (*self.axes.notes, *self.notes)
-        return Matrix(self.axes.axes, tuple(runs), cuts, self.cells, self.collapsed, notes)
+        return Matrix(self.axes.axes, tuple(runs), excluded, self.cells, self.duplicates, notes)
 
     def _axis_names(self) -> set[str]:
         return {axis.name for axis in self.axes.axes}
 
 
 def _decides(tree: Tree, item: Assignment) -> bool:
-    """A line that gives its axis a value: any but the `is not set` of a choice's member."""
+    """Return whether a line sets its axis: all but the `is not set` of a member of a choice."""
     return not (tree.kconf.syms[item.name].choice and item.value != "y")
 
 
@@ -302,5 +326,69 @@ def _name(optimizer: str, gpus: str, device: str, swept: Sequence[tuple[str, str
 
 @functools.lru_cache(4096)
 def _plain(part: str) -> str:
-    """Return a text as it may stand in the name of a folder."""
+    """Return a text with all characters replaced that are not allowed in the name of a run directory."""
     return re.sub(r"[^A-Za-z0-9.+-]", "-", part)
+
+
+ID_DIGITS = 10
+
+
+class RunIdentity:
+    """Computes the id of the current configuration: a hash of all values that can change a result.
+
+    The lines are sorted by name. Those that are the same in all cells are made once.
+    moving: names of symbols and choices whose value can differ between cells.
+    """
+
+    def __init__(self, tree: Tree, axes: set[str]) -> None:
+        self.tree = tree
+        self.moving = _dependents(tree, axes)
+        names = [
+            symbol.name
+            for symbol in tree.symbols
+            if not symbol.choice
+            and symbol.name not in tree.neutral
+            and not symbol.name.startswith(("MATRIX", "FORBID_"))
+        ]
+        names = sorted([*names, *tree.choices])
+        self.lines = [self._line(name) for name in names]
+        self.places = [
+            (place, name)
+            for place, name in enumerate(names)
+            if self.moving
+            & {name, tree.neutral_unless.get(name), *(m.name for m in tree.members.get(name, {}).values())}
+        ]
+
+    def of_cell(self) -> str:
+        for place, name in self.places:
+            self.lines[place] = self._line(name)
+        return hashlib.sha256("".join(self.lines).encode()).hexdigest()[:ID_DIGITS]
+
+    def _line(self, name: str) -> str:
+        text, decides = self.tree.value(name), self.tree.neutral_unless.get(name)
+        if text is None or (decides and not self.tree.value(decides)):
+            return ""
+        return f"{name}={normalized(self.tree, name, text)}\n"
+
+
+def _dependents(tree: Tree, axes: Iterable[str]) -> set[str]:
+    """Return the symbols whose value can change with the given axes, including those of the axes."""
+    below: dict[Any, set[Any]] = {}
+    for symbol in tree.symbols:
+        for item in symbol.referenced:
+            below.setdefault(item, set()).add(symbol)
+        if symbol.choice:
+            below.setdefault(symbol, set()).add(symbol.choice)
+            below.setdefault(symbol.choice, set()).add(symbol)
+    for choice in tree.choices.values():
+        for item in choice.referenced:
+            below.setdefault(item, set()).add(choice)
+    todo: list[Any] = [member for axis in axes for member in tree.members.get(axis, {}).values()]
+    todo += [tree.kconf.syms[axis] for axis in axes if axis not in tree.choices]
+    seen: set[Any] = set()
+    while todo:
+        item = todo.pop()
+        if item not in seen:
+            seen.add(item)
+            todo.extend(below.get(item, ()))
+    return {item.name for item in seen if item.name}

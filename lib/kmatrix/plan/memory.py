@@ -1,47 +1,51 @@
-"""How much memory each rank of a run needs, from its shape alone.
+"""Forecast the memory per rank, the parameters and the FLOP of a run from its configuration.
 
-What the backward pass keeps was counted from gpt2/model.py; tests hold the sum against measured peaks.
+The activations are counted from gpt2/model.py; tests compare the sum with measured peaks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from kmatrix.plan import BYTES, masks, states
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import ModelShape, padded
+from kmatrix.text import plural
 
-MATMUL_TOKENS = 512  # on the CPU contexts up to this keep attention's probabilities (gpt2.model.attention_path)
-MATMUL_ROWS = 256  # query rows taken at once there: keys after the last of them are never multiplied
-NARROW, MANY = 128, 32768  # width and vocabulary where the loss is in chunks by itself on the CPU (gpt2.model)
+MATMUL_TOKENS = 512  # on the CPU, contexts up to this length store attention probabilities (gpt2.model.attention_path)
+
+
+MATMUL_ROWS = 256  # query rows per product there; keys after the last of these rows are not multiplied
+
+
+NARROW, MANY = (
+    128,
+    32768,
+)  # width and vocabulary for which the CPU computes the loss in chunks by default
+
+
 CPU_CHUNK = 128
-LOGIT_COPIES = 3  # 32-bit: log-probabilities, the gradient by them, the gradient by the logits
+
+
+LOGIT_COPIES = 3  # 32-bit: log-probabilities, their gradient, the gradient of the logits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """Bytes on one rank. states: of the optimizer, and masks; None where the optimizer is not known.
-
-    copies: 16-bit ones of the weights.  activations: what the layers keep for the way back.
-    block: what the way back through one block needs on top; all of the block where it is computed again.
-    head: the gradient of the output layer, which is there first.
-    early: gradients exist before the way back (accumulation, or the buckets of data-parallel training).
-    """
+class MemoryNeed:
+    """Memory of one rank, in bytes."""
 
     weights: float
     gradients: float
-    states: float | None
-    copies: float
-    activations: float
-    block: float
+    states: float | None  # optimizer states and pruning masks; None if the optimizer is unknown
+    copies: float  # 16-bit copies of the weights
+    activations: float  # stored by the layers for the backward pass
+    block: float  # extra for the backward pass of one block; the whole block with activation checkpointing
     logits: float
-    head: float
-    early: bool
+    head: float  # gradient of the output layer, the first to exist
+    early: bool  # gradients exist before the backward pass (accumulation, or DDP buckets)
 
     @property
     def total(self) -> float | None:
-        """The peak: where the way back begins, or where it ends and all gradients are there."""
+        """The peak: at the start of the backward pass, or at its end with all gradients."""
         if self.states is None:
             return None
         kept = self.weights + self.states + self.copies
@@ -50,61 +54,61 @@ class Memory:
         return kept + max(begins, self.gradients + self.block)
 
 
-def memory(shape: ModelShape, fields: Mapping[str, Any]) -> Memory:
-    """Return what a run needs on each rank. fields: the trainer's, by their names."""
-    wide = replace(shape, vocab_size=padded(shape.vocab_size, fields.get("vocab_multiple") or 1))
-    half = fields["dtype"] == "bf16"
-    ranks = int(fields["num_gpus"])
-    tokens = int(fields["batch_size"]) * shape.block_size
-    chunk = _chunk(wide, fields, tokens)
-    kept = states(wide, fields)
+def memory(shape: ModelShape, train: TrainConfig) -> MemoryNeed:
+    """Return the memory per rank."""
+    wide = replace(shape, vocab_size=padded(shape.vocab_size, train.vocab_multiple))
+    half = train.dtype == "bf16"
+    ranks = train.num_gpus
+    tokens = train.batch_size * shape.block_size
+    chunk = _chunk(wide, train, tokens)
+    kept = states(wide, train)
     copies = 2 * (wide.params - shape.block_size * shape.n_embd) if half else 0  # 16-bit copies of the weights
-    return Memory(
+    return MemoryNeed(
         weights=BYTES * wide.params,
         gradients=BYTES * wide.params,
-        states=None if kept is None else BYTES * (kept + masks(wide, fields)),
+        states=None if kept is None else BYTES * (kept + masks(wide, train)),
         copies=copies,
-        activations=_activations(wide, fields, tokens),
-        block=tokens * _way_back(wide, fields),
+        activations=_activations(wide, train, tokens),
+        block=tokens * _way_back(wide, train),
         logits=_logits(wide, half, tokens, chunk),
         head=BYTES * wide.vocab_size * wide.n_embd,
-        early=ranks > 1 or int(fields["gradient_accumulation"]) > 1,
+        early=ranks > 1 or train.gradient_accumulation > 1,
     )
 
 
-def of_layer(shape: ModelShape, fields: Mapping[str, Any]) -> float:
-    """Return the bytes for each token that one block keeps for the way back.
+def of_layer(shape: ModelShape, train: TrainConfig) -> float:
+    """Return the bytes per token that one block stores for the backward pass.
 
-    In widths: the stream twice (32-bit), and at the width of the activations the two norms, queries, keys and values,
-    the attention's result, and the MLP's hidden layer twice (before and after GELU).
+    In units of n_embd: the residual stream twice (32-bit), and in the dtype of the activations 14 more: two norms,
+    queries, keys, values, the attention output, and the MLP's hidden layer twice (before and after GELU).
     """
-    half = fields["dtype"] == "bf16"
+    half = train.dtype == "bf16"
     size = 2 if half else 4
     per_token: float = shape.n_embd * (2 * 4 + 14 * size)
-    if fields["dropout"]:
-        per_token += shape.n_embd * 2 * (size if fields["device"] == "cpu" else 1)
-    if _probabilities(shape, fields):
+    if train.dropout:
+        per_token += shape.n_embd * 2 * (size if train.device == "cpu" else 1)
+    if _probabilities(shape, train):
         keys = _keys(shape.block_size)
-        each = (4 + size if half and fields["device"] != "cpu" else size) + (2 * size if fields["dropout"] else 0)
+        each = (4 + size if half and train.device != "cpu" else size) + (2 * size if train.dropout else 0)
         per_token += shape.n_head * keys * each
     return per_token
 
 
-def _way_back(shape: ModelShape, fields: Mapping[str, Any]) -> float:
-    """Return bytes for each token: gradients of the stream and of the hidden layer, and what is computed again."""
-    size = 2 if fields["dtype"] == "bf16" else 4
-    return shape.n_embd * (4 + 4 * size) + (of_layer(shape, fields) if fields["recompute"] else 0)
+def _way_back(shape: ModelShape, train: TrainConfig) -> float:
+    """Return bytes per token: gradients of the residual stream and the hidden layer, and recomputed activations."""
+    size = 2 if train.dtype == "bf16" else 4
+    return shape.n_embd * (4 + 4 * size) + (of_layer(shape, train) if train.recompute else 0)
 
 
-def _activations(shape: ModelShape, fields: Mapping[str, Any], tokens: int) -> float:
-    size = 2 if fields["dtype"] == "bf16" else 4
-    ends = shape.n_embd * (4 + size)  # the last layer norm: its input and its result
-    layer: float = shape.n_embd * 4 if fields["recompute"] else of_layer(shape, fields)  # recomputed: its input alone
+def _activations(shape: ModelShape, train: TrainConfig, tokens: int) -> float:
+    size = 2 if train.dtype == "bf16" else 4
+    ends = shape.n_embd * (4 + size)  # the last layer norm: input and output
+    layer: float = shape.n_embd * 4 if train.recompute else of_layer(shape, train)  # recompute: only the input
     return tokens * (shape.n_layer * layer + ends)
 
 
 def _logits(shape: ModelShape, half: bool, tokens: int, chunk: int) -> float:
-    """Return the bytes of the output layer's way back, whole or in chunks of rows."""
+    """Return the bytes of the loss: logits and their gradients, of all rows or of one chunk."""
     rows = min(chunk, tokens) if chunk else tokens
     whole = LOGIT_COPIES * 4.0 * rows * shape.vocab_size
     if not chunk:
@@ -113,21 +117,118 @@ def _logits(shape: ModelShape, half: bool, tokens: int, chunk: int) -> float:
     return whole + shape.vocab_size * shape.n_embd * (4 + (2 if half else 0)) + tokens * shape.n_embd * size
 
 
-def _chunk(shape: ModelShape, fields: Mapping[str, Any], tokens: int) -> int:
-    """Return the rows of logits that exist at once, 0 for all."""
-    narrow = shape.n_embd <= NARROW and shape.vocab_size >= MANY and fields["device"] == "cpu"
-    return min(tokens, int(fields["loss_chunk"] or 0) or (CPU_CHUNK if narrow else 0))
+def _chunk(shape: ModelShape, train: TrainConfig, tokens: int) -> int:
+    """Return the rows of logits that are computed at once, 0 for all."""
+    narrow = shape.n_embd <= NARROW and shape.vocab_size >= MANY and train.device == "cpu"
+    return min(tokens, train.loss_chunk or (CPU_CHUNK if narrow else 0))
 
 
-def _probabilities(shape: ModelShape, fields: Mapping[str, Any]) -> bool:
-    """Return whether attention keeps a number for each pair of tokens: plain products, no fused attention."""
-    if not fields["flash_attention"]:
+def _probabilities(shape: ModelShape, train: TrainConfig) -> bool:
+    """Return whether attention stores the probabilities: it does without fused attention."""
+    if not train.flash_attention:
         return True
-    return fields["device"] == "cpu" and (bool(fields["dropout"]) or shape.block_size <= MATMUL_TOKENS)
+    return train.device == "cpu" and (train.dropout > 0 or shape.block_size <= MATMUL_TOKENS)
 
 
 def _keys(block_size: int) -> float:
-    """Return the keys that a query meets, on average, where rows are taken some at a time."""
+    """Return the mean number of keys per query with MATMUL_ROWS query rows per product."""
     starts = range(0, block_size, MATMUL_ROWS)
     pairs = sum(min(MATMUL_ROWS, block_size - start) * min(start + MATMUL_ROWS, block_size) for start in starts)
     return pairs / block_size
+
+
+BYTES = 4  # weights, gradients and optimizer states are 32-bit
+
+
+FEWEST_CHANGES = 5  # mask updates; with fewer, pruning is one step instead of a ramp
+
+
+MOST_WARMUP = 0.25  # fraction of the steps; with more, runs compare warm-ups instead of optimizers
+
+
+# Numbers per parameter that an optimizer stores: of matrices in blocks, of other parameters.
+STATES = {
+    "sgd": (1, 1),
+    "adam": (2, 2),
+    "adamw": (2, 2),
+    "adamwadv": (3, 3),
+    "adamwspam": (2, 2),
+    "adamwprune": (2, 2),
+    "muon": (1, 2),
+    "adafactor": (0, 0),
+    "lion": (1, 1),
+    "adopt": (2, 2),
+    "soap": (2, 2),
+    "schedulefree": (2, 2),
+}
+
+
+SOAP_WIDEST = 10_000  # a dimension above this has no preconditioner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """The forecast of a run before it starts."""
+
+    params: int  # without padding of the vocabulary
+    tokens: int | None  # of the whole run; None if its length depends on data that are not prepared
+    flops: float | None  # of the whole run
+    state_mib: float | None  # MiB of weights, gradients and optimizer states per rank, without activations
+
+
+def forecast(shape: ModelShape, train: TrainConfig, *, tokens: int | None) -> Forecast:
+    """Return the parameters, tokens, FLOP and minimum memory of a run. tokens: of the whole run, if known."""
+    kept = states(shape, train)
+    if kept is not None:
+        kept += masks(shape, train)
+    mib = None if kept is None else BYTES * (2 * shape.params + kept) / 2**20
+    flops = None if tokens is None else shape.flops_per_token * tokens
+    return Forecast(params=shape.params, tokens=tokens, flops=flops, state_mib=mib)
+
+
+def states(shape: ModelShape, train: TrainConfig) -> float | None:
+    """Return how many 32-bit numbers the optimizer stores, None for an unknown optimizer.
+
+    Muon stores one number per parameter of the matrices in blocks and two for the rest (AdamW).
+    Adafactor stores one row and one column per matrix, which is negligible.
+    SOAP stores two square matrices and their eigenvectors per matrix.
+    """
+    optimizer = train.optimizer
+    if optimizer not in STATES:
+        return None
+    matrix, other = (count + bool(train.amsgrad) for count in STATES[optimizer])
+    in_blocks = 12 * shape.n_layer * shape.n_embd * shape.n_embd
+    squares = _squares(shape) if optimizer == "soap" else 0
+    return in_blocks * matrix + (shape.params - in_blocks) * other + squares
+
+
+def masks(shape: ModelShape, train: TrainConfig) -> float:
+    """Return the size of pruning masks and movement scores in 32-bit numbers: a mask has a byte per block weight."""
+    kept = {"none": 0.0, "movement": 1.25}.get(train.pruning, 0.25)
+    return 12 * shape.n_layer * shape.n_embd * shape.n_embd * kept
+
+
+def _squares(shape: ModelShape) -> int:
+    """Return how many numbers SOAP's preconditioners and their eigenvectors have."""
+    d = shape.n_embd
+    block = [(d, 3 * d), (d, d), (d, 4 * d), (4 * d, d)]
+    tables = [(shape.vocab_size, d)] * (1 if shape.weight_tying else 2) + [(shape.block_size, d)]
+    sides = [side for pair in block * shape.n_layer + tables for side in pair]
+    return 2 * sum(side * side for side in sides if side <= SOAP_WIDEST)
+
+
+def warnings(train: TrainConfig) -> list[str]:
+    """Return warnings about valid settings that are probably mistakes."""
+    found = []
+    warmup, steps = train.warmup_steps, train.max_iters
+    if steps and warmup > MOST_WARMUP * steps:
+        found.append(f"warm-up takes {warmup} of {steps} steps: pass WARMUP_FRACTION=0.1, or the run compares warm-ups")
+    begin, end, every = train.pruning_warmup, train.pruning_ramp_end, train.pruning_frequency
+    if train.pruning != "none" and steps and begin is not None and end is not None and every:
+        ramp = round(end * steps) - round(begin * steps)
+        if (changes := -(-ramp // every)) < FEWEST_CHANGES:
+            found.append(
+                f"pruning reaches its target in {plural(changes, 'change')} of the masks, every "
+                f"{every} of {ramp} steps: PRUNING_FREQUENCY={max(1, ramp // (2 * FEWEST_CHANGES))} makes it a ramp"
+            )
+    return found

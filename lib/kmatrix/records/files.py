@@ -1,76 +1,124 @@
-"""How a file is written whole, and how it is read back.
+"""Read and write the files of a run: JSON objects, append-only logs, and the end of a growing file.
 
-Readers accept every older schema and refuse a newer one by name. A reader of an
-append-only log takes the complete lines and leaves a half-written last one.
+Readers accept every older schema and refuse a newer one. A reader of an append-only log returns the complete lines and
+skips a half-written last one.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from kmatrix.errors import RecordError, SchemaError
 
 SCHEMA = 1
 
 
-def write_json(path: Path, value: Mapping[str, Any], *, durable: bool = True) -> None:
-    """Write `value` so that a reader sees the old file or the new one, never half of one.
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path in the folder of `path`; rename it to `path` if the block succeeds, else delete it.
 
-    durable: wait until the disk has it. Not worth it for what is old after a second.
+    Readers see the old file or the new one, never a part of one. The caller flushes to disk if that matters.
+    """
+    # Host and random suffix: on a shared file system, two nodes may write the same file under the same process id.
+    host = os.uname().nodename[:16]
+    # os.urandom instead of secrets, which imports OpenSSL: 4 MiB of the 25 MiB that a recorder may use.
+    temporary = path.with_name(f".{path.name}.{host}.{os.urandom(4).hex()}.partial")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Mapping[str, Any], *, durable: bool = True) -> None:
+    """Write a JSON object with its schema, atomically.
+
+    durable: wait until the data are on disk; not worth it for a file that is rewritten every second.
     """
     write_bytes(path, (json.dumps({"schema": SCHEMA, **value}, indent=2) + "\n").encode(), durable=durable)
 
 
 def write_json_array(path: Path, values: list[Any]) -> None:
-    """Write an array in the original project's format, which carries no schema."""
+    """Write an array in the original project's format, which has no schema."""
     write_text(path, json.dumps(values, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
+    """Write a text file atomically."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write a file aside, flush it to the disk where it is to be durable, and put it in place in one step."""
+    """Write a file atomically, and create its folder. durable: flush it to disk before it replaces the old one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read one JSON object of ours. Raises RecordError when it is missing, damaged or too new."""
+    """Return one JSON object. Raises RecordError if it is missing or damaged, SchemaError if it is too new."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RecordError(f"{path} is missing", fix="is this the folder of a run or of a matrix?") from None
+        raise RecordError(f"{path} is missing", hint="check that this is the directory of a run or a matrix") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise RecordError(
-            f"{path} is not whole",
+            f"{path} is damaged",
             why=str(error),
-            fix="delete it, and run the run again: make reproduce RUN=<its folder>",
+            hint="delete it, then run the run again with make reproduce RUN=<run directory>",
         ) from None
     if not isinstance(value, dict):
-        raise RecordError(f"{path} is not a record of kmatrix", why="it holds no JSON object")
+        raise RecordError(f"{path} is not a kmatrix file", why="expected a JSON object")
     if int(value.get("schema", 0)) > SCHEMA:
         raise SchemaError(
             f"{path} has schema {value['schema']}",
-            why=f"this kmatrix reads schemas up to {SCHEMA}",
-            fix="use the newer kmatrix that wrote it",
+            why=f"this version of kmatrix reads schemas up to {SCHEMA}",
+            hint="use the version of kmatrix that wrote it",
         )
     return value
+
+
+def read_or_empty(path: Path) -> dict[str, Any]:
+    """Return one JSON object, or {} if the file is missing or unreadable. Raises SchemaError if it is too new."""
+    try:
+        return read_json(path)
+    except SchemaError:
+        raise
+    except (RecordError, OSError):
+        return {}
+
+
+def json_object(text: str | bytes) -> dict[str, Any] | None:
+    """Return the JSON object in a line, or None if the line holds anything else."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def finite(value: object) -> float | None:
+    """Return a JSON value as a float, or None if it is not a finite number.
+
+    >>> finite(3), finite(float("nan")), finite("3"), finite(True)
+    (3.0, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # JSON allows integers of any size
+        return None
+    return number if math.isfinite(number) else None
 
 
 def append_jsonl(path: Path, value: Mapping[str, Any]) -> None:
@@ -80,7 +128,7 @@ def append_jsonl(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def end_torn_line(path: Path) -> None:
-    """End the last line of an append-only log that a crash cut short, so that the next begins on a line of its own."""
+    """End the last line of an append-only log after a crash, so that the next entry starts on its own line."""
     try:
         with path.open("rb+") as file:
             if file.seek(0, 2) and file.seek(-1, 2) is not None and file.read(1) != b"\n":
@@ -90,17 +138,66 @@ def end_torn_line(path: Path) -> None:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the complete lines of an append-only log; nothing where there is no file."""
+    """Yield the objects of the complete lines of an append-only log; none if the file is missing."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             for line in file:
                 if not line.endswith("\n"):
                     return
-                try:
-                    value = json.loads(line)
-                except json.JSONDecodeError:
-                    continue  # a line that a crash cut short, with later attempts after it
-                if isinstance(value, dict):
+                if (value := json_object(line)) is not None:  # a crash may cut a line short, with later ones after it
                     yield value
     except FileNotFoundError:
         return
+
+
+CHUNK = 1 << 18  # bytes per read
+
+
+class LineTail:
+    """Read the new complete lines of an append-only log of JSON objects, a chunk per call."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        """Start at the beginning of the file. from_end: skip the lines that it holds now."""
+        self._path = path
+        self._offset = path.stat().st_size if from_end and path.exists() else 0
+
+    def read(self) -> list[tuple[int, dict[str, Any]]]:
+        """Return the next objects, each with its offset in the file; an empty list if nothing is new.
+
+        A file that has become shorter was replaced, and is read from its beginning.
+        Raises OSError if the file exists but cannot be read.
+        """
+        found: list[tuple[int, dict[str, Any]]] = []
+        for line in self._lines():
+            value = json_object(line)
+            if value is not None:
+                found.append((self._offset, value))
+            self._offset += len(line)
+        return found
+
+    def _lines(self) -> Iterator[bytes]:
+        """Yield the complete lines of the next chunk; a line longer than a chunk extends it."""
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            if file.seek(0, 2) < self._offset:
+                self._offset = 0
+            file.seek(self._offset)
+            part = file.read(CHUNK)
+            while part and b"\n" not in part and (more := file.read(CHUNK)):
+                part += more
+        yield from part[: part.rfind(b"\n") + 1].splitlines(keepends=True)
+
+
+def last_lines(file: BinaryIO, *, most_bytes: int = 1 << 16, start: int = 0) -> list[str]:
+    """Return the lines in the last bytes of a text file, with their line ends, and leave the file at its end.
+
+    A line that begins before the last `most_bytes` is omitted, unless it is the only one.
+    start: ignore the bytes before this offset.
+    """
+    begin = max(start, file.seek(0, 2) - most_bytes)
+    file.seek(begin)
+    lines = file.read().decode("utf-8", errors="replace").splitlines(keepends=True)
+    return lines[1:] if begin > start and len(lines) > 1 else lines

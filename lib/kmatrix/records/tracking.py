@@ -1,108 +1,131 @@
-"""What was sent of a run to which tracker: track.json, written by the process that feeds them, and read back."""
+"""The trackers of a run: what run.json asks for, and what was sent to each (track.json)."""
 
 from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from kmatrix.errors import RecordError
-from kmatrix.records import RunDir, merged_metrics, read_json, write_json
+from kmatrix.errors import SchemaError
+from kmatrix.records.files import finite, read_or_empty, write_json
+from kmatrix.records.paths import RunDir
+from kmatrix.records.runs import merged_metrics
 
 
-class Sending(StrEnum):
-    """How the feeding of one tracker stands."""
+class SyncState(StrEnum):
+    """The state of the upload to one tracker."""
 
-    OPEN = "open"  # it goes on
+    OPEN = "open"  # in progress
     DONE = "done"  # everything was sent
-    FAILED = "failed"  # the tracker refused
-    BEHIND = "behind"  # it took too long, or the process was killed
+    FAILED = "failed"  # the tracker returned an error
+    BEHIND = "behind"  # the time limit was reached, or the tracker process was killed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
-    """What one tracker holds of a run. points: steps; waiting: steps that it lacks.
+class Tracking:
+    """The field `tracking` of run.json."""
 
-    sent_step: the newest that it has.  error: what was met last, "" for nothing.  link: where a person can look.
-    how: a command that shows it, or sends it on.  alerts: keys of those that were told.
-    """
+    trackers: tuple[str, ...] = ()  # wandb, trackio, tensorboard
+    project: str = ""  # empty: not set
+    limit_s: float | None = None  # s after the end of a run; None: not set
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncStatus:
+    """What one tracker has received of a run."""
 
     tracker: str
-    state: Sending
-    points: int = 0
-    waiting: int = 0
-    sent_step: int | None = None
-    error: str = ""
-    link: str | None = None
-    how: str | None = None
-    alerts: tuple[str, ...] = ()
+    state: SyncState
+    points: int = 0  # steps sent
+    waiting: int = 0  # steps pending
+    sent_step: int | None = None  # the newest step sent
+    error: str = ""  # the last error, empty if none
+    link: str | None = None  # URL or directory of the run at the tracker
+    how: str | None = None  # command that shows the run, or uploads it
+    alerts: tuple[str, ...] = ()  # keys of the alerts sent
 
 
-def write_track(run: RunDir, sent: Sequence[Sent]) -> None:
-    """Write track.json; trackers that are not among `sent` stay in it. Raises OSError on a full disk."""
-    known = {one.tracker: one for one in (*read_track(run), *sent)}
-    trackers = {name: _to_json(one) for name, one in sorted(known.items())}
+def tracking_of(record: Mapping[str, Any]) -> Tracking:
+    """Return the tracking settings of a run. `record`: run.json; files of old versions have none."""
+    value = record.get("tracking")
+    if not isinstance(value, dict):
+        return Tracking()
+    names = value.get("trackers")
+    return Tracking(
+        trackers=tuple(str(name) for name in names) if isinstance(names, list) else (),
+        project=str(value.get("project") or ""),
+        limit_s=finite(value.get("limit_s")),
+    )
+
+
+def write_track(run: RunDir, statuses: Sequence[SyncStatus]) -> None:
+    """Write track.json, keeping the entries of other trackers. Raises OSError on a full disk."""
+    known = {status.tracker: status for status in (*read_track(run), *statuses)}
+    trackers = {name: _to_json(status) for name, status in sorted(known.items())}
     write_json(run.track, {"trackers": trackers, "time": time.time()}, durable=False)
 
 
-def read_track(run: RunDir) -> tuple[Sent, ...]:
-    """Return what track.json says; nothing where it is not there, or not whole."""
+def read_track(run: RunDir) -> tuple[SyncStatus, ...]:
+    """Return the entries of track.json, empty if the file is missing or damaged."""
     try:
-        trackers = read_json(run.track)["trackers"]
+        trackers = read_or_empty(run.track)["trackers"]
         return tuple(_from_json(name, value) for name, value in trackers.items())
-    except (RecordError, OSError, KeyError, ValueError, TypeError, AttributeError):
+    except (SchemaError, KeyError, ValueError, TypeError, AttributeError):
         return ()
 
 
-def sent_of(run: RunDir) -> tuple[Sent, ...]:
-    """Return what each tracker that the run has, or had, holds of it: track.json, and what it cannot say itself.
+def sync_status(run: RunDir) -> tuple[SyncStatus, ...]:
+    """Return the status of every tracker that the run uses or has used.
 
-    Where the process was killed, or none ever ran, nobody counted what came after: it is counted here.
+    If the tracker process was killed or never ran, track.json is out of date: pending steps are counted here.
     """
-    told = {one.tracker: one for one in read_track(run)}
-    asked = _asked(run)
-    if all(name in told and told[name].state is not Sending.OPEN for name in asked) or is_fed(run):
-        return tuple(told.values())
-    steps, why = len(merged_metrics(run.metrics)), _why_not(run)
-    for name in (*asked, *told):
-        one = told.get(name, Sent(tracker=name, state=Sending.OPEN))
-        if one.state is Sending.OPEN:
-            waiting = max(0, steps - one.points)
-            told[name] = _counted(one, waiting, why)
-    return tuple(told[name] for name in sorted(told) if told[name].points or told[name].waiting)
+    known = {status.tracker: status for status in read_track(run)}
+    asked = tracking_of(read_or_empty(run.run_json)).trackers
+    if all(name in known and known[name].state is not SyncState.OPEN for name in asked) or is_syncing(run):
+        return tuple(known.values())
+    steps, reason = len(merged_metrics(run.metrics)), _reason_for_pending(run)
+    for name in (*asked, *known):
+        status = known.get(name, SyncStatus(tracker=name, state=SyncState.OPEN))
+        if status.state is SyncState.OPEN:
+            waiting = max(0, steps - status.points)
+            error = status.error or (reason if waiting else "")
+            known[name] = replace(status, state=SyncState.BEHIND, waiting=waiting, error=error)
+    return tuple(known[name] for name in sorted(known) if known[name].points or known[name].waiting)
 
 
-def not_sent(runs: Iterable[tuple[str, Sent]], matrix: str) -> list[str]:
-    """Return what the trackers of a matrix lack, and the command that sends it; nothing where they have all.
+def pending_messages(runs: Iterable[tuple[str, SyncStatus]], matrix: str) -> list[str]:
+    """Return one line per tracker and error with the pending steps, and the command that uploads them.
 
-    runs: the name of each with what one tracker holds of it.
+    `runs`: the name of each run with the status of one tracker.
     """
-    groups: dict[tuple[str, str], list[tuple[str, Sent]]] = {}
-    for name, sent in runs:
-        if sent.state in (Sending.FAILED, Sending.BEHIND):
-            groups.setdefault((sent.tracker, sent.error), []).append((name, sent))
+    groups: dict[tuple[str, str], list[tuple[str, SyncStatus]]] = {}
+    for name, status in runs:
+        if status.state in (SyncState.FAILED, SyncState.BEHIND):
+            groups.setdefault((status.tracker, status.error), []).append((name, status))
     lines = []
-    for (tracker, error), those in groups.items():
-        waiting, known = (sum(sent.waiting for _, sent in those), sum(sent.waiting + sent.points for _, sent in those))
-        what = those[0][0] if len(those) == 1 else f"{len(those)} runs"
-        lines.append(f"not sent to {tracker}: {waiting} of {known} points of {what} ({error or 'no reason is known'})")
-    return [*lines, f"send them with make track-replay TARGET={matrix}"] if lines else []
+    for (tracker, error), members in groups.items():
+        waiting = sum(status.waiting for _, status in members)
+        total = waiting + sum(status.points for _, status in members)
+        runs_text = members[0][0] if len(members) == 1 else f"{len(members)} runs"
+        reason = error or "unknown reason"
+        lines.append(f"pending for {tracker}: {waiting} of {total} steps of {runs_text} ({reason})")
+    return [*lines, f"upload them with make track-sync TARGET={matrix}"] if lines else []
 
 
-def links(runs: Iterable[Sequence[Sent]]) -> list[str]:
-    """Return for each tracker where its first run can be looked at, and how many more there are. runs: of each."""
-    return _firsts((sent.tracker, sent.link) for several in runs for sent in several)
+def links(runs: Iterable[Sequence[SyncStatus]]) -> list[str]:
+    """Return one line per tracker: the link to its first run, and the number of other links."""
+    return _first_of_each((status.tracker, status.link) for statuses in runs for status in statuses)
 
 
-def commands(runs: Iterable[Sequence[Sent]]) -> list[str]:
-    """Return for each tracker the command that shows its first run, or sends it on."""
-    return _firsts((sent.tracker, sent.how) for several in runs for sent in several)
+def commands(runs: Iterable[Sequence[SyncStatus]]) -> list[str]:
+    """Return one line per tracker: the command that shows or uploads its first run, and the number of others."""
+    return _first_of_each((status.tracker, status.how) for statuses in runs for status in statuses)
 
 
-def _firsts(pairs: Iterable[tuple[str, str | None]]) -> list[str]:
+def _first_of_each(pairs: Iterable[tuple[str, str | None]]) -> list[str]:
     found: dict[str, dict[str, None]] = {}
     for tracker, text in pairs:
         if text:
@@ -113,8 +136,8 @@ def _firsts(pairs: Iterable[tuple[str, str | None]]) -> list[str]:
     ]
 
 
-def is_fed(run: RunDir) -> bool:
-    """Whether a process feeds the run's trackers now: it holds the lock for as long as it lives."""
+def is_syncing(run: RunDir) -> bool:
+    """Return whether a tracker process of this run is alive: it holds the lock until it exits."""
     try:
         with run.track_lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -125,37 +148,22 @@ def is_fed(run: RunDir) -> bool:
     return False
 
 
-def _asked(run: RunDir) -> tuple[str, ...]:
-    try:
-        value = read_json(run.run_json).get("tracking") or {}
-        return tuple(str(name) for name in value.get("trackers") or ())
-    except (RecordError, AttributeError, TypeError):
-        return ()
+def _reason_for_pending(run: RunDir) -> str:
+    """Return why track.json does not count the pending steps of a run."""
+    source = read_or_empty(run.run_json).get("reused_from")
+    return f"reused from {source}" if source else "the tracker process was killed"
 
 
-def _why_not(run: RunDir) -> str:
-    """Why nobody counted what was sent of a run."""
-    try:
-        taken = read_json(run.run_json).get("reused_from")
-    except RecordError:
-        taken = None
-    return f"it was taken over from {taken}" if taken else "the process that sends was killed"
-
-
-def _counted(sent: Sent, waiting: int, why: str) -> Sent:
-    return replace(sent, state=Sending.BEHIND, waiting=waiting, error=sent.error or (why if waiting else ""))
-
-
-def _to_json(sent: Sent) -> dict[str, Any]:
-    value = asdict(sent)
+def _to_json(status: SyncStatus) -> dict[str, Any]:
+    value = asdict(status)
     del value["tracker"]
-    return {**value, "alerts": list(sent.alerts), "error": sent.error or None}
+    return {**value, "alerts": list(status.alerts), "error": status.error or None}
 
 
-def _from_json(name: str, value: dict[str, Any]) -> Sent:
-    return Sent(
+def _from_json(name: str, value: dict[str, Any]) -> SyncStatus:
+    return SyncStatus(
         tracker=name,
-        state=Sending(value["state"]),
+        state=SyncState(value["state"]),
         points=int(value.get("points") or 0),
         waiting=int(value.get("waiting") or 0),
         sent_step=value.get("sent_step"),

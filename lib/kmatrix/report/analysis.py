@@ -1,45 +1,74 @@
-"""Run directories -> the numbers of a matrix: groups, rankings with their evidence, scaling, warnings."""
+"""Compute the numbers of a matrix from its run directories: groups, rankings with their evidence, scaling, warnings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from kmatrix.errors import RecordError
-from kmatrix.records import LOST, MatrixDir, RunDir, Status
-from kmatrix.report.gpu import Work, read_gpu
-from kmatrix.report.reading import read_numbers, readable, run_dirs
-from kmatrix.report.settings import settings
-from kmatrix.report.settings import warnings as settings_warnings
-from kmatrix.report.values import (
+from kmatrix.records.files import read_or_empty
+from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.runs import LOST, Status
+from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
+from kmatrix.report.numbers import (
     BITS,
     GPUS_AXIS,
     SEED_AXIS,
     Comparison,
+    ExcludedCells,
     GroupNumbers,
     MatrixNumbers,
+    OptimizerSetting,
+    OptimizerSettings,
+    Provenance,
     Ranking,
     RunNumbers,
     Scaling,
     ScalingRow,
+    SettingOrigin,
 )
-from kmatrix.stats import LEVEL, Word, compare, holm, mean
+from kmatrix.report.read_run import read_numbers, run_dirs
+from kmatrix.stats import LEVEL, Conclusion, compare, holm, mean
+from kmatrix.text import first_names, plural
 
 PLAIN_AXES = ("optimizer", "model", "schedule", "dtype", "dataset", "tokenizer")  # named by their value alone
-WARMUP_LIMIT = 0.25  # share of a run
-SAMPLED = (
-    "the same validation text, but each tokenizer's sequences are other parts of it: EVAL_SAMPLES takes more of it"
+
+
+# Losses are comparable only if these attributes of RunNumbers are equal.
+MEASURED_ON = {"data_sha256": "data", "block_size": "context length", "eval_samples": "validation sequences"}
+
+
+# Attributes of RunNumbers in which ranked runs should not differ, their names, and what a difference means.
+DIFFERENCES = (
+    ("tokens", "tokens", "a lower loss may result from more training tokens"),
+    ("model", "model", "a larger model costs more per token"),
+    ("block_size", MEASURED_ON["block_size"], "the losses are not comparable"),
+    ("eval_samples", MEASURED_ON["eval_samples"], "the losses are not comparable"),
 )
-SHORT_HASH = 8  # characters of a hash that people see
+
+
+WARMUP_LIMIT = 0.25  # share of a run that warm-up may take without a warning
+
+
+SAMPLED = "validation sequences differ between tokenizers (same text, other parts of it): a larger EVAL_SAMPLES helps"
+
+
+SHORT_HASH = 8  # characters of a hash in texts
+
+
+DERIVED_FROM = {"warmup_steps": "warmup_fraction"}  # settings computed from another symbol
+
+
+TUNED = ("learning_rate", "weight_decay", "beta1", "beta2")  # settings that papers tune per optimizer
 
 
 def analyse(matrix: MatrixDir) -> MatrixNumbers:
     """Return the numbers of a matrix, finished or not, from its files alone.
 
-    Raises RecordError when there is no run in it, or a file has a schema newer than this kmatrix.
+    Raises RecordError if it has no run, or a file has a newer schema than this kmatrix.
     """
-    plan = readable(matrix.matrix_json)
+    plan = read_or_empty(matrix.matrix_json)
     planned = {str(run["name"]): run for run in plan.get("runs") or []}
     runs = tuple(
         _with_gpu(folder, read_numbers(folder, planned.get(folder.name, {})))
@@ -47,16 +76,15 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
     )
     if not runs:
         raise RecordError(
-            f"{matrix.path} holds no run",
-            why="a matrix has matrix.json, or folders with run.json",
-            fix="pass TARGET=<folder of a matrix>; make test-matrix makes one",
+            f"{matrix.path} has no run",
+            why="a matrix directory has a matrix.json, or run directories with a run.json",
+            hint="pass TARGET=<matrix directory>, or run `make test-matrix`",
         )
-    status = readable(matrix.status)
+    status = read_or_empty(matrix.status)
     if not matrix.is_held():
-        runs = tuple(_lost(run) if run.status is Status.RUNNING else run for run in runs)
+        runs = tuple(_without_runner(run) if run.status is Status.RUNNING else run for run in runs)
     groups = _groups(runs)
-    rankings = _rankings(groups) + _rankings_of_texts(groups)
-    settled = settings(runs)
+    settings = settings_by_optimizer(runs)
     return MatrixNumbers(
         name=str(plan.get("name") or matrix.name),
         path=matrix.path,
@@ -66,20 +94,67 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
         command=str(plan.get("command") or ""),
         overrides=tuple(str(text) for text in plan.get("overrides") or []),
         equal=str(plan.get("equal") or ""),
-        provenance=plan.get("provenance") or {},
+        provenance=cast(Provenance, plan.get("provenance") or {}),
         axes=_axes(plan, runs),
-        cuts=tuple((int(cut["count"]), str(cut["reason"])) for cut in plan.get("cuts") or []),
+        excluded=tuple(ExcludedCells(int(cut["count"]), str(cut["reason"])) for cut in plan.get("cuts") or []),
         runs=runs,
         groups=groups,
-        rankings=rankings,
+        rankings=_rankings_by_data(groups) + _rankings_by_text(groups),
         scalings=_scalings(groups),
-        settings=settled,
-        warnings=(*_warnings(runs), *settings_warnings(settled)),
+        settings=settings,
+        warnings=(*_run_warnings(runs), *_tuning_warnings(settings)),
     )
 
 
+def differences(runs: Sequence[RunNumbers]) -> Iterable[str]:
+    """Yield the properties in which compared runs differ, each with its consequence."""
+    for attribute, name, consequence in DIFFERENCES:
+        values = {getattr(run, attribute) for run in runs}
+        known: list[Any] = sorted(value for value in values if value is not None)
+        if len(known) > 1:
+            listed = ", ".join(value if isinstance(value, str) else f"{value:,}" for value in known)
+            yield f"the runs differ in {name} ({listed}): {consequence}"
+
+
+def measured_differently(base: Sequence[RunNumbers], new: Sequence[RunNumbers]) -> str:
+    """Return the name of the first property that makes the losses of two sets of runs incomparable, or ""."""
+    for attribute, name in MEASURED_ON.items():
+        known = [{getattr(run, attribute) for run in runs} for runs in (base, new)]
+        if base and new and known[0] != known[1]:
+            return name
+    return ""
+
+
+def settings_by_optimizer(runs: Sequence[RunNumbers]) -> tuple[OptimizerSettings, ...]:
+    """Return the settings of each optimizer over all of its runs, in the order of the runs."""
+    members: dict[str, list[RunNumbers]] = {}
+    for run in runs:
+        if run.optimizer and run.settings:
+            members.setdefault(run.optimizer, []).append(run)
+    return tuple(
+        OptimizerSettings(
+            optimizer=optimizer,
+            runs=tuple(run.name for run in group),
+            settings=tuple(
+                _setting(name, group) for name in dict.fromkeys(name for run in group for name in run.settings)
+            ),
+        )
+        for optimizer, group in members.items()
+    )
+
+
+def ranks(number: int, device: str) -> str:
+    """Return "4 GPUs", or "2 ranks" on the CPU."""
+    return plural(number, "rank" if device == "cpu" else "GPU")
+
+
+def short(sha256: str | None) -> str:
+    """Return the first characters of a hash."""
+    return sha256[:SHORT_HASH] if sha256 else "unknown"
+
+
 def _axes(plan: Mapping[str, Any], runs: Sequence[RunNumbers]) -> dict[str, tuple[str, ...]]:
-    """Return the axes of the plan; where that is lost, those that the runs have."""
+    """Return the axes in matrix.json; if it is lost, those of the runs."""
     if plan.get("axes"):
         return {str(axis["label"]): tuple(str(value) for value in axis["values"]) for axis in plan["axes"]}
     labels = dict.fromkeys(label for run in runs for label in run.axes)
@@ -87,27 +162,27 @@ def _axes(plan: Mapping[str, Any], runs: Sequence[RunNumbers]) -> dict[str, tupl
 
 
 def _with_gpu(folder: RunDir, run: RunNumbers) -> RunNumbers:
-    work = Work(tokens=run.tokens, seconds=run.seconds, device=run.device, mfu=run.mfu)
-    return replace(run, gpu=read_gpu(folder, work))
+    totals = TrainingTotals(tokens=run.tokens, seconds=run.seconds, device=run.device, mfu=run.mfu)
+    return replace(run, gpu=read_gpu(folder, totals))
 
 
-def _lost(run: RunNumbers) -> RunNumbers:
-    """A run whose files say "running" after its runner has gone."""
+def _without_runner(run: RunNumbers) -> RunNumbers:
+    """Return a run whose status is "running" although its runner died, as stopped."""
     return replace(run, status=Status.STOPPED, reason=LOST)
 
 
 def _groups(runs: Sequence[RunNumbers]) -> tuple[GroupNumbers, ...]:
-    """Return the runs that differ only in seed, together; runs on different data are never together."""
+    """Return the groups of runs that differ only in their seed. Runs on different data are never in one group."""
     known: dict[object, set[str]] = {}
     for run in runs:
         if run.data_sha256:
-            known.setdefault(_less_seed(run), set()).add(run.data_sha256)
+            known.setdefault(_group_key(run), set()).add(run.data_sha256)
     members: dict[tuple[object, str | None], list[RunNumbers]] = {}
     for run in runs:
         data = run.data_sha256
-        if data is None and not run.counts and len(hashes := known.get(_less_seed(run), set())) == 1:
-            (data,) = hashes  # a run to come: it stands with those that it will be compared with
-        members.setdefault((_less_seed(run), data), []).append(run)
+        if data is None and not run.counts and len(hashes := known.get(_group_key(run), set())) == 1:
+            (data,) = hashes  # a pending run: it will use the data of the other seeds
+        members.setdefault((_group_key(run), data), []).append(run)
     names = _group_names([group[0] for group in members.values()], [data for _, data in members], runs)
     return tuple(
         GroupNumbers(
@@ -120,15 +195,15 @@ def _groups(runs: Sequence[RunNumbers]) -> tuple[GroupNumbers, ...]:
     )
 
 
-def _less_seed(run: RunNumbers) -> object:
-    """Return what the runs of a group have in common; a run without axes is alone."""
+def _group_key(run: RunNumbers) -> object:
+    """Return the settings shared by all runs in a group. A run without axes forms its own group."""
     return tuple(item for item in run.axes.items() if item[0] != SEED_AXIS) or run.name
 
 
 def _group_names(firsts: Sequence[RunNumbers], data: Sequence[str | None], runs: Sequence[RunNumbers]) -> list[str]:
-    """Return a name for each group; those that differ only in their data have its hash in it."""
+    """Return a name for each group; groups that differ only in their data get its hash."""
     devices = {run.device for run in runs if run.device}
-    device = devices.pop() if len(devices) == 1 else ""  # of runs that have not begun
+    device = devices.pop() if len(devices) == 1 else ""  # for pending runs, whose device is unknown
     varying = _varying(runs)
     names = [", ".join([_configuration(run, varying), *_ranks_of(run, device)]) for run in firsts]
     return [
@@ -138,12 +213,13 @@ def _group_names(firsts: Sequence[RunNumbers], data: Sequence[str | None], runs:
 
 
 def _varying(runs: Sequence[RunNumbers]) -> set[str]:
+    """Return the axes with several values."""
     labels = {label for run in runs for label in run.axes}
     return {label for label in labels if len({run.axes.get(label) for run in runs}) > 1}
 
 
 def _configuration(run: RunNumbers, varying: Iterable[str]) -> str:
-    """Return a name to read: the optimizer and every axis that varies, less the seed and the number of GPUs."""
+    """Return the display name of a configuration: optimizer and varying axes, without seed and number of GPUs."""
     parts = [run.optimizer] if run.optimizer else []
     for label, value in run.axes.items():
         if label in varying and label not in ("optimizer", SEED_AXIS, GPUS_AXIS):
@@ -155,18 +231,8 @@ def _ranks_of(run: RunNumbers, device: str) -> list[str]:
     return [ranks(run.world_size, run.device or device)] if run.world_size else []
 
 
-def ranks(number: int, device: str) -> str:
-    """Return "4 GPUs", or "2 ranks" on the CPU."""
-    return f"{number} {'rank' if device == 'cpu' else 'GPU'}{'s' if number > 1 else ''}"
-
-
-def short(sha256: str | None) -> str:
-    """Return the beginning of a hash."""
-    return sha256[:SHORT_HASH] if sha256 else "unknown"
-
-
-def _rankings(groups: Sequence[GroupNumbers]) -> tuple[Ranking, ...]:
-    """Return one ranking for each set of data. Groups without a finished run, or of unknown data, are in none."""
+def _rankings_by_data(groups: Sequence[GroupNumbers]) -> tuple[Ranking, ...]:
+    """Return one ranking per dataset. Groups without a finished run or with an unknown dataset are omitted."""
     by_data: dict[str, list[GroupNumbers]] = {}
     for group in groups:
         if group.losses and group.data_sha256:
@@ -174,15 +240,15 @@ def _rankings(groups: Sequence[GroupNumbers]) -> tuple[Ranking, ...]:
     return tuple(_ranking(sha256, members) for sha256, members in by_data.items())
 
 
-def _rankings_of_texts(groups: Sequence[GroupNumbers]) -> tuple[Ranking, ...]:
-    """Return one ranking by bits per byte for each text that runs read in tokens of different tokenizers."""
+def _rankings_by_text(groups: Sequence[GroupNumbers]) -> tuple[Ranking, ...]:
+    """Return one ranking by bits per byte for each text that runs read with several tokenizers."""
     by_text: dict[str, list[GroupNumbers]] = {}
     for group in groups:
-        judged = replace(group, measure=BITS)
-        if judged.losses and group.data_sha256 and group.runs[0].text:
-            by_text.setdefault(group.runs[0].text, []).append(judged)
+        in_bits = replace(group, metric=BITS)
+        if in_bits.losses and group.data_sha256 and group.runs[0].text:
+            by_text.setdefault(group.runs[0].text, []).append(in_bits)
     return tuple(
-        replace(_ranking("", members), measure=BITS, notes=(SAMPLED,))
+        replace(_ranking("", members), metric=BITS, notes=(SAMPLED,))
         for members in by_text.values()
         if len({group.runs[0].tokenizer for group in members}) > 1
     )
@@ -190,7 +256,7 @@ def _rankings_of_texts(groups: Sequence[GroupNumbers]) -> tuple[Ranking, ...]:
 
 def _ranking(sha256: str, groups: Sequence[GroupNumbers]) -> Ranking:
     ordered = tuple(sorted(groups, key=lambda group: (group.mean, group.name)))
-    comparisons = _compared(ordered)
+    comparisons = _comparisons(ordered)
     return Ranking(
         data_sha256=sha256,
         groups=ordered,
@@ -200,51 +266,38 @@ def _ranking(sha256: str, groups: Sequence[GroupNumbers]) -> Ranking:
     )
 
 
-def _compared(ordered: Sequence[GroupNumbers]) -> tuple[Comparison, ...]:
-    """Compare the leader with every other group, and correct for their number after Holm."""
+def _comparisons(ordered: Sequence[GroupNumbers]) -> tuple[Comparison, ...]:
+    """Compare the leader with every other group, Holm-corrected for the number of tests."""
     leader, *others = ordered
     verdicts = [compare(leader.losses, other.losses) for other in others]
     corrected = iter(holm([verdict.p for verdict in verdicts if verdict.p is not None]))
-    comparisons = []
+    found = []
     for other, verdict in zip(others, verdicts, strict=True):
         p = None if verdict.p is None else next(corrected)
-        word = verdict.word if p is not None and p < 1 - LEVEL else Word.NOT_DISTINGUISHABLE
-        comparisons.append(Comparison(leader=leader.name, other=other.name, verdict=verdict, p_holm=p, word=word))
-    return tuple(comparisons)
+        significant = p is not None and p < 1 - LEVEL
+        conclusion = verdict.conclusion if significant else Conclusion.NOT_DISTINGUISHABLE
+        found.append(Comparison(leader=leader.name, other=other.name, verdict=verdict, p_holm=p, conclusion=conclusion))
+    return tuple(found)
 
 
 def _evidence(ordered: Sequence[GroupNumbers], comparisons: Sequence[Comparison]) -> str:
-    """Say in one sentence what the order of a ranking is worth."""
+    """Return one sentence on the significance of a ranking."""
     if len(ordered) == 1:
-        return "one configuration finished on these data: there is nothing to rank it against"
+        return "Only one configuration finished on this data: nothing to compare it with"
     leader = ordered[0]
-    beaten = sum(comparison.word is Word.BETTER for comparison in comparisons)
+    beaten = sum(comparison.conclusion is Conclusion.BETTER for comparison in comparisons)
     if all(len(group.losses) == 1 for group in ordered):
-        return "one seed a configuration: the order is not evidence"
+        return "One seed per configuration: the ranking is not significant"
     if beaten == len(comparisons):
-        return f"the leader, {leader.name}, is better than every other configuration"
+        return f"The leader, {leader.name}, is better than every other configuration"
     if beaten:
-        rest = "the rest are not distinguishable from it"
-        return f"the leader, {leader.name}, is better than {beaten} of {len(comparisons)}; {rest}"
-    return f"the leader, {leader.name}, is not distinguishable from any other configuration"
-
-
-def differences(runs: Sequence[RunNumbers]) -> Iterable[str]:
-    """Say where ranked runs differ in more than the ranking is about."""
-    for name, values, consequence in (
-        ("tokens", {run.tokens for run in runs}, "a lower loss may come from more of them"),
-        ("model", {run.model for run in runs}, "a larger one costs more for each token"),
-        ("context length", {run.block_size for run in runs}, "their losses are not the same measurement"),
-        ("validation sequences", {run.eval_samples for run in runs}, "their losses are not the same measurement"),
-    ):
-        known: list[Any] = sorted(value for value in values if value is not None)
-        if len(known) > 1:
-            listed = ", ".join(value if isinstance(value, str) else f"{value:,}" for value in known)
-            yield f"these runs differ in {name} ({listed}): {consequence}"
+        rest = "the others are not distinguishable from it"
+        return f"The leader, {leader.name}, is better than {beaten} of {len(comparisons)} configurations; {rest}"
+    return f"The leader, {leader.name}, is not distinguishable from any other configuration"
 
 
 def _scalings(groups: Sequence[GroupNumbers]) -> tuple[Scaling, ...]:
-    """Return the speed of every configuration that finished on two numbers of GPUs or more."""
+    """Return the throughput of every configuration that finished on at least two numbers of GPUs."""
     families: dict[tuple[object, ...], list[GroupNumbers]] = {}
     for group in groups:
         rest = tuple(item for item in group.axes.items() if item[0] != GPUS_AXIS)
@@ -263,7 +316,7 @@ def _scalings(groups: Sequence[GroupNumbers]) -> tuple[Scaling, ...]:
 
 
 def _scaling_rows(family: Sequence[GroupNumbers]) -> tuple[ScalingRow, ...]:
-    """Return a row for each number of ranks; speeds are means over seeds, against the fewest ranks."""
+    """Return a row per number of ranks: mean throughput over seeds, relative to the fewest ranks."""
     rows: list[ScalingRow] = []
     for group in sorted(family, key=lambda group: group.runs[0].world_size or 0):
         timed = [run for run in group.counted if run.tokens_per_second]
@@ -283,53 +336,83 @@ def _scaling_rows(family: Sequence[GroupNumbers]) -> tuple[ScalingRow, ...]:
     return tuple(rows)
 
 
-def _warnings(runs: Sequence[RunNumbers]) -> Iterable[str]:
-    """Say what makes these numbers worth less than they look."""
+def _run_warnings(runs: Sequence[RunNumbers]) -> Iterator[str]:
+    """Yield the reasons for which the numbers of these runs may mislead."""
     unfinished = [run.name for run in runs if run.status in (Status.PLANNED, Status.RUNNING)]
     if unfinished:
-        yield f"the matrix is not complete, and the order may change: {_named(unfinished)} to come"
+        yield f"incomplete matrix, the ranking may change; not finished yet: {first_names(unfinished)}"
     stuck = [run.name for run in runs if _never_fell(run)]
     if stuck:
-        yield f"the validation loss never fell below its start: {_named(stuck)}"
+        yield f"the validation loss never fell below its initial value: {first_names(stuck)}"
     slow = [run.name for run in runs if (run.warmup_share or 0) > WARMUP_LIMIT]
     if slow:
-        yield f"warm-up is more than a quarter of the run (WARMUP_FRACTION follows its length): {_named(slow)}"
+        yield f"warm-up takes more than a quarter of the run (WARMUP_FRACTION scales with it): {first_names(slow)}"
     early = [_early(run) for run in runs if run.counts and run.ended_by not in (None, "max_iters")]
     if early:
-        yield f"ended before their steps were done, at a share of their learning rate schedule: {_named(early)}"
+        yield f"ended before the planned steps, with the learning rate schedule incomplete: {first_names(early)}"
     trained = [run for run in runs if run.status is not Status.SKIPPED]
     tokens = sorted({run.planned_tokens for run in trained if run.planned_tokens is not None})
     if len(tokens) > 1:
-        yield f"runs of this matrix read different numbers of tokens: {', '.join(f'{n:,}' for n in tokens)}"
+        yield f"runs of this matrix train on different numbers of tokens: {', '.join(f'{n:,}' for n in tokens)}"
     data = sorted({run.data_sha256 for run in trained if run.data_sha256})
     if len(data) > 1:
-        yield f"runs of this matrix read different data ({', '.join(map(short, data))}): they are ranked apart"
+        yield f"runs of this matrix use different data ({', '.join(map(short, data))}): they are ranked separately"
     unknown = [run.name for run in runs if run.counts and not run.data_sha256]
     if unknown:
-        yield f"run.json does not say which data were read, so these are not ranked: {_named(unknown)}"
+        yield f"not ranked, because run.json does not record the training data: {first_names(unknown)}"
     lossless = [run.name for run in runs if run.status is Status.FINISHED and run.final_val_loss is None]
     if lossless:
-        yield f"finished without a final validation loss, so not ranked: {_named(lossless)}"
+        yield f"not ranked, because they finished without a final validation loss: {first_names(lossless)}"
     for run in runs:
         for change in run.adjusted:
             yield f"{run.name} was trained with {change}"
 
 
 def _early(run: RunNumbers) -> str:
-    """Return a run that a budget ended, with what it ended by and where."""
+    """Return the name of a run that a budget ended, with the budget and the share of its steps."""
     share = "" if not run.max_iters or run.steps is None else f", {100 * run.steps / run.max_iters:.0f} %"
     return f"{run.name} ({str(run.ended_by).replace('_', ' ')}{share})"
 
 
 def _never_fell(run: RunNumbers) -> bool:
-    """Whether a run that was measured after its start has no loss below the first."""
+    """Return True if no validation loss after step 0 is below the initial one."""
     later = [point.loss for point in run.val if point.step > 0]
     if not later and run.counts and run.final_val_loss is not None:
         later = [run.final_val_loss]
     return bool(later) and run.initial_val_loss is not None and min(later) >= run.initial_val_loss
 
 
-def _named(names: Sequence[str], limit: int = 4) -> str:
-    """Return "a, b, c and 9 more"."""
-    more = len(names) - limit
-    return ", ".join(names) if more <= 0 else f"{', '.join(names[:limit])} and {more} more"
+def _tuning_warnings(found: Sequence[OptimizerSettings]) -> Iterator[str]:
+    """Yield a warning per setting that is tuned for some optimizers only."""
+    for name in TUNED:
+        known = [(one.optimizer, setting.origin) for one in found if (setting := one.get(name)) and setting.origin]
+        swept = [optimizer for optimizer, origin in known if origin is SettingOrigin.SWEPT]
+        rest = [optimizer for optimizer, origin in known if origin is not SettingOrigin.SWEPT]
+        if swept and rest:
+            yield (
+                f"{name} was swept for {', '.join(swept)} but not for {', '.join(rest)}: "
+                "a tuned optimizer is compared with an untuned one"
+            )
+    rates = {one.optimizer: rate.origin for one in found if (rate := one.get("learning_rate")) and rate.origin}
+    explicit = [optimizer for optimizer, origin in rates.items() if origin is SettingOrigin.EXPLICIT]
+    default = [optimizer for optimizer, origin in rates.items() if origin is SettingOrigin.DEFAULT]
+    if explicit and default:
+        yield (
+            f"learning_rate was set for {', '.join(explicit)} but is the default for {', '.join(default)}: "
+            "the comparison is fair only if all values suit this model"
+        )
+
+
+def _setting(name: str, group: Sequence[RunNumbers]) -> OptimizerSetting:
+    values = tuple(dict.fromkeys(run.settings[name] for run in group if name in run.settings))
+    return OptimizerSetting(name=name, values=values, origin=_origin(name, values, group))
+
+
+def _origin(name: str, values: Sequence[Any], group: Sequence[RunNumbers]) -> SettingOrigin | None:
+    """Return how a setting got its values; None if the runs do not record it."""
+    recorded = [run.explicit for run in group if run.explicit is not None and name in run.settings]
+    if not recorded:
+        return None
+    if not any(name in names or DERIVED_FROM.get(name) in names for names in recorded):
+        return SettingOrigin.DEFAULT
+    return SettingOrigin.SWEPT if len(values) > 1 else SettingOrigin.EXPLICIT

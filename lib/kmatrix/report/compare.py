@@ -1,325 +1,307 @@
-"""Two matrices, or two runs: what was set differently, and what may be said of the numbers that came of it.
+"""Compare two matrices, or two runs: which settings differ, and which differences in their numbers are significant.
 
-Runs that differ only in their seed are one configuration, and configurations with the same axes are held together.
-A word needs seeds: one run beside one run is a difference, and no evidence.
+Runs that differ only in their seed form one configuration. Configurations with the same axes are compared.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from kmatrix.records import MatrixDir, RunDir
-from kmatrix.report.analysis import analyse, differences, ranks
-from kmatrix.report.reading import readable
-from kmatrix.report.repeat import changes, named
-from kmatrix.report.values import SEED_AXIS, RunNumbers
-from kmatrix.stats import LEVEL, Verdict, Word, holm, mean
-from kmatrix.stats import compare as judge
+from kmatrix.records.files import read_or_empty
+from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.runs import Status
+from kmatrix.report.analysis import analyse, differences, measured_differently, ranks
+from kmatrix.report.numbers import SEED_AXIS, RunNumbers
+from kmatrix.report.reproduction import changes
+from kmatrix.stats import LEVEL, Conclusion, Verdict, holm, mean
+from kmatrix.stats import compare as compare_losses
+from kmatrix.text import UNKNOWN, WIDTH, columns, first_names, section, table, wrap
 
-LOSSES = ("final loss", "best loss")
-Key = tuple[tuple[str, str], ...]
+AxisValues = tuple[tuple[str, str], ...]  # (axis, value) pairs that identify a configuration
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
-    """One thing that is compared. of: its value of a run, None where it is unknown.  unit: as it is shown."""
+class ComparedMetric:
+    """One compared quantity."""
 
     name: str
     unit: str
-    of: Callable[[RunNumbers], float | None]
+    of: Callable[[RunNumbers], float | None]  # its value in a run
     lower_is_better: bool = True
+    digits: int = 0  # decimals in the text
+    is_loss: bool = False  # comparable only if measured on the same data
 
 
-MEASURES = (
-    Measure("final loss", "nats a token", lambda run: run.final_val_loss),
-    Measure("best loss", "nats a token", lambda run: run.best_val_loss),
-    Measure("time", "s", lambda run: run.seconds),
-    Measure("speed", "tokens/s", lambda run: run.tokens_per_second, lower_is_better=False),
-    Measure("memory", "MiB", lambda run: run.peak_memory_mib),
-    Measure("energy", "J", lambda run: run.gpu.joules if run.gpu else None),
+METRICS = (
+    ComparedMetric("final loss", "nats/token", lambda run: run.final_val_loss, digits=4, is_loss=True),
+    ComparedMetric("best loss", "nats/token", lambda run: run.best_val_loss, digits=4, is_loss=True),
+    ComparedMetric("time", "s", lambda run: run.seconds, digits=1),
+    ComparedMetric("speed", "tokens/s", lambda run: run.tokens_per_second, lower_is_better=False),
+    ComparedMetric("memory", "MiB", lambda run: run.peak_memory_mib),
+    ComparedMetric("energy", "J", lambda run: run.gpu.joules if run.gpu else None),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One measure of a configuration. base, new: means over the seeds that count, None where none has it.
+class ComparedRow:
+    """One metric of one configuration."""
 
-    verdict: of new beside base, with its difference; None where one of them has no value.
-    p: corrected for the number of configurations.  word: what may be said of new.  why_not: why there is no test.
-    """
-
-    measure: Measure
-    base: float | None
-    new: float | None
-    verdict: Verdict | None = None
-    p: float | None = None
-    word: Word = Word.NOT_DISTINGUISHABLE
-    why_not: str = ""
+    metric: ComparedMetric
+    base: float | None  # mean over seeds
+    new: float | None  # mean over seeds
+    verdict: Verdict | None = None  # new - base; None if either is unknown
+    p: float | None = None  # Holm-corrected for the number of configurations
+    conclusion: Conclusion = Conclusion.NOT_DISTINGUISHABLE  # about new, after the correction
+    measured_differently: str = ""  # property that makes the two losses incomparable, e.g. "data"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """A configuration that both have. base, new: its runs.  notes: in what else they differ."""
+class ConfigurationPair:
+    """A configuration that exists on both sides."""
 
     name: str
     base: tuple[RunNumbers, ...]
     new: tuple[RunNumbers, ...]
-    rows: tuple[Row, ...]
-    notes: tuple[str, ...] = ()
+    rows: tuple[ComparedRow, ...]
+    notes: tuple[str, ...] = ()  # other differences between the runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Symbol:
-    """A symbol that is not the same. base, new: its values in force, "" where that side does not have it.
-
-    runs: the configurations in which it differs so.  neutral: it cannot change a result.
-    """
+class SymbolChange:
+    """A symbol with different effective values."""
 
     name: str
-    base: str
-    new: str
-    runs: tuple[str, ...]
-    neutral: bool = False
+    base: str  # "" if this side does not have the symbol
+    new: str  # "" if this side does not have the symbol
+    configurations: tuple[str, ...]  # those with this change
+    neutral: bool = False  # True if the symbol cannot change a result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """One of the two. runs: each with its folder."""
+class RunSet:
+    """One side of a comparison."""
 
     name: str
     runs: tuple[tuple[RunDir, RunNumbers], ...]
 
-    def folder(self, run: RunNumbers) -> RunDir:
-        return next(folder for folder, known in self.runs if known is run)
+    @property
+    def numbers(self) -> list[RunNumbers]:
+        return [run for _, run in self.runs]
+
+    def directory(self, run: RunNumbers) -> RunDir:
+        """Return the directory of a run of this side."""
+        return next(directory for directory, known in self.runs if known is run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
-    """Everything that `make compare` says. only_base, only_new: names of configurations that the other lacks.
+class ComparedRuns:
+    """The result of comparing two matrices or two runs."""
 
-    about: what else is not the same: code, torch, devices.
-    """
-
-    base: Side
-    new: Side
-    symbols: tuple[Symbol, ...]
-    pairs: tuple[Pair, ...]
-    only_base: tuple[str, ...]
-    only_new: tuple[str, ...]
-    about: tuple[str, ...]
+    base: RunSet
+    new: RunSet
+    symbols: tuple[SymbolChange, ...]  # those that can change a result first
+    pairs: tuple[ConfigurationPair, ...]
+    only_base: tuple[str, ...]  # configurations without a counterpart
+    only_new: tuple[str, ...]  # configurations without a counterpart
+    notes: tuple[str, ...]  # changes of code, packages and devices
 
 
-def side_of_matrix(matrix: MatrixDir) -> Side:
-    """Return every run of a matrix, from its files alone."""
-    return Side(name=matrix.name, runs=tuple((matrix.run(run.name), run) for run in analyse(matrix).runs))
+def runs_of_matrix(matrix: MatrixDir) -> RunSet:
+    """Return all runs of a matrix."""
+    return RunSet(name=matrix.name, runs=tuple((matrix.run(run.name), run) for run in analyse(matrix).runs))
 
 
-def side_of_run(run: RunDir) -> Side:
-    """Return one run, as its matrix has it."""
+def single_run(run: RunDir) -> RunSet:
+    """Return one run, with its status as its matrix has it."""
     matrix = MatrixDir(run.path.parent)
     runs = tuple((run, known) for known in analyse(matrix).runs if known.name == run.name)
-    return Side(name=f"{matrix.name}/{run.name}", runs=runs)
+    return RunSet(name=f"{matrix.name}/{run.name}", runs=runs)
 
 
-def compared(base: Side, new: Side, neutral: Collection[str] = (), *, one: bool = False) -> Compared:
-    """Hold two sides together.
+def compare_runs(base: RunSet, new: RunSet, neutral: Collection[str] = (), *, one: bool = False) -> ComparedRuns:
+    """Compare the configurations of two sides.
 
-    neutral: symbols that cannot change a result.  one: they are a run and a run, to be compared whatever their axes.
+    neutral: symbols that cannot change a result.  one: both sides are a single run, compared even if their axes differ.
     """
-    labels = set() if one else _labels(base, new)
-    groups = [_groups(side, labels) for side in (base, new)]
-    names = _names([*groups[0].items(), *groups[1].items()])
-    both = [key for key in groups[0] if key in groups[1]]
-    pairs = _judged([_pair(names[key], groups[0][key], groups[1][key]) for key in both])
-    return Compared(
+    axes = set() if one else _matching_axes(base, new)
+    in_base, in_new = _configurations(base, axes), _configurations(new, axes)
+    names = _names([*in_base.items(), *in_new.items()])
+    common = [key for key in in_base if key in in_new]
+    pairs = _with_corrected_p([_pair(names[key], in_base[key], in_new[key]) for key in common])
+    return ComparedRuns(
         base=base,
         new=new,
-        symbols=tuple(_symbols(base, new, pairs, neutral)),
+        symbols=tuple(_symbol_changes(base, new, pairs, neutral)),
         pairs=pairs,
-        only_base=tuple(names[key] for key in groups[0] if key not in groups[1]),
-        only_new=tuple(names[key] for key in groups[1] if key not in groups[0]),
-        about=tuple(_about(base, new, pairs)),
+        only_base=tuple(names[key] for key in in_base if key not in in_new),
+        only_new=tuple(names[key] for key in in_new if key not in in_base),
+        notes=tuple(_notes(base, new, pairs)),
     )
 
 
-def _of(side: Side) -> list[RunNumbers]:
-    return [run for _, run in side.runs]
-
-
-def _labels(base: Side, new: Side) -> set[str]:
-    """Return the axes by which configurations are matched: those of both, and any that varies on either side."""
+def _matching_axes(base: RunSet, new: RunSet) -> set[str]:
+    """Return the axes that identify a configuration: axes of both sides, and axes with several values on one side."""
     values: list[dict[str, set[str]]] = []
     for side in (base, new):
         found: dict[str, set[str]] = {}
-        for run in _of(side):
-            for label, value in run.axes.items():
-                found.setdefault(label, set()).add(value)
+        for run in side.numbers:
+            for axis, value in run.axes.items():
+                found.setdefault(axis, set()).add(value)
         values.append(found)
-    both = values[0].keys() & values[1].keys()
-    varying = {label for found in values for label, there in found.items() if len(there) > 1}
-    return (both | varying) - {SEED_AXIS}
+    common = values[0].keys() & values[1].keys()
+    varying = {axis for found in values for axis, known in found.items() if len(known) > 1}
+    return (common | varying) - {SEED_AXIS}
 
 
-def _groups(side: Side, labels: Collection[str]) -> dict[Key, list[RunNumbers]]:
-    found: dict[Key, list[RunNumbers]] = {}
-    for run in _of(side):
-        key = tuple((label, value) for label, value in sorted(run.axes.items()) if label in labels)
+def _configurations(side: RunSet, axes: Collection[str]) -> dict[AxisValues, list[RunNumbers]]:
+    found: dict[AxisValues, list[RunNumbers]] = {}
+    for run in side.numbers:
+        key = tuple((axis, value) for axis, value in sorted(run.axes.items()) if axis in axes)
         found.setdefault(key, []).append(run)
     return found
 
 
-def _names(groups: Iterable[tuple[Key, list[RunNumbers]]]) -> dict[Key, str]:
-    """Return a name to read for each configuration: its optimizer, its other axes, its ranks."""
-    names: dict[Key, list[str]] = {}
-    for key, runs in groups:
+def _names(configurations: Iterable[tuple[AxisValues, list[RunNumbers]]]) -> dict[AxisValues, str]:
+    """Return the display name of each configuration: optimizer, other axes, number of ranks."""
+    names: dict[AxisValues, list[str]] = {}
+    for key, runs in configurations:
         first = runs[0]
-        others = [f"{label} {value}" for label, value in key if label not in ("optimizer", "gpus")]
+        others = [f"{axis} {value}" for axis, value in key if axis not in ("optimizer", "gpus")]
         size = [ranks(first.world_size, first.device)] if first.world_size else []
         names.setdefault(key, []).append(", ".join([first.optimizer or first.name, *others, *size]))
     return {key: " -> ".join(dict.fromkeys(both)) for key, both in names.items()}
 
 
-def _pair(name: str, base: Sequence[RunNumbers], new: Sequence[RunNumbers]) -> Pair:
-    sides = [[run for run in runs if run.counts] for runs in (base, new)]
-    why_not = _not_one_measurement(*sides)
-    rows = [_row(measure, *sides, why_not=why_not if measure.name in LOSSES else "") for measure in MEASURES]
-    known = tuple(row for row in rows if row.base is not None or row.new is not None)
-    return Pair(
-        name=name, base=tuple(base), new=tuple(new), rows=known, notes=tuple(differences([*sides[0], *sides[1]]))
+def _pair(name: str, base: Sequence[RunNumbers], new: Sequence[RunNumbers]) -> ConfigurationPair:
+    finished = [run for run in base if run.counts], [run for run in new if run.counts]
+    property_name = measured_differently(*finished)
+    rows = [_row(metric, *finished, property_name if metric.is_loss else "") for metric in METRICS]
+    return ConfigurationPair(
+        name=name,
+        base=tuple(base),
+        new=tuple(new),
+        rows=tuple(row for row in rows if row.base is not None or row.new is not None),
+        notes=tuple(differences([*finished[0], *finished[1]])),
     )
 
 
-def _not_one_measurement(base: Sequence[RunNumbers], new: Sequence[RunNumbers]) -> str:
-    """Say why the losses of the two are not the same measurement, "" where they are."""
-    for attribute, text in (
-        ("data_sha256", "other data"),
-        ("block_size", "another context length"),
-        ("eval_samples", "other validation sequences"),
-    ):
-        known = [{getattr(run, attribute) for run in runs} for runs in (base, new)]
-        if base and new and known[0] != known[1]:
-            return f"measured on {text}"
-    return ""
+def _row(
+    metric: ComparedMetric, base: Sequence[RunNumbers], new: Sequence[RunNumbers], differently: str
+) -> ComparedRow:
+    before, after = _by_seed(metric, base), _by_seed(metric, new)
+    return ComparedRow(
+        metric=metric,
+        base=mean(list(before.values())) if before else None,
+        new=mean(list(after.values())) if after else None,
+        verdict=compare_losses(after, before) if before and after else None,
+        measured_differently=differently if before and after else "",
+    )
 
 
-def _row(measure: Measure, base: Sequence[RunNumbers], new: Sequence[RunNumbers], *, why_not: str) -> Row:
-    values = [_by_seed(measure, runs) for runs in (base, new)]
-    means = [mean(list(found.values())) if found else None for found in values]
-    if means[0] is None or means[1] is None:
-        return Row(measure=measure, base=means[0], new=means[1])
-    return Row(measure=measure, base=means[0], new=means[1], verdict=judge(values[1], values[0]), why_not=why_not)
-
-
-def _by_seed(measure: Measure, runs: Sequence[RunNumbers]) -> dict[int, float]:
+def _by_seed(metric: ComparedMetric, runs: Sequence[RunNumbers]) -> dict[int, float]:
     found = {}
     for number, run in enumerate(runs):
-        value = measure.of(run)
+        value = metric.of(run)
         if value is not None and math.isfinite(value):
             found[number if run.seed is None else run.seed] = value
     return found
 
 
-def _judged(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
-    """Give each row its word: of each measure, p corrected after Holm for the number of configurations."""
-    words: dict[tuple[int, str], tuple[float, Word]] = {}
-    for measure in MEASURES:
-        tested = [
-            (place, row.verdict)
+def _with_corrected_p(pairs: Sequence[ConfigurationPair]) -> tuple[ConfigurationPair, ...]:
+    """Set p and conclusion of each row; p is Holm-corrected per metric for the number of configurations."""
+    corrected: dict[tuple[int, str], float] = {}
+    for metric in METRICS:
+        tested = {
+            place: row.verdict.p
             for place, pair in enumerate(pairs)
             for row in pair.rows
-            if row.measure is measure and row.verdict and row.verdict.p is not None and not row.why_not
-        ]
-        corrected = holm([verdict.p for _, verdict in tested if verdict.p is not None])
-        for (place, verdict), p in zip(tested, corrected, strict=True):
-            word = _word(verdict, measure) if p < 1 - LEVEL else Word.NOT_DISTINGUISHABLE
-            words[place, measure.name] = (p, word)
+            if row.metric is metric and row.verdict and row.verdict.p is not None and not row.measured_differently
+        }
+        values = holm(list(tested.values()))
+        corrected |= {(place, metric.name): p for place, p in zip(tested, values, strict=True)}
     return tuple(
-        replace(pair, rows=tuple(_worded(row, words.get((place, row.measure.name))) for row in pair.rows))
+        replace(pair, rows=tuple(_concluded(row, corrected.get((place, row.metric.name))) for row in pair.rows))
         for place, pair in enumerate(pairs)
     )
 
 
-def _word(verdict: Verdict, measure: Measure) -> Word:
-    """Return the word for a measure: that of the verdict takes lower as better."""
-    if measure.lower_is_better or verdict.word is Word.NOT_DISTINGUISHABLE:
-        return verdict.word
-    return Word.WORSE if verdict.word is Word.BETTER else Word.BETTER
+def _concluded(row: ComparedRow, p: float | None) -> ComparedRow:
+    if p is None or row.verdict is None:
+        return row
+    conclusion = _conclusion(row.verdict, row.metric) if p < 1 - LEVEL else Conclusion.NOT_DISTINGUISHABLE
+    return replace(row, p=p, conclusion=conclusion)
 
 
-def _worded(row: Row, found: tuple[float, Word] | None) -> Row:
-    return row if found is None else replace(row, p=found[0], word=found[1])
+def _conclusion(verdict: Verdict, metric: ComparedMetric) -> Conclusion:
+    """Return the conclusion for a metric; the verdict assumes that lower is better."""
+    if metric.lower_is_better or verdict.conclusion is Conclusion.NOT_DISTINGUISHABLE:
+        return verdict.conclusion
+    return Conclusion.WORSE if verdict.conclusion is Conclusion.BETTER else Conclusion.BETTER
 
 
-def _symbols(base: Side, new: Side, pairs: Sequence[Pair], neutral: Collection[str]) -> Iterable[Symbol]:
-    """Return the symbols that are not the same, seed by seed of each pair; those that matter first."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+def _symbol_changes(
+    base: RunSet, new: RunSet, pairs: Sequence[ConfigurationPair], neutral: Collection[str]
+) -> list[SymbolChange]:
+    """Return the symbols that differ between runs of the same seed, those that can change a result first."""
+    found: dict[tuple[str, str, str], dict[str, None]] = {}
     for pair in pairs:
-        for one, other in _matched(pair):
-            before, after = (_values(side.folder(run)) for side, run in ((base, one), (new, other)))
+        for one, other in _same_seed(pair):
+            before, after = _symbols(base.directory(one)), _symbols(new.directory(other))
             for name in sorted(before.keys() | after.keys()):
                 was, now = before.get(name, ""), after.get(name, "")
-                runs = found.setdefault((name, was, now), []) if was != now else []
-                runs += [pair.name] if pair.name not in runs else []
+                if was != now:
+                    found.setdefault((name, was, now), {})[pair.name] = None
     symbols = [
-        Symbol(name=name, base=was, new=now, runs=tuple(runs), neutral=name in neutral)
-        for (name, was, now), runs in found.items()
+        SymbolChange(name=name, base=was, new=now, configurations=tuple(configurations), neutral=name in neutral)
+        for (name, was, now), configurations in found.items()
     ]
     return sorted(symbols, key=lambda symbol: (symbol.neutral, symbol.name))
 
 
-def _matched(pair: Pair) -> list[tuple[RunNumbers, RunNumbers]]:
-    """Return the runs of the same seed; where there are none, the first of each."""
+def _same_seed(pair: ConfigurationPair) -> list[tuple[RunNumbers, RunNumbers]]:
+    """Return the runs of each common seed; without one, the first run of each side."""
     by_seed = {run.seed: run for run in pair.new}
     same = [(run, by_seed[run.seed]) for run in pair.base if run.seed in by_seed]
     return same or [(pair.base[0], pair.new[0])]
 
 
-def _values(run: RunDir) -> Mapping[str, str]:
-    values = readable(run.run_json).get("symbols")
+def _symbols(run: RunDir) -> Mapping[str, str]:
+    values = read_or_empty(run.run_json).get("symbols")
     return values if isinstance(values, dict) else {}
 
 
-def _about(base: Side, new: Side, pairs: Sequence[Pair]) -> Iterable[str]:
-    """Say what else is not the same: the code, torch, the machine, the devices."""
-    said: dict[str, None] = {}
+def _notes(base: RunSet, new: RunSet, pairs: Sequence[ConfigurationPair]) -> Iterable[str]:
+    """Return the changes of code, packages, processor and devices, without duplicates."""
+    notes: dict[str, None] = {}
     for pair in pairs:
-        found = changes(base.folder(pair.base[0]), new.folder(pair.new[0]))
+        found = changes(base.directory(pair.base[0]), new.directory(pair.new[0]))
         if found.code:
-            said[f"the trainer's code: {named(found.code)}"] = None
-        said.update(dict.fromkeys(found.others))
+            notes[f"trainer code changed: {first_names(found.code)}"] = None
+        notes.update(dict.fromkeys(found.others))
         devices = [sorted({run.device_name for run in runs if run.device_name}) for runs in (pair.base, pair.new)]
         if all(devices) and devices[0] != devices[1]:
-            said[f"the device was {', '.join(devices[0])}, is {', '.join(devices[1])}"] = None
+            notes[f"device {', '.join(devices[0])} -> {', '.join(devices[1])}"] = None
         if any(run.gpu and run.gpu.simulated for run in (*pair.base, *pair.new)):
-            said["memory and energy of simulated GPUs are no measurements"] = None
-    return said
+            notes["memory and energy of simulated GPUs are not measurements"] = None
+    return notes
 
 
-def to_json(found: Compared) -> dict[str, Any]:
-    """Return everything as one JSON object."""
+def to_json(found: ComparedRuns) -> dict[str, Any]:
+    """Return the comparison as a JSON object."""
     return {
-        "base": {"name": found.base.name, "runs": [run.name for _, run in found.base.runs]},
-        "new": {"name": found.new.name, "runs": [run.name for _, run in found.new.runs]},
-        "symbols": [
-            {
-                "name": one.name,
-                "base": one.base,
-                "new": one.new,
-                "configurations": list(one.runs),
-                "neutral": one.neutral,
-            }
-            for one in found.symbols
-        ],
-        "about": list(found.about),
+        "base": {"name": found.base.name, "runs": [run.name for run in found.base.numbers]},
+        "new": {"name": found.new.name, "runs": [run.name for run in found.new.numbers]},
+        "symbols": [asdict(symbol) for symbol in found.symbols],
+        "about": list(found.notes),
         "configurations": [
             {
                 "name": pair.name,
                 "base": [run.name for run in pair.base],
                 "new": [run.name for run in pair.new],
-                "measures": {row.measure.name: _row_json(row) for row in pair.rows},
+                "measures": {row.metric.name: _row_json(row) for row in pair.rows},
                 "notes": list(pair.notes),
             }
             for pair in found.pairs
@@ -329,18 +311,113 @@ def to_json(found: Compared) -> dict[str, Any]:
     }
 
 
-def _row_json(row: Row) -> dict[str, Any]:
+def _row_json(row: ComparedRow) -> dict[str, Any]:
     verdict = row.verdict
-    span = verdict.interval if verdict and not row.why_not else None
+    tested = verdict if not row.measured_differently else None
+    reason = f"different {row.measured_differently}" if row.measured_differently else ""
     return {
-        "unit": row.measure.unit,
+        "unit": row.metric.unit,
         "base": row.base,
         "new": row.new,
         "difference": verdict.difference if verdict else None,
-        "interval": {"low": span.low, "high": span.high, "level": span.level} if span else None,
+        "interval": asdict(tested.interval) if tested and tested.interval else None,
         "p": row.p,
-        "word": str(row.word),
-        "method": (verdict.method or None) if verdict and not row.why_not else None,
+        "word": str(row.conclusion),
+        "method": (tested.method or None) if tested else None,
         "seeds": list(verdict.seeds) if verdict else [],
-        "reason": row.why_not or (verdict.reason if verdict else "only one of them has it"),
+        "reason": reason or (verdict.reason if verdict else "only one side has it"),
     }
+
+
+TITLES = ("", "base", "new", "difference", "", "95 % CI", "new is")
+
+
+def render(found: ComparedRuns) -> str:
+    """Return the comparison as text."""
+    title = "Comparison"
+    lines = [title, "=" * len(title), *wrap(f"base  {found.base.name}"), *wrap(f"new   {found.new.name}"), ""]
+    lines += [*section("Changed settings", list(_symbol_lines(found))), ""]
+    for pair in found.pairs:
+        lines += [*section(pair.name, list(_pair_lines(pair))), ""]
+    for side, names in (("base", found.only_base), ("new", found.only_new)):
+        if names:
+            lines += [*wrap(f"only in {side}: {'; '.join(names)}"), ""]
+    if not found.pairs:
+        lines += ["no configuration in common", ""]
+    return "\n".join(line.rstrip() for line in [*lines, *wrap(_method(found))]).rstrip() + "\n"
+
+
+def _symbol_lines(found: ComparedRuns) -> Iterator[str]:
+    effective = [symbol for symbol in found.symbols if not symbol.neutral]
+    for symbol in effective:
+        in_some = len(symbol.configurations) < len(found.pairs)
+        yield from wrap(f"{_symbol(symbol)}{f'  ({first_names(symbol.configurations)})' if in_some else ''}")
+    if not effective:
+        yield "none that can change a result" if found.pairs else "nothing to compare"
+    if neutral := [_symbol(symbol) for symbol in found.symbols if symbol.neutral]:
+        yield from wrap(f"without effect on results: {'; '.join(neutral)}")
+    for note in found.notes:
+        yield from wrap(note, bullet="! ")
+
+
+def _symbol(symbol: SymbolChange) -> str:
+    return f"{symbol.name} {symbol.base or '(none)'} -> {symbol.new or '(none)'}"
+
+
+def _pair_lines(pair: ConfigurationPair) -> Iterator[str]:
+    yield from wrap(f"base {_counts(pair.base)}; new {_counts(pair.new)}")
+    if pair.rows:
+        rows = [_row_cells(row) for row in pair.rows]
+        yield from table(columns(TITLES, (0, len(TITLES) - 1)), rows, WIDTH, rule=True)
+    else:
+        yield "no finished run on either side"
+    for note in pair.notes:
+        yield from wrap(note, bullet="! ")
+
+
+def _counts(runs: Sequence[RunNumbers]) -> str:
+    """Return the number of finished runs with their seeds, and the number of others by status."""
+    counted = [run for run in runs if run.counts]
+    seeds = sorted(run.seed for run in counted if run.seed is not None)
+    listed = f"{len(counted)} finished" + (f" (seed {' '.join(map(str, seeds))})" if seeds else "")
+    others = [f"{sum(run.status is status for run in runs)} {status}" for status in Status if status != Status.FINISHED]
+    return ", ".join([listed, *(text for text in others if not text.startswith("0 "))])
+
+
+def _row_cells(row: ComparedRow) -> list[str]:
+    digits = row.metric.digits
+    name = f"{row.metric.name}, {row.metric.unit}"
+    means = [UNKNOWN if value is None else f"{value:,.{digits}f}" for value in (row.base, row.new)]
+    verdict = row.verdict
+    if verdict is None or verdict.difference is None:
+        return [name, *means, UNKNOWN, "", "", ""]
+    percent = f"{_signed(100 * verdict.difference / abs(row.base), 1)}%" if row.base else ""
+    interval = verdict.interval if not row.measured_differently else None
+    bounds = f"[{interval.low:+,.{digits}f}, {interval.high:+,.{digits}f}]" if interval else ""
+    return [name, *means, _signed(verdict.difference, digits), percent, bounds, _conclusion_text(row, verdict)]
+
+
+def _signed(difference: float, digits: int) -> str:
+    """Return a difference with its sign; without a sign if it rounds to 0."""
+    text = f"{difference:+,.{digits}f}"
+    return text.lstrip("+-") if float(text.replace(",", "")) == 0 else text
+
+
+def _conclusion_text(row: ComparedRow, verdict: Verdict) -> str:
+    """Return the conclusion about new with its p value, or the reason why there is none."""
+    if row.measured_differently:
+        return f"not comparable (different {row.measured_differently})"
+    if row.p is None:
+        return "equal" if verdict.difference == 0 else f"not significant ({verdict.reason.partition(':')[0]})"
+    p = "p < 0.001" if row.p < 0.001 else f"p = {row.p:.3f}"
+    return f"{row.conclusion}, {p}"
+
+
+def _method(found: ComparedRuns) -> str:
+    """Return the name of the significance test, or "" if there was none."""
+    tested = [row for pair in found.pairs for row in pair.rows if row.p is not None]
+    if not tested:
+        return ""
+    methods = " and ".join(dict.fromkeys(row.verdict.method for row in tested if row.verdict))
+    correction = ", p Holm-corrected for the number of configurations" if len(found.pairs) > 1 else ""
+    return f"95 % CI of the difference; Student's t test ({methods}){correction}; significant if p < 0.05"

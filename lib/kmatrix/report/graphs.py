@@ -1,6 +1,6 @@
-"""The numbers of a matrix -> PNG files. matplotlib is imported when something is drawn.
+"""Draw the graphs of a matrix as PNG: losses, final losses, throughput. matplotlib is imported when they are drawn.
 
-The same numbers give the same bytes: no clock, no random placement, and a style that no file of the user's changes.
+The same numbers give the same bytes: no dates, no random placement, and matplotlib's own configuration is ignored.
 """
 
 from __future__ import annotations
@@ -11,57 +11,93 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kmatrix.records import Status
-from kmatrix.report.canvas import MAX_ROWS, left_out, name_rows, new_figure, remark, row_font, save, tick
-from kmatrix.report.curves import Curve, end_view, loss_range, mean_curve, top_of_view
-from kmatrix.report.ink import (
+from kmatrix.records.runs import Status
+from kmatrix.report.figure import (
     ALARM,
     DARK,
     MAX_LEGEND,
+    MAX_ROWS,
     QUIET,
-    STYLE,
-    Ink,
-    group_ink,
+    RC_PARAMS,
+    LineStyles,
+    group_styles,
+    name_rows,
+    new_figure,
     optimizer_colours,
-    shortened,
+    row_font,
+    save,
+    subtitle,
+    tick,
+    time_unit,
+    truncation_note,
 )
-from kmatrix.report.layout import speed
-from kmatrix.report.text import utilization
-from kmatrix.report.values import GroupNumbers, MatrixNumbers, Point, RunNumbers
+from kmatrix.report.numbers import CurvePoint, GroupNumbers, MatrixNumbers, RunNumbers
+from kmatrix.report.summary import utilization
+from kmatrix.stats import mean
+from kmatrix.text import count, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_LABEL = 48  # characters of a name in a legend
-MAX_TRAIN_POINTS = 500  # of a faint training line
-TIME_UNITS = (("hours", 3600.0, 3 * 3600.0), ("minutes", 60.0, 180.0), ("seconds", 1.0, 0.0))  # from so many seconds
 
-Locate = Callable[[Point], float | None]
+MAX_LABEL = 48  # characters of a name in a legend
+
+
+MAX_TRAIN_POINTS = 500  # of a training loss curve
+
+
+INITIAL_DROP = 0.08  # share of the x axis in which the loss drops steeply, from about ln(vocabulary size)
+
+
+MAX_RISE = 1.1  # a diverging loss is drawn up to this multiple of the highest initial loss
+
+
+PointToX = Callable[[CurvePoint], float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
-    """One way to lay out losses: the file, its title, what the axis says, where a point lies on it."""
+class LossGraph:
+    """One graph of loss curves."""
 
     file: str
     title: str
-    label: str
-    locate: Locate
+    x_label: str
+    to_x: PointToX  # x of a point; None: unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """A line with a band around it."""
+
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...]  # lowest seed
+    high: tuple[float, ...]  # highest seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveRange:
+    """The part of a graph that is enlarged."""
+
+    left: float
+    right: float
+    bottom: float  # loss
+    top: float  # loss
 
 
 def draw(numbers: MatrixNumbers, folder: Path) -> tuple[list[Path], list[str]]:
-    """Draw all graphs into `folder`; return the files, and a sentence for each one that has no data."""
+    """Draw all graphs into `folder`; return the files, and the reason for each graph that was not drawn."""
     import matplotlib.style
 
     jobs: list[tuple[str, Callable[[], Figure | str]]] = [
-        (over.file, partial(losses_over, numbers, over)) for over in layouts(numbers)
+        (graph.file, partial(loss_graph, numbers, graph)) for graph in loss_graphs(numbers)
     ]
     jobs.append(("final_loss_by_run.png", partial(final_losses, numbers)))
     jobs.append(("throughput_by_run.png", partial(throughput, numbers)))
     files: list[Path] = []
     missing: list[str] = []
-    with matplotlib.style.context(["default", STYLE]):
+    with matplotlib.style.context(["default", RC_PARAMS]):
         for name, make in jobs:
             made = make()
             if isinstance(made, str):
@@ -71,14 +107,14 @@ def draw(numbers: MatrixNumbers, folder: Path) -> tuple[list[Path], list[str]]:
     return files, missing
 
 
-def layouts(numbers: MatrixNumbers) -> tuple[Over, ...]:
-    """Return the three ways to lay out losses; the unit of time suits the longest run."""
+def loss_graphs(numbers: MatrixNumbers) -> tuple[LossGraph, ...]:
+    """Return the graphs of the loss over steps, tokens and time. The unit of time fits the longest run."""
     longest = max((p.seconds for run in numbers.runs for p in (*run.val, *run.train) if p.seconds), default=0.0)
-    unit, size = next((unit, size) for unit, size, least in TIME_UNITS if longest >= least)
+    unit, size = time_unit(longest)
     return (
-        Over("loss_vs_steps.png", "Loss over steps", "steps (optimizer updates)", lambda p: p.step),
-        Over("loss_vs_tokens.png", "Loss over tokens", "tokens seen", lambda p: p.tokens),
-        Over(
+        LossGraph("loss_vs_steps.png", "Loss over steps", "steps (optimizer updates)", lambda p: p.step),
+        LossGraph("loss_vs_tokens.png", "Loss over tokens", "training tokens", lambda p: p.tokens),
+        LossGraph(
             "loss_vs_time.png",
             "Loss over time",
             f"time since the start of the run ({unit})",
@@ -87,38 +123,38 @@ def layouts(numbers: MatrixNumbers) -> tuple[Over, ...]:
     )
 
 
-def losses_over(numbers: MatrixNumbers, over: Over) -> Figure | str:
-    """Draw validation loss (bold) and training loss (faint); beside them the end of the finished ones, enlarged."""
-    groups = [group for group in numbers.groups if any(_curve(run.val, over.locate).x for run in group.runs)]
+def loss_graph(numbers: MatrixNumbers, graph: LossGraph) -> Figure | str:
+    """Draw validation loss (bold) and training loss (faint); on the right, the end of finished runs, enlarged."""
+    groups = [group for group in numbers.groups if any(_curve(run.val, graph.to_x).x for run in group.runs)]
     if not groups:
         return "no validation loss was recorded"
-    ink = group_ink(numbers, groups)
+    styles = group_styles(numbers, groups)
     finished = [group for group in groups if group.counted]
-    figure, axes = new_figure(numbers.name, over.title, columns=2 if len(finished) > 1 else 1)
-    drawn = [curve for group in groups for curve in _draw_group(axes[0], group, over.locate, ink[group.name])]
+    figure, axes = new_figure(numbers.name, graph.title, columns=2 if len(finished) > 1 else 1)
+    drawn = [curve for group in groups for curve in _draw_group(axes[0], group, graph.to_x, styles[group.name])]
     if not drawn:
-        return "the seeds of no configuration measured a step in common"
-    _frame(axes[0], drawn, [point.loss for group in groups for run in group.runs for point in run.train])
-    axes[0].set_ylabel("loss (nats a token)")
+        return "the seeds of a configuration have no validation step in common"
+    _limit_axes(axes[0], drawn, [point.loss for group in groups for run in group.runs for point in run.train])
+    axes[0].set_ylabel("loss (nats/token)")
     if len(finished) > 1:
-        ends = [_draw_mean(axes[1], group, over.locate, ink[group.name]) for group in finished]
-        _frame_end(axes[1], [curve for curve in ends if curve.x])
+        ends = [_draw_mean(axes[1], group, graph.to_x, styles[group.name]) for group in finished]
+        _limit_enlarged_axes(axes[1], [curve for curve in ends if curve.x])
     for panel in axes:
-        panel.set_xlabel(over.label)
+        panel.set_xlabel(graph.x_label)
         panel.xaxis.set_major_formatter(tick)
-    handles = _legend(groups, ink)
+    handles = _legend(groups, styles)
     figure.legend(handles=handles, loc="outside lower left", ncols=3, handlelength=3.4, columnspacing=2.5)
     return figure
 
 
 def final_losses(numbers: MatrixNumbers) -> Figure | str:
-    """Draw a row for each configuration: a dot for each seed, the mean, its 95 % interval. No bars from 0."""
+    """Draw a row per configuration: a dot per seed, the mean and its 95 % CI. The axis does not start at 0."""
     counted = sorted((g for g in numbers.groups if g.losses), key=lambda g: (g.mean, g.name))
     if not counted:
         return "no run finished with a validation loss"
     lost = [g for g in numbers.groups if not g.losses and any(_is_lost(run) for run in g.runs)]
     rows = [*counted, *lost][:MAX_ROWS]
-    note = left_out(len(rows), len(counted) + len(lost))
+    note = truncation_note(len(rows), len(counted) + len(lost))
     figure, (axes,) = new_figure(numbers.name, "Final validation loss", rows=len(rows), note=note)
     colours = optimizer_colours(numbers)
     losses = [list(group.losses.values()) for group in counted]
@@ -126,18 +162,18 @@ def final_losses(numbers: MatrixNumbers) -> Figure | str:
     for y, group in enumerate(rows):
         _draw_losses(axes, y, group, colours[group.runs[0].optimizer])
     name_rows(axes, [group.name for group in rows], [not group.losses for group in rows])
-    legend = "dot: a seed   diamond: mean   line: 95 % interval   arrow: beyond the end"
-    axes.set_xlabel(f"final validation loss (nats a token)\n{legend}")
+    legend = "dot: seed   diamond: mean   line: 95 % CI   arrow: outside the range"
+    axes.set_xlabel(f"final validation loss (nats/token)\n{legend}")
     return figure
 
 
 def throughput(numbers: MatrixNumbers) -> Figure | str:
-    """Draw a bar from 0 for each run: tokens a second, with MFU where it is known."""
+    """Draw a bar per run: tokens/s, with MFU if it is known."""
     timed = [run for run in numbers.runs if run.tokens_per_second is not None]
     if not timed:
-        return "no run recorded its tokens a second"
+        return "no run recorded its throughput"
     rows = timed[:MAX_ROWS]
-    note = left_out(len(rows), len(timed))
+    note = truncation_note(len(rows), len(timed))
     figure, (axes,) = new_figure(numbers.name, "Throughput", rows=len(rows), note=note)
     colours = optimizer_colours(numbers)
     axes.set_xlim(0, 1.3 * max(run.tokens_per_second or 0.0 for run in rows) or 1.0)
@@ -145,27 +181,95 @@ def throughput(numbers: MatrixNumbers) -> Figure | str:
         _draw_bar(axes, y, run, colours[run.optimizer], row_font(len(rows)))
     name_rows(axes, [run.name for run in rows], [_is_lost(run) for run in rows])
     axes.xaxis.set_major_formatter(tick)
-    axes.set_xlabel("tokens a second (steady: evaluations and the first steps left out)")
+    axes.set_xlabel("tokens/s (steady state: without evaluations and the first steps)")
     return figure
 
 
-def _curve(points: Sequence[Point], locate: Locate) -> Curve:
-    """Return the line of one run; it has no band."""
-    placed = [(x, point.loss) for point in points if (x := locate(point)) is not None]
+def mean_curve(seeds: Sequence[Sequence[CurvePoint]], to_x: PointToX) -> Curve:
+    """Return the mean over seeds at the steps that all of them measured; x is the mean of their x."""
+    by_step = [{point.step: point for point in points} for points in seeds]
+    common = sorted(set(by_step[0]).intersection(*by_step[1:]))
+    columns = []
+    for step in common:
+        points = [known[step] for known in by_step]
+        places = [place for point in points if (place := to_x(point)) is not None]
+        if len(places) == len(points):
+            losses = [point.loss for point in points]
+            columns.append((mean(places), mean(losses), min(losses), max(losses)))
+    x, y, low, high = (tuple(column[i] for column in columns) for i in range(4))
+    return Curve(x=x, y=y, low=low, high=high)
+
+
+def top_of_view(curves: Sequence[Curve]) -> float:
+    """Return the highest loss to show: the maximum after the steep initial drop.
+
+    A curve that ends within the drop is shown from its start; a diverging curve is cropped.
+    """
+    drop = INITIAL_DROP * max(x for curve in curves for x in curve.x)
+    starts = [curve.high[0] for curve in curves]
+    return min(max(max(values_from(curve.x, curve.high, drop)) for curve in curves), MAX_RISE * max(starts))
+
+
+def values_from(x: Sequence[float], y: Sequence[float], start: float) -> list[float]:
+    """Return the values of a line from x = start on, interpolated at start; all if it ends before."""
+    after = [height for place, height in zip(x, y, strict=True) if place >= start]
+    before = len(x) - len(after)
+    if not after or not before:
+        return list(y)
+    share = (start - x[before - 1]) / (x[before] - x[before - 1])
+    return [y[before - 1] + share * (y[before] - y[before - 1]), *after]
+
+
+def end_view(curves: Sequence[Curve]) -> CurveRange:
+    """Return the range of the last quarter of the curves, without outliers."""
+    lows = [values_from(curve.x, curve.low, 0.75 * curve.x[-1]) for curve in curves]
+    highs = [values_from(curve.x, curve.high, 0.75 * curve.x[-1]) for curve in curves]
+    limit = outlier_limit([curve.y[-1] for curve in curves])
+    bottom = min(min(low) for low in lows)
+    top = max(max(high) for curve, high in zip(curves, highs, strict=True) if curve.y[-1] <= limit)
+    margin = 0.08 * (top - bottom) or 0.01 * abs(top) or 1.0
+    ends = [curve.x[-1] for curve in curves]
+    return CurveRange(left=0.75 * min(ends), right=max(ends), bottom=bottom - margin, top=top + margin)
+
+
+def loss_range(means: Sequence[float], groups: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Return the limits of an axis of final losses: every loss of the groups that are not outliers.
+
+    groups: losses of each configuration.  means: their means.
+    """
+    limit = outlier_limit(means)
+    shown = [loss for centre, losses in zip(means, groups, strict=True) if centre <= limit for loss in losses]
+    margin = 0.25 * (max(shown) - min(shown)) or 0.01 * abs(max(shown)) or 1.0
+    return min(shown) - margin, max(shown) + margin
+
+
+def outlier_limit(losses: Sequence[float]) -> float:
+    """Return the loss above which a curve would compress the others.
+
+    Lowest loss + 3 * median distance to it; the highest loss if that median is 0.
+    """
+    ordered = sorted(losses)
+    median = ordered[len(ordered) // 2] - ordered[0]
+    return ordered[0] + 3 * median if median > 0 else ordered[-1]
+
+
+def _curve(points: Sequence[CurvePoint], to_x: PointToX) -> Curve:
+    """Return the curve of one run, without a band."""
+    placed = [(x, point.loss) for point in points if (x := to_x(point)) is not None]
     y = tuple(loss for _, loss in placed)
     return Curve(x=tuple(x for x, _ in placed), y=y, low=y, high=y)
 
 
-def _draw_group(axes: Axes, group: GroupNumbers, locate: Locate, ink: tuple[str, Any]) -> list[Curve]:
-    """Draw the finished seeds of a group as one line, every other run for itself; return what was drawn."""
-    colour, line = ink
+def _draw_group(axes: Axes, group: GroupNumbers, to_x: PointToX, style: tuple[str, Any]) -> list[Curve]:
+    """Draw the finished seeds of a group as one curve, and every other run as its own; return the curves."""
+    colour, line = style
     for run in group.runs:
         stride = -(-len(run.train) // MAX_TRAIN_POINTS) or 1
-        faint = _curve(run.train[::stride], locate)
+        faint = _curve(run.train[::stride], to_x)
         axes.plot(faint.x, faint.y, color=colour, alpha=0.22, linewidth=0.9, zorder=2)
-    drawn = [_draw_mean(axes, group, locate, ink)]
+    drawn = [_draw_mean(axes, group, to_x, style)]
     for run in group.runs:
-        curve = _curve(run.val, locate)
+        curve = _curve(run.val, to_x)
         if not run.counts and curve.x:
             axes.plot(curve.x, curve.y, color=colour, linestyle=line, linewidth=1.5, alpha=0.8, zorder=4)
             if _is_lost(run):
@@ -174,27 +278,27 @@ def _draw_group(axes: Axes, group: GroupNumbers, locate: Locate, ink: tuple[str,
     return [curve for curve in drawn if curve.x]
 
 
-def _draw_mean(axes: Axes, group: GroupNumbers, locate: Locate, ink: tuple[str, Any]) -> Curve:
+def _draw_mean(axes: Axes, group: GroupNumbers, to_x: PointToX, style: tuple[str, Any]) -> Curve:
     """Draw the mean of the finished seeds, with a band from the lowest to the highest."""
     seeds = [run.val for run in group.counted if run.val]
-    curve = mean_curve(seeds, locate) if seeds else Curve(x=(), y=(), low=(), high=())
-    axes.plot(curve.x, curve.y, color=ink[0], linestyle=ink[1], linewidth=2.2, zorder=4)
+    curve = mean_curve(seeds, to_x) if seeds else Curve(x=(), y=(), low=(), high=())
+    axes.plot(curve.x, curve.y, color=style[0], linestyle=style[1], linewidth=2.2, zorder=4)
     if len(seeds) > 1:
-        axes.fill_between(curve.x, curve.low, curve.high, color=ink[0], alpha=0.18, linewidth=0, zorder=3)
+        axes.fill_between(curve.x, curve.low, curve.high, color=style[0], alpha=0.18, linewidth=0, zorder=3)
     return curve
 
 
-def _frame(axes: Axes, curves: Sequence[Curve], train: Sequence[float]) -> None:
-    """Show where losses differ: the first fall may begin above the picture, and the picture says so."""
+def _limit_axes(axes: Axes, curves: Sequence[Curve], train: Sequence[float]) -> None:
+    """Limit the axes to the range in which losses differ; note if the initial loss is above it."""
     start = max(curve.y[0] for curve in curves)
     top = top_of_view(curves)
     low = min([*train, *(loss for curve in curves for loss in curve.low)])
-    room = 0.05 * (top - low) or 0.05 * abs(top) or 1.0
-    axes.set_ylim(low - room, top + room)
+    margin = 0.05 * (top - low) or 0.05 * abs(top) or 1.0
+    axes.set_ylim(low - margin, top + margin)
     axes.set_xlim(left=0)
-    if start > top + room:
+    if start > top + margin:
         axes.annotate(
-            f"losses start at {start:.2f}, above the picture",
+            f"initial loss {start:.2f} (not shown)",
             (0.985, 0.985),
             xycoords="axes fraction",
             ha="right",
@@ -204,7 +308,7 @@ def _frame(axes: Axes, curves: Sequence[Curve], train: Sequence[float]) -> None:
         )
 
 
-def _frame_end(axes: Axes, curves: Sequence[Curve]) -> None:
+def _limit_enlarged_axes(axes: Axes, curves: Sequence[Curve]) -> None:
     if not curves:
         return
     view = end_view(curves)
@@ -213,22 +317,22 @@ def _frame_end(axes: Axes, curves: Sequence[Curve]) -> None:
     axes.set_ylim(view.bottom, view.top)
     axes.locator_params(axis="x", nbins=5)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.4g}")
-    remark(axes, "the end, enlarged (validation, finished runs)")
+    subtitle(axes, "last quarter (validation, finished runs)")
 
 
-def _legend(groups: Sequence[GroupNumbers], ink: Ink) -> list[Any]:
-    """Return the lines of the legend: a configuration each, or with too many of them an optimizer each."""
+def _legend(groups: Sequence[GroupNumbers], styles: LineStyles) -> list[Any]:
+    """Return the lines of the legend: one per configuration, or per optimizer if there are too many."""
     from matplotlib.lines import Line2D
 
     if len(groups) <= MAX_LEGEND:
-        named = [(f"{shortened(group.name, MAX_LABEL)}{_fate(group)}", ink[group.name]) for group in groups]
+        named = [(f"{shortened(group.name, MAX_LABEL)}{_status_note(group)}", styles[group.name]) for group in groups]
     else:
         optimizers = [group.runs[0].optimizer for group in groups]
-        first = {group.runs[0].optimizer: ink[group.name] for group in reversed(groups)}
+        first = {group.runs[0].optimizer: styles[group.name] for group in reversed(groups)}
         counts = {name: optimizers.count(name) for name in dict.fromkeys(optimizers)}
-        named = [(f"{name or 'unknown'} ({count} configurations)", first[name]) for name, count in counts.items()]
+        named = [(f"{name or 'unknown'} ({number} configurations)", first[name]) for name, number in counts.items()]
     handles = [Line2D([], [], color=c, linestyle=line, linewidth=2.2, label=text) for text, (c, line) in named]
-    handles.append(Line2D([], [], color=QUIET, alpha=0.5, linewidth=0.9, label="thin, faint: training loss"))
+    handles.append(Line2D([], [], color=QUIET, alpha=0.5, linewidth=0.9, label="thin line: training loss"))
     if any(len(group.counted) > 1 for group in groups):
         handles.append(Line2D([], [], color=QUIET, alpha=0.3, linewidth=7, label="band: lowest to highest seed"))
     if any(_is_lost(run) for group in groups for run in group.runs):
@@ -236,12 +340,12 @@ def _legend(groups: Sequence[GroupNumbers], ink: Ink) -> list[Any]:
     return handles
 
 
-def _fate(group: GroupNumbers) -> str:
-    """Return what a reader must know beside the name: how many seeds, how many of them finished."""
+def _status_note(group: GroupNumbers) -> str:
+    """Return the number of finished seeds, or the status of a single run that did not finish."""
     if len(group.runs) == 1:
         return "" if group.runs[0].counts else f" ({group.runs[0].status})"
-    missing = f" of {len(group.runs)}" if len(group.counted) < len(group.runs) else ""
-    return f" ({len(group.counted)}{missing} seeds)"
+    total = f" of {len(group.runs)}" if len(group.counted) < len(group.runs) else ""
+    return f" ({len(group.counted)}{total} seeds)"
 
 
 def _draw_losses(axes: Axes, y: int, group: GroupNumbers, colour: str) -> None:
@@ -260,20 +364,21 @@ def _draw_losses(axes: Axes, y: int, group: GroupNumbers, colour: str) -> None:
         axes.plot([interval.low, interval.high], [y, y], color=colour, linewidth=2.2, alpha=0.75, zorder=3)
     axes.plot(losses, [y] * len(losses), "o", color=colour, alpha=0.5, markersize=7, markeredgewidth=0, zorder=5)
     axes.plot(group.mean, y, "D", color=colour, markeredgecolor="white", markersize=8, zorder=4)
-    spread = "" if interval is None else f" ± {(interval.high - interval.low) / 2:.4f}"
-    count = f"n={len(losses)}" + (f" of {len(group.runs)}" if len(losses) < len(group.runs) else "")
-    axes.text(1.02, y, f"{group.mean:.4f}{spread}  {count}", transform=margin, va="center", fontsize=9.5, color=DARK)
+    half_width = "" if interval is None else f" ± {(interval.high - interval.low) / 2:.4f}"
+    seeds = f"n={len(losses)}" + (f" of {len(group.runs)}" if len(losses) < len(group.runs) else "")
+    label = f"{group.mean:.4f}{half_width}  {seeds}"
+    axes.text(1.02, y, label, transform=margin, va="center", fontsize=9.5, color=DARK)
 
 
 def _draw_bar(axes: Axes, y: int, run: RunNumbers, colour: str, font: float) -> None:
     lost = _is_lost(run)
     value = run.tokens_per_second or 0.0
-    looks: dict[str, Any] = {"alpha": 0.3, "hatch": "///"} if lost else {"alpha": 0.9}
-    axes.barh(y, value, height=0.68, color=colour, edgecolor="white", linewidth=0, **looks)
+    style: dict[str, Any] = {"alpha": 0.3, "hatch": "///"} if lost else {"alpha": 0.9}
+    axes.barh(y, value, height=0.68, color=colour, edgecolor="white", linewidth=0, **style)
     mfu = f"   MFU {utilization(run)}" if run.mfu is not None else ""
-    fate = "" if run.status is Status.FINISHED else f"   {run.status}"
+    status = "" if run.status is Status.FINISHED else f"   {run.status}"
     axes.annotate(
-        f"{speed(value)} tok/s{mfu}{fate}",
+        f"{count(value)} tok/s{mfu}{status}",
         (value, y),
         xytext=(6, 0),
         textcoords="offset points",

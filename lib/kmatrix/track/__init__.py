@@ -1,4 +1,4 @@
-"""Mirrors of a run in W&B, Trackio and TensorBoard, fed from its files by a process of their own.
+"""Mirror runs to W&B, Trackio and TensorBoard, from their files and in a separate process.
 
-metrics.jsonl is the record. Nothing that a tracker does reaches the trainer.
+metrics.jsonl is the source of truth. A tracker that hangs or fails never affects the trainer.
 """

@@ -1,47 +1,53 @@
-"""The process that feeds the trackers of one run: beside it while it goes on, or afterwards.
+"""The tracker process of one run: it uploads the run while it is in progress, or later.
 
 python -m kmatrix.track RUN_DIR [--trackers wandb,trackio] [--project NAME] [--parent PID] [--limit 60]
 
-It ends when the attempt has ended (SIGTERM, or the end of the parent) and everything is sent, and at the latest when
-nothing was taken for as long as the limit. Without a parent nothing is written any more: it sends what trackers lack.
+It exits when the attempt has ended (SIGTERM or exit of the parent) and everything is sent, or after the time limit.
+Without a parent the attempt has already ended: it uploads the pending steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from kmatrix.errors import KmatrixError
-from kmatrix.records import RunDir, read_json
-from kmatrix.redaction import redact_files, redact_output
-from kmatrix.track.identity import tracking
-from kmatrix.track.output import lossy_output
+from kmatrix.records.files import read_json, write_bytes
+from kmatrix.records.paths import RunDir
+from kmatrix.records.tracking import tracking_of
+from kmatrix.redaction import redact, redact_output
+from kmatrix.track.sidecar import feed
 
 LIMIT_S = 60.0
-NICE = 10  # what trains goes first
+
+
+NICE = 10  # training has priority
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Feed the trackers; return 0 where everything was sent, 1 where something was not, 2 where nothing can be."""
+    """Upload a run. Return 0 if everything was sent, 1 if steps are pending, 2 for an error of the request."""
     parser = argparse.ArgumentParser(prog="python -m kmatrix.track", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("run_dir", type=Path, help="the folder of the run")
-    parser.add_argument("--trackers", help="a comma list (default: those in run.json)")
-    parser.add_argument("--project", default="", help="in the place of that in run.json")
-    parser.add_argument("--parent", type=int, metavar="PID", help="the attempt has ended when this process has")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds after the end (default: %(default)g)")
+    parser.add_argument("run_dir", type=Path, help="the directory of the run")
+    parser.add_argument("--trackers", help="comma-separated list (default: from run.json)")
+    parser.add_argument("--project", default="", help="replaces the project of run.json")
+    parser.add_argument("--parent", type=int, metavar="PID", help="the attempt ends when this process exits")
+    parser.add_argument(
+        "--limit", type=float, default=LIMIT_S, help="seconds for pending steps after the end (default: %(default)g)"
+    )
     arguments = parser.parse_args(argv)
     run = RunDir(arguments.run_dir.absolute())
     os.nice(NICE)
     lossy_output()
-    redact_output()  # track.log is kept with the results
+    redact_output()  # track.log stays with the results
     try:
-        from kmatrix.track.sidecar import feed
-
-        names = arguments.trackers or ",".join(tracking(read_json(run.run_json)).get("trackers") or ())
+        names = arguments.trackers or ",".join(tracking_of(read_json(run.run_json)).trackers)
         return feed(
             run,
             tuple(name.strip() for name in names.split(",") if name.strip()),
@@ -53,17 +59,52 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     finally:
-        redact_files(run.path.glob("wandb/*/logs/*.log"))  # W&B keeps there what a server answered, word for word
+        redact_files(run.path.glob("wandb/*/logs/*.log"))  # W&B writes server responses there verbatim
+
+
+def redact_files(paths: Iterable[Path]) -> None:
+    """Remove the keys from text files. A file without keys, or one that cannot be written, is not touched."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            before = path.read_bytes().decode(errors="surrogateescape")
+            if (after := redact(before)) != before:
+                write_bytes(path, after.encode(errors="surrogateescape"))
 
 
 def leave(code: int) -> None:
-    """End this process and what the trackers' packages started, whatever their threads still do."""
+    """Exit without waiting for threads, and terminate the processes that the trackers' packages started."""
     sys.stdout.flush()
     sys.stderr.flush()
     if os.getpgrp() == os.getpid():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.killpg(0, signal.SIGTERM)
     os._exit(code)
+
+
+class _LossyStream(io.RawIOBase):
+    """A file descriptor that drops what cannot be written."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def fileno(self) -> int:
+        return self._number
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        with contextlib.suppress(OSError):  # a full disk loses log lines, but does not stop the upload
+            os.write(self._number, data)
+        return len(data)
+
+
+def lossy_output() -> None:
+    """Replace stdout and stderr with streams whose writes never fail."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        stream = io.TextIOWrapper(io.BufferedWriter(_LossyStream(number)), errors="replace", line_buffering=True)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)  # a reference that stays: collecting the stream would close the descriptor
 
 
 if __name__ == "__main__":

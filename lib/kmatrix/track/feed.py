@@ -1,79 +1,85 @@
-"""What a run's files say, in the order in which it was written: points, devices and alerts, each handed over once."""
+"""Read the metrics, device samples and alerts of a run incrementally, each of them once."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from kmatrix.records import RunDir
-from kmatrix.track.alerting import AlertTail, Told
-from kmatrix.track.devices import MOST as DEVICES
-from kmatrix.track.devices import DevicesTail
-from kmatrix.track.tail import LineTail, is_number
-from kmatrix.track.values import Devices, Point
+from kmatrix.errors import SchemaError
+from kmatrix.gpu.formats.json_array import ArrayTail
+from kmatrix.records.files import LineTail, finite, read_or_empty
+from kmatrix.records.paths import RunDir
+from kmatrix.records.runs import Status
+from kmatrix.stats import coefficient_of_variation
+from kmatrix.status.alerts import Alert, Severity, alerts_of, one_line
+from kmatrix.track.tracker import AlertLevel, DeviceValues, MetricPoint, TrackerAlert
 
-MOST = 500  # points that are handed over at a time
-BESIDE = frozenset({"schema", "step", "time"})  # of a line, what is no value of its point
+MOST_POINTS = 500  # per batch
+
+
+NOT_METRICS = frozenset({"schema", "step", "time"})  # keys of a line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """What is new. devices: up to the time of the last point; up to now where there is no further point."""
+class FeedBatch:
+    """The new data of a run since the last read."""
 
-    points: Sequence[Point] = ()
-    devices: Sequence[Devices] = ()
-    alerts: Sequence[Told] = ()
+    points: Sequence[MetricPoint] = ()
+    devices: Sequence[DeviceValues] = ()  # up to the time of the last point, or all if there is no later point
+    alerts: Sequence[TrackedAlert] = ()
 
     def __bool__(self) -> bool:
         return bool(self.points or self.devices or self.alerts)
 
 
-class Feed:
-    """A cursor over the files of one run. Each tracker has its own, so that a slow one holds up no other."""
+class RunFeed:
+    """A cursor over the files of one run. Each tracker has its own cursor, so a slow one does not delay the others."""
 
     def __init__(self, run: RunDir) -> None:
         self._points = PointTail(run.metrics)
-        self._devices = DevicesTail(run.gpu_stats_multi)
+        self._devices = DeviceTail(run.gpu_stats_multi)
         self._alerts = AlertTail(run)
-        self._waiting: list[Point] = []
+        self._waiting: list[MetricPoint] = []
 
-    def read(self, *, ended: bool = False) -> Batch:
-        """Return what is new, in parts of bounded size; nothing where all was handed over.
+    def read(self, *, ended: bool = False) -> FeedBatch:
+        """Return the next batch of bounded size, empty if there is nothing new.
 
-        ended: nothing is written any more, so that the newest step is complete.
+        `ended`: the attempt has ended, so the newest step is complete.
         """
         if not self._waiting:
             self._waiting = self._points.read(ended=ended)
-        points = self._waiting[:MOST]
+        points = self._waiting[:MOST_POINTS]
         devices = self._devices.read(until=points[-1].time if points else math.inf)
-        if len(devices) >= DEVICES:  # there may be more before the first point
+        if len(devices) >= MOST_DEVICES:  # more device samples may precede the first point
             points = []
         self._waiting = self._waiting[len(points) :]
-        return Batch(points=points, devices=devices, alerts=self._alerts.read())
+        return FeedBatch(points=points, devices=devices, alerts=self._alerts.read())
 
 
 class PointTail:
-    """The points of metrics.jsonl: the lines of one step are one point, handed over when a later step begins.
+    """Read metrics.jsonl as points. The lines of one step form one point, which is complete when a later step begins.
 
-    Lines that a resumed attempt made void when they are met are left out. What was handed over before stays so: a
-    tracker cannot take it back.
+    Steps that a resumed attempt repeats are dropped if they were not yet read. Points that were already returned stay,
+    because a tracker cannot delete them.
     """
 
     def __init__(self, path: Path) -> None:
         self._tail = LineTail(path)
         self._void = _resumes(path)
-        self._open: dict[str, Any] | None = None  # the lines of the newest step, merged
+        self._open: dict[str, Any] | None = None  # the merged lines of the newest step
 
-    def read(self, *, ended: bool = False) -> list[Point]:
-        """Return the points that are complete. ended: the newest step is complete, too."""
-        found: list[Point] = []
+    def read(self, *, ended: bool = False) -> list[MetricPoint]:
+        """Return the complete points. `ended`: the newest step is complete as well."""
+        found: list[MetricPoint] = []
         while not found and (lines := self._tail.read()):
             for offset, line in lines:
                 if isinstance(line.get("step"), int) and not self._is_void(offset, int(line["step"])):
-                    found += self._take(line)
+                    found += self._merge(line)
         if ended and not found and self._open is not None:
             found, self._open = _point(self._open), None
         return found
@@ -81,8 +87,8 @@ class PointTail:
     def _is_void(self, offset: int, step: int) -> bool:
         return any(offset < later and step > resumed for later, resumed in self._void)
 
-    def _take(self, line: dict[str, Any]) -> list[Point]:
-        """Take in a line; return the point that it completes."""
+    def _merge(self, line: dict[str, Any]) -> list[MetricPoint]:
+        """Merge a line into the open step. Return the point that this line completes, if any."""
         before = self._open
         if line.get("resumed"):
             if before is not None and before["step"] > line["step"]:
@@ -96,22 +102,191 @@ class PointTail:
 
 
 def _resumes(path: Path) -> list[tuple[int, int]]:
-    """Return the offset and the step of each line with which an attempt goes on from an earlier one's step."""
+    """Return the byte offset and the step of each line that resumes an earlier attempt."""
     tail, found = LineTail(path), []
     while lines := tail.read():
         found += [(at, line["step"]) for at, line in lines if line.get("resumed") and isinstance(line.get("step"), int)]
     return found
 
 
-def _point(line: Mapping[str, Any]) -> list[Point]:
-    """Return the point of a merged line; nothing where it has no time or no number."""
-    time, values = line.get("time"), dict(_numbers(line))
-    if not values or not is_number(time):
+def _point(line: Mapping[str, Any]) -> list[MetricPoint]:
+    """Return the point of a merged line, or an empty list if it has no time or no metrics."""
+    time, values = finite(line.get("time")), dict(_numbers(line))
+    if not values or time is None:
         return []
-    return [Point(step=int(line["step"]), time=float(time), values=values)]  # type: ignore[arg-type]
+    return [MetricPoint(step=int(line["step"]), time=time, values=values)]
 
 
 def _numbers(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for key, value in line.items():
-        if key not in BESIDE and is_number(value):
+        if key not in NOT_METRICS and finite(value) is not None:
             yield key, value
+
+
+EVENTS = {  # events of the trainer that are alerts, in addition to the rules of status.json
+    "rollback": AlertLevel.WARN,
+    "checkpoint failed": AlertLevel.ERROR,
+    "checkpoint left out": AlertLevel.WARN,
+    "checkpoint refused": AlertLevel.WARN,
+}
+
+
+LEVELS = {Severity.WARNING: AlertLevel.WARN, Severity.CRITICAL: AlertLevel.ERROR}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackedAlert:
+    """An alert with a key that is stable over every read of the files."""
+
+    key: str  # as in track.json
+    alert: TrackerAlert
+
+
+class AlertTail:
+    """Read the alerts of one run: rules and failures from status.json, events from events.jsonl."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._events = LineTail(run.events)
+        self._seen: set[str] = set()
+        self._version: tuple[int, int] = (0, 0)
+
+    def read(self) -> list[TrackedAlert]:
+        """Return the alerts that are new since the last call."""
+        found = [*self._of_status(), *self._of_events()]
+        new = [tracked for tracked in found if tracked.key not in self._seen]
+        self._seen.update(tracked.key for tracked in new)
+        return sorted(new, key=lambda tracked: tracked.alert.time)
+
+    def _of_status(self) -> Iterator[TrackedAlert]:
+        """Yield the alerts of status.json, if the file changed since the last call."""
+        try:
+            known = self._run.status.stat()
+            version = (known.st_mtime_ns, known.st_ino)
+            if version == self._version:
+                return
+            record = read_or_empty(self._run.status)
+        except (OSError, SchemaError):
+            return
+        if not record:
+            return
+        self._version = version
+        for rule in alerts_of(record):
+            yield TrackedAlert(key=f"{rule.kind}|{rule.about}|{rule.since}", alert=_of_rule(rule))
+        yield from _failures(self._run.name, record)
+
+    def _of_events(self) -> Iterator[TrackedAlert]:
+        for _, line in self._events.read():
+            event, time = str(line.get("event")), line.get("time")
+            if event in EVENTS and isinstance(time, (int, float)):
+                text = f"step {line.get('step')}: {line.get('text')}"
+                alert = TrackerAlert(time=time, title=f"{self._run.name}: {event}", text=text, level=EVENTS[event])
+                yield TrackedAlert(key=f"{event}|{time}", alert=alert)
+
+
+def _of_rule(rule: Alert) -> TrackerAlert:
+    title = str(rule.kind).replace("_", " ") + (f" of {rule.about}" if rule.about else "")
+    return TrackerAlert(time=rule.since, title=title, text=one_line(rule), level=LEVELS[rule.severity])
+
+
+def _failures(name: str, status: Mapping[str, Any]) -> Iterator[TrackedAlert]:
+    """Yield an alert for each failed attempt."""
+    for attempt in status.get("attempts") or []:
+        if isinstance(attempt, dict) and attempt.get("status") == Status.FAILED and attempt.get("ended"):
+            number, reason = attempt.get("attempt"), str(attempt.get("reason") or "unknown reason")
+            alert = TrackerAlert(
+                time=float(attempt["ended"]), title=f"{name} failed", text=reason, level=AlertLevel.ERROR
+            )
+            yield TrackedAlert(key=f"failed|{number}", alert=alert)
+
+
+NOT_DEVICE_METRICS = frozenset({"gpu_index"})
+
+
+# After FINE_S, samples are averaged over COARSE_S: one sample/s would be 86,400 rows per GPU and day.
+FINE_S, COARSE_S = 600.0, 10.0
+
+
+MOST_DEVICES = 2000  # samples per batch
+
+
+class DeviceTail:
+    """Read gpu_stats_<run>_multi_gpu.json from its start: every sample for 10 minutes, then means over 10 s.
+
+    The result is deterministic: it does not depend on when, or in which parts, the file is read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._tail = ArrayTail(path)
+        self._first: float | None = None
+        self._window: list[DeviceValues] = []
+        self._ready: list[DeviceValues] = []
+
+    def read(self, *, until: float = math.inf) -> list[DeviceValues]:
+        """Return the new samples up to a Unix time, at most MOST_DEVICES."""
+        while len(self._ready) < MOST_DEVICES and (not self._ready or self._ready[-1].time < until):
+            entries = self._tail.read()
+            if not entries:
+                break
+            for entry in entries:
+                self._add(_devices(entry))
+        count = 0
+        while count < min(len(self._ready), MOST_DEVICES) and self._ready[count].time <= until:
+            count += 1
+        found, self._ready = self._ready[:count], self._ready[count:]
+        return found
+
+    def _add(self, devices: DeviceValues | None) -> None:
+        if devices is None:
+            return
+        self._first = devices.time if self._first is None else self._first
+        if devices.time - self._first < FINE_S:
+            self._ready.append(devices)
+            return
+        if self._window and self._window_index(self._window[0]) != self._window_index(devices):
+            self._ready.append(DeviceValues(time=self._window[-1].time, values=means(self._window)))
+            self._window = []
+        self._window.append(devices)
+
+    def _window_index(self, devices: DeviceValues) -> int:
+        """Return the index of the averaging window of a sample."""
+        return int((devices.time - (self._first or 0.0)) // COARSE_S)
+
+
+def means(devices: Sequence[DeviceValues]) -> dict[str, float]:
+    """Return the mean of each value over the samples that have it."""
+    found: dict[str, list[float]] = {}
+    for sample in devices:
+        for name, value in sample.values.items():
+            found.setdefault(name, []).append(value)
+    return {name: statistics.fmean(values) for name, values in found.items()}
+
+
+def _devices(entry: Mapping[str, Any]) -> DeviceValues | None:
+    """Return one entry of gpu_stats_<run>_multi_gpu.json, or None if it has no time or no values."""
+    gpus = [gpu for gpu in entry.get("multi_gpu_data") or [] if isinstance(gpu, dict) and "gpu_index" in gpu]
+    try:
+        time = datetime.fromisoformat(entry["timestamp"]).timestamp()
+    except (KeyError, ValueError, TypeError):
+        return None
+    values = {f"gpu/{gpu['gpu_index']}/{name}": value for gpu in gpus for name, value in _device_numbers(gpu)}
+    values |= _aggregates(gpus, entry.get("aggregate_stats") or {})
+    return DeviceValues(time=time, values=values) if values else None
+
+
+def _aggregates(gpus: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) -> dict[str, float]:
+    """Return the known values under the keys that the original project logged to W&B."""
+    memory = {gpu["gpu_index"]: gpu["memory_used"] for gpu in gpus if finite(gpu.get("memory_used")) is not None}
+    values: dict[str, float] = {f"gpu_{index}_memory": used for index, used in memory.items()}
+    for key, name in (("gpu_total_memory", "total_memory_used"), ("gpu_avg_utilization", "average_utilization")):
+        if finite(total.get(name)) is not None:
+            values[key] = total[name]
+    if len(memory) > 1:
+        values["gpu_load_balance_cv"] = coefficient_of_variation(list(memory.values()))
+    return values
+
+
+def _device_numbers(gpu: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
+    return (
+        (name, value) for name, value in gpu.items() if name not in NOT_DEVICE_METRICS and finite(value) is not None
+    )

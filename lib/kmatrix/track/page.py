@@ -1,4 +1,4 @@
-"""A tracker's page that this machine serves: on which port, by whom, and how one waits for its end."""
+"""The web page of a tracker, served on this machine: its port, its state file, its end."""
 
 from __future__ import annotations
 
@@ -16,34 +16,38 @@ from pathlib import Path
 from typing import TextIO
 
 from kmatrix.errors import ConfigError, LaunchError
-from kmatrix.records import SCHEMA
+from kmatrix.records.files import SCHEMA
 
 LOOPBACK = "127.0.0.1"
-PORTS = 100  # how many are tried, upward
-START_S = 30.0  # a server that holds the state file has written its address into it by then
+
+
+PORTS = 100  # ports to try
+
+
+START_S = 30.0  # time for a server to write its address to the state file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Where a server answers. url: ends in a slash.  token: who knows it may rename and delete; empty for none."""
+    """A served page."""
 
-    url: str
+    url: str  # ends in a slash
     port: int
-    pid: int
-    token: str = ""
+    pid: int  # of the server
+    token: str = ""  # permits renaming and deleting runs; empty: no token
 
 
 def free_port(host: str, wanted: int) -> int:
-    """Return the first port from `wanted` upward that nobody listens on. Raises LaunchError where there is none."""
+    """Return the first free port from `wanted` upward. Raises LaunchError if there is none."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind((host, 0))
     except OSError as error:
         raise ConfigError(
-            f"HOST={host} is no address of this machine",
+            f"HOST={host} is not an address of this machine",
             why=str(error),
-            fix=f"leave it out: {LOOPBACK} is for this machine alone",
+            hint=f"omit it: the default {LOOPBACK} serves this machine only",
         ) from None
     last = min(wanted + PORTS, 65536) - 1
     for port in range(wanted, last + 1):
@@ -54,20 +58,20 @@ def free_port(host: str, wanted: int) -> int:
             except OSError:
                 continue
             return port
-    raise LaunchError(f"no port from {wanted} to {last} is free", fix="pass PORT=<another>")
+    raise LaunchError(f"no free port from {wanted} to {last}", hint="pass PORT=<another port>")
 
 
 class StateFile:
-    """Who serves a folder's page: a file that only its owner reads, and that the server holds for as long as it lives.
+    """The state file of the server of a directory: readable by its owner only, locked as long as the server lives.
 
-    However a server ends, its hold ends with it: a file that nobody holds says nothing.
+    The lock ends with the server, even after SIGKILL. A file without a lock is stale.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / f".page-{os.getuid()}.json"
 
     def living(self) -> Page | None:
-        """Return the page that is served now, None where there is none."""
+        """Return the page that is being served, or None."""
         try:
             with self.path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -79,7 +83,7 @@ class StateFile:
 
     @contextmanager
     def held(self) -> Iterator[StateFile | None]:
-        """Be the one server, and remove the file in the end; None where another is."""
+        """Acquire the lock, and remove the file at the end; yield None if another server has it."""
         with self._open() as self._file:
             if not self._lock():
                 yield None
@@ -91,7 +95,7 @@ class StateFile:
                 self.path.unlink(missing_ok=True)
 
     def write(self, page: Page) -> None:
-        """Say where the page is."""
+        """Write the address of the page."""
         self._file.write(json.dumps({"schema": SCHEMA, **asdict(page)}) + "\n")
         self._file.flush()
 
@@ -100,13 +104,13 @@ class StateFile:
             return os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
         except OSError as error:
             raise LaunchError(
-                f"a page of {self.path.parent} cannot be served",
-                why=f"its server writes beside the data: {error.strerror}",
-                fix="copy the folder of results, and pass RESULTS_DIR=<the copy>",
+                f"cannot serve a page of {self.path.parent}",
+                why=f"its server needs to write there: {error.strerror}",
+                hint="copy the results directory, and pass RESULTS_DIR=<copy>",
             ) from None
 
     def _lock(self) -> bool:
-        """Whether the file is ours now. Whoever looks at it holds it for a moment; a server that ends removes it."""
+        """Return whether we own the lock file. Readers hold it briefly; the server deletes it on exit."""
         for _ in range(10):
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -120,19 +124,19 @@ class StateFile:
         return False
 
     def _read(self) -> Page | None:
-        """Return what the server wrote; it may be about to."""
+        """Return the page that the server wrote, waiting while it starts; None after START_S."""
         until = time.monotonic() + START_S
         while time.monotonic() < until:
             text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
             if text.endswith("\n"):
-                said = json.loads(text)
-                return Page(url=said["url"], port=said["port"], pid=said["pid"], token=said["token"])
+                page = json.loads(text)
+                return Page(url=page["url"], port=page["port"], pid=page["pid"], token=page["token"])
             time.sleep(0.1)
         return None
 
 
-def wait_for_the_end() -> None:
-    """Return when Ctrl+C is typed, or SIGTERM or SIGHUP comes; under nohup SIGHUP stays ignored."""
+def wait_for_signal() -> None:
+    """Wait for Ctrl+C, SIGTERM or SIGHUP. Under nohup, SIGHUP stays ignored."""
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:

@@ -1,28 +1,36 @@
-"""TensorBoard: event files in <matrix>/tb/<run>, written in its own format and read back by its own reader."""
+"""TensorBoard: write event files in <matrix>/tb/<run>, read them back, and serve their page."""
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kmatrix.records import MatrixDir, Status
-from kmatrix.track.devices import means
-from kmatrix.track.values import Alert, Devices, Identity, Point, Stored
+from kmatrix.records.paths import MatrixDir
+from kmatrix.records.runs import Status
+from kmatrix.track.feed import means
+from kmatrix.track.page import Page, free_port
+from kmatrix.track.tracker import DeviceValues, MetricPoint, StoredRun, TrackerAlert, TrackerIdentity
 
-ALERTS, CONFIG, STATUS = "alerts", "config", "status"  # tags of texts
+ALERTS, CONFIG, STATUS = "alerts", "config", "status"  # tags of text summaries
+
+
 FILES = "*tfevents*"
-GPU = ("gpu/", "gpu_")  # what the tags of devices begin with
 
 
-class Mirror:
-    """One run in TensorBoard. A run that goes on adds an event file: TensorBoard reads all of a folder, in order.
+GPU = ("gpu/", "gpu_")  # prefixes of the tags of device values
 
-    Devices have no step of their own: the means since the point before stand at the step of the next one, and what
-    comes after the last one stands nowhere.
+
+class TensorBoardMirror:
+    """One run in TensorBoard. Each attempt adds an event file; TensorBoard reads all files of a directory in order.
+
+    Device samples have no step. Their means since the previous point are written at the step of the next point; samples
+    after the last point are dropped.
     """
 
     name = "tensorboard"
@@ -30,22 +38,22 @@ class Mirror:
     def __init__(self) -> None:
         self._folder = Path()
         self._writer: Any = None
-        self._devices: list[Devices] = []
+        self._devices: list[DeviceValues] = []
         self._step = 0
-        self._status = ""  # that was written last
+        self._status = ""  # the last status written
 
-    def open(self, run: Identity) -> Stored:
-        """Return what the event files hold; a new one begins when there is something to write."""
+    def open(self, run: TrackerIdentity) -> StoredRun:
+        """Return the content of the event files. A new file is created by the first write."""
         self._folder = MatrixDir(run.dir.path.parent).tensorboard / run.name
         self._folder.mkdir(parents=True, exist_ok=True)
         if not any(self._folder.glob(FILES)):
             self._text(CONFIG, _table(run), time=time.time())
-            return Stored(steps={}, link=str(self._folder))
+            return StoredRun(steps={}, link=str(self._folder))
         stored, self._status = _stored(self._folder)
         self._step = max(stored.steps, default=0)
         return stored
 
-    def points(self, points: Sequence[Point]) -> None:
+    def points(self, points: Sequence[MetricPoint]) -> None:
         for point in points:
             before = [devices for devices in self._devices if devices.time <= point.time]
             self._devices = self._devices[len(before) :]
@@ -53,10 +61,10 @@ class Mirror:
             self._write(point.time, point.step, {**means(before), **point.values})
         self._flush()
 
-    def devices(self, devices: Sequence[Devices]) -> None:
+    def devices(self, devices: Sequence[DeviceValues]) -> None:
         self._devices += devices
 
-    def alert(self, alert: Alert) -> None:
+    def alert(self, alert: TrackerAlert) -> None:
         self._text(ALERTS, f"**{alert.title}** ({alert.level}): {alert.text}", time=alert.time)
 
     def close(self, status: Status) -> None:
@@ -90,7 +98,7 @@ class Mirror:
 
 
 def _writer(folder: Path) -> Any:
-    """Return the writer of a new event file; TensorBoard takes the files of a folder in the order of their names."""
+    """Return the writer of a new event file. Its name sorts last: TensorBoard reads files in order of names."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -102,8 +110,8 @@ def _writer(folder: Path) -> Any:
     return writer
 
 
-def _stored(folder: Path) -> tuple[Stored, str]:
-    """Return what TensorBoard itself reads in a folder, and the status that was written last."""
+def _stored(folder: Path) -> tuple[StoredRun, str]:
+    """Return the content of a directory as TensorBoard reads it, and the last status written."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}, purge_orphaned_data=False)
@@ -117,8 +125,8 @@ def _stored(folder: Path) -> tuple[Stored, str]:
                 devices_time = max(devices_time, event.wall_time)
             else:
                 steps.setdefault(event.step, {})[tag] = event.value
-    alerts, statuses = ([_words(event) for event in _texts(reader, tag)] for tag in (ALERTS, STATUS))
-    stored = Stored(steps=steps, devices_time=devices_time, alerts=len(alerts), link=str(folder))
+    alerts, statuses = ([_content(event) for event in _texts(reader, tag)] for tag in (ALERTS, STATUS))
+    stored = StoredRun(steps=steps, devices_time=devices_time, alerts=len(alerts), link=str(folder))
     return stored, statuses[-1] if statuses else ""
 
 
@@ -126,12 +134,12 @@ def _texts(reader: Any, tag: str) -> Sequence[Any]:
     return reader.Tensors(tag) if tag in reader.Tags()["tensors"] else []
 
 
-def _words(event: Any) -> str:
+def _content(event: Any) -> str:
     return str(event.tensor_proto.string_val[0].decode())
 
 
-def _table(run: Identity) -> str:
-    """Return who the run is and its configuration as a table of Markdown."""
+def _table(run: TrackerIdentity) -> str:
+    """Return the identity and configuration of a run as a Markdown table."""
     rows = [("project", run.project), ("group", run.group), ("id", run.id), ("tags", ", ".join(run.tags))]
     return "\n".join(["| symbol | value |", "|---|---|", *_rows([*rows, *sorted(run.config.items())])])
 
@@ -139,3 +147,24 @@ def _table(run: Identity) -> str:
 def _rows(pairs: Sequence[tuple[str, str]]) -> Iterator[str]:
     for name, text in pairs:
         yield f"| {name} | {json.dumps(text)[1:-1].replace('|', chr(92) + '|')} |"
+
+
+RELOAD_S = 5.0  # between two reads of the event files by the server
+
+
+def recorded(folder: Path) -> bool:
+    """Return whether there is an event file below a directory."""
+    return any(folder.glob("**/events.out.tfevents.*"))
+
+
+def serve(folder: Path, host: str, port: int) -> Page:
+    """Serve the page on the first free port from `port` upward, until this process exits."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
+    from tensorboard import default, program
+
+    found = free_port(host, port)
+    board = program.TensorBoard(default.get_plugins())
+    # "fast" starts another process, which would survive a kill of this one, and prints that it is experimental
+    board.configure(logdir=str(folder), host=host, port=found, reload_interval=RELOAD_S, load_fast="false")
+    return Page(url=board.launch(), port=found, pid=os.getpid())

@@ -1,70 +1,85 @@
-"""Trackio: points, devices and alerts of a run in its project's database, under ids of ours, so that none is twice.
+"""Trackio: write points, device samples and alerts to the database of a project, under stable ids.
 
-Trackio's own `init` and `log` are not used: `log` stamps the time of a flush, names are its identities, and `init` may
-ask a server who the user is. What they are built on takes our times and ids, and ignores an id that it has.
+Trackio's public `init` and `log` are not used: `log` stores the time of a flush, names identify runs, `init` may ask a
+server for the user name. The functions below them accept our times and ids, and ignore an id that exists.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import shlex
+import sqlite3
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from kmatrix.records import MATRIX_PREFIX, Status
-from kmatrix.track.values import Alert, Devices, Identity, Point, Stored
+from kmatrix.errors import LaunchError
+from kmatrix.records.paths import MATRIX_PREFIX
+from kmatrix.records.runs import Status
+from kmatrix.track.page import Page, free_port
+from kmatrix.track.tracker import DeviceValues, MetricPoint, StoredRun, TrackerAlert, TrackerIdentity
 
 NAME = "trackio"
+
+
 LOCAL = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-REMOTE = ("TRACKIO_DATASET_ID", "TRACKIO_BUCKET_ID", "SPACE_REPO_NAME")  # copies on a server, kept up by every write
-RESERVED = frozenset({"project", "run", "timestamp", "step", "time", "metrics"})  # Trackio calls ours __time and so on
-FLAT = re.compile(r"gpu_\d+_memory")  # the same as gpu/<i>/..., for trackers without a view of devices
+
+
+REMOTE = ("TRACKIO_DATASET_ID", "TRACKIO_BUCKET_ID", "SPACE_REPO_NAME")  # enable copies on a server
+
+
+RESERVED = frozenset({"project", "run", "timestamp", "step", "time", "metrics"})  # stored as __time etc.
+
+
+FLAT = re.compile(r"gpu_\d+_memory")  # duplicates of gpu/<i>/..., for trackers without system metrics
 
 
 def data_dir(tracking: Path) -> Path:
-    """Return where Trackio keeps every project of a folder of results: it moves with them."""
+    """Return the directory of Trackio's databases, inside the results directory."""
     return tracking / NAME
 
 
 def prepare(folder: Path) -> None:
-    """Let Trackio, which is imported after this, keep its data in `folder`, and reach no other machine."""
+    """Configure Trackio, before its import, to store data in `folder` and not to contact a server."""
     os.environ.update(LOCAL, TRACKIO_DIR=str(folder))
     for name in REMOTE:
         os.environ.pop(name, None)
 
 
-class Mirror:
-    """One run in Trackio. Its id there is ours, and so are those of its points."""
+class TrackioMirror:
+    """One run in Trackio, with our ids for the run and for its points."""
 
     name = NAME
 
-    def open(self, run: Identity) -> Stored:
-        """Find what the database holds of this run. Nothing is written before the first point."""
+    def open(self, run: TrackerIdentity) -> StoredRun:
+        """Return what the database has of this run. Nothing is written before the first point."""
         folder = data_dir(run.tracking)
         prepare(folder)
         from trackio import fragments, utils
         from trackio.sqlite_storage import SQLiteStorage
 
         if folder != utils.TRACKIO_DIR:
-            raise RuntimeError(f"this process has imported trackio for {utils.TRACKIO_DIR}")
+            raise RuntimeError(f"trackio was imported with TRACKIO_DIR={utils.TRACKIO_DIR}, not {folder}")
         SQLiteStorage.validate_project_name(run.project)
         self._run, self._shown, self._config = run, _full_name(run), _config(run)
         self._last: dict[str, Any] | None = None
-        self._told: Status | None = None
-        self._waiting: list[dict[str, Any]] = []  # devices
+        self._status: Status | None = None  # the last status written
+        self._waiting: list[dict[str, Any]] = []  # device rows that wait for the first point
         self._writer = fragments.FragmentWriter() if utils.get_storage_mode() == "jsonl" else None
-        # On a network's disk only a dashboard may touch the database: all goes again, and it sorts out what it has.
-        stored = Stored(steps={}) if self._writer else self._stored()
+        # On a network file system only the dashboard may open the database: send everything, it ignores known ids.
+        stored = StoredRun(steps={}) if self._writer else self._stored()
         how = f"make trackio-view PROJECT={run.project} RESULTS_DIR={shlex.quote(str(run.tracking))}"
         return replace(stored, link=str(folder), how=how)
 
-    def _stored(self) -> Stored:
-        """Read what the database holds of this run, and under which name."""
+    def _stored(self) -> StoredRun:
+        """Read the rows of this run from the database, and its displayed name."""
         from trackio.sqlite_storage import SQLiteStorage
 
         project, own = self._run.project, self._run.id
@@ -79,10 +94,10 @@ class Mirror:
             self._config |= {"_Created": rows[0]["timestamp"]}
         times = [_seconds(row["timestamp"]) for row in SQLiteStorage.get_system_logs(project, run_id=own)]
         alerts = SQLiteStorage.get_alerts(project, run_id=own)
-        return Stored(steps=steps, devices_time=max(times, default=0.0), alerts=len(alerts))
+        return StoredRun(steps=steps, devices_time=max(times, default=0.0), alerts=len(alerts))
 
-    def points(self, points: Sequence[Point]) -> None:
-        """Store points under their own times."""
+    def points(self, points: Sequence[MetricPoint]) -> None:
+        """Store points with their original times."""
         entries = [self._point(one.step, _text(one.time), one.values) for one in points]
         if entries:
             self._config.setdefault("_Created", entries[0]["timestamp"])
@@ -90,37 +105,37 @@ class Mirror:
             self._last = entries[-1]
             self.devices(())
 
-    def devices(self, devices: Sequence[Devices]) -> None:
-        """Store what the GPUs did as system metrics: `gpu/<i>/...` is a line for each device on Trackio's page.
+    def devices(self, devices: Sequence[DeviceValues]) -> None:
+        """Store device samples as system metrics: `gpu/<i>/...` is one curve per device on Trackio's page.
 
-        Before the first point they are kept back: a run is its points there, and a page without one shows no curves.
+        They wait for the first point, because Trackio shows no curves for a run without points.
         """
         from trackio.fragments import system_metric_record
 
         for one in devices:
             kept = {key: value for key, value in one.values.items() if not FLAT.fullmatch(key)}
-            row = self._row(_text(one.time), metrics=kept, log_id=self._own(f"gpu/{one.time:.6f}"))
+            row = self._row(_text(one.time), metrics=kept, log_id=self._row_id(f"gpu/{one.time:.6f}"))
             self._waiting.append(system_metric_record(row))
         if self._last and self._waiting:
             self._send(self._waiting)
             self._waiting = []
 
-    def alert(self, alert: Alert) -> None:
-        """Store an alert, at the newest step that was sent."""
+    def alert(self, alert: TrackerAlert) -> None:
+        """Store an alert at the newest step sent."""
         from trackio.fragments import alert_record
 
-        said = {"title": alert.title, "text": alert.text, "level": str(alert.level)}
-        key = self._own(f"{alert.time:.6f}/{alert.title}")
+        columns = {"title": alert.title, "text": alert.text, "level": str(alert.level)}
+        key = self._row_id(f"{alert.time:.6f}/{alert.title}")
         step = self._last and self._last["step"]
-        self._send([alert_record(self._row(_text(alert.time), **said, step=step, alert_id=key))])
+        self._send([alert_record(self._row(_text(alert.time), **columns, step=step, alert_id=key))])
 
     def close(self, status: Status) -> None:
-        """Write how the run ended into its configuration: Trackio has no other place for it."""
-        if self._last:  # a configuration comes with a point: the newest once more, which is ignored
+        """Write the final status to the configuration of the run: Trackio has no field for it."""
+        if self._last:  # the configuration is sent with a point: repeat the newest one, Trackio ignores its id
             self._send_points([self._last], status)
 
-    def _own(self, key: str) -> str:
-        """Return an id that this row alone has, in every attempt: Trackio ignores a row whose id it has."""
+    def _row_id(self, key: str) -> str:
+        """Return the unique id of a row, the same in every attempt. Trackio ignores rows with a known id."""
         return f"{self._run.id}/{key}"
 
     def _row(self, timestamp: str, **columns: object) -> dict[str, Any]:
@@ -128,22 +143,22 @@ class Mirror:
         return {**run, "timestamp": timestamp, **columns}
 
     def _point(self, step: int, timestamp: str, values: Mapping[str, float]) -> dict[str, Any]:
-        """Return the row of a step; a further row of it, with other keys, is another."""
+        """Return the row of a step. A second row of the same step with other keys gets another id."""
         keys = zlib.crc32(" ".join(sorted(values)).encode())
-        return self._row(timestamp, step=step, metrics=_renamed(values), log_id=self._own(f"{step}/{keys:08x}"))
+        return self._row(timestamp, step=step, metrics=_renamed(values), log_id=self._row_id(f"{step}/{keys:08x}"))
 
     def _send_points(self, entries: Sequence[dict[str, Any]], status: Status) -> None:
-        """Send points; where the status is a new one, with the configuration that says it."""
+        """Send points, with the configuration if the status changed."""
         from trackio.fragments import metric_record
 
         records = [metric_record(entry) for entry in entries]
-        if status != self._told:
+        if status != self._status:
             records[0]["config"] = {**self._config, "status": str(status)}
         self._send(records)
-        self._told = status
+        self._status = status
 
     def _send(self, records: list[dict[str, Any]]) -> None:
-        """Put records into the database; on a network's disk, into a file of our own that a dashboard takes in."""
+        """Write records to the database; on a network file system, to a file that the dashboard imports."""
         from trackio.fragments import import_records
 
         if self._writer:
@@ -152,32 +167,32 @@ class Mirror:
             import_records(records)
 
 
-def _config(run: Identity) -> dict[str, object]:
-    """Return what Trackio groups and compares runs by. Keys with a leading underscore are its own."""
-    ours = {key.lstrip("_") or key: text for key, text in run.config.items()}
+def _config(run: TrackerIdentity) -> dict[str, object]:
+    """Return the configuration of a run. Keys with a leading underscore are reserved by Trackio."""
+    symbols = {key.lstrip("_") or key: text for key, text in run.config.items()}
     more = {"id": run.id, "job_type": run.job_type, "tags": list(run.tags)}
-    return {**ours, **more, "_Group": run.group, "_Username": None}
+    return {**symbols, **more, "_Group": run.group, "_Username": None}
 
 
-def _shown_name(run: Identity, known: Sequence[Mapping[str, str | None]]) -> str:
-    """Return the run's name on the page: its directory's, with the matrix's time where another run has that already."""
+def _shown_name(run: TrackerIdentity, known: Sequence[Mapping[str, str | None]]) -> str:
+    """Return the displayed name: the run's name, with the matrix's timestamp if another run already has that name."""
     for record in known:
         if record["id"] == run.id:
             return str(record["name"])
     return _full_name(run) if any(record["name"] == run.name for record in known) else run.name
 
 
-def _full_name(run: Identity) -> str:
+def _full_name(run: TrackerIdentity) -> str:
     return f"{run.name}-{run.group.removeprefix(MATRIX_PREFIX)}"
 
 
 def _renamed(values: Mapping[str, float]) -> dict[str, float]:
-    """Return values under names that Trackio leaves alone, renamed as it does it itself."""
+    """Return values with reserved names prefixed by `__`, as Trackio itself does."""
     return {f"__{key}" if key in RESERVED or key.startswith("__") else key: value for key, value in values.items()}
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the values of a row under our names."""
+    """Return the metrics of a row under their original names."""
     values = {key: value for key, value in row.items() if key not in RESERVED and isinstance(value, int | float)}
     return {key.removeprefix("__"): float(value) for key, value in values.items()}
 
@@ -188,3 +203,54 @@ def _text(time: float) -> str:
 
 def _seconds(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
+
+
+def known_projects(folder: Path) -> list[str]:
+    """Return the projects with a database, ordered by their newest point."""
+    return [path.stem for path in sorted(folder.glob("*.db"), key=_newest)]
+
+
+def import_inbox(folder: Path) -> None:
+    """Import files that runs wrote on a network file system into the databases. A running server does so as well."""
+    if any(folder.glob("inbox/*/*.jsonl")):
+        prepare(folder)
+        from trackio.fragments import import_inbox_dir
+
+        import_inbox_dir()
+
+
+@contextlib.contextmanager
+def served(folder: Path, host: str, port: int) -> Iterator[Page]:
+    """Serve the page on the first free port from `port` upward, until the context exits."""
+    prepare(folder)
+    os.environ["GRADIO_SERVER_PORT"] = str(free_port(host, port))  # Gradio tries the following ports itself
+    import trackio
+
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # its output contains the token
+            server, url, _, _ = trackio.show(
+                open_browser=False, block_thread=False, host=host, share=False, mcp_server=False
+            )
+    except (OSError, RuntimeError, sqlite3.Error) as error:
+        raise LaunchError(
+            f"cannot serve a page of {folder}",
+            why=f"Trackio: {error}",
+            hint="move a damaged database away and run make track-sync TRACKER=trackio TARGET=<matrix>",
+        ) from None
+    try:
+        yield Page(url=url, port=urlsplit(url).port or port, pid=os.getpid(), token=server.write_token)
+    finally:
+        server.close()
+
+
+def _newest(database: Path) -> tuple[str, str]:
+    """Return the time of the newest point of a project, and its name.
+
+    The file's modification time does not help: a server touches every file when it starts.
+    """
+    try:
+        with contextlib.closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as opened:
+            row = opened.execute("SELECT timestamp FROM metrics ORDER BY id DESC LIMIT 1").fetchone()
+    except sqlite3.Error:
+        row = None
+    return (row[0] if row else "", database.stem)

@@ -1,52 +1,67 @@
-"""A run in W&B: online where W&B knows a key, else in files below the run's folder that `wandb sync` sends later."""
+"""W&B: send a run to its server if an API key is configured, else write files that `wandb sync` uploads later."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import shlex
+import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import isfinite, isnan
 from pathlib import Path
 from shutil import which
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kmatrix.records import Status, merged_metrics
-from kmatrix.track.devices import means
-from kmatrix.track.values import Alert, Devices, Identity, Point, Stored
-from kmatrix.track.wandb_files import WandbFiles, Written, fatal_error
+from kmatrix.records.runs import Status, merged_metrics
+from kmatrix.track.feed import means
+from kmatrix.track.tracker import DeviceValues, MetricPoint, StoredRun, TrackerAlert, TrackerIdentity
 
 if TYPE_CHECKING:
     import wandb
 
-INIT_S = 20.0  # for a server that does not answer; W&B waits for 90 s
-FLUSH_S = 2.0  # until a row is in the file, so that a kill loses at most these; W&B waits for 15 s
-CALM = {  # the environment of W&B's package and its service: no line of its own, and no word to anybody but the server
+
+INIT_S = 20.0  # timeout for a server that does not answer (W&B: 90 s)
+
+
+FLUSH_S = 2.0  # until a row is in the file: the most that a kill loses (W&B: 15 s)
+
+
+QUIET_SERVICE = {  # environment of W&B's package and service: no output, no error reports
     "WANDB_ERROR_REPORTING": "false",
     "WANDB_SILENT": "true",
     "WANDB_CONSOLE": "off",
 }
-SUMMARY = {"val/loss": "min", "hellaswag/accuracy": "max", "hellaswag/accuracy_norm": "max"}  # else the last counts
-NUMBER = re.compile(r"-?(0|[1-9]\d*)(?P<point>\.\d+)?(?P<power>[eE][+-]?\d+)?")  # not 007, not 1_000
-AXES = ("tokens", "elapsed_s")  # what a chart can have below it besides the step
 
 
-class Mirror:
-    """A `Tracker` that writes one W&B run: each step is a row, and what the GPUs did since the row before stands in it.
+# Metrics whose summary is the best value instead of the last one.
+SUMMARY = {"val/loss": "min", "hellaswag/accuracy": "max", "hellaswag/accuracy_norm": "max"}
 
-    A row goes out with the next one, or at the end: until then W&B lets more be added to its step.
+
+NUMBER = re.compile(r"-?(0|[1-9]\d*)(?P<point>\.\d+)?(?P<power>[eE][+-]?\d+)?")  # JSON numbers: not 007, not 1_000
+
+
+AXES = ("tokens", "elapsed_s")  # x axes of charts, in addition to the step
+
+
+class WandbMirror:
+    """One run in W&B. Each step is a row, which includes the means of the device samples since the previous row.
+
+    W&B sends a row when the next one begins, or at the end. Until then, values can be added to its step.
     """
 
     def __init__(self) -> None:
-        self._identity: Identity | None = None
+        self._identity: TrackerIdentity | None = None
         self._run: wandb.Run | None = None
-        self._before = Written()
-        self._since: list[Devices] = []
-        self._last: Point | None = None
+        self._before = WandbRun()
+        self._since: list[DeviceValues] = []
+        self._last: MetricPoint | None = None
         self._losses: dict[int, float] = {}
         self._stopped = False
 
@@ -54,48 +69,48 @@ class Mirror:
     def name(self) -> str:
         return "wandb"
 
-    def open(self, run: Identity) -> Stored:
-        """Begin, or go on: what the server has counts where there is one, else what the run's own files have.
+    def open(self, run: TrackerIdentity) -> StoredRun:
+        """Create or resume the run. Return the steps of the server if online, else those of the local files.
 
-        Offline, a run that has files is begun again when there is something new to write: W&B makes a folder each time.
-        Raises whatever W&B raises: no connection, a key that is none, a folder that cannot be written.
+        Offline, an existing run is initialized by the first write, because W&B creates a directory each time.
+        Raises any exception of W&B: no connection, an invalid key, a directory that is not writable.
         """
         mode = _prepare(offline=run.config.get("WANDB_OFFLINE") == "y")
         if mode == "disabled":
-            raise ConnectionError("WANDB_MODE=disabled: W&B is switched off in this environment")
+            raise ConnectionError("W&B is disabled by WANDB_MODE=disabled")
         files = WandbFiles(run.dir.path, run.id)
         self._identity, self._run, self._before = run, None, files.read()
         self._since, self._last, self._stopped = [], None, False
         self._losses = {step: row["val/loss"] for step, row in self._before.steps.items() if "val/loss" in row}
-        stored = Stored(steps=self._before.steps, devices_time=self._before.time, alerts=self._before.alerts)
+        stored = StoredRun(steps=self._before.steps, devices_time=self._before.time, alerts=self._before.alerts)
         if mode != "offline":
             return replace(stored, steps=self._on_server(run, self._begun), link=self._begun.url)
-        if not files.pieces:
+        if not files.sessions:
             self._begin(run)
         return replace(stored, link=str(files.folder), how=f"{_program()} sync {shlex.quote(str(files.folder))}")
 
-    def points(self, points: Sequence[Point]) -> None:
-        """Hand rows over; the last one stays open for what the GPUs do until the next."""
+    def points(self, points: Sequence[MetricPoint]) -> None:
+        """Log rows. The last row stays open for device samples until the next one."""
         for point in points:
             self._row(point)
             if "val/loss" in point.values:
                 self._losses[point.step] = point.values["val/loss"]
 
-    def devices(self, devices: Sequence[Devices]) -> None:
-        """Keep them for the next row."""
+    def devices(self, devices: Sequence[DeviceValues]) -> None:
+        """Keep device samples for the next row."""
         self._since.extend(devices)
 
-    def alert(self, alert: Alert) -> None:
-        """Send an alert; online W&B mails it to those who asked for that."""
+    def alert(self, alert: TrackerAlert) -> None:
+        """Send an alert. W&B's server forwards it by mail or Slack to users who enabled that."""
         self._begun.alert(title=alert.title, text=alert.text, level=alert.level.name)
 
     def close(self, status: Status) -> None:
-        """End the run. Only a run that failed is marked failed; `status` in the summary tells one that was stopped.
+        """Finish the run. Only a failed run is marked as failed; `status` in the summary identifies a stopped run.
 
-        Raises OSError where W&B gave up sending, or wrote less than it was given: it says so nowhere but in its log.
+        Raises OSError if W&B stopped sending or wrote less than it was given: it reports that only in its own log.
         """
         if self._run is None and self._before.status == status:
-            return  # nothing new
+            return  # nothing was added
         run, self._run, files = self._begun, None, WandbFiles(self._known.dir.path, self._known.id)
         log = Path(run.settings.log_internal)
         if self._last is not None and self._since:
@@ -110,9 +125,9 @@ class Mirror:
             files.mark_synced()
 
     @property
-    def _known(self) -> Identity:
+    def _known(self) -> TrackerIdentity:
         if self._identity is None:
-            raise RuntimeError("open comes first")
+            raise RuntimeError("call open() first")
         return self._identity
 
     @property
@@ -121,7 +136,7 @@ class Mirror:
             self._run = self._begin(self._known)
         return self._run
 
-    def _begin(self, run: Identity) -> wandb.Run:
+    def _begin(self, run: TrackerIdentity) -> wandb.Run:
         import wandb
 
         self._run = wandb.init(
@@ -143,55 +158,55 @@ class Mirror:
             self._run.define_metric(axis)
         return self._run
 
-    def _row(self, point: Point) -> None:
+    def _row(self, point: MetricPoint) -> None:
         if self._stopped:
-            raise ConnectionError("W&B stopped sending: its server refused a row, or somebody pressed its stop button")
+            raise ConnectionError("W&B stopped sending: the server rejected a row, or the run was stopped on its page")
         self._begun.log(self._values(point), step=point.step)
         self._since, self._last = [], point
 
-    def _values(self, point: Point) -> dict[str, float]:
+    def _values(self, point: MetricPoint) -> dict[str, float]:
         return {**means(self._since), **point.values, "_timestamp": point.time}
 
-    def _on_server(self, run: Identity, begun: wandb.Run) -> dict[int, Mapping[str, float]]:
-        """Return the steps that the server has: it takes none below the one at which it goes on."""
+    def _on_server(self, run: TrackerIdentity, begun: wandb.Run) -> dict[int, Mapping[str, float]]:
+        """Return the steps that the server has: those below its starting step, which it does not accept again."""
         known = self._before.steps
-        there = {int(line["step"]) for line in merged_metrics(run.dir.metrics)} | set(known)
-        return {step: known.get(step, {}) for step in there if step < begun.starting_step}
+        steps = {int(line["step"]) for line in merged_metrics(run.dir.metrics)} | set(known)
+        return {step: known.get(step, {}) for step in steps if step < begun.starting_step}
 
     def _read_back(self, files: WandbFiles) -> None:
-        if self._last is not None and files.lacks(self._last.step):
-            raise OSError(f"{files.folder} lacks step {self._last.step}: is the disk full, or not to be written to?")
+        if self._last is not None and files.is_missing(self._last.step):
+            raise OSError(f"step {self._last.step} is missing in {files.folder}: disk full or directory not writable")
 
     def _note_stop(self) -> None:
-        """Note that W&B gave up, or that its stop button was pressed: no run ends by it; the next row fails."""
+        """Remember that W&B stopped sending. The run continues; the next row raises."""
         self._stopped = True
 
 
 def _prepare(*, offline: bool) -> str:
-    """Make W&B's package ready, and return its mode: offline where nothing asks for another and W&B knows no key."""
-    os.environ.update({**CALM, "WANDB_MODE": "offline"} if offline else CALM)
-    os.environ.pop("WANDB_SERVICE", None)  # of a W&B program that started us: its service is not ours
+    """Configure W&B's package and return its mode: offline if no mode is set and no API key is configured."""
+    os.environ.update({**QUIET_SERVICE, "WANDB_MODE": "offline"} if offline else QUIET_SERVICE)
+    os.environ.pop("WANDB_SERVICE", None)  # set if a W&B program started this process: do not share its service
     import wandb
 
-    logging.raiseExceptions = False  # of W&B's own log, on a full disk: a traceback for each of its lines
-    with suppress(Exception):  # what an attempt before left in this process: a service that died, a run half begun
+    logging.raiseExceptions = False  # on a full disk, W&B's log would print a traceback per line
+    with suppress(Exception):  # after a failed try in this process: a dead service, a run that was not initialized
         wandb.teardown()
     mode = os.environ.get("WANDB_MODE")
-    if not mode and not wandb.login(prompt=False, verify=False):  # `wandb.setup` hangs where its service dies early
+    if not mode and not wandb.login(prompt=False, verify=False):  # not wandb.setup: it hangs if the service dies early
         wandb.teardown()
         os.environ["WANDB_MODE"] = mode = "offline"
     return "offline" if mode == "dryrun" else mode or "online"
 
 
 def _program() -> str:
-    """Return how a shell finds W&B's program: by its name, or where this interpreter has it."""
+    """Return the wandb command for a shell: its name, or its path next to this interpreter."""
     return "wandb" if which("wandb") else shlex.quote(str(Path(sys.executable).with_name("wandb")))
 
 
 def _settings(stopped: Callable[[], None]) -> wandb.Settings:
-    """Return settings by which W&B stores what it is given, and nothing that it finds on this machine.
+    """Return settings with which W&B collects nothing from this machine.
 
-    Its own record of the command line, the packages, the code and the git remote could hold what is nobody's business.
+    Command line, packages, code and git remote could contain private data.
     """
     import wandb
 
@@ -215,7 +230,7 @@ def _settings(stopped: Callable[[], None]) -> wandb.Settings:
 
 
 def best(losses: Mapping[int, float]) -> dict[str, float]:
-    """Return what a run's summary says of its validation losses, by step; nothing where there is none."""
+    """Return the summary of the validation losses, empty without any. `losses`: step -> nats/token."""
     known = {step: loss for step, loss in losses.items() if not isnan(loss)}
     if not known:
         return {}
@@ -224,7 +239,7 @@ def best(losses: Mapping[int, float]) -> dict[str, float]:
 
 
 def typed(config: Mapping[str, str]) -> dict[str, str | int | float]:
-    """Return a configuration as W&B can sort and plot it: numbers as such. A run's id is none, whatever its digits."""
+    """Return a configuration with numbers as numbers, so that W&B can sort and plot them. Ids stay text."""
     return {name: _number(text) if name.isupper() else text for name, text in config.items()}
 
 
@@ -233,3 +248,109 @@ def _number(text: str) -> str | int | float:
     if not found or not isfinite(float(text)):
         return text
     return float(text) if found["point"] or found["power"] else int(text)
+
+
+READ_S = 120.0  # timeout for one directory; 20,000 rows of 26 values take 11 s on a busy machine
+
+
+QUIET = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}  # the reader must not contact a server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WandbRun:
+    """The content of the local files of a W&B run."""
+
+    steps: Mapping[int, Mapping[str, float]] = field(default_factory=dict)  # step -> metrics
+    time: float = 0.0  # Unix s, the newest row
+    alerts: int = 0  # number of alerts
+    status: str = ""  # the final status of the last session, empty if it was killed
+
+
+@dataclass(frozen=True, slots=True)
+class WandbFiles:
+    """The directories of one W&B run, one per session, below the directory of a run."""
+
+    run: Path  # the directory of the run
+    id: str | None = None  # of the W&B run; None matches any
+
+    @property
+    def folder(self) -> Path:
+        return self.run / "wandb"
+
+    @property
+    def sessions(self) -> list[Path]:
+        """The directories of all sessions, oldest first: offline-run-<date>-<id> and run-<date>-<id>."""
+        found = self.folder.glob(f"*run-*-*/run-{self.id or '*'}.wandb")
+        return sorted((path.parent for path in found), key=lambda session: session.name.removeprefix("offline-"))
+
+    def read(self) -> WandbRun:
+        """Read all sessions, up to the last complete record of each. Later sessions override earlier ones."""
+        steps: dict[int, Mapping[str, float]] = {}
+        alerts, status = 0, ""
+        for session in self.sessions:
+            status = ""
+            for record in records(session):
+                if record.get("type") == "history":
+                    row = numbers(record["history"].get("item", {}))
+                    step = int(row.pop("_step"))
+                    steps[step] = {**steps.get(step, {}), **row}
+                alerts += record.get("type") == "alert"
+                status = str(record.get("summary", {}).get("update", {}).get("status") or status)
+        newest = max((row.get("_timestamp", 0.0) for row in steps.values()), default=0.0)
+        return WandbRun(steps=dict(sorted(steps.items())), time=newest, alerts=alerts, status=status)
+
+    def is_missing(self, step: int) -> bool:
+        """Return whether the newest session has no row of a step.
+
+        If W&B cannot write to the directory, it writes to a temporary one without an error.
+        """
+        newest = records(self.sessions[-1]) if self.sessions else ()
+        return all(record["history"]["item"].get("_step") != step for record in newest if "history" in record)
+
+    def mark_synced(self) -> None:
+        """Mark all sessions as synced, so that `wandb sync` skips them: the server has their content."""
+        for session in self.sessions:
+            for path in session.glob("run-*.wandb"):
+                path.with_name(f"{path.name}.synced").touch()
+
+
+def records(session: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of one session, as printed by `wandb leet inspect --json`.
+
+    Raises TimeoutError after READ_S.
+    """
+    began = time.monotonic()
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(session)]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, env={**os.environ, **QUIET}, **pipes) as reader:
+        limit = threading.Timer(READ_S, reader.kill)
+        limit.start()
+        try:
+            for line in reader.stdout or ():
+                yield json.loads(line)
+        finally:
+            limit.cancel()
+            reader.kill()
+    if time.monotonic() - began >= READ_S:
+        raise TimeoutError(f"{session} was not read within {READ_S:.0f} s")
+
+
+def fatal_error(log: Path) -> str:
+    """Return the fatal error in the log of W&B's service, empty if there is none."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    found = [line for line in lines if '"msg":"' in line and "fatal error: " in line]
+    return str(json.loads(found[0])["msg"]).partition("fatal error: ")[2] if found else ""
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a row. W&B writes non-finite ones as the strings NaN, Infinity and -Infinity."""
+    found: dict[str, float] = {}
+    for key, value in row.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found[key] = value
+        elif value in ("NaN", "Infinity", "-Infinity"):
+            found[key] = float(value)
+    return found

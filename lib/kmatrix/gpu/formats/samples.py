@@ -1,223 +1,171 @@
-"""gpu_samples.bin: every sample of a recording, in records of one size that survive the end of their writer.
-
-    b"KMXGPU1\\n", the length of the header (4 bytes, little-endian), the header (JSON), records
-
-A record is the time (float64, Unix seconds) and the columns of each GPU in the header's order
-(float32, little-endian, NaN: not known), filled up to a multiple of 8 bytes with NaN.
-"""
+"""Samples of one GPU and of all GPUs, and their two JSON layouts and CSV layout."""
 
 from __future__ import annotations
 
-import json
 import math
-import mmap
-import os
-import struct
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, TypedDict
 
-from kmatrix.errors import RecordError, SchemaError
-from kmatrix.gpu.formats.live import write_at
-from kmatrix.gpu.formats.values import GpuSample, Snapshot
-
-MAGIC = b"KMXGPU1\n"
-SCHEMA = 1
-COLUMNS = ("utilization", "memory_used", "power", "power_instant", "temperature", "sm_clock", "energy_j")
-CALIBRATION_BYTES = 1536  # room at the header's start, filled in when it is known: one write inside the first page
-_LENGTH = struct.Struct("<I")
-_SAME = ("columns", "device_type", "simulated")  # what two recordings must share to be one file
+SIMULATED = "(simulated)"  # suffix of the names of simulated GPUs
 
 
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """What gpu_samples.bin holds.
+CSV_FIELDS = (("power_w", "power"), ("temp_c", "temperature"))  # column suffix, field
 
-    header: its JSON.  times: Unix seconds.  columns: for each GPU of header["gpus"], name -> values, NaN: not known.
-    first: the number of records that were skipped.  lost_bytes: of a last record that was cut short.
-    Times and values are views of the file: nothing is copied.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSample:
+    """One sample of a GPU, or of a rank of a run on the CPU. None: unknown, never 0."""
+
+    gpu_index: int
+    gpu_name: str
+    uuid: str = ""
+    utilization: float | None = None  # percent of the driver's last sample period; of a rank: percent of one core
+    memory_used: float | None = None  # MiB
+    memory_total: float | None = None  # MiB
+    memory_percent: float | None = None  # percent, computed from the two above if not given
+    power: float | None = None  # W, the driver's average
+    power_instant: float | None = None  # W
+    power_limit: float | None = None  # W
+    temperature: float | None = None  # degrees Celsius
+    sm_clock: float | None = None  # MHz
+    energy_j: float | None = None  # J, a monotonic counter
+    extra: tuple[tuple[str, float], ...] = ()  # name, value of the known ExtraMetrics
+
+    def __post_init__(self) -> None:
+        if self.memory_percent is None and self.memory_used is not None and self.memory_total:
+            object.__setattr__(self, "memory_percent", 100.0 * self.memory_used / self.memory_total)
+
+    @property
+    def is_known(self) -> bool:
+        """True if any value was measured: all values of a lost GPU are unknown."""
+        measured = (self.utilization, self.memory_used, self.power, self.temperature, self.sm_clock, self.energy_j)
+        return any(value is not None for value in measured)
+
+    @property
+    def simulated(self) -> bool:
+        return self.gpu_name.endswith(SIMULATED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One sample of all GPUs."""
+
+    time: float  # Unix s
+    samples: tuple[GpuSample, ...]
+    monotonic: float | None = None  # s; None if the file does not contain it
+
+    @property
+    def simulated(self) -> bool:
+        return any(sample.simulated for sample in self.samples)
+
+
+class AggregateStats(TypedDict):
+    """The totals in `aggregate_stats` of gpu_stats_<run>_multi_gpu.json. None: unknown."""
+
+    total_memory_used: float | None  # MiB
+    total_memory_total: float | None  # MiB
+    total_memory_percent: float | None  # percent
+    average_utilization: float | None  # percent
+    total_power: float | None  # W
+    max_temperature: float | None  # degrees Celsius
+    gpu_count: int  # GPUs with a known value
+
+
+def legacy(sample: GpuSample, time: float) -> dict[str, Any]:
+    """Return a sample in the layout for a single GPU (gpu_stats_<run>.json)."""
+    return {"timestamp": timestamp(time), **_gpu(sample)}
+
+
+def multi(snapshot: Snapshot) -> dict[str, Any]:
+    """Return a snapshot in the layout for several GPUs (gpu_stats_<run>_multi_gpu.json)."""
+    entry: dict[str, Any] = {
+        "timestamp": timestamp(snapshot.time),
+        "multi_gpu_data": [_gpu(sample) for sample in snapshot.samples],
+        "aggregate_stats": aggregate(snapshot.samples),
+    }
+    if snapshot.simulated:
+        entry["simulated"] = True
+    return entry
+
+
+def aggregate(samples: Sequence[GpuSample]) -> AggregateStats:
+    """Return totals over the known GPUs. A total without any known value is None.
+
+    Used memory, total memory and their ratio cover the GPUs for which both are known.
     """
-
-    header: Mapping[str, Any]
-    times: Sequence[float]
-    columns: tuple[Mapping[str, Sequence[float]], ...]
-    first: int = 0
-    lost_bytes: int = 0
-
-    def __len__(self) -> int:
-        return len(self.times)
-
-    def snapshot(self, index: int) -> Snapshot:
-        """Return one moment. energy_j counts from the recording's start."""
-        started = self.header.get("started") or {}
-        time = self.times[index]
-        offset = started["monotonic"] - started["wall"] if "monotonic" in started and "wall" in started else None
-        samples = tuple(
-            GpuSample(
-                gpu_index=int(gpu["gpu_index"]),
-                gpu_name=str(gpu["gpu_name"]),
-                uuid=str(gpu.get("uuid") or ""),
-                memory_total=gpu.get("memory_total"),
-                power_limit=gpu.get("power_limit"),
-                **_known(columns, index),
-            )
-            for gpu, columns in zip(self.header["gpus"], self.columns, strict=True)
-        )
-        return Snapshot(time=time, monotonic=None if offset is None else time + offset, samples=samples)
-
-    def snapshots(self) -> Iterator[Snapshot]:
-        for index in range(len(self)):
-            yield self.snapshot(index)
+    alive = [sample for sample in samples if sample.is_known]
+    both = [(s.memory_used, s.memory_total) for s in alive if s.memory_used is not None and s.memory_total is not None]
+    used, total = (_total(pair[side] for pair in both) for side in (0, 1))
+    utilization = _known(sample.utilization for sample in alive)
+    return {
+        "total_memory_used": rounded(used),
+        "total_memory_total": rounded(total),
+        "total_memory_percent": rounded(100.0 * used / total if used is not None and total else None),
+        "average_utilization": rounded(sum(utilization) / len(utilization) if utilization else None),
+        "total_power": rounded(_total(sample.power for sample in alive)),
+        "max_temperature": rounded(max(_known(sample.temperature for sample in alive), default=None)),
+        "gpu_count": len(alive),
+    }
 
 
-class SampleFile:
-    """Appends samples to gpu_samples.bin. Raises OSError when the disk takes nothing more: whole records stay.
+def csv_header(gpus: Iterable[int]) -> list[str]:
+    """Return the column names for GPUs with these indices."""
+    return ["timestamp", "elapsed_sec", *(f"gpu{index}_{name}" for index in gpus for name, _ in CSV_FIELDS)]
 
-    A file of the same GPUs that is there already is continued; its header stays. One of other GPUs is
-    put beside it as gpu_samples.1.bin, .2 and so on.
+
+def csv_row(snapshot: Snapshot, started: float) -> list[str]:
+    """Return one CSV row, with times in ms resolution and empty cells for unknown values. `started`: Unix s."""
+    row = [timestamp(snapshot.time, "milliseconds"), f"{snapshot.time - started:.3f}"]
+    for sample in snapshot.samples:
+        for _, field in CSV_FIELDS:
+            value = getattr(sample, field)
+            row.append("" if rounded(value) is None else f"{value:.3f}".rstrip("0").rstrip("."))
+    return row
+
+
+def timestamp(time: float, precision: str = "microseconds") -> str:
+    """Return a Unix time as ISO 8601 in UTC, with its offset."""
+    return datetime.fromtimestamp(time, UTC).isoformat(timespec=precision)
+
+
+def rounded(value: float | None) -> float | None:
+    """Return a number rounded to three decimals, as JSON can hold it, or None if it is missing or not finite.
+
+    Integral values are written as integers, as the original project does.
     """
-
-    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        count = len(header["gpus"]) * len(header.get("columns", COLUMNS))
-        self._record = struct.Struct(f"<d{count + count % 2}f")
-        self._filling = (math.nan,) * (count % 2)
-        self.continued = _can_continue(path, header)
-        if path.exists() and not self.continued:
-            path.rename(_aside(path))
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            if not self.continued:
-                write_at(self._file, _encode(header), 0)
-            length = _LENGTH.unpack(os.pread(self._file, _LENGTH.size, len(MAGIC)))[0]
-            self._start = len(MAGIC) + _LENGTH.size + length
-            whole = (os.fstat(self._file).st_size - self._start) // self._record.size
-            self._end = self._start + whole * self._record.size
-            os.ftruncate(self._file, self._end)
-        except OSError:
-            os.close(self._file)
-            raise
-
-    def append(self, time: float, values: Sequence[float]) -> None:
-        """Append one moment. values: the columns of the first GPU, of the second and so on; NaN: not known."""
-        write_at(self._file, self._record.pack(time, *values, *self._filling), self._end)
-        self._end += self._record.size
-
-    def calibrated(self, calibration: Mapping[str, Any]) -> None:
-        """Put the calibration in the header."""
-        text = json.dumps(calibration, separators=(",", ":")).encode()
-        if len(text) <= CALIBRATION_BYTES:
-            begin = len(MAGIC) + _LENGTH.size + len(_OPENING)
-            write_at(self._file, text.ljust(CALIBRATION_BYTES), begin)
-
-    def close(self) -> None:
-        os.close(self._file)
+    if value is None or not math.isfinite(value):
+        return None
+    return int(value) if value == int(value) else round(value, 3)
 
 
-def read_samples(path: Path, first: int = 0) -> Recording:
-    """Read gpu_samples.bin, also while it is written. first: how many records to skip. Raises RecordError.
-
-    A last record that was cut short is left out and counted.
-    """
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise RecordError(f"{path} is missing", fix="was the run recorded? see gpu_events.jsonl") from None
-    try:
-        header, start = _header(path, file)
-        size = os.fstat(file).st_size
-        data: Any = mmap.mmap(file, size, access=mmap.ACCESS_READ) if size else b""
-    finally:
-        os.close(file)
-    names = list(header["columns"])
-    count = len(header["gpus"]) * len(names)
-    words = 2 + count + count % 2  # of 4 bytes
-    begin = start + 4 * words * first
-    whole = max(0, size - begin) // (4 * words)
-    view = memoryview(data)[begin : begin + 4 * words * whole] if whole else memoryview(b"")
-    floats = view.cast("f") if whole else memoryview(array("f"))
-    doubles = view.cast("d") if whole else memoryview(array("d"))
-    columns = tuple(
-        {name: floats[2 + gpu * len(names) + at :: words] for at, name in enumerate(names)}
-        for gpu in range(len(header["gpus"]))
-    )
-    lost = max(0, size - begin) - 4 * words * whole
-    return Recording(header, doubles[:: words // 2], columns, first=first, lost_bytes=lost)
+def _gpu(sample: GpuSample) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "gpu_index": sample.gpu_index,
+        "gpu_name": sample.gpu_name,
+        "utilization": rounded(sample.utilization),
+        "memory_used": rounded(sample.memory_used),
+        "memory_total": rounded(sample.memory_total),
+        "power": rounded(sample.power),
+        "memory_percent": rounded(sample.memory_percent),
+        "temperature": rounded(sample.temperature),
+        "power_instant": rounded(sample.power_instant),
+        "power_limit": rounded(sample.power_limit),
+        "sm_clock": rounded(sample.sm_clock),
+        "energy_j": rounded(sample.energy_j),
+        "uuid": sample.uuid,
+    }
+    entry.update((name, rounded(value)) for name, value in sample.extra)
+    if sample.simulated:
+        entry["simulated"] = True
+    return entry
 
 
-_OPENING = b'{"calibration":'
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]
 
 
-def _encode(header: Mapping[str, Any]) -> bytes:
-    """Return everything before the records: as long as a multiple of 8, so that records can be read in place."""
-    rest = json.dumps({"schema": SCHEMA, "columns": list(COLUMNS), **_less(header, "calibration")}, allow_nan=False)
-    calibration = json.dumps(header.get("calibration"), separators=(",", ":")).encode().ljust(CALIBRATION_BYTES)
-    text = _OPENING + calibration + b"," + rest.encode()[1:]
-    text += b" " * (-(len(MAGIC) + _LENGTH.size + len(text)) % 8)
-    return MAGIC + _LENGTH.pack(len(text)) + text
-
-
-def _header(path: Path, file: int) -> tuple[dict[str, Any], int]:
-    """Return the header and where the records begin."""
-    begin = os.pread(file, len(MAGIC) + _LENGTH.size, 0)
-    if begin[: len(MAGIC)] != MAGIC or len(begin) < len(MAGIC) + _LENGTH.size:
-        if begin.startswith(b"KMXGPU") and len(begin) >= len(MAGIC):
-            raise SchemaError(
-                f"{path} is of a newer kind, {begin[:7].decode(errors='replace')}", fix="use a newer kmatrix"
-            )
-        raise RecordError(f"{path} is no GPU recording", why="it does not begin with KMXGPU1")
-    length = _LENGTH.unpack(begin[len(MAGIC) :])[0]
-    text = os.pread(file, length, len(begin))
-    try:
-        header = json.loads(text)
-        shape = len(header["gpus"]) * len(header["columns"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise RecordError(f"{path} has a header that is not whole", why=str(error)) from None
-    if int(header.get("schema", 0)) > SCHEMA:
-        raise SchemaError(f"{path} has schema {header['schema']}", why=f"this kmatrix reads up to {SCHEMA}")
-    if not shape:
-        raise RecordError(f"{path} holds no GPU")
-    return header, len(begin) + length
-
-
-def _can_continue(path: Path, header: Mapping[str, Any]) -> bool:
-    """Whether records of `header` may follow those that the file holds."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        known, start = _header(path, file)
-        if os.fstat(file).st_size < start:
-            return False
-    except RecordError:
-        return False
-    finally:
-        os.close(file)
-    wanted = {"columns": list(COLUMNS), **header}
-    return all(known.get(key) == wanted.get(key) for key in _SAME) and _names(known) == _names(header)
-
-
-def _names(header: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    return [(gpu["gpu_index"], gpu.get("uuid")) for gpu in header["gpus"]]
-
-
-def _aside(path: Path) -> Path:
-    """Return the first free name of the kind gpu_samples.1.bin."""
-    number = 1
-    while (other := path.with_suffix(f".{number}{path.suffix}")).exists():
-        number += 1
-    return other
-
-
-def _less(header: Mapping[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in header.items() if name != key}
-
-
-def _known(columns: Mapping[str, Sequence[float]], index: int) -> dict[str, Any]:
-    return {name: _none(values[index]) for name, values in columns.items() if name in COLUMNS}
-
-
-def _none(value: float) -> float | None:
-    return None if math.isnan(value) else value
+def _total(values: Iterable[float | None]) -> float | None:
+    known = _known(values)
+    return sum(known) if known else None

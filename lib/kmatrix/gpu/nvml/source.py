@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs as a source of samples: which there are, what they do, and what becomes of one that is lost."""
+"""NVIDIA GPUs as a device source: open them, sample them, and recover lost ones."""
 
 from __future__ import annotations
 
@@ -10,35 +10,41 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from kmatrix.gpu.formats import Snapshot
-from kmatrix.gpu.nvml.bound import (
+from kmatrix.gpu.devices import (
+    COLUMN_INDEX,
+    UNKNOWN,
+    WIDTH,
+    Device,
+    DeviceLimits,
+    DeviceProcess,
+    ExtraMetrics,
+    snapshot,
+)
+from kmatrix.gpu.formats.events import THROTTLE
+from kmatrix.gpu.formats.samples import Snapshot
+from kmatrix.gpu.nvml.calls import (
     GONE,
     NOT_FOUND_FUNCTION,
     NOT_SUPPORTED,
     SUCCESS,
     UNINITIALIZED,
-    Batch,
     Call,
+    CallBatch,
     bind,
 )
 from kmatrix.gpu.nvml.detect import MIB
-from kmatrix.gpu.nvml.extra import Extras
-from kmatrix.gpu.source import AT, UNKNOWN, WIDTH, Device, Extra, Process, Slow, snapshot
 
-CAREFUL = 100  # times that GPUs are read call by call after a call that failed
+RETRY_READS = 100  # reads call by call, after a failed batch, before the batch is tried again
+
+
 PROCESS = struct.Struct("<I4xQII")  # nvmlProcessInfo_v2_t: pid, bytes, GPU instance, compute instance
-NO_MEMORY_VALUE = 2**64 - 1  # the driver does not say how much
-THROTTLE = (  # nvmlClocksEventReasons: those that hold the clocks below what is asked for
-    (0x4, "power cap"),
-    (0x8, "hardware slowdown"),
-    (0x20, "heat (software)"),
-    (0x40, "heat (hardware)"),
-    (0x80, "power brake"),
-)
+
+
+NO_MEMORY_VALUE = 2**64 - 1  # NVML_VALUE_NOT_AVAILABLE
 
 
 class NvmlSource:
-    """NVIDIA's GPUs. A GPU that is lost keeps its place, and nothing is known of it until it answers again."""
+    """NVIDIA GPUs. A lost GPU keeps its position; its values are unknown until it answers again."""
 
     device_type: ClassVar[str] = "nvidia"
 
@@ -49,77 +55,77 @@ class NvmlSource:
         self._calls: list[list[Call] | None] = [
             None if handle is None else bind(pynvml.nvmlLib, handle) for handle in handles
         ]
-        self._batch, self._careful = Batch(self._calls), 0
-        self._extras: dict[int, Extras] = {}
+        self._batch, self._single_reads = CallBatch(self._calls), 0
+        self._extras: dict[int, ExtraMetricsReader] = {}
         self._values = [UNKNOWN] * (WIDTH * len(self.devices))
-        self._nothing = [UNKNOWN] * WIDTH
+        self._unknown = [UNKNOWN] * WIDTH
 
     @property
     def energy_source(self) -> str | None:
-        """counter: each GPU counts its joules.  power: they are summed up from its power."""
+        """The source of energy values: `counter` of each GPU, or `power`, which is integrated."""
         columns = {name for calls in self._calls for call in calls or () for name in call.columns}
         return "counter" if "energy_j" in columns else "power" if "power" in columns else None
 
     def read(self, values: list[float]) -> None:
-        if self._careful:
-            self._careful -= 1
+        if self._single_reads:
+            self._single_reads -= 1
         elif self._batch.read(values):
             return
         else:
-            self._careful = CAREFUL
+            self._single_reads = RETRY_READS
         self._read_each(values)
 
     def _read_each(self, values: list[float]) -> None:
-        """Read call by call: what one of them does not give is not known, and a GPU that is gone is lost."""
+        """Read call by call. A failed call leaves its values unknown; a code in GONE marks the GPU as lost."""
         for position, calls in enumerate(self._calls):
             base = position * WIDTH
-            values[base : base + WIDTH] = self._nothing
+            values[base : base + WIDTH] = self._unknown
             for call in calls or ():
                 if call(values, base) in GONE:
-                    values[base : base + WIDTH] = self._nothing
-                    self._changed(position, None)
+                    values[base : base + WIDTH] = self._unknown
+                    self._set_calls(position, None)
                     break
 
-    def _changed(self, position: int, calls: list[Call] | None) -> None:
-        """Take note of a GPU that was lost or found."""
+    def _set_calls(self, position: int, calls: list[Call] | None) -> None:
+        """Replace the calls of a GPU (None: lost), and rebuild the batch."""
         self._calls[position] = calls
-        self._batch, self._careful = Batch(self._calls), 0
+        self._batch, self._single_reads = CallBatch(self._calls), 0
 
-    def timed(self, device: int) -> Mapping[str, tuple[float, float]]:
+    def read_timed(self, device: int) -> Mapping[str, tuple[float, float]]:
         values = [UNKNOWN] * WIDTH
         taken: dict[str, tuple[float, float]] = {}
         for call in self._calls[device] or ():
             begin = time.perf_counter()
             call(values, 0)
             seconds = time.perf_counter() - begin
-            taken.update({name: (values[AT[name]], seconds) for name in call.columns})
+            taken.update({name: (values[COLUMN_INDEX[name]], seconds) for name in call.columns})
         return taken
 
-    def slow(self, device: int) -> Slow:
+    def limits(self, device: int) -> DeviceLimits:
         if self._calls[device] is None:
-            return Slow()
+            return DeviceLimits()
         limit, reasons = ctypes.c_uint(), ctypes.c_ulonglong()
         handle = self._handles[device]
         known = self._call("nvmlDeviceGetEnforcedPowerLimit", handle, ctypes.byref(limit)) == SUCCESS
         code = self._call("nvmlDeviceGetCurrentClocksEventReasons", handle, ctypes.byref(reasons))
-        if code in (NOT_SUPPORTED, NOT_FOUND_FUNCTION):  # drivers before 535 know the older name
+        if code in (NOT_SUPPORTED, NOT_FOUND_FUNCTION):  # drivers before 535 only have the older name
             code = self._call("nvmlDeviceGetCurrentClocksThrottleReasons", handle, ctypes.byref(reasons))
         bits = reasons.value if code == SUCCESS else 0
-        return Slow(
+        return DeviceLimits(
             power_limit=limit.value / 1000.0 if known else None,
             throttled=frozenset(reason for bit, reason in THROTTLE if bits & bit),
         )
 
-    def extra(self, device: int) -> Extra:
+    def extra_metrics(self, device: int) -> ExtraMetrics:
         if self._calls[device] is None:
-            return Extra()
+            return ExtraMetrics()
         handle, extras = self._handles[device], self._extras.get(device)
-        if extras is None or extras.handle is not handle:  # it was lost, and found again under another handle
-            extras = self._extras[device] = Extras(self._pynvml, handle)
+        if extras is None or extras.handle is not handle:  # a recovered GPU has a new handle
+            extras = self._extras[device] = ExtraMetricsReader(self._pynvml, handle)
         return extras.read()
 
-    def processes(self, device: int) -> tuple[Process, ...]:
-        """Return the processes that compute on a GPU. Expensive: milliseconds on some drivers."""
+    def processes(self, device: int) -> tuple[DeviceProcess, ...]:
+        """Return the compute processes of a GPU. Expensive: milliseconds on some drivers."""
         if self._calls[device] is None:
             return ()
         count = ctypes.c_uint(256)
@@ -131,14 +137,15 @@ class NvmlSource:
             return ()
         entries = [PROCESS.unpack_from(buffer, at * PROCESS.size) for at in range(count.value)]
         return tuple(
-            Process(pid=pid, memory_mib=None if size == NO_MEMORY_VALUE else size / MIB) for pid, size, _, _ in entries
+            DeviceProcess(pid=pid, memory_mib=None if size == NO_MEMORY_VALUE else size / MIB)
+            for pid, size, _, _ in entries
         )
 
     def is_lost(self, device: int) -> bool:
         return self._calls[device] is None
 
     def recover(self, device: int) -> bool:
-        """Ask for a lost GPU again, by UUID where it is known: indices may have moved."""
+        """Open a lost GPU again, by UUID if known, because indices can change."""
         known = self.devices[device]
         try:
             if known.uuid:
@@ -147,27 +154,27 @@ class NvmlSource:
                 handle = self._pynvml.nvmlDeviceGetHandleByIndex(known.gpu_index)
             self._pynvml.nvmlDeviceGetMemoryInfo(handle)
         except self._pynvml.NVMLError as error:
-            if error.value == UNINITIALIZED:  # the driver was reloaded: the next look finds it
+            if error.value == UNINITIALIZED:  # the driver was reloaded: the next try can succeed
                 with contextlib.suppress(self._pynvml.NVMLError):
                     self._pynvml.nvmlInit()
             return False
         self._handles[device] = handle
-        self._changed(device, bind(self._pynvml.nvmlLib, handle))
+        self._set_calls(device, bind(self._pynvml.nvmlLib, handle))
         return True
 
     def host_joules(self) -> float | None:
         return None  # each GPU has its own
 
     def snapshot(self) -> Snapshot:
-        """Read everything once, for a screen."""
+        """Return one sample of all GPUs."""
         self.read(self._values)
-        slow = [self.slow(position) for position in range(len(self.devices))]
+        slow = [self.limits(position) for position in range(len(self.devices))]
         return snapshot(self.devices, self._values, slow, time.time())
 
     def close(self) -> None:
         for extras in self._extras.values():
             extras.close()
-        with contextlib.suppress(self._pynvml.NVMLError):  # the driver can go away meanwhile
+        with contextlib.suppress(self._pynvml.NVMLError):  # the driver may have been unloaded
             self._pynvml.nvmlShutdown()
 
     def _call(self, name: str, *arguments: Any) -> int:
@@ -176,9 +183,9 @@ class NvmlSource:
 
 
 def open_source(uuids: Sequence[str] = ()) -> NvmlSource | None:
-    """Return these GPUs in this order, the rank of each its place; without any, all GPUs, of no rank.
+    """Return a source for these GPUs in the order of ranks, or for all GPUs without ranks.
 
-    None: no driver or no GPU. A GPU that does not answer is there, lost.
+    None: no driver or no GPU. A GPU that does not answer is included as lost.
     """
     import pynvml
 
@@ -187,7 +194,7 @@ def open_source(uuids: Sequence[str] = ()) -> NvmlSource | None:
         count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError:
         return None
-    found = [_look(pynvml, index) for index in range(count)]
+    found = [_open(pynvml, index) for index in range(count)]
     if uuids:
         by_uuid = {device.uuid: (device, handle) for device, handle in found if device.uuid}
         silent = [device.gpu_index for device, handle in found if not device.uuid]
@@ -199,8 +206,8 @@ def open_source(uuids: Sequence[str] = ()) -> NvmlSource | None:
     return NvmlSource(pynvml, [device for device, _ in found], [handle for _, handle in found])
 
 
-def _look(pynvml: Any, index: int) -> tuple[Device, Any]:
-    """Return a GPU and its handle; without a handle when it does not answer."""
+def _open(pynvml: Any, index: int) -> tuple[Device, Any]:
+    """Return a GPU and its handle, None if it does not answer."""
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
@@ -215,7 +222,7 @@ def _look(pynvml: Any, index: int) -> tuple[Device, Any]:
 
 
 def _missing(uuid: str, silent: list[int], count: int) -> Device:
-    """Return a GPU that was asked for and does not answer: at the first index that is silent, if there is one."""
+    """Return a requested GPU that does not answer, at the first index without an answer."""
     index = silent.pop(0) if silent else count
     return Device(gpu_index=index, gpu_name=f"GPU {index}", uuid=uuid)
 
@@ -226,3 +233,103 @@ def _ranked(device: Device, rank: int) -> Device:
 
 def _text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+KIB = 1024.0  # KB/s of the driver -> MiB/s
+
+
+TX, RX = 0, 1  # nvmlPcieUtilCounter_t
+
+
+CORRECTED, UNCORRECTED, VOLATILE = 0, 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
+
+
+GPM = {2: "sm_active", 3: "sm_occupancy", 5: "tensor_active", 10: "dram_active"}  # nvmlGpmMetricId_t
+
+
+class ExtraMetricsReader:
+    """Reads the expensive metrics of one GPU. Each PCIe call blocks for 20 ms while the driver counts."""
+
+    def __init__(self, pynvml: Any, handle: Any) -> None:
+        self._library, self.handle = pynvml.nvmlLib, handle
+        self._gpm = GpmReader.open(pynvml, handle)
+
+    def read(self) -> ExtraMetrics:
+        """Return the metrics, None for unknown ones."""
+        fan = self._call("nvmlDeviceGetFanSpeed", ctypes.c_uint())
+        sent, received = (self._call("nvmlDeviceGetPcieThroughput", ctypes.c_uint(), way) for way in (TX, RX))
+        corrected, uncorrected = (
+            self._call("nvmlDeviceGetTotalEccErrors", ctypes.c_ulonglong(), kind, VOLATILE)
+            for kind in (CORRECTED, UNCORRECTED)
+        )
+        busy = self._gpm.read() if self._gpm else {}
+        return ExtraMetrics(
+            fan=None if fan is None else float(fan),
+            pcie_tx=None if sent is None else sent / KIB,
+            pcie_rx=None if received is None else received / KIB,
+            ecc_corrected=corrected,
+            ecc_uncorrected=uncorrected,
+            **busy,
+        )
+
+    def close(self) -> None:
+        if self._gpm:
+            self._gpm.close()
+
+    def _call(self, name: str, result: Any, *arguments: int) -> int | None:
+        """Return the result of a function, or None if it fails or does not exist."""
+        function = getattr(self._library, name, None)
+        code = NOT_FOUND_FUNCTION if function is None else function(self.handle, *arguments, ctypes.byref(result))
+        return int(result.value) if code == SUCCESS else None
+
+
+class GpmReader:
+    """GPU performance monitoring (GPM): means between two samples. Source: NVML API reference, GPM functions."""
+
+    def __init__(self, pynvml: Any, handle: Any) -> None:
+        self._pynvml, self._handle = pynvml, handle
+        self._now, self._before = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
+        self._taken = 0  # number of samples
+
+    @classmethod
+    def open(cls, pynvml: Any, handle: Any) -> GpmReader | None:
+        """Return a reader for a GPU with GPM (Hopper and newer), None for other GPUs or an older library."""
+        try:
+            if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+                return None
+            return cls(pynvml, handle)
+        except (pynvml.NVMLError, AttributeError):
+            return None
+
+    def read(self) -> dict[str, float]:
+        """Return means in percent since the previous call, empty for the first call or if the GPU does not answer."""
+        pynvml = self._pynvml
+        self._now, self._before = self._before, self._now
+        try:
+            pynvml.nvmlGpmSampleGet(self._handle, self._now)
+            self._taken += 1
+            if self._taken < 2:
+                return {}
+            request = pynvml.c_nvmlGpmMetricsGet_t()
+            request.version, request.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, len(GPM)
+            request.sample1, request.sample2 = self._before, self._now
+            for at, metric in enumerate(GPM):
+                request.metrics[at].metricId = metric
+            pynvml.nvmlGpmMetricsGet(request)
+        except pynvml.NVMLError:
+            self._taken = 0
+            return {}
+        answers = [request.metrics[at] for at in range(len(GPM))]
+        return {
+            name: float(answer.value)
+            for name, answer in zip(GPM.values(), answers, strict=True)
+            if answer.nvmlReturn == SUCCESS and 0 <= answer.value <= 100
+        }
+
+    def close(self) -> None:
+        """Free both samples."""
+        for sample in (self._now, self._before):
+            try:
+                self._pynvml.nvmlGpmSampleFree(sample)
+            except self._pynvml.NVMLError:
+                return

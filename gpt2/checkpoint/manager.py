@@ -1,0 +1,438 @@
+"""When a run is saved, which checkpoints are kept, and where it resumes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpt2.checkpoint.files import AUTO, ChosenCheckpoint, WrittenCheckpoint, choose, load_checkpoint, save_checkpoint
+from gpt2.checkpoint.state import TrainingState, gather_rng_states, restore, snapshot
+from gpt2.log import RunLog
+from kmatrix.errors import FullError, KmatrixError, RecordError
+from kmatrix.records.checkpoints import (
+    EXPIRING,
+    INDEX,
+    CheckpointIndex,
+    CheckpointKind,
+    Entry,
+    same_file,
+    sha256_of,
+    superseded,
+)
+from kmatrix.text import disk_size
+
+EMERGENCY_S = 20.0  # torchrun sends SIGKILL 30 s after a signal; the step and the result take time as well
+
+
+MIB = 2**20
+
+
+WRITE_RATE = 100e6  # bytes/s, assumed before the first checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingCheckpoint:
+    """The index entry of a checkpoint that is about to be written."""
+
+    step: int
+    kinds: frozenset[CheckpointKind]
+    val_loss: float | None  # newest validation loss, nats/token
+
+
+class CheckpointManager:
+    """Saves and restores the training state. Every rank calls the same methods; rank 0 owns the folder.
+
+    Checkpoints are written in the background, at most one at a time. A failed write is an event, unless the caller
+    waits for it.
+    """
+
+    def __init__(self, training: TrainingState, log: RunLog) -> None:
+        self.training, self.log, self.config = training, log, training.config
+        self.folder = Path(self.config.checkpoint_dir)
+        self._resumed = 0  # step at which this attempt started; its checkpoint exists
+        self._names: dict[int, str] = {}  # step -> file with this attempt's weights
+        self._pool = ThreadPoolExecutor(1, "checkpoints")
+        self._writing: Future[None] | None = None
+        self._buffers = CopyBuffers()
+        self._speed = WriteSpeed()
+        if training.world.main:
+            self.index = self._open()
+
+    # Saving
+
+    def due(self, step: int) -> bool:
+        """Return whether a periodic checkpoint is due before this step."""
+        interval = self.config.checkpoint_interval
+        return bool(interval) and step > self._resumed and step % interval == 0
+
+    def reasons(self, *, finished: bool = False) -> list[CheckpointKind]:
+        """Return why the current state is to be saved. Call it after a due evaluation."""
+        step = self.log.step
+        because = {
+            CheckpointKind.ROLLING: self.due(step),
+            CheckpointKind.BEST: self.config.save_best and step > self._resumed and self.log.is_best(step),
+            CheckpointKind.FINAL: finished and self.config.save_checkpoint,
+        }
+        return [kind for kind, holds in because.items() if holds]
+
+    def save(self, *kinds: CheckpointKind, wait: bool = False) -> None:
+        """Save the state after log.step updates for these reasons; without a reason, do nothing.
+
+        wait: return after it is on disk, and raise RecordError if writing failed.
+        """
+        if not kinds:
+            return
+        states = gather_rng_states(self.training.world)
+        if self.training.world.main:
+            self._save(frozenset(kinds), states, wait=wait)
+
+    def emergency(self) -> None:
+        """Save at a stop if there is time before torchrun kills the process; else log which checkpoint remains.
+
+        Without any checkpoint it is tried anyway, because being killed while writing damages nothing.
+        A failure is an event: the run is stopped and resumes from the previous checkpoint.
+        """
+        states = gather_rng_states(self.training.world)
+        if not self.training.world.main:
+            return
+        busy = self._writing is not None and not self._writing.done()
+        seconds = self._speed.seconds(self._expected_bytes() * (2 if busy else 1))
+        self.wait()
+        if seconds is None or seconds <= EMERGENCY_S or not self.index.present:
+            self._try(lambda: self._save(frozenset({CheckpointKind.EMERGENCY}), states, wait=True), self.log.step)
+            return
+        newest = self.index.present[-1].name
+        why = f"it would take about {seconds:.0f} s, torchrun kills after 30 s: the newest checkpoint is {newest}"
+        self.log.event(self.log.step, "checkpoint left out", why)
+
+    def final_s(self) -> float:
+        """Return an estimate of the seconds for the final checkpoint, after one that may still be writing."""
+        if not (self.config.save_checkpoint or self.config.save_best):
+            return 0.0
+        size = self._expected_bytes()
+        seconds = self._speed.seconds(size)
+        under_way = self._writing is not None and not self._writing.done()
+        return (size / WRITE_RATE if seconds is None else seconds) * (2 if under_way else 1)
+
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written, if any."""
+        writing, self._writing = self._writing, None
+        if writing:
+            writing.result()
+
+    # Resuming
+
+    def resume(self, how: str) -> None:
+        """Resume from a checkpoint or start from the beginning: see gpt2.checkpoint.files.choose."""
+        chosen = self._choose(how)
+        if chosen:
+            self._restore(*chosen)
+        else:
+            self.log.resumed(0)
+
+    def roll_back(self) -> bool:
+        """Restore the newest checkpoint. Return False if there is none. The caller repositions the data."""
+        if self.training.world.main:
+            self.wait()
+        chosen = self._choose(AUTO)
+        if chosen:
+            self._restore(*chosen)
+        return chosen is not None
+
+    def _restore(self, path: Path, value: dict[str, Any]) -> None:
+        for note in restore(value, self.training):
+            self.log.say(f"Note: {note}")
+        step = self._resumed = self.log.step = int(value["step"])
+        self._names = {known: name for known, name in self._names.items() if known < step}
+        if path.parent == self.folder:
+            self._names[step] = path.name
+        self.log.resumed(step)
+        another = "" if value["run_id"] == self.log.run_id else f", of run {value['run_id']}"
+        self.log.event(step, "resume", f"from {path}, step {step} of {self.config.max_iters}{another}")
+
+    def forecast(self) -> None:
+        """Log the disk space that checkpoints need, and probe the disk. Raises RecordError if one does not fit."""
+        if not self.training.world.main or not self._saves():
+            return
+        each, free = self._expected_bytes(), self._free()
+        most = self.config.keep_checkpoints + 2 if self.config.checkpoint_interval else 2
+        self.log.say(
+            f"Checkpoints: about {disk_size(each)} each, {most} at most, besides permanent ones, in "
+            f"{self.folder} ({disk_size(free)} free)"
+        )
+        if free < each and not self.index.present:
+            raise self._no_room(each, free)
+        if free < most * each:
+            self.log.event(self.log.step, "disk", f"{disk_size(free)} free: room for {free // each} checkpoints")
+        seconds = self._speed.probe(self.folder, each)
+        if seconds is not None and seconds > EMERGENCY_S:
+            self.log.event(
+                self.log.step,
+                "slow disk",
+                f"a checkpoint takes about {seconds:.0f} s: after a stop, the newest periodic one is used",
+            )
+
+    # Rank 0 only
+
+    def _save(self, reasons: frozenset[CheckpointKind], states: list[dict[str, Any]], *, wait: bool) -> None:
+        """Write the current state; if this step was written already, add the reasons to that checkpoint."""
+        step = self.log.step
+        if self.config.keep_every and CheckpointKind.ROLLING in reasons and step % self.config.keep_every == 0:
+            reasons |= {CheckpointKind.KEPT}
+        self.wait()
+        if written := next((e for e in self.index.present if e.name == self._names.get(step)), None):
+            self.index.mark(written, reasons)
+            self._retire()
+            return
+        value = snapshot(self.training, step=step, run_id=self.log.run_id, rng=states)
+        pending = PendingCheckpoint(step=step, kinds=reasons, val_loss=self.log.last_val_loss)
+        if wait:
+            self._put(value, pending)
+        elif not self.config.async_checkpoint:
+            self._try(lambda: self._put(value, pending), step)
+        else:
+            value, ready = self._buffers.of(value), self._copies_done()
+            self._writing = self._pool.submit(self._try, lambda: self._put(value, pending, ready), step)
+
+    def _saves(self) -> bool:
+        return self.config.save_checkpoint or self.config.save_best or bool(self.config.checkpoint_interval)
+
+    def _put(self, value: dict[str, Any], pending: PendingCheckpoint, ready: Callable[[], None] | None = None) -> None:
+        """Write one checkpoint, and delete those that it supersedes."""
+        if ready:
+            ready()
+        self._make_room(size_of(value) + MIB)
+        path = self._unused(pending.step)
+        written = save_checkpoint(path, value, lambda written: self._announce(path.name, pending, written))
+        self._speed.measured(written)
+        self._names[pending.step] = path.name
+        for entry in [e for e in self.index.entries if e.step == pending.step and e.name != path.name]:
+            self.index.remove(entry)  # of an earlier attempt, superseded by this one
+        self._retire()
+        self.log.event(pending.step, "checkpoint", str(path))
+
+    def _announce(self, name: str, pending: PendingCheckpoint, written: WrittenCheckpoint) -> None:
+        self.index.announce(
+            Entry(
+                name=name,
+                step=pending.step,
+                kinds=pending.kinds,
+                bytes=written.bytes,
+                sha256=written.sha256,
+                val_loss=pending.val_loss,
+                attempt=self.log.attempt,
+                time=time.time(),
+            )
+        )
+
+    def _retire(self) -> None:
+        """Delete superseded checkpoints, and link the best and the final one."""
+        for entry in superseded(self.index.entries, self.config.keep_checkpoints):
+            self.index.remove(entry)
+        self.index.name_links()
+
+    def _try(self, put: Callable[[], None], step: int) -> None:
+        """Write, and log an error as an event instead of raising it."""
+        try:
+            put()
+        except RecordError as error:
+            self.log.event(step, "checkpoint failed", f"{error.what}: {error.why}")
+        except OSError as error:  # of the index; the files are complete, and the next attempt repairs it
+            self.log.event(step, "checkpoint failed", str(error))
+
+    def _unused(self, step: int) -> Path:
+        """Return an unused file name: existing files are never overwritten."""
+        path = self.folder / f"step_{step:08d}.pt"
+        number = 1
+        while path.exists():
+            number += 1
+            path = self.folder / f"step_{step:08d}_{number}.pt"
+        return path
+
+    def _make_room(self, needed: int) -> None:
+        """Delete the oldest disposable checkpoints until there is enough space, but never the only one."""
+        while (free := self._free()) < needed:
+            going = [entry for entry in self.index.present if entry.kinds <= EXPIRING]
+            if not going or len(self.index.present) < 2:
+                raise self._no_room(needed, free)
+            self.log.event(self.log.step, "disk", f"{disk_size(free)} free: {going[0].name} makes room")
+            self.index.remove(going[0])
+
+    def _no_room(self, needed: int, free: int) -> FullError:
+        return FullError(
+            f"{self.folder} has no space for a checkpoint",
+            why=f"it takes {disk_size(needed)}, and {disk_size(free)} are free",
+            hint="free some disk space, or set CHECKPOINT_DIR to another disk",
+        )
+
+    def _free(self) -> int:
+        """Return the free bytes of the checkpoints' file system."""
+        existing = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+        return shutil.disk_usage(existing).free
+
+    def _expected_bytes(self) -> int:
+        """Return an estimate of a checkpoint's size: weights and two states per weight, as for AdamW."""
+        if self._speed.bytes:
+            return self._speed.bytes
+        return 3 * size_of(dict(self.training.model.named_parameters())) + MIB
+
+    def _open(self) -> CheckpointIndex:
+        """Open the index after a possible crash: no partial files, no entries without a file."""
+        try:
+            index = CheckpointIndex(self.folder)
+        except KmatrixError as error:
+            (self.folder / INDEX).replace(self.folder / f"{INDEX}.damaged")
+            self.log.event(0, "checkpoint index", f"{error.what}; renamed to {INDEX}.damaged")
+            index = CheckpointIndex(self.folder)
+        if gone := index.tidy():
+            self.log.event(0, "checkpoint index", f"missing files: {', '.join(gone)}")
+        for path in sorted(set(self.folder.glob("step_*.pt")) - {self.folder / name for name in index.names}):
+            self._adopt(index, path)
+        return index
+
+    def _adopt(self, index: CheckpointIndex, path: Path) -> None:
+        """Add a checkpoint to an index that lost its entry, if it is readable."""
+        try:
+            value = load_checkpoint(path, verify=False)
+        except KmatrixError as error:
+            self.log.event(0, "checkpoint refused", f"{error.what}: {error.why}")
+            return
+        stat = path.stat()
+        kinds = [kind for kind in CheckpointKind if same_file(self.folder / f"{kind}.pt", path)]
+        kinds = kinds or [CheckpointKind.ROLLING]
+        index.announce(
+            Entry(
+                name=path.name,
+                step=int(value["step"]),
+                kinds=frozenset(kinds),
+                bytes=stat.st_size,
+                sha256=sha256_of(path),
+                val_loss=None,
+                attempt=0,
+                time=stat.st_mtime,
+            )
+        )
+        self.log.event(0, "checkpoint index", f"added {path.name}")
+
+    def _choose(self, how: str) -> ChosenCheckpoint | None:
+        """Choose, verify and load on rank 0, and give all ranks the same checkpoint."""
+        world, chosen = self.training.world, None
+        answer: list[Any] = [None, None]  # path; what, why and hint of an error
+        if world.main:
+            try:
+                chosen = choose(how, self.index, lambda text: self.log.event(0, "checkpoint refused", text))
+                answer[0] = str(chosen[0]) if chosen else None
+            except RecordError as error:
+                answer[1] = (error.what, error.why, error.hint)
+        if world.size > 1:
+            torch.distributed.broadcast_object_list(answer, src=0)
+        path, refused = answer
+        if refused:
+            raise RecordError(refused[0], why=refused[1], hint=refused[2])
+        if path and not world.main:
+            chosen = Path(path), load_checkpoint(Path(path), verify=False)
+        return chosen
+
+    def _copies_done(self) -> Callable[[], None] | None:
+        """Return a function that waits until the GPU has made the copies; None on the CPU."""
+        if self.training.world.device.type != "cuda":
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no type for it
+        event.record()
+        return event.synchronize
+
+
+BufferKey = tuple[torch.dtype, torch.Size, bool]
+
+
+class CopyBuffers:
+    """Copies tensors into the same buffers every time: allocating fresh memory takes longer than copying."""
+
+    def __init__(self) -> None:
+        self._memory: defaultdict[BufferKey, list[torch.Tensor]] = defaultdict(list)
+        self._taken: defaultdict[BufferKey, int] = defaultdict(int)
+
+    def of(self, value: Any) -> Any:
+        """Return a nested value with all tensors copied, overwriting the previous copies.
+
+        Copies of GPU tensors are pinned and made asynchronously, in stream order.
+        """
+        self._taken.clear()
+        return self._copy(value)
+
+    def _copy(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._place(value).copy_(value.detach(), non_blocking=True)
+        if isinstance(value, Mapping):
+            return {name: self._copy(item) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._copy(item) for item in value)
+        return value
+
+    def _place(self, like: torch.Tensor) -> torch.Tensor:
+        """Return a buffer for a copy: reused from the last checkpoint, or new."""
+        kind = (like.dtype, like.shape, like.device.type == "cuda")
+        number = self._taken[kind]
+        self._taken[kind] += 1
+        if number == len(self._memory[kind]):
+            self._memory[kind].append(torch.empty(like.shape, dtype=like.dtype, pin_memory=kind[2]))
+        return self._memory[kind][number]
+
+
+def size_of(value: Any) -> int:
+    """Return the bytes of all tensors in a nested value."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return sum(size_of(item) for item in items)
+
+
+SAMPLE = 1 << 26  # bytes: enough to detect a slow disk without a noticeable delay
+
+
+WORTH_PROBING = 4 * SAMPLE  # bytes: any disk is fast enough for smaller checkpoints
+
+
+class WriteSpeed:
+    """The write speed of the last checkpoint, or of a probe."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._per_byte: float | None = None  # seconds
+
+    def measured(self, written: WrittenCheckpoint) -> None:
+        """Use the time of a written checkpoint."""
+        self.bytes, self._per_byte = written.bytes, written.seconds / written.bytes
+
+    def seconds(self, size: int) -> float | None:
+        """Return an estimate of the seconds to write `size` bytes, None without a measurement."""
+        return None if self._per_byte is None else size * self._per_byte
+
+    def probe(self, folder: Path, size: int) -> float | None:
+        """Write a sample to the disk if a checkpoint of `size` bytes could be slow; return the expected seconds."""
+        if size < WORTH_PROBING:
+            return None
+        path = folder / ".probe.partial"
+        data = os.urandom(SAMPLE)
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # the first checkpoint will report the error
+            start = time.perf_counter()
+            with path.open("wb") as file:
+                hashlib.sha256(data)
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            self._per_byte = (time.perf_counter() - start) / SAMPLE
+        path.unlink(missing_ok=True)
+        return self.seconds(size)

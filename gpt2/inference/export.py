@@ -1,0 +1,222 @@
+"""Convert checkpoints to Hugging Face's GPT-2 format and back: a folder with config.json and model.safetensors.
+
+python -m gpt2.inference.export CHECKPOINT --output=FOLDER
+python -m gpt2.inference.export FOLDER --output=CHECKPOINT
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from gpt2.checkpoint.files import SCHEMA, load_checkpoint, save_checkpoint
+from gpt2.checkpoint.state import saved_weights
+from gpt2.data import tokenizer
+from gpt2.inference.restore import build
+from kmatrix.errors import ConfigError, KmatrixError, RecordError
+from kmatrix.shapes import GPT2_VOCAB
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+PREFIX = "transformer."  # of every name except the output layer's
+
+
+HEAD = "lm_head.weight"
+
+
+# Hugging Face's Conv1D stores these weights as (inputs, outputs), nn.Linear as (outputs, inputs).
+TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+
+
+MASKS = (".attn.bias", ".attn.masked_bias")  # constants that older files store like weights
+
+
+REFUSED = 2
+
+
+def to_hugging_face(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the weights for GPT2LMHeadModel: without vocabulary padding, with zeros for missing biases."""
+    vocabulary = int(config["vocab_size"])
+    found = {}
+    for name, tensor in weights.items():
+        value = tensor[:vocabulary] if name in ("wte.weight", HEAD) else tensor
+        value = value.t() if name.endswith(TRANSPOSED) else value
+        found[name if name == HEAD else PREFIX + name] = value.detach().clone().contiguous()
+    if not config["bias"]:
+        weighted = [name for name in found if name.endswith(".weight") and ("ln_" in name or name.endswith(TRANSPOSED))]
+        found |= {name.removesuffix("weight") + "bias": torch.zeros(found[name].shape[-1]) for name in weighted}
+    return found
+
+
+def from_hugging_face(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the weights for our model; the exact inverse of `to_hugging_face`."""
+    rows = -int(config["vocab_size"]) % int(config["vocab_multiple"])
+    found = {}
+    for name, tensor in weights.items():
+        ours = name.removeprefix(PREFIX)
+        left_out = ours == HEAD and config["weight_tying"]
+        if ours.endswith(MASKS) or left_out or (ours.endswith(".bias") and not config["bias"]):
+            continue
+        value = tensor.t() if ours.endswith(TRANSPOSED) else tensor
+        if ours in ("wte.weight", HEAD) and rows:
+            value = torch.cat([value, torch.zeros(rows, value.shape[1])])
+        found[ours] = value.float().clone().contiguous()
+    return found
+
+
+def describe(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json of a checkpoint. Fields that only our model has are under "kmatrix"."""
+    ours = value["config"]
+    ends = tokenizer.load("byte").end_of_document if ours["tokenizer"] == "byte" else None
+    ends = GPT2_VOCAB - 1 if ours["tokenizer"] == "gpt2" else 0 if ours["tokenizer"] == "bpe" else ends
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        **{name: ours[name] for name in ("n_layer", "n_head", "n_embd", "vocab_size")},
+        "n_positions": ours["block_size"],
+        "n_inner": None,
+        **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), ours.get("dropout", 0.0)),
+        "bos_token_id": ends,
+        "eos_token_id": ends,
+        "tie_word_embeddings": ours["weight_tying"],
+        "torch_dtype": "float32",
+        "kmatrix": {
+            **{name: ours[name] for name in ("arch", "bias", "vocab_multiple", "tokenizer", "data_path")},
+            **{name: value[name] for name in ("run_id", "step", "tokens")},
+        },
+    }
+
+
+def understood(foreign: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return a config.json as our configuration. Raises RecordError if the model is not a GPT-2 that we support."""
+    expected = {"model_type": "gpt2", "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
+    other = [
+        f"{name} is {foreign.get(name)!r}" for name, value in expected.items() if foreign.get(name, value) != value
+    ]
+    try:
+        inner = foreign.get("n_inner") or 4 * foreign["n_embd"]
+        other += [f"n_inner is {inner}"] if inner != 4 * foreign["n_embd"] else []
+        own = foreign.get("kmatrix", {})
+        named = "gpt2" if foreign["vocab_size"] == GPT2_VOCAB else "byte"
+        config = {
+            **{name: foreign[name] for name in ("n_layer", "n_head", "n_embd", "vocab_size")},
+            "block_size": foreign.get("n_positions") or foreign["n_ctx"],
+            "weight_tying": foreign.get("tie_word_embeddings", True),
+            **{"arch": "gpt2", "bias": True, "vocab_multiple": 1, "tokenizer": named, "data_path": "", **own},
+        }
+        sizes = ("n_layer", "n_head", "n_embd", "vocab_size", "block_size", "vocab_multiple")
+        other += [f"{name} is {config[name]!r}" for name in sizes if type(config[name]) is not int]
+    except (KeyError, TypeError) as missing:
+        other, config = [f"{missing} is missing"], {}
+    if other:
+        raise RecordError(f"{path} is not a GPT-2 that this trainer supports", why="; ".join(other))
+    return config
+
+
+def export(path: Path, folder: Path) -> None:
+    """Write the folder of a checkpoint atomically."""
+    value = load_checkpoint(path)
+    config = value["config"]
+    if config["arch"] != "gpt2":
+        raise ConfigError(f"{path} is a model of type {config['arch']!r}", why="only gpt2 can be exported")
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    save_file(to_hugging_face(saved_weights(value), config), partial / WEIGHTS, metadata={"format": "pt"})
+    (partial / CONFIG).write_text(json.dumps(describe(value), indent=2) + "\n", encoding="utf-8")
+    tokenizer_note = tokenizer_files(config, partial)
+    partial.replace(folder)
+    print(f"wrote {folder}: {WEIGHTS}, {CONFIG}, {tokenizer_note}")
+
+
+def tokenizer_files(config: Mapping[str, Any], folder: Path) -> str:
+    """Copy the tokenizer into the folder, if it is available and supported, and describe the result."""
+    name = config["tokenizer"]
+    if name == "gpt2" and not tokenizer.missing_gpt2():
+        for source, target in zip(tokenizer.gpt2_paths().values(), ("merges.txt", "vocab.json"), strict=True):
+            shutil.copyfile(source, folder / target)
+        write_config(folder, "GPT2Tokenizer", config)
+        return "merges.txt, vocab.json"
+    own = Path(config["data_path"]) / tokenizer.FILE
+    if name == "bpe" and own.is_file():
+        shutil.copyfile(own, folder / tokenizer.FILE)
+        write_config(folder, "PreTrainedTokenizerFast", config)
+        return tokenizer.FILE
+    return f"no tokenizer ({name})"
+
+
+def write_config(folder: Path, kind: str, config: Mapping[str, Any]) -> None:
+    """Write tokenizer_config.json, which names the tokenizer class."""
+    ends = {"bos_token": tokenizer.END, "eos_token": tokenizer.END, "unk_token": tokenizer.END}
+    known = {"tokenizer_class": kind, "model_max_length": config["block_size"], **ends}
+    (folder / "tokenizer_config.json").write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+
+
+def read_folder(folder: Path) -> dict[str, Any]:
+    """Return a checkpoint with the weights in a Hugging Face folder. It cannot be resumed."""
+    try:
+        foreign = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        weights = load_file(folder / WEIGHTS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise unreadable(folder, error) from None
+    config = understood(foreign, folder / CONFIG)
+    model = build(config, folder / CONFIG)
+    try:
+        model.load_state_dict(from_hugging_face(weights, config))
+    except RuntimeError as error:
+        raise unreadable(folder / WEIGHTS, error) from None
+    return {
+        "schema": SCHEMA,
+        "run_id": config.get("run_id", ""),
+        "step": config.get("step", 0),
+        "tokens": config.get("tokens", 0),
+        "config": config,
+        "model": model.state_dict(),
+        "optimizer": {},
+        "rng": [],
+        "carried": {},
+    }
+
+
+def unreadable(path: Path, error: Exception) -> RecordError:
+    return RecordError(
+        f"{path} is not a model in Hugging Face's format",
+        why=str(error).strip().partition("\n")[0] or type(error).__name__,
+        hint=f"name a folder with {CONFIG} and {WEIGHTS}",
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="gpt2.inference.export", description=__doc__)
+    parser.add_argument("source", type=Path, help="a checkpoint, or a folder in Hugging Face's format")
+    parser.add_argument("--output", type=Path, required=True, help="the folder or checkpoint to write")
+    args = parser.parse_args(argv)
+    try:
+        if args.output.exists():
+            raise ConfigError(f"OUTPUT={args.output} exists", hint="choose another path, or delete it")
+        if args.source.is_dir():
+            save_checkpoint(args.output, read_folder(args.source))
+            print(f"wrote {args.output}: weights only, for `make sample` and `make serve`")
+        else:
+            export(args.source, args.output)
+    except KmatrixError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Compare the weights of two checkpoints. Prints one JSON object: equality, SHA-256 and the largest difference.
+
+python -m gpt2.inference.weights WAS.pt NOW.pt
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpt2.checkpoint.files import load_checkpoint
+from kmatrix.errors import KmatrixError
+
+Weights = Mapping[str, torch.Tensor]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    was, now = sys.argv[1:] if argv is None else argv
+    try:
+        found = compare(load_checkpoint(Path(was))["model"], load_checkpoint(Path(now))["model"])
+    except KmatrixError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(found))
+    return 0
+
+
+def compare(was: Weights, now: Weights) -> dict[str, Any]:
+    """Return equality, number of tensors and of differing ones, SHA-256 of the second, and the largest difference.
+
+    by: the difference; None if a tensor is missing, not finite or of another shape.
+    """
+    apart = {name: _apart(was.get(name), now.get(name)) for name in sorted(was.keys() | now.keys())}
+    differing = {name: by for name, by in apart.items() if by}
+    most = max(differing, key=lambda name: differing[name], default=None)
+    return {
+        "equal": not differing,
+        "tensors": len(apart),
+        "differing": len(differing),
+        "sha256": sha256(now),
+        "most": most,
+        "by": differing[most] if most and math.isfinite(differing[most]) else None,
+    }
+
+
+def sha256(weights: Weights) -> str:
+    """Return the hash of names and values, sorted by name, so that equal weights have equal hashes."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(f"{name}\0{tuple(weights[name].shape)}\0".encode())
+        digest.update(_bytes(weights[name]).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor of any dtype."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _apart(was: torch.Tensor | None, now: torch.Tensor | None) -> float:
+    """Return the largest difference of two tensors; 0 only if they are equal bit for bit, inf if not comparable."""
+    if was is None or now is None or was.shape != now.shape or was.dtype != now.dtype:
+        return math.inf
+    if torch.equal(_bytes(was), _bytes(now)):
+        return 0.0
+    difference = (was.double() - now.double()).abs().max().item()
+    return difference if difference > 0 else math.inf  # NaN, or a zero of another sign
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,317 @@
+"""Optimizer builders by name, and what all optimizers of a run have in common.
+
+To add an optimizer, write one builder, one line in BUILDERS and one Kconfig entry: docs/optimizers.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from kmatrix.errors import ConfigError
+
+# A config is any object with the fields of kmatrix.records.train_config.TrainConfig that its optimizer reads.
+Builder = Callable[[Any, nn.Module], list[torch.optim.Optimizer]]
+
+
+def build(config: Any, model: nn.Module) -> Optimizers:
+    """Return the optimizer named by `config.optimizer` over all parameters of the model."""
+    builder = BUILDERS.get(config.optimizer)
+    if builder is None:
+        raise ConfigError(
+            f"optimizer {config.optimizer!r} is not known",
+            why=f"known are {', '.join(sorted(BUILDERS))}",
+            hint="choose one of them, or add a builder to BUILDERS in gpt2/optim.py (docs/optimizers.md)",
+        )
+    return Optimizers(*builder(config, model))
+
+
+def sgd(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return SGD with L2 regularization (weight decay is added to the gradient)."""
+    if config.sgd_nesterov and not config.sgd_momentum:
+        raise ConfigError(
+            "SGD with Nesterov momentum has a momentum of 0",
+            why="Nesterov's method looks ahead along the momentum, and there is none",
+            hint="set GPT2_SGD_MOMENTUM above 0 (0.9 is usual), or GPT2_SGD_NESTEROV=n",
+        )
+    groups = decay_groups(model.parameters(), config.weight_decay)
+    options = {"lr": config.learning_rate, "momentum": config.sgd_momentum, "nesterov": bool(config.sgd_nesterov)}
+    return [torch.optim.SGD(groups, fused=True, **options)]
+
+
+def adam(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return Adam with L2 regularization (weight decay is added to the gradient)."""
+    groups = decay_groups(model.parameters(), config.weight_decay)
+    return [torch.optim.Adam(groups, lr=config.learning_rate, fused=True, **_adam_options(config))]
+
+
+def adamw(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return Adam with decoupled weight decay."""
+    groups = decay_groups(model.parameters(), config.weight_decay)
+    return [torch.optim.AdamW(groups, lr=config.learning_rate, fused=True, **_adam_options(config))]
+
+
+def adamwadv(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return AdamW with AMSGrad, whose second moment never decreases."""
+    groups = decay_groups(model.parameters(), config.weight_decay)
+    return [torch.optim.AdamW(groups, lr=config.learning_rate, fused=True, amsgrad=True, **_adam_options(config))]
+
+
+def adamwspam(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return SPAM on AdamW, which clips gradient spikes and resets the moments at intervals."""
+    own = {"theta": config.spam_theta, "interval": config.spam_interval, "warmup": config.spam_warmup_steps}
+    options = {**own, **_adam_options(config), "amsgrad": bool(config.amsgrad), "fused": True}
+    return [Spam(decay_groups(model.parameters(), config.weight_decay), lr=config.learning_rate, **options)]
+
+
+def adamwprune(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return AdamW or SPAM, as `adamwprune_base` says. gpt2/prune.py prunes with its moments."""
+    if config.adamwprune_base == "adamwspam":
+        return adamwspam(config, model)
+    options = {**_adam_options(config), "amsgrad": bool(config.amsgrad), "fused": True}
+    groups = decay_groups(model.parameters(), config.weight_decay)
+    return [torch.optim.AdamW(groups, lr=config.learning_rate, **options)]
+
+
+def muon(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return Muon for the matrices in the blocks, and AdamW with its own learning rate for all other parameters."""
+    matrices = block_matrices(model)
+    taken = {id(parameter) for parameter in matrices}
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in taken]
+    return [
+        torch.optim.Muon(
+            matrices,
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
+            momentum=config.muon_momentum,
+            nesterov=bool(config.muon_nesterov),
+            ns_steps=config.muon_ns_steps,
+        ),
+        torch.optim.AdamW(
+            decay_groups(rest, config.weight_decay), lr=config.muon_adamw_lr, fused=True, **_adam_options(config)
+        ),
+    ]
+
+
+def adafactor(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return Adafactor, which stores the second moment of a matrix as one row and one column."""
+    groups = decay_groups(model.parameters(), config.weight_decay)
+    options = {"lr": config.learning_rate, "beta2_decay": config.adafactor_beta2_decay, "d": config.adafactor_clip}
+    return [torch.optim.Adafactor(groups, **options)]
+
+
+def _adam_options(config: Any) -> dict[str, Any]:
+    return {"betas": (config.beta1, config.beta2), "eps": config.epsilon}
+
+
+def lion(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return Lion, which uses the sign of an interpolated momentum and one state value per parameter."""
+    from pytorch_optimizer import Lion
+
+    return [Lion(_groups(config, model), lr=config.learning_rate, betas=_betas(config), foreach=True)]
+
+
+def adopt(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return ADOPT: Adam whose second moment excludes the current gradient, with decoupled weight decay."""
+    from pytorch_optimizer import ADOPT
+
+    options = {"betas": _betas(config), "eps": config.epsilon, "weight_decouple": True, "foreach": True}
+    return [ADOPT(_groups(config, model), lr=config.learning_rate, **options)]
+
+
+def soap(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return SOAP: Adam in the eigenbasis of Shampoo's preconditioner; vectors use plain Adam."""
+    from pytorch_optimizer import SOAP
+
+    options = {"betas": _betas(config), "eps": config.epsilon, "precondition_frequency": config.soap_frequency}
+    return [SOAP(_groups(config, model), lr=config.learning_rate, **options)]
+
+
+def schedulefree(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return Schedule-Free AdamW, which evaluates an average of the weights (`evaluation_weights`)."""
+    from pytorch_optimizer import ScheduleFreeAdamW
+
+    options = {"betas": _betas(config), "eps": config.epsilon, "foreach": True}
+    return [ScheduleFreeAdamW(_groups(config, model), lr=config.learning_rate, **options)]
+
+
+BUILDERS: dict[str, Builder] = {
+    "sgd": sgd,
+    "adam": adam,
+    "adamw": adamw,
+    "adamwadv": adamwadv,
+    "adamwspam": adamwspam,
+    "adamwprune": adamwprune,
+    "muon": muon,
+    "adafactor": adafactor,
+    "lion": lion,
+    "adopt": adopt,
+    "soap": soap,
+    "schedulefree": schedulefree,
+}
+
+
+def _groups(config: Any, model: nn.Module) -> list[dict[str, Any]]:
+    return decay_groups(model.parameters(), config.weight_decay)
+
+
+def _betas(config: Any) -> tuple[float, float]:
+    return (config.beta1, config.beta2)
+
+
+def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Return parameter groups: matrices with weight decay, biases and gains without. Empty groups are omitted."""
+    taken = list(parameters)
+    matrices = [parameter for parameter in taken if parameter.ndim >= 2]
+    rest = [parameter for parameter in taken if parameter.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def block_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """Return the matrices inside the transformer blocks, also if DDP or torch.compile wraps the model."""
+    return [parameter for name, parameter in model.named_parameters() if parameter.ndim == 2 and "h" in name.split(".")]
+
+
+class Optimizers:
+    """One or more torch optimizers used as one. Learning rates are scaled from their initial values, the peaks."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        self.optimizers = optimizers
+        self._peaks = [[float(group["lr"]) for group in optimizer.param_groups] for optimizer in optimizers]
+
+    def step(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def zero_grad(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def set_scale(self, scale: float) -> None:
+        """Set the learning rate of each group to `scale` times its peak."""
+        for optimizer, peaks in zip(self.optimizers, self._peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * scale
+
+    @property
+    def lr(self) -> float:
+        """The current learning rate of the first group."""
+        return float(self.optimizers[0].param_groups[0]["lr"])
+
+    @property
+    def warmed_up(self) -> bool:
+        """Return whether the moments are meaningful. They are not right after a reset by SPAM."""
+        return all(getattr(optimizer, "warmed_up", True) for optimizer in self.optimizers)
+
+    @property
+    def averages(self) -> bool:
+        """Return whether evaluation uses other weights than training."""
+        return bool(self._averaging())
+
+    @contextmanager
+    def evaluation_weights(self) -> Iterator[None]:
+        """Switch the model to its evaluation weights inside the context, and restore the training weights bit for bit.
+
+        Training weights are kept as copies, because switching back by arithmetic would round them.
+        """
+        averaging = self._averaging()
+        kept = [(p, p.detach().clone()) for o in averaging for group in o.param_groups for p in group["params"]]
+        for optimizer in averaging:
+            optimizer.eval()
+        try:
+            yield
+        finally:
+            for optimizer in averaging:
+                optimizer.train()
+            with torch.no_grad():
+                for parameter, weights in kept:
+                    parameter.copy_(weights)
+
+    def _averaging(self) -> list[Any]:
+        """Return the optimizers that have separate evaluation weights, such as Schedule-Free."""
+        return [optimizer for optimizer in self.optimizers if hasattr(optimizer, "eval")]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+
+
+CLIP_AFTER = 20  # steps after a reset until the second moment is a usable bound (the authors' code)
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+
+
+class Spam(torch.optim.AdamW):
+    """SPAM: AdamW with spike-aware clipping, momentum reset and a cosine warm-up after each reset.
+
+    Source: Huang et al. 2025, arXiv:2501.06842, and the authors' code.
+    theta: a gradient entry whose square exceeds theta times its second moment is clipped to that bound; 0: no clipping.
+    interval: steps between resets of the moments; 0: no resets.  warmup: steps of warm-up after a reset.
+    As in the authors' code, a reset does not restart bias correction, and weight decay scales with the learning rate.
+    """
+
+    def __init__(self, params: Any, *, theta: float, interval: int, warmup: int, **adamw: Any) -> None:
+        super().__init__(params, **adamw)
+        self.theta, self.interval, self.warmup = theta, interval, warmup
+        for group in self.param_groups:
+            group["steps"] = 0  # updates done; in the saved state, as everything in a group
+
+    @property
+    def since_reset(self) -> int:
+        """Updates since the moments were last reset."""
+        steps = int(self.param_groups[0]["steps"])
+        return steps % self.interval if self.interval else steps
+
+    @property
+    def warmed_up(self) -> bool:
+        """Return whether the moments have seen enough gradients since the last reset to rank weights."""
+        return self.since_reset >= (min(CLIP_AFTER, self.interval // 2) if self.interval else CLIP_AFTER)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # noqa: ARG002  (torch's signature)
+        rates = [group["lr"] for group in self.param_groups]
+        for group in self.param_groups:
+            group["steps"] += 1
+            states = [(p.grad, self.state[p]) for p in group["params"] if p.grad is not None and self.state[p]]
+            if self.interval and self.since_reset == 0:
+                _forget([state for _, state in states])
+            elif self.theta and self.since_reset >= CLIP_AFTER:
+                _cut_spikes([grad for grad, _ in states], [state["exp_avg_sq"] for _, state in states], self.theta)
+            group["lr"] *= self._scale()
+        try:
+            super().step()
+        finally:
+            for group, rate in zip(self.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+    def _scale(self) -> float:
+        """Return the learning rate factor of this step: 1, or less during the warm-up after a reset."""
+        steps, since = self.param_groups[0]["steps"], self.since_reset
+        if not self.interval or steps < self.interval or since >= self.warmup:
+            return 1.0
+        return 1 - 0.99 * (1 + math.cos(math.pi * (since + 1) / (self.warmup + 1))) / 2
+
+
+def _forget(states: list[dict[str, torch.Tensor]]) -> None:
+    if moments := [state[name] for state in states for name in MOMENTS if name in state]:
+        torch._foreach_zero_(moments)
+
+
+def _cut_spikes(grads: list[torch.Tensor], second: list[torch.Tensor], theta: float) -> None:
+    """Clip every entry to the square root of theta times its second moment. NaN stays NaN."""
+    if not grads:
+        return
+    bounds = torch._foreach_sqrt(torch._foreach_mul(second, theta))
+    torch._foreach_minimum_(grads, bounds)
+    torch._foreach_neg_(bounds)
+    torch._foreach_maximum_(grads, bounds)

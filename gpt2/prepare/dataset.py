@@ -1,0 +1,338 @@
+"""Prepare a dataset from any source: prebuilt shards, text, the user's shards, or a mix.
+
+A prepared dataset is recognized by its dataset.json, without heavy imports or network access.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gpt2.data import shards, tokenizer
+from gpt2.data.shards import ShardInfo
+from gpt2.prepare import hub, prebuilt, text, writer
+from gpt2.prepare.catalog import (
+    CATALOG,
+    HUB,
+    SHARD_FILES,
+    TEXT_FILES,
+    DatasetRequest,
+    PreparedDataset,
+    Repository,
+    digest,
+    repository,
+    vocabulary,
+)
+from gpt2.prepare.progress import check_space, say
+from kmatrix.errors import ConfigError, DataError, SchemaError
+from kmatrix.records.files import read_json, read_or_empty, write_json
+from kmatrix.records.train_config import parse_mix
+from kmatrix.text import count, disk_size
+
+DATASETS = ("stdlib", *CATALOG, "hub", "folder", "shards", "mix")
+
+
+OWN_PATH = ("hub", "folder", "shards")  # datasets that need a DATA_PATH
+
+
+WHOLE = ("stdlib", "shakespeare", "folder")  # small datasets, always prepared completely
+
+
+def prepare(dataset: str, data_dir: Path, data_path: str = "", tokenizer: str = "byte", **more: Any) -> dict[str, Any]:
+    """Prepare one dataset and return it as JSON values. more: fields of DatasetRequest."""
+    return prepare_dataset(
+        DatasetRequest(dataset=dataset, tokenizer=tokenizer, data_path=data_path, **more), data_dir
+    ).to_json()
+
+
+def prepare_dataset(request: DatasetRequest, data_dir: Path) -> PreparedDataset:
+    """Find, download or tokenize a dataset."""
+    _check(request)
+    if request.dataset == "mix":
+        return mixture(request, data_dir)
+    known = CATALOG.get(request.dataset)
+    if known and known.shards and request.prebuilt:
+        return _fetched(request, data_dir / request.dataset, known.shards)
+    if request.dataset == "shards" and request.data_path.startswith(HUB):
+        found = repository(request.data_path, patterns=SHARD_FILES)
+        return _fetched(request, data_dir / f"{found.name.replace('/', '--')}-{digest(request.recipe)}", found)
+    if request.dataset == "shards":
+        return local_shards(request, data_dir / Path(request.data_path).expanduser())
+    return _from_text(request, data_dir)
+
+
+def _check(request: DatasetRequest) -> None:
+    if request.dataset in OWN_PATH and not request.data_path:
+        raise ConfigError(f"the dataset {request.dataset} needs a path", hint="set CONFIG_GPT2_DATA_PATH")
+    if request.dataset not in DATASETS:
+        raise ConfigError(f"unknown dataset {request.dataset!r}", why=f"known: {', '.join(DATASETS)}")
+
+
+def prepared(
+    folder: Path, request: DatasetRequest, record: dict[str, Any], *, part: bool, made: bool
+) -> PreparedDataset:
+    """Return the prepared dataset in a folder. record: its dataset.json.  part: read only the required shards."""
+    listed = shards.recorded(folder)
+    train = [shard for shard in listed if shards.kind_of(shard.name) == "train"]
+    val = [shard for shard in listed if shards.kind_of(shard.name) == "val"]
+    needed = request.needed([shard.tokens for shard in train]) if part else len(train)
+    return PreparedDataset(
+        path=str(folder),
+        sha256=shards.folder_sha256([*train[:needed], *val]),
+        vocab_size=int(record.get("vocab_size") or vocabulary(request.tokenizer)),
+        train_tokens=sum(shard.tokens for shard in train[:needed]),
+        val_tokens=sum(shard.tokens for shard in val),
+        shards=needed if part else 0,
+        made=made,
+    )
+
+
+def record_of(folder: Path, recipe: dict[str, Any]) -> dict[str, Any] | None:
+    """Return dataset.json of a folder; None if it has another recipe, or does not match the files."""
+    try:
+        record = read_or_empty(folder / shards.RECORD)
+        unchanged = all(_unchanged(folder / shard.name, shard) for shard in shards.recorded(folder))
+    except (SchemaError, OSError):
+        return None
+    return record if record.get("recipe") == recipe and record.get("shards") and unchanged else None
+
+
+def _unchanged(path: Path, shard: ShardInfo) -> bool:
+    stat = path.stat()
+    return (stat.st_size, stat.st_mtime_ns) == (shard.size, shard.mtime_ns)
+
+
+def _whole(folder: Path, request: DatasetRequest, recipe: dict[str, Any]) -> dict[str, Any] | None:
+    """Return dataset.json of a folder if the request needs nothing more, else None."""
+    record = record_of(folder, recipe)
+    train = [shard for shard in shards.recorded(folder) if shards.kind_of(shard.name) == "train"]
+    return record if record and (record.get("complete") or request.enough(train)) else None
+
+
+def local_shards(request: DatasetRequest, folder: Path) -> PreparedDataset:
+    """Check and hash the shards in the user's folder."""
+    say(f"checking the shards in {folder}")
+    size = vocabulary(request.tokenizer)
+    if request.tokenizer in ("char", "bpe"):
+        size = tokenizer.load(request.tokenizer, folder).vocab_size
+    about = {
+        "dataset": request.dataset,
+        "source": str(folder),
+        "tokenizer": request.tokenizer,
+        "recipe": request.recipe,
+    }
+    record = shards.describe(folder, size, **about)
+    return prepared(folder, request, record, part=False, made=False)
+
+
+def _fetched(request: DatasetRequest, folder: Path, found: Repository) -> PreparedDataset:
+    """Return prebuilt shards from Hugging Face, and download the missing ones."""
+    record = _whole(folder, request, request.recipe)
+    if record:
+        return prepared(folder, request, record, part=True, made=False)
+    if _own_shards(folder, found):
+        return local_shards(request, folder)
+    with locked(folder):
+        missing = not _whole(folder, request, request.recipe)
+        if missing:
+            try:
+                listing = prebuilt.listed(request, found, folder)
+            except DataError as error:
+                if not _has_shards(folder) or record_of(folder, request.recipe):
+                    raise
+                say(f"note: {error.what}: using the shards in {folder}")
+                return local_shards(request, folder)
+            prebuilt.fetch(request, listing, folder)
+    return prepared(folder, request, read_json(folder / shards.RECORD), part=True, made=missing)
+
+
+def _has_shards(folder: Path) -> bool:
+    return all(any(folder.glob(pattern)) for pattern in ("*_train_*.bin", "*_val_*.bin"))
+
+
+def _own_shards(folder: Path, found: Repository) -> bool:
+    """Return whether the user put other shards into the folder than those of the repository."""
+    here = [path for kind in shards.KINDS for pattern in shards.KINDS[kind] for path in folder.glob(pattern)]
+    return _has_shards(folder) and not any(path.match(pattern) for path in here for pattern in found.patterns)
+
+
+def _from_text(request: DatasetRequest, data_dir: Path) -> PreparedDataset:
+    """Return the shards of a text dataset, and tokenize what is missing."""
+    part = request.dataset not in WHOLE
+    recipe = {**request.recipe, **_version(request, data_dir)}
+    folder = data_dir / f"{_label(request)}-{request.tokenizer}-{digest(recipe)}"
+    record = _whole(folder, request, recipe)
+    if record:
+        return prepared(folder, request, record, part=part, made=False)
+
+    with locked(folder):
+        missing = not _whole(folder, request, recipe)
+        if missing:
+            make(request, data_dir, folder, recipe, part=part)
+    return prepared(folder, request, read_json(folder / shards.RECORD), part=part, made=missing)
+
+
+def _version(request: DatasetRequest, data_dir: Path) -> dict[str, str]:
+    """Return the part of a recipe that identifies the text: the Python version, or a fingerprint of the files."""
+    if request.dataset == "stdlib":
+        return {"python": platform.python_version()}
+    if request.dataset == "folder":
+        return {"files": text.fingerprint(text.local(data_dir, request.data_path))}
+    return {}
+
+
+def _label(request: DatasetRequest) -> str:
+    if request.dataset == "stdlib":
+        return f"stdlib-{platform.python_version()}"
+    if request.dataset == "hub":
+        return repository(request.data_path, patterns=TEXT_FILES).name.replace("/", "--")
+    return request.dataset
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a dataset inside the context. The kernel releases the lock when the process exits."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another process that prepares {folder}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+BYTES_PER_TEXT_BYTE = {"byte": 2.0, "char": 2.0, "gpt2": 0.7, "bpe": 1.0}  # shard bytes, to estimate disk space
+
+
+def make(request: DatasetRequest, data_dir: Path, folder: Path, recipe: dict[str, Any], *, part: bool) -> None:
+    """Write the shards of a text dataset, or continue writing. part: only as many as are needed."""
+    known = _former(folder, recipe)
+    corpus, source, commit = _corpus(request, data_dir, folder, known)
+    size = sum(file.size for file in corpus.parts)
+    far = f", starting at file {known['position'][0] + 1}" if known and known.get("position") else ""
+    say(f"writing {folder} from {source}: {len(corpus.parts)} files, {disk_size(size)}{far}")
+    if part and request.tokens:
+        say(f"until {count(request.tokens)} tokens for the longest run are written")
+    check_space(folder, _needed(request, corpus, size, part=part))
+    about = {
+        "dataset": request.dataset,
+        "source": source,
+        "commit": commit,
+        "tokenizer": request.tokenizer,
+        "recipe": recipe,
+    }
+    recipe_ = writer.Recipe(
+        name=request.dataset,
+        tokenizer=request.tokenizer,
+        column=request.text_column,
+        val_percent=request.val_percent,
+        shard_tokens=request.shard_tokens,
+        bpe_vocab_size=request.bpe_vocab_size,
+    )
+    guessed = request.dataset == "stdlib" or (request.dataset == "folder" and "*" not in request.data_path)
+    writer.write(recipe_, corpus, folder, about, request.enough if part else lambda _: False, guessed=guessed)
+    hub.clear(folder)
+
+
+def _former(folder: Path, recipe: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the dataset.json to continue from; delete shards if there is none that matches."""
+    known = record_of(folder, recipe)
+    if known is None:
+        (folder / shards.RECORD).unlink(missing_ok=True)
+        for kind in shards.KINDS:
+            for path in folder.glob(shards.KINDS[kind][0]):
+                path.unlink()
+    return known
+
+
+def _corpus(
+    request: DatasetRequest, data_dir: Path, folder: Path, known: dict[str, Any] | None
+) -> tuple[text.Corpus, str, str | None]:
+    """Return the files of a dataset, a name for them, and their commit."""
+    if request.dataset == "stdlib":
+        library = text.standard_library()
+        return library, f"{platform.python_implementation()} {platform.python_version()} standard library", None
+    if request.dataset == "folder":
+        return text.local(data_dir, request.data_path), request.data_path, None
+    origin: Any = repository(request.data_path, patterns=TEXT_FILES) if request.dataset == "hub" else None
+    origin = origin or CATALOG[request.dataset].text
+    if not isinstance(origin, Repository):
+        return text.WebCorpus(origin, folder), origin.url, None
+    found = hub.listing(origin, known.get("commit") if known else None)
+    return text.HubCorpus(found, folder), origin.address, found.commit
+
+
+def _needed(request: DatasetRequest, corpus: text.Corpus, size: int, *, part: bool) -> int:
+    """Return an upper bound of the bytes for the shards and the largest downloaded file."""
+    largest = max(file.size for file in corpus.parts) if isinstance(corpus, text.HubCorpus) else 0
+    packed = 3 if any(not file.plain for file in corpus.parts) else 1  # compression of Parquet and gzip
+    of_all = int(size * packed * BYTES_PER_TEXT_BYTE[request.tokenizer])
+    return largest + (min(of_all, 2 * (request.tokens + request.shard_tokens)) if part and request.tokens else of_all)
+
+
+def mixture(request: DatasetRequest, data_dir: Path) -> PreparedDataset:
+    """Prepare the datasets of a mix, and list them with weights and hashes in its own dataset.json."""
+    try:
+        parts = parse_mix(request.mix)
+    except ValueError as error:
+        raise ConfigError(
+            f"invalid DATA_MIX={request.mix!r}",
+            why=str(error),
+            hint='example: DATA_MIX="finewebedu:65 tinystories:34 stdlib:1"',
+        ) from None
+    if request.tokenizer not in ("gpt2", "byte"):
+        raise ConfigError(
+            f"a mix cannot use the {request.tokenizer} tokenizer",
+            why="char and bpe have a separate vocabulary for each dataset",
+            hint="choose TOKENIZER=gpt2 or TOKENIZER=byte",
+        )
+    total = sum(part.weight for part in parts)
+    sources: list[dict[str, Any]] = []
+    made = False
+    for part in parts:
+        found = prepare_dataset(request.part(part.dataset, part.path, share=part.weight / total), data_dir)
+        made = made or found.made
+        alone = sum(other.dataset == part.dataset for other in parts) == 1
+        name = part.dataset if alone else f"{part.dataset}={part.path}"
+        about = {"name": name, "dataset": part.dataset, "weight": part.weight, **found.to_json()}
+        sources.append({name: value for name, value in about.items() if name not in ("made", "parts")})
+    return _written(request, data_dir, sources, made=made)
+
+
+def _written(request: DatasetRequest, data_dir: Path, sources: list[dict[str, Any]], *, made: bool) -> PreparedDataset:
+    lines = "".join(f"{source['name']}\0{source['weight']}\0{source['sha256']}\n" for source in sources)
+    sha256 = hashlib.sha256(lines.encode()).hexdigest()
+    folder = data_dir / f"mix-{sha256[:12]}"
+    value = {
+        "dataset": "mix",
+        "source": request.mix,
+        "tokenizer": request.tokenizer,
+        "vocab_size": vocabulary(request.tokenizer),
+        "recipe": request.recipe,
+        "complete": True,
+        "sha256": sha256,
+        "train_tokens": sum(source["train_tokens"] for source in sources),
+        "val_tokens": sum(source["val_tokens"] for source in sources),
+        "sources": sources,
+    }
+    total = sum(source["weight"] for source in sources)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / shards.RECORD
+    if not path.exists() or read_json(path) != {"schema": 1, **value}:
+        write_json(path, value)
+    return PreparedDataset(
+        path=str(folder),
+        sha256=sha256,
+        vocab_size=vocabulary(request.tokenizer),
+        train_tokens=int(value["train_tokens"]),
+        val_tokens=int(value["val_tokens"]),
+        shards=0,
+        made=made,
+        parts=tuple((source["name"], source["weight"] / total, source["train_tokens"]) for source in sources),
+    )

@@ -1,0 +1,289 @@
+"""When a run ends: time and cost budgets, early stopping, and bad steps."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from kmatrix.records.train_config import TrainConfig
+
+RECENT_STEPS = 8  # the next step is expected to take as long as the longest of these
+
+
+RECENT = 3  # the same for evaluations and checkpoints
+
+
+MARGIN = 1.2  # the end is expected to take this much longer than measured
+
+
+END_S = 0.5  # time to write the last files
+
+
+EVALUATION, BENCHMARK, CHECKPOINT = PARTS = ("evaluation", "judging", "checkpoint")  # between steps; the names on disk
+
+
+class EndReason(StrEnum):
+    """Why the training loop ends; `ended_by` in result.json, except STOP."""
+
+    MAX_ITERS = "max_iters"
+    TIME = "time"
+    COST = "cost"
+    EARLY_STOPPING = "early_stopping"
+    STOP = "stop"  # a signal: the run is not finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A budget of time or money."""
+
+    seconds: float  # all attempts at the run together
+    ended_by: EndReason  # TIME or COST
+
+
+def limit_of(config: TrainConfig) -> Limit | None:
+    """Return the budget that is used up first, or None without a budget.
+
+    A cost budget lasts max_cost / (price per GPU hour x GPUs) hours.
+    """
+    limits = []
+    if config.max_time is not None:
+        limits.append(Limit(seconds=config.max_time, ended_by=EndReason.TIME))
+    if config.max_cost is not None and config.gpu_hour_price:
+        per_second = config.gpu_hour_price * config.num_gpus / 3600
+        limits.append(Limit(seconds=config.max_cost / per_second, ended_by=EndReason.COST))
+    return min(limits, key=lambda limit: limit.seconds, default=None)
+
+
+class Budget:
+    """The elapsed time of a run over all its attempts. Only rank 0's counts.
+
+    It measures evaluations and checkpoints, so that the loop ends early enough for the last ones to fit.
+    A checkpoint stores the elapsed seconds.
+    """
+
+    def __init__(
+        self, limit: Limit | None, attempt: int, *, ahead: int = 0, clock: Callable[[], float] | None = None
+    ) -> None:
+        """Start the clock. ahead: steps queued on the GPU when the loop finishes one; 0 on the CPU."""
+        self.limit, self._attempt, self._ahead, self._clock = limit, attempt, ahead, clock or age
+        self._before = 0.0  # seconds of earlier attempts
+        self._final_s: Callable[[], float] = lambda: 0.0
+        self._steps: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._known: dict[str, deque[float]] = {kind: deque(maxlen=RECENT) for kind in PARTS}
+        self._warm = False
+
+    def begin(self, *, spent_s: float, final_s: Callable[[], float]) -> None:
+        """Add the time of earlier attempts, if it is known to be more than the checkpoint says.
+
+        final_s: estimates the seconds that the final checkpoint will take.
+        """
+        self._before, self._final_s = max(self._before, spent_s), final_s
+
+    @property
+    def ended_by(self) -> EndReason | None:
+        """Return why a run ends whose budget is used up; None without a budget."""
+        return self.limit.ended_by if self.limit else None
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds that all attempts at the run have taken."""
+        return self._before + self._clock()
+
+    def stepped(self, seconds: float) -> None:
+        """Add the time of a step. The first one includes warm-up and is ignored."""
+        if self._warm:
+            self._steps.append(seconds)
+        self._warm = True
+
+    def took(self, kind: str, seconds: float) -> None:
+        """Add the time that an evaluation or a periodic checkpoint took."""
+        self._known[kind].append(seconds)
+
+    @contextmanager
+    def taking(self, kind: str) -> Iterator[None]:
+        """Measure the time inside the context as that of an evaluation or a periodic checkpoint."""
+        start = time.perf_counter()
+        yield
+        self.took(kind, time.perf_counter() - start)
+
+    def is_up(self, next_due: Iterable[str] = ()) -> bool:
+        """Return whether the loop must end now, because one more step and the end of the run would exceed the limit.
+
+        next_due: what the loop does before its next step. Other ranks see the answer one step later: one more step runs
+        anyway, and another one if the answer is no.
+        """
+        if self.limit is None:
+            return False
+        steps = (2 + self._ahead) * max(self._steps, default=0.0)
+        before = sum(self._longest(kind) for kind in next_due)
+        end = self._longest(EVALUATION) + self._longest(BENCHMARK) + self._final_s()
+        return self.spent_s + steps + before + MARGIN * end + END_S > self.limit.seconds
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"attempt": self._attempt, "spent_s": self.spent_s}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from an earlier attempt. A rollback within an attempt does not give time back."""
+        if state["attempt"] != self._attempt:
+            self._before = max(self._before, float(state["spent_s"]))
+
+    def _longest(self, kind: str) -> float:
+        return max(self._known[kind], default=0.0)
+
+
+class EarlyStopping:
+    """Counts consecutive evaluations without a lower loss. All ranks get the same losses, and so the same answer."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._patience, self._least = config.early_stopping_patience, config.early_stopping_min_delta or 0.0
+        self.best, self.idle = math.inf, 0
+
+    def enough(self, loss: float | None) -> bool:
+        """Add a validation loss, and return whether the run has been without progress for too long."""
+        if loss is not None and loss < self.best - self._least:
+            self.best, self.idle = loss, 0
+        else:
+            self.idle += 1
+        return bool(self._patience) and self.idle >= self._patience
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "idle": self.idle}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best, self.idle = float(state["best"]), int(state["idle"])
+
+
+def age() -> float:
+    """Return the seconds since this process started, imports included; without /proc, since this import."""
+    if _BEGAN is None:
+        return time.monotonic() - _READ
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - _BEGAN
+
+
+def _began() -> float | None:
+    """Return the start time of this process on the boot-time clock."""
+    try:
+        ticks = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19]
+        return int(ticks) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+_READ, _BEGAN = time.monotonic(), _began()
+
+
+class Policy(StrEnum):
+    """What happens after a bad step."""
+
+    STOP = "stop"
+    SKIP = "skip"
+    ROLLBACK = "rollback"
+    RECORD = "record"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A bad step."""
+
+    step: int
+    kind: str  # "nan" or "spike"
+    text: str
+    policy: Policy
+
+
+class NotFiniteError(Exception):
+    """The training failed: a loss or a gradient is NaN or infinite. The message names it and the step."""
+
+
+class FaultPolicy:
+    """Checks each step once. All ranks have the same numbers and so reach the same decision without communication."""
+
+    def __init__(self, config: TrainConfig, attempt: int = 1) -> None:
+        self._attempt = attempt
+        self._nan, self._limit = Policy(config.nan_policy), config.bad_steps_limit or 0
+        self._spike = Policy(config.spike_policy) if config.spike_policy else None
+        self._threshold = config.spike_zscore
+        self._losses: deque[float] = deque(maxlen=config.spike_window)
+        self._skipped_in_row = self._rollbacks = 0
+        self.data_ahead = 0  # steps by which the data are ahead of the updates, because rollbacks skipped some
+
+    @property
+    def checks_before_update(self) -> bool:
+        """Return whether a step must be checked before its update. This waits for the GPU."""
+        return Policy.SKIP in (self._nan, self._spike)
+
+    def check(self, step: int, loss: float, norm: float) -> Fault | None:
+        """Return what is wrong with a step, or None.
+
+        Raises NotFiniteError if more consecutive steps were skipped than the limit allows.
+        """
+        fault = self._fault(step, loss, norm)
+        if fault is None or fault.policy is Policy.RECORD:
+            self._skipped_in_row = 0
+            if self._spike and math.isfinite(loss):
+                self._losses.append(loss)
+        elif fault.policy is Policy.SKIP:
+            self._skipped_in_row += 1
+            if self._skipped_in_row > self._limit:
+                raise NotFiniteError(f"{fault.text}: more than {self._limit} bad steps in a row")
+        return fault
+
+    def rolled_back(self, fault: Fault, step: int) -> None:
+        """Record a rollback to `step`, after which the run continues with the data after the bad step.
+
+        Raises NotFiniteError if there were more rollbacks than the limit allows.
+        """
+        self._rollbacks += 1
+        if self._rollbacks > self._limit:
+            raise NotFiniteError(f"{fault.text}, after {self._limit} rollbacks")
+        self.data_ahead += fault.step + 1 - step
+        self._losses.clear()
+        self._skipped_in_row = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "attempt": self._attempt,
+            "losses": list(self._losses),
+            "skipped_in_row": self._skipped_in_row,
+            "rollbacks": self._rollbacks,
+            "data_ahead": self.data_ahead,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from an earlier attempt. Data skipped by a rollback within this attempt stays skipped."""
+        if state["attempt"] == self._attempt:
+            return
+        self._losses = deque(state["losses"], self._losses.maxlen)
+        self._skipped_in_row, self._rollbacks = int(state["skipped_in_row"]), int(state["rollbacks"])
+        self.data_ahead = int(state["data_ahead"])
+
+    def _fault(self, step: int, loss: float, norm: float) -> Fault | None:
+        if text := not_finite(step, loss, norm):
+            return Fault(step=step, kind="nan", text=text, policy=self._nan)
+        score = zscore(self._losses, loss) if self._spike and len(self._losses) == self._losses.maxlen else 0.0
+        if self._spike is None or score <= self._threshold:
+            return None
+        text = f"loss {loss:.4f} at step {step} is {score:.1f} standard deviations above the preceding steps"
+        return Fault(step=step, kind="spike", text=text, policy=self._spike)
+
+
+def not_finite(step: int, loss: float, norm: float) -> str:
+    """Describe what is not finite in a step, or return "". A NaN or infinity of one rank survives the mean."""
+    if not math.isfinite(loss):
+        return f"loss is {loss} at step {step}"
+    return "" if math.isfinite(norm) else f"gradient norm is {norm} at step {step}"
+
+
+def zscore(losses: deque[float], loss: float) -> float:
+    """Return (loss - mean) / sample standard deviation of earlier losses; 0 if they do not vary."""
+    deviation = statistics.stdev(losses)
+    return (loss - statistics.fmean(losses)) / deviation if deviation else 0.0

@@ -1,0 +1,356 @@
+"""The table of commands: find a command, parse its arguments, call it, print its errors, return its exit status.
+
+The only place that catches KmatrixError. The module of a command is imported when it is called.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import re
+import sys
+import textwrap
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kmatrix.errors import ConfigError, KmatrixError, is_full
+from kmatrix.records.paths import ROOT
+from kmatrix.redaction import is_key_name
+
+REFUSED, BUG, INTERRUPTED = 2, 70, 130
+WIDTH, HELP_COLUMN = 110, 32  # columns of the help text
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `COMMAND [NAME=value ...]` and return the exit status.
+
+    `--make TARGET`, which only the Makefile passes, takes the assignments from MAKEFLAGS.
+    """
+    try:
+        from_make = len(argv) > 1 and argv[0] == "--make"
+        name, *words = argv[from_make:] or ["help"]
+        if name in ("help", "-h", "--help"):
+            print(usage("make TARGET" if from_make else "kmatrix COMMAND"))
+            return 0
+        if from_make:
+            words = from_makeflags(os.environ.get("MAKEFLAGS", ""))
+        return _call(*parse(name, words, from_make=from_make))
+    except KmatrixError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return REFUSED
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `make test-matrix-dry-run | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        return _unforeseen(error)
+
+
+def _unforeseen(error: Exception) -> int:
+    """Print an unexpected error, a full disk or a bug, and return the exit status."""
+    if is_full(error):
+        print(f"error: a disk is full: {error}\n  hint: free some space, then run it again", file=sys.stderr)
+        return REFUSED
+    traceback.print_exception(error)
+    print("error: this is a bug in kmatrix: please report it with the lines above", file=sys.stderr)
+    return BUG
+
+
+def usage(program: str) -> str:
+    """Return the text of `kmatrix help` and of `make help`."""
+    lines = [f"usage: {program} [NAME=value ...]"]
+    for title, commands in GROUPS.items():
+        lines += ["", title]
+        for name, command in commands.items():
+            text = f"  {name:{HELP_COLUMN - 3}} {command.help}"
+            if command.arguments:
+                text += f" [{command.arguments}]"
+            lines += textwrap.wrap(text, WIDTH, subsequent_indent=" " * HELP_COLUMN)
+    return "\n".join(lines)
+
+
+def _call(command: Command, arguments: Arguments) -> int:
+    module, _, function = command.handler.partition(":")
+    return int(getattr(importlib.import_module(module), function)(arguments) or 0)
+
+
+def yes(arguments: Arguments, name: str) -> bool:
+    """Return whether NAME=1 or NAME=y was given; False for NAME=0, NAME=n or no NAME."""
+    text = arguments.get(name)
+    if text not in ("", "0", "1", "n", "y"):
+        raise ConfigError(f"{name}={text}", why="expected 1 or 0")
+    return text in ("1", "y")
+
+
+# Read by the Makefile or by make itself; allowed on any make command line.
+MAKE_ONLY = frozenset({"PYTHON", "TORCH_INDEX", "V", "MAKEFLAGS", "SHELL"})
+
+
+PLACES = frozenset({"KCONFIG", "KCONFIG_CONFIG", "O"})
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command, and the make target of the same name. This table is the only place of its help."""
+
+    handler: str  # module:function; "" for a target that only make has
+    help: str
+    arguments: str = ""  # its own, as the help shows them: "TARGET= JSON=1"
+    assigns: bool = False  # other names are Kconfig assignments
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """The names of its own arguments."""
+        return frozenset(re.findall(r"(\w+)=", self.arguments))
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all arguments, without the assignments."""
+        return self.takes | PLACES
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The arguments of a command."""
+
+    target: str  # name of the command; defconfig-<name> as typed
+    values: Mapping[str, str] = field(default_factory=dict)  # its own arguments
+    assignments: Mapping[str, str] = field(default_factory=dict)  # Kconfig assignments, in the typed order
+    takes: frozenset[str] = frozenset()  # names of its own arguments
+
+    @property
+    def config(self) -> Path:
+        """The path of .config: KCONFIG_CONFIG=, else in O=, else in the project's root."""
+        return Path(self.get("KCONFIG_CONFIG") or Path(self.get("O") or ROOT) / ".config")
+
+    @property
+    def kconfig(self) -> str:
+        """The top-level Kconfig file, "" for the project's."""
+        return self.get("KCONFIG")
+
+    def get(self, name: str, default: str = "") -> str:
+        return self.values.get(name) or default
+
+    @property
+    def all_words(self) -> list[str]:
+        """All arguments as typed: NAME=value."""
+        return [f"{name}={text}" for name, text in self.values.items()] + self.words
+
+    @property
+    def words(self) -> list[str]:
+        """The assignments as typed: NAME=value."""
+        return [f"{name}={text}" for name, text in self.assignments.items()]
+
+
+CONFIGURE, PLAN, RUN, STATUS = "kmatrix.cli.configure:", "kmatrix.cli.plan:", "kmatrix.cli.run:", "kmatrix.cli.status:"
+CONTROL, RESULTS, MACHINE = "kmatrix.cli.control:", "kmatrix.cli.results:", "kmatrix.cli.machine:"
+PAGES, TRACKERS, MODELS = "kmatrix.cli.pages:", "kmatrix.cli.trackers:", "kmatrix.cli.models:"
+
+# Arguments that many commands take.
+PAGE = "PORT= HOST="
+CHECKPOINT = "CHECKPOINT= TARGET= RESULTS_DIR="
+MATRIX = "TARGET= RESULTS_DIR="
+RUNS = "TARGET= RUN= RESULTS_DIR="
+START = "GPUS= PREFLIGHT=1 SIMULATE= YES=1"
+RESUME = f"{RUNS} TRACKER= GPUS= SIMULATE= YES=1"
+
+GROUPS: Mapping[str, Mapping[str, Command]] = {
+    "Set-up and checks": {
+        "help": Command("", "show this list"),
+        "setup": Command("", "create .venv with everything that training needs"),
+        "setup-trackers": Command("", "install W&B, Trackio and TensorBoard too, for TRACKER="),
+        "quickstart": Command(RUN + "quickstart", "compare two optimizers on the CPU in minutes", START, assigns=True),
+        "doctor": Command(MACHINE + "doctor", "check this machine and suggest fixes", "JSON=1"),
+        "check": Command("", "run formatter, linter, type checker and tests"),
+        "check-slow": Command("", "run the slow tests and the acceptance tests"),
+        "accept": Command("", "run the acceptance tests: what a user does in a fresh clone"),
+        "bench": Command("", "measure speed and memory of kmatrix on this machine"),
+    },
+    "Configuration (NAME=value sets a symbol; O= KCONFIG= KCONFIG_CONFIG=)": {
+        "menuconfig": Command(CONFIGURE + "menuconfig", "edit .config in the terminal"),
+        "nconfig": Command(CONFIGURE + "menuconfig", "the same as menuconfig"),
+        "list-defconfigs": Command(CONFIGURE + "list_defconfigs", "list defconfigs and fragments"),
+        "defconfig-<name>[+fragment]": Command("", "start from a defconfig"),
+        "defconfig": Command(CONFIGURE + "defconfig", "start from your own file", "DEFCONFIG=", assigns=True),
+        "olddefconfig": Command(CONFIGURE + "olddefconfig", "add new symbols with their defaults", assigns=True),
+        "oldconfig": Command(CONFIGURE + "oldconfig", "ask for the value of each new symbol", assigns=True),
+        "listnewconfig": Command(CONFIGURE + "listnewconfig", "list new symbols"),
+        "helpnewconfig": Command(CONFIGURE + "helpnewconfig", "list new symbols with their help"),
+        "savedefconfig": Command(
+            CONFIGURE + "savedefconfig", "write only the lines that differ from the defaults", "DEFCONFIG="
+        ),
+        "diffconfig": Command(
+            CONFIGURE + "diffconfig", "compare .config.old with .config, or OLD= with NEW=", "OLD= NEW="
+        ),
+        "alldefconfig": Command(CONFIGURE + "alldefconfig", "set every symbol to its default"),
+        "allyesconfig": Command(CONFIGURE + "allyesconfig", "set every bool to y"),
+        "allnoconfig": Command(CONFIGURE + "allnoconfig", "set every bool to n"),
+        "randconfig": Command(CONFIGURE + "randconfig", "create a random valid configuration", "KCONFIG_SEED="),
+    },
+    "Running (NAME=value overrides .config once; NAME=a,b makes an axis; GPUS=0,2 selects GPUs)": {
+        "prepare-data": Command(
+            PLAN + "prepare", "download and tokenize the data of the matrix", "GPUS=", assigns=True
+        ),
+        "test-matrix-dry-run": Command(
+            PLAN + "dry_run", "list the runs, and the excluded cells with the reason", "GPUS=", assigns=True
+        ),
+        "plan": Command(
+            PLAN + "plan",
+            "forecast memory, time, energy, cost and disk space of every run",
+            "GPU= GPUS= TOKENS_PER_SECOND= SECONDS_PER_STEP= HOURS=",
+            assigns=True,
+        ),
+        "test-matrix": Command(RUN + "test_matrix", "run the matrix", f"DETACH=1 {START}", assigns=True),
+        "train": Command(RUN + "train", "run one configuration", START, assigns=True),
+        "continue": Command(
+            RUN + "continue_",
+            "run what has not finished; finished runs are kept",
+            f"DETACH=1 RETRY_FAILED=1 RESUME= {RESUME}",
+        ),
+        "test-rerun": Command(
+            RUN + "test_rerun", "rerun runs of TARGET= (old results are archived)", f"OPTIMIZER= {RESUME}"
+        ),
+        "status": Command(STATUS + "status", "show the state of every run", f"JSON=1 {MATRIX}"),
+        "estimate": Command(STATUS + "estimate", "time left and cost of every run", f"JSON=1 {MATRIX}"),
+        "logs": Command(CONTROL + "logs", "follow the output of a run", RUNS),
+        "stop": Command(CONTROL + "stop", "stop a running matrix; its runs save a checkpoint first", MATRIX),
+        "reproduce": Command(
+            RUN + "reproduce",
+            "repeat a run from its own .config, and compare bit for bit",
+            "RUN= TRACKER= GPUS= YES=1",
+        ),
+        "gputop": Command(MACHINE + "gputop", "watch every GPU on one screen", "RUN= GPUS= SIMULATE="),
+    },
+    "Results (TARGET=, the newest by default)": {
+        "summary": Command(RESULTS + "summary", "write and print the summary", MATRIX),
+        "update-graphs": Command(RESULTS + "graphs", "draw the graphs", MATRIX),
+        "compare": Command(
+            RESULTS + "compare",
+            "compare two matrices or runs",
+            "BASE= NEW= JSON=1 RESULTS_DIR=",
+        ),
+    },
+    "Trackers (TRACKER=wandb,trackio,tensorboard selects them for a run)": {
+        "track-sync": Command(
+            TRACKERS + "sync", "upload missing data of TARGET= to the trackers", f"PROJECT= TRACKER= {RUNS}"
+        ),
+        "trackio-view": Command(
+            PAGES + "trackio_view",
+            "serve Trackio's page of the results on this machine",
+            f"PROJECT= {PAGE} RESULTS_DIR=",
+        ),
+        "trackio-web": Command(PAGES + "web", "print the address of that page", "PROJECT= SHOW_TOKEN=1 RESULTS_DIR="),
+        "trackio-console": Command(PAGES + "console", "print the measurements so far as a table", RUNS),
+        "tensorboard": Command(PAGES + "show", "serve TensorBoard's page of a matrix", f"{PAGE} {MATRIX}"),
+        "wandb-view": Command(PAGES + "wandb_view", "show the runs of a matrix on W&B's screen in the terminal", RUNS),
+        "wandb-test": Command(TRACKERS + "wandb_test", "send a synthetic run to W&B, and read it back", "PROJECT="),
+        "trackio-test": Command(
+            TRACKERS + "trackio_test", "store a synthetic run in Trackio, and read it back", "PROJECT="
+        ),
+    },
+    "Checkpoints": {
+        "list-checkpoints": Command(
+            MODELS + "list_checkpoints", "list the checkpoints: step, kinds, loss, size, file", RUNS
+        ),
+        "checkpoints-prune": Command(MODELS + "prune", "delete superseded checkpoints", f"YES=1 {RUNS}"),
+    },
+    "Models (the best checkpoint of the newest matrix by default)": {
+        "sample": Command(
+            MODELS + "sample",
+            "generate text with a trained model",
+            f"PROMPT= TOKENS= TEMPERATURE= TOP_K= TOP_P= SEED= DEVICE= {CHECKPOINT}",
+        ),
+        "serve": Command(
+            MODELS + "serve", "serve OpenAI's completions API on this machine", f"{PAGE} DEVICE= {CHECKPOINT}"
+        ),
+        "export": Command(MODELS + "export", "write a model in Hugging Face's format", f"OUTPUT= {CHECKPOINT}"),
+        "import-model": Command(
+            MODELS + "import_model", "make a checkpoint of a model in that format", "MODEL= OUTPUT="
+        ),
+    },
+    "Cleaning (results, checkpoints and datasets are never touched)": {
+        "clean": Command("", "delete caches"),
+        "mrproper": Command("", "delete caches and .config"),
+    },
+}
+
+
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items() if command.handler}
+
+
+ALIASES = {"test_matrix": "test-matrix", "track-replay": "track-sync"}  # old names
+
+
+def find_command(target: str) -> Command:
+    """Return the command of a target. defconfig-<name> and <name>_defconfig call defconfig."""
+    name = ALIASES.get(target, target)
+    if name in COMMANDS:
+        return COMMANDS[name]
+    if name.startswith("defconfig-") or name.endswith("_defconfig"):
+        return COMMANDS["defconfig"]
+    if any(name in group for group in GROUPS.values()):
+        raise ConfigError(f"{target} is a make target, not a command of kmatrix", hint=f"run make {target}")
+    near = difflib.get_close_matches(name, COMMANDS, 3)
+    raise ConfigError(
+        f"unknown command {target}", hint=f"did you mean {' or '.join(near)}?" if near else "see kmatrix help"
+    )
+
+
+def parse(target: str, words: Sequence[str], *, from_make: bool = False) -> tuple[Command, Arguments]:
+    """Return the command and its arguments. Other names are assignments, or refused if it takes none."""
+    command = find_command(target)
+    values: dict[str, str] = {}
+    assignments: dict[str, str] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ConfigError(f"{word!r} is not NAME=value", hint="see kmatrix help")
+        if name in values or name in assignments:
+            raise ConfigError(f"{name} is given twice")
+        if name in command.names:
+            values[name] = text
+        elif from_make and name in MAKE_ONLY:
+            continue
+        elif is_key_name(name):
+            raise _no_key(name)
+        elif command.assigns:
+            assignments[name] = text
+        else:
+            raise _not_taken(target, command, name)
+    return command, Arguments(ALIASES.get(target, target), values, assignments, command.names)
+
+
+def from_makeflags(flags: str) -> list[str]:
+    """Return the NAME=value words of the make command line, in the typed order.
+
+    make appends them after " -- " in reverse order, with backslashes before blanks and $ doubled.
+    No shell parses them, so quotes are ordinary characters.
+    """
+    _, found, tail = (" " + flags).partition(" -- ")
+    if not found:
+        return []
+    words = [re.sub(r"\\(.)", r"\1", word).replace("$$", "$") for word in re.findall(r"(?:\\.|[^\s\\])+", tail)]
+    return [word for word in reversed(words) if "=" in word]
+
+
+def _no_key(name: str) -> ConfigError:
+    return ConfigError(
+        f"{name} is not accepted on the command line",
+        why="every user of this machine can read a command line, and it is recorded with the results",
+        hint=f"export {name} in your shell before make, or use the login of the tracker",
+    )
+
+
+def _not_taken(target: str, command: Command, name: str) -> ConfigError:
+    takes = sorted(command.takes) or ["no arguments"]
+    near = difflib.get_close_matches(name, command.names, 1)
+    return ConfigError(
+        f"{target} does not take {name}",
+        why=f"it takes {', '.join(takes)}",
+        hint=f"did you mean {near[0]}?" if near else "",
+    )

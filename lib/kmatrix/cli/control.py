@@ -1,0 +1,146 @@
+"""Commands that control a running matrix: follow its logs, stop it."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from kmatrix.cli.commands import Arguments
+from kmatrix.cli.targets import chosen_runs, find_target, results_dir, running_target
+from kmatrix.engines.base import GRACE_S
+from kmatrix.errors import LaunchError
+from kmatrix.records.files import last_lines
+from kmatrix.records.lock import Process, holder
+from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.runs import Status
+from kmatrix.status.status_file import recover_status
+from kmatrix.text import shown
+
+LAST_LINES = 40
+
+
+LOOK_S = 0.2
+
+
+def logs(arguments: Arguments) -> int:
+    """Follow the log of the run that is running; of a matrix that has ended, print the end of the last one."""
+    matrix = running_target(arguments) if not arguments.get("RUN") else None
+    matrix = matrix or find_target(arguments)
+    runs = chosen_runs(matrix, arguments)
+    if matrix.is_held():
+        try:
+            return _follow(matrix, runs, once=bool(arguments.get("RUN")))
+        except KeyboardInterrupt:
+            return 0
+    there = [run for run in runs if run.output_log.exists()]
+    if not there:
+        raise LaunchError(f"no run of {matrix.name} has a log yet", hint="`make status` shows which have started")
+    chosen = there if arguments.get("RUN") else [max(there, key=lambda run: run.output_log.stat().st_mtime)]
+    for run in chosen:
+        _print_end(run)
+    return 0
+
+
+def _follow(matrix: MatrixDir, runs: Sequence[RunDir], *, once: bool) -> int:
+    """Print the logs of the runs, one after the other, until the matrix has ended. once: or the runs have."""
+    seen: set[str] = set()
+    while True:
+        held = matrix.is_held()
+        run = next((run for run in runs if run.name not in seen and _is_running(run)), None)
+        if run is not None:
+            seen.add(run.name)
+            _title(run)
+            _print_growth(matrix, run)
+        elif not held or (once and all(_has_ended(run) for run in runs)):
+            for one in (run for run in runs if not seen and run.output_log.exists()):
+                _print_end(one)
+            return 0
+        time.sleep(LOOK_S)
+
+
+def _print_growth(matrix: MatrixDir, run: RunDir) -> None:
+    """Print the end of a log, then follow it until the run has ended."""
+    letters = codecs.getincrementaldecoder("utf-8")("replace")
+    with run.output_log.open("rb") as file:
+        text = "".join(last_lines(file)[-LAST_LINES:])
+        while True:
+            live = _is_running(run) and matrix.is_held()
+            sys.stdout.write(text + letters.decode(file.read()))
+            sys.stdout.flush()
+            if not live:
+                return
+            text = ""
+            time.sleep(LOOK_S)
+
+
+def _print_end(run: RunDir) -> None:
+    _title(run)
+    with run.output_log.open("rb") as file:
+        sys.stdout.writelines(last_lines(file)[-LAST_LINES:])
+
+
+def _title(run: RunDir) -> None:
+    print(f"==> {run.name}", flush=True)
+
+
+def _is_running(run: RunDir) -> bool:
+    return recover_status(run, has_runner=True).status is Status.RUNNING
+
+
+def _has_ended(run: RunDir) -> bool:
+    return recover_status(run, has_runner=True).status not in (Status.RUNNING, Status.PLANNED)
+
+
+STOP_LOOK_S = 0.1
+
+
+def stop(arguments: Arguments) -> int:
+    """Stop the runner of a matrix: its runs save a checkpoint and exit. Wait for it, and print the result."""
+    matrix = running_target(arguments)
+    owner = holder(matrix) if matrix else None
+    if matrix is None or owner is None:
+        where = shown(matrix.path if matrix else results_dir(arguments))
+        raise LaunchError(f"no matrix is running in {where}", hint="pass TARGET=<matrix> or RESULTS_DIR=<folder>")
+    ask(matrix, owner)
+    print(f"sent SIGTERM to the runner (pid {owner.pid}) of {shown(matrix.path)}", flush=True)
+    said: set[str] = set()
+    while matrix.is_held():
+        for run in (run for run in matrix.runs() if run.name not in said and _is_running(run)):
+            said.add(run.name)
+            print(f"  waiting for {run.name} to save a checkpoint and exit, {GRACE_S:.0f} s at most", flush=True)
+        time.sleep(STOP_LOOK_S)
+    states = [recover_status(run, has_runner=False).status for run in matrix.runs()]
+    print("stopped: " + ", ".join(f"{states.count(s)} {s}" for s in Status if s in states))
+    if Status.STOPPED in states or Status.PLANNED in states:
+        print(f"  continue: make continue TARGET={shown(matrix.path)}")
+    return 0
+
+
+def ask(matrix: MatrixDir, owner: Process) -> None:
+    """Send SIGTERM to the runner, never to another process with a reused pid."""
+    try:
+        handle = os.pidfd_open(owner.pid or 0)
+    except (OSError, AttributeError):
+        handle = -1
+    try:
+        if handle < 0 or not owner.lives_here():
+            raise LaunchError(
+                f"{matrix.name} is being run by process {owner.pid} on {owner.host}",
+                why="that process cannot be signalled from here",
+                hint="run make stop on that machine, or in that container",
+            )
+        signal.pidfd_send_signal(handle, signal.SIGTERM)
+    except ProcessLookupError:
+        pass  # it has just exited
+    except PermissionError:
+        raise LaunchError(
+            f"{matrix.name} is being run by process {owner.pid}, which belongs to another user",
+            hint="ask that user, or run make stop as that user",
+        ) from None
+    finally:
+        if handle >= 0:
+            os.close(handle)

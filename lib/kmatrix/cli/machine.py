@@ -1,0 +1,108 @@
+"""The commands about this machine: `make doctor` checks it, `make gputop` shows its GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from kmatrix.cli.commands import Arguments, yes
+from kmatrix.config import read
+from kmatrix.doctor import Check, Level, broken, gpus, machine_checks, ok, places, torch
+from kmatrix.errors import KmatrixError
+from kmatrix.experiment.plan import below_root
+from kmatrix.gpu.nvml.detect import detect
+from kmatrix.gputop.command import main as gputop_main
+from kmatrix.kconfig.assignments import load_config
+from kmatrix.kconfig.tree import open_tree
+from kmatrix.records.files import SCHEMA
+from kmatrix.records.paths import ROOT, program_environment
+from kmatrix.simulate.library import simulation
+from kmatrix.text import Column, plural, shown, table
+from kmatrix.track.available import PACKAGES, TITLES, WANDB_SYMBOLS, login, missing
+
+CONFIG = "configuration"
+
+
+def doctor(arguments: Arguments) -> int:
+    """Print all checks. Return 1 if something is broken, else 0."""
+    found = list(_checks(arguments))
+    if yes(arguments, "JSON"):
+        print(json.dumps({"schema": SCHEMA, "checks": [_to_json(check) for check in found]}, indent=2))
+    else:
+        print("\n".join(lines(found)))
+    return 1 if any(check.level is Level.BROKEN for check in found) else 0
+
+
+def _to_json(check: Check) -> dict[str, str]:
+    """Return a check with the keys that programs know since version 0.1."""
+    return {"name": check.name, "level": check.level, "said": check.message, "fix": check.hint}
+
+
+def lines(found: list[Check]) -> Iterator[str]:
+    """Yield the checks as a table, each hint below its check, and the number of problems."""
+    rows = []
+    for check in found:
+        rows.append((str(check.level), check.name, check.message))
+        rows += [("", "", f"hint: {check.hint}")] if check.hint else []
+    yield from table([Column(title="", words=True)] * 3, rows)
+    counts = [sum(check.level is level for check in found) for level in (Level.WARNING, Level.BROKEN)]
+    yield f"{plural(len(found), 'check')}, {plural(counts[0], 'warning')}, {counts[1]} broken"
+
+
+def _checks(arguments: Arguments) -> Iterator[Check]:
+    yield from machine_checks(ROOT, os.environ)
+    detected = detect()
+    yield from gpus(detected)
+    yield from torch(Path(sys.executable), ROOT, len(detected.gpus))
+    yield from _configured(arguments)
+
+
+def trackers(chosen: Collection[str], symbols: Mapping[str, str]) -> Iterator[Check]:
+    """Check whether each tracker is installed. chosen: trackers of .config, which must be.  symbols: those of W&B."""
+    for name, title in TITLES.items():
+        if absent := missing([name]):
+            message = f"not installed: {', '.join(absent)}"
+            if name in chosen:
+                yield broken(title, f"{message}, but .config uses it", "run `make setup-trackers`")
+            else:
+                yield ok(title, f"{message} (TRACKER={name} needs `make setup-trackers`)")
+            continue
+        versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES[name])
+        yield ok(title, f"{versions}; {login(symbols, os.environ).describe()}" if name == "wandb" else versions)
+
+
+def _configured(arguments: Arguments) -> Iterator[Check]:
+    """Check .config and its folders; the default folders if there is no .config."""
+    path = arguments.config
+    tree = open_tree(arguments.kconfig)
+    try:
+        if path.exists():
+            load_config(tree, path)
+        config = read({name: tree.typed(name, tree.value(name)) for name in tree.names()})
+    except KmatrixError as error:
+        yield Check(
+            name=CONFIG,
+            level=Level.BROKEN,
+            message=" ".join(filter(None, (error.what, error.why))),
+            hint=error.hint or "run `make menuconfig`, or choose a defconfig: `make list-defconfigs`",
+        )
+        return
+    message = f"{shown(path)}, every line in effect" if path.exists() else f"no {shown(path)} yet"
+    yield Check(name=CONFIG, level=Level.OK, message=message)
+    yield from trackers(config.trackers, {name: tree.value(name) or "" for name in WANDB_SYMBOLS})
+    folders = {"RESULTS_DIR": config.results_dir, "DATA_DIR": config.data_dir, "CHECKPOINT_DIR": config.checkpoint_dir}
+    yield from places({name: below_root(folder) for name, folder in folders.items() if folder})
+
+
+def gputop(arguments: Arguments) -> int:
+    """Show all GPUs. RUN=<run directory> follows a run, SIMULATE=<number or scenario> shows simulated GPUs."""
+    words = ["--run", arguments.get("RUN")] if arguments.get("RUN") else []
+    words += ["--gpus", arguments.get("GPUS")] if arguments.get("GPUS") else []
+    if arguments.get("SIMULATE"):  # LD_LIBRARY_PATH is read only when a program starts: replace this process
+        environment = program_environment(**simulation(arguments.get("SIMULATE")))
+        os.execve(sys.executable, [sys.executable, "-m", "kmatrix.gputop", *words], environment)
+    return gputop_main(words)

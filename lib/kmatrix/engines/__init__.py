@@ -1,0 +1,1 @@
+"""Engines: the places where runs execute. `base` defines their common interface."""

@@ -1,0 +1,339 @@
+"""The engine of one machine: runs are packed on its GPUs or cores, each under a guard process.
+
+Job ids are the names of the runs: no process of a run outlives the runner, so jobs need not be found again.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from subprocess import Popen
+
+from kmatrix.engines.base import GRACE_S
+from kmatrix.engines.local.pool import Pool
+from kmatrix.engines.local.process import ProcessTree, start
+from kmatrix.engines.local.recorder import Monitor, end
+from kmatrix.errors import KmatrixError
+from kmatrix.packing import Limits, PackedJob, startable
+from kmatrix.records.files import read_json
+from kmatrix.records.lock import try_lock
+from kmatrix.records.paths import program_environment, program_path
+from kmatrix.status.state import TIMEOUT, JobPhase, JobState, RunPlan
+from kmatrix.text import plural
+from kmatrix.track.processes import TrackerProcesses
+
+# On the CPU each step frees memory that the next step needs: glibc keeps up to 1 GiB instead of returning it to the
+# kernel page by page (docs/decisions/0003-attention-and-precision-on-the-cpu.md). 32 MiB is the maximum of the option.
+KEEP_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
+    "MALLOC_TRIM_THRESHOLD_": str(2**30),
+    "MALLOC_TOP_PAD_": str(64 * 2**20),
+}
+
+
+MOST_RECORDERS = 5  # restarts of a killed recorder per run
+
+
+ONE = Limits(jobs=1)
+
+
+NO_GPUS = "no gpus"  # kind of a run that waits for GPUs, or was given up because there are too few
+
+
+MARGIN_S = 5.0  # the guard kills after the grace period; after this margin the runner does
+
+
+@dataclass(slots=True)
+class _Job:
+    plan: RunPlan
+    state: JobState = field(default_factory=lambda: JobState(phase=JobPhase.PENDING))
+    tree: ProcessTree | None = None
+    recorder: Popen[bytes] | None = None
+    seen: tuple[str, ...] | None = ()  # GPUs that the recorder samples, () for all
+    slot: int = 0  # among the runs at the same time; decides the Prometheus port
+    started_at: float = 0.0  # monotonic seconds
+    kill_deadline: float | None = None  # monotonic seconds
+    waits_since: float | None = None  # monotonic seconds, for an earlier attempt to end
+
+
+class LocalEngine:
+    """Execute runs on this machine. A GPU is used by one run at a time."""
+
+    def __init__(
+        self,
+        python: Path,
+        root: Path,
+        torchrun: tuple[str, ...] | None = None,
+        *,
+        gpus: Sequence[str] | Pool = (),
+        cores: int = 1,
+        limits: Limits = ONE,
+        grace_s: float = GRACE_S,
+        monitor: Monitor | None = None,
+        trackers: TrackerProcesses | None = None,
+    ) -> None:
+        """Create an engine.
+
+        python: interpreter with torch.  root: the checkout.  torchrun: command line of the launcher, default
+        `python -m torch.distributed.run`.  gpus: usable ones, or their UUIDs in the driver's order.  cores: for runs on
+        the CPU.  limits: of runs at the same time.  grace_s: time (s) that a stopped run has to save a checkpoint.
+        monitor: starts the recorders, None for no recording.  trackers: starts the tracker processes, None for none.
+        """
+        self._python, self._root, self._grace_s = python, root, grace_s
+        self._pool = gpus if isinstance(gpus, Pool) else Pool.of(gpus) if gpus else None
+        self._cores, self._limits = cores, limits
+        self._monitor, self._trackers = monitor, trackers
+        self._torchrun = torchrun or (str(python), "-m", "torch.distributed.run")
+        self._jobs: dict[str, _Job] = {}
+
+    def check(self, runs: Sequence[RunPlan]) -> list[str]:
+        """Return why these runs cannot run here, one sentence per problem."""
+        problems = [] if os.access(self._python, os.X_OK) else [f"{self._python} is not an executable program"]
+        for name, count in Counter(run.name for run in runs).items():
+            if count > 1:
+                problems.append(f"{name}: {count} runs have this name")
+        for run in runs:
+            problems += [f"{run.name}: {problem}" for problem in _problems(run, len(self._gpus))]
+        return problems
+
+    def plan(self, runs: Sequence[RunPlan]) -> str:
+        """Return the command line of each run, with the environment variables that are set for it.
+
+        A shell can start a run with it. The engine starts the same command under its guard, on free GPUs; here, the
+        first GPUs are shown.
+        """
+        lines = []
+        for run in (replace(run, gpus=self._gpus[: run.ranks] if run.cuda else ()) for run in runs):
+            changes = " ".join(f"{name}={shlex.quote(value)}" for name, value in self._changes(run).items())
+            log = shlex.quote(str(run.dir.output_log))
+            lines.append(f"# {run.name}")
+            lines.append(f"cd {shlex.quote(str(self._root))} && {changes} {shlex.join(self._argv(run))} >>{log} 2>&1")
+        return "\n".join(lines) + "\n" if lines else ""
+
+    def submit(self, runs: Sequence[RunPlan]) -> dict[str, str]:
+        """Queue runs. An attempt that is already queued, running or ended is not changed."""
+        for run in runs:
+            known = self._jobs.get(run.name)
+            if known is None or known.plan.attempt != run.attempt or known.state.phase is JobPhase.GONE:
+                self._jobs[run.name] = _Job(run)
+        return {run.name: run.name for run in runs}
+
+    def poll(self, jobs: Mapping[str, str] | None = None) -> dict[str, JobState]:
+        """Start the runs that fit, watch the running ones, and return all states.
+
+        Runs start before ended ones are noticed, so that GPUs are reused at the next call, after the end of the run was
+        classified: a lost GPU is quarantined by then.
+        """
+        if self._trackers is not None:
+            self._trackers.poll()
+        for job in self._next():
+            self._start(job)
+        for job in self._in(JobPhase.RUNNING):
+            self._watch(job)
+        return {name: job.state for name, job in self._jobs.items() if jobs is None or name in jobs}
+
+    def cancel(self, jobs: Mapping[str, str] | None = None, *, now: bool = False) -> None:
+        """Cancel pending runs; ask running ones to save a checkpoint and exit, or kill them now."""
+        for name, job in self._jobs.items():
+            if jobs is not None and name not in jobs:
+                continue
+            if job.state.phase is JobPhase.PENDING:
+                job.state = replace(job.state, phase=JobPhase.GONE, cancelled=True)
+            elif job.state.phase is JobPhase.RUNNING and job.tree is not None:
+                job.state = replace(job.state, cancelled=True)
+                if now:
+                    self._end(job, job.tree.kill(), now=True)
+                else:
+                    self._stop(job)
+
+    @property
+    def _gpus(self) -> tuple[str, ...]:
+        return self._pool.all if self._pool is not None else ()
+
+    def _in(self, phase: JobPhase) -> list[_Job]:
+        return [job for job in self._jobs.values() if job.state.phase is phase]
+
+    def _next(self) -> list[_Job]:
+        """Return the jobs that start now. Runs on GPUs and runs on the CPU never run at the same time."""
+        running, queue = self._in(JobPhase.RUNNING), self._in(JobPhase.PENDING)
+        if not queue:
+            return []
+        cuda = (running or queue)[0].plan.cuda
+        waiting = [job for job in queue if job.plan.cuda == cuda]
+        units = self._cores
+        if cuda and self._pool is not None:
+            self._pool.look(self._taken())
+            units = len(self._pool.usable(self._taken()))
+            waiting = [job for job in waiting if not self._is_too_wide(job, self._pool, units)]
+        names = startable(
+            [self._packed(job) for job in waiting],
+            [self._packed(job) for job in running],
+            units,
+            self._limits.on(gpus=cuda),
+        )
+        return [self._jobs[name] for name in names]
+
+    def _taken(self) -> set[str]:
+        return {gpu for job in self._in(JobPhase.RUNNING) for gpu in job.plan.gpus}
+
+    def _is_too_wide(self, job: _Job, pool: Pool, units: int) -> bool:
+        """Return whether a run needs more GPUs than are usable now. It waits, or is given up if it can never start."""
+        ranks, whole = job.plan.ranks, len(pool.whole)
+        if ranks <= units:
+            job.state = replace(job.state, reason="") if job.state.kind == NO_GPUS else job.state
+            return False
+        out = "; ".join(f"{pool.name(uuid)} is {why}" for uuid, why in pool.out.items())
+        phase = JobPhase.PENDING if ranks <= whole else JobPhase.GONE
+        need = f"needs {plural(ranks, 'GPU')}"
+        reason = f"{need}, {units} available: {out}"
+        job.state = replace(job.state, phase=phase, kind=NO_GPUS, reason=reason)
+        return True
+
+    def _packed(self, job: _Job) -> PackedJob:
+        """Return a job for the scheduler: its number of GPUs or cores, and the expected time until its end."""
+        plan, left = job.plan, job.plan.expected_s
+        width = plan.ranks if plan.cuda else min(plan.ranks * plan.cpu_threads, self._cores)
+        if left is not None and job.state.phase is JobPhase.RUNNING:
+            left = max(0.0, left - (time.monotonic() - job.started_at))
+        return PackedJob(name=plan.name, width=width, seconds=left)
+
+    def _choose(self, plan: RunPlan) -> RunPlan:
+        """Return the plan with GPUs that no other run uses."""
+        if not plan.cuda or self._pool is None:
+            return plan
+        return replace(plan, gpus=self._pool.place(plan.ranks, self._taken()))
+
+    def _start(self, job: _Job) -> None:
+        """Start a run, or let it wait while processes of an earlier attempt still exit."""
+        plan, lock = self._choose(job.plan), None
+        try:
+            lock = try_lock(plan.dir.lock)
+            if lock is None:
+                self._wait_for_earlier(job)
+                return
+            log = plan.dir.output_log
+            before = log.stat().st_size if log.exists() else 0
+            begun = time.time()
+            job.tree = start(
+                self._argv(plan),
+                cwd=self._root,
+                env=program_environment(self._root, **self._changes(plan)),
+                log=log,
+                python=self._python,
+                grace_s=self._grace_s,
+                lock=lock,
+            )
+        except (OSError, KmatrixError) as error:
+            self._give_up(job, f"could not be started: {str(error).splitlines()[0]}")
+            return
+        finally:
+            if lock is not None:
+                os.close(lock)  # the guard holds it now
+        job.plan, job.started_at = plan, time.monotonic()
+        job.state = JobState(phase=JobPhase.RUNNING, pid=job.tree.pid, started=begun, gpus=plan.gpus, log_start=before)
+        self._record(job)
+        if self._trackers is not None:
+            self._trackers.begin(plan, job.tree.pid)
+
+    def _record(self, job: _Job) -> None:
+        """Start the recorder of a run."""
+        monitor, pid = self._monitor, job.state.pid
+        if monitor is None or pid is None:
+            return
+        others = [other for other in self._in(JobPhase.RUNNING) if other is not job]
+        shared = self._limits.on(gpus=job.plan.cuda).jobs != 1
+        taken = {gpu for other in others for gpu in other.seen or ()}
+        job.seen = monitor.seen(job.plan, taken, shared=shared)
+        job.state = replace(job.state, records_gpus=job.seen is not None and (job.plan.cuda or monitor.simulated))
+        job.slot = min(set(range(len(others) + 1)) - {other.slot for other in others})
+        job.recorder = monitor.start(job.plan, pid, gpus=job.seen, slot=job.slot)
+
+    def _wait_for_earlier(self, job: _Job) -> None:
+        now = time.monotonic()
+        job.state = replace(job.state, reason="waiting for an earlier attempt to exit")
+        job.waits_since = job.waits_since if job.waits_since is not None else now
+        if now - job.waits_since > self._grace_s + 2 * MARGIN_S:
+            self._give_up(
+                job, f"could not be started: an earlier attempt is still running ({job.plan.dir.lock} is locked)"
+            )
+
+    def _give_up(self, job: _Job, reason: str) -> None:
+        job.state = JobState(phase=JobPhase.ENDED, ended=time.time(), reason=reason)
+
+    def _watch(self, job: _Job) -> None:
+        tree, now, limit = job.tree, time.monotonic(), job.plan.timeout_s
+        if tree is None:
+            return
+        code = tree.poll()
+        if code is not None:
+            self._end(job, code)
+            return
+        self._watch_recorder(job)
+        if job.kill_deadline is not None and now > job.kill_deadline:
+            self._end(job, tree.kill())
+        elif limit and job.kill_deadline is None and now - job.started_at > limit:
+            job.state = replace(job.state, reason=f"took longer than {limit:g} s", kind=TIMEOUT)
+            self._stop(job)
+
+    def _watch_recorder(self, job: _Job) -> None:
+        """Restart a recorder that was killed, which appends to the recording; one that exited with an error is not."""
+        recorder, monitor, pid = job.recorder, self._monitor, job.state.pid
+        if recorder is None or monitor is None or pid is None or (recorder.poll() or 0) >= 0:
+            return
+        deaths = job.state.recorder_deaths + 1
+        job.state = replace(job.state, recorder_deaths=deaths)
+        again = deaths <= MOST_RECORDERS
+        job.recorder = monitor.start(job.plan, pid, gpus=job.seen, slot=job.slot) if again else None
+
+    def _stop(self, job: _Job) -> None:
+        if job.tree is not None and job.kill_deadline is None:
+            job.kill_deadline = time.monotonic() + self._grace_s + MARGIN_S
+            job.tree.stop()
+
+    def _end(self, job: _Job, code: int, *, now: bool = False) -> None:
+        job.state = replace(job.state, phase=JobPhase.ENDED, ended=time.time(), exit_code=code)
+        end(job.recorder)
+        if self._trackers is not None:
+            if now:
+                self._trackers.kill(job.plan.dir)
+            else:
+                self._trackers.end(job.plan.dir)
+
+    def _argv(self, run: RunPlan) -> list[str]:
+        ranks = ["--standalone", f"--nproc-per-node={run.ranks}"]
+        return [*self._torchrun, *ranks, *run.command, *run.arguments]
+
+    def _changes(self, run: RunPlan) -> dict[str, str]:
+        """Return the environment variables that are set for a run; none of them is secret."""
+        return {
+            **({} if run.cuda else KEEP_MEMORY),
+            "CUDA_VISIBLE_DEVICES": ",".join(run.gpus),
+            "OMP_NUM_THREADS": str(run.cpu_threads),
+            "OMP_WAIT_POLICY": "passive",
+            "PYTHONPATH": program_path(self._root),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+
+def _problems(run: RunPlan, gpus: int) -> Iterable[str]:
+    if run.ranks < 1:
+        yield f"{run.ranks} ranks: expected at least 1"
+    if run.cuda and run.ranks > gpus:
+        yield f"{run.ranks} ranks on {gpus} GPUs: each rank needs its own"
+    if run.cpu_threads < 1:
+        yield f"{run.cpu_threads} threads per rank: expected at least 1"
+    if not os.access(run.dir.path, os.W_OK):
+        yield f"{run.dir.path} is missing or not writable"
+        return
+    try:
+        record = read_json(run.dir.run_json)
+    except KmatrixError as error:
+        yield str(error).replace("\n", ";")
+        return
+    if record.get("run_id") != run.run_id:
+        yield f"{run.dir.run_json} belongs to run {record.get('run_id')}, expected {run.run_id}"

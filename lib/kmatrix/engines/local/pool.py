@@ -1,0 +1,91 @@
+"""The pool of GPUs of a matrix: which are excluded and why, and which a run gets.
+
+A lost GPU is quarantined for the rest of this execution: the driver, or a reboot, may recover it, and the next runner
+checks again. A GPU is also excluded while other processes use its memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from kmatrix.gpu.nvml.detect import Gpu
+from kmatrix.packing import Distance, place
+
+LOOK_S = 2.0  # between two queries to the driver about other processes
+
+
+Look = Callable[[Sequence[str]], Mapping[str, str]]
+
+
+class Pool:
+    """GPUs by UUID, in the driver's order."""
+
+    def __init__(self, gpus: Sequence[Gpu], *, look: Look | None = None, distance: Distance | None = None) -> None:
+        """Create a pool.
+
+        look: maps UUIDs of idle GPUs to the reason why other processes block one.
+        distance: of two GPUs, None: by their order.
+        """
+        self._gpus = tuple(gpus)
+        self._look, self._distance = look, distance
+        self._quarantined: dict[str, str] = {}
+        self._held: Mapping[str, str] = {}
+        self._due = 0.0  # monotonic seconds
+
+    @classmethod
+    def of(cls, uuids: Sequence[str]) -> Pool:
+        """Return a pool of GPUs of which only the UUIDs are known."""
+        return cls([Gpu(index=at, name="", uuid=uuid, memory_total=0) for at, uuid in enumerate(uuids)])
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return tuple(gpu.uuid for gpu in self._gpus)
+
+    @property
+    def whole(self) -> tuple[str, ...]:
+        """The GPUs that are not quarantined: a run that needs more can never start."""
+        return tuple(uuid for uuid in self.all if uuid not in self._quarantined)
+
+    @property
+    def out(self) -> dict[str, str]:
+        """UUID -> why a GPU is excluded now."""
+        reasons = {uuid: f"in use by others: {why}" for uuid, why in self._held.items()}
+        return reasons | {uuid: f"quarantined: {why}" for uuid, why in self._quarantined.items()}
+
+    def name(self, uuid: str) -> str:
+        """Return `GPU 2`."""
+        return next((f"GPU {gpu.index}" for gpu in self._gpus if gpu.uuid == uuid), uuid)
+
+    def quarantine(self, uuid: str, why: str) -> bool:
+        """Exclude a GPU for the rest of this execution; return whether it was not quarantined before."""
+        if uuid not in self.all or uuid in self._quarantined:
+            return False
+        self._quarantined[uuid] = why
+        return True
+
+    def look(self, taken: Collection[str]) -> None:
+        """Query the use of idle GPUs by other processes, at most every LOOK_S seconds."""
+        now = time.monotonic()
+        if self._look is None or now < self._due:
+            return
+        self._due = now + LOOK_S
+        idle = [uuid for uuid in self.whole if uuid not in taken]
+        self._held = self._look(idle) if idle else {}
+
+    def usable(self, taken: Collection[str]) -> tuple[str, ...]:
+        """Return the GPUs that runs use, and those that they could get now."""
+        return tuple(uuid for uuid in self.whole if uuid in taken or uuid not in self._held)
+
+    def place(self, width: int, taken: Collection[str]) -> tuple[str, ...]:
+        """Return the GPUs that a run of this width gets."""
+        free = [uuid for uuid in self.usable(taken) if uuid not in taken]
+        return place(width, free, self.all, self._distance)
+
+    def report(self) -> list[dict[str, Any]]:
+        """Return the entries of status.json. `out`: why a GPU is excluded, None if it is not."""
+        out = self.out
+        return [
+            {"index": gpu.index, "name": gpu.name, "uuid": gpu.uuid, "out": out.get(gpu.uuid)} for gpu in self._gpus
+        ]

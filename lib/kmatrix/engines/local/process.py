@@ -1,0 +1,141 @@
+"""A command and all its descendants: start it, stop it, kill it with all of them.
+
+The command runs under `guard`, in its own session. Processes are identified by pid and creation time (psutil), so that
+a reused pid is never signalled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+GUARD = Path(__file__).with_name("guard.py")
+
+
+REMEMBER_S = 1.0  # between two scans of all processes of the machine, each of which takes milliseconds
+
+
+KILL_S = 10.0
+
+
+class ProcessTree:
+    """A running command: the guard, the command, and all processes that they started."""
+
+    def __init__(self, guard: subprocess.Popen[bytes]) -> None:
+        self._guard = guard
+        self._members: set[psutil.Process] = set()
+        self._looked = 0.0
+
+    @property
+    def pid(self) -> int:
+        """The pid of the guard; SIGTERM to it stops the command."""
+        return self._guard.pid
+
+    def poll(self) -> int | None:
+        """Return the exit code once all processes have exited, else None. 128 + n: ended by signal n."""
+        code = self._guard.poll()
+        if code is None:
+            if time.monotonic() - self._looked >= REMEMBER_S:
+                self._remember()
+            return None
+        self._kill_members()  # there are none, unless the guard itself was killed
+        return code
+
+    def stop(self) -> None:
+        """Ask the trainer to save a checkpoint and exit. The guard kills it after the grace period."""
+        if self._guard.poll() is None:
+            self._guard.terminate()
+
+    def kill(self) -> int:
+        """Kill all processes at once, wait until they have exited, and return the exit code."""
+        deadline = time.monotonic() + KILL_S
+        while self._guard.poll() is None and time.monotonic() < deadline:
+            self._remember()
+            _kill(self._members)  # the guard reaps them, and exits after the command
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._guard.wait(0.05)
+        if self._guard.poll() is None:
+            self._guard.kill()
+        code = self._guard.wait()
+        self._kill_members()
+        return code
+
+    def members(self) -> set[psutil.Process]:
+        """Return all living descendants of the guard."""
+        self._remember()
+        return set(self._members)
+
+    def _remember(self) -> None:
+        """Update the known descendants, including those of orphaned processes."""
+        self._looked = time.monotonic()
+        found: set[psutil.Process] = set()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.update(psutil.Process(self._guard.pid).children(recursive=True))
+        for member in self._members - found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if member.is_running():
+                    found.update([member, *member.children(recursive=True)])
+        self._members = found
+
+    def _kill_members(self) -> None:
+        deadline = time.monotonic() + KILL_S
+        while (alive := self._alive()) and time.monotonic() < deadline:
+            _kill(alive)
+            psutil.wait_procs(alive, timeout=0.5)
+        self._members.clear()
+
+    def _alive(self) -> set[psutil.Process]:
+        if not self._members:
+            return set()
+        self._remember()
+        return {member for member in self._members if _lives(member)}
+
+
+def start(
+    argv: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    log: Path,
+    python: Path,
+    grace_s: float,
+    lock: int | None = None,
+) -> ProcessTree:
+    """Start a command under a guard; its output is appended to `log`. Raises OSError if it cannot be started.
+
+    env: the whole environment.  python: interpreter of the guard.  lock: descriptor that the guard keeps open, so that
+    the lock is held until the last process has exited.
+    Call it from the main thread: the guard stops the command when the thread that started it exits.
+    """
+    command = [str(python), "-I", "-S", str(GUARD), str(os.getpid()), str(grace_s), *argv]
+    with log.open("ab", buffering=0) as output:
+        guard = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=() if lock is None else (lock,),
+        )
+    return ProcessTree(guard)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _kill(processes: set[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

@@ -1,0 +1,94 @@
+"""Start and stop the GPU recorder of a run, a separate process that cannot affect training."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kmatrix.packing import place
+from kmatrix.records.paths import program_environment
+from kmatrix.status.state import RunPlan
+
+WAIT_S = 5.0  # for the recorder's final summary; then it is killed, and the last periodic summary counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Monitor:
+    """The settings of the recorders of a matrix."""
+
+    python: Path
+    root: Path
+    hz: int  # samples/s
+    prometheus: int = 0  # port of the first recorder's metrics, 0: none
+    simulated: bool = False  # record simulated GPUs, on any device
+    environment: Mapping[str, str] = field(default_factory=dict)  # additional variables of the recorder
+    gpus: tuple[str, ...] = ()  # UUIDs of the simulated GPUs, which are divided between concurrent runs
+
+    def seen(self, run: RunPlan, taken: Collection[str], *, shared: bool) -> tuple[str, ...] | None:
+        """Return the GPUs that the recorder of a run samples; () for all, None if none is left.
+
+        taken: by recorders of other runs.  shared: runs may run at the same time; else the run gets all simulated GPUs.
+        """
+        if not self.simulated or not shared:
+            return () if self.simulated else run.gpus
+        free = [gpu for gpu in self.gpus if gpu not in taken]
+        return place(min(run.ranks, len(free)), free, self.gpus) or None
+
+    def command(self, run: RunPlan, pid: int, *, gpus: Sequence[str], slot: int = 0) -> list[str]:
+        """Return the recorder's command line for a run whose processes are descendants of `pid`.
+
+        gpus: returned by `seen`.  slot: 0, 1, ... of concurrent runs; it is added to the Prometheus port.
+        """
+        command = [str(self.python), "-m", "kmatrix.gpu.recorder", str(run.dir.path), "--hz", str(self.hz)]
+        command += ["--ranks-of", str(pid), "--parent", str(pid)]
+        command += ["--prometheus", str(self.prometheus + slot)] if self.prometheus else []
+        command += ["--gpus", ",".join(gpus)] if gpus else []
+        return (
+            [*command, "--device", "nvidia"] if self.simulated else command if gpus else [*command, "--device", "cpu"]
+        )
+
+    def start(
+        self, run: RunPlan, pid: int, *, gpus: Sequence[str] | None = (), slot: int = 0
+    ) -> subprocess.Popen[bytes] | None:
+        """Start the recorder; None if it cannot be started, which is written to the run's log."""
+        if gpus is None:
+            _say(run, "no simulated GPU is left: nothing is recorded")
+            return None
+        environment = program_environment(self.root, **self.environment)
+        if self.simulated:  # the scenario starts at second 0 for each run
+            environment["KMATRIX_SIMULATE_EPOCH"] = repr(time.time())
+        try:
+            with run.dir.output_log.open("ab") as log:
+                return subprocess.Popen(
+                    self.command(run, pid, gpus=gpus, slot=slot),
+                    cwd=self.root,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            _say(run, f"cannot be started: {error.strerror}")
+            return None
+
+
+def _say(run: RunPlan, text: str) -> None:
+    with contextlib.suppress(OSError), run.dir.output_log.open("a", encoding="utf-8") as log:
+        log.write(f"recorder: {text}\n")
+
+
+def end(process: subprocess.Popen[bytes] | None) -> None:
+    """Ask the recorder to write its final summary and exit, and kill it if it does not."""
+    if process is None:
+        return
+    process.terminate()
+    try:
+        process.wait(WAIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

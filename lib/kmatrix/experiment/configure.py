@@ -1,0 +1,265 @@
+"""Defconfigs, fragments and the command line -> the text of a .config: merged, validated, written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kmatrix.config import RULES
+from kmatrix.errors import ConfigError
+from kmatrix.kconfig.assignments import (
+    NotInEffect,
+    apply_assignments,
+    cause,
+    header,
+    lines_that_set,
+    merge,
+    read_assignments,
+    refuse,
+)
+from kmatrix.kconfig.tree import SLUG, Assignment, Tree, unknown
+from kmatrix.matrix.axes import plan_axes
+from kmatrix.matrix.expand import expand
+from kmatrix.records.files import write_bytes, write_text
+from kmatrix.records.paths import ROOT
+from kmatrix.text import shown
+from kmatrix.track.available import is_computed, own_project
+
+MOST_CELLS = 5000  # a larger matrix is validated by its dry run only, because configuration targets must be fast
+
+
+Say = Callable[[str], None]  # called with a line of text for the user
+
+
+def ignore(_: str) -> None:
+    """Discard a line of text."""
+
+
+def merge_layers(tree: Tree, layers: Iterable[Path], say: Say = ignore) -> list[Assignment]:
+    """Return the lines of a defconfig and its fragments, merged in order."""
+    base: list[Assignment] = []
+    for path in layers:
+        lines = read_assignments(tree, path)
+        refuse_computed(tree, lines)
+        base = merge_lines(tree, base, lines, say)
+    return base
+
+
+def merge_lines(tree: Tree, base: list[Assignment], over: list[Assignment], say: Say = ignore) -> list[Assignment]:
+    """Merge a fragment or the command line into a base, and report each line that it replaces.
+
+    A line of the base that has no effect after the merge is removed, with a note. A line that had no effect before,
+    or is illegal now, stays and is refused later.
+    """
+    wrong = set(_without_effect(tree, base))
+    lines, notes = merge(tree, base, over)
+    found = {item: why for item, why in _without_effect(tree, lines).items() if item not in wrong and item not in over}
+    gone = {item: why for item, why in found.items() if why.absent or not _matrix_on(tree, item)}
+    notes += [f"CONFIG_{item.name} ({item.where}) has no effect: {why.text}" for item, why in gone.items()]
+    for note in notes:
+        say(f"  {note}")
+    return [item for item in lines if item not in gone]
+
+
+def _without_effect(tree: Tree, lines: Sequence[Assignment]) -> dict[Assignment, NotInEffect]:
+    """Return the lines that have no effect if only these lines are set, with the reason."""
+    tree.reset()
+    for item in lines:
+        tree.kconf.syms[item.name].set_value(item.value)
+    return {item: why for item in lines if (why := cause(tree, item))}
+
+
+def _matrix_on(tree: Tree, item: Assignment) -> bool:
+    """Return whether a line is not a MATRIX_ line, or MATRIX is y."""
+    return not item.name.startswith("MATRIX_") or tree.kconf.syms["MATRIX"].str_value == "y"
+
+
+def settings(tree: Tree, lines: Iterable[Assignment], names: set[str]) -> set[str]:
+    """Return the names that the header of a .config lists: all except members of choices that are not selected."""
+    kept = {item.name for item in lines if item.value != "n" or not tree.kconf.syms[item.name].choice}
+    return names & kept
+
+
+def validate_matrix(tree: Tree, base: Sequence[Assignment]) -> tuple[str, ...]:
+    """Refuse a matrix with a line or a value that has no effect in any run, and return notes about harmless ones."""
+    axes = plan_axes(tree, base, {})
+    cells = 1
+    for axis in axes.axes:
+        cells *= len(axis.points)
+    if cells > MOST_CELLS:
+        return (f"a matrix of {cells} cells is validated by make test-matrix-dry-run only",)
+    return expand(tree, base, axes, RULES).notes if axes.axes or axes.couplings or axes.exclusions else ()
+
+
+def broken_rules(tree: Tree, base: Sequence[Assignment]) -> list[str]:
+    """Return the violated rules of kmatrix.config, each with the lines that set the symbols it read."""
+    broken = []
+    for rule in RULES:
+        seen: list[str] = []
+
+        def value(name: str, seen: list[str] = seen) -> str | None:
+            seen.append(name)
+            return tree.value(name)
+
+        if why := rule(value):
+            broken.append(why + lines_that_set(tree, base, seen))
+    return broken
+
+
+def as_lines(tree: Tree, asked: Mapping[str, Sequence[Assignment]]) -> list[Assignment]:
+    """Return assignments by axis as lines of a .config: a list of values becomes the MATRIX_ lines of its axis."""
+    lines: list[Assignment] = []
+    for axis, values in asked.items():
+        members = [member.name for member in tree.members.get(axis, {}).values()]
+        names = [f"MATRIX_{name}" for name in members or [axis]]
+        known = [name for name in names if name in tree.kconf.syms and tree.kconf.syms[name].nodes]
+        where = values[0].where
+        if len(values) == 1:
+            lines.append(values[0])
+            lines += [Assignment(name, "n" if members else "", where) for name in known if tree.value(name)]
+            continue
+        swept = {f"MATRIX_{item.name}" for item in values} if members else {f"MATRIX_{axis}"}
+        if not swept <= set(known):
+            raise ConfigError(
+                where, why=".config has no MATRIX_ symbol for this axis", hint="pass it to make test-matrix"
+            )
+        lines.append(Assignment("MATRIX", "y", where))
+        if members:
+            lines += [Assignment(name, "y" if name in swept else "n", where) for name in known]
+        else:
+            lines.append(Assignment(f"MATRIX_{axis}", " ".join(item.value for item in values), where))
+    unique = {item.name: item for item in lines}
+    return list(unique.values())
+
+
+TRIES = 100
+
+
+def validated(tree: Tree, path: Path, names: set[str], say: Say = ignore) -> str:
+    """Return the text of a saved configuration, with the names that were asked for in its header."""
+    lines = read_assignments(tree, path)
+    apply_assignments(tree, lines)
+    refuse(broken_rules(tree, lines))
+    text = text_of_config(tree, lines, names=names, former=path, say=say)
+    for note in validate_matrix(tree, [item for item in lines if item.name in names]):
+        say(f"  note: {note}")
+    return text
+
+
+def text_of_config(
+    tree: Tree,
+    lines: list[Assignment],
+    *,
+    names: set[str] | None = None,
+    former: Path | None = None,
+    say: Say = ignore,
+) -> str:
+    """Return the text of a .config with these lines.
+
+    names: those that were asked for, all lines by default.  former: the .config that it replaces.
+    """
+    names = {item.name for item in lines} if names is None else names
+    lines = _with_project(tree, lines, former, say)
+    apply_assignments(tree, lines)
+    if is_computed(tree.value(PROJECT) or ""):
+        names = names - {PROJECT}
+    return tree.config_text(header(settings(tree, lines, names)))
+
+
+def _with_project(tree: Tree, lines: list[Assignment], former: Path | None, say: Say) -> list[Assignment]:
+    """Return the lines with a name for the trackers' project: that of the former .config, or computed."""
+    symbol = tree.kconf.syms.get(PROJECT)
+    if symbol is None or not symbol.nodes or any(item.name == PROJECT and item.value for item in lines):
+        return lines
+    name = (former_project(former) if former else "") or own_project()
+    if former and not is_computed(name):
+        say(f"  CONFIG_{PROJECT}: {name}, as in the former {shown(former)}")
+    return [
+        *(item for item in lines if item.name != PROJECT),
+        Assignment(PROJECT, name, "computed from host and folder"),
+    ]
+
+
+def config_layers(name: str) -> list[Path]:
+    """Return the files of `name+fragment+fragment`. Raises ConfigError for an unknown name."""
+    first, *fragments = name.split("+")
+    known = known_configurations(ROOT / "defconfigs")
+    own = Path(first)
+    if first in known:
+        layers = [known[first]]
+    elif own.is_file():
+        layers = [own]
+    else:
+        raise unknown("", first, known, kind="defconfig", else_see="make list-defconfigs")
+    there = known_configurations(ROOT / "defconfigs" / "fragments")
+    for fragment in fragments:
+        if f"{fragment}.config" not in there:
+            names = [path.removesuffix(".config") for path in there]
+            raise unknown("", fragment, names, kind="fragment", else_see="make list-defconfigs")
+        layers.append(there[f"{fragment}.config"])
+    return [Path(shown(path)) for path in layers]
+
+
+def known_configurations(folder: Path) -> dict[str, Path]:
+    """Return the files of a folder of defconfigs or fragments by name."""
+    return {path.name: path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")}
+
+
+def refuse_computed(tree: Tree, lines: Iterable[Assignment]) -> None:
+    """Refuse assignments to symbols without a prompt: their values are computed."""
+    refuse(
+        f"{item.where}: CONFIG_{item.name}={item.value}: computed, cannot be set"
+        for item in lines
+        if not any(node.prompt for node in tree.kconf.syms[item.name].nodes)
+    )
+
+
+def new_symbols(tree: Tree, path: Path) -> list[Any]:
+    """Return the visible symbols that a .config does not mention."""
+    text = path.read_text(encoding="utf-8")
+    mentioned = {word.split("=")[0].removeprefix("CONFIG_") for line in text.splitlines() for word in line.split()}
+    return [
+        symbol
+        for symbol in tree.symbols
+        if symbol.visibility and symbol.name not in mentioned and symbol.config_string and not symbol.choice
+    ]
+
+
+PROJECT = "TRACKER_PROJECT"
+
+
+def former_project(path: Path) -> str:
+    """Return the tracker project of a .config, "" if the file or a valid name in it is missing."""
+    try:
+        found = re.search(rf'^CONFIG_{PROJECT}="(.*)"$', path.read_text(encoding="utf-8"), re.MULTILINE)
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return found[1] if found and SLUG.fullmatch(found[1]) else ""
+
+
+def write_config(path: Path, text: str) -> str:
+    """Write a .config, keep the former one as .config.old, and return a message. Equal content is not written."""
+    try:
+        former = path.read_bytes() if path.exists() else None
+        if former == text.encode():
+            return f"no change to {shown(path)}"
+        if former is not None:
+            write_bytes(path.with_name(path.name + ".old"), former)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    write_out(path, text)
+    return f"configuration written to {shown(path)}"
+
+
+def write_out(path: Path, text: str) -> None:
+    """Write a file at a path from the user, atomically."""
+    try:
+        write_text(path, text)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot write {shown(path)}", why=error.strerror or str(error), hint="choose a writable path")

@@ -1,0 +1,179 @@
+"""Make the directories of a matrix and its runs, with everything that is needed to reproduce them."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kmatrix.config import RunConfig, cpu_threads
+from kmatrix.errors import DataError, LaunchError
+from kmatrix.experiment.data import Dataset, Key, key
+from kmatrix.experiment.provenance import code_of, provenance
+from kmatrix.gpu.nvml.detect import Gpu
+from kmatrix.matrix.expand import Matrix, Run
+from kmatrix.plan.feasibility import MIDDLE, detected, expected_seconds
+from kmatrix.records.files import write_bytes, write_json, write_text
+from kmatrix.records.paths import MATRIX_PREFIX, MatrixDir
+from kmatrix.records.train_config import TrainConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunText:
+    """The configuration of one run as text."""
+
+    config: str  # full .config
+    minimal: str  # the lines that differ from the defaults
+    values: Mapping[str, str]  # effective values
+    asked: tuple[str, ...] = ()  # symbols and choices that were asked for; the others have their defaults
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Creation:
+    """Everything that a matrix directory is made from."""
+
+    plan: Matrix
+    configs: Mapping[str, RunConfig]
+    texts: Mapping[str, RunText]
+    data: Mapping[Key, Dataset]
+    data_dir: Path
+    skipped: Mapping[str, str]  # run -> why it cannot run here
+    gpus: tuple[Gpu, ...]  # GPUs that runs may use
+    results_dir: Path
+    checkpoint_dir: Path | None  # None: checkpoints are saved in the run directories
+    timeout_s: int
+    root: Path
+    config_text: str
+    command: str
+    overrides: tuple[str, ...]
+    equal: str = ""  # the budget that all runs share, as text
+    tracking: Mapping[str, Any] = field(default_factory=dict)  # trackers, project, limit_s; empty without trackers
+
+
+def create(made_from: Creation) -> MatrixDir:
+    """Make the directories of a matrix and its runs, and return the matrix."""
+    matrix = _new_matrix_dir(made_from.results_dir)
+    code = code_of(made_from.root)
+    origin = provenance(code, made_from.command, made_from.gpus, matrix.patch.name if code.patch else None)
+    write_text(matrix.config, made_from.config_text)
+    if code.patch:
+        write_bytes(matrix.patch, code.patch)
+    write_json(matrix.matrix_json, _matrix_json(matrix, made_from, {**origin, "files": code.files}))
+    for run in made_from.plan.runs:
+        run_dir = matrix.run(run.name)
+        run_dir.path.mkdir()
+        write_text(run_dir.config, made_from.texts[run.name].config)
+        write_text(run_dir.defconfig, made_from.texts[run.name].minimal)
+        write_json(run_dir.run_json, _run_json(matrix, run, made_from, origin))
+    return matrix
+
+
+def check_place(results_dir: Path) -> None:
+    """Refuse a results directory that is not writable."""
+    try:
+        results_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=results_dir, prefix=".kmatrix_"):
+            pass
+    except OSError as error:
+        raise LaunchError(
+            f"cannot make a matrix in {results_dir}", why=str(error), hint="pass RESULTS_DIR=<a folder of yours>"
+        ) from None
+
+
+def _new_matrix_dir(results_dir: Path) -> MatrixDir:
+    """Make a new directory. A second matrix in the same second gets a number after its name."""
+    stamp = time.strftime("%Y%m%d_%H%M%S")
+    for number in itertools.count(1):
+        path = results_dir / (MATRIX_PREFIX + stamp + (f"_{number}" if number > 1 else ""))
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        break
+    return MatrixDir(path)
+
+
+def _matrix_json(matrix: MatrixDir, made_from: Creation, origin: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": matrix.name,
+        "created": origin["created"],
+        "command": made_from.command,
+        "axes": [
+            {"label": axis.label, "symbol": axis.name, "values": [point.text for point in axis.points]}
+            for axis in made_from.plan.axes
+        ],
+        "overrides": list(made_from.overrides),
+        "equal": made_from.equal,
+        "runs": [{"name": run.name, "run_id": run.run_id, "axes": dict(run.axes)} for run in made_from.plan.runs],
+        "cuts": [{"count": cells.count, "reason": cells.reason} for cells in made_from.plan.excluded],
+        "notes": list(made_from.plan.notes),
+        "provenance": origin,
+    }
+
+
+def _run_json(matrix: MatrixDir, run: Run, made_from: Creation, origin: Mapping[str, Any]) -> dict[str, Any]:
+    data = made_from.data.get(key(made_from.configs[run.name].train))  # a skipped run may have no data
+    return {
+        "run_id": run.run_id,
+        "name": run.name,
+        "matrix": matrix.name,
+        "axes": dict(run.axes),
+        "symbols": dict(made_from.texts[run.name].values),
+        "asked": list(made_from.texts[run.name].asked),
+        "train": _train_fields(matrix, run, made_from, int(origin["cores"])),
+        "timeout_s": made_from.timeout_s,
+        "tracking": dict(made_from.tracking),
+        "train_tokens": data.train_tokens if data else None,
+        **_expected(made_from.configs[run.name], made_from.gpus),
+        "provenance": origin,
+    }
+
+
+def _expected(config: RunConfig, gpus: tuple[Gpu, ...]) -> dict[str, Any]:
+    """Return the expected time of a run on these GPUs and its source, both None if unknown."""
+    seconds = None
+    if config.device == "cuda" and gpus:
+        device = detected(gpus[0].name, gpus[0].memory_total)
+        seconds = expected_seconds(shape=config.shape, train=config.train, tokens=config.tokens, device=device)
+    source = None if seconds is None else f"an MFU of {MIDDLE:.0%} on {gpus[0].name}"
+    return {"expected_s": seconds, "expected_from": source}
+
+
+def _train_fields(matrix: MatrixDir, run: Run, made_from: Creation, cores: int) -> dict[str, Any]:
+    """Return the fields of the trainer with data, threads and directories."""
+    config = made_from.configs[run.name]
+    data = made_from.data.get(key(config.train))  # a skipped run may have no data
+    below = made_from.checkpoint_dir
+    checkpoints = below / matrix.name / run.name if below else matrix.run(run.name).checkpoints
+    return {
+        **config.train.to_json(),
+        "max_iters": config.steps,
+        "warmup_steps": config.warmup_steps,
+        "cpu_threads": cpu_threads(config.train.cpu_threads, device=config.device, cores=cores, ranks=config.ranks),
+        "data_path": data.path if data else "",
+        "data_sha256": data.sha256 if data else "",
+        **benchmark_files(config.train, made_from.data_dir),
+        "data_shards": data.shards if data else 0,
+        "checkpoint_dir": str(checkpoints.resolve()),
+    }
+
+
+def benchmark_files(train: TrainConfig, data_dir: Path) -> dict[str, str]:
+    """Return the fields with paths of benchmark data as absolute paths. Relative ones start at DATA_DIR."""
+    text = train.hellaswag
+    return {"hellaswag": str((data_dir / Path(text).expanduser()).resolve()) if text else ""}
+
+
+def check_benchmark_files(runs: Iterable[TrainConfig], data_dir: Path) -> None:
+    """Refuse a matrix if the benchmark data of a run are missing."""
+    for path in dict.fromkeys(benchmark_files(train, data_dir)["hellaswag"] for train in runs):
+        if path and not Path(path).is_file():
+            raise DataError(
+                f"HELLASWAG: {path} not found",
+                why="relative names start at DATA_DIR",
+                hint='fetch hellaswag_val.jsonl of the data set (docs/evaluation.md), or pass HELLASWAG=""',
+            )

@@ -1,0 +1,275 @@
+"""The data of a matrix: find prepared data, forecast downloads, and prepare with gpt2.prepare as a subprocess."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kmatrix.config import RunConfig, with_vocabulary
+from kmatrix.errors import DataError, SchemaError
+from kmatrix.records.files import read_or_empty
+from kmatrix.records.paths import RunDir, program_environment
+from kmatrix.records.train_config import TrainConfig, read_fields
+
+# Fields of a run that select its data -> option of gpt2.prepare.
+OPTIONS = {
+    "tokenizer": "--tokenizer",
+    "data_path": "--data-path",
+    "data_mix": "--mix",
+    "text_column": "--text-column",
+    "val_percent": "--val-percent",
+    "shard_tokens": "--shard-tokens",
+    "bpe_vocab_size": "--bpe-vocab-size",
+}
+
+
+IN_RECIPE = {"data_mix": "mix"}  # field -> name in dataset.json
+
+
+MANY_EPOCHS = 4  # more epochs add little: Muennighoff et al. 2023, arXiv:2305.16264
+
+
+Key = tuple[tuple[str, Any], ...]
+
+
+Parts = tuple[tuple[str, float, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """A prepared dataset, as gpt2.prepare reports it."""
+
+    path: str  # directory of the shards
+    sha256: str  # of everything that is read
+    vocab_size: int
+    train_tokens: int  # of the shards that are read
+    val_tokens: int
+    shards: int  # number of training shards that are read, 0: all
+    parts: Parts = ()  # name, share of the sequences and training tokens per dataset of a mix; else empty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """The amount of data that runs read from a dataset."""
+
+    tokens: int  # 0: all
+    block_size: int
+    shards: int = 0  # exact number of training shards; 0: as many as the tokens need
+
+
+def key(train: TrainConfig) -> Key:
+    """Return the fields that select the data of a run, as a key."""
+    names = ("dataset", *OPTIONS, "data_tokens")
+    values = {name: getattr(train, name) for name in names}
+    return tuple((name, value) for name, value in values.items() if value not in (None, ""))
+
+
+def needs(runs: Iterable[TrainConfig], shards: Mapping[Key, int] | None = None) -> dict[Key, Need]:
+    """Return the amount that the longest run reads, per dataset. shards: number of training shards, if given."""
+    found: dict[Key, Need] = {}
+    for run in runs:
+        name = key(run)
+        tokens, block_size = run.data_tokens or run_tokens(run), run.block_size
+        if former := found.get(name):
+            tokens = max(tokens, former.tokens) if tokens and former.tokens else 0  # 0: all
+            block_size = max(block_size, former.block_size)
+        found[name] = Need(tokens=tokens, block_size=block_size, shards=(shards or {}).get(name, 0))
+    return found
+
+
+def run_tokens(train: TrainConfig) -> int:
+    """Return the tokens that a run reads, 0 if that depends on the data."""
+    return train.max_iters * train.tokens_per_step
+
+
+def prepare_data(
+    python: Path,
+    root: Path,
+    data_dir: Path,
+    runs: Iterable[TrainConfig],
+    shards: Mapping[Key, int] | None = None,
+) -> dict[Key, Dataset]:
+    """Prepare each dataset that the runs need. shards: number of training shards per dataset, if given.
+
+    Raises DataError if data are missing or damaged; gpt2.prepare has printed the reason.
+    """
+    return {name: _prepare(python, root, data_dir, name, need) for name, need in needs(runs, shards).items()}
+
+
+def _prepare(python: Path, root: Path, data_dir: Path, wanted: Key, need: Need) -> Dataset:
+    fields = dict(wanted)
+    command = [str(python), "-m", "gpt2.prepare", str(fields["dataset"]), "--data-dir", str(data_dir)]
+    for name, option in OPTIONS.items():
+        command += [f"{option}={fields[name]}"] if name in fields else []
+    command += [f"--tokens={need.tokens}", f"--block-size={need.block_size}", f"--shards={need.shards}"]
+    done = subprocess.run(
+        command,
+        cwd=root,
+        env=program_environment(root),
+        stdout=subprocess.PIPE,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    if done.returncode == 130:
+        raise KeyboardInterrupt
+    if done.returncode:
+        raise DataError(
+            f"cannot prepare the data of {fields['dataset']!r}",
+            why="see the message above",
+            hint="docs/data.md describes the datasets and their files",
+        )
+    answer = json.loads(done.stdout.strip().splitlines()[-1])
+    return Dataset(**{name: answer[name] for name in Dataset.__slots__})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownDataset:
+    """The fields of a dataset.json below DATA_DIR that a plan needs."""
+
+    train_tokens: int
+    vocab_size: int
+    parts: Parts  # as in Dataset
+
+
+def prepared(data_dir: Path, train: TrainConfig) -> KnownDataset | None:
+    """Return the prepared dataset of a run, None if it is not below DATA_DIR.
+
+    Only dataset.json is read, so that a plan does not start the trainer. An incomplete download counts as the tokens
+    that the run needs, because preparation fetches the rest.
+    """
+    wanted = {IN_RECIPE.get(name, name): value for name, value in key(train) if name != "data_tokens"}
+    for path in sorted(data_dir.glob("*/dataset.json")):
+        try:
+            record = read_or_empty(path)
+            recipe = record["recipe"]
+            if all(recipe.get(name, value) == value for name, value in wanted.items()):
+                return _known(record, train.data_tokens or run_tokens(train))
+        except (SchemaError, KeyError, TypeError, AttributeError):
+            continue
+    return None
+
+
+def _known(record: Mapping[str, Any], needed: int) -> KnownDataset:
+    total = sum(source["weight"] for source in record.get("sources", ()))
+    tokens = int(record["train_tokens"])
+    return KnownDataset(
+        train_tokens=tokens if record.get("complete", True) else max(tokens, needed),
+        vocab_size=int(record["vocab_size"]),
+        parts=tuple((s["name"], s["weight"] / total, s["train_tokens"]) for s in record.get("sources", ())),
+    )
+
+
+def epochs(train: TrainConfig, data: Dataset | KnownDataset) -> dict[str, float]:
+    """Return the epochs of a run, per dataset."""
+    parts = data.parts or ((train.dataset, 1.0, data.train_tokens),)
+    return {name: run_tokens(train) * share / max(1, tokens) for name, share, tokens in parts}
+
+
+def most_epochs(runs: Iterable[tuple[TrainConfig, Dataset | KnownDataset]]) -> dict[str, float]:
+    """Return the maximum epochs over all runs, per dataset."""
+    most: dict[str, float] = {}
+    for train, data in runs:
+        for name, count in epochs(train, data).items():
+            most[name] = max(most.get(name, 0.0), count)
+    return most
+
+
+def overfitting(most: Mapping[str, float]) -> list[str]:
+    """Return warnings about datasets with too many epochs. most: epochs per dataset."""
+    return [
+        f"{math.ceil(count)} epochs of {name}: overfitting is likely, and more than {MANY_EPOCHS} epochs "
+        "add little (arXiv:2305.16264)"
+        for name, count in most.items()
+        if count > MANY_EPOCHS
+    ]
+
+
+def data_lines(runs: Sequence[TrainConfig], data: Mapping[Key, Dataset]) -> list[str]:
+    """Return lines about the data before the first run: tokens, epochs, warnings."""
+    most = most_epochs((run, data[key(run)]) for run in runs)
+    tokens = {name: count for run in runs for name, count in _tokens(run, data[key(run)]).items()}
+    lines = [
+        f"data: {name}, {tokens[name]:,} training tokens, {count:.2f} epochs in the longest run"
+        for name, count in most.items()
+    ]
+    return lines + [f"warning: {text}" for text in overfitting(most)]
+
+
+def _tokens(run: TrainConfig, data: Dataset) -> dict[str, int]:
+    return {name: tokens for name, _, tokens in data.parts} or {run.dataset: data.train_tokens}
+
+
+def forecast_data(data_dir: Path, runs: Sequence[TrainConfig]) -> tuple[list[str], list[str]]:
+    """Return notes and warnings about the data of a plan, which may not be prepared yet."""
+    there = [(run, prepared(data_dir, run)) for run in runs]
+    notes = []
+    if any(run.tokenizer == "char" and not known for run, known in there):
+        notes = ["the vocabulary of the tokenizer char is assumed to be 256 until the data are prepared"]
+    return notes, overfitting(most_epochs((run, known) for run, known in there if known))
+
+
+def with_known_vocabulary(run: RunConfig, data_dir: Path) -> RunConfig:
+    """Return a configuration with the vocabulary of its data, if they are prepared."""
+    known = prepared(data_dir, run.train) if run.train.tokenizer in ("char", "bpe") else None
+    return with_vocabulary(run, known.vocab_size) if known else run
+
+
+def known_shards(run: RunDir, runs: Iterable[TrainConfig]) -> dict[Key, int]:
+    """Return the number of training shards that an earlier run read. runs: those that read the same data."""
+    was = read_or_empty(run.run_json)
+    shards = read_fields(was).data_shards or 0
+    return {key(train): shards for train in runs} if was else {}
+
+
+SHARD_TOKENS = 100_000_000
+
+
+HEADER, TOKEN = 1024, 2  # bytes of the header of a shard and of a token (format of llm.c)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prebuilt:
+    """A dataset with prebuilt shards: training shards, and one validation shard of the same length."""
+
+    shards: int  # training shards
+    last: int | None  # tokens of the last training shard, None if unknown
+
+    @property
+    def tokens(self) -> int | None:
+        """Return the number of training tokens, None if unknown."""
+        return None if self.last is None else (self.shards - 1) * SHARD_TOKENS + self.last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """The download that a run needs."""
+
+    shards: int  # training shards
+    bytes: int  # upper bound, with the validation shard
+
+
+# Names as in gpt2.prepare.catalog. Counts: data/cached_fineweb10B.py and data/cached_finewebedu10B.py of
+# KellerJordan/modded-nanogpt, which download the same repositories (kjj0/finewebedu10B-gpt2, kjj0/fineweb10B-gpt2).
+PREBUILT = {
+    "finewebedu": Prebuilt(shards=99, last=53_989_344),
+    "fineweb": Prebuilt(shards=103, last=None),
+}
+
+
+def to_fetch(prebuilt: Prebuilt, tokens: int, block_size: int) -> Fetch:
+    """Return the download for one epoch of `tokens` tokens, of the whole dataset for 0 or if it has fewer.
+
+    A shard holds whole sequences of `block_size` tokens, each with the next token.
+    """
+    whole = (SHARD_TOKENS - 1) // block_size * block_size
+    shards = min(prebuilt.shards, math.ceil(tokens / whole)) if tokens else prebuilt.shards
+    held = (shards + 1) * SHARD_TOKENS
+    if shards == prebuilt.shards and prebuilt.last is not None:
+        held -= SHARD_TOKENS - prebuilt.last
+    return Fetch(shards=shards, bytes=(shards + 1) * HEADER + held * TOKEN)

@@ -1,0 +1,148 @@
+"""A plan -> a matrix directory: checks, data, preflight, directories, reuse."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kmatrix.config import Config, RunConfig, with_data
+from kmatrix.errors import LaunchError
+from kmatrix.experiment.configure import Say, ignore
+from kmatrix.experiment.create import Creation, RunText, check_benchmark_files, check_place, create
+from kmatrix.experiment.data import Dataset, Key, data_lines, key, prepare_data
+from kmatrix.experiment.plan import Plan, below_root, equal_budget
+from kmatrix.experiment.preflight import try_runs
+from kmatrix.experiment.reuse import reuse_runs
+from kmatrix.matrix.expand import apply_run
+from kmatrix.records.paths import ROOT, MatrixDir
+from kmatrix.runner.execute import command_of, need_torch
+from kmatrix.runner.resume import too_few_gpus
+from kmatrix.status.watch import RunProgress
+from kmatrix.text import plural
+from kmatrix.track.available import need_trackers, own_project
+
+
+def make_matrix(
+    plan: Plan,
+    *,
+    command: str = "from Python",
+    preflight: bool | None = None,
+    reuse: bool = True,
+    shards: Mapping[Key, int] | None = None,
+    say: Say = ignore,
+    show: Callable[[RunProgress], None] | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> MatrixDir:
+    """Make the directories of a matrix, after all checks, and return the matrix. Its data are prepared first.
+
+    command: recorded in matrix.json.  preflight: run two steps of each shape first; None: as configured.
+    reuse: reuse finished runs of other matrices, if REUSE is set, too.  shards: training shards of each dataset, of
+    an earlier run.  say: called with notes and warnings.  show, tell: called with the progress and the notes of the
+    preflight runs.  Raises ConfigError, DataError or LaunchError before anything is made.
+    """
+    for note in plan.notes:
+        say(f"note: {note}")
+    skipped = _skipped(plan)
+    for text in plan.warnings:
+        say(f"warning: {text}")
+    need_torch()
+    need_trackers(plan.config.trackers)
+    command_of(plan.config.on_finish)
+    creation = _creation(plan, skipped, command, shards, say)
+    if plan.config.preflight if preflight is None else preflight:
+        try_runs(creation, plan.gpus, say=say, show=show, tell=tell)
+    matrix = create(creation)
+    if reuse and plan.config.reuse:
+        _reuse(matrix, plan, say)
+    return matrix
+
+
+def _reuse(matrix: MatrixDir, plan: Plan, say: Say) -> None:
+    """Reuse runs that have finished in an earlier matrix, and report each."""
+    found = reuse_runs(matrix, matrix.path.parent, plan.neutral, recorded=plan.config.monitor_hz > 0)
+    for name, source in found.reused.items():
+        say(f"{name}: reused from {source} (REUSE=n trains it again)")
+    for name, why in found.not_reused.items():
+        say(f"note: {name} is trained again: {why}")
+
+
+def _creation(
+    plan: Plan, skipped: Mapping[str, str], command: str, shards: Mapping[Key, int] | None, say: Say
+) -> Creation:
+    """Check that the matrix can be made here, prepare its data, and return what its directories are made from."""
+    results_dir = below_root(plan.config.results_dir)
+    check_place(results_dir)
+    going = [config.train for name, config in plan.configs.items() if name not in skipped]
+    check_benchmark_files(going, plan.data_dir)
+    data = prepare_data(Path(sys.executable), ROOT, plan.data_dir, going, shards)
+    configs = {name: _with_data(config, data) for name, config in plan.configs.items()}
+    for line in data_lines([configs[name].train for name in configs if name not in skipped], data):
+        say(line)
+    return Creation(
+        plan=plan.matrix,
+        configs=configs,
+        equal=equal_budget(plan.equal_by, configs),  # again: the vocabulary of the data can change a length in tokens
+        texts=_texts(plan),
+        data=data,
+        data_dir=plan.data_dir,
+        skipped=skipped,
+        gpus=plan.gpus,
+        results_dir=results_dir,
+        checkpoint_dir=below_root(plan.config.checkpoint_dir) if plan.config.checkpoint_dir else None,
+        timeout_s=plan.config.run_timeout_s,
+        root=ROOT,
+        config_text=plan.config_text,
+        command=command,
+        overrides=plan.overrides,
+        tracking=tracking(plan.config),
+    )
+
+
+def _with_data(config: RunConfig, data: Mapping[Key, Dataset]) -> RunConfig:
+    """Return a configuration with epochs as steps. A skipped run may have no data."""
+    there = data.get(key(config.train))
+    return with_data(config, there.train_tokens, there.vocab_size) if there else config
+
+
+def _texts(plan: Plan) -> dict[str, RunText]:
+    """Return the configuration of each run as text."""
+    texts = {}
+    base = {plan.tree.axis_of(plan.tree.kconf.syms[item.name]) for item in plan.base}
+    for planned in plan.runs:
+        apply_run(plan.tree, plan.base, planned.run)
+        values = planned.values.texts
+        asked = base | {point.axis for point in planned.run.points}
+        texts[planned.name] = RunText(
+            config=plan.tree.config_text(),
+            minimal=plan.tree.minimal_text(),
+            values=values,
+            asked=tuple(sorted(asked & values.keys())),
+        )
+    return texts
+
+
+def _skipped(plan: Plan) -> dict[str, str]:
+    """Return the runs that cannot run here, with their reason; refuse a matrix if none can."""
+    there, configs = len(plan.gpus), plan.configs
+    skipped = {name: why for name, config in configs.items() if (why := too_few_gpus(config.train, there))}
+    if len(skipped) == len(configs):
+        most = min(config.ranks for config in configs.values())
+        raise LaunchError(
+            f"no run of this matrix can run on this machine: the smallest needs {plural(most, 'GPU')}, "
+            f"and {there or 'no'} NVIDIA GPU{' is' if there == 1 else 's are'} usable",
+            hint="run it on a machine with GPUs, or try it on the CPU: make defconfig-gpt2-cpu-quick",
+        )
+    return skipped
+
+
+def tracking(config: Config) -> dict[str, Any]:
+    """Return the settings of trackers in run.json, empty without trackers."""
+    if not config.trackers:
+        return {}
+    return {
+        "trackers": list(config.trackers),
+        "project": config.tracker_project or own_project(),
+        "limit_s": config.tracker_limit_s,
+    }

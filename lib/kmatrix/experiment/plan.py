@@ -1,0 +1,307 @@
+"""A configuration and NAME=value assignments -> the runs of a matrix, each with its configuration and forecast."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kmatrix.config import PREFIX, RULES, Config, RunConfig, read, read_run, resolve_count, resolve_device
+from kmatrix.errors import ConfigError
+from kmatrix.experiment.configure import config_layers, merge_layers, text_of_config
+from kmatrix.experiment.data import forecast_data, with_known_vocabulary
+from kmatrix.gpu.nvml.detect import Gpu, detect, usable
+from kmatrix.kconfig.assignments import load_config, merge
+from kmatrix.kconfig.tree import NOT_AN_AXIS, Assignment, Symbols, Tree, open_tree
+from kmatrix.matrix.axes import Axes, AxisValue, overrides, plan_axes, single
+from kmatrix.matrix.expand import Matrix, Run, apply_run, expand
+from kmatrix.plan.memory import Forecast, forecast, warnings
+from kmatrix.records.paths import ROOT
+
+DEVICE, GPUS, BACKEND, DDP = "GPT2_DEVICE", "GPT2_NUM_GPUS", "GPT2_DDP_BACKEND", "GPT2_USE_DDP"
+
+
+EQUAL = "MATRIX_EQUAL"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRun:
+    """One run of a plan: what is trained, and what is known of it before it starts."""
+
+    run: Run
+    values: Symbols
+    config: RunConfig  # with the vocabulary of its dataset, if that is prepared
+    warnings: tuple[str, ...]  # legal settings that are probably mistakes
+    forecast: Forecast
+
+    @property
+    def name(self) -> str:
+        return self.run.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """An expanded matrix with everything resolved that depends on this machine. Nothing is written yet."""
+
+    tree: Tree
+    base: tuple[Assignment, ...]  # the lines that hold in every run
+    matrix: Matrix
+    runs: tuple[PlannedRun, ...]
+    config: Config
+    gpus: tuple[Gpu, ...]  # the GPUs that runs may use; empty if no run needs one
+    notes: tuple[str, ...]  # about idle lines of the configuration and unusable GPUs
+    data_notes: tuple[str, ...]
+    warnings: tuple[str, ...]  # of the runs, without repetitions
+    data_warnings: tuple[str, ...]
+    equal_by: str  # MATRIX_EQUAL: what must be equal in all runs
+    equal: str  # that value as text, "" if nothing must be equal
+    overrides: tuple[str, ...]  # NAME=value, as given
+    config_text: str  # the .config that the matrix is made from
+
+    @property
+    def data_dir(self) -> Path:
+        return below_root(self.config.data_dir)
+
+    @property
+    def neutral(self) -> frozenset[str]:
+        """The trainer's fields that cannot change a result."""
+        names = (*self.tree.neutral, *self.tree.neutral_unless)
+        return frozenset(name.removeprefix(PREFIX).lower() for name in names)
+
+    @property
+    def configs(self) -> dict[str, RunConfig]:
+        """The configurations by run name."""
+        return {planned.name: planned.config for planned in self.runs}
+
+
+def make_plan(
+    config: Path,
+    assignments: Mapping[str, str],
+    *,
+    kconfig: str = "",
+    gpus: str = "",
+    one: bool = False,
+    options: Collection[str] = (),
+) -> Plan:
+    """Read a .config, apply assignments to it, resolve devices, and expand the matrix.
+
+    kconfig: another top-level Kconfig file.  gpus: indices or UUIDs of the GPUs that may be used, all by default.
+    one: a matrix of one run; axes in `assignments` are refused, and those of .config are ignored, but values coupled
+    to that run still apply.  options: other names that the command takes, for suggestions.
+    """
+    tree = open_tree(kconfig)
+    base = load_config(tree, config)
+    asked = overrides(tree, assignments, options)
+    if one:
+        base = _without_matrix(base, asked)
+    words = tuple(f"{name}={text}" for name, text in assignments.items())
+    return _plan(tree, base, asked, gpus=gpus, one=one, words=words, text=config.read_text(encoding="utf-8"))
+
+
+def plan_matrix(defconfig: str, *, gpus: str = "", **assignments: object) -> Plan:
+    """Plan the matrix of a defconfig with fragments, such as "gpt2-cpu-quick+bf16", without writing a .config.
+
+    gpus: indices or UUIDs of the GPUs that may be used, all by default.  assignments: symbols with or without GPT2_,
+    such as MAX_ITERS=10; a list is an axis: OPTIMIZER=["adamw", "muon"].
+    """
+    tree = open_tree()
+    base = merge_layers(tree, config_layers(defconfig))
+    text = text_of_config(tree, base)
+    texts = {name: _text(value) for name, value in assignments.items()}
+    words = tuple(f"{name}={value}" for name, value in texts.items())
+    return _plan(tree, base, overrides(tree, texts), gpus=gpus, one=False, words=words, text=text)
+
+
+def _text(value: object) -> str:
+    """Return a Python value as the command line spells it: y and n for bools, commas between the values of an axis."""
+    if isinstance(value, bool):
+        return "y" if value else "n"
+    if isinstance(value, list | tuple):
+        return ",".join(map(_text, value))
+    return str(value)
+
+
+def _plan(
+    tree: Tree,
+    base: list[Assignment],
+    asked: Mapping[str, Sequence[Assignment]],
+    *,
+    gpus: str,
+    one: bool,
+    words: tuple[str, ...],
+    text: str,
+) -> Plan:
+    """Return the plan of a configuration. asked: assignments by axis.  words, text: fields of Plan."""
+    base, _ = merge(tree, base, single(asked))
+    axes = plan_axes(tree, base, asked)
+    if one:  # lines that only other runs of the matrix use are noted, not refused
+        axes = dataclasses.replace(axes, overridden=axes.overridden | {"MATRIX"})
+    base, axes, found, notes = _resolve(tree, base, axes, gpus)
+    matrix = expand(tree, base, axes, RULES)
+    values = [apply_run(tree, base, run) for run in matrix.runs]
+    control = read(values[0].typed)
+    data_dir = below_root(control.data_dir)
+    configs = [with_known_vocabulary(read_run(symbols.typed), data_dir) for symbols in values]
+    runs = tuple(
+        PlannedRun(
+            run=run,
+            values=symbols,
+            config=config,
+            warnings=tuple(warnings(config.train)),
+            forecast=forecast(config.shape, config.train, tokens=config.tokens),
+        )
+        for run, symbols, config in zip(matrix.runs, values, configs, strict=True)
+    )
+    data_notes, data_warnings = forecast_data(data_dir, [config.train for config in configs])
+    equal_by = "any" if one else next((item.value for item in base if item.name == EQUAL), "any")
+    return Plan(
+        tree=tree,
+        base=tuple(base),
+        matrix=matrix,
+        runs=runs,
+        config=control,
+        gpus=found,
+        notes=(*matrix.notes, *notes),
+        data_notes=tuple(data_notes),
+        warnings=tuple(dict.fromkeys(text for planned in runs for text in planned.warnings)),
+        data_warnings=tuple(data_warnings),
+        equal_by=equal_by,
+        equal=equal_budget(equal_by, {planned.name: planned.config for planned in runs}),
+        overrides=words,
+        config_text=text,
+    )
+
+
+def _without_matrix(base: list[Assignment], asked: Mapping[str, Sequence[Assignment]]) -> list[Assignment]:
+    several = [values[0].where.removeprefix("command line: ") for values in asked.values() if len(values) > 1]
+    if several:
+        raise ConfigError(
+            f"train runs one configuration: {', '.join(several)}", hint="use make test-matrix for a matrix"
+        )
+    return [item for item in base if not item.name.startswith("MATRIX_") or item.name in NOT_AN_AXIS]
+
+
+def find_gpus(asked: str) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+    """Return the GPUs that may be used here, and a note for each that cannot. asked: GPUS=, "" for all."""
+    found = detect()
+    gpus = usable(found, visible=os.environ.get("CUDA_VISIBLE_DEVICES"), asked=asked or None)
+    return gpus, found.notes
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """The device `auto` and the GPU count 0, resolved for this machine."""
+
+    tree: Tree
+    auto: str  # cuda or cpu
+    ranks: int  # what NUM_GPUS=0 stands for
+
+    def point(self, point: AxisValue) -> AxisValue:
+        """Return an axis value with `auto` or 0 resolved; other values unchanged."""
+        if point.axis == DEVICE and point.text == "auto":
+            return dataclasses.replace(self.fixed(DEVICE, self.auto), swept=point.swept)
+        if point.axis == GPUS and point.text == "0":
+            return dataclasses.replace(self.fixed(GPUS, str(self.ranks)), swept=point.swept)
+        return point
+
+    def points(self, points: Sequence[AxisValue]) -> tuple[AxisValue, ...]:
+        """Return resolved axis values, each once."""
+        return tuple({point.text: point for point in map(self.point, points)}.values())
+
+    def fixed(self, name: str, text: str) -> AxisValue:
+        member = self.tree.members[DEVICE][text].name if name == DEVICE else name
+        return AxisValue(name, text, Assignment(member, "y" if name == DEVICE else text, f"resolved: {name}={text}"))
+
+
+def _resolve(
+    tree: Tree, base: list[Assignment], axes: Axes, gpus: str
+) -> tuple[list[Assignment], Axes, tuple[Gpu, ...], tuple[str, ...]]:
+    """Replace the device `auto` and the GPU count 0 everywhere by their values on this machine.
+
+    Returns the base and the axes, the GPUs that runs may use, and notes about GPUs. The driver is asked only if a run
+    may need a GPU: a CPU matrix does not start NVML.
+    """
+    tree.reset()
+    values = tree.apply(base).texts
+    written = {item.name: item.value for item in base}
+    asked_device = values.get(DEVICE) or "cpu"
+    asked_gpus = int(written.get(GPUS) or values.get(GPUS) or 1)  # as written, even if it is out of range
+    swept = {axis.name: axis.points for axis in axes.axes}
+    coupled = [point for rule in axes.couplings for group in rule.points for point in group]
+    points = [*(point for axis in axes.axes for point in axis.points), *coupled]
+    counts = [int(point.text) for point in points if point.axis == GPUS] + ([] if GPUS in swept else [asked_gpus])
+    devices = {asked_device, *(point.text for point in points if point.axis == DEVICE)}
+    found, notes = find_gpus(gpus) if gpus or 0 in counts or devices != {"cpu"} else ((), ())
+    auto = resolve_device("auto", counts, len(found), backend=values.get(BACKEND))
+    device = auto if asked_device == "auto" else asked_device
+    usable_here = min(len(found), 1) if values.get(DDP) == "n" else len(found)
+    here = _Here(tree, auto, resolve_count(0, device, usable_here) if 0 in counts else 0)
+    extra: list[Assignment] = []
+    if DEVICE not in swept and asked_device == "auto":
+        extra.append(here.fixed(DEVICE, auto).assignment)
+    if GPUS not in swept and asked_gpus == 0:
+        extra.append(here.fixed(GPUS, str(here.ranks)).assignment)
+    kept, _ = merge(tree, base, extra)
+    tree.reset()
+    resolved = dataclasses.replace(
+        axes,
+        axes=tuple(dataclasses.replace(axis, points=here.points(axis.points)) for axis in axes.axes),
+        couplings=tuple(
+            dataclasses.replace(rule, points=tuple(here.points(group) for group in rule.points))
+            for rule in axes.couplings
+        ),
+    )
+    return kept, resolved, found, notes
+
+
+def below_root(text: str) -> Path:
+    """Return a folder of the configuration: relative ones start at the project's root."""
+    path = Path(text).expanduser()
+    return path if path.is_absolute() else ROOT / path
+
+
+EQUAL_BY = {"steps": "the same MAX_ITERS for all", "tokens": "MAX_TOKENS=<n> MAX_ITERS=0", "time": "MAX_TIME=<time>"}
+
+
+def equal_budget(what: str, runs: Mapping[str, RunConfig]) -> str:
+    """Return the budget that all runs share, such as "steps: 500", or "" if none is required. runs: by name.
+
+    what: MATRIX_EQUAL.  Raises ConfigError if the runs differ.
+    """
+    if what == "any" or not runs:
+        return ""
+    early = next((field for field in _ends_early(what) for run in runs.values() if getattr(run.train, field)), None)
+    if early:
+        raise ConfigError(
+            f"MATRIX_EQUAL={what} conflicts with {early.upper()}",
+            why=f"{early.upper()} can end a run early",
+            hint=f"remove {early.upper()}, or pass MATRIX_EQUAL=any",
+        )
+    values = {name: _measure(what, run) for name, run in runs.items()}
+    least, most = (pick(values, key=lambda name: values[name] or 0) for pick in (min, max))
+    slack = max(run.tokens_per_step for run in runs.values()) if what == "tokens" else 0
+    if None in values.values() or (values[most] or 0) - (values[least] or 0) > slack:
+        raise ConfigError(
+            f"MATRIX_EQUAL={what} does not hold",
+            why=f"{least} has {_shown(values[least])} and {most} has {_shown(values[most])}",
+            hint=f"pass {EQUAL_BY[what]}",
+        )
+    unit = {"steps": "steps", "tokens": "tokens, up to one step", "time": "s at most"}[what]
+    return f"{what}: {_shown(values[most])} {unit}"
+
+
+def _ends_early(what: str) -> tuple[str, ...]:
+    """Return the fields that can end a run before its budget is used up."""
+    always = ("max_cost", "early_stopping_patience")
+    return always if what == "time" else ("max_time", *always)
+
+
+def _measure(what: str, run: RunConfig) -> float | None:
+    measures: dict[str, float | None] = {"steps": run.steps, "tokens": run.tokens, "time": run.train.max_time}
+    return measures[what]
+
+
+def _shown(number: float | None) -> str:
+    return "none" if number is None else f"{number:,.0f}"

@@ -1,0 +1,236 @@
+"""The provenance of a run: code, versions, machine, and the environment variables that may change a result.
+
+Variables are selected by a list of prefixes. Variables that look like secrets are never recorded.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from kmatrix.gpu.nvml.detect import Gpu, driver_state
+from kmatrix.packing import usable_cores
+from kmatrix.redaction import holds_key
+
+PACKAGES = (  # the first four may change a result, the others what is recorded or uploaded
+    *("torch", "numpy", "tiktoken", "pytorch_optimizer"),
+    *(
+        "tokenizers",
+        "pyarrow",
+        "kconfiglib",
+        "nvidia-ml-py",
+        "msgspec",
+        "matplotlib",
+        "wandb",
+        "trackio",
+        "tensorboardX",
+    ),
+)
+
+
+VARIABLES = (  # prefixes
+    *("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "GLOO_", "OMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_"),
+    *("TORCH_", "TORCHINDUCTOR_", "TRITON_", "PYTORCH_", "MALLOC_", "KMATRIX_"),
+)
+
+
+SECRET = re.compile(r"TOKEN|KEY|PASS|SECRET|CREDENTIAL|AUTH", re.IGNORECASE)
+
+
+LOGIN = re.compile(r"://[^/\s]*@")  # https://user:password@host
+
+
+def provenance(code: Code, command: str, gpus: Sequence[Gpu], patch: str | None = None) -> dict[str, Any]:
+    """Return the provenance in matrix.json and in each run.json.
+
+    gpus: GPUs that runs may use; a run records the GPUs that it had itself.  patch: name of the file with the patch.
+    """
+    driver = driver_state(()) if gpus else None
+    return {
+        "created": time.time(),
+        "command": command,
+        "host": socket.gethostname(),
+        "git_commit": code.commit,
+        "git_dirty": code.dirty,
+        "patch": patch,
+        "no_patch": code.no_patch or None,
+        "untracked": list(code.untracked),
+        "code": code.sha256,
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "environment": variables(os.environ),
+        "driver": {"version": driver.version, "cuda": driver.cuda} if driver else None,
+        "gpus": [{"index": gpu.index, "name": gpu.name, "uuid": gpu.uuid} for gpu in gpus],
+        "kernel": platform.release(),
+        "cpu": _cpu(),
+        "cores": usable_cores(),
+    }
+
+
+def variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that may change a result, without those that look like secrets."""
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if name.startswith(VARIABLES) and not SECRET.search(name) and not LOGIN.search(value)
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+SOURCES = frozenset({".c", ".h", ".py", ".sh", ".toml"})  # and Kconfig, defconfigs/
+
+
+SECRETS = (".config*", ".env*", ".netrc", "*.key", "*.pem", "*.p12", "id_*", "*secret*", "*credential*", "*password*")
+
+
+PATCH_LIMIT = 4 * 2**20  # bytes
+
+
+MOST_NAMES = 100  # untracked files that are recorded
+
+
+GIT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """The state of the code."""
+
+    commit: str | None  # None outside a git repository
+    dirty: bool | None  # None outside a git repository
+    sha256: str  # of all sources of the trainer
+    files: dict[str, str]  # source of the trainer -> first 16 digits of its SHA-256
+    patch: bytes | None = field(default=None, repr=False)  # `git apply` makes this code from the commit
+    no_patch: str = ""  # why there is no patch
+    untracked: tuple[str, ...] = ()  # source files that are in neither the commit nor the patch
+
+
+def code_of(root: Path) -> Code:
+    """Return the state of the code in the project's directory."""
+    commit = _text(root, "rev-parse", "HEAD")
+    changes = _text(root, "status", "--porcelain", "--untracked-files=no")
+    patch, no_patch = _patch(root) if commit and changes else (None, "")
+    files = trainer_files(root)
+    return Code(
+        commit=commit,
+        dirty=None if changes is None else bool(changes),
+        sha256=_whole(files),
+        files={name: digest[:16] for name, digest in files.items()},
+        patch=patch,
+        no_patch=no_patch,
+        untracked=_untracked(root),
+    )
+
+
+def trainer_files(root: Path) -> dict[str, str]:
+    """Return the SHA-256 of each source of the trainer: gpt2/, and the modules of kmatrix that it imports.
+
+    Imports are followed through kmatrix, so that an edit of the control side does not change the trainer's code.
+    """
+    found: dict[Path, str] = {}
+    pending = list((root / "gpt2").rglob("*.py"))
+    while pending:
+        path = pending.pop()
+        if path not in found:
+            source = path.read_bytes()
+            found[path] = hashlib.sha256(source).hexdigest()
+            pending += [known for name in _imports(source) for known in _module_files(root / "lib", name)]
+    return {str(path.relative_to(root)): found[path] for path in sorted(found)}
+
+
+def _imports(source: bytes) -> Iterator[str]:
+    """Yield the dotted names that a module imports from kmatrix, imports inside functions included."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except SyntaxError:  # a file that does not parse imports nothing, and the trainer reports it
+        return
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("kmatrix"))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kmatrix"):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _module_files(lib: Path, name: str) -> Iterator[Path]:
+    """Yield the file of a module and those of the packages around it. The last word may be a name in the module."""
+    parts = name.split(".")
+    for end in range(1, len(parts) + 1):
+        place = lib.joinpath(*parts[:end])
+        yield from (path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file())
+
+
+def _whole(files: dict[str, str]) -> str:
+    return hashlib.sha256("".join(f"{name}\0{digest}\n" for name, digest in files.items()).encode()).hexdigest()
+
+
+def _patch(root: Path) -> tuple[bytes | None, str]:
+    """Return the patch and "", or None and the reason."""
+    without = [f":(exclude,glob,icase)**/{pattern}" for pattern in SECRETS]
+    plain = ("--no-color", "--no-ext-diff", "--no-textconv", "--binary", "--src-prefix=a/", "--dst-prefix=b/")
+    patch = _git(root, "diff", "HEAD", *plain, "--", ".", *without)
+    if patch is None:
+        return None, "git diff failed"
+    if len(patch) > PATCH_LIMIT:
+        return None, f"its {len(patch) / 2**20:.1f} MiB exceed the limit of {PATCH_LIMIT // 2**20} MiB"
+    if holds_key(patch.decode(errors="replace")):
+        return None, "it contains a key: pass keys in environment variables only"
+    return (patch, "") if patch else (None, "only files that may contain secrets have changed")
+
+
+def _untracked(root: Path) -> tuple[str, ...]:
+    listed = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", ".")
+    names = (listed or b"").decode(errors="replace").split("\0")
+    sources = [name for name in names if _is_source(Path(name))]
+    return tuple(sorted(sources)[:MOST_NAMES])
+
+
+def _is_source(path: Path) -> bool:
+    return path.suffix in SOURCES or path.name.startswith("Kconfig") or path.parts[:1] == ("defconfigs",)
+
+
+def _text(root: Path, *arguments: str) -> str | None:
+    output = _git(root, *arguments)
+    return None if output is None else output.decode(errors="replace").strip()
+
+
+def _git(root: Path, *arguments: str) -> bytes | None:
+    """Return the output of git, None without git or a repository, or after a timeout."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments],
+            capture_output=True,
+            timeout=GIT_S,
+            check=False,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

@@ -1,0 +1,138 @@
+"""Reuse finished runs of other matrices: link their files instead of training again.
+
+A run is reused only if the result would be the same: configuration, data, trainer code, torch, kind of device.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kmatrix.errors import KmatrixError
+from kmatrix.records.checkpoints import folder_of
+from kmatrix.records.files import read_json, read_or_empty, write_json
+from kmatrix.records.paths import MatrixDir, RunDir, matrix_dirs
+from kmatrix.records.runs import Status
+from kmatrix.records.train_config import read_fields
+from kmatrix.status.state import Reused, RunState, after
+from kmatrix.status.status_file import recover_status, write_state, writing
+
+PLACES = frozenset({"data_path", "checkpoint_dir"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reuse:
+    """The result of a search for runs to reuse."""
+
+    reused: Mapping[str, str]  # run -> its source
+    not_reused: Mapping[str, str]  # run -> finished run with the same id, and why it does not fit
+
+
+def reuse_runs(matrix: MatrixDir, results_dir: Path, neutral: Collection[str], *, recorded: bool) -> Reuse:
+    """Reuse every run of a new matrix that has finished in another matrix below `results_dir`.
+
+    neutral: fields of the trainer that cannot change a result.  recorded: only reuse runs with a GPU recording.
+    """
+    planned = {run.name: read_json(run.run_json) for run in matrix.runs()}
+    known = list(_finished(results_dir, matrix, {record.get("run_id") for record in planned.values()}))
+    reused: dict[str, str] = {}
+    not_reused: dict[str, str] = {}
+    for run in matrix.runs():
+        record = planned[run.name]
+        for source, theirs in reversed(known):
+            if theirs.get("run_id") != record.get("run_id"):
+                continue
+            why = _difference(record, theirs, neutral) or ("" if _recorded(source) or not recorded else NOT_RECORDED)
+            name = str(theirs.get("reused_from") or f"{source.path.parent.name}/{source.name}")
+            if not why:
+                _link(source, run, record, name)
+                reused[run.name] = name
+                not_reused.pop(run.name, None)
+                break
+            not_reused.setdefault(run.name, f"{name} {why}")
+    return Reuse(reused=reused, not_reused=not_reused)
+
+
+NOT_RECORDED = "has no recording of memory and energy"
+
+
+def _finished(results_dir: Path, but: MatrixDir, ids: Collection[object]) -> Iterator[tuple[RunDir, dict[str, Any]]]:
+    """Yield the finished runs with these ids below a results directory, with their run.json, newest last."""
+    for matrix in matrix_dirs(results_dir):
+        if matrix.path.resolve() == but.path.resolve():
+            continue
+        try:
+            runs = matrix.runs()
+        except KmatrixError:
+            continue  # a damaged matrix, or one of a newer kmatrix, is ignored
+        for run in runs:
+            try:
+                record = read_json(run.run_json)
+                if record.get("run_id") not in ids or not run.result.exists():
+                    continue
+                if recover_status(run, has_runner=False).status is Status.FINISHED:
+                    yield run, record
+            except KmatrixError:
+                continue
+
+
+def _difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], neutral: Collection[str]) -> str:
+    """Return a difference that can change the result, "" if there is none."""
+    mine, other = ours["train"], theirs.get("train") or {}
+    fields = [name for name in mine if name not in PLACES and name not in neutral]
+    if changed := [name for name in fields if mine[name] != other.get(name)]:
+        return f"differs in {', '.join(changed[:3])}"
+    here, there = ours["provenance"], theirs.get("provenance") or {}
+    if not here.get("code") or here["code"] != there.get("code"):
+        return "differs in the code of the trainer"
+    if (here.get("versions") or {}).get("torch") != (there.get("versions") or {}).get("torch"):
+        return "differs in the version of torch"
+    return "" if _devices(ours) == _devices(theirs) else "ran on another kind of device"
+
+
+def _devices(record: Mapping[str, Any]) -> list[str]:
+    """Return the names of the devices of a run."""
+    about, train = record.get("provenance") or {}, read_fields(record)
+    if train.device == "cuda":
+        return [str(gpu.get("name")) for gpu in about.get("gpus") or []][: train.num_gpus]
+    return [str(about.get("cpu"))]
+
+
+def _recorded(run: RunDir) -> bool:
+    """Return whether a run has a recording of real devices."""
+    summary = read_or_empty(run.gpu_summary)
+    return bool(summary) and not summary.get("simulated")
+
+
+def _link(source: RunDir, run: RunDir, record: Mapping[str, Any], name: str) -> None:
+    """Link the files of a finished run into the directory of another, and record its source.
+
+    With hard links the files stay if the other matrix is deleted, and use no additional disk space.
+    """
+    skip = {path.name for path in (run.run_json, run.config, run.defconfig, run.status, run.lock, run.archive)}
+    skip |= {path.name for path in run.tracker_files()}  # for its trackers it is another run
+    own = {source.gpu_stats.name: run.gpu_stats.name, source.gpu_stats_multi.name: run.gpu_stats_multi.name}
+    with writing(run.path):
+        write_json(run.run_json, {**record, "reused_from": name})
+        for path in sorted(source.path.iterdir()):
+            if path.name not in skip and path != folder_of(source):
+                _link_tree(path, run.path / own.get(path.name, path.name))
+        if folder_of(source).is_dir():
+            _link_tree(folder_of(source), Path(read_fields(record).checkpoint_dir or run.checkpoints))
+    write_state(run, after(RunState(), Reused(name)))
+
+
+def _link_tree(source: Path, target: Path) -> None:
+    if source.is_dir():
+        target.mkdir(parents=True, exist_ok=True)
+        for path in sorted(source.iterdir()):
+            _link_tree(path, target / path.name)
+        return
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without hard links
+        shutil.copy2(source, target)

@@ -1,0 +1,47 @@
+"""Run a matrix from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kmatrix.experiment.configure import Say, ignore
+from kmatrix.experiment.plan import find_gpus
+from kmatrix.records.paths import MatrixDir
+from kmatrix.runner.execute import execute, finish, matrix_trackers, monitor, need_torch, recording, symbols
+from kmatrix.runner.loop import Outcome
+from kmatrix.runner.resume import follow_move, reopen
+from kmatrix.status.watch import RunProgress
+
+
+def run_matrix(
+    matrix: MatrixDir,
+    *,
+    gpus: str = "",
+    on_progress: Callable[[RunProgress], None] | None = None,
+    on_note: Say = ignore,
+) -> Outcome:
+    """Run all runs of a matrix that have not finished, on this machine, and return the outcome.
+
+    Finished runs stay; interrupted runs resume from their last checkpoint, so that a second call continues a matrix.
+    gpus: indices or UUIDs of the GPUs that may be used, all by default.  on_progress: called several times per second
+    with the progress of a run.  on_note: called with notes about GPUs and about the ON_FINISH command.
+    Raises LaunchError if no run can start here, or if another process is running the matrix.
+    """
+    need_torch()
+    follow_move(matrix)
+    found, notes = find_gpus(gpus)
+    for note in notes:
+        on_note(note)
+    values = symbols(matrix)
+    outcome = execute(
+        matrix,
+        reopen(matrix, found),
+        gpus=found,
+        monitor=monitor("", *recording(values)),
+        trackers=matrix_trackers(matrix),
+        show=on_progress,
+        tell=on_note,
+    )
+    if why := finish(matrix, str(values.get("ON_FINISH") or "")):
+        on_note(why)
+    return outcome

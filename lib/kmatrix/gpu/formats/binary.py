@@ -1,0 +1,257 @@
+"""gpu_samples.bin: every sample of a recording, in fixed-size records that survive a crash of the writer.
+
+    b"KMXGPU1\\n", header length (4 bytes, little-endian), header (JSON), records
+
+A record is the time (float64, Unix s) and the columns of each GPU in the order of the header (float32, little-endian,
+NaN: unknown), padded with NaN to a multiple of 8 bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import struct
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Required, TypedDict
+
+from kmatrix.errors import RecordError, SchemaError
+from kmatrix.gpu.formats.json_array import write_at
+from kmatrix.gpu.formats.samples import GpuSample, Snapshot
+
+MAGIC = b"KMXGPU1\n"
+
+
+SCHEMA = 1
+
+
+COLUMNS = ("utilization", "memory_used", "power", "power_instant", "temperature", "sm_clock", "energy_j")
+
+
+CALIBRATION_BYTES = 1536  # reserved at the start of the header: written later, by one write within the first page
+
+
+_LENGTH = struct.Struct("<I")
+
+
+_SAME = ("columns", "device_type", "simulated")  # keys that must be equal to continue a file
+
+
+class HeaderGpu(TypedDict, total=False):
+    """One device in the header."""
+
+    gpu_index: Required[int]
+    gpu_name: Required[str]
+    uuid: str | None
+    rank: int | None
+    memory_total: float | None  # MiB
+    power_limit: float | None  # W
+
+
+class RecordingHeader(TypedDict, total=False):
+    """The header of gpu_samples.bin: see docs/formats.md."""
+
+    schema: int
+    columns: list[str]
+    run_id: str | None
+    started: dict[str, float]  # wall: Unix s, monotonic: s
+    hz: float  # requested rate
+    simulated: bool
+    device_type: str  # nvidia, amd or cpu
+    energy_source: str | None
+    gpus: Required[list[HeaderGpu]]
+    calibration: Calibrated | None
+
+
+Calibrated = Mapping[str, Mapping[str, float | None]]  # column -> period_ms, call_us
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The content of gpu_samples.bin. Times and values are views of the mapped file, nothing is copied."""
+
+    header: RecordingHeader
+    times: Sequence[float]  # Unix s
+    columns: tuple[Mapping[str, Sequence[float]], ...]  # per GPU of header["gpus"]: name -> values, NaN: unknown
+    first: int = 0  # number of records skipped
+    lost_bytes: int = 0  # size of an incomplete last record
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def snapshot(self, index: int) -> Snapshot:
+        """Return one sample of all GPUs. `energy_j` counts from the start of the recording."""
+        started = self.header.get("started") or {}
+        time = self.times[index]
+        offset = started["monotonic"] - started["wall"] if "monotonic" in started and "wall" in started else None
+        samples = tuple(
+            GpuSample(
+                gpu_index=int(gpu["gpu_index"]),
+                gpu_name=str(gpu["gpu_name"]),
+                uuid=str(gpu.get("uuid") or ""),
+                memory_total=gpu.get("memory_total"),
+                power_limit=gpu.get("power_limit"),
+                **_known(columns, index),
+            )
+            for gpu, columns in zip(self.header["gpus"], self.columns, strict=True)
+        )
+        return Snapshot(time=time, monotonic=None if offset is None else time + offset, samples=samples)
+
+    def snapshots(self) -> Iterator[Snapshot]:
+        for index in range(len(self)):
+            yield self.snapshot(index)
+
+
+class SampleFile:
+    """Appends samples to gpu_samples.bin. Raises OSError on a full disk; complete records stay readable.
+
+    An existing file of the same GPUs is continued with its header. A file of other GPUs is renamed to
+    gpu_samples.1.bin, .2 and so on.
+    """
+
+    def __init__(self, path: Path, header: RecordingHeader) -> None:
+        count = len(header["gpus"]) * len(header.get("columns", COLUMNS))
+        self._record = struct.Struct(f"<d{count + count % 2}f")
+        self._filling = (math.nan,) * (count % 2)
+        self.continued = _can_continue(path, header)
+        if path.exists() and not self.continued:
+            path.rename(_free_name(path))
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if not self.continued:
+                write_at(self._file, _encode(header), 0)
+            length = _LENGTH.unpack(os.pread(self._file, _LENGTH.size, len(MAGIC)))[0]
+            self._start = len(MAGIC) + _LENGTH.size + length
+            whole = (os.fstat(self._file).st_size - self._start) // self._record.size
+            self._end = self._start + whole * self._record.size
+            os.ftruncate(self._file, self._end)
+        except OSError:
+            os.close(self._file)
+            raise
+
+    def append(self, time: float, values: Sequence[float]) -> None:
+        """Append one sample. `values`: the columns of the first GPU, the second, and so on. NaN: unknown."""
+        write_at(self._file, self._record.pack(time, *values, *self._filling), self._end)
+        self._end += self._record.size
+
+    def write_calibration(self, calibration: Calibrated) -> None:
+        """Write the calibration to its reserved place in the header."""
+        text = json.dumps(calibration, separators=(",", ":")).encode()
+        if len(text) <= CALIBRATION_BYTES:
+            begin = len(MAGIC) + _LENGTH.size + len(_OPENING)
+            write_at(self._file, text.ljust(CALIBRATION_BYTES), begin)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def read_samples(path: Path, first: int = 0) -> Recording:
+    """Read gpu_samples.bin, also while it is being written. Raises RecordError.
+
+    `first`: number of records to skip. An incomplete last record is omitted; its size is in `lost_bytes`.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise RecordError(f"{path} is missing", hint="check in gpu_events.jsonl whether the run was recorded") from None
+    try:
+        header, start = _header(path, file)
+        size = os.fstat(file).st_size
+        data: Any = mmap.mmap(file, size, access=mmap.ACCESS_READ) if size else b""
+    finally:
+        os.close(file)
+    names = list(header["columns"])
+    count = len(header["gpus"]) * len(names)
+    words = 2 + count + count % 2  # of 4 bytes
+    begin = start + 4 * words * first
+    whole = max(0, size - begin) // (4 * words)
+    view = memoryview(data)[begin : begin + 4 * words * whole] if whole else memoryview(b"")
+    floats = view.cast("f") if whole else memoryview(array("f"))
+    doubles = view.cast("d") if whole else memoryview(array("d"))
+    columns = tuple(
+        {name: floats[2 + gpu * len(names) + at :: words] for at, name in enumerate(names)}
+        for gpu in range(len(header["gpus"]))
+    )
+    lost = max(0, size - begin) - 4 * words * whole
+    return Recording(header, doubles[:: words // 2], columns, first=first, lost_bytes=lost)
+
+
+_OPENING = b'{"calibration":'
+
+
+def _encode(header: RecordingHeader) -> bytes:
+    """Return everything before the records. Its length is a multiple of 8, so that records can be mapped in place."""
+    rest = json.dumps({"schema": SCHEMA, "columns": list(COLUMNS), **_without(header, "calibration")}, allow_nan=False)
+    calibration = json.dumps(header.get("calibration"), separators=(",", ":")).encode().ljust(CALIBRATION_BYTES)
+    text = _OPENING + calibration + b"," + rest.encode()[1:]
+    text += b" " * (-(len(MAGIC) + _LENGTH.size + len(text)) % 8)
+    return MAGIC + _LENGTH.pack(len(text)) + text
+
+
+def _header(path: Path, file: int) -> tuple[RecordingHeader, int]:
+    """Return the header and the offset of the first record."""
+    begin = os.pread(file, len(MAGIC) + _LENGTH.size, 0)
+    if begin[: len(MAGIC)] != MAGIC or len(begin) < len(MAGIC) + _LENGTH.size:
+        if begin.startswith(b"KMXGPU") and len(begin) >= len(MAGIC):
+            raise SchemaError(
+                f"{path} has a newer format, {begin[:7].decode(errors='replace')}", hint="use a newer kmatrix"
+            )
+        raise RecordError(f"{path} is not a GPU recording", why="it does not begin with KMXGPU1")
+    length = _LENGTH.unpack(begin[len(MAGIC) :])[0]
+    text = os.pread(file, length, len(begin))
+    try:
+        header = json.loads(text)
+        shape = len(header["gpus"]) * len(header["columns"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"{path} has a damaged header", why=str(error)) from None
+    if int(header.get("schema", 0)) > SCHEMA:
+        raise SchemaError(f"{path} has schema {header['schema']}", why=f"this kmatrix reads up to {SCHEMA}")
+    if not shape:
+        raise RecordError(f"{path} contains no GPU")
+    return header, len(begin) + length
+
+
+def _can_continue(path: Path, header: RecordingHeader) -> bool:
+    """Return whether records with this header can be appended to an existing file."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        known, start = _header(path, file)
+        if os.fstat(file).st_size < start:
+            return False
+    except RecordError:
+        return False
+    finally:
+        os.close(file)
+    wanted = {"columns": list(COLUMNS), **header}
+    return all(known.get(key) == wanted.get(key) for key in _SAME) and _identities(known) == _identities(header)
+
+
+def _identities(header: RecordingHeader) -> list[tuple[int, str | None]]:
+    return [(gpu["gpu_index"], gpu.get("uuid")) for gpu in header["gpus"]]
+
+
+def _free_name(path: Path) -> Path:
+    """Return the first unused name of the form gpu_samples.1.bin."""
+    number = 1
+    while (other := path.with_suffix(f".{number}{path.suffix}")).exists():
+        number += 1
+    return other
+
+
+def _without(header: RecordingHeader, key: str) -> dict[str, object]:
+    return {name: value for name, value in header.items() if name != key}
+
+
+def _known(columns: Mapping[str, Sequence[float]], index: int) -> dict[str, Any]:
+    return {name: _none(values[index]) for name, values in columns.items() if name in COLUMNS}
+
+
+def _none(value: float) -> float | None:
+    return None if math.isnan(value) else value

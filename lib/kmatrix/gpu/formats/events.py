@@ -1,0 +1,75 @@
+"""Throttling over time, from the events in gpu_events.jsonl, read incrementally."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kmatrix.records.files import LineTail
+
+# nvmlClocksEventReasons: the bits that reduce the clocks below what was requested. The names are on disk.
+# Source: NVML API reference, "NvmlClocksEventReasons".
+THROTTLE = (
+    (0x4, "power cap"),
+    (0x8, "hardware slowdown"),
+    (0x20, "heat (software)"),
+    (0x40, "heat (hardware)"),
+    (0x80, "power brake"),
+)
+
+
+REASONS = tuple(reason for _, reason in THROTTLE)
+
+
+KINDS = ("started", "lost", "found", "throttle")  # the events that change the state of throttling
+
+
+class ThrottleEvents:
+    """The throttle reasons of each GPU at any time of a recording."""
+
+    def __init__(self, path: Path, gpus: tuple[int, ...]) -> None:
+        self._tail, self._gpus = LineTail(path), gpus
+        self._applied = 0  # number of lines applied to `_now`
+        self._lines: list[tuple[float, str, int | None, tuple[str, ...]]] = []
+        self._now: dict[int, tuple[str, ...]] = {}
+
+    def throttle(self, at: float) -> Mapping[int, tuple[str, ...]]:
+        """Return GPU index -> active reasons at a Unix time. Lost and unknown GPUs are absent."""
+        self._read()
+        if self._applied and self._lines[self._applied - 1][0] > at:
+            self._applied, self._now = 0, {}
+        while self._applied < len(self._lines) and self._lines[self._applied][0] <= at:
+            _, event, gpu, reasons = self._lines[self._applied]
+            self._applied += 1
+            if event == "started":
+                self._now = dict.fromkeys(self._gpus, ())
+            elif event == "lost" and gpu is not None:
+                self._now.pop(gpu, None)
+            elif gpu is not None:
+                self._now[gpu] = reasons
+        return dict(self._now)
+
+    @property
+    def known(self) -> bool:
+        """True if there were events up to the last requested time; otherwise, an absent GPU is not necessarily lost."""
+        return self._applied > 0
+
+    def _read(self) -> None:
+        """Append the events that were written since the last call."""
+        with contextlib.suppress(OSError):
+            while found := self._tail.read():
+                self._lines += [_event(line) for _, line in found if line.get("event") in KINDS]
+
+
+def _event(value: Mapping[str, Any]) -> tuple[float, str, int | None, tuple[str, ...]]:
+    """Return the time (Unix s), event, GPU index and throttle reasons of a line."""
+    text = str(value.get("text") or "")
+    gpu = value.get("gpu_index")
+    return (
+        float(value.get("time") or 0.0),
+        str(value["event"]),
+        int(gpu) if gpu is not None else None,
+        tuple(reason for reason in REASONS if reason in text),
+    )

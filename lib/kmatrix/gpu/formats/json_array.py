@@ -1,0 +1,153 @@
+"""A JSON array in a file that is valid after every append, at a cost independent of its size."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kmatrix.records.files import CHUNK, json_object
+
+START, TAIL = b"[\n", b"\n]\n"
+
+
+MAX_OBJECT = 1 << 17  # bytes at the end of a file in which the last object is searched
+
+
+class JsonArrayFile:
+    """Appends objects to a JSON array: one write replaces the closing bracket with the next object and a new bracket.
+
+    An existing array is continued, without an incomplete last object.
+    Raises OSError on a full disk; the array then stays valid, without the new object.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._end, self._empty = _resume(self._file)
+            self._close_array()
+        except OSError:
+            os.close(self._file)
+            raise
+
+    def append(self, value: Mapping[str, Any]) -> None:
+        """Append one object."""
+        text = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+        data = text if self._empty else b",\n" + text
+        try:
+            write_at(self._file, data + TAIL, self._end)
+        except OSError:
+            self._close_array()
+            raise
+        self._end += len(data)
+        self._empty = False
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _close_array(self) -> None:
+        """Write the closing bracket after the last complete object."""
+        write_at(self._file, START + TAIL if self._empty else TAIL, 0 if self._empty else self._end)
+        os.ftruncate(self._file, self._end + len(TAIL))
+
+
+def write_at(file: int, data: bytes | bytearray, offset: int) -> None:
+    """Write all of `data` at `offset`, or raise OSError: on a full disk, a write can be partial."""
+    written = os.pwrite(file, data, offset)
+    while written < len(data):
+        more = os.pwrite(file, data[written:], offset + written)
+        if not more:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written += more
+
+
+def last_entry(path: Path) -> dict[str, Any] | None:
+    """Return the last complete object of an array in the layout of JsonArrayFile, or None.
+
+    Reads the end of the file only.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - MAX_OBJECT))
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            value = json.loads(line.rstrip(b","))
+        except ValueError:
+            continue  # a bracket, or an incomplete object
+        if isinstance(value, dict):
+            return value
+    return None
+
+
+def _resume(file: int) -> tuple[int, bool]:
+    """Return the end offset of the last complete object, and whether the array is empty. One object is one line."""
+    size = os.fstat(file).st_size
+    position, last = size, b""
+    while position > len(START):
+        step = min(1 << 16, position - len(START))
+        position -= step
+        last = os.pread(file, step, position) + last
+        begin = 0 if position == len(START) else last.find(b"\n") + 1
+        end = _last_object(last[begin:]) if begin or position == len(START) else None
+        if end is not None:
+            return position + begin + end, False
+    return len(START), True
+
+
+def _last_object(text: bytes) -> int | None:
+    """Return the end offset of the last complete object in these lines, without the comma after it."""
+    end = len(text)
+    while end > 0:
+        begin = text.rfind(b"\n", 0, end) + 1
+        line = text[begin:end].rstrip(b",\n")
+        try:
+            if isinstance(json.loads(line), dict):
+                return begin + len(line)
+        except ValueError:
+            pass  # a bracket, or an incomplete line
+        end = begin - 1
+    return None
+
+
+class ArrayTail:
+    """Reads a growing JSON array written by JsonArrayFile, one object per line.
+
+    The next object overwrites the closing bracket, so only complete objects advance the reader.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the next objects, about one chunk, empty if there is nothing new."""
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            return []
+        with file:
+            if file.seek(0, 2) < self._offset:
+                self._offset = 0
+            file.seek(self._offset)
+            part = file.read(CHUNK)
+            while part.count(b"\n") < 2 and (more := file.read(CHUNK)):
+                part += more
+        return self._objects(part)
+
+    def _objects(self, part: bytes) -> list[dict[str, Any]]:
+        found, begin = [], self._offset
+        at = 0
+        for line in part.splitlines(keepends=True):
+            at += len(line)
+            value = json_object(line.rstrip(b"\n").removesuffix(b","))
+            if value is not None:
+                found.append(value)
+                self._offset = begin + at - (len(line) - len(line.rstrip(b",\n")))
+        return found

@@ -1,0 +1,139 @@
+"""The recorder: a separate process that samples the devices of a run from before its start to its end.
+
+python -m kmatrix.gpu.recorder RUN_DIR [--hz 20] [--gpus UUID,UUID] [--ranks-of PID] [--parent PID] ...
+python -m kmatrix.gpu.recorder RUN_DIR --format csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from kmatrix.errors import KmatrixError, LaunchError
+from kmatrix.gpu import amd, host, processes
+from kmatrix.gpu.devices import DeviceSource
+from kmatrix.gpu.nvml.detect import detect as nvml_detect
+from kmatrix.gpu.nvml.source import open_source as nvml_open_source
+from kmatrix.gpu.recorder.files import export
+from kmatrix.gpu.recorder.loop import STOP, Recorder
+from kmatrix.records.files import append_jsonl
+from kmatrix.records.paths import RunDir
+
+HZ, MAX_HZ = 20.0, 1000.0
+
+
+NOTHING = "nothing recorded"  # event that the report quotes
+
+
+FIND_S = 0.2  # between two searches for the ranks of a starting run
+
+
+def record(arguments: argparse.Namespace) -> int:
+    """Record a run; return the exit status."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
+    run_dir = RunDir(arguments.run_dir.absolute())
+    _lock(run_dir)
+    uuids = [uuid.strip() for uuid in (arguments.gpus or "").split(",") if uuid.strip()]
+    source = open_source(arguments.device, uuids, run_dir.path, arguments.ranks_of, arguments.parent)
+    if source is None:
+        _report_nothing(run_dir, arguments.device)
+        return 0
+    root = arguments.ranks_of or arguments.parent
+    recorder = Recorder(source, run_dir, hz=arguments.hz, parent=arguments.parent, root=root)
+    if arguments.prometheus:
+        recorder.serve(arguments.prometheus)
+    recorder.run()
+    return 0
+
+
+def _report_nothing(run_dir: RunDir, device: str) -> None:
+    """Write why nothing is recorded to the log, and to the events for the report."""
+    text = "no GPU and no rank found: nothing is recorded"
+    if device in ("nvidia", "auto"):
+        text = "; ".join([text, *nvml_detect().notes])
+    print(f"kmatrix recorder: {text}")
+    event = {"time": time.time(), "event": NOTHING, "gpu_index": None, "text": text}
+    with contextlib.suppress(OSError):
+        append_jsonl(run_dir.gpu_events, event)
+
+
+def _lock(run_dir: RunDir) -> None:
+    """Lock the run directory until this process exits: two recorders would overwrite each other."""
+    try:
+        run_dir.path.mkdir(parents=True, exist_ok=True)
+        folder = os.open(run_dir.path, os.O_RDONLY | os.O_CLOEXEC)  # closed at process exit
+    except OSError as error:
+        raise LaunchError(f"cannot record to {run_dir.path}", why=error.strerror or str(error)) from None
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise LaunchError(
+            f"{run_dir.path} is already being recorded", why="another recorder holds its lock", hint="stop it first"
+        ) from None
+    except OSError:
+        pass  # this file system has no locks
+
+
+def open_source(
+    device: str, uuids: Sequence[str], run_dir: Path, ranks_of: int | None, parent: int | None
+) -> DeviceSource | None:
+    """Return the devices to record. auto: NVIDIA GPUs, else AMD GPUs, else the ranks of a run on the CPU."""
+    if device in ("nvidia", "auto") and (gpus := nvml_open_source(uuids)) is not None:
+        return gpus
+    if device in ("amd", "auto") and (cards := amd.open_source(uuids)) is not None:
+        return cards
+    if device in ("cpu", "auto") and ranks_of:
+        return _open_ranks(ranks_of, run_dir, parent)
+    return None
+
+
+def _open_ranks(root: int, run_dir: Path, parent: int | None) -> DeviceSource | None:
+    """Wait for the first rank of the run. Return None if the run ends without one, or on SIGTERM."""
+    watched = [processes.ProcessHandle(pid) for pid in (root, parent) if pid]
+    while all(each.is_alive() for each in watched):
+        if ranks := host.find_ranks(root, run_dir):
+            return host.HostSource(root, run_dir, ranks)
+        if signal.sigtimedwait(STOP, FIND_S) is not None:
+            return None
+    return None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Record, or export a recording. Print user errors and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m kmatrix.gpu.recorder", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("run_dir", type=Path, help="the directory of the run")
+    parser.add_argument("--hz", type=float, default=HZ, help=f"samples/s, up to {MAX_HZ:g} (default: %(default)g)")
+    parser.add_argument("--gpus", help="UUIDs in the order of ranks (default: all GPUs)")
+    parser.add_argument("--ranks-of", type=int, metavar="PID", help="process whose descendants are the ranks")
+    parser.add_argument("--parent", type=int, metavar="PID", help="exit when this process exits")
+    parser.add_argument("--device", choices=("auto", "nvidia", "amd", "cpu"), default="auto", help="what to record")
+    parser.add_argument("--prometheus", type=int, metavar="PORT", help="serve /metrics on this port of 127.0.0.1")
+    parser.add_argument(
+        "--format", choices=("csv", "npz", "parquet"), help="export an existing recording to this format instead"
+    )
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.format:
+            print(export(RunDir(arguments.run_dir), arguments.format))
+            return 0
+        if not 0 < arguments.hz <= MAX_HZ:
+            raise LaunchError(
+                f"--hz is {arguments.hz:g}",
+                why=f"expected above 0, at most {MAX_HZ:g}",
+                hint=f"pass --hz {HZ:g}",
+            )
+        return record(arguments)
+    except KmatrixError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

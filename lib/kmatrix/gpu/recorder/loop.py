@@ -1,0 +1,371 @@
+"""The sampling loop of the recorder.
+
+Every tick: the fast values of all devices. Every second: limits, one entry in both JSON files, and a check for lost
+devices. Every ten seconds: the processes of each GPU, one GPU per second. Every minute: the summary.
+Ticks follow a fixed schedule. A late tick is skipped and counted.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kmatrix.errors import RecordError
+from kmatrix.gpu import processes
+from kmatrix.gpu.devices import UNKNOWN, WIDTH, DeviceLimits, DeviceSource, ExtraMetrics, snapshot
+from kmatrix.gpu.formats.binary import Calibrated, RecordingHeader, read_samples
+from kmatrix.gpu.formats.samples import SIMULATED
+from kmatrix.gpu.recorder import prometheus
+from kmatrix.gpu.recorder.files import RecordingFiles
+from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT, RunTotals
+from kmatrix.records.files import read_json, read_or_empty
+from kmatrix.records.paths import RunDir
+
+STOP = frozenset({signal.SIGTERM, signal.SIGINT})
+
+
+SUMMARY_S = 60.0
+
+
+PROCESSES_S = 10  # between two queries of the processes of one GPU
+
+
+class Recorder:
+    """Records one device source to one run directory until it is stopped."""
+
+    def __init__(
+        self, source: DeviceSource, run_dir: RunDir, *, hz: float, parent: int | None, root: int | None
+    ) -> None:
+        self._source, self._dir, self._hz = source, run_dir, hz
+        self._parent = processes.ProcessHandle(parent) if parent else None
+        self._run_processes = processes.RunProcesses(root)
+        self._totals = RunTotals(source.devices)
+        self._values = [UNKNOWN] * (WIDTH * len(source.devices))
+        self._limits = [DeviceLimits()] * len(source.devices)
+        self._lost = [False] * len(source.devices)
+        self._poller, self._polls = BackgroundPoller(source), 0
+        self._calibration: Calibration | None = Calibration()
+        self._result: dict[str, dict[str, float | None]] | None = None
+        self._seconds, self._polled_at = 0, 0.0  # number and time (monotonic s) of the polls once per second
+        self._simulated = any(device.gpu_name.endswith(SIMULATED) for device in source.devices)
+        self._run_id = _run_id(run_dir)
+        self._files = RecordingFiles(run_dir, self._header(), self._totals.warn)
+        self._restore()
+        self._before = (self._totals.seconds, self._totals.host_joules or 0.0)  # s and J of earlier attempts
+
+    def run(self) -> None:
+        """Sample until SIGTERM, SIGINT or the exit of the parent, then write the last summary."""
+        self._files.write_event("started", f"{len(self._source.devices)} devices at {self._hz:g} Hz")
+        self._poller.start()
+        begin = next_poll = next_summary = time.monotonic()
+        next_summary += SUMMARY_S
+        period, tick = 1.0 / self._hz, 0
+        while True:
+            now = time.monotonic()
+            poll = now >= next_poll
+            if poll:
+                self._totals.fold()
+                self._poll(now)
+                next_poll = max(next_poll + 1.0, now)
+            self._sample(now, begin, snapshot_due=poll)
+            if poll and self._parent is not None and not self._parent.is_alive():
+                break
+            if now >= next_summary:
+                self._files.write_summary(self._summary(final=False))
+                next_summary = max(next_summary + SUMMARY_S, now)
+            tick += 1
+            behind = int((time.monotonic() - begin) / period) - tick
+            if behind > 0:
+                self._totals.late += behind
+                tick += behind
+            if self._wait(begin, begin + tick * period):
+                break
+        self._end()
+
+    def serve(self, port: int) -> None:
+        """Serve metrics for Prometheus on a port. If the port is taken, warn and record without them."""
+        try:
+            prometheus.MetricsServer(port, self._metrics)
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            text = f"no metrics for Prometheus: cannot use port {port} of {prometheus.HOST}: {why}"
+            self._totals.warn(text)
+            print(f"kmatrix recorder: {text}: recording continues", file=sys.stderr)
+
+    def _metrics(self) -> str:
+        """Return all current metrics. Called from the thread of the server."""
+        gauges = [
+            prometheus.Gauges(
+                device=totals.device,
+                values=prometheus.device_values(self._values, at),
+                limits=self._limits[at],
+                extra=self._poller.latest[at],
+                lost=self._lost[at],
+                joules=totals.joules,
+                throttled_s=dict(totals.throttled_s),
+                ecc=dict(totals.ecc),
+            )
+            for at, totals in enumerate(self._totals.totals)
+        ]
+        samples, late = self._totals.samples, self._totals.late
+        families = prometheus.families(self._dir.name, self._run_id, gauges, samples=samples, late=late)
+        return prometheus.text_of(families)
+
+    def _sample(self, now: float, begin: float, *, snapshot_due: bool) -> None:
+        """Read and store the fast values, and the snapshot of this second if it is due."""
+        self._source.read(self._values)
+        wall = time.time()
+        reset = self._totals.add(now, wall, self._values)
+        self._totals.seconds = self._before[0] + now - begin + 1.0 / self._hz  # each sample represents one period
+        for device in reset:
+            self._device_event("counter reset", device, "the energy counter was reset: counting continues")
+        self._files.write_sample(wall, self._values)
+        if snapshot_due:
+            latest = snapshot(self._source.devices, self._values, self._limits, wall, self._poller.latest)
+            self._files.write_snapshot(latest)
+
+    def _poll(self, now: float) -> None:
+        """Check for lost devices, read limits and host energy, and query the processes of one GPU in turn."""
+        for device in range(len(self._source.devices)):
+            self._check_lost(device)
+            limits = self._source.limits(device)
+            if limits.throttled != self._limits[device].throttled:
+                text = ", ".join(sorted(limits.throttled)) or "none"
+                self._device_event("throttle", device, f"throttled: {text}")
+            totals = self._totals.totals[device].throttled_s
+            for reason in limits.throttled & self._limits[device].throttled:
+                totals[reason] = totals.get(reason, 0.0) + min(2.0, now - self._polled_at)
+            self._limits[device] = limits
+            if (self._seconds - device) % PROCESSES_S == 0:
+                self._poll_processes(device)
+        if self._poller.polls != self._polls:
+            self._polls = self._poller.polls
+            self._ingest_extra_metrics()
+        joules = self._source.host_joules()
+        if joules is not None:
+            self._totals.host_joules = self._before[1] + joules
+        self._polled_at = now
+        self._seconds += 1
+
+    def _ingest_extra_metrics(self) -> None:
+        """Add the values of the background poller; new uncorrected memory errors are an event."""
+        for device, extra in enumerate(self._poller.latest):
+            if errors := self._totals.totals[device].ingest(extra):
+                self._device_event("ecc", device, f"{errors} uncorrected memory errors")
+
+    def _check_lost(self, device: int) -> None:
+        if self._source.is_lost(device) and not self._lost[device]:
+            self._lost[device] = True
+            self._totals.totals[device].lost_at = time.time()
+            self._device_event("lost", device, "no response (values are null)")
+        unseen = self._totals.totals[device].samples == 0
+        if (self._lost[device] or unseen) and self._source.recover(device) and self._lost[device]:
+            self._lost[device] = False
+            self._totals.totals[device].lost_at = None
+            self._device_event("found", device, "responds again")
+
+    def _poll_processes(self, device: int) -> None:
+        known = self._totals.totals[device].other_processes
+        for other in self._run_processes.others(self._source.processes(device)):
+            before = known.get(other.pid)
+            used = (before.memory_mib if before else None, other.memory_mib)
+            known[other.pid] = replace(other, memory_mib=max((mib for mib in used if mib is not None), default=None))
+            if before is None:
+                what = f"{other.name or 'a process'} (pid {other.pid}) does not belong to this run"
+                self._device_event("foreign", device, what)
+
+    def _wait(self, begin: float, due: float) -> bool:
+        """Wait for the next tick, calibrating during the first seconds. Return whether to stop."""
+        while (now := time.monotonic()) < due and self._calibration is not None:
+            if now - begin >= CALIBRATION_S:
+                self._finish_calibration(self._calibration)
+                self._calibration = None
+                break
+            living = next((at for at in range(len(self._source.devices)) if not self._source.is_lost(at)), 0)
+            self._calibration.add(now, self._source.read_timed(living))
+            if signal.sigtimedwait(STOP, max(0.0, min(INTERVAL_S, due - time.monotonic()))) is not None:
+                return True
+        return signal.sigtimedwait(STOP, max(0.0, due - time.monotonic())) is not None
+
+    def _finish_calibration(self, calibration: Calibration) -> None:
+        self._result = calibration.result()
+        self._files.write_calibration(self._result)
+        if warning := rate_warning(self._result, self._hz):
+            self._totals.warn(warning)
+        known = {name: values["period_ms"] for name, values in self._result.items() if values["period_ms"]}
+        periods = ", ".join(f"{name} every {period:g} ms" for name, period in known.items()) or "no value changed"
+        self._files.write_event("calibrated", periods)
+        self._files.write_summary(self._summary(final=False))
+
+    def _end(self) -> None:
+        late = self._totals.late
+        if late > self._totals.samples * 0.01:
+            self._totals.warn(f"{late} ticks were late and skipped")
+        self._files.write_event("ended", f"{self._totals.samples} samples, {late} skipped")
+        if not self._files.close(lambda: self._summary(final=True)):
+            print(f"cannot write {self._dir.gpu_summary}: is the disk full?", file=sys.stderr)
+        if self._poller.stop():  # closing a driver that hangs would hang as well
+            self._source.close()
+
+    def _device_event(self, event: str, device: int, text: str) -> None:
+        known = self._source.devices[device]
+        self._files.write_event(event, f"{known.gpu_name} ({known.uuid or known.gpu_index}): {text}", known.gpu_index)
+
+    def _header(self) -> RecordingHeader:
+        return {
+            "run_id": self._run_id,
+            "started": {"wall": time.time(), "monotonic": time.monotonic()},
+            "hz": self._hz,
+            "simulated": self._simulated,
+            "device_type": self._source.device_type,
+            "energy_source": self._source.energy_source,
+            "gpus": [
+                {
+                    "gpu_index": device.gpu_index,
+                    "gpu_name": device.gpu_name,
+                    "uuid": device.uuid,
+                    "rank": device.rank,
+                    "memory_total": device.memory_total,
+                    "power_limit": self._source.limits(at).power_limit,
+                }
+                for at, device in enumerate(self._source.devices)
+            ],
+        }
+
+    def _summary(self, *, final: bool) -> dict[str, Any]:
+        about = {
+            "run_id": self._run_id,
+            "simulated": self._simulated,
+            "device_type": self._source.device_type,
+            "hz_asked": self._hz,
+            "energy_source": self._source.energy_source,
+            "calibration": self._result or {},
+        }
+        return self._totals.summary(about, final=final)
+
+    def _restore(self) -> None:
+        """Continue the totals of an earlier attempt of the run."""
+        if not self._dir.gpu_summary.exists() and not self._files.continued:
+            return
+        try:
+            summary = read_json(self._dir.gpu_summary) if self._dir.gpu_summary.exists() else None
+            recording = read_samples(self._dir.gpu_samples) if self._files.continued else None
+            self._totals.restore(summary, recording)
+        except (RecordError, KeyError, ValueError, TypeError) as error:
+            what = error.what if isinstance(error, RecordError) else "its summary does not match"
+            self._totals.warn(f"{EXCLUDED_ATTEMPT}: {what}")
+
+
+def _run_id(run_dir: RunDir) -> str | None:
+    return str(read_or_empty(run_dir.run_json).get("run_id") or "") or None  # the folder need not be a run of ours
+
+
+EVERY_S = 1.0
+
+
+JOIN_S = 1.0  # time for a pending call when the recording ends
+
+
+class BackgroundPoller:
+    """Reads the expensive metrics of each device once per second, in a thread.
+
+    `latest` has the newest metrics of each device. A driver that hangs blocks this thread only.
+    """
+
+    def __init__(
+        self, source: DeviceSource, every_s: float = EVERY_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.latest = [ExtraMetrics()] * len(source.devices)
+        self.polls = 0
+        self._source, self._every_s, self._clock = source, every_s, clock
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> bool:
+        """Stop the thread. Return whether it has exited, so that the driver can be closed."""
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join(JOIN_S)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        due = self._clock()
+        while not self._ending.wait(max(0.0, due - self._clock())):
+            for device in range(len(self.latest)):
+                self.latest[device] = self._source.extra_metrics(device)
+            self.polls += 1
+            due = max(due + self._every_s, self._clock())
+
+
+CALIBRATION_S = 2.0
+
+
+INTERVAL_S = 0.005  # between two reads of the first device while calibrating
+
+
+CLOCKED = ("power", "power_instant", "energy_j", "utilization")  # values that the driver updates at a fixed rate
+
+
+TOLERANCE = 1.1  # factor: a period is measured with an error of a few ms
+
+
+class Calibration:
+    """Measures the update period and the cost of each metric."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[float, float | None]] = {}  # column -> value, time of its last change
+        self._periods: dict[str, list[float]] = {}
+        self._costs: dict[str, list[float]] = {}
+
+    def add(self, now: float, taken: Mapping[str, tuple[float, float]]) -> None:
+        """Add one read. `now`: monotonic s. `taken`: column -> (value, duration of the call in s)."""
+        for name, (value, seconds) in taken.items():
+            self._costs.setdefault(name, []).append(seconds)
+            if math.isnan(value):
+                continue
+            before = self._last.get(name)
+            if before is None:
+                self._last[name] = (value, None)
+            elif value != before[0]:
+                if before[1] is not None:
+                    self._periods.setdefault(name, []).append(now - before[1])
+                self._last[name] = (value, now)
+
+    def result(self) -> dict[str, dict[str, float | None]]:
+        """Return column -> period_ms and call_us. No period: the value changed too rarely, or at every read."""
+        return {
+            name: {
+                "period_ms": self._period(name),
+                "call_us": _median(costs, 1e6, least=1),
+            }
+            for name, costs in self._costs.items()
+        }
+
+    def _period(self, name: str) -> float | None:
+        """Return the median time between two changes in ms, or None if it is as short as the interval of the reads."""
+        period = _median(self._periods.get(name, []), 1e3, least=3)
+        return period if period is not None and period >= 2 * INTERVAL_S * 1e3 else None
+
+
+def rate_warning(calibration: Calibrated, hz: float) -> str | None:
+    """Return a warning if the requested rate is more than twice the update rate of the hardware."""
+    periods = [calibration.get(name, {}).get("period_ms") for name in CLOCKED]
+    known = [period for period in periods if period]
+    if not known or hz * min(known) / 1000 <= 2 * TOLERANCE:
+        return None
+    rate = 1000 / min(known)
+    return f"{hz:g} samples/s requested, but the fastest value changes at {rate:.1f} Hz: {rate * 2:.0f} are enough"
+
+
+def _median(values: list[float], scale: float, *, least: int) -> float | None:
+    return round(statistics.median(values) * scale, 2) if len(values) >= least else None

@@ -1,0 +1,176 @@
+"""The command line of gputop."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from kmatrix.errors import KmatrixError
+from kmatrix.gpu.formats.samples import Snapshot, multi
+from kmatrix.gputop.feeds import AttachedFeed, LiveFeed, ReplayFeed, SampleFeed
+from kmatrix.gputop.glyphs import glyphs_for
+from kmatrix.gputop.loop import Session, StatsFiles, follow, watch
+from kmatrix.gputop.screen import plain, render
+
+PLAIN_WIDTH = 120  # columns of --once, if the width of the terminal is unknown
+
+
+MIN_INTERVAL_S = 0.05
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run gputop and return the exit status. Raises KmatrixError for user errors."""
+    options = _parser().parse_args(argv)
+    try:
+        feed = _feed(options)
+        try:
+            return _show(feed, options)
+        finally:
+            feed.close()
+    except ModuleNotFoundError as error:
+        raise KmatrixError(
+            str(error),
+            why="a required package is not installed",
+            hint="run `make setup`, then use .venv/bin/python",
+        ) from None
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run gputop as a program: print errors, and return the exit status."""
+    try:
+        status = main(argv)
+        sys.stdout.flush()
+    except KmatrixError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `gputop --once | head`: Python would flush stdout again at exit, and print a traceback
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
+
+
+def _show(feed: SampleFeed, options: argparse.Namespace) -> int:
+    session = Session(feed=feed, asked=options.gpus)
+    session.poll()
+    if options.stats_file is not None:
+        session.stats = StatsFiles(options.stats_file)
+    try:
+        if options.json:
+            _print_json(session)
+            session.write()
+        elif session.is_empty and not feed.grows:
+            print(_nothing(session))
+        elif _has_screen() and not options.once:
+            _watch(session, options)
+        elif options.stats_file is not None and not options.once:
+            follow(session, interval=_interval(options), seconds=options.seconds)
+        else:
+            _print_once(session, options)
+            session.write()
+        return _print_problem(session)
+    finally:
+        if session.stats is not None:
+            session.stats.close()
+
+
+def _watch(session: Session, options: argparse.Namespace) -> None:
+    console = Console(highlight=False)
+    glyphs = glyphs_for("ascii" if options.ascii else sys.stdout.encoding)
+    watch(session, console, glyphs, interval=_interval(options), seconds=options.seconds)
+
+
+def _print_once(session: Session, options: argparse.Namespace) -> None:
+    """Print the table as plain text, in the width of the terminal or of COLUMNS."""
+    if session.is_empty:
+        print(_nothing(session))
+        return
+    glyphs = glyphs_for("ascii" if options.ascii else sys.stdout.encoding)
+    print(plain(render(session.view(), width=_width(), glyphs=glyphs)), end="")
+
+
+def _print_json(session: Session) -> None:
+    """Print one snapshot in the layout for several GPUs. Without GPUs, it is empty and a message goes to stderr."""
+    if session.is_empty:
+        print(_nothing(session), file=sys.stderr)
+    snapshot = session.sample.snapshot if session.sample else Snapshot(time=session.feed.now(), samples=())
+    print(json.dumps(multi(snapshot), indent=2))
+
+
+def _print_problem(session: Session) -> int:
+    problem = session.stats.problem if session.stats is not None else ""
+    if problem:
+        print(f"error: {problem}", file=sys.stderr)
+    return 1 if problem else 0
+
+
+def _nothing(session: Session) -> str:
+    return "; ".join(session.feed.notices()) or "no GPU: neither the NVIDIA nor the AMD driver reports one"
+
+
+def _feed(options: argparse.Namespace) -> SampleFeed:
+    if options.run is not None:
+        return AttachedFeed(options.run)
+    if options.replay is not None:
+        return ReplayFeed(options.replay, at=options.at, from_end=options.once or options.json)
+    return LiveFeed()
+
+
+def _interval(options: argparse.Namespace) -> float:
+    """Return the refresh interval in s. Files can be read more often than the driver should be queried."""
+    asked = options.interval
+    if asked is None:
+        return 1.0 if options.run is None and options.replay is None else 0.5
+    return max(MIN_INTERVAL_S, float(asked))
+
+
+def _has_screen() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def _width() -> int:
+    """Return COLUMNS, else the width of the terminal, else PLAIN_WIDTH."""
+    if os.environ.get("COLUMNS", "").isdecimal() and int(os.environ["COLUMNS"]):
+        return int(os.environ["COLUMNS"])
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or PLAIN_WIDTH
+    except (OSError, ValueError):
+        return PLAIN_WIDTH
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gputop", description="Show all GPUs on one screen.", allow_abbrev=False)
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--run", type=Path, metavar="RUN_DIR", help="attach to the recorder of a run instead of the driver"
+    )
+    source.add_argument("--replay", type=Path, metavar="RUN_DIR", help="replay the recording of a run")
+    parser.add_argument("--at", type=_number, metavar="S", help="start of the replay in s; negative: from the end")
+    parser.add_argument("--gpus", metavar="LIST", help="show only these GPUs, by index or UUID: 0,2")
+    parser.add_argument("--once", action="store_true", help="print the table once, as text, and exit")
+    parser.add_argument("--json", action="store_true", help="print one snapshot as JSON and exit")
+    parser.add_argument("--stats-file", type=Path, metavar="X.json", help="also write X.json and X_multi_gpu.json")
+    parser.add_argument("--seconds", type=_positive, metavar="N", help="exit after N seconds")
+    parser.add_argument("--interval", type=_positive, metavar="S", help="refresh interval in seconds (default 1)")
+    parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
+    return parser
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number")
+    return value
+
+
+def _positive(text: str) -> float:
+    value = _number(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value

@@ -1,0 +1,420 @@
+"""The sources of the screen: the driver, the files of a running recorder, or a recording."""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from kmatrix.errors import RecordError
+from kmatrix.gpu import amd
+from kmatrix.gpu.devices import WIDTH, DeviceLimits, DeviceSource, snapshot
+from kmatrix.gpu.formats.binary import Recording, read_samples
+from kmatrix.gpu.formats.events import ThrottleEvents
+from kmatrix.gpu.formats.samples import Snapshot
+from kmatrix.gpu.nvml.detect import detect
+from kmatrix.gpu.nvml.source import open_source
+from kmatrix.gpu.processes import Rank, rank_of
+from kmatrix.gputop.view import SPAN_S, DeviceRow, History, Metric, ScreenSample, balance
+from kmatrix.records.files import read_or_empty
+from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.status.alerts import Alert, GpuState, RunSnapshot, Severity, Thresholds, alerts_of
+from kmatrix.status.watch import AlertTracker
+from kmatrix.text import duration, time_of_day
+
+MAX_PER_MINUTE = 240  # samples of a recording to read for the history of one minute
+
+
+QUIET_S = 3.0  # time without a new sample before a notice is shown
+
+
+class SampleFeed(Protocol):
+    """A source of samples for the screen."""
+
+    title: str  # shown in the header
+    noun: str  # what a row represents: "GPU" or "rank"
+    bucket_s: float  # s, resolution of its history
+    grows: bool  # GPUs can appear later
+
+    @property
+    def mode(self) -> str:
+        """The mode: live, attached, replay or paused."""
+
+    @property
+    def clock(self) -> str:
+        """The time of the newest sample, as text."""
+
+    def now(self) -> float:
+        """Return the time that the screen shows in Unix s."""
+
+    def poll(self, history: History) -> ScreenSample | None:
+        """Add new samples to the history and return the newest one, None before the first."""
+
+    def press(self, key: str, /) -> bool:
+        """Handle a key. Return whether the feed uses it."""
+
+    def alerts(self, rows: Sequence[DeviceRow]) -> tuple[Alert, ...]:
+        """Return the active alerts at the time that the screen shows."""
+
+    def notices(self) -> tuple[str, ...]:
+        """Return messages to the user."""
+
+    def close(self) -> None: ...
+
+
+class AttachedFeed:
+    """Follows the files of a running recorder, reading new samples only."""
+
+    mode, grows = "attached", True
+
+    def __init__(self, path: Path) -> None:
+        self._run = run_dir(path)
+        self._limits = thresholds_of(self._run)
+        self.title = self._run.name
+        self._recording = read_samples(self._run.gpu_samples)
+        self.bucket_s, self.noun = bucket_s(self._recording), noun_of(self._recording)
+        self._started = self._recording.header.get("started")
+        self._events = events_of(self._run, self._recording)
+        self._known = 0
+        self._newest: ScreenSample | None = None
+
+    @property
+    def clock(self) -> str:
+        return time_of_day(self.now(), date=False)
+
+    def now(self) -> float:
+        return time.time()
+
+    def poll(self, history: History) -> ScreenSample | None:
+        recording = read_samples(self._run.gpu_samples, first=self._known)
+        if recording.header.get("started") != self._started:  # the recorder started a new file, for other GPUs
+            self._started, self._known = recording.header.get("started"), 0
+            recording = read_samples(self._run.gpu_samples)
+            self._events = events_of(self._run, recording)
+            history.clear()
+        count = len(recording)
+        if count:
+            self._known += count
+            add(recording, _since(recording, recording.times[count - 1] - SPAN_S), count, history)
+            self._newest = sample_of(recording, count - 1, self._events)
+        return self._newest
+
+    def press(self, _key: str, /) -> bool:
+        return False
+
+    def alerts(self, rows: Sequence[DeviceRow]) -> tuple[Alert, ...]:
+        return _alerts(self._run, rows, self._limits, self.now())
+
+    def notices(self) -> tuple[str, ...]:
+        if self._newest is None:
+            return ("no sample yet",)
+        quiet = self.now() - self._newest.snapshot.time
+        if quiet < QUIET_S:
+            return ()
+        if _has_ended(self._run):
+            return (f"recording ended: replay it with --replay {self._run.path}",)
+        return (f"no new sample for {quiet:.0f} s: the recorder is slow or has exited",)
+
+    def close(self) -> None:
+        return
+
+
+class ReplayFeed:
+    """Replays the recording of a run, with pause and seek.
+
+    `at`: start in s from the first sample, negative from the last one. None: the first, or the last with `from_end`.
+    """
+
+    grows = False
+
+    def __init__(self, path: Path, *, at: float | None = None, from_end: bool = False) -> None:
+        self._run = run_dir(path)
+        self._limits = thresholds_of(self._run)
+        self.title = self._run.name
+        self._recording = read_samples(self._run.gpu_samples)
+        if not len(self._recording):
+            raise RecordError(f"{self._run.gpu_samples} contains no sample", hint="attach with --run")
+        self.bucket_s, self.noun = bucket_s(self._recording), noun_of(self._recording)
+        self._events = events_of(self._run, self._recording)
+        self._begin = self._recording.times[0]
+        self.length = max(0.0, self._recording.times[len(self._recording) - 1] - self._begin)
+        self.offset = 0.0
+        if at is None:
+            at = self.length if from_end else 0.0
+        self.seek(at if at >= 0 else self.length + at)
+        self._paused = False
+        self._last = time.monotonic()
+        self._shown: int | None = None  # number of records in the history
+
+    @property
+    def mode(self) -> str:
+        return "paused" if self._paused or self.offset >= self.length else "replay"
+
+    @property
+    def clock(self) -> str:
+        return f"{time_of_day(self.now(), date=False)} {duration(self.offset)}/{duration(self.length)}"
+
+    def now(self) -> float:
+        return self._begin + self.offset
+
+    def seek(self, offset: float) -> None:
+        """Move to an offset in s from the first sample."""
+        self.offset = min(self.length, max(0.0, offset))
+        self._shown = None
+
+    def poll(self, history: History) -> ScreenSample | None:
+        self._advance()
+        count = max(1, _since(self._recording, self.now(), after=True))
+        if self._shown is None or count < self._shown:
+            self._shown = _since(self._recording, self.now() - SPAN_S)  # moved back: rebuild the history
+        add(self._recording, self._shown, count, history)
+        self._shown = count
+        return sample_of(self._recording, count - 1, self._events)
+
+    def press(self, key: str, /) -> bool:
+        self._advance()
+        jumps = {"left": -10.0, "right": 10.0, "[": -60.0, "]": 60.0, "0": -self.length, "e": self.length}
+        if key == "space":
+            self._paused = not self._paused
+        elif key in jumps:
+            self.seek(self.offset + jumps[key])
+        return key == "space" or key in jumps
+
+    def alerts(self, rows: Sequence[DeviceRow]) -> tuple[Alert, ...]:
+        return _alerts(self._run, rows, self._limits, self.now())
+
+    def notices(self) -> tuple[str, ...]:
+        return ()
+
+    def close(self) -> None:
+        return
+
+    def _advance(self) -> None:
+        now = time.monotonic()
+        if not self._paused:
+            self.offset = min(self.length, self.offset + now - self._last)
+        self._last = now
+
+
+def _alerts(run: RunDir, rows: Sequence[DeviceRow], limits: Thresholds, now: float) -> tuple[Alert, ...]:
+    """Return the alerts that the runner recorded; without a runner, apply the rules to the rows."""
+    recorded = alerts_at(run, now)
+    return alerts_of_rows(rows, limits, now) if recorded is None else recorded
+
+
+def run_dir(path: Path) -> RunDir:
+    """Return the directory of a recorded run. Raises RecordError, which lists the recorded runs of a matrix."""
+    if RunDir(path).gpu_samples.is_file():
+        return RunDir(path)
+    recorded = [run.path for run in MatrixDir(path).runs() if run.gpu_samples.is_file()] if path.is_dir() else []
+    raise RecordError(
+        f"{path} contains no {RunDir(path).gpu_samples.name}",
+        why="it is a matrix" if recorded else "it was not recorded",
+        hint=f"pass one of its runs: {', '.join(map(str, recorded[:5]))}" if recorded else "pass a run directory",
+    )
+
+
+def add(recording: Recording, first: int, end: int, history: History) -> None:
+    """Add the records first..end to a history, thinned to MAX_PER_MINUTE. The last one is always included."""
+    stride = max(1, (end - first) // MAX_PER_MINUTE)
+    for index in reversed(range(end - 1, first - 1, -stride)):
+        history.add(recording.snapshot(index))
+
+
+def sample_of(recording: Recording, index: int, events: ThrottleEvents) -> ScreenSample:
+    """Return one record with the ranks from the header and the throttling at its time."""
+    gpus = recording.header["gpus"]
+    return ScreenSample(
+        snapshot=recording.snapshot(index),
+        throttle=events.throttle(recording.times[index]),
+        ranks={gpu["gpu_index"]: rank for gpu in gpus if (rank := gpu.get("rank")) is not None},
+    )
+
+
+def events_of(run: RunDir, recording: Recording) -> ThrottleEvents:
+    """Return the throttle events of the GPUs of a recording."""
+    return ThrottleEvents(run.gpu_events, tuple(int(gpu["gpu_index"]) for gpu in recording.header["gpus"]))
+
+
+def noun_of(recording: Recording) -> str:
+    """Return what a row represents: a rank for a run on the CPU, else a GPU."""
+    return "rank" if recording.header.get("device_type") == "cpu" else "GPU"
+
+
+def bucket_s(recording: Recording) -> float:
+    """Return the length of a bucket of history in s: 1 s, longer if the sampling rate is below 2 Hz."""
+    hz = float(recording.header.get("hz") or 1.0)
+    return 1.0 if hz >= 2 else 2.0 / hz
+
+
+def _since(recording: Recording, unix: float, *, after: bool = False) -> int:
+    """Return the index of the first record at or after a Unix time; with `after`, strictly after it."""
+    return bisect_right(recording.times, unix if after else unix - 1e-6)
+
+
+def _has_ended(run: RunDir) -> bool:
+    return bool(read_or_empty(run.gpu_summary).get("final"))
+
+
+RANKS_S = 10.0  # between two queries of the processes of the GPUs, the most expensive call
+
+
+LIMITS_S = 1.0  # between two queries of power limits and throttling
+
+
+RECOVER_S = 5.0  # between two tries to reopen a lost GPU
+
+
+class GPUMonitor:
+    """The GPUs of the driver: call `initialize`, then `gpu_count` and `read`. Without GPUs everything is empty."""
+
+    def __init__(self) -> None:
+        self.gpu_count = 0
+        self.notes: tuple[str, ...] = ()
+        self._source: DeviceSource | None = None
+        self._values: list[float] = []
+        self._limits: list[DeviceLimits] = []
+        self._ranks: list[Rank | None] = []
+        self._limits_due = self._recover_due = self._ranks_due = 0.0
+
+    def initialize(self) -> bool:
+        """Open the driver, again if it is open. Return whether there is a GPU."""
+        self.close()
+        self._source = open_source() or amd.open_source()
+        if self._source is None:
+            self.notes = detect().notes
+            return False
+        self.gpu_count = len(self._source.devices)
+        self._values = [math.nan] * (WIDTH * self.gpu_count)
+        self._limits_due = self._recover_due = self._ranks_due = 0.0
+        return True
+
+    def read(self) -> ScreenSample:
+        """Return one sample of all GPUs. Unknown values are None."""
+        source = self._source
+        if source is None:
+            return ScreenSample(snapshot=Snapshot(time=time.time(), monotonic=time.monotonic(), samples=()))
+        now = time.monotonic()
+        if now >= self._recover_due:
+            self._recover_due = now + RECOVER_S
+            for position in range(self.gpu_count):
+                if source.is_lost(position):
+                    source.recover(position)
+        source.read(self._values)
+        if now >= self._limits_due:
+            self._limits_due = now + LIMITS_S
+            self._limits = [source.limits(position) for position in range(self.gpu_count)]
+        if now >= self._ranks_due:
+            self._ranks_due = now + RANKS_S
+            self._ranks = [_rank_on(source, position) for position in range(self.gpu_count)]
+        devices = source.devices
+        found = {device.gpu_index: rank for device, rank in zip(devices, self._ranks, strict=True) if rank}
+        return ScreenSample(
+            snapshot=snapshot(devices, self._values, self._limits, time.time()),
+            throttle={
+                device.gpu_index: tuple(sorted(slow.throttled))
+                for position, (device, slow) in enumerate(zip(devices, self._limits, strict=True))
+                if not source.is_lost(position)
+            },
+            ranks={index: rank.rank for index, rank in found.items() if rank.rank is not None},
+            runs={index: rank.run for index, rank in found.items()},
+        )
+
+    def close(self) -> None:
+        """Close the driver."""
+        source, self._source = self._source, None
+        self.gpu_count, self._limits = 0, []
+        if source is not None:
+            source.close()
+
+
+def _rank_on(source: DeviceSource, position: int) -> Rank | None:
+    """Return the rank on a GPU, found by its processes, or None if none of them is a visible rank."""
+    return next((rank for process in source.processes(position) if (rank := rank_of(process.pid))), None)
+
+
+class LiveFeed:
+    """Queries the driver at every poll."""
+
+    mode, title, noun, bucket_s, grows = "live", "", "GPU", 1.0, False
+
+    def __init__(self) -> None:
+        self._monitor = GPUMonitor()
+        self._monitor.initialize()
+
+    @property
+    def clock(self) -> str:
+        return time_of_day(self.now(), date=False)
+
+    def now(self) -> float:
+        return time.time()
+
+    def poll(self, history: History) -> ScreenSample | None:
+        if not self._monitor.gpu_count:
+            return None
+        sample = self._monitor.read()
+        history.add(sample.snapshot)
+        return sample
+
+    def press(self, _key: str, /) -> bool:
+        return False
+
+    def alerts(self, rows: Sequence[DeviceRow]) -> tuple[Alert, ...]:
+        return alerts_of_rows(rows, MACHINE_THRESHOLDS, self.now())
+
+    def notices(self) -> tuple[str, ...]:
+        return tuple(f"no GPU: {note}" for note in self._monitor.notes) if not self._monitor.gpu_count else ()
+
+    def close(self) -> None:
+        self._monitor.close()
+
+
+WINDOW = 10  # buckets (usually s) over which utilization is averaged
+
+
+MACHINE_THRESHOLDS = Thresholds(gpu_utilization=0, balance=0)  # idle GPUs, and GPUs of other jobs, are normal
+
+
+def alerts_at(run: RunDir, now: float) -> tuple[Alert, ...] | None:
+    """Return the alerts of status.json that were active at a Unix time, or None without status.json."""
+    record = read_or_empty(run.status)
+    if not record:
+        return None
+    active = [alert for alert in alerts_of(record) if alert.since <= now and (alert.until is None or now < alert.until)]
+    return tuple(sorted(active, key=lambda alert: (alert.severity is Severity.WARNING, alert.since)))
+
+
+def thresholds_of(run: RunDir) -> Thresholds:
+    """Return the alert thresholds of a run, the defaults if its run.json has none."""
+    try:
+        return Thresholds.of(read_or_empty(run.run_json).get("symbols") or {})
+    except ValueError:
+        return Thresholds()
+
+
+def alerts_of_rows(rows: Sequence[DeviceRow], limits: Thresholds, now: float) -> tuple[Alert, ...]:
+    """Return the active alerts of these GPUs."""
+    memory = balance((row.sample for row in rows if row.sample.is_known), Metric.MEMORY)
+    state = RunSnapshot(
+        time=now,
+        gpus=tuple(_state(row) for row in rows),
+        memory_cv=memory.cv if memory else None,
+    )
+    return AlertTracker(replace(limits, hold_s=0)).update(state).active
+
+
+def _state(row: DeviceRow) -> GpuState:
+    recent = row.history.get(Metric.UTILIZATION, ())[-WINDOW:]
+    known = [value for value in recent if value is not None]
+    return GpuState(
+        name=f"GPU {row.sample.gpu_index}",
+        utilization=sum(known) / WINDOW if len(known) == WINDOW else None,
+        memory_percent=row.sample.memory_percent,
+        temperature=row.sample.temperature,
+        throttled=row.throttle or (),
+        lost=not row.sample.is_known,
+    )

@@ -1,0 +1,362 @@
+"""Render a view as lines of text: a pure function of the view, the width and the height."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from kmatrix.gpu.formats.samples import SIMULATED, aggregate
+from kmatrix.gputop.glyphs import (
+    UNICODE,
+    Glyphs,
+    bar,
+    cell,
+    chart,
+    flow,
+    heat,
+    number,
+    printable,
+    seconds,
+    share,
+    sparkline,
+)
+from kmatrix.gputop.view import UNITS, DeviceRow, Metric, View, balance, value_of
+from kmatrix.stats import cv_text
+from kmatrix.status.alerts import Severity, one_line
+
+GIB = 1024.0  # MiB
+
+
+HOT = 100.0  # degrees C: a full bar
+
+
+KEYS = "q quit  up/down GPU  m metric  l large"
+
+
+REPLAY_KEYS = "space pause  left/right 10 s  [ ] 60 s  0 start  e end"
+
+
+MAX_ALERTS = 3  # lines
+
+
+MIN_CHART = 4  # lines: a title and three lines of chart
+
+
+CHART_WIDTH = 24  # columns: minimum width of a chart, if the terminal is wide enough
+
+
+LETTERS = {  # one letter per throttle reason
+    "power cap": "P",
+    "hardware slowdown": "H",
+    "heat (software)": "T",
+    "heat (hardware)": "T",
+    "power brake": "B",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScreenColumn:
+    """One column of the table. Widths are columns of the terminal."""
+
+    title: str
+    least: int  # minimum width
+    priority: int  # 0: always shown; columns with the highest number are dropped first
+    text: Callable[[DeviceRow, int, Glyphs], Text]
+    good: int = 0  # preferred width
+    most: int = 0  # maximum width
+
+
+def render(view: View, *, width: int, height: int | None = None, glyphs: Glyphs = UNICODE) -> list[Text]:
+    """Return the lines of the screen: at most `height` lines of at most `width` columns.
+
+    `height`: None for as many lines as the table needs, without charts and keys.
+    """
+    if width <= 0 or (height is not None and height <= 0):
+        return []
+    room = height if height is not None else len(view.rows) + 12
+    lines = [*_header(view, width), *_alerts(view, width)][: max(1, room - 2)]
+    least = 1 if room - len(lines) > 2 else 0  # line of totals: rows of GPUs have priority
+    foot = _totals(view, width)[: max(least, room - len(lines) - len(view.rows) - 1)]
+    keys = _keys(view, width) if height is not None and room - len(lines) - len(foot) >= 4 else []
+    left = room - len(lines) - len(foot) - len(keys)
+    if view.large and height is not None and left >= MIN_CHART:
+        return lines + _charts(view, width, left, glyphs) + foot + keys
+    table = _table(view, width, left, glyphs)
+    spare = left - len(table) - 1
+    charts = _charts(view, width, spare, glyphs) if height is not None and spare >= MIN_CHART else []
+    gap = [Text()] * (left - len(table) - len(charts)) if keys else []
+    return [*lines, *table, *foot, *gap[:1], *charts, *gap[1:], *keys]
+
+
+def plain(lines: Sequence[Text]) -> str:
+    """Return the lines as plain text, without trailing spaces."""
+    return "".join(line.plain.rstrip() + "\n" for line in lines)
+
+
+def columns_for(rows: Sequence[DeviceRow], width: int) -> list[tuple[ScreenColumn, int]]:
+    """Return the columns that fit, in screen order and with their widths, separated by one space."""
+    chosen: list[ScreenColumn] = []
+    for column in sorted(_columns(rows), key=lambda column: column.priority):
+        if sum(one.least for one in chosen) + len(chosen) + column.least <= width:
+            chosen.append(column)
+        elif column.priority == 0:
+            return [(column, width)]
+    widths = [column.least for column in chosen]
+    spare = width - sum(widths) - len(chosen) + 1
+    for place, column in enumerate(chosen):
+        more = min(spare, max(0, column.good - widths[place]))
+        widths[place], spare = widths[place] + more, spare - more
+    while spare > 0 and any(has < column.most for has, column in zip(widths, chosen, strict=True)):
+        for place, column in enumerate(chosen):
+            if spare > 0 and widths[place] < column.most:
+                widths[place] += 1
+                spare -= 1
+    sized = dict(zip((column.title for column in chosen), widths, strict=True))
+    return [(column, sized[column.title]) for column in _columns(rows) if column.title in sized]
+
+
+def _columns(rows: Sequence[DeviceRow]) -> tuple[ScreenColumn, ...]:
+    """Return all columns in screen order. Name and run are columns only if the GPUs differ in them."""
+    digits = max((len(str(row.sample.gpu_index)) for row in rows), default=1)
+    names = {row.sample.gpu_name for row in rows}
+    runs = _runs(rows)
+    run = ScreenColumn(title="run", least=8, most=min(40, max(map(len, runs), default=0)), priority=8, text=_run)
+    name = ScreenColumn(title="name", least=12, most=min(40, max(map(len, names), default=0)), priority=9, text=_name)
+    return (
+        ScreenColumn(title="GPU", least=max(3, digits), priority=0, text=_index),
+        ScreenColumn(title="rank", least=4, priority=6, text=_rank),
+        *([run] if len(runs) > 1 else []),
+        *([name] if len(names) > 1 else []),
+        ScreenColumn(title="util", least=4, good=12, most=25, priority=1, text=_utilization),
+        ScreenColumn(title="mem GiB", least=11, good=18, most=32, priority=2, text=_memory),
+        ScreenColumn(title="W/limit", least=8, most=24, priority=3, text=_power),
+        ScreenColumn(title="temp", least=4, priority=4, text=_temperature),
+        ScreenColumn(title="SM MHz", least=6, priority=8, text=_clock),
+        ScreenColumn(title="throt", least=5, most=10, priority=7, text=_throttle),
+        ScreenColumn(title="new", least=4, priority=8, text=_age),
+        ScreenColumn(title="last 60 s", least=9, good=20, most=60, priority=5, text=_spark),
+    )
+
+
+def _header(view: View, width: int) -> list[Text]:
+    samples = [row.sample for row in view.rows]
+    parts = [Text("gputop", style="bold")]
+    if any(sample.simulated for sample in samples):
+        parts.append(Text("SIMULATED", style="bold black on yellow"))
+    parts.append(_whole(f"{view.mode} {view.clock}", "bold yellow" if view.mode == "paused" else "cyan"))
+    if titles := [view.title] if view.title else _runs(view.rows):
+        parts.append(_whole(", ".join(titles) if len(titles) < 3 else f"{len(titles)} runs"))
+    names = {sample.gpu_name.removesuffix(SIMULATED).strip() for sample in samples}
+    count = f"{len(samples)} {view.noun}" + ("" if len(samples) == 1 else "s")
+    parts.append(_whole(f"{count} {names.pop()}" if len(names) == 1 else count))
+    lines = flow(parts, width, 3)
+    for notice in view.notices:
+        lines.append(_whole(notice, "yellow"))
+        lines[-1].truncate(width)
+    return lines
+
+
+def _runs(rows: Sequence[DeviceRow]) -> list[str]:
+    """Return the distinct runs on these GPUs."""
+    return list(dict.fromkeys(row.run for row in rows if row.run))
+
+
+def _alerts(view: View, width: int) -> list[Text]:
+    """Return the first alerts, with their advice if it fits, and the number of further alerts."""
+    lines = []
+    for alert in view.alerts[:MAX_ALERTS]:
+        text = f"! {one_line(alert)}"
+        text = text if cell_len(text) <= width else f"! {alert.text}"
+        lines.append(_whole(text, "bold red" if alert.severity is Severity.CRITICAL else "yellow"))
+    if more := len(view.alerts) - MAX_ALERTS:
+        lines += [_whole(f"! and {more} more", "yellow")] if more > 0 else []
+    for line in lines:
+        line.truncate(width)
+    return lines
+
+
+def _whole(text: str, style: str = "") -> Text:
+    """Return a printable text in its own width."""
+    return cell(text, cell_len(printable(text)), style)
+
+
+def _table(view: View, width: int, room: int, glyphs: Glyphs) -> list[Text]:
+    """Return titles and rows. If not all rows fit, show those around the selected one."""
+    if room <= 0:
+        return []
+    columns = columns_for(view.rows, width)
+    lines = [_join([cell(column.title, has, "dim") for column, has in columns])] if room > len(view.rows) > 0 else []
+    room -= len(lines)
+    first, last = _window(len(view.rows), view.position, room if len(view.rows) <= room else room - 1)
+    for row in view.rows[first:last]:
+        line = _join([column.text(row, has, glyphs) for column, has in columns])
+        if row.sample.gpu_index == view.selected:
+            line.stylize("reverse", 0, len(str(row.sample.gpu_index)) + 1)
+        lines.append(line)
+    if last - first < len(view.rows) and len(lines) < room:
+        lines.append(_join([cell(f"rows {first + 1}-{last} of {len(view.rows)}: up/down scrolls", width, "dim")]))
+    return lines
+
+
+def _window(count: int, position: int, room: int) -> tuple[int, int]:
+    """Return the range of `count` items to show in `room` lines, including the selected one."""
+    room = max(1, room)
+    first = max(0, min(position - room // 2, count - room))
+    return first, min(count, first + room)
+
+
+def _join(cells: Sequence[Text]) -> Text:
+    return Text(" ", end="").join(cells)
+
+
+def _totals(view: View, width: int) -> list[Text]:
+    samples = tuple(row.sample for row in view.rows)
+    if not samples:
+        return []
+    total = aggregate(samples)
+    used, whole = total["total_memory_used"], total["total_memory_total"]
+    parts = [
+        Text("total", style="bold"),
+        _whole(f"util {number(total['average_utilization'], '%')}"),
+        _whole(f"mem {_gib(used)}/{_gib(whole)} GiB"),
+        _whole(f"power {number(total['total_power'], ' W')}"),
+        _whole(f"max {number(total['max_temperature'], ' C')}"),
+    ]
+    lost = sum(not sample.is_known for sample in samples)
+    if lost:
+        parts.append(_whole(f"{lost} lost", "bold red"))
+    balances = [Text("balance", style="bold")]
+    for metric in (Metric.MEMORY, Metric.UTILIZATION, Metric.POWER):
+        even = balance(samples, metric)
+        text = "n/a" if even is None else f"CV {cv_text(even.cv)} {even.quality}"
+        balances.append(_whole(f"{metric} {text}", "red" if even and even.quality == "Poor" else ""))
+    return flow(parts, width, 3) + flow(balances, width, 3)
+
+
+def _charts(view: View, width: int, room: int, glyphs: Glyphs) -> list[Text]:
+    """Return charts of the selected metric, side by side, including the selected GPU."""
+    if not view.rows:
+        return []
+    across = max(1, min(len(view.rows), (width + 1) // (CHART_WIDTH + 1)))
+    down = max(1, min(room // MIN_CHART, -(-len(view.rows) // across)))
+    across = min(across, -(-len(view.rows) // down))
+    first, last = _window(len(view.rows), view.position, across * down)
+    wide, tall = max(1, (width - across + 1) // across), room // down
+    shown, lines = view.rows[first:last], []
+    for start in range(0, len(shown), across):
+        blocks = [_chart(row, view, wide, tall, glyphs) for row in shown[start : start + across]]
+        lines += [_join(parts) for parts in zip(*blocks, strict=True)]
+    for line in lines:
+        line.truncate(width)
+    return lines
+
+
+def _chart(row: DeviceRow, view: View, width: int, height: int, glyphs: Glyphs) -> list[Text]:
+    """Return the title and the chart of one GPU, each line `width` columns."""
+    metric = view.metric
+    history = row.history.get(metric, ())
+    ceiling = ceiling_of(row, metric, view.rows)
+    value = number(value_of(row.sample, metric), f" {UNITS[metric]}")
+    rank = "" if row.rank is None else f" rank {row.rank}"
+    title = cell(
+        f"GPU {row.sample.gpu_index}{rank} {metric} {value} of {number(ceiling)}",
+        width,
+        "reverse" if row.sample.gpu_index == view.selected else "bold",
+    )
+    per_column = max(1, len(history))
+    stretched = [history[i * per_column // width] for i in range(width)] if 0 < len(history) < width else history
+    return [title, *(cell(line, width, "cyan") for line in chart(stretched, ceiling, width, height - 1, glyphs))]
+
+
+def ceiling_of(row: DeviceRow, metric: Metric, rows: Sequence[DeviceRow]) -> float | None:
+    """Return the value of a full bar: the limit of the metric, else the maximum on the screen."""
+    sample = row.sample
+    limit = {
+        Metric.UTILIZATION: 100.0,
+        Metric.MEMORY: sample.memory_total,
+        Metric.POWER: sample.power_limit,
+        Metric.TEMPERATURE: HOT,
+        Metric.CLOCK: None,
+    }[metric]
+    if limit:
+        return limit
+    seen = [value for one in rows for value in one.history.get(metric, ()) if value is not None]
+    seen += [value for one in rows if (value := value_of(one.sample, metric)) is not None]
+    return max(seen, default=None)
+
+
+def _keys(view: View, width: int) -> list[Text]:
+    return [cell(f"{KEYS}  {REPLAY_KEYS}" if view.mode in ("replay", "paused") else KEYS, width, "dim")]
+
+
+def _index(row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:
+    return cell(str(row.sample.gpu_index), width, "bold red" if not row.sample.is_known else "bold")
+
+
+def _rank(row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:
+    return cell(number(row.rank), width, right=True)
+
+
+def _run(row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:
+    return cell(row.run or "-", width)
+
+
+def _name(row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:
+    return cell(row.sample.gpu_name, width)
+
+
+def _with_bar(text: str, part: float | None, width: int, style: str, glyphs: Glyphs) -> Text:
+    """Return a number, with a bar before it if there are at least four columns for one."""
+    room = width - len(text) - 1
+    if room < 4:
+        return cell(text, width, style, right=True)
+    return _join([cell(bar(part, room, glyphs), room, style), cell(text, len(text), style, right=True)])
+
+
+def _utilization(row: DeviceRow, width: int, glyphs: Glyphs) -> Text:
+    if not row.sample.is_known:
+        return cell("lost", width, "bold red", right=True)
+    part = share(row.sample.utilization, 100.0)
+    return _with_bar(number(row.sample.utilization, "%").rjust(4), part, width, "green" if part else "dim", glyphs)
+
+
+def _spark(row: DeviceRow, width: int, glyphs: Glyphs) -> Text:
+    return cell(sparkline(row.history.get(Metric.UTILIZATION, ()), 100.0, width, glyphs), width, "cyan", right=True)
+
+
+def _memory(row: DeviceRow, width: int, glyphs: Glyphs) -> Text:
+    part = share(row.sample.memory_used, row.sample.memory_total)
+    text = f"{_gib(row.sample.memory_used)}/{_gib(row.sample.memory_total)}".rjust(11)
+    return _with_bar(text, part, width, heat(part), glyphs)
+
+
+def _power(row: DeviceRow, width: int, glyphs: Glyphs) -> Text:
+    part = share(row.sample.power, row.sample.power_limit)
+    return _with_bar(
+        f"{number(row.sample.power)}/{number(row.sample.power_limit)}".rjust(8), part, width, heat(part), glyphs
+    )
+
+
+def _temperature(row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:
+    return cell(number(row.sample.temperature, "C"), width, heat(share(row.sample.temperature, HOT)), right=True)
+
+
+def _clock(row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:
+    return cell(number(row.sample.sm_clock), width, right=True)
+
+
+def _throttle(row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:
+    if row.throttle is None:
+        return cell("-", width, "dim")
+    return cell("".join(dict.fromkeys(LETTERS.get(reason, reason[:1]) for reason in row.throttle)), width, "bold red")
+
+
+def _age(row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:
+    return cell(seconds(row.age), width, "red" if row.age is not None and row.age > 5 else "", right=True)
+
+
+def _gib(mib: float | None) -> str:
+    return number(None if mib is None else mib / GIB, digits=1)

@@ -1,0 +1,204 @@
+"""The values that the screen shows: the newest sample, the history of the last minute, and the view of both."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from operator import attrgetter
+
+from kmatrix.gpu.formats.samples import GpuSample, Snapshot
+from kmatrix.stats import Balance, balance_of
+from kmatrix.status.alerts import Alert
+
+SPAN_S = 60.0  # length of the history on the screen
+
+
+class Metric(StrEnum):
+    """The metrics that can be charted. The value is the name on the screen."""
+
+    UTILIZATION = "utilization"
+    MEMORY = "memory"
+    POWER = "power"
+    TEMPERATURE = "temperature"
+    CLOCK = "SM clock"
+
+
+UNITS = {
+    Metric.UTILIZATION: "%",
+    Metric.MEMORY: "MiB",
+    Metric.POWER: "W",
+    Metric.TEMPERATURE: "C",
+    Metric.CLOCK: "MHz",
+}
+
+
+FIELDS = {
+    Metric.UTILIZATION: "utilization",
+    Metric.MEMORY: "memory_used",
+    Metric.POWER: "power",
+    Metric.TEMPERATURE: "temperature",
+    Metric.CLOCK: "sm_clock",
+}
+
+
+ORDER = {metric: place for place, metric in enumerate(FIELDS)}
+
+
+VALUES = attrgetter(*FIELDS.values())
+
+
+MEASURED = attrgetter(
+    *FIELDS.values(), "power_instant", "energy_j"
+)  # values of which a responding GPU changes some at every sample
+
+
+def value_of(sample: GpuSample, metric: Metric) -> float | None:
+    """Return the value of a metric of one GPU, in UNITS[metric]."""
+    value: float | None = getattr(sample, FIELDS[metric])
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScreenSample:
+    """One sample of all GPUs, with throttling, ranks and runs. Keys are GPU indices; absent GPUs are unknown."""
+
+    snapshot: Snapshot
+    throttle: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # active throttle reasons
+    ranks: Mapping[int, int] = field(default_factory=dict)  # rank on the GPU
+    runs: Mapping[int, str] = field(default_factory=dict)  # name of the run on the GPU
+
+    def of(self, gpus: frozenset[int] | None) -> ScreenSample:
+        """Return the sample restricted to these GPU indices; None: all."""
+        if gpus is None:
+            return self
+        samples = tuple(sample for sample in self.snapshot.samples if sample.gpu_index in gpus)
+        return replace(self, snapshot=replace(self.snapshot, samples=samples))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRow:
+    """One GPU on the screen."""
+
+    sample: GpuSample
+    rank: int | None = None
+    run: str = ""  # name of the run, empty if unknown
+    throttle: tuple[str, ...] | None = None  # active throttle reasons, None: unknown
+    age: float | None = None  # s since any value last changed
+    history: Mapping[Metric, tuple[float | None, ...]] = field(default_factory=dict)  # means per bucket, oldest first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """The content of one screen."""
+
+    rows: tuple[DeviceRow, ...]
+    mode: str  # live, attached, replay or paused
+    clock: str  # time of the sample, as text
+    title: str = ""
+    noun: str = "GPU"  # what a row represents: "GPU" or "rank"
+    notices: tuple[str, ...] = ()  # messages to the user
+    metric: Metric = Metric.UTILIZATION  # of the charts
+    selected: int | None = None  # GPU index
+    large: bool = False  # show charts of `metric` instead of the table
+    alerts: tuple[Alert, ...] = ()  # active alerts, critical ones first
+
+    @property
+    def position(self) -> int:
+        """The index of the selected row, 0 if it is not shown."""
+        return next((i for i, row in enumerate(self.rows) if row.sample.gpu_index == self.selected), 0)
+
+
+def balance(samples: Iterable[GpuSample], metric: Metric) -> Balance | None:
+    """Return the balance of a metric over the GPUs that report it; None for fewer than two."""
+    values = [value_of(sample, metric) for sample in samples]
+    return balance_of([value for value in values if value is not None and math.isfinite(value)])
+
+
+class History:
+    """The last minute of every GPU: means per bucket of `bucket_s` s, and the time of the last change."""
+
+    def __init__(self, bucket_s: float = 1.0) -> None:
+        self._bucket_s = bucket_s
+        self._buckets: dict[int, deque[_Bucket]] = {}
+        self._changed: dict[int, tuple[tuple[float | None, ...], float | None]] = {}
+        self._last: float | None = None
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Add one snapshot. The history restarts if the clock was set back."""
+        if self._last is not None and snapshot.time < self._last - self._bucket_s:
+            self.clear()
+        self._last = snapshot.time
+        number = int(snapshot.time // self._bucket_s)
+        for sample in snapshot.samples:
+            self._bucket(sample.gpu_index, number).add(sample)
+            self._note_change(sample, snapshot.time)
+
+    def clear(self) -> None:
+        """Remove all samples."""
+        self._buckets.clear()
+        self._changed.clear()
+        self._last = None
+
+    def age(self, gpu: int, now: float) -> float | None:
+        """Return the time since a value of a GPU last changed in s, or None without any value."""
+        since = self._changed.get(gpu, ((), None))[1]
+        return None if since is None else max(0.0, now - since)
+
+    def series(self, gpu: int, metric: Metric, now: float) -> tuple[float | None, ...]:
+        """Return the means per bucket of the minute that ends at `now`, oldest first."""
+        known = {bucket.number: bucket.mean(metric) for bucket in self._buckets.get(gpu, ())}
+        newest = int(now // self._bucket_s)
+        count = max(1, int(SPAN_S / self._bucket_s))
+        return tuple(known.get(number) for number in range(newest - count + 1, newest + 1))
+
+    def _bucket(self, gpu: int, number: int) -> _Bucket:
+        buckets = self._buckets.setdefault(gpu, deque(maxlen=int(SPAN_S / self._bucket_s) + 1))
+        if not buckets or buckets[-1].number != number:
+            buckets.append(_Bucket(number))
+        return buckets[-1]
+
+    def _note_change(self, sample: GpuSample, time: float) -> None:
+        values = MEASURED(sample)
+        before, since = self._changed.get(sample.gpu_index, ((), None))
+        if values != before and any(value is not None for value in values):
+            since = time
+        self._changed[sample.gpu_index] = (values, since)
+
+
+class _Bucket:
+    """Sums of one bucket of one GPU."""
+
+    __slots__ = ("_counts", "_sums", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._sums = [0.0] * len(FIELDS)
+        self._counts = [0] * len(FIELDS)
+
+    def add(self, sample: GpuSample) -> None:
+        for place, value in enumerate(VALUES(sample)):
+            if value is not None:
+                self._sums[place] += value
+                self._counts[place] += 1
+
+    def mean(self, metric: Metric) -> float | None:
+        place = ORDER[metric]
+        return self._sums[place] / self._counts[place] if self._counts[place] else None
+
+
+def rows_of(sample: ScreenSample, history: History, now: float) -> tuple[DeviceRow, ...]:
+    """Join a sample with its history. `now`: Unix s, the time that the screen shows."""
+    return tuple(
+        DeviceRow(
+            sample=gpu,
+            rank=sample.ranks.get(gpu.gpu_index),
+            run=sample.runs.get(gpu.gpu_index, ""),
+            throttle=sample.throttle.get(gpu.gpu_index),
+            age=history.age(gpu.gpu_index, now),
+            history={metric: history.series(gpu.gpu_index, metric, now) for metric in Metric},
+        )
+        for gpu in sample.snapshot.samples
+    )

@@ -1,0 +1,302 @@
+"""Lines of a configuration -> assignments, and whether each of them takes effect."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import kconfiglib as kc
+
+from kmatrix.errors import ConfigError
+from kmatrix.kconfig.tree import BOOLS, HEADER, Assignment, Tree, check_text, help_text, tidy
+from kmatrix.text import shown
+
+ASKED = "# asked for:"
+
+
+LINE = re.compile(r"CONFIG_(\w+)=(.*)|# CONFIG_(\w+) is not set")
+
+
+def read_assignments(tree: Tree, path: Path) -> list[Assignment]:
+    """Return the assignments of a defconfig, a fragment or a .config. Raises ConfigError with all invalid lines.
+
+    Names and types are checked here; `apply_assignments` checks whether the values take effect.
+    """
+    text = _read(path)
+    found: dict[str, Assignment] = {}
+    mistakes: list[str] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            assignment = _read_line(tree, line, f"{path}:{number}")
+            if assignment is None:
+                continue
+            _refuse_second(tree, found, assignment)
+            found[assignment.name] = assignment
+        except ConfigError as error:
+            mistakes.append(": ".join(part for part in (error.what, error.why, error.hint) if part))
+    refuse(mistakes)
+    return list(found.values())
+
+
+def merge(tree: Tree, base: list[Assignment], over: list[Assignment]) -> tuple[list[Assignment], list[str]]:
+    """Merge assignments into a base. Returns the merged lines, and a note for each replaced value."""
+    names = {item.name: item for item in over}
+    picked = {tree.axis_of(tree.kconf.syms[item.name]) for item in over if item.value == "y"}
+    picked &= set(tree.choices)
+    kept, notes = [], []
+    for item in base:
+        axis = tree.axis_of(tree.kconf.syms[item.name])
+        if item.name not in names and axis not in picked:
+            kept.append(item)
+        elif item.name in names and names[item.name].value != item.value:
+            new = names[item.name]
+            notes.append(f"CONFIG_{item.name}: {item.value} ({item.where}) -> {new.value} ({new.where})")
+        elif item.name not in names and item.value == "y":
+            notes.append(f"CONFIG_{item.name} ({item.where}): replaced by another member of {axis}")
+    return kept + over, notes
+
+
+def asked(tree: Tree, path: Path, assignments: list[Assignment]) -> list[Assignment]:
+    """Return the lines of a .config that were asked for: those in its header, and those that differ from defaults.
+
+    The other lines are defaults. They follow the symbols that they depend on when a matrix or the command line changes
+    those: the default learning rate of AdamW must not stay when SGD is selected. In a file without our header every
+    line counts as asked for. The assignments must be applied to the tree.
+    """
+    names = asked_names(path)
+    if names is None:
+        return assignments
+    minimal = {match[1] or match[3] for match in map(LINE.fullmatch, tree.minimal_text().splitlines()) if match}
+    return [item for item in assignments if item.name in names or item.name in minimal]
+
+
+def asked_names(path: Path) -> set[str] | None:
+    """Return the names that the header of a .config lists as asked for, None if it has no such header."""
+    head = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith(ASKED)]
+    return {name for line in head for name in line.removeprefix(ASKED).split()} if head else None
+
+
+def header(names: Iterable[str]) -> str:
+    """Return the header of a .config that lists the symbols that were asked for."""
+    words = textwrap.wrap(" ".join(sorted(names)), 100) or [""]
+    return HEADER + "".join(f"{ASKED} {line}".rstrip() + "\n" for line in words)
+
+
+def _read(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}", why=error.strerror or str(error)) from None
+    try:
+        return data.decode().replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}:{line}: not UTF-8 text", why=f"byte {data[error.start]:#04x}") from None
+
+
+def _read_line(tree: Tree, line: str, where: str) -> Assignment | None:
+    if not line.strip() or (line.startswith("#") and not re.match(r"#\s*CONFIG_\w+\s+is\b", line)):
+        return None
+    match = LINE.fullmatch(line)
+    if not match:
+        raise ConfigError(
+            f"{where}: cannot read {line!r}", why='expected CONFIG_NAME=value or "# CONFIG_NAME is not set"'
+        )
+    name, text = (match[1], match[2]) if match[1] else (match[3], "n")
+    symbol = tree.symbol(name, where)
+    if match[3] and symbol.orig_type not in BOOLS:
+        raise ConfigError(f"{where}: CONFIG_{name} is not set", why="only a bool can be unset")
+    if symbol.orig_type == kc.STRING:
+        if not re.fullmatch(r'"(?:[^"\\]|\\.)*"', text):
+            raise ConfigError(
+                f"{where}: CONFIG_{name}={text}", why=f'expected a string: CONFIG_{name}="{text.strip(chr(34))}"'
+            )
+        text = kc.unescape(text[1:-1])
+    check_text(tree, symbol, text, where)
+    return Assignment(name, text, where)
+
+
+def _refuse_second(tree: Tree, found: Mapping[str, Assignment], new: Assignment) -> None:
+    if new.name in found:
+        raise ConfigError(f"{new.where}: CONFIG_{new.name} is set twice", why=f"first at {found[new.name].where}")
+    symbol = tree.kconf.syms[new.name]
+    if symbol.choice and new.value == "y":
+        for member in symbol.choice.syms:
+            first = found.get(member.name)
+            if first and first.value == "y":
+                raise ConfigError(
+                    f"{new.where}: CONFIG_{new.name}=y and CONFIG_{member.name}=y ({first.where})",
+                    why=f"both are members of the choice {tree.axis_of(symbol)}: only one can be y",
+                )
+
+
+SHOWN = 20  # mistakes per message
+
+
+@dataclass(frozen=True, slots=True)
+class NotInEffect:
+    """The reason why an assignment has no effect."""
+
+    text: str
+    absent: bool  # the symbol does not apply in this configuration; otherwise its value is invalid
+
+
+def cause(tree: Tree, assignment: Assignment) -> NotInEffect | None:
+    """Return why an assignment has no effect in the current configuration, None if it has."""
+    symbol = tree.kconf.syms[assignment.name]
+    if symbol.str_value == assignment.value and (
+        symbol.visibility or not _has_prompt(symbol) or assignment.value == "n"
+    ):
+        return None
+    if symbol.choice:
+        return _choice_cause(symbol)
+    if not _has_prompt(symbol):
+        return NotInEffect(f"computed, cannot be set; its value is {symbol.str_value!r}", absent=False)
+    if not symbol.visibility:
+        return NotInEffect(unmet(symbol), absent=symbol.orig_type not in BOOLS or assignment.value == "n")
+    limits = [_limits(entry, symbol.kconfig) for entry in symbol.ranges if kc.expr_value(entry[2])]
+    others = [_limits(entry, symbol.kconfig) for entry in symbol.ranges if not kc.expr_value(entry[2])]
+    if limits:
+        return NotInEffect("; ".join([f"out of range: {limits[0]}", *others]), absent=False)
+    return NotInEffect(f"the effective value is {symbol.str_value!r}", absent=False)
+
+
+def _limits(entry: Sequence[Any], kconf: Any) -> str:
+    """Return a range and its condition as text."""
+    low, high, condition = entry[:3]
+    when = "" if condition is kconf.y else f" when {kc.expr_str(condition)}"
+    return f"[{low.str_value}, {high.str_value}]{when}"
+
+
+def unmet(symbol: Any) -> str:
+    """Return the unmet dependencies of a symbol, with their values: "depends on A=n, B || C (B=n, C=n)"."""
+    unmet_terms = []
+    for term in kc.split_expr(symbol.direct_dep, kc.AND):
+        if kc.expr_value(term) or kc.expr_str(term) == "<choice>":
+            continue
+        if isinstance(term, kc.Symbol) and term.nodes:
+            unmet_terms.append(f"{term.name}={term.str_value}")
+            continue
+        items = {item for item in kc.expr_items(term) if isinstance(item, kc.Symbol) and item.nodes}
+        values = sorted(f"{item.name}={item.str_value}" for item in items)
+        unmet_terms.append(kc.expr_str(term) + (f" ({', '.join(values)})" if values else ""))
+    return f"depends on {', '.join(unmet_terms)}" if unmet_terms else "hidden in this configuration"
+
+
+def apply_assignments(tree: Tree, assignments: Sequence[Assignment]) -> None:
+    """Apply all assignments to the tree. Raises ConfigError if one of them has no effect afterwards.
+
+    The message has a line per mistake: file and line, symbol, cause.
+    """
+    before = len(tree.kconf.warnings)
+    for assignment in assignments:
+        tree.kconf.syms[assignment.name].set_value(assignment.value)
+    refuse(
+        f"{item.where}: CONFIG_{item.name}={item.value}: {why.text}"
+        for item in assignments
+        if (why := cause(tree, item)) is not None
+    )
+    for symbol in tree.symbols:
+        _ = symbol.str_value  # evaluation reports the rest: a symbol that is selected against its dependencies
+    refuse(tidy(text) for text in tree.kconf.warnings[before:])
+    forbidding = {symbol: {item.name for item in symbol.referenced} for symbol in tree.forbidding()}
+    refuse(
+        f"{symbol.name}: {help_text(symbol)}{lines_that_set(tree, assignments, names)}"
+        for symbol, names in forbidding.items()
+    )
+
+
+def lines_that_set(tree: Tree, assignments: Iterable[Assignment], names: Iterable[str]) -> str:
+    """Return the lines that set these symbols and choices, in parentheses; "" if they have their defaults."""
+    named = set(names)
+    found = [
+        f"{item.where}: CONFIG_{item.name}={item.value}"
+        for item in assignments
+        if (item.name in named or tree.axis_of(tree.kconf.syms[item.name]) in named) and item.value != "n"
+    ]
+    return f" ({'; '.join(found)})" if found else ""
+
+
+def refuse(mistakes: Iterable[str]) -> None:
+    """Raise one ConfigError for all mistakes, if there are any."""
+    found = list(mistakes)
+    if len(found) == 1:
+        raise ConfigError(found[0], hint="remove or change it; nothing was written")
+    if found:
+        more = [f"... and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+        lines = "\n  ".join([*found[:SHOWN], *more])
+        raise ConfigError(
+            f"{len(found)} assignments have no effect:\n  {lines}",
+            hint="remove or change them; nothing was written",
+        )
+
+
+def _has_prompt(symbol: Any) -> bool:
+    return any(node.prompt for node in symbol.nodes)
+
+
+def _choice_cause(symbol: Any) -> NotInEffect:
+    if not symbol.choice.visibility:
+        return NotInEffect("its choice is hidden in this configuration", absent=True)
+    if not symbol.visibility:
+        return NotInEffect(unmet(symbol), absent=False)
+    taken = symbol.choice.selection
+    return NotInEffect(f"{taken.name if taken else 'nothing'} is selected: only one member can be y", absent=False)
+
+
+def load_config(tree: Tree, path: Path) -> list[Assignment]:
+    """Apply every line of a .config, and return the lines that were asked for."""
+    if not path.exists():
+        raise ConfigError(
+            f"{shown(path)} not found",
+            hint="run `make defconfig-<name>` (see `make list-defconfigs`) or `make menuconfig`",
+        )
+    lines = read_assignments(tree, Path(shown(path)))
+    apply_assignments(tree, lines)
+    return asked(tree, path, lines)
+
+
+TRACKERS = {"wandb": "TRACKER_WANDB", "trackio": "TRACKER_TRACKIO", "tensorboard": "TRACKER_TENSORBOARD"}
+
+
+SHORT = {"both": ("wandb", "trackio"), "all": tuple(TRACKERS), "none": ()}
+
+
+SETS = ("TRACKER",)
+
+
+def parse_trackers(text: str) -> tuple[str, ...]:
+    """Return the trackers of a comma-separated list, in a fixed order. Blanks are ignored."""
+    words = [word.strip().lower() for word in text.split(",")]
+    for word in words:
+        if word not in TRACKERS and word not in SHORT:
+            raise _unknown(text, word)
+    if "none" in words and len(words) > 1:
+        raise ConfigError(f"command line: TRACKER={text}", why="none cannot be combined")
+    chosen = {name for word in words for name in SHORT.get(word, (word,))}
+    return tuple(name for name in TRACKERS if name in chosen)
+
+
+def parse_set(tree: Tree, name: str, text: str) -> dict[str, list[Assignment]]:
+    """Return the assignments of NAME=text by symbol, for each member of the set."""
+    where = f"command line: {name}={text}"
+    chosen = parse_trackers(text)
+    for symbol in TRACKERS.values():
+        tree.symbol(symbol, where)
+    return {
+        symbol: [Assignment(symbol, "y" if member in chosen else "n", where)] for member, symbol in TRACKERS.items()
+    }
+
+
+def _unknown(text: str, word: str) -> ConfigError:
+    near = difflib.get_close_matches(word, [*TRACKERS, *SHORT], 2)
+    return ConfigError(
+        f"command line: TRACKER={text}: unknown tracker {word!r}",
+        why="expected a list of wandb, trackio, tensorboard; both (wandb,trackio); all; or none",
+        hint=f"did you mean {' or '.join(near)}?" if near else "",
+    )

@@ -1,0 +1,272 @@
+"""Forecast the time, energy, cost and disk space of a run, and whether it fits a device."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from kmatrix.errors import ConfigError
+from kmatrix.plan.memory import BYTES, masks, memory, states
+from kmatrix.records.train_config import TrainConfig
+from kmatrix.shapes import ModelShape, by_depth, mfu, peak_tflops
+from kmatrix.text import GIB
+
+BAND = (0.25, 0.50)  # MFU of GPT-2 training with fused attention, from small models to large batches of large models
+
+
+UNLIKELY, IMPOSSIBLE = 0.75, 1.0  # required MFU
+
+
+MIDDLE = math.sqrt(BAND[0] * BAND[1])  # the geometric mean of the band
+
+
+OVERHEAD = GIB  # bytes that CUDA, NCCL and libraries use per device before any tensor is allocated
+
+
+TIGHT = 0.9  # fraction of the rest; above it, fragmentation can cause out-of-memory errors
+
+
+MOST = 1 << 20  # upper bound of the search for the largest micro-batch
+
+
+class Fit(StrEnum):
+    FITS = "fits"
+    TIGHT = "tight"
+    NOT = "does not fit"
+    UNKNOWN = "unknown"
+
+
+class Feasibility(StrEnum):
+    POSSIBLE = "possible"
+    UNLIKELY = "unlikely"
+    IMPOSSIBLE = "impossible"
+    UNKNOWN = "unknown"
+
+
+def fit(needed: float | None, device: GpuModel) -> Fit:
+    """Return whether a number of bytes fits a device, next to the overhead of the libraries."""
+    if needed is None or device.memory is None:
+        return Fit.UNKNOWN
+    room = device.memory - OVERHEAD
+    if needed > room:
+        return Fit.NOT
+    return Fit.TIGHT if needed > TIGHT * room else Fit.FITS
+
+
+def feasibility(needed_mfu: float | None) -> Feasibility:
+    """Return whether a speed can be reached. needed_mfu: 1 is the peak of the device."""
+    if needed_mfu is None:
+        return Feasibility.UNKNOWN
+    if needed_mfu > IMPOSSIBLE:
+        return Feasibility.IMPOSSIBLE
+    return Feasibility.UNLIKELY if needed_mfu > UNLIKELY else Feasibility.POSSIBLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A target speed. At most one of the fields is set. hours: for the whole run."""
+
+    tokens_per_second: float | None = None
+    seconds_per_step: float | None = None
+    hours: float | None = None
+
+    def __post_init__(self) -> None:
+        if sum(value is not None for value in (self.tokens_per_second, self.seconds_per_step, self.hours)) > 1:
+            raise ConfigError("pass only one of TOKENS_PER_SECOND, SECONDS_PER_STEP and HOURS")
+
+    def rate(self, tokens_per_step: int, tokens: int | None) -> float | None:
+        """Return tokens/s of all ranks together, None if there is no target."""
+        if self.seconds_per_step is not None:
+            return tokens_per_step / self.seconds_per_step
+        if self.hours is not None:
+            return None if tokens is None else tokens / (self.hours * 3600)
+        return self.tokens_per_second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """The speed of a run."""
+
+    tokens_per_second: float
+    seconds: float | None  # of the whole run, None if its length is unknown
+    mfu: float | None  # 0 to 1, None if the peak of the device is unknown
+
+
+def peak_of(device: GpuModel, train: TrainConfig) -> float | None:
+    """Return the dense peak of one device in TFLOP/s: PEAK_TFLOPS, else from the table."""
+    if train.peak_tflops:
+        return train.peak_tflops
+    return peak_tflops(device.name, train.dtype, tf32=train.tf32)
+
+
+def at_rate(rate: float, *, shape: ModelShape, train: TrainConfig, tokens: int | None, device: GpuModel) -> Speed:
+    """Return the time and the MFU of a rate in tokens/s."""
+    used = mfu(rate, shape.flops_per_token, peak_of(device, train), train.num_gpus)
+    return Speed(tokens_per_second=rate, seconds=None if tokens is None else tokens / rate, mfu=used)
+
+
+def at_mfu(
+    share: float, *, shape: ModelShape, train: TrainConfig, tokens: int | None, device: GpuModel
+) -> Speed | None:
+    """Return the speed at an MFU, None if the peak of the device is unknown."""
+    peak = peak_of(device, train)
+    if peak is None:
+        return None
+    rate = share * peak * 1e12 * train.num_gpus / shape.flops_per_token
+    return at_rate(rate, shape=shape, train=train, tokens=tokens, device=device)
+
+
+def expected_seconds(*, shape: ModelShape, train: TrainConfig, tokens: int | None, device: GpuModel) -> float | None:
+    """Return the expected time of a run in seconds before anything is measured, at the middle of the MFU band.
+
+    None if the peak of the device or the length is unknown. The actual time can differ by a factor of 1.4;
+    evaluations and checkpoints are not included.
+    """
+    speed = at_mfu(MIDDLE, shape=shape, train=train, tokens=tokens, device=device)
+    return None if speed is None else speed.seconds
+
+
+def kilowatt_hours(seconds: float, device: GpuModel, devices: int) -> float | None:
+    """Return the energy of devices at their maximum power in kWh, None if that power is unknown."""
+    return None if device.watts is None else device.watts * devices * seconds / 3.6e6
+
+
+def gpu_cost(seconds: float, train: TrainConfig) -> float | None:
+    """Return the cost in dollars at GPU_HOUR_PRICE, None without a price or on the CPU."""
+    price = train.gpu_hour_price
+    if price is None or train.device == "cpu":
+        return None
+    return price * train.num_gpus * seconds / 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """The disk space of checkpoints."""
+
+    each: float  # bytes per checkpoint
+    files: int  # maximum number at the same time
+
+
+def disk(shape: ModelShape, train: TrainConfig, steps: int | None) -> Disk | None:
+    """Return the disk space of checkpoints, None if the optimizer or the number of steps is unknown."""
+    kept = states(shape, train)
+    if kept is None or steps is None:
+        return None
+    averaged = shape.params if train.optimizer == "schedulefree" else 0
+    return Disk(each=BYTES * (shape.params + averaged + kept + masks(shape, train)), files=_files(train, steps))
+
+
+def _files(train: TrainConfig, steps: int) -> int:
+    """Return the maximum number of checkpoints at the same time: rolling, permanent, best and final."""
+    every, for_good = train.checkpoint_interval, train.keep_every
+    periodic = (steps - 1) // every if every else 0
+    kept = sum(1 for step in range(every, steps, every) if step % for_good == 0) if every and for_good else 0
+    rolling = min(periodic - kept, train.keep_checkpoints)
+    best = min(1, (steps - 1) // train.eval_interval) if train.save_best else 0
+    return rolling + kept + best + (1 if train.save_checkpoint else 0)
+
+
+def largest_batch(shape: ModelShape, train: TrainConfig, device: GpuModel) -> int | None:
+    """Return the largest micro-batch that fits in sequences, 0 if none fits, None if unknown."""
+    return _largest(lambda batch: fit(memory(shape, replace(train, batch_size=batch)).total, device))
+
+
+def largest_depth(train: TrainConfig, device: GpuModel, shape_at: Callable[[int], ModelShape]) -> int | None:
+    """Return the largest number of layers that fits with this micro-batch. shape_at: depth -> shape."""
+    return _largest(lambda depth: fit(memory(shape_at(depth), train).total, device))
+
+
+def deeper(shape: ModelShape, train: TrainConfig) -> Callable[[int], ModelShape]:
+    """Return a function from depth to shape. With MODEL=depth the width grows with the depth."""
+
+    def at(depth: int) -> ModelShape:
+        if train.model != "depth" or not (train.aspect_ratio and train.head_dim):
+            return replace(shape, n_layer=depth)
+        layers, heads, width = by_depth(depth, train.aspect_ratio, train.head_dim)
+        return replace(shape, n_layer=layers, n_head=heads, n_embd=width)
+
+    return at
+
+
+def _largest(fits: Callable[[int], Fit]) -> int | None:
+    """Return the largest number that fits, by bisection; 0 if 1 does not fit."""
+    if fits(1) is Fit.UNKNOWN:
+        return None
+    low, high = 0, 1
+    while high < MOST and fits(high) is not Fit.NOT:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) is not Fit.NOT else (low, middle)
+    return low
+
+
+def other_counts(train: TrainConfig, global_batch: int) -> dict[int, int | None]:
+    """Return the accumulation that keeps the global batch on 1, 2, 4 and 8 ranks, None if there is none."""
+    micro = train.batch_size
+    return {
+        ranks: global_batch // (micro * ranks) if global_batch % (micro * ranks) == 0 else None
+        for ranks in (1, 2, 4, 8)
+        if ranks != train.num_gpus
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuModel:
+    """A GPU model with its memory and power."""
+
+    name: str
+    memory: float | None  # bytes, None if unknown
+    watts: float | None  # maximum power, None if the manufacturer does not publish it
+
+
+# Gigabytes (10^9 bytes; the driver reports as many or a few percent more) and watts (thermal design power, of the
+# SXM version if there are two), from the data sheets that kmatrix.shapes cites for the peaks.
+# GH200: the power is shared with a CPU. A10G: AWS does not publish the power.
+KNOWN = tuple(
+    GpuModel(name=name, memory=gigabytes * 1e9, watts=watts)
+    for name, gigabytes, watts in (
+        ("B200", 180, 1000),
+        ("GH200", 96, None),
+        ("H200", 141, 700),
+        ("H100 PCIe", 80, 350),
+        ("H100 NVL", 94, 400),
+        ("H100", 80, 700),
+        ("A100 40GB", 40, 400),
+        ("A100", 80, 400),
+        ("A10G", 24, None),
+        ("A10", 24, 150),
+        ("A30", 24, 165),
+        ("A40", 48, 300),
+        ("L40S", 48, 350),
+        ("L40", 48, 300),
+        ("L4", 24, 72),
+        ("RTX 3090", 24, 350),
+        ("RTX 4090", 24, 450),
+    )
+)
+
+
+def by_name(asked: str) -> GpuModel:
+    """Return the GPU model of GPU=. Case, blanks, hyphens and underscores are ignored."""
+    for device in KNOWN:
+        if _letters(device.name) == _letters(asked):
+            return device
+    raise ConfigError(
+        f"GPU={asked}: unknown GPU model", why=f"known models: {', '.join(device.name for device in KNOWN)}"
+    )
+
+
+def detected(name: str, memory_mib: float) -> GpuModel:
+    """Return the GPU model of a name from the driver, with the memory from the driver and the power from the table."""
+    words = set(re.split(r"[^A-Za-z0-9]+", name.upper()))
+    known = (device for device in KNOWN if set(device.name.upper().split()) <= words)
+    watts = next((device.watts for device in known), None)
+    return GpuModel(name=name, memory=memory_mib * 2**20, watts=watts)
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[\s_-]", "", text).upper()

@@ -1,0 +1,148 @@
+"""Locks that the kernel releases when their holder dies: one runner per matrix, one attempt of a run at a time.
+
+The lock is flock's, not the file: a file without a holder locks nothing. It names its holder with its start time and
+the boot of the machine, so that a reused pid is not mistaken for it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from kmatrix.errors import LaunchError
+from kmatrix.records.paths import MatrixDir
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+RETRY_S = 0.3  # `holder` takes the lock briefly, which must not make a runner fail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A process, identified by pid, start time and boot: a reused pid is another process."""
+
+    pid: int | None  # None if the file that names the process is incomplete
+    host: str
+    pid_started: int | None = None  # clock ticks after the boot
+    boot_id: str | None = None  # the kernel's id of this boot
+
+    def lives_here(self) -> bool:
+        """Return whether this process runs on this machine now."""
+        if self.pid is None or self.pid_started is None or self.boot_id is None or self.boot_id != boot_id():
+            return False
+        return start_of(self.pid) == self.pid_started
+
+
+def this_process() -> Process:
+    """Return the current process."""
+    return Process(pid=os.getpid(), host=socket.gethostname(), pid_started=start_of(os.getpid()), boot_id=boot_id())
+
+
+def boot_id() -> str | None:
+    """Return the kernel's id of this boot of the machine, None if the system has none."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+
+
+def start_of(pid: int) -> int | None:
+    """Return the start time of a process in clock ticks after the boot, None if there is no such process."""
+    fields = stat_fields(pid)
+    return int(fields[19]) if fields else None
+
+
+def stat_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the command name (state, ppid, ...), empty without such a process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return []
+    return stat[stat.rindex(")") + 2 :].split()
+
+
+@contextmanager
+def held(matrix: MatrixDir) -> Iterator[None]:
+    """Return a context that holds the matrix. Raises LaunchError with the holder if another runner holds it."""
+    deadline = time.monotonic() + RETRY_S
+    while (handle := try_lock(matrix.lock)) is None:
+        if time.monotonic() > deadline:
+            _refuse(matrix, _read(matrix.lock))
+        time.sleep(0.02)
+    try:
+        _write(handle, matrix.lock)
+        yield
+    finally:
+        os.close(handle)
+
+
+def holder(matrix: MatrixDir) -> Process | None:
+    """Return the runner that holds the matrix, or None: then a status "running" is outdated."""
+    if not matrix.lock.exists():
+        return None
+    handle = try_lock(matrix.lock)
+    if handle is not None:
+        os.close(handle)
+        return None
+    return _read(matrix.lock)
+
+
+def try_lock(path: Path) -> int | None:
+    """Return a descriptor that holds the lock until it is closed, None if another process holds it."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise LaunchError(
+            f"cannot open {path}",
+            why=error.strerror or str(error),
+            hint="check that the directory exists and is writable",
+        ) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    except OSError as error:
+        os.close(handle)
+        raise LaunchError(
+            f"cannot lock {path}",
+            why=error.strerror or str(error),
+            hint="set RESULTS_DIR to a disk that supports file locks",
+        ) from error
+    return handle
+
+
+def _write(handle: int, path: Path) -> None:
+    try:
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, json.dumps(asdict(this_process())).encode(), 0)
+    except OSError as error:
+        raise LaunchError(
+            f"cannot write {path}", why=error.strerror or str(error), hint="free some space, then run the command again"
+        ) from error
+
+
+def _read(path: Path) -> Process:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        host, pid = str(value["host"]), int(value["pid"])
+        return Process(pid=pid, host=host, pid_started=value.get("pid_started"), boot_id=value.get("boot_id"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return Process(pid=None, host=socket.gethostname())
+
+
+def _refuse(matrix: MatrixDir, other: Process) -> None:
+    who = f"process {other.pid}" if other.pid is not None else "another process"
+    raise LaunchError(
+        f"{matrix.name} is being run by {who} on {other.host}",
+        why="two runners would start each run twice",
+        hint="wait for it, or stop it with `make stop` or Ctrl+C in its terminal (runs save a checkpoint)",
+    )

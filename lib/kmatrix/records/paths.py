@@ -1,0 +1,298 @@
+"""The names of all files of a matrix and of a run, and the search for a matrix."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import kmatrix
+from kmatrix.errors import RecordError
+from kmatrix.records.files import read_json
+
+ROOT = Path(kmatrix.__file__).parents[2]  # the checkout: Kconfig, defconfigs/, gpt2/
+MATRIX_PREFIX = "test_matrix_results_"
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """The directory of one run, with the path of every file in it."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def run_json(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def config(self) -> Path:
+        return self.path / ".config"
+
+    @property
+    def defconfig(self) -> Path:
+        return self.path / "defconfig"
+
+    @property
+    def status(self) -> Path:
+        return self.path / "status.json"
+
+    @property
+    def output_log(self) -> Path:
+        return self.path / "output.log"
+
+    @property
+    def run_used(self) -> Path:
+        return self.path / "run_used.json"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        """Return the file of the texts sampled at intervals: step, prompt, text, seed, tokens."""
+        return self.path / "samples.jsonl"
+
+    @property
+    def phases(self) -> Path:
+        """Return the file of the phases without training: phase, step, begin, end (Unix seconds)."""
+        return self.path / "phases.jsonl"
+
+    @property
+    def training_metrics(self) -> Path:
+        return self.path / "training_metrics.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / ".lock"
+
+    @property
+    def track(self) -> Path:
+        """Return the file of the upload status of each tracker."""
+        return self.path / "track.json"
+
+    @property
+    def track_log(self) -> Path:
+        """Return the log of the tracker process."""
+        return self.path / "track.log"
+
+    @property
+    def track_lock(self) -> Path:
+        """Return the lock of the tracker process; a run has one at a time."""
+        return self.path / ".track.lock"
+
+    def tracker_files(self) -> tuple[Path, ...]:
+        """Return the files of the trackers: status, log and lock, and the folder of W&B."""
+        return (self.track, self.track_log, self.track_lock, self.path / "wandb")
+
+    @property
+    def archive(self) -> Path:
+        """The directory of archived results, replaced by reruns: 1, 2, ..."""
+        return self.path / ("former" if (self.path / "former").is_dir() else "archive")  # "former": version 0.1
+
+    @property
+    def gpu_stats(self) -> Path:
+        return self.path / f"gpu_stats_{self.name}.json"
+
+    @property
+    def gpu_stats_multi(self) -> Path:
+        return self.path / f"gpu_stats_{self.name}_multi_gpu.json"
+
+    @property
+    def gpu_samples(self) -> Path:
+        return self.path / "gpu_samples.bin"
+
+    def earlier_gpu_samples(self) -> list[Path]:
+        """Return the recordings of earlier attempts on other devices, oldest first."""
+        found = [path for path in self.path.glob("gpu_samples.*.bin") if path.suffixes[0][1:].isdigit()]
+        return sorted(found, key=lambda path: int(path.suffixes[0][1:]))
+
+    @property
+    def gpu_events(self) -> Path:
+        return self.path / "gpu_events.jsonl"
+
+    @property
+    def gpu_summary(self) -> Path:
+        return self.path / "gpu_summary.json"
+
+    def gpu_metrics(self, started: datetime, form: str) -> Path:
+        """Return the file of an export of all samples. form: csv, npz or parquet."""
+        return self.path / f"gpu_metrics_{started:%Y%m%d_%H%M%S}.{form}"
+
+    def rank(self, rank: int) -> Path:
+        """Return the folder of one rank."""
+        return self.path / "ranks" / str(rank)
+
+    def rank_errors(self) -> list[Path]:
+        """Return the error files of the failed ranks, in no particular order."""
+        return list(self.path.glob("ranks/*/error.json"))
+
+    def timings(self, rank: int) -> Path:
+        """Return the file of a rank's step times: step, steps, compute_ms, step_ms (means since the previous line)."""
+        return self.rank(rank) / "timings.jsonl"
+
+    def rank_state(self, rank: int) -> Path:
+        """Return the file of a rank's newest state: attempt, pid, host, time, step, work, place, age_s, spent_s."""
+        return self.rank(rank) / "state.json"
+
+    def rank_stacks(self, rank: int, attempt: int | None = None) -> Path:
+        """Return the file of a rank's thread stacks, written when it hung. attempt: an earlier one."""
+        return self.rank(rank) / ("stacks.txt" if attempt is None else f"stacks.{attempt}.txt")
+
+    @property
+    def profile(self) -> Path:
+        """Return the Chrome trace of some steps of rank 0."""
+        return self.path / "profile.json"
+
+    def rank_error(self, rank: int) -> Path:
+        """Return the error file of a rank other than 0: rank, attempt, time, kind, reason."""
+        return self.rank(rank) / "error.json"
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixDir:
+    """The directory of a matrix, with the path of every file in it."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def matrix_json(self) -> Path:
+        return self.path / "matrix.json"
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.txt"
+
+    @property
+    def patch(self) -> Path:
+        """Return the patch of uncommitted changes when the matrix was made; missing if there were none."""
+        return self.path / "code.patch"
+
+    @property
+    def status(self) -> Path:
+        return self.path / "status.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / ".lock"
+
+    @property
+    def runner_log(self) -> Path:
+        """Return the log of a runner in the background."""
+        return self.path / "runner.log"
+
+    @property
+    def all_results(self) -> Path:
+        return self.path / "all_results.json"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary_report.txt"
+
+    @property
+    def results(self) -> Path:
+        return self.path / "results.json"
+
+    @property
+    def graphs(self) -> Path:
+        return self.path / "graphs"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Return the log directory of TensorBoard, with a folder per run."""
+        return self.path / "tb"
+
+    def is_held(self) -> bool:
+        """Return whether a runner has this matrix now. The kernel releases its lock when it exits or is killed."""
+        try:
+            with self.lock.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False  # no lock file, or a file system without locks
+        return False
+
+    def run(self, name: str) -> RunDir:
+        return RunDir(self.path / name)
+
+    def runs(self) -> list[RunDir]:
+        """Return the folders with a run.json, in the order of matrix.json, then by name."""
+        there = {path.parent.name: RunDir(path.parent) for path in self.path.glob("*/run.json")}
+        order = [str(run["name"]) for run in read_json(self.matrix_json)["runs"]] if self.matrix_json.exists() else []
+        names = [name for name in order if name in there] + sorted(set(there) - set(order))
+        return [there[name] for name in names]
+
+
+def matrix_dirs(results_dir: Path) -> list[MatrixDir]:
+    """Return all matrices in the results folder, newest last."""
+    return [MatrixDir(path) for path in sorted(results_dir.glob(MATRIX_PREFIX + "*")) if path.is_dir()]
+
+
+def find_matrix(results_dir: Path, target: str | None, argument: str = "TARGET") -> MatrixDir:
+    """Return the matrix named by TARGET: a path or a name in the results folder; by default the newest.
+
+    argument: name of the argument in error messages. Raises RecordError if there is no such matrix.
+    """
+    there = [matrix for matrix in matrix_dirs(results_dir) if _is_matrix(matrix)]
+    if target:
+        for path in (Path(target).expanduser(), results_dir / target):
+            if _is_matrix(MatrixDir(path)):
+                return MatrixDir(path.resolve())
+        newest = ", ".join(matrix.name for matrix in there[:-6:-1])
+        raise RecordError(
+            f"{argument}={target} is not a matrix directory",
+            why=f"newest of {len(there)} in {results_dir}: {newest}" if there else f"{results_dir} has no matrix",
+            hint=f"pass {argument}=<one of these, or a path>" if there else "run `make test-matrix` to create one",
+        )
+    if not there:
+        raise RecordError(
+            f"there is no matrix in {results_dir}",
+            why=f"no folder {MATRIX_PREFIX}* has a matrix.json or a run",
+            hint="run `make test-matrix` to create one, or pass TARGET=<matrix directory>",
+        )
+    return there[-1]
+
+
+def _is_matrix(matrix: MatrixDir) -> bool:
+    return matrix.matrix_json.is_file() or any(matrix.path.glob("*/run.json"))
+
+
+def program_path(root: Path = ROOT) -> str:
+    """Return the PYTHONPATH for a program of a checkout."""
+    return os.pathsep.join([str(root), str(root / "lib")])
+
+
+def program_environment(root: Path = ROOT, /, **changes: str) -> dict[str, str]:
+    """Return the environment for a program of a checkout: this one with changes, and the checkout on PYTHONPATH.
+
+    The user's own PYTHONPATH follows, so that a copied checkout always runs its own code.
+    """
+    path = os.pathsep.join(filter(None, [program_path(root), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, **changes, "PYTHONPATH": path}

@@ -1,0 +1,433 @@
+"""run.json's "train": the training configuration that the control side and the trainer share."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from functools import cache
+from math import gcd, lcm
+from types import NoneType
+from typing import Any, Self, get_args, get_type_hints
+
+from kmatrix.errors import ConfigError
+from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, ModelShape, by_depth
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "model": (*NAMED, "depth", "custom"),
+    "dataset": (
+        *("stdlib", "finewebedu", "fineweb", "openwebtext", "tinystories", "shakespeare"),
+        *("hub", "folder", "shards", "mix"),
+    ),
+    "tokenizer": ("gpt2", "byte", "char", "bpe"),
+    "schedule": ("cosine", "linear", "constant", "wsd"),
+    "adamwprune_base": ("adamw", "adamwspam"),
+    "pruning": ("none", "magnitude", "movement", "state"),
+    "device": ("cuda", "cpu"),
+    "dtype": ("fp32", "bf16"),
+    "ddp_backend": ("nccl", "gloo"),
+    "nan_policy": ("stop", "skip", "rollback"),
+    "spike_policy": ("record", "skip", "rollback"),
+    "oom_policy": ("fail", "halve"),
+}
+
+
+OPTIONAL_CHOICES = ("ddp_backend", "adamwprune_base", "spike_policy")
+
+
+VOCAB = {"gpt2": GPT2_VOCAB, "byte": BYTE_VOCAB}  # char and bpe: the dataset decides
+
+
+AT_LEAST_ONE = (
+    *("n_layer", "n_head", "n_embd", "block_size", "vocab_multiple", "vocab_size", "batch_size"),
+    *("gradient_accumulation", "global_batch", "max_iters", "eval_interval", "eval_samples", "log_interval"),
+    *("num_gpus", "cpu_threads", "keep_checkpoints"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainFields:
+    """The fields of "train" that readers of a run.json use. None: missing, or not of the field's type.
+
+    A run.json may come from another version, or be damaged: readers must not assume that any field is present.
+    """
+
+    model: str | None = None
+    n_layer: int | None = None
+    n_head: int | None = None
+    n_embd: int | None = None
+    block_size: int | None = None
+    bias: bool | None = None
+    weight_tying: bool | None = None
+    vocab_size: int | None = None
+    dataset: str | None = None
+    data_path: str | None = None
+    data_sha256: str | None = None
+    data_shards: int | None = None
+    tokenizer: str | None = None
+    batch_size: int | None = None
+    global_batch: int | None = None
+    max_iters: int | None = None
+    warmup_steps: int | None = None
+    eval_interval: int | None = None
+    eval_samples: int | None = None
+    checkpoint_interval: int | None = None
+    checkpoint_dir: str | None = None
+    seed: int | None = None
+    optimizer: str | None = None
+    pruning: str | None = None
+    target_sparsity: float | None = None
+    device: str | None = None
+    dtype: str | None = None
+    num_gpus: int | None = None
+    cpu_threads: int | None = None
+    max_time: float | None = None
+    max_cost: float | None = None
+    gpu_hour_price: float | None = None
+    oom_policy: str | None = None
+
+    @property
+    def shape(self) -> ModelShape | None:
+        """The sizes of the model; None if one of them is missing or impossible."""
+        layers, heads, width = self.n_layer, self.n_head, self.n_embd
+        block_size, vocabulary = self.block_size, self.vocab_size
+        if not (layers and heads and width and block_size and vocabulary) or width % heads:
+            return None
+        return ModelShape(
+            n_layer=layers,
+            n_head=heads,
+            n_embd=width,
+            block_size=block_size,
+            vocab_size=vocabulary,
+            bias=self.bias is not False,
+            weight_tying=self.weight_tying is not False,
+        )
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Tokens that all ranks together read in one step."""
+        return self.global_batch * self.block_size if self.global_batch and self.block_size else None
+
+
+def read_fields(record: Mapping[str, Any]) -> TrainFields:
+    """Return the fields of "train" in a run.json or run_used.json. Unknown fields are ignored."""
+    values = record.get("train")
+    if not isinstance(values, Mapping):
+        return TrainFields()
+    return TrainFields(**{name: _as_recorded(values.get(name), types) for name, types in _types(TrainFields)})
+
+
+def _as_recorded(value: Any, types: tuple[type, ...]) -> Any:
+    """Return a JSON value if it is of one of the types, else None; 12.0 counts as 12, and 12 as 12.0."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            return None
+        if int in types and value == int(value):
+            return int(value)
+        return float(value) if float in types else None
+    return value if type(value) in types else None
+
+
+@cache
+def _types(config: type[TrainFields]) -> tuple[tuple[str, tuple[type, ...]], ...]:
+    """Return each field's name with its types."""
+    hints = get_type_hints(config)
+    return tuple((field.name, get_args(hints[field.name]) or (hints[field.name],)) for field in fields(config))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig(TrainFields):
+    """The complete configuration of a run: each symbol CONFIG_GPT2_X is the field x.
+
+    None: the symbol does not apply to this run. The fields without a symbol come last; they follow from the others.
+    """
+
+    # Model
+    model: str  # name in kmatrix.shapes.NAMED, "depth" or "custom"
+    arch: str  # class in gpt2.model.MODELS
+    depth: int | None  # layers; with aspect_ratio and head_dim it decides the sizes of model "depth"
+    aspect_ratio: int | None  # width per layer
+    head_dim: int | None
+    n_layer: int
+    n_head: int
+    n_embd: int
+    block_size: int  # tokens per sequence
+    dropout: float
+    bias: bool
+    weight_tying: bool
+    vocab_multiple: int  # the embedding is padded to a multiple of this
+
+    # Data
+    dataset: str
+    data_path: str  # directory of the shards; "" until the data are prepared
+    data_mix: str | None  # as `parse_mix` reads it
+    text_column: str | None
+    data_tokens: int | None  # tokens to prepare; 0: as many as the run reads
+    val_percent: int | None  # percent of the documents
+    shard_tokens: int | None  # tokens per shard
+    tokenizer: str
+    bpe_vocab_size: int | None
+
+    # Steps and learning rate
+    batch_size: int  # sequences per micro-batch
+    gradient_accumulation: int  # micro-batches per step on each rank
+    max_iters: int  # steps; 0 in a plan whose length depends on data that are not prepared yet
+    learning_rate: float  # peak
+    schedule: str
+    min_lr: float
+    warmup_fraction: float | None  # of max_iters
+    warmup_steps: int
+    wsd_decay_fraction: float | None  # of max_iters
+    grad_clip: float  # L2 norm; 0: no clipping
+
+    # Evaluation and logging
+    eval_interval: int  # steps
+    eval_samples: int  # sequences
+    log_interval: int  # steps
+    seed: int
+    hellaswag: str  # path of hellaswag_val.jsonl; "": not measured
+    hellaswag_interval: int | None  # steps; 0: at the end only
+    hellaswag_examples: int | None  # 0: all
+    sample_interval: int  # steps; 0: no sample texts
+    sample_prompt: str | None
+    sample_tokens: int | None
+    sample_temperature: float | None
+
+    # Checkpoints
+    save_checkpoint: bool  # at the end of the run
+    checkpoint_interval: int  # steps; 0: no periodic checkpoints
+    keep_checkpoints: int  # newest periodic checkpoints that are kept
+    keep_every: int  # steps; checkpoints at its multiples are never deleted; 0: none
+    save_best: bool
+    async_checkpoint: bool
+
+    # Optimizer
+    optimizer: str
+    weight_decay: float
+    sgd_momentum: float | None
+    sgd_nesterov: bool | None
+    beta1: float | None
+    beta2: float | None
+    epsilon: float | None
+    amsgrad: bool | None
+    adamwprune_base: str | None
+    spam_theta: float | None
+    spam_interval: int | None  # steps
+    spam_warmup_steps: int | None
+    muon_momentum: float | None
+    muon_nesterov: bool | None
+    muon_ns_steps: int | None  # Newton-Schulz iterations
+    muon_adamw_lr: float | None
+    adafactor_beta2_decay: float | None
+    adafactor_clip: float | None
+    soap_frequency: int | None  # steps
+
+    # Pruning
+    pruning: str
+    target_sparsity: float | None  # 0 to 1
+    pruning_warmup: float | None  # of max_iters
+    pruning_ramp_end: float | None  # of max_iters
+    pruning_frequency: int | None  # steps
+    pruning_global: bool | None
+
+    # Device
+    device: str
+    use_ddp: bool
+    num_gpus: int  # ranks
+    ddp_backend: str | None
+    ddp_find_unused_params: bool | None
+    dtype: str
+    tf32: bool
+    flash_attention: bool
+    recompute: bool  # activation checkpointing
+    loss_chunk: int  # rows of logits computed at once; 0: all
+    compile: bool
+    cpu_threads: int  # per rank; 0 in a plan: an equal share of the cores
+    peak_tflops: float | None  # dense TFLOP/s of one device; None: from the table in kmatrix.shapes
+
+    # Limits; max_iters already includes max_tokens, max_epochs and tokens_per_param
+    max_time: float | None  # seconds
+    max_cost: float | None  # dollars
+    gpu_hour_price: float | None  # dollars per GPU hour
+    max_tokens: float | None
+    max_epochs: float | None
+    tokens_per_param: float | None
+
+    # Early stopping and faults
+    early_stopping_patience: int  # evaluations; 0: off
+    early_stopping_min_delta: float | None  # nats/token
+    nan_policy: str
+    spike_zscore: float  # standard deviations; 0: off
+    spike_window: int | None  # steps
+    spike_policy: str | None
+    bad_steps_limit: int | None  # steps
+    oom_policy: str
+    stall_factor: float  # multiple of the usual step time
+    stall_floor: int  # seconds
+    profile: str  # "i:j": profile steps i to j - 1; "": off
+
+    # Without a symbol
+    vocab_size: int
+    global_batch: int  # sequences per step, all ranks
+    data_sha256: str = ""
+    data_shards: int = 0  # training shards that are read, from the first; 0: all
+    checkpoint_dir: str = ""
+
+    def check(self) -> None:
+        """Raise ConfigError if a value is out of range, or contradicts another field."""
+        for name, known in CHOICES.items():
+            value = getattr(self, name)
+            if value not in known and not (name in OPTIONAL_CHOICES and value is None):
+                raise refused(name, value, f"known are {', '.join(known)}")
+        for name in AT_LEAST_ONE:
+            if getattr(self, name) < 1:
+                raise refused(name, getattr(self, name), "it must be a whole number above zero")
+        self._check_agreement()
+
+    def _check_agreement(self) -> None:
+        """Raise ConfigError if two fields contradict each other, because one of them would be ignored."""
+        if self.n_embd % self.n_head:
+            raise refused("n_head", self.n_head, f"it does not divide the width of {self.n_embd}")
+        sizes = (self.n_layer, self.n_head, self.n_embd)
+        expected = NAMED.get(self.model, sizes)
+        if self.model == "depth" and self.depth and self.aspect_ratio and self.head_dim:
+            expected = by_depth(self.depth, self.aspect_ratio, self.head_dim)
+        if sizes != expected:
+            raise refused("n_layer, n_head, n_embd", sizes, f"model {self.model} is {expected}")
+        if self.vocab_size != VOCAB.get(self.tokenizer, self.vocab_size):
+            raise refused(
+                "vocab_size", self.vocab_size, f"tokenizer {self.tokenizer} has {VOCAB[self.tokenizer]} tokens"
+            )
+        if (self.pruning == "state") != (self.optimizer == "adamwprune"):
+            raise refused("pruning", self.pruning, f"with optimizer {self.optimizer}: adamwprune alone prunes by state")
+        product = self.batch_size * self.gradient_accumulation * self.num_gpus
+        if self.global_batch != product:
+            raise refused("global_batch", self.global_batch, f"micro-batch x accumulation x ranks is {product}")
+        if self.num_gpus > 1 and not (self.use_ddp and self.ddp_backend):
+            raise refused("num_gpus", self.num_gpus, "more than one rank needs use_ddp and a ddp_backend")
+        if self.warmup_fraction is not None and abs(self.warmup_fraction * self.max_iters - self.warmup_steps) > 1:
+            raise refused("warmup_steps", self.warmup_steps, f"warmup_fraction is {self.warmup_fraction}")
+
+    def with_micro_batch(self, micro_batch: int) -> Self:
+        """Return the same training with another micro-batch size. Accumulation changes; the global batch does not."""
+        sequences = self.global_batch // self.num_gpus
+        if micro_batch < 1 or sequences % micro_batch:
+            raise refused("--micro-batch", micro_batch, f"it does not divide the {sequences} sequences of a rank")
+        return replace(self, batch_size=micro_batch, gradient_accumulation=sequences // micro_batch)
+
+    @property
+    def shape(self) -> ModelShape:
+        """The sizes of the model."""
+        return ModelShape(
+            n_layer=self.n_layer,
+            n_head=self.n_head,
+            n_embd=self.n_embd,
+            block_size=self.block_size,
+            vocab_size=self.vocab_size,
+            bias=self.bias,
+            weight_tying=self.weight_tying,
+        )
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that all ranks together read in one step."""
+        return self.global_batch * self.block_size
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Return the checked configuration. Raise ConfigError if a field is missing, unknown or of another type."""
+        names = cls.names()
+        for name in values:
+            if name not in names:
+                raise ConfigError(
+                    f"train.{name} in run.json is not a field of the trainer", hint="plan the matrix again"
+                )
+        for name in names:
+            if name not in values:
+                raise ConfigError(f"train.{name} is missing in run.json", hint="plan the matrix again")
+        config = cls(**{name: typed(name, values[name], types) for name, types in _types(TrainConfig)})
+        config.check()
+        return config
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of all fields, in the order of run.json."""
+        return tuple(TrainConfig.__annotations__)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values: what `from_json` reads."""
+        return {name: getattr(self, name) for name in self.names()}
+
+
+def typed(name: str, value: Any, types: tuple[type, ...]) -> Any:
+    """Return a JSON value as a field of one of these types. An integer may stand for a float, nothing else."""
+    if value is None and NoneType in types:
+        return None
+    if float in types and type(value) is int:
+        return float(value)
+    if type(value) not in types or value is None:
+        raise refused(name, value, f"it must be {' or '.join(t.__name__ for t in types if t is not NoneType)}")
+    return value
+
+
+def refused(name: str, value: object, why: str) -> ConfigError:
+    """Return the error of a field with an invalid value."""
+    return ConfigError(f"train.{name} is {value!r}", why=why, hint="plan the matrix again")
+
+
+def changes(asked: TrainConfig, used: TrainConfig, why: str) -> list[dict[str, Any]]:
+    """Return the fields that differ from what was asked, as run_used.json lists them in `adjusted`."""
+    before, after = asked.to_json(), used.to_json()
+    return [
+        {"field": name, "from": before[name], "to": after[name], "why": why}
+        for name in before
+        if before[name] != after[name]
+    ]
+
+
+MOST_SEQUENCES = 10_000  # upper bound of the sum of integer weights: finer ones would need too long a cycle
+
+
+PART = re.compile(r"([a-z]+)(?:=(.+))?:([0-9.]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class MixPart:
+    """One dataset of a mix."""
+
+    dataset: str
+    path: str  # "" if the dataset needs none
+    weight: int  # sequences per cycle; a cycle is the sum of all weights
+
+
+def parse_mix(text: str) -> tuple[MixPart, ...]:
+    """Return the parts of "DATASET:WEIGHT DATASET=PATH:WEIGHT ...", weights as integers without a common divisor.
+
+    Raises ValueError if the text is not a mix.
+    """
+    found: list[tuple[str, str, Fraction]] = []
+    for word in re.split(r"[\s+]+", text.strip()):
+        match = PART.fullmatch(word)
+        if not match:
+            raise ValueError(f"{word!r} is not DATASET:WEIGHT or DATASET=PATH:WEIGHT")
+        try:
+            weight = Fraction(match[3])
+        except ValueError:
+            raise ValueError(f"{match[3]!r} in {word!r} is not a number") from None
+        if not weight:
+            raise ValueError(f"the weight in {word!r} must be above 0")
+        found.append((match[1], match[2] or "", weight))
+    names = [part[:2] for part in found]
+    twice = next((name for name, _ in names if names.count((name, _)) > 1), None)
+    if twice:
+        raise ValueError(f"{twice} is listed twice")
+    scale = lcm(*(weight.denominator for _, _, weight in found))
+    whole = [int(weight * scale) for _, _, weight in found]
+    divisor = gcd(*whole)
+    if sum(whole) // divisor > MOST_SEQUENCES:
+        raise ValueError(f"the weights {' '.join(map(str, whole))} add up to more than {MOST_SEQUENCES}")
+    return tuple(
+        MixPart(dataset, path, weight // divisor) for (dataset, path, _), weight in zip(found, whole, strict=True)
+    )

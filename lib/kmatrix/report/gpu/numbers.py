@@ -1,0 +1,242 @@
+"""The numbers of a run's devices, computed from its GPU recording: values and arithmetic, no files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kmatrix.records.train_config import read_fields
+from kmatrix.stats import Balance, balance_of
+from kmatrix.status.stragglers import HIDDEN_STRAGGLER, RankNumbers
+from kmatrix.text import money
+
+SIMULATED = "(simulated)"  # suffix of a simulated GPU's name
+CPU = "cpu"  # device type of a run on the CPU
+
+
+JOULES_PER_KWH = 3.6e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """Mean, deviation and range of one quantity over a recording, in its own unit."""
+
+    mean: float
+    deviation: float | None  # population standard deviation
+    minimum: float
+    maximum: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceNumbers:
+    """The numbers of one GPU of a run, or of one rank on the CPU. None: unknown."""
+
+    gpu_index: int
+    gpu_name: str
+    rank: int | None = None
+    uuid: str = ""
+    samples: int = 0
+    memory_total: float | None = None  # MiB
+    memory_used: Statistics | None = None  # MiB
+    utilization: Statistics | None = None  # percent
+    power: Statistics | None = None  # W
+    temperature: Statistics | None = None  # degrees C
+    sm_clock: Statistics | None = None  # MHz
+    joules: float | None = None  # J over the recording
+    lost_at: float | None = None  # Unix seconds; None: not lost
+    throttled_s: tuple[tuple[str, float], ...] = ()  # (reason, seconds)
+    foreign: tuple[str, ...] = ()  # processes of others with memory on this GPU
+    ecc_uncorrected: int = 0  # uncorrected memory errors
+    extras: Mapping[str, float] = field(default_factory=dict)  # means of gpu.devices.EXTRA_METRICS
+
+
+@dataclass(frozen=True, slots=True)
+class TimelinePoint:
+    """One point of the memory timeline: the mean over an interval."""
+
+    seconds: float  # since the start of the recording
+    memory: tuple[float | None, ...]  # MiB per device; None: no sample
+
+    @property
+    def total(self) -> float | None:
+        """Memory of all devices that have a sample, MiB; None if none has."""
+        known = [value for value in self.memory if value is not None]
+        return math.fsum(known) if known else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedPhase:
+    """A part of a recording in which the run did not train."""
+
+    name: str  # set-up, evaluation, checkpoint or ending
+    begin: float  # seconds since the start of the recording
+    end: float  # seconds since the start of the recording
+    joules: float | None = None  # J, all devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostFactors:
+    """Prices and emission factors from the configuration. None: not set."""
+
+    energy_price: float | None = None  # $/kWh
+    co2: float | None = None  # g/kWh
+    gpu_hour_price: float | None = None  # $/GPU-hour
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """The energy, money and CO2 that a run used. None: unknown."""
+
+    kwh: float | None = None
+    energy_cost: float | None = None  # $
+    co2_g: float | None = None  # grams
+    gpu_hours: float | None = None  # GPUs x hours
+    gpu_cost: float | None = None  # $
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuNumbers:
+    """The numbers of all devices of one run."""
+
+    evidence: str  # source file, <run>/<file>; "" if nothing was recorded
+    device_type: str  # "nvidia", "amd", CPU or "" (unknown)
+    devices: tuple[DeviceNumbers, ...]
+    samples: int
+    seconds: float | None  # length of the recording
+    hz: float | None = None  # samples/s that the recorder reached
+    final: bool = True  # False: the recorder was killed, or is still running
+    simulated: bool = False
+    energy_source: str | None = None  # counter, power or rapl
+    total_mean: float | None = None  # MiB, all devices
+    total_max: float | None = None  # MiB, maximum of the sum over devices
+    joules: float | None = None  # J, all devices
+    joules_per_token: float | None = None  # None if the recording does not cover the training
+    ranks: RankNumbers | None = None
+    mfu: float | None = None  # model FLOPs utilization of the training, 0 to 1
+    factors: CostFactors = field(default_factory=CostFactors)
+    phases: tuple[RecordedPhase, ...] = ()  # sorted by begin
+    notes: tuple[str, ...] = ()  # limits of these numbers, one sentence each
+    timeline: tuple[TimelinePoint, ...] = field(default=(), repr=False)
+
+    @property
+    def unit(self) -> str:
+        """Name of one device: "GPU", or "rank" on the CPU."""
+        return "rank" if self.device_type == CPU else "GPU"
+
+    @property
+    def mean_power(self) -> float | None:
+        """Power of all devices, W; None if unknown for a device."""
+        return _sum([device.power.mean if device.power else None for device in self.devices])
+
+    @property
+    def utilization(self) -> float | None:
+        """Mean over the devices with known utilization, percent."""
+        known = [device.utilization.mean for device in self.devices if device.utilization]
+        return math.fsum(known) / len(known) if known else None
+
+    @property
+    def tokens_per_joule(self) -> float | None:
+        return 1.0 / self.joules_per_token if self.joules_per_token else None
+
+    @property
+    def cost(self) -> Cost:
+        """Cost of the recorded time. Runs on the CPU have no GPU-hours."""
+        seconds = None if self.seconds is None or self.device_type == CPU else self.seconds * len(self.devices)
+        return cost_of(self.joules, seconds, self.factors)
+
+    @property
+    def hides_straggler(self) -> bool:
+        """True if the memory CV is Excellent although ranks wait for a slow one."""
+        memory = self.balance("memory_used")
+        even = memory is not None and memory.quality == "Excellent"
+        return even and self.ranks is not None and self.ranks.waiting > HIDDEN_STRAGGLER
+
+    def extra(self, name: str) -> float | None:
+        """Return the mean of an extra value over the devices; None if one device lacks it."""
+        known = [device.extras.get(name) for device in self.devices]
+        total = _sum(known)
+        return None if total is None else total / len(known)
+
+    def balance(self, quantity: str) -> Balance | None:
+        """Return the balance of "memory_used", "utilization" or "power"; None if unknown for a device."""
+        measured = [getattr(device, quantity) for device in self.devices]
+        known = [statistics.mean for statistics in measured if isinstance(statistics, Statistics)]
+        return balance_of(known) if len(known) == len(measured) else None
+
+    def phase_seconds(self, name: str) -> float:
+        """Return the total length of all phases of this name."""
+        return math.fsum(phase.end - phase.begin for phase in self.phases if phase.name == name)
+
+    def phase_joules(self, name: str) -> float | None:
+        """Return the energy of all phases of this name, J; None if unknown for one of them."""
+        return _sum([phase.joules for phase in self.phases if phase.name == name])
+
+    def label(self, device: DeviceNumbers) -> str:
+        """Return "GPU 2", or "rank 0" on the CPU."""
+        if self.device_type == CPU:
+            return f"rank {device.gpu_index if device.rank is None else device.rank}"
+        return f"GPU {device.gpu_index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunGpus:
+    """A run and the numbers of its devices."""
+
+    name: str
+    optimizer: str
+    status: str  # "" if unknown (a recording of the original project)
+    gpu: GpuNumbers | None  # None: nothing was recorded
+
+
+def read_cost_factors(run: Mapping[str, Any]) -> CostFactors:
+    """Return the cost factors in a run.json."""
+    symbols = run.get("symbols") or {}
+    return CostFactors(
+        energy_price=_number(symbols.get("ENERGY_PRICE")),
+        co2=_number(symbols.get("CO2_FACTOR")),
+        gpu_hour_price=read_fields(run).gpu_hour_price,
+    )
+
+
+def cost_of(joules: float | None, gpu_seconds: float | None, factors: CostFactors) -> Cost:
+    """Return the cost of this energy and of GPUs x seconds (None on the CPU)."""
+    kwh = None if joules is None else joules / JOULES_PER_KWH
+    hours = None if gpu_seconds is None else gpu_seconds / 3600
+    return Cost(
+        kwh=kwh,
+        energy_cost=_product(kwh, factors.energy_price),
+        co2_g=_product(kwh, factors.co2),
+        gpu_hours=hours,
+        gpu_cost=_product(hours, factors.gpu_hour_price),
+    )
+
+
+def cost_parts(cost: Cost, factors: CostFactors) -> Iterator[str]:
+    """Yield the cost of energy, CO2 and GPU-hours, each with its factor."""
+    if cost.energy_cost is not None:
+        yield f"energy {money(cost.energy_cost)} at ${factors.energy_price:g}/kWh"
+    if cost.co2_g is not None:
+        weight = f"{cost.co2_g / 1000:.3g} kg" if cost.co2_g >= 1000 else f"{cost.co2_g:.3g} g"
+        yield f"{weight} CO2 at {factors.co2:g} g/kWh"
+    if cost.gpu_cost is not None and cost.gpu_hours is not None:
+        yield f"{cost.gpu_hours:.3g} GPU-hours {money(cost.gpu_cost)} at ${factors.gpu_hour_price:g}"
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    """Return the sum, or None if a value is unknown or there is none."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) if values and len(known) == len(values) else None
+
+
+def _product(amount: float | None, factor: float | None) -> float | None:
+    return None if amount is None or factor is None else amount * factor
+
+
+def _number(value: object) -> float | None:
+    """Return a factor as a float; symbols are strings, and an empty string means "not set"."""
+    try:
+        return None if value is None or isinstance(value, bool) else float(str(value).strip().strip('"'))
+    except ValueError:
+        return None

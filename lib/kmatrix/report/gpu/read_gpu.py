@@ -1,0 +1,285 @@
+"""Read the numbers of a run's devices from gpu_summary.json, else from the recording itself."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kmatrix.errors import RecordError, SchemaError
+from kmatrix.gpu.devices import EXTRA_METRICS
+from kmatrix.gpu.formats.binary import Recording, read_samples
+from kmatrix.records.files import finite, read_jsonl, read_or_empty
+from kmatrix.records.paths import RunDir
+from kmatrix.report.gpu.numbers import (
+    CPU,
+    SIMULATED,
+    DeviceNumbers,
+    GpuNumbers,
+    RecordedPhase,
+    Statistics,
+    TimelinePoint,
+    read_cost_factors,
+)
+from kmatrix.report.gpu.stream import add_binary_timeline, read_binary, read_stream, with_earlier, with_newer_samples
+from kmatrix.status.stragglers import read_ranks
+
+# File names of text recordings, preferred first: JSON of all GPUs, JSON of one GPU or of all, CSV.
+PATTERNS = ("gpu_stats*_multi_gpu.json", "gpu_stats*.json", "gpu_metrics*.csv")
+
+
+NOTHING_RECORDED = "nothing recorded"  # event in which the recorder logs why it recorded nothing
+
+
+MIN_COVERAGE = 0.9  # share of the training time that a recording must cover to give joules/token
+
+
+TRAINER_PHASES = ("set-up", "evaluation", "checkpoint")  # as the trainer logs them
+ENDING = "ending"  # the rest of the recording after the trainer's result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingTotals:
+    """The totals of a run's training that its GPU numbers refer to. None: unknown."""
+
+    tokens: int | None = None
+    seconds: float | None = None
+    device: str = ""  # "gpu", "cpu" or ""
+    mfu: float | None = None  # 0 to 1
+
+
+def read_gpu(run_dir: RunDir, totals: TrainingTotals) -> GpuNumbers | None:
+    """Return the numbers of a run's devices; None if there is no recording.
+
+    An unreadable recording gives numbers without devices, and a note with the reason.
+    """
+    ranks = read_ranks(run_dir)
+    numbers = _recorded(run_dir, totals.device)
+    if numbers is None and ranks is not None:
+        numbers = _no_devices(totals.device)
+    if numbers is None:
+        return None
+    factors = read_cost_factors(read_or_empty(run_dir.run_json))
+    numbers = replace(numbers, ranks=ranks, mfu=totals.mfu, factors=factors, phases=read_phases(run_dir))
+    return _add_joules_per_token(numbers, totals)
+
+
+def add_timeline(run_dir: RunDir, numbers: GpuNumbers) -> GpuNumbers:
+    """Add the memory timeline, from gpu_samples.bin if it exists, else from the text recording."""
+    if numbers.timeline or not numbers.devices:
+        return numbers
+    if run_dir.gpu_samples.exists():
+        numbers = add_binary_timeline(run_dir, numbers)
+    if numbers.timeline:
+        return numbers
+    streamed = _from_text(run_dir, numbers.device_type)
+    known = {device.gpu_index: place for place, device in enumerate(streamed.devices)} if streamed else {}
+    places = [known.get(device.gpu_index) for device in numbers.devices]
+    timeline = tuple(
+        TimelinePoint(point.seconds, tuple(None if at is None else point.memory[at] for at in places))
+        for point in (streamed.timeline if streamed else ())
+    )
+    return replace(numbers, timeline=timeline)
+
+
+def recordings(folder: Path) -> list[Path]:
+    """Return the text recordings in a folder, preferred first; of one pattern the newest name first."""
+    found: dict[Path, None] = {}
+    for pattern in PATTERNS:
+        for path in sorted(folder.glob(pattern), reverse=True):
+            found.setdefault(path)
+    return list(found)
+
+
+def _recorded(run_dir: RunDir, device: str) -> GpuNumbers | None:
+    """Return the numbers of the preferred recording, including earlier attempts, or a note why there are none."""
+    numbers = _from_summary(run_dir) or _from_samples(run_dir) or _from_text(run_dir, device)
+    if numbers and numbers.devices:
+        return with_earlier(run_dir, numbers)
+    reasons = [
+        str(event.get("text")) for event in read_jsonl(run_dir.gpu_events) if event.get("event") == NOTHING_RECORDED
+    ]
+    if not reasons:
+        return numbers
+    numbers = numbers or _no_devices(device)
+    return replace(numbers, notes=(*numbers.notes, reasons[-1]))
+
+
+def _no_devices(device: str) -> GpuNumbers:
+    """Return the numbers of a run without a recording. device: "gpu", "cpu" or ""."""
+    return GpuNumbers(evidence="", device_type=CPU if device == CPU else "", devices=(), samples=0, seconds=None)
+
+
+def _from_samples(run_dir: RunDir) -> GpuNumbers | None:
+    """Return the numbers of gpu_samples.bin: all that a killed recorder leaves. None without a sample."""
+    if not run_dir.gpu_samples.exists():
+        return None
+    try:
+        numbers = read_binary(run_dir.gpu_samples)
+    except SchemaError:
+        raise
+    except RecordError:
+        return None
+    note = f"the recorder wrote no summary: numbers computed from {run_dir.gpu_samples.name}"
+    evidence = f"{run_dir.name}/{run_dir.gpu_samples.name}"
+    return replace(numbers, evidence=evidence, final=False, notes=(note,)) if numbers.devices else None
+
+
+def _from_text(run_dir: RunDir, device: str) -> GpuNumbers | None:
+    """Return the numbers of the first text recording that has a sample."""
+    empty: GpuNumbers | None = None
+    for path in recordings(run_dir.path):
+        try:
+            numbers = read_stream(path, cpu=device == CPU)
+        except SchemaError:
+            raise
+        except (RecordError, OSError) as error:
+            why = error.what if isinstance(error, RecordError) else f"{path}: {error.strerror}"
+            numbers = GpuNumbers(evidence=path.name, device_type="", devices=(), samples=0, seconds=None, notes=(why,))
+        numbers = replace(
+            numbers,
+            evidence=f"{run_dir.name}/{path.name}",
+            notes=tuple(note.replace(f"{run_dir.path}/", "") for note in numbers.notes),
+        )
+        if numbers.devices:
+            return numbers
+        empty = empty or numbers
+    return empty
+
+
+def _from_summary(run_dir: RunDir) -> GpuNumbers | None:
+    """Return the numbers of gpu_summary.json; None if it is missing, or has no sample of any device."""
+    summary = read_or_empty(run_dir.gpu_summary)
+    devices = tuple(_device(gpu) for gpu in summary.get("gpus") or [] if isinstance(gpu, Mapping))
+    if not any(device.samples for device in devices):
+        return None
+    totals = summary.get("totals") or {}
+    # If no device has its own energy, the total is the host's (RAPL); if only some have, it is incomplete.
+    without_energy = sum(device.joules is None for device in devices)
+    final = bool(summary.get("final"))
+    notes = [str(text) for text in summary.get("warnings") or []]
+    if not final:
+        notes.append("the recorder is still running: throttling and other processes are up to a minute old")
+    used = [device.memory_used.mean for device in devices if device.memory_used]
+    numbers = GpuNumbers(
+        evidence=f"{run_dir.name}/{run_dir.gpu_summary.name}",
+        device_type=str(summary.get("device_type") or ""),
+        devices=devices,
+        samples=int(finite(summary.get("samples")) or max(device.samples for device in devices)),
+        seconds=finite(summary.get("seconds")),
+        hz=finite(summary.get("hz_reached")),
+        final=final,
+        simulated=bool(summary.get("simulated")) or any(device.gpu_name.endswith(SIMULATED) for device in devices),
+        energy_source=str(summary["energy_source"]) if summary.get("energy_source") else None,
+        total_mean=sum(used) if len(used) == len(devices) else None,
+        total_max=finite(totals.get("memory_used_max")),
+        joules=finite(totals.get("joules")) if without_energy in (0, len(devices)) else None,
+        notes=tuple(notes),
+    )
+    if final or not run_dir.gpu_samples.exists():
+        return numbers
+    return with_newer_samples(run_dir, numbers)
+
+
+def _device(gpu: Mapping[str, Any]) -> DeviceNumbers:
+    rank = finite(gpu.get("rank"))
+    throttled = gpu.get("throttled_s") or {}
+    return DeviceNumbers(
+        gpu_index=int(finite(gpu.get("gpu_index")) or 0),
+        gpu_name=str(gpu.get("gpu_name") or ""),
+        rank=None if rank is None else int(rank),
+        uuid=str(gpu.get("uuid") or ""),
+        samples=int(finite(gpu.get("samples")) or 0),
+        memory_total=finite(gpu.get("memory_total")),
+        memory_used=_statistics(gpu.get("memory_used")),
+        utilization=_statistics(gpu.get("utilization")),
+        power=_statistics(gpu.get("power")),
+        temperature=_statistics(gpu.get("temperature")),
+        sm_clock=_statistics(gpu.get("sm_clock")),
+        joules=finite(gpu.get("joules")),
+        lost_at=finite(gpu.get("lost_at")),
+        throttled_s=tuple((str(why), seconds) for why in throttled if (seconds := finite(throttled.get(why)))),
+        foreign=tuple(_process(process) for process in gpu.get("foreign") or [] if isinstance(process, Mapping)),
+        ecc_uncorrected=int(finite((gpu.get("ecc") or {}).get("uncorrected")) or 0),
+        extras={name: known.mean for name in EXTRA_METRICS if (known := _statistics(gpu.get(name)))},
+    )
+
+
+def _process(process: Mapping[str, Any]) -> str:
+    memory = finite(process.get("memory_mib"))
+    size = "" if memory is None else f", {memory:.0f} MiB"
+    return f"{process.get('name') or 'a process'} (pid {process.get('pid')}{size})"
+
+
+def _statistics(entry: Any) -> Statistics | None:
+    """Return the statistics of one quantity in gpu_summary.json; None if the mean is unknown."""
+    if not isinstance(entry, Mapping) or (mean := finite(entry.get("mean"))) is None:
+        return None
+    minimum, maximum = finite(entry.get("min")), finite(entry.get("max"))
+    return Statistics(
+        mean=mean,
+        deviation=finite(entry.get("deviation")),
+        minimum=mean if minimum is None else minimum,
+        maximum=mean if maximum is None else maximum,
+    )
+
+
+def _add_joules_per_token(numbers: GpuNumbers, totals: TrainingTotals) -> GpuNumbers:
+    """Add joules/token, or a note why it is unknown."""
+    if numbers.joules is None or not totals.tokens:
+        return numbers
+    missing = ""
+    lost = [numbers.label(device) for device in numbers.devices if device.lost_at is not None]
+    if totals.seconds and numbers.seconds is not None and numbers.seconds < MIN_COVERAGE * totals.seconds:
+        missing = f"the recording covers {numbers.seconds:.0f} s of {totals.seconds:.0f} s of training"
+    elif lost:
+        missing = f"the energy of {', '.join(lost)} after its loss is missing"
+    if missing:
+        return replace(numbers, notes=(*numbers.notes, f"joules/token unknown: {missing}"))
+    return replace(numbers, joules_per_token=numbers.joules / totals.tokens)
+
+
+def read_phases(run_dir: RunDir) -> tuple[RecordedPhase, ...]:
+    """Return the phases within the recording, sorted by begin; empty without samples."""
+    lines = [line for line in read_jsonl(run_dir.phases) if line.get("phase") in TRAINER_PHASES]
+    try:
+        recording = read_samples(run_dir.gpu_samples) if lines else None
+    except RecordError:
+        return ()
+    if recording is None or not len(recording):
+        return ()
+    first, last = recording.times[0], recording.times[len(recording) - 1]
+    found: list[RecordedPhase] = []
+    for line in lines:
+        begin, end = finite(line.get("begin")), finite(line.get("end"))
+        if begin is None or end is None or end <= first or begin >= last or end < begin:
+            continue
+        if line["phase"] == TRAINER_PHASES[0] and not found:
+            begin = first  # the launch of the trainer's processes belongs to set-up
+        begin, end = max(begin, first), min(end, last)
+        joules = joules_between(recording, begin, end)
+        found.append(RecordedPhase(name=str(line["phase"]), begin=begin - first, end=end - first, joules=joules))
+    result = read_or_empty(run_dir.result)
+    attempts = [line.get("attempt") for line in lines]
+    ended = finite(result.get("ended")) if not attempts or result.get("attempt") == attempts[-1] else None
+    if found and ended is not None and first < ended < last:
+        joules = joules_between(recording, ended, last)
+        found.append(RecordedPhase(name=ENDING, begin=ended - first, end=last - first, joules=joules))
+    return tuple(sorted(found, key=lambda phase: phase.begin))
+
+
+def joules_between(recording: Recording, begin: float, end: float) -> float | None:
+    """Return the energy of all devices between two Unix times, J; None without an energy counter.
+
+    The last sample at or before each time counts.
+    """
+    first, last = (max(0, bisect_right(recording.times, time) - 1) for time in (begin, end))
+    total = 0.0
+    for columns in recording.columns:
+        energy = columns.get("energy_j")
+        if energy is None or energy[first] != energy[first] or energy[last] != energy[last]:  # NaN: unknown
+            return None
+        total += energy[last] - energy[first]
+    return total

@@ -1,0 +1,311 @@
+"""The numbers of a matrix: values that the analysis returns and every report reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypedDict
+
+from kmatrix.records.runs import Status
+from kmatrix.report.gpu.numbers import GpuNumbers, RunGpus
+from kmatrix.stats import Conclusion, Interval, Verdict, bits_per_byte, mean, mean_interval, sample_deviation
+from kmatrix.status.alerts import Alert
+
+SEED_AXIS = "seed"
+GPUS_AXIS = "gpus"
+
+
+LOSS, BITS = "final_val_loss", "bits_per_byte"  # the metrics that rankings use: attributes of RunNumbers
+
+
+def perplexity(loss: float | None) -> float | None:
+    """Return exp(loss), or None if the loss is unknown or the result does not fit a float."""
+    try:
+        return None if loss is None else math.exp(loss)
+    except OverflowError:
+        return None
+
+
+class AttemptEntry(TypedDict, total=False):
+    """One execution of a run, as status.json records it."""
+
+    attempt: int
+    status: str
+    reason: str | None
+    resume: str | None  # "none", "auto" or a checkpoint
+    micro_batch: int | None  # None: as in run.json
+    started: float | None  # Unix seconds
+    ended: float | None  # Unix seconds
+
+
+class GpuEntry(TypedDict, total=False):
+    """A GPU that the matrix may use, as matrix.json records it."""
+
+    index: int
+    name: str
+    uuid: str
+
+
+class Provenance(TypedDict, total=False):
+    """The machine and the software of a matrix, as matrix.json records them; docs/formats.md lists all keys."""
+
+    host: str
+    cpu: str
+    cores: int
+    gpus: list[GpuEntry]
+    python: str
+    versions: dict[str, str]  # package -> version
+    git_commit: str | None
+    git_dirty: bool
+    patch: str | None  # file with the uncommitted changes
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """One measured loss."""
+
+    step: int
+    tokens: float | None  # tokens trained on so far
+    seconds: float | None  # since the start of the run
+    loss: float  # nats/token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunNumbers:
+    """The numbers of one run, as every report shows them. None: unknown."""
+
+    name: str
+    run_id: str
+    axes: Mapping[str, str]
+    status: Status
+    reason: str  # why the run failed, stopped or was skipped; "" if it finished
+    optimizer: str
+    model: str
+    device: str  # "gpu", "cpu" or ""
+    device_name: str | None = None
+    world_size: int | None = None  # number of ranks
+    seed: int | None = None
+    attempt: int | None = None
+    data_sha256: str | None = None
+    tokenizer: str = ""
+    text: str = ""  # name of the training text, independent of its tokenizer; "" if unknown
+    steps: int | None = None  # completed optimizer updates
+    max_iters: int | None = None  # planned optimizer updates
+    global_batch: int | None = None  # sequences per step, all ranks
+    block_size: int | None = None  # context length, tokens
+    eval_samples: int | None = None  # validation sequences per evaluation
+    planned_tokens: int | None = None  # training tokens of the complete run
+    warmup_share: float | None = None  # warm-up steps / planned steps
+    initial_val_loss: float | None = None  # nats/token
+    final_val_loss: float | None = None  # nats/token; of an unfinished run the last one measured
+    last_val_step: int | None = None  # step of the last validation
+    best_val_loss: float | None = None  # nats/token
+    best_val_step: int | None = None
+    bytes_per_token: float | None = None  # UTF-8 bytes of text per validation target
+    hellaswag_accuracy: float | None = None  # 0 to 1
+    hellaswag_accuracy_norm: float | None = None  # 0 to 1
+    final_train_loss: float | None = None  # nats/token
+    tokens: int | None = None  # trained on so far
+    tokens_per_second: float | None = None  # steady state: evaluations, checkpoints and the first steps excluded
+    mfu: float | None = None  # model FLOPs utilization, 0 to 1
+    step_ms: float | None = None  # milliseconds, median
+    seconds: float | None = None  # training time
+    peak_memory_mib: float | None = None  # MiB, maximum over ranks
+    params: int | None = None
+    ended: float | None = None  # Unix seconds
+    ended_by: str | None = None  # max_iters, time, cost or early_stopping
+    evidence: str = ""  # source file of these numbers, relative to the matrix; "" if there is none
+    log: str = ""  # output.log, relative to the matrix; "" if there is none
+    log_tail: tuple[str, ...] = ()  # last lines of a failed run's log
+    adjusted: tuple[str, ...] = ()  # settings that the trainer changed, one sentence each
+    pruning: str = "none"
+    target_sparsity: float | None = None  # 0 to 1
+    sparsity: float | None = None  # measured share of zeros in the pruned matrices, 0 to 1
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)  # optimizer and pruning fields of run.json
+    explicit: frozenset[str] | None = field(default=None, repr=False)  # settings set by the user; None: not recorded
+    reused_from: str = ""  # <matrix>/<run> that trained this run; "" if it was trained here
+    attempts: tuple[AttemptEntry, ...] = ()
+    gpu: GpuNumbers | None = None  # recording of the GPUs, or of the CPU ranks
+    alerts: tuple[Alert, ...] = ()
+    val: tuple[CurvePoint, ...] = field(default=(), repr=False)
+    train: tuple[CurvePoint, ...] = field(default=(), repr=False)
+
+    @property
+    def perplexity(self) -> float | None:
+        return perplexity(self.final_val_loss)
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Bits per byte at the final loss: comparable between tokenizers."""
+        return bits_per_byte(self.final_val_loss, self.bytes_per_token)
+
+    @property
+    def best_bits_per_byte(self) -> float | None:
+        return bits_per_byte(self.best_val_loss, self.bytes_per_token)
+
+    @property
+    def counts(self) -> bool:
+        """True if rankings include this run: it finished and has a loss."""
+        return self.status is Status.FINISHED and self.final_val_loss is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupNumbers:
+    """Runs of one configuration: they differ only in their seed."""
+
+    name: str
+    axes: Mapping[str, str]
+    data_sha256: str | None
+    runs: tuple[RunNumbers, ...]
+    metric: str = LOSS  # LOSS or BITS
+
+    @property
+    def counted(self) -> tuple[RunNumbers, ...]:
+        """Finished runs that have the metric."""
+        return tuple(run for run in self.runs if run.counts and getattr(run, self.metric) is not None)
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Metric of each finished run by seed; runs without a recorded seed are numbered from 0."""
+        return {
+            number if run.seed is None else run.seed: float(getattr(run, self.metric))
+            for number, run in enumerate(self.counted)
+        }
+
+    @property
+    def mean(self) -> float | None:
+        return mean(list(self.losses.values())) if self.losses else None
+
+    @property
+    def deviation(self) -> float | None:
+        return sample_deviation(list(self.losses.values()))
+
+    @property
+    def interval(self) -> Interval | None:
+        """Confidence interval of the mean (95 %); None for a single seed, or if all seeds have the same loss."""
+        losses = list(self.losses.values())
+        return mean_interval(losses) if len(set(losses)) > 1 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The leader of a ranking compared with another group."""
+
+    leader: str
+    other: str
+    verdict: Verdict  # of these two groups alone
+    p_holm: float | None  # p value, Holm-corrected for the number of comparisons
+    conclusion: Conclusion  # about the leader, after the correction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """Groups with the same training data, sorted by the mean of their metric, lowest first."""
+
+    data_sha256: str  # "" for BITS: the same text has a different hash per tokenizer
+    groups: tuple[GroupNumbers, ...]
+    comparisons: tuple[Comparison, ...]  # of groups[0] with each other group, in their order
+    evidence: str  # one sentence: is the order significant?
+    notes: tuple[str, ...]  # other differences between the groups
+    metric: str = LOSS  # LOSS or BITS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingRow:
+    """Throughput on one number of ranks."""
+
+    world_size: int
+    tokens_per_second: float  # mean over seeds
+    speedup: float  # relative to the row with the fewest ranks
+    efficiency: float  # speed-up / (ranks / fewest ranks); 1 is ideal
+    global_batch: int | None  # sequences per step
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """Throughput of one configuration on several numbers of ranks."""
+
+    name: str
+    device: str  # "gpu" or "cpu"
+    rows: tuple[ScalingRow, ...]  # fewest ranks first
+
+
+class SettingOrigin(StrEnum):
+    """How a setting got its value. results.json holds these values."""
+
+    DEFAULT = "default"
+    EXPLICIT = "asked for"
+    SWEPT = "swept"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSetting:
+    """One setting of an optimizer."""
+
+    name: str
+    values: tuple[Any, ...]  # distinct values in the order of the runs
+    origin: SettingOrigin | None  # None: not recorded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSettings:
+    """The settings of one optimizer over all of its runs."""
+
+    optimizer: str
+    runs: tuple[str, ...]
+    settings: tuple[OptimizerSetting, ...]
+
+    def get(self, name: str) -> OptimizerSetting | None:
+        """Return the setting of this name, or None."""
+        return next((setting for setting in self.settings if setting.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ExcludedCells:
+    """Cells of the matrix that were excluded for the same reason."""
+
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixNumbers:
+    """The numbers of a matrix, from the files of its directory."""
+
+    name: str
+    path: Path
+    status: str
+    created: float | None  # Unix seconds
+    ended: float | None  # Unix seconds
+    command: str
+    overrides: tuple[str, ...]  # NAME=value, as typed
+    equal: str  # what MATRIX_EQUAL guarantees for all runs; "" if nothing
+    provenance: Provenance
+    axes: Mapping[str, tuple[str, ...]]
+    excluded: tuple[ExcludedCells, ...]
+    runs: tuple[RunNumbers, ...]
+    groups: tuple[GroupNumbers, ...]
+    rankings: tuple[Ranking, ...]
+    scalings: tuple[Scaling, ...]
+    settings: tuple[OptimizerSettings, ...] = ()
+    warnings: tuple[str, ...]
+
+    def count(self, status: Status) -> int:
+        """Return the number of runs with this status."""
+        return sum(run.status is status for run in self.runs)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Kinds of device that the runs used: "cpu", "gpu"."""
+        return tuple(sorted({run.device for run in self.runs if run.device}))
+
+
+def gpu_runs(numbers: MatrixNumbers) -> list[RunGpus]:
+    """Return every run of a matrix with the numbers of its devices."""
+    return [
+        RunGpus(name=run.name, optimizer=run.optimizer, status=str(run.status), gpu=run.gpu) for run in numbers.runs
+    ]

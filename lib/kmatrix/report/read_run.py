@@ -1,0 +1,257 @@
+"""Read the numbers of one run from its files, finished or not."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from kmatrix.errors import RecordError, SchemaError
+from kmatrix.records.files import finite, last_lines, read_or_empty
+from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.runs import RunRecord, Status, merged_metrics, read_run
+from kmatrix.records.train_config import TrainFields, read_fields
+from kmatrix.report.numbers import GPUS_AXIS, SEED_AXIS, AttemptEntry, CurvePoint, RunNumbers
+from kmatrix.status.alerts import alerts_of
+from kmatrix.status.state import RunState
+from kmatrix.status.status_file import current_result, recover_status
+
+# Datasets whose text does not depend on the tokenizer, and the symbols that select a part of it: runs with equal
+# text are comparable in bits per byte, even with different tokenizers.
+TEXT_DATASETS = ("stdlib", "shakespeare", "folder")
+TEXT_SYMBOLS = ("GPT2_DATA_PATH", "GPT2_TEXT_COLUMN", "GPT2_VAL_PERCENT")
+
+
+# Fields of run.json's "train" that configure optimizer and pruning, in the order of the summary. Fields that start
+# with the name of the optimizer are appended.
+SETTING_FIELDS = (
+    *("learning_rate", "min_lr", "schedule", "warmup_steps", "weight_decay", "grad_clip"),
+    *("beta1", "beta2", "epsilon", "amsgrad", "sgd_momentum", "sgd_nesterov"),
+    *("muon_momentum", "muon_nesterov", "muon_ns_steps", "muon_adamw_lr"),
+    *("adafactor_beta2_decay", "adafactor_clip", "soap_frequency"),
+    *("adamwprune_base", "spam_theta", "spam_interval", "spam_warmup_steps"),
+    *("pruning", "target_sparsity", "pruning_warmup", "pruning_ramp_end", "pruning_frequency", "pruning_global"),
+)
+PRUNING_FIELDS = ("pruning", "target_sparsity")  # prefixes
+
+
+LOG_TAIL = 20  # lines kept of a failed run's log
+
+
+def run_dirs(matrix: MatrixDir, planned: Sequence[Mapping[str, Any]]) -> list[RunDir]:
+    """Return the directories of all planned runs in order, then of other runs that exist in the matrix directory."""
+    names = [str(run["name"]) for run in planned]
+    existing = sorted(path.parent.name for path in matrix.path.glob("*/run.json"))
+    return [matrix.run(name) for name in dict.fromkeys(names + existing)]
+
+
+def read_numbers(run_dir: RunDir, planned: Mapping[str, Any]) -> RunNumbers:
+    """Return the numbers of one run. planned: its entry in matrix.json, used until the run has a run.json."""
+    record, state = _record(run_dir, planned)
+    status = read_or_empty(run_dir.status)
+    train = read_fields(record.run)
+    axes = {str(label): str(value) for label, value in (record.run.get("axes") or {}).items()}
+    result = current_result(run_dir, state)
+    val, curve = _points(record.metrics, "val/loss"), _points(record.metrics, "train/loss")
+    facts = {**_measured(record.metrics, val, curve), **{k: v for k, v in result.items() if v is not None}}
+    return RunNumbers(
+        name=run_dir.name,
+        run_id=str(record.run.get("run_id") or ""),
+        axes=axes,
+        status=state.status,
+        reason=state.reason,
+        optimizer=train.optimizer or axes.get("optimizer") or "",
+        model=train.model or axes.get("model") or "",
+        device={"cuda": "gpu", "cpu": "cpu"}.get(str(facts.get("device") or train.device).split(":")[0], ""),
+        device_name=str(facts["device_name"]) if facts.get("device_name") else None,
+        world_size=_int(facts, "world_size") or train.num_gpus or _parse_int(axes.get(GPUS_AXIS)),
+        seed=_parse_int(axes.get(SEED_AXIS)) if train.seed is None else train.seed,
+        attempt=_int(facts, "attempt"),
+        data_sha256=train.data_sha256 or None,
+        tokenizer=train.tokenizer or "",
+        text=_text(train, record.run.get("symbols") or {}),
+        steps=_int(facts, "step"),
+        max_iters=train.max_iters,
+        global_batch=train.global_batch,
+        block_size=train.block_size,
+        eval_samples=train.eval_samples,
+        planned_tokens=_product(train.max_iters, train.global_batch, train.block_size),
+        warmup_share=_share(train.warmup_steps, train.max_iters),
+        initial_val_loss=finite(facts.get("initial_val_loss")),
+        final_val_loss=finite((result if state.status is Status.FINISHED else facts).get("final_val_loss")),
+        last_val_step=val[-1].step if val else None,
+        best_val_loss=finite(facts.get("best_val_loss")),
+        best_val_step=_int(facts, "best_val_step"),
+        bytes_per_token=finite(facts.get("bytes_per_token")),
+        hellaswag_accuracy=finite(facts.get("hellaswag_accuracy")),
+        hellaswag_accuracy_norm=finite(facts.get("hellaswag_accuracy_norm")),
+        final_train_loss=finite(facts.get("final_train_loss")),
+        tokens=_int(facts, "tokens"),
+        tokens_per_second=finite(facts.get("tokens_per_second")),
+        mfu=finite(facts.get("mfu")),
+        step_ms=finite(facts.get("step_ms")),
+        seconds=finite(facts.get("seconds")),
+        peak_memory_mib=finite(facts.get("peak_memory_mib")),
+        params=_int(facts, "params"),
+        ended=finite(facts.get("ended")),
+        ended_by=str(facts["ended_by"]) if facts.get("ended_by") else None,
+        evidence=_evidence(record, result),
+        log=f"{run_dir.name}/{run_dir.output_log.name}" if run_dir.output_log.exists() else "",
+        log_tail=_log_tail(run_dir, status) if state.status is Status.FAILED else (),
+        adjusted=_adjusted(run_dir),
+        pruning=train.pruning or "none",
+        target_sparsity=train.target_sparsity if train.pruning not in (None, "none") else None,
+        sparsity=finite(facts.get("sparsity")),
+        settings=read_settings(record.run.get("train") or {}),
+        explicit=_explicit(record.run),
+        attempts=tuple(cast(AttemptEntry, entry) for entry in status.get("attempts") or [] if isinstance(entry, dict)),
+        reused_from=str(record.run.get("reused_from") or ""),
+        alerts=alerts_of(status),
+        val=val,
+        train=curve,
+    )
+
+
+def read_settings(train: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the optimizer and pruning settings in run.json's "train"; None values and unused pruning excluded."""
+    optimizer = str(train.get("optimizer") or "")
+    own = [name for name in train if optimizer and name.startswith(f"{optimizer}_") and name not in SETTING_FIELDS]
+    found = {name: train[name] for name in (*SETTING_FIELDS, *own) if train.get(name) is not None}
+    if found.get("pruning") in (None, "none"):
+        found = {name: value for name, value in found.items() if not name.startswith(PRUNING_FIELDS)}
+    return found
+
+
+def _record(run_dir: RunDir, planned: Mapping[str, Any]) -> tuple[RunRecord, RunState]:
+    """Return record and state of a run. If a file is damaged, the run is failed; its other files are still read."""
+    if not run_dir.run_json.exists():
+        reason = "run.json is missing" if run_dir.path.exists() else ""
+        return RunRecord(dir=run_dir, run=planned, result=None), RunState(reason=reason)
+    try:
+        has_runner = MatrixDir(run_dir.path.parent).is_held()
+        return read_run(run_dir), recover_status(run_dir, has_runner=has_runner)
+    except SchemaError:
+        raise
+    except (RecordError, KeyError, ValueError) as error:
+        damage = error.what if isinstance(error, RecordError) else f"invalid record: {error}"
+        run, metrics = read_or_empty(run_dir.run_json) or planned, tuple(merged_metrics(run_dir.metrics))
+        state = RunState(status=Status.FAILED, reason=damage.replace(f"{run_dir.path}/", ""))
+        return RunRecord(dir=run_dir, run=run, result=None, metrics=metrics), state
+
+
+def _evidence(record: RunRecord, result: Mapping[str, Any]) -> str:
+    if result:
+        return f"{record.dir.name}/{record.dir.result.name}"
+    return f"{record.dir.name}/{record.dir.metrics.name}" if record.metrics else ""
+
+
+def _measured(
+    lines: Sequence[Mapping[str, Any]], val: Sequence[CurvePoint], train: Sequence[CurvePoint]
+) -> dict[str, Any]:
+    """Return the numbers in metrics.jsonl, under the keys of result.json: used until the run has a result."""
+    if not lines:
+        return {}
+    best = min(val, key=lambda point: point.loss, default=None)
+    points = sorted((*val, *train), key=lambda point: point.step)
+    return {
+        "attempt": lines[-1].get("attempt"),
+        "step": lines[-1]["step"],
+        "tokens": lines[-1].get("tokens"),
+        "seconds": points[-1].seconds if points else None,
+        "initial_val_loss": val[0].loss if val and val[0].step == 0 else None,
+        "final_val_loss": val[-1].loss if val else None,
+        "best_val_loss": best.loss if best else None,
+        "best_val_step": best.step if best else None,
+        "bytes_per_token": _bytes_per_token(lines),
+        "hellaswag_accuracy": _newest(lines, "hellaswag/accuracy"),
+        "hellaswag_accuracy_norm": _newest(lines, "hellaswag/accuracy_norm"),
+        "final_train_loss": train[-1].loss if train else None,
+        "sparsity": next((line["sparsity"] for line in reversed(lines) if "sparsity" in line), None),
+        "tokens_per_second": _median(lines, "throughput/tokens_per_s"),
+        "mfu": _median(lines, "throughput/mfu"),
+        "step_ms": _median(lines, "throughput/step_ms"),
+    }
+
+
+def _points(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[CurvePoint, ...]:
+    """Return the finite losses of a metric. Time accumulates over attempts, each of which starts its clock at 0."""
+    points = []
+    offset = last = 0.0
+    for line in lines:
+        elapsed = finite(line.get("elapsed_s"))
+        if elapsed is not None:
+            offset += last if elapsed < last else 0.0
+            last = elapsed
+        loss = finite(line.get(key))
+        if loss is not None:
+            seconds = None if elapsed is None else offset + elapsed
+            points.append(CurvePoint(int(line["step"]), finite(line.get("tokens")), seconds, loss))
+    return tuple(points)
+
+
+def _median(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """Return the median of a metric. The first value is excluded if there are more: it includes warm-up."""
+    values = [value for line in lines if (value := finite(line.get(key))) is not None]
+    return statistics.median(values[1:] or values) if values else None
+
+
+def _newest(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    return next((value for line in reversed(lines) if (value := finite(line.get(key))) is not None), None)
+
+
+def _bytes_per_token(lines: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return bytes per token, from the loss and the bits per byte of one evaluation."""
+    for line in lines:
+        loss, bits = finite(line.get("val/loss")), finite(line.get("val/bits_per_byte"))
+        if loss and bits:
+            return loss / math.log(2) / bits
+    return None
+
+
+def _log_tail(run_dir: RunDir, status: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the last lines of a failed run's log: from its status.json, else from the log itself."""
+    lines = status.get("log_tail") or []
+    if not lines and run_dir.output_log.exists():
+        with run_dir.output_log.open("rb") as file:
+            lines = last_lines(file)
+    return tuple(str(line).rstrip("\r\n") for line in lines[-LOG_TAIL:])
+
+
+def _explicit(run: Mapping[str, Any]) -> frozenset[str] | None:
+    """Return the names of the settings that the user set; None if run.json does not record them."""
+    names = run.get("asked")
+    if not isinstance(names, list):
+        return None
+    return frozenset(str(name).removeprefix("GPT2_").lower() for name in names)
+
+
+def _adjusted(run_dir: RunDir) -> tuple[str, ...]:
+    """Return the settings that the trainer changed, one sentence each."""
+    changes = read_or_empty(run_dir.run_used).get("adjusted") or []
+    return tuple(f"{c.get('field')} {c.get('from')} -> {c.get('to')}: {c.get('why')}" for c in changes)
+
+
+def _text(train: TrainFields, symbols: Mapping[str, Any]) -> str:
+    """Return the name of the training text, equal for all tokenizers; "" if only the tokens are known."""
+    if train.dataset not in TEXT_DATASETS:
+        return ""
+    return " ".join([train.dataset, *(f"{name}={symbols[name]}" for name in TEXT_SYMBOLS if symbols.get(name))])
+
+
+def _int(values: Mapping[str, Any], key: str) -> int | None:
+    number = finite(values.get(key))
+    return None if number is None else int(number)
+
+
+def _parse_int(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() else None
+
+
+def _product(*factors: int | None) -> int | None:
+    known = [factor for factor in factors if factor is not None]
+    return math.prod(known) if len(known) == len(factors) else None
+
+
+def _share(part: int | None, whole: int | None) -> float | None:
+    return None if part is None or not whole else part / whole

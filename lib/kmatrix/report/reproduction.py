@@ -1,0 +1,182 @@
+"""Compare a run with its repetition bit for bit, and list the changes that may make them differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kmatrix.records.files import read_or_empty
+from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.runs import Status, merged_metrics
+from kmatrix.records.train_config import read_fields
+
+# Keys of metrics.jsonl that are not results: they differ in every run.
+NOT_COMPARED_KEYS = frozenset({"schema", "time", "elapsed_s", "attempt", "resumed"})
+NOT_COMPARED_PREFIX = "throughput/"
+
+
+PATH_FIELDS = frozenset({"data_path", "checkpoint_dir"})  # of run.json's "train"
+
+
+Record = Mapping[str, Any]  # an object of run.json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One logged value that differs. None: not logged, or not finite."""
+
+    step: int
+    key: str
+    was: float | None
+    now: float | None
+
+    @property
+    def by(self) -> float:
+        """Absolute difference; infinite if a value is missing."""
+        return abs(self.now - self.was) if self.was is not None and self.now is not None else math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repetition:
+    """The result of comparing all logged values of two runs."""
+
+    steps: int  # steps with a compared value
+    numbers: int  # compared values
+    differences: tuple[Difference, ...]  # sorted by step
+
+    @property
+    def equal(self) -> bool:
+        return not self.differences
+
+    @property
+    def largest(self) -> Difference:
+        return max(self.differences, key=lambda one: one.by)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """Changes between two runs that may change their results."""
+
+    code: tuple[str, ...] = ()  # files of the trainer
+    others: tuple[str, ...] = ()  # packages, processor, environment: one sentence each
+    configuration: tuple[str, ...] = ()  # fields of run.json's "train": one sentence each
+    gpu: bool = False  # True if either run used GPUs
+
+    @property
+    def promised(self) -> bool:
+        """True if the results must be equal: same code, packages and processor, and no GPU."""
+        return not (self.code or self.others or self.gpu)
+
+
+def repetition(was: RunDir, now: RunDir) -> Repetition:
+    """Compare all values that both runs logged, step by step, except times and throughput.
+
+    If the first run did not finish, only the values that it logged are compared: its repetition trains longer.
+    """
+    before, after = (_logged_values(run) for run in (was, now))
+    finished = read_or_empty(was.result).get("status") == Status.FINISHED
+    names = sorted(before.keys() | after.keys() if finished else before.keys())
+    differences = [
+        Difference(step=step, key=key, was=before.get((step, key)), now=after.get((step, key)))
+        for step, key in names
+        if before.get((step, key)) != after.get((step, key))
+    ]
+    return Repetition(steps=len({step for step, _ in names}), numbers=len(names), differences=tuple(differences))
+
+
+def changes(was: RunDir, now: RunDir, neutral: Collection[str] = ()) -> Changes:
+    """Return the changes between two runs. neutral: fields of the trainer that cannot change a result."""
+    records = read_or_empty(was.run_json), read_or_empty(now.run_json)
+    before, after = (record.get("provenance") or {} for record in records)
+    trained = [{**(record.get("train") or {}), **_used(run)} for record, run in zip(records, (was, now), strict=True)]
+    return Changes(
+        code=_changed_code(was, now, before, after),
+        others=tuple(_changed_environment(before, after)),
+        configuration=tuple(_changed_fields(trained[0], trained[1], {*PATH_FIELDS, *neutral})),
+        gpu=any(read_fields(record).device == "cuda" for record in records),
+    )
+
+
+def describe_repetition(found: Repetition) -> list[str]:
+    """Return the result as lines: equal, or the first and the largest difference."""
+    if not found.numbers:
+        return ["nothing to compare: no values were logged"]
+    counted = f"{found.numbers} values in {found.steps} steps"
+    if found.equal:
+        return [f"equal bit for bit: {counted}"]
+    first, largest = found.differences[0], found.largest
+    lines = [
+        f"not equal: {len(found.differences)} of {counted} differ",
+        f"first at step {first.step}: {_difference(first)}",
+    ]
+    return [*lines, f"largest at step {largest.step}: {_difference(largest)}"] if largest != first else lines
+
+
+def _logged_values(run: RunDir) -> dict[tuple[int, str], float | None]:
+    """Return every compared value of a run, by step and key."""
+    return {
+        (int(line["step"]), key): value if isinstance(value, int | float) else None
+        for line in merged_metrics(run.metrics)
+        for key, value in line.items()
+        if key not in NOT_COMPARED_KEYS and key != "step" and not key.startswith(NOT_COMPARED_PREFIX)
+    }
+
+
+def _used(run: RunDir) -> Record:
+    """Return the fields that the trainer used. Only run_used.json has a micro-batch reduced for lack of memory."""
+    fields = read_or_empty(run.run_used).get("train")
+    return fields if isinstance(fields, dict) else {}
+
+
+def _changed_code(was: RunDir, now: RunDir, before: Record, after: Record) -> tuple[str, ...]:
+    """Return the changed files of the trainer, or one sentence if only their common hash is recorded."""
+    if before.get("code") == after.get("code"):
+        return ()
+    old, new = (_files(run) for run in (was, now))
+    if not old or not new:
+        return ("the trainer's sources (changed files not recorded)",)
+    changed = [name for name in old.keys() & new.keys() if old[name] != new[name]]
+    removed = [f"{name} (removed)" for name in old.keys() - new.keys()]
+    added = [f"{name} (new)" for name in new.keys() - old.keys()]
+    return tuple(sorted([*changed, *removed, *added]))
+
+
+def _files(run: RunDir) -> Mapping[str, str]:
+    return (read_or_empty(MatrixDir(run.path.parent).matrix_json).get("provenance") or {}).get("files") or {}
+
+
+def _changed_environment(before: Record, after: Record) -> Iterator[str]:
+    """Yield the changes of processor, Python, packages and environment variables."""
+    for name, text in (("cpu", "processor"), ("python", "Python")):
+        if before.get(name) != after.get(name):
+            yield _change(text, before.get(name), after.get(name))
+    packages = [record.get("versions") or {} for record in (before, after)]
+    for name in ("torch", "numpy", "pytorch_optimizer"):
+        if packages[0].get(name) != packages[1].get(name):
+            yield _change(name, packages[0].get(name), packages[1].get(name))
+    variables = [record.get("environment") or {} for record in (before, after)]
+    for name in sorted(variables[0].keys() | variables[1].keys()):
+        if variables[0].get(name) != variables[1].get(name) and "environment" in before:
+            yield _change(name, variables[0].get(name, "(not set)"), variables[1].get(name, "(not set)"))
+
+
+def _changed_fields(before: Record, after: Record, neutral: Collection[str]) -> Iterator[str]:
+    for name in sorted((before.keys() | after.keys()) - {*neutral}):
+        if before.get(name) != after.get(name):
+            yield _change(name, before.get(name), after.get(name))
+
+
+def _difference(one: Difference) -> str:
+    size = f" (difference {one.by:.3g})" if math.isfinite(one.by) else ""
+    return f"{_change(one.key, one.was, one.now)}{size}"
+
+
+def _change(name: str, was: object, now: object) -> str:
+    """Return "name old -> new"."""
+    return f"{name} {_text(was)} -> {_text(now)}"
+
+
+def _text(value: object) -> str:
+    return "(none)" if value is None else repr(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,306 @@
+"""Write the numbers of a matrix as results.json and all_results.json, for other programs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kmatrix.records.files import write_json, write_json_array
+from kmatrix.records.paths import MatrixDir
+from kmatrix.records.runs import Status
+from kmatrix.records.tracking import read_track
+from kmatrix.report.gpu.numbers import DeviceNumbers, GpuNumbers, Statistics
+from kmatrix.report.numbers import (
+    CurvePoint,
+    GroupNumbers,
+    MatrixNumbers,
+    OptimizerSettings,
+    Ranking,
+    RunNumbers,
+    Scaling,
+)
+from kmatrix.stats import Interval
+from kmatrix.status.stragglers import RankNumbers
+
+QUANTITIES = ("memory_used", "utilization", "power", "temperature", "sm_clock")  # fields of DeviceNumbers
+
+
+PLAIN = (  # fields of RunNumbers with the same key in results.json
+    *("name", "run_id", "status", "reason", "optimizer", "model", "device", "device_name", "world_size", "seed"),
+    *("attempt", "data_sha256", "steps", "max_iters", "global_batch", "block_size", "eval_samples", "planned_tokens"),
+    *("warmup_share", "initial_val_loss", "final_val_loss", "last_val_step", "best_val_loss", "best_val_step"),
+    *("tokenizer", "bytes_per_token", "bits_per_byte", "hellaswag_accuracy", "hellaswag_accuracy_norm"),
+    *("final_train_loss", "perplexity", "tokens", "tokens_per_second", "mfu", "step_ms", "seconds"),
+    *("peak_memory_mib", "params", "ended", "evidence", "log"),
+    *("pruning", "target_sparsity", "sparsity"),
+)
+
+
+def write_results(matrix: MatrixDir, numbers: MatrixNumbers) -> None:
+    """Write results.json: all numbers of the report, with the runs they come from."""
+    value = clean(results(numbers))
+    for run in value["runs"]:
+        run["links"] = {sent.tracker: sent.link for sent in read_track(matrix.run(run["name"])) if sent.link}
+    write_json(matrix.results, value)
+
+
+def write_all_results(matrix: MatrixDir, numbers: MatrixNumbers) -> None:
+    """Write all_results.json: the array of the original project, one object per run, with additional keys."""
+    write_json_array(matrix.all_results, [clean(original(matrix, run)) for run in numbers.runs])
+
+
+def results(numbers: MatrixNumbers) -> dict[str, Any]:
+    """Return the content of results.json."""
+    return {
+        "name": numbers.name,
+        "status": numbers.status,
+        "created": numbers.created,
+        "ended": numbers.ended,
+        "command": numbers.command,
+        "overrides": list(numbers.overrides),
+        "equal": numbers.equal,
+        "provenance": dict(numbers.provenance),
+        "axes": {label: list(values) for label, values in numbers.axes.items()},
+        "cuts": [asdict(cells) for cells in numbers.excluded],
+        "counts": {str(status): numbers.count(status) for status in Status},
+        "runs": [_run(run) for run in numbers.runs],
+        "groups": [_group(group) for group in numbers.groups],
+        "rankings": [_ranking(ranking) for ranking in numbers.rankings],
+        "settings": [_settings(one) for one in numbers.settings],
+        "scaling": [_scaling(scaling) for scaling in numbers.scalings],
+        "warnings": list(numbers.warnings),
+    }
+
+
+def original(matrix: MatrixDir, run: RunNumbers) -> dict[str, Any]:
+    """Return a run's training_metrics.json together with its numbers.
+
+    Unknown values are None. An unfinished run has no final loss.
+    """
+    gpu = run.gpu
+    numbers = {
+        "final_val_loss": run.final_val_loss if run.counts else None,
+        "best_val_loss": run.best_val_loss,
+        "final_perplexity": run.perplexity if run.counts else None,
+        "total_time": run.seconds,
+        "model_params": run.params,
+        "tokens": run.tokens,
+        "tokens_per_second": run.tokens_per_second,
+        "mfu": run.mfu,
+        "joules": gpu.joules if gpu else None,
+        "joules_per_token": gpu.joules_per_token if gpu else None,
+        "gpu_memory_mean": gpu.total_mean if gpu else None,
+        "gpu_memory_max": gpu.total_max if gpu else None,
+        "sparsity": run.sparsity,
+        "gpu_simulated": gpu.simulated if gpu else None,
+        "world_size": run.world_size,
+        "global_batch": run.global_batch,
+        "seed": run.seed,
+    }
+    identity = {
+        "test_id": run.name,
+        "run_id": run.run_id,
+        "model": run.model,
+        "optimizer": run.optimizer,
+        "pruning": run.pruning,
+        "target_sparsity": run.target_sparsity,
+        "elapsed_time": run.seconds,
+        "success": run.status is Status.FINISHED,
+        "status": str(run.status),
+        "reason": run.reason or None,
+        "axes": dict(run.axes),
+    }
+    failure = {"error": run.reason or "no reason recorded"} if run.status is Status.FAILED else {}
+    own = _loose_object(matrix.run(run.name).training_metrics)
+    known = {key: value for key, value in own.items() if value is not None or key not in numbers}
+    return {**numbers, **known, **identity, **failure}
+
+
+def _settings(one: OptimizerSettings) -> dict[str, Any]:
+    """Return one optimizer's settings: values and origin."""
+    each = {setting.name: {"values": list(setting.values), "origin": setting.origin} for setting in one.settings}
+    return {"optimizer": one.optimizer, "runs": list(one.runs), "settings": each}
+
+
+def clean(value: Any) -> Any:
+    """Return a value with None for NaN and infinity, which JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(item) for item in value]
+    return value
+
+
+def _loose_object(path: Path) -> dict[str, Any]:
+    """Return the object in a file of the original format, without its schema; empty if missing or damaged."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {key: item for key, item in value.items() if key != "schema"} if isinstance(value, dict) else {}
+
+
+def _run(run: RunNumbers) -> dict[str, Any]:
+    facts = {name: getattr(run, name) for name in PLAIN}
+    return {
+        **facts,
+        "reason": run.reason or None,
+        "axes": dict(run.axes),
+        "ended_by": run.ended_by,
+        "adjusted": list(run.adjusted),
+        "reused_from": run.reused_from or None,
+        "attempts": [dict(attempt) for attempt in run.attempts],
+        "gpu": gpu_object(run.gpu) if run.gpu else None,
+        "alerts": [alert.to_json() for alert in run.alerts],
+        "val": _columns(run.val),
+    }
+
+
+def _columns(points: tuple[CurvePoint, ...]) -> dict[str, list[float | None]]:
+    """Return a curve as columns of equal length."""
+    return {
+        "step": [point.step for point in points],
+        "tokens": [point.tokens for point in points],
+        "seconds": [point.seconds for point in points],
+        "loss": [point.loss for point in points],
+    }
+
+
+def _group(group: GroupNumbers) -> dict[str, Any]:
+    return {
+        "name": group.name,
+        "axes": dict(group.axes),
+        "data_sha256": group.data_sha256,
+        "runs": [run.name for run in group.runs],
+        "counted": {run.name: run.final_val_loss for run in group.counted},
+        "seeds": sorted(group.losses),
+        "mean_final_val_loss": group.mean,
+        "deviation": group.deviation,
+        "interval": _interval(group.interval),
+    }
+
+
+def _ranking(ranking: Ranking) -> dict[str, Any]:
+    comparisons = [
+        {
+            "leader": comparison.leader,
+            "other": comparison.other,
+            "word": str(comparison.conclusion),
+            "difference": comparison.verdict.difference,
+            "interval": _interval(comparison.verdict.interval),
+            "p": comparison.verdict.p,
+            "p_holm": comparison.p_holm,
+            "method": comparison.verdict.method or None,
+            "seeds": list(comparison.verdict.seeds),
+            "reason": comparison.verdict.reason,
+        }
+        for comparison in ranking.comparisons
+    ]
+    return {
+        "measure": ranking.metric,
+        "data_sha256": ranking.data_sha256 or None,
+        "order": [group.name for group in ranking.groups],
+        "evidence": ranking.evidence,
+        "comparisons": comparisons,
+        "notes": list(ranking.notes),
+    }
+
+
+def _interval(interval: Interval | None) -> dict[str, float] | None:
+    return None if interval is None else {"low": interval.low, "high": interval.high, "level": interval.level}
+
+
+def _scaling(scaling: Scaling) -> dict[str, Any]:
+    rows = [
+        {
+            "world_size": row.world_size,
+            "tokens_per_second": row.tokens_per_second,
+            "speedup": row.speedup,
+            "efficiency": row.efficiency,
+            "global_batch": row.global_batch,
+            "runs": list(row.runs),
+        }
+        for row in scaling.rows
+    ]
+    return {"configuration": scaling.name, "device": scaling.device, "rows": rows}
+
+
+def gpu_object(gpu: GpuNumbers) -> dict[str, Any]:
+    """Return the numbers of a run's devices, with the keys of gpu_summary.json."""
+    return {
+        "evidence": gpu.evidence or None,
+        "device_type": gpu.device_type or None,
+        "simulated": gpu.simulated,
+        "final": gpu.final,
+        "samples": gpu.samples,
+        "seconds": gpu.seconds,
+        "hz_reached": gpu.hz,
+        "energy_source": gpu.energy_source,
+        "gpus": [_device(device) for device in gpu.devices],
+        "totals": {
+            "memory_used_mean": gpu.total_mean,
+            "memory_used_max": gpu.total_max,
+            "mean_power": gpu.mean_power,
+            "joules": gpu.joules,
+            "joules_per_token": gpu.joules_per_token,
+            "tokens_per_joule": gpu.tokens_per_joule,
+            "mfu": gpu.mfu,
+            **asdict(gpu.cost),
+        },
+        "factors": asdict(gpu.factors),
+        "phases": _phases(gpu),
+        "balance": {
+            name: asdict(balance) if (balance := gpu.balance(quantity)) else None
+            for name, quantity in (("memory", "memory_used"), ("utilization", "utilization"), ("power", "power"))
+        },
+        "ranks": _ranks(gpu.ranks) if gpu.ranks else None,
+        "notes": list(gpu.notes),
+    }
+
+
+def _phases(gpu: GpuNumbers) -> dict[str, Any]:
+    """Return the total time (s) and energy (J) of each phase."""
+    names = dict.fromkeys(phase.name for phase in gpu.phases)
+    return {name: {"seconds": gpu.phase_seconds(name), "joules": gpu.phase_joules(name)} for name in names}
+
+
+def _device(device: DeviceNumbers) -> dict[str, Any]:
+    return {
+        "gpu_index": device.gpu_index,
+        "gpu_name": device.gpu_name,
+        "uuid": device.uuid or None,
+        "rank": device.rank,
+        "samples": device.samples,
+        "lost_at": device.lost_at,
+        "memory_total": device.memory_total,
+        **{name: _statistics(getattr(device, name)) for name in QUANTITIES},
+        "joules": device.joules,
+        "throttled_s": dict(device.throttled_s),
+        "foreign": list(device.foreign),
+        "ecc_uncorrected": device.ecc_uncorrected,
+        **device.extras,
+    }
+
+
+def _statistics(one: Statistics | None) -> dict[str, float | None] | None:
+    if one is None:
+        return None
+    return {"mean": one.mean, "deviation": one.deviation, "min": one.minimum, "max": one.maximum}
+
+
+def _ranks(ranks: RankNumbers) -> dict[str, Any]:
+    return {
+        "compute_ms": {str(rank): value for rank, value in ranks.compute_ms},
+        "step_ms": ranks.step_ms,
+        "steps": ranks.steps,
+        "load_balance_efficiency": ranks.efficiency,
+        "straggler_time_share": ranks.waiting,
+        "slowest_rank": ranks.slowest,
+        "slowest_share": ranks.slowest_share,
+    }

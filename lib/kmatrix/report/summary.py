@@ -1,0 +1,451 @@
+"""Format the numbers of a matrix as summary_report.txt: fixed width, for a terminal or a mail."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kmatrix.records.paths import MatrixDir
+from kmatrix.records.runs import Status
+from kmatrix.records.tracking import commands, pending_messages, sync_status
+from kmatrix.report.analysis import short
+from kmatrix.report.gpu.text import gpu_sections
+from kmatrix.report.numbers import (
+    BITS,
+    Comparison,
+    GroupNumbers,
+    MatrixNumbers,
+    OptimizerSetting,
+    OptimizerSettings,
+    Ranking,
+    RunNumbers,
+    Scaling,
+    SettingOrigin,
+    gpu_runs,
+)
+from kmatrix.stats import Conclusion, Verdict
+from kmatrix.status.alerts import Alert, Severity
+from kmatrix.text import UNKNOWN, WIDTH, columns, count, duration, first_names, section, table, time_of_day, wrap
+
+Section = tuple[str, Sequence[str]]  # title, lines
+Span = tuple[float, float]  # begin, end: Unix seconds
+
+
+NO_BREAK = "\0"  # stands for a space that textwrap must not break
+
+
+TAIL_LINES = 6  # shown of a failed run's log
+
+
+SOFTWARE = ("torch", "numpy", "kconfiglib", "nvidia-ml-py")  # packages of the provenance that the header shows
+
+
+LOSS_NOTE = "val loss: mean over the validation sequences, nats/token; best: lowest val loss@step"
+
+
+ORIGINS = {SettingOrigin.EXPLICIT: " (explicit)", SettingOrigin.SWEPT: " (swept)"}
+
+
+MIN_OVERLAP = 0.01  # share of a run's time; shorter overlaps are one run ending while the next starts
+
+
+MAX_OVERLAPS = 3  # runs listed per line
+
+
+def render_summary(numbers: MatrixNumbers, trackers: Sequence[str] = (), files: Sequence[str] = ()) -> str:
+    """Return the text of the report. trackers: lines about them.  files: names of the report's files."""
+    sections: list[Section] = [
+        ("Runs", _run_table(numbers)),
+        *_rankings(numbers),
+        ("Optimizer settings", _optimizer_settings(numbers.settings)),
+        _scaling_section(numbers.scalings),
+        ("Benchmarks", _benchmarks(numbers.runs)),
+        *gpu_sections(gpu_runs(numbers)),
+        ("Trackers", trackers),
+        ("Attempts", [line for run in numbers.runs if len(run.attempts) > 1 for line in _attempts(run)]),
+        ("Shared machine", [line for text in overlap_lines(numbers.runs) for line in wrap(text)]),
+        ("Reused", _reused(numbers.runs)),
+        ("Failed, stopped and skipped", [line for run in numbers.runs for line in _failure(run)]),
+        ("Alerts", [line for run in numbers.runs for line in _alerts(run)]),
+        ("Warnings", [line for text in numbers.warnings for line in wrap(text, bullet="! ")]),
+        ("Files", [f"in {numbers.path.name}/", *wrap("  ".join(files))] if files else []),
+    ]
+    blocks = [_header(numbers), *(section(title, lines) for title, lines in sections if lines)]
+    return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks) + "\n"
+
+
+def tracker_lines(matrix: MatrixDir) -> list[str]:
+    """Return the link of each run's trackers and their pending uploads; empty without a tracker."""
+    runs = [(run.name, sent) for run in matrix.runs() for sent in sync_status(run)]
+    if not runs:
+        return []
+    links = [f"{name}  {sent.tracker}  {sent.points} steps  {sent.link}" for name, sent in runs if sent.link]
+    return [*links, *commands([sent] for _, sent in runs), *pending_messages(runs, matrix.name)]
+
+
+def utilization(run: RunNumbers) -> str:
+    """Return MFU in percent; n/a on the CPU, whose peak is unknown."""
+    if run.mfu is None:
+        return "n/a" if run.device == "cpu" else UNKNOWN
+    return f"{100 * run.mfu:.1f}%"
+
+
+def _header(numbers: MatrixNumbers) -> list[str]:
+    title = "Test Matrix Summary Report"
+    lines = [title, "=" * len(title)]
+    for name, text in _header_fields(numbers):
+        if text:
+            lines += textwrap.wrap(text, WIDTH, initial_indent=f"{name:<10}", subsequent_indent=" " * 10)
+    return lines
+
+
+def _header_fields(numbers: MatrixNumbers) -> Iterator[tuple[str, str]]:
+    yield "Matrix", numbers.name
+    yield "Created", _created(numbers)
+    yield "Machine", ", ".join(filter(None, [str(numbers.provenance.get("host") or ""), _devices(numbers)]))
+    yield "Software", _software(numbers)
+    yield "Command", numbers.command
+    yield "Overrides", " ".join(numbers.overrides)
+    yield "Equal", numbers.equal
+    yield "Model", _models(numbers)
+    yield "Data", ", ".join(dict.fromkeys(short(run.data_sha256) for run in numbers.runs if run.data_sha256))
+    yield "Axes", "; ".join(f"{label} {' '.join(values)}" for label, values in numbers.axes.items())
+    for cells in numbers.excluded:
+        yield "Excluded", f"{cells.count}: {cells.reason}"
+    states = [f"{numbers.count(status)} {status}" for status in Status if numbers.count(status)]
+    yield "Runs", f"{len(numbers.runs)}: {', '.join(states)}"
+
+
+def _created(numbers: MatrixNumbers) -> str:
+    """Return when the matrix was created (UTC), and how long it took or its status."""
+    if numbers.created is None:
+        return ""
+    text = time_of_day(numbers.created, utc=True)
+    if numbers.ended is not None and numbers.ended >= numbers.created:
+        return f"{text}, took {duration(numbers.ended - numbers.created)}"
+    return f"{text}, {numbers.status}" if numbers.status else text
+
+
+def _devices(numbers: MatrixNumbers) -> str:
+    """Return the devices that runs used; before the first run, those of the host."""
+    host = numbers.provenance
+    used = dict.fromkeys(run.device_name for run in numbers.runs if run.device_name)
+    gpus = Counter(str(gpu.get("name")) for gpu in host.get("gpus") or [])
+    parts = [
+        f"{gpus[name]} x {name}" if name in gpus else str(name) for name in used or gpus or [host.get("cpu") or ""]
+    ]
+    if "cpu" in numbers.devices and host.get("cores"):
+        parts.append(f"{host['cores']} cores")
+    return ", ".join(filter(None, parts))
+
+
+def _software(numbers: MatrixNumbers) -> str:
+    recorded = numbers.provenance
+    versions = recorded.get("versions") or {}
+    parts = [f"{name} {versions[name]}" for name in SOFTWARE if versions.get(name)]
+    if recorded.get("python"):
+        parts.append(f"Python {recorded['python']}")
+    if recorded.get("git_commit"):
+        dirty = " with uncommitted changes" if recorded.get("git_dirty") else ""
+        dirty += f" ({recorded['patch']})" if dirty and recorded.get("patch") else ""
+        parts.append(f"git {str(recorded['git_commit'])[:10]}{dirty}")
+    return ", ".join(parts)
+
+
+def _models(numbers: MatrixNumbers) -> str:
+    params: dict[str, str] = {}
+    for run in numbers.runs:
+        if run.model and (run.params or run.model not in params):
+            params[run.model] = f"{run.model} ({run.params:,} parameters)" if run.params else run.model
+    return ", ".join(params.values())
+
+
+def _run_table(numbers: MatrixNumbers) -> list[str]:
+    only_cpu = numbers.devices == ("cpu",)
+    pruned = any(run.pruning != "none" for run in numbers.runs)
+    titles = ["run", "optimizer", "ranks" if only_cpu else "GPUs", "seed", "val loss", "best@step", "ppl", "tokens"]
+    titles += [*(["sparsity"] if pruned else []), "tok/s", "MFU", "time", "status"]
+    rows = [_run_row(run, mixed=len(numbers.devices) > 1, pruned=pruned) for run in numbers.runs]
+    note = LOSS_NOTE
+    if any(run.final_val_loss is not None and not run.counts for run in numbers.runs):
+        note += "; *: last val loss of an unfinished run, not ranked"
+    return [*table(columns(titles, (0, 1, len(titles) - 1)), rows, WIDTH, rule=True), *wrap(note)]
+
+
+def _run_row(run: RunNumbers, *, mixed: bool, pruned: bool) -> list[str]:
+    """Return one row of the run table. mixed: the matrix has runs on GPUs and on the CPU."""
+    size = UNKNOWN if run.world_size is None else f"{run.world_size}{'cpu' if mixed and run.device == 'cpu' else ''}"
+    best = _loss(run.best_val_loss)
+    return [
+        run.name,
+        run.optimizer or UNKNOWN,
+        size,
+        UNKNOWN if run.seed is None else str(run.seed),
+        _loss(run.final_val_loss) + ("" if run.counts or run.final_val_loss is None else "*"),
+        best if run.best_val_loss is None or run.best_val_step is None else f"{best}@{run.best_val_step}",
+        _perplexity(run.perplexity),
+        count(run.tokens),
+        *([UNKNOWN if run.sparsity is None else f"{100 * run.sparsity:.1f}%"] if pruned else []),
+        count(run.tokens_per_second),
+        utilization(run),
+        duration(run.seconds),
+        str(run.status),
+    ]
+
+
+def _loss(loss: float | None) -> str:
+    if loss is None:
+        return UNKNOWN
+    return f"{loss:.4f}" if abs(loss) < 10000 else f"{loss:.3g}"
+
+
+def _perplexity(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    return f"{value:.2f}" if value < 1000 else f"{value:,.0f}" if value < 1e6 else f"{value:.1e}"
+
+
+def _rankings(numbers: MatrixNumbers) -> Iterator[Section]:
+    """Yield a section per ranking, or one that explains why there is none."""
+    if not numbers.rankings:
+        yield "Ranking", ["nothing to rank: no finished run with a loss and known data"]
+    for ranking in numbers.rankings:
+        data = f" on data {short(ranking.data_sha256)}" if len(numbers.rankings) > 1 else ""
+        title = f"Ranking by mean final validation loss{data}"
+        if ranking.metric == BITS:
+            title = "Ranking by mean bits per byte: same text, different tokenizers"
+        yield title, list(_ranking(ranking))
+
+
+def _ranking(ranking: Ranking) -> Iterator[str]:
+    rows = [_ranking_row(1, ranking.groups[0], "leader")]
+    for place, (group, comparison) in enumerate(zip(ranking.groups[1:], ranking.comparisons, strict=True), start=2):
+        rows.append(_ranking_row(place, group, _difference(comparison)))
+    yield from wrap(f"{ranking.evidence}.")
+    yield ""
+    metric = "bits/byte" if ranking.metric == BITS else "val loss"
+    titles = ["   configuration", metric, "95 % CI", "sd", "seeds", "difference to leader"]
+    yield from table(columns(titles, (0, len(titles) - 1)), rows, WIDTH, rule=True)
+    yield from wrap("leader: " + ", ".join(run.name for run in ranking.groups[0].counted))
+    yield from wrap(_method(ranking))
+    for note in ranking.notes:
+        yield from wrap(note, bullet="! ")
+
+
+def _ranking_row(place: int, group: GroupNumbers, difference: str) -> list[str]:
+    interval = group.interval
+    return [
+        f"{place:>2} {group.name}",
+        _loss(group.mean),
+        UNKNOWN if interval is None else f"±{(interval.high - interval.low) / 2:.4f}",
+        UNKNOWN if group.deviation is None else f"{group.deviation:.4f}",
+        str(len(group.losses)),
+        difference,
+    ]
+
+
+def _difference(comparison: Comparison) -> str:
+    """Return the difference of a group to the leader, with its confidence interval, p value and conclusion."""
+    verdict = comparison.verdict
+    if verdict.difference is None:
+        return UNKNOWN
+    # The verdict is about the leader (leader - group); the table shows group - leader.
+    difference = _signed(-verdict.difference)
+    if verdict.interval is None or comparison.p_holm is None:
+        return f"{difference} ({verdict.reason.partition(':')[0]}, not significant)"
+    interval = f"[{_signed(-verdict.interval.high)}, {_signed(-verdict.interval.low)}]"
+    p = "p < 0.001" if comparison.p_holm < 0.001 else f"p = {comparison.p_holm:.3f}"
+    opposite = {Conclusion.BETTER: Conclusion.WORSE, Conclusion.WORSE: Conclusion.BETTER}
+    return f"{difference} {interval}, {p}: {opposite.get(comparison.conclusion, comparison.conclusion)}"
+
+
+def _signed(difference: float) -> str:
+    """Return a difference of losses with its sign; without a sign if it rounds to 0."""
+    text = f"{difference:+.4f}"
+    return text.lstrip("+-") if float(text) == 0 else text
+
+
+def _method(ranking: Ranking) -> str:
+    """Return the name of the significance test, or "" if there was none."""
+    tested: list[Verdict] = [c.verdict for c in ranking.comparisons if c.verdict.method and c.p_holm is not None]
+    if not tested:
+        return ""
+    methods = " and ".join(dict.fromkeys(verdict.method for verdict in tested))
+    correction = f", p Holm-corrected for {len(tested)} comparisons" if len(tested) > 1 else ""
+    return f"brackets: 95 % CI of the difference; Student's t test ({methods}){correction}; significant if p < 0.05"
+
+
+def _optimizer_settings(found: Sequence[OptimizerSettings]) -> list[str]:
+    """Return the settings of each optimizer. Settings that were set or swept are marked."""
+    if not found:
+        return []
+    lines = []
+    width = max(len(one.optimizer) for one in found) + 2
+    for one in found:
+        text = ", ".join(_setting(setting).replace(" ", NO_BREAK) for setting in one.settings)
+        wrapped = textwrap.wrap(text, WIDTH, initial_indent=one.optimizer.ljust(width), subsequent_indent=" " * width)
+        lines += [line.replace(NO_BREAK, " ") for line in wrapped]
+    if any(setting.origin is None for one in found for setting in one.settings):
+        return [*lines, "these runs do not record which values were set"]
+    return [*lines, "unmarked values are defaults, not tuned for this model"]
+
+
+def _setting(setting: OptimizerSetting) -> str:
+    values = " ".join(f"{value:g}" if isinstance(value, float) else str(value).lower() for value in setting.values)
+    return f"{setting.name} {values}{ORIGINS.get(setting.origin, '') if setting.origin else ''}"
+
+
+def _scaling_section(scalings: Sequence[Scaling]) -> Section:
+    unit = "ranks" if all(scaling.device == "cpu" for scaling in scalings) else "GPUs"
+    rows = []
+    for scaling in scalings:
+        for place, row in enumerate(scaling.rows):
+            batch = UNKNOWN if row.global_batch is None else f"{row.global_batch:,}"
+            relative = [f"{row.speedup:.2f}x", f"{100 * row.efficiency:.0f}%", batch, str(len(row.runs))]
+            rows.append(["" if place else scaling.name, str(row.world_size), count(row.tokens_per_second), *relative])
+    if not rows:
+        return "Scaling", []
+    titles = ["configuration", unit, "tok/s", "speed-up", "efficiency", "global batch", "runs"]
+    lines = table(columns(titles), rows, WIDTH, rule=True)
+    if any(len({row.global_batch for row in scaling.rows}) > 1 for scaling in scalings):
+        lines += wrap(f"the global batch grows with the number of {unit}: GLOBAL_BATCH=<n> makes the losses comparable")
+    return f"Scaling: throughput relative to the fewest {unit}", lines
+
+
+def _benchmarks(runs: Sequence[RunNumbers]) -> list[str]:
+    """Return a table of the runs with bits per byte or HellaSwag; empty if there are none."""
+    with_bits = any(run.bits_per_byte is not None for run in runs)
+    with_hellaswag = any(run.hellaswag_accuracy is not None for run in runs)
+    rows = []
+    for run in runs:
+        if run.bits_per_byte is None and run.hellaswag_accuracy is None:
+            continue
+        row = [run.name, run.tokenizer or UNKNOWN]
+        if with_bits:
+            row += [_decimal(run.bits_per_byte, 4) + ("" if run.counts else "*"), _decimal(run.bytes_per_token, 2)]
+        if with_hellaswag:
+            row += [_decimal(run.hellaswag_accuracy, 4), _decimal(run.hellaswag_accuracy_norm, 4)]
+        rows.append(row)
+    titles = ["run", "tokenizer", *(["bits/byte", "bytes/token"] if with_bits else [])]
+    titles += ["HellaSwag", "normalized"] if with_hellaswag else []
+    return table(columns(titles, (0, 1)), rows, WIDTH, rule=True) if rows else []
+
+
+def _decimal(value: float | None, places: int) -> str:
+    return UNKNOWN if value is None else f"{value:.{places}f}"
+
+
+def _attempts(run: RunNumbers) -> Iterator[str]:
+    """Yield how each attempt of a run ended, the checkpoint it resumed from and a reduced micro-batch."""
+    yield run.name
+    for attempt in run.attempts:
+        resume = str(attempt.get("resume") or "none")
+        origin = "the last good checkpoint" if resume == "auto" else resume
+        parts = [f"{attempt.get('attempt')}: {attempt.get('status')}"]
+        parts += [] if resume == "none" else [f"resumed from {origin}"]
+        parts += [f"micro-batch {attempt['micro_batch']}"] if attempt.get("micro_batch") else []
+        parts += [str(attempt["reason"])] if attempt.get("reason") else []
+        yield from (f"    {line}" for line in wrap(", ".join(parts), width=WIDTH - 4))
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """A run that trained at the same time as others."""
+
+    run: str
+    others: tuple[str, ...]
+    share: float  # of the run's time during which any other trained, 0 to 1
+
+
+def overlaps(runs: Sequence[RunNumbers]) -> list[Overlap]:
+    """Return the runs that trained at the same time as other runs of the matrix."""
+    spans = {run.name: list(_attempt_spans(run)) for run in runs}
+    found = []
+    for name, own in spans.items():
+        time = sum(end - begin for begin, end in own)
+        common = {other: _intersection(own, theirs) for other, theirs in spans.items() if other != name}
+        others = [other for other, parts in common.items() if time and _length(parts) >= MIN_OVERLAP * time]
+        if others:
+            together = _length([part for other in others for part in common[other]])
+            found.append(Overlap(name, tuple(others), together / time))
+    return found
+
+
+def overlap_lines(runs: Sequence[RunNumbers]) -> list[str]:
+    """Return a line per run that shared the machine, and how to avoid it; empty if none did."""
+    lines = []
+    for one in overlaps(runs):
+        lines.append(f"{one.run}  {one.share:.0%} of its time in parallel with {first_names(one.others, MAX_OVERLAPS)}")
+    if lines:
+        lines.append("time, power and host memory of these runs depend on each other: PARALLEL_JOBS=1 separates them")
+    return lines
+
+
+def _attempt_spans(run: RunNumbers) -> Iterator[Span]:
+    for attempt in run.attempts:
+        begin, end = attempt.get("started"), attempt.get("ended")
+        if isinstance(begin, (int, float)) and isinstance(end, (int, float)) and end > begin:
+            yield float(begin), float(end)
+
+
+def _intersection(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
+    both = [(max(a[0], b[0]), min(a[1], b[1])) for a in ours for b in theirs]
+    return [(begin, end) for begin, end in both if end > begin]
+
+
+def _length(spans: Sequence[Span]) -> float:
+    """Return the length of the union of spans, seconds."""
+    total, until = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
+
+
+def _reused(runs: Sequence[RunNumbers]) -> list[str]:
+    """Return where each reused run was trained, and when."""
+    lines = []
+    for run in runs:
+        if run.reused_from:
+            when = f", trained until {time_of_day(run.ended, utc=True)}" if run.ended else ""
+            lines.append(f"{run.name}  from {run.reused_from}{when}")
+    return [*lines, "REUSE=n trains them again"] if lines else []
+
+
+def _failure(run: RunNumbers) -> Iterator[str]:
+    """Yield why a run did not finish, the path of its log, and the last lines of the log."""
+    if run.status not in (Status.FAILED, Status.STOPPED, Status.SKIPPED):
+        return
+    known = run.steps is not None and run.max_iters is not None
+    progress = f" (after {run.steps:,} of {run.max_iters:,} steps)" if known else ""
+    yield from wrap(f"{run.name}  {run.status}: {run.reason or 'no reason recorded'}{progress}")
+    if run.log:
+        yield f"    log: {run.log}"
+    for line in run.log_tail[-TAIL_LINES:]:
+        yield f"    | {line[: WIDTH - 6]}"
+
+
+def _alerts(run: RunNumbers) -> Iterator[str]:
+    """Yield the alerts of a run with their duration and advice, critical ones first."""
+    if not run.alerts:
+        return
+    yield run.name
+    by_kind: dict[tuple[str, str], list[Alert]] = {}
+    for alert in sorted(run.alerts, key=lambda alert: (alert.severity is Severity.WARNING, alert.since)):
+        by_kind.setdefault((alert.kind, alert.about), []).append(alert)
+    for alerts in by_kind.values():
+        mark = "! " if alerts[0].severity is Severity.CRITICAL else ""
+        worst = max(alerts, key=lambda alert: abs((alert.value or 0.0) - (alert.threshold or 0.0)))
+        for line in wrap(f"{mark}{worst.text} ({_when(alerts)}): {alerts[0].advice}", width=WIDTH - 4):
+            yield f"    {line}"
+
+
+def _when(alerts: Sequence[Alert]) -> str:
+    """Return when alerts of one kind were active, and for how long in total."""
+    begin = f"from {time_of_day(alerts[0].since, date=False, utc=True)}"
+    if alerts[-1].until is None:
+        return f"{begin} to the end"
+    total = duration(sum(alert.until - alert.since for alert in alerts if alert.until is not None))
+    return f"{begin} for {total}" if len(alerts) == 1 else f"{len(alerts)} times {begin}, {total} in total"

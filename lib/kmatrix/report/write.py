@@ -1,0 +1,55 @@
+"""Write the reports of a matrix into its directory: summary, results and graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from kmatrix.errors import RecordError
+from kmatrix.records.files import write_text
+from kmatrix.records.paths import MatrixDir
+from kmatrix.report import graphs
+from kmatrix.report.folders import with_timelines
+from kmatrix.report.gpu import graphs as gpu_graphs
+from kmatrix.report.numbers import MatrixNumbers, gpu_runs
+from kmatrix.report.results_json import write_all_results, write_results
+from kmatrix.report.summary import render_summary, tracker_lines
+
+T = TypeVar("T")
+
+
+def write_summary(numbers: MatrixNumbers) -> str:
+    """Write summary_report.txt, results.json and all_results.json; return the text of the summary.
+
+    The summary lists the graphs that exist: draw them first.
+    """
+    matrix = MatrixDir(numbers.path)
+    drawn = sorted(path.relative_to(matrix.path).as_posix() for path in matrix.graphs.glob("*.png"))
+    files = [matrix.summary.name, matrix.results.name, matrix.all_results.name, *drawn]
+    text = render_summary(numbers, tracker_lines(matrix), files)
+    _write(matrix, lambda: write_results(matrix, numbers))
+    _write(matrix, lambda: write_all_results(matrix, numbers))
+    _write(matrix, lambda: write_text(matrix.summary, text))
+    return text
+
+
+def draw_graphs(numbers: MatrixNumbers) -> tuple[list[Path], list[str]]:
+    """Draw every graph that has data; return the files, and the reason for each graph that was not drawn."""
+    matrix = MatrixDir(numbers.path)
+    files, missing = _write(matrix, lambda: graphs.draw(numbers, matrix.graphs))
+    runs = with_timelines(matrix.path, gpu_runs(numbers))
+    more, more_missing = _write(matrix, lambda: gpu_graphs.draw(matrix.name, runs, matrix.graphs))
+    return files + more, missing + more_missing
+
+
+def _write(matrix: MatrixDir, action: Callable[[], T]) -> T:
+    """Call `action`. Raises RecordError if the disk is full or the directory is not writable."""
+    try:
+        return action()
+    except OSError as error:
+        raise RecordError(
+            f"the report of {matrix.name} cannot be written",
+            why=f"{error.filename or matrix.path}: {error.strerror or error}",
+            hint="free disk space or fix the permissions, then run `make summary`: the runs are not affected",
+        ) from None

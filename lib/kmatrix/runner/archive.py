@@ -1,0 +1,98 @@
+"""Archive the result of a run before a rerun: move its files to archive/<n>/, and set the run to planned.
+
+After a crash at any point, each file is either in the run directory or in archive/, and the next runner completes the
+move.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kmatrix.errors import LaunchError
+from kmatrix.records.files import read_json, write_json
+from kmatrix.records.lock import try_lock
+from kmatrix.records.paths import RunDir
+from kmatrix.records.runs import Status
+from kmatrix.records.tracking import is_syncing
+from kmatrix.records.train_config import read_fields
+from kmatrix.status.state import Archived, RunState, after
+from kmatrix.status.status_file import last_number, recover_status, write_state, writing
+
+
+def archive_result(run: RunDir) -> Path | None:
+    """Move the result of a run to archive/<n>/, and return that directory; None if there is no result.
+
+    The run is planned afterwards. The caller holds the matrix.
+    Raises LaunchError if a process of the run is still alive, or the disk is full.
+    """
+    lock = try_lock(run.lock)
+    if lock is None:
+        raise LaunchError(f"{run.name} still has processes", hint="run `make stop`, or wait until they exit")
+    os.close(lock)
+    if is_syncing(run):
+        raise LaunchError(
+            f"{run.name} still sends to its trackers", hint="wait for its end; track.log in its folder tells"
+        )
+    state = recover_status(run, has_runner=False)
+    if not _left(run):
+        return None
+    with writing(run.archive):
+        target = _folder(run)
+        target.mkdir(parents=True, exist_ok=True)
+        if run.status.exists():
+            write_json(target / run.status.name, read_json(run.status))
+    write_state(run, after(state, Archived(max(state.number, last_number(run)))))
+    finish_archiving(run)
+    return target
+
+
+def finish_archiving(run: RunDir) -> None:
+    """Move the remaining files of an archived result, also after a crash in the middle of the move."""
+    target = _newest(run)
+    if target is None:
+        return
+    with writing(target):
+        record = read_json(run.run_json)
+        place = Path(read_fields(record).checkpoint_dir or run.checkpoints)
+        outside = place.parent.resolve() != run.path.resolve()
+        if outside and place.exists():  # on another disk it is renamed, not moved
+            place.replace(_free(place.with_name(f"{place.name}.archive{target.name}")))
+        for entry in _left(run):
+            entry.replace(_free(target / entry.name))
+        if "reused_from" in record:  # the new result is the run's own
+            write_json(run.run_json, {name: value for name, value in record.items() if name != "reused_from"})
+
+
+def is_archiving(run: RunDir, state: RunState) -> bool:
+    """Return whether a run may still hold files of an archived result."""
+    return state.status is Status.PLANNED and run.archive.is_dir()
+
+
+def _left(run: RunDir) -> list[Path]:
+    """Return the files of a result, without those of the plan; result.json first."""
+    stays = {path.name for path in (run.run_json, run.config, run.defconfig, run.status, run.lock, run.archive)}
+    found = sorted(path for path in run.path.iterdir() if path.name not in stays)
+    return sorted(found, key=lambda path: path != run.result)
+
+
+def _newest(run: RunDir) -> Path | None:
+    numbers = [int(path.name) for path in run.archive.glob("*") if path.name.isdigit()]
+    return run.archive / str(max(numbers)) if numbers else None
+
+
+def _folder(run: RunDir) -> Path:
+    """Return the next archive directory; one with only a status.json was created before a crash, and is used again."""
+    newest = _newest(run)
+    if newest is not None and [path.name for path in newest.iterdir()] in ([], [run.status.name]):
+        return newest
+    return run.archive / str(int(newest.name) + 1 if newest else 1)
+
+
+def _free(path: Path) -> Path:
+    """Return a path that does not exist, so that no file is overwritten."""
+    number, free = 1, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}.{number}")
+    return free

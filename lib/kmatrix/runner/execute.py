@@ -1,0 +1,231 @@
+"""Run a matrix on this machine: wire the engine, start a detached runner, run the user's ON_FINISH command."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import kmatrix.simulate.library as simulate
+from kmatrix.engines.base import Engine
+from kmatrix.engines.local.engine import LocalEngine
+from kmatrix.engines.local.pool import Pool
+from kmatrix.engines.local.recorder import Monitor
+from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.gpu.nvml.detect import UNKNOWN_DISTANCE, Gpu, distances, occupied
+from kmatrix.packing import Limits, usable_cores
+from kmatrix.records.files import last_lines, read_json, read_or_empty
+from kmatrix.records.lock import holder
+from kmatrix.records.paths import ROOT, MatrixDir
+from kmatrix.records.runs import Status
+from kmatrix.records.tracking import tracking_of
+from kmatrix.runner.loop import Outcome, drive
+from kmatrix.runner.resume import ResumePlan
+from kmatrix.simulate.library import simulation
+from kmatrix.status.alerts import Thresholds
+from kmatrix.status.state import RunPlan
+from kmatrix.status.watch import RunProgress
+from kmatrix.track.available import own_project
+from kmatrix.track.processes import TrackerProcesses
+
+FINISH_LIMIT_S = 60.0  # the ON_FINISH command is killed after this time
+START_S = 60.0  # a detached runner holds its matrix within this time, or it has failed
+TAIL_LINES = 20
+PAIR = 2  # with two GPUs there is no placement to choose
+
+
+def execute(
+    matrix: MatrixDir,
+    plan: ResumePlan,
+    *,
+    gpus: Sequence[Gpu] = (),
+    monitor: Monitor | None = None,
+    trackers: TrackerProcesses | None = None,
+    show: Callable[[RunProgress], None] | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Outcome:
+    """Run the pending attempts of a matrix on these GPUs, or on the CPU, and return the outcome.
+
+    monitor: starts the GPU recorders, None for no recording.  trackers: starts the tracker processes, None for none.
+    show: called with the progress of each run.  tell: called with each note about a GPU.
+    Raises LaunchError if the runs cannot start here or another runner holds the matrix.
+    """
+    values = symbols(matrix)
+    pool = gpu_pool(gpus, values) if any(run.cuda for run in plan.plans) else None
+    engine = LocalEngine(
+        Path(sys.executable),
+        ROOT,
+        gpus=pool or (),
+        cores=usable_cores(),
+        limits=Limits.of(values),
+        monitor=monitor,
+        trackers=trackers,
+    )
+    check_plans(matrix, plan.plans, engine)
+    return drive(
+        matrix,
+        plan.plans,
+        engine,
+        skipped=plan.skipped,
+        show=show,
+        tell=tell,
+        limits=Thresholds.of(values),
+        pool=pool,
+    )
+
+
+def check_plans(matrix: MatrixDir, plans: Sequence[RunPlan], engine: Engine) -> None:
+    """Raise LaunchError if the engine cannot run these plans."""
+    if problems := engine.check(plans):
+        raise LaunchError(
+            f"cannot run {matrix.name}: {problems[0]}",
+            why="; ".join(problems[1:]),
+            hint="change the configuration or the number of GPUs, and check it with make test-matrix-dry-run",
+        )
+
+
+def need_torch() -> None:
+    """Raise LaunchError if torch is missing, before anything is created."""
+    if find_spec("torch") is None:
+        raise LaunchError(
+            "torch is not installed", hint="run `make setup`, or pass PYTHON=<interpreter with all packages>"
+        )
+
+
+def monitor(simulated: str, hz: int, port: int = 0) -> Monitor | None:
+    """Return the settings of the recorders, None for no recording.
+
+    simulated: SIMULATE=, records simulated GPUs.  hz: samples/s, 0: no recording.  port: for Prometheus, 0: none.
+    """
+    if not hz:
+        if simulated:
+            raise ConfigError("SIMULATE= needs GPU_MONITOR=y", why="only the recording is simulated")
+        return None
+    environment = simulation(simulated) if simulated else {}
+    return Monitor(
+        python=Path(sys.executable),
+        root=ROOT,
+        hz=hz,
+        prometheus=port,
+        simulated=bool(simulated),
+        environment=environment,
+        gpus=simulate.uuids(environment) if simulated else (),
+    )
+
+
+def symbols(matrix: MatrixDir) -> Mapping[str, Any]:
+    """Return the Kconfig values of the first run: for symbols with the same value in all runs."""
+    value = first_record(matrix).get("symbols")
+    return value if isinstance(value, dict) else {}
+
+
+def first_record(matrix: MatrixDir) -> Mapping[str, Any]:
+    """Return run.json of the first run, empty for a matrix without runs."""
+    runs = matrix.runs()
+    return read_json(runs[0].run_json) if runs else {}
+
+
+def matrix_trackers(matrix: MatrixDir, chosen: Sequence[str] | None = None) -> TrackerProcesses | None:
+    """Return the starter of tracker processes, None if the matrix has no tracker.
+
+    chosen: replaces the trackers of run.json, None to keep them.
+    """
+    record = first_record(matrix)
+    if chosen is None and not (record.get("tracking") and tracking_of(record).trackers):
+        return None
+    return TrackerProcesses(Path(sys.executable), ROOT, chosen=chosen, project=own_project())
+
+
+def recording(values: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the sampling rate (samples/s, 0: no recording) and the Prometheus port of a configuration."""
+    hz = int(values.get("GPU_MONITOR_HZ") or 0) if values.get("GPU_MONITOR") == "y" else 0
+    return hz, int(values.get("GPU_PROMETHEUS_PORT") or 0)
+
+
+def gpu_pool(gpus: Sequence[Gpu], values: Mapping[str, Any]) -> Pool:
+    """Return the pool of GPUs, which queries the driver for other processes and for the topology.
+
+    values: the symbols.
+    """
+    most_mib = int(values.get("GPU_BUSY_MEMORY") or 0)
+    known = distances([gpu.uuid for gpu in gpus]) if len(gpus) > PAIR else {}
+    return Pool(
+        gpus,
+        look=(lambda uuids: occupied(uuids, most_mib)) if most_mib else None,
+        distance=(lambda one, other: known.get(frozenset((one, other)), UNKNOWN_DISTANCE)) if known else None,
+    )
+
+
+def detach(matrix: MatrixDir, words: Sequence[str]) -> int:
+    """Run `continue` on the matrix in a background process; return its pid once it holds the matrix.
+
+    words: further NAME=value arguments of that command.
+    Raises LaunchError with the end of its log if it fails to start.
+    """
+    command = [sys.executable, "-m", "kmatrix", "continue", f"TARGET={matrix.path}", *words]
+    with matrix.runner_log.open("ab") as log:
+        runner = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    deadline = time.monotonic() + START_S
+    while runner.poll() is None and (holder(matrix) is None or not matrix.status.exists()):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    if runner.poll():
+        with matrix.runner_log.open("rb") as log:
+            end = "".join(last_lines(log)[-TAIL_LINES:]).rstrip()
+        raise LaunchError(f"the runner of {matrix.name} failed to start", why=end)
+    return runner.pid
+
+
+def command_of(text: str) -> list[str]:
+    """Return the arguments of ON_FINISH, [] for none. Raises ConfigError if it cannot be run."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"invalid ON_FINISH={text}", why=str(error), hint="close the quotes") from None
+    if words and shutil.which(words[0]) is None:
+        raise ConfigError(
+            f"ON_FINISH={text}: program {words[0]} not found",
+            why="checked now, because the command runs after the last run",
+            hint='use an installed program, or pass ON_FINISH=""',
+        )
+    return words
+
+
+def finish(matrix: MatrixDir, text: str) -> str:
+    """Run the ON_FINISH command after the end of a matrix; return the error message, "" on success."""
+    try:
+        words = command_of(text)
+        if not words:
+            return ""
+        subprocess.run(
+            words, env={**os.environ, **_about(matrix)}, stdin=subprocess.DEVNULL, timeout=FINISH_LIMIT_S, check=True
+        )
+    except ConfigError as error:
+        return error.what
+    except subprocess.TimeoutExpired:
+        return f"ON_FINISH={text} took longer than {FINISH_LIMIT_S:g} s and was killed"
+    except subprocess.CalledProcessError as error:
+        return f"ON_FINISH={text} ended with status {error.returncode}"
+    except OSError as error:
+        return f"ON_FINISH={text} could not be run: {error.strerror}"
+    return ""
+
+
+def _about(matrix: MatrixDir) -> Mapping[str, str]:
+    """Return the environment variables of the ON_FINISH command."""
+    status = read_or_empty(matrix.status)
+    counts = status.get("counts") or {}
+    return {
+        "KMATRIX_MATRIX": str(matrix.path.resolve()),
+        "KMATRIX_STATUS": str(status.get("status") or ""),
+        "KMATRIX_FINISHED": str(counts.get(Status.FINISHED, 0)),
+        "KMATRIX_FAILED": str(counts.get(Status.FAILED, 0)),
+    }

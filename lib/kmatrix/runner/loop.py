@@ -1,0 +1,441 @@
+"""Drive an engine over a matrix: start runs, write their status, retry them, stop them on request.
+
+The runner is one process that holds the lock of the matrix. On SIGINT or SIGTERM, runs save a checkpoint and exit
+(status stopped), and runs that have not started stay planned. A second SIGINT kills at once. SIGHUP stops nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import TypeVar
+
+from kmatrix.engines.base import Engine
+from kmatrix.engines.local.pool import Pool
+from kmatrix.errors import LaunchError
+from kmatrix.records.files import append_jsonl, end_torn_line, read_json, write_json
+from kmatrix.records.lock import held, this_process
+from kmatrix.records.paths import MatrixDir
+from kmatrix.records.runs import Status
+from kmatrix.records.train_config import read_fields
+from kmatrix.runner.archive import finish_archiving, is_archiving
+from kmatrix.runner.signals import StopRequest, listening
+from kmatrix.status.alerts import Alert, Thresholds
+from kmatrix.status.classify import classify
+from kmatrix.status.state import (
+    DISK,
+    HALVE,
+    UNSUCCESSFUL,
+    Attempt,
+    Ended,
+    Event,
+    JobPhase,
+    JobState,
+    RecorderDied,
+    RunPlan,
+    RunState,
+    Skipped,
+    Started,
+    after,
+    overall,
+    retry,
+)
+from kmatrix.status.status_file import recover_status, write_state, writing
+from kmatrix.status.watch import RunProgress, RunUpdate, RunWatch, alerts_of_run
+
+EXIT_FAILED, EXIT_STOPPED = 1, 130
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a matrix ended."""
+
+    counts: Mapping[str, int]  # status -> runs of the whole matrix
+    exit_code: int  # of the runs of this execution: 0, EXIT_FAILED or EXIT_STOPPED
+    disk_full: bool = False  # a run failed because the disk was full, and no more runs were started
+
+
+def drive(
+    matrix: MatrixDir,
+    plans: Sequence[RunPlan],
+    engine: Engine,
+    *,
+    skipped: Mapping[str, str] | None = None,
+    show: Callable[[RunProgress], None] | None = None,
+    limits: Thresholds | None = None,
+    pool: Pool | None = None,
+    tell: Callable[[str], None] | None = None,
+    poll_s: float = 0.1,
+) -> Outcome:
+    """Execute the plans, which the engine has checked, and return the outcome; no process is left in any case.
+
+    skipped: run name -> why it is not run.  show: called with the progress of each run, every poll_s seconds.
+    limits: thresholds of the alerts.  pool: the engine's GPUs; lost ones are quarantined.
+    tell: called with each note about a GPU.
+    Exit code 0: all finished; 1: a run failed or was skipped; 130: stopped, and can be continued.
+    Raises LaunchError if another runner holds the matrix, or a status file cannot be written.
+    """
+    with held(matrix), listening() as request:
+        driver = _Driver(
+            matrix,
+            plans,
+            engine,
+            skipped or {},
+            _ignore_errors(show) if show else None,
+            limits=limits or Thresholds(),
+            pool=pool,
+            tell=_ignore_errors(tell) if tell else lambda _: None,
+        )
+        try:
+            driver.begin()
+            driver.loop(request, poll_s)
+            return driver.end(request)
+        except LaunchError:
+            driver.drain(request, poll_s)
+            raise
+        finally:
+            engine.cancel(driver.jobs, now=True)
+
+
+class _Driver:
+    """The state of one execution: pending and running runs, and the status of each run of the matrix."""
+
+    def __init__(
+        self,
+        matrix: MatrixDir,
+        plans: Sequence[RunPlan],
+        engine: Engine,
+        skipped: Mapping[str, str],
+        show: Callable[[RunProgress], None] | None,
+        *,
+        limits: Thresholds,
+        pool: Pool | None,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._matrix, self._engine, self._skipped, self._show = matrix, engine, skipped, show
+        self._limits, self._pool, self._tell = limits, pool, tell
+        self._plans = {plan.name: plan for plan in plans}
+        self._train = {plan.name: read_fields(read_json(plan.dir.run_json)) for plan in plans}
+        self._writer = StatusWriter(matrix, pool if any(plan.cuda for plan in plans) else None)
+        self._watches: dict[str, RunWatch] = {}
+        self._index: dict[str, int] = {}  # run -> its place in the order of starts, from 1
+        self._recorder_deaths: Counter[str] = Counter()
+        self._excluded: dict[str, str] = {}  # GPU -> why, as reported last
+        self._open = set(self._plans)  # runs of this execution that have not ended
+        self.jobs: dict[str, str] = {}
+        self.disk_full = False
+
+    @property
+    def states(self) -> dict[str, RunState]:
+        return self._writer.states
+
+    def begin(self) -> None:
+        """Write the status of all runs, and submit the plans to the engine."""
+        for run in self._matrix.runs():
+            self.states[run.name] = recover_status(run, has_runner=False)
+        self._drop_outdated_plans()
+        self._writer.open()
+        self._writer.log("matrix started", **asdict(this_process()), runs=len(self._plans))
+        for name, reason in self._skipped.items():
+            self._writer.apply(name, Skipped(reason))
+            self._writer.log("run skipped", run=name, status=self.states[name].status, reason=reason)
+            self._display(name, reason=reason)
+        for name, state in self.states.items():
+            if is_archiving(self._matrix.run(name), state):
+                finish_archiving(self._matrix.run(name))
+            self._write_run(name, unless_current=True)
+        for plan in self._plans.values():
+            self._watch(plan)
+        self.jobs = self._engine.submit(list(self._plans.values()))
+
+    def _drop_outdated_plans(self) -> None:
+        """Drop plans that another runner executed before this one got the lock: a finished run stays finished."""
+        for name, plan in list(self._plans.items()):
+            state = self.states.get(name, RunState())
+            if after(state, Started(Attempt(number=plan.attempt))) == state:
+                del self._plans[name]
+                self._open.discard(name)
+
+    def loop(self, request: StopRequest, poll_s: float) -> None:
+        """Poll the engine until all runs have ended, and forward stop requests to it."""
+        stopping = killed = hung_up = False
+        while self._open:
+            if request.kill and not killed:
+                self._engine.cancel(self.jobs, now=True)
+                killed = stopping = True
+            elif request.since is not None and not stopping:
+                self._engine.cancel(self.jobs)
+                self._writer.log("stop asked", signal=request.by)
+                stopping = True
+            if request.hung_up and not hung_up:
+                self._writer.log("terminal lost")
+                hung_up = True
+            for name, job in self._engine.poll(self.jobs).items():
+                if name in self._open:
+                    self._handle(name, job, stopping=stopping)
+            if self._pool is not None:
+                self._report_gpus(self._pool)
+            if self._open:
+                time.sleep(poll_s)
+
+    def _report_gpus(self, pool: Pool) -> None:
+        """Report GPUs that were excluded, or returned, since the last call."""
+        out = pool.out
+        if out == self._excluded:
+            return
+        for uuid in (uuid for uuid in {**self._excluded, **out} if self._excluded.get(uuid) != out.get(uuid)):
+            name = pool.name(uuid)
+            self._writer.log("gpu left out" if uuid in out else "gpu back", gpu=uuid, name=name, reason=out.get(uuid))
+            self._tell(f"{name} is {out[uuid]}" if uuid in out else f"{name} is available again")
+        self._excluded = out
+        self._writer.write_matrix(Status.RUNNING)
+
+    def drain(self, request: StopRequest, poll_s: float) -> None:
+        """Stop the running runs without writing a status, because one could not be written; SIGINT kills them."""
+        first = request.since is None  # then even the first SIGINT kills
+        self._engine.cancel(self.jobs)
+        while any(job.phase is JobPhase.RUNNING for job in self._engine.poll(self.jobs).values()):
+            if request.kill or (first and request.by == "SIGINT"):
+                self._engine.cancel(self.jobs, now=True)
+            time.sleep(poll_s)
+        with suppress(LaunchError):
+            self._writer.write_matrix(Status.FAILED)
+
+    def end(self, request: StopRequest) -> Outcome:
+        """Write the final status of the matrix, and return the outcome."""
+        counts = self._writer.counts()
+        status = overall([state.status for state in self.states.values()])
+        self._writer.write_matrix(status)
+        self._writer.log("matrix ended", status=status, counts=counts)
+        now = {self.states[name].status for name in (*self._plans, *self._skipped)}
+        if request.since is not None and now & {Status.STOPPED, Status.PLANNED}:
+            code = EXIT_STOPPED
+        elif now & set(UNSUCCESSFUL):
+            code = EXIT_FAILED
+        else:
+            code = 0 if now <= {Status.FINISHED} else EXIT_STOPPED
+        return Outcome(counts=counts, exit_code=code, disk_full=self.disk_full)
+
+    def _handle(self, name: str, job: JobState, *, stopping: bool) -> None:
+        """Apply the engine's state of one run, and write what changed."""
+        plan = self._plans[name]
+        if self.states[name].status is not Status.RUNNING and job.phase in (JobPhase.RUNNING, JobPhase.ENDED):
+            self._begin_run(plan, job)
+        if job.recorder_deaths > self._recorder_deaths[name]:
+            self._recorder_deaths[name] = job.recorder_deaths
+            self._writer.apply(name, RecorderDied())
+            self._writer.log("recorder died", run=name)
+        if job.phase is JobPhase.ENDED:
+            self._end_run(plan, job, stopping=stopping)
+        elif job.phase is JobPhase.GONE:
+            self._open.discard(name)
+            if job.reason and not job.cancelled:
+                self._give_up(name, job.reason)
+        elif job.phase is JobPhase.RUNNING:
+            update = self._watches[name].poll()
+            self._write_alerts(plan, job, update)
+            self._display(name, update, job=job, note="stopping, saving a checkpoint" if stopping else "")
+        elif job.reason:
+            self._display(name, note=job.reason)
+
+    def _give_up(self, name: str, reason: str) -> None:
+        """Mark a run that has too few GPUs now as skipped, if it never started; else keep its state."""
+        self._writer.apply(name, Skipped(reason))
+        self._write_run(name)
+        self._writer.log("run given up", run=name, status=self.states[name].status, reason=reason)
+        self._display(name, reason=reason)
+
+    def _begin_run(self, plan: RunPlan, job: JobState) -> None:
+        self._writer.apply(plan.name, Started(_attempt(plan, job)))
+        self._index.setdefault(plan.name, len(self._index) + 1)
+        self._watches[plan.name].start(job.started or time.time(), records_gpus=job.records_gpus)
+        self._write_run(plan.name, job=job)
+        self._writer.write_matrix(Status.RUNNING)
+        known = {"attempt": plan.attempt, "resume": plan.resume, "micro_batch": plan.micro_batch}
+        known["gpus"] = list(job.gpus)
+        self._writer.log("run started", run=plan.name, status=Status.RUNNING, **known, pid=job.pid)
+
+    def _end_run(self, plan: RunPlan, job: JobState, *, stopping: bool) -> None:
+        end = classify(plan.dir, _attempt(plan, job), job)
+        if self._pool is not None:
+            for uuid in end.lost:
+                self._pool.quarantine(uuid, f"{end.reason} ({plan.name})")
+        self._open.discard(plan.name)
+        self._writer.apply(
+            plan.name,
+            Ended(status=end.status, at=job.ended, kind=end.kind, reason=end.reason, exit_code=job.exit_code),
+        )
+        update = self._watches[plan.name].end()
+        self._write_run(plan.name, job=job, log_tail=end.log_tail)
+        self._writer.write_matrix(Status.RUNNING)
+        known = {"exit_code": job.exit_code, "kind": end.kind, "attempt": plan.attempt}
+        self._writer.log("run ended", run=plan.name, status=end.status, **known, reason=end.reason or None)
+        again = None if stopping else self._next_attempt(plan)
+        if end.result and end.result.get("final_val_loss") is not None:
+            update = replace(update, val_loss=end.result["final_val_loss"])
+        self._display(plan.name, update, job=job, reason=_with_retry(end.reason, again, plan.micro_batch))
+        if again is not None:
+            self._submit_retry(again)
+        if end.kind == DISK:
+            self._hold_back()
+
+    def _hold_back(self) -> None:
+        """Start no more runs on a full disk: the others stay planned, running ones continue as far as they can."""
+        waiting = [name for name in self._open if self.states[name].status is not Status.RUNNING]
+        if waiting:
+            self._engine.cancel({name: self.jobs[name] for name in waiting})
+            self._writer.log("disk full", held_back=sorted(waiting))
+        self.disk_full = True
+
+    def _write_alerts(self, plan: RunPlan, job: JobState, update: RunUpdate) -> None:
+        """Write the alerts of a run if they changed."""
+        change = update.alerts
+        if not change.began and not change.ended:
+            return
+        self._write_run(plan.name, job=job)
+        for event, alerts in (("alert", change.began), ("alert over", change.ended)):
+            for alert in alerts:
+                self._writer.log(event, run=plan.name, **alert.to_json())
+
+    def _next_attempt(self, plan: RunPlan) -> RunPlan | None:
+        """Return the plan of the automatic retry, None if there is none."""
+        train = self._train[plan.name]
+        batch_size, policy = train.batch_size or 1, train.oom_policy or HALVE
+        attempt = retry(self.states[plan.name], batch_size=batch_size, policy=policy)
+        if attempt is None:
+            return None
+        return replace(plan, attempt=attempt.number, resume=attempt.resume, micro_batch=attempt.micro_batch)
+
+    def _submit_retry(self, plan: RunPlan) -> None:
+        last = self.states[plan.name].last
+        known = {"attempt": plan.attempt, "micro_batch": plan.micro_batch, "after": last.kind if last else None}
+        self._writer.log("run retried", run=plan.name, **known)
+        self._plans[plan.name] = plan
+        self._open.add(plan.name)
+        self._watch(plan)
+        self.jobs |= self._engine.submit([plan])
+
+    def _watch(self, plan: RunPlan) -> None:
+        self._watches[plan.name] = RunWatch(
+            plan.dir, self._limits, self._train[plan.name], attempt=plan.attempt, ranks=plan.ranks
+        )
+
+    def _display(
+        self,
+        name: str,
+        update: RunUpdate | None = None,
+        *,
+        job: JobState | None = None,
+        reason: str = "",
+        note: str = "",
+    ) -> None:
+        if self._show is None:
+            return
+        status = self.states[name].status
+        if note and status is not Status.RUNNING:
+            status = Status.PLANNED  # it waits for its next attempt
+        train = self._train.get(name)
+        self._show(
+            RunProgress(
+                run=name,
+                index=self._index.get(name, 0),
+                total=len(self._plans),
+                status=status,
+                reason=reason,
+                note=note,
+                step=update.step if update else None,
+                max_iters=train.max_iters if train else None,
+                loss=update.loss if update else None,
+                val_loss=update.val_loss if update else None,
+                tokens_per_second=update.tokens_per_second if update else None,
+                elapsed_s=(job.ended or time.time()) - job.started if job and job.started else None,
+                left_s=update.left_s if update and status is Status.RUNNING else None,
+                counts=self._writer.counts(),
+                alerts=update.alerts.active if update else (),
+            )
+        )
+
+    def _write_run(
+        self, name: str, *, job: JobState | None = None, log_tail: Sequence[str] = (), unless_current: bool = False
+    ) -> None:
+        if unless_current and self._writer.is_current(name):
+            return
+        alerts = self._watches[name].alerts if name in self._watches else alerts_of_run(self._matrix.run(name))
+        self._writer.write_run(name, alerts, job=job, log_tail=log_tail)
+
+
+class StatusWriter:
+    """Write the status files and the journal of a matrix. Raises LaunchError if a file cannot be written."""
+
+    def __init__(self, matrix: MatrixDir, pool: Pool | None) -> None:
+        """Create the writer. pool: the GPUs of the matrix, None if no run needs one."""
+        self._matrix, self._pool = matrix, pool
+        self._started = time.time()
+        self.states: dict[str, RunState] = {}  # of all runs
+
+    def open(self) -> None:
+        """Write that a runner holds the matrix, and complete a journal line that a crash cut short."""
+        self.write_matrix(Status.RUNNING)
+        with writing(self._matrix.journal):
+            end_torn_line(self._matrix.journal)
+
+    def apply(self, name: str, event: Event) -> None:
+        """Apply an event to the state of a run."""
+        self.states[name] = after(self.states.get(name, RunState()), event)
+
+    def counts(self) -> dict[str, int]:
+        """Return status -> number of runs."""
+        found = Counter(state.status for state in self.states.values())
+        return {status.value: found[status] for status in Status if found[status]}
+
+    def is_current(self, name: str) -> bool:
+        """Return whether status.json of a run has its current status."""
+        run = self._matrix.run(name)
+        return run.status.exists() and recover_status(run, has_runner=True).status is self.states[name].status
+
+    def write_run(
+        self, name: str, alerts: Sequence[Alert], *, job: JobState | None = None, log_tail: Sequence[str] = ()
+    ) -> None:
+        """Write status.json of a run."""
+        write_state(self._matrix.run(name), self.states[name], job=job, log_tail=log_tail, alerts=alerts)
+
+    def write_matrix(self, status: Status) -> None:
+        """Write status.json of the matrix."""
+        ended = None if status is Status.RUNNING else time.time()
+        record = {"status": status, "started": self._started, "ended": ended, **asdict(this_process())}
+        gpus = self._pool.report() if self._pool else []
+        with writing(self._matrix.status):
+            write_json(self._matrix.status, {**record, "counts": self.counts(), "gpus": gpus})
+
+    def log(self, event: str, **known: object) -> None:
+        """Append a line to the journal."""
+        with writing(self._matrix.journal):
+            append_jsonl(self._matrix.journal, {"time": time.time(), "event": event, **known})
+
+
+def _ignore_errors(display: Callable[[T], None]) -> Callable[[T], None]:
+    """Return a display that ignores OSError: a full disk or a closed terminal must not end a run."""
+
+    def call(value: T) -> None:
+        with suppress(OSError):
+            display(value)
+
+    return call
+
+
+def _attempt(plan: RunPlan, job: JobState) -> Attempt:
+    return Attempt(
+        number=plan.attempt, resume=plan.resume, micro_batch=plan.micro_batch, started=job.started, gpus=job.gpus
+    )
+
+
+def _with_retry(reason: str, again: RunPlan | None, micro_batch: int | None) -> str:
+    """Return the reason of an end with what follows it: a retry, maybe with a smaller micro-batch."""
+    if again is None:
+        return reason
+    smaller = again.micro_batch is not None and again.micro_batch != micro_batch
+    return f"{reason}; retrying" + (f" with micro-batch {again.micro_batch}" if smaller else "")

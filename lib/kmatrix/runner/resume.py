@@ -1,0 +1,151 @@
+"""Plan the pending attempts of an existing matrix, from its run.json files alone: .config is not read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kmatrix.gpu.nvml.detect import Gpu
+from kmatrix.packing import Limits
+from kmatrix.records.files import read_json, write_json
+from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.runs import Status
+from kmatrix.records.train_config import TrainFields, read_fields
+from kmatrix.status.estimate import Measured, guess, measured_before, measured_here, whole_run
+from kmatrix.status.state import HALVE, Attempt, RunPlan, RunState, next_attempt
+from kmatrix.status.status_file import recover_status
+
+TRAINER = ("-m", "gpt2.train")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePlan:
+    """The pending attempts of a matrix, and the runs without one."""
+
+    plans: tuple[RunPlan, ...]  # in the matrix's order
+    skipped: Mapping[str, str] = field(default_factory=dict)  # run -> why it cannot run here
+    stays: Mapping[str, RunState] = field(default_factory=dict)  # runs that need no attempt, or were not selected
+
+
+def reopen(
+    matrix: MatrixDir,
+    gpus: Sequence[Gpu],
+    *,
+    names: Collection[str] | None = None,
+    resume: str = "auto",
+    retry_failed: bool = False,
+    command: tuple[str, ...] = TRAINER,
+) -> ResumePlan:
+    """Return the pending attempts of a matrix.
+
+    gpus: usable ones.  names: selected runs, None for all.  resume: start of an attempt after the first.
+    retry_failed: retry failed runs, too; runs that were killed are always retried.
+    """
+    plans, skipped, stays = [], {}, {}
+    estimates = _Estimates(matrix)
+    for run in matrix.runs():
+        state, record = recover_status(run, has_runner=False), read_json(run.run_json)
+        train = read_fields(record)
+        attempt = _attempt(state, train, resume, retry_failed=retry_failed)
+        if attempt is None or (names is not None and run.name not in names):
+            stays[run.name] = state
+        elif why := too_few_gpus(train, len(gpus)) or _no_data(train):
+            skipped[run.name] = why
+        else:
+            plans.append(run_plan(run, record, attempt, command, estimates.expected_s(record, train)))
+    return ResumePlan(plans=tuple(plans), skipped=skipped, stays=stays)
+
+
+def follow_move(matrix: MatrixDir) -> None:
+    """Update the checkpoint directories in run.json after the matrix directory was moved."""
+    for run in matrix.runs():
+        record = read_json(run.run_json)
+        place = Path(read_fields(record).checkpoint_dir or run.checkpoints)
+        moved = place.parts[-3:] == (matrix.name, run.name, run.checkpoints.name) and not place.parent.is_dir()
+        if moved:
+            train = {**record["train"], "checkpoint_dir": str(run.checkpoints.resolve())}
+            write_json(run.run_json, {**record, "train": train})
+
+
+class _Estimates:
+    """Estimates of run times, which order runs that may run at the same time."""
+
+    def __init__(self, matrix: MatrixDir) -> None:
+        self._matrix = matrix
+        self._measured: tuple[Sequence[Measured], Sequence[Measured]] | None = None  # in this matrix, in earlier ones
+
+    def expected_s(self, record: Mapping[str, Any], train: TrainFields) -> float | None:
+        """Return the estimated time (s) of a run, None if runs start one at a time. record: run.json."""
+        limits = Limits.of(record.get("symbols") or {}).on(gpus=train.device == "cuda")
+        if limits.jobs == 1:
+            return None  # they start in the matrix's order
+        if self._measured is None:
+            self._measured = measured_here(self._matrix), measured_before(self._matrix)
+        known = whole_run(train, *self._measured, record.get("expected_s"))
+        return guess(train) if known is None else known.seconds
+
+
+def too_few_gpus(train: TrainFields, there: int) -> str:
+    """Return why a run cannot run on a machine with this many GPUs, "" if it can."""
+    ranks = train.num_gpus or 1
+    if train.device != "cuda" or ranks <= there:
+        return ""
+    return f"needs {ranks} GPUs, found {there}"
+
+
+def _no_data(train: TrainFields) -> str:
+    """Return why a run has no data, "" if it has. Data is prepared only for runs that the planning machine can run."""
+    return "" if train.data_path != "" else "its data was not prepared: plan the matrix on this machine"
+
+
+def run_plan(
+    run: RunDir, record: Mapping[str, Any], attempt: Attempt, command: tuple[str, ...], expected_s: float | None
+) -> RunPlan:
+    """Return the plan of one attempt. record: run.json."""
+    train = read_fields(record)
+    return RunPlan(
+        name=run.name,
+        run_id=str(record["run_id"]),
+        dir=RunDir(run.path.resolve()),
+        ranks=train.num_gpus or 1,
+        cuda=train.device == "cuda",
+        cpu_threads=train.cpu_threads or 1,
+        command=command,
+        timeout_s=float(record.get("timeout_s") or 0),
+        attempt=attempt.number,
+        expected_s=expected_s,
+        resume=attempt.resume,
+        micro_batch=attempt.micro_batch,
+    )
+
+
+def _attempt(state: RunState, train: TrainFields, resume: str, *, retry_failed: bool) -> Attempt | None:
+    return next_attempt(
+        state,
+        batch_size=train.batch_size or 1,
+        policy=train.oom_policy or HALVE,
+        resume=resume,
+        retry_failed=retry_failed,
+        retry_killed=True,
+    )
+
+
+def describe_plan(plan: ResumePlan) -> list[str]:
+    """Return one line per pending or skipped run, and one per status of the other runs."""
+    lines = [f"{one.name}: {_describe_attempt(one)}" for one in plan.plans]
+    lines += [f"{name}: skipped, {why}" for name, why in plan.skipped.items()]
+    for status in Status:
+        count = sum(state.status is status for state in plan.stays.values())
+        if count:
+            hint = " (RETRY_FAILED=1 retries)" if status is Status.FAILED else ""
+            lines.append(f"{count} {status}: unchanged{hint}")
+    return lines
+
+
+def _describe_attempt(plan: RunPlan) -> str:
+    """Return `attempt 2, from its last good checkpoint, micro-batch 6`."""
+    origins = {"none": "from scratch", "auto": "from its last good checkpoint"}
+    text = f"attempt {plan.attempt}, {origins.get(plan.resume, f'from {plan.resume}')}"
+    return text + (f", micro-batch {plan.micro_batch}" if plan.micro_batch is not None else "")

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * NVML functions that return lists: processes, field values, recent samples, performance metrics (GPM).
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "play.h"
+
+#define RING 120 /* number of values that nvmlDeviceGetSamples returns */
+
+/* ---- processes ---- */
+
+/* NVML's list convention: on entry, *count is the capacity of `out`; on return, the required length. */
+static Code processes(Device *gpu, unsigned *count, Process *out) {
+    Process found[MAX_PROCESSES];
+    Code code = ask(gpu);
+    if (code || !count) return code ? code : INVALID;
+    unsigned room = *count, needed = *count = running(gpu, found);
+    if (needed && (!out || room < needed)) return TOO_SMALL;
+    if (needed) memcpy(out, found, needed * sizeof *found);
+    return OK;
+}
+API Code nvmlDeviceGetComputeRunningProcesses_v3(Device *gpu, unsigned *count, Process *out) {
+    return processes(gpu, count, out);
+}
+API Code nvmlDeviceGetComputeRunningProcesses_v2(Device *gpu, unsigned *count, Process *out) {
+    return processes(gpu, count, out);
+}
+
+static Code no_processes(Device *gpu, unsigned *count) {
+    Code code = ask(gpu);
+    if (!code && count) *count = 0;
+    return code;
+}
+API Code nvmlDeviceGetGraphicsRunningProcesses_v3(Device *gpu, unsigned *count, Process *out) {
+    return (void)out, no_processes(gpu, count);
+}
+API Code nvmlDeviceGetGraphicsRunningProcesses_v2(Device *gpu, unsigned *count, Process *out) {
+    return (void)out, no_processes(gpu, count);
+}
+
+typedef struct { unsigned pid; unsigned long long time_us; unsigned sm, memory, encoder, decoder; } Share;
+API Code nvmlDeviceGetProcessUtilization(Device *gpu, Share *out, unsigned *count, unsigned long long since_us) {
+    Process found[MAX_PROCESSES];
+    unsigned util = 0, memutil = 0;
+    Code code = asked(gpu, UTIL, 1, &util);
+    (void)since_us;
+    if (!code) code = rounded(gpu, MEMUTIL, 1, &memutil);
+    if (code || !count) return code ? code : INVALID;
+    unsigned room = *count, needed = *count = running(gpu, found);
+    if (!needed) return NOT_FOUND;
+    if (!out || room < needed) return TOO_SMALL;
+    for (unsigned i = 0; i < needed; i++) /* utilization is divided evenly among the processes of a GPU */
+        out[i] = (Share){ found[i].pid, (unsigned long long)(wall() * 1e6), util / needed, memutil / needed, 0, 0 };
+    return OK;
+}
+
+/* ---- field values and samples ---- */
+
+enum { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3 }; /* nvmlValueType_t */
+typedef union { double d; unsigned u; unsigned long long ull; } Value;
+typedef struct { unsigned id, scope; long long time_us, latency_us; int type; Code code; Value value; } FieldValue;
+
+static void counted(Device *gpu, Field field, FieldValue *out) {
+    unsigned value = 0;
+    out->type = UNSIGNED_LONG_LONG;
+    out->code = rounded(gpu, field, 1, &value);
+    out->value.ull = value;
+}
+
+static void answer(Device *gpu, FieldValue *out) {
+    double time = tick(out->id == 83 ? ENERGY : POWER);
+    out->latency_us = 0;
+    out->type = UNSIGNED_INT;
+    out->time_us = stamp(time);
+    out->value.ull = 0;
+    switch (out->id) {
+    case 3: case 5: counted(gpu, ECC_C, out); break; /* corrected: volatile and aggregate counters */
+    case 4: case 6: counted(gpu, ECC_U, out); break;
+    case 83:                                         /* TOTAL_ENERGY_CONSUMPTION */
+        out->type = UNSIGNED_LONG_LONG;
+        out->code = energy(gpu, time, &out->value.ull);
+        break;
+    case 185: out->code = power_field(gpu, time, AVERAGE, &out->value.u); break;
+    case 186: out->code = power_field(gpu, time, INSTANT, &out->value.u); break;
+    case 187: out->code = OK; out->value.u = 100000; break; /* minimum power limit */
+    case 188: case 189: case 190: case 192: out->code = rounded(gpu, LIMIT, 1000, &out->value.u); break;
+    default: out->code = NOT_SUPPORTED;
+    }
+}
+API Code nvmlDeviceGetFieldValues(Device *gpu, int count, FieldValue *out) {
+    Code code = ask(gpu);
+    if (code || !out) return code ? code : INVALID;
+    for (int i = 0; i < count; i++) answer(gpu, &out[i]);
+    return OK;
+}
+
+typedef struct { unsigned long long time_us; Value value; } Sample;
+API Code nvmlDeviceGetSamples(Device *gpu, int kind, unsigned long long since_us, int *type, unsigned *count,
+                              Sample *out) {
+    static const int fields[] = { POWER, UTIL, MEMUTIL, -1, -1, SMCLK, MEMCLK }; /* nvmlSamplingType_t */
+    Code code = ask(gpu);
+    if (code || !type || !count) return code ? code : INVALID;
+    if (kind < 0 || kind > 6 || fields[kind] < 0) return NOT_SUPPORTED;
+    Field field = (Field)fields[kind];
+    double last = tick(field), value;
+    if ((code = value_at(gpu, field, last, &value))) return code;
+    *type = UNSIGNED_INT;
+    if (!out) { *count = RING; return OK; }
+    unsigned room = *count, found = 0;
+    for (int back = RING - 1; back >= 0 && found < room; back--) {
+        double time = last - back * scenario.period[field];
+        if (time < -EPSILON || stamp(time) <= (long long)since_us) continue;
+        value_at(gpu, field, time, &value);
+        out[found].time_us = (unsigned long long)stamp(time);
+        out[found++].value.ull = (unsigned)llround(value * (field == POWER ? 1000 : 1));
+    }
+    *count = found;
+    return found ? OK : NOT_FOUND;
+}
+
+/* ---- performance metrics (GPM): means between two samples of the client ---- */
+
+typedef struct { const Device *gpu; double time; } GpmSample;
+typedef struct { unsigned id; Code code; double value; char *names[3]; } GpmMetric;
+typedef struct { unsigned version, count; const GpmSample *first, *second; GpmMetric metrics[]; } GpmGet;
+typedef struct { unsigned version, supported; } GpmSupport;
+
+static Code gpm_field(unsigned id, Field *field) {
+    switch (id) {
+    case 2: *field = SMACT; return OK;
+    case 3: *field = SMOCC; return OK;
+    case 5: *field = TENSOR; return OK;
+    case 10: *field = DRAM; return OK;
+    default: return NOT_SUPPORTED;
+    }
+}
+API Code nvmlGpmQueryDeviceSupport(Device *gpu, GpmSupport *out) {
+    double value;
+    Code code = ask(gpu);
+    if (code || !out) return code ? code : INVALID;
+    out->supported = !value_at(gpu, SMACT, now_s(), &value) || !value_at(gpu, TENSOR, now_s(), &value);
+    return OK;
+}
+API Code nvmlGpmSampleAlloc(GpmSample **out) { return out && (*out = calloc(1, sizeof **out)) ? OK : INVALID; }
+API Code nvmlGpmSampleFree(GpmSample *sample) { return free(sample), OK; }
+API Code nvmlGpmSampleGet(Device *gpu, GpmSample *sample) {
+    Code code = ask(gpu);
+    if (code || !sample) return code ? code : INVALID;
+    *sample = (GpmSample){ gpu, now_s() };
+    return OK;
+}
+API Code nvmlGpmMetricsGet(GpmGet *get) {
+    if (!get || get->version != 1 || !get->first || !get->second) return INVALID;
+    const GpmSample *first = get->first, *second = get->second;
+    if (!first->gpu || first->gpu != second->gpu) return INVALID;
+    for (unsigned i = 0; i < get->count; i++) {
+        GpmMetric *metric = &get->metrics[i];
+        Field field = SMACT;
+        double last = 0;
+        metric->code = gpm_field(metric->id, &field);
+        if (!metric->code) metric->code = value_at(second->gpu, field, second->time, &last);
+        metric->value = second->time - first->time > EPSILON ? mean(second->gpu, field, first->time, second->time) : last;
+    }
+    return OK;
+}

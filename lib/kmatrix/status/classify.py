@@ -1,0 +1,364 @@
+"""Classify how an attempt ended, from the files of its run. Exit codes and logs only explain a missing result."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from kmatrix.errors import RecordError
+from kmatrix.records.files import last_lines, read_json, read_jsonl, read_or_empty
+from kmatrix.records.paths import RunDir
+from kmatrix.records.runs import Status
+from kmatrix.redaction import redact
+from kmatrix.status.disk_space import how_full, is_full
+from kmatrix.status.state import (
+    DIED,
+    DISK,
+    GPU_LOST,
+    KILLED,
+    MISMATCH,
+    NCCL,
+    NOT_STARTED,
+    PREEMPTED,
+    Attempt,
+    JobState,
+)
+
+TAIL_LINES = 20
+TAIL_CHARS = 300  # longer lines are truncated
+TAIL_BYTES = 65536  # of the log that are searched, from its end
+AUTO_FIELDS = frozenset({"peak_tflops"})  # null in run.json: the trainer finds the value
+OWN_FAULT = frozenset({"nan", "oom", "data"})  # kinds of failure that also count while the run is being stopped
+HINTS = {
+    signal.SIGKILL: "out of memory killer?",
+    signal.SIGBUS: "bus error: is /dev/shm full?",
+    signal.SIGSEGV: "segmentation fault",
+    signal.SIGABRT: "abort",
+}
+OUTSIDE = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM})  # no trainer sends these to itself
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
+EXCEPTION = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)$")
+WORKER_FAILED = re.compile(r"E\d{4} .*torch/distributed/elastic/.* failed \(exitcode: ")  # starts torchrun's report
+# One rank in torchrun's report, with the time when torchrun noticed; the last entry is the root cause.
+FAILURE = re.compile(r"^ +time +: (\S+)\n +host +: .*\n +rank +: (\d+) .*\n +exitcode +: (-?\d+) ", re.MULTILINE)
+PEER_GONE = re.compile(r"Connection (?:reset|closed|refused)|Broken pipe")  # errors of a rank that lost a peer
+PEERS_S = 5.0  # a rank fails within this time after its peer was killed, and may be noticed first
+
+# A GPU that fell off the bus, or reports hardware errors. "device-side assert" is a bug in the program (an index out
+# of range), and so is an illegal address: they would fail again on any GPU.
+LOST = re.compile(
+    r"GPU is lost|fallen off the bus|unspecified launch failure|uncorrectable (?:ECC|NVLink) error"
+    r"|CUDA error: (?:hardware stack error|the launch timed out)|GPU requires (?:restart|reset)"
+)
+NETWORK = re.compile(
+    r"NCCL error|ncclSystemError|ncclInternalError|ncclRemoteError|ncclUnhandledCudaError|ncclTimeout"
+    r"|Watchdog caught collective operation timeout|NCCL (?:communicator|watchdog)[^\n]*(?:abort|timeout|timed out)",
+    re.IGNORECASE,
+)
+TORCHRUN_SIGNALLED = re.compile(r"got signal: \d+|Received \S+ death signal")  # logged if torchrun itself got a signal
+RANK = re.compile(r"rank (\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnd:
+    """How an attempt of a run ended."""
+
+    status: Status
+    kind: str | None = None  # failure or stop in one word, None for a finished run
+    reason: str = ""
+    log_tail: tuple[str, ...] = ()  # last lines of output.log, for a failed run
+    result: Mapping[str, Any] | None = None  # result.json of this attempt
+    lost: tuple[str, ...] = ()  # UUIDs of lost GPUs
+
+
+@dataclass(frozen=True, slots=True)
+class FailureCause:
+    """Why an attempt failed."""
+
+    kind: str  # in one word
+    gpus: tuple[str, ...] = ()  # UUIDs of lost GPUs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Everything that is known about an attempt without processes."""
+
+    run: RunDir
+    attempt: Attempt
+    job: JobState | None  # the engine's view of the processes, None if the runner died before they did
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.job.exit_code if self.job else None
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self.job is not None and self.job.cancelled
+
+    @cached_property
+    def log(self) -> str:
+        """The end of what this attempt wrote to output.log, without escape codes."""
+        begin = self.job.log_start if self.job else 0
+        try:
+            with self.run.output_log.open("rb") as file:
+                text = "".join(last_lines(file, most_bytes=TAIL_BYTES, start=begin))
+        except OSError:
+            return ""
+        return ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def classify(run: RunDir, attempt: Attempt, job: JobState | None) -> RunEnd:
+    """Return how an attempt without processes ended.
+
+    job: the engine's view of the processes, None if the runner died before they did.
+    """
+    seen = Evidence(run=run, attempt=attempt, job=job)
+    result, damage = _result(seen)
+    status = Status(result["status"]) if result else None
+    kind = str(result.get("kind") or "error") if result else ""
+    if status is Status.FINISHED:
+        kind, reason = MISMATCH, mismatch(run, attempt.micro_batch)
+        if not reason:
+            return RunEnd(status=Status.FINISHED, result=result)
+    elif job is not None and job.reason:
+        kind, reason = job.kind or NOT_STARTED, job.reason
+    elif status is Status.STOPPED or (seen.is_cancelled and kind not in OWN_FAULT):
+        kind = PREEMPTED if was_preempted(seen) else "signal"
+        return RunEnd(status=Status.STOPPED, kind=kind, reason=_stop_reason(seen, result), result=result)
+    elif result is not None:
+        reason = str(result.get("reason") or result.get("kind") or "failed without a reason")
+    else:
+        kind, reason = (DIED, damage) if damage else _without_result(seen)
+    if kind in ("error", DIED, NOT_STARTED) and is_full(run.path):
+        kind, reason = DISK, f"the disk is full: {how_full(run.path)} ({reason})"
+    gpus: tuple[str, ...] = ()
+    if kind in ("error", DIED):
+        # A killed rank comes first: the reason is then only that its peers lost the connection.
+        if killed := _killed(seen, reason):
+            kind, reason = KILLED, killed
+        else:
+            cause = failure_cause(seen, kind, reason)
+            kind, gpus = cause.kind, cause.gpus
+    return RunEnd(
+        status=Status.FAILED,
+        kind=kind,
+        reason=redact(ESCAPES.sub("", reason)),
+        log_tail=_log_tail(seen.log),
+        result=result,
+        lost=gpus,
+    )
+
+
+def mismatch(run: RunDir, micro_batch: int | None = None) -> str:
+    """Return how the configuration that ran differs from the requested one, "" if it does not.
+
+    A difference is allowed if `adjusted` of run_used.json lists it with the value that was used.
+    micro_batch: requested by the attempt, None for that of run.json.
+    """
+    try:
+        asked, record = read_json(run.run_json).get("train", {}), read_json(run.run_used)
+    except RecordError as error:
+        return f"cannot check the configuration: {error.what}"
+    if micro_batch is not None:
+        asked = {**asked, "batch_size": micro_batch}
+    used = record.get("train", {})
+    adjusted = {str(entry.get("field")): entry for entry in record.get("adjusted", []) if isinstance(entry, Mapping)}
+    differences = []
+    for name in sorted({*asked, *used}):
+        was, ran = asked.get(name), used.get(name)
+        if was == ran or (name in AUTO_FIELDS and was is None):
+            continue
+        if name not in adjusted or adjusted[name].get("to") != ran:
+            differences.append(f"{name} requested {_value(was)}, used {_value(ran)}")
+    return f"configuration mismatch: {'; '.join(differences)}" if differences else ""
+
+
+def describe_exit(code: int | None) -> str:
+    """Return the meaning of an exit code: -9 and 137 are both signal 9."""
+    if code is None:
+        return "ended without an exit code"
+    number = -code if code < 0 else code - 128
+    if 0 < number < signal.NSIG:
+        try:
+            name = signal.Signals(number)
+        except ValueError:
+            return f"killed by signal {number}"
+        return f"killed by signal {number} ({HINTS.get(name, name.name)})"
+    return f"ended with exit code {code}" + (" and no result.json" if code == 0 else "")
+
+
+def without_report(lines: list[str]) -> list[str]:
+    """Return the lines before torchrun's failure report, which hides the last lines of the failed worker."""
+    first = next((number for number, line in enumerate(lines) if WORKER_FAILED.match(line)), None)
+    return lines if not first else lines[: first + 1]
+
+
+def failure_cause(seen: Evidence, kind: str, reason: str) -> FailureCause:
+    """Return why an attempt failed. kind, reason: of the rank that failed first.
+
+    A lost GPU explains all other errors. An NCCL error counts only if no rank failed by itself before: the peers of a
+    failed rank lose their connections, too.
+    """
+    gpus = seen.attempt.gpus
+    lost = _silent_gpus(seen)
+    errors = {int(rank): text for rank, text in _rank_errors(seen)}
+    named = [rank for rank, text in errors.items() if LOST.search(text)]
+    if LOST.search(reason):
+        named.append(_rank_in(reason))
+    if lost or named or LOST.search(seen.log):
+        blamed = lost or tuple(gpus[rank] for rank in dict.fromkeys(named) if rank < len(gpus))
+        return FailureCause(GPU_LOST, blamed or (gpus if len(gpus) == 1 else ()))
+    own = reason if seen.exit_code is None or kind != DIED else reason + seen.log
+    return FailureCause(NCCL if NETWORK.search(own) else kind)
+
+
+def was_preempted(seen: Evidence) -> bool:
+    """Return whether another program than the runner stopped the ranks, and meant to stop the ranks alone.
+
+    A signal to the process in status.json (pid) reaches torchrun, which logs it: such a run stays stopped. None of
+    this is known if the runner died.
+    """
+    if seen.job is None or seen.job.started is None or seen.job.cancelled:
+        return False
+    return not TORCHRUN_SIGNALLED.search(seen.log)
+
+
+def _result(seen: Evidence) -> tuple[Mapping[str, Any] | None, str]:
+    """Return result.json of this attempt, or None and the damage of the file, "" if there is none."""
+    if not seen.run.result.exists():
+        return None, ""
+    try:
+        result = read_json(seen.run.result)
+        run_id = str(read_json(seen.run.run_json).get("run_id"))
+    except RecordError as error:
+        return None, error.what
+    if result.get("run_id") != run_id or result.get("attempt", 1) != seen.attempt.number:
+        return None, ""  # of an earlier attempt, or of another configuration
+    if result.get("status") not in (Status.FINISHED, Status.FAILED, Status.STOPPED):
+        return None, f"result.json has no final status: {result.get('status')!r}"
+    return result, ""
+
+
+def _log_tail(log: str) -> tuple[str, ...]:
+    """Return the last lines of a log, without secrets, because reports quote them."""
+    lines = without_report([line for line in redact(log).split("\n") if line.strip()])[-TAIL_LINES:]
+    return tuple(line if len(line) <= TAIL_CHARS else line[: TAIL_CHARS - 3] + "..." for line in lines)
+
+
+def _stop_reason(seen: Evidence, result: Mapping[str, Any] | None) -> str:
+    if result is None:
+        return "asked to stop, and killed before it could save"
+    return "asked to stop" if seen.is_cancelled else str(result.get("reason") or "asked to stop")
+
+
+def _without_result(seen: Evidence) -> tuple[str, str]:
+    """Return kind and reason of an attempt without result.json: from a rank, else from the log and the exit code."""
+    kind, reason = _first_rank_error(seen)
+    return (kind, reason) if reason else (DIED, _why_no_result(seen))
+
+
+def _first_rank_error(seen: Evidence) -> tuple[str, str]:
+    """Return kind and reason of the rank that failed first, which made the others fail; "" if no rank wrote an error.
+
+    A file without attempt and time is dated by its modification time.
+    """
+    started = seen.attempt.started or 0.0
+    errors = []
+    for path in seen.run.rank_errors():
+        try:
+            written, error = path.stat().st_mtime, read_or_empty(path)
+        except OSError:
+            continue
+        if not error:
+            continue
+        late = written >= started - 0.05  # file systems stamp with the kernel's tick, a few ms late
+        if error["attempt"] == seen.attempt.number if "attempt" in error else late:
+            reason = f"rank {error.get('rank')}: {error.get('reason') or error.get('kind')}"
+            errors.append((float(error.get("time") or written), str(error.get("kind") or "error"), reason))
+    return min(errors)[1:] if errors else ("", "")
+
+
+def _killed(seen: Evidence, reason: str) -> str:
+    """Return which process a signal from outside ended, "" if none.
+
+    If the runner died, the exit code is unknown, and torchrun, which ended with it, reports nothing. A rank that
+    reports a lost connection and nothing else then had a peer that was killed.
+    """
+    who, code = _first_to_end(seen)
+    number = -code if code < 0 else code - 128
+    if not who and seen.exit_code is None and PEER_GONE.search(reason):
+        return f"killed with its runner: {reason}"
+    return who + describe_exit(code) if number in OUTSIDE else ""
+
+
+def _first_to_end(seen: Evidence) -> tuple[str, int]:
+    """Return "rank r " and its exit code from torchrun's report, else "" and the exit code of torchrun.
+
+    torchrun polls its workers in the order of ranks: it may notice a rank that failed because its peer was killed
+    before that peer. So a kill at about that time is preferred to any exit code.
+    """
+    failures = [(_unix(when), rank, int(code)) for when, rank, code in FAILURE.findall(seen.log)]
+    if not failures:
+        return "", seen.exit_code or 0
+    root = failures[-1]
+    killed = [one for one in failures if one[2] == -signal.SIGKILL and abs(one[0] - root[0]) <= PEERS_S]
+    _, rank, code = root if root[2] < 0 or not killed else killed[0]
+    return f"rank {rank} ", code
+
+
+def _unix(when: str) -> float:
+    """Return a time in torchrun's format as Unix seconds, 0 for another format."""
+    try:
+        return datetime.strptime(when, "%Y-%m-%d_%H:%M:%S").timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _why_no_result(seen: Evidence) -> str:
+    """Return the reason from exit codes and the log. torchrun always exits with 1, but logs the worker's code."""
+    who, code = _first_to_end(seen)
+    exit_text = who + describe_exit(code if who else seen.exit_code)
+    if who and code < 0:
+        return exit_text
+    exceptions = [found[1] for line in seen.log.split("\n") if (found := EXCEPTION.match(line.strip()))]
+    exceptions = [text for text in exceptions if "ChildFailedError" not in text]
+    return f"{exit_text}: {exceptions[-1][:TAIL_CHARS]}" if exceptions else exit_text
+
+
+def _value(value: object) -> str:
+    return "not set" if value is None else str(value)
+
+
+def _rank_in(reason: str) -> int:
+    """Return the rank that a reason starts with; rank 0 writes its reason without a rank."""
+    found = RANK.match(reason)
+    return int(found[1]) if found else 0
+
+
+def _rank_errors(seen: Evidence) -> Sequence[tuple[int, str]]:
+    """Return rank and reason of each error file of this attempt."""
+    found = []
+    for path in seen.run.rank_errors():
+        error = read_or_empty(path)
+        if error and error.get("attempt", seen.attempt.number) == seen.attempt.number:
+            found.append((int(error.get("rank") or 0), str(error.get("reason") or "")))
+    return found
+
+
+def _silent_gpus(seen: Evidence) -> tuple[str, ...]:
+    """Return the GPUs of the attempt that stopped answering the recorder and did not answer again."""
+    started = seen.attempt.started or 0.0
+    silent: dict[str, None] = {}
+    for event in read_jsonl(seen.run.gpu_events):
+        late = float(event.get("time") or 0.0) >= started
+        for uuid in (uuid for uuid in seen.attempt.gpus if late and uuid in str(event.get("text"))):
+            if event.get("event") == "lost":
+                silent[uuid] = None
+            elif event.get("event") == "found":
+                silent.pop(uuid, None)
+    return tuple(silent)

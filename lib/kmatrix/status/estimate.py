@@ -1,0 +1,255 @@
+"""Estimate the time left of runs: from their own steps, from similar runs, from their FLOPs; and of a matrix, packed.
+
+The estimate of a pending run includes start-up and evaluations, because it is measured on whole runs. For a running
+run, remaining steps, evaluations and checkpoints are estimated separately.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from kmatrix.errors import RecordError, SchemaError
+from kmatrix.packing import Limits, PackedJob, ends
+from kmatrix.records.files import read_or_empty
+from kmatrix.records.paths import MatrixDir, RunDir, matrix_dirs
+from kmatrix.records.runs import Status
+from kmatrix.records.train_config import TrainFields, read_fields
+from kmatrix.status.state import Attempt
+from kmatrix.status.status_file import recover_status
+
+SHAPE = ("model", "n_layer", "n_embd", "block_size", "global_batch", "num_gpus", "device", "dtype")
+
+
+GUESS = {"cuda": 50e12, "cpu": 50e9}  # FLOP/s of a GPU or core: only orders runs, never displayed
+
+
+EVALUATION, CHECKPOINT = "evaluation", "checkpoint"  # names of phases in phases.jsonl
+
+
+class EstimateSource(StrEnum):
+    """What an estimate is based on, the best source first."""
+
+    OWN = "its own steps"
+    MATRIX = "runs like it here"
+    EARLIER = "earlier runs like it"
+    FLOPS = "its operations"
+    PLAN = "the plan"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The duration of a finished run."""
+
+    train: TrainFields
+    seconds: float  # including start-up, evaluations and checkpoints
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """An estimated duration and its source."""
+
+    seconds: float
+    source: EstimateSource
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A stretch without training. begin, end: Unix seconds."""
+
+    name: str
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """The remaining work of one run."""
+
+    name: str
+    width: int  # GPUs or cores
+    cuda: bool
+    running: bool
+    seconds: float | None  # None: unknown
+
+
+def whole_run(
+    train: TrainFields, here: Sequence[Measured], earlier: Sequence[Measured], planned_s: float | None = None
+) -> Expected | None:
+    """Return the estimated duration of a whole run, None without a basis.
+
+    here, earlier: finished runs of this matrix, and of earlier ones on this kind of machine.
+    planned_s: the estimate of the plan, used if nothing was measured.
+    """
+    steps, planned = train.max_iters, None if planned_s is None else Expected(planned_s, EstimateSource.PLAN)
+    if steps is None:
+        return planned
+    shape = _shape(train)
+    for runs, source in ((here, EstimateSource.MATRIX), (earlier, EstimateSource.EARLIER)):
+        alike = [run for run in runs if _shape(run.train) == shape]
+        same = [run for run in alike if run.train.optimizer == train.optimizer]
+        if alike:
+            return Expected(steps * statistics.median(run.seconds / run.steps for run in same or alike), source)
+    speeds = [_speed(run) for run in (*here, *earlier) if _kind(run.train) == _kind(train)]
+    known, work = [speed for speed in speeds if speed], operations(train)
+    if not known or not work:
+        return planned
+    return Expected(work / statistics.median(known), EstimateSource.FLOPS)
+
+
+def guess(train: TrainFields) -> float | None:
+    """Return a rough duration (s) from FLOPs alone, which only orders runs without a measurement."""
+    work = operations(train)
+    return None if work is None else work / GUESS.get(train.device or "", GUESS["cpu"])
+
+
+def operations(train: TrainFields) -> float | None:
+    """Return the FLOPs per GPU or core of a whole run, None if the record is incomplete."""
+    shape, tokens_per_step = train.shape, train.tokens_per_step
+    if shape is None or tokens_per_step is None or train.max_iters is None or not train.num_gpus:
+        return None
+    threads = (train.cpu_threads or 1) if train.device == "cpu" else 1
+    return shape.flops_per_token * train.max_iters * tokens_per_step / (train.num_gpus * threads)
+
+
+def rest_of_run(
+    first: tuple[int, float], last: tuple[int, float], phases: Sequence[Phase], train: TrainFields, now: float
+) -> float | None:
+    """Return the time left (s) of a running run, None before its second training line.
+
+    first, last: step and Unix seconds of the first and the newest training line of this attempt.
+    phases: of this attempt. They are excluded from the pace, and the remaining ones are added.
+    """
+    (from_step, since), (step, at) = first, last
+    steps = train.max_iters
+    if step <= from_step or steps is None:
+        return None
+    within = sum(
+        min(phase.end, at) - max(phase.begin, since) for phase in phases if phase.begin < at > since < phase.end
+    )
+    pace = max(0.0, at - since - within) / (step - from_step)
+    left = pace * (steps - 1 - step)
+    for name, period in ((EVALUATION, train.eval_interval), (CHECKPOINT, train.checkpoint_interval)):
+        seen = [phase.end - phase.begin for phase in phases if phase.name == name]
+        count = _to_come(step, steps, period)
+        left += count * statistics.median(seen) if seen else 0.0
+    spent = max(0.0, now - at)
+    return max(0.0, left - spent)
+
+
+def ends_of(runs: Sequence[Rest], *, gpus: int, cores: int, limits: Limits) -> Mapping[str, tuple[float, float]] | None:
+    """Return run -> seconds from now until its start and its end, as the engine packs them; None if unknown.
+
+    Runs on GPUs and runs on the CPU never run at the same time: the kind that runs now, else the first one, goes first.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    kinds = list(dict.fromkeys(run.cuda for run in sorted(runs, key=lambda run: not run.running)))
+    after = 0.0
+    for cuda in kinds:
+        units = gpus if cuda else cores
+        jobs = [
+            (run, PackedJob(name=run.name, width=run.width, seconds=run.seconds)) for run in runs if run.cuda == cuda
+        ]
+        if any(job.width > units for _, job in jobs):
+            return None  # not on this machine
+        queue, running = ([job for run, job in jobs if run.running is now] for now in (False, True))
+        known = ends(queue, running, units, limits.on(gpus=cuda))
+        if known is None:
+            return None
+        found |= {name: (after + begin, after + end) for name, (begin, end) in known.items()}
+        after = max(end for _, end in found.values())
+    return found
+
+
+def _shape(train: TrainFields) -> tuple[Any, ...]:
+    """Return the fields that determine the time of a step, except for the optimizer."""
+    return tuple(getattr(train, name) for name in SHAPE)
+
+
+def _kind(train: TrainFields) -> tuple[Any, ...]:
+    return train.device, train.dtype
+
+
+def _speed(run: Measured) -> float | None:
+    """Return the measured FLOP/s per GPU or core of a run."""
+    work, steps = operations(run.train), run.train.max_iters
+    if work is None or not steps:
+        return None
+    return work * run.steps / steps / run.seconds
+
+
+def _to_come(step: int, steps: int, period: int | None) -> int:
+    """Return how often a periodic action is due after `step`: at multiples of its period, and at the end."""
+    if period is None or period < 1:
+        return 1
+    return steps // period - step // period + bool(steps % period)
+
+
+MOST = 50  # newest matrices that are searched
+
+
+def measured_here(matrix: MatrixDir) -> list[Measured]:
+    """Return the durations of the finished runs of a matrix; unreadable runs are omitted."""
+    return [found for run in matrix.runs() if (found := measured(run)) is not None]
+
+
+def measured_before(matrix: MatrixDir) -> list[Measured]:
+    """Return the durations of finished runs of other matrices in the results directory, on the same kind of machine."""
+    ours = _machine(matrix.runs())
+    others = [other for other in matrix_dirs(matrix.path.parent) if other.name != matrix.name]
+    return [
+        found
+        for other in others[-MOST:]
+        for run in _runs(other)
+        if _machine([run]) == ours and (found := measured(run)) is not None
+    ]
+
+
+def measured(run: RunDir) -> Measured | None:
+    """Return the duration of a finished run, including start-up if it is known; None for other runs."""
+    result, record = _readable(run.result), _readable(run.run_json)
+    steps = result.get("step")
+    if result.get("status") != Status.FINISHED or not isinstance(record.get("train"), Mapping) or not steps:
+        return None
+    try:
+        attempts = recover_status(run, has_runner=True).attempts
+    except SchemaError:
+        return None
+    seconds = _training_s(attempts) or result.get("seconds")
+    return Measured(read_fields(record), float(seconds), int(steps)) if seconds else None
+
+
+def _training_s(attempts: Sequence[Attempt]) -> float | None:
+    """Return the time (s) of a run that finished in one attempt; None after a restart: some steps ran twice."""
+    if len(attempts) != 1 or attempts[0].started is None or attempts[0].ended is None:
+        return None
+    return attempts[0].ended - attempts[0].started
+
+
+def _machine(runs: Iterable[RunDir]) -> tuple[Any, ...]:
+    """Return the kind of machine that runs were planned for: processor, cores and GPU models."""
+    for run in runs:
+        if record := _readable(run.run_json):
+            about = record.get("provenance") or {}
+            return about.get("cpu"), about.get("cores"), tuple(sorted({gpu["name"] for gpu in about.get("gpus") or []}))
+    return ()
+
+
+def _readable(path: Path) -> Mapping[str, Any]:
+    """Return a JSON file of any matrix, or {} if it is missing, unreadable or was written by a newer kmatrix."""
+    try:
+        return read_or_empty(path)
+    except SchemaError:
+        return {}
+
+
+def _runs(matrix: MatrixDir) -> list[RunDir]:
+    try:
+        return matrix.runs()
+    except (RecordError, KeyError, TypeError):
+        return []

@@ -1,0 +1,415 @@
+"""The current view of a matrix from its files, running or not: the values of `make status` and `make estimate`."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from kmatrix.gpu.formats.json_array import last_entry
+from kmatrix.packing import Limits
+from kmatrix.records.files import read_json, read_jsonl, read_or_empty
+from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.runs import Status
+from kmatrix.records.tracking import SyncStatus, read_track, sync_status, tracking_of
+from kmatrix.records.train_config import TrainFields, read_fields
+from kmatrix.status.estimate import (
+    EstimateSource,
+    Measured,
+    Phase,
+    Rest,
+    ends_of,
+    measured_before,
+    rest_of_run,
+    whole_run,
+)
+from kmatrix.status.state import RunState, overall
+from kmatrix.status.status_file import current_result, recover_status
+from kmatrix.status.watch import MetricsTail, alerts_of_run, budget_s
+
+TO_COME = (Status.RUNNING, Status.PLANNED, Status.STOPPED)
+
+
+EMPTY: Mapping[str, Any] = {}
+
+
+class Overview:
+    """Read the view of a matrix repeatedly; each call reads only the new metrics of its runs."""
+
+    def __init__(self, matrix: MatrixDir) -> None:
+        self._matrix = matrix
+        self._tails: dict[tuple[str, int], MetricsTail] = {}
+        self._records: dict[str, Mapping[str, Any]] = {}  # run -> its run.json
+        self._fields: dict[str, TrainFields] = {}  # run -> "train" of its run.json
+        self._earlier: list[Measured] | None = None  # runs of other matrices, read when an estimate needs them
+
+    def look(self, now: float | None = None) -> MatrixView:
+        """Return the current view. Raises SchemaError if a newer kmatrix wrote the matrix."""
+        now = time.time() if now is None else now
+        running = self._matrix.is_held()
+        found = [self._run(run, now, running=running) for run in self._matrix.runs()]
+        here = self._measured(found)
+        views = self._packed([self._priced(self._expected(view, here)) for view in found])
+        record = read_or_empty(self._matrix.status)
+        left = [view.ends_s for view in views if view.status in TO_COME]
+        left_s = max(s for s in left if s is not None) if left and None not in left else None
+        return MatrixView(
+            name=self._matrix.name,
+            status=Status.RUNNING if running else overall([view.status for view in views]),
+            running=running,
+            started=record.get("started"),
+            ended=None if running else record.get("ended"),
+            left_s=left_s,
+            ends=None if left_s is None else now + left_s,
+            dollars=_total([view.dollars for view in views]),
+            all_dollars=_total([view.all_dollars for view in views]),
+            runs=tuple(views),
+            gpus=tuple(gpus_now(self._matrix, self._gpus(record), views, now)),
+        )
+
+    def _gpus(self, record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """Return the GPUs of the runner, or those of the plan if the matrix never ran."""
+        planned = [(one.get("provenance") or EMPTY).get("gpus") or [] for one in self._records.values()]
+        return record["gpus"] if isinstance(record.get("gpus"), list) else max(planned, key=len, default=[])
+
+    def _run(self, run: RunDir, now: float, *, running: bool) -> RunView:
+        state = recover_status(run, has_runner=running)
+        if run.name not in self._records:
+            self._records[run.name] = read_json(run.run_json)
+            self._fields[run.name] = read_fields(self._records[run.name])
+        record, train = self._records[run.name], self._fields[run.name]
+        result = current_result(run, state)
+        tail = self._tail(run, state, train, has_result=result.get("final_val_loss") is not None)
+        memory = _memory(run)
+        fullest = max(memory, key=lambda device: device.most, default=None)
+        last = state.last
+        live = state.status is Status.RUNNING
+        elapsed = _elapsed(state, now)
+        step = result.get("step") if result else tail.step
+        left = _left(run, tail, train, elapsed, now) if live else None
+        return RunView(
+            name=run.name,
+            status=state.status,
+            kind=last.kind if last else None,
+            reason=state.reason,
+            attempt=state.number,
+            micro_batch=last.micro_batch if last else None,
+            step=step,
+            max_iters=train.max_iters,
+            loss=result.get("final_train_loss") if result else tail.loss,
+            val_loss=_first(result.get("final_val_loss"), tail.val_loss),
+            tokens_per_second=result.get("tokens_per_second") if result else tail.tokens_per_second,
+            mfu=result.get("mfu") if result else (None if tail.mfu is None else tail.mfu / 100.0),
+            ranks=train.num_gpus,
+            device=train.device or "",
+            memory_mib=fullest.most if fullest else None,
+            memory_total_mib=fullest.total if fullest else None,
+            memory=memory,
+            gpus=last.gpus if last else (),
+            elapsed_s=_first(elapsed, result.get("seconds")),
+            attempt_s=now - last.started if live and last and last.started is not None else None,
+            left_s=left,
+            left_from=None if left is None else EstimateSource.OWN,
+            epochs=_epochs(record, train, step),
+            all_epochs=_epochs(record, train, train.max_iters),
+            ended_by=result.get("ended_by"),
+            alerts=tuple(alert.text for alert in alerts_of_run(run) if alert.until is None) if live else (),
+            reused_from=state.reused_from,
+            trackers=_trackers(run, record, live=live),
+        )
+
+    def _tail(self, run: RunDir, state: RunState, train: TrainFields, *, has_result: bool) -> MetricsTail:
+        number = max(state.number, 1)
+        tail = self._tails.get((run.name, number))
+        if tail is None:
+            tail = MetricsTail(run.metrics, attempt=number, max_iters=train.max_iters, whole=True)
+            self._tails[run.name, number] = tail
+        if not has_result:  # else the metrics add nothing
+            tail.read()
+        return tail
+
+    def _measured(self, views: Sequence[RunView]) -> list[Measured]:
+        """Return the durations of the finished runs of this matrix, and the estimated ones of running runs."""
+        found = []
+        for view in views:
+            train, elapsed = self._train(view), view.elapsed_s
+            if view.status is Status.FINISHED and view.step and elapsed:
+                found.append(Measured(train, elapsed, view.step))
+            elif view.status is Status.RUNNING and view.left_s is not None and elapsed and view.max_iters:
+                found.append(Measured(train, elapsed + view.left_s, view.max_iters))
+        return found
+
+    def _expected(self, view: RunView, here: Sequence[Measured]) -> RunView:
+        """Return the view with an estimate from similar runs, if the run is pending or has no pace yet."""
+        if view.status not in TO_COME or view.left_s is not None:
+            return view
+        train = self._train(view)
+        known = whole_run(train, here, ())
+        if known is None or known.source is not EstimateSource.MATRIX:
+            self._earlier = measured_before(self._matrix) if self._earlier is None else self._earlier
+            known = whole_run(train, here, self._earlier, self._records[view.name].get("expected_s"))
+        if known is None:
+            return view
+        done = (view.step or 0) / view.max_iters if view.status is Status.STOPPED and view.max_iters else 0.0
+        left = max(0.0, known.seconds * (1 - done) - (view.attempt_s or 0.0))
+        limit = budget_s(train)
+        if limit is not None:
+            left = min(left, max(0.0, limit - (view.elapsed_s or 0.0)))
+        return replace(view, left_s=left, left_from=known.source)
+
+    def _priced(self, view: RunView) -> RunView:
+        """Return the view with spent and total cost, if a GPU hour has a price."""
+        price = self._train(view).gpu_hour_price
+        if not price or view.ranks is None:
+            return view
+        an_hour = price * view.ranks
+        dollars = an_hour * (view.elapsed_s or 0.0) / 3600
+        more = view.left_s if view.status in TO_COME else 0.0
+        return replace(view, dollars=dollars, all_dollars=None if more is None else dollars + an_hour * more / 3600)
+
+    def _packed(self, views: Sequence[RunView]) -> list[RunView]:
+        """Return the views with the estimated start and end times."""
+        first = next(iter(self._records.values()), EMPTY)
+        about = first.get("provenance") or EMPTY
+        cores = int(about.get("cores") or 1)
+        rest = []
+        for view in (view for view in views if view.status in TO_COME):
+            cuda, ranks, threads = view.device == "cuda", view.ranks or 1, self._train(view).cpu_threads
+            width = ranks if cuda else min(ranks * (threads or 1), cores)
+            live = view.status is Status.RUNNING
+            rest.append(Rest(name=view.name, width=width, cuda=cuda, running=live, seconds=view.left_s))
+        there = len(about.get("gpus") or ())  # or more, if it was continued on another machine
+        gpus = max([there, *(one.width for one in rest if one.cuda)])
+        known = ends_of(rest, gpus=gpus, cores=cores, limits=Limits.of(first.get("symbols") or EMPTY)) or {}
+        spans = {view.name: known.get(view.name, (None, None)) for view in views}
+        return [replace(view, starts_s=spans[view.name][0], ends_s=spans[view.name][1]) for view in views]
+
+    def _train(self, view: RunView) -> TrainFields:
+        return self._fields[view.name]
+
+
+def _trackers(run: RunDir, record: Mapping[str, Any], *, live: bool) -> tuple[SyncStatus, ...]:
+    """Return the status of each tracker of a run; pending steps are counted if no process uploads them now."""
+    if not run.track.exists() and not tracking_of(record).trackers:
+        return ()
+    return read_track(run) if live else sync_status(run)
+
+
+def _memory(run: RunDir) -> tuple[DeviceMemory, ...]:
+    """Return the maximum memory of each device, from the summary of the recording."""
+    gpus = read_or_empty(run.gpu_summary).get("gpus") or []
+    return tuple(
+        DeviceMemory(
+            device=str(gpu.get("gpu_index", place)),
+            most=float(gpu["memory_used"]["max"]),
+            total=gpu.get("memory_total"),
+        )
+        for place, gpu in enumerate(gpus)
+        if isinstance(gpu.get("memory_used"), dict) and gpu["memory_used"].get("max") is not None
+    )
+
+
+def _epochs(record: Mapping[str, Any], train: TrainFields, steps: int | None) -> float | None:
+    """Return the number of epochs in this many steps, None if the size of the data is unknown."""
+    tokens = record.get("train_tokens")
+    if steps is None or train.tokens_per_step is None or not tokens:
+        return None
+    return steps * train.tokens_per_step / int(tokens)
+
+
+def _elapsed(state: RunState, now: float) -> float | None:
+    """Return the total time (s) of all attempts."""
+    spans = [
+        (attempt.ended or now) - attempt.started
+        for attempt in state.attempts
+        if attempt.started is not None and (attempt.ended is not None or attempt.status is Status.RUNNING)
+    ]
+    return sum(spans) if spans else None
+
+
+def _left(run: RunDir, tail: MetricsTail, train: TrainFields, elapsed: float | None, now: float) -> float | None:
+    """Return the time left (s) until the last step, or until the budget is spent, whichever is first."""
+    left = None
+    if tail.span is not None:
+        left = rest_of_run(*tail.span, _phases(run, tail.attempt), train, now)
+    limit = budget_s(train)
+    if limit is not None and elapsed is not None:
+        rest = max(0.0, limit - elapsed)
+        return rest if left is None else min(left, rest)
+    return left
+
+
+def _phases(run: RunDir, attempt: int) -> list[Phase]:
+    """Return the phases of this attempt without training."""
+    found = []
+    for line in read_jsonl(run.phases):
+        try:
+            if line.get("attempt", 1) == attempt:
+                found.append(Phase(str(line["phase"]), float(line["begin"]), float(line["end"])))
+        except (KeyError, TypeError, ValueError):
+            continue
+    return found
+
+
+def _total(values: Sequence[float | None]) -> float | None:
+    """Return the sum, None if a value is unknown."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """The maximum memory use of one device."""
+
+    device: str
+    most: float  # MiB
+    total: float | None  # MiB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuView:
+    """One GPU of the machine, by the newest recording of a run on it. Unknown values are None."""
+
+    index: int | None
+    name: str
+    uuid: str
+    run: str = ""  # the run that uses it, "" for none
+    utilization: float | None = None  # percent
+    memory_used: float | None = None  # MiB
+    memory_total: float | None = None  # MiB
+    power: float | None = None  # watts
+    temperature: float | None = None  # degrees C
+    at: float | None = None  # Unix seconds of these values
+    out: str = ""  # why no run may use it, "" if runs may
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """The current values of one run. Unknown values are None."""
+
+    name: str
+    status: Status
+    kind: str | None = None
+    reason: str = ""
+    attempt: int = 0
+    micro_batch: int | None = None
+    step: int | None = None
+    max_iters: int | None = None
+    loss: float | None = None  # nats/token, training
+    val_loss: float | None = None  # nats/token
+    tokens_per_second: float | None = None
+    mfu: float | None = None  # 0 to 1
+    ranks: int | None = None
+    device: str = ""
+    memory_mib: float | None = None  # MiB, maximum of its fullest device
+    memory_total_mib: float | None = None  # MiB, of that device
+    memory: tuple[DeviceMemory, ...] = ()
+    gpus: tuple[str, ...] = ()  # UUIDs, of its last attempt
+    elapsed_s: float | None = None  # of all attempts
+    attempt_s: float | None = None  # of the running attempt
+    left_s: float | None = None  # of its own time, without waiting
+    left_from: EstimateSource | None = None
+    starts_s: float | None = None  # seconds from now
+    ends_s: float | None = None  # seconds from now
+    epochs: float | None = None
+    all_epochs: float | None = None
+    dollars: float | None = None  # spent
+    all_dollars: float | None = None  # in total
+    ended_by: str | None = None  # why a finished run ended early
+    alerts: tuple[str, ...] = ()  # active ones
+    reused_from: str = ""
+    trackers: tuple[SyncStatus, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixView:
+    """The current values of a matrix."""
+
+    name: str
+    status: Status
+    running: bool  # a runner holds it
+    started: float | None  # Unix seconds
+    ended: float | None  # Unix seconds
+    left_s: float | None  # until its end, if it runs or is continued now; None if unknown for a run
+    dollars: float | None  # spent on all runs; None without a price, or if a time is unknown
+    all_dollars: float | None  # in total
+    runs: tuple[RunView, ...]
+    ends: float | None = None  # Unix seconds of its end, if it runs or is continued now
+    gpus: tuple[GpuView, ...] = ()  # of the machine, in the driver's order
+
+    @property
+    def counts(self) -> dict[str, int]:
+        found = Counter(run.status for run in self.runs)
+        return {status.value: found[status] for status in Status if found[status]}
+
+
+RANKS = "cpu-"  # prefix of the device names of ranks on the CPU in a recording
+
+
+STALE_S = 30.0  # a recording is written each second: older values are outdated
+
+
+def gpus_now(
+    matrix: MatrixDir, known: Sequence[Mapping[str, Any]], runs: Sequence[RunView], now: float
+) -> list[GpuView]:
+    """Return the GPUs with the newest values of the runs on them.
+
+    known: index, name, uuid and `out` of the GPUs that runs may use, as the runner wrote them. Other GPUs in a
+    recording (simulated ones) follow.
+    """
+    found = {str(gpu["uuid"]): _listed(gpu) for gpu in known if gpu.get("uuid")}
+    for run in runs:
+        if run.status is not Status.RUNNING:
+            continue
+        for uuid in run.gpus:
+            found[uuid] = replace(found.get(uuid, GpuView(index=None, name="", uuid=uuid)), run=run.name)
+        for entry in _recorded(matrix, run, now):
+            uuid = str(entry.get("uuid") or f"GPU {entry.get('gpu_index')}")
+            about = found.get(uuid, GpuView(index=entry.get("gpu_index"), name="", uuid=uuid))
+            found[uuid] = _measured(about, entry, run.name)
+    return sorted(found.values(), key=lambda gpu: (gpu.index is None, gpu.index or 0))
+
+
+def _listed(gpu: Mapping[str, Any]) -> GpuView:
+    index = gpu.get("index")
+    return GpuView(index=index, name=str(gpu.get("name") or ""), uuid=str(gpu["uuid"]), out=str(gpu.get("out") or ""))
+
+
+def _recorded(matrix: MatrixDir, run: RunView, now: float) -> list[dict[str, Any]]:
+    """Return the newest values of the GPUs of a run; empty on the CPU, or if they are outdated."""
+    entry = last_entry(matrix.run(run.name).gpu_stats_multi) or {}
+    at = _unix(entry.get("timestamp"))
+    if at is None or now - at > STALE_S or (run.attempt_s is not None and at < now - run.attempt_s):
+        return []
+    values = [gpu for gpu in entry.get("multi_gpu_data") or [] if isinstance(gpu, dict)]
+    return [{**gpu, "at": at} for gpu in values if not str(gpu.get("uuid")).startswith(RANKS)]
+
+
+def _measured(about: GpuView, entry: Mapping[str, Any], run: str) -> GpuView:
+    return replace(
+        about,
+        index=entry.get("gpu_index", about.index),
+        name=str(entry.get("gpu_name") or about.name),
+        run=run,
+        at=entry["at"],
+        utilization=entry.get("utilization"),
+        memory_used=entry.get("memory_used"),
+        memory_total=entry.get("memory_total"),
+        power=entry.get("power"),
+        temperature=entry.get("temperature"),
+    )
+
+
+def _unix(text: object) -> float | None:
+    """Return the time of an entry in Unix seconds."""
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return None

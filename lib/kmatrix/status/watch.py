@@ -1,0 +1,408 @@
+"""Watch a running attempt: its newest metrics and its alerts, read from its files as they grow."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kmatrix.errors import RecordError
+from kmatrix.gpu.formats.binary import Recording, read_samples
+from kmatrix.gpu.formats.events import ThrottleEvents
+from kmatrix.records.files import LineTail, finite, read_or_empty
+from kmatrix.records.paths import RunDir
+from kmatrix.records.runs import Status
+from kmatrix.records.train_config import TrainFields
+from kmatrix.stats import coefficient_of_variation
+from kmatrix.status.alerts import (
+    AT_ONCE,
+    BELOW,
+    CRITICAL,
+    Alert,
+    AlertKind,
+    Finding,
+    GpuState,
+    RunSnapshot,
+    Severity,
+    Thresholds,
+    alerts_of,
+    findings,
+)
+from kmatrix.status.stragglers import recent_ranks
+
+LOSSES = 64  # training losses that are kept
+EVERY_S = 1.0  # between two evaluations of the alert rules
+RANKS_EVERY_S = 10.0  # between two reads of the rank timings
+WINDOW_S = 10.0  # utilization is averaged over this time, because it varies within a step
+STRAGGLER_SHARE = 0.6  # a straggler is the slowest rank in at least this share of the steps; less may be chance
+MOST_ALERTS = 100  # alerts of a run that are kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProgress:
+    """The progress of one run, for the display. Unknown values are None."""
+
+    run: str
+    index: int  # from 1, in the order in which runs start
+    total: int
+    status: Status
+    reason: str = ""
+    note: str = ""  # activity besides training, such as "stopping, saving a checkpoint"
+    step: int | None = None
+    max_iters: int | None = None
+    loss: float | None = None  # nats/token
+    val_loss: float | None = None  # nats/token
+    tokens_per_second: float | None = None
+    elapsed_s: float | None = None
+    left_s: float | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)  # status -> runs of the matrix
+    alerts: tuple[Alert, ...] = ()  # active ones
+
+
+class MetricsTail:
+    """Follow the metrics.jsonl of one attempt. A call of `read` costs what was appended since the last one."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        attempt: int = 1,
+        max_iters: int | None = None,
+        whole: bool = False,
+        budget_s: float | None = None,
+    ) -> None:
+        """Start at the end of the file: create the tail before the attempt starts.
+
+        whole: start at the beginning instead.  budget_s: time limit of all attempts together, None without one.
+        """
+        self._attempt, self.max_iters, self._budget_s = attempt, max_iters, budget_s
+        self._tail = LineTail(path, from_end=not whole)
+        self._first: tuple[int, float] | None = None  # step and Unix seconds
+        self._last: tuple[int, float] | None = None
+        self._deadline: float | None = None  # Unix seconds when the budget is spent
+        self.step: int | None = None
+        self.loss: float | None = None  # nats/token
+        self.val_loss: float | None = None  # nats/token
+        self.tokens_per_second: float | None = None
+        self.mfu: float | None = None  # percent
+        self.newest: float | None = None  # Unix seconds of the newest line
+        self.lines = 0  # of training
+        self.losses: deque[float | None] = deque(maxlen=LOSSES)  # of the last training lines, None if not finite
+        self.val_losses: list[float] = []  # of all evaluations
+
+    def read(self) -> None:
+        """Read the complete lines that were appended."""
+        try:
+            while lines := self._tail.read():
+                for _, line in lines:
+                    if line.get("attempt", 1) == self._attempt:
+                        self._add(line)
+        except OSError:
+            return  # unreadable for now: the run goes on
+
+    def left_s(self, now: float | None = None) -> float | None:
+        """Return the time (s) until the last step at the mean pace of this attempt, or until the budget is spent."""
+        now = time.time() if now is None else now
+        left = [self._deadline - now] if self._deadline is not None else []
+        if self._first and self._last and self.max_iters is not None and self._last[0] > self._first[0]:
+            pace = (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
+            left.append(pace * (self.max_iters - self._last[0]) - max(0.0, now - self._last[1]))
+        return max(0.0, min(left)) if left else None
+
+    @property
+    def attempt(self) -> int:
+        return self._attempt
+
+    @property
+    def span(self) -> tuple[tuple[int, float], tuple[int, float]] | None:
+        """Step and Unix seconds of the first and of the newest training line; None before the first."""
+        return (self._first, self._last) if self._first and self._last else None
+
+    def _add(self, line: Mapping[str, Any]) -> None:
+        step, at = line.get("step"), finite(line.get("time"))
+        self.newest = at if at is not None else self.newest
+        elapsed = finite(line.get("elapsed_s"))
+        if self._budget_s is not None and at is not None and elapsed is not None:
+            self._deadline = at + self._budget_s - elapsed
+        if isinstance(step, int):
+            self.step = step
+            if "train/loss" in line and at is not None:
+                self._first, self._last = self._first or (step, at), (step, at)
+        if "train/loss" in line:
+            self.loss = finite(line["train/loss"])
+            self.tokens_per_second = finite(line.get("throughput/tokens_per_s"))
+            share = finite(line.get("throughput/mfu"))
+            self.mfu = None if share is None else 100.0 * share
+            self.losses.append(self.loss)
+            self.lines += 1
+        if "val/loss" in line:
+            self.val_loss = finite(line["val/loss"])
+            self.val_losses += [] if self.val_loss is None else [self.val_loss]
+
+
+def budget_s(train: TrainFields) -> float | None:
+    """Return the time (s) that the time and cost budgets of a run allow, None without a budget."""
+    limits = [] if train.max_time is None else [train.max_time]
+    if train.max_cost is not None and train.gpu_hour_price:
+        limits.append(3600 * train.max_cost / (train.gpu_hour_price * (train.num_gpus or 1)))
+    return min(limits, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class AlertChange:
+    """The alerts after an update, and what the update changed."""
+
+    active: tuple[Alert, ...] = ()  # critical ones first
+    began: tuple[Alert, ...] = ()
+    ended: tuple[Alert, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunUpdate:
+    """The newest values of a running attempt, and its alerts. Unknown values are None."""
+
+    step: int | None
+    loss: float | None  # nats/token
+    val_loss: float | None  # nats/token
+    tokens_per_second: float | None
+    left_s: float | None
+    alerts: AlertChange = AlertChange()
+
+
+class RunWatch:
+    """Watch one attempt of a run. Create it before the attempt starts, and call `poll` often."""
+
+    def __init__(
+        self, run: RunDir, limits: Thresholds, train: TrainFields | None = None, *, attempt: int = 1, ranks: int = 1
+    ) -> None:
+        train = train or TrainFields()
+        self._run, self._ranks = run, ranks
+        self._tail = MetricsTail(run.metrics, attempt=attempt, max_iters=train.max_iters, budget_s=budget_s(train))
+        self._tracker = AlertTracker(limits)
+        self._gpus: GpuTail | None = None
+        self._ended = list(_earlier_alerts(run))
+        self._active: tuple[Alert, ...] = ()
+        self._due = self._ranks_due = 0.0  # Unix seconds
+        self._waiting: tuple[float | None, int | None] = (None, None)
+
+    def start(self, at: float, *, records_gpus: bool) -> None:
+        """Start to watch the GPUs, if they are recorded. at: Unix seconds; older samples are ignored."""
+        self._gpus = GpuTail(self._run, begun=at) if records_gpus else None
+
+    @property
+    def alerts(self) -> tuple[Alert, ...]:
+        """All alerts of this run, active ones last."""
+        return tuple([*self._ended, *self._active][-MOST_ALERTS:])
+
+    def poll(self, now: float | None = None) -> RunUpdate:
+        """Read what was appended, and evaluate the alert rules at most once per second. now: Unix seconds."""
+        now = time.time() if now is None else now
+        self._tail.read()
+        change = AlertChange(self._active)
+        if now >= self._due:
+            self._due = now + EVERY_S
+            change = self._tracker.update(self._snapshot(now))
+            self._active = change.active
+            self._ended += change.ended
+        return self._update(now, change)
+
+    def end(self, now: float | None = None) -> RunUpdate:
+        """Poll a last time, and end the alerts that are still active: the attempt is over."""
+        now = time.time() if now is None else now
+        self._due = 0.0
+        self.poll(now)
+        ended = self._tracker.end(now)
+        self._ended += ended
+        self._active = ()
+        return self._update(now, AlertChange(ended=ended))
+
+    def _update(self, now: float, change: AlertChange) -> RunUpdate:
+        tail = self._tail
+        return RunUpdate(
+            step=tail.step,
+            loss=tail.loss,
+            val_loss=tail.val_loss,
+            tokens_per_second=tail.tokens_per_second,
+            left_s=tail.left_s(now),
+            alerts=change,
+        )
+
+    def _snapshot(self, now: float) -> RunSnapshot:
+        tail = self._tail
+        if self._ranks > 1 and now >= self._ranks_due:
+            self._ranks_due = now + RANKS_EVERY_S
+            self._waiting = _waiting(self._run)
+        gpus, memory = self._gpus.read(now) if self._gpus else ((), [])
+        steady = tail.lines > 1  # the first line contains the warm-up
+        return RunSnapshot(
+            time=now,
+            gpus=gpus,
+            memory_cv=coefficient_of_variation(memory) if len(memory) > 1 else None,
+            waiting=self._waiting[0],
+            slowest=self._waiting[1],
+            mfu=tail.mfu if steady else None,
+            tokens_per_second=tail.tokens_per_second if steady else None,
+            losses=tuple(tail.losses),
+            val_losses=tuple(tail.val_losses),
+            quiet_s=now - tail.newest if tail.newest is not None and tail.lines else None,
+        )
+
+
+class GpuTail:
+    """Follow the GPU recording of a running attempt. A call of `read` costs what was appended since the last one."""
+
+    def __init__(self, run: RunDir, *, begun: float) -> None:
+        self._run, self._begun = run, begun
+        self._known = 0  # samples
+        self._newest: Recording | None = None
+        self._busy: list[list[tuple[float, float]]] = []  # per GPU: time, utilization
+        self._events: ThrottleEvents | None = None
+
+    def read(self, now: float) -> tuple[tuple[GpuState, ...], list[float]]:
+        """Return the current state of each GPU, and the known values of used memory; both empty without new samples."""
+        try:
+            recording = read_samples(self._run.gpu_samples, first=self._known)
+        except (RecordError, OSError):
+            return (), []  # missing or unreadable: the run goes on
+        gpus = recording.header["gpus"]
+        if recording.header.get("device_type") == "cpu":
+            return (), []
+        if len(self._busy) != len(gpus):
+            self._busy = [[] for _ in gpus]
+            self._events = ThrottleEvents(self._run.gpu_events, tuple(int(gpu["gpu_index"]) for gpu in gpus))
+        self._known += len(recording)
+        if len(recording):
+            self._newest = recording
+        newest = self._newest
+        if newest is None or newest.times[-1] < max(self._begun, now - WINDOW_S):
+            return (), []  # of an earlier attempt, or the recorder has exited
+        reasons = self._events.throttle(now) if self._events else {}
+        states, memory = [], []
+        for at, gpu in enumerate(gpus):
+            busy = self._utilization(at, recording, now)
+            last = {name: _known(column[-1]) for name, column in newest.columns[at].items()}
+            if last["memory_used"] is not None:
+                memory.append(last["memory_used"])
+            lost = bool(self._events and self._events.known) and int(gpu["gpu_index"]) not in reasons
+            states.append(_state(gpu, last, busy=busy, throttled=reasons.get(int(gpu["gpu_index"]), ()), lost=lost))
+        return tuple(states), memory
+
+    def _utilization(self, at: int, recording: Recording, now: float) -> float | None:
+        """Add the new values of a GPU, and return its mean utilization over the window, None before it is full."""
+        column = recording.columns[at]["utilization"]
+        values = [
+            (time, value)
+            for time, value in zip(recording.times, column, strict=True)
+            if not math.isnan(value) and time >= self._begun
+        ]
+        window = [*self._busy[at], *values]
+        full = bool(window) and window[0][0] <= now - WINDOW_S
+        self._busy[at] = [pair for pair in window if pair[0] > now - WINDOW_S - EVERY_S]
+        recent = [value for time, value in self._busy[at] if time > now - WINDOW_S]
+        return sum(recent) / len(recent) if full and recent else None
+
+
+def alerts_of_run(run: RunDir) -> tuple[Alert, ...]:
+    """Return the alerts in the status.json of a run, empty without one."""
+    record = read_or_empty(run.status) if run.status.exists() else {}
+    return alerts_of(record) if record.get("alerts") else ()
+
+
+def _earlier_alerts(run: RunDir) -> tuple[Alert, ...]:
+    """Return the alerts of earlier attempts; those that a killed runner left active end at its last write."""
+    alerts = alerts_of_run(run)
+    if all(alert.until is not None for alert in alerts):
+        return alerts
+    last = run.status.stat().st_mtime
+    return tuple(replace(alert, until=max(alert.since, last)) if alert.until is None else alert for alert in alerts)
+
+
+def _state(
+    gpu: Mapping[str, Any],
+    last: Mapping[str, float | None],
+    *,
+    busy: float | None,
+    throttled: Sequence[str],
+    lost: bool,
+) -> GpuState:
+    used, total = last["memory_used"], gpu.get("memory_total")
+    return GpuState(
+        name=f"GPU {gpu['gpu_index']}",
+        utilization=busy,
+        memory_percent=100.0 * used / total if used is not None and total else None,
+        temperature=last["temperature"],
+        throttled=tuple(throttled),
+        lost=lost,
+    )
+
+
+def _waiting(run: RunDir) -> tuple[float | None, int | None]:
+    """Return the share of step time (percent) that ranks wait for a straggler, and its rank; None without one."""
+    ranks = recent_ranks(run)
+    if ranks is None or ranks.slowest_share < STRAGGLER_SHARE:
+        return None, None
+    return 100.0 * ranks.waiting, ranks.slowest
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+class AlertTracker:
+    """Turn the findings at each sample into alerts that begin and end. Equal samples give equal alerts."""
+
+    def __init__(self, limits: Thresholds) -> None:
+        self._limits = limits
+        self._since: dict[tuple[AlertKind, str], float] = {}  # when a rule began to match, Unix seconds
+        self._active: dict[tuple[AlertKind, str], Alert] = {}
+
+    def update(self, state: RunSnapshot) -> AlertChange:
+        """Evaluate the rules on a sample. Times must not decrease."""
+        found = {(one.kind, one.about): one for one in findings(state, self._limits)}
+        began = []
+        for key, one in found.items():
+            since = self._since.setdefault(key, state.time)
+            if key in self._active:
+                self._active[key] = _worse(self._active[key], one)
+            elif one.kind in AT_ONCE or state.time - since >= self._limits.hold_s:
+                self._active[key] = _alert(one, since)
+                began.append(self._active[key])
+        self._since = {key: since for key, since in self._since.items() if key in found}
+        over = [key for key in self._active if key not in found]
+        ended = [replace(self._active.pop(key), until=state.time) for key in over]
+        return AlertChange(_sorted(self._active.values()), tuple(began), tuple(ended))
+
+    def end(self, time: float) -> tuple[Alert, ...]:
+        """End all active alerts, and return them."""
+        ended = tuple(replace(alert, until=time) for alert in _sorted(self._active.values()))
+        self._active.clear()
+        return ended
+
+
+def _alert(one: Finding, since: float) -> Alert:
+    severity = Severity.CRITICAL if one.kind in CRITICAL else Severity.WARNING
+    return Alert(
+        kind=one.kind,
+        severity=severity,
+        since=since,
+        about=one.about,
+        value=one.value,
+        threshold=one.threshold,
+        reason=one.reason,
+    )
+
+
+def _worse(alert: Alert, one: Finding) -> Alert:
+    """Return the alert with the worse of both values, and the newest reason."""
+    if alert.value is None or one.value is None:
+        return replace(alert, reason=one.reason)
+    worst = min(alert.value, one.value) if alert.kind in BELOW else max(alert.value, one.value)
+    return replace(alert, value=worst, reason=one.reason)
+
+
+def _sorted(alerts: Collection[Alert]) -> tuple[Alert, ...]:
+    return tuple(sorted(alerts, key=lambda alert: (alert.severity is Severity.WARNING, alert.since, alert.about)))

@@ -1,0 +1,141 @@
+"""The tracker interface and the values that it exchanges with the feed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from kmatrix.errors import RecordError
+from kmatrix.records.files import read_json
+from kmatrix.records.paths import MATRIX_PREFIX, RunDir
+from kmatrix.records.runs import Status
+from kmatrix.records.tracking import tracking_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerIdentity:
+    """The identity of a run at a tracker."""
+
+    dir: RunDir
+    project: str
+    name: str  # the name of its directory, with `-rerun<n>` after a rerun
+    id: str  # unique per run and matrix, the same for all attempts
+    group: str  # the matrix
+    tags: tuple[str, ...]  # axis values, for example `optimizer=adamw`
+    config: Mapping[str, str]  # the effective symbols, `run_id` and `matrix`
+    tracking: Path  # results directory, below which a tracker may store local data
+    job_type: str = "train"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricPoint:
+    """All metrics of one step."""
+
+    step: int
+    time: float  # Unix s
+    values: Mapping[str, float]  # keys as in metrics.jsonl
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceValues:
+    """One sample of all GPUs, or of all ranks of a CPU run.
+
+    Keys of `values`: `gpu/<i>/<metric>` for each device i, `gpu_<i>_memory` (MiB), `gpu_total_memory` (MiB),
+    `gpu_avg_utilization` (percent), `gpu_load_balance_cv` (percent). Unknown values are omitted.
+    """
+
+    time: float  # Unix s
+    values: Mapping[str, float]
+
+
+class AlertLevel(StrEnum):
+    """The severity of an alert, in W&B's terms."""
+
+    INFO = "info"
+    WARN = "warn"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerAlert:
+    """An alert as a tracker shows it."""
+
+    time: float  # Unix s
+    title: str
+    text: str
+    level: AlertLevel = AlertLevel.WARN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRun:
+    """The part of a run that a tracker already has, read from the tracker itself. It is not sent again."""
+
+    steps: Mapping[int, Mapping[str, float]]  # step -> metrics; {} if the step is complete but cannot be read back
+    devices_time: float = 0.0  # Unix s, the newest DeviceValues; 0.0 for none
+    alerts: int = 0  # number of alerts
+    link: str | None = None  # URL or directory of the run, None if it does not exist yet
+    how: str | None = None  # command that shows or uploads the run, None if the link is enough
+
+
+class Tracker(Protocol):
+    """One tracker of one run. Every call may be slow, hang or raise any exception, so each tracker has its own thread.
+
+    A call that returns has accepted its arguments. `close` returns when everything is stored or safely queued.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name: wandb, trackio or tensorboard."""
+
+    def open(self, run: TrackerIdentity) -> StoredRun:
+        """Create the run at the tracker, or resume it. Return what the tracker already has."""
+
+    def points(self, points: Sequence[MetricPoint]) -> None:
+        """Append points in time order. For a known step, only new keys are added."""
+
+    def devices(self, devices: Sequence[DeviceValues]) -> None:
+        """Append device samples in time order."""
+
+    def alert(self, alert: TrackerAlert) -> None:
+        """Send an alert."""
+
+    def close(self, status: Status) -> None:
+        """Close the run with its final status. A stopped run may be opened again later."""
+
+
+DEFAULT_PROJECT = "gpt2"  # if run.json has no project
+
+
+def identity(run: RunDir, *, project: str = "") -> TrackerIdentity:
+    """Return the identity of a run at its trackers. `project`: replaces the project of run.json.
+
+    A rerun (`make test-rerun`) has a new identity, because trackers cannot delete the steps of the archived results.
+    Raises RecordError if run.json is missing or has no run_id.
+    """
+    record = read_json(run.run_json)
+    run_id, matrix = record.get("run_id"), str(record.get("matrix") or run.path.parent.name)
+    if not run_id:
+        raise RecordError(f"{run.run_json} does not describe a run", why="it has no run_id")
+    reruns = _reruns(run)
+    suffix = f"-rerun{reruns}" if reruns else ""
+    stamp = re.sub(r"\D", "", matrix.removeprefix(MATRIX_PREFIX))
+    symbols = record.get("symbols") or {}
+    return TrackerIdentity(
+        dir=run,
+        project=project or (tracking_of(record).project or DEFAULT_PROJECT),
+        name=run.name + suffix,
+        id=f"{run_id}-{stamp}{suffix}",
+        group=matrix,
+        tags=tuple(f"{axis}={value}" for axis, value in (record.get("axes") or {}).items()),
+        config={**{str(name): str(text) for name, text in symbols.items()}, "run_id": str(run_id), "matrix": matrix},
+        tracking=run.path.parent.parent,
+    )
+
+
+def _reruns(run: RunDir) -> int:
+    """Return the number of archived results of this run."""
+    return sum(1 for path in run.archive.glob("*") if path.name.isdigit())

@@ -1,0 +1,22 @@
+"""The lines of the page From Python, as they stand there, in a clone: two CPU runs are made, run and read."""
+
+from __future__ import annotations
+
+import pytest
+
+from pages import DOCS, blocks
+
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
+
+
+def test_the_lines_of_the_page_make_run_and_read_a_matrix(clone):
+    lines = blocks(DOCS / "from-python.md", "python")[0]
+    done = clone.run(clone.python, "-c", lines, PYTHONPATH=f"{clone.root / 'lib'}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    *progress, adamw, muon = done.stdout.splitlines()
+    assert adamw.split()[:2] == ["gpt2_adamw_1cpu", "finished"]
+    assert muon.split()[:2] == ["gpt2_muon_1cpu", "finished"]
+    assert all(float(number) > 0 for line in (adamw, muon) for number in line.split()[2:])
+    assert any(line.startswith("gpt2_muon_1cpu running") for line in progress)
+    (matrix,) = (clone.root / "results").glob("test_matrix_results_*")
+    assert (matrix / "gpt2_adamw_1cpu" / "result.json").is_file()

@@ -1,0 +1,110 @@
+"""The benches of recording and of reports print the tables that they promise, alone and beside a peer.
+
+The peer is a folder with the original project's names and a few lines behind each; times are not looked at.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
+
+SCREEN = """
+import json, time
+class Monitor:
+    def get_stats(self, index):
+        return {"memory_used": 1.0}
+class GPUTop:
+    def __init__(self, stats_file):
+        self.path, self.json_data, self.gpu_monitor = stats_file, [], Monitor()
+    def log_stats_to_json(self, stats):
+        self.json_data.append(stats)
+        with open(self.path, "w") as file:
+            json.dump(self.json_data, file)
+    def run(self):
+        while True:
+            self.log_stats_to_json(self.gpu_monitor.get_stats(0))
+            time.sleep(0.2)
+"""
+READER = """
+import json, pathlib, sys
+for path in pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").glob("**/gpu_stats*.json"):
+    print(path.name, len(json.loads(path.read_text())))
+"""
+SCRIPTS = ("generate_consolidated_gpu_summary.py", "generate_gpu_memory_comparison.py")
+
+
+@pytest.fixture
+def peer(tmp_path) -> Path:
+    """A folder that looks like a checkout of the original project."""
+    scripts = tmp_path / "peer" / "scripts"
+    scripts.mkdir(parents=True)
+    (scripts / "gputop.py").write_text(SCREEN)
+    for name in SCRIPTS:
+        (scripts / name).write_text(READER)
+    return scripts.parent
+
+
+def rows(text: str) -> dict[tuple[str, int, float], list[str]]:
+    """Return the lines of the table of recording: what, GPUs and asked rate -> the other cells."""
+    lines = [(line[:14].strip(), line[14:].split()) for line in text.splitlines()[2:]]
+    return {(name, int(cells[0]), float(cells[1])): cells[2:] for name, cells in lines}
+
+
+def test_the_cost_of_recording_is_printed_beside_its_peers(clone, peer):
+    words = ("bench/recorder.py", "--seconds", "1", "--gpus", "1,4", "--hz", "20", "--peer", str(peer))
+    done = clone.run(clone.python, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = rows(done.stdout)
+    ways = ("empty loop", "recorder", "pynvml+CSV")
+    assert set(table) == {
+        *((way, gpus, 20.0) for way in ways for gpus in (1, 4)),
+        *((way, gpus, 1.0) for way in ("original", "original, 1 h") for gpus in (1, 4)),
+    }
+    for (way, gpus, _), (reached, cpu, over, memory, late, size) in table.items():
+        assert float(cpu) >= 0
+        assert float(memory) > 1
+        assert (reached == "-") == (way not in ways[1:])
+        assert (over == "-") == (way not in ways[1:])
+        if way == "recorder":
+            record = 8 * -(-(8 + 7 * 4 * gpus) // 8)  # the time and 7 columns of each GPU, to a multiple of 8
+            assert int(late) >= 0
+            assert float(size) == pytest.approx(3600 * 20 * record / 1e6, rel=0.05)
+
+
+def test_the_time_of_reports_is_printed_beside_the_originals(clone, peer):
+    done = clone.run(clone.python, "bench/reports.py", "50", "300", "--peer", str(peer), "--rounds", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert sum("samples x 4 GPUs x 3 runs" in line for line in lines) == 2
+    for kind in ("text", "graphs"):
+        for reader in ("ours, recordings of ours", "ours, files of the original", "the original, its own files"):
+            found = [line for line in lines if line.strip().startswith(f"{kind}: {reader}")]
+            assert len(found) == 2
+            assert all("CPU" in line and "MiB" in line for line in found)
+            assert all(("x as fast" in line) == reader.startswith("ours") for line in found)
+
+
+def test_without_a_peer_only_ours_is_printed(clone):
+    done = clone.run(clone.python, "bench/reports.py", "50")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len([line for line in done.stdout.splitlines() if "ours, " in line]) == 4
+    assert "original, its" not in done.stdout
+
+
+def test_a_peer_that_fails_is_said_and_ends_nothing(clone, peer):
+    (peer / "scripts" / SCRIPTS[0]).write_text("raise SystemExit('out of order')")
+    done = clone.run(clone.python, "bench/reports.py", "50", "--peer", str(peer))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "out of order" in done.stdout
+    assert "graphs: the original, its own files" in done.stdout
+
+
+@pytest.mark.parametrize("bench", ["recorder", "reports"])
+def test_a_folder_that_is_no_checkout_is_refused(clone, tmp_path, bench):
+    done = clone.run(clone.python, f"bench/{bench}.py", "--peer", str(tmp_path))
+    assert done.returncode == 2
+    assert "not a checkout of the original project" in done.stderr
+    assert "Traceback" not in done.stderr

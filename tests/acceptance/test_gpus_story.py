@@ -1,0 +1,193 @@
+"""Every GPU watched, as a user sees it through make: simulated GPUs and real ranks beside a real training."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import urllib.request
+from itertools import pairwise
+
+import pytest
+from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpu_stage import load, load_lines, only, scenario, started
+from waiting import until
+
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
+
+GRAPHS = (
+    "gpu_memory_comparison",
+    "per_gpu_memory_breakdown",
+    "gpu_load_balance_analysis",
+    "gpu_memory_timeline",
+)
+SHORT = ("OPTIMIZER=adamw", "NUM_GPUS=2", "MAX_ITERS=40", "EVAL_SAMPLES=20")
+WATTS = (100.0, 150.0, 200.0, 250.0)
+PERIOD_S = 0.1  # in which the simulated GPUs renew their values
+STRAGGLER = 2
+SLOW = f'''
+"""Rank {STRAGGLER} of any run sleeps 160 ms after each 40 ms of computing, as on a processor a fifth as fast."""
+import os, signal, time
+if os.environ.get("RANK") == "{STRAGGLER}":
+    signal.signal(signal.SIGVTALRM, lambda *_: time.sleep(0.16))
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.04, 0.04)
+'''
+
+
+def matrix_of(clone, folder, *words, target="test-matrix", **more):
+    """Run a short matrix in the clone; return its folder and its only run's."""
+    if target != "quickstart":
+        assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    done = clone.make(target, *SHORT, f"RESULTS_DIR={folder}", *words, **more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    matrix = only(folder.glob("test_matrix_results_*"))
+    return matrix, only(matrix.glob("gpt2_*"))
+
+
+def test_simulated_gpus_are_recorded_drawn_and_marked(clone, tmp_path):
+    matrix, run = matrix_of(clone, tmp_path, "SIMULATE=4", target="quickstart")
+    summary = (matrix / "summary_report.txt").read_text()
+    assert "(simulated)" in summary
+    assert "J/token" in summary
+    assert "kWh" in summary
+    assert "Time: set-up " in summary
+    assert "Balance: CV = " in summary
+    recorded = load(run / "gpu_summary.json")
+    assert recorded["simulated"] is True
+    assert len(recorded["gpus"]) == 4
+    assert all("(simulated)" in gpu["gpu_name"] for gpu in recorded["gpus"])
+    for name in GRAPHS:
+        with Image.open(matrix / "graphs" / f"{name}.png") as picture:
+            assert picture.width >= 800
+
+    compared = clone.run(clone.python, "scripts/generate_gpu_memory_comparison.py", str(matrix))
+    assert compared.returncode == 0, compared.stderr
+    told = clone.run(clone.python, "scripts/generate_consolidated_gpu_summary.py", str(matrix))
+    assert told.returncode == 0, told.stderr
+    assert "ADAMW Training - Per-GPU Breakdown:" in told.stdout
+    assert "GPU 3: " in told.stdout
+
+    shown = clone.run(clone.python, "scripts/gputop.py", "--replay", str(run), "--once")
+    assert shown.returncode == 0, shown.stderr
+    assert "SIMULATED" in shown.stdout
+
+
+def test_recording_is_switched_by_its_symbol_and_changes_no_id(clone, tmp_path):
+    """Without GPUs the ranks are recorded, each with its memory, and their balance."""
+    results, summaries = {}, {}
+    for choice in ("y", "n"):
+        matrix, run = matrix_of(clone, tmp_path / choice, f"GPU_MONITOR={choice}")
+        result = load(run / "result.json")
+        results[choice] = (result["run_id"], result["final_val_loss"])
+        summaries[choice] = (matrix / "summary_report.txt").read_text()
+        assert bool(list(run.glob("gpu_*"))) == (choice == "y")
+    assert results["y"] == results["n"]
+    assert "CPU ranks" in summaries["y"]
+    assert "Balance: CV = " in summaries["y"]
+    assert "Balance: CV = " not in summaries["n"]
+
+
+def test_scripted_joules_are_the_reported_joules_and_stand_beside_the_tokens(clone, tmp_path):
+    played = scenario(tmp_path, "gpus 4", f"0 * power {WATTS[0]:g}..{WATTS[-1]:g}")
+    matrix, run = matrix_of(clone, tmp_path / "results", f"SIMULATE={played}")
+    recorded, result = load(run / "gpu_summary.json"), load(run / "result.json")
+    assert recorded["energy_source"] == "counter"
+    for gpu, watts in zip(recorded["gpus"], WATTS, strict=True):
+        lasted = recorded["ended"] - recorded["started"]  # from the first sample to the last
+        assert gpu["joules"] == pytest.approx(watts * lasted, abs=watts * PERIOD_S)
+    joules = sum(gpu["joules"] for gpu in recorded["gpus"])
+    assert recorded["totals"]["joules"] == pytest.approx(joules, abs=0.01)
+    (reported,) = load(matrix / "results.json")["runs"]
+    assert reported["gpu"]["totals"]["joules_per_token"] == pytest.approx(joules / result["tokens"])
+    told = re.search(r"([\d.e-]+) J/token", (matrix / "summary_report.txt").read_text())
+    assert told
+    assert float(told[1]) == pytest.approx(joules / result["tokens"], rel=0.01)
+
+
+def test_a_gpu_that_is_lost_after_three_seconds_is_null_and_the_run_goes_on(clone, tmp_path):
+    played = scenario(tmp_path, "gpus 3", "0 * power 100", "0 * mem 10000", "3 1 all !lost")
+    matrix, run = matrix_of(clone, tmp_path / "results", f"SIMULATE={played}")
+    assert load(run / "result.json")["status"] == "finished"
+    events = load_lines(run / "gpu_events.jsonl")
+    assert [event["gpu_index"] for event in events if event["event"] == "lost"] == [1]
+    entries = load(run / f"gpu_stats_{run.name}_multi_gpu.json")
+    lost = [entry["multi_gpu_data"][1]["memory_used"] is None for entry in entries]
+    assert not lost[0]
+    assert lost[-1]
+    assert all(after or not before for before, after in pairwise(lost)), "it stays lost"
+    assert entries[-1]["aggregate_stats"]["gpu_count"] == 2
+    assert entries[-1]["aggregate_stats"]["total_memory_used"] == 20000
+    assert entries[-1]["aggregate_stats"]["total_power"] == 200
+    assert [entry["multi_gpu_data"][1]["power"] for entry in entries if entry["multi_gpu_data"][1]["power"] == 0] == []
+    gpus = load(run / "gpu_summary.json")["gpus"]
+    assert [gpu["lost_at"] is not None for gpu in gpus] == [False, True, False]
+    summary = (matrix / "summary_report.txt").read_text()
+    assert "GPU 1 was lost at" in summary
+    told = [alert for alert in load(run / "status.json")["alerts"] if alert["kind"] == "gpu_lost"]
+    assert [(alert["about"], alert["severity"]) for alert in told] == [("GPU 1", "critical")]
+    assert "! GPU 1: lost: " in summary.partition("Alerts\n------")[2]
+
+
+def test_a_straggler_among_four_ranks_is_named_although_memory_is_balanced(clone, tmp_path):
+    """Rank 2 computes a fifth as fast: what every step waits for, and what the CV of memory cannot see."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW)
+    played = scenario(tmp_path, "gpus 4", "0 * mem 17300")
+    words = (f"SIMULATE={played}", "NUM_GPUS=4", "MAX_ITERS=24", "LOG_INTERVAL=4", "BATCH_SIZE=1", "GLOBAL_BATCH=4")
+    matrix, _ = matrix_of(clone, tmp_path / "results", *words, PYTHONPATH=str(tmp_path))
+    summary = (matrix / "summary_report.txt").read_text()
+    assert "Balance: CV = 0.0% (Excellent)" in summary
+    named = re.search(r"Most often slowest: rank (\d+), in (\d+)% of", summary)
+    assert named, summary
+    assert int(named[1]) == STRAGGLER
+    assert int(named[2]) >= 50
+    share = re.search(r"straggler time share ([\d.]+)% of", summary)
+    assert share
+    assert float(share[1]) > 5
+    assert f"the CV does not show rank {STRAGGLER}" in " ".join(summary.split())
+
+
+def test_prometheus_is_answered_while_a_run_goes_on(clone, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        port = one.getsockname()[1]
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    words = ("SIMULATE=2", f"GPU_PROMETHEUS_PORT={port}", *SHORT, f"RESULTS_DIR={tmp_path}")
+    texts = []
+
+    def scraped():
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as got,
+        ):
+            texts.append(got.read().decode())
+        return texts
+
+    with started(clone, "make", "--no-print-directory", "test-matrix", *words) as running:
+        until(scraped, "the recorder answers", 120)
+        assert running.wait(timeout=300) == 0
+    found = {sample.name for family in text_string_to_metric_families(texts[-1]) for sample in family.samples}
+    assert {"kmatrix_gpu_power_watts", "kmatrix_gpu_memory_used_bytes", "kmatrix_gpu_info"} <= found
+    assert 'gpu="1"' in texts[-1]
+
+
+def test_without_a_gpu_the_screen_says_so_and_is_no_failure(clone):
+    for words in (("--once",), ("--json",)):
+        done = clone.run(clone.python, "scripts/gputop.py", *words)
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stdout + done.stderr
+    done = clone.run(
+        clone.python,
+        "-c",
+        "import scripts.gputop; m=scripts.gputop.GPUMonitor(); m.initialize(); print(f'GPUs: {m.gpu_count}')",
+    )
+    assert done.stdout.strip() == "GPUs: 0", done.stderr
+
+
+@pytest.mark.parametrize(("given", "said"), [("0", "invalid SIMULATE=0"), ("nothing", "neither a number nor a")])
+def test_a_simulation_that_cannot_be_is_refused_before_anything_is_made(clone, tmp_path, given, said):
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    done = clone.make("test-matrix", f"SIMULATE={given}", f"RESULTS_DIR={tmp_path}")
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,164 @@
+"""What the recorder leaves, read by others: scripts of strangers, nvitop, and whoever comes after a SIGKILL."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import random
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from gpu_stage import load, load_lines, on_gpus, read_independently, scenario, started
+from kmatrix.gpu.formats.binary import read_samples
+from waiting import until
+
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
+
+RUN = "gpt2_adamw_4gpu"
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    path = tmp_path / RUN
+    path.mkdir()
+    return path
+
+
+def recorder(clone, run: Path, played: Path, *words: str) -> list[str]:
+    return on_gpus(clone, played, clone.python, "-m", "kmatrix.gpu.recorder", str(run), *words)
+
+
+def record(clone, run: Path, played: Path, seconds: int, *words: str) -> None:
+    """Record until both arrays hold so many seconds, and end in order."""
+    multi = run / f"gpu_stats_{RUN}_multi_gpu.json"
+    with started(clone, *recorder(clone, run, played, *words)) as process:
+        until(lambda: multi.exists() and len(load(multi)) >= seconds, f"{seconds} seconds are recorded")
+        process.terminate()
+        assert process.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize("count", [1, 4, 9])
+def test_both_layouts_are_read_by_a_script_that_knows_nothing_of_kmatrix(clone, run, tmp_path, count):
+    record(clone, run, scenario(tmp_path, f"gpus {count}", "0 * power 100..180", "0 * temp 50..70"), 2)
+    found = read_independently(run / f"gpu_stats_{RUN}.json", run / f"gpu_stats_{RUN}_multi_gpu.json")
+    assert found["gpus"] == count
+    expected = [100 + 80 * gpu / max(1, count - 1) for gpu in range(count)]
+    assert found["power"] == pytest.approx(expected, abs=0.001)
+
+
+def test_a_recording_becomes_the_table_of_the_first_monitor(clone, run, tmp_path):
+    """At its 100 samples a second, with its columns: timestamp, elapsed_sec, gpu0_power_w, gpu0_temp_c and so on."""
+    record(clone, run, scenario(tmp_path, "gpus 2", "0 * power 100..180", "0 * temp 50..70"), 3, "--hz", "100")
+    done = clone.run(clone.python, "-m", "kmatrix.gpu.recorder", str(run), "--format", "csv")
+    assert done.returncode == 0, done.stderr
+    path = Path(done.stdout.strip())
+    assert re.fullmatch(r"gpu_metrics_\d{8}_\d{6}\.csv", path.name)
+    with path.open(newline="") as file:
+        titles, *rows = csv.reader(file)
+    assert titles == ["timestamp", "elapsed_sec", "gpu0_power_w", "gpu0_temp_c", "gpu1_power_w", "gpu1_temp_c"]
+    assert len(rows) == load(run / "gpu_summary.json")["samples"]
+    assert rows[-1][2:] == ["100", "50", "180", "70"]
+    assert all(re.search(r"\.\d{3}\b", row[0]) for row in rows), "times are to the millisecond"
+    begin, end = (datetime.fromisoformat(row[0]) for row in (rows[0], rows[-1]))
+    assert (end - begin).total_seconds() == pytest.approx(float(rows[-1][1]), abs=0.002)
+
+
+NVITOP = """
+import json, nvitop
+print(json.dumps([
+    {"gpu_index": d.physical_index, "gpu_name": d.name(), "uuid": d.uuid(), "utilization": d.gpu_utilization(),
+     "memory_used": d.memory_used() / 2**20, "memory_total": d.memory_total() / 2**20,
+     "power": d.power_usage() / 1000, "power_limit": d.power_limit() / 1000, "temperature": d.temperature(),
+     "sm_clock": d.sm_clock()}
+    for d in nvitop.Device.all()
+]))
+"""
+UNEQUAL = (
+    *("freeze 20", "gpus 4", "0 * util 97..62", "0 * mem 17300..12000", "0 * power 231..148", "0 * temp 58..77"),
+    *("0 3 smclk 1080", "0 1 limit 250"),
+)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("nvitop") is None, reason="the package nvitop is missing: make check")
+def test_nvitop_shows_the_same_numbers_as_our_json(clone, tmp_path):
+    played = scenario(tmp_path, *UNEQUAL)
+    theirs = clone.run(*on_gpus(clone, played, sys.executable, "-c", NVITOP))
+    assert theirs.returncode == 0, theirs.stderr
+    ours = clone.run(*on_gpus(clone, played, clone.python, "scripts/gputop.py", "--json"))
+    for expected, gpu in zip(json.loads(theirs.stdout), json.loads(ours.stdout)["multi_gpu_data"], strict=True):
+        known = {name: gpu[name] for name in expected}
+        assert known == {
+            name: pytest.approx(value, abs=0.001) if isinstance(value, float) else value
+            for name, value in expected.items()
+        }
+
+
+@pytest.mark.skipif(shutil.which("nvtop") is None, reason="the program nvtop is missing")
+def test_nvtop_shows_the_same_numbers_as_our_json(clone, tmp_path):
+    played = scenario(tmp_path, *UNEQUAL)
+    theirs = clone.run(*on_gpus(clone, played, "nvtop", "-s"))
+    ours = clone.run(*on_gpus(clone, played, clone.python, "scripts/gputop.py", "--json"))
+    gpus = json.loads(ours.stdout)["multi_gpu_data"]
+    for told, gpu in zip(json.loads(theirs.stdout), gpus, strict=True):
+        assert told["device_name"] == gpu["gpu_name"]
+        assert int(told["gpu_util"].rstrip("%")) == gpu["utilization"]
+        assert int(told["temp"].rstrip("C")) == gpu["temperature"]
+        assert int(told["power_draw"].rstrip("W")) == pytest.approx(gpu["power"], abs=1)
+
+
+def test_fifty_kills_lose_nothing(clone, run, tmp_path):
+    """After each SIGKILL, at a moment of chance, every file reads back up to the last sample."""
+    played, chance = scenario(tmp_path, "gpus 4", "0 * power 200"), random.Random(7)
+    samples, before = run / "gpu_samples.bin", 0
+    for _ in range(50):
+        with started(clone, *recorder(clone, run, played, "--hz", "500")) as process:
+            until(lambda least=before: whole_records(samples) > least, "it goes on")
+            time.sleep(chance.uniform(0, 0.3))
+            seen = whole_records(samples)
+            process.kill()
+            process.wait()
+        recording = read_samples(samples)
+        assert len(recording) >= seen > before
+        before = len(recording)
+        assert list(recording.times) == sorted(recording.times)
+        assert all(columns["power"][-1] == 200 for columns in recording.columns)
+        for path in run.glob("*.json"):
+            json.loads(path.read_text())
+    joules = list(read_samples(samples).columns[0]["energy_j"])
+    assert joules == sorted(joules)
+    read_independently(run / f"gpu_stats_{RUN}.json", run / f"gpu_stats_{RUN}_multi_gpu.json")
+
+
+def whole_records(path: Path) -> int:
+    """Count the records of a recording by its size alone, as the page on recordings describes them."""
+    if not path.exists() or path.stat().st_size < 12:
+        return 0
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<I", file.read(12)[8:])
+        header = file.read(length)
+    if len(header) < length:
+        return 0
+    about = json.loads(header)
+    values = len(about["gpus"]) * len(about["columns"])
+    return (path.stat().st_size - 12 - length) // (8 + 4 * (values + values % 2))
+
+
+def test_without_a_gpu_and_a_rank_there_is_one_line(clone, run, tmp_path):
+    played = scenario(tmp_path, "init !no_driver")
+    done = subprocess.run(
+        recorder(clone, run, played), cwd=clone.root, env=clone.environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "kmatrix recorder: no GPU and no rank found: nothing is recorded\n"
+    (event,) = load_lines(run / "gpu_events.jsonl")
+    assert (event["event"], event["text"]) == ("nothing recorded", done.stdout.strip().partition(": ")[2])
+    assert [path.name for path in run.iterdir()] == ["gpu_events.jsonl"]

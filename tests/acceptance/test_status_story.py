@@ -1,0 +1,162 @@
+"""What a user sees of a matrix: in terminals of several sizes, in pipes and logs, with and without colours."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from gpu_stage import load
+from tmux_screen import Tmux
+from waiting import until
+
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
+
+ESCAPE = "\x1b"
+STYLES = re.compile(r"\x1b\[[0-9;]*m")
+TINY = (
+    *("OPTIMIZER=adamw,sgd", "NUM_GPUS=1", "GLOBAL_BATCH=4", "DEVICE=cpu", "LR=1e-3"),
+    *("MODEL=custom", "N_LAYER=2", "N_HEAD=2", "N_EMBD=32", "BLOCK_SIZE=32", "BATCH_SIZE=4"),
+    *("EVAL_SAMPLES=8", "EVAL_INTERVAL=100000", "LOG_INTERVAL=20", "CPU_THREADS=1", "GPU_HOUR_PRICE=1.0", "REUSE=n"),
+    *("SIMULATE=2", "ALERT_STALL=0"),
+)
+ENDLESS = "MAX_ITERS=2000000"
+
+
+@pytest.fixture(autouse=True)
+def configured(clone):
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+
+
+@pytest.fixture
+def terminal(clone, tmp_path):
+    """Run a command of the clone in a terminal of a size."""
+    opened = []
+
+    def start(size, *command, **environ):
+        folder = tmp_path / f"tmux{len(opened)}"
+        folder.mkdir()
+        plainly = ("env", "-u", "COLUMNS", "-u", "LINES", "-C", str(clone.root))  # readline sets them in any program
+        opened.append(Tmux(folder, size, environ, *plainly, *command))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        with contextlib.suppress(subprocess.CalledProcessError):  # it has ended
+            one("kill-server")
+
+
+@pytest.fixture
+def going(clone, tmp_path):
+    """A matrix in the background of which a run trains, and the next waits; it is stopped in the end."""
+    done = clone.make("test-matrix", *TINY, ENDLESS, f"RESULTS_DIR={tmp_path}", "DETACH=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    matrix = newest(tmp_path)
+    until(lambda: (status(clone, matrix)["runs"][0]["loss"] or 0) > 0, "it trains", 300)
+    yield matrix
+    clone.make("stop", f"TARGET={matrix}")
+
+
+def newest(folder: Path) -> Path:
+    return max(folder.glob("test_matrix_results_*"))
+
+
+def status(clone, matrix: Path) -> dict:
+    return json.loads(clone.kmatrix("status", f"TARGET={matrix}", "JSON=1").stdout)
+
+
+def words(clone, *arguments: str) -> list[str]:
+    return ["make", "--no-print-directory", "-C", str(clone.root), *arguments]
+
+
+def test_make_status_on_terminals_of_all_sizes_in_pipes_and_without_colours(clone, terminal, going):
+    for size in ((80, 24), (200, 60), (40, 12)):
+        one = terminal(size, *words(clone, "status", f"TARGET={going}"))
+        until(lambda one=one: "gpt2_" in one.screen() and "planned" in one.screen(), "it is drawn", 120)
+        text = one.screen()
+        assert going.name[:30] in text
+        assert "running" in text
+        assert "GPU" in text
+        assert "step" in text
+        assert ("memory" in text) == (size[0] >= 80)  # of the GPUs, and where there is room of the runs
+        assert ("0 NVIDIA A10G (simulated)" in text) == (size[0] >= 80)
+
+    piped = clone.kmatrix("status", f"TARGET={going}", FORCE_COLOR="1", TERM="xterm-256color")
+    assert ESCAPE not in piped.stdout + piped.stderr
+    watched = clone.kmatrix("status", f"TARGET={going}", COLUMNS="60", LINES="20")  # as watch sets them
+    assert max(map(len, watched.stdout.splitlines())) <= 60
+    assert len(max(piped.stdout.splitlines(), key=len)) > 60
+
+    for text, styled in (("", True), ("1", False)):
+        environ = {**clone.environment, "NO_COLOR": text, "TERM": "xterm-256color"}
+        screen = pexpect.spawn(
+            str(clone.root / ".venv" / "bin" / "kmatrix"),
+            ["status", f"TARGET={going}"],
+            cwd=str(clone.root),
+            env=environ,
+            dimensions=(24, 80),
+            timeout=120,
+            encoding="utf-8",
+        )
+        screen.expect("planned")
+        seen = screen.before
+        screen.sendintr()
+        screen.expect(pexpect.EOF)
+        assert bool(STYLES.search(seen + screen.before)) == styled
+
+
+def test_status_says_everything_for_people_and_programs(clone, going):
+    value = status(clone, going)
+    first, second = value["runs"]
+    assert (value["running"], first["status"], second["status"]) == (True, "running", "planned")
+    for name in ("step", "max_iters", "loss", "tokens_per_second", "ranks", "elapsed_s", "left_s", "dollars"):
+        assert first[name] is not None, name
+    until(lambda: status(clone, going)["runs"][0]["memory_mib"], "its recording has a summary", 120)
+    until(lambda: status(clone, going)["gpus"], "its recording has begun", 60)
+    gpus = status(clone, going)["gpus"]
+    assert [(gpu["index"], gpu["run"]) for gpu in gpus] == [(0, first["name"]), (1, first["name"])]
+    assert all(gpu["utilization"] and gpu["memory_used"] and gpu["power"] for gpu in gpus)
+    assert value["ends"] > value["started"]
+    assert value["all_dollars"] > value["dollars"]
+    text = clone.make("status", f"TARGET={going}").stdout
+    assert "until 20" in text
+    assert "cost $" in text
+
+
+@pytest.mark.parametrize("size", [(80, 24), (50, 12)])
+def test_the_live_line_of_a_matrix_fits_its_terminal_and_ctrl_c_ends_it(clone, terminal, tmp_path, size):
+    one = terminal(size, *words(clone, "test-matrix", *TINY, ENDLESS, f"RESULTS_DIR={tmp_path}"))
+    pace = r"left [\d:]+" if size[0] >= 80 else ""
+    until(lambda: re.search(rf"run 1/2 \S+  step \d+/2000000.*{pace}", one.screen()), "it is drawn", 300)
+    line = next(text for text in one.screen().splitlines() if "step" in text)
+    assert len(line) <= size[0]
+    assert "1 pending" in one.screen()
+    one("send-keys", "C-c")  # the shell around it ends by that, too
+    matrix = newest(tmp_path)
+    until(lambda: load(matrix / "status.json")["status"] == "stopped", "it ends", 180)
+    without_codes(matrix)
+
+
+def test_a_matrix_in_a_pipe_and_its_files_hold_no_escape_codes(clone, tmp_path):
+    broken = ("OPTIMIZER=adamw,sgd", "LR=1e9", "GRAD_CLIP=0", "NAN_POLICY=stop", "MAX_ITERS=60")
+    words = [word for word in TINY if not word.startswith(("OPTIMIZER=", "LR="))]
+    environ = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "CLICOLOR_FORCE": "1"}
+    done = clone.make("test-matrix", *words, *broken, f"RESULTS_DIR={tmp_path}", **environ)
+    assert ESCAPE not in done.stdout + done.stderr
+    assert "\r" not in done.stdout
+    without_codes(newest(tmp_path))
+    for target in ("summary", "estimate", "status"):
+        assert ESCAPE not in clone.make(target, f"TARGET={newest(tmp_path)}", **environ).stdout
+    text = clone.make("status", f"TARGET={newest(tmp_path)}").stdout
+    assert re.search(r"gpt2_\S+ failed: loss is nan", text), text
+
+
+def without_codes(matrix: Path) -> None:
+    """No text file of a matrix has an escape code in it."""
+    for path in (path for path in matrix.rglob("*") if path.suffix in (".log", ".txt", ".json", ".jsonl")):
+        assert ESCAPE not in path.read_text(encoding="utf-8", errors="replace"), path

@@ -1,0 +1,238 @@
+"""Choosing trackers from a fresh clone: TRACKER= through make, keys that stay where they are, alerts that arrive."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from refusing_server import refusing
+
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
+
+CPU = "defconfig-gpt2-cpu-quick"
+SHORT = ("OPTIMIZER=adamw", "NUM_GPUS=1", "MAX_ITERS=20", "EVAL_SAMPLES=12", "EVAL_INTERVAL=10", "REUSE=n")
+SYMBOLS = ("TRACKER_WANDB", "TRACKER_TRACKIO", "TRACKER_TENSORBOARD")
+W, T, B = SYMBOLS
+PLANTED = {
+    "WANDB_API_KEY": "f00d" * 10,
+    "HF_TOKEN": "hf_" + "Pl4nted" * 5,
+    "TRACKIO_WRITE_TOKEN": "planted-write-token-4711",
+    "MY_DATABASE_PASSWORD": "planted-password-4711",
+}
+NO_KEY = {"NETRC": "/nowhere", "WANDB_API_KEY": ""}
+
+
+def chosen(clone) -> list[str]:
+    """The trackers that .config has."""
+    lines = clone.config.read_text(encoding="utf-8").splitlines()
+    return [name for name in SYMBOLS if f"CONFIG_{name}=y" in lines]
+
+
+def matrices(results: Path) -> list[Path]:
+    return sorted(results.glob("test_matrix_results_*"))
+
+
+def run_json(matrix: Path) -> dict:
+    (path,) = matrix.glob("*/run.json")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def arguments_of_processes(stop: threading.Event) -> Iterator[bytes]:
+    """Every process's command line, again and again until told to stop."""
+    while not stop.wait(0.02):
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                yield path.read_bytes()
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[set[str]]:
+    """The planted values that stand in the command line of any process while this lasts."""
+    found: set[str] = set()
+    stop = threading.Event()
+
+    def look():
+        for words in arguments_of_processes(stop):
+            found.update(value for value in PLANTED.values() if value.encode() in words)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        stop.set()
+        thread.join()
+
+
+def leaks(*folders: Path) -> list[str]:
+    """Every file that holds a planted value, whatever kind of file it is."""
+    files = [path for folder in folders for path in (folder.rglob("*") if folder.is_dir() else [folder])]
+    found = []
+    for path in (path for path in files if path.is_file()):
+        content = path.read_bytes()
+        found += [f"{path}: {name}" for name, value in PLANTED.items() if value.encode() in content]
+    return found
+
+
+@pytest.fixture
+def unauthorized():
+    """A server that knows no key, and repeats it: as bad as a server can be. Yields its URL."""
+    with refusing("no such key: {key}") as url:
+        yield url
+
+
+@pytest.mark.parametrize(
+    ("text", "symbols"),
+    [
+        ("wandb,trackio", [W, T]),
+        ("wandb, trackio", [W, T]),
+        ("both", [W, T]),
+        ("all", [W, T, B]),
+        ("tensorboard", [B]),
+        ("none", []),
+    ],
+)
+def test_every_form_of_tracker_is_saved_by_a_defconfig(clone, text, symbols):
+    done = clone.make(CPU, f"TRACKER={text}")
+
+    assert done.returncode == 0, done.stderr
+    assert chosen(clone) == symbols
+
+
+def test_a_name_that_is_none_is_refused_everywhere_and_the_environment_chooses_nothing(clone, tmp_path):
+    assert clone.make(CPU, TRACKER="all").returncode == 0
+    assert chosen(clone) == []
+
+    for target in (CPU, "test-matrix-dry-run", "plan"):
+        refused = clone.make(target, "TRACKER=wandbb")
+        assert refused.returncode == 2
+        assert "did you mean wandb?" in refused.stderr
+    refused = clone.kmatrix("test-matrix", "TRACKER=wandbb", f"RESULTS_DIR={tmp_path}")
+    assert refused.returncode == 2
+    assert not matrices(tmp_path)
+
+
+def test_the_command_line_beats_the_configuration_either_way_and_does_not_change_it(clone, tmp_path):
+    assert clone.make(CPU, "TRACKER=both", "PROJECT=mine").returncode == 0
+    before = clone.config.read_bytes()
+
+    without = clone.make("test-matrix", *SHORT, "TRACKER=none", f"RESULTS_DIR={tmp_path}/a")
+    instead = clone.make("test-matrix", *SHORT, "TRACKER=tensorboard", f"RESULTS_DIR={tmp_path}/b")
+
+    assert without.returncode == instead.returncode == 0, without.stderr + instead.stderr
+    assert "trackers: " not in without.stdout
+    assert "trackers: TensorBoard; project mine" in instead.stdout
+    (first,), (second,) = matrices(tmp_path / "a"), matrices(tmp_path / "b")
+    assert run_json(first)["tracking"] == {}
+    assert run_json(second)["tracking"]["trackers"] == ["tensorboard"]
+    assert run_json(first)["run_id"] == run_json(second)["run_id"]
+    assert not list(first.glob("*/track.json"))
+    assert list((second / "tb").rglob("events.out.tfevents.*"))
+    assert not (tmp_path / "b" / "trackio").exists()
+    assert clone.config.read_bytes() == before
+
+
+def test_both_trackers_can_be_tried_out_in_seconds(clone):
+    for target, title in (
+        ("wandb-test", r"W&B works \(offline: no API key\)"),
+        ("trackio-test", "Trackio works"),
+    ):
+        done = clone.make(target, **NO_KEY)
+        assert done.returncode == 0, done.stderr
+        assert re.search(rf"^{title}: uploaded 20 steps in [\d.]+s and read them back$", done.stdout, re.MULTILINE)
+
+
+def test_a_planted_key_is_in_no_file_in_no_log_and_in_no_command_line(clone, tmp_path):
+    assert clone.make(CPU, "TRACKER=all", "WANDB_OFFLINE=y", **PLANTED).returncode == 0
+
+    with watched() as seen:
+        done = clone.make("test-matrix", *SHORT, f"RESULTS_DIR={tmp_path}", **PLANTED)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "trackers: W&B (offline: CONFIG_WANDB_OFFLINE=y), Trackio, TensorBoard" in done.stdout
+    (matrix,) = matrices(tmp_path)
+    (track,) = matrix.glob("*/track.json")
+    assert {one["state"] for one in json.loads(track.read_text())["trackers"].values()} == {"done"}
+    assert leaks(tmp_path, *clone.root.glob(".config*")) == []
+    assert seen == set()
+    assert not [value for value in PLANTED.values() if value in done.stdout + done.stderr]
+
+
+def test_a_key_that_a_server_repeats_when_it_refuses_it_is_in_no_log(clone, tmp_path, unauthorized):
+    assert clone.make(CPU).returncode == 0
+    words = [*SHORT, "TRACKER=wandb", "TRACKER_LIMIT=5", f"RESULTS_DIR={tmp_path}"]
+
+    with watched() as seen:
+        done = clone.make("test-matrix", *words, **PLANTED, WANDB_BASE_URL=unauthorized)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    (track,) = tmp_path.glob("*/*/track.json")
+    (sent,) = json.loads(track.read_text())["trackers"].values()
+    assert sent["state"] in ("failed", "behind")
+    assert sent["waiting"] > 0
+    assert "<hidden>" in sent["error"]
+    assert leaks(tmp_path) == []
+    assert seen == set()
+    assert "make track-sync" in done.stdout
+
+
+def test_a_key_on_makes_command_line_is_refused_before_anything_is_made(clone, tmp_path):
+    assert clone.make(CPU).returncode == 0
+
+    for word in ("WANDB_API_KEY=correct-horse", "HF_TOKEN=correct-horse", "PROJECT=" + PLANTED["WANDB_API_KEY"]):
+        refused = clone.kmatrix("test-matrix", word, f"RESULTS_DIR={tmp_path}")
+        assert refused.returncode == 2
+        assert word.partition("=")[2] not in refused.stderr
+        assert "environment" in refused.stderr or "export" in refused.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_loss_that_is_no_number_is_an_alert_in_every_tracker(clone, tmp_path):
+    assert clone.make(CPU, "PROJECT=alarm").returncode == 0
+    broken = ("OPTIMIZER=sgd", "LR=1e9", "GRAD_CLIP=0", "NUM_GPUS=1", "MAX_ITERS=60", "EVAL_SAMPLES=12")
+
+    done = clone.make("train", *broken, "TRACKER=all", f"RESULTS_DIR={tmp_path}", **NO_KEY)
+
+    assert done.returncode == 2
+    (run,) = tmp_path.glob("test_matrix_results_*/*/run.json")
+    said = {name: alerts(clone, run.parent) for name, alerts in READERS.items()}
+    for name, texts in said.items():
+        assert [text for text in texts if "nan" in text], f"{name}: {texts}"
+        assert len(texts) == len(set(texts)), f"{name} was told twice: {texts}"
+
+
+def wandb_alerts(clone, run: Path) -> list[str]:
+    (folder,) = (run / "wandb").glob("offline-run-*")
+    done = clone.run(clone.python, "-m", "wandb", "leet", "inspect", "--json", str(folder), **QUIET)
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    return [f"{one['alert']['title']}: {one['alert']['text']}" for one in records if one.get("type") == "alert"]
+
+
+def trackio_alerts(clone, run: Path) -> list[str]:
+    program = [clone.python, "-c", "from trackio.cli import main; main()"]
+    place = {"TRACKIO_DIR": str(run.parent.parent / "trackio"), "HF_HUB_OFFLINE": "1"}
+    done = clone.run(*program, "get", "alerts", "--project", "alarm", "--json", **place)
+    found = json.loads(done.stdout)
+    return [f"{one['title']}: {one['text']}" for one in (found["alerts"] if isinstance(found, dict) else found)]
+
+
+def tensorboard_alerts(clone, run: Path) -> list[str]:
+    code = (
+        "import json, sys; from tensorboard.backend.event_processing.event_accumulator import EventAccumulator as E;"
+        "e = E(sys.argv[1]); e.Reload();"
+        "tags = [t for t in e.Tags()['tensors'] if 'alert' in t];"
+        "print(json.dumps([v.tensor_proto.string_val[0].decode() for t in tags for v in e.Tensors(t)]))"
+    )
+    done = clone.run(clone.python, "-c", code, str(run.parent / "tb" / run.name))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+QUIET = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
+READERS = {"wandb": wandb_alerts, "trackio": trackio_alerts, "tensorboard": tensorboard_alerts}

@@ -1,0 +1,248 @@
+"""Nothing that a tracker meets hurts a run: each ends as without trackers, and what was not sent can be sent later.
+
+Servers that never answer, refuse or answer 401, a wrong key, killed processes, full disks; and no connection at all
+where none is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from clones import Clone, environment
+from kmatrix.records.paths import RunDir
+from kmatrix.records.runs import Status, read_run
+from kmatrix.records.tracking import SyncState, SyncStatus, read_track
+from kmatrix.status.status_file import recover_status
+from kmatrix.track.wandb import records
+from silent_server import SilentServer, refusing
+from story import lines_of, matrices, only, processes_of
+from tmux_screen import Tmux
+from waiting import until
+from wandb_server import KEY, WandbServer
+
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
+
+QUICK = ["OPTIMIZER=adamw", "NUM_GPUS=1", "EVAL_SAMPLES=20", "GPU_MONITOR_HZ=1"]
+TOKEN = "hf_" + "0" * 34  # shaped like a token of Hugging Face; it opens nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """Matrices of one run each in a folder of results, and what was said of them.
+
+    home: without any login.  limit_s: what a tracker may take; W&B's package needs 5 s to open a run on a busy machine.
+    """
+
+    clone: Clone
+    results: Path
+    home: Path
+    limit_s: int = 20
+
+    def matrix(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return self.make("test-matrix", *QUICK, *words, f"TRACKER_LIMIT={self.limit_s}", **environ)
+
+    def replay(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return self.make("track-sync", f"TARGET={matrices(self.results)[-1]}", *words, **environ)
+
+    def make(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return self.clone.make(*words, f"RESULTS_DIR={self.results}", HOME=str(self.home), **environ)
+
+    @property
+    def run(self) -> RunDir:
+        """The newest matrix's run."""
+        return RunDir(only(path.parent for path in matrices(self.results)[-1].glob("*/run.json")))
+
+    @property
+    def sent(self) -> dict[str, SyncStatus]:
+        return {sent.tracker: sent for sent in read_track(self.run)}
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Step -> training loss, of a run that has finished."""
+        state = recover_status(self.run, has_runner=False)
+        assert state.status is Status.FINISHED, state.reason
+        return {line["step"]: line["train/loss"] for line in read_run(self.run).metrics if "train/loss" in line}
+
+    @property
+    def steps(self) -> list[int]:
+        return sorted({line["step"] for line in lines_of(self.run.metrics)})
+
+
+@pytest.fixture
+def story(clone: Clone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Story:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "HF_TOKEN"):  # the tester's own
+        monkeypatch.delenv(name, raising=False)
+    for folder in ("results", "home"):
+        (tmp_path / folder).mkdir()
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    return Story(clone, tmp_path / "results", tmp_path / "home")
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[int, float]:
+    """Training losses of the run without trackers, once it was trained."""
+    return {}
+
+
+@pytest.fixture
+def as_without(story: Story, undisturbed: dict[int, float]):
+    """Return a function that holds the newest run against the same run with TRACKER=none."""
+    if not undisturbed:
+        plain = replace(story, results=story.home.parent / "plain")  # else its finished run would be reused
+        assert plain.matrix("MAX_ITERS=10", "TRACKER=none").returncode == 0
+        undisturbed.update(plain.losses)
+    return lambda: story.losses == undisturbed
+
+
+def test_servers_that_never_answer_cost_a_run_nothing_and_get_it_later(story, as_without):
+    login = {"WANDB_API_KEY": KEY, "HF_TOKEN": TOKEN}
+    with SilentServer() as hole:
+        done = story.matrix(
+            "MAX_ITERS=10", "TRACKER=wandb,trackio", **login, WANDB_BASE_URL=hole.root, HF_ENDPOINT=hole.root
+        )
+        assert done.returncode == 0, done.stderr
+        assert hole.connections
+    assert as_without()
+    assert story.sent["trackio"].state is SyncState.DONE  # it asks nobody
+    assert story.sent["wandb"].waiting == len(story.steps)
+    assert f"pending for wandb: {len(story.steps)} of {len(story.steps)} steps" in done.stdout
+    assert f"make track-sync TARGET={matrices(story.results)[-1].name}" in done.stdout.replace(f"{story.results}/", "")
+    with WandbServer() as server:
+        for _ in range(2):
+            again = story.replay(**server.environment)
+            assert again.returncode == 0, again.stdout + again.stderr
+            assert only(server.runs.values()).steps == story.steps
+        asked = story.replay("TRACKER=wandb,trackio", **server.environment)  # each is asked what it holds
+        assert asked.returncode == 0, asked.stdout + asked.stderr
+        assert only(server.runs.values()).steps == story.steps
+        assert only(server.runs.values()).summary["status"] == "finished"
+    assert trackio_steps(story.results) == story.steps
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"), [("refused", "connection refused"), ("401", "401"), ("key", "API key must have 40")]
+)
+def test_a_server_that_refuses_costs_a_run_nothing_and_its_words_are_in_the_summary(story, as_without, fault, words):
+    story = replace(story, limit_s=30)  # W&B itself tries for 20 s
+    with WandbServer() as server:
+        server.refuse = {"graphql": 401} if fault == "401" else {}
+        root = refusing() if fault == "refused" else server.root
+        key = "none" if fault == "key" else KEY
+        done = story.matrix("MAX_ITERS=10", "TRACKER=wandb", WANDB_BASE_URL=root, WANDB_API_KEY=key)
+        assert done.returncode == 0, done.stderr
+        assert as_without()
+        assert story.sent["wandb"].state in (SyncState.FAILED, SyncState.BEHIND)
+        assert words in story.sent["wandb"].error
+        assert f"pending for wandb: {len(story.steps)} of {len(story.steps)} steps" in done.stdout
+        server.refuse = {}
+        assert story.replay(**server.environment).returncode == 0
+        assert only(server.runs.values()).steps == story.steps
+
+
+def test_killed_processes_of_trackers_are_replaced_and_each_step_is_stored_once(story):
+    command = ["make", "--no-print-directory", "test-matrix", *QUICK, f"RESULTS_DIR={story.results}"]
+    words = ["MAX_ITERS=300", "EVAL_INTERVAL=50", "TRACKER=wandb,trackio", "TRACKER_LIMIT=60"]
+    make = subprocess.Popen(
+        [*command, *words], cwd=story.clone.root, env=environment(HOME=str(story.home)), stdout=subprocess.DEVNULL
+    )
+
+    try:
+        first = until(lambda: service(story))
+        first.kill()
+        second = until(lambda: service(story, but=first))
+        tracker = only(processes_of(story.results)["tracker"])
+        tracker.kill()
+        until(lambda: service(story, but=second))
+        assert only(processes_of(story.results)["tracker"]).pid != tracker.pid
+        assert make.wait(timeout=600) == 0
+    finally:
+        make.terminate()
+        make.wait(timeout=60)
+    assert {sent.state for sent in story.sent.values()} == {SyncState.DONE}
+    assert wandb_steps(story.run) == story.steps
+    assert trackio_steps(story.results) == story.steps
+
+
+def service(story: Story, but: psutil.Process | None = None) -> psutil.Process | None:
+    """Return the service of W&B that goes on below a tracker process, and is another than `but`."""
+    with suppress(psutil.Error):  # one that ended while it was looked at
+        for tracker in processes_of(story.results)["tracker"]:
+            for child in tracker.children(recursive=True):
+                if "wandb-core" in child.name() and child.status() != psutil.STATUS_ZOMBIE and child != but:
+                    return child
+    return None
+
+
+def test_full_disks_of_trackers_cost_a_run_nothing_and_it_is_sent_when_there_is_room(story, as_without, tmp_path):
+    small = tmp_path / "small"
+    with mounted(story.results / "trackio", "16k"), mounted(small, "12k"):
+        done = story.matrix("MAX_ITERS=10", "TRACKER=trackio")
+        assert done.returncode == 0, done.stderr
+        assert as_without()
+        assert story.sent["trackio"].waiting == len(story.steps)
+        assert "pending for trackio" in done.stdout
+        (story.run.path / "wandb").symlink_to(small)
+        assert story.replay("TRACKER=wandb").returncode != 0
+        assert story.sent["wandb"].waiting
+    with mounted(story.results / "trackio", "20m"), mounted(small, "20m"):
+        for _ in range(2):
+            done = story.replay("TRACKER=wandb,trackio")
+            assert done.returncode == 0, done.stdout + done.stderr
+        assert wandb_steps(story.run) == story.steps
+        assert trackio_steps(story.results) == story.steps
+
+
+def test_without_a_key_no_connection_is_made_by_any_tracker_nor_by_the_screen_of_its_runs(story, as_without, tmp_path):
+    with SilentServer() as listener:
+        asked = dict.fromkeys(
+            ["WANDB_BASE_URL", "HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"], listener.root
+        )
+        asked |= {name.lower(): root for name, root in asked.items() if name.endswith("PROXY")}
+        done = story.matrix("MAX_ITERS=10", "TRACKER=wandb,trackio,tensorboard", HF_TOKEN=TOKEN, **asked)
+        assert done.returncode == 0, done.stderr
+        assert as_without()
+        assert {sent.state for sent in story.sent.values()} == {SyncState.DONE}
+        environ = {**asked, "HOME": str(story.home), "LANG": "C.UTF-8", "PATH": os.environ["PATH"]}
+        view = ["make", "-C", str(story.clone.root), "wandb-view", f"RESULTS_DIR={story.results}"]
+        terminal = Tmux(tmp_path, (200, 45), environ, *view)
+        try:
+            on_it = (f"-{story.run.name} ", "elapsed_s", "gpu_total_memory")  # charts are in alphabetical order
+            until(lambda: all(text in terminal.screen() for text in on_it))
+        finally:
+            terminal("kill-server")
+        assert listener.connections == 0
+
+
+def wandb_steps(run: RunDir) -> list[int]:
+    """The step of each row, by W&B's own reader."""
+    pieces = sorted((run.path / "wandb").glob("offline-run-*"), key=lambda piece: piece.name)
+    rows = [record["history"]["item"] for piece in pieces for record in records(piece) if "history" in record]
+    return [int(row["_step"]) for row in rows]
+
+
+def trackio_steps(results: Path) -> list[int]:
+    """The step of each row of Trackio's database."""
+    with sqlite3.connect(f"file:{only((results / 'trackio').glob('*.db'))}?mode=ro", uri=True) as database:
+        return sorted(step for (step,) in database.execute("SELECT step FROM metrics"))
+
+
+@contextmanager
+def mounted(folder: Path, size: str) -> Iterator[None]:
+    """Let a folder have so much room; skipped where only another user may mount."""
+    folder.mkdir(exist_ok=True)
+    options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs"]
+    if subprocess.run(["mount", *options, str(folder)], capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

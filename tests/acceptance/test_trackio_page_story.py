@@ -1,0 +1,180 @@
+"""A run on Trackio's page and on TensorBoard's, in a real browser, while it trains; pictures go to test-artifacts/."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from browsing import Browser, browser
+from gpu_stage import load_lines, only, started
+from refusing_server import busy
+from waiting import until
+
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
+
+PROJECT = "gpt2-page"
+RUN = "gpt2_adamw_1cpu"
+ENDLESS = ("OPTIMIZER=adamw", "NUM_GPUS=1", "MAX_ITERS=100000", "LOG_INTERVAL=1", "EVAL_SAMPLES=12", "SIMULATE=2")
+SAVE = 'button[title*="CSV"]'  # of a chart on Trackio's page
+LOSS = f'[data-metric="train/loss"] {SAVE}'
+BALANCE = f'[data-metric="gpu_load_balance_cv"] {SAVE}'
+DEVICES = '[data-metric="value"]'  # a chart with a line for each device
+
+
+@dataclass
+class Served:
+    """A page that a make target serves. said: what it printed before it began to wait."""
+
+    process: subprocess.Popen[str]
+    said: str
+
+    @property
+    def url(self) -> str:
+        return self.said.partition("URL: ")[2].split()[0]
+
+    @property
+    def base(self) -> str:
+        return self.url.partition("?")[0]
+
+    def interrupt(self) -> str:
+        """Type Ctrl+C, and return what is said then."""
+        os.killpg(self.process.pid, signal.SIGINT)
+        return self.process.communicate(timeout=120)[0]
+
+
+@contextmanager
+def serving(clone, *words: str) -> Iterator[Served]:
+    """Run a make target that serves a page."""
+    process = subprocess.Popen(
+        ["make", "--no-print-directory", *words],
+        cwd=clone.root,
+        env={name: text for name, text in clone.environment.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    served = Served(process, "")
+    try:
+        assert process.stdout
+        while "press Ctrl+C to stop" not in served.said:
+            line = process.stdout.readline()
+            assert line, served.said
+            served.said += line
+        yield served
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture
+def window(tmp_path: Path) -> Iterator[Browser]:
+    with browser(tmp_path / "downloads") as one:
+        yield one
+
+
+def test_a_run_is_seen_in_a_browser_while_it_trains_and_read_back_afterwards(clone, window, tmp_path):
+    results = tmp_path / "results"
+    at = f"RESULTS_DIR={results}"
+    assert clone.make("defconfig-gpt2-cpu-quick", "TRACKER=trackio,tensorboard", f"PROJECT={PROJECT}").returncode == 0
+    with started(clone, "make", "--no-print-directory", "test-matrix", at, *ENDLESS) as running:
+        until((results / "trackio" / f"{PROJECT}.db").exists, "the first point is stored", 900)
+        with busy() as taken, serving(clone, "trackio-view", at, f"PORT={taken}") as page:
+            assert f"(port {taken} is in use)" in page.said
+            the_curve_grows(window, page)
+            the_devices_are_there(window, page)
+            the_page_has_one_server_and_its_owner_knows_it(clone, at, results, page)
+            row = clone.make("trackio-console", at).stdout.splitlines()[-1].split()
+            assert row[:2] == [RUN, "running"]
+
+            assert clone.make("stop", at).returncode == 0
+            assert running.wait(timeout=300) != 0
+            matrix = only(results.glob("test_matrix_results_*"))
+            steps = {line["step"] for line in load_lines(matrix / RUN / "metrics.jsonl") if "train/loss" in line}
+            window.open(page.url)
+            window.until(lambda: window.count(LOSS) and len(window.saved(LOSS)) == len(steps), "every step is drawn")
+            assert "has ended" in page.interrupt()
+    assert "not running: start it with make trackio-view" in clone.make("trackio-web", at).stdout
+    what_trackio_holds_is_what_was_recorded(clone, results, steps)
+    tensorboard_shows_it(clone, window, at)
+
+
+def the_curve_grows(window: Browser, page: Served) -> None:
+    """More points are drawn from one moment to the next, without a reload, and the loss falls."""
+    window.open(page.url)
+    window.until(lambda: RUN in window.text and window.count(f"{LOSS}"), "the run and its curve are drawn")
+    before = len(window.saved(LOSS))
+    window.until(lambda: len(window.saved(LOSS)) >= before + 10, "ten more points are drawn")
+    losses = [float(row["train/loss"]) for row in window.saved(LOSS)]
+    assert losses[-1] < losses[0]
+    window.picture("trackio-metrics")
+
+
+def the_devices_are_there(window: Browser, page: Served) -> None:
+    """Each GPU has its line, and the balance of the load is drawn over time."""
+    window.open(f"{page.base}system?project={PROJECT}&smoothing=0")
+    window.until(lambda: "Devices (2)" in window.text, "two devices can be chosen")
+    assert {"GPU 0", "GPU 1"} <= set(window.text.splitlines())
+    window.until(lambda: window.count(f"{DEVICES} canvas"), "a chart of the devices is drawn")
+    assert {row["device"] for row in window.saved(f"{DEVICES} {SAVE}")} >= {"GPU 0", "GPU 1"}
+    before = len(window.saved(BALANCE))
+    window.until(lambda: len(window.saved(BALANCE)) > before, "the balance goes on")
+    window.picture("trackio-devices")
+
+
+def the_page_has_one_server_and_its_owner_knows_it(clone, at: str, results: Path, page: Served) -> None:
+    second = clone.make("trackio-view", at)
+    told = clone.make("trackio-web", at)
+    assert second.returncode == told.returncode == 0
+    assert second.stdout.splitlines()[0] == told.stdout.splitlines()[0] == f"URL: {page.url}"
+    assert "write_token" not in told.stdout
+    assert stat.S_IMODE(only((results / "trackio").glob(".page-*.json")).stat().st_mode) == 0o600
+    wrong = clone.make("trackio-view", at, "PROJECT=gpt2-other")
+    assert wrong.returncode == 2
+    assert f"known projects, newest last: {PROJECT}" in wrong.stderr
+
+
+def what_trackio_holds_is_what_was_recorded(clone, results: Path, steps: set[int]) -> None:
+    """Trackio's own program reads each step once, the devices and their balance."""
+
+    def get(kind: str, metric: str) -> list[dict]:
+        words = ("get", kind, "--project", PROJECT, "--run", RUN, "--metric", metric, "--json")
+        program = str(clone.root / ".venv" / "bin" / "trackio")
+        done = clone.run(program, *words, TRACKIO_DIR=str(results / "trackio"), HF_HUB_OFFLINE="1")
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout)["values"]
+
+    assert sorted(row["step"] for row in get("metric", "train/loss")) == sorted(steps)
+    for metric in ("gpu/0/memory_used", "gpu/1/power", "gpu_load_balance_cv"):
+        assert len({row["timestamp"] for row in get("system-metric", metric)}) > 5, metric
+
+
+def tensorboard_shows_it(clone, window: Browser, at: str) -> None:
+    with serving(clone, "tensorboard", at, "PORT=21006") as page:
+        window.open(f"{page.url}?tagFilter=train%2Floss#timeseries")
+        window.until(lambda: {RUN, "/loss"} <= set(window.text.splitlines()), "the run and the chart are there")
+        window.until(lambda: window.coloured("line-chart canvas") > 100, "the curve is painted")
+        window.picture("tensorboard")
+        assert "has ended" in page.interrupt()
+
+
+def test_where_nothing_was_recorded_each_page_says_so(clone, tmp_path):
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    at = f"RESULTS_DIR={tmp_path}"
+    for target, said in (("trackio-view", "no Trackio project in"), ("tensorboard", "there is no matrix in")):
+        done = clone.make(target, at)
+        assert done.returncode == 2
+        assert said in done.stderr
+    told = clone.make("trackio-web", at, "PROJECT=mine")
+    assert told.stdout == "URL: http://localhost:7860/?project=mine\nnot running: start it with make trackio-view\n"
+    assert list(tmp_path.iterdir()) == []

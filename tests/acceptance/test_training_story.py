@@ -1,0 +1,238 @@
+"""From nothing to a verdict, as a user does it: real make, real torchrun, real training on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from story import load, matrices, processes_below
+from waiting import until
+
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
+
+QUICK = ("DEVICE=cpu", "MODEL=tiny", "EVAL_SAMPLES=20", "BATCH_SIZE=4", "GLOBAL_BATCH=8")
+
+
+def whole_picture(path: Path) -> None:
+    with Image.open(path) as picture:
+        picture.verify()
+    with Image.open(path) as picture:
+        assert picture.width >= 800
+        assert len(picture.convert("RGB").getcolors(maxcolors=2**24)) > 10, f"{path.name} is blank"
+
+
+def test_quickstart_gives_a_real_comparison_from_nothing(fresh_clone):
+    """Must 1: no configuration, one command, two optimizers on one and two ranks, and a verdict."""
+    done = fresh_clone.make("quickstart")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (matrix,) = matrices(fresh_clone.root)
+    runs = [load(path) for path in sorted(matrix.glob("*/result.json"))]
+    asked = [load(path) for path in sorted(matrix.glob("*/run.json"))]
+    assert sorted((run["axes"]["optimizer"], run["train"]["num_gpus"]) for run in asked) == [
+        ("adamw", 1),
+        ("adamw", 2),
+        ("muon", 1),
+        ("muon", 2),
+    ]
+    assert len({run["train"]["data_sha256"] for run in asked}) == 1
+    for run in runs:
+        assert run["status"] == "finished"
+        assert run["initial_val_loss"] - run["final_val_loss"] > 1.0
+    summary = (matrix / "summary_report.txt").read_text()
+    assert summary.strip() in done.stdout
+    assert "the ranking is not significant" in summary
+    assert "CPU ranks" in summary
+    assert "Balance: CV = " in summary
+    for name in ("loss_vs_steps", "loss_vs_tokens", "loss_vs_time", "final_loss_by_run", "throughput_by_run"):
+        whole_picture(matrix / "graphs" / f"{name}.png")
+    assert not (fresh_clone.root / ".config").exists()
+    took = max(run["ended"] for run in runs) - min(run["provenance"]["created"] for run in asked)
+    print(f"quickstart: {took:.0f} s after set-up")
+
+
+def test_two_optimizers_on_one_rank_are_two_runs(clone, tmp_path):
+    """Must 3, to its end: the runs that the dry run lists are those that are trained, and .config stays as it was."""
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    before = (clone.root / ".config").read_bytes()
+    words = ("MAX_ITERS=20", "OPTIMIZER=sgd,adamw", "NUM_GPUS=1", f"RESULTS_DIR={tmp_path}")
+    dry = clone.make("test-matrix-dry-run", *words)
+    done = clone.make("test-matrix", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (matrix,) = matrices(tmp_path)
+    listed = [line.split()[1:3] for line in dry.stdout.splitlines() if line.startswith("run ")]
+    trained = [[run["run_id"], run["name"]] for run in load(matrix / "matrix.json")["runs"]]
+    assert trained == listed
+    assert len(trained) == 2
+    assert all(load(matrix / name / "result.json")["step"] == 20 for _, name in trained)
+    assert (clone.root / ".config").read_bytes() == before
+    refused = clone.make("test-matrix", "MAX_ITER=20")
+    assert refused.returncode == 2
+    assert "did you mean MAX_ITERS" in refused.stderr
+    assert (clone.root / ".config").read_bytes() == before
+
+
+def test_a_run_that_turns_nan_fails_alone(clone, tmp_path):
+    """Must 8: the sick run says why and shows its log, the healthy one finishes, the status is 1."""
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    done = clone.kmatrix(
+        "test-matrix",
+        "LEARNING_RATE=6e-4,1e9",
+        "OPTIMIZER=adamw",
+        "NUM_GPUS=1",
+        "MAX_ITERS=30",
+        f"RESULTS_DIR={tmp_path}",
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    (matrix,) = matrices(tmp_path)
+    by_rate = {load(path)["axes"]["lr"]: path.parent for path in matrix.glob("*/run.json")}
+    assert load(by_rate["6e-4"] / "status.json")["status"] == "finished"
+    sick = load(by_rate["1e9"] / "status.json")
+    assert sick["status"] == "failed"
+    assert "nan" in sick["reason"]
+    assert any("Iter 0" in line for line in sick["log_tail"])
+    summary = (matrix / "summary_report.txt").read_text()
+    assert sick["reason"] in summary
+    assert load(matrix / "status.json")["status"] == "failed"
+
+
+def test_ctrl_c_leaves_no_process_and_no_damage(clone, background, tmp_path):
+    """Must 9: finished runs stay whole, the one that ran is stopped with a checkpoint, the rest are still planned."""
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    runner = background(
+        "test-matrix",
+        f"RESULTS_DIR={tmp_path}",
+        "OPTIMIZER=adamw",
+        "NUM_GPUS=2",
+        "SEED=1,2,3",
+        "MAX_ITERS=60",
+        "EVAL_SAMPLES=20",
+    )
+
+    def second_run_trains():
+        """the second run to log a step"""
+        folder = matrices(tmp_path)[0] if matrices(tmp_path) else None
+        metrics = sorted(folder.glob("*seed2*/metrics.jsonl")) if folder else []
+        return metrics and "train/loss" in metrics[0].read_text()
+
+    until(second_run_trains, seconds=240)
+    os.killpg(runner.pid, signal.SIGINT)
+    assert runner.wait(timeout=90) == 130
+    (matrix,) = matrices(tmp_path)
+    assert processes_below(matrix) == []
+    statuses = {path.parent.name: load(path)["status"] for path in sorted(matrix.glob("*/status.json"))}
+    assert list(statuses.values()) == ["finished", "stopped", "planned"]
+    first, second, _ = statuses
+    assert load(matrix / first / "result.json")["status"] == "finished"
+    assert list((matrix / second / "checkpoints").glob("*.pt"))
+    assert load(matrix / "status.json")["status"] == "stopped"
+    kept = (matrix / first / "result.json").read_bytes()
+    assert clone.make("summary", f"TARGET={matrix}").returncode == 0
+    assert (matrix / first / "result.json").read_bytes() == kept
+
+
+def test_two_matrices_at_once_do_not_disturb_each_other(clone, background, tmp_path):
+    """Must 9, second half: two directories, two sets of processes, both finish."""
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    words = ("OPTIMIZER=adamw", "NUM_GPUS=2", "MAX_ITERS=30", "EVAL_SAMPLES=20")
+    both = [background("test-matrix", *words, f"SEED={seed}", f"RESULTS_DIR={tmp_path}") for seed in (1, 2)]
+    assert [process.wait(timeout=400) for process in both] == [0, 0]
+    assert len(matrices(tmp_path)) == 2
+    losses = [load(path)["final_val_loss"] for path in sorted(tmp_path.glob("*/*/result.json"))]
+    assert len(set(losses)) == 2
+
+
+def test_results_come_back_from_the_run_directories(clone, tmp_path):
+    """Must 10: what is made from the runs can be deleted and made again, on the text and on the pictures."""
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    words = ("OPTIMIZER=adamw,sgd", "NUM_GPUS=1", "MAX_ITERS=20", "EVAL_SAMPLES=20", f"RESULTS_DIR={tmp_path}")
+    assert clone.make("test-matrix", *words).returncode == 0
+    (matrix,) = matrices(tmp_path)
+    kept = {path: path.read_bytes() for path in matrix.rglob("*") if path.is_file() and path.parent.parent == matrix}
+    before = load(matrix / "results.json")
+    pictures = sorted(path.name for path in (matrix / "graphs").iterdir())
+    shutil.rmtree(matrix / "graphs")
+    for name in ("summary_report.txt", "results.json", "all_results.json"):
+        (matrix / name).unlink()
+    done = clone.make("summary", "update-graphs", f"TARGET={matrix}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    after = load(matrix / "results.json")
+    assert after["runs"] == before["runs"]
+    assert len(json.loads((matrix / "all_results.json").read_text())) == 2
+    assert sorted(path.name for path in (matrix / "graphs").iterdir()) == pictures
+    for name in pictures:
+        whole_picture(matrix / "graphs" / name)
+    for path, content in kept.items():
+        if path.parent.name != "graphs":
+            assert path.read_bytes() == content, f"{path} was changed by a report"
+
+
+def test_the_benchmarks_run_without_a_peer(clone):
+    """Must 11: ours alone, from the clone; with --peer PATH the same script prints the ratio."""
+    for script, *words in (("config.py",), ("matrix.py",), ("train_vs_peer.py", "--rounds", "1", "--steps", "40")):
+        done = clone.run(clone.python, f"bench/{script}", *words)
+        assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
+        assert done.stdout.strip()
+
+
+def test_an_optimizer_and_a_model_of_ones_own_are_three_edits_each(fresh_clone, tmp_path):
+    """docs/optimizers.md and docs/developing.md, followed to the letter, up to a matrix over both."""
+    root, edit = fresh_clone.root, insert_before
+    signsgd, relu2 = (example(root / "docs" / page) for page in ("optimizers.md", "developing.md"))
+    edit(root / "gpt2/optim.py", "BUILDERS: dict[str, Builder] = {", f"{signsgd}\n\n")
+    edit(root / "gpt2/optim.py", '    "sgd": sgd,', '    "signsgd": signsgd,\n')
+    edit(root / "gpt2/model.py", "MODELS: dict[str, type[GPT]] = {", f"{relu2}\n\n")
+    edit(root / "gpt2/model.py", '"gpt2": GPT}', '"relu2": ReluSquaredGPT, ')
+    kconfig = root / "gpt2/Kconfig"
+    edit(
+        kconfig,
+        "config GPT2_OPTIMIZER_ADAM\n",
+        'config GPT2_OPTIMIZER_SIGNSGD\n\tbool "signsgd: the sign of the gradient"\n\n',
+    )
+    edit(kconfig, "config GPT2_ARCH_GPT2\n", 'config GPT2_ARCH_RELU2\n\tbool "relu2: GPT-2 with squared ReLUs"\n\n')
+    words = (
+        "OPTIMIZER=signsgd",
+        "ARCH=gpt2,relu2",
+        "LEARNING_RATE=1e-3",
+        "NUM_GPUS=1",
+        "MAX_ITERS=30",
+        "EVAL_SAMPLES=20",
+    )
+    assert fresh_clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    done = fresh_clone.make("test-matrix", *words, f"RESULTS_DIR={tmp_path}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = {load(path.parent / "run.json")["train"]["arch"]: load(path) for path in tmp_path.glob("*/*/result.json")}
+    assert set(results) == {"gpt2", "relu2"}
+    assert results["gpt2"]["final_val_loss"] != results["relu2"]["final_val_loss"]
+    assert all(result["initial_val_loss"] - result["final_val_loss"] > 0.5 for result in results.values())
+
+
+def example(page: Path) -> str:
+    (code,) = re.findall(r"<!-- example -->\n```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    return code
+
+
+def insert_before(path: Path, mark: str, text: str) -> None:
+    """Put a text before a mark in a file, as somebody does who follows a page."""
+    content = path.read_text(encoding="utf-8")
+    place = content.index(mark)
+    path.write_text(content[:place] + text + content[place:], encoding="utf-8")
+
+
+def test_data_that_are_not_there_are_refused_with_the_place_where_they_belong(clone, tmp_path):
+    """A run without its shards, or whose shards cannot be fetched, starts nothing and says what it looked for."""
+    assert clone.make("defconfig-gpt2-finewebedu-a10gx4").returncode == 0
+    words = ("DEVICE=cpu", "NUM_GPUS=1", "DDP_BACKEND=gloo", f"DATA_DIR={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path}")
+    unfetched = clone.kmatrix("test-matrix", *words, HF_ENDPOINT="http://127.0.0.1:9")
+    missing = clone.kmatrix("test-matrix", *words, "DATASET=shards", "DATA_PATH=nowhere")
+    for done, said in ((unfetched, "cannot download the dataset kjj0/finewebedu10B-gpt2"), (missing, "_train_")):
+        assert done.returncode == 2
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+    assert matrices(tmp_path) == []

@@ -1,0 +1,64 @@
+"""The benches of the model: they run, and their tables say what was measured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from factories import ROOT, environment
+
+sys.path.insert(0, str(ROOT / "bench"))
+import gpu_table
+
+
+def bench(*words):
+    return subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False, timeout=400
+    )
+
+
+SETTING = gpu_table.Setting(model="124m", batch=32, compile=True, steps=80, device="cuda")
+
+
+def test_a_row_has_speed_mfu_and_the_ratio_and_what_is_unknown_is_na():
+    flops = SETTING.shape.flops_per_token
+    row = gpu_table.row(SETTING, 200_000.0, 160_000.0, 989.0)
+    ours, peer = (f"{100 * speed * flops / 989e12:.1f} %" for speed in (200_000, 160_000))
+    assert row == f"| 124m | 32 | yes | 200,000 | {ours} | 160,000 | {peer} | 1.25 |"
+    assert gpu_table.row(SETTING, 200_000.0, None, None) == "| 124m | 32 | yes | 200,000 | n/a | n/a | n/a | n/a |"
+
+
+def test_the_speed_is_that_of_the_median_step_after_the_first_ones():
+    times = [9000.0] * gpu_table.WARMING_UP + [100.0, 200.0, 300.0]
+    assert gpu_table.speed(times, SETTING) == pytest.approx(32 * 1024 / 0.2)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_the_table_is_refused_and_says_why():
+    done = bench("bench/gpu_table.py")
+    assert done.returncode == 2
+    assert "PyTorch finds no GPU" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_whole_way_of_the_table_runs_on_the_cpu():
+    sizes = ("--device", "cpu", "--models", "tiny", "--steps", "22", "--block", "32", "--compile", "no")
+    done = bench("bench/gpu_table.py", *sizes)
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| tiny ")]
+    assert len(rows) == 1
+    assert all(" n/a |" in row for row in rows)
+
+
+@pytest.mark.slow
+def test_the_memory_options_are_measured_and_their_losses_agree():
+    sizes = ("--layers", "2", "--width", "64", "--block", "128", "--batch", "4", "--vocab", "8000", "--steps", "1")
+    done = bench("bench/memory_options.py", *sizes)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()[2:]]
+    assert len(rows) == 5
+    losses = [float(row[-1]) for row in rows]
+    assert max(losses) - min(losses) < 1e-4

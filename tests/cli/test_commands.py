@@ -1,0 +1,210 @@
+"""The program: its commands, the arguments that each takes, what make hands over, its exit statuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kmatrix.cli.commands as cli
+from kmatrix.cli.commands import ALIASES, COMMANDS, find_command, from_makeflags, parse
+from kmatrix.errors import ConfigError
+from programs import ROOT, Program, run
+
+CONFIGURATION = sorted(name for name, command in COMMANDS.items() if "configure:" in command.handler)
+HEAVY = ("torch", "numpy", "matplotlib", "rich", "transformers", "pynvml", "psutil")
+
+
+def program(*words: str, code: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the program as a process of its own."""
+    own = {name: text for name, text in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    own |= {"PYTHONPATH": f"{ROOT / 'lib'}:{ROOT}", **environment}
+    start = ["-c", code] if code else ["-m", "kmatrix"]
+    return subprocess.run(
+        [sys.executable, *start, *words], env=own, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_has_a_function_and_a_help_text(name):
+    import importlib
+
+    module, _, function = COMMANDS[name].handler.partition(":")
+
+    assert callable(getattr(importlib.import_module(module), function))
+    assert COMMANDS[name].help in cli.usage("make TARGET")
+
+
+def test_test_matrix_with_an_underscore_is_the_same_command():
+    assert find_command("test_matrix") is COMMANDS["test-matrix"]
+    assert parse("test_matrix", [])[1].target == "test-matrix"
+    assert set(ALIASES.values()) <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("target", ["defconfig-x", "x_defconfig", "defconfig-x+y"])
+def test_each_form_of_defconfig_is_one_command(target):
+    assert find_command(target) is COMMANDS["defconfig"]
+
+
+def test_an_unknown_command_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="hint: did you mean test-matrix"):
+        find_command("test-matrx")
+
+
+def test_what_a_command_takes_and_what_it_assigns_are_kept_apart():
+    _, given = parse("test-matrix", ["GPUS=0,2", "MAX_ITERS=5", "O=out", "YES=1"])
+
+    assert given.values == {"GPUS": "0,2", "O": "out", "YES": "1"}
+    assert given.words == ["MAX_ITERS=5"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["alldefconfig", "MAX_ITERS=4"], "alldefconfig does not take MAX_ITERS"),
+        (["summary", "TARGT=x"], "did you mean TARGET?"),
+        (["summary", "foo"], "'foo' is not NAME=value"),
+        (["test-matrix", "MAX_ITERS=1", "MAX_ITERS=2"], "MAX_ITERS is given twice"),
+        (["nothing"], "unknown command nothing"),
+        (["test-matrix-dry-run", "V=1"], "unknown symbol V"),
+        (["randconfig", "KCONFIG_SEED=x"], "KCONFIG_SEED=x is not an integer"),
+        (["defconfig"], "defconfig needs a name"),
+        (["diffconfig", "OLD=/nowhere"], "/nowhere not found"),
+        (["olddefconfig", "KCONFIG=/nowhere"], "KCONFIG=/nowhere: no such file"),
+        (["reproduce"], "reproduce needs a run"),
+        (["reproduce", "RUN=/tmp"], "is not a run directory"),
+        (["train", "OPTIMIZER=sgd,adamw"], "train runs one configuration"),
+    ],
+)
+def test_a_wrong_call_is_refused_with_status_2(tmp_path, words, said):
+    Program(tmp_path).good("alldefconfig")
+    answer = Program(tmp_path)(*words)
+
+    assert answer.status == 2
+    assert said in answer.err
+
+
+def test_help_is_printed_with_status_0():
+    assert run("help").out.startswith("usage: kmatrix COMMAND")
+    assert run().status == 0
+
+
+def test_a_full_disk_is_no_bug_wherever_it_is_met(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device", "/results/x")
+
+    monkeypatch.setattr("kmatrix.cli.configure.open_tree", full)
+    answer = Program(tmp_path)("alldefconfig")
+    assert (answer.status, "a disk is full" in answer.err, "Traceback" in answer.err) == (2, True, False)
+    assert "'/results/x'" in answer.err
+
+
+def test_a_bug_keeps_its_traceback_and_ends_with_70(tmp_path, monkeypatch):
+    monkeypatch.setattr("kmatrix.cli.configure.open_tree", lambda _: 1 / 0)
+
+    answer = Program(tmp_path)("alldefconfig")
+
+    assert answer.status == 70
+    assert "ZeroDivisionError" in answer.err
+
+
+def test_control_c_ends_with_130(tmp_path, monkeypatch):
+    def stop(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kmatrix.cli.configure.open_tree", stop)
+
+    assert Program(tmp_path)("alldefconfig").status == 130
+
+
+# What make puts into MAKEFLAGS for these command lines (GNU make 4.3), and the words that the user typed.
+MAKEFLAGS = [
+    ("", []),
+    ("k", []),
+    (" -j2 --jobserver-auth=3,4 -- MAX_ITERS=5", ["MAX_ITERS=5"]),
+    ("s -- V=1 MAX_ITERS=5", ["MAX_ITERS=5", "V=1"]),
+    (r" -- NAME=two\ words", ["NAME=two words"]),
+    (" -- NAME=it's", ["NAME=it's"]),
+    (' -- NAME="quoted"', ['NAME="quoted"']),
+    (" -- NAME=a$$b", ["NAME=a$b"]),
+    (" -- NAME=a#b,c", ["NAME=a#b,c"]),
+    (r" -- NAME=a\\b", [r"NAME=a\b"]),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), MAKEFLAGS)
+def test_the_words_of_the_make_command_line_are_read_back(flags, words):
+    assert from_makeflags(flags) == words
+
+
+def test_what_only_make_reads_is_no_assignment():
+    _, given = parse("test-matrix", ["V=1", "PYTHON=python3", "TORCH_INDEX=x"], from_make=True)
+
+    assert given.assignments == {}
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGURATION if name not in ("menuconfig", "nconfig")])
+def test_no_configuration_command_imports_anything_heavy(tmp_path, name):
+    code = (
+        "import sys; from kmatrix.cli.commands import main; status = main(sys.argv[1:]);"
+        f"print('HEAVY', sorted(set({HEAVY}) & set(sys.modules)), status)"
+    )
+    Program(tmp_path).good("alldefconfig")
+    Program(tmp_path).good("olddefconfig", "SEED=3")
+    words = {"defconfig": ["DEFCONFIG=gpt2-cpu-quick"], "savedefconfig": [f"DEFCONFIG={tmp_path}/saved"]}
+
+    answer = program(name, *words.get(name, []), f"O={tmp_path}", code=code)
+
+    assert answer.stdout.splitlines()[-1] == "HEAVY [] 0", answer.stderr
+
+
+def test_the_dry_run_reaches_neither_torch_nor_anything_that_draws(tmp_path):
+    code = "import sys; from kmatrix.cli.commands import main; main(sys.argv[1:]); print('HEAVY', sorted(sys.modules))"
+    Program(tmp_path).good("alldefconfig")
+
+    answer = program("test-matrix-dry-run", f"O={tmp_path}", code=code)
+
+    loaded = answer.stdout.splitlines()[-1]
+    assert "'torch'" not in loaded
+    assert "'matplotlib'" not in loaded
+    assert "'numpy'" not in loaded
+
+
+def test_python_m_kmatrix_gives_the_status_to_the_shell(tmp_path):
+    assert program("alldefconfig", f"O={tmp_path}").returncode == 0
+    answer = program("test-matrix-dry-run", "MAX_ITER=5", f"O={tmp_path}")
+
+    assert answer.returncode == 2
+    assert "did you mean MAX_ITERS" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_reader_that_goes_away_is_no_bug(tmp_path):
+    Program(tmp_path).good("allyesconfig")
+    line = f"{sys.executable} -m kmatrix test-matrix-dry-run O={tmp_path} | head -1"
+
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'lib'}"}
+    answer = subprocess.run(line, shell=True, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+    assert answer.stdout.startswith("axes ")
+    assert "Traceback" not in answer.stderr
+
+
+def test_list_defconfigs_names_each_with_its_first_comment():
+    out = run("list-defconfigs").out
+
+    for path in (ROOT / "defconfigs").iterdir():
+        if path.is_file():
+            assert f"make defconfig-{path.name} " in out
+            assert path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") in out
+    assert all(f"+{path.stem}" in out for path in (ROOT / "defconfigs" / "fragments").iterdir())
+
+
+def test_paths_are_shown_from_where_the_user_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    assert "configuration written to out/.config" in run("alldefconfig", "O=out").out
+    assert Path("out/.config").is_file()

@@ -1,0 +1,152 @@
+"""Ending a matrix from another terminal: the right process is asked, and what it waits for is said."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from kmatrix.errors import LaunchError
+from kmatrix.records.files import read_json, write_json
+from kmatrix.records.lock import held, this_process
+from kmatrix.records.paths import MatrixDir
+from programs import run
+from running import processes_of, status_of
+from waiting import until
+
+
+@pytest.fixture
+def results(matrix):
+    write_json(matrix.matrix_json, {"runs": []})
+    return f"RESULTS_DIR={matrix.path.parent}"
+
+
+def test_the_running_matrix_is_found_and_ended_with_checkpoints(matrix, plan, runner, results):
+    plans = [plan("a", "hang"), plan("b")]
+    process = runner("a=hang", "b")
+    until(plans[0].dir.metrics.exists)
+    answer = run("stop", results)
+    assert (answer.status, answer.err) == (0, "")
+    assert process.wait(60) == 130
+    assert [status_of(one)["status"] for one in plans] == ["stopped", "planned"]
+    assert (plans[0].dir.path / "checkpoints" / "step").exists()
+    assert processes_of(matrix) == []
+    said = answer.out.splitlines()
+    assert said[0].startswith(f"sent SIGTERM to the runner (pid {process.pid}) of ")
+    assert said[1] == "  waiting for a to save a checkpoint and exit, 35 s at most"
+    assert said[2] == "stopped: 1 planned, 1 stopped"
+    assert "make continue TARGET=" in said[3]
+
+
+def test_where_nothing_runs_it_is_refused(matrix, results):
+    assert "no matrix is running in" in run("stop", results).err
+    assert run("stop", results, f"TARGET={matrix.path}").status == 2
+
+
+def test_two_running_matrices_are_refused_with_both_names(matrix, results):
+    other = MatrixDir(matrix.path.with_name("test_matrix_results_20260101_000001"))
+    other.path.mkdir()
+    with held(matrix), held(other):
+        answer = run("stop", results)
+    assert answer.status == 2
+    assert matrix.name in answer.err
+    assert other.name in answer.err
+
+
+@pytest.mark.parametrize(
+    "changes", [{"pid_started": 1}, {"boot_id": "another boot"}, {"pid": None}], ids=["number", "boot", "unknown"]
+)
+def test_a_process_that_is_not_the_runner_is_never_signalled(matrix, changes):
+    from dataclasses import replace
+
+    from kmatrix.cli.control import ask
+
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        mine = replace(this_process(), pid=stranger.pid)
+        with pytest.raises(LaunchError, match="cannot be signalled from here"):
+            ask(matrix, replace(mine, **changes))
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_lost_terminal_sends_the_words_of_a_runner_to_its_log(tmp_path):
+    code = """
+import os, signal, sys
+from pathlib import Path
+from kmatrix.cli.progress import outlived
+with outlived(Path(sys.argv[1])) as terminal:
+    print("before", flush=True)
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert terminal.lost
+    terminal.leave()
+    print("after", flush=True)
+    print("error", file=sys.stderr)
+"""
+    log = tmp_path / "runner.log"
+    done = subprocess.run([sys.executable, "-c", code, str(log)], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("before\n", "")
+    assert sorted(log.read_text().split()) == ["after", "error"]
+
+
+def test_what_sighup_meant_before_it_means_again_and_under_nohup_it_stays_ignored(tmp_path):
+    from kmatrix.cli.progress import outlived
+
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with outlived(tmp_path / "log") as terminal:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not terminal.lost
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, former)
+
+
+def test_the_display_turns_plain_when_the_terminal_is_lost(tmp_path):
+    import pty
+
+    from kmatrix.cli.progress import ProgressDisplay, Terminal
+    from kmatrix.records.runs import Status
+    from kmatrix.status.watch import RunProgress
+
+    class Paper(Terminal):
+        def leave(self) -> None:
+            self.lost = False
+
+    theirs, ours = pty.openpty()
+    terminal = Paper(tmp_path / "log")
+    with os.fdopen(ours, "w") as stream, ProgressDisplay(stream, terminal=terminal) as show:
+        show(RunProgress(run="a", index=1, total=1, status=Status.RUNNING, step=1))
+        os.read(theirs, 65536)
+        terminal.lost = True
+        show(RunProgress(run="a", index=1, total=1, status=Status.FINISHED))
+        stream.flush()
+        written = b""
+        while b"finished\r\n" not in written:
+            written += os.read(theirs, 65536)
+        assert written.endswith(b"run 1/1 a  finished\r\n")
+        assert b"\x1b[32m" not in written
+    os.close(theirs)
+
+
+def test_a_detached_matrix_is_run_by_another_process(matrix, plan, monkeypatch, capsys):
+    """The runner of `continue` on a matrix that has nothing to run begins, ends, and leaves its words in the log."""
+    from kmatrix.cli.commands import Arguments
+    from kmatrix.cli.run import _run_detached
+
+    one = plan("a")
+    record = read_json(one.dir.run_json)
+    train = record["train"] | {"num_gpus": 1, "device": "cpu", "cpu_threads": 1, "data_path": "/data"}
+    write_json(one.dir.run_json, {**record, "symbols": {}, "train": train})
+    write_json(one.dir.result, {"run_id": "id-a", "attempt": 1, "status": "finished"})
+    write_json(one.dir.status, {"run_id": "id-a", "attempt": 1, "status": "finished"})
+    write_json(matrix.matrix_json, {"name": matrix.name, "runs": [{"name": "a", "run_id": "id-a", "axes": {}}]})
+    assert _run_detached(matrix, Arguments("test-matrix")) == 0
+    until(lambda: matrix.summary.exists() and not matrix.is_held())
+    assert "running in the background: process " in capsys.readouterr().out
+    assert "nothing to run" in matrix.runner_log.read_text()

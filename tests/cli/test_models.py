@@ -1,0 +1,173 @@
+"""make sample and make serve: which checkpoint is meant, what the program is told, and what it prints."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from factories import ROOT, environment, make_run, train
+from gpt2.inference.restore import choose_device, restore
+from kmatrix.cli import models
+from kmatrix.cli.commands import parse
+from kmatrix.errors import ConfigError, KmatrixError, LaunchError, RecordError
+from kmatrix.records.files import read_json, write_json
+from kmatrix.records.paths import find_matrix
+from kmatrix.report.analysis import analyse
+from programs import run
+
+FAST = {"learning_rate": 0.01, "max_iters": 12}
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory):
+    """A matrix of two finished runs, of which the second is better, and a third that has not begun."""
+    folder = tmp_path_factory.mktemp("results") / "test_matrix_results_20261120_010101"
+    folder.mkdir()
+    data = folder.parent / "data"
+    train(make_run(folder, "gpt2_sgd_1cpu", data_path=data))
+    train(make_run(folder, "gpt2_adamw_1cpu", data_path=data, **FAST))
+    make_run(folder, "gpt2_new_1cpu", data_path=data)
+    write_json(folder / "matrix.json", {"runs": [{"name": "gpt2_sgd_1cpu"}, {"name": "gpt2_adamw_1cpu"}]})
+    return folder
+
+
+def chosen(*words):
+    return models.find_checkpoint(parse("sample", list(words))[1])
+
+
+def test_the_best_checkpoint_of_the_best_run_of_the_newest_matrix_is_meant(matrix):
+    assert chosen(f"RESULTS_DIR={matrix.parent}").parent == matrix / "gpt2_adamw_1cpu" / "checkpoints"
+    assert chosen(f"TARGET={matrix}") == chosen(f"CHECKPOINT={matrix}")
+
+
+def test_a_run_means_its_best_checkpoint_and_a_file_itself(matrix):
+    best = chosen(f"CHECKPOINT={matrix / 'gpt2_sgd_1cpu'}")
+    assert best.samefile(matrix / "gpt2_sgd_1cpu" / "checkpoints" / "best.pt")
+    assert chosen(f"CHECKPOINT={best}") == best
+
+
+def test_runs_on_different_data_are_compared_by_bits_per_byte(matrix, tmp_path):
+    folder = tmp_path / matrix.name
+    subprocess.run(["cp", "-r", str(matrix), str(folder)], check=True)
+    for path in folder.glob("*/run.json"):
+        values = read_json(path)
+        values["train"]["checkpoint_dir"] = str(path.parent / "checkpoints")
+        write_json(path, values)
+    other = folder / "gpt2_sgd_1cpu"
+    changed = read_json(other / "run.json")
+    changed["train"]["data_sha256"] = "ab" * 32
+    write_json(other / "run.json", changed)
+    result = read_json(other / "result.json")
+    write_json(other / "result.json", result | {"bytes_per_token": 4.0})
+    numbers = {run.name: run.best_bits_per_byte for run in analyse(find_matrix(tmp_path, None)).runs}
+    assert numbers["gpt2_sgd_1cpu"] < numbers["gpt2_adamw_1cpu"]
+    assert chosen(f"TARGET={folder}").parent.parent.name == "gpt2_sgd_1cpu"
+    (other / "metrics.jsonl").write_text("")
+    write_json(other / "result.json", result | {"bytes_per_token": None})
+    with pytest.raises(ConfigError, match="their datasets differ"):
+        chosen(f"TARGET={folder}")
+
+
+def test_what_is_no_checkpoint_is_refused(matrix, tmp_path):
+    with pytest.raises(ConfigError, match="is not a checkpoint, a run or a matrix"):
+        chosen("CHECKPOINT=/nowhere")
+    with pytest.raises(RecordError, match="no checkpoint in"):
+        chosen(f"CHECKPOINT={matrix / 'gpt2_new_1cpu'}")
+    empty = tmp_path / "test_matrix_results_20261120_020202"
+    empty.mkdir()
+    make_run(empty)
+    with pytest.raises(RecordError, match="no checkpoint of an evaluated run in"):
+        chosen(f"TARGET={empty}")
+
+
+def test_arguments_become_options_of_the_program_and_wrong_ones_are_refused(matrix):
+    words = [f"CHECKPOINT={matrix / 'gpt2_sgd_1cpu'}", "PROMPT=a b", "TOKENS=3", "TOP_P=0.5", "SEED="]
+    line = models.command_line(parse("sample", words)[1], models.SAMPLE)
+    assert line[1:] == ["--prompt=a b", "--tokens=3", "--top-p=0.5"]
+    assert models.command_line(parse("sample", [words[0], "PROMPT="])[1], models.SAMPLE)[1:] == ["--prompt="]
+    for word, kind in (("TOKENS=many", "an integer"), ("TEMPERATURE=hot", "a number")):
+        answer = run("sample", words[0], word)
+        assert answer.status == 2
+        assert f"invalid {word}\n  why: expected {kind}\n" in answer.err
+    assert "invalid PORT=x" in run("serve", words[0], "PORT=x").err
+
+
+def sample(*words, **variables):
+    return subprocess.run(
+        [sys.executable, "-m", "kmatrix", "sample", *map(str, words)],
+        cwd=ROOT, env={**environment(), **variables}, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+
+
+def test_a_text_is_written_and_said_where_it_comes_from(matrix):
+    words = (f"CHECKPOINT={matrix / 'gpt2_adamw_1cpu'}", "PROMPT=ab", "TOKENS=12", "SEED=3", "TEMPERATURE=1")
+    first, again = sample(*words), sample(*words)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == again.stdout
+    assert first.stdout.startswith("ab")
+    assert "gpt2_adamw_1cpu, step " in first.stderr
+    assert "12 tokens" in first.stderr
+    assert "seed 3" in first.stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [("TOKENS=0", "max_tokens is 0"), ("TOP_P=2", "top_p is 2.0"), ("DEVICE=tpu", "invalid DEVICE=tpu")],
+)
+def test_what_makes_no_sense_is_refused_with_status_2(matrix, word, message):
+    done = sample(f"CHECKPOINT={matrix / 'gpt2_adamw_1cpu'}", word)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_truncated_checkpoint_is_refused(matrix, tmp_path):
+    (tmp_path / "half.pt").write_bytes((matrix / "gpt2_adamw_1cpu" / "checkpoints" / "best.pt").read_bytes()[:1000])
+    done = sample(f"CHECKPOINT={tmp_path / 'half.pt'}")
+    assert done.returncode == 2
+    assert "is damaged" in done.stderr
+
+
+def test_a_restored_model_is_the_one_that_was_trained(matrix):
+    run_dir = matrix / "gpt2_adamw_1cpu"
+    found = restore(run_dir / "checkpoints" / "final.pt", "cpu")
+    assert (found.name, found.step, found.model.training) == ("gpt2_adamw_1cpu", 12, False)
+    saved = torch.load(run_dir / "checkpoints" / "final.pt", weights_only=True)
+    assert all(torch.equal(value, saved["model"][name]) for name, value in found.model.state_dict().items())
+
+
+def test_the_weights_that_are_to_be_judged_are_restored_where_they_are_others(matrix, tmp_path):
+    value = torch.load(matrix / "gpt2_adamw_1cpu" / "checkpoints" / "final.pt", weights_only=True)
+    value["judged"] = {name: tensor + 1 for name, tensor in value["model"].items()}
+    torch.save(value, tmp_path / "averaged.pt")
+    found = restore(tmp_path / "averaged.pt", "cpu").model.state_dict()
+    assert all(torch.equal(found[name], tensor + 1) for name, tensor in value["model"].items())
+
+
+def test_a_configuration_that_does_not_fit_is_refused(matrix, tmp_path):
+    value = torch.load(matrix / "gpt2_adamw_1cpu" / "checkpoints" / "final.pt", weights_only=True)
+    value["config"]["arch"] = "mamba"
+    torch.save(value, tmp_path / "mamba.pt")
+    with pytest.raises(RecordError, match=r"(?s)is not supported by this trainer.*'mamba' is missing or unknown"):
+        restore(tmp_path / "mamba.pt", "cpu")
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("").type == "cpu"
+    with pytest.raises(LaunchError, match="DEVICE=cuda, but PyTorch finds no GPU"):
+        choose_device("cuda")
+    with pytest.raises(KmatrixError, match="invalid DEVICE=tpu"):
+        choose_device("tpu")
+
+
+def test_the_samples_of_a_run_say_which_weights_wrote_them(tmp_path):
+    options = {"sample_interval": 100, "sample_prompt": "a", "sample_tokens": 4, "sample_temperature": 0.0}
+    run_dir = make_run(tmp_path, **options)
+    train(run_dir)
+    lines = [json.loads(line) for line in run_dir.samples.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 12]

@@ -1,0 +1,90 @@
+"""make wandb-view: the runs of a matrix in W&B's own screen, without a key and without a connection."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kmatrix.cli.commands import parse
+from kmatrix.cli.pages import gather, wandb_view
+from kmatrix.errors import ConfigError
+from kmatrix.records.paths import RunDir
+from kmatrix.track.wandb import WandbFiles
+from tmux_screen import Tmux
+from track_factory import MATRIX, record, run_dir, train
+from waiting import until
+
+LIB = str(Path(__file__).resolve().parents[2] / "lib")
+
+pytest.importorskip("wandb", reason="make setup-trackers installs it")
+
+
+def asked(results: Path, *words: str):
+    return parse("wandb-view", [f"RESULTS_DIR={results}", *words])[1]
+
+
+def keep(run: RunDir, *times: str) -> None:
+    """Make what W&B leaves in a run's folder, as far as names go."""
+    for at in times:
+        piece = WandbFiles(run.path).folder / f"offline-run-20260101_0000{at}-abc-1"
+        piece.mkdir(parents=True)
+        (piece / "run-abc-1.wandb").write_bytes(at.encode())
+
+
+def test_each_run_stands_under_its_name_once_for_each_time_that_it_was_opened(tmp_path):
+    run = run_dir(tmp_path)
+    keep(run, "07", "05")
+    folder = tmp_path / "shown"
+    folder.mkdir()
+    gather([run], folder)
+    entries = {path.name: next(path.iterdir()).read_text() for path in folder.iterdir()}
+    assert entries == {f"run-20260101_000005-{run.name}": "05", f"run-20260101_000007-{run.name}.2": "07"}
+
+
+def test_without_data_it_says_which_runs_have_none(tmp_path):
+    run = run_dir(tmp_path)
+    with pytest.raises(ConfigError, match=f"no W&B data in .* for {run.name}"):
+        wandb_view(asked(tmp_path, f"TARGET={tmp_path / MATRIX}"))
+
+
+def test_without_a_terminal_it_names_what_reads_the_files(tmp_path, monkeypatch):
+    keep(run_dir(tmp_path), "01")
+    monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115, PTH123 (closed with the test's process)
+    with pytest.raises(ConfigError, match="needs a terminal") as met:
+        wandb_view(asked(tmp_path))
+    assert "wandb leet inspect --json" in met.value.hint
+
+
+@pytest.mark.slow
+def test_the_runs_charts_are_on_the_screen(tmp_path):
+    for name in ("gpt2_adamw_2gpu", "gpt2_muon_2gpu"):
+        run = run_dir(tmp_path, name, trackers=("wandb",))
+        train(run, range(60))
+        record(run, range(60))
+        environ = {**os.environ, "WANDB_MODE": "offline", "HOME": str(tmp_path), "PYTHONPATH": LIB}
+        subprocess.run([sys.executable, "-m", "kmatrix.track", str(run.path)], env=environ, check=True, timeout=120)
+    run_dir(tmp_path, "gpt2_lion_2gpu")
+    words = [f"RESULTS_DIR={tmp_path}", f"TARGET={tmp_path / MATRIX}"]
+    environ = {"PYTHONPATH": LIB, "HOME": str(tmp_path), "LANG": "C.UTF-8"}
+    terminal = Tmux(tmp_path, (240, 50), environ, sys.executable, "-m", "kmatrix", "wandb-view", *words)
+    try:
+        screen = wait_for(terminal, "train/loss", "-gpt2_adamw_2gpu", "-gpt2_muon_2gpu", "gpu_total_memory")
+        assert "lion" not in screen
+        terminal("send-keys", "q")
+        wait_for(terminal, "status=0", "no W&B data: gpt2_lion_2gpu")
+    finally:
+        terminal("kill-server")
+
+
+def wait_for(terminal: Tmux, *texts: str) -> str:
+    """Return the screen as soon as all texts are on it."""
+
+    def shown():
+        screen = terminal.screen()
+        return screen if all(text in screen for text in texts) else None
+
+    return until(shown, f"{texts} are on the screen")

@@ -1,0 +1,241 @@
+"""What stands on the screen of `make status`: sizes, the GPUs of the box, and what a person at night needs first."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from factories import ROOT
+from kmatrix.cli.status import as_json, gpu_lines, headline, plain, screen
+from kmatrix.gpu.formats.json_array import JsonArrayFile, last_entry
+from kmatrix.records.files import read_json, write_json
+from kmatrix.records.lock import held
+from kmatrix.records.runs import Status
+from kmatrix.status.overview import Overview
+from records_factory import CREATED, FakeRun, make_matrix
+
+NOW = CREATED + 50.0
+
+
+def entry(*indices, at=NOW - 1, memory=17000.0):
+    gpus = [
+        {
+            "gpu_index": index,
+            "gpu_name": "NVIDIA A10G",
+            "uuid": f"GPU-{index}",
+            "utilization": 97.0,
+            "memory_used": memory,
+            "memory_total": 23028.0,
+            "power": 228.0,
+            "temperature": 63.0,
+        }
+        for index in indices
+    ]
+    return {"timestamp": datetime.fromtimestamp(at, UTC).isoformat(), "multi_gpu_data": gpus}
+
+
+def record(folder, value):
+    file = JsonArrayFile(folder.gpu_stats_multi)
+    file.append(value)
+    file.close()
+
+
+@pytest.fixture
+def busy(tmp_path):
+    """Two runs that go on on three of four GPUs, one that waits, one that failed; GPU 3 is free."""
+    runs = [
+        FakeRun(device="cuda", status="running", stop_at=40),
+        FakeRun(device="cuda", gpus=2, status="running", stop_at=20),
+        FakeRun(device="cuda", gpus=4, status="planned"),
+        FakeRun(device="cuda", optimizer="sgd", status="failed", reason="loss is nan at step 47 " + "and so on " * 9),
+    ]
+    made = make_matrix(tmp_path, runs, took=None)
+    for run, gpus in ((runs[0], (0,)), (runs[1], (1, 2))):
+        folder = made.run(run.name)
+        attempt = {"attempt": 1, "status": "running", "started": CREATED, "gpus": [f"GPU-{gpu}" for gpu in gpus]}
+        write_json(folder.status, read_json(folder.status) | {"attempts": [attempt]})
+        record(folder, entry(*gpus))
+    return made
+
+
+def look(made, now=NOW):
+    with held(made):
+        return Overview(made).look(now=now)
+
+
+def test_each_gpu_says_which_run_has_it_and_what_it_does(busy):
+    gpus = look(busy).gpus
+    assert [(gpu.index, gpu.run) for gpu in gpus] == [
+        (0, "gpt2_adamw_1gpu"),
+        (1, "gpt2_adamw_2gpu"),
+        (2, "gpt2_adamw_2gpu"),
+        (3, ""),
+    ]
+    assert (gpus[0].utilization, gpus[0].memory_used, gpus[0].power, gpus[0].temperature) == (
+        97.0,
+        17000.0,
+        228.0,
+        63.0,
+    )
+    assert gpus[3].utilization is None
+
+
+def test_the_table_of_gpus_names_runs_and_free_ones(busy):
+    lines = [line.text for line in gpu_lines(look(busy), None)]
+    assert lines[:3] == [
+        "",
+        "GPU            run              util            memory  power  temp",
+        "0 NVIDIA A10G  gpt2_adamw_1gpu   97%  16.6 of 22.5 GiB   228W   63C",
+    ]
+    assert lines[5].split() == ["3", "NVIDIA", "A10G", "free", "-", "-", "-", "-"]
+
+
+def test_a_running_run_names_its_gpus(busy):
+    assert "gpu 1,2" in "\n".join(plain(look(busy)))
+
+
+def test_a_recording_that_is_old_says_nothing_of_now(busy):
+    gpus = look(busy, now=NOW + 600).gpus
+    assert [gpu.utilization for gpu in gpus] == [None] * 4
+    assert gpus[0].run == "gpt2_adamw_1gpu"  # it has it all the same
+
+
+def test_what_the_runner_left_out_stands_there_with_its_reason(busy):
+    known = [{"index": gpu, "name": "NVIDIA A10G", "uuid": f"GPU-{gpu}"} for gpu in range(4)]
+    known[3]["out"] = "quarantined: GPU is lost"
+    write_json(busy.status, read_json(busy.status) | {"gpus": known})
+    assert look(busy).gpus[3].out == "quarantined: GPU is lost"
+    assert gpu_lines(look(busy), None)[-1].text.split()[:4] == ["3", "NVIDIA", "A10G", "quarantined"]
+    assert "GPU 3 NVIDIA A10G: quarantined: GPU is lost" in plain(look(busy))
+    assert "GPU 3 NVIDIA A10G: quarantined: GPU is lost" in plain(Overview(busy).look())  # and after its end
+
+
+def test_what_others_hold_is_said_only_while_the_matrix_runs(busy):
+    known = [{"index": 0, "name": "NVIDIA A10G", "uuid": "GPU-9", "out": "in use by others: 9.0 GiB held by x"}]
+    write_json(busy.status, read_json(busy.status) | {"gpus": known})
+    assert "in use by others: 9.0 GiB" in "\n".join(plain(look(busy)))
+    assert "in use by others" not in "\n".join(plain(Overview(busy).look()))
+
+
+def test_simulated_gpus_of_a_run_on_the_cpu_stand_there_too(tmp_path):
+    made = make_matrix(tmp_path, [FakeRun(status="running", stop_at=40)], took=None)
+    record(made.run(FakeRun().name), entry(0, 1))
+    assert [gpu.run for gpu in look(made).gpus] == ["gpt2_adamw_1cpu"] * 2
+
+
+def test_ranks_on_the_cpu_are_no_gpus(tmp_path):
+    made = make_matrix(tmp_path, [FakeRun(status="running", stop_at=40)], took=None)
+    value = entry(0)
+    value["multi_gpu_data"][0]["uuid"] = "cpu-rank-0"
+    record(made.run(FakeRun().name), value)
+    assert look(made).gpus == ()
+
+
+def test_programs_get_the_gpus_the_end_and_the_alerts(busy):
+    value = json.loads(json.dumps(as_json(look(busy))))
+    assert [gpu["run"] for gpu in value["gpus"]] == ["gpt2_adamw_1gpu", "gpt2_adamw_2gpu", "gpt2_adamw_2gpu", ""]
+    assert {"ends", "left_s", "dollars", "all_dollars"} <= value.keys()
+    assert {"alerts", "memory_mib", "mfu", "tokens_per_second", "loss", "step", "left_s", "gpus"} <= value["runs"][
+        0
+    ].keys()
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 60), (40, 20), (80, 10), (60, 6)])
+def test_the_screen_is_never_larger_than_the_terminal(busy, width, height):
+    lines = screen(look(busy), width=width, height=height)
+    assert len(lines) <= height
+    if width >= 60:
+        assert max(len(line.text) for line in lines) <= width
+
+
+def test_a_small_screen_still_shows_what_runs_and_what_failed(busy):
+    text = "\n".join(line.text for line in screen(look(busy), width=80, height=12))
+    assert "gpt2_adamw_1gpu" in text
+    assert "loss is nan at step 47" in text
+    assert "GPUs: 3 in use, 1 free" in text
+
+
+def test_a_reason_is_readable_in_whole_where_there_is_room(busy):
+    text = " ".join(line.text.strip() for line in screen(look(busy), width=80, height=40))
+    assert read_json(busy.run("gpt2_sgd_1gpu").status)["reason"].strip() in text
+
+
+def test_failures_are_said_before_anything_else_of_single_runs(busy):
+    folder = busy.run("gpt2_adamw_1gpu")
+    attempts = [{"attempt": number, "status": status} for number, status in ((1, "stopped"), (2, "running"))]
+    write_json(folder.status, read_json(folder.status) | {"attempt": 2, "attempts": attempts})
+    lines = plain(look(busy))
+    failed = next(at for at, text in enumerate(lines) if text.startswith("gpt2_sgd_1gpu failed"))
+    assert failed < lines.index("gpt2_adamw_1gpu: attempt 2")
+
+
+def test_the_headline_says_when_it_ends_and_what_it_costs(busy):
+    view = look(busy)
+    runs = tuple(replace(run, dollars=1.0) for run in view.runs)
+    view = replace(view, runs=runs, left_s=3725.0, ends=NOW + 3725, all_dollars=9.5)
+    (line,) = headline(view)
+    assert re.search(r"left 1h02m, until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, cost \$4\.00 of \$9\.50$", line)
+    first, *more = headline(view, 60)
+    assert first == f"{view.name}: running"
+    assert all(len(text) <= 60 for text in more)
+
+
+def test_nothing_is_wrapped_or_left_out_where_no_screen_is(busy):
+    lines = plain(look(busy))
+    assert sum("loss is nan" in line for line in lines) == 1
+    assert len([line for line in lines if line.startswith("gpt2_") and ":" not in line.split()[0]]) >= len(
+        look(busy).runs
+    )
+
+
+# The newest entry of a recording
+
+
+def test_the_newest_whole_entry_is_read_from_the_end_however_long_the_file_is(tmp_path):
+    file = JsonArrayFile(tmp_path / "a.json")
+    for number in range(5000):
+        file.append({"number": number, "text": "x" * 100})
+    assert last_entry(tmp_path / "a.json")["number"] == 4999
+    file.close()
+
+
+def test_an_entry_that_is_being_written_is_not_taken(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('[\n{"number": 1},\n{"numb')
+    assert last_entry(path) == {"number": 1}
+
+
+@pytest.mark.parametrize("text", [None, "", "[\n\n]\n", "nonsense"])
+def test_where_nothing_was_recorded_there_is_no_entry(tmp_path, text):
+    path = tmp_path / "a.json"
+    if text is not None:
+        path.write_text(text)
+    assert last_entry(path) is None
+
+
+def test_a_run_that_ended_has_no_gpu_any_more(busy):
+    folder = busy.run("gpt2_adamw_1gpu")
+    attempt = {"attempt": 1, "status": "failed", "started": CREATED, "ended": NOW, "gpus": ["GPU-0"]}
+    write_json(folder.status, read_json(folder.status) | {"status": Status.FAILED, "attempts": [attempt]})
+    assert look(busy).gpus[0].run == ""
+
+
+def test_status_and_estimate_start_without_the_driver_the_report_and_the_screen():
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", "import kmatrix.cli.status"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "lib")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "kmatrix.status.overview" in imported
+    heavy = ("kmatrix.gpu.nvml", "kmatrix.report", "kmatrix.gputop", "pynvml", "rich", "psutil")
+    assert not [name for name in imported if name.startswith(heavy)]

@@ -1,0 +1,123 @@
+"""make track-sync: pending steps are uploaded at any later time, any number of times."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+
+import pytest
+
+from kmatrix.records.files import write_json
+from kmatrix.records.tracking import SyncState, SyncStatus, read_track, write_track
+from programs import ROOT
+from programs import run as program
+from track_factory import ended, numbers, record, run_dir, train
+
+pytest.importorskip("tensorboard", reason="make setup-trackers installs it")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that has ended, and of which nothing was sent."""
+    run = run_dir(tmp_path)
+    write_json(run.path.parent / "matrix.json", {"runs": [{"name": run.name}]})
+    train(run, range(30))
+    record(run, range(30))
+    ended(run)
+    return run
+
+
+def sync(run, *words):
+    return program("track-sync", f"RESULTS_DIR={run.path.parent.parent}", *words)
+
+
+def stored(run):
+    """What TensorBoard's own reader finds: step -> values; each value was sent once."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reader = EventAccumulator(str(run.path.parent / "tb" / run.name), size_guidance={"scalars": 0})
+    reader.Reload()
+    found: dict[int, dict[str, float]] = {}
+    for tag in (tag for tag in reader.Tags()["scalars"] if not tag.startswith("gpu")):
+        events = reader.Scalars(tag)
+        assert len({event.step for event in events}) == len(events)
+        for event in events:
+            found.setdefault(event.step, {})[tag] = pytest.approx(event.value)
+    return found
+
+
+def test_what_was_not_sent_is_sent_and_again_changes_nothing(run):
+    answer = sync(run)
+    assert (answer.status, answer.err) == (0, "")
+    folder = run.path.parent / "tb" / run.name
+    assert answer.out == f"{run.name}: tensorboard has all 30 steps (30 new), {folder}\n"
+    assert stored(run) == numbers(run)
+    again = sync(run)
+    assert (again.status, again.out.splitlines()[-1].split(": ")[1]) == (0, "no pending steps in 1 runs")
+    asked = sync(run, "TRACKER=tensorboard")
+    assert (asked.status, "30 steps (0 new)" in asked.out) == (0, True)
+    assert stored(run) == numbers(run)
+
+
+def test_a_matrix_that_ran_without_trackers_is_sent_to_those_that_are_named(run):
+    value = {"run_id": "0123456789ab", "name": run.name, "matrix": run.path.parent.name, "symbols": {}, "train": {}}
+    write_json(run.run_json, {**value, "tracking": {}})
+    refused = sync(run)
+    assert refused.status == 2
+    assert "ran without trackers" in refused.err
+    assert sync(run, "TRACKER=tensorboard").status == 0
+    assert stored(run) == numbers(run)
+
+
+def test_what_a_tracker_refuses_is_said_with_its_reason_and_the_others_get_it(run):
+    (run.path.parent / "tb").write_text("in the way")
+    answer = sync(run)
+    assert answer.status == 1
+    assert answer.out.startswith(f"{run.name}: tensorboard: 30 of 30 steps pending: ")
+    assert "tb" in answer.out
+    assert read_track(run)[0].state is SyncState.FAILED
+    (run.path.parent / "tb").unlink()
+    assert sync(run).status == 0
+
+
+def test_a_run_that_is_sent_right_now_is_left_to_the_process_that_does(run):
+    with run.track_lock.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        answer = sync(run)
+    assert (answer.status, answer.out) == (1, f"{run.name}: a tracker process is already uploading it\n")
+
+
+def test_the_summary_and_the_status_say_what_was_not_sent_and_how_to_send_it(run):
+    late = SyncStatus(
+        tracker="wandb", state=SyncState.BEHIND, points=10, waiting=20, error="no answer", link="https://w/r/1"
+    )
+    write_track(run, [late, SyncStatus(tracker="tensorboard", state=SyncState.DONE, points=30, link="tb")])
+    results = f"RESULTS_DIR={run.path.parent.parent}"
+    for command in ("status", "summary"):
+        out = program(command, results).out
+        assert f"pending for wandb: 20 of 30 steps of {run.name} (no answer)" in out
+        assert f"upload them with make track-sync TARGET={run.path.parent.name}" in out
+        assert "https://w/r/1" in out
+    assert '"link": "https://w/r/1"' in program("status", results, "JSON=1").out
+
+
+def test_a_full_disk_under_the_log_and_track_json_keeps_nothing_from_being_sent(run):
+    run.track.mkdir()  # cannot be replaced by a file
+    command = [sys.executable, "-m", "kmatrix.track", str(run.path), "--trackers", "wandb_that_is_none"]
+    with open("/dev/full", "w") as full:  # noqa: PTH123 (no folder of ours)
+        assert subprocess.run(command, stdout=full, stderr=full, env=environment(), check=False).returncode == 2
+        command[-1] = "tensorboard"
+        assert subprocess.run(command, stdout=full, stderr=full, env=environment(), check=False).returncode == 0
+    assert stored(run) == numbers(run)
+
+
+def environment():
+    return {**os.environ, "PYTHONPATH": str(ROOT / "lib")}
+
+
+def test_bad_words_are_refused_before_anything_is_sent(run):
+    assert "unknown tracker 'comet'" in sync(run, "TRACKER=comet").err
+    assert "matches no run" in sync(run, "RUN=*muon*").err
+    assert not run.track.exists()

@@ -1,0 +1,157 @@
+"""A command below its guard: it ends, it is stopped, it is killed, and nothing of it is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kmatrix.engines.local.process import GUARD, start
+from kmatrix.records.lock import try_lock
+from waiting import until
+
+SPAWN = """
+import subprocess, sys, time
+for _ in range(3):
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
+print("ready", flush=True)
+"""
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(300)"
+
+
+@pytest.fixture
+def begin(tmp_path):
+    """Start Python code below a guard; what a test leaves is killed."""
+    trees = []
+
+    def run(code, *, grace_s=5.0, lock=None, wait_for="ready"):
+        log = tmp_path / "log"
+        tree = start(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            env=os.environ,
+            log=log,
+            python=Path(sys.executable),
+            grace_s=grace_s,
+            lock=lock,
+        )
+        trees.append(tree)
+        until(lambda: not wait_for or wait_for in log.read_text())
+        return tree
+
+    yield run
+    for tree in trees:
+        tree.kill()
+
+
+def ended(tree):
+    code = None
+
+    def over():
+        nonlocal code
+        code = tree.poll()
+        return code is not None
+
+    until(over)
+    return code
+
+
+def lives(process):
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"), [("pass", 0), ("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)]
+)
+def test_the_exit_code_of_the_command_is_kept(begin, code, exit_code):
+    assert ended(begin(code, wait_for="")) == exit_code
+
+
+def test_a_program_that_is_not_there_ends_with_127_and_a_line_in_the_log(tmp_path):
+    log, me = tmp_path / "log", Path(sys.executable)
+    tree = start(["/no/such/program"], cwd=tmp_path, env=os.environ, log=log, python=me, grace_s=1)
+    assert ended(tree) == 127
+    assert "cannot start /no/such/program" in log.read_text()
+
+
+def test_output_of_both_kinds_is_appended_and_input_is_empty(begin, tmp_path):
+    (tmp_path / "log").write_text("before\n")
+    ended(begin("import sys; print(len(sys.stdin.read()), flush=True); sys.stderr.write('err')", wait_for=""))
+    assert (tmp_path / "log").read_text() == "before\n0\nerr"
+
+
+def test_a_command_is_in_a_session_of_its_own_away_from_the_terminals_signals(begin):
+    tree = begin("import time; print('ready', flush=True); time.sleep(300)")
+    assert os.getsid(tree.pid) == tree.pid != os.getsid(0)
+
+
+def test_a_command_inherits_no_blocked_signals(begin, tmp_path):
+    ended(begin("import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []))", wait_for=""))
+    assert (tmp_path / "log").read_text().strip() == "set()"
+
+
+def test_stop_ends_a_command_that_listens(begin):
+    tree = begin("import time; print('ready', flush=True); time.sleep(300)")
+    tree.stop()
+    assert ended(tree) == 128 + signal.SIGTERM
+
+
+def test_a_command_that_ignores_the_stop_is_killed_after_the_grace_and_not_before(begin):
+    tree = begin(DEAF, grace_s=0.6)
+    begun = time.monotonic()
+    tree.stop()
+    assert ended(tree) == 137
+    assert 0.6 <= time.monotonic() - begun < 5
+
+
+def test_what_the_command_leaves_behind_does_not_outlive_it(begin):
+    tree = begin(SPAWN + "time.sleep(1.5)")
+    members = tree.members()
+    assert ended(tree) == 0
+    assert len(members) >= 3
+    assert not [process for process in members if lives(process)]
+
+
+def test_kill_leaves_nothing_of_a_tree_over_many_sessions(begin):
+    tree = begin(SPAWN + "time.sleep(300)")
+    members = tree.members()
+    assert len(members) == 4
+    assert tree.kill() == 137
+    assert not [process for process in members if lives(process)]
+
+
+def test_a_guard_that_is_killed_itself_leaves_nothing_that_was_remembered(begin):
+    tree = begin(SPAWN + "time.sleep(300)")
+    members = tree.members()
+    os.kill(tree.pid, signal.SIGKILL)
+    assert ended(tree) == -9
+    assert not [process for process in members if lives(process)]
+
+
+def test_a_guard_whose_runner_is_already_dead_starts_nothing(tmp_path):
+    marker = tmp_path / "marker"
+    command = [sys.executable, "-I", "-S", str(GUARD), "999999999", "5", "/usr/bin/env", "touch", str(marker)]
+    assert subprocess.run(command, check=False).returncode == 128 + signal.SIGTERM
+    assert not marker.exists()
+
+
+def test_a_lock_that_the_guard_was_given_is_held_until_the_tree_is_gone(begin, tmp_path):
+    lock = try_lock(tmp_path / "lock")
+    tree = begin(DEAF, lock=lock)
+    os.close(lock)
+    assert try_lock(tmp_path / "lock") is None
+    tree.kill()
+    lock = try_lock(tmp_path / "lock")
+    assert lock is not None
+    os.close(lock)
+
+
+def test_the_command_inherits_no_descriptor_but_the_first_three(begin, tmp_path):
+    lock = try_lock(tmp_path / "lock")
+    ended(begin("import os; print(sorted(os.listdir('/proc/self/fd')))", lock=lock, wait_for=""))
+    os.close(lock)
+    assert (tmp_path / "log").read_text().strip() == "['0', '1', '2', '3']"  # 3 is the listing itself

@@ -1,0 +1,112 @@
+"""The recorder beside a run: it is there while the run is, it is gone afterwards, and it can hurt nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+import kmatrix.simulate.library as simulate
+from kmatrix.engines.local.recorder import Monitor
+from kmatrix.gpu.formats.json_array import last_entry
+from kmatrix.packing import Limits
+from kmatrix.records.files import read_json, read_jsonl, write_json
+from kmatrix.runner.loop import drive
+from running import engine, monitor, processes_of
+from skips import need
+from waiting import until
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory) -> Monitor:
+    """A monitor that sees two simulated GPUs."""
+    need("gcc")
+    library = simulate.build(tmp_path_factory.mktemp("simulate"))
+    return monitor(simulated=True, environment=simulate.environment(library, simulate.SCENARIOS / "calm.scn", 2))
+
+
+def test_a_run_is_recorded_from_its_start_to_its_end(matrix, plan, simulated):
+    one = plan("a")
+    run = read_json(one.dir.run_json)
+    write_json(one.dir.run_json, run | {"train": run["train"] | {"max_iters": 80}})  # a second or two
+    assert drive(matrix, [one], engine(monitor=simulated), poll_s=0.02).exit_code == 0
+    summary = read_json(one.dir.gpu_summary)
+    assert (summary["final"], summary["simulated"], len(summary["gpus"])) == (True, True, 2)
+    assert [line["event"] for line in read_jsonl(one.dir.gpu_events)][-1] == "ended"
+    assert len(json.loads(one.dir.gpu_stats_multi.read_text())) >= 1
+    assert processes_of(matrix) == []
+
+
+def test_a_run_without_gpus_and_ranks_says_so_in_one_line(matrix, plan):
+    one = plan("a")
+    run = read_json(one.dir.run_json)
+    write_json(one.dir.run_json, run | {"train": run["train"] | {"max_iters": 80}})
+    assert drive(matrix, [one], engine(monitor=monitor()), poll_s=0.02).exit_code == 0
+    assert "nothing is recorded" in one.dir.output_log.read_text()
+
+
+def test_without_a_monitor_nothing_is_recorded(matrix, plan):
+    one = plan("a")
+    assert drive(matrix, [one], engine(), poll_s=0.02).exit_code == 0
+    assert list(one.dir.path.glob("gpu_*")) == []
+
+
+@pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"])
+def test_a_recorder_that_cannot_start_or_dies_hurts_nothing(matrix, plan, python):
+    one = plan("a")
+    assert drive(matrix, [one], engine(monitor=monitor(python=Path(python))), poll_s=0.02).exit_code == 0
+    assert read_json(one.dir.status)["status"] == "finished"
+
+
+def test_a_recorder_that_hears_nothing_is_killed(matrix, plan, tmp_path, monkeypatch):
+    deaf = tmp_path / "deaf"
+    deaf.write_text(f"#!{sys.executable}\nimport signal, time\nsignal.signal(15, signal.SIG_IGN)\ntime.sleep(600)\n")
+    deaf.chmod(0o755)
+    monkeypatch.setattr("kmatrix.engines.local.recorder.WAIT_S", 0.2)
+    one = plan("a")
+    assert drive(matrix, [one], engine(monitor=monitor(python=deaf)), poll_s=0.02).exit_code == 0
+    until(lambda: not [p for p in psutil.process_iter(["cmdline"]) if str(deaf) in (p.info["cmdline"] or [])])
+
+
+def test_the_port_for_prometheus_is_passed_on_only_where_there_is_one(plan):
+    command = monitor(prometheus=9400).command(plan("a"), 1, gpus=(), slot=2)
+    assert command[-4:] == ["--prometheus", "9402", "--device", "cpu"]  # the third run at this time
+    assert "--prometheus" not in monitor().command(plan("b"), 1, gpus=())
+
+
+def test_runs_at_the_same_time_share_the_simulated_gpus_and_one_alone_sees_all(plan):
+    one = monitor(simulated=True, gpus=("a", "b", "c"))
+    assert one.seen(plan("x", ranks=2), (), shared=False) == ()  # all
+    assert one.seen(plan("x", ranks=2), (), shared=True) == ("a", "b")
+    assert one.seen(plan("x", ranks=2), ("a", "b"), shared=True) == ("c",)
+    assert one.seen(plan("x"), ("a", "b", "c"), shared=True) is None
+    assert monitor().seen(plan("x", cuda=True, gpus=("u",)), (), shared=True) == ("u",)
+
+
+def test_a_run_for_which_no_simulated_gpu_is_left_says_so_and_trains(plan):
+    one = plan("x")
+    assert monitor(simulated=True).start(one, 1, gpus=None) is None
+    assert "no simulated GPU is left" in one.dir.output_log.read_text()
+
+
+@pytest.mark.slow
+def test_packed_runs_on_the_cpu_are_recorded_on_gpus_of_their_own(matrix, plan, tmp_path_factory):
+    need("gcc")
+    library = simulate.build(tmp_path_factory.mktemp("simulate"))
+    environment = simulate.environment(library, simulate.SCENARIOS / "calm.scn", 4)
+    uuids = simulate.uuids(environment)
+    recorder = monitor(simulated=True, environment=environment, gpus=uuids, prometheus=0)
+    plans = [plan("a", "hang", ranks=1), plan("b", "hang", ranks=2), plan("c", "hang", ranks=1)]
+    box = engine(monitor=recorder, cores=8, limits=Limits(jobs=3))
+    box.submit(plans)
+    box.poll()
+    try:
+        until(lambda: all(last_entry(one.dir.gpu_stats_multi) for one in plans))
+        seen = [[gpu["uuid"] for gpu in last_entry(one.dir.gpu_stats_multi)["multi_gpu_data"]] for one in plans]
+    finally:
+        box.cancel(now=True)
+    assert sorted(map(len, seen)) == [1, 1, 2]
+    assert sorted(uuid for group in seen for uuid in group) == sorted(uuids)

@@ -1,0 +1,137 @@
+"""The data of a matrix: what its runs need of them, how often they read them, and the command that makes them ready."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from factories import train_config
+from kmatrix.experiment.data import Dataset, KnownDataset, epochs, key, most_epochs, needs, overfitting, prepared
+from kmatrix.records.files import write_json
+from programs import Program
+
+RUN = train_config(
+    dataset="finewebedu", tokenizer="gpt2", data_path="", data_tokens=0, max_iters=100, batch_size=12, block_size=64
+)
+SMALL = ("DEVICE=cpu", "MODEL=tiny", "BLOCK_SIZE=64", "BATCH_SIZE=4")
+
+
+@pytest.fixture
+def program(tmp_path):
+    (tmp_path / "data" / "notes").mkdir(parents=True)
+    for number in range(60):
+        (tmp_path / "data" / "notes" / f"{number}.txt").write_text(f"note {number} " * (number + 9))
+    program = Program(tmp_path)
+    program.good("alldefconfig")
+    return program
+
+
+def words(program, *more):
+    return (*SMALL, f"DATA_DIR={program.folder / 'data'}", *more)
+
+
+def test_the_longest_run_decides_how_much_is_fetched():
+    need = needs([RUN, replace(RUN, max_iters=300), replace(RUN, block_size=32)])
+    assert list(need) == [key(RUN)]
+    assert (need[key(RUN)].tokens, need[key(RUN)].block_size) == (300 * 12 * 64, 64)
+
+
+def test_tokens_that_are_asked_for_hold_whatever_the_runs_read():
+    assert needs([replace(RUN, data_tokens=10**9)])[key(replace(RUN, data_tokens=10**9))].tokens == 10**9
+
+
+def test_a_run_whose_length_follows_from_the_data_needs_all_of_them():
+    assert needs([RUN, replace(RUN, max_iters=0)])[key(RUN)].tokens == 0
+    assert needs([replace(RUN, max_iters=0), RUN])[key(RUN)].tokens == 0
+
+
+def test_runs_on_other_data_are_prepared_apart():
+    assert len(needs([RUN, replace(RUN, tokenizer="byte"), replace(RUN, dataset="fineweb"), replace(RUN, seed=7)])) == 3
+
+
+def test_epochs_of_a_mix_are_counted_for_each_dataset():
+    mixed = KnownDataset(train_tokens=1100, vocab_size=257, parts=(("a", 0.75, 1000), ("b", 0.25, 100)))
+    assert epochs(RUN, mixed) == {"a": 100 * 12 * 64 * 0.75 / 1000, "b": 100 * 12 * 64 * 0.25 / 100}
+    one = KnownDataset(train_tokens=76_800, vocab_size=257, parts=())
+    assert epochs(RUN, one) == {"finewebedu": 1.0}
+
+
+def test_the_run_that_reads_a_dataset_most_is_the_one_that_is_warned_of():
+    data = Dataset(path="", sha256="", vocab_size=257, train_tokens=10_000, val_tokens=0, shards=0)
+    most = most_epochs([(replace(RUN, max_iters=iters), data) for iters in (10, 443, 100)])
+    assert most == {"finewebedu": pytest.approx(34.0, abs=0.1)}
+    assert overfitting(most)[0].startswith("35 epochs of finewebedu: overfitting is likely")
+    assert overfitting({"finewebedu": 4.0}) == []
+
+
+def test_a_plan_knows_data_by_their_recipe(tmp_path):
+    record = {"recipe": {"dataset": "finewebedu", "tokenizer": "gpt2", "data_path": "", "mix": ""}, "train_tokens": 500}
+    write_json_in(tmp_path / "finewebedu", record | {"vocab_size": 50257, "complete": True})
+    assert prepared(tmp_path, RUN).train_tokens == 500
+    assert prepared(tmp_path, replace(RUN, tokenizer="byte")) is None
+    write_json_in(tmp_path / "finewebedu", record | {"vocab_size": 50257, "complete": False})
+    assert prepared(tmp_path, RUN).train_tokens == 76_800  # a longer run fetches the rest
+    write_json_in(tmp_path / "finewebedu", {"recipe": []})
+    assert prepared(tmp_path, RUN) is None
+    assert prepared(tmp_path / "nothing", RUN) is None
+
+
+def write_json_in(folder, value):
+    folder.mkdir(exist_ok=True)
+    write_json(folder / "dataset.json", value)
+
+
+def test_prepare_data_makes_the_data_of_every_run_and_says_how_often_they_are_read(program, capfd):
+    axes = ("TOKENIZER=byte,char", "DATASET=folder", "DATA_PATH=notes", "MAX_ITERS=600")
+    out = program.good("prepare-data", *words(program, *axes)).out
+    folders = sorted(path.name for path in (program.folder / "data").glob("folder-*"))
+    assert [name.rsplit("-", 1)[0] for name in folders] == ["folder-byte", "folder-char"]
+    record = json.loads((program.folder / "data" / folders[0] / "dataset.json").read_text())
+    assert f"{record['train_tokens']:,} training and {record['val_tokens']:,} validation tokens" in out
+    assert "epochs of folder: overfitting" in out
+    assert "60 files" in capfd.readouterr().err
+
+
+def test_the_vocabulary_of_the_text_is_counted_with_once_it_is_known(program):
+    run = words(program, "TOKENIZER=char", "DATASET=folder", "DATA_PATH=notes", "MAX_ITERS=60")
+    before = program.good("test-matrix-dry-run", *run)
+    assert "note: the vocabulary of the tokenizer char is assumed to be 256" in before.out
+    program.good("prepare-data", *run)
+    after = program.good("test-matrix-dry-run", *run)
+    assert "known once the data" not in after.out
+    assert before.ids == after.ids
+    assert before.runs[0].split("tokens, ")[1] != after.runs[0].split("tokens, ")[1]
+
+
+@pytest.mark.parametrize(
+    "asked, message",
+    [
+        (("DATASET=hub",), 'DATASET=hub needs DATA_PATH="OWNER/NAME"'),
+        (("DATASET=folder",), 'DATASET=folder needs DATA_PATH="<folder or pattern>"'),
+        (("DATASET=mix", "DATA_MIX=stdlib"), "'stdlib' is not DATASET:WEIGHT"),
+        (("DATASET=mix",), "DATASET=mix needs DATA_MIX="),
+        (("DATA_PATH=notes",), "DATA_PATH"),
+        (("DATASET=mix", "DATA_MIX=stdlib:1", "TOKENIZER=char"), "TOKENIZER=char"),
+        (("SHARD_TOKENS=5",), "SHARD_TOKENS"),
+    ],
+)
+def test_a_dataset_that_cannot_be_is_refused_before_anything_is_made(program, asked, message):
+    assert message in program.refused("prepare-data", *words(program, *asked))
+    assert not list((program.folder / "data").glob("*-*"))
+
+
+def test_data_that_cannot_be_prepared_are_refused_in_their_own_words(program, capfd):
+    message = program.refused("prepare-data", *words(program, "DATASET=folder", "DATA_PATH=nothing"))
+    assert "cannot prepare the data of 'folder'" in message
+    assert "no text files at" in capfd.readouterr().err
+
+
+def test_the_flagship_needs_two_epochs_of_the_ready_made_shards(program):
+    program.good("defconfig-gpt2-finewebedu-a10gx4")
+    fields = [config.train for config in program.plan().configs.values()]
+    (need,) = needs(fields).values()
+    assert need.tokens == 50_000 * 384 * 1024
+    ready = KnownDataset(train_tokens=99 * 10**8, vocab_size=50257, parts=())
+    assert epochs(fields[0], ready)["finewebedu"] == pytest.approx(1.99, abs=0.01)

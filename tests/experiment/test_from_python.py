@@ -1,0 +1,64 @@
+"""The page From Python: its lines plan a matrix, and its error is the one that is printed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from kmatrix.errors import KmatrixError
+from kmatrix.experiment import plan_matrix
+from pages import DOCS, ROOT, blocks
+from programs import Program
+
+PAGE = DOCS / "from-python.md"
+
+
+def test_the_lines_of_the_page_plan_two_runs_on_the_cpu(capsys):
+    first = blocks(PAGE, "python")[0]
+    lines, _, rest = first.partition("matrix = make_matrix(plan)")
+    assert rest
+    values: dict[str, object] = {}
+    exec(compile(lines, str(PAGE), "exec"), values)
+    plan = values["plan"]
+    assert [run.name for run in plan.runs] == ["gpt2_adamw_1cpu", "gpt2_muon_1cpu"]
+    assert capsys.readouterr().out.startswith("[('gpt2_adamw_1cpu', 1")
+
+
+def test_the_error_of_the_page_is_the_one_that_is_printed(capsys):
+    exec(compile(blocks(PAGE, "python")[2], str(PAGE), "exec"), {"plan_matrix": plan_matrix})
+    assert capsys.readouterr().out == blocks(PAGE, "text")[0]
+
+
+def test_a_plan_from_python_has_the_runs_of_the_command_line(tmp_path):
+    program = Program(tmp_path)
+    program.good("defconfig-gpt2-cpu-quick")
+    asked = program.plan("OPTIMIZER=sgd,muon", "SEED=1,2", "COMPILE=n", "MAX_TIME=1h", "NUM_GPUS=1")
+    plan = plan_matrix(
+        "gpt2-cpu-quick", OPTIMIZER=["sgd", "muon"], SEED=(1, 2), COMPILE=False, MAX_TIME="1h", NUM_GPUS=1
+    )
+    runs, theirs = ([(run.run.run_id, run.name, run.config) for run in one.runs] for one in (plan, asked))
+    assert runs == theirs
+    assert plan.overrides == asked.overrides
+    assert [line for line in plan.config_text.splitlines() if "TRACKER_PROJECT" not in line] == [
+        line for line in program.config.read_text().splitlines() if "TRACKER_PROJECT" not in line
+    ]
+
+
+def test_what_is_not_known_is_refused():
+    with pytest.raises(KmatrixError, match="unknown defconfig gpt2-cpu-quik"):
+        plan_matrix("gpt2-cpu-quik")
+
+
+def test_the_package_imports_its_functions_on_first_use():
+    """A configuration target imports a module of the package, and answers within 150 ms."""
+    code = "import kmatrix.experiment.configure, sys; print(*sorted(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(ROOT / "lib")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not {"kmatrix.experiment.plan", "kmatrix.runner.execute", "psutil"} & set(done.stdout.split())

@@ -1,0 +1,147 @@
+"""PREFLIGHT=1: which runs stand for the others, what a trial leaves out, and what is said when a shape fails."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+
+import pytest
+
+from kmatrix.engines.local.engine import LocalEngine
+from kmatrix.experiment.preflight import FOLDER, NUMBERS, STEPS, FailedRuns, _folder, advice, by_shape, trial_config
+from kmatrix.records.train_config import TrainConfig
+from programs import Program, give_gpus
+
+TRAINER = """
+import json, sys, pathlib, time
+folder = pathlib.Path(sys.argv[sys.argv.index("--attempt") - 1])
+run = json.loads((folder / "run.json").read_text())
+train, bad = run["train"], {bad!r}
+base = {{"schema": 1, "run_id": run["run_id"], "attempt": int(sys.argv[sys.argv.index("--attempt") + 1])}}
+(folder / "run_used.json").write_text(json.dumps({{"schema": 1, "train": train, "adjusted": []}}))
+print(open({seen!r}, "a").write(json.dumps([run["name"], train["max_iters"], run["tracking"]]) + "\\n"))
+failed = {{"status": "failed", "kind": "error", "reason": "RuntimeError: heads; do not: fit"}}
+ended = failed if train["optimizer"] in bad else {{"status": "finished", "step": train["max_iters"]}}
+(folder / "result.json").write_text(json.dumps({{**base, **ended}}))
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    give_gpus(monkeypatch, 0)
+    made = Program(tmp_path)
+    made.good("defconfig-gpt2-cpu-quick")
+    return made
+
+
+@pytest.fixture
+def configs(program):
+    """The configurations of a matrix's runs, as they are planned."""
+
+    def plan(*words):
+        made = program.plan(*words)
+        return made, made.configs
+
+    return plan
+
+
+AXES = ("NUM_GPUS=1", "LR=1e-3")
+
+
+def test_runs_that_differ_in_numbers_alone_have_one_shape(configs):
+    _, found = configs(*AXES, "OPTIMIZER=adamw", "SEED=1,2,3", "WEIGHT_DECAY=0,0.1", "MAX_ITERS=100,200")
+    (group,) = by_shape(found).values()
+    assert len(group) == 12
+
+
+@pytest.mark.parametrize("axis", ["OPTIMIZER=adamw,sgd", "BATCH_SIZE=3,6", "BLOCK_SIZE=64,128", "RECOMPUTE=y,n"])
+def test_what_decides_memory_or_what_is_called_makes_another_shape(configs, axis):
+    words = () if axis.startswith("OPTIMIZER") else ("OPTIMIZER=adamw", "GLOBAL_BATCH=12")
+    _, found = configs(*AXES, *words, axis)
+    assert len(by_shape(found)) == 2
+
+
+def test_a_trial_is_two_steps_and_keeps_nothing(configs):
+    _, found = configs(*AXES, "OPTIMIZER=adamw", "WARMUP_FRACTION=0.1", "CHECKPOINT_INTERVAL=10", "MAX_TIME=1h")
+    (config,) = found.values()
+    fields = trial_config(config).train
+    assert (fields.max_iters, fields.checkpoint_interval, fields.save_checkpoint) == (STEPS, 0, False)
+    assert (fields.warmup_steps, fields.warmup_fraction, fields.max_time) == (0, None, None)
+    assert fields.eval_samples <= config.train.batch_size
+
+
+def test_every_field_that_is_left_out_of_a_shape_is_one():
+    assert set(TrainConfig.names()) >= NUMBERS
+
+
+def test_what_to_type_leaves_out_the_bad_runs_and_no_other(configs):
+    plan, _ = configs(*AXES, "OPTIMIZER=adamw,sgd,muon", "SEED=1,2")
+    runs = plan.matrix.runs
+    sgd = tuple(run.name for run in runs if "sgd" in run.name)
+    assert advice(runs, [FailedRuns(names=sgd, reason="no memory")]) == "OPTIMIZER=adamw,muon"
+    assert advice(runs, [FailedRuns(names=sgd[:1], reason='no; "memory": x')]) == (
+        'MATRIX_EXCLUDE="OPTIMIZER=sgd SEED=1: no, memory"'
+    )
+    assert advice(runs, [FailedRuns(names=tuple(run.name for run in runs), reason="why")]).startswith("MATRIX_EXCLUDE=")
+
+
+@pytest.fixture
+def trainer(monkeypatch, tmp_path):
+    """Let a script of a few lines train in the trial: it fails with the optimizers that are named."""
+
+    def bad(*optimizers):
+        script, seen = tmp_path / "trainer.py", tmp_path / "seen.jsonl"
+        script.write_text(TRAINER.format(bad=optimizers, seen=str(seen)))
+        engine = functools.partial(LocalEngine, torchrun=(sys.executable, str(script)))
+        monkeypatch.setattr("kmatrix.runner.execute.LocalEngine", engine)
+        return seen
+
+    return bad
+
+
+def test_a_bad_shape_refuses_the_matrix_names_its_runs_and_leaves_nothing(program, trainer, tmp_path):
+    trainer("sgd")
+    words = (*AXES, "OPTIMIZER=adamw,sgd", "SEED=1,2", "PREFLIGHT=1", f"RESULTS_DIR={tmp_path / 'results'}", "REUSE=n")
+    message = program.refused("test-matrix", *words)
+    assert "preflight: 2 of 4 runs fail; nothing was started" in message
+    assert "gpt2_sgd_seed1_1cpu, gpt2_sgd_seed2_1cpu: RuntimeError: heads; do not: fit" in message
+    assert "leave them out with OPTIMIZER=adamw\n" in message + "\n"
+    assert list((tmp_path / "results").iterdir()) == []
+
+
+def test_what_it_says_to_type_helps(program, trainer, tmp_path, monkeypatch):
+    seen = trainer("sgd")
+    monkeypatch.setattr("kmatrix.cli.run._run_and_report", lambda *_, **__: 0)
+    words = (*AXES, "SEED=1,2", f"RESULTS_DIR={tmp_path / 'results'}", "REUSE=n")
+    answer = program.good("test-matrix", *words, "PREFLIGHT=y", "OPTIMIZER=adamw")
+    assert "preflight: two steps of 1 shape, for 2 runs" in answer.out
+    assert seen.read_text().count("\n") == 1
+    (matrix,) = (tmp_path / "results").iterdir()
+    assert matrix.name.startswith("test_matrix_results_")
+
+
+def test_the_symbol_does_the_same_and_the_command_line_beats_it(program, trainer, tmp_path, monkeypatch):
+    seen = trainer()
+    monkeypatch.setattr("kmatrix.cli.run._run_and_report", lambda *_, **__: 0)
+    with program.config.open("a") as file:
+        file.write("CONFIG_PREFLIGHT=y\n")
+    text = program.config.read_text().replace("# CONFIG_PREFLIGHT is not set\n", "")
+    program.config.write_text(text)
+    words = (*AXES, "OPTIMIZER=adamw", f"RESULTS_DIR={tmp_path / 'results'}", "REUSE=n")
+    program.good("train", *words)
+    assert seen.exists()
+    seen.unlink()
+    program.good("train", *words, "PREFLIGHT=0")
+    assert not seen.exists()
+
+
+def test_what_a_killed_preflight_left_is_removed_by_the_next(tmp_path):
+    left, other = tmp_path / f"{FOLDER}999999999", tmp_path / f"{FOLDER}{os.getppid()}"
+    left.mkdir()
+    other.mkdir()
+    with _folder(tmp_path) as folder:
+        assert folder.is_dir()
+        assert not left.exists()
+        assert other.exists()  # another one that goes on
+    assert not folder.exists()

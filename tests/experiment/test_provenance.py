@@ -1,0 +1,154 @@
+"""Where a run comes from: its code as commit and patch, its machine, and no secret."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+import kmatrix.experiment.provenance as module
+from kmatrix.experiment.provenance import code_of, provenance, trainer_files, variables
+from kmatrix.records.paths import ROOT
+
+IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+
+
+def git(root, *words):
+    return subprocess.run(
+        ["git", "-C", str(root), *IDENTITY, *words], check=True, capture_output=True, text=True
+    ).stdout
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A repository with the files that a trainer is made of, all committed."""
+    for name in ("README.md", "gpt2/train.py", "lib/kmatrix/records/__init__.py", ".env.example"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("one\n")
+    (tmp_path / "gpt2/log.py").write_text("def log():\n    from kmatrix.records.files import append\n")
+    (tmp_path / "lib/kmatrix/records/files.py").write_text("import kmatrix.errors as errors\n")
+    for name in ("errors.py", "redaction.py", "records/lock.py", "__init__.py"):
+        (tmp_path / "lib/kmatrix" / name).write_text("one\n")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    return tmp_path
+
+
+def test_committed_code_is_named_by_its_commit_and_has_no_patch(project):
+    code = code_of(project)
+    assert code.commit == git(project, "rev-parse", "HEAD").strip()
+    assert (code.dirty, code.patch, code.no_patch, code.untracked) == (False, None, "", ())
+
+
+def test_the_patch_makes_the_commit_what_ran(project, tmp_path_factory):
+    (project / "gpt2/train.py").write_text("two\n")
+    (project / "README.md").unlink()
+    (project / "picture.png").write_bytes(bytes(range(256)))
+    git(project, "add", "picture.png")
+    git(project, "config", "diff.noprefix", "true")  # a user's own settings change nothing
+    git(project, "config", "color.diff", "always")
+    code = code_of(project)
+    then = tmp_path_factory.mktemp("then") / "code"
+    git(project, "worktree", "add", "-q", str(then), code.commit)
+    (then.parent / "code.patch").write_bytes(code.patch)
+    git(then, "apply", str(then.parent / "code.patch"))
+    assert (then / "gpt2/train.py").read_text() == "two\n"
+    assert not (then / "README.md").exists()
+    assert (then / "picture.png").read_bytes() == bytes(range(256))
+
+
+@pytest.mark.parametrize("name", [".env.example", "conf/.env", ".config", "my.key", "conf/secrets.toml", "id_rsa"])
+def test_a_file_that_may_hold_secrets_is_never_in_the_patch(project, name):
+    (project / name).parent.mkdir(exist_ok=True)
+    (project / name).write_text("before\n")
+    git(project, "add", "-f", name)
+    git(project, "commit", "-q", "-m", "second")
+    (project / name).write_text("WANDB_API_KEY=local-0123456789abcdef\n")
+    assert (code_of(project).patch, code_of(project).no_patch) == (
+        None,
+        "only files that may contain secrets have changed",
+    )
+    (project / "gpt2/train.py").write_text("two\n")
+    assert b"0123456789abcdef" not in code_of(project).patch
+
+
+def test_a_patch_that_is_too_large_is_left_out_and_says_so(project, monkeypatch):
+    monkeypatch.setattr(module, "PATCH_LIMIT", 2**20)
+    (project / "gpt2/train.py").write_text("0123456789\n" * 200_000)
+    code = code_of(project)
+    assert (code.patch, code.no_patch) == (None, "its 2.3 MiB exceed the limit of 1 MiB")
+
+
+def test_source_files_that_git_does_not_track_are_named_and_others_are_not(project):
+    for name in ("gpt2/mine.py", "Kconfig.mine", "notes.txt", "gpt2/data.bin"):
+        (project / name).write_text("new\n")
+    assert code_of(project).untracked == ("Kconfig.mine", "gpt2/mine.py")
+
+
+def test_the_hash_of_the_code_is_that_of_the_trainers_sources_alone(project):
+    before = code_of(project)
+    (project / "tests.py").write_text("new\n")
+    assert code_of(project).sha256 == before.sha256
+    (project / "lib/kmatrix/errors.py").write_text("two\n")
+    after = code_of(project)
+    assert after.sha256 != before.sha256
+    assert {name for name in after.files if after.files[name] != before.files[name]} == {"lib/kmatrix/errors.py"}
+
+
+@pytest.mark.parametrize("name", ["redaction.py", "records/lock.py"])
+def test_a_change_of_the_control_side_leaves_the_hash_of_the_code_alone(project, name):
+    before = code_of(project)
+    (project / "lib/kmatrix" / name).write_text("two\n")
+    assert code_of(project).sha256 == before.sha256
+
+
+def test_the_trainers_files_are_those_that_it_imports():
+    files = set(trainer_files(ROOT))
+    loads = "import gpt2.train, gpt2.prepare, sys; print(*(getattr(m, '__file__', '') for m in sys.modules.values()))"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'lib'}:{ROOT}"}
+    loaded = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, check=True, env=environment)
+    ours = {path.removeprefix(f"{ROOT}/") for path in loaded.stdout.split() if path.startswith(f"{ROOT}/lib/")}
+    assert ours
+    assert ours <= files
+    assert {"lib/kmatrix/records/files.py", "lib/kmatrix/shapes.py", "gpt2/train.py"} <= files
+    assert not [name for name in files if re.match("lib/kmatrix/(cli|report|runner|status|track|gpu)/", name)]
+
+
+def test_outside_a_repository_the_code_is_known_by_its_hash_alone(project):
+    (project / ".git").rename(project / "git-is-gone")
+    code = code_of(project)
+    assert (code.commit, code.dirty, code.patch, code.untracked) == (None, None, None, ())
+    assert len(code.sha256) == 64
+
+
+def test_variables_that_may_change_a_result_are_kept_and_nothing_that_looks_like_a_secret():
+    environment = {
+        **{"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "0", "HOME": "/home/you"},
+        **{"KMATRIX_TOKEN": "a", "TORCH_AUTH": "b", "CUDA_PASSWORD": "c", "WANDB_API_KEY": "d", "NCCL_KEYFILE": "e"},
+        "TORCH_INDEX": "https://you:secret@example.org/simple",
+    }
+    assert variables(environment) == {"CUDA_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2"}
+
+
+def test_the_provenance_names_versions_machine_and_patch(project):
+    (project / "gpt2/train.py").write_text("two\n")
+    about = provenance(code_of(project), "kmatrix train", (), "code.patch")
+    assert (about["patch"], about["git_dirty"], about["command"]) == ("code.patch", True, "kmatrix train")
+    assert about["versions"]["torch"]
+    assert about["driver"] is None  # no GPU is used, so the driver is not asked
+    assert about["kernel"]
+    assert about["cpu"]
+
+
+def test_a_patch_that_would_hold_a_key_is_left_out_with_the_reason(project, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "correct-horse")
+    (project / "gpt2/train.py").write_text("wandb.login(key='correct-horse')\n")
+
+    code = code_of(project)
+
+    assert code.patch is None
+    assert "it contains a key" in code.no_patch

@@ -1,0 +1,114 @@
+"""Checkpoints: whole or absent, and enough to go on from."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gpt2.train as schedule
+from factories import make_data, train_fields
+from gpt2 import optim
+from gpt2.checkpoint.files import load_checkpoint, save_checkpoint
+from gpt2.checkpoint.state import TrainingState, snapshot
+from gpt2.data.batches import Batches
+from gpt2.dist import World
+from gpt2.train import build_model
+from kmatrix.errors import RecordError
+from kmatrix.records.train_config import TrainConfig
+
+WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
+VALUE = {"schema": 1, "run_id": "a", "step": 3, "tokens": 0, "config": {}, "model": {}, "optimizer": {}, "rng": {}}
+
+
+def steps(config, model, optimizers, first, last):
+    """Take the steps from `first` to before `last`, without the loop's logging, and return the losses."""
+    batches, losses = Batches(config, WORLD, start_step=first), []
+    for step in range(first, last):
+        optimizers.set_scale(schedule.scale(config, step))
+        _, loss = model(*batches.next())
+        loss.backward()
+        optimizers.step()
+        optimizers.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"optimizer": "adamw"},
+        {"optimizer": "sgd", "sgd_momentum": 0.9, "sgd_nesterov": False},
+    ],
+)
+def test_a_checkpoint_holds_all_that_training_needs_to_go_on_bit_for_bit(tmp_path, optimizer):
+    sha256 = make_data(tmp_path)
+    config = TrainConfig.from_json(train_fields(tmp_path, sha256, tmp_path, **optimizer))
+    model = build_model(config)
+    optimizers = optim.build(config, model)
+    steps(config, model, optimizers, 0, 4)
+    parts = TrainingState(config=config, world=WORLD, model=model, optimizers=optimizers)
+    save_checkpoint(tmp_path / "c.pt", snapshot(parts, step=4, run_id="a", rng=[]))
+    straight = steps(config, model, optimizers, 4, 8)
+
+    loaded = load_checkpoint(tmp_path / "c.pt")
+    again = TrainConfig.from_json(loaded["config"])
+    resumed = build_model(again)
+    resumed.load_state_dict(loaded["model"])
+    optimizers = optim.build(again, resumed)
+    optimizers.load_state_dict(loaded["optimizer"])
+    assert steps(again, resumed, optimizers, loaded["step"], 8) == straight
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))
+    assert loaded["tokens"] == 4 * config.tokens_per_step
+
+
+def test_a_save_that_fails_half_way_leaves_the_former_checkpoint_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, VALUE)
+
+    def full_disk(value, file):
+        file.write(b"half")
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError:
+            raise RuntimeError("unexpected pos 704 vs 598")  # noqa: B904  (as torch does)
+
+    monkeypatch.setattr(torch, "save", full_disk)
+    with pytest.raises(RecordError, match=r"last.pt could not be written") as caught:
+        save_checkpoint(path, {**VALUE, "step": 4})
+    assert "No space left on device" in caught.value.why
+    assert load_checkpoint(path)["step"] == 3
+    assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
+
+
+def test_what_a_killed_save_left_does_not_hinder_the_next_one(tmp_path):
+    (tmp_path / ".last.pt.partial").write_bytes(b"half")
+    save_checkpoint(tmp_path / "last.pt", VALUE)
+    assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
+
+
+@pytest.mark.parametrize("size", [0, 10, 500])
+def test_a_truncated_checkpoint_is_refused_by_name(tmp_path, size):
+    path = tmp_path / "final.pt"
+    save_checkpoint(path, {**VALUE, "model": {"w": torch.zeros(1000)}})
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(RecordError, match=r"final.pt is damaged"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "value, message",
+    [
+        ({**VALUE, "schema": 3}, "has schema 3"),
+        ({"schema": 1, "step": 3}, "is damaged"),
+        ([1, 2], "is not a checkpoint of kmatrix"),
+    ],
+)
+def test_what_is_no_checkpoint_of_ours_is_refused(tmp_path, value, message):
+    torch.save(value, tmp_path / "x.pt")
+    with pytest.raises(RecordError, match=message):
+        load_checkpoint(tmp_path / "x.pt")
+
+
+def test_a_missing_checkpoint_is_refused_by_name(tmp_path):
+    with pytest.raises(RecordError, match=r"none.pt is missing"):
+        load_checkpoint(tmp_path / "none.pt")

@@ -1,0 +1,314 @@
+"""When a run is saved, what stays, and which checkpoint is gone on from: the manager on a tiny model."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections import namedtuple
+from dataclasses import replace
+
+import pytest
+import torch
+
+from factories import make_data, train_fields
+from gpt2 import optim
+from gpt2.checkpoint import manager
+from gpt2.checkpoint.files import WrittenCheckpoint, load_checkpoint, save_checkpoint
+from gpt2.checkpoint.manager import CheckpointManager
+from gpt2.checkpoint.state import TrainingState, restore
+from gpt2.dist import World
+from gpt2.log import RunLog
+from gpt2.train import build_model
+from kmatrix.errors import RecordError
+from kmatrix.records.checkpoints import CheckpointKind, read_index
+from kmatrix.records.files import read_jsonl
+from kmatrix.records.paths import RunDir
+from kmatrix.records.train_config import TrainConfig
+
+WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
+Disk = namedtuple("Disk", "total used free")
+
+
+class Run:
+    """A run without its loop: a model whose first bias says how many updates it had."""
+
+    def __init__(self, folder, attempt=1, world=WORLD, **fields):
+        sha256 = make_data(folder / "data", train=2000, val=200)
+        asked = {"checkpoint_interval": 1, "async_checkpoint": False, "keep_checkpoints": 3, "max_iters": 100, **fields}
+        self.config = TrainConfig.from_json(train_fields(folder / "data", sha256, folder / "checkpoints", **asked))
+        self.model = build_model(self.config)
+        self.log = RunLog(RunDir(folder), "0123456789", attempt, main=True)
+        self.log.config = self.config
+        optimizers = optim.build(self.config, self.model)
+        self.parts = TrainingState(
+            config=self.config, world=world, model=self.model, optimizers=optimizers, stateful={"log": self.log}
+        )
+        self.checkpoints = CheckpointManager(self.parts, self.log)
+        self.folder = folder / "checkpoints"
+
+    @property
+    def mark(self):
+        return self.model.ln_f.bias.data[0].item()
+
+    def reach(self, step):
+        """Be after so many updates."""
+        self.log.step = step
+        self.model.ln_f.bias.data[0] = step
+        return self
+
+    def save(self, step, *kinds, **options):
+        self.reach(step).checkpoints.save(*(kinds or [CheckpointKind.ROLLING]), **options)
+        return self
+
+    def again(self, how="auto", **fields):
+        """The next attempt at the same run, gone on from its checkpoints."""
+        run = Run(self.log.dir.path, attempt=self.log.attempt + 1, **fields)
+        run.checkpoints.resume(how)
+        return run
+
+    @property
+    def steps(self):
+        return [entry.step for entry in read_index(self.folder)]
+
+    @property
+    def events(self):
+        return [event["event"] for event in read_jsonl(self.log.dir.events)]
+
+
+def test_the_newest_stay_with_the_best_and_those_kept_for_good(tmp_path):
+    run = Run(tmp_path, keep_every=4)
+    for step in range(1, 11):
+        run.save(step, *([CheckpointKind.ROLLING, CheckpointKind.BEST] if step == 3 else [CheckpointKind.ROLLING]))
+    assert run.steps == [3, 4, 8, 9, 10]
+    names = {path.name for path in run.folder.iterdir()}
+    assert names == {"index.json", "best.pt", *(f"step_{step:08d}.pt" for step in run.steps)}
+
+
+def test_two_reasons_at_one_step_are_one_file(tmp_path):
+    run = Run(tmp_path).save(5, CheckpointKind.ROLLING).save(5, CheckpointKind.FINAL, CheckpointKind.BEST, wait=True)
+    (entry,) = read_index(run.folder)
+    assert entry.kinds == {CheckpointKind.ROLLING, CheckpointKind.FINAL, CheckpointKind.BEST}
+    assert run.events == ["checkpoint"]
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_what_is_written_is_what_was(tmp_path, monkeypatch):
+    go, save = threading.Event(), save_checkpoint
+
+    def slow(*arguments):
+        assert go.wait(60)
+        return save(*arguments)
+
+    monkeypatch.setattr(manager, "save_checkpoint", slow)
+    run = Run(tmp_path, async_checkpoint=True).save(3)
+    run.reach(4)  # returned before anything is written, and goes on
+    assert run.steps == []
+    go.set()
+    run.checkpoints.wait()
+    value = load_checkpoint(run.folder / "step_00000003.pt")
+    assert value["model"]["ln_f.bias"][0] == value["step"] == 3
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_periodic_save_that_fails_is_an_event_and_one_that_is_waited_for_an_error(tmp_path, monkeypatch, beside):
+    def full(value, file):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    run = Run(tmp_path, async_checkpoint=beside).save(1)
+    run.checkpoints.wait()
+    monkeypatch.setattr(torch, "save", full)
+    run.save(2)
+    run.checkpoints.wait()
+    assert run.events == ["checkpoint", "checkpoint failed"]
+    with pytest.raises(RecordError, match="could not be written"):
+        run.save(3, CheckpointKind.FINAL, wait=True)
+    assert run.steps == [1]
+    assert load_checkpoint(run.folder / "step_00000001.pt")["step"] == 1
+
+
+def test_a_full_disk_takes_the_oldest_first_and_never_the_last(tmp_path, monkeypatch):
+    run = Run(tmp_path).save(1).save(2).save(3)
+    size = read_index(run.folder)[0].bytes
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: Disk(0, 0, 4 * 2**20 - size * len(run.checkpoints.index.present))
+    )
+    monkeypatch.setattr(manager, "MIB", 4 * 2**20 - 2 * size)
+    run.save(4)
+    assert run.steps == [3, 4]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(0, 0, 0))
+    run.save(5)
+    assert run.steps == [4]
+    assert run.events[-1] == "checkpoint failed"
+    with pytest.raises(RecordError, match="has no space for a checkpoint"):
+        run.save(6, CheckpointKind.FINAL, wait=True)
+
+
+def test_a_disk_without_room_for_one_is_refused_before_the_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(0, 0, 1000))
+    with pytest.raises(RecordError, match="has no space for a checkpoint"):
+        Run(tmp_path).checkpoints.forecast()
+
+
+def test_a_stop_saves_and_the_next_attempt_goes_on_from_there(tmp_path):
+    run = Run(tmp_path).save(3)
+    run.reach(5).checkpoints.emergency()
+    assert [entry.kinds for entry in read_index(run.folder)] == [{CheckpointKind.ROLLING}, {CheckpointKind.EMERGENCY}]
+    again = run.again()
+    assert (again.log.step, again.mark) == (5, 5)
+    again.save(6)
+    assert again.steps == [3, 6]
+
+
+def test_a_stop_relies_on_the_newest_where_writing_would_take_too_long(tmp_path):
+    run = Run(tmp_path).save(3)
+    size = read_index(run.folder)[0].bytes
+    run.checkpoints._speed.measured(WrittenCheckpoint(bytes=size, sha256="", seconds=21.0))
+    run.reach(5).checkpoints.emergency()
+    assert run.steps == [3]
+    (event,) = (e for e in read_jsonl(run.log.dir.events) if e["event"] == "checkpoint left out")
+    assert "about 21 s" in event["text"]
+    assert "step_00000003.pt" in event["text"]
+
+
+def test_a_stop_tries_all_the_same_where_there_is_nothing_to_rely_on(tmp_path):
+    run = Run(tmp_path)
+    run.checkpoints._speed.measured(WrittenCheckpoint(bytes=1, sha256="", seconds=21.0))
+    run.reach(5).checkpoints.emergency()
+    assert run.steps == [5]
+
+
+def test_a_stop_that_cannot_save_is_still_a_stop(tmp_path, monkeypatch):
+    run = Run(tmp_path).save(3)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(0, 0, 0))
+    run.reach(5).checkpoints.emergency()
+    assert run.events[-1] == "checkpoint failed"
+
+
+@pytest.mark.parametrize("harm", ["cut short", "tampered with", "gone"])
+def test_the_one_before_a_damaged_checkpoint_is_taken_and_it_is_said(tmp_path, harm):
+    run = Run(tmp_path).save(1).save(2)
+    path = run.folder / "step_00000002.pt"
+    data = path.read_bytes()
+    if harm == "gone":
+        path.unlink()
+    else:
+        half = len(data) // 2
+        path.write_bytes(data[:half] if harm == "cut short" else data[:half] + b"x" + data[half + 1 :])
+    again = run.again()
+    assert (again.log.step, again.mark) == (1, 1)
+    said = " ".join(event["text"] for event in read_jsonl(run.log.dir.events))
+    assert "step_00000002.pt" in said
+    assert (run.folder / "step_00000002.pt.damaged").exists() == (harm != "gone")
+    assert again.steps == [1]
+
+
+def test_all_damaged_is_the_start_for_auto_and_refused_for_latest(tmp_path):
+    run = Run(tmp_path).save(1).save(2)
+    for path in run.folder.glob("step_*.pt"):
+        path.write_bytes(b"nothing")
+    assert run.again("auto").log.step == 0
+    with pytest.raises(RecordError, match="has no checkpoint to resume from"):
+        run.again("latest")
+
+
+def test_best_and_a_path_are_what_they_say(tmp_path):
+    run = Run(tmp_path).save(1).save(2, CheckpointKind.BEST).save(3)
+    assert run.again("best").log.step == 2
+    assert run.again(str(run.folder / "step_00000001.pt")).log.step == 1
+    assert run.again("latest").log.step == 3
+    with pytest.raises(RecordError, match="is missing"):
+        run.again(str(run.folder / "none.pt"))
+
+
+def test_after_going_back_the_newest_is_what_was_written_last(tmp_path):
+    run = Run(tmp_path).save(1).save(2).save(3)
+    again = run.again(str(run.folder / "step_00000001.pt")).save(2)
+    assert again.steps == [1, 3, 2]
+    assert again.again("latest").log.step == 2
+
+
+def test_a_lost_index_is_made_anew_from_the_files(tmp_path):
+    run = Run(tmp_path).save(1).save(2, CheckpointKind.ROLLING, CheckpointKind.BEST)
+    (run.folder / "index.json").unlink()
+    again = run.again()
+    assert (again.log.step, again.steps) == (2, [1, 2])
+    assert read_index(run.folder)[1].kinds == {CheckpointKind.BEST}
+
+
+def test_a_damaged_index_is_put_aside(tmp_path):
+    run = Run(tmp_path).save(1)
+    (run.folder / "index.json").write_text("{")
+    assert run.again().log.step == 1
+    assert (run.folder / "index.json.damaged").read_text() == "{"
+
+
+def test_a_kill_at_any_point_of_a_save_leaves_the_former_checkpoint(tmp_path, monkeypatch):
+    """What the disk holds at each point is what a process finds that starts after kill -9 there."""
+    run = Run(tmp_path, keep_checkpoints=1).save(1)
+    places = []
+
+    def snapshot(*_):
+        places.append(tmp_path / f"killed{len(places)}")
+        shutil.copytree(run.folder, places[-1] / "checkpoints")
+
+    for owner, name in ((os, "fsync"), (os, "replace"), (type(tmp_path), "replace"), (type(tmp_path), "unlink")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, real=real, **k: (snapshot(), real(*a, **k))[1])
+    run.save(2)
+    monkeypatch.undo()
+    assert len(places) > 5
+    for place in places:
+        killed = Run(place)
+        killed.checkpoints.resume("latest")
+        assert killed.log.step in (1, 2), place
+        assert killed.mark == killed.log.step
+
+
+def test_a_checkpoint_of_another_training_is_refused_and_the_difference_is_named(tmp_path):
+    run = Run(tmp_path).save(1)
+    with pytest.raises(RecordError, match="belongs to another configuration") as caught:
+        run.again(learning_rate=5e-4)
+    assert "learning_rate was 0.001 and is 0.0005" in caught.value.why
+
+
+def test_another_number_of_ranks_goes_on_with_the_same_data_and_says_so(tmp_path, capsys):
+    run = Run(tmp_path, batch_size=4).save(3)
+    again = Run(tmp_path, 2, replace(WORLD, size=1), batch_size=2, gradient_accumulation=2)
+    value = load_checkpoint(run.folder / "step_00000003.pt")
+    notes = restore(value | {"rng": value["rng"] * 2}, again.parts)
+    assert len(notes) == 1
+    assert "the checkpoint has 2 ranks, this run 1: the data order continues exactly" in notes[0]
+    assert again.config.global_batch == run.config.global_batch
+
+
+def test_history_and_time_go_on_and_what_came_after_the_checkpoint_is_void(tmp_path):
+    run = Run(tmp_path)
+    run.log.world = WORLD
+    for step in range(4):
+        run.log.step = step
+        run.log.validation(step, 4.0 - step / 10)
+        if step == 2:
+            run.save(2)
+    again = run.again()
+    assert [line["step"] for line in again.log.val] == [0, 1, 2]
+    assert again.log.evaluated(2)
+    assert again.log.before_s > 0
+    metrics = list(read_jsonl(run.log.dir.metrics))
+    assert metrics[-1]["resumed"]
+    assert metrics[-1]["step"] == 2
+
+
+def test_a_slow_disk_is_measured_and_said_before_the_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(manager, "SAMPLE", 1000)
+    monkeypatch.setattr(manager, "WORTH_PROBING", 2000)
+    monkeypatch.setattr(manager, "EMERGENCY_S", 0.0)
+    run = Run(tmp_path)
+    run.checkpoints.forecast()
+    assert run.events == ["slow disk"]
+    assert not list(run.folder.glob(".probe*"))
+
+
+def test_a_small_checkpoint_needs_no_measurement(tmp_path):
+    assert manager.WriteSpeed().probe(tmp_path, 1000) is None
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,291 @@
+"""Shards on disk, and the order in which training reads them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from factories import make_data, train_fields
+from gpt2.data import shards
+from gpt2.data.batches import Batches, Order, Windows, positions
+from gpt2.data.tokenizer import ByteTokenizer
+from gpt2.dist import World
+from gpt2.evaluate import Validation
+from kmatrix.errors import DataError
+from kmatrix.records.train_config import TrainConfig
+
+CPU = torch.device("cpu")
+
+
+def world(rank: int = 0, size: int = 1) -> World:
+    return World(rank=rank, local_rank=rank, size=size, device=CPU)
+
+
+def config_of(tmp_path, **overrides) -> TrainConfig:
+    return TrainConfig.from_json(train_fields(tmp_path, "", tmp_path, **overrides))
+
+
+def write(tmp_path, tokens, name="a_train_000000.bin"):
+    shards.write_shard(tmp_path / name, tokens)
+    return tmp_path / name
+
+
+@given(st.lists(st.integers(0, 65535), max_size=50))
+def test_a_shard_reads_back_as_it_was_written(tmp_path_factory, tokens):
+    path = write(tmp_path_factory.mktemp("shard"), tokens)
+    assert shards.open_shard(path).tolist() == tokens
+
+
+def test_a_shard_has_the_header_of_llm_c(tmp_path):
+    raw = write(tmp_path, [1, 2, 3]).read_bytes()
+    assert np.frombuffer(raw[:1024], "<i4").tolist() == [20240520, 1, 3] + [0] * 253
+    assert raw[1024:] == b"\x01\x00\x02\x00\x03\x00"
+
+
+@pytest.mark.parametrize(
+    "change, why",
+    [
+        (lambda raw: raw[:100], "truncated: 100 bytes"),
+        (lambda raw: raw[:-1], "1029 bytes, expected 1030 for 3 tokens"),
+        (lambda raw: raw + b"\0\0", "1032 bytes, expected 1030"),
+        (lambda raw: b"\0" + raw[1:], "not a 16-bit token shard: magic number"),
+        (lambda raw: raw[:4] + b"\x07" + raw[5:], "version 7"),
+    ],
+)
+def test_a_damaged_shard_is_refused_by_file_and_offset(tmp_path, change, why):
+    path = write(tmp_path, [1, 2, 3])
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(DataError, match=r"a_train_000000.bin") as caught:
+        shards.open_shard(path)
+    assert why in caught.value.why
+
+
+def test_a_token_beyond_the_vocabulary_is_refused_by_file_and_offset(tmp_path):
+    write(tmp_path, [1, 2, 3, 4, 5, 999, 7, 8, 9])
+    windows = Windows(tmp_path, "train", block_size=4, vocab_size=257)
+    assert windows.read([(0, 0)])[1].tolist() == [[2, 3, 4, 5]]
+    with pytest.raises(DataError, match=r"a_train_000000.bin has the token 999 at byte 1034"):
+        windows.read([(0, 1)])
+
+
+def test_a_folder_without_shards_is_refused_with_the_glob_that_was_looked_for(tmp_path):
+    with pytest.raises(DataError) as caught:
+        Windows(tmp_path, "val", block_size=4, vocab_size=257)
+    assert str(tmp_path / "*_val_*.bin") in caught.value.what
+
+
+def test_targets_are_the_tokens_shifted_by_one_and_windows_do_not_overlap(tmp_path):
+    write(tmp_path, range(14))
+    windows = Windows(tmp_path, "train", block_size=4, vocab_size=257)
+    idx, targets = windows.read([(0, 0), (0, 2)])
+    assert len(windows) == 3
+    assert idx.tolist() == [[0, 1, 2, 3], [8, 9, 10, 11]]
+    assert targets.tolist() == [[1, 2, 3, 4], [9, 10, 11, 12]]
+    assert idx.dtype == targets.dtype == torch.int64
+    assert idx.is_contiguous()
+
+
+counts_of_shards = st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any)
+
+
+@given(counts_of_shards, st.integers(0, 2**31 - 1))
+def test_every_epoch_reads_each_window_once(counts, seed):
+    order = Order(counts, seed)
+    every = {(shard, window) for shard, count in enumerate(counts) for window in range(count)}
+    for epoch in range(3):
+        places = [order.at(epoch * order.windows + offset) for offset in range(order.windows)]
+        assert set(places) == every
+        assert len(places) == len(every)
+
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+    counts = (50, 50)
+    first, second, other = (
+        [order.at(position) for position in range(start, start + 100)]
+        for order, start in ((Order(counts, 1), 0), (Order(counts, 1), 100), (Order(counts, 2), 0))
+    )
+    assert first != second
+    assert first != other
+    assert first != sorted(first)
+
+
+@settings(max_examples=40)
+@given(st.sampled_from([1, 2, 4]), st.integers(1, 3), st.integers(1, 3), st.integers(0, 20))
+def test_ranks_together_read_what_one_rank_would(tmp_path_factory, size, batch, accumulation, step):
+    folder = tmp_path_factory.getbasetemp()
+    one = config_of(folder, batch_size=batch * size, gradient_accumulation=accumulation)
+    many = config_of(folder, batch_size=batch, gradient_accumulation=accumulation, num_gpus=size)
+    for micro in range(accumulation):
+        parts = [position for rank in range(size) for position in positions(many, world(rank, size), step, micro)]
+        assert parts == list(positions(one, world(), step, micro))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_no_sequence_is_drawn_twice_in_an_epoch_whatever_the_number_of_ranks(tmp_path, size):
+    make_data(tmp_path, train=32 * 24 + 1)  # 24 windows: 2 steps of 12
+    config = config_of(tmp_path, batch_size=12 // size // 3 or 1, gradient_accumulation=3, num_gpus=size)
+    ranks = [Batches(config, world(rank, size)) for rank in range(size)]
+    assert config.global_batch == 12
+    rows = [tuple(row) for _ in range(6) for batches in ranks for row in batches.next()[0].tolist()]
+    windows = Windows(tmp_path, "train", block_size=32, vocab_size=257)
+    assert sorted(rows) == sorted(tuple(row) for row in windows.read(windows.spread(24))[0].tolist())
+
+
+def test_a_start_at_a_later_step_reads_what_an_uninterrupted_run_reads_there(tmp_path):
+    make_data(tmp_path)
+    config = config_of(tmp_path, gradient_accumulation=2)
+    straight, resumed = Batches(config, world()), Batches(config, world(), start_step=3)
+    for _ in range(6):
+        straight.next()
+    for _ in range(4):
+        assert torch.equal(straight.next()[0], resumed.next()[0])
+
+
+def test_fewer_sequences_than_one_step_takes_are_refused(tmp_path):
+    make_data(tmp_path, train=32 * 3 + 1)
+    with pytest.raises(DataError, match="has 3 training sequences"):
+        Batches(config_of(tmp_path, batch_size=4), world())
+
+
+def test_an_empty_validation_set_is_refused(tmp_path):
+    make_data(tmp_path, val=20)
+    with pytest.raises(DataError, match="no validation sequence"):
+        Validation(config_of(tmp_path), world())
+
+
+class SumOfTokens(torch.nn.Module):
+    """A model whose loss is the mean of the targets: the validation loss can be told by hand."""
+
+    def forward(self, idx, targets):
+        return None, targets.float().mean()
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4, 7])
+def test_the_validation_loss_does_not_depend_on_the_micro_batch(tmp_path, batch):
+    make_data(tmp_path)
+    validation = Validation(config_of(tmp_path, batch_size=batch, eval_samples=7), world())
+    tokens = shards.open_shard(tmp_path / "random_val_000000.bin")
+    total = (len(tokens) - 1) // 32
+    starts = [number * total // 7 * 32 + 1 for number in range(7)]  # of the targets
+    mean = float(np.mean([tokens[start : start + 32] for start in starts]))
+    assert validation.loss(SumOfTokens()) == pytest.approx(mean, abs=1e-4)
+
+
+def test_ranks_divide_the_validation_sequences_without_remainder_or_repetition(tmp_path):
+    make_data(tmp_path)
+    parts = [Validation(config_of(tmp_path, num_gpus=3), world(rank, 3)).parts[0].mine for rank in range(3)]
+    validation = Validation(config_of(tmp_path), world())
+    assert sorted(place for part in parts for place in part) == validation.parts[0].mine
+    assert parts[1][:2] == [validation.parts[0].mine[1], validation.parts[0].mine[4]]
+
+
+def test_all_sequences_count_where_fewer_are_there_than_were_asked_for(tmp_path):
+    make_data(tmp_path, val=32 * 5 + 1)
+    assert Validation(config_of(tmp_path, eval_samples=200), world()).samples == 5
+
+
+def test_evaluation_draws_no_random_number_and_leaves_the_model_in_training_mode(tmp_path):
+    make_data(tmp_path)
+    model = SumOfTokens()
+    before = torch.get_rng_state()
+    Validation(config_of(tmp_path), world()).loss(model)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.training
+
+
+def test_an_evaluation_that_is_cut_short_has_no_loss(tmp_path):
+    make_data(tmp_path)
+    asked = iter([False, True])
+    validation = Validation(config_of(tmp_path), world())
+    assert validation.loss(SumOfTokens(), lambda: next(asked)) is None
+
+
+@given(st.text())
+def test_the_byte_tokenizer_gives_back_every_text(text):
+    assert ByteTokenizer().decode(ByteTokenizer().encode(text)) == text
+
+
+def test_the_end_of_a_document_is_no_byte():
+    tokenizer = ByteTokenizer()
+    assert tokenizer.end_of_document == 256 == tokenizer.vocab_size - 1
+    assert tokenizer.decode([72, 105, 256, 33]) == "Hi\n\n!"
+
+
+def test_validation_windows_lie_at_equal_distances_over_all_shards(tmp_path):
+    for name, size in (("a_val_000000.bin", 41), ("a_val_000001.bin", 81)):
+        shards.write_shard(tmp_path / name, np.zeros(size, dtype=np.uint16))
+    windows = Windows(tmp_path, "val", block_size=4, vocab_size=257)  # 10 and 20 windows
+    assert windows.spread(3) == [(0, 0), (1, 0), (1, 10)]
+    assert windows.spread(6) == [(0, 0), (0, 5), (1, 0), (1, 5), (1, 10), (1, 15)]
+    assert windows.spread(99) == [(0, i) for i in range(10)] + [(1, i) for i in range(20)]
+
+
+def test_nanogpts_files_are_read_and_its_pickle_is_never_opened(tmp_path):
+    for name in ("train.bin", "val.bin"):
+        np.arange(100, dtype="<u2").tofile(tmp_path / name)
+    (tmp_path / "meta.pkl").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path).encode() + b"/owned'\ntR.")
+    windows = Windows(tmp_path, "train", block_size=4, vocab_size=257)
+    assert windows.read([(0, 1)])[0].tolist() == [[4, 5, 6, 7]]
+    assert shards.describe(tmp_path, 257, dataset="shards")["train_tokens"] == 100
+    assert not (tmp_path / "owned").exists()
+
+
+def test_a_shard_of_llm_c_may_be_called_as_nanogpts(tmp_path):
+    write(tmp_path, [5, 6, 7], "train.bin")
+    assert shards.open_shard(tmp_path / "train.bin").tolist() == [5, 6, 7]
+
+
+def test_arrays_of_numpy_are_shards(tmp_path):
+    path = tmp_path / "edufineweb_train_000001.npy"
+    np.save(path, np.arange(300, dtype=np.uint16))
+    windows = Windows(tmp_path, "train", block_size=4, vocab_size=257)
+    assert windows.read([(0, 2)])[1].tolist() == [[9, 10, 11, 12]]
+    with pytest.raises(DataError, match=r"000001.npy has the token 257 at byte 642"):
+        windows.read([(0, 64)])
+
+
+@pytest.mark.parametrize(
+    "content, why",
+    [
+        (b"\x93NUMPY", "invalid .npy header at byte 0"),
+        (b"text", "invalid .npy header at byte 0"),
+        (np.zeros((2, 3), dtype=np.uint16), r"uint16 of shape (2, 3)"),
+        (np.zeros(3, dtype=np.int64), "int64 of shape (3,)"),
+        (np.array([{"a": 1}], dtype=object), "object of shape (1,)"),
+    ],
+)
+def test_an_array_that_is_no_shard_is_refused_without_unpickling_anything(tmp_path, content, why):
+    path = tmp_path / "a_train_000001.npy"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.save(path, content, allow_pickle=True)
+    with pytest.raises(DataError, match=r"a_train_000001.npy is damaged") as caught:
+        shards.open_shard(path)
+    assert why in caught.value.why
+
+
+def test_an_array_that_is_cut_short_is_refused_with_both_sizes(tmp_path):
+    path = tmp_path / "a_train_000001.npy"
+    np.save(path, np.zeros(100, dtype=np.uint16))
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(DataError) as caught:
+        shards.open_shard(path)
+    assert "321 bytes, expected 328 for 100 tokens" in caught.value.why
+
+
+def test_a_run_reads_the_first_shards_only_and_is_held_to_their_hash(tmp_path):
+    for number in (1, 2, 3):
+        write(tmp_path, [number] * 500, f"a_train_{number:06d}.bin")
+    write(tmp_path, [0] * 500, "a_val_000000.bin")
+    shards.describe(tmp_path, 257, dataset="shards")
+    two = shards.recorded_sha256(tmp_path, 2)
+    (tmp_path / "a_train_000003.bin").unlink()
+    assert shards.recorded_sha256(tmp_path, 2) == two
+    batches = Batches(config_of(tmp_path, data_shards=2, batch_size=30), world())
+    assert set(batches.next()[0].flatten().tolist()) == {1, 2}
+    with pytest.raises(DataError, match="has 2 train shards, expected 3"):
+        Batches(config_of(tmp_path, data_shards=3), world())

@@ -1,0 +1,53 @@
+"""A file from an address: whole or not at all, and partial downloads are kept."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from gpt2.data.download import fetch
+from kmatrix.errors import DataError
+from local_server import LocalServer
+
+BODY = bytes(range(256)) * 400
+SHA256 = hashlib.sha256(BODY).hexdigest()
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr("gpt2.data.download.FIRST_PAUSE_S", 0.01)
+    with LocalServer({"text": BODY}) as server:
+        yield server
+
+
+def test_a_file_is_fetched_once(server, tmp_path):
+    for _ in range(2):
+        assert fetch(server.url("text"), tmp_path / "a" / "text", sha256=SHA256).read_bytes() == BODY
+    assert len(server.requests) == 1
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["text"]
+
+
+def test_a_broken_connection_goes_on_where_it_broke(server, tmp_path):
+    server.cut["text"] = [1000, 50_000]
+    assert fetch(server.url("text"), tmp_path / "text", sha256=SHA256).read_bytes() == BODY
+    assert [request[2] for request in server.requests] == ["", "bytes=1000-", "bytes=51000-"]
+
+
+def test_what_a_killed_process_received_is_kept(server, tmp_path):
+    (tmp_path / ".text.part").write_bytes(BODY[:70_000])
+    assert fetch(server.url("text"), tmp_path / "text", sha256=SHA256).read_bytes() == BODY
+    assert [request[2] for request in server.requests] == ["bytes=70000-"]
+
+
+def test_another_file_is_refused_and_not_kept(server, tmp_path):
+    with pytest.raises(DataError, match="has changed"):
+        fetch(server.url("text"), tmp_path / "text", sha256="0" * 64)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_address_that_does_not_answer_is_named(server, tmp_path):
+    with pytest.raises(DataError, match=r"cannot download .*/nothing") as caught:
+        fetch(server.url("nothing"), tmp_path / "text", sha256=SHA256)
+    assert "404" in caught.value.why
+    assert len(server.requests) == 1

@@ -1,0 +1,213 @@
+"""Several datasets by weight: exact shares, one stream for any number of ranks, each dataset with its own epochs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from factories import make_data, train_fields
+from gpt2.data.batches import Batches, Mix, Stream, describe, planned_sha256, positions, sources
+from gpt2.dist import World
+from gpt2.evaluate import Validation
+from gpt2.prepare.dataset import prepare
+from kmatrix.errors import ConfigError
+from kmatrix.records.train_config import TrainConfig, parse_mix
+
+PARTS = ("shards=a:65", "shards=b:34", "shards=c:1")
+weights = st.lists(st.integers(1, 70), min_size=1, max_size=5)
+
+
+def world(rank=0, size=1):
+    return World(rank=rank, local_rank=rank, size=size, device=torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """Three datasets of different size, mixed 65 to 34 to 1, and the folder of the mix."""
+    data_dir = tmp_path_factory.mktemp("data")
+    for number, (name, tokens) in enumerate((("a", 40_001), ("b", 6_401), ("c", 321))):
+        make_data(data_dir / name, train=tokens, val=4_000, seed=number)
+    return prepare("mix", data_dir, tokenizer="byte", mix=" ".join(PARTS))
+
+
+def config_of(mixed, **overrides):
+    overrides = {"dataset": "mix", "block_size": 32, **overrides}
+    return TrainConfig.from_json(train_fields(Path(mixed["path"]), mixed["sha256"], Path("x"), **overrides))
+
+
+def test_65_34_1_is_measured_within_a_hundredth_over_10_000_sequences():
+    drawn = [Mix((65, 34, 1), seed=7).at(position)[0] for position in range(10_000)]
+    for source, share in enumerate((0.65, 0.34, 0.01)):
+        assert drawn.count(source) / 10_000 == pytest.approx(share, abs=0.01 * share)
+
+
+@given(weights, st.integers(0, 2**31 - 1), st.integers(0, 10**12))
+def test_a_share_is_exact_after_each_block_and_off_by_less_than_a_block_anywhere(ws, seed, position):
+    drawn = Mix(ws, seed).drawn(position)
+    assert sum(drawn) == position
+    block = sum(ws)
+    for count, weight in zip(drawn, ws, strict=True):
+        assert abs(count - position * weight / block) <= weight
+        if position % block == 0:
+            assert count == position // block * weight
+
+
+@given(weights, st.integers(0, 2**31 - 1), st.integers(0, 10**6))
+def test_what_stands_before_a_position_is_counted_and_not_remembered(ws, seed, start):
+    stream = Mix(ws, seed)
+    expected = list(stream.drawn(start))
+    for position in range(start, start + 50):
+        source, number = stream.at(position)
+        assert number == expected[source]
+        expected[source] += 1
+
+
+def test_blocks_are_shuffled_apart_and_by_the_seed():
+    def order(seed, block):
+        return [Mix((5, 5), seed).at(position)[0] for position in range(10 * block, 10 * block + 10)]
+
+    assert order(1, 0) == order(1, 0)
+    assert len({tuple(order(1, block)) for block in range(10)}) > 1
+    assert len({tuple(order(seed, 0)) for seed in range(10)}) > 1
+
+
+@settings(max_examples=20)
+@given(st.sampled_from([1, 2, 4]), st.integers(1, 3), st.integers(0, 40))
+def test_the_sources_do_not_depend_on_the_number_of_ranks(mixed, size, accumulation, step):
+    one = config_of(mixed, batch_size=2 * size, gradient_accumulation=accumulation)
+    many = config_of(mixed, batch_size=2, gradient_accumulation=accumulation, num_gpus=size)
+    stream = Stream(one)
+    for micro in range(accumulation):
+        together = stream.read(list(positions(one, world(), step, micro)))[0]
+        apart = [stream.read(list(positions(many, world(rank, size), step, micro)))[0] for rank in range(size)]
+        assert torch.equal(together, torch.cat(apart))
+
+
+def test_a_start_at_a_later_step_reads_what_an_uninterrupted_run_reads_there(mixed):
+    config = config_of(mixed, gradient_accumulation=2, batch_size=3)
+    straight, resumed = Batches(config, world()), Batches(config, world(), start_step=40)
+    for _ in range(80):
+        straight.next()
+    for _ in range(100):  # over many epochs of the small dataset
+        assert torch.equal(straight.next()[0], resumed.next()[0])
+
+
+def test_each_dataset_has_epochs_of_its_own_and_is_shuffled_anew(mixed):
+    stream = Stream(config_of(mixed))
+    small = stream.orders[2]
+    assert small.windows == 10
+    first, second = ([small.at(position) for position in range(start, start + 10)] for start in (0, 10))
+    assert sorted(first) == sorted(second)
+    assert first != second
+    assert stream.epoch(3000) == 5  # of the one that is read most often
+    assert stream.epochs(3000) == {
+        "shards=a": pytest.approx(1950 / 1250),
+        "shards=b": pytest.approx(1020 / 200),
+        "shards=c": 3.0,
+    }
+
+
+def test_datasets_are_shuffled_apart_though_they_are_of_one_size_and_seed(tmp_path):
+    for name in "ab":
+        make_data(tmp_path / name)
+    both = prepare("mix", tmp_path, tokenizer="byte", mix="shards=a:1+shards=b:1")
+    first, second = Stream(config_of(both)).orders
+    assert [first.at(n) for n in range(50)] != [second.at(n) for n in range(50)]
+
+
+def test_more_than_four_epochs_are_a_warning_that_says_overfitting():
+    lines = describe({"a": 34.2, "b": 0.5})
+    assert lines[0] == "Data: a 34.20 epochs, b 0.50 epochs"
+    assert len(lines) == 2
+    assert lines[1].startswith("warning: a is read 35 times: overfitting is likely")
+    assert len(describe({"a": 4.0})) == 1
+
+
+class SumOfTokens(torch.nn.Module):
+    """A model whose loss is the mean of the targets."""
+
+    def forward(self, idx, targets):
+        return None, targets.float().mean()
+
+
+def test_the_validation_loss_is_the_mean_over_the_datasets_by_their_weights(mixed):
+    validation = Validation(config_of(mixed), world())
+    loss = validation.loss(SumOfTokens())
+    by_source = validation.by_source
+    assert list(by_source) == ["shards=a", "shards=b", "shards=c"]
+    assert len({round(value, 3) for value in by_source.values()}) == 3
+    mean = sum(by_source[name] * weight for name, weight in zip(by_source, (65, 34, 1), strict=True)) / 100
+    assert loss == pytest.approx(mean)
+    assert validation.samples == 30 == validation.wanted
+    assert validation.bytes_per_token == pytest.approx(1.0)
+
+
+def test_the_folder_of_a_mix_says_what_is_in_it_and_its_hash_is_over_weights_and_data(mixed, tmp_path):
+    record = json.loads((Path(mixed["path"]) / "dataset.json").read_text())
+    assert [(source["name"], source["weight"]) for source in record["sources"]] == [
+        ("shards=a", 65),
+        ("shards=b", 34),
+        ("shards=c", 1),
+    ]
+    assert planned_sha256(config_of(mixed)) == mixed["sha256"] == record["sha256"]
+    data_dir = Path(mixed["path"]).parent
+    other = prepare("mix", data_dir, tokenizer="byte", mix="shards=a:64+shards=b:35+shards=c:1")
+    assert other["sha256"] != mixed["sha256"]
+    assert other["path"] != mixed["path"]
+
+
+def test_data_of_a_mix_that_changed_since_the_plan_are_noticed(tmp_path):
+    for name in "ab":
+        make_data(tmp_path / name)
+    both = prepare("mix", tmp_path, tokenizer="byte", mix="shards=a:1 shards=b:1")
+    make_data(tmp_path / "b", seed=5)
+    assert planned_sha256(config_of(both)) != both["sha256"]
+
+
+def test_a_dataset_that_has_a_name_is_named_by_it(tmp_path):
+    (tmp_path / "notes.txt").write_text("a line of notes\n" * 200)
+    both = prepare("mix", tmp_path, tokenizer="byte", mix="folder=notes.txt:1 stdlib:99", tokens=100_000)
+    assert [source.name for source in sources(config_of(both))] == ["folder", "stdlib"]
+
+
+@pytest.mark.parametrize(
+    "text, parts",
+    [
+        ("a:65 b:34 c:1", [("a", "", 65), ("b", "", 34), ("c", "", 1)]),
+        ("a:0.65+b:0.34+c:0.01", [("a", "", 65), ("b", "", 34), ("c", "", 1)]),
+        ("a:50  b:50", [("a", "", 1), ("b", "", 1)]),
+        ("hub=me/mine:*.txt:2 a:1", [("hub", "me/mine:*.txt", 2), ("a", "", 1)]),
+    ],
+)
+def test_a_mix_is_read_with_weights_in_lowest_terms(text, parts):
+    assert [(part.dataset, part.path, part.weight) for part in parse_mix(text)] == parts
+
+
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        ("", "'' is not DATASET:WEIGHT"),
+        ("a", "'a' is not DATASET:WEIGHT"),
+        ("a:1 a:2", "a is listed twice"),
+        ("a:0 b:1", "must be above 0"),
+        ("a:1.2.3", "is not a number"),
+        ("a:0.00001 b:1", "add up to more than 10000"),
+    ],
+)
+def test_a_mix_that_cannot_be_read_is_refused_with_the_reason(text, why):
+    with pytest.raises(ValueError, match=why.replace("'", ".")):
+        parse_mix(text)
+
+
+def test_a_mix_has_one_vocabulary(tmp_path):
+    with pytest.raises(ConfigError, match="a mix cannot use the char tokenizer"):
+        prepare("mix", tmp_path, tokenizer="char", mix="stdlib:1")
+    with pytest.raises(ConfigError, match="invalid DATA_MIX"):
+        prepare("mix", tmp_path, tokenizer="byte", mix="stdlib")
+    with pytest.raises(ConfigError, match="unknown dataset 'nothing'"):
+        prepare("mix", tmp_path, tokenizer="byte", mix="nothing:1")

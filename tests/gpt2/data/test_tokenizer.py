@@ -1,0 +1,166 @@
+"""Tokenizers: what they encode comes back, and they know how many bytes each token stands for."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from factories import ROOT, environment
+from gpt2.data import tokenizer
+from gpt2.data.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Gpt2Tokenizer, load
+from kmatrix.errors import ConfigError, DataError
+from local_server import LocalServer
+from vocabulary import published
+
+TEXT = "Two words of the text, <|endoftext|> in the midst of it: äöü € 🙂 \n\ttwo words of the text.\n"
+
+
+def trained():
+    return [ByteTokenizer(), CharTokenizer.trained([TEXT]), BpeTokenizer.trained([TEXT] * 3, 300)]
+
+
+def small_gpt2(folder, monkeypatch):
+    """A vocabulary in GPT-2's format: the 256 bytes and two merges, at addresses and with hashes of its own."""
+    letters = [chr(b) for b in range(256) if chr(b).isprintable() and chr(b) != " "]
+    letters += [chr(256 + n) for n in range(256 - len(letters))]
+    merges = "#version: 0.2\nw o\nwo r\n"
+    vocabulary = {letter: token for token, letter in enumerate([*letters, "wo", "wor"])}
+    files = {"vocab.bpe": merges.encode(), "encoder.json": json.dumps(vocabulary).encode()}
+    with LocalServer(files) as server:
+        sums = {server.url(name): hashlib.sha256(body).hexdigest() for name, body in files.items()}
+        monkeypatch.setattr(tokenizer, "GPT2_FILES", sums)
+        monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
+        tokenizer.fetch_gpt2()
+    return files
+
+
+@pytest.mark.parametrize("each", trained(), ids=lambda each: each.name)
+def test_a_text_comes_back_as_it_was(each):
+    assert each.decode(each.encode(TEXT)) == TEXT
+    assert each.encode(TEXT).dtype == np.uint16
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_byte_and_trained_bpe_give_back_every_text(text):
+    for each in (ByteTokenizer(), BPE):
+        assert each.decode(each.encode(text)) == text
+
+
+BPE = BpeTokenizer.trained([TEXT] * 3, 300)
+
+
+@pytest.mark.parametrize("each", trained(), ids=lambda each: each.name)
+def test_the_bytes_of_the_tokens_add_up_to_those_of_the_text(each):
+    sizes = each.token_bytes()
+    assert sizes.shape == (each.vocab_size,)
+    assert sizes[each.encode(TEXT)].sum() == len(TEXT.encode())
+    assert sizes[each.end_of_document] == 0
+
+
+@pytest.mark.parametrize("each", trained(), ids=lambda each: each.name)
+def test_the_end_of_a_document_is_no_text_and_becomes_a_blank_line(each):
+    assert each.end_of_document not in each.encode(TEXT)
+    both = [*each.encode("two"), each.end_of_document, *each.encode("words")]
+    assert each.decode(both) == "two\n\nwords"
+    assert each.end_of_document < each.vocab_size
+
+
+@pytest.mark.parametrize("each", trained()[1:], ids=lambda each: each.name)
+def test_a_vocabulary_of_a_dataset_is_read_from_its_folder(tmp_path, each):
+    each.save(tmp_path / "tokenizer.json")
+    again = load(each.name, tmp_path)
+    assert again.encode(TEXT).tolist() == each.encode(TEXT).tolist()
+    assert again.vocab_size == each.vocab_size
+
+
+def test_the_same_texts_train_the_same_bpe_in_another_process(tmp_path):
+    program = (
+        "import sys; from pathlib import Path; from gpt2.data.tokenizer import BpeTokenizer\n"
+        "BpeTokenizer.trained(Path(sys.argv[1]).read_text().split('.'), 400).save(Path(sys.argv[2]))"
+    )
+    (tmp_path / "text").write_text((ROOT / "gpt2" / "data" / "tokenizer.py").read_text())
+    for number in (1, 2):
+        command = [sys.executable, "-c", program, str(tmp_path / "text"), str(tmp_path / f"{number}.json")]
+        subprocess.run(command, env=environment(), cwd=ROOT, check=True, timeout=120)
+    assert (tmp_path / "1.json").read_bytes() == (tmp_path / "2.json").read_bytes()
+    assert load("bpe", _renamed(tmp_path)).vocab_size == 400
+
+
+def _renamed(folder):
+    (folder / "1.json").rename(folder / "tokenizer.json")
+    return folder
+
+
+def test_a_character_that_the_dataset_has_not_is_refused_by_name():
+    with pytest.raises(DataError, match="no character 'Ω'"):
+        CharTokenizer.trained(["abc"]).encode("aΩ")
+
+
+def test_the_tokens_of_characters_stand_in_order_of_their_code_points():
+    assert CharTokenizer.trained(["cab", "b"]).encode("abc").tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["char", "bpe"])
+@pytest.mark.parametrize("content", [None, "{", '{"type": "else"}', "[]", "{}"])
+def test_a_folder_without_a_vocabulary_is_refused_with_the_path(tmp_path, name, content):
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(DataError, match=rf"tokenizer.json is not a {name} tokenizer"):
+        load(name, tmp_path)
+
+
+def test_an_unknown_tokenizer_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigError) as caught:
+        load("sentencepiece")
+    assert "gpt2, byte, char, bpe" in caught.value.why
+
+
+def test_hashes_and_addresses_of_the_gpt2_vocabulary_are_those_of_tiktoken():
+    from tiktoken_ext import openai_public
+
+    source = inspect.getsource(openai_public.gpt2)
+    for url, sha256 in tokenizer.GPT2_FILES.items():
+        assert url in source
+        assert sha256 in source
+
+
+def test_without_its_vocabulary_gpt2_says_which_file_belongs_where(tmp_path, monkeypatch):
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    each = load("gpt2")
+    assert each.vocab_size == 50257
+    assert each.token_bytes() is None
+    with pytest.raises(DataError) as caught:
+        each.encode("text")
+    assert "HF_HUB_OFFLINE" in caught.value.why
+    assert str(tmp_path / "6d1cbeee0f20b3d9449abfede4726ed8212e3aee") in caught.value.hint
+
+
+def test_a_vocabulary_is_fetched_once_and_checked(tmp_path, monkeypatch):
+    files = small_gpt2(tmp_path, monkeypatch)
+    assert {path.read_bytes() for path in tmp_path.iterdir()} == set(files.values())
+    assert tokenizer.missing_gpt2() == []  # the server is gone: nothing is fetched again
+    path = next(iter(tokenizer.gpt2_paths().values()))
+    path.write_bytes(b"cut short")
+    assert len(tokenizer.missing_gpt2()) == 1
+    with pytest.raises(DataError, match="vocabulary of the gpt2 tokenizer is missing"):
+        tokenizer.fetch_gpt2()  # at once: nobody listens there any more
+
+
+@pytest.mark.slow
+def test_gpt2_encodes_as_published(tmp_path, monkeypatch):
+    published(tmp_path, monkeypatch)
+    each = Gpt2Tokenizer()
+    assert each.encode("Hello, I am a language model").tolist() == [15496, 11, 314, 716, 257, 3303, 2746]
+    assert each.decode([15496, 50256, *each.encode(TEXT)]) == "Hello\n\n" + TEXT
+    sizes = each.token_bytes()
+    assert sizes.shape == (50257,)
+    assert sizes[each.encode(TEXT)].sum() == len(TEXT.encode())

@@ -1,0 +1,150 @@
+"""A checkpoint in Hugging Face's layout is the same model there, and the same bits when it comes back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from factories import make_data, train_fields
+from gpt2 import optim
+from gpt2.checkpoint.files import load_checkpoint, save_checkpoint
+from gpt2.checkpoint.state import TrainingState, restore, saved_weights, snapshot
+from gpt2.data.tokenizer import BpeTokenizer
+from gpt2.dist import World
+from gpt2.inference import export
+from gpt2.inference.restore import build
+from gpt2.train import build_model
+from kmatrix.errors import RecordError
+from kmatrix.records.train_config import TrainConfig
+
+WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
+KINDS = {
+    "as GPT-2": {},
+    "no biases": {"bias": False},
+    "an output layer of its own": {"weight_tying": False},
+    "a padded vocabulary": {"vocab_multiple": 64, "weight_tying": False},
+}
+
+
+def written(folder, **fields):
+    """A checkpoint of a model whose weights, biases and gains are all random."""
+    sha256 = make_data(folder / "data", train=2000, val=200)
+    config = TrainConfig.from_json(train_fields(folder / "data", sha256, folder, **fields))
+    model = build_model(config)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            rows = config.vocab_size if name in ("wte.weight", "lm_head.weight") else len(parameter)
+            parameter[:rows] += 0.1 * torch.randn(parameter[:rows].shape, generator=generator)
+    parts = TrainingState(config=config, world=WORLD, model=model, optimizers=optim.build(config, model))
+    save_checkpoint(folder / "a.pt", snapshot(parts, step=7, run_id="0123456789", rng=[]))
+    return model.eval()
+
+
+def run(*words):
+    return export.main([str(word) for word in words])
+
+
+@pytest.mark.parametrize("fields", KINDS.values(), ids=KINDS)
+def test_the_logits_are_those_of_transformers_and_the_way_back_loses_no_bit(tmp_path, fields):
+    transformers = pytest.importorskip("transformers")
+    model = written(tmp_path, **fields)
+    assert run(tmp_path / "a.pt", f"--output={tmp_path / 'hf'}") == 0
+    theirs, info = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    idx = torch.randint(257, (2, 32), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        ours, _ = model(idx)
+        assert (ours - theirs.eval()(idx).logits).abs().max() < 1e-5
+        assert run(tmp_path / "hf", f"--output={tmp_path / 'back.pt'}") == 0
+        value = load_checkpoint(tmp_path / "back.pt")
+        back = build(value["config"], tmp_path)
+        back.load_state_dict(value["model"])
+        assert torch.equal(back.eval()(idx)[0], ours)
+    for name, weights in model.state_dict().items():
+        assert torch.equal(value["model"][name], weights), name
+    assert (value["step"], value["run_id"]) == (7, "0123456789")
+
+
+def test_a_folder_that_transformers_wrote_is_read(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 16, "vocab_size": 257}
+    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).eval()
+    theirs.save_pretrained(tmp_path / "hf")
+    assert run(tmp_path / "hf", f"--output={tmp_path / 'a.pt'}") == 0
+    value = load_checkpoint(tmp_path / "a.pt")
+    model = build(value["config"], tmp_path)
+    model.load_state_dict(saved_weights(value))
+    idx = torch.arange(16)[None]
+    with torch.no_grad():
+        assert (model.eval()(idx)[0] - theirs(idx).logits).abs().max() < 1e-5
+
+
+def test_the_weights_that_are_judged_are_those_that_are_exported(tmp_path):
+    written(tmp_path)
+    value = load_checkpoint(tmp_path / "a.pt")
+    value["judged"] = {name: weights + 1 for name, weights in value["model"].items()}
+    save_checkpoint(tmp_path / "b.pt", value)
+    assert run(tmp_path / "b.pt", f"--output={tmp_path / 'hf'}") == 0
+    back = export.read_folder(tmp_path / "hf")
+    assert torch.equal(back["model"]["wpe.weight"], value["model"]["wpe.weight"] + 1)
+
+
+def test_a_trained_tokenizer_goes_with_its_model(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    written(tmp_path)
+    value = load_checkpoint(tmp_path / "a.pt")
+    value["config"] |= {"tokenizer": "bpe", "data_path": str(tmp_path / "data")}
+    own = BpeTokenizer.trained(["the quick brown fox jumps over the lazy dog"] * 20, 300)
+    own.save(tmp_path / "data/tokenizer.json")
+    save_checkpoint(tmp_path / "b.pt", value)
+    assert run(tmp_path / "b.pt", f"--output={tmp_path / 'hf'}") == 0
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    text = "the lazy fox"
+    assert theirs(text)["input_ids"] == own.encode(text).tolist()
+
+
+def test_what_is_there_is_not_overwritten(tmp_path, capsys):
+    written(tmp_path)
+    (tmp_path / "hf").mkdir()
+    assert run(tmp_path / "a.pt", f"--output={tmp_path / 'hf'}") == 2
+    assert f"OUTPUT={tmp_path / 'hf'} exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"activation_function": "relu"}, "activation_function is 'relu'"),
+        ({"model_type": "llama"}, "model_type is 'llama'"),
+        ({"n_inner": 100}, "n_inner is 100"),
+        ({"n_head": None}, "n_head"),
+        ({"n_layer": 5}, "is not a model in"),
+    ],
+)
+def test_a_folder_of_another_model_is_refused_by_name(tmp_path, capsys, change, words):
+    written(tmp_path)
+    run(tmp_path / "a.pt", f"--output={tmp_path / 'hf'}")
+    path = tmp_path / "hf/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert run(tmp_path / "hf", f"--output={tmp_path / 'b.pt'}") == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert str(tmp_path / "hf") in said
+
+
+def test_a_folder_without_weights_is_refused(tmp_path, capsys):
+    tmp_path.joinpath("empty").mkdir()
+    assert run(tmp_path / "empty", f"--output={tmp_path / 'b.pt'}") == 2
+    assert "is not a model in Hugging Face's format" in capsys.readouterr().err
+
+
+def test_nothing_is_trained_on_from_weights_alone(tmp_path):
+    model = written(tmp_path)
+    run(tmp_path / "a.pt", f"--output={tmp_path / 'hf'}")
+    value = export.read_folder(tmp_path / "hf")
+    config = TrainConfig.from_json(load_checkpoint(tmp_path / "a.pt")["config"])
+    parts = TrainingState(config=config, world=WORLD, model=model, optimizers=optim.build(config, model))
+    with pytest.raises(RecordError, match="holds weights alone"):
+        restore(value, parts)

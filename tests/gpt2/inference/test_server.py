@@ -1,0 +1,362 @@
+"""The server, asked by the real openai client and by hand: answers, streams, limits, and who may ask."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from factories import ROOT, environment, make_run, train
+from gpt2.data.tokenizer import load
+from gpt2.generate import GeneratedText, Sampling, generate
+from gpt2.inference.server import MAX_BODY, Batcher, BusyError, Service, listening
+from gpt2.model import GPT
+from kmatrix.errors import LaunchError
+from models import strong
+from serving import SHAPE, restored, served
+from waiting import until
+
+openai = pytest.importorskip("openai")
+NAME = "gpt2_adamw_1cpu"
+BYTES = load("byte")
+
+
+@pytest.fixture(scope="module")
+def model():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield strong(GPT(SHAPE)).eval()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def address(model):
+    with served(Service(restored(model=model))) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def client(address):
+    return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+def alone(model, prompt, **options):
+    """The text that the model writes without any server."""
+    text = GeneratedText(BYTES.encode(prompt).tolist(), Sampling(**options), BYTES)
+    list(generate(model, text))
+    return text.text
+
+
+def post(address, body, *, path="/v1/completions", **headers):
+    """Ask by hand; return status, headers and the answer."""
+    host, port = address.removeprefix("http://").split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=60)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection.request("POST", path, data, {"Content-Type": "application/json", **headers})
+    response = connection.getresponse()
+    return response.status, response.headers, json.loads(response.read() or b"null")
+
+
+def test_a_completion_is_the_text_that_the_model_writes(client, model):
+    answer = client.completions.create(model=NAME, prompt="The ", max_tokens=20, seed=5, temperature=0.7, top_p=0.9)
+    (choice,) = answer.choices
+    assert choice.text == alone(model, "The ", max_tokens=20, seed=5, temperature=0.7, top_p=0.9)
+    assert choice.finish_reason in ("length", "stop")
+    assert answer.model == NAME
+    assert (answer.usage.prompt_tokens, answer.usage.total_tokens - answer.usage.completion_tokens) == (4, 4)
+
+
+def test_a_stream_says_the_same_text_bit_by_bit(client):
+    asked = {"model": NAME, "prompt": "The ", "max_tokens": 30, "seed": 5}
+    whole = client.completions.create(**asked)
+    parts = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    *texts, last = parts
+    assert "".join(part.choices[0].text for part in texts) == whole.choices[0].text
+    assert [part.choices[0].finish_reason for part in texts[:-1]] == [None] * (len(texts) - 1)
+    assert texts[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert last.choices == []
+    assert last.usage.completion_tokens == whole.usage.completion_tokens
+    assert len({part.id for part in parts}) == 1
+
+
+def test_several_prompts_and_texts_come_in_the_order_of_their_numbers(client, model):
+    asked = {"model": NAME, "prompt": ["a", [98, 99]], "n": 2, "max_tokens": 6, "seed": 7}
+    answer = client.completions.create(**asked)
+    expected = [alone(model, p, max_tokens=6, seed=7 + i) for i, p in enumerate(["a", "a", "bc", "bc"])]
+    assert [choice.text for choice in answer.choices] == expected
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert answer.usage.prompt_tokens == 3
+    streams = ["", "", "", ""]
+    for part in client.completions.create(**asked, stream=True):
+        streams[part.choices[0].index] += part.choices[0].text
+    assert streams == expected
+
+
+def test_echo_says_the_prompt_first_and_stop_ends_the_text(client, model):
+    text = alone(model, "x", max_tokens=40, seed=3)
+    stop = text[4:6]
+    answer = client.completions.create(model=NAME, prompt="x", max_tokens=40, seed=3, stop=stop, echo=True)
+    assert answer.choices[0].text == "x" + text[: text.index(stop)]
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_without_a_seed_two_texts_differ(client):
+    texts = {client.completions.create(model=NAME, prompt="a", max_tokens=30).choices[0].text for _ in range(2)}
+    assert len(texts) == 2
+
+
+def test_the_models_and_the_health_are_told(client, address):
+    assert [model.id for model in client.models.list()] == [NAME]
+    assert client.models.retrieve(NAME).owned_by == "kmatrix"
+    with pytest.raises(openai.NotFoundError, match="is not served here"):
+        client.models.retrieve("gpt-4")
+    connection = http.client.HTTPConnection(address.removeprefix("http://"))
+    connection.request("GET", "/health")
+    health = json.loads(connection.getresponse().read())
+    assert (health["status"], health["step"], health["model"]) == ("ok", 12, NAME)
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "words"),
+    [
+        ({"max_tokens": 0}, "max_tokens", "integer of at least 1"),
+        ({"max_tokens": "5"}, "max_tokens", "expected an integer"),
+        ({"max_tokens": True}, "max_tokens", "expected an integer"),
+        ({"temperature": -1}, "temperature", "0 to 100"),
+        ({"temperature": "hot"}, "temperature", "expected a number"),
+        ({"top_p": 0}, "top_p", "above 0"),
+        ({"n": 17}, "n", "at most 16"),
+        ({"n": 0}, "n", "integer of at least 1"),
+        ({"prompt": 3}, "prompt", "prompt must be a text"),
+        ({"prompt": [300]}, "prompt", "vocabulary of 257"),
+        ({"prompt": [-1]}, "prompt", "vocabulary of 257"),
+        ({"prompt": ["a", 3]}, "prompt", "prompt must be a text"),
+        ({"prompt": "\ud800"}, "prompt", "not text"),
+        ({"prompt": "x" * 90}, "prompt", "context is 96 tokens, but the request needs 106"),
+        ({"stop": ["a"] * 5}, "stop", "up to 4"),
+        ({"stop": ""}, "stop", "must not be empty"),
+        ({"stop": ["a", ""]}, "stop", "must not be empty"),
+        ({"stream": "yes"}, "stream", "true or false"),
+        ({"stream_options": 3}, "stream_options", "object"),
+        ({"seed": -1}, "seed", "integer of at least 0"),
+        ({"seed": 2**64}, "seed", "2^63"),
+        ({"logprobs": 5}, "logprobs", "not supported"),
+        ({"best_of": 2}, "best_of", "not supported"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
+        ({"tempreature": 1}, "tempreature", "unknown parameter"),
+        ({"model": "gpt-4"}, "model", "is not served here"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name_and_never_left_out(address, asked, param, words):
+    status, _, answer = post(address, {"model": NAME, "prompt": "a", "max_tokens": 16, **asked})
+    assert status == (404 if param == "model" else 400)
+    assert answer["error"]["param"] == param
+    assert words in answer["error"]["message"]
+    assert answer["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"3", b"\xff\xfe", b"[" * 100_000, b'{"n": ' + b"9" * 5000 + b"}"])
+def test_a_body_that_is_no_object_of_json_is_refused(address, body):
+    status, _, answer = post(address, body)
+    assert status == 400
+    assert "error" in answer
+
+
+def test_parameters_that_ask_for_nothing_are_taken(client):
+    client.completions.create(
+        model=NAME, prompt="a", max_tokens=1, best_of=1, presence_penalty=0, logit_bias={}, user="me"
+    )
+
+
+def test_a_request_of_a_megabyte_is_refused_and_the_server_goes_on(client, address):
+    with pytest.raises(openai.APIStatusError) as error:
+        client.completions.create(model=NAME, prompt="x" * 2**20)
+    assert error.value.status_code == 413
+    status, _, answer = post(address, b"x" * (MAX_BODY + 1))
+    assert (status, answer["error"]["code"]) == (413, "body_too_large")
+    assert client.completions.create(model=NAME, prompt="a", max_tokens=1).choices
+
+
+def test_a_body_without_a_length_is_counted_as_it_comes(address):
+    host, port = address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as place:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        place.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+        try:
+            for _ in range(16):
+                place.sendall(chunk)
+        except OSError:
+            pass  # it was refused before all was sent
+        assert b" 413 " in place.recv(4096).partition(b"\r\n")[0]
+
+
+def test_only_json_is_read_so_that_a_page_in_a_browser_cannot_ask(address):
+    status, _, answer = post(address, b"{}", **{"Content-Type": "text/plain"})
+    assert (status, "application/json" in answer["error"]["message"]) == (415, True)
+
+
+def test_a_request_for_another_host_is_refused(address):
+    assert post(address, {"prompt": "a"}, Host="evil.example")[0] == 421
+    for host in ("localhost:1", "127.0.0.1", "[::1]:8000"):
+        assert post(address, {"prompt": "a", "max_tokens": 1}, Host=host)[0] == 200
+
+
+def test_other_paths_and_methods_are_refused_in_the_words_of_the_api(address):
+    assert post(address, {}, path="/v1/chat/completions")[0] == 404
+    status, _, answer = post(address, {}, path="/v1/models")
+    assert (status, answer["error"]["type"]) == (405, "invalid_request_error")
+
+
+def test_with_a_key_only_who_knows_it_may_ask(model):
+    with served(Service(restored(model=model)), key="secret") as url:
+        for key, allowed in (("secret", True), ("Secret", False), ("none", False), ("é", False)):
+            asked = post(url, {"prompt": "a", "max_tokens": 1}, Authorization=f"Bearer {key}".encode())
+            assert asked[0] == (200 if allowed else 401)
+        wrong = openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0)
+        with pytest.raises(openai.AuthenticationError):
+            wrong.models.list()
+
+
+def test_fifty_requests_at_once_are_answered_each_with_its_own_text(client, model):
+    def ask(number):
+        asked = {"model": NAME, "prompt": f"{number}:", "max_tokens": 12, "seed": number}
+        if number % 2:
+            return client.completions.create(**asked).choices[0].text
+        return "".join(part.choices[0].text for part in client.completions.create(**asked, stream=True))
+
+    with ThreadPoolExecutor(50) as pool:
+        texts = list(pool.map(ask, range(50)))
+    assert texts == [alone(model, f"{number}:", max_tokens=12, seed=number) for number in range(50)]
+
+
+class Held(GPT):
+    """A model that goes on only as long as it may."""
+
+    gate = threading.Event()
+
+    def extend(self, *arguments):
+        self.gate.wait(60)
+        return super().extend(*arguments)
+
+
+@pytest.fixture
+def held():
+    """A service with one row and room for two that wait, whose model waits for the gate."""
+    Held.gate = threading.Event()
+    service = Service(restored(model=Held(SHAPE)), rows=1, waiting=2)
+    with served(service) as url:
+        yield service, url
+        Held.gate.set()
+
+
+def test_more_than_may_wait_are_told_to_come_again(held):
+    service, url = held
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(post, url, {"prompt": "ab", "max_tokens": 2}) for _ in range(3)]
+        until(lambda: service.batcher.load == (1, 2))
+        status, headers, answer = post(url, {"prompt": "ab", "max_tokens": 2})
+        assert (status, headers["Retry-After"], answer["error"]["code"]) == (429, "1", "queue_full")
+        Held.gate.set()
+        assert [answer.result()[0] for answer in asked] == [200, 200, 200]
+    assert service.batcher.load == (0, 0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_is_written_for_no_more(held, stream):
+    service, url = held
+    host, port = url.removeprefix("http://").split(":")
+    connection = http.client.HTTPConnection(host, int(port))
+    body = json.dumps({"prompt": "ab", "max_tokens": 90, "stream": stream})
+    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    until(lambda: service.batcher.load == (1, 0))
+    connection.close()
+    Held.gate.set()
+    until(lambda: service.batcher.load == (0, 0))
+
+
+class Broken(GPT):
+    """A model that fails where a text has a 7 in it."""
+
+    def extend(self, idx, *arguments):
+        if (idx == ord("7")).any():
+            raise RuntimeError("out of memory")
+        return super().extend(idx, *arguments)
+
+
+def test_a_text_that_fails_leaves_the_others_and_the_server_alone(capfd):
+    with served(Service(restored(model=Broken(SHAPE)))) as url:
+        status, _, answer = post(url, {"prompt": "a7b", "max_tokens": 2})
+        assert (status, answer["error"]["type"]) == (500, "server_error")
+        assert post(url, {"prompt": "ab", "max_tokens": 2, "temperature": 0})[0] == 200
+        host, port = url.removeprefix("http://").split(":")
+        connection = http.client.HTTPConnection(host, int(port))
+        body = json.dumps({"prompt": "a7b", "max_tokens": 2, "stream": True})
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        lines = connection.getresponse().read().decode()
+        assert '"server_error"' in lines
+        assert "[DONE]" not in lines
+    assert "out of memory" in capfd.readouterr().err
+
+
+def test_all_texts_of_a_request_are_taken_or_none(model):
+    batcher = Batcher(model, rows=1, waiting=1)
+    texts = [GeneratedText([65], Sampling(max_tokens=1), BYTES) for _ in range(3)]
+    with pytest.raises(BusyError):
+        batcher.submit(texts, lambda *_: None)
+    assert batcher.load == (0, 0)
+    batcher.close()
+    with pytest.raises(BusyError):
+        batcher.submit(texts[:1], lambda *_: None)
+
+
+def test_a_port_that_is_taken_or_none_is_said():
+    with listening("127.0.0.1", 0) as taken:
+        taken.listen()
+        with pytest.raises(LaunchError, match=r"(?s)cannot listen on.*in use.*PORT=0"):
+            listening("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(LaunchError, match="invalid PORT=70000"):
+        listening("127.0.0.1", 70000)
+    with pytest.raises(LaunchError, match="cannot listen on"):
+        listening("no such host", 0)
+
+
+@pytest.mark.slow
+def test_the_program_serves_a_checkpoint_until_ctrl_c(tmp_path):
+    run_dir = make_run(tmp_path)
+    assert train(run_dir).returncode == 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpt2.inference.server", str(run_dir.checkpoints / "best.pt"), "--port", "0"],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        words = process.stdout.readline()
+        url = words.split(": ")[1].split("/v1")[0]
+        assert words.startswith("gpt2_adamw_1cpu, step 12, on cpu: http://127.0.0.1:")
+        until(lambda: _answers(url))
+        assert post(url, {"prompt": "a", "max_tokens": 3})[0] == 200
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(60) == 130
+        assert process.stderr.read().strip() == "stopped"
+    finally:
+        process.kill()
+
+
+def _answers(url):
+    try:
+        return post(url, {"prompt": "a", "max_tokens": 1})[0] == 200
+    except OSError:
+        return False

@@ -1,0 +1,393 @@
+"""Text of any kind becomes shards: whole documents, apart for validation, the same ones whatever was killed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from factories import ROOT, environment, make_data
+from gpt2.data import shards
+from gpt2.prepare import text, writer
+from gpt2.prepare.__main__ import main
+from gpt2.prepare.catalog import DatasetRequest
+from gpt2.prepare.dataset import prepare, prepare_dataset
+from kmatrix.errors import ConfigError, DataError
+from waiting import until
+
+PROGRAM = """
+import os, signal, sys, sysconfig
+from gpt2.data import shards
+from gpt2.prepare import __main__, text, writer
+{patch}
+sys.exit(__main__.main(sys.argv[1:]))
+"""
+KILL_HALF_WAY = """
+written = shards.write_shard
+def write_half(path, tokens):
+    if path.name.endswith({name!r}):
+        path.with_name("." + path.name + ".left").write_bytes(bytes(100))
+        os.kill(os.getpid(), signal.SIGKILL)
+    written(path, tokens)
+shards.write_shard = write_half
+"""
+IN_PROCESSES = "writer.ALONE_BYTES = 0"
+
+
+def stories(count, start=0):
+    """Documents of different lengths, each unlike every other."""
+    return [f"Story {n}: " + f"once upon a time there were {n} words. " * (n % 7) for n in range(start, start + count)]
+
+
+@pytest.fixture
+def notes(tmp_path):
+    """A folder of 60 texts, some JSON lines, some Parquet, and files that are none of these."""
+    folder = tmp_path / "notes"
+    (folder / "deep").mkdir(parents=True)
+    texts = stories(60)
+    for number, story in enumerate(texts[:40]):
+        (folder / f"{number:02}.txt").write_text(story)
+    lines = "".join(json.dumps({"text": story}) + "\n" for story in texts[40:50])
+    (folder / "deep" / "more.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    pq.write_table(pa.table({"text": texts[50:], "id": range(10)}), folder / "deep" / "rest.parquet")
+    (folder / "picture.png").write_bytes(b"\x89PNG\xff\xfe")
+    (folder / ".hidden.txt").write_text("a secret")
+    (folder / "empty.txt").write_text("")
+    return folder
+
+
+def run(*words, patch=""):
+    """Prepare in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(patch=patch), *map(str, words)],
+        env=environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def answer_of(process):
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout)
+
+
+def of_folder(notes, data_dir, **more):
+    return prepare("folder", data_dir, str(notes), "byte", val_percent=20, **more)
+
+
+def texts(answer, kind):
+    """Return the documents in the shards of one kind, in byte tokens."""
+    tokens = [int(t) for path in found(answer, kind) for t in shards.open_shard(path)]
+    assert tokens[0] == 256, "a document without its beginning"
+    documents, document = [], bytearray()
+    for token in [*tokens[1:], 256]:
+        if token == 256:
+            documents.append(document.decode())
+            document = bytearray()
+        else:
+            document.append(token)
+    return documents
+
+
+def found(answer, kind="train"):
+    return shards.find(Path(answer["path"]), kind)
+
+
+def test_text_json_lines_and_parquet_become_documents_and_what_is_no_text_is_left_out(notes, tmp_path):
+    answer = of_folder(notes, tmp_path / "data")
+    assert sorted(texts(answer, "train") + texts(answer, "val")) == sorted(stories(60))
+
+
+def test_shards_have_the_header_of_llm_c_and_each_document_begins_with_the_token_that_ends_one(notes, tmp_path):
+    answer = of_folder(notes, tmp_path / "data")
+    raw = found(answer, "train")[0].read_bytes()
+    header = np.frombuffer(raw[:1024], "<i4")
+    assert header.tolist() == [20240520, 1, answer["train_tokens"]] + [0] * 253
+    assert np.frombuffer(raw[1024:], "<u2")[0] == 256
+    assert len(raw) == 1024 + 2 * answer["train_tokens"]
+
+
+def test_no_text_is_both_trained_on_and_validated_on_not_even_a_copy(notes, tmp_path):
+    for number, story in enumerate(stories(60)):
+        (notes / f"copy {number}.txt").write_text(story)
+    answer = of_folder(notes, tmp_path / "data")
+    train, val = set(texts(answer, "train")), set(texts(answer, "val"))
+    assert val
+    assert not train & val
+
+
+def test_dataset_json_says_what_the_data_are(notes, tmp_path):
+    answer = of_folder(notes, tmp_path / "data")
+    about = json.loads((tmp_path / "data" / answer["path"] / "dataset.json").read_text())
+    sizes = {kind: sum(len(text.encode()) for text in texts(answer, kind)) for kind in ("train", "val")}
+    assert (about["train_bytes"], about["val_bytes"]) == (sizes["train"], sizes["val"])
+    assert (about["schema"], about["dataset"], about["tokenizer"]) == (1, "folder", "byte")
+    assert about["sha256"] == answer["sha256"]
+    assert about["complete"]
+    assert {shard["name"] for shard in about["shards"]} == {"folder_train_000001.bin", "folder_val_000000.bin"}
+
+
+def test_a_second_call_makes_nothing_and_reads_no_text(notes, tmp_path, monkeypatch):
+    first = of_folder(notes, tmp_path / "data")
+    monkeypatch.setattr(text, "documents", None)
+    again = of_folder(notes, tmp_path / "data")
+    assert first["made"]
+    assert not again["made"]
+    assert {**again, "made": True} == first
+
+
+def test_a_changed_file_makes_a_dataset_of_its_own(notes, tmp_path):
+    first = of_folder(notes, tmp_path / "data")
+    (notes / "03.txt").write_text("another text altogether")
+    second = of_folder(notes, tmp_path / "data")
+    assert second["path"] != first["path"]
+    assert second["sha256"] != first["sha256"]
+
+
+def test_documents_are_never_divided_between_shards(notes, tmp_path):
+    answer = of_folder(notes, tmp_path / "data", shard_tokens=1000)
+    paths = found(answer, "train")
+    assert len(paths) > 3
+    assert all(shards.open_shard(path)[0] == 256 for path in paths)
+    assert all(shards.token_count(path) <= 1000 for path in paths)
+    assert sorted(texts(answer, "train") + texts(answer, "val")) != []
+
+
+@pytest.mark.parametrize("patch", ["", pytest.param(IN_PROCESSES, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["train_000001.bin", "train_000003.bin", "val_000000.bin"])
+def test_a_kill_half_way_leaves_what_is_done_and_the_rest_is_what_it_would_have_been(notes, tmp_path, name, patch):
+    words = ("folder", "--data-path", notes, "--shard-tokens", "1000", "--val-percent", "20", "--data-dir")
+    killed = run(*words, tmp_path / "a", patch=patch + KILL_HALF_WAY.format(name=name))
+    assert killed.returncode == -signal.SIGKILL
+    made = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*_train_*.bin")}
+    after, fresh = (answer_of(run(*words, tmp_path / data, patch=patch)) for data in ("a", "b"))
+    assert after["sha256"] == fresh["sha256"]
+    assert len(made) == max(0, int(name[-5]) - 1) * ("train" in name)
+    for path, time in made.items():
+        assert next((tmp_path / "a").rglob(path)).stat().st_mtime_ns == time
+
+
+def test_processes_make_the_shards_that_one_makes(notes, tmp_path):
+    words = ("folder", "--data-path", notes, "--shard-tokens", "1000", "--val-percent", "20", "--data-dir")
+    one, several = run(*words, tmp_path / "a"), run(*words, tmp_path / "b", patch=IN_PROCESSES)
+    assert answer_of(one)["sha256"] == answer_of(several)["sha256"]
+
+
+def test_two_preparations_at_once_make_it_once(notes, tmp_path):
+    command = [sys.executable, "-m", "gpt2.prepare", "folder", "--data-path", str(notes), "--data-dir"]
+    both = [
+        subprocess.Popen(
+            [*command, str(tmp_path / "data")], env=environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    answers = [json.loads(process.communicate(timeout=120)[0]) for process in both]
+    assert sorted(answer["made"] for answer in answers) == [False, True]
+    assert answers[0]["sha256"] == answers[1]["sha256"]
+
+
+def test_a_few_plain_texts_are_divided_and_their_ends_are_validation(tmp_path):
+    (tmp_path / "play.txt").write_text("".join(f"line {number}\n" for number in range(1000)))
+    answer = prepare("folder", tmp_path, "play.txt", "byte", val_percent=10)
+    train, val = texts(answer, "train"), texts(answer, "val")
+    assert [len(train), len(val)] == [1, 1]
+    assert train[0] + val[0] == (tmp_path / "play.txt").read_text()
+    assert len(train[0]) == len(train[0] + val[0]) * 9 // 10
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "bpe"])
+def test_a_vocabulary_of_the_text_itself_lies_beside_the_shards(notes, tmp_path, tokenizer):
+    answer = prepare("folder", tmp_path, str(notes), tokenizer, val_percent=20, bpe_vocab_size=300)
+    again = prepare("folder", tmp_path, str(notes), tokenizer, val_percent=20, bpe_vocab_size=300)
+    assert (tmp_path / answer["path"] / "tokenizer.json").exists()
+    letters = set("".join(stories(60)))
+    assert answer["vocab_size"] == (len(letters) + 1 if tokenizer == "char" else 300) == again["vocab_size"]
+
+
+def test_only_as_many_shards_are_made_as_are_asked_for_and_more_later_go_on_from_there(notes, tmp_path, monkeypatch):
+    monkeypatch.setattr("gpt2.prepare.dataset.WHOLE", ())
+    asked = DatasetRequest(dataset="folder", tokenizer="byte", data_path=str(notes), val_percent=20, shard_tokens=1000)
+    few = prepare_dataset(_with(asked, tokens=1500, block_size=10), tmp_path)
+    assert few.shards == 2 == len(shards.find(Path(few.path), "train"))
+    more = prepare_dataset(_with(asked, tokens=3500, block_size=10), tmp_path)
+    assert (more.shards, more.made) == (4, True)
+    again = prepare_dataset(_with(asked, tokens=1500, block_size=10), tmp_path)
+    assert (again.sha256, again.made) == (few.sha256, False)
+    every = prepare_dataset(asked, tmp_path)
+    assert every.train_tokens > more.train_tokens
+
+
+def _with(wanted, **changes):
+    import dataclasses
+
+    return dataclasses.replace(wanted, **changes)
+
+
+def test_the_standard_library_is_on_every_machine(tmp_path):
+    answer = prepare("stdlib", tmp_path)
+    share = answer["val_tokens"] / (answer["train_tokens"] + answer["val_tokens"])
+    assert 0.03 < share < 0.2
+    assert answer["train_tokens"] > 5_000_000
+    assert answer["vocab_size"] == 257
+
+
+def test_parts_of_the_standard_library_that_differ_between_builds_are_left_out(tmp_path, monkeypatch):
+    names = ["mod.py", "test/test_x.py", "site-packages/y.py", "pkg/tests/z.py", "_sysconfigdata__linux.py"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    monkeypatch.setattr(text.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert [part.name for part in text.standard_library().parts] == ["mod.py"]
+
+
+@pytest.mark.parametrize(
+    "name, content, what, why",
+    [
+        ("a.jsonl", '{"text": "a"}\n{"text": \n', "a.jsonl:2 cannot be read", "Expecting value"),
+        ("a.jsonl", '{"body": "a"}\n', "a.jsonl:1 cannot be read", "no column 'text'"),
+        ("a.parquet", "PAR1", "a.parquet cannot be read as Parquet", ""),
+        ("a.zip", "PK", "no text in the 1 files of", ""),
+        ("a.bin", b"\xff\xfe\xfd", "no text in the 1 files of", ""),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_its_line(tmp_path, name, content, what, why):
+    (tmp_path / "text").mkdir()
+    content = content if isinstance(content, bytes) else content.encode()
+    (tmp_path / "text" / name).write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        prepare("folder", tmp_path, "text", "byte")
+    assert what in caught.value.what
+    assert why in caught.value.why
+
+
+def test_a_file_that_was_named_and_is_no_text_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe\xfd")
+    with pytest.raises(DataError, match=r"a.txt is not UTF-8 text"):
+        prepare("folder", tmp_path, "*.txt", "byte")
+
+
+def test_a_column_that_parquet_has_not_is_refused_with_those_that_it_has(tmp_path):
+    pq.write_table(pa.table({"content": ["a"], "id": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="has no column 'text'") as caught:
+        prepare("folder", tmp_path, "a.parquet", "byte")
+    assert "content, id" in caught.value.why
+    with pytest.raises(DataError, match=r"a.parquet has no documents for validation"):
+        prepare("folder", tmp_path, "a.parquet", "byte", text_column="content")
+
+
+@pytest.mark.parametrize("path", ["nothing", "nothing/*.txt", "empty"])
+def test_a_place_without_text_is_refused_with_the_whole_path(tmp_path, path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no text files at") as caught:
+        prepare("folder", tmp_path, path, "byte")
+    assert str(tmp_path / path) in caught.value.what
+
+
+def test_a_disk_without_room_is_told_before_anything_is_made(notes, tmp_path, monkeypatch):
+    monkeypatch.setattr("gpt2.prepare.progress.shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    with pytest.raises(DataError, match="1 kB are free"):
+        of_folder(notes, tmp_path / "data")
+    assert not list((tmp_path / "data").glob("folder*"))
+
+
+def test_a_damaged_dataset_is_made_again(notes, tmp_path):
+    first = of_folder(notes, tmp_path)
+    found(first, "train")[0].write_bytes(b"cut short")
+    again = of_folder(notes, tmp_path)
+    assert again["made"]
+    assert again["sha256"] == first["sha256"]
+
+
+def test_missing_shards_are_refused_with_the_glob(tmp_path, capsys):
+    assert main(["shards", "--data-path", "mine", "--data-dir", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert "error: " in message
+    assert str(tmp_path / "mine" / "*_train_*.bin") in message
+
+
+def test_a_dataset_with_a_place_of_its_own_needs_one(tmp_path):
+    for dataset in ("hub", "folder", "shards"):
+        with pytest.raises(ConfigError, match=f"the dataset {dataset} needs a path"):
+            prepare(dataset, tmp_path)
+
+
+def test_the_hash_of_shards_depends_on_names_and_contents_and_not_on_times(tmp_path):
+    first = make_data(tmp_path / "a")
+    assert make_data(tmp_path / "b") == first
+    assert make_data(tmp_path / "c", seed=1) != first
+    (tmp_path / "b/random_val_000000.bin").rename(tmp_path / "b/other_val_000000.bin")
+    assert prepare("shards", tmp_path, "b", "byte")["sha256"] != first
+
+
+def test_a_changed_shard_is_hashed_again(tmp_path):
+    before = make_data(tmp_path)
+    path = tmp_path / "random_train_000000.bin"
+    tokens = shards.open_shard(path).copy()
+    tokens[7] ^= 1
+    shards.write_shard(path, tokens)
+    os.utime(path, ns=(1, 1))
+    assert shards.recorded_sha256(tmp_path) is None
+    assert prepare("shards", tmp_path, str(tmp_path), "byte")["sha256"] != before
+
+
+def test_an_unchanged_shard_is_not_read_again(tmp_path, monkeypatch):
+    before = make_data(tmp_path)
+    monkeypatch.setattr(shards, "CHUNK_BYTES", None)  # reading a shard fails on it
+    assert prepare("shards", tmp_path, str(tmp_path), "byte")["sha256"] == before
+
+
+def test_tokens_beyond_the_vocabulary_are_refused_before_any_run(tmp_path):
+    make_data(tmp_path)
+    shards.write_shard(tmp_path / "more_train_000001.bin", [1, 2, 50256])
+    with pytest.raises(DataError, match=r"more_train_000001.bin has the token 50256 at byte 1028"):
+        prepare("shards", tmp_path, str(tmp_path), "byte")
+    assert prepare("shards", tmp_path, str(tmp_path), "gpt2")["vocab_size"] == 50257
+
+
+def test_prepare_needs_neither_torch_nor_a_client_nor_a_tokenizer_to_find_what_is_ready(notes, tmp_path):
+    of_folder(notes, tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from gpt2.prepare.dataset import prepare\n"
+        f"assert not prepare('folder', Path({str(tmp_path)!r}), {str(notes)!r}, 'byte', val_percent=20)['made']\n"
+        "sys.exit(len({'torch', 'huggingface_hub', 'pyarrow', 'tiktoken', 'tokenizers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], env=environment(), cwd=ROOT, check=False).returncode == 0
+
+
+def test_processes_end_with_the_one_that_started_them(notes, tmp_path):
+    import psutil
+
+    slow = IN_PROCESSES + "\nwriter._finished = lambda under_way: [os.kill(os.getppid(), 0), sys.stdin.read()]"
+    command = [sys.executable, "-c", PROGRAM.format(patch=slow), "folder", "--data-path", str(notes)]
+    process = subprocess.Popen(
+        [*command, "--data-dir", str(tmp_path)], env=environment(), cwd=ROOT, stdin=subprocess.PIPE
+    )
+    workers = until(lambda: [child for child in psutil.Process(process.pid).children() if "fork" in _words(child)])
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(workers, timeout=30)
+    assert not alive
+
+
+def _words(process):
+    return " ".join(process.cmdline())
+
+
+def test_tokenizing_puts_a_copy_of_each_document_where_its_hash_says(tmp_path):
+    inner = writer.tokenizer.load("byte")
+    documents = [writer.Document(story, "", (0, 1)) for story in (*stories(200), *stories(200))]
+    held = [item.held_out for item in writer.encode(documents, inner, 10)]
+    assert held[:200] == held[200:]
+    assert 5 < sum(held[:200]) < 40

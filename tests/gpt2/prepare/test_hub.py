@@ -1,0 +1,298 @@
+"""Datasets of Hugging Face, by its real client from a server on loopback: what breaks goes on, what is wrong is not."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from factories import ROOT, environment
+from gpt2.data import shards
+from hub_server import HubServer
+from waiting import until
+
+READY = "kjj0/finewebedu10B-gpt2"
+TEXT = "HuggingFaceFW/fineweb-edu"
+PER_SHARD = 40_000
+
+
+def shard(seed, tokens=PER_SHARD):
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240520, 1, tokens
+    return header.tobytes() + np.random.default_rng(seed).integers(0, 50257, tokens).astype("<u2").tobytes()
+
+
+def parquet(start, count=30):
+    buffer = io.BytesIO()
+    stories = [
+        f"Page {number} of the web: " + "words and words. " * (number % 9) for number in range(start, start + count)
+    ]
+    pq.write_table(pa.table({"text": stories}), buffer)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def hub():
+    names = {f"finewebedu_train_{number:06d}.bin": shard(number) for number in range(1, 6)}
+    pages = {f"sample/10BT/{number:03d}_00000.parquet": parquet(1000 * number, 100) for number in range(3)}
+    datasets = {
+        READY: {**names, "finewebedu_val_000000.bin": shard(0), "README.md": b"# shards"},
+        TEXT: {**pages, "data/CC-MAIN/0.parquet": parquet(900), "README.md": b"# text"},
+        "me/mine": {"a.txt": b"one text. " * 50, "b.txt": b"another text. " * 50},
+    }
+    with HubServer(datasets) as server:
+        yield server
+
+
+def run(hub, data, dataset, *words, timeout=120, **more):
+    """Prepare in a process of its own, which talks to the server."""
+    command = [sys.executable, "-m", "gpt2.prepare", dataset, "--data-dir", str(data / "data"), *words]
+    return subprocess.run(
+        command,
+        env={**environment(), **hub.environment(data / "home"), "TIKTOKEN_CACHE_DIR": str(data / "home"), **more},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+    )
+
+
+def good(process):
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout)
+
+
+def refused(process):
+    assert process.returncode == 2, process.stderr + process.stdout
+    assert "Traceback" not in process.stderr
+    return process.stderr
+
+
+def run_prepare(hub, data, *words, **more):
+    return run(hub, data, "finewebedu", "--tokenizer", "gpt2", *words, **more)
+
+
+def test_only_the_shards_that_the_tokens_need_are_fetched_and_that_is_said_first(hub, tmp_path):
+    done = run_prepare(hub, tmp_path, "--tokens", "70000", "--block-size", "1000")
+    answer = good(done)
+    assert answer["shards"] == 2
+    assert answer["train_tokens"] == 2 * PER_SHARD
+    names = sorted(path.name for path in Path(answer["path"]).glob("*"))
+    train = [f"finewebedu_train_{number:06d}.bin" for number in (1, 2)]
+    assert names == ["dataset.json", *train, "finewebedu_val_000000.bin"]
+    first = done.stderr.splitlines()[0]
+    assert "2 of 5 training shards (80.0k tokens) for the 70.0k tokens of the longest run" in first
+    assert f"downloading 3 files, {3 * (1024 + 2 * PER_SHARD) / 1000:.3g} kB, from {READY}" in first
+    assert not hub.fetched(f"{READY}/README.md")
+
+
+def test_a_second_call_asks_nobody_and_a_longer_run_fetches_the_rest(hub, tmp_path):
+    first = good(run_prepare(hub, tmp_path, "--tokens", "70000"))
+    asked = len(hub.requests)
+    assert good(run_prepare(hub, tmp_path, "--tokens", "60000"))["sha256"] == first["sha256"]
+    assert len(hub.requests) == asked
+    more = good(run_prepare(hub, tmp_path, "--tokens", "150000"))
+    assert (more["shards"], more["made"]) == (4, True)
+    assert len(hub.fetched(f"{READY}/finewebedu_train_000001.bin")) == 1
+    every = good(run_prepare(hub, tmp_path))
+    assert (every["shards"], every["train_tokens"]) == (5, 5 * PER_SHARD)
+    assert good(run_prepare(hub, tmp_path, "--tokens", "70000"))["sha256"] == first["sha256"]
+
+
+def test_a_broken_connection_goes_on_where_it_broke(hub, tmp_path):
+    hub.cut[f"cdn/{READY}/finewebedu_train_000001.bin"] = [30_000, 20_000]
+    answer = good(run_prepare(hub, tmp_path, "--tokens", "30000"))
+    ranges = hub.fetched(f"{READY}/finewebedu_train_000001.bin")
+    assert [asked.partition("-")[0] for asked in ranges[1:]] == ["bytes=30000", "bytes=50000"]
+    path = Path(answer["path"]) / "finewebedu_train_000001.bin"
+    assert path.read_bytes() == shard(1)
+
+
+@pytest.mark.slow
+def test_a_server_that_fails_for_a_while_is_asked_again(hub, tmp_path):
+    hub.failing[f"cdn/{READY}/finewebedu_train_000001.bin"] = 2
+    assert good(run_prepare(hub, tmp_path, "--tokens", "30000"))["shards"] == 1
+
+
+def test_a_wrong_hash_is_refused_and_nothing_of_it_is_kept(hub, tmp_path):
+    name = "finewebedu_train_000002.bin"
+    hub.wrong.add(f"cdn/{READY}/{name}")
+    message = refused(run_prepare(hub, tmp_path, "--tokens", "70000"))
+    assert f"{name} differs from the repository's listing" in message
+    assert not list((tmp_path / "data").rglob(name))
+    hub.wrong.clear()
+    answer = good(run_prepare(hub, tmp_path, "--tokens", "70000"))
+    assert (Path(answer["path"]) / name).read_bytes() == shard(2)
+    assert all(hub.fetched(f"{READY}/finewebedu_train_000001.bin")[1:]), "what had come of the others is kept"
+
+
+@pytest.mark.slow
+def test_a_killed_download_goes_on_where_it_stopped(hub, tmp_path):
+    hub.cut[f"cdn/{READY}/finewebedu_train_000001.bin"] = [50_000]
+    die = "fetch.time.sleep = lambda seconds: os.kill(os.getpid(), signal.SIGKILL)"  # after a connection broke
+    program = (
+        f"import os, signal, sys\nfrom gpt2.data import download as fetch\nfrom gpt2.prepare import __main__\n{die}\n"
+    )
+    words = ["finewebedu", "--tokenizer", "gpt2", "--tokens", "30000", "--data-dir", str(tmp_path / "data")]
+    killed = subprocess.run(
+        [sys.executable, "-c", f"{program}sys.exit(__main__.main(sys.argv[1:]))", *words],
+        env={**environment(), **hub.environment(tmp_path / "home")},
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    answer = good(run_prepare(hub, tmp_path, "--tokens", "30000"))
+    assert hub.fetched(f"{READY}/finewebedu_train_000001.bin")[-1] == "bytes=50000-"
+    assert (Path(answer["path"]) / "finewebedu_train_000001.bin").read_bytes() == shard(1)
+
+
+def test_ctrl_c_ends_a_download_at_once_and_what_has_come_is_kept(hub, tmp_path):
+    hub.stalled.add(f"cdn/{READY}/finewebedu_train_000001.bin")
+    command = [sys.executable, "-m", "gpt2.prepare", "finewebedu", "--tokenizer", "gpt2", "--tokens", "30000"]
+    process = subprocess.Popen(
+        [*command, "--data-dir", str(tmp_path / "data")],
+        env={**environment(), **hub.environment(tmp_path / "home")},
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    part = tmp_path / "data/finewebedu/.fetched/.finewebedu_train_000001.bin.part"
+    until(lambda: part.exists() and part.stat().st_size > 0)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped: partial downloads" in said
+    assert part.stat().st_size > 0
+    hub.stalled.clear()
+    good(run_prepare(hub, tmp_path, "--tokens", "30000"))
+
+
+def test_shards_of_another_vocabulary_are_refused_by_byte(hub, tmp_path):
+    body = bytearray(shard(1))
+    body[1024 + 8 : 1024 + 10] = (60000).to_bytes(2, "little")
+    hub.datasets[READY]["finewebedu_train_000001.bin"] = bytes(body)
+    hub.files[f"cdn/{READY}/finewebedu_train_000001.bin"] = bytes(body)
+    assert "has the token 60000 at byte 1032" in refused(run_prepare(hub, tmp_path, "--tokens", "30000"))
+
+
+def test_shards_that_lie_there_already_are_checked_and_not_fetched(hub, tmp_path):
+    folder = tmp_path / "data" / "finewebedu"
+    folder.mkdir(parents=True)
+    (folder / "finewebedu_val_000000.bin").write_bytes(shard(0))
+    (folder / "finewebedu_train_000001.bin").write_bytes(shard(1)[:-2])
+    good(run_prepare(hub, tmp_path, "--tokens", "30000"))
+    assert hub.fetched(f"{READY}/finewebedu_val_000000.bin") == []
+    assert (folder / "finewebedu_train_000001.bin").read_bytes() == shard(1)
+
+
+def test_shards_of_ones_own_in_that_folder_are_used_as_they_are(hub, tmp_path):
+    folder = tmp_path / "data" / "finewebedu"
+    folder.mkdir(parents=True)
+    for name, seed in (("edu_fineweb_val_000000.bin", 0), ("edu_fineweb_train_000001.bin", 1)):
+        (folder / name).write_bytes(shard(seed))
+    answer = good(run_prepare(hub, tmp_path))
+    assert (answer["shards"], answer["train_tokens"]) == (0, PER_SHARD)
+    assert hub.requests == []
+
+
+def test_offline_mode_is_said_and_asks_nobody(hub, tmp_path):
+    message = refused(run_prepare(hub, tmp_path, HF_HUB_OFFLINE="1"))
+    assert "HF_HUB_OFFLINE is set" in message
+    assert hub.requests == []
+
+
+@pytest.mark.slow
+def test_offline_the_shards_that_are_there_are_used(hub, tmp_path):
+    good(run_prepare(hub, tmp_path, "--tokens", "30000"))
+    (tmp_path / "data" / "finewebedu" / "dataset.json").unlink()
+    answer = good(run_prepare(hub, tmp_path, "--tokens", "30000", HF_HUB_OFFLINE="1"))
+    assert answer["train_tokens"] == PER_SHARD
+
+
+def test_a_gated_dataset_asks_for_a_token_which_is_never_printed(hub, tmp_path):
+    hub.token = "hf_secret"
+    assert "HF_TOKEN" in refused(run_prepare(hub, tmp_path))
+    wrong = refused(run_prepare(hub, tmp_path, HF_TOKEN="hf_wrong"))
+    assert "hf_wrong" not in wrong
+    done = run_prepare(hub, tmp_path, "--tokens", "30000", HF_TOKEN="hf_secret")
+    good(done)
+    assert "hf_secret" not in done.stderr + done.stdout + (tmp_path / "data/finewebedu/dataset.json").read_text()
+
+
+@pytest.mark.slow
+def test_shards_of_any_repository_are_named_by_their_address(hub, tmp_path):
+    answer = good(run(hub, tmp_path, "shards", "--data-path", f"hf://{READY}", "--tokenizer", "gpt2", "--tokens", "9"))
+    assert answer["shards"] == 1
+    assert "kjj0--finewebedu10B-gpt2" in answer["path"]
+
+
+def test_text_is_fetched_file_by_file_as_far_as_it_is_needed(hub, tmp_path):
+    words = ("--tokenizer", "byte", "--shard-tokens", "2000", "--val-percent", "20")
+    answer = good(run(hub, tmp_path, "finewebedu", *words, "--tokens", "2500"))
+    assert answer["shards"] == 2
+    assert hub.fetched(f"{TEXT}/sample/10BT/000_00000.parquet")
+    assert not hub.fetched(f"{TEXT}/sample/10BT/001_00000.parquet")
+    more = good(run(hub, tmp_path, "finewebedu", *words))
+    assert hub.fetched(f"{TEXT}/sample/10BT/002_00000.parquet")
+    assert not hub.fetched(f"{TEXT}/data/CC-MAIN/0.parquet")
+    first = [path.read_bytes() for path in shards.find(Path(answer["path"]), "train", 2)]
+    assert first[0] == shards.find(Path(more["path"]), "train")[0].read_bytes()
+    assert not list(Path(more["path"]).rglob("*.parquet"))
+
+
+@pytest.mark.slow
+def test_what_a_longer_run_adds_is_what_one_preparation_would_have_made(hub, tmp_path):
+    words = ("--tokenizer", "byte", "--shard-tokens", "2000", "--val-percent", "20")
+    good(run(hub, tmp_path / "a", "finewebedu", *words, "--tokens", "2500"))
+    grown = good(run(hub, tmp_path / "a", "finewebedu", *words))
+    whole = good(run(hub, tmp_path / "b", "finewebedu", *words))
+    assert grown["sha256"] == whole["sha256"]
+
+
+def test_any_dataset_is_named_by_owner_and_name(hub, tmp_path):
+    answer = good(run(hub, tmp_path, "hub", "--data-path", "me/mine", "--val-percent", "10"))
+    assert "me--mine" in answer["path"]
+    assert answer["train_tokens"] == 2 + (500 + 700) * 9 // 10
+
+
+@pytest.mark.parametrize(
+    "path, words",
+    [
+        ("me/nothing", "cannot download the dataset me/nothing"),
+        ("me/mine@v2", "cannot download the dataset me/mine"),
+        ("me/mine:*.parquet", "me/mine has no files that match *.parquet"),
+        ("mine", "is not a Hugging Face dataset"),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(hub, tmp_path, path, words):
+    assert words in refused(run(hub, tmp_path, "hub", "--data-path", path))
+
+
+def test_a_path_that_leads_out_of_the_folder_is_not_followed(hub, tmp_path):
+    hub.datasets["me/mine"] = {"../../outside.txt": b"one text. " * 50, "/outside.txt": b"one text. " * 50}
+    assert "me/mine has no files" in refused(run(hub, tmp_path, "hub", "--data-path", "me/mine:*.txt"))
+    assert not list(tmp_path.rglob("outside.txt"))
+
+
+def test_a_server_that_does_not_answer_is_refused_in_one_message(tmp_path):
+    with HubServer({}) as gone:
+        pass
+    message = refused(run_prepare(gone, tmp_path))
+    assert "cannot download the dataset kjj0/finewebedu10B-gpt2" in message
+
+
+def test_the_environment_of_these_tests_leads_nowhere_else(hub, tmp_path):
+    assert hub.environment(tmp_path)["HF_ENDPOINT"].startswith("http://127.0.0.1:")
+    assert "HF_TOKEN" not in os.environ

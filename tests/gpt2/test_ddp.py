@@ -1,0 +1,222 @@
+"""Several ranks as one: the numbers of one rank, and an end that all agree on. Real torchrun, gloo, CPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from factories import ROOT, environment, make_run, train_command
+from gpt2.checkpoint.files import load_checkpoint
+from kmatrix.records.checkpoints import CheckpointKind, read_index
+from kmatrix.records.files import read_json, read_jsonl
+from kmatrix.records.runs import merged_metrics
+from kmatrix.status.stragglers import read_ranks
+from waiting import until
+
+FAULTS = ("tests/support/trainer_faults.py",)
+
+
+def start(run_dir, *, fault="none:0:0", **variables):
+    """Start a run under torchrun with one fault in it."""
+    return subprocess.Popen(
+        train_command(run_dir, program=FAULTS),
+        cwd=ROOT,
+        env={**environment(), "FAULT": fault, **{name: str(value) for name, value in variables.items()}},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def end_of(process, timeout=90):
+    """Wait for the end, and return the output."""
+    try:
+        return process.communicate(timeout=timeout)[0]
+    finally:
+        process.kill()
+
+
+def train_losses(run_dir):
+    return [line["train/loss"] for line in merged_metrics(run_dir.metrics) if "train/loss" in line]
+
+
+def ended_cleanly(output):
+    return "terminate called" not in output and "Signal" not in output and "core dumped" not in output
+
+
+def test_two_ranks_of_six_are_one_rank_of_twelve_and_their_replicas_are_equal(tmp_path):
+    common = {"gradient_accumulation": 4, "max_iters": 8, "eval_samples": 25, "data_path": tmp_path / "data"}
+    one = make_run(tmp_path, "one", batch_size=12, **common)
+    two = make_run(tmp_path, "two", batch_size=6, num_gpus=2, **common)
+    (tmp_path / "weights").mkdir()
+    processes = [start(one), start(two, FAULT_DUMP=tmp_path / "weights")]
+    outputs = [end_of(process) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert train_losses(two) == pytest.approx(train_losses(one), abs=1e-5)
+    first, second = (read_json(run.result) for run in (one, two))
+    for key in ("initial_val_loss", "final_val_loss"):
+        assert second[key] == pytest.approx(first[key], abs=1e-5)
+    assert second["world_size"] == 2
+    replicas = [torch.load(tmp_path / f"weights/{rank}.pt", weights_only=True) for rank in (0, 1)]
+    alone = load_checkpoint(one.checkpoints / "final.pt")["model"]
+    assert replicas[0].keys() == replicas[1].keys() == alone.keys()
+    for name, weights in alone.items():
+        assert torch.equal(replicas[0][name], replicas[1][name]), f"replicas differ in {name}"
+        assert torch.allclose(replicas[0][name], weights, atol=1e-5), f"{name} is not that of one rank"
+
+
+def test_two_ranks_prune_the_same_weights_without_a_word_to_each_other(tmp_path):
+    ramp = {"target_sparsity": 0.6, "pruning_warmup": 0.1, "pruning_ramp_end": 0.7, "pruning_frequency": 4}
+    pruning = {"optimizer": "adamwprune", "adamwprune_base": "adamw", "pruning": "state", "pruning_global": True}
+    run_dir = make_run(tmp_path, num_gpus=2, batch_size=2, max_iters=20, **pruning, **ramp)
+    (tmp_path / "weights").mkdir()
+    process = start(run_dir, FAULT_DUMP=tmp_path / "weights")
+    output = end_of(process)
+    assert process.returncode == 0, output
+    first, second = (torch.load(tmp_path / f"weights/{rank}.pt", weights_only=True) for rank in (0, 1))
+    for name, weights in first.items():
+        assert torch.equal(weights, second[name]), f"replicas differ in {name}"
+    pruned = [weights for name, weights in first.items() if name.startswith("h.") and weights.ndim == 2]
+    zeros, total = (sum(count) for count in zip(*((int((w == 0).sum()), w.numel()) for w in pruned), strict=True))
+    assert zeros == round(0.6 * total)
+    assert read_json(run_dir.result)["sparsity"] == zeros / total
+
+
+def test_sigterm_to_torchrun_stops_every_rank_with_a_checkpoint(tmp_path):
+    run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=1_000_000)
+    process = start(run_dir)
+    until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
+    process.terminate()
+    output = end_of(process, timeout=40)
+    result = read_json(run_dir.result)
+    assert (result["status"], result["kind"]) == ("stopped", "signal"), output
+    assert "SIGTERM" in result["reason"]
+    assert result["final_val_loss"] is None
+    (entry,) = read_index(run_dir.checkpoints)
+    assert entry.kinds == {CheckpointKind.EMERGENCY}
+    assert load_checkpoint(run_dir.checkpoints / entry.name)["step"] == entry.step == result["step"] > 5
+    assert [event["event"] for event in read_jsonl(run_dir.events)] == ["stop", "checkpoint"]
+    assert 'gpt2/train.py", line' not in output, "a rank ended with a traceback"
+
+
+def test_a_signal_to_one_rank_stops_all_within_two_steps(tmp_path):
+    run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000)
+    end_of(start(run_dir, fault="signal:1:7"))
+    result = read_json(run_dir.result)
+    assert (result["status"], result["kind"]) == ("stopped", "signal")
+    assert result["step"] in (8, 9)  # asked within step 7: updates 0 to 7, or one more
+
+
+def test_a_nan_on_one_rank_ends_all_with_the_step_as_the_reason(tmp_path):
+    run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, checkpoint_interval=3)
+    process = start(run_dir, fault="nan:1:5")
+    output = end_of(process)
+    result = read_json(run_dir.result)
+    assert process.returncode == 1
+    assert (result["status"], result["kind"], result["reason"]) == ("failed", "nan", "loss is nan at step 5"), output
+    assert load_checkpoint(run_dir.checkpoints / "step_00000003.pt")["step"] == 3
+    assert not list((run_dir.path / "ranks").glob("*/error.json"))
+
+
+def test_the_reason_is_that_of_the_rank_that_failed_first(tmp_path):
+    run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000)
+    end_of(start(run_dir, fault="raise:1:3"))
+    result = read_json(run_dir.result)
+    assert (result["status"], result["kind"]) == ("failed", "error")
+    assert result["reason"] == "rank 1: RuntimeError: the cable was pulled"
+    assert read_json(run_dir.rank_error(1))["reason"] == "RuntimeError: the cable was pulled"
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_for_one_that_hangs_says_so_before_it_is_killed(tmp_path):
+    run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000)
+    process = start(run_dir, fault="hang:1:4", FAULT_HANGS=tmp_path / "hangs", FAULT_GRACE_S=2)
+    until((tmp_path / "hangs").exists)
+    process.terminate()
+    end_of(process, timeout=60)
+    result = read_json(run_dir.result)
+    assert (result["status"], result["kind"]) == ("stopped", "signal")
+    assert "did not end" in result["reason"]
+
+
+@pytest.mark.slow
+def test_no_rank_outlives_a_torchrun_that_is_killed(tmp_path):
+    run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=1_000_000)
+    process = start(run_dir)
+    until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
+    ranks = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    assert len(ranks) == 2
+    os.kill(process.pid, signal.SIGKILL)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks), seconds=30)
+    assert read_json(run_dir.result)["status"] == "stopped"
+    assert read_index(run_dir.checkpoints)[-1].step > 5
+
+
+@pytest.mark.slow
+def test_the_order_of_the_signals_of_ctrl_c_does_not_matter(tmp_path):
+    run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=1_000_000)
+    process = start(run_dir)
+    until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    end_of(process, timeout=60)
+    assert read_json(run_dir.result)["status"] == "stopped"
+
+
+@pytest.mark.slow
+def test_every_end_is_clean_ten_times_in_a_row(tmp_path):
+    for turn in range(10):
+        run_dir = make_run(tmp_path, f"run{turn}", num_gpus=2, max_iters=3, data_path=tmp_path / "data")
+        process = start(run_dir)
+        output = end_of(process)
+        assert process.returncode == 0, output
+        assert ended_cleanly(output)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_dropout_and_other_optimizers_keep_replicas_equal(tmp_path, optimizer):
+    muon = {"muon_momentum": 0.95, "muon_nesterov": True, "muon_ns_steps": 5, "muon_adamw_lr": 1e-3}
+    extra = {
+        "dropout": 0.1,
+        "gradient_accumulation": 3,
+        "optimizer": optimizer,
+        **(muon if optimizer == "muon" else {}),
+    }
+    run_dir = make_run(tmp_path, num_gpus=2, **extra)
+    output = end_of(start(run_dir, FAULT_DUMP=tmp_path))
+    replicas = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+    assert all(torch.equal(replicas[0][name], replicas[1][name]) for name in replicas[0]), output
+
+
+def test_a_rank_that_computes_longer_is_seen_although_all_steps_take_the_same_time(tmp_path):
+    """Its peers wait for its gradients: the step times agree, the compute times do not."""
+    run_dir = make_run(tmp_path, num_gpus=2, batch_size=2, max_iters=13, log_interval=4, eval_interval=100)
+    output = end_of(start(run_dir, fault="slow:1:0"))
+    assert read_json(run_dir.result)["status"] == "finished", output
+    fast, slow = (list(read_jsonl(run_dir.timings(rank))) for rank in (0, 1))
+    assert [line["step"] for line in fast] == [line["step"] for line in slow] == [4, 8, 12]
+    assert [line["steps"] for line in slow] == [4, 4, 4]
+    for quick, late in zip(fast, slow, strict=True):
+        assert late["compute_ms"] > quick["compute_ms"] + 30
+        assert quick["step_ms"] == pytest.approx(late["step_ms"], rel=0.3)
+
+
+@pytest.mark.slow
+def test_a_straggler_among_four_ranks_is_named_with_its_share_of_time(tmp_path):
+    """All four step in time, and three of them wait for one."""
+    run_dir = make_run(tmp_path, num_gpus=4, batch_size=1, max_iters=13, log_interval=4, eval_interval=100)
+    output = end_of(start(run_dir, fault="slow:2:0"), timeout=180)
+    assert read_json(run_dir.result)["status"] == "finished", output
+    ranks = read_ranks(run_dir)
+    assert ranks is not None
+    assert (ranks.slowest, ranks.slowest_share) == (2, 1.0)
+    assert ranks.efficiency < 0.8
+    assert ranks.waiting > 0.2

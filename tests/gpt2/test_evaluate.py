@@ -1,0 +1,242 @@
+"""What a run is judged by: bits per byte beside the loss, HellaSwag and sample texts, in every file they belong in."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from factories import make_data, make_run, train, train_fields
+from gpt2.data import shards
+from gpt2.data.batches import Windows
+from gpt2.data.tokenizer import BpeTokenizer, load
+from gpt2.dist import World
+from gpt2.evaluate import Benchmarks, SampleTexts, Validation, at_hand, bytes_per_token
+from gpt2.log import RunLog
+from gpt2.model import GPT
+from hellaswag_files import jsonl
+from kmatrix.errors import DataError
+from kmatrix.records.files import read_json, read_jsonl
+from kmatrix.records.paths import RunDir
+from kmatrix.records.runs import merged_metrics
+from kmatrix.records.train_config import TrainConfig
+from kmatrix.shapes import ModelShape
+from kmatrix.stats import bits_per_byte
+from models import strong
+
+WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
+TEXT = "Käse, Brot und 3 € für 😀 Leute. " * 400
+RUN = {"block_size": 64, "learning_rate": 0.02}
+SAMPLES = {"sample_interval": 6, "sample_prompt": "ab|", "sample_tokens": 10, "sample_temperature": 0.8}
+
+
+def dataset(folder, tokenizer, text=TEXT):
+    """Write a text with an end of document in the middle as shards; return its tokens."""
+    folder.mkdir(parents=True, exist_ok=True)
+    half = len(text) // 2
+    end = [tokenizer.end_of_document]
+    tokens = [*tokenizer.encode(text[:half]).tolist(), *end, *tokenizer.encode(text[half:]).tolist()]
+    for kind in ("train", "val"):
+        shards.write_shard(folder / f"text_{kind}_000000.bin", tokens)
+    return tokens
+
+
+def test_a_byte_tokenizer_has_a_byte_a_token_but_for_the_ends_of_documents(tmp_path):
+    tokens = dataset(tmp_path, load("byte"))
+    windows = Windows(tmp_path, "val", block_size=32, vocab_size=257)
+    places = windows.spread(10_000)
+    targets = tokens[1 : 1 + 32 * len(places)]
+    assert bytes_per_token(windows, places, load("byte")) == (len(targets) - 1) / len(targets)
+    assert 256 in targets
+
+
+def test_the_bytes_of_bpe_tokens_are_those_of_their_text(tmp_path):
+    bpe = BpeTokenizer.trained([TEXT], 320)
+    tokens = dataset(tmp_path, bpe)
+    windows = Windows(tmp_path, "val", block_size=16, vocab_size=bpe.vocab_size)
+    places = windows.spread(10_000)
+    targets = tokens[1 : 1 + 16 * len(places)]
+    text = bpe.decode([token for token in targets if token != bpe.end_of_document])
+    cut = 4  # the last window may end within a letter
+    assert bytes_per_token(windows, places, bpe) * len(targets) == pytest.approx(len(text.encode()), abs=cut)
+
+
+def test_a_vocabulary_that_is_not_at_hand_has_no_bits_per_byte(tmp_path, monkeypatch):
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "empty"))
+    dataset(tmp_path / "data", load("byte"))
+    fields = train_fields(tmp_path / "data", "", tmp_path, tokenizer="gpt2", vocab_size=50257)
+    assert Validation(TrainConfig.from_json(fields), WORLD).bytes_per_token is None
+    assert at_hand("bpe", tmp_path / "data") is None  # the folder has no tokenizer.json
+    assert bits_per_byte(3.0, None) is None
+    assert bits_per_byte(None, 4.0) is None
+
+
+def test_bits_per_byte_are_the_nats_of_all_targets_in_bits_over_the_bytes_of_their_text(tmp_path):
+    """Counted anew: transformers' GPT-2 gives the nats, Python's own UTF-8 the bytes."""
+    transformers = pytest.importorskip("transformers")
+    tokens = dataset(tmp_path / "data", load("byte"))
+    fields = train_fields(tmp_path / "data", "", tmp_path, eval_samples=10_000, block_size=64)
+    validation = Validation(TrainConfig.from_json(fields), WORLD)
+    shape = ModelShape(n_layer=2, n_head=2, n_embd=32, block_size=64, vocab_size=257)
+    model = GPT(shape)
+    loss = validation.loss(model)
+
+    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 64, "vocab_size": 257}
+    twin = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
+    state = {
+        f"transformer.{name}": value.t() if re.search(r"c_(attn|proj|fc)\.weight", name) else value
+        for name, value in model.state_dict().items()
+    }
+    twin.load_state_dict(state, strict=False)
+    nats = 0.0
+    for start in range(0, len(tokens) - 64, 64):
+        window = torch.tensor([tokens[start : start + 65]])
+        with torch.no_grad():
+            log_probs = twin(window[:, :-1]).logits.double().log_softmax(-1)
+        nats -= log_probs.gather(-1, window[:, 1:, None]).sum().item()
+    count = (len(tokens) - 1) // 64 * 64
+    text = bytes(token for token in tokens[1 : count + 1] if token < 256)
+    expected = nats / math.log(2) / len(text)
+    assert bits_per_byte(loss, validation.bytes_per_token) == pytest.approx(expected, rel=1e-5)
+
+
+def config_of(tmp_path, **overrides):
+    make_data(tmp_path / "data")
+    return TrainConfig.from_json(train_fields(tmp_path / "data", "", tmp_path, **SAMPLES, **overrides))
+
+
+def test_samples_of_the_same_weights_are_the_same_and_touch_nothing_of_training(tmp_path):
+    samples = SampleTexts(config_of(tmp_path))
+    model = strong(GPT(ModelShape(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=257)))
+    before = torch.get_rng_state()
+    first = samples.texts(model)
+    assert first == samples.texts(model)
+    assert [text["prompt"] for text in first] == ["ab"]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_several_prompts_are_divided_by_bars_and_none_begins_a_document(tmp_path):
+    config = config_of(tmp_path)
+    values = config.to_json()
+    assert SampleTexts(config).prompts == ["ab"]
+    assert SampleTexts(TrainConfig.from_json(values | {"sample_prompt": "a b|c"})).prompts == ["a b", "c"]
+    assert SampleTexts(TrainConfig.from_json(values | {"sample_prompt": ""})).prompts == [""]
+
+
+def test_a_prompt_that_the_tokenizer_cannot_write_is_refused_at_once(tmp_path):
+    config = config_of(tmp_path)
+    from gpt2.data.tokenizer import CharTokenizer
+
+    CharTokenizer("xyz").save(tmp_path / "data" / "tokenizer.json")
+    object.__setattr__(config, "tokenizer", "char")
+    with pytest.raises(DataError, match="'a'"):
+        SampleTexts(config)
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """A run that was judged by everything."""
+    folder = tmp_path_factory.mktemp("judged")
+    hellaswag = {"hellaswag": str(jsonl(folder)), "hellaswag_interval": 10, "hellaswag_examples": 0}
+    run_dir = make_run(folder, **RUN, **SAMPLES, **hellaswag)
+    return run_dir, train(run_dir)
+
+
+def test_bits_per_byte_are_in_metrics_log_and_result(judged):
+    run_dir, process = judged
+    result = read_json(run_dir.result)
+    lines = [line for line in read_jsonl(run_dir.metrics) if "val/loss" in line]
+    assert result["bytes_per_token"] == 1.0
+    for line in lines:
+        assert line["val/bits_per_byte"] == pytest.approx(line["val/loss"] / math.log(2))
+    assert result["final_bits_per_byte"] == lines[-1]["val/bits_per_byte"]
+    assert read_json(run_dir.training_metrics)["final_bits_per_byte"] == result["final_bits_per_byte"]
+    assert f"| bpb {result['final_bits_per_byte']:.4f}" in process.stdout
+
+
+def test_hellaswag_is_measured_at_its_interval_and_at_the_end(judged):
+    run_dir, process = judged
+    lines = {line["step"]: line for line in merged_metrics(run_dir.metrics) if "hellaswag/accuracy" in line}
+    assert sorted(lines) == [0, 10, 12]
+    result = read_json(run_dir.result)
+    assert result["hellaswag_accuracy"] == lines[12]["hellaswag/accuracy"]
+    assert result["hellaswag_accuracy_norm"] == lines[12]["hellaswag/accuracy_norm"]
+    assert "HellaSwag: 5 examples of " in process.stdout
+    assert len(re.findall(r"^Iter \d+ \| HellaSwag 0\.\d{4} \| normalised 0\.\d{4}$", process.stdout, re.M)) == 3
+
+
+def test_samples_are_written_at_their_interval_and_at_the_end(judged):
+    run_dir, process = judged
+    samples = list(read_jsonl(run_dir.samples))
+    assert [sample["step"] for sample in samples] == [0, 6, 12]
+    assert {sample["prompt"] for sample in samples} == {"ab"}
+    assert len({sample["text"] for sample in samples}) > 1
+    assert len(re.findall(r'^Iter \d+ \| Sample of "ab": ".*"$', process.stdout, re.M)) == 3
+
+
+def test_being_judged_changes_nothing_of_what_is_trained(judged, tmp_path):
+    run_dir, process = judged
+    plain = make_run(tmp_path, **RUN)
+    train(plain)
+    assert process.returncode == 0, process.stderr
+    assert read_json(plain.result)["final_val_loss"] == read_json(run_dir.result)["final_val_loss"]
+
+
+@pytest.mark.slow
+def test_two_ranks_give_the_score_and_the_bits_of_one(judged, tmp_path):
+    run_dir, _ = judged
+    hellaswag = {"hellaswag": str(jsonl(tmp_path)), "hellaswag_interval": 10, "hellaswag_examples": 0}
+    two = make_run(tmp_path, **RUN, num_gpus=2, batch_size=2, **SAMPLES, **hellaswag)
+    assert train(two).returncode == 0
+    one, other = read_json(run_dir.result), read_json(two.result)
+    assert one["hellaswag_accuracy"] == other["hellaswag_accuracy"]
+    assert other["final_bits_per_byte"] == pytest.approx(one["final_bits_per_byte"], rel=1e-4)
+
+
+def test_a_hellaswag_file_that_cannot_be_used_ends_the_run_at_once_with_the_reason(tmp_path):
+    run_dir = make_run(tmp_path, hellaswag=str(tmp_path / "nowhere"), hellaswag_interval=0, hellaswag_examples=0)
+    train(run_dir)
+    result = read_json(run_dir.result)
+    assert (result["status"], result["kind"], result["step"]) == ("failed", "data", 0)
+    assert "cannot be read" in result["reason"]
+
+
+def test_windows_hold_the_targets_that_are_counted(tmp_path):
+    tokens = dataset(tmp_path, load("byte"))
+    windows = Windows(tmp_path, "val", block_size=32, vocab_size=257)
+    _, targets = windows.read([(0, 3)])
+    assert np.array_equal(targets[0], tokens[97:129])
+
+
+def test_what_was_judged_goes_on_over_a_resume_and_is_not_judged_again(tmp_path):
+    hellaswag = {"hellaswag": str(jsonl(tmp_path)), "hellaswag_interval": 10, "hellaswag_examples": 0}
+    config = config_of(tmp_path, block_size=64, **hellaswag)
+    judges = []
+    for attempt in (1, 2):
+        log = RunLog(RunDir(tmp_path), "id", attempt, main=True)
+        log.begin(config, WORLD, 1)
+        judges.append(Benchmarks(config, WORLD, log))
+    first, second = judges
+    first.measure(10, GPT(config.shape))
+    assert first.log.hellaswag_score.examples == 5
+    assert second.due(10)
+    second.load_state_dict(first.state_dict())
+    assert second.log.hellaswag_score == first.log.hellaswag_score
+    assert (second.due(10), second.due(20), second.due(6)) == (False, True, True)
+
+
+def test_a_judge_that_is_asked_to_stop_leaves_the_step_to_the_next_attempt(tmp_path):
+    hellaswag = {"hellaswag": str(jsonl(tmp_path)), "hellaswag_interval": 10, "hellaswag_examples": 0}
+    config = config_of(tmp_path, block_size=64, **hellaswag)
+    log = RunLog(RunDir(tmp_path), "id", 1, main=True)
+    log.begin(config, WORLD, 1)
+    judge = Benchmarks(config, WORLD, log)
+    judge.measure(10, GPT(config.shape), lambda: True)
+    assert log.hellaswag_score is None
+    assert judge.due(10)
+    assert not log.dir.samples.exists()

@@ -1,0 +1,210 @@
+"""A run that stands still is found out, and the rank that is behind is named. Real processes, short times."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import gpt2.failure as watchdog
+from factories import environment
+from gpt2.failure import FIRST_S, RankPosition, Watchdog, describe_ranks, innermost, spent_before
+from gpt2.log import RunLog
+from kmatrix.records.files import read_json, write_json
+from kmatrix.records.paths import RunDir
+from waiting import until
+
+
+@pytest.fixture
+def dog(tmp_path):
+    """The watchdog of rank 0 of 1, and what it says."""
+    said = []
+    dog = Watchdog(log_of(tmp_path), rank=0, size=1, stalled=said.append)
+    dog.spent = lambda: 12.5
+    yield dog, said
+    dog.end()
+
+
+def log_of(tmp_path):
+    return RunLog(RunDir(tmp_path), "id", 1, main=True)
+
+
+def at(rank, step, place, **more):
+    return RankPosition(rank=rank, step=step, kind=more.pop("kind", "step"), place=place, **more)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (
+            [at(0, 4, "backward"), at(1, 4, "forward", line="model.py:9 in forward")],
+            "rank 1 is late, in forward of step 4 (model.py:9 in forward); rank 0 is in backward of step 4",
+        ),
+        (
+            [at(0, 5, "numbers"), at(1, 5, "data"), at(2, 5, "numbers"), at(3, 6, "forward")],
+            "rank 1 is late, in data of step 5; ranks 0, 2 are in numbers of step 5; rank 3 is in forward of step 6",
+        ),
+        (
+            [at(0, 4, "backward", stuck="its process is stopped"), at(1, 4, "forward")],
+            "rank 0 is late, last seen in backward of step 4 (its process is stopped); rank 1 is in forward of step 4",
+        ),
+        ([at(0, 4, "backward"), at(1, 4, "backward")], "ranks 0, 1 are in backward of step 4"),
+        ([at(0, 4, "", kind="evaluation")], "rank 0 is in evaluation of step 4"),
+    ],
+)
+def test_the_rank_with_the_least_progress_is_behind(ranks, words):
+    assert describe_ranks(ranks) == words
+
+
+def test_the_innermost_line_is_that_of_the_main_thread():
+    stacks = (
+        'Thread 0x7f01 (most recent call first):\n  File "/x/watchdog.py", line 5 in _watch\n\n'
+        'Current thread 0x7f00 (most recent call first):\n  File "/x/model.py", line 70 in forward\n'
+        '  File "/x/train.py", line 9 in train\n'
+    )
+    assert innermost(stacks) == "model.py:70 in forward"
+    assert innermost("") == ""
+
+
+def test_the_limit_is_a_multiple_of_the_usual_time_with_a_floor(dog):
+    dog, _ = dog
+    assert dog.limit_s() is None
+    dog.begin(factor=10, floor_s=0.5)
+    assert dog.limit_s() == FIRST_S
+    dog._took["step"] = watchdog.deque([40.0])
+    dog._kind = "step"
+    assert dog.limit_s() == 400
+    dog._took["step"].extend([0.01] * 9)
+    assert dog.limit_s() == 0.5
+    dog._took["step"].extend([0.2] * 20)
+    assert dog.limit_s() == pytest.approx(2.0)
+
+
+def test_each_kind_of_work_has_its_own_usual_time(dog):
+    dog, _ = dog
+    dog.begin(factor=10, floor_s=0.0)
+    for step in range(3):
+        dog.work("step", step)
+    dog.work("evaluation", 3)
+    assert dog.limit_s() == FIRST_S
+    dog.work("step", 3)
+    assert dog.limit_s() < 1
+
+
+def test_word_is_left_of_where_the_rank_is(dog, tmp_path, monkeypatch):
+    dog, said = dog
+    dog.work("step", 7)
+    dog.at("forward")
+    until(lambda: RunDir(tmp_path).rank_state(0).exists() and read_json(RunDir(tmp_path).rank_state(0))["step"] == 7)
+    state = read_json(RunDir(tmp_path).rank_state(0))
+    assert (state["work"], state["place"], state["pid"], state["spent_s"]) == ("step", "forward", os.getpid(), 12.5)
+    assert said == []
+
+
+def test_a_step_that_does_not_end_is_reported_with_its_stack(dog, tmp_path, monkeypatch):
+    monkeypatch.setattr(watchdog, "WAIT_S", 0.1)
+    dog, said = dog
+    for step in range(4):
+        dog.work("step", step)
+    dog.begin(factor=10, floor_s=0.1)
+    until(lambda: said)
+    assert "rank 0 is in step of step 3" in said[0]
+    assert "test_failure.py" in said[0] or "until" in said[0]
+    assert "until" in RunDir(tmp_path).rank_stacks(0).read_text()
+
+
+def test_a_run_that_moves_is_left_alone_and_leaves_no_stacks(tmp_path):
+    said = []
+    dog = Watchdog(log_of(tmp_path), rank=0, size=1, stalled=said.append)
+    dog.begin(factor=1000, floor_s=30)
+    end = time.monotonic() + 2.5
+    step = 0
+    while time.monotonic() < end:
+        dog.work("step", step)
+        step += 1
+    dog.end()
+    assert said == []
+    assert not RunDir(tmp_path).rank_stacks(0).exists()
+
+
+OTHER = """
+import sys, time
+from pathlib import Path
+from gpt2.log import RunLog
+from gpt2.failure import Watchdog
+from kmatrix.records.paths import RunDir
+
+def nap():
+    time.sleep(300)
+
+log = RunLog(RunDir(Path(sys.argv[1])), "id", 1, main=False)
+dog = Watchdog(log, rank=1, size=2, stalled=lambda reason: None)
+dog.work("step", 3)
+dog.at("forward")
+nap()
+"""
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Rank 1 in a process of its own, asleep in a forward pass."""
+    process = subprocess.Popen([sys.executable, "-c", OTHER, str(tmp_path)], env=environment())
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_another_rank_is_made_to_show_its_stack_even_where_it_is_stopped(tmp_path, other, monkeypatch, stopped):
+    run_dir = RunDir(tmp_path)
+    until(lambda: run_dir.rank_state(1).exists() and read_json(run_dir.rank_state(1))["step"] == 3)
+    if stopped:
+        os.kill(other.pid, signal.SIGSTOP)
+        until(lambda: ") T" in Path(f"/proc/{other.pid}/stat").read_text())
+    monkeypatch.setattr(watchdog, "WAIT_S", 0.1)
+    monkeypatch.setattr(watchdog, "TICK_S", 0.3)
+    said = []
+    dog = Watchdog(log_of(tmp_path), rank=0, size=2, stalled=said.append)
+    for step in range(4):
+        dog.work("step", step)
+    dog.at("backward")
+    dog.begin(factor=1, floor_s=0.5)
+    until(lambda: said)
+    dog.end()
+    assert f"rank 1 is late, {'last seen ' if stopped else ''}in forward of step 3" in said[0]
+    assert ("(its process is stopped)" in said[0]) == stopped
+    assert ("in nap" in said[0]) != stopped, "a process that was stopped goes on before it writes its stacks"
+    assert "nap" in run_dir.rank_stacks(1).read_text()
+
+
+def test_a_rank_leaves_word_before_its_first_tick_so_that_one_that_freezes_early_can_be_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(watchdog, "TICK_S", 3600.0)
+    run_dir = RunDir(tmp_path)
+    write_json(run_dir.rank_state(0), {"attempt": 1, "spent_s": 33.5})
+    dog = Watchdog(RunLog(run_dir, "id", 2, main=True), rank=0, size=2, stalled=print)
+    until(lambda: read_json(run_dir.rank_state(0))["attempt"] == 2)
+    dog.end()
+    state = read_json(run_dir.rank_state(0))
+    assert (state["pid"], state["spent_s"]) == (os.getpid(), 33.5)
+
+
+def test_what_earlier_attempts_spent_is_what_rank_0_left_word_of(tmp_path):
+    run_dir = RunDir(tmp_path)
+    assert spent_before(run_dir, 2) == 0.0
+    write_json(run_dir.rank_state(0), {"attempt": 1, "spent_s": 33.5})
+    assert spent_before(run_dir, 2) == 33.5
+    assert spent_before(run_dir, 1) == 0.0
+
+
+def test_the_stacks_of_an_earlier_attempt_are_kept(tmp_path):
+    run_dir = RunDir(tmp_path)
+    run_dir.rank(0).mkdir(parents=True)
+    run_dir.rank_stacks(0).write_text("it stood here")
+    Watchdog(RunLog(run_dir, "id", 3, main=True), rank=0, size=1, stalled=print).end()
+    assert run_dir.rank_stacks(0, 2).read_text() == "it stood here"
+    assert not run_dir.rank_stacks(0).exists()

@@ -1,0 +1,279 @@
+"""Texts from a model: the cache changes no number, tokens are drawn as asked, and a text ends where it should."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt2.data.tokenizer import ByteTokenizer
+from gpt2.generate import BatchGenerator, GeneratedText, Sampling, generate, overlap, sample_token
+from gpt2.model import GPT, Cache
+from kmatrix.errors import ConfigError
+from models import BYTE_SHAPE as SHAPE
+from models import _one_thread_and_default_precision, strong  # noqa: F401  (a fixture for all)
+
+BYTES = ByteTokenizer()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return strong(GPT(SHAPE, vocab_multiple=64)).eval()
+
+
+def drawn(*shape, seed=5):
+    return torch.randint(256, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def uncached(model, tokens):
+    """The logits after a text, without a cache: (V,)."""
+    return model(torch.tensor([list(tokens)]))[0][0, -1]
+
+
+@pytest.mark.parametrize("pieces", [[1] * 24, [24], [5, 1, 1, 10, 7], [23, 1]])
+def test_cached_logits_are_those_of_the_whole_text(model, pieces):
+    idx = drawn(2, 24)
+    cache = Cache(SHAPE, 2)
+    done = 0
+    for size in pieces:
+        logits = model.extend(idx[:, done : done + size], cache)
+        done += size
+        with torch.no_grad():
+            expected = model(idx[:, :done])[0][:, -1]
+        assert torch.allclose(logits, expected, rtol=0, atol=1e-5)
+        assert expected.std() > 0.3
+
+
+def test_rows_of_different_lengths_do_not_see_each_other(model):
+    texts = [drawn(n, seed=n) for n in (3, 17, 9)]
+    cache = Cache(SHAPE, 3)
+    for row, text in enumerate(texts):
+        model.extend(text[None, :-1], cache, row)
+    logits = model.extend(torch.stack([text[-1:] for text in texts]), cache)
+    for row, text in zip(logits, texts, strict=True):
+        assert torch.allclose(row, uncached(model, text.tolist()), rtol=0, atol=1e-5)
+    assert cache.lengths == [3, 17, 9]
+
+
+def test_a_row_that_is_moved_goes_on_as_before(model):
+    first, second = drawn(6, seed=1), drawn(11, seed=2)
+    cache = Cache(SHAPE, 2)
+    model.extend(first[None], cache, 0)
+    model.extend(second[None, :-1], cache, 1)
+    cache.move(1, 0)
+    logits = model.extend(second[None, -1:], cache, 0)
+    assert torch.allclose(logits[0], uncached(model, second.tolist()), rtol=0, atol=1e-5)
+
+
+def test_a_row_longer_than_the_context_is_refused_and_the_cache_takes_memory_as_it_grows(model):
+    cache = Cache(replace(SHAPE, block_size=4096), 1)
+    assert cache._kv.numel() == 0
+    cache.turn(0, 1, 1)
+    assert cache._kv.shape[3] == 64
+    full = Cache(SHAPE, 1)
+    model.extend(drawn(1, 24), full)
+    with pytest.raises(ValueError, match="25 tokens in a row, but the model's context is 24"):
+        model.extend(drawn(1, 1), full)
+
+
+def test_temperature_0_takes_the_likeliest_token_each_time(model):
+    text = GeneratedText(BYTES.encode("abc"), Sampling(max_tokens=8, temperature=0), BYTES)
+    "".join(generate(model, text))
+    sequence = list(text.prompt)
+    for token in text.tokens:
+        assert token == int(uncached(model, sequence).argmax())
+        sequence.append(token)
+
+
+def test_the_seed_decides_the_text_and_another_gives_another(model):
+    def tokens(seed):
+        text = GeneratedText(BYTES.encode("abc"), Sampling(max_tokens=15, seed=seed), BYTES)
+        list(generate(model, text))
+        return text.tokens
+
+    assert tokens(1) == tokens(1) != tokens(2)
+
+
+def test_tokens_are_drawn_with_the_probabilities_of_the_model():
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    generator = torch.Generator().manual_seed(1)
+    counts = torch.zeros(4)
+    for _ in range(4000):
+        counts[sample_token(logits, Sampling(temperature=0.5), generator)] += 1
+    expected = (logits / 0.5).softmax(-1)
+    assert torch.allclose(counts / 4000, expected, atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("options", "possible"),
+    [
+        ({}, {0, 1, 2, 3}),
+        ({"top_k": 2}, {1, 3}),
+        ({"top_k": 1}, {3}),
+        ({"top_k": 9}, {0, 1, 2, 3}),
+        ({"top_p": 0.4}, {3}),  # probabilities are 0.1, 0.3, 0.15, 0.45
+        ({"top_p": 0.5}, {1, 3}),
+        ({"top_p": 0.76}, {1, 2, 3}),
+        ({"top_k": 3, "top_p": 0.8}, {1, 3}),  # of three that are left, 0.15, 0.3 and 0.45 are a sixth, 1/3, 1/2
+    ],
+)
+def test_top_k_and_top_p_leave_out_what_is_unlikely(options, possible):
+    logits = torch.tensor([0.1, 0.3, 0.15, 0.45]).log()
+    generator = torch.Generator().manual_seed(1)
+    assert {sample_token(logits, Sampling(**options), generator) for _ in range(300)} == possible
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(-80, 80).map(lambda n: n / 10), min_size=2, max_size=30, unique=True),
+    st.integers(0, 40),
+    st.floats(0.01, 1),
+    st.floats(0.05, 5),
+    st.integers(0, 10),
+)
+def test_a_drawn_token_is_always_one_of_the_likeliest(logits, top_k, top_p, temperature, seed):
+    sampling = Sampling(top_k=top_k, top_p=top_p, temperature=temperature)
+    token = sample_token(torch.tensor(logits), sampling, torch.Generator().manual_seed(seed))
+    likelier = [x for x in logits if x > logits[token]]
+    assert not top_k or len(likelier) < top_k
+    whole = sum(math.exp(x / temperature) for x in logits)
+    assert top_p == 1 or sum(math.exp(x / temperature) for x in likelier) / whole < top_p + 1e-4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": math.nan}, "temperature is nan"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"seed": -1}, "seed is -1"),
+        ({"stop": ("a", "")}, "stop strings must not be empty"),
+    ],
+)
+def test_a_way_of_choosing_that_makes_no_sense_is_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Sampling(**options)
+
+
+def spoken(tokens, **options):
+    """What a text says bit by bit when these tokens are drawn, and the text."""
+    text = GeneratedText([1], Sampling(**{"max_tokens": 100, **options}), BYTES)
+    said = []
+    for token in tokens:
+        said.append(text.add(token))
+        if text.finish:
+            break
+    assert "".join(said) == text.text
+    return said, text
+
+
+def test_a_sign_of_several_bytes_is_said_when_it_is_whole():
+    said, text = spoken("aé€😀b".encode(), max_tokens=11)
+    assert said == ["a", "", "é", "", "", "€", "", "", "", "😀", "b"]
+    assert text.finish == "length"
+
+
+def test_a_broken_sign_does_not_hold_the_text_back_for_ever():
+    said, _ = spoken([*b"a", 0xF0, 0xF0, 0xF0, 0xF0, *b"bc"])
+    assert "".join(said).startswith("a")
+    assert said[-1] == "c"
+    said, text = spoken([*b"a", 0xC3], max_tokens=2)
+    assert text.text == "a\N{REPLACEMENT CHARACTER}"
+
+
+def test_the_end_of_a_document_ends_a_text_and_is_not_said():
+    _, text = spoken([*b"ab", BYTES.end_of_document, *b"c"])
+    assert (text.text, text.finish) == ("ab", "stop")
+
+
+def test_a_stop_text_ends_a_text_and_nothing_of_it_is_ever_said():
+    said, text = spoken(b"one END two", stop=("END",))
+    assert (text.text, text.finish) == ("one ", "stop")
+    assert said[:5] == ["o", "n", "e", " ", ""]
+
+
+def test_what_only_began_like_a_stop_text_is_said_in_the_end():
+    said, text = spoken(b"EN", stop=("END",), max_tokens=2)
+    assert said == ["", "EN"]
+    _, text = spoken(b"EEND", stop=("END",))
+    assert text.text == "E"
+    _, text = spoken([*b"xEN", BYTES.end_of_document], stop=("END",))
+    assert (text.text, text.finish) == ("xEN", "stop")
+
+
+def test_of_several_stop_texts_the_first_in_the_text_counts():
+    _, text = spoken(b"a-b+c", stop=("+c", "-b"))
+    assert text.text == "a"
+
+
+@given(st.text("ab", max_size=8), st.text("ab", min_size=1, max_size=5))
+def test_the_overlap_is_the_longest_beginning_of_the_stop_text_at_the_end(text, stop):
+    found = [n for n in range(len(stop)) if text.endswith(stop[:n]) and n <= len(text)]
+    assert overlap(text, stop) == max(found)
+
+
+def test_an_empty_prompt_begins_a_document(model):
+    text = GeneratedText([], Sampling(max_tokens=1, temperature=0), BYTES)
+    list(generate(model, text))
+    assert text.tokens == [int(uncached(model, [BYTES.end_of_document]).argmax())]
+
+
+def test_texts_that_are_written_together_are_those_written_alone(model):
+    """Rows that begin late and end early included."""
+    samplings = [Sampling(max_tokens=n, seed=n) for n in (3, 12, 7, 9, 5)]
+    prompts = [BYTES.encode(text) for text in ("a", "bcd", "efghij", "kl", "mnopq")]
+    alone = []
+    for prompt, sampling in zip(prompts, samplings, strict=True):
+        alone.append(GeneratedText(prompt, sampling, BYTES))
+        list(generate(model, alone[-1]))
+    together = [GeneratedText(prompt, sampling, BYTES) for prompt, sampling in zip(prompts, samplings, strict=True)]
+    batch = BatchGenerator(model, 3)
+    waiting = list(together)
+    while waiting or batch.texts:
+        while waiting and batch.free:
+            batch.add(waiting.pop(0))
+        batch.step()
+    assert [text.tokens for text in together] == [text.tokens for text in alone]
+
+
+def test_a_text_that_is_dropped_leaves_the_others_as_they_are(model):
+    texts = [
+        GeneratedText(BYTES.encode(word), Sampling(max_tokens=8, seed=3), BYTES) for word in ("one", "two", "three")
+    ]
+    alone = GeneratedText(BYTES.encode("three"), Sampling(max_tokens=8, seed=3), BYTES)
+    list(generate(model, alone))
+    batch = BatchGenerator(model, 3)
+    for text in texts:
+        batch.add(text)
+    batch.step()
+    batch.drop(texts[0])
+    batch.drop(texts[0])  # once more does nothing
+    while batch.texts:
+        batch.step()
+    assert texts[2].tokens == alone.tokens
+    assert len(texts[0].tokens) == 1
+
+
+def test_a_text_outgrows_the_context_and_goes_on_from_its_last_half(model):
+    text = GeneratedText(BYTES.encode("x" * 20), Sampling(max_tokens=60, temperature=0), BYTES)
+    list(generate(model, text))
+    assert len(text.tokens) == 60 or text.finish == "stop"
+    whole = [*text.prompt, *text.tokens]
+    at = 24  # the window is full: tokens 12..23 are read again, and token 24 is the next
+    if len(whole) > at:
+        assert whole[at] == int(uncached(model, whole[at - 12 : at]).argmax())
+
+
+def test_a_prompt_longer_than_the_context_is_read_from_its_end(model):
+    prompt = drawn(40).tolist()
+    text = GeneratedText(prompt, Sampling(max_tokens=1, temperature=0), BYTES)
+    list(generate(model, text))
+    assert text.tokens == [int(uncached(model, prompt[-24:]).argmax())]

@@ -1,0 +1,284 @@
+"""The model: GPT-2 to the last digit, whatever way it is computed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+import gpt2.model
+from gpt2.model import GPT, attention_path, autocast, causal_mask, configure_precision, plain_attention
+from kmatrix.shapes import GPT2_VOCAB, NAMED, ModelShape
+from models import SHAPE, _one_thread_and_default_precision, hf_twin, strong, to_hf, tokens  # noqa: F401  (a fixture for all)
+
+
+@pytest.fixture(params=["matmul", "sdpa"])
+def path(request, monkeypatch):
+    """Both ways to compute attention, whatever the rule would choose."""
+    monkeypatch.setattr(gpt2.model, "attention_path", lambda *arguments: request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("tying", [True, False])
+@pytest.mark.parametrize("precision", ["highest", "the trainer's"])
+def test_logits_loss_and_gradients_are_those_of_transformers(path, tying, precision):
+    if precision != "highest":
+        configure_precision("cpu", "fp32", tf32=False)
+    shape = replace(SHAPE, weight_tying=tying)
+    model = strong(GPT(shape))
+    twin = hf_twin(model, shape)
+    idx, targets = tokens()
+    expected = twin(idx).logits
+    assert expected.std() > 0.3
+    assert torch.allclose(model(idx)[0], expected, rtol=0, atol=1e-5)
+
+    loss = model(idx, targets)[1]
+    expected_loss = functional.cross_entropy(expected.flatten(0, 1), targets.flatten())
+    loss.backward()
+    expected_loss.backward()
+    assert abs(loss.item() - expected_loss.item()) < 1e-5
+    twins = dict(twin.named_parameters())
+    for name, parameter in model.named_parameters():
+        theirs = twins[to_hf(name, parameter)[0]].grad
+        assert torch.allclose(to_hf(name, parameter.grad)[1], theirs, rtol=0, atol=1e-5), name
+        assert parameter.grad.abs().max() > 1e-4, name
+
+
+def test_the_activation_is_the_tanh_form_and_not_the_exact_one():
+    model = strong(GPT(SHAPE))
+    x = torch.linspace(-3, 3, 4 * SHAPE.n_embd)[None]
+    mlp = model.h[0].mlp
+    hidden = mlp.c_fc(x[:, : SHAPE.n_embd])
+    tanh = 0.5 * hidden * (1 + torch.tanh(math.sqrt(2 / math.pi) * (hidden + 0.044715 * hidden**3)))
+    assert torch.allclose(mlp(x[:, : SHAPE.n_embd]), mlp.c_proj(tanh), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("124m", 124439808), ("350m", 354823168), ("774m", 774030080), ("1558m", 1557611200)]
+)
+def test_the_named_sizes_have_the_published_number_of_parameters(name, count):
+    layers, heads, width = NAMED[name]
+    shape = ModelShape(n_layer=layers, n_head=heads, n_embd=width, block_size=1024, vocab_size=GPT2_VOCAB)
+    with torch.device("meta"):
+        model = GPT(shape, vocab_multiple=64)
+    assert model.params == shape.params == count
+    assert len(model.wte.weight) == 50304
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("tying", [True, False])
+def test_the_count_follows_bias_and_tying(bias, tying):
+    shape = replace(SHAPE, bias=bias, weight_tying=tying)
+    model = GPT(shape, vocab_multiple=16)
+    padding = 3 * SHAPE.n_embd * (1 if tying else 2)
+    assert model.params == shape.params == sum(p.numel() for p in model.parameters()) - padding
+    assert any(name.endswith("bias") for name, _ in model.named_parameters()) == bias
+
+
+@pytest.mark.parametrize("tying", [True, False])
+@pytest.mark.parametrize("multiple", [2, 64, 100])
+def test_padding_the_vocabulary_changes_nothing(multiple, tying):
+    shape = replace(SHAPE, weight_tying=tying)
+    plain, wide = GPT(shape), GPT(shape, vocab_multiple=multiple)
+    assert len(wide.wte.weight) % multiple == 0
+    for (name, a), b in zip(plain.state_dict().items(), wide.state_dict().values(), strict=True):
+        assert torch.equal(a, b[: len(a)]), name
+    strong(plain), strong(wide)
+    idx, targets = tokens()
+    assert wide(idx)[0].shape == (*idx.shape, SHAPE.vocab_size)
+    assert torch.allclose(plain(idx)[0], wide(idx)[0], atol=1e-6)
+    losses = [model(idx, targets)[1] for model in (plain, wide)]
+    assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-6)
+    for loss in losses:
+        loss.backward()
+    for (name, a), b in zip(plain.named_parameters(), wide.parameters(), strict=True):
+        assert torch.allclose(a.grad, b.grad[: len(a)], atol=1e-6), name
+        assert not b.grad[len(a) :].any(), name
+
+
+def test_weights_depend_on_the_seed_alone():
+    torch.manual_seed(1)
+    first = GPT(SHAPE, seed=7)
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    again, other = GPT(SHAPE, seed=7, dropout=0.1, flash=False), GPT(SHAPE, seed=8)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    assert not torch.equal(first.wte.weight, other.wte.weight)
+
+
+def test_weights_are_drawn_as_gpt2_draws_them():
+    shape = replace(SHAPE, n_embd=128, n_layer=2, vocab_size=2000, block_size=256, weight_tying=False)
+    for name, parameter in GPT(shape).named_parameters():
+        if name.endswith("bias"):
+            assert not parameter.any(), name
+        elif ".ln_" in f".{name}":
+            assert (parameter == 1).all(), name
+        else:
+            expected = 0.02 / 2 if name.endswith("c_proj.weight") else 0.02
+            assert parameter.std().item() == pytest.approx(expected, rel=0.03), name
+            assert abs(parameter.mean().item()) < 0.001, name
+
+
+def test_the_first_loss_is_that_of_guessing():
+    idx, targets = tokens(batch=16)
+    assert GPT(SHAPE)(idx, targets)[1].item() == pytest.approx(math.log(SHAPE.vocab_size), abs=0.05)
+
+
+def test_no_token_sees_the_future(path):
+    model = strong(GPT(SHAPE))
+    idx, _ = tokens()
+    changed = idx.clone()
+    changed[:, 10:] = (changed[:, 10:] + 1) % SHAPE.vocab_size
+    before, after = model(idx)[0], model(changed)[0]
+    assert torch.equal(before[:, :10], after[:, :10])
+    assert not torch.allclose(before[:, 10], after[:, 10])
+
+
+def test_a_shorter_text_gives_the_first_of_the_same_logits(path):
+    model = strong(GPT(SHAPE))
+    idx, _ = tokens()
+    assert torch.allclose(model(idx[:, :7])[0], model(idx)[0][:, :7], atol=1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 70), st.integers(1, 70), st.integers(1, 20))
+def test_attention_in_rows_is_attention_at_once(length, more, rows):
+    q, k, v = torch.randn(3, 2, 2, length, 4, generator=torch.Generator().manual_seed(length), dtype=torch.float64)
+    before, gpt2.model.ROWS = gpt2.model.ROWS, rows
+    try:
+        mask = causal_mask(length + more).double()
+    finally:
+        gpt2.model.ROWS = before
+    expected = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert torch.allclose(plain_attention(q, k, v, mask, 0.0), expected, atol=1e-12)
+
+
+def test_targets_give_a_loss_and_no_logits_and_no_targets_the_reverse():
+    model = GPT(SHAPE)
+    idx, targets = tokens()
+    logits, loss = model(idx, targets)
+    assert logits is None
+    assert loss.shape == ()
+    logits, loss = model(idx)
+    assert loss is None
+    assert logits.shape == (*idx.shape, SHAPE.vocab_size)
+
+
+def test_a_text_longer_than_the_context_is_refused():
+    with pytest.raises(ValueError, match="25 tokens in a sequence, but the model's context is 24"):
+        GPT(SHAPE)(tokens(length=25)[0])
+
+
+def test_dropout_drops_in_training_only_and_follows_the_global_seed(path):
+    idx, targets = tokens()
+    plain, dropping = strong(GPT(SHAPE)), strong(GPT(SHAPE, dropout=0.3))
+
+    def loss_from(seed):
+        torch.manual_seed(seed)
+        return dropping(idx, targets)[1].item()
+
+    assert loss_from(1) == loss_from(1) != loss_from(2)
+    dropping.eval()
+    assert dropping(idx, targets)[1].item() == plain(idx, targets)[1].item()
+
+
+def test_dropout_leaves_the_loss_where_it_was_on_average(path):
+    idx, targets = tokens()
+    plain, dropping = strong(GPT(SHAPE)), strong(GPT(SHAPE, dropout=0.02))
+    mean = sum(dropping(idx, targets)[1].item() for _ in range(40)) / 40
+    assert mean == pytest.approx(plain(idx, targets)[1].item(), rel=0.02)
+
+
+def test_bfloat16_is_near_32_bits_and_its_loss_is_a_32_bit_number(path):
+    model = strong(GPT(SHAPE, vocab_multiple=64))
+    idx, targets = tokens()
+    exact = model(idx, targets)[1]
+    with autocast("cpu", "bf16"):
+        rounded = model(idx, targets)[1]
+    assert rounded.dtype == torch.float32
+    assert rounded.item() == pytest.approx(exact.item(), rel=5e-3)
+    assert rounded.item() != exact.item()
+    rounded.backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+    with autocast("cpu", "fp32"):
+        assert model(idx, targets)[1].item() == exact.item()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("multiple", [1, 64])
+def test_the_head_in_chunks_gives_the_loss_and_gradients_of_the_whole_one(dtype, multiple):
+    idx, targets = tokens()
+    results = []
+    for rows in (0, 7):  # 72 rows: ten chunks and a rest
+        model = strong(GPT(SHAPE, vocab_multiple=multiple, loss_chunk=rows))
+        with autocast("cpu", dtype):
+            loss = model(idx, targets)[1]
+        (0.25 * loss).backward()
+        results.append((loss.item(), [parameter.grad for parameter in model.parameters()]))
+    (loss, whole), (chunked_loss, chunked) = results
+    tolerance = 1e-6 if dtype == "fp32" else 1e-2  # bfloat16: 8 bits in each gradient of the logits
+    assert chunked_loss == pytest.approx(loss, rel=min(tolerance, 1e-5))
+    for a, b in zip(whole, chunked, strict=True):
+        assert (a - b).norm() <= tolerance * a.norm()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_head_goes_in_chunks_where_the_vocabulary_dwarfs_the_width(monkeypatch, dtype):
+    shape = replace(SHAPE, vocab_size=40000)
+    calls = []
+    original = gpt2.model.chunked_cross_entropy
+    monkeypatch.setattr(gpt2.model, "chunked_cross_entropy", lambda *a: calls.append(1) or original(*a))
+    model, small = GPT(shape), GPT(SHAPE)
+    with autocast("cpu", dtype):
+        small(*tokens())
+        assert not calls
+        chunked = model(*tokens(shape))[1]
+        with torch.no_grad():  # evaluation needs no gradients, and makes none
+            whole = model(*tokens(shape))[1]
+    assert calls == [1]
+    assert chunked.item() == pytest.approx(whole.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "block_size", "flash", "expected"),
+    [
+        ("cpu", "fp32", 128, True, "matmul"),
+        ("cpu", "bf16", 512, True, "matmul"),
+        ("cpu", "fp32", 1024, True, "sdpa"),
+        ("cpu", "bf16", 1024, True, "sdpa"),
+        ("cpu", "fp32", 1024, False, "matmul"),
+        ("cuda", "bf16", 128, True, "sdpa"),
+        ("cuda", "fp32", 1024, True, "sdpa"),
+        ("cuda", "bf16", 1024, False, "matmul"),
+    ],
+)
+def test_the_way_of_attention_follows_device_length_and_wish(device, dtype, block_size, flash, expected):
+    assert attention_path(device, dtype, block_size, flash) == expected
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_precision_chosen_on_the_cpu_is_exact_to_32_bits(dtype):
+    sentence = configure_precision("cpu", dtype, tf32=True)
+    assert "32-bit" in sentence
+    a, b = torch.randn(2, 300, 300, generator=torch.Generator().manual_seed(1))
+    exact = a.double() @ b.double()
+    assert (a @ b - exact).norm() / exact.norm() < 1e-6
+
+
+def test_a_cpu_that_would_round_to_bfloat16_keeps_the_default(monkeypatch):
+    monkeypatch.setattr(gpt2.model, "_has_amx", lambda: True)
+    configure_precision("cpu", "fp32", tf32=True)
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize(("tf32", "expected"), [(True, "high"), (False, "highest")])
+def test_tf32_is_used_on_gpus_where_it_is_allowed(tf32, expected):
+    sentence = configure_precision("cuda", "fp32", tf32=tf32)
+    assert torch.get_float32_matmul_precision() == expected
+    assert ("TF32" in sentence) == tf32

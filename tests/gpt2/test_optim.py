@@ -1,0 +1,222 @@
+"""The optimizers, against their formulas written out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from gpt2 import optim
+from gpt2.model import GPT
+from kmatrix.errors import ConfigError
+from optim_factory import SHAPE, Matrix, Settings, gradients, loss_of, steps, train
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Small matrices are slower on several threads, the more so beside other tests."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(("name", "decay"), [("matrix", 0.1), ("bias", 0.0)])
+def test_adamw_follows_its_formula(name, decay):
+    model, config = Matrix(), Settings(optimizer="adamw")
+    parameter = getattr(model, name)
+    x, m, v = (parameter.detach().double().clone(), 0.0, 0.0)
+    grads = gradients(parameter)
+    for t, grad in enumerate((g.double() for g in grads), start=1):
+        x *= 1 - 1e-2 * decay
+        m = 0.9 * m + 0.1 * grad
+        v = 0.95 * v + 0.05 * grad**2
+        x -= 1e-2 * (m / (1 - 0.9**t)) / ((v / (1 - 0.95**t)).sqrt() + 1e-8)
+    train(optim.build(config, model), parameter, grads, model)
+    assert torch.allclose(parameter.detach().double(), x, rtol=0, atol=1e-6)
+
+
+def test_adam_puts_weight_decay_into_the_gradient():
+    model, config = Matrix(), Settings(optimizer="adam")
+    x, m, v = model.matrix.detach().double().clone(), 0.0, 0.0
+    grads = gradients(model.matrix)
+    for t, raw in enumerate(grads, start=1):
+        grad = raw.double() + 0.1 * x
+        m = 0.9 * m + 0.1 * grad
+        v = 0.95 * v + 0.05 * grad**2
+        x -= 1e-2 * (m / (1 - 0.9**t)) / ((v / (1 - 0.95**t)).sqrt() + 1e-8)
+    train(optim.build(config, model), model.matrix, grads, model)
+    assert torch.allclose(model.matrix.detach().double(), x, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
+def test_sgd_follows_its_formula(momentum, nesterov):
+    model = Matrix()
+    config = Settings(optimizer="sgd", sgd_momentum=momentum, sgd_nesterov=nesterov)
+    x, velocity = model.matrix.detach().double().clone(), 0.0
+    grads = gradients(model.matrix)
+    for raw in grads:
+        grad = raw.double() + 0.1 * x
+        velocity = momentum * velocity + grad
+        x -= 1e-2 * (grad + momentum * velocity if nesterov else velocity)
+    train(optim.build(config, model), model.matrix, grads, model)
+    assert torch.allclose(model.matrix.detach().double(), x, rtol=0, atol=1e-6)
+
+
+def orthogonal_by_newton_schulz(matrix, steps):
+    """Muon's quintic iteration (Jordan 2024) in 32 bits, after the formula X <- a X + (b A + c A A) X, A = X X'."""
+    flip = matrix.shape[0] > matrix.shape[1]
+    x = matrix.T if flip else matrix
+    x = x / x.norm()
+    for _ in range(steps):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x.T if flip else x
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize(("rows", "columns"), [(12, 8), (8, 12), (32, 32)])
+def test_muon_follows_its_formula(rows, columns, nesterov):
+    # The library iterates in bfloat16 (8 bits of mantissa: 2**-8 = 4e-3 of each update's entries, which are near
+    # 1/sqrt(columns)); with a rate of 1e-2, ten such errors stay below 2e-3, while an update is as large as 1e-2.
+    model = Matrix(rows, columns)
+    config = Settings(optimizer="muon", muon_nesterov=nesterov)
+    x, buffer = model.matrix.detach().clone(), 0.0
+    grads = gradients(model.matrix, steps=10)
+    for grad in grads:
+        buffer = 0.95 * buffer + 0.05 * grad
+        update = 0.05 * grad + 0.95 * buffer if nesterov else buffer
+        x *= 1 - 1e-2 * 0.1
+        x -= 1e-2 * max(1, rows / columns) ** 0.5 * orthogonal_by_newton_schulz(update, 5)
+    before = model.matrix.detach().clone()
+    train(optim.build(config, model), model.matrix, grads, model)
+    assert (model.matrix.detach() - before).abs().max() > 1e-2
+    assert torch.allclose(model.matrix.detach(), x, rtol=0, atol=2e-3)
+
+
+def test_muon_takes_the_matrices_in_blocks_and_adamw_the_rest_at_its_own_rate():
+    model = GPT(SHAPE)
+    muon, adamw = optim.build(Settings(optimizer="muon", learning_rate=0.02), model).optimizers
+    in_blocks = {id(p) for n, p in model.named_parameters() if n.startswith("h.") and p.ndim == 2}
+    assert {id(p) for group in muon.param_groups for p in group["params"]} == in_blocks
+    assert len(in_blocks) == 4 * SHAPE.n_layer
+    assert [group["lr"] for group in muon.param_groups] == [0.02]
+    assert {group["lr"] for group in adamw.param_groups} == {6e-4}
+
+
+def test_muon_finds_the_blocks_of_a_wrapped_model():
+    model = GPT(SHAPE)
+    wrapped = nn.ModuleDict({"module": model})
+    assert [id(p) for p in optim.block_matrices(wrapped)] == [id(p) for p in optim.block_matrices(model)]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("tying", [True, False])
+@pytest.mark.parametrize("name", sorted(optim.BUILDERS))
+def test_every_parameter_is_in_one_group_and_only_matrices_decay(name, tying, bias):
+    model = GPT(replace_shape(weight_tying=tying, bias=bias))
+    groups = [g for o in optim.build(Settings(optimizer=name), model).optimizers for g in o.param_groups]
+    seen = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(seen) == sorted(id(parameter) for parameter in model.parameters())
+    for group in groups:
+        for parameter in group["params"]:
+            assert group["weight_decay"] == (0.1 if parameter.ndim >= 2 else 0.0)
+
+
+def replace_shape(**changes):
+    return replace(SHAPE, **changes)
+
+
+@pytest.mark.parametrize("name", sorted(optim.BUILDERS))
+def test_every_optimizer_learns_a_batch_by_heart(name):
+    rate = {"sgd": 0.1, "muon": 0.02, "adafactor": 0.05, "lion": 2e-3}.get(name, 1e-2)
+    model = GPT(SHAPE)
+    config = Settings(optimizer=name, learning_rate=rate, muon_adamw_lr=1e-2, weight_decay=0.0)
+    optimizers = optim.build(config, model)
+    first = loss_of(model).item()
+    for _ in range(60):
+        loss_of(model).backward()
+        optimizers.step()
+        optimizers.zero_grad()
+    assert loss_of(model).item() < 0.7 * first
+
+
+@pytest.mark.parametrize("name", sorted(optim.BUILDERS))
+def test_a_saved_state_continues_bit_for_bit(name, tmp_path):
+    config = Settings(optimizer=name)
+    whole = GPT(SHAPE)
+    steps(whole, optim.build(config, whole), 6)
+
+    model = GPT(SHAPE)
+    optimizers = optim.build(config, model)
+    steps(model, optimizers, 3)
+    torch.save({"model": model.state_dict(), "optimizer": optimizers.state_dict()}, tmp_path / "final.pt")
+    saved = torch.load(tmp_path / "final.pt", weights_only=True)
+    model = GPT(SHAPE, seed=99)
+    optimizers = optim.build(config, model)
+    model.load_state_dict(saved["model"])
+    optimizers.load_state_dict(saved["optimizer"])
+    steps(model, optimizers, 3, first=3)
+
+    for (key, a), b in zip(whole.state_dict().items(), model.state_dict().values(), strict=True):
+        assert torch.equal(a, b), key
+
+
+@pytest.mark.parametrize("name", sorted(optim.BUILDERS))
+def test_a_scale_moves_every_group_from_its_own_peak(name):
+    optimizers = optim.build(Settings(optimizer=name, learning_rate=0.02), GPT(SHAPE))
+    peaks = [group["lr"] for o in optimizers.optimizers for group in o.param_groups]
+    optimizers.set_scale(0.5)
+    optimizers.set_scale(0.25)
+    assert optimizers.lr == pytest.approx(0.005)
+    assert [g["lr"] for o in optimizers.optimizers for g in o.param_groups] == pytest.approx([p / 4 for p in peaks])
+
+
+def test_a_state_loaded_into_fresh_optimizers_keeps_their_peaks():
+    model = Matrix()
+    optimizers = optim.build(Settings(), model)
+    optimizers.set_scale(0.1)
+    fresh = optim.build(Settings(), model)
+    fresh.load_state_dict(optimizers.state_dict())
+    assert fresh.lr == pytest.approx(1e-3)
+    fresh.set_scale(1.0)
+    assert fresh.lr == pytest.approx(1e-2)
+
+
+def test_zero_grad_frees_every_gradient():
+    model = GPT(SHAPE)
+    optimizers = optim.build(Settings(optimizer="muon"), model)
+    loss_of(model).backward()
+    optimizers.zero_grad()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_nesterov_without_momentum_is_refused_and_the_message_says_how_to_mend_it():
+    with pytest.raises(ConfigError, match="hint: set GPT2_SGD_MOMENTUM above 0"):
+        optim.build(Settings(optimizer="sgd", sgd_momentum=0.0, sgd_nesterov=True), Matrix())
+
+
+def test_an_unknown_optimizer_is_answered_with_the_known_ones():
+    with pytest.raises(
+        ConfigError,
+        match="adafactor, adam, adamw, adamwadv, adamwprune, adamwspam, adopt, lion, muon, schedulefree, sgd, soap",
+    ):
+        optim.build(Settings(optimizer="adamv"), Matrix())
+
+
+def test_the_example_of_the_documentation_builds_and_steps(monkeypatch):
+    text = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
+    code = text.split("<!-- example -->")[1].split("```python\n")[1].split("```")[0]
+    namespace = {"torch": torch, "nn": nn, "Any": object, "decay_groups": optim.decay_groups}
+    exec(code, namespace)
+    monkeypatch.setitem(optim.BUILDERS, "signsgd", namespace["signsgd"])
+    model = Matrix()
+    optimizers = optim.build(Settings(optimizer="signsgd", learning_rate=0.01), model)
+    before, grad = model.bias.detach().clone(), gradients(model.bias, steps=1)[0]
+    train(optimizers, model.bias, [grad], model)
+    assert torch.allclose(model.bias.detach(), before - 0.01 * grad.sign())

@@ -1,0 +1,173 @@
+"""When a run has had enough, on a clock that the test turns by hand."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from factories import train_fields
+from gpt2.stopping import CHECKPOINT, END_S, EVALUATION, MARGIN, Budget, EarlyStopping, Limit, age, limit_of
+from kmatrix.records.train_config import TrainConfig
+from waiting import until
+
+
+def config_of(tmp_path, **overrides):
+    return TrainConfig.from_json(train_fields(tmp_path, "", tmp_path, **overrides))
+
+
+class Run:
+    """A loop whose clock goes forward by what its parts take."""
+
+    def __init__(self, seconds, *, step=1.0, evaluation=2.0, checkpoint=3.0, every=10, ahead=0):
+        self.now = 0.0
+        limit = Limit(seconds=seconds, ended_by="time")
+        self.budget = Budget(limit, 1, clock=lambda: self.now, ahead=ahead)
+        self.budget.begin(spent_s=0.0, final_s=lambda: self.checkpoint)
+        self.step, self.evaluation, self.checkpoint, self.every = step, evaluation, checkpoint, every
+
+    def end(self, most=10_000):
+        """Train until the budget is up, as the loop does; return the seconds when everything is written."""
+        asked = False
+        for step in range(most):
+            if step % self.every == 0:
+                if asked:
+                    break
+                self.judge()
+            self.now += self.step
+            self.budget.stepped(self.step)
+            if asked:
+                break
+            due = (EVALUATION,) if (step + 1) % self.every == 0 else ()
+            asked = self.budget.is_up(due)
+        self.judge()
+        return self.now + self.checkpoint
+
+    def judge(self):
+        self.now += self.evaluation
+        self.budget.took(EVALUATION, self.evaluation)
+
+
+@given(
+    st.floats(60, 500),
+    st.floats(0.05, 2.0),
+    st.floats(0.1, 5.0),
+    st.floats(0.1, 5.0),
+    st.integers(3, 40),
+)
+def test_evaluation_and_checkpoint_lie_inside_the_budget_and_a_step_before_its_end(
+    seconds, step, evaluation, checkpoint, every
+):
+    run = Run(seconds, step=step, evaluation=evaluation, checkpoint=checkpoint, every=every)
+    end = run.end()
+    slack = (MARGIN - 1) * (evaluation + checkpoint) + END_S
+    assert end <= seconds
+    assert end >= seconds - slack - 2 * step - evaluation - 1e-6  # an evaluation that no longer fits is left out
+
+
+def test_a_run_without_a_budget_is_never_up(tmp_path):
+    assert limit_of(config_of(tmp_path)) is None
+    assert not Budget(None, 1, clock=lambda: 1e12).is_up()
+
+
+def test_a_dollar_buys_the_time_of_all_gpus(tmp_path):
+    config = config_of(tmp_path, max_cost=2.0, gpu_hour_price=0.5, num_gpus=4, batch_size=1)
+    assert limit_of(config) == Limit(seconds=3600, ended_by="cost")
+
+
+def test_of_time_and_money_the_first_counts(tmp_path):
+    both = {"max_cost": 1.0, "gpu_hour_price": 1.0, "max_time": 60.0}
+    assert limit_of(config_of(tmp_path, **both)) == Limit(seconds=60, ended_by="time")
+    assert limit_of(config_of(tmp_path, **both | {"max_cost": 0.01})) == Limit(seconds=36, ended_by="cost")
+
+
+def test_the_time_of_earlier_attempts_counts_with_what_they_lost():
+    limit = Limit(seconds=60, ended_by="time")
+    first, second = Budget(limit, 1, clock=lambda: 50.0), Budget(limit, 2, clock=lambda: 5.0)
+    second.load_state_dict(first.state_dict())
+    assert second.spent_s == 55
+    second.begin(spent_s=58.0, final_s=lambda: 0.0)  # what was done behind the checkpoint was spent all the same
+    assert second.spent_s == 63
+    assert second.is_up()
+
+
+def test_a_rollback_gives_no_time_back_and_counts_none_twice():
+    now = [10.0]
+    budget = Budget(Limit(seconds=60, ended_by="time"), 1, clock=lambda: now[0])
+    state = budget.state_dict()
+    now[0] = 30.0
+    budget.load_state_dict(state)
+    assert budget.spent_s == 30
+
+
+def test_the_first_step_is_no_measure_of_the_others():
+    budget = Budget(Limit(seconds=100, ended_by="time"), 1, clock=lambda: 50.0)
+    budget.stepped(40.0)
+    assert not budget.is_up()
+    budget.stepped(40.0)
+    assert budget.is_up()
+
+
+def test_what_the_last_checkpoint_will_take_is_asked_each_time():
+    takes = [30.0]
+    budget = Budget(Limit(seconds=100, ended_by="time"), 1, clock=lambda: 80.0)
+    budget.begin(spent_s=0.0, final_s=lambda: takes[0])
+    assert budget.is_up()
+    takes[0] = 1.0
+    assert not budget.is_up()
+
+
+def test_steps_that_are_under_way_on_a_gpu_are_reckoned_with():
+    here, ahead = (Budget(Limit(seconds=100, ended_by="time"), 1, clock=lambda: 90.0, ahead=ahead) for ahead in (0, 2))
+    for budget in (here, ahead):
+        budget.stepped(0.0)
+        budget.stepped(3.0)
+    assert not here.is_up()
+    assert ahead.is_up()
+
+
+def test_the_clock_began_with_the_process():
+    assert 0 < age() < 86400
+    before = age()
+    until(lambda: age() - before >= 0.03)
+
+
+def early_of(tmp_path, patience, least=0.0):
+    return EarlyStopping(config_of(tmp_path, early_stopping_patience=patience, early_stopping_min_delta=least))
+
+
+def test_early_stopping_counts_evaluations_without_progress(tmp_path):
+    early = early_of(tmp_path, 2, 0.1)
+    assert [early.enough(loss) for loss in (3.0, 2.0, 1.95, 1.85, 1.8, 1.76)] == [False] * 5 + [True]
+    assert early.best == 1.85
+
+
+def test_without_patience_nothing_stops_early(tmp_path):
+    early = early_of(tmp_path, 0)
+    assert not any(early.enough(3.0) for _ in range(100))
+
+
+def test_early_stopping_goes_on_over_a_resume(tmp_path):
+    early, again = early_of(tmp_path, 3), early_of(tmp_path, 3)
+    assert early.state_dict() == {"best": math.inf, "idle": 0}
+    for loss in (2.0, 2.1, 2.1):
+        early.enough(loss)
+    again.load_state_dict(early.state_dict())
+    assert again.enough(2.05)
+
+
+def test_the_longest_of_the_last_three_evaluations_is_reckoned_with():
+    budget = Budget(Limit(seconds=100, ended_by="time"), 1, clock=lambda: 90.0)
+    for seconds in (50.0, 1.0, 2.0, 3.0):
+        budget.took(EVALUATION, seconds)
+    assert not budget.is_up()
+    budget.took(EVALUATION, 9.5)
+    assert budget.is_up()
+
+
+def test_what_is_due_before_the_next_step_counts():
+    budget = Budget(Limit(seconds=100, ended_by="time"), 1, clock=lambda: 90.0)
+    budget.took(CHECKPOINT, 20.0)
+    assert not budget.is_up()
+    assert budget.is_up([CHECKPOINT])

@@ -1,0 +1,246 @@
+"""When a run ends before its steps are done, and what it does about bad numbers: real trainers, one or two ranks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+import torch
+
+from factories import ROOT, environment, make_run, train_command
+from gpt2.failure import TURN_S, kind_of
+from kmatrix.errors import DataError
+from kmatrix.records.files import read_json, read_jsonl, write_json
+from kmatrix.records.runs import merged_metrics
+from kmatrix.status.classify import mismatch
+
+FAULTS = ("tests/support/trainer_faults.py",)
+FOREVER = {"max_iters": 1_000_000, "eval_interval": 1_000_000}
+
+
+def train(run_dir, *words, fault="none:0:0", attempt=1, timeout=120, **variables):
+    """Train under torchrun with a fault in it; return the process and its output."""
+    return subprocess.run(
+        [*train_command(run_dir, attempt=attempt, program=FAULTS), *words],
+        cwd=ROOT,
+        env={**environment(), "FAULT": fault, **{name: str(value) for name, value in variables.items()}},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def events(run_dir, *names):
+    return [(event["event"], event["step"]) for event in read_jsonl(run_dir.events) if event["event"] in names]
+
+
+def ended(run_dir):
+    result = read_json(run_dir.result)
+    return result["status"], result["kind"], result["ended_by"]
+
+
+def test_a_run_whose_time_is_up_has_its_last_evaluation_and_checkpoint(tmp_path):
+    run_dir = make_run(tmp_path, **FOREVER, max_time=6.0)
+    process = train(run_dir)
+    result = read_json(run_dir.result)
+    assert process.returncode == 0, process.stdout
+    assert ended(run_dir) == ("finished", None, "time")
+    assert result["final_val_loss"] is not None
+    assert merged_metrics(run_dir.metrics)[-1]["step"] == result["step"] < 1_000_000
+    final = torch.load(run_dir.checkpoints / "final.pt", weights_only=True)
+    assert final["step"] == result["step"]
+    assert result["schedule_share"] == pytest.approx(result["step"] / 1_000_000)
+    assert "steps of the learning rate schedule" in process.stdout
+    assert result["dollars"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("budget", "ended_by"),
+    [({"max_time": 25.0}, "time"), ({"max_cost": 0.05, "gpu_hour_price": 3.6}, "cost")],
+)
+def test_two_ranks_end_together_inside_the_budget_and_near_its_end(tmp_path, budget, ended_by):
+    """A twentieth of a dollar is 25 s of two devices at 3.60 dollars an hour."""
+    run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=50, eval_samples=100, **budget)
+    process = train(run_dir)
+    result = read_json(run_dir.result)
+    assert process.returncode == 0, process.stdout
+    assert ended(run_dir) == ("finished", None, ended_by)
+    assert 19 < result["spent_s"] < 28  # under load the end may take longer than it ever did before
+    if ended_by == "cost":
+        assert result["dollars"] == pytest.approx(2 * 3.6 * result["spent_s"] / 3600)
+
+
+@pytest.mark.slow
+def test_what_earlier_attempts_took_counts(tmp_path):
+    run_dir = make_run(tmp_path, **FOREVER, max_time=500.0)
+    write_json(run_dir.rank_state(0), {"attempt": 1, "spent_s": 499.0})
+    process = train(run_dir, "--resume", "auto", attempt=2)
+    result = read_json(run_dir.result)
+    assert ended(run_dir) == ("finished", None, "time"), process.stdout
+    assert result["spent_s"] > 499
+    assert result["step"] < 20
+
+
+def test_a_loss_that_falls_no_more_ends_the_run_after_its_patience(tmp_path):
+    run_dir = make_run(tmp_path, learning_rate=0.0, min_lr=0.0, eval_interval=2, early_stopping_patience=2)
+    train(run_dir)
+    result = read_json(run_dir.result)
+    assert ended(run_dir) == ("finished", None, "early_stopping")
+    assert result["step"] == 4
+    assert result["final_val_loss"] == result["best_val_loss"]
+    assert events(run_dir, "early_stopping") == [("early_stopping", 4)]
+
+
+def test_a_skipped_step_is_skipped_on_every_rank_and_the_run_goes_on(tmp_path):
+    run_dir = make_run(tmp_path, num_gpus=2, nan_policy="skip", bad_steps_limit=3)
+    process = train(run_dir, fault="nan:1:5", FAULT_DUMP=tmp_path)
+    assert process.returncode == 0, process.stdout
+    assert ended(run_dir) == ("finished", None, "max_iters")
+    assert events(run_dir, "nan") == [("nan", 5)]
+    losses = {line["step"]: line["train/loss"] for line in merged_metrics(run_dir.metrics) if "train/loss" in line}
+    assert [step for step, loss in losses.items() if loss is None] == [5]
+    one, two = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.slow
+def test_a_run_that_skips_too_often_fails(tmp_path):
+    run_dir = make_run(tmp_path, nan_policy="skip", bad_steps_limit=3)
+    train(run_dir, fault="nans:0:4")
+    assert ended(run_dir) == ("failed", "nan", None)
+    assert read_json(run_dir.result)["reason"] == "loss is nan at step 7: more than 3 bad steps in a row"
+    assert events(run_dir, "nan") == [("nan", step) for step in (4, 5, 6)] + [("nan", 7)]
+
+
+def test_a_rollback_goes_back_on_every_rank_and_on_behind_the_bad_data(tmp_path):
+    common = {"nan_policy": "rollback", "bad_steps_limit": 3, "checkpoint_interval": 3}
+    run_dir = make_run(tmp_path, num_gpus=2, batch_size=2, **common)
+    process = train(run_dir, fault="nan:1:7", FAULT_DUMP=tmp_path)
+    assert process.returncode == 0, process.stdout
+    assert ended(run_dir) == ("finished", None, "max_iters")
+    assert events(run_dir, "nan", "rollback") == [("nan", 7), ("rollback", 6)]
+    lines = [line for line in read_jsonl(run_dir.metrics) if "train/loss" in line]
+    assert [line["step"] for line in lines] == [*range(7), *range(6, 12)]
+    before, after = (line["train/loss"] for line in lines if line["step"] == 6)
+    assert before != after  # step 6 reads what step 8 would have read
+    one, two = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.slow
+def test_a_rollback_without_a_checkpoint_fails_and_says_so(tmp_path):
+    run_dir = make_run(tmp_path, nan_policy="rollback", bad_steps_limit=3, checkpoint_interval=1000)
+    process = train(run_dir, fault="nan:0:2")
+    assert ended(run_dir) == ("failed", "nan", None), process.stdout
+    assert read_json(run_dir.result)["reason"] == "loss is nan at step 2, and there is no checkpoint to roll back to"
+
+
+@pytest.mark.slow
+def test_a_spike_is_noted_and_the_run_goes_on(tmp_path):
+    run_dir = make_run(tmp_path, max_iters=16, spike_zscore=6.0, spike_window=10, spike_policy="record")
+    train(run_dir, fault="high:0:12")
+    assert ended(run_dir) == ("finished", None, "max_iters")
+    assert events(run_dir, "spike") == [("spike", 12)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_memory_that_runs_out_on_any_rank_is_named_and_half_the_micro_batch_gives_the_same_losses(tmp_path, rank):
+    common = {"num_gpus": 2, "batch_size": 4, "max_iters": 6, "data_path": tmp_path / "data"}
+    whole, run_dir = make_run(tmp_path, "whole", **common), make_run(tmp_path, "sick", **common)
+    train(run_dir, fault=f"oom:{rank}:0", FAULT_FITS=2)
+    result = read_json(run_dir.result)
+    assert ended(run_dir) == ("failed", "oom", None)
+    assert "out of memory with micro-batches of 4" in result["reason"]
+    process = train(run_dir, "--resume", "auto", "--micro-batch", "2", attempt=2, fault=f"oom:{rank}:0", FAULT_FITS=2)
+    assert ended(run_dir) == ("finished", None, "max_iters"), process.stdout
+    used = read_json(run_dir.run_used)
+    assert [(c["field"], c["from"], c["to"]) for c in used["adjusted"]] == [
+        ("batch_size", 4, 2),
+        ("gradient_accumulation", 1, 2),
+    ]
+    assert used["train"]["global_batch"] == 8
+    assert mismatch(run_dir) == ""
+    if rank:
+        return
+    train(whole)
+    losses = [
+        [line["train/loss"] for line in merged_metrics(run.metrics) if "train/loss" in line] for run in (whole, run_dir)
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_micro_batch_that_does_not_divide_is_refused(tmp_path):
+    run_dir = make_run(tmp_path)
+    process = train(run_dir, "--micro-batch", "3")
+    assert ended(run_dir) == ("failed", "error", None)
+    assert "it does not divide the 4 sequences of a rank" in process.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"), "oom"),
+        (MemoryError(), "oom"),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory"), "oom"),
+        (RuntimeError("CUDA error: out of memory"), "oom"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom"),
+        (RuntimeError("Connection closed by peer"), "error"),
+        (ValueError("a text about being out of memory"), "error"),
+        (DataError("a shard is short"), "data"),
+    ],
+)
+def test_memory_that_ran_out_is_known_by_its_errors(error, kind):
+    assert kind_of(error) == kind
+
+
+@pytest.mark.slow
+def test_a_first_rank_that_stands_still_is_named_by_another(tmp_path):
+    """Another rank leaves the reason in its error.json, from which the launcher judges where rank 0 writes nothing."""
+    run_dir = make_run(tmp_path, num_gpus=2, **FOREVER, stall_factor=5.0, stall_floor=4)
+    process = train(run_dir, fault="freeze:0:4", timeout=90 + TURN_S)
+    assert process.returncode != 0
+    error = read_json(run_dir.rank_error(1))
+    assert error["kind"] == "stall", process.stdout
+    assert error["reason"].startswith("no progress for")
+    assert "rank 0 is late, last seen in" in error["reason"]
+    if run_dir.result.exists():
+        assert ended(run_dir) == ("failed", "stall", None)
+        assert read_json(run_dir.result)["reason"] == f"rank 1: {error['reason']}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("freeze:1:4", "rank 1 is late, last seen in"), ("hang:1:4", "rank 1 is late, in forward of step 4")],
+)
+def test_a_rank_that_stands_still_is_named_with_its_stack(tmp_path, fault, words):
+    run_dir = make_run(tmp_path, num_gpus=2, **FOREVER, stall_factor=5.0, stall_floor=4)
+    process = train(run_dir, fault=fault, FAULT_HANGS=tmp_path / "hangs", timeout=90 + TURN_S)
+    assert ended(run_dir) == ("failed", "stall", None), process.stdout
+    reason = read_json(run_dir.result)["reason"]
+    assert words in reason
+    assert ("(its process is stopped)" in reason) == ("freeze" in fault)
+    assert ("trainer_faults.py" in reason) == ("hang" in fault)
+    stacks = run_dir.rank_stacks(1).read_text()
+    assert "in forward" in stacks or ("freeze" in fault and stacks)
+    assert "backward" in run_dir.rank_stacks(0).read_text()
+    assert events(run_dir, "stall")
+
+
+@pytest.mark.slow
+def test_a_profile_holds_the_steps_that_were_asked_for(tmp_path):
+    run_dir = make_run(tmp_path, max_iters=6, profile="2:4")
+    process = train(run_dir)
+    assert process.returncode == 0, process.stdout
+    trace = json.loads(run_dir.profile.read_text())["traceEvents"]
+    backward = [
+        event for event in trace if event.get("name", "").startswith("autograd::engine::evaluate_function: Nll")
+    ]
+    assert len(backward) == 2
+    assert not list(run_dir.path.glob(".profile*"))

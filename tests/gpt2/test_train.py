@@ -1,0 +1,251 @@
+"""One run in a process of its own: what it writes, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import gpt2.train as schedule
+from factories import ROOT, environment, make_data, make_run, train, train_fields
+from gpt2.checkpoint.files import load_checkpoint
+from gpt2.data import shards
+from gpt2.data.batches import Batches
+from gpt2.dist import World
+from gpt2.log import RunLog
+from gpt2.steps import StepNumbers
+from gpt2.train import build_model, dropout_seed
+from kmatrix.records.checkpoints import read_index
+from kmatrix.records.files import read_json, read_jsonl
+from kmatrix.records.paths import RunDir
+from kmatrix.records.runs import merged_metrics
+from kmatrix.records.train_config import TrainConfig
+
+WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
+
+
+def alone(run_dir, program=("-m", "gpt2.train"), **variables):
+    """Train without torchrun: a run of one rank needs none."""
+    return subprocess.run(
+        [sys.executable, *program, str(run_dir.path)],
+        cwd=ROOT,
+        env={**environment(), **variables},
+        timeout=120,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run of 12 steps that logs every second step, and its process."""
+    run_dir = make_run(tmp_path_factory.mktemp("finished"), log_interval=2, checkpoint_interval=4)
+    return run_dir, train(run_dir)
+
+
+def test_a_run_ends_well_and_says_so(finished):
+    run_dir, process = finished
+    result = read_json(run_dir.result)
+    assert process.returncode == 0, process.stderr
+    assert (result["status"], result["kind"], result["reason"]) == ("finished", None, None)
+    assert (result["step"], result["tokens"]) == (12, 12 * 4 * 32)
+    assert result["run_id"] == "0123456789"
+    assert result["final_val_loss"] < result["initial_val_loss"]
+    assert result["peak_memory_mib"] > 50
+    assert result["mfu"] is None
+
+
+def test_lines_are_logged_at_the_interval_and_at_the_last_step(finished):
+    lines = list(read_jsonl(finished[0].metrics))
+    assert [line["step"] for line in lines if "train/loss" in line] == [0, 2, 4, 6, 8, 10, 11]
+    assert [line["step"] for line in lines if "val/loss" in line] == [0, 5, 10, 12]
+    assert [line["step"] for line in merged_metrics(finished[0].metrics)] == [0, 2, 4, 5, 6, 8, 10, 11, 12]
+    assert all(line["tokens"] == line["step"] * 128 and line["attempt"] == 1 for line in lines)
+
+
+def test_the_first_lines_are_the_losses_of_the_initial_weights(finished):
+    config = TrainConfig.from_json(read_json(finished[0].run_json)["train"])
+    with torch.no_grad():
+        _, loss = build_model(config)(*Batches(config, WORLD).next())
+    first = merged_metrics(finished[0].metrics)[0]
+    assert first["train/loss"] == pytest.approx(loss.item(), abs=1e-5)
+    assert first["val/loss"] == pytest.approx(math.log(257), abs=0.2)
+    assert first["train/lr"] == pytest.approx(config.learning_rate * schedule.scale(config, 0))
+
+
+def test_the_log_has_the_lines_that_people_look_for(finished):
+    text = finished[1].stdout
+    number = r"-?[\d.]+"
+    line = rf"Iter \d+ \| epoch \d+ \| loss {number} \| lr \d\.\d\de-\d\d \| norm {number} \| dt {number}ms \| "
+    assert len(re.findall(rf"^{line}tok/s \d+ \| mfu n/a$", text, re.M)) == 7
+    assert len(re.findall(rf"^Iter \d+ \| Validation loss {number} \| ppl {number} \| bpb {number}$", text, re.M)) == 4
+    final, best = text.splitlines()[-2:]
+    assert re.fullmatch(r"Final validation loss: \d\.\d{4} \| ppl: \d+\.\d\d", final)
+    assert re.fullmatch(r"Best validation loss: \d\.\d{4} \(Iter \d+\)", best)
+
+
+def test_what_was_used_is_what_was_asked(finished):
+    used = read_json(finished[0].run_used)
+    assert used["train"] == read_json(finished[0].run_json)["train"]
+    assert used["adjusted"] == []
+    assert len(used["devices"]) == 1
+
+
+def test_training_metrics_have_the_keys_of_the_original_and_agree_with_the_log(finished):
+    metrics, result = read_json(finished[0].training_metrics), read_json(finished[0].result)
+    assert metrics["iterations"] == [0, 2, 4, 6, 8, 10, 11]
+    assert len(metrics["train_losses"]) == len(metrics["learning_rates"]) == len(metrics["timestamps"]) == 7
+    assert metrics["val_steps"] == [0, 5, 10, 12]
+    assert metrics["val_losses"][-1] == metrics["final_val_loss"] == result["final_val_loss"]
+    assert metrics["best_val_loss"] == min(metrics["val_losses"])
+    assert metrics["final_perplexity"] == pytest.approx(math.exp(metrics["final_val_loss"]))
+    assert metrics["delta_ppl"] == pytest.approx(metrics["val_perplexities"][-1] - metrics["val_perplexities"][0])
+    assert metrics["gpu_memory_allocated_mb"] is None
+    assert metrics["joules"] is None
+    assert (metrics["world_size"], metrics["global_batch"], metrics["seed"]) == (1, 4, 1337)
+
+
+def test_the_newest_the_best_and_the_final_checkpoint_stay_and_are_in_the_index(finished):
+    run_dir, _ = finished
+    there = {path.name for path in run_dir.checkpoints.iterdir()}
+    steps = ["step_00000004.pt", "step_00000008.pt", "step_00000012.pt"]
+    assert there == {*steps, "best.pt", "final.pt", "index.json"}
+    kinds = {entry.step: set(entry.kinds) for entry in read_index(run_dir.checkpoints)}
+    assert kinds == {4: {"rolling"}, 8: {"rolling"}, 12: {"rolling", "best", "final"}}
+    state = load_checkpoint(run_dir.checkpoints / "final.pt")
+    assert state["step"] == 12
+    config = TrainConfig.from_json(state["config"])
+    build_model(config).load_state_dict(state["model"])
+    events = [event["step"] for event in read_jsonl(run_dir.events) if event["event"] == "checkpoint"]
+    assert events == [4, 5, 8, 10, 12]
+
+
+def test_a_run_that_diverges_ends_failed_with_its_reason_and_no_final_checkpoint(tmp_path):
+    run_dir = make_run(tmp_path, learning_rate=1e9, warmup_steps=0, grad_clip=0.0, max_iters=50, eval_interval=1000)
+    process = alone(run_dir)
+    result = read_json(run_dir.result)
+    assert process.returncode == 1
+    assert (result["status"], result["kind"]) == ("failed", "nan")
+    assert re.fullmatch(r"(loss|gradient norm) is (nan|inf) at step \d+", result["reason"])
+    assert result["step"] < 50
+    assert not run_dir.checkpoints.exists()
+    assert [event["event"] for event in read_jsonl(run_dir.events)] == ["nan"]
+    for path in (run_dir.result, run_dir.training_metrics, run_dir.metrics):
+        assert "NaN" not in path.read_text()
+        assert "Infinity" not in path.read_text()
+
+
+def test_a_full_disk_costs_the_checkpoints_and_not_the_numbers(tmp_path):
+    run_dir = make_run(tmp_path, checkpoint_interval=4, save_best=False)
+    process = alone(run_dir, program=("tests/support/trainer_faults.py",), FAULT="full:0:0")
+    result = read_json(run_dir.result)
+    assert (result["status"], result["kind"], result["step"]) == ("failed", "error", 12), process.stderr
+    assert "step_00000012.pt could not be written" in result["reason"]
+    assert result["final_val_loss"] == read_json(run_dir.training_metrics)["final_val_loss"] > 0
+    events = [(event["step"], event["event"]) for event in read_jsonl(run_dir.events)]
+    assert events == [(4, "checkpoint failed"), (8, "checkpoint failed"), (12, "failed")]
+    assert not list(run_dir.checkpoints.iterdir())
+
+
+def test_a_foreign_token_ends_the_run_with_the_file_as_its_reason(tmp_path):
+    run_dir = make_run(tmp_path)
+    shards.write_shard(tmp_path / "data/random_val_000000.bin", [300] * 33)
+    process = alone(run_dir)
+    result = read_json(run_dir.result)
+    assert process.returncode == 1
+    assert (result["status"], result["kind"]) == ("failed", "data")
+    assert "random_val_000000.bin has the token 300 at byte 1024" in result["reason"]
+    assert "Traceback" not in process.stderr
+
+
+def test_data_that_are_not_those_of_the_plan_are_refused(tmp_path):
+    make_data(tmp_path / "data")
+    run_dir = make_run(tmp_path, data_sha256="ab" * 32)
+    alone(run_dir)
+    result = read_json(run_dir.result)
+    assert result["kind"] == "data"
+    assert "changed after the run was planned" in result["reason"]
+    assert result["final_val_loss"] is None
+
+
+def test_a_run_without_run_json_is_refused(tmp_path):
+    process = alone(RunDir(tmp_path))
+    assert process.returncode == 2
+    assert "run.json is missing" in process.stderr
+
+
+@pytest.mark.slow
+def test_a_compiled_run_has_the_losses_of_an_eager_one(tmp_path):
+    losses = []
+    for compiled in (False, True):
+        run_dir = make_run(tmp_path, f"gpt2_{compiled}", compile=compiled)
+        assert train(run_dir, timeout=600).returncode == 0
+        losses.append(read_json(run_dir.result)["final_val_loss"])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+def log_of(tmp_path, **overrides):
+    log = RunLog(RunDir(tmp_path), "a", 1, main=True)
+    log.begin(TrainConfig.from_json(train_fields(tmp_path, "", tmp_path, **overrides)), WORLD, 1)
+    return log
+
+
+def reading(step, seconds=0.5, **values):
+    known = {"lr": 1e-3, "compute_s": seconds / 2, "loss": 3.0, "norm": 1.0, "stop": False}
+    return StepNumbers(step=step, seconds=seconds, **known | values)
+
+
+def test_the_time_of_a_line_is_the_mean_of_the_steps_since_the_last_one(tmp_path):
+    log = log_of(tmp_path, log_interval=2)
+    for step, seconds in enumerate((9.0, 1.0, 3.0)):
+        log.training(reading(step, seconds), 0)
+    lines = list(read_jsonl(log.dir.metrics))
+    assert [line["throughput/step_ms"] for line in lines] == [9000, 2000]
+    assert lines[1]["throughput/tokens_per_s"] == 64
+
+
+def test_the_steady_speed_leaves_out_the_first_steps(tmp_path):
+    log = log_of(tmp_path)
+    for step in range(30):
+        log.training(reading(step, 60.0 if step < 10 else 0.5), 0)
+    assert log.result("finished")["tokens_per_second"] == 256
+    assert log.result("finished")["step_ms"] == 500
+
+
+def test_mfu_is_that_of_the_peak_that_was_given(tmp_path):
+    log = log_of(tmp_path, peak_tflops=0.001)
+    log.training(reading(0), 0)
+    assert log.config
+    expected = 256 * log.config.shape.flops_per_token / 1e9
+    assert next(read_jsonl(log.dir.metrics))["throughput/mfu"] == pytest.approx(expected)
+
+
+def test_a_line_that_a_crash_cut_short_does_not_swallow_the_next_attempts_first_line(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "attempt": 1}\n{"step": 1, "att')
+    log = log_of(tmp_path)
+    log.training(reading(0), 0)
+    assert [line["step"] for line in read_jsonl(log.dir.metrics)] == [0, 0]
+
+
+def test_a_result_before_any_measurement_is_null_and_not_zero(tmp_path):
+    result = RunLog(RunDir(tmp_path), "a", 1, main=True).result("failed", "error", "x")
+    for key in ("initial_val_loss", "final_train_loss", "tokens_per_second", "step_ms", "peak_memory_mib", "params"):
+        assert result[key] is None
+
+
+def test_dropout_differs_between_steps_and_ranks_and_repeats_otherwise():
+    seeds = {dropout_seed(seed, step, rank) for seed in (1, 2) for step in (0, 1) for rank in (0, 1)}
+    assert len(seeds) == 8
+    assert dropout_seed(1, 2, 3) == dropout_seed(1, 2, 3)
+
+
+def test_every_line_of_events_and_metrics_is_strict_json(finished):
+    for path in (finished[0].metrics, finished[0].events):
+        for line in path.read_text().splitlines():
+            json.loads(line, parse_constant=pytest.fail)

@@ -1,0 +1,328 @@
+"""Long recordings as columns: the numbers are those of the reader that goes entry by entry, whatever is in the file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stats_reader as reading
+from kmatrix.errors import RecordError
+from kmatrix.gpu.formats import columns
+from kmatrix.gpu.formats.columns import MEASURED, SampleBlock, block_of, read_columns
+from kmatrix.gpu.formats.text import snapshot_of as columns_snapshot_of
+from stats_reader import read_stats
+
+ROOT = Path(__file__).resolve().parents[3]
+STARTED = datetime(2025, 9, 19, 12, 0, 0, 123456)
+NUMBERS = st.none() | st.integers(0, 30_000) | st.floats(0, 1e5)
+INSERTED = [b'"', b"{", b"}", b"]", b"[", b",", b"NaN", b"null", b"1e999", b"\xc3", b"9" * 400, b'{"timestamp"', b"\0"]
+
+
+def entry(number: int, gpus: int = 2, **values) -> dict:
+    """Return an entry of the original project's layout for several GPUs."""
+    data = [
+        {
+            "gpu_index": index,
+            "gpu_name": "NVIDIA A10G \u00e9",
+            "utilization": 80 + index,
+            "memory_used": 12_800.25 + number,
+            "memory_total": 24_576.0,
+            "temperatures": {"GPU": 60 + index},
+            "power": 150.5,
+            "clocks": {"gpu": 1695, "memory": 6251},
+            **values,
+        }
+        for index in range(gpus)
+    ]
+    return {"timestamp": stamp(number), "multi_gpu_data": data, "aggregate_stats": {"gpu_count": gpus}}
+
+
+def stamp(number: int) -> str:
+    return (STARTED + timedelta(seconds=number)).isoformat()
+
+
+def alone(whole: dict) -> dict:
+    """Return the entry in the layout for a single GPU."""
+    return {"timestamp": whole["timestamp"], **whole["multi_gpu_data"][0]}
+
+
+def lines(entries: list[dict]) -> str:
+    """Return an array as our recorder writes it."""
+    return "[\n" + ",\n".join(json.dumps(one, separators=(",", ":")) for one in entries) + "\n]\n"
+
+
+LAYOUTS = {
+    "indented": lambda entries: json.dumps(entries, indent=2, ensure_ascii=False),
+    "one line": json.dumps,
+    "a line each": lines,
+    "samples": lambda entries: json.dumps({"gpu": "A10G", "samples": entries, "end": 1}, indent=2),
+    "single": lambda entries: json.dumps([alone(one) for one in entries], indent=2),
+}
+
+
+def facts(blocks: Iterator[SampleBlock], reader) -> tuple:
+    """Return everything that a reader gives, in one form."""
+    times: list[float] = []
+    values: dict[tuple, list] = {}
+    for block in blocks:
+        for part in block.parts:
+            values[part.gpu_index, "last"] = [part.gpu_name, part.uuid, part.memory_total]
+            for name in MEASURED:
+                known = [None if np.isnan(value) else value for value in part.columns[name].tolist()]
+                rows = (part.rows + len(times)).tolist()
+                values.setdefault((part.gpu_index, name), []).extend(zip(rows, known, strict=True))
+        times += block.times.tolist()
+    return times, values, reader.errors
+
+
+def fast(path: Path) -> tuple | str:
+    try:
+        reader = read_columns(path)
+        return facts(reader, reader)
+    except RecordError as error:
+        return str(error)
+
+
+def exact(path: Path) -> tuple | str:
+    try:
+        reader = read_stats(path)
+        snapshots = list(reader)
+        return facts(iter([block_of(snapshots)] if snapshots else []), reader)
+    except RecordError as error:
+        return str(error)
+
+
+def same(one: tuple | str, other: tuple | str) -> bool:
+    """Return whether both readers found the same. Of more than six decimals of a second one rounds, one cuts."""
+    if isinstance(one, str) or isinstance(other, str):
+        return one == other
+    return one[0] == pytest.approx(other[0], rel=0, abs=1.5e-6) and one[1:] == other[1:]
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Make both readers cut a file of a few entries many times, at other places."""
+    monkeypatch.setattr(columns, "CHUNK", 1500)
+    monkeypatch.setattr(reading, "CHUNK", 700)
+
+
+def refuse(*_arguments, **_more):
+    raise AssertionError("an entry was read by itself")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_whole_file_is_decoded_in_pieces_and_never_entry_by_entry(tmp_path, small_pieces, monkeypatch, layout):
+    path = tmp_path / "g.json"
+    path.write_text(LAYOUTS[layout]([entry(number) for number in range(20)]))
+    expected = exact(path)
+    if layout != "samples":  # its last piece has more behind the array
+        monkeypatch.setattr(columns, "snapshot_of", refuse)
+    assert same(fast(path), expected)
+    assert len(expected[0]) == 20
+    assert expected[2] is None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_file_that_is_cut_at_any_byte_gives_what_the_exact_reader_finds(tmp_path, small_pieces, layout):
+    path = tmp_path / "g.json"
+    whole = LAYOUTS[layout]([entry(number, gpus=1) for number in range(4)]).encode()
+    for cut in range(1, len(whole), 3):
+        path.write_bytes(whole[:cut])
+        assert same(fast(path), exact(path))
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_damage_anywhere_gives_what_the_exact_reader_finds(tmp_path_factory, data):
+    layout = data.draw(st.sampled_from(sorted(LAYOUTS)))
+    entries = [entry(number, data.draw(st.integers(1, 2))) for number in range(data.draw(st.integers(1, 8)))]
+    text = bytearray(LAYOUTS[layout](entries).encode())
+    begin = 40 if layout == "samples" else 0  # a small piece must hold the name of the array
+    at = data.draw(st.integers(begin, len(text) - 1))
+    end = min(len(text), at + data.draw(st.sampled_from([0, 1, 30, 300])))
+    text[at:end] = data.draw(st.sampled_from([*INSERTED, b"", bytes(text[at : at + 250])]))
+    path = tmp_path_factory.mktemp("damage") / "g.json"
+    path.write_bytes(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "CHUNK", data.draw(st.sampled_from([400, 1500, 1 << 20])))
+        patch.setattr(columns, "MAX_PENDING", data.draw(st.sampled_from([400, 4000, 1 << 22])))
+        patch.setattr(reading, "CHUNK", data.draw(st.sampled_from([300, 1 << 18])))
+        assert same(fast(path), exact(path))
+
+
+@given(st.lists(st.tuples(*[NUMBERS] * 5), min_size=1, max_size=12), st.sampled_from(sorted(LAYOUTS)))
+@settings(max_examples=30, deadline=None)
+def test_any_numbers_are_those_of_the_exact_reader(tmp_path_factory, rows, layout):
+    names = ("memory_used", "utilization", "power", "temperature", "energy_j")
+    entries = [entry(number, **dict(zip(names, row, strict=True))) for number, row in enumerate(rows)]
+    path = tmp_path_factory.mktemp("numbers") / "g.json"
+    path.write_text(LAYOUTS[layout](entries))
+    got = fast(path)
+    assert same(got, exact(path))
+    assert [value for _, value in got[1][0, "power"]] == [row[2] for row in rows]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"temperatures": {"edge": 50, "junction": 65, "memory": None}},
+        {"temperatures": {}, "clocks": {"sm": 1410}},
+        {"temperatures": None, "clocks": None, "sm_clock": 1500, "temperature": 70},
+        {"memory_used_mb": 77.0},
+        {"gpu_index": "0"},
+        {"gpu_index": None},
+        {"gpu_index": 5},
+        {"utilization": True},
+        {"power": float("nan")},
+        {"power": 10**400},
+        {"gpu_name": None, "uuid": "GPU-1"},
+        {"memory_total": "24 GB"},
+        {"clocks": [1, 2]},
+    ],
+)
+def test_what_other_recorders_write_is_read_as_the_exact_reader_does(tmp_path, small_pieces, values):
+    path = tmp_path / "g.json"
+    entries = [entry(number, **(values if number % 7 else {})) for number in range(12)]
+    for gpu in (gpu for one in entries for gpu in one["multi_gpu_data"] if "memory_used_mb" in gpu):
+        del gpu["memory_used"]
+    path.write_text(json.dumps(entries, indent=2))
+    assert same(fast(path), exact(path))
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        ["2025-09-19T12:00:00+02:00", "2025-09-19T12:00:01Z", "2025-09-19T12:00:02"],
+        [1_758_283_200, 1_758_283_201.5, "2025-09-19 12:00:02.25"],
+        ["2025-09-19", "yesterday", None],
+    ],
+)
+def test_every_form_of_time_is_that_of_the_exact_reader(tmp_path, times):
+    path = tmp_path / "g.json"
+    path.write_text(json.dumps([{**entry(0), "timestamp": time} for time in times]))
+    assert same(fast(path), exact(path))
+
+
+def test_damage_in_the_middle_costs_one_entry_and_the_rest_is_decoded_in_pieces(tmp_path, small_pieces, monkeypatch):
+    whole = json.dumps([entry(number) for number in range(60)], indent=2)
+    at = whole.index(":", whole.index(stamp(30)) + 40)
+    path = tmp_path / "g.json"
+    path.write_text(whole[:at] + "?" + whole[at + 1 :])
+    read = []
+    one_by_one = columns_snapshot_of
+    monkeypatch.setattr(columns, "snapshot_of", lambda value: read.append(value) or one_by_one(value))
+    times, _, loss = fast(path)
+    expected = [(STARTED + timedelta(seconds=number)).timestamp() for number in range(60) if number != 30]
+    assert times == expected
+    assert (loss.complete, loss.damaged) == (59, 1)
+    assert 0 < len(read) < 6
+
+
+def shuffled(number: int) -> dict:
+    """Return an entry of which the GPUs, and their number, change from one to the next."""
+    whole = entry(number, gpus=1 + number % 3)
+    return {**whole, "multi_gpu_data": whole["multi_gpu_data"][:: -1 if number % 2 else 1]}
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [shuffled(number) for number in range(40)],
+        [
+            alone({**entry(number), "multi_gpu_data": [shuffled(2)["multi_gpu_data"][number % 3]]})
+            for number in range(40)
+        ],
+    ],
+    ids=["several", "single"],
+)
+def test_gpus_that_come_and_go_are_decoded_in_pieces_too(tmp_path, small_pieces, monkeypatch, entries):
+    path = tmp_path / "g.json"
+    path.write_text(json.dumps(entries, indent=2))
+    expected = exact(path)
+    monkeypatch.setattr(columns, "snapshot_of", refuse)
+    assert same(fast(path), expected)
+    assert {gpu for gpu, _ in expected[1]} == {0, 1, 2}
+
+
+def test_every_kind_of_damage_is_said(tmp_path):
+    path = tmp_path / "g.json"
+    whole = lines([entry(number) for number in range(9)])
+    path.write_text(whole.replace('"power":', '"power"?', 1)[:-100])
+    assert str(fast(path)[2]) == (
+        f"{path}: an entry is damaged, and the file is truncated; 7 entries read, at least 2 lost"
+    )
+
+
+def test_entries_behind_a_stray_bracket_are_read_and_the_bracket_is_said(tmp_path):
+    path = tmp_path / "g.json"
+    path.write_text(lines([entry(0)]) + lines([entry(1)]))
+    times, _, loss = fast(path)
+    assert len(times) == 2
+    assert "data after the end of the array" in str(loss)
+
+
+def test_a_table_gives_the_same_columns(tmp_path):
+    path = tmp_path / "gpu_metrics_20250919_120000.csv"
+    rows = ["timestamp,elapsed_sec,gpu0_power_w,gpu0_temp_c", "2025-09-19 12:00:00.000,0.000,150.5,60"]
+    path.write_text("\n".join([*rows, "2025-09-19 12:00:00.010,0.010,N/A,61", "2025-09-19 12"]))
+    assert same(fast(path), exact(path))
+    assert [value for _, value in fast(path)[1][0, "power"]] == [150.5, None]
+
+
+CELLS = ["", "N/A", "150.5", " 60 ", "nan", "inf", "1e999", "1_0", "-0", "0x10", "\u00e9", '"3"', "\0" * 9, "a,b"]
+TIMES = ["2025-09-19 12:00:00.010", "2025-09-19T12:00:00Z", "1758283200", "", "timestamp", '"2025-09-19"']
+
+
+@given(st.lists(st.tuples(st.sampled_from(TIMES), *[st.sampled_from(CELLS)] * 3), max_size=9), st.integers(0, 40))
+@settings(max_examples=50, deadline=None)
+def test_any_table_is_that_of_the_exact_reader(tmp_path_factory, rows, cut):
+    header = "timestamp,gpu0_power_w,gpu3_mem_total_mb,gpu3_util_pct"
+    text = "\r\n".join([header, *(",".join(row) for row in rows)])
+    path = tmp_path_factory.mktemp("table") / "gpu_metrics.csv"
+    path.write_text(text[: max(len(header), len(text) - cut)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "ROWS", 3)
+        assert same(fast(path), exact(path))
+
+
+def test_a_table_without_a_column_of_a_gpu_is_refused(tmp_path):
+    path = tmp_path / "gpu_metrics.csv"
+    path.write_text("timestamp,elapsed_sec\n2025-09-19 12:00:00,0\n")
+    assert "not a GPU recording" in fast(path)
+    assert same(fast(path), exact(path))
+
+
+def test_a_table_in_which_a_line_never_ends_is_read_in_bounded_memory(tmp_path):
+    path = tmp_path / "gpu_metrics.csv"
+    path.write_text("timestamp,gpu0_power_w\n2025-09-19 12:00:00,5\n" + "\0" * 3_000_000)
+    tracemalloc.start()
+    times, _, loss = fast(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (len(times), loss.complete) == (1, 1)
+    assert peak < 2_500_000
+
+
+def test_nesting_without_end_is_damage_and_no_bug(tmp_path):
+    path = tmp_path / "g.json"
+    path.write_text("[" + '{"timestamp": 1, "a": ' + "[" * 200_000)
+    assert same(fast(path), exact(path))
+    assert fast(path)[2].damaged == 1
+
+
+def test_the_recorder_loads_no_library_for_long_recordings():
+    code = "import sys, kmatrix.gpu.recorder; print(*({'numpy', 'msgspec'} & sys.modules.keys()))"
+    told = subprocess.check_output(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT / "lib")}, text=True, timeout=60
+    )
+    assert told.strip() == ""

@@ -1,0 +1,404 @@
+"""The formats of GPU recordings: what is written, that it survives, and what can be read back."""
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kmatrix.errors import RecordError, SchemaError
+from kmatrix.gpu.formats.binary import COLUMNS, SampleFile, read_samples
+from kmatrix.gpu.formats.json_array import JsonArrayFile
+from kmatrix.gpu.formats.samples import GpuSample, Snapshot, aggregate, csv_header, csv_row, legacy, multi
+from stats_reader import read_stats
+
+ROOT = Path(__file__).resolve().parents[3]
+LEGACY = ("timestamp", "gpu_index", "gpu_name", "utilization", "memory_used", "memory_total", "power")
+AGGREGATE = (
+    *("total_memory_used", "total_memory_total", "total_memory_percent", "average_utilization"),
+    *("total_power", "max_temperature", "gpu_count"),
+)
+A10G = GpuSample(
+    gpu_index=0,
+    gpu_name="NVIDIA A10G",
+    uuid="GPU-a",
+    utilization=95.0,
+    memory_used=12800.0,
+    memory_total=23028.0,
+    power=150.125,
+    temperature=60.0,
+)
+LOST = GpuSample(gpu_index=1, gpu_name="NVIDIA A10G", uuid="GPU-b", memory_total=23028.0)
+TIME = 1_736_937_000.123456
+HEADER = {
+    "run_id": "0123456789",
+    "started": {"wall": 1000.0, "monotonic": 50.0},
+    "hz": 20.0,
+    "simulated": False,
+    "device_type": "nvidia",
+    "energy_source": "counter",
+    "gpus": [
+        {"gpu_index": 0, "gpu_name": "A", "uuid": "GPU-a", "rank": 0, "memory_total": 100.0},
+        {"gpu_index": 3, "gpu_name": "B", "uuid": "GPU-b", "rank": 1, "memory_total": None},
+    ],
+}
+NUMBERS = st.none() | st.floats(0, 1e6, allow_nan=False).map(lambda number: round(number, 3))
+
+
+def test_the_layout_for_one_gpu_has_every_key_of_the_contract():
+    entry = legacy(A10G, TIME)
+    assert set(LEGACY) <= set(entry)
+    assert (entry["utilization"], entry["memory_used"], entry["power"]) == (95, 12800, 150.125)
+    assert isinstance(entry["utilization"], int)
+
+
+def test_the_layout_for_several_gpus_has_every_key_of_the_contract():
+    entry = multi(Snapshot(time=TIME, samples=(A10G, LOST)))
+    assert set(AGGREGATE) == set(entry["aggregate_stats"])
+    assert all(set(LEGACY[1:]) <= set(gpu) for gpu in entry["multi_gpu_data"])
+
+
+def test_a_timestamp_names_its_offset_and_keeps_microseconds():
+    assert legacy(A10G, TIME)["timestamp"] == "2025-01-15T10:30:00.123456+00:00"
+
+
+def test_a_lost_gpu_is_null_and_the_totals_are_over_the_others():
+    entry = multi(Snapshot(time=TIME, samples=(A10G, LOST)))
+    assert entry["multi_gpu_data"][1]["utilization"] is None
+    assert entry["aggregate_stats"]["average_utilization"] == 95
+    assert entry["aggregate_stats"]["total_memory_used"] == 12800
+    assert entry["aggregate_stats"]["total_memory_total"] == 23028
+    assert entry["aggregate_stats"]["gpu_count"] == 1
+
+
+def test_totals_of_nothing_are_null_and_not_zero():
+    totals = aggregate([LOST])
+    assert {name: value for name, value in totals.items() if value is not None} == {"gpu_count": 0}
+
+
+def test_what_is_not_finite_is_null():
+    entry = legacy(replace(A10G, power=math.inf, temperature=math.nan), TIME)
+    assert entry["power"] is None
+    assert entry["temperature"] is None
+    json.dumps(entry, allow_nan=False)
+
+
+def test_simulated_gpus_are_marked_and_real_ones_are_not():
+    simulated = replace(A10G, gpu_name="NVIDIA A10G (simulated)")
+    assert multi(Snapshot(time=TIME, samples=(simulated,)))["simulated"] is True
+    assert "simulated" not in multi(Snapshot(time=TIME, samples=(A10G,)))
+
+
+def test_csv_has_the_columns_of_the_contract_and_empty_cells_for_what_is_not_known():
+    assert csv_header([0, 1]) == [
+        *("timestamp", "elapsed_sec", "gpu0_power_w", "gpu0_temp_c", "gpu1_power_w", "gpu1_temp_c"),
+    ]
+    row = csv_row(Snapshot(time=TIME, samples=(A10G, LOST)), TIME - 1.5)
+    assert row == ["2025-01-15T10:30:00.123+00:00", "1.500", "150.125", "60", "", ""]
+
+
+def test_the_array_is_whole_after_every_append(tmp_path):
+    path = tmp_path / "a.json"
+    file = JsonArrayFile(path)
+    for count in range(4):
+        assert [entry["n"] for entry in json.loads(path.read_text())] == list(range(count))
+        file.append({"n": count})
+
+
+def test_the_array_goes_on_where_an_earlier_writer_stopped(tmp_path):
+    for number in range(3):
+        file = JsonArrayFile(tmp_path / "a.json")
+        file.append({"n": number, "text": "x" * 100_000})
+        file.close()
+    assert [entry["n"] for entry in json.loads((tmp_path / "a.json").read_text())] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("cut", range(1, 40))
+def test_the_array_goes_on_after_the_last_whole_object_of_a_file_that_was_cut(tmp_path, cut):
+    path = tmp_path / "a.json"
+    file = JsonArrayFile(path)
+    for number in range(3):
+        file.append({"n": number})
+    path.write_bytes(path.read_bytes()[:-cut])
+    JsonArrayFile(path).append({"n": 9})
+    numbers = [entry["n"] for entry in json.loads(path.read_text())]
+    assert numbers[-1] == 9
+    assert numbers[:-1] == list(range(len(numbers) - 1))
+    assert len(numbers) >= 4 - math.ceil(max(0, cut - 3) / 9)
+
+
+def test_an_object_costs_one_write_of_its_own_size_whatever_the_length_of_the_array(tmp_path, monkeypatch):
+    entry = multi(Snapshot(time=TIME, samples=(A10G,) * 8))
+    file = JsonArrayFile(tmp_path / "long.json")
+    for _ in range(2000):
+        file.append(entry)
+    writes = []
+    monkeypatch.setattr("os.pwrite", lambda number, data, at: writes.append(len(data)) or len(data))
+    file.append(entry)
+    assert writes == [len(json.dumps(entry, separators=(",", ":"))) + len(",\n" + "\n]\n")]
+
+
+def test_a_full_disk_leaves_the_array_and_the_samples_whole(tmp_path):
+    script = """
+import resource, sys
+from pathlib import Path
+from kmatrix.gpu.formats.binary import SampleFile; from kmatrix.gpu.formats.json_array import JsonArrayFile
+folder = Path(sys.argv[1])
+header = {"gpus": [{"gpu_index": 0, "gpu_name": "A", "uuid": "a"}], "device_type": "nvidia", "simulated": False}
+array, samples = JsonArrayFile(folder / "a.json"), SampleFile(folder / "s.bin", header)
+resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
+refused = 0
+for n in range(200):
+    for write in (lambda: array.append({"n": n, "text": "x" * 50}), lambda: samples.append(float(n), [float(n)] * 7)):
+        try:
+            write()
+        except OSError:
+            refused += 1
+assert refused > 100, refused
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+array.append({"n": 1000})
+samples.append(1000.0, [1.0] * 7)
+"""
+    environment = {"PYTHONPATH": f"{ROOT / 'lib'}:{ROOT / 'tests/support'}"}
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, env=environment, timeout=60)
+    numbers = [entry["n"] for entry in json.loads((tmp_path / "a.json").read_text())]
+    assert numbers == [*range(len(numbers) - 1), 1000]
+    assert len(numbers) > 10
+    times = list(read_samples(tmp_path / "s.bin").times)
+    assert times == [*map(float, range(len(times) - 1)), 1000.0]
+    assert len(times) > 10
+
+
+def write_samples(path, count, header=HEADER):
+    file = SampleFile(path, header)
+    width = len(header["gpus"]) * len(COLUMNS)
+    for number in range(count):
+        file.append(1000.0 + number / 8, [number + column / 4 for column in range(width)])
+    file.close()
+
+
+def test_samples_read_back_as_they_were_written(tmp_path):
+    write_samples(tmp_path / "s.bin", 100)
+    recording = read_samples(tmp_path / "s.bin")
+    assert recording.times[99] == 1000.0 + 99 / 8
+    assert recording.columns[1]["memory_used"][99] == 99 + 8 / 4
+    assert recording.header["gpus"] == HEADER["gpus"]
+    assert recording.lost_bytes == 0
+
+
+@given(st.integers(1, 5), st.lists(st.floats(width=32), min_size=1, max_size=20))
+@settings(max_examples=30, deadline=None)
+def test_any_float_and_any_number_of_gpus_survives(tmp_path_factory, count, numbers):
+    path = tmp_path_factory.mktemp("samples") / "s.bin"
+    gpus = [{"gpu_index": at, "gpu_name": "A", "uuid": str(at), "memory_total": 1.0} for at in range(count)]
+    file = SampleFile(path, {**HEADER, "gpus": gpus})
+    for number in numbers:
+        file.append(1.5, [number] * (count * len(COLUMNS)))
+    recording = read_samples(path)
+    for gpu in range(count):
+        assert [repr(value) for value in recording.columns[gpu]["power"]] == [repr(number) for number in numbers]
+
+
+@pytest.mark.parametrize("cut", [1, 7, 63, 64])
+def test_a_last_record_that_was_cut_short_is_left_out_and_said(tmp_path, cut):
+    path = tmp_path / "s.bin"
+    write_samples(path, 10)
+    path.write_bytes(path.read_bytes()[:-cut])
+    recording = read_samples(path)
+    assert len(recording) == 9
+    assert recording.lost_bytes == 64 - cut
+
+
+def test_a_recording_goes_on_behind_the_last_whole_record(tmp_path):
+    path = tmp_path / "s.bin"
+    write_samples(path, 3)
+    path.write_bytes(path.read_bytes() + b"half")
+    write_samples(path, 2)
+    assert list(read_samples(path).times) == [1000.0, 1000.125, 1000.25, 1000.0, 1000.125]
+
+
+def test_a_recording_of_other_gpus_is_put_aside_and_not_overwritten(tmp_path):
+    path = tmp_path / "gpu_samples.bin"
+    write_samples(path, 3)
+    write_samples(path, 2, {**HEADER, "gpus": HEADER["gpus"][:1]})
+    write_samples(path, 1)
+    assert [len(read_samples(tmp_path / f"gpu_samples{part}.bin")) for part in (".1", ".2", "")] == [3, 2, 1]
+
+
+def test_a_growing_recording_is_read_from_where_the_reader_was(tmp_path):
+    path = tmp_path / "s.bin"
+    write_samples(path, 10)
+    assert list(read_samples(path, 8).times) == [1001.0, 1001.125]
+    assert len(read_samples(path, 10)) == 0
+    assert len(read_samples(path, 99)) == 0
+
+
+def test_the_calibration_is_put_in_the_header_and_records_stay(tmp_path):
+    file = SampleFile(tmp_path / "s.bin", HEADER)
+    file.append(1.0, [1.0] * 14)
+    file.write_calibration({"power": {"period_ms": 100.0, "call_us": 3.0}})
+    recording = read_samples(tmp_path / "s.bin")
+    assert recording.header["calibration"]["power"]["period_ms"] == 100.0
+    assert list(recording.times) == [1.0]
+
+
+def test_a_moment_of_a_recording_is_a_snapshot_in_which_nan_is_none(tmp_path):
+    file = SampleFile(tmp_path / "s.bin", HEADER)
+    file.append(1001.0, [50.0, 25.0, 100.0, 90.0, math.nan, 1410.0, 5.0, *[math.nan] * 7])
+    snapshot = read_samples(tmp_path / "s.bin").snapshot(0)
+    assert (snapshot.time, snapshot.monotonic) == (1001.0, 51.0)
+    assert (snapshot.samples[0].memory_percent, snapshot.samples[0].temperature) == (25.0, None)
+    assert not snapshot.samples[1].is_known
+
+
+@pytest.mark.parametrize("damage", [b"", b"KMXGPU1\n", b"no recording at all", b"KMXGPU1\n\xff\0\0\0{"])
+def test_what_is_no_recording_is_refused_by_name(tmp_path, damage):
+    (tmp_path / "s.bin").write_bytes(damage)
+    with pytest.raises(RecordError, match=r"s\.bin"):
+        read_samples(tmp_path / "s.bin")
+
+
+def test_a_newer_recording_is_refused_as_newer(tmp_path):
+    write_samples(tmp_path / "s.bin", 1, {**HEADER, "schema": 2})
+    with pytest.raises(SchemaError, match="schema 2"):
+        read_samples(tmp_path / "s.bin")
+    (tmp_path / "t.bin").write_bytes(b"KMXGPU2\n")
+    with pytest.raises(SchemaError, match="KMXGPU2"):
+        read_samples(tmp_path / "t.bin")
+
+
+@given(st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=6))
+@settings(max_examples=50, deadline=None)
+def test_what_is_written_for_several_gpus_reads_back(tmp_path_factory, rows):
+    path = tmp_path_factory.mktemp("stats") / "gpu_stats_multi_gpu.json"
+    samples = tuple(
+        GpuSample(gpu_index=at, gpu_name="A", utilization=row[0], memory_used=row[1], temperature=row[2])
+        for at, row in enumerate(rows)
+    )
+    written = [Snapshot(time=TIME + step, samples=samples) for step in range(3)]
+    file = JsonArrayFile(path)
+    for snapshot in written:
+        file.append(multi(snapshot))
+    reader = read_stats(path)
+    assert list(reader) == written
+    assert reader.errors is None
+
+
+def original(index, **values):
+    return {"gpu_index": index, "gpu_name": "NVIDIA A10G", "utilization": 95, "memory_total": 24576.0, **values}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        original(0, memory_used=12800.0, temperatures={"GPU": 60, "Memory": 80}, clocks={"gpu": 1695}),
+        original(0, memory_mb=12800.0, temperature=60, clocks={"sm": 1695}),
+        original(0, memory_used_mb=12800.0, temperatures={"edge": 55, "junction": 60}, sm_clock=1695),
+    ],
+)
+@pytest.mark.parametrize("layout", ["legacy", "multi", "samples"])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_the_layouts_of_the_original_project_are_read(tmp_path, entry, layout, indent):
+    stamp = "2025-01-15T10:30:00"
+    one = {"timestamp": stamp, "multi_gpu_data": [entry]} if layout == "multi" else {"timestamp": stamp, **entry}
+    value = {"gpu": "A10G", "samples": [one, one]} if layout == "samples" else [one, one]
+    (tmp_path / "g.json").write_text(json.dumps(value, indent=indent))
+    snapshots = list(read_stats(tmp_path / "g.json"))
+    assert len(snapshots) == 2
+    assert snapshots[0].time == datetime(2025, 1, 15, 10, 30).timestamp()
+    sample = snapshots[0].samples[0]
+    assert (sample.memory_used, sample.temperature, sample.sm_clock, sample.power) == (12800.0, 60, 1695, None)
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_of_a_truncated_array_the_complete_objects_are_read_and_the_loss_is_said(tmp_path, indent):
+    path = tmp_path / "g.json"
+    entries = [multi(Snapshot(time=TIME + step, samples=(A10G, LOST))) for step in range(50)]
+    whole = json.dumps(entries, indent=indent)
+    for cut in (1, 2, 3, 50, 300, len(whole) // 2, len(whole) - 1):
+        path.write_text(whole[:-cut])
+        reader = read_stats(path)
+        read = list(reader)
+        assert [snapshot.time for snapshot in read] == [TIME + step for step in range(len(read))]
+        assert reader.errors is not None
+        assert reader.errors.complete == len(read)
+        assert len(read) >= 49 - cut * 50 // len(whole)
+
+
+def test_an_object_that_is_damaged_in_the_middle_costs_only_itself(tmp_path):
+    path = tmp_path / "g.json"
+    entries = [json.dumps(legacy(A10G, TIME + step)) for step in range(5)]
+    entries[2] = entries[2].replace('"power": ', '"power": oops')
+    path.write_text("[" + ",\n".join(entries) + "]")
+    reader = read_stats(path)
+    assert [round(snapshot.time - TIME) for snapshot in reader] == [0, 1, 3, 4]
+    assert "damaged" in str(reader.errors)
+
+
+def test_an_entry_without_a_time_is_lost_and_the_others_are_not(tmp_path):
+    (tmp_path / "g.json").write_text(json.dumps([{"gpu_index": 0}, legacy(A10G, TIME), 5]))
+    reader = read_stats(tmp_path / "g.json")
+    assert len(list(reader)) == 1
+    assert reader.errors.damaged == 2
+
+
+def test_nan_in_a_file_of_others_is_not_known(tmp_path):
+    (tmp_path / "g.json").write_text('[{"timestamp": 5.0, "gpu_index": 0, "power": NaN, "utilization": true}]')
+    (snapshot,) = read_stats(tmp_path / "g.json")
+    assert (snapshot.time, snapshot.samples[0].power, snapshot.samples[0].utilization) == (5.0, None, None)
+
+
+def test_a_csv_reads_back_and_its_cut_last_line_is_lost(tmp_path):
+    path = tmp_path / "gpu_metrics_20250115_103000.csv"
+    snapshot = Snapshot(time=TIME, samples=(A10G, LOST))
+    lines = [",".join(csv_header([0, 1])), ",".join(csv_row(snapshot, TIME)), "2025-01-15T10:30:01.0"]
+    path.write_text("\n".join(lines))
+    reader = read_stats(path)
+    (read,) = reader
+    assert [(sample.gpu_index, sample.power, sample.temperature) for sample in read.samples] == [
+        (0, 150.125, 60.0),
+        (1, None, None),
+    ]
+    assert reader.errors.complete == 1
+
+
+@pytest.mark.parametrize("text", ["", "{}", "hello", '{"samples": 5}', "5"])
+def test_a_file_of_another_kind_is_refused_with_what_to_name(tmp_path, text):
+    (tmp_path / "g.json").write_text(text)
+    with pytest.raises(RecordError, match=r"g\.json is not a GPU recording"):
+        list(read_stats(tmp_path / "g.json"))
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(RecordError, match="is missing"):
+        list(read_stats(tmp_path / "g.json"))
+
+
+def test_reading_takes_no_more_memory_for_a_long_file(tmp_path):
+    entry = json.dumps(multi(Snapshot(time=TIME, samples=(A10G,) * 8)), indent=2)
+    path = tmp_path / "long.json"
+    with path.open("w") as file:
+        file.write("[")
+        for number in range(10_000):
+            file.write(("," if number else "") + entry)
+        file.write("]")
+    script = """
+import sys
+from pathlib import Path
+from stats_reader import read_stats
+print(sum(1 for _ in read_stats(Path(sys.argv[1]))))
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+    environment = {"PYTHONPATH": f"{ROOT / 'lib'}:{ROOT / 'tests/support'}"}
+    command = [sys.executable, "-c", script, str(path)]
+    done = subprocess.run(command, check=True, env=environment, capture_output=True, text=True, timeout=60)
+    count, kib = map(int, done.stdout.split())
+    assert count == 10_000
+    assert path.stat().st_size > 30_000_000
+    assert kib < 30_000

@@ -1,0 +1,177 @@
+"""GPUs read all at once: the values are those of reading call by call, and what fails is found call by call."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kmatrix.gpu.devices import COLUMN_INDEX, UNKNOWN, WIDTH, Device
+from kmatrix.gpu.nvml.calls import FIELD, CallBatch, bind
+from kmatrix.gpu.nvml.source import RETRY_READS, NvmlSource
+
+LOST, NOT_SUPPORTED = 15, 3
+UTILIZATION, MEMORY, TEMPERATURE, CLOCK, FIELDS = (
+    "nvmlDeviceGetUtilizationRates",
+    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetTemperature",
+    "nvmlDeviceGetClockInfo",
+    "nvmlDeviceGetFieldValues",
+)
+MIB = 1 << 20
+
+
+def driver(gpus: list[dict], calls: list[str] | None = None) -> SimpleNamespace:
+    """Return a driver of C functions. A handle is 1 + the place in `gpus`, which may change. calls: gets the names."""
+    library = SimpleNamespace(kept=[])
+
+    def function(name: str, *more, write) -> None:
+        def answer(handle, *arguments):
+            gpu = gpus[handle - 1]
+            if calls is not None:
+                calls.append(name)
+            if code := gpu.get("codes", {}).get(name, 0):
+                return code
+            write(gpu, *arguments)
+            return 0
+
+        called = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *more)(answer)
+        library.kept.append(called)
+        setattr(library, name, called)
+
+    def put(address: int, data: bytes) -> None:
+        ctypes.memmove(address, data, len(data))
+
+    def fields(gpu: dict, count: int, address: int) -> None:
+        for at in range(count):
+            place = address + at * FIELD.size
+            (field,) = struct.unpack("<I", ctypes.string_at(place, 4))
+            value, kind = gpu[field]
+            code = gpu.get("codes", {}).get(field, 0)
+            put(place, FIELD.pack(field, 0, 7, 7, kind, code, value))
+
+    pointer, number = ctypes.c_void_p, ctypes.c_uint
+    function(UTILIZATION, pointer, write=lambda gpu, to: put(to, struct.pack("<II", gpu["utilization"], 9)))
+    function(MEMORY, pointer, write=lambda gpu, to: put(to + 32, struct.pack("<Q", gpu["memory"])))
+    function(TEMPERATURE, number, pointer, write=lambda gpu, _, to: put(to, struct.pack("<I", gpu["temperature"])))
+    function(CLOCK, number, pointer, write=lambda gpu, _, to: put(to, struct.pack("<I", gpu["clock"])))
+    function(FIELDS, number, pointer, write=fields)
+    return library
+
+
+def gpu(**about) -> dict:
+    known = {"utilization": 95, "memory": 12_800 * MIB, "temperature": 60, "clock": 1695}
+    return {**known, 186: (150_125, 1), 185: (140_000, 1), 83: (2**40, 3), **about}
+
+
+def source(library, count: int) -> NvmlSource:
+    devices = [Device(gpu_index=at, gpu_name="A", uuid=f"GPU-{at}") for at in range(count)]
+    return NvmlSource(SimpleNamespace(nvmlLib=library), devices, [ctypes.c_void_p(at + 1) for at in range(count)])
+
+
+def read(opened: NvmlSource) -> list[list[float | None]]:
+    """Return the values of each GPU; None: not known."""
+    values = [0.0] * (WIDTH * len(opened.devices))
+    opened.read(values)
+    known = [None if math.isnan(value) else value for value in values]
+    return [known[at : at + WIDTH] for at in range(0, len(known), WIDTH)]
+
+
+WORDS = st.integers(0, 2**32 - 1)
+
+
+@given(st.lists(st.tuples(WORDS, st.integers(0, 2**60), WORDS, WORDS, WORDS, WORDS), min_size=1, max_size=9))
+@settings(max_examples=25, deadline=None)
+def test_all_at_once_gives_what_call_by_call_gives(rows):
+    names = ("utilization", "memory", "temperature", "clock")
+    gpus = [gpu(**dict(zip(names, row, strict=False))) for row in rows]
+    for one, row in zip(gpus, rows, strict=True):
+        one[185], one[186] = (row[4], 1), (row[5], 1)
+    library = driver(gpus)
+    calls = [bind(library, ctypes.c_void_p(at + 1)) for at in range(len(gpus))]
+    together, apart = ([UNKNOWN] * (WIDTH * len(gpus)) for _ in range(2))
+    assert CallBatch(calls).read(together)
+    for at, own in enumerate(calls):
+        for call in own:
+            assert call(apart, at * WIDTH) == 0
+    assert together == apart
+    assert together[COLUMN_INDEX["memory_used"]] == rows[0][1] / MIB
+    assert together[COLUMN_INDEX["power_instant"]] == rows[0][5] / 1000
+
+
+def test_each_value_is_in_its_column_and_unit():
+    ((values),) = read(source(driver([gpu()]), 1))
+    known = {name: values[at] for name, at in COLUMN_INDEX.items()}
+    assert known["energy_j"] == 2**40 / 1000
+    del known["energy_j"]
+    assert known == {
+        "utilization": 95,
+        "memory_used": 12_800,
+        "power": 140,
+        "power_instant": 150.125,
+        "temperature": 60,
+        "sm_clock": 1695,
+    }
+
+
+def test_what_the_driver_does_not_support_is_unknown_and_not_asked_again():
+    calls: list[str] = []
+    gpus = [gpu(codes={CLOCK: NOT_SUPPORTED, 186: NOT_SUPPORTED}), gpu()]
+    opened = source(driver(gpus, calls), 2)
+    calls.clear()
+    first, second = read(opened)
+    assert [first[COLUMN_INDEX[name]] for name in ("sm_clock", "power_instant", "power")] == [None, None, 140]
+    assert second[COLUMN_INDEX["sm_clock"]] == 1695
+    assert sorted(calls) == sorted([UTILIZATION, MEMORY, TEMPERATURE, FIELDS] * 2 + [CLOCK])
+
+
+@pytest.mark.parametrize("what", [TEMPERATURE, 185])
+def test_a_call_that_fails_for_a_while_costs_only_its_own_value(what):
+    calls: list[str] = []
+    gpus = [gpu(), gpu()]
+    opened = source(driver(gpus, calls), 2)
+    gpus[1]["codes"] = {what: 999}
+    name = "temperature" if what == TEMPERATURE else "power"
+    for _ in range(3):
+        first, second = read(opened)
+        assert None not in first
+        assert [column for column, at in COLUMN_INDEX.items() if second[at] is None] == [name]
+    gpus[1]["codes"] = {}
+    for _ in range(RETRY_READS):
+        read(opened)
+    calls.clear()
+    assert None not in read(opened)[1]
+    assert len(calls) == 10  # each once: all at once again
+
+
+def test_a_field_that_changes_its_type_is_read_as_what_it_is():
+    gpus = [gpu()]
+    opened = source(driver(gpus), 1)
+    gpus[0][185] = (2**33, 3)
+    assert read(opened)[0][COLUMN_INDEX["power"]] == 2**33 / 1000
+
+
+@pytest.mark.parametrize("what", [UTILIZATION, FIELDS, 83])
+def test_a_gpu_that_is_lost_is_unknown_and_the_others_go_on_at_once(what):
+    calls: list[str] = []
+    gpus = [gpu(), gpu(), gpu()]
+    opened = source(driver(gpus, calls), 3)
+    gpus[1]["codes"] = {what: LOST}
+    for _ in range(2):
+        assert [None in values for values in read(opened)] == [False, True, False]
+    assert [opened.is_lost(at) for at in range(3)] == [False, True, False]
+    calls.clear()
+    assert set(read(opened)[1]) == {None}
+    assert len(calls) == 10
+
+
+def test_without_a_gpu_that_answers_everything_is_unknown():
+    gpus = [gpu(codes={UTILIZATION: LOST})]
+    opened = source(driver(gpus), 1)
+    read(opened)
+    assert read(opened) == [[None] * WIDTH]

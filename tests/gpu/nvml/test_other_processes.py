@@ -1,0 +1,71 @@
+"""What others hold of a GPU, asked of a simulated driver through the real client library."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import kmatrix.simulate.library as simulate
+from kmatrix.gpu.nvml.detect import occupied
+from running import ROOT
+from skips import need
+
+ASK = """
+import json, sys
+from kmatrix.gpu.nvml.detect import detect, occupied
+uuids = [gpu.uuid for gpu in detect().gpus] + sys.argv[2:]
+print(json.dumps([uuids, occupied(uuids, int(sys.argv[1]))]))
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    need("gcc")
+    return simulate.build(tmp_path_factory.mktemp("simulate"))
+
+
+@pytest.fixture
+def ask(library, tmp_path):
+    def answer(*lines, most=1024, more=()):
+        path = tmp_path / "test.scn"
+        path.write_text("\n".join(lines) + "\n")
+        environment = {**os.environ, **simulate.environment(library, path), "PYTHONPATH": str(ROOT / "lib")}
+        command = [sys.executable, "-c", ASK, str(most), *more]
+        uuids, found = json.loads(subprocess.check_output(command, env=environment, text=True))
+        return [found.get(uuid, "") for uuid in uuids]
+
+    return answer
+
+
+def test_a_gpu_on_which_others_hold_memory_is_named_with_the_programs(ask):
+    found = ask("gpus 3", "0 * mem 300", "0 1 mem 17408", f"0 1 process {os.getpid()} 17000")
+    assert (found[0], found[2]) == ("", "")
+    assert found[1].startswith("17.0 GiB used by ")
+    assert found[1].endswith(f"(pid {os.getpid()})")
+
+
+def test_in_a_container_the_memory_counts_though_nobody_is_seen(ask):
+    assert ask("gpus 1", "0 0 mem 2048") == ["2.0 GiB used by processes that are not visible here"]
+
+
+def test_the_limit_is_what_is_asked_for(ask):
+    assert ask("gpus 1", "0 0 mem 2048", most=2048) == [""]
+
+
+def test_many_programs_are_counted_and_the_first_are_named(ask):
+    (text,) = ask(
+        "gpus 1", "0 0 mem 9000", *(f"0 0 process {pid} 1000" for pid in (999999901, 999999902, 999999903, 999999904))
+    )
+    assert text.endswith("a process (pid 999999903) and 1 more")
+
+
+def test_a_gpu_that_does_not_answer_is_not_used(ask):
+    assert ask("gpus 1", more=["GPU-gone"])[1].startswith("no response: ")
+
+
+def test_without_a_driver_nothing_is_said():
+    assert occupied(["GPU-a"], 0) == {}

@@ -1,0 +1,133 @@
+"""What is asked once a second beside the samples: fan, PCIe, errors of memory, and how busy the units are."""
+
+import threading
+import time
+
+import pytest
+
+from gpu_factory import FakeGpus, record
+from kmatrix.gpu.devices import EXTRA_METRICS, ExtraMetrics
+from kmatrix.gpu.recorder.loop import BackgroundPoller
+from kmatrix.gpu.recorder.summary import RunTotals
+from kmatrix.records.files import read_json
+from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
+from kmatrix.report.gpu.text import busy_lines
+from recordings import DEVICES, events, finish
+from stats_reader import read_stats
+from waiting import until
+
+BUSY = "0 * smact 92\n0 * smocc 41\n0 * tensor 60..40\n0 * dram 33\n"
+
+
+def looked(run_dir):
+    """Whether the last line of the recording holds what is polled in the background."""
+    if not run_dir.gpu_stats_multi.exists():
+        return False
+    return any('"fan"' in line for line in run_dir.gpu_stats_multi.read_text().splitlines()[-3:])
+
+
+def test_fan_pcie_and_errors_of_memory_are_recorded(start, run_dir):
+    process = start("--hz", 20, lines="0 * fan 40..60\n0 * pcie_tx 204800\n0 1 ecc_u 2\n3 1 ecc_u 5\n", gpus=2)
+    until(lambda: events(run_dir, "ecc"), "an error of memory")
+    finish(process)
+    assert [(event["gpu_index"], event["text"].partition(": ")[2]) for event in events(run_dir, "ecc")] == [
+        (1, "3 uncorrected memory errors")
+    ], "those before the recording are not of this run"
+    first, second = read_json(run_dir.gpu_summary)["gpus"]
+    assert (first["fan"]["mean"], second["fan"]["mean"]) == (40, 60)
+    assert first["pcie_tx"]["mean"] == 200
+    assert (first["ecc"], second["ecc"]) == (
+        {"corrected": 0, "uncorrected": 0},
+        {"corrected": 0, "uncorrected": 3},
+    )
+    assert "sm_active" not in first, "this GPU is older than Hopper"
+    gpu = read_gpu(run_dir, TrainingTotals())
+    assert [device.ecc_uncorrected for device in gpu.devices] == [0, 3]
+
+
+def test_performance_metrics_are_recorded_where_the_gpu_has_them(start, run_dir):
+    process = start("--hz", 20, lines=BUSY, gpus=3)
+    until(lambda: looked(run_dir) and len(list(read_stats(run_dir.gpu_stats_multi))) > 4, "some seconds")
+    finish(process)
+    gpus = read_json(run_dir.gpu_summary)["gpus"]
+    assert [gpu["tensor_active"]["mean"] for gpu in gpus] == [60, 50, 40]
+    assert {gpu["sm_active"]["mean"] for gpu in gpus} == {92}
+    assert {gpu["dram_active"]["mean"] for gpu in gpus} == {33}
+    (line,) = busy_lines(read_gpu(run_dir, TrainingTotals(mfu=0.4)))
+    assert line.endswith("MFU 40.0% of peak, tensor cores active 50.0% of the time")
+
+
+def test_a_performance_metric_is_the_mean_between_two_looks(start, run_dir):
+    process = start("--hz", 20, lines="loop 0.2\n0 0 tensor 100\n0.05 0 tensor 0\n", gpus=1)
+    until(lambda: looked(run_dir) and len(list(read_stats(run_dir.gpu_stats_multi))) > 4, "some seconds")
+    finish(process)
+    (gpu,) = read_json(run_dir.gpu_summary)["gpus"]
+    assert gpu["tensor_active"]["mean"] == pytest.approx(25, abs=4)
+
+
+def test_a_gpu_that_is_lost_says_nothing_and_one_that_is_found_goes_on(start, run_dir):
+    process = start("--hz", 20, lines=f"{BUSY}1 0 all !lost\n3 0 all ok\n", gpus=1)
+    until(lambda: events(run_dir, "found"), "it is found")
+    until(lambda: looked(run_dir), "it says more again")
+    finish(process)
+
+
+class Slow:
+    """A source of two devices whose first extra value takes long."""
+
+    devices = DEVICES
+
+    def __init__(self):
+        self.asked, self.go_on = [], threading.Event()
+
+    def extra_metrics(self, device):
+        self.asked.append(device)
+        self.go_on.wait(10)
+        return ExtraMetrics(fan=50.0 + device)
+
+
+def test_a_driver_that_takes_long_keeps_nobody_waiting():
+    source = Slow()
+    poller = BackgroundPoller(source, every_s=0.01)
+    begin = time.monotonic()
+    poller.start()
+    until(lambda: source.asked, "it is asked")
+    assert poller.latest == [ExtraMetrics(), ExtraMetrics()]
+    assert not poller.stop(), "it is not waited for for ever"
+    assert time.monotonic() - begin < 5
+    source.go_on.set()
+
+
+def test_each_device_is_asked_in_turn():
+    source = Slow()
+    source.go_on.set()
+    poller = BackgroundPoller(source, every_s=0.01)
+    poller.start()
+    until(lambda: poller.polls >= 3, "three looks")
+    assert poller.stop()
+    assert source.asked[:4] == [0, 1, 0, 1]
+    assert [extra.fan for extra in poller.latest] == [50, 51]
+
+
+def test_means_and_errors_go_on_over_a_resume():
+    first, second = RunTotals(DEVICES), RunTotals(DEVICES)
+    first.totals[0].ingest(ExtraMetrics(fan=40.0, ecc_uncorrected=7))
+    assert first.totals[0].ingest(ExtraMetrics(fan=60.0, ecc_uncorrected=9)) == 2
+    second.restore(first.summary({}, final=True), None)
+    assert second.totals[0].ingest(ExtraMetrics(fan=80.0, ecc_uncorrected=1)) == 0, "the driver was loaded again"
+    summary = second.totals[0].summary()
+    assert (summary["fan"]["mean"], summary["fan"]["count"], summary["ecc"]) == (60, 3, {"uncorrected": 2})
+    assert second.totals[1].summary()["ecc"] is None
+
+
+def test_what_a_device_does_not_say_is_no_key():
+    assert ExtraMetrics().known() == ()
+    assert dict(ExtraMetrics(fan=0.0, ecc_corrected=0).known()) == {"fan": 0.0, "ecc_corrected": 0}
+    assert "ecc_corrected" not in EXTRA_METRICS
+
+
+def test_a_report_without_extras_says_nothing_of_them(tmp_path, run_dir):
+    record(run_dir, FakeGpus())
+    gpu = read_gpu(run_dir, TrainingTotals(mfu=0.4))
+    assert gpu.extra("tensor_active") is None
+    assert "tensor" not in next(busy_lines(gpu))

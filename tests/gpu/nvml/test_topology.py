@@ -1,0 +1,81 @@
+"""How near GPUs are, of a simulated driver through the real client library, and where runs go then."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import kmatrix.simulate.library as simulate
+from kmatrix.errors import ConfigError
+from kmatrix.gpu.nvml.detect import _distance, distances
+from kmatrix.simulate.scenario import parse as simulate_parse
+from running import ROOT
+from skips import need
+
+ASK = """
+import itertools, json
+from kmatrix.runner.execute import gpu_pool
+from kmatrix.gpu.nvml.detect import detect, distances
+gpus = detect().gpus
+uuids = [gpu.uuid for gpu in gpus]
+known = distances(uuids)
+pool = gpu_pool(gpus, {"GPU_BUSY_MEMORY": "0"})
+where = [[uuids.index(uuid) for uuid in pool.place(width, ())] for width in (1, 2, 4) if width <= len(uuids)]
+print(json.dumps([[known.get(frozenset(pair)) for pair in itertools.combinations(uuids, 2)], where]))
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    need("gcc")
+    return simulate.build(tmp_path_factory.mktemp("simulate"))
+
+
+@pytest.fixture
+def box(library, tmp_path):
+    """Return the distances of the pairs of a box, and where runs of 1, 2 and 4 GPUs go first."""
+
+    def ask(*lines):
+        path = tmp_path / "test.scn"
+        path.write_text("\n".join(lines) + "\n")
+        environment = {**os.environ, **simulate.environment(library, path), "PYTHONPATH": str(ROOT / "lib")}
+        return json.loads(subprocess.check_output([sys.executable, "-c", ASK], env=environment, text=True))
+
+    return ask
+
+
+def test_nvlink_is_nearest_then_a_switch_then_a_node(box):
+    pairs, _ = box("gpus 4", "nvlink 0,2", "switch 0-1", "numa 0-2 3")
+    assert pairs == [2, 0, 6, 5, 6, 6]  # 0-1 0-2 0-3 1-2 1-3 2-3
+
+
+def test_runs_go_to_bridged_gpus_and_to_one_node(box):
+    _, where = box("gpus 8", "nvlink 0,2 1,3 4,6 5,7", "numa 0-3 4-7")
+    assert where == [[0], [0, 2], [0, 1, 2, 3]]
+    _, where = box("gpus 8", "numa 0,2,4,6 1,3,5,7")
+    assert where[1:] == [[0, 2], [0, 2, 4, 6]]
+
+
+def test_gpus_between_which_nothing_lies_go_by_their_order(box):
+    _, where = box("gpus 4")
+    assert where == [[0], [0, 1], [0, 1, 2, 3]]
+
+
+def test_gpus_at_one_switch_of_nvlinks_are_all_bridged():
+    assert _distance(None, ("a", "b"), {}, {"a": frozenset({""}), "b": frozenset({""})}) == 0
+
+
+def test_without_a_driver_nothing_is_said():
+    assert distances(["GPU-a", "GPU-b"]) == {}
+
+
+@pytest.mark.parametrize("line", ["nvlink 0-9", "nvlink", "numa 3-1", "switch x", "numa 0-1\nnuma 2-3"])
+def test_a_wrong_group_is_refused_with_its_line(tmp_path, line):
+    path = tmp_path / "test.scn"
+    path.write_text(f"gpus 4\n{line}\n")
+    with pytest.raises(ConfigError, match=r"test\.scn:[23]"):
+        simulate_parse(path)

@@ -1,0 +1,159 @@
+"""What the screen warns of, and which rank of which run it sees on a GPU without a recorder."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import kmatrix.gputop.feeds as alarms
+import kmatrix.simulate.library as simulate
+from gputop_values import T0, Recorder, gpu, line_of, shown, view
+from kmatrix.gpu.processes import Rank, rank_of
+from kmatrix.gputop.feeds import AttachedFeed, ReplayFeed
+from kmatrix.gputop.loop import Session
+from kmatrix.gputop.view import Metric
+from kmatrix.records.files import write_json
+from kmatrix.records.paths import RunDir
+from kmatrix.status.alerts import Alert, AlertKind, Severity, Thresholds
+from skips import need
+from waiting import until
+
+HOT = Alert(
+    kind=AlertKind.TEMPERATURE,
+    severity=Severity.WARNING,
+    since=T0 + 20,
+    until=T0 + 40,
+    about="GPU 1",
+    value=93.0,
+    threshold=87.0,
+)
+
+
+def busy(one, utilization, *, seconds=10):
+    """The rows of a view, as if each GPU had been so busy for so many seconds."""
+    history = {Metric.UTILIZATION: (None,) * (60 - seconds) + (utilization,) * seconds}
+    return tuple(dataclasses.replace(row, history=history) for row in one.rows)
+
+
+def kinds(alerts):
+    return [(alert.kind, alert.about) for alert in alerts]
+
+
+# ---- what is told ------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_held_against_the_limits():
+    one = view(gpu(0, temperature=93.0), gpu(1), throttle={0: ("heat (hardware)",), 1: ("power cap",)})
+    told = kinds(alarms.alerts_of_rows(busy(one, 50.0), Thresholds(), T0))
+    assert told[:2] == [(AlertKind.UTILIZATION, "GPU 0"), (AlertKind.TEMPERATURE, "GPU 0")]
+    assert set(told[2:]) == {(AlertKind.THROTTLE, "GPU 0"), (AlertKind.UTILIZATION, "GPU 1")}
+
+
+def test_utilization_needs_ten_seconds_and_an_idle_machine_is_well():
+    one = view(gpu(0), gpu(1, memory_used=1.0))
+    assert alarms.alerts_of_rows(busy(one, 0.0, seconds=9), Thresholds(balance=0), T0) == ()
+    assert alarms.alerts_of_rows(busy(one, 0.0), alarms.MACHINE_THRESHOLDS, T0) == ()
+
+
+def test_a_lost_gpu_is_critical():
+    lost = dataclasses.replace(
+        gpu(1), **dict.fromkeys(("utilization", "memory_used", "power", "temperature", "sm_clock"))
+    )
+    (told,) = alarms.alerts_of_rows(view(gpu(0), lost).rows, alarms.MACHINE_THRESHOLDS, T0)
+    assert (told.kind, told.about, told.severity) == (AlertKind.LOST, "GPU 1", Severity.CRITICAL)
+
+
+def test_the_screen_has_a_line_for_each_alert_and_says_when_there_are_more():
+    many = tuple(dataclasses.replace(HOT, about=f"GPU {number}") for number in range(5))
+    text = shown(dataclasses.replace(view(gpu(0)), alerts=many), 80, 24)
+    lines = [line for line in text.splitlines() if line.startswith("!")]
+    assert lines[0] == "! GPU 0: 93 C, limit 87 C", "no half advice"
+    assert lines[-1] == "! and 2 more"
+    wide = shown(dataclasses.replace(view(gpu(0)), alerts=many[:1]), 160, 24)
+    assert "(check cooling and air flow" in wide
+
+
+def test_a_replay_shows_what_was_told_at_its_place(tmp_path):
+    recorder = Recorder(tmp_path, gpus=2)
+    recorder.write(200)
+    write_json(RunDir(tmp_path).status, {"status": "finished", "alerts": [HOT.to_json()]})
+    for at, expected in ((10.0, []), (30.0, [HOT]), (50.0, [])):
+        session = Session(feed=ReplayFeed(tmp_path, at=at))
+        session.poll()
+        assert list(session.view().alerts) == expected
+
+
+def test_a_recording_without_a_runner_is_held_against_the_limits_of_its_run(tmp_path):
+    recorder = Recorder(tmp_path, gpus=1)
+    recorder.write(100)  # 50 C
+    write_json(RunDir(tmp_path).run_json, {"symbols": {"ALERT_TEMPERATURE": "45", "ALERT_GPU_UTILIZATION": "0"}})
+    session = Session(feed=AttachedFeed(tmp_path))
+    session.poll()
+    assert kinds(session.view().alerts) == [(AlertKind.TEMPERATURE, "GPU 0")]
+
+
+# ---- ranks without a recorder ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trainers(tmp_path):
+    """Start processes whose command lines are those of ranks; return their pids."""
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "__init__.py").write_text("")
+    (tmp_path / "gpt2" / "train.py").write_text("import time; time.sleep(120)")
+    started = []
+
+    def start(run, rank=None):
+        environment = {name: text for name, text in os.environ.items() if name != "RANK"}
+        environment |= {} if rank is None else {"RANK": str(rank)}
+        command = [sys.executable, "-u", "-m", "gpt2.train", str(tmp_path / run), "--attempt", "1"]
+        started.append(subprocess.Popen(command, cwd=tmp_path, env=environment))
+        until(lambda: rank_of(started[-1].pid) is not None)  # the command line is there once the program is
+        return started[-1].pid
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_a_process_says_which_rank_of_which_run_it_is(trainers):
+    assert rank_of(trainers("gpt2_muon_2gpu", 3)) == Rank(run="gpt2_muon_2gpu", rank=3)
+    assert rank_of(trainers("gpt2_muon_2gpu")) == Rank(run="gpt2_muon_2gpu", rank=None)
+    assert rank_of(os.getpid()) is None
+    assert rank_of(2**22 + 5) is None
+
+
+def test_the_live_screen_shows_rank_and_run_of_each_gpu_without_a_recorder(trainers, tmp_path):
+    need("gcc")
+    pids = [trainers("gpt2_adamw_2gpu", 1), trainers("gpt2_adamw_2gpu", 0), trainers("gpt2_muon_1gpu", 0)]
+    scenario = tmp_path / "x.scn"
+    scenario.write_text("gpus 4\n" + "".join(f"0 {at} process {pid} 9000\n" for at, pid in enumerate(pids)))
+    known = simulate.environment(simulate.build(tmp_path / "library"), scenario)
+    command = [sys.executable, "-m", "kmatrix.gputop", "--once"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "200", **known}
+    text = subprocess.check_output(command, env=environment, text=True)
+    assert "gpt2_adamw_2gpu, gpt2_muon_1gpu" in text.splitlines()[0]
+    rows = [line_of(text, at).split()[:3] for at in range(4)]
+    assert rows[:3] == [["0", "1", "gpt2_adamw_2gpu"], ["1", "0", "gpt2_adamw_2gpu"], ["2", "0", "gpt2_muon_1gpu"]]
+    assert rows[3][:3] == ["3", "-", "-"]
+
+
+def test_one_run_is_named_in_the_title_and_needs_no_column():
+    one = view(gpu(0), gpu(1), ranks={0: 0, 1: 1})
+    rows = tuple(dataclasses.replace(row, run="gpt2_adamw_2gpu") for row in one.rows)
+    text = shown(dataclasses.replace(one, rows=rows), 120, 24)
+    assert "gpt2_adamw_2gpu" in text.splitlines()[0]
+    assert text.count("gpt2_adamw_2gpu") == 1
+
+
+def test_an_alert_of_a_damaged_status_ends_nothing(tmp_path):
+    recorder = Recorder(tmp_path, gpus=1)
+    recorder.write(5)
+    RunDir(tmp_path).status.write_text(json.dumps({"alerts": [{"kind": 5}]}))
+    session = Session(feed=AttachedFeed(tmp_path))
+    session.poll()
+    assert session.view().alerts == ()

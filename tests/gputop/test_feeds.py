@@ -1,0 +1,342 @@
+"""The screen of all GPUs: where its values come from, what is chosen, and its statistics files."""
+
+import json
+import math
+import time
+
+import pytest
+
+from gputop_values import T0, Recorder, event, gpu, utilization
+from kmatrix.errors import RecordError
+from kmatrix.gpu import amd
+from kmatrix.gpu.devices import WIDTH, Device, DeviceLimits
+from kmatrix.gpu.formats.binary import read_samples
+from kmatrix.gpu.formats.samples import Snapshot
+from kmatrix.gputop.feeds import AttachedFeed, GPUMonitor, ReplayFeed
+from kmatrix.gputop.loop import Session, StatsFiles, follow
+from kmatrix.gputop.view import History, Metric
+from kmatrix.records.paths import RunDir
+from stats_reader import read_stats
+
+# ---- recordings --------------------------------------------------------------------------------------------------
+
+
+def test_an_attached_screen_shows_each_new_sample_and_reads_none_twice(tmp_path, monkeypatch):
+    firsts = []
+
+    def read(path, first=0):
+        firsts.append(first)
+        return read_samples(path, first)
+
+    monkeypatch.setattr("kmatrix.gputop.feeds.read_samples", read)
+    recorder = Recorder(tmp_path / "run", started=time.time() - 5)
+    feed, history = AttachedFeed(tmp_path / "run"), History()
+    assert feed.poll(history) is None
+    assert "no sample yet" in feed.notices()[0]
+    recorder.write(4)
+    assert utilization(feed.poll(history)) == 3.0
+    recorder.write(6)
+    moment = feed.poll(history)
+    assert utilization(moment) == 9.0
+    assert moment.ranks == {0: 1, 1: 0}
+    assert feed.poll(history) == moment  # nothing new
+    assert firsts == [0, 0, 0, 4, 10]
+    known = [value for value in history.series(0, Metric.UTILIZATION, recorder.started + 4.5) if value is not None]
+    assert sum(known) / len(known) == pytest.approx(4.5, abs=1.0)
+
+
+def test_a_recorder_that_is_silent_is_said_to_be_and_one_that_ended_too(tmp_path):
+    Recorder(tmp_path / "run", started=time.time() - 60).write(2)
+    feed = AttachedFeed(tmp_path / "run")
+    feed.poll(History())
+    assert "no new sample for" in feed.notices()[0]
+    RunDir(tmp_path / "run").gpu_summary.write_text('{"schema": 1, "final": true}')
+    assert "--replay" in feed.notices()[0]
+
+
+def test_an_attached_screen_goes_on_in_the_new_file_of_other_gpus(tmp_path):
+    Recorder(tmp_path / "run", started=T0).write(8)
+    feed, history = AttachedFeed(tmp_path / "run"), History()
+    feed.poll(history)
+    Recorder(tmp_path / "run", gpus=3, started=T0 + 100).write(2)
+    moment = feed.poll(history)
+    assert utilization(moment) == 1.0
+    assert len(moment.snapshot.samples) == 3
+
+
+def test_a_last_record_that_is_cut_short_is_not_shown(tmp_path):
+    Recorder(tmp_path / "run").write(3)
+    with RunDir(tmp_path / "run").gpu_samples.open("r+b") as file:
+        file.truncate(file.seek(0, 2) - 5)
+    assert utilization(AttachedFeed(tmp_path / "run").poll(History())) == 1.0
+
+
+@pytest.mark.parametrize(("at", "index"), [(0.0, 0), (10.0, 20), (10.4, 20), (-5.0, 188), (1e9, 198), (-1e9, 0)])
+def test_a_replay_begins_where_it_is_asked_to(tmp_path, at, index):
+    Recorder(tmp_path / "run").write(199)
+    feed = ReplayFeed(tmp_path / "run", at=at)
+    feed.press("space")  # paused: the clock stands
+    assert utilization(feed.poll(History())) == index
+
+
+def test_a_replay_seeks_in_both_directions_and_its_history_is_that_of_the_place(tmp_path):
+    Recorder(tmp_path / "run").write(2000)  # 1000 s
+    feed, history = ReplayFeed(tmp_path / "run", at=900.0), History()
+    feed.press("space")
+    at = utilization(feed.poll(history))
+    before = history.series(0, Metric.UTILIZATION, feed.now())
+    assert None not in before
+    for key, move in (("left", -20), ("[", -120), ("right", 20), ("]", 120)):
+        feed.press(key)
+        at += move
+        assert utilization(feed.poll(history)) == pytest.approx(at, abs=1)
+    assert history.series(0, Metric.UTILIZATION, feed.now()) == pytest.approx(before, abs=2)
+    feed.press("e")
+    assert utilization(feed.poll(history)) == 1999.0
+    feed.press("0")
+    assert utilization(feed.poll(history)) == 0.0
+
+
+def test_a_replay_plays_at_the_pace_of_the_run_and_a_pause_holds_it(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("kmatrix.gputop.feeds.time.monotonic", lambda: now[0])
+    Recorder(tmp_path / "run").write(100)
+    feed, history = ReplayFeed(tmp_path / "run"), History()
+    now[0] += 10
+    assert utilization(feed.poll(history)) == 20.0
+    feed.press("space")
+    now[0] += 10
+    assert (utilization(feed.poll(history)), feed.mode) == (20.0, "paused")
+    feed.press("space")
+    now[0] += 1000
+    assert (utilization(feed.poll(history)), feed.mode) == (99.0, "paused")  # it stops at the end
+
+
+def test_throttling_is_that_of_the_place_in_the_replay(tmp_path):
+    recorder = Recorder(tmp_path / "run", gpus=2)
+    recorder.write(200)
+    event(recorder.run, 0, "started")
+    event(recorder.run, 10, "throttle", 1, "GPU-1: throttled: heat (hardware), power cap")
+    event(recorder.run, 20, "throttle", 1, "GPU-1: throttled: none")
+    event(recorder.run, 30, "lost", 0, "no response (values are null)")
+    feed, history = ReplayFeed(tmp_path / "run"), History()
+    feed.press("space")
+    for second, known in (
+        (5, {0: (), 1: ()}),
+        (15, {0: (), 1: ("power cap", "heat (hardware)")}),
+        (35, {1: ()}),
+        (15, {0: (), 1: ("power cap", "heat (hardware)")}),
+    ):
+        feed.seek(second)
+        assert feed.poll(history).throttle == known
+
+
+def test_a_recording_without_events_does_not_claim_that_nothing_was_throttled(tmp_path):
+    Recorder(tmp_path / "run").write(2)
+    assert ReplayFeed(tmp_path / "run").poll(History()).throttle == {}
+
+
+def test_a_folder_without_a_recording_is_refused_and_a_matrix_names_its_runs(tmp_path):
+    with pytest.raises(RecordError, match="contains no gpu_samples"):
+        AttachedFeed(tmp_path)
+    Recorder(tmp_path / "matrix" / "gpt2_adamw_2gpu").write(1)
+    (tmp_path / "matrix" / "gpt2_adamw_2gpu" / "run.json").write_text("{}")
+    with pytest.raises(RecordError, match="gpt2_adamw_2gpu"):
+        ReplayFeed(tmp_path / "matrix")
+
+
+# ---- live --------------------------------------------------------------------------------------------------------
+
+
+class FakeSource:
+    """Two GPUs behind the seam of a recorder; GPU 1 can be lost. asked: the calls that a driver would feel."""
+
+    device_type, energy_source = "nvidia", None
+
+    def __init__(self):
+        self.devices = [Device(gpu_index=i, gpu_name="NVIDIA A10G", uuid=f"GPU-{i}") for i in range(2)]
+        self.lost, self.answers, self.asked = False, False, []
+
+    def read(self, values):
+        values[:] = [50.0] * WIDTH + [math.nan if self.lost else 60.0] * WIDTH
+
+    def limits(self, device):
+        self.asked.append(f"slow {device}")
+        return DeviceLimits(power_limit=300.0, throttled=frozenset({"power cap"}) if device else frozenset())
+
+    def processes(self, device):
+        self.asked.append(f"processes {device}")
+        return ()
+
+    def is_lost(self, device):
+        return self.lost and device == 1
+
+    def recover(self, device):
+        self.asked.append(f"recover {device}")
+        self.lost = not self.answers
+        return self.answers
+
+    def close(self):
+        self.asked.append("close")
+
+
+@pytest.fixture
+def source(monkeypatch):
+    one, now = FakeSource(), [100.0]
+    one.pass_time = lambda seconds: now.__setitem__(0, now[0] + seconds)
+    monkeypatch.setattr("kmatrix.gputop.feeds.open_source", lambda: one)
+    monkeypatch.setattr("kmatrix.gputop.feeds.time.monotonic", lambda: now[0])
+    return one
+
+
+def test_a_gpu_that_is_lost_and_found_is_shown_again(source):
+    monitor = GPUMonitor()
+    assert monitor.initialize()
+    assert monitor.read().throttle == {0: (), 1: ("power cap",)}
+    source.lost = True
+    source.pass_time(10)
+    lost = monitor.read()
+    assert not lost.snapshot.samples[1].is_known
+    assert lost.throttle == {0: ()}
+    source.answers = True
+    source.pass_time(10)
+    found = monitor.read()
+    assert found.snapshot.samples[1].utilization == 60.0
+    assert found.snapshot.time == pytest.approx(time.time(), abs=5)
+
+
+def test_what_costs_more_is_asked_once_a_second_and_a_lost_gpu_every_five(source):
+    monitor = GPUMonitor()
+    monitor.initialize()
+    source.lost = True
+    for _ in range(101):  # 10 s
+        monitor.read()
+        source.pass_time(0.1)
+    assert source.asked.count("slow 0") == pytest.approx(10, abs=1)
+    assert source.asked.count("processes 0") <= 2
+    assert source.asked.count("recover 1") == pytest.approx(2, abs=1)
+
+
+def test_the_driver_is_closed_and_a_second_initialize_opens_it_anew(source):
+    monitor = GPUMonitor()
+    monitor.initialize()
+    monitor.initialize()
+    assert (source.asked.count("close"), monitor.gpu_count) == (1, 2)
+    monitor.close()
+    assert (source.asked.count("close"), monitor.gpu_count) == (2, 0)
+    assert monitor.read().snapshot.samples == ()
+
+
+def test_without_nvidias_driver_amds_is_asked(tmp_path, monkeypatch):
+    card = tmp_path / "card0" / "device"
+    card.mkdir(parents=True)
+    for name, text in (("vendor", "0x1002"), ("gpu_busy_percent", "42"), ("mem_info_vram_total", "1073741824")):
+        (card / name).write_text(text)
+    real = amd.open_source
+    monkeypatch.setattr("kmatrix.gputop.feeds.open_source", lambda: None)
+    monkeypatch.setattr("kmatrix.gpu.amd.open_source", lambda: real(root=tmp_path))
+    monitor = GPUMonitor()
+    assert monitor.initialize()
+    (sample,) = monitor.read().snapshot.samples
+    assert (sample.utilization, sample.memory_total) == (42.0, 1024.0)
+
+
+# ---- choosing ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def session(tmp_path):
+    Recorder(tmp_path / "run", gpus=12).write(50)
+    one = Session(feed=ReplayFeed(tmp_path / "run"))
+    one.poll()
+    return one
+
+
+def test_every_gpu_can_be_selected_also_the_twelfth(session):
+    reached = [session.selected]
+    for _ in range(13):
+        session.press("down")
+        reached.append(session.selected)
+    assert reached == [*range(12), 11, 11]
+    session.press("page up")
+    assert session.selected == 1
+    session.press("7")
+    assert session.selected == 7
+
+
+def test_the_key_m_goes_through_the_metrics_and_l_draws_them_large(session):
+    seen = []
+    for _ in Metric:
+        seen.append(session.view().metric)
+        assert session.press("m")
+    assert seen == list(Metric)
+    session.press("l")
+    assert session.view().large
+    assert not session.press("q")
+
+
+def test_a_subset_of_the_gpus_is_what_is_shown_and_written(tmp_path):
+    recorder = Recorder(tmp_path / "run", gpus=12)
+    session = Session(feed=AttachedFeed(tmp_path / "run"), asked="2, GPU-11", stats=StatsFiles(tmp_path / "x.json"))
+    session.poll()
+    assert session.is_empty
+    recorder.write(1)
+    session.poll()
+    session.poll()  # nothing new: nothing is written
+    assert [row.sample.gpu_index for row in session.view().rows] == [2, 11]
+    (entry,) = json.loads((tmp_path / "x_multi_gpu.json").read_text())
+    assert [one["gpu_index"] for one in entry["multi_gpu_data"]] == [2, 11]
+    assert json.loads((tmp_path / "x.json").read_text())[0]["gpu_index"] == 2
+
+
+# ---- statistics files --------------------------------------------------------------------------------------------
+
+
+def test_the_statistics_hold_the_selected_gpu_and_all_in_their_layouts(tmp_path):
+    files = StatsFiles(tmp_path / "x.json")
+    for second, selected in ((0, 1), (1, 1), (2, 99)):
+        files.append(Snapshot(time=T0 + second, samples=(gpu(0), gpu(1, utilization=70.0))), selected)
+        single = json.loads((tmp_path / "x.json").read_text())  # whole after every append
+    files.close()
+    assert [entry["utilization"] for entry in single] == [70, 70, 95]
+    keys = {"timestamp", "gpu_index", "gpu_name", "utilization", "memory_used", "memory_total", "power"}
+    assert keys <= set(single[0])
+    snapshots = list(read_stats(tmp_path / "x_multi_gpu.json"))
+    assert [snapshot.time for snapshot in snapshots] == [T0, T0 + 1, T0 + 2]
+    assert [sample.utilization for sample in snapshots[0].samples] == [95, 70]
+
+
+def test_statistics_of_ours_are_continued_and_any_other_file_is_left_alone(tmp_path):
+    for _ in range(2):
+        files = StatsFiles(tmp_path / "x.json")
+        files.append(Snapshot(time=T0, samples=(gpu(0),)), 0)
+        files.close()
+    assert len(json.loads((tmp_path / "x.json").read_text())) == 2
+    for name, text in (("notes.json", "my notes"), ("other.json", '[\n  {\n    "a": 1\n  }\n]')):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(RecordError, match="is not a statistics file"):
+            StatsFiles(tmp_path / name)
+        assert (tmp_path / name).read_text() == text
+
+
+def test_a_full_disk_is_said_and_does_not_end_the_screen(tmp_path, monkeypatch):
+    files = StatsFiles(tmp_path / "x.json")
+
+    def full(_self, _value):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kmatrix.gpu.formats.json_array.JsonArrayFile.append", full)
+        files.append(Snapshot(time=T0, samples=(gpu(0),)), 0)
+        assert "No space left" in files.problem
+    files.append(Snapshot(time=T0, samples=(gpu(0),)), 0)
+    assert files.problem == ""
+
+
+def test_headless_polling_ends_after_its_time_and_keeps_its_pace(session):
+    times = []
+    session.feed.poll = lambda history: times.append(time.monotonic())
+    begin = time.monotonic()
+    follow(session, interval=0.1, seconds=0.55)
+    assert time.monotonic() - begin > 0.5
+    assert 2 <= len(times) <= 6

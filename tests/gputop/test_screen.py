@@ -1,0 +1,267 @@
+"""The screen of all GPUs: what is drawn from which values, and what a key means."""
+
+import math
+import os
+import pty
+import re
+import termios
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from gputop_values import T0, gpu, line_of, shown, view
+from kmatrix.gpu.formats.samples import GpuSample, Snapshot, aggregate
+from kmatrix.gputop.glyphs import ASCII, UNICODE, bar, chart, resample, seconds, sparkline
+from kmatrix.gputop.loop import NAMES, Keyboard, decode
+from kmatrix.gputop.screen import plain, render
+from kmatrix.gputop.view import UNITS, DeviceRow, History, Metric, View, balance
+from kmatrix.status.alerts import Alert, AlertKind, Severity
+
+# ---- drawing: a pure function -----------------------------------------------------------------------------------
+
+floats = st.none() | st.floats(0, 1e6) | st.sampled_from([0.0, math.inf, -1.0, 1e300])
+samples = st.builds(
+    GpuSample,
+    gpu_index=st.integers(0, 300),
+    gpu_name=st.sampled_from(["NVIDIA A10G", "NVIDIA A10G (simulated)", "\u4e2d\u6587 GPU", "a\x1b[31mb\n\t", ""]),
+    uuid=st.text(max_size=5),
+    **dict.fromkeys(("utilization", "memory_used", "memory_total", "power", "power_limit"), floats),
+    **dict.fromkeys(("power_instant", "temperature", "sm_clock", "energy_j"), floats),
+)
+rows = st.builds(
+    DeviceRow,
+    sample=samples,
+    rank=st.none() | st.integers(0, 999),
+    run=st.text(max_size=30),
+    throttle=st.none() | st.lists(st.sampled_from(["power cap", "heat (hardware)", "new\nkind", ""])).map(tuple),
+    age=st.none() | st.floats(0, 1e9),
+    history=st.dictionaries(st.sampled_from(list(Metric)), st.lists(floats, max_size=70).map(tuple)),
+)
+views = st.builds(
+    View,
+    rows=st.lists(rows, max_size=6).flatmap(
+        lambda some: st.sampled_from([0, 1, 11]).map(lambda n: tuple(some * n)[:64])
+    ),
+    mode=st.sampled_from(["live", "attached", "replay", "paused"]),
+    clock=st.text(max_size=30),
+    title=st.text(max_size=50),
+    notices=st.lists(st.text(max_size=90), max_size=3).map(tuple),
+    alerts=st.lists(
+        st.builds(
+            Alert,
+            kind=st.sampled_from(AlertKind),
+            severity=st.sampled_from(Severity),
+            since=st.floats(0, 1e9),
+            about=st.text(max_size=20),
+            value=floats,
+            threshold=floats,
+            reason=st.text(max_size=40),
+        ),
+        max_size=6,
+    ).map(tuple),
+    metric=st.sampled_from(Metric),
+    selected=st.none() | st.integers(0, 300),
+    large=st.booleans(),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(views, st.integers(0, 200), st.none() | st.integers(0, 70), st.sampled_from([UNICODE, ASCII]))
+def test_no_line_is_wider_and_no_screen_taller_than_the_terminal(one, width, height, glyphs):
+    lines = render(one, width=width, height=height, glyphs=glyphs)
+    assert all(cell_len(line.plain) <= width for line in lines)
+    assert height is None or len(lines) <= height
+    assert not any(not sign.isprintable() for line in lines for sign in line.plain)
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 12, 64])
+def test_every_width_and_height_can_be_drawn(count):
+    one = view(*(gpu(i) for i in range(count)))
+    for width in range(201):
+        for height in (0, 1, 2, 5, 24, None):
+            lines = render(one, width=width, height=height)
+            assert all(line.cell_len <= width for line in lines)
+            assert height is None or len(lines) <= height
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+def test_without_a_bound_on_the_height_every_gpu_has_a_line(width):
+    text = shown(view(*(gpu(i) for i in range(64))), width)
+    assert all(line_of(text, i) for i in range(64))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 64), st.data(), st.integers(20, 200), st.integers(6, 60), st.booleans())
+def test_the_selected_gpu_is_always_on_the_screen(count, data, width, height, large):
+    chosen = data.draw(st.integers(0, count - 1))
+    text = shown(view(*(gpu(i) for i in range(count)), selected=chosen, large=large), width, height)
+    assert re.search(rf"^{chosen}\s|GPU {chosen}\b", text, re.MULTILINE)
+
+
+def test_a_line_says_everything_of_a_gpu():
+    text = line_of(shown(view(gpu(3), ranks={3: 7}, throttle={3: ("heat (hardware)", "power cap")}), 160), 3)
+    assert re.search(r"^3 +7 .*95%.*12\.5/24\.0.*150/300 +60C +1710 +TP +0\.0s", text)
+
+
+def test_what_is_unknown_is_a_dash_and_never_a_0():
+    unknown = dict.fromkeys(("utilization", "memory_used", "memory_total", "power", "power_limit", "temperature"))
+    text = shown(view(gpu(1, **unknown, sm_clock=None), gpu(2)), 160)
+    assert "lost" in line_of(text, 1)
+    assert not re.search(r"\d", line_of(text, 1)[1:])
+    assert "1 lost" in text
+    assert "power 150 W" in text  # the total of those that live
+
+
+def test_totals_are_those_of_the_multi_gpu_file():
+    ones = [gpu(0), gpu(1, utilization=70.0, memory_used=9000.0), gpu(2, power=None)]
+    totals = aggregate(ones)
+    assert f"util {totals['average_utilization']:.0f}%" in shown(view(*ones))
+    assert f"mem {totals['total_memory_used'] / 1024:.1f}/{totals['total_memory_total'] / 1024:.1f} GiB" in shown(
+        view(*ones)
+    )
+    assert f"power {totals['total_power']:.0f} W" in shown(view(*ones))
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [(100.0, "CV 0.0% Excellent"), (120.0, "CV 9.1% Good"), (130.0, "CV 13.0% Fair"), (200.0, "CV 33.3% Poor")],
+)
+def test_balance_is_said_with_its_class(second, said):
+    assert f"memory {said}" in shown(view(gpu(0, memory_used=100.0), gpu(1, memory_used=second)), 160)
+
+
+def test_the_balance_of_fewer_than_two_gpus_that_say_it_is_not_there():
+    assert "power n/a" in shown(view(gpu(0), gpu(1, power=None)), 160)
+    assert balance([gpu(0)], Metric.MEMORY) is None
+
+
+@pytest.mark.parametrize("width", [16, 20, 80, 200])
+def test_simulated_gpus_are_marked_at_every_width(width):
+    simulated = view(gpu(0), gpu(1, name="NVIDIA A10G (simulated)"))
+    assert "SIMULATED" in shown(simulated, width, 24)
+    assert "SIMULATED" not in shown(view(gpu(0)), width, 24)
+
+
+def test_names_are_a_column_only_where_they_differ():
+    assert "NVIDIA A10G" not in line_of(shown(view(gpu(0), gpu(1)), 160), 0)
+    assert "H100" in line_of(shown(view(gpu(0), gpu(1, name="H100")), 160), 1)
+
+
+def test_a_name_cannot_move_the_cursor():
+    text = shown(view(gpu(0, name="evil\x1b[2J\r\n"), gpu(1)), 160)
+    assert "\x1b" not in text
+    assert "\r" not in text
+
+
+@pytest.mark.parametrize("metric", list(Metric))
+def test_one_metric_is_drawn_large_with_its_value_and_unit(metric):
+    text = shown(view(gpu(0), gpu(1), metric=metric, large=True), 100, 30)
+    assert f"GPU 0 {metric} " in text
+    assert f" {UNITS[metric]} of " in text
+    assert "mem GiB" not in text  # the table has given its place
+
+
+@pytest.mark.parametrize("value", [0.0, 25.0, 50.0, 100.0])
+def test_the_height_of_a_chart_is_the_value(value):
+    lines = chart([value], 100.0, 1, 4, UNICODE)
+    filled = sum(UNICODE.levels.index(line) for line in lines)
+    assert filled == max(1, round(value / 100 * 32))
+    assert lines == sorted(lines, key=UNICODE.levels.index)  # from the bottom up
+
+
+@pytest.mark.parametrize(
+    ("part", "drawn"), [(0.0, "    "), (0.5, "██  "), (0.53125, "██▏ "), (1.0, "████"), (None, "    ")]
+)
+def test_a_bar_is_exact_to_an_eighth(part, drawn):
+    assert bar(part, 4, UNICODE) == drawn
+
+
+def test_a_gap_in_the_history_is_blank_and_0_is_not():
+    assert sparkline([None, 0.0, 100.0], 100.0, 5, UNICODE) == "   ▁█"
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=60), st.integers(1, 60))
+def test_what_is_drawn_narrower_keeps_within_what_was_measured(values, width):
+    drawn = resample(values, width)
+    assert len(drawn) == width
+    known = [value for value in drawn if value is not None]
+    assert min(values) - 1e-9 <= min(known) <= max(known) <= max(values) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (0.04, "0.0s"), (9.94, "9.9s"), (9.96, "10s"), (99.4, "99s"), (99.6, "2m"), (7200, "2h")],
+)
+def test_an_age_takes_at_most_four_columns(value, text):
+    assert seconds(value) == text
+
+
+def test_ascii_terminals_get_ascii_only():
+    one = view(gpu(0), gpu(1), large=False)
+    assert plain(render(one, width=120, height=40, glyphs=ASCII)).isascii()
+    assert not plain(render(one, width=120, height=40)).isascii()
+
+
+# ---- the last minute ---------------------------------------------------------------------------------------------
+
+
+def test_a_second_of_history_is_the_mean_of_its_samples_and_the_oldest_comes_first():
+    history = History()
+    for second, value in ((0.0, 10.0), (0.5, 20.0), (2.0, 50.0)):
+        history.add(Snapshot(time=T0 + second, samples=(gpu(0, utilization=value),)))
+    assert history.series(0, Metric.UTILIZATION, T0 + 2)[-4:] == (None, 15.0, None, 50.0)
+    assert len(history.series(0, Metric.UTILIZATION, T0 + 2)) == 60
+    assert set(history.series(0, Metric.UTILIZATION, T0 + 200)) == {None}
+    assert set(history.series(9, Metric.UTILIZATION, T0)) == {None}
+
+
+def test_the_age_is_that_of_the_last_value_that_changed():
+    history = History()
+    for second, power in ((0, 150.0), (1, 151.0), (2, 151.0), (3, 151.0)):
+        history.add(Snapshot(time=T0 + second, samples=(gpu(0, power=power),)))
+    assert history.age(0, T0 + 3) == 2.0
+    assert history.age(1, T0 + 3) is None
+
+
+def test_a_lost_gpu_grows_old_from_its_last_value():
+    history = History()
+    history.add(Snapshot(time=T0, samples=(gpu(0),)))
+    history.add(Snapshot(time=T0 + 4, samples=(GpuSample(gpu_index=0, gpu_name="NVIDIA A10G"),)))
+    assert history.age(0, T0 + 5) == 5.0
+
+
+def test_a_clock_that_is_set_back_starts_the_minute_anew():
+    history = History()
+    history.add(Snapshot(time=T0, samples=(gpu(0),)))
+    history.add(Snapshot(time=T0 - 3600, samples=(gpu(0, utilization=1.0),)))
+    assert history.series(0, Metric.UTILIZATION, T0 - 3600)[-1] == 1.0
+    assert history.age(0, T0 - 3600) == 0.0
+    history.add(Snapshot(time=T0 - 3630, samples=(gpu(0),)))
+    assert history.series(0, Metric.UTILIZATION, T0 - 3600)[-1] is None  # not yet measured by this clock
+
+
+# ---- keys --------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.sampled_from([*NAMES, "q", "m", "1", "\x1b[15~"])), st.data())
+def test_keys_are_the_same_however_the_terminal_cuts_them(typed, data):
+    text = "".join(typed)
+    cut = data.draw(st.integers(0, len(text)))
+    first, rest = decode(text[:cut])
+    second, left = decode(rest + text[cut:])
+    assert (first + second, left) == (decode(text)[0], "")
+    assert first + second == [NAMES.get(key, key) for key in typed if key != "\x1b[15~"]
+
+
+def test_the_keyboard_puts_the_terminal_as_it_was():
+    parent, child = pty.openpty()
+    before = termios.tcgetattr(child)
+    with Keyboard(child) as keyboard:
+        assert not termios.tcgetattr(child)[3] & (termios.ICANON | termios.ECHO)
+        os.write(parent, b"q\x1b[A")
+        assert keyboard.read(1.0) == ["q", "up"]
+    assert termios.tcgetattr(child) == before
+    os.close(parent)
+    os.close(child)

@@ -1,0 +1,249 @@
+"""menuconfig as a user meets it: in a terminal (tmux), over odd locales and terminals, and without a terminal."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from kmatrix.kconfig.assignments import asked_names
+from programs import ROOT, Program
+from skips import need
+from waiting import until
+
+NUMBERS = itertools.count()
+
+
+class Screen:
+    """A terminal of 100 x 40 in which the program runs; a shell says its exit status behind it."""
+
+    def __init__(self, folder, *, words=(), environment=None):
+        self.tmux = [str(need("tmux")), "-L", f"kmatrix-{os.getpid()}-{next(NUMBERS)}", "-f", "/dev/null"]
+        wanted = environment or {}
+        settings = [f"{name}={text}" for name, text in wanted.items() if text is not None]
+        minus = [part for name, text in wanted.items() if text is None for part in ("-u", name)]
+        command = [
+            *("env", *minus, "-u", "MAKEFLAGS", "-u", "KCONFIG_CONFIG", f"PYTHONPATH={ROOT / 'lib'}", *settings),
+            *(sys.executable, "-m", "kmatrix", "menuconfig", f"O={folder}", *words),
+        ]
+        script = folder / "session.sh"
+        quoted = " ".join(f"'{part}'" for part in command)
+        script.write_text(f"{quoted}\necho STATUS $?\nexec sleep 60\n", encoding="utf-8")
+        self._call("new-session", "-d", "-x", "100", "-y", "40", "sh", str(script))
+
+    def _call(self, *words):
+        return subprocess.run([*self.tmux, *words], capture_output=True, text=True, check=True, timeout=20).stdout
+
+    def text(self):
+        return self._call("capture-pane", "-p")
+
+    def keys(self, *names):
+        self._call("send-keys", *names)
+
+    def wait(self, wanted):
+        """Wait until a text is on the screen; return the screen."""
+        return until(lambda: shown if wanted in (shown := self.text()) else None, f"{wanted!r} is on the screen")
+
+    def close(self):
+        subprocess.run([*self.tmux, "kill-server"], capture_output=True, check=False, timeout=20)
+
+
+@pytest.fixture
+def program(tmp_path):
+    return Program(tmp_path)
+
+
+@pytest.fixture
+def screen(program):
+    opened = []
+
+    def start(**settings):
+        opened.append(Screen(program.folder, **settings))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+def jump(terminal, name):
+    """Go to a symbol with / as a user does."""
+    terminal.keys("/")
+    terminal.wait("Jump to symbol")
+    terminal.keys(f"^{name.lower()}$")
+    terminal.wait(f"{name}(=")
+    terminal.keys("Enter")
+    terminal.wait("[Space/Enter] Toggle/enter")
+
+
+def test_what_is_set_and_saved_is_there_again_when_it_is_opened_again(program, screen):
+    program.good("alldefconfig")
+    before = program.config.read_bytes()
+    terminal = screen()
+    terminal.wait("kmatrix: test matrices of GPT-2 training runs")
+    jump(terminal, "GPT2_MAX_ITERS")
+    terminal.keys("Enter")
+    terminal.wait("Steps (int)")
+    terminal.keys("BSpace", "BSpace", "BSpace", "BSpace", "BSpace", "77", "Enter")
+    terminal.wait("(77) Steps")
+    terminal.keys("q")
+    terminal.wait("Save configuration?")
+    terminal.keys("y")
+    terminal.wait("STATUS 0")
+
+    assert program.value("GPT2_MAX_ITERS") == "77"
+    assert (program.folder / ".config.old").read_bytes() == before
+    again = screen()
+    again.wait("Model")
+    jump(again, "GPT2_MAX_ITERS")
+    again.wait("(77) Steps")
+    assert "no change" in program.good("olddefconfig").out
+
+
+def test_a_default_follows_what_is_chosen_on_the_screen_and_is_not_pinned(program, screen):
+    program.good("alldefconfig")
+    terminal = screen()
+    terminal.wait("Model")
+    jump(terminal, "GPT2_OPTIMIZER_MUON")
+    terminal.keys("Enter")
+    terminal.keys("q")
+    terminal.wait("Save configuration?")
+    terminal.keys("y")
+    terminal.wait("STATUS 0")
+
+    assert program.value("GPT2_LEARNING_RATE") == '"0.02"'
+    assert asked_names(program.config) == {"GPT2_OPTIMIZER_MUON"}
+
+
+def test_trackers_are_ticked_on_the_screen_and_a_project_that_none_takes_is_refused_there(program, screen):
+    program.good("defconfig-gpt2-cpu-quick", "PROJECT=mine")
+    terminal = screen()
+    terminal.wait("Model")
+    jump(terminal, "TRACKER_TRACKIO")
+    terminal.keys("Enter")
+    terminal.wait("[*] Trackio")
+    jump(terminal, "TRACKER_PROJECT")
+    terminal.keys("Enter")
+    terminal.wait("(string)")
+    terminal.keys(*["BSpace"] * 4, "M", "y", "Enter")
+    terminal.wait("lower-case letters")
+    terminal.keys("Enter")
+    terminal.wait("(string)")
+    terminal.keys("BSpace", "BSpace", "o", "u", "r", "s", "Enter")
+    terminal.wait("(ours)")
+    terminal.keys("q")
+    terminal.wait("Save configuration?")
+    terminal.keys("y")
+    terminal.wait("STATUS 0")
+
+    assert program.value("TRACKER_TRACKIO") == "y"
+    assert program.value("TRACKER_WANDB") == "n"
+    assert program.value("TRACKER_PROJECT") == '"ours"'
+
+
+def test_what_the_screen_lets_through_and_the_rules_do_not_is_kept_aside(program, screen):
+    program.good("alldefconfig")
+    before = program.config.read_bytes()
+    terminal = screen()
+    terminal.wait("Model")
+    jump(terminal, "PARALLEL_BATCH_SIZE")
+    terminal.keys("Enter")
+    terminal.wait("(int)")
+    terminal.keys("BSpace", "25", "Enter", "q")
+    terminal.wait("Save configuration?")
+    terminal.keys("y")
+    shown = " ".join(terminal.wait("STATUS 2").split())
+
+    assert "a global batch of 25 is not a multiple of 12" in shown
+    assert program.config.read_bytes() == before
+    assert "CONFIG_PARALLEL_BATCH_SIZE=25" in (program.folder / ".config.refused").read_text(encoding="utf-8")
+
+
+def test_leaving_without_a_change_leaves_the_file_as_it_is(program, screen):
+    program.good("defconfig-gpt2-cpu-quick")
+    before = program.config.stat().st_mtime_ns
+    terminal = screen()
+    terminal.wait("Model")
+    terminal.keys("q")
+    terminal.wait("STATUS 0")
+
+    assert "no change" in terminal.text()
+    assert program.config.stat().st_mtime_ns == before
+
+
+def test_a_bad_float_is_refused_in_the_edit_box(program, screen):
+    program.good("alldefconfig")
+    terminal = screen()
+    terminal.wait("Model")
+    jump(terminal, "GPT2_DROPOUT")
+    terminal.keys("Enter")
+    terminal.wait("Dropout (probability) (string)")
+    terminal.keys("BSpace", "BSpace", "BSpace", "1.5", "Enter")
+
+    terminal.wait("out of range: [0, 0.95]")
+
+
+ODD = [
+    {"LANG": "xx_YY.UTF-8", "LC_ALL": "xx_YY.UTF-8"},
+    {"LC_CTYPE": "xx_YY.UTF-8"},
+    {"TERM": "xterm-kitty"},
+    {"TERM": "xterm-ghostty"},
+    {"TERM": None},
+    {"TERM": ""},
+    {"TERM": "vt100"},
+    {"LC_ALL": "C"},
+]
+
+
+@pytest.mark.parametrize("environment", ODD, ids=str)
+def test_odd_locales_and_terminals_open_the_screen(program, screen, environment):
+    program.good("alldefconfig")
+    terminal = screen(environment=environment)
+
+    shown = terminal.wait("Optimizer")
+    terminal.keys("q")
+    terminal.wait("STATUS 0")
+
+    assert "Traceback" not in shown + terminal.text()
+
+
+def test_a_terminal_without_a_cursor_is_refused(program, screen):
+    program.good("alldefconfig")
+
+    shown = screen(environment={"TERM": "dumb"}).wait("STATUS 2")
+
+    assert "TERM=dumb cannot draw a menu" in shown
+
+
+def test_a_bad_line_is_refused_before_the_screen_opens(program, screen):
+    program.write("CONFIG_GPT2_BACH_SIZE=4")
+    before = program.config.read_bytes()
+
+    shown = screen().wait("STATUS 2")
+
+    assert "unknown symbol" in " ".join(shown.split())
+    assert program.config.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["menuconfig", "nconfig"])
+def test_without_a_terminal_it_is_refused_at_once_and_does_not_spin(program, name):
+    program.good("alldefconfig")
+    started = time.monotonic()
+
+    answer = subprocess.run(
+        [sys.executable, "-m", "kmatrix", name, f"O={program.folder}"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "lib")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
+
+    assert answer.returncode == 2
+    assert f"{name} needs a terminal" in answer.stderr
+    assert time.monotonic() - started < 10

@@ -1,0 +1,295 @@
+"""Expansion: which runs a configuration spans, what is cut and why, and what their names and ids hang on."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kmatrix.config import RULES
+from kmatrix.kconfig.assignments import apply_assignments, read_assignments
+from kmatrix.kconfig.tree import Tree
+from kmatrix.matrix.axes import plan_axes
+from kmatrix.matrix.expand import apply_run, expand
+from programs import ROOT, Program
+
+CPU = "CONFIG_GPT2_DEVICE_CPU=y"
+ON = "CONFIG_MATRIX=y"
+TWO = (CPU, ON, "CONFIG_MATRIX_GPT2_OPTIMIZER_ADAMW=y", "CONFIG_MATRIX_GPT2_OPTIMIZER_MUON=y")
+DRY = "test-matrix-dry-run"
+
+
+@pytest.fixture
+def program(tmp_path):
+    return Program(tmp_path)
+
+
+def dry(program, *lines, words=()):
+    """Return the dry run of a configuration of these lines."""
+    program.write(*lines)
+    return program.good(DRY, *words)
+
+
+def axes_line(answer):
+    return answer.out.splitlines()[0]
+
+
+def test_every_cell_of_the_product_is_a_run_in_the_order_of_the_axes(program):
+    answer = dry(program, *TWO, 'CONFIG_MATRIX_GPT2_SEED="3 1 2"')
+
+    assert axes_line(answer) == "axes optimizer(2) x seed(3) = 6 cells: 6 runs (0 duplicates, 0 excluded)"
+    assert answer.names == [f"gpt2_{o}_seed{s}_1cpu" for o in ("adamw", "muon") for s in (3, 1, 2)]
+
+
+def test_the_command_line_narrows_the_matrix_to_exactly_what_it_says(program):
+    program.good("defconfig-gpt2-cpu-quick")
+    before = program.config.read_bytes()
+
+    answer = program.good(DRY, "MAX_ITERS=20", "OPTIMIZER=sgd,adamw", "NUM_GPUS=1")
+
+    assert answer.names == ["gpt2_sgd_1cpu", "gpt2_adamw_1cpu"]
+    assert "did you mean MAX_ITERS" in program.refused(DRY, "MAX_ITER=20")
+    assert program.config.read_bytes() == before
+
+
+def test_a_value_of_the_command_line_takes_its_axis_away_and_a_list_replaces_it(program):
+    assert dry(program, *TWO, words=["OPTIMIZER=sgd"]).names == ["gpt2_sgd_1cpu"]
+    assert dry(program, *TWO, words=["OPTIMIZER_SGD=y"]).names == ["gpt2_sgd_1cpu"]
+    assert dry(program, *TWO, words=["OPTIMIZER=sgd,adam"]).names == ["gpt2_sgd_1cpu", "gpt2_adam_1cpu"]
+    assert len(dry(program, *TWO, words=["DROPOUT=0.1,0.2"]).runs) == 4
+
+
+def test_an_axis_that_does_not_apply_drops_out_and_equal_cells_are_one_run(program):
+    answer = dry(program, *TWO, words=["MUON_NS_STEPS=3,4"])
+
+    assert "4 cells: 3 runs (1 duplicate, 0 excluded)" in axes_line(answer)
+    assert answer.names == ["gpt2_adamw_1cpu", "gpt2_muon_nssteps3_1cpu", "gpt2_muon_nssteps4_1cpu"]
+
+
+def test_cells_that_a_rule_forbids_are_cut_with_their_reason(program):
+    answer = dry(program, CPU, ON, 'CONFIG_MATRIX_GPT2_NUM_GPUS="1 2 5"', words=["GLOBAL_BATCH=24"])
+
+    assert (
+        "excluded 1: a global batch of 24 is not a multiple of 12 (micro-batch) x 5 (ranks)"
+        not in answer.out.splitlines()[0]
+    )
+    assert len(answer.runs) == 2
+    assert (
+        "excluded 1: a global batch of 24 is not a multiple of 12 (micro-batch) x 5 (ranks)" in answer.out.splitlines()
+    )
+
+
+def test_cells_that_kconfig_forbids_are_cut_with_the_help_of_the_forbid_symbol(program):
+    answer = dry(program, "CONFIG_GPT2_NUM_GPUS=1", words=["DEVICE=cpu,cuda", "DDP_BACKEND=nccl,gloo"])
+
+    assert len(answer.runs) == 3
+    assert "excluded 1: FORBID_NCCL_ON_CPU: nccl requires GPUs: set DDP_BACKEND=gloo on the CPU." in answer.out
+
+
+def test_excluded_points_are_cut_with_the_reason_that_was_given(program):
+    lines = (*TWO, 'CONFIG_MATRIX_GPT2_LEARNING_RATE="1e-3 2e-3"')
+    answer = dry(program, *lines, 'CONFIG_MATRIX_EXCLUDE="OPTIMIZER=muon LR=0.001: it diverges; SEED=5: never"')
+
+    assert answer.names == ["gpt2_adamw_lr1e-3_1cpu", "gpt2_adamw_lr2e-3_1cpu", "gpt2_muon_lr2e-3_1cpu"]
+    assert "excluded 1: MATRIX_EXCLUDE: it diverges" in answer.out
+    assert "note: the exclusion of 'SEED=5' matches no cell" in answer.out
+
+
+def test_coupled_values_belong_to_the_runs_in_which_their_rule_holds(program):
+    rules = 'CONFIG_MATRIX_COUPLED="OPTIMIZER=adamw => LR=1e-3,2e-3; OPTIMIZER=muon => LR=0.05 WEIGHT_DECAY=0"'
+    answer = dry(program, *TWO, rules)
+
+    assert answer.names == ["gpt2_adamw_lr1e-3_1cpu", "gpt2_adamw_lr2e-3_1cpu", "gpt2_muon_1cpu"]
+    assert "learning_rate=0.05 weight_decay=0" in answer.runs[2]
+
+
+def test_a_coupled_rule_gives_way_to_the_command_line_with_a_note(program):
+    answer = dry(program, *TWO, 'CONFIG_MATRIX_COUPLED="OPTIMIZER=muon => LR=0.05"', words=["LR=1e-3"])
+
+    assert "learning_rate=0.05" not in answer.out
+    assert "note: GPT2_LEARNING_RATE is set on the command line" in answer.out
+
+
+def test_a_coupled_rule_without_a_run_is_noted(program):
+    program.write(*TWO, 'CONFIG_MATRIX_COUPLED="OPTIMIZER=sgd => LR=1"')
+
+    said = "note: the rule 'OPTIMIZER=sgd' matches no run"
+    assert said in program.good("olddefconfig").out
+    assert said in program.good(DRY).out
+
+
+def test_a_coupled_rule_on_what_follows_from_an_axis_is_refused(program):
+    program.write(
+        CPU,
+        ON,
+        "CONFIG_MATRIX_GPT2_MODEL_TINY=y",
+        "CONFIG_MATRIX_GPT2_MODEL_124M=y",
+        'CONFIG_MATRIX_COUPLED="BLOCK_SIZE=128 => LR=1"',
+    )
+
+    assert "GPT2_BLOCK_SIZE is not an axis, but depends on one" in program.refused(DRY)
+
+
+def test_a_line_idled_by_the_command_line_is_noted_and_one_idle_by_itself_is_refused(program):
+    lines = (*TWO, "CONFIG_GPT2_MUON_NS_STEPS=3")
+    assert "GPT2_MUON_NS_STEPS" in dry(program, *lines, words=["OPTIMIZER=adamw,sgd"]).out
+    assert "MUON_NS_STEPS=7" in Program(program.folder).refused(DRY, "OPTIMIZER=adamw", "MUON_NS_STEPS=7")
+
+
+def test_what_is_set_on_the_command_line_must_hold_in_some_run(program):
+    program.write(*TWO)
+
+    assert "GPT2_SEED=" not in program.good(DRY, "MUON_NS_STEPS=7").err
+    assert "depends on GPT2_OPTIMIZER_SGD" in program.refused(DRY, "SGD_MOMENTUM=0.5")
+
+
+@pytest.mark.parametrize("defconfig", sorted(p.name for p in (ROOT / "defconfigs").iterdir() if p.is_file()))
+def test_the_id_of_a_run_is_the_same_from_its_own_configuration(tmp_path, defconfig):
+    program = Program(tmp_path)
+    program.good(f"defconfig-{defconfig}", "DEVICE=cuda" if "cpu" not in defconfig else "DEVICE=cpu")
+    ids = program.good(DRY).ids
+    tree = Tree.parse(srctree=ROOT)
+    base = read_assignments(tree, program.config)
+    apply_assignments(tree, base)
+    from kmatrix.kconfig.assignments import asked
+
+    base = asked(tree, program.config, base)
+    matrix = expand(tree, base, plan_axes(tree, base, {}), RULES)
+
+    for number, run in enumerate(matrix.runs):
+        apply_run(tree, base, run)
+        own = tmp_path / str(number)
+        own.mkdir()
+        (own / ".config").write_text(tree.config_text(), encoding="utf-8")
+        (own / "defconfig").write_text(tree.minimal_text(), encoding="utf-8")
+        assert "CONFIG_MATRIX=y" not in tree.config_text()
+        assert Program(own).good(DRY).ids == [run.run_id]
+        Program(own).good("defconfig", f"DEFCONFIG={own}/defconfig")
+        assert Program(own).good(DRY).ids == [run.run_id]
+
+    assert ids == [run.run_id for run in matrix.runs]
+
+
+SAME = [
+    ("neutral symbols", ["RESULTS_DIR=/elsewhere", "LOG_INTERVAL=3", "CHECKPOINT_INTERVAL=9", "RUN_TIMEOUT=60"]),
+    ("the spelling of a float", ["LEARNING_RATE=0.0006", "DROPOUT=-0"]),
+    ("defaults that are said", ["SEED=1337", "BATCH_SIZE=12", "OPTIMIZER=adamw"]),
+    ("an axis of one value beside it", ["MATRIX=y", "MATRIX_GPT2_SEED=1337"]),
+]
+
+
+@pytest.mark.parametrize("words", [pytest.param(words, id=name) for name, words in SAME])
+def test_the_id_does_not_hang_on(program, words):
+    words = ["DROPOUT=-0.0" if word == "DROPOUT=-0" else word for word in words]
+
+    assert dry(program, CPU, "CONFIG_GPT2_NUM_GPUS=1", words=words).ids == dry(program, CPU).ids
+
+
+@pytest.mark.parametrize(
+    "word", ["SEED=2", "LEARNING_RATE=6.1e-4", "BIAS=n", "OPTIMIZER=sgd", "NUM_GPUS=2", "CPU_THREADS=1"]
+)
+def test_the_id_hangs_on_everything_that_can_change_a_result(program, word):
+    assert dry(program, CPU, words=[word]).ids != dry(program, CPU).ids
+
+
+def test_a_run_has_one_id_whatever_is_swept_beside_it(program):
+    alone = dry(program, CPU, words=["SEED=2", "OPTIMIZER=muon", "BIAS=n"]).ids
+
+    swept = dry(program, *TWO, words=["SEED=1,2", "BIAS=y,n"])
+
+    assert alone[0] in swept.ids
+    assert swept.names[swept.ids.index(alone[0])] == "gpt2_muon_seed2_biasn_1cpu"
+
+
+def test_ids_and_runs_do_not_hang_on_the_order_of_the_lines(program):
+    lines = [*TWO, 'CONFIG_MATRIX_GPT2_SEED="1 2"', 'CONFIG_MATRIX_COUPLED="OPTIMIZER=muon => LR=0.05"']
+
+    first = dry(program, *lines)
+
+    assert dry(program, *reversed(lines)).out == first.out
+    assert dry(program, *lines).out == first.out
+
+
+def test_ids_do_not_hang_on_the_order_of_the_command_line(program):
+    words = ["OPTIMIZER=sgd,adamw", "SEED=1,2", "LR=1e-3"]
+
+    assert dry(program, CPU, words=words).out == dry(program, CPU, words=words[::-1]).out
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.integers(0, 99), min_size=1, max_size=4, unique=True),
+    st.lists(st.sampled_from(["sgd", "adam", "adamw", "muon", "adafactor"]), min_size=1, max_size=5, unique=True),
+    st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.5]), min_size=1, max_size=3, unique=True),
+)
+def test_a_matrix_is_complete_unique_and_in_order(seeds, optimizers, dropouts):
+    tree = Tree.parse(srctree=ROOT)
+    lines = {"SEED": seeds, "OPTIMIZER": optimizers, "DROPOUT": dropouts}
+    from kmatrix.matrix.axes import parse_override
+
+    asked = dict(parse_override(tree, name, ",".join(map(str, values))) for name, values in lines.items())
+    base = [values[0] for values in asked.values() if len(values) == 1]
+    matrix = expand(tree, base, plan_axes(tree, base, asked), RULES)
+
+    assert len(matrix.runs) == matrix.cells == len(seeds) * len(optimizers) * len(dropouts)
+    assert len({run.run_id for run in matrix.runs}) == len({run.name for run in matrix.runs}) == len(matrix.runs)
+    found = [tuple(text for label, text in run.axes if label in ("seed", "dropout")) for run in matrix.runs]
+    if len(seeds) > 1 and len(dropouts) > 1:
+        wanted = list(itertools.product(map(str, seeds), map(str, dropouts)))
+        assert found == wanted * len(optimizers)
+
+
+def test_names_that_would_be_equal_or_too_long_end_in_the_id(program):
+    program.write("CONFIG_GPT2_DATASET_SHARDS=y", 'CONFIG_GPT2_DATA_PATH="x"', CPU)
+    words = [
+        "WEIGHT_DECAY=0.10000000000000001,0.2",
+        "DROPOUT=0.1000000000000000001,0.2",
+        "BETA1=0.12345678901234567890,0.9",
+    ]
+    words += ["BETA2=0.1234567890123456789012345678,0.9", "GRAD_CLIP=1.0000000000000000000001,2", "SEED=1,2"]
+
+    names = program.good(DRY, *words).names
+
+    assert len(set(names)) == len(names) == 64
+    assert max(map(len, names)) <= 127
+
+
+def test_a_symbol_that_cannot_change_a_result_is_no_axis(program):
+    program.write(CPU)
+
+    assert "GPT2_LOG_INTERVAL cannot be an axis" in program.refused(DRY, "LOG_INTERVAL=1,2")
+
+
+def test_a_coupled_number_of_ranks_is_resolved_like_any_other(program):
+    answer = dry(program, *TWO, "CONFIG_GPT2_NUM_GPUS=2", 'CONFIG_MATRIX_COUPLED="OPTIMIZER=muon => NUM_GPUS=0"')
+
+    assert answer.names == ["gpt2_adamw_2cpu", "gpt2_muon_1cpu"]
+
+
+def test_a_matrix_of_one_run_is_named_by_its_optimizer_and_gpus(program):
+    assert dry(program, CPU).names == ["gpt2_adamw_1cpu"]
+    assert axes_line(dry(program, CPU)) == "axes (none) = 1 cell: 1 run (0 duplicates, 0 excluded)"
+
+
+def test_train_takes_one_configuration(program):
+    program.write(*TWO)
+
+    assert "train runs one configuration" in program.refused("train", "OPTIMIZER=sgd,adamw")
+
+
+def test_what_is_coupled_to_the_one_run_of_train_still_holds(program):
+    """Lines that only other runs of the matrix use are noted."""
+    lines = (
+        "CONFIG_MATRIX=y",
+        "CONFIG_MATRIX_GPT2_OPTIMIZER_ADAMW=y",
+        "CONFIG_MATRIX_GPT2_OPTIMIZER_MUON=y",
+        'CONFIG_GPT2_MUON_MOMENTUM="0.9"',
+        'CONFIG_MATRIX_COUPLED="OPTIMIZER=adamw => LEARNING_RATE=2e-3; OPTIMIZER=muon => LEARNING_RATE=0.02"',
+    )
+    program.write(*lines)
+    plan = program.plan(one=True)
+    (planned,) = plan.runs
+    assert planned.values.typed["GPT2_LEARNING_RATE"] == 2e-3
+    assert any("GPT2_MUON_MOMENTUM" in note for note in plan.notes)

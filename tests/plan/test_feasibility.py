@@ -1,0 +1,233 @@
+"""`make plan`: fits, speeds, money, disk; and four claims that were made for such runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from factories import train_config
+from kmatrix.errors import ConfigError
+from kmatrix.experiment.data import PREBUILT, to_fetch
+from kmatrix.plan.feasibility import (
+    KNOWN,
+    OVERHEAD,
+    Feasibility,
+    Fit,
+    Target,
+    _files,
+    at_mfu,
+    by_name,
+    detected,
+    expected_seconds,
+    feasibility,
+    fit,
+    largest_batch,
+)
+from kmatrix.plan.memory import memory
+from kmatrix.shapes import NAMED, ModelShape, peak_tflops
+from programs import Program, give_gpus
+
+layers, heads, width = NAMED["124m"]
+SMALL = ModelShape(n_layer=layers, n_head=heads, n_embd=width, block_size=1024, vocab_size=50257)
+TRAIN = train_config(vocab_multiple=64, device="cuda", batch_size=8, dtype="bf16")
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    give_gpus(monkeypatch, 0)
+    made = Program(tmp_path)
+    made.good("alldefconfig")
+    return made
+
+
+def told(answer, label):
+    """What the plan says on the lines with this label."""
+    return [line[13:] for line in answer.out.splitlines() if line.startswith(f"  {label:11}")]
+
+
+DEPTH = ("MODEL=depth", "HEAD_DIM=128", "BIAS=n", "WEIGHT_TYING=n", "DTYPE=bf16", "BLOCK_SIZE=2048")
+
+
+def test_two_h100_at_depth_sixteen_train_a_third_of_a_billion_parameters(program):
+    vocabulary = ("TOKENIZER=bpe", "BPE_VOCAB_SIZE=65536")
+    batch = ("BATCH_SIZE=8", "PARALLEL_BATCH_SIZE=256", "MAX_ITERS=12800", "TOKENS_PER_SECOND=430600")
+    answer = program.good("plan", "GPU=H100", "NUM_GPUS=2", "DEPTH=16", *DEPTH, *vocabulary, *batch)
+    assert "337,675,264 parameters" in told(answer, "model")[0]
+    assert "20 per parameter: 335,544,320 parameters" in told(answer, "length")[0]
+    assert told(answer, "fit")[0].startswith("fits on H100")
+    assert told(answer, "target") == ["430,600 tok/s, 4h20m, MFU 43.8 %: possible"]
+    assert "1 GPU: accumulation 32" in told(answer, "GPUs")[0]
+
+
+def test_depth_sixty_four_does_not_fit_eighty_gigabytes_and_takes_48_hours(program):
+    batch = ("BATCH_SIZE=4", "MAX_ITERS=35541", "SECONDS_PER_STEP=4.9315", "GPU_HOUR_PRICE=4")
+    answer = program.good("plan", "GPU=h100_pcie", "NUM_GPUS=8", "DEPTH=64", *DEPTH, *batch)
+    assert told(answer, "fit")[0].startswith("does not fit on H100 PCIe")
+    assert told(answer, "largest")[0].startswith("not one sequence fits; 38 layers would")
+    assert "2d01h" in told(answer, "target")[0]
+    assert told(answer, "cost") == ["$1,557.96 at $4 per GPU hour"]
+
+
+def test_one_gpu_and_four_take_the_days_that_their_steps_say(program):
+    words = ("GPU=A100", "MODEL=124m", "TOKENIZER=gpt2", "BATCH_SIZE=16", "PARALLEL_BATCH_SIZE=512", "DTYPE=bf16")
+    one, four = (
+        program.good("plan", *words, f"NUM_GPUS={ranks}", "MAX_ITERS=95365", f"SECONDS_PER_STEP={seconds}")
+        for ranks, seconds in ((1, 37.5), (4, 9.4))
+    )
+    assert "124,439,808 parameters" in told(one, "model")[0]
+    assert "13,981 tok/s, 41d09h" in told(one, "target")[0]
+    assert "55,775 tok/s, 10d09h" in told(four, "target")[0]
+
+
+def test_four_hundred_thousand_tokens_a_second_are_impossible_and_not_paid_for(program):
+    words = ("MODEL=1558m", "TOKENIZER=gpt2", "BLOCK_SIZE=2048", "BATCH_SIZE=4", "PARALLEL_BATCH_SIZE=256")
+    budget = ("DTYPE=bf16", "MAX_TOKENS=100000000000", "GPU_HOUR_PRICE=1", "TOKENS_PER_SECOND=400000")
+    answer = program.good("plan", "GPU=A100", "NUM_GPUS=8", *words, *budget)
+    assert told(answer, "target")[0].endswith(": impossible")
+    assert " to " in told(answer, "cost")[0]  # the band's, not the target's
+
+
+def test_without_a_gpu_every_known_one_is_planned_for(program):
+    answer = program.good("plan", "DEVICE=cuda", "NUM_GPUS=1", "MODEL=124m")
+    for device in KNOWN:
+        assert told(answer, device.name), device.name
+
+
+def test_gpus_that_are_here_are_planned_for_with_the_drivers_memory(program, monkeypatch):
+    give_gpus(monkeypatch, 2)
+    answer = program.good("plan", "NUM_GPUS=2", "MODEL=124m")
+    assert "on NVIDIA A10G: " in told(answer, "fit")[0]
+    assert "22.5 GiB" in told(answer, "fit")[0]
+    assert not told(answer, "energy")  # its maker states no power
+
+
+def test_a_run_on_the_cpu_has_no_time_that_is_known(program):
+    answer = program.good("plan", "DEVICE=cpu", "MODEL=tiny", "NUM_GPUS=1")
+    assert told(answer, "fit")[0].startswith("fits on this machine")
+    assert told(answer, "time")[0].startswith("unknown")
+
+
+def test_runs_that_need_the_same_are_told_of_once(program):
+    answer = program.good("plan", "GPU=A100", "NUM_GPUS=1", "SEED=1,2,3")
+    assert len(told(answer, "model")) == 1
+    assert sum(line.startswith("gpt2_") for line in answer.out.splitlines()) == 3
+
+
+def test_epochs_of_data_that_are_not_there_leave_time_and_money_open(program, tmp_path):
+    answer = program.good("plan", f"DATA_DIR={tmp_path}", "GPU=A100", "NUM_GPUS=1", "MAX_EPOCHS=2", "GPU_HOUR_PRICE=1")
+    assert told(answer, "time") == ["unknown until the data are prepared"]
+    assert not told(answer, "cost")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["GPU=H1000"], "GPU=H1000: unknown GPU model"),
+        (["HOURS=-1"], "HOURS=-1 is not a number above 0"),
+        (["SECONDS_PER_STEP=nan"], "SECONDS_PER_STEP=nan is not a number above 0"),
+        (["HOURS=1", "SECONDS_PER_STEP=1"], "pass only one of"),
+    ],
+)
+def test_a_wrong_wish_is_refused(program, words, message):
+    assert message in program.refused("plan", *words)
+
+
+@pytest.mark.parametrize("device", KNOWN, ids=lambda device: device.name)
+def test_every_known_gpu_has_a_peak_and_is_found_by_its_name(device):
+    assert peak_tflops(device.name, "bf16")
+    assert by_name(device.name.lower().replace(" ", "-")) == device
+
+
+@pytest.mark.parametrize(
+    ("name", "watts"),
+    [("NVIDIA H100 PCIe", 350), ("NVIDIA H100 80GB HBM3", 700), ("NVIDIA A100-SXM4-40GB", 400), ("Tesla T4", None)],
+)
+def test_a_gpu_that_is_here_draws_what_its_data_sheet_says(name, watts):
+    assert detected(name, 1024).watts == watts
+
+
+def test_a_name_that_is_not_known_lists_those_that_are():
+    with pytest.raises(ConfigError, match="unknown GPU model") as refused:
+        by_name("T4")
+    assert "RTX 4090" in refused.value.why
+
+
+def test_the_largest_micro_batch_fits_and_one_more_does_not():
+    device = by_name("A10G")
+    most = largest_batch(SMALL, TRAIN, device)
+    needed = [memory(SMALL, replace(TRAIN, batch_size=batch)).total for batch in (most, most + 1)]
+    assert [fit(size, device) for size in needed] == [Fit.TIGHT, Fit.NOT]
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.89, Fit.FITS), (0.91, Fit.TIGHT), (1.01, Fit.NOT)])
+def test_what_fits_is_measured_by_the_room_beside_the_libraries(share, verdict):
+    device = by_name("A100")
+    assert fit(share * (device.memory - OVERHEAD), device) is verdict
+
+
+@pytest.mark.parametrize(
+    ("mfu", "verdict"),
+    [
+        (0.75, Feasibility.POSSIBLE),
+        (0.76, Feasibility.UNLIKELY),
+        (1.01, Feasibility.IMPOSSIBLE),
+        (None, Feasibility.UNKNOWN),
+    ],
+)
+def test_a_speed_is_judged_by_the_mfu_that_it_needs(mfu, verdict):
+    assert feasibility(mfu) is verdict
+
+
+def test_hours_are_a_rate_once_the_length_is_known():
+    assert Target(hours=1).rate(100, 7200) == 2
+    assert Target(hours=1).rate(100, None) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "files"),
+    [({}, 5), ({"save_best": False}, 4), ({"save_checkpoint": False}, 4), ({"keep_every": 200}, 9)],
+)
+def test_checkpoints_at_once_are_rolling_ones_those_for_good_the_best_and_the_final_one(changes, files):
+    """Of 1000 steps with one every 100, three are kept; every 200 steps one stays for good: 200, 400, 600, 800."""
+    asked = train_config(checkpoint_interval=100, keep_checkpoints=3, keep_every=0, eval_interval=100)
+    assert _files(replace(asked, **changes), 1000) == files
+
+
+def test_an_embedding_that_is_only_looked_up_costs_no_operations():
+    tied, untied = (
+        ModelShape(n_layer=2, n_head=2, n_embd=64, block_size=32, vocab_size=300, weight_tying=tying)
+        for tying in (True, False)
+    )
+    assert tied.flops_per_token == untied.flops_per_token
+
+
+def test_the_time_that_is_expected_lies_in_the_middle_of_the_band():
+    shape, device = SMALL, by_name("A100")
+    train = replace(TRAIN, num_gpus=4)
+    found = expected_seconds(shape=shape, train=train, tokens=10**9, device=device)
+    fast, slow = (at_mfu(share, shape=shape, train=train, tokens=10**9, device=device).seconds for share in (0.5, 0.25))
+    assert found == pytest.approx(slow / math.sqrt(2)) == pytest.approx(fast * math.sqrt(2))
+    unknown = detected("a card", 1000.0)
+    assert expected_seconds(shape=shape, train=train, tokens=10**9, device=unknown) is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shards", "size"),
+    [
+        (1, 1, 400_002_048),
+        (99_999_744, 1, 400_002_048),  # 97,656 sequences of 1024 tokens
+        (99_999_745, 2, 600_003_072),
+        (0, 99, 19_908_081_088),
+        (10**12, 99, 19_908_081_088),
+    ],
+)
+def test_so_many_ready_made_shards_are_fetched_as_hold_the_tokens(tokens, shards, size):
+    found = to_fetch(PREBUILT["finewebedu"], tokens, 1024)
+    assert (found.shards, found.bytes) == (shards, size)
+
+
+def test_all_tokens_of_a_dataset_are_those_of_its_shards():
+    assert PREBUILT["finewebedu"].tokens == 9_853_989_344
+    assert PREBUILT["fineweb"].tokens is None

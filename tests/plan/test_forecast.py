@@ -1,0 +1,84 @@
+"""What is forecast of a run, against what the optimizers really keep."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from factories import train_config
+from gpt2 import optim
+from gpt2.model import GPT
+from kmatrix.plan.memory import STATES, forecast, states, warnings
+from optim_factory import SHAPE, Settings, steps
+
+BIG = replace(SHAPE, n_embd=32, vocab_size=257, block_size=16)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def kept(optimizers):
+    """The numbers of 32 bits in the optimizers' states, counters left out."""
+    found = []
+    for optimizer in optimizers.optimizers:
+        for state in optimizer.state.values():
+            for value in state.values() if isinstance(state, dict) else ():
+                found += [t for t in (value if isinstance(value, list) else [value]) if isinstance(t, torch.Tensor)]
+    return sum(tensor.numel() for tensor in found if tensor.ndim)
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+@pytest.mark.parametrize("name", sorted(set(optim.BUILDERS) - {"adafactor"}))
+def test_the_forecast_of_an_optimizers_states_is_what_it_keeps(name, amsgrad):
+    config = Settings(optimizer=name, amsgrad=amsgrad)
+    model = GPT(BIG)
+    optimizers = optim.build(config, model)
+    steps(model, optimizers, 2)
+    fields = asdict(config) if name in ("adamwspam", "adamwprune") else {**asdict(config), "amsgrad": None}
+    train = train_config(**fields)
+
+    assert states(BIG, train) == pytest.approx(kept(optimizers), rel=0.03)  # Muon's gains and biases are AdamW's
+
+
+def test_every_optimizer_has_a_forecast_and_every_forecast_an_optimizer():
+    assert set(STATES) == set(optim.BUILDERS)
+
+
+def test_memory_is_weights_gradients_and_states():
+    known = forecast(BIG, train_config(optimizer="adamw"), tokens=10)
+
+    assert known.state_mib == pytest.approx(4 * 4 * BIG.params / 2**20)
+
+
+def test_an_optimizer_of_ones_own_has_no_forecast_of_memory():
+    assert forecast(BIG, train_config(optimizer="signsgd"), tokens=10).state_mib is None
+
+
+@pytest.mark.parametrize(("method", "bytes_each"), [("none", 0), ("magnitude", 1), ("state", 1), ("movement", 5)])
+def test_pruning_keeps_a_byte_for_each_weight_of_a_block_and_movement_a_score(method, bytes_each):
+    plain, pruned = (
+        forecast(BIG, train_config(optimizer="adamw", pruning=name), tokens=1).state_mib for name in ("none", method)
+    )
+    in_blocks = 12 * BIG.n_layer * BIG.n_embd**2
+
+    assert (pruned - plain) * 2**20 == pytest.approx(bytes_each * in_blocks)
+
+
+def pruned(steps, every):
+    ramp = {"pruning_warmup": 0.1, "pruning_ramp_end": 0.75, "pruning_frequency": every}
+    return train_config(warmup_steps=1, max_iters=steps, pruning="state", **ramp)
+
+
+def test_a_ramp_of_few_changes_is_warned_of_with_what_would_mend_it():
+    (warning,) = warnings(pruned(300, 100))
+
+    assert "in 2 changes of the masks, every 100 of 195 steps: PRUNING_FREQUENCY=19" in warning
+    assert warnings(pruned(300, 19)) == warnings(pruned(50_000, 100)) == []
+    assert warnings(replace(pruned(300, 100), pruning="none")) == []

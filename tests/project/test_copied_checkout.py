@@ -1,0 +1,50 @@
+"""A copy of a checkout runs its own code, although the .venv in it was made for the original."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from clones import PROJECT, environment
+from skips import need
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copied checkout whose interpreter finds the original's code by default."""
+    for name in ("Makefile", "Kconfig", "pyproject.toml", "constraints.txt"):
+        shutil.copy(PROJECT / name, tmp_path)
+    for name in ("lib", "gpt2", "defconfigs", "scripts"):
+        shutil.copytree(PROJECT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{PROJECT / "lib"}" exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / ".venv" / ".core").touch()
+    with (tmp_path / "lib" / "kmatrix" / "cli" / "commands.py").open("a") as file:
+        file.write('\nprint("code of the copy")\n')
+    return tmp_path
+
+
+def make(root, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [str(need("make")), "--no-print-directory", *words]
+    return subprocess.run(
+        command, cwd=root, env=environment(**more), capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_make_in_a_copy_runs_the_code_of_the_copy(copy):
+    done = make(copy, "list-defconfigs")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("code of the copy\n")
+
+
+def test_the_users_own_pythonpath_is_kept(copy, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "sitecustomize.py").write_text('print("code of the user")\n')
+    done = make(copy, "list-defconfigs", PYTHONPATH=os.fspath(tmp_path / "mine"))
+    assert done.stdout.startswith("code of the user\ncode of the copy\n"), done.stderr

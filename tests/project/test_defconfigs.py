@@ -1,0 +1,125 @@
+"""Every line of every ready configuration and fragment takes effect in some run, and the flagship is what it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from kmatrix.kconfig.assignments import read_assignments
+from kmatrix.kconfig.tree import Tree
+from kmatrix.matrix.expand import apply_run
+from programs import ROOT, Program, give_gpus
+
+DEFCONFIGS = sorted(path.name for path in (ROOT / "defconfigs").iterdir() if path.is_file())
+FRAGMENTS = sorted(path.stem for path in (ROOT / "defconfigs" / "fragments").iterdir())
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    give_gpus(monkeypatch, 8)
+    return Program(tmp_path)
+
+
+@pytest.mark.parametrize("name", DEFCONFIGS)
+def test_every_line_of_a_defconfig_is_in_force_in_some_run(program, name):
+    out = program.good(f"defconfig-{name}").out
+    tree = Tree.parse(srctree=ROOT)
+    lines = [item for item in read_assignments(tree, ROOT / "defconfigs" / name) if not item.name.startswith("MATRIX")]
+    plan = program.plan()
+    for run in plan.matrix.runs:
+        apply_run(plan.tree, plan.base, run)
+        lines = [item for item in lines if plan.tree.kconf.syms[item.name].str_value != item.value]
+
+    assert lines == []
+    assert "has no effect" not in out
+    assert plan.matrix.notes == ()
+    assert plan.matrix.excluded == ()
+
+
+@pytest.mark.parametrize("name", DEFCONFIGS)
+def test_every_axis_and_coupled_value_of_a_defconfig_is_taken_by_some_run(program, name):
+    program.good(f"defconfig-{name}")
+    plan = program.plan()
+
+    taken = {(point.axis, point.text) for run in plan.matrix.runs for point in run.points}
+
+    assert taken >= {(axis.name, point.text) for axis in plan.matrix.axes for point in axis.points}
+    assert len(plan.matrix.runs) == plan.matrix.cells >= 2
+
+
+@pytest.mark.parametrize("fragment", FRAGMENTS)
+@pytest.mark.parametrize("name", DEFCONFIGS)
+def test_every_line_of_a_fragment_is_in_force_in_every_run(program, name, fragment):
+    program.good(f"defconfig-{name}+{fragment}")
+    tree = Tree.parse(srctree=ROOT)
+    lines = read_assignments(tree, ROOT / "defconfigs" / "fragments" / f"{fragment}.config")
+    plan = program.plan()
+    swept = {axis.name for axis in plan.matrix.axes}
+    for run in plan.matrix.runs:
+        apply_run(plan.tree, plan.base, run)
+        for item in lines:
+            if item.name not in swept:
+                assert plan.tree.kconf.syms[item.name].str_value == item.value
+
+
+def test_a_defconfig_holds_only_what_it_needs_and_begins_with_a_comment():
+    for path in (*(ROOT / "defconfigs").iterdir(), *(ROOT / "defconfigs" / "fragments").iterdir()):
+        if path.is_file():
+            first, *rest = path.read_text(encoding="utf-8").splitlines()
+            assert first.startswith("# ")
+            assert len(rest) == len(set(rest))
+
+
+INTENDED = {
+    "num_gpus": 4,
+    "model": "124m",
+    "dataset": "finewebedu",
+    "tokenizer": "gpt2",
+    "batch_size": 12,
+    "gradient_accumulation": 8,
+    "block_size": 1024,
+    "global_batch": 384,
+    "max_iters": 50000,
+    "learning_rate": 6e-4,
+    "min_lr": 6e-5,
+    "warmup_steps": 2000,
+    "schedule": "cosine",
+    "eval_interval": 500,
+    "eval_samples": 200,
+    "dtype": "bf16",
+    "checkpoint_interval": 1000,
+    "ddp_backend": "nccl",
+    "use_ddp": True,
+    "device": "cuda",
+    "compile": True,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_embd": 768,
+    "vocab_size": 50257,
+}
+
+
+@pytest.mark.parametrize("gpus", [0, 4])
+def test_the_flagship_puts_every_intended_value_in_force_on_any_machine(program, monkeypatch, gpus):
+    give_gpus(monkeypatch, gpus)
+    program.good("defconfig-gpt2-finewebedu-a10gx4")
+
+    plan = program.plan()
+    adamw, muon = (config.train.to_json() for config in plan.configs.values())
+
+    assert {name: adamw[name] for name in INTENDED} == INTENDED
+    assert (muon["optimizer"], muon["learning_rate"], muon["min_lr"]) == ("muon", 0.02, 0.002)
+    apart = {name for name in adamw if adamw[name] != muon[name]}
+    assert apart == {
+        *("optimizer", "learning_rate", "min_lr", "weight_decay"),
+        *("muon_momentum", "muon_nesterov", "muon_ns_steps", "muon_adamw_lr"),
+    }
+
+
+@pytest.mark.parametrize("gpus", [0, 4])
+def test_the_flagship_narrowed_on_the_command_line_gives_exactly_two_runs(program, monkeypatch, gpus):
+    give_gpus(monkeypatch, gpus)
+    program.good("defconfig-gpt2-finewebedu-a10gx4")
+
+    answer = program.good("test-matrix-dry-run", "MAX_ITERS=20", "OPTIMIZER=sgd,adamw", "NUM_GPUS=1")
+
+    assert answer.names == ["gpt2_sgd_1gpu", "gpt2_adamw_1gpu"]

@@ -1,0 +1,295 @@
+"""README.md, CHANGELOG.md and docs/ say what is true: commands, arguments, links, files and printed examples.
+
+A block marked `console` is run: each line that begins with `$ ` in a folder of the page's own, and what it
+prints is compared with the page. `--update-golden` writes the outputs anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from kmatrix.cli.commands import ALIASES, COMMANDS, MAKE_ONLY, find_command
+from kmatrix.errors import KmatrixError
+from kmatrix.kconfig.assignments import SETS, parse_set
+from kmatrix.kconfig.tree import Tree
+from kmatrix.matrix.axes import parse_override
+from kmatrix.records.paths import MatrixDir, RunDir
+from pages import DOCS, FENCE, INLINE, LINK, PAGES, ROOT, commands, make, prose, target_exists, text
+from programs import give_gpus, run
+
+LONGEST_PICTURE = 150_000  # bytes
+
+REPOSITORY_PATH = re.compile(r"(?:lib|gpt2|docs|tests|scripts|bench|defconfigs|\.ci)/[\w./+*-]*")
+RUN_ID = re.compile(r"^run [0-9a-f]{10}\b", re.MULTILINE)
+MAKE_OPTIONS = re.compile(r"-\w+")
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+
+
+@cache
+def tree() -> Tree:
+    return Tree.parse(srctree=ROOT)
+
+
+def is_placeholder(word: str) -> bool:
+    return "<" in word or "..." in word or word.endswith("=")
+
+
+def why_not_taken(target: str, word: str) -> str | None:
+    """Why a target does not take NAME=value, or None."""
+    name, _, value = word.partition("=")
+    if name in MAKE_ONLY:
+        return None
+    try:
+        command = find_command(target)
+    except KmatrixError:
+        return f"{target} is no command of kmatrix, and takes nothing"
+    if name in command.names:
+        return None
+    if not command.assigns:
+        return f"{target} does not take {name}"
+    try:
+        parse_set(tree(), name, value) if name in SETS else parse_override(tree(), name, value)
+    except KmatrixError as error:
+        return None if is_placeholder(word) and "unknown symbol" not in error.what else str(error)
+    return None
+
+
+def mistakes(words: list[str], known: Callable[[str], object] = target_exists) -> list[str]:
+    """What is wrong with the words of one make command line."""
+    words = [word for word in words if not MAKE_OPTIONS.fullmatch(word)]
+    targets = [word for word in words if "=" not in word]
+    found = [f"there is no target {target}" for target in targets if not known(target)]
+    for word in (word for word in words if "=" in word):
+        why = [why_not_taken(target, word) for target in targets or ["help"]]
+        if all(why):
+            found.append(str(why[0]))
+    return found
+
+
+def refused_on_purpose(page: Path) -> set[tuple[str, ...]]:
+    """The commands of console blocks that the page shows to be refused: the test of the blocks judges those."""
+    return {
+        tuple(shlex.split(command)[1:])
+        for language, body in FENCE.findall(text(page))
+        if language == "console"
+        for command, output in examples(body)
+        if output.startswith("error: ") and command.startswith("make ")
+    }
+
+
+@pages
+def test_every_make_target_and_argument_on_a_page_exists(page):
+    shown = [words for words in commands(page, "make") if tuple(words) not in refused_on_purpose(page)]
+    found = {" ".join(words): wrong for words in shown if (wrong := mistakes(words))}
+    assert not found
+
+
+@pages
+def test_every_kmatrix_command_on_a_page_exists(page):
+    for name, *words in commands(page, "kmatrix"):
+        if name in ("COMMAND", "help"):
+            continue
+        assert mistakes([name, *words], find_command) == []
+
+
+def test_a_wrong_target_argument_or_value_is_noticed():
+    assert mistakes(["test-matrix", "MAX_ITERS=500"]) == []
+    assert mistakes(["test-matrx"]) == ["there is no target test-matrx"]
+    assert mistakes(["defconfig-gpt2-nothing"]) == ["there is no target defconfig-gpt2-nothing"]
+    assert mistakes(["savedefconfig", "LR=1"]) == ["savedefconfig does not take LR"]
+    assert "unknown symbol NO_SUCH" in mistakes(["test-matrix", "NO_SUCH=1"])[0]
+    assert "expected one of" in mistakes(["test-matrix", "OPTIMIZER=nothing"])[0]
+
+
+def anchor(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    plain = re.sub(r"[^\w\- ]", "", heading.replace("`", "").strip().lower())
+    return plain.replace(" ", "-")
+
+
+def anchors(page: Path) -> set[str]:
+    return {anchor(title) for title in re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)}
+
+
+def links(page: Path) -> list[str]:
+    return [link for link in LINK.findall(prose(page)) if not re.match(r"[a-z]+:", link)]
+
+
+@pages
+def test_every_link_leads_to_a_file_and_a_heading(page):
+    for link in links(page):
+        path, _, fragment = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not fragment or fragment in anchors(target), link
+
+
+@pages
+def test_every_file_of_the_repository_that_a_page_names_is_there(page):
+    named = [word for words in INLINE.findall(prose(page)) for word in words.split() if REPOSITORY_PATH.fullmatch(word)]
+    missing = [word for word in named if not any(ROOT.glob(word.rstrip("/"))) and not (ROOT / word).exists()]
+    assert not missing
+
+
+@pages
+def test_every_page_begins_with_one_title_and_has_no_unclosed_block(page):
+    assert text(page).startswith("# ")
+    assert text(page).count("\n```") % 2 == 0
+
+
+def test_every_page_is_reached_from_the_index():
+    seen, todo = set(), [DOCS / "index.md"]
+    while todo:
+        page = todo.pop()
+        if page not in seen and page.suffix == ".md":
+            seen.add(page)
+            todo += [(page.parent / link.partition("#")[0]).resolve() for link in links(page) if link[0] != "#"]
+    assert set(DOCS.rglob("*.md")) <= seen
+    assert "docs/index.md" in links(ROOT / "README.md")
+
+
+def test_developing_lists_every_package_and_module_of_kmatrix():
+    listed = set(re.findall(r"`lib/kmatrix/(\w+)(?:/|\.py)`", text(DOCS / "developing.md")))
+    there = {path.stem for path in (ROOT / "lib" / "kmatrix").iterdir() if path.suffix in ("", ".py")}
+    assert listed == there - {"Kconfig", "__init__", "__main__", "__pycache__"}
+
+
+def test_decisions_are_numbered_without_gaps():
+    numbers = sorted(int(path.name[:4]) for path in (DOCS / "decisions").glob("*.md"))
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_every_decision_says_what_was_turned_down_and_what_would_change_it():
+    for page in (DOCS / "decisions").glob("*.md"):
+        assert text(page).startswith(f"# {page.name[:4]}: "), page.name
+        assert {"context", "choice", "turned-down", "what-would-change-our-mind"} <= anchors(page), page.name
+
+
+def test_pictures_are_used_and_small():
+    shown = {(page.parent / link).resolve() for page in PAGES for link in links(page)}
+    pictures = set((DOCS / "images").iterdir())
+    assert pictures
+    assert pictures <= shown
+    assert all(picture.stat().st_size < LONGEST_PICTURE for picture in pictures)
+
+
+def test_the_changelog_has_a_place_for_what_is_not_released():
+    assert re.search(r"^## Unreleased$", text(ROOT / "CHANGELOG.md"), re.MULTILINE)
+
+
+def test_make_help_lists_every_command_and_every_public_target():
+    listed = set(re.findall(r"[\w-]+", make("help")))
+    phony = re.search(r"^\.PHONY: (.*)$", make("-npq", "help"), re.MULTILINE)
+    assert phony
+    public = {name for name in phony[1].split() if "gpt2" not in name and not name.startswith(".")}
+    assert public - set(ALIASES) | set(COMMANDS) <= listed
+    assert set(ALIASES) <= public  # old names still work, and only the new ones are listed
+
+
+def examples(body: str) -> list[tuple[str, str]]:
+    """The commands of a console block, each with the output below it."""
+    found: list[tuple[str, str]] = []
+    for line in body.splitlines():
+        if line.startswith("$ "):
+            found.append((line[2:], ""))
+        else:
+            command, output = found[-1]
+            found[-1] = (command, f"{output}{line}\n")
+    return found
+
+
+def printed(command: str) -> str:
+    """What a command prints in the present folder: make's targets in this process, the rest by the shell."""
+    if command.startswith("make "):
+        words = shlex.split(command)[1:]
+        no_data = (
+            [f"DATA_DIR={Path.cwd() / 'data'}"] if words[0] == "plan" else []
+        )  # what this checkout has is not there
+        answer = run(*words, *no_data, *(["O=."] if "O" in find_command(words[0]).names else []))
+        return (answer.out + answer.err).replace(f"{ROOT}/", "")
+    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False).stdout
+
+
+def lasting(page: str) -> str:
+    """A page without what each new symbol changes: ids are numbered as they occur, and lines of .config are not."""
+    seen: dict[str, str] = {}
+    numbered = RUN_ID.sub(lambda match: seen.setdefault(match[0], f"run #{len(seen)}"), page)
+    return re.sub(r"(?<=\.config:)\d+", "#", numbered)
+
+
+def rerun(page: Path) -> str:
+    """A page with the outputs of its console blocks as they are now."""
+
+    def block(match: re.Match[str]) -> str:
+        if match[1] != "console":
+            return match[0]
+        return "```console\n" + "".join(f"$ {c}\n{printed(c)}" for c, _ in examples(match[2])) + "```"
+
+    return FENCE.sub(block, text(page))
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "```console" in text(page)], ids=lambda page: page.relative_to(ROOT).as_posix()
+)
+def test_every_console_example_prints_what_the_page_says(page, tmp_path, monkeypatch, request):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LC_ALL", "C")
+    give_gpus(monkeypatch, 0)
+    now = rerun(page)
+    if request.config.getoption("--update-golden"):
+        page.write_text(now, encoding="utf-8")
+    same = lasting(now) == lasting(page.read_text(encoding="utf-8"))
+    assert same, f"{page.name} differs: pytest tests/project/test_docs.py --update-golden, then read the diff"
+
+
+def test_formats_names_every_file_of_a_matrix_and_of_a_run():
+    names = [getattr(RunDir(Path("run")), name).name for name in dir(RunDir) if is_property(RunDir, name)]
+    names += [getattr(MatrixDir(Path("matrix")), name).name for name in dir(MatrixDir) if is_property(MatrixDir, name)]
+    missing = [name for name in set(names) - {"run", "matrix"} if f"`{name}" not in text(DOCS / "formats.md")]
+    assert not missing
+
+
+def is_property(owner: type, name: str) -> bool:
+    return isinstance(getattr(owner, name), property) and name not in ("name", "path")
+
+
+def test_every_json_example_is_json():
+    bodies = [body for page in PAGES for language, body in FENCE.findall(text(page)) if language == "json"]
+    assert bodies
+    for body in bodies:
+        json.loads(body)
+
+
+def test_every_jsonl_example_holds_one_object_a_line():
+    bodies = [body for page in PAGES for language, body in FENCE.findall(text(page)) if language == "jsonl"]
+    assert bodies
+    assert all("schema" in json.loads(line) for body in bodies for line in body.splitlines())
+
+
+def example(heading: str) -> dict[str, object]:
+    """The first JSON example below a heading of the formats' page."""
+    section = text(DOCS / "formats.md").partition(f"\n### {heading}\n")[2]
+    return json.loads(next(body for language, body in FENCE.findall(section) if language == "json"))
+
+
+def test_the_example_of_a_run_has_every_field_of_the_trainer():
+    from kmatrix.records.train_config import TrainConfig
+
+    assert example("`run.json`")["train"].keys() == {field.name for field in dataclasses.fields(TrainConfig)}
+
+
+def test_the_example_of_a_result_has_the_keys_that_the_trainer_writes(tmp_path):
+    from gpt2.log import RunLog
+
+    written = RunLog(RunDir(tmp_path), "id", 1, main=False).result("failed", "error", "why")
+    assert example("`result.json`").keys() == written.keys() | {"schema"}

@@ -1,0 +1,213 @@
+"""The Kconfig files, the trainer and the control side agree: no symbol without a reader, no field without a symbol."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+
+import kconfiglib as kc
+import pytest
+
+from kmatrix.config import RULES
+from kmatrix.kconfig.tree import NOT_AN_AXIS, Tree
+from kmatrix.matrix.axes import ALIASES
+from kmatrix.status.alerts import SYMBOLS, Thresholds
+from programs import ROOT
+
+TREE = Tree.parse(srctree=ROOT)
+SETTINGS = TREE.names()
+OURS = [name for name in SETTINGS if not name.startswith("GPT2_")]
+RESOLVED = {
+    "vocab_size",
+    "global_batch",
+    "data_sha256",
+    "data_shards",
+    "checkpoint_dir",
+}  # fields that follow from others
+KCONFIGS = [ROOT / name for name in TREE.kconf.kconfig_filenames]
+CONTROL = list((ROOT / "lib" / "kmatrix").rglob("*.py"))
+TRAINER = list((ROOT / "gpt2").rglob("*.py"))
+TRAIN_CONFIG = ROOT / "lib" / "kmatrix" / "records" / "train_config.py"
+
+
+def fields():
+    """The fields of kmatrix.records.train_config.TrainConfig, read without importing the trainer."""
+    tree = ast.parse(TRAIN_CONFIG.read_text(encoding="utf-8"))
+    (train,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TrainConfig")
+    return {node.target.id: ast.unparse(node.annotation) for node in train.body if isinstance(node, ast.AnnAssign)}
+
+
+def attributes(paths):
+    """Every attribute that is read of anything in these files, and every text in them."""
+    names = set()
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                names.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                names.add(node.value)
+    return names
+
+
+def prompted():
+    return [symbol for symbol in TREE.symbols if any(node.prompt for node in symbol.nodes)]
+
+
+def test_every_symbol_of_the_trainer_is_a_field_and_the_reverse():
+    symbols = {name.removeprefix("GPT2_").lower() for name in SETTINGS if name.startswith("GPT2_")}
+
+    assert symbols | RESOLVED == set(fields())
+    assert not symbols & RESOLVED
+
+
+def test_the_fields_stand_for_themselves_in_the_class_that_is_imported():
+    config = pytest.importorskip("kmatrix.records.train_config")
+
+    assert {field.name for field in dataclasses.fields(config.TrainConfig)} == set(fields())
+
+
+def test_the_type_of_a_field_is_that_of_its_symbol():
+    kinds = {kc.BOOL: "bool", kc.INT: "int"}
+    for name in (name for name in SETTINGS if name.startswith("GPT2_")):
+        text = "str" if name in TREE.choices else kinds.get(TREE.kconf.syms[name].orig_type, "str")
+        text = "float" if name in TREE.floats or name in TREE.durations else text
+        assert fields()[name.removeprefix("GPT2_").lower()].split(" | ")[0] == text, name
+
+
+def test_every_value_of_a_choice_is_known_to_the_trainer():
+    known = attributes([*TRAINER, TRAIN_CONFIG, ROOT / "lib" / "kmatrix" / "shapes.py"])
+    values = {(name, member) for name in TREE.choices for member in TREE.members[name]}
+
+    assert {value for value in values if value[1] not in known} <= {("GPT2_DEVICE", "auto")}
+
+
+def test_every_field_is_read_by_the_trainer_or_resolved_for_it():
+    resolvers = [ROOT / "lib" / "kmatrix" / name for name in ("config.py", "experiment/data.py")]
+    read = attributes([*TRAINER, *resolvers])
+    own = re.findall(r"self\.(\w+)", TRAIN_CONFIG.read_text(encoding="utf-8"))
+
+    unread = set(fields()) - read - set(own)
+
+    assert unread == set()
+
+
+def test_every_other_symbol_is_read_by_name_on_the_control_side():
+    read = attributes(CONTROL)
+
+    assert [name for name in OURS if name not in read] == []
+
+
+@pytest.mark.parametrize("symbol", prompted(), ids=lambda symbol: symbol.name)
+def test_a_symbol_that_a_user_can_set_explains_itself(symbol):
+    node = symbol.nodes[0]
+    axis = symbol.name.startswith("MATRIX_") and node.prompt[0].startswith("sweep ")
+
+    assert node.prompt[0]
+    assert node.help or symbol.choice or axis or "(" in node.prompt[0] or ":" in node.prompt[0]
+    assert len(symbol.nodes) == 1
+
+
+@pytest.mark.parametrize("choice", TREE.choices.values(), ids=TREE.choices)
+def test_a_choice_has_a_prompt_a_help_and_a_default(choice):
+    node = choice.nodes[0]
+
+    assert node.prompt
+    assert node.help
+    assert choice.defaults
+
+
+@pytest.mark.parametrize("symbol", prompted(), ids=lambda symbol: symbol.name)
+def test_a_number_has_a_range_and_everything_has_a_default(symbol):
+    if symbol.orig_type == kc.INT:
+        assert symbol.ranges
+        assert symbol.ranges[-1][2] is TREE.kconf.y or symbol.direct_dep is not TREE.kconf.y
+    assert symbol.defaults or symbol.choice or symbol.orig_type == kc.BOOL
+
+
+def test_a_forbid_symbol_has_a_reason():
+    forbidding = [symbol for symbol in TREE.symbols if symbol.name.startswith("FORBID_")]
+
+    assert forbidding
+    assert all(symbol.nodes[0].help and not symbol.nodes[0].prompt for symbol in forbidding)
+
+
+def test_every_axis_symbol_sweeps_a_setting_and_optimizers_all_can_be_swept():
+    names = {symbol.name for symbol in TREE.symbols}
+    swept = {name.removeprefix("MATRIX_") for name in names if name.startswith("MATRIX_")} - {
+        "COUPLED",
+        "EXCLUDE",
+        "EQUAL",
+    }
+
+    assert swept <= names
+    for axis in {TREE.axis_of(TREE.kconf.syms[name]) for name in swept} & set(TREE.choices):
+        assert {member.name for member in TREE.members[axis].values()} <= swept, axis
+    assert set(NOT_AN_AXIS) <= names
+
+
+def test_labels_are_unique_and_fit_into_a_file_name():
+    labels = list(TREE.labels.values())
+
+    assert len(set(labels)) == len(labels)
+    assert all(re.fullmatch(r"[a-z][a-z0-9]*", label) for label in labels)
+
+
+def test_neutral_symbols_are_places_intervals_limits_samples_the_monitor_and_the_trackers_only():
+    assert TREE.neutral == {
+        *("RESULTS_DIR", "DATA_DIR", "CHECKPOINT_DIR", "RUN_TIMEOUT", "AUTO_GENERATE_GRAPHS", "REUSE"),
+        *("PARALLEL_JOBS", "EXCLUSIVE", "GPU_BUSY_MEMORY", "PREFLIGHT", "ON_FINISH"),
+        *("GPU_MONITOR", "GPU_MONITOR_HZ", "GPU_PROMETHEUS_PORT"),
+        *("TRACKER_WANDB", "TRACKER_TRACKIO", "TRACKER_TENSORBOARD", "TRACKER_PROJECT", "TRACKER_LIMIT"),
+        *("WANDB_ENTITY", "WANDB_OFFLINE", "TRACKIO_PORT", "TENSORBOARD_PORT"),
+        *SYMBOLS.values(),
+        *("GPT2_KEEP_CHECKPOINTS", "GPT2_KEEP_EVERY", "GPT2_SAVE_BEST", "GPT2_ASYNC_CHECKPOINT"),
+        *("ENERGY_PRICE", "CO2_FACTOR"),
+        *("GPT2_STALL_FACTOR", "GPT2_STALL_FLOOR", "GPT2_PROFILE"),
+        *("GPT2_LOG_INTERVAL", "GPT2_SAVE_CHECKPOINT", "GPT2_CHECKPOINT_INTERVAL", "GPT2_PEAK_TFLOPS"),
+        *("GPT2_SAMPLE_INTERVAL", "GPT2_SAMPLE_PROMPT", "GPT2_SAMPLE_TOKENS", "GPT2_SAMPLE_TEMPERATURE"),
+    }
+
+
+def test_an_alert_has_the_same_default_in_menuconfig_and_in_the_code():
+    values = {name: TREE.kconf.syms[name].str_value for name in SYMBOLS.values()}
+
+    assert Thresholds.of(values) == Thresholds()
+    assert {name for name in SETTINGS if name.startswith("ALERT_")} == set(SYMBOLS.values())
+
+
+def test_a_price_alone_decides_where_a_money_budget_is_set():
+    assert TREE.neutral_unless == {"GPT2_GPU_HOUR_PRICE": "GPT2_MAX_COST"}
+
+
+def test_aliases_lead_to_symbols_and_hide_none():
+    for name, target in ALIASES.items():
+        assert target in SETTINGS
+        assert name not in SETTINGS
+        assert f"GPT2_{name}" not in SETTINGS
+
+
+def test_no_text_is_compared_by_size_and_nothing_is_implied_or_hidden():
+    for path in KCONFIGS:
+        text = path.read_text(encoding="utf-8")
+        for keyword in ("imply", "visible if", "osource", "rsource", "tristate", "option"):
+            assert not re.search(rf"^\s*{keyword}\b", text, re.MULTILINE), (path, keyword)
+        for line in re.findall(r"^\s*(?:depends on|default|def_bool|range).*[<>].*$", text, re.MULTILINE):
+            assert '"' not in line, line
+        assert text.endswith("\n")
+
+
+def test_the_rules_beyond_kconfig_ask_for_settings_that_exist():
+    asked = set()
+
+    def value(name):
+        asked.add(name)
+        if name in TREE.choices:
+            return list(TREE.members[name])[-1]
+        return "y" if TREE.kconf.syms[name].orig_type == kc.BOOL else "1"
+
+    for rule in RULES:
+        rule(value)
+
+    assert len(asked) >= 2 * len(RULES)
+    assert asked <= set(SETTINGS)

@@ -1,0 +1,165 @@
+"""The import graph: floors, cycles, the one package that may import a library, and imports inside functions.
+
+The rules stand in pyproject.toml, [tool.kmatrix.imports]; docs/developing.md explains them.
+Imports inside functions and under TYPE_CHECKING count as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RULES = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["kmatrix"]["imports"]
+OURS = ("kmatrix", "gpt2", "scripts")
+
+
+class Arrow(NamedTuple):
+    """One import statement's target, as a dotted module name. inside: within a function."""
+
+    module: str
+    target: str
+    line: int
+    inside: bool
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} imports {self.target}"
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(part for part in parts if part not in ("lib", "__init__"))
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    paths = [path for folder in ("lib/kmatrix", "gpt2", "scripts") for path in sorted((ROOT / folder).rglob("*.py"))]
+    return {dotted(path): ast.parse(path.read_text(encoding="utf-8"), str(path)) for path in paths}
+
+
+def imported(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
+    """Yield what a module imports: the module itself where `from a import b` names one, else `a`."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    inner = {id(node) for function in functions for node in ast.walk(function)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno, id(node) in inner
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"relative import in line {node.lineno}"
+            base = node.module or ""
+            for alias in node.names:
+                whole = f"{base}.{alias.name}"
+                yield whole if whole in modules() else base, node.lineno, id(node) in inner
+
+
+@cache
+def arrows() -> tuple[Arrow, ...]:
+    return tuple(Arrow(module, *found) for module, tree in modules().items() for found in imported(tree))
+
+
+def ours() -> list[Arrow]:
+    return [arrow for arrow in arrows() if arrow.target.partition(".")[0] in OURS]
+
+
+def package(module: str) -> str:
+    """Return the name of a module's floor: kmatrix.report.gpu.text -> report, gpt2.train -> gpt2."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "kmatrix" and len(parts) > 1 else parts[0]
+
+
+def below(module: str, name: str) -> bool:
+    return module == name or module.startswith(f"{name}.")
+
+
+def reached(start: str) -> dict[str, list[str]]:
+    """Return every module that importing `start` can lead to, with the way to it."""
+    direct: dict[str, set[str]] = {}
+    for arrow in arrows():
+        direct.setdefault(arrow.module, set()).add(arrow.target)
+    found, todo = {start: [start]}, [start]
+    while todo:
+        for target in direct.get(here := todo.pop(), ()):
+            if target not in found:
+                found[target] = [*found[here], target]
+                todo.append(target)
+    return found
+
+
+def test_each_package_stands_on_one_floor():
+    floors = [name for floor in RULES["floors"] for name in floor]
+    assert len(floors) == len(set(floors))
+    assert {package(module) for module in modules()} - {"kmatrix", "__main__"} == set(floors)
+
+
+def test_imports_run_downhill():
+    floor = {name: at for at, names in enumerate(RULES["floors"]) for name in names}
+    uphill = [
+        str(arrow)
+        for arrow in ours()
+        if (here := package(arrow.module)) not in ("kmatrix", "__main__")
+        and (there := package(arrow.target)) not in ("kmatrix", here)
+        and floor[here] >= floor[there]
+    ]
+    assert not uphill, "\n".join(uphill)
+
+
+def test_the_trainer_imports_only_these_of_the_control_side():
+    found = {package(arrow.target) for arrow in ours() if arrow.module.startswith("gpt2.")}
+    assert found - {"gpt2"} <= set(RULES["trainer"])
+
+
+def test_no_cycle_of_modules():
+    direct: dict[str, set[str]] = {module: set() for module in modules()}
+    for arrow in ours():
+        if arrow.target in direct and arrow.target != arrow.module:
+            direct[arrow.module].add(arrow.target)
+    while free := [module for module, targets in direct.items() if not targets]:
+        for module in free:
+            del direct[module]
+        for targets in direct.values():
+            targets.difference_update(free)
+    assert not direct, "\n".join(f"{module} -> {', '.join(sorted(targets))}" for module, targets in direct.items())
+
+
+@pytest.mark.parametrize("rule", RULES["never"], ids=lambda rule: rule["from"])
+def test_what_must_never_be_reached(rule):
+    for module in (name for name in modules() if below(name, rule["from"])):
+        for target, way in reached(module).items():
+            hit = next((name for name in rule["to"] if below(target, name)), None)
+            assert hit is None, " -> ".join(way)
+
+
+@pytest.mark.parametrize("library", RULES["doors"])
+def test_a_library_has_one_door(library):
+    doors = RULES["doors"][library]
+    strays = [
+        str(arrow)
+        for arrow in arrows()
+        if below(arrow.target, library) and not any(below(arrow.module, door) for door in doors)
+    ]
+    assert not strays, "\n".join(strays)
+
+
+def test_functions_import_heavy_packages_alone():
+    heavy = tuple(RULES["heavy"])
+    strays = [str(arrow) for arrow in arrows() if arrow.inside and not arrow.target.startswith(heavy)]
+    assert not strays, "\n".join(strays)
+
+
+def test_each_heavy_package_is_imported_inside_a_function():
+    for name in RULES["heavy"]:
+        assert any(arrow.inside and below(arrow.target, name) for arrow in arrows()), f"{name}: no longer needed"
+
+
+def test_no_folder_has_more_than_fourteen_modules():
+    folders: dict[Path, int] = {}
+    for path in [*(ROOT / "lib").rglob("*.py"), *(ROOT / "gpt2").rglob("*.py")]:
+        folders[path.parent] = folders.get(path.parent, 0) + (path.name not in ("__init__.py", "__main__.py"))
+    assert {str(folder): count for folder, count in folders.items() if count > RULES["most_modules"]} == {}

@@ -1,0 +1,213 @@
+"""The front door: every target is one call of the program, with the words that were typed and nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from kmatrix.cli.commands import ALIASES, COMMANDS, GROUPS, find_command
+from pages import PAGES, make_targets, text
+from programs import ROOT, Program
+from skips import need
+
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+CLEAN = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")
+
+
+def make(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run make in the project with this interpreter in the place of .venv."""
+    own = {name: text for name, text in os.environ.items() if name not in CLEAN} | environment
+    command = [str(need("make")), "--no-print-directory", f"PYTHON={sys.executable}", *words]
+    return subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture
+def program(tmp_path):
+    program = Program(tmp_path)
+    program.write("CONFIG_GPT2_DEVICE_CPU=y", "CONFIG_GPT2_NUM_GPUS=1")
+    return program
+
+
+def test_every_command_has_a_target_that_calls_it():
+    names = sorted({*COMMANDS, *ALIASES})
+    lines = make("-n", *names, "DEFCONFIG=x").stdout.splitlines()
+    called = [line.rpartition(" -m kmatrix --make ")[2].split()[0] for line in lines if " -m kmatrix --make " in line]
+
+    assert sorted(called) == names
+
+
+def test_make_alone_prints_the_help_of_every_target():
+    out = make().stdout
+
+    assert out.startswith("usage: make TARGET")
+    for name, command in ((name, command) for group in GROUPS.values() for name, command in group.items()):
+        assert re.search(rf"^  {re.escape(name)} +{re.escape(command.help[:40])}", out, re.MULTILINE), name
+
+
+def test_the_help_lists_the_targets_of_the_makefile():
+    documented = {name for group in GROUPS.values() for name in group if "<" not in name}
+    patterns = {target for target in make_targets() if "%" in target or target.startswith((".", "defconfig-"))}
+    other = {"Makefile", "constraints.txt", "pyproject.toml"}
+    found = make_targets() - patterns - other - {target for target in make_targets() if target.endswith("_defconfig")}
+
+    assert found == documented | set(ALIASES)
+
+
+def test_the_tables_of_the_documentation_have_the_words_of_the_help():
+    rows = [
+        row for page in PAGES for row in re.findall(r"^\| `make ([^` ]+)[^`]*` \| (.*) \|$", text(page), re.MULTILINE)
+    ]
+
+    assert len(rows) > 8
+    for name, said in rows:
+        assert said.replace("`", "").startswith(find_command(name).help.partition(" (")[0]) or "defconfig-" in name, (
+            name
+        )
+
+
+def test_the_help_needs_no_third_party_package():
+    answer = subprocess.run(
+        [sys.executable, "-S", "-m", "kmatrix", "help"],
+        env={"PYTHONPATH": str(ROOT / "lib")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert answer.stdout.startswith("usage: kmatrix COMMAND"), answer.stderr
+
+
+def test_the_words_reach_the_program_and_environment_variables_do_not(program):
+    place = f"O={program.folder}"
+    plain = make("test-matrix-dry-run", place)
+    assert plain.returncode == 0, plain.stderr
+
+    same = make("test-matrix-dry-run", place, MAX_ITERS="5", GPT2_SEED="3", OPTIMIZER="sgd", KCONFIG_CONFIG="/nowhere")
+    other = make("test-matrix-dry-run", place, "MAX_ITERS=5")
+
+    assert same.stdout == plain.stdout
+    assert other.stdout != plain.stdout
+
+
+@pytest.mark.parametrize("flags", [["-j2"], ["V=1"], ["-k", "-s"], ["-j2", "V=1", "--no-builtin-rules"]])
+def test_flags_of_make_change_nothing(program, flags):
+    plain = make("test-matrix-dry-run", f"O={program.folder}", "SEED=1,2")
+    answer = make(*flags, "test-matrix-dry-run", f"O={program.folder}", "SEED=1,2")
+
+    assert [line for line in answer.stdout.splitlines() if "-m kmatrix" not in line] == plain.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    "text", ["two words", "it's", 'say "x"', "a$b", "a#b", "a,b", r"back\slash", "ünïcode", "a=b", "$(x)"]
+)
+def test_every_letter_of_a_value_survives_make(program, text):
+    answer = make("olddefconfig", f"O={program.folder}", f"RESULTS_DIR={text}")
+
+    assert answer.returncode == 0, answer.stderr
+    wanted = text.replace("\\", "\\\\").replace('"', '\\"')
+    assert program.value("RESULTS_DIR") == f'"{wanted}"'
+
+
+@pytest.mark.parametrize("target", ["alldefconfig", "defconfig-gpt2-cpu-quick", "gpt2-cpu-quick_defconfig"])
+def test_configuration_targets_write_where_they_are_told(tmp_path, target):
+    assert make(target, f"O={tmp_path}/o").returncode == 0
+    assert make(target, f"KCONFIG_CONFIG={tmp_path}/own").returncode == 0
+    assert (tmp_path / "o" / ".config").read_bytes() == (tmp_path / "own").read_bytes()
+
+
+def test_a_folder_with_blanks_is_a_place(tmp_path):
+    place = tmp_path / "my results"
+
+    assert make("alldefconfig", f"O={place}").returncode == 0
+    assert (place / ".config").is_file()
+
+
+def test_another_kconfig_file_is_honoured(tmp_path):
+    kconfig = tmp_path / "K"
+    kconfig.write_text('config A\n\tbool "a"\n\tdefault y\n', encoding="utf-8")
+    places = [f"KCONFIG={kconfig}", f"O={tmp_path}"]
+
+    for target in ("alldefconfig", "allnoconfig", "allyesconfig", "randconfig", "olddefconfig"):
+        assert make(target, *places).returncode == 0, target
+    assert make("savedefconfig", *places, f"DEFCONFIG={tmp_path}/saved").returncode == 0
+    assert make("defconfig", *places, f"DEFCONFIG={tmp_path}/saved").returncode == 0
+    assert (tmp_path / ".config").read_text(encoding="utf-8").splitlines()[-1].endswith(("CONFIG_A=y", "A is not set"))
+
+
+@pytest.mark.parametrize(
+    ("words", "config", "installed"),
+    [
+        (["TRACKER=wandb"], "", True),
+        (["TRACKER=none"], "CONFIG_TRACKER_WANDB=y", False),
+        ([], "CONFIG_TRACKER_TRACKIO=y", True),
+        ([], "# CONFIG_TRACKER_WANDB is not set", False),
+        ([], 'CONFIG_TRACKER_PROJECT="y"', False),
+    ],
+)
+def test_a_target_that_runs_with_a_tracker_installs_it_first(tmp_path, words, config, installed):
+    (tmp_path / ".config").write_text(config + "\n", encoding="utf-8")
+    own = {name: text for name, text in os.environ.items() if name not in CLEAN} | {"TRACKER": "all"}
+
+    # -W: as if the packages had changed since; what is installed already would not be listed.
+    lines = subprocess.run(
+        [str(need("make")), "-n", "-W", "pyproject.toml", "test-matrix", f"O={tmp_path}", *words],
+        cwd=ROOT,
+        env=own,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+    assert ("scripts/setup.sh trackers" in lines) is installed
+
+
+def test_a_refusal_of_the_program_fails_the_target(program):
+    answer = make("test-matrix-dry-run", f"O={program.folder}", "MAX_ITER=5")
+
+    assert answer.returncode == 2
+    assert "did you mean MAX_ITERS" in answer.stderr
+    assert "Error 2" in answer.stderr
+
+
+def test_each_ready_configuration_is_a_target_that_the_shell_can_complete():
+    database = make("-pn", "help").stdout
+
+    for path in (ROOT / "defconfigs").iterdir():
+        if path.is_file():
+            assert f"\ndefconfig-{path.name}:" in database
+            assert f"\n{path.name}_defconfig:" in database
+
+
+def test_no_name_that_the_makefile_uses_is_one_of_a_symbol():
+    from kmatrix.kconfig.tree import Tree
+
+    used = set(re.findall(r"^(\w+)\s*[:?]?=", MAKEFILE, re.MULTILINE))
+    names = {name for symbol in Tree.parse(srctree=ROOT).symbols for name in (symbol.name, symbol.name[5:])}
+
+    assert not used & names
+    assert used >= {"PY", "KMATRIX"}
+
+
+def test_cleaning_touches_no_results(tmp_path):
+    lines = make("-n", "mrproper").stdout
+
+    for kept in ("test_matrix_results", "checkpoint", "data/", "*.bin"):
+        assert kept not in lines
+
+
+def test_set_up_refuses_an_old_python_in_one_sentence(tmp_path):
+    old = tmp_path / "python"
+    old.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    old.chmod(0o755)
+    environment = {**os.environ, "KMATRIX_BASE_PYTHON": str(old)}
+
+    answer = subprocess.run(
+        ["sh", "scripts/setup.sh", "core"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert answer.returncode == 2
+    assert "kmatrix needs Python 3.11 or newer" in answer.stderr

@@ -1,0 +1,65 @@
+"""Every message that a user can meet is explained in the documentation, and tells only what can be typed."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+
+from kmatrix import errors
+from pages import DOCS, INLINE, ROOT, prose, target_exists, text
+
+SOURCES = sorted([*(ROOT / "lib").rglob("*.py"), *(ROOT / "gpt2").rglob("*.py")])
+ERRORS = {name for name in dir(errors) if name.endswith("Error")}
+SHORTEST_WORDS = 7  # letters of a text that can be found again
+VALUES = re.compile(  # what is put into a message, as the examples of the page have it
+    r"\.\.\.|'[^']*'|\"[^\"]*\"|\b[A-Z][A-Z0-9_]*\b|[\d.]+|[$:;,\[\]()<>=]+"
+    r"|\b(?:stdlib|gpt2|nan|step|s|stopped at|label|float|string|bool|symbol|name|menuconfig|train)\b"
+)
+ENGLISH = {"it", "one", "room", "the"}  # words that follow the verb, not the program
+OF_OTHERS = {"No rule to make target"}  # of make
+
+
+def spoken(node: ast.expr) -> list[str]:
+    """The words of a text in the source, without the values that are put into it."""
+    if isinstance(node, ast.IfExp):
+        return spoken(node.body) + spoken(node.orelse)
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    return [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+
+
+@cache
+def source_nodes() -> list[ast.AST]:
+    return [node for path in SOURCES for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+
+
+def test_every_message_in_troubleshooting_is_one_that_is_printed():
+    """Between the values of a message (numbers, NAMES, quoted words, dots) its words stand in a source."""
+    texts = [text for node in source_nodes() if isinstance(node, ast.expr) for text in spoken(node)]
+    sources = "\n".join([*texts, (ROOT / "scripts" / "setup.sh").read_text(encoding="utf-8")])
+    rows = re.findall(r"^\| (`.*?) \| ", prose(DOCS / "troubleshooting.md"), re.MULTILINE)
+    for message in (message for row in rows for message in INLINE.findall(row)):
+        for words in filter(None, (part.strip() for part in VALUES.split(message))):
+            assert words in sources or message in OF_OTHERS, f"{message!r}: {words!r}"
+
+
+def test_every_error_that_users_meet_is_in_the_documentation():
+    """Some words of its first two parts, what and why, stand on a page."""
+    known = "\n".join(text(page) for page in DOCS.glob("*.md"))
+    calls = [node for node in source_nodes() if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    missing = []
+    for call in (call for call in calls if isinstance(call.func, ast.Name) and call.func.id in ERRORS):
+        parts = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "why")]
+        words = [words.strip(" :,") for part in parts for words in spoken(part)]
+        words = [text for text in words if len(text) >= SHORTEST_WORDS]
+        if words and not any(text in known for text in words):
+            missing.append(words)
+    assert not missing, "add a row to docs/troubleshooting.md"
+
+
+def test_every_command_that_an_error_tells_to_type_exists():
+    calls = [node for node in source_nodes() if isinstance(node, ast.Call)]
+    hints = [keyword.value for call in calls for keyword in call.keywords if keyword.arg == "hint"]
+    told = {name for hint in hints for words in spoken(hint) for name in re.findall(r"\bmake ([a-z][\w-]*)", words)}
+    missing = {name for name in told - ENGLISH if not target_exists(name) and name != "defconfig-"}
+    assert not missing

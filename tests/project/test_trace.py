@@ -1,0 +1,57 @@
+"""A reader follows a dry run and a run through few files, and seldom opens one again."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from factories import ROOT, make_data
+
+TWO_RUNS = (
+    *("CONFIG_GPT2_DEVICE_CPU=y", "CONFIG_GPT2_MODEL_CUSTOM=y", "CONFIG_GPT2_N_LAYER=1", "CONFIG_GPT2_N_HEAD=2"),
+    *("CONFIG_GPT2_N_EMBD=16", "CONFIG_GPT2_BLOCK_SIZE=32", "CONFIG_GPT2_BATCH_SIZE=4", "CONFIG_GPT2_NUM_GPUS=1"),
+    *("CONFIG_GPT2_MAX_ITERS=10", "CONFIG_GPT2_EVAL_INTERVAL=5", "CONFIG_GPT2_EVAL_SAMPLES=12"),
+    *("CONFIG_GPT2_TOKENIZER_BYTE=y", "CONFIG_GPT2_DATASET_SHARDS=y", 'CONFIG_GPT2_DATA_PATH="random"'),
+    *("CONFIG_MATRIX=y", "CONFIG_MATRIX_GPT2_OPTIMIZER_ADAMW=y", "CONFIG_MATRIX_GPT2_OPTIMIZER_MUON=y"),
+    "CONFIG_AUTO_GENERATE_GRAPHS=n",
+)
+
+
+@pytest.fixture
+def counts(tmp_path):
+    """Return a function that runs a command and returns files and returns of one part of its path."""
+
+    def trace(command: str, part: str) -> tuple[int, int]:
+        place = (f"O={tmp_path}", f"DATA_DIR={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path}")
+        done = subprocess.run(
+            [sys.executable, ROOT / "bench" / "trace_files.py", ROOT, "--", command, *place],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        print(done.stdout)
+        (found,) = re.findall(rf"^{part}: (\d+) files, (\d+) returns", done.stdout, re.MULTILINE)
+        return int(found[0]), int(found[1])
+
+    return trace
+
+
+def test_a_dry_run_of_the_quickstart_visits_at_most_12_files_with_10_returns(counts, tmp_path):
+    shutil.copy(ROOT / "defconfigs" / "gpt2-cpu-quick", tmp_path / ".config")
+    files, returns = counts("test-matrix-dry-run", "all")
+    assert files <= 12
+    assert returns <= 10
+
+
+def test_a_run_visits_at_most_18_files_with_20_returns(counts, tmp_path):
+    (tmp_path / ".config").write_text("\n".join([*TWO_RUNS, ""]))
+    make_data(tmp_path / "data" / "random")
+    files, returns = counts("test-matrix", "running")
+    assert files <= 18
+    assert returns <= 20

@@ -1,0 +1,74 @@
+"""A matrix directory that version 0.1 wrote is read by every command that only reads."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from PIL import Image
+
+from kmatrix.cli.commands import main
+from version_0_1 import FINISHED, MATRIX, PLANNED, STOPPED, unpack
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory):
+    return unpack(tmp_path_factory.mktemp("old"))
+
+
+@pytest.fixture
+def ask(matrix, capsys):
+    """Run a command and return its output."""
+
+    def run(*words: str) -> str:
+        assert main(list(words)) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_status_reads_it(ask, matrix):
+    view = json.loads(ask("status", f"TARGET={matrix}", "JSON=1"))
+    assert view["counts"] == {"finished": 1, "stopped": 1, "planned": 1}
+    runs = {run["name"]: run for run in view["runs"]}
+    finished, stopped = runs[FINISHED], runs[STOPPED]
+    assert (finished["status"], finished["step"], finished["attempt"]) == ("finished", 60, 2)
+    assert (stopped["status"], stopped["step"], stopped["kind"]) == ("stopped", 54, "signal")
+    assert runs[PLANNED]["status"] == "planned"
+    shown = ask("status", f"TARGET={matrix}")
+    assert "60/60" in shown
+    assert "54/60" in shown
+
+
+def test_estimate_reads_it(ask, matrix):
+    estimate = json.loads(ask("estimate", f"TARGET={matrix}", "JSON=1"))
+    left = {run["name"]: run["left_s"] for run in estimate["runs"]}
+    assert left[FINISHED] in (None, 0)
+    assert 0 < left[STOPPED] < left[PLANNED]
+
+
+def test_summary_reads_it(ask, matrix):
+    shown = ask("summary", f"TARGET={matrix}")
+    for text in (MATRIX, "3.8523", "4.0187", "(simulated)", "GPU 1 was lost at", "61 steps", "Energy: "):
+        assert text in shown
+    results = json.loads((matrix / "results.json").read_text())
+    losses = {run["name"]: run["final_val_loss"] for run in results["runs"]}
+    assert losses[FINISHED] == pytest.approx(3.8523, abs=1e-4)
+
+
+def test_update_graphs_reads_it(ask, matrix):
+    ask("update-graphs", f"TARGET={matrix}")
+    for name in ("loss_vs_steps", "gpu_memory_timeline", "per_gpu_memory_breakdown"):
+        with Image.open(matrix / "graphs" / f"{name}.png") as picture:
+            assert picture.width >= 800
+
+
+def test_compare_reads_it(ask, matrix):
+    shown = ask("compare", f"BASE={matrix / FINISHED}", f"NEW={matrix / STOPPED}")
+    assert "GPT2_OPTIMIZER adamw -> muon" in shown
+
+
+def test_list_checkpoints_reads_it(ask, matrix):
+    shown = ask("list-checkpoints", f"TARGET={matrix}")
+    for text in (f"{FINISHED}: 1 checkpoint", f"{STOPPED}: 2 checkpoints", "step_00000054.pt"):
+        assert text in shown

@@ -1,0 +1,35 @@
+"""Tests wait for a condition with a deadline (tests/support/waiting.py), never for a fixed time."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+# Programs in strings, such as a slowed trainer, are no waits of a test and are not looked at.
+SLEEPS = {
+    "acceptance/test_checkpoints_story.py": "a second signal must arrive while the first one is handled",
+    "acceptance/test_recordings_story.py": "kills at random moments",
+    "acceptance/test_runner_story.py": "kills at random moments",
+    "gpt2/test_ddp.py": "a second signal must arrive while the first one is handled",
+    "gpu/recorder/test_loop.py": "while the disk is full, nothing happens that could be waited for",
+    "support/fakes.py": "a step of the fake trainer",
+    "support/hub_server.py": "a server that sends its answer slowly",
+    "support/trainer_faults.py": "a slow and a hanging rank",
+    "support/waiting.py": "the helper itself",
+}
+
+
+def sleeps(path: Path) -> list[int]:
+    """Return the lines of calls of time.sleep."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("time.sleep", "sleep")
+    ]
+
+
+def test_only_listed_files_sleep():
+    found = {str(path.relative_to(TESTS)): sleeps(path) for path in sorted(TESTS.rglob("*.py"))}
+    assert {name: lines for name, lines in found.items() if lines and name not in SLEEPS} == {}
+    assert [name for name in SLEEPS if not found.get(name)] == [], "these sleep no more: remove them from the list"

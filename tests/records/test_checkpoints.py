@@ -1,0 +1,221 @@
+"""The folder of a run's checkpoints: its index, what stays and what goes, and the commands that read it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from factories import ROOT, environment
+from kmatrix.errors import RecordError
+from kmatrix.records.checkpoints import (
+    CheckpointIndex,
+    CheckpointKind,
+    Entry,
+    entry_of,
+    folder_of,
+    read_index,
+    sha256_of,
+    superseded,
+)
+from kmatrix.records.files import write_json
+from kmatrix.records.paths import MatrixDir, RunDir
+from programs import run
+
+R, B, K, F, E = (
+    CheckpointKind.ROLLING,
+    CheckpointKind.BEST,
+    CheckpointKind.KEPT,
+    CheckpointKind.FINAL,
+    CheckpointKind.EMERGENCY,
+)
+
+
+def put(shelf, step, *kinds, attempt=1):
+    """Write a small file for a checkpoint, and take it up."""
+    path = shelf.folder / f"step_{step:08d}.pt"
+    shelf.folder.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(f"weights of {step}".encode())
+    entry = Entry(
+        name=path.name,
+        step=step,
+        kinds=frozenset(kinds),
+        bytes=path.stat().st_size,
+        sha256=sha256_of(path),
+        val_loss=3.25,
+        attempt=attempt,
+        time=1_795_155_916.0,
+    )
+    shelf.announce(entry)
+    return entry
+
+
+def steps(entries):
+    return [entry.step for entry in entries]
+
+
+def shelf_of(folder, *several):
+    """A folder with a checkpoint for each step and kinds."""
+    shelf = CheckpointIndex(folder)
+    for step, *kinds in several:
+        put(shelf, step, *kinds)
+    return shelf
+
+
+@pytest.mark.parametrize(
+    "kinds, gone",
+    [
+        ([{R}, {R}, {R}, {R}], [1, 2]),
+        ([{R, B}, {R}, {R}, {R}], [2]),
+        ([{R, K}, {R, F}, {R}, {R}], []),
+        ([{B}, {R}, {K}, {F}], []),
+        ([set(), {R}, {B}], [1]),
+        ([{E}], []),
+        ([{E}, {R}], [1]),
+        ([{R}, {E}], []),
+    ],
+)
+def test_the_newest_stay_and_what_has_another_reason_stays_besides(tmp_path, kinds, gone):
+    shelf = shelf_of(tmp_path, *[(step, *reasons) for step, reasons in enumerate(kinds, 1)])
+    assert steps(superseded(shelf.entries, keep=2)) == gone
+
+
+def test_there_is_one_best_and_the_former_one_has_no_reason_left(tmp_path):
+    shelf = shelf_of(tmp_path, (1, B), (2, R, B), (3, B))
+    assert [set(entry.kinds) for entry in shelf.entries] == [set(), {R}, {B}]
+    assert steps(superseded(shelf.entries, keep=10)) == [1]
+
+
+def test_a_checkpoint_can_be_given_more_reasons_and_keeps_its_place(tmp_path):
+    shelf = shelf_of(tmp_path, (1, R), (2, R, B), (3, R))
+    shelf.mark(shelf.entries[0], {B, F})
+    assert [(e.step, set(e.kinds)) for e in CheckpointIndex(tmp_path).entries] == [(1, {R, B, F}), (2, {R}), (3, {R})]
+
+
+def test_what_was_written_is_read_back(tmp_path):
+    shelf = shelf_of(tmp_path, (300, R, B))
+    assert read_index(tmp_path) == shelf.entries
+
+
+def test_an_index_of_a_newer_trainer_may_say_more_of_a_checkpoint(tmp_path):
+    shelf = shelf_of(tmp_path, (300, R))
+    write_json(tmp_path / "index.json", {"checkpoints": [shelf.entries[0].to_json() | {"colour": "red"}]})
+    assert read_index(tmp_path) == shelf.entries
+
+
+@pytest.mark.parametrize("change", [{"name": "../../run.json"}, {"kinds": ["old"]}, {"kinds": None}])
+def test_an_index_that_is_not_ours_is_refused_by_name(tmp_path, change):
+    shelf = shelf_of(tmp_path, (300, R))
+    write_json(tmp_path / "index.json", {"checkpoints": [shelf.entries[0].to_json() | change]})
+    with pytest.raises(RecordError, match=r"index.json is not a checkpoint index"):
+        read_index(tmp_path)
+
+
+def test_best_and_final_are_further_names_of_the_files(tmp_path):
+    shelf = shelf_of(tmp_path, (1, B), (2, B, F))
+    shelf.name_links()
+    for name in ("best.pt", "final.pt"):
+        assert (tmp_path / name).samefile(tmp_path / "step_00000002.pt")
+        assert entry_of(tmp_path / name) == shelf.entries[1]
+    shelf.remove(shelf.entries[1])
+    shelf.name_links()
+    assert not (tmp_path / "final.pt").exists()
+    assert not (tmp_path / "best.pt").exists()
+
+
+def test_halves_and_entries_without_a_file_are_forgotten(tmp_path):
+    shelf = shelf_of(tmp_path, (1, R), (2, R))
+    (tmp_path / "step_00000001.pt").unlink()
+    (tmp_path / ".step_00000003.pt.partial").write_bytes(b"half")
+    assert CheckpointIndex(tmp_path).tidy() == ["step_00000001.pt"]
+    assert steps(read_index(tmp_path)) == [2]
+    assert not (tmp_path / ".step_00000003.pt.partial").exists()
+    assert shelf.entries[1] in CheckpointIndex(tmp_path).present
+
+
+def test_a_file_that_was_cut_short_does_not_count_as_present(tmp_path):
+    shelf = shelf_of(tmp_path, (1, R), (2, R, B))
+    (tmp_path / "step_00000002.pt").write_bytes(b"w")
+    assert steps(shelf.present) == [1]
+    assert shelf.of_kind(B) is None
+
+
+def test_checkpoints_lie_where_run_json_says_also_after_the_matrix_was_moved(tmp_path):
+    run_dir = RunDir(tmp_path / "run")
+    write_json(run_dir.run_json, {"train": {"checkpoint_dir": str(tmp_path / "elsewhere")}})
+    assert folder_of(run_dir) == run_dir.checkpoints
+    shelf_of(tmp_path / "elsewhere", (1, R))
+    assert folder_of(run_dir) == tmp_path / "elsewhere"
+
+
+@pytest.fixture
+def matrix(tmp_path):
+    """A matrix of two runs with checkpoints, and one without."""
+    folder = MatrixDir(tmp_path / "test_matrix_results_20261120_062141")
+    for name in ("gpt2_adamw_1cpu", "gpt2_muon_1cpu", "gpt2_sgd_1cpu"):
+        write_json(folder.run(name).run_json, {"run_id": name, "name": name, "train": {}})
+    shelf_of(folder.run("gpt2_adamw_1cpu").checkpoints, (10, R), (20, R, K), (30, R, B), (40, R), (50, E))
+    shelf_of(folder.run("gpt2_muon_1cpu").checkpoints, (10, R), (20, R, B, F))
+    return folder
+
+
+def test_the_list_says_of_each_checkpoint_why_it_is_there(matrix):
+    answer = run("list-checkpoints", f"TARGET={matrix.path}", "RUN=*muon*")
+    assert answer.status == 0
+    head, *lines = [line.split() for line in answer.out.splitlines()[1:]]
+    assert head == ["step", "kinds", "val", "loss", "size", "attempt", "written", "file"]
+    assert [[*cells[:6], cells[-1]] for cells in lines] == [
+        ["10", "rolling", "3.2500", "13", "B", "1", "step_00000010.pt"],
+        ["20", "best,final,rolling", "3.2500", "13", "B", "1", "step_00000020.pt"],
+    ]
+
+
+def test_the_list_says_what_is_missing_or_cut_short(matrix):
+    folder = matrix.run("gpt2_adamw_1cpu").checkpoints
+    (folder / "step_00000010.pt").unlink()
+    (folder / "step_00000040.pt").write_bytes(b"w")
+    out = run("list-checkpoints", f"TARGET={matrix.path}").out
+    assert "step_00000010.pt (missing)" in out
+    assert "step_00000040.pt (damaged: wrong size)" in out
+    assert "gpt2_sgd_1cpu" not in out
+
+
+def test_the_list_needs_no_torch(matrix):
+    code = "import sys; from kmatrix.cli.commands import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    command = [sys.executable, "-c", code, "list-checkpoints", f"TARGET={matrix.path}"]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "gpt2_adamw_1cpu: 5 checkpoints" in done.stdout
+
+
+def test_pruning_leaves_the_newest_the_best_and_those_kept_for_good(matrix):
+    answer = run("checkpoints-prune", f"TARGET={matrix.path}", "YES=1")
+    assert answer.status == 0
+    assert steps(read_index(matrix.run("gpt2_adamw_1cpu").checkpoints)) == [20, 30, 50]
+    assert steps(read_index(matrix.run("gpt2_muon_1cpu").checkpoints)) == [20]
+    assert "deleted 3 checkpoints" in answer.out
+
+
+def test_pruning_never_removes_the_last_one_that_is_whole(matrix):
+    folder = matrix.run("gpt2_adamw_1cpu").checkpoints
+    (folder / "step_00000050.pt").write_bytes(b"WEIGHTS of 50")  # of the same size, tampered with
+    run("checkpoints-prune", f"TARGET={matrix.path}", "YES=1")
+    assert steps(read_index(folder)) == [20, 30, 40, 50]
+
+
+def test_pruning_asks_and_without_a_terminal_removes_nothing(matrix, monkeypatch):
+    monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115, PTH123
+    answer = run("checkpoints-prune", f"TARGET={matrix.path}")
+    assert answer.status == 2
+    assert "YES=1" in answer.err
+    assert run("checkpoints-prune", f"TARGET={matrix.path}", "YES=0").out.endswith("nothing deleted\n")
+    assert len(read_index(matrix.run("gpt2_adamw_1cpu").checkpoints)) == 5
+
+
+def test_a_damaged_index_is_one_clear_error(matrix):
+    (matrix.run("gpt2_muon_1cpu").checkpoints / "index.json").write_text(json.dumps({"schema": 1}))
+    answer = run("list-checkpoints", f"TARGET={matrix.path}")
+    assert answer.status == 2
+    assert "is not a checkpoint index" in answer.err

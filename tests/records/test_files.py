@@ -1,0 +1,157 @@
+"""Files of a run: written atomically, read tolerantly, and read while they grow."""
+
+from __future__ import annotations
+
+import math
+import socket
+
+import pytest
+
+from kmatrix.errors import SchemaError
+from kmatrix.records.files import (
+    CHUNK,
+    LineTail,
+    append_jsonl,
+    finite,
+    last_lines,
+    read_or_empty,
+    replacing,
+    write_bytes,
+    write_json,
+)
+
+
+def test_a_file_is_replaced_when_the_block_succeeds(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text("old")
+
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a.json", "new")]
+
+
+def test_a_file_is_left_as_it_was_when_the_block_fails(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text("old")
+
+    with pytest.raises(FileNotFoundError), replacing(path) as temporary:
+        assert not temporary.exists()  # and nobody creates it
+
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a.json", "old")]
+
+
+def test_two_writers_never_share_a_temporary_file(tmp_path):
+    path = tmp_path / "a.json"
+    with replacing(path) as one, replacing(path) as other:
+        assert one != other
+        assert socket.gethostname()[:16] in one.name
+        one.touch()
+        other.touch()
+
+
+def test_a_write_creates_the_folder(tmp_path):
+    write_bytes(tmp_path / "new" / "a.bin", b"x")
+    assert (tmp_path / "new" / "a.bin").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[1]", b"\xff{}"])
+def test_a_file_that_is_missing_or_unreadable_is_empty(tmp_path, content):
+    path = tmp_path / "a.json"
+    if content is not None:
+        path.write_bytes(content)
+    assert read_or_empty(path) == {}
+
+
+def test_a_folder_with_the_name_of_a_file_is_empty(tmp_path):
+    assert read_or_empty(tmp_path) == {}
+
+
+def test_a_newer_schema_is_refused(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"schema": 99}')
+    with pytest.raises(SchemaError, match="schema 99"):
+        read_or_empty(path)
+
+
+def test_what_was_written_is_read(tmp_path):
+    write_json(tmp_path / "a.json", {"x": 1})
+    assert read_or_empty(tmp_path / "a.json") == {"schema": 1, "x": 1}
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (3, 3.0),
+        (0.5, 0.5),
+        (math.nan, None),
+        (-math.inf, None),
+        (10**400, None),
+        (True, None),
+        ("3", None),
+        (None, None),
+        ([1], None),
+    ],
+)
+def test_only_finite_numbers_are_numbers(value, number):
+    assert finite(value) == number
+
+
+def test_a_tail_returns_each_line_once_and_leaves_a_half_written_one(tmp_path):
+    path = tmp_path / "a.jsonl"
+    tail = LineTail(path)
+    assert tail.read() == []
+
+    append_jsonl(path, {"n": 1})
+    with path.open("a") as file:
+        file.write('{"n": 2')
+    assert [line["n"] for _, line in tail.read()] == [1]
+    assert tail.read() == []
+
+    with path.open("a") as file:
+        file.write("}\nnot json\n")
+    append_jsonl(path, {"n": 3})
+    assert [line["n"] for _, line in tail.read()] == [2, 3]
+
+
+def test_a_tail_may_skip_what_the_file_holds_already(tmp_path):
+    path = tmp_path / "a.jsonl"
+    append_jsonl(path, {"n": 1})
+    tail = LineTail(path, from_end=True)
+    append_jsonl(path, {"n": 2})
+    assert [line["n"] for _, line in tail.read()] == [2]
+
+
+def test_a_tail_reads_a_file_that_became_shorter_from_its_beginning(tmp_path):
+    path = tmp_path / "a.jsonl"
+    append_jsonl(path, {"n": 1, "long": "x" * 100})
+    tail = LineTail(path)
+    tail.read()
+    path.write_text('{"n": 2}\n')
+    assert [line["n"] for _, line in tail.read()] == [2]
+
+
+def test_a_line_longer_than_a_chunk_is_one_line(tmp_path):
+    path = tmp_path / "a.jsonl"
+    append_jsonl(path, {"n": 1, "long": "x" * 2 * CHUNK})
+    assert [line["n"] for _, line in LineTail(path).read()] == [1]
+
+
+@pytest.mark.parametrize(
+    ("most_bytes", "start", "lines"),
+    [
+        (100, 0, ["one\n", "two\n", "thr"]),
+        (8, 0, ["two\n", "thr"]),
+        (6, 0, ["thr"]),
+        (100, 4, ["two\n", "thr"]),
+        (2, 0, ["hr"]),
+        (100, 99, []),
+    ],
+)
+def test_the_last_lines_of_a_file(tmp_path, most_bytes, start, lines):
+    path = tmp_path / "a.log"
+    path.write_text("one\ntwo\nthr")
+    with path.open("rb") as file:
+        assert last_lines(file, most_bytes=most_bytes, start=start) == lines
+        assert file.read() == b""

@@ -1,0 +1,224 @@
+"""Cost, phases and alerts of a run in the summary, the JSON and the graph."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from gpu_factory import STARTED, FakeGpus, record, write_phases
+from kmatrix.records.files import read_json, write_json
+from kmatrix.records.paths import RunDir
+from kmatrix.report.analysis import analyse
+from kmatrix.report.gpu.graphs import memory_over_time
+from kmatrix.report.gpu.numbers import (
+    CostFactors,
+    RecordedPhase,
+    RunGpus,
+    cost_of,
+    cost_parts,
+    money,
+    read_cost_factors,
+)
+from kmatrix.report.gpu.read_gpu import TrainingTotals, add_timeline, read_gpu
+from kmatrix.report.gpu.text import busy_lines, cost_lines
+from kmatrix.report.write import write_summary
+from kmatrix.status.alerts import Alert, AlertKind, Severity
+from records_factory import FakeRun, make_matrix
+
+COUNTER = FakeGpus(power=(150.0, 150.0, 150.0, 150.0))
+
+
+@pytest.fixture
+def matrix(tmp_path):
+    """A matrix of two runs on four GPUs that were recorded."""
+    matrix = make_matrix(
+        tmp_path,
+        [FakeRun(gpus=4, device="cuda", tokens_per_s=6900.0), FakeRun(optimizer="muon", gpus=4, device="cuda")],
+    )
+    for name in ("gpt2_adamw_4gpu", "gpt2_muon_4gpu"):
+        record(matrix.run(name), COUNTER)
+    return matrix
+
+
+def configure(run, symbols, **train):
+    record = read_json(run.run_json)
+    write_json(run.run_json, record | {"symbols": symbols, "train": record["train"] | train})
+
+
+# ---- money -------------------------------------------------------------------------------------------------------
+
+
+def test_a_kilowatt_hour_and_an_hour_of_a_gpu_cost_what_their_factors_say():
+    cost = cost_of(3.6e6, 7200.0, CostFactors(energy_price=0.25, co2=400.0, gpu_hour_price=1.5))
+    assert (cost.kwh, cost.energy_cost, cost.co2_g, cost.gpu_hours, cost.gpu_cost) == (1, 0.25, 400, 2, 3)
+
+
+def test_without_a_factor_or_a_measurement_nothing_is_claimed():
+    assert cost_of(3.6e6, None, CostFactors()).energy_cost is None
+    nothing = cost_of(None, None, CostFactors(energy_price=1, co2=1, gpu_hour_price=1))
+    assert {nothing.kwh, nothing.energy_cost, nothing.co2_g, nothing.gpu_cost} == {None}
+    assert list(cost_parts(nothing, CostFactors(energy_price=1))) == []
+
+
+@pytest.mark.parametrize(
+    ("dollars", "text"), [(0.0, "$0.00"), (0.00123, "$0.0012"), (12.3, "$12.30"), (1e4, "$10,000.00")]
+)
+def test_money_below_a_cent_is_not_rounded_to_nothing(dollars, text):
+    assert money(dollars) == text
+
+
+def test_factors_are_those_of_the_configuration_of_the_run():
+    run = {"symbols": {"ENERGY_PRICE": "0.15", "CO2_FACTOR": ""}, "train": {"gpu_hour_price": 1.25}}
+    assert read_cost_factors(run) == CostFactors(energy_price=0.15, gpu_hour_price=1.25)
+    assert read_cost_factors({}) == CostFactors()
+
+
+def test_the_summary_puts_each_figure_beside_its_factor(matrix):
+    configure(matrix.run("gpt2_adamw_4gpu"), {"ENERGY_PRICE": "0.15", "CO2_FACTOR": "380"}, gpu_hour_price=1.25)
+    text = write_summary(analyse(matrix))
+    assert "Cost: energy $0.0015 at $0.15/kWh, 3.8 g CO2 at 380 g/kWh, 0.0667 GPU-hours $0.08 at $1.25" in text, text
+    assert text.count("Cost: ") == 1, "the other run names no factor"
+    first, second = json.loads(matrix.results.read_text())["runs"]
+    assert first["gpu"]["totals"]["kwh"] == pytest.approx(0.01)
+    assert first["gpu"]["totals"]["gpu_cost"] == pytest.approx(4 * 60 / 3600 * 1.25)
+    assert first["gpu"]["factors"]["co2"] == 380
+    assert second["gpu"]["totals"]["energy_cost"] is None
+    assert first["gpu"]["totals"]["tokens_per_joule"] == pytest.approx(1 / first["gpu"]["totals"]["joules_per_token"])
+
+
+def test_mfu_stands_beside_utilization(matrix):
+    gpu = read_gpu(matrix.run("gpt2_adamw_4gpu"), TrainingTotals(mfu=0.438))
+    (line,) = busy_lines(gpu)
+    assert line == "Utilization 95.0% (time with a kernel running), MFU 43.8% of peak"
+    assert list(busy_lines(replace(gpu, mfu=None))) == []
+
+
+# ---- phases ------------------------------------------------------------------------------------------------------
+
+
+def test_phases_have_their_seconds_and_their_joules(tmp_path):
+    counted = FakeGpus(power=(150.0, 150.0), memory=(1.0, 1.0), utilization=(1.0, 1.0), counter=True)
+    record(RunDir(tmp_path), counted)
+    write_phases(
+        RunDir(tmp_path), ("set-up", -9, 5), ("evaluation", 10, 16), ("checkpoint", 16, 18), ("evaluation", 50, 80)
+    )
+    gpu = read_gpu(RunDir(tmp_path), TrainingTotals())
+    assert [(phase.name, phase.begin, phase.end) for phase in gpu.phases] == [
+        ("set-up", 0, 5),
+        ("evaluation", 10, 16),
+        ("checkpoint", 16, 18),
+        ("evaluation", 50, 59),
+    ], "cut to the recording"
+    assert gpu.phase_seconds("evaluation") == 15
+    assert gpu.phase_joules("evaluation") == pytest.approx(300 * 15)
+    (line,) = cost_lines(gpu)
+    assert line == "Time: set-up 5.0s (1,500 J), evaluation 15.0s (4,500 J), checkpoint 2.0s (600 J) of 1m00s recorded"
+
+
+def test_what_comes_after_the_result_is_no_training(tmp_path):
+    record(RunDir(tmp_path), FakeGpus())
+    write_phases(RunDir(tmp_path), ("evaluation", 10, 16))
+    write_json(RunDir(tmp_path).result, {"ended": STARTED + 50})
+    assert read_gpu(RunDir(tmp_path), TrainingTotals()).phases[-1] == RecordedPhase(name="ending", begin=50, end=59)
+
+
+def test_joules_of_a_phase_that_are_not_known_are_not_zero(tmp_path):
+    record(RunDir(tmp_path), FakeGpus())  # its samples have no counter
+    write_phases(RunDir(tmp_path), ("evaluation", 10, 16))
+    assert read_gpu(RunDir(tmp_path), TrainingTotals()).phases == (
+        RecordedPhase(name="evaluation", begin=10, end=16, joules=None),
+    )
+
+
+@pytest.mark.parametrize(
+    "damage", ["", "no json\n", '{"phase": "lunch", "begin": 1, "end": 2}\n', '{"phase": "evaluation"}\n']
+)
+def test_what_is_no_phase_is_passed_over(tmp_path, damage):
+    record(RunDir(tmp_path), FakeGpus())
+    RunDir(tmp_path).phases.write_text(damage)
+    assert read_gpu(RunDir(tmp_path), TrainingTotals()).phases == ()
+
+
+def drawn(tmp_path, count):
+    runs = []
+    for number in range(count):
+        run = RunDir(tmp_path / f"gpt2_adamw_seed{number}")
+        record(run, FakeGpus())
+        write_phases(run, ("set-up", 0, 5), ("evaluation", 10 + number, 16), ("checkpoint", 16, 18))
+        gpu = add_timeline(run, read_gpu(run, TrainingTotals()))
+        runs.append(RunGpus(name=run.name, optimizer="adamw", status="finished", gpu=gpu))
+    return memory_over_time("m", runs)
+
+
+def legend_of(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_the_only_run_has_its_phases_shaded_behind_it(tmp_path):
+    figure = drawn(tmp_path, 1)
+    (axes,) = figure.axes
+    spans = sorted((patch.get_x(), patch.get_x() + patch.get_width()) for patch in axes.patches)
+    assert spans == [(0, 5), (10, 16), (16, 18)]
+    assert legend_of(figure)[1:] == ["set-up", "evaluation", "checkpoint"]
+
+
+def test_several_runs_have_a_strip_each_below(tmp_path):
+    figure = drawn(tmp_path, 3)
+    above, below = figure.axes
+    assert len(above.patches) == 0
+    assert [label.get_text() for label in below.get_yticklabels()] == [
+        f"gpt2_adamw_seed{number}" for number in range(3)
+    ]
+    spans = [path.get_extents() for strip in below.collections for path in strip.get_paths()]
+    assert len(spans) == 9
+    assert {round(span.x0) for span in spans} == {0, 10, 11, 12, 16}
+    assert "training" in legend_of(figure)
+
+
+# ---- alerts ------------------------------------------------------------------------------------------------------
+
+HOT = Alert(
+    kind=AlertKind.TEMPERATURE,
+    severity=Severity.WARNING,
+    since=STARTED,
+    until=STARTED + 95,
+    about="GPU 3",
+    value=91.0,
+    threshold=87.0,
+)
+GONE = Alert(
+    kind=AlertKind.LOST,
+    severity=Severity.CRITICAL,
+    since=STARTED + 60,
+    about="GPU 1",
+    reason="no response (values are null)",
+)
+
+
+def test_the_report_tells_what_a_run_was_warned_of_with_its_advice(matrix):
+    run = matrix.run("gpt2_muon_4gpu")
+    write_json(run.status, read_json(run.status) | {"alerts": [HOT.to_json(), GONE.to_json()]})
+    told = write_summary(analyse(matrix)).split("Alerts\n------\n")[1].split("\n\n")[0].splitlines()
+    assert told[0] == "gpt2_muon_4gpu"
+    assert told[1].startswith("    ! GPU 1: lost: no response (values are null) (from "), "the critical first"
+    assert "to the end): check the kernel log" in told[1]
+    assert "GPU 3: 91 C, limit 87 C (from " in told[-1] + told[-2]
+    assert "for 1m35s): check cooling" in " ".join(line.strip() for line in told)
+    (_, muon) = json.loads(matrix.results.read_text())["runs"]
+    assert [alert["kind"] for alert in muon["alerts"]] == ["temperature", "gpu_lost"]
+
+
+def test_alerts_of_a_kind_are_told_once_with_their_number_and_their_time(matrix):
+    run = matrix.run("gpt2_muon_4gpu")
+    later = replace(HOT, since=STARTED + 200, until=STARTED + 210, value=95.0)
+    write_json(run.status, read_json(run.status) | {"alerts": [HOT.to_json(), later.to_json()]})
+    text = " ".join(write_summary(analyse(matrix)).split())
+    assert text.count("GPU 3: 95 C, limit 87 C (2 times from ") == 1
+    assert "UTC, 1m45s in total): check cooling" in text
+
+
+def test_a_matrix_without_alerts_has_no_such_section_and_damaged_ones_are_passed_over(matrix):
+    assert "Alerts\n------" not in write_summary(analyse(matrix))
+    run = matrix.run("gpt2_muon_4gpu")
+    write_json(run.status, read_json(run.status) | {"alerts": [{"kind": "unheard of"}]})
+    assert "Alerts\n------" not in write_summary(analyse(matrix))

@@ -1,0 +1,621 @@
+"""GPU reports: numbers from our recordings and those of others, text, JSON, graphs, scripts."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_factory import FakeGpus, record, write_arrays, write_foreign, write_timings
+from kmatrix.errors import RecordError, SchemaError
+from kmatrix.gpu.devices import Device
+from kmatrix.gpu.formats.binary import COLUMNS
+from kmatrix.gpu.recorder.summary import RunTotals
+from kmatrix.records.files import read_json, write_json
+from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.report.analysis import analyse
+from kmatrix.report.folders import find_recorded, gpu_runs, read_folder, summarize
+from kmatrix.report.gpu.graphs import draw, grid, load_balance, memory_by_device, memory_by_run, memory_over_time
+from kmatrix.report.gpu.numbers import DeviceNumbers, GpuNumbers, RunGpus, Statistics, balance_of
+from kmatrix.report.gpu.read_gpu import TrainingTotals, add_timeline, read_gpu, recordings
+from kmatrix.report.gpu.text import consolidated, gpu_sections, joules_text
+from kmatrix.report.write import draw_graphs, write_summary
+from kmatrix.status.stragglers import read_ranks
+from kmatrix.text import WIDTH
+from records_factory import FakeRun, make_matrix
+
+ROOT = Path(__file__).resolve().parents[3]
+FILES = [
+    "gpu_memory_comparison.png",
+    "per_gpu_memory_breakdown.png",
+    "gpu_load_balance_analysis.png",
+    "gpu_memory_timeline.png",
+]
+MEANS = [12_800.0, 12_750.0, 12_825.0, 12_780.0]
+
+
+def gpu_run(name="gpt2_adamw_4gpu", optimizer="adamw", status="finished", gpu=None):
+    return RunGpus(name=name, optimizer=optimizer, status=status, gpu=gpu)
+
+
+def numbers_of(means, **about):
+    """Return the numbers of devices with these means of memory."""
+    devices = tuple(
+        DeviceNumbers(
+            gpu_index=index,
+            gpu_name="NVIDIA A10G",
+            memory_used=Statistics(mean=value, deviation=1.0, minimum=value - 1, maximum=value + 1),
+        )
+        for index, value in enumerate(means)
+    )
+    facts = {"evidence": "x", "device_type": "nvidia", "samples": 10, "seconds": 10.0, "total_mean": sum(means)}
+    return GpuNumbers(devices=devices, **{**facts, "total_max": sum(means) + len(means), **about})
+
+
+def read(folder, gpus, **work):
+    record(RunDir(folder), gpus)
+    return read_gpu(RunDir(folder), TrainingTotals(**work))
+
+
+# Numbers
+
+
+def test_a_summary_of_the_recorder_and_its_recording_give_the_same_numbers(tmp_path):
+    summed = read(tmp_path, FakeGpus())
+    RunDir(tmp_path).gpu_summary.unlink()
+    RunDir(tmp_path).gpu_samples.unlink()
+    streamed = read_gpu(RunDir(tmp_path), TrainingTotals())
+    assert summed.evidence.endswith("gpu_summary.json")
+    assert streamed.evidence.endswith("_multi_gpu.json")
+    for one, other in zip(summed.devices, streamed.devices, strict=True):
+        for quantity in ("memory_used", "utilization", "power", "temperature", "sm_clock"):
+            a, b = getattr(one, quantity), getattr(other, quantity)
+            assert (a.mean, a.minimum, a.maximum) == pytest.approx((b.mean, b.minimum, b.maximum))
+            assert a.deviation == pytest.approx(b.deviation)
+    assert [device.memory_used.mean for device in streamed.devices] == pytest.approx(MEANS)
+    assert [device.memory_used.deviation for device in streamed.devices] == pytest.approx([45.0] * 4)
+    assert summed.total_max == streamed.total_max == pytest.approx(sum(MEANS) + 4 * 45)
+
+
+def test_the_balance_of_the_documents_example_is_a_fifth_of_a_percent():
+    balance = balance_of(MEANS)
+    assert balance.cv == pytest.approx(100 * statistics.pstdev(MEANS) / statistics.fmean(MEANS))
+    assert (f"{balance.cv:.1f}", balance.quality) == ("0.2", "Excellent")
+
+
+@pytest.mark.parametrize(
+    ("cv", "quality"),
+    [(4.99, "Excellent"), (5.0, "Good"), (9.99, "Good"), (10.0, "Fair"), (19.99, "Fair"), (20.0, "Poor")],
+)
+def test_a_bound_belongs_to_the_class_above_it(cv, quality):
+    gpu = numbers_of([100 - cv, 100 + cv])  # two values have a CV that is half their difference over their mean
+    assert gpu.balance("memory_used").quality == quality
+
+
+def test_one_device_or_an_unknown_one_has_no_balance():
+    assert numbers_of([100.0]).balance("memory_used") is None
+    gpu = numbers_of([100.0, 200.0, 300.0])
+    assert gpu.balance("power") is None
+    silent = replace(gpu.devices[2], memory_used=None)
+    assert replace(gpu, devices=(*gpu.devices[:2], silent)).balance("memory_used") is None
+
+
+def test_the_energy_of_some_gpus_is_not_that_of_the_run(tmp_path):
+    gpus = FakeGpus(memory=(100.0, 200.0), power=(None, 150.0), utilization=(1.0, 2.0))
+    totals = {"joules": 9000.0, "memory_used_max": 300.0}
+    record(RunDir(tmp_path), gpus, summary={"totals": totals})
+    assert read_gpu(RunDir(tmp_path), TrainingTotals()).joules is None
+
+
+def test_the_energy_of_the_host_is_that_of_the_run_where_no_rank_has_its_own(tmp_path):
+    gpus = FakeGpus(memory=(100.0, 200.0), power=(None, None), utilization=(1.0, 2.0), device_type="cpu")
+    record(RunDir(tmp_path), gpus, summary={"totals": {"joules": 9000.0}, "energy_source": "rapl"})
+    assert read_gpu(RunDir(tmp_path), TrainingTotals(tokens=1000, device="cpu")).joules_per_token == 9.0
+
+
+def test_a_missing_measurement_stays_unknown(tmp_path):
+    gpu = read(tmp_path, FakeGpus(memory=(100.0, 200.0), power=(None, 150.0), utilization=(1.0, 2.0)))
+    assert gpu.devices[0].power is None
+    assert gpu.devices[0].joules is None
+    assert gpu.joules is None
+    assert gpu.mean_power is None
+    assert gpu.balance("power") is None
+
+
+def test_a_lost_gpu_keeps_what_it_had_and_no_zero_comes_in(tmp_path):
+    gpus = FakeGpus(lost={1: 20}, samples=60)
+    write_arrays(RunDir(tmp_path), list(gpus.snapshots()))
+    gpu = read_gpu(RunDir(tmp_path), TrainingTotals())
+    assert gpu.devices[1].samples == 20
+    assert gpu.devices[1].memory_used.mean == pytest.approx(12_750)
+    assert gpu.devices[1].power.minimum == 150
+
+
+def test_energy_is_the_area_under_the_power_and_nothing_over_a_hole(tmp_path):
+    path = write_foreign(
+        tmp_path / "gpt2_adamw", FakeGpus(memory=(100.0,), power=(200.0,), utilization=(90.0,), samples=11)
+    )
+    assert read_gpu(RunDir(path.parent), TrainingTotals()).joules == pytest.approx(10 * 200.0)
+    entries = json.loads(path.read_text())
+    entries[5:] = [{**entry, "timestamp": entry["timestamp"].replace("12:00", "13:00")} for entry in entries[5:]]
+    path.write_text(json.dumps(entries))
+    gpu = read_gpu(RunDir(path.parent), TrainingTotals())
+    assert gpu.joules == pytest.approx(9 * 200.0)
+    assert gpu.energy_source == "power"
+
+
+def test_an_energy_counter_is_believed_before_power_and_may_begin_anew(tmp_path):
+    path = write_foreign(
+        tmp_path / "gpt2_adamw", FakeGpus(memory=(100.0,), power=(200.0,), utilization=(90.0,), samples=4)
+    )
+    entries = [
+        {**gpu, "timestamp": entry["timestamp"], "energy_j": energy}
+        for entry, energy in zip(json.loads(path.read_text()), [1000.0, 1100.0, 30.0, 80.0], strict=True)
+        for gpu in entry["multi_gpu_data"]
+    ]
+    path.write_text(json.dumps(entries))
+    gpu = read_gpu(RunDir(path.parent), TrainingTotals())
+    assert (gpu.joules, gpu.energy_source) == (150.0, "counter")
+
+
+def test_joules_a_token_need_a_recording_of_the_whole_training(tmp_path):
+    record(RunDir(tmp_path), FakeGpus(samples=60))
+    whole = read_gpu(RunDir(tmp_path), TrainingTotals(tokens=9000, seconds=62.0))
+    assert whole.joules_per_token == pytest.approx(4 * 60 * 150 / 9000)
+    half = read_gpu(RunDir(tmp_path), TrainingTotals(tokens=9000, seconds=120.0))
+    assert half.joules_per_token is None
+    assert "covers 60 s of 120 s" in half.notes[-1]
+
+
+def test_energy_with_a_lost_gpu_is_not_put_beside_tokens(tmp_path):
+    gpu = read(tmp_path, FakeGpus(lost={3: 30}), tokens=9000, seconds=60.0)
+    assert gpu.joules_per_token is None
+    assert "energy of GPU 3 after its loss" in gpu.notes[-1]
+
+
+@pytest.mark.parametrize("layout", ["multi", "mixed"])
+def test_the_originals_layouts_for_several_gpus_are_read(tmp_path, layout):
+    write_foreign(tmp_path / "gpt2_adamw", FakeGpus(), layout=layout)
+    gpu = read_gpu(RunDir(tmp_path / "gpt2_adamw"), TrainingTotals())
+    assert [device.memory_used.mean for device in gpu.devices] == pytest.approx(MEANS)
+    assert gpu.devices[2].temperature.mean == 62
+    assert (gpu.samples, gpu.seconds) == (60, 59.0)
+
+
+def test_all_gpus_are_preferred_to_one_and_the_newest_file_to_an_older(tmp_path):
+    folder = tmp_path / "gpt2_adamw"
+    write_foreign(folder, FakeGpus(memory=(5.0,)), layout="single")
+    new = write_foreign(folder, FakeGpus())
+    old = new.with_name(new.name.replace("20250919", "20250801"))
+    old.write_text("[]")
+    assert recordings(folder)[:2] == [new, old]
+    assert len(read_gpu(RunDir(folder), TrainingTotals()).devices) == 4
+    new.write_text("[]")
+    assert len(read_gpu(RunDir(folder), TrainingTotals()).devices) == 1
+
+
+def test_a_file_that_was_cut_short_gives_what_is_whole_and_says_so(tmp_path):
+    size = write_foreign(tmp_path / "gpt2_adamw", FakeGpus()).stat().st_size
+    write_foreign(tmp_path / "gpt2_adamw", FakeGpus(), keep=size // 2 - 400)
+    gpu = read_gpu(RunDir(tmp_path / "gpt2_adamw"), TrainingTotals())
+    assert 25 < gpu.samples < 31
+    assert "truncated" in gpu.notes[0]
+
+
+def test_without_a_recording_there_is_nothing_and_with_an_empty_one_there_is_a_note(tmp_path):
+    assert read_gpu(RunDir(tmp_path), TrainingTotals()) is None
+    (tmp_path / "gpu_stats_x.json").write_text("[]")
+    gpu = read_gpu(RunDir(tmp_path), TrainingTotals())
+    assert gpu.devices == ()
+    assert (gpu.total_mean, gpu.device_type) == (None, "")
+    assert gpu.notes == ("gpu_stats_x.json has no sample",)
+
+
+def test_ranks_on_the_cpu_are_known_by_their_names_when_only_text_is_left(tmp_path):
+    gpus = FakeGpus(memory=(812.0, 820.0), power=(None, None), utilization=(99.0, 98.0), device_type="cpu")
+    write_arrays(RunDir(tmp_path), list(gpus.snapshots()))
+    gpu = read_gpu(RunDir(tmp_path), TrainingTotals())
+    assert [gpu.label(device) for device in gpu.devices] == ["rank 0", "rank 1"]
+    assert (gpu.joules, gpu.energy_source) == (None, None)
+
+
+def test_a_file_of_another_kind_is_said_and_stops_nothing(tmp_path):
+    (tmp_path / "gpu_stats_x.json").write_text("hello")
+    assert "is not a GPU recording" in read_gpu(RunDir(tmp_path), TrainingTotals()).notes[0]
+
+
+def test_a_damaged_summary_is_passed_over_and_a_newer_one_is_refused(tmp_path):
+    record(RunDir(tmp_path), FakeGpus())
+    RunDir(tmp_path).gpu_summary.write_text('{"schema": 1, "gpus": [')
+    assert read_gpu(RunDir(tmp_path), TrainingTotals()).evidence.endswith("gpu_samples.bin")
+    RunDir(tmp_path).gpu_summary.write_text('{"schema": 99}')
+    with pytest.raises(SchemaError, match="schema 99"):
+        read_gpu(RunDir(tmp_path), TrainingTotals())
+
+
+def test_a_recorder_that_has_not_ended_is_said(tmp_path):
+    record(RunDir(tmp_path), FakeGpus(), final=False)
+    gpu = read_gpu(RunDir(tmp_path), TrainingTotals())
+    assert not gpu.final
+    assert "the recorder is still running" in gpu.notes[0]
+
+
+def test_the_recorders_own_arithmetic_gives_the_same_numbers(tmp_path):
+    gpus = FakeGpus(lost={1: 20})
+    record(RunDir(tmp_path), gpus)
+    expected = read_gpu(RunDir(tmp_path), TrainingTotals())
+    devices = [Device(gpu_index=i, gpu_name=gpus.name, uuid=f"GPU-{i}", memory_total=24_576.0) for i in range(4)]
+    aggregate = RunTotals(devices)
+    for snapshot in gpus.snapshots():
+        values = [getattr(sample, name) for sample in snapshot.samples for name in COLUMNS]
+        known = [math.nan if value is None else float(value) for value in values]
+        aggregate.add(snapshot.monotonic, snapshot.time, known)
+    write_json(RunDir(tmp_path).gpu_summary, aggregate.summary({"device_type": "nvidia"}, final=True))
+    gpu = read_gpu(RunDir(tmp_path), TrainingTotals())
+    for one, other in zip(gpu.devices, expected.devices, strict=True):
+        assert one.samples == other.samples
+        assert one.memory_used.mean == pytest.approx(other.memory_used.mean)
+        assert one.memory_used.deviation == pytest.approx(other.memory_used.deviation)
+    assert (gpu.total_mean, gpu.total_max) == pytest.approx((expected.total_mean, expected.total_max))
+    assert gpu.balance("memory_used").cv == pytest.approx(expected.balance("memory_used").cv)
+
+
+# Stragglers
+
+
+def test_a_straggler_is_named_with_what_it_costs(tmp_path):
+    write_timings(RunDir(tmp_path), [100.0, 100.0, 100.0, 130.0], step_ms=150.0)
+    ranks = read_ranks(RunDir(tmp_path))
+    assert dict(ranks.compute_ms) == {0: 100.0, 1: 100.0, 2: 100.0, 3: 130.0}
+    assert ranks.efficiency == pytest.approx(107.5 / 130)
+    assert ranks.waiting == pytest.approx((130 - 107.5) / 150)
+    assert (ranks.slowest, ranks.slowest_share, ranks.steps) == (3, 1.0, 100)
+
+
+def test_a_line_counts_by_its_steps_and_only_where_every_rank_wrote_it(tmp_path):
+    write_timings(RunDir(tmp_path), [100.0, 120.0], step_ms=130.0, lines=2)
+    with RunDir(tmp_path).timings(0).open("a") as file:
+        file.write('{"schema": 1, "step": 30, "steps": 30, "compute_ms": 200.0, "step_ms": 210.0}\n')
+        file.write('{"schema": 1, "step": 99, "steps": 1, "compute_ms": 900.0, "step_ms": 900.0}\n')
+    with RunDir(tmp_path).timings(1).open("a") as file:
+        file.write('{"schema": 1, "step": 30, "steps": 30, "compute_ms": 100.0, "step_ms": 210.0}\n{"schema": 1, "st')
+    ranks = read_ranks(RunDir(tmp_path))
+    assert (ranks.steps, ranks.slowest, ranks.slowest_share) == (50, 0, 0.6)
+    assert ranks.waiting == pytest.approx((10 * 20 + 50 * 30) / (130 * 20 + 210 * 30))
+
+
+def test_one_rank_has_nobody_to_wait_for(tmp_path):
+    write_timings(RunDir(tmp_path), [100.0])
+    assert read_ranks(RunDir(tmp_path)) is None
+
+
+@pytest.mark.parametrize(("slow", "said"), [(130.0, True), (104.0, False)])
+def test_a_straggler_that_an_excellent_cv_hides_is_said(tmp_path, slow, said):
+    write_timings(RunDir(tmp_path), [100.0] * 63 + [slow], step_ms=1.05 * slow)
+    gpu = replace(numbers_of([12_800.0] * 64), ranks=read_ranks(RunDir(tmp_path)))
+    assert gpu.hides_straggler is said
+    text = consolidated("m", [gpu_run(gpu=gpu)])
+    assert ("the CV does not show rank 63" in text) is said
+
+
+# Text and JSON
+
+
+def matrix_of_all_kinds(root):
+    """A matrix with two GPU runs, a failed, a simulated, a CPU one and one without a recording."""
+    runs = [
+        FakeRun(gpus=4, device="cuda", tokens_per_s=6900.0),
+        FakeRun(optimizer="muon", gpus=2, device="cuda", status="failed", reason="out of memory", stop_at=40),
+        FakeRun(optimizer="adam", device="cuda"),
+        FakeRun(optimizer="sgd", gpus=2),
+        FakeRun(optimizer="sgd", device="cuda"),
+    ]
+    matrix = make_matrix(root, runs)
+    failed = FakeGpus(memory=(22_000.0, 17_000.0), power=(150.0, None), utilization=(95.0, 50.0), samples=20)
+    simulated = FakeGpus(memory=(9000.0,), power=(100.0,), utilization=(88.0,), name="NVIDIA A10G (simulated)")
+    ranks = FakeGpus(
+        memory=(812.0, 820.0), power=(None, None), utilization=(99.0, 98.0), device_type="cpu", name="EPYC"
+    )
+    for run, gpus in zip(runs, (FakeGpus(), failed, simulated, ranks), strict=False):
+        record(matrix.run(run.name), gpus)
+    write_timings(matrix.run(runs[0].name), [100.0, 100.0, 100.0, 130.0])
+    return matrix
+
+
+def test_summary_with_gpus_and_ranks(golden, tmp_path):
+    golden("summary_gpus.txt", write_summary(analyse(matrix_of_all_kinds(tmp_path))))
+
+
+def test_consolidated_text(golden, tmp_path):
+    golden("consolidated_gpus.txt", summarize(matrix_of_all_kinds(tmp_path).path))
+
+
+def test_the_breakdown_has_the_originals_words(tmp_path):
+    write_foreign(tmp_path / "gpt2_adamwprune_state_50", FakeGpus(spread=45.2))
+    text = summarize(tmp_path)
+    assert (
+        "ADAMWPRUNE Training - Per-GPU Breakdown:\n"
+        "    GPU 0: 12800.0 MB (±45.2)\n"
+        "    GPU 1: 12750.0 MB (±45.2)\n"
+        "    GPU 2: 12825.0 MB (±45.2)\n"
+        "    GPU 3: 12780.0 MB (±45.2)\n"
+        "    Total:  51155.0 MB\n"
+        "    Balance: CV = 0.2% (Excellent)\n"
+    ) in text
+
+
+def test_simulated_numbers_are_marked_wherever_they_stand(tmp_path):
+    matrix = matrix_of_all_kinds(tmp_path)
+    text = write_summary(analyse(matrix))
+    assert "gpt2_adam_1gpu (simulated)" in text
+    assert "gpt2_adamw_4gpu (simulated)" not in text
+    by_name = {run["name"]: run for run in read_json(matrix.results)["runs"]}
+    assert by_name["gpt2_adam_1gpu"]["gpu"]["simulated"] is True
+    assert "gpt2_adam_1gpu (simulated)" in summarize(matrix.path)
+
+
+def test_a_matrix_without_a_recording_has_no_such_section(tmp_path):
+    assert "GPUs\n----" not in write_summary(
+        analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", device="cuda")]))
+    )
+
+
+def test_timings_alone_give_the_ranks_and_no_graph(tmp_path):
+    run = FakeRun(gpus=2)
+    matrix = make_matrix(tmp_path, [run])
+    write_timings(matrix.run(run.name), [100.0, 120.0])
+    text = write_summary(analyse(matrix))
+    assert "CPU ranks\n---------\nmemory and power were not recorded\n" in text
+    assert "Most often slowest: rank 1, in 100% of 100 steps" in text
+    assert draw_graphs(analyse(matrix))[1] == []
+    assert "rank 0 100.0  rank 1 120.0" in summarize(matrix.path)
+
+
+def test_results_hold_the_numbers_of_each_device_and_null_for_what_is_unknown(tmp_path):
+    matrix = matrix_of_all_kinds(tmp_path)
+    write_summary(analyse(matrix))
+    runs = {run["name"]: run["gpu"] for run in read_json(matrix.results)["runs"]}
+    good, bad = runs["gpt2_adamw_4gpu"], runs["gpt2_muon_2gpu"]
+    assert [device["memory_used"]["mean"] for device in good["gpus"]] == MEANS
+    assert good["balance"]["memory"]["quality"] == "Excellent"
+    assert good["totals"]["joules_per_token"] == pytest.approx(36_000 / 409_600)
+    assert good["ranks"]["slowest_rank"] == 3
+    assert bad["gpus"][1]["power"] is None
+    assert (bad["totals"]["joules"], bad["balance"]["power"]) == (None, None)
+    assert runs["gpt2_sgd_1gpu"] is None
+
+
+def test_all_results_hold_memory_and_energy_of_the_run(tmp_path):
+    matrix = matrix_of_all_kinds(tmp_path)
+    write_summary(analyse(matrix))
+    rows = {row["test_id"]: row for row in json.loads(matrix.all_results.read_text())}
+    good = rows["gpt2_adamw_4gpu"]
+    assert (good["gpu_memory_mean"], good["gpu_memory_max"], good["joules"]) == (51_155.0, 51_335.0, 36_000.0)
+    assert good["joules_per_token"] == pytest.approx(36_000 / 409_600)
+    keys = ("gpu_memory_mean", "gpu_memory_max", "joules", "joules_per_token")
+    assert [rows["gpt2_sgd_1gpu"][key] for key in keys] == [None] * 4
+
+
+def test_what_the_trainer_does_not_know_does_not_hide_what_was_recorded(tmp_path):
+    matrix = matrix_of_all_kinds(tmp_path)
+    metrics = matrix.run("gpt2_adamw_4gpu").training_metrics
+    known = json.loads(metrics.read_text()) if metrics.exists() else {}
+    metrics.write_text(json.dumps({**known, "joules": None, "joules_per_token": None}))
+    write_summary(analyse(matrix))
+    rows = {row["test_id"]: row for row in json.loads(matrix.all_results.read_text())}
+    assert rows["gpt2_adamw_4gpu"]["joules"] == 36_000.0
+    assert rows["gpt2_adamw_4gpu"]["gpu_simulated"] is False
+    assert rows["gpt2_sgd_1gpu"]["gpu_simulated"] is None
+
+
+@given(st.integers(1, 64), st.text("abc_0123456789", min_size=1, max_size=150))
+def test_no_line_of_the_sections_is_wider_than_a_mail(devices, name):
+    run = gpu_run(name=name, gpu=numbers_of([12_800.0 + i for i in range(devices)], notes=("a note " * 30,)))
+    lines = [line for _, body in gpu_sections([run]) for line in body if line.split(" (")[0] != name]
+    assert max(map(len, lines)) <= WIDTH
+
+
+def test_of_many_gpus_the_lowest_and_the_highest_are_listed(tmp_path):
+    run = gpu_run(gpu=numbers_of([10_000.0 + 10 * ((i * 7) % 64) for i in range(64)]))
+    ((_, lines),) = gpu_sections([run])
+    text = "\n".join(lines)
+    assert "10000.0" in text
+    assert "10630.0" in text
+    assert "64 GPUs: the table lists the lowest and the highest" in text
+    assert len(lines) < 14
+
+
+@pytest.mark.parametrize(("joules", "text"), [(None, "-"), (0.0, "0 J"), (12_345.6, "12,346 J"), (1.5, "1.5 J")])
+def test_an_unknown_energy_is_not_zero(joules, text):
+    assert joules_text(joules) == text
+
+
+# Graphs
+
+
+@pytest.mark.parametrize(
+    ("devices", "shape"),
+    [(2, (1, 2)), (4, (2, 2)), (6, (2, 3)), (8, (2, 4)), (9, (3, 3)), (10, (3, 4)), (16, (4, 4)), (64, (8, 8))],
+)
+def test_the_grid_suits_the_number_of_gpus(devices, shape):
+    assert grid(devices) == shape
+
+
+@given(st.integers(1, 64))
+def test_the_grid_holds_every_gpu_and_no_row_is_empty(devices):
+    rows, columns = grid(devices)
+    assert rows * columns >= devices > (rows - 1) * columns
+
+
+def test_the_four_graphs_are_drawn_beside_the_others(tmp_path):
+    matrix = matrix_of_all_kinds(tmp_path)
+    files, missing = draw_graphs(analyse(matrix))
+    assert [path.name for path in files][-4:] == FILES
+    assert missing == []
+    assert all(struct.unpack(">II", path.read_bytes()[16:24])[0] == 1200 for path in files)
+    assert "graphs/gpu_memory_timeline.png" in write_summary(analyse(matrix))
+
+
+def test_the_same_recordings_give_the_same_bytes(tmp_path):
+    runs = [gpu_run(gpu=numbers_of(MEANS))]
+    (one, _), (other, _) = draw("m", runs, tmp_path / "a"), draw("m", runs, tmp_path / "b")
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
+
+
+def test_without_several_gpus_there_is_a_sentence_and_no_graph_by_gpu(tmp_path):
+    files, missing = draw("m", [gpu_run(gpu=numbers_of([100.0]))], tmp_path)
+    assert [path.name for path in files] == FILES[:1]
+    assert [text.split()[0] for text in missing] == FILES[1:]
+    assert draw("m", [gpu_run()], tmp_path) == ([], [])
+
+
+def test_bars_begin_at_zero_and_are_the_total_of_all_gpus():
+    axes = memory_by_run("m", [gpu_run(gpu=numbers_of(MEANS)), gpu_run(name="b", gpu=numbers_of([5.0]))]).axes[0]
+    assert [bar.get_width() for bar in axes.patches] == [51_155.0, 5.0]
+    assert axes.get_xlim()[0] == 0
+
+
+def test_a_panel_for_each_gpu_shows_every_run_on_it():
+    runs = [gpu_run(gpu=numbers_of(MEANS)), gpu_run(name="b", gpu=numbers_of(MEANS[:2]), status="failed")]
+    figure = memory_by_device("m", runs)
+    assert [axes.get_title() for axes in figure.axes] == ["GPU 0", "GPU 1", "GPU 2", "GPU 3"]
+    assert [[bar.get_width() for bar in axes.patches] for axes in figure.axes] == [
+        [12_800.0, 12_800.0],
+        [12_750.0, 12_750.0],
+        [12_825.0],
+        [12_780.0],
+    ]
+
+
+def test_sixty_four_gpus_fit_and_more_are_said():
+    figure = memory_by_device("m", [gpu_run(gpu=numbers_of([100.0 + i for i in range(70)]))])
+    assert sum(axes.get_visible() for axes in figure.axes) == 64
+    assert any("the first 64 of 70 devices" in text.get_text() for text in figure.texts)
+
+
+def test_the_balance_graph_shows_shares_on_the_left_and_cvs_on_the_right():
+    left, right = load_balance("m", [gpu_run(gpu=numbers_of([180.0, 220.0]))]).axes
+    dots = next(line for line in left.lines if line.get_marker() == "o")
+    assert list(dots.get_xdata()) == pytest.approx([-10.0, 10.0])
+    assert [mark.get_xdata()[0] for mark in right.lines] == pytest.approx([10.0])
+    assert [text.get_text() for text in right.texts] == ["10.0% Fair"]
+
+
+def test_the_timeline_is_the_total_and_a_failed_run_is_marked_at_its_end(tmp_path):
+    matrix = matrix_of_all_kinds(tmp_path)
+    numbers = analyse(matrix)
+    runs = [replace(run, gpu=run.gpu and add_timeline(matrix.run(run.name), run.gpu)) for run in gpu_runs(numbers)]
+    axes = memory_over_time("m", runs).axes[0]
+    first, *_ = [line for line in axes.lines if line.get_marker() != "X"]
+    (cross,) = [line for line in axes.lines if line.get_marker() == "X"]
+    assert list(first.get_ydata())[:2] == pytest.approx([51_155 - 180, 51_155 + 180])
+    assert cross.get_xdata()[0] == pytest.approx(19.0)
+
+
+def test_a_time_in_which_no_gpu_answered_is_a_gap_not_a_zero(tmp_path):
+    record(
+        RunDir(tmp_path), FakeGpus(memory=(100.0, 100.0), power=(1.0, 1.0), utilization=(1.0, 1.0), lost={0: 30, 1: 30})
+    )
+    gpu = add_timeline(RunDir(tmp_path), read_gpu(RunDir(tmp_path), TrainingTotals()))
+    line = memory_over_time("m", [gpu_run(gpu=gpu)]).axes[0].lines[0]
+    assert [math.isnan(y) for y in line.get_ydata()] == [False] * 30 + [True] * 30
+
+
+# Folders and scripts
+
+
+def foreign_folder(root):
+    """Two runs of the original project, one of them failed; the first has two files."""
+    folder = root / "test_matrix_results_20250919_120000"
+    write_foreign(folder / "gpt2_adamwprune_state_50", FakeGpus())
+    write_foreign(folder / "gpt2_adamwprune_state_50", FakeGpus(), layout="single")
+    write_foreign(
+        folder / "gpt2_adamw_magnitude_50", FakeGpus(memory=(14_000.0, 10_000.0), power=(150, 90), samples=20)
+    )
+    results = [
+        {"test_id": "gpt2_adamwprune_state_50", "optimizer": "adamwprune", "success": True, "elapsed_time": 60.0},
+        {"test_id": "gpt2_adamw_magnitude_50", "optimizer": "adamw", "success": False},
+    ]
+    (folder / "all_results.json").write_text(json.dumps(results))
+    return folder
+
+
+def test_a_folder_of_the_original_project_is_read(tmp_path):
+    _, _, (good, bad) = read_folder(foreign_folder(tmp_path))
+    assert (good.optimizer, good.status, len(good.gpu.devices)) == ("adamwprune", "finished", 4)
+    assert (bad.optimizer, bad.status, bad.gpu.balance("memory_used").quality) == ("adamw", "failed", "Fair")
+
+
+def test_without_a_list_of_results_the_folders_name_gives_the_optimizer(tmp_path):
+    folder = foreign_folder(tmp_path)
+    (folder / "all_results.json").write_text("[{")
+    _, _, runs = read_folder(folder)
+    assert [(run.optimizer, run.status) for run in runs] == [("adamw", ""), ("adamwprune", "")]
+
+
+def test_a_folder_of_one_run_is_read(tmp_path):
+    _, _, (run,) = read_folder(foreign_folder(tmp_path) / "gpt2_adamwprune_state_50")
+    assert run.gpu.evidence.startswith("gpt2_adamwprune_state_50/")
+
+
+def test_a_folder_without_a_recording_is_refused(tmp_path):
+    with pytest.raises(RecordError, match="no GPU recording"):
+        read_folder(tmp_path)
+
+
+def test_the_newest_matrix_is_taken_and_a_missing_folder_refused(tmp_path):
+    folder = foreign_folder(tmp_path)
+    (tmp_path / "test_matrix_results_20990101_000000").mkdir()
+    assert find_recorded(None, tmp_path) == folder
+    with pytest.raises(RecordError, match="is not a directory"):
+        find_recorded(tmp_path / "nothing", tmp_path)
+    with pytest.raises(RecordError, match="no matrix in"):
+        find_recorded(None, folder)
+
+
+def script(name, *words, cwd):
+    command = [sys.executable, str(ROOT / "scripts" / name), *map(str, words)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_the_script_draws_into_the_folder_that_is_asked_for(tmp_path):
+    answer = script("generate_gpu_memory_comparison.py", foreign_folder(tmp_path), "--output", "out", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FILES)
+    assert answer.stdout.splitlines() == [f"wrote out/{name}" for name in FILES]
+
+
+def test_the_script_prints_the_report_of_the_newest_matrix(tmp_path):
+    foreign_folder(tmp_path)
+    answer = script("generate_consolidated_gpu_summary.py", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert "ADAMWPRUNE Training - Per-GPU Breakdown:\n    GPU 0: 12800.0 MB (±45.0)\n" in answer.stdout
+    assert "gpt2_adamw_magnitude_50 (failed)" in answer.stdout
+
+
+def test_a_mistake_is_a_message_and_status_two(tmp_path):
+    answer = script("generate_consolidated_gpu_summary.py", tmp_path / "nothing", cwd=tmp_path)
+    assert answer.returncode == 2
+    assert answer.stderr.startswith("error: ")
+    assert "Traceback" not in answer.stderr
+
+
+def test_the_scripts_are_short():
+    for path in (ROOT / "scripts").glob("generate_*.py"):
+        assert len(path.read_text().splitlines()) <= 30, path.name
+
+
+def test_a_matrix_is_read_where_it_lies(tmp_path):
+    matrix = matrix_of_all_kinds(tmp_path)
+    name, root, runs = read_folder(matrix.path)
+    assert (name, root, len(runs)) == (matrix.name, matrix.path, 5)
+    assert MatrixDir(root) == matrix

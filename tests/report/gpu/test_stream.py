@@ -1,0 +1,218 @@
+"""Recordings, as text and binary, become the numbers and the timeline of a run: streams, earlier attempts, reasons."""
+
+from __future__ import annotations
+
+import statistics
+import tracemalloc
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_factory import FakeGpus, record, summary_of, write_foreign, write_samples
+from kmatrix.errors import SchemaError
+from kmatrix.gpu.formats.binary import read_samples
+from kmatrix.records.files import append_jsonl, write_json
+from kmatrix.records.paths import RunDir
+from kmatrix.report.folders import summarize
+from kmatrix.report.gpu.graphs import draw
+from kmatrix.report.gpu.numbers import RecordedPhase, RunGpus
+from kmatrix.report.gpu.read_gpu import NOTHING_RECORDED, TrainingTotals, add_timeline, read_gpu
+from kmatrix.report.gpu.stream import EXCLUDED, MAX_TIMELINE_POINTS, RunningStatistics, TimelineBuilder, read_stream
+
+
+@given(st.lists(st.none() | st.floats(0, 1e6), min_size=1, max_size=60), st.integers(1, 7))
+def test_a_spread_in_parts_is_the_spread_of_the_whole(values, part):
+    of = RunningStatistics()
+    for at in range(0, len(values), part):
+        of.add(np.array(values[at : at + part], dtype=float))
+    known = [value for value in values if value is not None]
+    spread = of.statistics()
+    if not known:
+        assert spread is None
+        return
+    assert spread.mean == pytest.approx(statistics.fmean(known), abs=1e-6)
+    assert spread.deviation == pytest.approx(statistics.pstdev(known), rel=1e-6, abs=1e-3)
+    assert (spread.minimum, spread.maximum) == (min(known), max(known))
+
+
+def test_a_recording_is_read_in_memory_that_does_not_grow_with_it(tmp_path):
+    path = write_foreign(tmp_path / "gpt2_adamw", FakeGpus(samples=60), layout="single")
+    entries = path.read_text().strip()[1:-1]
+    path.write_text(f"[{','.join([entries] * 1500)}]")
+    tracemalloc.start()
+    samples = read_stream(path).samples
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert samples == 90_000
+    assert peak < path.stat().st_size / 2
+
+
+@given(st.integers(1, 3000), st.integers(1, 700))
+@settings(max_examples=30, deadline=None)
+def test_a_timeline_is_short_keeps_its_mean_and_does_not_depend_on_the_parts(count, part):
+    whole, of = TimelineBuilder(), TimelineBuilder()
+    seconds = np.arange(count, dtype=float)
+    memory = {0: 100.0 + seconds, 1: np.where(seconds % 2, np.nan, 7.0)}
+    whole.add(seconds, memory)
+    for at in range(0, count, part):
+        of.add(seconds[at : at + part], {device: values[at : at + part] for device, values in memory.items()})
+    moments = of.points([0, 1, 2])
+    assert moments == whole.points([0, 1, 2])
+    assert min(count, MAX_TIMELINE_POINTS // 2) <= len(moments) <= MAX_TIMELINE_POINTS
+    assert all(a.seconds < b.seconds for a, b in pairwise(moments))
+    assert [m.memory[0] for m in moments] == pytest.approx([100 + m.seconds for m in moments])
+    assert {m.memory[1] for m in moments} <= {7.0, None}
+    assert {m.memory[2] for m in moments} == {None}
+
+
+def test_the_timeline_of_the_binary_file_is_that_of_the_text(tmp_path):
+    gpus = FakeGpus(lost={1: 20})
+    record(RunDir(tmp_path), gpus)
+    fast = add_timeline(RunDir(tmp_path), read_gpu(RunDir(tmp_path), TrainingTotals()))
+    RunDir(tmp_path).gpu_samples.unlink()
+    slow = add_timeline(RunDir(tmp_path), read_gpu(RunDir(tmp_path), TrainingTotals()))
+    assert len(fast.timeline) == len(slow.timeline) == 60
+    for one, other in zip(fast.timeline, slow.timeline, strict=True):
+        assert one.seconds == pytest.approx(other.seconds)
+        assert one.memory == pytest.approx(other.memory, nan_ok=False)
+    assert fast.timeline[30].memory[1] is None
+
+
+# Binary recordings
+
+
+def earlier(run_dir, gpus, *, seconds_before=100.0, number=1):
+    """Write what an earlier attempt recorded on other GPUs, as the recorder puts it aside."""
+    snapshots = [replace(snapshot, time=snapshot.time - seconds_before) for snapshot in gpus.snapshots()]
+    write_samples(run_dir.gpu_samples.with_suffix(f".{number}.bin"), gpus, snapshots)
+
+
+def test_a_recorder_that_was_killed_before_its_first_summary_leaves_every_sample(tmp_path):
+    record(RunDir(tmp_path), FakeGpus())
+    expected = read_gpu(RunDir(tmp_path), TrainingTotals())
+    RunDir(tmp_path).gpu_summary.unlink()
+    numbers = read_gpu(RunDir(tmp_path), TrainingTotals())
+    assert numbers.evidence.endswith("/gpu_samples.bin")
+    assert "wrote no summary" in numbers.notes[0]
+    assert (numbers.device_type, numbers.samples, numbers.final) == ("nvidia", 60, False)
+    for one, other in zip(numbers.devices, expected.devices, strict=True):
+        for name in ("gpu_index", "rank", "uuid", "memory_total"):
+            assert getattr(one, name) == getattr(other, name)
+        assert one.memory_used.mean == pytest.approx(other.memory_used.mean)
+        assert one.power.deviation == pytest.approx(other.power.deviation)
+
+
+def test_samples_after_the_last_summary_are_in_the_numbers(tmp_path):
+    gpus = FakeGpus(samples=60)
+    record(RunDir(tmp_path), gpus)
+    half = summary_of(gpus, list(gpus.snapshots())[:30])
+    half["gpus"][1]["throttled_s"] = {"heat (hardware)": 3.0}
+    write_json(RunDir(tmp_path).gpu_summary, {**half, "samples": 30, "final": False})
+    numbers = read_gpu(RunDir(tmp_path), TrainingTotals())
+    assert numbers.samples == 60
+    assert numbers.devices[0].samples == 60
+    assert numbers.devices[1].throttled_s == (("heat (hardware)", 3.0),)
+    assert numbers.joules == pytest.approx(4 * 59 * 150)
+
+
+def test_other_gpus_of_an_earlier_attempt_are_in_the_totals_and_are_named(tmp_path):
+    run_dir = RunDir(tmp_path)
+    record(run_dir, FakeGpus())
+    alone = read_gpu(run_dir, TrainingTotals())
+    earlier(run_dir, FakeGpus(memory=(20_000.0,) * 4, name="NVIDIA L4"))
+    both = read_gpu(run_dir, TrainingTotals())
+    assert both.devices == alone.devices
+    assert both.samples == 120
+    assert both.seconds == alone.seconds + 59
+    assert both.joules == pytest.approx(alone.joules + 4 * 59 * 150)
+    assert both.total_max == pytest.approx(4 * 20_045)
+    assert "GPU 3 (NVIDIA L4), 59 s in gpu_samples.1.bin" in both.notes[-1]
+    moments = add_timeline(run_dir, both).timeline
+    assert len(moments) == 120
+    assert [moments[0].total, moments[60].total] == pytest.approx([4 * 19_955, alone.total_mean - 4 * 45])
+    assert (moments[0].seconds, moments[60].seconds) == (0, 100)
+
+
+@pytest.mark.parametrize("warning", EXCLUDED)
+def test_the_note_replaces_the_recorders_warning(tmp_path, warning):
+    run_dir = RunDir(tmp_path)
+    record(run_dir, FakeGpus(), summary={"warnings": [f"{warning}: its summary does not match", "clock set back"]})
+    earlier(run_dir, FakeGpus(name="NVIDIA L4"))
+    notes = read_gpu(run_dir, TrainingTotals()).notes
+    assert not any(note.startswith(EXCLUDED) for note in notes)
+    assert notes[0] == "clock set back"
+    assert notes[1].startswith("an earlier attempt was recorded on GPU 0 (NVIDIA L4)")
+
+
+def test_phases_stay_where_they_were_when_the_timeline_begins_earlier(tmp_path):
+    run_dir = RunDir(tmp_path)
+    record(run_dir, FakeGpus())
+    earlier(run_dir, FakeGpus())
+    phase = RecordedPhase(name="evaluation", begin=10.0, end=20.0, joules=None)
+    numbers = add_timeline(run_dir, replace(read_gpu(run_dir, TrainingTotals()), phases=(phase,)))
+    assert [(phase.begin, phase.end) for phase in numbers.phases] == [(110.0, 120.0)]
+
+
+def test_several_earlier_recordings_are_taken_in_the_order_of_their_numbers(tmp_path):
+    run_dir = RunDir(tmp_path)
+    for number in (10, 2, 1):
+        earlier(run_dir, FakeGpus(samples=2), number=number)
+    run_dir.gpu_samples.with_suffix(".old.bin").write_bytes(b"another's")
+    assert [path.name for path in run_dir.earlier_gpu_samples()] == [f"gpu_samples.{n}.bin" for n in (1, 2, 10)]
+
+
+def test_simulated_numbers_never_join_those_of_real_gpus(tmp_path):
+    run_dir = RunDir(tmp_path)
+    record(run_dir, FakeGpus())
+    alone = read_gpu(run_dir, TrainingTotals())
+    earlier(run_dir, FakeGpus(name="NVIDIA A10G (simulated)"))
+    both = read_gpu(run_dir, TrainingTotals())
+    assert (both.joules, both.samples) == (alone.joules, alone.samples)
+    assert both.notes[-1].endswith("not included in these numbers")
+
+
+def test_a_damaged_earlier_recording_is_said_and_a_newer_one_is_refused(tmp_path):
+    run_dir = RunDir(tmp_path)
+    record(run_dir, FakeGpus())
+    (tmp_path / "gpu_samples.1.bin").write_bytes(b"half")
+    assert "gpu_samples.1.bin is not a GPU recording" in read_gpu(run_dir, TrainingTotals()).notes[-1]
+    (tmp_path / "gpu_samples.1.bin").write_bytes(b"KMXGPU2\n")
+    with pytest.raises(SchemaError, match="KMXGPU2"):
+        read_gpu(run_dir, TrainingTotals())
+
+
+def test_a_long_binary_recording_has_a_short_timeline(tmp_path):
+    run_dir = RunDir(tmp_path)
+    gpus = FakeGpus(memory=(100.0, 200.0), power=(1.0, 1.0), utilization=(1.0, 1.0), samples=3000)
+    run_dir.path.mkdir(exist_ok=True)
+    write_samples(run_dir.gpu_samples, gpus, list(gpus.snapshots()))
+    assert len(read_samples(run_dir.gpu_samples)) == 3000
+    moments = add_timeline(run_dir, read_gpu(run_dir, TrainingTotals())).timeline
+    assert MAX_TIMELINE_POINTS // 2 <= len(moments) <= MAX_TIMELINE_POINTS
+    assert statistics.fmean(moment.total for moment in moments) == pytest.approx(300)
+
+
+# Why nothing was recorded
+
+
+def test_why_nothing_was_recorded_is_in_the_report(tmp_path):
+    run_dir = RunDir(tmp_path / "test_matrix_results_20250115_103000" / "gpt2_adamw_1gpu")
+    run_dir.path.mkdir(parents=True)
+    write_json(run_dir.run_json, {"name": run_dir.name, "train": {"optimizer": "adamw"}})
+    why = "no GPU and no rank found: nothing is recorded; the NVIDIA driver does not respond: Unknown Error"
+    append_jsonl(run_dir.gpu_events, {"time": 1.0, "event": NOTHING_RECORDED, "gpu_index": None, "text": why})
+    numbers = read_gpu(run_dir, TrainingTotals())
+    assert (numbers.devices, numbers.notes) == ((), (why,))
+    assert why in " ".join(summarize(run_dir.path.parent).split())
+    assert draw("m", [RunGpus(name="a", optimizer="adamw", status="", gpu=numbers)], tmp_path) == ([], [])
+
+
+def test_an_earlier_reason_is_not_told_of_a_run_that_was_recorded(tmp_path):
+    run_dir = RunDir(tmp_path)
+    append_jsonl(run_dir.gpu_events, {"time": 1.0, "event": NOTHING_RECORDED, "gpu_index": None, "text": "no GPU"})
+    record(run_dir, FakeGpus())
+    assert "no GPU" not in read_gpu(run_dir, TrainingTotals()).notes

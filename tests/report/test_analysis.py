@@ -1,0 +1,377 @@
+"""Numbers from run directories: which runs count, how they are grouped, ranked and compared, and the warnings."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from kmatrix.errors import RecordError
+from kmatrix.records.files import write_json
+from kmatrix.records.lock import held
+from kmatrix.records.paths import MatrixDir, find_matrix
+from kmatrix.records.runs import Status
+from kmatrix.report.analysis import analyse
+from kmatrix.report.summary import render_summary
+from kmatrix.stats import Conclusion
+from records_factory import DATA, FakeRun, make_matrix, make_run, seeds
+
+ADAMW, MUON = [3.2811, 3.2834, 3.2802], [3.2715, 3.2741, 3.2702]
+OTHER_DATA = "f" * 64
+
+
+def only(numbers):
+    (run,) = numbers.runs
+    return run
+
+
+def test_a_finished_run_gives_the_numbers_of_its_result(tmp_path):
+    run = only(analyse(make_matrix(tmp_path, [FakeRun(optimizer="muon", gpus=2, final_loss=3.2, seed=7)])))
+    assert (run.name, run.optimizer, run.world_size, run.seed, run.device) == ("gpt2_muon_2cpu", "muon", 2, 7, "cpu")
+    assert run.status is Status.FINISHED
+    assert run.initial_val_loss == pytest.approx(10.9)
+    assert (run.final_val_loss, run.best_val_loss, run.best_val_step) == (3.2, 3.2, 100)
+    assert run.perplexity == pytest.approx(math.exp(3.2))
+    assert run.tokens == 100 * 2 * 8 * 128
+    assert run.tokens_per_second == 4000.0
+    assert run.evidence == "gpt2_muon_2cpu/result.json"
+    assert (run.val[0].step, run.val[-1].step, len(run.train)) == (0, 100, 20)
+
+
+def test_a_run_that_crashed_gives_what_its_metrics_say(tmp_path):
+    crashed = FakeRun(status="failed", reason="killed by signal 9", stop_at=47, result=False, attempt=1)
+    run = only(analyse(make_matrix(tmp_path, [crashed])))
+    assert run.status is Status.FAILED
+    assert run.evidence == "gpt2_adamw_1cpu/metrics.jsonl"
+    assert (run.last_val_step, run.steps, run.tokens) == (40, 45, 45 * 1024)
+    assert run.final_val_loss == run.val[-1].loss
+    assert run.seconds == pytest.approx(45 * 1024 / 4000)
+    assert run.tokens_per_second == 4000.0
+    assert run.peak_memory_mib is None
+
+
+def test_a_half_written_last_line_is_left(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=50)], took=None)
+    metrics = matrix.run("gpt2_adamw_1cpu").metrics
+    metrics.write_bytes(metrics.read_bytes()[:-20])
+    with held(matrix):
+        run = only(analyse(matrix))
+    assert run.status is Status.RUNNING
+    assert run.last_val_step == 50
+    assert run.steps == 50
+
+
+def test_a_run_whose_runner_is_gone_is_not_running(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=50)], took=None)
+    with held(matrix):
+        assert only(analyse(matrix)).status is Status.RUNNING
+    run = only(analyse(matrix))
+    assert (run.status, run.reason, run.steps) == (Status.STOPPED, "its runner died", 50)
+
+
+def test_a_run_without_metrics_has_unknown_numbers_not_zeros(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="failed", reason="out of memory", result=False)])
+    matrix.run("gpt2_adamw_1cpu").metrics.unlink()
+    run = only(analyse(matrix))
+    assert (run.final_val_loss, run.tokens, run.tokens_per_second, run.seconds, run.evidence) == (None,) * 4 + ("",)
+
+
+def test_a_nan_run_keeps_the_losses_before_and_counts_nowhere(tmp_path):
+    bad = FakeRun(optimizer="sgd", status="failed", kind="nan", reason="loss is nan at step 47", stop_at=47)
+    numbers = analyse(make_matrix(tmp_path, [bad, FakeRun()]))
+    assert numbers.runs[0].reason == "loss is nan at step 47"
+    assert numbers.runs[0].final_val_loss == numbers.runs[0].val[-1].loss
+    assert [group.name for group in numbers.rankings[0].groups] == ["adamw, 1 rank"]
+
+
+@pytest.mark.parametrize("loss", [None, float("nan"), float("inf")])
+def test_a_loss_that_is_not_a_number_is_unknown(tmp_path, loss):
+    matrix = make_matrix(tmp_path, [FakeRun()])
+    folder = matrix.run("gpt2_adamw_1cpu")
+    folder.result.write_text(json.dumps({**json.loads(folder.result.read_text()), "final_val_loss": loss}))
+    numbers = analyse(matrix)
+    assert only(numbers).final_val_loss is None
+    assert numbers.rankings == ()
+    assert any("without a final validation loss" in warning for warning in numbers.warnings)
+
+
+def test_perplexity_that_overflows_is_unknown(tmp_path):
+    run = only(analyse(make_matrix(tmp_path, [FakeRun(final_loss=5000.0)])))
+    assert run.final_val_loss == 5000.0
+    assert run.perplexity is None
+
+
+def test_a_planned_run_without_a_folder_is_counted(tmp_path):
+    numbers = analyse(make_matrix(tmp_path, [FakeRun()], planned=[FakeRun(optimizer="muon")], took=None))
+    assert [(run.name, run.status) for run in numbers.runs] == [
+        ("gpt2_adamw_1cpu", Status.FINISHED),
+        ("gpt2_muon_1cpu", Status.PLANNED),
+    ]
+    assert numbers.runs[1].optimizer == "muon"
+    assert any("incomplete matrix" in warning for warning in numbers.warnings)
+
+
+def test_a_run_that_runs_again_does_not_show_its_old_result(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(final_loss=2.0)])
+    folder = matrix.run("gpt2_adamw_1cpu")
+    write_json(folder.status, {"run_id": "x", "name": folder.name, "status": "running", "reason": None, "attempt": 2})
+    folder.metrics.write_text(
+        json.dumps({"schema": 1, "step": 0, "elapsed_s": 0.1, "tokens": 0, "attempt": 2, "val/loss": 10.8}) + "\n"
+    )
+    with held(matrix):
+        run = only(analyse(matrix))
+    assert run.status is Status.RUNNING
+    assert (run.final_val_loss, run.evidence) == (10.8, "gpt2_adamw_1cpu/metrics.jsonl")
+
+
+def test_a_run_that_has_just_begun_again_does_not_either(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="stopped", stop_at=40)])
+    folder = matrix.run("gpt2_adamw_1cpu")
+    write_json(folder.status, {"run_id": "x", "name": folder.name, "status": "running", "reason": None, "attempt": 2})
+    assert only(analyse(matrix)).evidence == "gpt2_adamw_1cpu/metrics.jsonl"
+
+
+def test_a_result_from_before_a_crash_is_not_the_end(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="stopped", stop_at=40)])
+    folder = matrix.run("gpt2_adamw_1cpu")
+    status = {"run_id": "x", "name": folder.name, "status": "failed", "reason": "killed by signal 9", "attempt": 2}
+    write_json(folder.status, status)
+    with folder.metrics.open("a") as file:
+        file.write(json.dumps({"step": 50, "elapsed_s": 1.0, "tokens": 51200, "attempt": 2, "val/loss": 3.9}) + "\n")
+    run = only(analyse(matrix))
+    assert (run.final_val_loss, run.tokens, run.attempt) == (3.9, 51200, 2)
+
+
+def test_the_first_line_does_not_slow_a_crashed_run(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="failed", stop_at=10, result=False)])
+    folder = matrix.run("gpt2_adamw_1cpu")
+    lines = [{"step": s, "attempt": 1, "throughput/tokens_per_s": v} for s, v in ((0, 10.0), (5, 4000.0))]
+    folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert only(analyse(matrix)).tokens_per_second == 4000.0
+
+
+def test_time_goes_on_over_a_resume(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=0)], took=None)
+    points = [(0, 0.0, 1, 10.0), (10, 8.0, 1, 9.0), (20, 3.0, 2, 8.0), (30, 6.0, 2, 7.0)]
+    lines = [{"step": s, "elapsed_s": t, "attempt": a, "tokens": s, "val/loss": v} for s, t, a, v in points]
+    matrix.run("gpt2_adamw_1cpu").metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [point.seconds for point in only(analyse(matrix)).val] == [0.0, 8.0, 11.0, 14.0]
+
+
+def test_a_damaged_result_is_said_and_the_rest_still_counts(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
+    matrix.run("gpt2_adamw_1cpu").result.write_text('{"schema": 1, "stat')
+    adamw, muon = analyse(matrix).runs
+    assert (adamw.status, adamw.reason) == (Status.FAILED, "result.json is damaged")
+    assert adamw.final_val_loss == pytest.approx(3.28)
+    assert muon.counts
+
+
+def test_a_lost_matrix_json_loses_no_run(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(optimizer="muon"), FakeRun()])
+    matrix.matrix_json.unlink()
+    numbers = analyse(matrix)
+    assert {run.name for run in numbers.runs} == {"gpt2_adamw_1cpu", "gpt2_muon_1cpu"}
+    assert numbers.axes["gpus"] == ("1",)
+
+
+@pytest.mark.parametrize("name", ["run.json", "result.json", "status.json"])
+def test_a_newer_schema_is_refused_by_name(tmp_path, name):
+    matrix = make_matrix(tmp_path, [FakeRun()])
+    path = matrix.run("gpt2_adamw_1cpu").path / name
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 2}))
+    with pytest.raises(RecordError, match=f"{name} has schema 2"):
+        analyse(matrix)
+
+
+def test_seeds_of_one_configuration_are_one_group(tmp_path):
+    numbers = analyse(make_matrix(tmp_path, [*seeds(3, ADAMW), *seeds(3, MUON, optimizer="muon")]))
+    assert [(group.name, group.losses) for group in numbers.groups] == [
+        ("adamw, 1 rank", dict(zip((1, 2, 3), ADAMW, strict=True))),
+        ("muon, 1 rank", dict(zip((1, 2, 3), MUON, strict=True))),
+    ]
+
+
+def test_a_seed_to_come_stands_with_those_that_are_there(tmp_path):
+    first, second = seeds(2, [3.2, 3.3])
+    (group,) = analyse(make_matrix(tmp_path, [first], planned=[second], took=None)).groups
+    assert (group.name, len(group.runs), group.losses) == ("adamw, 1 rank", 2, {1: 3.2})
+
+
+def test_a_finished_run_that_does_not_say_its_data_is_not_ranked(tmp_path):
+    first, second = seeds(2, [3.2, 3.3])
+    silent = FakeRun(seed=2, axes=second.axes, train={"data_sha256": None})
+    numbers = analyse(make_matrix(tmp_path, [first, silent]))
+    assert [len(group.losses) for group in numbers.rankings[0].groups] == [1]
+    assert any("does not record the training data" in warning for warning in numbers.warnings)
+
+
+def test_a_status_of_an_unknown_kind_is_damage_and_no_crash(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun()])
+    write_json(matrix.run("gpt2_adamw_1cpu").status, {"status": "exploded"})
+    run = only(analyse(matrix))
+    assert run.status is Status.FAILED
+    assert "exploded" in run.reason
+
+
+def test_three_seeds_with_a_steady_difference_make_a_leader(tmp_path):
+    numbers = analyse(make_matrix(tmp_path, [*seeds(3, ADAMW), *seeds(3, MUON, optimizer="muon")]))
+    (ranking,) = numbers.rankings
+    (comparison,) = ranking.comparisons
+    assert (comparison.leader, comparison.other, comparison.conclusion) == (
+        "muon, 1 rank",
+        "adamw, 1 rank",
+        Conclusion.BETTER,
+    )
+    assert ranking.evidence == "The leader, muon, 1 rank, is better than every other configuration"
+
+
+def test_three_seeds_that_disagree_make_none(tmp_path):
+    numbers = analyse(make_matrix(tmp_path, [*seeds(3, ADAMW), *seeds(3, [3.279, 3.285, 3.279], optimizer="muon")]))
+    (ranking,) = numbers.rankings
+    assert ranking.comparisons[0].conclusion is Conclusion.NOT_DISTINGUISHABLE
+    assert "not distinguishable from any other" in ranking.evidence
+
+
+def test_one_seed_is_ranked_and_the_order_is_no_evidence(tmp_path):
+    (ranking,) = analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", final_loss=2.0)])).rankings
+    assert [group.name for group in ranking.groups] == ["muon, 1 rank", "adamw, 1 rank"]
+    assert ranking.evidence == "One seed per configuration: the ranking is not significant"
+    assert ranking.comparisons[0].conclusion is Conclusion.NOT_DISTINGUISHABLE
+
+
+def test_a_word_stands_only_after_the_correction_for_many_comparisons(tmp_path):
+    """p is 0.04 for each of four: alone each would be better, together none is."""
+    leader, other = [3.0, 3.0, 3.0], [3.1, 3.175, 3.15]
+    runs = seeds(3, leader, optimizer="muon")
+    runs += [run for lr in "abcd" for run in seeds(3, other, axes={"lr": lr})]
+    (ranking,) = analyse(make_matrix(tmp_path, runs)).rankings
+    assert {comparison.verdict.conclusion for comparison in ranking.comparisons} == {Conclusion.BETTER}
+    assert {comparison.conclusion for comparison in ranking.comparisons} == {Conclusion.NOT_DISTINGUISHABLE}
+
+
+def test_runs_on_different_data_are_never_ranked_together(tmp_path):
+    runs = [FakeRun(), FakeRun(optimizer="muon", data_sha256=OTHER_DATA), FakeRun(optimizer="sgd", final_loss=4.0)]
+    numbers = analyse(make_matrix(tmp_path, runs))
+    ranked = {ranking.data_sha256: [group.name for group in ranking.groups] for ranking in numbers.rankings}
+    assert ranked == {DATA: ["adamw, 1 rank", "sgd, 1 rank"], OTHER_DATA: ["muon, 1 rank"]}
+    assert any("different data" in warning for warning in numbers.warnings)
+
+
+def test_seeds_that_read_different_data_are_not_one_group(tmp_path):
+    first, second = seeds(2, [3.2, 3.3])
+    changed = FakeRun(seed=2, axes=second.axes, final_loss=3.3, data_sha256=OTHER_DATA)
+    numbers = analyse(make_matrix(tmp_path, [first, changed]))
+    assert [group.name for group in numbers.groups] == ["adamw, 1 rank, data 1a2b3c4d", "adamw, 1 rank, data ffffffff"]
+
+
+def test_ranked_runs_that_differ_in_tokens_or_model_are_said_to(tmp_path):
+    runs = [FakeRun(), FakeRun(gpus=2), FakeRun(optimizer="muon", train={"model": "124m"})]
+    notes = " ".join(analyse(make_matrix(tmp_path, runs)).rankings[0].notes)
+    assert "differ in tokens (102,400, 204,800)" in notes
+    assert "differ in model (124m, tiny)" in notes
+
+
+def test_scaling_is_told_against_the_smallest_count(tmp_path):
+    speeds = {1: 1000.0, 2: 1900.0, 4: 3000.0}
+    runs = [FakeRun(gpus=n, device="cuda", tokens_per_s=speed, mfu=0.4) for n, speed in speeds.items()]
+    (scaling,) = analyse(make_matrix(tmp_path, runs)).scalings
+    assert scaling.name == "adamw"
+    assert [(row.world_size, row.speedup, row.efficiency) for row in scaling.rows] == [
+        (1, 1.0, 1.0),
+        (2, pytest.approx(1.9), pytest.approx(0.95)),
+        (4, pytest.approx(3.0), pytest.approx(0.75)),
+    ]
+
+
+def test_there_is_no_scaling_without_two_counts_of_one_configuration(tmp_path):
+    assert analyse(make_matrix(tmp_path, [FakeRun(gpus=1), FakeRun(optimizer="muon", gpus=2)])).scalings == ()
+
+
+def test_what_makes_numbers_worth_less_is_warned_of(tmp_path):
+    runs = [
+        FakeRun(optimizer="sgd", final_loss=11.5, stop_at=None, steps=10, eval_interval=100),
+        FakeRun(train={"warmup_steps": 26}),
+        FakeRun(optimizer="muon", train={"warmup_steps": 25}),
+    ]
+    matrix = make_matrix(tmp_path, runs)
+    used = {"train": {}, "adjusted": [{"field": "batch_size", "from": 8, "to": 4, "why": "out of memory"}]}
+    write_json(matrix.run("gpt2_muon_1cpu").run_used, used)
+    warnings = analyse(matrix).warnings
+    assert "the validation loss never fell below its initial value: gpt2_sgd_1cpu" in warnings
+    assert any(text.startswith("warm-up") and "gpt2_adamw_1cpu" in text and "muon" not in text for text in warnings)
+    assert any("different numbers of tokens" in text for text in warnings)
+    assert "gpt2_muon_1cpu was trained with batch_size 8 -> 4: out of memory" in warnings
+
+
+def test_a_good_matrix_has_no_warnings(tmp_path):
+    assert analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])).warnings == ()
+
+
+def test_a_failed_run_carries_the_end_of_its_log(tmp_path):
+    lines = tuple(f"line {n}" for n in range(30))
+    failed = FakeRun(status="failed", reason="exit status 1", stop_at=20, result=False, log_tail=lines)
+    run = only(analyse(make_matrix(tmp_path, [failed])))
+    assert run.log_tail == lines[-20:]
+    assert run.log == "gpt2_adamw_1cpu/output.log"
+
+
+def test_two_hundred_runs_are_read(tmp_path):
+    runs = [FakeRun(optimizer=name, axes={"lr": str(lr)}) for name in ("adamw", "muon") for lr in range(100)]
+    matrix = make_matrix(tmp_path, runs)
+    assert len(analyse(matrix).runs) == 200
+
+
+def test_the_newest_matrix_is_the_default(tmp_path):
+    make_matrix(tmp_path, [FakeRun()], name="test_matrix_results_20261119_000000")
+    make_matrix(tmp_path, [FakeRun()], name="test_matrix_results_20261120_000000")
+    (tmp_path / "test_matrix_results_20261121_000000").mkdir()
+    assert find_matrix(tmp_path, None).name == "test_matrix_results_20261120_000000"
+
+
+def test_a_matrix_is_found_by_name_and_by_path(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun()], name="test_matrix_results_20261119_000000")
+    assert find_matrix(tmp_path, matrix.name).path == matrix.path
+    assert find_matrix(tmp_path / "elsewhere", str(matrix.path)).path == matrix.path
+
+
+def test_without_a_matrix_the_message_says_how_to_make_one(tmp_path):
+    with pytest.raises(RecordError, match="hint: run `make test-matrix`") as caught:
+        find_matrix(tmp_path, None)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_an_unknown_target_is_answered_with_the_known_ones(tmp_path):
+    make_matrix(tmp_path, [FakeRun()], name="test_matrix_results_20261119_000000")
+    with pytest.raises(RecordError, match="test_matrix_results_20261119_000000"):
+        find_matrix(tmp_path, "test_matrix_results_20261119")
+
+
+def test_a_folder_that_holds_no_run_is_refused(tmp_path):
+    with pytest.raises(RecordError, match="has no run"):
+        analyse(MatrixDir(tmp_path))
+
+
+def test_a_run_outside_the_plan_is_there_too(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun()])
+    make_run(matrix, FakeRun(optimizer="muon"))
+    assert [run.name for run in analyse(matrix).runs] == ["gpt2_adamw_1cpu", "gpt2_muon_1cpu"]
+
+
+def test_a_run_that_a_budget_ended_counts_and_is_named_with_its_share_of_the_schedule(tmp_path):
+    runs = [FakeRun(stop_at=40, ended_by="time"), FakeRun(optimizer="muon", ended_by="max_iters")]
+    numbers = analyse(make_matrix(tmp_path, runs))
+    assert [run.counts for run in numbers.runs] == [True, True]
+    assert numbers.runs[0].ended_by == "time"
+    (said,) = [text for text in numbers.warnings if "learning rate schedule" in text]
+    assert said.endswith(": gpt2_adamw_1cpu (time, 40 %)")
+
+
+def test_what_the_runs_were_promised_to_have_in_common_is_in_the_head_of_the_report(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun()])
+    plan = json.loads(matrix.matrix_json.read_text())
+    write_json(matrix.matrix_json, {**plan, "equal": "tokens: 1,000 tokens, to a step"})
+    numbers = analyse(matrix)
+    assert numbers.equal == "tokens: 1,000 tokens, to a step"
+    assert "Equal     tokens: 1,000 tokens, to a step" in render_summary(numbers)

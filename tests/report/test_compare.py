@@ -1,0 +1,184 @@
+"""Comparing two matrices or two runs: changed settings, and conclusions only with a significance test."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kmatrix.cli.commands import main
+from kmatrix.records.files import read_json, write_json
+from kmatrix.records.paths import MatrixDir
+from kmatrix.report.compare import compare_runs, render, runs_of_matrix, single_run, to_json
+from kmatrix.stats import Conclusion
+from records_factory import FakeRun, make_matrix, seeds
+
+BASE, NEW = "test_matrix_results_20261120_052300", "test_matrix_results_20261120_062300"
+HIGH, LOW = [3.30, 3.31, 3.32], [3.20, 3.22, 3.21]
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Make the matrix of one side, with these symbols in each of its runs."""
+
+    def side(name, runs, symbols=None):
+        matrix = make_matrix(tmp_path, runs, name=name)
+        for run in matrix.runs():
+            write_json(run.run_json, read_json(run.run_json) | {"symbols": {"GPT2_DROPOUT": "0.0"} | (symbols or {})})
+        return matrix
+
+    return side
+
+
+@pytest.fixture
+def hold(make):
+    """Make two matrices of fake runs and hold them together."""
+
+    def both(base, new, base_symbols=None, new_symbols=None):
+        matrices = make(BASE, base, base_symbols), make(NEW, new, new_symbols)
+        return compare_runs(*map(runs_of_matrix, matrices), {"RESULTS_DIR"})
+
+    return both
+
+
+def row(found, measure):
+    return next(row for row in found.pairs[0].rows if row.metric.name == measure)
+
+
+def single(matrix):
+    (run,) = matrix.runs()
+    return single_run(run)
+
+
+def test_with_seeds_a_clear_difference_has_an_interval_and_a_word(hold):
+    found = hold(seeds(3, HIGH), seeds(3, LOW))
+    loss = row(found, "final loss")
+    assert (loss.base, loss.new, loss.conclusion) == (pytest.approx(3.31), pytest.approx(3.21), Conclusion.BETTER)
+    assert loss.verdict.difference == pytest.approx(-0.1)
+    assert loss.verdict.interval.high < 0
+    assert "final loss, nats/token  3.3100  3.2100     -0.1000" in render(found)
+    assert "better, p = 0.00" in render(found)
+
+
+def test_a_difference_within_the_spread_of_the_seeds_is_not_distinguishable(hold):
+    found = hold(seeds(3, HIGH), seeds(3, [3.32, 3.28, 3.31]))
+    assert row(found, "final loss").conclusion is Conclusion.NOT_DISTINGUISHABLE
+    assert "not distinguishable, p = " in render(found)
+
+
+def test_one_seed_is_a_difference_and_no_evidence(hold):
+    found = hold([FakeRun(final_loss=3.30)], [FakeRun(final_loss=3.10)])
+    assert (row(found, "final loss").conclusion, row(found, "final loss").p) == (Conclusion.NOT_DISTINGUISHABLE, None)
+    text = render(found)
+    assert "not significant (one seed)" in text
+    assert "better" not in text
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "word"), [(4000.0, 5000.0, Conclusion.BETTER), (5000.0, 4000.0, Conclusion.WORSE)]
+)
+def test_a_higher_speed_is_better_and_a_longer_time_is_worse(hold, base, new, word):
+    def runs(speed):
+        return [FakeRun(seed=n, axes={"seed": str(n)}, tokens_per_s=speed + n * n) for n in (1, 2, 3)]
+
+    found = hold(runs(base), runs(new))
+    assert (row(found, "speed").conclusion, row(found, "time").conclusion) == (word, word)
+
+
+def test_several_configurations_are_several_tests_and_p_is_corrected_for_them(make):
+    def side(name, losses, *optimizers):
+        return runs_of_matrix(make(name, [run for one in optimizers for run in seeds(3, losses, optimizer=one)]))
+
+    alone = compare_runs(side("a1", HIGH, "adamw"), side("b1", LOW, "adamw"))
+    several = compare_runs(side("a2", HIGH, "adamw", "muon"), side("b2", LOW, "adamw", "muon"))
+    assert row(several, "final loss").p == pytest.approx(2 * row(alone, "final loss").p)
+    assert "p Holm-corrected for the number of configurations" in render(several)
+
+
+def test_losses_on_other_data_are_not_compared_and_times_are(hold):
+    found = hold(seeds(3, HIGH), seeds(3, LOW, data_sha256="f" * 64))
+    loss = row(found, "final loss")
+    assert (loss.measured_differently, loss.conclusion, row(found, "time").measured_differently) == (
+        *("data", Conclusion.NOT_DISTINGUISHABLE),
+        "",
+    )
+    assert "not comparable (different data)" in render(found)
+    assert to_json(found)["configurations"][0]["measures"]["final loss"]["interval"] is None
+
+
+def test_another_number_of_tokens_is_said(hold):
+    assert "! the runs differ in tokens" in render(hold([FakeRun(steps=100)], [FakeRun(steps=200)]))
+
+
+def test_symbols_that_differ_are_listed_and_those_without_consequence_apart(hold):
+    before = {"GPT2_DROPOUT": "0.1", "RESULTS_DIR": "a", "GPT2_OLD": "y"}
+    text = render(hold([FakeRun()], [FakeRun()], before, {"RESULTS_DIR": "b", "GPT2_SEED": "1"}))
+    assert "GPT2_DROPOUT 0.1 -> 0.0\nGPT2_OLD y -> (none)\nGPT2_SEED (none) -> 1\n" in text
+    assert "without effect on results: RESULTS_DIR a -> b" in text
+
+
+def test_an_axis_of_both_is_no_difference(hold):
+    runs = [FakeRun(optimizer=name) for name in ("adamw", "muon")]
+    assert "none that can change a result" in render(hold(runs, runs))
+
+
+def test_configurations_are_matched_by_their_axes_and_the_rest_is_named(hold):
+    found = hold([FakeRun(), FakeRun(optimizer="sgd")], [FakeRun(), FakeRun(optimizer="muon", gpus=2)])
+    assert [pair.name for pair in found.pairs] == ["adamw, 1 rank"]
+    assert (found.only_base, found.only_new) == (("sgd, 1 rank",), ("muon, 2 ranks",))
+    assert "only in base: sgd, 1 rank" in render(found)
+
+
+def test_an_axis_that_varies_on_one_side_matches_nothing_and_one_of_one_value_hinders_nothing(make):
+    swept = [FakeRun(axes={"lr": value}) for value in ("1e-3", "3e-4")]
+    plain, two, one = (runs_of_matrix(make(*side)) for side in (("a", [FakeRun()]), ("b", swept), ("c", swept[:1])))
+    assert compare_runs(plain, two).pairs == ()
+    assert "no configuration in common" in render(compare_runs(plain, two))
+    assert len(compare_runs(plain, one).pairs) == 1
+
+
+def test_what_did_not_finish_is_said_and_never_counted(hold):
+    found = hold([FakeRun(final_loss=3.3)], [FakeRun(status="stopped", stop_at=50)])
+    assert row(found, "final loss").new is None
+    assert "new 0 finished, 1 stopped" in render(found)
+
+
+def test_two_runs_are_compared_whatever_their_axes(make):
+    sides = single(make(BASE, [FakeRun()])), single(make(NEW, [FakeRun(optimizer="muon")]))
+    assert [pair.name for pair in compare_runs(*sides, one=True).pairs] == ["adamw, 1 rank -> muon, 1 rank"]
+
+
+def test_another_processor_or_torch_is_said(make):
+    matrices = make(BASE, [FakeRun()]), make(NEW, [FakeRun()])
+    (run,) = matrices[1].runs()
+    record = read_json(run.run_json)
+    record["provenance"] |= {"cpu": "Xeon", "versions": {"torch": "2.14.0"}}
+    write_json(run.run_json, record)
+    text = render(compare_runs(*map(runs_of_matrix, matrices)))
+    assert "! processor AMD EPYC 7R32 -> Xeon" in text
+    assert "! torch 2.13.0 -> 2.14.0" in text
+
+
+def test_the_command_prints_json_that_says_the_same(hold, tmp_path, capsys):
+    hold(seeds(3, HIGH), seeds(3, LOW))
+    assert main(["compare", f"BASE={BASE}", f"NEW={NEW}", f"RESULTS_DIR={tmp_path}", "JSON=1"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    loss = value["configurations"][0]["measures"]["final loss"]
+    assert (value["schema"], loss["word"], loss["seeds"]) == (1, "better", [1, 2, 3])
+    assert loss["interval"]["low"] < loss["difference"] < loss["interval"]["high"] < 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "compare needs BASE="),
+        ([f"BASE={BASE}"], "compare needs NEW="),
+        ([f"BASE={BASE}", "NEW=nothing"], "NEW=nothing is not a matrix directory"),
+        ([f"BASE={BASE}", f"NEW={NEW}/gpt2_adamw_1cpu"], "cannot compare a matrix (BASE=) with a run (NEW=)"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(hold, tmp_path, capsys, words, message):
+    hold([FakeRun()], [FakeRun()])
+    assert MatrixDir(tmp_path / NEW).run("gpt2_adamw_1cpu").run_json.is_file()
+    assert main(["compare", *words, f"RESULTS_DIR={tmp_path}"]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,108 @@
+"""Bits per byte and HellaSwag in the report, and the ranking of runs with different tokenizers."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from kmatrix.records.files import read_json, write_json
+from kmatrix.report.analysis import analyse
+from kmatrix.report.numbers import BITS, LOSS
+from kmatrix.report.write import write_summary
+from records_factory import FakeRun, make_matrix
+
+BYTES, BPE = "aa" * 32, "bb" * 32  # the same text in tokens of two tokenizers
+
+
+def run_of(tokenizer, loss, seed, **train):
+    axes = {"tokenizer": tokenizer, "seed": str(seed)}
+    data = BYTES if tokenizer == "byte" else BPE
+    return FakeRun(
+        seed=seed, final_loss=loss, axes=axes, data_sha256=data, train={"tokenizer": tokenizer, **train}
+    )  # fmt: skip
+
+
+def judge(matrix, lengths, **more):
+    """Give every finished run its bytes a token, as its trainer would have."""
+    for run in matrix.runs():
+        tokenizer = read_json(run.run_json)["train"]["tokenizer"]
+        if run.result.exists():
+            write_json(run.result, read_json(run.result) | {"bytes_per_token": lengths.get(tokenizer), **more})
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """Bytes at 1.0 nats each, and BPE tokens of 4 bytes at 3.6: fewer bits per byte, and a higher loss."""
+    runs = [run_of("byte", 1.0 + seed / 1000, seed) for seed in (1, 2, 3)]
+    runs += [run_of("bpe", 3.6 + seed / 1000, seed) for seed in (1, 2, 3)]
+    matrix = make_matrix(tmp_path, runs)
+    judge(matrix, {"byte": 1.0, "bpe": 4.0})
+    return matrix
+
+
+def test_runs_of_different_tokenizers_are_ranked_by_bits_per_byte_and_never_by_loss(mixed):
+    numbers = analyse(mixed)
+    assert [(ranking.metric, len(ranking.groups)) for ranking in numbers.rankings] == [(LOSS, 1), (LOSS, 1), (BITS, 2)]
+    ranking = numbers.rankings[-1]
+    assert [group.runs[0].tokenizer for group in ranking.groups] == ["bpe", "byte"]
+    assert ranking.groups[0].mean == pytest.approx(3.602 / math.log(2) / 4)
+    assert ranking.comparisons[0].conclusion == "better"
+    assert any("other parts of it" in note for note in ranking.notes)
+
+
+def test_the_summary_names_the_measure_and_shows_the_numbers(mixed):
+    text = write_summary(analyse(mixed))
+    assert "Ranking by mean bits per byte: same text, different tokenizers" in text
+    assert "difference to leader" in text
+    assert "Benchmarks\n-" in text
+    rows = [line.split() for line in text.splitlines() if line.startswith("gpt2_adamw_tokenizerbpe_seed1")]
+    assert any(row[1:4] == ["bpe", "1.2988", "4.00"] for row in rows)
+    ranking = json.loads(mixed.results.read_text())["rankings"][-1]
+    assert (ranking["measure"], ranking["data_sha256"]) == ("bits_per_byte", None)
+
+
+def test_runs_whose_bits_are_unknown_are_ranked_by_loss_on_their_own_data_alone(mixed):
+    judge(mixed, {"byte": 1.0})
+    for run in mixed.runs():
+        run.metrics.write_text("")
+    assert [ranking.metric for ranking in analyse(mixed).rankings] == [LOSS, LOSS]
+
+
+def test_shards_of_which_only_the_tokens_are_known_are_no_same_text(tmp_path):
+    runs = [run_of("byte", 1.0, 1, dataset="shards"), run_of("bpe", 3.6, 1, dataset="shards")]
+    matrix = make_matrix(tmp_path, runs)
+    judge(matrix, {"byte": 1.0, "bpe": 4.0})
+    assert [ranking.metric for ranking in analyse(matrix).rankings] == [LOSS, LOSS]
+
+
+def test_one_tokenizer_needs_no_second_ranking(tmp_path):
+    matrix = make_matrix(tmp_path, [run_of("byte", 1.0, 1), run_of("byte", 1.1, 2)])
+    judge(matrix, {"byte": 1.0})
+    assert [ranking.metric for ranking in analyse(matrix).rankings] == [LOSS]
+
+
+def test_hellaswag_stands_beside_the_bits_and_a_run_without_either_has_no_row(tmp_path):
+    runs = [run_of("byte", 1.0, 1), FakeRun(optimizer="sgd", status="planned")]
+    matrix = make_matrix(tmp_path, runs)
+    assert "Benchmarks" not in write_summary(analyse(matrix))
+    judge(matrix, {}, hellaswag_accuracy=0.29, hellaswag_accuracy_norm=0.3112)
+    text = write_summary(analyse(matrix))
+    section = text[text.index("Benchmarks\n") :].split("\n\n")[0].splitlines()
+    assert section[2].split() == ["run", "tokenizer", "HellaSwag", "normalized"]
+    assert [line.split()[1:] for line in section[4:]] == [["byte", "0.2900", "0.3112"]]
+
+
+def test_bits_of_a_run_that_goes_on_come_from_its_metrics(tmp_path):
+    matrix = make_matrix(tmp_path, [run_of("byte", 1.0, 1)])
+    (run,) = matrix.runs()
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    for line in lines:
+        if "val/loss" in line:
+            line["val/bits_per_byte"] = line["val/loss"] / math.log(2) / 2.0
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run.result.unlink()
+    (numbers,) = analyse(matrix).runs
+    assert numbers.bytes_per_token == pytest.approx(2.0)
+    assert numbers.best_bits_per_byte == pytest.approx(numbers.best_val_loss / math.log(2) / 2.0)

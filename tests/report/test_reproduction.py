@@ -1,0 +1,155 @@
+"""A run and its repetition: equal bit for bit, or the first value that differs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from gpt2.inference import weights
+from kmatrix.records.files import append_jsonl, write_json
+from kmatrix.records.paths import RunDir
+from kmatrix.report.reproduction import changes, describe_repetition, repetition
+
+ABOUT = {"code": "c0de", "python": "3.11.7", "cpu": "EPYC", "versions": {"torch": "2.13.0"}, "environment": {}}
+SETTING_FIELDS = {"device": "cpu", "seed": 1, "batch_size": 4, "data_path": "/a", "keep_checkpoints": 3}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two runs of four steps that logged the same, each in a matrix of its own."""
+    found = [RunDir(tmp_path / f"matrix_{name}" / "gpt2_adamw_1cpu") for name in "ab"]
+    for number, run in enumerate(found):
+        run.path.mkdir(parents=True)
+        write_json(run.run_json, {"run_id": "id", "train": SETTING_FIELDS, "provenance": ABOUT})
+        write_json(run.result, {"status": "finished"})
+        for step in range(4):
+            line = {"step": step, "attempt": 1, "time": 100.0 * number + step, "elapsed_s": step * (1 + number)}
+            numbers = {"train/loss": 5.0 - 0.1 * step, "train/lr": 1e-3, "throughput/mfu": 0.1 * number}
+            append_jsonl(run.metrics, {**line, **numbers})
+    return found
+
+
+def tamper(run, step, **numbers):
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    lines = [line | numbers if line["step"] == step else line for line in lines]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def alter(run, **known):
+    """Change run.json, level by level."""
+    record = json.loads(run.run_json.read_text())
+    write_json(
+        run.run_json,
+        {key: value | known.get(key, {}) if isinstance(value, dict) else value for key, value in record.items()},
+    )
+
+
+def test_runs_that_logged_the_same_are_equal_whatever_time_they_took(runs):
+    found = repetition(*runs)
+    assert (found.equal, found.steps, found.numbers) == (True, 4, 8)
+    assert describe_repetition(found) == ["equal bit for bit: 8 values in 4 steps"]
+
+
+def test_the_last_bit_of_a_loss_is_a_difference_and_is_shown_whole(runs):
+    tamper(runs[1], 2, **{"train/loss": 4.800000000000001})
+    assert describe_repetition(repetition(*runs)) == [
+        "not equal: 1 of 8 values in 4 steps differ",
+        "first at step 2: train/loss 4.8 -> 4.800000000000001 (difference 8.88e-16)",
+    ]
+
+
+def test_the_first_difference_and_the_largest_are_both_told(runs):
+    tamper(runs[1], 1, **{"train/loss": 4.9001})
+    tamper(runs[1], 3, **{"train/loss": 4.5})
+    first, most = describe_repetition(repetition(*runs))[1:]
+    assert first.startswith("first at step 1: train/loss 4.9 -> 4.9001")
+    assert most.startswith("largest at step 3: train/loss 4.7 -> 4.5")
+
+
+def test_a_number_that_only_one_of_them_has_is_a_difference(runs):
+    tamper(runs[0], 3, **{"val/loss": 4.2})
+    found = repetition(*runs)
+    assert describe_repetition(found)[1] == "first at step 3: val/loss 4.2 -> (none)"
+
+
+def test_of_a_run_that_did_not_finish_only_what_it_logged_is_compared(runs):
+    append_jsonl(runs[1].metrics, {"step": 4, "attempt": 1, "train/loss": 4.6})
+    assert repetition(*runs).differences[0].was is None
+    write_json(runs[0].result, {"status": "stopped"})
+    assert (repetition(*runs).equal, repetition(*runs).steps) == (True, 4)
+
+
+def test_what_a_resume_made_void_is_not_compared(runs):
+    append_jsonl(runs[1].metrics, {"step": 2, "attempt": 2, "resumed": True})
+    append_jsonl(runs[1].metrics, {"step": 3, "attempt": 2, "train/loss": 5.0 - 0.1 * 3, "train/lr": 1e-3})
+    assert repetition(*runs).equal
+
+
+def test_two_runs_without_numbers_are_not_called_equal(tmp_path):
+    found = repetition(RunDir(tmp_path / "a"), RunDir(tmp_path / "b"))
+    assert describe_repetition(found) == ["nothing to compare: no values were logged"]
+
+
+def test_equality_is_promised_for_the_same_code_torch_and_processor_on_the_cpu(runs):
+    assert changes(*runs).promised
+
+
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [
+        ({"provenance": {"versions": {"torch": "2.14.0"}}}, "torch 2.13.0 -> 2.14.0"),
+        ({"provenance": {"cpu": "Xeon"}}, "processor EPYC -> Xeon"),
+        ({"provenance": {"environment": {"MKL_CBWR": "AVX2"}}}, "MKL_CBWR (not set) -> AVX2"),
+    ],
+)
+def test_another_torch_processor_or_setting_breaks_the_promise_and_is_named(runs, known, words):
+    alter(runs[1], **known)
+    found = changes(*runs)
+    assert (found.promised, found.others) == (False, (words,))
+
+
+def test_on_gpus_nothing_is_promised(runs):
+    for run in runs:
+        alter(run, train={"device": "cuda"})
+    assert (changes(*runs).gpu, changes(*runs).promised) == (True, False)
+
+
+def test_files_of_the_trainer_that_changed_are_named(runs):
+    alter(runs[1], provenance={"code": "other"})
+    assert changes(*runs).code == ("the trainer's sources (changed files not recorded)",)
+    for run, files in zip(
+        runs, ({"a.py": "1", "b.py": "1", "c.py": "1"}, {"a.py": "1", "b.py": "2", "d.py": "1"}), strict=True
+    ):
+        write_json(run.path.parent / "matrix.json", {"provenance": {"files": files}})
+    assert changes(*runs).code == ("b.py", "c.py (removed)", "d.py (new)")
+
+
+def test_a_field_that_is_not_the_same_is_named_and_places_and_neutral_ones_are_not(runs):
+    alter(runs[1], train={"seed": 2, "data_path": "/b", "keep_checkpoints": 9})
+    assert changes(*runs, {"keep_checkpoints"}).configuration == ("seed 1 -> 2",)
+
+
+def test_a_micro_batch_that_was_halved_for_want_of_memory_is_named(runs):
+    write_json(runs[0].run_used, {"train": {"batch_size": 2}, "adjusted": []})
+    assert changes(*runs).configuration == ("batch_size 2 -> 4",)
+
+
+def test_weights_are_equal_only_bit_by_bit():
+    one = {"a": torch.zeros(2, 3), "b": torch.tensor(1.0), "c": torch.ones(2, dtype=torch.bfloat16)}
+    same = weights.compare(one, {name: value.clone() for name, value in one.items()})
+    assert (same["equal"], same["tensors"], same["differing"]) == (True, 3, 0)
+    assert same["sha256"] == weights.sha256(dict(reversed(one.items())))
+    other = one | {"b": torch.tensor(1.25), "c": one["c"] * 2}
+    found = weights.compare(one, other)
+    assert (found["equal"], found["differing"], found["most"], found["by"]) == (False, 2, "c", 1.0)
+    assert found["sha256"] != same["sha256"]
+
+
+@pytest.mark.parametrize(
+    "other", [{}, {"a": torch.zeros(3)}, {"a": torch.tensor([0.0, float("nan")])}, {"a": -torch.zeros(2)}]
+)
+def test_weights_that_do_not_compare_are_not_equal(other):
+    found = weights.compare({"a": torch.zeros(2)}, other)
+    assert (found["equal"], found["most"], found["by"]) == (False, "a", None)

@@ -1,0 +1,80 @@
+"""results.json and all_results.json: what programs read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kmatrix.records.files import read_json
+from kmatrix.report.analysis import analyse
+from kmatrix.report.write import write_summary
+from records_factory import FakeRun, make_matrix, seeds
+
+ORIGINAL_KEYS = {"test_id", "model", "optimizer", "pruning", "target_sparsity", "elapsed_time", "success"}
+OUR_KEYS = {"run_id", "status", "reason", "axes", "tokens", "tokens_per_second", "mfu", "joules", "joules_per_token"}
+
+
+def written(matrix):
+    write_summary(analyse(matrix))
+    return read_json(matrix.results), json.loads(matrix.all_results.read_text())
+
+
+def test_all_results_holds_every_run_with_the_originals_keys_and_ours(tmp_path):
+    failed = FakeRun(optimizer="sgd", status="failed", reason="out of memory", stop_at=20, result=False)
+    skipped = FakeRun(optimizer="muon", status="skipped", reason="needs 4 GPUs")
+    _, (good, bad, left) = written(make_matrix(tmp_path, [FakeRun(), failed, skipped]))
+    for entry in (good, bad, left):
+        assert entry.keys() >= ORIGINAL_KEYS | OUR_KEYS | {"world_size", "global_batch", "seed"}
+    assert (good["success"], good["status"], good["pruning"]) == (True, "finished", "none")
+    assert good["val_steps"][-1] == 100
+    assert good["final_val_loss"] == 3.28
+    assert "error" not in good
+    assert (bad["success"], bad["error"], bad["final_val_loss"]) == (False, "out of memory", None)
+    assert (left["success"], left["status"], left["tokens"]) == (False, "skipped", None)
+
+
+def test_a_rerun_replaces_the_old_result(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(final_loss=3.2)])
+    written(matrix)
+    result = matrix.run("gpt2_adamw_1cpu").result
+    result.write_text(json.dumps({**json.loads(result.read_text()), "final_val_loss": 2.0}))
+    results, _ = written(matrix)
+    assert results["runs"][0]["final_val_loss"] == 2.0
+
+
+def test_no_file_holds_a_float_that_json_does_not_know(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun()])
+    path = matrix.run("gpt2_adamw_1cpu").training_metrics
+    path.write_text('{"schema": 1, "train_losses": [10.9, NaN, Infinity], "final_val_loss": NaN}')
+    write_summary(analyse(matrix))
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    (entry,) = json.loads(matrix.all_results.read_text(), parse_constant=refuse)
+    assert entry["train_losses"] == [10.9, None, None]
+    json.loads(matrix.results.read_text(), parse_constant=refuse)
+
+
+def test_results_name_the_runs_behind_each_figure(tmp_path):
+    runs = seeds(3, [3.2811, 3.2834, 3.2802]) + seeds(3, [3.2715, 3.2741, 3.2702], optimizer="muon")
+    results, _ = written(make_matrix(tmp_path, runs))
+    assert results["schema"] == 1
+    assert results["counts"]["finished"] == 6
+    group = next(group for group in results["groups"] if group["name"] == "muon, 1 rank")
+    assert group["counted"] == {f"gpt2_muon_seed{s}_1cpu": loss for s, loss in ((1, 3.2715), (2, 3.2741), (3, 3.2702))}
+    assert group["mean_final_val_loss"] == pytest.approx(3.2719333)
+    assert group["interval"]["low"] < group["mean_final_val_loss"] < group["interval"]["high"]
+    (ranking,) = results["rankings"]
+    assert ranking["order"] == ["muon, 1 rank", "adamw, 1 rank"]
+    (comparison,) = ranking["comparisons"]
+    assert (comparison["word"], comparison["method"], comparison["seeds"]) == ("better", "paired by seed", [1, 2, 3])
+
+
+def test_results_hold_the_validation_curve_and_say_where_numbers_come_from(tmp_path):
+    results, _ = written(make_matrix(tmp_path, [FakeRun()]))
+    (run,) = results["runs"]
+    assert run["evidence"] == "gpt2_adamw_1cpu/result.json"
+    assert {len(column) for column in run["val"].values()} == {11}
+    assert run["val"]["step"][-1] == 100

@@ -1,0 +1,139 @@
+"""Settings of each optimizer, and the warning if a tuned one is compared with an untuned one."""
+
+from __future__ import annotations
+
+import json
+
+import kconfiglib as kc
+import pytest
+
+from kmatrix.kconfig.tree import Tree
+from kmatrix.report.analysis import analyse
+from kmatrix.report.numbers import SettingOrigin
+from kmatrix.report.read_run import SETTING_FIELDS, read_settings
+from kmatrix.report.results_json import results
+from kmatrix.report.summary import render_summary
+from programs import ROOT
+from records_factory import FakeRun, make_matrix
+
+LR = "GPT2_LEARNING_RATE"
+TRAIN = {"weight_decay": 0.1, "pruning": "none", "beta1": 0.9}
+
+
+def run(optimizer, rate, *asked, **more):
+    axes = {"lr": f"{rate:g}"} if more.pop("axis", False) else {}
+    return FakeRun(optimizer=optimizer, asked=asked, axes=axes, train={**TRAIN, "learning_rate": rate, **more})
+
+
+def numbers_of(tmp_path, *runs):
+    return analyse(make_matrix(tmp_path, runs))
+
+
+def about(numbers, name="learning_rate"):
+    return [text for text in numbers.warnings if text.startswith(name)]
+
+
+def test_a_setting_is_a_default_or_asked_for_or_swept(tmp_path):
+    numbers = numbers_of(tmp_path, run("adamw", 6e-4), run("muon", 0.02, LR), *swept("lion"))
+
+    origins = {one.optimizer: one.get("learning_rate").origin for one in numbers.settings}
+    assert origins == {"adamw": SettingOrigin.DEFAULT, "muon": SettingOrigin.EXPLICIT, "lion": SettingOrigin.SWEPT}
+    assert numbers.settings[-1].get("learning_rate").values == (1e-4, 3e-4)
+    assert numbers.settings[-1].get("weight_decay").origin is SettingOrigin.DEFAULT
+
+
+def swept(optimizer):
+    return [run(optimizer, rate, LR, axis=True) for rate in (1e-4, 3e-4)]
+
+
+def test_a_swept_optimizer_beside_one_that_was_not_is_warned_of(tmp_path):
+    (warning,) = about(numbers_of(tmp_path, *swept("adamw"), run("muon", 0.02, LR)))
+
+    assert warning == (
+        "learning_rate was swept for adamw but not for muon: a tuned optimizer is compared with an untuned one"
+    )
+
+
+@pytest.mark.parametrize("name", ["weight_decay", "beta1"])
+def test_other_settings_that_are_tuned_are_warned_of_too(tmp_path, name):
+    symbol = f"GPT2_{name.upper()}"
+    two = [FakeRun(asked=(symbol,), axes={"x": str(v)}, train={**TRAIN, name: v}) for v in (0.5, 0.7)]
+
+    assert len(about(numbers_of(tmp_path, *two, run("muon", 0.02)), name)) == 1
+
+
+def test_a_chosen_rate_beside_a_default_one_is_warned_of(tmp_path):
+    (warning,) = about(numbers_of(tmp_path, run("adamw", 2e-3, LR), run("lion", 1e-4)))
+
+    assert "was set for adamw but is the default for lion" in warning
+
+
+def test_nothing_is_said_where_all_are_swept_or_chosen_or_default(tmp_path):
+    for place, pair in enumerate(
+        (
+            [*swept("adamw"), *swept("muon")],
+            [run("adamw", 2e-3, LR), run("muon", 0.02, LR)],
+            [run("adamw", 6e-4), run("muon", 0.02)],
+            [*swept("adamw")],
+        )
+    ):
+        assert about(numbers_of(tmp_path / str(place), *pair)) == []
+
+
+def test_runs_that_do_not_record_what_was_asked_for_are_not_judged(tmp_path):
+    numbers = numbers_of(tmp_path, FakeRun(), FakeRun(optimizer="muon"))
+
+    assert about(numbers) == []
+    assert {setting.origin for one in numbers.settings for setting in one.settings} == {None}
+    assert "these runs do not record which values were set" in render_summary(numbers)
+
+
+def test_the_summary_and_the_json_list_the_settings(tmp_path):
+    numbers = numbers_of(tmp_path, run("muon", 0.02, LR), *swept("adamw"))
+    text = render_summary(numbers)
+
+    assert "muon   learning_rate 0.02 (explicit), min_lr 6e-05" in text
+    assert "adamw  learning_rate 0.0001 0.0003 (swept)" in text
+    assert "unmarked values are defaults" in text
+    first = json.loads(json.dumps(results(numbers)))["settings"][0]
+    assert (first["optimizer"], first["runs"]) == ("muon", ["gpt2_muon_1cpu"])
+    assert first["settings"]["learning_rate"] == {"values": [0.02], "origin": "asked for"}
+
+
+def test_settings_that_do_not_apply_are_left_out():
+    found = read_settings(
+        {"optimizer": "adamw", "sgd_momentum": None, "pruning": "none", "target_sparsity": 0.5, "lr": 1}
+    )
+
+    assert found == {}
+    assert read_settings({"optimizer": "signsgd", "signsgd_noise": 0.1}) == {"signsgd_noise": 0.1}
+
+
+def test_the_sparsity_of_pruned_runs_stands_in_the_summary(tmp_path):
+    pruned = FakeRun(optimizer="adamwprune", train={"pruning": "state", "target_sparsity": 0.5})
+    matrix = make_matrix(tmp_path, [pruned, FakeRun()])
+    result = matrix.run(pruned.name).result
+    result.write_text(json.dumps({**json.loads(result.read_text()), "sparsity": 0.4999}))
+    numbers = analyse(matrix)
+
+    assert [(run.pruning, run.sparsity) for run in numbers.runs] == [("state", 0.4999), ("none", None)]
+    assert "sparsity" in render_summary(numbers)
+    assert " 50.0% " in render_summary(numbers)
+    assert "sparsity" not in render_summary(analyse(make_matrix(tmp_path / "other", [FakeRun()])))
+
+
+def test_every_setting_of_an_optimizer_or_of_pruning_is_listed():
+    tree = Tree.parse(srctree=ROOT)
+    inside = set()
+
+    def walk(node, within):
+        while node:
+            title = node.prompt[0] if node.item == kc.MENU else ""
+            here = within or title in ("Optimizer", "Pruning")
+            if here and isinstance(node.item, kc.Symbol) and node.item.name.startswith("GPT2_"):
+                inside.add(tree.axis_of(node.item).removeprefix("GPT2_").lower())
+            walk(node.list, here)
+            node = node.next
+
+    walk(tree.kconf.top_node.list, False)
+    assert inside - set(SETTING_FIELDS) == {"optimizer"}

@@ -1,0 +1,172 @@
+"""The text of the summary: complete texts against golden files, and the rules of each section."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kmatrix.cli.results import report
+from kmatrix.errors import RecordError
+from kmatrix.records.files import read_json, write_json
+from kmatrix.records.lock import held
+from kmatrix.records.paths import MatrixDir
+from kmatrix.records.runs import merged_metrics
+from kmatrix.report.analysis import analyse
+from kmatrix.report.write import write_summary
+from kmatrix.text import WIDTH
+from records_factory import FakeRun, make_matrix, seeds
+
+
+def test_summary_of_two_optimizers_on_one_and_two_gpus(golden, tmp_path):
+    runs = [
+        FakeRun(optimizer=name, gpus=gpus, device="cuda", final_loss=loss - 0.04 * gpus, tokens_per_s=rate, mfu=mfu)
+        for name, loss in (("adamw", 3.3211), ("muon", 3.3102))
+        for gpus, rate, mfu in ((1, 13_900.0, 0.438), (2, 26_500.0, 0.417))
+    ]
+    golden("summary_2x2.txt", write_summary(analyse(make_matrix(tmp_path, runs))))
+
+
+def test_summary_of_three_seeds_on_the_cpu(golden, tmp_path):
+    runs = seeds(3, [3.2811, 3.2834, 3.2802]) + seeds(3, [3.2715, 3.2741, 3.2702], optimizer="muon")
+    runs += seeds(3, [3.2822, 3.2815, 3.2819], optimizer="adam")
+    golden("summary_seeds.txt", write_summary(analyse(make_matrix(tmp_path, runs))))
+
+
+def test_summary_of_a_matrix_with_every_kind_of_trouble(golden, tmp_path):
+    log = (
+        "Iter 40 | epoch 1 | loss 9.1000 | lr 1.00e-01 | norm 85.10 | dt 250.0ms | tok/s 4000 | mfu n/a",
+        "loss is nan",
+    )
+    runs = [
+        FakeRun(),
+        FakeRun(
+            optimizer="sgd", status="failed", kind="nan", reason="loss is nan at step 47", stop_at=47, log_tail=log
+        ),
+        FakeRun(optimizer="adam", status="stopped", reason="stopped by make stop", stop_at=62),
+        FakeRun(optimizer="muon", gpus=4, status="skipped", reason="needs 4 GPUs, 2 are there"),
+        FakeRun(optimizer="adafactor", status="running", stop_at=30),
+    ]
+    planned = [FakeRun(optimizer="muon")]
+    cuts = [(2, "GPT2_USE_DDP is off: one GPU at most")]
+    matrix = make_matrix(tmp_path, runs, planned=planned, cuts=cuts, took=None)
+    with held(matrix):
+        golden("summary_trouble.txt", write_summary(analyse(matrix)))
+
+
+def test_no_line_is_wider_than_a_mail_even_with_long_names(tmp_path):
+    axes = {"lr": "0.00123456789", "schedule": "constant", "wd": "0.123456", "warmup": "100000", "dropout": "0.15"}
+    runs = [FakeRun(optimizer="adafactor", gpus=n, axes=axes, log_tail=("x" * 500,)) for n in (1, 2)]
+    runs.append(FakeRun(status="failed", reason="a reason " * 40, axes=axes, stop_at=40, log_tail=("x" * 500,)))
+    text = write_summary(analyse(make_matrix(tmp_path, runs)))
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert all(run.name in text for run in runs)
+
+
+def test_one_seed_is_said_to_be_no_evidence_and_nobody_is_better(tmp_path):
+    text = write_summary(analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", final_loss=1.0)])))
+    assert "One seed per configuration: the ranking is not significant" in text
+    assert "better" not in text
+
+
+def test_mfu_is_not_applicable_on_the_cpu_and_unknown_on_a_gpu_without_a_peak(tmp_path):
+    text = write_summary(analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", device="cuda")])))
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.startswith("gpt2_")}
+    assert "n/a" in rows["gpt2_adamw_1cpu"]
+    assert "n/a" not in rows["gpt2_muon_1gpu"]
+    assert "-" in rows["gpt2_muon_1gpu"]
+
+
+def test_a_matrix_where_nothing_finished_is_reported_without_a_ranking(tmp_path):
+    text = write_summary(
+        analyse(make_matrix(tmp_path, [FakeRun(status="skipped", reason="needs 8 GPUs, 0 are there")]))
+    )
+    assert "nothing to rank" in text
+    assert "needs 8 GPUs, 0 are there" in text
+
+
+def test_writing_again_gives_the_same_text_and_needs_nothing_that_was_written(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
+    first = write_summary(analyse(matrix))
+    results = matrix.results.read_bytes(), matrix.all_results.read_bytes()
+    matrix.results.write_text("not JSON")
+    matrix.all_results.unlink()
+    matrix.summary.write_text("")
+    assert write_summary(analyse(matrix)) == first == matrix.summary.read_text()
+    assert (matrix.results.read_bytes(), matrix.all_results.read_bytes()) == results
+
+
+def test_a_report_changes_no_file_of_a_run(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="sgd", status="failed", stop_at=20, result=False)])
+    before = {path: path.read_bytes() for path in matrix.path.rglob("*") if path.is_file()}
+    write_summary(analyse(matrix))
+    assert {path: path.read_bytes() for path in before} == before
+    assert {path.name for path in matrix.path.iterdir() if path.is_file() and path not in before} == {
+        "summary_report.txt",
+        "results.json",
+        "all_results.json",
+    }
+
+
+def test_a_report_that_cannot_be_written_says_so_and_leaves_the_old_one(tmp_path, monkeypatch):
+    matrix = make_matrix(tmp_path, [FakeRun()])
+    old = write_summary(analyse(matrix))
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("kmatrix.records.files.os.fsync", full)
+    with pytest.raises(RecordError, match="No space left on device"):
+        write_summary(analyse(matrix))
+    assert matrix.summary.read_text() == old
+    assert not list(MatrixDir(matrix.path).path.glob(".*"))
+
+
+def test_a_run_that_was_taken_over_says_from_where(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
+    run = matrix.run(FakeRun().name)
+    write_json(
+        run.run_json, read_json(run.run_json) | {"reused_from": "test_matrix_results_20261101_000000/gpt2_adamw"}
+    )
+    text = write_summary(analyse(matrix))
+    (line,) = [line for line in text.splitlines() if "test_matrix_results_20261101_000000" in line]
+    assert line == (
+        "gpt2_adamw_1cpu  from test_matrix_results_20261101_000000/gpt2_adamw, trained until 2026-11-20 05:24:00 UTC"
+    )
+    runs = {entry["name"]: entry["reused_from"] for entry in read_json(matrix.results)["runs"]}
+    assert list(runs.values()) == ["test_matrix_results_20261101_000000/gpt2_adamw", None]
+
+
+def test_a_run_of_several_attempts_lists_them(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(attempt=2)])
+    run = matrix.run(FakeRun().name)
+    attempts = [
+        {"attempt": 1, "status": "failed", "kind": "oom", "reason": "out of memory", "resume": "none"},
+        {"attempt": 2, "status": "finished", "resume": "auto", "micro_batch": 6},
+    ]
+    write_json(run.status, read_json(run.status) | {"attempts": attempts})
+    lines = write_summary(analyse(matrix)).splitlines()
+    begin = lines.index("Attempts")
+    assert lines[begin + 2 : begin + 5] == [
+        "gpt2_adamw_1cpu",
+        "    1: failed, out of memory",
+        "    2: finished, resumed from the last good checkpoint, micro-batch 6",
+    ]
+    assert read_json(matrix.results)["runs"][0]["attempts"] == attempts
+
+
+def test_the_report_reads_the_metrics_of_each_run_once(tmp_path, monkeypatch, capsys):
+    """Summary, results and graphs use the numbers of one analysis."""
+    matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
+    read: list[Path] = []
+
+    def counted(path: Path) -> list[dict[str, Any]]:
+        read.append(path)
+        return merged_metrics(path)
+
+    monkeypatch.setattr("kmatrix.records.runs.merged_metrics", counted)
+    report(matrix, draw=True)
+
+    assert read == [run.metrics for run in matrix.runs()]
+    assert "Test Matrix Summary Report" in capsys.readouterr().out

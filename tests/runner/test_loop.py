@@ -1,0 +1,622 @@
+"""Runs on this box, from a plan to a status: with a trainer that behaves as it is told."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kmatrix.engines.local.engine import LocalEngine
+from kmatrix.errors import LaunchError
+from kmatrix.records.files import append_jsonl, read_json, read_jsonl, write_json
+from kmatrix.records.lock import held, holder, try_lock
+from kmatrix.records.runs import Status
+from kmatrix.records.train_config import TrainFields
+from kmatrix.runner.execute import check_plans
+from kmatrix.runner.loop import drive
+from kmatrix.runner.signals import SAME_KEY_S, StopRequest
+from kmatrix.status.classify import describe_exit
+from kmatrix.status.state import JobPhase, RunPlan
+from kmatrix.status.status_file import recover_status
+from kmatrix.status.watch import MetricsTail, budget_s
+from running import FAKES, MAX_ITERS, PYTHON, ROOT, alive, end_of, engine, plan_of, processes_of, status_of
+from waiting import until
+
+# A matrix from begin to end
+
+
+def test_runs_go_one_after_the_other_and_all_finish(matrix, plan):
+    plans = [plan("a"), plan("b"), plan("c")]
+    outcome = drive(matrix, plans, engine(), poll_s=0.02)
+    assert (outcome.exit_code, outcome.counts) == (0, {"finished": 3})
+    times = [(status_of(one)["started"], status_of(one)["ended"]) for one in plans]
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(times))
+
+
+def test_the_status_files_are_those_of_the_contract(matrix, plan):
+    one = plan("a")
+    drive(matrix, [one], engine(), poll_s=0.02)
+    status = status_of(one)
+    assert set(status) == {
+        *("schema", "run_id", "name", "status", "kind", "reason", "attempt", "started", "ended", "exit_code", "pid"),
+        *("log_tail", "attempts", "set_aside", "reused_from", "alerts", "links"),
+    }
+    (attempt,) = status["attempts"]
+    assert (attempt["attempt"], attempt["status"], attempt["resume"], attempt["micro_batch"]) == (
+        *(1, "finished", "none"),
+        None,
+    )
+    assert (status["run_id"], status["status"], status["attempt"], status["exit_code"]) == ("id-a", "finished", 1, 0)
+    assert (status["reason"], status["pid"], status["log_tail"]) == (None, None, [])
+    whole = read_json(matrix.status)
+    assert set(whole) == {
+        *("schema", "status", "started", "ended", "pid", "host", "pid_started", "boot_id", "counts"),
+        "gpus",
+    }
+    assert (whole["status"], whole["pid"], whole["counts"]) == ("finished", os.getpid(), {"finished": 1})
+
+
+def test_the_journal_tells_what_happened_in_order(matrix, plan):
+    drive(matrix, [plan("a"), plan("b", "nan")], engine(), skipped={"c": "too big"}, poll_s=0.02)
+    lines = [(line["event"], line.get("run"), line.get("status")) for line in read_jsonl(matrix.journal)]
+    assert lines == [
+        ("matrix started", None, None),
+        ("run skipped", "c", "skipped"),
+        ("run started", "a", "running"),
+        ("run ended", "a", "finished"),
+        ("run started", "b", "running"),
+        ("run ended", "b", "failed"),
+        ("matrix ended", None, "failed"),
+    ]
+
+
+def test_a_failed_run_does_not_keep_the_others_from_running_and_the_exit_code_says_it(matrix, plan):
+    plans = [plan("a", "fail"), plan("b")]
+    outcome = drive(matrix, plans, engine(), poll_s=0.02)
+    assert (outcome.exit_code, outcome.counts) == (1, {"finished": 1, "failed": 1})
+    assert read_json(matrix.status)["status"] == "failed"
+
+
+def test_a_skipped_run_is_written_with_its_reason_and_the_exit_code_says_it(matrix, plan):
+    plan("b")
+    outcome = drive(matrix, [plan("a")], engine(), skipped={"b": "needs 4 GPUs, there is 1"}, poll_s=0.02)
+    assert (outcome.exit_code, outcome.counts) == (1, {"finished": 1, "skipped": 1})
+    record = read_json(matrix.run("b").status)
+    assert (record["status"], record["reason"], record["run_id"]) == ("skipped", "needs 4 GPUs, there is 1", "id-b")
+
+
+def test_runs_of_before_count_and_what_a_dead_runner_left_running_is_stopped(matrix, plan):
+    drive(matrix, [plan("a")], engine(), poll_s=0.02)
+    lost = plan("b")
+    write_json(lost.dir.status, {"status": "running", "attempt": 1, "pid": 1})
+    outcome = drive(matrix, [plan("c")], engine(), poll_s=0.02)
+    assert (outcome.exit_code, outcome.counts) == (0, {"finished": 2, "stopped": 1})
+    assert (status_of(lost)["status"], status_of(lost)["reason"]) == ("stopped", "its runner died")
+    assert read_json(matrix.status)["status"] == "stopped"
+
+
+# How one run ended
+
+
+@pytest.mark.parametrize(
+    ("behave", "kind", "reason"),
+    [
+        ("fail", "died", "ended with exit code 1: ModuleNotFoundError: No module named 'flash_attn'"),
+        ("nan", "nan", "loss is nan at step 2"),
+        ("rank_error", "data", "rank 1: shard 3 is cut short"),
+        ("killed", "killed", "killed by signal 9 (out of memory killer?)"),
+        ("silent", "died", "ended with exit code 0 and no result.json"),
+        ("smaller", "mismatch", "configuration mismatch: batch_size requested 12, used 6"),
+    ],
+)
+def test_a_run_that_fails_says_why(matrix, plan, behave, kind, reason):
+    one = plan("a", behave)
+    assert drive(matrix, [one], engine(), poll_s=0.02).exit_code == 1
+    assert [status_of(one)[name] for name in ("status", "kind", "reason")] == ["failed", kind, reason]
+
+
+def test_what_the_trainer_declares_as_adjusted_is_no_failure(matrix, plan):
+    assert drive(matrix, [plan("a", "adjusted")], engine(), poll_s=0.02).exit_code == 0
+
+
+def test_a_failed_run_carries_the_end_of_its_log_and_only_of_this_attempt(matrix, plan):
+    one = plan("a", "fail", attempt=2)
+    one.dir.output_log.write_text("of the first attempt\n" * 50)
+    drive(matrix, [one], engine(), poll_s=0.02)
+    tail = status_of(one)["log_tail"]
+    assert tail[0] == "threads 1 gpus ''"
+    assert tail[-1] == "ModuleNotFoundError: No module named 'flash_attn'"
+    assert "of the first attempt" in one.dir.output_log.read_text()
+
+
+def test_the_log_tail_has_twenty_lines_cut_at_a_length_and_no_escape_codes(plan):
+    one = plan("a")
+    one.dir.output_log.write_text("\n".join(f"\x1b[31mline {i}\x1b[0m" for i in range(100)) + "\n" + "x" * 9999 + "\n")
+    tail = end_of(one, exit_code=1).log_tail
+    assert len(tail) == 20
+    assert tail[0] == "line 81"
+    assert len(tail[-1]) == 300
+
+
+def test_the_log_tail_that_reports_quote_holds_no_key(plan):
+    key = "hf_" + "a1B" * 12
+    one = plan("a")
+    one.dir.output_log.write_text(f"denied: {key}\nRuntimeError: token={key}\n", encoding="utf-8")
+
+    verdict = end_of(one, exit_code=1)
+
+    assert any("denied" in line for line in verdict.log_tail)
+    assert key not in "\n".join([verdict.reason, *verdict.log_tail])
+
+
+def test_the_log_tail_ends_where_torchrun_begins_its_own_report(plan):
+    one = plan("a")
+    report = "E1120 06:05:01.303000 17961 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1)"
+    noise = "\n".join(["Traceback (most recent call last):", *(f"torchrun {i}" for i in range(50))])
+    one.dir.output_log.write_text(f"Iter 0 | loss 5.3\nnan: loss is nan at step 1\n{report} local_rank: 0\n{noise}\n")
+    tail = end_of(one, exit_code=1).log_tail
+    assert tail == ("Iter 0 | loss 5.3", "nan: loss is nan at step 1", f"{report} local_rank: 0")
+
+
+FAILURE = """[{rank}]:
+  time      : 2026-11-20_12:00:{second:02}
+  host      : node
+  rank      : {rank} (local_rank: {rank})
+  exitcode  : {code} (pid: 4711) {more}
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+"""
+
+
+@pytest.mark.parametrize(
+    ("others", "root", "kind", "reason"),
+    [
+        ([(1, -9, 0)], (0, 1, 0), "killed", "rank 1 killed by signal 9 (out of memory killer?)"),
+        ([(1, 1, 0)], (0, -9, 0), "killed", "rank 0 killed by signal 9 (out of memory killer?)"),
+        ([(1, -15, 0)], (0, 1, 0), "error", "a peer is gone"),
+        ([(1, -9, 30)], (0, 1, 0), "error", "a peer is gone"),
+        ([], (0, 1, 0), "error", "a peer is gone"),
+    ],
+    ids=["seen after its peer", "seen first", "stopped by torchrun", "killed by torchrun after its time", "alone"],
+)
+def test_a_rank_that_was_killed_is_told_from_its_peers_that_failed_by_it(plan, others, root, kind, reason):
+    one = plan("a", ranks=2)
+    write_json(one.dir.result, {"run_id": one.run_id, "attempt": 1, "status": "failed", "reason": "a peer is gone"})
+    words = [FAILURE.format(rank=rank, code=code, second=second, more="") for rank, code, second in (*others, root)]
+    one.dir.output_log.write_text(
+        "\n".join(["Failures:", *words[:-1], "Root Cause (first observed failure):", words[-1]])
+    )
+    verdict = end_of(one, exit_code=1)
+    assert (verdict.status, verdict.kind, verdict.reason) == (Status.FAILED, kind, reason)
+
+
+GONE = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:44690: Connection reset by peer."
+
+
+@pytest.mark.parametrize(
+    ("reason", "exit_code", "kind"),
+    [
+        (GONE, None, "killed"),
+        (GONE, 1, "error"),
+        (f"rank 1: {GONE}", None, "killed"),
+        ("rank 1: RuntimeError: shapes do not fit", None, "error"),
+    ],
+    ids=["with its runner", "its runner lives", "seen by another rank first", "a rank that failed by itself"],
+)
+def test_a_peer_that_was_gone_without_a_word_when_the_runner_died_was_killed(plan, reason, exit_code, kind):
+    one = plan("a", ranks=2)
+    write_json(one.dir.result, {"run_id": one.run_id, "attempt": 1, "status": "failed", "reason": reason})
+    verdict = end_of(one, exit_code=exit_code)
+    assert (verdict.status, verdict.kind, reason in verdict.reason) == (Status.FAILED, kind, True)
+
+
+def result_of(plan, *, used=None, adjusted=(), **known):
+    """Write what a trainer that finished leaves, and judge it."""
+    write_json(plan.dir.result, {"run_id": plan.run_id, "attempt": plan.attempt, "status": "finished"} | known)
+    train = read_json(plan.dir.run_json)["train"]
+    write_json(plan.dir.run_used, {"train": train | (used or {}), "adjusted": list(adjusted)})
+    return end_of(plan, exit_code=134)
+
+
+def test_a_finished_result_counts_whatever_the_exit_code(plan):
+    assert result_of(plan("a")).status is Status.FINISHED
+
+
+@pytest.mark.parametrize("known", [{"attempt": 1}, {"run_id": "other"}])
+def test_a_result_of_an_earlier_attempt_or_another_run_counts_for_nothing(plan, known):
+    verdict = result_of(plan("a", attempt=2), **known)
+    assert (verdict.status, verdict.reason) == (Status.FAILED, "killed by signal 6 (abort)")
+
+
+def test_an_adjustment_to_another_value_than_the_one_that_ran_is_a_difference(plan):
+    entry = {"field": "batch_size", "from": 12, "to": 8, "why": "memory"}
+    reason = result_of(plan("a"), used={"batch_size": 6}, adjusted=[entry]).reason
+    assert reason == "configuration mismatch: batch_size requested 12, used 6"
+
+
+def test_a_field_that_nobody_asked_for_is_a_difference_and_the_auto_field_is_none(plan):
+    assert result_of(plan("a"), used={"peak_tflops": 70.0}).status is Status.FINISHED
+    assert result_of(plan("a"), used={"nesterov": True}).reason.endswith("nesterov requested not set, used True")
+
+
+def test_a_finished_result_without_word_of_what_ran_is_no_finished_run(plan):
+    one = plan("a")
+    write_json(one.dir.result, {"run_id": "id-a", "attempt": 1, "status": "finished"})
+    assert end_of(one, exit_code=0).reason.startswith("cannot check the configuration")
+
+
+def test_a_result_that_is_cut_short_is_a_failure_that_names_it(plan):
+    one = plan("a")
+    one.dir.result.write_text('{"run_id": "id-a", "att')
+    verdict = end_of(one, exit_code=0)
+    assert (verdict.status, "result.json is damaged" in verdict.reason) == (Status.FAILED, True)
+
+
+def test_a_rank_error_of_an_earlier_attempt_explains_nothing(plan):
+    one = plan("a")
+    write_json(one.dir.rank_error(0), {"rank": 0, "kind": "oom", "reason": "old"})
+    assert end_of(one, started=time.time() + 5, exit_code=1).reason == "ended with exit code 1"
+
+
+def test_a_rank_error_that_names_its_attempt_counts_for_that_one_only(plan):
+    one = plan("a", attempt=2)
+    for rank, attempt in ((0, 1), (1, 2)):
+        error = {"rank": rank, "attempt": attempt, "time": 100.0 + rank, "kind": "error", "reason": f"reason {rank}"}
+        write_json(one.dir.rank_error(rank), error)
+    assert end_of(one, started=1.0, exit_code=1).reason == "rank 1: reason 1"
+
+
+def test_the_rank_that_failed_first_is_the_one_that_is_named(plan):
+    one = plan("a")
+    for rank, age in ((0, 1), (1, 2)):
+        write_json(one.dir.rank_error(rank), {"rank": rank, "kind": "error", "reason": f"reason {rank}"})
+        os.utime(one.dir.rank_error(rank), (time.time() - age,) * 2)
+    assert end_of(one, started=time.time() - 9, exit_code=1).reason == "rank 1: reason 1"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (3, "ended with exit code 3"),
+        (-9, "killed by signal 9 (out of memory killer?)"),
+        (137, "killed by signal 9 (out of memory killer?)"),
+        (143, "killed by signal 15 (SIGTERM)"),
+        (139, "killed by signal 11 (segmentation fault)"),
+        (255, "ended with exit code 255"),
+        (None, "ended without an exit code"),
+    ],
+)
+def test_what_an_exit_code_means(code, words):
+    assert describe_exit(code) == words
+
+
+# Limits and stops
+
+
+def test_a_run_that_takes_too_long_is_stopped_and_counts_as_failed(matrix, plan):
+    plans = [plan("a", "hang", timeout_s=0.6), plan("b")]
+    outcome = drive(matrix, plans, engine(), poll_s=0.02)
+    assert outcome.counts == {"finished": 1, "failed": 1}
+    assert status_of(plans[0])["reason"] == "took longer than 0.6 s"
+    assert read_json(plans[0].dir.result)["status"] == "stopped"  # it could save
+    assert processes_of(matrix) == []
+
+
+def test_a_run_that_ignores_its_stop_is_killed_after_the_grace(matrix, plan):
+    one = plan("a", "stubborn", timeout_s=0.5)
+    drive(matrix, [one], engine(grace_s=0.4), poll_s=0.02)
+    assert (status_of(one)["status"], status_of(one)["exit_code"]) == ("failed", 137)
+    assert processes_of(matrix) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_middle_stops_the_run_cleanly_and_keeps_the_rest_planned(matrix, plan, runner, number):
+    plans = [plan("a", "grandchildren"), plan("b")]
+    process = runner("a=grandchildren", "b")
+    until(plans[0].dir.metrics.exists)
+    process.send_signal(number)
+    assert process.wait(60) == 130
+    assert [status_of(one)["status"] for one in plans] == ["stopped", "planned"]
+    assert status_of(plans[0])["reason"] == "asked to stop"
+    whole = read_json(matrix.status)
+    assert (whole["status"], whole["counts"]) == ("stopped", {"planned": 1, "stopped": 1})
+    assert processes_of(matrix) == []
+    assert not [pid for pid in read_json(plans[0].dir.path / "grandchildren.json")["pids"] if alive(pid)]
+
+
+def test_a_second_interrupt_kills_at_once(matrix, plan, runner):
+    one = plan("a", "stubborn")
+    process = runner("a=stubborn", grace_s=60)
+    until(one.dir.metrics.exists)
+    process.send_signal(signal.SIGINT)
+    asked = time.monotonic()
+    until(lambda: time.monotonic() - asked > SAME_KEY_S + 0.1)  # an earlier one would count as the same
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert (status_of(one)["status"], status_of(one)["reason"]) == (
+        "stopped",
+        "asked to stop, and killed before it could save",
+    )
+    assert processes_of(matrix) == []
+
+
+def test_one_interrupt_that_arrives_twice_is_one():
+    asked = StopRequest()
+    asked.take(signal.SIGINT)
+    asked.take(signal.SIGINT)
+    assert not asked.kill
+    asked.since -= 1
+    asked.take(signal.SIGTERM)
+    assert not asked.kill
+    asked.take(signal.SIGINT)
+    assert asked.kill
+
+
+def test_a_runner_that_is_killed_leaves_no_process_and_its_run_could_save(matrix, plan, runner):
+    one = plan("a", "grandchildren")
+    process = runner("a=grandchildren")
+    until(one.dir.metrics.exists)
+    process.kill()
+    process.wait()
+    until(lambda: processes_of(matrix) == [])
+    until(lambda: not any(alive(pid) for pid in read_json(one.dir.path / "grandchildren.json")["pids"]))
+    assert read_json(one.dir.result)["status"] == "stopped"
+    assert holder(matrix) is None
+    assert recover_status(one.dir, has_runner=False).status is Status.STOPPED
+
+
+def test_a_run_waits_for_the_processes_that_a_killed_runner_left(matrix, plan, runner):
+    one = plan("a", "stubborn")
+    process = runner("a=stubborn", grace_s=1.5)
+    until(one.dir.metrics.exists)
+    process.kill()
+    process.wait()
+    begun, first, seen = time.monotonic(), read_json(one.dir.path / "env.json")["pid"], []
+    outcome = drive(matrix, [plan("a", attempt=2)], engine(grace_s=1.5), show=seen.append, poll_s=0.02)
+    assert outcome.exit_code == 0
+    assert seen[0].note == "waiting for an earlier attempt to exit"
+    assert not alive(first)
+    assert time.monotonic() - begun > 1
+
+
+def test_two_drives_on_one_matrix_the_second_is_refused_and_names_the_first(matrix, plan, runner):
+    one = plan("a", "hang")
+    process = runner("a=hang")
+    until(one.dir.metrics.exists)
+    assert holder(matrix).pid == process.pid
+    with pytest.raises(LaunchError, match=rf"process {process.pid} on .*\n.*\n.*Ctrl"):
+        drive(matrix, [one], engine(), poll_s=0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 130
+
+
+def test_a_runner_is_not_turned_away_by_somebody_who_only_looks(matrix):
+    looking = try_lock(matrix.lock)
+    threading.Timer(0.1, os.close, [looking]).start()
+    with held(matrix):
+        assert holder(matrix).pid == os.getpid()
+
+
+def test_a_matrix_is_free_again_when_its_runner_has_ended(matrix):
+    with held(matrix):
+        assert holder(matrix).pid == os.getpid()
+    assert holder(matrix) is None
+
+
+def test_a_status_that_cannot_be_written_stops_the_run_with_an_error_that_names_the_file(matrix, plan, monkeypatch):
+    one = plan("a", "hang")
+
+    def show(progress):
+        if progress.step is not None:  # it trains: now the disk is full
+            monkeypatch.setattr("kmatrix.status.status_file.write_json", full)
+            monkeypatch.setattr("kmatrix.runner.loop.append_jsonl", full)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def full(path, value):
+        raise OSError(28, "No space left on device", str(path))
+
+    with pytest.raises(LaunchError, match=r"cannot write .*journal.jsonl\n  why: No space left on device"):
+        drive(matrix, [one], engine(), show=show, poll_s=0.02)
+    assert read_json(one.dir.result)["status"] == "stopped"
+    assert processes_of(matrix) == []
+
+
+def test_an_error_in_the_display_leaves_no_process(matrix, plan):
+    def show(progress):
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        drive(matrix, [plan("a", "hang")], engine(), show=show, poll_s=0.02)
+    assert processes_of(matrix) == []
+
+
+def test_signals_mean_again_what_they_meant_when_a_drive_has_ended(matrix, plan):
+    before = signal.getsignal(signal.SIGINT)
+    drive(matrix, [plan("a")], engine(), poll_s=0.02)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+# The engine
+
+
+def test_a_run_has_its_gpus_threads_and_place_and_no_terminal(matrix, plan):
+    one = plan("a", ranks=2, cuda=True, cpu_threads=3)
+    drive(matrix, [one], engine(gpus=("GPU-aaaa", "GPU-bbbb")), poll_s=0.02)
+    assert one.dir.output_log.read_text().startswith("threads 3 gpus 'GPU-aaaa,GPU-bbbb'")
+    assert read_json(one.dir.path / "env.json")["cwd"] == str(ROOT)
+
+
+def test_a_secret_reaches_the_trainer_and_no_file_of_ours(matrix, plan, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "s3cr3t-value")
+    one = plan("a", "fail")
+    drive(matrix, [one], engine(), poll_s=0.02)
+    assert read_json(one.dir.path / "env.json")["secret"] == "s3cr3t-value"
+    (one.dir.path / "env.json").unlink()
+    assert "s3cr3t-value" not in engine().plan([one])
+    files = [path for path in matrix.path.rglob("*") if path.is_file()]
+    assert len(files) >= 5
+    assert not [path for path in files if b"s3cr3t-value" in path.read_bytes()]
+
+
+def test_the_plan_is_a_command_line_that_does_what_the_engine_does(matrix, plan):
+    one = plan("a b")
+    text = LocalEngine(PYTHON, ROOT, (str(PYTHON), str(FAKES))).plan([one])
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    assert subprocess.run(["sh", "-c", text], env=env, check=False).returncode == 0
+    assert read_json(one.dir.result)["status"] == "finished"
+    assert "threads 1 gpus ''" in one.dir.output_log.read_text()
+
+
+def test_the_plan_names_torchrun_the_ranks_and_the_attempt(matrix):
+    one = RunPlan(name="a", run_id="id-a", dir=matrix.run("a"), ranks=4, attempt=2)
+    text = LocalEngine(Path("/v/bin/python"), Path("/p")).plan([one])
+    assert "/v/bin/python -m torch.distributed.run --standalone --nproc-per-node=4 -m gpt2.train" in text
+    assert f"{one.dir.path} --attempt 2 >>{one.dir.output_log} 2>&1" in text
+    assert "PYTHONPATH=/p:/p/lib" in text
+
+
+@pytest.mark.parametrize(
+    ("known", "problem"),
+    [
+        ({"ranks": 0}, "expected at least 1"),
+        ({"ranks": 2, "cuda": True}, "2 ranks on 0 GPUs"),
+        ({"cpu_threads": 0}, "0 threads"),
+        ({"run_id": "other"}, "belongs to run id-a, expected other"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_starts(matrix, plan, known, problem):
+    good, bad = plan("b"), plan("a", **known)
+    with pytest.raises(LaunchError, match=problem):
+        check_plans(matrix, [good, bad], engine())
+    assert not matrix.status.exists()
+    assert not good.dir.output_log.exists()
+
+
+def test_a_missing_interpreter_and_a_missing_folder_are_problems(matrix, plan):
+    problems = LocalEngine(Path("/no/python"), ROOT).check([plan("a"), plan("a"), plan_of(matrix, "b")])
+    assert [any(word in problem for problem in problems) for word in ("/no/python", "2 runs", "is missing")] == [
+        True
+    ] * 3
+
+
+def test_a_run_that_was_handed_over_is_not_run_twice(matrix, plan):
+    one, box = plan("a"), engine()
+    assert box.submit([one]) == box.submit([one])
+    until(lambda: box.poll()["a"].phase is JobPhase.ENDED)
+    box.submit([one])
+    assert box.poll()["a"].phase is JobPhase.ENDED
+
+
+# What is shown
+
+
+def test_progress_tells_step_loss_speed_and_counts(matrix, plan):
+    seen = []
+    drive(matrix, [plan("a"), plan("b")], engine(), skipped={"c": "why"}, show=seen.append, poll_s=0.02)
+    assert (seen[0].run, seen[0].status, seen[0].reason) == ("c", Status.SKIPPED, "why")
+    last = seen[-1]
+    assert (last.run, last.index, last.total, last.status) == ("b", 2, 2, Status.FINISHED)
+    assert (last.step, last.max_iters, last.val_loss, last.tokens_per_second) == (
+        MAX_ITERS - 1,
+        MAX_ITERS,
+        2.75,
+        41000.0,
+    )
+    assert last.counts == {"finished": 2, "skipped": 1}
+
+
+def test_metrics_are_followed_line_by_line_and_a_half_line_waits(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps({"step": 99, "attempt": 1, "train/loss": 9.0, "time": 1.0}) + "\n")
+    tail = MetricsTail(path, attempt=2, max_iters=10)
+    tail.read()
+    assert tail.step is None
+    with path.open("a") as file:
+        for step in (0, 1, 2):
+            file.write(json.dumps({"step": step, "attempt": 2, "train/loss": None, "time": 100.0 + 2 * step}) + "\n")
+        file.write('{"step": 3, "atte')
+        file.flush()
+        tail.read()
+        assert (tail.step, tail.loss, tail.left_s(now=105.0)) == (2, None, 15.0)
+        file.write('mpt": 2, "val/loss": 2.5}\n')
+        file.flush()
+        tail.read()
+    assert (tail.step, tail.val_loss) == (3, 2.5)
+
+
+# The real torchrun
+
+
+def test_the_time_left_ends_with_the_budget(tmp_path):
+    tail = MetricsTail(tmp_path / "metrics.jsonl", max_iters=1000, budget_s=60.0)
+    for step, at in enumerate((100.0, 110.0)):
+        line = {"step": step, "time": at, "elapsed_s": at - 80.0, "train/loss": 3.0}
+        append_jsonl(tmp_path / "metrics.jsonl", line)
+    tail.read()
+    assert tail.left_s(now=115.0) == 25.0
+
+
+@pytest.mark.parametrize(
+    ("train", "seconds"),
+    [
+        ({}, None),
+        ({"max_time": 60.0}, 60.0),
+        ({"max_time": 60.0, "max_cost": 0.02, "gpu_hour_price": 3.6, "num_gpus": 2}, 10.0),
+        ({"max_cost": 1.0, "gpu_hour_price": None}, None),
+    ],
+)
+def test_the_seconds_that_budgets_allow(train, seconds):
+    assert budget_s(TrainFields(**train)) == (seconds if seconds is None else pytest.approx(seconds))
+
+
+@pytest.mark.slow
+def test_with_torchrun_two_ranks_finish_and_a_failure_is_explained_through_it(matrix, plan):
+    plans = [plan("a", "quick", real=True, ranks=2), plan("b", "killed", real=True), plan("c", "fail", real=True)]
+    outcome = drive(matrix, plans, engine(real=True))
+    assert outcome.counts == {"finished": 1, "failed": 2}
+    assert status_of(plans[1])["reason"] == "rank 0 killed by signal 9 (out of memory killer?)"
+    assert status_of(plans[1])["kind"] == "killed"
+    assert "No module named 'flash_attn'" in status_of(plans[2])["reason"]
+
+
+@pytest.mark.slow
+def test_with_torchrun_a_stop_reaches_the_workers_and_nothing_is_left(matrix, plan):
+    one = plan("a", "grandchildren", real=True, timeout_s=8)
+    drive(matrix, [one], engine(real=True))
+    assert status_of(one)["reason"] == "took longer than 8 s"
+    assert read_json(one.dir.result)["status"] == "stopped"
+    assert processes_of(matrix) == []
+    assert not [pid for pid in read_json(one.dir.path / "grandchildren.json")["pids"] if alive(pid)]
+
+
+@pytest.mark.slow
+def test_with_torchrun_a_killed_runner_leaves_no_orphan(matrix, plan, runner):
+    one = plan("a", "grandchildren")
+    process = runner("a=grandchildren", launcher="torchrun")
+    until(one.dir.metrics.exists)
+    assert len(processes_of(matrix)) >= 4  # runner, guard, torchrun, worker
+    process.kill()
+    process.wait()
+    until(lambda: processes_of(matrix) == [])
+    assert read_json(one.dir.result)["status"] == "stopped"
+    assert not [pid for pid in read_json(one.dir.path / "grandchildren.json")["pids"] if alive(pid)]
+
+
+@pytest.mark.slow
+def test_with_torchrun_a_killed_torchrun_fails_the_run_and_takes_its_workers_along(matrix, plan, runner):
+    plans = [plan("a", "hang"), plan("b", "quick")]
+    process = runner("a=hang", "b=quick", launcher="torchrun")
+    until(plans[0].dir.metrics.exists)
+    guard = psutil.Process(status_of(plans[0])["pid"])
+    guard.children()[0].kill()
+    assert process.wait(60) == 1
+    assert status_of(plans[0])["reason"] == "killed by signal 9 (out of memory killer?)"
+    assert status_of(plans[1])["status"] == "finished"
+    assert processes_of(matrix) == []

@@ -1,0 +1,540 @@
+"""Attempts: a matrix that is taken up again, and a run that is tried again, with a trainer that behaves as told."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kmatrix.cli.run import resume_from
+from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.experiment.reuse import reuse_runs
+from kmatrix.gpu.nvml.detect import Gpu
+from kmatrix.records.files import read_json, read_jsonl, write_json
+from kmatrix.records.lock import Process, held, holder, start_of, this_process, try_lock
+from kmatrix.records.paths import MatrixDir
+from kmatrix.records.runs import Status
+from kmatrix.records.tracking import SyncState, SyncStatus, sync_status, write_track
+from kmatrix.runner.archive import archive_result
+from kmatrix.runner.loop import drive
+from kmatrix.runner.resume import describe_plan, follow_move, reopen
+from kmatrix.status.status_file import recover_status
+from programs import run as program
+from running import engine, processes_of
+from state_rules import why_illegal
+from waiting import until
+
+GPUS = tuple(Gpu(index=i, name="A10G", uuid=f"GPU-{i}", memory_total=23028) for i in range(2))
+
+
+def going(matrix, behave="finish", **known):
+    """What is to be done now, with trainers that behave so."""
+    return reopen(matrix, known.pop("gpus", ()), command=(f"--behave={behave}",), **known)
+
+
+@pytest.fixture
+def make(matrix, plan):
+    """Make the folder of a run with the fields that a reopened matrix reads."""
+
+    def run(name, **train):
+        one = plan(name)
+        record = read_json(one.dir.run_json)
+        fields = {"num_gpus": 1, "device": "cpu", "cpu_threads": 1, "data_path": "/data"}
+        write_json(one.dir.run_json, {**record, "timeout_s": 0, "train": {**record["train"], **fields, **train}})
+        return one.dir
+
+    return run
+
+
+def attempts(run):
+    return [
+        (entry["attempt"], entry["status"], entry["resume"], entry["micro_batch"])
+        for entry in read_json(run.status)["attempts"]
+    ]
+
+
+def test_a_stopped_run_goes_on_where_it_was_and_finished_ones_stay(matrix, make, runner):
+    first, second, _ = make("a"), make("b"), make("c")
+    process = runner("a", "b=hang", "c")
+    until(second.metrics.exists)
+    until(lambda: len(list(read_jsonl(second.metrics))) > 2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 130
+    kept = first.result.read_bytes()
+    todo = going(matrix)
+    assert [(one.name, one.attempt, one.resume) for one in todo.plans] == [("b", 2, "auto"), ("c", 1, "none")]
+    assert drive(matrix, todo.plans, engine(), poll_s=0.02).exit_code == 0
+    assert first.result.read_bytes() == kept
+    assert attempts(second) == [(1, "stopped", "none", None), (2, "finished", "auto", None)]
+    saved = int((second.path / "checkpoints" / "step").read_text())
+    assert saved > 0
+    assert [line["step"] for line in read_jsonl(second.metrics) if line["attempt"] == 2][:1] in ([saved], [])
+    assert going(matrix).plans == ()
+
+
+def test_a_killed_runner_leaves_a_run_that_goes_on(matrix, make, runner):
+    run = make("a")
+    process = runner("a=hang")
+    until(run.metrics.exists)
+    process.kill()
+    process.wait()
+    until(lambda: processes_of(matrix) == [])
+    todo = going(matrix)
+    assert [(one.attempt, one.resume) for one in todo.plans] == [(2, "auto")]
+    assert drive(matrix, todo.plans, engine(), poll_s=0.02).exit_code == 0
+    assert attempts(run)[1] == (2, "finished", "auto", None)
+    assert recover_status(run, has_runner=False).status is Status.FINISHED
+
+
+def test_a_failed_run_is_tried_again_only_when_it_is_asked_for(matrix, make):
+    run = make("a")
+    drive(matrix, going(matrix, "nan").plans, engine(), poll_s=0.02)
+    todo = going(matrix)
+    assert todo.plans == ()
+    assert describe_plan(todo) == ["1 failed: unchanged (RETRY_FAILED=1 retries)"]
+    drive(matrix, going(matrix, retry_failed=True).plans, engine(), poll_s=0.02)
+    assert attempts(run) == [(1, "failed", "none", None), (2, "finished", "auto", None)]
+
+
+def test_only_the_runs_that_are_named_go_on(matrix, make):
+    for name in "abc":
+        make(name)
+    todo = going(matrix, names={"b"})
+    assert [one.name for one in todo.plans] == ["b"]
+    outcome = drive(matrix, todo.plans, engine(), poll_s=0.02)
+    assert (outcome.exit_code, outcome.counts) == (0, {"planned": 2, "finished": 1})
+
+
+@pytest.mark.parametrize("resume", ["best", "latest", "none", "/a/checkpoint.pt"])
+def test_another_beginning_can_be_asked_for_and_it_reaches_the_trainer(matrix, make, resume):
+    run = make("a")
+    write_json(run.status, {"status": "stopped", "attempt": 1})
+    (one,) = going(matrix, resume=resume).plans
+    words = [str(run.path), "--attempt", "2"]
+    assert one.arguments == words + ([] if resume == "none" else ["--resume", resume])
+
+
+def test_a_run_is_as_it_was_planned_whatever_the_configuration_says_now(matrix, make):
+    run = make("a", num_gpus=2, device="cuda", cpu_threads=3)
+    (one,) = going(matrix, gpus=GPUS).plans
+    assert (one.ranks, one.cuda, one.cpu_threads, one.timeout_s) == (2, True, 3, 0.0)
+    assert one.run_id == read_json(run.run_json)["run_id"]
+
+
+def test_a_run_that_finds_too_few_gpus_is_skipped_and_goes_on_where_there_are_enough(matrix, make):
+    run = make("a", num_gpus=2, device="cuda")
+    todo = going(matrix, gpus=GPUS[:1])
+    assert todo.skipped == {"a": "needs 2 GPUs, found 1"}
+    assert drive(matrix, (), engine(), skipped=todo.skipped, poll_s=0.02).exit_code == 1
+    assert read_json(run.status)["status"] == "skipped"
+    assert [one.name for one in going(matrix, gpus=GPUS).plans] == ["a"]
+
+
+def test_a_run_whose_data_were_never_prepared_is_skipped_with_that_reason(matrix, make):
+    make("a", data_path="")
+    assert "not prepared" in going(matrix).skipped["a"]
+
+
+def test_out_of_memory_halves_the_micro_batch_until_it_fits(matrix, make):
+    run, seen = make("a"), []
+    outcome = drive(matrix, going(matrix, "oom3").plans, engine(), show=seen.append, poll_s=0.02)
+    assert outcome.exit_code == 0
+    assert attempts(run) == [
+        *[(1, "failed", "none", None), (2, "failed", "auto", 6)],
+        (3, "finished", "auto", 3),
+    ]
+    assert read_json(run.status)["attempts"][0]["kind"] == "oom"
+    assert read_json(run.run_used)["train"]["batch_size"] == 3
+    assert [line["micro_batch"] for line in read_jsonl(matrix.journal) if line["event"] == "run retried"] == [6, 3]
+    (first, second) = [progress.reason for progress in seen if progress.status is Status.FAILED]
+    assert first == "out of memory with 12 sequences; retrying with micro-batch 6"
+    assert second.endswith("retrying with micro-batch 3")
+
+
+def test_a_run_that_does_not_fit_with_one_sequence_fails_and_the_others_go_on(matrix, make):
+    run, other = make("a"), make("b")
+    plans = [*going(matrix, "oom0").plans[:1], *going(matrix).plans[1:]]
+    outcome = drive(matrix, plans, engine(), poll_s=0.02)
+    assert (outcome.exit_code, outcome.counts) == (1, {"finished": 1, "failed": 1})
+    assert [entry[3] for entry in attempts(run)] == [None, 6, 3, 1]
+    assert read_json(other.status)["status"] == "finished"
+
+
+def test_the_policy_fail_lets_out_of_memory_be_a_failure(matrix, make):
+    run = make("a", oom_policy="fail")
+    assert drive(matrix, going(matrix, "oom3").plans, engine(), poll_s=0.02).exit_code == 1
+    assert len(attempts(run)) == 1
+
+
+def test_a_stop_between_two_attempts_is_a_stop(matrix, make):
+    run = make("a")
+
+    def show(progress):
+        if progress.status is Status.FAILED:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    outcome = drive(matrix, going(matrix, "oom3").plans, engine(), show=show, poll_s=0.02)
+    assert len(attempts(run)) == 1 or outcome.exit_code == 130
+    assert [one.micro_batch for one in going(matrix).plans] == [6]
+
+
+def test_a_trainer_that_ignores_the_micro_batch_did_not_run_what_was_asked(matrix, make):
+    run = make("a")
+    write_json(run.status, {"status": "failed", "attempt": 1, "kind": "oom"})
+    drive(matrix, going(matrix, "adjusted").plans, engine(), poll_s=0.02)
+    assert read_json(run.status)["status"] == "finished"  # it used 6, as it was told
+    (other,) = [make("b")]
+    entry = {"attempt": 2, "status": "failed", "kind": "oom", "micro_batch": 6}
+    write_json(other.status, {"status": "failed", "attempt": 2, "attempts": [entry]})
+    drive(matrix, going(matrix, "smaller").plans, engine(), poll_s=0.02)
+    assert read_json(other.status)["reason"] == "configuration mismatch: batch_size requested 3, used 6"
+
+
+def test_a_plan_that_another_runner_carried_out_meanwhile_is_dropped(matrix, make):
+    run, other = make("a"), make("b")
+    late = going(matrix).plans
+    drive(matrix, going(matrix, names={"a"}).plans, engine(), poll_s=0.02)
+    kept = run.result.read_bytes()
+    outcome = drive(matrix, late, engine(), poll_s=0.02)
+    assert (outcome.exit_code, outcome.counts) == (0, {"finished": 2})
+    assert run.result.read_bytes() == kept
+    assert len(attempts(run)) == len(attempts(other)) == 1
+
+
+# Who runs a matrix
+
+
+def test_a_process_is_not_taken_for_another_one_that_has_its_number_or_another_boot():
+    me = this_process()
+    assert me.lives_here()
+    same_number = {"pid": me.pid, "host": me.host}
+    assert not Process(**same_number, pid_started=me.pid_started - 1, boot_id=me.boot_id).lives_here()
+    assert not Process(**same_number, pid_started=me.pid_started, boot_id="another boot").lives_here()
+    assert not Process(**same_number).lives_here()
+    assert start_of(2**30) is None
+
+
+def test_a_lock_that_a_former_boot_left_locks_nothing(matrix, make):
+    run = make("a")
+    write_json(matrix.lock, {"pid": os.getpid(), "host": "localhost", "pid_started": 1, "boot_id": "before"})
+    write_json(matrix.status, {"status": "running", "pid": os.getpid()})
+    write_json(run.status, {"status": "running", "attempt": 1, "pid": os.getpid()})
+    assert holder(matrix) is None
+    assert not matrix.is_held()
+    assert drive(matrix, going(matrix).plans, engine(), poll_s=0.02).exit_code == 0
+    assert attempts(run)[0][1] == "stopped"
+
+
+def test_who_holds_a_matrix_is_a_process_that_lives(matrix):
+    with held(matrix):
+        assert holder(matrix) == this_process()
+        assert holder(matrix).lives_here()
+
+
+def test_a_journal_that_a_crash_cut_short_goes_on_with_a_line_of_its_own(matrix, make):
+    make("a")
+    matrix.journal.write_text('{"schema": 1, "event": "run sta')
+    drive(matrix, going(matrix).plans, engine(), poll_s=0.02)
+    assert next(line["event"] for line in read_jsonl(matrix.journal)) == "matrix started"
+
+
+def test_a_lost_terminal_ends_nothing(matrix, make, runner):
+    run = make("a")
+    process = runner("a=hang")
+    until(run.metrics.exists)
+    process.send_signal(signal.SIGHUP)
+    until(lambda: [line["event"] for line in read_jsonl(matrix.journal)][-1] == "terminal lost")
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 130
+
+
+# A result that is replaced
+
+
+def test_a_result_that_is_archived_is_whole_in_the_archive_and_the_run_is_planned_again(matrix, make):
+    run = make("a")
+    drive(matrix, going(matrix).plans, engine(), poll_s=0.02)
+    old = {path.name: path.read_bytes() for path in (run.result, run.metrics, run.output_log)}
+    assert archive_result(run) == run.archive / "1"
+    assert {name: (run.archive / "1" / name).read_bytes() for name in old} == old
+    assert read_json(run.archive / "1" / "status.json")["status"] == "finished"
+    left = {path.name for path in run.path.iterdir()}
+    assert left == {"run.json", "status.json", ".lock", "archive"}
+    assert recover_status(run, has_runner=False).status is Status.PLANNED
+    (again,) = going(matrix).plans
+    assert (again.attempt, again.resume) == (2, "none")
+    drive(matrix, [again], engine(), poll_s=0.02)
+    assert attempts(run) == [(2, "finished", "none", None)]
+    assert {line["attempt"] for line in read_jsonl(run.metrics)} == {2}
+    assert archive_result(run) == run.archive / "2"
+    assert sorted(path.name for path in run.archive.iterdir()) == ["1", "2"]
+
+
+def test_a_run_that_left_nothing_has_nothing_to_archive(matrix, make):
+    assert archive_result(make("a")) is None
+
+
+@pytest.mark.parametrize("moves", range(6))
+def test_killed_in_the_middle_of_the_move_nothing_is_lost_and_the_next_runner_ends_it(matrix, make, monkeypatch, moves):
+    run = make("a")
+    drive(matrix, going(matrix).plans, engine(), poll_s=0.02)
+    names = ("result.json", "metrics.jsonl", "run_used.json", "output.log", "env.json")
+    old = {name: (run.path / name).read_bytes() for name in names}
+    left, real = [moves], Path.replace
+
+    def replace(self, target):
+        if self.parent == run.path and not self.name.startswith("."):
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with suppress(KeyboardInterrupt):
+        archive_result(run)
+    monkeypatch.undo()
+    assert why_illegal(recover_status(run, has_runner=False)) == ""
+    plans = going(matrix).plans
+    assert [one.attempt for one in plans] == [2]
+    drive(matrix, plans, engine(), poll_s=0.02)
+    assert {name: (run.archive / "1" / name).read_bytes() for name in old} == old
+    assert read_json(run.result)["attempt"] == 2
+
+
+def test_checkpoints_on_another_disk_are_kept_there_beside_the_new_ones(matrix, make, tmp_path):
+    place = tmp_path / "disk" / "a"
+    run = make("a", checkpoint_dir=str(place))
+    drive(matrix, going(matrix).plans, engine(), poll_s=0.02)
+    place.mkdir(parents=True)
+    (place / "step_5.pt").write_text("weights")
+    archive_result(run)
+    assert (tmp_path / "disk" / "a.archive1" / "step_5.pt").read_text() == "weights"
+    assert not place.exists()
+
+
+def test_a_run_that_still_has_processes_is_not_archived(matrix, make):
+    run = make("a")
+    handle = try_lock(run.lock)
+    with pytest.raises(LaunchError, match="still has processes"):
+        archive_result(run)
+    os.close(handle)
+
+
+def test_a_matrix_that_was_moved_takes_its_checkpoints_along(matrix, make):
+    run = make("a")
+    record = read_json(run.run_json)
+    for place, follows in (
+        (f"/elsewhere/{matrix.name}/a/checkpoints", True),  # in the run's folder, which is here now
+        (f"/big/disk/{matrix.name}/a", False),  # CHECKPOINT_DIR: it did not move
+        (str(run.checkpoints), False),
+    ):
+        write_json(run.run_json, {**record, "train": {**record["train"], "checkpoint_dir": place}})
+        follow_move(matrix)
+        now = read_json(run.run_json)["train"]["checkpoint_dir"]
+        assert now == (str(run.checkpoints) if follows else place)
+
+
+# A run that has finished before
+
+
+NEUTRAL = {"log_interval"}
+ORIGIN = {"code": "c0de", "versions": {"torch": "2.13"}, "cpu": "EPYC", "gpus": []}
+
+
+@pytest.fixture
+def twice(matrix, make):
+    """A finished run in one matrix, and the same run planned in another."""
+    first = make("a")
+    record = read_json(first.run_json) | {"provenance": ORIGIN}
+    train = record["train"] | {"log_interval": 5, "data_sha256": "d", "data_path": "/here"}
+    train |= {"checkpoint_dir": str(first.checkpoints)}
+    write_json(first.run_json, {**record, "train": train})
+    drive(matrix, going(matrix).plans, engine(), poll_s=0.02)
+    write_json(first.gpu_summary, {"simulated": False})
+    first.gpu_stats.write_text("[]")
+    (first.checkpoints).mkdir()
+    (first.checkpoints / "index.json").write_text("{}")
+    (first.checkpoints / "final.pt").write_text("weights")
+    later = MatrixDir(matrix.path.with_name("test_matrix_results_20260102_000000"))
+    second = later.run("b")
+    train = train | {"log_interval": 1, "data_path": "/there", "checkpoint_dir": str(second.checkpoints)}
+    write_json(second.run_json, {**record, "name": "b", "train": train})
+    return first, second
+
+
+def taken(second, **known):
+    later = MatrixDir(second.path.parent)
+    return reuse_runs(later, later.path.parent, NEUTRAL, **{"recorded": True} | known)
+
+
+def test_a_finished_run_with_the_same_id_is_taken_over_and_marked(twice):
+    first, second = twice
+    source = f"{first.path.parent.name}/a"
+    assert taken(second).reused == {"b": source}
+    state = recover_status(second, has_runner=False)
+    assert (state.status, state.reused_from) == (
+        Status.FINISHED,
+        source,
+    )
+    assert read_json(second.run_json)["reused_from"] == source
+    assert read_json(second.run_json)["name"] == "b"
+    assert recover_status(second, has_runner=False).status is Status.FINISHED
+    assert second.gpu_stats.read_text() == "[]"
+    assert not (second.path / first.gpu_stats.name).exists()
+    assert going(MatrixDir(second.path.parent)).plans == ()
+    shutil.rmtree(first.path.parent)
+    assert read_json(second.result)["status"] == "finished"
+    assert (second.checkpoints / "final.pt").read_text() == "weights"
+
+
+def test_what_trackers_hold_of_a_run_is_not_taken_over_with_it(twice):
+    first, second = twice
+    write_track(first, [SyncStatus(tracker="wandb", state=SyncState.DONE, points=5)])
+    first.track_log.write_text("")
+    (first.path / "wandb").mkdir()
+    write_json(second.run_json, read_json(second.run_json) | {"tracking": {"trackers": ["wandb"]}})
+    taken(second)
+    assert not any(path.exists() for path in second.tracker_files())
+    (sent,) = sync_status(second)
+    assert (sent.state, sent.waiting) == (SyncState.BEHIND, 5)
+    assert sent.error == f"reused from {first.path.parent.name}/a"
+
+
+def test_a_run_that_was_taken_over_names_where_it_was_trained_when_it_is_taken_over_again(twice):
+    first, second = twice
+    taken(second)
+    third = MatrixDir(second.path.parent.with_name("test_matrix_results_20260103_000000")).run("c")
+    record = {name: value for name, value in read_json(second.run_json).items() if name != "reused_from"}
+    train = record["train"] | {"checkpoint_dir": str(third.checkpoints)}
+    write_json(third.run_json, record | {"train": train})
+    assert taken(third).reused == {"c": f"{first.path.parent.name}/a"}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"train": {"data_sha256": "other"}}, "differs in data_sha256"),
+        ({"train": {"cpu_threads": 7}}, "differs in cpu_threads"),
+        ({"provenance": {"code": "other"}}, "differs in the code of the trainer"),
+        ({"provenance": {"versions": {"torch": "2.14"}}}, "differs in the version of torch"),
+        ({"provenance": {"cpu": "Xeon"}}, "ran on another kind of device"),
+    ],
+)
+def test_what_would_not_come_out_the_same_is_trained_again_with_the_reason(twice, change, why):
+    first, second = twice
+    record = read_json(second.run_json)
+    write_json(second.run_json, record | {part: record[part] | values for part, values in change.items()})
+    found = taken(second)
+    assert (found.reused, found.not_reused) == ({}, {"b": f"{first.path.parent.name}/a {why}"})
+    assert recover_status(second, has_runner=False).status is Status.PLANNED
+
+
+def test_another_id_is_another_run_and_nothing_is_said_of_it(twice):
+    _, second = twice
+    write_json(second.run_json, read_json(second.run_json) | {"run_id": "another"})
+    found = taken(second)
+    assert (found.reused, found.not_reused) == ({}, {})
+
+
+@pytest.mark.parametrize("status", ["failed", "stopped"])
+def test_only_finished_runs_are_taken_over(twice, status):
+    first, second = twice
+    write_json(first.result, read_json(first.result) | {"status": status})
+    write_json(first.status, {"status": status, "attempt": 1})
+    assert taken(second).reused == {}
+
+
+def test_a_run_that_was_not_recorded_or_on_simulated_gpus_is_trained_again_where_a_recording_is_wanted(twice):
+    first, second = twice
+    write_json(first.gpu_summary, {"simulated": True})
+    assert "has no recording" in taken(second).not_reused["b"]
+    first.gpu_summary.unlink()
+    assert "has no recording" in taken(second).not_reused["b"]
+    assert taken(second, recorded=False).reused != {}
+
+
+def test_a_rerun_of_a_run_that_was_taken_over_is_its_own_and_leaves_the_other_alone(twice):
+    first, second = twice
+    taken(second)
+    kept = first.metrics.read_bytes()
+    archive_result(second)
+    assert "reused_from" not in read_json(second.run_json)
+    plans = going(MatrixDir(second.path.parent)).plans
+    assert [(one.attempt, one.resume) for one in plans] == [(2, "none")]
+    drive(MatrixDir(second.path.parent), plans, engine(), poll_s=0.02)
+    state = recover_status(second, has_runner=False)
+    assert (state.status, state.reused_from) == (
+        Status.FINISHED,
+        "",
+    )
+    assert first.metrics.read_bytes() == kept
+    assert (second.archive / "1" / "result.json").exists()
+
+
+# The command
+
+
+@pytest.mark.parametrize("text", ["auto", "latest", "best", "none"])
+def test_the_words_for_a_beginning_are_the_trainers(text):
+    assert resume_from(text) == text
+
+
+def test_a_checkpoint_is_named_by_its_whole_path_and_anything_else_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "step_5.pt").touch()
+    monkeypatch.chdir(tmp_path)
+    assert resume_from("step_5.pt") == str(tmp_path / "step_5.pt")
+    with pytest.raises(ConfigError, match="RESUME=bset: no such checkpoint"):
+        resume_from("bset")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["TARGET=nothing"], "TARGET=nothing is not a matrix directory"),
+        (["RUN=lion*"], "RUN=lion* matches no run of"),
+        (["RETRY_FAILED=maybe"], "RETRY_FAILED=maybe"),
+        (["DETACH=2"], "expected 1 or 0"),
+        (["RESUME=bset"], "no such checkpoint"),
+        (["MAX_ITERS=9"], "continue does not take MAX_ITERS"),
+    ],
+)
+def test_what_continue_does_not_understand_is_refused_and_changes_nothing(matrix, make, words, said):
+    run = make("a")
+    write_json(matrix.matrix_json, {"name": matrix.name, "runs": [{"name": "a"}]})
+    before = sorted(path.name for path in run.path.iterdir())
+    answer = program("continue", f"RESULTS_DIR={matrix.path.parent}", *words)
+    assert answer.status == 2
+    assert said in answer.err
+    assert sorted(path.name for path in run.path.iterdir()) == before
+    assert not matrix.status.exists()
+
+
+def test_continue_is_refused_while_another_runner_has_the_matrix(matrix, make):
+    make("a")
+    write_json(matrix.matrix_json, {"name": matrix.name, "runs": [{"name": "a"}]})
+    with held(matrix):
+        answer = program("continue", f"TARGET={matrix.path}")
+    assert (answer.status, f"is already running: process {os.getpid()}" in answer.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "test-rerun needs a matrix"),
+        (["TARGET={}", "OPTIMIZER=lion"], "no run has lion"),
+        (["TARGET={}", "RUN=z"], "matches no run"),
+    ],
+)
+def test_a_rerun_that_names_nothing_sets_nothing_aside(matrix, make, words, said):
+    run = make("a", optimizer="adamw")
+    write_json(run.result, {"status": "finished"})
+    write_json(matrix.matrix_json, {"name": matrix.name, "runs": [{"name": "a"}]})
+    answer = program("test-rerun", *(word.format(matrix.path) for word in words))
+    assert (answer.status, said in answer.err) == (2, True)
+    assert run.result.exists()
+    assert not run.archive.exists()

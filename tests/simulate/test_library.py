@@ -1,0 +1,687 @@
+"""Simulated GPUs: the client library of NVIDIA's driver runs on them and reads what the scenario says.
+
+Each question is asked in a process of its own, because the loader looks for the library once a process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import kmatrix.simulate.library as stubs
+from kmatrix.errors import ConfigError, KmatrixError, LaunchError
+from kmatrix.simulate.library import FLAGS, HERE, SCENARIOS, SOURCES, build, environment
+from kmatrix.simulate.scenario import ERRORS, QUANTITIES, SETTINGS, parse
+from pages import DOCS, FENCE, ROOT, text
+from skips import NO_SKIPS, need
+
+EVERYWHERE = {"PYTHONPATH": os.pathsep.join([str(ROOT / "lib"), str(ROOT)])}
+INIT = """
+import json, time
+import pynvml as n
+n.nvmlInit()
+def handle(index):
+    return None if code("nvmlDeviceGetHandleByIndex", index) else n.nvmlDeviceGetHandleByIndex(index)
+def code(name, *arguments):
+    try:
+        getattr(n, name)(*arguments)
+    except n.NVMLError as error:
+        return error.value
+    return 0
+def fields(gpu, *ids):
+    return [(v.nvmlReturn, v.value.ullVal, v.timestamp) for v in n.nvmlDeviceGetFieldValues(gpu, list(ids))]
+def answer(value):
+    print(json.dumps(value))
+gpus = [handle(i) for i in range(n.nvmlDeviceGetCount())]
+"""
+BEGIN_NOW = "import os, time; os.environ['KMATRIX_SIMULATE_EPOCH'] = repr(time.time())"
+AVERAGE, INSTANT, ENERGY = 185, 186, 83  # fields of nvmlDeviceGetFieldValues
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    need("gcc")
+    return build(tmp_path_factory.mktemp("simulated"))
+
+
+@pytest.fixture
+def ask(library: Path, tmp_path: Path) -> Callable[..., Any]:
+    """Run Python text in a process that sees the GPUs of a scenario; return what it answers.
+
+    late: second 0 is when the driver is first asked, however long the process took to start.
+    """
+
+    def run(
+        scenario: str, script: str, *, gpus: int | None = None, epoch: float | None = None, late: bool = False
+    ) -> Any:
+        path = tmp_path / "test.scn"
+        path.write_text(scenario)
+        own = os.environ | EVERYWHERE | environment(library, path, gpus, epoch)
+        command = [sys.executable, "-c", (BEGIN_NOW if late else "") + INIT + script]
+        done = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
+
+
+def refusal(tmp_path: Path, scenario: str, gpus: int | None = None) -> str:
+    path = tmp_path / "x.scn"
+    path.write_text(scenario)
+    with pytest.raises(ConfigError) as caught:
+        parse(path, gpus)
+    return str(caught.value).replace(f"{tmp_path}/", "")
+
+
+# ---- what the client library reads
+
+
+def test_the_client_library_reads_every_value_that_the_scenario_gives(ask):
+    scenario = """
+        freeze 10
+        gpus 2
+        0 1 util 71
+        0 1 memutil 33
+        0 1 mem 9000
+        0 1 memtotal 81920
+        0 1 limit 700
+        0 1 temp 77
+        0 1 smclk 1395
+        5 1 smclk 1290
+        0 1 memclk 2619
+        0 1 fan 55
+        0 1 pstate 2
+        0 1 pcie_tx 1234
+        0 1 pcie_rx 4321
+        0 1 ecc_c 7
+        0 1 ecc_u 1
+        0 1 throttle power_cap+thermal
+    """
+    got = ask(
+        scenario,
+        """
+g, f = gpus[1], lambda name, *more: getattr(n, "nvmlDeviceGet" + name)(gpus[1], *more)
+u, m, m2 = f("UtilizationRates"), f("MemoryInfo"), n.nvmlDeviceGetMemoryInfo(g, n.nvmlMemory_v2)
+answer({
+    "util": (u.gpu, u.memory), "memory": [v // 2**20 for v in (m.used, m.total, m.free)],
+    "memory2": [v // 2**20 for v in (m2.used, m2.total, m2.free)],
+    "limit": (f("PowerManagementLimit"), f("EnforcedPowerLimit")), "temp": (f("Temperature", 0), f("TemperatureV", 0)),
+    "sm": (f("ClockInfo", 1), f("MaxClockInfo", 1)), "memclk": f("ClockInfo", 2), "fan": f("FanSpeed"),
+    "pstate": f("PerformanceState"), "pcie": (f("PcieThroughput", 0), f("PcieThroughput", 1)),
+    "ecc": (f("TotalEccErrors", 0, 0), f("TotalEccErrors", 1, 0)), "ecc_fields": [v for _, v, _ in fields(g, 3, 4)],
+    "throttle": (f("CurrentClocksEventReasons"), f("CurrentClocksThrottleReasons")),
+})
+""",
+    )
+    assert got == {
+        "util": [71, 33],
+        "memory": [9000, 81920, 72920],
+        "memory2": [9000, 81920, 72920],
+        "limit": [700000, 700000],
+        "temp": [77, 77],
+        "sm": [1290, 1395],
+        "memclk": 2619,
+        "fan": 55,
+        "pstate": 2,
+        "pcie": [1234, 4321],
+        "ecc": [7, 1],
+        "ecc_fields": [7, 1],
+        "throttle": [0x24, 0x24],
+    }
+
+
+def test_gpus_are_told_apart_by_index_uuid_and_bus_and_found_by_each(ask):
+    got = ask(
+        "gpus 3\n",
+        """
+uuids, buses = [[f(g) for g in gpus] for f in (n.nvmlDeviceGetUUID, lambda g: n.nvmlDeviceGetPciInfo(g).busId)]
+found = [n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByUUID(u)) for u in uuids]
+found += [n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByPciBusId(b)) for b in buses]
+answer([len(set(uuids)), len(set(buses)), found, code("nvmlDeviceGetHandleByIndex", 3)])
+""",
+    )
+    assert got == [3, 3, [0, 1, 2, 0, 1, 2], 2]
+
+
+@pytest.mark.parametrize("line", ["", "name NVIDIA H100 80GB HBM3", "name X (simulated)", f"name {'n' * 51}"])
+def test_every_name_ends_in_simulated(ask, line):
+    assert ask(line, "answer([n.nvmlDeviceGetName(g) for g in gpus])")[0].endswith(" (simulated)")
+
+
+def test_what_a_newer_function_asks_is_not_supported_rather_than_missing(library):
+    loaded = ctypes.CDLL(str(library))
+    missing = [name for name in stubs.symbols() if not hasattr(loaded, name)]
+    assert missing == []
+    assert loaded.nvmlDeviceGetNvLinkErrorCounter() == stubs.NOT_SUPPORTED
+
+
+def test_the_library_without_a_scenario_is_a_machine_without_a_driver(library):
+    code = f"import ctypes; print(ctypes.CDLL({str(library)!r}).nvmlInit_v2())"
+    done = subprocess.run([sys.executable, "-c", code], env={}, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(ERRORS["no_driver"])
+
+
+def test_a_driver_without_gpus_can_be_played(ask):
+    assert ask("", "answer(len(gpus))", gpus=0) == 0
+
+
+def test_nothing_answers_after_the_client_has_shut_the_driver_down(ask):
+    script = "n.nvmlShutdown(); answer([code('nvmlDeviceGetCount'), code('nvmlDeviceGetFanSpeed', gpus[0])])"
+    assert ask("", script) == [1, 1]  # NVML_ERROR_UNINITIALIZED
+
+
+# ---- power, energy and time
+
+
+def joules(steps: list[tuple[float, float]], until: float) -> float:
+    """Watts x seconds from 0 to `until`, one step after the other. The GPU draws 150 W where nothing is said."""
+    edges = [(0.0, 150.0), *sorted(steps)]
+    ends = [*(start for start, _ in edges[1:]), until]
+    return sum(watts * max(0.0, min(end, until) - start) for (start, watts), end in zip(edges, ends, strict=True))
+
+
+STEPS = st.lists(
+    st.tuples(st.integers(1, 300).map(lambda tenths: tenths / 10), st.integers(0, 700).map(float)),
+    max_size=6,
+    unique_by=lambda step: step[0],
+)
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(gpus=st.lists(STEPS, min_size=4, max_size=4), until=st.integers(0, 400).map(lambda tenths: tenths / 10))
+def test_the_energy_counter_is_the_exact_integral_of_the_scripted_power(ask, gpus, until):
+    lines = [f"{at} {gpu} power {watts}" for gpu, steps in enumerate(gpus) for at, watts in steps]
+    got = ask("\n".join([f"freeze {until}", "gpus 4", *lines]), f"answer([fields(g, {ENERGY})[0][1] for g in gpus])")
+    assert got == pytest.approx([joules(steps, until) * 1000 for steps in gpus], abs=1)
+
+
+def test_a_range_is_spread_evenly_over_the_gpus_that_a_line_names(ask):
+    read = "answer([n.nvmlDeviceGetUtilizationRates(g).gpu for g in gpus])"
+    assert ask("freeze 0\ngpus 5\n0 * util 90..50\n", read) == [90, 80, 70, 60, 50]
+    assert ask("freeze 0\ngpus 5\n0 * util 99\n0 4,0,2 util 10..20\n", read) == [15, 99, 20, 99, 10]
+    assert ask("freeze 0\ngpus 1\n0 * util 90..50\n", read) == [90]
+
+
+def test_a_loop_repeats_the_power_and_the_counter_goes_on(ask):
+    scenario = "freeze 25\nloop 10\n0 0 power 100\n4 0 power 300\n"
+    energy, power = ask(scenario, f"answer([fields(gpus[0], {ENERGY})[0][1], n.nvmlDeviceGetPowerUsage(gpus[0])])")
+    assert energy == 1000 * (2 * (4 * 100 + 6 * 300) + 4 * 100 + 1 * 300)
+    assert power == 300_000  # the mean of second 4 to 5 of the third pass
+
+
+def test_energy_and_its_time_stamp_belong_together_while_time_goes_on(ask):
+    epoch = time.time() - 3
+    scenario = "period_ms energy 20\n0 0 power 200\n"
+    script = f"""
+out, end = set(), time.monotonic() + 30
+while len(out) < 8 and time.monotonic() < end: out.update(fields(gpus[0], {ENERGY}))
+answer(sorted(out))
+"""
+    pairs = {(value, stamp) for code, value, stamp in ask(scenario, script, epoch=epoch)}
+    stamps = sorted(stamp for _, stamp in pairs)
+    assert min(later - earlier for earlier, later in pairwise(stamps)) < 100_000  # microseconds: a period of 20 ms
+    assert all(value == pytest.approx(200_000 * (stamp / 1e6 - epoch), abs=2) for value, stamp in pairs)
+
+
+def test_average_power_is_the_mean_of_a_window_and_instant_power_of_a_shorter_one(ask):
+    scenario = "freeze 10\nwindow_ms 1000\ninstant_ms 25\n0 0 power 100\n9.5 0 power 700\n9.99 0 power 300\n"
+    got = ask(
+        scenario,
+        f"answer([n.nvmlDeviceGetPowerUsage(gpus[0])] + [v for _, v, _ in fields(gpus[0], {AVERAGE}, {INSTANT})])",
+    )
+    average = (0.5 * 100 + 0.49 * 700 + 0.01 * 300) * 1000
+    assert got == [average, average, (0.015 * 700 + 0.010 * 300) / 0.025 * 1000]
+
+
+def test_a_value_changes_only_once_in_its_update_period(ask):
+    ramp = "\n".join(f"{i / 100} 0 {name} {i}" for i in range(100) for name in ("temp", "util"))
+    scenario = f"loop 1\nperiod_ms 100\nperiod_ms util 250\n{ramp}\n"
+    script = """
+end, temp, util = time.monotonic() + 30, set(), set()
+while time.monotonic() < end and not len(temp) > len(util) >= 3:
+    temp.add(n.nvmlDeviceGetTemperature(gpus[0], 0))
+    util.add(n.nvmlDeviceGetUtilizationRates(gpus[0]).gpu)
+answer([sorted(temp), sorted(util)])
+"""
+    temp, util = ask(scenario, script)
+    assert set(temp) <= set(range(0, 100, 10))
+    assert set(util) <= {0, 25, 50, 75}
+    assert len(temp) > len(util) >= 3
+
+
+def test_the_last_samples_come_with_their_times_and_only_new_ones_on_demand(ask):
+    scenario = "freeze 1\n0 0 power 100\n0.75 0 power 300\n"
+    script = """
+_, all_of_them = n.nvmlDeviceGetSamples(gpus[0], n.NVML_TOTAL_POWER_SAMPLES, 0)
+_, newer = n.nvmlDeviceGetSamples(gpus[0], n.NVML_TOTAL_POWER_SAMPLES, all_of_them[-3].timeStamp)
+answer([[(s.timeStamp, s.sampleValue.uiVal) for s in part] for part in (all_of_them, newer)])
+"""
+    samples, newer = ask(scenario, script, epoch=1000.0)
+    assert [value for _, value in samples] == [100_000] * 8 + [300_000] * 3
+    assert [stamp for stamp, _ in samples] == [1_000_000_000 + 100_000 * i for i in range(11)]
+    assert newer == samples[-2:]
+
+
+def test_a_driver_reload_begins_the_counter_anew(ask):
+    scenario = "freeze {}\n0 0 energy 5000\n0 0 power 100\n20 0 energy 0\n"
+    read = f"answer(fields(gpus[0], {ENERGY})[0][1])"
+    assert [ask(scenario.format(at), read) for at in (0, 19.9, 20, 21)] == [5_000_000, 6_990_000, 0, 100_000]
+
+
+def test_time_can_go_faster(ask):
+    scenario = "speed 100\n0 0 power 100\n"
+    energy = ask(scenario, f"answer(fields(gpus[0], {ENERGY})[0][1])", epoch=time.time() - 50)
+    assert 500_000_000 <= energy < 800_000_000  # 100 W over 5000 seconds and more, in mJ
+
+
+def test_each_question_takes_as_long_as_the_driver_is_said_to_take(ask):
+    script = """
+def seconds():
+    begin = time.perf_counter()
+    n.nvmlDeviceGetTemperature(gpus[0], 0)
+    return time.perf_counter() - begin
+answer(min(seconds() for _ in range(20)))
+"""
+    assert ask("", script) < 0.001
+    assert ask("call_us 3000\n", script) >= 0.003
+
+
+# ---- what goes wrong with GPUs
+
+
+def test_a_gpu_that_is_lost_says_so_to_every_question_and_the_others_go_on(ask):
+    script = f"""
+names = ("UtilizationRates", "MemoryInfo", "PowerUsage", "TotalEnergyConsumption", "Name", "UUID",
+         "ComputeRunningProcesses", "CurrentClocksEventReasons", "EnforcedPowerLimit")
+seen, end = [], time.monotonic() + 1.5
+while time.monotonic() < end:
+    now = [sorted({{code("nvmlDeviceGet" + name, g) for name in names}}) for g in gpus]
+    now += [code("nvmlDeviceGetFieldValues", gpus[1], [{ENERGY}]), code("nvmlDeviceGetHandleByIndex", 1)]
+    if [now] != seen[-1:]: seen.append(now)
+answer([seen, n.nvmlDeviceGetCount()])
+"""
+    scenario = "gpus 2\n0.5 1 all !lost\n1 1 all ok\n"
+    lost = ERRORS["lost"]
+    seen, count = ask(scenario, script, late=True)
+    moments = [now for now in seen if len(now[1]) == 1 and len({now[1][0], *now[2:]}) == 1]  # not while it changed
+    states = [now for now, before in zip(moments, [None, *moments], strict=False) if now != before]
+    assert states == [[[0], [0], 0, 0], [[0], [lost], lost, lost], [[0], [0], 0, 0]]
+    assert count == 2
+
+
+def test_a_gpu_that_was_lost_before_the_start_has_no_handle_but_is_counted(library, tmp_path):
+    path = tmp_path / "lost.scn"
+    path.write_text("gpus 3\n0 1 all !lost\n")
+    code = "from kmatrix.gpu.nvml.detect import detect; d = detect(); print([g.index for g in d.gpus], d.notes)"
+    own = os.environ | EVERYWHERE | environment(library, path)
+    done = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[0, 2] ('GPU 1 is ignored: GPU is lost',)"
+
+
+def test_a_single_reading_can_fail_and_answer_again(ask):
+    scenario = "freeze {}\n0 0 fan !not_supported\n5 0 temp !timeout\n6 0 temp ok\n0 * instant !3\n0 0 temp 71\n"
+    script = f"""
+answer([code("nvmlDeviceGetFanSpeed", gpus[0]), code("nvmlDeviceGetTemperature", gpus[0], 0),
+        [c for c, _, _ in fields(gpus[0], {INSTANT}, {AVERAGE}, {ENERGY})]])
+"""
+    assert ask(scenario.format(5), script) == [3, 10, [3, 0, 0]]
+    assert ask(scenario.format(6), "answer(n.nvmlDeviceGetTemperature(gpus[0], 0))") == 71
+
+
+def test_a_gpu_without_an_energy_counter_still_gives_power(ask):
+    script = "answer([code('nvmlDeviceGetTotalEnergyConsumption', gpus[0]), n.nvmlDeviceGetPowerUsage(gpus[0])])"
+    assert ask("0 0 energy !not_supported\n", script) == [3, 150_000]
+    assert ask("freeze 9\n0 0 energy !not_supported\n5 0 energy 100\n", script) == [0, 150_000]
+
+
+def test_processes_come_and_go_with_their_memory(ask):
+    scenario = "freeze {}\n1 0 process 41 8000\n1 0 process 42 300.5\n2 0 process 41 9000\n3 0 process 42 0\n"
+    read = "answer(sorted((p.pid, p.usedGpuMemory / 2**20) for p in n.nvmlDeviceGetComputeRunningProcesses(gpus[0])))"
+    answers = [ask(scenario.format(at), read) for at in (0, 1, 2, 3)]
+    assert answers == [[], [[41, 8000], [42, 300.5]], [[41, 9000], [42, 300.5]], [[41, 9000]]]
+
+
+def test_a_driver_that_does_not_start_says_why(library, tmp_path):
+    path = tmp_path / "x.scn"
+    path.write_text("init !version_mismatch\n")
+    own = os.environ | EVERYWHERE | environment(library, path)
+    code = "from kmatrix.gpu.nvml.detect import detect; print(*detect().notes)"
+    done = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "the NVIDIA driver does not respond: RM has detected an NVML/RM version mismatch."
+
+
+def test_a_table_that_is_cut_short_is_refused_and_never_played_in_part(library):
+    own = environment(library, None, 2)
+    table = Path(own["KMATRIX_SIMULATE"])
+    whole = table.read_text()
+    code = f"import ctypes; print(ctypes.CDLL({str(library)!r}).nvmlInit_v2())"
+    for damaged in (whole[: len(whole) // 2], whole.replace("end\n", ""), whole.replace("gpus 2", "gpus 999"), ""):
+        cut = table.with_name("cut.table")
+        cut.write_text(damaged)
+        variables = own | {"KMATRIX_SIMULATE": str(cut)}
+        done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == str(ERRORS["unknown"])
+        assert "the table is damaged" in done.stderr
+
+
+# ---- two witnesses: nvitop and our own reader
+
+
+@pytest.fixture
+def nvitop() -> None:
+    if importlib.util.find_spec("nvitop") is None:
+        if os.environ.get(NO_SKIPS) == "1":
+            pytest.fail("the package nvitop is missing")
+        pytest.skip("the package nvitop is missing: make setup")
+
+
+WITNESSES = """
+import nvitop
+from kmatrix.gpu.nvml.source import open_source
+mib, out = 2**20, {}
+known = lambda value, scale=1: None if value == nvitop.NA or value is None else value / scale
+out["nvitop"] = [
+    [d.name(), d.uuid(), known(d.gpu_utilization()), known(d.memory_used(), mib), known(d.memory_total(), mib),
+     known(d.power_usage(), 1000), known(d.power_limit(), 1000), known(d.temperature()), known(d.sm_clock()),
+     {str(pid): p.gpu_memory() / mib for pid, p in d.processes().items()}]
+    for d in nvitop.Device.all()
+]
+out["pynvml"] = [
+    [n.nvmlDeviceGetName(g), n.nvmlDeviceGetUUID(g), n.nvmlDeviceGetUtilizationRates(g).gpu,
+     n.nvmlDeviceGetMemoryInfo(g).used / mib, n.nvmlDeviceGetMemoryInfo(g).total / mib,
+     n.nvmlDeviceGetPowerUsage(g) / 1000, n.nvmlDeviceGetEnforcedPowerLimit(g) / 1000,
+     n.nvmlDeviceGetTemperature(g, 0), n.nvmlDeviceGetClockInfo(g, n.NVML_CLOCK_SM),
+     {str(p.pid): p.usedGpuMemory / mib for p in n.nvmlDeviceGetComputeRunningProcesses(g)}]
+    for g in gpus
+]
+source = open_source()
+out["ours"] = [
+    [s.gpu_name, s.uuid, s.utilization, s.memory_used, s.memory_total, s.power, s.power_limit, s.temperature,
+     s.sm_clock, {str(p.pid): p.memory_mib for p in source.processes(i)}]
+    for i, s in enumerate(source.snapshot().samples)
+]
+answer(out)
+"""
+
+
+@pytest.mark.usefixtures("nvitop")
+def test_nvitop_pynvml_and_our_own_reader_agree_on_a_frozen_scenario(ask):
+    scenario = f"""
+        freeze 12.5
+        gpus 4
+        0 * util 97
+        0 1 util 41
+        3 2 mem 9000.25
+        0 3 power 110
+        12 3 power 214
+        0 0,2 temp 71
+        8 1 smclk 1080
+        0 1 limit 250
+        1 2 process {os.getpid()} 8500
+    """
+    seen = ask(scenario, WITNESSES)
+    assert seen["nvitop"] == seen["pynvml"] == seen["ours"]
+    assert seen["ours"][3][5] == (0.5 * 110 + 0.5 * 214)
+    assert seen["ours"][2][-1] == {str(os.getpid()): 8500}
+
+
+@pytest.mark.parametrize("at", [1, 5.5, 29.9, 47, 61])
+@pytest.mark.parametrize("name", ["calm", "straggler", "varied"])
+@pytest.mark.usefixtures("nvitop")
+def test_the_witnesses_agree_on_each_scenario_for_demonstrations(ask, name, at):
+    seen = ask(f"freeze {at}\n{(SCENARIOS / f'{name}.scn').read_text()}", WITNESSES)
+    assert seen["nvitop"] == seen["pynvml"] == seen["ours"]
+
+
+def test_the_demonstration_of_a_lost_gpu_loses_one_and_brings_it_back_with_a_new_counter(ask):
+    scenario = "freeze {}\n" + (SCENARIOS / "lost.scn").read_text()
+    read = f"answer([g and fields(g, {ENERGY})[0][1] for g in gpus])"
+    assert ask(scenario.format(19), read) == [19 * 228_000] * 4
+    assert ask(scenario.format(30), read) == [30 * 228_000, 30 * 228_000, None, 30 * 228_000]
+    assert ask(scenario.format(63), read) == [63 * 228_000, 63 * 228_000, 3 * 22_000, 63 * 228_000]
+
+
+def test_the_straggler_of_the_demonstration_shows_in_clock_and_power_and_the_others_only_in_power(ask):
+    read = """
+answer([[n.nvmlDeviceGetUtilizationRates(g).gpu, n.nvmlDeviceGetPowerUsage(g) // 1000, n.nvmlDeviceGetClockInfo(g, 1),
+         n.nvmlDeviceGetCurrentClocksEventReasons(g)] for g in gpus])
+"""
+    seen = ask("freeze 10\n" + (SCENARIOS / "straggler.scn").read_text(), read)
+    assert seen == [[100, 176, 1710, 0]] * 3 + [[83, 141, 1080, 0x20]]
+
+
+# ---- the text of a scenario
+
+MISTAKES = [
+    ("gpus 4\n5 0 utl 3\n", "x.scn:2: '5 0 utl 3'", "unknown field utl"),
+    ("5 0 util 101\n", "x.scn:1:", "101 is not a number from 0 to 100"),
+    ("\n# calm\n5 0 util much\n", "x.scn:3:", "much is not a number"),
+    ("5 0 util nan\n", "x.scn:1:", "nan is not a number from"),
+    ("5 0 util\n", "x.scn:1:", "an event has at least four words"),
+    ("5 0 util 3 4\n", "x.scn:1:", "util takes one value"),
+    ("5 0 process 12\n", "x.scn:1:", "process takes two values"),
+    ("5 0 process 0 12\n", "x.scn:1:", "0 is not an integer from 1"),
+    ("-1 0 util 3\n", "x.scn:1:", "-1 is not a number from 0"),
+    ("5 x util 3\n", "x.scn:1:", "x is not a number"),
+    ("5 0 all 3\n", "x.scn:1:", "all does not take a value"),
+    ("5 0 instant 3\n", "x.scn:1:", "instant does not take a value"),
+    ("5 0 temp !hot\n", "x.scn:1:", "unknown driver error !hot"),
+    ("5 0 util 3..\n", "x.scn:1:", " is not a number"),
+    ("5 0 util 3..200\n", "x.scn:1:", "200 is not a number from 0 to 100"),
+    ("5 0 all !lost..ok\n", "x.scn:1:", "is not a range of values"),
+    ("5 0 throttle heat\n", "x.scn:1:", "unknown reason heat"),
+    ("gpus 2\n5 2 util 3\n", "x.scn:2:", "GPU 2 does not exist, the scenario has 2 GPUs"),
+    ("gpus 65\n", "x.scn:1:", "65 is not an integer from 0 to 64"),
+    ("gpus 2.5\n", "x.scn:1:", "2.5 is not an integer"),
+    ("loop 60\n61 0 util 3\n", "x.scn:2:", "second 61 is never reached"),
+    ("loop 0\n", "x.scn:1:", "0 is not a number from 0.001"),
+    ("loop 60\nloop 30\n", "x.scn:2:", "loop is already set in line 1"),
+    ("period_ms util 100\nperiod_ms util 50\n", "x.scn:2:", "period_ms util is already set in line 1"),
+    ("period_ms utl 100\n", "x.scn:1:", "unknown field utl"),
+    ("colour blue\n", "x.scn:1: 'colour blue'", "unknown setting colour"),
+    ("name\n", "x.scn:1:", "name must have 1 to 51 ASCII characters"),
+    (f"name {'n' * 52}\n", "x.scn:1:", "name must have 1 to 51 ASCII characters"),
+    ("speed\n", "x.scn:1:", "speed takes one value"),
+    ("init 9\n", "x.scn:1:", "unknown driver error 9"),
+    ("0 0 mem 30000\n", "x.scn:1:", "30000 MiB in use exceed 23028 MiB in total at second 0"),
+    ("0 0 mem 20000\n5 0 memtotal 16384\n", "x.scn:2:", "20000 MiB in use exceed 16384 MiB in total at second 5"),
+]
+
+
+@pytest.mark.parametrize("scenario, place, cause", MISTAKES, ids=[cause for _, _, cause in MISTAKES])
+def test_a_mistake_in_a_scenario_is_refused_with_file_line_and_cause(tmp_path, scenario, place, cause):
+    message = refusal(tmp_path, scenario)
+    assert message.startswith(place)
+    assert cause in message
+    assert "\n  hint: " in message
+
+
+def test_a_gpu_beyond_those_asked_for_is_refused(tmp_path):
+    assert "x.scn:1: is not valid" in refusal(tmp_path, "5 3 util 3\n", gpus=2)
+    assert "number of simulated GPUs: 65" in refusal(tmp_path, "", gpus=65)
+    assert "number of simulated GPUs: -1" in refusal(tmp_path, "", gpus=-1)
+
+
+def test_a_file_that_is_not_there_or_not_text_is_refused_by_name(tmp_path):
+    (tmp_path / "x.scn").write_bytes(b"\xff\xfe")
+    for path in (tmp_path / "none.scn", tmp_path / "x.scn", tmp_path):
+        with pytest.raises(ConfigError, match=re.escape(f"cannot read the scenario {path}")):
+            parse(path)
+
+
+WORDS = ["0", "1", "5", "*", "0,1", "1e400", "-3", "0x4", "!lost", "!", "!0", "ok", "process", "#", "", "٣", "inf"]
+LINES = st.lists(
+    st.sampled_from([*WORDS, *QUANTITIES, *SETTINGS, "gpus", "name"]) | st.text(max_size=4), min_size=1, max_size=6
+)
+
+
+@given(st.lists(LINES, max_size=6))
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_a_scenario_holds_it_is_played_or_refused(tmp_path, lines):
+    path = tmp_path / "any.scn"
+    path.write_text("\n".join(" ".join(words) for words in lines), encoding="utf-8")
+    try:
+        table = parse(path).table()
+    except KmatrixError:
+        return
+    assert table.endswith("\nend\n")
+
+
+def test_the_number_of_gpus_is_that_asked_for_else_that_of_the_text_else_those_it_names(tmp_path):
+    path = tmp_path / "x.scn"
+    path.write_text("gpus 4\n0 1 util 3\n")
+    assert (parse(path, 2).gpus, parse(path).gpus) == (2, 4)
+    path.write_text("0 0,5 util 3\n")
+    assert parse(path).gpus == 6
+    path.write_text("0 * util 3\n")
+    assert parse(path).gpus == 1
+
+
+def test_the_later_line_wins_where_two_speak_of_the_same_moment(ask):
+    read = "answer([n.nvmlDeviceGetTemperature(g, 0) for g in gpus])"
+    assert ask("gpus 2\n0 * temp 50\n0 1 temp 70\n", read) == [50, 70]
+    assert ask("gpus 2\n0 1 temp 70\n0 * temp 50\n", read) == [50, 50]
+
+
+# ---- building and running
+
+
+def test_a_second_build_takes_what_is_there_even_without_a_compiler(library, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert build(library.parent.parent) == library
+
+
+def test_without_a_compiler_one_sentence_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaunchError) as caught:
+        build(tmp_path)
+    assert (
+        str(caught.value)
+        == "simulated GPUs need a C compiler\n  why: neither gcc nor cc was found\n  hint: install gcc"
+    )
+
+
+def test_the_sources_compile_without_a_warning():
+    sources = [str(HERE / name) for name in SOURCES]
+    command = [str(need("gcc")), "-fsyntax-only", *FLAGS, "-Werror", "-Wshadow", "-Wstrict-prototypes", *sources]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path, monkeypatch):
+    compiler = tmp_path / "gcc"
+    compiler.write_text("#!/bin/sh\necho 'no stdio.h here' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(LaunchError, match=r"why: no stdio\.h here"):
+        build(tmp_path / "built")
+    assert not list((tmp_path / "built").rglob("*.so.1"))
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    need("gcc")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LaunchError, match=f"cannot write .* to {tmp_path}/file"):
+        build(tmp_path / "file")
+
+
+@pytest.mark.slow
+def test_builds_at_the_same_time_give_one_whole_library(tmp_path):
+    need("gcc")
+    with ThreadPoolExecutor(4) as pool:
+        built = set(pool.map(build, [tmp_path] * 4))
+    assert len(built) == 1
+    assert hasattr(ctypes.CDLL(str(built.pop())), "nvmlInit_v2")
+    assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".1"]
+
+
+def test_what_the_environment_had_stays_on_the_library_path(library, monkeypatch):
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/a")
+    assert environment(library)["LD_LIBRARY_PATH"] == f"{library.parent}:/opt/a"
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    assert environment(library)["LD_LIBRARY_PATH"] == str(library.parent)
+
+
+def program(library: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    own = os.environ | EVERYWHERE
+    command = [sys.executable, "-m", "kmatrix.simulate", "--library", str(library.parent.parent), *words]
+    return subprocess.run(command, env=own, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_the_program_runs_a_command_with_simulated_gpus_and_passes_on_its_status(library):
+    code = "import sys; from kmatrix.gpu.nvml.detect import detect; sys.exit(40 + len(detect().gpus))"
+    assert program(library, "--gpus", "3", "--", sys.executable, "-c", code).returncode == 43
+    assert program(library, "--scenario", "straggler", "--", sys.executable, "-c", code).returncode == 44
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--gpus", "2"], "error: no command to run with simulated GPUs"),
+        (["--", "no-such-program"], "error: cannot start no-such-program"),
+        (["--scenario", "none.scn", "--", "true"], "error: cannot read the scenario none.scn"),
+        (["--gpus", "99", "--", "true"], "error: invalid number of simulated GPUs: 99"),
+    ],
+)
+def test_the_program_refuses_in_words(library, words, message):
+    done = program(library, *words)
+    assert done.returncode == 2
+    assert done.stderr.startswith(message)
+    assert "Traceback" not in done.stderr
+
+
+def test_every_file_of_the_library_is_part_of_the_package():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    matched = {path for pattern in declared["kmatrix.simulate"] for path in HERE.glob(pattern)}
+    assert matched == {path for path in HERE.rglob("*") if path.suffix in (".c", ".h", ".scn")}
+
+
+# ---- the page
+
+PAGE = DOCS / "simulated-gpus.md"
+
+
+def blocks(language: str) -> list[str]:
+    return [body for found, body in FENCE.findall(text(PAGE)) if found == language]
+
+
+def test_the_scenario_of_the_page_is_one(tmp_path):
+    path = tmp_path / "page.scn"
+    for body in blocks("scn"):
+        path.write_text(body)
+        parse(path)
+    assert blocks("scn")
+
+
+def test_the_page_names_every_field_setting_and_error():
+    missing = [word for word in (*QUANTITIES, *SETTINGS, *ERRORS) if f"`{word}`" not in text(PAGE).replace("`!", "`")]
+    assert missing == []
+
+
+def test_the_commands_of_the_page_run(library):
+    lines = [line for body in blocks("sh") for line in body.splitlines()]
+    assert lines
+    for line in lines:
+        words = shlex.split(line)
+        assert words[:3] == ["python", "-m", "kmatrix.simulate"]
+        command = [sys.executable if word == "python" else word for word in words[3:]]
+        done = program(library, *command)
+        assert done.returncode == 0, done.stderr
+        assert "(simulated)" in done.stdout

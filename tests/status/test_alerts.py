@@ -1,0 +1,287 @@
+"""What a run is warned of: the rules, when an alert begins and ends, and where it is told."""
+
+import dataclasses
+import json
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kmatrix.simulate.library as simulate
+from gpu_factory import write_timings
+from gputop_values import T0, Recorder
+from kmatrix.cli.progress import ProgressDisplay
+from kmatrix.records.files import read_json, read_jsonl, write_json
+from kmatrix.records.paths import RunDir
+from kmatrix.runner.loop import drive
+from kmatrix.status.alerts import ADVICE, Alert, AlertKind, GpuState, RunSnapshot, Severity, Thresholds, findings
+from kmatrix.status.watch import AlertTracker, RunWatch
+from running import engine, monitor
+from skips import need
+
+LIMITS = Thresholds(hold_s=30)
+FINE = GpuState(name="GPU 0", utilization=97.0, memory_percent=94.0, temperature=66.0, throttled=("power cap",))
+
+
+def state(time=0.0, **known):
+    return RunSnapshot(**{"time": time, "gpus": (FINE,)} | known)
+
+
+def told(moment, limits=LIMITS):
+    return {one.kind for one in findings(moment, limits)}
+
+
+def gpu(**known):
+    return dataclasses.replace(FINE, **known)
+
+
+# ---- the rules ---------------------------------------------------------------------------------------------------
+
+
+def test_a_healthy_run_is_warned_of_nothing():
+    healthy = state(
+        memory_cv=0.3, waiting=2.0, mfu=43.8, tokens_per_second=55_188.0, losses=[3.5] * 20, val_losses=[4, 3.5, 3.3]
+    )
+    assert told(healthy, dataclasses.replace(LIMITS, tokens_per_second=30_000)) == set()
+
+
+@pytest.mark.parametrize(
+    ("known", "kind"),
+    [
+        ({"gpus": (gpu(utilization=79.9),)}, AlertKind.UTILIZATION),
+        ({"gpus": (gpu(memory_percent=98.75),)}, AlertKind.VRAM),
+        ({"gpus": (gpu(temperature=87.0),)}, AlertKind.TEMPERATURE),
+        ({"gpus": (gpu(throttled=("heat (software)",)),)}, AlertKind.THROTTLE),
+        ({"gpus": (gpu(lost=True, utilization=None),)}, AlertKind.LOST),
+        ({"memory_cv": 20.0}, AlertKind.BALANCE),
+        ({"waiting": 23.0, "slowest": 3}, AlertKind.STRAGGLER),
+        ({"mfu": 14.9}, AlertKind.MFU),
+        ({"tokens_per_second": 29_999.0}, AlertKind.SPEED),
+        ({"losses": [3.0] * 10 + [4.2]}, AlertKind.SPIKE),
+        ({"losses": [3.0, None]}, AlertKind.NOT_FINITE),
+        ({"val_losses": [4.0, 3.0, 3.1, 3.2, 3.1]}, AlertKind.LOSS),
+        ({"quiet_s": 600.0}, AlertKind.STALL),
+    ],
+)
+def test_each_rule_is_told_alone_and_can_be_switched_off(known, kind):
+    limits = dataclasses.replace(LIMITS, tokens_per_second=30_000.0)
+    assert told(state(**known), limits) == {kind}
+    off = Thresholds(**{one.name: type(one.default)(0) for one in dataclasses.fields(Thresholds)})
+    assert told(state(**known), off) <= {
+        AlertKind.LOST,
+        AlertKind.NOT_FINITE,
+    }  # these have no limit: they are never well
+
+
+def test_what_is_not_known_is_no_alert():
+    unknown = RunSnapshot(time=0.0, gpus=(GpuState(name="GPU 0"),))
+    assert told(unknown) == set()
+
+
+def test_a_gpu_at_its_power_limit_is_as_it_should_be():
+    assert told(state(gpus=(gpu(throttled=("power cap",)),))) == set()
+    assert told(state(gpus=(gpu(throttled=("power cap", "heat (hardware)")),))) == {AlertKind.THROTTLE}
+
+
+@pytest.mark.parametrize(
+    ("losses", "is_told"),
+    [([4, 3, 3.1, 3.2], False), ([4, 3, 3.1, 3.2, 3.3], True), ([4, 3, 3.1, 3.2, 2.9], False), ([3.0] * 9, False)],
+)
+def test_a_validation_loss_above_its_best_for_three_evaluations_is_told(losses, is_told):
+    assert (AlertKind.LOSS in told(state(val_losses=losses))) == is_told
+
+
+def test_a_spike_needs_lines_to_be_measured_against():
+    assert told(state(losses=[3.0] * 3 + [9.0])) == set()
+    assert told(state(losses=[11.0, 9.0, 8.0, 7.0, 6.5, 6.0, 5.8, 5.6, 5.5, 5.4])) == set(), "a fall is none"
+
+
+def test_every_kind_has_advice():
+    assert set(ADVICE) == set(AlertKind)
+    assert all(text and "\n" not in text for text in ADVICE.values())
+
+
+# ---- begin and end -----------------------------------------------------------------------------------------------
+
+
+def test_an_alert_begins_when_its_rule_has_held_and_keeps_the_worst_value_until_it_ends():
+    watch = AlertTracker(LIMITS)
+    assert watch.update(state(100, gpus=(gpu(temperature=88.0),))).began == ()
+    assert watch.update(state(129, gpus=(gpu(temperature=89.0),))).began == ()
+    (began,) = watch.update(state(130, gpus=(gpu(temperature=90.0),))).began
+    assert (began.since, began.value, began.threshold, began.about) == (100, 90.0, 87.0, "GPU 0")
+    assert began.text == "GPU 0: 90 C, limit 87 C"
+    assert watch.update(state(131, gpus=(gpu(temperature=93.0),))).began == ()
+    change = watch.update(state(140))
+    assert change.active == ()
+    assert [(one.value, one.until) for one in change.ended] == [(93.0, 140)]
+
+
+def test_a_dip_that_is_shorter_than_the_hold_is_never_told():
+    watch = AlertTracker(LIMITS)
+    for at in range(0, 300, 5):
+        low = at % 60 >= 40  # an evaluation of 20 s each minute
+        assert watch.update(state(at, gpus=(gpu(utilization=40.0 if low else 97.0),))).active == ()
+
+
+@pytest.mark.parametrize(
+    "known", [{"gpus": (gpu(lost=True),)}, {"losses": [None]}, {"quiet_s": 700.0}, {"val_losses": [1, 2, 2, 2]}]
+)
+def test_what_cannot_heal_by_itself_is_told_at_once(known):
+    assert len(AlertTracker(LIMITS).update(state(**known)).began) == 1
+
+
+def test_critical_alerts_come_first():
+    watch = AlertTracker(Thresholds(hold_s=0))
+    hot, lost = gpu(temperature=95.0), gpu(name="GPU 1", lost=True)
+    watch.update(state(0, gpus=(hot,)))
+    active = watch.update(state(5, gpus=(hot, lost))).active
+    assert [alert.severity for alert in active] == [Severity.CRITICAL, Severity.WARNING]
+    assert [alert.until for alert in watch.end(9)] == [9, 9]
+
+
+@given(st.lists(st.tuples(st.floats(0, 120), st.floats(0, 100)), max_size=40), st.floats(0, 60))
+def test_every_alert_that_began_ends_once_and_lasts_at_least_the_hold(moments, hold):
+    watch, time, began, ended = AlertTracker(Thresholds(hold_s=hold)), 0.0, [], []
+    for step, utilization in moments:
+        time += step
+        change = watch.update(state(time, gpus=(gpu(utilization=utilization),)))
+        began += change.began
+        ended += change.ended
+    ended += watch.end(time)
+    assert [alert.since for alert in began] == [alert.since for alert in ended]
+    assert all(alert.until - alert.since >= hold for alert in ended)
+
+
+def test_an_alert_reads_back_from_json():
+    alert = Alert(kind=AlertKind.MFU, severity=Severity.WARNING, since=5.0, value=9.5, threshold=15.0)
+    assert Alert.from_json(json.loads(json.dumps(alert.to_json()))) == alert
+    assert alert.text == "MFU 9.5%, below 15%"
+
+
+def test_thresholds_are_those_of_the_configuration_as_values_and_as_text():
+    typed = {"ALERT_VRAM": 90, "ALERT_SPIKE": None, "ALERT_THROTTLE": False, "ALERT_LOSS": 5}
+    text = {"ALERT_VRAM": "90", "ALERT_THROTTLE": "n", "ALERT_LOSS": "5", "ALERT_SPIKE": '"1.0"'}
+    expected = Thresholds(vram=90.0, throttle=False, loss=5)
+    assert Thresholds.of(typed) == Thresholds.of(text) == expected
+    assert Thresholds.of({"ALERT_SPIKE": ""}).spike == 0
+
+
+# ---- a run that goes on ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alarm(tmp_path):
+    """An alarm on a run with two GPUs whose recording began at T0."""
+    recorder = Recorder(tmp_path / "run", gpus=2)
+    made = RunWatch(recorder.run, Thresholds(hold_s=0))
+    made.start(T0, records_gpus=True)
+    return made, recorder
+
+
+def kinds(alerts):
+    return [(alert.kind, alert.about) for alert in alerts]
+
+
+def test_a_recording_is_read_as_it_grows(alarm):
+    made, recorder = alarm
+    recorder.write(40, utilization=95.0)
+    assert made.poll(recorder.now).alerts.active == ()
+    recorder.write(40, utilization=50.0)
+    assert kinds(made.poll(recorder.now).alerts.active) == [
+        (AlertKind.UTILIZATION, "GPU 0"),
+        (AlertKind.UTILIZATION, "GPU 1"),
+    ]
+    recorder.write(40, utilization=95.0)
+    assert kinds(made.poll(recorder.now).alerts.ended) == [
+        (AlertKind.UTILIZATION, "GPU 0"),
+        (AlertKind.UTILIZATION, "GPU 1"),
+    ]
+    assert len(made.alerts) == 2
+
+
+def test_utilization_is_told_only_when_ten_seconds_are_known(alarm):
+    made, recorder = alarm
+    recorder.write(10, utilization=10.0)
+    assert made.poll(recorder.now).alerts.active == ()
+
+
+def test_a_lost_gpu_and_throttling_are_told_from_the_events(alarm):
+    made, recorder = alarm
+    recorder.write(40, utilization=95.0)
+    events = [
+        {"time": T0, "event": "started", "gpu_index": None, "text": ""},
+        {"time": T0 + 1, "event": "throttle", "gpu_index": 0, "text": "throttled: heat (hardware)"},
+        {"time": T0 + 2, "event": "lost", "gpu_index": 1, "text": "no response (values are null)"},
+    ]
+    recorder.run.gpu_events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert kinds(made.poll(recorder.now).alerts.active) == [(AlertKind.LOST, "GPU 1"), (AlertKind.THROTTLE, "GPU 0")]
+
+
+@pytest.mark.parametrize("damage", [b"", b"KMXGPU1\n", b"no recording at all", b"KMXGPU9\n1234"])
+def test_a_recording_that_cannot_be_read_ends_nothing(alarm, damage):
+    made, recorder = alarm
+    recorder.run.gpu_samples.write_bytes(damage)
+    recorder.run.gpu_events.mkdir()
+    assert made.poll(recorder.now + 1).alerts.active == ()
+
+
+def test_an_old_recording_says_nothing_of_now(alarm):
+    made, recorder = alarm
+    recorder.write(40, utilization=5.0)
+    assert made.poll(recorder.now + 60).alerts.active == ()
+
+
+def test_metrics_and_ranks_are_looked_at(tmp_path):
+    run = RunDir(tmp_path)
+    made = RunWatch(run, Thresholds(hold_s=0), ranks=3)
+    lines = [{"step": at, "time": 100.0 + at, "train/loss": 3.0, "throughput/mfu": 0.1} for at in range(3)]
+    lines += [{"step": 3, "time": 103.0, "train/loss": None}]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_timings(run, [80.0, 80.0, 130.0])
+    active = made.poll(110.0).alerts.active
+    assert kinds(active) == [(AlertKind.NOT_FINITE, ""), (AlertKind.STRAGGLER, "rank 2")]
+    assert AlertKind.STALL in {alert.kind for alert in made.poll(900.0).alerts.active}
+    assert made.end(901.0).alerts.active == ()
+    assert all(alert.until is not None for alert in made.alerts)
+
+
+def test_an_alert_that_a_killed_runner_left_ends_with_its_last_word(tmp_path):
+    run = RunDir(tmp_path)
+    left = Alert(kind=AlertKind.MFU, severity=Severity.WARNING, since=50.0, value=9.5, threshold=15.0)
+    write_json(run.status, {"alerts": [left.to_json(), dataclasses.replace(left, until=60.0).to_json()]})
+    os.utime(run.status, (100.0, 100.0))
+    assert [alert.until for alert in RunWatch(run, Thresholds()).alerts] == [100.0, 60.0]
+
+
+def test_the_first_line_of_an_attempt_holds_the_warming_up_and_is_no_alert(tmp_path):
+    run = RunDir(tmp_path)
+    watch = RunWatch(run, Thresholds(hold_s=0))
+    run.metrics.write_text('{"step": 0, "time": 100.0, "train/loss": 9.0, "throughput/mfu": 0.01}\n')
+    assert watch.poll(101.0).alerts.active == ()
+
+
+# ---- where it is told --------------------------------------------------------------------------------------------
+
+
+def test_alerts_are_in_the_status_of_the_run_in_the_journal_and_on_the_screen(matrix, plan, tmp_path, capsys):
+    need("gcc")
+    scenario = tmp_path / "hot.scn"
+    scenario.write_text("gpus 2\n0 1 temp 93\n")
+    library = simulate.build(tmp_path / "library")
+    hot = monitor(simulated=True, environment=simulate.environment(library, scenario))
+    one = plan("a")
+    run = read_json(one.dir.run_json)
+    write_json(one.dir.run_json, run | {"train": run["train"] | {"max_iters": 200}})
+    limits = Thresholds(hold_s=0)
+    with ProgressDisplay() as show:
+        outcome = drive(matrix, [one], engine(monitor=hot), poll_s=0.05, limits=limits, show=show)
+    assert outcome.exit_code == 0, "an alert changes nothing"
+    status = read_json(one.dir.status)
+    (alert,) = status["alerts"]
+    assert (alert["kind"], alert["about"], alert["value"], alert["severity"]) == ("temperature", "GPU 1", 93, "warning")
+    assert alert["until"] >= alert["since"] >= status["started"]
+    assert "cooling" in alert["advice"]
+    assert [line["about"] for line in read_jsonl(matrix.journal) if line["event"] == "alert"] == ["GPU 1"]
+    assert capsys.readouterr().out.count("! a  GPU 1: 93 C, limit 87 C (check cooling") == 1

@@ -1,0 +1,299 @@
+"""What is tried again by itself: lost GPUs elsewhere, broken connections, preempted runs; each with a limit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kmatrix.engines.local.pool import Pool
+from kmatrix.packing import Limits
+from kmatrix.records.files import append_jsonl, read_json, read_jsonl, write_json
+from kmatrix.records.runs import Status
+from kmatrix.runner.loop import drive
+from kmatrix.status.classify import Evidence, failure_cause, was_preempted
+from kmatrix.status.overview import Overview
+from kmatrix.status.state import (
+    GPU_LOST,
+    KILLED,
+    MOST_RETRIES,
+    NCCL,
+    OOM,
+    PREEMPTED,
+    Attempt,
+    Ended,
+    JobPhase,
+    JobState,
+    RunState,
+    Started,
+    after,
+    next_attempt,
+    retry,
+)
+from running import engine, status_of
+
+BOX = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
+KINDS = [GPU_LOST, NCCL, PREEMPTED, OOM, KILLED, "nan", "error"]
+
+
+def failed(*kinds, batch=None):
+    """The state of a run whose attempts ended so."""
+    state = RunState()
+    for number, kind in enumerate(kinds, 1):
+        state = after(state, Started(Attempt(number=number, micro_batch=batch)))
+        status = Status.STOPPED if kind == PREEMPTED else Status.FAILED
+        state = after(state, Ended(status=status, kind=kind))
+    return state
+
+
+# The rule
+
+
+@pytest.mark.parametrize("kind", MOST_RETRIES)
+def test_what_was_not_the_runs_doing_is_tried_again_twice_in_a_row(kind):
+    assert [retry(failed(*[kind] * count), batch_size=8) is not None for count in (1, 2, 3)] == [True, True, False]
+
+
+@pytest.mark.parametrize("kind", [KILLED, "nan", "error", "stall", "data", "died", "timeout", "signal", None])
+def test_nothing_else_is_tried_again_by_itself(kind):
+    assert retry(failed(kind), batch_size=8) is None
+
+
+def test_an_end_of_another_kind_begins_the_count_anew():
+    assert retry(failed(NCCL, NCCL, "nan", NCCL), batch_size=8) is not None
+    assert retry(failed(NCCL, PREEMPTED, NCCL), batch_size=8) is not None
+    assert retry(failed(NCCL, PREEMPTED, NCCL, NCCL), batch_size=8) is None
+
+
+def test_it_goes_on_from_the_last_checkpoint_with_the_micro_batch_that_it_had():
+    attempt = retry(failed(NCCL, batch=4), batch_size=8)
+    assert (attempt.number, attempt.resume, attempt.micro_batch) == (2, "auto", 4)
+
+
+@given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=60), st.integers(1, 64))
+def test_no_run_is_tried_again_for_ever(kinds, batch_size):
+    """Whatever attempts end by, those that begin by themselves in a row are bounded."""
+    most = sum(MOST_RETRIES.values()) + batch_size.bit_length()
+    state, row, batch = RunState(), 0, batch_size
+    for number, kind in enumerate(kinds, 1):
+        state = after(state, Started(Attempt(number=number, micro_batch=batch)))
+        status = Status.STOPPED if kind == PREEMPTED else Status.FAILED
+        state = after(state, Ended(status=status, kind=kind))
+        again = retry(state, batch_size=batch_size)
+        row = 0 if again is None else row + 1
+        if again is None or again.micro_batch is None:
+            batch = batch_size
+            row = row if kind in MOST_RETRIES else 0
+        else:
+            batch = again.micro_batch
+        if kind == OOM and row:
+            most += 1
+        assert row <= most
+
+
+@pytest.mark.parametrize("kind", [KILLED, GPU_LOST, NCCL])
+def test_make_continue_takes_up_what_did_not_fail_by_itself_however_often_it_was_tried(kind):
+    state = failed(*[kind] * 9)
+    assert next_attempt(state, batch_size=8) is None
+    assert next_attempt(state, batch_size=8, retry_killed=True).number == 10
+
+
+# The table of words
+
+
+def evidence(run, *, log="", gpus=("GPU-a", "GPU-b"), started=0.0, **job):
+    """What is known of attempt 1 of a run. log: the end of its output.log."""
+    run.output_log.write_text(log)
+    job = JobState(phase=JobPhase.ENDED, started=started, gpus=gpus, **job)
+    return Evidence(run=run, attempt=Attempt(number=1, started=started, gpus=gpus), job=job)
+
+
+def found(plan, reason, *, kind="error", **known):
+    return failure_cause(evidence(plan.dir, exit_code=1, **known), kind, reason)
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("RuntimeError: CUDA error: unspecified launch failure", GPU_LOST),
+        ("torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", GPU_LOST),
+        ("NVMLError_GpuIsLost: GPU is lost", GPU_LOST),
+        ("DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled system error", NCCL),
+        ("ncclRemoteError: A call failed possibly due to a network error", NCCL),
+        ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE)", NCCL),
+        ("RuntimeError: CUDA error: device-side assert triggered", "error"),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", "error"),
+        ("ValueError: heads do not divide the width", "error"),
+    ],
+)
+def test_the_words_of_cuda_and_nccl_tell_what_it_was(plan, reason, kind):
+    assert found(plan("a"), reason).kind == kind
+
+
+def test_the_gpu_of_the_rank_that_lost_it_is_left_out(plan):
+    one = plan("a", ranks=2)
+    assert found(one, "CUDA error: unspecified launch failure").gpus == ("GPU-a",)  # rank 0 writes without a rank
+    assert found(one, "rank 1: CUDA error: unspecified launch failure").gpus == ("GPU-b",)
+
+
+def test_a_rank_that_lost_its_gpu_explains_the_network_errors_of_the_others(plan):
+    one = plan("a", ranks=2)
+    error = {"rank": 1, "attempt": 1, "time": 2.0, "kind": "error", "reason": "CUDA error: unspecified launch failure"}
+    write_json(one.dir.rank_error(1), error)
+    answer = found(one, "NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited")
+    assert (answer.kind, answer.gpus) == (GPU_LOST, ("GPU-b",))
+
+
+def test_a_rank_that_failed_by_itself_is_not_tried_again_for_the_network_errors_that_follow(plan):
+    assert found(plan("a"), "rank 1: ValueError: why", log="NCCL error in: ProcessGroupNCCL.cpp").kind == "error"
+
+
+def test_where_there_is_no_reason_the_log_counts(plan):
+    log = "[rank1]: Watchdog caught collective operation timeout: WorkNCCL(...)\n"
+    assert found(plan("a"), "killed by signal 6 (abort)", log=log, kind="died").kind == NCCL
+
+
+def test_what_the_recorder_saw_counts_for_this_attempt_only_and_until_it_was_found(plan):
+    one = plan("a")
+    text = "NVIDIA A10G (GPU-b): no response (values are null)"
+    append_jsonl(one.dir.gpu_events, {"time": 5.0, "event": "lost", "gpu_index": 1, "text": text})
+    assert found(one, "NCCL error", started=1.0).gpus == ("GPU-b",)
+    assert found(one, "ValueError", started=6.0).kind == "error"
+    append_jsonl(one.dir.gpu_events, {"time": 6.0, "event": "found", "gpu_index": 1, "text": text})
+    assert found(one, "ValueError", started=1.0).kind == "error"
+
+
+# The whole way
+
+
+def run_all(matrix, plans, uuids=BOX, **known):
+    pool, told = Pool.of(uuids), []
+    outcome = drive(
+        matrix, plans, engine(gpus=pool, limits=Limits()), pool=pool, tell=told.append, poll_s=0.02, **known
+    )
+    return outcome, told
+
+
+def kinds(plan):
+    return [attempt["kind"] for attempt in status_of(plan)["attempts"]]
+
+
+def test_a_run_whose_gpu_is_lost_goes_elsewhere_and_the_gpu_is_left_out_for_all(matrix, plan):
+    plans = [plan("a", "lost:GPU-a", cuda=True), *(plan(name, cuda=True) for name in "bcd")]
+    outcome, told = run_all(matrix, plans)
+    assert (outcome.counts, outcome.exit_code) == ({"finished": 4}, 0)
+    first, second = status_of(plans[0])["attempts"]
+    assert (first["kind"], first["gpus"], second["resume"]) == (GPU_LOST, ["GPU-a"], "auto")
+    assert second["gpus"] != ["GPU-a"]
+    (left_out,) = [gpu for gpu in read_json(matrix.status)["gpus"] if gpu["out"]]
+    assert left_out["uuid"] == "GPU-a"
+    assert left_out["out"].startswith("quarantined: RuntimeError: CUDA error")
+    assert [line["gpu"] for line in read_jsonl(matrix.journal) if line["event"] == "gpu left out"] == ["GPU-a"]
+    assert told == [f"GPU 0 is {left_out['out']}"]
+    assert Overview(matrix).look().gpus[0].out == left_out["out"]
+
+
+def test_runs_that_need_more_gpus_than_are_left_are_not_waited_for(matrix, plan):
+    plans = [plan("a", "lost:GPU-a", cuda=True, expected_s=9.0), plan("b", ranks=2, cuda=True, expected_s=1.0)]
+    outcome, _ = run_all(matrix, plans, BOX[:2])
+    assert outcome.exit_code == 1
+    assert status_of(plans[0])["status"] == "finished"
+    assert status_of(plans[1])["status"] == "skipped"
+    assert "needs 2 GPUs, 1 available: GPU 0 is quarantined" in status_of(plans[1])["reason"]
+
+
+def test_a_run_that_lost_its_last_gpu_keeps_its_failure(matrix, plan):
+    one = plan("a", "lost:GPU-a", cuda=True)
+    outcome, _ = run_all(matrix, [one], BOX[:1])
+    assert (outcome.exit_code, status_of(one)["status"], kinds(one)) == (1, "failed", [GPU_LOST])
+
+
+@pytest.mark.parametrize(("times", "status"), [(2, "finished"), (9, "failed")])
+def test_a_broken_connection_is_tried_again_up_to_the_limit(matrix, plan, times, status):
+    one = plan("a", f"nccl{times}")
+    run_all(matrix, [one])
+    assert status_of(one)["status"] == status
+    assert len(kinds(one)) == 3
+    assert kinds(one)[:2] == [NCCL, NCCL]
+
+
+def test_a_preempted_run_goes_on_by_itself(matrix, plan):
+    one = plan("a", "preempted2")
+    outcome, _ = run_all(matrix, [one])
+    assert (outcome.exit_code, kinds(one)) == (0, [PREEMPTED, PREEMPTED, None])
+    retried = [line["after"] for line in read_jsonl(matrix.journal) if line["event"] == "run retried"]
+    assert retried == [PREEMPTED, PREEMPTED]
+
+
+def test_a_run_that_was_stopped_by_its_pid_stays_stopped(plan):
+    run = plan("a").dir
+    death = "W1120 Received Signals.SIGTERM death signal, shutting down workers"
+    signalled = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15"
+    assert was_preempted(evidence(run, started=1.0, log="Iter 5 | ..."))
+    assert not was_preempted(evidence(run, started=1.0, log=death))
+    assert not was_preempted(evidence(run, started=1.0, log=signalled))
+    assert not was_preempted(evidence(run, started=1.0, cancelled=True))
+    assert not was_preempted(evidence(run, started=None))  # it never ran
+    assert not was_preempted(Evidence(run=run, attempt=Attempt(number=1, started=1.0), job=None))  # its runner died
+
+
+def test_a_killed_run_waits_for_make_continue(matrix, plan):
+    one = plan("a", "killed")
+    outcome, _ = run_all(matrix, [one])
+    assert (outcome.exit_code, kinds(one)) == (1, [KILLED])
+
+
+# GPUs that others use
+
+
+class Others:
+    """What others hold: as a driver is asked. held: UUID -> why."""
+
+    def __init__(self, **held):
+        self.held, self.asked = held, []
+
+    def __call__(self, uuids):
+        self.asked.append(tuple(uuids))
+        return {uuid: why for uuid, why in self.held.items() if uuid in uuids}
+
+
+def pool_of(others, uuids=("a", "b", "c")):
+    made = Pool.of(uuids)
+    made._look = others
+    return made
+
+
+def test_a_gpu_that_others_use_is_not_given_to_a_run():
+    pool = pool_of(Others(b="17.0 GiB used by python (pid 42)"))
+    pool.look(())
+    assert pool.usable(()) == ("a", "c")
+    assert set(pool.place(2, ())) == {"a", "c"}
+    assert pool.out == {"b": "in use by others: 17.0 GiB used by python (pid 42)"}
+
+
+def test_gpus_that_runs_have_are_not_asked_about():
+    others = Others()
+    pool = pool_of(others)
+    pool.look({"a"})
+    assert others.asked == [("b", "c")]
+    pool.look({"a"})
+    assert len(others.asked) == 1  # the driver is not asked at every look of the runner
+
+
+def test_a_run_waits_for_a_gpu_that_others_use_and_says_so(matrix, plan, monkeypatch):
+    monkeypatch.setattr("kmatrix.engines.local.pool.LOOK_S", 0.0)
+    others, told, notes = Others(**{"GPU-a": "9.0 GiB used by python (pid 42)"}), [], []
+    pool = pool_of(others, ("GPU-a",))
+
+    def show(progress):
+        if progress.note and progress.note not in notes:
+            notes.append(progress.note)
+            others.held.clear()
+
+    one = plan("a", cuda=True)
+    box = engine(gpus=pool, limits=Limits())
+    outcome = drive(matrix, [one], box, pool=pool, tell=told.append, show=show, poll_s=0.02)
+    assert outcome.exit_code == 0
+    why = "GPU 0 is in use by others: 9.0 GiB used by python (pid 42)"
+    assert notes[0] == f"needs 1 GPU, 0 available: {why}"
+    assert told == [why, "GPU 0 is available again"]

@@ -1,0 +1,130 @@
+"""A full disk: told as what it is, wherever it is met, with how much room to make and what to type."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import namedtuple
+
+import pytest
+
+import kmatrix.status.disk_space as room
+from gpt2 import failure
+from gpt2.log import RunLog
+from kmatrix.errors import FullError, LaunchError, RecordError, is_full
+from kmatrix.records.files import read_json, read_jsonl, write_json
+from kmatrix.records.runs import Status
+from kmatrix.runner.loop import drive
+from kmatrix.runner.resume import reopen
+from kmatrix.status import classify
+from kmatrix.status.state import DISK
+from kmatrix.status.status_file import writing
+from running import end_of, engine, status_of
+
+Usage = namedtuple("Usage", "total used free")
+FULL_DISK = OSError(errno.ENOSPC, "No space left on device", "/results/x")
+
+
+def chained(cause):
+    try:
+        try:
+            raise cause
+        except OSError as error:
+            raise RuntimeError("[enforce fail at inline_container.cc]") from error
+    except RuntimeError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (FULL_DISK, True),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), True),
+        (OSError(errno.EACCES, "Permission denied"), False),
+        (FullError("no room"), True),
+        (RecordError("damaged"), False),
+        (chained(FULL_DISK), True),
+        (chained(OSError(errno.EIO, "Input/output error")), False),
+    ],
+)
+def test_an_error_is_one_of_a_full_disk_by_its_number_or_by_what_it_arose_from(error, full):
+    assert is_full(error) is full
+    assert (failure.kind_of(error) == "disk") is full
+
+
+def test_a_failed_run_leaves_its_result_where_nothing_else_finds_room(plan, monkeypatch):
+    one = plan("a")
+    log = RunLog(one.dir, one.run_id, 1, main=True)
+
+    def no_room(*_):
+        raise FULL_DISK
+
+    monkeypatch.setattr("kmatrix.records.files.append_jsonl", no_room)
+    failure.record(log, 0, "disk", "no room for a checkpoint")
+    assert (read_json(one.dir.result)["kind"], read_json(one.dir.result)["status"]) == ("disk", "failed")
+
+
+def test_an_attempt_that_died_on_a_full_disk_failed_by_it(plan, monkeypatch):
+    one = plan("a")
+    one.dir.output_log.write_text("RuntimeError: cannot write\n")
+    monkeypatch.setattr(classify, "is_full", lambda path: path == one.dir.path)
+    found = end_of(one, exit_code=1)
+    assert (found.status, found.kind) == (Status.FAILED, DISK)
+    assert found.reason.startswith("the disk is full: ")
+    assert "RuntimeError: cannot write" in found.reason
+
+
+def test_on_a_full_disk_nothing_more_is_started_and_all_of_it_goes_on_later(matrix, plan):
+    plans = [plan("a", "quick"), plan("b", "disk"), plan("c", "quick")]
+    outcome = drive(matrix, plans, engine(), poll_s=0.02)
+    assert (outcome.counts, outcome.exit_code, outcome.disk_full) == (
+        {"planned": 1, "finished": 1, "failed": 1},
+        1,
+        True,
+    )
+    assert (status_of(plans[1])["kind"], status_of(plans[1])["reason"]) == ("disk", "no room for a checkpoint")
+    held = [line["held_back"] for line in read_jsonl(matrix.journal) if line["event"] == "disk full"]
+    assert held == [["c"]]
+    assert [one.name for one in _again(matrix)] == ["b", "c"]
+
+
+def _again(folder):
+    for run in folder.runs():
+        record = read_json(run.run_json)
+        more = {"num_gpus": 1, "device": "cpu", "cpu_threads": 1}
+        write_json(run.run_json, record | {"train": record["train"] | more})
+    return reopen(folder, ()).plans
+
+
+def test_a_display_that_finds_no_room_harms_no_run(matrix, plan):
+    def show(progress):
+        raise FULL_DISK
+
+    assert drive(matrix, [plan("a", "quick")], engine(), show=show, poll_s=0.02).counts == {"finished": 1}
+
+
+def test_the_error_names_the_disk_how_much_room_to_make_and_what_to_type(matrix, plan, monkeypatch):
+    one = plan("a")
+    write_json(matrix.matrix_json, {"runs": [{"name": "a"}]})
+    entry = {"name": "step_4.pt", "step": 4, "kinds": ["rolling"], "bytes": 6 * 2**20, "sha256": "", "val_loss": None}
+    write_json(one.dir.checkpoints / "index.json", {"checkpoints": [entry | {"attempt": 1, "time": 1.0}]})
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda path: Usage(24 * 2**20, 24 * 2**20, 1000))
+    with pytest.raises(LaunchError) as caught, writing(one.dir.status):
+        raise FULL_DISK
+    assert caught.value.what == f"cannot write {one.dir.status}"
+    assert caught.value.why.startswith("No space left on device: /")
+    assert caught.value.why.endswith(" of 25.2 MB free")
+    assert caught.value.hint == (
+        f"free at least 10.5 MB, then run `make continue TARGET={matrix.path}`; finished runs are kept"
+    )
+    assert room.is_full(matrix.path)
+
+
+def test_a_disk_that_is_not_ours_is_not_called_full(matrix):
+    with pytest.raises(LaunchError) as caught, writing(matrix.status):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(matrix.status))
+    assert (caught.value.why, "make room" in caught.value.hint) == ("Permission denied", False)
+
+
+def test_a_disk_with_room_is_not_full(tmp_path):
+    assert not room.is_full(tmp_path / "not" / "there" / "yet")

@@ -1,0 +1,275 @@
+"""When runs and matrices end: from files with known times, so that the truth is known too."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from kmatrix.cli.status import lines
+from kmatrix.packing import Limits
+from kmatrix.records.files import append_jsonl, read_json, write_json
+from kmatrix.records.lock import held
+from kmatrix.records.train_config import TrainFields
+from kmatrix.status.estimate import (
+    EstimateSource,
+    Measured,
+    Phase,
+    Rest,
+    ends_of,
+    guess,
+    measured_before,
+    measured_here,
+    rest_of_run,
+    whole_run,
+)
+from kmatrix.status.overview import Overview
+from programs import run
+from records_factory import FakeRun, make_matrix
+
+T0 = 1_795_152_180.0
+STEPS, STEP_S, EVAL_S, EVERY, START_S = 1000, 0.5, 6.0, 100, 20.0
+TRAIN = {
+    **{"optimizer": "adamw", "n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 32, "vocab_size": 256},
+    **{"num_gpus": 1, "device": "cuda", "dtype": "bf16", "global_batch": 4, "max_iters": STEPS},
+    **{"eval_interval": EVERY, "checkpoint_interval": 0, "cpu_threads": 1, "gpu_hour_price": 3.6, "model": "custom"},
+}
+RECORDED = TrainFields(**TRAIN)
+
+
+def truth(steps=STEPS, step_s=STEP_S):
+    """Seconds of a whole run: its start, its steps, an evaluation before step 0, each EVERY steps and at the end."""
+    return START_S + steps * step_s + (1 + steps // EVERY) * EVAL_S
+
+
+class Script:
+    """Files of runs that train on a timetable, and the moment at which they are looked at."""
+
+    def __init__(self, root, boxes=4, name="test_matrix_results_20260101_000000", **symbols):
+        self.made = make_matrix(root, [], name=name, took=None)
+        self.gpus = [{"index": i, "name": "A", "uuid": f"GPU-{i}"} for i in range(boxes)]
+        self.symbols = {"PARALLEL_JOBS": "0", "EXCLUSIVE": "n"} | symbols
+        self.names = []
+
+    def add(self, name, *, begins=None, at=0.0, step_s=STEP_S, **train):
+        """Add a run that began `begins` seconds after T0 (None: not yet) and is seen at T0 + at."""
+        folder = self.made.run(name)
+        fields = TRAIN | train
+        about = {"cpu": "EPYC", "cores": 4, "gpus": self.gpus}
+        record = {"run_id": f"id-{name}", "name": name, "train": fields, "symbols": self.symbols, "provenance": about}
+        write_json(folder.run_json, record | {"train_tokens": 64_000})
+        self.names.append(name)
+        write_json(self.made.matrix_json, {"runs": [{"name": one} for one in self.names]})
+        if begins is not None:
+            self._trained(folder, begins, at, step_s, fields)
+
+    def _trained(self, folder, begins, at, step_s, fields):
+        now, clock, steps = T0 + at, T0 + begins + START_S, fields["max_iters"]
+        ended = clock + (1 + steps // EVERY) * EVAL_S + steps * step_s <= now
+        for step in range(steps + 1):
+            if step % EVERY == 0:
+                if clock + EVAL_S > now:
+                    break
+                line = {"phase": "evaluation", "step": step, "attempt": 1, "begin": clock, "end": clock + EVAL_S}
+                append_jsonl(folder.phases, line)
+                clock += EVAL_S
+            clock += step_s
+            if step == steps or clock > now:
+                break
+            if step % 10 == 0:
+                append_jsonl(folder.metrics, {"step": step, "time": clock, "attempt": 1, "train/loss": 3.0})
+        status = "finished" if ended else "running"
+        end = T0 + begins + truth(steps, step_s) if ended else None
+        attempt = {"attempt": 1, "status": status, "started": T0 + begins, "ended": end}
+        write_json(folder.status, attempt | {"attempts": [attempt]})
+        if ended:
+            write_json(folder.result, {"run_id": f"id-{folder.name}", "attempt": 1, "status": status, "step": steps})
+
+    def look(self, at):
+        with held(self.made):
+            return Overview(self.made).look(T0 + at)
+
+
+@pytest.fixture
+def script(tmp_path):
+    return lambda **known: Script(tmp_path, **known)
+
+
+# One run
+
+
+@pytest.mark.parametrize("share", [0.11, 0.3, 0.5, 0.75, 0.95])
+def test_a_run_that_is_a_tenth_done_ends_when_it_is_said_to(script, share):
+    made, at = script(), share * truth()
+    made.add("a", begins=0.0, at=at)
+    (view,) = made.look(at).runs
+    assert view.left_from is EstimateSource.OWN
+    assert at + view.left_s == pytest.approx(truth(), rel=0.03)
+
+
+def test_evaluations_that_are_still_to_come_count(script):
+    made, at = script(), 0.15 * truth()
+    made.add("a", begins=0.0, at=at, eval_interval=EVERY)
+    (view,) = made.look(at).runs
+    steps_alone = (STEPS - view.step) * STEP_S
+    assert view.left_s - steps_alone == pytest.approx(9 * EVAL_S, rel=0.25)
+
+
+def test_what_is_done_since_the_last_line_is_not_left(script):
+    assert rest_of_run((0, 0.0), (100, 50.0), [], TrainFields(max_iters=201), now=60.0) == pytest.approx(40.0)
+
+
+def test_a_phase_that_lies_before_the_first_line_does_not_change_the_pace():
+    phases = [Phase("set-up", 0.0, 9.0), Phase("evaluation", 30.0, 40.0)]
+    left = rest_of_run((0, 10.0), (50, 70.0), phases, TrainFields(max_iters=101, eval_interval=1000), now=70.0)
+    assert left == pytest.approx(50.0 * 1.0 + 10.0)
+
+
+def test_before_the_second_line_there_is_no_pace():
+    assert rest_of_run((0, 0.0), (0, 0.0), [], TrainFields(max_iters=10), now=1.0) is None
+
+
+# Runs to come
+
+
+def test_a_run_to_come_takes_what_the_same_optimizer_took_here_else_any(script):
+    here = [Measured(RECORDED, 100.0, 1000), Measured(replace(RECORDED, optimizer="muon"), 300.0, 1000)]
+    assert whole_run(RECORDED, here, []).seconds == 100.0
+    assert whole_run(replace(RECORDED, optimizer="sgd"), here, []).seconds == 200.0
+    assert whole_run(RECORDED, [], here[:1]).source is EstimateSource.EARLIER
+
+
+def test_a_run_of_another_shape_is_scaled_by_its_operations():
+    known = whole_run(replace(RECORDED, max_iters=2000, num_gpus=2), [Measured(RECORDED, 100.0, 1000)], [])
+    assert (known.seconds, known.source) == (pytest.approx(100.0), EstimateSource.FLOPS)
+    assert whole_run(replace(RECORDED, device="cpu"), [Measured(RECORDED, 100.0, 1000)], []) is None
+
+
+def test_where_nothing_was_measured_longer_runs_are_still_told_from_shorter_ones():
+    assert guess(replace(RECORDED, max_iters=2000)) == pytest.approx(2 * guess(RECORDED))
+    assert guess(TrainFields(max_iters=5)) is None
+
+
+def test_a_run_to_come_takes_what_one_like_it_took_in_an_earlier_matrix(tmp_path):
+    Script(tmp_path, name="test_matrix_results_20250101_000000").add("a", begins=0.0, at=5000.0)
+    made = Script(tmp_path)
+    made.add("b")
+    (only,) = measured_before(made.made)
+    assert (only.seconds, only.steps) == (pytest.approx(truth()), STEPS)
+    (view,) = made.look(0.0).runs
+    assert (view.left_s, view.left_from) == (pytest.approx(truth()), EstimateSource.EARLIER)
+
+
+def test_earlier_matrices_of_other_gpus_are_not_taken_for_this_machine(tmp_path):
+    before = Script(tmp_path, name="test_matrix_results_20250101_000000")
+    before.gpus = [{**gpu, "name": "B"} for gpu in before.gpus]
+    before.add("a", begins=0.0, at=5000.0)
+    made = Script(tmp_path)
+    made.add("b")
+    assert measured_before(made.made) == []
+    assert len(measured_here(before.made)) == 1
+
+
+# Packed runs
+
+
+def test_the_end_of_a_packed_matrix_is_right_within_a_tenth(script):
+    made, at = script(), 0.12 * truth()
+    for number in range(4):
+        made.add(f"a{number}", begins=0.0, at=at)
+    for number in range(3):
+        made.add(f"b{number}")
+    made.add("wide", num_gpus=4, global_batch=16)
+    view = made.look(at)
+    assert at + view.left_s == pytest.approx(3 * truth(), rel=0.1)
+    assert sum(1 for one in view.runs if one.starts_s == 0.0) == 4
+
+
+def test_groups_of_exclusive_runs_wait_for_each_other(script):
+    made, at = script(EXCLUSIVE="y"), 0.2 * truth()
+    made.add("slow", begins=0.0, at=at, step_s=2 * STEP_S)
+    made.add("fast", begins=0.0, at=at)
+    made.add("next")
+    views = {view.name: view for view in made.look(at).runs}
+    assert views["next"].starts_s == pytest.approx(views["slow"].left_s)
+
+
+def test_on_the_cpu_runs_follow_each_other_unless_a_number_is_asked_for():
+    runs = [Rest(name=name, width=1, cuda=False, running=False, seconds=10.0) for name in "ab"]
+    one = ends_of(runs, gpus=0, cores=2, limits=Limits())
+    two = ends_of(runs, gpus=0, cores=2, limits=Limits(jobs=2))
+    assert (one["b"], two["b"]) == ((10.0, 20.0), (0.0, 10.0))
+
+
+def test_runs_on_gpus_and_on_the_cpu_follow_each_other():
+    runs = [Rest(name=str(cuda), width=1, cuda=cuda, running=False, seconds=10.0) for cuda in (True, False)]
+    assert ends_of(runs, gpus=1, cores=1, limits=Limits())["False"] == (10.0, 20.0)
+
+
+def test_what_does_not_fit_on_the_machine_has_no_end():
+    runs = [Rest(name="a", width=2, cuda=True, running=False, seconds=10.0)]
+    assert ends_of(runs, gpus=1, cores=1, limits=Limits()) is None
+
+
+# The command
+
+
+def test_the_estimate_tells_progress_date_memory_and_cost(script):
+    made, at = script(), 0.5 * truth()
+    made.add("a", begins=0.0, at=at)
+    made.add("b", num_gpus=4, global_batch=16)
+    gpus = [{"gpu_index": 0, "memory_used": {"max": 2048.0}, "memory_total": 81920.0}]
+    write_json(made.made.run("a").gpu_summary, {"gpus": gpus})
+    view = made.look(at)
+    text = "\n".join(lines(view, T0 + at))
+    assert "GPU 0 2.0 of 80.0" in text
+    assert "its own steps" in text
+    assert "480/1000  0.96/2.00" in text
+    hours = truth() / 3600
+    assert view.dollars == pytest.approx(3.6 * hours / 2, rel=0.01)
+    assert view.all_dollars == pytest.approx(3.6 * 5 * hours, rel=0.1)
+    assert "end: 20" in text
+
+
+def test_a_matrix_without_a_measured_run_says_what_it_waits_for(script):
+    made = script()
+    made.add("a")
+    text = lines(made.look(0.0), T0)
+    assert "time left: unknown (no measurement for a yet)" in text
+
+
+def test_the_command_prints_text_and_json(tmp_path):
+    runs = [FakeRun(seed=1, axes={"seed": "1"}), FakeRun(seed=2, axes={"seed": "2"}, status="planned")]
+    matrix = make_matrix(tmp_path, runs)
+    answer = run("estimate", f"TARGET={matrix.path}")
+    assert (answer.status, "not running: make continue" in answer.out) == (0, True)
+    value = json.loads(run("estimate", f"TARGET={matrix.path}", "JSON=1").out)
+    assert value["left_s"] == pytest.approx(value["ends"] - value["now"])
+    assert [one["left_from"] for one in value["runs"]] == [None, "runs like it here"]
+
+
+def test_a_finished_matrix_has_nothing_left(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun()])
+    assert run("estimate", f"TARGET={matrix.path}").out.splitlines()[-1] == "nothing is left to run"
+    assert read_json(matrix.run(FakeRun().name).run_json)
+
+
+# Before anything is measured
+
+
+def test_the_plan_counts_until_something_was_measured():
+    assert whole_run(RECORDED, [], [], 7200.0).source is EstimateSource.PLAN
+    assert whole_run(RECORDED, [], [], 7200.0).seconds == 7200.0
+    assert whole_run(RECORDED, [], [Measured(RECORDED, 300.0, STEPS)], 7200.0).source is EstimateSource.EARLIER
+    assert whole_run(RECORDED, [], []) is None
+
+
+def test_the_forecast_in_run_json_is_what_a_matrix_begins_with(tmp_path):
+    script = Script(tmp_path)
+    script.add("a")
+    folder = script.made.run("a")
+    write_json(folder.run_json, read_json(folder.run_json) | {"expected_s": 7200.0, "expected_from": "an MFU of 35%"})
+    with held(script.made):
+        (view,) = Overview(script.made).look(now=T0).runs
+    assert (view.left_s, view.left_from) == (7200.0, EstimateSource.PLAN)

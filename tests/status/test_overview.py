@@ -1,0 +1,273 @@
+"""How a matrix stands, and what its runs print: from any terminal, of a running matrix and of a finished one."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import sys
+import threading
+
+import pexpect
+import pytest
+from rich.console import Console
+
+from kmatrix.cli.status import cells, drawn, most_urgent, plain, screen
+from kmatrix.errors import SchemaError
+from kmatrix.records.files import append_jsonl, read_json, write_json
+from kmatrix.records.lock import held
+from kmatrix.records.runs import Status
+from kmatrix.status.overview import Overview
+from programs import ROOT, run
+from records_factory import CREATED, FakeRun, make_matrix
+from waiting import until
+
+ESCAPE = "\x1b"
+
+
+@pytest.fixture
+def trouble(tmp_path):
+    """A matrix with a run of each kind."""
+    runs = [
+        FakeRun(),
+        FakeRun(optimizer="sgd", status="failed", kind="nan", reason="loss is nan at step 47", stop_at=47),
+        FakeRun(optimizer="muon", status="stopped", reason="asked to stop", stop_at=50),
+        FakeRun(optimizer="adam", gpus=4, status="skipped", reason="needs 4 GPUs, found 1"),
+        FakeRun(optimizer="adafactor", status="planned"),
+    ]
+    return make_matrix(tmp_path, runs)
+
+
+def view_of(matrix, name, **known):
+    (view,) = [view for view in Overview(matrix).look(**known).runs if name in view.name]
+    return view
+
+
+def test_every_run_is_shown_with_its_status_and_numbers(trouble):
+    lines = plain(Overview(trouble).look())
+    assert lines[0] == f"{trouble.name}: stopped, 1 planned, 1 finished, 1 failed, 1 stopped, 1 skipped"
+    words = {line.split()[0]: line.split()[1:] for line in lines[2:7]}
+    assert words["gpt2_adamw_1cpu"][:6] == ["finished", "100/100", "100%", "3.312", "3.2800", "4.00k"]
+    assert words["gpt2_sgd_1cpu"][:2] == ["failed", "45/100"]
+    assert words["gpt2_muon_1cpu"][:2] == ["stopped", "50/100"]
+    assert words["gpt2_adam_4cpu"][:2] == ["skipped", "-"]
+    assert words["gpt2_adafactor_1cpu"][:2] == ["planned", "-"]
+    assert lines[7:] == [
+        "gpt2_sgd_1cpu failed: loss is nan at step 47",
+        "gpt2_adam_4cpu skipped: needs 4 GPUs, found 1",
+        "gpt2_muon_1cpu stopped: asked to stop",
+        f"continue: make continue TARGET={trouble.name}",
+    ]
+
+
+def test_programs_read_the_same_as_json_and_unknown_is_null(trouble):
+    answer = run("status", f"TARGET={trouble.path}", "JSON=1")
+    view = json.loads(answer.out)
+    assert (answer.status, view["schema"], view["status"], view["running"]) == (0, 1, "stopped", False)
+    assert view["counts"] == {"planned": 1, "finished": 1, "failed": 1, "stopped": 1, "skipped": 1}
+    runs = {entry["name"]: entry for entry in view["runs"]}
+    assert runs["gpt2_sgd_1cpu"]["reason"] == "loss is nan at step 47"
+    assert runs["gpt2_adafactor_1cpu"]["loss"] is None
+    assert runs["gpt2_adamw_1cpu"]["memory_mib"] is None
+
+
+def test_without_a_terminal_there_are_no_escape_codes(trouble):
+    answer = run("status", f"TARGET={trouble.path}")
+    assert answer.status == 0
+    assert ESCAPE not in answer.out
+    assert answer.out.startswith(trouble.name)
+
+
+def test_a_run_that_says_running_is_believed_only_while_the_matrix_has_a_runner(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=30)], took=None)
+    assert view_of(matrix, "adamw").status is Status.STOPPED
+    assert Overview(matrix).look().status is Status.STOPPED
+    with held(matrix):
+        view = Overview(matrix).look()
+        assert (view.status, view.running, view.runs[0].status) == (Status.RUNNING, True, Status.RUNNING)
+
+
+def test_the_time_left_is_that_of_the_steps_to_come_at_the_pace_of_this_attempt(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=50, tokens_per_s=1024.0)], took=None)
+    with held(matrix):
+        view = view_of(matrix, "adamw", now=CREATED + 50.0)
+    assert view.elapsed_s == pytest.approx(50.0)
+    assert view.left_s == pytest.approx(50.0, abs=5.1)  # a step a second; the last line is of step 45 or 50
+
+
+def test_a_run_to_come_takes_as_long_as_a_run_of_its_shape_took(tmp_path):
+    runs = [FakeRun(seed=1, axes={"seed": "1"}), FakeRun(seed=2, axes={"seed": "2"}, status="planned")]
+    runs += [FakeRun(gpus=2, status="planned"), FakeRun(optimizer="muon", status="planned")]
+    matrix = make_matrix(tmp_path, runs, took=None)
+    with held(matrix):
+        views = {view.name: view.left_s for view in Overview(matrix).look().runs}
+    assert views["gpt2_adamw_seed2_1cpu"] == pytest.approx(60.0)
+    assert views["gpt2_muon_1cpu"] == pytest.approx(60.0)
+    assert views["gpt2_adamw_2cpu"] == pytest.approx(60.0)  # twice the operations, on two cores
+
+
+def test_the_end_of_the_matrix_is_known_when_that_of_every_run_is(tmp_path):
+    runs = [FakeRun(seed=seed, axes={"seed": str(seed)}, status="planned") for seed in (2, 3)]
+    matrix = make_matrix(tmp_path, [FakeRun(seed=1, axes={"seed": "1"}), *runs], took=None)
+    with held(matrix):
+        assert Overview(matrix).look().left_s == pytest.approx(120.0)
+        assert re.search(r"left 2m00s, until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d$", plain(Overview(matrix).look())[0])
+    view = Overview(matrix).look()
+    assert (view.running, view.left_s) == (False, pytest.approx(120.0))  # if it went on now
+    assert "left" not in plain(view)[0]
+
+
+def test_each_look_takes_in_what_the_metrics_grew_by(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=10)], took=None)
+    path = matrix.run(FakeRun().name).metrics
+    with held(matrix):
+        overview = Overview(matrix)
+        assert overview.look().runs[0].step == 10
+        append_jsonl(path, {"step": 20, "time": CREATED + 20, "attempt": 1, "train/loss": 2.5})
+        assert (overview.look().runs[0].step, overview.look().runs[0].loss) == (20, 2.5)
+
+
+def test_the_numbers_are_those_of_the_last_attempt(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=90)], took=None)
+    folder = matrix.run(FakeRun().name)
+    attempts = [
+        {"attempt": 1, "status": "failed", "kind": "oom", "started": CREATED, "ended": CREATED + 30},
+        {"attempt": 2, "status": "running", "resume": "auto", "micro_batch": 4, "started": CREATED + 30},
+    ]
+    write_json(folder.status, read_json(folder.status) | {"attempt": 2, "attempts": attempts})
+    append_jsonl(folder.metrics, {"step": 40, "time": CREATED + 40, "attempt": 2, "train/loss": 2.0})
+    with held(matrix):
+        view = view_of(matrix, "adamw", now=CREATED + 50)
+        assert (view.step, view.loss, view.attempt, view.micro_batch) == (40, 2.0, 2, 4)
+        assert view.elapsed_s == pytest.approx(50.0)
+        assert f"{folder.name}: attempt 2, micro-batch 4" in plain(Overview(matrix).look())
+
+
+def test_what_is_not_known_is_a_dash_and_never_0(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="planned")])
+    assert cells(view_of(matrix, "adamw"))[2:8] == ("-", "-", "-", "-", "-", "-")
+
+
+def test_memory_is_the_most_of_the_device_that_held_most(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(gpus=2)])
+    gpus = [{"memory_used": {"max": peak}, "memory_total": 23028.0} for peak in (1024.0, 2048.0)]
+    write_json(matrix.run(FakeRun(gpus=2).name).gpu_summary, {"gpus": [*gpus, {"memory_used": None}]})
+    view = view_of(matrix, "adamw")
+    assert (view.memory_mib, view.memory_total_mib) == (2048.0, 23028.0)
+    assert cells(view)[9] == "2.0 GiB"
+
+
+def test_a_matrix_of_a_newer_kmatrix_is_refused(trouble):
+    path = trouble.run("gpt2_adamw_1cpu").status
+    path.write_text(path.read_text().replace('"schema": 1', '"schema": 9'))
+    with pytest.raises(SchemaError):
+        Overview(trouble).look()
+
+
+def test_a_damaged_status_is_one_failed_run_and_not_the_end_of_the_view(trouble):
+    trouble.run("gpt2_muon_1cpu").status.write_text("{")
+    trouble.run("gpt2_muon_1cpu").result.unlink()
+    view = view_of(trouble, "muon")
+    assert (view.status, "status.json is damaged" in view.reason) == (Status.FAILED, True)
+
+
+def test_json_is_1_or_0(trouble):
+    assert "expected 1 or 0" in run("status", f"TARGET={trouble.path}", "JSON=yes").err
+
+
+def terminal(matrix):
+    """Start `kmatrix status` on a terminal of 24 lines."""
+    words = ["-m", "kmatrix", "status", f"TARGET={matrix.path}"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'lib'}:{ROOT}", "TERM": "xterm", "COLUMNS": "140"}
+    return pexpect.spawn(sys.executable, words, dimensions=(24, 140), env=environment, timeout=60, encoding="utf-8")
+
+
+def test_on_a_terminal_a_matrix_that_has_ended_is_drawn_once_in_colours(trouble):
+    screen = terminal(trouble)
+    screen.expect(pexpect.EOF)
+    assert screen.before.count(trouble.name) == 2  # the headline, and how to go on
+    assert ESCAPE in screen.before
+
+
+def test_on_a_terminal_a_running_matrix_is_drawn_until_its_runner_has_ended(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=30)], took=None)
+    with held(matrix):
+        screen = terminal(matrix)
+        screen.expect("30/100")
+        append_jsonl(matrix.run(FakeRun().name).metrics, {"step": 40, "attempt": 1, "train/loss": 2.5})
+        screen.expect("40/100")
+        assert screen.isalive()
+    screen.expect("its runner died")
+    screen.expect(pexpect.EOF)
+
+
+def test_ctrl_c_ends_the_looking_and_nothing_else(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=30)], took=None)
+    with held(matrix):
+        screen = terminal(matrix)
+        screen.expect("30/100")
+        screen.sendintr()
+        screen.expect(pexpect.EOF)
+        screen.close()
+        assert screen.exitstatus == 0
+
+
+def test_a_matrix_that_is_taller_than_the_terminal_shows_what_matters_most(tmp_path):
+    runs = [FakeRun(seed=seed, axes={"seed": str(seed)}) for seed in range(40)]
+    runs[20] = FakeRun(seed=20, axes={"seed": "20"}, status="failed", reason="why")
+    view = Overview(make_matrix(tmp_path, runs)).look()
+    shown = most_urgent(view.runs, 3)
+    assert [run.name for run in shown] == [f"gpt2_adamw_seed{seed}_1cpu" for seed in (0, 1, 20)]
+    text = io.StringIO()
+    Console(file=text, width=140).print(drawn(screen(view, width=140, height=10)))
+    assert len(text.getvalue().splitlines()) <= 10
+    assert "and 34 more runs" in text.getvalue()
+
+
+# Logs
+
+
+def test_the_end_of_the_log_of_the_last_run_is_printed_when_nothing_runs(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
+    matrix.run("gpt2_muon_1cpu").output_log.write_text("".join(f"line {i}\n" for i in range(100)))
+    lines = run("logs", f"TARGET={matrix.path}").out.splitlines()
+    assert (lines[0], lines[1], lines[-1], len(lines)) == ("==> gpt2_muon_1cpu", "line 60", "line 99", 41)
+
+
+def test_a_run_can_be_chosen_by_a_pattern_or_by_its_folder(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
+    for name in ("gpt2_adamw_1cpu", "gpt2_muon_1cpu"):
+        matrix.run(name).output_log.write_text(f"of {name}\n")
+    assert run("logs", f"TARGET={matrix.path}", "RUN=*adamw*").out == "==> gpt2_adamw_1cpu\nof gpt2_adamw_1cpu\n"
+    assert run("logs", f"RUN={matrix.path}/gpt2_muon_1cpu").out == "==> gpt2_muon_1cpu\nof gpt2_muon_1cpu\n"
+    assert "matches no run of" in run("logs", f"TARGET={matrix.path}", "RUN=*lion*").err
+
+
+def test_a_matrix_without_a_log_says_so(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(status="planned")])
+    assert "has a log yet" in run("logs", f"TARGET={matrix.path}").err
+
+
+def test_the_log_of_a_running_matrix_is_followed_from_run_to_run_to_its_end(matrix, plan, runner):
+    plans = [plan("a", "hang"), plan("b")]
+    write_json(matrix.matrix_json, {"runs": [{"name": one.name} for one in plans]})
+    process = runner("b", "a=hang")
+    until(plans[0].dir.metrics.exists)
+    answers = []
+    reader = threading.Thread(target=lambda: answers.append(run("logs", f"TARGET={matrix.path}")))
+    reader.start()
+
+    def printed(text):  # run() puts a buffer in the place of sys.stdout
+        return text in getattr(sys.stdout, "getvalue", str)()
+
+    until(lambda: printed("threads 1"))
+    with plans[0].dir.output_log.open("a") as log:
+        log.write("a line in the middle: ü\n")
+    until(lambda: printed("a line in the middle: ü"))
+    process.terminate()
+    reader.join(30)
+    assert answers[0].status == 0
+    assert answers[0].out.splitlines()[0] == "==> a"
+    assert "threads 1 gpus ''" in answers[0].out
+    assert answers[0].out.splitlines()[-1] == "a line in the middle: ü"

@@ -1,0 +1,352 @@
+"""What a run can be: any order of events, crashes included, ends in a legal state and loses no finished run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from kmatrix.errors import SchemaError
+from kmatrix.records.files import read_json, write_json
+from kmatrix.records.paths import RunDir
+from kmatrix.records.runs import LOST, Status
+from kmatrix.status.state import (
+    DISK,
+    KILLED,
+    OOM,
+    Archived,
+    Attempt,
+    Ended,
+    RecorderDied,
+    Reused,
+    RunnerDied,
+    RunState,
+    Skipped,
+    Started,
+    after,
+    after_out_of_memory,
+    next_attempt,
+)
+from kmatrix.status.status_file import read_state, recover_status, write_state
+from state_rules import why_illegal
+
+ends = st.builds(
+    Ended,
+    status=st.sampled_from([Status.FINISHED, Status.FAILED, Status.STOPPED]),
+    at=st.floats(0, 2e9),
+    kind=st.sampled_from([None, OOM, "nan", "signal", "lost"]),
+    reason=st.text(max_size=5),
+)
+events = st.one_of(
+    st.builds(Skipped, st.text(max_size=5)),
+    st.builds(Started, st.builds(Attempt, number=st.integers(-1, 9), micro_batch=st.none() | st.integers(1, 64))),
+    ends,
+    st.builds(RunnerDied, number=st.integers(0, 9), ended=st.none() | ends),
+    st.builds(RecorderDied),
+    st.builds(Archived),
+    st.builds(Reused, st.text("ab", min_size=1, max_size=5)),
+)
+
+
+@given(st.lists(events, max_size=30))
+def test_any_sequence_of_events_ends_in_a_legal_state(sequence):
+    state = RunState()
+    for event in sequence:
+        state = after(state, event)
+        assert why_illegal(state) == ""
+
+
+@given(st.lists(events, max_size=30))
+def test_a_finished_run_stays_finished_until_somebody_sets_its_result_aside(sequence):
+    state = RunState()
+    for event in sequence:
+        before, state = state, after(state, event)
+        if before.status is Status.FINISHED and not isinstance(event, Archived):
+            assert state == before
+
+
+@given(st.lists(events, max_size=30))
+def test_the_death_of_a_recorder_changes_nothing(sequence):
+    state = RunState()
+    for event in sequence:
+        assert after(state, RecorderDied()) == state
+        state = after(state, event)
+
+
+@given(st.lists(events, max_size=30))
+def test_attempts_are_never_forgotten_and_their_numbers_never_used_twice(sequence):
+    state, used = RunState(), []
+    for event in sequence:
+        before, state = state, after(state, event)
+        assert state.number >= before.number
+        if state.number > before.number:
+            used.append(state.number)
+    assert used == sorted(set(used))
+
+
+@given(st.lists(events, max_size=30), st.integers(1, 512))
+def test_every_run_that_is_not_finished_has_a_next_attempt_when_failed_ones_are_asked_for(sequence, batch_size):
+    state = RunState()
+    for event in sequence:
+        state = after(state, event)
+    attempt = next_attempt(state, batch_size=batch_size, retry_failed=True)
+    assert (attempt is None) == (state.status in (Status.FINISHED, Status.RUNNING))
+    if attempt is not None:
+        assert after(state, Started(attempt)).status is Status.RUNNING
+
+
+@given(st.lists(events, max_size=20))
+def test_a_state_is_read_from_its_file_as_it_was_written(sequence):
+    state = RunState()
+    for event in sequence:
+        state = after(state, event)
+    with tempfile.TemporaryDirectory() as folder:
+        write_state(RunDir(Path(folder)), state)
+        assert read_state(RunDir(Path(folder))) == state
+
+
+# The next attempt
+
+
+def failed(kind, micro_batch=None):
+    state = after(RunState(), Started(Attempt(number=1, micro_batch=micro_batch)))
+    return after(state, Ended(status=Status.FAILED, kind=kind, reason="why"))
+
+
+@pytest.mark.parametrize(("used", "smaller"), [(12, 6), (6, 3), (3, 1), (7, 1), (9, 3), (64, 32), (1, None)])
+def test_out_of_memory_leads_to_the_largest_divisor_that_is_at_most_half(used, smaller):
+    assert after_out_of_memory(Attempt(number=1, kind=OOM), used) == smaller
+    assert after_out_of_memory(Attempt(number=2, kind=OOM, micro_batch=used), 512) == smaller
+
+
+@given(st.integers(2, 4096))
+def test_a_smaller_micro_batch_keeps_the_global_batch_by_a_whole_accumulation(used):
+    smaller = after_out_of_memory(Attempt(number=1, kind=OOM), used)
+    assert 1 <= smaller <= used / 2
+    assert used % smaller == 0
+
+
+def test_out_of_memory_is_tried_again_by_itself_until_one_sequence_is_too_much():
+    sizes, state = [], RunState()
+    while (attempt := next_attempt(state, batch_size=12)) is not None:
+        sizes.append((attempt.number, attempt.resume, attempt.micro_batch))
+        state = after(after(state, Started(attempt)), Ended(status=Status.FAILED, kind=OOM))
+    assert sizes == [(1, "none", None), (2, "auto", 6), (3, "auto", 3), (4, "auto", 1)]
+
+
+def test_the_policy_fail_tries_nothing_again():
+    assert next_attempt(failed(OOM), batch_size=12, policy="fail") is None
+
+
+def test_another_failure_is_tried_again_only_when_it_is_asked_for():
+    assert next_attempt(failed("nan"), batch_size=12) is None
+    attempt = next_attempt(failed("nan", micro_batch=3), batch_size=12, retry_failed=True)
+    assert (attempt.number, attempt.resume, attempt.micro_batch) == (2, "auto", 3)
+
+
+def test_a_run_that_found_the_disk_full_goes_on_with_its_matrix_and_is_never_started_again_by_itself():
+    assert next_attempt(failed(DISK), batch_size=12) is None
+    assert next_attempt(failed(DISK), batch_size=12, retry_killed=True).resume == "auto"
+
+
+def test_a_killed_run_goes_on_with_its_matrix_and_is_never_started_again_by_itself():
+    assert next_attempt(failed(KILLED), batch_size=12) is None
+    assert next_attempt(failed(KILLED), batch_size=12, retry_killed=True).resume == "auto"
+    assert next_attempt(failed("nan"), batch_size=12, retry_killed=True) is None
+
+
+def test_a_stopped_run_goes_on_with_the_micro_batch_that_it_had():
+    state = after(RunState(), Started(Attempt(number=3, micro_batch=6)))
+    state = after(state, Ended(status=Status.STOPPED, kind="signal"))
+    attempt = next_attempt(state, batch_size=12)
+    assert (attempt.number, attempt.resume, attempt.micro_batch) == (4, "auto", 6)
+
+
+def test_a_run_that_was_set_aside_starts_over_under_a_new_number():
+    state = after(RunState(), Started(Attempt(number=2)))
+    state = after(after(state, Ended(status=Status.FINISHED)), Archived())
+    attempt = next_attempt(state, batch_size=12)
+    assert (attempt.number, attempt.resume) == (3, "none")
+
+
+# A runner that dies at any moment, on a real folder
+
+
+class Crashes(RuleBasedStateMachine):
+    """A runner, a trainer and their files. What the runner knows is lost at any point; what is on the disk stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.run = RunDir(Path(self.folder.name))
+        write_json(self.run.run_json, {"run_id": "id", "train": {"batch_size": 4}})
+        write_json(self.run.run_used, {"train": {"batch_size": 4}, "adjusted": []})
+        self.state: RunState | None = RunState()  # what a living runner knows
+        self.training: int | None = None  # the attempt that has processes
+        self.finished: int | None = None  # the attempt whose result says so
+
+    def teardown(self) -> None:
+        self.folder.cleanup()
+
+    @precondition(lambda self: self.state is None)
+    @rule()
+    def runner_begins(self) -> None:
+        self.training = None  # nothing outlives its runner; the lock of the run waits for it
+        self.state = recover_status(self.run, has_runner=False)
+        write_state(self.run, self.state)
+
+    @precondition(lambda self: self.state is not None and self.training is None)
+    @rule(dies=st.booleans())
+    def attempt_begins(self, dies: bool) -> None:
+        assert self.state
+        attempt = next_attempt(self.state, batch_size=4, retry_failed=True)
+        if attempt is None:
+            return
+        self.training = attempt.number
+        if dies:  # between the start of the processes and the note of it
+            self.state = None
+            return
+        self.state = after(self.state, Started(attempt))
+        write_state(self.run, self.state)
+
+    @precondition(lambda self: self.training is not None)
+    @rule()
+    def trainer_logs_a_step(self) -> None:
+        with self.run.metrics.open("a") as file:
+            file.write(json.dumps({"step": 1, "attempt": self.training}) + "\n")
+
+    @precondition(lambda self: self.training is not None)
+    @rule(status=st.sampled_from(["finished", "failed", "stopped"]))
+    def trainer_ends(self, status: str) -> None:
+        write_json(self.run.result, {"run_id": "id", "attempt": self.training, "status": status, "kind": "error"})
+        if status == "finished":
+            self.finished = self.training
+        self.training = None
+
+    @precondition(lambda self: self.training is not None)
+    @rule()
+    def trainer_is_killed(self) -> None:
+        self.training = None
+
+    @precondition(lambda self: self.state is not None and self.training is None)
+    @rule()
+    def runner_notices(self) -> None:
+        """What drive does with a run whose processes are gone: its result, or that there is none."""
+        assert self.state
+        result = read_json(self.run.result) if self.run.result.exists() else {}
+        ours = result.get("attempt") == self.state.number
+        status = Status(result["status"]) if ours else Status.FAILED
+        self.state = after(self.state, Ended(status=status, kind="error" if status is Status.FAILED else None))
+        write_state(self.run, self.state)
+
+    @precondition(lambda self: self.state is not None)
+    @rule()
+    def runner_dies(self) -> None:
+        self.state = None
+
+    @precondition(lambda self: self.state is not None and self.training is None)
+    @rule()
+    def recorder_dies(self) -> None:
+        assert self.state
+        self.state = after(self.state, RecorderDied())
+
+    @invariant()
+    def every_state_is_legal(self) -> None:
+        assert why_illegal(recover_status(self.run, has_runner=False)) == ""
+        if self.state is not None:
+            assert why_illegal(self.state) == ""
+
+    @invariant()
+    def a_finished_run_is_never_lost(self) -> None:
+        if self.finished is not None:
+            assert recover_status(self.run, has_runner=False).status is Status.FINISHED
+            assert recover_status(self.run, has_runner=False).number == self.finished
+
+
+Crashes.TestCase.settings = settings(max_examples=60, stateful_step_count=15, deadline=None)
+TestCrashes = Crashes.TestCase
+
+
+# What a file of another time says
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = RunDir(tmp_path / "gpt2_adamw_1cpu")
+    write_json(folder.run_json, {"run_id": "id", "train": {"batch_size": 4}})
+    write_json(folder.run_used, {"train": {"batch_size": 4}, "adjusted": []})
+    return folder
+
+
+def test_a_run_that_says_running_and_has_no_runner_is_stopped(run):
+    write_json(run.status, {"status": "running", "attempt": 2, "pid": 1})
+    state = recover_status(run, has_runner=False)
+    assert (state.status, state.reason, state.number) == (Status.STOPPED, LOST, 2)
+
+
+def test_it_is_what_its_result_says_where_there_is_one_of_that_attempt(run):
+    write_json(run.status, {"status": "running", "attempt": 2})
+    write_json(run.result, {"run_id": "id", "attempt": 1, "status": "finished"})
+    assert recover_status(run, has_runner=False).status is Status.STOPPED
+    write_json(run.result, {"run_id": "another", "attempt": 2, "status": "finished"})
+    assert recover_status(run, has_runner=False).status is Status.STOPPED
+    write_json(run.result, {"run_id": "id", "attempt": 2, "status": "finished"})
+    assert recover_status(run, has_runner=False).status is Status.FINISHED
+
+
+def test_a_result_that_nobody_noted_counts_only_if_what_ran_is_what_was_asked(run):
+    write_json(run.status, {"status": "running", "attempt": 1})
+    write_json(run.result, {"run_id": "id", "attempt": 1, "status": "finished"})
+    write_json(run.run_used, {"train": {"batch_size": 2}, "adjusted": []})
+    state = recover_status(run, has_runner=False)
+    assert (state.status, state.last.kind) == (
+        Status.FAILED,
+        "mismatch",
+    )
+
+
+def test_an_attempt_that_only_its_metrics_tell_of_is_counted(run):
+    write_state(run, RunState())
+    run.metrics.write_text(json.dumps({"step": 0, "attempt": 3}) + "\n")
+    state = recover_status(run, has_runner=False)
+    assert (state.status, state.number) == (Status.STOPPED, 3)
+
+
+def test_a_status_of_the_first_schema_without_attempts_is_read(run):
+    write_json(run.status, {"status": "failed", "attempt": 1, "reason": "loss is nan", "started": 1.0, "ended": 2.0})
+    (attempt,) = read_state(run).attempts
+    assert (attempt.number, attempt.status, attempt.reason, attempt.ended) == (1, Status.FAILED, "loss is nan", 2.0)
+
+
+def test_a_damaged_status_is_a_failure_that_names_it_and_a_finished_result_still_counts(run):
+    run.status.write_text('{"status": "fini')
+    state = recover_status(run, has_runner=False)
+    assert (state.status, "status.json is damaged" in state.reason) == (Status.FAILED, True)
+    assert why_illegal(state) == ""
+    write_json(run.result, {"run_id": "id", "attempt": 1, "status": "finished"})
+    assert recover_status(run, has_runner=False).status is Status.FINISHED
+
+
+def test_a_status_of_a_newer_kmatrix_is_refused(run):
+    write_json(run.status, {"status": "finished"})
+    run.status.write_text(run.status.read_text().replace('"schema": 1', '"schema": 99'))
+    with pytest.raises(SchemaError):
+        recover_status(run, has_runner=False)
+
+
+def test_every_field_of_an_attempt_stands_in_the_file(run):
+    state = after(RunState(), Started(Attempt(number=1, resume="best", micro_batch=2, started=1.5, gpus=("GPU-1",))))
+    write_state(run, after(state, Ended(status=Status.FAILED, kind=OOM, reason="full", at=2.5, exit_code=1)))
+    (entry,) = read_json(run.status)["attempts"]
+    names = {field.name for field in dataclasses.fields(Attempt)} - {"number"} | {"attempt"}
+    assert entry == {
+        **{"attempt": 1, "status": "failed", "kind": "oom", "reason": "full", "resume": "best", "micro_batch": 2},
+        **{"started": 1.5, "ended": 2.5, "exit_code": 1, "gpus": ["GPU-1"]},
+    }
+    assert set(entry) == names

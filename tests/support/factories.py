@@ -1,0 +1,135 @@
+"""Small things that tests need whole: a dataset of random tokens, and a run directory ready to train."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpt2.data import shards
+from kmatrix.records.files import write_json
+from kmatrix.records.paths import RunDir
+from kmatrix.records.train_config import TrainConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+VOCAB_SIZE = 257
+
+
+def make_data(folder: Path, *, train: int = 40_000, val: int = 4_000, seed: int = 0) -> str:
+    """Write one training and one validation shard that a model can learn from, and return their hash.
+
+    train, val: tokens. A token is the one before it plus 0 to 3, modulo the 256 bytes.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    for kind, count in (("train", train), ("val", val)):
+        shards.write_shard(folder / f"random_{kind}_000000.bin", np.cumsum(rng.integers(0, 4, count)) % 256)
+    return str(shards.describe(folder, VOCAB_SIZE, dataset="shards", source="tests", tokenizer="byte")["sha256"])
+
+
+def train_fields(data_path: Path, data_sha256: str, checkpoint_dir: Path, **overrides: Any) -> dict[str, Any]:
+    """Return the fields of a tiny run on the CPU: 2 layers of width 32, 4 sequences of 32 tokens a step."""
+    fields: dict[str, Any] = {
+        **dict.fromkeys(TrainConfig.names()),
+        **{
+            "model": "custom",
+            "arch": "gpt2",
+            "n_layer": 2,
+            "n_head": 2,
+            "n_embd": 32,
+            "block_size": 32,
+            "dropout": 0.0,
+        },
+        **{"bias": True, "weight_tying": True, "vocab_multiple": 1},
+        **{"dataset": "shards", "data_path": str(data_path), "tokenizer": "byte", "data_sha256": data_sha256},
+        **{"data_shards": 0},
+        **{"batch_size": 4, "gradient_accumulation": 1, "max_iters": 12},
+        **{"learning_rate": 1e-3, "schedule": "cosine", "min_lr": 1e-4, "warmup_steps": 2, "grad_clip": 1.0},
+        **{"eval_interval": 5, "eval_samples": 10, "log_interval": 1, "seed": 1337},
+        **{"save_checkpoint": True, "checkpoint_interval": 0, "checkpoint_dir": str(checkpoint_dir)},
+        **{"keep_checkpoints": 10, "keep_every": 0, "save_best": True, "async_checkpoint": True},
+        **{"optimizer": "adamw", "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "pruning": "none"},
+        **{"device": "cpu", "use_ddp": True, "num_gpus": 1, "ddp_backend": "gloo", "ddp_find_unused_params": False},
+        **{"dtype": "fp32", "tf32": True, "flash_attention": True, "compile": False, "cpu_threads": 1},
+        **{"recompute": False, "loss_chunk": 0, "hellaswag": "", "sample_interval": 0},
+        **{"vocab_size": VOCAB_SIZE},
+        **{"early_stopping_patience": 0, "nan_policy": "stop", "spike_zscore": 0.0, "oom_policy": "halve"},
+        **{"stall_factor": 10.0, "stall_floor": 300, "profile": ""},
+        **overrides,
+    }
+    product = fields["batch_size"] * fields["gradient_accumulation"] * fields["num_gpus"]
+    return fields | {"global_batch": overrides.get("global_batch", product)}
+
+
+def train_config(**overrides: Any) -> TrainConfig:
+    """Return the configuration of a tiny run on the CPU, unchecked."""
+    fields = train_fields(Path("data"), "", Path("checkpoints")) | overrides
+    product = fields["batch_size"] * fields["gradient_accumulation"] * fields["num_gpus"]
+    return TrainConfig(**fields | {"global_batch": overrides.get("global_batch", product)})
+
+
+def make_run(tmp_path: Path, name: str = "gpt2_adamw_1cpu", **train_overrides: Any) -> RunDir:
+    """Return a run directory with a complete run.json of a tiny run; the fields of "train" may be overridden."""
+    run_dir = RunDir(tmp_path / name)
+    run_dir.path.mkdir(parents=True)
+    data = Path(train_overrides.pop("data_path", tmp_path / "data"))
+    sha256 = train_overrides.pop("data_sha256", None) or make_data(data)
+    train = train_fields(data, sha256, run_dir.checkpoints, **train_overrides)
+    write_json(
+        run_dir.run_json,
+        {
+            "run_id": "0123456789",
+            "name": name,
+            "matrix": tmp_path.name,
+            "axes": {"optimizer": train["optimizer"], "gpus": str(train["num_gpus"])},
+            "symbols": {"GPT2_OPTIMIZER": train["optimizer"], "GPT2_MAX_ITERS": str(train["max_iters"])},
+            "train": train,
+            "timeout_s": 0,
+            "provenance": {
+                "created": time.time(),
+                "command": "tests",
+                "host": "localhost",
+                "git_commit": None,
+                "git_dirty": None,
+                "python": sys.version.split()[0],
+                "versions": {},
+                "gpus": [],
+                "cpu": "",
+                "cores": os.cpu_count(),
+            },
+        },
+    )
+    return run_dir
+
+
+def environment(threads: int = 1) -> dict[str, str]:
+    """Return the environment that the launcher gives a trainer on the CPU."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "lib"), str(ROOT / "tests" / "support")])
+    threads_of_rank = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
+    return {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **threads_of_rank}
+
+
+def train_command(run_dir: RunDir, *, attempt: int = 1, program: tuple[str, ...] = ("-m", "gpt2.train")) -> list[str]:
+    """Return the command that the launcher starts: torchrun with one process for each rank of the run."""
+    train = json.loads(run_dir.run_json.read_text())["train"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={train['num_gpus']}"]
+    return [*torchrun, *program, str(run_dir.path), "--attempt", str(attempt)]
+
+
+def train(run_dir: RunDir, *, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Train a run to its end in real processes, and return the completed process with its output."""
+    return subprocess.run(
+        train_command(run_dir, **options),
+        cwd=ROOT,
+        env=environment(),
+        timeout=timeout,
+        capture_output=True,
+        text=True,
+        check=False,
+    )

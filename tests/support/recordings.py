@@ -1,0 +1,85 @@
+"""A recorder as a process of its own, on simulated GPUs, and what it recorded."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import kmatrix.simulate.library as simulate
+from kmatrix.gpu.devices import Device
+from kmatrix.gpu.formats.binary import read_samples
+from kmatrix.records.files import read_jsonl, write_json
+from kmatrix.records.paths import RunDir
+from skips import need
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+DEVICES = [Device(gpu_index=at, gpu_name="NVIDIA A10G", uuid=f"GPU-{at}", memory_total=1000.0) for at in range(2)]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    need("gcc")
+    return simulate.build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    path = tmp_path / "gpt2_adamw_4gpu"
+    path.mkdir()
+    write_json(path / "run.json", {"run_id": "0123456789"})
+    return RunDir(path)
+
+
+@pytest.fixture
+def start(run_dir, library, tmp_path):
+    """Start a recorder on simulated GPUs. lines: its scenario."""
+    started = []
+
+    def begin(*arguments, lines="", gpus=2, epoch=None):
+        scenario = tmp_path / "scenario.scn"
+        scenario.write_text(lines)
+        known = simulate.environment(library, scenario, gpus, time.time() if epoch is None else epoch)
+        return launch(run_dir.path, *arguments, started=started, environment=known)
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def launch(path, *arguments, started=None, environment=None):
+    command = [sys.executable, "-m", "kmatrix.gpu.recorder", str(path), *map(str, arguments)]
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'lib'}", **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if started is not None:
+        started.append(process)
+    return process
+
+
+def samples(run_dir):
+    with contextlib.suppress(Exception):
+        return len(read_samples(run_dir.gpu_samples))
+    return 0
+
+
+def finish(process):
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (0, "")
+    return output
+
+
+def events(run_dir, kind):
+    return [line for line in read_jsonl(run_dir.gpu_events) if line["event"] == kind]

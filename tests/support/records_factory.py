@@ -1,0 +1,275 @@
+"""Makes folders of matrices and runs from nothing, as the runner and the trainer write them. No torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kmatrix.records.files import write_json
+from kmatrix.records.paths import MatrixDir, RunDir
+
+CREATED = 1_795_152_180.0  # 2026-11-20 05:23:00 UTC
+DATA = "1a2b3c4d5e6f" + "0" * 52
+START_LOSS = 10.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeRun:
+    """What one run is to look like. final_loss: validation loss at its end; tokens_per_s: of the whole run.
+
+    stop_at: the step at which a run that does not finish ended.  axes: beside optimizer and gpus.
+    result: whether the trainer lived to write result.json.
+    """
+
+    optimizer: str = "adamw"
+    gpus: int = 1
+    seed: int = 1337
+    final_loss: float = 3.28
+    status: str = "finished"
+    reason: str | None = None
+    kind: str | None = None
+    stop_at: int | None = None
+    ended_by: str | None = None
+    steps: int = 100
+    eval_interval: int = 10
+    log_interval: int = 5
+    axes: Mapping[str, str] = field(default_factory=dict)
+    train: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+    tokens_per_s: float = 4000.0
+    mfu: float | None = None
+    data_sha256: str = DATA
+    attempt: int = 1
+    result: bool = True
+    log_tail: tuple[str, ...] = ()
+    asked: tuple[str, ...] | None = None
+
+    @property
+    def all_axes(self) -> dict[str, str]:
+        return {"optimizer": self.optimizer, "gpus": str(self.gpus), **self.axes}
+
+    @property
+    def name(self) -> str:
+        more = "".join(f"_{label}{value}" for label, value in self.axes.items())
+        return f"gpt2_{self.optimizer}{more}_{self.gpus}{'gpu' if self.device == 'cuda' else 'cpu'}"
+
+    @property
+    def run_id(self) -> str:
+        return f"{abs(hash_of(self.name)):010x}"[:10]
+
+
+def hash_of(text: str) -> int:
+    """Return the same number for the same text in every process."""
+    return int.from_bytes(text.encode(), "big") % (16**10)
+
+
+def seeds(count: int, losses: Sequence[float], **about: Any) -> list[FakeRun]:
+    """Return runs that differ only in seed, with these final losses."""
+    return [
+        FakeRun(seed=seed, final_loss=loss, axes={"seed": str(seed), **about.get("axes", {})}, **_less(about, "axes"))
+        for seed, loss in zip(range(1, count + 1), losses, strict=True)
+    ]
+
+
+def make_matrix(
+    root: Path,
+    runs: Sequence[FakeRun],
+    *,
+    name: str = "test_matrix_results_20261120_052300",
+    planned: Sequence[FakeRun] = (),
+    cuts: Sequence[tuple[int, str]] = (),
+    took: float | None = 723.0,
+) -> MatrixDir:
+    """Write a matrix. planned: runs that are in the plan and have no folder yet. took: seconds; None: it runs."""
+    matrix = MatrixDir(root / name)
+    for run in runs:
+        make_run(matrix, run)
+    everything = [*runs, *planned]
+    labels = dict.fromkeys(label for run in everything for label in run.all_axes)
+    write_json(
+        matrix.matrix_json,
+        {
+            "name": name,
+            "created": CREATED,
+            "command": "make test-matrix MAX_ITERS=100",
+            "axes": [
+                {
+                    "label": label,
+                    "symbol": f"GPT2_{label.upper()}",
+                    "values": list(dict.fromkeys(run.all_axes[label] for run in everything if label in run.all_axes)),
+                }
+                for label in labels
+            ],
+            "overrides": ["MAX_ITERS=100"],
+            "runs": [{"name": run.name, "run_id": run.run_id, "axes": run.all_axes} for run in everything],
+            "cuts": [{"count": count, "reason": reason} for count, reason in cuts],
+            "provenance": provenance(everything),
+        },
+    )
+    status = "running" if took is None else "finished"
+    ended = None if took is None else CREATED + took
+    counts = {status: sum(run.status == status for run in runs) for status in {run.status for run in runs}}
+    about = {"status": status, "started": CREATED, "ended": ended, "pid": 4242, "host": "node-1", "counts": counts}
+    write_json(matrix.status, about)
+    return matrix
+
+
+def make_run(matrix: MatrixDir, run: FakeRun) -> RunDir:
+    """Write the folder of one run: everything that the runner and the trainer leave, as far as it came."""
+    folder = matrix.run(run.name)
+    folder.path.mkdir(parents=True)
+    about = {"run_id": run.run_id, "name": run.name, "matrix": matrix.name, "axes": run.all_axes, "symbols": {}}
+    if run.asked is not None:
+        about["asked"] = list(run.asked)
+    write_json(folder.run_json, {**about, "train": train_fields(run), "timeout_s": 0, "provenance": provenance([run])})
+    ended = None if run.status == "running" else CREATED + 60
+    code = {"finished": 0, "failed": 1, "stopped": 130}.get(run.status)
+    state = {"run_id": run.run_id, "name": run.name, "status": run.status, "reason": run.reason, "attempt": run.attempt}
+    if run.status in ("skipped", "planned"):
+        write_json(
+            folder.status, {**state, "attempt": 0, "started": None, "ended": None, "exit_code": None, "pid": None}
+        )
+        return folder
+    tail = {"log_tail": list(run.log_tail)} if run.status == "failed" else {}
+    write_json(folder.status, {**state, "started": CREATED, "ended": ended, "exit_code": code, "pid": 4243, **tail})
+    folder.output_log.write_text("\n".join(run.log_tail) + "\n", encoding="utf-8")
+    lines = metrics(run)
+    folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    if run.result and run.status != "running":
+        write_json(folder.result, result(run, lines))
+        write_json(folder.training_metrics, training_metrics(run, lines))
+    return folder
+
+
+def train_fields(run: FakeRun) -> dict[str, Any]:
+    """Return the fields of the trainer's configuration that a report may read, and their neighbours."""
+    return {
+        "model": "tiny",
+        "n_layer": 4,
+        "n_head": 4,
+        "n_embd": 128,
+        "vocab_size": 257,
+        "block_size": 128,
+        "dataset": "stdlib",
+        "tokenizer": "byte",
+        "optimizer": run.optimizer,
+        "learning_rate": 6e-4,
+        "min_lr": 6e-5,
+        "schedule": "cosine",
+        "warmup_steps": 10,
+        "max_iters": run.steps,
+        "eval_interval": run.eval_interval,
+        "eval_samples": 200,
+        "log_interval": run.log_interval,
+        "seed": run.seed,
+        "batch_size": 8,
+        "gradient_accumulation": 1,
+        "num_gpus": run.gpus,
+        "global_batch": 8 * run.gpus,
+        "device": run.device,
+        "dtype": "fp32",
+        "data_path": "/data/stdlib",
+        "data_sha256": run.data_sha256,
+        **run.train,
+    }
+
+
+def metrics(run: FakeRun) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl up to where the run ended."""
+    last = run.steps if run.stop_at is None else run.stop_at
+    step_tokens = train_fields(run)["global_batch"] * train_fields(run)["block_size"]
+    lines = []
+    for step in range(last + 1):
+        elapsed = step * step_tokens / run.tokens_per_s
+        head = {"schema": 1, "step": step, "time": CREATED + elapsed, "elapsed_s": elapsed}
+        head |= {"tokens": step * step_tokens, "attempt": run.attempt}
+        if step % run.eval_interval == 0 or step == run.steps:
+            loss = loss_at(run, step)
+            lines.append({**head, "val/loss": loss, "val/perplexity": math.exp(loss) if loss < 700 else None})
+        if step % run.log_interval == 0 and step < run.steps:
+            wobble = 0.03 * math.sin(7.3 * step + run.seed)
+            speed = {"throughput/tokens_per_s": run.tokens_per_s, "throughput/mfu": run.mfu}
+            speed["throughput/step_ms"] = 1000 * step_tokens / run.tokens_per_s
+            lines.append(
+                {**head, "train/loss": loss_at(run, step) + wobble, "train/lr": 6e-4, "grad/norm": 0.85, **speed}
+            )
+    return lines
+
+
+def loss_at(run: FakeRun, step: int) -> float:
+    """Return a loss that falls from START_LOSS and is final_loss at the last step, exactly."""
+    if step == run.steps:
+        return run.final_loss
+    fade = (math.exp(-6 * step / run.steps) - math.exp(-6)) / (1 - math.exp(-6))
+    return run.final_loss + (START_LOSS - run.final_loss) * fade
+
+
+def result(run: FakeRun, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what the trainer writes last."""
+    val = [(line["step"], line["val/loss"]) for line in lines if "val/loss" in line]
+    train = [line["train/loss"] for line in lines if "train/loss" in line]
+    best_step, best = min(val, key=lambda item: item[1])
+    return {
+        "run_id": run.run_id,
+        "attempt": run.attempt,
+        "status": run.status,
+        "kind": run.kind,
+        "reason": run.reason,
+        "ended_by": run.ended_by,
+        "step": lines[-1]["step"],
+        "tokens": lines[-1]["tokens"],
+        "initial_val_loss": val[0][1],
+        "final_val_loss": None if run.kind == "nan" else val[-1][1],
+        "best_val_loss": best,
+        "best_val_step": best_step,
+        "final_train_loss": train[-1],
+        "tokens_per_second": run.tokens_per_s,
+        "mfu": run.mfu,
+        "step_ms": lines[-1].get("throughput/step_ms", 250.0),
+        "seconds": lines[-1]["elapsed_s"],
+        "peak_memory_mib": 812.5,
+        "world_size": run.gpus,
+        "device": run.device,
+        "device_name": "NVIDIA A10G" if run.device == "cuda" else "AMD EPYC 7R32",
+        "params": 842_496,
+        "ended": CREATED + 60,
+    }
+
+
+def training_metrics(run: FakeRun, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the original project's file of one run."""
+    val = [line["val/loss"] for line in lines if "val/loss" in line]
+    return {
+        "config": {"optimizer": run.optimizer},
+        "model_params": 842_496,
+        "val_losses": val,
+        "val_steps": [line["step"] for line in lines if "val/loss" in line],
+        "final_val_loss": val[-1],
+        "best_val_loss": min(val),
+        "seed": run.seed,
+    }
+
+
+def provenance(runs: Sequence[FakeRun]) -> dict[str, Any]:
+    """Return where and with what the runs were made."""
+    gpus = max((run.gpus for run in runs if run.device == "cuda"), default=0)
+    return {
+        "created": CREATED,
+        "command": "make test-matrix MAX_ITERS=100",
+        "host": "node-1",
+        "git_commit": "8ea3763f00c0ffee",
+        "git_dirty": True,
+        "python": "3.11.7",
+        "versions": {"torch": "2.13.0", "numpy": "2.3.1"},
+        "gpus": [{"index": i, "name": "NVIDIA A10G", "uuid": f"GPU-{i}"} for i in range(gpus)],
+        "cpu": "AMD EPYC 7R32",
+        "cores": 2,
+    }
+
+
+def _less(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != key}

@@ -1,0 +1,142 @@
+"""Trains each case straight, and in two parts: one group of ranks for all of them. Run by test_resume.py.
+
+python resume_ranks.py FOLDER CASE ..., alone or under torchrun: FOLDER/<case>/straight and /parts are trained.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from factories import make_data, train_fields
+from gpt2 import dist, optim, train
+from gpt2.failure import Watchdog
+from gpt2.log import RunLog
+from gpt2.model import GPT
+from kmatrix.records.files import read_json, write_json
+from kmatrix.records.paths import RunDir
+from optim_factory import Settings
+
+STEPS, EPOCH = 12, 5  # steps of a run, and of an epoch
+SPECIAL: dict[str, dict[str, Any]] = {
+    "spam": {"spam_interval": 4, "spam_warmup_steps": 2},
+    "soap": {"soap_frequency": 3},
+}
+PRUNED = {"target_sparsity": 0.5, "pruning_warmup": 0.1, "pruning_ramp_end": 0.75, "pruning_frequency": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One run in two parts. stop: updates after which the first is asked to stop; it ends one step later."""
+
+    name: str
+    stop: int = 6
+    noisy: bool = False
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+def cases() -> Iterator[Case]:
+    """Every optimizer that there is, with dropout; then ends at the border of an epoch, and a model that draws."""
+    for name in sorted(optim.BUILDERS):
+        for base in ("adamw", "adamwspam") if name == "adamwprune" else ("",):
+            special = {key: value for values in SPECIAL.values() for key, value in values.items()}
+            special |= {"adamwprune_base": base, "pruning": "state", **PRUNED} if base else {}
+            settings = asdict(Settings(optimizer=name, learning_rate=1e-3)) | special
+            yield Case(name=f"{name}{base and '-'}{base}", fields=settings | {"dropout": 0.1})
+    for method in ("magnitude", "movement"):
+        yield Case(name=method, fields={"dropout": 0.1, "pruning": method, "pruning_global": True, **PRUNED})
+    yield Case(name="border", stop=2 * EPOCH - 1, fields={"dropout": 0.1})
+    yield Case(name="start", stop=0, fields={"dropout": 0.1})
+    yield Case(name="noisy", noisy=True)
+
+
+class StopAfter:
+    """What asks the loop to stop after some updates, in place of a signal."""
+
+    signal = "TEST"
+
+    def __init__(self, log: RunLog, updates: int | None) -> None:
+        self.log, self.updates = log, updates
+
+    @property
+    def asked(self) -> bool:
+        return self.updates is not None and self.log.step >= self.updates
+
+    def seen(self) -> None:
+        """There is no thread that watches."""
+
+
+class NoisyGPT(GPT):
+    """A model that draws random numbers of its own, and differs in them between ranks."""
+
+    def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> Any:
+        logits, loss = super().forward(idx, targets)
+        return logits, loss * (1 + 0.1 * torch.rand(())) if self.training and loss is not None else loss
+
+
+def prepare(folder: Path, world: int, case: Case, sha256: str) -> None:
+    for name in ("straight", "parts"):
+        run_dir = RunDir(folder / case.name / name)
+        run_dir.path.mkdir(parents=True)
+        asked = {"batch_size": 2, "gradient_accumulation": 2, "num_gpus": world, "max_iters": STEPS, "save_best": False}
+        fields = train_fields(folder / "data", sha256, run_dir.checkpoints, **case.fields | asked)
+        write_json(run_dir.run_json, {"run_id": "0123456789", "name": name, "train": fields})
+
+
+def go(run_dir: RunDir, case: Case, *, attempt: int = 1, stop: int | None = None, resume: str = "none") -> None:
+    """Execute one attempt in this process."""
+    log = RunLog(run_dir, "0123456789", attempt, main=dist.environment()[0] == 0)
+    train.build_model = noisy if case.noisy else BUILD
+    torch.manual_seed(99 + dist.environment()[0] + 10 * attempt)  # a resume must not depend on it
+    if attempt == 1:
+        torch.manual_seed(dist.environment()[0])
+    rank, _, size = dist.environment()
+    with Watchdog(log, rank=rank, size=size, stalled=print) as watch:
+        train.train(read_json(run_dir.run_json), log, StopAfter(log, stop), watch, resume=resume)  # type: ignore[arg-type]
+
+
+def noisy(config: Any) -> GPT:
+    model = BUILD(config)
+    model.__class__ = NoisyGPT
+    return model
+
+
+def main(folder: Path, names: list[str]) -> None:
+    chosen = [case for case in cases() if case.name in names]
+    rank, _, size = dist.environment()
+    if rank == 0:
+        windows = EPOCH * 4 * size
+        sha256 = make_data(folder / "data", train=windows * 32 + 1, val=4_000)
+        for case in chosen:
+            prepare(folder, size, case, sha256)
+    start = dist.start
+    worlds: list[dist.World] = []
+
+    def once(config: Any) -> dist.World:
+        """One group of ranks for all runs."""
+        if not worlds:
+            worlds.append(start(config))
+        return worlds[0]
+
+    if size > 1:  # the others wait for the folders
+        torch.distributed.init_process_group("gloo")
+        torch.distributed.barrier()
+        worlds.append(dist.World(rank=rank, local_rank=rank, size=size, device=torch.device("cpu"), backend="gloo"))
+        torch.set_num_threads(1)
+    dist.start = once
+    for case in chosen:
+        straight, parts = (RunDir(folder / case.name / name) for name in ("straight", "parts"))
+        go(straight, case)
+        go(parts, case, stop=case.stop)
+        go(parts, case, attempt=2, resume="latest")
+    dist.finish(0)
+
+
+BUILD = train.build_model
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,111 @@
+"""What tests of the runner share: a matrix in a folder, runs with a trainer that behaves as told, a runner to kill."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kmatrix.engines.local.engine import LocalEngine
+from kmatrix.engines.local.recorder import Monitor
+from kmatrix.records.files import read_json, write_json
+from kmatrix.records.paths import MatrixDir
+from kmatrix.status.classify import classify
+from kmatrix.status.state import Attempt, JobPhase, JobState, RunPlan
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKES = ROOT / "tests" / "support" / "fakes.py"
+PYTHON = Path(sys.executable)
+MAX_ITERS = 5
+
+DRIVER = """
+import json, sys
+sys.path[:0] = [{root!r}, {root!r} + "/lib", {root!r} + "/tests/support"]
+from pathlib import Path
+from running import engine, plan_of
+from kmatrix.runner.loop import drive
+from kmatrix.records.paths import MatrixDir
+matrix = MatrixDir(Path(sys.argv[1]))
+real = sys.argv[3] == "torchrun"
+plans = [plan_of(matrix, *word.split("="), real=real) for word in sys.argv[4:]]
+sys.exit(drive(matrix, plans, engine(real=real, grace_s=float(sys.argv[2])), poll_s=0.02).exit_code)
+"""
+
+
+def engine(*, real=False, **known):
+    """Return the local engine, with the fake trainer started directly, or by the real torchrun."""
+    return LocalEngine(PYTHON, ROOT, None if real else (str(PYTHON), str(FAKES)), **known)
+
+
+def plan_of(matrix, name, behave="finish", *, real=False, **known):
+    command = (str(FAKES), f"--behave={behave}") if real else (f"--behave={behave}",)
+    return RunPlan(
+        **{"name": name, "run_id": f"id-{name}", "dir": matrix.run(name), "ranks": 1, "command": command} | known
+    )
+
+
+@pytest.fixture
+def matrix(tmp_path):
+    """Return a matrix; tests add its runs."""
+    folder = MatrixDir(tmp_path / "test_matrix_results_20260101_000000")
+    folder.path.mkdir()
+    return folder
+
+
+@pytest.fixture
+def plan(matrix):
+    """Make the folder of a run, and its plan."""
+
+    def make(name, behave="finish", **known):
+        train = {"batch_size": 12, "learning_rate": 6e-4, "max_iters": MAX_ITERS, "peak_tflops": None}
+        write_json(matrix.run(name).run_json, {"run_id": f"id-{name}", "name": name, "train": train})
+        return plan_of(matrix, name, behave, **known)
+
+    return make
+
+
+def end_of(plan, *, started=None, gpus=(), **job):
+    """Classify an attempt of which the engine saw this. started: Unix seconds."""
+    attempt = Attempt(number=plan.attempt, micro_batch=plan.micro_batch, started=started, gpus=gpus)
+    return classify(plan.dir, attempt, JobState(phase=JobPhase.ENDED, started=started, gpus=gpus, **job))
+
+
+def status_of(plan):
+    return read_json(plan.dir.status)
+
+
+def alive(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def processes_of(matrix):
+    """Every process whose command line names this matrix."""
+    return [p for p in psutil.process_iter(["cmdline"]) if any(str(matrix.path) in a for a in p.info["cmdline"] or [])]
+
+
+@pytest.fixture
+def runner(matrix):
+    """Start a drive in a process of its own, as `make test-matrix` does."""
+    started = []
+
+    def start(*words, grace_s=5.0, launcher="direct"):
+        code = DRIVER.format(root=str(ROOT))
+        command = [sys.executable, "-c", code, str(matrix.path), str(grace_s), launcher, *words]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    for process in processes_of(matrix):
+        process.kill()
+
+
+def monitor(**known) -> Monitor:
+    return Monitor(**{"python": PYTHON, "root": ROOT, "hz": 20} | known)

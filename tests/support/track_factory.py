@@ -1,0 +1,136 @@
+"""What tests of trackers share: the folder of a run as a trainer and a recorder write it, and a tracker in memory."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kmatrix.gpu.formats.json_array import JsonArrayFile
+from kmatrix.records.files import append_jsonl, write_json
+from kmatrix.records.paths import RunDir
+from kmatrix.track.tracker import StoredRun
+
+BEGAN = 1767225600.0  # Unix seconds
+MATRIX = "test_matrix_results_20260101_000000"
+
+
+def run_dir(results: Path, name: str = "gpt2_adamw_2gpu", *, trackers: tuple[str, ...] = ("tensorboard",)) -> RunDir:
+    """Make the folder of a run that has not begun."""
+    run = RunDir(results / MATRIX / name)
+    run.path.mkdir(parents=True)
+    record = {"run_id": "0123456789ab", "name": name, "matrix": MATRIX, "axes": {"optimizer": "adamw", "seed": "1"}}
+    record |= {"symbols": {"GPT2_MAX_ITERS": "500", "GPT2_OPTIMIZER": "adamw"}, "train": {}}
+    write_json(run.run_json, record | {"tracking": {"trackers": list(trackers), "project": "gpt2-1a2b3"}})
+    return run
+
+
+def line(run: RunDir, step: int, **values: object) -> None:
+    """Append a line of metrics. values: keys with `__` in the place of `/`."""
+    named = {key.replace("__", "/"): value for key, value in values.items()}
+    append_jsonl(run.metrics, {"step": step, "time": BEGAN + step, "attempt": 1, **named})
+
+
+def loss(step: int) -> float:
+    return 6.0 - step / 100
+
+
+def train(run: RunDir, steps: range, *, attempt: int = 1, off: float = 0.0) -> None:
+    """Write what a trainer writes of these steps. off: nats by which the losses differ from those of every attempt."""
+    for step in steps:
+        if step % 10 == 0:
+            line(run, step, attempt=attempt, val__loss=loss(step) + 0.1, tokens=100 * step)
+        line(run, step, attempt=attempt, train__loss=loss(step) + off, train__lr=1e-3, tokens=100 * step)
+
+
+def resumed(run: RunDir, step: int, *, attempt: int = 2) -> None:
+    line(run, step, attempt=attempt, resumed=True)
+
+
+def record(run: RunDir, seconds: range, *, gpus: int = 2) -> None:
+    """Write what a recorder writes in these seconds of the run."""
+    array = JsonArrayFile(run.gpu_stats_multi)
+    for second in seconds:
+        devices = [
+            {
+                "gpu_index": index,
+                "gpu_name": "A10G",
+                "utilization": 90.0,
+                "memory_used": 1000.0 + 100 * index,
+                "power": None,
+            }
+            for index in range(gpus)
+        ]
+        stamp = datetime.fromtimestamp(BEGAN + second, UTC).isoformat()
+        total = {"total_memory_used": 1000.0 * gpus, "average_utilization": 90.0}
+        array.append({"timestamp": stamp, "multi_gpu_data": devices, "aggregate_stats": total})
+    array.close()
+
+
+def ended(run: RunDir, status: str = "finished", *, attempt: int = 1, **known: object) -> None:
+    """Write what a runner writes when an attempt has ended."""
+    write_json(run.status, {"status": status, "attempt": attempt, "attempts": [], **known})
+
+
+def numbers(run: RunDir) -> dict[int, dict[str, float]]:
+    """Return what trackers are to hold: step -> each key with a number."""
+    found: dict[int, dict[str, float]] = {}
+    for text in run.metrics.read_text().splitlines():
+        value = json.loads(text)
+        if not value.get("resumed"):
+            numbers = {k: v for k, v in value.items() if k not in ("schema", "step", "time") and v is not None}
+            found.setdefault(value["step"], {}).update(numbers)
+    return found
+
+
+class Memory:
+    """A tracker's own store, and a tracker on it that keeps the real signatures and does as it is told.
+
+    refuse: raised by the next calls of open, one each.  hang: called in each call of points.
+    """
+
+    name = "memory"
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, float, dict[str, float]]] = []
+        self.gpus: list[tuple[float, dict[str, float]]] = []
+        self.alerts: list[tuple[str, str]] = []
+        self.closed: list[str] = []
+        self.opened = 0
+        self.refuse: list[Exception] = []
+        self.hang = lambda: None
+
+    def open(self, run):
+        self.opened += 1
+        if self.refuse:
+            raise self.refuse.pop(0)
+        return StoredRun(
+            steps=self.steps(),
+            devices_time=max((time for time, _ in self.gpus), default=0.0),
+            alerts=len(self.alerts),
+            link="memory://run",
+        )
+
+    def points(self, points):
+        self.hang()
+        self.rows += [(point.step, point.time, dict(point.values)) for point in points]
+
+    def devices(self, devices):
+        self.gpus += [(one.time, dict(one.values)) for one in devices]
+
+    def alert(self, alert):
+        self.alerts.append((alert.title, alert.text))
+
+    def close(self, status):
+        self.closed.append(str(status))
+
+    def steps(self) -> dict[int, dict[str, float]]:
+        found: dict[int, dict[str, float]] = {}
+        for step, _, values in self.rows:
+            found.setdefault(step, {}).update(values)
+        return found
+
+    def sent_twice(self) -> list[tuple[int, str]]:
+        """Return each key of a step that was sent more than once."""
+        keys = [(step, key) for step, _, values in self.rows for key in values]
+        return [key for key in set(keys) if keys.count(key) > 1]

@@ -1,0 +1,175 @@
+"""How long a run is: steps from tokens, epochs and parameters, times as people write them, and equal runs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kmatrix.kconfig.tree as duration
+from factories import train_config
+from kmatrix.config import Length, length, with_data
+from kmatrix.experiment.plan import equal_budget
+from programs import Program
+
+DRY = "test-matrix-dry-run"
+QUICK = "CONFIG_GPT2_DEVICE_CPU=y\nCONFIG_GPT2_MODEL_TINY=y\nCONFIG_GPT2_BLOCK_SIZE=256\n"
+STEP = 12 * 256  # tokens: 12 sequences is the default
+
+
+@pytest.fixture
+def program(tmp_path):
+    program = Program(tmp_path)
+    program.write(QUICK)
+    return program
+
+
+def configs(program, *words):
+    return program.plan(*words).configs
+
+
+def config(program, *words):
+    (only,) = configs(program, *words).values()
+    return only
+
+
+def bounds(**given):
+    return train_config(**{"max_iters": 0} | given)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("90", 90),
+        ("90s", 90),
+        ("15m", 900),
+        ("1h30m", 5400),
+        ("2.5h", 9000),
+        ("1d12h", 129600),
+        ("0.5", 0.5),
+        *((wrong, None) for wrong in ("", "0", "0h", "1h30", "30m1h", "1h1h", "-5", "5x", "1 h", "1e3", "h")),
+    ],
+)
+def test_a_time_is_a_number_of_seconds_or_parts_with_their_units(text, wanted):
+    assert duration.seconds(text) == wanted
+
+
+@given(st.integers(0, 9), st.integers(0, 23), st.integers(0, 59), st.integers(1, 59))
+def test_a_time_is_the_sum_of_its_parts(days, hours, minutes, seconds):
+    text = f"{days}d{hours}h{minutes}m{seconds}s"
+    assert duration.seconds(text) == ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (bounds(max_iters=500), Length(steps=500, bound="max_iters")),
+        (bounds(max_tokens=1000.0), Length(steps=10, bound="max_tokens")),
+        (bounds(max_tokens=1099.0), Length(steps=10, bound="max_tokens")),
+        (bounds(max_tokens=1.0), Length(steps=1, bound="max_tokens")),
+        (bounds(max_iters=9, max_tokens=1000.0), Length(steps=9, bound="max_iters")),
+        (bounds(tokens_per_param=20.0, max_iters=9999), Length(steps=60, bound="tokens_per_param")),
+        (bounds(max_epochs=2.0), Length(steps=None, bound="max_epochs")),
+        (bounds(max_epochs=2.0, max_iters=7), Length(steps=7, bound="max_iters")),
+    ],
+)
+def test_the_first_bound_counts_and_is_never_exceeded(given, wanted):
+    assert length(given, params=300, tokens_per_step=100) == wanted
+
+
+def test_epochs_are_steps_once_the_data_are_known():
+    found = length(bounds(max_epochs=2.5), params=300, tokens_per_step=100, train_tokens=1000)
+    assert found == Length(steps=25, bound="max_epochs")
+
+
+@given(st.floats(1, 1e12), st.integers(1, 10**7))
+def test_tokens_are_used_up_to_a_step(tokens, tokens_per_step):
+    steps = length(bounds(max_tokens=tokens), params=1, tokens_per_step=tokens_per_step).steps
+    assert steps
+    assert steps == 1 or steps * tokens_per_step <= tokens * (1 + 1e-8)
+    assert (steps + 1) * tokens_per_step > tokens
+
+
+def test_steps_follow_from_tokens_unless_they_are_asked_for_too(program):
+    assert config(program).steps == 10000
+    assert config(program, "MAX_TOKENS=3.1e6").steps == int(3.1e6 / STEP)
+    assert config(program, "TOKENS=3.1e6", "MAX_ITERS=5").bound == "max_iters"
+    assert config(program, "TOKENS_PER_PARAM=20").tokens == pytest.approx(20 * config(program).shape.params, abs=STEP)
+
+
+def test_the_warm_up_of_a_run_bounded_by_epochs_follows_its_data(program):
+    before = config(program, "EPOCHS=2", "WARMUP_FRACTION=0.1")
+    assert (before.steps, before.tokens, before.warmup_steps) == (None, None, None)
+    after = with_data(before, 100 * STEP, 257)
+    assert (after.steps, after.bound, after.warmup_steps) == (200, "max_epochs", 20)
+    assert with_data(config(program, "MAX_ITERS=50"), STEP, 257).steps == 50
+
+
+@pytest.mark.parametrize("words", [("TIME=1h30m",), ("MAX_TIME=5400",), ("TRAINING_HOURS=1.5",)])
+def test_a_time_has_three_names_and_one_value(program, words):
+    assert config(program, *words).train.max_time == 5400
+
+
+def test_the_same_time_in_other_words_is_the_same_run(program):
+    def run_id(*words):
+        return program.plan(*words).runs[0].run.run_id
+
+    assert run_id("TIME=90") == run_id("TIME=1m30s") != run_id("TIME=91")
+    assert run_id("GPU_HOUR_PRICE=1") == run_id("GPU_HOUR_PRICE=2")
+    assert run_id("COST=5", "GPU_HOUR_PRICE=1") != run_id("COST=5", "GPU_HOUR_PRICE=2")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["TIME=soon"], "expected a duration above zero: 90, 90s, 15m, 1h30m, 2.5h, 2d"),
+        (["TRAINING_HOURS=1h"], "expected a duration above zero"),
+        (["MAX_ITERS=0"], "MAX_ITERS=0 needs MAX_TOKENS, MAX_EPOCHS or TOKENS_PER_PARAM"),
+        (["COST=5"], "MAX_COST needs a GPU_HOUR_PRICE above 0"),
+        (["NAN_POLICY=rollback"], "a rollback needs periodic checkpoints"),
+        (["PROFILE=5:5"], "PROFILE=5:5 is not a range of steps"),
+        (["PROFILE=x"], "PROFILE=x is not a range of steps"),
+        (["EARLY_STOPPING_MIN_DELTA=0.1"], "depends on GPT2_EARLY_STOPPING_PATIENCE != 0"),
+    ],
+)
+def test_what_cannot_be_a_budget_is_refused(program, words, message):
+    assert message in program.refused(DRY, *words)
+
+
+def test_the_dry_run_says_what_bounds_a_run(program):
+    output = program.good(DRY, "TOKENS=3.1e6", "TIME=2m", "COST=1.5", "GPU_HOUR_PRICE=2").out
+    assert "3.10M tokens in 1009 steps (MAX_TOKENS), at most 120 s, at most $1.5" in output
+    assert "2 epochs, " in program.good(DRY, "EPOCHS=2").out
+
+
+@pytest.mark.parametrize(
+    ("what", "words", "said"),
+    [
+        ("any", ["NUM_GPUS=1,2"], ""),
+        ("steps", ["NUM_GPUS=1,2"], "steps: 10,000 steps"),
+        ("tokens", ["NUM_GPUS=1,2", "GLOBAL_BATCH=24"], "tokens: 61,440,000 tokens, up to one step"),
+        ("tokens", ["NUM_GPUS=1,2,4", "TOKENS=1e6"], "tokens: 998,400 tokens, up to one step"),
+        ("time", ["NUM_GPUS=1,2", "TIME=60"], "time: 60 s at most"),
+    ],
+)
+def test_what_all_runs_have_in_common_is_said(program, what, words, said):
+    assert equal_budget(what, configs(program, "DEVICE=cpu", *words)) == said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["MATRIX_EQUAL=tokens", "NUM_GPUS=1,2"], "MATRIX_EQUAL=tokens does not hold"),
+        (["MATRIX_EQUAL=steps", "MAX_ITERS=10,20"], "has 20"),
+        (["MATRIX_EQUAL=time", "NUM_GPUS=1,2"], "pass MAX_TIME=<time>"),
+        (["MATRIX_EQUAL=steps", "NUM_GPUS=1,2", "TIME=60"], "MATRIX_EQUAL=steps conflicts with MAX_TIME"),
+        (["MATRIX_EQUAL=energy", "NUM_GPUS=1,2"], "expected one of any, steps, tokens, time"),
+    ],
+)
+def test_a_promise_that_does_not_hold_is_refused(program, words, message):
+    assert message in program.refused(DRY, "DEVICE=cpu", *words)
+
+
+def test_the_dry_run_says_what_is_equal(program):
+    words = ["DEVICE=cpu", "NUM_GPUS=1,2", "MATRIX_EQUAL=tokens", "TOKENS=1e6"]
+    assert "equal tokens: 998,400 tokens, up to one step" in program.good(DRY, *words).out

@@ -1,0 +1,311 @@
+"""TRACKER=, PROJECT= and the menu Trackers: which trackers a matrix has, what their project is called."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from kmatrix.cli.commands import Arguments
+from kmatrix.cli.trackers import asked_trackers
+from kmatrix.config import Config
+from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.experiment.make import tracking
+from kmatrix.kconfig.assignments import TRACKERS, parse_trackers
+from kmatrix.track import available
+from kmatrix.track.available import announced, computed_project, is_computed, login, missing, need_trackers, own_project
+from programs import ROOT, Program
+
+CPU = "defconfig-gpt2-cpu-quick"
+
+
+@pytest.fixture
+def program(tmp_path):
+    return Program(tmp_path)
+
+
+def chosen(program):
+    """The trackers that .config has."""
+    return [name for name, symbol in TRACKERS.items() if program.value(symbol) == "y"]
+
+
+def config(*names, project=""):
+    return Config(
+        results_dir=".",
+        data_dir="data",
+        checkpoint_dir="",
+        run_timeout_s=0,
+        reuse=True,
+        monitor_hz=0,
+        prometheus_port=0,
+        trackers=names,
+        tracker_project=project,
+        tracker_limit_s=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("wandb", ["wandb"]),
+        ("trackio", ["trackio"]),
+        ("tensorboard", ["tensorboard"]),
+        ("wandb,trackio", ["wandb", "trackio"]),
+        ("trackio, wandb", ["wandb", "trackio"]),
+        ("both", ["wandb", "trackio"]),
+        ("both,tensorboard", ["wandb", "trackio", "tensorboard"]),
+        ("all", ["wandb", "trackio", "tensorboard"]),
+        ("none", []),
+        ("WandB", ["wandb"]),
+    ],
+)
+def test_a_defconfig_saves_the_trackers_that_the_command_line_names(program, text, names):
+    program.good(CPU, f"TRACKER={text}")
+
+    assert chosen(program) == names
+
+
+@pytest.mark.parametrize("text", ["wandbb", "", "wandb,", "wandb trackio", "y", "none,wandb"])
+def test_anything_else_is_refused_with_the_names_that_there_are(program, text):
+    message = program.refused(CPU, f"TRACKER={text}")
+
+    assert "wandb" in message or "none stands alone" in message
+    assert not program.config.exists()
+
+
+def test_a_misspelt_tracker_is_answered_with_the_nearest_one():
+    with pytest.raises(ConfigError) as caught:
+        parse_trackers("trackoi")
+
+    assert caught.value.hint == "did you mean trackio?"
+
+
+def test_nothing_is_tracked_where_nothing_is_said(program):
+    program.good(CPU)
+
+    assert chosen(program) == []
+
+
+def test_the_command_line_beats_what_a_configuration_says_either_way(program):
+    program.good(CPU, "TRACKER=all")
+    program.good("olddefconfig", "TRACKER=none")
+    assert chosen(program) == []
+
+    program.good("olddefconfig", "TRACKER=tensorboard")
+    assert chosen(program) == ["tensorboard"]
+
+
+def test_one_tracker_can_be_named_by_its_symbol_but_not_twice(program):
+    program.good(CPU, "TRACKER_WANDB=y")
+    assert chosen(program) == ["wandb"]
+
+    assert "is set twice" in program.refused(CPU, "TRACKER=wandb", "TRACKER_WANDB=n")
+
+
+def test_the_environment_chooses_nothing(program, monkeypatch):
+    monkeypatch.setenv("TRACKER", "all")
+    monkeypatch.setenv("PROJECT", "other")
+
+    program.good(CPU)
+
+    assert chosen(program) == []
+    assert program.value("TRACKER_PROJECT") == f'"{own_project()}"'
+
+
+def test_trackers_do_not_change_the_id_of_a_run(program):
+    program.good(CPU)
+    plain = program.good("test-matrix-dry-run")
+
+    assert program.good("test-matrix-dry-run", "TRACKER=all", "PROJECT=mine").ids == plain.ids
+
+
+def test_the_project_is_named_for_the_host_and_the_folder(tmp_path):
+    name = computed_project("box", tmp_path)
+
+    assert is_computed(name)
+    assert name == computed_project("box", tmp_path)
+    assert len({name, computed_project("other", tmp_path), computed_project("box", tmp_path / "x")}) == 3
+    assert own_project() == computed_project(socket.gethostname(), ROOT)
+
+
+def test_a_defconfig_writes_the_project_once_and_later_targets_keep_it(program):
+    program.good(CPU)
+    text = program.config.read_text().replace(own_project(), "gpt2-00000")  # as after a move to another folder
+    program.config.write_text(text)
+
+    for target in ("olddefconfig", CPU, "alldefconfig"):
+        program.good(target)
+        assert program.value("TRACKER_PROJECT") == '"gpt2-00000"', target
+
+
+def test_a_project_of_ones_own_is_kept_by_the_next_defconfig_which_says_so(program):
+    program.good(CPU, "PROJECT=mine")
+
+    answer = program.good("defconfig-gpt2-124m-h100x8")
+
+    assert program.value("TRACKER_PROJECT") == '"mine"'
+    assert "CONFIG_TRACKER_PROJECT: mine, as in the former" in answer.out
+
+
+def test_a_saved_defconfig_carries_a_project_of_ones_own_but_not_a_computed_one(program, tmp_path):
+    out = tmp_path / "mine"
+    program.good(CPU)
+    program.good("savedefconfig", f"DEFCONFIG={out}")
+    assert "PROJECT" not in out.read_text()
+
+    program.good("olddefconfig", "PROJECT=mine")
+    program.good("savedefconfig", f"DEFCONFIG={out}")
+    assert 'CONFIG_TRACKER_PROJECT="mine"' in out.read_text()
+
+
+@pytest.mark.parametrize("name", ["My", "a b", "a_b", "-a", "a-", "a" * 65, "registry-x", "ü", "a/b"])
+def test_a_project_that_a_tracker_would_refuse_is_refused(program, name):
+    assert "lower-case letters, digits and hyphens" in program.refused(CPU, f"PROJECT={name}")
+
+
+def test_a_run_is_told_its_trackers_and_their_project():
+    assert tracking(config()) == {}
+    assert tracking(config("trackio", project="mine")) == {"trackers": ["trackio"], "project": "mine", "limit_s": 60}
+    assert tracking(config("wandb"))["project"] == own_project()
+    assert json.dumps(tracking(config("wandb")))
+
+
+def test_a_matrix_says_once_where_it_is_mirrored(monkeypatch):
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", "/nowhere")
+    about = {"trackers": ["wandb", "trackio"], "project": "mine", "limit_s": 60}
+
+    assert announced({"tracking": {}}) == announced({}) == ""
+    assert announced({"tracking": about, "symbols": {}}) == (
+        "trackers: W&B (offline: no API key), Trackio; project mine"
+    )
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    line = announced({"tracking": about, "symbols": {"WANDB_ENTITY": "team"}})
+    assert line.startswith("trackers: W&B (online as team: API key in WANDB_API_KEY)")
+
+
+def test_a_matrix_that_goes_on_can_have_other_trackers_for_this_time(monkeypatch):
+    monkeypatch.setattr(available, "_installed", lambda package: package != "trackio")
+    about = {"tracking": {"trackers": ["tensorboard"], "project": "mine"}}
+
+    assert announced(about) == announced(about, None) == "trackers: TensorBoard; project mine"
+    assert announced(about, ()) == ""
+    assert "Trackio (not installed: make setup-trackers" in announced(about, ("trackio",))
+    assert asked_trackers(Arguments("continue")) is None
+    assert asked_trackers(Arguments("continue", {"TRACKER": "none"})) == ()
+    with pytest.raises(LaunchError, match="trackio"):
+        asked_trackers(Arguments("continue", {"TRACKER": "trackio"}))
+    with pytest.raises(ConfigError, match="unknown tracker"):
+        asked_trackers(Arguments("continue", {"TRACKER": ""}))
+
+
+def test_the_doctor_says_which_trackers_are_there_and_never_shows_a_key(program, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    out = program.good("doctor").out
+    assert re.search(r"^OK +W&B +wandb [\d.]+; online: API key in WANDB_API_KEY$", out, re.MULTILINE)
+    assert "k" * 8 not in out
+
+    monkeypatch.setattr(available, "_installed", lambda package: package != "trackio")
+    assert "needs `make setup-trackers`" in program.good("doctor").out
+    program.good(CPU, "TRACKER=trackio")
+    answer = program("doctor")
+    assert answer.status == 1
+    assert re.search(r"^broken +Trackio .*\n +hint: run `make setup-trackers`$", answer.out, re.MULTILINE)
+
+
+def test_a_key_on_the_command_line_is_refused_by_every_command_and_not_repeated(program):
+    for target in (CPU, "test-matrix", "status", "train"):
+        message = program.refused(target, "WANDB_API_KEY=correct-horse")
+        assert "export WANDB_API_KEY" in message
+        assert "correct-horse" not in message
+
+
+def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setattr(available, "_installed", lambda package: package != "trackio")
+
+    assert missing(["wandb", "trackio"]) == ["trackio"]
+    with pytest.raises(LaunchError, match="trackio") as caught:
+        need_trackers(["wandb", "trackio"])
+
+    assert "make setup-trackers" in caught.value.hint
+    need_trackers(["wandb"])
+    need_trackers([])
+
+
+def test_a_folder_of_results_named_like_a_package_is_no_package(monkeypatch, tmp_path):
+    (tmp_path / "surely_no_package").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    assert not available._installed("surely_no_package")
+    assert available._installed("json")
+
+
+def test_wandb_is_online_with_a_key_and_offline_without_one_or_where_that_is_said(tmp_path):
+    home = {"HOME": str(tmp_path)}
+    key = {**home, "WANDB_API_KEY": "x" * 40}
+
+    assert not login({}, home).online
+    assert login({}, key).online
+    assert "WANDB_API_KEY" in login({}, key).why
+    assert "x" * 8 not in login({}, key).why
+    assert not login({}, {**key, "WANDB_MODE": "offline"}).online
+    assert not login({"WANDB_OFFLINE": "y"}, key).online
+
+
+def test_the_file_that_wandb_login_writes_is_a_key(tmp_path):
+    home = {"HOME": str(tmp_path)}
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai\n  login user\n  password secret\n")
+
+    assert login({"WANDB_ENTITY": "team"}, home).online
+    assert login({"WANDB_ENTITY": "team"}, home).entity == "team"
+    assert not login({}, {**home, "WANDB_BASE_URL": "https://wandb.example.com"}).online
+
+
+def test_a_server_of_ones_own_is_known_from_wandbs_own_settings(tmp_path):
+    home = {"HOME": str(tmp_path)}
+    folder = tmp_path / ".config" / "wandb"
+    folder.mkdir(parents=True)
+    (folder / "settings").write_text("[default]\nbase_url = https://wandb.example.com\n")
+    (tmp_path / ".netrc").write_text("machine wandb.example.com\n  login user\n  password secret\n")
+    assert login({}, home).online
+
+    (folder / "settings").write_text("[default]\nbase_url = https://wandb.example.com\nmode = offline\n")
+    assert login({}, home).why == "WANDB_MODE=offline in W&B's settings file"
+
+    for damaged in ("[default", "no section", "[default]\n%(x\n"):
+        (folder / "settings").write_text(damaged)
+        assert not login({}, home).online
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("netrc", "settings"),
+    [
+        ("", ""),
+        ("api.wandb.ai", ""),
+        ("wandb.example.com", ""),
+        ("wandb.example.com", "[default]\nbase_url = https://wandb.example.com\n"),
+        ("api.wandb.ai", "[default]\nbase_url = https://wandb.example.com\n"),
+    ],
+)
+def test_wandb_itself_finds_a_key_where_we_do(tmp_path, netrc, settings):
+    pytest.importorskip("wandb", reason="make setup-trackers installs it")
+    (tmp_path / ".config" / "wandb").mkdir(parents=True)
+    (tmp_path / ".config" / "wandb" / "settings").write_text(settings)
+    (tmp_path / ".netrc").write_text(f"machine {netrc}\n  login user\n  password {'k' * 40}\n" if netrc else "")
+    (tmp_path / ".netrc").chmod(0o600)
+    own = {name: text for name, text in os.environ.items() if not name.startswith(("WANDB_", "NETRC"))}
+    environment = {**own, "HOME": str(tmp_path), "WANDB_ERROR_REPORTING": "false"}
+    code = "import wandb; print('found', wandb.login(prompt=False, verify=False))"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert f"found {login({}, environment).online}" in done.stdout

@@ -1,0 +1,20 @@
+"""The program of a tracker process: what it does with its own output and with the logs of trackers."""
+
+from __future__ import annotations
+
+from kmatrix.redaction import HIDDEN
+from kmatrix.track.__main__ import redact_files
+
+
+def test_a_log_loses_its_keys_and_nothing_else_and_others_are_not_touched(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "correct-horse")
+    wrong, right = tmp_path / "a.log", tmp_path / "b.log"
+    wrong.write_bytes(b"x \xff\nkey correct-horse\r\n")
+    right.write_bytes(b"nothing here\n")
+    before = right.stat().st_ino
+
+    redact_files([wrong, right, tmp_path / "none.log"])
+
+    assert wrong.read_bytes() == f"x \udcff\nkey {HIDDEN}\r\n".encode(errors="surrogateescape")
+    assert right.stat().st_ino == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.log", "b.log"]

@@ -1,0 +1,272 @@
+"""Pages of trackers: one server for a folder, known to its owner alone; and the table that needs no server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.records.runs import Status
+from kmatrix.track import tensorboard
+from kmatrix.track.page import Page, StateFile, free_port
+from kmatrix.track.tracker import MetricPoint
+from kmatrix.track.trackio import data_dir
+from programs import ROOT, Program
+from records_factory import FakeRun, make_matrix
+from refusing_server import busy
+from trackio_filled import identity
+from waiting import until
+
+LOOPBACK = "127.0.0.1"
+FILL = f"{ROOT}/tests/support/trackio_filled.py"
+
+
+def environment(**more: str) -> dict[str, str]:
+    lost = ("DISPLAY", "WAYLAND_DISPLAY", "MAKEFLAGS")
+    own = {name: text for name, text in os.environ.items() if name not in lost}
+    return {**own, "PYTHONPATH": os.pathsep.join([f"{ROOT}/lib", f"{ROOT}/tests/support"]), **more}
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of results in which Trackio has two projects."""
+    folder = tmp_path_factory.mktemp("results")
+    for project, time in (("gpt2-newer", "2e9"), ("gpt2-older", "1e9")):
+        subprocess.run([sys.executable, FILL, str(folder), project, time], env=environment(), check=True)
+    return folder
+
+
+@dataclass
+class Served:
+    """A command that serves a page. said: what it printed so far."""
+
+    process: subprocess.Popen[str]
+    said: str
+
+    @property
+    def url(self) -> str:
+        return self.said.partition("URL: ")[2].split()[0]
+
+
+@contextmanager
+def serving(*words: str) -> Iterator[Served]:
+    """Run a command that serves a page, from its last line until the end of the `with`."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kmatrix", *words],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+    )
+    served = Served(process, "")
+    try:
+        assert process.stdout
+        while "press Ctrl+C to stop" not in served.said:
+            line = process.stdout.readline()
+            assert line, served.said
+            served.said += line
+        yield served
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answer(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=30) as reply:
+        return reply.read().decode()
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Program:
+    """The program, with a folder without a .config."""
+    return Program(tmp_path)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Page:
+    return Page(url="http://127.0.0.1:7861/", port=7861, pid=os.getpid(), token="secret")
+
+
+def test_who_serves_a_folder_is_known_while_it_lives_and_to_its_owner_alone(tmp_path, page):
+    state = StateFile(tmp_path)
+    assert state.living() is None
+    with StateFile(tmp_path).held() as held:
+        held.write(page)
+        assert state.living() == page
+        assert stat.S_IMODE(state.path.stat().st_mode) == 0o600
+        with StateFile(tmp_path).held() as second:
+            assert second is None
+        assert state.living() == page
+    assert state.living() is None
+    assert not state.path.exists()
+
+
+def test_what_a_killed_server_left_behind_says_nothing(tmp_path, page):
+    state = StateFile(tmp_path)
+    state.path.write_text(json.dumps({"url": page.url, "port": 1, "pid": 1, "token": ""}) + "\n")
+    assert state.living() is None
+    with state.held() as held:
+        assert held
+        held.write(page)
+        assert StateFile(tmp_path).living() == page
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_error_that_says_why(tmp_path):
+    with pytest.raises(LaunchError, match="cannot serve a page") as refused, StateFile(tmp_path / "none").held():
+        pass
+    assert refused.value.why == "its server needs to write there: No such file or directory"
+
+
+@pytest.mark.slow
+def test_a_damaged_database_is_an_error_that_names_it(tmp_path):
+    folder = data_dir(tmp_path)
+    folder.mkdir()
+    (folder / "gpt2-torn.db").write_bytes(b"no database" * 100)
+    done = subprocess.run(
+        [sys.executable, "-m", "kmatrix", "trackio-view", f"RESULTS_DIR={tmp_path}", f"O={tmp_path}"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "Could not migrate project 'gpt2-torn'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(folder.glob(".page-*"))
+
+
+def test_the_next_free_port_is_taken_where_one_is_busy():
+    with busy() as port:
+        assert free_port(LOOPBACK, port) > port
+
+
+def test_a_host_that_this_machine_is_not_is_refused():
+    with pytest.raises(ConfigError, match="is not an address of this machine"):
+        free_port("203.0.113.7", 7860)
+
+
+def test_no_free_port_is_an_error_that_names_them(monkeypatch):
+    monkeypatch.setattr("kmatrix.track.page.PORTS", 1)
+    with busy() as port, pytest.raises(LaunchError, match=f"no free port from {port} to {port}"):
+        free_port(LOOPBACK, port)
+
+
+def test_trackio_web_starts_nothing_and_says_where_the_page_would_be(filled, tmp_path, ask):
+    got = ask("trackio-web", f"RESULTS_DIR={filled}")
+    assert got.out == "URL: http://localhost:7860/?project=gpt2-newer\nnot running: start it with make trackio-view\n"
+    assert got.status == 0
+    assert ask("trackio-web", f"RESULTS_DIR={tmp_path}", "PROJECT=mine").out.startswith(
+        "URL: http://localhost:7860/?project=mine\n"
+    )
+    assert not data_dir(tmp_path).exists()
+
+
+def test_a_project_that_is_not_there_is_answered_with_those_that_are(filled, tmp_path, ask):
+    for target in ("trackio-web", "trackio-view"):
+        got = ask(target, f"RESULTS_DIR={filled}", "PROJECT=gpt2-other")
+        assert got.status == 2
+        assert "known projects, newest last: gpt2-older, gpt2-newer" in got.err
+
+
+def test_a_folder_without_a_project_is_refused(tmp_path, ask):
+    got = ask("trackio-view", f"RESULTS_DIR={tmp_path}")
+    assert got.status == 2
+    assert "no Trackio project in" in got.err
+    assert not data_dir(tmp_path).exists()
+
+
+@pytest.mark.slow
+def test_trackio_view_serves_on_loopback_says_the_true_port_and_is_the_only_one(filled, tmp_path, ask):
+    with busy() as taken, serving("trackio-view", f"RESULTS_DIR={filled}", f"PORT={taken}", f"O={tmp_path}") as served:
+        assert f"(port {taken} is in use)" in served.said
+        assert f"ssh -L {port_of(served.url)}:{LOOPBACK}:{port_of(served.url)} " in served.said
+        assert served.url.startswith(f"http://{LOOPBACK}:{port_of(served.url)}/?project=gpt2-newer")
+        assert json.loads(answer(f"http://{LOOPBACK}:{port_of(served.url)}/version"))["api_transport"] == "http"
+        with pytest.raises(ConnectionError):  # an address of this machine too, which all interfaces would answer
+            socket.create_connection(("127.0.0.2", port_of(served.url)), timeout=5).close()
+
+        again = ask("trackio-view", f"RESULTS_DIR={filled}", "PROJECT=gpt2-older")
+        assert again.status == 0
+        assert again.out.splitlines()[0] == f"URL: {served.url.replace('newer', 'older')}"
+        told = ask("trackio-web", f"RESULTS_DIR={filled}").out
+        assert told == f"URL: {served.url}\nrunning (pid {served.process.pid})\n"
+        assert "write_token=" in ask("trackio-web", f"RESULTS_DIR={filled}", "SHOW_TOKEN=1").out
+
+        served.process.send_signal(signal.SIGINT)
+        rest, _ = served.process.communicate(timeout=60)
+        assert rest == "\nstopped Trackio\n"
+        assert served.process.returncode == 0
+    assert "not running" in ask("trackio-web", f"RESULTS_DIR={filled}").out
+
+
+@pytest.mark.slow
+def test_a_killed_server_leaves_no_other_in_the_way(filled, tmp_path, ask):
+    words = ("trackio-view", f"RESULTS_DIR={filled}", f"PORT={free_port(LOOPBACK, 21_860)}", f"O={tmp_path}")
+    with serving(*words) as served:
+        served.process.kill()
+    assert "not running" in ask("trackio-web", f"RESULTS_DIR={filled}").out
+    with serving(*words) as served:
+        assert answer(served.url)
+
+
+def test_tensorboard_refuses_a_matrix_that_recorded_nothing(tmp_path, ask):
+    matrix = make_matrix(tmp_path, [FakeRun()])
+    got = ask("tensorboard", f"TARGET={matrix.path}")
+    assert got.status == 2
+    assert "no TensorBoard data in" in got.err
+
+
+@pytest.mark.slow
+def test_tensorboard_serves_the_runs_of_a_matrix(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun()])
+    mirror = tensorboard.TensorBoardMirror()
+    mirror.open(identity(tmp_path, "gpt2-x", matrix.name))
+    mirror.points([MetricPoint(step=s, time=1e9 + s, values={"train/loss": 4 - s / 10}) for s in range(10)])
+    mirror.close(Status.FINISHED)
+    with busy() as taken, serving("tensorboard", f"TARGET={matrix.path}", f"PORT={taken}") as served:
+        assert f"(port {taken} is in use)" in served.said
+        api = f"{served.url}data/plugin/scalars"
+        until(lambda: "gpt2_adamw_1cpu" in json.loads(answer(f"{api}/tags")))
+        points = json.loads(answer(f"{api}/scalars?tag=train%2Floss&run=gpt2_adamw_1cpu"))
+        assert [(step, round(value, 4)) for _, step, value in points] == [(s, round(4 - s / 10, 4)) for s in range(10)]
+        served.process.send_signal(signal.SIGINT)
+        assert served.process.communicate(timeout=60)[0] == "\nstopped TensorBoard\n"
+        assert served.process.returncode == 0
+
+
+def test_trackio_console_prints_the_newest_values_of_each_run(tmp_path, ask):
+    matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="sgd", status="stopped", stop_at=50)])
+    lines = ask("trackio-console", f"RESULTS_DIR={tmp_path}").out.splitlines()
+    assert lines[0] == matrix.name
+    assert lines[1].split() == ["run", "status", "step", "tokens", "time", "loss", "val", "lr", "norm", "tok/s", "MFU"]
+    words = {line.split()[0]: line.split()[1:] for line in lines[2:]}
+    assert words["gpt2_adamw_1cpu"][:2] == ["finished", "100"]
+    assert words["gpt2_sgd_1cpu"][:2] == ["stopped", "50"]
+    assert words["gpt2_adamw_1cpu"][5] == "3.2800"
+
+
+def test_trackio_console_prints_the_last_steps_of_a_run(tmp_path, ask):
+    make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="sgd", status="planned")])
+    lines = ask("trackio-console", f"RESULTS_DIR={tmp_path}", "RUN=*adamw*").out.splitlines()
+    assert lines[2] == "gpt2_adamw_1cpu: finished"
+    assert [line.split()[0] for line in lines[-3:]] == ["90", "95", "100"]
+    waiting = ask("trackio-console", f"RESULTS_DIR={tmp_path}", "RUN=*sgd*")
+    assert waiting.out.endswith("gpt2_sgd_1cpu: planned\nno step logged yet\n")
+
+
+def port_of(url: str) -> int:
+    return int(url.split("/")[2].partition(":")[2])

@@ -1,0 +1,231 @@
+"""The processes that feed trackers beside runs: started, told, started anew, killed, and never in a run's way."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import signal
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+import kmatrix.cli.trackers as cli_track
+import kmatrix.track.processes as track
+from kmatrix.errors import LaunchError
+from kmatrix.records.files import append_jsonl, read_json, write_json
+from kmatrix.records.runs import Status
+from kmatrix.records.tracking import SyncState, SyncStatus, is_syncing, read_track, sync_status, write_track
+from kmatrix.runner.archive import archive_result
+from kmatrix.runner.loop import drive
+from kmatrix.status.state import JobPhase, RunState
+from kmatrix.status.status_file import write_state
+from kmatrix.track.processes import MOST_RESTARTS, TrackerProcesses, start
+from running import MAX_ITERS, PYTHON, ROOT, engine, plan_of
+from waiting import until
+
+pytest.importorskip("tensorboard", reason="make setup-trackers installs it")
+
+
+@pytest.fixture
+def trackers():
+    """The processes of a drive, none of which is left behind."""
+    started = TrackerProcesses(PYTHON, ROOT)
+    yield started
+    started.kill()
+
+
+@pytest.fixture
+def plan(matrix):
+    """Make the folder of a run with trackers, and its plan."""
+
+    def make(name, behave="finish", trackers=("tensorboard",), limit_s=60, **known):
+        train = {"batch_size": 12, "max_iters": MAX_ITERS}
+        tracking = {"trackers": list(trackers), "project": "gpt2-1a2b3", "limit_s": limit_s}
+        record = {"run_id": f"id-{name}", "name": name, "matrix": matrix.name, "train": train, "tracking": tracking}
+        write_json(matrix.run(name).run_json, record)
+        return plan_of(matrix, name, behave, **known)
+
+    return make
+
+
+@contextmanager
+def held(plan):
+    """Hold a run's trackers, as a process of an earlier attempt does that hangs: the next one waits for it."""
+    with plan.dir.track_lock.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def steps_of(matrix, name):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reader = EventAccumulator(str(matrix.tensorboard / name), size_guidance={"scalars": 0})
+    reader.Reload()
+    return [event.step for event in reader.Scalars("train/loss")] if "train/loss" in reader.Tags()["scalars"] else []
+
+
+def feeders_of(plan):
+    """The processes that feed the trackers of a run."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "kmatrix.track" in words and str(plan.dir.path) in words:
+            found.append(process)
+    return found
+
+
+def test_a_matrix_is_mirrored_and_its_end_waits_for_what_is_still_sent(matrix, plan, trackers):
+    plans = [plan("gpt2_adamw_1cpu"), plan("gpt2_muon_1cpu"), plan("gpt2_sgd_1cpu", trackers=())]
+    outcome = drive(matrix, plans, engine(trackers=trackers), poll_s=0.02)
+    assert outcome.exit_code == 0
+    until(lambda: not trackers.syncing())
+    for one in plans[:2]:
+        (sent,) = read_track(one.dir)
+        assert (sent.state, sent.points) == (SyncState.DONE, MAX_ITERS)
+        assert steps_of(matrix, one.name) == list(range(MAX_ITERS))
+    assert not plans[2].dir.track_log.exists()
+
+
+def test_trackers_that_are_chosen_for_this_time_stand_in_for_those_of_the_matrix(matrix, plan):
+    without, instead = (
+        TrackerProcesses(PYTHON, ROOT, chosen=()),
+        TrackerProcesses(PYTHON, ROOT, chosen=("tensorboard",), project="own"),
+    )
+
+    without.begin(plan("a"), os.getpid())
+    instead.begin(one := plan("b", trackers=()), os.getpid())
+    try:
+        assert without.syncing() == {}
+        assert instead.syncing() == {"b": ("tensorboard",)}
+        (words,) = [process.info["cmdline"] for process in feeders_of(one)]
+        assert words[words.index("--trackers") + 1] == "tensorboard"
+        assert words[words.index("--project") + 1] == "gpt2-1a2b3"  # that of its run.json comes first
+    finally:
+        instead.kill()
+
+
+def test_a_tracker_that_is_left_out_of_an_attempt_lacks_what_came_in_it(plan):
+    one = plan("a")
+    for step in range(10):
+        append_jsonl(one.dir.metrics, {"step": step, "time": 1.0, "train/loss": 1.0})
+    write_track(one.dir, [SyncStatus(tracker="tensorboard", state=SyncState.DONE, points=6, sent_step=5)])
+
+    TrackerProcesses(PYTHON, ROOT, chosen=()).begin(one, os.getpid())
+
+    (sent,) = sync_status(one.dir)
+    assert (sent.state, sent.points, sent.waiting) == (SyncState.BEHIND, 6, 4)
+    assert sent.error == "not selected when the run was continued"
+
+
+def test_a_runs_end_is_not_delayed_by_its_trackers(matrix, plan, trackers):
+    one = plan("gpt2_adamw_1cpu")
+    with held(one):
+        assert drive(matrix, [one], engine(trackers=trackers), poll_s=0.02).exit_code == 0
+        assert trackers.syncing() == {one.name: ("tensorboard",)}
+    until(lambda: not trackers.syncing())
+    assert steps_of(matrix, one.name) == list(range(MAX_ITERS))
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_started_anew_and_sends_each_step_once(matrix, plan, trackers):
+    one = plan("gpt2_adamw_1cpu", "hang")
+    local = engine(trackers=trackers)
+    local.submit([one])
+    for _ in range(2):
+        until(lambda: local.poll() and any(sent.points for sent in read_track(one.dir)) and is_syncing(one.dir))
+        (feeder,) = feeders_of(one)
+        one.dir.track.unlink()
+        feeder.kill()
+    until(lambda: local.poll() and any(sent.points for sent in read_track(one.dir)))
+    local.cancel()
+    until(lambda: local.poll()[one.name].phase is JobPhase.ENDED)
+    write_state(one.dir, RunState(status=Status.STOPPED))
+    until(lambda: not trackers.syncing())
+    sent = steps_of(matrix, one.name)
+    assert sent == list(range(len(one.dir.metrics.read_text().splitlines())))
+
+
+def test_one_that_dies_again_and_again_is_left_alone(matrix, plan, trackers):
+    one = plan("gpt2_adamw_1cpu")
+    trackers.begin(one, os.getpid())
+    for _ in range(MOST_RESTARTS + 1):
+        until(lambda: feeders_of(one))
+        feeders_of(one)[0].kill()
+        until(lambda: not feeders_of(one))  # one that nobody has waited for has no words any more
+        trackers.poll()
+    assert trackers.syncing() == {}
+
+
+def test_killing_a_run_at_once_kills_what_feeds_its_trackers(matrix, plan, trackers):
+    one = plan("gpt2_adamw_1cpu", "hang")
+    local = engine(trackers=trackers)
+    local.submit([one])
+    until(lambda: local.poll() and is_syncing(one.dir))
+    local.cancel(now=True)
+    assert trackers.syncing() == {}
+    assert not is_syncing(one.dir)
+
+
+@pytest.mark.slow
+def test_when_the_runner_is_killed_the_rest_is_sent_all_the_same(matrix, plan, runner):
+    one = plan("gpt2_adamw_1cpu", "hang")
+    process = runner(f"{one.name}=hang")
+    until(lambda: one.dir.metrics.exists() and len(one.dir.metrics.read_text().splitlines()) > 5)
+    guard = read_json(one.dir.status)["pid"]
+    begun = start(PYTHON, ROOT, one.dir, "--parent", str(guard))  # as the runner does
+    until(lambda: is_syncing(one.dir))
+    os.kill(process.pid, signal.SIGKILL)
+    assert begun.wait(60) == 0
+    (sent,) = read_track(one.dir)
+    assert (sent.state, sent.waiting) == (SyncState.DONE, 0)
+    assert steps_of(matrix, one.name) == list(range(sent.points))
+
+
+def test_a_result_that_is_still_being_sent_is_not_archived(matrix, plan, trackers):
+    one = plan("gpt2_adamw_1cpu")
+    assert drive(matrix, [one], engine(), poll_s=0.02).exit_code == 0
+    trackers.begin(one, os.getpid())
+    until(lambda: is_syncing(one.dir))
+    with pytest.raises(LaunchError, match="still sends to its trackers"):
+        archive_result(one.dir)
+    trackers.kill()
+    assert archive_result(one.dir) == one.dir.archive / "1"
+
+
+def test_the_end_of_a_matrix_shows_whom_it_waits_for_and_ctrl_c_leaves_the_rest(plan, trackers, monkeypatch):
+    one, shown = plan("gpt2_adamw_1cpu"), []
+
+    def show(line, text):
+        shown.append(text)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(cli_track._Line, "show", show)
+    with held(one):
+        trackers.begin(one, os.getpid())
+        trackers.end(one.dir)
+        cli_track.wait_for_sync(trackers)
+    assert re.fullmatch(r"uploading to tensorboard: \d+ s, Ctrl\+C leaves the rest to make track-sync", shown.pop())
+    assert (shown, trackers.syncing(), feeders_of(one)) == ([], {}, [])
+
+
+def test_one_that_does_not_end_by_itself_after_the_limit_is_killed(plan, trackers, monkeypatch):
+    monkeypatch.setattr(track, "MARGIN_S", 0.1)
+    one = plan("gpt2_adamw_1cpu", limit_s=0.1)
+    trackers.begin(one, os.getpid())
+    until(lambda: is_syncing(one.dir))
+    feeders_of(one)[0].suspend()
+    trackers.end(one.dir)
+    until(lambda: not trackers.syncing())
+    assert feeders_of(one) == []
+
+
+def test_what_feeds_trackers_has_no_gpu_one_thread_and_less_right_to_the_processor(plan, trackers):
+    one = plan("gpt2_adamw_1cpu")
+    trackers.begin(one, os.getpid())
+    until(lambda: is_syncing(one.dir))
+    (feeder,) = feeders_of(one)
+    known = feeder.environ()
+    assert (known["CUDA_VISIBLE_DEVICES"], known["OMP_NUM_THREADS"]) == ("", "1")
+    assert feeder.nice() == 10

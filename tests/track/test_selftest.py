@@ -1,0 +1,126 @@
+"""`make wandb-test`, `make trackio-test`: one line where a tracker works here, and what is wrong where it does not."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+
+import kmatrix.track.selftest as track_test
+from kmatrix.records.runs import merged_metrics
+from kmatrix.records.tracking import SyncState, SyncStatus
+from kmatrix.track.selftest import LOSS, STEPS, synthetic_run
+from programs import Program
+from refusing_server import refusing
+from wandb_server import WandbServer
+
+KEY = "k" * 40
+
+
+@pytest.fixture(autouse=True)
+def no_key_of_the_machine(monkeypatch, tmp_path):
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+
+@pytest.fixture
+def program(tmp_path):
+    return Program(tmp_path)
+
+
+@pytest.fixture
+def unauthorized():
+    """A server that knows no key. Yields its URL."""
+    with refusing("user is not logged in") as url:
+        yield url
+
+
+def test_the_synthetic_run_is_one_as_any_other(tmp_path):
+    run = synthetic_run(tmp_path, "trackio", "mine", {})
+
+    lines = merged_metrics(run.metrics)
+    assert [line["step"] for line in lines] == list(range(STEPS))
+    assert all(first[LOSS] > second[LOSS] for first, second in itertools.pairwise(lines))
+
+
+def test_trackio_stores_a_synthetic_run_and_gives_it_back(program):
+    answer = program.good("trackio-test")
+
+    assert f"Trackio works: uploaded {STEPS} steps in" in answer.out
+    assert answer.out.rstrip().endswith("read them back")
+
+
+def test_wandb_without_a_key_keeps_a_synthetic_run_in_files_and_says_so(program):
+    answer = program.good("wandb-test")
+
+    assert f"W&B works (offline: no API key): uploaded {STEPS} steps in" in answer.out
+
+
+def test_wandb_with_a_key_sends_the_synthetic_run_to_its_server_and_says_where(program, monkeypatch):
+    with WandbServer() as server:
+        for name, text in server.environment.items():
+            monkeypatch.setenv(name, text)
+        answer = program.good("wandb-test", "PROJECT=mine")
+
+    assert f"W&B works (online: API key in WANDB_API_KEY): uploaded {STEPS} steps in" in answer.out
+    assert server.environment["WANDB_API_KEY"] not in answer.out
+    ((_, kept),) = server.runs.items()
+    assert kept.steps == list(range(STEPS))
+    assert kept.exit_code == 0
+    assert re.search(r"open http\S+mine\S+ to check the run, then delete it there", answer.out)
+
+
+def test_a_key_that_is_none_is_named_as_the_cause_and_not_repeated(program, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "short-key")
+
+    message = program.refused("wandb-test")
+
+    assert f"W&B test failed: 0 of {STEPS} steps sent" in message
+    assert "invalid API key" in message
+    assert "short-key" not in message
+
+
+@pytest.mark.slow
+def test_a_key_that_the_server_does_not_know_is_named_as_the_cause(program, monkeypatch, unauthorized):
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("WANDB_BASE_URL", unauthorized)
+
+    message = program.refused("wandb-test")
+
+    assert "invalid API key" in message
+    assert "401" in message
+    assert KEY not in message
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        ("CommError: dial tcp 10.0.0.1:443: i/o timeout", "cannot reach the server"),
+        ("ConnectionError: WANDB_MODE=disabled: W&B is switched off", "unset WANDB_MODE"),
+        ("ImportError: cannot import name x", "make setup-trackers"),
+        ("OSError: [Errno 28] No space left on device", "cannot write to the temporary directory"),
+        ("something else", "something else"),
+    ],
+)
+def test_what_a_package_says_is_put_into_words(tmp_path, error, cause):
+    run = synthetic_run(tmp_path, "wandb", "mine", {})
+    run.track_log.write_text(f"12:00 wandb: failed: {error}\nmore of it\n")
+    sent = SyncStatus(tracker="wandb", state=SyncState.FAILED, error=error)
+
+    failure = track_test.tracker_failure("wandb", run, sent)
+
+    assert cause in failure.why
+    assert failure.why.count(error) == 1
+    assert failure.why.endswith("more of it")
+
+
+def test_a_step_that_the_reader_does_not_give_back_is_an_error(program, monkeypatch):
+    monkeypatch.setitem(track_test.READERS, "trackio", lambda run, project: {0: 11.0})
+
+    assert f"Trackio lost {STEPS - 1} of {STEPS} steps" in program.refused("trackio-test")
+
+
+def test_a_project_that_no_tracker_takes_is_refused(program):
+    assert "lower-case letters" in program.refused("trackio-test", "PROJECT=My own")

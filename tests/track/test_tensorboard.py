@@ -1,0 +1,107 @@
+"""A run in TensorBoard: what it is given stands there once, under its own steps and times, by TensorBoard's reader."""
+
+from __future__ import annotations
+
+import pytest
+
+from kmatrix.records.runs import Status
+from kmatrix.track.tensorboard import TensorBoardMirror
+from kmatrix.track.tracker import DeviceValues, MetricPoint, TrackerAlert, identity
+from track_factory import BEGAN, run_dir
+
+pytest.importorskip("tensorboard", reason="make setup-trackers installs it")
+
+
+@pytest.fixture
+def who(tmp_path):
+    return identity(run_dir(tmp_path))
+
+
+@pytest.fixture
+def folder(who):
+    return who.dir.path.parent / "tb" / who.name
+
+
+def read(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reader = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}, purge_orphaned_data=False)
+    reader.Reload()
+    return reader
+
+
+def points(*steps):
+    return [
+        MetricPoint(step=step, time=BEGAN + step, values={"train/loss": 6.0 - step, "tokens": 100 * step})
+        for step in steps
+    ]
+
+
+def devices(second, power):
+    return DeviceValues(time=BEGAN + second, values={"gpu/0/power": power, "gpu_total_memory": 900.0})
+
+
+def texts(folder, tag):
+    return [event.tensor_proto.string_val[0].decode() for event in read(folder).Tensors(tag)]
+
+
+def test_points_stand_at_their_steps_and_times_while_the_run_goes_on(who, folder):
+    tracker = TensorBoardMirror()
+    assert tracker.open(who).steps == {}
+    tracker.points(points(0, 10))
+    found = read(folder).Scalars("train/loss")
+    assert [(event.step, event.wall_time, event.value) for event in found] == [(0, BEGAN, 6.0), (10, BEGAN + 10, -4.0)]
+
+
+def test_what_devices_did_stands_as_means_at_the_next_step(who, folder):
+    tracker = TensorBoardMirror()
+    tracker.open(who)
+    tracker.devices([devices(1, 100.0), devices(2, 200.0), devices(11, 300.0), devices(30, 7.0)])
+    tracker.points(points(5, 20))
+    tracker.close(Status.FINISHED)
+    found = read(folder).Scalars("gpu/0/power")
+    assert [(event.step, event.value) for event in found] == [(5, 150.0), (20, 300.0)]
+
+
+def test_a_run_that_goes_on_says_what_it_holds_and_adds_to_it(who, folder):
+    first = TensorBoardMirror()
+    first.open(who)
+    first.devices([devices(1, 100.0)])
+    first.points(points(0, 10))
+    first.alert(TrackerAlert(time=BEGAN, title="spike", text="loss"))
+    next(folder.glob("*tfevents*")).open("ab").write(b"\x18\0\0\0torn")  # as a kill may leave it
+    second = TensorBoardMirror()
+    stored = second.open(who)
+    assert stored.steps == {0: {"train/loss": 6.0, "tokens": 0.0}, 10: {"train/loss": -4.0, "tokens": 1000.0}}
+    assert (stored.devices_time, stored.alerts, stored.link) == (BEGAN + 10, 1, str(folder))
+    second.points(points(20))
+    second.close(Status.FINISHED)
+    assert [event.step for event in read(folder).Scalars("tokens")] == [0, 10, 20]
+
+
+def test_configuration_alerts_and_the_end_are_texts_each_written_once(who, folder):
+    tracker = TensorBoardMirror()
+    tracker.open(who)
+    tracker.alert(TrackerAlert(time=BEGAN, title="spike", text="the loss rose"))
+    tracker.close(Status.STOPPED)
+    for _ in range(2):
+        tracker = TensorBoardMirror()
+        tracker.open(who)
+        tracker.close(Status.FINISHED)
+    (config,) = texts(folder, "config")
+    assert "| GPT2_MAX_ITERS | 500 |" in config
+    assert f"| group | {who.group} |" in config
+    assert texts(folder, "alerts") == ["**spike** (warn): the loss rose"]
+    assert texts(folder, "status") == ["stopped", "finished"]
+
+
+def test_opening_a_run_of_which_all_is_sent_writes_nothing(who, folder):
+    tracker = TensorBoardMirror()
+    tracker.open(who)
+    tracker.points(points(0))
+    tracker.close(Status.FINISHED)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    again = TensorBoardMirror()
+    again.open(who)
+    again.close(Status.FINISHED)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before

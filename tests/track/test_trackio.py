@@ -1,0 +1,370 @@
+"""Trackio holds a run as metrics.jsonl has it: its own readers say so, and nothing is in it twice."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kmatrix.records.paths import RunDir
+from kmatrix.records.runs import Status
+from kmatrix.track.tracker import AlertLevel, DeviceValues, MetricPoint, StoredRun, TrackerAlert, TrackerIdentity
+from kmatrix.track.trackio import TrackioMirror, data_dir
+from waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+BEGAN = 1_790_000_000.25  # Unix seconds
+LAST = 9
+
+
+@pytest.fixture(scope="module")
+def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of results: Trackio is told once for a process where its data lie, so the module has one."""
+
+    def forget() -> None:
+        for name in [name for name in sys.modules if name == "trackio" or name.startswith("trackio.")]:
+            del sys.modules[name]
+
+    forget()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("TRACKIO_DIR", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY"):
+            patch.setenv(name, os.environ.get(name, ""))
+        yield tmp_path_factory.mktemp("results")
+    forget()
+
+
+@pytest.fixture
+def identity(tracking: Path, request: pytest.FixtureRequest) -> TrackerIdentity:
+    """A run in a project of the test's own."""
+    matrix = "test_matrix_results_20261120_120000"
+    return TrackerIdentity(
+        dir=RunDir(tracking / matrix / "gpt2_adamw_2gpu"),
+        project="gpt2-" + "".join(letter for letter in request.node.name if letter.isalnum()).lower(),
+        name="gpt2_adamw_2gpu",
+        id="a1b2c3d4-20261120120000",
+        group=matrix,
+        tags=("optimizer=adamw", "num_gpus=2"),
+        config={"CONFIG_GPT2_MAX_ITERS": "10", "run_id": "a1b2c3d4", "matrix": matrix, "_hidden": "y"},
+        tracking=tracking,
+    )
+
+
+def point(step: int, **more: float) -> MetricPoint:
+    return MetricPoint(step=step, time=BEGAN + step, values={"train/loss": 4.0 - step / 10, "train/lr": 6e-4, **more})
+
+
+def devices(second: int) -> DeviceValues:
+    values = {"gpu/0/power": 250.0 + second, "gpu/1/power": 240.0, "gpu_load_balance_cv": 2.0 + second}
+    return DeviceValues(time=BEGAN + second, values={**values, "gpu_0_memory": 1.0, "gpu_total_memory": 900.0})
+
+
+def written(run: TrackerIdentity, status: Status = Status.FINISHED) -> StoredRun:
+    """Send a whole run, and return what the store said beforehand."""
+    mirror = TrackioMirror()
+    stored = mirror.open(run)
+    mirror.points([point(step) for step in range(LAST + 1)])
+    mirror.devices([devices(0), devices(1)])
+    mirror.close(status)
+    return stored
+
+
+def trackio(run: TrackerIdentity, *words: str) -> Any:
+    """Ask Trackio's own program."""
+    done = subprocess.run(
+        [sys.executable, "-m", "trackio.cli", *words, "--json"],
+        env={**os.environ, "TRACKIO_DIR": str(data_dir(run.tracking))},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def config(run: TrackerIdentity) -> Mapping[str, Any]:
+    from trackio.api import Api
+
+    return next(one for one in Api().runs(run.project) if one.id == run.id).config
+
+
+def names(run: TrackerIdentity) -> list[str]:
+    from trackio.api import Api
+
+    return [one.name for one in Api().runs(run.project)]
+
+
+def test_each_step_is_there_once_with_its_values_and_its_own_time(identity):
+    written(identity)
+    got = trackio(
+        identity, "get", "metric", "--project", identity.project, "--run", identity.name, "--metric", "train/loss"
+    )
+    assert [(row["step"], row["value"]) for row in got["values"]] == [(s, 4.0 - s / 10) for s in range(LAST + 1)]
+    stamps = [row["timestamp"] for row in got["values"]]
+    assert stamps[:2] == ["2026-09-21T14:13:20.250000+00:00", "2026-09-21T14:13:21.250000+00:00"]
+
+
+def test_devices_are_system_metrics_with_a_name_for_each_gpu_and_the_balance_over_time(identity):
+    written(identity)
+    got = trackio(identity, "get", "system-metric", "--project", identity.project, "--run", identity.name)
+    rows = got["system_metrics"]
+    assert [(row["gpu/0/power"], row["gpu/1/power"], row["gpu_load_balance_cv"]) for row in rows] == [
+        (250.0, 240.0, 2.0),
+        (251.0, 240.0, 3.0),
+    ]
+    assert all("gpu_0_memory" not in row for row in rows)
+
+
+def test_the_configuration_holds_group_tags_and_how_the_run_ended(identity):
+    written(identity)
+    held = config(identity)
+    assert held["CONFIG_GPT2_MAX_ITERS"] == "10"
+    assert held["run_id"] == "a1b2c3d4"
+    assert held["tags"] == ["optimizer=adamw", "num_gpus=2"]
+    assert held["_Group"] == "test_matrix_results_20261120_120000"
+    assert held["status"] == "finished"
+    assert held["hidden"] == "y"  # an underscore in front is Trackio's
+
+
+def test_a_run_that_goes_on_is_running_until_it_ends(identity):
+    mirror = TrackioMirror()
+    mirror.open(identity)
+    mirror.points([point(0)])
+    assert config(identity)["status"] == "running"
+    mirror.close(Status.STOPPED)
+    assert config(identity)["status"] == "stopped"
+    mirror.open(identity)
+    mirror.points([point(1)])
+    assert config(identity)["status"] == "running"
+
+
+def test_what_is_stored_is_told_when_the_run_is_opened_again(identity):
+    how = f"make trackio-view PROJECT={identity.project} RESULTS_DIR={identity.tracking}"
+    assert written(identity) == StoredRun(steps={}, link=str(data_dir(identity.tracking)), how=how)
+    stored = TrackioMirror().open(identity)
+    assert stored.steps == {step: point(step).values for step in range(LAST + 1)}
+    assert stored.devices_time == BEGAN + 1
+
+
+def test_a_run_that_is_sent_twice_is_there_once(identity):
+    written(identity)
+    before = config(identity)
+    written(identity)
+    assert names(identity) == [identity.name]
+    assert (
+        trackio(identity, "get", "run", "--project", identity.project, "--run", identity.name)["num_logs"] == LAST + 1
+    )
+    assert config(identity) == before
+
+
+def test_a_row_that_is_sent_again_keeps_what_was_sent_first(identity):
+    written(identity)
+    mirror = TrackioMirror()
+    mirror.open(identity)
+    mirror.points([MetricPoint(step=3, time=BEGAN + 99, values={"train/lr": 1.0, "train/loss": 7.0})])
+    assert TrackioMirror().open(identity).steps[3] == point(3).values
+
+
+def test_what_a_step_lacked_can_be_added_to_it(identity):
+    written(identity)
+    mirror = TrackioMirror()
+    mirror.open(identity)
+    mirror.points([MetricPoint(step=LAST, time=BEGAN + 99, values={"val/loss": 3.5})])
+    mirror.close(Status.FINISHED)
+    assert TrackioMirror().open(identity).steps[LAST] == {**point(LAST).values, "val/loss": 3.5}
+    assert (
+        trackio(identity, "get", "run", "--project", identity.project, "--run", identity.name)["num_logs"] == LAST + 2
+    )
+
+
+def test_a_finished_run_can_be_closed_once_more_without_a_new_point(identity):
+    written(identity, Status.STOPPED)
+    mirror = TrackioMirror()
+    mirror.open(identity)
+    mirror.close(Status.FINISHED)
+    assert config(identity)["status"] == "finished"
+    assert len(TrackioMirror().open(identity).steps) == LAST + 1
+
+
+def test_devices_wait_for_the_first_point(identity):
+    mirror = TrackioMirror()
+    mirror.open(identity)
+    mirror.devices([devices(0)])
+    mirror.points([point(0)])
+    mirror.devices([devices(1)])
+    assert TrackioMirror().open(identity).devices_time == BEGAN + 1
+    got = trackio(identity, "get", "system-metric", "--project", identity.project, "--run", identity.name)
+    assert [row["gpu/0/power"] for row in got["system_metrics"]] == [250.0, 251.0]
+
+
+def test_a_run_without_a_point_leaves_nothing_behind(identity):
+    mirror = TrackioMirror()
+    mirror.open(identity)
+    mirror.devices([devices(0)])
+    mirror.close(Status.FAILED)
+    assert not (data_dir(identity.tracking) / f"{identity.project}.db").exists()
+
+
+def test_two_matrices_of_one_project_keep_two_runs_of_one_name(identity):
+    written(identity)
+    later = replace(identity, id="a1b2c3d4-20261121093000", group="test_matrix_results_20261121_093000")
+    assert written(later).steps == {}
+    assert names(identity) == [identity.name, f"{identity.name}-20261121_093000"]
+    assert TrackioMirror().open(later).steps.keys() == TrackioMirror().open(identity).steps.keys()
+    written(later)
+    assert len(names(identity)) == 2
+
+
+def test_alerts_are_kept_once_with_their_time_and_the_step(identity):
+    from trackio.api import Api
+
+    said = TrackerAlert(time=BEGAN + 5, title="loss is NaN", text="at step 5", level=AlertLevel.ERROR)
+    for _ in range(2):
+        mirror = TrackioMirror()
+        mirror.open(identity)
+        mirror.points([point(5)])
+        mirror.alert(said)
+    (alert,) = Api().alerts(identity.project)
+    assert (alert["title"], alert["text"], alert["level"], alert["step"]) == ("loss is NaN", "at step 5", "error", 5)
+    assert alert["timestamp"] == "2026-09-21T14:13:25.250000+00:00"
+    assert TrackioMirror().open(identity).alerts == 1
+
+
+def test_values_that_are_no_number_and_names_that_are_taken_come_back_as_they_were(identity):
+    mirror = TrackioMirror()
+    mirror.open(identity)
+    sent = {"train/loss": math.nan, "grad/norm": math.inf, "time": 3.0, "__odd": 1.0}
+    mirror.points([MetricPoint(step=0, time=BEGAN, values=sent)])
+    got = TrackioMirror().open(identity).steps[0]
+    assert math.isnan(got.pop("train/loss"))
+    assert got == {"grad/norm": math.inf, "time": 3.0, "__odd": 1.0}
+
+
+def test_a_project_name_that_trackio_cannot_keep_is_refused(identity):
+    with pytest.raises(ValueError, match="not allowed"):
+        TrackioMirror().open(replace(identity, project="gpt2_system"))
+
+
+def test_data_lie_beside_the_results(identity):
+    written(identity)
+    assert (identity.tracking / "trackio" / f"{identity.project}.db").is_file()
+
+
+def test_on_a_network_disk_rows_go_to_files_that_the_dashboard_takes_in(identity, monkeypatch):
+    from trackio.fragments import import_inbox_dir
+
+    monkeypatch.setenv("TRACKIO_STORAGE_MODE", "jsonl")
+    for _ in range(2):
+        written(identity)
+    database = data_dir(identity.tracking) / f"{identity.project}.db"
+    assert not database.exists()
+    import_inbox_dir()
+    assert names(identity) == [f"{identity.name}-20261120_120000"]
+    monkeypatch.delenv("TRACKIO_STORAGE_MODE")
+    assert len(TrackioMirror().open(identity).steps) == LAST + 1
+
+
+ALONE = """
+    import sys
+    seen = []
+    reached = ("socket.connect", "socket.getaddrinfo")
+    sys.addaudithook(lambda event, args: event in reached and seen.append((event, args[-1])))
+    from pathlib import Path
+    from kmatrix.records.paths import RunDir; from kmatrix.records.runs import Status
+    from kmatrix.track.trackio import TrackioMirror
+    from kmatrix.track.tracker import DeviceValues, MetricPoint, TrackerAlert, TrackerIdentity
+    home, number, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    run = TrackerIdentity(dir=RunDir(home / "m" / f"run{number}"), project="gpt2-many", name=f"run{number}",
+                          id=f"{number}-1", group="m", tags=(), config={}, tracking=home)
+    mirror = TrackioMirror()
+    known = mirror.open(run).steps
+    for step in range(steps):
+        if step not in known:
+            values = {f"key{i}": float(step) for i in range(400)}
+            mirror.points([MetricPoint(step=step, time=1e9 + step, values=values)])
+    mirror.devices([DeviceValues(time=1e9, values={"gpu/0/power": 1.0})])
+    mirror.alert(TrackerAlert(time=1e9, title="t", text="x"))
+    mirror.close(Status.FINISHED)
+    print(seen)
+"""
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Send a run from a process of its own, on a machine where a token for Hugging Face lies about."""
+    own = {name: text for name, text in os.environ.items() if not name.startswith(("HF_", "TRACKIO_"))}
+    begun = []
+
+    def start(number: int, steps: int, **known: Any) -> subprocess.Popen[str]:
+        begun.append(
+            subprocess.Popen(
+                [sys.executable, "-c", textwrap.dedent(ALONE), str(tmp_path), str(number), str(steps)],
+                env={**own, "PYTHONPATH": f"{ROOT}/lib", "HOME": str(tmp_path), "HF_TOKEN": "hf_" + "x" * 34},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                **known,
+            )
+        )
+        return begun[-1]
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+def rows(home: Path) -> list[tuple[str, int, int]]:
+    """Each run of the project: its name, its rows, its steps."""
+    database = home / "trackio" / "gpt2-many.db"
+    if not database.exists():
+        return []
+    with closing(sqlite3.connect(database)) as opened:
+        select = "select run_name, count(*), count(distinct step) from metrics group by run_id order by run_name"
+        try:
+            return opened.execute(select).fetchall()
+        except sqlite3.OperationalError:  # it is being made
+            return []
+
+
+def test_four_processes_write_one_project_at_a_time_and_none_makes_a_connection(tmp_path, alone):
+    running = [alone(number, 40) for number in range(4)]
+    assert [process.communicate(timeout=120)[0].strip() for process in running] == ["[]"] * 4
+    assert [process.returncode for process in running] == [0] * 4
+    assert rows(tmp_path) == [(f"run{number}", 40, 40) for number in range(4)]
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_while_it_sends_is_gone_on_with(tmp_path, alone):
+    first = alone(0, 100_000)
+    until(lambda: rows(tmp_path) and rows(tmp_path)[0][1] > 20)
+    first.kill()
+    first.communicate()
+    held = rows(tmp_path)[0][1]
+    assert alone(0, held + 20).wait(timeout=120) == 0
+    assert rows(tmp_path) == [("run0", held + 20, held + 20)]
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_an_error_and_what_was_stored_before_stays(tmp_path, alone):
+    def little_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (800_000, 800_000))
+
+    process = alone(0, 100_000, preexec_fn=little_room)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "sqlite3.OperationalError" in said.splitlines()[-1]
+    ((_, held, steps),) = rows(tmp_path)
+    assert held == steps > 0
+    assert alone(0, steps + 20).wait(timeout=120) == 0
+    assert rows(tmp_path) == [("run0", steps + 20, steps + 20)]

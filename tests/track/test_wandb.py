@@ -1,0 +1,273 @@
+"""A run in W&B: what it is given stands there once, read back by W&B's own reader and by a server on loopback."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psutil import Process
+
+from kmatrix.track.wandb import WandbFiles, best, numbers, typed
+from skips import need
+from waiting import until
+from wandb_drive import CONFIG, EPOCH, RUN, begin, drive, point
+from wandb_server import KEY, Kept, WandbServer
+
+SECRET = "Xq" * 25  # in the environment
+
+pytest.importorskip("wandb", reason="make setup-trackers installs it")
+
+
+@functools.cache  # nothing is written to a folder that a test has read
+def inspect(piece: Path, *words: str) -> list[dict[str, Any]]:
+    """What `wandb leet inspect` prints of a folder."""
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *words, str(piece)]
+    text = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120).stdout
+    return [json.loads(text)] if words else [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory: pytest.TempPathFactory) -> tuple[WandbFiles, list[dict[str, Any]]]:
+    """A run whose first process was killed at step 25, whose second ended, and that was sent once more."""
+    folder = tmp_path_factory.mktemp("offline") / "matrix"
+    said = [
+        drive(
+            folder,
+            ["open"],
+            ["points", 0, 26],
+            ["alert", "loss spike"],
+            ["wait for", 20],
+            ["kill"],
+            environ={"SOME_TOKEN": SECRET},
+        ),
+        drive(folder, ["open"], ["devices", EPOCH + 39, 7.0], ["points", 0, 40], ["close", "finished"]),
+        drive(folder, ["open"], ["points", 0, 40], ["close", "finished"]),
+    ]
+    return WandbFiles(folder / RUN, "cafe-1"), said
+
+
+def rows(files: WandbFiles) -> list[dict[str, Any]]:
+    return [record["history"]["item"] for piece in files.sessions for record in inspect(piece) if "history" in record]
+
+
+def test_a_run_without_a_key_is_kept_in_its_own_folder_and_can_be_sent_later(offline):
+    files, said = offline
+    assert said[0]["link"] == str(files.folder)
+    assert said[0]["how"].endswith(f"wandb sync {files.folder}")
+    assert all(piece.name.startswith("offline-run-") for piece in files.sessions)
+
+
+def test_each_step_stands_there_once_with_its_values_and_its_time_after_a_kill(offline):
+    files, said = offline
+    assert said[0]["code"] < 0  # it was killed
+    found = rows(files)
+    assert [row["_step"] for row in found] == list(range(40))
+    for row in found:
+        given = point(row["_step"])
+        assert {key: row[key] for key in given.values} == pytest.approx(dict(given.values))
+        assert row["_timestamp"] == given.time
+
+
+def test_what_is_there_already_is_told_at_the_next_opening(offline):
+    _, said = offline
+    assert set(range(21)) <= set(said[1]["steps"]) <= set(range(26))
+    assert said[1]["alerts"] == 1
+    assert said[2]["steps"] == list(range(40))
+    assert said[2]["devices_time"] == EPOCH + 39
+
+
+def test_sending_once_more_writes_nothing(offline):
+    files, _ = offline
+    assert len(files.sessions) == 2
+
+
+def test_a_run_has_its_name_group_tags_and_symbols_with_numbers_as_numbers(offline):
+    files, _ = offline
+    run = inspect(files.sessions[0])[1]["run"]
+    assert (run["display_name"], run["run_group"], run["job_type"]) == (RUN, "matrix", "train")
+    assert (run["run_id"], run["project"], run["tags"]) == ("cafe-1", "gpt2-abcde", ["optimizer=adamw"])
+    config = {key: value for key, value in run["config"]["update"].items() if key != "_wandb"}
+    assert config == {**CONFIG, "GPT2_LEARNING_RATE": 6e-4, "GPT2_MAX_ITERS": 40}
+
+
+def test_the_summary_tells_the_best_loss_over_all_openings_and_how_the_run_ended(offline):
+    files, _ = offline
+    [summary] = inspect(files.sessions[-1], "--summary")
+    assert (summary["state"], summary["exit_code"], summary["summary"]["status"]) == ("finished", 0, "finished")
+    assert summary["summary"]["best_val_loss"] == pytest.approx(point(30).values["val/loss"])
+    assert summary["summary"]["best_val_step"] == 30
+
+
+def test_an_alert_is_kept_with_its_level(offline):
+    files, _ = offline
+    [alert] = [record["alert"] for record in inspect(files.sessions[0]) if record["type"] == "alert"]
+    assert (alert["title"], alert["level"]) == ("loss spike", "WARN")
+
+
+def test_what_the_gpus_did_since_the_row_before_is_in_the_row_as_its_mean(tmp_path):
+    folder = tmp_path / "matrix"
+    drive(
+        folder,
+        ["open"],
+        ["points", 0, 1],
+        ["devices", EPOCH, 10.0],
+        ["devices", EPOCH + 1, 30.0],
+        ["points", 1, 2],
+        ["points", 2, 3],
+        ["devices", EPOCH + 3, 50.0],  # after the last row: it takes them in, since nothing can come after it
+        ["close", "stopped"],
+    )
+    assert [row.get("gpu_total_memory") for row in rows(WandbFiles(folder / RUN))] == [None, 20.0, 50.0]
+    [summary] = inspect(WandbFiles(folder / RUN).sessions[0], "--summary")
+    assert (summary["state"], summary["summary"]["status"]) == ("finished", "stopped")  # not failed: it can go on
+
+
+def test_files_say_nothing_of_the_command_line_the_packages_or_the_environment(offline):
+    files = [path for path in offline[0].folder.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".wandb" for path in files)
+    assert not any(path.name == "requirements.txt" for path in files)
+    for path in files:
+        data = path.read_bytes()
+        assert SECRET.encode() not in data
+        assert b"wandb_drive.py" not in data
+
+
+@pytest.fixture(scope="module")
+def online(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WandbServer, Path, list[dict[str, Any]]]]:
+    """A run on a server: killed, gone on with, and sent once more."""
+    folder = tmp_path_factory.mktemp("online") / "matrix"
+    with WandbServer() as server:
+        said = [
+            drive(folder, ["open"], ["points", 0, 20], ["close", "stopped"], environ=server.environment),
+            drive(folder, ["open"], ["points", 0, 30], ["kill"], environ=server.environment),
+            drive(folder, ["open"], ["points", 0, 40], ["close", "finished"], environ=server.environment),
+            drive(folder, ["open"], ["points", 0, 40], ["close", "finished"], environ=server.environment),
+        ]
+        yield server, folder, said
+
+
+def test_with_a_key_each_step_is_on_the_server_once_after_a_stop_and_a_kill(online):
+    server, _, said = online
+    kept = server.runs["cafe-1"]
+    assert kept.steps == list(range(40))
+    for line in kept.lines:
+        assert line["train/loss"] == pytest.approx(point(line["_step"]).values["train/loss"])
+        assert line["_timestamp"] == point(line["_step"]).time
+    assert said[1]["steps"] == list(range(20))
+    assert said[0]["link"].startswith(server.root)
+    assert said[0]["how"] is None
+
+
+def test_the_server_has_the_runs_name_group_tags_configuration_and_end(online):
+    kept: Kept = online[0].runs["cafe-1"]
+    assert (kept.first("displayName"), kept.first("groupName"), kept.first("jobType")) == (RUN, "matrix", "train")
+    assert (kept.first("project"), kept.first("tags")) == ("gpt2-abcde", ["optimizer=adamw"])
+    assert kept.config["GPT2_MAX_ITERS"] == 40
+    assert (kept.exit_code, kept.summary["status"]) == (0, "finished")
+    assert kept.summary["best_val_step"] == 30
+
+
+def test_a_key_is_in_no_file_of_the_run(online):
+    _, folder, _ = online
+    assert [path for path in folder.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()] == []
+
+
+@pytest.mark.slow
+def test_a_server_that_refuses_rows_is_an_error_and_the_rows_are_sent_once_it_takes_them(tmp_path):
+    folder = tmp_path / "matrix"
+    with WandbServer() as server:
+        server.refuse["file_stream"] = 401
+        said = drive(folder, ["open"], ["points", 0, 5], ["close", "finished"], environ=server.environment)
+        assert said["code"] == 1
+        assert "401 Unauthorized" in said["stderr"].splitlines()[-1]
+        server.refuse.clear()
+        drive(folder, ["open"], ["points", 0, 5], ["close", "finished"], environ=server.environment)
+        assert server.runs["cafe-1"].steps == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_after_the_death_of_wandbs_own_service_the_run_goes_on_in_the_same_process(tmp_path):
+    folder = tmp_path / "matrix"
+    died = [["open"], ["points", 0, 9], ["wait for", 7], ["kill core"], ["new mirror"]]
+    drive(folder, *died, ["open"], ["points", 0, 20], ["close", "finished"])
+    files = WandbFiles(folder / RUN, "cafe-1")
+    assert [row["_step"] for row in rows(files)] == list(range(20))
+    assert len(files.sessions) == 2
+
+
+@pytest.mark.slow
+def test_a_service_that_dies_as_it_starts_is_an_error_and_not_a_wait_for_ever(tmp_path):
+    process = begin(tmp_path / "matrix", ["open"], ["points", 0, 5], ["close", "finished"])
+    core = until(lambda: [one for one in Process(process.pid).children(recursive=True) if "wandb-core" in one.name()])[
+        0
+    ]
+    core.kill()
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "Error" in stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_offline_no_process_speaks_to_anything_beyond_this_machine(tmp_path):
+    trace = tmp_path / "connections"
+    below = [str(need("strace")), "-f", "-qq", "-e", "trace=connect", "-o", str(trace)]
+    done = drive(
+        tmp_path / "matrix", ["open"], ["points", 0, 20], ["alert", "spike"], ["close", "finished"], below=below
+    )
+    assert done["code"] == 0
+    assert "connect(" in trace.read_text()  # to W&B's own service
+    addresses = re.findall(r'inet_addr\("([^"]+)"\)|inet_pton\(AF_INET6, "([^"]+)"', trace.read_text())
+    assert {v4 or v6 for v4, v6 in addresses} <= {"127.0.0.1", "::1"}
+
+
+def test_without_any_piece_every_step_is_lacking(tmp_path):
+    assert WandbFiles(tmp_path, "cafe-1").is_missing(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("12", 12), ("-3", -3), ("6e-4", 6e-4), ("0.5", 0.5)]
+    + [(text, text) for text in ("y", "0.9,0.95", "", "007", "1_000", "nan", "1e999", "0x10")],
+)
+def test_a_symbol_is_a_number_where_it_is_one(text, value):
+    found = typed({"GPT2_X": text})["GPT2_X"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_a_runs_id_is_a_text_whatever_its_digits():
+    assert typed({"run_id": "12345e6789"}) == {"run_id": "12345e6789"}
+
+
+def test_a_loss_that_is_no_number_is_never_the_best():
+    assert best({0: 4.0, 10: float("nan"), 20: 5.0}) == {
+        "final_val_loss": 5.0,
+        "best_val_loss": 4.0,
+        "best_val_step": 0,
+    }
+    assert best({0: float("nan")}) == {}
+
+
+def test_words_for_numbers_are_read_and_other_words_are_left_out():
+    found = numbers({"a": 1, "b": "NaN", "c": "-Infinity", "d": "text", "e": True})
+    assert found.keys() == {"a", "b", "c"}
+    assert found["c"] == float("-inf")
+
+
+@pytest.mark.parametrize("size", [0, 5, 7, 100, 900])
+def test_a_file_that_a_kill_cut_short_is_read_up_to_there(offline, tmp_path, size):
+    files, _ = offline
+    whole = next(files.sessions[-1].glob("*.wandb"))
+    piece = tmp_path / "wandb" / files.sessions[-1].name
+    piece.mkdir(parents=True)
+    (piece / whole.name).write_bytes(whole.read_bytes()[:-size] if size == 900 else whole.read_bytes()[:size])
+    found = WandbFiles(tmp_path, "cafe-1").read()
+    assert set(found.steps) < set(range(40))
+    assert bool(found.steps) == (size == 900)
