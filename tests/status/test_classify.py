@@ -259,13 +259,13 @@ class Others:
 
 def pool_of(others, uuids=("a", "b", "c")):
     made = Pool.of(uuids)
-    made._look = others
+    made._query = others
     return made
 
 
 def test_a_gpu_that_others_use_is_not_given_to_a_run():
     pool = pool_of(Others(b="17.0 GiB used by python (pid 42)"))
-    pool.look(())
+    pool.poll(())
     assert pool.usable(()) == ("a", "c")
     assert set(pool.place(2, ())) == {"a", "c"}
     assert pool.out == {"b": "in use by others: 17.0 GiB used by python (pid 42)"}
@@ -274,14 +274,14 @@ def test_a_gpu_that_others_use_is_not_given_to_a_run():
 def test_gpus_that_runs_have_are_not_asked_about():
     others = Others()
     pool = pool_of(others)
-    pool.look({"a"})
+    pool.poll({"a"})
     assert others.asked == [("b", "c")]
-    pool.look({"a"})
-    assert len(others.asked) == 1  # the driver is not asked at every look of the runner
+    pool.poll({"a"})
+    assert len(others.asked) == 1  # the driver is not queried at every poll of the runner
 
 
 def test_a_run_waits_for_a_gpu_that_others_use_and_says_so(matrix, plan, monkeypatch):
-    monkeypatch.setattr("kmatrix.engines.local.pool.LOOK_S", 0.0)
+    monkeypatch.setattr("kmatrix.engines.local.pool.POLL_S", 0.0)
     others, told, notes = Others(**{"GPU-a": "9.0 GiB used by python (pid 42)"}), [], []
     pool = pool_of(others, ("GPU-a",))
 

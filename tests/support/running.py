@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from kmatrix.engines.local.engine import LocalEngine
-from kmatrix.engines.local.recorder import Monitor
+from kmatrix.engines.local.recorder import RecorderLauncher
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
 from kmatrix.status.classify import classify
@@ -107,5 +107,5 @@ def runner(matrix):
         process.kill()
 
 
-def monitor(**known) -> Monitor:
-    return Monitor(**{"python": PYTHON, "root": ROOT, "hz": 20} | known)
+def monitor(**known) -> RecorderLauncher:
+    return RecorderLauncher(**{"python": PYTHON, "root": ROOT, "hz": 20} | known)

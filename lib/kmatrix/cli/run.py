@@ -16,7 +16,7 @@ from kmatrix.cli.progress import ProgressDisplay, outlived
 from kmatrix.cli.results import report
 from kmatrix.cli.targets import chosen_runs, find_target
 from kmatrix.cli.trackers import asked_trackers, wait_for_sync
-from kmatrix.engines.local.recorder import Monitor
+from kmatrix.engines.local.recorder import RecorderLauncher
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment.data import Key, known_shards
 from kmatrix.experiment.make import make_matrix
@@ -101,7 +101,7 @@ def _plan(arguments: Arguments, *, one: bool = False) -> Plan:
 
 def _make(
     arguments: Arguments, plan: Plan, *, reuse: bool, shards: Mapping[Key, int] | None = None
-) -> tuple[MatrixDir, Monitor | None]:
+) -> tuple[MatrixDir, RecorderLauncher | None]:
     """Make the directories of a matrix; return it and what starts the GPU recorders, None for no recording."""
     recorder = monitor(arguments.get("SIMULATE"), plan.config.monitor_hz, plan.config.prometheus_port)
     with ProgressDisplay() as show:
@@ -123,7 +123,7 @@ def _run_and_report(
     plan: ResumePlan,
     *,
     gpus: Sequence[Gpu] = (),
-    monitor: Monitor | None = None,
+    monitor: RecorderLauncher | None = None,
     chosen: Sequence[str] | None = None,
 ) -> int:
     """Run the pending attempts with a live display, print the report, and return the exit status.

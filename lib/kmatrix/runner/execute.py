@@ -17,7 +17,7 @@ import kmatrix.simulate.library as simulate
 from kmatrix.engines.base import Engine
 from kmatrix.engines.local.engine import LocalEngine
 from kmatrix.engines.local.pool import Pool
-from kmatrix.engines.local.recorder import Monitor
+from kmatrix.engines.local.recorder import RecorderLauncher
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.gpu.nvml.detect import UNKNOWN_DISTANCE, Gpu, distances, occupied
 from kmatrix.packing import Limits, usable_cores
@@ -46,7 +46,7 @@ def execute(
     plan: ResumePlan,
     *,
     gpus: Sequence[Gpu] = (),
-    monitor: Monitor | None = None,
+    monitor: RecorderLauncher | None = None,
     trackers: TrackerProcesses | None = None,
     show: Callable[[RunProgress], None] | None = None,
     tell: Callable[[str], None] | None = None,
@@ -99,7 +99,7 @@ def need_torch() -> None:
         )
 
 
-def monitor(simulated: str, hz: int, port: int = 0) -> Monitor | None:
+def monitor(simulated: str, hz: int, port: int = 0) -> RecorderLauncher | None:
     """Return the settings of the recorders, None for no recording.
 
     simulated: SIMULATE=, records simulated GPUs.  hz: samples/s, 0: no recording.  port: for Prometheus, 0: none.
@@ -109,7 +109,7 @@ def monitor(simulated: str, hz: int, port: int = 0) -> Monitor | None:
             raise ConfigError("SIMULATE= needs GPU_MONITOR=y", why="only the recording is simulated")
         return None
     environment = simulation(simulated) if simulated else {}
-    return Monitor(
+    return RecorderLauncher(
         python=Path(sys.executable),
         root=ROOT,
         hz=hz,
@@ -158,7 +158,7 @@ def gpu_pool(gpus: Sequence[Gpu], values: Mapping[str, Any]) -> Pool:
     known = distances([gpu.uuid for gpu in gpus]) if len(gpus) > PAIR else {}
     return Pool(
         gpus,
-        look=(lambda uuids: occupied(uuids, most_mib)) if most_mib else None,
+        query=(lambda uuids: occupied(uuids, most_mib)) if most_mib else None,
         distance=(lambda one, other: known.get(frozenset((one, other)), UNKNOWN_DISTANCE)) if known else None,
     )
 

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 import kmatrix.simulate.library as simulate
-from kmatrix.engines.local.recorder import Monitor
+from kmatrix.engines.local.recorder import RecorderLauncher
 from kmatrix.packing import Limits
 from kmatrix.records.files import read_json, read_jsonl, write_json
 from kmatrix.records.runs import Status
@@ -77,7 +77,7 @@ def test_on_four_simulated_gpus_every_recorder_sees_the_gpus_of_its_own_run_only
         plans.append(plan(name, ranks=width, cuda=True, expected_s=float(width)))
         run = read_json(plans[-1].dir.run_json)
         write_json(plans[-1].dir.run_json, run | {"train": run["train"] | {"max_iters": 80}})
-    recorder = Monitor(python=PYTHON, root=ROOT, hz=20, environment=environment)
+    recorder = RecorderLauncher(python=PYTHON, root=ROOT, hz=20, environment=environment)
     box = engine(gpus=uuids, limits=Limits(), monitor=recorder)
     assert drive(matrix, plans, box, poll_s=0.02).counts == {"finished": 4}
     for one in plans:

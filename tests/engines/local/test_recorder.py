@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import kmatrix.simulate.library as simulate
-from kmatrix.engines.local.recorder import Monitor
+from kmatrix.engines.local.recorder import RecorderLauncher
 from kmatrix.gpu.formats.json_array import last_entry
 from kmatrix.packing import Limits
 from kmatrix.records.files import read_json, read_jsonl, write_json
@@ -21,7 +21,7 @@ from waiting import until
 
 
 @pytest.fixture(scope="module")
-def simulated(tmp_path_factory) -> Monitor:
+def simulated(tmp_path_factory) -> RecorderLauncher:
     """A monitor that sees two simulated GPUs."""
     need("gcc")
     library = simulate.build(tmp_path_factory.mktemp("simulate"))

@@ -17,7 +17,7 @@ from subprocess import Popen
 from kmatrix.engines.base import GRACE_S
 from kmatrix.engines.local.pool import Pool
 from kmatrix.engines.local.process import ProcessTree, start
-from kmatrix.engines.local.recorder import Monitor, end
+from kmatrix.engines.local.recorder import RecorderLauncher, end
 from kmatrix.errors import KmatrixError
 from kmatrix.packing import Limits, PackedJob, startable
 from kmatrix.records.files import read_json
@@ -74,7 +74,7 @@ class LocalEngine:
         cores: int = 1,
         limits: Limits = ONE,
         grace_s: float = GRACE_S,
-        monitor: Monitor | None = None,
+        monitor: RecorderLauncher | None = None,
         trackers: TrackerProcesses | None = None,
     ) -> None:
         """Create an engine.
@@ -85,6 +85,7 @@ class LocalEngine:
         monitor: starts the recorders, None for no recording.  trackers: starts the tracker processes, None for none.
         """
         self._python, self._root, self._grace_s = python, root, grace_s
+        # The runner passes its own pool, so that a GPU that it quarantines is no longer handed out here.
         self._pool = gpus if isinstance(gpus, Pool) else Pool.of(gpus) if gpus else None
         self._cores, self._limits = cores, limits
         self._monitor, self._trackers = monitor, trackers
@@ -131,6 +132,7 @@ class LocalEngine:
         """
         if self._trackers is not None:
             self._trackers.poll()
+        # A tracker process that was killed has to come back even while no run starts or ends.
         for job in self._next():
             self._start(job)
         for job in self._in(JobPhase.RUNNING):
@@ -144,6 +146,7 @@ class LocalEngine:
                 continue
             if job.state.phase is JobPhase.PENDING:
                 job.state = replace(job.state, phase=JobPhase.GONE, cancelled=True)
+            # Not yet ENDED: the run may still write a checkpoint and result.json, and only then is classified.
             elif job.state.phase is JobPhase.RUNNING and job.tree is not None:
                 job.state = replace(job.state, cancelled=True)
                 if now:
@@ -163,11 +166,12 @@ class LocalEngine:
         running, queue = self._in(JobPhase.RUNNING), self._in(JobPhase.PENDING)
         if not queue:
             return []
+        # Runs on the other device wait until none of these is running.
         cuda = (running or queue)[0].plan.cuda
         waiting = [job for job in queue if job.plan.cuda == cuda]
         units = self._cores
         if cuda and self._pool is not None:
-            self._pool.look(self._taken())
+            self._pool.poll(self._taken())
             units = len(self._pool.usable(self._taken()))
             waiting = [job for job in waiting if not self._is_too_wide(job, self._pool, units)]
         names = startable(
@@ -197,6 +201,7 @@ class LocalEngine:
     def _packed(self, job: _Job) -> PackedJob:
         """Return a job for the scheduler: its number of GPUs or cores, and the expected time until its end."""
         plan, left = job.plan, job.plan.expected_s
+        # More threads than cores is allowed and only slow: without the cap, such a run would never fit.
         width = plan.ranks if plan.cuda else min(plan.ranks * plan.cpu_threads, self._cores)
         if left is not None and job.state.phase is JobPhase.RUNNING:
             left = max(0.0, left - (time.monotonic() - job.started_at))
@@ -217,6 +222,7 @@ class LocalEngine:
                 self._wait_for_earlier(job)
                 return
             log = plan.dir.output_log
+            # Before the process exists: the patterns of failures search only what this attempt appends.
             before = log.stat().st_size if log.exists() else 0
             begun = time.time()
             job.tree = start(
@@ -250,6 +256,7 @@ class LocalEngine:
         taken = {gpu for other in others for gpu in other.seen or ()}
         job.seen = monitor.seen(job.plan, taken, shared=shared)
         job.state = replace(job.state, records_gpus=job.seen is not None and (job.plan.cuda or monitor.simulated))
+        # The lowest free slot, not a counter: a monitoring system scrapes a fixed, small set of ports.
         job.slot = min(set(range(len(others) + 1)) - {other.slot for other in others})
         job.recorder = monitor.start(job.plan, pid, gpus=job.seen, slot=job.slot)
 
@@ -257,6 +264,7 @@ class LocalEngine:
         now = time.monotonic()
         job.state = replace(job.state, reason="waiting for an earlier attempt to exit")
         job.waits_since = job.waits_since if job.waits_since is not None else now
+        # An earlier guard kills its run after the grace period. Two margins, since its own kill may take one.
         if now - job.waits_since > self._grace_s + 2 * MARGIN_S:
             self._give_up(
                 job, f"could not be started: an earlier attempt is still running ({job.plan.dir.lock} is locked)"
@@ -283,6 +291,7 @@ class LocalEngine:
     def _watch_recorder(self, job: _Job) -> None:
         """Restart a recorder that was killed, which appends to the recording; one that exited with an error is not."""
         recorder, monitor, pid = job.recorder, self._monitor, job.state.pid
+        # poll() is None while it runs and negative after a signal. After an error of its own it would only fail again.
         if recorder is None or monitor is None or pid is None or (recorder.poll() or 0) >= 0:
             return
         deaths = job.state.recorder_deaths + 1
@@ -297,6 +306,7 @@ class LocalEngine:
 
     def _end(self, job: _Job, code: int, *, now: bool = False) -> None:
         job.state = replace(job.state, phase=JobPhase.ENDED, ended=time.time(), exit_code=code)
+        # The recorder first: the tracker uploads its final summary.
         end(job.recorder)
         if self._trackers is not None:
             if now:
@@ -305,6 +315,7 @@ class LocalEngine:
                 self._trackers.end(job.plan.dir)
 
     def _argv(self, run: RunPlan) -> list[str]:
+        # --standalone picks a free port, so that runs at the same time do not share a rendezvous.
         ranks = ["--standalone", f"--nproc-per-node={run.ranks}"]
         return [*self._torchrun, *ranks, *run.command, *run.arguments]
 
@@ -312,11 +323,11 @@ class LocalEngine:
         """Return the environment variables that are set for a run; none of them is secret."""
         return {
             **({} if run.cuda else KEEP_MEMORY),
-            "CUDA_VISIBLE_DEVICES": ",".join(run.gpus),
-            "OMP_NUM_THREADS": str(run.cpu_threads),
-            "OMP_WAIT_POLICY": "passive",
+            "CUDA_VISIBLE_DEVICES": ",".join(run.gpus),  # UUIDs: indices change when a GPU is lost; empty hides all
+            "OMP_NUM_THREADS": str(run.cpu_threads),  # else torchrun sets 1 if there are several ranks
+            "OMP_WAIT_POLICY": "passive",  # spinning threads would take the cores of other ranks
             "PYTHONPATH": program_path(self._root),
-            "PYTHONUNBUFFERED": "1",
+            "PYTHONUNBUFFERED": "1",  # the log is complete even if the process is killed
         }
 
 

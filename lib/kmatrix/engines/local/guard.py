@@ -41,11 +41,13 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 def main(argv: list[str]) -> int:
     """Run the command and return its exit code, 128 + n after signal n."""
     runner, grace, command = int(argv[1]), float(argv[2]), argv[3:]
+    # Blocked before anything else: a signal that arrives now stays pending until sigwaitinfo collects it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP | {signal.SIGCHLD})
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    # PR_SET_PDEATHSIG reports only deaths after this call. A new parent means that the runner had died before.
     if os.getppid() != runner:
-        return 128 + signal.SIGTERM  # the runner died before the request to the kernel
+        return 128 + signal.SIGTERM
     _keep_descriptors()
     child = _start(command, mask)
     code = _wait(child, grace)
@@ -67,12 +69,13 @@ def _start(command: list[str], mask: set[int | signal.Signals]) -> int:
     if pid:
         return pid
     try:
+        # Not inherited across fork. The command must also end if somebody kills the guard with SIGKILL.
         LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.execvp(command[0], command)
     except OSError as error:
         os.write(2, f"cannot start {command[0]}: {error.strerror}\n".encode())
-    os._exit(127)
+    os._exit(127)  # the shell's code for a command that cannot be run; no cleanup of the parent's state
 
 
 def _wait(child: int, grace: float) -> int | None:
@@ -84,10 +87,11 @@ def _wait(child: int, grace: float) -> int | None:
         else:
             info = signal.sigtimedwait(STOP | {signal.SIGCHLD}, max(0.0, deadline - time.monotonic()))
             got = None if info is None else info.si_signo
+        # Reap after any signal: several exits can be merged into one SIGCHLD.
         ended = _reap()
         if child in ended:
             return ended[child]
-        if got in STOP and deadline is None:
+        if got in STOP and deadline is None:  # a second signal does not extend the grace period
             deadline = time.monotonic() + grace
             os.kill(child, signal.SIGTERM)
         if deadline is not None and time.monotonic() >= deadline:
@@ -113,6 +117,7 @@ def _clear(*, linger: float) -> None:
     begin = time.monotonic()
     while time.monotonic() - begin < linger + KILL_S:
         _reap()
+        # Scan again after each round: a process that was killed may have forked before.
         below = _below(os.getpid())
         if not below:
             return
@@ -132,6 +137,7 @@ def _below(root: int) -> list[int]:
                 stat = (entry / "stat").read_text(errors="replace")
             except OSError:
                 continue  # it has exited meanwhile
+            # The command name is in parentheses and may itself contain spaces and parentheses.
             parent[int(entry.name)] = int(stat[stat.rindex(")") + 2 :].split()[1])
     found = {root}
     while more := {pid for pid, above in parent.items() if above in found} - found:

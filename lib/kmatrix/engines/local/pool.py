@@ -13,23 +13,22 @@ from typing import Any
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.packing import Distance, place
 
-LOOK_S = 2.0  # between two queries to the driver about other processes
+POLL_S = 2.0  # between two queries to the driver about other processes
 
-
-Look = Callable[[Sequence[str]], Mapping[str, str]]
+QueryUse = Callable[[Sequence[str]], Mapping[str, str]]
 
 
 class Pool:
     """GPUs by UUID, in the driver's order."""
 
-    def __init__(self, gpus: Sequence[Gpu], *, look: Look | None = None, distance: Distance | None = None) -> None:
+    def __init__(self, gpus: Sequence[Gpu], *, query: QueryUse | None = None, distance: Distance | None = None) -> None:
         """Create a pool.
 
-        look: maps UUIDs of idle GPUs to the reason why other processes block one.
-        distance: of two GPUs, None: by their order.
+        query: returns UUID -> reason for those of the given GPUs that other processes block.
+        distance: of two GPUs; None places runs by the order of GPUs.
         """
         self._gpus = tuple(gpus)
-        self._look, self._distance = look, distance
+        self._query, self._distance = query, distance
         self._quarantined: dict[str, str] = {}
         self._held: Mapping[str, str] = {}
         self._due = 0.0  # monotonic seconds
@@ -65,14 +64,15 @@ class Pool:
         self._quarantined[uuid] = why
         return True
 
-    def look(self, taken: Collection[str]) -> None:
-        """Query the use of idle GPUs by other processes, at most every LOOK_S seconds."""
+    def poll(self, taken: Collection[str]) -> None:
+        """Query the use of idle GPUs by other processes, at most every POLL_S seconds."""
         now = time.monotonic()
-        if self._look is None or now < self._due:
+        if self._query is None or now < self._due:
             return
-        self._due = now + LOOK_S
+        self._due = now + POLL_S
+        # GPUs of our own runs are left out: their memory would count as that of another process.
         idle = [uuid for uuid in self.whole if uuid not in taken]
-        self._held = self._look(idle) if idle else {}
+        self._held = self._query(idle) if idle else {}
 
     def usable(self, taken: Collection[str]) -> tuple[str, ...]:
         """Return the GPUs that runs use, and those that they could get now."""

@@ -19,9 +19,7 @@ GUARD = Path(__file__).with_name("guard.py")
 
 
 REMEMBER_S = 1.0  # between two scans of all processes of the machine, each of which takes milliseconds
-
-
-KILL_S = 10.0
+KILL_S = 10.0  # a process that does not die within this time is stuck in the kernel
 
 
 class ProcessTree:
@@ -30,7 +28,7 @@ class ProcessTree:
     def __init__(self, guard: subprocess.Popen[bytes]) -> None:
         self._guard = guard
         self._members: set[psutil.Process] = set()
-        self._looked = 0.0
+        self._scanned_at = 0.0  # monotonic seconds
 
     @property
     def pid(self) -> int:
@@ -41,10 +39,11 @@ class ProcessTree:
         """Return the exit code once all processes have exited, else None. 128 + n: ended by signal n."""
         code = self._guard.poll()
         if code is None:
-            if time.monotonic() - self._looked >= REMEMBER_S:
+            # Remember descendants while the guard lives: after its death they are orphans that nothing leads to.
+            if time.monotonic() - self._scanned_at >= REMEMBER_S:
                 self._remember()
             return None
-        self._kill_members()  # there are none, unless the guard itself was killed
+        self._kill_members()  # none are left, unless the guard itself was killed
         return code
 
     def stop(self) -> None:
@@ -60,6 +59,7 @@ class ProcessTree:
             _kill(self._members)  # the guard reaps them, and exits after the command
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._guard.wait(0.05)
+        # Last: without the guard, orphaned processes of the run would become children of init.
         if self._guard.poll() is None:
             self._guard.kill()
         code = self._guard.wait()
@@ -73,10 +73,11 @@ class ProcessTree:
 
     def _remember(self) -> None:
         """Update the known descendants, including those of orphaned processes."""
-        self._looked = time.monotonic()
+        self._scanned_at = time.monotonic()
         found: set[psutil.Process] = set()
         with contextlib.suppress(psutil.NoSuchProcess):
             found.update(psutil.Process(self._guard.pid).children(recursive=True))
+        # Members that were re-parented since the last scan are no longer below the guard, but may have children.
         for member in self._members - found:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if member.is_running():
@@ -122,7 +123,7 @@ def start(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            start_new_session=True,  # Ctrl+C in the terminal reaches the runner only, which stops runs in order
             pass_fds=() if lock is None else (lock,),
         )
     return ProcessTree(guard)

@@ -17,8 +17,8 @@ WAIT_S = 5.0  # for the recorder's final summary; then it is killed, and the las
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Monitor:
-    """The settings of the recorders of a matrix."""
+class RecorderLauncher:
+    """Starts the recorders of a matrix, all with the same settings."""
 
     python: Path
     root: Path
@@ -56,10 +56,10 @@ class Monitor:
     ) -> subprocess.Popen[bytes] | None:
         """Start the recorder; None if it cannot be started, which is written to the run's log."""
         if gpus is None:
-            _say(run, "no simulated GPU is left: nothing is recorded")
+            _log(run, "no simulated GPU is left: nothing is recorded")
             return None
         environment = program_environment(self.root, **self.environment)
-        if self.simulated:  # the scenario starts at second 0 for each run
+        if self.simulated:  # a scenario starts at second 0 of each run, not of the matrix
             environment["KMATRIX_SIMULATE_EPOCH"] = repr(time.time())
         try:
             with run.dir.output_log.open("ab") as log:
@@ -70,14 +70,15 @@ class Monitor:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    start_new_session=True,
+                    start_new_session=True,  # Ctrl+C must not end a recording before its run
                 )
         except OSError as error:
-            _say(run, f"cannot be started: {error.strerror}")
+            _log(run, f"cannot be started: {error.strerror}")
             return None
 
 
-def _say(run: RunPlan, text: str) -> None:
+def _log(run: RunPlan, text: str) -> None:
+    # Suppressed: on a full disk the run itself reports the error, and a recorder must never end a matrix.
     with contextlib.suppress(OSError), run.dir.output_log.open("a", encoding="utf-8") as log:
         log.write(f"recorder: {text}\n")
 
