@@ -9,22 +9,14 @@ import sys
 from collections.abc import Mapping
 
 HIDDEN = "<hidden>"
-
-
 SHORTEST = 8  # characters; a shorter value is an ordinary word and is not redacted
 
 
 # Formats that only keys have: Hugging Face, W&B (wandb_v1_...), and W&B's 40 hexadecimal digits with the prefix of a
 # private server. 40 digits alone may be a commit id.
 _KEY = re.compile(r"\bhf_[A-Za-z0-9]{30,}|\bwandb_v\d_[A-Za-z0-9_-]{20,}|\blocal-[0-9a-f]{40}\b")
-
-
 _NAMED = re.compile(r"""(?i)((?:api[_-]?key|token|secret|password)["']?\s*[=:]\s*["']?)([^\s"'&,;]{8,})""")
-
-
 _OLD_KEY = re.compile(r"(?i)((?:key|token)\W{0,4})\b[0-9a-f]{40}\b")
-
-
 _NAME = re.compile(r"(?i)(?:^|_)(?:api_?)?(?:key|token|secret|password|passwd)$")
 
 

@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 
 GPT2_VOCAB = 50257
-
-
 BYTE_VOCAB = 257  # 256 bytes and the end-of-document token
 
 

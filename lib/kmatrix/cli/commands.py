@@ -89,8 +89,6 @@ def yes(arguments: Arguments, name: str) -> bool:
 
 # Read by the Makefile or by make itself; allowed on any make command line.
 MAKE_ONLY = frozenset({"PYTHON", "TORCH_INDEX", "V", "MAKEFLAGS", "SHELL"})
-
-
 PLACES = frozenset({"KCONFIG", "KCONFIG_CONFIG", "O"})
 
 
@@ -281,8 +279,6 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
 
 
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items() if command.handler}
-
-
 ALIASES = {"test_matrix": "test-matrix", "track-replay": "track-sync"}  # old names
 
 

@@ -21,8 +21,6 @@ from kmatrix.status.status_file import recover_status
 from kmatrix.text import shown
 
 LAST_LINES = 40
-
-
 LOOK_S = 0.2
 
 

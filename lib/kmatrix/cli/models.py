@@ -26,14 +26,8 @@ from kmatrix.runner.execute import need_torch
 from kmatrix.text import UNKNOWN, columns, disk_size, plural, shown, table, time_of_day
 
 SAMPLE = {"PROMPT": str, "TOKENS": int, "TEMPERATURE": float, "TOP_K": int, "TOP_P": float, "SEED": int, "DEVICE": str}
-
-
 SERVE = {"PORT": int, "HOST": str, "DEVICE": str}
-
-
 EXPORT = {"OUTPUT": str}
-
-
 KINDS = {int: "an integer", float: "a number"}
 
 

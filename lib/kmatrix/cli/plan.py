@@ -41,8 +41,6 @@ from kmatrix.records.paths import ROOT
 from kmatrix.text import count, disk_size, duration, flop_count, memory_size, money, plural, shown
 
 TARGETS = {"TOKENS_PER_SECOND": "tokens_per_second", "SECONDS_PER_STEP": "seconds_per_step", "HOURS": "hours"}
-
-
 BAND_TEXT = f"{BAND[0]:.0%} to {BAND[1]:.0%}".replace("%", " %")
 
 

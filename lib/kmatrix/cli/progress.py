@@ -24,17 +24,9 @@ if TYPE_CHECKING:
 
 
 MOST_LINES = 8  # runs that are drawn at a time
-
-
 EVERY_S = 30.0  # between two plain lines of a run
-
-
 REFRESH_S = 0.25  # between two drawings of the live line
-
-
 BAR, BAR_LEAST = 24, 8  # columns; a bar that would be shorter is left out
-
-
 LIVE = (Status.PLANNED, Status.RUNNING)  # a planned run is shown only while it waits for something
 
 

@@ -259,11 +259,7 @@ def resume_from(text: str) -> str:
 
 
 EXIT_DIFFERS = 1
-
-
 EXAMPLE = "pass RUN=test_matrix_results_.../gpt2_..."
-
-
 WORKTREE = "../kmatrix-then"  # suggested directory for a checkout of the old code
 
 

@@ -87,8 +87,6 @@ def drawn(lines: list[Line]) -> Text:
 
 
 QUARANTINED = "quarantined"  # what a GPU stays when its matrix has ended
-
-
 FEWEST_RUNS = 3  # rows that runs keep whatever else there is to say
 
 
@@ -305,8 +303,6 @@ def _number(value: float | None, form: str, unit: str = "") -> str:
 
 
 TITLES = ("run", "status", "step", "epoch", "left", "ends", "from")
-
-
 LEFT = (0, 1, 6)  # columns of words
 
 

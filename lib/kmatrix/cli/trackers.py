@@ -61,11 +61,7 @@ def port(arguments: Arguments, tracker: str) -> int:
 
 
 SHOW_S = 1.0  # a shorter wait prints nothing
-
-
 POLL_S = 0.2  # between two reads of track.json
-
-
 LEAST_LIMIT_S = 60.0  # of `make track-sync`, because the user can press Ctrl+C
 
 

@@ -14,14 +14,8 @@ from typing import ClassVar
 from kmatrix.gpu.devices import COLUMN_INDEX, UNKNOWN, WIDTH, Device, DeviceLimits, DeviceProcess, ExtraMetrics
 
 DRM = Path("/sys/class/drm")
-
-
 AMD = "0x1002"  # PCI vendor id
-
-
 MIB = 2**20
-
-
 PWM_MAX = 255  # maximum PWM value of a fan, if pwm1_max is missing
 
 

@@ -11,11 +11,7 @@ from kmatrix.gpu.formats.binary import COLUMNS
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot
 
 WIDTH = len(COLUMNS)  # values per device in a flat list of samples
-
-
 COLUMN_INDEX = {name: position for position, name in enumerate(COLUMNS)}
-
-
 UNKNOWN = math.nan
 
 

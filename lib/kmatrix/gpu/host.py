@@ -14,20 +14,10 @@ import psutil
 from kmatrix.gpu.devices import COLUMN_INDEX, UNKNOWN, WIDTH, Device, DeviceLimits, DeviceProcess, ExtraMetrics
 
 MIB = 2**20
-
-
 TRAINER = "gpt2.train"
-
-
 LAUNCHERS = ("torch.distributed.run", "torchrun", "guard.py")  # their command lines contain the trainer's
-
-
 WINDOW_S = 0.5  # averaging window of CPU utilization: the kernel counts in 10 ms ticks
-
-
 EXIT_SPREAD_S = 5.0  # ranks of a run exit within this time of each other; an earlier exit counts as lost
-
-
 POWERCAP = Path("/sys/class/powercap")
 
 

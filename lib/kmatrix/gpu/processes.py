@@ -10,8 +10,6 @@ from kmatrix.gpu.devices import DeviceProcess
 from kmatrix.records.lock import stat_fields
 
 PROC = Path("/proc")
-
-
 TRAINER = "gpt2.train"  # module of a rank; the next argument is the run directory
 
 

@@ -20,8 +20,6 @@ from kmatrix.gputop.loop import Session, StatsFiles, follow, watch
 from kmatrix.gputop.screen import plain, render
 
 PLAIN_WIDTH = 120  # columns of --once, if the width of the terminal is unknown
-
-
 MIN_INTERVAL_S = 0.05
 
 

@@ -27,8 +27,6 @@ from kmatrix.status.watch import AlertTracker
 from kmatrix.text import duration, time_of_day
 
 MAX_PER_MINUTE = 240  # samples of a recording to read for the history of one minute
-
-
 QUIET_S = 3.0  # time without a new sample before a notice is shown
 
 
@@ -261,11 +259,7 @@ def _has_ended(run: RunDir) -> bool:
 
 
 RANKS_S = 10.0  # between two queries of the processes of the GPUs, the most expensive call
-
-
 LIMITS_S = 1.0  # between two queries of power limits and throttling
-
-
 RECOVER_S = 5.0  # between two tries to reopen a lost GPU
 
 
@@ -374,8 +368,6 @@ class LiveFeed:
 
 
 WINDOW = 10  # buckets (usually s) over which utilization is averaged
-
-
 MACHINE_THRESHOLDS = Thresholds(gpu_utilization=0, balance=0)  # idle GPUs, and GPUs of other jobs, are normal
 
 

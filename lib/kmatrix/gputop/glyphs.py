@@ -11,8 +11,6 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 UNKNOWN = "-"
-
-
 STYLES = ((90.0, "red"), (75.0, "yellow"), (0.0, "green"))  # lower bound in percent of the ceiling
 
 
@@ -26,8 +24,6 @@ class Glyphs:
 
 
 UNICODE = Glyphs(" ▁▂▃▄▅▆▇█", " ▏▎▍▌▋▊▉█", "…")
-
-
 ASCII = Glyphs(" .:-=+*#@", "     ||||", "~")
 
 

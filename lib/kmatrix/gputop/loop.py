@@ -31,17 +31,9 @@ from kmatrix.gputop.screen import render
 from kmatrix.gputop.view import History, Metric, ScreenSample, View, rows_of
 
 STDIN = 0
-
-
 RESIZE_S = 0.25  # between two checks of the size of the terminal
-
-
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
 NO_SIZE = ConsoleDimensions(80, 24)
-
-
 TERMINAL_GONE = (errno.EIO, errno.EPIPE)  # errors of a terminal that was closed
 
 

@@ -28,23 +28,11 @@ from kmatrix.stats import cv_text
 from kmatrix.status.alerts import Severity, one_line
 
 GIB = 1024.0  # MiB
-
-
 HOT = 100.0  # degrees C: a full bar
-
-
 KEYS = "q quit  up/down GPU  m metric  l large"
-
-
 REPLAY_KEYS = "space pause  left/right 10 s  [ ] 60 s  0 start  e end"
-
-
 MAX_ALERTS = 3  # lines
-
-
 MIN_CHART = 4  # lines: a title and three lines of chart
-
-
 CHART_WIDTH = 24  # columns: minimum width of a chart, if the terminal is wide enough
 
 

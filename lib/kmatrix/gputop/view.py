@@ -45,8 +45,6 @@ FIELDS = {
 
 
 ORDER = {metric: place for place, metric in enumerate(FIELDS)}
-
-
 VALUES = attrgetter(*FIELDS.values())
 
 

@@ -17,8 +17,6 @@ from kmatrix.kconfig.tree import BOOLS, HEADER, Assignment, Tree, check_text, he
 from kmatrix.text import shown
 
 ASKED = "# asked for:"
-
-
 LINE = re.compile(r"CONFIG_(\w+)=(.*)|# CONFIG_(\w+) is not set")
 
 
@@ -262,11 +260,7 @@ def load_config(tree: Tree, path: Path) -> list[Assignment]:
 
 
 TRACKERS = {"wandb": "TRACKER_WANDB", "trackio": "TRACKER_TRACKIO", "tensorboard": "TRACKER_TENSORBOARD"}
-
-
 SHORT = {"both": ("wandb", "trackio"), "all": tuple(TRACKERS), "none": ()}
-
-
 SETS = ("TRACKER",)
 
 

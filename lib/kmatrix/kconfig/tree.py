@@ -18,23 +18,11 @@ from kmatrix.records.paths import ROOT
 from kmatrix.redaction import is_key
 
 BOOLS = (kc.BOOL, kc.TRISTATE)
-
-
 MATRIX = "MATRIX_"
-
-
 FORBID = "FORBID_"
-
-
 NOT_AN_AXIS = ("MATRIX_COUPLED", "MATRIX_EXCLUDE", "MATRIX_EQUAL")
-
-
 HEADER = "# kmatrix configuration: made by make, edited by make menuconfig. Every line takes effect.\n"
-
-
 Symbol = Any  # kconfiglib has no types
-
-
 Choice = Any
 
 
@@ -386,14 +374,8 @@ functions = {
 
 
 UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
-
-
 NUMBER = r"[0-9]+(?:\.[0-9]+)?"
-
-
 PART = re.compile(rf"({NUMBER})([dhms])")
-
-
 KNOWN_FORMS = "expected a duration above zero: 90, 90s, 15m, 1h30m, 2.5h, 2d"
 
 
@@ -409,8 +391,6 @@ def seconds(text: str) -> float | None:
 
 
 WHOLE = re.compile(r"0|-?[1-9][0-9]*")
-
-
 SLUG = re.compile(r"(?!registry-)[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")  # a name that every tracker accepts
 
 

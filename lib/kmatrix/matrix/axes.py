@@ -21,8 +21,6 @@ from kmatrix.kconfig.tree import (
 )
 
 MATRIX = "MATRIX_"
-
-
 COUPLED, EXCLUDE = "MATRIX_COUPLED", "MATRIX_EXCLUDE"
 
 

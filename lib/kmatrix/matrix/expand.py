@@ -17,8 +17,6 @@ from kmatrix.kconfig.tree import Assignment, Symbols, Tree, normalized
 from kmatrix.matrix.axes import Axes, Axis, AxisValue, label
 
 LONGEST_NAME = 120
-
-
 OPTIMIZER, GPUS, DEVICE, SEED = "GPT2_OPTIMIZER", "GPT2_NUM_GPUS", "GPT2_DEVICE", "GPT2_SEED"
 
 

@@ -15,20 +15,10 @@ from kmatrix.shapes import ModelShape, by_depth, mfu, peak_tflops
 from kmatrix.text import GIB
 
 BAND = (0.25, 0.50)  # MFU of GPT-2 training with fused attention, from small models to large batches of large models
-
-
 UNLIKELY, IMPOSSIBLE = 0.75, 1.0  # required MFU
-
-
 MIDDLE = math.sqrt(BAND[0] * BAND[1])  # the geometric mean of the band
-
-
 OVERHEAD = GIB  # bytes that CUDA, NCCL and libraries use per device before any tensor is allocated
-
-
 TIGHT = 0.9  # fraction of the rest; above it, fragmentation can cause out-of-memory errors
-
-
 MOST = 1 << 20  # upper bound of the search for the largest micro-batch
 
 

@@ -12,8 +12,6 @@ from kmatrix.shapes import ModelShape, padded
 from kmatrix.text import plural
 
 MATMUL_TOKENS = 512  # on the CPU, contexts up to this length store attention probabilities (gpt2.model.attention_path)
-
-
 MATMUL_ROWS = 256  # query rows per product there; keys after the last of these rows are not multiplied
 
 
@@ -24,8 +22,6 @@ NARROW, MANY = (
 
 
 CPU_CHUNK = 128
-
-
 LOGIT_COPIES = 3  # 32-bit: log-probabilities, their gradient, the gradient of the logits
 
 
@@ -138,11 +134,7 @@ def _keys(block_size: int) -> float:
 
 
 BYTES = 4  # weights, gradients and optimizer states are 32-bit
-
-
 FEWEST_CHANGES = 5  # mask updates; with fewer, pruning is one step instead of a ramp
-
-
 MOST_WARMUP = 0.25  # fraction of the steps; with more, runs compare warm-ups instead of optimizers
 
 

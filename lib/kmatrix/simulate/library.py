@@ -20,20 +20,10 @@ from kmatrix.records.paths import ROOT
 from kmatrix.simulate.scenario import Scenario, parse
 
 HERE = Path(__file__).parent
-
-
 SCENARIOS = HERE / "scenarios"  # included scenarios: calm, lost, straggler, varied
-
-
 LIBRARY = "libnvidia-ml.so.1"
-
-
 SOURCES = ("nvml.c", "lists.c", "play.c", "table.c")
-
-
 FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-fPIC", "-shared", "-fvisibility=hidden")
-
-
 LIBRARIES = ("-lm", "-lpthread")
 
 
@@ -114,8 +104,6 @@ def _write_table(scenario: Scenario, folder: Path) -> Path:
 
 
 MAX_GPUS = 64  # as in play.h
-
-
 DEMONSTRATION = "varied"  # the scenario of SIMULATE=<number>
 
 
@@ -141,8 +129,6 @@ def simulation(text: str) -> dict[str, str]:
 
 
 NOT_SUPPORTED = 3  # NVML_ERROR_NOT_SUPPORTED
-
-
 _ASKED_FOR = re.compile(r'_nvmlGetFunctionPointer\("(\w+)"\)')
 
 

@@ -15,8 +15,6 @@ from typing import NoReturn
 from kmatrix.errors import ConfigError
 
 BEFORE = -1e18  # s: start of the default values
-
-
 MIN_WORDS = 4  # of an event: T GPU FIELD VALUE
 
 
@@ -330,8 +328,6 @@ class ScenarioSetting:
 
 
 PERCENT = Range(0, 100)
-
-
 COUNT = Range(0, 2**32 - 1, whole=True)
 
 
@@ -382,8 +378,6 @@ SETTINGS = {
 
 
 GROUPS = ("nvlink", "switch", "numa")  # settings with groups of GPUs: NVLink, PCIe switch, NUMA node
-
-
 TEXTS = {"name": "NVIDIA A10G", "driver": "580.00.00"}
 
 

@@ -37,14 +37,8 @@ KEEP_MEMORY = {
 
 
 MOST_RECORDERS = 5  # restarts of a killed recorder per run
-
-
 ONE = Limits(jobs=1)
-
-
 NO_GPUS = "no gpus"  # kind of a run that waits for GPUs, or was given up because there are too few
-
-
 MARGIN_S = 5.0  # the guard kills after the grace period; after this margin the runner does
 
 

@@ -16,8 +16,6 @@ from pathlib import Path
 import psutil
 
 GUARD = Path(__file__).with_name("guard.py")
-
-
 REMEMBER_S = 1.0  # between two scans of all processes of the machine, each of which takes milliseconds
 KILL_S = 10.0  # a process that does not die within this time is stuck in the kernel
 

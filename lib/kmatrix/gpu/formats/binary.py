@@ -24,20 +24,10 @@ from kmatrix.gpu.formats.json_array import write_at
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot
 
 MAGIC = b"KMXGPU1\n"
-
-
 SCHEMA = 1
-
-
 COLUMNS = ("utilization", "memory_used", "power", "power_instant", "temperature", "sm_clock", "energy_j")
-
-
 CALIBRATION_BYTES = 1536  # reserved at the start of the header: written later, by one write within the first page
-
-
 _LENGTH = struct.Struct("<I")
-
-
 _SAME = ("columns", "device_type", "simulated")  # keys that must be equal to continue a file
 
 

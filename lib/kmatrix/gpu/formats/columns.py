@@ -45,11 +45,7 @@ from kmatrix.gpu.formats.text import (
 )
 
 CHUNK = 1 << 20  # bytes per read
-
-
 MAX_PENDING = 4 * CHUNK  # bytes to collect before the end of an entry must have been found
-
-
 ROWS = 4096  # CSV lines per block
 
 
@@ -274,8 +270,6 @@ def _time(stamp: datetime | float) -> float:
 
 
 MEASURED = ("memory_used", "utilization", "power", "temperature", "sm_clock", "energy_j")
-
-
 Floats = NDArray[np.float64]
 
 

@@ -21,8 +21,6 @@ THROTTLE = (
 
 
 REASONS = tuple(reason for _, reason in THROTTLE)
-
-
 KINDS = ("started", "lost", "found", "throttle")  # the events that change the state of throttling
 
 

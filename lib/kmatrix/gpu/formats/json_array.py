@@ -12,8 +12,6 @@ from typing import Any
 from kmatrix.records.files import CHUNK, json_object
 
 START, TAIL = b"[\n", b"\n]\n"
-
-
 MAX_OBJECT = 1 << 17  # bytes at the end of a file in which the last object is searched
 
 

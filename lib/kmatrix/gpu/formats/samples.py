@@ -9,8 +9,6 @@ from datetime import UTC, datetime
 from typing import Any, TypedDict
 
 SIMULATED = "(simulated)"  # suffix of the names of simulated GPUs
-
-
 CSV_FIELDS = (("power_w", "power"), ("temp_c", "temperature"))  # column suffix, field
 
 

@@ -16,14 +16,8 @@ from kmatrix.gpu.formats.samples import GpuSample, Snapshot
 from kmatrix.records.files import finite
 
 CSV_BEGIN = "timestamp,"
-
-
 MAX_LINE = 1 << 16  # characters of a CSV line; a longer line is damaged
-
-
 BAD_LINE = "a line is incomplete"
-
-
 BAD_ENTRY = "an entry has no time or no GPU"
 
 
@@ -35,11 +29,7 @@ MEMORY = (
 
 
 TOTAL = ("memory_total", "memory_total_mb")
-
-
 CLOCKS = ("gpu", "sm", "graphics")  # the same, within `clocks`
-
-
 _COLUMN = re.compile(r"gpu(\d+)_(\w+)")
 
 
@@ -202,17 +192,9 @@ def number_in(value: str) -> float | None:
 
 
 MAX_VALUE = 1 << 23  # characters of one value; a longer value is damaged
-
-
 NO_END = "the array has no end"
-
-
 TRUNCATED = "the file is truncated"
-
-
 DAMAGED = "an entry is damaged"
-
-
 TRAILING = "data after the end of the array"
 
 
@@ -226,11 +208,7 @@ _SAMPLES = re.compile(r'"samples"\s*:\s*\[')
 
 
 _SPACE = " \t\r\n,"
-
-
 _WORD = 16  # length of the longest literal or escape that the end of a chunk can split
-
-
 _DONE = 1 << 18  # parsed characters to keep before the buffer is trimmed
 
 

@@ -21,26 +21,12 @@ SUCCESS, UNINITIALIZED, NOT_SUPPORTED, OTHER_VERSION, NOT_FOUND_FUNCTION = 0, 1,
 
 # Codes after which a GPU does not answer any more: uninitialized, GPU is lost, reset required, GPU not found.
 GONE = frozenset({UNINITIALIZED, 15, 16, 28})
-
-
 MIB = 1 << 20
-
-
 SM_CLOCK = 1
-
-
 MEMORY_V2 = struct.Struct("<I4xQQQQ")  # nvmlMemory_v2_t: version, total, reserved, free, used
-
-
 FIELD = struct.Struct("<IIqqiiQ")  # nvmlFieldValue_t: id, scope, timestamp, latency, type, return, value
-
-
 FIELD_TYPE, FIELD_VALUE = 24, 32  # offsets of the type and the value; the return code follows the type
-
-
 FIELDS = {186: "power_instant", 185: "power", 83: "energy_j"}  # NVML_FI_DEV_POWER_INSTANT, _AVERAGE, _ENERGY
-
-
 UNSIGNED_32 = 1  # nvmlValueType_t
 
 

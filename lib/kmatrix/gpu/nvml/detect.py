@@ -179,8 +179,6 @@ def _text(value: str | bytes) -> str:
 
 
 PROC = Path("/proc")
-
-
 MAX_NAMES = 3  # processes listed in a message
 
 
@@ -235,17 +233,9 @@ def _name(pid: int) -> str:
 
 
 NVLINK_DISTANCE = 0  # NVLink, directly or through an NVSwitch
-
-
 UNKNOWN_DISTANCE = 6  # larger than every known distance
-
-
 MAX_LINKS = 36  # NVLinks of a GPU
-
-
 GPU, SWITCH = 0, 2  # nvmlIntNvLinkDeviceType_t
-
-
 Pair = frozenset[str]
 
 

@@ -35,11 +35,7 @@ from kmatrix.gpu.nvml.calls import (
 from kmatrix.gpu.nvml.detect import MIB
 
 RETRY_READS = 100  # reads call by call, after a failed batch, before the batch is tried again
-
-
 PROCESS = struct.Struct("<I4xQII")  # nvmlProcessInfo_v2_t: pid, bytes, GPU instance, compute instance
-
-
 NO_MEMORY_VALUE = 2**64 - 1  # NVML_VALUE_NOT_AVAILABLE
 
 
@@ -236,14 +232,8 @@ def _text(value: str | bytes) -> str:
 
 
 KIB = 1024.0  # KB/s of the driver -> MiB/s
-
-
 TX, RX = 0, 1  # nvmlPcieUtilCounter_t
-
-
 CORRECTED, UNCORRECTED, VOLATILE = 0, 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
-
-
 GPM = {2: "sm_active", 3: "sm_occupancy", 5: "tensor_active", 10: "dram_active"}  # nvmlGpmMetricId_t
 
 

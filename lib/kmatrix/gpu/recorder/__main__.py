@@ -27,11 +27,7 @@ from kmatrix.records.files import append_jsonl
 from kmatrix.records.paths import RunDir
 
 HZ, MAX_HZ = 20.0, 1000.0
-
-
 NOTHING = "nothing recorded"  # event that the report quotes
-
-
 FIND_S = 0.2  # between two searches for the ranks of a starting run
 
 

@@ -29,11 +29,7 @@ from kmatrix.records.files import read_json, read_or_empty
 from kmatrix.records.paths import RunDir
 
 STOP = frozenset({signal.SIGTERM, signal.SIGINT})
-
-
 SUMMARY_S = 60.0
-
-
 PROCESSES_S = 10  # between two queries of the processes of one GPU
 
 
@@ -268,8 +264,6 @@ def _run_id(run_dir: RunDir) -> str | None:
 
 
 EVERY_S = 1.0
-
-
 JOIN_S = 1.0  # time for a pending call when the recording ends
 
 
@@ -308,14 +302,8 @@ class BackgroundPoller:
 
 
 CALIBRATION_S = 2.0
-
-
 INTERVAL_S = 0.005  # between two reads of the first device while calibrating
-
-
 CLOCKED = ("power", "power_instant", "energy_j", "utilization")  # values that the driver updates at a fixed rate
-
-
 TOLERANCE = 1.1  # factor: a period is measured with an error of a few ms
 
 

@@ -15,11 +15,7 @@ from dataclasses import dataclass
 from kmatrix.gpu.devices import COLUMN_INDEX, WIDTH, Device, DeviceLimits, ExtraMetrics
 
 HOST = "127.0.0.1"
-
-
 MAX_REQUEST, REQUEST_S = 8192, 2.0  # bytes and s that a request may take
-
-
 MIB, MHZ = 2**20, 1e6
 
 

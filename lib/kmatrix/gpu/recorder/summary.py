@@ -16,17 +16,9 @@ from kmatrix.gpu.processes import OtherProcess
 from kmatrix.stats import balance_of
 
 MEASURED = ("memory_used", "utilization", "power", "temperature", "sm_clock")
-
-
 MAX_BUFFERED = 1000  # samples
-
-
 GAP_S = 2.0  # power is not integrated over longer gaps between samples
-
-
 PLACES = 6  # decimals in gpu_summary.json
-
-
 EXCLUDED_ATTEMPT = "these numbers exclude an earlier attempt"  # start of a warning; the report replaces it
 
 
