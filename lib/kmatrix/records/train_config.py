@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -13,6 +12,7 @@ from types import NoneType
 from typing import Any, Self, get_args, get_type_hints
 
 from kmatrix.errors import ConfigError
+from kmatrix.records.files import finite
 from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, ModelShape, by_depth
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -116,13 +116,13 @@ def read_fields(record: Mapping[str, Any]) -> TrainFields:
     values = record.get("train")
     if not isinstance(values, Mapping):
         return TrainFields()
-    return TrainFields(**{name: _as_recorded(values.get(name), types) for name, types in _types(TrainFields)})
+    return TrainFields(**{name: as_recorded(values.get(name), types) for name, types in field_types(TrainFields)})
 
 
-def _as_recorded(value: Any, types: tuple[type, ...]) -> Any:
+def as_recorded(value: Any, types: tuple[type, ...]) -> Any:
     """Return a JSON value if it is of one of the types, else None; 12.0 counts as 12, and 12 as 12.0."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value):
+        if finite(value) is None:
             return None
         if int in types and value == int(value):
             return int(value)
@@ -131,8 +131,8 @@ def _as_recorded(value: Any, types: tuple[type, ...]) -> Any:
 
 
 @cache
-def _types(config: type[TrainFields]) -> tuple[tuple[str, tuple[type, ...]], ...]:
-    """Return each field's name with its types."""
+def field_types(config: type[Any]) -> tuple[tuple[str, tuple[type, ...]], ...]:
+    """Return the name of each field of a dataclass with its types, None included."""
     hints = get_type_hints(config)
     return tuple((field.name, get_args(hints[field.name]) or (hints[field.name],)) for field in fields(config))
 
@@ -347,7 +347,7 @@ class TrainConfig(TrainFields):
         for name in names:
             if name not in values:
                 raise ConfigError(f"train.{name} is missing in run.json", hint="plan the matrix again")
-        config = cls(**{name: typed(name, values[name], types) for name, types in _types(TrainConfig)})
+        config = cls(**{name: typed(name, values[name], types) for name, types in field_types(TrainConfig)})
         config.check()
         return config
 

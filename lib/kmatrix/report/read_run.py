@@ -10,7 +10,7 @@ from typing import Any, cast
 from kmatrix.errors import RecordError, SchemaError
 from kmatrix.records.files import finite, last_lines, read_or_empty
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.runs import RunRecord, Status, merged_metrics, read_run
+from kmatrix.records.runs import RunRecord, RunResult, Status, merged_metrics, read_run
 from kmatrix.records.train_config import TrainFields, read_fields
 from kmatrix.report.numbers import GPUS_AXIS, SEED_AXIS, AttemptEntry, CurvePoint, RunNumbers
 from kmatrix.status.alerts import alerts_of
@@ -54,7 +54,8 @@ def read_numbers(run_dir: RunDir, planned: Mapping[str, Any]) -> RunNumbers:
     axes = {str(label): str(value) for label, value in (record.run.get("axes") or {}).items()}
     result = current_result(run_dir, state)
     val, curve = _points(record.metrics, "val/loss"), _points(record.metrics, "train/loss")
-    facts = {**_measured(record.metrics, val, curve), **{k: v for k, v in result.items() if v is not None}}
+    known = (result or RunResult()).or_else(_measured(record.metrics, val, curve))
+    final = result if state.status is Status.FINISHED else known  # a finished run is ranked by its own result alone
     return RunNumbers(
         name=run_dir.name,
         run_id=str(record.run.get("run_id") or ""),
@@ -63,46 +64,46 @@ def read_numbers(run_dir: RunDir, planned: Mapping[str, Any]) -> RunNumbers:
         reason=state.reason,
         optimizer=train.optimizer or axes.get("optimizer") or "",
         model=train.model or axes.get("model") or "",
-        device={"cuda": "gpu", "cpu": "cpu"}.get(str(facts.get("device") or train.device).split(":")[0], ""),
-        device_name=str(facts["device_name"]) if facts.get("device_name") else None,
-        world_size=_int(facts, "world_size") or train.num_gpus or _parse_int(axes.get(GPUS_AXIS)),
+        device={"cuda": "gpu", "cpu": "cpu"}.get(str(known.device or train.device).split(":")[0], ""),
+        device_name=known.device_name or None,
+        world_size=known.world_size or train.num_gpus or _parse_int(axes.get(GPUS_AXIS)),
         seed=_parse_int(axes.get(SEED_AXIS)) if train.seed is None else train.seed,
-        attempt=_int(facts, "attempt"),
+        attempt=known.attempt,
         data_sha256=train.data_sha256 or None,
         tokenizer=train.tokenizer or "",
         text=_text(train, record.run.get("symbols") or {}),
-        steps=_int(facts, "step"),
+        steps=known.step,
         max_iters=train.max_iters,
         global_batch=train.global_batch,
         block_size=train.block_size,
         eval_samples=train.eval_samples,
         planned_tokens=_product(train.max_iters, train.global_batch, train.block_size),
         warmup_share=_share(train.warmup_steps, train.max_iters),
-        initial_val_loss=finite(facts.get("initial_val_loss")),
-        final_val_loss=finite((result if state.status is Status.FINISHED else facts).get("final_val_loss")),
+        initial_val_loss=known.initial_val_loss,
+        final_val_loss=final.final_val_loss if final else None,
         last_val_step=val[-1].step if val else None,
-        best_val_loss=finite(facts.get("best_val_loss")),
-        best_val_step=_int(facts, "best_val_step"),
-        bytes_per_token=finite(facts.get("bytes_per_token")),
-        hellaswag_accuracy=finite(facts.get("hellaswag_accuracy")),
-        hellaswag_accuracy_norm=finite(facts.get("hellaswag_accuracy_norm")),
-        final_train_loss=finite(facts.get("final_train_loss")),
-        tokens=_int(facts, "tokens"),
-        tokens_per_second=finite(facts.get("tokens_per_second")),
-        mfu=finite(facts.get("mfu")),
-        step_ms=finite(facts.get("step_ms")),
-        seconds=finite(facts.get("seconds")),
-        peak_memory_mib=finite(facts.get("peak_memory_mib")),
-        params=_int(facts, "params"),
-        ended=finite(facts.get("ended")),
-        ended_by=str(facts["ended_by"]) if facts.get("ended_by") else None,
+        best_val_loss=known.best_val_loss,
+        best_val_step=known.best_val_step,
+        bytes_per_token=known.bytes_per_token,
+        hellaswag_accuracy=known.hellaswag_accuracy,
+        hellaswag_accuracy_norm=known.hellaswag_accuracy_norm,
+        final_train_loss=known.final_train_loss,
+        tokens=known.tokens,
+        tokens_per_second=known.tokens_per_second,
+        mfu=known.mfu,
+        step_ms=known.step_ms,
+        seconds=known.seconds,
+        peak_memory_mib=known.peak_memory_mib,
+        params=known.params,
+        ended=known.ended,
+        ended_by=known.ended_by or None,
         evidence=_evidence(record, result),
         log=f"{run_dir.name}/{run_dir.output_log.name}" if run_dir.output_log.exists() else "",
         log_tail=_log_tail(run_dir, status) if state.status is Status.FAILED else (),
         adjusted=_adjusted(run_dir),
         pruning=train.pruning or "none",
         target_sparsity=train.target_sparsity if train.pruning not in (None, "none") else None,
-        sparsity=finite(facts.get("sparsity")),
+        sparsity=known.sparsity,
         settings=read_settings(record.run.get("train") or {}),
         explicit=_explicit(record.run),
         attempts=tuple(cast(AttemptEntry, entry) for entry in status.get("attempts") or [] if isinstance(entry, dict)),
@@ -140,38 +141,36 @@ def _record(run_dir: RunDir, planned: Mapping[str, Any]) -> tuple[RunRecord, Run
         return RunRecord(dir=run_dir, run=run, result=None, metrics=metrics), state
 
 
-def _evidence(record: RunRecord, result: Mapping[str, Any]) -> str:
-    if result:
+def _evidence(record: RunRecord, result: RunResult | None) -> str:
+    if result is not None:
         return f"{record.dir.name}/{record.dir.result.name}"
     return f"{record.dir.name}/{record.dir.metrics.name}" if record.metrics else ""
 
 
-def _measured(
-    lines: Sequence[Mapping[str, Any]], val: Sequence[CurvePoint], train: Sequence[CurvePoint]
-) -> dict[str, Any]:
-    """Return the numbers in metrics.jsonl, under the keys of result.json: used until the run has a result."""
+def _measured(lines: Sequence[Mapping[str, Any]], val: Sequence[CurvePoint], train: Sequence[CurvePoint]) -> RunResult:
+    """Return the numbers in metrics.jsonl, which are used until the run has a result."""
     if not lines:
-        return {}
+        return RunResult()
     best = min(val, key=lambda point: point.loss, default=None)
     points = sorted((*val, *train), key=lambda point: point.step)
-    return {
-        "attempt": lines[-1].get("attempt"),
-        "step": lines[-1]["step"],
-        "tokens": lines[-1].get("tokens"),
-        "seconds": points[-1].seconds if points else None,
-        "initial_val_loss": val[0].loss if val and val[0].step == 0 else None,
-        "final_val_loss": val[-1].loss if val else None,
-        "best_val_loss": best.loss if best else None,
-        "best_val_step": best.step if best else None,
-        "bytes_per_token": _bytes_per_token(lines),
-        "hellaswag_accuracy": _newest(lines, "hellaswag/accuracy"),
-        "hellaswag_accuracy_norm": _newest(lines, "hellaswag/accuracy_norm"),
-        "final_train_loss": train[-1].loss if train else None,
-        "sparsity": next((line["sparsity"] for line in reversed(lines) if "sparsity" in line), None),
-        "tokens_per_second": _median(lines, "throughput/tokens_per_s"),
-        "mfu": _median(lines, "throughput/mfu"),
-        "step_ms": _median(lines, "throughput/step_ms"),
-    }
+    return RunResult(
+        attempt=_int(lines[-1], "attempt"),
+        step=_int(lines[-1], "step"),
+        tokens=_int(lines[-1], "tokens"),
+        seconds=points[-1].seconds if points else None,
+        initial_val_loss=val[0].loss if val and val[0].step == 0 else None,
+        final_val_loss=val[-1].loss if val else None,
+        best_val_loss=best.loss if best else None,
+        best_val_step=best.step if best else None,
+        bytes_per_token=_bytes_per_token(lines),
+        hellaswag_accuracy=_newest(lines, "hellaswag/accuracy"),
+        hellaswag_accuracy_norm=_newest(lines, "hellaswag/accuracy_norm"),
+        final_train_loss=train[-1].loss if train else None,
+        sparsity=_newest(lines, "sparsity"),
+        tokens_per_second=_median(lines, "throughput/tokens_per_s"),
+        mfu=_median(lines, "throughput/mfu"),
+        step_ms=_median(lines, "throughput/step_ms"),
+    )
 
 
 def _points(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[CurvePoint, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from kmatrix.records.files import read_or_empty
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.runs import Status, merged_metrics
+from kmatrix.records.runs import Status, merged_metrics, read_result
 from kmatrix.records.train_config import read_fields
 
 # Keys of metrics.jsonl that are not results: they differ in every run.
@@ -76,7 +76,8 @@ def repetition(was: RunDir, now: RunDir) -> Repetition:
     If the first run did not finish, only the values that it logged are compared: its repetition trains longer.
     """
     before, after = (_logged_values(run) for run in (was, now))
-    finished = read_or_empty(was.result).get("status") == Status.FINISHED
+    result = read_result(was)
+    finished = result is not None and result.status == Status.FINISHED
     names = sorted(before.keys() | after.keys() if finished else before.keys())
     differences = [
         Difference(step=step, key=key, was=before.get((step, key)), now=after.get((step, key)))

@@ -275,8 +275,8 @@ class _Driver:
         known = {"exit_code": job.exit_code, "kind": end.kind, "attempt": plan.attempt}
         self._writer.log("run ended", run=plan.name, status=end.status, **known, reason=end.reason or None)
         again = None if stopping else self._next_attempt(plan)
-        if end.result and end.result.get("final_val_loss") is not None:
-            update = replace(update, val_loss=end.result["final_val_loss"])
+        if end.result and end.result.final_val_loss is not None:
+            update = replace(update, val_loss=end.result.final_val_loss)
         self._display(plan.name, update, job=job, reason=_with_retry(end.reason, again, plan.micro_batch))
         if again is not None:
             self._submit_retry(again)

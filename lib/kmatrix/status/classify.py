@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Any
 
 from kmatrix.errors import RecordError
 from kmatrix.records.files import last_lines, read_json, read_jsonl, read_or_empty
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import Status
+from kmatrix.records.runs import RunResult, Status
 from kmatrix.redaction import redact
 from kmatrix.status.disk_space import how_full, is_full
 from kmatrix.status.state import (
@@ -72,7 +71,7 @@ class RunEnd:
     kind: str | None = None  # failure or stop in one word, None for a finished run
     reason: str = ""
     log_tail: tuple[str, ...] = ()  # last lines of output.log, for a failed run
-    result: Mapping[str, Any] | None = None  # result.json of this attempt
+    result: RunResult | None = None  # of this attempt
     lost: tuple[str, ...] = ()  # UUIDs of lost GPUs
 
 
@@ -119,19 +118,19 @@ def classify(run: RunDir, attempt: Attempt, job: JobState | None) -> RunEnd:
     """
     seen = Evidence(run=run, attempt=attempt, job=job)
     result, damage = _result(seen)
-    status = Status(result["status"]) if result else None
-    kind = str(result.get("kind") or "error") if result else ""
-    if status is Status.FINISHED:
+    status = result.status if result else None
+    kind = (result.kind or "error") if result else ""
+    if status == Status.FINISHED:
         kind, reason = MISMATCH, mismatch(run, attempt.micro_batch)
         if not reason:
             return RunEnd(status=Status.FINISHED, result=result)
     elif job is not None and job.reason:
         kind, reason = job.kind or NOT_STARTED, job.reason
-    elif status is Status.STOPPED or (seen.is_cancelled and kind not in OWN_FAULT):
+    elif status == Status.STOPPED or (seen.is_cancelled and kind not in OWN_FAULT):
         kind = PREEMPTED if was_preempted(seen) else "signal"
         return RunEnd(status=Status.STOPPED, kind=kind, reason=_stop_reason(seen, result), result=result)
     elif result is not None:
-        reason = str(result.get("reason") or result.get("kind") or "failed without a reason")
+        reason = result.reason or result.kind or "failed without a reason"
     else:
         kind, reason = (DIED, damage) if damage else _without_result(seen)
     if kind in ("error", DIED, NOT_STARTED) and is_full(run.path):
@@ -228,19 +227,19 @@ def was_preempted(seen: Evidence) -> bool:
     return not TORCHRUN_SIGNALLED.search(seen.log)
 
 
-def _result(seen: Evidence) -> tuple[Mapping[str, Any] | None, str]:
+def _result(seen: Evidence) -> tuple[RunResult | None, str]:
     """Return result.json of this attempt, or None and the damage of the file, "" if there is none."""
     if not seen.run.result.exists():
         return None, ""
     try:
-        result = read_json(seen.run.result)
+        result = RunResult.from_json(read_json(seen.run.result))
         run_id = str(read_json(seen.run.run_json).get("run_id"))
     except RecordError as error:
         return None, error.what
-    if result.get("run_id") != run_id or result.get("attempt", 1) != seen.attempt.number:
+    if not result.is_of(run_id, seen.attempt.number):
         return None, ""  # of an earlier attempt, or of another configuration
-    if result.get("status") not in (Status.FINISHED, Status.FAILED, Status.STOPPED):
-        return None, f"result.json has no final status: {result.get('status')!r}"
+    if result.status not in (Status.FINISHED, Status.FAILED, Status.STOPPED):
+        return None, f"result.json has no final status: {result.status!r}"
     return result, ""
 
 
@@ -250,10 +249,10 @@ def _log_tail(log: str) -> tuple[str, ...]:
     return tuple(line if len(line) <= TAIL_CHARS else line[: TAIL_CHARS - 3] + "..." for line in lines)
 
 
-def _stop_reason(seen: Evidence, result: Mapping[str, Any] | None) -> str:
+def _stop_reason(seen: Evidence, result: RunResult | None) -> str:
     if result is None:
         return "asked to stop, and killed before it could save"
-    return "asked to stop" if seen.is_cancelled else str(result.get("reason") or "asked to stop")
+    return "asked to stop" if seen.is_cancelled else result.reason or "asked to stop"
 
 
 def _without_result(seen: Evidence) -> tuple[str, str]:

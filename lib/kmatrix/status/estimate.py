@@ -17,7 +17,7 @@ from kmatrix.errors import RecordError, SchemaError
 from kmatrix.packing import Limits, PackedJob, ends
 from kmatrix.records.files import read_or_empty
 from kmatrix.records.paths import MatrixDir, RunDir, matrix_dirs
-from kmatrix.records.runs import Status
+from kmatrix.records.runs import Status, read_result
 from kmatrix.records.train_config import TrainFields, read_fields
 from kmatrix.status.state import Attempt
 from kmatrix.status.status_file import recover_status
@@ -212,16 +212,17 @@ def measured_before(matrix: MatrixDir) -> list[Measured]:
 
 def measured(run: RunDir) -> Measured | None:
     """Return the duration of a finished run, including start-up if it is known; None for other runs."""
-    result, record = _readable(run.result), _readable(run.run_json)
-    steps = result.get("step")
-    if result.get("status") != Status.FINISHED or not isinstance(record.get("train"), Mapping) or not steps:
-        return None
     try:
+        result, record = read_result(run), _readable(run.run_json)
+        if result is None or result.status != Status.FINISHED or not result.step:
+            return None
+        if not isinstance(record.get("train"), Mapping):
+            return None
         attempts = recover_status(run, has_runner=True).attempts
     except SchemaError:
         return None
-    seconds = _training_s(attempts) or result.get("seconds")
-    return Measured(read_fields(record), float(seconds), int(steps)) if seconds else None
+    seconds = _training_s(attempts) or result.seconds
+    return Measured(read_fields(record), seconds, result.step) if seconds else None
 
 
 def _training_s(attempts: Sequence[Attempt]) -> float | None:

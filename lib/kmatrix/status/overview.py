@@ -13,7 +13,7 @@ from kmatrix.gpu.formats.json_array import last_entry
 from kmatrix.packing import Limits
 from kmatrix.records.files import read_json, read_jsonl, read_or_empty
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.runs import Status
+from kmatrix.records.runs import RunResult, Status
 from kmatrix.records.tracking import SyncStatus, read_track, sync_status, tracking_of
 from kmatrix.records.train_config import TrainFields, read_fields
 from kmatrix.status.estimate import (
@@ -82,13 +82,14 @@ class Overview:
             self._fields[run.name] = read_fields(self._records[run.name])
         record, train = self._records[run.name], self._fields[run.name]
         result = current_result(run, state)
-        tail = self._tail(run, state, train, has_result=result.get("final_val_loss") is not None)
+        known = result or RunResult()
+        tail = self._tail(run, state, train, has_result=known.final_val_loss is not None)
         memory = _memory(run)
         fullest = max(memory, key=lambda device: device.most, default=None)
         last = state.last
         live = state.status is Status.RUNNING
         elapsed = _elapsed(state, now)
-        step = result.get("step") if result else tail.step
+        step = result.step if result else tail.step
         left = _left(run, tail, train, elapsed, now) if live else None
         return RunView(
             name=run.name,
@@ -99,23 +100,23 @@ class Overview:
             micro_batch=last.micro_batch if last else None,
             step=step,
             max_iters=train.max_iters,
-            loss=result.get("final_train_loss") if result else tail.loss,
-            val_loss=_first(result.get("final_val_loss"), tail.val_loss),
-            tokens_per_second=result.get("tokens_per_second") if result else tail.tokens_per_second,
-            mfu=result.get("mfu") if result else (None if tail.mfu is None else tail.mfu / 100.0),
+            loss=result.final_train_loss if result else tail.loss,
+            val_loss=_first(known.final_val_loss, tail.val_loss),
+            tokens_per_second=result.tokens_per_second if result else tail.tokens_per_second,
+            mfu=result.mfu if result else (None if tail.mfu is None else tail.mfu / 100.0),
             ranks=train.num_gpus,
             device=train.device or "",
             memory_mib=fullest.most if fullest else None,
             memory_total_mib=fullest.total if fullest else None,
             memory=memory,
             gpus=last.gpus if last else (),
-            elapsed_s=_first(elapsed, result.get("seconds")),
+            elapsed_s=_first(elapsed, known.seconds),
             attempt_s=now - last.started if live and last and last.started is not None else None,
             left_s=left,
             left_from=None if left is None else EstimateSource.OWN,
             epochs=_epochs(record, train, step),
             all_epochs=_epochs(record, train, train.max_iters),
-            ended_by=result.get("ended_by"),
+            ended_by=known.ended_by,
             alerts=tuple(alert.text for alert in alerts_of_run(run) if alert.until is None) if live else (),
             reused_from=state.reused_from,
             trackers=_trackers(run, record, live=live),

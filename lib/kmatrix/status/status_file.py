@@ -14,14 +14,12 @@ from typing import Any
 from kmatrix.errors import LaunchError, RecordError, SchemaError, is_full
 from kmatrix.records.files import json_object, last_lines, read_json, read_or_empty, write_json
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import Status
+from kmatrix.records.runs import RunResult, Status, read_result
 from kmatrix.records.tracking import read_track
 from kmatrix.status.alerts import Alert
 from kmatrix.status.classify import classify
 from kmatrix.status.disk_space import how_full, what_to_do
 from kmatrix.status.state import Attempt, Ended, JobState, RunnerDied, RunState, after
-
-EMPTY: Mapping[str, Any] = {}
 
 
 def recover_status(run: RunDir, *, has_runner: bool) -> RunState:
@@ -53,12 +51,12 @@ def recover_status(run: RunDir, *, has_runner: bool) -> RunState:
     return state
 
 
-def current_result(run: RunDir, state: RunState) -> Mapping[str, Any]:
-    """Return result.json of the last attempt, empty if it goes on or left none that can be read."""
+def current_result(run: RunDir, state: RunState) -> RunResult | None:
+    """Return the result of the last attempt, or None if it is still running or left no readable result."""
     if state.status in (Status.RUNNING, Status.PLANNED, Status.SKIPPED):
-        return EMPTY
-    result = read_or_empty(run.result)
-    return result if state.reused_from or result.get("attempt", 1) == state.number else EMPTY
+        return None
+    result = read_result(run)
+    return result if result and (state.reused_from or result.number == state.number) else None
 
 
 def read_state(run: RunDir) -> RunState:
@@ -165,16 +163,15 @@ def last_number(run: RunDir) -> int:
         lines = (json_object(text) for text in reversed(last_lines(file)) if text.endswith("\n"))
         newest = next((line for line in lines if line and isinstance(line.get("step"), int)), None)
         numbers += [int(newest.get("attempt", 1))] if newest else []
-    if run.result.exists() and (result := read_or_empty(run.result)):
-        with suppress(ValueError, TypeError):
-            numbers.append(int(result.get("attempt", 1)))
+    if result := read_result(run):
+        numbers.append(result.number)
     return max(numbers, default=0)
 
 
 def _ended(run: RunDir, attempt: Attempt) -> Ended | None:
-    """Return how an attempt ended by its result.json, None if it wrote none that can be read."""
-    result, run_id = read_or_empty(run.result), str(read_or_empty(run.run_json).get("run_id"))
-    if result.get("attempt", 1) != attempt.number or result.get("run_id") != run_id:
+    """Return how an attempt ended by its result.json, or None if it left no readable result."""
+    result, run_id = read_result(run), str(read_or_empty(run.run_json).get("run_id"))
+    if result is None or not result.is_of(run_id, attempt.number):
         return None
     end = classify(run, attempt, None)
-    return Ended(status=end.status, at=result.get("ended"), kind=end.kind, reason=end.reason)
+    return Ended(status=end.status, at=result.ended, kind=end.kind, reason=end.reason)

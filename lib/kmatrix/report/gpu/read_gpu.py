@@ -13,6 +13,7 @@ from kmatrix.gpu.devices import EXTRA_METRICS
 from kmatrix.gpu.formats.binary import Recording, read_samples
 from kmatrix.records.files import finite, read_jsonl, read_or_empty
 from kmatrix.records.paths import RunDir
+from kmatrix.records.runs import RunResult, read_result
 from kmatrix.report.gpu.numbers import (
     CPU,
     SIMULATED,
@@ -261,9 +262,9 @@ def read_phases(run_dir: RunDir) -> tuple[RecordedPhase, ...]:
         begin, end = max(begin, first), min(end, last)
         joules = joules_between(recording, begin, end)
         found.append(RecordedPhase(name=str(line["phase"]), begin=begin - first, end=end - first, joules=joules))
-    result = read_or_empty(run_dir.result)
+    result = read_result(run_dir) or RunResult()
     attempts = [line.get("attempt") for line in lines]
-    ended = finite(result.get("ended")) if not attempts or result.get("attempt") == attempts[-1] else None
+    ended = result.ended if not attempts or result.attempt == attempts[-1] else None
     if found and ended is not None and first < ended < last:
         joules = joules_between(recording, ended, last)
         found.append(RecordedPhase(name=ENDING, begin=ended - first, end=last - first, joules=joules))
