@@ -1,4 +1,4 @@
-"""What all tests share: golden files. A test calls golden("name.txt", text); --update-golden writes them anew."""
+"""Shared fixtures. A test calls golden("name.txt", text) to compare a text with a golden file."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from running import matrix, plan, runner  # noqa: F401  (fixtures of every test of the runner)
+from running import matrix, plan, start_runner  # noqa: F401  (fixtures for all tests of the runner)
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored in every program that a test starts
-# A busy machine is no failure.
+signal.signal(
+    signal.SIGHUP, signal.SIG_DFL
+)  # nohup ignores SIGHUP, and every program that a test starts would inherit that
+# A property must not fail because the machine is busy.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="write golden files anew; then read the diff")
+    parser.addoption("--update-golden", action="store_true", help="write the golden files; then read the diff")
 
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compare a text with a golden file, to the last character."""
+    """Compare a text with a golden file, character by character."""
 
     def check(name: str, text: str) -> None:
         path = GOLDEN / name

@@ -16,13 +16,13 @@ def program(tmp_path):
     return Program(tmp_path)
 
 
-def runs(program, *words):
+def runs(program, *arguments):
     """Return the resolved configurations of the runs of .config and these words."""
-    return list(program.plan(*words).configs.values())
+    return list(program.plan(*arguments).configs.values())
 
 
-def fields(program, *words):
-    (only,) = runs(program, *words)
+def fields(program, *arguments):
+    (only,) = runs(program, *arguments)
     return only.train
 
 
@@ -84,7 +84,7 @@ def test_cuda_visible_devices_bounds_the_gpus(program, monkeypatch):
 
 def test_a_matrix_without_gpus_is_refused_before_anything_runs_in_one_clear_sentence(program, monkeypatch):
     give_gpus(monkeypatch, 0)
-    program.good("defconfig-gpt2-finewebedu-a10gx4")
+    program.check("defconfig-gpt2-finewebedu-a10gx4")
 
     message = program.refused("test-matrix", f"RESULTS_DIR={program.folder}")
 
@@ -142,8 +142,8 @@ def test_a_count_beside_a_warm_up_fraction_is_refused(program):
 def test_a_long_warm_up_is_warned_of(program):
     program.write("CONFIG_GPT2_DEVICE_CPU=y")
 
-    assert "warning: warm-up takes 100 of 200 steps" in program.good(DRY, "MAX_ITERS=200").out
-    assert "warning" not in program.good(DRY, "MAX_ITERS=400").out
+    assert "warning: warm-up takes 100 of 200 steps" in program.check(DRY, "MAX_ITERS=200").out
+    assert "warning" not in program.check(DRY, "MAX_ITERS=400").out
 
 
 @pytest.mark.parametrize(

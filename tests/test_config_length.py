@@ -24,12 +24,12 @@ def program(tmp_path):
     return program
 
 
-def configs(program, *words):
-    return program.plan(*words).configs
+def configs(program, *arguments):
+    return program.plan(*arguments).configs
 
 
-def config(program, *words):
-    (only,) = configs(program, *words).values()
+def config(program, *arguments):
+    (only,) = configs(program, *arguments).values()
     return only
 
 
@@ -111,8 +111,8 @@ def test_a_time_has_three_names_and_one_value(program, words):
 
 
 def test_the_same_time_in_other_words_is_the_same_run(program):
-    def run_id(*words):
-        return program.plan(*words).runs[0].run.run_id
+    def run_id(*arguments):
+        return program.plan(*arguments).runs[0].run.run_id
 
     assert run_id("TIME=90") == run_id("TIME=1m30s") != run_id("TIME=91")
     assert run_id("GPU_HOUR_PRICE=1") == run_id("GPU_HOUR_PRICE=2")
@@ -137,9 +137,9 @@ def test_what_cannot_be_a_budget_is_refused(program, words, message):
 
 
 def test_the_dry_run_says_what_bounds_a_run(program):
-    output = program.good(DRY, "TOKENS=3.1e6", "TIME=2m", "COST=1.5", "GPU_HOUR_PRICE=2").out
+    output = program.check(DRY, "TOKENS=3.1e6", "TIME=2m", "COST=1.5", "GPU_HOUR_PRICE=2").out
     assert "3.10M tokens in 1009 steps (MAX_TOKENS), at most 120 s, at most $1.5" in output
-    assert "2 epochs, " in program.good(DRY, "EPOCHS=2").out
+    assert "2 epochs, " in program.check(DRY, "EPOCHS=2").out
 
 
 @pytest.mark.parametrize(
@@ -172,4 +172,4 @@ def test_a_promise_that_does_not_hold_is_refused(program, words, message):
 
 def test_the_dry_run_says_what_is_equal(program):
     words = ["DEVICE=cpu", "NUM_GPUS=1,2", "MATRIX_EQUAL=tokens", "TOKENS=1e6"]
-    assert "equal tokens: 998,400 tokens, up to one step" in program.good(DRY, *words).out
+    assert "equal tokens: 998,400 tokens, up to one step" in program.check(DRY, *words).out

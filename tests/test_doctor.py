@@ -39,16 +39,16 @@ def levels(checks):
 
 
 def test_this_machine_is_told_of_truly(tmp_path):
-    answer = Program(tmp_path).good("doctor")
-    assert sys.executable in answer.out
-    (line,) = (line for line in answer.out.splitlines() if line.split()[1] == "cores")
+    result = Program(tmp_path).check("doctor")
+    assert sys.executable in result.out
+    (line,) = (line for line in result.out.splitlines() if line.split()[1] == "cores")
     assert line.split()[2] == str(len(os.sched_getaffinity(0)))
-    assert "PyTorch" in answer.out
-    assert "0 broken" in answer.out.splitlines()[-1]
+    assert "PyTorch" in result.out
+    assert "0 broken" in result.out.splitlines()[-1]
 
 
 def test_programs_get_the_same_as_json(tmp_path):
-    value = json.loads(Program(tmp_path).good("doctor", "JSON=1").out)
+    value = json.loads(Program(tmp_path).check("doctor", "JSON=1").out)
     assert value["schema"] == 1
     assert {"name", "level", "said", "fix"} == set(value["checks"][0])
     assert {check["level"] for check in value["checks"]} <= {"OK", "warning"}
@@ -56,19 +56,19 @@ def test_programs_get_the_same_as_json(tmp_path):
 
 def test_a_key_is_there_or_not_and_never_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", SECRET)
-    answer = Program(tmp_path).good("doctor")
-    assert "set (Hugging Face" in answer.out
-    assert SECRET not in answer.out + answer.err
+    result = Program(tmp_path).check("doctor")
+    assert "set (Hugging Face" in result.out
+    assert SECRET not in result.out + result.err
     assert "not set" in next(keys({})).message
 
 
 def test_a_damaged_configuration_is_broken_with_its_line(tmp_path):
     program = Program(tmp_path)
     program.write("CONFIG_GPT2_SED=1")
-    answer = program("doctor")
-    assert answer.status == 1
-    assert "broken  configuration" in answer.out
-    assert ".config:1" in answer.out
+    result = program("doctor")
+    assert result.status == 1
+    assert "broken  configuration" in result.out
+    assert ".config:1" in result.out
 
 
 def test_folders_that_cannot_be_written_to_are_broken(tmp_path):
@@ -115,10 +115,10 @@ def test_what_pytorch_says_is_judged_against_the_driver(changes, count, name, le
 
 def test_the_probe_answers_in_one_line_of_json():
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "lib")]))
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "gpt2.machine"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
-    assert set(json.loads(done.stdout)) == set(PROBED)
+    assert set(json.loads(completed.stdout)) == set(PROBED)
 
 
 def test_a_container_with_less_time_than_cores_is_a_warning(tmp_path):

@@ -97,9 +97,9 @@ def test_a_process_that_redacts_its_output_prints_no_key():
     code = "from kmatrix.redaction import redact_output; redact_output(); import sys; print('a', sys.argv[1]); 1 / 0"
     environment = {**os.environ, "SOME_TOKEN": "correct-horse", "PYTHONPATH": str(ROOT / "lib")}
 
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code, "correct-horse"], env=environment, capture_output=True, text=True, check=False
     )
 
-    assert done.stdout == f"a {HIDDEN}\n"
-    assert "ZeroDivisionError" in done.stderr
+    assert completed.stdout == f"a {HIDDEN}\n"
+    assert "ZeroDivisionError" in completed.stderr

@@ -1,7 +1,7 @@
-"""Clones of the project, as users have them, with one .venv for the whole session.
+"""Make clones of the project, as users have them, with one .venv for the whole session.
 
-KMATRIX_ACCEPT_WORKTREE=1 copies the working tree's files over each clone, to test what is not committed yet.
-KMATRIX_ACCEPT_VENV=<.venv that make setup setup-trackers made> saves its installation.
+KMATRIX_ACCEPT_WORKTREE=1 copies the files of the working tree over each clone, to test uncommitted changes.
+KMATRIX_ACCEPT_VENV=<a .venv from `make setup setup-trackers`> skips the installation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 from clones import Clone, make_clone
 from story import processes_below
 
-SET_UP = 1200  # seconds for make setup: torch may have to be downloaded
+SETUP_TIMEOUT_S = 1200  # make setup may have to download torch
 
 
 @pytest.fixture(scope="session")
@@ -33,14 +33,16 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not ready.exists():
             shutil.rmtree(root, ignore_errors=True)
-            done = Clone(make_clone(root)).make("setup", "setup-trackers", timeout=SET_UP)
-            assert done.returncode == 0, f"make setup failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+            completed = Clone(make_clone(root)).make("setup", "setup-trackers", timeout=SETUP_TIMEOUT_S)
+            assert completed.returncode == 0, (
+                f"make setup failed:\n{completed.stdout[-3000:]}\n{completed.stderr[-3000:]}"
+            )
             ready.touch()
     return root / ".venv"
 
 
 def clone_with(venv: Path, root: Path) -> Clone:
-    """Make a clone that shares an installed .venv: its paths are relative, so the clone runs its own code."""
+    """Make a clone that shares an installed .venv. Its paths are relative, so the clone runs its own code."""
     clone = Clone(make_clone(root))
     (root / ".venv").symlink_to(venv)
     return clone
@@ -61,27 +63,27 @@ def clone(session_clone: Clone) -> Clone:
 
 @pytest.fixture
 def fresh_clone(venv: Path, tmp_path: Path) -> Clone:
-    """A clone for this test alone, to change its files."""
+    """A clone for one test, which may change its files."""
     return clone_with(venv, tmp_path / "kmatrix")
 
 
 @pytest.fixture
 def bare_clone(tmp_path: Path) -> Clone:
-    """A clone for this test alone, without a .venv."""
+    """A clone for one test, without a .venv."""
     return Clone(make_clone(tmp_path / "kmatrix"))
 
 
 @pytest.fixture
 def background(clone: Clone, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Start `kmatrix ...` in a session of its own, its words in output_<n>.txt of tmp_path; kill what is left."""
+    """Start `kmatrix ...` in its own session, with output in tmp_path/output_<n>.txt; kill leftovers after the test."""
     running: list[subprocess.Popen[bytes]] = []
 
-    def start(*words: str, **more: str) -> subprocess.Popen[bytes]:
+    def start(*arguments: str, **variables: str) -> subprocess.Popen[bytes]:
         with (tmp_path / f"output_{len(running)}.txt").open("wb") as output:
             process = subprocess.Popen(
-                [clone.python, "-m", "kmatrix", *words],
+                [clone.python, "-m", "kmatrix", *arguments],
                 cwd=clone.root,
-                env=clone.environment | more,
+                env=clone.environment | variables,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from waiting import until
+from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
@@ -44,10 +44,10 @@ def events(run, kind):
 def planned(clone, tmp_path):
     """Return what makes a run of a few steps, and then asks for more of them: a run that is long, and not started."""
 
-    def plan(*words):
+    def plan(*arguments):
         assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-        done = clone.make("train", *WORDS, "MAX_ITERS=2", "SAVE_BEST=n", *words, f"RESULTS_DIR={tmp_path}")
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        completed = clone.make("train", *WORDS, "MAX_ITERS=2", "SAVE_BEST=n", *arguments, f"RESULTS_DIR={tmp_path}")
+        assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-3000:]
         (run,) = tmp_path.glob("test_matrix_results_*/gpt2_*")
         shutil.rmtree(run / "checkpoints")
         for name in ("metrics.jsonl", "events.jsonl", "result.json"):
@@ -65,10 +65,10 @@ def started(clone):
     """Return what starts torchrun on a run as the launcher does; what is left is killed with all its processes."""
     running = []
 
-    def start(run, *words):
+    def start(run, *arguments):
         path = os.pathsep.join([str(clone.root), str(clone.root / "lib")])
         process = subprocess.Popen(
-            [clone.python, *TORCHRUN, str(run), *words],
+            [clone.python, *TORCHRUN, str(run), *arguments],
             cwd=clone.root,
             env=clone.environment | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
             stdout=(run / "output.log").open("a"),
@@ -96,9 +96,9 @@ def read(clone, run, *names):
     """Return the steps of checkpoints, read by the trainer's own reader in a process of its own."""
     path = os.pathsep.join([str(clone.root), str(clone.root / "lib")])
     files = [str(run / "checkpoints" / name) for name in names]
-    done = clone.run(clone.python, "-c", READ, *files, PYTHONPATH=path)
-    assert done.returncode == 0, done.stderr
-    return [int(line) for line in done.stdout.split()]
+    completed = clone.run(clone.python, "-c", READ, *files, PYTHONPATH=path)
+    assert completed.returncode == 0, completed.stderr
+    return [int(line) for line in completed.stdout.split()]
 
 
 def test_a_signal_to_torchrun_leaves_a_checkpoint_in_time_and_a_second_one_does_no_harm(clone, planned, started):
@@ -113,7 +113,7 @@ def test_a_signal_to_torchrun_leaves_a_checkpoint_in_time_and_a_second_one_does_
             lines = (run / "metrics.jsonl").read_text() if (run / "metrics.jsonl").exists() else ""
             return lines.count(f'"attempt": {attempt}, "train/loss"') > 2
 
-        until(trains)
+        wait_until(trains)
         asked = time.monotonic()
         for number in signals:
             process.send_signal(number)
@@ -140,7 +140,7 @@ def test_kill_9_during_saves_leaves_a_whole_checkpoint_and_a_damaged_one_is_pass
         """several checkpoints, and one that is being written"""
         return len(index(run)) >= 3 and list((run / "checkpoints").glob(".step_*.partial"))
 
-    until(saves)
+    wait_until(saves)
     kill(process)
     there = [entry for entry in index(run) if (run / "checkpoints" / entry["name"]).exists()]
     assert read(clone, run, *(entry["name"] for entry in there)) == [entry["step"] for entry in there]
@@ -152,7 +152,7 @@ def test_kill_9_during_saves_leaves_a_whole_checkpoint_and_a_damaged_one_is_pass
         if half.name not in {entry["name"] for entry in there}:
             half.unlink()
     process = started(run, "--attempt=2", "--resume=latest")
-    until(lambda: events(run, "resume"))
+    wait_until(lambda: events(run, "resume"))
     process.terminate()
     process.wait(timeout=60)
     (refused,) = events(run, "checkpoint refused")
@@ -168,8 +168,8 @@ def test_ten_stay_with_the_best_and_the_list_and_the_broom_know_them(clone, tmp_
     """Must 5, and Must 12: rolling ten, best, final; list, prune, export, read back, sample."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     words = (*WORDS, "MAX_ITERS=28", "CHECKPOINT_INTERVAL=2", "EVAL_INTERVAL=7", f"RESULTS_DIR={tmp_path}")
-    done = clone.make("train", *words)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    completed = clone.make("train", *words)
+    assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-3000:]
     (run,) = tmp_path.glob("test_matrix_results_*/gpt2_*")
     kinds = {entry["step"]: entry["kinds"] for entry in index(run)}
     assert [step for step, why in kinds.items() if "rolling" in why] == list(range(10, 29, 2))

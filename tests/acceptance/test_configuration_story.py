@@ -30,16 +30,16 @@ INTENDED = {
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": "-1"}
 
 
-def runs(done):
-    assert done.returncode == 0, done.stderr
-    return [line for line in done.stdout.splitlines() if line.startswith("run ")]
+def runs(completed):
+    assert completed.returncode == 0, completed.stderr
+    return [line for line in completed.stdout.splitlines() if line.startswith("run ")]
 
 
 def test_the_flagship_puts_every_intended_value_in_force(clone):
-    done = clone.make(FLAGSHIP)
+    completed = clone.make(FLAGSHIP)
     lines = clone.config.read_text(encoding="utf-8").splitlines()
 
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     assert [name for name, text in INTENDED.items() if f"CONFIG_{name}={text}" not in lines] == []
 
 
@@ -85,12 +85,12 @@ def test_overrides_give_exactly_two_runs_and_leave_the_configuration_alone(clone
 def test_a_mistake_in_the_configuration_stops_every_target(clone, line, said, target):
     clone.config.write_text(f"{line}\n", encoding="utf-8")
 
-    done = clone.kmatrix(target)
+    completed = clone.kmatrix(target)
 
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert ".config:1" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert completed.returncode == 2
+    assert said in completed.stderr
+    assert ".config:1" in completed.stderr
+    assert "Traceback" not in completed.stderr
     assert clone.config.read_text(encoding="utf-8") == f"{line}\n"
 
 
@@ -117,14 +117,14 @@ def test_configuration_targets_chain_and_round_trip(clone, tmp_path):
 
 
 def test_menuconfig_without_a_terminal_is_refused(clone):
-    done = clone.make("menuconfig", timeout=60)
+    completed = clone.make("menuconfig", timeout=60)
 
-    assert done.returncode == 2
-    assert "menuconfig needs a terminal" in done.stderr
+    assert completed.returncode == 2
+    assert "menuconfig needs a terminal" in completed.stderr
 
 
 def test_make_alone_prints_help_and_needs_nothing(bare_clone):
-    done = bare_clone.make()
+    completed = bare_clone.make()
 
-    assert done.stdout.startswith("usage: make TARGET")
+    assert completed.stdout.startswith("usage: make TARGET")
     assert not (bare_clone.root / ".venv").exists()

@@ -33,18 +33,18 @@ def copy(clone, venv, tmp_path) -> Clone:
 def test_a_changed_string_is_printed_in_the_copy_and_not_in_the_original(clone, copy):
     with (copy.root / "lib" / "kmatrix" / "cli" / "commands.py").open("a") as file:
         file.write('\nprint("a changed string")\n')
-    for done in (copy.make("list-defconfigs"), copy.kmatrix("list-defconfigs")):
-        assert done.returncode == 0, done.stderr
-        assert "a changed string" in done.stdout
-    for done in (clone.make("list-defconfigs"), clone.kmatrix("list-defconfigs")):
-        assert done.returncode == 0, done.stderr
-        assert "a changed string" not in done.stdout
+    for completed in (copy.make("list-defconfigs"), copy.kmatrix("list-defconfigs")):
+        assert completed.returncode == 0, completed.stderr
+        assert "a changed string" in completed.stdout
+    for completed in (clone.make("list-defconfigs"), clone.kmatrix("list-defconfigs")):
+        assert completed.returncode == 0, completed.stderr
+        assert "a changed string" not in completed.stdout
 
 
 def test_every_process_of_a_run_runs_the_code_of_the_copy(copy, tmp_path):
     assert copy.make("defconfig-gpt2-cpu-quick").returncode == 0
-    done = copy.make("train", *TINY, "TRACKER=tensorboard", f"RESULTS_DIR={tmp_path / 'results'}")
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = copy.make("train", *TINY, "TRACKER=tensorboard", f"RESULTS_DIR={tmp_path / 'results'}")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     assert list(only(matrices(tmp_path / "results")).glob("tb/*/events.out.tfevents.*"))
     processes = (tmp_path / "processes.txt").read_text()
     for program in ("--make train", "kmatrix.gpu.recorder", "kmatrix.track", "gpt2.train", "gpt2.prepare"):

@@ -111,17 +111,17 @@ def test_ready_made_shards_come_from_the_hub_as_far_as_they_are_needed_and_break
     )
     with HubServer({READY: {**names, "finewebedu_val_000000.bin": shard(0)}}) as hub:
         where = hub.environment(tmp_path / "home")
-        hub.wrong.add(f"cdn/{READY}/finewebedu_train_000001.bin")
+        hub.corrupt.add(f"cdn/{READY}/finewebedu_train_000001.bin")
         hub.cut[f"cdn/{READY}/finewebedu_train_000002.bin"] = [2000]
         refused = clone.make("prepare-data", *words, **where)
         assert refused.returncode == 2
         assert "finewebedu_train_000001.bin differs from the repository's listing" in refused.stderr
-        hub.wrong.clear()
+        hub.corrupt.clear()
         trained = clone.make("train", *words, **where)  # 6 steps x 12 sequences x 64 tokens = 4608 tokens: 2 shards
         assert trained.returncode == 0, trained.stdout + trained.stderr
         assert "2 of 4 training shards (6.00k tokens) for the 4.61k tokens of the longest run" in trained.stderr
-        assert any(asked.startswith("bytes=") for asked in hub.fetched(f"{READY}/finewebedu_train_000002.bin"))
-        assert not hub.fetched(f"{READY}/finewebedu_train_000003.bin")
+        assert any(asked.startswith("bytes=") for asked in hub.fetched_ranges(f"{READY}/finewebedu_train_000002.bin"))
+        assert not hub.fetched_ranges(f"{READY}/finewebedu_train_000003.bin")
     assert run_json(tmp_path)["train"]["data_shards"] == 2
     folder = tmp_path / "data" / "finewebedu"
     assert (folder / "finewebedu_train_000002.bin").read_bytes() == shard(2)
@@ -140,13 +140,13 @@ def test_a_mix_of_text_from_the_hub_and_of_ones_own_trains_with_a_loss_for_each(
     buffer = io.BytesIO()
     pq.write_table(pa.table({"text": [f"Page {n}. " + "A page of the web. " * 9 for n in range(300)]}), buffer)
     with HubServer({TEXT: {"sample/10BT/000_00000.parquet": buffer.getvalue()}}) as hub:
-        done = clone.make(
+        completed = clone.make(
             "train",
             *("DATASET=mix", "DATA_MIX=finewebedu:65+folder=notes:34+stdlib:1", "TOKENIZER=byte", "VAL_PERCENT=10"),
             *(f"DATA_DIR={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path}", "NUM_GPUS=2", *SMALL),
             **hub.environment(tmp_path / "home"),
         )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     folder = next(matrix_of(tmp_path).glob("gpt2_*"))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     losses = next(line for line in lines if "val/loss" in line)

@@ -106,12 +106,12 @@ def judged(session_clone, tmp_path_factory):
         "SAMPLE_INTERVAL=60", "SAMPLE_PROMPT=the cat", f"DATA_DIR={folder / 'data'}", f"RESULTS_DIR={folder}",
     ]  # fmt: skip
     for command in (["alldefconfig"], ["test-matrix", *words]):
-        done = subprocess.run(
+        completed = subprocess.run(
             ["make", "--no-print-directory", *command],
             cwd=session_clone.root, capture_output=True, text=True, check=False, timeout=900,
             env=session_clone.environment,
         )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert completed.returncode == 0, completed.stdout + completed.stderr
     (matrix,) = folder.glob("test_matrix_results_*")
     return matrix
 
@@ -133,10 +133,10 @@ def test_bits_per_byte_of_two_tokenizers_are_those_that_are_counted_anew(judged)
 
 
 def test_a_text_is_sampled_from_the_best_run_by_make(clone, judged):
-    done = clone.make("sample", f"RESULTS_DIR={judged.parent}", "PROMPT=the cat", "TOKENS=40", "TEMPERATURE=0.5")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("the cat")
-    assert len(set(done.stdout.split()) & set(WORDS)) >= 3, done.stdout
+    completed = clone.make("sample", f"RESULTS_DIR={judged.parent}", "PROMPT=the cat", "TOKENS=40", "TEMPERATURE=0.5")
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.startswith("the cat")
+    assert len(set(completed.stdout.split()) & set(WORDS)) >= 3, completed.stdout
 
 
 def test_a_model_is_served_to_the_real_client(clone, judged):

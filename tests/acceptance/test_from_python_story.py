@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from pages import DOCS, blocks
+from pages import DOCS, fenced_blocks
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
 
 
 def test_the_lines_of_the_page_make_run_and_read_a_matrix(clone):
-    lines = blocks(DOCS / "from-python.md", "python")[0]
-    done = clone.run(clone.python, "-c", lines, PYTHONPATH=f"{clone.root / 'lib'}")
-    assert done.returncode == 0, done.stderr[-3000:]
-    *progress, adamw, muon = done.stdout.splitlines()
+    lines = fenced_blocks(DOCS / "from-python.md", "python")[0]
+    completed = clone.run(clone.python, "-c", lines, PYTHONPATH=f"{clone.root / 'lib'}")
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    *progress, adamw, muon = completed.stdout.splitlines()
     assert adamw.split()[:2] == ["gpt2_adamw_1cpu", "finished"]
     assert muon.split()[:2] == ["gpt2_muon_1cpu", "finished"]
     assert all(float(number) > 0 for line in (adamw, muon) for number in line.split()[2:])

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from story import lines_of, load, matrices, only, processes_of
-from waiting import until
+from story import complete_lines, load_json, matrices, only, processes_of
+from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
@@ -63,9 +63,9 @@ class Disk:
         self.place = place
         self.seen = Path(f"/proc/{self._holder.pid}/root") / place.relative_to("/")  # the same from outside
 
-    def command(self, root: Path, *words: str) -> list[str]:
+    def command(self, root: Path, *arguments: str) -> list[str]:
         """Return the command line that runs a program of the project where the disk can be seen."""
-        return [*self._enter, f"--wd={root}", *words]
+        return [*self._enter, f"--wd={root}", *arguments]
 
     def fill(self) -> Path:
         """Take all the room there is; return the file that has it."""
@@ -109,12 +109,12 @@ def numbers(matrix: Path) -> dict[str, list]:
     found = {}
     for run in matrix.glob("gpt2_*"):
         steps: dict[int, dict] = {}
-        for line in lines_of(run / "metrics.jsonl"):
+        for line in complete_lines(run / "metrics.jsonl"):
             if line.get("resumed"):
                 steps = {step: known for step, known in steps.items() if step <= line["step"]}
             known = steps.setdefault(line["step"], {})
             known |= {key: value for key, value in line.items() if key in ("train/loss", "val/loss", "grad/norm")}
-        found[run.name] = [load(run / "result.json")["status"], *sorted(steps.items())]
+        found[run.name] = [load_json(run / "result.json")["status"], *sorted(steps.items())]
     return found
 
 
@@ -124,11 +124,11 @@ def test_a_full_disk_loses_nothing_that_was_finished_and_the_matrix_goes_on_when
     """Must 11: the disk fills up to the last byte while the second of three runs trains."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     calm = tmp_path / "calm"
-    done = clone.make("test-matrix", *TINY, f"RESULTS_DIR={calm}")
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = clone.make("test-matrix", *TINY, f"RESULTS_DIR={calm}")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
-    def run(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
-        return clone.run(*disk.command(clone.root, clone.python, "-m", "kmatrix", *words), **more)
+    def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return clone.run(*disk.command(clone.root, clone.python, "-m", "kmatrix", *arguments), **more)
 
     slowly, free = slow
     command = disk.command(clone.root, clone.python, "-m", "kmatrix", "test-matrix", *TINY, f"RESULTS_DIR={disk.place}")
@@ -140,12 +140,12 @@ def test_a_full_disk_loses_nothing_that_was_finished_and_the_matrix_goes_on_when
 
     def second_trains():
         """a finished run, and another that trains and has a checkpoint"""
-        status = {path.parent: load(path)["status"] for path in disk.seen.glob("*/gpt2_*/status.json")}
+        status = {path.parent: load_json(path)["status"] for path in disk.seen.glob("*/gpt2_*/status.json")}
         trains = [run for run, word in status.items() if word == "running" and any(run.glob("checkpoints/*.pt"))]
         return (matrices(disk.seen)[0], trains[0]) if "finished" in status.values() and trains else None
 
     try:
-        matrix, trains = until(second_trains)
+        matrix, trains = wait_until(second_trains)
         first = only(matrix.glob("gpt2_*/result.json"))
         finished = first.read_bytes()
         ballast = disk.fill()
@@ -175,10 +175,10 @@ def test_a_full_disk_loses_nothing_that_was_finished_and_the_matrix_goes_on_when
 
     ballast.unlink()
     free.touch()
-    done = run("continue", f"TARGET={disk.place / matrix.name}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "attempt 2, from its last good checkpoint" in done.stdout
+    completed = run("continue", f"TARGET={disk.place / matrix.name}")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "attempt 2, from its last good checkpoint" in completed.stdout
     assert first.read_bytes() == finished
     assert numbers(matrix) == numbers(only(matrices(calm)))
-    resumed = [line for line in lines_of(trains / "events.jsonl") if line["event"] == "resume"]
+    resumed = [line for line in complete_lines(trains / "events.jsonl") if line["event"] == "resume"]
     assert resumed[0]["step"] >= 4

@@ -55,9 +55,9 @@ def rows(text: str) -> dict[tuple[str, int, float], list[str]]:
 
 def test_the_cost_of_recording_is_printed_beside_its_peers(clone, peer):
     words = ("bench/recorder.py", "--seconds", "1", "--gpus", "1,4", "--hz", "20", "--peer", str(peer))
-    done = clone.run(clone.python, *words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    table = rows(done.stdout)
+    completed = clone.run(clone.python, *words)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    table = rows(completed.stdout)
     ways = ("empty loop", "recorder", "pynvml+CSV")
     assert set(table) == {
         *((way, gpus, 20.0) for way in ways for gpus in (1, 4)),
@@ -75,9 +75,9 @@ def test_the_cost_of_recording_is_printed_beside_its_peers(clone, peer):
 
 
 def test_the_time_of_reports_is_printed_beside_the_originals(clone, peer):
-    done = clone.run(clone.python, "bench/reports.py", "50", "300", "--peer", str(peer), "--rounds", "3")
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
+    completed = clone.run(clone.python, "bench/reports.py", "50", "300", "--peer", str(peer), "--rounds", "3")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    lines = completed.stdout.splitlines()
     assert sum("samples x 4 GPUs x 3 runs" in line for line in lines) == 2
     for kind in ("text", "graphs"):
         for reader in ("ours, recordings of ours", "ours, files of the original", "the original, its own files"):
@@ -88,23 +88,23 @@ def test_the_time_of_reports_is_printed_beside_the_originals(clone, peer):
 
 
 def test_without_a_peer_only_ours_is_printed(clone):
-    done = clone.run(clone.python, "bench/reports.py", "50")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len([line for line in done.stdout.splitlines() if "ours, " in line]) == 4
-    assert "original, its" not in done.stdout
+    completed = clone.run(clone.python, "bench/reports.py", "50")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert len([line for line in completed.stdout.splitlines() if "ours, " in line]) == 4
+    assert "original, its" not in completed.stdout
 
 
 def test_a_peer_that_fails_is_said_and_ends_nothing(clone, peer):
     (peer / "scripts" / SCRIPTS[0]).write_text("raise SystemExit('out of order')")
-    done = clone.run(clone.python, "bench/reports.py", "50", "--peer", str(peer))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "out of order" in done.stdout
-    assert "graphs: the original, its own files" in done.stdout
+    completed = clone.run(clone.python, "bench/reports.py", "50", "--peer", str(peer))
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "out of order" in completed.stdout
+    assert "graphs: the original, its own files" in completed.stdout
 
 
 @pytest.mark.parametrize("bench", ["recorder", "reports"])
 def test_a_folder_that_is_no_checkout_is_refused(clone, tmp_path, bench):
-    done = clone.run(clone.python, f"bench/{bench}.py", "--peer", str(tmp_path))
-    assert done.returncode == 2
-    assert "not a checkout of the original project" in done.stderr
-    assert "Traceback" not in done.stderr
+    completed = clone.run(clone.python, f"bench/{bench}.py", "--peer", str(tmp_path))
+    assert completed.returncode == 2
+    assert "not a checkout of the original project" in completed.stderr
+    assert "Traceback" not in completed.stderr

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpu_stage import load, load_lines, only, scenario, started
-from waiting import until
+from gpu_stage import background_process, load_json, load_jsonl, only, scenario
+from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
@@ -36,12 +36,12 @@ if os.environ.get("RANK") == "{STRAGGLER}":
 '''
 
 
-def matrix_of(clone, folder, *words, target="test-matrix", **more):
+def matrix_of(clone, folder, *arguments, target="test-matrix", **more):
     """Run a short matrix in the clone; return its folder and its only run's."""
     if target != "quickstart":
         assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    done = clone.make(target, *SHORT, f"RESULTS_DIR={folder}", *words, **more)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = clone.make(target, *SHORT, f"RESULTS_DIR={folder}", *arguments, **more)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     matrix = only(folder.glob("test_matrix_results_*"))
     return matrix, only(matrix.glob("gpt2_*"))
 
@@ -54,7 +54,7 @@ def test_simulated_gpus_are_recorded_drawn_and_marked(clone, tmp_path):
     assert "kWh" in summary
     assert "Time: set-up " in summary
     assert "Balance: CV = " in summary
-    recorded = load(run / "gpu_summary.json")
+    recorded = load_json(run / "gpu_summary.json")
     assert recorded["simulated"] is True
     assert len(recorded["gpus"]) == 4
     assert all("(simulated)" in gpu["gpu_name"] for gpu in recorded["gpus"])
@@ -79,7 +79,7 @@ def test_recording_is_switched_by_its_symbol_and_changes_no_id(clone, tmp_path):
     results, summaries = {}, {}
     for choice in ("y", "n"):
         matrix, run = matrix_of(clone, tmp_path / choice, f"GPU_MONITOR={choice}")
-        result = load(run / "result.json")
+        result = load_json(run / "result.json")
         results[choice] = (result["run_id"], result["final_val_loss"])
         summaries[choice] = (matrix / "summary_report.txt").read_text()
         assert bool(list(run.glob("gpu_*"))) == (choice == "y")
@@ -92,14 +92,14 @@ def test_recording_is_switched_by_its_symbol_and_changes_no_id(clone, tmp_path):
 def test_scripted_joules_are_the_reported_joules_and_stand_beside_the_tokens(clone, tmp_path):
     played = scenario(tmp_path, "gpus 4", f"0 * power {WATTS[0]:g}..{WATTS[-1]:g}")
     matrix, run = matrix_of(clone, tmp_path / "results", f"SIMULATE={played}")
-    recorded, result = load(run / "gpu_summary.json"), load(run / "result.json")
+    recorded, result = load_json(run / "gpu_summary.json"), load_json(run / "result.json")
     assert recorded["energy_source"] == "counter"
     for gpu, watts in zip(recorded["gpus"], WATTS, strict=True):
         lasted = recorded["ended"] - recorded["started"]  # from the first sample to the last
         assert gpu["joules"] == pytest.approx(watts * lasted, abs=watts * PERIOD_S)
     joules = sum(gpu["joules"] for gpu in recorded["gpus"])
     assert recorded["totals"]["joules"] == pytest.approx(joules, abs=0.01)
-    (reported,) = load(matrix / "results.json")["runs"]
+    (reported,) = load_json(matrix / "results.json")["runs"]
     assert reported["gpu"]["totals"]["joules_per_token"] == pytest.approx(joules / result["tokens"])
     told = re.search(r"([\d.e-]+) J/token", (matrix / "summary_report.txt").read_text())
     assert told
@@ -109,10 +109,10 @@ def test_scripted_joules_are_the_reported_joules_and_stand_beside_the_tokens(clo
 def test_a_gpu_that_is_lost_after_three_seconds_is_null_and_the_run_goes_on(clone, tmp_path):
     played = scenario(tmp_path, "gpus 3", "0 * power 100", "0 * mem 10000", "3 1 all !lost")
     matrix, run = matrix_of(clone, tmp_path / "results", f"SIMULATE={played}")
-    assert load(run / "result.json")["status"] == "finished"
-    events = load_lines(run / "gpu_events.jsonl")
+    assert load_json(run / "result.json")["status"] == "finished"
+    events = load_jsonl(run / "gpu_events.jsonl")
     assert [event["gpu_index"] for event in events if event["event"] == "lost"] == [1]
-    entries = load(run / f"gpu_stats_{run.name}_multi_gpu.json")
+    entries = load_json(run / f"gpu_stats_{run.name}_multi_gpu.json")
     lost = [entry["multi_gpu_data"][1]["memory_used"] is None for entry in entries]
     assert not lost[0]
     assert lost[-1]
@@ -121,11 +121,11 @@ def test_a_gpu_that_is_lost_after_three_seconds_is_null_and_the_run_goes_on(clon
     assert entries[-1]["aggregate_stats"]["total_memory_used"] == 20000
     assert entries[-1]["aggregate_stats"]["total_power"] == 200
     assert [entry["multi_gpu_data"][1]["power"] for entry in entries if entry["multi_gpu_data"][1]["power"] == 0] == []
-    gpus = load(run / "gpu_summary.json")["gpus"]
+    gpus = load_json(run / "gpu_summary.json")["gpus"]
     assert [gpu["lost_at"] is not None for gpu in gpus] == [False, True, False]
     summary = (matrix / "summary_report.txt").read_text()
     assert "GPU 1 was lost at" in summary
-    told = [alert for alert in load(run / "status.json")["alerts"] if alert["kind"] == "gpu_lost"]
+    told = [alert for alert in load_json(run / "status.json")["alerts"] if alert["kind"] == "gpu_lost"]
     assert [(alert["about"], alert["severity"]) for alert in told] == [("GPU 1", "critical")]
     assert "! GPU 1: lost: " in summary.partition("Alerts\n------")[2]
 
@@ -163,8 +163,8 @@ def test_prometheus_is_answered_while_a_run_goes_on(clone, tmp_path):
             texts.append(got.read().decode())
         return texts
 
-    with started(clone, "make", "--no-print-directory", "test-matrix", *words) as running:
-        until(scraped, "the recorder answers", 120)
+    with background_process(clone, "make", "--no-print-directory", "test-matrix", *words) as running:
+        wait_until(scraped, "the recorder answers", 120)
         assert running.wait(timeout=300) == 0
     found = {sample.name for family in text_string_to_metric_families(texts[-1]) for sample in family.samples}
     assert {"kmatrix_gpu_power_watts", "kmatrix_gpu_memory_used_bytes", "kmatrix_gpu_info"} <= found
@@ -173,21 +173,21 @@ def test_prometheus_is_answered_while_a_run_goes_on(clone, tmp_path):
 
 def test_without_a_gpu_the_screen_says_so_and_is_no_failure(clone):
     for words in (("--once",), ("--json",)):
-        done = clone.run(clone.python, "scripts/gputop.py", *words)
-        assert done.returncode == 0, done.stderr
-        assert "Traceback" not in done.stdout + done.stderr
-    done = clone.run(
+        completed = clone.run(clone.python, "scripts/gputop.py", *words)
+        assert completed.returncode == 0, completed.stderr
+        assert "Traceback" not in completed.stdout + completed.stderr
+    completed = clone.run(
         clone.python,
         "-c",
         "import scripts.gputop; m=scripts.gputop.GPUMonitor(); m.initialize(); print(f'GPUs: {m.gpu_count}')",
     )
-    assert done.stdout.strip() == "GPUs: 0", done.stderr
+    assert completed.stdout.strip() == "GPUs: 0", completed.stderr
 
 
 @pytest.mark.parametrize(("given", "said"), [("0", "invalid SIMULATE=0"), ("nothing", "neither a number nor a")])
 def test_a_simulation_that_cannot_be_is_refused_before_anything_is_made(clone, tmp_path, given, said):
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    done = clone.make("test-matrix", f"SIMULATE={given}", f"RESULTS_DIR={tmp_path}")
-    assert done.returncode == 2
-    assert said in done.stderr
+    completed = clone.make("test-matrix", f"SIMULATE={given}", f"RESULTS_DIR={tmp_path}")
+    assert completed.returncode == 2
+    assert said in completed.stderr
     assert list(tmp_path.iterdir()) == []

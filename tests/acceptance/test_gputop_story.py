@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from gpu_stage import load, on_gpus, read_independently, scenario, started
+from gpu_stage import background_process, load_json, on_gpus, read_independently, scenario
 from tmux_screen import Tmux
-from waiting import until
+from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
@@ -39,25 +39,25 @@ def test_the_full_screen_on_a_terminal(clone, terminal, tmp_path, size, count):
     played = scenario(tmp_path, f"gpus {count}", "0 * util 95" if count else "")
     one = terminal(size, *on_gpus(clone, played, clone.python, "scripts/gputop.py"))
     if not count:
-        until(lambda: "status=0" in one.screen(), "it ends")
+        wait_until(lambda: "status=0" in one.screen(), "it ends")
         assert "no GPU" in one.screen()
         return
-    until(lambda: "SIMULATED" in one.screen(), "it is drawn")
+    wait_until(lambda: "SIMULATED" in one.screen(), "it is drawn")
     text = one.screen()
     assert all("95%" in row(text, gpu) for gpu in range(count))
     assert "balance" in text
     one("send-keys", "l")
-    until(lambda: "GPU 0 util" in one.screen(), "one metric is drawn large")
+    wait_until(lambda: "GPU 0 util" in one.screen(), "one metric is drawn large")
     one("send-keys", "q")
-    until(lambda: "status=0" in one.screen(), "it ends")
+    wait_until(lambda: "status=0" in one.screen(), "it ends")
     assert "balance" not in one.screen()
 
 
 def test_make_gputop_shows_simulated_gpus_and_a_key_ends_it(terminal):
     one = terminal((120, 30), "make", "--no-print-directory", "gputop", "SIMULATE=8")
-    until(lambda: "SIMULATED" in one.screen() and row(one.screen(), 7), "eight GPUs are drawn")
+    wait_until(lambda: "SIMULATED" in one.screen() and row(one.screen(), 7), "eight GPUs are drawn")
     one("send-keys", "q")
-    until(lambda: "status=0" in one.screen(), "it ends")
+    wait_until(lambda: "status=0" in one.screen(), "it ends")
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -65,8 +65,8 @@ def test_statistics_are_written_in_both_layouts(clone, tmp_path, count):
     played = scenario(tmp_path, f"gpus {count}", "0 * power 120")
     single = tmp_path / "gpu_monitoring.json"
     words = ("scripts/gputop.py", "--stats-file", str(single), "--seconds", "2.5")
-    done = clone.run(*on_gpus(clone, played, clone.python, *words))
-    assert done.returncode == 0, done.stderr
+    completed = clone.run(*on_gpus(clone, played, clone.python, *words))
+    assert completed.returncode == 0, completed.stderr
     found = read_independently(single, tmp_path / "gpu_monitoring_multi_gpu.json")
     assert found["gpus"] == count
     assert found["power"] == [120] * count
@@ -74,8 +74,8 @@ def test_statistics_are_written_in_both_layouts(clone, tmp_path, count):
 
 def test_one_line_of_python_counts_the_gpus(clone, tmp_path):
     for count in (0, 4, 12):
-        done = clone.run(*on_gpus(clone, scenario(tmp_path, f"gpus {count}"), clone.python, "-c", ONE_LINE))
-        assert done.stdout == f"GPUs: {count}\n", done.stderr
+        completed = clone.run(*on_gpus(clone, scenario(tmp_path, f"gpus {count}"), clone.python, "-c", ONE_LINE))
+        assert completed.stdout == f"GPUs: {count}\n", completed.stderr
 
 
 @pytest.mark.parametrize("count", [0, 4, 12])
@@ -85,9 +85,9 @@ def test_once_is_a_table_and_json_one_snapshot(clone, tmp_path, count):
     assert once.returncode == 0, once.stderr
     assert "\x1b" not in once.stdout
     assert sum("77%" in row(once.stdout, gpu) for gpu in range(count)) == count
-    answer = clone.run(*on_gpus(clone, played, clone.python, "scripts/gputop.py", "--json"))
-    assert answer.returncode == 0, answer.stderr
-    entry = json.loads(answer.stdout)
+    result = clone.run(*on_gpus(clone, played, clone.python, "scripts/gputop.py", "--json"))
+    assert result.returncode == 0, result.stderr
+    entry = json.loads(result.stdout)
     assert [gpu["utilization"] for gpu in entry["multi_gpu_data"]] == [77] * count
     assert entry["aggregate_stats"]["gpu_count"] == count
 
@@ -98,17 +98,17 @@ def test_a_recorder_is_followed_and_its_recording_replayed(clone, terminal, tmp_
     run.mkdir()
     played = scenario(tmp_path, "gpus 4", "0 * util 91")
     recorder = on_gpus(clone, played, clone.python, "-m", "kmatrix.gpu.recorder", str(run), "--hz", "20")
-    with started(clone, *recorder) as recording:
-        until((run / "gpu_stats_gpt2_adamw_4gpu.json").exists, "a second is recorded")
+    with background_process(clone, *recorder) as recording:
+        wait_until((run / "gpu_stats_gpt2_adamw_4gpu.json").exists, "a second is recorded")
         one = terminal((120, 30), clone.python, "scripts/gputop.py", "--run", str(run))
-        until(lambda: "attached" in one.screen() and "91%" in row(one.screen(), 3), "it is followed")
-        until(lambda: len(load(run / "gpu_stats_gpt2_adamw_4gpu.json")) > 3, "three seconds are recorded")
+        wait_until(lambda: "attached" in one.screen() and "91%" in row(one.screen(), 3), "it is followed")
+        wait_until(lambda: len(load_json(run / "gpu_stats_gpt2_adamw_4gpu.json")) > 3, "three seconds are recorded")
         recording.terminate()
         assert recording.wait(timeout=60) == 0
-    until(lambda: "recording ended" in one.screen(), "the end is said")
+    wait_until(lambda: "recording ended" in one.screen(), "the end is said")
     one("send-keys", "q")
-    until(lambda: "status=0" in one.screen(), "it ends")
-    assert load(run / "gpu_summary.json")["final"] is True
+    wait_until(lambda: "status=0" in one.screen(), "it ends")
+    assert load_json(run / "gpu_summary.json")["final"] is True
     for at in ("0", "-0.5"):
         shown = clone.run(clone.python, "scripts/gputop.py", "--replay", str(run), "--at", at, "--once")
         assert shown.returncode == 0, shown.stderr

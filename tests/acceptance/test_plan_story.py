@@ -36,10 +36,10 @@ def test_the_plan_answers_the_claims(clone):
 
 
 def test_the_doctor_tells_what_this_machine_is(clone):
-    done = clone.make("doctor")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert clone.python in done.stdout
-    assert "PyTorch" in done.stdout
+    completed = clone.make("doctor")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert clone.python in completed.stdout
+    assert "PyTorch" in completed.stdout
     value = json.loads(clone.kmatrix("doctor", "JSON=1").stdout)
     version = next(check["said"] for check in value["checks"] if check["name"] == "Python")
     assert version.startswith(".".join(map(str, sys.version_info[:3])))
@@ -47,10 +47,10 @@ def test_the_doctor_tells_what_this_machine_is(clone):
 
 def test_the_doctor_works_without_torch(bare_clone):
     """Its target makes the core of .venv only."""
-    done = bare_clone.make("doctor")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "warning  PyTorch" in done.stdout
-    assert "not installed" in done.stdout
+    completed = bare_clone.make("doctor")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "warning  PyTorch" in completed.stdout
+    assert "not installed" in completed.stdout
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def broken_torch(clone):
 
 @pytest.mark.usefixtures("broken_torch")
 def test_a_torch_that_cannot_be_used_is_broken_with_its_own_words(clone):
-    done = clone.kmatrix("doctor")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "broken  PyTorch" in done.stdout
-    assert "libcudart.so" in done.stdout
+    completed = clone.kmatrix("doctor")
+    assert completed.returncode == 1, completed.stdout + completed.stderr
+    assert "broken  PyTorch" in completed.stdout
+    assert "libcudart.so" in completed.stdout

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_stage import load
-from waiting import until
+from gpu_stage import load_json
+from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
 
@@ -52,38 +52,38 @@ def test_a_bad_cell_costs_seconds_and_what_is_told_mends_it(clone, tmp_path):
     results = tmp_path / "results"
     words = (*TINY, "SEED=1,2", "MAX_ITERS=20", "EVAL_INTERVAL=20", "GPU_MONITOR=n", f"RESULTS_DIR={results}")
     more = {"PYTHONPATH": str(tmp_path / "faults")}
-    done = clone.kmatrix("test-matrix", *words, "OPTIMIZER=adamw,sgd", "PREFLIGHT=1", **more)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "2 of 4 runs fail; nothing was started" in done.stderr
-    assert "the cable was pulled" in done.stderr
-    assert "leave them out with OPTIMIZER=adamw" in done.stderr
+    completed = clone.kmatrix("test-matrix", *words, "OPTIMIZER=adamw,sgd", "PREFLIGHT=1", **more)
+    assert completed.returncode == 2, completed.stdout + completed.stderr
+    assert "2 of 4 runs fail; nothing was started" in completed.stderr
+    assert "the cable was pulled" in completed.stderr
+    assert "leave them out with OPTIMIZER=adamw" in completed.stderr
     assert list(results.iterdir()) == []
 
     finish = f"ON_FINISH={clone.python} {tmp_path / 'say.py'}"
-    done = clone.kmatrix("test-matrix", *words, "OPTIMIZER=adamw", "PREFLIGHT=1", finish, **more)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "preflight: two steps of 1 shape, for 2 runs" in done.stdout
+    completed = clone.kmatrix("test-matrix", *words, "OPTIMIZER=adamw", "PREFLIGHT=1", finish, **more)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "preflight: two steps of 1 shape, for 2 runs" in completed.stdout
     (matrix,) = matrices(results)
-    told = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"KMATRIX_')))
+    told = json.loads(next(line for line in completed.stdout.splitlines() if line.startswith('{"KMATRIX_')))
     wanted = {"KMATRIX_MATRIX": str(matrix), "KMATRIX_STATUS": "finished"}
     assert told.items() >= (wanted | {"KMATRIX_FINISHED": "2", "KMATRIX_FAILED": "0"}).items()
-    assert [load(path)["step"] for path in matrix.glob("*/result.json")] == [20, 20]
+    assert [load_json(path)["step"] for path in matrix.glob("*/result.json")] == [20, 20]
     assert sorted(path.name for path in results.iterdir()) == [matrix.name]
 
 
 @pytest.mark.parametrize("text", ["no-such-program x", "'half"])
 def test_a_command_for_the_end_that_cannot_be_run_is_refused_at_the_beginning(clone, tmp_path, text):
-    done = clone.kmatrix("test-matrix", *TINY, f"ON_FINISH={text}", f"RESULTS_DIR={tmp_path}")
-    assert done.returncode == 2
-    assert "ON_FINISH" in done.stderr
+    completed = clone.kmatrix("test-matrix", *TINY, f"ON_FINISH={text}", f"RESULTS_DIR={tmp_path}")
+    assert completed.returncode == 2
+    assert "ON_FINISH" in completed.stderr
     assert matrices(tmp_path) == []
 
 
 def test_every_recorder_of_packed_runs_sees_the_gpus_of_its_own_run(clone, tmp_path):
     words = (*TINY, "OPTIMIZER=adamw", "SEED=1,2", "MAX_ITERS=2000000", "EVAL_INTERVAL=1000000", "ALERT_STALL=0")
     packed = ("PARALLEL_JOBS=2", "EXCLUSIVE=n", "SIMULATE=4", f"RESULTS_DIR={tmp_path}", "DETACH=1")
-    done = clone.make("test-matrix", *words, *packed)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = clone.make("test-matrix", *words, *packed)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     (matrix,) = matrices(tmp_path)
 
     def gpus() -> list[dict]:
@@ -91,7 +91,7 @@ def test_every_recorder_of_packed_runs_sees_the_gpus_of_its_own_run(clone, tmp_p
         return [gpu for gpu in view["gpus"] if gpu["run"]]
 
     try:
-        until(lambda: len(gpus()) == 2, "both are recorded", 300)
+        wait_until(lambda: len(gpus()) == 2, "both are recorded", 300)
         assert len({gpu["run"] for gpu in gpus()}) == len({gpu["uuid"] for gpu in gpus()}) == 2
     finally:
         clone.make("stop", f"TARGET={matrix}")

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from story import load, matrices, only
+from story import load_json, matrices, only
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
@@ -19,9 +19,9 @@ TINY = (
 )
 
 
-def verdict(done: subprocess.CompletedProcess[str]) -> str:
+def verdict(completed: subprocess.CompletedProcess[str]) -> str:
     """What `make reproduce` says at its end."""
-    return done.stdout[done.stdout.rindex(" and its repetition ") :]
+    return completed.stdout[completed.stdout.rindex(" and its repetition ") :]
 
 
 def edit(path, change) -> None:
@@ -34,26 +34,26 @@ def test_a_run_comes_out_the_same_again_to_the_last_bit_and_one_that_was_tampere
     """Must 10. Two ranks with dropout; then a loss, and then the seed, is not what it was; then the trainer's code."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     words = (*TINY, "OPTIMIZER=adamw", "NUM_GPUS=2", "DROPOUT=0.1", "MAX_ITERS=12", f"RESULTS_DIR={tmp_path}")
-    done = clone.make("train", *words, OMP_PROC_BIND="false", KMATRIX_SECRET_TOKEN="planted-0123456789")
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = clone.make("train", *words, OMP_PROC_BIND="false", KMATRIX_SECRET_TOKEN="planted-0123456789")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     matrix = only(matrices(tmp_path))
     first = only(matrix.glob("gpt2_*"))
 
-    about, used = load(first / "run.json")["provenance"], load(first / "run_used.json")
+    about, used = load_json(first / "run.json")["provenance"], load_json(first / "run_used.json")
     assert about["git_commit"] == clone.run("git", "rev-parse", "HEAD").stdout.strip()
     assert about["environment"]["OMP_PROC_BIND"] == "false"
     assert used["software"]["torch"] == about["versions"]["torch"]
     assert used["gpus"] == []
     assert not any(b"planted-0123456789" in path.read_bytes() for path in matrix.rglob("*") if path.is_file())
 
-    done = clone.make("reproduce", f"RUN={first}", OMP_PROC_BIND="false")
-    assert done.returncode == 0, done.stdout + done.stderr
-    numbers = re.search(r"equal bit for bit: (\d+) values in 13 steps", verdict(done))[1]
+    completed = clone.make("reproduce", f"RUN={first}", OMP_PROC_BIND="false")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    numbers = re.search(r"equal bit for bit: (\d+) values in 13 steps", verdict(completed))[1]
     assert int(numbers) > 4 * 12
-    assert "equal bit for bit: the final weights, SHA-256" in verdict(done)
-    assert "the results must be equal" in verdict(done)
+    assert "equal bit for bit: the final weights, SHA-256" in verdict(completed)
+    assert "the results must be equal" in verdict(completed)
     second = only(path for path in tmp_path.glob("*/gpt2_*") if path != first)
-    ours, theirs = load(first / "result.json"), load(second / "result.json")
+    ours, theirs = load_json(first / "result.json"), load_json(second / "result.json")
     assert (theirs["run_id"], theirs["final_val_loss"]) == (ours["run_id"], ours["final_val_loss"])
 
     tampered = shutil.copytree(matrix, tmp_path / "tampered") / first.name
@@ -63,11 +63,11 @@ def test_a_run_comes_out_the_same_again_to_the_last_bit_and_one_that_was_tampere
     )
     config = tampered / ".config"
     config.write_text(config.read_text().replace("CONFIG_GPT2_SEED=1337", "CONFIG_GPT2_SEED=7"))
-    done = clone.kmatrix("reproduce", f"RUN={tampered}", OMP_PROC_BIND="false")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "the configuration differs in seed 1337 -> 7" in verdict(done)
-    assert "first at step 0: " in verdict(done)
-    assert "final weights, most " in verdict(done)
+    completed = clone.kmatrix("reproduce", f"RUN={tampered}", OMP_PROC_BIND="false")
+    assert completed.returncode == 1, completed.stdout + completed.stderr
+    assert "the configuration differs in seed 1337 -> 7" in verdict(completed)
+    assert "first at step 0: " in verdict(completed)
+    assert "final weights, most " in verdict(completed)
 
     third = matrices(tmp_path)[-1]  # the one of seed 7, beside that of seed 1337
     shown = clone.make("compare", f"BASE={matrix}", f"NEW={third}")
@@ -85,14 +85,14 @@ def test_a_run_comes_out_the_same_again_to_the_last_bit_and_one_that_was_tampere
     was = source.read_text()
     try:
         source.write_text(was + "\n# not as it was\n")
-        done = clone.kmatrix("reproduce", f"RUN={tampered}", OMP_PROC_BIND="false")
+        completed = clone.kmatrix("reproduce", f"RUN={tampered}", OMP_PROC_BIND="false")
     finally:
         source.write_text(was)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"check out the old code: git worktree add ../kmatrix-then {about['git_commit'][:10]}" in done.stdout
-    assert f"not equal: 1 of {numbers} values in 13 steps differ" in verdict(done)
-    assert "first at step 7: train/loss 5.25 -> " in verdict(done)
-    assert "equal bit for bit: the final weights" in verdict(done)
-    assert "the results may differ: the code of the trainer changed: gpt2/train.py" in verdict(done)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert f"check out the old code: git worktree add ../kmatrix-then {about['git_commit'][:10]}" in completed.stdout
+    assert f"not equal: 1 of {numbers} values in 13 steps differ" in verdict(completed)
+    assert "first at step 7: train/loss 5.25 -> " in verdict(completed)
+    assert "equal bit for bit: the final weights" in verdict(completed)
+    assert "the results may differ: the code of the trainer changed: gpt2/train.py" in verdict(completed)
     patch = matrices(tmp_path)[-1] / "code.patch"
     assert "+# not as it was" in patch.read_text()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from waiting import until
+from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
@@ -40,9 +40,9 @@ def newest(folder: Path) -> Path:
 
 def zeros_of(clone, checkpoint: Path) -> tuple[int, int, int]:
     """Count zeros and weights of the blocks' matrices, and zeros elsewhere, with torch alone."""
-    done = clone.run(clone.python, "-c", COUNT.format(root=str(clone.root), path=str(checkpoint)))
-    assert done.returncode == 0, done.stderr
-    zeros, total, elsewhere = map(int, done.stdout.split())
+    completed = clone.run(clone.python, "-c", COUNT.format(root=str(clone.root), path=str(checkpoint)))
+    assert completed.returncode == 0, completed.stderr
+    zeros, total, elsewhere = map(int, completed.stdout.split())
     return zeros, total, elsewhere
 
 
@@ -79,8 +79,8 @@ def test_illegal_pairs_are_cut_with_a_reason_and_refused_alone(clone):
 
 def test_the_originals_matrix_is_one_command(clone):
     """SPAM by magnitude and by movement, adamwprune on SPAM: three runs on four GPUs."""
-    done = clone.make("defconfig-gpt2-finewebedu-a10gx4-prune")
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = clone.make("defconfig-gpt2-finewebedu-a10gx4-prune")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     dry = clone.make("test-matrix-dry-run")
     assert dry.returncode == 0, dry.stdout + dry.stderr
     assert [line.split()[2] for line in dry.stdout.splitlines() if line.startswith("run ")] == [
@@ -95,8 +95,10 @@ def test_adamwprune_reaches_its_target_and_keeps_its_masks_through_a_resume(clon
     """Must 8, first half: stopped in the middle of the ramp and continued, against the same run without a stop."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     words = ("OPTIMIZER=adamwprune", "ADAMWPRUNE_BASE=adamwspam", "SPAM_INTERVAL=150", "MAX_ITERS=300", *SMALL, *RAMP)
-    done = clone.make("test-matrix", *words, "CHECKPOINT_INTERVAL=100", "KEEP_EVERY=100", f"RESULTS_DIR={tmp_path}")
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = clone.make(
+        "test-matrix", *words, "CHECKPOINT_INTERVAL=100", "KEEP_EVERY=100", f"RESULTS_DIR={tmp_path}"
+    )
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     matrix = newest(tmp_path)
     (run,) = [path.parent for path in matrix.glob("*/run.json")]
     result = load(run / "result.json")
@@ -126,11 +128,11 @@ def test_adamwprune_reaches_its_target_and_keeps_its_masks_through_a_resume(clon
         assert resumed[key] == straight[key], key
 
 
-def stopped_in_the_ramp(clone, results: Path, *words: str) -> Path:
+def stopped_in_the_ramp(clone, results: Path, *arguments: str) -> Path:
     """Start the matrix, interrupt it once weights are pruned, and return the folder of its run."""
     results.mkdir()
     process = subprocess.Popen(
-        [clone.python, "-m", "kmatrix", "test-matrix", *words, f"RESULTS_DIR={results}"],
+        [clone.python, "-m", "kmatrix", "test-matrix", *arguments, f"RESULTS_DIR={results}"],
         cwd=clone.root,
         env=clone.environment,
         stdout=subprocess.DEVNULL,
@@ -138,7 +140,7 @@ def stopped_in_the_ramp(clone, results: Path, *words: str) -> Path:
         start_new_session=True,
     )
     try:
-        until(lambda: pruned_by_now(results) or process.poll() is not None, "weights are pruned", 300)
+        wait_until(lambda: pruned_by_now(results) or process.poll() is not None, "weights are pruned", 300)
         assert process.poll() is None, "the run ended before it could be stopped"
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=120) == 130

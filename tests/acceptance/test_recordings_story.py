@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_stage import load, load_lines, on_gpus, read_independently, scenario, started
+from gpu_stage import background_process, load_json, load_jsonl, on_gpus, read_independently, scenario
 from kmatrix.gpu.formats.binary import read_samples
-from waiting import until
+from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
@@ -33,15 +33,15 @@ def run(tmp_path) -> Path:
     return path
 
 
-def recorder(clone, run: Path, played: Path, *words: str) -> list[str]:
-    return on_gpus(clone, played, clone.python, "-m", "kmatrix.gpu.recorder", str(run), *words)
+def recorder(clone, run: Path, played: Path, *arguments: str) -> list[str]:
+    return on_gpus(clone, played, clone.python, "-m", "kmatrix.gpu.recorder", str(run), *arguments)
 
 
-def record(clone, run: Path, played: Path, seconds: int, *words: str) -> None:
+def record(clone, run: Path, played: Path, seconds: int, *arguments: str) -> None:
     """Record until both arrays hold so many seconds, and end in order."""
     multi = run / f"gpu_stats_{RUN}_multi_gpu.json"
-    with started(clone, *recorder(clone, run, played, *words)) as process:
-        until(lambda: multi.exists() and len(load(multi)) >= seconds, f"{seconds} seconds are recorded")
+    with background_process(clone, *recorder(clone, run, played, *arguments)) as process:
+        wait_until(lambda: multi.exists() and len(load_json(multi)) >= seconds, f"{seconds} seconds are recorded")
         process.terminate()
         assert process.wait(timeout=60) == 0
 
@@ -58,14 +58,14 @@ def test_both_layouts_are_read_by_a_script_that_knows_nothing_of_kmatrix(clone, 
 def test_a_recording_becomes_the_table_of_the_first_monitor(clone, run, tmp_path):
     """At its 100 samples a second, with its columns: timestamp, elapsed_sec, gpu0_power_w, gpu0_temp_c and so on."""
     record(clone, run, scenario(tmp_path, "gpus 2", "0 * power 100..180", "0 * temp 50..70"), 3, "--hz", "100")
-    done = clone.run(clone.python, "-m", "kmatrix.gpu.recorder", str(run), "--format", "csv")
-    assert done.returncode == 0, done.stderr
-    path = Path(done.stdout.strip())
+    completed = clone.run(clone.python, "-m", "kmatrix.gpu.recorder", str(run), "--format", "csv")
+    assert completed.returncode == 0, completed.stderr
+    path = Path(completed.stdout.strip())
     assert re.fullmatch(r"gpu_metrics_\d{8}_\d{6}\.csv", path.name)
     with path.open(newline="") as file:
         titles, *rows = csv.reader(file)
     assert titles == ["timestamp", "elapsed_sec", "gpu0_power_w", "gpu0_temp_c", "gpu1_power_w", "gpu1_temp_c"]
-    assert len(rows) == load(run / "gpu_summary.json")["samples"]
+    assert len(rows) == load_json(run / "gpu_summary.json")["samples"]
     assert rows[-1][2:] == ["100", "50", "180", "70"]
     assert all(re.search(r"\.\d{3}\b", row[0]) for row in rows), "times are to the millisecond"
     begin, end = (datetime.fromisoformat(row[0]) for row in (rows[0], rows[-1]))
@@ -120,8 +120,8 @@ def test_fifty_kills_lose_nothing(clone, run, tmp_path):
     played, chance = scenario(tmp_path, "gpus 4", "0 * power 200"), random.Random(7)
     samples, before = run / "gpu_samples.bin", 0
     for _ in range(50):
-        with started(clone, *recorder(clone, run, played, "--hz", "500")) as process:
-            until(lambda least=before: whole_records(samples) > least, "it goes on")
+        with background_process(clone, *recorder(clone, run, played, "--hz", "500")) as process:
+            wait_until(lambda least=before: whole_records(samples) > least, "it goes on")
             time.sleep(chance.uniform(0, 0.3))
             seen = whole_records(samples)
             process.kill()
@@ -154,11 +154,11 @@ def whole_records(path: Path) -> int:
 
 def test_without_a_gpu_and_a_rank_there_is_one_line(clone, run, tmp_path):
     played = scenario(tmp_path, "init !no_driver")
-    done = subprocess.run(
+    completed = subprocess.run(
         recorder(clone, run, played), cwd=clone.root, env=clone.environment, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "kmatrix recorder: no GPU and no rank found: nothing is recorded\n"
-    (event,) = load_lines(run / "gpu_events.jsonl")
-    assert (event["event"], event["text"]) == ("nothing recorded", done.stdout.strip().partition(": ")[2])
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert completed.stdout == "kmatrix recorder: no GPU and no rank found: nothing is recorded\n"
+    (event,) = load_jsonl(run / "gpu_events.jsonl")
+    assert (event["event"], event["text"]) == ("nothing recorded", completed.stdout.strip().partition(": ")[2])
     assert [path.name for path in run.iterdir()] == ["gpu_events.jsonl"]

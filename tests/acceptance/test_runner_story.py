@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from story import lines_of, load, matrices, only, processes_of
-from waiting import until
+from story import complete_lines, load_json, matrices, only, processes_of
+from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1800)]
 
@@ -70,8 +70,8 @@ if "gpt2.train" in words and "torch.distributed.run" not in words:
 
 
 def configure(clone) -> None:
-    done = clone.make("defconfig-gpt2-cpu-quick")
-    assert done.returncode == 0, done.stderr
+    completed = clone.make("defconfig-gpt2-cpu-quick")
+    assert completed.returncode == 0, completed.stderr
 
 
 # Must 1: random kills
@@ -80,10 +80,10 @@ def configure(clone) -> None:
 def newest_attempt(matrix: Path) -> tuple[str, int] | None:
     """The run that trains now, and its attempt: one that has logged a step in it."""
     for path in matrix.glob("*/status.json"):
-        status = load(path)
+        status = load_json(path)
         if status["status"] == "running" and any(
             line.get("attempt") == status["attempt"] and "train/loss" in line
-            for line in lines_of(path.parent / "metrics.jsonl")
+            for line in complete_lines(path.parent / "metrics.jsonl")
         ):
             return path.parent.name, status["attempt"]
     return None
@@ -97,7 +97,7 @@ def wait_for_a_run(matrix: Path, runner: subprocess.Popen, but: tuple[str, int] 
         now = newest_attempt(matrix)
         return ("ended", 0) if runner.poll() is not None else now if now != but else None
 
-    attempt = until(found)
+    attempt = wait_until(found)
     return None if attempt == ("ended", 0) else attempt
 
 
@@ -120,7 +120,7 @@ def kill_at_random(matrix: Path, runner: subprocess.Popen, go_on, dice: random.R
     while len(killed) < KILLS:
         trains = wait_for_a_run(matrix, runner, None)
         if trains is None:
-            ended = {path.parent.name: load(path) for path in matrix.glob("*/status.json")}
+            ended = {path.parent.name: load_json(path) for path in matrix.glob("*/status.json")}
             stuck = [f"{name}: {one['kind']}, {one['reason']}" for name, one in ended.items() if failed_by_itself(one)]
             assert not stuck, f"not killed, but failed: {stuck}"
             assert any(one["status"] != "finished" for one in ended.values()), f"all finished after {len(killed)} kills"
@@ -149,7 +149,7 @@ def numbers_of(run: Path) -> dict:
     import torch
 
     steps: dict[int, dict] = {}
-    for line in lines_of(run / "metrics.jsonl"):
+    for line in complete_lines(run / "metrics.jsonl"):
         if line.get("resumed"):  # what came behind the checkpoint is trained again
             steps = {step: known for step, known in steps.items() if step <= line["step"]}
         known = steps.setdefault(line["step"], {})
@@ -158,7 +158,7 @@ def numbers_of(run: Path) -> dict:
     whole = hashlib.sha256()
     for name in sorted(weights):
         whole.update(name.encode() + weights[name].contiguous().numpy().tobytes())
-    result = load(run / "result.json")
+    result = load_json(run / "result.json")
     return {
         "weights": whole.hexdigest(),
         "final": result["final_val_loss"],
@@ -174,8 +174,8 @@ def test_random_kills_and_continue_end_bit_for_bit_where_an_undisturbed_matrix_e
     words = (*TINY, "OPTIMIZER=adamw,muon,sgd", "NUM_GPUS=1,2", "CHECKPOINT_INTERVAL=4", "DROPOUT=0.1")
     words = (*words, f"MAX_ITERS={2 * KILLS}")
     calm, rough = tmp_path / "calm", tmp_path / "rough"
-    done = clone.make("test-matrix", *words, f"RESULTS_DIR={calm}")
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = clone.make("test-matrix", *words, f"RESULTS_DIR={calm}")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     undisturbed = {run.parent.name: numbers_of(run.parent) for run in only(matrices(calm)).glob("*/result.json")}
     assert len(undisturbed) == 6
 
@@ -184,19 +184,19 @@ def test_random_kills_and_continue_end_bit_for_bit_where_an_undisturbed_matrix_e
     (slow / "sitecustomize.py").write_text(SLOW.format(free=str(slow / "free")), encoding="utf-8")
     slowly = {"PYTHONPATH": str(slow)}
     runner = background("test-matrix", *words, f"RESULTS_DIR={rough}", **slowly)
-    matrix = only(until(lambda: matrices(rough)))
+    matrix = only(wait_until(lambda: matrices(rough)))
     go_on = partial(background, "continue", f"TARGET={matrix}", **slowly)
     killed = kill_at_random(matrix, runner, go_on, random.Random(20261120))
     print(f"killed: {', '.join(killed)}")
     (slow / "free").touch()
 
-    done = clone.make("summary", f"TARGET={matrix}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    done = clone.make("continue", f"TARGET={matrix}")
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = clone.make("summary", f"TARGET={matrix}")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    completed = clone.make("continue", f"TARGET={matrix}")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     assert not any(processes_of(matrix).values())
     assert {run.parent.name: numbers_of(run.parent) for run in matrix.glob("*/result.json")} == undisturbed
-    attempts = [len(load(path)["attempts"]) for path in matrix.glob("*/status.json")]
+    attempts = [len(load_json(path)["attempts"]) for path in matrix.glob("*/status.json")]
     assert sum(attempts) > 6
     finished = {path: path.read_bytes() for path in matrix.glob("*/result.json")}
     assert "nothing to run" in clone.make("continue", f"TARGET={matrix}").stdout
@@ -214,20 +214,22 @@ def test_a_failing_an_out_of_memory_and_a_skipped_run_are_reported_rightly(clone
     (faults / "sitecustomize.py").write_text(FAULTS, encoding="utf-8")
     words = (*TINY[1:], "OPTIMIZER=adamw", "NUM_GPUS=1", "MAX_ITERS=6", "GPU_MONITOR=n")
     axes = ("SEED=1,2,3", "DEVICE=cpu,cuda", "DDP_BACKEND=gloo", f"RESULTS_DIR={tmp_path}")
-    done = clone.kmatrix("test-matrix", *words, *axes, PYTHONPATH=str(faults), CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 1, done.stdout + done.stderr
+    completed = clone.kmatrix("test-matrix", *words, *axes, PYTHONPATH=str(faults), CUDA_VISIBLE_DEVICES="")
+    assert completed.returncode == 1, completed.stdout + completed.stderr
     matrix = only(matrices(tmp_path))
     view = json.loads(clone.kmatrix("status", f"TARGET={matrix}", "JSON=1").stdout)
-    by_seed = {load(matrix / run["name"] / "run.json")["train"]["seed"]: run for run in view["runs"] if run["attempt"]}
+    by_seed = {
+        load_json(matrix / run["name"] / "run.json")["train"]["seed"]: run for run in view["runs"] if run["attempt"]
+    }
     assert view["counts"] == {"finished": 2, "failed": 1, "skipped": 3}
     assert view["status"] == "failed"
     assert (by_seed[1]["status"], by_seed[1]["step"], by_seed[1]["attempt"]) == ("finished", 6, 1)
     assert (by_seed[2]["status"], by_seed[2]["kind"]) == ("failed", "error")
     assert "the cable was pulled" in by_seed[2]["reason"]
     assert (by_seed[3]["status"], by_seed[3]["attempt"], by_seed[3]["micro_batch"]) == ("finished", 2, 1)
-    first, second = load(matrix / by_seed[3]["name"] / "status.json")["attempts"]
+    first, second = load_json(matrix / by_seed[3]["name"] / "status.json")["attempts"]
     assert (first["kind"], first["status"], second["micro_batch"]) == ("oom", "failed", 1)
-    used = load(matrix / by_seed[3]["name"] / "run_used.json")
+    used = load_json(matrix / by_seed[3]["name"] / "run_used.json")
     assert (used["train"]["batch_size"], used["train"]["gradient_accumulation"], used["train"]["global_batch"]) == (
         *(1, 4),
         4,
@@ -239,7 +241,7 @@ def test_a_failing_an_out_of_memory_and_a_skipped_run_are_reported_rightly(clone
         assert "needs 1 GPU" in text
         assert "micro-batch 1" in text
     assert "\x1b" not in shown
-    assert done.stdout.count("; retrying with micro-batch 1") == 1
+    assert completed.stdout.count("; retrying with micro-batch 1") == 1
 
 
 # Must 6: results that are replaced, and results that are reused
@@ -248,34 +250,37 @@ def test_a_failing_an_out_of_memory_and_a_skipped_run_are_reported_rightly(clone
 def test_a_rerun_replaces_keeps_the_old_aside_and_a_finished_run_is_not_trained_twice(clone, tmp_path):
     configure(clone)
     again = (*TINY[:-1], "NUM_GPUS=1", "MAX_ITERS=6", f"RESULTS_DIR={tmp_path}")
-    done = clone.make("test-matrix", *again, "OPTIMIZER=adamw,sgd")
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = clone.make("test-matrix", *again, "OPTIMIZER=adamw,sgd")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     first = only(matrices(tmp_path))
     names = sorted(path.parent.name for path in first.glob("*/result.json"))
-    old = {name: load(first / name / "result.json") for name in names}
+    old = {name: load_json(first / name / "result.json") for name in names}
 
-    done = clone.make("test-rerun", f"TARGET={first}", "OPTIMIZER=sgd")
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = clone.make("test-rerun", f"TARGET={first}", "OPTIMIZER=sgd")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     sgd = only(name for name in names if "sgd" in name)
-    kept, new = load(first / sgd / "archive" / "1" / "result.json"), load(first / sgd / "result.json")
+    kept, new = load_json(first / sgd / "archive" / "1" / "result.json"), load_json(first / sgd / "result.json")
     assert kept == old[sgd]
     assert (new["attempt"], new["final_val_loss"], new["ended"] > kept["ended"]) == (2, kept["final_val_loss"], True)
-    assert all(load(first / name / "result.json") == old[name] for name in names if name != sgd)
-    told = {run["name"]: run for run in load(first / "results.json")["runs"]}
+    assert all(load_json(first / name / "result.json") == old[name] for name in names if name != sgd)
+    told = {run["name"]: run for run in load_json(first / "results.json")["runs"]}
     assert set(told) == set(names)
     assert told[sgd]["ended"] == new["ended"]
     assert clone.kmatrix("test-rerun", f"RESULTS_DIR={tmp_path}").returncode == 2
 
-    done = clone.make("test-matrix", *again, "OPTIMIZER=adamw,muon")
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = clone.make("test-matrix", *again, "OPTIMIZER=adamw,muon")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     second = matrices(tmp_path)[-1]
     adamw = only(path for path in second.glob("*adamw*"))
     source = f"{first.name}/{only(name for name in names if 'adamw' in name)}"
-    assert f"reused from {source}" in done.stdout
-    assert load(adamw / "status.json")["reused_from"] == load(adamw / "run.json")["reused_from"] == source
+    assert f"reused from {source}" in completed.stdout
+    assert load_json(adamw / "status.json")["reused_from"] == load_json(adamw / "run.json")["reused_from"] == source
     assert f"from {source}" in (second / "summary_report.txt").read_text()
-    assert only(run["reused_from"] for run in load(second / "results.json")["runs"] if "adamw" in run["name"]) == source
-    assert len(lines_of(second / "journal.jsonl")) == len([1, 2, 3, 4])  # one run was started: muon
+    assert (
+        only(run["reused_from"] for run in load_json(second / "results.json")["runs"] if "adamw" in run["name"])
+        == source
+    )
+    assert len(complete_lines(second / "journal.jsonl")) == len([1, 2, 3, 4])  # one run was started: muon
 
 
 # Must 7: other terminals, and none
@@ -284,11 +289,11 @@ def test_a_rerun_replaces_keeps_the_old_aside_and_a_finished_run_is_not_trained_
 def test_a_detached_matrix_is_watched_hung_up_on_stopped_from_elsewhere_and_continued(clone, background, tmp_path):
     configure(clone)
     words = (*TINY, "OPTIMIZER=adamw", "NUM_GPUS=2", "SEED=1,2", "MAX_ITERS=100000", "CHECKPOINT_INTERVAL=50")
-    done = clone.make("test-matrix", *words, f"RESULTS_DIR={tmp_path}", "DETACH=1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "make stop TARGET=" in done.stdout
+    completed = clone.make("test-matrix", *words, f"RESULTS_DIR={tmp_path}", "DETACH=1")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "make stop TARGET=" in completed.stdout
     matrix = only(matrices(tmp_path))
-    until(lambda: newest_attempt(matrix))
+    wait_until(lambda: newest_attempt(matrix))
     runner = only(processes_of(matrix)["runner"])
     runner.send_signal(signal.SIGHUP)
     follower = background("logs", f"TARGET={matrix}")
@@ -301,26 +306,28 @@ def test_a_detached_matrix_is_watched_hung_up_on_stopped_from_elsewhere_and_cont
     assert stopped.returncode == 0, stopped.stderr
     assert "waiting for" in stopped.stdout
     assert not any(processes_of(matrix)[kind] for kind in ("trainer", "rank", "recorder", "guard"))
-    statuses = sorted(load(path)["status"] for path in matrix.glob("*/status.json"))
+    statuses = sorted(load_json(path)["status"] for path in matrix.glob("*/status.json"))
     assert statuses == ["planned", "stopped"]
-    run = only(path.parent for path in matrix.glob("*/status.json") if load(path)["status"] == "stopped")
+    run = only(path.parent for path in matrix.glob("*/status.json") if load_json(path)["status"] == "stopped")
     assert list((run / "checkpoints").glob("*.pt"))
     assert follower.wait(60) == 0
     log = (tmp_path / "output_0.txt").read_text()
     assert log.startswith(f"==> {run.name}")
     assert "Iter 0 | " in log
     assert "\x1b" not in (matrix / "runner.log").read_text()
-    assert "terminal lost" in [line["event"] for line in lines_of(matrix / "journal.jsonl")]
+    assert "terminal lost" in [line["event"] for line in complete_lines(matrix / "journal.jsonl")]
 
     (clone.root / ".config").write_text("CONFIG_GPT2_MAX_ITERS=7\n")  # changes nothing of it
-    at = load(run / "result.json")["step"]
+    at = load_json(run / "result.json")["step"]
     second = background("continue", f"TARGET={matrix}", f"RUN={run.name}")
-    assert until(lambda: newest_attempt(matrix)) == (run.name, 2)
+    assert wait_until(lambda: newest_attempt(matrix)) == (run.name, 2)
     assert clone.make("stop", f"TARGET={matrix}").returncode == 0
     assert second.wait(60) == 130
-    assert load(run / "run_used.json")["train"]["max_iters"] == 100000
-    result = load(run / "result.json")
+    assert load_json(run / "run_used.json")["train"]["max_iters"] == 100000
+    result = load_json(run / "result.json")
     assert (result["attempt"], result["status"], result["step"] > at) == (2, "stopped", True)
-    begun = [line["step"] for line in lines_of(run / "metrics.jsonl") if line["attempt"] == 2 and "train/loss" in line]
+    begun = [
+        line["step"] for line in complete_lines(run / "metrics.jsonl") if line["attempt"] == 2 and "train/loss" in line
+    ]
     assert begun[0] == at
-    assert sorted(load(path)["status"] for path in matrix.glob("*/status.json")) == ["planned", "stopped"]
+    assert sorted(load_json(path)["status"] for path in matrix.glob("*/status.json")) == ["planned", "stopped"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from waiting import until
+from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1200)]
 
@@ -58,22 +58,22 @@ def test_runs_that_share_the_cores_end_with_the_same_numbers_as_alone(clone, tmp
 
 def test_the_estimate_of_a_running_matrix_comes_true(clone, tmp_path):
     words = (*TINY, "MAX_ITERS=600", "SEED=1,2", "PARALLEL_JOBS=1", f"RESULTS_DIR={tmp_path}")
-    done = clone.make("test-matrix", *words, "DETACH=1")
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = clone.make("test-matrix", *words, "DETACH=1")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     matrix = newest(tmp_path)
 
     def half_way():
         value = json.loads(clone.kmatrix("estimate", f"TARGET={matrix}", "JSON=1").stdout)
         return value if (value["runs"][0]["step"] or 0) >= 300 else None
 
-    value = until(half_way, "half of the steps are done", 600)
+    value = wait_until(half_way, "half of the steps are done", 600)
     running, planned = value["runs"]
     assert (running["left_from"], planned["left_from"]) == ("its own steps", "runs like it here")
     assert planned["starts_s"] == pytest.approx(running["ends_s"])
     text = clone.make("estimate", f"TARGET={matrix}").stdout
     assert "end: 20" in text
     assert "cost: $" in text
-    until(lambda: load(matrix / "status.json")["status"] != "running", "the matrix ends", 600)
+    wait_until(lambda: load(matrix / "status.json")["status"] != "running", "the matrix ends", 600)
     whole = load(matrix / "status.json")
     assert whole["status"] == "finished"
     predicted, true = value["ends"] - whole["started"], whole["ended"] - whole["started"]
@@ -85,8 +85,8 @@ def test_the_estimate_of_a_running_matrix_comes_true(clone, tmp_path):
 
 @pytest.mark.parametrize(("word", "told"), [("PARALLEL_JOBS=-1", "PARALLEL_JOBS"), ("EXCLUSIVE=maybe", "EXCLUSIVE")])
 def test_a_wrong_word_is_refused_before_anything_starts(clone, tmp_path, word, told):
-    done = clone.kmatrix("test-matrix", *TINY, word, f"RESULTS_DIR={tmp_path}")
-    assert done.returncode == 2
-    assert told in done.stderr
-    assert "Traceback" not in done.stderr
+    completed = clone.kmatrix("test-matrix", *TINY, word, f"RESULTS_DIR={tmp_path}")
+    assert completed.returncode == 2
+    assert told in completed.stderr
+    assert "Traceback" not in completed.stderr
     assert not list(tmp_path.iterdir())

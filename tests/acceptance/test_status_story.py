@@ -11,9 +11,9 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from gpu_stage import load
+from gpu_stage import load_json
 from tmux_screen import Tmux
-from waiting import until
+from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
 
@@ -54,10 +54,10 @@ def terminal(clone, tmp_path):
 @pytest.fixture
 def going(clone, tmp_path):
     """A matrix in the background of which a run trains, and the next waits; it is stopped in the end."""
-    done = clone.make("test-matrix", *TINY, ENDLESS, f"RESULTS_DIR={tmp_path}", "DETACH=1")
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = clone.make("test-matrix", *TINY, ENDLESS, f"RESULTS_DIR={tmp_path}", "DETACH=1")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     matrix = newest(tmp_path)
-    until(lambda: (status(clone, matrix)["runs"][0]["loss"] or 0) > 0, "it trains", 300)
+    wait_until(lambda: (status(clone, matrix)["runs"][0]["loss"] or 0) > 0, "it trains", 300)
     yield matrix
     clone.make("stop", f"TARGET={matrix}")
 
@@ -77,7 +77,7 @@ def words(clone, *arguments: str) -> list[str]:
 def test_make_status_on_terminals_of_all_sizes_in_pipes_and_without_colours(clone, terminal, going):
     for size in ((80, 24), (200, 60), (40, 12)):
         one = terminal(size, *words(clone, "status", f"TARGET={going}"))
-        until(lambda one=one: "gpt2_" in one.screen() and "planned" in one.screen(), "it is drawn", 120)
+        wait_until(lambda one=one: "gpt2_" in one.screen() and "planned" in one.screen(), "it is drawn", 120)
         text = one.screen()
         assert going.name[:30] in text
         assert "running" in text
@@ -116,8 +116,8 @@ def test_status_says_everything_for_people_and_programs(clone, going):
     assert (value["running"], first["status"], second["status"]) == (True, "running", "planned")
     for name in ("step", "max_iters", "loss", "tokens_per_second", "ranks", "elapsed_s", "left_s", "dollars"):
         assert first[name] is not None, name
-    until(lambda: status(clone, going)["runs"][0]["memory_mib"], "its recording has a summary", 120)
-    until(lambda: status(clone, going)["gpus"], "its recording has begun", 60)
+    wait_until(lambda: status(clone, going)["runs"][0]["memory_mib"], "its recording has a summary", 120)
+    wait_until(lambda: status(clone, going)["gpus"], "its recording has begun", 60)
     gpus = status(clone, going)["gpus"]
     assert [(gpu["index"], gpu["run"]) for gpu in gpus] == [(0, first["name"]), (1, first["name"])]
     assert all(gpu["utilization"] and gpu["memory_used"] and gpu["power"] for gpu in gpus)
@@ -132,13 +132,13 @@ def test_status_says_everything_for_people_and_programs(clone, going):
 def test_the_live_line_of_a_matrix_fits_its_terminal_and_ctrl_c_ends_it(clone, terminal, tmp_path, size):
     one = terminal(size, *words(clone, "test-matrix", *TINY, ENDLESS, f"RESULTS_DIR={tmp_path}"))
     pace = r"left [\d:]+" if size[0] >= 80 else ""
-    until(lambda: re.search(rf"run 1/2 \S+  step \d+/2000000.*{pace}", one.screen()), "it is drawn", 300)
+    wait_until(lambda: re.search(rf"run 1/2 \S+  step \d+/2000000.*{pace}", one.screen()), "it is drawn", 300)
     line = next(text for text in one.screen().splitlines() if "step" in text)
     assert len(line) <= size[0]
     assert "1 pending" in one.screen()
     one("send-keys", "C-c")  # the shell around it ends by that, too
     matrix = newest(tmp_path)
-    until(lambda: load(matrix / "status.json")["status"] == "stopped", "it ends", 180)
+    wait_until(lambda: load_json(matrix / "status.json")["status"] == "stopped", "it ends", 180)
     without_codes(matrix)
 
 
@@ -146,9 +146,9 @@ def test_a_matrix_in_a_pipe_and_its_files_hold_no_escape_codes(clone, tmp_path):
     broken = ("OPTIMIZER=adamw,sgd", "LR=1e9", "GRAD_CLIP=0", "NAN_POLICY=stop", "MAX_ITERS=60")
     words = [word for word in TINY if not word.startswith(("OPTIMIZER=", "LR="))]
     environ = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "CLICOLOR_FORCE": "1"}
-    done = clone.make("test-matrix", *words, *broken, f"RESULTS_DIR={tmp_path}", **environ)
-    assert ESCAPE not in done.stdout + done.stderr
-    assert "\r" not in done.stdout
+    completed = clone.make("test-matrix", *words, *broken, f"RESULTS_DIR={tmp_path}", **environ)
+    assert ESCAPE not in completed.stdout + completed.stderr
+    assert "\r" not in completed.stdout
     without_codes(newest(tmp_path))
     for target in ("summary", "estimate", "status"):
         assert ESCAPE not in clone.make(target, f"TARGET={newest(tmp_path)}", **environ).stdout

@@ -59,21 +59,21 @@ def train(clone, tmp_path):
     (tmp_path / "faults" / "sitecustomize.py").write_text(FAULT, encoding="utf-8")
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
 
-    def start(*words, fault=""):
+    def start(*arguments, fault=""):
         more = {"FAULT": fault, "PYTHONPATH": str(tmp_path / "faults")} if fault else {}
-        asked = QUICK | {"RESULTS_DIR": str(tmp_path)} | dict(word.split("=", 1) for word in words)
-        done = clone.make("train", *(f"{name}={text}" for name, text in asked.items()), **more)
+        asked = QUICK | {"RESULTS_DIR": str(tmp_path)} | dict(word.split("=", 1) for word in arguments)
+        completed = clone.make("train", *(f"{name}={text}" for name, text in asked.items()), **more)
         (run,) = tmp_path.glob("test_matrix_results_*/gpt2_*")
-        return done, run
+        return completed, run
 
     return start
 
 
 def test_a_run_ends_inside_its_time_with_its_last_evaluation_and_checkpoint(train):
     """Must 6: 30 seconds, from the start of the trainer to its last file."""
-    done, run = train(FOREVER, "TIME=30s", "EVAL_INTERVAL=40")
+    completed, run = train(FOREVER, "TIME=30s", "EVAL_INTERVAL=40")
     result = load(run / "result.json")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     assert (result["status"], result["ended_by"]) == ("finished", "time")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "val/loss" in line][-1] == result["step"]
@@ -86,9 +86,9 @@ def test_a_run_ends_inside_its_time_with_its_last_evaluation_and_checkpoint(trai
 
 def test_money_is_time(train):
     """Must 6: a cent buys 20 s of a device at 1.80 dollars an hour."""
-    done, run = train(FOREVER, "COST=0.01", "GPU_HOUR_PRICE=1.8")
+    completed, run = train(FOREVER, "COST=0.01", "GPU_HOUR_PRICE=1.8")
     result = load(run / "result.json")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     assert (result["status"], result["ended_by"]) == ("finished", "cost")
     assert result["dollars"] <= 0.01 * 1.05
     assert result["final_val_loss"] < result["initial_val_loss"]
@@ -97,17 +97,17 @@ def test_money_is_time(train):
 def test_a_loss_that_falls_no_more_stops_early(train):
     """Must 6: with a rate of 0 nothing is learnt, and two evaluations without progress are enough."""
     words = ("LR=0", "MIN_LR=0", "EARLY_STOPPING_PATIENCE=2", "EVAL_INTERVAL=5")
-    done, run = train(FOREVER, *words)
+    completed, run = train(FOREVER, *words)
     result = load(run / "result.json")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     assert (result["status"], result["ended_by"], result["step"]) == ("finished", "early_stopping", 10)
 
 
 def test_a_nan_on_one_rank_stops_all(train):
     """Must 9: rank 1 of two has it, and both end with the step as the reason."""
-    done, run = train(FOREVER, "NUM_GPUS=2", fault="nan:1:6")
+    completed, run = train(FOREVER, "NUM_GPUS=2", fault="nan:1:6")
     result = load(run / "result.json")
-    assert done.returncode != 0
+    assert completed.returncode != 0
     assert (result["status"], result["kind"], result["reason"]) == ("failed", "nan", "loss is nan at step 5")
     assert not list(run.glob("ranks/*/error.json"))
 
@@ -115,25 +115,25 @@ def test_a_nan_on_one_rank_stops_all(train):
 def test_memory_that_runs_out_halves_the_micro_batch_and_nothing_else(train):
     """Must 9: the second attempt has half the micro-batch, the same global batch, and the losses of a healthy run."""
     words = ("MAX_ITERS=8", "NUM_GPUS=2", "GLOBAL_BATCH=16", "BATCH_SIZE=8")
-    done, run = train(*words, fault="oom:1:4")
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed, run = train(*words, fault="oom:1:4")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     status, used = load(run / "status.json"), load(run / "run_used.json")
     assert [attempt["kind"] for attempt in status["attempts"]] == ["oom", None]
     assert (used["train"]["batch_size"], used["train"]["gradient_accumulation"]) == (4, 2)
     assert used["train"]["global_batch"] == 16
     assert "batch_size 8 -> 4" in (run.parent / "summary_report.txt").read_text()
     run.parent.rename(run.parent.with_name("sick"))
-    done, healthy = train(*words)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed, healthy = train(*words)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     sick = load(run.parent.with_name("sick") / run.name / "result.json")
     assert sick["final_val_loss"] == pytest.approx(load(healthy / "result.json")["final_val_loss"], abs=1e-4)
 
 
 def test_a_rank_that_stands_still_is_named_with_its_stack(train):
     """Must 9: rank 1 is stopped as by a debugger; the run ends, and says which rank and where."""
-    done, run = train(FOREVER, "NUM_GPUS=2", "STALL_FLOOR=5", fault="freeze:1:6")
+    completed, run = train(FOREVER, "NUM_GPUS=2", "STALL_FLOOR=5", fault="freeze:1:6")
     result = load(run / "result.json")
-    assert done.returncode != 0
+    assert completed.returncode != 0
     assert (result["status"], result["kind"]) == ("failed", "stall")
     assert "rank 1 is late" in result["reason"]
     assert "its process is stopped" in result["reason"]

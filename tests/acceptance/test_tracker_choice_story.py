@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from refusing_server import refusing
+from refusing_server import server_refusing_keys
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
@@ -83,7 +83,7 @@ def leaks(*folders: Path) -> list[str]:
 @pytest.fixture
 def unauthorized():
     """A server that knows no key, and repeats it: as bad as a server can be. Yields its URL."""
-    with refusing("no such key: {key}") as url:
+    with server_refusing_keys("no such key: {key}") as url:
         yield url
 
 
@@ -99,9 +99,9 @@ def unauthorized():
     ],
 )
 def test_every_form_of_tracker_is_saved_by_a_defconfig(clone, text, symbols):
-    done = clone.make(CPU, f"TRACKER={text}")
+    completed = clone.make(CPU, f"TRACKER={text}")
 
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     assert chosen(clone) == symbols
 
 
@@ -143,25 +143,25 @@ def test_both_trackers_can_be_tried_out_in_seconds(clone):
         ("wandb-test", r"W&B works \(offline: no API key\)"),
         ("trackio-test", "Trackio works"),
     ):
-        done = clone.make(target, **NO_KEY)
-        assert done.returncode == 0, done.stderr
-        assert re.search(rf"^{title}: uploaded 20 steps in [\d.]+s and read them back$", done.stdout, re.MULTILINE)
+        completed = clone.make(target, **NO_KEY)
+        assert completed.returncode == 0, completed.stderr
+        assert re.search(rf"^{title}: uploaded 20 steps in [\d.]+s and read them back$", completed.stdout, re.MULTILINE)
 
 
 def test_a_planted_key_is_in_no_file_in_no_log_and_in_no_command_line(clone, tmp_path):
     assert clone.make(CPU, "TRACKER=all", "WANDB_OFFLINE=y", **PLANTED).returncode == 0
 
     with watched() as seen:
-        done = clone.make("test-matrix", *SHORT, f"RESULTS_DIR={tmp_path}", **PLANTED)
+        completed = clone.make("test-matrix", *SHORT, f"RESULTS_DIR={tmp_path}", **PLANTED)
 
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "trackers: W&B (offline: CONFIG_WANDB_OFFLINE=y), Trackio, TensorBoard" in done.stdout
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "trackers: W&B (offline: CONFIG_WANDB_OFFLINE=y), Trackio, TensorBoard" in completed.stdout
     (matrix,) = matrices(tmp_path)
     (track,) = matrix.glob("*/track.json")
     assert {one["state"] for one in json.loads(track.read_text())["trackers"].values()} == {"done"}
     assert leaks(tmp_path, *clone.root.glob(".config*")) == []
     assert seen == set()
-    assert not [value for value in PLANTED.values() if value in done.stdout + done.stderr]
+    assert not [value for value in PLANTED.values() if value in completed.stdout + completed.stderr]
 
 
 def test_a_key_that_a_server_repeats_when_it_refuses_it_is_in_no_log(clone, tmp_path, unauthorized):
@@ -169,9 +169,9 @@ def test_a_key_that_a_server_repeats_when_it_refuses_it_is_in_no_log(clone, tmp_
     words = [*SHORT, "TRACKER=wandb", "TRACKER_LIMIT=5", f"RESULTS_DIR={tmp_path}"]
 
     with watched() as seen:
-        done = clone.make("test-matrix", *words, **PLANTED, WANDB_BASE_URL=unauthorized)
+        completed = clone.make("test-matrix", *words, **PLANTED, WANDB_BASE_URL=unauthorized)
 
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     (track,) = tmp_path.glob("*/*/track.json")
     (sent,) = json.loads(track.read_text())["trackers"].values()
     assert sent["state"] in ("failed", "behind")
@@ -179,7 +179,7 @@ def test_a_key_that_a_server_repeats_when_it_refuses_it_is_in_no_log(clone, tmp_
     assert "<hidden>" in sent["error"]
     assert leaks(tmp_path) == []
     assert seen == set()
-    assert "make track-sync" in done.stdout
+    assert "make track-sync" in completed.stdout
 
 
 def test_a_key_on_makes_command_line_is_refused_before_anything_is_made(clone, tmp_path):
@@ -197,9 +197,9 @@ def test_a_loss_that_is_no_number_is_an_alert_in_every_tracker(clone, tmp_path):
     assert clone.make(CPU, "PROJECT=alarm").returncode == 0
     broken = ("OPTIMIZER=sgd", "LR=1e9", "GRAD_CLIP=0", "NUM_GPUS=1", "MAX_ITERS=60", "EVAL_SAMPLES=12")
 
-    done = clone.make("train", *broken, "TRACKER=all", f"RESULTS_DIR={tmp_path}", **NO_KEY)
+    completed = clone.make("train", *broken, "TRACKER=all", f"RESULTS_DIR={tmp_path}", **NO_KEY)
 
-    assert done.returncode == 2
+    assert completed.returncode == 2
     (run,) = tmp_path.glob("test_matrix_results_*/*/run.json")
     said = {name: alerts(clone, run.parent) for name, alerts in READERS.items()}
     for name, texts in said.items():
@@ -209,16 +209,16 @@ def test_a_loss_that_is_no_number_is_an_alert_in_every_tracker(clone, tmp_path):
 
 def wandb_alerts(clone, run: Path) -> list[str]:
     (folder,) = (run / "wandb").glob("offline-run-*")
-    done = clone.run(clone.python, "-m", "wandb", "leet", "inspect", "--json", str(folder), **QUIET)
-    records = [json.loads(line) for line in done.stdout.splitlines()]
+    completed = clone.run(clone.python, "-m", "wandb", "leet", "inspect", "--json", str(folder), **QUIET)
+    records = [json.loads(line) for line in completed.stdout.splitlines()]
     return [f"{one['alert']['title']}: {one['alert']['text']}" for one in records if one.get("type") == "alert"]
 
 
 def trackio_alerts(clone, run: Path) -> list[str]:
     program = [clone.python, "-c", "from trackio.cli import main; main()"]
     place = {"TRACKIO_DIR": str(run.parent.parent / "trackio"), "HF_HUB_OFFLINE": "1"}
-    done = clone.run(*program, "get", "alerts", "--project", "alarm", "--json", **place)
-    found = json.loads(done.stdout)
+    completed = clone.run(*program, "get", "alerts", "--project", "alarm", "--json", **place)
+    found = json.loads(completed.stdout)
     return [f"{one['title']}: {one['text']}" for one in (found["alerts"] if isinstance(found, dict) else found)]
 
 
@@ -229,9 +229,9 @@ def tensorboard_alerts(clone, run: Path) -> list[str]:
         "tags = [t for t in e.Tags()['tensors'] if 'alert' in t];"
         "print(json.dumps([v.tensor_proto.string_val[0].decode() for t in tags for v in e.Tensors(t)]))"
     )
-    done = clone.run(clone.python, "-c", code, str(run.parent / "tb" / run.name))
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    completed = clone.run(clone.python, "-c", code, str(run.parent / "tb" / run.name))
+    assert completed.returncode == 0, completed.stderr
+    return json.loads(completed.stdout)
 
 
 QUIET = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}

@@ -23,10 +23,10 @@ from kmatrix.records.runs import Status, read_run
 from kmatrix.records.tracking import SyncState, SyncStatus, read_track
 from kmatrix.status.status_file import recover_status
 from kmatrix.track.wandb import records
-from silent_server import SilentServer, refusing
-from story import lines_of, matrices, only, processes_of
+from silent_server import SilentServer, refusing_url
+from story import complete_lines, matrices, only, processes_of
 from tmux_screen import Tmux
-from waiting import until
+from waiting import wait_until
 from wandb_server import KEY, WandbServer
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
@@ -47,14 +47,14 @@ class Story:
     home: Path
     limit_s: int = 20
 
-    def matrix(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        return self.make("test-matrix", *QUICK, *words, f"TRACKER_LIMIT={self.limit_s}", **environ)
+    def matrix(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return self.make("test-matrix", *QUICK, *arguments, f"TRACKER_LIMIT={self.limit_s}", **environ)
 
-    def replay(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        return self.make("track-sync", f"TARGET={matrices(self.results)[-1]}", *words, **environ)
+    def replay(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return self.make("track-sync", f"TARGET={matrices(self.results)[-1]}", *arguments, **environ)
 
-    def make(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        return self.clone.make(*words, f"RESULTS_DIR={self.results}", HOME=str(self.home), **environ)
+    def make(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return self.clone.make(*arguments, f"RESULTS_DIR={self.results}", HOME=str(self.home), **environ)
 
     @property
     def run(self) -> RunDir:
@@ -74,7 +74,7 @@ class Story:
 
     @property
     def steps(self) -> list[int]:
-        return sorted({line["step"] for line in lines_of(self.run.metrics)})
+        return sorted({line["step"] for line in complete_lines(self.run.metrics)})
 
 
 @pytest.fixture
@@ -106,16 +106,18 @@ def as_without(story: Story, undisturbed: dict[int, float]):
 def test_servers_that_never_answer_cost_a_run_nothing_and_get_it_later(story, as_without):
     login = {"WANDB_API_KEY": KEY, "HF_TOKEN": TOKEN}
     with SilentServer() as hole:
-        done = story.matrix(
+        completed = story.matrix(
             "MAX_ITERS=10", "TRACKER=wandb,trackio", **login, WANDB_BASE_URL=hole.root, HF_ENDPOINT=hole.root
         )
-        assert done.returncode == 0, done.stderr
+        assert completed.returncode == 0, completed.stderr
         assert hole.connections
     assert as_without()
     assert story.sent["trackio"].state is SyncState.DONE  # it asks nobody
     assert story.sent["wandb"].waiting == len(story.steps)
-    assert f"pending for wandb: {len(story.steps)} of {len(story.steps)} steps" in done.stdout
-    assert f"make track-sync TARGET={matrices(story.results)[-1].name}" in done.stdout.replace(f"{story.results}/", "")
+    assert f"pending for wandb: {len(story.steps)} of {len(story.steps)} steps" in completed.stdout
+    assert f"make track-sync TARGET={matrices(story.results)[-1].name}" in completed.stdout.replace(
+        f"{story.results}/", ""
+    )
     with WandbServer() as server:
         for _ in range(2):
             again = story.replay(**server.environment)
@@ -135,14 +137,14 @@ def test_a_server_that_refuses_costs_a_run_nothing_and_its_words_are_in_the_summ
     story = replace(story, limit_s=30)  # W&B itself tries for 20 s
     with WandbServer() as server:
         server.refuse = {"graphql": 401} if fault == "401" else {}
-        root = refusing() if fault == "refused" else server.root
+        root = refusing_url() if fault == "refused" else server.root
         key = "none" if fault == "key" else KEY
-        done = story.matrix("MAX_ITERS=10", "TRACKER=wandb", WANDB_BASE_URL=root, WANDB_API_KEY=key)
-        assert done.returncode == 0, done.stderr
+        completed = story.matrix("MAX_ITERS=10", "TRACKER=wandb", WANDB_BASE_URL=root, WANDB_API_KEY=key)
+        assert completed.returncode == 0, completed.stderr
         assert as_without()
         assert story.sent["wandb"].state in (SyncState.FAILED, SyncState.BEHIND)
         assert words in story.sent["wandb"].error
-        assert f"pending for wandb: {len(story.steps)} of {len(story.steps)} steps" in done.stdout
+        assert f"pending for wandb: {len(story.steps)} of {len(story.steps)} steps" in completed.stdout
         server.refuse = {}
         assert story.replay(**server.environment).returncode == 0
         assert only(server.runs.values()).steps == story.steps
@@ -156,12 +158,12 @@ def test_killed_processes_of_trackers_are_replaced_and_each_step_is_stored_once(
     )
 
     try:
-        first = until(lambda: service(story))
+        first = wait_until(lambda: service(story))
         first.kill()
-        second = until(lambda: service(story, but=first))
+        second = wait_until(lambda: service(story, but=first))
         tracker = only(processes_of(story.results)["tracker"])
         tracker.kill()
-        until(lambda: service(story, but=second))
+        wait_until(lambda: service(story, but=second))
         assert only(processes_of(story.results)["tracker"]).pid != tracker.pid
         assert make.wait(timeout=600) == 0
     finally:
@@ -185,18 +187,18 @@ def service(story: Story, but: psutil.Process | None = None) -> psutil.Process |
 def test_full_disks_of_trackers_cost_a_run_nothing_and_it_is_sent_when_there_is_room(story, as_without, tmp_path):
     small = tmp_path / "small"
     with mounted(story.results / "trackio", "16k"), mounted(small, "12k"):
-        done = story.matrix("MAX_ITERS=10", "TRACKER=trackio")
-        assert done.returncode == 0, done.stderr
+        completed = story.matrix("MAX_ITERS=10", "TRACKER=trackio")
+        assert completed.returncode == 0, completed.stderr
         assert as_without()
         assert story.sent["trackio"].waiting == len(story.steps)
-        assert "pending for trackio" in done.stdout
+        assert "pending for trackio" in completed.stdout
         (story.run.path / "wandb").symlink_to(small)
         assert story.replay("TRACKER=wandb").returncode != 0
         assert story.sent["wandb"].waiting
     with mounted(story.results / "trackio", "20m"), mounted(small, "20m"):
         for _ in range(2):
-            done = story.replay("TRACKER=wandb,trackio")
-            assert done.returncode == 0, done.stdout + done.stderr
+            completed = story.replay("TRACKER=wandb,trackio")
+            assert completed.returncode == 0, completed.stdout + completed.stderr
         assert wandb_steps(story.run) == story.steps
         assert trackio_steps(story.results) == story.steps
 
@@ -207,8 +209,8 @@ def test_without_a_key_no_connection_is_made_by_any_tracker_nor_by_the_screen_of
             ["WANDB_BASE_URL", "HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"], listener.root
         )
         asked |= {name.lower(): root for name, root in asked.items() if name.endswith("PROXY")}
-        done = story.matrix("MAX_ITERS=10", "TRACKER=wandb,trackio,tensorboard", HF_TOKEN=TOKEN, **asked)
-        assert done.returncode == 0, done.stderr
+        completed = story.matrix("MAX_ITERS=10", "TRACKER=wandb,trackio,tensorboard", HF_TOKEN=TOKEN, **asked)
+        assert completed.returncode == 0, completed.stderr
         assert as_without()
         assert {sent.state for sent in story.sent.values()} == {SyncState.DONE}
         environ = {**asked, "HOME": str(story.home), "LANG": "C.UTF-8", "PATH": os.environ["PATH"]}
@@ -216,7 +218,7 @@ def test_without_a_key_no_connection_is_made_by_any_tracker_nor_by_the_screen_of
         terminal = Tmux(tmp_path, (200, 45), environ, *view)
         try:
             on_it = (f"-{story.run.name} ", "elapsed_s", "gpu_total_memory")  # charts are in alphabetical order
-            until(lambda: all(text in terminal.screen() for text in on_it))
+            wait_until(lambda: all(text in terminal.screen() for text in on_it))
         finally:
             terminal("kill-server")
         assert listener.connections == 0

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from clones import environment
-from story import lines_of, load, matrices, only, processes_of
-from tracker_readers import Held, expected, tensorboard, times, trackio, wandb
-from waiting import until
+from story import complete_lines, load_json, matrices, only, processes_of
+from tracker_readers import TrackerContent, expected_times, expected_values, read_tensorboard, read_trackio, read_wandb
+from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
@@ -34,18 +34,18 @@ def offline(monkeypatch):
 @pytest.fixture
 def ready(clone, tmp_path):
     """A configured clone, and a folder for results."""
-    done = clone.make("defconfig-gpt2-cpu-quick")
-    assert done.returncode == 0, done.stderr
+    completed = clone.make("defconfig-gpt2-cpu-quick")
+    assert completed.returncode == 0, completed.stderr
     return clone, tmp_path / "results"
 
 
-def held_by(python: str, run: Path) -> dict[str, Held]:
+def held_by(python: str, run: Path) -> dict[str, TrackerContent]:
     """What each of the three holds of a run."""
-    results, project = run.parent.parent, load(run / "run.json")["tracking"]["project"]
+    results, project = run.parent.parent, load_json(run / "run.json")["tracking"]["project"]
     return {
-        "wandb": wandb(python, run),
-        "trackio": trackio(python, results, project, run.name),
-        "tensorboard": tensorboard(run.parent / "tb" / run.name),
+        "wandb": read_wandb(python, run),
+        "trackio": read_trackio(python, results, project, run.name),
+        "tensorboard": read_tensorboard(run.parent / "tb" / run.name),
     }
 
 
@@ -64,28 +64,28 @@ def without_devices(values: dict[int, dict[str, float]]) -> dict[int, dict[str, 
 
 def test_two_runs_in_parallel_stand_in_three_trackers_as_in_their_metrics(ready):
     clone, results = ready
-    done = clone.make(
+    completed = clone.make(
         *("test-matrix", *TINY, "MAX_ITERS=60", "EVAL_INTERVAL=20", "OPTIMIZER=adamw,muon", "PARALLEL_JOBS=2"),
         *("TRACKER=wandb,trackio,tensorboard", f"RESULTS_DIR={results}"),
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-2000:]
     matrix = only(matrices(results))
-    runs = [matrix / run["name"] for run in load(matrix / "matrix.json")["runs"]]
-    spans = [(load(run / "status.json")["started"], load(run / "status.json")["ended"]) for run in runs]
+    runs = [matrix / run["name"] for run in load_json(matrix / "matrix.json")["runs"]]
+    spans = [(load_json(run / "status.json")["started"], load_json(run / "status.json")["ended"]) for run in runs]
     assert max(begin for begin, _ in spans) < min(end for _, end in spans)  # they ran beside each other
     for run in runs:
         _check_run(clone.python, run)
-    assert "pending" not in done.stdout
+    assert "pending" not in completed.stdout
     assert "pending" not in clone.make("status", f"RESULTS_DIR={results}").stdout
 
 
 def _check_run(python: str, run: Path) -> None:
-    want, stamps, all_held = expected(run), times(run), held_by(python, run)
+    want, stamps, all_held = expected_values(run), expected_times(run), held_by(python, run)
     assert sorted(want) == list(range(61))
     for name, held in all_held.items():
         assert held.steps == sorted(want), f"{name} of {run.name}"
         assert without_devices(held.values) == approx(want), f"{name} of {run.name}"
-        assert load(run / "track.json")["trackers"][name]["state"] == "done"
+        assert load_json(run / "track.json")["trackers"][name]["state"] == "done"
         if held.times:
             assert {s: stamps[s] for s in held.times} == pytest.approx(dict(held.times), abs=1e-3)
     _check_wandb(run, all_held["wandb"].about)
@@ -94,27 +94,27 @@ def _check_run(python: str, run: Path) -> None:
 
 
 def _optimizer(run: Path) -> str:
-    return str(load(run / "run.json")["axes"]["optimizer"])
+    return str(load_json(run / "run.json")["axes"]["optimizer"])
 
 
 def _check_wandb(run: Path, about: dict) -> None:
     known = about["run"]
     assert (known["display_name"], known["run_group"], known["job_type"]) == (run.name, run.parent.name, "train")
-    assert known["project"] == load(run / "run.json")["tracking"]["project"]
+    assert known["project"] == load_json(run / "run.json")["tracking"]["project"]
     assert f"optimizer={_optimizer(run)}" in known["tags"]
     assert known["config"]["update"]["GPT2_MAX_ITERS"] == 60
-    assert known["config"]["update"]["run_id"] == load(run / "run.json")["run_id"]
+    assert known["config"]["update"]["run_id"] == load_json(run / "run.json")["run_id"]
     assert about["exit"].get("exit_code", 0) == 0
 
 
 def _check_trackio(run: Path, about: dict) -> None:
     config = about["run"]["config"]
     assert config["GPT2_MAX_ITERS"] == "60"
-    assert config["run_id"] == load(run / "run.json")["run_id"]
+    assert config["run_id"] == load_json(run / "run.json")["run_id"]
     assert config["_Group"] == run.parent.name
     assert f"optimizer={_optimizer(run)}" in config["tags"]
     assert config["status"] == "finished"
-    stamps = times(run)
+    stamps = expected_times(run)
     for step, text in about["stamps"].items():
         assert datetime.fromisoformat(text).timestamp() == pytest.approx(stamps[step], abs=1e-3)
 
@@ -131,7 +131,7 @@ def _check_tensorboard(run: Path, about: dict) -> None:
 
 
 def newest_step(run: Path) -> int:
-    return max((line["step"] for line in lines_of(run / "metrics.jsonl")), default=-1)
+    return max((line["step"] for line in complete_lines(run / "metrics.jsonl")), default=-1)
 
 
 def test_a_run_that_was_killed_and_resumed_stands_in_each_tracker_with_each_step_once(ready):
@@ -149,18 +149,18 @@ def test_a_run_that_was_killed_and_resumed_stands_in_each_tracker_with_each_step
         """a run"""
         return next(results.glob("test_matrix_results_*/*/metrics.jsonl"), None)
 
-    run = until(begun).parent
-    until(lambda: newest_step(run) >= KILL_AT)
+    run = wait_until(begun).parent
+    wait_until(lambda: newest_step(run) >= KILL_AT)
     for process in processes_of(run)["trainer"] + processes_of(run)["rank"]:
         process.kill()
     assert runner.wait(300) != 0
     killed_at = newest_step(run)
     assert KILL_AT <= killed_at < STEPS - 1
-    done = clone.make("continue", f"TARGET={run.parent}")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    assert any(line.get("resumed") for line in lines_of(run / "metrics.jsonl"))
+    completed = clone.make("continue", f"TARGET={run.parent}")
+    assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-2000:]
+    assert any(line.get("resumed") for line in complete_lines(run / "metrics.jsonl"))
     said: dict[int, set[float]] = {}
-    for line in lines_of(run / "metrics.jsonl"):
+    for line in complete_lines(run / "metrics.jsonl"):
         if "train/loss" in line:
             said.setdefault(line["step"], set()).add(line["train/loss"])
     before = held_by(clone.python, run)
@@ -200,13 +200,13 @@ def test_killing_what_feeds_the_trackers_twice_harms_neither_the_run_nor_what_th
         return [process for process in found if started and process.pid not in killed]
 
     for _ in range(2):
-        (process,) = until(feeding)
+        (process,) = wait_until(feeding)
         process.kill()
         killed.add(process.pid)
     out, _ = runner.communicate(timeout=600)
     assert runner.returncode == 0, out[-3000:]
     run = only(results.glob("test_matrix_results_*/*/run.json")).parent
-    assert load(run / "status.json")["status"] == "finished"
-    want = sorted(expected(run))
+    assert load_json(run / "status.json")["status"] == "finished"
+    want = sorted(expected_values(run))
     for name, held in held_by(clone.python, run).items():
         assert held.steps == want, name

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from browsing import Browser, browser
-from gpu_stage import load_lines, only, started
-from refusing_server import busy
-from waiting import until
+from gpu_stage import background_process, load_jsonl, only
+from refusing_server import busy_port
+from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
@@ -52,10 +52,10 @@ class Served:
 
 
 @contextmanager
-def serving(clone, *words: str) -> Iterator[Served]:
+def serving(clone, *arguments: str) -> Iterator[Served]:
     """Run a make target that serves a page."""
     process = subprocess.Popen(
-        ["make", "--no-print-directory", *words],
+        ["make", "--no-print-directory", *arguments],
         cwd=clone.root,
         env={name: text for name, text in clone.environment.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")},
         stdout=subprocess.PIPE,
@@ -87,9 +87,9 @@ def test_a_run_is_seen_in_a_browser_while_it_trains_and_read_back_afterwards(clo
     results = tmp_path / "results"
     at = f"RESULTS_DIR={results}"
     assert clone.make("defconfig-gpt2-cpu-quick", "TRACKER=trackio,tensorboard", f"PROJECT={PROJECT}").returncode == 0
-    with started(clone, "make", "--no-print-directory", "test-matrix", at, *ENDLESS) as running:
-        until((results / "trackio" / f"{PROJECT}.db").exists, "the first point is stored", 900)
-        with busy() as taken, serving(clone, "trackio-view", at, f"PORT={taken}") as page:
+    with background_process(clone, "make", "--no-print-directory", "test-matrix", at, *ENDLESS) as running:
+        wait_until((results / "trackio" / f"{PROJECT}.db").exists, "the first point is stored", 900)
+        with busy_port() as taken, serving(clone, "trackio-view", at, f"PORT={taken}") as page:
             assert f"(port {taken} is in use)" in page.said
             the_curve_grows(window, page)
             the_devices_are_there(window, page)
@@ -100,9 +100,11 @@ def test_a_run_is_seen_in_a_browser_while_it_trains_and_read_back_afterwards(clo
             assert clone.make("stop", at).returncode == 0
             assert running.wait(timeout=300) != 0
             matrix = only(results.glob("test_matrix_results_*"))
-            steps = {line["step"] for line in load_lines(matrix / RUN / "metrics.jsonl") if "train/loss" in line}
+            steps = {line["step"] for line in load_jsonl(matrix / RUN / "metrics.jsonl") if "train/loss" in line}
             window.open(page.url)
-            window.until(lambda: window.count(LOSS) and len(window.saved(LOSS)) == len(steps), "every step is drawn")
+            window.wait_until(
+                lambda: window.count(LOSS) and len(window.download_csv(LOSS)) == len(steps), "every step is drawn"
+            )
             assert "has ended" in page.interrupt()
     assert "not running: start it with make trackio-view" in clone.make("trackio-web", at).stdout
     what_trackio_holds_is_what_was_recorded(clone, results, steps)
@@ -112,24 +114,24 @@ def test_a_run_is_seen_in_a_browser_while_it_trains_and_read_back_afterwards(clo
 def the_curve_grows(window: Browser, page: Served) -> None:
     """More points are drawn from one moment to the next, without a reload, and the loss falls."""
     window.open(page.url)
-    window.until(lambda: RUN in window.text and window.count(f"{LOSS}"), "the run and its curve are drawn")
-    before = len(window.saved(LOSS))
-    window.until(lambda: len(window.saved(LOSS)) >= before + 10, "ten more points are drawn")
-    losses = [float(row["train/loss"]) for row in window.saved(LOSS)]
+    window.wait_until(lambda: RUN in window.text and window.count(f"{LOSS}"), "the run and its curve are drawn")
+    before = len(window.download_csv(LOSS))
+    window.wait_until(lambda: len(window.download_csv(LOSS)) >= before + 10, "ten more points are drawn")
+    losses = [float(row["train/loss"]) for row in window.download_csv(LOSS)]
     assert losses[-1] < losses[0]
-    window.picture("trackio-metrics")
+    window.save_screenshot("trackio-metrics")
 
 
 def the_devices_are_there(window: Browser, page: Served) -> None:
     """Each GPU has its line, and the balance of the load is drawn over time."""
     window.open(f"{page.base}system?project={PROJECT}&smoothing=0")
-    window.until(lambda: "Devices (2)" in window.text, "two devices can be chosen")
+    window.wait_until(lambda: "Devices (2)" in window.text, "two devices can be chosen")
     assert {"GPU 0", "GPU 1"} <= set(window.text.splitlines())
-    window.until(lambda: window.count(f"{DEVICES} canvas"), "a chart of the devices is drawn")
-    assert {row["device"] for row in window.saved(f"{DEVICES} {SAVE}")} >= {"GPU 0", "GPU 1"}
-    before = len(window.saved(BALANCE))
-    window.until(lambda: len(window.saved(BALANCE)) > before, "the balance goes on")
-    window.picture("trackio-devices")
+    window.wait_until(lambda: window.count(f"{DEVICES} canvas"), "a chart of the devices is drawn")
+    assert {row["device"] for row in window.download_csv(f"{DEVICES} {SAVE}")} >= {"GPU 0", "GPU 1"}
+    before = len(window.download_csv(BALANCE))
+    window.wait_until(lambda: len(window.download_csv(BALANCE)) > before, "the balance goes on")
+    window.save_screenshot("trackio-devices")
 
 
 def the_page_has_one_server_and_its_owner_knows_it(clone, at: str, results: Path, page: Served) -> None:
@@ -150,9 +152,9 @@ def what_trackio_holds_is_what_was_recorded(clone, results: Path, steps: set[int
     def get(kind: str, metric: str) -> list[dict]:
         words = ("get", kind, "--project", PROJECT, "--run", RUN, "--metric", metric, "--json")
         program = str(clone.root / ".venv" / "bin" / "trackio")
-        done = clone.run(program, *words, TRACKIO_DIR=str(results / "trackio"), HF_HUB_OFFLINE="1")
-        assert done.returncode == 0, done.stdout + done.stderr
-        return json.loads(done.stdout)["values"]
+        completed = clone.run(program, *words, TRACKIO_DIR=str(results / "trackio"), HF_HUB_OFFLINE="1")
+        assert completed.returncode == 0, completed.stdout + completed.stderr
+        return json.loads(completed.stdout)["values"]
 
     assert sorted(row["step"] for row in get("metric", "train/loss")) == sorted(steps)
     for metric in ("gpu/0/memory_used", "gpu/1/power", "gpu_load_balance_cv"):
@@ -162,9 +164,9 @@ def what_trackio_holds_is_what_was_recorded(clone, results: Path, steps: set[int
 def tensorboard_shows_it(clone, window: Browser, at: str) -> None:
     with serving(clone, "tensorboard", at, "PORT=21006") as page:
         window.open(f"{page.url}?tagFilter=train%2Floss#timeseries")
-        window.until(lambda: {RUN, "/loss"} <= set(window.text.splitlines()), "the run and the chart are there")
-        window.until(lambda: window.coloured("line-chart canvas") > 100, "the curve is painted")
-        window.picture("tensorboard")
+        window.wait_until(lambda: {RUN, "/loss"} <= set(window.text.splitlines()), "the run and the chart are there")
+        window.wait_until(lambda: window.count_colored_pixels("line-chart canvas") > 100, "the curve is painted")
+        window.save_screenshot("tensorboard")
         assert "has ended" in page.interrupt()
 
 
@@ -172,9 +174,9 @@ def test_where_nothing_was_recorded_each_page_says_so(clone, tmp_path):
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     at = f"RESULTS_DIR={tmp_path}"
     for target, said in (("trackio-view", "no Trackio project in"), ("tensorboard", "there is no matrix in")):
-        done = clone.make(target, at)
-        assert done.returncode == 2
-        assert said in done.stderr
+        completed = clone.make(target, at)
+        assert completed.returncode == 2
+        assert said in completed.stderr
     told = clone.make("trackio-web", at, "PROJECT=mine")
     assert told.stdout == "URL: http://localhost:7860/?project=mine\nnot running: start it with make trackio-view\n"
     assert list(tmp_path.iterdir()) == []

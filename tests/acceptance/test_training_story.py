@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from story import load, matrices, processes_below
-from waiting import until
+from story import load_json, matrices, processes_below
+from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
@@ -30,11 +30,11 @@ def whole_picture(path: Path) -> None:
 
 def test_quickstart_gives_a_real_comparison_from_nothing(fresh_clone):
     """Must 1: no configuration, one command, two optimizers on one and two ranks, and a verdict."""
-    done = fresh_clone.make("quickstart")
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = fresh_clone.make("quickstart")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     (matrix,) = matrices(fresh_clone.root)
-    runs = [load(path) for path in sorted(matrix.glob("*/result.json"))]
-    asked = [load(path) for path in sorted(matrix.glob("*/run.json"))]
+    runs = [load_json(path) for path in sorted(matrix.glob("*/result.json"))]
+    asked = [load_json(path) for path in sorted(matrix.glob("*/run.json"))]
     assert sorted((run["axes"]["optimizer"], run["train"]["num_gpus"]) for run in asked) == [
         ("adamw", 1),
         ("adamw", 2),
@@ -46,7 +46,7 @@ def test_quickstart_gives_a_real_comparison_from_nothing(fresh_clone):
         assert run["status"] == "finished"
         assert run["initial_val_loss"] - run["final_val_loss"] > 1.0
     summary = (matrix / "summary_report.txt").read_text()
-    assert summary.strip() in done.stdout
+    assert summary.strip() in completed.stdout
     assert "the ranking is not significant" in summary
     assert "CPU ranks" in summary
     assert "Balance: CV = " in summary
@@ -63,14 +63,14 @@ def test_two_optimizers_on_one_rank_are_two_runs(clone, tmp_path):
     before = (clone.root / ".config").read_bytes()
     words = ("MAX_ITERS=20", "OPTIMIZER=sgd,adamw", "NUM_GPUS=1", f"RESULTS_DIR={tmp_path}")
     dry = clone.make("test-matrix-dry-run", *words)
-    done = clone.make("test-matrix", *words)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = clone.make("test-matrix", *words)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     (matrix,) = matrices(tmp_path)
     listed = [line.split()[1:3] for line in dry.stdout.splitlines() if line.startswith("run ")]
-    trained = [[run["run_id"], run["name"]] for run in load(matrix / "matrix.json")["runs"]]
+    trained = [[run["run_id"], run["name"]] for run in load_json(matrix / "matrix.json")["runs"]]
     assert trained == listed
     assert len(trained) == 2
-    assert all(load(matrix / name / "result.json")["step"] == 20 for _, name in trained)
+    assert all(load_json(matrix / name / "result.json")["step"] == 20 for _, name in trained)
     assert (clone.root / ".config").read_bytes() == before
     refused = clone.make("test-matrix", "MAX_ITER=20")
     assert refused.returncode == 2
@@ -81,7 +81,7 @@ def test_two_optimizers_on_one_rank_are_two_runs(clone, tmp_path):
 def test_a_run_that_turns_nan_fails_alone(clone, tmp_path):
     """Must 8: the sick run says why and shows its log, the healthy one finishes, the status is 1."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    done = clone.kmatrix(
+    completed = clone.kmatrix(
         "test-matrix",
         "LEARNING_RATE=6e-4,1e9",
         "OPTIMIZER=adamw",
@@ -89,17 +89,17 @@ def test_a_run_that_turns_nan_fails_alone(clone, tmp_path):
         "MAX_ITERS=30",
         f"RESULTS_DIR={tmp_path}",
     )
-    assert done.returncode == 1, done.stdout + done.stderr
+    assert completed.returncode == 1, completed.stdout + completed.stderr
     (matrix,) = matrices(tmp_path)
-    by_rate = {load(path)["axes"]["lr"]: path.parent for path in matrix.glob("*/run.json")}
-    assert load(by_rate["6e-4"] / "status.json")["status"] == "finished"
-    sick = load(by_rate["1e9"] / "status.json")
+    by_rate = {load_json(path)["axes"]["lr"]: path.parent for path in matrix.glob("*/run.json")}
+    assert load_json(by_rate["6e-4"] / "status.json")["status"] == "finished"
+    sick = load_json(by_rate["1e9"] / "status.json")
     assert sick["status"] == "failed"
     assert "nan" in sick["reason"]
     assert any("Iter 0" in line for line in sick["log_tail"])
     summary = (matrix / "summary_report.txt").read_text()
     assert sick["reason"] in summary
-    assert load(matrix / "status.json")["status"] == "failed"
+    assert load_json(matrix / "status.json")["status"] == "failed"
 
 
 def test_ctrl_c_leaves_no_process_and_no_damage(clone, background, tmp_path):
@@ -121,17 +121,17 @@ def test_ctrl_c_leaves_no_process_and_no_damage(clone, background, tmp_path):
         metrics = sorted(folder.glob("*seed2*/metrics.jsonl")) if folder else []
         return metrics and "train/loss" in metrics[0].read_text()
 
-    until(second_run_trains, seconds=240)
+    wait_until(second_run_trains, seconds=240)
     os.killpg(runner.pid, signal.SIGINT)
     assert runner.wait(timeout=90) == 130
     (matrix,) = matrices(tmp_path)
     assert processes_below(matrix) == []
-    statuses = {path.parent.name: load(path)["status"] for path in sorted(matrix.glob("*/status.json"))}
+    statuses = {path.parent.name: load_json(path)["status"] for path in sorted(matrix.glob("*/status.json"))}
     assert list(statuses.values()) == ["finished", "stopped", "planned"]
     first, second, _ = statuses
-    assert load(matrix / first / "result.json")["status"] == "finished"
+    assert load_json(matrix / first / "result.json")["status"] == "finished"
     assert list((matrix / second / "checkpoints").glob("*.pt"))
-    assert load(matrix / "status.json")["status"] == "stopped"
+    assert load_json(matrix / "status.json")["status"] == "stopped"
     kept = (matrix / first / "result.json").read_bytes()
     assert clone.make("summary", f"TARGET={matrix}").returncode == 0
     assert (matrix / first / "result.json").read_bytes() == kept
@@ -144,7 +144,7 @@ def test_two_matrices_at_once_do_not_disturb_each_other(clone, background, tmp_p
     both = [background("test-matrix", *words, f"SEED={seed}", f"RESULTS_DIR={tmp_path}") for seed in (1, 2)]
     assert [process.wait(timeout=400) for process in both] == [0, 0]
     assert len(matrices(tmp_path)) == 2
-    losses = [load(path)["final_val_loss"] for path in sorted(tmp_path.glob("*/*/result.json"))]
+    losses = [load_json(path)["final_val_loss"] for path in sorted(tmp_path.glob("*/*/result.json"))]
     assert len(set(losses)) == 2
 
 
@@ -155,14 +155,14 @@ def test_results_come_back_from_the_run_directories(clone, tmp_path):
     assert clone.make("test-matrix", *words).returncode == 0
     (matrix,) = matrices(tmp_path)
     kept = {path: path.read_bytes() for path in matrix.rglob("*") if path.is_file() and path.parent.parent == matrix}
-    before = load(matrix / "results.json")
+    before = load_json(matrix / "results.json")
     pictures = sorted(path.name for path in (matrix / "graphs").iterdir())
     shutil.rmtree(matrix / "graphs")
     for name in ("summary_report.txt", "results.json", "all_results.json"):
         (matrix / name).unlink()
-    done = clone.make("summary", "update-graphs", f"TARGET={matrix}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    after = load(matrix / "results.json")
+    completed = clone.make("summary", "update-graphs", f"TARGET={matrix}")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    after = load_json(matrix / "results.json")
     assert after["runs"] == before["runs"]
     assert len(json.loads((matrix / "all_results.json").read_text())) == 2
     assert sorted(path.name for path in (matrix / "graphs").iterdir()) == pictures
@@ -176,9 +176,9 @@ def test_results_come_back_from_the_run_directories(clone, tmp_path):
 def test_the_benchmarks_run_without_a_peer(clone):
     """Must 11: ours alone, from the clone; with --peer PATH the same script prints the ratio."""
     for script, *words in (("config.py",), ("matrix.py",), ("train_vs_peer.py", "--rounds", "1", "--steps", "40")):
-        done = clone.run(clone.python, f"bench/{script}", *words)
-        assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
-        assert done.stdout.strip()
+        completed = clone.run(clone.python, f"bench/{script}", *words)
+        assert completed.returncode == 0, f"{script}\n{completed.stdout}{completed.stderr}"
+        assert completed.stdout.strip()
 
 
 def test_an_optimizer_and_a_model_of_ones_own_are_three_edits_each(fresh_clone, tmp_path):
@@ -205,9 +205,12 @@ def test_an_optimizer_and_a_model_of_ones_own_are_three_edits_each(fresh_clone, 
         "EVAL_SAMPLES=20",
     )
     assert fresh_clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    done = fresh_clone.make("test-matrix", *words, f"RESULTS_DIR={tmp_path}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    results = {load(path.parent / "run.json")["train"]["arch"]: load(path) for path in tmp_path.glob("*/*/result.json")}
+    completed = fresh_clone.make("test-matrix", *words, f"RESULTS_DIR={tmp_path}")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    results = {
+        load_json(path.parent / "run.json")["train"]["arch"]: load_json(path)
+        for path in tmp_path.glob("*/*/result.json")
+    }
     assert set(results) == {"gpt2", "relu2"}
     assert results["gpt2"]["final_val_loss"] != results["relu2"]["final_val_loss"]
     assert all(result["initial_val_loss"] - result["final_val_loss"] > 0.5 for result in results.values())
@@ -231,8 +234,8 @@ def test_data_that_are_not_there_are_refused_with_the_place_where_they_belong(cl
     words = ("DEVICE=cpu", "NUM_GPUS=1", "DDP_BACKEND=gloo", f"DATA_DIR={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path}")
     unfetched = clone.kmatrix("test-matrix", *words, HF_ENDPOINT="http://127.0.0.1:9")
     missing = clone.kmatrix("test-matrix", *words, "DATASET=shards", "DATA_PATH=nowhere")
-    for done, said in ((unfetched, "cannot download the dataset kjj0/finewebedu10B-gpt2"), (missing, "_train_")):
-        assert done.returncode == 2
-        assert said in done.stderr
-        assert "Traceback" not in done.stderr
+    for completed, said in ((unfetched, "cannot download the dataset kjj0/finewebedu10B-gpt2"), (missing, "_train_")):
+        assert completed.returncode == 2
+        assert said in completed.stderr
+        assert "Traceback" not in completed.stderr
     assert matrices(tmp_path) == []

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from story import lines_of, load, matrices, only
+from story import complete_lines, load_json, matrices, only
 from version_0_1 import FINISHED, PLANNED, STOPPED, unpack
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
@@ -17,10 +17,10 @@ def test_a_matrix_of_version_0_1_is_read_continued_reproduced_and_synced(fresh_c
     matrix = unpack(fresh_clone.root)
     finished = (matrix / FINISHED / "result.json").read_bytes()
 
-    def make(*words: str) -> str:
-        done = fresh_clone.make(*words)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+    def make(*arguments: str) -> str:
+        completed = fresh_clone.make(*arguments)
+        assert completed.returncode == 0, completed.stdout + completed.stderr
+        return completed.stdout
 
     assert "1 planned, 1 finished, 1 stopped" in make("status")
     assert "54/60" in make("estimate", f"TARGET={matrix}")
@@ -31,22 +31,24 @@ def test_a_matrix_of_version_0_1_is_read_continued_reproduced_and_synced(fresh_c
     assert "step_00000054.pt" in make("list-checkpoints", f"TARGET={matrix}")
 
     make("continue", f"TARGET={matrix}")
-    results = {name: load(matrix / name / "result.json") for name in (FINISHED, STOPPED, PLANNED)}
+    results = {name: load_json(matrix / name / "result.json") for name in (FINISHED, STOPPED, PLANNED)}
     assert {(result["status"], result["step"]) for result in results.values()} == {("finished", 60)}
     assert (matrix / FINISHED / "result.json").read_bytes() == finished
-    resumed = [line["step"] for line in lines_of(matrix / STOPPED / "metrics.jsonl") if line.get("resumed")]
+    resumed = [line["step"] for line in complete_lines(matrix / STOPPED / "metrics.jsonl") if line.get("resumed")]
     assert resumed == [54]
     assert json.loads(fresh_clone.kmatrix("status", f"TARGET={matrix}", "JSON=1").stdout)["counts"] == {"finished": 3}
 
     for target in ("track-sync", "track-replay"):
         make(target, f"TARGET={matrix}")
-        synced = load(matrix / STOPPED / "track.json")["trackers"]["tensorboard"]
+        synced = load_json(matrix / STOPPED / "track.json")["trackers"]["tensorboard"]
         assert (synced["state"], synced["points"], synced["waiting"]) == ("done", 61, 0)
 
-    done = fresh_clone.make("reproduce", f"RUN={matrix / FINISHED}")
-    assert done.returncode in (0, 1), done.stdout + done.stderr  # 1: another processor need not give the same bits
-    assert re.search(r"\d+ values in 61 steps", done.stdout), done.stdout
+    completed = fresh_clone.make("reproduce", f"RUN={matrix / FINISHED}")
+    assert completed.returncode in (0, 1), (
+        completed.stdout + completed.stderr
+    )  # 1: another processor need not give the same bits
+    assert re.search(r"\d+ values in 61 steps", completed.stdout), completed.stdout
     again = only(path for path in matrices(fresh_clone.root) if path != matrix) / FINISHED
-    before, after = results[FINISHED], load(again / "result.json")
+    before, after = results[FINISHED], load_json(again / "result.json")
     assert after["run_id"] == before["run_id"]
     assert after["final_val_loss"] == pytest.approx(before["final_val_loss"], abs=1e-3)

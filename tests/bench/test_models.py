@@ -14,9 +14,15 @@ sys.path.insert(0, str(ROOT / "bench"))
 import gpu_table
 
 
-def bench(*words):
+def bench(*arguments):
     return subprocess.run(
-        [sys.executable, *words], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False, timeout=400
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
     )
 
 
@@ -38,17 +44,17 @@ def test_the_speed_is_that_of_the_median_step_after_the_first_ones():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_the_table_is_refused_and_says_why():
-    done = bench("bench/gpu_table.py")
-    assert done.returncode == 2
-    assert "PyTorch finds no GPU" in done.stderr
+    completed = bench("bench/gpu_table.py")
+    assert completed.returncode == 2
+    assert "PyTorch finds no GPU" in completed.stderr
 
 
 @pytest.mark.slow
 def test_the_whole_way_of_the_table_runs_on_the_cpu():
     sizes = ("--device", "cpu", "--models", "tiny", "--steps", "22", "--block", "32", "--compile", "no")
-    done = bench("bench/gpu_table.py", *sizes)
-    assert done.returncode == 0, done.stderr
-    rows = [line for line in done.stdout.splitlines() if line.startswith("| tiny ")]
+    completed = bench("bench/gpu_table.py", *sizes)
+    assert completed.returncode == 0, completed.stderr
+    rows = [line for line in completed.stdout.splitlines() if line.startswith("| tiny ")]
     assert len(rows) == 1
     assert all(" n/a |" in row for row in rows)
 
@@ -56,9 +62,9 @@ def test_the_whole_way_of_the_table_runs_on_the_cpu():
 @pytest.mark.slow
 def test_the_memory_options_are_measured_and_their_losses_agree():
     sizes = ("--layers", "2", "--width", "64", "--block", "128", "--batch", "4", "--vocab", "8000", "--steps", "1")
-    done = bench("bench/memory_options.py", *sizes)
-    assert done.returncode == 0, done.stderr
-    rows = [line.split() for line in done.stdout.splitlines()[2:]]
+    completed = bench("bench/memory_options.py", *sizes)
+    assert completed.returncode == 0, completed.stderr
+    rows = [line.split() for line in completed.stdout.splitlines()[2:]]
     assert len(rows) == 5
     losses = [float(row[-1]) for row in rows]
     assert max(losses) - min(losses) < 1e-4

@@ -18,13 +18,13 @@ CONFIGURATION = sorted(name for name, command in COMMANDS.items() if "configure:
 HEAVY = ("torch", "numpy", "matplotlib", "rich", "transformers", "pynvml", "psutil")
 
 
-def program(*words: str, code: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+def program(*arguments: str, code: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the program as a process of its own."""
     own = {name: text for name, text in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     own |= {"PYTHONPATH": f"{ROOT / 'lib'}:{ROOT}", **environment}
     start = ["-c", code] if code else ["-m", "kmatrix"]
     return subprocess.run(
-        [sys.executable, *start, *words], env=own, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, *start, *arguments], env=own, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
     )
 
 
@@ -80,11 +80,11 @@ def test_what_a_command_takes_and_what_it_assigns_are_kept_apart():
     ],
 )
 def test_a_wrong_call_is_refused_with_status_2(tmp_path, words, said):
-    Program(tmp_path).good("alldefconfig")
-    answer = Program(tmp_path)(*words)
+    Program(tmp_path).check("alldefconfig")
+    result = Program(tmp_path)(*words)
 
-    assert answer.status == 2
-    assert said in answer.err
+    assert result.status == 2
+    assert said in result.err
 
 
 def test_help_is_printed_with_status_0():
@@ -97,18 +97,18 @@ def test_a_full_disk_is_no_bug_wherever_it_is_met(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device", "/results/x")
 
     monkeypatch.setattr("kmatrix.cli.configure.open_tree", full)
-    answer = Program(tmp_path)("alldefconfig")
-    assert (answer.status, "a disk is full" in answer.err, "Traceback" in answer.err) == (2, True, False)
-    assert "'/results/x'" in answer.err
+    result = Program(tmp_path)("alldefconfig")
+    assert (result.status, "a disk is full" in result.err, "Traceback" in result.err) == (2, True, False)
+    assert "'/results/x'" in result.err
 
 
 def test_a_bug_keeps_its_traceback_and_ends_with_70(tmp_path, monkeypatch):
     monkeypatch.setattr("kmatrix.cli.configure.open_tree", lambda _: 1 / 0)
 
-    answer = Program(tmp_path)("alldefconfig")
+    result = Program(tmp_path)("alldefconfig")
 
-    assert answer.status == 70
-    assert "ZeroDivisionError" in answer.err
+    assert result.status == 70
+    assert "ZeroDivisionError" in result.err
 
 
 def test_control_c_ends_with_130(tmp_path, monkeypatch):
@@ -152,22 +152,22 @@ def test_no_configuration_command_imports_anything_heavy(tmp_path, name):
         "import sys; from kmatrix.cli.commands import main; status = main(sys.argv[1:]);"
         f"print('HEAVY', sorted(set({HEAVY}) & set(sys.modules)), status)"
     )
-    Program(tmp_path).good("alldefconfig")
-    Program(tmp_path).good("olddefconfig", "SEED=3")
+    Program(tmp_path).check("alldefconfig")
+    Program(tmp_path).check("olddefconfig", "SEED=3")
     words = {"defconfig": ["DEFCONFIG=gpt2-cpu-quick"], "savedefconfig": [f"DEFCONFIG={tmp_path}/saved"]}
 
-    answer = program(name, *words.get(name, []), f"O={tmp_path}", code=code)
+    result = program(name, *words.get(name, []), f"O={tmp_path}", code=code)
 
-    assert answer.stdout.splitlines()[-1] == "HEAVY [] 0", answer.stderr
+    assert result.stdout.splitlines()[-1] == "HEAVY [] 0", result.stderr
 
 
 def test_the_dry_run_reaches_neither_torch_nor_anything_that_draws(tmp_path):
     code = "import sys; from kmatrix.cli.commands import main; main(sys.argv[1:]); print('HEAVY', sorted(sys.modules))"
-    Program(tmp_path).good("alldefconfig")
+    Program(tmp_path).check("alldefconfig")
 
-    answer = program("test-matrix-dry-run", f"O={tmp_path}", code=code)
+    result = program("test-matrix-dry-run", f"O={tmp_path}", code=code)
 
-    loaded = answer.stdout.splitlines()[-1]
+    loaded = result.stdout.splitlines()[-1]
     assert "'torch'" not in loaded
     assert "'matplotlib'" not in loaded
     assert "'numpy'" not in loaded
@@ -175,22 +175,22 @@ def test_the_dry_run_reaches_neither_torch_nor_anything_that_draws(tmp_path):
 
 def test_python_m_kmatrix_gives_the_status_to_the_shell(tmp_path):
     assert program("alldefconfig", f"O={tmp_path}").returncode == 0
-    answer = program("test-matrix-dry-run", "MAX_ITER=5", f"O={tmp_path}")
+    result = program("test-matrix-dry-run", "MAX_ITER=5", f"O={tmp_path}")
 
-    assert answer.returncode == 2
-    assert "did you mean MAX_ITERS" in answer.stderr
-    assert "Traceback" not in answer.stderr
+    assert result.returncode == 2
+    assert "did you mean MAX_ITERS" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_a_reader_that_goes_away_is_no_bug(tmp_path):
-    Program(tmp_path).good("allyesconfig")
+    Program(tmp_path).check("allyesconfig")
     line = f"{sys.executable} -m kmatrix test-matrix-dry-run O={tmp_path} | head -1"
 
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'lib'}"}
-    answer = subprocess.run(line, shell=True, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    result = subprocess.run(line, shell=True, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
-    assert answer.stdout.startswith("axes ")
-    assert "Traceback" not in answer.stderr
+    assert result.stdout.startswith("axes ")
+    assert "Traceback" not in result.stderr
 
 
 def test_list_defconfigs_names_each_with_its_first_comment():

@@ -15,7 +15,7 @@ from kmatrix.records.lock import held, this_process
 from kmatrix.records.paths import MatrixDir
 from programs import run
 from running import processes_of, status_of
-from waiting import until
+from waiting import wait_until
 
 
 @pytest.fixture
@@ -24,17 +24,17 @@ def results(matrix):
     return f"RESULTS_DIR={matrix.path.parent}"
 
 
-def test_the_running_matrix_is_found_and_ended_with_checkpoints(matrix, plan, runner, results):
+def test_the_running_matrix_is_found_and_ended_with_checkpoints(matrix, plan, start_runner, results):
     plans = [plan("a", "hang"), plan("b")]
-    process = runner("a=hang", "b")
-    until(plans[0].dir.metrics.exists)
-    answer = run("stop", results)
-    assert (answer.status, answer.err) == (0, "")
+    process = start_runner("a=hang", "b")
+    wait_until(plans[0].dir.metrics.exists)
+    result = run("stop", results)
+    assert (result.status, result.err) == (0, "")
     assert process.wait(60) == 130
     assert [status_of(one)["status"] for one in plans] == ["stopped", "planned"]
     assert (plans[0].dir.path / "checkpoints" / "step").exists()
     assert processes_of(matrix) == []
-    said = answer.out.splitlines()
+    said = result.out.splitlines()
     assert said[0].startswith(f"sent SIGTERM to the runner (pid {process.pid}) of ")
     assert said[1] == "  waiting for a to save a checkpoint and exit, 35 s at most"
     assert said[2] == "stopped: 1 planned, 1 stopped"
@@ -50,10 +50,10 @@ def test_two_running_matrices_are_refused_with_both_names(matrix, results):
     other = MatrixDir(matrix.path.with_name("test_matrix_results_20260101_000001"))
     other.path.mkdir()
     with held(matrix), held(other):
-        answer = run("stop", results)
-    assert answer.status == 2
-    assert matrix.name in answer.err
-    assert other.name in answer.err
+        result = run("stop", results)
+    assert result.status == 2
+    assert matrix.name in result.err
+    assert other.name in result.err
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ with outlived(Path(sys.argv[1])) as terminal:
     print("error", file=sys.stderr)
 """
     log = tmp_path / "runner.log"
-    done = subprocess.run([sys.executable, "-c", code, str(log)], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("before\n", "")
+    completed = subprocess.run([sys.executable, "-c", code, str(log)], capture_output=True, text=True, check=True)
+    assert (completed.stdout, completed.stderr) == ("before\n", "")
     assert sorted(log.read_text().split()) == ["after", "error"]
 
 
@@ -147,6 +147,6 @@ def test_a_detached_matrix_is_run_by_another_process(matrix, plan, monkeypatch, 
     write_json(one.dir.status, {"run_id": "id-a", "attempt": 1, "status": "finished"})
     write_json(matrix.matrix_json, {"name": matrix.name, "runs": [{"name": "a", "run_id": "id-a", "axes": {}}]})
     assert _run_detached(matrix, Arguments("test-matrix")) == 0
-    until(lambda: matrix.summary.exists() and not matrix.is_held())
+    wait_until(lambda: matrix.summary.exists() and not matrix.is_held())
     assert "running in the background: process " in capsys.readouterr().out
     assert "nothing to run" in matrix.runner_log.read_text()

@@ -35,8 +35,8 @@ def matrix(tmp_path_factory):
     return folder
 
 
-def chosen(*words):
-    return models.find_checkpoint(parse("sample", list(words))[1])
+def chosen(*arguments):
+    return models.find_checkpoint(parse("sample", list(arguments))[1])
 
 
 def test_the_best_checkpoint_of_the_best_run_of_the_newest_matrix_is_meant(matrix):
@@ -90,15 +90,15 @@ def test_arguments_become_options_of_the_program_and_wrong_ones_are_refused(matr
     assert line[1:] == ["--prompt=a b", "--tokens=3", "--top-p=0.5"]
     assert models.command_line(parse("sample", [words[0], "PROMPT="])[1], models.SAMPLE)[1:] == ["--prompt="]
     for word, kind in (("TOKENS=many", "an integer"), ("TEMPERATURE=hot", "a number")):
-        answer = run("sample", words[0], word)
-        assert answer.status == 2
-        assert f"invalid {word}\n  why: expected {kind}\n" in answer.err
+        result = run("sample", words[0], word)
+        assert result.status == 2
+        assert f"invalid {word}\n  why: expected {kind}\n" in result.err
     assert "invalid PORT=x" in run("serve", words[0], "PORT=x").err
 
 
-def sample(*words, **variables):
+def sample(*arguments, **variables):
     return subprocess.run(
-        [sys.executable, "-m", "kmatrix", "sample", *map(str, words)],
+        [sys.executable, "-m", "kmatrix", "sample", *map(str, arguments)],
         cwd=ROOT, env={**environment(), **variables}, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
 
@@ -119,17 +119,17 @@ def test_a_text_is_written_and_said_where_it_comes_from(matrix):
     [("TOKENS=0", "max_tokens is 0"), ("TOP_P=2", "top_p is 2.0"), ("DEVICE=tpu", "invalid DEVICE=tpu")],
 )
 def test_what_makes_no_sense_is_refused_with_status_2(matrix, word, message):
-    done = sample(f"CHECKPOINT={matrix / 'gpt2_adamw_1cpu'}", word)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    completed = sample(f"CHECKPOINT={matrix / 'gpt2_adamw_1cpu'}", word)
+    assert completed.returncode == 2
+    assert message in completed.stderr
+    assert "Traceback" not in completed.stderr
 
 
 def test_a_truncated_checkpoint_is_refused(matrix, tmp_path):
     (tmp_path / "half.pt").write_bytes((matrix / "gpt2_adamw_1cpu" / "checkpoints" / "best.pt").read_bytes()[:1000])
-    done = sample(f"CHECKPOINT={tmp_path / 'half.pt'}")
-    assert done.returncode == 2
-    assert "is damaged" in done.stderr
+    completed = sample(f"CHECKPOINT={tmp_path / 'half.pt'}")
+    assert completed.returncode == 2
+    assert "is damaged" in completed.stderr
 
 
 def test_a_restored_model_is_the_one_that_was_trained(matrix):

@@ -15,16 +15,16 @@ from kmatrix.errors import ConfigError
 from kmatrix.records.paths import RunDir
 from kmatrix.track.wandb import WandbFiles
 from tmux_screen import Tmux
-from track_factory import MATRIX, record, run_dir, train
-from waiting import until
+from track_factory import MATRIX, make_run_dir, write_recording, write_training
+from waiting import wait_until
 
 LIB = str(Path(__file__).resolve().parents[2] / "lib")
 
 pytest.importorskip("wandb", reason="make setup-trackers installs it")
 
 
-def asked(results: Path, *words: str):
-    return parse("wandb-view", [f"RESULTS_DIR={results}", *words])[1]
+def asked(results: Path, *arguments: str):
+    return parse("wandb-view", [f"RESULTS_DIR={results}", *arguments])[1]
 
 
 def keep(run: RunDir, *times: str) -> None:
@@ -36,7 +36,7 @@ def keep(run: RunDir, *times: str) -> None:
 
 
 def test_each_run_stands_under_its_name_once_for_each_time_that_it_was_opened(tmp_path):
-    run = run_dir(tmp_path)
+    run = make_run_dir(tmp_path)
     keep(run, "07", "05")
     folder = tmp_path / "shown"
     folder.mkdir()
@@ -46,13 +46,13 @@ def test_each_run_stands_under_its_name_once_for_each_time_that_it_was_opened(tm
 
 
 def test_without_data_it_says_which_runs_have_none(tmp_path):
-    run = run_dir(tmp_path)
+    run = make_run_dir(tmp_path)
     with pytest.raises(ConfigError, match=f"no W&B data in .* for {run.name}"):
         wandb_view(asked(tmp_path, f"TARGET={tmp_path / MATRIX}"))
 
 
 def test_without_a_terminal_it_names_what_reads_the_files(tmp_path, monkeypatch):
-    keep(run_dir(tmp_path), "01")
+    keep(make_run_dir(tmp_path), "01")
     monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115, PTH123 (closed with the test's process)
     with pytest.raises(ConfigError, match="needs a terminal") as met:
         wandb_view(asked(tmp_path))
@@ -62,12 +62,12 @@ def test_without_a_terminal_it_names_what_reads_the_files(tmp_path, monkeypatch)
 @pytest.mark.slow
 def test_the_runs_charts_are_on_the_screen(tmp_path):
     for name in ("gpt2_adamw_2gpu", "gpt2_muon_2gpu"):
-        run = run_dir(tmp_path, name, trackers=("wandb",))
-        train(run, range(60))
-        record(run, range(60))
+        run = make_run_dir(tmp_path, name, trackers=("wandb",))
+        write_training(run, range(60))
+        write_recording(run, range(60))
         environ = {**os.environ, "WANDB_MODE": "offline", "HOME": str(tmp_path), "PYTHONPATH": LIB}
         subprocess.run([sys.executable, "-m", "kmatrix.track", str(run.path)], env=environ, check=True, timeout=120)
-    run_dir(tmp_path, "gpt2_lion_2gpu")
+    make_run_dir(tmp_path, "gpt2_lion_2gpu")
     words = [f"RESULTS_DIR={tmp_path}", f"TARGET={tmp_path / MATRIX}"]
     environ = {"PYTHONPATH": LIB, "HOME": str(tmp_path), "LANG": "C.UTF-8"}
     terminal = Tmux(tmp_path, (240, 50), environ, sys.executable, "-m", "kmatrix", "wandb-view", *words)
@@ -87,4 +87,4 @@ def wait_for(terminal: Tmux, *texts: str) -> str:
         screen = terminal.screen()
         return screen if all(text in screen for text in texts) else None
 
-    return until(shown, f"{texts} are on the screen")
+    return wait_until(shown, f"{texts} are on the screen")

@@ -228,14 +228,14 @@ def test_a_run_that_ended_has_no_gpu_any_more(busy):
 
 
 def test_status_and_estimate_start_without_the_driver_the_report_and_the_screen():
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", "import kmatrix.cli.status"],
         env={**os.environ, "PYTHONPATH": str(ROOT / "lib")},
         capture_output=True,
         text=True,
         check=True,
     )
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    imported = {line.rpartition("|")[2].strip() for line in completed.stderr.splitlines()}
     assert "kmatrix.status.overview" in imported
     heavy = ("kmatrix.gpu.nvml", "kmatrix.report", "kmatrix.gputop", "pynvml", "rich", "psutil")
     assert not [name for name in imported if name.startswith(heavy)]

@@ -13,7 +13,7 @@ from kmatrix.records.files import write_json
 from kmatrix.records.tracking import SyncState, SyncStatus, read_track, write_track
 from programs import ROOT
 from programs import run as program
-from track_factory import ended, numbers, record, run_dir, train
+from track_factory import expected_values, make_run_dir, write_recording, write_status, write_training
 
 pytest.importorskip("tensorboard", reason="make setup-trackers installs it")
 
@@ -21,16 +21,16 @@ pytest.importorskip("tensorboard", reason="make setup-trackers installs it")
 @pytest.fixture
 def run(tmp_path):
     """A run that has ended, and of which nothing was sent."""
-    run = run_dir(tmp_path)
+    run = make_run_dir(tmp_path)
     write_json(run.path.parent / "matrix.json", {"runs": [{"name": run.name}]})
-    train(run, range(30))
-    record(run, range(30))
-    ended(run)
+    write_training(run, range(30))
+    write_recording(run, range(30))
+    write_status(run)
     return run
 
 
-def sync(run, *words):
-    return program("track-sync", f"RESULTS_DIR={run.path.parent.parent}", *words)
+def sync(run, *arguments):
+    return program("track-sync", f"RESULTS_DIR={run.path.parent.parent}", *arguments)
 
 
 def stored(run):
@@ -49,16 +49,16 @@ def stored(run):
 
 
 def test_what_was_not_sent_is_sent_and_again_changes_nothing(run):
-    answer = sync(run)
-    assert (answer.status, answer.err) == (0, "")
+    result = sync(run)
+    assert (result.status, result.err) == (0, "")
     folder = run.path.parent / "tb" / run.name
-    assert answer.out == f"{run.name}: tensorboard has all 30 steps (30 new), {folder}\n"
-    assert stored(run) == numbers(run)
+    assert result.out == f"{run.name}: tensorboard has all 30 steps (30 new), {folder}\n"
+    assert stored(run) == expected_values(run)
     again = sync(run)
     assert (again.status, again.out.splitlines()[-1].split(": ")[1]) == (0, "no pending steps in 1 runs")
     asked = sync(run, "TRACKER=tensorboard")
     assert (asked.status, "30 steps (0 new)" in asked.out) == (0, True)
-    assert stored(run) == numbers(run)
+    assert stored(run) == expected_values(run)
 
 
 def test_a_matrix_that_ran_without_trackers_is_sent_to_those_that_are_named(run):
@@ -68,15 +68,15 @@ def test_a_matrix_that_ran_without_trackers_is_sent_to_those_that_are_named(run)
     assert refused.status == 2
     assert "ran without trackers" in refused.err
     assert sync(run, "TRACKER=tensorboard").status == 0
-    assert stored(run) == numbers(run)
+    assert stored(run) == expected_values(run)
 
 
 def test_what_a_tracker_refuses_is_said_with_its_reason_and_the_others_get_it(run):
     (run.path.parent / "tb").write_text("in the way")
-    answer = sync(run)
-    assert answer.status == 1
-    assert answer.out.startswith(f"{run.name}: tensorboard: 30 of 30 steps pending: ")
-    assert "tb" in answer.out
+    result = sync(run)
+    assert result.status == 1
+    assert result.out.startswith(f"{run.name}: tensorboard: 30 of 30 steps pending: ")
+    assert "tb" in result.out
     assert read_track(run)[0].state is SyncState.FAILED
     (run.path.parent / "tb").unlink()
     assert sync(run).status == 0
@@ -85,8 +85,8 @@ def test_what_a_tracker_refuses_is_said_with_its_reason_and_the_others_get_it(ru
 def test_a_run_that_is_sent_right_now_is_left_to_the_process_that_does(run):
     with run.track_lock.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        answer = sync(run)
-    assert (answer.status, answer.out) == (1, f"{run.name}: a tracker process is already uploading it\n")
+        result = sync(run)
+    assert (result.status, result.out) == (1, f"{run.name}: a tracker process is already uploading it\n")
 
 
 def test_the_summary_and_the_status_say_what_was_not_sent_and_how_to_send_it(run):
@@ -110,7 +110,7 @@ def test_a_full_disk_under_the_log_and_track_json_keeps_nothing_from_being_sent(
         assert subprocess.run(command, stdout=full, stderr=full, env=environment(), check=False).returncode == 2
         command[-1] = "tensorboard"
         assert subprocess.run(command, stdout=full, stderr=full, env=environment(), check=False).returncode == 0
-    assert stored(run) == numbers(run)
+    assert stored(run) == expected_values(run)
 
 
 def environment():

@@ -24,7 +24,7 @@ def program(tmp_path):
     for number in range(60):
         (tmp_path / "data" / "notes" / f"{number}.txt").write_text(f"note {number} " * (number + 9))
     program = Program(tmp_path)
-    program.good("alldefconfig")
+    program.check("alldefconfig")
     return program
 
 
@@ -85,7 +85,7 @@ def write_json_in(folder, value):
 
 def test_prepare_data_makes_the_data_of_every_run_and_says_how_often_they_are_read(program, capfd):
     axes = ("TOKENIZER=byte,char", "DATASET=folder", "DATA_PATH=notes", "MAX_ITERS=600")
-    out = program.good("prepare-data", *words(program, *axes)).out
+    out = program.check("prepare-data", *words(program, *axes)).out
     folders = sorted(path.name for path in (program.folder / "data").glob("folder-*"))
     assert [name.rsplit("-", 1)[0] for name in folders] == ["folder-byte", "folder-char"]
     record = json.loads((program.folder / "data" / folders[0] / "dataset.json").read_text())
@@ -96,10 +96,10 @@ def test_prepare_data_makes_the_data_of_every_run_and_says_how_often_they_are_re
 
 def test_the_vocabulary_of_the_text_is_counted_with_once_it_is_known(program):
     run = words(program, "TOKENIZER=char", "DATASET=folder", "DATA_PATH=notes", "MAX_ITERS=60")
-    before = program.good("test-matrix-dry-run", *run)
+    before = program.check("test-matrix-dry-run", *run)
     assert "note: the vocabulary of the tokenizer char is assumed to be 256" in before.out
-    program.good("prepare-data", *run)
-    after = program.good("test-matrix-dry-run", *run)
+    program.check("prepare-data", *run)
+    after = program.check("test-matrix-dry-run", *run)
     assert "known once the data" not in after.out
     assert before.ids == after.ids
     assert before.runs[0].split("tokens, ")[1] != after.runs[0].split("tokens, ")[1]
@@ -129,7 +129,7 @@ def test_data_that_cannot_be_prepared_are_refused_in_their_own_words(program, ca
 
 
 def test_the_flagship_needs_two_epochs_of_the_ready_made_shards(program):
-    program.good("defconfig-gpt2-finewebedu-a10gx4")
+    program.check("defconfig-gpt2-finewebedu-a10gx4")
     fields = [config.train for config in program.plan().configs.values()]
     (need,) = needs(fields).values()
     assert need.tokens == 50_000 * 384 * 1024

@@ -9,14 +9,14 @@ import pytest
 
 from kmatrix.errors import KmatrixError
 from kmatrix.experiment import plan_matrix
-from pages import DOCS, ROOT, blocks
+from pages import DOCS, ROOT, fenced_blocks
 from programs import Program
 
 PAGE = DOCS / "from-python.md"
 
 
 def test_the_lines_of_the_page_plan_two_runs_on_the_cpu(capsys):
-    first = blocks(PAGE, "python")[0]
+    first = fenced_blocks(PAGE, "python")[0]
     lines, _, rest = first.partition("matrix = make_matrix(plan)")
     assert rest
     values: dict[str, object] = {}
@@ -27,13 +27,13 @@ def test_the_lines_of_the_page_plan_two_runs_on_the_cpu(capsys):
 
 
 def test_the_error_of_the_page_is_the_one_that_is_printed(capsys):
-    exec(compile(blocks(PAGE, "python")[2], str(PAGE), "exec"), {"plan_matrix": plan_matrix})
-    assert capsys.readouterr().out == blocks(PAGE, "text")[0]
+    exec(compile(fenced_blocks(PAGE, "python")[2], str(PAGE), "exec"), {"plan_matrix": plan_matrix})
+    assert capsys.readouterr().out == fenced_blocks(PAGE, "text")[0]
 
 
 def test_a_plan_from_python_has_the_runs_of_the_command_line(tmp_path):
     program = Program(tmp_path)
-    program.good("defconfig-gpt2-cpu-quick")
+    program.check("defconfig-gpt2-cpu-quick")
     asked = program.plan("OPTIMIZER=sgd,muon", "SEED=1,2", "COMPILE=n", "MAX_TIME=1h", "NUM_GPUS=1")
     plan = plan_matrix(
         "gpt2-cpu-quick", OPTIMIZER=["sgd", "muon"], SEED=(1, 2), COMPILE=False, MAX_TIME="1h", NUM_GPUS=1
@@ -54,11 +54,11 @@ def test_what_is_not_known_is_refused():
 def test_the_package_imports_its_functions_on_first_use():
     """A configuration target imports a module of the package, and answers within 150 ms."""
     code = "import kmatrix.experiment.configure, sys; print(*sorted(sys.modules))"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code],
         env={"PYTHONPATH": str(ROOT / "lib")},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert not {"kmatrix.experiment.plan", "kmatrix.runner.execute", "psutil"} & set(done.stdout.split())
+    assert not {"kmatrix.experiment.plan", "kmatrix.runner.execute", "psutil"} & set(completed.stdout.split())

@@ -31,7 +31,7 @@ ended = failed if train["optimizer"] in bad else {{"status": "finished", "step":
 def program(tmp_path, monkeypatch):
     give_gpus(monkeypatch, 0)
     made = Program(tmp_path)
-    made.good("defconfig-gpt2-cpu-quick")
+    made.check("defconfig-gpt2-cpu-quick")
     return made
 
 
@@ -39,8 +39,8 @@ def program(tmp_path, monkeypatch):
 def configs(program):
     """The configurations of a matrix's runs, as they are planned."""
 
-    def plan(*words):
-        made = program.plan(*words)
+    def plan(*arguments):
+        made = program.plan(*arguments)
         return made, made.configs
 
     return plan
@@ -114,8 +114,8 @@ def test_what_it_says_to_type_helps(program, trainer, tmp_path, monkeypatch):
     seen = trainer("sgd")
     monkeypatch.setattr("kmatrix.cli.run._run_and_report", lambda *_, **__: 0)
     words = (*AXES, "SEED=1,2", f"RESULTS_DIR={tmp_path / 'results'}", "REUSE=n")
-    answer = program.good("test-matrix", *words, "PREFLIGHT=y", "OPTIMIZER=adamw")
-    assert "preflight: two steps of 1 shape, for 2 runs" in answer.out
+    result = program.check("test-matrix", *words, "PREFLIGHT=y", "OPTIMIZER=adamw")
+    assert "preflight: two steps of 1 shape, for 2 runs" in result.out
     assert seen.read_text().count("\n") == 1
     (matrix,) = (tmp_path / "results").iterdir()
     assert matrix.name.startswith("test_matrix_results_")
@@ -129,10 +129,10 @@ def test_the_symbol_does_the_same_and_the_command_line_beats_it(program, trainer
     text = program.config.read_text().replace("# CONFIG_PREFLIGHT is not set\n", "")
     program.config.write_text(text)
     words = (*AXES, "OPTIMIZER=adamw", f"RESULTS_DIR={tmp_path / 'results'}", "REUSE=n")
-    program.good("train", *words)
+    program.check("train", *words)
     assert seen.exists()
     seen.unlink()
-    program.good("train", *words, "PREFLIGHT=0")
+    program.check("train", *words, "PREFLIGHT=0")
     assert not seen.exists()
 
 

@@ -16,9 +16,9 @@ from kmatrix.records.paths import ROOT
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
 
 
-def git(root, *words):
+def git(root, *arguments):
     return subprocess.run(
-        ["git", "-C", str(root), *IDENTITY, *words], check=True, capture_output=True, text=True
+        ["git", "-C", str(root), *IDENTITY, *arguments], check=True, capture_output=True, text=True
     ).stdout
 
 

@@ -17,7 +17,7 @@ from kmatrix.records.checkpoints import CheckpointKind, read_index
 from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.runs import merged_metrics
 from kmatrix.status.stragglers import read_ranks
-from waiting import until
+from waiting import wait_until
 
 FAULTS = ("tests/support/trainer_faults.py",)
 
@@ -91,7 +91,7 @@ def test_two_ranks_prune_the_same_weights_without_a_word_to_each_other(tmp_path)
 def test_sigterm_to_torchrun_stops_every_rank_with_a_checkpoint(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=1_000_000)
     process = start(run_dir)
-    until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
+    wait_until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
     process.terminate()
     output = end_of(process, timeout=40)
     result = read_json(run_dir.result)
@@ -137,7 +137,7 @@ def test_the_reason_is_that_of_the_rank_that_failed_first(tmp_path):
 def test_a_rank_that_waits_for_one_that_hangs_says_so_before_it_is_killed(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000)
     process = start(run_dir, fault="hang:1:4", FAULT_HANGS=tmp_path / "hangs", FAULT_GRACE_S=2)
-    until((tmp_path / "hangs").exists)
+    wait_until((tmp_path / "hangs").exists)
     process.terminate()
     end_of(process, timeout=60)
     result = read_json(run_dir.result)
@@ -149,11 +149,11 @@ def test_a_rank_that_waits_for_one_that_hangs_says_so_before_it_is_killed(tmp_pa
 def test_no_rank_outlives_a_torchrun_that_is_killed(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=1_000_000)
     process = start(run_dir)
-    until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
+    wait_until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
     ranks = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     assert len(ranks) == 2
     os.kill(process.pid, signal.SIGKILL)
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks), seconds=30)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks), seconds=30)
     assert read_json(run_dir.result)["status"] == "stopped"
     assert read_index(run_dir.checkpoints)[-1].step > 5
 
@@ -162,7 +162,7 @@ def test_no_rank_outlives_a_torchrun_that_is_killed(tmp_path):
 def test_the_order_of_the_signals_of_ctrl_c_does_not_matter(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=1_000_000)
     process = start(run_dir)
-    until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
+    wait_until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
     for _ in range(2):
         process.send_signal(signal.SIGINT)
         time.sleep(0.1)

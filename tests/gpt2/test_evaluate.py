@@ -25,7 +25,7 @@ from kmatrix.records.runs import merged_metrics
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import ModelShape
 from kmatrix.stats import bits_per_byte
-from models import strong
+from models import enlarge_weights
 
 WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 TEXT = "Käse, Brot und 3 € für 😀 Leute. " * 400
@@ -110,7 +110,7 @@ def config_of(tmp_path, **overrides):
 
 def test_samples_of_the_same_weights_are_the_same_and_touch_nothing_of_training(tmp_path):
     samples = SampleTexts(config_of(tmp_path))
-    model = strong(GPT(ModelShape(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=257)))
+    model = enlarge_weights(GPT(ModelShape(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=257)))
     before = torch.get_rng_state()
     first = samples.texts(model)
     assert first == samples.texts(model)

@@ -17,7 +17,7 @@ from gpt2.failure import FIRST_S, RankPosition, Watchdog, describe_ranks, innerm
 from gpt2.log import RunLog
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import RunDir
-from waiting import until
+from waiting import wait_until
 
 
 @pytest.fixture
@@ -100,7 +100,9 @@ def test_word_is_left_of_where_the_rank_is(dog, tmp_path, monkeypatch):
     dog, said = dog
     dog.work("step", 7)
     dog.at("forward")
-    until(lambda: RunDir(tmp_path).rank_state(0).exists() and read_json(RunDir(tmp_path).rank_state(0))["step"] == 7)
+    wait_until(
+        lambda: RunDir(tmp_path).rank_state(0).exists() and read_json(RunDir(tmp_path).rank_state(0))["step"] == 7
+    )
     state = read_json(RunDir(tmp_path).rank_state(0))
     assert (state["work"], state["place"], state["pid"], state["spent_s"]) == ("step", "forward", os.getpid(), 12.5)
     assert said == []
@@ -112,7 +114,7 @@ def test_a_step_that_does_not_end_is_reported_with_its_stack(dog, tmp_path, monk
     for step in range(4):
         dog.work("step", step)
     dog.begin(factor=10, floor_s=0.1)
-    until(lambda: said)
+    wait_until(lambda: said)
     assert "rank 0 is in step of step 3" in said[0]
     assert "test_failure.py" in said[0] or "until" in said[0]
     assert "until" in RunDir(tmp_path).rank_stacks(0).read_text()
@@ -162,10 +164,10 @@ def other(tmp_path):
 @pytest.mark.parametrize("stopped", [False, True])
 def test_another_rank_is_made_to_show_its_stack_even_where_it_is_stopped(tmp_path, other, monkeypatch, stopped):
     run_dir = RunDir(tmp_path)
-    until(lambda: run_dir.rank_state(1).exists() and read_json(run_dir.rank_state(1))["step"] == 3)
+    wait_until(lambda: run_dir.rank_state(1).exists() and read_json(run_dir.rank_state(1))["step"] == 3)
     if stopped:
         os.kill(other.pid, signal.SIGSTOP)
-        until(lambda: ") T" in Path(f"/proc/{other.pid}/stat").read_text())
+        wait_until(lambda: ") T" in Path(f"/proc/{other.pid}/stat").read_text())
     monkeypatch.setattr(watchdog, "WAIT_S", 0.1)
     monkeypatch.setattr(watchdog, "TICK_S", 0.3)
     said = []
@@ -174,7 +176,7 @@ def test_another_rank_is_made_to_show_its_stack_even_where_it_is_stopped(tmp_pat
         dog.work("step", step)
     dog.at("backward")
     dog.begin(factor=1, floor_s=0.5)
-    until(lambda: said)
+    wait_until(lambda: said)
     dog.end()
     assert f"rank 1 is late, {'last seen ' if stopped else ''}in forward of step 3" in said[0]
     assert ("(its process is stopped)" in said[0]) == stopped
@@ -187,7 +189,7 @@ def test_a_rank_leaves_word_before_its_first_tick_so_that_one_that_freezes_early
     run_dir = RunDir(tmp_path)
     write_json(run_dir.rank_state(0), {"attempt": 1, "spent_s": 33.5})
     dog = Watchdog(RunLog(run_dir, "id", 2, main=True), rank=0, size=2, stalled=print)
-    until(lambda: read_json(run_dir.rank_state(0))["attempt"] == 2)
+    wait_until(lambda: read_json(run_dir.rank_state(0))["attempt"] == 2)
     dog.end()
     state = read_json(run_dir.rank_state(0))
     assert (state["pid"], state["spent_s"]) == (os.getpid(), 33.5)

@@ -15,14 +15,14 @@ from gpt2.generate import BatchGenerator, GeneratedText, Sampling, generate, ove
 from gpt2.model import GPT, Cache
 from kmatrix.errors import ConfigError
 from models import BYTE_SHAPE as SHAPE
-from models import _one_thread_and_default_precision, strong  # noqa: F401  (a fixture for all)
+from models import _one_thread_and_default_precision, enlarge_weights  # noqa: F401  (a fixture for all)
 
 BYTES = ByteTokenizer()
 
 
 @pytest.fixture(scope="module")
 def model():
-    return strong(GPT(SHAPE, vocab_multiple=64)).eval()
+    return enlarge_weights(GPT(SHAPE, vocab_multiple=64)).eval()
 
 
 def drawn(*shape, seed=5):

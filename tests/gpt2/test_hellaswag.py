@@ -17,7 +17,7 @@ from hellaswag_files import LINES, binary, jsonl
 from kmatrix.errors import DataError
 from kmatrix.records.train_config import TrainConfig
 from models import BYTE_SHAPE as SHAPE
-from models import _one_thread_and_default_precision, hf_twin, strong  # noqa: F401  (a fixture for all)
+from models import _one_thread_and_default_precision, enlarge_weights, hf_twin  # noqa: F401  (a fixture for all)
 
 BYTES = load("byte")
 
@@ -85,7 +85,7 @@ def test_the_score_is_that_which_one_computes_by_hand(tmp_path):
 @pytest.mark.parametrize("batch", [1, 4, 9, 100])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_score_is_that_of_transformers_whatever_the_micro_batch(tmp_path, batch, seed):
-    model = strong(GPT(SHAPE.__class__(**{**shape_fields(), "block_size": 64})), seed=seed)
+    model = enlarge_weights(GPT(SHAPE.__class__(**{**shape_fields(), "block_size": 64})), seed=seed)
     judge = HellaSwag(config_of(tmp_path, jsonl(tmp_path), batch_size=batch, global_batch=batch), world())
     score = judge.score(model)
     assert (score.accuracy, score.accuracy_norm) == pytest.approx(score_by_transformers(model, judge._mine))

@@ -14,7 +14,7 @@ from torch.nn import functional
 import gpt2.model
 from gpt2.model import GPT, attention_path, autocast, causal_mask, configure_precision, plain_attention
 from kmatrix.shapes import GPT2_VOCAB, NAMED, ModelShape
-from models import SHAPE, _one_thread_and_default_precision, hf_twin, strong, to_hf, tokens  # noqa: F401  (a fixture for all)
+from models import SHAPE, _one_thread_and_default_precision, enlarge_weights, hf_twin, random_tokens, to_hf  # noqa: F401  (a fixture for all)
 
 
 @pytest.fixture(params=["matmul", "sdpa"])
@@ -30,9 +30,9 @@ def test_logits_loss_and_gradients_are_those_of_transformers(path, tying, precis
     if precision != "highest":
         configure_precision("cpu", "fp32", tf32=False)
     shape = replace(SHAPE, weight_tying=tying)
-    model = strong(GPT(shape))
+    model = enlarge_weights(GPT(shape))
     twin = hf_twin(model, shape)
-    idx, targets = tokens()
+    idx, targets = random_tokens()
     expected = twin(idx).logits
     assert expected.std() > 0.3
     assert torch.allclose(model(idx)[0], expected, rtol=0, atol=1e-5)
@@ -50,7 +50,7 @@ def test_logits_loss_and_gradients_are_those_of_transformers(path, tying, precis
 
 
 def test_the_activation_is_the_tanh_form_and_not_the_exact_one():
-    model = strong(GPT(SHAPE))
+    model = enlarge_weights(GPT(SHAPE))
     x = torch.linspace(-3, 3, 4 * SHAPE.n_embd)[None]
     mlp = model.h[0].mlp
     hidden = mlp.c_fc(x[:, : SHAPE.n_embd])
@@ -88,8 +88,8 @@ def test_padding_the_vocabulary_changes_nothing(multiple, tying):
     assert len(wide.wte.weight) % multiple == 0
     for (name, a), b in zip(plain.state_dict().items(), wide.state_dict().values(), strict=True):
         assert torch.equal(a, b[: len(a)]), name
-    strong(plain), strong(wide)
-    idx, targets = tokens()
+    enlarge_weights(plain), enlarge_weights(wide)
+    idx, targets = random_tokens()
     assert wide(idx)[0].shape == (*idx.shape, SHAPE.vocab_size)
     assert torch.allclose(plain(idx)[0], wide(idx)[0], atol=1e-6)
     losses = [model(idx, targets)[1] for model in (plain, wide)]
@@ -126,13 +126,13 @@ def test_weights_are_drawn_as_gpt2_draws_them():
 
 
 def test_the_first_loss_is_that_of_guessing():
-    idx, targets = tokens(batch=16)
+    idx, targets = random_tokens(batch=16)
     assert GPT(SHAPE)(idx, targets)[1].item() == pytest.approx(math.log(SHAPE.vocab_size), abs=0.05)
 
 
 def test_no_token_sees_the_future(path):
-    model = strong(GPT(SHAPE))
-    idx, _ = tokens()
+    model = enlarge_weights(GPT(SHAPE))
+    idx, _ = random_tokens()
     changed = idx.clone()
     changed[:, 10:] = (changed[:, 10:] + 1) % SHAPE.vocab_size
     before, after = model(idx)[0], model(changed)[0]
@@ -141,8 +141,8 @@ def test_no_token_sees_the_future(path):
 
 
 def test_a_shorter_text_gives_the_first_of_the_same_logits(path):
-    model = strong(GPT(SHAPE))
-    idx, _ = tokens()
+    model = enlarge_weights(GPT(SHAPE))
+    idx, _ = random_tokens()
     assert torch.allclose(model(idx[:, :7])[0], model(idx)[0][:, :7], atol=1e-5)
 
 
@@ -161,7 +161,7 @@ def test_attention_in_rows_is_attention_at_once(length, more, rows):
 
 def test_targets_give_a_loss_and_no_logits_and_no_targets_the_reverse():
     model = GPT(SHAPE)
-    idx, targets = tokens()
+    idx, targets = random_tokens()
     logits, loss = model(idx, targets)
     assert logits is None
     assert loss.shape == ()
@@ -172,12 +172,12 @@ def test_targets_give_a_loss_and_no_logits_and_no_targets_the_reverse():
 
 def test_a_text_longer_than_the_context_is_refused():
     with pytest.raises(ValueError, match="25 tokens in a sequence, but the model's context is 24"):
-        GPT(SHAPE)(tokens(length=25)[0])
+        GPT(SHAPE)(random_tokens(length=25)[0])
 
 
 def test_dropout_drops_in_training_only_and_follows_the_global_seed(path):
-    idx, targets = tokens()
-    plain, dropping = strong(GPT(SHAPE)), strong(GPT(SHAPE, dropout=0.3))
+    idx, targets = random_tokens()
+    plain, dropping = enlarge_weights(GPT(SHAPE)), enlarge_weights(GPT(SHAPE, dropout=0.3))
 
     def loss_from(seed):
         torch.manual_seed(seed)
@@ -189,15 +189,15 @@ def test_dropout_drops_in_training_only_and_follows_the_global_seed(path):
 
 
 def test_dropout_leaves_the_loss_where_it_was_on_average(path):
-    idx, targets = tokens()
-    plain, dropping = strong(GPT(SHAPE)), strong(GPT(SHAPE, dropout=0.02))
+    idx, targets = random_tokens()
+    plain, dropping = enlarge_weights(GPT(SHAPE)), enlarge_weights(GPT(SHAPE, dropout=0.02))
     mean = sum(dropping(idx, targets)[1].item() for _ in range(40)) / 40
     assert mean == pytest.approx(plain(idx, targets)[1].item(), rel=0.02)
 
 
 def test_bfloat16_is_near_32_bits_and_its_loss_is_a_32_bit_number(path):
-    model = strong(GPT(SHAPE, vocab_multiple=64))
-    idx, targets = tokens()
+    model = enlarge_weights(GPT(SHAPE, vocab_multiple=64))
+    idx, targets = random_tokens()
     exact = model(idx, targets)[1]
     with autocast("cpu", "bf16"):
         rounded = model(idx, targets)[1]
@@ -213,10 +213,10 @@ def test_bfloat16_is_near_32_bits_and_its_loss_is_a_32_bit_number(path):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("multiple", [1, 64])
 def test_the_head_in_chunks_gives_the_loss_and_gradients_of_the_whole_one(dtype, multiple):
-    idx, targets = tokens()
+    idx, targets = random_tokens()
     results = []
     for rows in (0, 7):  # 72 rows: ten chunks and a rest
-        model = strong(GPT(SHAPE, vocab_multiple=multiple, loss_chunk=rows))
+        model = enlarge_weights(GPT(SHAPE, vocab_multiple=multiple, loss_chunk=rows))
         with autocast("cpu", dtype):
             loss = model(idx, targets)[1]
         (0.25 * loss).backward()
@@ -236,11 +236,11 @@ def test_the_head_goes_in_chunks_where_the_vocabulary_dwarfs_the_width(monkeypat
     monkeypatch.setattr(gpt2.model, "chunked_cross_entropy", lambda *a: calls.append(1) or original(*a))
     model, small = GPT(shape), GPT(SHAPE)
     with autocast("cpu", dtype):
-        small(*tokens())
+        small(*random_tokens())
         assert not calls
-        chunked = model(*tokens(shape))[1]
+        chunked = model(*random_tokens(shape))[1]
         with torch.no_grad():  # evaluation needs no gradients, and makes none
-            whole = model(*tokens(shape))[1]
+            whole = model(*random_tokens(shape))[1]
     assert calls == [1]
     assert chunked.item() == pytest.approx(whole.item(), rel=1e-5)
 

@@ -7,12 +7,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt2.model import GPT, autocast
-from models import SHAPE, _one_thread_and_default_precision, strong, tokens  # noqa: F401  (a fixture for all)
+from models import SHAPE, _one_thread_and_default_precision, enlarge_weights, random_tokens  # noqa: F401  (a fixture for all)
 
 
 def gradients(model, dtype="fp32", seed=3):
     torch.manual_seed(seed)
-    idx, targets = tokens()
+    idx, targets = random_tokens()
     with autocast("cpu", dtype):
         loss = model(idx, targets)[1]
     loss.backward()
@@ -37,7 +37,7 @@ class MostLogits(TorchDispatchMode):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_a_recomputed_block_gives_the_same_loss_and_gradients_bit_for_bit(dtype, dropout):
-    kept, again = (strong(GPT(SHAPE, dropout=dropout, recompute=recompute)) for recompute in (False, True))
+    kept, again = (enlarge_weights(GPT(SHAPE, dropout=dropout, recompute=recompute)) for recompute in (False, True))
     (loss, whole), (loss_again, recomputed) = gradients(kept, dtype), gradients(again, dtype)
     assert torch.equal(loss, loss_again)
     assert all(torch.equal(a, b) for a, b in zip(whole, recomputed, strict=True))
@@ -46,7 +46,7 @@ def test_a_recomputed_block_gives_the_same_loss_and_gradients_bit_for_bit(dtype,
 def test_a_recomputed_block_keeps_less_for_the_way_back():
     def kept(model):
         sizes = []
-        idx, targets = tokens()
+        idx, targets = random_tokens()
         with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
             model(idx, targets)
         return sum(sizes)
@@ -60,7 +60,7 @@ def test_blocks_are_computed_once_in_evaluation_and_twice_in_training():
     model = GPT(SHAPE, recompute=True)
     calls = []
     model.h[1].register_forward_pre_hook(lambda *_: calls.append(1))
-    idx, targets = tokens()
+    idx, targets = random_tokens()
     with torch.no_grad():
         model(idx, targets)
     assert len(calls) == 1
@@ -74,7 +74,7 @@ def test_blocks_are_computed_once_in_evaluation_and_twice_in_training():
 
 @pytest.mark.parametrize("training", [True, False])
 def test_with_a_loss_chunk_the_logits_of_all_tokens_never_exist_at_once(training):
-    idx, targets = tokens(batch=8)
+    idx, targets = random_tokens(batch=8)
     model = GPT(SHAPE, loss_chunk=16)
     whole = GPT(SHAPE)
     rows = []
@@ -87,17 +87,17 @@ def test_with_a_loss_chunk_the_logits_of_all_tokens_never_exist_at_once(training
 
 @pytest.mark.parametrize("rows", [1, 5, 72, 1000])
 def test_a_loss_chunk_of_any_size_gives_the_same_loss_with_and_without_gradients(rows):
-    idx, targets = tokens()
-    expected = strong(GPT(SHAPE))(idx, targets)[1].item()
-    model = strong(GPT(SHAPE, loss_chunk=rows))
+    idx, targets = random_tokens()
+    expected = enlarge_weights(GPT(SHAPE))(idx, targets)[1].item()
+    model = enlarge_weights(GPT(SHAPE, loss_chunk=rows))
     assert model(idx, targets)[1].item() == pytest.approx(expected, rel=1e-6)
     with torch.no_grad():
         assert model(idx, targets)[1].item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_both_options_together_are_the_model_without_them():
-    loss, whole = gradients(strong(GPT(SHAPE, vocab_multiple=64)))
-    both_loss, both = gradients(strong(GPT(SHAPE, vocab_multiple=64, recompute=True, loss_chunk=10)))
+    loss, whole = gradients(enlarge_weights(GPT(SHAPE, vocab_multiple=64)))
+    both_loss, both = gradients(enlarge_weights(GPT(SHAPE, vocab_multiple=64, recompute=True, loss_chunk=10)))
     assert both_loss.item() == pytest.approx(loss.item(), rel=1e-6)
     for a, b in zip(whole, both, strict=True):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-7)
@@ -106,8 +106,8 @@ def test_both_options_together_are_the_model_without_them():
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"recompute": True}, {"loss_chunk": 10}, {"recompute": True, "loss_chunk": 10}])
 def test_a_compiled_model_takes_the_options(options):
-    loss, whole = gradients(strong(GPT(SHAPE)))
-    compiled = torch.compile(strong(GPT(SHAPE, **options)))
+    loss, whole = gradients(enlarge_weights(GPT(SHAPE)))
+    compiled = torch.compile(enlarge_weights(GPT(SHAPE, **options)))
     compiled_loss, grads = gradients(compiled)
     assert compiled_loss.item() == pytest.approx(loss.item(), rel=1e-5)
     for a, b in zip(whole, grads, strict=True):

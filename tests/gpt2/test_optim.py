@@ -12,7 +12,7 @@ from torch import nn
 from gpt2 import optim
 from gpt2.model import GPT
 from kmatrix.errors import ConfigError
-from optim_factory import SHAPE, Matrix, Settings, gradients, loss_of, steps, train
+from optim_factory import SHAPE, MatrixModel, Settings, apply_gradients, gradients, loss_of, run_steps
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,7 +28,7 @@ def _one_thread():
 
 @pytest.mark.parametrize(("name", "decay"), [("matrix", 0.1), ("bias", 0.0)])
 def test_adamw_follows_its_formula(name, decay):
-    model, config = Matrix(), Settings(optimizer="adamw")
+    model, config = MatrixModel(), Settings(optimizer="adamw")
     parameter = getattr(model, name)
     x, m, v = (parameter.detach().double().clone(), 0.0, 0.0)
     grads = gradients(parameter)
@@ -37,12 +37,12 @@ def test_adamw_follows_its_formula(name, decay):
         m = 0.9 * m + 0.1 * grad
         v = 0.95 * v + 0.05 * grad**2
         x -= 1e-2 * (m / (1 - 0.9**t)) / ((v / (1 - 0.95**t)).sqrt() + 1e-8)
-    train(optim.build(config, model), parameter, grads, model)
+    apply_gradients(optim.build(config, model), parameter, grads, model)
     assert torch.allclose(parameter.detach().double(), x, rtol=0, atol=1e-6)
 
 
 def test_adam_puts_weight_decay_into_the_gradient():
-    model, config = Matrix(), Settings(optimizer="adam")
+    model, config = MatrixModel(), Settings(optimizer="adam")
     x, m, v = model.matrix.detach().double().clone(), 0.0, 0.0
     grads = gradients(model.matrix)
     for t, raw in enumerate(grads, start=1):
@@ -50,13 +50,13 @@ def test_adam_puts_weight_decay_into_the_gradient():
         m = 0.9 * m + 0.1 * grad
         v = 0.95 * v + 0.05 * grad**2
         x -= 1e-2 * (m / (1 - 0.9**t)) / ((v / (1 - 0.95**t)).sqrt() + 1e-8)
-    train(optim.build(config, model), model.matrix, grads, model)
+    apply_gradients(optim.build(config, model), model.matrix, grads, model)
     assert torch.allclose(model.matrix.detach().double(), x, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
 def test_sgd_follows_its_formula(momentum, nesterov):
-    model = Matrix()
+    model = MatrixModel()
     config = Settings(optimizer="sgd", sgd_momentum=momentum, sgd_nesterov=nesterov)
     x, velocity = model.matrix.detach().double().clone(), 0.0
     grads = gradients(model.matrix)
@@ -64,7 +64,7 @@ def test_sgd_follows_its_formula(momentum, nesterov):
         grad = raw.double() + 0.1 * x
         velocity = momentum * velocity + grad
         x -= 1e-2 * (grad + momentum * velocity if nesterov else velocity)
-    train(optim.build(config, model), model.matrix, grads, model)
+    apply_gradients(optim.build(config, model), model.matrix, grads, model)
     assert torch.allclose(model.matrix.detach().double(), x, rtol=0, atol=1e-6)
 
 
@@ -84,7 +84,7 @@ def orthogonal_by_newton_schulz(matrix, steps):
 def test_muon_follows_its_formula(rows, columns, nesterov):
     # The library iterates in bfloat16 (8 bits of mantissa: 2**-8 = 4e-3 of each update's entries, which are near
     # 1/sqrt(columns)); with a rate of 1e-2, ten such errors stay below 2e-3, while an update is as large as 1e-2.
-    model = Matrix(rows, columns)
+    model = MatrixModel(rows, columns)
     config = Settings(optimizer="muon", muon_nesterov=nesterov)
     x, buffer = model.matrix.detach().clone(), 0.0
     grads = gradients(model.matrix, steps=10)
@@ -94,7 +94,7 @@ def test_muon_follows_its_formula(rows, columns, nesterov):
         x *= 1 - 1e-2 * 0.1
         x -= 1e-2 * max(1, rows / columns) ** 0.5 * orthogonal_by_newton_schulz(update, 5)
     before = model.matrix.detach().clone()
-    train(optim.build(config, model), model.matrix, grads, model)
+    apply_gradients(optim.build(config, model), model.matrix, grads, model)
     assert (model.matrix.detach() - before).abs().max() > 1e-2
     assert torch.allclose(model.matrix.detach(), x, rtol=0, atol=2e-3)
 
@@ -150,18 +150,18 @@ def test_every_optimizer_learns_a_batch_by_heart(name):
 def test_a_saved_state_continues_bit_for_bit(name, tmp_path):
     config = Settings(optimizer=name)
     whole = GPT(SHAPE)
-    steps(whole, optim.build(config, whole), 6)
+    run_steps(whole, optim.build(config, whole), 6)
 
     model = GPT(SHAPE)
     optimizers = optim.build(config, model)
-    steps(model, optimizers, 3)
+    run_steps(model, optimizers, 3)
     torch.save({"model": model.state_dict(), "optimizer": optimizers.state_dict()}, tmp_path / "final.pt")
     saved = torch.load(tmp_path / "final.pt", weights_only=True)
     model = GPT(SHAPE, seed=99)
     optimizers = optim.build(config, model)
     model.load_state_dict(saved["model"])
     optimizers.load_state_dict(saved["optimizer"])
-    steps(model, optimizers, 3, first=3)
+    run_steps(model, optimizers, 3, first=3)
 
     for (key, a), b in zip(whole.state_dict().items(), model.state_dict().values(), strict=True):
         assert torch.equal(a, b), key
@@ -178,7 +178,7 @@ def test_a_scale_moves_every_group_from_its_own_peak(name):
 
 
 def test_a_state_loaded_into_fresh_optimizers_keeps_their_peaks():
-    model = Matrix()
+    model = MatrixModel()
     optimizers = optim.build(Settings(), model)
     optimizers.set_scale(0.1)
     fresh = optim.build(Settings(), model)
@@ -198,7 +198,7 @@ def test_zero_grad_frees_every_gradient():
 
 def test_nesterov_without_momentum_is_refused_and_the_message_says_how_to_mend_it():
     with pytest.raises(ConfigError, match="hint: set GPT2_SGD_MOMENTUM above 0"):
-        optim.build(Settings(optimizer="sgd", sgd_momentum=0.0, sgd_nesterov=True), Matrix())
+        optim.build(Settings(optimizer="sgd", sgd_momentum=0.0, sgd_nesterov=True), MatrixModel())
 
 
 def test_an_unknown_optimizer_is_answered_with_the_known_ones():
@@ -206,7 +206,7 @@ def test_an_unknown_optimizer_is_answered_with_the_known_ones():
         ConfigError,
         match="adafactor, adam, adamw, adamwadv, adamwprune, adamwspam, adopt, lion, muon, schedulefree, sgd, soap",
     ):
-        optim.build(Settings(optimizer="adamv"), Matrix())
+        optim.build(Settings(optimizer="adamv"), MatrixModel())
 
 
 def test_the_example_of_the_documentation_builds_and_steps(monkeypatch):
@@ -215,8 +215,8 @@ def test_the_example_of_the_documentation_builds_and_steps(monkeypatch):
     namespace = {"torch": torch, "nn": nn, "Any": object, "decay_groups": optim.decay_groups}
     exec(code, namespace)
     monkeypatch.setitem(optim.BUILDERS, "signsgd", namespace["signsgd"])
-    model = Matrix()
+    model = MatrixModel()
     optimizers = optim.build(Settings(optimizer="signsgd", learning_rate=0.01), model)
     before, grad = model.bias.detach().clone(), gradients(model.bias, steps=1)[0]
-    train(optimizers, model.bias, [grad], model)
+    apply_gradients(optimizers, model.bias, [grad], model)
     assert torch.allclose(model.bias.detach(), before - 0.01 * grad.sign())

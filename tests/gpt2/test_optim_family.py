@@ -16,7 +16,7 @@ from gpt2.dist import World
 from gpt2.model import GPT
 from gpt2.optim import CLIP_AFTER
 from kmatrix.records.train_config import TrainConfig
-from optim_factory import SHAPE, Matrix, Settings, gradients, steps, train
+from optim_factory import SHAPE, MatrixModel, Settings, apply_gradients, gradients, run_steps
 
 SPAM = Settings(optimizer="adamwspam", spam_interval=30, spam_warmup_steps=7, spam_theta=4.0, weight_decay=0.0)
 EVERY = {  # settings under which a few steps pass every turn that an optimizer takes
@@ -43,8 +43,8 @@ def spiky(parameter, count):
 
 
 def run(config, grads, model=None):
-    model = model or Matrix()
-    train(optim.build(config, model), model.matrix, grads, model)
+    model = model or MatrixModel()
+    apply_gradients(optim.build(config, model), model.matrix, grads, model)
     return model.matrix.detach().clone()
 
 
@@ -68,10 +68,12 @@ def spam_by_hand(x, grads, *, lr, theta, interval, warmup, decay=0.0, beta1=0.9,
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_spam_follows_its_algorithm_over_spikes_resets_and_warm_ups(decay):
-    config, grads = replace(SPAM, weight_decay=decay), spiky(Matrix().matrix, 75)
+    config, grads = replace(SPAM, weight_decay=decay), spiky(MatrixModel().matrix, 75)
     found = run(config, grads)
 
-    expected = spam_by_hand(Matrix().matrix.detach(), grads, lr=1e-2, theta=4.0, interval=30, warmup=7, decay=decay)
+    expected = spam_by_hand(
+        MatrixModel().matrix.detach(), grads, lr=1e-2, theta=4.0, interval=30, warmup=7, decay=decay
+    )
 
     assert torch.allclose(found.double(), expected, rtol=0, atol=2e-5)
 
@@ -79,19 +81,19 @@ def test_spam_follows_its_algorithm_over_spikes_resets_and_warm_ups(decay):
 def test_spam_agrees_with_an_independent_implementation():
     import pytorch_optimizer
 
-    ours, theirs = Matrix(), Matrix()
+    ours, theirs = MatrixModel(), MatrixModel()
     grads = spiky(ours.matrix, 75)
     found = run(SPAM, grads, ours)
     options = {"threshold": 4, "update_proj_gap": 30, "warmup_epoch": 7, "grad_accu_steps": CLIP_AFTER}
     other = pytorch_optimizer.SPAM(theirs.parameters(), lr=1e-2, betas=(0.9, 0.95), eps=1e-8, **options)
-    train(optim.Optimizers(other), theirs.matrix, grads, theirs)
+    apply_gradients(optim.Optimizers(other), theirs.matrix, grads, theirs)
 
-    assert (found - Matrix().matrix.detach()).abs().max() > 0.05
+    assert (found - MatrixModel().matrix.detach()).abs().max() > 0.05
     assert torch.allclose(found, theirs.matrix.detach(), rtol=0, atol=2e-5)
 
 
 def test_a_spike_moves_a_weight_by_less_where_it_is_clipped():
-    grads = gradients(Matrix().matrix, steps=40)
+    grads = gradients(MatrixModel().matrix, steps=40)
     clipping, plain = replace(SPAM, spam_interval=0), replace(SPAM, spam_interval=0, spam_theta=0.0)
     calm = run(plain, grads)
     grads[30] = grads[30] * 1000
@@ -102,29 +104,29 @@ def test_a_spike_moves_a_weight_by_less_where_it_is_clipped():
 
 def test_spam_without_spikes_and_resets_is_adamw_to_the_bit():
     quiet = replace(SPAM, spam_interval=0, spam_theta=0.0, weight_decay=0.1)
-    grads = gradients(Matrix().matrix, steps=30)
+    grads = gradients(MatrixModel().matrix, steps=30)
 
     assert torch.equal(run(quiet, grads), run(replace(quiet, optimizer="adamw"), grads))
 
 
 def test_a_gradient_that_is_not_a_number_is_not_clipped_into_one():
-    grads = gradients(Matrix().matrix, steps=25)
+    grads = gradients(MatrixModel().matrix, steps=25)
     grads[24][0, 0] = float("nan")
 
     assert torch.isnan(run(SPAM, grads)[0, 0])
 
 
 def test_the_rate_of_a_group_is_as_before_once_a_step_is_done():
-    model = Matrix()
+    model = MatrixModel()
     optimizers = optim.build(replace(SPAM, spam_interval=2), model)
-    train(optimizers, model.matrix, gradients(model.matrix, steps=2), model)
+    apply_gradients(optimizers, model.matrix, gradients(model.matrix, steps=2), model)
 
     assert optimizers.lr == 1e-2
 
 
 def test_adamwadv_divides_by_the_largest_second_moment_so_far():
-    grads = spiky(Matrix().matrix, 20)
-    x, m, v, most = Matrix().matrix.detach().double().clone(), 0.0, torch.zeros(()), torch.zeros(())
+    grads = spiky(MatrixModel().matrix, 20)
+    x, m, v, most = MatrixModel().matrix.detach().double().clone(), 0.0, torch.zeros(()), torch.zeros(())
     for t, grad in enumerate((g.double() for g in grads), start=1):
         x *= 1 - 1e-2 * 0.1
         m, v = 0.9 * m + 0.1 * grad, 0.95 * v + 0.05 * grad**2
@@ -136,15 +138,15 @@ def test_adamwadv_divides_by_the_largest_second_moment_so_far():
 
 @pytest.mark.parametrize("base", ["adamw", "adamwspam"])
 def test_adamwprune_is_its_base_where_nothing_is_pruned(base):
-    config, grads = replace(SPAM, adamwprune_base=base), spiky(Matrix().matrix, 40)
+    config, grads = replace(SPAM, adamwprune_base=base), spiky(MatrixModel().matrix, 40)
 
     assert torch.equal(run(replace(config, optimizer="adamwprune"), grads), run(replace(config, optimizer=base), grads))
 
 
 def test_lion_follows_its_formula():
     config = Settings(optimizer="lion", learning_rate=1e-3, beta1=0.95, beta2=0.98, weight_decay=1.0)
-    x, m = Matrix().matrix.detach().double().clone(), 0.0
-    grads = gradients(Matrix().matrix)
+    x, m = MatrixModel().matrix.detach().double().clone(), 0.0
+    grads = gradients(MatrixModel().matrix)
     for grad in (g.double() for g in grads):
         x -= 1e-3 * (torch.sign(0.95 * m + 0.05 * grad) + 1.0 * x)
         m = 0.98 * m + 0.02 * grad
@@ -154,8 +156,8 @@ def test_lion_follows_its_formula():
 
 def test_adopt_follows_its_algorithm():
     config = Settings(optimizer="adopt", beta2=0.9999, epsilon=1e-6)
-    grads = spiky(Matrix().matrix, 20)
-    x, m = Matrix().matrix.detach().double().clone() * (1 - 1e-2 * 0.1), 0.0
+    grads = spiky(MatrixModel().matrix, 20)
+    x, m = MatrixModel().matrix.detach().double().clone() * (1 - 1e-2 * 0.1), 0.0
     v = grads[0].double() ** 2
     for t, grad in enumerate((g.double() for g in grads[1:]), start=2):
         x *= 1 - 1e-2 * 0.1
@@ -170,7 +172,7 @@ def test_adopt_follows_its_algorithm():
 def test_soap_is_adam_in_the_eigenbasis_of_its_preconditioners():
     """Algorithm 3 of Vyas et al. 2024 in 64 bits: the first gradient only makes the bases."""
     config = Settings(optimizer="soap", beta1=0.95, soap_frequency=3)
-    model = Matrix(8, 8)
+    model = MatrixModel(8, 8)
     grads = gradients(model.matrix, steps=12)
     x = model.matrix.detach().double().clone()
     first = grads[0].double()
@@ -210,13 +212,13 @@ def schedule_free_by_hand(x, grads, rates, *, decay, beta1=0.9, beta2=0.95, eps=
 
 
 def test_schedule_free_trains_at_one_point_and_is_judged_at_the_average():
-    model, scales = Matrix(), [0.25, 0.5, 0.75, *[1.0] * 17]
+    model, scales = MatrixModel(), [0.25, 0.5, 0.75, *[1.0] * 17]
     optimizers = optim.build(Settings(optimizer="schedulefree"), model)
     grads = gradients(model.matrix)
     start = model.matrix.detach().clone()
     for scale, grad in zip(scales, grads, strict=True):
         optimizers.set_scale(scale)
-        train(optimizers, model.matrix, [grad], model)
+        apply_gradients(optimizers, model.matrix, [grad], model)
     y, x = schedule_free_by_hand(start, grads, [1e-2 * scale for scale in scales], decay=0.1)
 
     assert optimizers.averages
@@ -230,7 +232,7 @@ def test_schedule_free_trains_at_one_point_and_is_judged_at_the_average():
 def test_the_training_weights_are_back_bit_for_bit_after_judging_even_where_it_fails(name):
     model = GPT(SHAPE)
     optimizers = optim.build(Settings(optimizer=name), model)
-    steps(model, optimizers, 4)
+    run_steps(model, optimizers, 4)
     before = {key: value.clone() for key, value in model.state_dict().items()}
 
     with pytest.raises(KeyboardInterrupt), optimizers.evaluation_weights():
@@ -242,12 +244,12 @@ def test_the_training_weights_are_back_bit_for_bit_after_judging_even_where_it_f
 def test_judging_in_between_changes_no_bit_of_the_training():
     whole, model = GPT(SHAPE), GPT(SHAPE)
     config = Settings(optimizer="schedulefree")
-    steps(whole, optim.build(config, whole), 6)
+    run_steps(whole, optim.build(config, whole), 6)
     optimizers = optim.build(config, model)
     for first in range(6):
         with optimizers.evaluation_weights():
             pass
-        steps(model, optimizers, 1, first=first)
+        run_steps(model, optimizers, 1, first=first)
 
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), model.parameters(), strict=True))
 
@@ -256,7 +258,7 @@ def test_judging_in_between_changes_no_bit_of_the_training():
 def test_the_weights_that_are_judged_stand_in_a_checkpoint_where_they_differ(name, tmp_path):
     model = GPT(SHAPE)
     optimizers = optim.build(Settings(optimizer=name), model)
-    steps(model, optimizers, 3)
+    run_steps(model, optimizers, 3)
     config = TrainConfig.from_json(train_fields(tmp_path, "none", tmp_path))
     alone = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
     parts = TrainingState(config=config, world=alone, model=model, optimizers=optimizers)
@@ -271,7 +273,7 @@ def test_the_weights_that_are_judged_stand_in_a_checkpoint_where_they_differ(nam
 
 
 def test_only_schedule_free_has_other_weights_for_judging():
-    names = [name for name in optim.BUILDERS if optim.build(Settings(optimizer=name), Matrix()).averages]
+    names = [name for name in optim.BUILDERS if optim.build(Settings(optimizer=name), MatrixModel()).averages]
 
     assert names == ["schedulefree"]
 
@@ -281,15 +283,15 @@ def test_only_schedule_free_has_other_weights_for_judging():
 def test_a_saved_state_continues_bit_for_bit_over_resets_and_new_bases(name, cut, tmp_path):
     config = replace(Settings(optimizer=name), **EVERY.get(name, {}))
     whole, model = GPT(SHAPE), GPT(SHAPE)
-    steps(whole, optim.build(config, whole), 9)
+    run_steps(whole, optim.build(config, whole), 9)
     optimizers = optim.build(config, model)
-    steps(model, optimizers, cut)
+    run_steps(model, optimizers, cut)
     torch.save({"model": model.state_dict(), "optimizer": optimizers.state_dict()}, tmp_path / "saved.pt")
     saved = torch.load(tmp_path / "saved.pt", weights_only=True)
     model = GPT(SHAPE, seed=99)
     optimizers = optim.build(config, model)
     model.load_state_dict(saved["model"])
     optimizers.load_state_dict(saved["optimizer"])
-    steps(model, optimizers, 9 - cut, first=cut)
+    run_steps(model, optimizers, 9 - cut, first=cut)
 
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), model.parameters(), strict=True))

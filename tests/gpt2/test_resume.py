@@ -15,7 +15,7 @@ from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import merged_metrics
 from resume_ranks import STEPS, cases
-from waiting import until
+from waiting import wait_until
 
 PROGRAM = "tests/support/resume_ranks.py"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -39,13 +39,13 @@ def trained(tmp_path_factory):
         try:
             folder.mkdir()
         except FileExistsError:
-            until((folder / "done").exists, "another process trains them", LONGEST)
+            wait_until((folder / "done").exists, "another process trains them", LONGEST)
             return folder
         command = [sys.executable, *(TORCHRUN if ranks == 2 else []), PROGRAM, str(folder), *names]
-        done = subprocess.run(
+        completed = subprocess.run(
             command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=LONGEST, check=False
         )
-        (folder / "done").write_text(done.stdout[-3000:] + done.stderr[-5000:])
+        (folder / "done").write_text(completed.stdout[-3000:] + completed.stderr[-5000:])
         return folder
 
     return train

@@ -19,10 +19,10 @@ FAULTS = ("tests/support/trainer_faults.py",)
 FOREVER = {"max_iters": 1_000_000, "eval_interval": 1_000_000}
 
 
-def train(run_dir, *words, fault="none:0:0", attempt=1, timeout=120, **variables):
+def train(run_dir, *arguments, fault="none:0:0", attempt=1, timeout=120, **variables):
     """Train under torchrun with a fault in it; return the process and its output."""
     return subprocess.run(
-        [*train_command(run_dir, attempt=attempt, program=FAULTS), *words],
+        [*train_command(run_dir, attempt=attempt, program=FAULTS), *arguments],
         cwd=ROOT,
         env={**environment(), "FAULT": fault, **{name: str(value) for name, value in variables.items()}},
         stdout=subprocess.PIPE,

@@ -1,3 +1,3 @@
-"""Fixtures of every test of the recorder and of what it records from."""
+"""Fixtures for tests of the recorder and its sources."""
 
-from recordings import library, run_dir, start  # noqa: F401
+from recordings import library, run_dir, start_recorder  # noqa: F401

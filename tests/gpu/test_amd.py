@@ -18,8 +18,8 @@ from kmatrix.gpu.formats.binary import COLUMNS
 from kmatrix.records.files import read_json
 from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
 from kmatrix.report.gpu.text import energy_line
-from recordings import ROOT, events, samples
-from waiting import until
+from recordings import ROOT, events_of, sample_count
+from waiting import wait_until
 
 
 class Drm:
@@ -59,11 +59,11 @@ def drm(tmp_path):
     return Drm(tmp_path / "drm")
 
 
-def program(drm, module, *words):
+def program(drm, module, *arguments):
     """Return a command that runs a module of ours on this tree, on a machine without NVIDIA's driver."""
     code = f"import sys, pathlib, kmatrix.gpu.amd as amd; amd.DRM = pathlib.Path({str(drm.root)!r}); "
     code += f"from {module} import main; sys.exit(main(sys.argv[1:]))"
-    return [sys.executable, "-c", code, *map(str, words)]
+    return [sys.executable, "-c", code, *map(str, arguments)]
 
 
 def environment():
@@ -130,11 +130,11 @@ def test_two_cards_are_recorded_reported_and_shown(drm, run_dir):
         text=True,
     )
     try:
-        until(lambda: samples(run_dir) > 25, "25 samples", 60)
+        wait_until(lambda: sample_count(run_dir) > 25, "25 samples", 60)
         shutil.move(folder, folder.with_name("gone"))
-        until(lambda: events(run_dir, "lost"), "a card that is gone is lost", 60)
+        wait_until(lambda: events_of(run_dir, "lost"), "a card that is gone is lost", 60)
         shutil.move(folder.with_name("gone"), folder)
-        until(lambda: events(run_dir, "found"), "it is found again", 60)
+        wait_until(lambda: events_of(run_dir, "found"), "it is found again", 60)
     finally:
         recorder.send_signal(signal.SIGTERM)
         _, errors = recorder.communicate(timeout=60)
@@ -156,5 +156,5 @@ def test_the_screen_shows_amds_cards_where_there_is_no_driver_of_nvidia(drm):
     assert "2 GPUs AMD Instinct MI210" in once
     assert ["97%" in line_of(once, 0), "50%" in line_of(once, 1)] == [True, True]
     assert "250/300" in line_of(once, 0)
-    answer = subprocess.check_output(program(drm, "kmatrix.gputop.command", "--json"), env=environment(), text=True)
-    assert [gpu["utilization"] for gpu in json.loads(answer)["multi_gpu_data"]] == [97, 50]
+    output = subprocess.check_output(program(drm, "kmatrix.gputop.command", "--json"), env=environment(), text=True)
+    assert [gpu["utilization"] for gpu in json.loads(output)["multi_gpu_data"]] == [97, 50]

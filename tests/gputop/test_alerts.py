@@ -10,7 +10,7 @@ import pytest
 
 import kmatrix.gputop.feeds as alarms
 import kmatrix.simulate.library as simulate
-from gputop_values import T0, Recorder, gpu, line_of, shown, view
+from gputop_values import T0, Recorder, gpu_sample, line_of, rendered, view
 from kmatrix.gpu.processes import Rank, rank_of
 from kmatrix.gputop.feeds import AttachedFeed, ReplayFeed
 from kmatrix.gputop.loop import Session
@@ -18,8 +18,8 @@ from kmatrix.gputop.view import Metric
 from kmatrix.records.files import write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.status.alerts import Alert, AlertKind, Severity, Thresholds
-from skips import need
-from waiting import until
+from skips import require_program
+from waiting import wait_until
 
 HOT = Alert(
     kind=AlertKind.TEMPERATURE,
@@ -46,33 +46,33 @@ def kinds(alerts):
 
 
 def test_rows_are_held_against_the_limits():
-    one = view(gpu(0, temperature=93.0), gpu(1), throttle={0: ("heat (hardware)",), 1: ("power cap",)})
+    one = view(gpu_sample(0, temperature=93.0), gpu_sample(1), throttle={0: ("heat (hardware)",), 1: ("power cap",)})
     told = kinds(alarms.alerts_of_rows(busy(one, 50.0), Thresholds(), T0))
     assert told[:2] == [(AlertKind.UTILIZATION, "GPU 0"), (AlertKind.TEMPERATURE, "GPU 0")]
     assert set(told[2:]) == {(AlertKind.THROTTLE, "GPU 0"), (AlertKind.UTILIZATION, "GPU 1")}
 
 
 def test_utilization_needs_ten_seconds_and_an_idle_machine_is_well():
-    one = view(gpu(0), gpu(1, memory_used=1.0))
+    one = view(gpu_sample(0), gpu_sample(1, memory_used=1.0))
     assert alarms.alerts_of_rows(busy(one, 0.0, seconds=9), Thresholds(balance=0), T0) == ()
     assert alarms.alerts_of_rows(busy(one, 0.0), alarms.MACHINE_THRESHOLDS, T0) == ()
 
 
 def test_a_lost_gpu_is_critical():
     lost = dataclasses.replace(
-        gpu(1), **dict.fromkeys(("utilization", "memory_used", "power", "temperature", "sm_clock"))
+        gpu_sample(1), **dict.fromkeys(("utilization", "memory_used", "power", "temperature", "sm_clock"))
     )
-    (told,) = alarms.alerts_of_rows(view(gpu(0), lost).rows, alarms.MACHINE_THRESHOLDS, T0)
+    (told,) = alarms.alerts_of_rows(view(gpu_sample(0), lost).rows, alarms.MACHINE_THRESHOLDS, T0)
     assert (told.kind, told.about, told.severity) == (AlertKind.LOST, "GPU 1", Severity.CRITICAL)
 
 
 def test_the_screen_has_a_line_for_each_alert_and_says_when_there_are_more():
     many = tuple(dataclasses.replace(HOT, about=f"GPU {number}") for number in range(5))
-    text = shown(dataclasses.replace(view(gpu(0)), alerts=many), 80, 24)
+    text = rendered(dataclasses.replace(view(gpu_sample(0)), alerts=many), 80, 24)
     lines = [line for line in text.splitlines() if line.startswith("!")]
     assert lines[0] == "! GPU 0: 93 C, limit 87 C", "no half advice"
     assert lines[-1] == "! and 2 more"
-    wide = shown(dataclasses.replace(view(gpu(0)), alerts=many[:1]), 160, 24)
+    wide = rendered(dataclasses.replace(view(gpu_sample(0)), alerts=many[:1]), 160, 24)
     assert "(check cooling and air flow" in wide
 
 
@@ -111,7 +111,7 @@ def trainers(tmp_path):
         environment |= {} if rank is None else {"RANK": str(rank)}
         command = [sys.executable, "-u", "-m", "gpt2.train", str(tmp_path / run), "--attempt", "1"]
         started.append(subprocess.Popen(command, cwd=tmp_path, env=environment))
-        until(lambda: rank_of(started[-1].pid) is not None)  # the command line is there once the program is
+        wait_until(lambda: rank_of(started[-1].pid) is not None)  # the command line is there once the program is
         return started[-1].pid
 
     yield start
@@ -128,7 +128,7 @@ def test_a_process_says_which_rank_of_which_run_it_is(trainers):
 
 
 def test_the_live_screen_shows_rank_and_run_of_each_gpu_without_a_recorder(trainers, tmp_path):
-    need("gcc")
+    require_program("gcc")
     pids = [trainers("gpt2_adamw_2gpu", 1), trainers("gpt2_adamw_2gpu", 0), trainers("gpt2_muon_1gpu", 0)]
     scenario = tmp_path / "x.scn"
     scenario.write_text("gpus 4\n" + "".join(f"0 {at} process {pid} 9000\n" for at, pid in enumerate(pids)))
@@ -143,9 +143,9 @@ def test_the_live_screen_shows_rank_and_run_of_each_gpu_without_a_recorder(train
 
 
 def test_one_run_is_named_in_the_title_and_needs_no_column():
-    one = view(gpu(0), gpu(1), ranks={0: 0, 1: 1})
+    one = view(gpu_sample(0), gpu_sample(1), ranks={0: 0, 1: 1})
     rows = tuple(dataclasses.replace(row, run="gpt2_adamw_2gpu") for row in one.rows)
-    text = shown(dataclasses.replace(one, rows=rows), 120, 24)
+    text = rendered(dataclasses.replace(one, rows=rows), 120, 24)
     assert "gpt2_adamw_2gpu" in text.splitlines()[0]
     assert text.count("gpt2_adamw_2gpu") == 1
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gputop_values import T0, Recorder, event, gpu, utilization
+from gputop_values import T0, Recorder, append_event, gpu_sample, utilization
 from kmatrix.errors import RecordError
 from kmatrix.gpu import amd
 from kmatrix.gpu.devices import WIDTH, Device, DeviceLimits
@@ -115,10 +115,10 @@ def test_a_replay_plays_at_the_pace_of_the_run_and_a_pause_holds_it(tmp_path, mo
 def test_throttling_is_that_of_the_place_in_the_replay(tmp_path):
     recorder = Recorder(tmp_path / "run", gpus=2)
     recorder.write(200)
-    event(recorder.run, 0, "started")
-    event(recorder.run, 10, "throttle", 1, "GPU-1: throttled: heat (hardware), power cap")
-    event(recorder.run, 20, "throttle", 1, "GPU-1: throttled: none")
-    event(recorder.run, 30, "lost", 0, "no response (values are null)")
+    append_event(recorder.run, 0, "started")
+    append_event(recorder.run, 10, "throttle", 1, "GPU-1: throttled: heat (hardware), power cap")
+    append_event(recorder.run, 20, "throttle", 1, "GPU-1: throttled: none")
+    append_event(recorder.run, 30, "lost", 0, "no response (values are null)")
     feed, history = ReplayFeed(tmp_path / "run"), History()
     feed.press("space")
     for second, known in (
@@ -295,7 +295,7 @@ def test_a_subset_of_the_gpus_is_what_is_shown_and_written(tmp_path):
 def test_the_statistics_hold_the_selected_gpu_and_all_in_their_layouts(tmp_path):
     files = StatsFiles(tmp_path / "x.json")
     for second, selected in ((0, 1), (1, 1), (2, 99)):
-        files.append(Snapshot(time=T0 + second, samples=(gpu(0), gpu(1, utilization=70.0))), selected)
+        files.append(Snapshot(time=T0 + second, samples=(gpu_sample(0), gpu_sample(1, utilization=70.0))), selected)
         single = json.loads((tmp_path / "x.json").read_text())  # whole after every append
     files.close()
     assert [entry["utilization"] for entry in single] == [70, 70, 95]
@@ -309,7 +309,7 @@ def test_the_statistics_hold_the_selected_gpu_and_all_in_their_layouts(tmp_path)
 def test_statistics_of_ours_are_continued_and_any_other_file_is_left_alone(tmp_path):
     for _ in range(2):
         files = StatsFiles(tmp_path / "x.json")
-        files.append(Snapshot(time=T0, samples=(gpu(0),)), 0)
+        files.append(Snapshot(time=T0, samples=(gpu_sample(0),)), 0)
         files.close()
     assert len(json.loads((tmp_path / "x.json").read_text())) == 2
     for name, text in (("notes.json", "my notes"), ("other.json", '[\n  {\n    "a": 1\n  }\n]')):
@@ -327,9 +327,9 @@ def test_a_full_disk_is_said_and_does_not_end_the_screen(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr("kmatrix.gpu.formats.json_array.JsonArrayFile.append", full)
-        files.append(Snapshot(time=T0, samples=(gpu(0),)), 0)
+        files.append(Snapshot(time=T0, samples=(gpu_sample(0),)), 0)
         assert "No space left" in files.problem
-    files.append(Snapshot(time=T0, samples=(gpu(0),)), 0)
+    files.append(Snapshot(time=T0, samples=(gpu_sample(0),)), 0)
     assert files.problem == ""
 
 

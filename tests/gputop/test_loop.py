@@ -26,24 +26,24 @@ from kmatrix.gputop.command import main
 from kmatrix.gputop.feeds import ReplayFeed
 from kmatrix.gputop.glyphs import UNICODE
 from kmatrix.gputop.loop import Session, multi_path, watch
-from skips import need
+from skips import require_program
 from tmux_screen import Tmux
-from waiting import until
+from waiting import wait_until
 
 # ---- the command -------------------------------------------------------------------------------------------------
 
 
-def program(*words: str, added: dict[str, str] | None = None, **options) -> subprocess.CompletedProcess[str]:
+def program(*arguments: str, added: dict[str, str] | None = None, **options) -> subprocess.CompletedProcess[str]:
     own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "PYTHONPATH")}
     return subprocess.run(
-        [sys.executable, str(SCRIPT), *words], cwd=ROOT, env=own | (added or {}), capture_output=True, text=True,
+        [sys.executable, str(SCRIPT), *arguments], cwd=ROOT, env=own | (added or {}), capture_output=True, text=True,
         timeout=60, check=False, **options,
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    need("gcc")
+    require_program("gcc")
     return simulate.build(tmp_path_factory.mktemp("nvml"))
 
 
@@ -64,10 +64,10 @@ def test_without_a_gpu_once_and_json_say_so_and_succeed():
     assert (once.returncode, once.stderr) == (0, "")
     assert once.stdout.startswith("no GPU")
     assert len(once.stdout.splitlines()) == 1
-    answer = program("--json")
-    assert answer.returncode == 0
-    assert json.loads(answer.stdout)["multi_gpu_data"] == []
-    assert answer.stderr.startswith("no GPU")
+    result = program("--json")
+    assert result.returncode == 0
+    assert json.loads(result.stdout)["multi_gpu_data"] == []
+    assert result.stderr.startswith("no GPU")
 
 
 def test_no_escape_code_is_printed_where_there_is_no_terminal(gpus):
@@ -80,41 +80,41 @@ def test_no_escape_code_is_printed_where_there_is_no_terminal(gpus):
 
 def test_a_reader_that_goes_away_is_no_error(gpus):
     command = f"{sys.executable} {SCRIPT} --once; echo status=$? >&2"
-    done = subprocess.run(
+    completed = subprocess.run(
         f"({command}) | true", shell=True, env=os.environ | gpus(2), stderr=subprocess.PIPE, check=False
     )
-    assert done.stderr == b"status=0\n"
+    assert completed.stderr == b"status=0\n"
 
 
 def test_json_is_one_snapshot_of_the_gpus_asked_for(gpus, tmp_path):
-    answer = program("--json", "--gpus", "0,2", "--stats-file", str(tmp_path / "x.json"), added=gpus(4))
+    result = program("--json", "--gpus", "0,2", "--stats-file", str(tmp_path / "x.json"), added=gpus(4))
     assert json.loads(multi_path(tmp_path / "x.json").read_text())[0]["aggregate_stats"]["gpu_count"] == 2
-    entry = json.loads(answer.stdout)
+    entry = json.loads(result.stdout)
     assert [one["gpu_index"] for one in entry["multi_gpu_data"]] == [0, 2]
     assert entry["aggregate_stats"]["gpu_count"] == 2
     assert entry["simulated"]
 
 
 def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(gpus):
-    answer = program("--once", "--gpus", "0,7", added=gpus(2))
-    assert answer.returncode == 2
-    assert "--gpus names 7" in answer.stderr
-    assert "hint: select GPUs by index or UUID: 0 (" in answer.stderr
+    result = program("--once", "--gpus", "0,7", added=gpus(2))
+    assert result.returncode == 2
+    assert "--gpus names 7" in result.stderr
+    assert "hint: select GPUs by index or UUID: 0 (" in result.stderr
 
 
 def test_the_one_liner_counts_the_gpus(gpus):
     code = "import scripts.gputop; m=scripts.gputop.GPUMonitor(); m.initialize(); print(f'GPUs: {m.gpu_count}')"
     for count in (0, 3):
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT, env=os.environ | gpus(count), check=False,
             capture_output=True, text=True,
         )  # fmt: skip
-        assert (done.stdout, done.stderr) == (f"GPUs: {count}\n", "")
+        assert (completed.stdout, completed.stderr) == (f"GPUs: {count}\n", "")
 
 
 def test_the_statistics_are_written_without_a_terminal_until_the_time_is_over(gpus, tmp_path):
-    done = program("--stats-file", str(tmp_path / "x.json"), "--seconds", "1", "--interval", "0.2", added=gpus(3))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    completed = program("--stats-file", str(tmp_path / "x.json"), "--seconds", "1", "--interval", "0.2", added=gpus(3))
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
     single = json.loads((tmp_path / "x.json").read_text())
     several = json.loads(multi_path(tmp_path / "x.json").read_text())
     assert 4 <= len(single) == len(several) <= 6
@@ -128,7 +128,7 @@ def test_a_signal_ends_the_writing_of_statistics_in_order(gpus, tmp_path, number
         [sys.executable, str(SCRIPT), "--stats-file", str(path), "--interval", "0.05"],
         env=os.environ | gpus(2), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    until(lambda: path.exists() and len(path.read_text()) > 1000)
+    wait_until(lambda: path.exists() and len(path.read_text()) > 1000)
     process.send_signal(number)
     out, _ = process.communicate(timeout=10)
     assert (process.returncode, out) == (0, "")
@@ -149,18 +149,18 @@ def test_a_recording_is_shown_once_at_its_end_or_where_it_is_asked_for(tmp_path,
 def test_a_missing_package_is_said_with_its_remedy(tmp_path):
     (tmp_path / "rich").mkdir()
     (tmp_path / "rich" / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'rich'\")")
-    answer = program("--once", added={"PYTHONPATH": str(tmp_path)})
-    assert answer.returncode == 2
-    assert answer.stderr.startswith("error: No module named 'rich'")
-    assert "hint: run `make setup`" in answer.stderr
+    result = program("--once", added={"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: No module named 'rich'")
+    assert "hint: run `make setup`" in result.stderr
 
 
 def test_a_run_that_was_not_recorded_is_refused(tmp_path):
     with pytest.raises(KmatrixError, match="contains no gpu_samples"):
         main(["--run", str(tmp_path), "--once"])
-    answer = program("--run", str(tmp_path))
-    assert answer.returncode == 2
-    assert answer.stderr.startswith("error: ")
+    result = program("--run", str(tmp_path))
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ")
 
 
 # ---- the terminal ------------------------------------------------------------------------------------------------
@@ -169,13 +169,13 @@ def test_a_run_that_was_not_recorded_is_refused(tmp_path):
 class Screen:
     """gputop on a pseudo-terminal of a size."""
 
-    def __init__(self, *words: str, columns: int, lines: int, **added: str):
+    def __init__(self, *arguments: str, columns: int, lines: int, **added: str):
         self.parent, self.child = pty.openpty()
         fcntl.ioctl(self.child, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.before = termios.tcgetattr(self.child)
         own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
         self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), *words], env=own | {"TERM": "xterm-256color"} | added,
+            [sys.executable, str(SCRIPT), *arguments], env=own | {"TERM": "xterm-256color"} | added,
             stdin=self.child, stdout=self.child, stderr=self.child, start_new_session=True,
         )  # fmt: skip
         self.text = ""
@@ -185,15 +185,15 @@ class Screen:
             self.text += os.read(self.parent, 65536).decode(errors="replace")
         return self.text
 
-    def until(self, wanted: str) -> None:
-        until(lambda: wanted in self.read())
+    def wait_until(self, wanted: str) -> None:
+        wait_until(lambda: wanted in self.read())
 
     def type(self, keys: str) -> None:
         os.write(self.parent, keys.encode())
 
     def end(self) -> int:
         """Wait for the end, and return the exit status; the terminal must be as it was."""
-        until(lambda: self.read() is not None and self.process.poll() is not None)
+        wait_until(lambda: self.read() is not None and self.process.poll() is not None)
         self.read()
         assert termios.tcgetattr(self.child) == self.before
         assert self.text.count("\x1b[?1049h") == self.text.count("\x1b[?1049l") > 0
@@ -261,10 +261,10 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(recording):
     screen.until("SIMULATED")
     screen.process.send_signal(signal.SIGTSTP)
     screen.until("\x1b[?1049l")
-    until(lambda: termios.tcgetattr(screen.child) == screen.before)
+    wait_until(lambda: termios.tcgetattr(screen.child) == screen.before)
     screen.process.send_signal(signal.SIGCONT)
-    until(lambda: screen.read().count("\x1b[?1049h") == 2)
-    until(lambda: "SIMULATED" in screen.read().rpartition("\x1b[?1049h")[2])  # drawn at once
+    wait_until(lambda: screen.read().count("\x1b[?1049h") == 2)
+    wait_until(lambda: "SIMULATED" in screen.read().rpartition("\x1b[?1049h")[2])  # drawn at once
     screen.type("q")
     assert screen.end() == 0
 
@@ -282,8 +282,8 @@ def test_no_color_is_honoured(recording):
 def tmux(tmp_path):
     opened = []
 
-    def start(size, environ, *words):
-        opened.append(Tmux(tmp_path, size, environ, sys.executable, str(SCRIPT), *words))
+    def start(size, environ, *arguments):
+        opened.append(Tmux(tmp_path, size, environ, sys.executable, str(SCRIPT), *arguments))
         return opened[-1]
 
     yield start
@@ -293,9 +293,9 @@ def tmux(tmp_path):
 
 def test_a_change_of_the_terminals_size_is_followed_whatever_the_environment_says(tmux, recording):
     one = tmux((80, 24), {"COLUMNS": "80", "LINES": "24"}, "--replay", recording, "--interval", "30")
-    until(lambda: "last 60 s" in one.screen())
+    wait_until(lambda: "last 60 s" in one.screen())
     one("resize-window", "-x", "30", "-y", "12")
-    until(lambda: "last 60 s" not in one.screen() and "SIMULATED" in one.screen())
+    wait_until(lambda: "last 60 s" not in one.screen() and "SIMULATED" in one.screen())
     one("resize-window", "-x", "150", "-y", "40")
-    until(lambda: "last 60 s" in one.screen())
+    wait_until(lambda: "last 60 s" in one.screen())
     assert all(line_of(one.screen(), i) for i in range(4))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from gputop_values import T0, gpu, line_of, shown, view
+from gputop_values import T0, gpu_sample, line_of, rendered, view
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot, aggregate
 from kmatrix.gputop.glyphs import ASCII, UNICODE, bar, chart, resample, seconds, sparkline
 from kmatrix.gputop.loop import NAMES, Keyboard, decode
@@ -78,7 +78,7 @@ def test_no_line_is_wider_and_no_screen_taller_than_the_terminal(one, width, hei
 
 @pytest.mark.parametrize("count", [0, 1, 4, 12, 64])
 def test_every_width_and_height_can_be_drawn(count):
-    one = view(*(gpu(i) for i in range(count)))
+    one = view(*(gpu_sample(i) for i in range(count)))
     for width in range(201):
         for height in (0, 1, 2, 5, 24, None):
             lines = render(one, width=width, height=height)
@@ -88,7 +88,7 @@ def test_every_width_and_height_can_be_drawn(count):
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
 def test_without_a_bound_on_the_height_every_gpu_has_a_line(width):
-    text = shown(view(*(gpu(i) for i in range(64))), width)
+    text = rendered(view(*(gpu_sample(i) for i in range(64))), width)
     assert all(line_of(text, i) for i in range(64))
 
 
@@ -96,18 +96,18 @@ def test_without_a_bound_on_the_height_every_gpu_has_a_line(width):
 @given(st.integers(1, 64), st.data(), st.integers(20, 200), st.integers(6, 60), st.booleans())
 def test_the_selected_gpu_is_always_on_the_screen(count, data, width, height, large):
     chosen = data.draw(st.integers(0, count - 1))
-    text = shown(view(*(gpu(i) for i in range(count)), selected=chosen, large=large), width, height)
+    text = rendered(view(*(gpu_sample(i) for i in range(count)), selected=chosen, large=large), width, height)
     assert re.search(rf"^{chosen}\s|GPU {chosen}\b", text, re.MULTILINE)
 
 
 def test_a_line_says_everything_of_a_gpu():
-    text = line_of(shown(view(gpu(3), ranks={3: 7}, throttle={3: ("heat (hardware)", "power cap")}), 160), 3)
+    text = line_of(rendered(view(gpu_sample(3), ranks={3: 7}, throttle={3: ("heat (hardware)", "power cap")}), 160), 3)
     assert re.search(r"^3 +7 .*95%.*12\.5/24\.0.*150/300 +60C +1710 +TP +0\.0s", text)
 
 
 def test_what_is_unknown_is_a_dash_and_never_a_0():
     unknown = dict.fromkeys(("utilization", "memory_used", "memory_total", "power", "power_limit", "temperature"))
-    text = shown(view(gpu(1, **unknown, sm_clock=None), gpu(2)), 160)
+    text = rendered(view(gpu_sample(1, **unknown, sm_clock=None), gpu_sample(2)), 160)
     assert "lost" in line_of(text, 1)
     assert not re.search(r"\d", line_of(text, 1)[1:])
     assert "1 lost" in text
@@ -115,13 +115,13 @@ def test_what_is_unknown_is_a_dash_and_never_a_0():
 
 
 def test_totals_are_those_of_the_multi_gpu_file():
-    ones = [gpu(0), gpu(1, utilization=70.0, memory_used=9000.0), gpu(2, power=None)]
+    ones = [gpu_sample(0), gpu_sample(1, utilization=70.0, memory_used=9000.0), gpu_sample(2, power=None)]
     totals = aggregate(ones)
-    assert f"util {totals['average_utilization']:.0f}%" in shown(view(*ones))
-    assert f"mem {totals['total_memory_used'] / 1024:.1f}/{totals['total_memory_total'] / 1024:.1f} GiB" in shown(
+    assert f"util {totals['average_utilization']:.0f}%" in rendered(view(*ones))
+    assert f"mem {totals['total_memory_used'] / 1024:.1f}/{totals['total_memory_total'] / 1024:.1f} GiB" in rendered(
         view(*ones)
     )
-    assert f"power {totals['total_power']:.0f} W" in shown(view(*ones))
+    assert f"power {totals['total_power']:.0f} W" in rendered(view(*ones))
 
 
 @pytest.mark.parametrize(
@@ -129,35 +129,35 @@ def test_totals_are_those_of_the_multi_gpu_file():
     [(100.0, "CV 0.0% Excellent"), (120.0, "CV 9.1% Good"), (130.0, "CV 13.0% Fair"), (200.0, "CV 33.3% Poor")],
 )
 def test_balance_is_said_with_its_class(second, said):
-    assert f"memory {said}" in shown(view(gpu(0, memory_used=100.0), gpu(1, memory_used=second)), 160)
+    assert f"memory {said}" in rendered(view(gpu_sample(0, memory_used=100.0), gpu_sample(1, memory_used=second)), 160)
 
 
 def test_the_balance_of_fewer_than_two_gpus_that_say_it_is_not_there():
-    assert "power n/a" in shown(view(gpu(0), gpu(1, power=None)), 160)
-    assert balance([gpu(0)], Metric.MEMORY) is None
+    assert "power n/a" in rendered(view(gpu_sample(0), gpu_sample(1, power=None)), 160)
+    assert balance([gpu_sample(0)], Metric.MEMORY) is None
 
 
 @pytest.mark.parametrize("width", [16, 20, 80, 200])
 def test_simulated_gpus_are_marked_at_every_width(width):
-    simulated = view(gpu(0), gpu(1, name="NVIDIA A10G (simulated)"))
-    assert "SIMULATED" in shown(simulated, width, 24)
-    assert "SIMULATED" not in shown(view(gpu(0)), width, 24)
+    simulated = view(gpu_sample(0), gpu_sample(1, name="NVIDIA A10G (simulated)"))
+    assert "SIMULATED" in rendered(simulated, width, 24)
+    assert "SIMULATED" not in rendered(view(gpu_sample(0)), width, 24)
 
 
 def test_names_are_a_column_only_where_they_differ():
-    assert "NVIDIA A10G" not in line_of(shown(view(gpu(0), gpu(1)), 160), 0)
-    assert "H100" in line_of(shown(view(gpu(0), gpu(1, name="H100")), 160), 1)
+    assert "NVIDIA A10G" not in line_of(rendered(view(gpu_sample(0), gpu_sample(1)), 160), 0)
+    assert "H100" in line_of(rendered(view(gpu_sample(0), gpu_sample(1, name="H100")), 160), 1)
 
 
 def test_a_name_cannot_move_the_cursor():
-    text = shown(view(gpu(0, name="evil\x1b[2J\r\n"), gpu(1)), 160)
+    text = rendered(view(gpu_sample(0, name="evil\x1b[2J\r\n"), gpu_sample(1)), 160)
     assert "\x1b" not in text
     assert "\r" not in text
 
 
 @pytest.mark.parametrize("metric", list(Metric))
 def test_one_metric_is_drawn_large_with_its_value_and_unit(metric):
-    text = shown(view(gpu(0), gpu(1), metric=metric, large=True), 100, 30)
+    text = rendered(view(gpu_sample(0), gpu_sample(1), metric=metric, large=True), 100, 30)
     assert f"GPU 0 {metric} " in text
     assert f" {UNITS[metric]} of " in text
     assert "mem GiB" not in text  # the table has given its place
@@ -199,7 +199,7 @@ def test_an_age_takes_at_most_four_columns(value, text):
 
 
 def test_ascii_terminals_get_ascii_only():
-    one = view(gpu(0), gpu(1), large=False)
+    one = view(gpu_sample(0), gpu_sample(1), large=False)
     assert plain(render(one, width=120, height=40, glyphs=ASCII)).isascii()
     assert not plain(render(one, width=120, height=40)).isascii()
 
@@ -210,7 +210,7 @@ def test_ascii_terminals_get_ascii_only():
 def test_a_second_of_history_is_the_mean_of_its_samples_and_the_oldest_comes_first():
     history = History()
     for second, value in ((0.0, 10.0), (0.5, 20.0), (2.0, 50.0)):
-        history.add(Snapshot(time=T0 + second, samples=(gpu(0, utilization=value),)))
+        history.add(Snapshot(time=T0 + second, samples=(gpu_sample(0, utilization=value),)))
     assert history.series(0, Metric.UTILIZATION, T0 + 2)[-4:] == (None, 15.0, None, 50.0)
     assert len(history.series(0, Metric.UTILIZATION, T0 + 2)) == 60
     assert set(history.series(0, Metric.UTILIZATION, T0 + 200)) == {None}
@@ -220,25 +220,25 @@ def test_a_second_of_history_is_the_mean_of_its_samples_and_the_oldest_comes_fir
 def test_the_age_is_that_of_the_last_value_that_changed():
     history = History()
     for second, power in ((0, 150.0), (1, 151.0), (2, 151.0), (3, 151.0)):
-        history.add(Snapshot(time=T0 + second, samples=(gpu(0, power=power),)))
+        history.add(Snapshot(time=T0 + second, samples=(gpu_sample(0, power=power),)))
     assert history.age(0, T0 + 3) == 2.0
     assert history.age(1, T0 + 3) is None
 
 
 def test_a_lost_gpu_grows_old_from_its_last_value():
     history = History()
-    history.add(Snapshot(time=T0, samples=(gpu(0),)))
+    history.add(Snapshot(time=T0, samples=(gpu_sample(0),)))
     history.add(Snapshot(time=T0 + 4, samples=(GpuSample(gpu_index=0, gpu_name="NVIDIA A10G"),)))
     assert history.age(0, T0 + 5) == 5.0
 
 
 def test_a_clock_that_is_set_back_starts_the_minute_anew():
     history = History()
-    history.add(Snapshot(time=T0, samples=(gpu(0),)))
-    history.add(Snapshot(time=T0 - 3600, samples=(gpu(0, utilization=1.0),)))
+    history.add(Snapshot(time=T0, samples=(gpu_sample(0),)))
+    history.add(Snapshot(time=T0 - 3600, samples=(gpu_sample(0, utilization=1.0),)))
     assert history.series(0, Metric.UTILIZATION, T0 - 3600)[-1] == 1.0
     assert history.age(0, T0 - 3600) == 0.0
-    history.add(Snapshot(time=T0 - 3630, samples=(gpu(0),)))
+    history.add(Snapshot(time=T0 - 3630, samples=(gpu_sample(0),)))
     assert history.series(0, Metric.UTILIZATION, T0 - 3600)[-1] is None  # not yet measured by this clock
 
 

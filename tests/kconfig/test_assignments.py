@@ -22,12 +22,12 @@ def program(tmp_path):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_configuration_survives_olddefconfig_savedefconfig_and_defconfig(tmp_path, seed):
     first, again = Program(tmp_path / "first"), Program(tmp_path / "again")
-    first.good("randconfig", f"KCONFIG_SEED={seed}")
+    first.check("randconfig", f"KCONFIG_SEED={seed}")
     text = first.config.read_text(encoding="utf-8")
 
-    assert "no change" in first.good("olddefconfig").out
-    first.good("savedefconfig", f"DEFCONFIG={tmp_path}/saved")
-    again.good("defconfig", f"DEFCONFIG={tmp_path}/saved")
+    assert "no change" in first.check("olddefconfig").out
+    first.check("savedefconfig", f"DEFCONFIG={tmp_path}/saved")
+    again.check("defconfig", f"DEFCONFIG={tmp_path}/saved")
 
     assert settings(again.config.read_text(encoding="utf-8")) == settings(text)
     assert first.config.read_text(encoding="utf-8") == text
@@ -37,21 +37,21 @@ def test_a_random_configuration_survives_olddefconfig_savedefconfig_and_defconfi
 def test_the_runs_of_a_saved_configuration_are_those_of_the_original(tmp_path, seed, monkeypatch):
     give_gpus(monkeypatch, 1)
     first, again = Program(tmp_path / "first"), Program(tmp_path / "again")
-    first.good("randconfig", f"KCONFIG_SEED={seed}")
-    first.good("savedefconfig", f"DEFCONFIG={tmp_path}/saved")
-    again.good("defconfig", f"DEFCONFIG={tmp_path}/saved")
+    first.check("randconfig", f"KCONFIG_SEED={seed}")
+    first.check("savedefconfig", f"DEFCONFIG={tmp_path}/saved")
+    again.check("defconfig", f"DEFCONFIG={tmp_path}/saved")
 
-    ids = first.good("test-matrix-dry-run").ids
+    ids = first.check("test-matrix-dry-run").ids
 
     assert len(ids) == 1
-    assert again.good("test-matrix-dry-run").ids == ids
+    assert again.check("test-matrix-dry-run").ids == ids
 
 
 def test_random_configurations_differ_with_their_seed_and_only_with_it(tmp_path):
     program = Program(tmp_path)
     texts = []
     for seed in (1, 1, 2):
-        program.good("randconfig", f"KCONFIG_SEED={seed}")
+        program.check("randconfig", f"KCONFIG_SEED={seed}")
         texts.append(program.config.read_text(encoding="utf-8"))
 
     assert texts[0] == texts[1] != texts[2]
@@ -63,36 +63,36 @@ def settings(text):
 
 @pytest.mark.parametrize("command", ["alldefconfig", "allyesconfig", "allnoconfig"])
 def test_a_configuration_made_by_rule_is_one_that_olddefconfig_leaves_as_it_is(program, command):
-    program.good(command)
+    program.check(command)
 
-    assert "no change" in program.good("olddefconfig").out
+    assert "no change" in program.check("olddefconfig").out
 
 
 def test_allyesconfig_and_allnoconfig_set_every_bool(program):
-    program.good("allyesconfig")
+    program.check("allyesconfig")
     assert program.value("GPT2_COMPILE") == program.value("MATRIX") == "y"
 
-    program.good("allnoconfig")
+    program.check("allnoconfig")
     assert program.value("GPT2_BIAS") == program.value("MATRIX") == "n"
 
 
 def test_the_former_configuration_is_kept_and_diffconfig_shows_the_change(program):
-    program.good("alldefconfig")
+    program.check("alldefconfig")
     before = program.config.read_bytes()
-    program.good("olddefconfig", "MAX_ITERS=77", "OPTIMIZER=muon")
+    program.check("olddefconfig", "MAX_ITERS=77", "OPTIMIZER=muon")
 
     assert (program.folder / ".config.old").read_bytes() == before
-    changes = program.good("diffconfig").out.splitlines()
+    changes = program.check("diffconfig").out.splitlines()
     assert " GPT2_MAX_ITERS 10000 -> 77" in changes
     assert "+GPT2_MUON_NS_STEPS 5" in changes
     assert " GPT2_OPTIMIZER_MUON n -> y" in changes
 
 
 def test_an_unchanged_configuration_is_left_untouched(program):
-    program.good("defconfig-gpt2-cpu-quick")
+    program.check("defconfig-gpt2-cpu-quick")
     before = program.config.stat()
 
-    assert "no change" in program.good("defconfig-gpt2-cpu-quick").out
+    assert "no change" in program.check("defconfig-gpt2-cpu-quick").out
 
     after = program.config.stat()
     assert (after.st_mtime_ns, after.st_ino) == (before.st_mtime_ns, before.st_ino)
@@ -102,7 +102,7 @@ def test_an_unchanged_configuration_is_left_untouched(program):
 def test_a_broken_configuration_can_be_replaced(program):
     program.config.write_bytes(b"\xff\n")
 
-    program.good("alldefconfig")
+    program.check("alldefconfig")
 
     assert (program.folder / ".config.old").read_bytes() == b"\xff\n"
 
@@ -114,7 +114,7 @@ def test_a_defconfig_with_a_line_that_does_not_hold_is_refused_even_alone(progra
 
 
 def test_a_line_that_the_command_line_puts_out_of_force_goes_with_a_note(program):
-    out = program.good("defconfig-gpt2-cpu-quick", "MATRIX=n").out
+    out = program.check("defconfig-gpt2-cpu-quick", "MATRIX=n").out
 
     assert "CONFIG_MATRIX_GPT2_NUM_GPUS (defconfigs/gpt2-cpu-quick:14) has no effect: depends on MATRIX" in out
     assert program.value("MATRIX") == "n"
@@ -122,39 +122,39 @@ def test_a_line_that_the_command_line_puts_out_of_force_goes_with_a_note(program
 
 def test_defaults_follow_the_optimizer_and_asked_values_stay(program):
     program.write("CONFIG_GPT2_OPTIMIZER_ADAMW=y")
-    program.good("olddefconfig")
+    program.check("olddefconfig")
     assert program.value("GPT2_LEARNING_RATE") == '"6e-4"'
-    program.good("olddefconfig", "OPTIMIZER=muon")
+    program.check("olddefconfig", "OPTIMIZER=muon")
     assert program.value("GPT2_LEARNING_RATE") == '"0.02"'
 
-    program.good("olddefconfig", "LEARNING_RATE=6e-4")
-    program.good("olddefconfig", "OPTIMIZER=sgd")
+    program.check("olddefconfig", "LEARNING_RATE=6e-4")
+    program.check("olddefconfig", "OPTIMIZER=sgd")
     assert program.value("GPT2_LEARNING_RATE") == '"6e-4"'
 
 
 def test_an_asked_value_that_is_the_default_stays_asked(program):
     program.write('CONFIG_GPT2_LEARNING_RATE="6e-4"')
-    program.good("olddefconfig")
-    program.good("olddefconfig")
+    program.check("olddefconfig")
+    program.check("olddefconfig")
 
-    program.good("olddefconfig", "OPTIMIZER=muon")
+    program.check("olddefconfig", "OPTIMIZER=muon")
 
     assert program.value("GPT2_LEARNING_RATE") == '"6e-4"'
 
 
 def test_a_hand_edited_line_of_a_written_configuration_counts_as_asked(program):
-    program.good("alldefconfig")
+    program.check("alldefconfig")
     text = program.config.read_text(encoding="utf-8").replace('LEARNING_RATE="6e-4"', 'LEARNING_RATE="3e-4"')
     program.config.write_text(text, encoding="utf-8")
 
-    program.good("olddefconfig", "OPTIMIZER=muon")
+    program.check("olddefconfig", "OPTIMIZER=muon")
 
     assert program.value("GPT2_LEARNING_RATE") == '"3e-4"'
 
 
 def test_the_header_names_what_was_asked_for_and_nothing_else(program):
     program.write("CONFIG_GPT2_OPTIMIZER_MUON=y", "CONFIG_GPT2_SEED=1337")
-    program.good("olddefconfig")
+    program.check("olddefconfig")
 
     assert asked_names(program.config) == {"GPT2_OPTIMIZER_MUON", "GPT2_SEED"}
     assert asked_names(ROOT / "defconfigs" / "gpt2-cpu-quick") is None
@@ -162,17 +162,17 @@ def test_the_header_names_what_was_asked_for_and_nothing_else(program):
 
 
 def test_a_list_on_the_command_line_of_a_defconfig_becomes_its_axis(program):
-    program.good("defconfig-gpt2-cpu-quick", "OPTIMIZER=sgd,adam", "SEED=1,2", "NUM_GPUS=1")
+    program.check("defconfig-gpt2-cpu-quick", "OPTIMIZER=sgd,adam", "SEED=1,2", "NUM_GPUS=1")
 
     assert program.value("MATRIX_GPT2_OPTIMIZER_SGD") == program.value("MATRIX_GPT2_OPTIMIZER_ADAM") == "y"
     assert program.value("MATRIX_GPT2_OPTIMIZER_ADAMW") == "n"
     assert program.value("MATRIX_GPT2_SEED") == '"1 2"'
     assert program.value("MATRIX_GPT2_NUM_GPUS") == '""'
-    assert len(program.good("test-matrix-dry-run").runs) == 4
+    assert len(program.check("test-matrix-dry-run").runs) == 4
 
 
 def test_fragments_lie_over_a_defconfig_in_their_order(program):
-    out = program.good("defconfig-gpt2-cpu-quick+bf16+quick").out
+    out = program.check("defconfig-gpt2-cpu-quick+bf16+quick").out
 
     assert program.value("GPT2_DTYPE_BF16") == "y"
     assert program.value("GPT2_MAX_ITERS") == "100"
@@ -188,11 +188,11 @@ def test_an_unknown_defconfig_or_fragment_is_refused_with_the_known_ones(program
 def test_new_symbols_are_listed_with_their_defaults_and_help(program):
     program.write("CONFIG_GPT2_SEED=1")
 
-    assert "CONFIG_GPT2_MAX_ITERS=10000" in program.good("listnewconfig").out.splitlines()
-    assert "CONFIG_GPT2_SEED" not in program.good("listnewconfig").out
-    assert "Optimizer steps of a run." in program.good("helpnewconfig").out
-    program.good("olddefconfig")
-    assert program.good("listnewconfig").out == ""
+    assert "CONFIG_GPT2_MAX_ITERS=10000" in program.check("listnewconfig").out.splitlines()
+    assert "CONFIG_GPT2_SEED" not in program.check("listnewconfig").out
+    assert "Optimizer steps of a run." in program.check("helpnewconfig").out
+    program.check("olddefconfig")
+    assert program.check("listnewconfig").out == ""
 
 
 def test_oldconfig_without_a_terminal_is_refused_where_it_would_ask(program, monkeypatch):
@@ -200,19 +200,19 @@ def test_oldconfig_without_a_terminal_is_refused_where_it_would_ask(program, mon
     monkeypatch.setattr("sys.stdin", open("/dev/null", encoding="utf-8"))  # noqa: PTH123, SIM115
 
     assert "needs a terminal" in program.refused("oldconfig")
-    program.good("olddefconfig")
-    program.good("oldconfig")
+    program.check("olddefconfig")
+    program.check("oldconfig")
 
 
 def test_oldconfig_asks_until_the_answer_is_legal(program, monkeypatch):
-    program.good("alldefconfig")
+    program.check("alldefconfig")
     lines = [line for line in program.config.read_text(encoding="utf-8").splitlines() if "GPT2_SEED=" not in line]
     program.write(*lines)
     answers = iter(["?", "many", "5"])
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda _: next(answers))
 
-    program.good("oldconfig")
+    program.check("oldconfig")
 
     assert program.value("GPT2_SEED") == "5"
 
@@ -222,7 +222,7 @@ def test_another_kconfig_file_and_another_place_are_honoured(tmp_path):
     (tmp_path / "more").write_text('config B\n\tint "b"\n\tdefault 4\n', encoding="utf-8")
     program = Program(tmp_path)
 
-    program.good("alldefconfig", f"KCONFIG={tmp_path}/K", f"KCONFIG_CONFIG={tmp_path}/own/place")
+    program.check("alldefconfig", f"KCONFIG={tmp_path}/K", f"KCONFIG_CONFIG={tmp_path}/own/place")
 
     text = (tmp_path / "own" / "place").read_text(encoding="utf-8")
     assert "# CONFIG_A is not set\nCONFIG_B=4\n" in text
@@ -253,11 +253,11 @@ def test_the_private_names_of_the_menu_are_there(monkeypatch):
 
 
 def test_the_environment_changes_nothing(program, monkeypatch):
-    program.good("alldefconfig")
+    program.check("alldefconfig")
     text = program.config.read_text(encoding="utf-8")
     for name, value in {"CONFIG_": "X_", "MAX_ITERS": "5", "GPT2_MAX_ITERS": "5", "KCONFIG_ALLCONFIG": "1"}.items():
         monkeypatch.setenv(name, value)
 
-    program.good("alldefconfig")
+    program.check("alldefconfig")
 
     assert program.config.read_text(encoding="utf-8") == text

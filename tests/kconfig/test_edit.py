@@ -12,8 +12,8 @@ import pytest
 
 from kmatrix.kconfig.assignments import asked_names
 from programs import ROOT, Program
-from skips import need
-from waiting import until
+from skips import require_program
+from waiting import wait_until
 
 NUMBERS = itertools.count()
 
@@ -22,7 +22,7 @@ class Screen:
     """A terminal of 100 x 40 in which the program runs; a shell says its exit status behind it."""
 
     def __init__(self, folder, *, words=(), environment=None):
-        self.tmux = [str(need("tmux")), "-L", f"kmatrix-{os.getpid()}-{next(NUMBERS)}", "-f", "/dev/null"]
+        self.tmux = [str(require_program("tmux")), "-L", f"kmatrix-{os.getpid()}-{next(NUMBERS)}", "-f", "/dev/null"]
         wanted = environment or {}
         settings = [f"{name}={text}" for name, text in wanted.items() if text is not None]
         minus = [part for name, text in wanted.items() if text is None for part in ("-u", name)]
@@ -35,8 +35,8 @@ class Screen:
         script.write_text(f"{quoted}\necho STATUS $?\nexec sleep 60\n", encoding="utf-8")
         self._call("new-session", "-d", "-x", "100", "-y", "40", "sh", str(script))
 
-    def _call(self, *words):
-        return subprocess.run([*self.tmux, *words], capture_output=True, text=True, check=True, timeout=20).stdout
+    def _call(self, *arguments):
+        return subprocess.run([*self.tmux, *arguments], capture_output=True, text=True, check=True, timeout=20).stdout
 
     def text(self):
         return self._call("capture-pane", "-p")
@@ -46,7 +46,7 @@ class Screen:
 
     def wait(self, wanted):
         """Wait until a text is on the screen; return the screen."""
-        return until(lambda: shown if wanted in (shown := self.text()) else None, f"{wanted!r} is on the screen")
+        return wait_until(lambda: shown if wanted in (shown := self.text()) else None, f"{wanted!r} is on the screen")
 
     def close(self):
         subprocess.run([*self.tmux, "kill-server"], capture_output=True, check=False, timeout=20)
@@ -81,7 +81,7 @@ def jump(terminal, name):
 
 
 def test_what_is_set_and_saved_is_there_again_when_it_is_opened_again(program, screen):
-    program.good("alldefconfig")
+    program.check("alldefconfig")
     before = program.config.read_bytes()
     terminal = screen()
     terminal.wait("kmatrix: test matrices of GPT-2 training runs")
@@ -101,11 +101,11 @@ def test_what_is_set_and_saved_is_there_again_when_it_is_opened_again(program, s
     again.wait("Model")
     jump(again, "GPT2_MAX_ITERS")
     again.wait("(77) Steps")
-    assert "no change" in program.good("olddefconfig").out
+    assert "no change" in program.check("olddefconfig").out
 
 
 def test_a_default_follows_what_is_chosen_on_the_screen_and_is_not_pinned(program, screen):
-    program.good("alldefconfig")
+    program.check("alldefconfig")
     terminal = screen()
     terminal.wait("Model")
     jump(terminal, "GPT2_OPTIMIZER_MUON")
@@ -120,7 +120,7 @@ def test_a_default_follows_what_is_chosen_on_the_screen_and_is_not_pinned(progra
 
 
 def test_trackers_are_ticked_on_the_screen_and_a_project_that_none_takes_is_refused_there(program, screen):
-    program.good("defconfig-gpt2-cpu-quick", "PROJECT=mine")
+    program.check("defconfig-gpt2-cpu-quick", "PROJECT=mine")
     terminal = screen()
     terminal.wait("Model")
     jump(terminal, "TRACKER_TRACKIO")
@@ -146,7 +146,7 @@ def test_trackers_are_ticked_on_the_screen_and_a_project_that_none_takes_is_refu
 
 
 def test_what_the_screen_lets_through_and_the_rules_do_not_is_kept_aside(program, screen):
-    program.good("alldefconfig")
+    program.check("alldefconfig")
     before = program.config.read_bytes()
     terminal = screen()
     terminal.wait("Model")
@@ -164,7 +164,7 @@ def test_what_the_screen_lets_through_and_the_rules_do_not_is_kept_aside(program
 
 
 def test_leaving_without_a_change_leaves_the_file_as_it_is(program, screen):
-    program.good("defconfig-gpt2-cpu-quick")
+    program.check("defconfig-gpt2-cpu-quick")
     before = program.config.stat().st_mtime_ns
     terminal = screen()
     terminal.wait("Model")
@@ -176,7 +176,7 @@ def test_leaving_without_a_change_leaves_the_file_as_it_is(program, screen):
 
 
 def test_a_bad_float_is_refused_in_the_edit_box(program, screen):
-    program.good("alldefconfig")
+    program.check("alldefconfig")
     terminal = screen()
     terminal.wait("Model")
     jump(terminal, "GPT2_DROPOUT")
@@ -201,7 +201,7 @@ ODD = [
 
 @pytest.mark.parametrize("environment", ODD, ids=str)
 def test_odd_locales_and_terminals_open_the_screen(program, screen, environment):
-    program.good("alldefconfig")
+    program.check("alldefconfig")
     terminal = screen(environment=environment)
 
     shown = terminal.wait("Optimizer")
@@ -212,7 +212,7 @@ def test_odd_locales_and_terminals_open_the_screen(program, screen, environment)
 
 
 def test_a_terminal_without_a_cursor_is_refused(program, screen):
-    program.good("alldefconfig")
+    program.check("alldefconfig")
 
     shown = screen(environment={"TERM": "dumb"}).wait("STATUS 2")
 
@@ -231,10 +231,10 @@ def test_a_bad_line_is_refused_before_the_screen_opens(program, screen):
 
 @pytest.mark.parametrize("name", ["menuconfig", "nconfig"])
 def test_without_a_terminal_it_is_refused_at_once_and_does_not_spin(program, name):
-    program.good("alldefconfig")
+    program.check("alldefconfig")
     started = time.monotonic()
 
-    answer = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "kmatrix", name, f"O={program.folder}"],
         env={**os.environ, "PYTHONPATH": str(ROOT / "lib")},
         stdin=subprocess.DEVNULL,
@@ -244,6 +244,6 @@ def test_without_a_terminal_it_is_refused_at_once_and_does_not_spin(program, nam
         timeout=20,
     )
 
-    assert answer.returncode == 2
-    assert f"{name} needs a terminal" in answer.stderr
+    assert result.returncode == 2
+    assert f"{name} needs a terminal" in result.stderr
     assert time.monotonic() - started < 10

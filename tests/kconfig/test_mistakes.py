@@ -281,7 +281,7 @@ def test_line_ends_of_windows_a_missing_last_one_and_comments_are_no_mistakes(tm
     program = Program(tmp_path)
     program.config.write_bytes(b"# mine\r\n\r\n# CONFIG_GPT2_SEED=3\r\n#CONFIG_NOPE=1\r\nCONFIG_GPT2_SEED=5")
 
-    program.good("olddefconfig")
+    program.check("olddefconfig")
 
     assert program.value("GPT2_SEED") == "5"
     assert b"\r" not in program.config.read_bytes()

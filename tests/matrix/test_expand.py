@@ -29,27 +29,27 @@ def program(tmp_path):
 def dry(program, *lines, words=()):
     """Return the dry run of a configuration of these lines."""
     program.write(*lines)
-    return program.good(DRY, *words)
+    return program.check(DRY, *words)
 
 
-def axes_line(answer):
-    return answer.out.splitlines()[0]
+def axes_line(result):
+    return result.out.splitlines()[0]
 
 
 def test_every_cell_of_the_product_is_a_run_in_the_order_of_the_axes(program):
-    answer = dry(program, *TWO, 'CONFIG_MATRIX_GPT2_SEED="3 1 2"')
+    result = dry(program, *TWO, 'CONFIG_MATRIX_GPT2_SEED="3 1 2"')
 
-    assert axes_line(answer) == "axes optimizer(2) x seed(3) = 6 cells: 6 runs (0 duplicates, 0 excluded)"
-    assert answer.names == [f"gpt2_{o}_seed{s}_1cpu" for o in ("adamw", "muon") for s in (3, 1, 2)]
+    assert axes_line(result) == "axes optimizer(2) x seed(3) = 6 cells: 6 runs (0 duplicates, 0 excluded)"
+    assert result.names == [f"gpt2_{o}_seed{s}_1cpu" for o in ("adamw", "muon") for s in (3, 1, 2)]
 
 
 def test_the_command_line_narrows_the_matrix_to_exactly_what_it_says(program):
-    program.good("defconfig-gpt2-cpu-quick")
+    program.check("defconfig-gpt2-cpu-quick")
     before = program.config.read_bytes()
 
-    answer = program.good(DRY, "MAX_ITERS=20", "OPTIMIZER=sgd,adamw", "NUM_GPUS=1")
+    result = program.check(DRY, "MAX_ITERS=20", "OPTIMIZER=sgd,adamw", "NUM_GPUS=1")
 
-    assert answer.names == ["gpt2_sgd_1cpu", "gpt2_adamw_1cpu"]
+    assert result.names == ["gpt2_sgd_1cpu", "gpt2_adamw_1cpu"]
     assert "did you mean MAX_ITERS" in program.refused(DRY, "MAX_ITER=20")
     assert program.config.read_bytes() == before
 
@@ -62,62 +62,62 @@ def test_a_value_of_the_command_line_takes_its_axis_away_and_a_list_replaces_it(
 
 
 def test_an_axis_that_does_not_apply_drops_out_and_equal_cells_are_one_run(program):
-    answer = dry(program, *TWO, words=["MUON_NS_STEPS=3,4"])
+    result = dry(program, *TWO, words=["MUON_NS_STEPS=3,4"])
 
-    assert "4 cells: 3 runs (1 duplicate, 0 excluded)" in axes_line(answer)
-    assert answer.names == ["gpt2_adamw_1cpu", "gpt2_muon_nssteps3_1cpu", "gpt2_muon_nssteps4_1cpu"]
+    assert "4 cells: 3 runs (1 duplicate, 0 excluded)" in axes_line(result)
+    assert result.names == ["gpt2_adamw_1cpu", "gpt2_muon_nssteps3_1cpu", "gpt2_muon_nssteps4_1cpu"]
 
 
 def test_cells_that_a_rule_forbids_are_cut_with_their_reason(program):
-    answer = dry(program, CPU, ON, 'CONFIG_MATRIX_GPT2_NUM_GPUS="1 2 5"', words=["GLOBAL_BATCH=24"])
+    result = dry(program, CPU, ON, 'CONFIG_MATRIX_GPT2_NUM_GPUS="1 2 5"', words=["GLOBAL_BATCH=24"])
 
     assert (
         "excluded 1: a global batch of 24 is not a multiple of 12 (micro-batch) x 5 (ranks)"
-        not in answer.out.splitlines()[0]
+        not in result.out.splitlines()[0]
     )
-    assert len(answer.runs) == 2
+    assert len(result.runs) == 2
     assert (
-        "excluded 1: a global batch of 24 is not a multiple of 12 (micro-batch) x 5 (ranks)" in answer.out.splitlines()
+        "excluded 1: a global batch of 24 is not a multiple of 12 (micro-batch) x 5 (ranks)" in result.out.splitlines()
     )
 
 
 def test_cells_that_kconfig_forbids_are_cut_with_the_help_of_the_forbid_symbol(program):
-    answer = dry(program, "CONFIG_GPT2_NUM_GPUS=1", words=["DEVICE=cpu,cuda", "DDP_BACKEND=nccl,gloo"])
+    result = dry(program, "CONFIG_GPT2_NUM_GPUS=1", words=["DEVICE=cpu,cuda", "DDP_BACKEND=nccl,gloo"])
 
-    assert len(answer.runs) == 3
-    assert "excluded 1: FORBID_NCCL_ON_CPU: nccl requires GPUs: set DDP_BACKEND=gloo on the CPU." in answer.out
+    assert len(result.runs) == 3
+    assert "excluded 1: FORBID_NCCL_ON_CPU: nccl requires GPUs: set DDP_BACKEND=gloo on the CPU." in result.out
 
 
 def test_excluded_points_are_cut_with_the_reason_that_was_given(program):
     lines = (*TWO, 'CONFIG_MATRIX_GPT2_LEARNING_RATE="1e-3 2e-3"')
-    answer = dry(program, *lines, 'CONFIG_MATRIX_EXCLUDE="OPTIMIZER=muon LR=0.001: it diverges; SEED=5: never"')
+    result = dry(program, *lines, 'CONFIG_MATRIX_EXCLUDE="OPTIMIZER=muon LR=0.001: it diverges; SEED=5: never"')
 
-    assert answer.names == ["gpt2_adamw_lr1e-3_1cpu", "gpt2_adamw_lr2e-3_1cpu", "gpt2_muon_lr2e-3_1cpu"]
-    assert "excluded 1: MATRIX_EXCLUDE: it diverges" in answer.out
-    assert "note: the exclusion of 'SEED=5' matches no cell" in answer.out
+    assert result.names == ["gpt2_adamw_lr1e-3_1cpu", "gpt2_adamw_lr2e-3_1cpu", "gpt2_muon_lr2e-3_1cpu"]
+    assert "excluded 1: MATRIX_EXCLUDE: it diverges" in result.out
+    assert "note: the exclusion of 'SEED=5' matches no cell" in result.out
 
 
 def test_coupled_values_belong_to_the_runs_in_which_their_rule_holds(program):
     rules = 'CONFIG_MATRIX_COUPLED="OPTIMIZER=adamw => LR=1e-3,2e-3; OPTIMIZER=muon => LR=0.05 WEIGHT_DECAY=0"'
-    answer = dry(program, *TWO, rules)
+    result = dry(program, *TWO, rules)
 
-    assert answer.names == ["gpt2_adamw_lr1e-3_1cpu", "gpt2_adamw_lr2e-3_1cpu", "gpt2_muon_1cpu"]
-    assert "learning_rate=0.05 weight_decay=0" in answer.runs[2]
+    assert result.names == ["gpt2_adamw_lr1e-3_1cpu", "gpt2_adamw_lr2e-3_1cpu", "gpt2_muon_1cpu"]
+    assert "learning_rate=0.05 weight_decay=0" in result.runs[2]
 
 
 def test_a_coupled_rule_gives_way_to_the_command_line_with_a_note(program):
-    answer = dry(program, *TWO, 'CONFIG_MATRIX_COUPLED="OPTIMIZER=muon => LR=0.05"', words=["LR=1e-3"])
+    result = dry(program, *TWO, 'CONFIG_MATRIX_COUPLED="OPTIMIZER=muon => LR=0.05"', words=["LR=1e-3"])
 
-    assert "learning_rate=0.05" not in answer.out
-    assert "note: GPT2_LEARNING_RATE is set on the command line" in answer.out
+    assert "learning_rate=0.05" not in result.out
+    assert "note: GPT2_LEARNING_RATE is set on the command line" in result.out
 
 
 def test_a_coupled_rule_without_a_run_is_noted(program):
     program.write(*TWO, 'CONFIG_MATRIX_COUPLED="OPTIMIZER=sgd => LR=1"')
 
     said = "note: the rule 'OPTIMIZER=sgd' matches no run"
-    assert said in program.good("olddefconfig").out
-    assert said in program.good(DRY).out
+    assert said in program.check("olddefconfig").out
+    assert said in program.check(DRY).out
 
 
 def test_a_coupled_rule_on_what_follows_from_an_axis_is_refused(program):
@@ -141,15 +141,15 @@ def test_a_line_idled_by_the_command_line_is_noted_and_one_idle_by_itself_is_ref
 def test_what_is_set_on_the_command_line_must_hold_in_some_run(program):
     program.write(*TWO)
 
-    assert "GPT2_SEED=" not in program.good(DRY, "MUON_NS_STEPS=7").err
+    assert "GPT2_SEED=" not in program.check(DRY, "MUON_NS_STEPS=7").err
     assert "depends on GPT2_OPTIMIZER_SGD" in program.refused(DRY, "SGD_MOMENTUM=0.5")
 
 
 @pytest.mark.parametrize("defconfig", sorted(p.name for p in (ROOT / "defconfigs").iterdir() if p.is_file()))
 def test_the_id_of_a_run_is_the_same_from_its_own_configuration(tmp_path, defconfig):
     program = Program(tmp_path)
-    program.good(f"defconfig-{defconfig}", "DEVICE=cuda" if "cpu" not in defconfig else "DEVICE=cpu")
-    ids = program.good(DRY).ids
+    program.check(f"defconfig-{defconfig}", "DEVICE=cuda" if "cpu" not in defconfig else "DEVICE=cpu")
+    ids = program.check(DRY).ids
     tree = Tree.parse(srctree=ROOT)
     base = read_assignments(tree, program.config)
     apply_assignments(tree, base)
@@ -165,9 +165,9 @@ def test_the_id_of_a_run_is_the_same_from_its_own_configuration(tmp_path, defcon
         (own / ".config").write_text(tree.config_text(), encoding="utf-8")
         (own / "defconfig").write_text(tree.minimal_text(), encoding="utf-8")
         assert "CONFIG_MATRIX=y" not in tree.config_text()
-        assert Program(own).good(DRY).ids == [run.run_id]
-        Program(own).good("defconfig", f"DEFCONFIG={own}/defconfig")
-        assert Program(own).good(DRY).ids == [run.run_id]
+        assert Program(own).check(DRY).ids == [run.run_id]
+        Program(own).check("defconfig", f"DEFCONFIG={own}/defconfig")
+        assert Program(own).check(DRY).ids == [run.run_id]
 
     assert ids == [run.run_id for run in matrix.runs]
 
@@ -250,7 +250,7 @@ def test_names_that_would_be_equal_or_too_long_end_in_the_id(program):
     ]
     words += ["BETA2=0.1234567890123456789012345678,0.9", "GRAD_CLIP=1.0000000000000000000001,2", "SEED=1,2"]
 
-    names = program.good(DRY, *words).names
+    names = program.check(DRY, *words).names
 
     assert len(set(names)) == len(names) == 64
     assert max(map(len, names)) <= 127
@@ -263,9 +263,9 @@ def test_a_symbol_that_cannot_change_a_result_is_no_axis(program):
 
 
 def test_a_coupled_number_of_ranks_is_resolved_like_any_other(program):
-    answer = dry(program, *TWO, "CONFIG_GPT2_NUM_GPUS=2", 'CONFIG_MATRIX_COUPLED="OPTIMIZER=muon => NUM_GPUS=0"')
+    result = dry(program, *TWO, "CONFIG_GPT2_NUM_GPUS=2", 'CONFIG_MATRIX_COUPLED="OPTIMIZER=muon => NUM_GPUS=0"')
 
-    assert answer.names == ["gpt2_adamw_2cpu", "gpt2_muon_1cpu"]
+    assert result.names == ["gpt2_adamw_2cpu", "gpt2_muon_1cpu"]
 
 
 def test_a_matrix_of_one_run_is_named_by_its_optimizer_and_gpus(program):

@@ -38,13 +38,13 @@ TRAIN = train_config(vocab_multiple=64, device="cuda", batch_size=8, dtype="bf16
 def program(tmp_path, monkeypatch):
     give_gpus(monkeypatch, 0)
     made = Program(tmp_path)
-    made.good("alldefconfig")
+    made.check("alldefconfig")
     return made
 
 
-def told(answer, label):
+def told(result, label):
     """What the plan says on the lines with this label."""
-    return [line[13:] for line in answer.out.splitlines() if line.startswith(f"  {label:11}")]
+    return [line[13:] for line in result.out.splitlines() if line.startswith(f"  {label:11}")]
 
 
 DEPTH = ("MODEL=depth", "HEAD_DIM=128", "BIAS=n", "WEIGHT_TYING=n", "DTYPE=bf16", "BLOCK_SIZE=2048")
@@ -53,27 +53,27 @@ DEPTH = ("MODEL=depth", "HEAD_DIM=128", "BIAS=n", "WEIGHT_TYING=n", "DTYPE=bf16"
 def test_two_h100_at_depth_sixteen_train_a_third_of_a_billion_parameters(program):
     vocabulary = ("TOKENIZER=bpe", "BPE_VOCAB_SIZE=65536")
     batch = ("BATCH_SIZE=8", "PARALLEL_BATCH_SIZE=256", "MAX_ITERS=12800", "TOKENS_PER_SECOND=430600")
-    answer = program.good("plan", "GPU=H100", "NUM_GPUS=2", "DEPTH=16", *DEPTH, *vocabulary, *batch)
-    assert "337,675,264 parameters" in told(answer, "model")[0]
-    assert "20 per parameter: 335,544,320 parameters" in told(answer, "length")[0]
-    assert told(answer, "fit")[0].startswith("fits on H100")
-    assert told(answer, "target") == ["430,600 tok/s, 4h20m, MFU 43.8 %: possible"]
-    assert "1 GPU: accumulation 32" in told(answer, "GPUs")[0]
+    result = program.check("plan", "GPU=H100", "NUM_GPUS=2", "DEPTH=16", *DEPTH, *vocabulary, *batch)
+    assert "337,675,264 parameters" in told(result, "model")[0]
+    assert "20 per parameter: 335,544,320 parameters" in told(result, "length")[0]
+    assert told(result, "fit")[0].startswith("fits on H100")
+    assert told(result, "target") == ["430,600 tok/s, 4h20m, MFU 43.8 %: possible"]
+    assert "1 GPU: accumulation 32" in told(result, "GPUs")[0]
 
 
 def test_depth_sixty_four_does_not_fit_eighty_gigabytes_and_takes_48_hours(program):
     batch = ("BATCH_SIZE=4", "MAX_ITERS=35541", "SECONDS_PER_STEP=4.9315", "GPU_HOUR_PRICE=4")
-    answer = program.good("plan", "GPU=h100_pcie", "NUM_GPUS=8", "DEPTH=64", *DEPTH, *batch)
-    assert told(answer, "fit")[0].startswith("does not fit on H100 PCIe")
-    assert told(answer, "largest")[0].startswith("not one sequence fits; 38 layers would")
-    assert "2d01h" in told(answer, "target")[0]
-    assert told(answer, "cost") == ["$1,557.96 at $4 per GPU hour"]
+    result = program.check("plan", "GPU=h100_pcie", "NUM_GPUS=8", "DEPTH=64", *DEPTH, *batch)
+    assert told(result, "fit")[0].startswith("does not fit on H100 PCIe")
+    assert told(result, "largest")[0].startswith("not one sequence fits; 38 layers would")
+    assert "2d01h" in told(result, "target")[0]
+    assert told(result, "cost") == ["$1,557.96 at $4 per GPU hour"]
 
 
 def test_one_gpu_and_four_take_the_days_that_their_steps_say(program):
     words = ("GPU=A100", "MODEL=124m", "TOKENIZER=gpt2", "BATCH_SIZE=16", "PARALLEL_BATCH_SIZE=512", "DTYPE=bf16")
     one, four = (
-        program.good("plan", *words, f"NUM_GPUS={ranks}", "MAX_ITERS=95365", f"SECONDS_PER_STEP={seconds}")
+        program.check("plan", *words, f"NUM_GPUS={ranks}", "MAX_ITERS=95365", f"SECONDS_PER_STEP={seconds}")
         for ranks, seconds in ((1, 37.5), (4, 9.4))
     )
     assert "124,439,808 parameters" in told(one, "model")[0]
@@ -84,41 +84,41 @@ def test_one_gpu_and_four_take_the_days_that_their_steps_say(program):
 def test_four_hundred_thousand_tokens_a_second_are_impossible_and_not_paid_for(program):
     words = ("MODEL=1558m", "TOKENIZER=gpt2", "BLOCK_SIZE=2048", "BATCH_SIZE=4", "PARALLEL_BATCH_SIZE=256")
     budget = ("DTYPE=bf16", "MAX_TOKENS=100000000000", "GPU_HOUR_PRICE=1", "TOKENS_PER_SECOND=400000")
-    answer = program.good("plan", "GPU=A100", "NUM_GPUS=8", *words, *budget)
-    assert told(answer, "target")[0].endswith(": impossible")
-    assert " to " in told(answer, "cost")[0]  # the band's, not the target's
+    result = program.check("plan", "GPU=A100", "NUM_GPUS=8", *words, *budget)
+    assert told(result, "target")[0].endswith(": impossible")
+    assert " to " in told(result, "cost")[0]  # the band's, not the target's
 
 
 def test_without_a_gpu_every_known_one_is_planned_for(program):
-    answer = program.good("plan", "DEVICE=cuda", "NUM_GPUS=1", "MODEL=124m")
+    result = program.check("plan", "DEVICE=cuda", "NUM_GPUS=1", "MODEL=124m")
     for device in KNOWN:
-        assert told(answer, device.name), device.name
+        assert told(result, device.name), device.name
 
 
 def test_gpus_that_are_here_are_planned_for_with_the_drivers_memory(program, monkeypatch):
     give_gpus(monkeypatch, 2)
-    answer = program.good("plan", "NUM_GPUS=2", "MODEL=124m")
-    assert "on NVIDIA A10G: " in told(answer, "fit")[0]
-    assert "22.5 GiB" in told(answer, "fit")[0]
-    assert not told(answer, "energy")  # its maker states no power
+    result = program.check("plan", "NUM_GPUS=2", "MODEL=124m")
+    assert "on NVIDIA A10G: " in told(result, "fit")[0]
+    assert "22.5 GiB" in told(result, "fit")[0]
+    assert not told(result, "energy")  # its maker states no power
 
 
 def test_a_run_on_the_cpu_has_no_time_that_is_known(program):
-    answer = program.good("plan", "DEVICE=cpu", "MODEL=tiny", "NUM_GPUS=1")
-    assert told(answer, "fit")[0].startswith("fits on this machine")
-    assert told(answer, "time")[0].startswith("unknown")
+    result = program.check("plan", "DEVICE=cpu", "MODEL=tiny", "NUM_GPUS=1")
+    assert told(result, "fit")[0].startswith("fits on this machine")
+    assert told(result, "time")[0].startswith("unknown")
 
 
 def test_runs_that_need_the_same_are_told_of_once(program):
-    answer = program.good("plan", "GPU=A100", "NUM_GPUS=1", "SEED=1,2,3")
-    assert len(told(answer, "model")) == 1
-    assert sum(line.startswith("gpt2_") for line in answer.out.splitlines()) == 3
+    result = program.check("plan", "GPU=A100", "NUM_GPUS=1", "SEED=1,2,3")
+    assert len(told(result, "model")) == 1
+    assert sum(line.startswith("gpt2_") for line in result.out.splitlines()) == 3
 
 
 def test_epochs_of_data_that_are_not_there_leave_time_and_money_open(program, tmp_path):
-    answer = program.good("plan", f"DATA_DIR={tmp_path}", "GPU=A100", "NUM_GPUS=1", "MAX_EPOCHS=2", "GPU_HOUR_PRICE=1")
-    assert told(answer, "time") == ["unknown until the data are prepared"]
-    assert not told(answer, "cost")
+    result = program.check("plan", f"DATA_DIR={tmp_path}", "GPU=A100", "NUM_GPUS=1", "MAX_EPOCHS=2", "GPU_HOUR_PRICE=1")
+    assert told(result, "time") == ["unknown until the data are prepared"]
+    assert not told(result, "cost")
 
 
 @pytest.mark.parametrize(

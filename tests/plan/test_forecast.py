@@ -11,7 +11,7 @@ from factories import train_config
 from gpt2 import optim
 from gpt2.model import GPT
 from kmatrix.plan.memory import STATES, forecast, states, warnings
-from optim_factory import SHAPE, Settings, steps
+from optim_factory import SHAPE, Settings, run_steps
 
 BIG = replace(SHAPE, n_embd=32, vocab_size=257, block_size=16)
 
@@ -40,7 +40,7 @@ def test_the_forecast_of_an_optimizers_states_is_what_it_keeps(name, amsgrad):
     config = Settings(optimizer=name, amsgrad=amsgrad)
     model = GPT(BIG)
     optimizers = optim.build(config, model)
-    steps(model, optimizers, 2)
+    run_steps(model, optimizers, 2)
     fields = asdict(config) if name in ("adamwspam", "adamwprune") else {**asdict(config), "amsgrad": None}
     train = train_config(**fields)
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from clones import PROJECT, environment
-from skips import need
+from skips import require_program
 
 
 @pytest.fixture
@@ -30,21 +30,21 @@ def copy(tmp_path):
     return tmp_path
 
 
-def make(root, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    command = [str(need("make")), "--no-print-directory", *words]
+def make(root, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [str(require_program("make")), "--no-print-directory", *arguments]
     return subprocess.run(
         command, cwd=root, env=environment(**more), capture_output=True, text=True, check=False, timeout=120
     )
 
 
 def test_make_in_a_copy_runs_the_code_of_the_copy(copy):
-    done = make(copy, "list-defconfigs")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("code of the copy\n")
+    completed = make(copy, "list-defconfigs")
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.startswith("code of the copy\n")
 
 
 def test_the_users_own_pythonpath_is_kept(copy, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "sitecustomize.py").write_text('print("code of the user")\n')
-    done = make(copy, "list-defconfigs", PYTHONPATH=os.fspath(tmp_path / "mine"))
-    assert done.stdout.startswith("code of the user\ncode of the copy\n"), done.stderr
+    completed = make(copy, "list-defconfigs", PYTHONPATH=os.fspath(tmp_path / "mine"))
+    assert completed.stdout.startswith("code of the user\ncode of the copy\n"), completed.stderr

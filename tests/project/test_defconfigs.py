@@ -21,7 +21,7 @@ def program(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", DEFCONFIGS)
 def test_every_line_of_a_defconfig_is_in_force_in_some_run(program, name):
-    out = program.good(f"defconfig-{name}").out
+    out = program.check(f"defconfig-{name}").out
     tree = Tree.parse(srctree=ROOT)
     lines = [item for item in read_assignments(tree, ROOT / "defconfigs" / name) if not item.name.startswith("MATRIX")]
     plan = program.plan()
@@ -37,7 +37,7 @@ def test_every_line_of_a_defconfig_is_in_force_in_some_run(program, name):
 
 @pytest.mark.parametrize("name", DEFCONFIGS)
 def test_every_axis_and_coupled_value_of_a_defconfig_is_taken_by_some_run(program, name):
-    program.good(f"defconfig-{name}")
+    program.check(f"defconfig-{name}")
     plan = program.plan()
 
     taken = {(point.axis, point.text) for run in plan.matrix.runs for point in run.points}
@@ -49,7 +49,7 @@ def test_every_axis_and_coupled_value_of_a_defconfig_is_taken_by_some_run(progra
 @pytest.mark.parametrize("fragment", FRAGMENTS)
 @pytest.mark.parametrize("name", DEFCONFIGS)
 def test_every_line_of_a_fragment_is_in_force_in_every_run(program, name, fragment):
-    program.good(f"defconfig-{name}+{fragment}")
+    program.check(f"defconfig-{name}+{fragment}")
     tree = Tree.parse(srctree=ROOT)
     lines = read_assignments(tree, ROOT / "defconfigs" / "fragments" / f"{fragment}.config")
     plan = program.plan()
@@ -101,7 +101,7 @@ INTENDED = {
 @pytest.mark.parametrize("gpus", [0, 4])
 def test_the_flagship_puts_every_intended_value_in_force_on_any_machine(program, monkeypatch, gpus):
     give_gpus(monkeypatch, gpus)
-    program.good("defconfig-gpt2-finewebedu-a10gx4")
+    program.check("defconfig-gpt2-finewebedu-a10gx4")
 
     plan = program.plan()
     adamw, muon = (config.train.to_json() for config in plan.configs.values())
@@ -118,8 +118,8 @@ def test_the_flagship_puts_every_intended_value_in_force_on_any_machine(program,
 @pytest.mark.parametrize("gpus", [0, 4])
 def test_the_flagship_narrowed_on_the_command_line_gives_exactly_two_runs(program, monkeypatch, gpus):
     give_gpus(monkeypatch, gpus)
-    program.good("defconfig-gpt2-finewebedu-a10gx4")
+    program.check("defconfig-gpt2-finewebedu-a10gx4")
 
-    answer = program.good("test-matrix-dry-run", "MAX_ITERS=20", "OPTIMIZER=sgd,adamw", "NUM_GPUS=1")
+    result = program.check("test-matrix-dry-run", "MAX_ITERS=20", "OPTIMIZER=sgd,adamw", "NUM_GPUS=1")
 
-    assert answer.names == ["gpt2_sgd_1gpu", "gpt2_adamw_1gpu"]
+    assert result.names == ["gpt2_sgd_1gpu", "gpt2_adamw_1gpu"]

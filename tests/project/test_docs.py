@@ -23,7 +23,7 @@ from kmatrix.kconfig.assignments import SETS, parse_set
 from kmatrix.kconfig.tree import Tree
 from kmatrix.matrix.axes import parse_override
 from kmatrix.records.paths import MatrixDir, RunDir
-from pages import DOCS, FENCE, INLINE, LINK, PAGES, ROOT, commands, make, prose, target_exists, text
+from pages import DOCS, FENCE, INLINE, LINK, PAGES, ROOT, commands, page_text, prose, run_make, target_exists
 from programs import give_gpus, run
 
 LONGEST_PICTURE = 150_000  # bytes
@@ -80,7 +80,7 @@ def refused_on_purpose(page: Path) -> set[tuple[str, ...]]:
     """The commands of console blocks that the page shows to be refused: the test of the blocks judges those."""
     return {
         tuple(shlex.split(command)[1:])
-        for language, body in FENCE.findall(text(page))
+        for language, body in FENCE.findall(page_text(page))
         if language == "console"
         for command, output in examples(body)
         if output.startswith("error: ") and command.startswith("make ")
@@ -143,8 +143,8 @@ def test_every_file_of_the_repository_that_a_page_names_is_there(page):
 
 @pages
 def test_every_page_begins_with_one_title_and_has_no_unclosed_block(page):
-    assert text(page).startswith("# ")
-    assert text(page).count("\n```") % 2 == 0
+    assert page_text(page).startswith("# ")
+    assert page_text(page).count("\n```") % 2 == 0
 
 
 def test_every_page_is_reached_from_the_index():
@@ -159,7 +159,7 @@ def test_every_page_is_reached_from_the_index():
 
 
 def test_developing_lists_every_package_and_module_of_kmatrix():
-    listed = set(re.findall(r"`lib/kmatrix/(\w+)(?:/|\.py)`", text(DOCS / "developing.md")))
+    listed = set(re.findall(r"`lib/kmatrix/(\w+)(?:/|\.py)`", page_text(DOCS / "developing.md")))
     there = {path.stem for path in (ROOT / "lib" / "kmatrix").iterdir() if path.suffix in ("", ".py")}
     assert listed == there - {"Kconfig", "__init__", "__main__", "__pycache__"}
 
@@ -171,7 +171,7 @@ def test_decisions_are_numbered_without_gaps():
 
 def test_every_decision_says_what_was_turned_down_and_what_would_change_it():
     for page in (DOCS / "decisions").glob("*.md"):
-        assert text(page).startswith(f"# {page.name[:4]}: "), page.name
+        assert page_text(page).startswith(f"# {page.name[:4]}: "), page.name
         assert {"context", "choice", "turned-down", "what-would-change-our-mind"} <= anchors(page), page.name
 
 
@@ -184,12 +184,12 @@ def test_pictures_are_used_and_small():
 
 
 def test_the_changelog_has_a_place_for_what_is_not_released():
-    assert re.search(r"^## Unreleased$", text(ROOT / "CHANGELOG.md"), re.MULTILINE)
+    assert re.search(r"^## Unreleased$", page_text(ROOT / "CHANGELOG.md"), re.MULTILINE)
 
 
 def test_make_help_lists_every_command_and_every_public_target():
-    listed = set(re.findall(r"[\w-]+", make("help")))
-    phony = re.search(r"^\.PHONY: (.*)$", make("-npq", "help"), re.MULTILINE)
+    listed = set(re.findall(r"[\w-]+", run_make("help")))
+    phony = re.search(r"^\.PHONY: (.*)$", run_make("-npq", "help"), re.MULTILINE)
     assert phony
     public = {name for name in phony[1].split() if "gpt2" not in name and not name.startswith(".")}
     assert public - set(ALIASES) | set(COMMANDS) <= listed
@@ -215,8 +215,8 @@ def printed(command: str) -> str:
         no_data = (
             [f"DATA_DIR={Path.cwd() / 'data'}"] if words[0] == "plan" else []
         )  # what this checkout has is not there
-        answer = run(*words, *no_data, *(["O=."] if "O" in find_command(words[0]).names else []))
-        return (answer.out + answer.err).replace(f"{ROOT}/", "")
+        result = run(*words, *no_data, *(["O=."] if "O" in find_command(words[0]).names else []))
+        return (result.out + result.err).replace(f"{ROOT}/", "")
     return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False).stdout
 
 
@@ -235,11 +235,13 @@ def rerun(page: Path) -> str:
             return match[0]
         return "```console\n" + "".join(f"$ {c}\n{printed(c)}" for c, _ in examples(match[2])) + "```"
 
-    return FENCE.sub(block, text(page))
+    return FENCE.sub(block, page_text(page))
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if "```console" in text(page)], ids=lambda page: page.relative_to(ROOT).as_posix()
+    "page",
+    [page for page in PAGES if "```console" in page_text(page)],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
 def test_every_console_example_prints_what_the_page_says(page, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
@@ -255,7 +257,7 @@ def test_every_console_example_prints_what_the_page_says(page, tmp_path, monkeyp
 def test_formats_names_every_file_of_a_matrix_and_of_a_run():
     names = [getattr(RunDir(Path("run")), name).name for name in dir(RunDir) if is_property(RunDir, name)]
     names += [getattr(MatrixDir(Path("matrix")), name).name for name in dir(MatrixDir) if is_property(MatrixDir, name)]
-    missing = [name for name in set(names) - {"run", "matrix"} if f"`{name}" not in text(DOCS / "formats.md")]
+    missing = [name for name in set(names) - {"run", "matrix"} if f"`{name}" not in page_text(DOCS / "formats.md")]
     assert not missing
 
 
@@ -264,21 +266,21 @@ def is_property(owner: type, name: str) -> bool:
 
 
 def test_every_json_example_is_json():
-    bodies = [body for page in PAGES for language, body in FENCE.findall(text(page)) if language == "json"]
+    bodies = [body for page in PAGES for language, body in FENCE.findall(page_text(page)) if language == "json"]
     assert bodies
     for body in bodies:
         json.loads(body)
 
 
 def test_every_jsonl_example_holds_one_object_a_line():
-    bodies = [body for page in PAGES for language, body in FENCE.findall(text(page)) if language == "jsonl"]
+    bodies = [body for page in PAGES for language, body in FENCE.findall(page_text(page)) if language == "jsonl"]
     assert bodies
     assert all("schema" in json.loads(line) for body in bodies for line in body.splitlines())
 
 
 def example(heading: str) -> dict[str, object]:
     """The first JSON example below a heading of the formats' page."""
-    section = text(DOCS / "formats.md").partition(f"\n### {heading}\n")[2]
+    section = page_text(DOCS / "formats.md").partition(f"\n### {heading}\n")[2]
     return json.loads(next(body for language, body in FENCE.findall(section) if language == "json"))
 
 

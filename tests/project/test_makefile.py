@@ -10,18 +10,18 @@ import sys
 import pytest
 
 from kmatrix.cli.commands import ALIASES, COMMANDS, GROUPS, find_command
-from pages import PAGES, make_targets, text
+from pages import PAGES, make_targets, page_text
 from programs import ROOT, Program
-from skips import need
+from skips import require_program
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 CLEAN = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")
 
 
-def make(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def make(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run make in the project with this interpreter in the place of .venv."""
-    own = {name: text for name, text in os.environ.items() if name not in CLEAN} | environment
-    command = [str(need("make")), "--no-print-directory", f"PYTHON={sys.executable}", *words]
+    own = {name: value for name, value in os.environ.items() if name not in CLEAN} | environment
+    command = [str(require_program("make")), "--no-print-directory", f"PYTHON={sys.executable}", *arguments]
     return subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, check=False, timeout=120)
 
 
@@ -59,7 +59,9 @@ def test_the_help_lists_the_targets_of_the_makefile():
 
 def test_the_tables_of_the_documentation_have_the_words_of_the_help():
     rows = [
-        row for page in PAGES for row in re.findall(r"^\| `make ([^` ]+)[^`]*` \| (.*) \|$", text(page), re.MULTILINE)
+        row
+        for page in PAGES
+        for row in re.findall(r"^\| `make ([^` ]+)[^`]*` \| (.*) \|$", page_text(page), re.MULTILINE)
     ]
 
     assert len(rows) > 8
@@ -70,7 +72,7 @@ def test_the_tables_of_the_documentation_have_the_words_of_the_help():
 
 
 def test_the_help_needs_no_third_party_package():
-    answer = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-S", "-m", "kmatrix", "help"],
         env={"PYTHONPATH": str(ROOT / "lib")},
         capture_output=True,
@@ -78,7 +80,7 @@ def test_the_help_needs_no_third_party_package():
         check=False,
     )
 
-    assert answer.stdout.startswith("usage: kmatrix COMMAND"), answer.stderr
+    assert result.stdout.startswith("usage: kmatrix COMMAND"), result.stderr
 
 
 def test_the_words_reach_the_program_and_environment_variables_do_not(program):
@@ -96,18 +98,18 @@ def test_the_words_reach_the_program_and_environment_variables_do_not(program):
 @pytest.mark.parametrize("flags", [["-j2"], ["V=1"], ["-k", "-s"], ["-j2", "V=1", "--no-builtin-rules"]])
 def test_flags_of_make_change_nothing(program, flags):
     plain = make("test-matrix-dry-run", f"O={program.folder}", "SEED=1,2")
-    answer = make(*flags, "test-matrix-dry-run", f"O={program.folder}", "SEED=1,2")
+    result = make(*flags, "test-matrix-dry-run", f"O={program.folder}", "SEED=1,2")
 
-    assert [line for line in answer.stdout.splitlines() if "-m kmatrix" not in line] == plain.stdout.splitlines()
+    assert [line for line in result.stdout.splitlines() if "-m kmatrix" not in line] == plain.stdout.splitlines()
 
 
 @pytest.mark.parametrize(
     "text", ["two words", "it's", 'say "x"', "a$b", "a#b", "a,b", r"back\slash", "ünïcode", "a=b", "$(x)"]
 )
 def test_every_letter_of_a_value_survives_make(program, text):
-    answer = make("olddefconfig", f"O={program.folder}", f"RESULTS_DIR={text}")
+    result = make("olddefconfig", f"O={program.folder}", f"RESULTS_DIR={text}")
 
-    assert answer.returncode == 0, answer.stderr
+    assert result.returncode == 0, result.stderr
     wanted = text.replace("\\", "\\\\").replace('"', '\\"')
     assert program.value("RESULTS_DIR") == f'"{wanted}"'
 
@@ -150,11 +152,11 @@ def test_another_kconfig_file_is_honoured(tmp_path):
 )
 def test_a_target_that_runs_with_a_tracker_installs_it_first(tmp_path, words, config, installed):
     (tmp_path / ".config").write_text(config + "\n", encoding="utf-8")
-    own = {name: text for name, text in os.environ.items() if name not in CLEAN} | {"TRACKER": "all"}
+    own = {name: value for name, value in os.environ.items() if name not in CLEAN} | {"TRACKER": "all"}
 
     # -W: as if the packages had changed since; what is installed already would not be listed.
     lines = subprocess.run(
-        [str(need("make")), "-n", "-W", "pyproject.toml", "test-matrix", f"O={tmp_path}", *words],
+        [str(require_program("make")), "-n", "-W", "pyproject.toml", "test-matrix", f"O={tmp_path}", *words],
         cwd=ROOT,
         env=own,
         capture_output=True,
@@ -166,11 +168,11 @@ def test_a_target_that_runs_with_a_tracker_installs_it_first(tmp_path, words, co
 
 
 def test_a_refusal_of_the_program_fails_the_target(program):
-    answer = make("test-matrix-dry-run", f"O={program.folder}", "MAX_ITER=5")
+    result = make("test-matrix-dry-run", f"O={program.folder}", "MAX_ITER=5")
 
-    assert answer.returncode == 2
-    assert "did you mean MAX_ITERS" in answer.stderr
-    assert "Error 2" in answer.stderr
+    assert result.returncode == 2
+    assert "did you mean MAX_ITERS" in result.stderr
+    assert "Error 2" in result.stderr
 
 
 def test_each_ready_configuration_is_a_target_that_the_shell_can_complete():
@@ -205,9 +207,9 @@ def test_set_up_refuses_an_old_python_in_one_sentence(tmp_path):
     old.chmod(0o755)
     environment = {**os.environ, "KMATRIX_BASE_PYTHON": str(old)}
 
-    answer = subprocess.run(
+    result = subprocess.run(
         ["sh", "scripts/setup.sh", "core"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
 
-    assert answer.returncode == 2
-    assert "kmatrix needs Python 3.11 or newer" in answer.stderr
+    assert result.returncode == 2
+    assert "kmatrix needs Python 3.11 or newer" in result.stderr

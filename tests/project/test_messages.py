@@ -7,7 +7,7 @@ import re
 from functools import cache
 
 from kmatrix import errors
-from pages import DOCS, INLINE, ROOT, prose, target_exists, text
+from pages import DOCS, INLINE, ROOT, page_text, prose, target_exists
 
 SOURCES = sorted([*(ROOT / "lib").rglob("*.py"), *(ROOT / "gpt2").rglob("*.py")])
 ERRORS = {name for name in dir(errors) if name.endswith("Error")}
@@ -45,7 +45,7 @@ def test_every_message_in_troubleshooting_is_one_that_is_printed():
 
 def test_every_error_that_users_meet_is_in_the_documentation():
     """Some words of its first two parts, what and why, stand on a page."""
-    known = "\n".join(text(page) for page in DOCS.glob("*.md"))
+    known = "\n".join(page_text(page) for page in DOCS.glob("*.md"))
     calls = [node for node in source_nodes() if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     missing = []
     for call in (call for call in calls if isinstance(call.func, ast.Name) and call.func.id in ERRORS):

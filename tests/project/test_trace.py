@@ -27,16 +27,16 @@ def counts(tmp_path):
 
     def trace(command: str, part: str) -> tuple[int, int]:
         place = (f"O={tmp_path}", f"DATA_DIR={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path}")
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, ROOT / "bench" / "trace_files.py", ROOT, "--", command, *place],
             capture_output=True,
             text=True,
             check=False,
             timeout=300,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        print(done.stdout)
-        (found,) = re.findall(rf"^{part}: (\d+) files, (\d+) returns", done.stdout, re.MULTILINE)
+        assert completed.returncode == 0, completed.stdout + completed.stderr
+        print(completed.stdout)
+        (found,) = re.findall(rf"^{part}: (\d+) files, (\d+) returns", completed.stdout, re.MULTILINE)
         return int(found[0]), int(found[1])
 
     return trace

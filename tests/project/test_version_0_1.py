@@ -20,8 +20,8 @@ def matrix(tmp_path_factory):
 def ask(matrix, capsys):
     """Run a command and return its output."""
 
-    def run(*words: str) -> str:
-        assert main(list(words)) == 0
+    def run(*arguments: str) -> str:
+        assert main(list(arguments)) == 0
         return capsys.readouterr().out
 
     return run

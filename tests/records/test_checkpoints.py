@@ -162,9 +162,9 @@ def matrix(tmp_path):
 
 
 def test_the_list_says_of_each_checkpoint_why_it_is_there(matrix):
-    answer = run("list-checkpoints", f"TARGET={matrix.path}", "RUN=*muon*")
-    assert answer.status == 0
-    head, *lines = [line.split() for line in answer.out.splitlines()[1:]]
+    result = run("list-checkpoints", f"TARGET={matrix.path}", "RUN=*muon*")
+    assert result.status == 0
+    head, *lines = [line.split() for line in result.out.splitlines()[1:]]
     assert head == ["step", "kinds", "val", "loss", "size", "attempt", "written", "file"]
     assert [[*cells[:6], cells[-1]] for cells in lines] == [
         ["10", "rolling", "3.2500", "13", "B", "1", "step_00000010.pt"],
@@ -185,17 +185,17 @@ def test_the_list_says_what_is_missing_or_cut_short(matrix):
 def test_the_list_needs_no_torch(matrix):
     code = "import sys; from kmatrix.cli.commands import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
     command = [sys.executable, "-c", code, "list-checkpoints", f"TARGET={matrix.path}"]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "gpt2_adamw_1cpu: 5 checkpoints" in done.stdout
+    completed = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    assert "gpt2_adamw_1cpu: 5 checkpoints" in completed.stdout
 
 
 def test_pruning_leaves_the_newest_the_best_and_those_kept_for_good(matrix):
-    answer = run("checkpoints-prune", f"TARGET={matrix.path}", "YES=1")
-    assert answer.status == 0
+    result = run("checkpoints-prune", f"TARGET={matrix.path}", "YES=1")
+    assert result.status == 0
     assert steps(read_index(matrix.run("gpt2_adamw_1cpu").checkpoints)) == [20, 30, 50]
     assert steps(read_index(matrix.run("gpt2_muon_1cpu").checkpoints)) == [20]
-    assert "deleted 3 checkpoints" in answer.out
+    assert "deleted 3 checkpoints" in result.out
 
 
 def test_pruning_never_removes_the_last_one_that_is_whole(matrix):
@@ -207,15 +207,15 @@ def test_pruning_never_removes_the_last_one_that_is_whole(matrix):
 
 def test_pruning_asks_and_without_a_terminal_removes_nothing(matrix, monkeypatch):
     monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115, PTH123
-    answer = run("checkpoints-prune", f"TARGET={matrix.path}")
-    assert answer.status == 2
-    assert "YES=1" in answer.err
+    result = run("checkpoints-prune", f"TARGET={matrix.path}")
+    assert result.status == 2
+    assert "YES=1" in result.err
     assert run("checkpoints-prune", f"TARGET={matrix.path}", "YES=0").out.endswith("nothing deleted\n")
     assert len(read_index(matrix.run("gpt2_adamw_1cpu").checkpoints)) == 5
 
 
 def test_a_damaged_index_is_one_clear_error(matrix):
     (matrix.run("gpt2_muon_1cpu").checkpoints / "index.json").write_text(json.dumps({"schema": 1}))
-    answer = run("list-checkpoints", f"TARGET={matrix.path}")
-    assert answer.status == 2
-    assert "is not a checkpoint index" in answer.err
+    result = run("list-checkpoints", f"TARGET={matrix.path}")
+    assert result.status == 2
+    assert "is not a checkpoint index" in result.err

@@ -15,7 +15,7 @@ from kmatrix.records.runs import Status
 from kmatrix.report.analysis import analyse
 from kmatrix.report.summary import render_summary
 from kmatrix.stats import Conclusion
-from records_factory import DATA, FakeRun, make_matrix, make_run, seeds
+from records_factory import DATA, FakeRun, make_matrix, make_run, runs_with_seeds
 
 ADAMW, MUON = [3.2811, 3.2834, 3.2802], [3.2715, 3.2741, 3.2702]
 OTHER_DATA = "f" * 64
@@ -186,7 +186,7 @@ def test_a_newer_schema_is_refused_by_name(tmp_path, name):
 
 
 def test_seeds_of_one_configuration_are_one_group(tmp_path):
-    numbers = analyse(make_matrix(tmp_path, [*seeds(3, ADAMW), *seeds(3, MUON, optimizer="muon")]))
+    numbers = analyse(make_matrix(tmp_path, [*runs_with_seeds(3, ADAMW), *runs_with_seeds(3, MUON, optimizer="muon")]))
     assert [(group.name, group.losses) for group in numbers.groups] == [
         ("adamw, 1 rank", dict(zip((1, 2, 3), ADAMW, strict=True))),
         ("muon, 1 rank", dict(zip((1, 2, 3), MUON, strict=True))),
@@ -194,13 +194,13 @@ def test_seeds_of_one_configuration_are_one_group(tmp_path):
 
 
 def test_a_seed_to_come_stands_with_those_that_are_there(tmp_path):
-    first, second = seeds(2, [3.2, 3.3])
+    first, second = runs_with_seeds(2, [3.2, 3.3])
     (group,) = analyse(make_matrix(tmp_path, [first], planned=[second], took=None)).groups
     assert (group.name, len(group.runs), group.losses) == ("adamw, 1 rank", 2, {1: 3.2})
 
 
 def test_a_finished_run_that_does_not_say_its_data_is_not_ranked(tmp_path):
-    first, second = seeds(2, [3.2, 3.3])
+    first, second = runs_with_seeds(2, [3.2, 3.3])
     silent = FakeRun(seed=2, axes=second.axes, train={"data_sha256": None})
     numbers = analyse(make_matrix(tmp_path, [first, silent]))
     assert [len(group.losses) for group in numbers.rankings[0].groups] == [1]
@@ -216,7 +216,7 @@ def test_a_status_of_an_unknown_kind_is_damage_and_no_crash(tmp_path):
 
 
 def test_three_seeds_with_a_steady_difference_make_a_leader(tmp_path):
-    numbers = analyse(make_matrix(tmp_path, [*seeds(3, ADAMW), *seeds(3, MUON, optimizer="muon")]))
+    numbers = analyse(make_matrix(tmp_path, [*runs_with_seeds(3, ADAMW), *runs_with_seeds(3, MUON, optimizer="muon")]))
     (ranking,) = numbers.rankings
     (comparison,) = ranking.comparisons
     assert (comparison.leader, comparison.other, comparison.conclusion) == (
@@ -228,7 +228,11 @@ def test_three_seeds_with_a_steady_difference_make_a_leader(tmp_path):
 
 
 def test_three_seeds_that_disagree_make_none(tmp_path):
-    numbers = analyse(make_matrix(tmp_path, [*seeds(3, ADAMW), *seeds(3, [3.279, 3.285, 3.279], optimizer="muon")]))
+    numbers = analyse(
+        make_matrix(
+            tmp_path, [*runs_with_seeds(3, ADAMW), *runs_with_seeds(3, [3.279, 3.285, 3.279], optimizer="muon")]
+        )
+    )
     (ranking,) = numbers.rankings
     assert ranking.comparisons[0].conclusion is Conclusion.NOT_DISTINGUISHABLE
     assert "not distinguishable from any other" in ranking.evidence
@@ -244,8 +248,8 @@ def test_one_seed_is_ranked_and_the_order_is_no_evidence(tmp_path):
 def test_a_word_stands_only_after_the_correction_for_many_comparisons(tmp_path):
     """p is 0.04 for each of four: alone each would be better, together none is."""
     leader, other = [3.0, 3.0, 3.0], [3.1, 3.175, 3.15]
-    runs = seeds(3, leader, optimizer="muon")
-    runs += [run for lr in "abcd" for run in seeds(3, other, axes={"lr": lr})]
+    runs = runs_with_seeds(3, leader, optimizer="muon")
+    runs += [run for lr in "abcd" for run in runs_with_seeds(3, other, axes={"lr": lr})]
     (ranking,) = analyse(make_matrix(tmp_path, runs)).rankings
     assert {comparison.verdict.conclusion for comparison in ranking.comparisons} == {Conclusion.BETTER}
     assert {comparison.conclusion for comparison in ranking.comparisons} == {Conclusion.NOT_DISTINGUISHABLE}
@@ -260,7 +264,7 @@ def test_runs_on_different_data_are_never_ranked_together(tmp_path):
 
 
 def test_seeds_that_read_different_data_are_not_one_group(tmp_path):
-    first, second = seeds(2, [3.2, 3.3])
+    first, second = runs_with_seeds(2, [3.2, 3.3])
     changed = FakeRun(seed=2, axes=second.axes, final_loss=3.3, data_sha256=OTHER_DATA)
     numbers = analyse(make_matrix(tmp_path, [first, changed]))
     assert [group.name for group in numbers.groups] == ["adamw, 1 rank, data 1a2b3c4d", "adamw, 1 rank, data ffffffff"]

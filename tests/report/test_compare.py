@@ -11,7 +11,7 @@ from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
 from kmatrix.report.compare import compare_runs, render, runs_of_matrix, single_run, to_json
 from kmatrix.stats import Conclusion
-from records_factory import FakeRun, make_matrix, seeds
+from records_factory import FakeRun, make_matrix, runs_with_seeds
 
 BASE, NEW = "test_matrix_results_20261120_052300", "test_matrix_results_20261120_062300"
 HIGH, LOW = [3.30, 3.31, 3.32], [3.20, 3.22, 3.21]
@@ -51,7 +51,7 @@ def single(matrix):
 
 
 def test_with_seeds_a_clear_difference_has_an_interval_and_a_word(hold):
-    found = hold(seeds(3, HIGH), seeds(3, LOW))
+    found = hold(runs_with_seeds(3, HIGH), runs_with_seeds(3, LOW))
     loss = row(found, "final loss")
     assert (loss.base, loss.new, loss.conclusion) == (pytest.approx(3.31), pytest.approx(3.21), Conclusion.BETTER)
     assert loss.verdict.difference == pytest.approx(-0.1)
@@ -61,7 +61,7 @@ def test_with_seeds_a_clear_difference_has_an_interval_and_a_word(hold):
 
 
 def test_a_difference_within_the_spread_of_the_seeds_is_not_distinguishable(hold):
-    found = hold(seeds(3, HIGH), seeds(3, [3.32, 3.28, 3.31]))
+    found = hold(runs_with_seeds(3, HIGH), runs_with_seeds(3, [3.32, 3.28, 3.31]))
     assert row(found, "final loss").conclusion is Conclusion.NOT_DISTINGUISHABLE
     assert "not distinguishable, p = " in render(found)
 
@@ -87,7 +87,9 @@ def test_a_higher_speed_is_better_and_a_longer_time_is_worse(hold, base, new, wo
 
 def test_several_configurations_are_several_tests_and_p_is_corrected_for_them(make):
     def side(name, losses, *optimizers):
-        return runs_of_matrix(make(name, [run for one in optimizers for run in seeds(3, losses, optimizer=one)]))
+        return runs_of_matrix(
+            make(name, [run for one in optimizers for run in runs_with_seeds(3, losses, optimizer=one)])
+        )
 
     alone = compare_runs(side("a1", HIGH, "adamw"), side("b1", LOW, "adamw"))
     several = compare_runs(side("a2", HIGH, "adamw", "muon"), side("b2", LOW, "adamw", "muon"))
@@ -96,7 +98,7 @@ def test_several_configurations_are_several_tests_and_p_is_corrected_for_them(ma
 
 
 def test_losses_on_other_data_are_not_compared_and_times_are(hold):
-    found = hold(seeds(3, HIGH), seeds(3, LOW, data_sha256="f" * 64))
+    found = hold(runs_with_seeds(3, HIGH), runs_with_seeds(3, LOW, data_sha256="f" * 64))
     loss = row(found, "final loss")
     assert (loss.measured_differently, loss.conclusion, row(found, "time").measured_differently) == (
         *("data", Conclusion.NOT_DISTINGUISHABLE),
@@ -160,7 +162,7 @@ def test_another_processor_or_torch_is_said(make):
 
 
 def test_the_command_prints_json_that_says_the_same(hold, tmp_path, capsys):
-    hold(seeds(3, HIGH), seeds(3, LOW))
+    hold(runs_with_seeds(3, HIGH), runs_with_seeds(3, LOW))
     assert main(["compare", f"BASE={BASE}", f"NEW={NEW}", f"RESULTS_DIR={tmp_path}", "JSON=1"]) == 0
     value = json.loads(capsys.readouterr().out)
     loss = value["configurations"][0]["measures"]["final loss"]

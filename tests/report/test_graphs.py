@@ -24,7 +24,7 @@ from kmatrix.report.graphs import (
 from kmatrix.report.numbers import CurvePoint
 from kmatrix.report.write import draw_graphs
 from kmatrix.text import shortened
-from records_factory import FakeRun, make_matrix, seeds
+from records_factory import FakeRun, make_matrix, runs_with_seeds
 
 FILES = [
     "loss_vs_steps.png",
@@ -81,7 +81,7 @@ def test_a_run_that_was_measured_once_is_drawn(tmp_path):
 
 
 def test_a_seed_without_metrics_does_not_hide_the_others(tmp_path):
-    matrix = make_matrix(tmp_path, seeds(2, [3.0, 3.2]))
+    matrix = make_matrix(tmp_path, runs_with_seeds(2, [3.0, 3.2]))
     matrix.run("gpt2_adamw_seed2_1cpu").metrics.unlink()
     numbers = analyse(matrix)
     (drawn,) = bold(loss_graph(numbers, loss_graphs(numbers)[0]).axes[0], COLOURS["adamw"])
@@ -89,7 +89,7 @@ def test_a_seed_without_metrics_does_not_hide_the_others(tmp_path):
 
 
 def test_seeds_are_one_bold_line_that_is_their_mean(tmp_path):
-    runs = [*seeds(2, [3.0, 3.2]), FakeRun(optimizer="muon", axes={"seed": "1"}, seed=1)]
+    runs = [*runs_with_seeds(2, [3.0, 3.2]), FakeRun(optimizer="muon", axes={"seed": "1"}, seed=1)]
     numbers = analyse(make_matrix(tmp_path, runs))
     figure = loss_graph(numbers, loss_graphs(numbers)[0])
     (mean_line,) = bold(figure.axes[0], COLOURS["adamw"])
@@ -124,7 +124,7 @@ def test_a_legend_names_at_most_twelve_configurations_then_optimizers(tmp_path):
 
 
 def test_final_losses_are_dots_on_an_axis_that_does_not_start_at_zero(tmp_path):
-    numbers = analyse(make_matrix(tmp_path, seeds(3, [3.2811, 3.2834, 3.2802])))
+    numbers = analyse(make_matrix(tmp_path, runs_with_seeds(3, [3.2811, 3.2834, 3.2802])))
     axes = final_losses(numbers).axes[0]
     dots = next(drawn for drawn in axes.lines if drawn.get_marker() == "o")
     assert sorted(dots.get_xdata()) == [3.2802, 3.2811, 3.2834]

@@ -9,7 +9,7 @@ import pytest
 from kmatrix.records.files import read_json
 from kmatrix.report.analysis import analyse
 from kmatrix.report.write import write_summary
-from records_factory import FakeRun, make_matrix, seeds
+from records_factory import FakeRun, make_matrix, runs_with_seeds
 
 ORIGINAL_KEYS = {"test_id", "model", "optimizer", "pruning", "target_sparsity", "elapsed_time", "success"}
 OUR_KEYS = {"run_id", "status", "reason", "axes", "tokens", "tokens_per_second", "mfu", "joules", "joules_per_token"}
@@ -58,7 +58,7 @@ def test_no_file_holds_a_float_that_json_does_not_know(tmp_path):
 
 
 def test_results_name_the_runs_behind_each_figure(tmp_path):
-    runs = seeds(3, [3.2811, 3.2834, 3.2802]) + seeds(3, [3.2715, 3.2741, 3.2702], optimizer="muon")
+    runs = runs_with_seeds(3, [3.2811, 3.2834, 3.2802]) + runs_with_seeds(3, [3.2715, 3.2741, 3.2702], optimizer="muon")
     results, _ = written(make_matrix(tmp_path, runs))
     assert results["schema"] == 1
     assert results["counts"]["finished"] == 6

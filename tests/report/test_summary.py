@@ -16,7 +16,7 @@ from kmatrix.records.runs import merged_metrics
 from kmatrix.report.analysis import analyse
 from kmatrix.report.write import write_summary
 from kmatrix.text import WIDTH
-from records_factory import FakeRun, make_matrix, seeds
+from records_factory import FakeRun, make_matrix, runs_with_seeds
 
 
 def test_summary_of_two_optimizers_on_one_and_two_gpus(golden, tmp_path):
@@ -29,8 +29,8 @@ def test_summary_of_two_optimizers_on_one_and_two_gpus(golden, tmp_path):
 
 
 def test_summary_of_three_seeds_on_the_cpu(golden, tmp_path):
-    runs = seeds(3, [3.2811, 3.2834, 3.2802]) + seeds(3, [3.2715, 3.2741, 3.2702], optimizer="muon")
-    runs += seeds(3, [3.2822, 3.2815, 3.2819], optimizer="adam")
+    runs = runs_with_seeds(3, [3.2811, 3.2834, 3.2802]) + runs_with_seeds(3, [3.2715, 3.2741, 3.2702], optimizer="muon")
+    runs += runs_with_seeds(3, [3.2822, 3.2815, 3.2819], optimizer="adam")
     golden("summary_seeds.txt", write_summary(analyse(make_matrix(tmp_path, runs))))
 
 

@@ -20,23 +20,23 @@ def ended(tmp_path):
     return make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="sgd", status="failed", reason="nan")])
 
 
-def quoted(*words):
-    return " ".join('"' + word.replace('"', '\\"') + '"' for word in words)
+def quoted(*arguments):
+    return " ".join('"' + word.replace('"', '\\"') + '"' for word in arguments)
 
 
 def test_the_command_is_told_the_matrix_and_how_it_ended(ended, tmp_path):
-    answer = tmp_path / "answer.json"
-    assert finish(ended, quoted(sys.executable, "-c", TELL, str(answer))) == ""
-    environment, _ = json.loads(answer.read_text())
+    output_file = tmp_path / "answer.json"
+    assert finish(ended, quoted(sys.executable, "-c", TELL, str(output_file))) == ""
+    environment, _ = json.loads(output_file.read_text())
     told = {name: text for name, text in environment.items() if name.startswith("KMATRIX_") and name != "KMATRIX_ROOT"}
     wanted = {"KMATRIX_MATRIX": str(ended.path), "KMATRIX_STATUS": "finished"}
     assert told.items() >= (wanted | {"KMATRIX_FINISHED": "1", "KMATRIX_FAILED": "1"}).items()
 
 
 def test_it_is_no_shell(ended, tmp_path):
-    answer = tmp_path / "answer.json"
-    finish(ended, quoted(sys.executable, "-c", TELL, str(answer), "$HOME; rm -rf /", "`id`"))
-    assert json.loads(answer.read_text())[1][1:] == ["$HOME; rm -rf /", "`id`"]
+    output_file = tmp_path / "answer.json"
+    finish(ended, quoted(sys.executable, "-c", TELL, str(output_file), "$HOME; rm -rf /", "`id`"))
+    assert json.loads(output_file.read_text())[1][1:] == ["$HOME; rm -rf /", "`id`"]
 
 
 def test_its_failure_is_told(ended, monkeypatch):

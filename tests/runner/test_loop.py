@@ -25,8 +25,8 @@ from kmatrix.status.classify import describe_exit
 from kmatrix.status.state import JobPhase, RunPlan
 from kmatrix.status.status_file import recover_status
 from kmatrix.status.watch import MetricsTail, budget_s
-from running import FAKES, MAX_ITERS, PYTHON, ROOT, alive, end_of, engine, plan_of, processes_of, status_of
-from waiting import until
+from running import FAKES, MAX_ITERS, PYTHON, ROOT, classify_end, engine, is_alive, plan_of, processes_of, status_of
+from waiting import wait_until
 
 # A matrix from begin to end
 
@@ -138,7 +138,7 @@ def test_a_failed_run_carries_the_end_of_its_log_and_only_of_this_attempt(matrix
 def test_the_log_tail_has_twenty_lines_cut_at_a_length_and_no_escape_codes(plan):
     one = plan("a")
     one.dir.output_log.write_text("\n".join(f"\x1b[31mline {i}\x1b[0m" for i in range(100)) + "\n" + "x" * 9999 + "\n")
-    tail = end_of(one, exit_code=1).log_tail
+    tail = classify_end(one, exit_code=1).log_tail
     assert len(tail) == 20
     assert tail[0] == "line 81"
     assert len(tail[-1]) == 300
@@ -149,7 +149,7 @@ def test_the_log_tail_that_reports_quote_holds_no_key(plan):
     one = plan("a")
     one.dir.output_log.write_text(f"denied: {key}\nRuntimeError: token={key}\n", encoding="utf-8")
 
-    verdict = end_of(one, exit_code=1)
+    verdict = classify_end(one, exit_code=1)
 
     assert any("denied" in line for line in verdict.log_tail)
     assert key not in "\n".join([verdict.reason, *verdict.log_tail])
@@ -160,7 +160,7 @@ def test_the_log_tail_ends_where_torchrun_begins_its_own_report(plan):
     report = "E1120 06:05:01.303000 17961 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1)"
     noise = "\n".join(["Traceback (most recent call last):", *(f"torchrun {i}" for i in range(50))])
     one.dir.output_log.write_text(f"Iter 0 | loss 5.3\nnan: loss is nan at step 1\n{report} local_rank: 0\n{noise}\n")
-    tail = end_of(one, exit_code=1).log_tail
+    tail = classify_end(one, exit_code=1).log_tail
     assert tail == ("Iter 0 | loss 5.3", "nan: loss is nan at step 1", f"{report} local_rank: 0")
 
 
@@ -192,7 +192,7 @@ def test_a_rank_that_was_killed_is_told_from_its_peers_that_failed_by_it(plan, o
     one.dir.output_log.write_text(
         "\n".join(["Failures:", *words[:-1], "Root Cause (first observed failure):", words[-1]])
     )
-    verdict = end_of(one, exit_code=1)
+    verdict = classify_end(one, exit_code=1)
     assert (verdict.status, verdict.kind, verdict.reason) == (Status.FAILED, kind, reason)
 
 
@@ -212,7 +212,7 @@ GONE = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:44
 def test_a_peer_that_was_gone_without_a_word_when_the_runner_died_was_killed(plan, reason, exit_code, kind):
     one = plan("a", ranks=2)
     write_json(one.dir.result, {"run_id": one.run_id, "attempt": 1, "status": "failed", "reason": reason})
-    verdict = end_of(one, exit_code=exit_code)
+    verdict = classify_end(one, exit_code=exit_code)
     assert (verdict.status, verdict.kind, reason in verdict.reason) == (Status.FAILED, kind, True)
 
 
@@ -221,7 +221,7 @@ def result_of(plan, *, used=None, adjusted=(), **known):
     write_json(plan.dir.result, {"run_id": plan.run_id, "attempt": plan.attempt, "status": "finished"} | known)
     train = read_json(plan.dir.run_json)["train"]
     write_json(plan.dir.run_used, {"train": train | (used or {}), "adjusted": list(adjusted)})
-    return end_of(plan, exit_code=134)
+    return classify_end(plan, exit_code=134)
 
 
 def test_a_finished_result_counts_whatever_the_exit_code(plan):
@@ -248,20 +248,20 @@ def test_a_field_that_nobody_asked_for_is_a_difference_and_the_auto_field_is_non
 def test_a_finished_result_without_word_of_what_ran_is_no_finished_run(plan):
     one = plan("a")
     write_json(one.dir.result, {"run_id": "id-a", "attempt": 1, "status": "finished"})
-    assert end_of(one, exit_code=0).reason.startswith("cannot check the configuration")
+    assert classify_end(one, exit_code=0).reason.startswith("cannot check the configuration")
 
 
 def test_a_result_that_is_cut_short_is_a_failure_that_names_it(plan):
     one = plan("a")
     one.dir.result.write_text('{"run_id": "id-a", "att')
-    verdict = end_of(one, exit_code=0)
+    verdict = classify_end(one, exit_code=0)
     assert (verdict.status, "result.json is damaged" in verdict.reason) == (Status.FAILED, True)
 
 
 def test_a_rank_error_of_an_earlier_attempt_explains_nothing(plan):
     one = plan("a")
     write_json(one.dir.rank_error(0), {"rank": 0, "kind": "oom", "reason": "old"})
-    assert end_of(one, started=time.time() + 5, exit_code=1).reason == "ended with exit code 1"
+    assert classify_end(one, started=time.time() + 5, exit_code=1).reason == "ended with exit code 1"
 
 
 def test_a_rank_error_that_names_its_attempt_counts_for_that_one_only(plan):
@@ -269,7 +269,7 @@ def test_a_rank_error_that_names_its_attempt_counts_for_that_one_only(plan):
     for rank, attempt in ((0, 1), (1, 2)):
         error = {"rank": rank, "attempt": attempt, "time": 100.0 + rank, "kind": "error", "reason": f"reason {rank}"}
         write_json(one.dir.rank_error(rank), error)
-    assert end_of(one, started=1.0, exit_code=1).reason == "rank 1: reason 1"
+    assert classify_end(one, started=1.0, exit_code=1).reason == "rank 1: reason 1"
 
 
 def test_the_rank_that_failed_first_is_the_one_that_is_named(plan):
@@ -277,7 +277,7 @@ def test_the_rank_that_failed_first_is_the_one_that_is_named(plan):
     for rank, age in ((0, 1), (1, 2)):
         write_json(one.dir.rank_error(rank), {"rank": rank, "kind": "error", "reason": f"reason {rank}"})
         os.utime(one.dir.rank_error(rank), (time.time() - age,) * 2)
-    assert end_of(one, started=time.time() - 9, exit_code=1).reason == "rank 1: reason 1"
+    assert classify_end(one, started=time.time() - 9, exit_code=1).reason == "rank 1: reason 1"
 
 
 @pytest.mark.parametrize(
@@ -316,10 +316,10 @@ def test_a_run_that_ignores_its_stop_is_killed_after_the_grace(matrix, plan):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_in_the_middle_stops_the_run_cleanly_and_keeps_the_rest_planned(matrix, plan, runner, number):
+def test_a_signal_in_the_middle_stops_the_run_cleanly_and_keeps_the_rest_planned(matrix, plan, start_runner, number):
     plans = [plan("a", "grandchildren"), plan("b")]
-    process = runner("a=grandchildren", "b")
-    until(plans[0].dir.metrics.exists)
+    process = start_runner("a=grandchildren", "b")
+    wait_until(plans[0].dir.metrics.exists)
     process.send_signal(number)
     assert process.wait(60) == 130
     assert [status_of(one)["status"] for one in plans] == ["stopped", "planned"]
@@ -327,16 +327,16 @@ def test_a_signal_in_the_middle_stops_the_run_cleanly_and_keeps_the_rest_planned
     whole = read_json(matrix.status)
     assert (whole["status"], whole["counts"]) == ("stopped", {"planned": 1, "stopped": 1})
     assert processes_of(matrix) == []
-    assert not [pid for pid in read_json(plans[0].dir.path / "grandchildren.json")["pids"] if alive(pid)]
+    assert not [pid for pid in read_json(plans[0].dir.path / "grandchildren.json")["pids"] if is_alive(pid)]
 
 
-def test_a_second_interrupt_kills_at_once(matrix, plan, runner):
+def test_a_second_interrupt_kills_at_once(matrix, plan, start_runner):
     one = plan("a", "stubborn")
-    process = runner("a=stubborn", grace_s=60)
-    until(one.dir.metrics.exists)
+    process = start_runner("a=stubborn", grace_s=60)
+    wait_until(one.dir.metrics.exists)
     process.send_signal(signal.SIGINT)
     asked = time.monotonic()
-    until(lambda: time.monotonic() - asked > SAME_KEY_S + 0.1)  # an earlier one would count as the same
+    wait_until(lambda: time.monotonic() - asked > SAME_KEY_S + 0.1)  # an earlier one would count as the same
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
@@ -359,37 +359,37 @@ def test_one_interrupt_that_arrives_twice_is_one():
     assert asked.kill
 
 
-def test_a_runner_that_is_killed_leaves_no_process_and_its_run_could_save(matrix, plan, runner):
+def test_a_runner_that_is_killed_leaves_no_process_and_its_run_could_save(matrix, plan, start_runner):
     one = plan("a", "grandchildren")
-    process = runner("a=grandchildren")
-    until(one.dir.metrics.exists)
+    process = start_runner("a=grandchildren")
+    wait_until(one.dir.metrics.exists)
     process.kill()
     process.wait()
-    until(lambda: processes_of(matrix) == [])
-    until(lambda: not any(alive(pid) for pid in read_json(one.dir.path / "grandchildren.json")["pids"]))
+    wait_until(lambda: processes_of(matrix) == [])
+    wait_until(lambda: not any(is_alive(pid) for pid in read_json(one.dir.path / "grandchildren.json")["pids"]))
     assert read_json(one.dir.result)["status"] == "stopped"
     assert holder(matrix) is None
     assert recover_status(one.dir, has_runner=False).status is Status.STOPPED
 
 
-def test_a_run_waits_for_the_processes_that_a_killed_runner_left(matrix, plan, runner):
+def test_a_run_waits_for_the_processes_that_a_killed_runner_left(matrix, plan, start_runner):
     one = plan("a", "stubborn")
-    process = runner("a=stubborn", grace_s=1.5)
-    until(one.dir.metrics.exists)
+    process = start_runner("a=stubborn", grace_s=1.5)
+    wait_until(one.dir.metrics.exists)
     process.kill()
     process.wait()
     begun, first, seen = time.monotonic(), read_json(one.dir.path / "env.json")["pid"], []
     outcome = drive(matrix, [plan("a", attempt=2)], engine(grace_s=1.5), show=seen.append, poll_s=0.02)
     assert outcome.exit_code == 0
     assert seen[0].note == "waiting for an earlier attempt to exit"
-    assert not alive(first)
+    assert not is_alive(first)
     assert time.monotonic() - begun > 1
 
 
-def test_two_drives_on_one_matrix_the_second_is_refused_and_names_the_first(matrix, plan, runner):
+def test_two_drives_on_one_matrix_the_second_is_refused_and_names_the_first(matrix, plan, start_runner):
     one = plan("a", "hang")
-    process = runner("a=hang")
-    until(one.dir.metrics.exists)
+    process = start_runner("a=hang")
+    wait_until(one.dir.metrics.exists)
     assert holder(matrix).pid == process.pid
     with pytest.raises(LaunchError, match=rf"process {process.pid} on .*\n.*\n.*Ctrl"):
         drive(matrix, [one], engine(), poll_s=0.02)
@@ -509,7 +509,7 @@ def test_a_missing_interpreter_and_a_missing_folder_are_problems(matrix, plan):
 def test_a_run_that_was_handed_over_is_not_run_twice(matrix, plan):
     one, box = plan("a"), engine()
     assert box.submit([one]) == box.submit([one])
-    until(lambda: box.poll()["a"].phase is JobPhase.ENDED)
+    wait_until(lambda: box.poll()["a"].phase is JobPhase.ENDED)
     box.submit([one])
     assert box.poll()["a"].phase is JobPhase.ENDED
 
@@ -593,27 +593,27 @@ def test_with_torchrun_a_stop_reaches_the_workers_and_nothing_is_left(matrix, pl
     assert status_of(one)["reason"] == "took longer than 8 s"
     assert read_json(one.dir.result)["status"] == "stopped"
     assert processes_of(matrix) == []
-    assert not [pid for pid in read_json(one.dir.path / "grandchildren.json")["pids"] if alive(pid)]
+    assert not [pid for pid in read_json(one.dir.path / "grandchildren.json")["pids"] if is_alive(pid)]
 
 
 @pytest.mark.slow
-def test_with_torchrun_a_killed_runner_leaves_no_orphan(matrix, plan, runner):
+def test_with_torchrun_a_killed_runner_leaves_no_orphan(matrix, plan, start_runner):
     one = plan("a", "grandchildren")
-    process = runner("a=grandchildren", launcher="torchrun")
-    until(one.dir.metrics.exists)
+    process = start_runner("a=grandchildren", launcher="torchrun")
+    wait_until(one.dir.metrics.exists)
     assert len(processes_of(matrix)) >= 4  # runner, guard, torchrun, worker
     process.kill()
     process.wait()
-    until(lambda: processes_of(matrix) == [])
+    wait_until(lambda: processes_of(matrix) == [])
     assert read_json(one.dir.result)["status"] == "stopped"
-    assert not [pid for pid in read_json(one.dir.path / "grandchildren.json")["pids"] if alive(pid)]
+    assert not [pid for pid in read_json(one.dir.path / "grandchildren.json")["pids"] if is_alive(pid)]
 
 
 @pytest.mark.slow
-def test_with_torchrun_a_killed_torchrun_fails_the_run_and_takes_its_workers_along(matrix, plan, runner):
+def test_with_torchrun_a_killed_torchrun_fails_the_run_and_takes_its_workers_along(matrix, plan, start_runner):
     plans = [plan("a", "hang"), plan("b", "quick")]
-    process = runner("a=hang", "b=quick", launcher="torchrun")
-    until(plans[0].dir.metrics.exists)
+    process = start_runner("a=hang", "b=quick", launcher="torchrun")
+    wait_until(plans[0].dir.metrics.exists)
     guard = psutil.Process(status_of(plans[0])["pid"])
     guard.children()[0].kill()
     assert process.wait(60) == 1

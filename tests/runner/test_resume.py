@@ -25,8 +25,8 @@ from kmatrix.runner.resume import describe_plan, follow_move, reopen
 from kmatrix.status.status_file import recover_status
 from programs import run as program
 from running import engine, processes_of
-from state_rules import why_illegal
-from waiting import until
+from state_rules import find_violation
+from waiting import wait_until
 
 GPUS = tuple(Gpu(index=i, name="A10G", uuid=f"GPU-{i}", memory_total=23028) for i in range(2))
 
@@ -57,11 +57,11 @@ def attempts(run):
     ]
 
 
-def test_a_stopped_run_goes_on_where_it_was_and_finished_ones_stay(matrix, make, runner):
+def test_a_stopped_run_goes_on_where_it_was_and_finished_ones_stay(matrix, make, start_runner):
     first, second, _ = make("a"), make("b"), make("c")
-    process = runner("a", "b=hang", "c")
-    until(second.metrics.exists)
-    until(lambda: len(list(read_jsonl(second.metrics))) > 2)
+    process = start_runner("a", "b=hang", "c")
+    wait_until(second.metrics.exists)
+    wait_until(lambda: len(list(read_jsonl(second.metrics))) > 2)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 130
     kept = first.result.read_bytes()
@@ -76,13 +76,13 @@ def test_a_stopped_run_goes_on_where_it_was_and_finished_ones_stay(matrix, make,
     assert going(matrix).plans == ()
 
 
-def test_a_killed_runner_leaves_a_run_that_goes_on(matrix, make, runner):
+def test_a_killed_runner_leaves_a_run_that_goes_on(matrix, make, start_runner):
     run = make("a")
-    process = runner("a=hang")
-    until(run.metrics.exists)
+    process = start_runner("a=hang")
+    wait_until(run.metrics.exists)
     process.kill()
     process.wait()
-    until(lambda: processes_of(matrix) == [])
+    wait_until(lambda: processes_of(matrix) == [])
     todo = going(matrix)
     assert [(one.attempt, one.resume) for one in todo.plans] == [(2, "auto")]
     assert drive(matrix, todo.plans, engine(), poll_s=0.02).exit_code == 0
@@ -242,12 +242,12 @@ def test_a_journal_that_a_crash_cut_short_goes_on_with_a_line_of_its_own(matrix,
     assert next(line["event"] for line in read_jsonl(matrix.journal)) == "matrix started"
 
 
-def test_a_lost_terminal_ends_nothing(matrix, make, runner):
+def test_a_lost_terminal_ends_nothing(matrix, make, start_runner):
     run = make("a")
-    process = runner("a=hang")
-    until(run.metrics.exists)
+    process = start_runner("a=hang")
+    wait_until(run.metrics.exists)
     process.send_signal(signal.SIGHUP)
-    until(lambda: [line["event"] for line in read_jsonl(matrix.journal)][-1] == "terminal lost")
+    wait_until(lambda: [line["event"] for line in read_jsonl(matrix.journal)][-1] == "terminal lost")
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 130
@@ -298,7 +298,7 @@ def test_killed_in_the_middle_of_the_move_nothing_is_lost_and_the_next_runner_en
     with suppress(KeyboardInterrupt):
         archive_result(run)
     monkeypatch.undo()
-    assert why_illegal(recover_status(run, has_runner=False)) == ""
+    assert find_violation(recover_status(run, has_runner=False)) == ""
     plans = going(matrix).plans
     assert [one.attempt for one in plans] == [2]
     drive(matrix, plans, engine(), poll_s=0.02)
@@ -507,9 +507,9 @@ def test_what_continue_does_not_understand_is_refused_and_changes_nothing(matrix
     run = make("a")
     write_json(matrix.matrix_json, {"name": matrix.name, "runs": [{"name": "a"}]})
     before = sorted(path.name for path in run.path.iterdir())
-    answer = program("continue", f"RESULTS_DIR={matrix.path.parent}", *words)
-    assert answer.status == 2
-    assert said in answer.err
+    result = program("continue", f"RESULTS_DIR={matrix.path.parent}", *words)
+    assert result.status == 2
+    assert said in result.err
     assert sorted(path.name for path in run.path.iterdir()) == before
     assert not matrix.status.exists()
 
@@ -518,8 +518,8 @@ def test_continue_is_refused_while_another_runner_has_the_matrix(matrix, make):
     make("a")
     write_json(matrix.matrix_json, {"name": matrix.name, "runs": [{"name": "a"}]})
     with held(matrix):
-        answer = program("continue", f"TARGET={matrix.path}")
-    assert (answer.status, f"is already running: process {os.getpid()}" in answer.err) == (2, True)
+        result = program("continue", f"TARGET={matrix.path}")
+    assert (result.status, f"is already running: process {os.getpid()}" in result.err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -534,7 +534,7 @@ def test_a_rerun_that_names_nothing_sets_nothing_aside(matrix, make, words, said
     run = make("a", optimizer="adamw")
     write_json(run.result, {"status": "finished"})
     write_json(matrix.matrix_json, {"name": matrix.name, "runs": [{"name": "a"}]})
-    answer = program("test-rerun", *(word.format(matrix.path) for word in words))
-    assert (answer.status, said in answer.err) == (2, True)
+    result = program("test-rerun", *(word.format(matrix.path) for word in words))
+    assert (result.status, said in result.err) == (2, True)
     assert run.result.exists()
     assert not run.archive.exists()

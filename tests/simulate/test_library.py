@@ -29,8 +29,8 @@ import kmatrix.simulate.library as stubs
 from kmatrix.errors import ConfigError, KmatrixError, LaunchError
 from kmatrix.simulate.library import FLAGS, HERE, SCENARIOS, SOURCES, build, environment
 from kmatrix.simulate.scenario import ERRORS, QUANTITIES, SETTINGS, parse
-from pages import DOCS, FENCE, ROOT, text
-from skips import NO_SKIPS, need
+from pages import DOCS, FENCE, ROOT, page_text
+from skips import NO_SKIPS, require_program
 
 EVERYWHERE = {"PYTHONPATH": os.pathsep.join([str(ROOT / "lib"), str(ROOT)])}
 INIT = """
@@ -57,7 +57,7 @@ AVERAGE, INSTANT, ENERGY = 185, 186, 83  # fields of nvmlDeviceGetFieldValues
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    need("gcc")
+    require_program("gcc")
     return build(tmp_path_factory.mktemp("simulated"))
 
 
@@ -75,9 +75,9 @@ def ask(library: Path, tmp_path: Path) -> Callable[..., Any]:
         path.write_text(scenario)
         own = os.environ | EVERYWHERE | environment(library, path, gpus, epoch)
         command = [sys.executable, "-c", (BEGIN_NOW if late else "") + INIT + script]
-        done = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        completed = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
+        assert completed.returncode == 0, completed.stderr
+        return json.loads(completed.stdout)
 
     return run
 
@@ -174,8 +174,8 @@ def test_what_a_newer_function_asks_is_not_supported_rather_than_missing(library
 
 def test_the_library_without_a_scenario_is_a_machine_without_a_driver(library):
     code = f"import ctypes; print(ctypes.CDLL({str(library)!r}).nvmlInit_v2())"
-    done = subprocess.run([sys.executable, "-c", code], env={}, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str(ERRORS["no_driver"])
+    completed = subprocess.run([sys.executable, "-c", code], env={}, capture_output=True, text=True, check=True)
+    assert completed.stdout.strip() == str(ERRORS["no_driver"])
 
 
 def test_a_driver_without_gpus_can_be_played(ask):
@@ -331,8 +331,8 @@ def test_a_gpu_that_was_lost_before_the_start_has_no_handle_but_is_counted(libra
     path.write_text("gpus 3\n0 1 all !lost\n")
     code = "from kmatrix.gpu.nvml.detect import detect; d = detect(); print([g.index for g in d.gpus], d.notes)"
     own = os.environ | EVERYWHERE | environment(library, path)
-    done = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[0, 2] ('GPU 1 is ignored: GPU is lost',)"
+    completed = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True)
+    assert completed.stdout.strip() == "[0, 2] ('GPU 1 is ignored: GPU is lost',)"
 
 
 def test_a_single_reading_can_fail_and_answer_again(ask):
@@ -363,8 +363,10 @@ def test_a_driver_that_does_not_start_says_why(library, tmp_path):
     path.write_text("init !version_mismatch\n")
     own = os.environ | EVERYWHERE | environment(library, path)
     code = "from kmatrix.gpu.nvml.detect import detect; print(*detect().notes)"
-    done = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "the NVIDIA driver does not respond: RM has detected an NVML/RM version mismatch."
+    completed = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True)
+    assert (
+        completed.stdout.strip() == "the NVIDIA driver does not respond: RM has detected an NVML/RM version mismatch."
+    )
 
 
 def test_a_table_that_is_cut_short_is_refused_and_never_played_in_part(library):
@@ -376,9 +378,11 @@ def test_a_table_that_is_cut_short_is_refused_and_never_played_in_part(library):
         cut = table.with_name("cut.table")
         cut.write_text(damaged)
         variables = own | {"KMATRIX_SIMULATE": str(cut)}
-        done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == str(ERRORS["unknown"])
-        assert "the table is damaged" in done.stderr
+        completed = subprocess.run(
+            [sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True
+        )
+        assert completed.stdout.strip() == str(ERRORS["unknown"])
+        assert "the table is damaged" in completed.stderr
 
 
 # ---- two witnesses: nvitop and our own reader
@@ -580,9 +584,17 @@ def test_without_a_compiler_one_sentence_says_what_to_install(tmp_path, monkeypa
 
 def test_the_sources_compile_without_a_warning():
     sources = [str(HERE / name) for name in SOURCES]
-    command = [str(need("gcc")), "-fsyntax-only", *FLAGS, "-Werror", "-Wshadow", "-Wstrict-prototypes", *sources]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
+    command = [
+        str(require_program("gcc")),
+        "-fsyntax-only",
+        *FLAGS,
+        "-Werror",
+        "-Wshadow",
+        "-Wstrict-prototypes",
+        *sources,
+    ]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.stderr == ""
 
 
 def test_a_compiler_that_fails_is_quoted(tmp_path, monkeypatch):
@@ -596,7 +608,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path, monkeypatch):
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
-    need("gcc")
+    require_program("gcc")
     (tmp_path / "file").write_text("")
     with pytest.raises(LaunchError, match=f"cannot write .* to {tmp_path}/file"):
         build(tmp_path / "file")
@@ -604,7 +616,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 
 @pytest.mark.slow
 def test_builds_at_the_same_time_give_one_whole_library(tmp_path):
-    need("gcc")
+    require_program("gcc")
     with ThreadPoolExecutor(4) as pool:
         built = set(pool.map(build, [tmp_path] * 4))
     assert len(built) == 1
@@ -619,9 +631,9 @@ def test_what_the_environment_had_stays_on_the_library_path(library, monkeypatch
     assert environment(library)["LD_LIBRARY_PATH"] == str(library.parent)
 
 
-def program(library: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def program(library: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     own = os.environ | EVERYWHERE
-    command = [sys.executable, "-m", "kmatrix.simulate", "--library", str(library.parent.parent), *words]
+    command = [sys.executable, "-m", "kmatrix.simulate", "--library", str(library.parent.parent), *arguments]
     return subprocess.run(command, env=own, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
@@ -641,10 +653,10 @@ def test_the_program_runs_a_command_with_simulated_gpus_and_passes_on_its_status
     ],
 )
 def test_the_program_refuses_in_words(library, words, message):
-    done = program(library, *words)
-    assert done.returncode == 2
-    assert done.stderr.startswith(message)
-    assert "Traceback" not in done.stderr
+    completed = program(library, *words)
+    assert completed.returncode == 2
+    assert completed.stderr.startswith(message)
+    assert "Traceback" not in completed.stderr
 
 
 def test_every_file_of_the_library_is_part_of_the_package():
@@ -659,7 +671,7 @@ PAGE = DOCS / "simulated-gpus.md"
 
 
 def blocks(language: str) -> list[str]:
-    return [body for found, body in FENCE.findall(text(PAGE)) if found == language]
+    return [body for found, body in FENCE.findall(page_text(PAGE)) if found == language]
 
 
 def test_the_scenario_of_the_page_is_one(tmp_path):
@@ -671,7 +683,9 @@ def test_the_scenario_of_the_page_is_one(tmp_path):
 
 
 def test_the_page_names_every_field_setting_and_error():
-    missing = [word for word in (*QUANTITIES, *SETTINGS, *ERRORS) if f"`{word}`" not in text(PAGE).replace("`!", "`")]
+    missing = [
+        word for word in (*QUANTITIES, *SETTINGS, *ERRORS) if f"`{word}`" not in page_text(PAGE).replace("`!", "`")
+    ]
     assert missing == []
 
 
@@ -682,6 +696,6 @@ def test_the_commands_of_the_page_run(library):
         words = shlex.split(line)
         assert words[:3] == ["python", "-m", "kmatrix.simulate"]
         command = [sys.executable if word == "python" else word for word in words[3:]]
-        done = program(library, *command)
-        assert done.returncode == 0, done.stderr
-        assert "(simulated)" in done.stdout
+        completed = program(library, *command)
+        assert completed.returncode == 0, completed.stderr
+        assert "(simulated)" in completed.stdout

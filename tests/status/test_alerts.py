@@ -18,7 +18,7 @@ from kmatrix.runner.loop import drive
 from kmatrix.status.alerts import ADVICE, Alert, AlertKind, GpuState, RunSnapshot, Severity, Thresholds, findings
 from kmatrix.status.watch import AlertTracker, RunWatch
 from running import engine, monitor
-from skips import need
+from skips import require_program
 
 LIMITS = Thresholds(hold_s=30)
 FINE = GpuState(name="GPU 0", utilization=97.0, memory_percent=94.0, temperature=66.0, throttled=("power cap",))
@@ -266,7 +266,7 @@ def test_the_first_line_of_an_attempt_holds_the_warming_up_and_is_no_alert(tmp_p
 
 
 def test_alerts_are_in_the_status_of_the_run_in_the_journal_and_on_the_screen(matrix, plan, tmp_path, capsys):
-    need("gcc")
+    require_program("gcc")
     scenario = tmp_path / "hot.scn"
     scenario.write_text("gpus 2\n0 1 temp 93\n")
     library = simulate.build(tmp_path / "library")

@@ -19,7 +19,7 @@ from kmatrix.runner.resume import reopen
 from kmatrix.status import classify
 from kmatrix.status.state import DISK
 from kmatrix.status.status_file import writing
-from running import end_of, engine, status_of
+from running import classify_end, engine, status_of
 
 Usage = namedtuple("Usage", "total used free")
 FULL_DISK = OSError(errno.ENOSPC, "No space left on device", "/results/x")
@@ -68,7 +68,7 @@ def test_an_attempt_that_died_on_a_full_disk_failed_by_it(plan, monkeypatch):
     one = plan("a")
     one.dir.output_log.write_text("RuntimeError: cannot write\n")
     monkeypatch.setattr(classify, "is_full", lambda path: path == one.dir.path)
-    found = end_of(one, exit_code=1)
+    found = classify_end(one, exit_code=1)
     assert (found.status, found.kind) == (Status.FAILED, DISK)
     assert found.reason.startswith("the disk is full: ")
     assert "RuntimeError: cannot write" in found.reason

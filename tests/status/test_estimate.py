@@ -242,8 +242,8 @@ def test_a_matrix_without_a_measured_run_says_what_it_waits_for(script):
 def test_the_command_prints_text_and_json(tmp_path):
     runs = [FakeRun(seed=1, axes={"seed": "1"}), FakeRun(seed=2, axes={"seed": "2"}, status="planned")]
     matrix = make_matrix(tmp_path, runs)
-    answer = run("estimate", f"TARGET={matrix.path}")
-    assert (answer.status, "not running: make continue" in answer.out) == (0, True)
+    result = run("estimate", f"TARGET={matrix.path}")
+    assert (result.status, "not running: make continue" in result.out) == (0, True)
     value = json.loads(run("estimate", f"TARGET={matrix.path}", "JSON=1").out)
     assert value["left_s"] == pytest.approx(value["ends"] - value["now"])
     assert [one["left_from"] for one in value["runs"]] == [None, "runs like it here"]

@@ -21,7 +21,7 @@ from kmatrix.records.runs import Status
 from kmatrix.status.overview import Overview
 from programs import ROOT, run
 from records_factory import CREATED, FakeRun, make_matrix
-from waiting import until
+from waiting import wait_until
 
 ESCAPE = "\x1b"
 
@@ -62,9 +62,9 @@ def test_every_run_is_shown_with_its_status_and_numbers(trouble):
 
 
 def test_programs_read_the_same_as_json_and_unknown_is_null(trouble):
-    answer = run("status", f"TARGET={trouble.path}", "JSON=1")
-    view = json.loads(answer.out)
-    assert (answer.status, view["schema"], view["status"], view["running"]) == (0, 1, "stopped", False)
+    result = run("status", f"TARGET={trouble.path}", "JSON=1")
+    view = json.loads(result.out)
+    assert (result.status, view["schema"], view["status"], view["running"]) == (0, 1, "stopped", False)
     assert view["counts"] == {"planned": 1, "finished": 1, "failed": 1, "stopped": 1, "skipped": 1}
     runs = {entry["name"]: entry for entry in view["runs"]}
     assert runs["gpt2_sgd_1cpu"]["reason"] == "loss is nan at step 47"
@@ -73,10 +73,10 @@ def test_programs_read_the_same_as_json_and_unknown_is_null(trouble):
 
 
 def test_without_a_terminal_there_are_no_escape_codes(trouble):
-    answer = run("status", f"TARGET={trouble.path}")
-    assert answer.status == 0
-    assert ESCAPE not in answer.out
-    assert answer.out.startswith(trouble.name)
+    result = run("status", f"TARGET={trouble.path}")
+    assert result.status == 0
+    assert ESCAPE not in result.out
+    assert result.out.startswith(trouble.name)
 
 
 def test_a_run_that_says_running_is_believed_only_while_the_matrix_has_a_runner(tmp_path):
@@ -249,11 +249,11 @@ def test_a_matrix_without_a_log_says_so(tmp_path):
     assert "has a log yet" in run("logs", f"TARGET={matrix.path}").err
 
 
-def test_the_log_of_a_running_matrix_is_followed_from_run_to_run_to_its_end(matrix, plan, runner):
+def test_the_log_of_a_running_matrix_is_followed_from_run_to_run_to_its_end(matrix, plan, start_runner):
     plans = [plan("a", "hang"), plan("b")]
     write_json(matrix.matrix_json, {"runs": [{"name": one.name} for one in plans]})
-    process = runner("b", "a=hang")
-    until(plans[0].dir.metrics.exists)
+    process = start_runner("b", "a=hang")
+    wait_until(plans[0].dir.metrics.exists)
     answers = []
     reader = threading.Thread(target=lambda: answers.append(run("logs", f"TARGET={matrix.path}")))
     reader.start()
@@ -261,10 +261,10 @@ def test_the_log_of_a_running_matrix_is_followed_from_run_to_run_to_its_end(matr
     def printed(text):  # run() puts a buffer in the place of sys.stdout
         return text in getattr(sys.stdout, "getvalue", str)()
 
-    until(lambda: printed("threads 1"))
+    wait_until(lambda: printed("threads 1"))
     with plans[0].dir.output_log.open("a") as log:
         log.write("a line in the middle: ü\n")
-    until(lambda: printed("a line in the middle: ü"))
+    wait_until(lambda: printed("a line in the middle: ü"))
     process.terminate()
     reader.join(30)
     assert answers[0].status == 0

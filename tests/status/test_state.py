@@ -34,7 +34,7 @@ from kmatrix.status.state import (
     next_attempt,
 )
 from kmatrix.status.status_file import read_state, recover_status, write_state
-from state_rules import why_illegal
+from state_rules import find_violation
 
 ends = st.builds(
     Ended,
@@ -59,7 +59,7 @@ def test_any_sequence_of_events_ends_in_a_legal_state(sequence):
     state = RunState()
     for event in sequence:
         state = after(state, event)
-        assert why_illegal(state) == ""
+        assert find_violation(state) == ""
 
 
 @given(st.lists(events, max_size=30))
@@ -258,9 +258,9 @@ class Crashes(RuleBasedStateMachine):
 
     @invariant()
     def every_state_is_legal(self) -> None:
-        assert why_illegal(recover_status(self.run, has_runner=False)) == ""
+        assert find_violation(recover_status(self.run, has_runner=False)) == ""
         if self.state is not None:
-            assert why_illegal(self.state) == ""
+            assert find_violation(self.state) == ""
 
     @invariant()
     def a_finished_run_is_never_lost(self) -> None:
@@ -328,7 +328,7 @@ def test_a_damaged_status_is_a_failure_that_names_it_and_a_finished_result_still
     run.status.write_text('{"status": "fini')
     state = recover_status(run, has_runner=False)
     assert (state.status, "status.json is damaged" in state.reason) == (Status.FAILED, True)
-    assert why_illegal(state) == ""
+    assert find_violation(state) == ""
     write_json(run.result, {"run_id": "id", "attempt": 1, "status": "finished"})
     assert recover_status(run, has_runner=False).status is Status.FINISHED
 

@@ -1,4 +1,4 @@
-"""A clone of the project, as a user has it, and commands that run in it."""
+"""Make a clone of the project, as a user has it, and run commands in it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
-OURS = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "PYTHONPATH", "VIRTUAL_ENV", "KCONFIG_CONFIG")
-LONGEST = 900  # seconds for any other command
+REMOVED_VARIABLES = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "PYTHONPATH", "VIRTUAL_ENV", "KCONFIG_CONFIG")
+TIMEOUT_S = 900  # far above any command of a test; make setup has its own, because it may download torch
 
 
-def environment(**more: str) -> dict[str, str]:
-    """Return the environment of a user's shell: nothing of the make or the tests that run us."""
-    ours = {name for name in os.environ if name in OURS or name.startswith("KMATRIX_ACCEPT_")}
-    return {name: text for name, text in os.environ.items() if name not in ours} | more
+def environment(**variables: str) -> dict[str, str]:
+    """Return the environment of a user's shell, without the variables of the make and the tests that run this."""
+    removed = {name for name in os.environ if name in REMOVED_VARIABLES or name.startswith("KMATRIX_ACCEPT_")}
+    return {name: text for name, text in os.environ.items() if name not in removed} | variables
 
 
 @dataclass(frozen=True, slots=True)
 class Clone:
-    """A clone of the project. root: its folder."""
+    """A clone of the project in the directory `root`."""
 
     root: Path
 
@@ -38,20 +38,22 @@ class Clone:
     def environment(self) -> dict[str, str]:
         return environment()
 
-    def make(self, *words: str, timeout: float = LONGEST, **more: str) -> subprocess.CompletedProcess[str]:
+    def make(self, *arguments: str, timeout: float = TIMEOUT_S, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run make in the clone."""
-        return self.run("make", "--no-print-directory", *words, timeout=timeout, **more)
+        return self.run("make", "--no-print-directory", *arguments, timeout=timeout, **variables)
 
-    def kmatrix(self, *words: str, timeout: float = LONGEST, **more: str) -> subprocess.CompletedProcess[str]:
-        """Run the program that is installed in the clone's .venv."""
-        return self.run(str(self.root / ".venv" / "bin" / "kmatrix"), *words, timeout=timeout, **more)
+    def kmatrix(
+        self, *arguments: str, timeout: float = TIMEOUT_S, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the kmatrix program of the clone's .venv."""
+        return self.run(str(self.root / ".venv" / "bin" / "kmatrix"), *arguments, timeout=timeout, **variables)
 
-    def run(self, *command: str, timeout: float = LONGEST, **more: str) -> subprocess.CompletedProcess[str]:
-        """Run a command in the clone. more: variables of its environment."""
+    def run(self, *command: str, timeout: float = TIMEOUT_S, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in the clone. variables: added to its environment."""
         return subprocess.run(
             command,
             cwd=self.root,
-            env=environment(**more),
+            env=environment(**variables),
             capture_output=True,
             text=True,
             check=False,
@@ -60,7 +62,7 @@ class Clone:
 
 
 def make_clone(root: Path) -> Path:
-    """Clone what is committed; where KMATRIX_ACCEPT_WORKTREE=1, with the working tree's files laid over it."""
+    """Clone the last commit; with KMATRIX_ACCEPT_WORKTREE=1, copy the files of the working tree over it."""
     subprocess.run(
         ["git", "clone", "--quiet", "--no-hardlinks", str(PROJECT), str(root)], check=True, env=environment()
     )
@@ -70,7 +72,7 @@ def make_clone(root: Path) -> Path:
 
 
 def _copy_working_tree(root: Path) -> None:
-    """Copy every file that git knows or does not ignore, and remove what is gone."""
+    """Copy every file that git tracks or does not ignore, and remove deleted files."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=PROJECT,

@@ -1,4 +1,4 @@
-"""Small things that tests need whole: a dataset of random tokens, and a run directory ready to train."""
+"""Make a dataset of random tokens and run directories that are ready to train."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VOCAB_SIZE = 257
 def make_data(folder: Path, *, train: int = 40_000, val: int = 4_000, seed: int = 0) -> str:
     """Write one training and one validation shard that a model can learn from, and return their hash.
 
-    train, val: tokens. A token is the one before it plus 0 to 3, modulo the 256 bytes.
+    train, val: tokens. A token is the previous one plus 0 to 3, modulo the 256 bytes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
@@ -34,7 +34,7 @@ def make_data(folder: Path, *, train: int = 40_000, val: int = 4_000, seed: int 
 
 
 def train_fields(data_path: Path, data_sha256: str, checkpoint_dir: Path, **overrides: Any) -> dict[str, Any]:
-    """Return the fields of a tiny run on the CPU: 2 layers of width 32, 4 sequences of 32 tokens a step."""
+    """Return the fields of a tiny run on the CPU: 2 layers of width 32, 4 sequences of 32 tokens per step."""
     fields: dict[str, Any] = {
         **dict.fromkeys(TrainConfig.names()),
         **{
@@ -68,7 +68,7 @@ def train_fields(data_path: Path, data_sha256: str, checkpoint_dir: Path, **over
 
 
 def train_config(**overrides: Any) -> TrainConfig:
-    """Return the configuration of a tiny run on the CPU, unchecked."""
+    """Return the configuration of a tiny run on the CPU, without validating it."""
     fields = train_fields(Path("data"), "", Path("checkpoints")) | overrides
     product = fields["batch_size"] * fields["gradient_accumulation"] * fields["num_gpus"]
     return TrainConfig(**fields | {"global_batch": overrides.get("global_batch", product)})
@@ -109,21 +109,21 @@ def make_run(tmp_path: Path, name: str = "gpt2_adamw_1cpu", **train_overrides: A
 
 
 def environment(threads: int = 1) -> dict[str, str]:
-    """Return the environment that the launcher gives a trainer on the CPU."""
+    """Return the environment that the local engine gives a trainer on the CPU."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "lib"), str(ROOT / "tests" / "support")])
     threads_of_rank = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
     return {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **threads_of_rank}
 
 
 def train_command(run_dir: RunDir, *, attempt: int = 1, program: tuple[str, ...] = ("-m", "gpt2.train")) -> list[str]:
-    """Return the command that the launcher starts: torchrun with one process for each rank of the run."""
+    """Return the command that the local engine starts: torchrun with one process per rank."""
     train = json.loads(run_dir.run_json.read_text())["train"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={train['num_gpus']}"]
     return [*torchrun, *program, str(run_dir.path), "--attempt", str(attempt)]
 
 
 def train(run_dir: RunDir, *, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Train a run to its end in real processes, and return the completed process with its output."""
+    """Train a run in real processes and return the completed process with its output."""
     return subprocess.run(
         train_command(run_dir, **options),
         cwd=ROOT,

@@ -1,6 +1,6 @@
-"""Stand-ins with the real signatures: a trainer of forty lines without torch, and a driver with scripted GPUs.
+"""Fakes with the real signatures: a small trainer without torch, and an NVML driver with scripted GPUs.
 
-As a program it is the trainer: `python tests/support/fakes.py [torchrun's options] --behave=WHAT RUN_DIR --attempt N`.
+As a program it is the trainer: `python tests/support/fakes.py [torchrun's options] --behave=HOW RUN_DIR --attempt N`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any
 SLEEPER = "import time; time.sleep(300)"
 
 
-def train() -> None:  # noqa: PLR0912 (one branch for each way to misbehave)
-    """Write a trainer's files, or misbehave as asked."""
+def train() -> None:  # noqa: PLR0912 (one branch per way to misbehave)
+    """Write the files of a trainer, or misbehave as `--behave` says."""
     parser = argparse.ArgumentParser()
     for option in ("--behave", "--attempt", "--nproc-per-node", "--resume", "--micro-batch"):
         parser.add_argument(option, default="1")
     parser.add_argument("--standalone", action="store_true")
     parser.add_argument("paths", nargs="+")
-    asked = parser.parse_args()
-    folder, behave, attempt = Path(asked.paths[-1]), asked.behave, int(asked.attempt)
+    options = parser.parse_args()
+    folder, behave, attempt = Path(options.paths[-1]), options.behave, int(options.attempt)
     run = json.loads((folder / "run.json").read_text())
-    batch = int(asked.micro_batch) if "--micro-batch" in sys.argv else run["train"].get("batch_size")
-    kept = folder / "checkpoints" / "step"
-    step = int(kept.read_text()) if asked.resume in ("auto", "latest") and kept.exists() else 0
+    batch = int(options.micro_batch) if "--micro-batch" in sys.argv else run["train"].get("batch_size")
+    checkpoint = folder / "checkpoints" / "step"
+    step = int(checkpoint.read_text()) if options.resume in ("auto", "latest") and checkpoint.exists() else 0
 
     def write(name: str, value: dict[str, Any]) -> None:
         if os.environ.get("RANK", "0") != "0":
@@ -43,16 +43,16 @@ def train() -> None:  # noqa: PLR0912 (one branch for each way to misbehave)
     def result(status: str, **known: Any) -> None:
         write("result.json", {"run_id": run["run_id"], "attempt": attempt, "status": status, "step": step} | known)
 
-    def save_and_end(*_: object) -> None:
-        kept.parent.mkdir(exist_ok=True)
-        kept.write_text(str(step))
+    def save_and_exit(*_: object) -> None:
+        checkpoint.parent.mkdir(exist_ok=True)
+        checkpoint.write_text(str(step))
         result("stopped", kind="signal", reason=f"stopped at step {step}")
         os._exit(1)
 
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if behave == "stubborn" else save_and_end)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if behave == "stubborn" else save_and_exit)
     print(f"threads {os.environ['OMP_NUM_THREADS']} gpus {os.environ['CUDA_VISIBLE_DEVICES']!r}")
     write("env.json", {"pid": os.getpid(), "secret": os.environ.get("WANDB_API_KEY"), "cwd": str(Path.cwd())})
-    if behave == "grandchildren":  # each in a session of its own, as torchrun's workers are
+    if behave == "grandchildren":  # torchrun starts each worker in its own session
         started = [subprocess.Popen([sys.executable, "-c", SLEEPER], start_new_session=True).pid for _ in range(2)]
         write("grandchildren.json", {"pids": started})
     if behave == "fail":
@@ -96,7 +96,7 @@ def train() -> None:  # noqa: PLR0912 (one branch for each way to misbehave)
 
 
 class FakeNvml:
-    """The part of pynvml that detection uses. A GPU that is an error code answers everything with it.
+    """The part of pynvml that detection uses. A GPU given as an error code raises it on every call.
 
     init: the error code that nvmlInit raises.  mig: indices in MIG mode.
     """

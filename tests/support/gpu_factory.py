@@ -1,4 +1,4 @@
-"""Makes GPU recordings from nothing, in the layouts of the recorder and of the original project. No GPU, no torch."""
+"""Make GPU recordings without a GPU, in the layouts of the recorder and of the original project."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ TOTAL = 24_576.0  # MiB of an A10G
 
 @dataclass(frozen=True, kw_only=True)
 class FakeGpus:
-    """What a recording is to look like: mean memory (MiB) and power (W) of each device, once a second.
+    """The content of a recording: mean memory (MiB) and power (W) of each device, one sample per second.
 
-    spread: population deviation of memory, exactly, over an even number of samples.
-    lost: device -> sample from which on nothing is known of it.  counter: whether it counts its joules.
+    spread: exact population deviation of memory, if the number of samples is even.
+    lost: device -> first sample without its values.  counter: whether the devices have an energy counter.
     """
 
     memory: Sequence[float] = (12_800.0, 12_750.0, 12_825.0, 12_780.0)
@@ -67,7 +67,7 @@ class FakeGpus:
 
 
 def record(run_dir: RunDir, gpus: FakeGpus, *, summary: Mapping[str, Any] | None = None, final: bool = True) -> None:
-    """Write everything that the recorder leaves. summary: what differs in gpu_summary.json."""
+    """Write all files of the recorder. summary: fields of gpu_summary.json to override."""
     run_dir.path.mkdir(parents=True, exist_ok=True)
     snapshots = list(gpus.snapshots())
     write_arrays(run_dir, snapshots)
@@ -76,19 +76,19 @@ def record(run_dir: RunDir, gpus: FakeGpus, *, summary: Mapping[str, Any] | None
 
 
 def write_arrays(run_dir: RunDir, snapshots: Sequence[Snapshot]) -> None:
-    """Write both JSON files."""
+    """Write both JSON files, gpu_stats_multi and gpu_stats."""
     run_dir.path.mkdir(parents=True, exist_ok=True)
-    several, single = JsonArrayFile(run_dir.gpu_stats_multi), JsonArrayFile(run_dir.gpu_stats)
+    multi_file, single_file = JsonArrayFile(run_dir.gpu_stats_multi), JsonArrayFile(run_dir.gpu_stats)
     for snapshot in snapshots:
-        several.append(multi(snapshot))
-        single.append(legacy(snapshot.samples[0], snapshot.time))
-    several.close()
-    single.close()
+        multi_file.append(multi(snapshot))
+        single_file.append(legacy(snapshot.samples[0], snapshot.time))
+    multi_file.close()
+    single_file.close()
 
 
 def write_samples(path: Path, gpus: FakeGpus, snapshots: Sequence[Snapshot]) -> None:
     """Write gpu_samples.bin."""
-    about = [
+    gpus_header = [
         {"gpu_index": s.gpu_index, "gpu_name": s.gpu_name, "uuid": s.uuid, "rank": s.gpu_index, "memory_total": TOTAL}
         for s in snapshots[0].samples
     ]
@@ -98,7 +98,7 @@ def write_samples(path: Path, gpus: FakeGpus, snapshots: Sequence[Snapshot]) -> 
         "hz": 1,
         "simulated": gpus.simulated,
         "device_type": gpus.device_type,
-        "gpus": about,
+        "gpus": gpus_header,
         "energy_source": "power",
         "calibration": None,
     }
@@ -110,7 +110,7 @@ def write_samples(path: Path, gpus: FakeGpus, snapshots: Sequence[Snapshot]) -> 
 
 
 def summary_of(gpus: FakeGpus, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
-    """Return gpu_summary.json, computed from the snapshots by other means than the report's."""
+    """Return gpu_summary.json, computed from the snapshots without the code of the report."""
     devices = [_device(snapshots, index) for index in range(len(gpus.memory))]
     joules = [device["joules"] for device in devices]
     totals = [sum(s.memory_used for s in snap.samples if s.memory_used is not None) for snap in snapshots]
@@ -152,14 +152,14 @@ def _device(snapshots: Sequence[Snapshot], index: int) -> dict[str, Any]:
         "samples": sum(sample.is_known for sample in samples),
         "lost_at": lost,
         "memory_total": samples[0].memory_total,
-        **{name: _about([getattr(sample, name) for sample in samples]) for name in names},
+        **{name: _statistics([getattr(sample, name) for sample in samples]) for name in names},
         "joules": sum(power) if power else None,
         "throttled_s": {},
         "foreign": [],
     }
 
 
-def _about(values: Sequence[float | None]) -> dict[str, float] | None:
+def _statistics(values: Sequence[float | None]) -> dict[str, float] | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -168,9 +168,9 @@ def _about(values: Sequence[float | None]) -> dict[str, float] | None:
 
 
 def write_foreign(folder: Path, gpus: FakeGpus, *, layout: str = "multi", keep: int | None = None) -> Path:
-    """Write one file as the original project's monitor does. layout: multi, single or mixed; keep: bytes, then cut.
+    """Write one file as the original project's monitor does. layout: multi, single or mixed; keep: bytes to keep.
 
-    mixed: the layout for several GPUs under the name for one, with memory_mb and temperatures{}.
+    mixed: the layout for several GPUs under the file name for one, with memory_mb and temperatures{}.
     """
     folder.mkdir(parents=True, exist_ok=True)
     name = f"gpu_stats_{folder.name}_20250919_120000{'_multi_gpu' if layout == 'multi' else ''}.json"
@@ -206,20 +206,20 @@ def _foreign(snapshot: Snapshot, layout: str, number: int) -> dict[str, Any]:
 def write_timings(
     run_dir: RunDir, compute_ms: Sequence[float], *, step_ms: float | None = None, lines: int = 10
 ) -> None:
-    """Write the timings of ranks: each line is of ten steps. step_ms: that of the slowest rank and 10 % more."""
-    whole = 1.1 * max(compute_ms) if step_ms is None else step_ms
+    """Write the timings of ranks, ten steps per line. step_ms: by default 10 % more than the slowest rank computes."""
+    whole_step_ms = 1.1 * max(compute_ms) if step_ms is None else step_ms
     for rank, compute in enumerate(compute_ms):
         path = run_dir.timings(rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         rows = [
-            {"schema": 1, "step": 10 * (line + 1), "steps": 10, "compute_ms": compute, "step_ms": whole}
+            {"schema": 1, "step": 10 * (line + 1), "steps": 10, "compute_ms": compute, "step_ms": whole_step_ms}
             for line in range(lines)
         ]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def write_phases(run_dir: RunDir, *phases: tuple[str, float, float]) -> None:
-    """Write phases.jsonl: names with begin and end, in seconds since the recording began."""
+    """Write phases.jsonl: names with begin and end, in seconds since the start of the recording."""
     run_dir.path.mkdir(parents=True, exist_ok=True)
     lines = [
         {"schema": 1, "phase": name, "step": 0, "begin": STARTED + begin, "end": STARTED + end}

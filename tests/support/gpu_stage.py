@@ -1,4 +1,4 @@
-"""A clone with simulated GPUs in it: how the acceptance tests run programs on them, without and with a terminal."""
+"""Run the commands of a clone on simulated GPUs, for acceptance tests."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ LIBRARY = ".venv/simulate"  # where the clone builds its simulated GPUs
 
 
 def on_gpus(clone: Any, scenario: Path, *command: str, gpus: int | None = None) -> list[str]:
-    """Return the command line that runs a command of the clone on simulated GPUs."""
+    """Return the command line that runs `command` of the clone on simulated GPUs."""
     number = ["--gpus", str(gpus)] if gpus is not None else []
     simulate = [clone.python, "-m", "kmatrix.simulate", "--library", LIBRARY, "--scenario", str(scenario)]
     return [*simulate, *number, "--", *command]
 
 
 def scenario(folder: Path, *lines: str, name: str = "test") -> Path:
-    """Write a scenario and return its path."""
+    """Write a scenario file and return its path."""
     path = folder / f"{name}.scn"
     path.write_text("\n".join([*lines, ""]), encoding="utf-8")
     return path
 
 
 @contextlib.contextmanager
-def started(clone: Any, *command: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a command in the clone; it is gone afterwards, with all its children."""
+def background_process(clone: Any, *command: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a command in the clone, and kill it with all its children at the end of the block."""
     process = subprocess.Popen(
         command,
         cwd=clone.root,
         env=clone.environment,
-        stdout=subprocess.DEVNULL,  # nobody reads it, and a full pipe would stop the command
+        stdout=subprocess.DEVNULL,  # a pipe that nothing reads would fill up and block the command
         stderr=subprocess.DEVNULL,
         text=True,
         start_new_session=True,
@@ -50,19 +50,19 @@ def started(clone: Any, *command: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def read_independently(single: Path, multi: Path) -> dict[str, Any]:
-    """Read a pair of recordings with the script that knows nothing of kmatrix."""
+    """Read a pair of recordings with the script that does not use kmatrix."""
     script = Path(__file__).with_name("independent_reader.py")
     command: Sequence[str] = [sys.executable, "-I", str(script), str(single), str(multi)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert completed.returncode == 0, completed.stderr
+    return json.loads(completed.stdout)
 
 
-def load(path: Path) -> Any:
+def load_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def load_lines(path: Path) -> list[Any]:
+def load_jsonl(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 

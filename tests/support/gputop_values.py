@@ -1,4 +1,4 @@
-"""Values that the tests of the screen share: samples, views, and a recording written as the recorder does."""
+"""Samples, views and recordings for tests of gputop."""
 
 import json
 import re
@@ -15,7 +15,7 @@ SCRIPT = ROOT / "scripts" / "gputop.py"
 T0 = 1_700_000_000.0
 
 
-def gpu(index: int = 0, *, name: str = "NVIDIA A10G", **known) -> GpuSample:
+def gpu_sample(index: int = 0, *, name: str = "NVIDIA A10G", **known) -> GpuSample:
     values = {
         "utilization": 95.0,
         "memory_used": 12800.0,
@@ -36,8 +36,8 @@ def view(*samples: GpuSample, throttle=None, ranks=None, **about) -> View:
     return View(**{"rows": rows, "mode": "live", "clock": "12:00:00"} | about)
 
 
-def shown(one: View, width: int = 120, height: int | None = None) -> str:
-    return plain(render(one, width=width, height=height))
+def rendered(screen: View, width: int = 120, height: int | None = None) -> str:
+    return plain(render(screen, width=width, height=height))
 
 
 def line_of(text: str, index: int) -> str:
@@ -45,7 +45,7 @@ def line_of(text: str, index: int) -> str:
 
 
 class Recorder:
-    """Writes gpu_samples.bin as a recorder does: sample n comes n/hz seconds after the start."""
+    """Write gpu_samples.bin as a recorder does: sample n is n/hz seconds after the start."""
 
     def __init__(self, path: Path, *, gpus: int = 2, hz: float = 2.0, started: float = T0, name: str = "NVIDIA A10G"):
         self.run, self.started, self.hz, self.gpus, self.count = RunDir(path), started, hz, gpus, 0
@@ -69,7 +69,7 @@ class Recorder:
         return self.started + (self.count - 1) / self.hz
 
     def write(self, count: int, *, utilization: float | None = None) -> None:
-        """utilization: the number of the sample unless given; the other columns 50 + index of the GPU."""
+        """Append samples. utilization: by default the number of the sample; other columns are 50 + GPU index."""
         for _ in range(count):
             busy = float(self.count) if utilization is None else utilization
             values = [busy if name == "utilization" else 50.0 + i for i in range(self.gpus) for name in COLUMNS]
@@ -77,11 +77,11 @@ class Recorder:
             self.count += 1
 
 
-def utilization(moment: ScreenSample) -> float:
-    return moment.snapshot.samples[0].utilization
+def utilization(sample: ScreenSample) -> float:
+    return sample.snapshot.samples[0].utilization
 
 
-def event(run: RunDir, second: float, kind: str, index: int | None = None, text: str = "") -> None:
+def append_event(run: RunDir, second: float, kind: str, index: int | None = None, text: str = "") -> None:
     with run.gpu_events.open("a") as file:
         file.write(
             json.dumps({"schema": 1, "time": T0 + second, "event": kind, "gpu_index": index, "text": text}) + "\n"

@@ -1,4 +1,4 @@
-"""Files of HellaSwag as its authors and as llm.c write them."""
+"""Write HellaSwag files in the format of its authors and in that of llm.c."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 
-from models import _one_thread_and_default_precision, hf_twin, strong  # noqa: F401  (a fixture for all)
+from models import _one_thread_and_default_precision, enlarge_weights, hf_twin  # noqa: F401  (a fixture for all)
 
 LINES = (
     {"ctx": "A man sits on a roof. he", "endings": ["pulls up tiles.", "sings", "eats a car.", "is"], "label": 0},
@@ -27,12 +27,12 @@ def binary(path, examples):
     """Write examples as llm.c does (dev/data/data_common.py, write_evalfile)."""
     header, stream, longest = np.zeros(256, "<i4"), [], 0
     for index, (context, endings, label) in enumerate(examples):
-        one = [65535, 0, index, label, len(endings), len(context), *context]
+        record = [65535, 0, index, label, len(endings), len(context), *context]
         for ending in endings:
-            one += [len(ending), *ending]
-        one[1] = 2 * len(one)
-        longest = max(longest, one[1])
-        stream += one
+            record += [len(ending), *ending]
+        record[1] = 2 * len(record)
+        longest = max(longest, record[1])
+        stream += record
     header[:4] = 20240522, 1, len(examples), longest
     path.write_bytes(header.tobytes() + np.array(stream, "<u2").tobytes())
     return path

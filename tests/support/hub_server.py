@@ -1,7 +1,7 @@
-"""A server on loopback that speaks Hugging Face's protocol, for datasets: the real client is pointed at it.
+"""A server on loopback that speaks the Hugging Face protocol for datasets, so that tests can use the real client.
 
-Answers: /api/datasets/OWNER/NAME[/revision/REV] (the commit), .../tree/COMMIT (the files, in pages), and
-/datasets/OWNER/NAME/resolve/COMMIT/PATH, which leads on to a "CDN" on the same server, as for files in LFS.
+Paths: /api/datasets/OWNER/NAME[/revision/REV] (the commit), .../tree/COMMIT (the files, in pages), and
+/datasets/OWNER/NAME/resolve/COMMIT/PATH, which redirects to a "CDN" on the same server, as for files in LFS.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 from local_server import LocalServer, send
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-PAGE = 3  # files in one answer of the tree
+PAGE = 3  # files per page of the tree, so that a small dataset has several pages
 
 
 class HubServer(LocalServer):
-    """`with HubServer({"owner/name": {"path": b"..."}}) as hub`: environment(hub) leads the client to it.
+    """`with HubServer({"owner/name": {"path": b"..."}}) as hub`: hub.environment(...) points the client to it.
 
-    wrong: paths whose content is not what the tree lists.  failing: path -> answers of 503 that are left.
-    token: what gated datasets ask for.  stalled: paths whose content comes in drops, for as long as they stand here.
+    corrupt: paths whose content differs from the tree's hash.  failing: path -> number of 503 replies left.
+    token: required by gated datasets.  stalled: paths that are sent a few bytes at a time while they are in this set.
     """
 
     def __init__(self, datasets: Mapping[str, Mapping[str, bytes]], *, token: str = "") -> None:
         self.datasets = datasets
         bodies = {f"cdn/{name}/{path}": body for name, files in datasets.items() for path, body in files.items()}
-        super().__init__(bodies, answer=self.protocol)
-        self.wrong: set[str] = set()
+        super().__init__(bodies, handler=self.protocol)
+        self.corrupt: set[str] = set()
         self.stalled: set[str] = set()
         self.failing: dict[str, int] = {}
         self.token = token
 
     def environment(self, folder: object) -> dict[str, str]:
-        """Return what leads huggingface_hub here. folder: for what it keeps beside the files."""
+        """Return variables that point huggingface_hub to this server. folder: for its cache."""
         return {"HF_ENDPOINT": self.root, "HF_HOME": str(folder), "HF_HUB_DISABLE_TELEMETRY": "1"}
 
-    def fetched(self, path: str) -> list[str]:
-        """Return the ranges in which the content of a file was asked for."""
-        return [asked for method, there, asked in self.requests if method == "GET" and f"cdn/{path}" in there]
+    def fetched_ranges(self, path: str) -> list[str]:
+        """Return the byte ranges of all requests for the content of a file."""
+        return [byte_range for method, url, byte_range in self.requests if method == "GET" and f"cdn/{path}" in url]
 
     def protocol(self, request: BaseHTTPRequestHandler) -> bool:
         url = urlsplit(request.path)
-        words = unquote(url.path).strip("/").split("/")
-        if words[0] == "cdn":
-            return self._content(request, "/".join(words))
+        segments = unquote(url.path).strip("/").split("/")
+        if segments[0] == "cdn":
+            return self._content(request, "/".join(segments))
         if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
             _json(request, {"error": "Access to this dataset is restricted"}, 401, {"X-Error-Code": "GatedRepo"})
             return True
-        start = 2 if words[:2] == ["api", "datasets"] else 1
-        name = "/".join(words[start : start + 2])
-        files, rest = self.datasets.get(name), words[start + 2 :]
+        start = 2 if segments[:2] == ["api", "datasets"] else 1
+        name = "/".join(segments[start : start + 2])
+        files, rest = self.datasets.get(name), segments[start + 2 :]
         if files is None:
             _json(request, {"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
         elif start == 1:
@@ -78,7 +78,7 @@ class HubServer(LocalServer):
         _json(request, page, headers={"Link": f'<{following}>; rel="next"'} if first + PAGE < len(paths) else {})
 
     def _resolve(self, request: BaseHTTPRequestHandler, name: str, rest: list[str]) -> None:
-        """Say what a file is, and where its content lies."""
+        """Describe a file and redirect to its content."""
         path = "/".join(rest[2:])
         body = self.datasets[name].get(path)
         if body is None:
@@ -100,7 +100,7 @@ class HubServer(LocalServer):
             send(request, 503)
         elif name in self.stalled and request.command == "GET":
             self._drip(request, name)
-        elif name in self.wrong:
+        elif name in self.corrupt:
             body = self.files[name]
             self.files[name] = body[:-1] + bytes([body[-1] ^ 1])
             self.send_file(request, name)
@@ -110,7 +110,7 @@ class HubServer(LocalServer):
         return True
 
     def _drip(self, request: BaseHTTPRequestHandler, name: str) -> None:
-        """Send a little now and then; the rest never comes."""
+        """Send ten bytes at a time up to the middle of the file, and never the rest."""
         request.send_response(200)
         body = self.files[name]
         request.send_header("Content-Length", str(len(body)))

@@ -1,4 +1,4 @@
-"""A web server on loopback that serves given files, with ranges, and breaks off where a test asks for it."""
+"""A web server on loopback that serves given files, supports ranges, and can break off a transfer."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import threading
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-Answer = Callable[[BaseHTTPRequestHandler], bool]  # True: it was answered
+RequestHandler = Callable[[BaseHTTPRequestHandler], bool]  # returns True if it replied
 
 
 class LocalServer:
-    """`with LocalServer({"name": b"..."}) as server`: server.url("name") answers; server.requests lists what came.
+    """`with LocalServer({"name": b"..."}) as server`: server.url("name") is served; server.requests lists all requests.
 
-    cut: name -> bytes after which the connection is broken once.  answer: asked first, for other protocols.
+    cut: name -> bytes after which the connection is broken once.  handler: called first, for other protocols.
     """
 
-    def __init__(self, files: Mapping[str, bytes], *, answer: Answer | None = None) -> None:
-        self.files, self.answer = dict(files), answer
+    def __init__(self, files: Mapping[str, bytes], *, handler: RequestHandler | None = None) -> None:
+        self.files, self.handler = dict(files), handler
         self.cut: dict[str, list[int]] = {}
         self.requests: list[tuple[str, str, str]] = []  # method, path, range
         outer = self
@@ -31,7 +31,7 @@ class LocalServer:
             do_HEAD = do_GET  # noqa: N815
             do_POST = do_GET  # noqa: N815
 
-            def log_message(self, *words: object) -> None:
+            def log_message(self, *arguments: object) -> None:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -45,8 +45,8 @@ class LocalServer:
     def url(self, name: str) -> str:
         return f"{self.root}/{name}"
 
-    def asked(self, text: str, method: str = "GET") -> list[tuple[str, str, str]]:
-        """Return the requests whose path holds a text."""
+    def requests_for(self, text: str, method: str = "GET") -> list[tuple[str, str, str]]:
+        """Return the requests whose path contains a text."""
         return [request for request in self.requests if text in request[1] and request[0] == method]
 
     def __enter__(self) -> LocalServer:
@@ -60,35 +60,35 @@ class LocalServer:
     def handle(self, request: BaseHTTPRequestHandler) -> None:
         path = request.path.partition("?")[0]
         self.requests.append((request.command, path, request.headers.get("Range") or ""))
-        if self.answer and self.answer(request):
+        if self.handler and self.handler(request):
             return
         self.send_file(request, path.lstrip("/"))
 
     def send_file(self, request: BaseHTTPRequestHandler, name: str) -> None:
-        """Answer with a file or a part of it."""
+        """Reply with a file or a range of it."""
         body = self.files.get(name)
         if body is None:
             send(request, 404)
             return
-        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range") or "")
-        start = int(asked[1]) if asked else 0
-        end = int(asked[2]) + 1 if asked and asked[2] else len(body)
-        if asked and start >= len(body):
+        byte_range = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range") or "")
+        start = int(byte_range[1]) if byte_range else 0
+        end = int(byte_range[2]) + 1 if byte_range and byte_range[2] else len(body)
+        if byte_range and start >= len(body):
             send(request, 416)
             return
         part = body[start : min(end, len(body))]
-        headers = {"Content-Range": f"bytes {start}-{start + len(part) - 1}/{len(body)}"} if asked else {}
+        headers = {"Content-Range": f"bytes {start}-{start + len(part) - 1}/{len(body)}"} if byte_range else {}
         cuts = self.cut.get(name)
         if request.command == "GET" and cuts:
-            _send_and_break(request, part, cuts.pop(0), 206 if asked else 200, headers)
+            _send_and_break(request, part, cuts.pop(0), 206 if byte_range else 200, headers)
         else:
-            send(request, 206 if asked else 200, part, headers)
+            send(request, 206 if byte_range else 200, part, headers)
 
 
 def send(
     request: BaseHTTPRequestHandler, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> None:
-    """Answer a request whole."""
+    """Send a complete response."""
     request.send_response(status)
     for name, text in {"Accept-Ranges": "bytes", "Content-Length": str(len(body)), **(headers or {})}.items():
         request.send_header(name, text)
@@ -100,7 +100,7 @@ def send(
 def _send_and_break(
     request: BaseHTTPRequestHandler, body: bytes, after: int, status: int, headers: Mapping[str, str]
 ) -> None:
-    """Promise the whole, send a part, and break the connection."""
+    """Announce the full length, send a part, and break the connection."""
     request.send_response(status)
     for name, text in {"Content-Length": str(len(body)), **headers}.items():
         request.send_header(name, text)

@@ -1,4 +1,4 @@
-"""Small models with weights that show mistakes, their twins of transformers, and drawn tokens."""
+"""Small models with weights large enough to expose mistakes, the same models of transformers, and random tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BYTE_SHAPE = ModelShape(n_layer=3, n_head=4, n_embd=32, block_size=24, vocab_siz
 
 @pytest.fixture(autouse=True)
 def _one_thread_and_default_precision():
-    """Small matrices are slower on several threads, the more so beside other tests."""
+    """Use one thread: small matrices are slower on several, even more so while other tests run."""
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     torch.set_num_threads(1)
     yield
@@ -21,14 +21,14 @@ def _one_thread_and_default_precision():
     torch.set_float32_matmul_precision(precision)
 
 
-def tokens(shape=SHAPE, batch=3, length=None, seed=5):
+def random_tokens(shape=SHAPE, batch=3, length=None, seed=5):
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(shape.vocab_size, (batch, (length or shape.block_size) + 1), generator=generator)
-    return drawn[:, :-1], drawn[:, 1:].contiguous()
+    ids = torch.randint(shape.vocab_size, (batch, (length or shape.block_size) + 1), generator=generator)
+    return ids[:, :-1], ids[:, 1:].contiguous()
 
 
-def strong(model, seed=11):
-    """Give every weight a size at which mistakes show: fresh weights make nearly flat attention and no biases."""
+def enlarge_weights(model, seed=11):
+    """Enlarge every weight so that mistakes show: fresh weights give nearly flat attention and zero biases."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -39,7 +39,7 @@ def strong(model, seed=11):
 
 
 def to_hf(name, tensor):
-    """Return a parameter of ours by the name and in the layout of transformers, whose Conv1D is transposed."""
+    """Return a parameter with its name and layout in transformers, whose Conv1D is transposed."""
     conv = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
     return name if name.startswith("lm_head") else f"transformer.{name}", tensor.t() if conv else tensor
 

@@ -1,4 +1,4 @@
-"""Small models, settings and gradients for the tests of optimizers and of pruning."""
+"""Small models, settings and gradients for tests of optimizers and pruning."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Settings:
     device: str = "cpu"
 
 
-class Matrix(nn.Module):
-    """A matrix and a bias in a block, an embedding outside: the kinds of parameter that optimizers tell apart."""
+class MatrixModel(nn.Module):
+    """A matrix and a bias in a block, and an embedding: the kinds of parameter that optimizers treat differently."""
 
     def __init__(self, rows: int = 12, columns: int = 8) -> None:
         super().__init__()
@@ -72,8 +72,8 @@ def gradients(parameter, steps=20, seed=3):
     return [torch.randn(parameter.shape, generator=generator) for _ in range(steps)]
 
 
-def train(optimizers, parameter, grads, model):
-    """Give `parameter` these gradients, every other parameter zeros, one step each."""
+def apply_gradients(optimizers, parameter, grads, model):
+    """Take one step per gradient of `parameter`; every other parameter gets a zero gradient."""
     for grad in grads:
         for other in model.parameters():
             other.grad = torch.zeros_like(other)
@@ -88,7 +88,7 @@ def loss_of(model, seed=0):
     return model(tokens[:, :-1], tokens[:, 1:])[1]
 
 
-def steps(model, optimizers, count, first=0):
+def run_steps(model, optimizers, count, first=0):
     for step in range(first, first + count):
         optimizers.set_scale(1 / (step + 1))
         loss_of(model, seed=step).backward()

@@ -1,4 +1,4 @@
-"""The pages of the documentation, the code on them, and the targets that make knows."""
+"""Read the documentation pages, the code on them, and the targets of the Makefile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from skips import need
+from skips import require_program
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -23,41 +23,43 @@ LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
 @cache
-def text(page: Path) -> str:
+def page_text(page: Path) -> str:
     return page.read_text(encoding="utf-8")
 
 
 @cache
-def make(*words: str) -> str:
+def run_make(*arguments: str) -> str:
     """Return the output of GNU make."""
-    command = [str(need("make")), "--no-print-directory", *words]
-    own = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
-    return subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, check=False).stdout
+    command = [str(require_program("make")), "--no-print-directory", *arguments]
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")
+    }
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False).stdout
 
 
 @cache
 def make_targets() -> frozenset[str]:
-    """Every target that make itself knows, from its database."""
-    files = make("-npq", "help").partition("# Files")[2]
+    """Return every target in make's own database."""
+    files = run_make("-npq", "help").partition("# Files")[2]
     return frozenset(re.findall(r"^([\w.+-]+):(?!=)", re.sub(r"# Not a target:\n.*", "", files), re.MULTILINE))
 
 
 def prose(page: Path) -> str:
     """Return a page without its fenced blocks."""
-    return FENCE.sub("", text(page))
+    return FENCE.sub("", page_text(page))
 
 
-def code(page: Path) -> Iterator[str]:
-    """Every line of code of a page that could be a command, and every inline code."""
-    for language, body in FENCE.findall(text(page)):
+def code_of(page: Path) -> Iterator[str]:
+    """Yield every line of code on a page that could be a command, and every inline code."""
+    for language, body in FENCE.findall(page_text(page)):
         yield from (line for line in body.splitlines() if language != "console" or line.startswith("$ "))
     yield from INDENTED.findall(prose(page))
     yield from INLINE.findall(prose(page))
 
 
 def commands(page: Path, program: str) -> Iterator[list[str]]:
-    """Return the arguments of each command of a page that starts a program."""
-    for line in code(page):
+    """Yield the arguments of each command on a page that starts `program`."""
+    for line in code_of(page):
         for part in re.split(r"&&|\|\||[;|] ", line.strip().removeprefix("$ ")):
             command = re.sub(r"<[^>]*>", "<>", re.sub(r"\s+#.*", "", part.strip()))
             if re.fullmatch(rf"{program}( -?[a-z][\w.+<>-]*| [A-Z_]+=.*)+", command):
@@ -65,7 +67,7 @@ def commands(page: Path, program: str) -> Iterator[list[str]]:
 
 
 def target_exists(name: str) -> bool:
-    """Whether make has the target; a defconfig needs its files too."""
+    """Return whether make has the target; the files of a defconfig must exist too."""
     if name in make_targets():
         return True
     if name.startswith("defconfig-"):
@@ -76,6 +78,6 @@ def target_exists(name: str) -> bool:
     return False
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    """Return the fenced blocks of a page in a language."""
-    return [body for found, body in FENCE.findall(text(page)) if found == language]
+def fenced_blocks(page: Path, language: str) -> list[str]:
+    """Return the fenced blocks of a page that are in `language`."""
+    return [body for block_language, body in FENCE.findall(page_text(page)) if block_language == language]

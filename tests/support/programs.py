@@ -1,4 +1,4 @@
-"""The program `kmatrix` called in this process, on a folder of its own, with as many GPUs as a test asks for."""
+"""Run `kmatrix` commands in this process, in a temporary directory, with a fake number of GPUs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a command gave. status: its exit status."""
+class CommandResult:
+    """The exit status and output of a command."""
 
     status: int
     out: str
@@ -27,7 +27,7 @@ class Answer:
 
     @property
     def runs(self) -> list[str]:
-        """The lines of a dry run that stand for a run."""
+        """The lines of a dry run that describe a run."""
         return [line for line in self.out.splitlines() if line.startswith("run ")]
 
     @property
@@ -50,12 +50,12 @@ class Program:
         return self.folder / ".config"
 
     def write(self, *lines: str) -> Path:
-        """Make these lines the .config, as somebody does who edits it by hand."""
+        """Write these lines to .config, as an editor would."""
         self.config.write_text("\n".join([*lines, ""]), encoding="utf-8")
         return self.config
 
     def value(self, name: str) -> str | None:
-        """Return what .config says of a symbol: the text behind =, "n" where it is not set, None where it is absent."""
+        """Return the value of a symbol in .config: the text after =, "n" if it is not set, None if it is absent."""
         for line in self.config.read_text(encoding="utf-8").splitlines():
             if line == f"# CONFIG_{name} is not set":
                 return "n"
@@ -63,40 +63,40 @@ class Program:
                 return line.partition("=")[2]
         return None
 
-    def __call__(self, *words: str) -> Answer:
-        places = [] if any(word.startswith(("O=", "KCONFIG_CONFIG=")) for word in words) else [f"O={self.folder}"]
-        return run(*words, *places)
+    def __call__(self, *arguments: str) -> CommandResult:
+        has_path = any(argument.startswith(("O=", "KCONFIG_CONFIG=")) for argument in arguments)
+        return run(*arguments, *([] if has_path else [f"O={self.folder}"]))
 
-    def plan(self, *words: str, one: bool = False) -> Plan:
-        """Return the plan of .config with these words over it."""
-        _, given = cli.parse("test-matrix-dry-run", [*words, f"O={self.folder}"])
-        return planning.make_plan(given.config, given.assignments, gpus=given.get("GPUS"), one=one)
+    def plan(self, *arguments: str, one: bool = False) -> Plan:
+        """Return the plan of .config with these assignments."""
+        _, parsed = cli.parse("test-matrix-dry-run", [*arguments, f"O={self.folder}"])
+        return planning.make_plan(parsed.config, parsed.assignments, gpus=parsed.get("GPUS"), one=one)
 
-    def good(self, *words: str) -> Answer:
+    def check(self, *arguments: str) -> CommandResult:
         """Run a command that must succeed."""
-        answer = self(*words)
-        assert answer.status == 0, answer.err
-        return answer
+        result = self(*arguments)
+        assert result.status == 0, result.err
+        return result
 
-    def refused(self, *words: str) -> str:
+    def refused(self, *arguments: str) -> str:
         """Run a command that must be refused; return its message."""
-        answer = self(*words)
-        assert answer.status == 2, f"status {answer.status}\n{answer.out}\n{answer.err}"
-        assert answer.err.startswith("error: "), answer.err
-        assert "Traceback" not in answer.err
-        return answer.err
+        result = self(*arguments)
+        assert result.status == 2, f"status {result.status}\n{result.out}\n{result.err}"
+        assert result.err.startswith("error: "), result.err
+        assert "Traceback" not in result.err
+        return result.err
 
 
-def run(*words: str) -> Answer:
-    """Call the program with these words."""
+def run(*arguments: str) -> CommandResult:
+    """Run the command in this process."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = cli.main(list(words))
-    return Answer(status, out.getvalue(), err.getvalue())
+        status = cli.main(list(arguments))
+    return CommandResult(status, out.getvalue(), err.getvalue())
 
 
 def give_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Let the planner see this many GPUs, whatever the machine has."""
+    """Make the planner detect this many GPUs, whatever the machine has."""
     gpus = tuple(Gpu(index=i, name="NVIDIA A10G", uuid=f"GPU-{i}", memory_total=23028) for i in range(count))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(planning, "detect", lambda: Detected(gpus=gpus, notes=()))

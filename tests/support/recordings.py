@@ -1,4 +1,4 @@
-"""A recorder as a process of its own, on simulated GPUs, and what it recorded."""
+"""Run a recorder on simulated GPUs in its own process, and read its recording."""
 
 import contextlib
 import os
@@ -15,17 +15,17 @@ from kmatrix.gpu.devices import Device
 from kmatrix.gpu.formats.binary import read_samples
 from kmatrix.records.files import read_jsonl, write_json
 from kmatrix.records.paths import RunDir
-from skips import need
+from skips import require_program
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-DEVICES = [Device(gpu_index=at, gpu_name="NVIDIA A10G", uuid=f"GPU-{at}", memory_total=1000.0) for at in range(2)]
+DEVICES = [Device(gpu_index=i, gpu_name="NVIDIA A10G", uuid=f"GPU-{i}", memory_total=1000.0) for i in range(2)]
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    need("gcc")
+    require_program("gcc")
     return simulate.build(tmp_path_factory.mktemp("nvml"))
 
 
@@ -38,23 +38,23 @@ def run_dir(tmp_path):
 
 
 @pytest.fixture
-def start(run_dir, library, tmp_path):
-    """Start a recorder on simulated GPUs. lines: its scenario."""
+def start_recorder(run_dir, library, tmp_path):
+    """Start a recorder on simulated GPUs. lines: the scenario."""
     started = []
 
-    def begin(*arguments, lines="", gpus=2, epoch=None):
+    def start(*arguments, lines="", gpus=2, epoch=None):
         scenario = tmp_path / "scenario.scn"
         scenario.write_text(lines)
-        known = simulate.environment(library, scenario, gpus, time.time() if epoch is None else epoch)
-        return launch(run_dir.path, *arguments, started=started, environment=known)
+        environment = simulate.environment(library, scenario, gpus, time.time() if epoch is None else epoch)
+        return launch_recorder(run_dir.path, *arguments, started=started, environment=environment)
 
-    yield begin
+    yield start
     for process in started:
         process.kill()
         process.wait()
 
 
-def launch(path, *arguments, started=None, environment=None):
+def launch_recorder(path, *arguments, started=None, environment=None):
     command = [sys.executable, "-m", "kmatrix.gpu.recorder", str(path), *map(str, arguments)]
     process = subprocess.Popen(
         command,
@@ -68,18 +68,18 @@ def launch(path, *arguments, started=None, environment=None):
     return process
 
 
-def samples(run_dir):
+def sample_count(run_dir):
     with contextlib.suppress(Exception):
         return len(read_samples(run_dir.gpu_samples))
     return 0
 
 
-def finish(process):
+def stop_recorder(process):
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=20)
     assert (process.returncode, errors) == (0, "")
     return output
 
 
-def events(run_dir, kind):
+def events_of(run_dir, kind):
     return [line for line in read_jsonl(run_dir.gpu_events) if line["event"] == kind]

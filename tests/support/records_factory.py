@@ -1,4 +1,4 @@
-"""Makes folders of matrices and runs from nothing, as the runner and the trainer write them. No torch."""
+"""Make matrix and run directories as the runner and the trainer write them, without torch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ START_LOSS = 10.9
 
 @dataclass(frozen=True, kw_only=True)
 class FakeRun:
-    """What one run is to look like. final_loss: validation loss at its end; tokens_per_s: of the whole run.
+    """The properties of one run. final_loss: validation loss at its end; tokens_per_s: of the whole run.
 
-    stop_at: the step at which a run that does not finish ended.  axes: beside optimizer and gpus.
-    result: whether the trainer lived to write result.json.
+    stop_at: last step of a run that does not finish.  axes: in addition to optimizer and gpus.
+    result: whether the trainer wrote result.json.
     """
 
     optimizer: str = "adamw"
@@ -67,10 +67,12 @@ def hash_of(text: str) -> int:
     return int.from_bytes(text.encode(), "big") % (16**10)
 
 
-def seeds(count: int, losses: Sequence[float], **about: Any) -> list[FakeRun]:
-    """Return runs that differ only in seed, with these final losses."""
+def runs_with_seeds(count: int, losses: Sequence[float], **about: Any) -> list[FakeRun]:
+    """Return one run per final loss that differ only in seed."""
     return [
-        FakeRun(seed=seed, final_loss=loss, axes={"seed": str(seed), **about.get("axes", {})}, **_less(about, "axes"))
+        FakeRun(
+            seed=seed, final_loss=loss, axes={"seed": str(seed), **about.get("axes", {})}, **_without(about, "axes")
+        )
         for seed, loss in zip(range(1, count + 1), losses, strict=True)
     ]
 
@@ -84,12 +86,12 @@ def make_matrix(
     cuts: Sequence[tuple[int, str]] = (),
     took: float | None = 723.0,
 ) -> MatrixDir:
-    """Write a matrix. planned: runs that are in the plan and have no folder yet. took: seconds; None: it runs."""
+    """Write a matrix. planned: runs without a directory yet. took: duration in seconds, None if it still runs."""
     matrix = MatrixDir(root / name)
     for run in runs:
         make_run(matrix, run)
-    everything = [*runs, *planned]
-    labels = dict.fromkeys(label for run in everything for label in run.all_axes)
+    all_runs = [*runs, *planned]
+    labels = dict.fromkeys(label for run in all_runs for label in run.all_axes)
     write_json(
         matrix.matrix_json,
         {
@@ -100,32 +102,39 @@ def make_matrix(
                 {
                     "label": label,
                     "symbol": f"GPT2_{label.upper()}",
-                    "values": list(dict.fromkeys(run.all_axes[label] for run in everything if label in run.all_axes)),
+                    "values": list(dict.fromkeys(run.all_axes[label] for run in all_runs if label in run.all_axes)),
                 }
                 for label in labels
             ],
             "overrides": ["MAX_ITERS=100"],
-            "runs": [{"name": run.name, "run_id": run.run_id, "axes": run.all_axes} for run in everything],
+            "runs": [{"name": run.name, "run_id": run.run_id, "axes": run.all_axes} for run in all_runs],
             "cuts": [{"count": count, "reason": reason} for count, reason in cuts],
-            "provenance": provenance(everything),
+            "provenance": provenance(all_runs),
         },
     )
     status = "running" if took is None else "finished"
     ended = None if took is None else CREATED + took
     counts = {status: sum(run.status == status for run in runs) for status in {run.status for run in runs}}
-    about = {"status": status, "started": CREATED, "ended": ended, "pid": 4242, "host": "node-1", "counts": counts}
-    write_json(matrix.status, about)
+    status_fields = {
+        "status": status,
+        "started": CREATED,
+        "ended": ended,
+        "pid": 4242,
+        "host": "node-1",
+        "counts": counts,
+    }
+    write_json(matrix.status, status_fields)
     return matrix
 
 
 def make_run(matrix: MatrixDir, run: FakeRun) -> RunDir:
-    """Write the folder of one run: everything that the runner and the trainer leave, as far as it came."""
+    """Write the directory of one run: the files that the runner and the trainer have written up to its status."""
     folder = matrix.run(run.name)
     folder.path.mkdir(parents=True)
-    about = {"run_id": run.run_id, "name": run.name, "matrix": matrix.name, "axes": run.all_axes, "symbols": {}}
+    record = {"run_id": run.run_id, "name": run.name, "matrix": matrix.name, "axes": run.all_axes, "symbols": {}}
     if run.asked is not None:
-        about["asked"] = list(run.asked)
-    write_json(folder.run_json, {**about, "train": train_fields(run), "timeout_s": 0, "provenance": provenance([run])})
+        record["asked"] = list(run.asked)
+    write_json(folder.run_json, {**record, "train": train_fields(run), "timeout_s": 0, "provenance": provenance([run])})
     ended = None if run.status == "running" else CREATED + 60
     code = {"finished": 0, "failed": 1, "stopped": 130}.get(run.status)
     state = {"run_id": run.run_id, "name": run.name, "status": run.status, "reason": run.reason, "attempt": run.attempt}
@@ -146,7 +155,7 @@ def make_run(matrix: MatrixDir, run: FakeRun) -> RunDir:
 
 
 def train_fields(run: FakeRun) -> dict[str, Any]:
-    """Return the fields of the trainer's configuration that a report may read, and their neighbours."""
+    """Return the fields of the trainer's configuration, at least all that a report may read."""
     return {
         "model": "tiny",
         "n_layer": 4,
@@ -179,7 +188,7 @@ def train_fields(run: FakeRun) -> dict[str, Any]:
 
 
 def metrics(run: FakeRun) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl up to where the run ended."""
+    """Return the lines of metrics.jsonl up to the last step of the run."""
     last = run.steps if run.stop_at is None else run.stop_at
     step_tokens = train_fields(run)["global_batch"] * train_fields(run)["block_size"]
     lines = []
@@ -201,7 +210,7 @@ def metrics(run: FakeRun) -> list[dict[str, Any]]:
 
 
 def loss_at(run: FakeRun, step: int) -> float:
-    """Return a loss that falls from START_LOSS and is final_loss at the last step, exactly."""
+    """Return a loss that falls from START_LOSS and is exactly final_loss at the last step."""
     if step == run.steps:
         return run.final_loss
     fade = (math.exp(-6 * step / run.steps) - math.exp(-6)) / (1 - math.exp(-6))
@@ -209,7 +218,7 @@ def loss_at(run: FakeRun, step: int) -> float:
 
 
 def result(run: FakeRun, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what the trainer writes last."""
+    """Return result.json as the trainer writes it last."""
     val = [(line["step"], line["val/loss"]) for line in lines if "val/loss" in line]
     train = [line["train/loss"] for line in lines if "train/loss" in line]
     best_step, best = min(val, key=lambda item: item[1])
@@ -241,7 +250,7 @@ def result(run: FakeRun, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def training_metrics(run: FakeRun, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the original project's file of one run."""
+    """Return training_metrics.json, the original project's file of one run."""
     val = [line["val/loss"] for line in lines if "val/loss" in line]
     return {
         "config": {"optimizer": run.optimizer},
@@ -255,7 +264,7 @@ def training_metrics(run: FakeRun, lines: Sequence[Mapping[str, Any]]) -> dict[s
 
 
 def provenance(runs: Sequence[FakeRun]) -> dict[str, Any]:
-    """Return where and with what the runs were made."""
+    """Return the provenance of the runs: machine, versions and commit."""
     gpus = max((run.gpus for run in runs if run.device == "cuda"), default=0)
     return {
         "created": CREATED,
@@ -271,5 +280,5 @@ def provenance(runs: Sequence[FakeRun]) -> dict[str, Any]:
     }
 
 
-def _less(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _without(values: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != key}

@@ -1,4 +1,4 @@
-"""A server on loopback that knows no key, and somebody else's port."""
+"""A server on loopback that rejects every API key, and a port that is in use."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from local_server import LocalServer
 
 
 @contextmanager
-def refusing(message: str) -> Iterator[str]:
-    """Yield the URL of a server that answers 401 to everything. message: its words; {key} is the key that it got."""
+def server_refusing_keys(message: str) -> Iterator[str]:
+    """Yield the URL of a server that replies 401 to everything. message: its error; {key} is the key it received."""
 
-    def answer(request: BaseHTTPRequestHandler) -> bool:
+    def respond(request: BaseHTTPRequestHandler) -> bool:
         request.rfile.read(int(request.headers.get("Content-Length", 0)))
-        _, _, word = request.headers.get("Authorization", "").partition(" ")
-        words = message.replace("{key}", base64.b64decode(word).decode())
-        body = json.dumps({"errors": [{"message": words}]}).encode()
+        _, _, credentials = request.headers.get("Authorization", "").partition(" ")
+        text = message.replace("{key}", base64.b64decode(credentials).decode())
+        body = json.dumps({"errors": [{"message": text}]}).encode()
         request.send_response(401)
         request.send_header("Content-Type", "application/json")
         request.send_header("Content-Length", str(len(body)))
@@ -28,13 +28,13 @@ def refusing(message: str) -> Iterator[str]:
         request.wfile.write(body)
         return True
 
-    with LocalServer({}, answer=answer) as server:
+    with LocalServer({}, handler=respond) as server:
         yield server.url("").rstrip("/")
 
 
 @contextmanager
-def busy() -> Iterator[int]:
-    """Yield a port of loopback that is taken."""
+def busy_port() -> Iterator[int]:
+    """Yield a port on loopback that is in use."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

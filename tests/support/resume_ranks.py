@@ -1,6 +1,6 @@
-"""Trains each case straight, and in two parts: one group of ranks for all of them. Run by test_resume.py.
+"""Train each case without interruption and in two parts, with one process group for all cases. Run by test_resume.py.
 
-python resume_ranks.py FOLDER CASE ..., alone or under torchrun: FOLDER/<case>/straight and /parts are trained.
+`python resume_ranks.py FOLDER CASE ...`, alone or under torchrun, trains FOLDER/<case>/straight and /parts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PRUNED = {"target_sparsity": 0.5, "pruning_warmup": 0.1, "pruning_ramp_end": 0.7
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run in two parts. stop: updates after which the first is asked to stop; it ends one step later."""
+    """One run in two parts. stop: updates after which the first part is asked to stop; it ends one step later."""
 
     name: str
     stop: int = 6
@@ -41,7 +41,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Every optimizer that there is, with dropout; then ends at the border of an epoch, and a model that draws."""
+    """Yield every optimizer with dropout, stops at the border of an epoch, and a model that draws random numbers."""
     for name in sorted(optim.BUILDERS):
         for base in ("adamw", "adamwspam") if name == "adamwprune" else ("",):
             special = {key: value for values in SPECIAL.values() for key, value in values.items()}
@@ -56,7 +56,7 @@ def cases() -> Iterator[Case]:
 
 
 class StopAfter:
-    """What asks the loop to stop after some updates, in place of a signal."""
+    """Ask the loop to stop after some updates, instead of a signal."""
 
     signal = "TEST"
 
@@ -68,11 +68,11 @@ class StopAfter:
         return self.updates is not None and self.log.step >= self.updates
 
     def seen(self) -> None:
-        """There is no thread that watches."""
+        """Do nothing: no thread watches this request."""
 
 
 class NoisyGPT(GPT):
-    """A model that draws random numbers of its own, and differs in them between ranks."""
+    """A model that draws random numbers, different ones on each rank."""
 
     def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> Any:
         logits, loss = super().forward(idx, targets)
@@ -88,10 +88,12 @@ def prepare(folder: Path, world: int, case: Case, sha256: str) -> None:
         write_json(run_dir.run_json, {"run_id": "0123456789", "name": name, "train": fields})
 
 
-def go(run_dir: RunDir, case: Case, *, attempt: int = 1, stop: int | None = None, resume: str = "none") -> None:
+def run_attempt(
+    run_dir: RunDir, case: Case, *, attempt: int = 1, stop: int | None = None, resume: str = "none"
+) -> None:
     """Execute one attempt in this process."""
     log = RunLog(run_dir, "0123456789", attempt, main=dist.environment()[0] == 0)
-    train.build_model = noisy if case.noisy else BUILD
+    train.build_model = build_noisy_model if case.noisy else BUILD
     torch.manual_seed(99 + dist.environment()[0] + 10 * attempt)  # a resume must not depend on it
     if attempt == 1:
         torch.manual_seed(dist.environment()[0])
@@ -100,7 +102,7 @@ def go(run_dir: RunDir, case: Case, *, attempt: int = 1, stop: int | None = None
         train.train(read_json(run_dir.run_json), log, StopAfter(log, stop), watch, resume=resume)  # type: ignore[arg-type]
 
 
-def noisy(config: Any) -> GPT:
+def build_noisy_model(config: Any) -> GPT:
     model = BUILD(config)
     model.__class__ = NoisyGPT
     return model
@@ -131,9 +133,9 @@ def main(folder: Path, names: list[str]) -> None:
     dist.start = once
     for case in chosen:
         straight, parts = (RunDir(folder / case.name / name) for name in ("straight", "parts"))
-        go(straight, case)
-        go(parts, case, stop=case.stop)
-        go(parts, case, attempt=2, resume="latest")
+        run_attempt(straight, case)
+        run_attempt(parts, case, stop=case.stop)
+        run_attempt(parts, case, attempt=2, resume="latest")
     dist.finish(0)
 
 

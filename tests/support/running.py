@@ -1,4 +1,4 @@
-"""What tests of the runner share: a matrix in a folder, runs with a trainer that behaves as told, a runner to kill."""
+"""Matrices, runs with the fake trainer, and runner processes for tests of the runner."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def matrix(tmp_path):
 
 @pytest.fixture
 def plan(matrix):
-    """Make the folder of a run, and its plan."""
+    """Write the directory of a run and return its plan."""
 
     def make(name, behave="finish", **known):
         train = {"batch_size": 12, "learning_rate": 6e-4, "max_iters": MAX_ITERS, "peak_tflops": None}
@@ -67,8 +67,8 @@ def plan(matrix):
     return make
 
 
-def end_of(plan, *, started=None, gpus=(), **job):
-    """Classify an attempt of which the engine saw this. started: Unix seconds."""
+def classify_end(plan, *, started=None, gpus=(), **job):
+    """Classify an attempt from what the engine reported. started: Unix seconds."""
     attempt = Attempt(number=plan.attempt, micro_batch=plan.micro_batch, started=started, gpus=gpus)
     return classify(plan.dir, attempt, JobState(phase=JobPhase.ENDED, started=started, gpus=gpus, **job))
 
@@ -77,23 +77,23 @@ def status_of(plan):
     return read_json(plan.dir.status)
 
 
-def alive(pid):
+def is_alive(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def processes_of(matrix):
-    """Every process whose command line names this matrix."""
+    """Return every process whose command line names this matrix."""
     return [p for p in psutil.process_iter(["cmdline"]) if any(str(matrix.path) in a for a in p.info["cmdline"] or [])]
 
 
 @pytest.fixture
-def runner(matrix):
-    """Start a drive in a process of its own, as `make test-matrix` does."""
+def start_runner(matrix):
+    """Start a runner in its own process, as `make test-matrix` does."""
     started = []
 
-    def start(*words, grace_s=5.0, launcher="direct"):
+    def start(*arguments, grace_s=5.0, launcher="direct"):
         code = DRIVER.format(root=str(ROOT))
-        command = [sys.executable, "-c", code, str(matrix.path), str(grace_s), launcher, *words]
+        command = [sys.executable, "-c", code, str(matrix.path), str(grace_s), launcher, *arguments]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         started.append(process)
         return process

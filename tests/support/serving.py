@@ -1,4 +1,4 @@
-"""A small model behind a real server in a thread of this process, for tests that ask it over HTTP."""
+"""Serve a small model with the real server in a thread of this process."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gpt2.inference.restore import Restored
 from gpt2.inference.server import Service, application, listening
 from gpt2.model import GPT
 from kmatrix.shapes import ModelShape
-from waiting import until
+from waiting import wait_until
 
 SHAPE = ModelShape(n_layer=2, n_head=2, n_embd=32, block_size=96, vocab_size=257)
 
 
 def restored(seed: int = 1, model: GPT | None = None) -> Restored:
-    """Return a model with weights that were drawn and never trained."""
+    """Return a model with random, untrained weights."""
     return Restored(
         model=(model or GPT(SHAPE, seed=seed)).eval(),
         tokenizer=load("byte"),
@@ -33,8 +33,8 @@ def restored(seed: int = 1, model: GPT | None = None) -> Restored:
 
 @contextmanager
 def served(service: Service, **options: object) -> Iterator[str]:
-    """Serve until the block ends; give the address."""
-    place = listening("127.0.0.1", 0)
+    """Serve until the end of the block and yield the URL."""
+    listening_socket = listening("127.0.0.1", 0)
     config = uvicorn.Config(
         application(service, **options),  # type: ignore[arg-type]
         log_level="warning",
@@ -43,11 +43,11 @@ def served(service: Service, **options: object) -> Iterator[str]:
         ws="none",
     )
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening_socket]}, daemon=True)
     thread.start()
-    until(lambda: server.started, "the server has started")
+    wait_until(lambda: server.started, "the server has started")
     try:
-        yield f"http://127.0.0.1:{place.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listening_socket.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(60)

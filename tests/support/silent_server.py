@@ -1,4 +1,4 @@
-"""A black hole on loopback: it accepts every connection, counts them, and never answers."""
+"""A server on loopback that accepts and counts every connection and never replies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 
 
 class SilentServer:
-    """`with SilentServer() as hole`: hole.root is its address, hole.connections how many were made."""
+    """`with SilentServer() as server`: server.root is its URL, server.connections the number of connections."""
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -22,8 +22,8 @@ class SilentServer:
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        for held in (self._socket, *self._kept):
-            held.close()
+        for connection in (self._socket, *self._kept):
+            connection.close()
         self._thread.join()
 
     @property
@@ -40,7 +40,7 @@ class SilentServer:
                 self._kept.append(self._socket.accept()[0])
 
 
-def refusing() -> str:
-    """Return an address on loopback at which nobody listens."""
+def refusing_url() -> str:
+    """Return a URL on loopback that refuses connections, because no server listens there."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"http://127.0.0.1:{server.getsockname()[1]}"

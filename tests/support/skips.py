@@ -1,4 +1,4 @@
-"""Tests that need a program of the system: skipped where it is missing, failed where nothing may be skipped."""
+"""Skip tests whose system program is missing, or fail them if skipping is not allowed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 NO_SKIPS = "KMATRIX_NO_SKIPS"
 
 
-def need(program: str) -> Path:
-    """Return where `program` is. Without it the test is skipped, or fails where KMATRIX_NO_SKIPS=1.
+def require_program(program: str) -> Path:
+    """Return the path of `program`. If it is missing, skip the test, or fail it with KMATRIX_NO_SKIPS=1.
 
-    Call it inside a test or a fixture. .ci/run sets the variable: there a missing program is a mistake of the set-up.
+    Call it inside a test or a fixture. .ci/run sets the variable, because there a missing program is a setup error.
     """
     found = shutil.which(program)
     if found:

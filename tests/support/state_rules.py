@@ -1,4 +1,4 @@
-"""What holds for the state of every run: the invariants that tests check after each transition."""
+"""Check the invariants of the state of a run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from kmatrix.records.runs import Status
 from kmatrix.status.state import ENDED, RunState
 
 
-def why_illegal(state: RunState) -> str:
-    """Return what is wrong with a state, "" for nothing."""
+def find_violation(state: RunState) -> str:
+    """Return a message about the first violated invariant of a state, or "" for a legal state."""
     numbers = [state.archived, *(attempt.number for attempt in state.attempts)]
     if any(later <= former for former, later in itertools.pairwise(numbers)):
         return "the attempts are not counted upwards"

@@ -1,6 +1,6 @@
-"""An independent reader of recordings for tests: one snapshot at a time, without numpy.
+"""Read recordings one snapshot at a time and without numpy, to check the vectorized reader.
 
-Reports read recordings in columns (kmatrix.gpu.formats.columns); the tests hold those against this reader.
+Reports read recordings in columns (kmatrix.gpu.formats.columns); tests compare the columns with this reader.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHUNK = 1 << 18  # characters per read
 
 
 class StatsReader(TolerantReader, Iterator[Snapshot]):
-    """Iterate over the snapshots of a gpu_stats*.json or of a CSV, ours or the original project's."""
+    """Iterate over the snapshots of a gpu_stats*.json or a CSV file of kmatrix or of the original project."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

@@ -1,4 +1,4 @@
-"""What acceptance tests look at: the files that a matrix left, and the processes that work in its folder."""
+"""Read the files of a matrix and find its processes, for acceptance tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-KINDS = (  # what a process is, by a word of its command line; the first that fits
+KINDS = (  # kind of a process, and a part of its command line; the first match counts
     ("guard", "guard.py"),
     ("recorder", "kmatrix.gpu.recorder"),
     ("tracker", "kmatrix.track"),
@@ -20,12 +20,12 @@ KINDS = (  # what a process is, by a word of its command line; the first that fi
 )
 
 
-def load(path: Path) -> Any:
+def load_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of a log, without one that a crash or a full disk cut short."""
+def complete_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the complete lines of a log, without one that a crash or a full disk truncated."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []:
         with contextlib.suppress(json.JSONDecodeError):
@@ -37,13 +37,13 @@ def matrices(folder: Path) -> list[Path]:
     return sorted(folder.glob("test_matrix_results_*"))
 
 
-def only(found: Iterable[Any]) -> Any:
-    (one,) = found
-    return one
+def only(items: Iterable[Any]) -> Any:
+    (item,) = items
+    return item
 
 
 def processes_of(folder: Path) -> dict[str, list[psutil.Process]]:
-    """Every process whose command line names the folder, by what it is."""
+    """Return every process whose command line names the folder, by kind."""
     found: dict[str, list[psutil.Process]] = {kind: [] for kind, _ in KINDS}
     for process in psutil.process_iter(["cmdline", "status"]):
         words = process.info["cmdline"] or []
@@ -56,5 +56,5 @@ def processes_of(folder: Path) -> dict[str, list[psutil.Process]]:
 
 
 def processes_below(folder: Path) -> list[psutil.Process]:
-    """Return the same as one list."""
+    """Return every process whose command line names the folder, as one list."""
     return [process for processes in processes_of(folder).values() for process in processes]

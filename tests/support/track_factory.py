@@ -1,4 +1,4 @@
-"""What tests of trackers share: the folder of a run as a trainer and a recorder write it, and a tracker in memory."""
+"""Make run directories as a trainer and a recorder write them, and a tracker in memory, for tests of trackers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.track.tracker import StoredRun
 
-BEGAN = 1767225600.0  # Unix seconds
+START_TIME = 1767225600.0  # Unix seconds
 MATRIX = "test_matrix_results_20260101_000000"
 
 
-def run_dir(results: Path, name: str = "gpt2_adamw_2gpu", *, trackers: tuple[str, ...] = ("tensorboard",)) -> RunDir:
-    """Make the folder of a run that has not begun."""
+def make_run_dir(
+    results: Path, name: str = "gpt2_adamw_2gpu", *, trackers: tuple[str, ...] = ("tensorboard",)
+) -> RunDir:
+    """Make the directory of a run that has not started."""
     run = RunDir(results / MATRIX / name)
     run.path.mkdir(parents=True)
     record = {"run_id": "0123456789ab", "name": name, "matrix": MATRIX, "axes": {"optimizer": "adamw", "seed": "1"}}
@@ -25,30 +27,30 @@ def run_dir(results: Path, name: str = "gpt2_adamw_2gpu", *, trackers: tuple[str
     return run
 
 
-def line(run: RunDir, step: int, **values: object) -> None:
-    """Append a line of metrics. values: keys with `__` in the place of `/`."""
+def append_metrics(run: RunDir, step: int, **values: object) -> None:
+    """Append a line of metrics. values: keys with `__` instead of `/`."""
     named = {key.replace("__", "/"): value for key, value in values.items()}
-    append_jsonl(run.metrics, {"step": step, "time": BEGAN + step, "attempt": 1, **named})
+    append_jsonl(run.metrics, {"step": step, "time": START_TIME + step, "attempt": 1, **named})
 
 
 def loss(step: int) -> float:
     return 6.0 - step / 100
 
 
-def train(run: RunDir, steps: range, *, attempt: int = 1, off: float = 0.0) -> None:
-    """Write what a trainer writes of these steps. off: nats by which the losses differ from those of every attempt."""
+def write_training(run: RunDir, steps: range, *, attempt: int = 1, off: float = 0.0) -> None:
+    """Write the metrics of these steps as a trainer does. off: nats added to the losses of this attempt."""
     for step in steps:
         if step % 10 == 0:
-            line(run, step, attempt=attempt, val__loss=loss(step) + 0.1, tokens=100 * step)
-        line(run, step, attempt=attempt, train__loss=loss(step) + off, train__lr=1e-3, tokens=100 * step)
+            append_metrics(run, step, attempt=attempt, val__loss=loss(step) + 0.1, tokens=100 * step)
+        append_metrics(run, step, attempt=attempt, train__loss=loss(step) + off, train__lr=1e-3, tokens=100 * step)
 
 
-def resumed(run: RunDir, step: int, *, attempt: int = 2) -> None:
-    line(run, step, attempt=attempt, resumed=True)
+def append_resume(run: RunDir, step: int, *, attempt: int = 2) -> None:
+    append_metrics(run, step, attempt=attempt, resumed=True)
 
 
-def record(run: RunDir, seconds: range, *, gpus: int = 2) -> None:
-    """Write what a recorder writes in these seconds of the run."""
+def write_recording(run: RunDir, seconds: range, *, gpus: int = 2) -> None:
+    """Write the GPU samples of these seconds as a recorder does."""
     array = JsonArrayFile(run.gpu_stats_multi)
     for second in seconds:
         devices = [
@@ -61,19 +63,19 @@ def record(run: RunDir, seconds: range, *, gpus: int = 2) -> None:
             }
             for index in range(gpus)
         ]
-        stamp = datetime.fromtimestamp(BEGAN + second, UTC).isoformat()
+        stamp = datetime.fromtimestamp(START_TIME + second, UTC).isoformat()
         total = {"total_memory_used": 1000.0 * gpus, "average_utilization": 90.0}
         array.append({"timestamp": stamp, "multi_gpu_data": devices, "aggregate_stats": total})
     array.close()
 
 
-def ended(run: RunDir, status: str = "finished", *, attempt: int = 1, **known: object) -> None:
-    """Write what a runner writes when an attempt has ended."""
+def write_status(run: RunDir, status: str = "finished", *, attempt: int = 1, **known: object) -> None:
+    """Write status.json as a runner does after an attempt."""
     write_json(run.status, {"status": status, "attempt": attempt, "attempts": [], **known})
 
 
-def numbers(run: RunDir) -> dict[int, dict[str, float]]:
-    """Return what trackers are to hold: step -> each key with a number."""
+def expected_values(run: RunDir) -> dict[int, dict[str, float]]:
+    """Return the values that a tracker must have stored: step -> each key with a number."""
     found: dict[int, dict[str, float]] = {}
     for text in run.metrics.read_text().splitlines():
         value = json.loads(text)
@@ -83,10 +85,10 @@ def numbers(run: RunDir) -> dict[int, dict[str, float]]:
     return found
 
 
-class Memory:
-    """A tracker's own store, and a tracker on it that keeps the real signatures and does as it is told.
+class MemoryTracker:
+    """A tracker with the real signatures that stores everything in memory.
 
-    refuse: raised by the next calls of open, one each.  hang: called in each call of points.
+    refuse: exceptions that the next calls of open raise, one per call.  hang: called in each call of points.
     """
 
     name = "memory"
@@ -116,7 +118,7 @@ class Memory:
         self.rows += [(point.step, point.time, dict(point.values)) for point in points]
 
     def devices(self, devices):
-        self.gpus += [(one.time, dict(one.values)) for one in devices]
+        self.gpus += [(device.time, dict(device.values)) for device in devices]
 
     def alert(self, alert):
         self.alerts.append((alert.title, alert.text))

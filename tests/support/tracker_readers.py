@@ -1,4 +1,4 @@
-"""What each tracker holds of a run, by its own public reader."""
+"""Read what each tracker stored of a run, with the tracker's own public reader."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-BESIDE = ("schema", "step", "time")  # of a line of metrics, what is no value of its step
+METADATA_KEYS = ("schema", "step", "time")  # keys of a metrics line that are not metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """One run in one tracker. rows: step and values of each row, in the tracker's order.
+class TrackerContent:
+    """The content of one run in one tracker. rows: step and values of each row, in the tracker's order.
 
     times: step -> Unix seconds.  about: group, tags, config, state, as far as the tracker has them.
     """
@@ -37,21 +37,23 @@ class Held:
         return found
 
 
-def expected(run: Path) -> dict[int, dict[str, float]]:
-    """Return what metrics.jsonl says of each step, void lines left out: the last attempt counts."""
+def expected_values(run: Path) -> dict[int, dict[str, float]]:
+    """Return the values of each step in metrics.jsonl, without lines that a resume made void."""
     found: dict[int, dict[str, float]] = {}
     for text in (run / "metrics.jsonl").read_text().splitlines():
         line = json.loads(text)
         if line.get("resumed"):
             found = {step: values for step, values in found.items() if step <= line["step"]}
             continue
-        numbers = {key: value for key, value in line.items() if key not in BESIDE and isinstance(value, (int, float))}
+        numbers = {
+            key: value for key, value in line.items() if key not in METADATA_KEYS and isinstance(value, (int, float))
+        }
         found.setdefault(line["step"], {}).update(numbers)
     return found
 
 
-def times(run: Path) -> dict[int, float]:
-    """Return when each step was written last, void lines left out."""
+def expected_times(run: Path) -> dict[int, float]:
+    """Return the time of the last line of each step in metrics.jsonl, without lines that a resume made void."""
     found: dict[int, float] = {}
     for text in (run / "metrics.jsonl").read_text().splitlines():
         line = json.loads(text)
@@ -62,18 +64,18 @@ def times(run: Path) -> dict[int, float]:
     return found
 
 
-def wandb(python: str, run: Path) -> Held:
+def read_wandb(python: str, run: Path) -> TrackerContent:
     """Read the offline runs of a run's folder with `wandb leet inspect --json`."""
     rows, stamps, about = [], {}, {}
-    for piece in sorted((run / "wandb").glob("offline-run-*")):
-        done = subprocess.run(
-            [python, "-m", "wandb", "leet", "inspect", "--json", str(piece)],
+    for offline_run in sorted((run / "wandb").glob("offline-run-*")):
+        completed = subprocess.run(
+            [python, "-m", "wandb", "leet", "inspect", "--json", str(offline_run)],
             capture_output=True,
             text=True,
             timeout=120,
             check=False,
         )
-        for text in done.stdout.splitlines():
+        for text in completed.stdout.splitlines():
             record = json.loads(text)
             if "history" in record:
                 item = record["history"]["item"]
@@ -82,28 +84,28 @@ def wandb(python: str, run: Path) -> Held:
             for kind in ("run", "exit", "summary", "config"):
                 if kind in record:
                     about[kind] = record[kind]
-    return Held(rows=tuple(rows), times=stamps, about=about)
+    return TrackerContent(rows=tuple(rows), times=stamps, about=about)
 
 
-def trackio(python: str, results: Path, project: str, run: str) -> Held:
-    """Read a run with `trackio get ... --json`: each of its metrics for itself."""
-    ask = functools.partial(_trackio, python, results, project, run)
-    metrics = ask("list", "metrics")["metrics"]
+def read_trackio(python: str, results: Path, project: str, run: str) -> TrackerContent:
+    """Read a run with `trackio get ... --json`, one metric at a time."""
+    query = functools.partial(_trackio, python, results, project, run)
+    metrics = query("list", "metrics")["metrics"]
     rows, stamps = [], {}
     seen: dict[int, dict[str, float]] = {}
     for metric in metrics:
-        for row in ask("get", "metric", "--metric", metric)["values"]:
+        for row in query("get", "metric", "--metric", metric)["values"]:
             if metric in seen.get(row["step"], {}):
-                rows.append((row["step"], {metric: row["value"]}))  # twice
+                rows.append((row["step"], {metric: row["value"]}))  # a step that was stored twice is a row of its own
             seen.setdefault(row["step"], {})[metric] = row["value"]
             stamps[row["step"]] = row["timestamp"]
     rows += list(seen.items())
-    return Held(rows=tuple(rows), about={"run": ask("get", "run"), "stamps": stamps})
+    return TrackerContent(rows=tuple(rows), about={"run": query("get", "run"), "stamps": stamps})
 
 
-def tensorboard(folder: Path) -> Held:
+def read_tensorboard(folder: Path) -> TrackerContent:
     """Read a log directory with TensorBoard's EventAccumulator."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from read_tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}, purge_orphaned_data=False)
     reader.Reload()
@@ -112,7 +114,7 @@ def tensorboard(folder: Path) -> Held:
     for tag in reader.Tags()["scalars"]:
         for event in reader.Scalars(tag):
             if tag in seen.get(event.step, {}):
-                rows.append((event.step, {tag: event.value}))  # twice
+                rows.append((event.step, {tag: event.value}))  # a step that was stored twice is a row of its own
             seen.setdefault(event.step, {})[tag] = event.value
             if tag == "train/loss":
                 stamps[event.step] = event.wall_time
@@ -120,15 +122,15 @@ def tensorboard(folder: Path) -> Held:
     texts = {
         tag: [e.tensor_proto.string_val[0].decode() for e in reader.Tensors(tag)] for tag in reader.Tags()["tensors"]
     }
-    return Held(rows=tuple(rows), times=stamps, about=texts)
+    return TrackerContent(rows=tuple(rows), times=stamps, about=texts)
 
 
-def _trackio(python: str, results: Path, project: str, run: str, *words: str) -> Any:
-    command = [python, "-m", "trackio.cli", *words, "--project", project, "--run", run, "--json"]
+def _trackio(python: str, results: Path, project: str, run: str, *arguments: str) -> Any:
+    command = [python, "-m", "trackio.cli", *arguments, "--project", project, "--run", run, "--json"]
     environment = {**os.environ, "TRACKIO_DIR": str(results / "trackio"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
+    assert completed.returncode == 0, completed.stderr
+    return json.loads(completed.stdout)
 
 
 def _numbers(item: Mapping[str, Any]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""A folder in which Trackio has runs. As a program: FOLDER PROJECT TIME."""
+"""Fill a folder with a run in Trackio. As a program: FOLDER PROJECT TIME."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def identity(home: Path, project: str, matrix: str) -> TrackerIdentity:
 
 
 def fill(folder: str, project: str, time: str) -> None:
-    """Put a run into Trackio. In a process of its own: Trackio is told once for a process where its data lie."""
+    """Store a run in Trackio. Needs its own process, because Trackio reads its data directory once per process."""
     mirror = TrackioMirror()
     mirror.open(identity(Path(folder), project, "m"))
     mirror.points([MetricPoint(step=0, time=float(time), values={"train/loss": 4.0})])

@@ -1,10 +1,10 @@
-"""The trainer with one fault put in from outside: the program that tests hand to torchrun.
+"""The trainer with one injected fault: the program that tests start with torchrun.
 
-FAULT="<kind>:<rank>:<step>" in the environment says what happens in which rank at which step:
+The variable FAULT="<kind>:<rank>:<step>" selects the fault, the rank and the step. Kinds:
 nan (that rank's loss), nans (from that step on), high (its loss 50 higher), raise (an error),
 signal (SIGTERM to that rank alone), hang (the rank never comes back), freeze (SIGSTOP to itself),
-slow (60 ms more in each step of that rank), oom (micro-batches of more than FAULT_FITS sequences do
-not fit), full (no file may grow beyond 64 KiB), none. FAULT_DUMP names a folder for each rank's weights at the end.
+slow (60 ms more in each step of that rank), oom (micro-batches of more than FAULT_FITS sequences run
+out of memory), full (no file may exceed 64 KiB), none. FAULT_DUMP: folder for the final weights of each rank.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FaultyGPT(GPT):
         logits, loss = super().forward(idx, targets)
         if not self.training:
             return logits, loss
-        here = KIND != "none" and os.environ.get("RANK", "0") == RANK and self.calls == int(STEP)
+        is_faulty_step = KIND != "none" and os.environ.get("RANK", "0") == RANK and self.calls == int(STEP)
         FaultyGPT.calls += 1
         if KIND == "slow" and os.environ.get("RANK", "0") == RANK:
             time.sleep(0.06)
@@ -42,17 +42,17 @@ class FaultyGPT(GPT):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
         if KIND == "nans" and os.environ.get("RANK", "0") == RANK and self.calls > int(STEP):
             return logits, loss * float("nan")
-        if here and KIND == "high":
+        if is_faulty_step and KIND == "high":
             return logits, loss * 1.0 + 50.0
-        if here and KIND == "freeze":
+        if is_faulty_step and KIND == "freeze":
             os.kill(os.getpid(), signal.SIGSTOP)
-        if here and KIND == "nan":
+        if is_faulty_step and KIND == "nan":
             return logits, loss * float("nan")
-        if here and KIND == "raise":
+        if is_faulty_step and KIND == "raise":
             raise RuntimeError("the cable was pulled")
-        if here and KIND == "signal":
+        if is_faulty_step and KIND == "signal":
             os.kill(os.getpid(), signal.SIGTERM)
-        if here and KIND == "hang":
+        if is_faulty_step and KIND == "hang":
             (Path(os.environ["FAULT_HANGS"])).touch()
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             time.sleep(600)
@@ -60,23 +60,23 @@ class FaultyGPT(GPT):
 
 
 def build_model(config: Any) -> GPT:
-    model = original(config)
+    model = original_build_model(config)
     model.__class__ = FaultyGPT
     if DUMP:
-        ends.append(model)
+        models_to_dump.append(model)
     return model
 
 
 def finish(code: int) -> None:
-    for model in ends:
+    for model in models_to_dump:
         torch.save(model.state_dict(), Path(DUMP or "") / f"{os.environ.get('RANK', '0')}.pt")
-    ended(code)
+    original_finish(code)
 
 
 if __name__ == "__main__":
-    ends: list[GPT] = []
-    original, train.build_model = train.build_model, build_model
-    ended, dist.finish = dist.finish, finish
+    models_to_dump: list[GPT] = []
+    original_build_model, train.build_model = train.build_model, build_model
+    original_finish, dist.finish = dist.finish, finish
     if KIND == "full":
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
     dist.GRACE_S = float(os.environ.get("FAULT_GRACE_S", dist.GRACE_S))

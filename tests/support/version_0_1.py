@@ -8,7 +8,7 @@ from pathlib import Path
 ARCHIVE = Path(__file__).resolve().parents[1] / "fixtures" / "version_0_1.tar.gz"
 MATRIX = "test_matrix_results_20261122_074236"
 FINISHED, STOPPED, PLANNED = "gpt2_adamw_1cpu", "gpt2_muon_1cpu", "gpt2_sgd_1cpu"
-MADE_IN = b"/srv/kmatrix"  # the checkout that wrote it
+ORIGINAL_CHECKOUT = b"/srv/kmatrix"  # absolute paths in the archive begin with it
 WITH_PATHS = {".json", ".jsonl", ".txt", ".log"}  # suffixes of text files; a checkpoint's paths are not read
 
 
@@ -21,5 +21,5 @@ def unpack(checkout: Path) -> Path:
         archive.extractall(checkout, filter="data")
     for path in (checkout / MATRIX).rglob("*"):
         if path.is_file() and path.suffix in WITH_PATHS:
-            path.write_bytes(path.read_bytes().replace(MADE_IN, bytes(checkout)))
+            path.write_bytes(path.read_bytes().replace(ORIGINAL_CHECKOUT, bytes(checkout)))
     return checkout / MATRIX

@@ -1,4 +1,4 @@
-"""The one way in which tests wait: for a condition, with a deadline."""
+"""Wait for a condition with a deadline, the only way in which tests wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 POLL_S = 0.02
 
 
-def until(condition: Callable[[], T], what: str = "", seconds: float = 240.0) -> T:
+def wait_until(condition: Callable[[], T], what: str = "", seconds: float = 240.0) -> T:
     """Return the first true value of a condition. Raise AssertionError after `seconds`.
 
     The machine may be busy: the deadline only ends a test that would never end.

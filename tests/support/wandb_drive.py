@@ -1,4 +1,4 @@
-"""A process that hands one run to W&B by our mirror: `drive(folder, actions)` does the actions, and says what it met.
+"""Send one run to W&B with WandbMirror in another process: `drive(folder, actions)` returns what the process printed.
 
 Actions: ["open"], ["points", first, end], ["devices", time, value], ["alert", title], ["kill"], ["kill core"],
 ["wait for", step] (until that step's row is on the disk), ["close", status].
@@ -22,7 +22,7 @@ from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import Status
 from kmatrix.track.tracker import DeviceValues, MetricPoint, StoredRun, TrackerAlert, TrackerIdentity
 from kmatrix.track.wandb import WandbFiles, WandbMirror
-from waiting import until
+from waiting import wait_until
 
 EPOCH = 1_700_000_000.0  # the time of step 0; a step takes a second
 RUN = "gpt2_adamw_1cpu"
@@ -30,7 +30,7 @@ CONFIG = {"GPT2_OPTIMIZER": "adamw", "GPT2_LEARNING_RATE": "6e-4", "GPT2_MAX_ITE
 
 
 def point(step: int) -> MetricPoint:
-    """Return the metrics of a step; each tenth step is evaluated."""
+    """Return the metrics of a step; every tenth step has a validation loss."""
     values = {"train/loss": 11 - step / 10, "tokens": step * 1024.0}
     return MetricPoint(
         step=step, time=EPOCH + step, values=values | ({"val/loss": 11.5 - step / 10} if step % 10 == 0 else {})
@@ -38,7 +38,7 @@ def point(step: int) -> MetricPoint:
 
 
 def identity(folder: Path) -> TrackerIdentity:
-    """Return the run in this folder."""
+    """Return the identity of the run in this folder."""
     run = RunDir(folder / RUN)
     tags = ("optimizer=adamw",)
     return TrackerIdentity(
@@ -56,20 +56,20 @@ def identity(folder: Path) -> TrackerIdentity:
 def drive(
     folder: Path, *actions: Sequence[Any], environ: Mapping[str, str] | None = None, below: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Do these actions in a process of its own, at home in an empty folder; return the last thing that was stored.
+    """Do these actions in another process with an empty home; return the last JSON line that it printed.
 
-    below: a command that runs the process.
+    below: a command that wraps the process.
     """
-    process = begin(folder, *actions, environ=environ, below=below)
+    process = start_driver(folder, *actions, environ=environ, below=below)
     stdout, stderr = process.communicate(timeout=200)
-    said: dict[str, Any] = json.loads(stdout.splitlines()[-1]) if stdout.strip() else {}
-    return {**said, "code": process.returncode, "stderr": stderr}
+    output: dict[str, Any] = json.loads(stdout.splitlines()[-1]) if stdout.strip() else {}
+    return {**output, "code": process.returncode, "stderr": stderr}
 
 
-def begin(
+def start_driver(
     folder: Path, *actions: Sequence[Any], environ: Mapping[str, str] | None = None, below: Sequence[str] = ()
 ) -> subprocess.Popen[str]:
-    """Start that process."""
+    """Start the process of `drive`."""
     home = folder.parent / "home"
     home.mkdir(exist_ok=True)
     kept = {name: text for name, text in os.environ.items() if not name.startswith("WANDB")}
@@ -83,25 +83,25 @@ def begin(
 
 
 def main(folder: Path, actions: Sequence[Sequence[Any]]) -> None:
-    """Do the actions."""
+    """Execute the actions."""
     run = identity(folder)
     run.dir.path.mkdir(parents=True, exist_ok=True)
     mirror, stored = WandbMirror(), StoredRun(steps={})
-    for name, *words in actions:
+    for name, *arguments in actions:
         if name == "open":
-            begun = time.monotonic()
+            start = time.monotonic()
             stored = mirror.open(run)
-            said = {"steps": list(stored.steps), "devices_time": stored.devices_time, "alerts": stored.alerts}
-            said |= {"link": stored.link, "how": stored.how, "seconds": time.monotonic() - begun}
-            print(json.dumps(said), flush=True)
+            output = {"steps": list(stored.steps), "devices_time": stored.devices_time, "alerts": stored.alerts}
+            output |= {"link": stored.link, "how": stored.how, "seconds": time.monotonic() - start}
+            print(json.dumps(output), flush=True)
         elif name == "points":
-            mirror.points([point(step) for step in range(*words) if step not in stored.steps])
+            mirror.points([point(step) for step in range(*arguments) if step not in stored.steps])
         elif name == "devices":
-            mirror.devices([DeviceValues(time=words[0], values={"gpu_total_memory": words[1]})])
+            mirror.devices([DeviceValues(time=arguments[0], values={"gpu_total_memory": arguments[1]})])
         elif name == "alert":
-            mirror.alert(TrackerAlert(time=EPOCH, title=words[0], text="look"))
+            mirror.alert(TrackerAlert(time=EPOCH, title=arguments[0], text="look"))
         elif name == "wait for":
-            until(lambda step=words[0]: step in WandbFiles(run.dir.path, run.id).read().steps)
+            wait_until(lambda step=arguments[0]: step in WandbFiles(run.dir.path, run.id).read().steps)
         elif name == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif name == "kill core":
@@ -111,7 +111,7 @@ def main(folder: Path, actions: Sequence[Sequence[Any]]) -> None:
         elif name == "new mirror":
             mirror = WandbMirror()
         elif name == "close":
-            mirror.close(Status(words[0]))
+            mirror.close(Status(arguments[0]))
         else:
             raise ValueError(name)
 

@@ -1,7 +1,7 @@
-"""A server on loopback that speaks as much of W&B's protocol as runs and `wandb sync` need, and keeps what it is sent.
+"""A server on loopback with the part of W&B's protocol that runs and `wandb sync` need; it stores what it receives.
 
-GraphQL: who the key's owner is, what is there of a run, a run begun or changed, places for its files, alerts.
-Then the stream of a run's rows: lines at an offset, so that what is sent twice stands there once.
+GraphQL: the owner of the key, the resume status of a run, upserts, upload URLs, alerts. Then the file stream of the
+rows: lines at an offset, so that rows that are sent twice are stored once.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-KEY = "local-" + "0" * 40  # shaped like a key; it opens nothing
+KEY = "local-" + "0" * 40  # has the form of a key, but is not one
 HISTORY, SUMMARY = "wandb-history.jsonl", "wandb-summary.json"
 
 
 @dataclass
-class Kept:
-    """One run as the server has it. lines: of its history.  exit_code: None while it is open."""
+class ServerRun:
+    """One run as the server stores it. lines: of its history.  exit_code: None until the run is closed."""
 
     upserts: list[dict[str, Any]] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)
@@ -50,13 +50,13 @@ class _Quiet(ThreadingHTTPServer):
 
 
 class WandbServer:
-    """`with WandbServer() as server`: environment leads the client to it; runs holds what came, by id.
+    """`with WandbServer() as server`: `environment` points the client to it; `runs` are the stored runs by id.
 
-    refuse: a path's part and the status with which requests to it are answered from now on.
+    refuse: a part of the path -> status of the reply to all requests with that part from now on.
     """
 
     def __init__(self) -> None:
-        self.runs: dict[str, Kept] = {}
+        self.runs: dict[str, ServerRun] = {}
         self.refuse: dict[str, int] = {}
         self.requests: list[str] = []
         outer = self
@@ -68,7 +68,7 @@ class WandbServer:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)
-                status, value = outer.answer(self.path, body)
+                status, value = outer.respond(self.path, body)
                 data = json.dumps(value).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
@@ -79,7 +79,7 @@ class WandbServer:
             do_GET = do_POST  # noqa: N815
             do_PUT = do_POST  # noqa: N815
 
-            def log_message(self, *words: object) -> None:
+            def log_message(self, *arguments: object) -> None:
                 pass
 
         self._server = _Quiet(("127.0.0.1", 0), Handler)
@@ -103,76 +103,76 @@ class WandbServer:
     def environment(self) -> dict[str, str]:
         return {"WANDB_BASE_URL": self.root, "WANDB_API_KEY": KEY}
 
-    def answer(self, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
-        """Return the status and the answer."""
+    def respond(self, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
+        """Return the status and the body of the reply."""
         with self._lock:
             self.requests.append(path)
             for part, status in self.refuse.items():
                 if part in path:
                     return status, {"errors": [{"message": "refused"}]}
             if path == "/graphql":
-                asked = json.loads(body)
-                return 200, {"data": self._graphql(asked["operationName"], asked.get("variables") or {})}
+                query = json.loads(body)
+                return 200, {"data": self._graphql(query["operationName"], query.get("variables") or {})}
             if path.endswith("/file_stream"):
                 self._stream(self.runs[path.split("/")[-2]], json.loads(body))
             return 200, {}
 
-    def _graphql(self, operation: str, given: dict[str, Any]) -> dict[str, Any]:
-        name = given.get("name") or given.get("runName") or given.get("run") or ""
+    def _graphql(self, operation: str, variables: dict[str, Any]) -> dict[str, Any]:
+        name = variables.get("name") or variables.get("runName") or variables.get("run") or ""
         if operation == "Viewer":
             viewer = {"id": "1", "entity": "team", "username": "somebody", "email": "", "flags": "{}"}
             return {"viewer": {**viewer, "teams": {"edges": []}}}
         if operation == "RunResumeStatus":
-            kept = self.runs.get(name)
+            run = self.runs.get(name)
             return {
-                "model": {"id": "1", "name": given["project"], "entity": TEAM, "bucket": kept and _bucket(name, kept)}
+                "model": {"id": "1", "name": variables["project"], "entity": TEAM, "bucket": run and _bucket(name, run)}
             }
         if operation == "UpsertBucket":
             inserted = name not in self.runs
-            kept = self.runs.setdefault(name, Kept())
-            kept.upserts.append(given)
-            project = {"id": "1", "name": given["project"], "entity": TEAM}
-            return {"upsertBucket": {"bucket": {**_bucket(name, kept), "project": project}, "inserted": inserted}}
+            run = self.runs.setdefault(name, ServerRun())
+            run.upserts.append(variables)
+            project = {"id": "1", "name": variables["project"], "entity": TEAM}
+            return {"upsertBucket": {"bucket": {**_bucket(name, run), "project": project}, "inserted": inserted}}
         if operation == "CreateRunFiles":
-            files = [{"name": file, "uploadUrl": f"{self.root}/storage/{name}/{file}"} for file in given["files"]]
+            files = [{"name": file, "uploadUrl": f"{self.root}/storage/{name}/{file}"} for file in variables["files"]]
             return {"createRunFiles": {"runID": "1", "uploadHeaders": [], "files": files}}
         if operation == "NotifyScriptableRunAlert":
-            self.runs[name].alerts.append((given["title"], given["severity"]))
+            self.runs[name].alerts.append((variables["title"], variables["severity"]))
             return {"notifyScriptableRunAlert": {"success": True}}
         return {}
 
     @staticmethod
-    def _stream(kept: Kept, sent: dict[str, Any]) -> None:
+    def _stream(run: ServerRun, sent: dict[str, Any]) -> None:
         for name, part in (sent.get("files") or {}).items():
             lines = [json.loads(line) for line in part["content"]]
             if name == HISTORY:
-                kept.lines[part["offset"] : part["offset"] + len(lines)] = lines
+                run.lines[part["offset"] : part["offset"] + len(lines)] = lines
             elif name == SUMMARY and lines:
-                kept.summary = lines[-1]
+                run.summary = lines[-1]
         if sent.get("complete"):
-            kept.exit_code = sent.get("exitcode")
+            run.exit_code = sent.get("exitcode")
 
 
 TEAM = {"id": "1", "name": "team"}
 
 
-def _bucket(name: str, kept: Kept) -> dict[str, Any]:
-    """Return W&B's view of a run. `historyTail` is its last line: it tells a client the next step."""
-    given = kept.upserts[0] if kept.upserts else {}
+def _bucket(name: str, run: ServerRun) -> dict[str, Any]:
+    """Return a run as W&B describes it. From `historyTail`, its last line, the client takes the next step."""
+    first_upsert = run.upserts[0] if run.upserts else {}
     return {
         "id": name,
         "name": name,
-        "displayName": given.get("displayName") or name,
+        "displayName": first_upsert.get("displayName") or name,
         "description": "",
-        "config": given.get("config") or "{}",
+        "config": first_upsert.get("config") or "{}",
         "sweepName": None,
-        "tags": given.get("tags") or [],
+        "tags": first_upsert.get("tags") or [],
         "notes": "",
-        "summaryMetrics": json.dumps(kept.summary),
-        "wandbConfig": '{"t": 1}',  # without it W&B's client takes the run for one that was never begun
+        "summaryMetrics": json.dumps(run.summary),
+        "wandbConfig": '{"t": 1}',  # without it the W&B client thinks that the run never started
         "logLineCount": 0,
-        "historyLineCount": len(kept.lines),
+        "historyLineCount": len(run.lines),
         "eventsLineCount": 0,
-        "historyTail": json.dumps([json.dumps(line) for line in kept.lines[-1:]]),
+        "historyTail": json.dumps([json.dumps(line) for line in run.lines[-1:]]),
         "eventsTail": "[]",
     }

@@ -65,7 +65,7 @@ def config(*names, project=""):
     ],
 )
 def test_a_defconfig_saves_the_trackers_that_the_command_line_names(program, text, names):
-    program.good(CPU, f"TRACKER={text}")
+    program.check(CPU, f"TRACKER={text}")
 
     assert chosen(program) == names
 
@@ -86,22 +86,22 @@ def test_a_misspelt_tracker_is_answered_with_the_nearest_one():
 
 
 def test_nothing_is_tracked_where_nothing_is_said(program):
-    program.good(CPU)
+    program.check(CPU)
 
     assert chosen(program) == []
 
 
 def test_the_command_line_beats_what_a_configuration_says_either_way(program):
-    program.good(CPU, "TRACKER=all")
-    program.good("olddefconfig", "TRACKER=none")
+    program.check(CPU, "TRACKER=all")
+    program.check("olddefconfig", "TRACKER=none")
     assert chosen(program) == []
 
-    program.good("olddefconfig", "TRACKER=tensorboard")
+    program.check("olddefconfig", "TRACKER=tensorboard")
     assert chosen(program) == ["tensorboard"]
 
 
 def test_one_tracker_can_be_named_by_its_symbol_but_not_twice(program):
-    program.good(CPU, "TRACKER_WANDB=y")
+    program.check(CPU, "TRACKER_WANDB=y")
     assert chosen(program) == ["wandb"]
 
     assert "is set twice" in program.refused(CPU, "TRACKER=wandb", "TRACKER_WANDB=n")
@@ -111,17 +111,17 @@ def test_the_environment_chooses_nothing(program, monkeypatch):
     monkeypatch.setenv("TRACKER", "all")
     monkeypatch.setenv("PROJECT", "other")
 
-    program.good(CPU)
+    program.check(CPU)
 
     assert chosen(program) == []
     assert program.value("TRACKER_PROJECT") == f'"{own_project()}"'
 
 
 def test_trackers_do_not_change_the_id_of_a_run(program):
-    program.good(CPU)
-    plain = program.good("test-matrix-dry-run")
+    program.check(CPU)
+    plain = program.check("test-matrix-dry-run")
 
-    assert program.good("test-matrix-dry-run", "TRACKER=all", "PROJECT=mine").ids == plain.ids
+    assert program.check("test-matrix-dry-run", "TRACKER=all", "PROJECT=mine").ids == plain.ids
 
 
 def test_the_project_is_named_for_the_host_and_the_folder(tmp_path):
@@ -134,32 +134,32 @@ def test_the_project_is_named_for_the_host_and_the_folder(tmp_path):
 
 
 def test_a_defconfig_writes_the_project_once_and_later_targets_keep_it(program):
-    program.good(CPU)
+    program.check(CPU)
     text = program.config.read_text().replace(own_project(), "gpt2-00000")  # as after a move to another folder
     program.config.write_text(text)
 
     for target in ("olddefconfig", CPU, "alldefconfig"):
-        program.good(target)
+        program.check(target)
         assert program.value("TRACKER_PROJECT") == '"gpt2-00000"', target
 
 
 def test_a_project_of_ones_own_is_kept_by_the_next_defconfig_which_says_so(program):
-    program.good(CPU, "PROJECT=mine")
+    program.check(CPU, "PROJECT=mine")
 
-    answer = program.good("defconfig-gpt2-124m-h100x8")
+    result = program.check("defconfig-gpt2-124m-h100x8")
 
     assert program.value("TRACKER_PROJECT") == '"mine"'
-    assert "CONFIG_TRACKER_PROJECT: mine, as in the former" in answer.out
+    assert "CONFIG_TRACKER_PROJECT: mine, as in the former" in result.out
 
 
 def test_a_saved_defconfig_carries_a_project_of_ones_own_but_not_a_computed_one(program, tmp_path):
     out = tmp_path / "mine"
-    program.good(CPU)
-    program.good("savedefconfig", f"DEFCONFIG={out}")
+    program.check(CPU)
+    program.check("savedefconfig", f"DEFCONFIG={out}")
     assert "PROJECT" not in out.read_text()
 
-    program.good("olddefconfig", "PROJECT=mine")
-    program.good("savedefconfig", f"DEFCONFIG={out}")
+    program.check("olddefconfig", "PROJECT=mine")
+    program.check("savedefconfig", f"DEFCONFIG={out}")
     assert 'CONFIG_TRACKER_PROJECT="mine"' in out.read_text()
 
 
@@ -207,16 +207,16 @@ def test_a_matrix_that_goes_on_can_have_other_trackers_for_this_time(monkeypatch
 
 def test_the_doctor_says_which_trackers_are_there_and_never_shows_a_key(program, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    out = program.good("doctor").out
+    out = program.check("doctor").out
     assert re.search(r"^OK +W&B +wandb [\d.]+; online: API key in WANDB_API_KEY$", out, re.MULTILINE)
     assert "k" * 8 not in out
 
     monkeypatch.setattr(available, "_installed", lambda package: package != "trackio")
-    assert "needs `make setup-trackers`" in program.good("doctor").out
-    program.good(CPU, "TRACKER=trackio")
-    answer = program("doctor")
-    assert answer.status == 1
-    assert re.search(r"^broken +Trackio .*\n +hint: run `make setup-trackers`$", answer.out, re.MULTILINE)
+    assert "needs `make setup-trackers`" in program.check("doctor").out
+    program.check(CPU, "TRACKER=trackio")
+    result = program("doctor")
+    assert result.status == 1
+    assert re.search(r"^broken +Trackio .*\n +hint: run `make setup-trackers`$", result.out, re.MULTILINE)
 
 
 def test_a_key_on_the_command_line_is_refused_by_every_command_and_not_repeated(program):
@@ -304,8 +304,8 @@ def test_wandb_itself_finds_a_key_where_we_do(tmp_path, netrc, settings):
     environment = {**own, "HOME": str(tmp_path), "WANDB_ERROR_REPORTING": "false"}
     code = "import wandb; print('found', wandb.login(prompt=False, verify=False))"
 
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
 
-    assert f"found {login({}, environment).online}" in done.stdout
+    assert f"found {login({}, environment).online}" in completed.stdout

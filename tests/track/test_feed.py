@@ -12,12 +12,22 @@ from kmatrix.records.files import LineTail, append_jsonl, write_json
 from kmatrix.records.runs import merged_metrics
 from kmatrix.track.feed import COARSE_S, FINE_S, AlertTail, DeviceTail, PointTail, RunFeed
 from kmatrix.track.tracker import AlertLevel, identity
-from track_factory import BEGAN, ended, line, loss, numbers, record, resumed, run_dir, train
+from track_factory import (
+    START_TIME,
+    append_metrics,
+    append_resume,
+    expected_values,
+    loss,
+    make_run_dir,
+    write_recording,
+    write_status,
+    write_training,
+)
 
 
 @pytest.fixture
 def run(tmp_path):
-    return run_dir(tmp_path)
+    return make_run_dir(tmp_path)
 
 
 def points_of(tail, *, ended=True):
@@ -35,18 +45,18 @@ def all_of(feed):
 
 
 def test_lines_of_one_step_are_one_point_with_the_time_of_its_last_line(run):
-    line(run, 0, val__loss=5.5)
-    line(run, 0, train__loss=5.4, time=BEGAN + 0.5)
-    line(run, 1, train__loss=5.3)
+    append_metrics(run, 0, val__loss=5.5)
+    append_metrics(run, 0, train__loss=5.4, time=START_TIME + 0.5)
+    append_metrics(run, 1, train__loss=5.3)
     first, second = points_of(PointTail(run.metrics))
-    assert (first.step, first.time) == (0, BEGAN + 0.5)
+    assert (first.step, first.time) == (0, START_TIME + 0.5)
     assert first.values == {"attempt": 1, "val/loss": 5.5, "train/loss": 5.4}
     assert second.values["train/loss"] == 5.3
 
 
 def test_a_step_is_handed_over_when_the_next_begins_and_the_last_one_at_the_end(run):
     tail = PointTail(run.metrics)
-    train(run, range(3))
+    write_training(run, range(3))
     assert [point.step for point in tail.read()] == [0, 1]
     assert tail.read() == []
     assert [point.step for point in tail.read(ended=True)] == [2]
@@ -54,15 +64,15 @@ def test_a_step_is_handed_over_when_the_next_begins_and_the_last_one_at_the_end(
 
 
 def test_a_number_that_is_not_known_is_left_out(run):
-    line(run, 0, train__loss=None, throughput__mfu=None, train__lr=1e-3, note="text")
+    append_metrics(run, 0, train__loss=None, throughput__mfu=None, train__lr=1e-3, note="text")
     (point,) = points_of(PointTail(run.metrics))
     assert point.values == {"attempt": 1, "train/lr": 1e-3}
 
 
 def test_what_a_resumed_attempt_made_void_before_one_looks_is_never_handed_over(run):
-    train(run, range(30))
-    resumed(run, 20)
-    train(run, range(20, 40), attempt=2, off=0.5)
+    write_training(run, range(30))
+    append_resume(run, 20)
+    write_training(run, range(20, 40), attempt=2, off=0.5)
     points = points_of(PointTail(run.metrics))
     assert [point.step for point in points] == list(range(40))
     assert points[25].values["train/loss"] == pytest.approx(loss(25) + 0.5)
@@ -74,15 +84,15 @@ def test_what_a_resumed_attempt_made_void_before_one_looks_is_never_handed_over(
 
 def test_a_half_written_step_that_becomes_void_while_one_looks_is_not_handed_over(run):
     tail = PointTail(run.metrics)
-    train(run, range(25))
+    write_training(run, range(25))
     assert tail.read()[-1].step == 23
-    resumed(run, 20)
-    train(run, range(20, 22), attempt=2)
+    append_resume(run, 20)
+    write_training(run, range(20, 22), attempt=2)
     assert [point.step for point in tail.read()] == [20]
 
 
 def test_a_torn_line_waits_for_its_rest_and_one_that_never_gets_it_costs_only_itself(run):
-    train(run, range(2))
+    write_training(run, range(2))
     tail = LineTail(run.metrics)
     assert len(tail.read()) == 3
     with run.metrics.open("a") as file:
@@ -96,8 +106,8 @@ def test_a_torn_line_waits_for_its_rest_and_one_that_never_gets_it_costs_only_it
 @settings(deadline=None, max_examples=40)
 @given(cuts=st.lists(st.integers(0, 3000), max_size=8))
 def test_in_whatever_parts_a_file_appears_the_same_points_come_out(tmp_path_factory, cuts):
-    run = run_dir(tmp_path_factory.mktemp("parts"))
-    train(run, range(20))
+    run = make_run_dir(tmp_path_factory.mktemp("parts"))
+    write_training(run, range(20))
     whole = run.metrics.read_bytes()
     want = points_of(PointTail(run.metrics))
     run.metrics.write_bytes(b"")
@@ -113,10 +123,10 @@ def test_in_whatever_parts_a_file_appears_the_same_points_come_out(tmp_path_fact
 @settings(deadline=None, max_examples=40)
 @given(cuts=st.lists(st.integers(0, 3000), max_size=6))
 def test_a_recording_is_read_once_while_its_bracket_is_written_over(tmp_path_factory, cuts):
-    run = run_dir(tmp_path_factory.mktemp("parts"))
+    run = make_run_dir(tmp_path_factory.mktemp("parts"))
     tail, found = ArrayTail(run.gpu_stats_multi), []
     for begin in range(0, 9, 3):
-        record(run, range(begin, begin + 3))
+        write_recording(run, range(begin, begin + 3))
         whole = run.gpu_stats_multi.read_bytes()
         for cut in sorted(cut for cut in cuts if cut < len(whole)):  # as a reader may see a write that goes on
             run.gpu_stats_multi.write_bytes(whole[:cut] if cut > tail._offset else whole)
@@ -127,9 +137,9 @@ def test_a_recording_is_read_once_while_its_bracket_is_written_over(tmp_path_fac
 
 
 def test_devices_have_the_keys_of_each_gpu_and_of_all(run):
-    record(run, range(2))
+    write_recording(run, range(2))
     first, _ = DeviceTail(run.gpu_stats_multi).read()
-    assert first.time == BEGAN
+    assert first.time == START_TIME
     assert first.values["gpu/1/memory_used"] == first.values["gpu_1_memory"] == 1100
     assert first.values["gpu_total_memory"] == 2000
     assert first.values["gpu_avg_utilization"] == 90
@@ -138,35 +148,35 @@ def test_devices_have_the_keys_of_each_gpu_and_of_all(run):
 
 
 def test_one_gpu_has_no_balance(run):
-    record(run, range(1), gpus=1)
+    write_recording(run, range(1), gpus=1)
     (first,) = DeviceTail(run.gpu_stats_multi).read()
     assert "gpu_load_balance_cv" not in first.values
 
 
 def test_a_long_recording_becomes_means_of_ten_seconds_at_the_same_times_in_every_reading(run):
-    record(run, range(int(FINE_S) + 55))
+    write_recording(run, range(int(FINE_S) + 55))
     whole = DeviceTail(run.gpu_stats_multi).read()
     assert len(whole) == FINE_S + 5
     assert whole[-1].time - whole[-2].time == COARSE_S
     parts, tail = [], DeviceTail(run.gpu_stats_multi)
     for until in range(0, 700, 7):
-        parts += tail.read(until=BEGAN + until)
+        parts += tail.read(until=START_TIME + until)
     assert parts == whole
 
 
 def test_devices_come_with_the_first_point_behind_them(run):
-    train(run, range(1200))
-    record(run, range(1300))
+    write_training(run, range(1200))
+    write_recording(run, range(1300))
     first, second, *_ = all_of(RunFeed(run))
-    assert first.devices[-1].time == first.points[-1].time == BEGAN + 499
-    assert second.devices[0].time == BEGAN + 500
+    assert first.devices[-1].time == first.points[-1].time == START_TIME + 499
+    assert second.devices[0].time == START_TIME + 500
 
 
 def test_a_long_run_comes_in_parts_and_nothing_of_it_is_lost(run):
-    train(run, range(1200))
+    write_training(run, range(1200))
     batches = all_of(RunFeed(run))
     assert max(len(batch.points) for batch in batches) == 500
-    assert {p.step: dict(p.values) for batch in batches for p in batch.points} == numbers(run)
+    assert {p.step: dict(p.values) for batch in batches for p in batch.points} == expected_values(run)
 
 
 def test_alerts_of_rules_events_and_failures_are_told_once(run):
@@ -174,19 +184,19 @@ def test_alerts_of_rules_events_and_failures_are_told_once(run):
         "kind": "throttle",
         "severity": "warning",
         "about": "GPU 1",
-        "since": BEGAN,
+        "since": START_TIME,
         "until": None,
         "reason": "heat",
     }
     tail = AlertTail(run)
-    ended(run, "running", alerts=[rule])
-    append_jsonl(run.events, {"time": BEGAN + 5, "step": 7, "event": "rollback", "text": "to step 5"})
-    append_jsonl(run.events, {"time": BEGAN + 6, "step": 8, "event": "checkpoint", "text": "step 8"})
+    write_status(run, "running", alerts=[rule])
+    append_jsonl(run.events, {"time": START_TIME + 5, "step": 7, "event": "rollback", "text": "to step 5"})
+    append_jsonl(run.events, {"time": START_TIME + 6, "step": 8, "event": "checkpoint", "text": "step 8"})
     first, second = tail.read()
     assert (first.alert.title, first.alert.level) == ("throttle of GPU 1", AlertLevel.WARN)
     assert second.alert.text == "step 7: to step 5"
-    attempt = {"attempt": 1, "status": "failed", "ended": BEGAN + 9, "reason": "out of memory"}
-    ended(run, "failed", alerts=[{**rule, "until": BEGAN + 9}], attempts=[attempt])
+    attempt = {"attempt": 1, "status": "failed", "ended": START_TIME + 9, "reason": "out of memory"}
+    write_status(run, "failed", alerts=[{**rule, "until": START_TIME + 9}], attempts=[attempt])
     (failed,) = tail.read()
     assert (failed.alert.title, failed.alert.text) == (f"{run.name} failed", "out of memory")
     assert failed.alert.level is AlertLevel.ERROR

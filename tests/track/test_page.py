@@ -25,9 +25,9 @@ from kmatrix.track.tracker import MetricPoint
 from kmatrix.track.trackio import data_dir
 from programs import ROOT, Program
 from records_factory import FakeRun, make_matrix
-from refusing_server import busy
+from refusing_server import busy_port
 from trackio_filled import identity
-from waiting import until
+from waiting import wait_until
 
 LOOPBACK = "127.0.0.1"
 FILL = f"{ROOT}/tests/support/trackio_filled.py"
@@ -61,10 +61,10 @@ class Served:
 
 
 @contextmanager
-def serving(*words: str) -> Iterator[Served]:
+def serving(*arguments: str) -> Iterator[Served]:
     """Run a command that serves a page, from its last line until the end of the `with`."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "kmatrix", *words],
+        [sys.executable, "-m", "kmatrix", *arguments],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -135,7 +135,7 @@ def test_a_damaged_database_is_an_error_that_names_it(tmp_path):
     folder = data_dir(tmp_path)
     folder.mkdir()
     (folder / "gpt2-torn.db").write_bytes(b"no database" * 100)
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "kmatrix", "trackio-view", f"RESULTS_DIR={tmp_path}", f"O={tmp_path}"],
         env=environment(),
         capture_output=True,
@@ -143,14 +143,14 @@ def test_a_damaged_database_is_an_error_that_names_it(tmp_path):
         cwd=ROOT,
         check=False,
     )
-    assert done.returncode == 2
-    assert "Could not migrate project 'gpt2-torn'" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert completed.returncode == 2
+    assert "Could not migrate project 'gpt2-torn'" in completed.stderr
+    assert "Traceback" not in completed.stderr
     assert not list(folder.glob(".page-*"))
 
 
 def test_the_next_free_port_is_taken_where_one_is_busy():
-    with busy() as port:
+    with busy_port() as port:
         assert free_port(LOOPBACK, port) > port
 
 
@@ -161,7 +161,7 @@ def test_a_host_that_this_machine_is_not_is_refused():
 
 def test_no_free_port_is_an_error_that_names_them(monkeypatch):
     monkeypatch.setattr("kmatrix.track.page.PORTS", 1)
-    with busy() as port, pytest.raises(LaunchError, match=f"no free port from {port} to {port}"):
+    with busy_port() as port, pytest.raises(LaunchError, match=f"no free port from {port} to {port}"):
         free_port(LOOPBACK, port)
 
 
@@ -191,7 +191,10 @@ def test_a_folder_without_a_project_is_refused(tmp_path, ask):
 
 @pytest.mark.slow
 def test_trackio_view_serves_on_loopback_says_the_true_port_and_is_the_only_one(filled, tmp_path, ask):
-    with busy() as taken, serving("trackio-view", f"RESULTS_DIR={filled}", f"PORT={taken}", f"O={tmp_path}") as served:
+    with (
+        busy_port() as taken,
+        serving("trackio-view", f"RESULTS_DIR={filled}", f"PORT={taken}", f"O={tmp_path}") as served,
+    ):
         assert f"(port {taken} is in use)" in served.said
         assert f"ssh -L {port_of(served.url)}:{LOOPBACK}:{port_of(served.url)} " in served.said
         assert served.url.startswith(f"http://{LOOPBACK}:{port_of(served.url)}/?project=gpt2-newer")
@@ -237,10 +240,10 @@ def test_tensorboard_serves_the_runs_of_a_matrix(tmp_path):
     mirror.open(identity(tmp_path, "gpt2-x", matrix.name))
     mirror.points([MetricPoint(step=s, time=1e9 + s, values={"train/loss": 4 - s / 10}) for s in range(10)])
     mirror.close(Status.FINISHED)
-    with busy() as taken, serving("tensorboard", f"TARGET={matrix.path}", f"PORT={taken}") as served:
+    with busy_port() as taken, serving("tensorboard", f"TARGET={matrix.path}", f"PORT={taken}") as served:
         assert f"(port {taken} is in use)" in served.said
         api = f"{served.url}data/plugin/scalars"
-        until(lambda: "gpt2_adamw_1cpu" in json.loads(answer(f"{api}/tags")))
+        wait_until(lambda: "gpt2_adamw_1cpu" in json.loads(answer(f"{api}/tags")))
         points = json.loads(answer(f"{api}/scalars?tag=train%2Floss&run=gpt2_adamw_1cpu"))
         assert [(step, round(value, 4)) for _, step, value in points] == [(s, round(4 - s / 10, 4)) for s in range(10)]
         served.process.send_signal(signal.SIGINT)

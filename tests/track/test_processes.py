@@ -23,7 +23,7 @@ from kmatrix.status.state import JobPhase, RunState
 from kmatrix.status.status_file import write_state
 from kmatrix.track.processes import MOST_RESTARTS, TrackerProcesses, start
 from running import MAX_ITERS, PYTHON, ROOT, engine, plan_of
-from waiting import until
+from waiting import wait_until
 
 pytest.importorskip("tensorboard", reason="make setup-trackers installs it")
 
@@ -80,7 +80,7 @@ def test_a_matrix_is_mirrored_and_its_end_waits_for_what_is_still_sent(matrix, p
     plans = [plan("gpt2_adamw_1cpu"), plan("gpt2_muon_1cpu"), plan("gpt2_sgd_1cpu", trackers=())]
     outcome = drive(matrix, plans, engine(trackers=trackers), poll_s=0.02)
     assert outcome.exit_code == 0
-    until(lambda: not trackers.syncing())
+    wait_until(lambda: not trackers.syncing())
     for one in plans[:2]:
         (sent,) = read_track(one.dir)
         assert (sent.state, sent.points) == (SyncState.DONE, MAX_ITERS)
@@ -124,7 +124,7 @@ def test_a_runs_end_is_not_delayed_by_its_trackers(matrix, plan, trackers):
     with held(one):
         assert drive(matrix, [one], engine(trackers=trackers), poll_s=0.02).exit_code == 0
         assert trackers.syncing() == {one.name: ("tensorboard",)}
-    until(lambda: not trackers.syncing())
+    wait_until(lambda: not trackers.syncing())
     assert steps_of(matrix, one.name) == list(range(MAX_ITERS))
 
 
@@ -134,15 +134,15 @@ def test_a_killed_process_is_started_anew_and_sends_each_step_once(matrix, plan,
     local = engine(trackers=trackers)
     local.submit([one])
     for _ in range(2):
-        until(lambda: local.poll() and any(sent.points for sent in read_track(one.dir)) and is_syncing(one.dir))
+        wait_until(lambda: local.poll() and any(sent.points for sent in read_track(one.dir)) and is_syncing(one.dir))
         (feeder,) = feeders_of(one)
         one.dir.track.unlink()
         feeder.kill()
-    until(lambda: local.poll() and any(sent.points for sent in read_track(one.dir)))
+    wait_until(lambda: local.poll() and any(sent.points for sent in read_track(one.dir)))
     local.cancel()
-    until(lambda: local.poll()[one.name].phase is JobPhase.ENDED)
+    wait_until(lambda: local.poll()[one.name].phase is JobPhase.ENDED)
     write_state(one.dir, RunState(status=Status.STOPPED))
-    until(lambda: not trackers.syncing())
+    wait_until(lambda: not trackers.syncing())
     sent = steps_of(matrix, one.name)
     assert sent == list(range(len(one.dir.metrics.read_text().splitlines())))
 
@@ -151,9 +151,9 @@ def test_one_that_dies_again_and_again_is_left_alone(matrix, plan, trackers):
     one = plan("gpt2_adamw_1cpu")
     trackers.begin(one, os.getpid())
     for _ in range(MOST_RESTARTS + 1):
-        until(lambda: feeders_of(one))
+        wait_until(lambda: feeders_of(one))
         feeders_of(one)[0].kill()
-        until(lambda: not feeders_of(one))  # one that nobody has waited for has no words any more
+        wait_until(lambda: not feeders_of(one))  # one that nobody has waited for has no words any more
         trackers.poll()
     assert trackers.syncing() == {}
 
@@ -162,20 +162,20 @@ def test_killing_a_run_at_once_kills_what_feeds_its_trackers(matrix, plan, track
     one = plan("gpt2_adamw_1cpu", "hang")
     local = engine(trackers=trackers)
     local.submit([one])
-    until(lambda: local.poll() and is_syncing(one.dir))
+    wait_until(lambda: local.poll() and is_syncing(one.dir))
     local.cancel(now=True)
     assert trackers.syncing() == {}
     assert not is_syncing(one.dir)
 
 
 @pytest.mark.slow
-def test_when_the_runner_is_killed_the_rest_is_sent_all_the_same(matrix, plan, runner):
+def test_when_the_runner_is_killed_the_rest_is_sent_all_the_same(matrix, plan, start_runner):
     one = plan("gpt2_adamw_1cpu", "hang")
-    process = runner(f"{one.name}=hang")
-    until(lambda: one.dir.metrics.exists() and len(one.dir.metrics.read_text().splitlines()) > 5)
+    process = start_runner(f"{one.name}=hang")
+    wait_until(lambda: one.dir.metrics.exists() and len(one.dir.metrics.read_text().splitlines()) > 5)
     guard = read_json(one.dir.status)["pid"]
     begun = start(PYTHON, ROOT, one.dir, "--parent", str(guard))  # as the runner does
-    until(lambda: is_syncing(one.dir))
+    wait_until(lambda: is_syncing(one.dir))
     os.kill(process.pid, signal.SIGKILL)
     assert begun.wait(60) == 0
     (sent,) = read_track(one.dir)
@@ -187,7 +187,7 @@ def test_a_result_that_is_still_being_sent_is_not_archived(matrix, plan, tracker
     one = plan("gpt2_adamw_1cpu")
     assert drive(matrix, [one], engine(), poll_s=0.02).exit_code == 0
     trackers.begin(one, os.getpid())
-    until(lambda: is_syncing(one.dir))
+    wait_until(lambda: is_syncing(one.dir))
     with pytest.raises(LaunchError, match="still sends to its trackers"):
         archive_result(one.dir)
     trackers.kill()
@@ -214,17 +214,17 @@ def test_one_that_does_not_end_by_itself_after_the_limit_is_killed(plan, tracker
     monkeypatch.setattr(track, "MARGIN_S", 0.1)
     one = plan("gpt2_adamw_1cpu", limit_s=0.1)
     trackers.begin(one, os.getpid())
-    until(lambda: is_syncing(one.dir))
+    wait_until(lambda: is_syncing(one.dir))
     feeders_of(one)[0].suspend()
     trackers.end(one.dir)
-    until(lambda: not trackers.syncing())
+    wait_until(lambda: not trackers.syncing())
     assert feeders_of(one) == []
 
 
 def test_what_feeds_trackers_has_no_gpu_one_thread_and_less_right_to_the_processor(plan, trackers):
     one = plan("gpt2_adamw_1cpu")
     trackers.begin(one, os.getpid())
-    until(lambda: is_syncing(one.dir))
+    wait_until(lambda: is_syncing(one.dir))
     (feeder,) = feeders_of(one)
     known = feeder.environ()
     assert (known["CUDA_VISIBLE_DEVICES"], known["OMP_NUM_THREADS"]) == ("", "1")

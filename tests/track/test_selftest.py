@@ -12,7 +12,7 @@ from kmatrix.records.runs import merged_metrics
 from kmatrix.records.tracking import SyncState, SyncStatus
 from kmatrix.track.selftest import LOSS, STEPS, synthetic_run
 from programs import Program
-from refusing_server import refusing
+from refusing_server import server_refusing_keys
 from wandb_server import WandbServer
 
 KEY = "k" * 40
@@ -33,7 +33,7 @@ def program(tmp_path):
 @pytest.fixture
 def unauthorized():
     """A server that knows no key. Yields its URL."""
-    with refusing("user is not logged in") as url:
+    with server_refusing_keys("user is not logged in") as url:
         yield url
 
 
@@ -46,30 +46,30 @@ def test_the_synthetic_run_is_one_as_any_other(tmp_path):
 
 
 def test_trackio_stores_a_synthetic_run_and_gives_it_back(program):
-    answer = program.good("trackio-test")
+    result = program.check("trackio-test")
 
-    assert f"Trackio works: uploaded {STEPS} steps in" in answer.out
-    assert answer.out.rstrip().endswith("read them back")
+    assert f"Trackio works: uploaded {STEPS} steps in" in result.out
+    assert result.out.rstrip().endswith("read them back")
 
 
 def test_wandb_without_a_key_keeps_a_synthetic_run_in_files_and_says_so(program):
-    answer = program.good("wandb-test")
+    result = program.check("wandb-test")
 
-    assert f"W&B works (offline: no API key): uploaded {STEPS} steps in" in answer.out
+    assert f"W&B works (offline: no API key): uploaded {STEPS} steps in" in result.out
 
 
 def test_wandb_with_a_key_sends_the_synthetic_run_to_its_server_and_says_where(program, monkeypatch):
     with WandbServer() as server:
         for name, text in server.environment.items():
             monkeypatch.setenv(name, text)
-        answer = program.good("wandb-test", "PROJECT=mine")
+        result = program.check("wandb-test", "PROJECT=mine")
 
-    assert f"W&B works (online: API key in WANDB_API_KEY): uploaded {STEPS} steps in" in answer.out
-    assert server.environment["WANDB_API_KEY"] not in answer.out
+    assert f"W&B works (online: API key in WANDB_API_KEY): uploaded {STEPS} steps in" in result.out
+    assert server.environment["WANDB_API_KEY"] not in result.out
     ((_, kept),) = server.runs.items()
     assert kept.steps == list(range(STEPS))
     assert kept.exit_code == 0
-    assert re.search(r"open http\S+mine\S+ to check the run, then delete it there", answer.out)
+    assert re.search(r"open http\S+mine\S+ to check the run, then delete it there", result.out)
 
 
 def test_a_key_that_is_none_is_named_as_the_cause_and_not_repeated(program, monkeypatch):

@@ -15,13 +15,24 @@ from kmatrix.errors import LaunchError
 from kmatrix.records.tracking import SyncState, is_syncing, pending_messages, read_track, sync_status
 from kmatrix.track import sidecar
 from kmatrix.track.sidecar import feed
-from track_factory import BEGAN, Memory, ended, line, loss, numbers, record, resumed, run_dir, train
-from waiting import until
+from track_factory import (
+    START_TIME,
+    MemoryTracker,
+    append_metrics,
+    append_resume,
+    expected_values,
+    loss,
+    make_run_dir,
+    write_recording,
+    write_status,
+    write_training,
+)
+from waiting import wait_until
 
 
 @pytest.fixture
 def run(tmp_path):
-    return run_dir(tmp_path, trackers=("memory",))
+    return make_run_dir(tmp_path, trackers=("memory",))
 
 
 @pytest.fixture(autouse=True)
@@ -70,14 +81,14 @@ def beside():
 
 
 def test_a_run_that_has_ended_is_sent_whole_and_told_as_it_ended(run):
-    train(run, range(30))
-    record(run, range(30))
-    ended(run)
-    store = Memory()
+    write_training(run, range(30))
+    write_recording(run, range(30))
+    write_status(run)
+    store = MemoryTracker()
     code, sent = send(run, store)
     assert code == 0
-    assert store.steps() == numbers(run)
-    assert [time for _, time, _ in store.rows] == [BEGAN + step for step in range(30)]
+    assert store.steps() == expected_values(run)
+    assert [time for _, time, _ in store.rows] == [START_TIME + step for step in range(30)]
     assert len(store.gpus) == 30
     assert store.closed == ["finished"]
     assert (sent["memory"].state, sent["memory"].points, sent["memory"].waiting) == (SyncState.DONE, 30, 0)
@@ -85,10 +96,12 @@ def test_a_run_that_has_ended_is_sent_whole_and_told_as_it_ended(run):
 
 
 def test_sending_again_sends_nothing(run):
-    train(run, range(30))
-    record(run, range(30))
-    ended(run, "failed", attempts=[{"attempt": 1, "status": "failed", "ended": BEGAN + 30, "reason": "nan"}])
-    store = Memory()
+    write_training(run, range(30))
+    write_recording(run, range(30))
+    write_status(
+        run, "failed", attempts=[{"attempt": 1, "status": "failed", "ended": START_TIME + 30, "reason": "nan"}]
+    )
+    store = MemoryTracker()
     send(run, store)
     send(run, store)
     assert (len(store.rows), len(store.gpus), len(store.alerts)) == (30, 30, 1)
@@ -96,81 +109,81 @@ def test_sending_again_sends_nothing(run):
 
 
 def test_a_run_is_sent_while_it_goes_on_and_the_rest_when_its_process_has_ended(run, beside):
-    store = Memory()
+    store = MemoryTracker()
 
     def go_on():
-        train(run, range(20))
-        until(lambda: len(store.rows) == 19)
-        train(run, range(20, 40))
-        ended(run)
+        write_training(run, range(20))
+        wait_until(lambda: len(store.rows) == 19)
+        write_training(run, range(20, 40))
+        write_status(run)
 
     code, _ = send(run, store, parent=beside(go_on))
     assert code == 0
-    assert store.steps() == numbers(run)
+    assert store.steps() == expected_values(run)
     assert store.closed == ["finished"]
 
 
 def test_sigterm_says_that_the_attempt_has_ended(run, beside):
-    store = Memory()
-    train(run, range(20))
-    ended(run, "stopped")
+    store = MemoryTracker()
+    write_training(run, range(20))
+    write_status(run, "stopped")
 
     def tell():
-        until(lambda: store.rows)
+        wait_until(lambda: store.rows)
         os.kill(os.getpid(), signal.SIGTERM)
-        until(lambda: store.closed)
+        wait_until(lambda: store.closed)
 
     code, _ = send(run, store, parent=beside(tell))
     assert (code, len(store.rows), store.closed) == (0, 20, ["stopped"])
 
 
 def test_what_a_killed_process_had_sent_is_not_sent_again_and_nothing_is_left_out(run):
-    train(run, range(10))
-    store = Memory()
-    store.rows = [(step, BEGAN + step, {"train/loss": loss(step)}) for step in range(7)]  # all else was lost
-    train(run, range(10, 30))
-    ended(run)
+    write_training(run, range(10))
+    store = MemoryTracker()
+    store.rows = [(step, START_TIME + step, {"train/loss": loss(step)}) for step in range(7)]  # all else was lost
+    write_training(run, range(10, 30))
+    write_status(run)
     send(run, store)
-    assert store.steps() == numbers(run)
+    assert store.steps() == expected_values(run)
     assert store.sent_twice() == []
 
 
 def test_a_step_that_an_attempt_began_and_the_next_one_ended_becomes_whole(run):
-    train(run, range(20))
-    line(run, 20, val__loss=4.0)
-    ended(run, "stopped")
-    store = Memory()
+    write_training(run, range(20))
+    append_metrics(run, 20, val__loss=4.0)
+    write_status(run, "stopped")
+    store = MemoryTracker()
     send(run, store)
     assert store.steps()[20] == {"attempt": 1, "val/loss": 4.0}
-    resumed(run, 20)
-    line(run, 20, attempt=2, train__loss=5.8)
-    train(run, range(21, 30), attempt=2)
-    ended(run, attempt=2)
+    append_resume(run, 20)
+    append_metrics(run, 20, attempt=2, train__loss=5.8)
+    write_training(run, range(21, 30), attempt=2)
+    write_status(run, attempt=2)
     send(run, store)
     assert store.steps()[20] == {"attempt": 1, "val/loss": 4.0, "train/loss": 5.8}
     assert store.sent_twice() == []
 
 
 def test_a_step_that_is_held_and_cannot_be_read_is_not_sent_again(run):
-    class Server(Memory):
+    class Server(MemoryTracker):
         def steps(self):
             return {step: {} for step in range(20)}
 
-    train(run, range(30))
-    ended(run)
+    write_training(run, range(30))
+    write_status(run)
     store = Server()
     send(run, store)
     assert [step for step, _, _ in store.rows] == list(range(20, 30))
 
 
 def test_a_resumed_run_sends_its_repeated_steps_once_and_says_nothing_where_they_agree(run):
-    train(run, range(26))
-    ended(run, "failed")
-    store = Memory()
+    write_training(run, range(26))
+    write_status(run, "failed")
+    store = MemoryTracker()
     send(run, store)
-    resumed(run, 20)
-    train(run, range(20, 40), attempt=2)
-    ended(run, attempt=2)
+    append_resume(run, 20)
+    write_training(run, range(20, 40), attempt=2)
+    write_status(run, attempt=2)
     send(run, store)
     assert sorted(store.steps()) == list(range(40))
     assert store.sent_twice() == []
@@ -178,12 +191,12 @@ def test_a_resumed_run_sends_its_repeated_steps_once_and_says_nothing_where_they
 
 
 def test_a_repeated_step_that_differs_is_told_once(run):
-    train(run, range(26))
-    store = Memory()
+    write_training(run, range(26))
+    store = MemoryTracker()
     send(run, store)
-    resumed(run, 20)
-    train(run, range(20, 40), attempt=2, off=0.01)
-    ended(run, attempt=2)
+    append_resume(run, 20)
+    write_training(run, range(20, 40), attempt=2, off=0.01)
+    write_status(run, attempt=2)
     send(run, store)
     send(run, store)
     ((title, text),) = store.alerts
@@ -192,47 +205,47 @@ def test_a_repeated_step_that_differs_is_told_once(run):
 
 
 def test_a_tracker_that_refuses_for_a_while_is_tried_again_while_the_run_goes_on(run, beside):
-    store = Memory()
+    store = MemoryTracker()
     store.refuse = [ConnectionError("no route"), TimeoutError("no answer"), ValueError()]
-    train(run, range(20))
-    ended(run)
-    code, sent = send(run, store, parent=beside(lambda: until(lambda: len(store.rows) == 19)))
+    write_training(run, range(20))
+    write_status(run)
+    code, sent = send(run, store, parent=beside(lambda: wait_until(lambda: len(store.rows) == 19)))
     assert (code, store.opened, sent["memory"].error) == (0, 4, "")
-    assert store.steps() == numbers(run)
+    assert store.steps() == expected_values(run)
 
 
 def test_one_that_refuses_to_the_end_is_said_with_its_reason_and_holds_up_no_other(run):
-    dead, store = Memory(), Memory()
+    dead, store = MemoryTracker(), MemoryTracker()
     dead.refuse = [ConnectionError("401: your key\nis wrong")] * 100
-    train(run, range(20))
-    ended(run)
+    write_training(run, range(20))
+    write_status(run)
     code, sent = send(run, dead, store)
     assert code == 1
     assert (sent["memory"].state, sent["memory"].waiting) == (SyncState.FAILED, 20)
     assert sent["memory"].error == "ConnectionError: 401: your key is wrong"
     assert sent["memory1"].state is SyncState.DONE
-    assert store.steps() == numbers(run)
+    assert store.steps() == expected_values(run)
 
 
 def test_one_that_hangs_is_left_after_the_limit_and_is_sent_the_rest_later(run):
-    hanging, store, lasts = Memory(), Memory(), threading.Event()
+    hanging, store, lasts = MemoryTracker(), MemoryTracker(), threading.Event()
     hanging.hang = lasts.wait
-    train(run, range(20))
-    ended(run)
+    write_training(run, range(20))
+    write_status(run)
     code, sent = send(run, hanging, store, limit_s=0.3)
     assert (code, sent["memory"].state, sent["memory"].waiting) == (1, SyncState.BEHIND, 20)
     assert sent["memory1"].state is SyncState.DONE
     hanging.hang = lambda: None
     code, sent = send(run, hanging)
     assert (code, sent["memory"].state) == (0, SyncState.DONE)
-    assert hanging.steps() == numbers(run)
+    assert hanging.steps() == expected_values(run)
     lasts.set()
 
 
 def test_a_package_that_is_missing_is_not_waited_for(run, beside):
-    store = Memory()
+    store = MemoryTracker()
     store.refuse = [ImportError("No module named 'wandb'")] * 3
-    train(run, range(20))
+    write_training(run, range(20))
     lasts = threading.Event()
     code, sent = send(run, store, parent=beside(lasts.wait))  # while the run goes on
     lasts.set()
@@ -245,24 +258,24 @@ def test_a_full_disk_under_track_json_keeps_nothing_from_being_sent(run, monkeyp
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(sidecar, "write_track", full)
-    train(run, range(20))
-    ended(run)
-    store = Memory()
+    write_training(run, range(20))
+    write_status(run)
+    store = MemoryTracker()
     code, sent = send(run, store)
     assert (code, sent) == (0, {})
-    assert store.steps() == numbers(run)
+    assert store.steps() == expected_values(run)
     assert "cannot write track.json: No space left on device" in capsys.readouterr().out
 
 
 def test_a_run_is_fed_by_one_process_at_a_time(run):
-    train(run, range(3))
+    write_training(run, range(3))
     with run.track_lock.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert is_syncing(run)
         with pytest.raises(LaunchError, match="another process is uploading"):
-            send(run, Memory(), limit_s=0.05)
+            send(run, MemoryTracker(), limit_s=0.05)
     assert not is_syncing(run)
-    assert send(run, Memory())[0] == 0
+    assert send(run, MemoryTracker())[0] == 0
 
 
 def test_an_unknown_tracker_is_refused(run):
@@ -271,7 +284,7 @@ def test_an_unknown_tracker_is_refused(run):
 
 
 def test_what_a_killed_process_left_unsaid_is_counted_from_the_runs_own_files(run):
-    train(run, range(20))
+    write_training(run, range(20))
     (sent,) = sync_status(run)
     assert (sent.state, sent.waiting, sent.points) == (SyncState.BEHIND, 20, 0)
     assert pending_messages([(run.name, sent)], "m") == [
@@ -281,7 +294,7 @@ def test_what_a_killed_process_left_unsaid_is_counted_from_the_runs_own_files(ru
 
 
 def test_nothing_is_said_of_a_run_whose_trackers_have_all(run):
-    train(run, range(20))
-    ended(run)
-    send(run, Memory())
+    write_training(run, range(20))
+    write_status(run)
+    send(run, MemoryTracker())
     assert pending_messages([(run.name, sent) for sent in sync_status(run)], "m") == []

@@ -7,14 +7,14 @@ import pytest
 from kmatrix.records.runs import Status
 from kmatrix.track.tensorboard import TensorBoardMirror
 from kmatrix.track.tracker import DeviceValues, MetricPoint, TrackerAlert, identity
-from track_factory import BEGAN, run_dir
+from track_factory import START_TIME, make_run_dir
 
 pytest.importorskip("tensorboard", reason="make setup-trackers installs it")
 
 
 @pytest.fixture
 def who(tmp_path):
-    return identity(run_dir(tmp_path))
+    return identity(make_run_dir(tmp_path))
 
 
 @pytest.fixture
@@ -32,13 +32,13 @@ def read(folder):
 
 def points(*steps):
     return [
-        MetricPoint(step=step, time=BEGAN + step, values={"train/loss": 6.0 - step, "tokens": 100 * step})
+        MetricPoint(step=step, time=START_TIME + step, values={"train/loss": 6.0 - step, "tokens": 100 * step})
         for step in steps
     ]
 
 
 def devices(second, power):
-    return DeviceValues(time=BEGAN + second, values={"gpu/0/power": power, "gpu_total_memory": 900.0})
+    return DeviceValues(time=START_TIME + second, values={"gpu/0/power": power, "gpu_total_memory": 900.0})
 
 
 def texts(folder, tag):
@@ -50,7 +50,10 @@ def test_points_stand_at_their_steps_and_times_while_the_run_goes_on(who, folder
     assert tracker.open(who).steps == {}
     tracker.points(points(0, 10))
     found = read(folder).Scalars("train/loss")
-    assert [(event.step, event.wall_time, event.value) for event in found] == [(0, BEGAN, 6.0), (10, BEGAN + 10, -4.0)]
+    assert [(event.step, event.wall_time, event.value) for event in found] == [
+        (0, START_TIME, 6.0),
+        (10, START_TIME + 10, -4.0),
+    ]
 
 
 def test_what_devices_did_stands_as_means_at_the_next_step(who, folder):
@@ -68,12 +71,12 @@ def test_a_run_that_goes_on_says_what_it_holds_and_adds_to_it(who, folder):
     first.open(who)
     first.devices([devices(1, 100.0)])
     first.points(points(0, 10))
-    first.alert(TrackerAlert(time=BEGAN, title="spike", text="loss"))
+    first.alert(TrackerAlert(time=START_TIME, title="spike", text="loss"))
     next(folder.glob("*tfevents*")).open("ab").write(b"\x18\0\0\0torn")  # as a kill may leave it
     second = TensorBoardMirror()
     stored = second.open(who)
     assert stored.steps == {0: {"train/loss": 6.0, "tokens": 0.0}, 10: {"train/loss": -4.0, "tokens": 1000.0}}
-    assert (stored.devices_time, stored.alerts, stored.link) == (BEGAN + 10, 1, str(folder))
+    assert (stored.devices_time, stored.alerts, stored.link) == (START_TIME + 10, 1, str(folder))
     second.points(points(20))
     second.close(Status.FINISHED)
     assert [event.step for event in read(folder).Scalars("tokens")] == [0, 10, 20]
@@ -82,7 +85,7 @@ def test_a_run_that_goes_on_says_what_it_holds_and_adds_to_it(who, folder):
 def test_configuration_alerts_and_the_end_are_texts_each_written_once(who, folder):
     tracker = TensorBoardMirror()
     tracker.open(who)
-    tracker.alert(TrackerAlert(time=BEGAN, title="spike", text="the loss rose"))
+    tracker.alert(TrackerAlert(time=START_TIME, title="spike", text="the loss rose"))
     tracker.close(Status.STOPPED)
     for _ in range(2):
         tracker = TensorBoardMirror()

@@ -22,7 +22,7 @@ from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import Status
 from kmatrix.track.tracker import AlertLevel, DeviceValues, MetricPoint, StoredRun, TrackerAlert, TrackerIdentity
 from kmatrix.track.trackio import TrackioMirror, data_dir
-from waiting import until
+from waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGAN = 1_790_000_000.25  # Unix seconds
@@ -80,16 +80,16 @@ def written(run: TrackerIdentity, status: Status = Status.FINISHED) -> StoredRun
     return stored
 
 
-def trackio(run: TrackerIdentity, *words: str) -> Any:
+def trackio(run: TrackerIdentity, *arguments: str) -> Any:
     """Ask Trackio's own program."""
-    done = subprocess.run(
-        [sys.executable, "-m", "trackio.cli", *words, "--json"],
+    completed = subprocess.run(
+        [sys.executable, "-m", "trackio.cli", *arguments, "--json"],
         env={**os.environ, "TRACKIO_DIR": str(data_dir(run.tracking))},
         capture_output=True,
         text=True,
         check=True,
     )
-    return json.loads(done.stdout)
+    return json.loads(completed.stdout)
 
 
 def config(run: TrackerIdentity) -> Mapping[str, Any]:
@@ -347,7 +347,7 @@ def test_four_processes_write_one_project_at_a_time_and_none_makes_a_connection(
 @pytest.mark.slow
 def test_a_process_that_is_killed_while_it_sends_is_gone_on_with(tmp_path, alone):
     first = alone(0, 100_000)
-    until(lambda: rows(tmp_path) and rows(tmp_path)[0][1] > 20)
+    wait_until(lambda: rows(tmp_path) and rows(tmp_path)[0][1] > 20)
     first.kill()
     first.communicate()
     held = rows(tmp_path)[0][1]

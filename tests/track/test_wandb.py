@@ -15,10 +15,10 @@ import pytest
 from psutil import Process
 
 from kmatrix.track.wandb import WandbFiles, best, numbers, typed
-from skips import need
-from waiting import until
-from wandb_drive import CONFIG, EPOCH, RUN, begin, drive, point
-from wandb_server import KEY, Kept, WandbServer
+from skips import require_program
+from waiting import wait_until
+from wandb_drive import CONFIG, EPOCH, RUN, drive, point, start_driver
+from wandb_server import KEY, ServerRun, WandbServer
 
 SECRET = "Xq" * 25  # in the environment
 
@@ -26,11 +26,11 @@ pytest.importorskip("wandb", reason="make setup-trackers installs it")
 
 
 @functools.cache  # nothing is written to a folder that a test has read
-def inspect(piece: Path, *words: str) -> list[dict[str, Any]]:
+def inspect(piece: Path, *arguments: str) -> list[dict[str, Any]]:
     """What `wandb leet inspect` prints of a folder."""
-    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *words, str(piece)]
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *arguments, str(piece)]
     text = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120).stdout
-    return [json.loads(text)] if words else [json.loads(line) for line in text.splitlines()]
+    return [json.loads(text)] if arguments else [json.loads(line) for line in text.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,7 @@ def test_with_a_key_each_step_is_on_the_server_once_after_a_stop_and_a_kill(onli
 
 
 def test_the_server_has_the_runs_name_group_tags_configuration_and_end(online):
-    kept: Kept = online[0].runs["cafe-1"]
+    kept: ServerRun = online[0].runs["cafe-1"]
     assert (kept.first("displayName"), kept.first("groupName"), kept.first("jobType")) == (RUN, "matrix", "train")
     assert (kept.first("project"), kept.first("tags")) == ("gpt2-abcde", ["optimizer=adamw"])
     assert kept.config["GPT2_MAX_ITERS"] == 40
@@ -204,10 +204,10 @@ def test_after_the_death_of_wandbs_own_service_the_run_goes_on_in_the_same_proce
 
 @pytest.mark.slow
 def test_a_service_that_dies_as_it_starts_is_an_error_and_not_a_wait_for_ever(tmp_path):
-    process = begin(tmp_path / "matrix", ["open"], ["points", 0, 5], ["close", "finished"])
-    core = until(lambda: [one for one in Process(process.pid).children(recursive=True) if "wandb-core" in one.name()])[
-        0
-    ]
+    process = start_driver(tmp_path / "matrix", ["open"], ["points", 0, 5], ["close", "finished"])
+    core = wait_until(
+        lambda: [one for one in Process(process.pid).children(recursive=True) if "wandb-core" in one.name()]
+    )[0]
     core.kill()
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 1
@@ -217,11 +217,11 @@ def test_a_service_that_dies_as_it_starts_is_an_error_and_not_a_wait_for_ever(tm
 @pytest.mark.slow
 def test_offline_no_process_speaks_to_anything_beyond_this_machine(tmp_path):
     trace = tmp_path / "connections"
-    below = [str(need("strace")), "-f", "-qq", "-e", "trace=connect", "-o", str(trace)]
-    done = drive(
+    below = [str(require_program("strace")), "-f", "-qq", "-e", "trace=connect", "-o", str(trace)]
+    completed = drive(
         tmp_path / "matrix", ["open"], ["points", 0, 20], ["alert", "spike"], ["close", "finished"], below=below
     )
-    assert done["code"] == 0
+    assert completed["code"] == 0
     assert "connect(" in trace.read_text()  # to W&B's own service
     addresses = re.findall(r'inet_addr\("([^"]+)"\)|inet_pton\(AF_INET6, "([^"]+)"', trace.read_text())
     assert {v4 or v6 for v4, v6 in addresses} <= {"127.0.0.1", "::1"}

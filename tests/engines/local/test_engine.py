@@ -19,8 +19,8 @@ from kmatrix.report.summary import Overlap, overlap_lines, overlaps
 from kmatrix.runner.loop import drive
 from kmatrix.status.state import JobPhase
 from running import PYTHON, ROOT, engine, processes_of
-from skips import need
-from waiting import until
+from skips import require_program
+from waiting import wait_until
 
 BOX = ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
 
@@ -63,11 +63,11 @@ UUIDS = "from kmatrix.gpu.nvml.detect import detect; print(*(gpu.uuid for gpu in
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
     """The environment in which NVML has four simulated GPUs, and their UUIDs."""
-    need("gcc")
+    require_program("gcc")
     library = simulate.build(tmp_path_factory.mktemp("simulate"))
     seen = simulate.environment(library, simulate.SCENARIOS / "calm.scn", 4)
-    answer = subprocess.check_output([PYTHON, "-c", UUIDS], env={**os.environ, **seen}, cwd=ROOT / "lib", text=True)
-    return seen, tuple(answer.split())
+    output = subprocess.check_output([PYTHON, "-c", UUIDS], env={**os.environ, **seen}, cwd=ROOT / "lib", text=True)
+    return seen, tuple(output.split())
 
 
 def test_on_four_simulated_gpus_every_recorder_sees_the_gpus_of_its_own_run_only(matrix, plan, driver):
@@ -122,16 +122,16 @@ def test_a_group_of_exclusive_runs_ends_before_the_next_begins(plan, boxes):
     names = {"a": "hang", "b": "finish", "c": "hang", "d": "hang", "e": "finish"}
     box.submit([plan(name, behave, cuda=True) for name, behave in names.items()])
     assert running(box) == set("abcd")
-    until(lambda: box.poll()["b"].phase is JobPhase.ENDED)
+    wait_until(lambda: box.poll()["b"].phase is JobPhase.ENDED)
     assert box.poll()["e"].phase is JobPhase.PENDING
     box.cancel({name: name for name in "acd"}, now=True)
-    until(lambda: box.poll()["e"].phase is JobPhase.ENDED)
+    wait_until(lambda: box.poll()["e"].phase is JobPhase.ENDED)
 
 
 def test_a_run_without_an_expected_time_gets_its_turn(plan, boxes):
     box = boxes(limits=Limits())
     box.submit([plan("a", cuda=True, expected_s=9.0), plan("b", ranks=4, cuda=True)])
-    until(lambda: all(state.phase is JobPhase.ENDED for state in box.poll().values()))
+    wait_until(lambda: all(state.phase is JobPhase.ENDED for state in box.poll().values()))
 
 
 def test_on_the_cpu_runs_share_cores_only_where_a_number_of_runs_is_asked_for(plan):
@@ -155,7 +155,7 @@ def test_runs_on_gpus_and_on_the_cpu_are_never_beside_each_other(plan, boxes):
     box = boxes(limits=Limits())
     box.submit([plan("a", cuda=True), plan("b"), plan("c", cuda=True)])
     assert running(box) == {"a", "c"}
-    until(lambda: all(state.phase is JobPhase.ENDED for state in box.poll().values()))
+    wait_until(lambda: all(state.phase is JobPhase.ENDED for state in box.poll().values()))
 
 
 def test_a_run_that_is_tried_again_may_get_other_gpus(matrix, plan):

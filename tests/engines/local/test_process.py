@@ -12,7 +12,7 @@ import pytest
 
 from kmatrix.engines.local.process import GUARD, start
 from kmatrix.records.lock import try_lock
-from waiting import until
+from waiting import wait_until
 
 SPAWN = """
 import subprocess, sys, time
@@ -40,7 +40,7 @@ def begin(tmp_path):
             lock=lock,
         )
         trees.append(tree)
-        until(lambda: not wait_for or wait_for in log.read_text())
+        wait_until(lambda: not wait_for or wait_for in log.read_text())
         return tree
 
     yield run
@@ -56,7 +56,7 @@ def ended(tree):
         code = tree.poll()
         return code is not None
 
-    until(over)
+    wait_until(over)
     return code
 
 

@@ -16,14 +16,14 @@ from kmatrix.packing import Limits
 from kmatrix.records.files import read_json, read_jsonl, write_json
 from kmatrix.runner.loop import drive
 from running import engine, monitor, processes_of
-from skips import need
-from waiting import until
+from skips import require_program
+from waiting import wait_until
 
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory) -> RecorderLauncher:
     """A monitor that sees two simulated GPUs."""
-    need("gcc")
+    require_program("gcc")
     library = simulate.build(tmp_path_factory.mktemp("simulate"))
     return monitor(simulated=True, environment=simulate.environment(library, simulate.SCENARIOS / "calm.scn", 2))
 
@@ -68,7 +68,7 @@ def test_a_recorder_that_hears_nothing_is_killed(matrix, plan, tmp_path, monkeyp
     monkeypatch.setattr("kmatrix.engines.local.recorder.WAIT_S", 0.2)
     one = plan("a")
     assert drive(matrix, [one], engine(monitor=monitor(python=deaf)), poll_s=0.02).exit_code == 0
-    until(lambda: not [p for p in psutil.process_iter(["cmdline"]) if str(deaf) in (p.info["cmdline"] or [])])
+    wait_until(lambda: not [p for p in psutil.process_iter(["cmdline"]) if str(deaf) in (p.info["cmdline"] or [])])
 
 
 def test_the_port_for_prometheus_is_passed_on_only_where_there_is_one(plan):
@@ -94,7 +94,7 @@ def test_a_run_for_which_no_simulated_gpu_is_left_says_so_and_trains(plan):
 
 @pytest.mark.slow
 def test_packed_runs_on_the_cpu_are_recorded_on_gpus_of_their_own(matrix, plan, tmp_path_factory):
-    need("gcc")
+    require_program("gcc")
     library = simulate.build(tmp_path_factory.mktemp("simulate"))
     environment = simulate.environment(library, simulate.SCENARIOS / "calm.scn", 4)
     uuids = simulate.uuids(environment)
@@ -104,7 +104,7 @@ def test_packed_runs_on_the_cpu_are_recorded_on_gpus_of_their_own(matrix, plan, 
     box.submit(plans)
     box.poll()
     try:
-        until(lambda: all(last_entry(one.dir.gpu_stats_multi) for one in plans))
+        wait_until(lambda: all(last_entry(one.dir.gpu_stats_multi) for one in plans))
         seen = [[gpu["uuid"] for gpu in last_entry(one.dir.gpu_stats_multi)["multi_gpu_data"]] for one in plans]
     finally:
         box.cancel(now=True)

@@ -18,7 +18,7 @@ from gpt2.data import tokenizer
 from gpt2.data.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Gpt2Tokenizer, load
 from kmatrix.errors import ConfigError, DataError
 from local_server import LocalServer
-from vocabulary import published
+from vocabulary import download_vocabulary
 
 TEXT = "Two words of the text, <|endoftext|> in the midst of it: äöü € 🙂 \n\ttwo words of the text.\n"
 
@@ -157,7 +157,7 @@ def test_a_vocabulary_is_fetched_once_and_checked(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_gpt2_encodes_as_published(tmp_path, monkeypatch):
-    published(tmp_path, monkeypatch)
+    download_vocabulary(tmp_path, monkeypatch)
     each = Gpt2Tokenizer()
     assert each.encode("Hello, I am a language model").tolist() == [15496, 11, 314, 716, 257, 3303, 2746]
     assert each.decode([15496, 50256, *each.encode(TEXT)]) == "Hello\n\n" + TEXT

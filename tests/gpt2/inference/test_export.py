@@ -43,8 +43,8 @@ def written(folder, **fields):
     return model.eval()
 
 
-def run(*words):
-    return export.main([str(word) for word in words])
+def run(*arguments):
+    return export.main([str(word) for word in arguments])
 
 
 @pytest.mark.parametrize("fields", KINDS.values(), ids=KINDS)

@@ -21,9 +21,9 @@ from gpt2.generate import GeneratedText, Sampling, generate
 from gpt2.inference.server import MAX_BODY, Batcher, BusyError, Service, listening
 from gpt2.model import GPT
 from kmatrix.errors import LaunchError
-from models import strong
+from models import enlarge_weights
 from serving import SHAPE, restored, served
-from waiting import until
+from waiting import wait_until
 
 openai = pytest.importorskip("openai")
 NAME = "gpt2_adamw_1cpu"
@@ -34,7 +34,7 @@ BYTES = load("byte")
 def model():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield strong(GPT(SHAPE)).eval()
+    yield enlarge_weights(GPT(SHAPE)).eval()
     torch.set_num_threads(threads)
 
 
@@ -67,12 +67,12 @@ def post(address, body, *, path="/v1/completions", **headers):
 
 
 def test_a_completion_is_the_text_that_the_model_writes(client, model):
-    answer = client.completions.create(model=NAME, prompt="The ", max_tokens=20, seed=5, temperature=0.7, top_p=0.9)
-    (choice,) = answer.choices
+    response = client.completions.create(model=NAME, prompt="The ", max_tokens=20, seed=5, temperature=0.7, top_p=0.9)
+    (choice,) = response.choices
     assert choice.text == alone(model, "The ", max_tokens=20, seed=5, temperature=0.7, top_p=0.9)
     assert choice.finish_reason in ("length", "stop")
-    assert answer.model == NAME
-    assert (answer.usage.prompt_tokens, answer.usage.total_tokens - answer.usage.completion_tokens) == (4, 4)
+    assert response.model == NAME
+    assert (response.usage.prompt_tokens, response.usage.total_tokens - response.usage.completion_tokens) == (4, 4)
 
 
 def test_a_stream_says_the_same_text_bit_by_bit(client):
@@ -90,11 +90,11 @@ def test_a_stream_says_the_same_text_bit_by_bit(client):
 
 def test_several_prompts_and_texts_come_in_the_order_of_their_numbers(client, model):
     asked = {"model": NAME, "prompt": ["a", [98, 99]], "n": 2, "max_tokens": 6, "seed": 7}
-    answer = client.completions.create(**asked)
+    response = client.completions.create(**asked)
     expected = [alone(model, p, max_tokens=6, seed=7 + i) for i, p in enumerate(["a", "a", "bc", "bc"])]
-    assert [choice.text for choice in answer.choices] == expected
-    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-    assert answer.usage.prompt_tokens == 3
+    assert [choice.text for choice in response.choices] == expected
+    assert [choice.index for choice in response.choices] == [0, 1, 2, 3]
+    assert response.usage.prompt_tokens == 3
     streams = ["", "", "", ""]
     for part in client.completions.create(**asked, stream=True):
         streams[part.choices[0].index] += part.choices[0].text
@@ -104,9 +104,9 @@ def test_several_prompts_and_texts_come_in_the_order_of_their_numbers(client, mo
 def test_echo_says_the_prompt_first_and_stop_ends_the_text(client, model):
     text = alone(model, "x", max_tokens=40, seed=3)
     stop = text[4:6]
-    answer = client.completions.create(model=NAME, prompt="x", max_tokens=40, seed=3, stop=stop, echo=True)
-    assert answer.choices[0].text == "x" + text[: text.index(stop)]
-    assert answer.choices[0].finish_reason == "stop"
+    response = client.completions.create(model=NAME, prompt="x", max_tokens=40, seed=3, stop=stop, echo=True)
+    assert response.choices[0].text == "x" + text[: text.index(stop)]
+    assert response.choices[0].finish_reason == "stop"
 
 
 def test_without_a_seed_two_texts_differ(client):
@@ -157,18 +157,18 @@ def test_the_models_and_the_health_are_told(client, address):
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name_and_never_left_out(address, asked, param, words):
-    status, _, answer = post(address, {"model": NAME, "prompt": "a", "max_tokens": 16, **asked})
+    status, _, response = post(address, {"model": NAME, "prompt": "a", "max_tokens": 16, **asked})
     assert status == (404 if param == "model" else 400)
-    assert answer["error"]["param"] == param
-    assert words in answer["error"]["message"]
-    assert answer["error"]["type"] == "invalid_request_error"
+    assert response["error"]["param"] == param
+    assert words in response["error"]["message"]
+    assert response["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"3", b"\xff\xfe", b"[" * 100_000, b'{"n": ' + b"9" * 5000 + b"}"])
 def test_a_body_that_is_no_object_of_json_is_refused(address, body):
-    status, _, answer = post(address, body)
+    status, _, response = post(address, body)
     assert status == 400
-    assert "error" in answer
+    assert "error" in response
 
 
 def test_parameters_that_ask_for_nothing_are_taken(client):
@@ -181,8 +181,8 @@ def test_a_request_of_a_megabyte_is_refused_and_the_server_goes_on(client, addre
     with pytest.raises(openai.APIStatusError) as error:
         client.completions.create(model=NAME, prompt="x" * 2**20)
     assert error.value.status_code == 413
-    status, _, answer = post(address, b"x" * (MAX_BODY + 1))
-    assert (status, answer["error"]["code"]) == (413, "body_too_large")
+    status, _, response = post(address, b"x" * (MAX_BODY + 1))
+    assert (status, response["error"]["code"]) == (413, "body_too_large")
     assert client.completions.create(model=NAME, prompt="a", max_tokens=1).choices
 
 
@@ -201,8 +201,8 @@ def test_a_body_without_a_length_is_counted_as_it_comes(address):
 
 
 def test_only_json_is_read_so_that_a_page_in_a_browser_cannot_ask(address):
-    status, _, answer = post(address, b"{}", **{"Content-Type": "text/plain"})
-    assert (status, "application/json" in answer["error"]["message"]) == (415, True)
+    status, _, response = post(address, b"{}", **{"Content-Type": "text/plain"})
+    assert (status, "application/json" in response["error"]["message"]) == (415, True)
 
 
 def test_a_request_for_another_host_is_refused(address):
@@ -213,8 +213,8 @@ def test_a_request_for_another_host_is_refused(address):
 
 def test_other_paths_and_methods_are_refused_in_the_words_of_the_api(address):
     assert post(address, {}, path="/v1/chat/completions")[0] == 404
-    status, _, answer = post(address, {}, path="/v1/models")
-    assert (status, answer["error"]["type"]) == (405, "invalid_request_error")
+    status, _, response = post(address, {}, path="/v1/models")
+    assert (status, response["error"]["type"]) == (405, "invalid_request_error")
 
 
 def test_with_a_key_only_who_knows_it_may_ask(model):
@@ -263,11 +263,11 @@ def test_more_than_may_wait_are_told_to_come_again(held):
     service, url = held
     with ThreadPoolExecutor(3) as pool:
         asked = [pool.submit(post, url, {"prompt": "ab", "max_tokens": 2}) for _ in range(3)]
-        until(lambda: service.batcher.load == (1, 2))
-        status, headers, answer = post(url, {"prompt": "ab", "max_tokens": 2})
-        assert (status, headers["Retry-After"], answer["error"]["code"]) == (429, "1", "queue_full")
+        wait_until(lambda: service.batcher.load == (1, 2))
+        status, headers, response = post(url, {"prompt": "ab", "max_tokens": 2})
+        assert (status, headers["Retry-After"], response["error"]["code"]) == (429, "1", "queue_full")
         Held.gate.set()
-        assert [answer.result()[0] for answer in asked] == [200, 200, 200]
+        assert [response.result()[0] for response in asked] == [200, 200, 200]
     assert service.batcher.load == (0, 0)
 
 
@@ -278,10 +278,10 @@ def test_a_client_that_goes_away_is_written_for_no_more(held, stream):
     connection = http.client.HTTPConnection(host, int(port))
     body = json.dumps({"prompt": "ab", "max_tokens": 90, "stream": stream})
     connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-    until(lambda: service.batcher.load == (1, 0))
+    wait_until(lambda: service.batcher.load == (1, 0))
     connection.close()
     Held.gate.set()
-    until(lambda: service.batcher.load == (0, 0))
+    wait_until(lambda: service.batcher.load == (0, 0))
 
 
 class Broken(GPT):
@@ -295,8 +295,8 @@ class Broken(GPT):
 
 def test_a_text_that_fails_leaves_the_others_and_the_server_alone(capfd):
     with served(Service(restored(model=Broken(SHAPE)))) as url:
-        status, _, answer = post(url, {"prompt": "a7b", "max_tokens": 2})
-        assert (status, answer["error"]["type"]) == (500, "server_error")
+        status, _, response = post(url, {"prompt": "a7b", "max_tokens": 2})
+        assert (status, response["error"]["type"]) == (500, "server_error")
         assert post(url, {"prompt": "ab", "max_tokens": 2, "temperature": 0})[0] == 200
         host, port = url.removeprefix("http://").split(":")
         connection = http.client.HTTPConnection(host, int(port))
@@ -346,7 +346,7 @@ def test_the_program_serves_a_checkpoint_until_ctrl_c(tmp_path):
         words = process.stdout.readline()
         url = words.split(": ")[1].split("/v1")[0]
         assert words.startswith("gpt2_adamw_1cpu, step 12, on cpu: http://127.0.0.1:")
-        until(lambda: _answers(url))
+        wait_until(lambda: _answers(url))
         assert post(url, {"prompt": "a", "max_tokens": 3})[0] == 200
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(60) == 130

@@ -22,7 +22,7 @@ from gpt2.prepare.__main__ import main
 from gpt2.prepare.catalog import DatasetRequest
 from gpt2.prepare.dataset import prepare, prepare_dataset
 from kmatrix.errors import ConfigError, DataError
-from waiting import until
+from waiting import wait_until
 
 PROGRAM = """
 import os, signal, sys, sysconfig
@@ -65,10 +65,10 @@ def notes(tmp_path):
     return folder
 
 
-def run(*words, patch=""):
+def run(*arguments, patch=""):
     """Prepare in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(patch=patch), *map(str, words)],
+        [sys.executable, "-c", PROGRAM.format(patch=patch), *map(str, arguments)],
         env=environment(),
         cwd=ROOT,
         capture_output=True,
@@ -87,9 +87,9 @@ def of_folder(notes, data_dir, **more):
     return prepare("folder", data_dir, str(notes), "byte", val_percent=20, **more)
 
 
-def texts(answer, kind):
+def texts(result, kind):
     """Return the documents in the shards of one kind, in byte tokens."""
-    tokens = [int(t) for path in found(answer, kind) for t in shards.open_shard(path)]
+    tokens = [int(t) for path in found(result, kind) for t in shards.open_shard(path)]
     assert tokens[0] == 256, "a document without its beginning"
     documents, document = [], bytearray()
     for token in [*tokens[1:], 256]:
@@ -101,40 +101,40 @@ def texts(answer, kind):
     return documents
 
 
-def found(answer, kind="train"):
-    return shards.find(Path(answer["path"]), kind)
+def found(result, kind="train"):
+    return shards.find(Path(result["path"]), kind)
 
 
 def test_text_json_lines_and_parquet_become_documents_and_what_is_no_text_is_left_out(notes, tmp_path):
-    answer = of_folder(notes, tmp_path / "data")
-    assert sorted(texts(answer, "train") + texts(answer, "val")) == sorted(stories(60))
+    result = of_folder(notes, tmp_path / "data")
+    assert sorted(texts(result, "train") + texts(result, "val")) == sorted(stories(60))
 
 
 def test_shards_have_the_header_of_llm_c_and_each_document_begins_with_the_token_that_ends_one(notes, tmp_path):
-    answer = of_folder(notes, tmp_path / "data")
-    raw = found(answer, "train")[0].read_bytes()
+    result = of_folder(notes, tmp_path / "data")
+    raw = found(result, "train")[0].read_bytes()
     header = np.frombuffer(raw[:1024], "<i4")
-    assert header.tolist() == [20240520, 1, answer["train_tokens"]] + [0] * 253
+    assert header.tolist() == [20240520, 1, result["train_tokens"]] + [0] * 253
     assert np.frombuffer(raw[1024:], "<u2")[0] == 256
-    assert len(raw) == 1024 + 2 * answer["train_tokens"]
+    assert len(raw) == 1024 + 2 * result["train_tokens"]
 
 
 def test_no_text_is_both_trained_on_and_validated_on_not_even_a_copy(notes, tmp_path):
     for number, story in enumerate(stories(60)):
         (notes / f"copy {number}.txt").write_text(story)
-    answer = of_folder(notes, tmp_path / "data")
-    train, val = set(texts(answer, "train")), set(texts(answer, "val"))
+    result = of_folder(notes, tmp_path / "data")
+    train, val = set(texts(result, "train")), set(texts(result, "val"))
     assert val
     assert not train & val
 
 
 def test_dataset_json_says_what_the_data_are(notes, tmp_path):
-    answer = of_folder(notes, tmp_path / "data")
-    about = json.loads((tmp_path / "data" / answer["path"] / "dataset.json").read_text())
-    sizes = {kind: sum(len(text.encode()) for text in texts(answer, kind)) for kind in ("train", "val")}
+    result = of_folder(notes, tmp_path / "data")
+    about = json.loads((tmp_path / "data" / result["path"] / "dataset.json").read_text())
+    sizes = {kind: sum(len(text.encode()) for text in texts(result, kind)) for kind in ("train", "val")}
     assert (about["train_bytes"], about["val_bytes"]) == (sizes["train"], sizes["val"])
     assert (about["schema"], about["dataset"], about["tokenizer"]) == (1, "folder", "byte")
-    assert about["sha256"] == answer["sha256"]
+    assert about["sha256"] == result["sha256"]
     assert about["complete"]
     assert {shard["name"] for shard in about["shards"]} == {"folder_train_000001.bin", "folder_val_000000.bin"}
 
@@ -157,12 +157,12 @@ def test_a_changed_file_makes_a_dataset_of_its_own(notes, tmp_path):
 
 
 def test_documents_are_never_divided_between_shards(notes, tmp_path):
-    answer = of_folder(notes, tmp_path / "data", shard_tokens=1000)
-    paths = found(answer, "train")
+    result = of_folder(notes, tmp_path / "data", shard_tokens=1000)
+    paths = found(result, "train")
     assert len(paths) > 3
     assert all(shards.open_shard(path)[0] == 256 for path in paths)
     assert all(shards.token_count(path) <= 1000 for path in paths)
-    assert sorted(texts(answer, "train") + texts(answer, "val")) != []
+    assert sorted(texts(result, "train") + texts(result, "val")) != []
 
 
 @pytest.mark.parametrize("patch", ["", pytest.param(IN_PROCESSES, marks=pytest.mark.slow)])
@@ -194,14 +194,14 @@ def test_two_preparations_at_once_make_it_once(notes, tmp_path):
         for _ in range(2)
     ]
     answers = [json.loads(process.communicate(timeout=120)[0]) for process in both]
-    assert sorted(answer["made"] for answer in answers) == [False, True]
+    assert sorted(result["made"] for result in answers) == [False, True]
     assert answers[0]["sha256"] == answers[1]["sha256"]
 
 
 def test_a_few_plain_texts_are_divided_and_their_ends_are_validation(tmp_path):
     (tmp_path / "play.txt").write_text("".join(f"line {number}\n" for number in range(1000)))
-    answer = prepare("folder", tmp_path, "play.txt", "byte", val_percent=10)
-    train, val = texts(answer, "train"), texts(answer, "val")
+    result = prepare("folder", tmp_path, "play.txt", "byte", val_percent=10)
+    train, val = texts(result, "train"), texts(result, "val")
     assert [len(train), len(val)] == [1, 1]
     assert train[0] + val[0] == (tmp_path / "play.txt").read_text()
     assert len(train[0]) == len(train[0] + val[0]) * 9 // 10
@@ -209,11 +209,11 @@ def test_a_few_plain_texts_are_divided_and_their_ends_are_validation(tmp_path):
 
 @pytest.mark.parametrize("tokenizer", ["char", "bpe"])
 def test_a_vocabulary_of_the_text_itself_lies_beside_the_shards(notes, tmp_path, tokenizer):
-    answer = prepare("folder", tmp_path, str(notes), tokenizer, val_percent=20, bpe_vocab_size=300)
+    result = prepare("folder", tmp_path, str(notes), tokenizer, val_percent=20, bpe_vocab_size=300)
     again = prepare("folder", tmp_path, str(notes), tokenizer, val_percent=20, bpe_vocab_size=300)
-    assert (tmp_path / answer["path"] / "tokenizer.json").exists()
+    assert (tmp_path / result["path"] / "tokenizer.json").exists()
     letters = set("".join(stories(60)))
-    assert answer["vocab_size"] == (len(letters) + 1 if tokenizer == "char" else 300) == again["vocab_size"]
+    assert result["vocab_size"] == (len(letters) + 1 if tokenizer == "char" else 300) == again["vocab_size"]
 
 
 def test_only_as_many_shards_are_made_as_are_asked_for_and_more_later_go_on_from_there(notes, tmp_path, monkeypatch):
@@ -236,11 +236,11 @@ def _with(wanted, **changes):
 
 
 def test_the_standard_library_is_on_every_machine(tmp_path):
-    answer = prepare("stdlib", tmp_path)
-    share = answer["val_tokens"] / (answer["train_tokens"] + answer["val_tokens"])
+    result = prepare("stdlib", tmp_path)
+    share = result["val_tokens"] / (result["train_tokens"] + result["val_tokens"])
     assert 0.03 < share < 0.2
-    assert answer["train_tokens"] > 5_000_000
-    assert answer["vocab_size"] == 257
+    assert result["train_tokens"] > 5_000_000
+    assert result["vocab_size"] == 257
 
 
 def test_parts_of_the_standard_library_that_differ_between_builds_are_left_out(tmp_path, monkeypatch):
@@ -374,7 +374,7 @@ def test_processes_end_with_the_one_that_started_them(notes, tmp_path):
     process = subprocess.Popen(
         [*command, "--data-dir", str(tmp_path)], env=environment(), cwd=ROOT, stdin=subprocess.PIPE
     )
-    workers = until(lambda: [child for child in psutil.Process(process.pid).children() if "fork" in _words(child)])
+    workers = wait_until(lambda: [child for child in psutil.Process(process.pid).children() if "fork" in _words(child)])
     process.kill()
     process.wait()
     _, alive = psutil.wait_procs(workers, timeout=30)

@@ -18,7 +18,7 @@ import pytest
 from factories import ROOT, environment
 from gpt2.data import shards
 from hub_server import HubServer
-from waiting import until
+from waiting import wait_until
 
 READY = "kjj0/finewebedu10B-gpt2"
 TEXT = "HuggingFaceFW/fineweb-edu"
@@ -53,9 +53,9 @@ def hub():
         yield server
 
 
-def run(hub, data, dataset, *words, timeout=120, **more):
+def run(hub, data, dataset, *arguments, timeout=120, **more):
     """Prepare in a process of its own, which talks to the server."""
-    command = [sys.executable, "-m", "gpt2.prepare", dataset, "--data-dir", str(data / "data"), *words]
+    command = [sys.executable, "-m", "gpt2.prepare", dataset, "--data-dir", str(data / "data"), *arguments]
     return subprocess.run(
         command,
         env={**environment(), **hub.environment(data / "home"), "TIKTOKEN_CACHE_DIR": str(data / "home"), **more},
@@ -78,22 +78,22 @@ def refused(process):
     return process.stderr
 
 
-def run_prepare(hub, data, *words, **more):
-    return run(hub, data, "finewebedu", "--tokenizer", "gpt2", *words, **more)
+def run_prepare(hub, data, *arguments, **more):
+    return run(hub, data, "finewebedu", "--tokenizer", "gpt2", *arguments, **more)
 
 
 def test_only_the_shards_that_the_tokens_need_are_fetched_and_that_is_said_first(hub, tmp_path):
-    done = run_prepare(hub, tmp_path, "--tokens", "70000", "--block-size", "1000")
-    answer = good(done)
-    assert answer["shards"] == 2
-    assert answer["train_tokens"] == 2 * PER_SHARD
-    names = sorted(path.name for path in Path(answer["path"]).glob("*"))
+    completed = run_prepare(hub, tmp_path, "--tokens", "70000", "--block-size", "1000")
+    result = good(completed)
+    assert result["shards"] == 2
+    assert result["train_tokens"] == 2 * PER_SHARD
+    names = sorted(path.name for path in Path(result["path"]).glob("*"))
     train = [f"finewebedu_train_{number:06d}.bin" for number in (1, 2)]
     assert names == ["dataset.json", *train, "finewebedu_val_000000.bin"]
-    first = done.stderr.splitlines()[0]
+    first = completed.stderr.splitlines()[0]
     assert "2 of 5 training shards (80.0k tokens) for the 70.0k tokens of the longest run" in first
     assert f"downloading 3 files, {3 * (1024 + 2 * PER_SHARD) / 1000:.3g} kB, from {READY}" in first
-    assert not hub.fetched(f"{READY}/README.md")
+    assert not hub.fetched_ranges(f"{READY}/README.md")
 
 
 def test_a_second_call_asks_nobody_and_a_longer_run_fetches_the_rest(hub, tmp_path):
@@ -103,7 +103,7 @@ def test_a_second_call_asks_nobody_and_a_longer_run_fetches_the_rest(hub, tmp_pa
     assert len(hub.requests) == asked
     more = good(run_prepare(hub, tmp_path, "--tokens", "150000"))
     assert (more["shards"], more["made"]) == (4, True)
-    assert len(hub.fetched(f"{READY}/finewebedu_train_000001.bin")) == 1
+    assert len(hub.fetched_ranges(f"{READY}/finewebedu_train_000001.bin")) == 1
     every = good(run_prepare(hub, tmp_path))
     assert (every["shards"], every["train_tokens"]) == (5, 5 * PER_SHARD)
     assert good(run_prepare(hub, tmp_path, "--tokens", "70000"))["sha256"] == first["sha256"]
@@ -111,10 +111,10 @@ def test_a_second_call_asks_nobody_and_a_longer_run_fetches_the_rest(hub, tmp_pa
 
 def test_a_broken_connection_goes_on_where_it_broke(hub, tmp_path):
     hub.cut[f"cdn/{READY}/finewebedu_train_000001.bin"] = [30_000, 20_000]
-    answer = good(run_prepare(hub, tmp_path, "--tokens", "30000"))
-    ranges = hub.fetched(f"{READY}/finewebedu_train_000001.bin")
+    result = good(run_prepare(hub, tmp_path, "--tokens", "30000"))
+    ranges = hub.fetched_ranges(f"{READY}/finewebedu_train_000001.bin")
     assert [asked.partition("-")[0] for asked in ranges[1:]] == ["bytes=30000", "bytes=50000"]
-    path = Path(answer["path"]) / "finewebedu_train_000001.bin"
+    path = Path(result["path"]) / "finewebedu_train_000001.bin"
     assert path.read_bytes() == shard(1)
 
 
@@ -126,14 +126,14 @@ def test_a_server_that_fails_for_a_while_is_asked_again(hub, tmp_path):
 
 def test_a_wrong_hash_is_refused_and_nothing_of_it_is_kept(hub, tmp_path):
     name = "finewebedu_train_000002.bin"
-    hub.wrong.add(f"cdn/{READY}/{name}")
+    hub.corrupt.add(f"cdn/{READY}/{name}")
     message = refused(run_prepare(hub, tmp_path, "--tokens", "70000"))
     assert f"{name} differs from the repository's listing" in message
     assert not list((tmp_path / "data").rglob(name))
-    hub.wrong.clear()
-    answer = good(run_prepare(hub, tmp_path, "--tokens", "70000"))
-    assert (Path(answer["path"]) / name).read_bytes() == shard(2)
-    assert all(hub.fetched(f"{READY}/finewebedu_train_000001.bin")[1:]), "what had come of the others is kept"
+    hub.corrupt.clear()
+    result = good(run_prepare(hub, tmp_path, "--tokens", "70000"))
+    assert (Path(result["path"]) / name).read_bytes() == shard(2)
+    assert all(hub.fetched_ranges(f"{READY}/finewebedu_train_000001.bin")[1:]), "what had come of the others is kept"
 
 
 @pytest.mark.slow
@@ -153,9 +153,9 @@ def test_a_killed_download_goes_on_where_it_stopped(hub, tmp_path):
         timeout=120,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    answer = good(run_prepare(hub, tmp_path, "--tokens", "30000"))
-    assert hub.fetched(f"{READY}/finewebedu_train_000001.bin")[-1] == "bytes=50000-"
-    assert (Path(answer["path"]) / "finewebedu_train_000001.bin").read_bytes() == shard(1)
+    result = good(run_prepare(hub, tmp_path, "--tokens", "30000"))
+    assert hub.fetched_ranges(f"{READY}/finewebedu_train_000001.bin")[-1] == "bytes=50000-"
+    assert (Path(result["path"]) / "finewebedu_train_000001.bin").read_bytes() == shard(1)
 
 
 def test_ctrl_c_ends_a_download_at_once_and_what_has_come_is_kept(hub, tmp_path):
@@ -169,7 +169,7 @@ def test_ctrl_c_ends_a_download_at_once_and_what_has_come_is_kept(hub, tmp_path)
         text=True,
     )
     part = tmp_path / "data/finewebedu/.fetched/.finewebedu_train_000001.bin.part"
-    until(lambda: part.exists() and part.stat().st_size > 0)
+    wait_until(lambda: part.exists() and part.stat().st_size > 0)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -193,7 +193,7 @@ def test_shards_that_lie_there_already_are_checked_and_not_fetched(hub, tmp_path
     (folder / "finewebedu_val_000000.bin").write_bytes(shard(0))
     (folder / "finewebedu_train_000001.bin").write_bytes(shard(1)[:-2])
     good(run_prepare(hub, tmp_path, "--tokens", "30000"))
-    assert hub.fetched(f"{READY}/finewebedu_val_000000.bin") == []
+    assert hub.fetched_ranges(f"{READY}/finewebedu_val_000000.bin") == []
     assert (folder / "finewebedu_train_000001.bin").read_bytes() == shard(1)
 
 
@@ -202,8 +202,8 @@ def test_shards_of_ones_own_in_that_folder_are_used_as_they_are(hub, tmp_path):
     folder.mkdir(parents=True)
     for name, seed in (("edu_fineweb_val_000000.bin", 0), ("edu_fineweb_train_000001.bin", 1)):
         (folder / name).write_bytes(shard(seed))
-    answer = good(run_prepare(hub, tmp_path))
-    assert (answer["shards"], answer["train_tokens"]) == (0, PER_SHARD)
+    result = good(run_prepare(hub, tmp_path))
+    assert (result["shards"], result["train_tokens"]) == (0, PER_SHARD)
     assert hub.requests == []
 
 
@@ -217,8 +217,8 @@ def test_offline_mode_is_said_and_asks_nobody(hub, tmp_path):
 def test_offline_the_shards_that_are_there_are_used(hub, tmp_path):
     good(run_prepare(hub, tmp_path, "--tokens", "30000"))
     (tmp_path / "data" / "finewebedu" / "dataset.json").unlink()
-    answer = good(run_prepare(hub, tmp_path, "--tokens", "30000", HF_HUB_OFFLINE="1"))
-    assert answer["train_tokens"] == PER_SHARD
+    result = good(run_prepare(hub, tmp_path, "--tokens", "30000", HF_HUB_OFFLINE="1"))
+    assert result["train_tokens"] == PER_SHARD
 
 
 def test_a_gated_dataset_asks_for_a_token_which_is_never_printed(hub, tmp_path):
@@ -226,28 +226,30 @@ def test_a_gated_dataset_asks_for_a_token_which_is_never_printed(hub, tmp_path):
     assert "HF_TOKEN" in refused(run_prepare(hub, tmp_path))
     wrong = refused(run_prepare(hub, tmp_path, HF_TOKEN="hf_wrong"))
     assert "hf_wrong" not in wrong
-    done = run_prepare(hub, tmp_path, "--tokens", "30000", HF_TOKEN="hf_secret")
-    good(done)
-    assert "hf_secret" not in done.stderr + done.stdout + (tmp_path / "data/finewebedu/dataset.json").read_text()
+    completed = run_prepare(hub, tmp_path, "--tokens", "30000", HF_TOKEN="hf_secret")
+    good(completed)
+    assert (
+        "hf_secret" not in completed.stderr + completed.stdout + (tmp_path / "data/finewebedu/dataset.json").read_text()
+    )
 
 
 @pytest.mark.slow
 def test_shards_of_any_repository_are_named_by_their_address(hub, tmp_path):
-    answer = good(run(hub, tmp_path, "shards", "--data-path", f"hf://{READY}", "--tokenizer", "gpt2", "--tokens", "9"))
-    assert answer["shards"] == 1
-    assert "kjj0--finewebedu10B-gpt2" in answer["path"]
+    result = good(run(hub, tmp_path, "shards", "--data-path", f"hf://{READY}", "--tokenizer", "gpt2", "--tokens", "9"))
+    assert result["shards"] == 1
+    assert "kjj0--finewebedu10B-gpt2" in result["path"]
 
 
 def test_text_is_fetched_file_by_file_as_far_as_it_is_needed(hub, tmp_path):
     words = ("--tokenizer", "byte", "--shard-tokens", "2000", "--val-percent", "20")
-    answer = good(run(hub, tmp_path, "finewebedu", *words, "--tokens", "2500"))
-    assert answer["shards"] == 2
-    assert hub.fetched(f"{TEXT}/sample/10BT/000_00000.parquet")
-    assert not hub.fetched(f"{TEXT}/sample/10BT/001_00000.parquet")
+    result = good(run(hub, tmp_path, "finewebedu", *words, "--tokens", "2500"))
+    assert result["shards"] == 2
+    assert hub.fetched_ranges(f"{TEXT}/sample/10BT/000_00000.parquet")
+    assert not hub.fetched_ranges(f"{TEXT}/sample/10BT/001_00000.parquet")
     more = good(run(hub, tmp_path, "finewebedu", *words))
-    assert hub.fetched(f"{TEXT}/sample/10BT/002_00000.parquet")
-    assert not hub.fetched(f"{TEXT}/data/CC-MAIN/0.parquet")
-    first = [path.read_bytes() for path in shards.find(Path(answer["path"]), "train", 2)]
+    assert hub.fetched_ranges(f"{TEXT}/sample/10BT/002_00000.parquet")
+    assert not hub.fetched_ranges(f"{TEXT}/data/CC-MAIN/0.parquet")
+    first = [path.read_bytes() for path in shards.find(Path(result["path"]), "train", 2)]
     assert first[0] == shards.find(Path(more["path"]), "train")[0].read_bytes()
     assert not list(Path(more["path"]).rglob("*.parquet"))
 
@@ -262,9 +264,9 @@ def test_what_a_longer_run_adds_is_what_one_preparation_would_have_made(hub, tmp
 
 
 def test_any_dataset_is_named_by_owner_and_name(hub, tmp_path):
-    answer = good(run(hub, tmp_path, "hub", "--data-path", "me/mine", "--val-percent", "10"))
-    assert "me--mine" in answer["path"]
-    assert answer["train_tokens"] == 2 + (500 + 700) * 9 // 10
+    result = good(run(hub, tmp_path, "hub", "--data-path", "me/mine", "--val-percent", "10"))
+    assert "me--mine" in result["path"]
+    assert result["train_tokens"] == 2 + (500 + 700) * 9 // 10
 
 
 @pytest.mark.parametrize(

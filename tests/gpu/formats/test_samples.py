@@ -397,8 +397,8 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 """
     environment = {"PYTHONPATH": f"{ROOT / 'lib'}:{ROOT / 'tests/support'}"}
     command = [sys.executable, "-c", script, str(path)]
-    done = subprocess.run(command, check=True, env=environment, capture_output=True, text=True, timeout=60)
-    count, kib = map(int, done.stdout.split())
+    completed = subprocess.run(command, check=True, env=environment, capture_output=True, text=True, timeout=60)
+    count, kib = map(int, completed.stdout.split())
     assert count == 10_000
     assert path.stat().st_size > 30_000_000
     assert kib < 30_000

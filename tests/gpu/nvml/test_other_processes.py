@@ -12,7 +12,7 @@ import pytest
 import kmatrix.simulate.library as simulate
 from kmatrix.gpu.nvml.detect import occupied
 from running import ROOT
-from skips import need
+from skips import require_program
 
 ASK = """
 import json, sys
@@ -24,7 +24,7 @@ print(json.dumps([uuids, occupied(uuids, int(sys.argv[1]))]))
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    need("gcc")
+    require_program("gcc")
     return simulate.build(tmp_path_factory.mktemp("simulate"))
 
 

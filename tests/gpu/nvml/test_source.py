@@ -12,9 +12,9 @@ from kmatrix.gpu.recorder.summary import RunTotals
 from kmatrix.records.files import read_json
 from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
 from kmatrix.report.gpu.text import busy_lines
-from recordings import DEVICES, events, finish
+from recordings import DEVICES, events_of, stop_recorder
 from stats_reader import read_stats
-from waiting import until
+from waiting import wait_until
 
 BUSY = "0 * smact 92\n0 * smocc 41\n0 * tensor 60..40\n0 * dram 33\n"
 
@@ -26,11 +26,11 @@ def looked(run_dir):
     return any('"fan"' in line for line in run_dir.gpu_stats_multi.read_text().splitlines()[-3:])
 
 
-def test_fan_pcie_and_errors_of_memory_are_recorded(start, run_dir):
-    process = start("--hz", 20, lines="0 * fan 40..60\n0 * pcie_tx 204800\n0 1 ecc_u 2\n3 1 ecc_u 5\n", gpus=2)
-    until(lambda: events(run_dir, "ecc"), "an error of memory")
-    finish(process)
-    assert [(event["gpu_index"], event["text"].partition(": ")[2]) for event in events(run_dir, "ecc")] == [
+def test_fan_pcie_and_errors_of_memory_are_recorded(start_recorder, run_dir):
+    process = start_recorder("--hz", 20, lines="0 * fan 40..60\n0 * pcie_tx 204800\n0 1 ecc_u 2\n3 1 ecc_u 5\n", gpus=2)
+    wait_until(lambda: events_of(run_dir, "ecc"), "an error of memory")
+    stop_recorder(process)
+    assert [(event["gpu_index"], event["text"].partition(": ")[2]) for event in events_of(run_dir, "ecc")] == [
         (1, "3 uncorrected memory errors")
     ], "those before the recording are not of this run"
     first, second = read_json(run_dir.gpu_summary)["gpus"]
@@ -45,10 +45,10 @@ def test_fan_pcie_and_errors_of_memory_are_recorded(start, run_dir):
     assert [device.ecc_uncorrected for device in gpu.devices] == [0, 3]
 
 
-def test_performance_metrics_are_recorded_where_the_gpu_has_them(start, run_dir):
-    process = start("--hz", 20, lines=BUSY, gpus=3)
-    until(lambda: looked(run_dir) and len(list(read_stats(run_dir.gpu_stats_multi))) > 4, "some seconds")
-    finish(process)
+def test_performance_metrics_are_recorded_where_the_gpu_has_them(start_recorder, run_dir):
+    process = start_recorder("--hz", 20, lines=BUSY, gpus=3)
+    wait_until(lambda: looked(run_dir) and len(list(read_stats(run_dir.gpu_stats_multi))) > 4, "some seconds")
+    stop_recorder(process)
     gpus = read_json(run_dir.gpu_summary)["gpus"]
     assert [gpu["tensor_active"]["mean"] for gpu in gpus] == [60, 50, 40]
     assert {gpu["sm_active"]["mean"] for gpu in gpus} == {92}
@@ -57,19 +57,19 @@ def test_performance_metrics_are_recorded_where_the_gpu_has_them(start, run_dir)
     assert line.endswith("MFU 40.0% of peak, tensor cores active 50.0% of the time")
 
 
-def test_a_performance_metric_is_the_mean_between_two_looks(start, run_dir):
-    process = start("--hz", 20, lines="loop 0.2\n0 0 tensor 100\n0.05 0 tensor 0\n", gpus=1)
-    until(lambda: looked(run_dir) and len(list(read_stats(run_dir.gpu_stats_multi))) > 4, "some seconds")
-    finish(process)
+def test_a_performance_metric_is_the_mean_between_two_looks(start_recorder, run_dir):
+    process = start_recorder("--hz", 20, lines="loop 0.2\n0 0 tensor 100\n0.05 0 tensor 0\n", gpus=1)
+    wait_until(lambda: looked(run_dir) and len(list(read_stats(run_dir.gpu_stats_multi))) > 4, "some seconds")
+    stop_recorder(process)
     (gpu,) = read_json(run_dir.gpu_summary)["gpus"]
     assert gpu["tensor_active"]["mean"] == pytest.approx(25, abs=4)
 
 
-def test_a_gpu_that_is_lost_says_nothing_and_one_that_is_found_goes_on(start, run_dir):
-    process = start("--hz", 20, lines=f"{BUSY}1 0 all !lost\n3 0 all ok\n", gpus=1)
-    until(lambda: events(run_dir, "found"), "it is found")
-    until(lambda: looked(run_dir), "it says more again")
-    finish(process)
+def test_a_gpu_that_is_lost_says_nothing_and_one_that_is_found_goes_on(start_recorder, run_dir):
+    process = start_recorder("--hz", 20, lines=f"{BUSY}1 0 all !lost\n3 0 all ok\n", gpus=1)
+    wait_until(lambda: events_of(run_dir, "found"), "it is found")
+    wait_until(lambda: looked(run_dir), "it says more again")
+    stop_recorder(process)
 
 
 class Slow:
@@ -91,7 +91,7 @@ def test_a_driver_that_takes_long_keeps_nobody_waiting():
     poller = BackgroundPoller(source, every_s=0.01)
     begin = time.monotonic()
     poller.start()
-    until(lambda: source.asked, "it is asked")
+    wait_until(lambda: source.asked, "it is asked")
     assert poller.latest == [ExtraMetrics(), ExtraMetrics()]
     assert not poller.stop(), "it is not waited for for ever"
     assert time.monotonic() - begin < 5
@@ -103,7 +103,7 @@ def test_each_device_is_asked_in_turn():
     source.go_on.set()
     poller = BackgroundPoller(source, every_s=0.01)
     poller.start()
-    until(lambda: poller.polls >= 3, "three looks")
+    wait_until(lambda: poller.polls >= 3, "three looks")
     assert poller.stop()
     assert source.asked[:4] == [0, 1, 0, 1]
     assert [extra.fan for extra in poller.latest] == [50, 51]

@@ -14,7 +14,7 @@ from kmatrix.errors import ConfigError
 from kmatrix.gpu.nvml.detect import _distance, distances
 from kmatrix.simulate.scenario import parse as simulate_parse
 from running import ROOT
-from skips import need
+from skips import require_program
 
 ASK = """
 import itertools, json
@@ -31,7 +31,7 @@ print(json.dumps([[known.get(frozenset(pair)) for pair in itertools.combinations
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    need("gcc")
+    require_program("gcc")
     return simulate.build(tmp_path_factory.mktemp("simulate"))
 
 

@@ -112,6 +112,6 @@ def test_a_folder_without_a_recording_and_an_unknown_form_are_refused(tmp_path):
     with pytest.raises(RecordError, match="is missing"):
         export(RunDir(tmp_path), "csv")
     command = [sys.executable, "-m", "kmatrix.gpu.recorder", str(tmp_path), "--format", "xlsx"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "invalid choice: 'xlsx'" in done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 2
+    assert "invalid choice: 'xlsx'" in completed.stderr

@@ -21,9 +21,9 @@ from kmatrix.gpu.processes import ProcessHandle, RunProcesses
 from kmatrix.gpu.recorder.loop import Calibration, rate_warning
 from kmatrix.gpu.recorder.summary import RunningStats, RunTotals
 from kmatrix.records.files import read_json, read_jsonl
-from recordings import DEVICES, ROOT, events, finish, launch, samples
+from recordings import DEVICES, ROOT, events_of, launch_recorder, sample_count, stop_recorder
 from stats_reader import read_stats
-from waiting import until
+from waiting import wait_until
 
 MEASURED_MS = 30  # how far a period of 100 ms may be measured off on a busy machine
 
@@ -39,10 +39,10 @@ def sleeping():
         process.wait()
 
 
-def test_a_recording_has_every_file_and_they_agree(start, run_dir):
-    process = start("--hz", 50, lines="0 * power 200\n0 1 util 50\n", gpus=2)
-    until(lambda: samples(run_dir) > 110, "110 samples")
-    finish(process)
+def test_a_recording_has_every_file_and_they_agree(start_recorder, run_dir):
+    process = start_recorder("--hz", 50, lines="0 * power 200\n0 1 util 50\n", gpus=2)
+    wait_until(lambda: sample_count(run_dir) > 110, "110 samples")
+    stop_recorder(process)
     summary, recording = read_json(run_dir.gpu_summary), read_samples(run_dir.gpu_samples)
     assert summary["final"] is True
     assert summary["simulated"] is True
@@ -63,10 +63,10 @@ def test_a_recording_has_every_file_and_they_agree(start, run_dir):
     assert recording.header["calibration"] == summary["calibration"]
 
 
-def test_joules_are_those_of_the_scenario(start, run_dir):
-    process = start("--hz", 50, lines="0 0 power 400\n0 1 power 100\n", gpus=2)
-    until(lambda: samples(run_dir) > 60, "60 samples")
-    finish(process)
+def test_joules_are_those_of_the_scenario(start_recorder, run_dir):
+    process = start_recorder("--hz", 50, lines="0 0 power 400\n0 1 power 100\n", gpus=2)
+    wait_until(lambda: sample_count(run_dir) > 60, "60 samples")
+    stop_recorder(process)
     recording, summary = read_samples(run_dir.gpu_samples), read_json(run_dir.gpu_summary)
     seconds = recording.times[-1] - recording.times[0]
     for gpu, watts in zip(summary["gpus"], (400, 100), strict=True):
@@ -75,12 +75,12 @@ def test_joules_are_those_of_the_scenario(start, run_dir):
     assert summary["totals"]["joules"] == pytest.approx(sum(gpu["joules"] for gpu in summary["gpus"]), abs=0.01)
 
 
-def test_the_update_period_is_measured_and_a_useless_rate_is_warned_of(start, run_dir):
-    process = start("--hz", 100, lines="0 * power 200\n", gpus=1)
-    until(lambda: events(run_dir, "calibrated"), "calibration")
-    until(run_dir.gpu_summary.exists, "a summary before the end")
+def test_the_update_period_is_measured_and_a_useless_rate_is_warned_of(start_recorder, run_dir):
+    process = start_recorder("--hz", 100, lines="0 * power 200\n", gpus=1)
+    wait_until(lambda: events_of(run_dir, "calibrated"), "calibration")
+    wait_until(run_dir.gpu_summary.exists, "a summary before the end")
     assert read_json(run_dir.gpu_summary)["final"] is False
-    finish(process)
+    stop_recorder(process)
     summary = read_json(run_dir.gpu_summary)
     assert summary["calibration"]["energy_j"]["period_ms"] == pytest.approx(100, abs=MEASURED_MS)
     assert 0 < summary["calibration"]["utilization"]["call_us"] < 20_000
@@ -88,23 +88,25 @@ def test_the_update_period_is_measured_and_a_useless_rate_is_warned_of(start, ru
     assert "100 samples/s requested" in summary["warnings"][0]
 
 
-def test_the_default_rate_is_kept_without_a_warning(start, run_dir):
-    process = start(lines="0 * power 200\n", gpus=8)
-    until(lambda: samples(run_dir) > 30, "30 samples")
-    finish(process)
+def test_the_default_rate_is_kept_without_a_warning(start_recorder, run_dir):
+    process = start_recorder(lines="0 * power 200\n", gpus=8)
+    wait_until(lambda: sample_count(run_dir) > 30, "30 samples")
+    stop_recorder(process)
     summary = read_json(run_dir.gpu_summary)
     assert summary["hz_asked"] == 20
     assert summary["hz_reached"] == pytest.approx(20, rel=0.1)
     assert not summary["warnings"]
 
 
-def test_a_gpu_lost_in_the_middle_is_null_and_an_event_and_is_found_again(start, run_dir):
+def test_a_gpu_lost_in_the_middle_is_null_and_an_event_and_is_found_again(start_recorder, run_dir):
     lines = "0 * power 100\n0.6 1 all !lost\n2.2 1 all ok\n"
-    process = start("--hz", 20, lines=lines, gpus=2)
-    until(lambda: events(run_dir, "found"), "the GPU is found again")
-    until(lambda: not math.isnan(read_samples(run_dir.gpu_samples).columns[1]["power"][-1]), "its power is known again")
-    finish(process)
-    (lost,), (found,) = events(run_dir, "lost"), events(run_dir, "found")
+    process = start_recorder("--hz", 20, lines=lines, gpus=2)
+    wait_until(lambda: events_of(run_dir, "found"), "the GPU is found again")
+    wait_until(
+        lambda: not math.isnan(read_samples(run_dir.gpu_samples).columns[1]["power"][-1]), "its power is known again"
+    )
+    stop_recorder(process)
+    (lost,), (found,) = events_of(run_dir, "lost"), events_of(run_dir, "found")
     assert lost["gpu_index"] == found["gpu_index"] == 1
     power = read_samples(run_dir.gpu_samples).columns[1]["power"]
     assert any(math.isnan(value) for value in power)
@@ -117,24 +119,24 @@ def test_a_gpu_lost_in_the_middle_is_null_and_an_event_and_is_found_again(start,
     assert summary["gpus"][1]["power"]["min"] == 100
 
 
-def test_a_gpu_lost_from_the_start_keeps_its_place(start, run_dir):
-    process = start("--hz", 20, lines="0 0 all !lost\n", gpus=2)
-    until(lambda: samples(run_dir) > 10, "10 samples")
-    finish(process)
+def test_a_gpu_lost_from_the_start_keeps_its_place(start_recorder, run_dir):
+    process = start_recorder("--hz", 20, lines="0 0 all !lost\n", gpus=2)
+    wait_until(lambda: sample_count(run_dir) > 10, "10 samples")
+    stop_recorder(process)
     summary = read_json(run_dir.gpu_summary)
     assert [gpu["gpu_index"] for gpu in summary["gpus"]] == [0, 1]
     assert summary["gpus"][0]["power"] is None
     assert summary["gpus"][0]["joules"] is None
     assert summary["gpus"][0]["lost_at"] is not None
     assert summary["balance"]["power"] is None
-    assert events(run_dir, "lost")[0]["gpu_index"] == 0
+    assert events_of(run_dir, "lost")[0]["gpu_index"] == 0
 
 
-def test_a_metric_that_is_not_supported_is_null_and_energy_is_summed_up_from_power(start, run_dir):
+def test_a_metric_that_is_not_supported_is_null_and_energy_is_summed_up_from_power(start_recorder, run_dir):
     lines = "0 * temp !not_supported\n0 * energy !not_supported\n0 * power 200\n"
-    process = start("--hz", 50, lines=lines, gpus=1)
-    until(lambda: samples(run_dir) > 40, "40 samples")
-    finish(process)
+    process = start_recorder("--hz", 50, lines=lines, gpus=1)
+    wait_until(lambda: sample_count(run_dir) > 40, "40 samples")
+    stop_recorder(process)
     summary, recording = read_json(run_dir.gpu_summary), read_samples(run_dir.gpu_samples)
     assert summary["gpus"][0]["temperature"] is None
     assert all(math.isnan(value) for value in recording.columns[0]["temperature"])
@@ -144,117 +146,117 @@ def test_a_metric_that_is_not_supported_is_null_and_energy_is_summed_up_from_pow
 
 
 @pytest.mark.parametrize(("failing", "instant"), [("instant", math.nan), ("average", 123)])
-def test_average_power_is_known_without_either_of_the_newer_fields(start, run_dir, failing, instant):
-    process = start("--hz", 50, lines=f"0 * {failing} !not_supported\n0 * power 123\n", gpus=1)
-    until(lambda: samples(run_dir) > 5, "5 samples")
-    finish(process)
+def test_average_power_is_known_without_either_of_the_newer_fields(start_recorder, run_dir, failing, instant):
+    process = start_recorder("--hz", 50, lines=f"0 * {failing} !not_supported\n0 * power 123\n", gpus=1)
+    wait_until(lambda: sample_count(run_dir) > 5, "5 samples")
+    stop_recorder(process)
     recording = read_samples(run_dir.gpu_samples)
     assert recording.columns[0]["power"][-1] == 123
     assert recording.columns[0]["power_instant"][-1] == pytest.approx(instant, nan_ok=True)
 
 
-def test_a_driver_that_is_too_slow_makes_late_ticks_that_are_left_out_and_counted(start, run_dir):
-    process = start("--hz", 200, lines="call_us 3000\n", gpus=2)  # far more than 5 ms a tick
-    until(lambda: samples(run_dir) > 40, "40 samples")
-    finish(process)
+def test_a_driver_that_is_too_slow_makes_late_ticks_that_are_left_out_and_counted(start_recorder, run_dir):
+    process = start_recorder("--hz", 200, lines="call_us 3000\n", gpus=2)  # far more than 5 ms a tick
+    wait_until(lambda: sample_count(run_dir) > 40, "40 samples")
+    stop_recorder(process)
     summary = read_json(run_dir.gpu_summary)
     assert summary["late"] > summary["samples"]
     assert summary["samples"] + summary["late"] == pytest.approx(200 * summary["seconds"], rel=0.1)
     assert any("skipped" in text for text in summary["warnings"])
 
 
-def test_an_attempt_on_other_gpus_overwrites_nothing_and_the_summary_says_so(start, run_dir):
+def test_an_attempt_on_other_gpus_overwrites_nothing_and_the_summary_says_so(start_recorder, run_dir):
     for gpus in (2, 1):
-        process = start("--hz", 50, lines="0 * power 200\n", gpus=gpus)
-        until(lambda: samples(run_dir) > 5, "5 samples")  # the first file is moved before the second is begun
-        until(lambda count=gpus: len(read_samples(run_dir.gpu_samples).columns) == count, "its own GPUs")
-        until(lambda: samples(run_dir) > 5, "5 samples")
-        finish(process)
+        process = start_recorder("--hz", 50, lines="0 * power 200\n", gpus=gpus)
+        wait_until(lambda: sample_count(run_dir) > 5, "5 samples")  # the first file is moved before the second is begun
+        wait_until(lambda count=gpus: len(read_samples(run_dir.gpu_samples).columns) == count, "its own GPUs")
+        wait_until(lambda: sample_count(run_dir) > 5, "5 samples")
+        stop_recorder(process)
     assert len(read_samples(run_dir.path / "gpu_samples.1.bin").columns) == 2
     assert len(read_samples(run_dir.gpu_samples).columns) == 1
     said = read_json(run_dir.gpu_summary)["warnings"]
     assert any("these numbers exclude an earlier attempt" in text for text in said)
 
 
-def test_an_energy_counter_that_falls_is_a_new_base_and_an_event(start, run_dir):
-    process = start("--hz", 50, lines="0 0 power 100\n5 0 energy 0\n", gpus=1)
-    until(lambda: events(run_dir, "counter reset"), "the counter falls")
-    until(lambda: samples(run_dir) > 90, "90 samples")
-    finish(process)
+def test_an_energy_counter_that_falls_is_a_new_base_and_an_event(start_recorder, run_dir):
+    process = start_recorder("--hz", 50, lines="0 0 power 100\n5 0 energy 0\n", gpus=1)
+    wait_until(lambda: events_of(run_dir, "counter reset"), "the counter falls")
+    wait_until(lambda: sample_count(run_dir) > 90, "90 samples")
+    stop_recorder(process)
     recording, summary = read_samples(run_dir.gpu_samples), read_json(run_dir.gpu_summary)
     joules = list(recording.columns[0]["energy_j"])
     assert joules == sorted(joules)
     assert summary["totals"]["joules"] == pytest.approx(100 * (recording.times[-1] - recording.times[0]), abs=25)
 
 
-def test_gpus_are_taken_by_uuid_and_their_order_is_that_of_ranks(start, run_dir, library, tmp_path):
+def test_gpus_are_taken_by_uuid_and_their_order_is_that_of_ranks(start_recorder, run_dir, library, tmp_path):
     known = simulate.environment(library, None, 3, time.time())
     script = "from kmatrix.gpu.nvml.detect import detect; print(','.join(gpu.uuid for gpu in detect().gpus))"
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'lib'}", **known}
     uuids = subprocess.check_output([sys.executable, "-c", script], env=environment, text=True).strip().split(",")
-    process = start("--hz", 20, "--gpus", f"{uuids[2]},{uuids[0]}", lines="", gpus=3)
-    until(lambda: samples(run_dir) > 5, "5 samples")
-    finish(process)
+    process = start_recorder("--hz", 20, "--gpus", f"{uuids[2]},{uuids[0]}", lines="", gpus=3)
+    wait_until(lambda: sample_count(run_dir) > 5, "5 samples")
+    stop_recorder(process)
     gpus = read_json(run_dir.gpu_summary)["gpus"]
     assert [(gpu["gpu_index"], gpu["rank"], gpu["uuid"]) for gpu in gpus] == [(2, 0, uuids[2]), (0, 1, uuids[0])]
 
 
-def test_throttling_is_an_event_and_its_seconds_are_counted(start, run_dir):
-    process = start("--hz", 20, lines="0 0 throttle power_cap\n", gpus=2)
-    until(lambda: samples(run_dir) > 32, "32 samples")
-    finish(process)
+def test_throttling_is_an_event_and_its_seconds_are_counted(start_recorder, run_dir):
+    process = start_recorder("--hz", 20, lines="0 0 throttle power_cap\n", gpus=2)
+    wait_until(lambda: sample_count(run_dir) > 32, "32 samples")
+    stop_recorder(process)
     summary = read_json(run_dir.gpu_summary)
     assert list(summary["gpus"][0]["throttled_s"]) == ["power cap"]
     assert 0.9 <= summary["gpus"][0]["throttled_s"]["power cap"] <= 3
     assert summary["gpus"][1]["throttled_s"] == {}
-    assert "power cap" in events(run_dir, "throttle")[0]["text"]
+    assert "power cap" in events_of(run_dir, "throttle")[0]["text"]
 
 
-def test_a_process_that_is_no_part_of_the_run_is_named(start, run_dir):
+def test_a_process_that_is_no_part_of_the_run_is_named(start_recorder, run_dir):
     with sleeping() as ours, sleeping() as other:
         lines = f"0 0 process {ours.pid} 500\n0 0 process {other.pid} 700\n"
-        process = start("--hz", 20, "--ranks-of", ours.pid, lines=lines, gpus=1)
-        until(lambda: events(run_dir, "foreign"), "the other process is seen")
-        finish(process)
+        process = start_recorder("--hz", 20, "--ranks-of", ours.pid, lines=lines, gpus=1)
+        wait_until(lambda: events_of(run_dir, "foreign"), "the other process is seen")
+        stop_recorder(process)
     assert read_json(run_dir.gpu_summary)["gpus"][0]["foreign"] == [
         {"pid": other.pid, "name": "sleep", "memory_mib": 700},
     ]
 
 
-def test_it_ends_by_itself_when_its_parent_has_ended(start, run_dir):
+def test_it_ends_by_itself_when_its_parent_has_ended(start_recorder, run_dir):
     with sleeping() as parent:
-        process = start("--hz", 20, "--parent", parent.pid, gpus=1)
-        until(lambda: samples(run_dir) > 5, "5 samples")
+        process = start_recorder("--hz", 20, "--parent", parent.pid, gpus=1)
+        wait_until(lambda: sample_count(run_dir) > 5, "5 samples")
         parent.kill()
     assert process.wait(timeout=10) == 0
     assert read_json(run_dir.gpu_summary)["final"] is True
 
 
-def test_a_full_disk_makes_a_hole_that_is_reported_and_ends_nothing(start, run_dir):
-    process = start("--hz", 100, lines="0 * power 200\n", gpus=2)
-    until(lambda: samples(run_dir) > 20, "20 samples")
+def test_a_full_disk_makes_a_hole_that_is_reported_and_ends_nothing(start_recorder, run_dir):
+    process = start_recorder("--hz", 100, lines="0 * power 200\n", gpus=2)
+    wait_until(lambda: sample_count(run_dir) > 20, "20 samples")
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
-    full = samples(run_dir)
+    full = sample_count(run_dir)
     time.sleep(0.8)
-    assert samples(run_dir) <= full + 20
+    assert sample_count(run_dir) <= full + 20
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    until(lambda: samples(run_dir) > full + 60, "samples go on")
-    until(lambda: events(run_dir, "hole"), "the hole is reported")
-    finish(process)
+    wait_until(lambda: sample_count(run_dir) > full + 60, "samples go on")
+    wait_until(lambda: events_of(run_dir, "hole"), "the hole is reported")
+    stop_recorder(process)
     summary = read_json(run_dir.gpu_summary)
     assert any("could not be written" in text for text in summary["warnings"])
-    missed = int(events(run_dir, "hole")[0]["text"].split()[0])
-    assert summary["samples"] == samples(run_dir) + missed
+    missed = int(events_of(run_dir, "hole")[0]["text"].split()[0])
+    assert summary["samples"] == sample_count(run_dir) + missed
     assert missed > 50
     json.loads(run_dir.gpu_stats_multi.read_text())
 
 
-def kill_and_check(start, run_dir):
-    process = start("--hz", 500, lines="0 * power 200\n", gpus=4)
-    before = samples(run_dir)
-    until(lambda: samples(run_dir) > before, "a sample")
-    until(lambda: samples(run_dir) > before + 100, "100 samples")
-    seen = samples(run_dir)
+def kill_and_check(start_recorder, run_dir):
+    process = start_recorder("--hz", 500, lines="0 * power 200\n", gpus=4)
+    before = sample_count(run_dir)
+    wait_until(lambda: sample_count(run_dir) > before, "a sample")
+    wait_until(lambda: sample_count(run_dir) > before + 100, "100 samples")
+    seen = sample_count(run_dir)
     process.kill()
     process.wait()
     recording = read_samples(run_dir.gpu_samples)
@@ -267,14 +269,14 @@ def kill_and_check(start, run_dir):
     return len(recording)
 
 
-def test_after_a_kill_everything_up_to_the_last_sample_reads_back_and_the_next_attempt_goes_on(start, run_dir):
-    first = kill_and_check(start, run_dir)
-    process = start("--hz", 50, lines="0 * power 200\n", gpus=4)
-    until(lambda: samples(run_dir) > first + 20, "20 samples more")
-    finish(process)
+def test_after_a_kill_everything_up_to_the_last_sample_reads_back_and_the_next_attempt_goes_on(start_recorder, run_dir):
+    first = kill_and_check(start_recorder, run_dir)
+    process = start_recorder("--hz", 50, lines="0 * power 200\n", gpus=4)
+    wait_until(lambda: sample_count(run_dir) > first + 20, "20 samples more")
+    stop_recorder(process)
     summary = read_json(run_dir.gpu_summary)
-    assert summary["samples"] == samples(run_dir)
-    assert [gpu["power"]["count"] for gpu in summary["gpus"]] == [samples(run_dir)] * 4
+    assert summary["samples"] == sample_count(run_dir)
+    assert [gpu["power"]["count"] for gpu in summary["gpus"]] == [sample_count(run_dir)] * 4
     joules = list(read_samples(run_dir.gpu_samples).columns[0]["energy_j"])
     assert joules == sorted(joules)
     assert [line["event"] for line in read_jsonl(run_dir.gpu_events)].count("started") == 2
@@ -282,14 +284,14 @@ def test_after_a_kill_everything_up_to_the_last_sample_reads_back_and_the_next_a
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("hz", "gpus"), [(20, 8), (100, 8), (1000, 4)])
-def test_every_tick_is_a_sample_or_counted_as_late_and_memory_is_small(start, run_dir, hz, gpus):
+def test_every_tick_is_a_sample_or_counted_as_late_and_memory_is_small(start_recorder, run_dir, hz, gpus):
     """How many of them are late is the machine's affair: bench/recorder.py prints it."""
-    process = start("--hz", hz, lines="0 * power 200\n", gpus=gpus)
-    until(lambda: samples(run_dir) > 10, "10 samples")
-    until(lambda: (times := read_samples(run_dir.gpu_samples).times) and times[-1] - times[0] > 3, "3 seconds")
+    process = start_recorder("--hz", hz, lines="0 * power 200\n", gpus=gpus)
+    wait_until(lambda: sample_count(run_dir) > 10, "10 samples")
+    wait_until(lambda: (times := read_samples(run_dir.gpu_samples).times) and times[-1] - times[0] > 3, "3 seconds")
     status = Path(f"/proc/{process.pid}/status").read_text()
     rss = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
-    finish(process)
+    stop_recorder(process)
     summary = read_json(run_dir.gpu_summary)
     assert rss < 25 * 1024
     assert summary["samples"] + summary["late"] == pytest.approx(hz * summary["seconds"], rel=0.1)
@@ -302,35 +304,35 @@ def test_the_recorder_imports_nothing_heavy():
     assert not modules & {"numpy", "rich", "matplotlib", "torch", "psutil", "pynvml", "kconfiglib"}
 
 
-def test_without_gpu_and_ranks_it_says_so_and_is_no_failure(start, run_dir):
-    process = start("--hz", 20, lines="init !no_driver\n", gpus=1)
+def test_without_gpu_and_ranks_it_says_so_and_is_no_failure(start_recorder, run_dir):
+    process = start_recorder("--hz", 20, lines="init !no_driver\n", gpus=1)
     output, errors = process.communicate(timeout=20)
     assert (process.returncode, errors) == (0, "")
     assert output == "kmatrix recorder: no GPU and no rank found: nothing is recorded\n"
     assert not run_dir.gpu_summary.exists()
 
 
-def test_a_run_is_recorded_once_at_a_time(start, run_dir):
-    first = start("--hz", 20, gpus=1)
-    until(lambda: samples(run_dir) > 2, "2 samples")
-    second = start("--hz", 20, gpus=1)
+def test_a_run_is_recorded_once_at_a_time(start_recorder, run_dir):
+    first = start_recorder("--hz", 20, gpus=1)
+    wait_until(lambda: sample_count(run_dir) > 2, "2 samples")
+    second = start_recorder("--hz", 20, gpus=1)
     _, errors = second.communicate(timeout=20)
     assert second.returncode == 2
     assert "another recorder holds it" in errors
-    finish(first)
-    assert len(events(run_dir, "started")) == 1
+    stop_recorder(first)
+    assert len(events_of(run_dir, "started")) == 1
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    _, errors = (process := launch(tmp_path / "file" / "run")).communicate(timeout=20)
+    _, errors = (process := launch_recorder(tmp_path / "file" / "run")).communicate(timeout=20)
     assert process.returncode == 2
     assert "cannot record to" in errors
 
 
 @pytest.mark.parametrize("hz", ["0", "-1", "1001", "nan"])
 def test_a_rate_that_cannot_be_is_refused(run_dir, hz):
-    _, errors = (process := launch(run_dir.path, f"--hz={hz}")).communicate(timeout=20)
+    _, errors = (process := launch_recorder(run_dir.path, f"--hz={hz}")).communicate(timeout=20)
     assert process.returncode == 2
     assert "hint: pass --hz 20" in errors
 
@@ -359,7 +361,9 @@ def test_ranks_on_the_cpu_are_recorded_by_rank(run_dir, tmp_path):
     (trainer / "gpt2" / "__init__.py").write_text("")
     (trainer / "gpt2" / "train.py").write_text(TRAINER)
     with subprocess.Popen([sys.executable, "-c", LAUNCHER, str(run_dir.path), str(trainer), "1.8,1.8"]) as run:
-        recorder = launch(run_dir.path, "--ranks-of", run.pid, "--parent", run.pid, "--device", "cpu", "--hz", 20)
+        recorder = launch_recorder(
+            run_dir.path, "--ranks-of", run.pid, "--parent", run.pid, "--device", "cpu", "--hz", 20
+        )
     assert recorder.wait(timeout=20) == 0
     summary = read_json(run_dir.gpu_summary)
     assert summary["device_type"] == "cpu"
@@ -377,7 +381,7 @@ def test_ranks_on_the_cpu_are_recorded_by_rank(run_dir, tmp_path):
 
 def test_a_run_that_ends_without_a_rank_is_a_notice(run_dir):
     with subprocess.Popen(["sleep", "0.3"]) as run:
-        recorder = launch(run_dir.path, "--ranks-of", run.pid, "--device", "cpu")
+        recorder = launch_recorder(run_dir.path, "--ranks-of", run.pid, "--device", "cpu")
         output, errors = recorder.communicate(timeout=20)
     assert (recorder.returncode, errors) == (0, "")
     assert "nothing is recorded" in output
@@ -475,7 +479,7 @@ def test_pids_of_another_container_are_not_called_foreign_without_reason():
 def test_a_process_that_ended_and_one_that_is_not_collected_do_not_live():
     process = subprocess.Popen(["true"])
     watched = ProcessHandle(process.pid)
-    until(lambda: not watched.is_alive(), "it ends, though nobody has collected it")
+    wait_until(lambda: not watched.is_alive(), "it ends, though nobody has collected it")
     process.wait()
     assert not watched.is_alive()
     assert ProcessHandle(os.getpid()).is_alive()

@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from kmatrix.gpu.devices import COLUMN_INDEX, UNKNOWN, WIDTH, Device, DeviceLimits, ExtraMetrics
 from kmatrix.gpu.recorder.prometheus import Gauges, families, text_of
 from kmatrix.records.files import read_json
-from recordings import finish, samples
-from waiting import until
+from recordings import sample_count, stop_recorder
+from waiting import wait_until
 
 SCENARIO = (
     "0 * util 97\n0 * power 200\n0 * mem 10000..20000\n0 * fan 40\n0 1 throttle thermal\n0 0 temp !not_supported\n"
@@ -25,8 +25,8 @@ def free_port():
 
 
 def scrape(port, path="/metrics"):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
-        return answer.headers["Content-Type"], answer.read().decode()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as response:
+        return response.headers["Content-Type"], response.read().decode()
 
 
 def parsed(text):
@@ -48,10 +48,10 @@ def answered(port):
     return False
 
 
-def test_a_scrape_gives_every_metric_in_base_units_while_the_recording_goes_on(start, run_dir):
+def test_a_scrape_gives_every_metric_in_base_units_while_the_recording_goes_on(start_recorder, run_dir):
     port = free_port()
-    process = start("--hz", 20, "--prometheus", port, lines=SCENARIO, gpus=2)
-    until(lambda: answered(port) and samples(run_dir) > 45, "it answers")
+    process = start_recorder("--hz", 20, "--prometheus", port, lines=SCENARIO, gpus=2)
+    wait_until(lambda: answered(port) and sample_count(run_dir) > 45, "it answers")
     kind, text = scrape(port)
     assert kind.startswith("text/plain; version=0.0.4")
     found = parsed(text)
@@ -71,36 +71,36 @@ def test_a_scrape_gives_every_metric_in_base_units_while_the_recording_goes_on(s
     assert found["kmatrix_gpu_info"][0][0]["run_id"] == "0123456789"
     later = parsed(scrape(port)[1])
     assert later["kmatrix_gpu_energy_joules_total"][0][1] >= found["kmatrix_gpu_energy_joules_total"][0][1] > 0
-    until(lambda: samples(run_dir) > 60, "it records all the same")
+    wait_until(lambda: sample_count(run_dir) > 60, "it records all the same")
     rss = next(
         line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if line.startswith("VmRSS")
     )
     assert int(rss.split()[1]) < 25 * 1024
-    finish(process)
+    stop_recorder(process)
     totals = read_json(run_dir.gpu_summary)["gpus"][0]
     assert totals["joules"] >= later["kmatrix_gpu_energy_joules_total"][0][1]
 
 
 @pytest.mark.parametrize(("request_line", "status"), [("GET /nothing HTTP/1.1", 404), ("POST /metrics HTTP/1.1", 405)])
-def test_other_requests_are_refused_and_clients_that_hang_end_nothing(start, run_dir, request_line, status):
+def test_other_requests_are_refused_and_clients_that_hang_end_nothing(start_recorder, run_dir, request_line, status):
     port = free_port()
-    process = start("--hz", 20, "--prometheus", port, gpus=1)
-    until(lambda: answered(port), "it answers")
+    process = start_recorder("--hz", 20, "--prometheus", port, gpus=1)
+    wait_until(lambda: answered(port), "it answers")
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(f"{request_line}\r\nHost: x\r\n\r\n".encode())
         assert client.recv(100).decode().split()[1] == str(status)
     with socket.create_connection(("127.0.0.1", port)):
         pass  # asks nothing and goes
     with socket.create_connection(("127.0.0.1", port)):  # asks nothing and stays
-        until(lambda: answered(port), "the next one is answered all the same")
-    finish(process)
+        wait_until(lambda: answered(port), "the next one is answered all the same")
+    stop_recorder(process)
 
 
-def test_a_port_that_is_taken_is_one_line_and_the_recording_goes_on(start, run_dir):
+def test_a_port_that_is_taken_is_one_line_and_the_recording_goes_on(start_recorder, run_dir):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        process = start("--hz", 20, "--prometheus", port, gpus=1)
-        until(lambda: samples(run_dir) > 5, "5 samples")
+        process = start_recorder("--hz", 20, "--prometheus", port, gpus=1)
+        wait_until(lambda: sample_count(run_dir) > 5, "5 samples")
         process.terminate()
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
@@ -109,15 +109,15 @@ def test_a_port_that_is_taken_is_one_line_and_the_recording_goes_on(start, run_d
     assert any("no metrics for Prometheus" in text for text in read_json(run_dir.gpu_summary)["warnings"])
 
 
-def test_only_this_machine_is_answered(start, run_dir):
+def test_only_this_machine_is_answered(start_recorder, run_dir):
     port = free_port()
-    process = start("--hz", 20, "--prometheus", port, gpus=1)
-    until(lambda: answered(port), "it answers")
+    process = start_recorder("--hz", 20, "--prometheus", port, gpus=1)
+    wait_until(lambda: answered(port), "it answers")
     listening = [line.split() for line in Path(f"/proc/{process.pid}/net/tcp").read_text().splitlines()[1:]]
     assert [line[1] for line in listening if line[3] == "0A" and line[1].endswith(f":{port:04X}")] == [
         f"0100007F:{port:04X}"
     ]
-    finish(process)
+    stop_recorder(process)
 
 
 def test_names_cannot_break_the_format():

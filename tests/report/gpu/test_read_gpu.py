@@ -582,31 +582,31 @@ def test_the_newest_matrix_is_taken_and_a_missing_folder_refused(tmp_path):
         find_recorded(None, folder)
 
 
-def script(name, *words, cwd):
-    command = [sys.executable, str(ROOT / "scripts" / name), *map(str, words)]
+def script(name, *arguments, cwd):
+    command = [sys.executable, str(ROOT / "scripts" / name), *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
 def test_the_script_draws_into_the_folder_that_is_asked_for(tmp_path):
-    answer = script("generate_gpu_memory_comparison.py", foreign_folder(tmp_path), "--output", "out", cwd=tmp_path)
-    assert answer.returncode == 0, answer.stderr
+    result = script("generate_gpu_memory_comparison.py", foreign_folder(tmp_path), "--output", "out", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FILES)
-    assert answer.stdout.splitlines() == [f"wrote out/{name}" for name in FILES]
+    assert result.stdout.splitlines() == [f"wrote out/{name}" for name in FILES]
 
 
 def test_the_script_prints_the_report_of_the_newest_matrix(tmp_path):
     foreign_folder(tmp_path)
-    answer = script("generate_consolidated_gpu_summary.py", cwd=tmp_path)
-    assert answer.returncode == 0, answer.stderr
-    assert "ADAMWPRUNE Training - Per-GPU Breakdown:\n    GPU 0: 12800.0 MB (±45.0)\n" in answer.stdout
-    assert "gpt2_adamw_magnitude_50 (failed)" in answer.stdout
+    result = script("generate_consolidated_gpu_summary.py", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "ADAMWPRUNE Training - Per-GPU Breakdown:\n    GPU 0: 12800.0 MB (±45.0)\n" in result.stdout
+    assert "gpt2_adamw_magnitude_50 (failed)" in result.stdout
 
 
 def test_a_mistake_is_a_message_and_status_two(tmp_path):
-    answer = script("generate_consolidated_gpu_summary.py", tmp_path / "nothing", cwd=tmp_path)
-    assert answer.returncode == 2
-    assert answer.stderr.startswith("error: ")
-    assert "Traceback" not in answer.stderr
+    result = script("generate_consolidated_gpu_summary.py", tmp_path / "nothing", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.stderr
 
 
 def test_the_scripts_are_short():
