@@ -1,4 +1,7 @@
-"""GPT-2 with its loss and key-value cache, numerically equal to the published model, fast on CPUs and GPUs."""
+"""GPT-2 with its loss and key-value cache, numerically equal to the published model, fast on CPUs and GPUs.
+
+Dimensions in comments: B sequences, T tokens, E width, H heads, D = E / H, V vocabulary; Q new tokens, K all tokens.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ from kmatrix.shapes import ModelShape, padded
 CPU_MATMUL_MAX_TOKENS = 512  # for longer contexts SDPA is as fast and does not store probabilities
 
 
-ROWS = 256  # query rows per block of plain attention; keys after the last row are skipped
+# Query rows per block of plain attention; keys after the last row are skipped. 128 rows measured the same (0003).
+ROWS = 256
 
 
 CPU_CHUNK_MAX_WIDTH, CPU_CHUNK_MIN_VOCAB = 128, 32768  # chunked loss is faster on the CPU within these bounds
@@ -45,6 +49,7 @@ def configure_precision(device: str, dtype: str, *, tf32: bool) -> str:
 
 def _has_amx() -> bool:
     """Return whether the CPU has AMX tiles, which "medium" would use for bfloat16. PyTorch reports it since 2.12."""
+    # Older versions have no such function. They fall back to the measurement, which detects the rounding as well.
     capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(capabilities.get("amx_bf16", False) or capabilities.get("amx_tile", False))
 
@@ -54,10 +59,12 @@ def _medium_is_exact() -> bool:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
-        generator = torch.Generator().manual_seed(0)
-        a, b = (torch.randn(8, 256, 256, generator=generator) for _ in range(2))
+        generator = torch.Generator().manual_seed(0)  # its own: training must not depend on whether this ran
+        a, b = (torch.randn(8, 256, 256, generator=generator) for _ in range(2))  # each (8, 256, 256)
         exact = a.double() @ b.double()
+        # A batched and a plain product, because PyTorch has separate code for them.
         errors = ((a @ b - exact).norm() / exact.norm(), (a[0] @ b[0] - exact[0]).norm() / exact[0].norm())
+        # 32-bit products err by 4e-7, bfloat16 factors by 2e-3: 1e-5 separates them on any CPU.
         return max(float(error) for error in errors) < 1e-5
     finally:
         torch.set_float32_matmul_precision(before)
@@ -75,6 +82,7 @@ def attention_path(device: str, dtype: str, block_size: int, flash: bool) -> str
     """
     if not flash:
         return "matmul"
+    # SDPA never stores the T x T probabilities, so its memory decides once the two are equally fast.
     if device == "cpu" and dtype in ("fp32", "bf16"):
         return "matmul" if block_size <= CPU_MATMUL_MAX_TOKENS else "sdpa"
     return "sdpa"
@@ -83,6 +91,7 @@ def attention_path(device: str, dtype: str, block_size: int, flash: bool) -> str
 class Linear(nn.Linear):
     """A linear layer without initialization: GPT initializes all weights from its own generator."""
 
+    # torch would draw weights here that GPT overwrites: seconds for a large model, and global random numbers.
     def reset_parameters(self) -> None:
         pass
 
@@ -104,16 +113,20 @@ class Attention(nn.Module):
         self.c_proj = Linear(shape.n_embd, shape.n_embd, bias=shape.bias)
 
     def forward(self, x: Tensor, path: str, mask: Tensor, past: Layer | None = None) -> Tensor:
-        b, t, e = x.shape
-        qkv = self.c_attn(x).view(b, t, 3, self.n_head, e // self.n_head)
+        b, t, e = x.shape  # (B, T, E)
+        # One product for all three, in the order of the published c_attn: queries, keys, values.
+        qkv = self.c_attn(x).view(b, t, 3, self.n_head, e // self.n_head)  # (B, T, 3, H, D)
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))  # each (B, H, T, D)
         dropout = self.dropout if self.training else 0.0
         if past:
+            # Not is_causal: it aligns the first query with the first key, and new queries are the last of K tokens.
             y = functional.scaled_dot_product_attention(q, *past.extend(k, v), attn_mask=past.mask)
         elif path == "sdpa":
+            # is_causal instead of a mask, because the flash kernels on GPUs do not take one.
             y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
         else:
             y = plain_attention(q, k, v, mask, dropout)
+        # y: (B, H, T, D)
         y = self.c_proj(y.transpose(1, 2).reshape(b, t, e))  # (B, T, E)
         return functional.dropout(y, dropout) if dropout else y
 
@@ -125,6 +138,7 @@ def causal_mask(block_size: int) -> Tensor:
     """
     rows = min(ROWS, block_size)
     triangle = torch.full((rows, rows), -math.inf).triu(1)
+    # The triangle is at the right end, so every block of query rows is a slice of this one buffer.
     return torch.cat([torch.zeros(rows, padded(block_size, rows) - rows), triangle], dim=1)
 
 
@@ -134,7 +148,7 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: floa
     Rows start..stop only need keys 0..stop, which saves up to half of the work. `mask`: see causal_mask.
     """
     b, h, t, d = q.shape
-    q, k, v = (x.reshape(b * h, t, d) for x in (q, k, v))  # (B H, T, D)
+    q, k, v = (x.reshape(b * h, t, d) for x in (q, k, v))  # (B H, T, D), because bmm takes one batch dimension
     rows, width = mask.shape
     if t <= rows:  # one block: slicing would cost a copy in the backward pass
         return _attend(q, k, v, mask[:t, width - rows : width - rows + t], dropout).view(b, h, t, d)
@@ -149,10 +163,11 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: floa
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, causal: Tensor, dropout: float) -> Tensor:
     """Return softmax(q k' / sqrt(D) + causal) v for q (B H, rows, D), k and v (B H, keys, D)."""
+    # One kernel for product, scale and mask, instead of three passes over the scores, the largest tensor here.
     scores = torch.baddbmm(causal.to(q.dtype), q, k.transpose(1, 2), alpha=1 / math.sqrt(q.shape[-1]))
     weights = functional.softmax(scores, dim=-1)  # (B H, rows, keys), like scores
     weights = functional.dropout(weights, dropout) if dropout else weights
-    return torch.bmm(weights.to(v.dtype), v)
+    return torch.bmm(weights.to(v.dtype), v)  # (B H, rows, D); on GPUs, autocast computes the softmax in fp32
 
 
 class Mlp(nn.Module):
@@ -165,7 +180,8 @@ class Mlp(nn.Module):
         self.c_proj = Linear(4 * shape.n_embd, shape.n_embd, bias=shape.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.c_proj(functional.gelu(self.c_fc(x), approximate="tanh"))  # (B, T, E)
+        # tanh: OpenAI's code uses this approximation, and its weights were trained with it.
+        x = self.c_proj(functional.gelu(self.c_fc(x), approximate="tanh"))  # (B, T, 4 E) -> (B, T, E)
         return functional.dropout(x, self.dropout) if self.dropout and self.training else x
 
 
@@ -174,7 +190,7 @@ class Block(nn.Module):
 
     def __init__(self, shape: ModelShape, dropout: float) -> None:
         super().__init__()
-        self.ln_1 = nn.LayerNorm(shape.n_embd, eps=1e-5, bias=shape.bias)
+        self.ln_1 = nn.LayerNorm(shape.n_embd, eps=1e-5, bias=shape.bias)  # the epsilon of OpenAI's code
         self.attn = Attention(shape, dropout)
         self.ln_2 = nn.LayerNorm(shape.n_embd, eps=1e-5, bias=shape.bias)
         self.mlp = Mlp(shape, dropout)
@@ -212,12 +228,13 @@ class GPT(nn.Module):
         super().__init__()
         self.shape, self.dropout, self.flash = shape, dropout, flash
         self.recompute, self.loss_chunk = recompute, loss_chunk
-        rows = padded(shape.vocab_size, vocab_multiple)
+        rows = padded(shape.vocab_size, vocab_multiple)  # V padded; 50304 instead of 50257 is faster on GPUs (nanoGPT)
         self.wte = Embedding(rows, shape.n_embd)
         self.wpe = Embedding(shape.block_size, shape.n_embd)
         self.h = nn.ModuleList(Block(shape, dropout) for _ in range(shape.n_layer))
         self.ln_f = nn.LayerNorm(shape.n_embd, eps=1e-5, bias=shape.bias)
         self.lm_head = None if shape.weight_tying else Linear(shape.n_embd, rows, bias=False)
+        # Not persistent: constants do not belong into checkpoints, and would tie them to ROWS.
         self.register_buffer("causal_mask", causal_mask(shape.block_size), persistent=False)
         self.register_buffer("padding_bias", padding_bias(shape.vocab_size, rows), persistent=False)
         self._draw_weights(torch.Generator().manual_seed(seed))
@@ -226,7 +243,7 @@ class GPT(nn.Module):
     def params(self) -> int:
         """Number of parameters without vocabulary padding; equals `shape.params`."""
         rows = self.wte.num_embeddings - self.shape.vocab_size
-        padding = rows * self.shape.n_embd * (1 if self.lm_head is None else 2)
+        padding = rows * self.shape.n_embd * (1 if self.lm_head is None else 2)  # an untied output layer is padded too
         return sum(parameter.numel() for parameter in self.parameters()) - padding
 
     def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
@@ -234,13 +251,15 @@ class GPT(nn.Module):
 
         idx, targets: tokens, (B, T), T at most the block size.  logits: (B, T, V), V without padding.
         """
-        x = self._stream(idx)  # (B, T, E)
+        x = self._residual_stream(idx)  # (B, T, E)
         if targets is None:
-            return functional.linear(x, self.head)[..., : self.shape.vocab_size], None
-        rows, labels = x.view(-1, x.shape[-1]), targets.reshape(-1)
+            return functional.linear(x, self.head)[..., : self.shape.vocab_size], None  # (B, T, V)
+        rows, labels = x.view(-1, x.shape[-1]), targets.reshape(-1)  # (B T, E) and (B T,)
         if chunk := self._chunk_rows(x):
             return None, chunked_cross_entropy(rows, self.head, self.padding_bias, labels, chunk)
+        # A bias of -inf instead of a slice: slicing the logits would copy the largest tensor of the step.
         logits = functional.linear(rows, self.head, self.padding_bias)  # (B T, V padded)
+        # 32 bits also under autocast: bfloat16 has 8 significant bits, too few for a sum over the vocabulary.
         return None, functional.cross_entropy(logits.float(), labels)
 
     @torch.no_grad()
@@ -249,11 +268,12 @@ class GPT(nn.Module):
 
         The model must be in evaluation mode. Raises ValueError if a row outgrows the context.
         """
-        layers = cache.turn(first, *idx.shape)
+        layers = cache.append(first, *idx.shape)
         x = self.wte(idx) + self.wpe(layers[0].positions)  # (B, Q, E)
         for block, past in zip(self.h, layers, strict=True):
-            x = block(x, "sdpa", self.causal_mask, past)
-        logits: Tensor = functional.linear(self.ln_f(x[:, -1]), self.head)
+            x = block(x, "sdpa", self.causal_mask, past)  # (B, Q, E)
+        # Only the last token predicts something new: the output layer would dominate the time of a long prompt.
+        logits: Tensor = functional.linear(self.ln_f(x[:, -1]), self.head)  # (B, V padded)
         return logits[:, : self.shape.vocab_size].float()
 
     @property
@@ -261,23 +281,25 @@ class GPT(nn.Module):
         """Weights of the output layer: (padded V, E)."""
         return self.wte.weight if self.lm_head is None else self.lm_head.weight
 
-    def _stream(self, idx: Tensor) -> Tensor:
+    def _residual_stream(self, idx: Tensor) -> Tensor:
         """Return the residual stream after the last layer norm: (B, T, E)."""
         t = idx.shape[1]
         if t > self.shape.block_size:
             raise ValueError(f"{t} tokens in a sequence, but the model's context is {self.shape.block_size}")
         device = idx.device.type
         dtype = "bf16" if torch.is_autocast_enabled(device) else "fp32"
-        dropping = self.training and self.dropout > 0
-        fused = self.flash and not (device == "cpu" and dropping)  # on the CPU, SDPA with dropout is not fused
+        has_dropout = self.training and self.dropout > 0
+        fused = self.flash and not (device == "cpu" and has_dropout)  # on the CPU, SDPA with dropout is not fused
         path = attention_path(device, dtype, t, fused)
         x = self.wte(idx) + self.wpe.weight[:t]  # (B, T, E)
-        x = functional.dropout(x, self.dropout) if dropping else x
+        x = functional.dropout(x, self.dropout) if has_dropout else x
         recompute = self.recompute and self.training and torch.is_grad_enabled()
         for block in self.h:
             arguments = (x, path, self.causal_mask)
+            # use_reentrant=False: the variant that torch recommends. It also restores the random state, so recomputed
+            # dropout masks are the same.
             x = checkpoint(block, *arguments, use_reentrant=False) if recompute else block(*arguments)
-        normed: Tensor = self.ln_f(x)
+        normed: Tensor = self.ln_f(x)  # GPT-2 adds this norm after the last block (Radford et al. 2019, section 2.3)
         return normed
 
     def _chunk_rows(self, x: Tensor) -> int:
@@ -293,14 +315,17 @@ class GPT(nn.Module):
         Source: GPT-2's section 2.3 and nanoGPT's model.py. Padding of the vocabulary is 0.
         """
         vocab = self.shape.vocab_size
+        # Two projections per layer add to the residual stream; without this its variance would grow with depth.
         residual = 0.02 / math.sqrt(2 * self.shape.n_layer)
+        # A generator on the CPU gives the same weights for every device; the order is that of construction.
         for name, parameter in self.named_parameters():
             if name.endswith(".bias"):
                 parameter.zero_()
             elif name in ("wte.weight", "lm_head.weight"):
+                # Padding draws no numbers, so all later weights are the same for every vocab_multiple.
                 parameter[:vocab].normal_(0.0, 0.02, generator=generator)
                 parameter[vocab:].zero_()
-            elif parameter.ndim == 2:
+            elif parameter.ndim == 2:  # gains of layer norms have one dimension, and stay 1
                 deviation = residual if name.endswith("c_proj.weight") else 0.02
                 parameter.normal_(0.0, deviation, generator=generator)
 
@@ -316,7 +341,8 @@ def padding_bias(vocab_size: int, rows: int) -> Tensor | None:
     """Return the bias added to the logits: 0 for tokens, -inf for padding; None without padding."""
     if rows == vocab_size:
         return None
-    return torch.cat([torch.zeros(vocab_size), torch.full((rows - vocab_size,), -math.inf)])
+    # exp(-inf) is 0: padding adds nothing to the softmax, and its rows of the embedding get a gradient of exactly 0.
+    return torch.cat([torch.zeros(vocab_size), torch.full((rows - vocab_size,), -math.inf)])  # (V padded,)
 
 
 def chunked_cross_entropy(
@@ -327,12 +353,14 @@ def chunked_cross_entropy(
     rows: how many of the N rows have logits in memory at the same time.
     """
     device = x.device.type
+    # Every dtype is chosen by hand: autocast would cast some of the operations below, but none with `out=`.
     if torch.is_autocast_enabled(device):
         x = x.to(torch.get_autocast_dtype(device))
     with torch.autocast(device, enabled=False):
         if torch.is_grad_enabled():
             loss: Tensor = ChunkedCrossEntropy.apply(x, head, bias, labels, rows)  # type: ignore[no-untyped-call]
             return loss
+        # Evaluation: the same sums without gradients.
         w, added = head.to(x.dtype), None if bias is None else bias.to(x.dtype)
         total = torch.zeros((), device=x.device)
         for start in range(0, len(x), rows):
@@ -342,21 +370,25 @@ def chunked_cross_entropy(
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """Cross-entropy that computes its gradients chunk by chunk in the forward pass; backward only scales them."""
+    """Cross-entropy that computes its gradients chunk by chunk in the forward pass; backward only scales them.
+
+    The logits of one chunk exist at a time, and never again: backward would have to recompute them. The idea is that
+    of Liger Kernel's fused linear cross-entropy (https://github.com/linkedin/Liger-Kernel).
+    """
 
     @staticmethod
     def forward(  # noqa: PLR0917  (the signature of autograd)
         ctx: Any, x: Tensor, head: Tensor, bias: Tensor | None, labels: Tensor, rows: int
     ) -> Tensor:
         """Return the mean loss. Products have the dtype of `x`, (N, E); sums and the gradient of `head` are fp32."""
-        w, added = head.to(x.dtype), None if bias is None else bias.to(x.dtype)
-        dx, dw = torch.empty_like(x), torch.zeros_like(head)
+        w, added = head.to(x.dtype), None if bias is None else bias.to(x.dtype)  # (V padded, E) and (V padded,)
+        dx, dw = torch.empty_like(x), torch.zeros_like(head)  # dw in fp32: it sums over all chunks
         total = torch.zeros((), device=x.device)
         for start in range(0, len(x), rows):
             part, label = x[start : start + rows], labels[start : start + rows, None]
             log_probs = functional.log_softmax(functional.linear(part, w, added).float(), dim=-1)  # (rows, V padded)
             total -= log_probs.gather(1, label).sum()
-            # gradient of the logits: (softmax - one-hot) / N
+            # Gradient of the logits: (softmax - one-hot) / N. In place, because a second buffer would double the peak.
             d = log_probs.exp_().scatter_add_(1, label, -torch.ones_like(label, dtype=torch.float32))
             d = d.div_(len(x)).to(x.dtype)  # (rows, V padded)
             torch.mm(d, w, out=dx[start : start + rows])  # (rows, E)
@@ -367,6 +399,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         dx, dw = ctx.saved_tensors
+        # The loss is a scalar, so the chain rule is one factor (1 / accumulation in training).
         return dx * grads[0], dw * grads[0], None, None, None
 
 
@@ -385,9 +418,10 @@ class Layer:
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store the keys and values of new tokens, (B, H, Q, D), and return those of all tokens: (B, H, K, D)."""
         rows = torch.arange(len(k), device=k.device)[:, None]  # (B, 1)
+        # Rows have different lengths, so each writes to its own positions.
         self.keys[rows, self.positions] = k.transpose(1, 2).to(self.keys.dtype)
         self.values[rows, self.positions] = v.transpose(1, 2).to(self.values.dtype)
-        length = self.mask.shape[-1]
+        length = self.mask.shape[-1]  # K, of the longest row; the mask hides what shorter rows do not have
         return self.keys[:, :length].transpose(1, 2), self.values[:, :length].transpose(1, 2)
 
 
@@ -402,8 +436,8 @@ class Cache:
         head = (shape.n_head, shape.n_embd // shape.n_head)
         self._kv = torch.zeros((2, shape.n_layer, rows, 0, *head), device=device, dtype=dtype)  # (2, L, R, T, H, D)
 
-    def turn(self, first: int, rows: int, new: int) -> list[Layer]:
-        """Add `new` tokens to each of the rows first..first + rows, and return the view of each layer.
+    def append(self, first: int, rows: int, new: int) -> list[Layer]:
+        """Append `new` tokens to each of the rows first..first + rows, and return the view of each layer.
 
         Raises ValueError if a row outgrows the context.
         """
@@ -431,6 +465,7 @@ class Cache:
         kinds, layers, rows, capacity, *head = self._kv.shape
         if length <= capacity:
             return
+        # Doubling copies each token about once in total, and a short text does not allocate the whole context.
         wanted = min(self.block_size, max(FIRST_CAPACITY, length, 2 * capacity))
         grown = self._kv.new_zeros((kinds, layers, rows, wanted, *head))
         grown[:, :, :, :capacity] = self._kv

@@ -73,7 +73,7 @@ def test_a_row_that_is_moved_goes_on_as_before(model):
 def test_a_row_longer_than_the_context_is_refused_and_the_cache_takes_memory_as_it_grows(model):
     cache = Cache(replace(SHAPE, block_size=4096), 1)
     assert cache._kv.numel() == 0
-    cache.turn(0, 1, 1)
+    cache.append(0, 1, 1)
     assert cache._kv.shape[3] == 64
     full = Cache(SHAPE, 1)
     model.extend(drawn(1, 24), full)
