@@ -29,7 +29,7 @@ GRACE_S = 26.0  # torchrun sends SIGKILL 30 s after it forwarded a signal
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-EXIT_FINISHED, EXIT_FAILED, EXIT_REFUSED, EXIT_STOPPED = 0, 1, 2, 130
+EXIT_FINISHED, EXIT_FAILED, EXIT_REFUSED, EXIT_STOPPED = 0, 1, 2, 130  # 130: a shell's 128 + SIGINT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,7 @@ class World:
 
     def barrier(self) -> None:
         """Wait for all ranks."""
+        # Not torch.distributed.barrier: .item() also waits for the GPU, and one rank needs no process group.
         self.sum(torch.zeros(1, device=self.device)).item()
 
 
@@ -80,12 +81,17 @@ def start(config: TrainConfig) -> World:
             f"the run asks for {config.num_gpus} ranks and torchrun started {size}",
             hint=f"start it with --nproc-per-node={config.num_gpus}",
         )
+    # The order of additions depends on the number of threads: without it, a resumed run would differ in the last bits.
     torch.set_num_threads(config.cpu_threads)
     device = choose_device(config.device, local_rank)
     backend = config.ddp_backend if size > 1 else None
     if backend:
         torch.distributed.init_process_group(
-            backend, device_id=device if backend == "nccl" else None, timeout=timedelta(minutes=30)
+            # device_id: the communicator is created now, on this GPU, instead of in the first collective.
+            # 30 minutes, like the watchdog's limit for a first step: ranks may compile for different times.
+            backend,
+            device_id=device if backend == "nccl" else None,
+            timeout=timedelta(minutes=30),
         )
     return World(rank=rank, local_rank=local_rank, size=size, device=device, backend=backend)
 
@@ -102,7 +108,7 @@ def choose_device(kind: str, local_rank: int) -> torch.device:
             hint="use fewer GPUs, or a PyTorch build for these GPUs and their driver",
         )
     device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
+    torch.cuda.set_device(device)  # else whatever says only "cuda" allocates on GPU 0, from every rank
     return device
 
 
@@ -127,8 +133,10 @@ class Stop:
         self.signal: str | None = None
         self._seen = threading.Event()
         self._stuck = stuck
+        # Python handlers run only when the main thread executes bytecode, which it does not in a hanging collective.
+        # The wakeup descriptor is written by the handler in C, at once, and wakes the thread.
         read_end, write_end = os.pipe()
-        os.set_blocking(write_end, False)
+        os.set_blocking(write_end, False)  # required by set_wakeup_fd; a handler must never block
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, self._handle)
@@ -143,11 +151,12 @@ class Stop:
         self._seen.set()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  (the signature of a handler)
+        # Nothing but an assignment: a handler can interrupt the loop anywhere. The first signal names the reason.
         self.signal = self.signal or signal.Signals(number).name
 
     def _watch(self, read_end: int) -> None:
         number = 0
-        while number not in SIGNALS:
+        while number not in SIGNALS:  # the descriptor reports every signal that has a handler, also those of libraries
             number = os.read(read_end, 1)[0]
         if not self._seen.wait(GRACE_S):
             self._stuck(signal.Signals(number).name)
@@ -155,6 +164,8 @@ class Stop:
 
 def die_with_parent() -> None:
     """Ask the kernel to send SIGTERM to this process when torchrun dies (Linux only)."""
+    # torchrun killed by SIGKILL cannot stop its workers: they would keep the GPUs, and write into the run directory of
+    # the next attempt.
     if sys.platform != "linux":
         return
     parent = os.getppid()

@@ -14,9 +14,9 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import NoReturn, Self
 
 import torch
 
@@ -24,9 +24,11 @@ from gpt2 import dist
 from gpt2.log import RunLog
 from kmatrix.errors import DataError, KmatrixError, is_full
 from kmatrix.records.files import read_json, read_or_empty, write_json
+from kmatrix.records.lock import Process, stat_fields, this_process
 from kmatrix.records.paths import RunDir
 
-MEMORY_WORDS = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # in a plain RuntimeError
+# torch raises OutOfMemoryError for GPU memory only: the CPU's allocator and cuBLAS raise a plain RuntimeError.
+MEMORY_WORDS = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 def kind_of(error: BaseException) -> str:
@@ -38,6 +40,17 @@ def kind_of(error: BaseException) -> str:
     memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
     memory = memory or (isinstance(error, RuntimeError) and any(words in str(error) for words in MEMORY_WORDS))
     return "oom" if memory else "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankError:
+    """Why a rank failed: the content of its error.json."""
+
+    rank: int
+    attempt: int
+    time: float  # Unix seconds
+    kind: str
+    reason: str
 
 
 def last_line(error: BaseException) -> str:
@@ -57,28 +70,31 @@ def describe(error: BaseException, log: RunLog) -> str:
 
 def record(log: RunLog, rank: int, kind: str, reason: str) -> None:
     """Write why this rank failed. Rank 0 names the rank that failed first, if that rank left an error file."""
-    if rank != 0:
-        write_json(
-            log.dir.rank_error(rank),
-            {"rank": rank, "attempt": log.attempt, "time": time.time(), "kind": kind, "reason": reason},
-        )
+    if rank != 0:  # one file per rank, because several fail at once: only rank 0 writes the result
+        error = RankError(rank=rank, attempt=log.attempt, time=time.time(), kind=kind, reason=reason)
+        write_json(log.dir.rank_error(rank), asdict(error))
         return
+    # Rank 0 often fails only because its peer is gone ("connection closed by peer"): that is not the cause.
     if first := first_error(log):
-        kind, reason = str(first["kind"]), f"rank {first['rank']}: {first['reason']}"
+        kind, reason = first.kind, f"rank {first.rank}: {first.reason}"
     with suppress(OSError):  # on a full disk there may still be space for the small result
         log.event(log.step, "failed", reason)
     log.end("failed", kind, reason)
 
 
-def first_error(log: RunLog) -> dict[str, Any] | None:
+def first_error(log: RunLog) -> RankError | None:
     """Return the earliest error of another rank in this attempt. A rank writes it before its peers can notice."""
-    errors = [read_json(path) for path in (log.dir.path / "ranks").glob("*/error.json")]
-    return min((e for e in errors if e["attempt"] == log.attempt), key=lambda e: float(e["time"]), default=None)
+    errors = []
+    for path in (log.dir.path / "ranks").glob("*/error.json"):
+        value = read_json(path)
+        if value["attempt"] == log.attempt:  # earlier attempts left theirs
+            errors.append(RankError(**{name: value[name] for name in RankError.__slots__}))
+    return min(errors, key=lambda error: error.time, default=None)
 
 
 def give_up(log: RunLog, rank: int, name: str) -> NoReturn:
     """Exit a rank that was asked to stop and does not respond: nothing can be saved any more."""
-    if rank == 0 and not first_error(log):
+    if rank == 0 and not first_error(log):  # a stop, not a failure: the run can be continued from its last checkpoint
         log.event(log.step, "stop", f"received {name}, but step {log.step} did not end")
         log.end("stopped", "signal", f"stopped by {name} at step {log.step}, which did not end: no checkpoint")
     else:
@@ -96,7 +112,7 @@ def stalled(log: RunLog, rank: int, reason: str) -> NoReturn:
     dist.leave(dist.EXIT_FAILED)
 
 
-TICK_S = 1.0
+TICK_S = 1.0  # between two looks at the loop
 
 
 SUSPENDED_S = 5.0  # if the thread wakes up later than this, the whole process was suspended
@@ -129,7 +145,7 @@ TURN_S = 15.0  # then another rank takes rank 0's role
 STOPPED = "its process is stopped"
 
 
-STACKS_SIGNAL = signal.SIGUSR2
+STACKS_SIGNAL = signal.SIGUSR2  # SIGUSR1 asks for a checkpoint and a stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +170,17 @@ class RankPosition:
         return " ".join([text, *(f"({word})" for word in (self.stuck, self.line) if word)])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """The state file that a rank wrote last."""
+
+    process: Process
+    time: float  # Unix seconds
+    step: int
+    kind: str  # of work
+    place: str  # within a step
+
+
 class Watchdog:
     """Detects a stalled rank. `work` and `at` are called by the loop; all other methods run in the watchdog's thread.
 
@@ -166,6 +193,9 @@ class Watchdog:
         self._factor, self._floor_s = 0.0, 0.0
         self._kind, self._place, self._step = SETUP, "", 0
         self._began = time.monotonic()
+        self._process = this_process()
+        # The loop writes these, the thread reads them, without a lock: each assignment is atomic, and the loop must not
+        # pay for the watchdog in each of its thousands of steps.
         self._took: dict[str, deque[float]] = {}
         self._over = threading.Event()
         self.spent: Callable[[], float] | None = None  # seconds of the run in all attempts, once known
@@ -174,8 +204,11 @@ class Watchdog:
         stacks = self._dir.rank_stacks(rank)
         if _size(stacks):
             stacks.replace(self._dir.rank_stacks(rank, self._attempt - 1))  # of an earlier attempt that stalled
+        # Opened now: the handler is C code that only writes to a descriptor. It works while another thread holds the
+        # GIL, so it also shows a rank whose Python does not run.
         self._stacks = stacks.open("w", encoding="utf-8")
         faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True)
+        # A daemon, because the process must be able to end while the thread waits.
         threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
 
     def __enter__(self) -> Self:
@@ -208,7 +241,7 @@ class Watchdog:
     def end(self) -> None:
         """Stop watching. An empty file of stacks is deleted."""
         self._over.set()
-        faulthandler.unregister(STACKS_SIGNAL)
+        faulthandler.unregister(STACKS_SIGNAL)  # before the file is closed: its descriptor may be reused
         self._stacks.close()
         path = self._dir.rank_stacks(self._rank)
         if not _size(path):
@@ -218,10 +251,10 @@ class Watchdog:
         """Return the time limit of the current piece of work in seconds; None: no limit."""
         if not self._factor:
             return None
-        took = list(self._took.get(self._kind, ()))
+        took = list(self._took.get(self._kind, ()))  # a copy, because the loop appends meanwhile
         if not took:
             return max(FIRST_S, self._floor_s)
-        usual = statistics.median(took[1:] or took)
+        usual = statistics.median(took[1:] or took)  # without the first, which may have compiled
         return max(self._floor_s, self._factor * usual)
 
     def _watch(self) -> None:
@@ -229,6 +262,7 @@ class Watchdog:
         self._write_state(0.0)  # at once, so that a rank that freezes before its first tick can be continued
         while not self._over.wait(TICK_S):
             now = time.monotonic()
+            # The thread slept longer than it asked for, so the process was stopped, or the machine: nothing has hung.
             if now - last > TICK_S + SUSPENDED_S:
                 self._began += now - last
             last = now
@@ -238,14 +272,15 @@ class Watchdog:
                 self._end_run(age, limit)
 
     def _write_state(self, age: float) -> None:
+        # On a full disk the state is outdated for a while; the training must not end for it. Not durable, because an
+        # fsync per second would slow down checkpoints, and no reader needs the state after a crash of the machine.
         with suppress(OSError):
             write_json(
                 self._dir.rank_state(self._rank),
                 {
                     "rank": self._rank,
                     "attempt": self._attempt,
-                    "pid": os.getpid(),
-                    "host": socket.gethostname(),
+                    **asdict(self._process),
                     "time": time.time(),
                     "step": self._step,
                     "work": self._kind,
@@ -263,14 +298,20 @@ class Watchdog:
     def _end_run(self, age: float, limit: float) -> None:
         """Write the stacks and end the run: rank 0 first, another rank if rank 0 does not."""
         faulthandler.dump_traceback(self._stacks, all_threads=True)
+        # Ranks notice a hang at about the same time. Rank 0 waits for their stacks, the others for rank 0, one by one:
+        # the first that is able to ends the run, and the result is written once.
         if self._over.wait(WAIT_S if self._rank == 0 else TURN_S + self._rank):
             return  # the loop continued and ended
         states = {rank: _state(self._dir, rank, self._attempt) for rank in range(self._size)}
         # before _request_stacks, which continues stopped processes
         stuck = {rank: _why_stuck(state) for rank, state in states.items()}
-        without_stacks = [rank for rank, state in states.items() if state and not _size(self._dir.rank_stacks(rank))]
-        for rank in without_stacks:
-            _request_stacks(states[rank])
+
+        # Ranks whose Python does not run have written nothing: ask their signal handlers
+        without_stacks = {
+            rank: state for rank, state in states.items() if state and not _size(self._dir.rank_stacks(rank))
+        }
+        for state in without_stacks.values():
+            _request_stacks(state.process)
         until = time.monotonic() + TICK_S
         while time.monotonic() < until and not all(_size(self._dir.rank_stacks(rank)) for rank in without_stacks):
             time.sleep(0.02)
@@ -297,6 +338,7 @@ def lagging(ranks: Sequence[RankPosition]) -> list[RankPosition]:
 
     Return [] if all are at the same place.
     """
+    # A suspended rank explains why all others wait, even if they have less progress by a place.
     least = min(one.progress for one in ranks)
     for behind in ([one for one in ranks if one.stuck], [one for one in ranks if one.progress == least]):
         if 0 < len(behind) < len(ranks):
@@ -306,6 +348,7 @@ def lagging(ranks: Sequence[RankPosition]) -> list[RankPosition]:
 
 def innermost(stacks: str) -> str:
     """Return the innermost frame of the main thread in a faulthandler dump, as "file:line in function"."""
+    # faulthandler writes the newest thread first, so the main thread is the last one.
     threads = re.split(r"^(?:Current thread|Thread) .*$", stacks, flags=re.MULTILINE)
     found = re.search(r'File "([^"]+)", line (\d+) in (\S+)', threads[-1])
     return f"{Path(found[1]).name}:{found[2]} in {found[3]}" if found else ""
@@ -317,20 +360,28 @@ def spent_before(run_dir: RunDir, attempt: int) -> float:
     return float(state.get("spent_s") or 0.0) if int(state.get("attempt", attempt)) < attempt else 0.0
 
 
-def _state(run_dir: RunDir, rank: int, attempt: int) -> dict[str, Any]:
-    """Return the state that a rank wrote last in this attempt, or {}."""
-    state = read_or_empty(run_dir.rank_state(rank))
-    return state if state.get("attempt") == attempt else {}
+def _state(run_dir: RunDir, rank: int, attempt: int) -> RankState | None:
+    """Return the state that a rank wrote last in this attempt, or None."""
+    value = read_or_empty(run_dir.rank_state(rank))
+    if value.get("attempt") != attempt:
+        return None
+    return RankState(
+        process=Process(**{name: value[name] for name in Process.__slots__}),
+        time=float(value["time"]),
+        step=int(value["step"]),
+        kind=str(value["work"]),
+        place=str(value["place"]),
+    )
 
 
-def _position(run_dir: RunDir, rank: int, state: dict[str, Any], stuck: str) -> RankPosition:
+def _position(run_dir: RunDir, rank: int, state: RankState | None, stuck: str) -> RankPosition:
     stacks = run_dir.rank_stacks(rank)
     text = stacks.read_text(encoding="utf-8", errors="replace") if stacks.exists() else ""
     return RankPosition(
         rank=rank,
-        step=int(state.get("step", 0)),
-        kind=str(state.get("work", SETUP)),
-        place=str(state.get("place", "")),
+        step=state.step if state else 0,
+        kind=state.kind if state else SETUP,
+        place=state.place if state else "",
         stuck=stuck,
         line="" if stuck == STOPPED else innermost(text),  # a stopped process continues before it writes its stacks
     )
@@ -344,28 +395,30 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _why_stuck(state: dict[str, Any]) -> str:
-    if not state:
+def _why_stuck(state: RankState | None) -> str:
+    """Return why a rank's process cannot run, "" if it runs. On another machine only the age of its state tells."""
+    if state is None:
         return "it wrote no state"
-    if state["host"] == socket.gethostname() and (letter := _process_letter(int(state["pid"]))) in ("T", "Z", ""):
+    if state.process.host == socket.gethostname() and (letter := _process_letter(state.process)) in ("T", "Z", ""):
         return "its process is gone" if letter != "T" else STOPPED
-    return "its process does not run" if time.time() - float(state["time"]) > SILENT_S else ""
+    return "its process does not run" if time.time() - state.time > SILENT_S else ""
 
 
-def _process_letter(pid: int) -> str:
-    """Return the kernel's state letter of a process, "" if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
+def _process_letter(process: Process) -> str:
+    """Return the state letter (proc_pid_stat(5)) of a process on this machine, "" if it is gone."""
+    if process.pid is None or not process.lives_here():
         return ""
+    fields = stat_fields(process.pid)
+    return fields[0] if fields else ""
 
 
-def _request_stacks(state: dict[str, Any]) -> None:
+def _request_stacks(process: Process) -> None:
     """Make a process on this machine write its stacks. A stopped process is continued, because it must run for that."""
-    if state["host"] != socket.gethostname():
+    # The signal ends a process that does not expect it: a reused pid must not get it.
+    if process.pid is None or not process.lives_here():
         return
-    with suppress(OSError):
-        stopped = _process_letter(int(state["pid"])) == "T"
-        os.kill(int(state["pid"]), STACKS_SIGNAL)
+    with suppress(OSError):  # it has just ended, which the message already says or the next state will
+        stopped = _process_letter(process) == "T"
+        os.kill(process.pid, STACKS_SIGNAL)  # first: the signal is delivered as soon as the process continues
         if stopped:
-            os.kill(int(state["pid"]), signal.SIGCONT)
+            os.kill(process.pid, signal.SIGCONT)

@@ -228,7 +228,7 @@ class GPT(nn.Module):
         super().__init__()
         self.shape, self.dropout, self.flash = shape, dropout, flash
         self.recompute, self.loss_chunk = recompute, loss_chunk
-        rows = padded(shape.vocab_size, vocab_multiple)  # V padded; 50304 instead of 50257 is faster on GPUs (nanoGPT)
+        rows = padded(shape.vocab_size, vocab_multiple)  # V padded: GPUs prefer 50304 to 50257 (nanoGPT)
         self.wte = Embedding(rows, shape.n_embd)
         self.wpe = Embedding(shape.block_size, shape.n_embd)
         self.h = nn.ModuleList(Block(shape, dropout) for _ in range(shape.n_layer))

@@ -15,7 +15,8 @@ from torch import nn
 
 from kmatrix.errors import ConfigError
 
-# A config is any object with the fields of kmatrix.records.train_config.TrainConfig that its optimizer reads.
+# A config is any object with the fields of kmatrix.records.train_config.TrainConfig that its optimizer reads: the tests
+# and the example in docs/optimizers.md build optimizers without a complete run.
 Builder = Callable[[Any, nn.Module], list[torch.optim.Optimizer]]
 
 
@@ -33,6 +34,7 @@ def build(config: Any, model: nn.Module) -> Optimizers:
 
 def sgd(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
     """Return SGD with L2 regularization (weight decay is added to the gradient)."""
+    # torch raises a ValueError with its own argument names; the user knows the symbols.
     if config.sgd_nesterov and not config.sgd_momentum:
         raise ConfigError(
             "SGD with Nesterov momentum has a momentum of 0",
@@ -41,6 +43,7 @@ def sgd(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
         )
     groups = decay_groups(model.parameters(), config.weight_decay)
     options = {"lr": config.learning_rate, "momentum": config.sgd_momentum, "nesterov": bool(config.sgd_nesterov)}
+    # fused, here and below: one kernel for all parameters, instead of several small ones per parameter.
     return [torch.optim.SGD(groups, fused=True, **options)]
 
 
@@ -51,13 +54,13 @@ def adam(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def adamw(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Return Adam with decoupled weight decay."""
+    """Return Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv:1711.05101)."""
     groups = decay_groups(model.parameters(), config.weight_decay)
     return [torch.optim.AdamW(groups, lr=config.learning_rate, fused=True, **_adam_options(config))]
 
 
 def adamwadv(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Return AdamW with AMSGrad, whose second moment never decreases."""
+    """Return AdamW with AMSGrad, whose second moment never decreases (Reddi et al. 2018, arXiv:1904.09237)."""
     groups = decay_groups(model.parameters(), config.weight_decay)
     return [torch.optim.AdamW(groups, lr=config.learning_rate, fused=True, amsgrad=True, **_adam_options(config))]
 
@@ -70,7 +73,7 @@ def adamwspam(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def adamwprune(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Return AdamW or SPAM, as `adamwprune_base` says. gpt2/prune.py prunes with its moments."""
+    """Return AdamW or SPAM, as `adamwprune_base` says. gpt2/prune.py prunes with its moments (mcgrof/AdamWPrune)."""
     if config.adamwprune_base == "adamwspam":
         return adamwspam(config, model)
     options = {**_adam_options(config), "amsgrad": bool(config.amsgrad), "fused": True}
@@ -79,11 +82,14 @@ def adamwprune(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def muon(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Return Muon for the matrices in the blocks, and AdamW with its own learning rate for all other parameters."""
+    """Return Muon for the matrices in the blocks, and AdamW with its own learning rate for all other parameters.
+
+    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/, which also advises AdamW for embeddings.
+    """
     matrices = block_matrices(model)
-    taken = {id(parameter) for parameter in matrices}
-    rest = [parameter for parameter in model.parameters() if id(parameter) not in taken]
-    return [
+    in_muon = {id(parameter) for parameter in matrices}  # by identity: == of tensors compares their values
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in in_muon]
+    return [  # Muon first: `Optimizers.lr`, which the log shows, is the rate of the first group
         torch.optim.Muon(
             matrices,
             lr=config.learning_rate,
@@ -99,7 +105,10 @@ def muon(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def adafactor(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Return Adafactor, which stores the second moment of a matrix as one row and one column."""
+    """Return Adafactor, which stores the second moment of a matrix as one row and one column.
+
+    Source: Shazeer and Stern 2018, arXiv:1804.04235.
+    """
     groups = decay_groups(model.parameters(), config.weight_decay)
     options = {"lr": config.learning_rate, "beta2_decay": config.adafactor_beta2_decay, "d": config.adafactor_clip}
     return [torch.optim.Adafactor(groups, **options)]
@@ -110,14 +119,20 @@ def _adam_options(config: Any) -> dict[str, Any]:
 
 
 def lion(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Return Lion, which uses the sign of an interpolated momentum and one state value per parameter."""
+    """Return Lion, which uses the sign of an interpolated momentum and one state value per parameter.
+
+    Source: Chen et al. 2023, arXiv:2302.06675.
+    """
     from pytorch_optimizer import Lion
 
     return [Lion(_groups(config, model), lr=config.learning_rate, betas=_betas(config), foreach=True)]
 
 
 def adopt(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Return ADOPT: Adam whose second moment excludes the current gradient, with decoupled weight decay."""
+    """Return ADOPT: Adam whose second moment excludes the current gradient, with decoupled weight decay.
+
+    Source: Taniguchi et al. 2024, arXiv:2411.02853.
+    """
     from pytorch_optimizer import ADOPT
 
     options = {"betas": _betas(config), "eps": config.epsilon, "weight_decouple": True, "foreach": True}
@@ -125,7 +140,10 @@ def adopt(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def soap(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Return SOAP: Adam in the eigenbasis of Shampoo's preconditioner; vectors use plain Adam."""
+    """Return SOAP: Adam in the eigenbasis of Shampoo's preconditioner; vectors use plain Adam.
+
+    Source: Vyas et al. 2024, arXiv:2409.11321; Shampoo: Gupta et al. 2018, arXiv:1802.09568.
+    """
     from pytorch_optimizer import SOAP
 
     options = {"betas": _betas(config), "eps": config.epsilon, "precondition_frequency": config.soap_frequency}
@@ -133,7 +151,10 @@ def soap(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def schedulefree(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Return Schedule-Free AdamW, which evaluates an average of the weights (`evaluation_weights`)."""
+    """Return Schedule-Free AdamW, which evaluates an average of the weights (`evaluation_weights`).
+
+    Source: Defazio et al. 2024, arXiv:2405.15682.
+    """
     from pytorch_optimizer import ScheduleFreeAdamW
 
     options = {"betas": _betas(config), "eps": config.epsilon, "foreach": True}
@@ -166,15 +187,17 @@ def _betas(config: Any) -> tuple[float, float]:
 
 def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
     """Return parameter groups: matrices with weight decay, biases and gains without. Empty groups are omitted."""
-    taken = list(parameters)
-    matrices = [parameter for parameter in taken if parameter.ndim >= 2]
-    rest = [parameter for parameter in taken if parameter.ndim < 2]
+    parameters = list(parameters)  # a generator could be read only once
+    # As in nanoGPT: everything that is multiplied with activations decays, what shifts or scales them does not.
+    matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
+    rest = [parameter for parameter in parameters if parameter.ndim < 2]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 
 def block_matrices(model: nn.Module) -> list[nn.Parameter]:
     """Return the matrices inside the transformer blocks, also if DDP or torch.compile wraps the model."""
+    # "h" is GPT-2's list of blocks. Wrappers add prefixes (module., _orig_mod.), so look at every part of the name.
     return [parameter for name, parameter in model.named_parameters() if parameter.ndim == 2 and "h" in name.split(".")]
 
 
@@ -191,7 +214,7 @@ class Optimizers:
 
     def zero_grad(self) -> None:
         for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=True)  # the first backward then writes instead of adding to zeros
 
     def set_scale(self, scale: float) -> None:
         """Set the learning rate of each group to `scale` times its peak."""
@@ -206,7 +229,7 @@ class Optimizers:
 
     @property
     def warmed_up(self) -> bool:
-        """Return whether the moments are meaningful. They are not right after a reset by SPAM."""
+        """Return whether the moments of all optimizers are usable. They are not right after a reset by SPAM."""
         return all(getattr(optimizer, "warmed_up", True) for optimizer in self.optimizers)
 
     @property
@@ -221,20 +244,21 @@ class Optimizers:
         Training weights are kept as copies, because switching back by arithmetic would round them.
         """
         averaging = self._averaging()
-        kept = [(p, p.detach().clone()) for o in averaging for group in o.param_groups for p in group["params"]]
+        copies = [(p, p.detach().clone()) for o in averaging for group in o.param_groups for p in group["params"]]
         for optimizer in averaging:
             optimizer.eval()
         try:
             yield
         finally:
             for optimizer in averaging:
-                optimizer.train()
+                optimizer.train()  # for the optimizer's own flag; its arithmetic is overwritten by the copies
             with torch.no_grad():
-                for parameter, weights in kept:
+                for parameter, weights in copies:
                     parameter.copy_(weights)
 
     def _averaging(self) -> list[Any]:
         """Return the optimizers that have separate evaluation weights, such as Schedule-Free."""
+        # torch.optim.Optimizer has neither train() nor eval(): both are the convention of schedule_free.
         return [optimizer for optimizer in self.optimizers if hasattr(optimizer, "eval")]
 
     def state_dict(self) -> dict[str, Any]:
@@ -248,7 +272,7 @@ class Optimizers:
 CLIP_AFTER = 20  # steps after a reset until the second moment is a usable bound (the authors' code)
 
 
-MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")  # names in the state of torch's AdamW; the last with AMSGrad
 
 
 class Spam(torch.optim.AdamW):
@@ -275,6 +299,7 @@ class Spam(torch.optim.AdamW):
     @property
     def warmed_up(self) -> bool:
         """Return whether the moments have seen enough gradients since the last reset to rank weights."""
+        # Half of a short interval: with fewer than 20 steps between resets they would never be warm.
         return self.since_reset >= (min(CLIP_AFTER, self.interval // 2) if self.interval else CLIP_AFTER)
 
     @torch.no_grad()
@@ -282,15 +307,16 @@ class Spam(torch.optim.AdamW):
         rates = [group["lr"] for group in self.param_groups]
         for group in self.param_groups:
             group["steps"] += 1
+            # AdamW creates its states in its first step: until then there is nothing to reset or to compare with.
             states = [(p.grad, self.state[p]) for p in group["params"] if p.grad is not None and self.state[p]]
             if self.interval and self.since_reset == 0:
-                _forget([state for _, state in states])
+                _reset_moments([state for _, state in states])
             elif self.theta and self.since_reset >= CLIP_AFTER:
-                _cut_spikes([grad for grad, _ in states], [state["exp_avg_sq"] for _, state in states], self.theta)
+                _clip_spikes([grad for grad, _ in states], [state["exp_avg_sq"] for _, state in states], self.theta)
             group["lr"] *= self._scale()
         try:
             super().step()
-        finally:
+        finally:  # the schedule sets the rate from the peak, and a checkpoint must not store a scaled one
             for group, rate in zip(self.param_groups, rates, strict=True):
                 group["lr"] = rate
 
@@ -299,18 +325,22 @@ class Spam(torch.optim.AdamW):
         steps, since = self.param_groups[0]["steps"], self.since_reset
         if not self.interval or steps < self.interval or since >= self.warmup:
             return 1.0
+        # Half a cosine from 1 % of the rate, as in the authors' code. The first interval has the run's own warm-up.
         return 1 - 0.99 * (1 + math.cos(math.pi * (since + 1) / (self.warmup + 1))) / 2
 
 
-def _forget(states: list[dict[str, torch.Tensor]]) -> None:
+# torch._foreach_*: one kernel for a list of tensors. Private, but torch's own optimizers are written with them.
+def _reset_moments(states: list[dict[str, torch.Tensor]]) -> None:
+    """Set all moments to 0. The step count stays, so bias correction does not restart."""
     if moments := [state[name] for state in states for name in MOMENTS if name in state]:
         torch._foreach_zero_(moments)
 
 
-def _cut_spikes(grads: list[torch.Tensor], second: list[torch.Tensor], theta: float) -> None:
+def _clip_spikes(grads: list[torch.Tensor], second: list[torch.Tensor], theta: float) -> None:
     """Clip every entry to the square root of theta times its second moment. NaN stays NaN."""
-    if not grads:
+    if not grads:  # foreach functions refuse empty lists
         return
+    # Not clamp: minimum and maximum take tensors as bounds and propagate NaN, which the loop has to see.
     bounds = torch._foreach_sqrt(torch._foreach_mul(second, theta))
     torch._foreach_minimum_(grads, bounds)
     torch._foreach_neg_(bounds)

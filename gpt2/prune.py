@@ -17,7 +17,7 @@ from torch import nn
 from gpt2.optim import Optimizers, block_matrices
 from kmatrix.errors import ConfigError
 
-TINY = 1e-8  # added to the denominator
+TINY = 1e-8  # added to the denominator, as in mcgrof/AdamWPrune: a weight without gradients has a second moment of 0
 
 
 LAG = 4  # counts that are kept, because the log reads them one step late
@@ -38,7 +38,7 @@ class Ramp:
     @classmethod
     def of(cls, config: Any) -> Ramp:
         begin, end = (round(share * config.max_iters) for share in (config.pruning_warmup, config.pruning_ramp_end))
-        if begin >= end:
+        if begin >= end:  # also if both fractions round to the same step of a short run: the formula divides by 0
             raise ConfigError(
                 f"pruning starts at step {begin} and ends at step {end}",
                 why=f"the run has {config.max_iters} steps",
@@ -49,6 +49,7 @@ class Ramp:
     def due(self, updates: int) -> bool:
         """Return whether the masks change after this many updates."""
         within = self.begin < updates <= self.end
+        # The end counts even if it is not a multiple, else the run would miss its target sparsity.
         return within and ((updates - self.begin) % self.every == 0 or updates == self.end)
 
     def sparsity(self, updates: int) -> float:
@@ -82,6 +83,8 @@ class Pruner:
         moves = self.method == "movement"
         self.movement = [torch.zeros_like(matrix) for matrix in self.matrices] if moves else []
         self.begun = self.waiting = False
+        # (updates, zeros) of the newest mask changes. Zeros stay on the device until the log reads them, a step later,
+        # because copying at once would make the loop wait for the GPU.
         self._measured: deque[tuple[int, torch.Tensor | float]] = deque([(0, 0.0)], maxlen=LAG)
 
     @torch.no_grad()
@@ -91,6 +94,7 @@ class Pruner:
         if self.movement and found:
             scores, weights = [self.movement[n] for n, _ in found], [self.matrices[n] for n, _ in found]
             torch._foreach_addcmul_(scores, [grad for _, grad in found], weights, value=-1)
+        # Otherwise pruned weights would count in the norm that clips, and keep feeding the optimizer's moments.
         if self.begun:
             for number, grad in found:
                 grad.masked_fill_(self.pruned[number], 0.0)
@@ -98,14 +102,15 @@ class Pruner:
     @torch.no_grad()
     def weights(self, updates: int) -> None:
         """Zero pruned weights after an update, and prune more if that is due."""
+        # If SPAM has just reset the moments, the change waits until they can rank weights again.
         self.waiting = self.waiting or self.ramp.due(updates)
         if self.waiting and self.optimizers.warmed_up:
             self._prune(self.ramp.sparsity(updates))
             self.waiting, self.begun = False, True
-            self._zero()
-            self._measured.append((updates, self._zeros()))
+            self._zero_pruned()
+            self._measured.append((updates, self._count_zeros()))
         elif self.begun:
-            self._zero()
+            self._zero_pruned()  # momentum and weight decay move them even without a gradient
 
     def sparsity(self, updates: int | None = None) -> float:
         """Return the share of zeros in the pruned matrices.
@@ -113,7 +118,7 @@ class Pruner:
         updates: as counted at the last change of the masks until then; None: counted now.
         """
         if updates is None:
-            return float(self._zeros()) / self.total
+            return float(self._count_zeros()) / self.total
         place = max((n for n, (at, _) in enumerate(self._measured) if at <= updates), default=0)
         at, zeros = self._measured[place]
         self._measured[place] = (at, float(zeros))  # copied from the device only once
@@ -132,6 +137,7 @@ class Pruner:
 
     def _prune(self, share: float) -> None:
         """Extend the masks to `share` of all matrices together, or of each one."""
+        # -inf ranks pruned weights first, so the new masks contain the old ones: no weight comes back.
         scores = [score.masked_fill(gone, -torch.inf) for score, gone in zip(self._scores(), self.pruned, strict=True)]
         if self.across:
             self.pruned = lowest(scores, round(share * self.total))
@@ -151,11 +157,11 @@ class Pruner:
         score: torch.Tensor = matrix.square() * mean.abs() / (square.sqrt() + TINY)
         return score
 
-    def _zero(self) -> None:
+    def _zero_pruned(self) -> None:
         for matrix, gone in zip(self.matrices, self.pruned, strict=True):
             matrix.masked_fill_(gone, 0.0)
 
-    def _zeros(self) -> torch.Tensor:
+    def _count_zeros(self) -> torch.Tensor:
         """Count the zeros in all matrices. The result stays on the device."""
         return torch.stack([(matrix == 0).sum() for matrix in self.matrices]).sum()
 
@@ -165,12 +171,15 @@ def lowest(scores: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
 
     The threshold is found by bisection over the 32 bits of a float, without sorting, concatenation or synchronization.
     """
-    keys = [_ordered(score) for score in scores]
+    keys = [_sortable(score) for score in scores]
+    # Find the smallest key with at least `count` keys up to it. The bounds are tensors on the device (int64, so their
+    # sum cannot overflow), and torch.where chooses between them: an `if` would wait for the GPU 32 times.
     low, high = (torch.tensor(value, device=keys[0].device) for value in (-(2**31), 2**31 - 1))
     for _ in range(32):
         middle = (low + high) >> 1
         enough = torch.stack([(key <= middle).sum() for key in keys]).sum() >= count
         low, high = torch.where(enough, low, middle + 1), torch.where(enough, middle, high)
+    # All below the threshold, and of those equal to it the first ones until the count is exact.
     masks = [key < low for key in keys]
     left = count - torch.stack([mask.sum() for mask in masks]).sum()
     for place, key in enumerate(keys):
@@ -181,7 +190,8 @@ def lowest(scores: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
     return masks
 
 
-def _ordered(score: torch.Tensor) -> torch.Tensor:
+def _sortable(score: torch.Tensor) -> torch.Tensor:
     """Return integers with the same order as the float32 values."""
+    # IEEE 754 stores sign and magnitude: the bits of positive floats are in order, those of negative ones in reverse.
     bits = score.contiguous().view(torch.int32)
     return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)

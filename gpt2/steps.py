@@ -57,6 +57,7 @@ class Steps:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        # Made once: a tensor from a Python number on each step would be a copy to the GPU that the loop waits for.
         self._no, self._yes = (torch.full((), value, device=world.device, dtype=torch.float64) for value in (0.0, 1.0))
         self._posted: PendingStep | None = None
         self._mark = self._computed = self._now()
@@ -82,18 +83,21 @@ class Steps:
 
         enough: the budget is used up; only rank 0's value counts.
         """
+        # One reduction for numbers and requests: a separate one would cost its latency in each step.
         flags = [self._yes if flag else self._no for flag in (stop, enough)]
-        values = torch.stack([loss.double(), norm.double(), *flags])
+        values = torch.stack([loss.double(), norm.double(), *flags])  # (4,)
         work = torch.distributed.all_reduce(values, async_op=True) if self.world.size > 1 else None
         if self.world.device.type == "cuda" and self.world.backend != "gloo":
             if work:
                 work.wait()  # the GPU's stream waits, not this process
                 work = None
+            # Without pinned memory, non_blocking has no effect. The event below comes after the copy in the stream.
             values = torch.empty(4, dtype=torch.float64, pin_memory=True).copy_(values, non_blocking=True)
         end = self._now()
         posted = PendingStep(
             step=step, lr=lr, values=values, work=work, start=self._mark, computed=self._computed, end=end
         )
+        # Read the step before only now: while this process waits for it, the GPU has this whole step to compute.
         previous, self._mark = self.drain(), end
         self._posted = posted
         return previous
@@ -105,6 +109,7 @@ class Steps:
             return None
         if posted.work:
             posted.work.wait()
+        # Before `values` is read: on a GPU this waits for the event that follows their copy.
         seconds, compute_s = between(posted.start, posted.end), between(posted.start, posted.computed)
         loss, norm, stop, enough = posted.values.tolist()
         size = self.world.size
@@ -122,6 +127,7 @@ class Steps:
     def _now(self) -> Mark:
         if self.world.device.type == "cpu":
             return time.perf_counter()
+        # The CPU runs ahead of the GPU: only an event in the stream has the time at which the work was done.
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch has no type for it
         event.record()
         return event
@@ -134,7 +140,7 @@ def between(start: Mark, end: Mark) -> float:
         return end - start
     assert not isinstance(end, float)
     end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3
+    return float(start.elapsed_time(end)) / 1e3  # elapsed_time is in ms
 
 
 class Timings:
@@ -163,7 +169,7 @@ class Timings:
         self._steps, self._compute_s, self._seconds = 0, 0.0, 0.0
 
 
-# The model's buffers are constants: DDP need not broadcast them. Newer versions of PyTorch renamed the option.
+# DDP broadcasts buffers before each forward pass; the model's are constants. Newer PyTorch renamed the option.
 NEW_NAME = "forward_sync_buffers"
 
 
@@ -178,7 +184,7 @@ def distributed(model: nn.Module, config: TrainConfig, world: World) -> Distribu
     return DistributedDataParallel(
         model,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
-        gradient_as_bucket_view=True,
+        gradient_as_bucket_view=True,  # gradients are views of the buckets: no copies, and less memory by their size
         **NO_BUFFERS,
         find_unused_parameters=bool(config.ddp_find_unused_params),
     )
@@ -186,7 +192,7 @@ def distributed(model: nn.Module, config: TrainConfig, world: World) -> Distribu
 
 def average_gradients(steps: Steps, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket of gradients over the ranks, as DDP does by default, and mark the end of the computation."""
-    if bucket.is_last():
+    if bucket.is_last():  # buckets become ready in backward's order, so this rank has all its gradients now
         steps.computed()
     return allreduce_hook(torch.distributed.group.WORLD, bucket)  # type: ignore[arg-type]  # None means the world
 
@@ -194,5 +200,5 @@ def average_gradients(steps: Steps, bucket: GradBucket) -> torch.futures.Future[
 def clip(parameters: list[nn.Parameter], most: float) -> torch.Tensor:
     """Clip the gradients to a norm of `most` (0: no clipping), and return the norm before clipping."""
     if most:
-        return nn.utils.clip_grad_norm_(parameters, most)
+        return nn.utils.clip_grad_norm_(parameters, most)  # a tensor, like below: reading it would wait for the GPU
     return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])

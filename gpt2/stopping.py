@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
+from kmatrix.records.lock import start_of
 from kmatrix.records.train_config import TrainConfig
 
 RECENT_STEPS = 8  # the next step is expected to take as long as the longest of these
@@ -22,7 +22,7 @@ RECENT_STEPS = 8  # the next step is expected to take as long as the longest of 
 RECENT = 3  # the same for evaluations and checkpoints
 
 
-MARGIN = 1.2  # the end is expected to take this much longer than measured
+MARGIN = 1.2  # the end is expected to take this much longer than measured: ending early costs less than exceeding
 
 
 END_S = 0.5  # time to write the last files
@@ -58,7 +58,7 @@ def limit_of(config: TrainConfig) -> Limit | None:
     if config.max_time is not None:
         limits.append(Limit(seconds=config.max_time, ended_by=EndReason.TIME))
     if config.max_cost is not None and config.gpu_hour_price:
-        per_second = config.gpu_hour_price * config.num_gpus / 3600
+        per_second = config.gpu_hour_price * config.num_gpus / 3600  # dollars/s
         limits.append(Limit(seconds=config.max_cost / per_second, ended_by=EndReason.COST))
     return min(limits, key=lambda limit: limit.seconds, default=None)
 
@@ -74,8 +74,9 @@ class Budget:
         self, limit: Limit | None, attempt: int, *, ahead: int = 0, clock: Callable[[], float] | None = None
     ) -> None:
         """Start the clock. ahead: steps queued on the GPU when the loop finishes one; 0 on the CPU."""
-        self.limit, self._attempt, self._ahead, self._clock = limit, attempt, ahead, clock or age
+        self.limit, self._attempt, self._ahead, self._clock = limit, attempt, ahead, clock or process_age
         self._before = 0.0  # seconds of earlier attempts
+        # A function, because the estimate changes: with each measured checkpoint, and while one is being written.
         self._final_s: Callable[[], float] = lambda: 0.0
         self._steps: deque[float] = deque(maxlen=RECENT_STEPS)
         self._known: dict[str, deque[float]] = {kind: deque(maxlen=RECENT) for kind in PARTS}
@@ -86,6 +87,7 @@ class Budget:
 
         final_s: estimates the seconds that the final checkpoint will take.
         """
+        # The larger one: the checkpoint does not know the work after it, and the state file may be missing.
         self._before, self._final_s = max(self._before, spent_s), final_s
 
     @property
@@ -123,6 +125,7 @@ class Budget:
         """
         if self.limit is None:
             return False
+        # The longest of the recent ones, not the mean: a single slow step must not exceed the limit.
         steps = (2 + self._ahead) * max(self._steps, default=0.0)
         before = sum(self._longest(kind) for kind in next_due)
         end = self._longest(EVALUATION) + self._longest(BENCHMARK) + self._final_s()
@@ -149,6 +152,7 @@ class EarlyStopping:
 
     def enough(self, loss: float | None) -> bool:
         """Add a validation loss, and return whether the run has been without progress for too long."""
+        # `best` is the best that counted, so several improvements below the minimum add up until they count.
         if loss is not None and loss < self.best - self._least:
             self.best, self.idle = loss, 0
         else:
@@ -162,23 +166,21 @@ class EarlyStopping:
         self.best, self.idle = float(state["best"]), int(state["idle"])
 
 
-def age() -> float:
+def process_age() -> float:
     """Return the seconds since this process started, imports included; without /proc, since this import."""
-    if _BEGAN is None:
-        return time.monotonic() - _READ
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - _BEGAN
+    if _STARTED is None:
+        return time.monotonic() - _IMPORTED
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - _STARTED
 
 
-def _began() -> float | None:
-    """Return the start time of this process on the boot-time clock."""
-    try:
-        ticks = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19]
-        return int(ticks) / os.sysconf("SC_CLK_TCK")
-    except (OSError, IndexError, ValueError):
-        return None
+def _started() -> float | None:
+    """Return the start time of this process in seconds of CLOCK_BOOTTIME, None without /proc."""
+    ticks = start_of(os.getpid())
+    return None if ticks is None else ticks / os.sysconf("SC_CLK_TCK")
 
 
-_READ, _BEGAN = time.monotonic(), _began()
+# Read now: importing torch takes seconds that are paid for, and without /proc this is the earliest known time.
+_IMPORTED, _STARTED = time.monotonic(), _started()
 
 
 class Policy(StrEnum):
@@ -229,6 +231,7 @@ class FaultPolicy:
         fault = self._fault(step, loss, norm)
         if fault is None or fault.policy is Policy.RECORD:
             self._skipped_in_row = 0
+            # A skipped spike is left out: it would raise mean and deviation, and hide the next one.
             if self._spike and math.isfinite(loss):
                 self._losses.append(loss)
         elif fault.policy is Policy.SKIP:
@@ -242,11 +245,12 @@ class FaultPolicy:
 
         Raises NotFiniteError if there were more rollbacks than the limit allows.
         """
+        # In total, not in a row: a run that returns to the same checkpoint forever makes no progress.
         self._rollbacks += 1
         if self._rollbacks > self._limit:
             raise NotFiniteError(f"{fault.text}, after {self._limit} rollbacks")
         self.data_ahead += fault.step + 1 - step
-        self._losses.clear()
+        self._losses.clear()  # they belong to the steps that were undone
         self._skipped_in_row = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -260,6 +264,7 @@ class FaultPolicy:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from an earlier attempt. Data skipped by a rollback within this attempt stays skipped."""
+        # A rollback restores the checkpoint too: taking its counters would forget the rollback, and loop forever.
         if state["attempt"] == self._attempt:
             return
         self._losses = deque(state["losses"], self._losses.maxlen)
@@ -269,6 +274,7 @@ class FaultPolicy:
     def _fault(self, step: int, loss: float, norm: float) -> Fault | None:
         if text := not_finite(step, loss, norm):
             return Fault(step=step, kind="nan", text=text, policy=self._nan)
+        # Only a full window: the first losses fall fast, and few values have no meaningful deviation.
         score = zscore(self._losses, loss) if self._spike and len(self._losses) == self._losses.maxlen else 0.0
         if self._spike is None or score <= self._threshold:
             return None

@@ -67,18 +67,21 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     run_dir = RunDir(args.run_dir.absolute())
     try:
         run = read_json(run_dir.run_json)
-    except KmatrixError as error:
+    except KmatrixError as error:  # without run.json this is not a run directory: do not write a result into it
         print(f"error: {error}", file=sys.stderr)
         dist.leave(dist.EXIT_REFUSED)
     log = RunLog(run_dir, str(run.get("run_id")), args.attempt, main=rank == 0)
+    # Signals and hangs are handled from here on, because the set-up already takes minutes (data, weights, compilation).
     stop = dist.Stop(lambda name: failure.give_up(log, rank, name))
     try:
         with Watchdog(log, rank=rank, size=size, stalled=lambda why: failure.stalled(log, rank, why)) as watchdog:
             code = train(run, log, stop, watchdog, resume=args.resume, micro_batch=args.micro_batch)
+    # Broad, because result.json must have the reason of any failure: the runner retries by its kind (oom, for example).
+    # The error is printed with its traceback, recorded, and ends the process.
     except Exception as error:
         with suppress(OSError):  # on a full disk there may still be space for the small result
             print(f"error: {error}" if isinstance(error, KmatrixError) else traceback.format_exc(), file=sys.stderr)
-        stop.seen()
+        stop.seen()  # this rank responds: a signal during the next lines must not report it as hanging
         try:
             failure.record(log, rank, failure.kind_of(error), failure.describe(error, log))
         finally:
@@ -102,7 +105,7 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
     watchdog.begin(factor=config.stall_factor, floor_s=config.stall_floor)
     world = dist.start(config)
 
-    # Data
+    # Data: before the model, because wrong data are found in a second, and a large model takes minutes
     check_data(config, log)
     batches = Batches(config, world)
     validation = Validation(config, world)
@@ -113,15 +116,17 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
 
     # Model and optimizer
     log.say(configure_precision(world.device.type, config.dtype, tf32=config.tf32))
-    raw = build_model(config).to(world.device)
+    raw = build_model(config).to(world.device)  # before the optimizers, whose state is on the device of its parameters
     optimizers = optim.build(config, raw)
     pruner = prune.build(config, raw, optimizers)
+    # raw and compiled share their parameters. Checkpoints are of raw: the names do not depend on the compiler.
     compiled: nn.Module = torch.compile(raw) if config.compile else raw  # type: ignore[assignment]  # it is a module
     parameters = list(raw.parameters())
     log.begin(config, world, raw.params, pruner, changes(planned, config, "another micro-batch was asked for"))
 
     # State that a checkpoint holds besides the model, the optimizers and the random generators
     faults, early_stopping = FaultPolicy(config, log.attempt), EarlyStopping(config)
+    # A GPU has two more steps in its queue when the loop sees the end of one, and they run to their end.
     budget = Budget(limit_of(config), log.attempt, ahead=2 if world.device.type == "cuda" else 0)
     stateful: dict[str, Stateful] = {"log": log, "judge": benchmarks, "guard": faults}  # version 0.1's names
     stateful |= {"early stopping": early_stopping, "budget": budget, **({"pruner": pruner} if pruner else {})}
@@ -129,9 +134,11 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
     checkpoints = CheckpointManager(training, log)
     checkpoints.resume(resume)
     checkpoints.forecast()
+    # The watchdog's file is newer than the checkpoint: it includes work that was lost, which also took time and money.
     budget.begin(spent_s=0.0 if resume == "none" else watchdog.spent_before, final_s=checkpoints.final_s)
     watchdog.spent = log.spent = lambda: budget.spent_s
     batches.seek(log.step + faults.data_ahead)
+    # After the weights were restored: DDP sends those of rank 0 to the other ranks, so all certainly start equal.
     ddp = distributed(compiled, config, world) if world.size > 1 else None
     model = ddp or compiled
 
@@ -176,31 +183,34 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
                 if ended_by:
                     break
 
+            # Forward and backward
             watchdog.work(failure.STEP, step)
             profile.at(step)
-            if config.dropout:
+            if config.dropout:  # masks depend on seed, step and rank only: evaluations and rollbacks do not change them
                 torch.manual_seed(dropout_seed(config.seed, step, world.rank))
             optimizers.set_scale(scale(config, step))
             lr = optimizers.lr
-            total = torch.zeros((), device=world.device)
+            total = torch.zeros((), device=world.device)  # stays on the device, because .item() would wait for it
             for micro in range(config.gradient_accumulation):
-                if ddp:  # forward reads it: gradients are averaged after the last micro-batch only
+                if ddp:  # nanoGPT's alternative to no_sync(): average the gradients after the last micro-batch only
                     ddp.require_backward_grad_sync = micro == config.gradient_accumulation - 1
                 watchdog.at(failure.DATA)
                 idx, targets = batches.next()  # (B, T)
                 watchdog.at(failure.FORWARD)
                 with autocast(world.device.type, config.dtype):
-                    _, loss = model(idx, targets)
+                    _, loss = model(idx, targets)  # (), nats/token
                 watchdog.at(failure.BACKWARD)
-                (loss / config.gradient_accumulation).backward()
+                (loss / config.gradient_accumulation).backward()  # gradients add up: the sum has to be a mean
                 total += loss.detach()
-            if not ddp:
+            if not ddp:  # with DDP, its communication hook marks the end of the computation
                 steps.computed()
+
+            # Update, unless the step is bad and the policy is to skip it
             watchdog.at(failure.UPDATE)
             mean_loss = total / config.gradient_accumulation
             policy = None
             if faults.checks_before_update:
-                norm = clip(parameters, 0.0)
+                norm = clip(parameters, 0.0)  # not clipped: pruning comes first
                 policy = between.handle_fault(faults.check(step, *steps.look(mean_loss, norm)))
                 if policy is Policy.ROLLBACK:
                     continue
@@ -213,12 +223,14 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
                 pruner.weights(step + 1)
             optimizers.zero_grad()
             log.step = step + 1
+
+            # Numbers of the step before; this step's are sent
             watchdog.at(failure.NUMBERS)
             enough = world.main and budget.is_up(between.due(step + 1))
             numbers = steps.post(step, lr=lr, loss=mean_loss, norm=norm, stop=stop.asked, enough=enough)
             ended_by = between.finish_step(numbers)
-        between.finish_step(steps.drain())
-        stop.seen()
+        between.finish_step(steps.drain())  # the last step's, if the loop ended before they were read
+        stop.seen()  # all ranks left the loop after the same step: none waits for a rank that has stopped
 
         # The end
         if log.step == config.max_iters and ended_by is not EndReason.STOP:
@@ -226,7 +238,7 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
         finished = ended_by is not EndReason.STOP and between.evaluate(log.step)
         if finished:
             between.benchmark(log.step, final=True)
-    except NotFiniteError as error:
+    except NotFiniteError as error:  # on every rank, because all have the same numbers: a barrier is safe
         stop.seen()
         log.event(log.step, "nan", str(error))
         checkpoints.wait()
@@ -238,23 +250,14 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
         profile.end()
 
     watchdog.work(failure.END, log.step)
-    if not finished:
-        log.event(log.step, "stop", f"stopped after {log.step} of {config.max_iters} steps: {stop.signal or 'a peer'}")
-        checkpoints.emergency()
-        log.end("stopped", "signal", f"stopped by {stop.signal or 'a signal to another rank'} at step {log.step}")
-        world.barrier()
-        return dist.EXIT_STOPPED
-
-    with log.phase("checkpoint"):
-        checkpoints.save(*checkpoints.reasons(finished=True), wait=True)
-    log.finish(str(ended_by))
+    code = between.end_finished(ended_by) if finished else between.end_stopped()
     world.barrier()  # torchrun kills the other ranks as soon as one fails: all exit after the files are written
-    return dist.EXIT_FINISHED
+    return code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BetweenSteps:
-    """What one rank does between two steps: log, handle faults, evaluate, benchmark and save."""
+    """What one rank does between two steps and at the end: log, handle faults, evaluate, benchmark and save."""
 
     training: TrainingState
     log: RunLog
@@ -263,8 +266,8 @@ class BetweenSteps:
     batches: Batches
     validation: Validation
     benchmarks: Benchmarks
-    model: GPT
-    compiled: nn.Module  # the same weights
+    model: GPT  # for benchmarks, whose inputs vary in length: compiled code would be compiled again for each
+    compiled: nn.Module  # the same weights; not DDP, whose forward pass communicates
     faults: FaultPolicy
     early_stopping: EarlyStopping
     budget: Budget
@@ -288,7 +291,7 @@ class BetweenSteps:
         """
         if numbers is None:
             return None
-        if not self.faults.checks_before_update:
+        if not self.faults.checks_before_update:  # else it was checked already, and must not count twice
             fault = self.faults.check(numbers.step, numbers.loss, numbers.norm)
             if self.handle_fault(fault) is Policy.ROLLBACK:
                 return None
@@ -312,11 +315,12 @@ class BetweenSteps:
 
     def _roll_back(self, fault: Fault) -> None:
         """Restore the newest checkpoint and continue with the data after the bad step."""
-        self.steps.drain()
+        self.steps.drain()  # the numbers of the step that is undone: nobody may read them as those of a later step
         self.training.optimizers.zero_grad()
         if not self.checkpoints.roll_back():
             raise NotFiniteError(f"{fault.text}, and there is no checkpoint to roll back to")
         self.faults.rolled_back(fault, self.log.step)
+        # The same weights on the same data would lead to the same fault, as in PaLM (arXiv:2204.02311, section 5.1).
         self.batches.seek(self.log.step + self.faults.data_ahead)
         text = f"to step {self.log.step}, continuing with the data after step {fault.step}"
         self.log.event(self.log.step, "rollback", text)
@@ -331,9 +335,10 @@ class BetweenSteps:
             ended_by = EndReason.EARLY_STOPPING if self.early_stopping.enough(self.log.last_val_loss) else None
         if self.benchmarks.due(step):
             self.benchmark(step)
+        # Last, so that the checkpoint includes the losses above, and knows whether it is the best.
         with self._phase(CHECKPOINT):
             self.checkpoints.save(*self.checkpoints.reasons())
-        self.steps.restart()
+        self.steps.restart()  # none of this is part of the next step's time
         return ended_by
 
     def evaluate(self, step: int) -> bool:
@@ -344,7 +349,7 @@ class BetweenSteps:
             loss = self.validation.loss(self.compiled, lambda: self.stop.asked)
         if loss is None:
             return False
-        if not np.isfinite(loss):
+        if not np.isfinite(loss):  # no policy applies: the weights themselves are broken
             raise NotFiniteError(f"validation loss is {loss} at step {step}")
         self.log.validation(step, loss, self.validation.by_source)
         return True
@@ -353,6 +358,23 @@ class BetweenSteps:
         """Run the benchmarks and write the sample texts that are due; all of them at the end of a run."""
         with self._phase(BENCHMARK), self.training.optimizers.evaluation_weights():
             self.benchmarks.measure(step, self.model, lambda: self.stop.asked, final=final)
+
+    def end_stopped(self) -> int:
+        """Save a checkpoint if there is time, write the result of a stopped attempt, and return the exit status."""
+        log, signal = self.log, self.stop.signal
+        steps = f"{log.step} of {self.training.config.max_iters} steps"
+        log.event(log.step, "stop", f"stopped after {steps}: {signal or 'a peer'}")
+        self.checkpoints.emergency()
+        log.end("stopped", "signal", f"stopped by {signal or 'a signal to another rank'} at step {log.step}")
+        return dist.EXIT_STOPPED
+
+    def end_finished(self, ended_by: EndReason | None) -> int:
+        """Save the final checkpoint, write the result of a finished run, and return the exit status."""
+        # Wait: result.json comes last, and a run whose final checkpoint cannot be written is not finished.
+        with self.log.phase("checkpoint"):
+            self.checkpoints.save(*self.checkpoints.reasons(finished=True), wait=True)
+        self.log.finish(str(ended_by))
+        return dist.EXIT_FINISHED
 
     def _evaluation_due(self, step: int) -> bool:
         return step % self.training.config.eval_interval == 0 and not self.log.evaluated(step)
@@ -371,7 +393,7 @@ def check_data(config: TrainConfig, log: RunLog) -> None:
     found = data.planned_sha256(config)
     if found is None:
         log.say(f"Data: {folder} has no dataset.json for these files; their hash is not checked")
-    elif found != config.data_sha256:
+    elif found != config.data_sha256:  # a loss on other data must not be compared with the rest of the matrix
         raise DataError(
             f"the data in {folder} changed after the run was planned",
             why=f"hash {found[:12]}..., expected {config.data_sha256[:12]}...",
@@ -396,6 +418,7 @@ def build_model(config: TrainConfig) -> GPT:
 
 def dropout_seed(seed: int, step: int, rank: int) -> int:
     """Return the seed of one step's dropout on one rank, which does not depend on earlier random numbers."""
+    # SeedSequence mixes the three, so that adjacent steps and ranks are independent; torch takes 63 bits.
     return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> 1)
 
 
@@ -407,7 +430,8 @@ def scale(config: Any, step: int) -> float:
     the last step, max_iters - 1, on.
     """
     if config.learning_rate == 0:
-        return 0.0
+        return 0.0  # min_lr / learning_rate is not defined
+    # One more in both: the first step has a rate above 0, and the peak comes after the warm-up, not at its last step.
     if step < config.warmup_steps:
         return float((step + 1) / (config.warmup_steps + 1))
     if config.schedule == "constant":
@@ -420,6 +444,7 @@ def _height(config: Any, step: int) -> float:
     """Return the position of the rate between minimum (0) and peak (1) after the warm-up."""
     last = config.max_iters - 1
     start = config.warmup_steps
+    # Warm-up, stable, decay (Hu et al. 2024, MiniCPM, arXiv:2404.06395): the same line as "linear", but it starts late.
     if config.schedule == "wsd":
         if not config.wsd_decay_fraction:
             return 1.0
@@ -454,7 +479,7 @@ class Profile:
 
     def end(self) -> bool:
         """Write the recorded trace, if any, also if the run ends before the span does."""
-        running, self._running = self._running, None
+        running, self._running = self._running, None  # first: the loop's `finally` calls this again after an error
         if running is None:
             return False
         running.stop()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import train_fields
-from gpt2.stopping import CHECKPOINT, END_S, EVALUATION, MARGIN, Budget, EarlyStopping, Limit, age, limit_of
+from gpt2.stopping import CHECKPOINT, END_S, EVALUATION, MARGIN, Budget, EarlyStopping, Limit, limit_of, process_age
 from kmatrix.records.train_config import TrainConfig
 from waiting import wait_until
 
@@ -128,9 +128,9 @@ def test_steps_that_are_under_way_on_a_gpu_are_reckoned_with():
 
 
 def test_the_clock_began_with_the_process():
-    assert 0 < age() < 86400
-    before = age()
-    wait_until(lambda: age() - before >= 0.03)
+    assert 0 < process_age() < 86400
+    before = process_age()
+    wait_until(lambda: process_age() - before >= 0.03)
 
 
 def early_of(tmp_path, patience, least=0.0):
