@@ -14,7 +14,6 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +33,9 @@ class Limits:
     exclusive: bool = False  # start the set of runs that uses most units, then wait until all of them have ended
 
     @classmethod
-    def of(cls, symbols: Mapping[str, Any]) -> Limits:
+    def of(cls, symbols: Mapping[str, str]) -> Limits:
         """Return the limits of a matrix. A matrix of an old version has no such symbols: one run at a time."""
-        return cls(jobs=int(symbols.get("PARALLEL_JOBS", 1)), exclusive=symbols.get("EXCLUSIVE") == "y")
+        return cls(jobs=int(symbols.get("PARALLEL_JOBS", "1")), exclusive=symbols.get("EXCLUSIVE") == "y")
 
     def on(self, *, gpus: bool) -> Limits:
         """Return the limits for runs on GPUs or on the CPU, where 0 jobs means 1."""

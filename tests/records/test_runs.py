@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from kmatrix.records.files import write_json
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import RunResult, read_result
+from kmatrix.records.runs import RunFile, RunResult, Tracking, read_result, read_run_file_or_empty
 
 
 def test_a_value_of_another_type_or_version_counts_as_missing():
@@ -39,3 +39,37 @@ def test_an_unreadable_result_is_none(tmp_path):
     assert read_result(run) is None
     write_json(run.result, {"status": "finished"})
     assert read_result(run) == RunResult(status="finished")
+
+
+def test_a_run_file_without_or_with_damaged_values_is_empty():
+    damaged = {"axes": [1], "symbols": None, "asked": "all", "train": 3, "tracking": [], "provenance": "here"}
+    assert RunFile.from_json(damaged) == RunFile.from_json({}) == RunFile()
+    assert RunFile.from_json({"train_tokens": "many", "expected_s": None, "timeout_s": None}) == RunFile()
+
+
+def test_the_values_of_a_run_file():
+    run = RunFile.from_json(
+        {
+            "run_id": "a1",
+            "axes": {"gpus": 2},
+            "symbols": {"EXCLUSIVE": "y", "GPT2_MIN_LR": None},
+            "asked": ["GPT2_MAX_ITERS"],
+            "train": {"max_iters": 3, "of_tomorrow": 1},
+            "timeout_s": 60,
+        }
+    )
+    assert (run.run_id, run.axes, run.symbols) == ("a1", {"gpus": "2"}, {"EXCLUSIVE": "y"})
+    assert (run.asked, run.train.max_iters, run.timeout_s) == (frozenset({"GPT2_MAX_ITERS"}), 3, 60.0)
+    assert run.settings == {"max_iters": 3, "of_tomorrow": 1}
+
+
+def test_tracking_without_trackers_is_an_empty_object():
+    assert Tracking(project="mine").to_json() == {}
+    about = Tracking(trackers=("wandb",), project="mine", limit_s=60.0)
+    assert Tracking.from_json(about.to_json()) == about
+
+
+def test_an_unreadable_run_file_is_empty(tmp_path):
+    run = RunDir(tmp_path)
+    run.run_json.write_text('{"run_id"')
+    assert read_run_file_or_empty(run) == RunFile()

@@ -10,7 +10,7 @@ import pytest
 from kmatrix.kconfig.tree import Tree
 from kmatrix.report.analysis import analyse
 from kmatrix.report.numbers import SettingOrigin
-from kmatrix.report.read_run import SETTING_FIELDS, read_settings
+from kmatrix.report.read_run import SETTING_FIELDS, optimizer_settings
 from kmatrix.report.results_json import results
 from kmatrix.report.summary import render_summary
 from programs import ROOT
@@ -101,12 +101,12 @@ def test_the_summary_and_the_json_list_the_settings(tmp_path):
 
 
 def test_settings_that_do_not_apply_are_left_out():
-    found = read_settings(
+    found = optimizer_settings(
         {"optimizer": "adamw", "sgd_momentum": None, "pruning": "none", "target_sparsity": 0.5, "lr": 1}
     )
 
     assert found == {}
-    assert read_settings({"optimizer": "signsgd", "signsgd_noise": 0.1}) == {"signsgd_noise": 0.1}
+    assert optimizer_settings({"optimizer": "signsgd", "signsgd_noise": 0.1}) == {"signsgd_noise": 0.1}
 
 
 def test_the_sparsity_of_pruned_runs_stands_in_the_summary(tmp_path):

@@ -17,6 +17,7 @@ from kmatrix.config import Config
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment.make import tracking
 from kmatrix.kconfig.assignments import TRACKERS, parse_trackers
+from kmatrix.records.runs import RunFile, Tracking
 from kmatrix.track import available
 from kmatrix.track.available import announced, computed_project, is_computed, login, missing, need_trackers, own_project
 from programs import ROOT, Program
@@ -169,30 +170,29 @@ def test_a_project_that_a_tracker_would_refuse_is_refused(program, name):
 
 
 def test_a_run_is_told_its_trackers_and_their_project():
-    assert tracking(config()) == {}
-    assert tracking(config("trackio", project="mine")) == {"trackers": ["trackio"], "project": "mine", "limit_s": 60}
-    assert tracking(config("wandb"))["project"] == own_project()
-    assert json.dumps(tracking(config("wandb")))
+    assert tracking(config()).to_json() == {}
+    mine = tracking(config("trackio", project="mine"))
+    assert mine.to_json() == {"trackers": ["trackio"], "project": "mine", "limit_s": 60}
+    assert tracking(config("wandb")).project == own_project()
+    assert Tracking.from_json(json.loads(json.dumps(mine.to_json()))) == mine
 
 
 def test_a_matrix_says_once_where_it_is_mirrored(monkeypatch):
     for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", "/nowhere")
-    about = {"trackers": ["wandb", "trackio"], "project": "mine", "limit_s": 60}
+    about = Tracking(trackers=("wandb", "trackio"), project="mine", limit_s=60)
 
-    assert announced({"tracking": {}}) == announced({}) == ""
-    assert announced({"tracking": about, "symbols": {}}) == (
-        "trackers: W&B (offline: no API key), Trackio; project mine"
-    )
+    assert announced(RunFile()) == ""
+    assert announced(RunFile(tracking=about)) == "trackers: W&B (offline: no API key), Trackio; project mine"
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    line = announced({"tracking": about, "symbols": {"WANDB_ENTITY": "team"}})
+    line = announced(RunFile(tracking=about, symbols={"WANDB_ENTITY": "team"}))
     assert line.startswith("trackers: W&B (online as team: API key in WANDB_API_KEY)")
 
 
 def test_a_matrix_that_goes_on_can_have_other_trackers_for_this_time(monkeypatch):
     monkeypatch.setattr(available, "_installed", lambda package: package != "trackio")
-    about = {"tracking": {"trackers": ["tensorboard"], "project": "mine"}}
+    about = RunFile(tracking=Tracking(trackers=("tensorboard",), project="mine"))
 
     assert announced(about) == announced(about, None) == "trackers: TensorBoard; project mine"
     assert announced(about, ()) == ""

@@ -15,16 +15,14 @@ from kmatrix.cli.targets import chosen_runs, find_target
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.kconfig.assignments import load_config, parse_trackers
 from kmatrix.kconfig.tree import SLUG, open_tree
-from kmatrix.records.files import read_json
 from kmatrix.records.paths import ROOT, RunDir
+from kmatrix.records.runs import Tracking, read_run_file
 from kmatrix.records.tracking import (
     SyncState,
     SyncStatus,
-    Tracking,
     is_syncing,
     read_track,
     sync_status,
-    tracking_of,
 )
 from kmatrix.text import duration, shown
 from kmatrix.track.available import TITLES, WANDB_SYMBOLS, login, need_trackers, own_project
@@ -149,7 +147,7 @@ def _pending(run: RunDir) -> tuple[str, ...]:
 
 
 def _tracking(run: RunDir) -> Tracking:
-    return tracking_of(read_json(run.run_json))
+    return read_run_file(run).tracking
 
 
 class _Line:

@@ -19,6 +19,7 @@ from kmatrix.matrix.expand import Matrix, Run
 from kmatrix.plan.feasibility import MIDDLE, detected, expected_seconds
 from kmatrix.records.files import write_bytes, write_json, write_text
 from kmatrix.records.paths import MATRIX_PREFIX, MatrixDir
+from kmatrix.records.runs import Provenance, Tracking
 from kmatrix.records.train_config import TrainConfig
 
 
@@ -51,7 +52,7 @@ class Creation:
     command: str
     overrides: tuple[str, ...]
     equal: str = ""  # the budget that all runs share, as text
-    tracking: Mapping[str, Any] = field(default_factory=dict)  # trackers, project, limit_s; empty without trackers
+    tracking: Tracking = field(default_factory=Tracking)
 
 
 def create(made_from: Creation) -> MatrixDir:
@@ -97,7 +98,7 @@ def _new_matrix_dir(results_dir: Path) -> MatrixDir:
     return MatrixDir(path)
 
 
-def _matrix_json(matrix: MatrixDir, made_from: Creation, origin: Mapping[str, Any]) -> dict[str, Any]:
+def _matrix_json(matrix: MatrixDir, made_from: Creation, origin: Provenance) -> dict[str, Any]:
     return {
         "name": matrix.name,
         "created": origin["created"],
@@ -115,7 +116,7 @@ def _matrix_json(matrix: MatrixDir, made_from: Creation, origin: Mapping[str, An
     }
 
 
-def _run_json(matrix: MatrixDir, run: Run, made_from: Creation, origin: Mapping[str, Any]) -> dict[str, Any]:
+def _run_json(matrix: MatrixDir, run: Run, made_from: Creation, origin: Provenance) -> dict[str, Any]:
     data = made_from.data.get(key(made_from.configs[run.name].train))  # a skipped run may have no data
     return {
         "run_id": run.run_id,
@@ -124,9 +125,9 @@ def _run_json(matrix: MatrixDir, run: Run, made_from: Creation, origin: Mapping[
         "axes": dict(run.axes),
         "symbols": dict(made_from.texts[run.name].values),
         "asked": list(made_from.texts[run.name].asked),
-        "train": _train_fields(matrix, run, made_from, int(origin["cores"])),
+        "train": _train_fields(matrix, run, made_from, origin["cores"]),
         "timeout_s": made_from.timeout_s,
-        "tracking": dict(made_from.tracking),
+        "tracking": made_from.tracking.to_json(),
         "train_tokens": data.train_tokens if data else None,
         **_expected(made_from.configs[run.name], made_from.gpus),
         "provenance": origin,

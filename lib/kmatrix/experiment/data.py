@@ -14,7 +14,8 @@ from kmatrix.config import RunConfig, with_vocabulary
 from kmatrix.errors import DataError, SchemaError
 from kmatrix.records.files import read_or_empty
 from kmatrix.records.paths import RunDir, program_environment
-from kmatrix.records.train_config import TrainConfig, read_fields
+from kmatrix.records.runs import read_run_file_or_empty
+from kmatrix.records.train_config import TrainConfig
 
 # Fields of a run that select its data -> option of gpt2.prepare.
 OPTIONS = {
@@ -222,9 +223,8 @@ def with_known_vocabulary(run: RunConfig, data_dir: Path) -> RunConfig:
 
 def known_shards(run: RunDir, runs: Iterable[TrainConfig]) -> dict[Key, int]:
     """Return the number of training shards that an earlier run read. runs: those that read the same data."""
-    was = read_or_empty(run.run_json)
-    shards = read_fields(was).data_shards or 0
-    return {key(train): shards for train in runs} if was else {}
+    shards = read_run_file_or_empty(run).train.data_shards or 0  # 0: as many as the runs need
+    return {key(train): shards for train in runs}
 
 
 SHARD_TOKENS = 100_000_000

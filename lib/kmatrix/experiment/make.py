@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from kmatrix.config import Config, RunConfig, with_data
 from kmatrix.errors import LaunchError
@@ -17,6 +16,7 @@ from kmatrix.experiment.preflight import try_runs
 from kmatrix.experiment.reuse import reuse_runs
 from kmatrix.matrix.expand import apply_run
 from kmatrix.records.paths import ROOT, MatrixDir
+from kmatrix.records.runs import Tracking
 from kmatrix.runner.execute import command_of, need_torch
 from kmatrix.runner.resume import too_few_gpus
 from kmatrix.status.watch import RunProgress
@@ -137,12 +137,12 @@ def _skipped(plan: Plan) -> dict[str, str]:
     return skipped
 
 
-def tracking(config: Config) -> dict[str, Any]:
-    """Return the settings of trackers in run.json, empty without trackers."""
+def tracking(config: Config) -> Tracking:
+    """Return the settings of the trackers for run.json."""
     if not config.trackers:
-        return {}
-    return {
-        "trackers": list(config.trackers),
-        "project": config.tracker_project or own_project(),
-        "limit_s": config.tracker_limit_s,
-    }
+        return Tracking()
+    return Tracking(
+        trackers=tuple(config.trackers),
+        project=config.tracker_project or own_project(),
+        limit_s=config.tracker_limit_s,
+    )

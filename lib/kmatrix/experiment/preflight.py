@@ -19,7 +19,7 @@ from kmatrix.experiment.create import Creation, create
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.matrix.expand import Run
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.runs import Status
+from kmatrix.records.runs import Status, Tracking
 from kmatrix.runner.execute import execute
 from kmatrix.runner.loop import EXIT_STOPPED
 from kmatrix.runner.resume import reopen
@@ -131,7 +131,7 @@ def try_runs(
             results_dir=folder,
             checkpoint_dir=None,
             skipped={},
-            tracking={},
+            tracking=Tracking(),
         )
         matrix = create(trial)
         outcome = execute(matrix, reopen(matrix, gpus), gpus=gpus, show=show, tell=tell)

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from kmatrix.gpu.nvml.detect import Gpu, driver_state
 from kmatrix.packing import usable_cores
+from kmatrix.records.runs import Provenance
 from kmatrix.redaction import holds_key
 
 PACKAGES = (  # the first four may change a result, the others what is recorded or uploaded
@@ -52,7 +52,7 @@ SECRET = re.compile(r"TOKEN|KEY|PASS|SECRET|CREDENTIAL|AUTH", re.IGNORECASE)
 LOGIN = re.compile(r"://[^/\s]*@")  # https://user:password@host
 
 
-def provenance(code: Code, command: str, gpus: Sequence[Gpu], patch: str | None = None) -> dict[str, Any]:
+def provenance(code: Code, command: str, gpus: Sequence[Gpu], patch: str | None = None) -> Provenance:
     """Return the provenance in matrix.json and in each run.json.
 
     gpus: GPUs that runs may use; a run records the GPUs that it had itself.  patch: name of the file with the patch.

@@ -10,14 +10,12 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kmatrix.errors import KmatrixError
 from kmatrix.records.checkpoints import folder_of
 from kmatrix.records.files import read_json, read_or_empty, write_json
 from kmatrix.records.paths import MatrixDir, RunDir, matrix_dirs
-from kmatrix.records.runs import Status
-from kmatrix.records.train_config import read_fields
+from kmatrix.records.runs import RunFile, Status, read_run_file
 from kmatrix.status.state import Reused, RunState, after
 from kmatrix.status.status_file import recover_status, write_state, writing
 
@@ -37,19 +35,19 @@ def reuse_runs(matrix: MatrixDir, results_dir: Path, neutral: Collection[str], *
 
     neutral: fields of the trainer that cannot change a result.  recorded: only reuse runs with a GPU recording.
     """
-    planned = {run.name: read_json(run.run_json) for run in matrix.runs()}
-    known = list(_finished(results_dir, matrix, {record.get("run_id") for record in planned.values()}))
+    planned = {run.name: read_run_file(run) for run in matrix.runs()}
+    known = list(_finished(results_dir, matrix, {record.run_id for record in planned.values()}))
     reused: dict[str, str] = {}
     not_reused: dict[str, str] = {}
     for run in matrix.runs():
         record = planned[run.name]
         for source, theirs in reversed(known):
-            if theirs.get("run_id") != record.get("run_id"):
+            if theirs.run_id != record.run_id:
                 continue
             why = _difference(record, theirs, neutral) or ("" if _recorded(source) or not recorded else NOT_RECORDED)
-            name = str(theirs.get("reused_from") or f"{source.path.parent.name}/{source.name}")
+            name = theirs.reused_from or f"{source.path.parent.name}/{source.name}"
             if not why:
-                _link(source, run, record, name)
+                _link(source, run, name)
                 reused[run.name] = name
                 not_reused.pop(run.name, None)
                 break
@@ -60,7 +58,7 @@ def reuse_runs(matrix: MatrixDir, results_dir: Path, neutral: Collection[str], *
 NOT_RECORDED = "has no recording of memory and energy"
 
 
-def _finished(results_dir: Path, but: MatrixDir, ids: Collection[object]) -> Iterator[tuple[RunDir, dict[str, Any]]]:
+def _finished(results_dir: Path, but: MatrixDir, ids: Collection[str | None]) -> Iterator[tuple[RunDir, RunFile]]:
     """Yield the finished runs with these ids below a results directory, with their run.json, newest last."""
     for matrix in matrix_dirs(results_dir):
         if matrix.path.resolve() == but.path.resolve():
@@ -71,8 +69,8 @@ def _finished(results_dir: Path, but: MatrixDir, ids: Collection[object]) -> Ite
             continue  # a damaged matrix, or one of a newer kmatrix, is ignored
         for run in runs:
             try:
-                record = read_json(run.run_json)
-                if record.get("run_id") not in ids or not run.result.exists():
+                record = read_run_file(run)
+                if record.run_id not in ids or not run.result.exists():
                     continue
                 if recover_status(run, has_runner=False).status is Status.FINISHED:
                     yield run, record
@@ -80,13 +78,12 @@ def _finished(results_dir: Path, but: MatrixDir, ids: Collection[object]) -> Ite
                 continue
 
 
-def _difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], neutral: Collection[str]) -> str:
+def _difference(ours: RunFile, theirs: RunFile, neutral: Collection[str]) -> str:
     """Return a difference that can change the result, "" if there is none."""
-    mine, other = ours["train"], theirs.get("train") or {}
-    fields = [name for name in mine if name not in PLACES and name not in neutral]
-    if changed := [name for name in fields if mine[name] != other.get(name)]:
+    fields = [name for name in ours.settings if name not in PLACES and name not in neutral]
+    if changed := [name for name in fields if ours.settings[name] != theirs.settings.get(name)]:
         return f"differs in {', '.join(changed[:3])}"
-    here, there = ours["provenance"], theirs.get("provenance") or {}
+    here, there = ours.provenance, theirs.provenance
     if not here.get("code") or here["code"] != there.get("code"):
         return "differs in the code of the trainer"
     if (here.get("versions") or {}).get("torch") != (there.get("versions") or {}).get("torch"):
@@ -94,11 +91,11 @@ def _difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], neutral: Col
     return "" if _devices(ours) == _devices(theirs) else "ran on another kind of device"
 
 
-def _devices(record: Mapping[str, Any]) -> list[str]:
+def _devices(run: RunFile) -> list[str]:
     """Return the names of the devices of a run."""
-    about, train = record.get("provenance") or {}, read_fields(record)
-    if train.device == "cuda":
-        return [str(gpu.get("name")) for gpu in about.get("gpus") or []][: train.num_gpus]
+    about = run.provenance
+    if run.train.device == "cuda":
+        return [str(gpu.get("name")) for gpu in about.get("gpus") or []][: run.train.num_gpus]
     return [str(about.get("cpu"))]
 
 
@@ -108,7 +105,7 @@ def _recorded(run: RunDir) -> bool:
     return bool(summary) and not summary.get("simulated")
 
 
-def _link(source: RunDir, run: RunDir, record: Mapping[str, Any], name: str) -> None:
+def _link(source: RunDir, run: RunDir, name: str) -> None:
     """Link the files of a finished run into the directory of another, and record its source.
 
     With hard links the files stay if the other matrix is deleted, and use no additional disk space.
@@ -117,12 +114,12 @@ def _link(source: RunDir, run: RunDir, record: Mapping[str, Any], name: str) -> 
     skip |= {path.name for path in run.tracker_files()}  # for its trackers it is another run
     own = {source.gpu_stats.name: run.gpu_stats.name, source.gpu_stats_multi.name: run.gpu_stats_multi.name}
     with writing(run.path):
-        write_json(run.run_json, {**record, "reused_from": name})
+        write_json(run.run_json, {**read_json(run.run_json), "reused_from": name})
         for path in sorted(source.path.iterdir()):
             if path.name not in skip and path != folder_of(source):
                 _link_tree(path, run.path / own.get(path.name, path.name))
         if folder_of(source).is_dir():
-            _link_tree(folder_of(source), Path(read_fields(record).checkpoint_dir or run.checkpoints))
+            _link_tree(folder_of(source), Path(read_run_file(run).train.checkpoint_dir or run.checkpoints))
     write_state(run, after(RunState(), Reused(name)))
 
 

@@ -1,17 +1,17 @@
-"""Read the files of one run: run.json, result.json and the merged metrics."""
+"""The values of run.json, result.json and metrics.jsonl: parsed once, and typed everywhere else."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from kmatrix.errors import RecordError, SchemaError
-from kmatrix.records.files import read_json, read_jsonl
+from kmatrix.records.files import finite, read_json, read_jsonl, read_or_empty
 from kmatrix.records.paths import RunDir
-from kmatrix.records.train_config import as_recorded, field_types
+from kmatrix.records.train_config import TrainFields, as_recorded, field_types, read_fields
 
 LOST = "its runner died"  # the reason of a run that says "running" and has no runner
 
@@ -25,6 +25,130 @@ class Status(StrEnum):
     FAILED = "failed"
     STOPPED = "stopped"
     SKIPPED = "skipped"
+
+
+Scalar = str | int | float | bool | None  # a value of run.json's "train"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tracking:
+    """The field `tracking` of run.json."""
+
+    trackers: tuple[str, ...] = ()  # wandb, trackio, tensorboard
+    project: str = ""  # empty: not set
+    limit_s: float | None = None  # s after the end of a run; None: not set
+
+    @classmethod
+    def from_json(cls, value: object) -> Tracking:
+        """Return the tracking settings in a run.json; files of old versions have none."""
+        if not isinstance(value, dict):
+            return cls()
+        names = value.get("trackers")
+        return cls(
+            trackers=tuple(str(name) for name in names) if isinstance(names, list) else (),
+            project=str(value.get("project") or ""),
+            limit_s=finite(value.get("limit_s")),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON value, empty without trackers."""
+        if not self.trackers:
+            return {}
+        return {"trackers": list(self.trackers), "project": self.project, "limit_s": self.limit_s}
+
+
+class GpuEntry(TypedDict, total=False):
+    """A GPU that runs may use, in the provenance and in status.json of a matrix."""
+
+    index: int
+    name: str
+    uuid: str
+    out: str | None  # why no run may use it now; status.json only
+
+
+class Driver(TypedDict):
+    """The NVIDIA driver of a machine."""
+
+    version: str | None
+    cuda: str | None  # newest CUDA version that it supports
+
+
+class Provenance(TypedDict, total=False):
+    """The code, the software and the machine of a run, as run.json and matrix.json record them: docs/formats.md."""
+
+    created: float  # Unix seconds
+    command: str
+    host: str
+    git_commit: str | None  # None outside a git repository
+    git_dirty: bool | None
+    patch: str | None  # file with the uncommitted changes
+    no_patch: str | None  # why there is none although there are changes
+    untracked: list[str]  # source files in neither the commit nor the patch
+    code: str  # SHA-256 of the trainer's sources
+    files: dict[str, str]  # source of the trainer -> first 16 digits of its SHA-256; matrix.json only
+    python: str
+    executable: str
+    versions: dict[str, str]  # package -> version
+    environment: dict[str, str]  # variables that may change a result
+    driver: Driver | None
+    gpus: list[GpuEntry]
+    kernel: str
+    cpu: str
+    cores: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFile:
+    """The values of run.json: what was planned for a run, and where. None or empty: missing, or of another type.
+
+    An entry of `runs` in matrix.json is a RunFile with a name, an id and axes only.
+    """
+
+    run_id: str | None = None
+    name: str | None = None
+    matrix: str | None = None
+    axes: Mapping[str, str] = field(default_factory=dict)  # label -> value
+    symbols: Mapping[str, str] = field(default_factory=dict)  # effective Kconfig values, as text
+    asked: frozenset[str] | None = None  # symbols that the user set; None: not recorded
+    train: TrainFields = field(default_factory=TrainFields)
+    settings: Mapping[str, Scalar] = field(default_factory=dict)  # all fields of "train", also of other versions
+    tracking: Tracking = field(default_factory=Tracking)
+    timeout_s: float = 0.0  # 0: no limit
+    train_tokens: int | None = None  # in the training shards
+    expected_s: float | None = None  # estimate of the plan
+    reused_from: str = ""  # <matrix>/<run> that trained this run; "" if it was trained here
+    provenance: Provenance = field(default_factory=Provenance)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> RunFile:
+        """Return the values of a run.json. Unknown keys are ignored."""
+        asked, train = values.get("asked"), values.get("train")
+        return cls(
+            run_id=_text(values.get("run_id")),
+            name=_text(values.get("name")),
+            matrix=_text(values.get("matrix")),
+            axes=_texts(values.get("axes")),
+            symbols=_texts(values.get("symbols")),
+            asked=frozenset(str(name) for name in asked) if isinstance(asked, list) else None,
+            train=read_fields(values),
+            settings=train if isinstance(train, dict) else {},
+            tracking=Tracking.from_json(values.get("tracking")),
+            timeout_s=finite(values.get("timeout_s")) or 0.0,
+            train_tokens=as_recorded(values.get("train_tokens"), (int,)),
+            expected_s=finite(values.get("expected_s")),
+            reused_from=str(values.get("reused_from") or ""),
+            provenance=cast(Provenance, found if isinstance(found := values.get("provenance"), dict) else {}),
+        )
+
+
+def _text(value: object) -> str | None:
+    return str(value) if value else None
+
+
+def _texts(value: object) -> dict[str, str]:
+    """Return a JSON object of texts; null values are omitted."""
+    items = value.items() if isinstance(value, dict) else ()
+    return {str(name): str(text) for name, text in items if text is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +211,7 @@ class RunRecord:
     """The files of one run."""
 
     dir: RunDir
-    run: Mapping[str, Any]  # run.json
+    run: RunFile
     result: RunResult | None  # of any attempt, None without a result.json
     metrics: tuple[Mapping[str, Any], ...] = ()  # one mapping per step, in order of steps
 
@@ -96,10 +220,20 @@ def read_run(run_dir: RunDir) -> RunRecord:
     """Read one run, finished or not. Raises RecordError if run.json or result.json is damaged."""
     return RunRecord(
         dir=run_dir,
-        run=read_json(run_dir.run_json),
+        run=read_run_file(run_dir),
         result=RunResult.from_json(read_json(run_dir.result)) if run_dir.result.exists() else None,
         metrics=tuple(merged_metrics(run_dir.metrics)),
     )
+
+
+def read_run_file(run_dir: RunDir) -> RunFile:
+    """Return run.json. Raises RecordError if it is missing or damaged, SchemaError if it is too new."""
+    return RunFile.from_json(read_json(run_dir.run_json))
+
+
+def read_run_file_or_empty(run_dir: RunDir) -> RunFile:
+    """Return run.json, without values if it is missing or unreadable. Raises SchemaError if it is too new."""
+    return RunFile.from_json(read_or_empty(run_dir.run_json))
 
 
 def read_result(run_dir: RunDir) -> RunResult | None:

@@ -1,18 +1,18 @@
-"""The trackers of a run: what run.json asks for, and what was sent to each (track.json)."""
+"""The upload status of each tracker of a run (track.json)."""
 
 from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from kmatrix.errors import SchemaError
-from kmatrix.records.files import finite, read_or_empty, write_json
+from kmatrix.records.files import read_or_empty, write_json
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import merged_metrics
+from kmatrix.records.runs import merged_metrics, read_run_file_or_empty
 
 
 class SyncState(StrEnum):
@@ -22,15 +22,6 @@ class SyncState(StrEnum):
     DONE = "done"  # everything was sent
     FAILED = "failed"  # the tracker returned an error
     BEHIND = "behind"  # the time limit was reached, or the tracker process was killed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tracking:
-    """The field `tracking` of run.json."""
-
-    trackers: tuple[str, ...] = ()  # wandb, trackio, tensorboard
-    project: str = ""  # empty: not set
-    limit_s: float | None = None  # s after the end of a run; None: not set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,19 +37,6 @@ class SyncStatus:
     link: str | None = None  # URL or directory of the run at the tracker
     how: str | None = None  # command that shows the run, or uploads it
     alerts: tuple[str, ...] = ()  # keys of the alerts sent
-
-
-def tracking_of(record: Mapping[str, Any]) -> Tracking:
-    """Return the tracking settings of a run. `record`: run.json; files of old versions have none."""
-    value = record.get("tracking")
-    if not isinstance(value, dict):
-        return Tracking()
-    names = value.get("trackers")
-    return Tracking(
-        trackers=tuple(str(name) for name in names) if isinstance(names, list) else (),
-        project=str(value.get("project") or ""),
-        limit_s=finite(value.get("limit_s")),
-    )
 
 
 def write_track(run: RunDir, statuses: Sequence[SyncStatus]) -> None:
@@ -83,7 +61,7 @@ def sync_status(run: RunDir) -> tuple[SyncStatus, ...]:
     If the tracker process was killed or never ran, track.json is out of date: pending steps are counted here.
     """
     known = {status.tracker: status for status in read_track(run)}
-    asked = tracking_of(read_or_empty(run.run_json)).trackers
+    asked = read_run_file_or_empty(run).tracking.trackers
     if all(name in known and known[name].state is not SyncState.OPEN for name in asked) or is_syncing(run):
         return tuple(known.values())
     steps, reason = len(merged_metrics(run.metrics)), _reason_for_pending(run)
@@ -150,7 +128,7 @@ def is_syncing(run: RunDir) -> bool:
 
 def _reason_for_pending(run: RunDir) -> str:
     """Return why track.json does not count the pending steps of a run."""
-    source = read_or_empty(run.run_json).get("reused_from")
+    source = read_run_file_or_empty(run).reused_from
     return f"reused from {source}" if source else "the tracker process was killed"
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 from kmatrix.errors import RecordError
 from kmatrix.records.files import read_or_empty
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.runs import LOST, Status
+from kmatrix.records.runs import LOST, Provenance, RunFile, Scalar, Status
 from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
 from kmatrix.report.numbers import (
     BITS,
@@ -21,7 +21,6 @@ from kmatrix.report.numbers import (
     MatrixNumbers,
     OptimizerSetting,
     OptimizerSettings,
-    Provenance,
     Ranking,
     RunNumbers,
     Scaling,
@@ -69,10 +68,10 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
     Raises RecordError if it has no run, or a file has a newer schema than this kmatrix.
     """
     plan = read_or_empty(matrix.matrix_json)
-    planned = {str(run["name"]): run for run in plan.get("runs") or []}
+    planned = {str(run["name"]): RunFile.from_json(run) for run in plan.get("runs") or []}
     runs = tuple(
-        _with_gpu(folder, read_numbers(folder, planned.get(folder.name, {})))
-        for folder in run_dirs(matrix, list(planned.values()))
+        _with_gpu(folder, read_numbers(folder, planned.get(folder.name, RunFile())))
+        for folder in run_dirs(matrix, planned)
     )
     if not runs:
         raise RecordError(
@@ -408,7 +407,7 @@ def _setting(name: str, group: Sequence[RunNumbers]) -> OptimizerSetting:
     return OptimizerSetting(name=name, values=values, origin=_origin(name, values, group))
 
 
-def _origin(name: str, values: Sequence[Any], group: Sequence[RunNumbers]) -> SettingOrigin | None:
+def _origin(name: str, values: Sequence[Scalar], group: Sequence[RunNumbers]) -> SettingOrigin | None:
     """Return how a setting got its values; None if the runs do not record it."""
     recorded = [run.explicit for run in group if run.explicit is not None and name in run.settings]
     if not recorded:

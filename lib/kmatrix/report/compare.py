@@ -6,13 +6,12 @@ Runs that differ only in their seed form one configuration. Configurations with 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from kmatrix.records.files import read_or_empty
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.runs import Status
+from kmatrix.records.runs import Status, read_run_file_or_empty
 from kmatrix.report.analysis import analyse, differences, measured_differently, ranks
 from kmatrix.report.numbers import SEED_AXIS, RunNumbers
 from kmatrix.report.reproduction import changes
@@ -249,7 +248,7 @@ def _symbol_changes(
     found: dict[tuple[str, str, str], dict[str, None]] = {}
     for pair in pairs:
         for one, other in _same_seed(pair):
-            before, after = _symbols(base.directory(one)), _symbols(new.directory(other))
+            before, after = (read_run_file_or_empty(run).symbols for run in (base.directory(one), new.directory(other)))
             for name in sorted(before.keys() | after.keys()):
                 was, now = before.get(name, ""), after.get(name, "")
                 if was != now:
@@ -266,11 +265,6 @@ def _same_seed(pair: ConfigurationPair) -> list[tuple[RunNumbers, RunNumbers]]:
     by_seed = {run.seed: run for run in pair.new}
     same = [(run, by_seed[run.seed]) for run in pair.base if run.seed in by_seed]
     return same or [(pair.base[0], pair.new[0])]
-
-
-def _symbols(run: RunDir) -> Mapping[str, str]:
-    values = read_or_empty(run.run_json).get("symbols")
-    return values if isinstance(values, dict) else {}
 
 
 def _notes(base: RunSet, new: RunSet, pairs: Sequence[ConfigurationPair]) -> Iterable[str]:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
-from kmatrix.records.runs import Status
+from kmatrix.records.runs import Provenance, Scalar, Status
 from kmatrix.report.gpu.numbers import GpuNumbers, RunGpus
 from kmatrix.stats import Conclusion, Interval, Verdict, bits_per_byte, mean, mean_interval, sample_deviation
 from kmatrix.status.alerts import Alert
@@ -39,28 +39,6 @@ class AttemptEntry(TypedDict, total=False):
     micro_batch: int | None  # None: as in run.json
     started: float | None  # Unix seconds
     ended: float | None  # Unix seconds
-
-
-class GpuEntry(TypedDict, total=False):
-    """A GPU that the matrix may use, as matrix.json records it."""
-
-    index: int
-    name: str
-    uuid: str
-
-
-class Provenance(TypedDict, total=False):
-    """The machine and the software of a matrix, as matrix.json records them; docs/formats.md lists all keys."""
-
-    host: str
-    cpu: str
-    cores: int
-    gpus: list[GpuEntry]
-    python: str
-    versions: dict[str, str]  # package -> version
-    git_commit: str | None
-    git_dirty: bool
-    patch: str | None  # file with the uncommitted changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +102,7 @@ class RunNumbers:
     pruning: str = "none"
     target_sparsity: float | None = None  # 0 to 1
     sparsity: float | None = None  # measured share of zeros in the pruned matrices, 0 to 1
-    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)  # optimizer and pruning fields of run.json
+    settings: Mapping[str, Scalar] = field(default_factory=dict, repr=False)  # optimizer and pruning fields of run.json
     explicit: frozenset[str] | None = field(default=None, repr=False)  # settings set by the user; None: not recorded
     reused_from: str = ""  # <matrix>/<run> that trained this run; "" if it was trained here
     attempts: tuple[AttemptEntry, ...] = ()
@@ -247,7 +225,7 @@ class OptimizerSetting:
     """One setting of an optimizer."""
 
     name: str
-    values: tuple[Any, ...]  # distinct values in the order of the runs
+    values: tuple[Scalar, ...]  # distinct values in the order of the runs
     origin: SettingOrigin | None  # None: not recorded
 
 

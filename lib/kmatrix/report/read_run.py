@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from kmatrix.errors import RecordError, SchemaError
 from kmatrix.records.files import finite, last_lines, read_or_empty
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.runs import RunRecord, RunResult, Status, merged_metrics, read_run
-from kmatrix.records.train_config import TrainFields, read_fields
+from kmatrix.records.runs import (
+    RunFile,
+    RunRecord,
+    RunResult,
+    Scalar,
+    Status,
+    merged_metrics,
+    read_run,
+    read_run_file_or_empty,
+)
 from kmatrix.report.numbers import GPUS_AXIS, SEED_AXIS, AttemptEntry, CurvePoint, RunNumbers
 from kmatrix.status.alerts import alerts_of
 from kmatrix.status.state import RunState
@@ -39,26 +47,27 @@ PRUNING_FIELDS = ("pruning", "target_sparsity")  # prefixes
 LOG_TAIL = 20  # lines kept of a failed run's log
 
 
-def run_dirs(matrix: MatrixDir, planned: Sequence[Mapping[str, Any]]) -> list[RunDir]:
-    """Return the directories of all planned runs in order, then of other runs that exist in the matrix directory."""
-    names = [str(run["name"]) for run in planned]
+def run_dirs(matrix: MatrixDir, planned: Iterable[str]) -> list[RunDir]:
+    """Return the directories of all planned runs in order, then of other runs that exist in the matrix directory.
+
+    planned: the names in matrix.json.
+    """
     existing = sorted(path.parent.name for path in matrix.path.glob("*/run.json"))
-    return [matrix.run(name) for name in dict.fromkeys(names + existing)]
+    return [matrix.run(name) for name in dict.fromkeys([*planned, *existing])]
 
 
-def read_numbers(run_dir: RunDir, planned: Mapping[str, Any]) -> RunNumbers:
+def read_numbers(run_dir: RunDir, planned: RunFile) -> RunNumbers:
     """Return the numbers of one run. planned: its entry in matrix.json, used until the run has a run.json."""
     record, state = _record(run_dir, planned)
     status = read_or_empty(run_dir.status)
-    train = read_fields(record.run)
-    axes = {str(label): str(value) for label, value in (record.run.get("axes") or {}).items()}
+    run, train, axes = record.run, record.run.train, record.run.axes
     result = current_result(run_dir, state)
     val, curve = _points(record.metrics, "val/loss"), _points(record.metrics, "train/loss")
     known = (result or RunResult()).or_else(_measured(record.metrics, val, curve))
     final = result if state.status is Status.FINISHED else known  # a finished run is ranked by its own result alone
     return RunNumbers(
         name=run_dir.name,
-        run_id=str(record.run.get("run_id") or ""),
+        run_id=run.run_id or "",
         axes=axes,
         status=state.status,
         reason=state.reason,
@@ -71,7 +80,7 @@ def read_numbers(run_dir: RunDir, planned: Mapping[str, Any]) -> RunNumbers:
         attempt=known.attempt,
         data_sha256=train.data_sha256 or None,
         tokenizer=train.tokenizer or "",
-        text=_text(train, record.run.get("symbols") or {}),
+        text=_text(run),
         steps=known.step,
         max_iters=train.max_iters,
         global_batch=train.global_batch,
@@ -104,18 +113,18 @@ def read_numbers(run_dir: RunDir, planned: Mapping[str, Any]) -> RunNumbers:
         pruning=train.pruning or "none",
         target_sparsity=train.target_sparsity if train.pruning not in (None, "none") else None,
         sparsity=known.sparsity,
-        settings=read_settings(record.run.get("train") or {}),
-        explicit=_explicit(record.run),
+        settings=optimizer_settings(run.settings),
+        explicit=_explicit(run),
         attempts=tuple(cast(AttemptEntry, entry) for entry in status.get("attempts") or [] if isinstance(entry, dict)),
-        reused_from=str(record.run.get("reused_from") or ""),
+        reused_from=run.reused_from,
         alerts=alerts_of(status),
         val=val,
         train=curve,
     )
 
 
-def read_settings(train: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the optimizer and pruning settings in run.json's "train"; None values and unused pruning excluded."""
+def optimizer_settings(train: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the settings of optimizer and pruning among all fields of "train", without None and unused pruning."""
     optimizer = str(train.get("optimizer") or "")
     own = [name for name in train if optimizer and name.startswith(f"{optimizer}_") and name not in SETTING_FIELDS]
     found = {name: train[name] for name in (*SETTING_FIELDS, *own) if train.get(name) is not None}
@@ -124,7 +133,7 @@ def read_settings(train: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _record(run_dir: RunDir, planned: Mapping[str, Any]) -> tuple[RunRecord, RunState]:
+def _record(run_dir: RunDir, planned: RunFile) -> tuple[RunRecord, RunState]:
     """Return record and state of a run. If a file is damaged, the run is failed; its other files are still read."""
     if not run_dir.run_json.exists():
         reason = "run.json is missing" if run_dir.path.exists() else ""
@@ -136,9 +145,9 @@ def _record(run_dir: RunDir, planned: Mapping[str, Any]) -> tuple[RunRecord, Run
         raise
     except (RecordError, KeyError, ValueError) as error:
         damage = error.what if isinstance(error, RecordError) else f"invalid record: {error}"
-        run, metrics = read_or_empty(run_dir.run_json) or planned, tuple(merged_metrics(run_dir.metrics))
+        run, metrics = read_run_file_or_empty(run_dir), tuple(merged_metrics(run_dir.metrics))
         state = RunState(status=Status.FAILED, reason=damage.replace(f"{run_dir.path}/", ""))
-        return RunRecord(dir=run_dir, run=run, result=None, metrics=metrics), state
+        return RunRecord(dir=run_dir, run=planned if run == RunFile() else run, result=None, metrics=metrics), state
 
 
 def _evidence(record: RunRecord, result: RunResult | None) -> str:
@@ -217,12 +226,9 @@ def _log_tail(run_dir: RunDir, status: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(line).rstrip("\r\n") for line in lines[-LOG_TAIL:])
 
 
-def _explicit(run: Mapping[str, Any]) -> frozenset[str] | None:
+def _explicit(run: RunFile) -> frozenset[str] | None:
     """Return the names of the settings that the user set; None if run.json does not record them."""
-    names = run.get("asked")
-    if not isinstance(names, list):
-        return None
-    return frozenset(str(name).removeprefix("GPT2_").lower() for name in names)
+    return None if run.asked is None else frozenset(name.removeprefix("GPT2_").lower() for name in run.asked)
 
 
 def _adjusted(run_dir: RunDir) -> tuple[str, ...]:
@@ -231,11 +237,12 @@ def _adjusted(run_dir: RunDir) -> tuple[str, ...]:
     return tuple(f"{c.get('field')} {c.get('from')} -> {c.get('to')}: {c.get('why')}" for c in changes)
 
 
-def _text(train: TrainFields, symbols: Mapping[str, Any]) -> str:
+def _text(run: RunFile) -> str:
     """Return the name of the training text, equal for all tokenizers; "" if only the tokens are known."""
-    if train.dataset not in TEXT_DATASETS:
+    if run.train.dataset not in TEXT_DATASETS:
         return ""
-    return " ".join([train.dataset, *(f"{name}={symbols[name]}" for name in TEXT_SYMBOLS if symbols.get(name))])
+    parts = (f"{name}={run.symbols[name]}" for name in TEXT_SYMBOLS if run.symbols.get(name))
+    return " ".join([run.train.dataset, *parts])
 
 
 def _int(values: Mapping[str, Any], key: str) -> int | None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from kmatrix.records.files import read_or_empty
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.runs import Status, merged_metrics, read_result
-from kmatrix.records.train_config import read_fields
+from kmatrix.records.runs import Provenance, Scalar, Status, merged_metrics, read_result, read_run_file_or_empty
 
 # Keys of metrics.jsonl that are not results: they differ in every run.
 NOT_COMPARED_KEYS = frozenset({"schema", "time", "elapsed_s", "attempt", "resumed"})
@@ -18,9 +16,6 @@ NOT_COMPARED_PREFIX = "throughput/"
 
 
 PATH_FIELDS = frozenset({"data_path", "checkpoint_dir"})  # of run.json's "train"
-
-
-Record = Mapping[str, Any]  # an object of run.json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +84,14 @@ def repetition(was: RunDir, now: RunDir) -> Repetition:
 
 def changes(was: RunDir, now: RunDir, neutral: Collection[str] = ()) -> Changes:
     """Return the changes between two runs. neutral: fields of the trainer that cannot change a result."""
-    records = read_or_empty(was.run_json), read_or_empty(now.run_json)
-    before, after = (record.get("provenance") or {} for record in records)
-    trained = [{**(record.get("train") or {}), **_used(run)} for record, run in zip(records, (was, now), strict=True)]
+    records = read_run_file_or_empty(was), read_run_file_or_empty(now)
+    before, after = (record.provenance for record in records)
+    trained = [{**record.settings, **_used(run)} for record, run in zip(records, (was, now), strict=True)]
     return Changes(
         code=_changed_code(was, now, before, after),
         others=tuple(_changed_environment(before, after)),
         configuration=tuple(_changed_fields(trained[0], trained[1], {*PATH_FIELDS, *neutral})),
-        gpu=any(read_fields(record).device == "cuda" for record in records),
+        gpu=any(record.train.device == "cuda" for record in records),
     )
 
 
@@ -125,13 +120,13 @@ def _logged_values(run: RunDir) -> dict[tuple[int, str], float | None]:
     }
 
 
-def _used(run: RunDir) -> Record:
+def _used(run: RunDir) -> dict[str, Scalar]:
     """Return the fields that the trainer used. Only run_used.json has a micro-batch reduced for lack of memory."""
     fields = read_or_empty(run.run_used).get("train")
     return fields if isinstance(fields, dict) else {}
 
 
-def _changed_code(was: RunDir, now: RunDir, before: Record, after: Record) -> tuple[str, ...]:
+def _changed_code(was: RunDir, now: RunDir, before: Provenance, after: Provenance) -> tuple[str, ...]:
     """Return the changed files of the trainer, or one sentence if only their common hash is recorded."""
     if before.get("code") == after.get("code"):
         return ()
@@ -148,11 +143,12 @@ def _files(run: RunDir) -> Mapping[str, str]:
     return (read_or_empty(MatrixDir(run.path.parent).matrix_json).get("provenance") or {}).get("files") or {}
 
 
-def _changed_environment(before: Record, after: Record) -> Iterator[str]:
+def _changed_environment(before: Provenance, after: Provenance) -> Iterator[str]:
     """Yield the changes of processor, Python, packages and environment variables."""
-    for name, text in (("cpu", "processor"), ("python", "Python")):
-        if before.get(name) != after.get(name):
-            yield _change(text, before.get(name), after.get(name))
+    if before.get("cpu") != after.get("cpu"):
+        yield _change("processor", before.get("cpu"), after.get("cpu"))
+    if before.get("python") != after.get("python"):
+        yield _change("Python", before.get("python"), after.get("python"))
     packages = [record.get("versions") or {} for record in (before, after)]
     for name in ("torch", "numpy", "pytorch_optimizer"):
         if packages[0].get(name) != packages[1].get(name):
@@ -163,7 +159,9 @@ def _changed_environment(before: Record, after: Record) -> Iterator[str]:
             yield _change(name, variables[0].get(name, "(not set)"), variables[1].get(name, "(not set)"))
 
 
-def _changed_fields(before: Record, after: Record, neutral: Collection[str]) -> Iterator[str]:
+def _changed_fields(
+    before: Mapping[str, Scalar], after: Mapping[str, Scalar], neutral: Collection[str]
+) -> Iterator[str]:
     for name in sorted((before.keys() | after.keys()) - {*neutral}):
         if before.get(name) != after.get(name):
             yield _change(name, before.get(name), after.get(name))

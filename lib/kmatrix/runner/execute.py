@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import kmatrix.simulate.library as simulate
 from kmatrix.engines.base import Engine
@@ -21,11 +20,10 @@ from kmatrix.engines.local.recorder import RecorderLauncher
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.gpu.nvml.detect import UNKNOWN_DISTANCE, Gpu, distances, occupied
 from kmatrix.packing import Limits, usable_cores
-from kmatrix.records.files import last_lines, read_json, read_or_empty
+from kmatrix.records.files import last_lines, read_or_empty
 from kmatrix.records.lock import holder
 from kmatrix.records.paths import ROOT, MatrixDir
-from kmatrix.records.runs import Status
-from kmatrix.records.tracking import tracking_of
+from kmatrix.records.runs import RunFile, Status, read_run_file
 from kmatrix.runner.loop import Outcome, drive
 from kmatrix.runner.resume import ResumePlan
 from kmatrix.simulate.library import simulation
@@ -120,16 +118,15 @@ def monitor(simulated: str, hz: int, port: int = 0) -> RecorderLauncher | None:
     )
 
 
-def symbols(matrix: MatrixDir) -> Mapping[str, Any]:
+def symbols(matrix: MatrixDir) -> Mapping[str, str]:
     """Return the Kconfig values of the first run: for symbols with the same value in all runs."""
-    value = first_record(matrix).get("symbols")
-    return value if isinstance(value, dict) else {}
+    return first_record(matrix).symbols
 
 
-def first_record(matrix: MatrixDir) -> Mapping[str, Any]:
+def first_record(matrix: MatrixDir) -> RunFile:
     """Return run.json of the first run, empty for a matrix without runs."""
     runs = matrix.runs()
-    return read_json(runs[0].run_json) if runs else {}
+    return read_run_file(runs[0]) if runs else RunFile()
 
 
 def matrix_trackers(matrix: MatrixDir, chosen: Sequence[str] | None = None) -> TrackerProcesses | None:
@@ -137,19 +134,18 @@ def matrix_trackers(matrix: MatrixDir, chosen: Sequence[str] | None = None) -> T
 
     chosen: replaces the trackers of run.json, None to keep them.
     """
-    record = first_record(matrix)
-    if chosen is None and not (record.get("tracking") and tracking_of(record).trackers):
+    if chosen is None and not first_record(matrix).tracking.trackers:
         return None
     return TrackerProcesses(Path(sys.executable), ROOT, chosen=chosen, project=own_project())
 
 
-def recording(values: Mapping[str, Any]) -> tuple[int, int]:
+def recording(values: Mapping[str, str]) -> tuple[int, int]:
     """Return the sampling rate (samples/s, 0: no recording) and the Prometheus port of a configuration."""
     hz = int(values.get("GPU_MONITOR_HZ") or 0) if values.get("GPU_MONITOR") == "y" else 0
     return hz, int(values.get("GPU_PROMETHEUS_PORT") or 0)
 
 
-def gpu_pool(gpus: Sequence[Gpu], values: Mapping[str, Any]) -> Pool:
+def gpu_pool(gpus: Sequence[Gpu], values: Mapping[str, str]) -> Pool:
     """Return the pool of GPUs, which queries the driver for other processes and for the topology.
 
     values: the symbols.

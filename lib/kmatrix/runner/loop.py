@@ -16,11 +16,10 @@ from typing import TypeVar
 from kmatrix.engines.base import Engine
 from kmatrix.engines.local.pool import Pool
 from kmatrix.errors import LaunchError
-from kmatrix.records.files import append_jsonl, end_torn_line, read_json, write_json
+from kmatrix.records.files import append_jsonl, end_torn_line, write_json
 from kmatrix.records.lock import held, this_process
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.runs import Status
-from kmatrix.records.train_config import read_fields
+from kmatrix.records.runs import Status, read_run_file
 from kmatrix.runner.archive import finish_archiving, is_archiving
 from kmatrix.runner.signals import StopRequest, listening
 from kmatrix.status.alerts import Alert, Thresholds
@@ -119,7 +118,7 @@ class _Driver:
         self._matrix, self._engine, self._skipped, self._show = matrix, engine, skipped, show
         self._limits, self._pool, self._tell = limits, pool, tell
         self._plans = {plan.name: plan for plan in plans}
-        self._train = {plan.name: read_fields(read_json(plan.dir.run_json)) for plan in plans}
+        self._train = {plan.name: read_run_file(plan.dir).train for plan in plans}
         self._writer = StatusWriter(matrix, pool if any(plan.cuda for plan in plans) else None)
         self._watches: dict[str, RunWatch] = {}
         self._index: dict[str, int] = {}  # run -> its place in the order of starts, from 1

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.packing import Limits
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.runs import Status
+from kmatrix.records.runs import RunFile, Status, read_run_file
 from kmatrix.records.train_config import TrainFields, read_fields
 from kmatrix.status.estimate import Measured, guess, measured_before, measured_here, whole_run
 from kmatrix.status.state import HALVE, Attempt, RunPlan, RunState, next_attempt
@@ -46,15 +45,15 @@ def reopen(
     plans, skipped, stays = [], {}, {}
     estimates = _Estimates(matrix)
     for run in matrix.runs():
-        state, record = recover_status(run, has_runner=False), read_json(run.run_json)
-        train = read_fields(record)
+        state, record = recover_status(run, has_runner=False), read_run_file(run)
+        train = record.train
         attempt = _attempt(state, train, resume, retry_failed=retry_failed)
         if attempt is None or (names is not None and run.name not in names):
             stays[run.name] = state
         elif why := too_few_gpus(train, len(gpus)) or _no_data(train):
             skipped[run.name] = why
         else:
-            plans.append(run_plan(run, record, attempt, command, estimates.expected_s(record, train)))
+            plans.append(run_plan(run, record, attempt, command, estimates.expected_s(record)))
     return ResumePlan(plans=tuple(plans), skipped=skipped, stays=stays)
 
 
@@ -76,14 +75,15 @@ class _Estimates:
         self._matrix = matrix
         self._measured: tuple[Sequence[Measured], Sequence[Measured]] | None = None  # in this matrix, in earlier ones
 
-    def expected_s(self, record: Mapping[str, Any], train: TrainFields) -> float | None:
-        """Return the estimated time (s) of a run, None if runs start one at a time. record: run.json."""
-        limits = Limits.of(record.get("symbols") or {}).on(gpus=train.device == "cuda")
+    def expected_s(self, record: RunFile) -> float | None:
+        """Return the estimated time (s) of a run, None if runs start one at a time."""
+        train = record.train
+        limits = Limits.of(record.symbols).on(gpus=train.device == "cuda")
         if limits.jobs == 1:
             return None  # they start in the matrix's order
         if self._measured is None:
             self._measured = measured_here(self._matrix), measured_before(self._matrix)
-        known = whole_run(train, *self._measured, record.get("expected_s"))
+        known = whole_run(train, *self._measured, record.expected_s)
         return guess(train) if known is None else known.seconds
 
 
@@ -101,19 +101,19 @@ def _no_data(train: TrainFields) -> str:
 
 
 def run_plan(
-    run: RunDir, record: Mapping[str, Any], attempt: Attempt, command: tuple[str, ...], expected_s: float | None
+    run: RunDir, record: RunFile, attempt: Attempt, command: tuple[str, ...], expected_s: float | None
 ) -> RunPlan:
-    """Return the plan of one attempt. record: run.json."""
-    train = read_fields(record)
+    """Return the plan of one attempt."""
+    train = record.train
     return RunPlan(
         name=run.name,
-        run_id=str(record["run_id"]),
+        run_id=record.run_id or "",
         dir=RunDir(run.path.resolve()),
         ranks=train.num_gpus or 1,
         cuda=train.device == "cuda",
         cpu_threads=train.cpu_threads or 1,
         command=command,
-        timeout_s=float(record.get("timeout_s") or 0),
+        timeout_s=record.timeout_s,
         attempt=attempt.number,
         expected_s=expected_s,
         resume=attempt.resume,

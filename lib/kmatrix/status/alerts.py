@@ -99,7 +99,7 @@ class Thresholds:
     hold_s: float = 30.0  # seconds that a rule must match
 
     @classmethod
-    def of(cls, symbols: Mapping[str, Any]) -> Thresholds:
+    def of(cls, symbols: Mapping[str, object]) -> Thresholds:
         """Return the thresholds of a configuration: typed values or the texts of a .config, defaults if missing."""
         known: dict[str, Any] = {}
         for one in fields(cls):

@@ -12,7 +12,7 @@ from functools import cached_property
 from kmatrix.errors import RecordError
 from kmatrix.records.files import last_lines, read_json, read_jsonl, read_or_empty
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import RunResult, Status
+from kmatrix.records.runs import RunResult, Status, read_run_file
 from kmatrix.redaction import redact
 from kmatrix.status.disk_space import how_full, is_full
 from kmatrix.status.state import (
@@ -160,7 +160,7 @@ def mismatch(run: RunDir, micro_batch: int | None = None) -> str:
     micro_batch: requested by the attempt, None for that of run.json.
     """
     try:
-        asked, record = read_json(run.run_json).get("train", {}), read_json(run.run_used)
+        asked, record = read_run_file(run).settings, read_json(run.run_used)
     except RecordError as error:
         return f"cannot check the configuration: {error.what}"
     if micro_batch is not None:
@@ -233,7 +233,7 @@ def _result(seen: Evidence) -> tuple[RunResult | None, str]:
         return None, ""
     try:
         result = RunResult.from_json(read_json(seen.run.result))
-        run_id = str(read_json(seen.run.run_json).get("run_id"))
+        run_id = read_run_file(seen.run).run_id
     except RecordError as error:
         return None, error.what
     if not result.is_of(run_id, seen.attempt.number):

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from kmatrix.errors import RecordError, SchemaError
 from kmatrix.packing import Limits, PackedJob, ends
-from kmatrix.records.files import read_or_empty
 from kmatrix.records.paths import MatrixDir, RunDir, matrix_dirs
-from kmatrix.records.runs import Status, read_result
-from kmatrix.records.train_config import TrainFields, read_fields
+from kmatrix.records.runs import Status, read_result, read_run_file, read_run_file_or_empty
+from kmatrix.records.train_config import TrainFields
 from kmatrix.status.state import Attempt
 from kmatrix.status.status_file import recover_status
 
@@ -213,16 +212,14 @@ def measured_before(matrix: MatrixDir) -> list[Measured]:
 def measured(run: RunDir) -> Measured | None:
     """Return the duration of a finished run, including start-up if it is known; None for other runs."""
     try:
-        result, record = read_result(run), _readable(run.run_json)
-        if result is None or result.status != Status.FINISHED or not result.step:
-            return None
-        if not isinstance(record.get("train"), Mapping):
+        result, train = read_result(run), read_run_file_or_empty(run).train
+        if result is None or result.status != Status.FINISHED or not result.step or train == TrainFields():
             return None
         attempts = recover_status(run, has_runner=True).attempts
     except SchemaError:
         return None
     seconds = _training_s(attempts) or result.seconds
-    return Measured(read_fields(record), seconds, result.step) if seconds else None
+    return Measured(train, seconds, result.step) if seconds else None
 
 
 def _training_s(attempts: Sequence[Attempt]) -> float | None:
@@ -235,18 +232,10 @@ def _training_s(attempts: Sequence[Attempt]) -> float | None:
 def _machine(runs: Iterable[RunDir]) -> tuple[Any, ...]:
     """Return the kind of machine that runs were planned for: processor, cores and GPU models."""
     for run in runs:
-        if record := _readable(run.run_json):
-            about = record.get("provenance") or {}
+        with suppress(RecordError, OSError):  # of any matrix: an unreadable or newer run is skipped
+            about = read_run_file(run).provenance
             return about.get("cpu"), about.get("cores"), tuple(sorted({gpu["name"] for gpu in about.get("gpus") or []}))
     return ()
-
-
-def _readable(path: Path) -> Mapping[str, Any]:
-    """Return a JSON file of any matrix, or {} if it is missing, unreadable or was written by a newer kmatrix."""
-    try:
-        return read_or_empty(path)
-    except SchemaError:
-        return {}
 
 
 def _runs(matrix: MatrixDir) -> list[RunDir]:

@@ -11,11 +11,11 @@ from typing import Any
 
 from kmatrix.gpu.formats.json_array import last_entry
 from kmatrix.packing import Limits
-from kmatrix.records.files import read_json, read_jsonl, read_or_empty
+from kmatrix.records.files import read_jsonl, read_or_empty
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.runs import RunResult, Status
-from kmatrix.records.tracking import SyncStatus, read_track, sync_status, tracking_of
-from kmatrix.records.train_config import TrainFields, read_fields
+from kmatrix.records.runs import GpuEntry, RunFile, RunResult, Status, read_run_file
+from kmatrix.records.tracking import SyncStatus, read_track, sync_status
+from kmatrix.records.train_config import TrainFields
 from kmatrix.status.estimate import (
     EstimateSource,
     Measured,
@@ -33,17 +33,13 @@ from kmatrix.status.watch import MetricsTail, alerts_of_run, budget_s
 TO_COME = (Status.RUNNING, Status.PLANNED, Status.STOPPED)
 
 
-EMPTY: Mapping[str, Any] = {}
-
-
 class Overview:
     """Read the view of a matrix repeatedly; each call reads only the new metrics of its runs."""
 
     def __init__(self, matrix: MatrixDir) -> None:
         self._matrix = matrix
         self._tails: dict[tuple[str, int], MetricsTail] = {}
-        self._records: dict[str, Mapping[str, Any]] = {}  # run -> its run.json
-        self._fields: dict[str, TrainFields] = {}  # run -> "train" of its run.json
+        self._records: dict[str, RunFile] = {}  # run -> its run.json
         self._earlier: list[Measured] | None = None  # runs of other matrices, read when an estimate needs them
 
     def look(self, now: float | None = None) -> MatrixView:
@@ -67,20 +63,19 @@ class Overview:
             dollars=_total([view.dollars for view in views]),
             all_dollars=_total([view.all_dollars for view in views]),
             runs=tuple(views),
-            gpus=tuple(gpus_now(self._matrix, self._gpus(record), views, now)),
+            gpus=tuple(gpus_now(self._matrix, self._gpus(record.get("gpus")), views, now)),
         )
 
-    def _gpus(self, record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Return the GPUs of the runner, or those of the plan if the matrix never ran."""
-        planned = [(one.get("provenance") or EMPTY).get("gpus") or [] for one in self._records.values()]
-        return record["gpus"] if isinstance(record.get("gpus"), list) else max(planned, key=len, default=[])
+    def _gpus(self, listed: list[GpuEntry] | None) -> list[GpuEntry]:
+        """Return the GPUs of the runner, or those of the plan if the matrix never ran. listed: by the runner."""
+        planned = [record.provenance.get("gpus") or [] for record in self._records.values()]
+        return listed if isinstance(listed, list) else max(planned, key=len, default=[])
 
     def _run(self, run: RunDir, now: float, *, running: bool) -> RunView:
         state = recover_status(run, has_runner=running)
         if run.name not in self._records:
-            self._records[run.name] = read_json(run.run_json)
-            self._fields[run.name] = read_fields(self._records[run.name])
-        record, train = self._records[run.name], self._fields[run.name]
+            self._records[run.name] = read_run_file(run)
+        record, train = self._records[run.name], self._records[run.name].train
         result = current_result(run, state)
         known = result or RunResult()
         tail = self._tail(run, state, train, has_result=known.final_val_loss is not None)
@@ -114,8 +109,8 @@ class Overview:
             attempt_s=now - last.started if live and last and last.started is not None else None,
             left_s=left,
             left_from=None if left is None else EstimateSource.OWN,
-            epochs=_epochs(record, train, step),
-            all_epochs=_epochs(record, train, train.max_iters),
+            epochs=_epochs(record, step),
+            all_epochs=_epochs(record, train.max_iters),
             ended_by=known.ended_by,
             alerts=tuple(alert.text for alert in alerts_of_run(run) if alert.until is None) if live else (),
             reused_from=state.reused_from,
@@ -151,7 +146,7 @@ class Overview:
         known = whole_run(train, here, ())
         if known is None or known.source is not EstimateSource.MATRIX:
             self._earlier = measured_before(self._matrix) if self._earlier is None else self._earlier
-            known = whole_run(train, here, self._earlier, self._records[view.name].get("expected_s"))
+            known = whole_run(train, here, self._earlier, self._records[view.name].expected_s)
         if known is None:
             return view
         done = (view.step or 0) / view.max_iters if view.status is Status.STOPPED and view.max_iters else 0.0
@@ -173,8 +168,8 @@ class Overview:
 
     def _packed(self, views: Sequence[RunView]) -> list[RunView]:
         """Return the views with the estimated start and end times."""
-        first = next(iter(self._records.values()), EMPTY)
-        about = first.get("provenance") or EMPTY
+        first = next(iter(self._records.values()), RunFile())
+        about = first.provenance
         cores = int(about.get("cores") or 1)
         rest = []
         for view in (view for view in views if view.status in TO_COME):
@@ -184,17 +179,17 @@ class Overview:
             rest.append(Rest(name=view.name, width=width, cuda=cuda, running=live, seconds=view.left_s))
         there = len(about.get("gpus") or ())  # or more, if it was continued on another machine
         gpus = max([there, *(one.width for one in rest if one.cuda)])
-        known = ends_of(rest, gpus=gpus, cores=cores, limits=Limits.of(first.get("symbols") or EMPTY)) or {}
+        known = ends_of(rest, gpus=gpus, cores=cores, limits=Limits.of(first.symbols)) or {}
         spans = {view.name: known.get(view.name, (None, None)) for view in views}
         return [replace(view, starts_s=spans[view.name][0], ends_s=spans[view.name][1]) for view in views]
 
     def _train(self, view: RunView) -> TrainFields:
-        return self._fields[view.name]
+        return self._records[view.name].train
 
 
-def _trackers(run: RunDir, record: Mapping[str, Any], *, live: bool) -> tuple[SyncStatus, ...]:
+def _trackers(run: RunDir, record: RunFile, *, live: bool) -> tuple[SyncStatus, ...]:
     """Return the status of each tracker of a run; pending steps are counted if no process uploads them now."""
-    if not run.track.exists() and not tracking_of(record).trackers:
+    if not run.track.exists() and not record.tracking.trackers:
         return ()
     return read_track(run) if live else sync_status(run)
 
@@ -213,12 +208,11 @@ def _memory(run: RunDir) -> tuple[DeviceMemory, ...]:
     )
 
 
-def _epochs(record: Mapping[str, Any], train: TrainFields, steps: int | None) -> float | None:
+def _epochs(record: RunFile, steps: int | None) -> float | None:
     """Return the number of epochs in this many steps, None if the size of the data is unknown."""
-    tokens = record.get("train_tokens")
-    if steps is None or train.tokens_per_step is None or not tokens:
+    if steps is None or record.train.tokens_per_step is None or not record.train_tokens:
         return None
-    return steps * train.tokens_per_step / int(tokens)
+    return steps * record.train.tokens_per_step / record.train_tokens
 
 
 def _elapsed(state: RunState, now: float) -> float | None:
@@ -357,9 +351,7 @@ RANKS = "cpu-"  # prefix of the device names of ranks on the CPU in a recording
 STALE_S = 30.0  # a recording is written each second: older values are outdated
 
 
-def gpus_now(
-    matrix: MatrixDir, known: Sequence[Mapping[str, Any]], runs: Sequence[RunView], now: float
-) -> list[GpuView]:
+def gpus_now(matrix: MatrixDir, known: Sequence[GpuEntry], runs: Sequence[RunView], now: float) -> list[GpuView]:
     """Return the GPUs with the newest values of the runs on them.
 
     known: index, name, uuid and `out` of the GPUs that runs may use, as the runner wrote them. Other GPUs in a
@@ -378,7 +370,7 @@ def gpus_now(
     return sorted(found.values(), key=lambda gpu: (gpu.index is None, gpu.index or 0))
 
 
-def _listed(gpu: Mapping[str, Any]) -> GpuView:
+def _listed(gpu: GpuEntry) -> GpuView:
     index = gpu.get("index")
     return GpuView(index=index, name=str(gpu.get("name") or ""), uuid=str(gpu["uuid"]), out=str(gpu.get("out") or ""))
 

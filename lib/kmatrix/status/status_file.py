@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from kmatrix.errors import LaunchError, RecordError, SchemaError, is_full
-from kmatrix.records.files import json_object, last_lines, read_json, read_or_empty, write_json
+from kmatrix.records.files import json_object, last_lines, read_json, write_json
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import RunResult, Status, read_result
+from kmatrix.records.runs import RunResult, Status, read_result, read_run_file, read_run_file_or_empty
 from kmatrix.records.tracking import read_track
 from kmatrix.status.alerts import Alert
 from kmatrix.status.classify import classify
@@ -89,7 +89,7 @@ def write_state(
     """
     last = state.last
     record = {
-        "run_id": read_json(run.run_json).get("run_id") if run.run_json.exists() else None,
+        "run_id": read_run_file(run).run_id if run.run_json.exists() else None,
         "name": run.name,
         "status": state.status,
         "kind": last.kind if last else None,
@@ -170,8 +170,8 @@ def last_number(run: RunDir) -> int:
 
 def _ended(run: RunDir, attempt: Attempt) -> Ended | None:
     """Return how an attempt ended by its result.json, or None if it left no readable result."""
-    result, run_id = read_result(run), str(read_or_empty(run.run_json).get("run_id"))
-    if result is None or not result.is_of(run_id, attempt.number):
+    result = read_result(run)
+    if result is None or not result.is_of(read_run_file_or_empty(run).run_id, attempt.number):
         return None
     end = classify(run, attempt, None)
     return Ended(status=end.status, at=result.ended, kind=end.kind, reason=end.reason)

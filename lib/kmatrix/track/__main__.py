@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from kmatrix.errors import KmatrixError
-from kmatrix.records.files import read_json, write_bytes
+from kmatrix.records.files import write_bytes
 from kmatrix.records.paths import RunDir
-from kmatrix.records.tracking import tracking_of
+from kmatrix.records.runs import read_run_file
 from kmatrix.redaction import redact, redact_output
 from kmatrix.track.sidecar import feed
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     lossy_output()
     redact_output()  # track.log stays with the results
     try:
-        names = arguments.trackers or ",".join(tracking_of(read_json(run.run_json)).trackers)
+        names = arguments.trackers or ",".join(read_run_file(run).tracking.trackers)
         return feed(
             run,
             tuple(name.strip() for name in names.split(",") if name.strip()),

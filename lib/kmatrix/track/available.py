@@ -12,12 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from kmatrix.errors import LaunchError
 from kmatrix.records.paths import ROOT
-from kmatrix.records.tracking import tracking_of
+from kmatrix.records.runs import RunFile
 
 KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 
@@ -115,16 +114,16 @@ def need_trackers(names: Iterable[str]) -> None:
         )
 
 
-def announced(run: Mapping[str, Any], chosen: Sequence[str] | None = None) -> str:
+def announced(run: RunFile, chosen: Sequence[str] | None = None) -> str:
     """Return the line that lists the trackers of a matrix and their project, empty if it has none.
 
-    `run`: run.json of one run. `chosen`: replaces the trackers of run.json, None to keep them.
+    `run`: one run of the matrix. `chosen`: replaces the trackers of run.json, None to keep them.
     """
-    tracking = tracking_of(run)
+    tracking = run.tracking
     names = [name for name in (tracking.trackers if chosen is None else chosen) if name in TITLES]
     if not names:
         return ""
-    titles = ", ".join(_title(name, run.get("symbols") or {}) for name in names)
+    titles = ", ".join(_title(name, run.symbols) for name in names)
     return f"trackers: {titles}; project {tracking.project or own_project()}"
 
 

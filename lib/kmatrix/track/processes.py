@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kmatrix.records.files import read_or_empty
 from kmatrix.records.paths import RunDir, program_environment
-from kmatrix.records.tracking import SyncState, read_track, tracking_of, write_track
+from kmatrix.records.runs import read_run_file_or_empty
+from kmatrix.records.tracking import SyncState, read_track, write_track
 from kmatrix.status.state import RunPlan
 
 MOST_RESTARTS = 5  # of a tracker process that was killed
@@ -56,7 +56,7 @@ class TrackerProcesses:
 
         `parent`: the pid of a process; the attempt ends when it exits.
         """
-        asked = tracking_of(read_or_empty(run.dir.run_json))
+        asked = read_run_file_or_empty(run.dir).tracking
         names = asked.trackers if self._chosen is None else tuple(self._chosen)
         if self._chosen is not None:
             _mark_incomplete(run.dir, except_for=names)

@@ -16,7 +16,7 @@ from pathlib import Path
 from kmatrix.errors import LaunchError
 from kmatrix.records.files import append_jsonl, write_json, write_json_array
 from kmatrix.records.paths import MATRIX_PREFIX, RunDir, program_environment
-from kmatrix.records.runs import Status
+from kmatrix.records.runs import Status, Tracking
 from kmatrix.records.tracking import SyncState, SyncStatus, read_track
 from kmatrix.redaction import redact
 from kmatrix.track.available import TITLES
@@ -61,10 +61,10 @@ def synthetic_run(results: Path, tracker: str, project: str, symbols: Mapping[st
     stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(now))
     run = RunDir(results / f"{MATRIX_PREFIX}{stamp}" / NAME)
     run.path.mkdir(parents=True)
-    tracking = {"trackers": [tracker], "project": project, "limit_s": LIMIT_S}
+    tracking = Tracking(trackers=(tracker,), project=project, limit_s=LIMIT_S)
     about = {"run_id": f"madeup{os.getpid():x}", "name": run.name, "matrix": run.path.parent.name, "train": {}}
     axes = {"optimizer": "made-up", "gpus": str(GPUS)}
-    write_json(run.run_json, {**about, "axes": axes, "symbols": dict(symbols), "tracking": tracking})
+    write_json(run.run_json, {**about, "axes": axes, "symbols": dict(symbols), "tracking": tracking.to_json()})
     for step in range(STEPS):
         line = {"step": step, "time": now - STEPS + step, "attempt": 1, "tokens": 4096 * step}
         append_jsonl(run.metrics, {**line, LOSS: 2 + 9 * math.exp(-step / 5), "train/lr": 6e-4})

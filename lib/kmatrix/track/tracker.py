@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 from kmatrix.errors import RecordError
-from kmatrix.records.files import read_json
 from kmatrix.records.paths import MATRIX_PREFIX, RunDir
-from kmatrix.records.runs import Status
-from kmatrix.records.tracking import tracking_of
+from kmatrix.records.runs import Status, read_run_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,22 +114,21 @@ def identity(run: RunDir, *, project: str = "") -> TrackerIdentity:
     A rerun (`make test-rerun`) has a new identity, because trackers cannot delete the steps of the archived results.
     Raises RecordError if run.json is missing or has no run_id.
     """
-    record = read_json(run.run_json)
-    run_id, matrix = record.get("run_id"), str(record.get("matrix") or run.path.parent.name)
-    if not run_id:
+    record = read_run_file(run)
+    matrix = record.matrix or run.path.parent.name
+    if not record.run_id:
         raise RecordError(f"{run.run_json} does not describe a run", why="it has no run_id")
     reruns = _reruns(run)
     suffix = f"-rerun{reruns}" if reruns else ""
     stamp = re.sub(r"\D", "", matrix.removeprefix(MATRIX_PREFIX))
-    symbols = record.get("symbols") or {}
     return TrackerIdentity(
         dir=run,
-        project=project or (tracking_of(record).project or DEFAULT_PROJECT),
+        project=project or record.tracking.project or DEFAULT_PROJECT,
         name=run.name + suffix,
-        id=f"{run_id}-{stamp}{suffix}",
+        id=f"{record.run_id}-{stamp}{suffix}",
         group=matrix,
-        tags=tuple(f"{axis}={value}" for axis, value in (record.get("axes") or {}).items()),
-        config={**{str(name): str(text) for name, text in symbols.items()}, "run_id": str(run_id), "matrix": matrix},
+        tags=tuple(f"{axis}={value}" for axis, value in record.axes.items()),
+        config={**record.symbols, "run_id": record.run_id, "matrix": matrix},
         tracking=run.path.parent.parent,
     )
 

@@ -8,16 +8,17 @@ import pytest
 from gpu_factory import STARTED, FakeGpus, record, write_phases
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import RunDir
+from kmatrix.records.runs import RunFile
 from kmatrix.report.analysis import analyse
 from kmatrix.report.gpu.graphs import memory_over_time
 from kmatrix.report.gpu.numbers import (
     CostFactors,
     RecordedPhase,
     RunGpus,
+    cost_factors,
     cost_of,
     cost_parts,
     money,
-    read_cost_factors,
 )
 from kmatrix.report.gpu.read_gpu import TrainingTotals, add_timeline, read_gpu
 from kmatrix.report.gpu.text import busy_lines, cost_lines
@@ -69,8 +70,8 @@ def test_money_below_a_cent_is_not_rounded_to_nothing(dollars, text):
 
 def test_factors_are_those_of_the_configuration_of_the_run():
     run = {"symbols": {"ENERGY_PRICE": "0.15", "CO2_FACTOR": ""}, "train": {"gpu_hour_price": 1.25}}
-    assert read_cost_factors(run) == CostFactors(energy_price=0.15, gpu_hour_price=1.25)
-    assert read_cost_factors({}) == CostFactors()
+    assert cost_factors(RunFile.from_json(run)) == CostFactors(energy_price=0.15, gpu_hour_price=1.25)
+    assert cost_factors(RunFile()) == CostFactors()
 
 
 def test_the_summary_puts_each_figure_beside_its_factor(matrix):

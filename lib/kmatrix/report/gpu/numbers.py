@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from kmatrix.records.train_config import read_fields
+from kmatrix.records.runs import RunFile
 from kmatrix.stats import Balance, balance_of
 from kmatrix.status.stragglers import HIDDEN_STRAGGLER, RankNumbers
 from kmatrix.text import money
@@ -190,13 +189,12 @@ class RunGpus:
     gpu: GpuNumbers | None  # None: nothing was recorded
 
 
-def read_cost_factors(run: Mapping[str, Any]) -> CostFactors:
+def cost_factors(run: RunFile) -> CostFactors:
     """Return the cost factors in a run.json."""
-    symbols = run.get("symbols") or {}
     return CostFactors(
-        energy_price=_number(symbols.get("ENERGY_PRICE")),
-        co2=_number(symbols.get("CO2_FACTOR")),
-        gpu_hour_price=read_fields(run).gpu_hour_price,
+        energy_price=_number(run.symbols.get("ENERGY_PRICE")),
+        co2=_number(run.symbols.get("CO2_FACTOR")),
+        gpu_hour_price=run.train.gpu_hour_price,
     )
 
 
@@ -234,9 +232,9 @@ def _product(amount: float | None, factor: float | None) -> float | None:
     return None if amount is None or factor is None else amount * factor
 
 
-def _number(value: object) -> float | None:
-    """Return a factor as a float; symbols are strings, and an empty string means "not set"."""
+def _number(text: str | None) -> float | None:
+    """Return a factor as a float; an empty string means "not set"."""
     try:
-        return None if value is None or isinstance(value, bool) else float(str(value).strip().strip('"'))
+        return None if text is None else float(text.strip().strip('"'))
     except ValueError:
         return None

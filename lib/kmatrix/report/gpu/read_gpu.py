@@ -13,7 +13,7 @@ from kmatrix.gpu.devices import EXTRA_METRICS
 from kmatrix.gpu.formats.binary import Recording, read_samples
 from kmatrix.records.files import finite, read_jsonl, read_or_empty
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import RunResult, read_result
+from kmatrix.records.runs import RunResult, read_result, read_run_file_or_empty
 from kmatrix.report.gpu.numbers import (
     CPU,
     SIMULATED,
@@ -22,7 +22,7 @@ from kmatrix.report.gpu.numbers import (
     RecordedPhase,
     Statistics,
     TimelinePoint,
-    read_cost_factors,
+    cost_factors,
 )
 from kmatrix.report.gpu.stream import add_binary_timeline, read_binary, read_stream, with_earlier, with_newer_samples
 from kmatrix.status.stragglers import read_ranks
@@ -62,7 +62,7 @@ def read_gpu(run_dir: RunDir, totals: TrainingTotals) -> GpuNumbers | None:
         numbers = _no_devices(totals.device)
     if numbers is None:
         return None
-    factors = read_cost_factors(read_or_empty(run_dir.run_json))
+    factors = cost_factors(read_run_file_or_empty(run_dir))
     numbers = replace(numbers, ranks=ranks, mfu=totals.mfu, factors=factors, phases=read_phases(run_dir))
     return _add_joules_per_token(numbers, totals)
 
