@@ -26,7 +26,8 @@ from types import FrameType
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ("lib/kmatrix/", "gpt2/")
-# A run starts where the runner reads the matrix that the plan created, and ends before its report. `send_rest` was the
+# A run starts where the runner reads the matrix that the plan created, and ends before its report. Version 0.1
+# called that end `send_rest`.
 RUNNING = "running=reopen..send_rest,wait_for_sync,report"
 IS_FUNCTION = 1  # CO_OPTIMIZED: set in the code of functions, not of modules and class bodies
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from PIL import Image
 from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException
+from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -21,6 +23,8 @@ from waiting import wait_until
 
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "test-artifacts"  # ignored by git
 SIZE = "1400,2400"
+PRESS_AGAIN = 5.0  # seconds after a click that saved nothing
+T = TypeVar("T")
 GREY = 20  # maximum difference between red, green and blue of a pixel that counts as grey
 
 
@@ -39,14 +43,15 @@ class Browser:
         """The visible text of the page."""
         return str(self._driver.find_element(By.TAG_NAME, "body").text)
 
-    def wait_until(self, condition: Callable[[], object], what: str) -> None:
-        """Wait for a state of the page. Elements may become stale, because the page redraws itself."""
+    def wait_until(self, condition: Callable[[], T | None], what: str) -> T:
+        """Return the first true value of a condition. Elements may become stale, because the page redraws itself."""
 
-        def holds() -> object:
-            with contextlib.suppress(StaleElementReferenceException):
+        def holds() -> T | None:
+            with contextlib.suppress(StaleElementReferenceException, NoSuchElementException):
                 return condition()
+            return None
 
-        wait_until(holds, what)
+        return wait_until(holds, what)
 
     def count(self, selector: str) -> int:
         """Return the number of elements that match a CSS selector."""
@@ -56,10 +61,20 @@ class Browser:
         """Press a button that downloads a CSV file, and return its rows."""
         for old in self._downloads.iterdir():
             old.unlink()
-        button = self._driver.find_element(By.CSS_SELECTOR, selector)
-        self._driver.execute_script("arguments[0].click()", button)
-        self.wait_until(lambda: list(self._downloads.glob("*.csv")), f"{selector} saves a file")
-        (path,) = self._downloads.glob("*.csv")
+        pressed = 0.0
+
+        def newest() -> Path | None:
+            # The page replaces its charts with each new point: a click on a button that was just replaced is lost.
+            nonlocal pressed
+            if files := list(self._downloads.glob("*.csv")):
+                return max(files, key=lambda path: path.stat().st_mtime_ns)
+            if time.monotonic() > pressed + PRESS_AGAIN:
+                button = self._driver.find_element(By.CSS_SELECTOR, selector)
+                self._driver.execute_script("arguments[0].click()", button)
+                pressed = time.monotonic()
+            return None
+
+        path = self.wait_until(newest, f"{selector} saves a file")
         with path.open(encoding="utf-8") as file:
             return list(csv.DictReader(file))
 
