@@ -53,6 +53,7 @@ class LaunchError(KmatrixError):
 
 def is_full(error: BaseException | None) -> bool:
     """Return whether an error, or an error that caused it, is due to a full disk."""
+    # A full disk is often reported by a library in an exception of its own, so the whole chain is searched.
     while error is not None:
         if isinstance(error, FullError) or (isinstance(error, OSError) and error.errno in NO_SPACE):
             return True

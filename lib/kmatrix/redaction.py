@@ -15,7 +15,9 @@ SHORTEST = 8  # characters; a shorter value is an ordinary word and is not redac
 # Formats that only keys have: Hugging Face, W&B (wandb_v1_...), and W&B's 40 hexadecimal digits with the prefix of a
 # private server. 40 digits alone may be a commit id.
 _KEY = re.compile(r"\bhf_[A-Za-z0-9]{30,}|\bwandb_v\d_[A-Za-z0-9_-]{20,}|\blocal-[0-9a-f]{40}\b")
+# name=value with a name that announces a secret, also in JSON and YAML. The limit of 8 characters is SHORTEST.
 _NAMED = re.compile(r"""(?i)((?:api[_-]?key|token|secret|password)["']?\s*[=:]\s*["']?)([^\s"'&,;]{8,})""")
+# 40 hexadecimal digits are an old W&B key only if "key" or "token" stands right before them.
 _OLD_KEY = re.compile(r"(?i)((?:key|token)\W{0,4})\b[0-9a-f]{40}\b")
 _NAME = re.compile(r"(?i)(?:^|_)(?:api_?)?(?:key|token|secret|password|passwd)$")
 
@@ -40,6 +42,7 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
 
     environment: that of this process if None.
     """
+    # The longest first: a key that contains another one would otherwise keep a readable part.
     for value in sorted(_held(environment), key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     text = _KEY.sub(HIDDEN, text)
@@ -58,11 +61,12 @@ class _Redacting(io.TextIOWrapper):
 
     def write(self, text: str) -> int:
         super().write(redact(text))
-        return len(text)
+        return len(text)  # callers compare it with what they passed, not with the redacted length
 
 
 def redact_output() -> None:
     """Redact sys.stdout and sys.stderr of this process. What other processes write to the same file is not redacted."""
+    # The old streams share the buffers below them: text that is still in the old ones would come out later.
     sys.stdout.flush()
     sys.stderr.flush()
     sys.stdout = _Redacting(sys.stdout.buffer, encoding="utf-8", errors="replace", line_buffering=True)

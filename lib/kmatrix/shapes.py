@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-GPT2_VOCAB = 50257
+GPT2_VOCAB = 50257  # 50,000 merges, 256 bytes and the end-of-document token
 BYTE_VOCAB = 257  # 256 bytes and the end-of-document token
 
 
@@ -38,7 +38,7 @@ class ModelShape:
     def params(self) -> int:
         """Return all parameters, with position embeddings and without vocabulary padding."""
         head = 0 if self.weight_tying else self.vocab_size * self.n_embd
-        final_norm = self.n_embd * (2 if self.bias else 1)
+        final_norm = self.n_embd * (2 if self.bias else 1)  # gain, bias
         embeddings = (self.vocab_size + self.block_size) * self.n_embd
         return embeddings + self.n_layer * self.block_params + final_norm + head
 
@@ -66,7 +66,7 @@ NAMED = {  # layers, heads, width: Radford et al. 2019, table 2
 
 def by_depth(depth: int, aspect_ratio: int, head_dim: int) -> tuple[int, int, int]:
     """Return layers, heads and width. The width is depth x aspect ratio, rounded up to a multiple of head_dim."""
-    heads = -(-depth * aspect_ratio // head_dim)
+    heads = -(-depth * aspect_ratio // head_dim)  # rounded up, in integers
     return depth, heads, heads * head_dim
 
 

@@ -19,7 +19,8 @@ MIB = 2**20
 PWM_MAX = 255  # maximum PWM value of a fan, if pwm1_max is missing
 
 
-# column -> candidate files (the first existing one is used), divisor. power1_average and power1_input are in uW.
+# column -> candidate files (the first existing one is used), divisor. The driver reports power in uW, temperature in
+# millidegrees and the clock in Hz. Some cards have only one of the two power files.
 FAST = {
     "utilization": (("gpu_busy_percent",), 1.0),
     "memory_used": (("mem_info_vram_used",), float(MIB)),
@@ -36,6 +37,7 @@ class _Card:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files: dict[str, tuple[int, float]] = {}
+        # The number of hwmonN is assigned at boot, so the directory is searched for.
         hwmon = next(iter(sorted((folder / "hwmon").glob("hwmon*"))), folder / "hwmon" / "none")
         for column, (names, scale) in FAST.items():
             for name in names:
@@ -52,6 +54,7 @@ class _Card:
             return UNKNOWN
         file, scale = self._files[name]
         try:
+            # One system call on an open file: opening it again for each sample would cost three.
             return int(os.pread(file, 64, 0)) / scale
         except (OSError, ValueError):
             return UNKNOWN
@@ -117,6 +120,7 @@ class AmdSource:
     def recover(self, device: int) -> bool:
         if self.is_lost(device):
             return False
+        # After a reset the old descriptors refer to removed files, although the paths exist again.
         self._cards[device].close()
         self._cards[device] = _Card(self._cards[device].folder)
         return True
@@ -134,7 +138,9 @@ def open_source(uuids: Sequence[str] = (), root: Path | None = None) -> AmdSourc
 
     With `uuids`: those GPUs in this order, which is the order of ranks. `root`: replaces DRM.
     """
+    # card0, card1, ... without connectors such as card0-DP-1.
     folders = [path / "device" for path in (root or DRM).glob("card[0-9]*") if path.name[4:].isdecimal()]
+    # By number, not by name: card10 comes after card2.
     folders.sort(key=lambda folder: int(folder.parent.name[4:]))
     cards = list(enumerate(folder for folder in folders if _text(folder / "vendor") == AMD))
     if uuids:

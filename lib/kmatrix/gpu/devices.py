@@ -12,7 +12,7 @@ from kmatrix.gpu.formats.samples import GpuSample, Snapshot
 
 WIDTH = len(COLUMNS)  # values per device in a flat list of samples
 COLUMN_INDEX = {name: position for position, name in enumerate(COLUMNS)}
-UNKNOWN = math.nan
+UNKNOWN = math.nan  # not None: samples are packed as floats, and a NaN stays unknown in every sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,7 @@ class HostSource:
             Device(gpu_index=rank, gpu_name=f"CPU rank {rank}", uuid=f"cpu-rank-{rank}", rank=rank, memory_total=total)
             for rank in range(count)
         )
+        # By rank, not by order of appearance: ranks start within seconds of each other, and some may be missing yet.
         self._ranks: list[_CpuUsage | None] = [None] * count
         self._ended: list[float | None] = [None] * count  # s, monotonic: when a rank was found to be gone
         self._rapl = RaplCounters.open()
@@ -89,6 +90,7 @@ class HostSource:
     def is_lost(self, device: int) -> bool:
         """Return whether a rank exited while others are running."""
         ended = self._ended[device]
+        # At the end of a run all ranks exit, some later than others: that is not a loss.
         others = any(usage is not None for usage in self._ranks)
         return ended is not None and others and time.monotonic() - ended > EXIT_SPREAD_S
 
@@ -130,6 +132,7 @@ class _CpuUsage:
         elif now - self._since[0] >= WINDOW_S:
             self._share = 100.0 * (used - self._since[1]) / (now - self._since[0])
             self._since = (now, used)
+        # A zombie still answers, with its CPU time and no memory. The status costs a read, so memory is checked first.
         if not memory and self._process.status() == psutil.STATUS_ZOMBIE:
             raise psutil.NoSuchProcess(self._process.pid)
         return self._share, memory
@@ -167,6 +170,7 @@ class RaplCounters:
                 now = int(path.read_text())
             except (OSError, ValueError):
                 return None
+            # The counter wraps around after minutes under load; with one poll per second, at most once in between.
             self.total += now - self.last[at] + (span if now < self.last[at] else 0)
             self.last[at] = now
         return self.total / 1e6
@@ -185,6 +189,7 @@ def find_ranks(root: int, run_dir: Path) -> list[RankProcess]:
         with contextlib.suppress(psutil.Error):
             if environment is None or "RANK" not in environment:
                 unnamed.append(process)
+            # Children of a rank, such as data loader workers, have its command line and RANK: only the topmost counts.
             elif process.ppid() not in pids or environment["RANK"] not in _rank_of(candidates, process.ppid()):
                 rank, size = int(environment["RANK"]), int(environment.get("WORLD_SIZE", "0")) or None
                 found[rank] = RankProcess(rank, process, size)

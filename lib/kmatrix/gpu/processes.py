@@ -32,6 +32,7 @@ class Rank:
 
 def rank_of(pid: int) -> Rank | None:
     """Return the rank that a process or its parent belongs to, or None. Other containers are not visible."""
+    # The parent too: a GPU may be used by a helper process that a rank has forked.
     for candidate in (pid, _parent(pid)):
         arguments = _read_list(candidate, "cmdline") if candidate else []
         if TRAINER in arguments[:-1]:
@@ -67,6 +68,7 @@ class RunProcesses:
         if self._root is None:
             return []
         visible = {process.pid: _parent(process.pid) is not None for process in on_gpu}
+        # At most one process can be assumed to be the rank: each rank has a GPU of its own.
         own = {process.pid for process in on_gpu if visible[process.pid] and self._is_below(process.pid)}
         invisible = sorted(process.pid for process in on_gpu if not visible[process.pid])
         assumed = set(invisible[-1:]) if not own else set()
@@ -95,7 +97,7 @@ def _parent(pid: int) -> int | None:
 def _start_of(pid: int) -> str | None:
     """Return the start time of a process in clock ticks, or None if it has exited (zombies included)."""
     fields = stat_fields(pid)
-    return fields[19] if fields and fields[0] not in "ZX" else None
+    return fields[19] if fields and fields[0] not in "ZX" else None  # states: Z zombie, X dead
 
 
 def _name(pid: int) -> str | None:

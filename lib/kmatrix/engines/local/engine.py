@@ -300,7 +300,7 @@ class LocalEngine:
 
     def _end(self, job: _Job, code: int, *, now: bool = False) -> None:
         job.state = replace(job.state, phase=JobPhase.ENDED, ended=time.time(), exit_code=code)
-        # The recorder first: the tracker uploads its final summary.
+        # The recorder first: the tracker uploads its last samples.
         end(job.recorder)
         if self._trackers is not None:
             if now:

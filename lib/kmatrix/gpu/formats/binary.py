@@ -28,7 +28,7 @@ SCHEMA = 1
 COLUMNS = ("utilization", "memory_used", "power", "power_instant", "temperature", "sm_clock", "energy_j")
 CALIBRATION_BYTES = 1536  # reserved at the start of the header: written later, by one write within the first page
 _LENGTH = struct.Struct("<I")
-_SAME = ("columns", "device_type", "simulated")  # keys that must be equal to continue a file
+_SAME = ("columns", "device_type", "simulated")  # must be equal to continue a file, else it would mix two sources
 
 
 class HeaderGpu(TypedDict, total=False):
@@ -106,8 +106,9 @@ class SampleFile:
     def __init__(self, path: Path, header: RecordingHeader) -> None:
         count = len(header["gpus"]) * len(header.get("columns", COLUMNS))
         self._record = struct.Struct(f"<d{count + count % 2}f")
-        self._filling = (math.nan,) * (count % 2)
+        self._filling = (math.nan,) * (count % 2)  # to 8 bytes, so that readers can map the times as doubles
         self.continued = _can_continue(path, header)
+        # Other GPUs than in the last attempt have other columns. The old samples are kept, and counted by the report.
         if path.exists() and not self.continued:
             path.rename(_free_name(path))
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -118,7 +119,7 @@ class SampleFile:
             self._start = len(MAGIC) + _LENGTH.size + length
             whole = (os.fstat(self._file).st_size - self._start) // self._record.size
             self._end = self._start + whole * self._record.size
-            os.ftruncate(self._file, self._end)
+            os.ftruncate(self._file, self._end)  # without the incomplete record of a recorder that was killed
         except OSError:
             os.close(self._file)
             raise
@@ -151,15 +152,17 @@ def read_samples(path: Path, first: int = 0) -> Recording:
     try:
         header, start = _header(path, file)
         size = os.fstat(file).st_size
+        # Mapped, not read: a live screen reads a file of hundreds of MB twice per second.
         data: Any = mmap.mmap(file, size, access=mmap.ACCESS_READ) if size else b""
     finally:
-        os.close(file)
+        os.close(file)  # the mapping stays valid
     names = list(header["columns"])
     count = len(header["gpus"]) * len(names)
     words = 2 + count + count % 2  # of 4 bytes
     begin = start + 4 * words * first
     whole = max(0, size - begin) // (4 * words)
     view = memoryview(data)[begin : begin + 4 * words * whole] if whole else memoryview(b"")
+    # Two views of the same bytes: every float in steps of a record is a column, every first double a time.
     floats = view.cast("f") if whole else memoryview(array("f"))
     doubles = view.cast("d") if whole else memoryview(array("d"))
     columns = tuple(
@@ -170,7 +173,7 @@ def read_samples(path: Path, first: int = 0) -> Recording:
     return Recording(header, doubles[:: words // 2], columns, first=first, lost_bytes=lost)
 
 
-_OPENING = b'{"calibration":'
+_OPENING = b'{"calibration":'  # first key of the header: its offset must not depend on the others
 
 
 def _encode(header: RecordingHeader) -> bytes:
@@ -214,7 +217,7 @@ def _can_continue(path: Path, header: RecordingHeader) -> bool:
     try:
         known, start = _header(path, file)
         if os.fstat(file).st_size < start:
-            return False
+            return False  # the recorder was killed while it wrote the header
     except RecordError:
         return False
     finally:

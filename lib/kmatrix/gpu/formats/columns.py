@@ -45,7 +45,7 @@ from kmatrix.gpu.formats.text import (
 )
 
 CHUNK = 1 << 20  # bytes per read
-MAX_PENDING = 4 * CHUNK  # bytes to collect before the end of an entry must have been found
+MAX_PENDING = 4 * CHUNK  # without the end of an entry in this many bytes, the data are parsed entry by entry
 ROWS = 4096  # CSV lines per block
 
 
@@ -129,6 +129,7 @@ def decode_block(data: bytearray, end: int, *, closed: bool) -> SampleBlock | No
         if closed:
             entries = _DECODER.decode(data)
         else:
+            # The bracket is written in place: copying each chunk would take a good part of the decoding time.
             saved, data[end] = data[end], CLOSE
             try:
                 entries = _DECODER.decode(memoryview(data)[: end + 1])
@@ -139,6 +140,7 @@ def decode_block(data: bytearray, end: int, *, closed: bool) -> SampleBlock | No
         return None  # the entry-by-entry parser reports the position
 
 
+# gc=False: the objects contain no cycles, and tracking millions of them would slow down every collection.
 class _Clocks(msgspec.Struct, gc=False):
     gpu: _Number = UNSET
     sm: _Number = UNSET
@@ -206,6 +208,7 @@ def _block(entries: list[_Entry]) -> SampleBlock | None:
 
 def _places(indices: list[int], width: int) -> dict[int, Any]:
     """Return GPU index -> positions among all samples. `width`: number of GPUs in the first entry."""
+    # Almost always every entry lists the same GPUs in the same order: a slice is much faster than a search.
     order = indices[:width]
     if len(set(order)) == width and indices == order * (len(indices) // width):
         return {index: slice(at, None, width) for at, index in enumerate(order)}
@@ -216,6 +219,7 @@ def _places(indices: list[int], width: int) -> dict[int, Any]:
 def _plain(name: str) -> Callable[[list[_Gpu]], Floats]:
     """Return a function that extracts a field as a column. It raises TypeError if an entry lacks the field."""
     field = attrgetter(name)
+    # map with attrgetter stays in C. None becomes NaN; UNSET is not a number and raises TypeError.
     return lambda gpus: np.array(list(map(field, gpus)), dtype=float)
 
 
@@ -309,6 +313,7 @@ class ColumnsReader(TolerantReader, Iterator[SampleBlock]):
     def _read(self) -> Iterator[SampleBlock]:
         with opened(self.path) as file:
             begin = file.read(CHUNK)
+            # By content, not by suffix: recordings get renamed and copied.
             if begin.startswith(CSV_BEGIN.encode()):
                 file.seek(0)
                 yield from self._table(file)
@@ -340,6 +345,7 @@ class ColumnsReader(TolerantReader, Iterator[SampleBlock]):
         while True:
             more = file.read(CHUNK)
             data += more
+            # The separator of the first two entries is that of the whole file, because one program wrote it.
             separator = separator or separator_of(data)
             end = end_of_last_entry(data, separator) if more else len(data)
             if not end and len(data) < MAX_PENDING:
@@ -349,6 +355,7 @@ class ColumnsReader(TolerantReader, Iterator[SampleBlock]):
                 yield block
                 if not more:
                     return
+                # Keep one byte before the next entry, and turn it into the bracket that opens the next chunk.
                 del data[: data.index(b"{", end) - 1]
                 data[0] = OPEN
                 continue

@@ -36,6 +36,7 @@ class ThrottleEvents:
     def throttle(self, at: float) -> Mapping[int, tuple[str, ...]]:
         """Return GPU index -> active reasons at a Unix time. Lost and unknown GPUs are absent."""
         self._read()
+        # A replay can seek backwards: events cannot be undone, so they are applied again from the start.
         if self._applied and self._lines[self._applied - 1][0] > at:
             self._applied, self._now = 0, {}
         while self._applied < len(self._lines) and self._lines[self._applied][0] <= at:
@@ -69,5 +70,6 @@ def _event(value: Mapping[str, Any]) -> tuple[float, str, int | None, tuple[str,
         float(value.get("time") or 0.0),
         str(value["event"]),
         int(gpu) if gpu is not None else None,
+        # The text is "throttled: A, B". No reason is part of another one, so a search is enough.
         tuple(reason for reason in REASONS if reason in text),
     )

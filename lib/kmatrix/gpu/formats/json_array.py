@@ -36,9 +36,10 @@ class JsonArrayFile:
         text = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
         data = text if self._empty else b",\n" + text
         try:
+            # One write with the bracket: a reader, or a kill, never sees the array without its end.
             write_at(self._file, data + TAIL, self._end)
         except OSError:
-            self._close_array()
+            self._close_array()  # a partial write may have replaced the bracket
             raise
         self._end += len(data)
         self._empty = False
@@ -86,6 +87,7 @@ def last_entry(path: Path) -> dict[str, Any] | None:
 
 def _resume(file: int) -> tuple[int, bool]:
     """Return the end offset of the last complete object, and whether the array is empty. One object is one line."""
+    # From the end, in steps: a recording of days must not be read as a whole to continue it.
     size = os.fstat(file).st_size
     position, last = size, b""
     while position > len(START):
@@ -131,10 +133,12 @@ class ArrayTail:
         except FileNotFoundError:
             return []
         with file:
+            # Shorter than before: the file was replaced by a new one.
             if file.seek(0, 2) < self._offset:
                 self._offset = 0
             file.seek(self._offset)
             part = file.read(CHUNK)
+            # An object with hundreds of GPUs can be longer than a chunk: read on until one line is complete.
             while part.count(b"\n") < 2 and (more := file.read(CHUNK)):
                 part += more
         return self._objects(part)

@@ -33,6 +33,7 @@ class GpuSample:
 
     def __post_init__(self) -> None:
         if self.memory_percent is None and self.memory_used is not None and self.memory_total:
+            # The only way to set a derived field of a frozen dataclass.
             object.__setattr__(self, "memory_percent", 100.0 * self.memory_used / self.memory_total)
 
     @property
@@ -93,6 +94,7 @@ def aggregate(samples: Sequence[GpuSample]) -> AggregateStats:
 
     Used memory, total memory and their ratio cover the GPUs for which both are known.
     """
+    # A lost GPU is left out, not counted with 0, which would lower every mean.
     alive = [sample for sample in samples if sample.is_known]
     both = [(s.memory_used, s.memory_total) for s in alive if s.memory_used is not None and s.memory_total is not None]
     used, total = (_total(pair[side] for pair in both) for side in (0, 1))

@@ -21,15 +21,10 @@ BAD_LINE = "a line is incomplete"
 BAD_ENTRY = "an entry has no time or no GPU"
 
 
-MEMORY = (
-    "memory_used",
-    "memory_used_mb",
-    "memory_mb",
-)  # names in known formats, by precedence
-
-
+# Names in known formats, by precedence.
+MEMORY = ("memory_used", "memory_used_mb", "memory_mb")
 TOTAL = ("memory_total", "memory_total_mb")
-CLOCKS = ("gpu", "sm", "graphics")  # the same, within `clocks`
+CLOCKS = ("gpu", "sm", "graphics")  # within `clocks`
 _COLUMN = re.compile(r"gpu(\d+)_(\w+)")
 
 
@@ -101,6 +96,7 @@ def array_at(text: str, path: Path) -> tuple[int, bool]:
 
 def rows_of(file: IO[str]) -> Iterator[list[str]]:
     """Yield the cells of each line of a CSV. The relevant cells are never quoted."""
+    # A damaged file may be one line of gigabytes. A machine that crashes may leave NUL bytes at the end of a file.
     for line in iter(partial(file.readline, MAX_LINE), ""):
         yield line.rstrip("\r\n").replace("\0", "").split(",")
 
@@ -243,10 +239,12 @@ class Scanner:
             except (ValueError, RecursionError) as error:  # malformed, a huge number, or nested too deeply
                 self._grow_or_skip(damaged=self._is_damage(error))
                 continue
+            # Only a number can end at the end of the buffer and still be incomplete: 12 of 123.
             if end == len(self._text) and isinstance(value, int | float) and (more := self._more()):
                 self._text += more  # the number may continue in the next chunk
                 continue
             self._at = end
+            # Trim in large steps: each one copies the rest of the buffer.
             if self._at > _DONE:
                 self._drop(self._at)
             yield value
@@ -275,6 +273,7 @@ class Scanner:
         """Return whether the value stays malformed whatever text follows."""
         if not isinstance(error, json.JSONDecodeError):
             return True
+        # Near the end, a chunk may have split a literal or an escape. An unterminated string may always go on.
         return error.pos + _WORD < len(self._text.rstrip()) and not error.msg.startswith("Unterminated string")
 
     def _grow_or_skip(self, *, damaged: bool) -> None:
@@ -299,6 +298,7 @@ class Scanner:
                 self._drop(len(self._text))
                 self.ended = True
                 return False
+            # Keep the end: the start of the next entry may be split between two chunks.
             self._drop(max(self._at, len(self._text) - _BEGIN))
             self._text += more
         self._drop(found.start())
@@ -314,7 +314,7 @@ def opening(text: str) -> tuple[int, bool] | None:
 
     The document is an array, or an object with an array named `samples`.
     """
-    at = len(text) - len(text.lstrip("\ufeff \t\r\n"))
+    at = len(text) - len(text.lstrip("\ufeff \t\r\n"))  # \ufeff: the byte order mark of some editors
     if text[at : at + 1] == "[":
         return at + 1, True
     found = _SAMPLES.search(text) if text[at : at + 1] == "{" else None

@@ -17,12 +17,10 @@ from typing import Any
 from kmatrix.gpu.devices import COLUMN_INDEX, UNKNOWN, WIDTH
 
 SUCCESS, UNINITIALIZED, NOT_SUPPORTED, OTHER_VERSION, NOT_FOUND_FUNCTION = 0, 1, 3, 25, 13  # nvmlReturn_t
-
-
 # Codes after which a GPU does not answer any more: uninitialized, GPU is lost, reset required, GPU not found.
 GONE = frozenset({UNINITIALIZED, 15, 16, 28})
 MIB = 1 << 20
-SM_CLOCK = 1
+SM_CLOCK = 1  # nvmlClockType_t
 MEMORY_V2 = struct.Struct("<I4xQQQQ")  # nvmlMemory_v2_t: version, total, reserved, free, used
 FIELD = struct.Struct("<IIqqiiQ")  # nvmlFieldValue_t: id, scope, timestamp, latency, type, return, value
 FIELD_TYPE, FIELD_VALUE = 24, 32  # offsets of the type and the value; the return code follows the type
@@ -75,6 +73,7 @@ class Call:
         """Return the type of a field value at the last call, and its format character of struct."""
         if number.status is None:
             return 0, number.form
+        # The driver chooses the type of each field. A 32-bit value fills only half of the union.
         kind = struct.unpack_from("<i", self._buffer, number.status)[0]
         return kind, "I" if kind == UNSIGNED_32 else number.form
 
@@ -98,6 +97,7 @@ def bind(library: Any, handle: Any) -> list[Call]:
             call("nvmlDeviceGetMemoryInfo", 24, Number("memory_used", 16, "Q", MIB)),
         ),
         *first(
+            # Recent drivers deprecate the first function, older ones lack the second.
             call("nvmlDeviceGetTemperature", 4, Number("temperature", 0, "I", 1.0), 0),
             call("nvmlDeviceGetTemperatureV", 12, Number("temperature", 8, "i", 1.0), template=versioned),
         ),
@@ -106,6 +106,7 @@ def bind(library: Any, handle: Any) -> list[Call]:
     if fields := _fields(library, handle):
         calls.append(fields)
     known = fields.columns if fields else ()
+    # Drivers without these fields have older functions of their own for average power and energy.
     if "power" not in known:
         calls += first(call("nvmlDeviceGetPowerUsage", 4, Number("power", 0, "I", 1000.0)))
     if "energy_j" not in known:
@@ -164,14 +165,17 @@ class CallBatch:
                 if number.status is not None:
                     kind, form = call.kind(number)
                     kinds[len(forms)] = kind
+                    # Type and return code as one number: a single comparison in `read` covers both.
                     forms.append((begin + number.status, "Q"))  # includes the return code that follows, which must be 0
                 places[base + COLUMN_INDEX[number.column]] = len(forms), number.divisor
                 forms.append((begin + number.offset, form))
             begin += _aligned_size(call)
         self._unpack = struct.Struct(_layout(forms)).unpack_from
         unknown, zero = len(forms), len(forms) + 1  # the two constants that `read` appends
+        # `read` unpacks all numbers, appends NaN and 0, and picks one for each value: unknown columns pick the NaN.
         wanted = [places.get(value, (unknown, 1.0)) for value in range(WIDTH * len(gpus))]
         self._pick, self._units = itemgetter(*[place for place, _ in wanted]), [unit for _, unit in wanted]
+        # Two zeros first: itemgetter returns a tuple only for at least two items.
         self._kinds, self._expected = itemgetter(zero, zero, *kinds), (0, 0, *kinds.values())
 
     def read(self, values: list[float]) -> bool:

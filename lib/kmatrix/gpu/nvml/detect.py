@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kmatrix.errors import LaunchError
-from kmatrix.text import memory_size
+from kmatrix.text import first_names, memory_size
 
 MIB = 2**20
 
@@ -39,6 +39,7 @@ def detect() -> Detected:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
+        # A machine without NVIDIA GPUs is not worth a note; a driver that is installed and fails is.
         absent = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         return Detected(notes=() if error.value in absent else (f"the NVIDIA driver does not respond: {error}",))
     try:
@@ -122,7 +123,7 @@ def _is_split(pynvml: Any, handle: Any) -> bool:
     try:
         current, _pending = pynvml.nvmlDeviceGetMigMode(handle)
     except pynvml.NVMLError:
-        return False  # "not supported" on a GPU without MIG
+        return False  # "not supported": a GPU without MIG
     return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
 
 
@@ -130,6 +131,7 @@ def _named(where: str, text: str, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
     """Resolve a comma list against these GPUs."""
     chosen: list[Gpu] = []
     for item in (part.strip() for part in text.split(",")):
+        # CUDA ignores everything after the first invalid index, and -1 is the usual way to hide all GPUs.
         if item == "-1" or not text.strip():
             break
         gpu = _find(where, item, gpus)
@@ -210,10 +212,9 @@ def _usage(pynvml: Any, uuid: str, most_mib: int) -> str:
         processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except pynvml.NVMLError as error:
         return f"no response: {error}"
-    names = [f"{_name(process.pid)} (pid {process.pid})" for process in processes]
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    holders = ", ".join(names[:MAX_NAMES]) or "processes that are not visible here"
-    return f"{memory_size(used * MIB)} used by {holders}{more}"
+    names = (f"{_name(process.pid)} (pid {process.pid})" for process in processes)
+    holders = first_names(names, MAX_NAMES) or "processes that are not visible here"
+    return f"{memory_size(used * MIB)} used by {holders}"
 
 
 def _used_mib(pynvml: Any, handle: Any) -> float:
@@ -272,7 +273,7 @@ def _distance(
         level = pynvml.nvmlDeviceGetTopologyCommonAncestor(handles[one], handles[other])
     except pynvml.NVMLError:
         return UNKNOWN_DISTANCE
-    return min(UNKNOWN_DISTANCE, 1 + int(level) // 10)
+    return min(UNKNOWN_DISTANCE, 1 + int(level) // 10)  # the driver's levels are 0, 10, 20, ... 50
 
 
 def _peers(pynvml: Any, handle: Any, buses: Mapping[str, str]) -> frozenset[str]:

@@ -34,7 +34,7 @@ from kmatrix.gpu.nvml.calls import (
 )
 from kmatrix.gpu.nvml.detect import MIB
 
-RETRY_READS = 100  # reads call by call, after a failed batch, before the batch is tried again
+RETRY_READS = 100  # call by call after a failed batch: a call that fails for good must not cost two reads per tick
 PROCESS = struct.Struct("<I4xQII")  # nvmlProcessInfo_v2_t: pid, bytes, GPU instance, compute instance
 NO_MEMORY_VALUE = 2**64 - 1  # NVML_VALUE_NOT_AVAILABLE
 
@@ -193,6 +193,7 @@ def open_source(uuids: Sequence[str] = ()) -> NvmlSource | None:
     found = [_open(pynvml, index) for index in range(count)]
     if uuids:
         by_uuid = {device.uuid: (device, handle) for device, handle in found if device.uuid}
+        # A GPU that does not answer does not report its UUID either: a requested one is probably among these.
         silent = [device.gpu_index for device, handle in found if not device.uuid]
         chosen = [by_uuid.get(uuid) or (_missing(uuid, silent, count), None) for uuid in uuids]
         found = [(_ranked(device, rank), handle) for rank, (device, handle) in enumerate(chosen)]
@@ -294,7 +295,7 @@ class GpmReader:
     def read(self) -> dict[str, float]:
         """Return means in percent since the previous call, empty for the first call or if the GPU does not answer."""
         pynvml = self._pynvml
-        self._now, self._before = self._before, self._now
+        self._now, self._before = self._before, self._now  # two buffers in turn: the oldest is overwritten
         try:
             pynvml.nvmlGpmSampleGet(self._handle, self._now)
             self._taken += 1
@@ -307,7 +308,7 @@ class GpmReader:
                 request.metrics[at].metricId = metric
             pynvml.nvmlGpmMetricsGet(request)
         except pynvml.NVMLError:
-            self._taken = 0
+            self._taken = 0  # the older sample may be from before the GPU was lost
             return {}
         answers = [request.metrics[at] for at in range(len(GPM))]
         return {

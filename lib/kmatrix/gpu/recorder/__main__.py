@@ -33,6 +33,7 @@ FIND_S = 0.2  # between two searches for the ranks of a starting run
 
 def record(arguments: argparse.Namespace) -> int:
     """Record a run; return the exit status."""
+    # Blocked from the start, collected by sigtimedwait: no handler interrupts a write or a call of the driver.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
     run_dir = RunDir(arguments.run_dir.absolute())
     _lock(run_dir)
@@ -74,7 +75,7 @@ def _lock(run_dir: RunDir) -> None:
             f"{run_dir.path} is already being recorded", why="another recorder holds its lock", hint="stop it first"
         ) from None
     except OSError:
-        pass  # this file system has no locks
+        pass  # a file system without locks must not prevent a recording
 
 
 def open_source(

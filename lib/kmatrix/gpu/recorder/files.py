@@ -77,12 +77,13 @@ class RecordingFiles:
     def write_event(self, event: str, text: str, gpu_index: int | None = None) -> None:
         """Append one line to gpu_events.jsonl. The order of events is kept, also after a full disk."""
         self._events.append({"time": time.time(), "event": event, "gpu_index": gpu_index, "text": text})
-        del self._events[:-MAX_PENDING]
+        del self._events[:-MAX_PENDING]  # the disk may stay full for days
         self._flush_events()
 
     def write_calibration(self, calibration: Calibrated) -> None:
         """Write the calibration to the header of gpu_samples.bin."""
         self._calibration = calibration
+        # A continued file keeps the calibration of its first attempt: it describes the same GPUs.
         if self._samples is not None and not self._samples.continued:
             try:
                 self._samples.write_calibration(calibration)
@@ -91,6 +92,7 @@ class RecordingFiles:
 
     def write_summary(self, value: Mapping[str, Any]) -> None:
         """Write gpu_summary.json in a thread, so that a slow disk does not delay samples."""
+        # If the disk takes longer than a minute, this summary is skipped: the next one contains it.
         if self._writer is None or not self._writer.is_alive():
             self._writer = threading.Thread(target=self._write_summary_file, args=(value,), daemon=True)
             self._writer.start()
@@ -99,6 +101,7 @@ class RecordingFiles:
         """Write pending events and the last summary, and close all files. Return whether the summary was written."""
         if self._missed:
             self._report_gap(time.time())
+        # Before the last summary: an older one that is still being written would replace it.
         if self._writer is not None:
             self._writer.join()
         self._flush_events()

@@ -29,7 +29,7 @@ from kmatrix.records.files import read_json, read_or_empty
 from kmatrix.records.paths import RunDir
 
 STOP = frozenset({signal.SIGTERM, signal.SIGINT})
-SUMMARY_S = 60.0
+SUMMARY_S = 60.0  # between two summaries; after a kill, newer samples are read from gpu_samples.bin
 PROCESSES_S = 10  # between two queries of the processes of one GPU
 
 
@@ -64,18 +64,21 @@ class Recorder:
         next_summary += SUMMARY_S
         period, tick = 1.0 / self._hz, 0
         while True:
+            # Once per second: fold the buffered samples, poll the slow values.
             now = time.monotonic()
             poll = now >= next_poll
             if poll:
                 self._totals.fold()
                 self._poll(now)
-                next_poll = max(next_poll + 1.0, now)
+                next_poll = max(next_poll + 1.0, now)  # after a stall, no burst of polls to catch up
+            # Each tick: one sample, the first before any wait, so that even the shortest recording has one.
             self._sample(now, begin, snapshot_due=poll)
             if poll and self._parent is not None and not self._parent.is_alive():
                 break
             if now >= next_summary:
                 self._files.write_summary(self._summary(final=False))
                 next_summary = max(next_summary + SUMMARY_S, now)
+            # Skip the ticks that are already over: samples in quick succession would repeat the same values.
             tick += 1
             behind = int((time.monotonic() - begin) / period) - tick
             if behind > 0:
@@ -97,6 +100,7 @@ class Recorder:
 
     def _metrics(self) -> str:
         """Return all current metrics. Called from the thread of the server."""
+        # Without a lock: a scrape may mix two successive samples, which is harmless, but must never delay the next.
         gauges = [
             prometheus.Gauges(
                 device=totals.device,
@@ -137,9 +141,10 @@ class Recorder:
                 self._device_event("throttle", device, f"throttled: {text}")
             totals = self._totals.totals[device].throttled_s
             for reason in limits.throttled & self._limits[device].throttled:
+                # Both polls report the reason, so it is assumed in between; not over a suspend of the machine.
                 totals[reason] = totals.get(reason, 0.0) + min(2.0, now - self._polled_at)
             self._limits[device] = limits
-            if (self._seconds - device) % PROCESSES_S == 0:
+            if (self._seconds - device) % PROCESSES_S == 0:  # one GPU per second: the call can hold a driver lock
                 self._poll_processes(device)
         if self._poller.polls != self._polls:
             self._polls = self._poller.polls
@@ -161,6 +166,7 @@ class Recorder:
             self._lost[device] = True
             self._totals.totals[device].lost_at = time.time()
             self._device_event("lost", device, "no response (values are null)")
+        # A rank without any sample has not started yet: it is not lost, but must be attached.
         unseen = self._totals.totals[device].samples == 0
         if (self._lost[device] or unseen) and self._source.recover(device) and self._lost[device]:
             self._lost[device] = False
@@ -179,6 +185,7 @@ class Recorder:
 
     def _wait(self, begin: float, due: float) -> bool:
         """Wait for the next tick, calibrating during the first seconds. Return whether to stop."""
+        # The calibration reads the first living device as often as possible in the time between ticks.
         while (now := time.monotonic()) < due and self._calibration is not None:
             if now - begin >= CALIBRATION_S:
                 self._finish_calibration(self._calibration)
@@ -207,7 +214,7 @@ class Recorder:
         self._files.write_event("ended", f"{self._totals.samples} samples, {late} skipped")
         if not self._files.close(lambda: self._summary(final=True)):
             print(f"cannot write {self._dir.gpu_summary}: is the disk full?", file=sys.stderr)
-        if self._poller.stop():  # closing a driver that hangs would hang as well
+        if self._poller.stop():  # closing the driver while a call hangs in it would hang as well
             self._source.close()
 
     def _device_event(self, event: str, device: int, text: str) -> None:
@@ -296,12 +303,12 @@ class BackgroundPoller:
         due = self._clock()
         while not self._ending.wait(max(0.0, due - self._clock())):
             for device in range(len(self.latest)):
-                self.latest[device] = self._source.extra_metrics(device)
+                self.latest[device] = self._source.extra_metrics(device)  # replaced as a whole: no lock needed
             self.polls += 1
             due = max(due + self._every_s, self._clock())
 
 
-CALIBRATION_S = 2.0
+CALIBRATION_S = 2.0  # enough for 20 changes of a value that the driver updates at 10 Hz
 INTERVAL_S = 0.005  # between two reads of the first device while calibrating
 CLOCKED = ("power", "power_instant", "energy_j", "utilization")  # values that the driver updates at a fixed rate
 TOLERANCE = 1.1  # factor: a period is measured with an error of a few ms

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from kmatrix.gpu.devices import COLUMN_INDEX, WIDTH, Device, DeviceLimits, ExtraMetrics
 
-HOST = "127.0.0.1"
+HOST = "127.0.0.1"  # run names and the use of GPUs are not for everyone on the network
 MAX_REQUEST, REQUEST_S = 8192, 2.0  # bytes and s that a request may take
 MIB, MHZ = 2**20, 1e6
 
@@ -137,13 +137,14 @@ class MetricsServer:
 
     def _serve(self) -> None:
         while True:
+            # One client at a time, in one thread: a scrape takes less than a millisecond.
             try:
                 client, _ = self._socket.accept()
             except OSError:
                 return
             try:
                 with client:
-                    client.settimeout(REQUEST_S)
+                    client.settimeout(REQUEST_S)  # a client that sends nothing would block all others
                     client.sendall(self._answer(_request(client)))
             except OSError:
                 continue  # the client disconnected or timed out

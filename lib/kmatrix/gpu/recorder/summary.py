@@ -45,6 +45,7 @@ class RunningStats:
             return
         mean = total / count
         delta, both = mean - self._mean, self.count + count
+        # math.dist sums the squares in C, without a list of differences.
         self._squares += math.dist(values, [mean] * count) ** 2 + delta * delta * self.count * count / both
         self._mean += delta * count / both
         self.count = both
@@ -109,6 +110,7 @@ class DeviceTotals:
         """Add samples, given as one sequence per column."""
         for name, running in self.running.items():
             running.add(columns[COLUMN_INDEX[name]])
+        # A column without any NaN proves that every sample has a value; otherwise each one is checked.
         if any(not math.isnan(sum(column)) for column in columns):
             self.samples += len(columns[0])
         else:
@@ -122,6 +124,7 @@ class DeviceTotals:
         new = 0
         for kind, now in (("corrected", extra.ecc_corrected), ("uncorrected", extra.ecc_uncorrected)):
             if now is not None:
+                # The driver's counters include errors from before the recording, and restart when it is reloaded.
                 more = max(0, now - self.last_ecc.get(kind, now))
                 self.ecc[kind] = self.ecc.get(kind, 0) + more
                 self.last_ecc[kind] = now
@@ -140,6 +143,7 @@ class DeviceTotals:
 
     def _integrate(self, now: float, power: float) -> None:
         """Add the integral of power (trapezoidal rule), for devices without a counter."""
+        # A device with a counter that is silent for a moment: its next value covers the gap, so nothing is integrated.
         if math.isnan(power) or self.last_counter is not None:
             self.last_power = None
             return
@@ -224,7 +228,7 @@ class RunTotals:
             totals.add(columns[at * WIDTH : (at + 1) * WIDTH])
         memory = columns[COLUMN_INDEX["memory_used"] :: WIDTH]
         used = list(map(sum, zip(*memory, strict=True)))
-        if math.isnan(sum(used)):
+        if math.isnan(sum(used)):  # a device is unknown in some samples: sum the others
             samples = ([value for value in sample if not math.isnan(value)] for sample in zip(*memory, strict=True))
             used = [sum(known) for known in samples if known]
         self.memory.add(used)
@@ -298,10 +302,12 @@ class RunTotals:
             self.add(recording.times[index], recording.times[index], values)
             if before is not None:
                 self.seconds += max(0.0, min(GAP_S, recording.times[index] - before))
+            # `add` has counted the differences between totals; the recorded total itself is exact.
             for totals, value in zip(self.totals, joules, strict=True):
                 if not math.isnan(value):
                     totals.joules = value  # the file contains totals, not the counter
         self.fold()
+        # The next sample has the driver's counter again: its difference to a recorded total means nothing.
         for totals in self.totals:
             totals.last_counter = totals.last_power = None
 
