@@ -36,6 +36,20 @@ def duration(seconds: float | None) -> str:
     return f"{hours // 24:,}d{hours % 24:02d}h"
 
 
+def short_duration(seconds: float | None) -> str:
+    """Return a duration with its largest unit, for narrow columns: at most four characters below 100 hours.
+
+    >>> short_duration(0.12), short_duration(12.3), short_duration(180), short_duration(7200), short_duration(None)
+    ('0.1s', '12s', '3m', '2h', '-')
+    """
+    if seconds is None:
+        return UNKNOWN
+    for below, unit, form in ((9.95, 1, "{:.1f}s"), (99.5, 1, "{:.0f}s"), (5970, 60, "{:.0f}m")):
+        if seconds < below:
+            return form.format(seconds / unit)
+    return f"{seconds / 3600:.0f}h"
+
+
 def time_of_day(unix: float, *, date: bool = True, utc: bool = False) -> str:
     """Return a Unix time as local date and time. utc: use UTC, which reads the same on every machine.
 

@@ -13,11 +13,12 @@ from rich.cells import cell_len
 
 from gputop_values import T0, gpu_sample, line_of, rendered, view
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot, aggregate
-from kmatrix.gputop.glyphs import ASCII, UNICODE, bar, chart, resample, seconds, sparkline
+from kmatrix.gputop.glyphs import ASCII, UNICODE, bar, chart, resample, sparkline
 from kmatrix.gputop.loop import NAMES, Keyboard, decode
 from kmatrix.gputop.screen import plain, render
 from kmatrix.gputop.view import UNITS, DeviceRow, History, Metric, View, balance
 from kmatrix.status.alerts import Alert, AlertKind, Severity
+from kmatrix.text import short_duration
 
 # ---- drawing: a pure function -----------------------------------------------------------------------------------
 
@@ -195,7 +196,7 @@ def test_what_is_drawn_narrower_keeps_within_what_was_measured(values, width):
     [(None, "-"), (0.04, "0.0s"), (9.94, "9.9s"), (9.96, "10s"), (99.4, "99s"), (99.6, "2m"), (7200, "2h")],
 )
 def test_an_age_takes_at_most_four_columns(value, text):
-    assert seconds(value) == text
+    assert short_duration(value) == text
 
 
 def test_ascii_terminals_get_ascii_only():

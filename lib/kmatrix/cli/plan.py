@@ -84,9 +84,9 @@ def _run_line(planned: PlannedRun) -> str:
     axes = [f"{label}={text}" for label, text in run.axes]
     axes += [f"{point.axis.removeprefix('GPT2_').lower()}={point.text}" for point in run.points if not point.swept]
     memory = f", memory over {memory_size(known.state_mib * 2**20)}" if known.state_mib is not None else ""
-    where = "cpu" if config.device == "cpu" else "gpu"
+    devices = plural(config.ranks, "cpu" if config.device == "cpu" else "gpu")
     return (
-        f"run {run.run_id} {run.name}  {' '.join(axes)}  {config.ranks} {where}{'s' if config.ranks > 1 else ''}, "
+        f"run {run.run_id} {run.name}  {' '.join(axes)}  {devices}, "
         f"global batch {config.global_batch} sequences, {_run_length(config)}, {count(known.params)} parameters"
         f"{f', {flop_count(known.flops)}' if known.flops is not None else ''}{memory}"
     )

@@ -20,7 +20,7 @@ from kmatrix.gputop.loop import Session, StatsFiles, follow, watch
 from kmatrix.gputop.screen import plain, render
 
 PLAIN_WIDTH = 120  # columns of --once, if the width of the terminal is unknown
-MIN_INTERVAL_S = 0.05
+MIN_INTERVAL_S = 0.05  # 20 Hz, the recorder's default: the hardware updates its values at half of this rate
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,6 +56,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _show(feed: SampleFeed, options: argparse.Namespace) -> int:
     session = Session(feed=feed, asked=options.gpus)
+    # The first poll checks --gpus before statistics files are created or the screen is cleared.
     session.poll()
     if options.stats_file is not None:
         session.stats = StatsFiles(options.stats_file)

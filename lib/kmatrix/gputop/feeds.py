@@ -26,7 +26,7 @@ from kmatrix.status.alerts import Alert, GpuState, RunSnapshot, Severity, Thresh
 from kmatrix.status.watch import AlertTracker
 from kmatrix.text import duration, time_of_day
 
-MAX_PER_MINUTE = 240  # samples of a recording to read for the history of one minute
+MAX_PER_MINUTE = 240  # samples to read for the history of one minute: 4 per bucket are enough for a mean
 QUIET_S = 3.0  # time without a new sample before a notice is shown
 
 
@@ -96,6 +96,7 @@ class AttachedFeed:
             history.clear()
         count = len(recording)
         if count:
+            # After a pause, or at the start, only the last minute is on the screen.
             self._known += count
             add(recording, _since(recording, recording.times[count - 1] - SPAN_S), count, history)
             self._newest = sample_of(recording, count - 1, self._events)
@@ -174,7 +175,7 @@ class ReplayFeed:
         return sample_of(self._recording, count - 1, self._events)
 
     def press(self, key: str, /) -> bool:
-        self._advance()
+        self._advance()  # a jump starts from the current time, not from that of the last poll
         jumps = {"left": -10.0, "right": 10.0, "[": -60.0, "]": 60.0, "0": -self.length, "e": self.length}
         if key == "space":
             self._paused = not self._paused
@@ -219,6 +220,7 @@ def run_dir(path: Path) -> RunDir:
 def add(recording: Recording, first: int, end: int, history: History) -> None:
     """Add the records first..end to a history, thinned to MAX_PER_MINUTE. The last one is always included."""
     stride = max(1, (end - first) // MAX_PER_MINUTE)
+    # Counted from the end, so that thinning never drops the newest sample.
     for index in reversed(range(end - 1, first - 1, -stride)):
         history.add(recording.snapshot(index))
 
@@ -251,7 +253,7 @@ def bucket_s(recording: Recording) -> float:
 
 def _since(recording: Recording, unix: float, *, after: bool = False) -> int:
     """Return the index of the first record at or after a Unix time; with `after`, strictly after it."""
-    return bisect_right(recording.times, unix if after else unix - 1e-6)
+    return bisect_right(recording.times, unix if after else unix - 1e-6)  # 1 us: below every sampling period
 
 
 def _has_ended(run: RunDir) -> bool:
@@ -276,7 +278,7 @@ class GPUMonitor:
         self._limits_due = self._recover_due = self._ranks_due = 0.0
 
     def initialize(self) -> bool:
-        """Open the driver, again if it is open. Return whether there is a GPU."""
+        """Open the driver, and reopen it if it is open. Return whether there is a GPU."""
         self.close()
         self._source = open_source() or amd.open_source()
         if self._source is None:
@@ -299,6 +301,7 @@ class GPUMonitor:
                 if source.is_lost(position):
                     source.recover(position)
         source.read(self._values)
+        # The slow queries are due at times of their own, not at every refresh of the screen.
         if now >= self._limits_due:
             self._limits_due = now + LIMITS_S
             self._limits = [source.limits(position) for position in range(self.gpu_count)]
@@ -396,6 +399,7 @@ def alerts_of_rows(rows: Sequence[DeviceRow], limits: Thresholds, now: float) ->
         gpus=tuple(_state(row) for row in rows),
         memory_cv=memory.cv if memory else None,
     )
+    # A new tracker per call has no memory of earlier samples, so a condition must not have to hold for some time.
     return AlertTracker(replace(limits, hold_s=0)).update(state).active
 
 
@@ -404,7 +408,7 @@ def _state(row: DeviceRow) -> GpuState:
     known = [value for value in recent if value is not None]
     return GpuState(
         name=f"GPU {row.sample.gpu_index}",
-        utilization=sum(known) / WINDOW if len(known) == WINDOW else None,
+        utilization=sum(known) / WINDOW if len(known) == WINDOW else None,  # a shorter mean would raise false alerts
         memory_percent=row.sample.memory_percent,
         temperature=row.sample.temperature,
         throttled=row.throttle or (),

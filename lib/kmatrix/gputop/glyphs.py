@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-UNKNOWN = "-"
+from kmatrix.text import ELLIPSIS, UNKNOWN
+
 STYLES = ((90.0, "red"), (75.0, "yellow"), (0.0, "green"))  # lower bound in percent of the ceiling
 
 
@@ -23,12 +24,13 @@ class Glyphs:
     more: str  # mark of truncated text
 
 
-UNICODE = Glyphs(" ▁▂▃▄▅▆▇█", " ▏▎▍▌▋▊▉█", "…")
+UNICODE = Glyphs(" ▁▂▃▄▅▆▇█", " ▏▎▍▌▋▊▉█", ELLIPSIS)
 ASCII = Glyphs(" .:-=+*#@", "     ||||", "~")
 
 
 def glyphs_for(encoding: str | None) -> Glyphs:
     """Return the glyphs that an encoding can represent."""
+    # Tried, not looked up in a list of names: many encodings contain some of these characters.
     try:
         (UNICODE.levels + UNICODE.bar + UNICODE.more).encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -45,6 +47,7 @@ def cell(text: str, width: int, style: str = "", *, right: bool = False) -> Text
     """Return exactly `width` columns: truncated, or padded with spaces."""
     if width <= 0:
         return Text()
+    # By cells, not characters: a name may contain characters that are two columns wide.
     text = printable(text)
     if right and cell_len(text) < width:
         text = " " * (width - cell_len(text)) + text
@@ -54,16 +57,6 @@ def cell(text: str, width: int, style: str = "", *, right: bool = False) -> Text
 def number(value: float | None, unit: str = "", digits: int = 0) -> str:
     """Return a value with its unit, `-` if unknown."""
     return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.{digits}f}{unit}"
-
-
-def seconds(value: float | None) -> str:
-    """Return a duration such as 0.1s, 12s, 3m or 2h: at most four columns below 100 hours."""
-    if value is None:
-        return UNKNOWN
-    for below, divisor, form in ((9.95, 1, "{:.1f}s"), (99.5, 1, "{:.0f}s"), (5970, 60, "{:.0f}m")):
-        if value < below:
-            return form.format(value / divisor)
-    return f"{value / 3600:.0f}h"
 
 
 def share(value: float | None, ceiling: float | None) -> float | None:
@@ -102,6 +95,7 @@ def resample(values: Sequence[float | None], width: int) -> list[float | None]:
 def sparkline(values: Sequence[float | None], ceiling: float | None, width: int, glyphs: Glyphs) -> str:
     """Return a one-line chart: a gap is unknown, the lowest glyph is 0."""
     shares = (share(value, ceiling) for value in resample(values, width))
+    # At least the lowest glyph: a measured 0 must look different from a gap.
     return "".join(" " if part is None else glyphs.levels[max(1, round(part * 8))] for part in shares)
 
 

@@ -31,9 +31,9 @@ from kmatrix.gputop.screen import render
 from kmatrix.gputop.view import History, Metric, ScreenSample, View, rows_of
 
 STDIN = 0
-RESIZE_S = 0.25  # between two checks of the size of the terminal
+RESIZE_S = 0.25  # between two checks of the size of the terminal: a resize shows at once, at four wake-ups per second
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-NO_SIZE = ConsoleDimensions(80, 24)
+NO_SIZE = ConsoleDimensions(80, 24)  # the size of a terminal that does not report one
 TERMINAL_GONE = (errno.EIO, errno.EPIPE)  # errors of a terminal that was closed
 
 
@@ -151,6 +151,7 @@ def _named(item: str, samples: Sequence[GpuSample]) -> GpuSample:
 def watch(session: Session, console: Console, glyphs: Glyphs, *, interval: float, seconds: float | None) -> None:
     """Refresh the screen until the key q, a signal or the time limit, and always restore the terminal."""
     try:
+        # Signals outermost: their handlers stay in place until keyboard and screen are restored.
         with _signals_end(), Keyboard(STDIN) as keyboard:
             live = Live(console=console, screen=True, auto_refresh=False)
             with _suspends(live, keyboard), live:
@@ -160,7 +161,7 @@ def watch(session: Session, console: Console, glyphs: Glyphs, *, interval: float
                     _ignore_signals()
     except OSError as error:
         if error.errno not in TERMINAL_GONE:
-            raise
+            raise  # otherwise the window was closed: nobody reads the error, and there is nothing to restore
 
 
 def _draw(
@@ -173,6 +174,7 @@ def _draw(
         if time.monotonic() >= due:
             session.poll()
             due = time.monotonic() + interval
+        # Set explicitly: Rich would prefer COLUMNS and LINES of the environment, which are those of the start.
         size = live.console.size = terminal_size()
         lines = render(session.view(), width=size.width, height=size.height, glyphs=glyphs)
         live.update(Text("\n", no_wrap=True, end="").join(lines), refresh=True)
@@ -200,6 +202,7 @@ def follow(session: Session, *, interval: float, seconds: float | None) -> None:
     with _signals_end():
         while seconds is None or time.monotonic() < begin + seconds:
             session.poll()
+            # From the last due time, not from now: the interval includes the poll. After a stall, no burst.
             due = max(due + interval, time.monotonic())
             end = due if seconds is None else min(due, begin + seconds)
             time.sleep(max(0.0, end - time.monotonic()))
@@ -210,7 +213,7 @@ def _signals_end() -> Iterator[None]:
     """Convert termination signals into an exception that is suppressed here, so that cleanup runs."""
 
     def end(_number: int, _frame: FrameType | None) -> NoReturn:
-        _ignore_signals()
+        _ignore_signals()  # a second Ctrl+C would leave the terminal without echo
         raise Interrupted
 
     before = {one: signal.signal(one, end) for one in ENDINGS}
@@ -236,7 +239,7 @@ def _suspends(live: Live, keyboard: Keyboard) -> Iterator[None]:
     def suspend(_number: int, _frame: FrameType | None) -> None:
         live.stop()
         keyboard.__exit__(None, None, None)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)  # cannot be caught; the next line runs after SIGCONT (`fg`)
         keyboard.__enter__()
         live.start(refresh=True)
 
@@ -261,12 +264,12 @@ NAMES = {
     " ": "space",
     "k": "up",
     "j": "down",
-    "\x03": "q",
+    "\x03": "q",  # Ctrl+C and Ctrl+D, on terminals that send them as characters
     "\x04": "q",
 }
 
 
-ESCAPE_S = 0.05  # time for the rest of an escape sequence
+ESCAPE_S = 0.05  # time for the rest of an escape sequence, which a slow connection may split
 
 
 def decode(text: str) -> tuple[list[str], str]:
@@ -308,7 +311,7 @@ class Keyboard:
     def __enter__(self) -> Self:
         if os.isatty(self._fd):
             self._saved = termios.tcgetattr(self._fd)
-            tty.setcbreak(self._fd)
+            tty.setcbreak(self._fd)  # not raw: Ctrl+C and Ctrl+Z stay signals
         return self
 
     def __exit__(
@@ -333,7 +336,7 @@ class Keyboard:
             typed = os.read(self._fd, 1024)
         except OSError:
             typed = b""
-        if not typed:
+        if not typed:  # readable without data: the terminal was closed
             return ["q"]
         keys, self._rest = decode(self._rest + typed.decode(errors="replace"))
         return keys

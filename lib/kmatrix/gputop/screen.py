@@ -19,15 +19,16 @@ from kmatrix.gputop.glyphs import (
     heat,
     number,
     printable,
-    seconds,
     share,
     sparkline,
 )
 from kmatrix.gputop.view import UNITS, DeviceRow, Metric, View, balance, value_of
 from kmatrix.stats import cv_text
 from kmatrix.status.alerts import Severity, one_line
+from kmatrix.text import memory_size, plural, short_duration
 
 GIB = 1024.0  # MiB
+MIB = 2**20  # bytes
 HOT = 100.0  # degrees C: a full bar
 KEYS = "q quit  up/down GPU  m metric  l large"
 REPLAY_KEYS = "space pause  left/right 10 s  [ ] 60 s  0 start  e end"
@@ -64,17 +65,20 @@ def render(view: View, *, width: int, height: int | None = None, glyphs: Glyphs 
     """
     if width <= 0 or (height is not None and height <= 0):
         return []
+    # In this order of importance: header and alerts, the rows of GPUs, totals, keys, charts.
     room = height if height is not None else len(view.rows) + 12
     lines = [*_header(view, width), *_alerts(view, width)][: max(1, room - 2)]
     least = 1 if room - len(lines) > 2 else 0  # line of totals: rows of GPUs have priority
     foot = _totals(view, width)[: max(least, room - len(lines) - len(view.rows) - 1)]
     keys = _keys(view, width) if height is not None and room - len(lines) - len(foot) >= 4 else []
     left = room - len(lines) - len(foot) - len(keys)
+    # What is left: charts alone if they were requested, otherwise the table with charts below it.
     if view.large and height is not None and left >= MIN_CHART:
         return lines + _charts(view, width, left, glyphs) + foot + keys
     table = _table(view, width, left, glyphs)
     spare = left - len(table) - 1
     charts = _charts(view, width, spare, glyphs) if height is not None and spare >= MIN_CHART else []
+    # Blank lines push the keys to the last line of the terminal.
     gap = [Text()] * (left - len(table) - len(charts)) if keys else []
     return [*lines, *table, *foot, *gap[:1], *charts, *gap[1:], *keys]
 
@@ -86,12 +90,14 @@ def plain(lines: Sequence[Text]) -> str:
 
 def columns_for(rows: Sequence[DeviceRow], width: int) -> list[tuple[ScreenColumn, int]]:
     """Return the columns that fit, in screen order and with their widths, separated by one space."""
+    # Choose columns by priority, at their minimum width.
     chosen: list[ScreenColumn] = []
     for column in sorted(_columns(rows), key=lambda column: column.priority):
         if sum(one.least for one in chosen) + len(chosen) + column.least <= width:
             chosen.append(column)
         elif column.priority == 0:
             return [(column, width)]
+    # Give each its preferred width, in order of priority; share the rest evenly, up to the maximum widths.
     widths = [column.least for column in chosen]
     spare = width - sum(widths) - len(chosen) + 1
     for place, column in enumerate(chosen):
@@ -138,7 +144,7 @@ def _header(view: View, width: int) -> list[Text]:
     if titles := [view.title] if view.title else _runs(view.rows):
         parts.append(_whole(", ".join(titles) if len(titles) < 3 else f"{len(titles)} runs"))
     names = {sample.gpu_name.removesuffix(SIMULATED).strip() for sample in samples}
-    count = f"{len(samples)} {view.noun}" + ("" if len(samples) == 1 else "s")
+    count = plural(len(samples), view.noun)
     parts.append(_whole(f"{count} {names.pop()}" if len(names) == 1 else count))
     lines = flow(parts, width, 3)
     for notice in view.notices:
@@ -205,11 +211,13 @@ def _totals(view: View, width: int) -> list[Text]:
     if not samples:
         return []
     total = aggregate(samples)
-    used, whole = total["total_memory_used"], total["total_memory_total"]
+    used, whole = (
+        None if mib is None else mib * MIB for mib in (total["total_memory_used"], total["total_memory_total"])
+    )
     parts = [
         Text("total", style="bold"),
         _whole(f"util {number(total['average_utilization'], '%')}"),
-        _whole(f"mem {_gib(used)}/{_gib(whole)} GiB"),
+        _whole(f"mem {memory_size(used, whole)}"),
         _whole(f"power {number(total['total_power'], ' W')}"),
         _whole(f"max {number(total['max_temperature'], ' C')}"),
     ]
@@ -228,6 +236,7 @@ def _charts(view: View, width: int, room: int, glyphs: Glyphs) -> list[Text]:
     """Return charts of the selected metric, side by side, including the selected GPU."""
     if not view.rows:
         return []
+    # As many side by side as fit, then fewer again so that the rows of charts are filled evenly.
     across = max(1, min(len(view.rows), (width + 1) // (CHART_WIDTH + 1)))
     down = max(1, min(room // MIN_CHART, -(-len(view.rows) // across)))
     across = min(across, -(-len(view.rows) // down))
@@ -254,8 +263,8 @@ def _chart(row: DeviceRow, view: View, width: int, height: int, glyphs: Glyphs) 
         width,
         "reverse" if row.sample.gpu_index == view.selected else "bold",
     )
-    per_column = max(1, len(history))
-    stretched = [history[i * per_column // width] for i in range(width)] if 0 < len(history) < width else history
+    # A chart that is wider than the history repeats values: resampling would leave the left part blank.
+    stretched = [history[i * len(history) // width] for i in range(width)] if 0 < len(history) < width else history
     return [title, *(cell(line, width, "cyan") for line in chart(stretched, ceiling, width, height - 1, glyphs))]
 
 
@@ -343,8 +352,9 @@ def _throttle(row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:
 
 
 def _age(row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:
-    return cell(seconds(row.age), width, "red" if row.age is not None and row.age > 5 else "", right=True)
+    return cell(short_duration(row.age), width, "red" if row.age is not None and row.age > 5 else "", right=True)
 
 
 def _gib(mib: float | None) -> str:
+    """Return a number of GiB without the unit, which is in the title of the column."""
     return number(None if mib is None else mib / GIB, digits=1)

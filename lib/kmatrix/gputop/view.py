@@ -48,9 +48,8 @@ ORDER = {metric: place for place, metric in enumerate(FIELDS)}
 VALUES = attrgetter(*FIELDS.values())
 
 
-MEASURED = attrgetter(
-    *FIELDS.values(), "power_instant", "energy_j"
-)  # values of which a responding GPU changes some at every sample
+# Values of which a responding GPU changes some at every sample: their age shows a driver that hangs.
+MEASURED = attrgetter(*FIELDS.values(), "power_instant", "energy_j")
 
 
 def value_of(sample: GpuSample, metric: Metric) -> float | None:
@@ -129,6 +128,7 @@ class History:
         if self._last is not None and snapshot.time < self._last - self._bucket_s:
             self.clear()
         self._last = snapshot.time
+        # Buckets are aligned to Unix time, so that the charts of several GPUs scroll at the same moment.
         number = int(snapshot.time // self._bucket_s)
         for sample in snapshot.samples:
             self._bucket(sample.gpu_index, number).add(sample)
@@ -167,7 +167,7 @@ class History:
 
 
 class _Bucket:
-    """Sums of one bucket of one GPU."""
+    """Sums of one bucket of one GPU. Sums instead of samples: a minute of 100 Hz on 8 GPUs is 48,000 samples."""
 
     __slots__ = ("_counts", "_sums", "number")
 
