@@ -119,9 +119,8 @@ def test_totals_are_those_of_the_multi_gpu_file():
     ones = [gpu_sample(0), gpu_sample(1, utilization=70.0, memory_used=9000.0), gpu_sample(2, power=None)]
     totals = aggregate(ones)
     assert f"util {totals['average_utilization']:.0f}%" in rendered(view(*ones))
-    assert f"mem {totals['total_memory_used'] / 1024:.1f}/{totals['total_memory_total'] / 1024:.1f} GiB" in rendered(
-        view(*ones)
-    )
+    used, total = totals["total_memory_used"] / 1024, totals["total_memory_total"] / 1024
+    assert f"mem {used:.1f} of {total:.1f} GiB" in rendered(view(*ones))
     assert f"power {totals['total_power']:.0f} W" in rendered(view(*ones))
 
 

@@ -13,11 +13,16 @@ from typing import Any
 import kconfiglib as kc
 
 from kmatrix.errors import ConfigError
-from kmatrix.kconfig.tree import BOOLS, HEADER, Assignment, Tree, check_text, help_text, tidy
+from kmatrix.kconfig.parser import tidy
+from kmatrix.kconfig.tree import BOOLS, HEADER, Assignment, Tree, check_text, help_text
 from kmatrix.text import shown
 
 ASKED = "# asked for:"
 LINE = re.compile(r"CONFIG_(\w+)=(.*)|# CONFIG_(\w+) is not set")
+SHOWN = 20  # mistakes per message
+TRACKERS = {"wandb": "TRACKER_WANDB", "trackio": "TRACKER_TRACKIO", "tensorboard": "TRACKER_TENSORBOARD"}
+SHORT = {"both": ("wandb", "trackio"), "all": tuple(TRACKERS), "none": ()}
+SETS = ("TRACKER",)
 
 
 def read_assignments(tree: Tree, path: Path) -> list[Assignment]:
@@ -35,7 +40,7 @@ def read_assignments(tree: Tree, path: Path) -> list[Assignment]:
                 continue
             _refuse_second(tree, found, assignment)
             found[assignment.name] = assignment
-        except ConfigError as error:
+        except ConfigError as error:  # collected, so that the user sees all mistakes of a file at once
             mistakes.append(": ".join(part for part in (error.what, error.why, error.hint) if part))
     refuse(mistakes)
     return list(found.values())
@@ -44,6 +49,7 @@ def read_assignments(tree: Tree, path: Path) -> list[Assignment]:
 def merge(tree: Tree, base: list[Assignment], over: list[Assignment]) -> tuple[list[Assignment], list[str]]:
     """Merge assignments into a base. Returns the merged lines, and a note for each replaced value."""
     names = {item.name: item for item in over}
+    # Selecting a member of a choice replaces the selected member of the base, which is another symbol.
     picked = {tree.axis_of(tree.kconf.syms[item.name]) for item in over if item.value == "y"}
     picked &= set(tree.choices)
     kept, notes = [], []
@@ -98,6 +104,7 @@ def _read(path: Path) -> str:
 
 
 def _read_line(tree: Tree, line: str, where: str) -> Assignment | None:
+    # "# CONFIG_X is ..." is an assignment in this format. A misspelled one must not pass as a comment.
     if not line.strip() or (line.startswith("#") and not re.match(r"#\s*CONFIG_\w+\s+is\b", line)):
         return None
     match = LINE.fullmatch(line)
@@ -133,9 +140,6 @@ def _refuse_second(tree: Tree, found: Mapping[str, Assignment], new: Assignment)
                 )
 
 
-SHOWN = 20  # mistakes per message
-
-
 @dataclass(frozen=True, slots=True)
 class NotInEffect:
     """The reason why an assignment has no effect."""
@@ -147,6 +151,7 @@ class NotInEffect:
 def cause(tree: Tree, assignment: Assignment) -> NotInEffect | None:
     """Return why an assignment has no effect in the current configuration, None if it has."""
     symbol = tree.kconf.syms[assignment.name]
+    # "n" also holds for a hidden symbol: `# CONFIG_X is not set` asks for what it already is.
     if symbol.str_value == assignment.value and (
         symbol.visibility or not _has_prompt(symbol) or assignment.value == "n"
     ):
@@ -175,7 +180,7 @@ def unmet(symbol: Any) -> str:
     """Return the unmet dependencies of a symbol, with their values: "depends on A=n, B || C (B=n, C=n)"."""
     unmet_terms = []
     for term in kc.split_expr(symbol.direct_dep, kc.AND):
-        if kc.expr_value(term) or kc.expr_str(term) == "<choice>":
+        if kc.expr_value(term) or kc.expr_str(term) == "<choice>":  # met, or the choice around the symbol
             continue
         if isinstance(term, kc.Symbol) and term.nodes:
             unmet_terms.append(f"{term.name}={term.str_value}")
@@ -191,6 +196,7 @@ def apply_assignments(tree: Tree, assignments: Sequence[Assignment]) -> None:
 
     The message has a line per mistake: file and line, symbol, cause.
     """
+    # Set everything first: a line may depend on a later one.
     before = len(tree.kconf.warnings)
     for assignment in assignments:
         tree.kconf.syms[assignment.name].set_value(assignment.value)
@@ -202,6 +208,7 @@ def apply_assignments(tree: Tree, assignments: Sequence[Assignment]) -> None:
     for symbol in tree.symbols:
         _ = symbol.str_value  # evaluation reports the rest: a symbol that is selected against its dependencies
     refuse(tidy(text) for text in tree.kconf.warnings[before:])
+    # Last, because a FORBID_ symbol may be y only as a consequence of one of the mistakes above.
     forbidding = {symbol: {item.name for item in symbol.referenced} for symbol in tree.forbidding()}
     refuse(
         f"{symbol.name}: {help_text(symbol)}{lines_that_set(tree, assignments, names)}"
@@ -257,11 +264,6 @@ def load_config(tree: Tree, path: Path) -> list[Assignment]:
     lines = read_assignments(tree, Path(shown(path)))
     apply_assignments(tree, lines)
     return asked(tree, path, lines)
-
-
-TRACKERS = {"wandb": "TRACKER_WANDB", "trackio": "TRACKER_TRACKIO", "tensorboard": "TRACKER_TENSORBOARD"}
-SHORT = {"both": ("wandb", "trackio"), "all": tuple(TRACKERS), "none": ()}
-SETS = ("TRACKER",)
 
 
 def parse_trackers(text: str) -> tuple[str, ...]:

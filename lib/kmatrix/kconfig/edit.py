@@ -29,6 +29,7 @@ def randomize(tree: Tree, draw: random.Random, *, share: float = 1.0) -> None:
 
     share: fraction of the other symbols than choices that are set; the rest keep their defaults.
     """
+    # Choices first: they decide which other symbols are visible.
     for choice in tree.choices.values():
         visible = [member for member in choice.syms if member.visibility]
         if visible:
@@ -77,7 +78,7 @@ def edit(tree: Tree, path: Path) -> None:
     """
     repair_locale()
     repair_term()
-    import menuconfig  # the import sets the locale and reads the styles
+    import menuconfig  # now, because the import itself sets the locale and reads the styles
 
     os.environ["KCONFIG_CONFIG"] = str(path)
     tree.kconf.config_header = HEADER
@@ -92,6 +93,7 @@ def edit(tree: Tree, path: Path) -> None:
             return False
         return bool(checked(symbol, text))
 
+    # menuconfig offers no hooks, so three private functions are replaced while it runs.
     menuconfig._check_valid = check
     menuconfig._load_config = lambda: not path.exists()  # return whether there are unsaved changes at the start
     menuconfig._node_str = lambda node: node_text(node).replace(" (NEW)", " (default)")

@@ -14,6 +14,7 @@ from typing import Any
 import kconfiglib as kc
 
 from kmatrix.errors import ConfigError
+from kmatrix.kconfig.parser import Marker, parse, tidy
 from kmatrix.records.paths import ROOT
 from kmatrix.redaction import is_key
 
@@ -61,22 +62,15 @@ class Tree:
     @classmethod
     def parse(cls, kconfig: str = "Kconfig", *, srctree: Path) -> Tree:
         """Parse the files. Warnings, and mistakes that kconfiglib accepts, raise ConfigError with file and line."""
-        os.environ.update(
-            srctree=str(srctree), KCONFIG_FUNCTIONS="kmatrix.kconfig.tree", KCONFIG_WARN_UNDEF="y", CONFIG_="CONFIG_"
-        )
-        _parsed_markers()
-        try:
-            kconf = Parser(kconfig, warn_to_stderr=False)
-        except (kc.KconfigError, OSError) as error:
-            raise ConfigError(tidy(str(error)), hint="fix the Kconfig file") from None
+        kconf, markers = parse(kconfig, srctree=srctree)
         choices = _by_axis(kconf.unique_choices)
         members = {
             axis: {member.name[len(axis) + 1 :].lower(): member for member in choice.syms}
             for axis, choice in choices.items()
         }
         tree = cls(kconf=kconf, choices=choices, members=members)
-        tree._place(_parsed_markers())
-        tree._refuse_slips()
+        tree._place(markers)
+        tree._refuse_mistakes()
         return tree
 
     @property
@@ -104,8 +98,9 @@ class Tree:
         symbol = self.kconf.syms.get(name)
         if symbol is None or not symbol.nodes:
             return None
+        # In this order: evaluating str_value sets _write_to_conf, a private name that a test guards.
         text: str = symbol.str_value
-        return text if symbol._write_to_conf else None  # the private name is held by a test
+        return text if symbol._write_to_conf else None
 
     def effective(self) -> Symbols:
         """Return the effective values of all symbols and choices, MATRIX_ and FORBID_ symbols excluded."""
@@ -116,7 +111,7 @@ class Tree:
     def apply(self, assignments: Iterable[Assignment]) -> Symbols:
         """Set these symbols, MATRIX_ symbols excluded, and return the effective values."""
         for item in assignments:
-            if not item.name.startswith("MATRIX"):
+            if not item.name.startswith("MATRIX"):  # they describe the matrix, a single run has none
                 self.kconf.syms[item.name].set_value(item.value)
         return self.effective()
 
@@ -166,6 +161,7 @@ class Tree:
 
     def _place(self, found: Iterable[Marker]) -> None:
         """Assign each marker to the symbol defined above it."""
+        # A macro does not learn to which symbol it belongs, only the current file and line.
         nodes = list(self.kconf.node_iter())
         for marker in found:
             where = f"{marker.filename}:{marker.line}"
@@ -193,7 +189,8 @@ class Tree:
         else:
             self.labels[symbol.name] = marker.args[0]
 
-    def _refuse_slips(self) -> None:
+    def _refuse_mistakes(self) -> None:
+        """Refuse mistakes in the Kconfig files that kconfiglib reports as warnings, or not at all."""
         for symbol in self.symbols:
             _ = symbol.str_value  # evaluation finds more: defaults outside their range, forced selects
         if self.kconf.warnings:
@@ -212,6 +209,7 @@ class Tree:
             elif isinstance(default, kc.Symbol) and _is_literal(default):
                 check_text(self, symbol, default.name, f"{where}: default of")
                 _refuse_outside(symbol, default.name, where)
+        # Without one, the value would be empty, and .config would contain the line CONFIG_X=.
         if symbol.orig_type in (kc.INT, kc.HEX) and all(entry[1] is not self.kconf.y for entry in symbol.orig_defaults):
             raise ConfigError(
                 f"{where}: {symbol.name} has no default", why="every number needs one without a condition"
@@ -225,7 +223,7 @@ class Tree:
             raise ConfigError(
                 f"{place(symbol)}: {symbol.name} is not an axis", why=f"unknown symbol {symbol.name[len(MATRIX) :]}"
             )
-        wanted = kc.BOOL if swept.choice else kc.STRING
+        wanted = kc.BOOL if swept.choice else kc.STRING  # a checkbox per member, or a list of values
         if symbol.orig_type != wanted:
             raise ConfigError(f"{place(symbol)}: {symbol.name} must be a {kc.TYPE_TO_STR[wanted]}")
 
@@ -310,69 +308,7 @@ def unknown(
     return ConfigError(f"{what}: unknown {kind} {name}".removeprefix(": "), hint=hint)
 
 
-def tidy(text: str) -> str:
-    """Return a message of kconfiglib as one line, without its prefix."""
-    return re.sub(r"\s+", " ", text.strip().removeprefix("error: ").removeprefix("warning: "))
-
-
-@dataclass(frozen=True, slots=True)
-class Marker:
-    """One marker line. It belongs to the symbol above it."""
-
-    filename: str
-    line: int
-    name: str
-    args: tuple[str, ...]
-
-
-_seen: list[Marker] = []
-
-
-def _parsed_markers() -> list[Marker]:
-    """Return the markers parsed since the last call."""
-    markers = list(_seen)
-    _seen.clear()
-    return markers
-
-
-def _mark(kconf: Any, name: str, *args: str) -> str:
-    _seen.append(Marker(kconf.filename, kconf.linenr, name, args))
-    return ""
-
-
-class Parser(kc.Kconfig):  # type: ignore[misc]  # kconfiglib has no types
-    """The parser of kconfiglib without commands, variables and the environment. It overrides private methods."""
-
-    def _fn_val(self, args: list[str]) -> str:
-        """Expand `$(name,...)`. Only markers are allowed."""
-        if args[0] not in functions:
-            known = ", ".join(f"$({name})" for name in functions)
-            raise kc.KconfigError(
-                f"{self.filename}:{self.linenr}: $({','.join(args)}): only {known} are allowed; "
-                "commands and environment variables are not read"
-            )
-        return str(super()._fn_val(args))
-
-    def _expand_str(self, line: str, start: int) -> tuple[str, int]:
-        """Refuse `$NAME` in quotes, which kconfiglib would read from the environment."""
-        line, end = super()._expand_str(line, start)
-        if "$" in line[start:end]:
-            raise kc.KconfigError(
-                f"{self.filename}:{self.linenr}: $ is not allowed in a text: the environment is not read"
-            )
-        return line, end
-
-
-functions = {
-    "float": (_mark, 2, 3),
-    "oneof": (_mark, 1, None),
-    "duration": (_mark, 0, 0),
-    "slug": (_mark, 0, 0),
-    "neutral": (_mark, 0, 1),
-    "label": (_mark, 1, 1),
-}
-
-
+# Durations
 UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 PART = re.compile(rf"({NUMBER})([dhms])")
@@ -383,6 +319,7 @@ def seconds(text: str) -> float | None:
     """Return a duration such as 1h30m in seconds, or None if it is invalid or zero. A plain number is in seconds."""
     if re.fullmatch(NUMBER, text):
         return float(text) or None
+    # Units in descending order, each once: "30m1h" and "1h1h" are more likely typing errors than durations.
     parts = PART.findall(text)
     order = ["dhms".index(unit) for _, unit in parts]
     if "".join(number + unit for number, unit in parts) != text or order != sorted(set(order)):
@@ -397,11 +334,12 @@ SLUG = re.compile(r"(?!registry-)[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")  # a nam
 def check_text(tree: Tree, symbol: Any, text: str, where: str) -> None:
     """Refuse a text that the symbol cannot hold in any configuration."""
     name, kind = symbol.name, symbol.orig_type
+    # .config has one line per symbol: a line break in a value would become a line of its own.
     if not text.isprintable() and kind == kc.STRING:
         raise ConfigError(f"{where}: CONFIG_{name}={text!a}", why="control characters are not allowed")
     if kind == kc.STRING and is_key(text):
         raise ConfigError(
-            f"{where.partition('=')[0]}: CONFIG_{name} would contain a key",
+            f"{where.partition('=')[0]}: CONFIG_{name} would contain a key",  # without the key itself
             why="configurations are copied into results and reports",
             hint="pass keys in environment variables only: see docs/trackers.md",
         )
@@ -434,7 +372,7 @@ def normalized(tree: Tree, name: str, text: str) -> str:
 
 def normalized_number(text: str) -> str:
     """Return the normal form of a number. 0.0 and -0.0 are the same."""
-    return repr(float(text) + 0.0)
+    return repr(float(text) + 0.0)  # -0.0 + 0.0 is 0.0
 
 
 def repeated(tree: Tree, name: str, values: Sequence[str]) -> str:
@@ -456,6 +394,7 @@ def _check_float(tree: Tree, name: str, text: str, what: str) -> None:
         number = float(text)
     except ValueError:
         number = math.nan
+    # float() accepts more than a config file should: 1_000, Arabic digits, blanks around the number, nan.
     if "_" in text or not text.isascii() or text != text.strip() or math.isnan(number):
         raise ConfigError(what, why=f"expected a number in [{low:g}, {high:g}]")
     if not low <= number <= high:

@@ -22,6 +22,22 @@ from kmatrix.kconfig.tree import (
 
 MATRIX = "MATRIX_"
 COUPLED, EXCLUDE = "MATRIX_COUPLED", "MATRIX_EXCLUDE"
+PREFIX = "GPT2_"
+# Other names for symbols on the command line. A symbol's own name, with or without GPT2_, needs no entry.
+ALIASES = {
+    "GLOBAL_BATCH": "PARALLEL_BATCH_SIZE",
+    "TIMEOUT": "RUN_TIMEOUT",
+    "ITERS": "GPT2_MAX_ITERS",
+    "LR": "GPT2_LEARNING_RATE",
+    "MICRO_BATCH": "GPT2_BATCH_SIZE",
+    "TIME": "GPT2_MAX_TIME",
+    "TRAINING_HOURS": "GPT2_MAX_TIME",
+    "COST": "GPT2_MAX_COST",
+    "TOKENS": "GPT2_MAX_TOKENS",
+    "EPOCHS": "GPT2_MAX_EPOCHS",
+    "PROJECT": "TRACKER_PROJECT",
+}
+UNITS = {"TRAINING_HOURS": "h"}  # the unit of the values of a name: TRAINING_HOURS=2.5 is MAX_TIME=2.5h
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +112,7 @@ def plan_axes(tree: Tree, base: Sequence[Assignment], overrides: Mapping[str, Se
     declared = {item.name: item for item in base if item.name.startswith(MATRIX)}
     swept = _declared_axes(tree, declared) if _is_on(base) else {}
     for name, assignments in overrides.items():
-        swept.pop(name, None)
+        swept.pop(name, None)  # a value on the command line replaces the axis of the configuration
         if len(assignments) > 1:
             if name in tree.neutral:
                 raise ConfigError(f"{assignments[0].where}: {name} cannot be an axis", why="it cannot change a result")
@@ -144,6 +160,7 @@ def _order(tree: Tree, axis: str) -> int:
     names = [symbol.name for symbol in tree.symbols]
     members = tree.members.get(axis, {})
     swept = [member.name for member in members.values()] if members else [axis]
+    # The order of the files decides, not that of the command line: the same matrix has the same order of runs.
     declared = [names.index(MATRIX + name) for name in swept if MATRIX + name in names]
     return min(declared) if declared else len(names) + min(names.index(name) for name in swept)
 
@@ -154,7 +171,7 @@ def _couplings(
     item = declared.get(COUPLED)
     rules, notes = [], []
     for text in _rules(item.value if item else ""):
-        assert item is not None
+        assert item is not None  # there are no rules without the symbol
         left, arrow, right = text.partition("=>")
         where = f"{item.where}: CONFIG_{COUPLED}: {text!r}"
         if not arrow:
@@ -164,6 +181,7 @@ def _couplings(
         if not pairs:
             raise ConfigError(where, why="the right side is empty")
         for name, values in pairs:
+            # The command line wins over a rule; an axis and a rule for one symbol contradict each other.
             if [other for other, _ in pairs].count(name) > 1:
                 raise ConfigError(where, why=f"{name} is set twice")
             if name in overrides:
@@ -188,7 +206,7 @@ def _exclusions(tree: Tree, declared: Mapping[str, Assignment]) -> tuple[Exclusi
     item = declared.get(EXCLUDE)
     rules = []
     for text in _rules(item.value if item else ""):
-        assert item is not None
+        assert item is not None  # as above
         left, colon, reason = text.partition(":")
         where = f"{item.where}: CONFIG_{EXCLUDE}: {text!r}"
         if not colon or not reason.strip():
@@ -229,28 +247,6 @@ def _text(tree: Tree, axis: str, item: Assignment) -> str:
     return item.name[len(axis) + 1 :].lower() if axis in tree.choices else item.value
 
 
-PREFIX = "GPT2_"
-
-
-# Other names for symbols on the command line. A symbol's own name, with or without GPT2_, needs no entry.
-ALIASES = {
-    "GLOBAL_BATCH": "PARALLEL_BATCH_SIZE",
-    "TIMEOUT": "RUN_TIMEOUT",
-    "ITERS": "GPT2_MAX_ITERS",
-    "LR": "GPT2_LEARNING_RATE",
-    "MICRO_BATCH": "GPT2_BATCH_SIZE",
-    "TIME": "GPT2_MAX_TIME",
-    "TRAINING_HOURS": "GPT2_MAX_TIME",
-    "COST": "GPT2_MAX_COST",
-    "TOKENS": "GPT2_MAX_TOKENS",
-    "EPOCHS": "GPT2_MAX_EPOCHS",
-    "PROJECT": "TRACKER_PROJECT",
-}
-
-
-UNITS = {"TRAINING_HOURS": "h"}  # the unit of the values of a name: TRAINING_HOURS=2.5 is MAX_TIME=2.5h
-
-
 def resolve_name(tree: Tree, name: str, arguments: tuple[str, ...] = ()) -> str:
     """Return the symbol or axis of a name on the command line: the name itself, with GPT2_ before it, or its alias.
 
@@ -263,6 +259,7 @@ def resolve_name(tree: Tree, name: str, arguments: tuple[str, ...] = ()) -> str:
     if len(fits) > 1:
         raise ConfigError(f"{name} is ambiguous: {' or '.join(fits)}", hint="use the full name")
     if not fits:
+        # Suggestions as a user would type them: without GPT2_, and no MATRIX_ symbols unless one was meant.
         short = {candidate.removeprefix(PREFIX) for candidate in known if not candidate.startswith("FORBID_")}
         if not name.startswith("MATRIX"):
             short = {candidate for candidate in short if not candidate.startswith("MATRIX_")}

@@ -16,10 +16,8 @@ from kmatrix.kconfig.assignments import SHOWN, cause
 from kmatrix.kconfig.tree import Assignment, Symbols, Tree, normalized
 from kmatrix.matrix.axes import Axes, Axis, AxisValue, label
 
-LONGEST_NAME = 120
+LONGEST_NAME = 120  # characters; with the id and suffixes such as .json below the 255 bytes of a file name
 OPTIMIZER, GPUS, DEVICE, SEED = "GPT2_OPTIMIZER", "GPT2_NUM_GPUS", "GPT2_DEVICE", "GPT2_SEED"
-
-
 # A rule that Kconfig cannot express: effective values -> the reason why they are invalid, or None.
 Rule = Callable[[Callable[[str], str | None]], str | None]
 
@@ -63,12 +61,13 @@ class _Cells:
     present: dict[str, Assignment] = field(default_factory=dict)
 
     def enter(self, points: Iterable[AxisValue]) -> None:
+        # kconfiglib evaluates lazily: each set_value discards the values of dependent symbols only.
         wanted = {point.axis: point.assignment for point in points}
         for axis in [axis for axis in self.present if axis not in wanted]:
             del self.present[axis]
             self._set(axis, self.fixed.get(axis))
         for axis, assignment in wanted.items():
-            if self.present.get(axis) is not assignment:
+            if self.present.get(axis) is not assignment:  # cells share the objects, so identity is enough
                 self.present[axis] = assignment
                 self._set(axis, assignment)
 
@@ -98,6 +97,7 @@ def expand(tree: Tree, base: Sequence[Assignment], axes: Axes, rules: Sequence[R
     base: assignments that hold in every cell, if their symbol is not an axis.  rules: see `Rule`.
     Lines that have no effect because the command line narrows the matrix become notes.
     """
+    # Apply the base: its lines hold in every cell, except those whose symbol is an axis.
     tree.reset()
     taken = {axis.name for axis in axes.axes}
     lines = [item for item in base if not item.name.startswith("MATRIX")]
@@ -105,10 +105,12 @@ def expand(tree: Tree, base: Sequence[Assignment], axes: Axes, rules: Sequence[R
     for item in lines:
         tree.kconf.syms[item.name].set_value(item.value)
     fixed = {tree.axis_of(tree.kconf.syms[item.name]): item for item in lines if _decides(tree, item)}
+    # Before the first cell: these look at the base alone.
     walk = _Walk(tree, axes, lines, rules)
     _refuse_moving_conditions(tree, axes, walk.identity.moving)
     cells = _Cells(tree, fixed)
     before = {name: tree.value(name) for name in _named_in_conditions(axes)}
+    # Visit the cells in the order of the product, of which neighbors differ in few axes.
     for points in _cell_values(axes, before):
         cells.enter(points)
         walk.visit(points)
@@ -162,6 +164,7 @@ class _Walk:
         self.effective: set[Assignment] = set()
         self.notes: list[str] = []
         self.identity = RunIdentity(tree, self._moving())
+        # Lines that no axis can change are checked once, here; the others in every cell.
         moving = self.identity.moving
         self.steady_cause = next(
             (why for item in lines if item.name not in moving and (why := self._broken(item))), None
@@ -182,6 +185,7 @@ class _Walk:
             self.excluded[why] += 1
             return
         self.used.update((point.axis, point.text) for point in applied)
+        # The first cell of a run gives it its name; a later one with the same effective values is a duplicate.
         run_id = self.identity.of_cell()
         if run_id in self.found:
             self.duplicates += 1
@@ -199,7 +203,7 @@ class _Walk:
             found = cause(self.tree, point.assignment)
             if found is None:
                 applied.append(point)
-            elif not found.absent:
+            elif not found.absent:  # absent: the axis does not apply here, such as momentum with AdamW
                 return (), f"{point.axis}={point.text}: {found.text}"
         return tuple(applied), self._line_cause({point.axis for point in points}) or self._rule_cause()
 
@@ -214,6 +218,7 @@ class _Walk:
 
     def _rule_cause(self) -> str | None:
         """Return why a FORBID_ symbol, a rule or an exclusion excludes this cell, or None."""
+        # The cheapest check first. `forbidding` walks over all symbols, so only for a cell that is excluded.
         if any(symbol.str_value == "y" for symbol in self.forbid):
             return self.tree.forbidden()[0]
         for rule in self.rules:
@@ -238,6 +243,7 @@ class _Walk:
 
     def refuse_idle(self) -> None:
         """Refuse lines and values without effect in any cell. If the command line narrows the matrix, note them."""
+        # Collect axis values, then lines of the base: (from the command line, message).
         idle: list[tuple[bool, str]] = []
         for axis in self.axes.axes:
             for point in axis.points:
@@ -252,6 +258,8 @@ class _Walk:
                     idle.append(
                         (item.where.startswith("command line"), f"{item.where}: CONFIG_{item.name}={item.value}: {why}")
                     )
+        # A line of the file may become idle because the command line narrows the matrix. Without that, and for what
+        # the command line itself sets, it is a mistake.
         hard = [text for own, text in idle if own or not self.axes.overridden]
         if hard or not self.found:
             cut = [f"{count} excluded: {why}" for why, count in self.excluded.most_common(SHOWN)]
@@ -294,6 +302,7 @@ class _Walk:
                 if point.swept and (point.axis in varying or point.axis not in self._axis_names())
             ]
             name = _name(optimizer, gpus, device, [(labels[point.axis], point.text) for point in swept], labels)
+            # Names can coincide, because characters are replaced and names shortened. The id tells them apart.
             name = name if name not in names and len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}_{run_id[:6]}"
             names.add(name)
             shown = {labels[OPTIMIZER]: optimizer} if optimizer else {}
@@ -328,7 +337,7 @@ def _plain(part: str) -> str:
     return re.sub(r"[^A-Za-z0-9.+-]", "-", part)
 
 
-ID_DIGITS = 10
+ID_DIGITS = 10  # 40 bits: two of 100,000 runs get the same id with a probability of 0.5 %
 
 
 class RunIdentity:
@@ -341,6 +350,7 @@ class RunIdentity:
     def __init__(self, tree: Tree, axes: set[str]) -> None:
         self.tree = tree
         self.moving = _dependents(tree, axes)
+        # Neutral symbols cannot change a result; MATRIX_ and FORBID_ symbols are not settings of a run.
         names = [
             symbol.name
             for symbol in tree.symbols
