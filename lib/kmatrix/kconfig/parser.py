@@ -1,4 +1,4 @@
-"""The parser of the Kconfig files: kconfiglib without commands and environment, and with markers such as $(float,0,1)."""
+"""Parse Kconfig files: kconfiglib without commands and environment, and with markers such as $(float,0,1)."""
 
 from __future__ import annotations
 

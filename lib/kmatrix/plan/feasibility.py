@@ -16,7 +16,7 @@ from kmatrix.text import GIB
 
 BAND = (0.25, 0.50)  # MFU of GPT-2 training with fused attention, from small models to large batches of large models
 UNLIKELY, IMPOSSIBLE = 0.75, 1.0  # required MFU
-MIDDLE = math.sqrt(BAND[0] * BAND[1])  # the geometric mean of the band
+MIDDLE = math.sqrt(BAND[0] * BAND[1])  # the geometric mean: a forecast is wrong by a factor, not by a difference
 OVERHEAD = GIB  # bytes that CUDA, NCCL and libraries use per device before any tensor is allocated
 TIGHT = 0.9  # fraction of the rest; above it, fragmentation can cause out-of-memory errors
 MOST = 1 << 20  # upper bound of the search for the largest micro-batch
@@ -145,6 +145,7 @@ def disk(shape: ModelShape, train: TrainConfig, steps: int | None) -> Disk | Non
     kept = states(shape, train)
     if kept is None or steps is None:
         return None
+    # Schedule-Free trains on one set of weights and evaluates another; a checkpoint contains both.
     averaged = shape.params if train.optimizer == "schedulefree" else 0
     return Disk(each=BYTES * (shape.params + averaged + kept + masks(shape, train)), files=_files(train, steps))
 
@@ -152,6 +153,7 @@ def disk(shape: ModelShape, train: TrainConfig, steps: int | None) -> Disk | Non
 def _files(train: TrainConfig, steps: int) -> int:
     """Return the maximum number of checkpoints at the same time: rolling, permanent, best and final."""
     every, for_good = train.checkpoint_interval, train.keep_every
+    # The last step writes the final checkpoint instead of a periodic one, hence steps - 1.
     periodic = (steps - 1) // every if every else 0
     kept = sum(1 for step in range(every, steps, every) if step % for_good == 0) if every and for_good else 0
     rolling = min(periodic - kept, train.keep_checkpoints)
@@ -185,6 +187,7 @@ def _largest(fits: Callable[[int], Fit]) -> int | None:
     """Return the largest number that fits, by bisection; 0 if 1 does not fit."""
     if fits(1) is Fit.UNKNOWN:
         return None
+    # Double until it does not fit, then bisect: low always fits, high never does.
     low, high = 0, 1
     while high < MOST and fits(high) is not Fit.NOT:
         low, high = high, 2 * high
@@ -252,6 +255,7 @@ def by_name(asked: str) -> GpuModel:
 
 def detected(name: str, memory_mib: float) -> GpuModel:
     """Return the GPU model of a name from the driver, with the memory from the driver and the power from the table."""
+    # All words of a model must occur. The table lists "H100 PCIe" before "H100", which would match as well.
     words = set(re.split(r"[^A-Za-z0-9]+", name.upper()))
     known = (device for device in KNOWN if set(device.name.upper().split()) <= words)
     watts = next((device.watts for device in known), None)

@@ -15,14 +15,28 @@ MATMUL_TOKENS = 512  # on the CPU, contexts up to this length store attention pr
 MATMUL_ROWS = 256  # query rows per product there; keys after the last of these rows are not multiplied
 
 
-NARROW, MANY = (
-    128,
-    32768,
-)  # width and vocabulary for which the CPU computes the loss in chunks by default
-
-
-CPU_CHUNK = 128
+# Up to this width and from this vocabulary on, the CPU computes the loss in chunks of CPU_CHUNK rows by default.
+NARROW, MANY, CPU_CHUNK = 128, 32768, 128
 LOGIT_COPIES = 3  # 32-bit: log-probabilities, their gradient, the gradient of the logits
+BYTES = 4  # weights, gradients and optimizer states are 32-bit
+FEWEST_CHANGES = 5  # mask updates; with fewer, pruning is one step instead of a ramp
+MOST_WARMUP = 0.25  # fraction of the steps; with more, runs compare warm-ups instead of optimizers
+# Numbers per parameter that an optimizer stores: of matrices in blocks, of other parameters.
+STATES = {
+    "sgd": (1, 1),
+    "adam": (2, 2),
+    "adamw": (2, 2),
+    "adamwadv": (3, 3),
+    "adamwspam": (2, 2),
+    "adamwprune": (2, 2),
+    "muon": (1, 2),
+    "adafactor": (0, 0),
+    "lion": (1, 1),
+    "adopt": (2, 2),
+    "soap": (2, 2),
+    "schedulefree": (2, 2),
+}
+SOAP_WIDEST = 10_000  # a dimension above this has no preconditioner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +58,8 @@ class MemoryNeed:
         """The peak: at the start of the backward pass, or at its end with all gradients."""
         if self.states is None:
             return None
+        # Two candidates: the start of the backward pass, with all activations and the logits, and its end, with all
+        # gradients and the last block. Without accumulation and DDP, gradients do not exist yet at the start.
         kept = self.weights + self.states + self.copies
         there = self.gradients if self.early else 0.0
         begins = self.activations + max(self.logits + there, self.block + (there or self.head))
@@ -81,10 +97,11 @@ def of_layer(shape: ModelShape, train: TrainConfig) -> float:
     half = train.dtype == "bf16"
     size = 2 if half else 4
     per_token: float = shape.n_embd * (2 * 4 + 14 * size)
-    if train.dropout:
+    if train.dropout:  # two masks per block: CUDA stores a byte per element, the CPU an element of the activations
         per_token += shape.n_embd * 2 * (size if train.device == "cpu" else 1)
     if _probabilities(shape, train):
         keys = _keys(shape.block_size)
+        # On GPUs, autocast computes the softmax in 32 bits, and stores a 16-bit copy for the next product.
         each = (4 + size if half and train.device != "cpu" else size) + (2 * size if train.dropout else 0)
         per_token += shape.n_head * keys * each
     return per_token
@@ -109,6 +126,7 @@ def _logits(shape: ModelShape, half: bool, tokens: int, chunk: int) -> float:
     whole = LOGIT_COPIES * 4.0 * rows * shape.vocab_size
     if not chunk:
         return whole
+    # In chunks, the gradients of the output layer and of its input exist from the forward pass on.
     size = 2 if half else 4
     return whole + shape.vocab_size * shape.n_embd * (4 + (2 if half else 0)) + tokens * shape.n_embd * size
 
@@ -131,31 +149,6 @@ def _keys(block_size: int) -> float:
     starts = range(0, block_size, MATMUL_ROWS)
     pairs = sum(min(MATMUL_ROWS, block_size - start) * min(start + MATMUL_ROWS, block_size) for start in starts)
     return pairs / block_size
-
-
-BYTES = 4  # weights, gradients and optimizer states are 32-bit
-FEWEST_CHANGES = 5  # mask updates; with fewer, pruning is one step instead of a ramp
-MOST_WARMUP = 0.25  # fraction of the steps; with more, runs compare warm-ups instead of optimizers
-
-
-# Numbers per parameter that an optimizer stores: of matrices in blocks, of other parameters.
-STATES = {
-    "sgd": (1, 1),
-    "adam": (2, 2),
-    "adamw": (2, 2),
-    "adamwadv": (3, 3),
-    "adamwspam": (2, 2),
-    "adamwprune": (2, 2),
-    "muon": (1, 2),
-    "adafactor": (0, 0),
-    "lion": (1, 1),
-    "adopt": (2, 2),
-    "soap": (2, 2),
-    "schedulefree": (2, 2),
-}
-
-
-SOAP_WIDEST = 10_000  # a dimension above this has no preconditioner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ REFUSED = 2
 def main(argv: Sequence[str]) -> int:
     """Replace this process by the command. Return only after an error."""
     try:
+        # Split before argparse, which would take options of the command for its own.
         own, command = _split(argv)
         asked = _parser().parse_args(own)
         if not command:

@@ -17,7 +17,7 @@ from pathlib import Path
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.records.files import write_text
 from kmatrix.records.paths import ROOT
-from kmatrix.simulate.scenario import Scenario, parse
+from kmatrix.simulate.scenario import MAX_GPUS, Scenario, parse
 
 HERE = Path(__file__).parent
 SCENARIOS = HERE / "scenarios"  # included scenarios: calm, lost, straggler, varied
@@ -25,6 +25,9 @@ LIBRARY = "libnvidia-ml.so.1"
 SOURCES = ("nvml.c", "lists.c", "play.c", "table.c")
 FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-fPIC", "-shared", "-fvisibility=hidden")
 LIBRARIES = ("-lm", "-lpthread")
+DEMONSTRATION = "varied"  # the scenario of SIMULATE=<number>
+NOT_SUPPORTED = 3  # NVML_ERROR_NOT_SUPPORTED
+_ASKED_FOR = re.compile(r'_nvmlGetFunctionPointer\("(\w+)"\)')
 
 
 def build(folder: Path) -> Path:
@@ -46,7 +49,8 @@ def build(folder: Path) -> Path:
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
             _compile(compiler, Path(scratch), rest)
-            (Path(scratch) / LIBRARY).replace(library)  # atomic, also if two processes build at the same time
+            # Atomic: two processes may build it at the same time, and a third may be loading it.
+            (Path(scratch) / LIBRARY).replace(library)
     except OSError as error:
         raise LaunchError(f"cannot write the library of simulated GPUs to {folder}", why=str(error)) from error
     return library
@@ -63,6 +67,7 @@ def environment(
     Raises ConfigError for an error in the scenario.
     """
     checked = parse(scenario or SCENARIOS / "calm.scn", gpus)
+    # Before the user's directories, so that the simulation hides a real driver. Absolute: processes change directory.
     path = [str(library.parent.resolve()), os.environ.get("LD_LIBRARY_PATH", "")]
     return {
         "LD_LIBRARY_PATH": os.pathsep.join(filter(None, path)),
@@ -103,10 +108,6 @@ def _write_table(scenario: Scenario, folder: Path) -> Path:
     return path
 
 
-MAX_GPUS = 64  # as in play.h
-DEMONSTRATION = "varied"  # the scenario of SIMULATE=<number>
-
-
 def simulation(text: str) -> dict[str, str]:
     """Return the environment variables for SIMULATE=, building the library on first use.
 
@@ -128,10 +129,6 @@ def simulation(text: str) -> dict[str, str]:
     return environment(build(ROOT / ".venv" / "simulate"), scenario, gpus, time.time())
 
 
-NOT_SUPPORTED = 3  # NVML_ERROR_NOT_SUPPORTED
-_ASKED_FOR = re.compile(r'_nvmlGetFunctionPointer\("(\w+)"\)')
-
-
 def symbols() -> tuple[str, ...]:
     """Return the sorted names of the NVML functions that nvidia-ml-py uses, from its source text."""
     found = importlib.util.find_spec("pynvml")
@@ -143,7 +140,11 @@ def symbols() -> tuple[str, ...]:
 
 
 def source(names: tuple[str, ...]) -> str:
-    """Return C code with a weak stub for each function, which answers `not supported`."""
+    """Return C code with a stub for each function that answers `not supported`.
+
+    The stubs are weak symbols: the functions in SOURCES replace them. Without a stub, a call would fail with another
+    error, `function not found`.
+    """
     head = (
         f'#define STUB(name) __attribute__((weak, visibility("default"))) int name(void) {{ return {NOT_SUPPORTED}; }}'
     )

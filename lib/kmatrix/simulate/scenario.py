@@ -16,6 +16,7 @@ from kmatrix.errors import ConfigError
 
 BEFORE = -1e18  # s: start of the default values
 MIN_WORDS = 4  # of an event: T GPU FIELD VALUE
+MAX_GPUS = 64  # as in play.h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +117,7 @@ class _ScenarioReader:
                 f"invalid number of simulated GPUs: {count}", why=f"expected 0 to {MAX_GPUS}", hint="use fewer GPUs"
             )
         events = [*self._events, *(event for make in self._everywhere for event in _each(make, range(count)))]
+        # Of two events at the same time, the later line wins.
         events.sort(key=lambda event: (event.time, event.line))
         loop = self._settings.get("loop", 0.0)
         for event in events:
@@ -180,6 +182,7 @@ class _ScenarioReader:
             self._settings[name] = self._number(words[0], SETTINGS[name].range)
 
     def _text(self, name: str, text: str) -> None:
+        # 51: with the suffix " (simulated)" and the final NUL, a name fits the 64 bytes of play.h.
         if not text or len(text) > 51 or not text.isascii() or not text.isprintable():
             self._refuse(f"{name} must have 1 to 51 ASCII characters", f"shorten the {name}")
         self._texts[name] = text
@@ -286,6 +289,7 @@ def _device(gpu: int, events: Iterable[Event]) -> list[str]:
     for name, quantity in QUANTITIES.items():
         value, knots = quantity.default, {BEFORE: (quantity.default, quantity.code)}
         for event in (event for event in events if event.field == name):
+            # Values of energy go to the counter lines below: here, it can only start or stop to fail.
             if name != "energy" and event.value is not None:
                 value = event.value
             knots[event.time] = (value, event.code)
@@ -293,9 +297,6 @@ def _device(gpu: int, events: Iterable[Event]) -> list[str]:
     counters = {BEFORE: 0.0} | {e.time: e.value for e in events if e.field == "energy" and e.value is not None}
     lines += [f"counter {gpu} {time!r} {joules!r}" for time, joules in counters.items()]
     return lines + [f"process {gpu} {e.time!r} {e.pid} {e.value!r}" for e in events if e.field == "process"]
-
-
-MAX_GPUS = 64  # as in play.h
 
 
 @dataclass(frozen=True, slots=True)
