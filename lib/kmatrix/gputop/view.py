@@ -128,7 +128,7 @@ class History:
         if self._last is not None and snapshot.time < self._last - self._bucket_s:
             self.clear()
         self._last = snapshot.time
-        # Buckets are aligned to Unix time, so that the charts of several GPUs scroll at the same moment.
+        # Buckets are aligned to Unix time, so that the charts of all GPUs scroll together.
         number = int(snapshot.time // self._bucket_s)
         for sample in snapshot.samples:
             self._bucket(sample.gpu_index, number).add(sample)

@@ -143,7 +143,7 @@ class DeviceTotals:
 
     def _integrate(self, now: float, power: float) -> None:
         """Add the integral of power (trapezoidal rule), for devices without a counter."""
-        # A device with a counter that is silent for a moment: its next value covers the gap, so nothing is integrated.
+        # A device with a counter that did not answer this time: the next value of the counter covers the gap.
         if math.isnan(power) or self.last_counter is not None:
             self.last_power = None
             return
