@@ -21,14 +21,8 @@ from kmatrix.errors import LaunchError
 from kmatrix.records.train_config import TrainConfig
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-
-
 GRACE_S = 26.0  # torchrun sends SIGKILL 30 s after it forwarded a signal
-
-
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-
-
 EXIT_FINISHED, EXIT_FAILED, EXIT_REFUSED, EXIT_STOPPED = 0, 1, 2, 130  # 130: a shell's 128 + SIGINT
 
 

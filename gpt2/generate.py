@@ -13,8 +13,6 @@ from gpt2.model import GPT, Cache
 from kmatrix.errors import ConfigError
 
 MAX_TOKENS_PER_CHARACTER = 4  # UTF-8 has at most 4 bytes per character: a longer incomplete end is invalid
-
-
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # decoders put it in place of invalid UTF-8
 
 

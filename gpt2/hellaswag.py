@@ -21,11 +21,7 @@ from kmatrix.errors import DataError
 from kmatrix.records.train_config import TrainConfig
 
 MAGIC, VERSION = 20240522, 1  # llm.c, dev/data/data_common.py
-
-
 HEADER_INTS, START = 256, 65535
-
-
 HEAD = 6  # values of an example before its context: start, bytes, index, label, endings, length of the context
 
 

@@ -26,11 +26,7 @@ from kmatrix.shapes import mfu, peak_tflops
 from kmatrix.stats import bits_per_byte
 
 HELLASWAG = ("hellaswag_accuracy", "hellaswag_accuracy_norm")
-
-
 SHORTEST_PHASE_S = 0.005  # a checkpoint that is not due takes microseconds
-
-
 WARM_UP = 10  # steps excluded from the steady speed, or half of a shorter run
 
 

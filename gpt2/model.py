@@ -22,11 +22,8 @@ from kmatrix.shapes import ModelShape, padded
 # Measurements for the CPU thresholds below: docs/decisions/0003-attention-and-precision-on-the-cpu.md
 CPU_MATMUL_MAX_TOKENS = 512  # for longer contexts SDPA is as fast and does not store probabilities
 
-
 # Query rows per block of plain attention; keys after the last row are skipped. 128 rows measured the same (0003).
 ROWS = 256
-
-
 CPU_CHUNK_MAX_WIDTH, CPU_CHUNK_MIN_VOCAB = 128, 32768  # chunked loss is faster on the CPU within these bounds
 
 
@@ -332,8 +329,6 @@ class GPT(nn.Module):
 
 # CONFIG_GPT2_ARCH_X is the entry x; how to add one: docs/developing.md, "A model of your own".
 MODELS: dict[str, type[GPT]] = {"gpt2": GPT}
-
-
 CHUNK_ROWS = 128  # 128 x 50304 logits take 26 MB; malloc returns blocks above 32 MB to the system on every free
 
 

@@ -270,8 +270,6 @@ class Optimizers:
 
 
 CLIP_AFTER = 20  # steps after a reset until the second moment is a usable bound (the authors' code)
-
-
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")  # names in the state of torch's AdamW; the last with AMSGrad
 
 

@@ -18,8 +18,6 @@ from gpt2.optim import Optimizers, block_matrices
 from kmatrix.errors import ConfigError
 
 TINY = 1e-8  # added to the denominator, as in mcgrof/AdamWPrune: a weight without gradients has a second moment of 0
-
-
 LAG = 4  # counts that are kept, because the log reads them one step late
 
 

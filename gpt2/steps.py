@@ -171,11 +171,7 @@ class Timings:
 
 # DDP broadcasts buffers before each forward pass; the model's are constants. Newer PyTorch renamed the option.
 NEW_NAME = "forward_sync_buffers"
-
-
 KNOWN = inspect.signature(DistributedDataParallel).parameters
-
-
 NO_BUFFERS: dict[str, Any] = {NEW_NAME if NEW_NAME in KNOWN else "broadcast_buffers": False}
 
 

@@ -17,17 +17,9 @@ from kmatrix.records.lock import start_of
 from kmatrix.records.train_config import TrainConfig
 
 RECENT_STEPS = 8  # the next step is expected to take as long as the longest of these
-
-
 RECENT = 3  # the same for evaluations and checkpoints
-
-
 MARGIN = 1.2  # the end is expected to take this much longer than measured: ending early costs less than exceeding
-
-
 END_S = 0.5  # time to write the last files
-
-
 EVALUATION, BENCHMARK, CHECKPOINT = PARTS = ("evaluation", "judging", "checkpoint")  # between steps; the names on disk
 
 

@@ -18,8 +18,6 @@ from kmatrix.records.checkpoints import CheckpointIndex, CheckpointKind, entry_o
 from kmatrix.records.files import replacing
 
 SCHEMA = 2  # 1: random generators of one rank only, and no `carried`
-
-
 KEYS = {"schema", "run_id", "step", "tokens", "config", "model", "optimizer", "rng"}
 
 
@@ -136,11 +134,7 @@ def upgraded(value: dict[str, Any]) -> dict[str, Any]:
 
 
 NONE, AUTO, LATEST, BEST = "none", "auto", "latest", "best"
-
-
 ChosenCheckpoint = tuple[Path, dict[str, Any]]
-
-
 Say = Callable[[str], None]
 
 

@@ -33,11 +33,7 @@ from kmatrix.records.checkpoints import (
 from kmatrix.text import disk_size
 
 EMERGENCY_S = 20.0  # torchrun sends SIGKILL 30 s after a signal; the step and the result take time as well
-
-
 MIB = 2**20
-
-
 WRITE_RATE = 100e6  # bytes/s, assumed before the first checkpoint
 
 
@@ -399,8 +395,6 @@ def size_of(value: Any) -> int:
 
 
 SAMPLE = 1 << 26  # bytes: enough to detect a slow disk without a noticeable delay
-
-
 WORTH_PROBING = 4 * SAMPLE  # bytes: any disk is fast enough for smaller checkpoints
 
 

@@ -20,11 +20,7 @@ from kmatrix.records.files import read_json
 from kmatrix.records.train_config import TrainConfig
 
 Place = tuple[int, int]  # shard, window in the shard
-
-
 Batch = tuple[torch.Tensor, torch.Tensor]  # idx (B, T) and targets (B, T), int64
-
-
 MANY_EPOCHS = 4  # repeats beyond these add little: Muennighoff et al. 2023, arXiv:2305.16264
 
 

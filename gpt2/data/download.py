@@ -16,14 +16,8 @@ from pathlib import Path
 from kmatrix.errors import DataError
 
 TIMEOUT_S = 30.0
-
-
 ATTEMPTS = 5  # consecutive attempts without new bytes
-
-
 FIRST_PAUSE_S = 0.5  # doubled after each attempt
-
-
 CHUNK_BYTES = 1 << 20
 
 

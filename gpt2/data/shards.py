@@ -22,28 +22,16 @@ from kmatrix.errors import DataError, SchemaError
 from kmatrix.records.files import read_or_empty, replacing, write_json
 
 MAGIC, VERSION = 20240520, 1
-
-
 HEADER = 256  # int32 values
-
-
 HEADER_BYTES = 4 * HEADER
-
-
 CHUNK_BYTES = 1 << 24
-
 
 KINDS = {
     kind: (f"*_{kind}_*.bin", f"*_{kind}_*.npy", f"{kind}.bin", f"{kind}.npy") for kind in ("train", "val")
 }  # nanoGPT's names last
 
-
 RAW = {"train.bin", "val.bin"}  # files that may have no header (nanoGPT)
-
-
 RECORD = "dataset.json"
-
-
 Tokens = npt.NDArray[np.uint16]
 
 

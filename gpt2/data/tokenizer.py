@@ -28,22 +28,11 @@ if TYPE_CHECKING:
 
 
 NAMES = ("gpt2", "byte", "char", "bpe")
-
-
 VOCAB = {"gpt2": GPT2_VOCAB, "byte": BYTE_VOCAB}  # char and bpe: the dataset decides
-
-
 MOST = 65536  # 16-bit tokens
-
-
 FILE = "tokenizer.json"
-
-
 END = "<|endoftext|>"
-
-
 BETWEEN = b"\n\n"  # the end of a document as text
-
 
 GPT2_FILES = {  # URLs and hashes of tiktoken_ext/openai_public.py
     "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe": (
@@ -53,7 +42,6 @@ GPT2_FILES = {  # URLs and hashes of tiktoken_ext/openai_public.py
         "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
     ),
 }
-
 
 Tokens = npt.NDArray[np.uint16]
 

@@ -14,13 +14,8 @@ from gpt2.generate import GeneratedText, Sampling
 from kmatrix.errors import KmatrixError
 
 MAX_TEXTS = 16  # per request: prompts x n
-
-
 MAX_STOPS, MAX_STOP_LENGTH = 4, 256
-
-
 DEFAULT_TOKENS = 16  # as in OpenAI's API
-
 
 # Parameters that are not implemented, with the values that have no effect: all other values are rejected.
 NO_EFFECT: Mapping[str, tuple[Any, ...]] = {
@@ -31,7 +26,6 @@ NO_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
     "logit_bias": (None, {}),
 }
-
 
 KNOWN = {
     *("model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "n", "stream", "stream_options", "stop"),

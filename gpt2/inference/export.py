@@ -27,21 +27,12 @@ from kmatrix.errors import ConfigError, KmatrixError, RecordError
 from kmatrix.shapes import GPT2_VOCAB
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-
-
 PREFIX = "transformer."  # of every name except the output layer's
-
-
 HEAD = "lm_head.weight"
-
 
 # Hugging Face's Conv1D stores these weights as (inputs, outputs), nn.Linear as (outputs, inputs).
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-
-
 MASKS = (".attn.bias", ".attn.masked_bias")  # constants that older files store like weights
-
-
 REFUSED = 2
 
 

@@ -17,8 +17,6 @@ from kmatrix.records.train_config import typed
 from kmatrix.shapes import ModelShape
 
 SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "weight_tying")
-
-
 DEVICES = ("cpu", "cuda")
 
 

@@ -36,26 +36,12 @@ from gpt2.model import GPT
 from kmatrix.errors import KmatrixError, LaunchError
 
 MAX_BODY = 256 * 1024  # bytes per request
-
-
 ROWS, WAITING = 8, 64  # texts generated at once, and texts in the queue
-
-
 SLOWEST_BODY_S = 15.0  # time limit for receiving a body
-
-
 GRACE_S = 5  # for responses in progress after Ctrl+C
-
-
 RETRY_S = 1  # Retry-After of a full queue
-
-
 KEY = "KMATRIX_API_KEY"  # environment variable with the required API key
-
-
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-
 Event = tuple[int, str | Exception, str | None]  # number of the text, new text or error, finish
 
 

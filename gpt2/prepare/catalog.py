@@ -13,11 +13,7 @@ from gpt2.data.tokenizer import VOCAB
 from kmatrix.errors import ConfigError
 
 HUB = "hf://"
-
-
 TEXT_FILES = ("*.parquet", "*.jsonl", "*.jsonl.gz", "*.json.gz", "*.txt", "*.txt.gz", "*.md")
-
-
 SHARD_FILES = ("*_train_*.bin", "*_val_*.bin", "*_train_*.npy", "*_val_*.npy")
 
 

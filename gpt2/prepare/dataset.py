@@ -35,11 +35,7 @@ from kmatrix.records.train_config import parse_mix
 from kmatrix.text import count, disk_size
 
 DATASETS = ("stdlib", *CATALOG, "hub", "folder", "shards", "mix")
-
-
 OWN_PATH = ("hub", "folder", "shards")  # datasets that need a DATA_PATH
-
-
 WHOLE = ("stdlib", "shakespeare", "folder")  # small datasets, always prepared completely
 
 

@@ -18,8 +18,6 @@ from gpt2.prepare.catalog import Repository
 from kmatrix.errors import DataError, KmatrixError
 
 CONVERTED = "refs/convert/parquet"  # branch with Hugging Face's conversion to Parquet
-
-
 DOWNLOADS = ".fetched"  # in the dataset's folder: files that are not verified or used yet
 
 

@@ -18,20 +18,10 @@ from gpt2.prepare.catalog import WebFile
 from kmatrix.errors import DataError
 
 LINES = (".jsonl", ".jsonl.gz", ".json.gz", ".ndjson")
-
-
 UNREADABLE = (".zst", ".xz", ".bz2", ".zip", ".tar", ".7z")
-
-
 FEW = 20  # with fewer plain text files, each is divided into training and validation
-
-
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-
-
 BUILD_DEPENDENT = ("_sysconfigdata", "sitecustomize", "usercustomize")  # files that differ between builds
-
-
 ROWS = 1000  # Parquet rows read at once
 
 

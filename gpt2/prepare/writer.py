@@ -28,14 +28,8 @@ from kmatrix.errors import DataError
 from kmatrix.records.files import write_json
 
 BATCH_CHARACTERS = 1 << 20  # characters per batch of one process
-
-
 ALONE_BYTES = 8 << 20  # smaller corpora are tokenized in this process: starting others takes longer
-
-
 BPE_BYTES = 100 << 20  # text that a BPE tokenizer is trained on
-
-
 Place = tuple[int, int]  # file, document in the file: the next one to read
 
 
@@ -264,8 +258,6 @@ def encode(documents: Sequence[Document], inner: Tokenizer, percent: int) -> lis
 
 
 Encoder = Callable[[Sequence[Document]], "Future[list[TokenizedDocument]]"]
-
-
 _inner: Tokenizer | None = None  # of a worker process
 
 
