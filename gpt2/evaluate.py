@@ -19,7 +19,7 @@ from gpt2.data.tokenizer import Tokenizer, load
 from gpt2.dist import World
 from gpt2.generate import BatchGenerator, GeneratedText, Sampling
 from gpt2.hellaswag import HellaSwag, Score
-from gpt2.log import RunLog
+from gpt2.log import RunLog, SampleText
 from gpt2.model import GPT, autocast
 from kmatrix.errors import DataError
 from kmatrix.records.train_config import TrainConfig
@@ -58,14 +58,14 @@ class Validation:
                     why="every validation shard is shorter than the context plus one token",
                     hint="use more validation data or a shorter BLOCK_SIZE",
                 )
-            mine = places[world.rank :: world.size]
+            mine = places[world.rank :: world.size]  # at most one sequence more than another rank
             self.parts.append(
                 ValidationPart(name=source.name, weight=source.weight, windows=windows, places=places, mine=mine)
             )
         self.samples = sum(part.samples for part in self.parts)
         self.wanted = config.eval_samples * len(self.parts)
         self.by_source: dict[str, float] = {}  # newest loss of each dataset
-        tokenizer = at_hand(config.tokenizer, Path(config.data_path))
+        tokenizer = load_if_available(config.tokenizer, Path(config.data_path))
         self.bytes_per_token = self._mean(
             [bytes_per_token(part.windows, part.places, tokenizer) for part in self.parts]
         )
@@ -83,6 +83,7 @@ class Validation:
         No random numbers are drawn. The model is left in training mode.
         """
         device = self.world.device
+        # In 64 bits, and on the device: the sum depends less on the micro-batch, and the loop never waits for the GPU.
         sums = torch.zeros(len(self.parts), 2, dtype=torch.float64, device=device)  # summed loss, sequences
         model.eval()
         for part, of_part in zip(self.parts, sums, strict=True):
@@ -91,10 +92,11 @@ class Validation:
                     break
                 idx, targets = part.windows.read(part.mine[start : start + self.config.batch_size])  # (B, T)
                 with autocast(device.type, self.config.dtype):
-                    _, loss = model(idx.to(device), targets.to(device))
-                of_part[0] += loss.double() * len(idx)
+                    _, loss = model(idx.to(device), targets.to(device))  # (), mean over the sequences
+                of_part[0] += loss.double() * len(idx)  # the last micro-batch may be smaller: weight by sequences
                 of_part[1] += len(idx)
         model.train()
+        # Every rank gets here, even if it stopped: a rank that returned earlier would leave the others in the sum.
         found: list[list[float]] = self.world.sum(sums).tolist()
         if any(count != part.samples for part, (_, count) in zip(self.parts, found, strict=True)):
             return None
@@ -120,13 +122,13 @@ def bytes_per_token(windows: Windows, places: Sequence[Place], tokenizer: Tokeni
     if lengths is None:
         return None
     total = 0
-    for place in places:
+    for place in places:  # one by one, because all windows together may take gigabytes
         _, targets = windows.read([place])  # (1, T)
         total += int(lengths[np.asarray(targets)].sum())
     return total / (len(places) * windows.block_size) or None
 
 
-def at_hand(name: str, folder: Path) -> Tokenizer | None:
+def load_if_available(name: str, folder: Path) -> Tokenizer | None:
     """Return a dataset's tokenizer, or None if its vocabulary is missing; training does not need it."""
     try:
         return load(name, folder)
@@ -143,13 +145,14 @@ class SampleTexts:
     def __init__(self, config: TrainConfig) -> None:
         """Raise DataError if the tokenizer's vocabulary is missing or lacks a character of a prompt."""
         self.config = config
+        # An empty prompt, which starts a document, if all are empty.
         prompts = (config.sample_prompt or "").split(PROMPT_SEPARATOR)
         self.prompts = [prompt for prompt in prompts if prompt] or [""]
         self.tokenizer = load(config.tokenizer, Path(config.data_path))
         self._encoded = [self.tokenizer.encode(prompt).tolist() for prompt in self.prompts]
 
-    def texts(self, model: GPT) -> list[dict[str, Any]]:
-        """Return prompt, text, seed and number of tokens of each text, and leave the model in training mode.
+    def texts(self, model: GPT) -> list[SampleText]:
+        """Return a text for each prompt, and leave the model in training mode.
 
         Each text has its own random generator: training continues as if none had been generated.
         """
@@ -175,7 +178,7 @@ class SampleTexts:
         finally:
             model.train()
         return [
-            {"prompt": prompt, "text": text.text, "seed": text.sampling.seed, "tokens": len(text.tokens)}
+            SampleText(prompt=prompt, text=text.text, seed=text.sampling.seed, tokens=len(text.tokens))
             for prompt, text in zip(self.prompts, texts, strict=True)
         ]
 
@@ -207,6 +210,7 @@ class Benchmarks:
         """
         if step == self._newest and not final:
             return
+        # First what all ranks do together, then what rank 0 does alone: the others wait at their next collective.
         if self.hellaswag and (final or at(step, self.config.hellaswag_interval)):
             score = self.hellaswag.score(model, stopping)
             if score is None:
@@ -218,6 +222,7 @@ class Benchmarks:
 
     def state_dict(self) -> dict[str, Any]:
         score = self.log.hellaswag_score
+        # A checkpoint holds tensors, numbers, strings, lists and dicts only. The keys are those of version 0.1.
         return {"judged": self._newest, "hellaswag": asdict(score) if score else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -47,12 +47,13 @@ def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator)
     """
     if sampling.temperature == 0:
         return int(logits.argmax())
-    logits = logits.double() / sampling.temperature
+    # 64 bits: at a low temperature differences between logits are large, and sums over the vocabulary must be 1.
+    logits = logits.double() / sampling.temperature  # (V,)
     if 0 < sampling.top_k < len(logits):
         logits = logits.masked_fill(logits < logits.topk(sampling.top_k).values[-1], -torch.inf)
     probabilities = logits.softmax(-1)
     if sampling.top_p < 1:
-        ordered, tokens = probabilities.sort(descending=True, stable=True)
+        ordered, tokens = probabilities.sort(descending=True, stable=True)  # stable: the same seed gives the same text
         before = ordered.cumsum(-1) - ordered  # probability of all likelier tokens; 0 for the first, which always stays
         probabilities = probabilities.index_fill(0, tokens[before >= sampling.top_p], 0.0)
     return int(torch.multinomial(probabilities, 1, generator=generator))
@@ -65,12 +66,11 @@ class GeneratedText:
         # an empty prompt means the beginning of a document
         self.prompt = [int(token) for token in prompt] or [tokenizer.end_of_document]
         self.sampling, self.tokenizer = sampling, tokenizer
-        self.generator = torch.Generator().manual_seed(sampling.seed)
+        self.generator = torch.Generator().manual_seed(sampling.seed)  # its own: texts in a batch are independent
         self.tokens: list[int] = []  # sampled so far
         self.text = ""  # decoded so far, without what may still become part of a stop string
-        self.finish: str | None = (
-            None  # "length" (max_tokens), "stop" (stop string or end of document), None: unfinished
-        )
+        # "length" (max_tokens), "stop" (stop string or end of document), None: unfinished
+        self.finish: str | None = None
         self._decoded_tokens = 0
         self._held_back = ""  # decoded text that may be the beginning of a stop string
 
@@ -84,12 +84,13 @@ class GeneratedText:
         self.tokens.append(token)
         end = token == self.tokenizer.end_of_document
         last = end or len(self.tokens) == self.sampling.max_tokens
-        new = self._held_back + self._decode(len(self.tokens) - end, last=last)
+        new = self._held_back + self._decode(len(self.tokens) - end, last=last)  # without the end of document
         stops = [position for stop in self.sampling.stop if (position := new.find(stop)) >= 0]
         if stops:
             new, self.finish = new[: min(stops)], "stop"
         elif last:
             self.finish = "stop" if end else "length"
+        # Text that was sent cannot be taken back, so keep what may turn out to be the beginning of a stop string.
         keep = 0 if self.finish else max((overlap(new, stop) for stop in self.sampling.stop), default=0)
         new, self._held_back = new[: len(new) - keep], new[len(new) - keep :]
         self.text += new
@@ -100,6 +101,7 @@ class GeneratedText:
 
         Return "" while they end in an incomplete character, unless no further token will come.
         """
+        # Only new tokens: decoding everything again would take quadratic time.
         waiting = self.tokens[self._decoded_tokens : count]
         text = self.tokenizer.decode(waiting)
         if text.endswith(REPLACEMENT) and not last and len(waiting) < MAX_TOKENS_PER_CHARACTER:
@@ -137,6 +139,8 @@ class BatchGenerator:
         self.texts.append(text)
         try:
             self._prefill(row, text.prompt[-self.model.shape.block_size :])
+        # Broad, because any failure (often of memory) must leave the batch as it was: the caller gets the error, and
+        # the other texts continue.
         except Exception:
             self.texts.pop()
             raise
@@ -144,17 +148,20 @@ class BatchGenerator:
     @torch.no_grad()
     def step(self) -> list[tuple[GeneratedText, str]]:
         """Add a token to every text and return each with its new text. Finished texts leave the batch."""
+        # Texts that fill the context: positions are absolute in GPT-2, so the cache cannot be shifted. Half of it, so
+        # that this does not happen again with each token.
         for row, text in enumerate(self.texts):
             if self._cache.lengths[row] == self.model.shape.block_size:
                 half = max(1, self.model.shape.block_size // 2)
                 self._prefill(row, (text.prompt + text.tokens)[-half:])
         newest = torch.tensor([[text.newest] for text in self.texts], device=self._device)  # (B, 1)
+        # Sampled on the CPU: the generators are there, and the same seed gives the same text on every device.
         logits = self.model.extend(newest, self._cache).cpu()  # (B, V)
         new = [
             (text, text.add(sample_token(row, text.sampling, text.generator)))
             for text, row in zip(self.texts, logits, strict=True)
         ]
-        for text, _ in new:
+        for text, _ in new:  # not in the loop above: dropping moves rows
             if text.finish:
                 self.drop(text)
         return new

@@ -20,7 +20,8 @@ from gpt2.model import autocast
 from kmatrix.errors import DataError
 from kmatrix.records.train_config import TrainConfig
 
-MAGIC, VERSION = 20240522, 1  # llm.c, dev/data/data_common.py
+# The binary format of llm.c, dev/data/data_common.py
+MAGIC, VERSION = 20240522, 1
 HEADER_INTS, START = 256, 65535
 HEAD = 6  # values of an example before its context: start, bytes, index, label, endings, length of the context
 
@@ -64,7 +65,7 @@ class HellaSwag:
         device = self.world.device
         counts = torch.zeros(3, dtype=torch.float64, device=device)  # correct, correct by the mean, examples
         model.eval()
-        at_once = max(1, self.config.batch_size // 4)
+        at_once = max(1, self.config.batch_size // 4)  # examples: each has 4 rows, and a training batch fits
         for start in range(0, len(self._mine), at_once):
             if stopping():
                 break
@@ -74,6 +75,7 @@ class HellaSwag:
                 logits, _ = model(idx)  # (R, T, V)
             counts += right(nats(logits, targets) * mask, mask, group)
         model.train()
+        # As in Validation.loss: every rank gets here, and all see whether the sum is complete.
         correct, correct_norm, examples = self.world.sum(counts).tolist()
         if examples != self.examples:
             return None
@@ -82,6 +84,7 @@ class HellaSwag:
 
 def nats(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the cross-entropy of each target, in nats: (R, T), from logits (R, T, V) and targets (R, T)."""
+    # cross_entropy expects the classes in dimension 1: (R, V, T)
     return functional.cross_entropy(logits.float().transpose(1, 2), targets, reduction="none")
 
 
@@ -90,8 +93,8 @@ def right(costs: Tensor, mask: Tensor, group: Sequence[Example]) -> Tensor:
 
     costs: loss of each ending token in nats, (R, T), 0 outside the mask, (R, T).
     """
-    sums = costs.double().sum(1)
-    means = sums / mask.sum(1)
+    sums = costs.double().sum(1)  # (R,)
+    means = sums / mask.sum(1)  # (R,)
     counts = torch.zeros(3, dtype=torch.float64, device=costs.device)
     row = 0
     for example in group:
@@ -109,6 +112,7 @@ def rows(group: Sequence[Example], block_size: int) -> tuple[Tensor, Tensor, Ten
     A context that is too long loses its beginning. Rows are padded at the end, which earlier tokens cannot attend to.
     """
     pairs = [(example.context, ending) for example in group for ending in example.endings]
+    # One token more than the context: the last one is a target only.
     texts = [([*context, *ending][-block_size - 1 :], len(ending)) for context, ending in pairs]
     width = max(len(text) for text, _ in texts) - 1
     idx, targets, mask = (torch.zeros(len(texts), width, dtype=torch.long) for _ in range(3))
@@ -171,7 +175,7 @@ def _of_binary(path: Path, data: bytes) -> Iterator[Example]:
     header = np.frombuffer(data[: 4 * HEADER_INTS], "<i4")
     if len(header) < HEADER_INTS or header[1] != VERSION:
         raise DataError(f"{path} is not a HellaSwag file of version {VERSION}", hint="create it with llm.c")
-    stream = np.frombuffer(data[4 * HEADER_INTS : len(data) & ~1], "<u2")
+    stream = np.frombuffer(data[4 * HEADER_INTS : len(data) & ~1], "<u2")  # a truncated file may have half a value
     at = 0
     for number in range(int(header[2])):
         example, size = _one(stream[at:], path, number, 4 * HEADER_INTS + 2 * at)
@@ -187,7 +191,7 @@ def _one(stream: npt.NDArray[np.uint16], path: Path, number: int, offset: int) -
     )
     if len(stream) < HEAD or stream[0] != START:
         raise broken
-    size, label, endings, length = int(stream[1]) // 2, *(int(n) for n in stream[3:HEAD])
+    size, label, endings, length = int(stream[1]) // 2, *(int(n) for n in stream[3:HEAD])  # size: bytes in the file
     at = HEAD + length
     context, found = stream[HEAD:at], []
     for _ in range(endings):
@@ -196,6 +200,7 @@ def _one(stream: npt.NDArray[np.uint16], path: Path, number: int, offset: int) -
         if not length:
             raise broken
         at += 1 + length
+    # A slice beyond the end is only shorter, so the lengths must agree with the size at the start.
     if at != size or at > len(stream) or not len(context) or not label < endings:
         raise broken
     return Example(tuple(int(token) for token in context), tuple(found), label), size

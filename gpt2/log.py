@@ -10,6 +10,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -30,6 +31,16 @@ SHORTEST_PHASE_S = 0.005  # a checkpoint that is not due takes microseconds
 WARM_UP = 10  # steps excluded from the steady speed, or half of a shorter run
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleText:
+    """A generated text, as in samples.jsonl."""
+
+    prompt: str
+    text: str  # without the prompt
+    seed: int
+    tokens: int  # generated
+
+
 class RunLog:
     """The log of one attempt at a run. Ranks other than 0 keep the numbers but write nothing."""
 
@@ -42,7 +53,7 @@ class RunLog:
         self.started = time.perf_counter()
         self.started_at = time.time()  # Unix seconds
         self.step = 0  # updates done
-        self.seconds = array("d")  # duration of each step of this attempt
+        self.seconds = array("d")  # duration of each step of this attempt; 8 bytes each, because there may be millions
         self.before_s = 0.0  # seconds of earlier attempts, up to the checkpoint that this one resumed from
         self.steady_before = array("d")  # their steps, without warm-up
         self.since_line = 0  # steps since the last line
@@ -52,7 +63,7 @@ class RunLog:
         self.spent: Callable[[], float] = lambda: self.elapsed_s  # seconds including lost work
         self.train: list[dict[str, Any]] = []  # training lines of metrics.jsonl
         self.val: list[dict[str, Any]] = []  # validation lines of metrics.jsonl
-        if main:
+        if main:  # an earlier attempt may have been killed while it wrote a line
             for path in (run_dir.metrics, run_dir.events):
                 end_torn_line(path)
 
@@ -103,6 +114,7 @@ class RunLog:
 
     def is_best(self, step: int) -> bool:
         """Return whether the weights after `step` updates have the lowest validation loss so far."""
+        # <= because the minimum includes this one; of equal losses the newer weights win, which saw more data
         return self.evaluated(step) and self.val[-1]["val/loss"] <= min(line["val/loss"] for line in self.val)
 
     def state_dict(self) -> dict[str, Any]:
@@ -117,7 +129,7 @@ class RunLog:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the history of a checkpoint. Time is not restored after a rollback: this attempt did take it."""
-        self.train, self.val = rows(state["train"]), rows(state["val"])
+        self.train, self.val = rows(state["train"]), rows(state["val"])  # without those after the checkpoint
         if state["attempt"] != self.attempt:
             self.before_s = state["elapsed_s"]
         self.steady_before = array("d", state["steady"])
@@ -125,6 +137,7 @@ class RunLog:
 
     def resumed(self, step: int) -> None:
         """Mark in metrics.jsonl that training continues from a step, which voids the lines of later steps."""
+        # The log is only appended to: rewriting it would lose lines if the process were killed meanwhile.
         if self.main and self.dir.metrics.exists():
             line = {"step": step, "time": time.time(), "attempt": self.attempt, "resumed": True}
             append_jsonl(self.dir.metrics, line)
@@ -152,7 +165,7 @@ class RunLog:
     def phase_over(self, phase: str, begin: float) -> None:
         """Write a phase from `begin` (Unix seconds) until now to phases.jsonl, unless it was negligible."""
         end = time.time()
-        if self.main and end - begin >= SHORTEST_PHASE_S:
+        if self.main and end - begin >= SHORTEST_PHASE_S:  # most steps have no phase: their lines would fill the file
             line = {"phase": phase, "step": self.step, "attempt": self.attempt, "begin": begin, "end": end}
             append_jsonl(self.dir.phases, line)
 
@@ -203,16 +216,19 @@ class RunLog:
     def hellaswag(self, step: int, score: Score) -> None:
         """Log a HellaSwag score of the weights after `step` updates."""
         self.hellaswag_score = score
+        # Not in a history: reports read metrics.jsonl, and result.json has the newest score only.
         self._metrics([], step, {"hellaswag/accuracy": score.accuracy, "hellaswag/accuracy_norm": score.accuracy_norm})
         self.say(f"Iter {step} | HellaSwag {score.accuracy:.4f} | normalised {score.accuracy_norm:.4f}")
 
-    def samples(self, step: int, texts: Sequence[Mapping[str, Any]]) -> None:
+    def samples(self, step: int, samples: Sequence[SampleText]) -> None:
         """Log sample texts of the weights after `step` updates, one line each."""
-        for text in texts:
+        for sample in samples:
             if self.main:
-                append_jsonl(self.dir.samples, {"time": time.time(), "step": step, "attempt": self.attempt, **text})
-            prompt, answer = (json.dumps(text[name], ensure_ascii=False) for name in ("prompt", "text"))
-            self.say(f"Iter {step} | Sample of {prompt}: {answer}")
+                line = {"time": time.time(), "step": step, "attempt": self.attempt, **asdict(sample)}
+                append_jsonl(self.dir.samples, line)
+            # As JSON strings: a text with line breaks stays one line of the log.
+            prompt, text = (json.dumps(value, ensure_ascii=False) for value in (sample.prompt, sample.text))
+            self.say(f"Iter {step} | Sample of {prompt}: {text}")
 
     def _dollars(self) -> float | None:
         """Return the cost of the run so far in dollars, or None without a price."""
@@ -221,9 +237,10 @@ class RunLog:
         return self.config.gpu_hour_price * self.config.num_gpus * self.spent() / 3600
 
     def _speed(self, seconds: float) -> tuple[float, float | None]:
-        """Return tokens per second, and MFU where the peak is known, of steps that take `seconds`."""
+        """Return tokens per second, and MFU if the peak is known, of steps that take `seconds`."""
         assert self.config
         assert self.world
+        # FLOPs per token: Chowdhery et al., PaLM, appendix B (kmatrix.shapes)
         speed = self.config.tokens_per_step / seconds
         return speed, mfu(speed, self.config.shape.flops_per_token, self.peak, self.world.size)
 
@@ -256,6 +273,7 @@ class RunLog:
         losses = [line["val/loss"] for line in self.val]
         best = min(self.val, key=lambda line: line["val/loss"], default=None)
         trained = ended_by is not None or (config is not None and self.step == config.max_iters)
+        # The newest loss is the final one only if it is of the final weights. A run that was stopped has none.
         complete = trained and self.evaluated(self.step)
         steady = self._steady()
         speed, used = self._speed(statistics.fmean(steady)) if steady else (None, None)
@@ -325,6 +343,7 @@ class RunLog:
                 "initial_perplexity": ppl["initial"],
                 "delta_ppl": ppl["final"] - ppl["initial"] if ppl["final"] and ppl["initial"] else None,
                 "total_time": result["seconds"],
+                # Not measured here; the keys stay for readers of the original's files.
                 **{f"latency_seq{length}_{p}": None for length in (512, 1024) for p in ("p50", "p95")},
                 "gpu_memory_allocated_mb": torch.cuda.max_memory_allocated(world.device) / 2**20 if cuda else None,
                 "gpu_memory_reserved_mb": torch.cuda.max_memory_reserved(world.device) / 2**20 if cuda else None,
@@ -360,7 +379,7 @@ class RunLog:
         if not self.main:
             return
         result = self.result(status, kind, reason, ended_by=ended_by)
-        if self.config and self.world:
+        if self.config and self.world:  # else the run failed before its set-up, and there are no metrics
             with suppress(OSError) if status != "finished" else nullcontext():  # the result says why, and is small
                 write_json(self.dir.training_metrics, self.training_metrics(result))
         write_json(self.dir.result, result)
@@ -381,7 +400,7 @@ def perplexity(loss: float | None) -> float | None:
     """Return exp(loss), infinity if that overflows."""
     if loss is None:
         return None
-    return math.exp(loss) if loss < 700 else math.inf
+    return math.exp(loss) if loss < 700 else math.inf  # exp raises OverflowError from 710 on
 
 
 def peak_memory_mib(world: World) -> float:
@@ -393,6 +412,7 @@ def peak_memory_mib(world: World) -> float:
 
 def finite_items(value: Mapping[str, Any]) -> dict[str, Any]:
     """Return a JSON object with null for non-finite numbers."""
+    # json.dumps writes NaN and Infinity, which are not JSON: strict readers would refuse the whole file.
     return {key: finite(item) for key, item in value.items()}
 
 

@@ -56,6 +56,8 @@ def save_checkpoint(
 
     Raises RecordError if it cannot be written, FullError if the disk is full. The former file then remains.
     """
+    # Order: data on disk, entry in the index, rename, folder on disk. A kill in between leaves a partial file or an
+    # entry without a file, which the next attempt removes; never a file that looks complete and is not.
     start = time.perf_counter()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,12 +68,12 @@ def save_checkpoint(
                 hashing = Hashing(file)
                 torch.save(value, hashing)  # type: ignore[arg-type]  # torch only uses write and flush
                 file.flush()
-                os.fsync(file.fileno())
+                os.fsync(file.fileno())  # without it, a crash of the machine may leave a renamed file without its data
             seconds = time.perf_counter() - start
             written = WrittenCheckpoint(bytes=hashing.bytes, sha256=hashing.hexdigest(), seconds=seconds)
             if announce:
                 announce(written)
-        sync_folder(path.parent)
+        sync_folder(path.parent)  # a rename is on disk only when its folder is
     except (OSError, RuntimeError) as error:  # on a full disk torch raises RuntimeError, with OSError as its context
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
         kind = FullError if is_full(cause) else RecordError
@@ -93,7 +95,7 @@ def load_checkpoint(path: Path, device: str | torch.device = "cpu", *, verify: b
     if verify:
         check(path)
     try:
-        value = torch.load(path, map_location=device, weights_only=True)
+        value = torch.load(path, map_location=device, weights_only=True)  # a pickle could execute code
     except (RuntimeError, EOFError, ValueError, OSError, pickle.UnpicklingError) as error:
         raise damaged(path, str(error).partition("\n")[0] or "the file is empty") from None
     if not isinstance(value, dict) or "schema" not in value:
@@ -158,7 +160,7 @@ def choose(how: str, index: CheckpointIndex, refused: Say) -> ChosenCheckpoint |
     for path in newest_first(index):
         try:
             return path, load_checkpoint(path)
-        except KmatrixError as error:
+        except KmatrixError as error:  # the one before it costs some steps; ending here would cost the whole run
             rename_damaged(index, path)
             refused(f"{error.what}: {error.why}" if error.why else error.what)
     if how == LATEST:

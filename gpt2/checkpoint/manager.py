@@ -58,7 +58,7 @@ class CheckpointManager:
         self.folder = Path(self.config.checkpoint_dir)
         self._resumed = 0  # step at which this attempt started; its checkpoint exists
         self._names: dict[int, str] = {}  # step -> file with this attempt's weights
-        self._pool = ThreadPoolExecutor(1, "checkpoints")
+        self._pool = ThreadPoolExecutor(1, "checkpoints")  # one thread: checkpoints are written in their order
         self._writing: Future[None] | None = None
         self._buffers = CopyBuffers()
         self._speed = WriteSpeed()
@@ -89,7 +89,7 @@ class CheckpointManager:
         """
         if not kinds:
             return
-        states = gather_rng_states(self.training.world)
+        states = gather_rng_states(self.training.world)  # a collective: all ranks have the same reasons
         if self.training.world.main:
             self._save(frozenset(kinds), states, wait=wait)
 
@@ -104,7 +104,7 @@ class CheckpointManager:
             return
         busy = self._writing is not None and not self._writing.done()
         seconds = self._speed.seconds(self._expected_bytes() * (2 if busy else 1))
-        self.wait()
+        self.wait()  # after the estimate: an unfinished checkpoint may become the newest one, and takes time too
         if seconds is None or seconds <= EMERGENCY_S or not self.index.present:
             self._try(lambda: self._save(frozenset({CheckpointKind.EMERGENCY}), states, wait=True), self.log.step)
             return
@@ -150,6 +150,7 @@ class CheckpointManager:
         for note in restore(value, self.training):
             self.log.say(f"Note: {note}")
         step = self._resumed = self.log.step = int(value["step"])
+        # After a rollback, files of later steps have weights that this run no longer has.
         self._names = {known: name for known, name in self._names.items() if known < step}
         if path.parent == self.folder:
             self._names[step] = path.name
@@ -186,7 +187,7 @@ class CheckpointManager:
         step = self.log.step
         if self.config.keep_every and CheckpointKind.ROLLING in reasons and step % self.config.keep_every == 0:
             reasons |= {CheckpointKind.KEPT}
-        self.wait()
+        self.wait()  # the index and the copies belong to the thread until it is done
         if written := next((e for e in self.index.present if e.name == self._names.get(step)), None):
             self.index.mark(written, reasons)
             self._retire()
@@ -197,7 +198,7 @@ class CheckpointManager:
             self._put(value, pending)
         elif not self.config.async_checkpoint:
             self._try(lambda: self._put(value, pending), step)
-        else:
+        else:  # copies, because the next step changes the tensors
             value, ready = self._buffers.of(value), self._copies_done()
             self._writing = self._pool.submit(self._try, lambda: self._put(value, pending, ready), step)
 
@@ -213,6 +214,7 @@ class CheckpointManager:
         written = save_checkpoint(path, value, lambda written: self._announce(path.name, pending, written))
         self._speed.measured(written)
         self._names[pending.step] = path.name
+        # Only now, when the new file is complete: until then the old one is the only one of this step.
         for entry in [e for e in self.index.entries if e.step == pending.step and e.name != path.name]:
             self.index.remove(entry)  # of an earlier attempt, superseded by this one
         self._retire()
@@ -274,6 +276,7 @@ class CheckpointManager:
 
     def _free(self) -> int:
         """Return the free bytes of the checkpoints' file system."""
+        # The folder is created with the first checkpoint: until then its nearest existing parent is on the same disk.
         existing = next(path for path in (self.folder, *self.folder.parents) if path.exists())
         return shutil.disk_usage(existing).free
 
@@ -287,7 +290,7 @@ class CheckpointManager:
         """Open the index after a possible crash: no partial files, no entries without a file."""
         try:
             index = CheckpointIndex(self.folder)
-        except KmatrixError as error:
+        except KmatrixError as error:  # the files are intact: renamed, it can be inspected, and `_adopt` finds them
             (self.folder / INDEX).replace(self.folder / f"{INDEX}.damaged")
             self.log.event(0, "checkpoint index", f"{error.what}; renamed to {INDEX}.damaged")
             index = CheckpointIndex(self.folder)
@@ -323,6 +326,8 @@ class CheckpointManager:
 
     def _choose(self, how: str) -> ChosenCheckpoint | None:
         """Choose, verify and load on rank 0, and give all ranks the same checkpoint."""
+        # On one rank, because only one may rename a damaged file, and a network disk may show ranks different folders.
+        # An error is sent as well: if rank 0 raised it alone, the others would wait in the broadcast.
         world, chosen = self.training.world, None
         answer: list[Any] = [None, None]  # path; what, why and hint of an error
         if world.main:
@@ -336,7 +341,7 @@ class CheckpointManager:
         path, refused = answer
         if refused:
             raise RecordError(refused[0], why=refused[1], hint=refused[2])
-        if path and not world.main:
+        if path and not world.main:  # rank 0 has verified the hash
             chosen = Path(path), load_checkpoint(Path(path), verify=False)
         return chosen
 
@@ -344,6 +349,7 @@ class CheckpointManager:
         """Return a function that waits until the GPU has made the copies; None on the CPU."""
         if self.training.world.device.type != "cuda":
             return None
+        # The thread waits for the event, not the loop: in the stream, the copies precede the next step's changes.
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no type for it
         event.record()
         return event.synchronize
@@ -378,6 +384,7 @@ class CopyBuffers:
 
     def _place(self, like: torch.Tensor) -> torch.Tensor:
         """Return a buffer for a copy: reused from the last checkpoint, or new."""
+        # By dtype and shape in order of appearance: the state has the same tensors every time.
         kind = (like.dtype, like.shape, like.device.type == "cuda")
         number = self._taken[kind]
         self._taken[kind] += 1
@@ -418,12 +425,12 @@ class WriteSpeed:
         if size < WORTH_PROBING:
             return None
         path = folder / ".probe.partial"
-        data = os.urandom(SAMPLE)
+        data = os.urandom(SAMPLE)  # zeros would be compressed by some disks
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):  # the first checkpoint will report the error
             start = time.perf_counter()
             with path.open("wb") as file:
-                hashlib.sha256(data)
+                hashlib.sha256(data)  # part of the time of a checkpoint
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

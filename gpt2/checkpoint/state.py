@@ -56,6 +56,7 @@ def snapshot(training: TrainingState, *, step: int, run_id: str, rng: list[dict[
     The data order (gpt2/data/batches.py) and the learning rate (gpt2/train.py) are functions of the step, so the step
     is all that is stored of them.
     """
+    # The keys are those of version 0.1, so that its checkpoints can still be read.
     return {
         "schema": SCHEMA,
         "run_id": run_id,
@@ -74,6 +75,7 @@ def evaluation_weights(training: TrainingState) -> dict[str, Any]:
     """Return the evaluation weights by their key in the checkpoint; {} if they are the training weights."""
     if not training.optimizers.averages:
         return {}
+    # Clones, because the context restores the training weights in place.
     with training.optimizers.evaluation_weights():
         return {"judged": {name: weights.detach().clone() for name, weights in training.model.state_dict().items()}}
 
@@ -91,7 +93,7 @@ def restore(value: Mapping[str, Any], training: TrainingState) -> list[str]:
     """
     if not value["optimizer"]:
         raise RecordError(f"the checkpoint at step {value['step']} holds weights alone", why="it was imported")
-    check_same_training(value, training.config)
+    check_same_training(value, training.config)  # before anything is changed
     training.model.load_state_dict(value["model"])
     training.optimizers.load_state_dict(value["optimizer"])
     for name, part in training.stateful.items():
@@ -99,6 +101,7 @@ def restore(value: Mapping[str, Any], training: TrainingState) -> list[str]:
             part.load_state_dict(value["carried"][name])
     new = [name for name in training.stateful if name not in value["carried"]]
     notes = [f"{name} starts from scratch: it is not in the checkpoint" for name in new]
+    # Last: nothing above may advance the restored generators.
     states = value["rng"]
     if len(states) == training.world.size:
         set_rng_state(states[training.world.rank], training.world)
@@ -129,7 +132,7 @@ def check_same_training(value: Mapping[str, Any], config: TrainConfig) -> None:
 def gather_rng_states(world: World) -> list[dict[str, Any]]:
     """Return the random generator states of all ranks, by rank. All ranks must call it."""
     mine = rng_state(world)
-    if world.size == 1:
+    if world.size == 1:  # no process group
         return [mine]
     states: list[Any] = [None] * world.size
     torch.distributed.all_gather_object(states, mine)
@@ -141,6 +144,7 @@ def rng_state(world: World) -> dict[str, Any]:
     version, words, gauss = random.getstate()
     _, key, position, has_gauss, cached = np.random.get_state()
     cuda = world.device.type == "cuda"
+    # As tensors and plain numbers, because torch.load(weights_only=True) refuses NumPy arrays.
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(world.device).cpu() if cuda else None,

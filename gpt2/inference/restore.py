@@ -29,7 +29,6 @@ class Restored:
     path: Path  # of the checkpoint
     run_id: str
     step: int  # updates
-    config: dict[str, Any]  # fields of TrainConfig
 
     @property
     def name(self) -> str:
@@ -48,6 +47,8 @@ def restore(path: Path, device: str = "") -> Restored:
     config = value["config"]
     model = build(config, path)
     model.load_state_dict(saved_weights(value))
+    # Half the memory; the products were rounded to bfloat16 in training too. The CPU stays at 32 bits, because many
+    # processors compute bfloat16 slowly.
     dtype = torch.bfloat16 if target.type == "cuda" and config.get("dtype") == "bf16" else torch.float32
     configure_precision(target.type, "fp32", tf32=bool(config.get("tf32", False)))
     return Restored(
@@ -56,12 +57,12 @@ def restore(path: Path, device: str = "") -> Restored:
         path=path,
         run_id=str(value["run_id"]),
         step=int(value["step"]),
-        config=config,
     )
 
 
 def build(config: dict[str, Any], path: Path) -> GPT:
     """Return an untrained model with the shape of a checkpoint's configuration."""
+    # A checkpoint may come from another version or an import, so each field is checked before a shape is made of them.
     try:
         kinds = {name: bool if name in ("bias", "weight_tying") else int for name in SHAPE}
         shape = ModelShape(**{name: typed(name, config[name], (kind,)) for name, kind in kinds.items()})

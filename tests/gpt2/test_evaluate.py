@@ -14,7 +14,7 @@ from gpt2.data import shards
 from gpt2.data.batches import Windows
 from gpt2.data.tokenizer import BpeTokenizer, load
 from gpt2.dist import World
-from gpt2.evaluate import Benchmarks, SampleTexts, Validation, at_hand, bytes_per_token
+from gpt2.evaluate import Benchmarks, SampleTexts, Validation, bytes_per_token, load_if_available
 from gpt2.log import RunLog
 from gpt2.model import GPT
 from hellaswag_files import jsonl
@@ -69,7 +69,7 @@ def test_a_vocabulary_that_is_not_at_hand_has_no_bits_per_byte(tmp_path, monkeyp
     dataset(tmp_path / "data", load("byte"))
     fields = train_fields(tmp_path / "data", "", tmp_path, tokenizer="gpt2", vocab_size=50257)
     assert Validation(TrainConfig.from_json(fields), WORLD).bytes_per_token is None
-    assert at_hand("bpe", tmp_path / "data") is None  # the folder has no tokenizer.json
+    assert load_if_available("bpe", tmp_path / "data") is None  # the folder has no tokenizer.json
     assert bits_per_byte(3.0, None) is None
     assert bits_per_byte(None, 4.0) is None
 
@@ -114,7 +114,7 @@ def test_samples_of_the_same_weights_are_the_same_and_touch_nothing_of_training(
     before = torch.get_rng_state()
     first = samples.texts(model)
     assert first == samples.texts(model)
-    assert [text["prompt"] for text in first] == ["ab"]
+    assert [sample.prompt for sample in first] == ["ab"]
     assert torch.equal(torch.get_rng_state(), before)
     assert model.training
     assert all(parameter.grad is None for parameter in model.parameters())

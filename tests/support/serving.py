@@ -27,7 +27,6 @@ def restored(seed: int = 1, model: GPT | None = None) -> Restored:
         path=Path("gpt2_adamw_1cpu/checkpoints/best.pt"),
         run_id="0123456789",
         step=12,
-        config={},
     )
 
 
