@@ -52,14 +52,14 @@ def test_device_and_ranks_are_resolved_before_expansion(program, monkeypatch, gp
     assert found.ddp_backend == (None if "USE_DDP=n" in words else "nccl" if wanted[0] == "cuda" else "gloo")
 
 
-def test_all_gpus_where_there_are_none_is_refused(program, monkeypatch):
+def test_requesting_all_gpus_without_any_is_refused(program, monkeypatch):
     give_gpus(monkeypatch, 0)
     program.write("")
 
     assert "NUM_GPUS=0 selects all GPUs, but no GPU was found" in program.refused(DRY, "DEVICE=cuda")
 
 
-def test_an_axis_of_gpu_counts_decides_the_device_as_a_whole(program, monkeypatch):
+def test_an_axis_of_gpu_counts_selects_the_device_for_all_runs(program, monkeypatch):
     give_gpus(monkeypatch, 0)
     program.write("")
 
@@ -67,14 +67,14 @@ def test_an_axis_of_gpu_counts_decides_the_device_as_a_whole(program, monkeypatc
     assert {run.device for run in runs(program, "NUM_GPUS=0,1")} == {"cpu"}
 
 
-def test_zero_on_an_axis_of_gpu_counts_is_all_that_there_are(program, monkeypatch):
+def test_zero_on_an_axis_of_gpu_counts_means_all_gpus(program, monkeypatch):
     give_gpus(monkeypatch, 4)
     program.write("")
 
     assert [run.ranks for run in runs(program, "NUM_GPUS=1,0")] == [1, 4]
 
 
-def test_cuda_visible_devices_bounds_the_gpus(program, monkeypatch):
+def test_cuda_visible_devices_limits_the_gpus(program, monkeypatch):
     give_gpus(monkeypatch, 4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
     program.write("")
@@ -82,7 +82,7 @@ def test_cuda_visible_devices_bounds_the_gpus(program, monkeypatch):
     assert fields(program).num_gpus == 2
 
 
-def test_a_matrix_without_gpus_is_refused_before_anything_runs_in_one_clear_sentence(program, monkeypatch):
+def test_a_gpu_matrix_without_gpus_is_refused_early_in_one_clear_sentence(program, monkeypatch):
     give_gpus(monkeypatch, 0)
     program.check("defconfig-gpt2-finewebedu-a10gx4")
 
@@ -105,7 +105,7 @@ def test_the_global_batch_is_micro_batch_times_accumulation_times_ranks(program)
     assert run.tokens == 30 * 64 * run.steps
 
 
-def test_a_fixed_global_batch_is_kept_over_gpu_counts_and_accumulation_follows(program):
+def test_a_fixed_global_batch_is_kept_for_all_gpu_counts_by_changing_accumulation(program):
     program.write("CONFIG_GPT2_DEVICE_CPU=y")
 
     found = runs(program, "BATCH_SIZE=3", "GLOBAL_BATCH=24", "NUM_GPUS=1,2,4,8")
@@ -118,20 +118,20 @@ def test_a_fixed_global_batch_is_kept_over_gpu_counts_and_accumulation_follows(p
     ("words", "least"),
     [([], 6e-5), (["LR=1e-2"], 1e-3), (["MIN_LR=1e-6"], 1e-6), (["SCHEDULE=constant"], 6e-4), (["MIN_LR=0"], 0.0)],
 )
-def test_the_least_rate_is_a_tenth_of_the_peak_where_none_is_asked_for(program, words, least):
+def test_the_default_minimum_rate_is_a_tenth_of_the_peak(program, words, least):
     program.write("CONFIG_GPT2_DEVICE_CPU=y")
 
     assert fields(program, *words).min_lr == pytest.approx(least)
 
 
 @pytest.mark.parametrize(("words", "steps"), [([], 100), (["WARMUP_FRACTION=0.25"], 50), (["WARMUP_FRACTION=0"], 0)])
-def test_a_warm_up_fraction_is_used_instead_of_a_count(program, words, steps):
+def test_a_warm_up_fraction_replaces_a_number_of_steps(program, words, steps):
     program.write("CONFIG_GPT2_DEVICE_CPU=y")
 
     assert fields(program, "MAX_ITERS=200", *words).warmup_steps == steps
 
 
-def test_a_count_beside_a_warm_up_fraction_is_refused(program):
+def test_a_number_of_warm_up_steps_and_a_fraction_together_are_refused(program):
     program.write("CONFIG_GPT2_DEVICE_CPU=y")
 
     message = program.refused(DRY, "WARMUP_FRACTION=0.1", "WARMUP_STEPS=5")
@@ -139,7 +139,7 @@ def test_a_count_beside_a_warm_up_fraction_is_refused(program):
     assert 'depends on GPT2_WARMUP_FRACTION = ""' in message
 
 
-def test_a_long_warm_up_is_warned_of(program):
+def test_a_long_warm_up_gives_a_warning(program):
     program.write("CONFIG_GPT2_DEVICE_CPU=y")
 
     assert "warning: warm-up takes 100 of 200 steps" in program.check(DRY, "MAX_ITERS=200").out
@@ -164,7 +164,7 @@ def test_layers_heads_and_width_are_numbers_for_every_model(program, words, size
     assert (found.n_layer, found.n_head, found.n_embd) == sizes
 
 
-def test_symbols_that_do_not_apply_are_none_and_empty_floats_are_none(program):
+def test_symbols_without_effect_and_empty_floats_are_none(program):
     program.write("CONFIG_GPT2_DEVICE_CPU=y")
 
     found = fields(program)
@@ -181,7 +181,7 @@ def test_each_rank_has_an_equal_share_of_the_cores(asked, device, cores, ranks, 
     assert config.cpu_threads(asked, device=device, cores=cores, ranks=ranks) == threads
 
 
-def test_a_kconfig_file_without_our_symbols_cannot_be_run(program):
+def test_a_kconfig_file_without_our_symbols_is_refused(program):
     (program.folder / "K").write_text('config A\n\tbool "a"\n', encoding="utf-8")
     program.write("")
 
@@ -190,6 +190,6 @@ def test_a_kconfig_file_without_our_symbols_cannot_be_run(program):
     assert "the Kconfig files define no RESULTS_DIR" in message
 
 
-def test_the_control_side_reads_its_own_symbols():
+def test_the_control_side_has_its_own_symbols():
     with pytest.raises(ConfigError, match="define no RUN_TIMEOUT"):
         config.read({"RESULTS_DIR": ".", "DATA_DIR": "data", "CHECKPOINT_DIR": "", "AUTO_GENERATE_GRAPHS": True})

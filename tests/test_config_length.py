@@ -50,12 +50,12 @@ def bounds(**given):
         *((wrong, None) for wrong in ("", "0", "0h", "1h30", "30m1h", "1h1h", "-5", "5x", "1 h", "1e3", "h")),
     ],
 )
-def test_a_time_is_a_number_of_seconds_or_parts_with_their_units(text, wanted):
+def test_a_time_is_a_number_of_seconds_or_a_sum_of_parts_with_units(text, wanted):
     assert duration.seconds(text) == wanted
 
 
 @given(st.integers(0, 9), st.integers(0, 23), st.integers(0, 59), st.integers(1, 59))
-def test_a_time_is_the_sum_of_its_parts(days, hours, minutes, seconds):
+def test_a_time_equals_the_sum_of_its_parts(days, hours, minutes, seconds):
     text = f"{days}d{hours}h{minutes}m{seconds}s"
     assert duration.seconds(text) == ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
@@ -73,31 +73,31 @@ def test_a_time_is_the_sum_of_its_parts(days, hours, minutes, seconds):
         (bounds(max_epochs=2.0, max_iters=7), Length(steps=7, bound="max_iters")),
     ],
 )
-def test_the_first_bound_counts_and_is_never_exceeded(given, wanted):
+def test_the_first_limit_decides_and_is_never_exceeded(given, wanted):
     assert length(given, params=300, tokens_per_step=100) == wanted
 
 
-def test_epochs_are_steps_once_the_data_are_known():
+def test_epochs_are_converted_to_steps_once_the_data_is_known():
     found = length(bounds(max_epochs=2.5), params=300, tokens_per_step=100, train_tokens=1000)
     assert found == Length(steps=25, bound="max_epochs")
 
 
 @given(st.floats(1, 1e12), st.integers(1, 10**7))
-def test_tokens_are_used_up_to_a_step(tokens, tokens_per_step):
+def test_a_token_budget_is_rounded_down_to_a_step(tokens, tokens_per_step):
     steps = length(bounds(max_tokens=tokens), params=1, tokens_per_step=tokens_per_step).steps
     assert steps
     assert steps == 1 or steps * tokens_per_step <= tokens * (1 + 1e-8)
     assert (steps + 1) * tokens_per_step > tokens
 
 
-def test_steps_follow_from_tokens_unless_they_are_asked_for_too(program):
+def test_steps_follow_from_tokens_unless_both_are_given(program):
     assert config(program).steps == 10000
     assert config(program, "MAX_TOKENS=3.1e6").steps == int(3.1e6 / STEP)
     assert config(program, "TOKENS=3.1e6", "MAX_ITERS=5").bound == "max_iters"
     assert config(program, "TOKENS_PER_PARAM=20").tokens == pytest.approx(20 * config(program).shape.params, abs=STEP)
 
 
-def test_the_warm_up_of_a_run_bounded_by_epochs_follows_its_data(program):
+def test_the_warm_up_of_a_run_limited_by_epochs_follows_its_data(program):
     before = config(program, "EPOCHS=2", "WARMUP_FRACTION=0.1")
     assert (before.steps, before.tokens, before.warmup_steps) == (None, None, None)
     after = with_data(before, 100 * STEP, 257)
@@ -106,11 +106,11 @@ def test_the_warm_up_of_a_run_bounded_by_epochs_follows_its_data(program):
 
 
 @pytest.mark.parametrize("words", [("TIME=1h30m",), ("MAX_TIME=5400",), ("TRAINING_HOURS=1.5",)])
-def test_a_time_has_three_names_and_one_value(program, words):
+def test_a_time_limit_has_three_names_and_one_value(program, words):
     assert config(program, *words).train.max_time == 5400
 
 
-def test_the_same_time_in_other_words_is_the_same_run(program):
+def test_the_same_time_in_another_notation_gives_the_same_run(program):
     def run_id(*arguments):
         return program.plan(*arguments).runs[0].run.run_id
 
@@ -132,11 +132,11 @@ def test_the_same_time_in_other_words_is_the_same_run(program):
         (["EARLY_STOPPING_MIN_DELTA=0.1"], "depends on GPT2_EARLY_STOPPING_PATIENCE != 0"),
     ],
 )
-def test_what_cannot_be_a_budget_is_refused(program, words, message):
+def test_an_invalid_budget_is_refused(program, words, message):
     assert message in program.refused(DRY, *words)
 
 
-def test_the_dry_run_says_what_bounds_a_run(program):
+def test_the_dry_run_prints_what_limits_a_run(program):
     output = program.check(DRY, "TOKENS=3.1e6", "TIME=2m", "COST=1.5", "GPU_HOUR_PRICE=2").out
     assert "3.10M tokens in 1009 steps (MAX_TOKENS), at most 120 s, at most $1.5" in output
     assert "2 epochs, " in program.check(DRY, "EPOCHS=2").out
@@ -152,7 +152,7 @@ def test_the_dry_run_says_what_bounds_a_run(program):
         ("time", ["NUM_GPUS=1,2", "TIME=60"], "time: 60 s at most"),
     ],
 )
-def test_what_all_runs_have_in_common_is_said(program, what, words, said):
+def test_settings_that_all_runs_share_are_printed(program, what, words, said):
     assert equal_budget(what, configs(program, "DEVICE=cpu", *words)) == said
 
 
@@ -170,6 +170,6 @@ def test_a_promise_that_does_not_hold_is_refused(program, words, message):
     assert message in program.refused(DRY, "DEVICE=cpu", *words)
 
 
-def test_the_dry_run_says_what_is_equal(program):
+def test_the_dry_run_prints_what_is_equal(program):
     words = ["DEVICE=cpu", "NUM_GPUS=1,2", "MATRIX_EQUAL=tokens", "TOKENS=1e6"]
     assert "equal tokens: 998,400 tokens, up to one step" in program.check(DRY, *words).out

@@ -38,7 +38,7 @@ def levels(checks):
     return {check.name: check.level for check in checks}
 
 
-def test_this_machine_is_told_of_truly(tmp_path):
+def test_this_machine_is_described_correctly(tmp_path):
     result = Program(tmp_path).check("doctor")
     assert sys.executable in result.out
     (line,) = (line for line in result.out.splitlines() if line.split()[1] == "cores")
@@ -47,14 +47,14 @@ def test_this_machine_is_told_of_truly(tmp_path):
     assert "0 broken" in result.out.splitlines()[-1]
 
 
-def test_programs_get_the_same_as_json(tmp_path):
+def test_the_json_output_has_the_same_facts(tmp_path):
     value = json.loads(Program(tmp_path).check("doctor", "JSON=1").out)
     assert value["schema"] == 1
     assert {"name", "level", "said", "fix"} == set(value["checks"][0])
     assert {check["level"] for check in value["checks"]} <= {"OK", "warning"}
 
 
-def test_a_key_is_there_or_not_and_never_shown(tmp_path, monkeypatch):
+def test_a_key_is_reported_as_present_or_not_and_never_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", SECRET)
     result = Program(tmp_path).check("doctor")
     assert "set (Hugging Face" in result.out
@@ -62,7 +62,7 @@ def test_a_key_is_there_or_not_and_never_shown(tmp_path, monkeypatch):
     assert "not set" in next(keys({})).message
 
 
-def test_a_damaged_configuration_is_broken_with_its_line(tmp_path):
+def test_an_invalid_configuration_is_reported_with_its_line(tmp_path):
     program = Program(tmp_path)
     program.write("CONFIG_GPT2_SED=1")
     result = program("doctor")
@@ -71,26 +71,26 @@ def test_a_damaged_configuration_is_broken_with_its_line(tmp_path):
     assert ".config:1" in result.out
 
 
-def test_folders_that_cannot_be_written_to_are_broken(tmp_path):
+def test_directories_that_cannot_be_written_are_errors(tmp_path):
     (tmp_path / "file").write_text("", encoding="utf-8")
     (check,) = places({"DATA_DIR": tmp_path / "file" / "data"})
     assert check.level is Level.BROKEN
     assert "DATA_DIR=" in check.hint
 
 
-def test_a_folder_to_come_is_judged_by_the_one_above_and_not_made(tmp_path):
+def test_a_missing_directory_is_checked_by_its_parent_and_not_created(tmp_path):
     (check,) = places({"DATA_DIR": tmp_path / "a" / "b"})
     assert check.level in (Level.OK, Level.WARNING)
     assert not list(tmp_path.iterdir())
 
 
-def test_gpus_that_others_use_are_a_warning():
+def test_gpus_used_by_other_processes_give_a_warning():
     driver = DriverState(version="550.54", cuda="12.4", free_mib={"GPU-0": 22900, "GPU-1": 9000})
     found = levels(gpus(Detected(gpus=TWO), driver))
     assert found == {"NVIDIA driver": Level.OK, "GPU 0": Level.OK, "GPU 1": Level.WARNING}
 
 
-def test_no_gpu_is_no_fault_and_a_silent_driver_is_a_warning():
+def test_a_machine_without_gpus_is_fine_but_a_driver_that_does_not_respond_gives_a_warning():
     assert levels(gpus(Detected())) == {"GPUs": Level.OK}
     assert levels(gpus(Detected(notes=("it does not answer",))))["NVIDIA driver"] is Level.WARNING
 
@@ -109,11 +109,11 @@ def test_no_gpu_is_no_fault_and_a_silent_driver_is_a_warning():
         ({"cuda": None, "available": False, "pairs": []}, 0, "PyTorch", Level.OK),
     ],
 )
-def test_what_pytorch_says_is_judged_against_the_driver(changes, count, name, level):
+def test_the_report_of_pytorch_is_compared_with_the_driver(changes, count, name, level):
     assert levels(torch_checks({**PROBED, **changes}, count))[name] is level
 
 
-def test_the_probe_answers_in_one_line_of_json():
+def test_the_probe_prints_one_line_of_json():
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "lib")]))
     completed = subprocess.run(
         [sys.executable, "-m", "gpt2.machine"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
@@ -121,14 +121,14 @@ def test_the_probe_answers_in_one_line_of_json():
     assert set(json.loads(completed.stdout)) == set(PROBED)
 
 
-def test_a_container_with_less_time_than_cores_is_a_warning(tmp_path):
+def test_a_container_with_less_cpu_time_than_cores_gives_a_warning(tmp_path):
     (tmp_path / "cpu.max").write_text("50000 100000\n", encoding="ascii")
     assert "limited to 0.5" in cores(tmp_path / "cpu.max").message
     (tmp_path / "cpu.max").write_text("max 100000\n", encoding="ascii")
     assert cores(tmp_path / "cpu.max").level is Level.OK
 
 
-def test_limits_below_what_is_needed_are_warnings(tmp_path):
+def test_system_limits_that_are_too_low_give_warnings(tmp_path):
     assert files(256).level is Level.WARNING
     assert files(-1).message == "no limit"
     assert compiler(str(tmp_path)).level is Level.WARNING
@@ -139,12 +139,12 @@ def test_limits_below_what_is_needed_are_warnings(tmp_path):
     assert not list(shared_memory(tmp_path / "none"))
 
 
-def test_no_value_of_the_environment_is_told():
+def test_no_value_of_the_environment_is_printed():
     said = " ".join(
         check.message + check.hint for check in machine_checks(ROOT, {"HF_TOKEN": SECRET, "PATH": "/usr/bin"})
     )
     assert SECRET not in said
 
 
-def test_doctor_takes_no_assignments():
+def test_doctor_accepts_no_assignments():
     assert "does not take DEVICE" in run("doctor", "DEVICE=cpu").err

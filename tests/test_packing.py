@@ -41,26 +41,26 @@ def bench():
 # Who goes
 
 
-def test_the_longest_goes_first():
+def test_the_longest_job_starts_first():
     assert started(jobs([(2, 10), (2, 30), (2, 20)])) == ["j1", "j2"]
 
 
-def test_a_job_that_ends_in_time_goes_ahead_of_one_that_does_not_fit_yet():
+def test_a_short_job_is_backfilled_before_one_that_does_not_fit_yet():
     running = [PackedJob(name="r", width=3, seconds=50)]
     assert started(jobs([(4, 100), (1, 50), (1, 51)]), running=running) == ["j1"]
 
 
-def test_a_job_that_the_head_does_not_miss_goes_ahead_however_long():
+def test_a_job_that_does_not_delay_the_head_is_backfilled_however_long():
     running = [PackedJob(name="r", width=2, seconds=50)]
     assert started(jobs([(3, 100), (1, 90)]), running=running) == ["j1"]
 
 
-def test_nothing_goes_ahead_where_it_is_not_known_when_the_head_could_start():
+def test_without_a_known_start_of_the_head_nothing_is_backfilled():
     running = [PackedJob(name="r", width=2)]
     assert started(jobs([(4, 100), (1, 1)]), running=running) == []
 
 
-def test_unknown_times_let_the_widest_go_first():
+def test_jobs_of_unknown_duration_start_widest_first():
     queue = [PackedJob(name="a", width=1), PackedJob(name="b", width=4), PackedJob(name="c", width=2)]
     assert started(queue) == ["b"]
 
@@ -69,13 +69,13 @@ def test_one_at_a_time_keeps_the_order_of_the_matrix():
     assert started(jobs([(1, 10), (4, 99)]), Limits(jobs=1)) == ["j0"]
 
 
-def test_exclusive_jobs_fill_the_box_together_and_wait_for_each_other():
+def test_exclusive_jobs_fill_the_machine_together_and_wait_for_each_other():
     queue = jobs([(1, 40), (2, 30), (2, 29), (1, 20)])
     assert started(queue, Limits(exclusive=True)) == ["j0", "j1", "j3"]
     assert started(queue, Limits(exclusive=True), running=[PackedJob(name="r", width=1, seconds=1)]) == []
 
 
-def test_exclusive_jobs_that_cannot_fill_the_box_fill_what_they_can():
+def test_exclusive_jobs_that_cannot_fill_the_machine_fill_as_much_as_possible():
     assert started(jobs([(3, 40), (2, 30)]), Limits(exclusive=True)) == ["j0"]
 
 
@@ -85,7 +85,7 @@ def test_a_job_that_needs_more_units_than_the_machine_has_is_refused():
 
 
 @given(QUEUES, LIMITS)
-def test_no_unit_is_used_twice_and_caps_hold_at_every_moment(queue, limits):
+def test_no_unit_is_used_twice_and_limits_are_respected_at_all_times(queue, limits):
     spans = ends(queue, [], BOX, limits)
     for moment, _ in spans.values():
         there = [job for job in queue if spans[job.name][0] <= moment < spans[job.name][1]]
@@ -94,7 +94,7 @@ def test_no_unit_is_used_twice_and_caps_hold_at_every_moment(queue, limits):
 
 
 @given(QUEUES, LIMITS)
-def test_every_job_runs_once_and_for_as_long_as_it_takes(queue, limits):
+def test_every_job_runs_once_for_its_duration(queue, limits):
     spans = ends(queue, [], BOX, limits)
     assert {name: end - begin for name, (begin, end) in spans.items()} == pytest.approx(
         {job.name: job.seconds for job in queue}
@@ -102,7 +102,7 @@ def test_every_job_runs_once_and_for_as_long_as_it_takes(queue, limits):
 
 
 @given(QUEUES, st.integers(0, 5))
-def test_what_goes_ahead_never_delays_the_head_of_the_queue(queue, most):
+def test_backfilled_jobs_never_delay_the_head_of_the_queue(queue, most):
     limits = Limits(jobs=most)
     order = queue if most == 1 else sorted(queue, key=lambda job: (-job.seconds, -job.width))
     now = startable(queue, [], BOX, limits)
@@ -115,18 +115,18 @@ def test_what_goes_ahead_never_delays_the_head_of_the_queue(queue, most):
 
 
 @given(QUEUES)
-def test_no_schedule_beats_the_bound_and_packing_is_at_most_one_at_a_time(queue):
+def test_every_schedule_is_between_the_lower_bound_and_one_job_at_a_time(queue):
     last = max(end for _, end in ends(queue, [], BOX, Limits()).values())
     work = sum(job.width * job.seconds for job in queue) / BOX
     assert max(work, *(job.seconds for job in queue)) <= last + 1e-6
     assert last <= sum(job.seconds for job in queue) + 1e-6
 
 
-def test_an_unknown_time_makes_the_end_unknown():
+def test_an_unknown_duration_makes_the_end_unknown():
     assert ends([PackedJob(name="a", width=1)], [], 4, Limits()) is None
 
 
-def test_an_overdue_job_is_expected_to_end_at_any_moment():
+def test_an_overdue_job_is_expected_to_end_soon():
     running = [PackedJob(name="r", width=4, seconds=0.0)]
     assert ends(jobs([(4, 10)]), running, 4, Limits())["j0"] == (0.0, 10.0)
 
@@ -135,7 +135,7 @@ def test_an_overdue_job_is_expected_to_end_at_any_moment():
 
 
 @given(st.integers(1, 4), st.sets(st.sampled_from("abcdefgh")))
-def test_units_are_free_ones_and_as_many_as_asked_for(width, free):
+def test_the_chosen_units_are_free_and_as_many_as_requested(width, free):
     if len(free) < width:
         return
     found = place(width, sorted(free), "abcdefgh")
@@ -147,7 +147,7 @@ def test_units_are_free_ones_and_as_many_as_asked_for(width, free):
     ("width", "free", "units"),
     [(2, "abcd", "ab"), (2, "bcd", "cd"), (1, "acd", "a"), (2, "bc", "bc"), (4, "abcdefgh", "abcd"), (1, "bcdh", "h")],
 )
-def test_neighbours_are_taken_where_it_breaks_up_the_least(width, free, units):
+def test_connected_units_are_chosen_to_reduce_fragmentation(width, free, units):
     box = "abcdefgh" if "h" in free else "abcd"
     assert "".join(place(width, free, box)) == units
 
@@ -177,11 +177,11 @@ CROSSED = levels(["ac", "bd", "eg", "fh"], ["abcd", "efgh"])  # bridged pairs th
         (3, "abdefgh", "abd"),  # b and d are bridged, a is on their board
     ],
 )
-def test_bridges_come_before_boards_and_boards_before_the_rest(width, free, units):
+def test_bridged_units_are_preferred_to_one_board_and_one_board_to_the_rest(width, free, units):
     assert "".join(place(width, free, "abcdefgh", CROSSED)) == units
 
 
-def test_a_box_of_sixteen_is_placed_in_no_time_and_rightly():
+def test_sixteen_units_are_placed_quickly_and_correctly():
     box = "abcdefghijklmnop"
     halves = levels([], ["acegikmo", "bdfhjlnp"])
     assert "".join(place(8, box, box, halves)) == "acegikmo"
@@ -189,7 +189,7 @@ def test_a_box_of_sixteen_is_placed_in_no_time_and_rightly():
 
 
 @given(st.integers(1, 4), st.sets(st.sampled_from("abcdefgh"), min_size=4), st.randoms())
-def test_no_other_choice_of_units_is_nearer(width, free, random):
+def test_no_other_choice_of_units_is_better_connected(width, free, random):
     order = sorted(free)
     chosen = place(width, order, "abcdefgh", CROSSED)
 
@@ -202,7 +202,7 @@ def test_no_other_choice_of_units_is_nearer(width, free, random):
 # The promise
 
 
-def test_the_listed_matrices_end_within_a_tenth_of_the_bound(bench):
+def test_the_listed_matrices_end_within_ten_percent_of_the_lower_bound(bench):
     over = {
         name: bench.makespan(runs, units, Limits()) / bench.bound(runs, units)
         for name, (units, runs) in bench.CASES.items()

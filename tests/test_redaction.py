@@ -21,16 +21,16 @@ OLD = "0123456789abcdef" * 2 + "01234567"
 
 
 @pytest.mark.parametrize("name", ["WANDB_API_KEY", "HF_TOKEN", "TRACKIO_WRITE_TOKEN", "MY_PASSWORD", "token"])
-def test_a_variable_with_such_a_name_holds_a_key(name):
+def test_a_variable_with_such_a_name_is_a_secret(name):
     assert is_key_name(name)
 
 
 @pytest.mark.parametrize("name", ["TOKENS", "MAX_TOKENS", "KEEP_EVERY", "GPT2_TOKENIZER", "MONKEY", "HOME"])
-def test_other_names_do_not(name):
+def test_other_names_are_not_secrets(name):
     assert not is_key_name(name)
 
 
-def test_no_symbol_and_no_argument_is_taken_for_a_key():
+def test_no_symbol_or_argument_is_mistaken_for_a_key():
     symbols = {symbol.name for symbol in Tree.parse(srctree=ROOT).symbols}
     arguments = {name for command in COMMANDS.values() for name in command.takes}
 
@@ -39,14 +39,14 @@ def test_no_symbol_and_no_argument_is_taken_for_a_key():
 
 
 @pytest.mark.parametrize("text", [HF, WANDB, OLD, "local-" + OLD, f"https://user:{HF}@host"])
-def test_keys_are_known_by_their_form(text):
+def test_keys_are_recognized_by_their_form(text):
     assert is_key(text)
 
 
 @pytest.mark.parametrize(
     "text", ["", "gpt2-1a2b3", "/home/you/data", "HuggingFaceFW/fineweb-2", "hf_datasets", OLD[:39]]
 )
-def test_what_a_configuration_holds_is_no_key(text):
+def test_no_value_of_a_configuration_is_a_key(text):
     assert not is_key(text)
 
 
@@ -54,7 +54,7 @@ def test_what_a_configuration_holds_is_no_key(text):
     "line",
     [f"login with {HF} failed", f"api_key={WANDB}", f"key: {OLD}", "password = 'letmein123'", f"Bearer token {OLD}"],
 )
-def test_a_line_loses_its_key_and_keeps_its_words(line):
+def test_a_key_in_a_line_is_replaced_and_the_rest_is_kept(line):
     clean = redact(line, {})
 
     assert HIDDEN in clean
@@ -62,14 +62,14 @@ def test_a_line_loses_its_key_and_keeps_its_words(line):
     assert clean.split()[0].partition("=")[0] == line.split()[0].partition("=")[0]
 
 
-def test_the_values_of_the_environments_keys_go_whatever_their_form():
+def test_values_of_secret_variables_are_redacted_whatever_their_form():
     environment = {"WANDB_API_KEY": "correct horse battery", "HF_TOKEN": "abc", "HOME": "/home/you"}
 
     assert redact("/home/you: correct horse battery, abc", environment) == f"/home/you: {HIDDEN}, abc"
 
 
 @pytest.mark.parametrize("line", [f"commit {OLD}", "Iter 10 | loss 3.4560 | tok/s 55188", "tokens: 12345678901"])
-def test_other_lines_stay_as_they_are(line):
+def test_other_lines_are_unchanged(line):
     assert redact(line, {}) == line
 
 

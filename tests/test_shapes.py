@@ -25,22 +25,22 @@ def test_untied_weights_add_a_vocabulary_times_the_width():
     assert shape(weight_tying=False).params - shape().params == GPT2_VOCAB * 768
 
 
-def test_without_biases_only_matrices_and_gains_are_left():
+def test_without_biases_only_matrices_and_gains_have_parameters():
     small = shape("tiny", block_size=128, vocab_size=BYTE_VOCAB, bias=False)
     assert small.params == (257 + 128) * 128 + 4 * (12 * 128 * 128 + 2 * 128) + 128
 
 
-def test_flops_of_a_token_are_six_a_parameter_and_the_attention():
+def test_flops_per_token_are_six_per_parameter_plus_attention():
     """6 N + 12 L T d, N without position embeddings."""
     n = 124_439_808 - 1024 * 768
     assert shape().flops_per_token == 6 * n + 12 * 12 * 1024 * 768
 
 
-def test_depth_twelve_is_the_shape_of_the_small_model():
+def test_depth_12_is_the_shape_of_the_small_model():
     assert by_depth(12, 64, 64) == NAMED["124m"]
 
 
-def test_the_width_is_rounded_up_to_whole_heads():
+def test_the_width_is_rounded_up_to_complete_heads():
     assert by_depth(5, 50, 64) == (5, 4, 256)
 
 
@@ -73,7 +73,7 @@ def test_a_known_device_has_its_dense_peak(device, dtype, peak):
     assert peak_tflops(device, dtype) == peak
 
 
-def test_without_tf32_32_bit_products_have_a_peak_of_their_own():
+def test_without_tf32_fp32_matmuls_have_a_lower_peak():
     assert peak_tflops("NVIDIA A100-SXM4-80GB", "fp32", tf32=False) == 19.5
 
 
@@ -83,11 +83,11 @@ def test_an_unknown_device_has_no_peak_and_no_mfu(device):
     assert mfu(1e5, 1e9, peak_tflops(device, "bf16"), 4) is None
 
 
-def test_mfu_is_the_share_of_all_devices_peaks():
+def test_mfu_is_the_fraction_of_the_peak_of_all_devices():
     """The published figure of llm.c: 124M, 8 A100, 300 ms for 524,288 tokens is about 60 %."""
     assert mfu(524_288 / 0.3, shape().flops_per_token, 312, 8) == pytest.approx(0.6, abs=0.02)
 
 
-def test_no_name_hides_a_later_one():
+def test_no_gpu_name_hides_a_later_one():
     for place, (name, _) in enumerate(PEAK_TFLOPS):
         assert peak_tflops(f"NVIDIA {name}", "bf16") == PEAK_TFLOPS[place][1]["bf16"], name

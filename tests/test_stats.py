@@ -43,12 +43,12 @@ def test_the_coefficient_of_variation_uses_the_population_deviation():
 
 
 @pytest.mark.parametrize("values", [[7.0], [0.0, 0.0]])
-def test_nothing_varies_in_one_value_or_in_zeros(values):
+def test_a_single_value_and_all_zeros_have_no_variation(values):
     assert coefficient_of_variation(values) == 0.0
 
 
 @pytest.mark.parametrize("function", [mean, coefficient_of_variation])
-def test_no_values_are_refused(function):
+def test_an_empty_list_is_refused(function):
     with pytest.raises(ValueError, match="no values"):
         function([])
 
@@ -72,7 +72,7 @@ def test_one_value_has_no_deviation_and_no_interval():
         *((9, 2.262, 3.250), (10, 2.228, 3.169), (30, 2.042, 2.750), (100, 1.984, 2.626)),
     ],
 )
-def test_quantiles_of_students_t_are_those_of_the_tables(freedom, t95, t99):
+def test_quantiles_of_students_t_match_published_tables(freedom, t95, t99):
     assert critical_t(0.95, freedom) == pytest.approx(t95, abs=5.1e-4)
     assert critical_t(0.99, freedom) == pytest.approx(t99, abs=5.1e-4)
 
@@ -100,22 +100,22 @@ QUANTILES = {  # by level, for each of FREEDOMS
 
 
 @pytest.mark.parametrize("freedom", PROBABILITIES)
-def test_probabilities_are_those_of_version_0_1(freedom):
+def test_probabilities_match_those_of_version_0_1(freedom):
     assert [two_sided_p(t, freedom) for t in TS] == pytest.approx(list(PROBABILITIES[freedom]), rel=1e-10, abs=0)
     assert [two_sided_p(-t, freedom) for t in TS] == [two_sided_p(t, freedom) for t in TS]
 
 
 @pytest.mark.parametrize("level", QUANTILES)
-def test_quantiles_are_those_of_version_0_1(level):
+def test_quantiles_match_those_of_version_0_1(level):
     assert [critical_t(level, freedom) for freedom in FREEDOMS] == pytest.approx(list(QUANTILES[level]), rel=1e-10)
 
 
-def test_an_infinite_t_has_no_probability():
+def test_an_infinite_t_has_probability_zero():
     assert two_sided_p(math.inf, 3) == 0.0
 
 
 @pytest.mark.parametrize(("level", "freedom"), [(0.0, 3), (1.0, 3), (0.95, 0)])
-def test_a_level_outside_0_to_1_or_no_freedom_is_refused(level, freedom):
+def test_a_level_outside_0_to_1_or_zero_degrees_of_freedom_is_refused(level, freedom):
     with pytest.raises(ValueError, match="not in 0"):
         critical_t(level, freedom)
 
@@ -127,7 +127,7 @@ def test_scipy_is_imported_when_a_test_needs_it():
 
 
 @given(st.floats(0, 1e6))
-def test_with_one_degree_of_freedom_t_is_cauchys(t):
+def test_with_one_degree_of_freedom_t_is_the_cauchy_distribution(t):
     assert two_sided_p(t, 1) == pytest.approx(1 - 2 * math.atan(t) / math.pi, rel=1e-6, abs=1e-12)
 
 
@@ -141,24 +141,24 @@ def test_with_many_degrees_of_freedom_t_is_normal():
 
 
 @given(st.floats(0.5, 0.999), st.floats(1, 500))
-def test_the_quantile_undoes_the_probability(level, freedom):
+def test_the_quantile_is_the_inverse_of_the_probability(level, freedom):
     assert two_sided_p(critical_t(level, freedom), freedom) == pytest.approx(1 - level, rel=1e-9)
 
 
-def test_an_interval_worked_by_hand():
+def test_an_interval_matches_a_calculation_by_hand():
     # mean 3, s = 1, n = 3, t = 4.30265: 3 -+ 4.30265 / sqrt 3
     interval = mean_interval([2.0, 3.0, 4.0])
     assert (interval.low, interval.high) == pytest.approx((0.51586, 5.48414), abs=1e-5)
 
 
 @given(st.lists(losses, min_size=2, max_size=10))
-def test_an_interval_holds_its_mean(values):
+def test_an_interval_contains_its_mean(values):
     interval = mean_interval(values)
     assert interval.low <= mean(values) + 1e-9
     assert interval.high >= mean(values) - 1e-9
 
 
-def test_a_paired_test_worked_by_hand():
+def test_a_paired_test_matches_a_calculation_by_hand():
     """Differences -0.1, -0.2, -0.3: mean -0.2, s 0.1, t = -3.4641 with 2 degrees of freedom, p = 0.0742."""
     verdict = compare({1: 3.0, 2: 3.0, 3: 3.0}, {1: 3.1, 2: 3.2, 3: 3.3})
     assert verdict.method == "paired by seed"
@@ -167,7 +167,7 @@ def test_a_paired_test_worked_by_hand():
     assert verdict.conclusion is Conclusion.NOT_DISTINGUISHABLE
 
 
-def test_three_seeds_with_a_steady_difference_are_distinguishable():
+def test_three_seeds_with_a_consistent_difference_are_distinguishable():
     assert compare({1: 3.271, 2: 3.275, 3: 3.268}, {1: 3.281, 2: 3.286, 3: 3.279}).conclusion is Conclusion.BETTER
     assert compare({1: 3.281, 2: 3.286, 3: 3.279}, {1: 3.271, 2: 3.275, 3: 3.268}).conclusion is Conclusion.WORSE
 
@@ -178,14 +178,14 @@ def test_three_seeds_that_disagree_are_not_distinguishable():
     assert verdict.interval.low < 0 < verdict.interval.high
 
 
-def test_pairing_sees_what_the_spread_over_seeds_hides():
+def test_pairing_finds_a_difference_that_the_spread_of_seeds_hides():
     """Seeds differ by 0.5, the two by 0.01: only the differences by seed show it."""
     a, b = {1: 3.00, 2: 3.50, 3: 4.00}, {1: 3.010, 2: 3.511, 3: 4.009}
     assert compare(a, b).conclusion is Conclusion.BETTER
     assert compare(a, {seed + 10: loss for seed, loss in b.items()}).conclusion is Conclusion.NOT_DISTINGUISHABLE
 
 
-def test_one_seed_is_no_evidence_however_large_the_difference():
+def test_one_seed_is_not_significant_however_large_the_difference():
     verdict = compare({1: 2.0}, {1: 9.0})
     assert verdict.conclusion is Conclusion.NOT_DISTINGUISHABLE
     assert verdict.reason == "one seed: not significant"
@@ -193,7 +193,7 @@ def test_one_seed_is_no_evidence_however_large_the_difference():
     assert verdict.interval is None
 
 
-def test_seeds_that_do_not_match_are_compared_by_welch():
+def test_seeds_that_do_not_match_are_compared_with_welchs_test():
     """Worked by hand: variances 1 and 4, n = 3 each, freedom 2.94."""
     verdict = compare({1: 1.0, 2: 2.0, 3: 3.0}, {4: 8.0, 5: 10.0, 6: 12.0})
     assert verdict.method == "Welch"
@@ -203,26 +203,26 @@ def test_seeds_that_do_not_match_are_compared_by_welch():
     assert verdict.conclusion is Conclusion.BETTER
 
 
-def test_one_seed_in_common_of_one_and_many_is_no_evidence():
+def test_one_common_seed_of_one_and_many_is_not_significant():
     verdict = compare({1: 2.0}, {1: 9.0, 2: 9.1, 3: 9.05})
     assert verdict.conclusion is Conclusion.NOT_DISTINGUISHABLE
     assert "not significant" in verdict.reason
 
 
-def test_seeds_that_change_nothing_count_as_one():
+def test_seeds_with_equal_losses_count_as_one():
     verdict = compare({1: 2.0, 2: 2.0}, {1: 9.0, 2: 9.0})
     assert verdict.conclusion is Conclusion.NOT_DISTINGUISHABLE
     assert "all seeds have the same loss" in verdict.reason
 
 
-def test_losses_that_are_not_finite_do_not_count():
+def test_losses_that_are_not_finite_are_ignored():
     verdict = compare({1: 3.0, 2: math.nan}, {1: 4.0, 2: 4.1})
     assert verdict.seeds == (1,)
     assert verdict.conclusion is Conclusion.NOT_DISTINGUISHABLE
 
 
 @given(by_seed, by_seed)
-def test_the_verdict_turns_round_when_the_two_change_places(a, b):
+def test_the_verdict_is_reversed_if_both_sides_are_swapped(a, b):
     opposite = {
         Conclusion.BETTER: Conclusion.WORSE,
         Conclusion.WORSE: Conclusion.BETTER,
@@ -232,7 +232,7 @@ def test_the_verdict_turns_round_when_the_two_change_places(a, b):
 
 
 @given(by_seed, by_seed)
-def test_a_word_needs_an_interval_without_zero_and_a_small_p(a, b):
+def test_a_verdict_needs_an_interval_without_zero_and_a_small_p(a, b):
     verdict = compare(a, b)
     if verdict.conclusion is not Conclusion.NOT_DISTINGUISHABLE:
         assert verdict.interval.low * verdict.interval.high > 0
@@ -245,18 +245,18 @@ def test_nothing_is_better_than_itself(a):
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
-def test_holm_keeps_the_order_and_never_lowers_a_p(p_values):
+def test_holms_correction_keeps_the_order_and_never_lowers_a_p(p_values):
     corrected = holm(p_values)
     assert all(p <= q <= 1 for p, q in zip(p_values, corrected, strict=True))
     ranked = [q for _, q in sorted(zip(p_values, corrected, strict=True))]
     assert ranked == sorted(ranked)
 
 
-def test_holm_worked_by_hand():
+def test_holms_correction_matches_a_calculation_by_hand():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
 
 
-def test_chance_alone_is_called_better_or_worse_about_one_time_in_twenty():
+def test_equal_configurations_are_called_different_about_one_time_in_twenty():
     """Two thousand pairs of three equal seeds: a 95 % interval misses 0 in 5 %, give or take 2."""
     dice = random.Random(1)
     wrong = 0
@@ -267,7 +267,7 @@ def test_chance_alone_is_called_better_or_worse_about_one_time_in_twenty():
 
 
 @given(st.lists(losses, min_size=2, max_size=6), st.floats(0.01, 5))
-def test_an_equal_shift_of_every_seed_is_seen(values, shift):
+def test_an_equal_shift_of_every_seed_is_detected(values, shift):
     assume(len(set(values)) > 1)
     a = dict(enumerate(values))
     b = {seed: loss + shift for seed, loss in a.items()}
@@ -278,6 +278,6 @@ def test_an_equal_shift_of_every_seed_is_seen(values, shift):
     ("cv", "text"),
     [(0.0, "0.0%"), (5.21, "5.2%"), (4.96, "4.96%"), (9.996, "9.996%"), (20.0, "20.0%"), (27.35, "27.4%")],
 )
-def test_a_cv_is_written_so_that_its_class_is_right(cv, text):
+def test_a_cv_is_rounded_within_its_class(cv, text):
     assert cv_text(cv) == text
     assert balance_quality(float(cv_text(cv)[:-1])) == balance_quality(cv)

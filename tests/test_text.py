@@ -43,7 +43,7 @@ ROWS = [
 ]
 
 
-def test_the_examples_of_the_docstrings():
+def test_the_docstring_examples_are_correct():
     assert doctest.testmod(text).failed == 0
 
 
@@ -77,7 +77,7 @@ def test_a_duration_has_its_two_largest_units(seconds, expected):
         ({"date": False, "utc": True}, "05:23:07 UTC"),
     ],
 )
-def test_a_time_of_day_is_local_unless_it_names_utc(options, expected, monkeypatch):
+def test_a_time_of_day_is_local_unless_utc_is_named(options, expected, monkeypatch):
     monkeypatch.setenv("TZ", "CET-1")
     time.tzset()
     try:
@@ -103,7 +103,7 @@ def test_memory_is_measured_in_binary_units(size, expected):
     assert memory_size(size) == expected
 
 
-def test_a_part_of_memory_has_the_unit_of_the_whole():
+def test_used_and_total_memory_have_the_same_unit():
     assert memory_size(512 * 2**20, 24 * 2**30) == "0.5 of 24.0 GiB"
     assert memory_size(12 * 2**20, 64 * 2**20) == "12.0 of 64.0 MiB"
 
@@ -146,7 +146,7 @@ def test_a_count_has_three_digits(number, expected):
 
 
 @given(st.floats(1, 9.99e14))
-def test_a_count_is_right_to_three_digits(number):
+def test_a_count_is_exact_to_three_digits(number):
     text = count(number)
     factor = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}.get(text[-1], 1.0)
     assert float(text.rstrip("kMBT")) * factor == pytest.approx(number, rel=0.005)
@@ -176,7 +176,7 @@ def test_money_keeps_two_digits(dollars, expected):
     ("name", "width", "expected"),
     [("short", 12, "short"), ("gpt2_adamw_seed1_4gpu", 12, "gpt2_…1_4gpu"), ("abc", 1, "…")],
 )
-def test_a_name_is_shortened_in_the_middle(name, width, expected):
+def test_a_long_name_is_shortened_in_the_middle(name, width, expected):
     assert shortened(name, width) == expected
 
 
@@ -206,7 +206,7 @@ def titles(width, rows=ROWS):
         (5, ["run", "status"]),
     ],
 )
-def test_columns_are_dropped_in_the_order_of_their_worth(width, left):
+def test_columns_are_dropped_from_the_least_important(width, left):
     assert titles(width) == left
 
 
@@ -215,7 +215,7 @@ def test_a_column_without_values_is_dropped_first():
     assert titles(52, rows) == ["run", "status", "loss", "MFU"]
 
 
-def test_words_are_aligned_to_the_left_and_numbers_to_the_right():
+def test_text_is_aligned_left_and_numbers_right():
     lines = table(COLUMNS, ROWS)
     assert lines[0] == "run                           status    loss    MFU     left"
     assert lines[2] == "gpt2_muon_seed1_lr6e-4_4gpu   planned      -      -        -"
@@ -235,20 +235,20 @@ def test_no_line_is_wider_than_the_screen(width, rows):
 
 
 @given(st.lists(st.tuples(st.text("abc", min_size=1, max_size=150), st.text("0123456789", max_size=9)), max_size=5))
-def test_a_whole_name_that_is_too_long_gets_its_own_line(rows):
+def test_a_name_that_is_too_long_gets_its_own_line(rows):
     lines = table(columns(["name", "number"]), rows, WIDTH)
     assert all(any(line.startswith(name) for line in lines) for name, _ in rows)
     assert all(len(line) <= WIDTH for line in lines if line not in {name for name, _ in rows})
 
 
-def test_a_section_is_underlined():
+def test_a_section_title_is_underlined():
     assert section("Runs", ["adamw"]) == ["Runs", "----", "adamw"]
 
 
-def test_a_text_is_wrapped_with_its_rest_indented():
+def test_text_is_wrapped_with_a_hanging_indent():
     assert wrap("one two three four five six", width=20) == ["one two three four", "  five six"]
     assert wrap("one two three", width=None) == ["one two three"]
 
 
-def test_a_path_of_another_folder_is_absolute(tmp_path):
+def test_a_path_outside_the_current_directory_is_absolute(tmp_path):
     assert Path(shown(tmp_path)).is_absolute()

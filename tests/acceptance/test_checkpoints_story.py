@@ -101,7 +101,7 @@ def read(clone, run, *names):
     return [int(line) for line in completed.stdout.split()]
 
 
-def test_a_signal_to_torchrun_leaves_a_checkpoint_in_time_and_a_second_one_does_no_harm(clone, planned, started):
+def test_sigterm_to_torchrun_saves_a_checkpoint_in_time_and_a_second_signal_is_harmless(clone, planned, started):
     """Must 4: SIGTERM, then SIGINT twice; each time every rank agrees, and the next attempt goes on from there."""
     run = planned()
     steps = []
@@ -131,7 +131,7 @@ def test_a_signal_to_torchrun_leaves_a_checkpoint_in_time_and_a_second_one_does_
     assert resume["step"] == steps[0]
 
 
-def test_kill_9_during_saves_leaves_a_whole_checkpoint_and_a_damaged_one_is_passed_over(clone, planned, started):
+def test_sigkill_during_saves_keeps_a_complete_checkpoint_and_a_damaged_one_is_skipped(clone, planned, started):
     """Must 4: whatever is killed when, the newest that is whole is gone on from; one cut short is refused by name."""
     run = planned("CHECKPOINT_INTERVAL=1")
     process = started(run, "--attempt=1")
@@ -164,7 +164,7 @@ def test_kill_9_during_saves_leaves_a_whole_checkpoint_and_a_damaged_one_is_pass
     assert not list((run / "checkpoints").glob(".step_*.partial"))
 
 
-def test_ten_stay_with_the_best_and_the_list_and_the_broom_know_them(clone, tmp_path):
+def test_ten_checkpoints_and_the_best_are_kept_listed_and_pruned(clone, tmp_path):
     """Must 5, and Must 12: rolling ten, best, final; list, prune, export, read back, sample."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     words = (*WORDS, "MAX_ITERS=28", "CHECKPOINT_INTERVAL=2", "EVAL_INTERVAL=7", f"RESULTS_DIR={tmp_path}")

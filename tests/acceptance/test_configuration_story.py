@@ -35,7 +35,7 @@ def runs(completed):
     return [line for line in completed.stdout.splitlines() if line.startswith("run ")]
 
 
-def test_the_flagship_puts_every_intended_value_in_force(clone):
+def test_the_flagship_applies_every_intended_value(clone):
     completed = clone.make(FLAGSHIP)
     lines = clone.config.read_text(encoding="utf-8").splitlines()
 
@@ -82,7 +82,7 @@ def test_overrides_give_exactly_two_runs_and_leave_the_configuration_alone(clone
     ],
 )
 @pytest.mark.parametrize("target", ["olddefconfig", "test-matrix-dry-run", "test-matrix", "train"])
-def test_a_mistake_in_the_configuration_stops_every_target(clone, line, said, target):
+def test_an_invalid_configuration_stops_every_target(clone, line, said, target):
     clone.config.write_text(f"{line}\n", encoding="utf-8")
 
     completed = clone.kmatrix(target)

@@ -30,7 +30,7 @@ def copy(clone, venv, tmp_path) -> Clone:
     return Clone(root)
 
 
-def test_a_changed_string_is_printed_in_the_copy_and_not_in_the_original(clone, copy):
+def test_a_changed_string_is_printed_by_the_copy_but_not_by_the_original(clone, copy):
     with (copy.root / "lib" / "kmatrix" / "cli" / "commands.py").open("a") as file:
         file.write('\nprint("a changed string")\n')
     for completed in (copy.make("list-defconfigs"), copy.kmatrix("list-defconfigs")):

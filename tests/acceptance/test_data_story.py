@@ -56,7 +56,9 @@ def notes(tmp_path):
     return folder
 
 
-def test_a_folder_of_text_becomes_shards_and_a_run_and_a_corrupt_shard_is_named_by_its_offset(clone, notes, tmp_path):
+def test_a_folder_of_text_is_tokenized_and_trained_on_and_a_corrupt_shard_is_reported_with_its_offset(
+    clone, notes, tmp_path
+):
     configure(clone)
     data = ("DATASET=folder", "DATA_PATH=notes", "TOKENIZER=byte", f"DATA_DIR={tmp_path / 'data'}")
     data = (*data, f"RESULTS_DIR={tmp_path}")
@@ -89,7 +91,7 @@ def test_a_folder_of_text_becomes_shards_and_a_run_and_a_corrupt_shard_is_named_
     assert "Traceback" not in refused.stderr
 
 
-def test_a_vocabulary_of_characters_reaches_the_run_once_the_text_is_known(clone, notes, tmp_path):
+def test_a_character_vocabulary_reaches_the_run_after_the_text_is_tokenized(clone, notes, tmp_path):
     configure(clone)
     data = ("DATASET=folder", "DATA_PATH=notes", f"DATA_DIR={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path}")
     before = clone.make("test-matrix-dry-run", *data, *SMALL, "TOKENIZER=char")
@@ -101,7 +103,7 @@ def test_a_vocabulary_of_characters_reaches_the_run_once_the_text_is_known(clone
     assert "is assumed to be 256" not in after.stdout
 
 
-def test_ready_made_shards_come_from_the_hub_as_far_as_they_are_needed_and_break_off_and_go_on(clone, tmp_path):
+def test_prebuilt_shards_are_downloaded_as_needed_and_interrupted_downloads_resume(clone, tmp_path):
     configure(clone)
     names = {f"finewebedu_train_{number:06d}.bin": shard(number) for number in range(1, 5)}
     words = (
@@ -130,7 +132,7 @@ def test_ready_made_shards_come_from_the_hub_as_far_as_they_are_needed_and_break
     assert again.returncode == 0, again.stdout + again.stderr
 
 
-def test_a_mix_of_text_from_the_hub_and_of_ones_own_trains_with_a_loss_for_each(clone, notes, tmp_path):
+def test_a_mix_of_hub_text_and_local_text_reports_a_loss_per_dataset(clone, notes, tmp_path):
     import io
 
     import pyarrow as pa

@@ -116,7 +116,7 @@ def judged(session_clone, tmp_path_factory):
     return matrix
 
 
-def test_bits_per_byte_of_two_tokenizers_are_those_that_are_counted_anew(judged):
+def test_bits_per_byte_of_two_tokenizers_match_an_independent_count(judged):
     """Must 10: both tokenizers by an independent count, and a ranking by bits per byte, not by loss."""
     tokenizers = []
     for run in sorted(path.parent for path in judged.glob("*/result.json")):
@@ -132,14 +132,14 @@ def test_bits_per_byte_of_two_tokenizers_are_those_that_are_counted_anew(judged)
     assert "Ranking by mean bits per byte" in (judged / "summary_report.txt").read_text()
 
 
-def test_a_text_is_sampled_from_the_best_run_by_make(clone, judged):
+def test_make_sample_generates_text_from_the_best_run(clone, judged):
     completed = clone.make("sample", f"RESULTS_DIR={judged.parent}", "PROMPT=the cat", "TOKENS=40", "TEMPERATURE=0.5")
     assert completed.returncode == 0, completed.stderr
     assert completed.stdout.startswith("the cat")
     assert len(set(completed.stdout.split()) & set(WORDS)) >= 3, completed.stdout
 
 
-def test_a_model_is_served_to_the_real_client(clone, judged):
+def test_the_real_openai_client_can_use_a_served_model(clone, judged):
     """Must 11: streaming and not, fifty at once, a megabyte refused, Ctrl+C."""
     openai = pytest.importorskip("openai")
     process = subprocess.Popen(

@@ -9,7 +9,7 @@ from pages import DOCS, fenced_blocks
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
 
 
-def test_the_lines_of_the_page_make_run_and_read_a_matrix(clone):
+def test_the_python_example_of_the_page_plans_runs_and_reads_a_matrix(clone):
     lines = fenced_blocks(DOCS / "from-python.md", "python")[0]
     completed = clone.run(clone.python, "-c", lines, PYTHONPATH=f"{clone.root / 'lib'}")
     assert completed.returncode == 0, completed.stderr[-3000:]

@@ -118,9 +118,7 @@ def numbers(matrix: Path) -> dict[str, list]:
     return found
 
 
-def test_a_full_disk_loses_nothing_that_was_finished_and_the_matrix_goes_on_when_there_is_room(
-    clone, disk, slow, tmp_path
-):
+def test_a_full_disk_loses_no_finished_run_and_the_matrix_continues_once_there_is_space(clone, disk, slow, tmp_path):
     """Must 11: the disk fills up to the last byte while the second of three runs trains."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     calm = tmp_path / "calm"

@@ -53,7 +53,7 @@ def rows(text: str) -> dict[tuple[str, int, float], list[str]]:
     return {(name, int(cells[0]), float(cells[1])): cells[2:] for name, cells in lines}
 
 
-def test_the_cost_of_recording_is_printed_beside_its_peers(clone, peer):
+def test_the_cost_of_recording_is_printed_next_to_its_peers(clone, peer):
     words = ("bench/recorder.py", "--seconds", "1", "--gpus", "1,4", "--hz", "20", "--peer", str(peer))
     completed = clone.run(clone.python, *words)
     assert completed.returncode == 0, completed.stdout + completed.stderr
@@ -74,7 +74,7 @@ def test_the_cost_of_recording_is_printed_beside_its_peers(clone, peer):
             assert float(size) == pytest.approx(3600 * 20 * record / 1e6, rel=0.05)
 
 
-def test_the_time_of_reports_is_printed_beside_the_originals(clone, peer):
+def test_the_time_of_reports_is_printed_next_to_the_original(clone, peer):
     completed = clone.run(clone.python, "bench/reports.py", "50", "300", "--peer", str(peer), "--rounds", "3")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     lines = completed.stdout.splitlines()
@@ -87,14 +87,14 @@ def test_the_time_of_reports_is_printed_beside_the_originals(clone, peer):
             assert all(("x as fast" in line) == reader.startswith("ours") for line in found)
 
 
-def test_without_a_peer_only_ours_is_printed(clone):
+def test_without_a_peer_only_our_numbers_are_printed(clone):
     completed = clone.run(clone.python, "bench/reports.py", "50")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert len([line for line in completed.stdout.splitlines() if "ours, " in line]) == 4
     assert "original, its" not in completed.stdout
 
 
-def test_a_peer_that_fails_is_said_and_ends_nothing(clone, peer):
+def test_a_failing_peer_is_reported_and_the_benchmark_continues(clone, peer):
     (peer / "scripts" / SCRIPTS[0]).write_text("raise SystemExit('out of order')")
     completed = clone.run(clone.python, "bench/reports.py", "50", "--peer", str(peer))
     assert completed.returncode == 0, completed.stdout + completed.stderr
@@ -103,7 +103,7 @@ def test_a_peer_that_fails_is_said_and_ends_nothing(clone, peer):
 
 
 @pytest.mark.parametrize("bench", ["recorder", "reports"])
-def test_a_folder_that_is_no_checkout_is_refused(clone, tmp_path, bench):
+def test_a_folder_that_is_not_a_checkout_is_refused(clone, tmp_path, bench):
     completed = clone.run(clone.python, f"bench/{bench}.py", "--peer", str(tmp_path))
     assert completed.returncode == 2
     assert "not a checkout of the original project" in completed.stderr

@@ -47,7 +47,7 @@ def panels(path: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("count", GRIDS)
-def test_a_folder_of_the_original_is_summarized_and_drawn(clone, tmp_path, count):
+def test_a_folder_of_the_original_project_is_summarized_and_drawn(clone, tmp_path, count):
     folder = write_runs(tmp_path / "test_matrix_results_20250115_103000", count)
     told = clone.run(clone.python, "scripts/generate_consolidated_gpu_summary.py", str(folder))
     assert told.returncode == 0, told.stderr
@@ -73,7 +73,7 @@ def test_a_folder_of_the_original_is_summarized_and_drawn(clone, tmp_path, count
     assert panels(tmp_path / "out" / "per_gpu_memory_breakdown.png") == GRIDS[count]
 
 
-def test_one_gpu_and_no_folder(clone, tmp_path):
+def test_one_gpu_and_a_missing_folder_are_handled(clone, tmp_path):
     single = FakeGpus(memory=(12_800.0,), power=(150.0,), utilization=(95.0,))
     write_foreign(tmp_path / "gpt2_adamw_state_50", single)
     told = clone.run(clone.python, "scripts/generate_consolidated_gpu_summary.py", str(tmp_path))

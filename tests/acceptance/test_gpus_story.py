@@ -74,7 +74,7 @@ def test_simulated_gpus_are_recorded_drawn_and_marked(clone, tmp_path):
     assert "SIMULATED" in shown.stdout
 
 
-def test_recording_is_switched_by_its_symbol_and_changes_no_id(clone, tmp_path):
+def test_the_monitor_symbol_turns_recording_off_and_keeps_run_ids(clone, tmp_path):
     """Without GPUs the ranks are recorded, each with its memory, and their balance."""
     results, summaries = {}, {}
     for choice in ("y", "n"):
@@ -89,7 +89,7 @@ def test_recording_is_switched_by_its_symbol_and_changes_no_id(clone, tmp_path):
     assert "Balance: CV = " not in summaries["n"]
 
 
-def test_scripted_joules_are_the_reported_joules_and_stand_beside_the_tokens(clone, tmp_path):
+def test_the_report_shows_the_scripted_energy_per_token(clone, tmp_path):
     played = scenario(tmp_path, "gpus 4", f"0 * power {WATTS[0]:g}..{WATTS[-1]:g}")
     matrix, run = matrix_of(clone, tmp_path / "results", f"SIMULATE={played}")
     recorded, result = load_json(run / "gpu_summary.json"), load_json(run / "result.json")
@@ -106,7 +106,7 @@ def test_scripted_joules_are_the_reported_joules_and_stand_beside_the_tokens(clo
     assert float(told[1]) == pytest.approx(joules / result["tokens"], rel=0.01)
 
 
-def test_a_gpu_that_is_lost_after_three_seconds_is_null_and_the_run_goes_on(clone, tmp_path):
+def test_a_gpu_lost_after_three_seconds_is_null_and_the_run_continues(clone, tmp_path):
     played = scenario(tmp_path, "gpus 3", "0 * power 100", "0 * mem 10000", "3 1 all !lost")
     matrix, run = matrix_of(clone, tmp_path / "results", f"SIMULATE={played}")
     assert load_json(run / "result.json")["status"] == "finished"
@@ -148,7 +148,7 @@ def test_a_straggler_among_four_ranks_is_named_although_memory_is_balanced(clone
     assert f"the CV does not show rank {STRAGGLER}" in " ".join(summary.split())
 
 
-def test_prometheus_is_answered_while_a_run_goes_on(clone, tmp_path):
+def test_prometheus_metrics_are_served_during_a_run(clone, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as one:
         port = one.getsockname()[1]
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
@@ -171,7 +171,7 @@ def test_prometheus_is_answered_while_a_run_goes_on(clone, tmp_path):
     assert 'gpu="1"' in text
 
 
-def test_without_a_gpu_the_screen_says_so_and_is_no_failure(clone):
+def test_without_a_gpu_the_screen_reports_it_and_succeeds(clone):
     for words in (("--once",), ("--json",)):
         completed = clone.run(clone.python, "scripts/gputop.py", *words)
         assert completed.returncode == 0, completed.stderr
@@ -185,7 +185,7 @@ def test_without_a_gpu_the_screen_says_so_and_is_no_failure(clone):
 
 
 @pytest.mark.parametrize(("given", "said"), [("0", "invalid SIMULATE=0"), ("nothing", "neither a number nor a")])
-def test_a_simulation_that_cannot_be_is_refused_before_anything_is_made(clone, tmp_path, given, said):
+def test_an_impossible_simulation_is_refused_before_any_file_is_written(clone, tmp_path, given, said):
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     completed = clone.make("test-matrix", f"SIMULATE={given}", f"RESULTS_DIR={tmp_path}")
     assert completed.returncode == 2

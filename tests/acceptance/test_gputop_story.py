@@ -35,7 +35,7 @@ def row(screen: str, gpu: int) -> str:
 
 
 @pytest.mark.parametrize(("count", "size"), [(0, (80, 24)), (4, (20, 24)), (12, (80, 24)), (12, (200, 60))])
-def test_the_full_screen_on_a_terminal(clone, terminal, tmp_path, size, count):
+def test_the_full_screen_is_drawn_in_a_terminal(clone, terminal, tmp_path, size, count):
     played = scenario(tmp_path, f"gpus {count}", "0 * util 95" if count else "")
     one = terminal(size, *on_gpus(clone, played, clone.python, "scripts/gputop.py"))
     if not count:
@@ -72,14 +72,14 @@ def test_statistics_are_written_in_both_layouts(clone, tmp_path, count):
     assert found["power"] == [120] * count
 
 
-def test_one_line_of_python_counts_the_gpus(clone, tmp_path):
+def test_one_line_of_python_returns_the_number_of_gpus(clone, tmp_path):
     for count in (0, 4, 12):
         completed = clone.run(*on_gpus(clone, scenario(tmp_path, f"gpus {count}"), clone.python, "-c", ONE_LINE))
         assert completed.stdout == f"GPUs: {count}\n", completed.stderr
 
 
 @pytest.mark.parametrize("count", [0, 4, 12])
-def test_once_is_a_table_and_json_one_snapshot(clone, tmp_path, count):
+def test_once_prints_a_table_and_json_prints_one_snapshot(clone, tmp_path, count):
     played = scenario(tmp_path, f"gpus {count}", "0 * util 77" if count else "")
     once = clone.run(*on_gpus(clone, played, clone.python, "scripts/gputop.py", "--once"))
     assert once.returncode == 0, once.stderr

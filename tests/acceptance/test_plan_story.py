@@ -13,7 +13,7 @@ pytestmark = pytest.mark.accept
 DEPTH = ("MODEL=depth", "HEAD_DIM=128", "BIAS=n", "WEIGHT_TYING=n", "DTYPE=bf16", "BLOCK_SIZE=2048")
 
 
-def test_the_plan_answers_the_claims(clone):
+def test_the_plan_prints_a_verdict_for_each_claim(clone):
     assert clone.make("alldefconfig").returncode == 0
     two = clone.make(
         *("plan", "GPU=H100", "NUM_GPUS=2", "DEPTH=16", "TOKENIZER=bpe", "BPE_VOCAB_SIZE=65536", "BATCH_SIZE=8"),
@@ -35,7 +35,7 @@ def test_the_plan_answers_the_claims(clone):
     assert not list(clone.root.glob("test_matrix_results_*"))
 
 
-def test_the_doctor_tells_what_this_machine_is(clone):
+def test_the_doctor_describes_this_machine(clone):
     completed = clone.make("doctor")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert clone.python in completed.stdout
@@ -64,7 +64,7 @@ def broken_torch(clone):
 
 
 @pytest.mark.usefixtures("broken_torch")
-def test_a_torch_that_cannot_be_used_is_broken_with_its_own_words(clone):
+def test_a_torch_that_fails_to_import_is_reported_with_its_error(clone):
     completed = clone.kmatrix("doctor")
     assert completed.returncode == 1, completed.stdout + completed.stderr
     assert "broken  PyTorch" in completed.stdout

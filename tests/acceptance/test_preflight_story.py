@@ -45,7 +45,7 @@ def matrices(folder: Path) -> list[Path]:
     return sorted(folder.glob("test_matrix_results_*"))
 
 
-def test_a_bad_cell_costs_seconds_and_what_is_told_mends_it(clone, tmp_path):
+def test_a_bad_cell_fails_within_seconds_and_the_printed_hint_works(clone, tmp_path):
     (tmp_path / "faults").mkdir()
     (tmp_path / "faults" / "sitecustomize.py").write_text(FAULT, encoding="utf-8")
     (tmp_path / "say.py").write_text(SAY, encoding="utf-8")
@@ -72,14 +72,14 @@ def test_a_bad_cell_costs_seconds_and_what_is_told_mends_it(clone, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["no-such-program x", "'half"])
-def test_a_command_for_the_end_that_cannot_be_run_is_refused_at_the_beginning(clone, tmp_path, text):
+def test_an_on_finish_command_that_cannot_run_is_refused_before_training(clone, tmp_path, text):
     completed = clone.kmatrix("test-matrix", *TINY, f"ON_FINISH={text}", f"RESULTS_DIR={tmp_path}")
     assert completed.returncode == 2
     assert "ON_FINISH" in completed.stderr
     assert matrices(tmp_path) == []
 
 
-def test_every_recorder_of_packed_runs_sees_the_gpus_of_its_own_run(clone, tmp_path):
+def test_the_recorder_of_each_packed_run_sees_only_the_gpus_of_that_run(clone, tmp_path):
     words = (*TINY, "OPTIMIZER=adamw", "SEED=1,2", "MAX_ITERS=2000000", "EVAL_INTERVAL=1000000", "ALERT_STALL=0")
     packed = ("PARALLEL_JOBS=2", "EXCLUSIVE=n", "SIMULATE=4", f"RESULTS_DIR={tmp_path}", "DETACH=1")
     completed = clone.make("test-matrix", *words, *packed)

@@ -30,7 +30,7 @@ def edit(path, change) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_a_run_comes_out_the_same_again_to_the_last_bit_and_one_that_was_tampered_with_does_not(clone, tmp_path):
+def test_an_unchanged_run_reproduces_bit_for_bit_and_a_changed_one_does_not(clone, tmp_path):
     """Must 10. Two ranks with dropout; then a loss, and then the seed, is not what it was; then the trainer's code."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     words = (*TINY, "OPTIMIZER=adamw", "NUM_GPUS=2", "DROPOUT=0.1", "MAX_ITERS=12", f"RESULTS_DIR={tmp_path}")

@@ -46,7 +46,7 @@ def zeros_of(clone, checkpoint: Path) -> tuple[int, int, int]:
     return zeros, total, elsewhere
 
 
-def test_illegal_pairs_are_cut_with_a_reason_and_refused_alone(clone):
+def test_invalid_combinations_are_excluded_with_a_reason_and_refused_as_single_runs(clone):
     """Must 8, second half: the dry run names the reason of each cause, and the legal pairs stay."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     words = ("OPTIMIZER=adamwspam,adamwprune,muon,schedulefree", "PRUNING=none,magnitude,movement,state", "NUM_GPUS=1")
@@ -77,7 +77,7 @@ def test_illegal_pairs_are_cut_with_a_reason_and_refused_alone(clone):
     assert "adamwprune prunes by its own moments" in alone.stdout + alone.stderr
 
 
-def test_the_originals_matrix_is_one_command(clone):
+def test_the_matrix_of_the_original_project_is_one_command(clone):
     """SPAM by magnitude and by movement, adamwprune on SPAM: three runs on four GPUs."""
     completed = clone.make("defconfig-gpt2-finewebedu-a10gx4-prune")
     assert completed.returncode == 0, completed.stdout + completed.stderr
@@ -91,7 +91,7 @@ def test_the_originals_matrix_is_one_command(clone):
     assert "\ncut " not in dry.stdout
 
 
-def test_adamwprune_reaches_its_target_and_keeps_its_masks_through_a_resume(clone, tmp_path):
+def test_adamwprune_reaches_its_target_and_a_resume_keeps_its_masks(clone, tmp_path):
     """Must 8, first half: stopped in the middle of the ramp and continued, against the same run without a stop."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     words = ("OPTIMIZER=adamwprune", "ADAMWPRUNE_BASE=adamwspam", "SPAM_INTERVAL=150", "MAX_ITERS=300", *SMALL, *RAMP)

@@ -47,7 +47,7 @@ def record(clone, run: Path, played: Path, seconds: int, *arguments: str) -> Non
 
 
 @pytest.mark.parametrize("count", [1, 4, 9])
-def test_both_layouts_are_read_by_a_script_that_knows_nothing_of_kmatrix(clone, run, tmp_path, count):
+def test_a_script_without_kmatrix_reads_both_layouts(clone, run, tmp_path, count):
     record(clone, run, scenario(tmp_path, f"gpus {count}", "0 * power 100..180", "0 * temp 50..70"), 2)
     found = read_independently(run / f"gpu_stats_{RUN}.json", run / f"gpu_stats_{RUN}_multi_gpu.json")
     assert found["gpus"] == count
@@ -55,7 +55,7 @@ def test_both_layouts_are_read_by_a_script_that_knows_nothing_of_kmatrix(clone, 
     assert found["power"] == pytest.approx(expected, abs=0.001)
 
 
-def test_a_recording_becomes_the_table_of_the_first_monitor(clone, run, tmp_path):
+def test_a_recording_is_converted_to_the_csv_of_the_first_monitor(clone, run, tmp_path):
     """At its 100 samples a second, with its columns: timestamp, elapsed_sec, gpu0_power_w, gpu0_temp_c and so on."""
     record(clone, run, scenario(tmp_path, "gpus 2", "0 * power 100..180", "0 * temp 50..70"), 3, "--hz", "100")
     completed = clone.run(clone.python, "-m", "kmatrix.gpu.recorder", str(run), "--format", "csv")
@@ -89,7 +89,7 @@ UNEQUAL = (
 
 
 @pytest.mark.skipif(importlib.util.find_spec("nvitop") is None, reason="the package nvitop is missing: make check")
-def test_nvitop_shows_the_same_numbers_as_our_json(clone, tmp_path):
+def test_nvitop_and_gputop_json_show_the_same_numbers(clone, tmp_path):
     played = scenario(tmp_path, *UNEQUAL)
     theirs = clone.run(*on_gpus(clone, played, sys.executable, "-c", NVITOP))
     assert theirs.returncode == 0, theirs.stderr
@@ -103,7 +103,7 @@ def test_nvitop_shows_the_same_numbers_as_our_json(clone, tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("nvtop") is None, reason="the program nvtop is missing")
-def test_nvtop_shows_the_same_numbers_as_our_json(clone, tmp_path):
+def test_nvtop_and_gputop_json_show_the_same_numbers(clone, tmp_path):
     played = scenario(tmp_path, *UNEQUAL)
     theirs = clone.run(*on_gpus(clone, played, "nvtop", "-s"))
     ours = clone.run(*on_gpus(clone, played, clone.python, "scripts/gputop.py", "--json"))
@@ -115,7 +115,7 @@ def test_nvtop_shows_the_same_numbers_as_our_json(clone, tmp_path):
         assert int(told["power_draw"].rstrip("W")) == pytest.approx(gpu["power"], abs=1)
 
 
-def test_fifty_kills_lose_nothing(clone, run, tmp_path):
+def test_fifty_kills_lose_no_complete_sample(clone, run, tmp_path):
     """After each SIGKILL, at a moment of chance, every file reads back up to the last sample."""
     played, chance = scenario(tmp_path, "gpus 4", "0 * power 200"), random.Random(7)
     samples, before = run / "gpu_samples.bin", 0
@@ -152,7 +152,7 @@ def whole_records(path: Path) -> int:
     return (path.stat().st_size - 12 - length) // (8 + 4 * (values + values % 2))
 
 
-def test_without_a_gpu_and_a_rank_there_is_one_line(clone, run, tmp_path):
+def test_without_a_gpu_or_rank_the_recorder_prints_one_line(clone, run, tmp_path):
     played = scenario(tmp_path, "init !no_driver")
     completed = subprocess.run(
         recorder(clone, run, played), cwd=clone.root, env=clone.environment, capture_output=True, text=True, check=False

@@ -168,7 +168,7 @@ def numbers_of(run: Path) -> dict:
     }
 
 
-def test_random_kills_and_continue_end_bit_for_bit_where_an_undisturbed_matrix_ends(clone, background, tmp_path):
+def test_random_kills_and_continue_give_the_same_bits_as_an_undisturbed_matrix(clone, background, tmp_path):
     """kill -9 of runner, trainer, rank or recorder, then `make continue`: all six finish as if alone."""
     configure(clone)
     words = (*TINY, "OPTIMIZER=adamw,muon,sgd", "NUM_GPUS=1,2", "CHECKPOINT_INTERVAL=4", "DROPOUT=0.1")
@@ -206,7 +206,7 @@ def test_random_kills_and_continue_end_bit_for_bit_where_an_undisturbed_matrix_e
 # Must 2: each kind of end, reported rightly everywhere
 
 
-def test_a_failing_an_out_of_memory_and_a_skipped_run_are_reported_rightly(clone, tmp_path):
+def test_failed_out_of_memory_and_skipped_runs_are_reported_correctly(clone, tmp_path):
     """In `make status`, as JSON, in the summary and by the exit status; the run without memory recovers by itself."""
     configure(clone)
     faults = tmp_path / "faults"
@@ -247,7 +247,7 @@ def test_a_failing_an_out_of_memory_and_a_skipped_run_are_reported_rightly(clone
 # Must 6: results that are replaced, and results that are reused
 
 
-def test_a_rerun_replaces_keeps_the_old_aside_and_a_finished_run_is_not_trained_twice(clone, tmp_path):
+def test_a_rerun_archives_the_old_result_and_a_finished_run_is_not_trained_twice(clone, tmp_path):
     configure(clone)
     again = (*TINY[:-1], "NUM_GPUS=1", "MAX_ITERS=6", f"RESULTS_DIR={tmp_path}")
     completed = clone.make("test-matrix", *again, "OPTIMIZER=adamw,sgd")
@@ -286,7 +286,7 @@ def test_a_rerun_replaces_keeps_the_old_aside_and_a_finished_run_is_not_trained_
 # Must 7: other terminals, and none
 
 
-def test_a_detached_matrix_is_watched_hung_up_on_stopped_from_elsewhere_and_continued(clone, background, tmp_path):
+def test_a_detached_matrix_can_be_watched_survives_sighup_and_can_be_stopped_and_continued(clone, background, tmp_path):
     configure(clone)
     words = (*TINY, "OPTIMIZER=adamw", "NUM_GPUS=2", "SEED=1,2", "MAX_ITERS=100000", "CHECKPOINT_INTERVAL=50")
     completed = clone.make("test-matrix", *words, f"RESULTS_DIR={tmp_path}", "DETACH=1")

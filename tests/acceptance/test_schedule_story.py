@@ -40,7 +40,7 @@ def losses(matrix: Path) -> dict[str, float]:
     return {path.parent.name: load(path)["final_val_loss"] for path in matrix.glob("*/result.json")}
 
 
-def test_runs_that_share_the_cores_end_with_the_same_numbers_as_alone(clone, tmp_path):
+def test_runs_that_share_the_cores_give_the_same_numbers_as_runs_alone(clone, tmp_path):
     words = (*TINY, "MAX_ITERS=20", "SEED=1,2")
     alone = clone.make("test-matrix", *words, f"RESULTS_DIR={tmp_path / 'alone'}")
     assert alone.returncode == 0, alone.stdout + alone.stderr
@@ -56,7 +56,7 @@ def test_runs_that_share_the_cores_end_with_the_same_numbers_as_alone(clone, tmp
     assert "Shared machine" not in alone.stdout
 
 
-def test_the_estimate_of_a_running_matrix_comes_true(clone, tmp_path):
+def test_the_estimate_of_a_running_matrix_is_accurate(clone, tmp_path):
     words = (*TINY, "MAX_ITERS=600", "SEED=1,2", "PARALLEL_JOBS=1", f"RESULTS_DIR={tmp_path}")
     completed = clone.make("test-matrix", *words, "DETACH=1")
     assert completed.returncode == 0, completed.stdout + completed.stderr
@@ -84,7 +84,7 @@ def test_the_estimate_of_a_running_matrix_comes_true(clone, tmp_path):
 
 
 @pytest.mark.parametrize(("word", "told"), [("PARALLEL_JOBS=-1", "PARALLEL_JOBS"), ("EXCLUSIVE=maybe", "EXCLUSIVE")])
-def test_a_wrong_word_is_refused_before_anything_starts(clone, tmp_path, word, told):
+def test_an_invalid_argument_is_refused_before_any_run_starts(clone, tmp_path, word, told):
     completed = clone.kmatrix("test-matrix", *TINY, word, f"RESULTS_DIR={tmp_path}")
     assert completed.returncode == 2
     assert told in completed.stderr

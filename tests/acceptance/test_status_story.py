@@ -74,7 +74,7 @@ def words(clone, *arguments: str) -> list[str]:
     return ["make", "--no-print-directory", "-C", str(clone.root), *arguments]
 
 
-def test_make_status_on_terminals_of_all_sizes_in_pipes_and_without_colours(clone, terminal, going):
+def test_make_status_fits_terminals_of_all_sizes_pipes_and_terminals_without_color(clone, terminal, going):
     for size in ((80, 24), (200, 60), (40, 12)):
         one = terminal(size, *words(clone, "status", f"TARGET={going}"))
         wait_until(lambda one=one: "gpt2_" in one.screen() and "planned" in one.screen(), "it is drawn", 120)
@@ -110,7 +110,7 @@ def test_make_status_on_terminals_of_all_sizes_in_pipes_and_without_colours(clon
         assert bool(STYLES.search(seen + screen.before)) == styled
 
 
-def test_status_says_everything_for_people_and_programs(clone, going):
+def test_status_prints_all_facts_as_text_and_as_json(clone, going):
     value = status(clone, going)
     first, second = value["runs"]
     assert (value["running"], first["status"], second["status"]) == (True, "running", "planned")
@@ -142,7 +142,7 @@ def test_the_live_line_of_a_matrix_fits_its_terminal_and_ctrl_c_ends_it(clone, t
     without_codes(matrix)
 
 
-def test_a_matrix_in_a_pipe_and_its_files_hold_no_escape_codes(clone, tmp_path):
+def test_output_to_a_pipe_and_all_files_are_free_of_escape_codes(clone, tmp_path):
     broken = ("OPTIMIZER=adamw,sgd", "LR=1e9", "GRAD_CLIP=0", "NAN_POLICY=stop", "MAX_ITERS=60")
     words = [word for word in TINY if not word.startswith(("OPTIMIZER=", "LR="))]
     environ = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "CLICOLOR_FORCE": "1"}

@@ -69,7 +69,7 @@ def train(clone, tmp_path):
     return start
 
 
-def test_a_run_ends_inside_its_time_with_its_last_evaluation_and_checkpoint(train):
+def test_a_time_budget_includes_the_final_evaluation_and_checkpoint(train):
     """Must 6: 30 seconds, from the start of the trainer to its last file."""
     completed, run = train(FOREVER, "TIME=30s", "EVAL_INTERVAL=40")
     result = load(run / "result.json")
@@ -84,7 +84,7 @@ def test_a_run_ends_inside_its_time_with_its_last_evaluation_and_checkpoint(trai
     assert "learning rate schedule" in (run.parent / "summary_report.txt").read_text()
 
 
-def test_money_is_time(train):
+def test_a_cost_budget_is_converted_to_time(train):
     """Must 6: a cent buys 20 s of a device at 1.80 dollars an hour."""
     completed, run = train(FOREVER, "COST=0.01", "GPU_HOUR_PRICE=1.8")
     result = load(run / "result.json")
@@ -94,7 +94,7 @@ def test_money_is_time(train):
     assert result["final_val_loss"] < result["initial_val_loss"]
 
 
-def test_a_loss_that_falls_no_more_stops_early(train):
+def test_a_loss_that_stops_falling_ends_the_run_early(train):
     """Must 6: with a rate of 0 nothing is learnt, and two evaluations without progress are enough."""
     words = ("LR=0", "MIN_LR=0", "EARLY_STOPPING_PATIENCE=2", "EVAL_INTERVAL=5")
     completed, run = train(FOREVER, *words)
@@ -103,7 +103,7 @@ def test_a_loss_that_falls_no_more_stops_early(train):
     assert (result["status"], result["ended_by"], result["step"]) == ("finished", "early_stopping", 10)
 
 
-def test_a_nan_on_one_rank_stops_all(train):
+def test_a_nan_on_one_rank_stops_all_ranks(train):
     """Must 9: rank 1 of two has it, and both end with the step as the reason."""
     completed, run = train(FOREVER, "NUM_GPUS=2", fault="nan:1:6")
     result = load(run / "result.json")
@@ -112,7 +112,7 @@ def test_a_nan_on_one_rank_stops_all(train):
     assert not list(run.glob("ranks/*/error.json"))
 
 
-def test_memory_that_runs_out_halves_the_micro_batch_and_nothing_else(train):
+def test_running_out_of_memory_halves_only_the_micro_batch(train):
     """Must 9: the second attempt has half the micro-batch, the same global batch, and the losses of a healthy run."""
     words = ("MAX_ITERS=8", "NUM_GPUS=2", "GLOBAL_BATCH=16", "BATCH_SIZE=8")
     completed, run = train(*words, fault="oom:1:4")
@@ -129,7 +129,7 @@ def test_memory_that_runs_out_halves_the_micro_batch_and_nothing_else(train):
     assert sick["final_val_loss"] == pytest.approx(load(healthy / "result.json")["final_val_loss"], abs=1e-4)
 
 
-def test_a_rank_that_stands_still_is_named_with_its_stack(train):
+def test_a_stalled_rank_is_reported_with_its_stack(train):
     """Must 9: rank 1 is stopped as by a debugger; the run ends, and says which rank and where."""
     completed, run = train(FOREVER, "NUM_GPUS=2", "STALL_FLOOR=5", fault="freeze:1:6")
     result = load(run / "result.json")

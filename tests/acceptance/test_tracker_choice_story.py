@@ -98,14 +98,14 @@ def unauthorized():
         ("none", []),
     ],
 )
-def test_every_form_of_tracker_is_saved_by_a_defconfig(clone, text, symbols):
+def test_a_defconfig_saves_every_form_of_tracker(clone, text, symbols):
     completed = clone.make(CPU, f"TRACKER={text}")
 
     assert completed.returncode == 0, completed.stderr
     assert chosen(clone) == symbols
 
 
-def test_a_name_that_is_none_is_refused_everywhere_and_the_environment_chooses_nothing(clone, tmp_path):
+def test_an_unknown_tracker_is_refused_everywhere_and_the_environment_selects_none(clone, tmp_path):
     assert clone.make(CPU, TRACKER="all").returncode == 0
     assert chosen(clone) == []
 
@@ -118,7 +118,7 @@ def test_a_name_that_is_none_is_refused_everywhere_and_the_environment_chooses_n
     assert not matrices(tmp_path)
 
 
-def test_the_command_line_beats_the_configuration_either_way_and_does_not_change_it(clone, tmp_path):
+def test_the_command_line_overrides_the_trackers_of_the_configuration_without_changing_it(clone, tmp_path):
     assert clone.make(CPU, "TRACKER=both", "PROJECT=mine").returncode == 0
     before = clone.config.read_bytes()
 
@@ -138,7 +138,7 @@ def test_the_command_line_beats_the_configuration_either_way_and_does_not_change
     assert clone.config.read_bytes() == before
 
 
-def test_both_trackers_can_be_tried_out_in_seconds(clone):
+def test_both_trackers_have_a_self_test_that_takes_seconds(clone):
     for target, title in (
         ("wandb-test", r"W&B works \(offline: no API key\)"),
         ("trackio-test", "Trackio works"),
@@ -148,7 +148,7 @@ def test_both_trackers_can_be_tried_out_in_seconds(clone):
         assert re.search(rf"^{title}: uploaded 20 steps in [\d.]+s and read them back$", completed.stdout, re.MULTILINE)
 
 
-def test_a_planted_key_is_in_no_file_in_no_log_and_in_no_command_line(clone, tmp_path):
+def test_a_planted_key_appears_in_no_file_log_or_command_line(clone, tmp_path):
     assert clone.make(CPU, "TRACKER=all", "WANDB_OFFLINE=y", **PLANTED).returncode == 0
 
     with watched() as seen:
@@ -164,7 +164,7 @@ def test_a_planted_key_is_in_no_file_in_no_log_and_in_no_command_line(clone, tmp
     assert not [value for value in PLANTED.values() if value in completed.stdout + completed.stderr]
 
 
-def test_a_key_that_a_server_repeats_when_it_refuses_it_is_in_no_log(clone, tmp_path, unauthorized):
+def test_a_key_that_a_server_echoes_in_its_error_is_redacted_from_the_logs(clone, tmp_path, unauthorized):
     assert clone.make(CPU).returncode == 0
     words = [*SHORT, "TRACKER=wandb", "TRACKER_LIMIT=5", f"RESULTS_DIR={tmp_path}"]
 
@@ -182,7 +182,7 @@ def test_a_key_that_a_server_repeats_when_it_refuses_it_is_in_no_log(clone, tmp_
     assert "make track-sync" in completed.stdout
 
 
-def test_a_key_on_makes_command_line_is_refused_before_anything_is_made(clone, tmp_path):
+def test_a_key_on_the_make_command_line_is_refused_before_any_file_is_written(clone, tmp_path):
     assert clone.make(CPU).returncode == 0
 
     for word in ("WANDB_API_KEY=correct-horse", "HF_TOKEN=correct-horse", "PROJECT=" + PLANTED["WANDB_API_KEY"]):
@@ -193,7 +193,7 @@ def test_a_key_on_makes_command_line_is_refused_before_anything_is_made(clone, t
     assert not list(tmp_path.iterdir())
 
 
-def test_a_loss_that_is_no_number_is_an_alert_in_every_tracker(clone, tmp_path):
+def test_a_nan_loss_is_an_alert_in_every_tracker(clone, tmp_path):
     assert clone.make(CPU, "PROJECT=alarm").returncode == 0
     broken = ("OPTIMIZER=sgd", "LR=1e9", "GRAD_CLIP=0", "NUM_GPUS=1", "MAX_ITERS=60", "EVAL_SAMPLES=12")
 

@@ -103,7 +103,7 @@ def as_without(story: Story, undisturbed: dict[int, float]):
     return lambda: story.losses == undisturbed
 
 
-def test_servers_that_never_answer_cost_a_run_nothing_and_get_it_later(story, as_without):
+def test_unresponsive_servers_do_not_slow_a_run_and_receive_it_later(story, as_without):
     login = {"WANDB_API_KEY": KEY, "HF_TOKEN": TOKEN}
     with SilentServer() as hole:
         completed = story.matrix(
@@ -133,7 +133,7 @@ def test_servers_that_never_answer_cost_a_run_nothing_and_get_it_later(story, as
 @pytest.mark.parametrize(
     ("fault", "words"), [("refused", "connection refused"), ("401", "401"), ("key", "API key must have 40")]
 )
-def test_a_server_that_refuses_costs_a_run_nothing_and_its_words_are_in_the_summary(story, as_without, fault, words):
+def test_a_server_that_refuses_does_not_affect_a_run_and_its_error_is_in_the_summary(story, as_without, fault, words):
     story = replace(story, limit_s=30)  # W&B itself tries for 20 s
     with WandbServer() as server:
         server.refuse = {"graphql": 401} if fault == "401" else {}
@@ -150,7 +150,7 @@ def test_a_server_that_refuses_costs_a_run_nothing_and_its_words_are_in_the_summ
         assert only(server.runs.values()).steps == story.steps
 
 
-def test_killed_processes_of_trackers_are_replaced_and_each_step_is_stored_once(story):
+def test_killed_tracker_processes_are_restarted_and_each_step_is_stored_once(story):
     command = ["make", "--no-print-directory", "test-matrix", *QUICK, f"RESULTS_DIR={story.results}"]
     words = ["MAX_ITERS=300", "EVAL_INTERVAL=50", "TRACKER=wandb,trackio", "TRACKER_LIMIT=60"]
     make = subprocess.Popen(
@@ -184,7 +184,7 @@ def service(story: Story, but: psutil.Process | None = None) -> psutil.Process |
     return None
 
 
-def test_full_disks_of_trackers_cost_a_run_nothing_and_it_is_sent_when_there_is_room(story, as_without, tmp_path):
+def test_full_tracker_disks_do_not_affect_a_run_and_its_data_is_synced_later(story, as_without, tmp_path):
     small = tmp_path / "small"
     with mounted(story.results / "trackio", "16k"), mounted(small, "12k"):
         completed = story.matrix("MAX_ITERS=10", "TRACKER=trackio")
@@ -203,7 +203,7 @@ def test_full_disks_of_trackers_cost_a_run_nothing_and_it_is_sent_when_there_is_
         assert trackio_steps(story.results) == story.steps
 
 
-def test_without_a_key_no_connection_is_made_by_any_tracker_nor_by_the_screen_of_its_runs(story, as_without, tmp_path):
+def test_without_a_key_no_tracker_or_tracker_screen_opens_a_connection(story, as_without, tmp_path):
     with SilentServer() as listener:
         asked = dict.fromkeys(
             ["WANDB_BASE_URL", "HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"], listener.root

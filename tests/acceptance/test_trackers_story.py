@@ -62,7 +62,7 @@ def without_devices(values: dict[int, dict[str, float]]) -> dict[int, dict[str, 
 # Must 1: every step with its values, of two runs in parallel
 
 
-def test_two_runs_in_parallel_stand_in_three_trackers_as_in_their_metrics(ready):
+def test_two_parallel_runs_have_the_same_metrics_in_three_trackers_as_in_their_files(ready):
     clone, results = ready
     completed = clone.make(
         *("test-matrix", *TINY, "MAX_ITERS=60", "EVAL_INTERVAL=20", "OPTIMIZER=adamw,muon", "PARALLEL_JOBS=2"),
@@ -134,7 +134,7 @@ def newest_step(run: Path) -> int:
     return max((line["step"] for line in complete_lines(run / "metrics.jsonl")), default=-1)
 
 
-def test_a_run_that_was_killed_and_resumed_stands_in_each_tracker_with_each_step_once(ready):
+def test_each_tracker_stores_each_step_of_a_killed_and_resumed_run_once(ready):
     clone, results = ready
     words = ("train", *TINY, f"MAX_ITERS={STEPS}", "EVAL_INTERVAL=100", "CHECKPOINT_INTERVAL=100", "TRACKER=all")
     runner = subprocess.Popen(
@@ -178,7 +178,7 @@ def test_a_run_that_was_killed_and_resumed_stands_in_each_tracker_with_each_step
 # A killed tracker process
 
 
-def test_killing_what_feeds_the_trackers_twice_harms_neither_the_run_nor_what_they_hold(ready):
+def test_killing_the_tracker_processes_twice_loses_nothing_and_keeps_the_run_alive(ready):
     clone, results = ready
     words = ("train", *TINY, "MAX_ITERS=300", "EVAL_INTERVAL=100", "TRACKER=all", f"RESULTS_DIR={results}")
     runner = subprocess.Popen(

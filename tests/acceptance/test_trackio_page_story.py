@@ -83,7 +83,7 @@ def window(tmp_path: Path) -> Iterator[Browser]:
         yield one
 
 
-def test_a_run_is_seen_in_a_browser_while_it_trains_and_read_back_afterwards(clone, window, tmp_path):
+def test_a_browser_shows_a_run_during_and_after_training(clone, window, tmp_path):
     results = tmp_path / "results"
     at = f"RESULTS_DIR={results}"
     assert clone.make("defconfig-gpt2-cpu-quick", "TRACKER=trackio,tensorboard", f"PROJECT={PROJECT}").returncode == 0
@@ -170,7 +170,7 @@ def tensorboard_shows_it(clone, window: Browser, at: str) -> None:
         assert "has ended" in page.interrupt()
 
 
-def test_where_nothing_was_recorded_each_page_says_so(clone, tmp_path):
+def test_without_data_each_page_reports_it(clone, tmp_path):
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     at = f"RESULTS_DIR={tmp_path}"
     for target, said in (("trackio-view", "no Trackio project in"), ("tensorboard", "there is no matrix in")):

@@ -28,7 +28,7 @@ def whole_picture(path: Path) -> None:
         assert len(picture.convert("RGB").getcolors(maxcolors=2**24)) > 10, f"{path.name} is blank"
 
 
-def test_quickstart_gives_a_real_comparison_from_nothing(fresh_clone):
+def test_the_quickstart_compares_two_optimizers_from_a_fresh_clone(fresh_clone):
     """Must 1: no configuration, one command, two optimizers on one and two ranks, and a verdict."""
     completed = fresh_clone.make("quickstart")
     assert completed.returncode == 0, completed.stdout + completed.stderr
@@ -78,7 +78,7 @@ def test_two_optimizers_on_one_rank_are_two_runs(clone, tmp_path):
     assert (clone.root / ".config").read_bytes() == before
 
 
-def test_a_run_that_turns_nan_fails_alone(clone, tmp_path):
+def test_a_run_with_a_nan_loss_fails_without_affecting_the_others(clone, tmp_path):
     """Must 8: the sick run says why and shows its log, the healthy one finishes, the status is 1."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     completed = clone.kmatrix(
@@ -102,7 +102,7 @@ def test_a_run_that_turns_nan_fails_alone(clone, tmp_path):
     assert load_json(matrix / "status.json")["status"] == "failed"
 
 
-def test_ctrl_c_leaves_no_process_and_no_damage(clone, background, tmp_path):
+def test_ctrl_c_leaves_no_process_and_no_damaged_file(clone, background, tmp_path):
     """Must 9: finished runs stay whole, the one that ran is stopped with a checkpoint, the rest are still planned."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     runner = background(
@@ -137,7 +137,7 @@ def test_ctrl_c_leaves_no_process_and_no_damage(clone, background, tmp_path):
     assert (matrix / first / "result.json").read_bytes() == kept
 
 
-def test_two_matrices_at_once_do_not_disturb_each_other(clone, background, tmp_path):
+def test_two_matrices_at_the_same_time_do_not_affect_each_other(clone, background, tmp_path):
     """Must 9, second half: two directories, two sets of processes, both finish."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     words = ("OPTIMIZER=adamw", "NUM_GPUS=2", "MAX_ITERS=30", "EVAL_SAMPLES=20")
@@ -148,7 +148,7 @@ def test_two_matrices_at_once_do_not_disturb_each_other(clone, background, tmp_p
     assert len(set(losses)) == 2
 
 
-def test_results_come_back_from_the_run_directories(clone, tmp_path):
+def test_reports_are_rebuilt_from_the_run_directories(clone, tmp_path):
     """Must 10: what is made from the runs can be deleted and made again, on the text and on the pictures."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     words = ("OPTIMIZER=adamw,sgd", "NUM_GPUS=1", "MAX_ITERS=20", "EVAL_SAMPLES=20", f"RESULTS_DIR={tmp_path}")
@@ -181,7 +181,7 @@ def test_the_benchmarks_run_without_a_peer(clone):
         assert completed.stdout.strip()
 
 
-def test_an_optimizer_and_a_model_of_ones_own_are_three_edits_each(fresh_clone, tmp_path):
+def test_a_custom_optimizer_and_a_custom_model_take_three_edits_each(fresh_clone, tmp_path):
     """docs/optimizers.md and docs/developing.md, followed to the letter, up to a matrix over both."""
     root, edit = fresh_clone.root, insert_before
     signsgd, relu2 = (example(root / "docs" / page) for page in ("optimizers.md", "developing.md"))
@@ -228,7 +228,7 @@ def insert_before(path: Path, mark: str, text: str) -> None:
     path.write_text(content[:place] + text + content[place:], encoding="utf-8")
 
 
-def test_data_that_are_not_there_are_refused_with_the_place_where_they_belong(clone, tmp_path):
+def test_missing_data_is_refused_with_the_expected_path(clone, tmp_path):
     """A run without its shards, or whose shards cannot be fetched, starts nothing and says what it looked for."""
     assert clone.make("defconfig-gpt2-finewebedu-a10gx4").returncode == 0
     words = ("DEVICE=cpu", "NUM_GPUS=1", "DDP_BACKEND=gloo", f"DATA_DIR={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path}")

@@ -13,7 +13,7 @@ from version_0_1 import FINISHED, PLANNED, STOPPED, unpack
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
 
-def test_a_matrix_of_version_0_1_is_read_continued_reproduced_and_synced(fresh_clone):
+def test_a_matrix_of_version_0_1_can_be_read_continued_reproduced_and_synced(fresh_clone):
     matrix = unpack(fresh_clone.root)
     finished = (matrix / FINISHED / "result.json").read_bytes()
 

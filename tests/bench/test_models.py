@@ -29,7 +29,7 @@ def bench(*arguments):
 SETTING = gpu_table.Setting(model="124m", batch=32, compile=True, steps=80, device="cuda")
 
 
-def test_a_row_has_speed_mfu_and_the_ratio_and_what_is_unknown_is_na():
+def test_a_row_has_speed_mfu_and_ratio_and_na_for_unknown_values():
     flops = SETTING.shape.flops_per_token
     row = gpu_table.row(SETTING, 200_000.0, 160_000.0, 989.0)
     ours, peer = (f"{100 * speed * flops / 989e12:.1f} %" for speed in (200_000, 160_000))
@@ -37,20 +37,20 @@ def test_a_row_has_speed_mfu_and_the_ratio_and_what_is_unknown_is_na():
     assert gpu_table.row(SETTING, 200_000.0, None, None) == "| 124m | 32 | yes | 200,000 | n/a | n/a | n/a | n/a |"
 
 
-def test_the_speed_is_that_of_the_median_step_after_the_first_ones():
+def test_the_speed_is_that_of_the_median_step_after_warm_up():
     times = [9000.0] * gpu_table.WARMING_UP + [100.0, 200.0, 300.0]
     assert gpu_table.speed(times, SETTING) == pytest.approx(32 * 1024 / 0.2)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_without_a_gpu_the_table_is_refused_and_says_why():
+def test_without_a_gpu_the_table_is_refused_with_the_reason():
     completed = bench("bench/gpu_table.py")
     assert completed.returncode == 2
     assert "PyTorch finds no GPU" in completed.stderr
 
 
 @pytest.mark.slow
-def test_the_whole_way_of_the_table_runs_on_the_cpu():
+def test_the_complete_table_runs_on_the_cpu():
     sizes = ("--device", "cpu", "--models", "tiny", "--steps", "22", "--block", "32", "--compile", "no")
     completed = bench("bench/gpu_table.py", *sizes)
     assert completed.returncode == 0, completed.stderr

@@ -49,12 +49,12 @@ def test_each_form_of_defconfig_is_one_command(target):
     assert find_command(target) is COMMANDS["defconfig"]
 
 
-def test_an_unknown_command_is_refused_with_the_nearest():
+def test_an_unknown_command_is_refused_with_the_closest_match():
     with pytest.raises(ConfigError, match="hint: did you mean test-matrix"):
         find_command("test-matrx")
 
 
-def test_what_a_command_takes_and_what_it_assigns_are_kept_apart():
+def test_arguments_and_assignments_of_a_command_are_separated():
     _, given = parse("test-matrix", ["GPUS=0,2", "MAX_ITERS=5", "O=out", "YES=1"])
 
     assert given.values == {"GPUS": "0,2", "O": "out", "YES": "1"}
@@ -79,7 +79,7 @@ def test_what_a_command_takes_and_what_it_assigns_are_kept_apart():
         (["train", "OPTIMIZER=sgd,adamw"], "train runs one configuration"),
     ],
 )
-def test_a_wrong_call_is_refused_with_status_2(tmp_path, words, said):
+def test_an_invalid_call_is_refused_with_status_2(tmp_path, words, said):
     Program(tmp_path).check("alldefconfig")
     result = Program(tmp_path)(*words)
 
@@ -92,7 +92,7 @@ def test_help_is_printed_with_status_0():
     assert run().status == 0
 
 
-def test_a_full_disk_is_no_bug_wherever_it_is_met(tmp_path, monkeypatch):
+def test_a_full_disk_is_an_error_and_not_a_bug_wherever_it_occurs(tmp_path, monkeypatch):
     def full(_):
         raise OSError(28, "No space left on device", "/results/x")
 
@@ -102,7 +102,7 @@ def test_a_full_disk_is_no_bug_wherever_it_is_met(tmp_path, monkeypatch):
     assert "'/results/x'" in result.err
 
 
-def test_a_bug_keeps_its_traceback_and_ends_with_70(tmp_path, monkeypatch):
+def test_a_bug_keeps_its_traceback_and_exits_with_70(tmp_path, monkeypatch):
     monkeypatch.setattr("kmatrix.cli.configure.open_tree", lambda _: 1 / 0)
 
     result = Program(tmp_path)("alldefconfig")
@@ -111,7 +111,7 @@ def test_a_bug_keeps_its_traceback_and_ends_with_70(tmp_path, monkeypatch):
     assert "ZeroDivisionError" in result.err
 
 
-def test_control_c_ends_with_130(tmp_path, monkeypatch):
+def test_ctrl_c_exits_with_130(tmp_path, monkeypatch):
     def stop(_):
         raise KeyboardInterrupt
 
@@ -136,11 +136,11 @@ MAKEFLAGS = [
 
 
 @pytest.mark.parametrize(("flags", "words"), MAKEFLAGS)
-def test_the_words_of_the_make_command_line_are_read_back(flags, words):
+def test_the_variables_of_the_make_command_line_are_parsed(flags, words):
     assert from_makeflags(flags) == words
 
 
-def test_what_only_make_reads_is_no_assignment():
+def test_variables_for_make_itself_are_not_assignments():
     _, given = parse("test-matrix", ["V=1", "PYTHON=python3", "TORCH_INDEX=x"], from_make=True)
 
     assert given.assignments == {}
@@ -161,7 +161,7 @@ def test_no_configuration_command_imports_anything_heavy(tmp_path, name):
     assert result.stdout.splitlines()[-1] == "HEAVY [] 0", result.stderr
 
 
-def test_the_dry_run_reaches_neither_torch_nor_anything_that_draws(tmp_path):
+def test_the_dry_run_imports_neither_torch_nor_matplotlib(tmp_path):
     code = "import sys; from kmatrix.cli.commands import main; main(sys.argv[1:]); print('HEAVY', sorted(sys.modules))"
     Program(tmp_path).check("alldefconfig")
 
@@ -173,7 +173,7 @@ def test_the_dry_run_reaches_neither_torch_nor_anything_that_draws(tmp_path):
     assert "'numpy'" not in loaded
 
 
-def test_python_m_kmatrix_gives_the_status_to_the_shell(tmp_path):
+def test_python_m_kmatrix_returns_the_status_to_the_shell(tmp_path):
     assert program("alldefconfig", f"O={tmp_path}").returncode == 0
     result = program("test-matrix-dry-run", "MAX_ITER=5", f"O={tmp_path}")
 
@@ -182,7 +182,7 @@ def test_python_m_kmatrix_gives_the_status_to_the_shell(tmp_path):
     assert "Traceback" not in result.stderr
 
 
-def test_a_reader_that_goes_away_is_no_bug(tmp_path):
+def test_a_closed_pipe_is_not_a_bug(tmp_path):
     Program(tmp_path).check("allyesconfig")
     line = f"{sys.executable} -m kmatrix test-matrix-dry-run O={tmp_path} | head -1"
 
@@ -193,7 +193,7 @@ def test_a_reader_that_goes_away_is_no_bug(tmp_path):
     assert "Traceback" not in result.stderr
 
 
-def test_list_defconfigs_names_each_with_its_first_comment():
+def test_list_defconfigs_prints_the_first_comment_of_each():
     out = run("list-defconfigs").out
 
     for path in (ROOT / "defconfigs").iterdir():
@@ -203,7 +203,7 @@ def test_list_defconfigs_names_each_with_its_first_comment():
     assert all(f"+{path.stem}" in out for path in (ROOT / "defconfigs" / "fragments").iterdir())
 
 
-def test_paths_are_shown_from_where_the_user_stands(tmp_path, monkeypatch):
+def test_paths_are_printed_relative_to_the_current_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     assert "configuration written to out/.config" in run("alldefconfig", "O=out").out

@@ -24,7 +24,7 @@ def results(matrix):
     return f"RESULTS_DIR={matrix.path.parent}"
 
 
-def test_the_running_matrix_is_found_and_ended_with_checkpoints(matrix, plan, start_runner, results):
+def test_stop_finds_the_running_matrix_and_ends_it_with_checkpoints(matrix, plan, start_runner, results):
     plans = [plan("a", "hang"), plan("b")]
     process = start_runner("a=hang", "b")
     wait_until(plans[0].dir.metrics.exists)
@@ -41,7 +41,7 @@ def test_the_running_matrix_is_found_and_ended_with_checkpoints(matrix, plan, st
     assert "make continue TARGET=" in said[3]
 
 
-def test_where_nothing_runs_it_is_refused(matrix, results):
+def test_stop_without_a_running_matrix_is_refused(matrix, results):
     assert "no matrix is running in" in run("stop", results).err
     assert run("stop", results, f"TARGET={matrix.path}").status == 2
 
@@ -75,7 +75,7 @@ def test_a_process_that_is_not_the_runner_is_never_signalled(matrix, changes):
         stranger.wait()
 
 
-def test_a_lost_terminal_sends_the_words_of_a_runner_to_its_log(tmp_path):
+def test_a_lost_terminal_redirects_the_output_of_a_runner_to_its_log(tmp_path):
     code = """
 import os, signal, sys
 from pathlib import Path
@@ -94,7 +94,7 @@ with outlived(Path(sys.argv[1])) as terminal:
     assert sorted(log.read_text().split()) == ["after", "error"]
 
 
-def test_what_sighup_meant_before_it_means_again_and_under_nohup_it_stays_ignored(tmp_path):
+def test_the_previous_sighup_handler_is_restored_and_nohup_stays_in_effect(tmp_path):
     from kmatrix.cli.progress import outlived
 
     former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -107,7 +107,7 @@ def test_what_sighup_meant_before_it_means_again_and_under_nohup_it_stays_ignore
         signal.signal(signal.SIGHUP, former)
 
 
-def test_the_display_turns_plain_when_the_terminal_is_lost(tmp_path):
+def test_the_display_switches_to_plain_lines_after_the_terminal_is_lost(tmp_path):
     import pty
 
     from kmatrix.cli.progress import ProgressDisplay, Terminal
@@ -134,7 +134,7 @@ def test_the_display_turns_plain_when_the_terminal_is_lost(tmp_path):
     os.close(theirs)
 
 
-def test_a_detached_matrix_is_run_by_another_process(matrix, plan, monkeypatch, capsys):
+def test_a_detached_matrix_runs_in_another_process(matrix, plan, monkeypatch, capsys):
     """The runner of `continue` on a matrix that has nothing to run begins, ends, and leaves its words in the log."""
     from kmatrix.cli.commands import Arguments
     from kmatrix.cli.run import _run_detached

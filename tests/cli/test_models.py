@@ -39,12 +39,12 @@ def chosen(*arguments):
     return models.find_checkpoint(parse("sample", list(arguments))[1])
 
 
-def test_the_best_checkpoint_of_the_best_run_of_the_newest_matrix_is_meant(matrix):
+def test_the_default_is_the_best_checkpoint_of_the_best_run_of_the_newest_matrix(matrix):
     assert chosen(f"RESULTS_DIR={matrix.parent}").parent == matrix / "gpt2_adamw_1cpu" / "checkpoints"
     assert chosen(f"TARGET={matrix}") == chosen(f"CHECKPOINT={matrix}")
 
 
-def test_a_run_means_its_best_checkpoint_and_a_file_itself(matrix):
+def test_a_run_selects_its_best_checkpoint_and_a_file_selects_itself(matrix):
     best = chosen(f"CHECKPOINT={matrix / 'gpt2_sgd_1cpu'}")
     assert best.samefile(matrix / "gpt2_sgd_1cpu" / "checkpoints" / "best.pt")
     assert chosen(f"CHECKPOINT={best}") == best
@@ -72,7 +72,7 @@ def test_runs_on_different_data_are_compared_by_bits_per_byte(matrix, tmp_path):
         chosen(f"TARGET={folder}")
 
 
-def test_what_is_no_checkpoint_is_refused(matrix, tmp_path):
+def test_a_file_that_is_not_a_checkpoint_is_refused(matrix, tmp_path):
     with pytest.raises(ConfigError, match="is not a checkpoint, a run or a matrix"):
         chosen("CHECKPOINT=/nowhere")
     with pytest.raises(RecordError, match="no checkpoint in"):
@@ -84,7 +84,7 @@ def test_what_is_no_checkpoint_is_refused(matrix, tmp_path):
         chosen(f"TARGET={empty}")
 
 
-def test_arguments_become_options_of_the_program_and_wrong_ones_are_refused(matrix):
+def test_arguments_become_options_of_the_program_and_invalid_ones_are_refused(matrix):
     words = [f"CHECKPOINT={matrix / 'gpt2_sgd_1cpu'}", "PROMPT=a b", "TOKENS=3", "TOP_P=0.5", "SEED="]
     line = models.command_line(parse("sample", words)[1], models.SAMPLE)
     assert line[1:] == ["--prompt=a b", "--tokens=3", "--top-p=0.5"]
@@ -103,7 +103,7 @@ def sample(*arguments, **variables):
     )  # fmt: skip
 
 
-def test_a_text_is_written_and_said_where_it_comes_from(matrix):
+def test_the_text_is_printed_with_its_checkpoint(matrix):
     words = (f"CHECKPOINT={matrix / 'gpt2_adamw_1cpu'}", "PROMPT=ab", "TOKENS=12", "SEED=3", "TEMPERATURE=1")
     first, again = sample(*words), sample(*words)
     assert first.returncode == 0, first.stderr
@@ -118,7 +118,7 @@ def test_a_text_is_written_and_said_where_it_comes_from(matrix):
     ("word", "message"),
     [("TOKENS=0", "max_tokens is 0"), ("TOP_P=2", "top_p is 2.0"), ("DEVICE=tpu", "invalid DEVICE=tpu")],
 )
-def test_what_makes_no_sense_is_refused_with_status_2(matrix, word, message):
+def test_invalid_combinations_are_refused_with_status_2(matrix, word, message):
     completed = sample(f"CHECKPOINT={matrix / 'gpt2_adamw_1cpu'}", word)
     assert completed.returncode == 2
     assert message in completed.stderr
@@ -132,7 +132,7 @@ def test_a_truncated_checkpoint_is_refused(matrix, tmp_path):
     assert "is damaged" in completed.stderr
 
 
-def test_a_restored_model_is_the_one_that_was_trained(matrix):
+def test_a_restored_model_equals_the_trained_one(matrix):
     run_dir = matrix / "gpt2_adamw_1cpu"
     found = restore(run_dir / "checkpoints" / "final.pt", "cpu")
     assert (found.name, found.step, found.model.training) == ("gpt2_adamw_1cpu", 12, False)
@@ -140,7 +140,7 @@ def test_a_restored_model_is_the_one_that_was_trained(matrix):
     assert all(torch.equal(value, saved["model"][name]) for name, value in found.model.state_dict().items())
 
 
-def test_the_weights_that_are_to_be_judged_are_restored_where_they_are_others(matrix, tmp_path):
+def test_evaluation_weights_are_restored_if_they_differ_from_the_training_weights(matrix, tmp_path):
     value = torch.load(matrix / "gpt2_adamw_1cpu" / "checkpoints" / "final.pt", weights_only=True)
     value["judged"] = {name: tensor + 1 for name, tensor in value["model"].items()}
     torch.save(value, tmp_path / "averaged.pt")
@@ -148,7 +148,7 @@ def test_the_weights_that_are_to_be_judged_are_restored_where_they_are_others(ma
     assert all(torch.equal(found[name], tensor + 1) for name, tensor in value["model"].items())
 
 
-def test_a_configuration_that_does_not_fit_is_refused(matrix, tmp_path):
+def test_a_configuration_that_does_not_match_the_checkpoint_is_refused(matrix, tmp_path):
     value = torch.load(matrix / "gpt2_adamw_1cpu" / "checkpoints" / "final.pt", weights_only=True)
     value["config"]["arch"] = "mamba"
     torch.save(value, tmp_path / "mamba.pt")
@@ -156,7 +156,7 @@ def test_a_configuration_that_does_not_fit_is_refused(matrix, tmp_path):
         restore(tmp_path / "mamba.pt", "cpu")
 
 
-def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+def test_a_missing_gpu_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("").type == "cpu"
     with pytest.raises(LaunchError, match="DEVICE=cuda, but PyTorch finds no GPU"):
@@ -165,7 +165,7 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
         choose_device("tpu")
 
 
-def test_the_samples_of_a_run_say_which_weights_wrote_them(tmp_path):
+def test_the_samples_of_a_run_name_their_weights(tmp_path):
     options = {"sample_interval": 100, "sample_prompt": "a", "sample_tokens": 4, "sample_temperature": 0.0}
     run_dir = make_run(tmp_path, **options)
     train(run_dir)

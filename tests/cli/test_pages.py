@@ -35,7 +35,7 @@ def keep(run: RunDir, *times: str) -> None:
         (piece / "run-abc-1.wandb").write_bytes(at.encode())
 
 
-def test_each_run_stands_under_its_name_once_for_each_time_that_it_was_opened(tmp_path):
+def test_each_run_is_listed_once_per_time_it_was_opened(tmp_path):
     run = make_run_dir(tmp_path)
     keep(run, "07", "05")
     folder = tmp_path / "shown"
@@ -45,13 +45,13 @@ def test_each_run_stands_under_its_name_once_for_each_time_that_it_was_opened(tm
     assert entries == {f"run-20260101_000005-{run.name}": "05", f"run-20260101_000007-{run.name}.2": "07"}
 
 
-def test_without_data_it_says_which_runs_have_none(tmp_path):
+def test_runs_without_data_are_named(tmp_path):
     run = make_run_dir(tmp_path)
     with pytest.raises(ConfigError, match=f"no W&B data in .* for {run.name}"):
         wandb_view(asked(tmp_path, f"TARGET={tmp_path / MATRIX}"))
 
 
-def test_without_a_terminal_it_names_what_reads_the_files(tmp_path, monkeypatch):
+def test_without_a_terminal_the_readers_of_the_files_are_named(tmp_path, monkeypatch):
     keep(make_run_dir(tmp_path), "01")
     monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115, PTH123 (closed with the test's process)
     with pytest.raises(ConfigError, match="needs a terminal") as met:
@@ -60,7 +60,7 @@ def test_without_a_terminal_it_names_what_reads_the_files(tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_the_runs_charts_are_on_the_screen(tmp_path):
+def test_the_charts_of_the_runs_are_on_the_screen(tmp_path):
     for name in ("gpt2_adamw_2gpu", "gpt2_muon_2gpu"):
         run = make_run_dir(tmp_path, name, trackers=("wandb",))
         write_training(run, range(60))

@@ -38,21 +38,21 @@ def terminal(monkeypatch):
     return Terminal()
 
 
-def test_the_running_line_has_everything_that_is_known():
+def test_the_live_line_shows_every_known_value():
     assert running_line(RUNNING) == "run 2/4 gpt2_muon_2cpu  step 120/300  loss 2.71  val 2.80  41.2k tok/s  left 12.3s"
 
 
-def test_what_is_not_known_is_left_out_and_never_zero():
+def test_unknown_values_are_omitted_and_never_zero():
     assert running_line(RunProgress(**SEEN, status=Status.RUNNING)) == "run 2/4 gpt2_muon_2cpu  starting"
 
 
-def test_the_line_of_an_ended_run_says_how_what_came_out_how_long_and_why():
+def test_the_line_of_a_finished_run_shows_status_result_duration_and_reason():
     assert ended_line(FINISHED) == "run 2/4 gpt2_muon_2cpu  finished  val 2.8012  1m23s"
     failed = RunProgress(**SEEN, status=Status.FAILED, elapsed_s=5.0, reason="loss is nan at step 7")
     assert ended_line(failed) == "run 2/4 gpt2_muon_2cpu  failed  5.0s  loss is nan at step 7"
 
 
-def test_without_a_terminal_a_run_is_a_line_at_its_start_and_one_at_its_end():
+def test_without_a_terminal_a_run_prints_one_line_at_start_and_one_at_end():
     stream = io.StringIO()
     with ProgressDisplay(stream) as show:
         for progress in (RUNNING, RUNNING, RUNNING, FINISHED):
@@ -60,7 +60,7 @@ def test_without_a_terminal_a_run_is_a_line_at_its_start_and_one_at_its_end():
     assert stream.getvalue().splitlines() == [running_line(RUNNING), ended_line(FINISHED)]
 
 
-def test_without_a_terminal_a_long_run_has_a_line_now_and_then(monkeypatch):
+def test_without_a_terminal_a_long_run_prints_a_line_periodically(monkeypatch):
     stream, now = io.StringIO(), 1000.0
     monkeypatch.setattr("kmatrix.cli.progress.time.monotonic", lambda: now)
     with ProgressDisplay(stream) as show:
@@ -87,7 +87,7 @@ def test_a_dumb_terminal_gets_plain_lines(terminal, monkeypatch):
     assert terminal.getvalue() == running_line(RUNNING) + "\n"
 
 
-def test_on_a_terminal_the_line_is_drawn_in_place_and_the_end_stays(terminal):
+def test_on_a_terminal_the_line_is_redrawn_in_place_and_the_final_line_stays(terminal):
     with ProgressDisplay(terminal) as show:
         show(RUNNING)
         show(FINISHED)
@@ -99,7 +99,7 @@ def test_on_a_terminal_the_line_is_drawn_in_place_and_the_end_stays(terminal):
     assert drawn.count("\x1b[?25l") == drawn.count("\x1b[?25h") == 1  # the cursor is back
 
 
-def test_the_live_line_is_not_drawn_more_often_than_the_eye_follows(terminal):
+def test_the_live_line_is_redrawn_at_a_limited_rate(terminal):
     with ProgressDisplay(terminal) as show:
         for _ in range(200):
             show(RUNNING)
@@ -117,12 +117,12 @@ def test_the_live_line_is_not_drawn_more_often_than_the_eye_follows(terminal):
         (20, "run 2/4 gpt2_muon_2…"),
     ],
 )
-def test_a_narrow_terminal_leaves_out_what_is_worth_least(width, text):
+def test_a_narrow_terminal_drops_the_least_important_columns_first(width, text):
     assert running_line(RUNNING, width) == text
     assert len(running_line(RUNNING, width)) <= width
 
 
-def test_the_middle_of_a_long_name_is_left_out_before_the_step_is():
+def test_the_middle_of_a_long_name_is_dropped_before_the_step():
     long = replace(RUNNING, run="gpt2_adamw_seed3_lr6e-4_wd0.1_4gpu")
     assert running_line(long, 50).endswith("gpu  step 120/300")
     assert "…" in running_line(long, 50)
@@ -139,14 +139,14 @@ def test_the_live_line_is_one_line_on_every_terminal(terminal, monkeypatch, widt
     assert ("━" in drawn) == (width > 80)  # the bar has what the words leave
 
 
-def test_below_the_lines_stands_what_has_ended_and_what_is_to_come(terminal):
+def test_finished_and_pending_runs_are_listed_below_the_live_lines(terminal):
     with ProgressDisplay(terminal) as show:
         show(replace(RUNNING, counts={"finished": 3, "failed": 1, "running": 1, "planned": 2}))
     assert "3 finished, 1 failed, 2 pending" in terminal.getvalue()
 
 
 @pytest.mark.parametrize(("text", "styled"), [("", True), ("1", False)])  # no-color.org: an empty one is none
-def test_no_color_means_no_colours_even_on_a_terminal(terminal, monkeypatch, text, styled):
+def test_no_color_disables_colors_even_on_a_terminal(terminal, monkeypatch, text, styled):
     monkeypatch.setenv("NO_COLOR", text)
     with ProgressDisplay(terminal) as show:
         show(RUNNING)
@@ -154,7 +154,7 @@ def test_no_color_means_no_colours_even_on_a_terminal(terminal, monkeypatch, tex
     assert bool(re.search(r"\x1b\[[0-9;]*m", terminal.getvalue())) == styled
 
 
-def test_a_terminal_that_goes_away_ends_the_drawing_and_not_the_runs():
+def test_a_terminal_that_disappears_ends_the_display_but_not_the_runs():
     class Gone(io.StringIO):
         writes = 0
 
@@ -169,7 +169,7 @@ def test_a_terminal_that_goes_away_ends_the_drawing_and_not_the_runs():
     assert stream.writes == 1
 
 
-def test_a_name_with_brackets_is_shown_as_it_is(terminal):
+def test_brackets_in_a_name_are_shown_literally(terminal):
     with ProgressDisplay(terminal) as show:
         show(RunProgress(run="gpt2_[bold]x_1cpu", index=1, total=1, status=Status.FINISHED))
     assert "gpt2_[bold]x_1cpu" in terminal.getvalue()

@@ -70,7 +70,7 @@ def look(made, now=NOW):
         return Overview(made).look(now=now)
 
 
-def test_each_gpu_says_which_run_has_it_and_what_it_does(busy):
+def test_each_gpu_line_shows_its_run_and_utilization(busy):
     gpus = look(busy).gpus
     assert [(gpu.index, gpu.run) for gpu in gpus] == [
         (0, "gpt2_adamw_1gpu"),
@@ -87,7 +87,7 @@ def test_each_gpu_says_which_run_has_it_and_what_it_does(busy):
     assert gpus[3].utilization is None
 
 
-def test_the_table_of_gpus_names_runs_and_free_ones(busy):
+def test_the_gpu_table_shows_runs_and_free_gpus(busy):
     lines = [line.text for line in gpu_lines(look(busy), None)]
     assert lines[:3] == [
         "",
@@ -97,17 +97,17 @@ def test_the_table_of_gpus_names_runs_and_free_ones(busy):
     assert lines[5].split() == ["3", "NVIDIA", "A10G", "free", "-", "-", "-", "-"]
 
 
-def test_a_running_run_names_its_gpus(busy):
+def test_a_running_run_lists_its_gpus(busy):
     assert "gpu 1,2" in "\n".join(plain(look(busy)))
 
 
-def test_a_recording_that_is_old_says_nothing_of_now(busy):
+def test_an_outdated_recording_gives_no_current_values(busy):
     gpus = look(busy, now=NOW + 600).gpus
     assert [gpu.utilization for gpu in gpus] == [None] * 4
     assert gpus[0].run == "gpt2_adamw_1gpu"  # it has it all the same
 
 
-def test_what_the_runner_left_out_stands_there_with_its_reason(busy):
+def test_a_gpu_that_the_runner_excluded_is_listed_with_the_reason(busy):
     known = [{"index": gpu, "name": "NVIDIA A10G", "uuid": f"GPU-{gpu}"} for gpu in range(4)]
     known[3]["out"] = "quarantined: GPU is lost"
     write_json(busy.status, read_json(busy.status) | {"gpus": known})
@@ -117,20 +117,20 @@ def test_what_the_runner_left_out_stands_there_with_its_reason(busy):
     assert "GPU 3 NVIDIA A10G: quarantined: GPU is lost" in plain(Overview(busy).look())  # and after its end
 
 
-def test_what_others_hold_is_said_only_while_the_matrix_runs(busy):
+def test_memory_of_other_processes_is_shown_only_while_the_matrix_runs(busy):
     known = [{"index": 0, "name": "NVIDIA A10G", "uuid": "GPU-9", "out": "in use by others: 9.0 GiB held by x"}]
     write_json(busy.status, read_json(busy.status) | {"gpus": known})
     assert "in use by others: 9.0 GiB" in "\n".join(plain(look(busy)))
     assert "in use by others" not in "\n".join(plain(Overview(busy).look()))
 
 
-def test_simulated_gpus_of_a_run_on_the_cpu_stand_there_too(tmp_path):
+def test_simulated_gpus_of_a_cpu_run_are_listed(tmp_path):
     made = make_matrix(tmp_path, [FakeRun(status="running", stop_at=40)], took=None)
     record(made.run(FakeRun().name), entry(0, 1))
     assert [gpu.run for gpu in look(made).gpus] == ["gpt2_adamw_1cpu"] * 2
 
 
-def test_ranks_on_the_cpu_are_no_gpus(tmp_path):
+def test_ranks_on_the_cpu_are_not_listed_as_gpus(tmp_path):
     made = make_matrix(tmp_path, [FakeRun(status="running", stop_at=40)], took=None)
     value = entry(0)
     value["multi_gpu_data"][0]["uuid"] = "cpu-rank-0"
@@ -138,7 +138,7 @@ def test_ranks_on_the_cpu_are_no_gpus(tmp_path):
     assert look(made).gpus == ()
 
 
-def test_programs_get_the_gpus_the_end_and_the_alerts(busy):
+def test_json_has_the_gpus_the_end_and_the_alerts(busy):
     value = json.loads(json.dumps(as_json(look(busy))))
     assert [gpu["run"] for gpu in value["gpus"]] == ["gpt2_adamw_1gpu", "gpt2_adamw_2gpu", "gpt2_adamw_2gpu", ""]
     assert {"ends", "left_s", "dollars", "all_dollars"} <= value.keys()
@@ -155,19 +155,19 @@ def test_the_screen_is_never_larger_than_the_terminal(busy, width, height):
         assert max(len(line.text) for line in lines) <= width
 
 
-def test_a_small_screen_still_shows_what_runs_and_what_failed(busy):
+def test_a_small_screen_shows_running_and_failed_runs_first(busy):
     text = "\n".join(line.text for line in screen(look(busy), width=80, height=12))
     assert "gpt2_adamw_1gpu" in text
     assert "loss is nan at step 47" in text
     assert "GPUs: 3 in use, 1 free" in text
 
 
-def test_a_reason_is_readable_in_whole_where_there_is_room(busy):
+def test_a_reason_is_complete_if_there_is_space(busy):
     text = " ".join(line.text.strip() for line in screen(look(busy), width=80, height=40))
     assert read_json(busy.run("gpt2_sgd_1gpu").status)["reason"].strip() in text
 
 
-def test_failures_are_said_before_anything_else_of_single_runs(busy):
+def test_failures_are_listed_before_other_runs(busy):
     folder = busy.run("gpt2_adamw_1gpu")
     attempts = [{"attempt": number, "status": status} for number, status in ((1, "stopped"), (2, "running"))]
     write_json(folder.status, read_json(folder.status) | {"attempt": 2, "attempts": attempts})
@@ -176,7 +176,7 @@ def test_failures_are_said_before_anything_else_of_single_runs(busy):
     assert failed < lines.index("gpt2_adamw_1gpu: attempt 2")
 
 
-def test_the_headline_says_when_it_ends_and_what_it_costs(busy):
+def test_the_headline_shows_the_estimated_end_and_cost(busy):
     view = look(busy)
     runs = tuple(replace(run, dollars=1.0) for run in view.runs)
     view = replace(view, runs=runs, left_s=3725.0, ends=NOW + 3725, all_dollars=9.5)
@@ -187,7 +187,7 @@ def test_the_headline_says_when_it_ends_and_what_it_costs(busy):
     assert all(len(text) <= 60 for text in more)
 
 
-def test_nothing_is_wrapped_or_left_out_where_no_screen_is(busy):
+def test_nothing_is_wrapped_or_omitted_without_a_screen(busy):
     lines = plain(look(busy))
     assert sum("loss is nan" in line for line in lines) == 1
     assert len([line for line in lines if line.startswith("gpt2_") and ":" not in line.split()[0]]) >= len(
@@ -198,7 +198,7 @@ def test_nothing_is_wrapped_or_left_out_where_no_screen_is(busy):
 # The newest entry of a recording
 
 
-def test_the_newest_whole_entry_is_read_from_the_end_however_long_the_file_is(tmp_path):
+def test_the_last_complete_entry_is_read_from_the_end_of_a_file_of_any_length(tmp_path):
     file = JsonArrayFile(tmp_path / "a.json")
     for number in range(5000):
         file.append({"number": number, "text": "x" * 100})
@@ -206,28 +206,28 @@ def test_the_newest_whole_entry_is_read_from_the_end_however_long_the_file_is(tm
     file.close()
 
 
-def test_an_entry_that_is_being_written_is_not_taken(tmp_path):
+def test_an_incomplete_entry_is_ignored(tmp_path):
     path = tmp_path / "a.json"
     path.write_text('[\n{"number": 1},\n{"numb')
     assert last_entry(path) == {"number": 1}
 
 
 @pytest.mark.parametrize("text", [None, "", "[\n\n]\n", "nonsense"])
-def test_where_nothing_was_recorded_there_is_no_entry(tmp_path, text):
+def test_an_empty_recording_has_no_entry(tmp_path, text):
     path = tmp_path / "a.json"
     if text is not None:
         path.write_text(text)
     assert last_entry(path) is None
 
 
-def test_a_run_that_ended_has_no_gpu_any_more(busy):
+def test_a_finished_run_has_no_gpus(busy):
     folder = busy.run("gpt2_adamw_1gpu")
     attempt = {"attempt": 1, "status": "failed", "started": CREATED, "ended": NOW, "gpus": ["GPU-0"]}
     write_json(folder.status, read_json(folder.status) | {"status": Status.FAILED, "attempts": [attempt]})
     assert look(busy).gpus[0].run == ""
 
 
-def test_status_and_estimate_start_without_the_driver_the_report_and_the_screen():
+def test_status_and_estimate_do_not_import_the_driver_the_report_or_the_screen():
     completed = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", "import kmatrix.cli.status"],
         env={**os.environ, "PYTHONPATH": str(ROOT / "lib")},

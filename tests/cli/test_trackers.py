@@ -48,7 +48,7 @@ def stored(run):
     return found
 
 
-def test_what_was_not_sent_is_sent_and_again_changes_nothing(run):
+def test_pending_steps_are_sent_and_a_second_sync_sends_nothing(run):
     result = sync(run)
     assert (result.status, result.err) == (0, "")
     folder = run.path.parent / "tb" / run.name
@@ -61,7 +61,7 @@ def test_what_was_not_sent_is_sent_and_again_changes_nothing(run):
     assert stored(run) == expected_values(run)
 
 
-def test_a_matrix_that_ran_without_trackers_is_sent_to_those_that_are_named(run):
+def test_a_matrix_without_trackers_is_sent_to_the_trackers_of_the_command_line(run):
     value = {"run_id": "0123456789ab", "name": run.name, "matrix": run.path.parent.name, "symbols": {}, "train": {}}
     write_json(run.run_json, {**value, "tracking": {}})
     refused = sync(run)
@@ -71,7 +71,7 @@ def test_a_matrix_that_ran_without_trackers_is_sent_to_those_that_are_named(run)
     assert stored(run) == expected_values(run)
 
 
-def test_what_a_tracker_refuses_is_said_with_its_reason_and_the_others_get_it(run):
+def test_a_tracker_that_refuses_is_reported_and_the_others_receive_the_run(run):
     (run.path.parent / "tb").write_text("in the way")
     result = sync(run)
     assert result.status == 1
@@ -82,14 +82,14 @@ def test_what_a_tracker_refuses_is_said_with_its_reason_and_the_others_get_it(ru
     assert sync(run).status == 0
 
 
-def test_a_run_that_is_sent_right_now_is_left_to_the_process_that_does(run):
+def test_a_run_with_a_live_tracker_process_is_skipped(run):
     with run.track_lock.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         result = sync(run)
     assert (result.status, result.out) == (1, f"{run.name}: a tracker process is already uploading it\n")
 
 
-def test_the_summary_and_the_status_say_what_was_not_sent_and_how_to_send_it(run):
+def test_the_summary_and_the_status_report_pending_steps_and_the_sync_command(run):
     late = SyncStatus(
         tracker="wandb", state=SyncState.BEHIND, points=10, waiting=20, error="no answer", link="https://w/r/1"
     )
@@ -103,7 +103,7 @@ def test_the_summary_and_the_status_say_what_was_not_sent_and_how_to_send_it(run
     assert '"link": "https://w/r/1"' in program("status", results, "JSON=1").out
 
 
-def test_a_full_disk_under_the_log_and_track_json_keeps_nothing_from_being_sent(run):
+def test_a_full_disk_under_log_and_track_json_does_not_prevent_sending(run):
     run.track.mkdir()  # cannot be replaced by a file
     command = [sys.executable, "-m", "kmatrix.track", str(run.path), "--trackers", "wandb_that_is_none"]
     with open("/dev/full", "w") as full:  # noqa: PTH123 (no folder of ours)
@@ -117,7 +117,7 @@ def environment():
     return {**os.environ, "PYTHONPATH": str(ROOT / "lib")}
 
 
-def test_bad_words_are_refused_before_anything_is_sent(run):
+def test_invalid_arguments_are_refused_before_anything_is_sent(run):
     assert "unknown tracker 'comet'" in sync(run, "TRACKER=comet").err
     assert "matches no run" in sync(run, "RUN=*muon*").err
     assert not run.track.exists()

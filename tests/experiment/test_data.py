@@ -32,22 +32,22 @@ def words(program, *more):
     return (*SMALL, f"DATA_DIR={program.folder / 'data'}", *more)
 
 
-def test_the_longest_run_decides_how_much_is_fetched():
+def test_the_longest_run_determines_the_number_of_fetched_tokens():
     need = needs([RUN, replace(RUN, max_iters=300), replace(RUN, block_size=32)])
     assert list(need) == [key(RUN)]
     assert (need[key(RUN)].tokens, need[key(RUN)].block_size) == (300 * 12 * 64, 64)
 
 
-def test_tokens_that_are_asked_for_hold_whatever_the_runs_read():
+def test_an_explicit_token_count_applies_whatever_the_runs_read():
     assert needs([replace(RUN, data_tokens=10**9)])[key(replace(RUN, data_tokens=10**9))].tokens == 10**9
 
 
-def test_a_run_whose_length_follows_from_the_data_needs_all_of_them():
+def test_a_run_whose_length_depends_on_the_data_needs_all_of_it():
     assert needs([RUN, replace(RUN, max_iters=0)])[key(RUN)].tokens == 0
     assert needs([replace(RUN, max_iters=0), RUN])[key(RUN)].tokens == 0
 
 
-def test_runs_on_other_data_are_prepared_apart():
+def test_runs_on_different_data_are_prepared_separately():
     assert len(needs([RUN, replace(RUN, tokenizer="byte"), replace(RUN, dataset="fineweb"), replace(RUN, seed=7)])) == 3
 
 
@@ -58,7 +58,7 @@ def test_epochs_of_a_mix_are_counted_for_each_dataset():
     assert epochs(RUN, one) == {"finewebedu": 1.0}
 
 
-def test_the_run_that_reads_a_dataset_most_is_the_one_that_is_warned_of():
+def test_the_overfitting_warning_names_the_run_with_the_most_epochs():
     data = Dataset(path="", sha256="", vocab_size=257, train_tokens=10_000, val_tokens=0, shards=0)
     most = most_epochs([(replace(RUN, max_iters=iters), data) for iters in (10, 443, 100)])
     assert most == {"finewebedu": pytest.approx(34.0, abs=0.1)}
@@ -66,7 +66,7 @@ def test_the_run_that_reads_a_dataset_most_is_the_one_that_is_warned_of():
     assert overfitting({"finewebedu": 4.0}) == []
 
 
-def test_a_plan_knows_data_by_their_recipe(tmp_path):
+def test_a_plan_identifies_data_by_its_recipe(tmp_path):
     record = {"recipe": {"dataset": "finewebedu", "tokenizer": "gpt2", "data_path": "", "mix": ""}, "train_tokens": 500}
     write_json_in(tmp_path / "finewebedu", record | {"vocab_size": 50257, "complete": True})
     assert prepared(tmp_path, RUN).train_tokens == 500
@@ -83,7 +83,7 @@ def write_json_in(folder, value):
     write_json(folder / "dataset.json", value)
 
 
-def test_prepare_data_makes_the_data_of_every_run_and_says_how_often_they_are_read(program, capfd):
+def test_prepare_data_prepares_the_data_of_every_run_and_prints_the_epochs(program, capfd):
     axes = ("TOKENIZER=byte,char", "DATASET=folder", "DATA_PATH=notes", "MAX_ITERS=600")
     out = program.check("prepare-data", *words(program, *axes)).out
     folders = sorted(path.name for path in (program.folder / "data").glob("folder-*"))
@@ -94,7 +94,7 @@ def test_prepare_data_makes_the_data_of_every_run_and_says_how_often_they_are_re
     assert "60 files" in capfd.readouterr().err
 
 
-def test_the_vocabulary_of_the_text_is_counted_with_once_it_is_known(program):
+def test_the_vocabulary_size_of_the_text_is_used_once_it_is_known(program):
     run = words(program, "TOKENIZER=char", "DATASET=folder", "DATA_PATH=notes", "MAX_ITERS=60")
     before = program.check("test-matrix-dry-run", *run)
     assert "note: the vocabulary of the tokenizer char is assumed to be 256" in before.out
@@ -117,18 +117,18 @@ def test_the_vocabulary_of_the_text_is_counted_with_once_it_is_known(program):
         (("SHARD_TOKENS=5",), "SHARD_TOKENS"),
     ],
 )
-def test_a_dataset_that_cannot_be_is_refused_before_anything_is_made(program, asked, message):
+def test_an_impossible_dataset_is_refused_before_any_file_is_written(program, asked, message):
     assert message in program.refused("prepare-data", *words(program, *asked))
     assert not list((program.folder / "data").glob("*-*"))
 
 
-def test_data_that_cannot_be_prepared_are_refused_in_their_own_words(program, capfd):
+def test_data_that_cannot_be_prepared_is_refused_with_the_original_message(program, capfd):
     message = program.refused("prepare-data", *words(program, "DATASET=folder", "DATA_PATH=nothing"))
     assert "cannot prepare the data of 'folder'" in message
     assert "no text files at" in capfd.readouterr().err
 
 
-def test_the_flagship_needs_two_epochs_of_the_ready_made_shards(program):
+def test_the_flagship_needs_two_epochs_of_the_prebuilt_shards(program):
     program.check("defconfig-gpt2-finewebedu-a10gx4")
     fields = [config.train for config in program.plan().configs.values()]
     (need,) = needs(fields).values()

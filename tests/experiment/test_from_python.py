@@ -15,7 +15,7 @@ from programs import Program
 PAGE = DOCS / "from-python.md"
 
 
-def test_the_lines_of_the_page_plan_two_runs_on_the_cpu(capsys):
+def test_the_example_of_the_page_plans_two_runs_on_the_cpu(capsys):
     first = fenced_blocks(PAGE, "python")[0]
     lines, _, rest = first.partition("matrix = make_matrix(plan)")
     assert rest
@@ -26,12 +26,12 @@ def test_the_lines_of_the_page_plan_two_runs_on_the_cpu(capsys):
     assert capsys.readouterr().out.startswith("[('gpt2_adamw_1cpu', 1")
 
 
-def test_the_error_of_the_page_is_the_one_that_is_printed(capsys):
+def test_the_error_on_the_page_is_the_printed_one(capsys):
     exec(compile(fenced_blocks(PAGE, "python")[2], str(PAGE), "exec"), {"plan_matrix": plan_matrix})
     assert capsys.readouterr().out == fenced_blocks(PAGE, "text")[0]
 
 
-def test_a_plan_from_python_has_the_runs_of_the_command_line(tmp_path):
+def test_a_plan_from_python_has_the_same_runs_as_the_command_line(tmp_path):
     program = Program(tmp_path)
     program.check("defconfig-gpt2-cpu-quick")
     asked = program.plan("OPTIMIZER=sgd,muon", "SEED=1,2", "COMPILE=n", "MAX_TIME=1h", "NUM_GPUS=1")
@@ -46,7 +46,7 @@ def test_a_plan_from_python_has_the_runs_of_the_command_line(tmp_path):
     ]
 
 
-def test_what_is_not_known_is_refused():
+def test_unknown_names_are_refused():
     with pytest.raises(KmatrixError, match="unknown defconfig gpt2-cpu-quik"):
         plan_matrix("gpt2-cpu-quik")
 

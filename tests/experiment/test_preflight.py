@@ -49,20 +49,20 @@ def configs(program):
 AXES = ("NUM_GPUS=1", "LR=1e-3")
 
 
-def test_runs_that_differ_in_numbers_alone_have_one_shape(configs):
+def test_runs_that_differ_only_in_numbers_have_one_shape(configs):
     _, found = configs(*AXES, "OPTIMIZER=adamw", "SEED=1,2,3", "WEIGHT_DECAY=0,0.1", "MAX_ITERS=100,200")
     (group,) = by_shape(found).values()
     assert len(group) == 12
 
 
 @pytest.mark.parametrize("axis", ["OPTIMIZER=adamw,sgd", "BATCH_SIZE=3,6", "BLOCK_SIZE=64,128", "RECOMPUTE=y,n"])
-def test_what_decides_memory_or_what_is_called_makes_another_shape(configs, axis):
+def test_fields_that_change_memory_or_code_paths_make_another_shape(configs, axis):
     words = () if axis.startswith("OPTIMIZER") else ("OPTIMIZER=adamw", "GLOBAL_BATCH=12")
     _, found = configs(*AXES, *words, axis)
     assert len(by_shape(found)) == 2
 
 
-def test_a_trial_is_two_steps_and_keeps_nothing(configs):
+def test_a_trial_runs_two_steps_and_keeps_no_files(configs):
     _, found = configs(*AXES, "OPTIMIZER=adamw", "WARMUP_FRACTION=0.1", "CHECKPOINT_INTERVAL=10", "MAX_TIME=1h")
     (config,) = found.values()
     fields = trial_config(config).train
@@ -71,11 +71,11 @@ def test_a_trial_is_two_steps_and_keeps_nothing(configs):
     assert fields.eval_samples <= config.train.batch_size
 
 
-def test_every_field_that_is_left_out_of_a_shape_is_one():
+def test_every_field_excluded_from_a_shape_exists():
     assert set(TrainConfig.names()) >= NUMBERS
 
 
-def test_what_to_type_leaves_out_the_bad_runs_and_no_other(configs):
+def test_the_hint_excludes_the_bad_runs_and_no_others(configs):
     plan, _ = configs(*AXES, "OPTIMIZER=adamw,sgd,muon", "SEED=1,2")
     runs = plan.matrix.runs
     sgd = tuple(run.name for run in runs if "sgd" in run.name)
@@ -100,7 +100,7 @@ def trainer(monkeypatch, tmp_path):
     return bad
 
 
-def test_a_bad_shape_refuses_the_matrix_names_its_runs_and_leaves_nothing(program, trainer, tmp_path):
+def test_a_bad_shape_refuses_the_matrix_names_its_runs_and_leaves_no_files(program, trainer, tmp_path):
     trainer("sgd")
     words = (*AXES, "OPTIMIZER=adamw,sgd", "SEED=1,2", "PREFLIGHT=1", f"RESULTS_DIR={tmp_path / 'results'}", "REUSE=n")
     message = program.refused("test-matrix", *words)
@@ -110,7 +110,7 @@ def test_a_bad_shape_refuses_the_matrix_names_its_runs_and_leaves_nothing(progra
     assert list((tmp_path / "results").iterdir()) == []
 
 
-def test_what_it_says_to_type_helps(program, trainer, tmp_path, monkeypatch):
+def test_the_printed_hint_fixes_the_matrix(program, trainer, tmp_path, monkeypatch):
     seen = trainer("sgd")
     monkeypatch.setattr("kmatrix.cli.run._run_and_report", lambda *_, **__: 0)
     words = (*AXES, "SEED=1,2", f"RESULTS_DIR={tmp_path / 'results'}", "REUSE=n")
@@ -121,7 +121,7 @@ def test_what_it_says_to_type_helps(program, trainer, tmp_path, monkeypatch):
     assert matrix.name.startswith("test_matrix_results_")
 
 
-def test_the_symbol_does_the_same_and_the_command_line_beats_it(program, trainer, tmp_path, monkeypatch):
+def test_the_symbol_enables_preflight_and_the_command_line_overrides_it(program, trainer, tmp_path, monkeypatch):
     seen = trainer()
     monkeypatch.setattr("kmatrix.cli.run._run_and_report", lambda *_, **__: 0)
     with program.config.open("a") as file:
@@ -136,7 +136,7 @@ def test_the_symbol_does_the_same_and_the_command_line_beats_it(program, trainer
     assert not seen.exists()
 
 
-def test_what_a_killed_preflight_left_is_removed_by_the_next(tmp_path):
+def test_the_next_preflight_removes_the_files_of_a_killed_one(tmp_path):
     left, other = tmp_path / f"{FOLDER}999999999", tmp_path / f"{FOLDER}{os.getppid()}"
     left.mkdir()
     other.mkdir()

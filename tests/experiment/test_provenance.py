@@ -38,13 +38,13 @@ def project(tmp_path):
     return tmp_path
 
 
-def test_committed_code_is_named_by_its_commit_and_has_no_patch(project):
+def test_committed_code_is_identified_by_its_commit_without_a_patch(project):
     code = code_of(project)
     assert code.commit == git(project, "rev-parse", "HEAD").strip()
     assert (code.dirty, code.patch, code.no_patch, code.untracked) == (False, None, "", ())
 
 
-def test_the_patch_makes_the_commit_what_ran(project, tmp_path_factory):
+def test_commit_plus_patch_is_the_code_that_ran(project, tmp_path_factory):
     (project / "gpt2/train.py").write_text("two\n")
     (project / "README.md").unlink()
     (project / "picture.png").write_bytes(bytes(range(256)))
@@ -62,7 +62,7 @@ def test_the_patch_makes_the_commit_what_ran(project, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", [".env.example", "conf/.env", ".config", "my.key", "conf/secrets.toml", "id_rsa"])
-def test_a_file_that_may_hold_secrets_is_never_in_the_patch(project, name):
+def test_a_file_that_may_contain_secrets_is_never_in_the_patch(project, name):
     (project / name).parent.mkdir(exist_ok=True)
     (project / name).write_text("before\n")
     git(project, "add", "-f", name)
@@ -76,20 +76,20 @@ def test_a_file_that_may_hold_secrets_is_never_in_the_patch(project, name):
     assert b"0123456789abcdef" not in code_of(project).patch
 
 
-def test_a_patch_that_is_too_large_is_left_out_and_says_so(project, monkeypatch):
+def test_a_patch_that_is_too_large_is_omitted_with_the_reason(project, monkeypatch):
     monkeypatch.setattr(module, "PATCH_LIMIT", 2**20)
     (project / "gpt2/train.py").write_text("0123456789\n" * 200_000)
     code = code_of(project)
     assert (code.patch, code.no_patch) == (None, "its 2.3 MiB exceed the limit of 1 MiB")
 
 
-def test_source_files_that_git_does_not_track_are_named_and_others_are_not(project):
+def test_untracked_source_files_are_named_and_other_files_are_not(project):
     for name in ("gpt2/mine.py", "Kconfig.mine", "notes.txt", "gpt2/data.bin"):
         (project / name).write_text("new\n")
     assert code_of(project).untracked == ("Kconfig.mine", "gpt2/mine.py")
 
 
-def test_the_hash_of_the_code_is_that_of_the_trainers_sources_alone(project):
+def test_the_code_hash_covers_only_the_sources_of_the_trainer(project):
     before = code_of(project)
     (project / "tests.py").write_text("new\n")
     assert code_of(project).sha256 == before.sha256
@@ -100,13 +100,13 @@ def test_the_hash_of_the_code_is_that_of_the_trainers_sources_alone(project):
 
 
 @pytest.mark.parametrize("name", ["redaction.py", "records/lock.py"])
-def test_a_change_of_the_control_side_leaves_the_hash_of_the_code_alone(project, name):
+def test_a_change_of_the_control_side_keeps_the_code_hash(project, name):
     before = code_of(project)
     (project / "lib/kmatrix" / name).write_text("two\n")
     assert code_of(project).sha256 == before.sha256
 
 
-def test_the_trainers_files_are_those_that_it_imports():
+def test_the_hashed_files_are_those_that_the_trainer_imports():
     files = set(trainer_files(ROOT))
     loads = "import gpt2.train, gpt2.prepare, sys; print(*(getattr(m, '__file__', '') for m in sys.modules.values()))"
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'lib'}:{ROOT}"}
@@ -118,14 +118,14 @@ def test_the_trainers_files_are_those_that_it_imports():
     assert not [name for name in files if re.match("lib/kmatrix/(cli|report|runner|status|track|gpu)/", name)]
 
 
-def test_outside_a_repository_the_code_is_known_by_its_hash_alone(project):
+def test_outside_a_repository_the_code_is_identified_by_its_hash(project):
     (project / ".git").rename(project / "git-is-gone")
     code = code_of(project)
     assert (code.commit, code.dirty, code.patch, code.untracked) == (None, None, None, ())
     assert len(code.sha256) == 64
 
 
-def test_variables_that_may_change_a_result_are_kept_and_nothing_that_looks_like_a_secret():
+def test_variables_that_may_change_a_result_are_recorded_without_secrets():
     environment = {
         **{"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "0", "HOME": "/home/you"},
         **{"KMATRIX_TOKEN": "a", "TORCH_AUTH": "b", "CUDA_PASSWORD": "c", "WANDB_API_KEY": "d", "NCCL_KEYFILE": "e"},
@@ -144,7 +144,7 @@ def test_the_provenance_names_versions_machine_and_patch(project):
     assert about["cpu"]
 
 
-def test_a_patch_that_would_hold_a_key_is_left_out_with_the_reason(project, monkeypatch):
+def test_a_patch_with_a_key_is_omitted_with_the_reason(project, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "correct-horse")
     (project / "gpt2/train.py").write_text("wandb.login(key='correct-horse')\n")
 

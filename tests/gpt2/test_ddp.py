@@ -50,7 +50,7 @@ def ended_cleanly(output):
     return "terminate called" not in output and "Signal" not in output and "core dumped" not in output
 
 
-def test_two_ranks_of_six_are_one_rank_of_twelve_and_their_replicas_are_equal(tmp_path):
+def test_two_ranks_with_six_sequences_equal_one_rank_with_twelve(tmp_path):
     common = {"gradient_accumulation": 4, "max_iters": 8, "eval_samples": 25, "data_path": tmp_path / "data"}
     one = make_run(tmp_path, "one", batch_size=12, **common)
     two = make_run(tmp_path, "two", batch_size=6, num_gpus=2, **common)
@@ -71,7 +71,7 @@ def test_two_ranks_of_six_are_one_rank_of_twelve_and_their_replicas_are_equal(tm
         assert torch.allclose(replicas[0][name], weights, atol=1e-5), f"{name} is not that of one rank"
 
 
-def test_two_ranks_prune_the_same_weights_without_a_word_to_each_other(tmp_path):
+def test_two_ranks_prune_the_same_weights_without_communication(tmp_path):
     ramp = {"target_sparsity": 0.6, "pruning_warmup": 0.1, "pruning_ramp_end": 0.7, "pruning_frequency": 4}
     pruning = {"optimizer": "adamwprune", "adamwprune_base": "adamw", "pruning": "state", "pruning_global": True}
     run_dir = make_run(tmp_path, num_gpus=2, batch_size=2, max_iters=20, **pruning, **ramp)
@@ -113,7 +113,7 @@ def test_a_signal_to_one_rank_stops_all_within_two_steps(tmp_path):
     assert result["step"] in (8, 9)  # asked within step 7: updates 0 to 7, or one more
 
 
-def test_a_nan_on_one_rank_ends_all_with_the_step_as_the_reason(tmp_path):
+def test_a_nan_on_one_rank_ends_all_ranks_with_its_step_as_the_reason(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, checkpoint_interval=3)
     process = start(run_dir, fault="nan:1:5")
     output = end_of(process)
@@ -134,7 +134,7 @@ def test_the_reason_is_that_of_the_rank_that_failed_first(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rank_that_waits_for_one_that_hangs_says_so_before_it_is_killed(tmp_path):
+def test_a_rank_that_waits_for_a_hanging_one_reports_it_before_it_is_killed(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000)
     process = start(run_dir, fault="hang:1:4", FAULT_HANGS=tmp_path / "hangs", FAULT_GRACE_S=2)
     wait_until((tmp_path / "hangs").exists)
@@ -146,7 +146,7 @@ def test_a_rank_that_waits_for_one_that_hangs_says_so_before_it_is_killed(tmp_pa
 
 
 @pytest.mark.slow
-def test_no_rank_outlives_a_torchrun_that_is_killed(tmp_path):
+def test_no_rank_outlives_a_killed_torchrun(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=1_000_000)
     process = start(run_dir)
     wait_until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
@@ -159,7 +159,7 @@ def test_no_rank_outlives_a_torchrun_that_is_killed(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_order_of_the_signals_of_ctrl_c_does_not_matter(tmp_path):
+def test_ctrl_c_works_in_any_order_of_its_signals(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=1_000_000)
     process = start(run_dir)
     wait_until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
@@ -171,7 +171,7 @@ def test_the_order_of_the_signals_of_ctrl_c_does_not_matter(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_end_is_clean_ten_times_in_a_row(tmp_path):
+def test_ten_consecutive_runs_exit_cleanly(tmp_path):
     for turn in range(10):
         run_dir = make_run(tmp_path, f"run{turn}", num_gpus=2, max_iters=3, data_path=tmp_path / "data")
         process = start(run_dir)
@@ -196,7 +196,7 @@ def test_dropout_and_other_optimizers_keep_replicas_equal(tmp_path, optimizer):
     assert all(torch.equal(replicas[0][name], replicas[1][name]) for name in replicas[0]), output
 
 
-def test_a_rank_that_computes_longer_is_seen_although_all_steps_take_the_same_time(tmp_path):
+def test_a_slower_rank_is_detected_although_all_steps_take_the_same_time(tmp_path):
     """Its peers wait for its gradients: the step times agree, the compute times do not."""
     run_dir = make_run(tmp_path, num_gpus=2, batch_size=2, max_iters=13, log_interval=4, eval_interval=100)
     output = end_of(start(run_dir, fault="slow:1:0"))

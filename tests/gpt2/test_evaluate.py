@@ -44,7 +44,7 @@ def dataset(folder, tokenizer, text=TEXT):
     return tokens
 
 
-def test_a_byte_tokenizer_has_a_byte_a_token_but_for_the_ends_of_documents(tmp_path):
+def test_a_byte_tokenizer_has_one_byte_per_token_except_for_document_ends(tmp_path):
     tokens = dataset(tmp_path, load("byte"))
     windows = Windows(tmp_path, "val", block_size=32, vocab_size=257)
     places = windows.spread(10_000)
@@ -64,7 +64,7 @@ def test_the_bytes_of_bpe_tokens_are_those_of_their_text(tmp_path):
     assert bytes_per_token(windows, places, bpe) * len(targets) == pytest.approx(len(text.encode()), abs=cut)
 
 
-def test_a_vocabulary_that_is_not_at_hand_has_no_bits_per_byte(tmp_path, monkeypatch):
+def test_without_the_vocabulary_there_are_no_bits_per_byte(tmp_path, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "empty"))
     dataset(tmp_path / "data", load("byte"))
     fields = train_fields(tmp_path / "data", "", tmp_path, tokenizer="gpt2", vocab_size=50257)
@@ -74,7 +74,7 @@ def test_a_vocabulary_that_is_not_at_hand_has_no_bits_per_byte(tmp_path, monkeyp
     assert bits_per_byte(None, 4.0) is None
 
 
-def test_bits_per_byte_are_the_nats_of_all_targets_in_bits_over_the_bytes_of_their_text(tmp_path):
+def test_bits_per_byte_are_the_total_loss_in_bits_over_the_bytes_of_the_text(tmp_path):
     """Counted anew: transformers' GPT-2 gives the nats, Python's own UTF-8 the bytes."""
     transformers = pytest.importorskip("transformers")
     tokens = dataset(tmp_path / "data", load("byte"))
@@ -108,7 +108,7 @@ def config_of(tmp_path, **overrides):
     return TrainConfig.from_json(train_fields(tmp_path / "data", "", tmp_path, **SAMPLES, **overrides))
 
 
-def test_samples_of_the_same_weights_are_the_same_and_touch_nothing_of_training(tmp_path):
+def test_samples_of_equal_weights_are_equal_and_do_not_affect_training(tmp_path):
     samples = SampleTexts(config_of(tmp_path))
     model = enlarge_weights(GPT(ModelShape(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=257)))
     before = torch.get_rng_state()
@@ -120,7 +120,7 @@ def test_samples_of_the_same_weights_are_the_same_and_touch_nothing_of_training(
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_several_prompts_are_divided_by_bars_and_none_begins_a_document(tmp_path):
+def test_prompts_are_separated_by_bars_and_an_empty_one_starts_a_document(tmp_path):
     config = config_of(tmp_path)
     values = config.to_json()
     assert SampleTexts(config).prompts == ["ab"]
@@ -128,7 +128,7 @@ def test_several_prompts_are_divided_by_bars_and_none_begins_a_document(tmp_path
     assert SampleTexts(TrainConfig.from_json(values | {"sample_prompt": ""})).prompts == [""]
 
 
-def test_a_prompt_that_the_tokenizer_cannot_write_is_refused_at_once(tmp_path):
+def test_a_prompt_that_the_tokenizer_cannot_encode_is_refused_at_once(tmp_path):
     config = config_of(tmp_path)
     from gpt2.data.tokenizer import CharTokenizer
 
@@ -147,7 +147,7 @@ def judged(tmp_path_factory):
     return run_dir, train(run_dir)
 
 
-def test_bits_per_byte_are_in_metrics_log_and_result(judged):
+def test_bits_per_byte_are_in_the_metrics_the_log_and_the_result(judged):
     run_dir, process = judged
     result = read_json(run_dir.result)
     lines = [line for line in read_jsonl(run_dir.metrics) if "val/loss" in line]
@@ -159,7 +159,7 @@ def test_bits_per_byte_are_in_metrics_log_and_result(judged):
     assert f"| bpb {result['final_bits_per_byte']:.4f}" in process.stdout
 
 
-def test_hellaswag_is_measured_at_its_interval_and_at_the_end(judged):
+def test_hellaswag_is_evaluated_at_its_interval_and_at_the_end(judged):
     run_dir, process = judged
     lines = {line["step"]: line for line in merged_metrics(run_dir.metrics) if "hellaswag/accuracy" in line}
     assert sorted(lines) == [0, 10, 12]
@@ -179,7 +179,7 @@ def test_samples_are_written_at_their_interval_and_at_the_end(judged):
     assert len(re.findall(r'^Iter \d+ \| Sample of "ab": ".*"$', process.stdout, re.M)) == 3
 
 
-def test_being_judged_changes_nothing_of_what_is_trained(judged, tmp_path):
+def test_evaluations_do_not_change_the_training(judged, tmp_path):
     run_dir, process = judged
     plain = make_run(tmp_path, **RUN)
     train(plain)
@@ -188,7 +188,7 @@ def test_being_judged_changes_nothing_of_what_is_trained(judged, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_ranks_give_the_score_and_the_bits_of_one(judged, tmp_path):
+def test_two_ranks_give_the_same_score_and_bits_as_one(judged, tmp_path):
     run_dir, _ = judged
     hellaswag = {"hellaswag": str(jsonl(tmp_path)), "hellaswag_interval": 10, "hellaswag_examples": 0}
     two = make_run(tmp_path, **RUN, num_gpus=2, batch_size=2, **SAMPLES, **hellaswag)
@@ -198,7 +198,7 @@ def test_two_ranks_give_the_score_and_the_bits_of_one(judged, tmp_path):
     assert other["final_bits_per_byte"] == pytest.approx(one["final_bits_per_byte"], rel=1e-4)
 
 
-def test_a_hellaswag_file_that_cannot_be_used_ends_the_run_at_once_with_the_reason(tmp_path):
+def test_an_invalid_hellaswag_file_ends_the_run_at_once_with_the_reason(tmp_path):
     run_dir = make_run(tmp_path, hellaswag=str(tmp_path / "nowhere"), hellaswag_interval=0, hellaswag_examples=0)
     train(run_dir)
     result = read_json(run_dir.result)
@@ -206,14 +206,14 @@ def test_a_hellaswag_file_that_cannot_be_used_ends_the_run_at_once_with_the_reas
     assert "cannot be read" in result["reason"]
 
 
-def test_windows_hold_the_targets_that_are_counted(tmp_path):
+def test_the_bytes_of_a_window_are_those_of_its_targets(tmp_path):
     tokens = dataset(tmp_path, load("byte"))
     windows = Windows(tmp_path, "val", block_size=32, vocab_size=257)
     _, targets = windows.read([(0, 3)])
     assert np.array_equal(targets[0], tokens[97:129])
 
 
-def test_what_was_judged_goes_on_over_a_resume_and_is_not_judged_again(tmp_path):
+def test_benchmark_results_survive_a_resume_without_a_second_evaluation(tmp_path):
     hellaswag = {"hellaswag": str(jsonl(tmp_path)), "hellaswag_interval": 10, "hellaswag_examples": 0}
     config = config_of(tmp_path, block_size=64, **hellaswag)
     judges = []
@@ -230,7 +230,7 @@ def test_what_was_judged_goes_on_over_a_resume_and_is_not_judged_again(tmp_path)
     assert (second.due(10), second.due(20), second.due(6)) == (False, True, True)
 
 
-def test_a_judge_that_is_asked_to_stop_leaves_the_step_to_the_next_attempt(tmp_path):
+def test_a_benchmark_that_is_asked_to_stop_leaves_its_step_to_the_next_attempt(tmp_path):
     hellaswag = {"hellaswag": str(jsonl(tmp_path)), "hellaswag_interval": 10, "hellaswag_examples": 0}
     config = config_of(tmp_path, block_size=64, **hellaswag)
     log = RunLog(RunDir(tmp_path), "id", 1, main=True)

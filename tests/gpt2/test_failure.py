@@ -96,7 +96,7 @@ def test_each_kind_of_work_has_its_own_usual_time(dog):
     assert dog.limit_s() < 1
 
 
-def test_word_is_left_of_where_the_rank_is(dog, tmp_path, monkeypatch):
+def test_the_position_of_the_rank_is_recorded(dog, tmp_path, monkeypatch):
     dog, said = dog
     dog.work("step", 7)
     dog.at("forward")
@@ -108,7 +108,7 @@ def test_word_is_left_of_where_the_rank_is(dog, tmp_path, monkeypatch):
     assert said == []
 
 
-def test_a_step_that_does_not_end_is_reported_with_its_stack(dog, tmp_path, monkeypatch):
+def test_a_stalled_step_is_reported_with_its_stack(dog, tmp_path, monkeypatch):
     monkeypatch.setattr(watchdog, "WAIT_S", 0.1)
     dog, said = dog
     for step in range(4):
@@ -120,7 +120,7 @@ def test_a_step_that_does_not_end_is_reported_with_its_stack(dog, tmp_path, monk
     assert "until" in RunDir(tmp_path).rank_stacks(0).read_text()
 
 
-def test_a_run_that_moves_is_left_alone_and_leaves_no_stacks(tmp_path):
+def test_a_progressing_run_is_not_reported_and_writes_no_stacks(tmp_path):
     said = []
     dog = Watchdog(log_of(tmp_path), rank=0, size=1, stalled=said.append)
     dog.begin(factor=1000, floor_s=30)
@@ -162,7 +162,7 @@ def other(tmp_path):
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_another_rank_is_made_to_show_its_stack_even_where_it_is_stopped(tmp_path, other, monkeypatch, stopped):
+def test_a_rank_can_dump_the_stack_of_another_even_if_that_is_stopped(tmp_path, other, monkeypatch, stopped):
     run_dir = RunDir(tmp_path)
     wait_until(lambda: run_dir.rank_state(1).exists() and read_json(run_dir.rank_state(1))["step"] == 3)
     if stopped:
@@ -184,7 +184,7 @@ def test_another_rank_is_made_to_show_its_stack_even_where_it_is_stopped(tmp_pat
     assert "nap" in run_dir.rank_stacks(1).read_text()
 
 
-def test_a_rank_leaves_word_before_its_first_tick_so_that_one_that_freezes_early_can_be_found(tmp_path, monkeypatch):
+def test_a_rank_records_its_position_before_the_first_tick_so_that_an_early_freeze_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(watchdog, "TICK_S", 3600.0)
     run_dir = RunDir(tmp_path)
     write_json(run_dir.rank_state(0), {"attempt": 1, "spent_s": 33.5})
@@ -195,7 +195,7 @@ def test_a_rank_leaves_word_before_its_first_tick_so_that_one_that_freezes_early
     assert (state["pid"], state["spent_s"]) == (os.getpid(), 33.5)
 
 
-def test_what_earlier_attempts_spent_is_what_rank_0_left_word_of(tmp_path):
+def test_the_time_spent_by_earlier_attempts_is_that_recorded_by_rank_0(tmp_path):
     run_dir = RunDir(tmp_path)
     assert spent_before(run_dir, 2) == 0.0
     write_json(run_dir.rank_state(0), {"attempt": 1, "spent_s": 33.5})

@@ -36,12 +36,12 @@ def spiky(tmp_path, policy="record", **overrides):
         (3.0, math.inf, "gradient norm is inf at step 7"),
     ],
 )
-def test_what_is_not_finite_is_named_with_its_step(loss, norm, text):
+def test_a_value_that_is_not_finite_is_reported_with_its_step(loss, norm, text):
     assert not_finite(7, loss, norm) == text
 
 
 @pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
-def test_the_policy_for_a_nan_is_that_of_the_run(tmp_path, policy):
+def test_the_nan_policy_of_the_run_applies(tmp_path, policy):
     guard = guard_of(tmp_path, nan_policy=policy, bad_steps_limit=3)
     fault = guard.check(5, math.nan, 1.0)
     assert fault
@@ -49,7 +49,7 @@ def test_the_policy_for_a_nan_is_that_of_the_run(tmp_path, policy):
     assert guard.checks_before_update == (policy == "skip")
 
 
-def test_a_spike_is_a_loss_far_above_those_before_it(tmp_path):
+def test_a_spike_is_a_loss_far_above_the_previous_ones(tmp_path):
     guard = spiky(tmp_path)
     fault = guard.check(20, 5.0, 1.0)
     assert fault
@@ -58,22 +58,22 @@ def test_a_spike_is_a_loss_far_above_those_before_it(tmp_path):
     assert guard.check(21, 1.0, 1.0) is None  # far below is no harm
 
 
-def test_nothing_is_a_spike_before_the_window_is_full(tmp_path):
+def test_there_is_no_spike_before_the_window_is_full(tmp_path):
     guard = guard_of(tmp_path, spike_zscore=6.0, spike_window=10, spike_policy="record")
     assert [guard.check(step, loss, 1.0) for step, loss in enumerate([3.0] * 9 + [99.0])] == [None] * 10
 
 
-def test_losses_that_do_not_vary_make_no_spike(tmp_path):
+def test_constant_losses_cause_no_spike(tmp_path):
     guard = guard_of(tmp_path, spike_zscore=6.0, spike_window=10, spike_policy="record")
     assert not any(guard.check(step, 3.0, 1.0) for step in range(30))
 
 
-def test_a_spike_that_is_left_out_does_not_count_among_those_before(tmp_path):
+def test_a_skipped_spike_is_not_added_to_the_window(tmp_path):
     guard = spiky(tmp_path, "skip", bad_steps_limit=5)
     assert [guard.check(step, 5.0, 1.0) is not None for step in (20, 21)] == [True, True]
 
 
-def test_too_many_skipped_steps_in_a_row_end_the_run(tmp_path):
+def test_too_many_consecutive_skipped_steps_end_the_run(tmp_path):
     guard = guard_of(tmp_path, nan_policy="skip", bad_steps_limit=2)
     for step in range(2):
         guard.check(step, math.nan, 1.0)
@@ -84,7 +84,7 @@ def test_too_many_skipped_steps_in_a_row_end_the_run(tmp_path):
         guard.check(5, math.nan, 1.0)
 
 
-def test_a_rollback_leaves_out_the_data_up_to_the_bad_step(tmp_path):
+def test_a_rollback_skips_the_data_up_to_the_bad_step(tmp_path):
     guard = guard_of(tmp_path, nan_policy="rollback", bad_steps_limit=2)
     first = guard.check(17, math.nan, 1.0)
     assert first
@@ -101,7 +101,7 @@ def test_a_rollback_leaves_out_the_data_up_to_the_bad_step(tmp_path):
 
 
 @given(st.lists(st.floats(0.1, 10) | st.just(math.nan), min_size=12, max_size=40), st.integers(0, 11))
-def test_a_guard_that_is_carried_over_judges_as_one_that_never_stopped(losses, cut):
+def test_a_restored_guard_decides_like_one_that_never_stopped(losses, cut):
     def fresh(attempt):
         policies = {"nan_policy": "skip", "spike_policy": "skip", "bad_steps_limit": 99}
         return guard_of("", attempt, spike_zscore=2.0, spike_window=10, **policies)
@@ -114,7 +114,7 @@ def test_a_guard_that_is_carried_over_judges_as_one_that_never_stopped(losses, c
     assert first + rest == answers
 
 
-def test_a_rollback_forgets_no_rollback(tmp_path):
+def test_earlier_rollbacks_are_remembered(tmp_path):
     guard = guard_of(tmp_path, nan_policy="rollback", bad_steps_limit=2)
     saved = guard.state_dict()
     fault = guard.check(3, math.nan, 1.0)

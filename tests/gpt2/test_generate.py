@@ -36,7 +36,7 @@ def uncached(model, tokens):
 
 
 @pytest.mark.parametrize("pieces", [[1] * 24, [24], [5, 1, 1, 10, 7], [23, 1]])
-def test_cached_logits_are_those_of_the_whole_text(model, pieces):
+def test_cached_logits_equal_those_of_the_complete_text(model, pieces):
     idx = drawn(2, 24)
     cache = Cache(SHAPE, 2)
     done = 0
@@ -49,7 +49,7 @@ def test_cached_logits_are_those_of_the_whole_text(model, pieces):
         assert expected.std() > 0.3
 
 
-def test_rows_of_different_lengths_do_not_see_each_other(model):
+def test_rows_of_different_lengths_do_not_affect_each_other(model):
     texts = [drawn(n, seed=n) for n in (3, 17, 9)]
     cache = Cache(SHAPE, 3)
     for row, text in enumerate(texts):
@@ -60,7 +60,7 @@ def test_rows_of_different_lengths_do_not_see_each_other(model):
     assert cache.lengths == [3, 17, 9]
 
 
-def test_a_row_that_is_moved_goes_on_as_before(model):
+def test_a_moved_row_continues_as_before(model):
     first, second = drawn(6, seed=1), drawn(11, seed=2)
     cache = Cache(SHAPE, 2)
     model.extend(first[None], cache, 0)
@@ -70,7 +70,7 @@ def test_a_row_that_is_moved_goes_on_as_before(model):
     assert torch.allclose(logits[0], uncached(model, second.tolist()), rtol=0, atol=1e-5)
 
 
-def test_a_row_longer_than_the_context_is_refused_and_the_cache_takes_memory_as_it_grows(model):
+def test_a_row_longer_than_the_context_is_refused_and_the_cache_grows_on_demand(model):
     cache = Cache(replace(SHAPE, block_size=4096), 1)
     assert cache._kv.numel() == 0
     cache.append(0, 1, 1)
@@ -81,7 +81,7 @@ def test_a_row_longer_than_the_context_is_refused_and_the_cache_takes_memory_as_
         model.extend(drawn(1, 1), full)
 
 
-def test_temperature_0_takes_the_likeliest_token_each_time(model):
+def test_temperature_0_selects_the_most_likely_token(model):
     text = GeneratedText(BYTES.encode("abc"), Sampling(max_tokens=8, temperature=0), BYTES)
     "".join(generate(model, text))
     sequence = list(text.prompt)
@@ -90,7 +90,7 @@ def test_temperature_0_takes_the_likeliest_token_each_time(model):
         sequence.append(token)
 
 
-def test_the_seed_decides_the_text_and_another_gives_another(model):
+def test_the_seed_determines_the_text(model):
     def tokens(seed):
         text = GeneratedText(BYTES.encode("abc"), Sampling(max_tokens=15, seed=seed), BYTES)
         list(generate(model, text))
@@ -122,7 +122,7 @@ def test_tokens_are_drawn_with_the_probabilities_of_the_model():
         ({"top_k": 3, "top_p": 0.8}, {1, 3}),  # of three that are left, 0.15, 0.3 and 0.45 are a sixth, 1/3, 1/2
     ],
 )
-def test_top_k_and_top_p_leave_out_what_is_unlikely(options, possible):
+def test_top_k_and_top_p_exclude_unlikely_tokens(options, possible):
     logits = torch.tensor([0.1, 0.3, 0.15, 0.45]).log()
     generator = torch.Generator().manual_seed(1)
     assert {sample_token(logits, Sampling(**options), generator) for _ in range(300)} == possible
@@ -136,7 +136,7 @@ def test_top_k_and_top_p_leave_out_what_is_unlikely(options, possible):
     st.floats(0.05, 5),
     st.integers(0, 10),
 )
-def test_a_drawn_token_is_always_one_of_the_likeliest(logits, top_k, top_p, temperature, seed):
+def test_a_drawn_token_is_always_one_of_the_top_k(logits, top_k, top_p, temperature, seed):
     sampling = Sampling(top_k=top_k, top_p=top_p, temperature=temperature)
     token = sample_token(torch.tensor(logits), sampling, torch.Generator().manual_seed(seed))
     likelier = [x for x in logits if x > logits[token]]
@@ -158,7 +158,7 @@ def test_a_drawn_token_is_always_one_of_the_likeliest(logits, top_k, top_p, temp
         ({"stop": ("a", "")}, "stop strings must not be empty"),
     ],
 )
-def test_a_way_of_choosing_that_makes_no_sense_is_refused(options, message):
+def test_invalid_sampling_options_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         Sampling(**options)
 
@@ -175,13 +175,13 @@ def spoken(tokens, **options):
     return said, text
 
 
-def test_a_sign_of_several_bytes_is_said_when_it_is_whole():
+def test_a_multi_byte_character_is_emitted_when_it_is_complete():
     said, text = spoken("aé€😀b".encode(), max_tokens=11)
     assert said == ["a", "", "é", "", "", "€", "", "", "", "😀", "b"]
     assert text.finish == "length"
 
 
-def test_a_broken_sign_does_not_hold_the_text_back_for_ever():
+def test_an_invalid_character_does_not_hold_back_the_text_forever():
     said, _ = spoken([*b"a", 0xF0, 0xF0, 0xF0, 0xF0, *b"bc"])
     assert "".join(said).startswith("a")
     assert said[-1] == "c"
@@ -189,18 +189,18 @@ def test_a_broken_sign_does_not_hold_the_text_back_for_ever():
     assert text.text == "a\N{REPLACEMENT CHARACTER}"
 
 
-def test_the_end_of_a_document_ends_a_text_and_is_not_said():
+def test_the_end_of_document_token_ends_a_text_and_is_not_emitted():
     _, text = spoken([*b"ab", BYTES.end_of_document, *b"c"])
     assert (text.text, text.finish) == ("ab", "stop")
 
 
-def test_a_stop_text_ends_a_text_and_nothing_of_it_is_ever_said():
+def test_a_stop_text_ends_a_text_and_no_part_of_it_is_emitted():
     said, text = spoken(b"one END two", stop=("END",))
     assert (text.text, text.finish) == ("one ", "stop")
     assert said[:5] == ["o", "n", "e", " ", ""]
 
 
-def test_what_only_began_like_a_stop_text_is_said_in_the_end():
+def test_a_partial_stop_text_is_emitted_at_the_end():
     said, text = spoken(b"EN", stop=("END",), max_tokens=2)
     assert said == ["", "EN"]
     _, text = spoken(b"EEND", stop=("END",))
@@ -215,18 +215,18 @@ def test_of_several_stop_texts_the_first_in_the_text_counts():
 
 
 @given(st.text("ab", max_size=8), st.text("ab", min_size=1, max_size=5))
-def test_the_overlap_is_the_longest_beginning_of_the_stop_text_at_the_end(text, stop):
+def test_the_overlap_is_the_longest_prefix_of_the_stop_text_at_the_end(text, stop):
     found = [n for n in range(len(stop)) if text.endswith(stop[:n]) and n <= len(text)]
     assert overlap(text, stop) == max(found)
 
 
-def test_an_empty_prompt_begins_a_document(model):
+def test_an_empty_prompt_starts_a_document(model):
     text = GeneratedText([], Sampling(max_tokens=1, temperature=0), BYTES)
     list(generate(model, text))
     assert text.tokens == [int(uncached(model, [BYTES.end_of_document]).argmax())]
 
 
-def test_texts_that_are_written_together_are_those_written_alone(model):
+def test_texts_generated_in_a_batch_equal_those_generated_alone(model):
     """Rows that begin late and end early included."""
     samplings = [Sampling(max_tokens=n, seed=n) for n in (3, 12, 7, 9, 5)]
     prompts = [BYTES.encode(text) for text in ("a", "bcd", "efghij", "kl", "mnopq")]
@@ -244,7 +244,7 @@ def test_texts_that_are_written_together_are_those_written_alone(model):
     assert [text.tokens for text in together] == [text.tokens for text in alone]
 
 
-def test_a_text_that_is_dropped_leaves_the_others_as_they_are(model):
+def test_a_cancelled_text_does_not_affect_the_others(model):
     texts = [
         GeneratedText(BYTES.encode(word), Sampling(max_tokens=8, seed=3), BYTES) for word in ("one", "two", "three")
     ]
@@ -262,7 +262,7 @@ def test_a_text_that_is_dropped_leaves_the_others_as_they_are(model):
     assert len(texts[0].tokens) == 1
 
 
-def test_a_text_outgrows_the_context_and_goes_on_from_its_last_half(model):
+def test_a_text_longer_than_the_context_continues_from_its_last_half(model):
     text = GeneratedText(BYTES.encode("x" * 20), Sampling(max_tokens=60, temperature=0), BYTES)
     list(generate(model, text))
     assert len(text.tokens) == 60 or text.finish == "stop"
@@ -272,7 +272,7 @@ def test_a_text_outgrows_the_context_and_goes_on_from_its_last_half(model):
         assert whole[at] == int(uncached(model, whole[at - 12 : at]).argmax())
 
 
-def test_a_prompt_longer_than_the_context_is_read_from_its_end(model):
+def test_a_prompt_longer_than_the_context_is_truncated_at_its_start(model):
     prompt = drawn(40).tolist()
     text = GeneratedText(prompt, Sampling(max_tokens=1, temperature=0), BYTES)
     list(generate(model, text))

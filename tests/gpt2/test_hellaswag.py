@@ -64,7 +64,7 @@ class Favours(torch.nn.Module):
         return self.logits.expand(*idx.shape, -1), None
 
 
-def test_the_score_is_that_which_one_computes_by_hand(tmp_path):
+def test_the_score_matches_a_calculation_by_hand(tmp_path):
     """Of endings of 1, 2 and 3 likely letters the shortest costs least as a whole, the longest least a token."""
     a, z = ord("a"), ord("z")
     lines = [
@@ -84,7 +84,7 @@ def test_the_score_is_that_which_one_computes_by_hand(tmp_path):
 
 @pytest.mark.parametrize("batch", [1, 4, 9, 100])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_score_is_that_of_transformers_whatever_the_micro_batch(tmp_path, batch, seed):
+def test_the_score_matches_transformers_for_every_micro_batch(tmp_path, batch, seed):
     model = enlarge_weights(GPT(SHAPE.__class__(**{**shape_fields(), "block_size": 64})), seed=seed)
     judge = HellaSwag(config_of(tmp_path, jsonl(tmp_path), batch_size=batch, global_batch=batch), world())
     score = judge.score(model)
@@ -95,7 +95,7 @@ def shape_fields():
     return {name: getattr(SHAPE, name) for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")}
 
 
-def test_ranks_divide_the_examples_without_remainder_or_repetition(tmp_path):
+def test_ranks_divide_the_examples_without_gaps_or_repetitions(tmp_path):
     config = config_of(tmp_path, jsonl(tmp_path))
     whole = HellaSwag(config, world())
     parts = [HellaSwag(config, world(rank, 3))._mine for rank in range(3)]
@@ -103,18 +103,18 @@ def test_ranks_divide_the_examples_without_remainder_or_repetition(tmp_path):
     assert sorted(example.context for part in parts for example in part) == sorted(e.context for e in whole._mine)
 
 
-def test_a_score_that_is_cut_short_is_none(tmp_path):
+def test_an_interrupted_evaluation_has_no_score(tmp_path):
     judge = HellaSwag(config_of(tmp_path, jsonl(tmp_path)), world())
     assert judge.score(Favours({}), lambda: True) is None
 
 
-def test_the_first_examples_are_taken_where_not_all_are_asked_for(tmp_path):
+def test_the_first_examples_are_used_if_not_all_are_requested(tmp_path):
     path = jsonl(tmp_path)
     config = TrainConfig.from_json({**config_of(tmp_path, path).to_json(), "hellaswag_examples": 2})
     assert HellaSwag(config, world()).examples == 2
 
 
-def test_the_binary_of_llm_c_holds_the_same_examples_as_the_text(tmp_path):
+def test_the_llm_c_file_has_the_same_examples_as_the_text_file(tmp_path):
     tokens = [
         (list(BYTES.encode(line["ctx"])), [list(BYTES.encode(" " + e)) for e in line["endings"]], line["label"])
         for line in LINES
@@ -126,7 +126,7 @@ def test_the_binary_of_llm_c_holds_the_same_examples_as_the_text(tmp_path):
     )
 
 
-def test_a_context_that_is_too_long_loses_its_beginning(tmp_path):
+def test_a_context_that_is_too_long_is_truncated_at_its_start(tmp_path):
     example = Example(tuple(range(50)), ((100, 101), (102,)), 0)
     idx, targets, mask = rows([example], 8)
     assert idx[0].tolist() == [43, 44, 45, 46, 47, 48, 49, 100]
@@ -155,7 +155,7 @@ def test_an_ending_longer_than_the_context_is_refused(tmp_path):
         ('{"ctx": 3, "endings": ["b"], "label": 0}', "not a HellaSwag example"),
     ],
 )
-def test_a_line_that_is_no_example_is_refused_by_its_number(tmp_path, line, message):
+def test_an_invalid_line_is_refused_with_its_number(tmp_path, line, message):
     path = tmp_path / "h.jsonl"
     path.write_text(json.dumps(LINES[0]) + "\n" + line + "\n")
     with pytest.raises(DataError, match=r"(?s)h.jsonl:2 is not a HellaSwag example.*") as error:
@@ -171,14 +171,14 @@ def test_a_missing_or_empty_file_is_refused(tmp_path):
         read(tmp_path / "empty", "byte", tmp_path)
 
 
-def test_the_binary_is_refused_for_other_tokens_than_gpt2s(tmp_path):
+def test_the_llm_c_file_is_refused_for_other_tokenizers_than_gpt2(tmp_path):
     path = binary(tmp_path / "h.bin", [([1], [[2], [3]], 0)])
     with pytest.raises(DataError, match=r"(?s)has gpt2 tokens.*the run uses byte"):
         read(path, "byte", tmp_path)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 8, 14])
-def test_a_binary_that_is_cut_is_refused_with_the_place(tmp_path, cut):
+def test_a_truncated_llm_c_file_is_refused_with_the_offset(tmp_path, cut):
     path = binary(tmp_path / "h.bin", [([1, 2], [[2], [3]], 0), ([5], [[6], [7, 8]], 1)])
     path.write_bytes(path.read_bytes()[:-cut])
     with pytest.raises(DataError, match=r"example 1, at byte 1048, is incomplete"):
@@ -186,7 +186,7 @@ def test_a_binary_that_is_cut_is_refused_with_the_place(tmp_path, cut):
 
 
 @pytest.mark.parametrize("place", range(6))
-def test_a_binary_with_a_wrong_number_is_refused_and_not_misread(tmp_path, place):
+def test_an_llm_c_file_with_a_wrong_number_is_refused(tmp_path, place):
     path = binary(tmp_path / "h.bin", [([1, 2], [[2], [3]], 0)])
     data = bytearray(path.read_bytes())
     data[1024 + 2 * place] ^= 0x55
@@ -198,7 +198,7 @@ def test_a_binary_with_a_wrong_number_is_refused_and_not_misread(tmp_path, place
             read(path, "gpt2", tmp_path)
 
 
-def test_a_token_that_the_vocabulary_does_not_have_is_refused(tmp_path):
+def test_a_token_outside_the_vocabulary_is_refused(tmp_path):
     path = binary(tmp_path / "h.bin", [([1, 2], [[2], [50257]], 0)])
     config = config_of(tmp_path, path, tokenizer="gpt2", vocab_size=50257)
     with pytest.raises(DataError, match="example 0 has the token 50257"):

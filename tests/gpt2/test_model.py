@@ -26,7 +26,7 @@ def path(request, monkeypatch):
 
 @pytest.mark.parametrize("tying", [True, False])
 @pytest.mark.parametrize("precision", ["highest", "the trainer's"])
-def test_logits_loss_and_gradients_are_those_of_transformers(path, tying, precision):
+def test_logits_loss_and_gradients_match_transformers(path, tying, precision):
     if precision != "highest":
         configure_precision("cpu", "fp32", tf32=False)
     shape = replace(SHAPE, weight_tying=tying)
@@ -49,7 +49,7 @@ def test_logits_loss_and_gradients_are_those_of_transformers(path, tying, precis
         assert parameter.grad.abs().max() > 1e-4, name
 
 
-def test_the_activation_is_the_tanh_form_and_not_the_exact_one():
+def test_the_activation_is_the_tanh_approximation_of_gelu():
     model = enlarge_weights(GPT(SHAPE))
     x = torch.linspace(-3, 3, 4 * SHAPE.n_embd)[None]
     mlp = model.h[0].mlp
@@ -72,7 +72,7 @@ def test_the_named_sizes_have_the_published_number_of_parameters(name, count):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("tying", [True, False])
-def test_the_count_follows_bias_and_tying(bias, tying):
+def test_the_parameter_count_follows_bias_and_tying(bias, tying):
     shape = replace(SHAPE, bias=bias, weight_tying=tying)
     model = GPT(shape, vocab_multiple=16)
     padding = 3 * SHAPE.n_embd * (1 if tying else 2)
@@ -101,7 +101,7 @@ def test_padding_the_vocabulary_changes_nothing(multiple, tying):
         assert not b.grad[len(a) :].any(), name
 
 
-def test_weights_depend_on_the_seed_alone():
+def test_the_initial_weights_depend_only_on_the_seed():
     torch.manual_seed(1)
     first = GPT(SHAPE, seed=7)
     torch.manual_seed(2)
@@ -112,7 +112,7 @@ def test_weights_depend_on_the_seed_alone():
     assert not torch.equal(first.wte.weight, other.wte.weight)
 
 
-def test_weights_are_drawn_as_gpt2_draws_them():
+def test_the_initial_weights_have_the_distribution_of_gpt2():
     shape = replace(SHAPE, n_embd=128, n_layer=2, vocab_size=2000, block_size=256, weight_tying=False)
     for name, parameter in GPT(shape).named_parameters():
         if name.endswith("bias"):
@@ -125,12 +125,12 @@ def test_weights_are_drawn_as_gpt2_draws_them():
             assert abs(parameter.mean().item()) < 0.001, name
 
 
-def test_the_first_loss_is_that_of_guessing():
+def test_the_initial_loss_is_that_of_a_uniform_guess():
     idx, targets = random_tokens(batch=16)
     assert GPT(SHAPE)(idx, targets)[1].item() == pytest.approx(math.log(SHAPE.vocab_size), abs=0.05)
 
 
-def test_no_token_sees_the_future(path):
+def test_attention_is_causal(path):
     model = enlarge_weights(GPT(SHAPE))
     idx, _ = random_tokens()
     changed = idx.clone()
@@ -140,7 +140,7 @@ def test_no_token_sees_the_future(path):
     assert not torch.allclose(before[:, 10], after[:, 10])
 
 
-def test_a_shorter_text_gives_the_first_of_the_same_logits(path):
+def test_the_logits_of_a_prefix_are_a_prefix_of_the_logits(path):
     model = enlarge_weights(GPT(SHAPE))
     idx, _ = random_tokens()
     assert torch.allclose(model(idx[:, :7])[0], model(idx)[0][:, :7], atol=1e-5)
@@ -148,7 +148,7 @@ def test_a_shorter_text_gives_the_first_of_the_same_logits(path):
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 70), st.integers(1, 70), st.integers(1, 20))
-def test_attention_in_rows_is_attention_at_once(length, more, rows):
+def test_attention_computed_in_row_blocks_equals_attention_at_once(length, more, rows):
     q, k, v = torch.randn(3, 2, 2, length, 4, generator=torch.Generator().manual_seed(length), dtype=torch.float64)
     before, gpt2.model.ROWS = gpt2.model.ROWS, rows
     try:
@@ -159,7 +159,7 @@ def test_attention_in_rows_is_attention_at_once(length, more, rows):
     assert torch.allclose(plain_attention(q, k, v, mask, 0.0), expected, atol=1e-12)
 
 
-def test_targets_give_a_loss_and_no_logits_and_no_targets_the_reverse():
+def test_with_targets_forward_returns_a_loss_without_them_logits():
     model = GPT(SHAPE)
     idx, targets = random_tokens()
     logits, loss = model(idx, targets)
@@ -175,7 +175,7 @@ def test_a_text_longer_than_the_context_is_refused():
         GPT(SHAPE)(random_tokens(length=25)[0])
 
 
-def test_dropout_drops_in_training_only_and_follows_the_global_seed(path):
+def test_dropout_is_active_only_in_training_and_follows_the_global_seed(path):
     idx, targets = random_tokens()
     plain, dropping = enlarge_weights(GPT(SHAPE)), enlarge_weights(GPT(SHAPE, dropout=0.3))
 
@@ -188,14 +188,14 @@ def test_dropout_drops_in_training_only_and_follows_the_global_seed(path):
     assert dropping(idx, targets)[1].item() == plain(idx, targets)[1].item()
 
 
-def test_dropout_leaves_the_loss_where_it_was_on_average(path):
+def test_dropout_keeps_the_expected_loss(path):
     idx, targets = random_tokens()
     plain, dropping = enlarge_weights(GPT(SHAPE)), enlarge_weights(GPT(SHAPE, dropout=0.02))
     mean = sum(dropping(idx, targets)[1].item() for _ in range(40)) / 40
     assert mean == pytest.approx(plain(idx, targets)[1].item(), rel=0.02)
 
 
-def test_bfloat16_is_near_32_bits_and_its_loss_is_a_32_bit_number(path):
+def test_bfloat16_is_close_to_fp32_and_its_loss_is_fp32(path):
     model = enlarge_weights(GPT(SHAPE, vocab_multiple=64))
     idx, targets = random_tokens()
     exact = model(idx, targets)[1]
@@ -212,7 +212,7 @@ def test_bfloat16_is_near_32_bits_and_its_loss_is_a_32_bit_number(path):
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("multiple", [1, 64])
-def test_the_head_in_chunks_gives_the_loss_and_gradients_of_the_whole_one(dtype, multiple):
+def test_the_chunked_head_has_the_same_loss_and_gradients(dtype, multiple):
     idx, targets = random_tokens()
     results = []
     for rows in (0, 7):  # 72 rows: ten chunks and a rest
@@ -229,7 +229,7 @@ def test_the_head_in_chunks_gives_the_loss_and_gradients_of_the_whole_one(dtype,
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_head_goes_in_chunks_where_the_vocabulary_dwarfs_the_width(monkeypatch, dtype):
+def test_the_head_is_chunked_if_the_vocabulary_is_much_larger_than_the_width(monkeypatch, dtype):
     shape = replace(SHAPE, vocab_size=40000)
     calls = []
     original = gpt2.model.chunked_cross_entropy
@@ -258,12 +258,12 @@ def test_the_head_goes_in_chunks_where_the_vocabulary_dwarfs_the_width(monkeypat
         ("cuda", "bf16", 1024, False, "matmul"),
     ],
 )
-def test_the_way_of_attention_follows_device_length_and_wish(device, dtype, block_size, flash, expected):
+def test_the_attention_kernel_depends_on_device_length_and_setting(device, dtype, block_size, flash, expected):
     assert attention_path(device, dtype, block_size, flash) == expected
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_precision_chosen_on_the_cpu_is_exact_to_32_bits(dtype):
+def test_the_precision_on_the_cpu_is_exact_fp32(dtype):
     sentence = configure_precision("cpu", dtype, tf32=True)
     assert "32-bit" in sentence
     a, b = torch.randn(2, 300, 300, generator=torch.Generator().manual_seed(1))
@@ -278,7 +278,7 @@ def test_a_cpu_that_would_round_to_bfloat16_keeps_the_default(monkeypatch):
 
 
 @pytest.mark.parametrize(("tf32", "expected"), [(True, "high"), (False, "highest")])
-def test_tf32_is_used_on_gpus_where_it_is_allowed(tf32, expected):
+def test_tf32_is_used_on_gpus_if_enabled(tf32, expected):
     sentence = configure_precision("cuda", "fp32", tf32=tf32)
     assert torch.get_float32_matmul_precision() == expected
     assert ("TF32" in sentence) == tf32

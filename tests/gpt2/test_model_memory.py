@@ -43,7 +43,7 @@ def test_a_recomputed_block_gives_the_same_loss_and_gradients_bit_for_bit(dtype,
     assert all(torch.equal(a, b) for a, b in zip(whole, recomputed, strict=True))
 
 
-def test_a_recomputed_block_keeps_less_for_the_way_back():
+def test_a_recomputed_block_stores_less_for_the_backward_pass():
     def kept(model):
         sizes = []
         idx, targets = random_tokens()
@@ -73,7 +73,7 @@ def test_blocks_are_computed_once_in_evaluation_and_twice_in_training():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_with_a_loss_chunk_the_logits_of_all_tokens_never_exist_at_once(training):
+def test_with_a_loss_chunk_the_complete_logits_are_never_materialized(training):
     idx, targets = random_tokens(batch=8)
     model = GPT(SHAPE, loss_chunk=16)
     whole = GPT(SHAPE)
@@ -95,7 +95,7 @@ def test_a_loss_chunk_of_any_size_gives_the_same_loss_with_and_without_gradients
         assert model(idx, targets)[1].item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_both_options_together_are_the_model_without_them():
+def test_both_options_together_give_the_same_model():
     loss, whole = gradients(enlarge_weights(GPT(SHAPE, vocab_multiple=64)))
     both_loss, both = gradients(enlarge_weights(GPT(SHAPE, vocab_multiple=64, recompute=True, loss_chunk=10)))
     assert both_loss.item() == pytest.approx(loss.item(), rel=1e-6)
@@ -105,7 +105,7 @@ def test_both_options_together_are_the_model_without_them():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"recompute": True}, {"loss_chunk": 10}, {"recompute": True, "loss_chunk": 10}])
-def test_a_compiled_model_takes_the_options(options):
+def test_a_compiled_model_supports_both_options(options):
     loss, whole = gradients(enlarge_weights(GPT(SHAPE)))
     compiled = torch.compile(enlarge_weights(GPT(SHAPE, **options)))
     compiled_loss, grads = gradients(compiled)

@@ -31,7 +31,7 @@ def config_of(tmp_path: Path, **changes: Any) -> TrainConfig:
     return TrainConfig.from_json(read_json(make_run(tmp_path, **changes).run_json)["train"])
 
 
-def test_the_example_of_the_page_is_a_model_that_learns(tmp_path, monkeypatch):
+def test_the_model_of_the_example_page_learns(tmp_path, monkeypatch):
     monkeypatch.setitem(models.MODELS, "relu2", example()["ReluSquaredGPT"])
     config = config_of(tmp_path, arch="relu2")
     built, plain = train.build_model(config), train.build_model(config_of(tmp_path / "b", arch="gpt2"))
@@ -48,7 +48,7 @@ def test_the_example_of_the_page_is_a_model_that_learns(tmp_path, monkeypatch):
     assert built(idx, idx)[1] < first - 0.5
 
 
-def test_an_architecture_without_code_is_answered_with_the_known_ones(tmp_path):
+def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path):
     with pytest.raises(ConfigError, match="mamba") as caught:
         train.build_model(config_of(tmp_path, arch="mamba"))
     assert "gpt2" in caught.value.why

@@ -41,7 +41,7 @@ def test_adamw_follows_its_formula(name, decay):
     assert torch.allclose(parameter.detach().double(), x, rtol=0, atol=1e-6)
 
 
-def test_adam_puts_weight_decay_into_the_gradient():
+def test_adam_adds_weight_decay_to_the_gradient():
     model, config = MatrixModel(), Settings(optimizer="adam")
     x, m, v = model.matrix.detach().double().clone(), 0.0, 0.0
     grads = gradients(model.matrix)
@@ -99,7 +99,7 @@ def test_muon_follows_its_formula(rows, columns, nesterov):
     assert torch.allclose(model.matrix.detach(), x, rtol=0, atol=2e-3)
 
 
-def test_muon_takes_the_matrices_in_blocks_and_adamw_the_rest_at_its_own_rate():
+def test_muon_updates_the_block_matrices_and_adamw_the_rest_at_its_own_rate():
     model = GPT(SHAPE)
     muon, adamw = optim.build(Settings(optimizer="muon", learning_rate=0.02), model).optimizers
     in_blocks = {id(p) for n, p in model.named_parameters() if n.startswith("h.") and p.ndim == 2}
@@ -133,7 +133,7 @@ def replace_shape(**changes):
 
 
 @pytest.mark.parametrize("name", sorted(optim.BUILDERS))
-def test_every_optimizer_learns_a_batch_by_heart(name):
+def test_every_optimizer_can_overfit_one_batch(name):
     rate = {"sgd": 0.1, "muon": 0.02, "adafactor": 0.05, "lion": 2e-3}.get(name, 1e-2)
     model = GPT(SHAPE)
     config = Settings(optimizer=name, learning_rate=rate, muon_adamw_lr=1e-2, weight_decay=0.0)
@@ -147,7 +147,7 @@ def test_every_optimizer_learns_a_batch_by_heart(name):
 
 
 @pytest.mark.parametrize("name", sorted(optim.BUILDERS))
-def test_a_saved_state_continues_bit_for_bit(name, tmp_path):
+def test_a_restored_state_continues_bit_for_bit(name, tmp_path):
     config = Settings(optimizer=name)
     whole = GPT(SHAPE)
     run_steps(whole, optim.build(config, whole), 6)
@@ -168,7 +168,7 @@ def test_a_saved_state_continues_bit_for_bit(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(optim.BUILDERS))
-def test_a_scale_moves_every_group_from_its_own_peak(name):
+def test_the_schedule_scales_every_group_from_its_own_peak(name):
     optimizers = optim.build(Settings(optimizer=name, learning_rate=0.02), GPT(SHAPE))
     peaks = [group["lr"] for o in optimizers.optimizers for group in o.param_groups]
     optimizers.set_scale(0.5)
@@ -196,12 +196,12 @@ def test_zero_grad_frees_every_gradient():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_nesterov_without_momentum_is_refused_and_the_message_says_how_to_mend_it():
+def test_nesterov_without_momentum_is_refused_with_a_hint():
     with pytest.raises(ConfigError, match="hint: set GPT2_SGD_MOMENTUM above 0"):
         optim.build(Settings(optimizer="sgd", sgd_momentum=0.0, sgd_nesterov=True), MatrixModel())
 
 
-def test_an_unknown_optimizer_is_answered_with_the_known_ones():
+def test_an_unknown_optimizer_is_refused_with_the_known_ones():
     with pytest.raises(
         ConfigError,
         match="adafactor, adam, adamw, adamwadv, adamwprune, adamwspam, adopt, lion, muon, schedulefree, sgd, soap",
@@ -209,7 +209,7 @@ def test_an_unknown_optimizer_is_answered_with_the_known_ones():
         optim.build(Settings(optimizer="adamv"), MatrixModel())
 
 
-def test_the_example_of_the_documentation_builds_and_steps(monkeypatch):
+def test_the_optimizer_of_the_documentation_trains(monkeypatch):
     text = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
     code = text.split("<!-- example -->")[1].split("```python\n")[1].split("```")[0]
     namespace = {"torch": torch, "nn": nn, "Any": object, "decay_groups": optim.decay_groups}

@@ -92,7 +92,7 @@ def test_spam_agrees_with_an_independent_implementation():
     assert torch.allclose(found, theirs.matrix.detach(), rtol=0, atol=2e-5)
 
 
-def test_a_spike_moves_a_weight_by_less_where_it_is_clipped():
+def test_a_clipped_spike_moves_a_weight_by_less():
     grads = gradients(MatrixModel().matrix, steps=40)
     clipping, plain = replace(SPAM, spam_interval=0), replace(SPAM, spam_interval=0, spam_theta=0.0)
     calm = run(plain, grads)
@@ -102,21 +102,21 @@ def test_a_spike_moves_a_weight_by_less_where_it_is_clipped():
     assert clipped < 0.5 * whole
 
 
-def test_spam_without_spikes_and_resets_is_adamw_to_the_bit():
+def test_spam_without_spikes_and_resets_equals_adamw_bit_for_bit():
     quiet = replace(SPAM, spam_interval=0, spam_theta=0.0, weight_decay=0.1)
     grads = gradients(MatrixModel().matrix, steps=30)
 
     assert torch.equal(run(quiet, grads), run(replace(quiet, optimizer="adamw"), grads))
 
 
-def test_a_gradient_that_is_not_a_number_is_not_clipped_into_one():
+def test_a_nan_gradient_is_not_clipped_to_a_number():
     grads = gradients(MatrixModel().matrix, steps=25)
     grads[24][0, 0] = float("nan")
 
     assert torch.isnan(run(SPAM, grads)[0, 0])
 
 
-def test_the_rate_of_a_group_is_as_before_once_a_step_is_done():
+def test_the_learning_rate_of_a_group_is_restored_after_a_step():
     model = MatrixModel()
     optimizers = optim.build(replace(SPAM, spam_interval=2), model)
     apply_gradients(optimizers, model.matrix, gradients(model.matrix, steps=2), model)
@@ -124,7 +124,7 @@ def test_the_rate_of_a_group_is_as_before_once_a_step_is_done():
     assert optimizers.lr == 1e-2
 
 
-def test_adamwadv_divides_by_the_largest_second_moment_so_far():
+def test_adamwadv_divides_by_the_largest_second_moment():
     grads = spiky(MatrixModel().matrix, 20)
     x, m, v, most = MatrixModel().matrix.detach().double().clone(), 0.0, torch.zeros(()), torch.zeros(())
     for t, grad in enumerate((g.double() for g in grads), start=1):
@@ -137,7 +137,7 @@ def test_adamwadv_divides_by_the_largest_second_moment_so_far():
 
 
 @pytest.mark.parametrize("base", ["adamw", "adamwspam"])
-def test_adamwprune_is_its_base_where_nothing_is_pruned(base):
+def test_adamwprune_without_pruning_equals_its_base(base):
     config, grads = replace(SPAM, adamwprune_base=base), spiky(MatrixModel().matrix, 40)
 
     assert torch.equal(run(replace(config, optimizer="adamwprune"), grads), run(replace(config, optimizer=base), grads))
@@ -211,7 +211,7 @@ def schedule_free_by_hand(x, grads, rates, *, decay, beta1=0.9, beta2=0.95, eps=
     return y, x
 
 
-def test_schedule_free_trains_at_one_point_and_is_judged_at_the_average():
+def test_schedule_free_trains_one_point_and_is_evaluated_at_the_average():
     model, scales = MatrixModel(), [0.25, 0.5, 0.75, *[1.0] * 17]
     optimizers = optim.build(Settings(optimizer="schedulefree"), model)
     grads = gradients(model.matrix)
@@ -229,7 +229,7 @@ def test_schedule_free_trains_at_one_point_and_is_judged_at_the_average():
 
 
 @pytest.mark.parametrize("name", ["adamw", "schedulefree"])
-def test_the_training_weights_are_back_bit_for_bit_after_judging_even_where_it_fails(name):
+def test_the_training_weights_are_restored_bit_for_bit_after_an_evaluation_even_if_it_fails(name):
     model = GPT(SHAPE)
     optimizers = optim.build(Settings(optimizer=name), model)
     run_steps(model, optimizers, 4)
@@ -241,7 +241,7 @@ def test_the_training_weights_are_back_bit_for_bit_after_judging_even_where_it_f
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
-def test_judging_in_between_changes_no_bit_of_the_training():
+def test_evaluations_do_not_change_the_training():
     whole, model = GPT(SHAPE), GPT(SHAPE)
     config = Settings(optimizer="schedulefree")
     run_steps(whole, optim.build(config, whole), 6)
@@ -255,7 +255,7 @@ def test_judging_in_between_changes_no_bit_of_the_training():
 
 
 @pytest.mark.parametrize("name", ["adamw", "schedulefree"])
-def test_the_weights_that_are_judged_stand_in_a_checkpoint_where_they_differ(name, tmp_path):
+def test_a_checkpoint_contains_the_evaluation_weights_if_they_differ(name, tmp_path):
     model = GPT(SHAPE)
     optimizers = optim.build(Settings(optimizer=name), model)
     run_steps(model, optimizers, 3)
@@ -272,7 +272,7 @@ def test_the_weights_that_are_judged_stand_in_a_checkpoint_where_they_differ(nam
     assert all(torch.equal(value["model"][key], tensor) for key, tensor in model.state_dict().items())
 
 
-def test_only_schedule_free_has_other_weights_for_judging():
+def test_only_schedule_free_has_separate_evaluation_weights():
     names = [name for name in optim.BUILDERS if optim.build(Settings(optimizer=name), MatrixModel()).averages]
 
     assert names == ["schedulefree"]
@@ -280,7 +280,7 @@ def test_only_schedule_free_has_other_weights_for_judging():
 
 @pytest.mark.parametrize("cut", [1, 5])
 @pytest.mark.parametrize("name", [*EVERY, "schedulefree", "adamwadv"])
-def test_a_saved_state_continues_bit_for_bit_over_resets_and_new_bases(name, cut, tmp_path):
+def test_a_restored_state_continues_bit_for_bit_over_resets_and_new_bases(name, cut, tmp_path):
     config = replace(Settings(optimizer=name), **EVERY.get(name, {}))
     whole, model = GPT(SHAPE), GPT(SHAPE)
     run_steps(whole, optim.build(config, whole), 9)

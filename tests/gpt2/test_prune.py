@@ -63,7 +63,7 @@ def zeros(matrices):
 
 
 @given(st.lists(st.lists(st.floats(-4, 4, width=16), min_size=1, max_size=12), min_size=1, max_size=4), st.floats(0, 1))
-def test_exactly_the_lowest_are_found_and_among_equals_the_first(values, share):
+def test_exactly_the_lowest_are_selected_and_among_equals_the_first(values, share):
     scores = [torch.tensor(row) + 0.0 for row in values]  # no negative zero: it would come before zero
     everything = torch.cat(scores)
     count = round(share * everything.numel())
@@ -75,13 +75,13 @@ def test_exactly_the_lowest_are_found_and_among_equals_the_first(values, share):
     assert torch.equal(found, expected)
 
 
-def test_what_is_already_gone_is_the_lowest_of_all():
+def test_pruned_weights_are_lowest():
     (mask,) = lowest([torch.tensor([0.5, -torch.inf, -3.0, 2.0, -torch.inf])], 3)
 
     assert mask.tolist() == [False, True, True, False, True]
 
 
-def test_the_ramp_is_the_cubic_of_its_paper_and_ends_at_the_target():
+def test_the_ramp_is_cubic_and_ends_at_the_target():
     ramp = Ramp(target=0.8, begin=10, end=60, every=20)
 
     assert [at for at in range(100) if ramp.due(at)] == [30, 50, 60]
@@ -91,7 +91,7 @@ def test_the_ramp_is_the_cubic_of_its_paper_and_ends_at_the_target():
 
 
 @given(st.integers(0, 50), st.integers(1, 50), st.integers(1, 30), st.floats(0.01, 0.99))
-def test_a_ramp_never_falls_and_its_last_change_reaches_the_target(begin, length, every, target):
+def test_a_ramp_never_decreases_and_its_last_change_reaches_the_target(begin, length, every, target):
     ramp = Ramp(target=target, begin=begin, end=begin + length, every=every)
     due = [at for at in range(begin + length + 40) if ramp.due(at)]
     shares = [ramp.sparsity(at) for at in due]
@@ -101,17 +101,17 @@ def test_a_ramp_never_falls_and_its_last_change_reaches_the_target(begin, length
     assert shares[-1] == pytest.approx(target)
 
 
-def test_a_ramp_that_ends_before_it_begins_is_refused():
+def test_a_ramp_that_ends_before_it_starts_is_refused():
     with pytest.raises(ConfigError, match="hint: set GPT2_PRUNING_WARMUP below"):
         start(replace(MAGNITUDE, pruning_warmup=0.75, pruning_ramp_end=0.5))
 
 
-def test_nothing_is_built_where_nothing_is_pruned():
+def test_without_pruning_no_pruner_is_built():
     assert start(Settings())[2] is None
 
 
 @pytest.mark.parametrize("config", LEGAL, ids=label)
-def test_what_is_pruned_stays_zero_and_the_target_is_reached_to_the_weight(config):
+def test_pruned_weights_stay_zero_and_the_target_is_reached_exactly(config):
     model, optimizers, pruner = start(config)
     others = {id(p) for p in model.parameters()} - {id(p) for p in pruner.matrices}
     before = zeros(pruner.matrices)
@@ -149,7 +149,7 @@ def test_magnitude_prunes_what_torch_prunes():
         assert torch.equal(mine.weight == 0, theirs[id(other)])
 
 
-def test_movement_prunes_the_weights_whose_gradients_pushed_them_towards_zero():
+def test_movement_prunes_weights_whose_gradients_push_them_towards_zero():
     config = replace(MAGNITUDE, pruning="movement", pruning_warmup=0.0, pruning_ramp_end=0.2, pruning_frequency=99)
     model, optimizers, pruner = start(config)
     scores = [torch.zeros_like(matrix) for matrix in pruner.matrices]
@@ -168,7 +168,7 @@ def test_movement_prunes_the_weights_whose_gradients_pushed_them_towards_zero():
     assert int(gone.sum()) == round(0.5 * everything.numel())
 
 
-def test_state_prunes_by_the_moments_of_the_optimizer():
+def test_state_pruning_uses_the_moments_of_the_optimizer():
     config = replace(PRUNE, pruning_warmup=0.0, pruning_ramp_end=0.2, pruning_frequency=99)
     model, optimizers, pruner = start(config)
     for number in range(3):
@@ -190,7 +190,7 @@ def test_state_prunes_by_the_moments_of_the_optimizer():
     assert everything[gone].max() <= everything[~gone].min() * (1 + 1e-5)
 
 
-def test_each_matrix_by_itself_reaches_the_target_where_that_is_asked_for():
+def test_with_local_pruning_each_matrix_reaches_the_target():
     model, optimizers, pruner = start(replace(MAGNITUDE, pruning_global=False))
     for number in range(20):
         step(model, optimizers, pruner, number)
@@ -198,7 +198,7 @@ def test_each_matrix_by_itself_reaches_the_target_where_that_is_asked_for():
     assert [int(mask.sum()) for mask in pruner.pruned] == [matrix.numel() // 2 for matrix in pruner.matrices]
 
 
-def test_a_pruned_weight_has_no_part_in_the_norm_of_the_gradient():
+def test_pruned_weights_do_not_contribute_to_the_gradient_norm():
     model, optimizers, pruner = start(MAGNITUDE)
     for number in range(20):
         step(model, optimizers, pruner, number)
@@ -210,7 +210,7 @@ def test_a_pruned_weight_has_no_part_in_the_norm_of_the_gradient():
     )
 
 
-def test_pruning_by_state_waits_until_the_moments_have_recovered_from_a_reset():
+def test_state_pruning_waits_until_the_moments_recover_from_a_reset():
     base = replace(PRUNE, adamwprune_base="adamwspam", spam_interval=8)
     config = replace(base, pruning_frequency=8, pruning_warmup=0.0, pruning_ramp_end=0.85)
     model, optimizers, pruner = start(config)  # due after 8, 16 and 17 updates; the moments are reset in 8 and 16
@@ -224,7 +224,7 @@ def test_pruning_by_state_waits_until_the_moments_have_recovered_from_a_reset():
     assert changes == [12, 20]  # half an interval after each reset
 
 
-def test_the_sparsity_of_a_step_is_the_one_after_that_many_updates():
+def test_the_sparsity_of_a_step_is_that_after_as_many_updates():
     model, optimizers, pruner = start(replace(MAGNITUDE, pruning_frequency=5, pruning_warmup=0.25))
     seen = [0.0]
     for number in range(20):
@@ -238,7 +238,7 @@ def test_the_sparsity_of_a_step_is_the_one_after_that_many_updates():
 
 @pytest.mark.parametrize("cut", [5, 11])
 @pytest.mark.parametrize("config", [LEGAL[7], *LEGAL[-2:], replace(LEGAL[4], pruning_global=False)], ids=label)
-def test_a_saved_state_keeps_its_masks_and_continues_bit_for_bit(config, cut, tmp_path):
+def test_a_restored_state_keeps_its_masks_and_continues_bit_for_bit(config, cut, tmp_path):
     whole, optimizers, pruner = start(config)
     for number in range(20):
         step(whole, optimizers, pruner, number)

@@ -82,19 +82,19 @@ def end_as_if_never_stopped(folder, name):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", QUICK)
-def test_a_run_in_two_parts_ends_with_the_bits_of_one_that_went_straight(trained, ranks, name):
+def test_a_run_in_two_parts_equals_an_uninterrupted_run_bit_for_bit(trained, ranks, name):
     end_as_if_never_stopped(trained(ranks, QUICK), name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", [name for name in CASES if name not in QUICK])
-def test_so_it_does_with_every_other_optimizer_that_there_is(trained, ranks, name):
+def test_every_other_optimizer_resumes_bit_for_bit_too(trained, ranks, name):
     end_as_if_never_stopped(trained(ranks, [name for name in CASES if name not in QUICK]), name)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_result_of_the_second_attempt_tells_of_the_whole_run(trained, ranks):
+def test_the_result_of_the_second_attempt_covers_the_whole_run(trained, ranks):
     straight, parts = both(trained(ranks, QUICK), "adamw")
     whole, result = read_json(straight.result), read_json(parts.result)
     for key in ("initial_val_loss", "final_val_loss", "best_val_loss", "best_val_step", "final_train_loss", "step"):

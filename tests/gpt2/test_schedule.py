@@ -53,12 +53,12 @@ def test_warm_up_rises_linearly_and_is_never_zero():
         ("wsd", {0: 1.0, 6: 1.0, 8: 0.55, 9: 0.325, 10: 0.1}),
     ],
 )
-def test_the_rate_at_points_worked_out_by_hand(schedule, points):
+def test_the_rate_matches_values_calculated_by_hand(schedule, points):
     config = Settings(schedule=schedule, wsd_decay_fraction=0.36)  # 0.36 x 11 steps: the last 4
     assert {step: scale(config, step) for step in points} == pytest.approx(points)
 
 
-def test_cosine_is_that_of_nanogpt():
+def test_the_cosine_schedule_matches_nanogpt():
     config = Settings(learning_rate=6e-4, min_lr=6e-5, warmup_steps=20, max_iters=201)
 
     def nanogpt(step: int) -> float:  # its get_lr with lr_decay_iters at the last step
@@ -72,19 +72,19 @@ def test_cosine_is_that_of_nanogpt():
 
 
 @given(settings())
-def test_the_last_step_has_the_least_rate(config):
+def test_the_last_step_has_the_minimum_rate(config):
     if config.schedule != "constant" and config.warmup_steps < config.max_iters:
         assert scale(config, config.max_iters - 1) == pytest.approx(config.min_lr / config.learning_rate)
 
 
 @given(settings(), st.integers(0, 200))
-def test_after_warm_up_the_rate_stays_between_its_least_and_its_peak(config, beyond):
+def test_after_warm_up_the_rate_is_between_its_minimum_and_its_peak(config, beyond):
     least = config.min_lr / config.learning_rate
     assert least - 1e-12 <= scale(config, config.warmup_steps + beyond) <= 1.0 + 1e-12
 
 
 @given(settings())
-def test_the_rate_rises_to_the_end_of_warm_up_and_never_rises_again(config):
+def test_the_rate_rises_until_the_end_of_warm_up_and_never_again(config):
     rates = [scale(config, step) for step in range(max(config.max_iters, config.warmup_steps) + 5)]
     rise, rest = rates[: config.warmup_steps], rates[config.warmup_steps :]
     assert all(a < b for a, b in pairwise(rise))
@@ -108,7 +108,7 @@ def test_a_wsd_that_never_decays_is_constant():
     assert {scale(config, step) for step in range(11)} == {1.0}
 
 
-def test_a_peak_of_zero_is_a_rate_of_zero():
+def test_a_peak_of_zero_gives_a_rate_of_zero():
     config = Settings(learning_rate=0.0, min_lr=0.0, warmup_steps=3)
     assert {scale(config, step) for step in range(11)} == {0.0}
 

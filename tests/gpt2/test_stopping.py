@@ -56,7 +56,7 @@ class Run:
     st.floats(0.1, 5.0),
     st.integers(3, 40),
 )
-def test_evaluation_and_checkpoint_lie_inside_the_budget_and_a_step_before_its_end(
+def test_the_budget_includes_evaluation_checkpoint_and_one_more_step(
     seconds, step, evaluation, checkpoint, every
 ):
     run = Run(seconds, step=step, evaluation=evaluation, checkpoint=checkpoint, every=every)
@@ -66,23 +66,23 @@ def test_evaluation_and_checkpoint_lie_inside_the_budget_and_a_step_before_its_e
     assert end >= seconds - slack - 2 * step - evaluation - 1e-6  # an evaluation that no longer fits is left out
 
 
-def test_a_run_without_a_budget_is_never_up(tmp_path):
+def test_a_run_without_a_budget_never_ends_early(tmp_path):
     assert limit_of(config_of(tmp_path)) is None
     assert not Budget(None, 1, clock=lambda: 1e12).is_up()
 
 
-def test_a_dollar_buys_the_time_of_all_gpus(tmp_path):
+def test_a_cost_budget_pays_for_all_gpus(tmp_path):
     config = config_of(tmp_path, max_cost=2.0, gpu_hour_price=0.5, num_gpus=4, batch_size=1)
     assert limit_of(config) == Limit(seconds=3600, ended_by="cost")
 
 
-def test_of_time_and_money_the_first_counts(tmp_path):
+def test_the_first_of_time_and_cost_budget_decides(tmp_path):
     both = {"max_cost": 1.0, "gpu_hour_price": 1.0, "max_time": 60.0}
     assert limit_of(config_of(tmp_path, **both)) == Limit(seconds=60, ended_by="time")
     assert limit_of(config_of(tmp_path, **both | {"max_cost": 0.01})) == Limit(seconds=36, ended_by="cost")
 
 
-def test_the_time_of_earlier_attempts_counts_with_what_they_lost():
+def test_the_time_of_earlier_attempts_counts_including_lost_steps():
     limit = Limit(seconds=60, ended_by="time")
     first, second = Budget(limit, 1, clock=lambda: 50.0), Budget(limit, 2, clock=lambda: 5.0)
     second.load_state_dict(first.state_dict())
@@ -101,7 +101,7 @@ def test_a_rollback_gives_no_time_back_and_counts_none_twice():
     assert budget.spent_s == 30
 
 
-def test_the_first_step_is_no_measure_of_the_others():
+def test_the_first_step_is_not_used_to_predict_the_others():
     budget = Budget(Limit(seconds=100, ended_by="time"), 1, clock=lambda: 50.0)
     budget.stepped(40.0)
     assert not budget.is_up()
@@ -109,7 +109,7 @@ def test_the_first_step_is_no_measure_of_the_others():
     assert budget.is_up()
 
 
-def test_what_the_last_checkpoint_will_take_is_asked_each_time():
+def test_the_expected_duration_of_the_last_checkpoint_is_updated():
     takes = [30.0]
     budget = Budget(Limit(seconds=100, ended_by="time"), 1, clock=lambda: 80.0)
     budget.begin(spent_s=0.0, final_s=lambda: takes[0])
@@ -118,7 +118,7 @@ def test_what_the_last_checkpoint_will_take_is_asked_each_time():
     assert not budget.is_up()
 
 
-def test_steps_that_are_under_way_on_a_gpu_are_reckoned_with():
+def test_steps_queued_on_a_gpu_are_included():
     here, ahead = (Budget(Limit(seconds=100, ended_by="time"), 1, clock=lambda: 90.0, ahead=ahead) for ahead in (0, 2))
     for budget in (here, ahead):
         budget.stepped(0.0)
@@ -127,7 +127,7 @@ def test_steps_that_are_under_way_on_a_gpu_are_reckoned_with():
     assert ahead.is_up()
 
 
-def test_the_clock_began_with_the_process():
+def test_the_clock_starts_with_the_process():
     assert 0 < process_age() < 86400
     before = process_age()
     wait_until(lambda: process_age() - before >= 0.03)
@@ -143,12 +143,12 @@ def test_early_stopping_counts_evaluations_without_progress(tmp_path):
     assert early.best == 1.85
 
 
-def test_without_patience_nothing_stops_early(tmp_path):
+def test_without_patience_there_is_no_early_stopping(tmp_path):
     early = early_of(tmp_path, 0)
     assert not any(early.enough(3.0) for _ in range(100))
 
 
-def test_early_stopping_goes_on_over_a_resume(tmp_path):
+def test_early_stopping_continues_over_a_resume(tmp_path):
     early, again = early_of(tmp_path, 3), early_of(tmp_path, 3)
     assert early.state_dict() == {"best": math.inf, "idle": 0}
     for loss in (2.0, 2.1, 2.1):
@@ -157,7 +157,7 @@ def test_early_stopping_goes_on_over_a_resume(tmp_path):
     assert again.enough(2.05)
 
 
-def test_the_longest_of_the_last_three_evaluations_is_reckoned_with():
+def test_the_longest_of_the_last_three_evaluations_is_used():
     budget = Budget(Limit(seconds=100, ended_by="time"), 1, clock=lambda: 90.0)
     for seconds in (50.0, 1.0, 2.0, 3.0):
         budget.took(EVALUATION, seconds)
@@ -166,7 +166,7 @@ def test_the_longest_of_the_last_three_evaluations_is_reckoned_with():
     assert budget.is_up()
 
 
-def test_what_is_due_before_the_next_step_counts():
+def test_work_due_before_the_next_step_is_included():
     budget = Budget(Limit(seconds=100, ended_by="time"), 1, clock=lambda: 90.0)
     budget.took(CHECKPOINT, 20.0)
     assert not budget.is_up()

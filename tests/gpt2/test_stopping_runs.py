@@ -42,7 +42,7 @@ def ended(run_dir):
     return result["status"], result["kind"], result["ended_by"]
 
 
-def test_a_run_whose_time_is_up_has_its_last_evaluation_and_checkpoint(tmp_path):
+def test_a_run_at_the_end_of_its_time_budget_has_a_final_evaluation_and_checkpoint(tmp_path):
     run_dir = make_run(tmp_path, **FOREVER, max_time=6.0)
     process = train(run_dir)
     result = read_json(run_dir.result)
@@ -62,7 +62,7 @@ def test_a_run_whose_time_is_up_has_its_last_evaluation_and_checkpoint(tmp_path)
     ("budget", "ended_by"),
     [({"max_time": 25.0}, "time"), ({"max_cost": 0.05, "gpu_hour_price": 3.6}, "cost")],
 )
-def test_two_ranks_end_together_inside_the_budget_and_near_its_end(tmp_path, budget, ended_by):
+def test_two_ranks_end_together_inside_the_budget_and_close_to_its_end(tmp_path, budget, ended_by):
     """A twentieth of a dollar is 25 s of two devices at 3.60 dollars an hour."""
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=50, eval_samples=100, **budget)
     process = train(run_dir)
@@ -75,7 +75,7 @@ def test_two_ranks_end_together_inside_the_budget_and_near_its_end(tmp_path, bud
 
 
 @pytest.mark.slow
-def test_what_earlier_attempts_took_counts(tmp_path):
+def test_the_time_of_earlier_attempts_counts(tmp_path):
     run_dir = make_run(tmp_path, **FOREVER, max_time=500.0)
     write_json(run_dir.rank_state(0), {"attempt": 1, "spent_s": 499.0})
     process = train(run_dir, "--resume", "auto", attempt=2)
@@ -85,7 +85,7 @@ def test_what_earlier_attempts_took_counts(tmp_path):
     assert result["step"] < 20
 
 
-def test_a_loss_that_falls_no_more_ends_the_run_after_its_patience(tmp_path):
+def test_a_loss_that_stops_falling_ends_the_run_after_its_patience(tmp_path):
     run_dir = make_run(tmp_path, learning_rate=0.0, min_lr=0.0, eval_interval=2, early_stopping_patience=2)
     train(run_dir)
     result = read_json(run_dir.result)
@@ -95,7 +95,7 @@ def test_a_loss_that_falls_no_more_ends_the_run_after_its_patience(tmp_path):
     assert events(run_dir, "early_stopping") == [("early_stopping", 4)]
 
 
-def test_a_skipped_step_is_skipped_on_every_rank_and_the_run_goes_on(tmp_path):
+def test_a_step_is_skipped_on_every_rank_and_the_run_continues(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, nan_policy="skip", bad_steps_limit=3)
     process = train(run_dir, fault="nan:1:5", FAULT_DUMP=tmp_path)
     assert process.returncode == 0, process.stdout
@@ -116,7 +116,7 @@ def test_a_run_that_skips_too_often_fails(tmp_path):
     assert events(run_dir, "nan") == [("nan", step) for step in (4, 5, 6)] + [("nan", 7)]
 
 
-def test_a_rollback_goes_back_on_every_rank_and_on_behind_the_bad_data(tmp_path):
+def test_a_rollback_restores_every_rank_and_continues_after_the_bad_data(tmp_path):
     common = {"nan_policy": "rollback", "bad_steps_limit": 3, "checkpoint_interval": 3}
     run_dir = make_run(tmp_path, num_gpus=2, batch_size=2, **common)
     process = train(run_dir, fault="nan:1:7", FAULT_DUMP=tmp_path)
@@ -132,7 +132,7 @@ def test_a_rollback_goes_back_on_every_rank_and_on_behind_the_bad_data(tmp_path)
 
 
 @pytest.mark.slow
-def test_a_rollback_without_a_checkpoint_fails_and_says_so(tmp_path):
+def test_a_rollback_without_a_checkpoint_fails_with_a_message(tmp_path):
     run_dir = make_run(tmp_path, nan_policy="rollback", bad_steps_limit=3, checkpoint_interval=1000)
     process = train(run_dir, fault="nan:0:2")
     assert ended(run_dir) == ("failed", "nan", None), process.stdout
@@ -140,7 +140,7 @@ def test_a_rollback_without_a_checkpoint_fails_and_says_so(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_spike_is_noted_and_the_run_goes_on(tmp_path):
+def test_a_spike_is_logged_and_the_run_continues(tmp_path):
     run_dir = make_run(tmp_path, max_iters=16, spike_zscore=6.0, spike_window=10, spike_policy="record")
     train(run_dir, fault="high:0:12")
     assert ended(run_dir) == ("finished", None, "max_iters")
@@ -149,7 +149,7 @@ def test_a_spike_is_noted_and_the_run_goes_on(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_memory_that_runs_out_on_any_rank_is_named_and_half_the_micro_batch_gives_the_same_losses(tmp_path, rank):
+def test_half_the_micro_batch_after_out_of_memory_on_any_rank_gives_the_same_losses(tmp_path, rank):
     common = {"num_gpus": 2, "batch_size": 4, "max_iters": 6, "data_path": tmp_path / "data"}
     whole, run_dir = make_run(tmp_path, "whole", **common), make_run(tmp_path, "sick", **common)
     train(run_dir, fault=f"oom:{rank}:0", FAULT_FITS=2)
@@ -175,7 +175,7 @@ def test_memory_that_runs_out_on_any_rank_is_named_and_half_the_micro_batch_give
 
 
 @pytest.mark.slow
-def test_a_micro_batch_that_does_not_divide_is_refused(tmp_path):
+def test_a_micro_batch_that_is_not_a_divisor_is_refused(tmp_path):
     run_dir = make_run(tmp_path)
     process = train(run_dir, "--micro-batch", "3")
     assert ended(run_dir) == ("failed", "error", None)
@@ -195,12 +195,12 @@ def test_a_micro_batch_that_does_not_divide_is_refused(tmp_path):
         (DataError("a shard is short"), "data"),
     ],
 )
-def test_memory_that_ran_out_is_known_by_its_errors(error, kind):
+def test_out_of_memory_is_recognized_by_its_errors(error, kind):
     assert kind_of(error) == kind
 
 
 @pytest.mark.slow
-def test_a_first_rank_that_stands_still_is_named_by_another(tmp_path):
+def test_a_stalled_first_rank_is_reported_by_another(tmp_path):
     """Another rank leaves the reason in its error.json, from which the launcher judges where rank 0 writes nothing."""
     run_dir = make_run(tmp_path, num_gpus=2, **FOREVER, stall_factor=5.0, stall_floor=4)
     process = train(run_dir, fault="freeze:0:4", timeout=90 + TURN_S)
@@ -219,7 +219,7 @@ def test_a_first_rank_that_stands_still_is_named_by_another(tmp_path):
     ("fault", "words"),
     [("freeze:1:4", "rank 1 is late, last seen in"), ("hang:1:4", "rank 1 is late, in forward of step 4")],
 )
-def test_a_rank_that_stands_still_is_named_with_its_stack(tmp_path, fault, words):
+def test_a_stalled_rank_is_reported_with_its_stack(tmp_path, fault, words):
     run_dir = make_run(tmp_path, num_gpus=2, **FOREVER, stall_factor=5.0, stall_floor=4)
     process = train(run_dir, fault=fault, FAULT_HANGS=tmp_path / "hangs", timeout=90 + TURN_S)
     assert ended(run_dir) == ("failed", "stall", None), process.stdout
@@ -234,7 +234,7 @@ def test_a_rank_that_stands_still_is_named_with_its_stack(tmp_path, fault, words
 
 
 @pytest.mark.slow
-def test_a_profile_holds_the_steps_that_were_asked_for(tmp_path):
+def test_a_profile_covers_the_requested_steps(tmp_path):
     run_dir = make_run(tmp_path, max_iters=6, profile="2:4")
     process = train(run_dir)
     assert process.returncode == 0, process.stdout

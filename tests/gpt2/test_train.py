@@ -49,7 +49,7 @@ def finished(tmp_path_factory):
     return run_dir, train(run_dir)
 
 
-def test_a_run_ends_well_and_says_so(finished):
+def test_a_run_finishes_and_writes_its_result(finished):
     run_dir, process = finished
     result = read_json(run_dir.result)
     assert process.returncode == 0, process.stderr
@@ -61,7 +61,7 @@ def test_a_run_ends_well_and_says_so(finished):
     assert result["mfu"] is None
 
 
-def test_lines_are_logged_at_the_interval_and_at_the_last_step(finished):
+def test_metrics_are_logged_at_the_interval_and_at_the_last_step(finished):
     lines = list(read_jsonl(finished[0].metrics))
     assert [line["step"] for line in lines if "train/loss" in line] == [0, 2, 4, 6, 8, 10, 11]
     assert [line["step"] for line in lines if "val/loss" in line] == [0, 5, 10, 12]
@@ -79,7 +79,7 @@ def test_the_first_lines_are_the_losses_of_the_initial_weights(finished):
     assert first["train/lr"] == pytest.approx(config.learning_rate * schedule.scale(config, 0))
 
 
-def test_the_log_has_the_lines_that_people_look_for(finished):
+def test_the_log_has_the_expected_lines(finished):
     text = finished[1].stdout
     number = r"-?[\d.]+"
     line = rf"Iter \d+ \| epoch \d+ \| loss {number} \| lr \d\.\d\de-\d\d \| norm {number} \| dt {number}ms \| "
@@ -90,14 +90,14 @@ def test_the_log_has_the_lines_that_people_look_for(finished):
     assert re.fullmatch(r"Best validation loss: \d\.\d{4} \(Iter \d+\)", best)
 
 
-def test_what_was_used_is_what_was_asked(finished):
+def test_the_effective_configuration_is_the_requested_one(finished):
     used = read_json(finished[0].run_used)
     assert used["train"] == read_json(finished[0].run_json)["train"]
     assert used["adjusted"] == []
     assert len(used["devices"]) == 1
 
 
-def test_training_metrics_have_the_keys_of_the_original_and_agree_with_the_log(finished):
+def test_training_metrics_have_the_keys_of_the_original_project_and_match_the_log(finished):
     metrics, result = read_json(finished[0].training_metrics), read_json(finished[0].result)
     assert metrics["iterations"] == [0, 2, 4, 6, 8, 10, 11]
     assert len(metrics["train_losses"]) == len(metrics["learning_rates"]) == len(metrics["timestamps"]) == 7
@@ -111,7 +111,7 @@ def test_training_metrics_have_the_keys_of_the_original_and_agree_with_the_log(f
     assert (metrics["world_size"], metrics["global_batch"], metrics["seed"]) == (1, 4, 1337)
 
 
-def test_the_newest_the_best_and_the_final_checkpoint_stay_and_are_in_the_index(finished):
+def test_the_newest_the_best_and_the_final_checkpoint_are_kept_and_indexed(finished):
     run_dir, _ = finished
     there = {path.name for path in run_dir.checkpoints.iterdir()}
     steps = ["step_00000004.pt", "step_00000008.pt", "step_00000012.pt"]
@@ -126,7 +126,7 @@ def test_the_newest_the_best_and_the_final_checkpoint_stay_and_are_in_the_index(
     assert events == [4, 5, 8, 10, 12]
 
 
-def test_a_run_that_diverges_ends_failed_with_its_reason_and_no_final_checkpoint(tmp_path):
+def test_a_diverging_run_fails_with_its_reason_and_no_final_checkpoint(tmp_path):
     run_dir = make_run(tmp_path, learning_rate=1e9, warmup_steps=0, grad_clip=0.0, max_iters=50, eval_interval=1000)
     process = alone(run_dir)
     result = read_json(run_dir.result)
@@ -141,7 +141,7 @@ def test_a_run_that_diverges_ends_failed_with_its_reason_and_no_final_checkpoint
         assert "Infinity" not in path.read_text()
 
 
-def test_a_full_disk_costs_the_checkpoints_and_not_the_numbers(tmp_path):
+def test_a_full_disk_costs_the_checkpoints_but_not_the_metrics(tmp_path):
     run_dir = make_run(tmp_path, checkpoint_interval=4, save_best=False)
     process = alone(run_dir, program=("tests/support/trainer_faults.py",), FAULT="full:0:0")
     result = read_json(run_dir.result)
@@ -153,7 +153,7 @@ def test_a_full_disk_costs_the_checkpoints_and_not_the_numbers(tmp_path):
     assert not list(run_dir.checkpoints.iterdir())
 
 
-def test_a_foreign_token_ends_the_run_with_the_file_as_its_reason(tmp_path):
+def test_an_invalid_token_ends_the_run_with_its_file_as_the_reason(tmp_path):
     run_dir = make_run(tmp_path)
     shards.write_shard(tmp_path / "data/random_val_000000.bin", [300] * 33)
     process = alone(run_dir)
@@ -164,7 +164,7 @@ def test_a_foreign_token_ends_the_run_with_the_file_as_its_reason(tmp_path):
     assert "Traceback" not in process.stderr
 
 
-def test_data_that_are_not_those_of_the_plan_are_refused(tmp_path):
+def test_data_that_differs_from_the_plan_is_refused(tmp_path):
     make_data(tmp_path / "data")
     run_dir = make_run(tmp_path, data_sha256="ab" * 32)
     alone(run_dir)
@@ -201,7 +201,7 @@ def reading(step, seconds=0.5, **values):
     return StepNumbers(step=step, seconds=seconds, **known | values)
 
 
-def test_the_time_of_a_line_is_the_mean_of_the_steps_since_the_last_one(tmp_path):
+def test_the_step_time_of_a_line_is_the_mean_since_the_previous_line(tmp_path):
     log = log_of(tmp_path, log_interval=2)
     for step, seconds in enumerate((9.0, 1.0, 3.0)):
         log.training(reading(step, seconds), 0)
@@ -210,7 +210,7 @@ def test_the_time_of_a_line_is_the_mean_of_the_steps_since_the_last_one(tmp_path
     assert lines[1]["throughput/tokens_per_s"] == 64
 
 
-def test_the_steady_speed_leaves_out_the_first_steps(tmp_path):
+def test_the_steady_speed_excludes_the_first_steps(tmp_path):
     log = log_of(tmp_path)
     for step in range(30):
         log.training(reading(step, 60.0 if step < 10 else 0.5), 0)
@@ -218,7 +218,7 @@ def test_the_steady_speed_leaves_out_the_first_steps(tmp_path):
     assert log.result("finished")["step_ms"] == 500
 
 
-def test_mfu_is_that_of_the_peak_that_was_given(tmp_path):
+def test_mfu_is_relative_to_the_given_peak(tmp_path):
     log = log_of(tmp_path, peak_tflops=0.001)
     log.training(reading(0), 0)
     assert log.config
@@ -226,20 +226,20 @@ def test_mfu_is_that_of_the_peak_that_was_given(tmp_path):
     assert next(read_jsonl(log.dir.metrics))["throughput/mfu"] == pytest.approx(expected)
 
 
-def test_a_line_that_a_crash_cut_short_does_not_swallow_the_next_attempts_first_line(tmp_path):
+def test_a_truncated_line_does_not_swallow_the_first_line_of_the_next_attempt(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "attempt": 1}\n{"step": 1, "att')
     log = log_of(tmp_path)
     log.training(reading(0), 0)
     assert [line["step"] for line in read_jsonl(log.dir.metrics)] == [0, 0]
 
 
-def test_a_result_before_any_measurement_is_null_and_not_zero(tmp_path):
+def test_a_result_before_any_measurement_has_null_and_not_zero(tmp_path):
     result = RunLog(RunDir(tmp_path), "a", 1, main=True).result("failed", "error", "x")
     for key in ("initial_val_loss", "final_train_loss", "tokens_per_second", "step_ms", "peak_memory_mib", "params"):
         assert result[key] is None
 
 
-def test_dropout_differs_between_steps_and_ranks_and_repeats_otherwise():
+def test_dropout_differs_between_steps_and_ranks_and_is_otherwise_reproducible():
     seeds = {dropout_seed(seed, step, rank) for seed in (1, 2) for step in (0, 1) for rank in (0, 1)}
     assert len(seeds) == 8
     assert dropout_seed(1, 2, 3) == dropout_seed(1, 2, 3)

@@ -89,7 +89,7 @@ def test_a_card_is_read_in_our_units(drm):
     assert source.energy_source == "power"
 
 
-def test_a_newer_card_that_has_only_its_present_power_is_read_too(drm):
+def test_a_newer_card_that_reports_only_current_power_is_read(drm):
     drm.card(0, hwmon={"power1_average": None, "power1_input": 180_000_000, "pwm1": None}, product_name=None)
     source = open_source((), drm.root)
     (known,) = read(source)
@@ -98,7 +98,7 @@ def test_a_newer_card_that_has_only_its_present_power_is_read_too(drm):
     assert source.devices[0].gpu_name == "AMD GPU"
 
 
-def test_cards_are_numbered_as_the_kernel_does_and_others_are_left_out(drm):
+def test_cards_are_numbered_as_by_the_kernel_and_other_vendors_are_ignored(drm):
     for number in (10, 2, 0):
         drm.card(number)
     drm.card(1, vendor="0x10de")
@@ -114,7 +114,7 @@ def test_cards_are_numbered_as_the_kernel_does_and_others_are_left_out(drm):
     assert open_source((), drm.root / "none") is None
 
 
-def test_what_a_card_does_not_say_is_not_known(drm):
+def test_a_value_that_a_card_does_not_report_is_unknown(drm):
     drm.card(0, gpu_busy_percent="", mem_info_vram_used=None, hwmon={"temp1_input": "no number"})
     (known,) = read(open_source((), drm.root))
     assert all(math.isnan(known[name]) for name in ("utilization", "memory_used", "temperature"))
@@ -149,7 +149,7 @@ def test_two_cards_are_recorded_reported_and_shown(drm, run_dir):
     assert "integrated power, board only" in energy_line(gpu)
 
 
-def test_the_screen_shows_amds_cards_where_there_is_no_driver_of_nvidia(drm):
+def test_gputop_shows_amd_cards_without_an_nvidia_driver(drm):
     drm.card(0)
     drm.card(1, gpu_busy_percent=50)
     once = subprocess.check_output(program(drm, "kmatrix.gputop.command", "--once"), env=environment(), text=True)

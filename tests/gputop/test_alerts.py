@@ -45,14 +45,14 @@ def kinds(alerts):
 # ---- what is told ------------------------------------------------------------------------------------------------
 
 
-def test_rows_are_held_against_the_limits():
+def test_rows_are_compared_with_the_thresholds():
     one = view(gpu_sample(0, temperature=93.0), gpu_sample(1), throttle={0: ("heat (hardware)",), 1: ("power cap",)})
     told = kinds(alarms.alerts_of_rows(busy(one, 50.0), Thresholds(), T0))
     assert told[:2] == [(AlertKind.UTILIZATION, "GPU 0"), (AlertKind.TEMPERATURE, "GPU 0")]
     assert set(told[2:]) == {(AlertKind.THROTTLE, "GPU 0"), (AlertKind.UTILIZATION, "GPU 1")}
 
 
-def test_utilization_needs_ten_seconds_and_an_idle_machine_is_well():
+def test_low_utilization_needs_ten_seconds_and_an_idle_machine_has_no_alert():
     one = view(gpu_sample(0), gpu_sample(1, memory_used=1.0))
     assert alarms.alerts_of_rows(busy(one, 0.0, seconds=9), Thresholds(balance=0), T0) == ()
     assert alarms.alerts_of_rows(busy(one, 0.0), alarms.MACHINE_THRESHOLDS, T0) == ()
@@ -66,7 +66,7 @@ def test_a_lost_gpu_is_critical():
     assert (told.kind, told.about, told.severity) == (AlertKind.LOST, "GPU 1", Severity.CRITICAL)
 
 
-def test_the_screen_has_a_line_for_each_alert_and_says_when_there_are_more():
+def test_the_screen_has_a_line_per_alert_and_the_number_of_hidden_ones():
     many = tuple(dataclasses.replace(HOT, about=f"GPU {number}") for number in range(5))
     text = rendered(dataclasses.replace(view(gpu_sample(0)), alerts=many), 80, 24)
     lines = [line for line in text.splitlines() if line.startswith("!")]
@@ -76,7 +76,7 @@ def test_the_screen_has_a_line_for_each_alert_and_says_when_there_are_more():
     assert "(check cooling and air flow" in wide
 
 
-def test_a_replay_shows_what_was_told_at_its_place(tmp_path):
+def test_a_replay_shows_the_alerts_of_its_position(tmp_path):
     recorder = Recorder(tmp_path, gpus=2)
     recorder.write(200)
     write_json(RunDir(tmp_path).status, {"status": "finished", "alerts": [HOT.to_json()]})
@@ -86,7 +86,7 @@ def test_a_replay_shows_what_was_told_at_its_place(tmp_path):
         assert list(session.view().alerts) == expected
 
 
-def test_a_recording_without_a_runner_is_held_against_the_limits_of_its_run(tmp_path):
+def test_a_recording_without_a_runner_uses_the_thresholds_of_its_run(tmp_path):
     recorder = Recorder(tmp_path, gpus=1)
     recorder.write(100)  # 50 C
     write_json(RunDir(tmp_path).run_json, {"symbols": {"ALERT_TEMPERATURE": "45", "ALERT_GPU_UTILIZATION": "0"}})
@@ -120,14 +120,14 @@ def trainers(tmp_path):
         process.wait()
 
 
-def test_a_process_says_which_rank_of_which_run_it_is(trainers):
+def test_a_process_reports_its_run_and_rank(trainers):
     assert rank_of(trainers("gpt2_muon_2gpu", 3)) == Rank(run="gpt2_muon_2gpu", rank=3)
     assert rank_of(trainers("gpt2_muon_2gpu")) == Rank(run="gpt2_muon_2gpu", rank=None)
     assert rank_of(os.getpid()) is None
     assert rank_of(2**22 + 5) is None
 
 
-def test_the_live_screen_shows_rank_and_run_of_each_gpu_without_a_recorder(trainers, tmp_path):
+def test_the_live_screen_shows_rank_and_run_per_gpu_without_a_recorder(trainers, tmp_path):
     require_program("gcc")
     pids = [trainers("gpt2_adamw_2gpu", 1), trainers("gpt2_adamw_2gpu", 0), trainers("gpt2_muon_1gpu", 0)]
     scenario = tmp_path / "x.scn"
@@ -142,7 +142,7 @@ def test_the_live_screen_shows_rank_and_run_of_each_gpu_without_a_recorder(train
     assert rows[3][:3] == ["3", "-", "-"]
 
 
-def test_one_run_is_named_in_the_title_and_needs_no_column():
+def test_a_single_run_is_named_in_the_title_instead_of_a_column():
     one = view(gpu_sample(0), gpu_sample(1), ranks={0: 0, 1: 1})
     rows = tuple(dataclasses.replace(row, run="gpt2_adamw_2gpu") for row in one.rows)
     text = rendered(dataclasses.replace(one, rows=rows), 120, 24)
@@ -150,7 +150,7 @@ def test_one_run_is_named_in_the_title_and_needs_no_column():
     assert text.count("gpt2_adamw_2gpu") == 1
 
 
-def test_an_alert_of_a_damaged_status_ends_nothing(tmp_path):
+def test_an_invalid_alert_in_a_status_file_is_ignored(tmp_path):
     recorder = Recorder(tmp_path, gpus=1)
     recorder.write(5)
     RunDir(tmp_path).status.write_text(json.dumps({"alerts": [{"kind": 5}]}))

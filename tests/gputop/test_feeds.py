@@ -21,7 +21,7 @@ from stats_reader import read_stats
 # ---- recordings --------------------------------------------------------------------------------------------------
 
 
-def test_an_attached_screen_shows_each_new_sample_and_reads_none_twice(tmp_path, monkeypatch):
+def test_an_attached_screen_shows_each_new_sample_once(tmp_path, monkeypatch):
     firsts = []
 
     def read(path, first=0):
@@ -45,7 +45,7 @@ def test_an_attached_screen_shows_each_new_sample_and_reads_none_twice(tmp_path,
     assert sum(known) / len(known) == pytest.approx(4.5, abs=1.0)
 
 
-def test_a_recorder_that_is_silent_is_said_to_be_and_one_that_ended_too(tmp_path):
+def test_a_silent_recorder_and_a_finished_one_are_reported(tmp_path):
     Recorder(tmp_path / "run", started=time.time() - 60).write(2)
     feed = AttachedFeed(tmp_path / "run")
     feed.poll(History())
@@ -54,7 +54,7 @@ def test_a_recorder_that_is_silent_is_said_to_be_and_one_that_ended_too(tmp_path
     assert "--replay" in feed.notices()[0]
 
 
-def test_an_attached_screen_goes_on_in_the_new_file_of_other_gpus(tmp_path):
+def test_an_attached_screen_follows_to_the_new_file_of_other_gpus(tmp_path):
     Recorder(tmp_path / "run", started=T0).write(8)
     feed, history = AttachedFeed(tmp_path / "run"), History()
     feed.poll(history)
@@ -64,7 +64,7 @@ def test_an_attached_screen_goes_on_in_the_new_file_of_other_gpus(tmp_path):
     assert len(moment.snapshot.samples) == 3
 
 
-def test_a_last_record_that_is_cut_short_is_not_shown(tmp_path):
+def test_a_truncated_last_record_is_not_shown(tmp_path):
     Recorder(tmp_path / "run").write(3)
     with RunDir(tmp_path / "run").gpu_samples.open("r+b") as file:
         file.truncate(file.seek(0, 2) - 5)
@@ -72,14 +72,14 @@ def test_a_last_record_that_is_cut_short_is_not_shown(tmp_path):
 
 
 @pytest.mark.parametrize(("at", "index"), [(0.0, 0), (10.0, 20), (10.4, 20), (-5.0, 188), (1e9, 198), (-1e9, 0)])
-def test_a_replay_begins_where_it_is_asked_to(tmp_path, at, index):
+def test_a_replay_starts_at_the_requested_position(tmp_path, at, index):
     Recorder(tmp_path / "run").write(199)
     feed = ReplayFeed(tmp_path / "run", at=at)
     feed.press("space")  # paused: the clock stands
     assert utilization(feed.poll(History())) == index
 
 
-def test_a_replay_seeks_in_both_directions_and_its_history_is_that_of_the_place(tmp_path):
+def test_a_replay_seeks_in_both_directions_with_the_history_of_its_position(tmp_path):
     Recorder(tmp_path / "run").write(2000)  # 1000 s
     feed, history = ReplayFeed(tmp_path / "run", at=900.0), History()
     feed.press("space")
@@ -97,7 +97,7 @@ def test_a_replay_seeks_in_both_directions_and_its_history_is_that_of_the_place(
     assert utilization(feed.poll(history)) == 0.0
 
 
-def test_a_replay_plays_at_the_pace_of_the_run_and_a_pause_holds_it(tmp_path, monkeypatch):
+def test_a_replay_plays_in_real_time_and_can_be_paused(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr("kmatrix.gputop.feeds.time.monotonic", lambda: now[0])
     Recorder(tmp_path / "run").write(100)
@@ -112,7 +112,7 @@ def test_a_replay_plays_at_the_pace_of_the_run_and_a_pause_holds_it(tmp_path, mo
     assert (utilization(feed.poll(history)), feed.mode) == (99.0, "paused")  # it stops at the end
 
 
-def test_throttling_is_that_of_the_place_in_the_replay(tmp_path):
+def test_a_replay_shows_throttling_of_its_position(tmp_path):
     recorder = Recorder(tmp_path / "run", gpus=2)
     recorder.write(200)
     append_event(recorder.run, 0, "started")
@@ -131,12 +131,12 @@ def test_throttling_is_that_of_the_place_in_the_replay(tmp_path):
         assert feed.poll(history).throttle == known
 
 
-def test_a_recording_without_events_does_not_claim_that_nothing_was_throttled(tmp_path):
+def test_a_recording_without_events_reports_unknown_throttling(tmp_path):
     Recorder(tmp_path / "run").write(2)
     assert ReplayFeed(tmp_path / "run").poll(History()).throttle == {}
 
 
-def test_a_folder_without_a_recording_is_refused_and_a_matrix_names_its_runs(tmp_path):
+def test_a_folder_without_a_recording_is_refused_and_a_matrix_lists_its_runs(tmp_path):
     with pytest.raises(RecordError, match="contains no gpu_samples"):
         AttachedFeed(tmp_path)
     Recorder(tmp_path / "matrix" / "gpt2_adamw_2gpu").write(1)
@@ -189,7 +189,7 @@ def source(monkeypatch):
     return one
 
 
-def test_a_gpu_that_is_lost_and_found_is_shown_again(source):
+def test_a_lost_gpu_is_shown_again_after_recovery(source):
     monitor = GPUMonitor()
     assert monitor.initialize()
     assert monitor.read().throttle == {0: (), 1: ("power cap",)}
@@ -205,7 +205,7 @@ def test_a_gpu_that_is_lost_and_found_is_shown_again(source):
     assert found.snapshot.time == pytest.approx(time.time(), abs=5)
 
 
-def test_what_costs_more_is_asked_once_a_second_and_a_lost_gpu_every_five(source):
+def test_expensive_values_are_polled_once_per_second_and_a_lost_gpu_every_five(source):
     monitor = GPUMonitor()
     monitor.initialize()
     source.lost = True
@@ -217,7 +217,7 @@ def test_what_costs_more_is_asked_once_a_second_and_a_lost_gpu_every_five(source
     assert source.asked.count("recover 1") == pytest.approx(2, abs=1)
 
 
-def test_the_driver_is_closed_and_a_second_initialize_opens_it_anew(source):
+def test_the_driver_is_closed_and_can_be_initialized_again(source):
     monitor = GPUMonitor()
     monitor.initialize()
     monitor.initialize()
@@ -227,7 +227,7 @@ def test_the_driver_is_closed_and_a_second_initialize_opens_it_anew(source):
     assert monitor.read().snapshot.samples == ()
 
 
-def test_without_nvidias_driver_amds_is_asked(tmp_path, monkeypatch):
+def test_without_an_nvidia_driver_the_amd_source_is_used(tmp_path, monkeypatch):
     card = tmp_path / "card0" / "device"
     card.mkdir(parents=True)
     for name, text in (("vendor", "0x1002"), ("gpu_busy_percent", "42"), ("mem_info_vram_total", "1073741824")):
@@ -252,7 +252,7 @@ def session(tmp_path):
     return one
 
 
-def test_every_gpu_can_be_selected_also_the_twelfth(session):
+def test_every_gpu_can_be_selected_even_the_twelfth(session):
     reached = [session.selected]
     for _ in range(13):
         session.press("down")
@@ -264,7 +264,7 @@ def test_every_gpu_can_be_selected_also_the_twelfth(session):
     assert session.selected == 7
 
 
-def test_the_key_m_goes_through_the_metrics_and_l_draws_them_large(session):
+def test_the_key_m_cycles_through_the_metrics_and_l_enlarges_them(session):
     seen = []
     for _ in Metric:
         seen.append(session.view().metric)
@@ -275,7 +275,7 @@ def test_the_key_m_goes_through_the_metrics_and_l_draws_them_large(session):
     assert not session.press("q")
 
 
-def test_a_subset_of_the_gpus_is_what_is_shown_and_written(tmp_path):
+def test_a_subset_of_the_gpus_is_shown_and_written(tmp_path):
     recorder = Recorder(tmp_path / "run", gpus=12)
     session = Session(feed=AttachedFeed(tmp_path / "run"), asked="2, GPU-11", stats=StatsFiles(tmp_path / "x.json"))
     session.poll()
@@ -292,7 +292,7 @@ def test_a_subset_of_the_gpus_is_what_is_shown_and_written(tmp_path):
 # ---- statistics files --------------------------------------------------------------------------------------------
 
 
-def test_the_statistics_hold_the_selected_gpu_and_all_in_their_layouts(tmp_path):
+def test_the_statistics_files_contain_the_selected_gpu_and_all_gpus(tmp_path):
     files = StatsFiles(tmp_path / "x.json")
     for second, selected in ((0, 1), (1, 1), (2, 99)):
         files.append(Snapshot(time=T0 + second, samples=(gpu_sample(0), gpu_sample(1, utilization=70.0))), selected)
@@ -306,7 +306,7 @@ def test_the_statistics_hold_the_selected_gpu_and_all_in_their_layouts(tmp_path)
     assert [sample.utilization for sample in snapshots[0].samples] == [95, 70]
 
 
-def test_statistics_of_ours_are_continued_and_any_other_file_is_left_alone(tmp_path):
+def test_our_own_statistics_file_is_continued_and_any_other_file_is_refused(tmp_path):
     for _ in range(2):
         files = StatsFiles(tmp_path / "x.json")
         files.append(Snapshot(time=T0, samples=(gpu_sample(0),)), 0)
@@ -319,7 +319,7 @@ def test_statistics_of_ours_are_continued_and_any_other_file_is_left_alone(tmp_p
         assert (tmp_path / name).read_text() == text
 
 
-def test_a_full_disk_is_said_and_does_not_end_the_screen(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_does_not_end_the_screen(tmp_path, monkeypatch):
     files = StatsFiles(tmp_path / "x.json")
 
     def full(_self, _value):
@@ -333,7 +333,7 @@ def test_a_full_disk_is_said_and_does_not_end_the_screen(tmp_path, monkeypatch):
     assert files.problem == ""
 
 
-def test_headless_polling_ends_after_its_time_and_keeps_its_pace(session):
+def test_headless_polling_ends_after_its_duration_at_a_steady_rate(session):
     times = []
     session.feed.poll = lambda history: times.append(time.monotonic())
     begin = time.monotonic()

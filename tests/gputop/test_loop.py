@@ -59,7 +59,7 @@ def gpus(library, tmp_path):
     return make
 
 
-def test_without_a_gpu_once_and_json_say_so_and_succeed():
+def test_without_a_gpu_once_and_json_report_it_and_succeed():
     once = program("--once")
     assert (once.returncode, once.stderr) == (0, "")
     assert once.stdout.startswith("no GPU")
@@ -70,7 +70,7 @@ def test_without_a_gpu_once_and_json_say_so_and_succeed():
     assert result.stderr.startswith("no GPU")
 
 
-def test_no_escape_code_is_printed_where_there_is_no_terminal(gpus):
+def test_without_a_terminal_no_escape_code_is_printed(gpus):
     once = program(added=gpus(4))
     assert once.returncode == 0, once.stderr
     assert "\x1b" not in once.stdout
@@ -78,7 +78,7 @@ def test_no_escape_code_is_printed_where_there_is_no_terminal(gpus):
     assert all(line_of(once.stdout, i) for i in range(4))
 
 
-def test_a_reader_that_goes_away_is_no_error(gpus):
+def test_a_closed_pipe_is_not_an_error(gpus):
     command = f"{sys.executable} {SCRIPT} --once; echo status=$? >&2"
     completed = subprocess.run(
         f"({command}) | true", shell=True, env=os.environ | gpus(2), stderr=subprocess.PIPE, check=False
@@ -86,7 +86,7 @@ def test_a_reader_that_goes_away_is_no_error(gpus):
     assert completed.stderr == b"status=0\n"
 
 
-def test_json_is_one_snapshot_of_the_gpus_asked_for(gpus, tmp_path):
+def test_json_is_one_snapshot_of_the_selected_gpus(gpus, tmp_path):
     result = program("--json", "--gpus", "0,2", "--stats-file", str(tmp_path / "x.json"), added=gpus(4))
     assert json.loads(multi_path(tmp_path / "x.json").read_text())[0]["aggregate_stats"]["gpu_count"] == 2
     entry = json.loads(result.stdout)
@@ -95,14 +95,14 @@ def test_json_is_one_snapshot_of_the_gpus_asked_for(gpus, tmp_path):
     assert entry["simulated"]
 
 
-def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(gpus):
+def test_a_missing_gpu_is_refused_with_the_available_ones(gpus):
     result = program("--once", "--gpus", "0,7", added=gpus(2))
     assert result.returncode == 2
     assert "--gpus names 7" in result.stderr
     assert "hint: select GPUs by index or UUID: 0 (" in result.stderr
 
 
-def test_the_one_liner_counts_the_gpus(gpus):
+def test_the_python_one_liner_counts_the_gpus(gpus):
     code = "import scripts.gputop; m=scripts.gputop.GPUMonitor(); m.initialize(); print(f'GPUs: {m.gpu_count}')"
     for count in (0, 3):
         completed = subprocess.run(
@@ -112,7 +112,7 @@ def test_the_one_liner_counts_the_gpus(gpus):
         assert (completed.stdout, completed.stderr) == (f"GPUs: {count}\n", "")
 
 
-def test_the_statistics_are_written_without_a_terminal_until_the_time_is_over(gpus, tmp_path):
+def test_without_a_terminal_statistics_are_written_for_the_requested_duration(gpus, tmp_path):
     completed = program("--stats-file", str(tmp_path / "x.json"), "--seconds", "1", "--interval", "0.2", added=gpus(3))
     assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
     single = json.loads((tmp_path / "x.json").read_text())
@@ -122,7 +122,7 @@ def test_the_statistics_are_written_without_a_terminal_until_the_time_is_over(gp
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_writing_of_statistics_in_order(gpus, tmp_path, number):
+def test_a_signal_ends_the_writing_of_statistics_cleanly(gpus, tmp_path, number):
     path = tmp_path / "x.json"
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), "--stats-file", str(path), "--interval", "0.05"],
@@ -135,7 +135,7 @@ def test_a_signal_ends_the_writing_of_statistics_in_order(gpus, tmp_path, number
     assert len(json.loads(path.read_text())) > 2
 
 
-def test_a_recording_is_shown_once_at_its_end_or_where_it_is_asked_for(tmp_path, capsys, monkeypatch):
+def test_a_recording_is_shown_once_at_its_end_or_at_the_requested_position(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     Recorder(tmp_path / "gpt2_adamw_2gpu").write(101)
     assert main(["--replay", str(tmp_path / "gpt2_adamw_2gpu"), "--once"]) == 0
@@ -146,7 +146,7 @@ def test_a_recording_is_shown_once_at_its_end_or_where_it_is_asked_for(tmp_path,
     assert " 20%" in line_of(capsys.readouterr().out, 0)
 
 
-def test_a_missing_package_is_said_with_its_remedy(tmp_path):
+def test_a_missing_package_is_reported_with_an_installation_hint(tmp_path):
     (tmp_path / "rich").mkdir()
     (tmp_path / "rich" / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'rich'\")")
     result = program("--once", added={"PYTHONPATH": str(tmp_path)})
@@ -210,7 +210,7 @@ def recording(tmp_path):
     return str(tmp_path / "gpt2_adamw_4gpu")
 
 
-def test_the_key_q_leaves_the_terminal_as_it_was(recording):
+def test_the_key_q_restores_the_terminal(recording):
     screen = Screen("--replay", recording, columns=80, lines=24)
     screen.until("SIMULATED")
     screen.type("q")
@@ -218,14 +218,14 @@ def test_the_key_q_leaves_the_terminal_as_it_was(recording):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_leaves_the_terminal_as_it_was(recording, number):
+def test_a_signal_restores_the_terminal(recording, number):
     screen = Screen("--replay", recording, columns=80, lines=24)
     screen.until("SIMULATED")
     screen.process.send_signal(number)
     assert screen.end() == 0
 
 
-def test_an_error_leaves_the_terminal_as_it_was(tmp_path):
+def test_an_error_restores_the_terminal(tmp_path):
     recorder = Recorder(tmp_path / "run", started=time.time())
     recorder.write(1)
     screen = Screen("--run", str(tmp_path / "run"), columns=80, lines=24)
@@ -236,12 +236,12 @@ def test_an_error_leaves_the_terminal_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize(("columns", "lines"), [(0, 0), (1, 1), (20, 24)])
-def test_a_terminal_of_any_size_is_drawn_on(recording, columns, lines):
+def test_terminals_of_every_size_are_supported(recording, columns, lines):
     screen = Screen("--replay", recording, "--seconds", "0.3", columns=columns, lines=lines)
     assert screen.end() == 0
 
 
-def test_the_way_out_cannot_be_cut_short_by_a_second_signal(recording, monkeypatch):
+def test_a_second_signal_does_not_interrupt_the_cleanup(recording, monkeypatch):
     console = Console(file=io.StringIO())
     real, heard = Live.stop, []
 
@@ -256,7 +256,7 @@ def test_the_way_out_cannot_be_cut_short_by_a_second_signal(recording, monkeypat
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(recording):
+def test_ctrl_z_releases_the_terminal_and_fg_restores_the_screen(recording):
     screen = Screen("--replay", recording, "--interval", "60", columns=80, lines=24)
     screen.until("SIMULATED")
     screen.process.send_signal(signal.SIGTSTP)
@@ -269,7 +269,7 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(recording):
     assert screen.end() == 0
 
 
-def test_no_color_is_honoured(recording):
+def test_no_color_is_respected(recording):
     for added, colours in (({}, True), ({"NO_COLOR": "1"}, False)):
         screen = Screen("--replay", recording, columns=80, lines=24, **added)
         screen.until("last 60 s")
@@ -291,7 +291,7 @@ def tmux(tmp_path):
         one("kill-server")
 
 
-def test_a_change_of_the_terminals_size_is_followed_whatever_the_environment_says(tmux, recording):
+def test_a_terminal_resize_is_followed_whatever_the_environment_says(tmux, recording):
     one = tmux((80, 24), {"COLUMNS": "80", "LINES": "24"}, "--replay", recording, "--interval", "30")
     wait_until(lambda: "last 60 s" in one.screen())
     one("resize-window", "-x", "30", "-y", "12")

@@ -88,25 +88,25 @@ def test_every_width_and_height_can_be_drawn(count):
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
-def test_without_a_bound_on_the_height_every_gpu_has_a_line(width):
+def test_without_a_height_limit_every_gpu_has_a_line(width):
     text = rendered(view(*(gpu_sample(i) for i in range(64))), width)
     assert all(line_of(text, i) for i in range(64))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 64), st.data(), st.integers(20, 200), st.integers(6, 60), st.booleans())
-def test_the_selected_gpu_is_always_on_the_screen(count, data, width, height, large):
+def test_the_selected_gpu_is_always_visible(count, data, width, height, large):
     chosen = data.draw(st.integers(0, count - 1))
     text = rendered(view(*(gpu_sample(i) for i in range(count)), selected=chosen, large=large), width, height)
     assert re.search(rf"^{chosen}\s|GPU {chosen}\b", text, re.MULTILINE)
 
 
-def test_a_line_says_everything_of_a_gpu():
+def test_the_line_of_a_gpu_has_all_its_values():
     text = line_of(rendered(view(gpu_sample(3), ranks={3: 7}, throttle={3: ("heat (hardware)", "power cap")}), 160), 3)
     assert re.search(r"^3 +7 .*95%.*12\.5/24\.0.*150/300 +60C +1710 +TP +0\.0s", text)
 
 
-def test_what_is_unknown_is_a_dash_and_never_a_0():
+def test_unknown_values_are_dashes_and_never_zero():
     unknown = dict.fromkeys(("utilization", "memory_used", "memory_total", "power", "power_limit", "temperature"))
     text = rendered(view(gpu_sample(1, **unknown, sm_clock=None), gpu_sample(2)), 160)
     assert "lost" in line_of(text, 1)
@@ -115,7 +115,7 @@ def test_what_is_unknown_is_a_dash_and_never_a_0():
     assert "power 150 W" in text  # the total of those that live
 
 
-def test_totals_are_those_of_the_multi_gpu_file():
+def test_totals_equal_those_of_the_multi_gpu_file():
     ones = [gpu_sample(0), gpu_sample(1, utilization=70.0, memory_used=9000.0), gpu_sample(2, power=None)]
     totals = aggregate(ones)
     assert f"util {totals['average_utilization']:.0f}%" in rendered(view(*ones))
@@ -128,11 +128,11 @@ def test_totals_are_those_of_the_multi_gpu_file():
     ("second", "said"),
     [(100.0, "CV 0.0% Excellent"), (120.0, "CV 9.1% Good"), (130.0, "CV 13.0% Fair"), (200.0, "CV 33.3% Poor")],
 )
-def test_balance_is_said_with_its_class(second, said):
+def test_balance_is_shown_with_its_class(second, said):
     assert f"memory {said}" in rendered(view(gpu_sample(0, memory_used=100.0), gpu_sample(1, memory_used=second)), 160)
 
 
-def test_the_balance_of_fewer_than_two_gpus_that_say_it_is_not_there():
+def test_the_balance_of_fewer_than_two_gpus_is_not_shown():
     assert "power n/a" in rendered(view(gpu_sample(0), gpu_sample(1, power=None)), 160)
     assert balance([gpu_sample(0)], Metric.MEMORY) is None
 
@@ -144,19 +144,19 @@ def test_simulated_gpus_are_marked_at_every_width(width):
     assert "SIMULATED" not in rendered(view(gpu_sample(0)), width, 24)
 
 
-def test_names_are_a_column_only_where_they_differ():
+def test_the_name_column_is_shown_only_if_names_differ():
     assert "NVIDIA A10G" not in line_of(rendered(view(gpu_sample(0), gpu_sample(1)), 160), 0)
     assert "H100" in line_of(rendered(view(gpu_sample(0), gpu_sample(1, name="H100")), 160), 1)
 
 
-def test_a_name_cannot_move_the_cursor():
+def test_a_name_with_escape_codes_cannot_move_the_cursor():
     text = rendered(view(gpu_sample(0, name="evil\x1b[2J\r\n"), gpu_sample(1)), 160)
     assert "\x1b" not in text
     assert "\r" not in text
 
 
 @pytest.mark.parametrize("metric", list(Metric))
-def test_one_metric_is_drawn_large_with_its_value_and_unit(metric):
+def test_one_metric_is_enlarged_with_its_value_and_unit(metric):
     text = rendered(view(gpu_sample(0), gpu_sample(1), metric=metric, large=True), 100, 30)
     assert f"GPU 0 {metric} " in text
     assert f" {UNITS[metric]} of " in text
@@ -164,7 +164,7 @@ def test_one_metric_is_drawn_large_with_its_value_and_unit(metric):
 
 
 @pytest.mark.parametrize("value", [0.0, 25.0, 50.0, 100.0])
-def test_the_height_of_a_chart_is_the_value(value):
+def test_the_height_of_a_chart_is_proportional_to_the_value(value):
     lines = chart([value], 100.0, 1, 4, UNICODE)
     filled = sum(UNICODE.levels.index(line) for line in lines)
     assert filled == max(1, round(value / 100 * 32))
@@ -174,16 +174,16 @@ def test_the_height_of_a_chart_is_the_value(value):
 @pytest.mark.parametrize(
     ("part", "drawn"), [(0.0, "    "), (0.5, "██  "), (0.53125, "██▏ "), (1.0, "████"), (None, "    ")]
 )
-def test_a_bar_is_exact_to_an_eighth(part, drawn):
+def test_a_bar_is_exact_to_one_eighth_of_a_cell(part, drawn):
     assert bar(part, 4, UNICODE) == drawn
 
 
-def test_a_gap_in_the_history_is_blank_and_0_is_not():
+def test_a_gap_in_the_history_is_blank_unlike_zero():
     assert sparkline([None, 0.0, 100.0], 100.0, 5, UNICODE) == "   ▁█"
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=60), st.integers(1, 60))
-def test_what_is_drawn_narrower_keeps_within_what_was_measured(values, width):
+def test_a_resampled_chart_stays_within_the_measured_range(values, width):
     drawn = resample(values, width)
     assert len(drawn) == width
     known = [value for value in drawn if value is not None]
@@ -207,7 +207,7 @@ def test_ascii_terminals_get_ascii_only():
 # ---- the last minute ---------------------------------------------------------------------------------------------
 
 
-def test_a_second_of_history_is_the_mean_of_its_samples_and_the_oldest_comes_first():
+def test_one_second_of_history_is_the_mean_of_its_samples_oldest_first():
     history = History()
     for second, value in ((0.0, 10.0), (0.5, 20.0), (2.0, 50.0)):
         history.add(Snapshot(time=T0 + second, samples=(gpu_sample(0, utilization=value),)))
@@ -217,7 +217,7 @@ def test_a_second_of_history_is_the_mean_of_its_samples_and_the_oldest_comes_fir
     assert set(history.series(9, Metric.UTILIZATION, T0)) == {None}
 
 
-def test_the_age_is_that_of_the_last_value_that_changed():
+def test_the_age_is_that_of_the_last_changed_value():
     history = History()
     for second, power in ((0, 150.0), (1, 151.0), (2, 151.0), (3, 151.0)):
         history.add(Snapshot(time=T0 + second, samples=(gpu_sample(0, power=power),)))
@@ -225,14 +225,14 @@ def test_the_age_is_that_of_the_last_value_that_changed():
     assert history.age(1, T0 + 3) is None
 
 
-def test_a_lost_gpu_grows_old_from_its_last_value():
+def test_a_lost_gpu_ages_from_its_last_value():
     history = History()
     history.add(Snapshot(time=T0, samples=(gpu_sample(0),)))
     history.add(Snapshot(time=T0 + 4, samples=(GpuSample(gpu_index=0, gpu_name="NVIDIA A10G"),)))
     assert history.age(0, T0 + 5) == 5.0
 
 
-def test_a_clock_that_is_set_back_starts_the_minute_anew():
+def test_a_clock_that_is_set_back_restarts_the_history():
     history = History()
     history.add(Snapshot(time=T0, samples=(gpu_sample(0),)))
     history.add(Snapshot(time=T0 - 3600, samples=(gpu_sample(0, utilization=1.0),)))
@@ -246,7 +246,7 @@ def test_a_clock_that_is_set_back_starts_the_minute_anew():
 
 
 @given(st.lists(st.sampled_from([*NAMES, "q", "m", "1", "\x1b[15~"])), st.data())
-def test_keys_are_the_same_however_the_terminal_cuts_them(typed, data):
+def test_keys_are_decoded_however_the_terminal_splits_them(typed, data):
     text = "".join(typed)
     cut = data.draw(st.integers(0, len(text)))
     first, rest = decode(text[:cut])
@@ -255,7 +255,7 @@ def test_keys_are_the_same_however_the_terminal_cuts_them(typed, data):
     assert first + second == [NAMES.get(key, key) for key in typed if key != "\x1b[15~"]
 
 
-def test_the_keyboard_puts_the_terminal_as_it_was():
+def test_the_keyboard_restores_the_terminal_settings():
     parent, child = pty.openpty()
     before = termios.tcgetattr(child)
     with Keyboard(child) as keyboard:

@@ -34,7 +34,7 @@ def test_a_random_configuration_survives_olddefconfig_savedefconfig_and_defconfi
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_runs_of_a_saved_configuration_are_those_of_the_original(tmp_path, seed, monkeypatch):
+def test_a_saved_configuration_gives_the_same_runs(tmp_path, seed, monkeypatch):
     give_gpus(monkeypatch, 1)
     first, again = Program(tmp_path / "first"), Program(tmp_path / "again")
     first.check("randconfig", f"KCONFIG_SEED={seed}")
@@ -47,7 +47,7 @@ def test_the_runs_of_a_saved_configuration_are_those_of_the_original(tmp_path, s
     assert again.check("test-matrix-dry-run").ids == ids
 
 
-def test_random_configurations_differ_with_their_seed_and_only_with_it(tmp_path):
+def test_random_configurations_depend_only_on_their_seed(tmp_path):
     program = Program(tmp_path)
     texts = []
     for seed in (1, 1, 2):
@@ -62,7 +62,7 @@ def settings(text):
 
 
 @pytest.mark.parametrize("command", ["alldefconfig", "allyesconfig", "allnoconfig"])
-def test_a_configuration_made_by_rule_is_one_that_olddefconfig_leaves_as_it_is(program, command):
+def test_a_generated_configuration_is_not_changed_by_olddefconfig(program, command):
     program.check(command)
 
     assert "no change" in program.check("olddefconfig").out
@@ -76,7 +76,7 @@ def test_allyesconfig_and_allnoconfig_set_every_bool(program):
     assert program.value("GPT2_BIAS") == program.value("MATRIX") == "n"
 
 
-def test_the_former_configuration_is_kept_and_diffconfig_shows_the_change(program):
+def test_the_previous_configuration_is_kept_and_diffconfig_shows_the_change(program):
     program.check("alldefconfig")
     before = program.config.read_bytes()
     program.check("olddefconfig", "MAX_ITERS=77", "OPTIMIZER=muon")
@@ -88,7 +88,7 @@ def test_the_former_configuration_is_kept_and_diffconfig_shows_the_change(progra
     assert " GPT2_OPTIMIZER_MUON n -> y" in changes
 
 
-def test_an_unchanged_configuration_is_left_untouched(program):
+def test_an_unchanged_configuration_is_not_rewritten(program):
     program.check("defconfig-gpt2-cpu-quick")
     before = program.config.stat()
 
@@ -99,7 +99,7 @@ def test_an_unchanged_configuration_is_left_untouched(program):
     assert not (program.folder / ".config.old").exists()
 
 
-def test_a_broken_configuration_can_be_replaced(program):
+def test_an_invalid_configuration_can_be_replaced(program):
     program.config.write_bytes(b"\xff\n")
 
     program.check("alldefconfig")
@@ -107,20 +107,20 @@ def test_a_broken_configuration_can_be_replaced(program):
     assert (program.folder / ".config.old").read_bytes() == b"\xff\n"
 
 
-def test_a_defconfig_with_a_line_that_does_not_hold_is_refused_even_alone(program):
+def test_a_defconfig_with_a_line_that_has_no_effect_is_refused(program):
     (program.folder / "mine").write_text("CONFIG_GPT2_MUON_NS_STEPS=3\n", encoding="utf-8")
 
     assert "mine:1" in program.refused("defconfig", f"DEFCONFIG={program.folder}/mine")
 
 
-def test_a_line_that_the_command_line_puts_out_of_force_goes_with_a_note(program):
+def test_a_line_without_effect_due_to_the_command_line_is_removed_with_a_note(program):
     out = program.check("defconfig-gpt2-cpu-quick", "MATRIX=n").out
 
     assert "CONFIG_MATRIX_GPT2_NUM_GPUS (defconfigs/gpt2-cpu-quick:14) has no effect: depends on MATRIX" in out
     assert program.value("MATRIX") == "n"
 
 
-def test_defaults_follow_the_optimizer_and_asked_values_stay(program):
+def test_defaults_follow_the_optimizer_and_requested_values_stay(program):
     program.write("CONFIG_GPT2_OPTIMIZER_ADAMW=y")
     program.check("olddefconfig")
     assert program.value("GPT2_LEARNING_RATE") == '"6e-4"'
@@ -132,7 +132,7 @@ def test_defaults_follow_the_optimizer_and_asked_values_stay(program):
     assert program.value("GPT2_LEARNING_RATE") == '"6e-4"'
 
 
-def test_an_asked_value_that_is_the_default_stays_asked(program):
+def test_a_requested_value_equal_to_the_default_stays_requested(program):
     program.write('CONFIG_GPT2_LEARNING_RATE="6e-4"')
     program.check("olddefconfig")
     program.check("olddefconfig")
@@ -142,7 +142,7 @@ def test_an_asked_value_that_is_the_default_stays_asked(program):
     assert program.value("GPT2_LEARNING_RATE") == '"6e-4"'
 
 
-def test_a_hand_edited_line_of_a_written_configuration_counts_as_asked(program):
+def test_a_hand_edited_line_counts_as_requested(program):
     program.check("alldefconfig")
     text = program.config.read_text(encoding="utf-8").replace('LEARNING_RATE="6e-4"', 'LEARNING_RATE="3e-4"')
     program.config.write_text(text, encoding="utf-8")
@@ -152,7 +152,7 @@ def test_a_hand_edited_line_of_a_written_configuration_counts_as_asked(program):
     assert program.value("GPT2_LEARNING_RATE") == '"3e-4"'
 
 
-def test_the_header_names_what_was_asked_for_and_nothing_else(program):
+def test_the_header_lists_exactly_the_requested_values(program):
     program.write("CONFIG_GPT2_OPTIMIZER_MUON=y", "CONFIG_GPT2_SEED=1337")
     program.check("olddefconfig")
 
@@ -161,7 +161,7 @@ def test_the_header_names_what_was_asked_for_and_nothing_else(program):
     assert header([]).endswith("# asked for:\n")
 
 
-def test_a_list_on_the_command_line_of_a_defconfig_becomes_its_axis(program):
+def test_a_list_on_the_command_line_of_a_defconfig_becomes_an_axis(program):
     program.check("defconfig-gpt2-cpu-quick", "OPTIMIZER=sgd,adam", "SEED=1,2", "NUM_GPUS=1")
 
     assert program.value("MATRIX_GPT2_OPTIMIZER_SGD") == program.value("MATRIX_GPT2_OPTIMIZER_ADAM") == "y"
@@ -171,7 +171,7 @@ def test_a_list_on_the_command_line_of_a_defconfig_becomes_its_axis(program):
     assert len(program.check("test-matrix-dry-run").runs) == 4
 
 
-def test_fragments_lie_over_a_defconfig_in_their_order(program):
+def test_fragments_are_merged_into_a_defconfig_in_order(program):
     out = program.check("defconfig-gpt2-cpu-quick+bf16+quick").out
 
     assert program.value("GPT2_DTYPE_BF16") == "y"
@@ -195,7 +195,7 @@ def test_new_symbols_are_listed_with_their_defaults_and_help(program):
     assert program.check("listnewconfig").out == ""
 
 
-def test_oldconfig_without_a_terminal_is_refused_where_it_would_ask(program, monkeypatch):
+def test_oldconfig_without_a_terminal_is_refused_if_it_would_ask(program, monkeypatch):
     program.write("CONFIG_GPT2_SEED=1")
     monkeypatch.setattr("sys.stdin", open("/dev/null", encoding="utf-8"))  # noqa: PTH123, SIM115
 
@@ -204,7 +204,7 @@ def test_oldconfig_without_a_terminal_is_refused_where_it_would_ask(program, mon
     program.check("oldconfig")
 
 
-def test_oldconfig_asks_until_the_answer_is_legal(program, monkeypatch):
+def test_oldconfig_asks_until_the_answer_is_valid(program, monkeypatch):
     program.check("alldefconfig")
     lines = [line for line in program.config.read_text(encoding="utf-8").splitlines() if "GPT2_SEED=" not in line]
     program.write(*lines)
@@ -217,7 +217,7 @@ def test_oldconfig_asks_until_the_answer_is_legal(program, monkeypatch):
     assert program.value("GPT2_SEED") == "5"
 
 
-def test_another_kconfig_file_and_another_place_are_honoured(tmp_path):
+def test_another_kconfig_file_and_output_directory_are_used(tmp_path):
     (tmp_path / "K").write_text('config A\n\tbool "a"\nsource "more"\n', encoding="utf-8")
     (tmp_path / "more").write_text('config B\n\tint "b"\n\tdefault 4\n', encoding="utf-8")
     program = Program(tmp_path)
@@ -230,11 +230,11 @@ def test_another_kconfig_file_and_another_place_are_honoured(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["_config_contents", "_min_config_contents"])
-def test_the_private_methods_that_we_call_are_there(name):
+def test_the_private_methods_of_kconfiglib_that_we_call_exist(name):
     assert "header" in inspect.signature(getattr(kconfiglib.Kconfig, name)).parameters
 
 
-def test_the_private_names_that_we_read_and_override_are_there():
+def test_the_private_names_of_kconfiglib_that_we_read_or_override_exist():
     tree = Tree.parse(srctree=ROOT)
 
     assert tree.kconf.syms["GPT2_SEED"]._write_to_conf is True
@@ -242,7 +242,7 @@ def test_the_private_names_that_we_read_and_override_are_there():
     assert list(inspect.signature(kconfiglib.Kconfig._expand_str).parameters) == ["self", "s", "i"]
 
 
-def test_the_private_names_of_the_menu_are_there(monkeypatch):
+def test_the_private_names_of_menuconfig_exist(monkeypatch):
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
     import menuconfig
 
@@ -252,7 +252,7 @@ def test_the_private_names_of_the_menu_are_there(monkeypatch):
     assert list(inspect.signature(menuconfig._node_str).parameters) == ["node"]
 
 
-def test_the_environment_changes_nothing(program, monkeypatch):
+def test_the_environment_has_no_effect(program, monkeypatch):
     program.check("alldefconfig")
     text = program.config.read_text(encoding="utf-8")
     for name, value in {"CONFIG_": "X_", "MAX_ITERS": "5", "GPT2_MAX_ITERS": "5", "KCONFIG_ALLCONFIG": "1"}.items():

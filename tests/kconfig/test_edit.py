@@ -80,7 +80,7 @@ def jump(terminal, name):
     terminal.wait("[Space/Enter] Toggle/enter")
 
 
-def test_what_is_set_and_saved_is_there_again_when_it_is_opened_again(program, screen):
+def test_saved_values_are_shown_when_menuconfig_opens_again(program, screen):
     program.check("alldefconfig")
     before = program.config.read_bytes()
     terminal = screen()
@@ -104,7 +104,7 @@ def test_what_is_set_and_saved_is_there_again_when_it_is_opened_again(program, s
     assert "no change" in program.check("olddefconfig").out
 
 
-def test_a_default_follows_what_is_chosen_on_the_screen_and_is_not_pinned(program, screen):
+def test_a_default_follows_the_choice_on_the_screen_and_is_not_pinned(program, screen):
     program.check("alldefconfig")
     terminal = screen()
     terminal.wait("Model")
@@ -119,7 +119,7 @@ def test_a_default_follows_what_is_chosen_on_the_screen_and_is_not_pinned(progra
     assert asked_names(program.config) == {"GPT2_OPTIMIZER_MUON"}
 
 
-def test_trackers_are_ticked_on_the_screen_and_a_project_that_none_takes_is_refused_there(program, screen):
+def test_trackers_can_be_ticked_and_an_invalid_project_is_refused_on_the_screen(program, screen):
     program.check("defconfig-gpt2-cpu-quick", "PROJECT=mine")
     terminal = screen()
     terminal.wait("Model")
@@ -145,7 +145,7 @@ def test_trackers_are_ticked_on_the_screen_and_a_project_that_none_takes_is_refu
     assert program.value("TRACKER_PROJECT") == '"ours"'
 
 
-def test_what_the_screen_lets_through_and_the_rules_do_not_is_kept_aside(program, screen):
+def test_a_configuration_that_only_the_rules_reject_is_kept_in_another_file(program, screen):
     program.check("alldefconfig")
     before = program.config.read_bytes()
     terminal = screen()
@@ -163,7 +163,7 @@ def test_what_the_screen_lets_through_and_the_rules_do_not_is_kept_aside(program
     assert "CONFIG_PARALLEL_BATCH_SIZE=25" in (program.folder / ".config.refused").read_text(encoding="utf-8")
 
 
-def test_leaving_without_a_change_leaves_the_file_as_it_is(program, screen):
+def test_leaving_without_a_change_keeps_the_file(program, screen):
     program.check("defconfig-gpt2-cpu-quick")
     before = program.config.stat().st_mtime_ns
     terminal = screen()
@@ -175,7 +175,7 @@ def test_leaving_without_a_change_leaves_the_file_as_it_is(program, screen):
     assert program.config.stat().st_mtime_ns == before
 
 
-def test_a_bad_float_is_refused_in_the_edit_box(program, screen):
+def test_an_invalid_float_is_refused_in_the_edit_dialog(program, screen):
     program.check("alldefconfig")
     terminal = screen()
     terminal.wait("Model")
@@ -200,7 +200,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("environment", ODD, ids=str)
-def test_odd_locales_and_terminals_open_the_screen(program, screen, environment):
+def test_unusual_locales_and_terminals_open_the_screen(program, screen, environment):
     program.check("alldefconfig")
     terminal = screen(environment=environment)
 
@@ -211,7 +211,7 @@ def test_odd_locales_and_terminals_open_the_screen(program, screen, environment)
     assert "Traceback" not in shown + terminal.text()
 
 
-def test_a_terminal_without_a_cursor_is_refused(program, screen):
+def test_a_terminal_without_cursor_addressing_is_refused(program, screen):
     program.check("alldefconfig")
 
     shown = screen(environment={"TERM": "dumb"}).wait("STATUS 2")
@@ -219,7 +219,7 @@ def test_a_terminal_without_a_cursor_is_refused(program, screen):
     assert "TERM=dumb cannot draw a menu" in shown
 
 
-def test_a_bad_line_is_refused_before_the_screen_opens(program, screen):
+def test_an_invalid_line_is_refused_before_the_screen_opens(program, screen):
     program.write("CONFIG_GPT2_BACH_SIZE=4")
     before = program.config.read_bytes()
 
@@ -230,7 +230,7 @@ def test_a_bad_line_is_refused_before_the_screen_opens(program, screen):
 
 
 @pytest.mark.parametrize("name", ["menuconfig", "nconfig"])
-def test_without_a_terminal_it_is_refused_at_once_and_does_not_spin(program, name):
+def test_without_a_terminal_menuconfig_is_refused_at_once(program, name):
     program.check("alldefconfig")
     started = time.monotonic()
 

@@ -239,7 +239,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("lines", "number", "said"), [pytest.param(*row[1:], id=row[0]) for row in MISTAKES])
 @pytest.mark.parametrize("command", ["olddefconfig", "defconfig", "test-matrix-dry-run"])
-def test_a_mistake_is_refused_with_its_place_and_cause_and_nothing_is_written(tmp_path, lines, number, said, command):
+def test_an_error_is_reported_with_line_and_cause_and_nothing_is_written(tmp_path, lines, number, said, command):
     program = Program(tmp_path)
     path = program.write(*lines)
     words = [command]
@@ -261,7 +261,7 @@ def test_a_mistake_is_refused_with_its_place_and_cause_and_nothing_is_written(tm
     assert not (tmp_path / ".config.old").exists()
 
 
-def test_all_mistakes_of_a_file_are_said_at_once(tmp_path):
+def test_all_errors_of_a_file_are_reported_at_once(tmp_path):
     program = Program(tmp_path)
     program.write("CONFIG_NOPE=y", "CONFIG_GPT2_BIAS=yes", "CONFIG_GPT2_SEED=1", "junk")
 
@@ -277,7 +277,7 @@ def test_text_that_is_not_utf_8_is_refused_with_its_line(tmp_path):
     assert ".config:2: not UTF-8" in program.refused("olddefconfig")
 
 
-def test_line_ends_of_windows_a_missing_last_one_and_comments_are_no_mistakes(tmp_path):
+def test_windows_line_ends_a_missing_last_newline_and_comments_are_accepted(tmp_path):
     program = Program(tmp_path)
     program.config.write_bytes(b"# mine\r\n\r\n# CONFIG_GPT2_SEED=3\r\n#CONFIG_NOPE=1\r\nCONFIG_GPT2_SEED=5")
 
@@ -315,7 +315,7 @@ OVERRIDES = [
 
 
 @pytest.mark.parametrize(("word", "said"), OVERRIDES)
-def test_a_mistake_on_the_command_line_is_refused(tmp_path, word, said):
+def test_an_error_on_the_command_line_is_refused(tmp_path, word, said):
     program = Program(tmp_path)
     before = program.write("CONFIG_GPT2_DEVICE_CPU=y").read_bytes()
 
@@ -333,7 +333,7 @@ def test_two_names_for_one_symbol_are_refused(tmp_path):
     assert "GPT2_MAX_ITERS is set twice" in program.refused("test-matrix-dry-run", "MAX_ITERS=5", "ITERS=6")
 
 
-def test_two_ranks_without_ddp_are_refused_and_never_made_one(tmp_path):
+def test_two_ranks_without_ddp_are_refused_and_never_reduced_to_one(tmp_path):
     program = Program(tmp_path)
     program.write("CONFIG_GPT2_DEVICE_CPU=y")
 
@@ -429,7 +429,7 @@ KCONFIGS = [
 
 
 @pytest.mark.parametrize(("text", "said", "number"), [pytest.param(*row[1:], id=row[0]) for row in KCONFIGS])
-def test_a_mistake_in_a_kconfig_file_is_refused_with_its_place(tmp_path, text, said, number):
+def test_an_error_in_a_kconfig_file_is_refused_with_its_line(tmp_path, text, said, number):
     program = Program(tmp_path)
     kconfig = tmp_path / "Kconfig"
     kconfig.write_text(text, encoding="utf-8")
@@ -452,7 +452,7 @@ def test_a_kconfig_file_that_is_not_utf_8_is_refused(tmp_path):
     assert "Kconfig" in message
 
 
-def test_a_select_that_is_wrong_only_in_this_configuration_is_refused(tmp_path):
+def test_a_select_that_is_invalid_only_in_this_configuration_is_refused(tmp_path):
     text = 'config A\n\tbool "a"\n\tselect B\nconfig C\n\tbool "c"\nconfig B\n\tbool "b"\n\tdepends on C\n'
     (tmp_path / "Kconfig").write_text(text, encoding="utf-8")
     program = Program(tmp_path)
@@ -461,7 +461,7 @@ def test_a_select_that_is_wrong_only_in_this_configuration_is_refused(tmp_path):
     assert "direct dependencies C with value n" in program.refused("olddefconfig", f"KCONFIG={tmp_path}/Kconfig")
 
 
-def test_a_hexadecimal_number_is_checked_as_one(tmp_path):
+def test_a_hexadecimal_number_is_validated(tmp_path):
     (tmp_path / "Kconfig").write_text('config A\n\thex "a"\n\tdefault 0x10\n', encoding="utf-8")
     program = Program(tmp_path)
     program.write("CONFIG_A=17")
@@ -477,11 +477,11 @@ def test_a_file_that_cannot_be_written_is_refused(tmp_path):
     assert "cannot write" in message
 
 
-def test_a_folder_in_the_place_of_a_configuration_is_refused(tmp_path):
+def test_a_directory_in_place_of_a_configuration_is_refused(tmp_path):
     assert "cannot read" in Program(tmp_path).refused("olddefconfig", f"KCONFIG_CONFIG={tmp_path}")
 
 
-def test_without_a_configuration_the_message_says_how_to_make_one(tmp_path):
+def test_without_a_configuration_the_message_shows_how_to_create_one(tmp_path):
     message = Program(tmp_path).refused("test-matrix-dry-run")
 
     assert "not found" in message

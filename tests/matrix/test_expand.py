@@ -43,7 +43,7 @@ def test_every_cell_of_the_product_is_a_run_in_the_order_of_the_axes(program):
     assert result.names == [f"gpt2_{o}_seed{s}_1cpu" for o in ("adamw", "muon") for s in (3, 1, 2)]
 
 
-def test_the_command_line_narrows_the_matrix_to_exactly_what_it_says(program):
+def test_the_command_line_narrows_the_matrix_exactly(program):
     program.check("defconfig-gpt2-cpu-quick")
     before = program.config.read_bytes()
 
@@ -54,21 +54,21 @@ def test_the_command_line_narrows_the_matrix_to_exactly_what_it_says(program):
     assert program.config.read_bytes() == before
 
 
-def test_a_value_of_the_command_line_takes_its_axis_away_and_a_list_replaces_it(program):
+def test_a_command_line_value_removes_its_axis_and_a_list_replaces_it(program):
     assert dry(program, *TWO, words=["OPTIMIZER=sgd"]).names == ["gpt2_sgd_1cpu"]
     assert dry(program, *TWO, words=["OPTIMIZER_SGD=y"]).names == ["gpt2_sgd_1cpu"]
     assert dry(program, *TWO, words=["OPTIMIZER=sgd,adam"]).names == ["gpt2_sgd_1cpu", "gpt2_adam_1cpu"]
     assert len(dry(program, *TWO, words=["DROPOUT=0.1,0.2"]).runs) == 4
 
 
-def test_an_axis_that_does_not_apply_drops_out_and_equal_cells_are_one_run(program):
+def test_an_axis_without_effect_is_dropped_and_equal_cells_are_deduplicated(program):
     result = dry(program, *TWO, words=["MUON_NS_STEPS=3,4"])
 
     assert "4 cells: 3 runs (1 duplicate, 0 excluded)" in axes_line(result)
     assert result.names == ["gpt2_adamw_1cpu", "gpt2_muon_nssteps3_1cpu", "gpt2_muon_nssteps4_1cpu"]
 
 
-def test_cells_that_a_rule_forbids_are_cut_with_their_reason(program):
+def test_cells_that_a_rule_forbids_are_excluded_with_the_reason(program):
     result = dry(program, CPU, ON, 'CONFIG_MATRIX_GPT2_NUM_GPUS="1 2 5"', words=["GLOBAL_BATCH=24"])
 
     assert (
@@ -81,14 +81,14 @@ def test_cells_that_a_rule_forbids_are_cut_with_their_reason(program):
     )
 
 
-def test_cells_that_kconfig_forbids_are_cut_with_the_help_of_the_forbid_symbol(program):
+def test_cells_that_kconfig_forbids_are_excluded_with_the_help_of_the_forbid_symbol(program):
     result = dry(program, "CONFIG_GPT2_NUM_GPUS=1", words=["DEVICE=cpu,cuda", "DDP_BACKEND=nccl,gloo"])
 
     assert len(result.runs) == 3
     assert "excluded 1: FORBID_NCCL_ON_CPU: nccl requires GPUs: set DDP_BACKEND=gloo on the CPU." in result.out
 
 
-def test_excluded_points_are_cut_with_the_reason_that_was_given(program):
+def test_explicitly_excluded_cells_have_the_given_reason(program):
     lines = (*TWO, 'CONFIG_MATRIX_GPT2_LEARNING_RATE="1e-3 2e-3"')
     result = dry(program, *lines, 'CONFIG_MATRIX_EXCLUDE="OPTIMIZER=muon LR=0.001: it diverges; SEED=5: never"')
 
@@ -97,7 +97,7 @@ def test_excluded_points_are_cut_with_the_reason_that_was_given(program):
     assert "note: the exclusion of 'SEED=5' matches no cell" in result.out
 
 
-def test_coupled_values_belong_to_the_runs_in_which_their_rule_holds(program):
+def test_coupled_values_apply_to_the_runs_that_match_their_rule(program):
     rules = 'CONFIG_MATRIX_COUPLED="OPTIMIZER=adamw => LR=1e-3,2e-3; OPTIMIZER=muon => LR=0.05 WEIGHT_DECAY=0"'
     result = dry(program, *TWO, rules)
 
@@ -105,14 +105,14 @@ def test_coupled_values_belong_to_the_runs_in_which_their_rule_holds(program):
     assert "learning_rate=0.05 weight_decay=0" in result.runs[2]
 
 
-def test_a_coupled_rule_gives_way_to_the_command_line_with_a_note(program):
+def test_the_command_line_overrides_a_coupled_rule_with_a_note(program):
     result = dry(program, *TWO, 'CONFIG_MATRIX_COUPLED="OPTIMIZER=muon => LR=0.05"', words=["LR=1e-3"])
 
     assert "learning_rate=0.05" not in result.out
     assert "note: GPT2_LEARNING_RATE is set on the command line" in result.out
 
 
-def test_a_coupled_rule_without_a_run_is_noted(program):
+def test_a_coupled_rule_that_matches_no_run_gives_a_note(program):
     program.write(*TWO, 'CONFIG_MATRIX_COUPLED="OPTIMIZER=sgd => LR=1"')
 
     said = "note: the rule 'OPTIMIZER=sgd' matches no run"
@@ -120,7 +120,7 @@ def test_a_coupled_rule_without_a_run_is_noted(program):
     assert said in program.check(DRY).out
 
 
-def test_a_coupled_rule_on_what_follows_from_an_axis_is_refused(program):
+def test_a_coupled_rule_on_a_derived_value_is_refused(program):
     program.write(
         CPU,
         ON,
@@ -132,13 +132,13 @@ def test_a_coupled_rule_on_what_follows_from_an_axis_is_refused(program):
     assert "GPT2_BLOCK_SIZE is not an axis, but depends on one" in program.refused(DRY)
 
 
-def test_a_line_idled_by_the_command_line_is_noted_and_one_idle_by_itself_is_refused(program):
+def test_a_line_without_effect_due_to_the_command_line_is_noted_and_any_other_is_refused(program):
     lines = (*TWO, "CONFIG_GPT2_MUON_NS_STEPS=3")
     assert "GPT2_MUON_NS_STEPS" in dry(program, *lines, words=["OPTIMIZER=adamw,sgd"]).out
     assert "MUON_NS_STEPS=7" in Program(program.folder).refused(DRY, "OPTIMIZER=adamw", "MUON_NS_STEPS=7")
 
 
-def test_what_is_set_on_the_command_line_must_hold_in_some_run(program):
+def test_a_command_line_value_must_apply_to_some_run(program):
     program.write(*TWO)
 
     assert "GPT2_SEED=" not in program.check(DRY, "MUON_NS_STEPS=7").err
@@ -146,7 +146,7 @@ def test_what_is_set_on_the_command_line_must_hold_in_some_run(program):
 
 
 @pytest.mark.parametrize("defconfig", sorted(p.name for p in (ROOT / "defconfigs").iterdir() if p.is_file()))
-def test_the_id_of_a_run_is_the_same_from_its_own_configuration(tmp_path, defconfig):
+def test_a_run_reproduced_from_its_own_configuration_has_the_same_id(tmp_path, defconfig):
     program = Program(tmp_path)
     program.check(f"defconfig-{defconfig}", "DEVICE=cuda" if "cpu" not in defconfig else "DEVICE=cpu")
     ids = program.check(DRY).ids
@@ -181,7 +181,7 @@ SAME = [
 
 
 @pytest.mark.parametrize("words", [pytest.param(words, id=name) for name, words in SAME])
-def test_the_id_does_not_hang_on(program, words):
+def test_the_id_does_not_depend_on(program, words):
     words = ["DROPOUT=-0.0" if word == "DROPOUT=-0" else word for word in words]
 
     assert dry(program, CPU, "CONFIG_GPT2_NUM_GPUS=1", words=words).ids == dry(program, CPU).ids
@@ -190,11 +190,11 @@ def test_the_id_does_not_hang_on(program, words):
 @pytest.mark.parametrize(
     "word", ["SEED=2", "LEARNING_RATE=6.1e-4", "BIAS=n", "OPTIMIZER=sgd", "NUM_GPUS=2", "CPU_THREADS=1"]
 )
-def test_the_id_hangs_on_everything_that_can_change_a_result(program, word):
+def test_the_id_depends_on_everything_that_can_change_a_result(program, word):
     assert dry(program, CPU, words=[word]).ids != dry(program, CPU).ids
 
 
-def test_a_run_has_one_id_whatever_is_swept_beside_it(program):
+def test_a_run_has_the_same_id_whatever_other_axes_are_swept(program):
     alone = dry(program, CPU, words=["SEED=2", "OPTIMIZER=muon", "BIAS=n"]).ids
 
     swept = dry(program, *TWO, words=["SEED=1,2", "BIAS=y,n"])
@@ -203,7 +203,7 @@ def test_a_run_has_one_id_whatever_is_swept_beside_it(program):
     assert swept.names[swept.ids.index(alone[0])] == "gpt2_muon_seed2_biasn_1cpu"
 
 
-def test_ids_and_runs_do_not_hang_on_the_order_of_the_lines(program):
+def test_ids_and_runs_do_not_depend_on_the_order_of_the_lines(program):
     lines = [*TWO, 'CONFIG_MATRIX_GPT2_SEED="1 2"', 'CONFIG_MATRIX_COUPLED="OPTIMIZER=muon => LR=0.05"']
 
     first = dry(program, *lines)
@@ -212,7 +212,7 @@ def test_ids_and_runs_do_not_hang_on_the_order_of_the_lines(program):
     assert dry(program, *lines).out == first.out
 
 
-def test_ids_do_not_hang_on_the_order_of_the_command_line(program):
+def test_ids_do_not_depend_on_the_order_of_the_command_line(program):
     words = ["OPTIMIZER=sgd,adamw", "SEED=1,2", "LR=1e-3"]
 
     assert dry(program, CPU, words=words).out == dry(program, CPU, words=words[::-1]).out
@@ -224,7 +224,7 @@ def test_ids_do_not_hang_on_the_order_of_the_command_line(program):
     st.lists(st.sampled_from(["sgd", "adam", "adamw", "muon", "adafactor"]), min_size=1, max_size=5, unique=True),
     st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.5]), min_size=1, max_size=3, unique=True),
 )
-def test_a_matrix_is_complete_unique_and_in_order(seeds, optimizers, dropouts):
+def test_a_matrix_is_complete_unique_and_ordered(seeds, optimizers, dropouts):
     tree = Tree.parse(srctree=ROOT)
     lines = {"SEED": seeds, "OPTIMIZER": optimizers, "DROPOUT": dropouts}
     from kmatrix.matrix.axes import parse_override
@@ -241,7 +241,7 @@ def test_a_matrix_is_complete_unique_and_in_order(seeds, optimizers, dropouts):
         assert found == wanted * len(optimizers)
 
 
-def test_names_that_would_be_equal_or_too_long_end_in_the_id(program):
+def test_names_that_would_collide_or_be_too_long_end_in_the_id(program):
     program.write("CONFIG_GPT2_DATASET_SHARDS=y", 'CONFIG_GPT2_DATA_PATH="x"', CPU)
     words = [
         "WEIGHT_DECAY=0.10000000000000001,0.2",
@@ -256,7 +256,7 @@ def test_names_that_would_be_equal_or_too_long_end_in_the_id(program):
     assert max(map(len, names)) <= 127
 
 
-def test_a_symbol_that_cannot_change_a_result_is_no_axis(program):
+def test_a_symbol_that_cannot_change_a_result_cannot_be_an_axis(program):
     program.write(CPU)
 
     assert "GPT2_LOG_INTERVAL cannot be an axis" in program.refused(DRY, "LOG_INTERVAL=1,2")
@@ -268,18 +268,18 @@ def test_a_coupled_number_of_ranks_is_resolved_like_any_other(program):
     assert result.names == ["gpt2_adamw_2cpu", "gpt2_muon_1cpu"]
 
 
-def test_a_matrix_of_one_run_is_named_by_its_optimizer_and_gpus(program):
+def test_a_matrix_of_one_run_is_named_after_its_optimizer_and_gpus(program):
     assert dry(program, CPU).names == ["gpt2_adamw_1cpu"]
     assert axes_line(dry(program, CPU)) == "axes (none) = 1 cell: 1 run (0 duplicates, 0 excluded)"
 
 
-def test_train_takes_one_configuration(program):
+def test_train_accepts_exactly_one_run(program):
     program.write(*TWO)
 
     assert "train runs one configuration" in program.refused("train", "OPTIMIZER=sgd,adamw")
 
 
-def test_what_is_coupled_to_the_one_run_of_train_still_holds(program):
+def test_coupled_values_apply_to_the_single_run_of_train(program):
     """Lines that only other runs of the matrix use are noted."""
     lines = (
         "CONFIG_MATRIX=y",

@@ -50,7 +50,7 @@ def told(result, label):
 DEPTH = ("MODEL=depth", "HEAD_DIM=128", "BIAS=n", "WEIGHT_TYING=n", "DTYPE=bf16", "BLOCK_SIZE=2048")
 
 
-def test_two_h100_at_depth_sixteen_train_a_third_of_a_billion_parameters(program):
+def test_two_h100_at_depth_16_train_a_third_of_a_billion_parameters(program):
     vocabulary = ("TOKENIZER=bpe", "BPE_VOCAB_SIZE=65536")
     batch = ("BATCH_SIZE=8", "PARALLEL_BATCH_SIZE=256", "MAX_ITERS=12800", "TOKENS_PER_SECOND=430600")
     result = program.check("plan", "GPU=H100", "NUM_GPUS=2", "DEPTH=16", *DEPTH, *vocabulary, *batch)
@@ -61,7 +61,7 @@ def test_two_h100_at_depth_sixteen_train_a_third_of_a_billion_parameters(program
     assert "1 GPU: accumulation 32" in told(result, "GPUs")[0]
 
 
-def test_depth_sixty_four_does_not_fit_eighty_gigabytes_and_takes_48_hours(program):
+def test_depth_64_does_not_fit_into_80_gb_and_takes_48_hours(program):
     batch = ("BATCH_SIZE=4", "MAX_ITERS=35541", "SECONDS_PER_STEP=4.9315", "GPU_HOUR_PRICE=4")
     result = program.check("plan", "GPU=h100_pcie", "NUM_GPUS=8", "DEPTH=64", *DEPTH, *batch)
     assert told(result, "fit")[0].startswith("does not fit on H100 PCIe")
@@ -70,7 +70,7 @@ def test_depth_sixty_four_does_not_fit_eighty_gigabytes_and_takes_48_hours(progr
     assert told(result, "cost") == ["$1,557.96 at $4 per GPU hour"]
 
 
-def test_one_gpu_and_four_take_the_days_that_their_steps_say(program):
+def test_the_days_on_one_gpu_and_on_four_follow_from_their_steps(program):
     words = ("GPU=A100", "MODEL=124m", "TOKENIZER=gpt2", "BATCH_SIZE=16", "PARALLEL_BATCH_SIZE=512", "DTYPE=bf16")
     one, four = (
         program.check("plan", *words, f"NUM_GPUS={ranks}", "MAX_ITERS=95365", f"SECONDS_PER_STEP={seconds}")
@@ -81,7 +81,7 @@ def test_one_gpu_and_four_take_the_days_that_their_steps_say(program):
     assert "55,775 tok/s, 10d09h" in told(four, "target")[0]
 
 
-def test_four_hundred_thousand_tokens_a_second_are_impossible_and_not_paid_for(program):
+def test_an_impossible_speed_of_400000_tokens_per_second_has_no_cost(program):
     words = ("MODEL=1558m", "TOKENIZER=gpt2", "BLOCK_SIZE=2048", "BATCH_SIZE=4", "PARALLEL_BATCH_SIZE=256")
     budget = ("DTYPE=bf16", "MAX_TOKENS=100000000000", "GPU_HOUR_PRICE=1", "TOKENS_PER_SECOND=400000")
     result = program.check("plan", "GPU=A100", "NUM_GPUS=8", *words, *budget)
@@ -89,13 +89,13 @@ def test_four_hundred_thousand_tokens_a_second_are_impossible_and_not_paid_for(p
     assert " to " in told(result, "cost")[0]  # the band's, not the target's
 
 
-def test_without_a_gpu_every_known_one_is_planned_for(program):
+def test_without_a_gpu_all_known_gpus_are_planned(program):
     result = program.check("plan", "DEVICE=cuda", "NUM_GPUS=1", "MODEL=124m")
     for device in KNOWN:
         assert told(result, device.name), device.name
 
 
-def test_gpus_that_are_here_are_planned_for_with_the_drivers_memory(program, monkeypatch):
+def test_detected_gpus_are_planned_with_the_memory_of_the_driver(program, monkeypatch):
     give_gpus(monkeypatch, 2)
     result = program.check("plan", "NUM_GPUS=2", "MODEL=124m")
     assert "on NVIDIA A10G: " in told(result, "fit")[0]
@@ -103,19 +103,19 @@ def test_gpus_that_are_here_are_planned_for_with_the_drivers_memory(program, mon
     assert not told(result, "energy")  # its maker states no power
 
 
-def test_a_run_on_the_cpu_has_no_time_that_is_known(program):
+def test_a_run_on_the_cpu_has_no_known_duration(program):
     result = program.check("plan", "DEVICE=cpu", "MODEL=tiny", "NUM_GPUS=1")
     assert told(result, "fit")[0].startswith("fits on this machine")
     assert told(result, "time")[0].startswith("unknown")
 
 
-def test_runs_that_need_the_same_are_told_of_once(program):
+def test_runs_with_the_same_needs_are_listed_once(program):
     result = program.check("plan", "GPU=A100", "NUM_GPUS=1", "SEED=1,2,3")
     assert len(told(result, "model")) == 1
     assert sum(line.startswith("gpt2_") for line in result.out.splitlines()) == 3
 
 
-def test_epochs_of_data_that_are_not_there_leave_time_and_money_open(program, tmp_path):
+def test_epochs_of_missing_data_leave_time_and_cost_unknown(program, tmp_path):
     result = program.check("plan", f"DATA_DIR={tmp_path}", "GPU=A100", "NUM_GPUS=1", "MAX_EPOCHS=2", "GPU_HOUR_PRICE=1")
     assert told(result, "time") == ["unknown until the data are prepared"]
     assert not told(result, "cost")
@@ -130,12 +130,12 @@ def test_epochs_of_data_that_are_not_there_leave_time_and_money_open(program, tm
         (["HOURS=1", "SECONDS_PER_STEP=1"], "pass only one of"),
     ],
 )
-def test_a_wrong_wish_is_refused(program, words, message):
+def test_an_invalid_request_is_refused(program, words, message):
     assert message in program.refused("plan", *words)
 
 
 @pytest.mark.parametrize("device", KNOWN, ids=lambda device: device.name)
-def test_every_known_gpu_has_a_peak_and_is_found_by_its_name(device):
+def test_every_known_gpu_has_a_peak_and_is_found_by_name(device):
     assert peak_tflops(device.name, "bf16")
     assert by_name(device.name.lower().replace(" ", "-")) == device
 
@@ -144,11 +144,11 @@ def test_every_known_gpu_has_a_peak_and_is_found_by_its_name(device):
     ("name", "watts"),
     [("NVIDIA H100 PCIe", 350), ("NVIDIA H100 80GB HBM3", 700), ("NVIDIA A100-SXM4-40GB", 400), ("Tesla T4", None)],
 )
-def test_a_gpu_that_is_here_draws_what_its_data_sheet_says(name, watts):
+def test_a_detected_gpu_has_the_power_of_its_data_sheet(name, watts):
     assert detected(name, 1024).watts == watts
 
 
-def test_a_name_that_is_not_known_lists_those_that_are():
+def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(ConfigError, match="unknown GPU model") as refused:
         by_name("T4")
     assert "RTX 4090" in refused.value.why
@@ -162,7 +162,7 @@ def test_the_largest_micro_batch_fits_and_one_more_does_not():
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.89, Fit.FITS), (0.91, Fit.TIGHT), (1.01, Fit.NOT)])
-def test_what_fits_is_measured_by_the_room_beside_the_libraries(share, verdict):
+def test_the_memory_limit_excludes_that_of_the_libraries(share, verdict):
     device = by_name("A100")
     assert fit(share * (device.memory - OVERHEAD), device) is verdict
 
@@ -176,11 +176,11 @@ def test_what_fits_is_measured_by_the_room_beside_the_libraries(share, verdict):
         (None, Feasibility.UNKNOWN),
     ],
 )
-def test_a_speed_is_judged_by_the_mfu_that_it_needs(mfu, verdict):
+def test_a_speed_is_classified_by_the_mfu_it_needs(mfu, verdict):
     assert feasibility(mfu) is verdict
 
 
-def test_hours_are_a_rate_once_the_length_is_known():
+def test_a_time_budget_gives_a_rate_once_the_length_is_known():
     assert Target(hours=1).rate(100, 7200) == 2
     assert Target(hours=1).rate(100, None) is None
 
@@ -189,13 +189,13 @@ def test_hours_are_a_rate_once_the_length_is_known():
     ("changes", "files"),
     [({}, 5), ({"save_best": False}, 4), ({"save_checkpoint": False}, 4), ({"keep_every": 200}, 9)],
 )
-def test_checkpoints_at_once_are_rolling_ones_those_for_good_the_best_and_the_final_one(changes, files):
+def test_the_disk_space_covers_rolling_permanent_best_and_final_checkpoints(changes, files):
     """Of 1000 steps with one every 100, three are kept; every 200 steps one stays for good: 200, 400, 600, 800."""
     asked = train_config(checkpoint_interval=100, keep_checkpoints=3, keep_every=0, eval_interval=100)
     assert _files(replace(asked, **changes), 1000) == files
 
 
-def test_an_embedding_that_is_only_looked_up_costs_no_operations():
+def test_an_embedding_lookup_costs_no_operations():
     tied, untied = (
         ModelShape(n_layer=2, n_head=2, n_embd=64, block_size=32, vocab_size=300, weight_tying=tying)
         for tying in (True, False)
@@ -203,7 +203,7 @@ def test_an_embedding_that_is_only_looked_up_costs_no_operations():
     assert tied.flops_per_token == untied.flops_per_token
 
 
-def test_the_time_that_is_expected_lies_in_the_middle_of_the_band():
+def test_the_expected_time_is_in_the_middle_of_its_range():
     shape, device = SMALL, by_name("A100")
     train = replace(TRAIN, num_gpus=4)
     found = expected_seconds(shape=shape, train=train, tokens=10**9, device=device)
@@ -223,7 +223,7 @@ def test_the_time_that_is_expected_lies_in_the_middle_of_the_band():
         (10**12, 99, 19_908_081_088),
     ],
 )
-def test_so_many_ready_made_shards_are_fetched_as_hold_the_tokens(tokens, shards, size):
+def test_as_many_prebuilt_shards_are_fetched_as_contain_the_tokens(tokens, shards, size):
     found = to_fetch(PREBUILT["finewebedu"], tokens, 1024)
     assert (found.shards, found.bytes) == (shards, size)
 

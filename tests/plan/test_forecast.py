@@ -36,7 +36,7 @@ def kept(optimizers):
 
 @pytest.mark.parametrize("amsgrad", [False, True])
 @pytest.mark.parametrize("name", sorted(set(optim.BUILDERS) - {"adafactor"}))
-def test_the_forecast_of_an_optimizers_states_is_what_it_keeps(name, amsgrad):
+def test_the_forecast_of_optimizer_states_equals_the_real_states(name, amsgrad):
     config = Settings(optimizer=name, amsgrad=amsgrad)
     model = GPT(BIG)
     optimizers = optim.build(config, model)
@@ -47,22 +47,22 @@ def test_the_forecast_of_an_optimizers_states_is_what_it_keeps(name, amsgrad):
     assert states(BIG, train) == pytest.approx(kept(optimizers), rel=0.03)  # Muon's gains and biases are AdamW's
 
 
-def test_every_optimizer_has_a_forecast_and_every_forecast_an_optimizer():
+def test_every_optimizer_has_a_forecast_and_vice_versa():
     assert set(STATES) == set(optim.BUILDERS)
 
 
-def test_memory_is_weights_gradients_and_states():
+def test_memory_is_the_sum_of_weights_gradients_and_states():
     known = forecast(BIG, train_config(optimizer="adamw"), tokens=10)
 
     assert known.state_mib == pytest.approx(4 * 4 * BIG.params / 2**20)
 
 
-def test_an_optimizer_of_ones_own_has_no_forecast_of_memory():
+def test_a_custom_optimizer_has_no_memory_forecast():
     assert forecast(BIG, train_config(optimizer="signsgd"), tokens=10).state_mib is None
 
 
 @pytest.mark.parametrize(("method", "bytes_each"), [("none", 0), ("magnitude", 1), ("state", 1), ("movement", 5)])
-def test_pruning_keeps_a_byte_for_each_weight_of_a_block_and_movement_a_score(method, bytes_each):
+def test_pruning_takes_one_byte_per_block_weight_and_movement_also_a_score(method, bytes_each):
     plain, pruned = (
         forecast(BIG, train_config(optimizer="adamw", pruning=name), tokens=1).state_mib for name in ("none", method)
     )
@@ -76,7 +76,7 @@ def pruned(steps, every):
     return train_config(warmup_steps=1, max_iters=steps, pruning="state", **ramp)
 
 
-def test_a_ramp_of_few_changes_is_warned_of_with_what_would_mend_it():
+def test_a_ramp_with_few_changes_gives_a_warning_with_a_hint():
     (warning,) = warnings(pruned(300, 100))
 
     assert "in 2 changes of the masks, every 100 of 195 steps: PRUNING_FREQUENCY=19" in warning

@@ -72,11 +72,11 @@ def above_weights(planned: MemoryNeed) -> float:
     ],
     ids=["matmul", "flash", "flash-bf16", "wide-vocabulary-bf16", "dropout", "recompute", "chunks", "both"],
 )
-def test_the_planned_peak_is_the_measured_one(shape, asked, error):
+def test_the_planned_peak_equals_the_measured_peak(shape, asked, error):
     assert above_weights(memory(shape, asked)) == pytest.approx(peak_of_a_step(shape, asked), rel=error)
 
 
-def test_gradients_that_are_there_early_stand_beside_the_activations():
+def test_early_gradients_coexist_with_the_activations():
     """With accumulation, and in the buckets of data-parallel training."""
     shape = sizes(4, 256, 256, 1024)
     alone = memory(shape, fields(8)).total
@@ -84,10 +84,10 @@ def test_gradients_that_are_there_early_stand_beside_the_activations():
         assert memory(shape, fields(8, **more)).total == alone + 4 * shape.params
 
 
-def test_an_optimizer_of_ones_own_leaves_the_peak_open():
+def test_a_custom_optimizer_leaves_the_peak_unknown():
     assert memory(sizes(2, 64, 32, 300), fields(1, optimizer="signsgd")).total is None
 
 
-def test_the_padding_of_the_vocabulary_takes_memory_too():
+def test_the_padding_of_the_vocabulary_takes_memory():
     shape = sizes(2, 64, 32, 300)
     assert memory(shape, fields(1, vocab_multiple=128)).weights - memory(shape, fields(1)).weights == 4 * 84 * 64

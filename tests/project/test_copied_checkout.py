@@ -43,7 +43,7 @@ def test_make_in_a_copy_runs_the_code_of_the_copy(copy):
     assert completed.stdout.startswith("code of the copy\n")
 
 
-def test_the_users_own_pythonpath_is_kept(copy, tmp_path):
+def test_the_pythonpath_of_the_user_is_kept(copy, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "sitecustomize.py").write_text('print("code of the user")\n')
     completed = make(copy, "list-defconfigs", PYTHONPATH=os.fspath(tmp_path / "mine"))

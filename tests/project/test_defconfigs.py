@@ -20,7 +20,7 @@ def program(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", DEFCONFIGS)
-def test_every_line_of_a_defconfig_is_in_force_in_some_run(program, name):
+def test_every_line_of_a_defconfig_takes_effect_in_some_run(program, name):
     out = program.check(f"defconfig-{name}").out
     tree = Tree.parse(srctree=ROOT)
     lines = [item for item in read_assignments(tree, ROOT / "defconfigs" / name) if not item.name.startswith("MATRIX")]
@@ -36,7 +36,7 @@ def test_every_line_of_a_defconfig_is_in_force_in_some_run(program, name):
 
 
 @pytest.mark.parametrize("name", DEFCONFIGS)
-def test_every_axis_and_coupled_value_of_a_defconfig_is_taken_by_some_run(program, name):
+def test_every_axis_and_coupled_value_of_a_defconfig_is_used_by_some_run(program, name):
     program.check(f"defconfig-{name}")
     plan = program.plan()
 
@@ -48,7 +48,7 @@ def test_every_axis_and_coupled_value_of_a_defconfig_is_taken_by_some_run(progra
 
 @pytest.mark.parametrize("fragment", FRAGMENTS)
 @pytest.mark.parametrize("name", DEFCONFIGS)
-def test_every_line_of_a_fragment_is_in_force_in_every_run(program, name, fragment):
+def test_every_line_of_a_fragment_takes_effect_in_every_run(program, name, fragment):
     program.check(f"defconfig-{name}+{fragment}")
     tree = Tree.parse(srctree=ROOT)
     lines = read_assignments(tree, ROOT / "defconfigs" / "fragments" / f"{fragment}.config")
@@ -61,7 +61,7 @@ def test_every_line_of_a_fragment_is_in_force_in_every_run(program, name, fragme
                 assert plan.tree.kconf.syms[item.name].str_value == item.value
 
 
-def test_a_defconfig_holds_only_what_it_needs_and_begins_with_a_comment():
+def test_a_defconfig_is_minimal_and_starts_with_a_comment():
     for path in (*(ROOT / "defconfigs").iterdir(), *(ROOT / "defconfigs" / "fragments").iterdir()):
         if path.is_file():
             first, *rest = path.read_text(encoding="utf-8").splitlines()
@@ -99,7 +99,7 @@ INTENDED = {
 
 
 @pytest.mark.parametrize("gpus", [0, 4])
-def test_the_flagship_puts_every_intended_value_in_force_on_any_machine(program, monkeypatch, gpus):
+def test_the_flagship_applies_every_intended_value_on_any_machine(program, monkeypatch, gpus):
     give_gpus(monkeypatch, gpus)
     program.check("defconfig-gpt2-finewebedu-a10gx4")
 

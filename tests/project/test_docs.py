@@ -102,7 +102,7 @@ def test_every_kmatrix_command_on_a_page_exists(page):
         assert mistakes([name, *words], find_command) == []
 
 
-def test_a_wrong_target_argument_or_value_is_noticed():
+def test_an_invalid_target_argument_or_value_is_detected():
     assert mistakes(["test-matrix", "MAX_ITERS=500"]) == []
     assert mistakes(["test-matrx"]) == ["there is no target test-matrx"]
     assert mistakes(["defconfig-gpt2-nothing"]) == ["there is no target defconfig-gpt2-nothing"]
@@ -126,7 +126,7 @@ def links(page: Path) -> list[str]:
 
 
 @pages
-def test_every_link_leads_to_a_file_and_a_heading(page):
+def test_every_link_leads_to_an_existing_file_and_heading(page):
     for link in links(page):
         path, _, fragment = link.partition("#")
         target = (page.parent / path).resolve() if path else page
@@ -135,19 +135,19 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
 
 
 @pages
-def test_every_file_of_the_repository_that_a_page_names_is_there(page):
+def test_every_repository_file_named_on_a_page_exists(page):
     named = [word for words in INLINE.findall(prose(page)) for word in words.split() if REPOSITORY_PATH.fullmatch(word)]
     missing = [word for word in named if not any(ROOT.glob(word.rstrip("/"))) and not (ROOT / word).exists()]
     assert not missing
 
 
 @pages
-def test_every_page_begins_with_one_title_and_has_no_unclosed_block(page):
+def test_every_page_starts_with_one_title_and_closes_all_blocks(page):
     assert page_text(page).startswith("# ")
     assert page_text(page).count("\n```") % 2 == 0
 
 
-def test_every_page_is_reached_from_the_index():
+def test_every_page_is_reachable_from_the_index():
     seen, todo = set(), [DOCS / "index.md"]
     while todo:
         page = todo.pop()
@@ -169,13 +169,13 @@ def test_decisions_are_numbered_without_gaps():
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_every_decision_says_what_was_turned_down_and_what_would_change_it():
+def test_every_decision_names_the_rejected_options_and_what_would_change_it():
     for page in (DOCS / "decisions").glob("*.md"):
         assert page_text(page).startswith(f"# {page.name[:4]}: "), page.name
         assert {"context", "choice", "turned-down", "what-would-change-our-mind"} <= anchors(page), page.name
 
 
-def test_pictures_are_used_and_small():
+def test_images_are_used_and_small():
     shown = {(page.parent / link).resolve() for page in PAGES for link in links(page)}
     pictures = set((DOCS / "images").iterdir())
     assert pictures
@@ -183,7 +183,7 @@ def test_pictures_are_used_and_small():
     assert all(picture.stat().st_size < LONGEST_PICTURE for picture in pictures)
 
 
-def test_the_changelog_has_a_place_for_what_is_not_released():
+def test_the_changelog_has_an_unreleased_section():
     assert re.search(r"^## Unreleased$", page_text(ROOT / "CHANGELOG.md"), re.MULTILINE)
 
 
@@ -265,14 +265,14 @@ def is_property(owner: type, name: str) -> bool:
     return isinstance(getattr(owner, name), property) and name not in ("name", "path")
 
 
-def test_every_json_example_is_json():
+def test_every_json_example_is_valid_json():
     bodies = [body for page in PAGES for language, body in FENCE.findall(page_text(page)) if language == "json"]
     assert bodies
     for body in bodies:
         json.loads(body)
 
 
-def test_every_jsonl_example_holds_one_object_a_line():
+def test_every_jsonl_example_has_one_object_per_line():
     bodies = [body for page in PAGES for language, body in FENCE.findall(page_text(page)) if language == "jsonl"]
     assert bodies
     assert all("schema" in json.loads(line) for body in bodies for line in body.splitlines())

@@ -54,20 +54,20 @@ def prompted():
     return [symbol for symbol in TREE.symbols if any(node.prompt for node in symbol.nodes)]
 
 
-def test_every_symbol_of_the_trainer_is_a_field_and_the_reverse():
+def test_trainer_symbols_and_train_config_fields_are_the_same():
     symbols = {name.removeprefix("GPT2_").lower() for name in SETTINGS if name.startswith("GPT2_")}
 
     assert symbols | RESOLVED == set(fields())
     assert not symbols & RESOLVED
 
 
-def test_the_fields_stand_for_themselves_in_the_class_that_is_imported():
+def test_the_fields_are_spelled_out_in_the_imported_class():
     config = pytest.importorskip("kmatrix.records.train_config")
 
     assert {field.name for field in dataclasses.fields(config.TrainConfig)} == set(fields())
 
 
-def test_the_type_of_a_field_is_that_of_its_symbol():
+def test_the_type_of_a_field_matches_its_symbol():
     kinds = {kc.BOOL: "bool", kc.INT: "int"}
     for name in (name for name in SETTINGS if name.startswith("GPT2_")):
         text = "str" if name in TREE.choices else kinds.get(TREE.kconf.syms[name].orig_type, "str")
@@ -82,7 +82,7 @@ def test_every_value_of_a_choice_is_known_to_the_trainer():
     assert {value for value in values if value[1] not in known} <= {("GPT2_DEVICE", "auto")}
 
 
-def test_every_field_is_read_by_the_trainer_or_resolved_for_it():
+def test_every_field_is_read_by_the_trainer_or_resolved_before():
     resolvers = [ROOT / "lib" / "kmatrix" / name for name in ("config.py", "experiment/data.py")]
     read = attributes([*TRAINER, *resolvers])
     own = re.findall(r"self\.(\w+)", TRAIN_CONFIG.read_text(encoding="utf-8"))
@@ -99,7 +99,7 @@ def test_every_other_symbol_is_read_by_name_on_the_control_side():
 
 
 @pytest.mark.parametrize("symbol", prompted(), ids=lambda symbol: symbol.name)
-def test_a_symbol_that_a_user_can_set_explains_itself(symbol):
+def test_a_symbol_that_a_user_can_set_has_a_prompt_and_a_help_text(symbol):
     node = symbol.nodes[0]
     axis = symbol.name.startswith("MATRIX_") and node.prompt[0].startswith("sweep ")
 
@@ -132,7 +132,7 @@ def test_a_forbid_symbol_has_a_reason():
     assert all(symbol.nodes[0].help and not symbol.nodes[0].prompt for symbol in forbidding)
 
 
-def test_every_axis_symbol_sweeps_a_setting_and_optimizers_all_can_be_swept():
+def test_every_axis_symbol_sweeps_a_setting_and_all_optimizers_can_be_swept():
     names = {symbol.name for symbol in TREE.symbols}
     swept = {name.removeprefix("MATRIX_") for name in names if name.startswith("MATRIX_")} - {
         "COUPLED",
@@ -146,14 +146,14 @@ def test_every_axis_symbol_sweeps_a_setting_and_optimizers_all_can_be_swept():
     assert set(NOT_AN_AXIS) <= names
 
 
-def test_labels_are_unique_and_fit_into_a_file_name():
+def test_labels_are_unique_and_valid_in_file_names():
     labels = list(TREE.labels.values())
 
     assert len(set(labels)) == len(labels)
     assert all(re.fullmatch(r"[a-z][a-z0-9]*", label) for label in labels)
 
 
-def test_neutral_symbols_are_places_intervals_limits_samples_the_monitor_and_the_trackers_only():
+def test_neutral_symbols_cover_only_paths_intervals_limits_samples_monitor_and_trackers():
     assert TREE.neutral == {
         *("RESULTS_DIR", "DATA_DIR", "CHECKPOINT_DIR", "RUN_TIMEOUT", "AUTO_GENERATE_GRAPHS", "REUSE"),
         *("PARALLEL_JOBS", "EXCLUSIVE", "GPU_BUSY_MEMORY", "PREFLIGHT", "ON_FINISH"),
@@ -176,18 +176,18 @@ def test_an_alert_has_the_same_default_in_menuconfig_and_in_the_code():
     assert {name for name in SETTINGS if name.startswith("ALERT_")} == set(SYMBOLS.values())
 
 
-def test_a_price_alone_decides_where_a_money_budget_is_set():
+def test_only_a_price_enables_a_cost_budget():
     assert TREE.neutral_unless == {"GPT2_GPU_HOUR_PRICE": "GPT2_MAX_COST"}
 
 
-def test_aliases_lead_to_symbols_and_hide_none():
+def test_aliases_refer_to_symbols_and_hide_none():
     for name, target in ALIASES.items():
         assert target in SETTINGS
         assert name not in SETTINGS
         assert f"GPT2_{name}" not in SETTINGS
 
 
-def test_no_text_is_compared_by_size_and_nothing_is_implied_or_hidden():
+def test_kconfig_never_compares_text_by_size_and_never_uses_imply():
     for path in KCONFIGS:
         text = path.read_text(encoding="utf-8")
         for keyword in ("imply", "visible if", "osource", "rsource", "tristate", "option"):
@@ -197,7 +197,7 @@ def test_no_text_is_compared_by_size_and_nothing_is_implied_or_hidden():
         assert text.endswith("\n")
 
 
-def test_the_rules_beyond_kconfig_ask_for_settings_that_exist():
+def test_the_rules_beyond_kconfig_use_existing_settings():
     asked = set()
 
     def value(name):

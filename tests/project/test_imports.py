@@ -92,13 +92,13 @@ def reached(start: str) -> dict[str, list[str]]:
     return found
 
 
-def test_each_package_stands_on_one_floor():
+def test_each_package_has_one_layer():
     floors = [name for floor in RULES["floors"] for name in floor]
     assert len(floors) == len(set(floors))
     assert {package(module) for module in modules()} - {"kmatrix", "__main__"} == set(floors)
 
 
-def test_imports_run_downhill():
+def test_imports_point_to_lower_layers():
     floor = {name: at for at, names in enumerate(RULES["floors"]) for name in names}
     uphill = [
         str(arrow)
@@ -110,12 +110,12 @@ def test_imports_run_downhill():
     assert not uphill, "\n".join(uphill)
 
 
-def test_the_trainer_imports_only_these_of_the_control_side():
+def test_the_trainer_imports_only_these_modules_of_the_control_side():
     found = {package(arrow.target) for arrow in ours() if arrow.module.startswith("gpt2.")}
     assert found - {"gpt2"} <= set(RULES["trainer"])
 
 
-def test_no_cycle_of_modules():
+def test_modules_have_no_import_cycle():
     direct: dict[str, set[str]] = {module: set() for module in modules()}
     for arrow in ours():
         if arrow.target in direct and arrow.target != arrow.module:
@@ -129,7 +129,7 @@ def test_no_cycle_of_modules():
 
 
 @pytest.mark.parametrize("rule", RULES["never"], ids=lambda rule: rule["from"])
-def test_what_must_never_be_reached(rule):
+def test_forbidden_modules_are_not_reachable(rule):
     for module in (name for name in modules() if below(name, rule["from"])):
         for target, way in reached(module).items():
             hit = next((name for name in rule["to"] if below(target, name)), None)
@@ -137,7 +137,7 @@ def test_what_must_never_be_reached(rule):
 
 
 @pytest.mark.parametrize("library", RULES["doors"])
-def test_a_library_has_one_door(library):
+def test_a_library_is_imported_in_one_place(library):
     doors = RULES["doors"][library]
     strays = [
         str(arrow)
@@ -147,7 +147,7 @@ def test_a_library_has_one_door(library):
     assert not strays, "\n".join(strays)
 
 
-def test_functions_import_heavy_packages_alone():
+def test_only_heavy_packages_are_imported_inside_functions():
     heavy = tuple(RULES["heavy"])
     strays = [str(arrow) for arrow in arrows() if arrow.inside and not arrow.target.startswith(heavy)]
     assert not strays, "\n".join(strays)

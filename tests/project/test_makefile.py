@@ -57,7 +57,7 @@ def test_the_help_lists_the_targets_of_the_makefile():
     assert found == documented | set(ALIASES)
 
 
-def test_the_tables_of_the_documentation_have_the_words_of_the_help():
+def test_the_tables_of_the_documentation_repeat_the_help():
     rows = [
         row
         for page in PAGES
@@ -83,7 +83,7 @@ def test_the_help_needs_no_third_party_package():
     assert result.stdout.startswith("usage: kmatrix COMMAND"), result.stderr
 
 
-def test_the_words_reach_the_program_and_environment_variables_do_not(program):
+def test_arguments_reach_the_program_and_environment_variables_do_not(program):
     place = f"O={program.folder}"
     plain = make("test-matrix-dry-run", place)
     assert plain.returncode == 0, plain.stderr
@@ -96,7 +96,7 @@ def test_the_words_reach_the_program_and_environment_variables_do_not(program):
 
 
 @pytest.mark.parametrize("flags", [["-j2"], ["V=1"], ["-k", "-s"], ["-j2", "V=1", "--no-builtin-rules"]])
-def test_flags_of_make_change_nothing(program, flags):
+def test_flags_of_make_have_no_effect_on_the_command(program, flags):
     plain = make("test-matrix-dry-run", f"O={program.folder}", "SEED=1,2")
     result = make(*flags, "test-matrix-dry-run", f"O={program.folder}", "SEED=1,2")
 
@@ -106,7 +106,7 @@ def test_flags_of_make_change_nothing(program, flags):
 @pytest.mark.parametrize(
     "text", ["two words", "it's", 'say "x"', "a$b", "a#b", "a,b", r"back\slash", "ünïcode", "a=b", "$(x)"]
 )
-def test_every_letter_of_a_value_survives_make(program, text):
+def test_every_character_of_a_value_survives_make(program, text):
     result = make("olddefconfig", f"O={program.folder}", f"RESULTS_DIR={text}")
 
     assert result.returncode == 0, result.stderr
@@ -115,20 +115,20 @@ def test_every_letter_of_a_value_survives_make(program, text):
 
 
 @pytest.mark.parametrize("target", ["alldefconfig", "defconfig-gpt2-cpu-quick", "gpt2-cpu-quick_defconfig"])
-def test_configuration_targets_write_where_they_are_told(tmp_path, target):
+def test_configuration_targets_write_to_the_requested_path(tmp_path, target):
     assert make(target, f"O={tmp_path}/o").returncode == 0
     assert make(target, f"KCONFIG_CONFIG={tmp_path}/own").returncode == 0
     assert (tmp_path / "o" / ".config").read_bytes() == (tmp_path / "own").read_bytes()
 
 
-def test_a_folder_with_blanks_is_a_place(tmp_path):
+def test_a_directory_with_spaces_is_accepted(tmp_path):
     place = tmp_path / "my results"
 
     assert make("alldefconfig", f"O={place}").returncode == 0
     assert (place / ".config").is_file()
 
 
-def test_another_kconfig_file_is_honoured(tmp_path):
+def test_another_kconfig_file_is_used(tmp_path):
     kconfig = tmp_path / "K"
     kconfig.write_text('config A\n\tbool "a"\n\tdefault y\n', encoding="utf-8")
     places = [f"KCONFIG={kconfig}", f"O={tmp_path}"]
@@ -150,7 +150,7 @@ def test_another_kconfig_file_is_honoured(tmp_path):
         ([], 'CONFIG_TRACKER_PROJECT="y"', False),
     ],
 )
-def test_a_target_that_runs_with_a_tracker_installs_it_first(tmp_path, words, config, installed):
+def test_a_target_that_uses_a_tracker_installs_it_first(tmp_path, words, config, installed):
     (tmp_path / ".config").write_text(config + "\n", encoding="utf-8")
     own = {name: value for name, value in os.environ.items() if name not in CLEAN} | {"TRACKER": "all"}
 
@@ -167,7 +167,7 @@ def test_a_target_that_runs_with_a_tracker_installs_it_first(tmp_path, words, co
     assert ("scripts/setup.sh trackers" in lines) is installed
 
 
-def test_a_refusal_of_the_program_fails_the_target(program):
+def test_an_error_of_the_program_fails_the_target(program):
     result = make("test-matrix-dry-run", f"O={program.folder}", "MAX_ITER=5")
 
     assert result.returncode == 2
@@ -175,7 +175,7 @@ def test_a_refusal_of_the_program_fails_the_target(program):
     assert "Error 2" in result.stderr
 
 
-def test_each_ready_configuration_is_a_target_that_the_shell_can_complete():
+def test_each_defconfig_is_a_target_that_the_shell_can_complete():
     database = make("-pn", "help").stdout
 
     for path in (ROOT / "defconfigs").iterdir():
@@ -184,7 +184,7 @@ def test_each_ready_configuration_is_a_target_that_the_shell_can_complete():
             assert f"\n{path.name}_defconfig:" in database
 
 
-def test_no_name_that_the_makefile_uses_is_one_of_a_symbol():
+def test_no_variable_of_the_makefile_has_the_name_of_a_symbol():
     from kmatrix.kconfig.tree import Tree
 
     used = set(re.findall(r"^(\w+)\s*[:?]?=", MAKEFILE, re.MULTILINE))
@@ -194,14 +194,14 @@ def test_no_name_that_the_makefile_uses_is_one_of_a_symbol():
     assert used >= {"PY", "KMATRIX"}
 
 
-def test_cleaning_touches_no_results(tmp_path):
+def test_cleaning_keeps_results(tmp_path):
     lines = make("-n", "mrproper").stdout
 
     for kept in ("test_matrix_results", "checkpoint", "data/", "*.bin"):
         assert kept not in lines
 
 
-def test_set_up_refuses_an_old_python_in_one_sentence(tmp_path):
+def test_setup_refuses_an_old_python_in_one_sentence(tmp_path):
     old = tmp_path / "python"
     old.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
     old.chmod(0o755)

@@ -33,7 +33,7 @@ def source_nodes() -> list[ast.AST]:
     return [node for path in SOURCES for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
 
 
-def test_every_message_in_troubleshooting_is_one_that_is_printed():
+def test_every_message_in_troubleshooting_is_printed_by_the_code():
     """Between the values of a message (numbers, NAMES, quoted words, dots) its words stand in a source."""
     texts = [text for node in source_nodes() if isinstance(node, ast.expr) for text in spoken(node)]
     sources = "\n".join([*texts, (ROOT / "scripts" / "setup.sh").read_text(encoding="utf-8")])
@@ -43,7 +43,7 @@ def test_every_message_in_troubleshooting_is_one_that_is_printed():
             assert words in sources or message in OF_OTHERS, f"{message!r}: {words!r}"
 
 
-def test_every_error_that_users_meet_is_in_the_documentation():
+def test_every_error_is_documented():
     """Some words of its first two parts, what and why, stand on a page."""
     known = "\n".join(page_text(page) for page in DOCS.glob("*.md"))
     calls = [node for node in source_nodes() if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
@@ -57,7 +57,7 @@ def test_every_error_that_users_meet_is_in_the_documentation():
     assert not missing, "add a row to docs/troubleshooting.md"
 
 
-def test_every_command_that_an_error_tells_to_type_exists():
+def test_every_command_in_a_hint_exists():
     calls = [node for node in source_nodes() if isinstance(node, ast.Call)]
     hints = [keyword.value for call in calls for keyword in call.keywords if keyword.arg == "hint"]
     told = {name for hint in hints for words in spoken(hint) for name in re.findall(r"\bmake ([a-z][\w-]*)", words)}

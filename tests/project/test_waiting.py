@@ -29,7 +29,7 @@ def sleeps(path: Path) -> list[int]:
     ]
 
 
-def test_only_listed_files_sleep():
+def test_only_listed_files_call_sleep():
     found = {str(path.relative_to(TESTS)): sleeps(path) for path in sorted(TESTS.rglob("*.py"))}
     assert {name: lines for name, lines in found.items() if lines and name not in SLEEPS} == {}
     assert [name for name in SLEEPS if not found.get(name)] == [], "these sleep no more: remove them from the list"

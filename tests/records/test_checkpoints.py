@@ -77,43 +77,43 @@ def shelf_of(folder, *several):
         ([{R}, {E}], []),
     ],
 )
-def test_the_newest_stay_and_what_has_another_reason_stays_besides(tmp_path, kinds, gone):
+def test_the_newest_are_kept_and_those_with_another_reason_too(tmp_path, kinds, gone):
     shelf = shelf_of(tmp_path, *[(step, *reasons) for step, reasons in enumerate(kinds, 1)])
     assert steps(superseded(shelf.entries, keep=2)) == gone
 
 
-def test_there_is_one_best_and_the_former_one_has_no_reason_left(tmp_path):
+def test_only_the_newest_best_checkpoint_counts_as_best(tmp_path):
     shelf = shelf_of(tmp_path, (1, B), (2, R, B), (3, B))
     assert [set(entry.kinds) for entry in shelf.entries] == [set(), {R}, {B}]
     assert steps(superseded(shelf.entries, keep=10)) == [1]
 
 
-def test_a_checkpoint_can_be_given_more_reasons_and_keeps_its_place(tmp_path):
+def test_a_checkpoint_can_be_given_more_reasons_and_keeps_its_position(tmp_path):
     shelf = shelf_of(tmp_path, (1, R), (2, R, B), (3, R))
     shelf.mark(shelf.entries[0], {B, F})
     assert [(e.step, set(e.kinds)) for e in CheckpointIndex(tmp_path).entries] == [(1, {R, B, F}), (2, {R}), (3, {R})]
 
 
-def test_what_was_written_is_read_back(tmp_path):
+def test_the_index_is_read_back_as_written(tmp_path):
     shelf = shelf_of(tmp_path, (300, R, B))
     assert read_index(tmp_path) == shelf.entries
 
 
-def test_an_index_of_a_newer_trainer_may_say_more_of_a_checkpoint(tmp_path):
+def test_an_index_of_a_newer_trainer_may_have_more_fields(tmp_path):
     shelf = shelf_of(tmp_path, (300, R))
     write_json(tmp_path / "index.json", {"checkpoints": [shelf.entries[0].to_json() | {"colour": "red"}]})
     assert read_index(tmp_path) == shelf.entries
 
 
 @pytest.mark.parametrize("change", [{"name": "../../run.json"}, {"kinds": ["old"]}, {"kinds": None}])
-def test_an_index_that_is_not_ours_is_refused_by_name(tmp_path, change):
+def test_an_invalid_index_is_refused_by_name(tmp_path, change):
     shelf = shelf_of(tmp_path, (300, R))
     write_json(tmp_path / "index.json", {"checkpoints": [shelf.entries[0].to_json() | change]})
     with pytest.raises(RecordError, match=r"index.json is not a checkpoint index"):
         read_index(tmp_path)
 
 
-def test_best_and_final_are_further_names_of_the_files(tmp_path):
+def test_best_and_final_are_links_to_the_files(tmp_path):
     shelf = shelf_of(tmp_path, (1, B), (2, B, F))
     shelf.name_links()
     for name in ("best.pt", "final.pt"):
@@ -125,7 +125,7 @@ def test_best_and_final_are_further_names_of_the_files(tmp_path):
     assert not (tmp_path / "best.pt").exists()
 
 
-def test_halves_and_entries_without_a_file_are_forgotten(tmp_path):
+def test_partial_files_and_entries_without_a_file_are_ignored(tmp_path):
     shelf = shelf_of(tmp_path, (1, R), (2, R))
     (tmp_path / "step_00000001.pt").unlink()
     (tmp_path / ".step_00000003.pt.partial").write_bytes(b"half")
@@ -135,14 +135,14 @@ def test_halves_and_entries_without_a_file_are_forgotten(tmp_path):
     assert shelf.entries[1] in CheckpointIndex(tmp_path).present
 
 
-def test_a_file_that_was_cut_short_does_not_count_as_present(tmp_path):
+def test_a_truncated_file_does_not_count_as_present(tmp_path):
     shelf = shelf_of(tmp_path, (1, R), (2, R, B))
     (tmp_path / "step_00000002.pt").write_bytes(b"w")
     assert steps(shelf.present) == [1]
     assert shelf.of_kind(B) is None
 
 
-def test_checkpoints_lie_where_run_json_says_also_after_the_matrix_was_moved(tmp_path):
+def test_checkpoints_are_found_by_run_json_even_after_the_matrix_was_moved(tmp_path):
     run_dir = RunDir(tmp_path / "run")
     write_json(run_dir.run_json, {"train": {"checkpoint_dir": str(tmp_path / "elsewhere")}})
     assert folder_of(run_dir) == run_dir.checkpoints
@@ -161,7 +161,7 @@ def matrix(tmp_path):
     return folder
 
 
-def test_the_list_says_of_each_checkpoint_why_it_is_there(matrix):
+def test_the_list_shows_why_each_checkpoint_is_kept(matrix):
     result = run("list-checkpoints", f"TARGET={matrix.path}", "RUN=*muon*")
     assert result.status == 0
     head, *lines = [line.split() for line in result.out.splitlines()[1:]]
@@ -172,7 +172,7 @@ def test_the_list_says_of_each_checkpoint_why_it_is_there(matrix):
     ]
 
 
-def test_the_list_says_what_is_missing_or_cut_short(matrix):
+def test_the_list_shows_missing_and_truncated_files(matrix):
     folder = matrix.run("gpt2_adamw_1cpu").checkpoints
     (folder / "step_00000010.pt").unlink()
     (folder / "step_00000040.pt").write_bytes(b"w")
@@ -182,7 +182,7 @@ def test_the_list_says_what_is_missing_or_cut_short(matrix):
     assert "gpt2_sgd_1cpu" not in out
 
 
-def test_the_list_needs_no_torch(matrix):
+def test_the_list_does_not_need_torch(matrix):
     code = "import sys; from kmatrix.cli.commands import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
     command = [sys.executable, "-c", code, "list-checkpoints", f"TARGET={matrix.path}"]
     completed = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
@@ -190,7 +190,7 @@ def test_the_list_needs_no_torch(matrix):
     assert "gpt2_adamw_1cpu: 5 checkpoints" in completed.stdout
 
 
-def test_pruning_leaves_the_newest_the_best_and_those_kept_for_good(matrix):
+def test_pruning_keeps_the_newest_the_best_and_permanent_ones(matrix):
     result = run("checkpoints-prune", f"TARGET={matrix.path}", "YES=1")
     assert result.status == 0
     assert steps(read_index(matrix.run("gpt2_adamw_1cpu").checkpoints)) == [20, 30, 50]
@@ -198,14 +198,14 @@ def test_pruning_leaves_the_newest_the_best_and_those_kept_for_good(matrix):
     assert "deleted 3 checkpoints" in result.out
 
 
-def test_pruning_never_removes_the_last_one_that_is_whole(matrix):
+def test_pruning_never_deletes_the_last_complete_checkpoint(matrix):
     folder = matrix.run("gpt2_adamw_1cpu").checkpoints
     (folder / "step_00000050.pt").write_bytes(b"WEIGHTS of 50")  # of the same size, tampered with
     run("checkpoints-prune", f"TARGET={matrix.path}", "YES=1")
     assert steps(read_index(folder)) == [20, 30, 40, 50]
 
 
-def test_pruning_asks_and_without_a_terminal_removes_nothing(matrix, monkeypatch):
+def test_pruning_asks_and_deletes_nothing_without_a_terminal(matrix, monkeypatch):
     monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115, PTH123
     result = run("checkpoints-prune", f"TARGET={matrix.path}")
     assert result.status == 2
@@ -214,7 +214,7 @@ def test_pruning_asks_and_without_a_terminal_removes_nothing(matrix, monkeypatch
     assert len(read_index(matrix.run("gpt2_adamw_1cpu").checkpoints)) == 5
 
 
-def test_a_damaged_index_is_one_clear_error(matrix):
+def test_a_damaged_index_gives_one_clear_error(matrix):
     (matrix.run("gpt2_muon_1cpu").checkpoints / "index.json").write_text(json.dumps({"schema": 1}))
     result = run("list-checkpoints", f"TARGET={matrix.path}")
     assert result.status == 2

@@ -32,7 +32,7 @@ def test_a_file_is_replaced_when_the_block_succeeds(tmp_path):
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a.json", "new")]
 
 
-def test_a_file_is_left_as_it_was_when_the_block_fails(tmp_path):
+def test_a_file_is_unchanged_if_the_block_fails(tmp_path):
     path = tmp_path / "a.json"
     path.write_text("old")
 
@@ -51,20 +51,20 @@ def test_two_writers_never_share_a_temporary_file(tmp_path):
         other.touch()
 
 
-def test_a_write_creates_the_folder(tmp_path):
+def test_a_write_creates_the_directory(tmp_path):
     write_bytes(tmp_path / "new" / "a.bin", b"x")
     assert (tmp_path / "new" / "a.bin").read_bytes() == b"x"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[1]", b"\xff{}"])
-def test_a_file_that_is_missing_or_unreadable_is_empty(tmp_path, content):
+def test_a_missing_or_unreadable_file_is_empty(tmp_path, content):
     path = tmp_path / "a.json"
     if content is not None:
         path.write_bytes(content)
     assert read_or_empty(path) == {}
 
 
-def test_a_folder_with_the_name_of_a_file_is_empty(tmp_path):
+def test_a_directory_with_the_name_of_a_file_is_empty(tmp_path):
     assert read_or_empty(tmp_path) == {}
 
 
@@ -75,7 +75,7 @@ def test_a_newer_schema_is_refused(tmp_path):
         read_or_empty(path)
 
 
-def test_what_was_written_is_read(tmp_path):
+def test_a_file_is_read_back_as_written(tmp_path):
     write_json(tmp_path / "a.json", {"x": 1})
     assert read_or_empty(tmp_path / "a.json") == {"schema": 1, "x": 1}
 
@@ -94,11 +94,11 @@ def test_what_was_written_is_read(tmp_path):
         ([1], None),
     ],
 )
-def test_only_finite_numbers_are_numbers(value, number):
+def test_only_finite_numbers_count_as_numbers(value, number):
     assert finite(value) == number
 
 
-def test_a_tail_returns_each_line_once_and_leaves_a_half_written_one(tmp_path):
+def test_a_tail_returns_each_complete_line_once(tmp_path):
     path = tmp_path / "a.jsonl"
     tail = LineTail(path)
     assert tail.read() == []
@@ -115,7 +115,7 @@ def test_a_tail_returns_each_line_once_and_leaves_a_half_written_one(tmp_path):
     assert [line["n"] for _, line in tail.read()] == [2, 3]
 
 
-def test_a_tail_may_skip_what_the_file_holds_already(tmp_path):
+def test_a_tail_may_start_at_the_end_of_the_file(tmp_path):
     path = tmp_path / "a.jsonl"
     append_jsonl(path, {"n": 1})
     tail = LineTail(path, from_end=True)
@@ -123,7 +123,7 @@ def test_a_tail_may_skip_what_the_file_holds_already(tmp_path):
     assert [line["n"] for _, line in tail.read()] == [2]
 
 
-def test_a_tail_reads_a_file_that_became_shorter_from_its_beginning(tmp_path):
+def test_a_tail_rereads_a_truncated_file_from_the_start(tmp_path):
     path = tmp_path / "a.jsonl"
     append_jsonl(path, {"n": 1, "long": "x" * 100})
     tail = LineTail(path)
@@ -149,7 +149,7 @@ def test_a_line_longer_than_a_chunk_is_one_line(tmp_path):
         (100, 99, []),
     ],
 )
-def test_the_last_lines_of_a_file(tmp_path, most_bytes, start, lines):
+def test_the_last_lines_of_a_file_are_read(tmp_path, most_bytes, start, lines):
     path = tmp_path / "a.log"
     path.write_text("one\ntwo\nthr")
     with path.open("rb") as file:

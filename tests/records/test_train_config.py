@@ -17,12 +17,12 @@ def fields(**overrides):
     return train_fields(Path("/data"), "ab" * 32, Path("/checkpoints"), **overrides)
 
 
-def test_json_and_back_gives_the_same_configuration():
+def test_a_configuration_survives_json():
     config = TrainConfig.from_json(fields())
     assert TrainConfig.from_json(config.to_json()) == config
 
 
-def test_a_whole_number_may_stand_for_a_float():
+def test_an_integer_is_accepted_for_a_float():
     assert TrainConfig.from_json(fields(grad_clip=1)).grad_clip == 1.0
 
 
@@ -45,7 +45,7 @@ def test_a_whole_number_may_stand_for_a_float():
         ("adamwprune_base", "spam"),
     ],
 )
-def test_a_wrong_value_is_refused_and_the_message_names_the_field(name, value):
+def test_an_invalid_value_is_refused_with_the_name_of_the_field(name, value):
     with pytest.raises(ConfigError, match=name):
         TrainConfig.from_json(fields(**{name: value}))
 
@@ -79,7 +79,7 @@ def test_several_ranks_without_ddp_are_refused():
         TrainConfig.from_json(fields(num_gpus=2, use_ddp=False, ddp_backend=None))
 
 
-def test_readers_get_none_for_what_a_record_lacks():
+def test_readers_get_none_for_a_missing_field():
     assert read_fields({}) == read_fields({"train": None}) == read_fields({"train": [1]}) == TrainFields()
     found = read_fields({"train": {"max_iters": 12, "bias": False, "of_tomorrow": 1}})
     assert (found.max_iters, found.bias, found.optimizer) == (12, False, None)

@@ -39,7 +39,7 @@ def test_a_finished_run_gives_the_numbers_of_its_result(tmp_path):
     assert (run.val[0].step, run.val[-1].step, len(run.train)) == (0, 100, 20)
 
 
-def test_a_run_that_crashed_gives_what_its_metrics_say(tmp_path):
+def test_a_crashed_run_gives_the_numbers_of_its_metrics(tmp_path):
     crashed = FakeRun(status="failed", reason="killed by signal 9", stop_at=47, result=False, attempt=1)
     run = only(analyse(make_matrix(tmp_path, [crashed])))
     assert run.status is Status.FAILED
@@ -51,7 +51,7 @@ def test_a_run_that_crashed_gives_what_its_metrics_say(tmp_path):
     assert run.peak_memory_mib is None
 
 
-def test_a_half_written_last_line_is_left(tmp_path):
+def test_an_incomplete_last_line_is_ignored(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=50)], took=None)
     metrics = matrix.run("gpt2_adamw_1cpu").metrics
     metrics.write_bytes(metrics.read_bytes()[:-20])
@@ -62,7 +62,7 @@ def test_a_half_written_last_line_is_left(tmp_path):
     assert run.steps == 50
 
 
-def test_a_run_whose_runner_is_gone_is_not_running(tmp_path):
+def test_a_run_without_a_live_runner_is_not_running(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=50)], took=None)
     with held(matrix):
         assert only(analyse(matrix)).status is Status.RUNNING
@@ -70,14 +70,14 @@ def test_a_run_whose_runner_is_gone_is_not_running(tmp_path):
     assert (run.status, run.reason, run.steps) == (Status.STOPPED, "its runner died", 50)
 
 
-def test_a_run_without_metrics_has_unknown_numbers_not_zeros(tmp_path):
+def test_a_run_without_metrics_has_unknown_numbers_instead_of_zeros(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(status="failed", reason="out of memory", result=False)])
     matrix.run("gpt2_adamw_1cpu").metrics.unlink()
     run = only(analyse(matrix))
     assert (run.final_val_loss, run.tokens, run.tokens_per_second, run.seconds, run.evidence) == (None,) * 4 + ("",)
 
 
-def test_a_nan_run_keeps_the_losses_before_and_counts_nowhere(tmp_path):
+def test_a_nan_run_keeps_its_earlier_losses_and_is_not_ranked(tmp_path):
     bad = FakeRun(optimizer="sgd", status="failed", kind="nan", reason="loss is nan at step 47", stop_at=47)
     numbers = analyse(make_matrix(tmp_path, [bad, FakeRun()]))
     assert numbers.runs[0].reason == "loss is nan at step 47"
@@ -112,7 +112,7 @@ def test_a_planned_run_without_a_folder_is_counted(tmp_path):
     assert any("incomplete matrix" in warning for warning in numbers.warnings)
 
 
-def test_a_run_that_runs_again_does_not_show_its_old_result(tmp_path):
+def test_a_restarted_run_does_not_show_its_old_result(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(final_loss=2.0)])
     folder = matrix.run("gpt2_adamw_1cpu")
     write_json(folder.status, {"run_id": "x", "name": folder.name, "status": "running", "reason": None, "attempt": 2})
@@ -125,14 +125,14 @@ def test_a_run_that_runs_again_does_not_show_its_old_result(tmp_path):
     assert (run.final_val_loss, run.evidence) == (10.8, "gpt2_adamw_1cpu/metrics.jsonl")
 
 
-def test_a_run_that_has_just_begun_again_does_not_either(tmp_path):
+def test_a_run_that_has_just_restarted_does_not_show_its_old_result(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(status="stopped", stop_at=40)])
     folder = matrix.run("gpt2_adamw_1cpu")
     write_json(folder.status, {"run_id": "x", "name": folder.name, "status": "running", "reason": None, "attempt": 2})
     assert only(analyse(matrix)).evidence == "gpt2_adamw_1cpu/metrics.jsonl"
 
 
-def test_a_result_from_before_a_crash_is_not_the_end(tmp_path):
+def test_a_result_from_before_a_crash_is_not_final(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(status="stopped", stop_at=40)])
     folder = matrix.run("gpt2_adamw_1cpu")
     status = {"run_id": "x", "name": folder.name, "status": "failed", "reason": "killed by signal 9", "attempt": 2}
@@ -143,7 +143,7 @@ def test_a_result_from_before_a_crash_is_not_the_end(tmp_path):
     assert (run.final_val_loss, run.tokens, run.attempt) == (3.9, 51200, 2)
 
 
-def test_the_first_line_does_not_slow_a_crashed_run(tmp_path):
+def test_the_first_line_does_not_affect_the_speed_of_a_crashed_run(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(status="failed", stop_at=10, result=False)])
     folder = matrix.run("gpt2_adamw_1cpu")
     lines = [{"step": s, "attempt": 1, "throughput/tokens_per_s": v} for s, v in ((0, 10.0), (5, 4000.0))]
@@ -151,7 +151,7 @@ def test_the_first_line_does_not_slow_a_crashed_run(tmp_path):
     assert only(analyse(matrix)).tokens_per_second == 4000.0
 
 
-def test_time_goes_on_over_a_resume(tmp_path):
+def test_elapsed_time_continues_over_a_resume(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=0)], took=None)
     points = [(0, 0.0, 1, 10.0), (10, 8.0, 1, 9.0), (20, 3.0, 2, 8.0), (30, 6.0, 2, 7.0)]
     lines = [{"step": s, "elapsed_s": t, "attempt": a, "tokens": s, "val/loss": v} for s, t, a, v in points]
@@ -159,7 +159,7 @@ def test_time_goes_on_over_a_resume(tmp_path):
     assert [point.seconds for point in only(analyse(matrix)).val] == [0.0, 8.0, 11.0, 14.0]
 
 
-def test_a_damaged_result_is_said_and_the_rest_still_counts(tmp_path):
+def test_a_damaged_result_is_reported_and_the_rest_is_used(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
     matrix.run("gpt2_adamw_1cpu").result.write_text('{"schema": 1, "stat')
     adamw, muon = analyse(matrix).runs
@@ -168,7 +168,7 @@ def test_a_damaged_result_is_said_and_the_rest_still_counts(tmp_path):
     assert muon.counts
 
 
-def test_a_lost_matrix_json_loses_no_run(tmp_path):
+def test_without_matrix_json_no_run_is_lost(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(optimizer="muon"), FakeRun()])
     matrix.matrix_json.unlink()
     numbers = analyse(matrix)
@@ -185,7 +185,7 @@ def test_a_newer_schema_is_refused_by_name(tmp_path, name):
         analyse(matrix)
 
 
-def test_seeds_of_one_configuration_are_one_group(tmp_path):
+def test_seeds_of_one_configuration_form_one_group(tmp_path):
     numbers = analyse(make_matrix(tmp_path, [*runs_with_seeds(3, ADAMW), *runs_with_seeds(3, MUON, optimizer="muon")]))
     assert [(group.name, group.losses) for group in numbers.groups] == [
         ("adamw, 1 rank", dict(zip((1, 2, 3), ADAMW, strict=True))),
@@ -193,13 +193,13 @@ def test_seeds_of_one_configuration_are_one_group(tmp_path):
     ]
 
 
-def test_a_seed_to_come_stands_with_those_that_are_there(tmp_path):
+def test_a_pending_seed_belongs_to_the_group_of_the_finished_ones(tmp_path):
     first, second = runs_with_seeds(2, [3.2, 3.3])
     (group,) = analyse(make_matrix(tmp_path, [first], planned=[second], took=None)).groups
     assert (group.name, len(group.runs), group.losses) == ("adamw, 1 rank", 2, {1: 3.2})
 
 
-def test_a_finished_run_that_does_not_say_its_data_is_not_ranked(tmp_path):
+def test_a_finished_run_with_unknown_data_is_not_ranked(tmp_path):
     first, second = runs_with_seeds(2, [3.2, 3.3])
     silent = FakeRun(seed=2, axes=second.axes, train={"data_sha256": None})
     numbers = analyse(make_matrix(tmp_path, [first, silent]))
@@ -207,7 +207,7 @@ def test_a_finished_run_that_does_not_say_its_data_is_not_ranked(tmp_path):
     assert any("does not record the training data" in warning for warning in numbers.warnings)
 
 
-def test_a_status_of_an_unknown_kind_is_damage_and_no_crash(tmp_path):
+def test_an_unknown_status_is_reported_as_damage(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun()])
     write_json(matrix.run("gpt2_adamw_1cpu").status, {"status": "exploded"})
     run = only(analyse(matrix))
@@ -215,7 +215,7 @@ def test_a_status_of_an_unknown_kind_is_damage_and_no_crash(tmp_path):
     assert "exploded" in run.reason
 
 
-def test_three_seeds_with_a_steady_difference_make_a_leader(tmp_path):
+def test_three_seeds_with_a_consistent_difference_give_a_leader(tmp_path):
     numbers = analyse(make_matrix(tmp_path, [*runs_with_seeds(3, ADAMW), *runs_with_seeds(3, MUON, optimizer="muon")]))
     (ranking,) = numbers.rankings
     (comparison,) = ranking.comparisons
@@ -227,7 +227,7 @@ def test_three_seeds_with_a_steady_difference_make_a_leader(tmp_path):
     assert ranking.evidence == "The leader, muon, 1 rank, is better than every other configuration"
 
 
-def test_three_seeds_that_disagree_make_none(tmp_path):
+def test_three_seeds_that_disagree_give_no_leader(tmp_path):
     numbers = analyse(
         make_matrix(
             tmp_path, [*runs_with_seeds(3, ADAMW), *runs_with_seeds(3, [3.279, 3.285, 3.279], optimizer="muon")]
@@ -238,14 +238,14 @@ def test_three_seeds_that_disagree_make_none(tmp_path):
     assert "not distinguishable from any other" in ranking.evidence
 
 
-def test_one_seed_is_ranked_and_the_order_is_no_evidence(tmp_path):
+def test_one_seed_is_ranked_without_significance(tmp_path):
     (ranking,) = analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", final_loss=2.0)])).rankings
     assert [group.name for group in ranking.groups] == ["muon, 1 rank", "adamw, 1 rank"]
     assert ranking.evidence == "One seed per configuration: the ranking is not significant"
     assert ranking.comparisons[0].conclusion is Conclusion.NOT_DISTINGUISHABLE
 
 
-def test_a_word_stands_only_after_the_correction_for_many_comparisons(tmp_path):
+def test_a_verdict_needs_significance_after_the_correction_for_many_comparisons(tmp_path):
     """p is 0.04 for each of four: alone each would be better, together none is."""
     leader, other = [3.0, 3.0, 3.0], [3.1, 3.175, 3.15]
     runs = runs_with_seeds(3, leader, optimizer="muon")
@@ -263,21 +263,21 @@ def test_runs_on_different_data_are_never_ranked_together(tmp_path):
     assert any("different data" in warning for warning in numbers.warnings)
 
 
-def test_seeds_that_read_different_data_are_not_one_group(tmp_path):
+def test_seeds_that_read_different_data_do_not_form_one_group(tmp_path):
     first, second = runs_with_seeds(2, [3.2, 3.3])
     changed = FakeRun(seed=2, axes=second.axes, final_loss=3.3, data_sha256=OTHER_DATA)
     numbers = analyse(make_matrix(tmp_path, [first, changed]))
     assert [group.name for group in numbers.groups] == ["adamw, 1 rank, data 1a2b3c4d", "adamw, 1 rank, data ffffffff"]
 
 
-def test_ranked_runs_that_differ_in_tokens_or_model_are_said_to(tmp_path):
+def test_different_tokens_or_models_of_ranked_runs_are_reported(tmp_path):
     runs = [FakeRun(), FakeRun(gpus=2), FakeRun(optimizer="muon", train={"model": "124m"})]
     notes = " ".join(analyse(make_matrix(tmp_path, runs)).rankings[0].notes)
     assert "differ in tokens (102,400, 204,800)" in notes
     assert "differ in model (124m, tiny)" in notes
 
 
-def test_scaling_is_told_against_the_smallest_count(tmp_path):
+def test_scaling_is_relative_to_the_smallest_number_of_gpus(tmp_path):
     speeds = {1: 1000.0, 2: 1900.0, 4: 3000.0}
     runs = [FakeRun(gpus=n, device="cuda", tokens_per_s=speed, mfu=0.4) for n, speed in speeds.items()]
     (scaling,) = analyse(make_matrix(tmp_path, runs)).scalings
@@ -289,11 +289,11 @@ def test_scaling_is_told_against_the_smallest_count(tmp_path):
     ]
 
 
-def test_there_is_no_scaling_without_two_counts_of_one_configuration(tmp_path):
+def test_scaling_needs_two_numbers_of_gpus_of_one_configuration(tmp_path):
     assert analyse(make_matrix(tmp_path, [FakeRun(gpus=1), FakeRun(optimizer="muon", gpus=2)])).scalings == ()
 
 
-def test_what_makes_numbers_worth_less_is_warned_of(tmp_path):
+def test_circumstances_that_limit_the_results_give_warnings(tmp_path):
     runs = [
         FakeRun(optimizer="sgd", final_loss=11.5, stop_at=None, steps=10, eval_interval=100),
         FakeRun(train={"warmup_steps": 26}),
@@ -309,7 +309,7 @@ def test_what_makes_numbers_worth_less_is_warned_of(tmp_path):
     assert "gpt2_muon_1cpu was trained with batch_size 8 -> 4: out of memory" in warnings
 
 
-def test_a_good_matrix_has_no_warnings(tmp_path):
+def test_a_complete_matrix_has_no_warnings(tmp_path):
     assert analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])).warnings == ()
 
 
@@ -340,30 +340,30 @@ def test_a_matrix_is_found_by_name_and_by_path(tmp_path):
     assert find_matrix(tmp_path / "elsewhere", str(matrix.path)).path == matrix.path
 
 
-def test_without_a_matrix_the_message_says_how_to_make_one(tmp_path):
+def test_without_a_matrix_the_message_shows_how_to_make_one(tmp_path):
     with pytest.raises(RecordError, match="hint: run `make test-matrix`") as caught:
         find_matrix(tmp_path, None)
     assert str(tmp_path) in str(caught.value)
 
 
-def test_an_unknown_target_is_answered_with_the_known_ones(tmp_path):
+def test_an_unknown_target_is_refused_with_the_known_ones(tmp_path):
     make_matrix(tmp_path, [FakeRun()], name="test_matrix_results_20261119_000000")
     with pytest.raises(RecordError, match="test_matrix_results_20261119_000000"):
         find_matrix(tmp_path, "test_matrix_results_20261119")
 
 
-def test_a_folder_that_holds_no_run_is_refused(tmp_path):
+def test_a_directory_without_runs_is_refused(tmp_path):
     with pytest.raises(RecordError, match="has no run"):
         analyse(MatrixDir(tmp_path))
 
 
-def test_a_run_outside_the_plan_is_there_too(tmp_path):
+def test_a_run_outside_the_plan_is_included(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun()])
     make_run(matrix, FakeRun(optimizer="muon"))
     assert [run.name for run in analyse(matrix).runs] == ["gpt2_adamw_1cpu", "gpt2_muon_1cpu"]
 
 
-def test_a_run_that_a_budget_ended_counts_and_is_named_with_its_share_of_the_schedule(tmp_path):
+def test_a_run_ended_by_a_budget_is_counted_with_its_share_of_the_schedule(tmp_path):
     runs = [FakeRun(stop_at=40, ended_by="time"), FakeRun(optimizer="muon", ended_by="max_iters")]
     numbers = analyse(make_matrix(tmp_path, runs))
     assert [run.counts for run in numbers.runs] == [True, True]
@@ -372,7 +372,7 @@ def test_a_run_that_a_budget_ended_counts_and_is_named_with_its_share_of_the_sch
     assert said.endswith(": gpt2_adamw_1cpu (time, 40 %)")
 
 
-def test_what_the_runs_were_promised_to_have_in_common_is_in_the_head_of_the_report(tmp_path):
+def test_the_report_header_lists_what_the_runs_have_in_common(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun()])
     plan = json.loads(matrix.matrix_json.read_text())
     write_json(matrix.matrix_json, {**plan, "equal": "tokens: 1,000 tokens, to a step"})

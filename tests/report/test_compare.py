@@ -50,7 +50,7 @@ def single(matrix):
     return single_run(run)
 
 
-def test_with_seeds_a_clear_difference_has_an_interval_and_a_word(hold):
+def test_with_seeds_a_clear_difference_has_an_interval_and_a_verdict(hold):
     found = hold(runs_with_seeds(3, HIGH), runs_with_seeds(3, LOW))
     loss = row(found, "final loss")
     assert (loss.base, loss.new, loss.conclusion) == (pytest.approx(3.31), pytest.approx(3.21), Conclusion.BETTER)
@@ -66,7 +66,7 @@ def test_a_difference_within_the_spread_of_the_seeds_is_not_distinguishable(hold
     assert "not distinguishable, p = " in render(found)
 
 
-def test_one_seed_is_a_difference_and_no_evidence(hold):
+def test_one_seed_gives_a_difference_without_significance(hold):
     found = hold([FakeRun(final_loss=3.30)], [FakeRun(final_loss=3.10)])
     assert (row(found, "final loss").conclusion, row(found, "final loss").p) == (Conclusion.NOT_DISTINGUISHABLE, None)
     text = render(found)
@@ -97,7 +97,7 @@ def test_several_configurations_are_several_tests_and_p_is_corrected_for_them(ma
     assert "p Holm-corrected for the number of configurations" in render(several)
 
 
-def test_losses_on_other_data_are_not_compared_and_times_are(hold):
+def test_losses_on_different_data_are_not_compared_but_times_are(hold):
     found = hold(runs_with_seeds(3, HIGH), runs_with_seeds(3, LOW, data_sha256="f" * 64))
     loss = row(found, "final loss")
     assert (loss.measured_differently, loss.conclusion, row(found, "time").measured_differently) == (
@@ -108,30 +108,30 @@ def test_losses_on_other_data_are_not_compared_and_times_are(hold):
     assert to_json(found)["configurations"][0]["measures"]["final loss"]["interval"] is None
 
 
-def test_another_number_of_tokens_is_said(hold):
+def test_a_different_number_of_tokens_is_reported(hold):
     assert "! the runs differ in tokens" in render(hold([FakeRun(steps=100)], [FakeRun(steps=200)]))
 
 
-def test_symbols_that_differ_are_listed_and_those_without_consequence_apart(hold):
+def test_differing_symbols_are_listed_with_neutral_ones_apart(hold):
     before = {"GPT2_DROPOUT": "0.1", "RESULTS_DIR": "a", "GPT2_OLD": "y"}
     text = render(hold([FakeRun()], [FakeRun()], before, {"RESULTS_DIR": "b", "GPT2_SEED": "1"}))
     assert "GPT2_DROPOUT 0.1 -> 0.0\nGPT2_OLD y -> (none)\nGPT2_SEED (none) -> 1\n" in text
     assert "without effect on results: RESULTS_DIR a -> b" in text
 
 
-def test_an_axis_of_both_is_no_difference(hold):
+def test_an_axis_of_both_sides_is_not_a_difference(hold):
     runs = [FakeRun(optimizer=name) for name in ("adamw", "muon")]
     assert "none that can change a result" in render(hold(runs, runs))
 
 
-def test_configurations_are_matched_by_their_axes_and_the_rest_is_named(hold):
+def test_configurations_are_matched_by_their_axes_and_the_rest_is_listed(hold):
     found = hold([FakeRun(), FakeRun(optimizer="sgd")], [FakeRun(), FakeRun(optimizer="muon", gpus=2)])
     assert [pair.name for pair in found.pairs] == ["adamw, 1 rank"]
     assert (found.only_base, found.only_new) == (("sgd, 1 rank",), ("muon, 2 ranks",))
     assert "only in base: sgd, 1 rank" in render(found)
 
 
-def test_an_axis_that_varies_on_one_side_matches_nothing_and_one_of_one_value_hinders_nothing(make):
+def test_an_axis_that_varies_on_one_side_matches_nothing_and_a_constant_one_is_ignored(make):
     swept = [FakeRun(axes={"lr": value}) for value in ("1e-3", "3e-4")]
     plain, two, one = (runs_of_matrix(make(*side)) for side in (("a", [FakeRun()]), ("b", swept), ("c", swept[:1])))
     assert compare_runs(plain, two).pairs == ()
@@ -139,7 +139,7 @@ def test_an_axis_that_varies_on_one_side_matches_nothing_and_one_of_one_value_hi
     assert len(compare_runs(plain, one).pairs) == 1
 
 
-def test_what_did_not_finish_is_said_and_never_counted(hold):
+def test_unfinished_runs_are_reported_and_never_compared(hold):
     found = hold([FakeRun(final_loss=3.3)], [FakeRun(status="stopped", stop_at=50)])
     assert row(found, "final loss").new is None
     assert "new 0 finished, 1 stopped" in render(found)
@@ -150,7 +150,7 @@ def test_two_runs_are_compared_whatever_their_axes(make):
     assert [pair.name for pair in compare_runs(*sides, one=True).pairs] == ["adamw, 1 rank -> muon, 1 rank"]
 
 
-def test_another_processor_or_torch_is_said(make):
+def test_a_different_processor_or_torch_version_is_reported(make):
     matrices = make(BASE, [FakeRun()]), make(NEW, [FakeRun()])
     (run,) = matrices[1].runs()
     record = read_json(run.run_json)
@@ -161,7 +161,7 @@ def test_another_processor_or_torch_is_said(make):
     assert "! torch 2.13.0 -> 2.14.0" in text
 
 
-def test_the_command_prints_json_that_says_the_same(hold, tmp_path, capsys):
+def test_the_json_output_has_the_same_content(hold, tmp_path, capsys):
     hold(runs_with_seeds(3, HIGH), runs_with_seeds(3, LOW))
     assert main(["compare", f"BASE={BASE}", f"NEW={NEW}", f"RESULTS_DIR={tmp_path}", "JSON=1"]) == 0
     value = json.loads(capsys.readouterr().out)
@@ -179,7 +179,7 @@ def test_the_command_prints_json_that_says_the_same(hold, tmp_path, capsys):
         ([f"BASE={BASE}", f"NEW={NEW}/gpt2_adamw_1cpu"], "cannot compare a matrix (BASE=) with a run (NEW=)"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(hold, tmp_path, capsys, words, message):
+def test_targets_that_cannot_be_compared_are_refused(hold, tmp_path, capsys, words, message):
     hold([FakeRun()], [FakeRun()])
     assert MatrixDir(tmp_path / NEW).run("gpt2_adamw_1cpu").run_json.is_file()
     assert main(["compare", *words, f"RESULTS_DIR={tmp_path}"]) == 2

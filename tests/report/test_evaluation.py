@@ -52,7 +52,7 @@ def test_runs_of_different_tokenizers_are_ranked_by_bits_per_byte_and_never_by_l
     assert any("other parts of it" in note for note in ranking.notes)
 
 
-def test_the_summary_names_the_measure_and_shows_the_numbers(mixed):
+def test_the_summary_names_the_metric_and_prints_the_numbers(mixed):
     text = write_summary(analyse(mixed))
     assert "Ranking by mean bits per byte: same text, different tokenizers" in text
     assert "difference to leader" in text
@@ -63,27 +63,27 @@ def test_the_summary_names_the_measure_and_shows_the_numbers(mixed):
     assert (ranking["measure"], ranking["data_sha256"]) == ("bits_per_byte", None)
 
 
-def test_runs_whose_bits_are_unknown_are_ranked_by_loss_on_their_own_data_alone(mixed):
+def test_runs_with_unknown_bits_are_ranked_by_loss_on_their_own_data(mixed):
     judge(mixed, {"byte": 1.0})
     for run in mixed.runs():
         run.metrics.write_text("")
     assert [ranking.metric for ranking in analyse(mixed).rankings] == [LOSS, LOSS]
 
 
-def test_shards_of_which_only_the_tokens_are_known_are_no_same_text(tmp_path):
+def test_prebuilt_shards_without_known_text_do_not_count_as_the_same_text(tmp_path):
     runs = [run_of("byte", 1.0, 1, dataset="shards"), run_of("bpe", 3.6, 1, dataset="shards")]
     matrix = make_matrix(tmp_path, runs)
     judge(matrix, {"byte": 1.0, "bpe": 4.0})
     assert [ranking.metric for ranking in analyse(matrix).rankings] == [LOSS, LOSS]
 
 
-def test_one_tokenizer_needs_no_second_ranking(tmp_path):
+def test_one_tokenizer_needs_only_one_ranking(tmp_path):
     matrix = make_matrix(tmp_path, [run_of("byte", 1.0, 1), run_of("byte", 1.1, 2)])
     judge(matrix, {"byte": 1.0})
     assert [ranking.metric for ranking in analyse(matrix).rankings] == [LOSS]
 
 
-def test_hellaswag_stands_beside_the_bits_and_a_run_without_either_has_no_row(tmp_path):
+def test_hellaswag_is_listed_next_to_bits_and_a_run_without_either_has_no_row(tmp_path):
     runs = [run_of("byte", 1.0, 1), FakeRun(optimizer="sgd", status="planned")]
     matrix = make_matrix(tmp_path, runs)
     assert "Benchmarks" not in write_summary(analyse(matrix))
@@ -94,7 +94,7 @@ def test_hellaswag_stands_beside_the_bits_and_a_run_without_either_has_no_row(tm
     assert [line.split()[1:] for line in section[4:]] == [["byte", "0.2900", "0.3112"]]
 
 
-def test_bits_of_a_run_that_goes_on_come_from_its_metrics(tmp_path):
+def test_the_bits_of_a_running_run_come_from_its_metrics(tmp_path):
     matrix = make_matrix(tmp_path, [run_of("byte", 1.0, 1)])
     (run,) = matrix.runs()
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]

@@ -51,7 +51,7 @@ def size_of(path):
     return struct.unpack(">II", head[16:24])
 
 
-def test_all_graphs_are_drawn_whole_at_the_promised_size(tmp_path):
+def test_all_graphs_have_the_documented_size(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", gpus=2)])
     files, missing = draw_graphs(analyse(matrix))
     assert [path.name for path in files] == FILES
@@ -60,13 +60,13 @@ def test_all_graphs_are_drawn_whole_at_the_promised_size(tmp_path):
     assert sorted(path.name for path in matrix.graphs.iterdir()) == sorted(FILES)
 
 
-def test_the_same_runs_give_the_same_bytes(tmp_path):
+def test_the_same_runs_give_identical_image_files(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun()])
     first = {path.name: path.read_bytes() for path in draw_graphs(analyse(matrix))[0]}
     assert {path.name: path.read_bytes() for path in draw_graphs(analyse(matrix))[0]} == first
 
 
-def test_without_data_there_is_a_sentence_and_no_file(tmp_path):
+def test_without_data_there_is_a_note_and_no_file(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(status="skipped", reason="needs 8 GPUs")])
     files, missing = draw_graphs(analyse(matrix))
     assert files == []
@@ -74,7 +74,7 @@ def test_without_data_there_is_a_sentence_and_no_file(tmp_path):
     assert not matrix.graphs.exists()
 
 
-def test_a_run_that_was_measured_once_is_drawn(tmp_path):
+def test_a_run_with_one_measurement_is_drawn(tmp_path):
     files, missing = draw_graphs(analyse(make_matrix(tmp_path, [FakeRun(status="running", stop_at=0)], took=None)))
     assert [path.name for path in files] == [*FILES[:3], FILES[4]]
     assert missing == ["final_loss_by_run.png was not drawn: no run finished with a validation loss"]
@@ -88,7 +88,7 @@ def test_a_seed_without_metrics_does_not_hide_the_others(tmp_path):
     assert drawn.get_ydata()[-1] == 3.0
 
 
-def test_seeds_are_one_bold_line_that_is_their_mean(tmp_path):
+def test_seeds_are_drawn_with_their_mean_as_a_bold_line(tmp_path):
     runs = [*runs_with_seeds(2, [3.0, 3.2]), FakeRun(optimizer="muon", axes={"seed": "1"}, seed=1)]
     numbers = analyse(make_matrix(tmp_path, runs))
     figure = loss_graph(numbers, loss_graphs(numbers)[0])
@@ -98,7 +98,7 @@ def test_seeds_are_one_bold_line_that_is_their_mean(tmp_path):
     assert figure.axes[0].get_xlabel() == "steps (optimizer updates)"
 
 
-def test_tokens_and_time_lie_where_they_were_measured(tmp_path):
+def test_points_are_drawn_at_their_tokens_and_time(tmp_path):
     numbers = analyse(make_matrix(tmp_path, [FakeRun(tokens_per_s=100.0)]))
     _, tokens, seconds = loss_graphs(numbers)
     assert bold(loss_graph(numbers, tokens).axes[0], COLOURS["adamw"])[0].get_xdata()[-1] == 102_400
@@ -107,7 +107,7 @@ def test_tokens_and_time_lie_where_they_were_measured(tmp_path):
     assert figure.axes[0].get_xlabel() == "time since the start of the run (minutes)"
 
 
-def test_a_failed_run_is_marked_where_it_ended(tmp_path):
+def test_the_end_of_a_failed_run_is_marked(tmp_path):
     failed = FakeRun(optimizer="sgd", status="failed", reason="loss is nan at step 47", stop_at=47, result=False)
     numbers = analyse(make_matrix(tmp_path, [FakeRun(), failed]))
     marks = [drawn for drawn in loss_graph(numbers, loss_graphs(numbers)[0]).axes[0].lines if drawn.get_marker() == "X"]
@@ -132,7 +132,7 @@ def test_final_losses_are_dots_on_an_axis_that_does_not_start_at_zero(tmp_path):
     assert not axes.patches
 
 
-def test_a_configuration_far_off_is_an_arrow_with_its_number(tmp_path):
+def test_an_outlier_is_an_arrow_with_its_value(tmp_path):
     runs = [FakeRun(optimizer=name, final_loss=loss) for name, loss in (("muon", 3.27), ("adamw", 3.28), ("sgd", 6.1))]
     axes = final_losses(analyse(make_matrix(tmp_path, runs))).axes[0]
     assert [drawn.get_ydata()[0] for drawn in axes.lines if drawn.get_marker() == ">"] == [2]
@@ -140,7 +140,7 @@ def test_a_configuration_far_off_is_an_arrow_with_its_number(tmp_path):
     assert "6.1000  n=1" in [text.get_text() for text in axes.texts]
 
 
-def test_the_end_is_enlarged_where_there_is_something_to_compare(tmp_path):
+def test_the_end_of_the_curves_is_enlarged_if_there_are_several(tmp_path):
     numbers = analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", final_loss=3.27)]))
     enlarged = loss_graph(numbers, loss_graphs(numbers)[0]).axes[1]
     low, high = enlarged.get_ylim()
@@ -151,7 +151,7 @@ def test_the_end_is_enlarged_where_there_is_something_to_compare(tmp_path):
     assert len(loss_graph(alone, loss_graphs(alone)[0]).axes) == 1
 
 
-def test_throughput_bars_start_at_zero_and_carry_mfu(tmp_path):
+def test_throughput_bars_start_at_zero_and_show_mfu(tmp_path):
     runs = [FakeRun(gpus=n, device="cuda", tokens_per_s=1000.0 * n, mfu=0.438) for n in (1, 2)]
     axes = throughput(analyse(make_matrix(tmp_path, runs))).axes[0]
     assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0, 1000.0), (0, 2000.0)]
@@ -168,14 +168,14 @@ def test_sixteen_long_names_do_not_overlap(tmp_path):
     assert min(box.x0 for box in boxes) >= 0
 
 
-def test_many_runs_are_drawn_up_to_a_limit_that_is_told(tmp_path):
+def test_many_runs_are_drawn_up_to_a_limit_that_is_printed(tmp_path):
     runs = [FakeRun(axes={"lr": f"{n}"}, eval_interval=50, log_interval=50) for n in range(60)]
     axes = throughput(analyse(make_matrix(tmp_path, runs))).axes[0]
     assert len(axes.patches) == 40
     assert any("the first 40 of 60 rows" in text.get_text() for text in axes.texts)
 
 
-def test_the_mean_curve_keeps_to_the_steps_that_all_seeds_measured():
+def test_the_mean_curve_covers_only_steps_that_all_seeds_measured():
     seeds_ = [
         [CurvePoint(0, 0, 0.0, 4.0), CurvePoint(10, 10, 2.0, 2.0)],
         [CurvePoint(0, 0, 0.0, 6.0), CurvePoint(20, 20, 9.0, 1.0)],
@@ -183,28 +183,28 @@ def test_the_mean_curve_keeps_to_the_steps_that_all_seeds_measured():
     assert mean_curve(seeds_, lambda point: point.step) == Curve(x=(0,), y=(5.0,), low=(4.0,), high=(6.0,))
 
 
-def test_the_picture_leaves_out_the_first_fall_but_no_curve():
+def test_the_axis_omits_the_initial_drop_but_no_curve():
     falling, brief = line((0, 10.9), (8, 6.0), (100, 3.0)), line((0, 10.5), (5, 10.4))
     assert top_of_view([falling]) == 6.0
     assert top_of_view([falling, brief]) == 10.5
 
 
-def test_between_two_measurements_the_picture_goes_by_the_line_between_them():
+def test_values_between_two_measurements_are_interpolated():
     assert top_of_view([line((0, 10.0), (16, 6.0), (100, 3.0))]) == pytest.approx(8.0)
 
 
-def test_a_loss_that_runs_away_does_not_flatten_the_others():
+def test_a_diverging_loss_does_not_flatten_the_others():
     assert top_of_view([line((0, 10.0), (50, 1e6), (100, 1e9))]) == pytest.approx(11.0)
 
 
-def test_one_that_is_far_off_does_not_squeeze_the_rest():
+def test_an_outlier_does_not_compress_the_rest():
     assert outlier_limit([3.0, 3.01, 3.02, 6.0]) == pytest.approx(3.06)
     low, high = loss_range([3.0, 3.01, 3.02, 6.0], [[3.0], [3.01], [3.02], [6.0]])
     assert 2.9 < low < 3.0
     assert 3.02 < high < 3.1
 
 
-def test_two_are_always_both_in_the_picture():
+def test_two_values_are_always_both_visible():
     low, high = loss_range([3.0, 9.0], [[3.0], [9.0]])
     assert low < 3.0
     assert high > 9.0
@@ -213,17 +213,17 @@ def test_two_are_always_both_in_the_picture():
     assert view.top > 9.0
 
 
-def test_an_optimizer_keeps_its_colour_and_many_of_its_configurations_get_shades(tmp_path):
+def test_an_optimizer_keeps_its_color_and_its_configurations_get_shades(tmp_path):
     numbers = analyse(make_matrix(tmp_path, [FakeRun(axes={"lr": f"{n}"}) for n in range(6)]))
     colours = [colour for colour, _ in group_styles(numbers, numbers.groups).values()]
     assert len(set(colours)) == 6
     assert group_styles(numbers, numbers.groups[:1])["adamw, lr 0, 1 rank"][0].lower() == COLOURS["adamw"].lower()
 
 
-def test_shades_go_to_black_and_to_white():
+def test_shades_range_towards_black_and_white():
     assert [mixed("#204060", shade) for shade in (-1, 0, 1)] == ["#000000", "#204060", "#ffffff"]
 
 
-def test_a_name_is_cut_in_its_middle():
+def test_a_long_name_is_shortened_in_the_middle():
     assert shortened("gpt2_adamw_seed1_4gpu", 11) == "gpt2_…_4gpu"
     assert shortened("short", 11) == "short"

@@ -46,13 +46,13 @@ def alter(run, **known):
     )
 
 
-def test_runs_that_logged_the_same_are_equal_whatever_time_they_took(runs):
+def test_runs_with_the_same_log_are_equal_whatever_time_they_took(runs):
     found = repetition(*runs)
     assert (found.equal, found.steps, found.numbers) == (True, 4, 8)
     assert describe_repetition(found) == ["equal bit for bit: 8 values in 4 steps"]
 
 
-def test_the_last_bit_of_a_loss_is_a_difference_and_is_shown_whole(runs):
+def test_a_difference_in_the_last_bit_of_a_loss_is_found_and_printed_exactly(runs):
     tamper(runs[1], 2, **{"train/loss": 4.800000000000001})
     assert describe_repetition(repetition(*runs)) == [
         "not equal: 1 of 8 values in 4 steps differ",
@@ -60,7 +60,7 @@ def test_the_last_bit_of_a_loss_is_a_difference_and_is_shown_whole(runs):
     ]
 
 
-def test_the_first_difference_and_the_largest_are_both_told(runs):
+def test_the_first_and_the_largest_difference_are_printed(runs):
     tamper(runs[1], 1, **{"train/loss": 4.9001})
     tamper(runs[1], 3, **{"train/loss": 4.5})
     first, most = describe_repetition(repetition(*runs))[1:]
@@ -68,26 +68,26 @@ def test_the_first_difference_and_the_largest_are_both_told(runs):
     assert most.startswith("largest at step 3: train/loss 4.7 -> 4.5")
 
 
-def test_a_number_that_only_one_of_them_has_is_a_difference(runs):
+def test_a_number_that_only_one_run_has_is_a_difference(runs):
     tamper(runs[0], 3, **{"val/loss": 4.2})
     found = repetition(*runs)
     assert describe_repetition(found)[1] == "first at step 3: val/loss 4.2 -> (none)"
 
 
-def test_of_a_run_that_did_not_finish_only_what_it_logged_is_compared(runs):
+def test_an_unfinished_run_is_compared_up_to_its_last_logged_step(runs):
     append_jsonl(runs[1].metrics, {"step": 4, "attempt": 1, "train/loss": 4.6})
     assert repetition(*runs).differences[0].was is None
     write_json(runs[0].result, {"status": "stopped"})
     assert (repetition(*runs).equal, repetition(*runs).steps) == (True, 4)
 
 
-def test_what_a_resume_made_void_is_not_compared(runs):
+def test_lines_that_a_resume_made_void_are_not_compared(runs):
     append_jsonl(runs[1].metrics, {"step": 2, "attempt": 2, "resumed": True})
     append_jsonl(runs[1].metrics, {"step": 3, "attempt": 2, "train/loss": 5.0 - 0.1 * 3, "train/lr": 1e-3})
     assert repetition(*runs).equal
 
 
-def test_two_runs_without_numbers_are_not_called_equal(tmp_path):
+def test_two_runs_without_numbers_do_not_count_as_equal(tmp_path):
     found = repetition(RunDir(tmp_path / "a"), RunDir(tmp_path / "b"))
     assert describe_repetition(found) == ["nothing to compare: no values were logged"]
 
@@ -104,19 +104,19 @@ def test_equality_is_promised_for_the_same_code_torch_and_processor_on_the_cpu(r
         ({"provenance": {"environment": {"MKL_CBWR": "AVX2"}}}, "MKL_CBWR (not set) -> AVX2"),
     ],
 )
-def test_another_torch_processor_or_setting_breaks_the_promise_and_is_named(runs, known, words):
+def test_a_different_torch_processor_or_setting_voids_the_promise_and_is_named(runs, known, words):
     alter(runs[1], **known)
     found = changes(*runs)
     assert (found.promised, found.others) == (False, (words,))
 
 
-def test_on_gpus_nothing_is_promised(runs):
+def test_on_gpus_equality_is_not_promised(runs):
     for run in runs:
         alter(run, train={"device": "cuda"})
     assert (changes(*runs).gpu, changes(*runs).promised) == (True, False)
 
 
-def test_files_of_the_trainer_that_changed_are_named(runs):
+def test_changed_files_of_the_trainer_are_named(runs):
     alter(runs[1], provenance={"code": "other"})
     assert changes(*runs).code == ("the trainer's sources (changed files not recorded)",)
     for run, files in zip(
@@ -126,17 +126,17 @@ def test_files_of_the_trainer_that_changed_are_named(runs):
     assert changes(*runs).code == ("b.py", "c.py (removed)", "d.py (new)")
 
 
-def test_a_field_that_is_not_the_same_is_named_and_places_and_neutral_ones_are_not(runs):
+def test_a_differing_field_is_named_unless_it_is_a_path_or_neutral(runs):
     alter(runs[1], train={"seed": 2, "data_path": "/b", "keep_checkpoints": 9})
     assert changes(*runs, {"keep_checkpoints"}).configuration == ("seed 1 -> 2",)
 
 
-def test_a_micro_batch_that_was_halved_for_want_of_memory_is_named(runs):
+def test_a_micro_batch_halved_by_out_of_memory_is_named(runs):
     write_json(runs[0].run_used, {"train": {"batch_size": 2}, "adjusted": []})
     assert changes(*runs).configuration == ("batch_size 2 -> 4",)
 
 
-def test_weights_are_equal_only_bit_by_bit():
+def test_weights_are_equal_only_bit_for_bit():
     one = {"a": torch.zeros(2, 3), "b": torch.tensor(1.0), "c": torch.ones(2, dtype=torch.bfloat16)}
     same = weights.compare(one, {name: value.clone() for name, value in one.items()})
     assert (same["equal"], same["tensors"], same["differing"]) == (True, 3, 0)
@@ -150,6 +150,6 @@ def test_weights_are_equal_only_bit_by_bit():
 @pytest.mark.parametrize(
     "other", [{}, {"a": torch.zeros(3)}, {"a": torch.tensor([0.0, float("nan")])}, {"a": -torch.zeros(2)}]
 )
-def test_weights_that_do_not_compare_are_not_equal(other):
+def test_weights_of_different_shapes_are_not_equal(other):
     found = weights.compare({"a": torch.zeros(2)}, other)
     assert (found["equal"], found["most"], found["by"]) == (False, "a", None)

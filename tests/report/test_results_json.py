@@ -20,7 +20,7 @@ def written(matrix):
     return read_json(matrix.results), json.loads(matrix.all_results.read_text())
 
 
-def test_all_results_holds_every_run_with_the_originals_keys_and_ours(tmp_path):
+def test_all_results_has_every_run_with_the_original_keys_and_ours(tmp_path):
     failed = FakeRun(optimizer="sgd", status="failed", reason="out of memory", stop_at=20, result=False)
     skipped = FakeRun(optimizer="muon", status="skipped", reason="needs 4 GPUs")
     _, (good, bad, left) = written(make_matrix(tmp_path, [FakeRun(), failed, skipped]))
@@ -43,7 +43,7 @@ def test_a_rerun_replaces_the_old_result(tmp_path):
     assert results["runs"][0]["final_val_loss"] == 2.0
 
 
-def test_no_file_holds_a_float_that_json_does_not_know(tmp_path):
+def test_no_file_contains_a_float_that_json_does_not_allow(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun()])
     path = matrix.run("gpt2_adamw_1cpu").training_metrics
     path.write_text('{"schema": 1, "train_losses": [10.9, NaN, Infinity], "final_val_loss": NaN}')
@@ -57,7 +57,7 @@ def test_no_file_holds_a_float_that_json_does_not_know(tmp_path):
     json.loads(matrix.results.read_text(), parse_constant=refuse)
 
 
-def test_results_name_the_runs_behind_each_figure(tmp_path):
+def test_results_json_names_the_runs_of_each_figure(tmp_path):
     runs = runs_with_seeds(3, [3.2811, 3.2834, 3.2802]) + runs_with_seeds(3, [3.2715, 3.2741, 3.2702], optimizer="muon")
     results, _ = written(make_matrix(tmp_path, runs))
     assert results["schema"] == 1
@@ -72,7 +72,7 @@ def test_results_name_the_runs_behind_each_figure(tmp_path):
     assert (comparison["word"], comparison["method"], comparison["seeds"]) == ("better", "paired by seed", [1, 2, 3])
 
 
-def test_results_hold_the_validation_curve_and_say_where_numbers_come_from(tmp_path):
+def test_results_json_has_the_validation_curve_and_the_origin_of_the_numbers(tmp_path):
     results, _ = written(make_matrix(tmp_path, [FakeRun()]))
     (run,) = results["runs"]
     assert run["evidence"] == "gpt2_adamw_1cpu/result.json"

@@ -33,7 +33,7 @@ def about(numbers, name="learning_rate"):
     return [text for text in numbers.warnings if text.startswith(name)]
 
 
-def test_a_setting_is_a_default_or_asked_for_or_swept(tmp_path):
+def test_a_setting_is_default_requested_or_swept(tmp_path):
     numbers = numbers_of(tmp_path, run("adamw", 6e-4), run("muon", 0.02, LR), *swept("lion"))
 
     origins = {one.optimizer: one.get("learning_rate").origin for one in numbers.settings}
@@ -46,7 +46,7 @@ def swept(optimizer):
     return [run(optimizer, rate, LR, axis=True) for rate in (1e-4, 3e-4)]
 
 
-def test_a_swept_optimizer_beside_one_that_was_not_is_warned_of(tmp_path):
+def test_a_swept_optimizer_next_to_one_that_was_not_gives_a_warning(tmp_path):
     (warning,) = about(numbers_of(tmp_path, *swept("adamw"), run("muon", 0.02, LR)))
 
     assert warning == (
@@ -55,20 +55,20 @@ def test_a_swept_optimizer_beside_one_that_was_not_is_warned_of(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["weight_decay", "beta1"])
-def test_other_settings_that_are_tuned_are_warned_of_too(tmp_path, name):
+def test_other_tuned_settings_give_a_warning_too(tmp_path, name):
     symbol = f"GPT2_{name.upper()}"
     two = [FakeRun(asked=(symbol,), axes={"x": str(v)}, train={**TRAIN, name: v}) for v in (0.5, 0.7)]
 
     assert len(about(numbers_of(tmp_path, *two, run("muon", 0.02)), name)) == 1
 
 
-def test_a_chosen_rate_beside_a_default_one_is_warned_of(tmp_path):
+def test_a_requested_rate_next_to_a_default_one_gives_a_warning(tmp_path):
     (warning,) = about(numbers_of(tmp_path, run("adamw", 2e-3, LR), run("lion", 1e-4)))
 
     assert "was set for adamw but is the default for lion" in warning
 
 
-def test_nothing_is_said_where_all_are_swept_or_chosen_or_default(tmp_path):
+def test_there_is_no_warning_if_all_are_swept_requested_or_default(tmp_path):
     for place, pair in enumerate(
         (
             [*swept("adamw"), *swept("muon")],
@@ -80,7 +80,7 @@ def test_nothing_is_said_where_all_are_swept_or_chosen_or_default(tmp_path):
         assert about(numbers_of(tmp_path / str(place), *pair)) == []
 
 
-def test_runs_that_do_not_record_what_was_asked_for_are_not_judged(tmp_path):
+def test_runs_without_recorded_requests_give_no_warning(tmp_path):
     numbers = numbers_of(tmp_path, FakeRun(), FakeRun(optimizer="muon"))
 
     assert about(numbers) == []
@@ -100,7 +100,7 @@ def test_the_summary_and_the_json_list_the_settings(tmp_path):
     assert first["settings"]["learning_rate"] == {"values": [0.02], "origin": "asked for"}
 
 
-def test_settings_that_do_not_apply_are_left_out():
+def test_settings_without_effect_are_omitted():
     found = optimizer_settings(
         {"optimizer": "adamw", "sgd_momentum": None, "pruning": "none", "target_sparsity": 0.5, "lr": 1}
     )
@@ -109,7 +109,7 @@ def test_settings_that_do_not_apply_are_left_out():
     assert optimizer_settings({"optimizer": "signsgd", "signsgd_noise": 0.1}) == {"signsgd_noise": 0.1}
 
 
-def test_the_sparsity_of_pruned_runs_stands_in_the_summary(tmp_path):
+def test_the_sparsity_of_pruned_runs_is_in_the_summary(tmp_path):
     pruned = FakeRun(optimizer="adamwprune", train={"pruning": "state", "target_sparsity": 0.5})
     matrix = make_matrix(tmp_path, [pruned, FakeRun()])
     result = matrix.run(pruned.name).result

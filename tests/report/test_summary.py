@@ -34,7 +34,7 @@ def test_summary_of_three_seeds_on_the_cpu(golden, tmp_path):
     golden("summary_seeds.txt", write_summary(analyse(make_matrix(tmp_path, runs))))
 
 
-def test_summary_of_a_matrix_with_every_kind_of_trouble(golden, tmp_path):
+def test_summary_of_a_matrix_with_every_kind_of_failure(golden, tmp_path):
     log = (
         "Iter 40 | epoch 1 | loss 9.1000 | lr 1.00e-01 | norm 85.10 | dt 250.0ms | tok/s 4000 | mfu n/a",
         "loss is nan",
@@ -55,7 +55,7 @@ def test_summary_of_a_matrix_with_every_kind_of_trouble(golden, tmp_path):
         golden("summary_trouble.txt", write_summary(analyse(matrix)))
 
 
-def test_no_line_is_wider_than_a_mail_even_with_long_names(tmp_path):
+def test_no_line_is_wider_than_80_columns_even_with_long_names(tmp_path):
     axes = {"lr": "0.00123456789", "schedule": "constant", "wd": "0.123456", "warmup": "100000", "dropout": "0.15"}
     runs = [FakeRun(optimizer="adafactor", gpus=n, axes=axes, log_tail=("x" * 500,)) for n in (1, 2)]
     runs.append(FakeRun(status="failed", reason="a reason " * 40, axes=axes, stop_at=40, log_tail=("x" * 500,)))
@@ -64,13 +64,13 @@ def test_no_line_is_wider_than_a_mail_even_with_long_names(tmp_path):
     assert all(run.name in text for run in runs)
 
 
-def test_one_seed_is_said_to_be_no_evidence_and_nobody_is_better(tmp_path):
+def test_one_seed_is_reported_as_not_significant_and_nothing_is_called_better(tmp_path):
     text = write_summary(analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", final_loss=1.0)])))
     assert "One seed per configuration: the ranking is not significant" in text
     assert "better" not in text
 
 
-def test_mfu_is_not_applicable_on_the_cpu_and_unknown_on_a_gpu_without_a_peak(tmp_path):
+def test_mfu_is_not_applicable_on_the_cpu_and_unknown_for_a_gpu_without_a_peak(tmp_path):
     text = write_summary(analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", device="cuda")])))
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.startswith("gpt2_")}
     assert "n/a" in rows["gpt2_adamw_1cpu"]
@@ -78,7 +78,7 @@ def test_mfu_is_not_applicable_on_the_cpu_and_unknown_on_a_gpu_without_a_peak(tm
     assert "-" in rows["gpt2_muon_1gpu"]
 
 
-def test_a_matrix_where_nothing_finished_is_reported_without_a_ranking(tmp_path):
+def test_a_matrix_without_a_finished_run_is_reported_without_a_ranking(tmp_path):
     text = write_summary(
         analyse(make_matrix(tmp_path, [FakeRun(status="skipped", reason="needs 8 GPUs, 0 are there")]))
     )
@@ -86,7 +86,7 @@ def test_a_matrix_where_nothing_finished_is_reported_without_a_ranking(tmp_path)
     assert "needs 8 GPUs, 0 are there" in text
 
 
-def test_writing_again_gives_the_same_text_and_needs_nothing_that_was_written(tmp_path):
+def test_a_second_report_has_the_same_text_and_needs_no_earlier_report(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
     first = write_summary(analyse(matrix))
     results = matrix.results.read_bytes(), matrix.all_results.read_bytes()
@@ -109,7 +109,7 @@ def test_a_report_changes_no_file_of_a_run(tmp_path):
     }
 
 
-def test_a_report_that_cannot_be_written_says_so_and_leaves_the_old_one(tmp_path, monkeypatch):
+def test_a_failed_write_is_an_error_and_keeps_the_old_report(tmp_path, monkeypatch):
     matrix = make_matrix(tmp_path, [FakeRun()])
     old = write_summary(analyse(matrix))
 
@@ -123,7 +123,7 @@ def test_a_report_that_cannot_be_written_says_so_and_leaves_the_old_one(tmp_path
     assert not list(MatrixDir(matrix.path).path.glob(".*"))
 
 
-def test_a_run_that_was_taken_over_says_from_where(tmp_path):
+def test_a_reused_run_names_its_origin(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
     run = matrix.run(FakeRun().name)
     write_json(
@@ -138,7 +138,7 @@ def test_a_run_that_was_taken_over_says_from_where(tmp_path):
     assert list(runs.values()) == ["test_matrix_results_20261101_000000/gpt2_adamw", None]
 
 
-def test_a_run_of_several_attempts_lists_them(tmp_path):
+def test_the_attempts_of_a_run_are_listed(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(attempt=2)])
     run = matrix.run(FakeRun().name)
     attempts = [

@@ -24,7 +24,7 @@ def quoted(*arguments):
     return " ".join('"' + word.replace('"', '\\"') + '"' for word in arguments)
 
 
-def test_the_command_is_told_the_matrix_and_how_it_ended(ended, tmp_path):
+def test_the_on_finish_command_receives_the_matrix_and_its_outcome(ended, tmp_path):
     output_file = tmp_path / "answer.json"
     assert finish(ended, quoted(sys.executable, "-c", TELL, str(output_file))) == ""
     environment, _ = json.loads(output_file.read_text())
@@ -33,13 +33,13 @@ def test_the_command_is_told_the_matrix_and_how_it_ended(ended, tmp_path):
     assert told.items() >= (wanted | {"KMATRIX_FINISHED": "1", "KMATRIX_FAILED": "1"}).items()
 
 
-def test_it_is_no_shell(ended, tmp_path):
+def test_the_command_does_not_run_in_a_shell(ended, tmp_path):
     output_file = tmp_path / "answer.json"
     finish(ended, quoted(sys.executable, "-c", TELL, str(output_file), "$HOME; rm -rf /", "`id`"))
     assert json.loads(output_file.read_text())[1][1:] == ["$HOME; rm -rf /", "`id`"]
 
 
-def test_its_failure_is_told(ended, monkeypatch):
+def test_a_failure_of_the_command_is_reported(ended, monkeypatch):
     assert finish(ended, quoted(sys.executable, "-c", "raise SystemExit(3)")).endswith("ended with status 3")
     monkeypatch.setattr(module, "FINISH_LIMIT_S", 0.2)
     assert "took longer than 0.2 s" in finish(ended, quoted(sys.executable, "-c", "import time; time.sleep(60)"))
@@ -47,6 +47,6 @@ def test_its_failure_is_told(ended, monkeypatch):
 
 
 @pytest.mark.parametrize(("text", "why"), [("'half", "invalid ON_FINISH"), ("no-such-program-here x", "not found")])
-def test_what_could_not_be_run_in_the_end_is_refused_before_the_beginning(text, why):
+def test_a_command_that_cannot_run_is_refused_before_the_first_run(text, why):
     with pytest.raises(ConfigError, match=why):
         command_of(text)

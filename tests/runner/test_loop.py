@@ -31,7 +31,7 @@ from waiting import wait_until
 # A matrix from begin to end
 
 
-def test_runs_go_one_after_the_other_and_all_finish(matrix, plan):
+def test_runs_are_executed_one_after_the_other_and_all_finish(matrix, plan):
     plans = [plan("a"), plan("b"), plan("c")]
     outcome = drive(matrix, plans, engine(), poll_s=0.02)
     assert (outcome.exit_code, outcome.counts) == (0, {"finished": 3})
@@ -39,7 +39,7 @@ def test_runs_go_one_after_the_other_and_all_finish(matrix, plan):
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(times))
 
 
-def test_the_status_files_are_those_of_the_contract(matrix, plan):
+def test_the_status_files_have_the_documented_fields(matrix, plan):
     one = plan("a")
     drive(matrix, [one], engine(), poll_s=0.02)
     status = status_of(one)
@@ -62,7 +62,7 @@ def test_the_status_files_are_those_of_the_contract(matrix, plan):
     assert (whole["status"], whole["pid"], whole["counts"]) == ("finished", os.getpid(), {"finished": 1})
 
 
-def test_the_journal_tells_what_happened_in_order(matrix, plan):
+def test_the_journal_lists_events_in_order(matrix, plan):
     drive(matrix, [plan("a"), plan("b", "nan")], engine(), skipped={"c": "too big"}, poll_s=0.02)
     lines = [(line["event"], line.get("run"), line.get("status")) for line in read_jsonl(matrix.journal)]
     assert lines == [
@@ -76,14 +76,14 @@ def test_the_journal_tells_what_happened_in_order(matrix, plan):
     ]
 
 
-def test_a_failed_run_does_not_keep_the_others_from_running_and_the_exit_code_says_it(matrix, plan):
+def test_a_failed_run_does_not_prevent_the_others_and_sets_the_exit_code(matrix, plan):
     plans = [plan("a", "fail"), plan("b")]
     outcome = drive(matrix, plans, engine(), poll_s=0.02)
     assert (outcome.exit_code, outcome.counts) == (1, {"finished": 1, "failed": 1})
     assert read_json(matrix.status)["status"] == "failed"
 
 
-def test_a_skipped_run_is_written_with_its_reason_and_the_exit_code_says_it(matrix, plan):
+def test_a_skipped_run_is_recorded_with_its_reason_and_sets_the_exit_code(matrix, plan):
     plan("b")
     outcome = drive(matrix, [plan("a")], engine(), skipped={"b": "needs 4 GPUs, there is 1"}, poll_s=0.02)
     assert (outcome.exit_code, outcome.counts) == (1, {"finished": 1, "skipped": 1})
@@ -91,7 +91,7 @@ def test_a_skipped_run_is_written_with_its_reason_and_the_exit_code_says_it(matr
     assert (record["status"], record["reason"], record["run_id"]) == ("skipped", "needs 4 GPUs, there is 1", "id-b")
 
 
-def test_runs_of_before_count_and_what_a_dead_runner_left_running_is_stopped(matrix, plan):
+def test_runs_of_earlier_runners_count_and_a_run_of_a_dead_runner_is_stopped(matrix, plan):
     drive(matrix, [plan("a")], engine(), poll_s=0.02)
     lost = plan("b")
     write_json(lost.dir.status, {"status": "running", "attempt": 1, "pid": 1})
@@ -115,17 +115,17 @@ def test_runs_of_before_count_and_what_a_dead_runner_left_running_is_stopped(mat
         ("smaller", "mismatch", "configuration mismatch: batch_size requested 12, used 6"),
     ],
 )
-def test_a_run_that_fails_says_why(matrix, plan, behave, kind, reason):
+def test_a_failed_run_has_a_reason(matrix, plan, behave, kind, reason):
     one = plan("a", behave)
     assert drive(matrix, [one], engine(), poll_s=0.02).exit_code == 1
     assert [status_of(one)[name] for name in ("status", "kind", "reason")] == ["failed", kind, reason]
 
 
-def test_what_the_trainer_declares_as_adjusted_is_no_failure(matrix, plan):
+def test_an_adjustment_declared_by_the_trainer_is_not_a_failure(matrix, plan):
     assert drive(matrix, [plan("a", "adjusted")], engine(), poll_s=0.02).exit_code == 0
 
 
-def test_a_failed_run_carries_the_end_of_its_log_and_only_of_this_attempt(matrix, plan):
+def test_a_failed_run_records_the_end_of_the_log_of_this_attempt(matrix, plan):
     one = plan("a", "fail", attempt=2)
     one.dir.output_log.write_text("of the first attempt\n" * 50)
     drive(matrix, [one], engine(), poll_s=0.02)
@@ -135,7 +135,7 @@ def test_a_failed_run_carries_the_end_of_its_log_and_only_of_this_attempt(matrix
     assert "of the first attempt" in one.dir.output_log.read_text()
 
 
-def test_the_log_tail_has_twenty_lines_cut_at_a_length_and_no_escape_codes(plan):
+def test_the_log_tail_has_twenty_shortened_lines_without_escape_codes(plan):
     one = plan("a")
     one.dir.output_log.write_text("\n".join(f"\x1b[31mline {i}\x1b[0m" for i in range(100)) + "\n" + "x" * 9999 + "\n")
     tail = classify_end(one, exit_code=1).log_tail
@@ -144,7 +144,7 @@ def test_the_log_tail_has_twenty_lines_cut_at_a_length_and_no_escape_codes(plan)
     assert len(tail[-1]) == 300
 
 
-def test_the_log_tail_that_reports_quote_holds_no_key(plan):
+def test_the_log_tail_contains_no_key(plan):
     key = "hf_" + "a1B" * 12
     one = plan("a")
     one.dir.output_log.write_text(f"denied: {key}\nRuntimeError: token={key}\n", encoding="utf-8")
@@ -155,7 +155,7 @@ def test_the_log_tail_that_reports_quote_holds_no_key(plan):
     assert key not in "\n".join([verdict.reason, *verdict.log_tail])
 
 
-def test_the_log_tail_ends_where_torchrun_begins_its_own_report(plan):
+def test_the_log_tail_ends_before_the_report_of_torchrun(plan):
     one = plan("a")
     report = "E1120 06:05:01.303000 17961 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1)"
     noise = "\n".join(["Traceback (most recent call last):", *(f"torchrun {i}" for i in range(50))])
@@ -185,7 +185,7 @@ FAILURE = """[{rank}]:
     ],
     ids=["seen after its peer", "seen first", "stopped by torchrun", "killed by torchrun after its time", "alone"],
 )
-def test_a_rank_that_was_killed_is_told_from_its_peers_that_failed_by_it(plan, others, root, kind, reason):
+def test_a_killed_rank_is_distinguished_from_the_peers_that_failed_because_of_it(plan, others, root, kind, reason):
     one = plan("a", ranks=2)
     write_json(one.dir.result, {"run_id": one.run_id, "attempt": 1, "status": "failed", "reason": "a peer is gone"})
     words = [FAILURE.format(rank=rank, code=code, second=second, more="") for rank, code, second in (*others, root)]
@@ -209,7 +209,7 @@ GONE = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:44
     ],
     ids=["with its runner", "its runner lives", "seen by another rank first", "a rank that failed by itself"],
 )
-def test_a_peer_that_was_gone_without_a_word_when_the_runner_died_was_killed(plan, reason, exit_code, kind):
+def test_a_run_whose_processes_vanished_with_the_runner_was_killed(plan, reason, exit_code, kind):
     one = plan("a", ranks=2)
     write_json(one.dir.result, {"run_id": one.run_id, "attempt": 1, "status": "failed", "reason": reason})
     verdict = classify_end(one, exit_code=exit_code)
@@ -229,42 +229,42 @@ def test_a_finished_result_counts_whatever_the_exit_code(plan):
 
 
 @pytest.mark.parametrize("known", [{"attempt": 1}, {"run_id": "other"}])
-def test_a_result_of_an_earlier_attempt_or_another_run_counts_for_nothing(plan, known):
+def test_a_result_of_an_earlier_attempt_or_another_run_is_ignored(plan, known):
     verdict = result_of(plan("a", attempt=2), **known)
     assert (verdict.status, verdict.reason) == (Status.FAILED, "killed by signal 6 (abort)")
 
 
-def test_an_adjustment_to_another_value_than_the_one_that_ran_is_a_difference(plan):
+def test_an_adjustment_to_a_value_other_than_the_effective_one_is_a_difference(plan):
     entry = {"field": "batch_size", "from": 12, "to": 8, "why": "memory"}
     reason = result_of(plan("a"), used={"batch_size": 6}, adjusted=[entry]).reason
     assert reason == "configuration mismatch: batch_size requested 12, used 6"
 
 
-def test_a_field_that_nobody_asked_for_is_a_difference_and_the_auto_field_is_none(plan):
+def test_an_unexpected_field_is_a_difference_and_an_automatic_field_is_not(plan):
     assert result_of(plan("a"), used={"peak_tflops": 70.0}).status is Status.FINISHED
     assert result_of(plan("a"), used={"nesterov": True}).reason.endswith("nesterov requested not set, used True")
 
 
-def test_a_finished_result_without_word_of_what_ran_is_no_finished_run(plan):
+def test_a_finished_result_without_run_used_json_is_a_failure(plan):
     one = plan("a")
     write_json(one.dir.result, {"run_id": "id-a", "attempt": 1, "status": "finished"})
     assert classify_end(one, exit_code=0).reason.startswith("cannot check the configuration")
 
 
-def test_a_result_that_is_cut_short_is_a_failure_that_names_it(plan):
+def test_a_truncated_result_is_a_failure_that_names_the_file(plan):
     one = plan("a")
     one.dir.result.write_text('{"run_id": "id-a", "att')
     verdict = classify_end(one, exit_code=0)
     assert (verdict.status, "result.json is damaged" in verdict.reason) == (Status.FAILED, True)
 
 
-def test_a_rank_error_of_an_earlier_attempt_explains_nothing(plan):
+def test_a_rank_error_of_an_earlier_attempt_is_ignored(plan):
     one = plan("a")
     write_json(one.dir.rank_error(0), {"rank": 0, "kind": "oom", "reason": "old"})
     assert classify_end(one, started=time.time() + 5, exit_code=1).reason == "ended with exit code 1"
 
 
-def test_a_rank_error_that_names_its_attempt_counts_for_that_one_only(plan):
+def test_a_rank_error_with_an_attempt_number_counts_only_for_that_attempt(plan):
     one = plan("a", attempt=2)
     for rank, attempt in ((0, 1), (1, 2)):
         error = {"rank": rank, "attempt": attempt, "time": 100.0 + rank, "kind": "error", "reason": f"reason {rank}"}
@@ -272,7 +272,7 @@ def test_a_rank_error_that_names_its_attempt_counts_for_that_one_only(plan):
     assert classify_end(one, started=1.0, exit_code=1).reason == "rank 1: reason 1"
 
 
-def test_the_rank_that_failed_first_is_the_one_that_is_named(plan):
+def test_the_rank_that_failed_first_is_named(plan):
     one = plan("a")
     for rank, age in ((0, 1), (1, 2)):
         write_json(one.dir.rank_error(rank), {"rank": rank, "kind": "error", "reason": f"reason {rank}"})
@@ -292,14 +292,14 @@ def test_the_rank_that_failed_first_is_the_one_that_is_named(plan):
         (None, "ended without an exit code"),
     ],
 )
-def test_what_an_exit_code_means(code, words):
+def test_exit_codes_are_described(code, words):
     assert describe_exit(code) == words
 
 
 # Limits and stops
 
 
-def test_a_run_that_takes_too_long_is_stopped_and_counts_as_failed(matrix, plan):
+def test_a_run_that_exceeds_its_timeout_is_stopped_and_counts_as_failed(matrix, plan):
     plans = [plan("a", "hang", timeout_s=0.6), plan("b")]
     outcome = drive(matrix, plans, engine(), poll_s=0.02)
     assert outcome.counts == {"finished": 1, "failed": 1}
@@ -308,7 +308,7 @@ def test_a_run_that_takes_too_long_is_stopped_and_counts_as_failed(matrix, plan)
     assert processes_of(matrix) == []
 
 
-def test_a_run_that_ignores_its_stop_is_killed_after_the_grace(matrix, plan):
+def test_a_run_that_ignores_sigterm_is_killed_after_the_grace_period(matrix, plan):
     one = plan("a", "stubborn", timeout_s=0.5)
     drive(matrix, [one], engine(grace_s=0.4), poll_s=0.02)
     assert (status_of(one)["status"], status_of(one)["exit_code"]) == ("failed", 137)
@@ -316,7 +316,7 @@ def test_a_run_that_ignores_its_stop_is_killed_after_the_grace(matrix, plan):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_in_the_middle_stops_the_run_cleanly_and_keeps_the_rest_planned(matrix, plan, start_runner, number):
+def test_a_signal_stops_the_current_run_cleanly_and_keeps_the_rest_planned(matrix, plan, start_runner, number):
     plans = [plan("a", "grandchildren"), plan("b")]
     process = start_runner("a=grandchildren", "b")
     wait_until(plans[0].dir.metrics.exists)
@@ -347,7 +347,7 @@ def test_a_second_interrupt_kills_at_once(matrix, plan, start_runner):
     assert processes_of(matrix) == []
 
 
-def test_one_interrupt_that_arrives_twice_is_one():
+def test_one_interrupt_delivered_twice_counts_once():
     asked = StopRequest()
     asked.take(signal.SIGINT)
     asked.take(signal.SIGINT)
@@ -359,7 +359,7 @@ def test_one_interrupt_that_arrives_twice_is_one():
     assert asked.kill
 
 
-def test_a_runner_that_is_killed_leaves_no_process_and_its_run_could_save(matrix, plan, start_runner):
+def test_a_killed_runner_leaves_no_process_and_its_run_saves_a_checkpoint(matrix, plan, start_runner):
     one = plan("a", "grandchildren")
     process = start_runner("a=grandchildren")
     wait_until(one.dir.metrics.exists)
@@ -372,7 +372,7 @@ def test_a_runner_that_is_killed_leaves_no_process_and_its_run_could_save(matrix
     assert recover_status(one.dir, has_runner=False).status is Status.STOPPED
 
 
-def test_a_run_waits_for_the_processes_that_a_killed_runner_left(matrix, plan, start_runner):
+def test_a_run_waits_for_processes_left_by_a_killed_runner(matrix, plan, start_runner):
     one = plan("a", "stubborn")
     process = start_runner("a=stubborn", grace_s=1.5)
     wait_until(one.dir.metrics.exists)
@@ -386,7 +386,7 @@ def test_a_run_waits_for_the_processes_that_a_killed_runner_left(matrix, plan, s
     assert time.monotonic() - begun > 1
 
 
-def test_two_drives_on_one_matrix_the_second_is_refused_and_names_the_first(matrix, plan, start_runner):
+def test_a_second_runner_of_a_matrix_is_refused_and_names_the_first(matrix, plan, start_runner):
     one = plan("a", "hang")
     process = start_runner("a=hang")
     wait_until(one.dir.metrics.exists)
@@ -397,20 +397,20 @@ def test_two_drives_on_one_matrix_the_second_is_refused_and_names_the_first(matr
     assert process.wait(60) == 130
 
 
-def test_a_runner_is_not_turned_away_by_somebody_who_only_looks(matrix):
+def test_a_reader_that_briefly_holds_the_lock_does_not_refuse_a_runner(matrix):
     looking = try_lock(matrix.lock)
     threading.Timer(0.1, os.close, [looking]).start()
     with held(matrix):
         assert holder(matrix).pid == os.getpid()
 
 
-def test_a_matrix_is_free_again_when_its_runner_has_ended(matrix):
+def test_a_matrix_is_unlocked_after_its_runner_has_exited(matrix):
     with held(matrix):
         assert holder(matrix).pid == os.getpid()
     assert holder(matrix) is None
 
 
-def test_a_status_that_cannot_be_written_stops_the_run_with_an_error_that_names_the_file(matrix, plan, monkeypatch):
+def test_a_status_file_that_cannot_be_written_stops_the_run_with_its_path(matrix, plan, monkeypatch):
     one = plan("a", "hang")
 
     def show(progress):
@@ -437,7 +437,7 @@ def test_an_error_in_the_display_leaves_no_process(matrix, plan):
     assert processes_of(matrix) == []
 
 
-def test_signals_mean_again_what_they_meant_when_a_drive_has_ended(matrix, plan):
+def test_signal_handlers_are_restored_after_the_loop(matrix, plan):
     before = signal.getsignal(signal.SIGINT)
     drive(matrix, [plan("a")], engine(), poll_s=0.02)
     assert signal.getsignal(signal.SIGINT) is before
@@ -446,14 +446,14 @@ def test_signals_mean_again_what_they_meant_when_a_drive_has_ended(matrix, plan)
 # The engine
 
 
-def test_a_run_has_its_gpus_threads_and_place_and_no_terminal(matrix, plan):
+def test_a_run_has_its_gpus_threads_and_directory_and_no_terminal(matrix, plan):
     one = plan("a", ranks=2, cuda=True, cpu_threads=3)
     drive(matrix, [one], engine(gpus=("GPU-aaaa", "GPU-bbbb")), poll_s=0.02)
     assert one.dir.output_log.read_text().startswith("threads 3 gpus 'GPU-aaaa,GPU-bbbb'")
     assert read_json(one.dir.path / "env.json")["cwd"] == str(ROOT)
 
 
-def test_a_secret_reaches_the_trainer_and_no_file_of_ours(matrix, plan, monkeypatch):
+def test_a_secret_reaches_the_trainer_but_no_file(matrix, plan, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "s3cr3t-value")
     one = plan("a", "fail")
     drive(matrix, [one], engine(), poll_s=0.02)
@@ -465,7 +465,7 @@ def test_a_secret_reaches_the_trainer_and_no_file_of_ours(matrix, plan, monkeypa
     assert not [path for path in files if b"s3cr3t-value" in path.read_bytes()]
 
 
-def test_the_plan_is_a_command_line_that_does_what_the_engine_does(matrix, plan):
+def test_the_printed_command_line_does_what_the_engine_does(matrix, plan):
     one = plan("a b")
     text = LocalEngine(PYTHON, ROOT, (str(PYTHON), str(FAKES))).plan([one])
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
@@ -474,7 +474,7 @@ def test_the_plan_is_a_command_line_that_does_what_the_engine_does(matrix, plan)
     assert "threads 1 gpus ''" in one.dir.output_log.read_text()
 
 
-def test_the_plan_names_torchrun_the_ranks_and_the_attempt(matrix):
+def test_the_printed_command_line_has_torchrun_ranks_and_attempt(matrix):
     one = RunPlan(name="a", run_id="id-a", dir=matrix.run("a"), ranks=4, attempt=2)
     text = LocalEngine(Path("/v/bin/python"), Path("/p")).plan([one])
     assert "/v/bin/python -m torch.distributed.run --standalone --nproc-per-node=4 -m gpt2.train" in text
@@ -491,7 +491,7 @@ def test_the_plan_names_torchrun_the_ranks_and_the_attempt(matrix):
         ({"run_id": "other"}, "belongs to run id-a, expected other"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_starts(matrix, plan, known, problem):
+def test_a_run_that_cannot_fit_is_refused_before_anything_starts(matrix, plan, known, problem):
     good, bad = plan("b"), plan("a", **known)
     with pytest.raises(LaunchError, match=problem):
         check_plans(matrix, [good, bad], engine())
@@ -499,14 +499,14 @@ def test_what_does_not_fit_is_refused_before_anything_starts(matrix, plan, known
     assert not good.dir.output_log.exists()
 
 
-def test_a_missing_interpreter_and_a_missing_folder_are_problems(matrix, plan):
+def test_a_missing_interpreter_or_directory_is_a_problem(matrix, plan):
     problems = LocalEngine(Path("/no/python"), ROOT).check([plan("a"), plan("a"), plan_of(matrix, "b")])
     assert [any(word in problem for problem in problems) for word in ("/no/python", "2 runs", "is missing")] == [
         True
     ] * 3
 
 
-def test_a_run_that_was_handed_over_is_not_run_twice(matrix, plan):
+def test_a_submitted_run_is_not_executed_twice(matrix, plan):
     one, box = plan("a"), engine()
     assert box.submit([one]) == box.submit([one])
     wait_until(lambda: box.poll()["a"].phase is JobPhase.ENDED)
@@ -517,7 +517,7 @@ def test_a_run_that_was_handed_over_is_not_run_twice(matrix, plan):
 # What is shown
 
 
-def test_progress_tells_step_loss_speed_and_counts(matrix, plan):
+def test_progress_has_step_loss_speed_and_counts(matrix, plan):
     seen = []
     drive(matrix, [plan("a"), plan("b")], engine(), skipped={"c": "why"}, show=seen.append, poll_s=0.02)
     assert (seen[0].run, seen[0].status, seen[0].reason) == ("c", Status.SKIPPED, "why")
@@ -532,7 +532,7 @@ def test_progress_tells_step_loss_speed_and_counts(matrix, plan):
     assert last.counts == {"finished": 2, "skipped": 1}
 
 
-def test_metrics_are_followed_line_by_line_and_a_half_line_waits(tmp_path):
+def test_metrics_are_followed_line_by_line_without_incomplete_lines(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps({"step": 99, "attempt": 1, "train/loss": 9.0, "time": 1.0}) + "\n")
     tail = MetricsTail(path, attempt=2, max_iters=10)
@@ -554,7 +554,7 @@ def test_metrics_are_followed_line_by_line_and_a_half_line_waits(tmp_path):
 # The real torchrun
 
 
-def test_the_time_left_ends_with_the_budget(tmp_path):
+def test_the_time_left_is_limited_by_the_budget(tmp_path):
     tail = MetricsTail(tmp_path / "metrics.jsonl", max_iters=1000, budget_s=60.0)
     for step, at in enumerate((100.0, 110.0)):
         line = {"step": step, "time": at, "elapsed_s": at - 80.0, "train/loss": 3.0}
@@ -572,12 +572,12 @@ def test_the_time_left_ends_with_the_budget(tmp_path):
         ({"max_cost": 1.0, "gpu_hour_price": None}, None),
     ],
 )
-def test_the_seconds_that_budgets_allow(train, seconds):
+def test_budgets_are_converted_to_seconds(train, seconds):
     assert budget_s(TrainFields(**train)) == (seconds if seconds is None else pytest.approx(seconds))
 
 
 @pytest.mark.slow
-def test_with_torchrun_two_ranks_finish_and_a_failure_is_explained_through_it(matrix, plan):
+def test_with_torchrun_two_ranks_finish_and_a_failure_has_its_reason(matrix, plan):
     plans = [plan("a", "quick", real=True, ranks=2), plan("b", "killed", real=True), plan("c", "fail", real=True)]
     outcome = drive(matrix, plans, engine(real=True))
     assert outcome.counts == {"finished": 1, "failed": 2}
@@ -587,7 +587,7 @@ def test_with_torchrun_two_ranks_finish_and_a_failure_is_explained_through_it(ma
 
 
 @pytest.mark.slow
-def test_with_torchrun_a_stop_reaches_the_workers_and_nothing_is_left(matrix, plan):
+def test_with_torchrun_a_stop_reaches_the_workers_and_leaves_no_process(matrix, plan):
     one = plan("a", "grandchildren", real=True, timeout_s=8)
     drive(matrix, [one], engine(real=True))
     assert status_of(one)["reason"] == "took longer than 8 s"
@@ -610,7 +610,7 @@ def test_with_torchrun_a_killed_runner_leaves_no_orphan(matrix, plan, start_runn
 
 
 @pytest.mark.slow
-def test_with_torchrun_a_killed_torchrun_fails_the_run_and_takes_its_workers_along(matrix, plan, start_runner):
+def test_with_torchrun_a_killed_torchrun_fails_the_run_and_its_workers_exit(matrix, plan, start_runner):
     plans = [plan("a", "hang"), plan("b", "quick")]
     process = start_runner("a=hang", "b=quick", launcher="torchrun")
     wait_until(plans[0].dir.metrics.exists)

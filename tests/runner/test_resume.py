@@ -57,7 +57,7 @@ def attempts(run):
     ]
 
 
-def test_a_stopped_run_goes_on_where_it_was_and_finished_ones_stay(matrix, make, start_runner):
+def test_a_stopped_run_resumes_and_finished_runs_are_kept(matrix, make, start_runner):
     first, second, _ = make("a"), make("b"), make("c")
     process = start_runner("a", "b=hang", "c")
     wait_until(second.metrics.exists)
@@ -76,7 +76,7 @@ def test_a_stopped_run_goes_on_where_it_was_and_finished_ones_stay(matrix, make,
     assert going(matrix).plans == ()
 
 
-def test_a_killed_runner_leaves_a_run_that_goes_on(matrix, make, start_runner):
+def test_a_run_of_a_killed_runner_resumes(matrix, make, start_runner):
     run = make("a")
     process = start_runner("a=hang")
     wait_until(run.metrics.exists)
@@ -90,7 +90,7 @@ def test_a_killed_runner_leaves_a_run_that_goes_on(matrix, make, start_runner):
     assert recover_status(run, has_runner=False).status is Status.FINISHED
 
 
-def test_a_failed_run_is_tried_again_only_when_it_is_asked_for(matrix, make):
+def test_a_failed_run_is_retried_only_on_request(matrix, make):
     run = make("a")
     drive(matrix, going(matrix, "nan").plans, engine(), poll_s=0.02)
     todo = going(matrix)
@@ -100,7 +100,7 @@ def test_a_failed_run_is_tried_again_only_when_it_is_asked_for(matrix, make):
     assert attempts(run) == [(1, "failed", "none", None), (2, "finished", "auto", None)]
 
 
-def test_only_the_runs_that_are_named_go_on(matrix, make):
+def test_only_the_selected_runs_continue(matrix, make):
     for name in "abc":
         make(name)
     todo = going(matrix, names={"b"})
@@ -110,7 +110,7 @@ def test_only_the_runs_that_are_named_go_on(matrix, make):
 
 
 @pytest.mark.parametrize("resume", ["best", "latest", "none", "/a/checkpoint.pt"])
-def test_another_beginning_can_be_asked_for_and_it_reaches_the_trainer(matrix, make, resume):
+def test_another_checkpoint_can_be_requested_and_reaches_the_trainer(matrix, make, resume):
     run = make("a")
     write_json(run.status, {"status": "stopped", "attempt": 1})
     (one,) = going(matrix, resume=resume).plans
@@ -118,14 +118,14 @@ def test_another_beginning_can_be_asked_for_and_it_reaches_the_trainer(matrix, m
     assert one.arguments == words + ([] if resume == "none" else ["--resume", resume])
 
 
-def test_a_run_is_as_it_was_planned_whatever_the_configuration_says_now(matrix, make):
+def test_a_continued_run_keeps_its_planned_configuration(matrix, make):
     run = make("a", num_gpus=2, device="cuda", cpu_threads=3)
     (one,) = going(matrix, gpus=GPUS).plans
     assert (one.ranks, one.cuda, one.cpu_threads, one.timeout_s) == (2, True, 3, 0.0)
     assert one.run_id == read_json(run.run_json)["run_id"]
 
 
-def test_a_run_that_finds_too_few_gpus_is_skipped_and_goes_on_where_there_are_enough(matrix, make):
+def test_a_run_with_too_few_gpus_is_skipped_and_continues_once_there_are_enough(matrix, make):
     run = make("a", num_gpus=2, device="cuda")
     todo = going(matrix, gpus=GPUS[:1])
     assert todo.skipped == {"a": "needs 2 GPUs, found 1"}
@@ -134,7 +134,7 @@ def test_a_run_that_finds_too_few_gpus_is_skipped_and_goes_on_where_there_are_en
     assert [one.name for one in going(matrix, gpus=GPUS).plans] == ["a"]
 
 
-def test_a_run_whose_data_were_never_prepared_is_skipped_with_that_reason(matrix, make):
+def test_a_run_without_prepared_data_is_skipped_with_that_reason(matrix, make):
     make("a", data_path="")
     assert "not prepared" in going(matrix).skipped["a"]
 
@@ -155,7 +155,7 @@ def test_out_of_memory_halves_the_micro_batch_until_it_fits(matrix, make):
     assert second.endswith("retrying with micro-batch 3")
 
 
-def test_a_run_that_does_not_fit_with_one_sequence_fails_and_the_others_go_on(matrix, make):
+def test_a_run_that_does_not_fit_with_one_sequence_fails_and_the_others_continue(matrix, make):
     run, other = make("a"), make("b")
     plans = [*going(matrix, "oom0").plans[:1], *going(matrix).plans[1:]]
     outcome = drive(matrix, plans, engine(), poll_s=0.02)
@@ -164,13 +164,13 @@ def test_a_run_that_does_not_fit_with_one_sequence_fails_and_the_others_go_on(ma
     assert read_json(other.status)["status"] == "finished"
 
 
-def test_the_policy_fail_lets_out_of_memory_be_a_failure(matrix, make):
+def test_the_policy_fail_makes_out_of_memory_a_failure(matrix, make):
     run = make("a", oom_policy="fail")
     assert drive(matrix, going(matrix, "oom3").plans, engine(), poll_s=0.02).exit_code == 1
     assert len(attempts(run)) == 1
 
 
-def test_a_stop_between_two_attempts_is_a_stop(matrix, make):
+def test_a_stop_between_two_attempts_stops_the_run(matrix, make):
     run = make("a")
 
     def show(progress):
@@ -182,7 +182,7 @@ def test_a_stop_between_two_attempts_is_a_stop(matrix, make):
     assert [one.micro_batch for one in going(matrix).plans] == [6]
 
 
-def test_a_trainer_that_ignores_the_micro_batch_did_not_run_what_was_asked(matrix, make):
+def test_a_trainer_that_ignores_the_micro_batch_is_a_failure(matrix, make):
     run = make("a")
     write_json(run.status, {"status": "failed", "attempt": 1, "kind": "oom"})
     drive(matrix, going(matrix, "adjusted").plans, engine(), poll_s=0.02)
@@ -194,7 +194,7 @@ def test_a_trainer_that_ignores_the_micro_batch_did_not_run_what_was_asked(matri
     assert read_json(other.status)["reason"] == "configuration mismatch: batch_size requested 3, used 6"
 
 
-def test_a_plan_that_another_runner_carried_out_meanwhile_is_dropped(matrix, make):
+def test_a_plan_that_another_runner_executed_meanwhile_is_dropped(matrix, make):
     run, other = make("a"), make("b")
     late = going(matrix).plans
     drive(matrix, going(matrix, names={"a"}).plans, engine(), poll_s=0.02)
@@ -208,7 +208,7 @@ def test_a_plan_that_another_runner_carried_out_meanwhile_is_dropped(matrix, mak
 # Who runs a matrix
 
 
-def test_a_process_is_not_taken_for_another_one_that_has_its_number_or_another_boot():
+def test_a_reused_process_number_or_another_boot_is_not_the_same_process():
     me = this_process()
     assert me.lives_here()
     same_number = {"pid": me.pid, "host": me.host}
@@ -218,7 +218,7 @@ def test_a_process_is_not_taken_for_another_one_that_has_its_number_or_another_b
     assert start_of(2**30) is None
 
 
-def test_a_lock_that_a_former_boot_left_locks_nothing(matrix, make):
+def test_a_lock_of_an_earlier_boot_is_ignored(matrix, make):
     run = make("a")
     write_json(matrix.lock, {"pid": os.getpid(), "host": "localhost", "pid_started": 1, "boot_id": "before"})
     write_json(matrix.status, {"status": "running", "pid": os.getpid()})
@@ -229,20 +229,20 @@ def test_a_lock_that_a_former_boot_left_locks_nothing(matrix, make):
     assert attempts(run)[0][1] == "stopped"
 
 
-def test_who_holds_a_matrix_is_a_process_that_lives(matrix):
+def test_the_holder_of_a_matrix_is_a_live_process(matrix):
     with held(matrix):
         assert holder(matrix) == this_process()
         assert holder(matrix).lives_here()
 
 
-def test_a_journal_that_a_crash_cut_short_goes_on_with_a_line_of_its_own(matrix, make):
+def test_a_truncated_journal_continues_on_a_new_line(matrix, make):
     make("a")
     matrix.journal.write_text('{"schema": 1, "event": "run sta')
     drive(matrix, going(matrix).plans, engine(), poll_s=0.02)
     assert next(line["event"] for line in read_jsonl(matrix.journal)) == "matrix started"
 
 
-def test_a_lost_terminal_ends_nothing(matrix, make, start_runner):
+def test_a_lost_terminal_does_not_end_the_runner(matrix, make, start_runner):
     run = make("a")
     process = start_runner("a=hang")
     wait_until(run.metrics.exists)
@@ -256,7 +256,7 @@ def test_a_lost_terminal_ends_nothing(matrix, make, start_runner):
 # A result that is replaced
 
 
-def test_a_result_that_is_archived_is_whole_in_the_archive_and_the_run_is_planned_again(matrix, make):
+def test_an_archived_result_is_complete_and_its_run_is_planned_again(matrix, make):
     run = make("a")
     drive(matrix, going(matrix).plans, engine(), poll_s=0.02)
     old = {path.name: path.read_bytes() for path in (run.result, run.metrics, run.output_log)}
@@ -275,12 +275,14 @@ def test_a_result_that_is_archived_is_whole_in_the_archive_and_the_run_is_planne
     assert sorted(path.name for path in run.archive.iterdir()) == ["1", "2"]
 
 
-def test_a_run_that_left_nothing_has_nothing_to_archive(matrix, make):
+def test_a_run_without_files_has_nothing_to_archive(matrix, make):
     assert archive_result(make("a")) is None
 
 
 @pytest.mark.parametrize("moves", range(6))
-def test_killed_in_the_middle_of_the_move_nothing_is_lost_and_the_next_runner_ends_it(matrix, make, monkeypatch, moves):
+def test_an_archive_interrupted_by_a_kill_loses_nothing_and_the_next_runner_completes_it(
+    matrix, make, monkeypatch, moves
+):
     run = make("a")
     drive(matrix, going(matrix).plans, engine(), poll_s=0.02)
     names = ("result.json", "metrics.jsonl", "run_used.json", "output.log", "env.json")
@@ -306,7 +308,7 @@ def test_killed_in_the_middle_of_the_move_nothing_is_lost_and_the_next_runner_en
     assert read_json(run.result)["attempt"] == 2
 
 
-def test_checkpoints_on_another_disk_are_kept_there_beside_the_new_ones(matrix, make, tmp_path):
+def test_checkpoints_on_another_disk_are_archived_there(matrix, make, tmp_path):
     place = tmp_path / "disk" / "a"
     run = make("a", checkpoint_dir=str(place))
     drive(matrix, going(matrix).plans, engine(), poll_s=0.02)
@@ -317,7 +319,7 @@ def test_checkpoints_on_another_disk_are_kept_there_beside_the_new_ones(matrix, 
     assert not place.exists()
 
 
-def test_a_run_that_still_has_processes_is_not_archived(matrix, make):
+def test_a_run_with_live_processes_is_not_archived(matrix, make):
     run = make("a")
     handle = try_lock(run.lock)
     with pytest.raises(LaunchError, match="still has processes"):
@@ -325,7 +327,7 @@ def test_a_run_that_still_has_processes_is_not_archived(matrix, make):
     os.close(handle)
 
 
-def test_a_matrix_that_was_moved_takes_its_checkpoints_along(matrix, make):
+def test_a_moved_matrix_moves_its_checkpoints(matrix, make):
     run = make("a")
     record = read_json(run.run_json)
     for place, follows in (
@@ -372,7 +374,7 @@ def taken(second, **known):
     return reuse_runs(later, later.path.parent, NEUTRAL, **{"recorded": True} | known)
 
 
-def test_a_finished_run_with_the_same_id_is_taken_over_and_marked(twice):
+def test_a_finished_run_with_the_same_id_is_reused_and_marked(twice):
     first, second = twice
     source = f"{first.path.parent.name}/a"
     assert taken(second).reused == {"b": source}
@@ -392,7 +394,7 @@ def test_a_finished_run_with_the_same_id_is_taken_over_and_marked(twice):
     assert (second.checkpoints / "final.pt").read_text() == "weights"
 
 
-def test_what_trackers_hold_of_a_run_is_not_taken_over_with_it(twice):
+def test_the_tracker_state_of_a_reused_run_is_not_copied(twice):
     first, second = twice
     write_track(first, [SyncStatus(tracker="wandb", state=SyncState.DONE, points=5)])
     first.track_log.write_text("")
@@ -405,7 +407,7 @@ def test_what_trackers_hold_of_a_run_is_not_taken_over_with_it(twice):
     assert sent.error == f"reused from {first.path.parent.name}/a"
 
 
-def test_a_run_that_was_taken_over_names_where_it_was_trained_when_it_is_taken_over_again(twice):
+def test_a_run_reused_twice_names_where_it_was_trained(twice):
     first, second = twice
     taken(second)
     third = MatrixDir(second.path.parent.with_name("test_matrix_results_20260103_000000")).run("c")
@@ -425,7 +427,7 @@ def test_a_run_that_was_taken_over_names_where_it_was_trained_when_it_is_taken_o
         ({"provenance": {"cpu": "Xeon"}}, "ran on another kind of device"),
     ],
 )
-def test_what_would_not_come_out_the_same_is_trained_again_with_the_reason(twice, change, why):
+def test_a_run_that_would_not_be_equal_is_trained_again_with_the_reason(twice, change, why):
     first, second = twice
     record = read_json(second.run_json)
     write_json(second.run_json, record | {part: record[part] | values for part, values in change.items()})
@@ -434,7 +436,7 @@ def test_what_would_not_come_out_the_same_is_trained_again_with_the_reason(twice
     assert recover_status(second, has_runner=False).status is Status.PLANNED
 
 
-def test_another_id_is_another_run_and_nothing_is_said_of_it(twice):
+def test_a_run_with_another_id_is_not_mentioned(twice):
     _, second = twice
     write_json(second.run_json, read_json(second.run_json) | {"run_id": "another"})
     found = taken(second)
@@ -442,14 +444,14 @@ def test_another_id_is_another_run_and_nothing_is_said_of_it(twice):
 
 
 @pytest.mark.parametrize("status", ["failed", "stopped"])
-def test_only_finished_runs_are_taken_over(twice, status):
+def test_only_finished_runs_are_reused(twice, status):
     first, second = twice
     write_json(first.result, read_json(first.result) | {"status": status})
     write_json(first.status, {"status": status, "attempt": 1})
     assert taken(second).reused == {}
 
 
-def test_a_run_that_was_not_recorded_or_on_simulated_gpus_is_trained_again_where_a_recording_is_wanted(twice):
+def test_a_run_without_a_real_recording_is_trained_again_if_recording_is_on(twice):
     first, second = twice
     write_json(first.gpu_summary, {"simulated": True})
     assert "has no recording" in taken(second).not_reused["b"]
@@ -458,7 +460,7 @@ def test_a_run_that_was_not_recorded_or_on_simulated_gpus_is_trained_again_where
     assert taken(second, recorded=False).reused != {}
 
 
-def test_a_rerun_of_a_run_that_was_taken_over_is_its_own_and_leaves_the_other_alone(twice):
+def test_a_rerun_of_a_reused_run_does_not_change_the_original(twice):
     first, second = twice
     taken(second)
     kept = first.metrics.read_bytes()
@@ -480,11 +482,11 @@ def test_a_rerun_of_a_run_that_was_taken_over_is_its_own_and_leaves_the_other_al
 
 
 @pytest.mark.parametrize("text", ["auto", "latest", "best", "none"])
-def test_the_words_for_a_beginning_are_the_trainers(text):
+def test_the_resume_options_are_those_of_the_trainer(text):
     assert resume_from(text) == text
 
 
-def test_a_checkpoint_is_named_by_its_whole_path_and_anything_else_is_refused(tmp_path, monkeypatch):
+def test_a_checkpoint_is_given_by_its_full_path_and_anything_else_is_refused(tmp_path, monkeypatch):
     (tmp_path / "step_5.pt").touch()
     monkeypatch.chdir(tmp_path)
     assert resume_from("step_5.pt") == str(tmp_path / "step_5.pt")
@@ -503,7 +505,7 @@ def test_a_checkpoint_is_named_by_its_whole_path_and_anything_else_is_refused(tm
         (["MAX_ITERS=9"], "continue does not take MAX_ITERS"),
     ],
 )
-def test_what_continue_does_not_understand_is_refused_and_changes_nothing(matrix, make, words, said):
+def test_an_invalid_argument_of_continue_is_refused_without_changes(matrix, make, words, said):
     run = make("a")
     write_json(matrix.matrix_json, {"name": matrix.name, "runs": [{"name": "a"}]})
     before = sorted(path.name for path in run.path.iterdir())
@@ -514,7 +516,7 @@ def test_what_continue_does_not_understand_is_refused_and_changes_nothing(matrix
     assert not matrix.status.exists()
 
 
-def test_continue_is_refused_while_another_runner_has_the_matrix(matrix, make):
+def test_continue_is_refused_while_another_runner_holds_the_matrix(matrix, make):
     make("a")
     write_json(matrix.matrix_json, {"name": matrix.name, "runs": [{"name": "a"}]})
     with held(matrix):
@@ -530,7 +532,7 @@ def test_continue_is_refused_while_another_runner_has_the_matrix(matrix, make):
         (["TARGET={}", "RUN=z"], "matches no run"),
     ],
 )
-def test_a_rerun_that_names_nothing_sets_nothing_aside(matrix, make, words, said):
+def test_a_rerun_without_a_selection_archives_nothing(matrix, make, words, said):
     run = make("a", optimizer="adamw")
     write_json(run.result, {"status": "finished"})
     write_json(matrix.matrix_json, {"name": matrix.name, "runs": [{"name": "a"}]})

@@ -93,7 +93,7 @@ def refusal(tmp_path: Path, scenario: str, gpus: int | None = None) -> str:
 # ---- what the client library reads
 
 
-def test_the_client_library_reads_every_value_that_the_scenario_gives(ask):
+def test_pynvml_reads_every_value_of_the_scenario(ask):
     scenario = """
         freeze 10
         gpus 2
@@ -147,7 +147,7 @@ answer({
     }
 
 
-def test_gpus_are_told_apart_by_index_uuid_and_bus_and_found_by_each(ask):
+def test_gpus_are_distinguished_and_found_by_index_uuid_and_bus(ask):
     got = ask(
         "gpus 3\n",
         """
@@ -165,24 +165,24 @@ def test_every_name_ends_in_simulated(ask, line):
     assert ask(line, "answer([n.nvmlDeviceGetName(g) for g in gpus])")[0].endswith(" (simulated)")
 
 
-def test_what_a_newer_function_asks_is_not_supported_rather_than_missing(library):
+def test_a_newer_function_is_not_supported_rather_than_missing(library):
     loaded = ctypes.CDLL(str(library))
     missing = [name for name in stubs.symbols() if not hasattr(loaded, name)]
     assert missing == []
     assert loaded.nvmlDeviceGetNvLinkErrorCounter() == stubs.NOT_SUPPORTED
 
 
-def test_the_library_without_a_scenario_is_a_machine_without_a_driver(library):
+def test_without_a_scenario_the_library_is_a_machine_without_a_driver(library):
     code = f"import ctypes; print(ctypes.CDLL({str(library)!r}).nvmlInit_v2())"
     completed = subprocess.run([sys.executable, "-c", code], env={}, capture_output=True, text=True, check=True)
     assert completed.stdout.strip() == str(ERRORS["no_driver"])
 
 
-def test_a_driver_without_gpus_can_be_played(ask):
+def test_a_driver_without_gpus_can_be_simulated(ask):
     assert ask("", "answer(len(gpus))", gpus=0) == 0
 
 
-def test_nothing_answers_after_the_client_has_shut_the_driver_down(ask):
+def test_no_call_succeeds_after_shutdown(ask):
     script = "n.nvmlShutdown(); answer([code('nvmlDeviceGetCount'), code('nvmlDeviceGetFanSpeed', gpus[0])])"
     assert ask("", script) == [1, 1]  # NVML_ERROR_UNINITIALIZED
 
@@ -212,21 +212,21 @@ def test_the_energy_counter_is_the_exact_integral_of_the_scripted_power(ask, gpu
     assert got == pytest.approx([joules(steps, until) * 1000 for steps in gpus], abs=1)
 
 
-def test_a_range_is_spread_evenly_over_the_gpus_that_a_line_names(ask):
+def test_a_range_is_spread_evenly_over_the_gpus_of_a_line(ask):
     read = "answer([n.nvmlDeviceGetUtilizationRates(g).gpu for g in gpus])"
     assert ask("freeze 0\ngpus 5\n0 * util 90..50\n", read) == [90, 80, 70, 60, 50]
     assert ask("freeze 0\ngpus 5\n0 * util 99\n0 4,0,2 util 10..20\n", read) == [15, 99, 20, 99, 10]
     assert ask("freeze 0\ngpus 1\n0 * util 90..50\n", read) == [90]
 
 
-def test_a_loop_repeats_the_power_and_the_counter_goes_on(ask):
+def test_a_loop_repeats_the_power_and_the_counter_continues(ask):
     scenario = "freeze 25\nloop 10\n0 0 power 100\n4 0 power 300\n"
     energy, power = ask(scenario, f"answer([fields(gpus[0], {ENERGY})[0][1], n.nvmlDeviceGetPowerUsage(gpus[0])])")
     assert energy == 1000 * (2 * (4 * 100 + 6 * 300) + 4 * 100 + 1 * 300)
     assert power == 300_000  # the mean of second 4 to 5 of the third pass
 
 
-def test_energy_and_its_time_stamp_belong_together_while_time_goes_on(ask):
+def test_energy_and_its_timestamp_are_consistent_while_time_advances(ask):
     epoch = time.time() - 3
     scenario = "period_ms energy 20\n0 0 power 200\n"
     script = f"""
@@ -240,7 +240,7 @@ answer(sorted(out))
     assert all(value == pytest.approx(200_000 * (stamp / 1e6 - epoch), abs=2) for value, stamp in pairs)
 
 
-def test_average_power_is_the_mean_of_a_window_and_instant_power_of_a_shorter_one(ask):
+def test_average_and_instant_power_are_means_over_a_long_and_a_short_window(ask):
     scenario = "freeze 10\nwindow_ms 1000\ninstant_ms 25\n0 0 power 100\n9.5 0 power 700\n9.99 0 power 300\n"
     got = ask(
         scenario,
@@ -266,7 +266,7 @@ answer([sorted(temp), sorted(util)])
     assert len(temp) > len(util) >= 3
 
 
-def test_the_last_samples_come_with_their_times_and_only_new_ones_on_demand(ask):
+def test_the_last_samples_have_timestamps_and_only_new_ones_are_returned_on_request(ask):
     scenario = "freeze 1\n0 0 power 100\n0.75 0 power 300\n"
     script = """
 _, all_of_them = n.nvmlDeviceGetSamples(gpus[0], n.NVML_TOTAL_POWER_SAMPLES, 0)
@@ -279,19 +279,19 @@ answer([[(s.timeStamp, s.sampleValue.uiVal) for s in part] for part in (all_of_t
     assert newer == samples[-2:]
 
 
-def test_a_driver_reload_begins_the_counter_anew(ask):
+def test_a_driver_reload_restarts_the_counter(ask):
     scenario = "freeze {}\n0 0 energy 5000\n0 0 power 100\n20 0 energy 0\n"
     read = f"answer(fields(gpus[0], {ENERGY})[0][1])"
     assert [ask(scenario.format(at), read) for at in (0, 19.9, 20, 21)] == [5_000_000, 6_990_000, 0, 100_000]
 
 
-def test_time_can_go_faster(ask):
+def test_simulated_time_can_run_faster(ask):
     scenario = "speed 100\n0 0 power 100\n"
     energy = ask(scenario, f"answer(fields(gpus[0], {ENERGY})[0][1])", epoch=time.time() - 50)
     assert 500_000_000 <= energy < 800_000_000  # 100 W over 5000 seconds and more, in mJ
 
 
-def test_each_question_takes_as_long_as_the_driver_is_said_to_take(ask):
+def test_each_call_takes_the_configured_latency(ask):
     script = """
 def seconds():
     begin = time.perf_counter()
@@ -306,7 +306,7 @@ answer(min(seconds() for _ in range(20)))
 # ---- what goes wrong with GPUs
 
 
-def test_a_gpu_that_is_lost_says_so_to_every_question_and_the_others_go_on(ask):
+def test_a_lost_gpu_fails_every_call_and_the_others_continue(ask):
     script = f"""
 names = ("UtilizationRates", "MemoryInfo", "PowerUsage", "TotalEnergyConsumption", "Name", "UUID",
          "ComputeRunningProcesses", "CurrentClocksEventReasons", "EnforcedPowerLimit")
@@ -326,7 +326,7 @@ answer([seen, n.nvmlDeviceGetCount()])
     assert count == 2
 
 
-def test_a_gpu_that_was_lost_before_the_start_has_no_handle_but_is_counted(library, tmp_path):
+def test_a_gpu_lost_before_the_start_has_no_handle_but_is_counted(library, tmp_path):
     path = tmp_path / "lost.scn"
     path.write_text("gpus 3\n0 1 all !lost\n")
     code = "from kmatrix.gpu.nvml.detect import detect; d = detect(); print([g.index for g in d.gpus], d.notes)"
@@ -335,7 +335,7 @@ def test_a_gpu_that_was_lost_before_the_start_has_no_handle_but_is_counted(libra
     assert completed.stdout.strip() == "[0, 2] ('GPU 1 is ignored: GPU is lost',)"
 
 
-def test_a_single_reading_can_fail_and_answer_again(ask):
+def test_a_single_value_can_fail_and_recover(ask):
     scenario = "freeze {}\n0 0 fan !not_supported\n5 0 temp !timeout\n6 0 temp ok\n0 * instant !3\n0 0 temp 71\n"
     script = f"""
 answer([code("nvmlDeviceGetFanSpeed", gpus[0]), code("nvmlDeviceGetTemperature", gpus[0], 0),
@@ -345,20 +345,20 @@ answer([code("nvmlDeviceGetFanSpeed", gpus[0]), code("nvmlDeviceGetTemperature",
     assert ask(scenario.format(6), "answer(n.nvmlDeviceGetTemperature(gpus[0], 0))") == 71
 
 
-def test_a_gpu_without_an_energy_counter_still_gives_power(ask):
+def test_a_gpu_without_an_energy_counter_still_reports_power(ask):
     script = "answer([code('nvmlDeviceGetTotalEnergyConsumption', gpus[0]), n.nvmlDeviceGetPowerUsage(gpus[0])])"
     assert ask("0 0 energy !not_supported\n", script) == [3, 150_000]
     assert ask("freeze 9\n0 0 energy !not_supported\n5 0 energy 100\n", script) == [0, 150_000]
 
 
-def test_processes_come_and_go_with_their_memory(ask):
+def test_processes_appear_and_exit_with_their_memory(ask):
     scenario = "freeze {}\n1 0 process 41 8000\n1 0 process 42 300.5\n2 0 process 41 9000\n3 0 process 42 0\n"
     read = "answer(sorted((p.pid, p.usedGpuMemory / 2**20) for p in n.nvmlDeviceGetComputeRunningProcesses(gpus[0])))"
     answers = [ask(scenario.format(at), read) for at in (0, 1, 2, 3)]
     assert answers == [[], [[41, 8000], [42, 300.5]], [[41, 9000], [42, 300.5]], [[41, 9000]]]
 
 
-def test_a_driver_that_does_not_start_says_why(library, tmp_path):
+def test_a_driver_that_fails_to_start_returns_the_reason(library, tmp_path):
     path = tmp_path / "x.scn"
     path.write_text("init !version_mismatch\n")
     own = os.environ | EVERYWHERE | environment(library, path)
@@ -369,7 +369,7 @@ def test_a_driver_that_does_not_start_says_why(library, tmp_path):
     )
 
 
-def test_a_table_that_is_cut_short_is_refused_and_never_played_in_part(library):
+def test_a_truncated_table_is_refused_and_never_played_partially(library):
     own = environment(library, None, 2)
     table = Path(own["KMATRIX_SIMULATE"])
     whole = table.read_text()
@@ -426,7 +426,7 @@ answer(out)
 
 
 @pytest.mark.usefixtures("nvitop")
-def test_nvitop_pynvml_and_our_own_reader_agree_on_a_frozen_scenario(ask):
+def test_nvitop_pynvml_and_our_reader_agree_on_a_frozen_scenario(ask):
     scenario = f"""
         freeze 12.5
         gpus 4
@@ -449,12 +449,12 @@ def test_nvitop_pynvml_and_our_own_reader_agree_on_a_frozen_scenario(ask):
 @pytest.mark.parametrize("at", [1, 5.5, 29.9, 47, 61])
 @pytest.mark.parametrize("name", ["calm", "straggler", "varied"])
 @pytest.mark.usefixtures("nvitop")
-def test_the_witnesses_agree_on_each_scenario_for_demonstrations(ask, name, at):
+def test_the_three_readers_agree_on_each_demo_scenario(ask, name, at):
     seen = ask(f"freeze {at}\n{(SCENARIOS / f'{name}.scn').read_text()}", WITNESSES)
     assert seen["nvitop"] == seen["pynvml"] == seen["ours"]
 
 
-def test_the_demonstration_of_a_lost_gpu_loses_one_and_brings_it_back_with_a_new_counter(ask):
+def test_the_lost_gpu_demo_loses_one_gpu_and_restores_it_with_a_new_counter(ask):
     scenario = "freeze {}\n" + (SCENARIOS / "lost.scn").read_text()
     read = f"answer([g and fields(g, {ENERGY})[0][1] for g in gpus])"
     assert ask(scenario.format(19), read) == [19 * 228_000] * 4
@@ -462,7 +462,7 @@ def test_the_demonstration_of_a_lost_gpu_loses_one_and_brings_it_back_with_a_new
     assert ask(scenario.format(63), read) == [63 * 228_000, 63 * 228_000, 3 * 22_000, 63 * 228_000]
 
 
-def test_the_straggler_of_the_demonstration_shows_in_clock_and_power_and_the_others_only_in_power(ask):
+def test_the_straggler_of_the_demo_has_full_clock_and_power_and_the_others_low_power(ask):
     read = """
 answer([[n.nvmlDeviceGetUtilizationRates(g).gpu, n.nvmlDeviceGetPowerUsage(g) // 1000, n.nvmlDeviceGetClockInfo(g, 1),
          n.nvmlDeviceGetCurrentClocksEventReasons(g)] for g in gpus])
@@ -510,20 +510,20 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize("scenario, place, cause", MISTAKES, ids=[cause for _, _, cause in MISTAKES])
-def test_a_mistake_in_a_scenario_is_refused_with_file_line_and_cause(tmp_path, scenario, place, cause):
+def test_an_invalid_scenario_is_refused_with_file_line_and_cause(tmp_path, scenario, place, cause):
     message = refusal(tmp_path, scenario)
     assert message.startswith(place)
     assert cause in message
     assert "\n  hint: " in message
 
 
-def test_a_gpu_beyond_those_asked_for_is_refused(tmp_path):
+def test_a_gpu_index_beyond_the_number_of_gpus_is_refused(tmp_path):
     assert "x.scn:1: is not valid" in refusal(tmp_path, "5 3 util 3\n", gpus=2)
     assert "number of simulated GPUs: 65" in refusal(tmp_path, "", gpus=65)
     assert "number of simulated GPUs: -1" in refusal(tmp_path, "", gpus=-1)
 
 
-def test_a_file_that_is_not_there_or_not_text_is_refused_by_name(tmp_path):
+def test_a_missing_or_binary_file_is_refused_by_name(tmp_path):
     (tmp_path / "x.scn").write_bytes(b"\xff\xfe")
     for path in (tmp_path / "none.scn", tmp_path / "x.scn", tmp_path):
         with pytest.raises(ConfigError, match=re.escape(f"cannot read the scenario {path}")):
@@ -538,7 +538,7 @@ LINES = st.lists(
 
 @given(st.lists(LINES, max_size=6))
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_a_scenario_holds_it_is_played_or_refused(tmp_path, lines):
+def test_any_scenario_is_either_played_or_refused(tmp_path, lines):
     path = tmp_path / "any.scn"
     path.write_text("\n".join(" ".join(words) for words in lines), encoding="utf-8")
     try:
@@ -548,7 +548,7 @@ def test_whatever_a_scenario_holds_it_is_played_or_refused(tmp_path, lines):
     assert table.endswith("\nend\n")
 
 
-def test_the_number_of_gpus_is_that_asked_for_else_that_of_the_text_else_those_it_names(tmp_path):
+def test_the_number_of_gpus_comes_from_the_option_then_the_scenario_then_its_lines(tmp_path):
     path = tmp_path / "x.scn"
     path.write_text("gpus 4\n0 1 util 3\n")
     assert (parse(path, 2).gpus, parse(path).gpus) == (2, 4)
@@ -558,7 +558,7 @@ def test_the_number_of_gpus_is_that_asked_for_else_that_of_the_text_else_those_i
     assert parse(path).gpus == 1
 
 
-def test_the_later_line_wins_where_two_speak_of_the_same_moment(ask):
+def test_the_later_of_two_lines_for_the_same_time_wins(ask):
     read = "answer([n.nvmlDeviceGetTemperature(g, 0) for g in gpus])"
     assert ask("gpus 2\n0 * temp 50\n0 1 temp 70\n", read) == [50, 70]
     assert ask("gpus 2\n0 1 temp 70\n0 * temp 50\n", read) == [50, 50]
@@ -567,7 +567,7 @@ def test_the_later_line_wins_where_two_speak_of_the_same_moment(ask):
 # ---- building and running
 
 
-def test_a_second_build_takes_what_is_there_even_without_a_compiler(library, monkeypatch):
+def test_a_second_build_reuses_the_library_even_without_a_compiler(library, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert build(library.parent.parent) == library
 
@@ -597,7 +597,7 @@ def test_the_sources_compile_without_a_warning():
     assert completed.stderr == ""
 
 
-def test_a_compiler_that_fails_is_quoted(tmp_path, monkeypatch):
+def test_the_output_of_a_failing_compiler_is_printed(tmp_path, monkeypatch):
     compiler = tmp_path / "gcc"
     compiler.write_text("#!/bin/sh\necho 'no stdio.h here' >&2\nexit 1\n")
     compiler.chmod(0o755)
@@ -607,7 +607,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path, monkeypatch):
     assert not list((tmp_path / "built").rglob("*.so.1"))
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+def test_a_directory_that_cannot_be_written_is_named(tmp_path):
     require_program("gcc")
     (tmp_path / "file").write_text("")
     with pytest.raises(LaunchError, match=f"cannot write .* to {tmp_path}/file"):
@@ -615,7 +615,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_builds_at_the_same_time_give_one_whole_library(tmp_path):
+def test_concurrent_builds_give_one_complete_library(tmp_path):
     require_program("gcc")
     with ThreadPoolExecutor(4) as pool:
         built = set(pool.map(build, [tmp_path] * 4))
@@ -624,7 +624,7 @@ def test_builds_at_the_same_time_give_one_whole_library(tmp_path):
     assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".1"]
 
 
-def test_what_the_environment_had_stays_on_the_library_path(library, monkeypatch):
+def test_existing_entries_of_the_library_path_are_kept(library, monkeypatch):
     monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/a")
     assert environment(library)["LD_LIBRARY_PATH"] == f"{library.parent}:/opt/a"
     monkeypatch.delenv("LD_LIBRARY_PATH")
@@ -637,7 +637,7 @@ def program(library: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=own, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_the_program_runs_a_command_with_simulated_gpus_and_passes_on_its_status(library):
+def test_the_program_runs_a_command_with_simulated_gpus_and_returns_its_status(library):
     code = "import sys; from kmatrix.gpu.nvml.detect import detect; sys.exit(40 + len(detect().gpus))"
     assert program(library, "--gpus", "3", "--", sys.executable, "-c", code).returncode == 43
     assert program(library, "--scenario", "straggler", "--", sys.executable, "-c", code).returncode == 44
@@ -652,7 +652,7 @@ def test_the_program_runs_a_command_with_simulated_gpus_and_passes_on_its_status
         (["--gpus", "99", "--", "true"], "error: invalid number of simulated GPUs: 99"),
     ],
 )
-def test_the_program_refuses_in_words(library, words, message):
+def test_the_program_refuses_invalid_arguments_with_a_message(library, words, message):
     completed = program(library, *words)
     assert completed.returncode == 2
     assert completed.stderr.startswith(message)
@@ -674,7 +674,7 @@ def blocks(language: str) -> list[str]:
     return [body for found, body in FENCE.findall(page_text(PAGE)) if found == language]
 
 
-def test_the_scenario_of_the_page_is_one(tmp_path):
+def test_the_scenario_on_the_page_is_valid(tmp_path):
     path = tmp_path / "page.scn"
     for body in blocks("scn"):
         path.write_text(body)
@@ -682,14 +682,14 @@ def test_the_scenario_of_the_page_is_one(tmp_path):
     assert blocks("scn")
 
 
-def test_the_page_names_every_field_setting_and_error():
+def test_the_page_documents_every_field_setting_and_error():
     missing = [
         word for word in (*QUANTITIES, *SETTINGS, *ERRORS) if f"`{word}`" not in page_text(PAGE).replace("`!", "`")
     ]
     assert missing == []
 
 
-def test_the_commands_of_the_page_run(library):
+def test_the_commands_on_the_page_run(library):
     lines = [line for body in blocks("sh") for line in body.splitlines()]
     assert lines
     for line in lines:

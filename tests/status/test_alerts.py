@@ -39,7 +39,7 @@ def gpu(**known):
 # ---- the rules ---------------------------------------------------------------------------------------------------
 
 
-def test_a_healthy_run_is_warned_of_nothing():
+def test_a_healthy_run_has_no_alerts():
     healthy = state(
         memory_cv=0.3, waiting=2.0, mfu=43.8, tokens_per_second=55_188.0, losses=[3.5] * 20, val_losses=[4, 3.5, 3.3]
     )
@@ -64,7 +64,7 @@ def test_a_healthy_run_is_warned_of_nothing():
         ({"quiet_s": 600.0}, AlertKind.STALL),
     ],
 )
-def test_each_rule_is_told_alone_and_can_be_switched_off(known, kind):
+def test_each_rule_raises_its_alert_alone_and_can_be_disabled(known, kind):
     limits = dataclasses.replace(LIMITS, tokens_per_second=30_000.0)
     assert told(state(**known), limits) == {kind}
     off = Thresholds(**{one.name: type(one.default)(0) for one in dataclasses.fields(Thresholds)})
@@ -74,12 +74,12 @@ def test_each_rule_is_told_alone_and_can_be_switched_off(known, kind):
     }  # these have no limit: they are never well
 
 
-def test_what_is_not_known_is_no_alert():
+def test_unknown_values_raise_no_alert():
     unknown = RunSnapshot(time=0.0, gpus=(GpuState(name="GPU 0"),))
     assert told(unknown) == set()
 
 
-def test_a_gpu_at_its_power_limit_is_as_it_should_be():
+def test_a_gpu_at_its_power_limit_is_normal():
     assert told(state(gpus=(gpu(throttled=("power cap",)),))) == set()
     assert told(state(gpus=(gpu(throttled=("power cap", "heat (hardware)")),))) == {AlertKind.THROTTLE}
 
@@ -88,11 +88,11 @@ def test_a_gpu_at_its_power_limit_is_as_it_should_be():
     ("losses", "is_told"),
     [([4, 3, 3.1, 3.2], False), ([4, 3, 3.1, 3.2, 3.3], True), ([4, 3, 3.1, 3.2, 2.9], False), ([3.0] * 9, False)],
 )
-def test_a_validation_loss_above_its_best_for_three_evaluations_is_told(losses, is_told):
+def test_a_validation_loss_above_its_best_for_three_evaluations_raises_an_alert(losses, is_told):
     assert (AlertKind.LOSS in told(state(val_losses=losses))) == is_told
 
 
-def test_a_spike_needs_lines_to_be_measured_against():
+def test_a_spike_needs_earlier_lines_for_comparison():
     assert told(state(losses=[3.0] * 3 + [9.0])) == set()
     assert told(state(losses=[11.0, 9.0, 8.0, 7.0, 6.5, 6.0, 5.8, 5.6, 5.5, 5.4])) == set(), "a fall is none"
 
@@ -105,7 +105,7 @@ def test_every_kind_has_advice():
 # ---- begin and end -----------------------------------------------------------------------------------------------
 
 
-def test_an_alert_begins_when_its_rule_has_held_and_keeps_the_worst_value_until_it_ends():
+def test_an_alert_starts_after_the_hold_time_and_keeps_the_worst_value():
     watch = AlertTracker(LIMITS)
     assert watch.update(state(100, gpus=(gpu(temperature=88.0),))).began == ()
     assert watch.update(state(129, gpus=(gpu(temperature=89.0),))).began == ()
@@ -118,7 +118,7 @@ def test_an_alert_begins_when_its_rule_has_held_and_keeps_the_worst_value_until_
     assert [(one.value, one.until) for one in change.ended] == [(93.0, 140)]
 
 
-def test_a_dip_that_is_shorter_than_the_hold_is_never_told():
+def test_a_dip_shorter_than_the_hold_time_raises_no_alert():
     watch = AlertTracker(LIMITS)
     for at in range(0, 300, 5):
         low = at % 60 >= 40  # an evaluation of 20 s each minute
@@ -128,7 +128,7 @@ def test_a_dip_that_is_shorter_than_the_hold_is_never_told():
 @pytest.mark.parametrize(
     "known", [{"gpus": (gpu(lost=True),)}, {"losses": [None]}, {"quiet_s": 700.0}, {"val_losses": [1, 2, 2, 2]}]
 )
-def test_what_cannot_heal_by_itself_is_told_at_once(known):
+def test_a_permanent_fault_raises_an_alert_at_once(known):
     assert len(AlertTracker(LIMITS).update(state(**known)).began) == 1
 
 
@@ -142,7 +142,7 @@ def test_critical_alerts_come_first():
 
 
 @given(st.lists(st.tuples(st.floats(0, 120), st.floats(0, 100)), max_size=40), st.floats(0, 60))
-def test_every_alert_that_began_ends_once_and_lasts_at_least_the_hold(moments, hold):
+def test_every_alert_ends_once_and_lasts_at_least_the_hold_time(moments, hold):
     watch, time, began, ended = AlertTracker(Thresholds(hold_s=hold)), 0.0, [], []
     for step, utilization in moments:
         time += step
@@ -154,13 +154,13 @@ def test_every_alert_that_began_ends_once_and_lasts_at_least_the_hold(moments, h
     assert all(alert.until - alert.since >= hold for alert in ended)
 
 
-def test_an_alert_reads_back_from_json():
+def test_an_alert_survives_json():
     alert = Alert(kind=AlertKind.MFU, severity=Severity.WARNING, since=5.0, value=9.5, threshold=15.0)
     assert Alert.from_json(json.loads(json.dumps(alert.to_json()))) == alert
     assert alert.text == "MFU 9.5%, below 15%"
 
 
-def test_thresholds_are_those_of_the_configuration_as_values_and_as_text():
+def test_thresholds_come_from_the_configuration_as_values_and_as_text():
     typed = {"ALERT_VRAM": 90, "ALERT_SPIKE": None, "ALERT_THROTTLE": False, "ALERT_LOSS": 5}
     text = {"ALERT_VRAM": "90", "ALERT_THROTTLE": "n", "ALERT_LOSS": "5", "ALERT_SPIKE": '"1.0"'}
     expected = Thresholds(vram=90.0, throttle=False, loss=5)
@@ -184,7 +184,7 @@ def kinds(alerts):
     return [(alert.kind, alert.about) for alert in alerts]
 
 
-def test_a_recording_is_read_as_it_grows(alarm):
+def test_a_growing_recording_is_followed(alarm):
     made, recorder = alarm
     recorder.write(40, utilization=95.0)
     assert made.poll(recorder.now).alerts.active == ()
@@ -201,13 +201,13 @@ def test_a_recording_is_read_as_it_grows(alarm):
     assert len(made.alerts) == 2
 
 
-def test_utilization_is_told_only_when_ten_seconds_are_known(alarm):
+def test_low_utilization_needs_ten_seconds_of_samples(alarm):
     made, recorder = alarm
     recorder.write(10, utilization=10.0)
     assert made.poll(recorder.now).alerts.active == ()
 
 
-def test_a_lost_gpu_and_throttling_are_told_from_the_events(alarm):
+def test_a_lost_gpu_and_throttling_come_from_the_events(alarm):
     made, recorder = alarm
     recorder.write(40, utilization=95.0)
     events = [
@@ -220,20 +220,20 @@ def test_a_lost_gpu_and_throttling_are_told_from_the_events(alarm):
 
 
 @pytest.mark.parametrize("damage", [b"", b"KMXGPU1\n", b"no recording at all", b"KMXGPU9\n1234"])
-def test_a_recording_that_cannot_be_read_ends_nothing(alarm, damage):
+def test_an_unreadable_recording_is_ignored(alarm, damage):
     made, recorder = alarm
     recorder.run.gpu_samples.write_bytes(damage)
     recorder.run.gpu_events.mkdir()
     assert made.poll(recorder.now + 1).alerts.active == ()
 
 
-def test_an_old_recording_says_nothing_of_now(alarm):
+def test_an_outdated_recording_raises_no_alert(alarm):
     made, recorder = alarm
     recorder.write(40, utilization=5.0)
     assert made.poll(recorder.now + 60).alerts.active == ()
 
 
-def test_metrics_and_ranks_are_looked_at(tmp_path):
+def test_metrics_and_ranks_raise_alerts(tmp_path):
     run = RunDir(tmp_path)
     made = RunWatch(run, Thresholds(hold_s=0), ranks=3)
     lines = [{"step": at, "time": 100.0 + at, "train/loss": 3.0, "throughput/mfu": 0.1} for at in range(3)]
@@ -247,7 +247,7 @@ def test_metrics_and_ranks_are_looked_at(tmp_path):
     assert all(alert.until is not None for alert in made.alerts)
 
 
-def test_an_alert_that_a_killed_runner_left_ends_with_its_last_word(tmp_path):
+def test_an_alert_of_a_killed_runner_ends_with_its_last_status(tmp_path):
     run = RunDir(tmp_path)
     left = Alert(kind=AlertKind.MFU, severity=Severity.WARNING, since=50.0, value=9.5, threshold=15.0)
     write_json(run.status, {"alerts": [left.to_json(), dataclasses.replace(left, until=60.0).to_json()]})
@@ -255,7 +255,7 @@ def test_an_alert_that_a_killed_runner_left_ends_with_its_last_word(tmp_path):
     assert [alert.until for alert in RunWatch(run, Thresholds()).alerts] == [100.0, 60.0]
 
 
-def test_the_first_line_of_an_attempt_holds_the_warming_up_and_is_no_alert(tmp_path):
+def test_the_first_line_of_an_attempt_includes_warm_up_and_raises_no_alert(tmp_path):
     run = RunDir(tmp_path)
     watch = RunWatch(run, Thresholds(hold_s=0))
     run.metrics.write_text('{"step": 0, "time": 100.0, "train/loss": 9.0, "throughput/mfu": 0.01}\n')
@@ -265,7 +265,7 @@ def test_the_first_line_of_an_attempt_holds_the_warming_up_and_is_no_alert(tmp_p
 # ---- where it is told --------------------------------------------------------------------------------------------
 
 
-def test_alerts_are_in_the_status_of_the_run_in_the_journal_and_on_the_screen(matrix, plan, tmp_path, capsys):
+def test_alerts_are_in_the_status_the_journal_and_on_the_screen(matrix, plan, tmp_path, capsys):
     require_program("gcc")
     scenario = tmp_path / "hot.scn"
     scenario.write_text("gpus 2\n0 1 temp 93\n")

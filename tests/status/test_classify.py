@@ -50,28 +50,28 @@ def failed(*kinds, batch=None):
 
 
 @pytest.mark.parametrize("kind", MOST_RETRIES)
-def test_what_was_not_the_runs_doing_is_tried_again_twice_in_a_row(kind):
+def test_external_failures_are_retried_twice_in_a_row(kind):
     assert [retry(failed(*[kind] * count), batch_size=8) is not None for count in (1, 2, 3)] == [True, True, False]
 
 
 @pytest.mark.parametrize("kind", [KILLED, "nan", "error", "stall", "data", "died", "timeout", "signal", None])
-def test_nothing_else_is_tried_again_by_itself(kind):
+def test_other_failures_are_not_retried_automatically(kind):
     assert retry(failed(kind), batch_size=8) is None
 
 
-def test_an_end_of_another_kind_begins_the_count_anew():
+def test_a_different_end_resets_the_retry_count():
     assert retry(failed(NCCL, NCCL, "nan", NCCL), batch_size=8) is not None
     assert retry(failed(NCCL, PREEMPTED, NCCL), batch_size=8) is not None
     assert retry(failed(NCCL, PREEMPTED, NCCL, NCCL), batch_size=8) is None
 
 
-def test_it_goes_on_from_the_last_checkpoint_with_the_micro_batch_that_it_had():
+def test_a_retry_resumes_from_the_last_checkpoint_with_the_same_micro_batch():
     attempt = retry(failed(NCCL, batch=4), batch_size=8)
     assert (attempt.number, attempt.resume, attempt.micro_batch) == (2, "auto", 4)
 
 
 @given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=60), st.integers(1, 64))
-def test_no_run_is_tried_again_for_ever(kinds, batch_size):
+def test_no_run_is_retried_forever(kinds, batch_size):
     """Whatever attempts end by, those that begin by themselves in a row are bounded."""
     most = sum(MOST_RETRIES.values()) + batch_size.bit_length()
     state, row, batch = RunState(), 0, batch_size
@@ -92,7 +92,7 @@ def test_no_run_is_tried_again_for_ever(kinds, batch_size):
 
 
 @pytest.mark.parametrize("kind", [KILLED, GPU_LOST, NCCL])
-def test_make_continue_takes_up_what_did_not_fail_by_itself_however_often_it_was_tried(kind):
+def test_make_continue_retries_external_failures_however_often_they_were_retried(kind):
     state = failed(*[kind] * 9)
     assert next_attempt(state, batch_size=8) is None
     assert next_attempt(state, batch_size=8, retry_killed=True).number == 10
@@ -126,11 +126,11 @@ def found(plan, reason, *, kind="error", **known):
         ("ValueError: heads do not divide the width", "error"),
     ],
 )
-def test_the_words_of_cuda_and_nccl_tell_what_it_was(plan, reason, kind):
+def test_cuda_and_nccl_messages_identify_the_failure(plan, reason, kind):
     assert found(plan("a"), reason).kind == kind
 
 
-def test_the_gpu_of_the_rank_that_lost_it_is_left_out(plan):
+def test_the_gpu_of_the_rank_that_lost_it_is_excluded(plan):
     one = plan("a", ranks=2)
     assert found(one, "CUDA error: unspecified launch failure").gpus == ("GPU-a",)  # rank 0 writes without a rank
     assert found(one, "rank 1: CUDA error: unspecified launch failure").gpus == ("GPU-b",)
@@ -144,16 +144,16 @@ def test_a_rank_that_lost_its_gpu_explains_the_network_errors_of_the_others(plan
     assert (answer.kind, answer.gpus) == (GPU_LOST, ("GPU-b",))
 
 
-def test_a_rank_that_failed_by_itself_is_not_tried_again_for_the_network_errors_that_follow(plan):
+def test_a_rank_that_failed_first_is_not_retried_because_of_later_network_errors(plan):
     assert found(plan("a"), "rank 1: ValueError: why", log="NCCL error in: ProcessGroupNCCL.cpp").kind == "error"
 
 
-def test_where_there_is_no_reason_the_log_counts(plan):
+def test_without_a_reason_the_log_decides(plan):
     log = "[rank1]: Watchdog caught collective operation timeout: WorkNCCL(...)\n"
     assert found(plan("a"), "killed by signal 6 (abort)", log=log, kind="died").kind == NCCL
 
 
-def test_what_the_recorder_saw_counts_for_this_attempt_only_and_until_it_was_found(plan):
+def test_a_loss_seen_by_the_recorder_counts_for_this_attempt_until_it_is_recovered(plan):
     one = plan("a")
     text = "NVIDIA A10G (GPU-b): no response (values are null)"
     append_jsonl(one.dir.gpu_events, {"time": 5.0, "event": "lost", "gpu_index": 1, "text": text})
@@ -178,7 +178,7 @@ def kinds(plan):
     return [attempt["kind"] for attempt in status_of(plan)["attempts"]]
 
 
-def test_a_run_whose_gpu_is_lost_goes_elsewhere_and_the_gpu_is_left_out_for_all(matrix, plan):
+def test_a_run_that_lost_its_gpu_moves_and_the_gpu_is_excluded_for_all_runs(matrix, plan):
     plans = [plan("a", "lost:GPU-a", cuda=True), *(plan(name, cuda=True) for name in "bcd")]
     outcome, told = run_all(matrix, plans)
     assert (outcome.counts, outcome.exit_code) == ({"finished": 4}, 0)
@@ -193,7 +193,7 @@ def test_a_run_whose_gpu_is_lost_goes_elsewhere_and_the_gpu_is_left_out_for_all(
     assert Overview(matrix).look().gpus[0].out == left_out["out"]
 
 
-def test_runs_that_need_more_gpus_than_are_left_are_not_waited_for(matrix, plan):
+def test_runs_that_need_more_gpus_than_remain_are_not_waited_for(matrix, plan):
     plans = [plan("a", "lost:GPU-a", cuda=True, expected_s=9.0), plan("b", ranks=2, cuda=True, expected_s=1.0)]
     outcome, _ = run_all(matrix, plans, BOX[:2])
     assert outcome.exit_code == 1
@@ -202,14 +202,14 @@ def test_runs_that_need_more_gpus_than_are_left_are_not_waited_for(matrix, plan)
     assert "needs 2 GPUs, 1 available: GPU 0 is quarantined" in status_of(plans[1])["reason"]
 
 
-def test_a_run_that_lost_its_last_gpu_keeps_its_failure(matrix, plan):
+def test_a_run_that_lost_the_last_gpu_stays_failed(matrix, plan):
     one = plan("a", "lost:GPU-a", cuda=True)
     outcome, _ = run_all(matrix, [one], BOX[:1])
     assert (outcome.exit_code, status_of(one)["status"], kinds(one)) == (1, "failed", [GPU_LOST])
 
 
 @pytest.mark.parametrize(("times", "status"), [(2, "finished"), (9, "failed")])
-def test_a_broken_connection_is_tried_again_up_to_the_limit(matrix, plan, times, status):
+def test_a_network_failure_is_retried_up_to_the_limit(matrix, plan, times, status):
     one = plan("a", f"nccl{times}")
     run_all(matrix, [one])
     assert status_of(one)["status"] == status
@@ -217,7 +217,7 @@ def test_a_broken_connection_is_tried_again_up_to_the_limit(matrix, plan, times,
     assert kinds(one)[:2] == [NCCL, NCCL]
 
 
-def test_a_preempted_run_goes_on_by_itself(matrix, plan):
+def test_a_preempted_run_resumes_automatically(matrix, plan):
     one = plan("a", "preempted2")
     outcome, _ = run_all(matrix, [one])
     assert (outcome.exit_code, kinds(one)) == (0, [PREEMPTED, PREEMPTED, None])
@@ -263,7 +263,7 @@ def pool_of(others, uuids=("a", "b", "c")):
     return made
 
 
-def test_a_gpu_that_others_use_is_not_given_to_a_run():
+def test_a_gpu_used_by_other_processes_is_not_assigned():
     pool = pool_of(Others(b="17.0 GiB used by python (pid 42)"))
     pool.poll(())
     assert pool.usable(()) == ("a", "c")
@@ -271,7 +271,7 @@ def test_a_gpu_that_others_use_is_not_given_to_a_run():
     assert pool.out == {"b": "in use by others: 17.0 GiB used by python (pid 42)"}
 
 
-def test_gpus_that_runs_have_are_not_asked_about():
+def test_gpus_of_running_runs_are_not_checked():
     others = Others()
     pool = pool_of(others)
     pool.poll({"a"})
@@ -280,7 +280,7 @@ def test_gpus_that_runs_have_are_not_asked_about():
     assert len(others.asked) == 1  # the driver is not queried at every poll of the runner
 
 
-def test_a_run_waits_for_a_gpu_that_others_use_and_says_so(matrix, plan, monkeypatch):
+def test_a_run_waits_for_a_gpu_used_by_others_and_reports_it(matrix, plan, monkeypatch):
     monkeypatch.setattr("kmatrix.engines.local.pool.POLL_S", 0.0)
     others, told, notes = Others(**{"GPU-a": "9.0 GiB used by python (pid 42)"}), [], []
     pool = pool_of(others, ("GPU-a",))

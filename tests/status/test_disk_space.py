@@ -47,12 +47,12 @@ def chained(cause):
         (chained(OSError(errno.EIO, "Input/output error")), False),
     ],
 )
-def test_an_error_is_one_of_a_full_disk_by_its_number_or_by_what_it_arose_from(error, full):
+def test_a_full_disk_error_is_recognized_by_errno_or_by_its_cause(error, full):
     assert is_full(error) is full
     assert (failure.kind_of(error) == "disk") is full
 
 
-def test_a_failed_run_leaves_its_result_where_nothing_else_finds_room(plan, monkeypatch):
+def test_a_failed_run_writes_its_result_even_on_a_full_disk(plan, monkeypatch):
     one = plan("a")
     log = RunLog(one.dir, one.run_id, 1, main=True)
 
@@ -64,7 +64,7 @@ def test_a_failed_run_leaves_its_result_where_nothing_else_finds_room(plan, monk
     assert (read_json(one.dir.result)["kind"], read_json(one.dir.result)["status"]) == ("disk", "failed")
 
 
-def test_an_attempt_that_died_on_a_full_disk_failed_by_it(plan, monkeypatch):
+def test_an_attempt_that_died_on_a_full_disk_failed_with_kind_disk(plan, monkeypatch):
     one = plan("a")
     one.dir.output_log.write_text("RuntimeError: cannot write\n")
     monkeypatch.setattr(classify, "is_full", lambda path: path == one.dir.path)
@@ -74,7 +74,7 @@ def test_an_attempt_that_died_on_a_full_disk_failed_by_it(plan, monkeypatch):
     assert "RuntimeError: cannot write" in found.reason
 
 
-def test_on_a_full_disk_nothing_more_is_started_and_all_of_it_goes_on_later(matrix, plan):
+def test_on_a_full_disk_no_run_is_started_and_all_continue_later(matrix, plan):
     plans = [plan("a", "quick"), plan("b", "disk"), plan("c", "quick")]
     outcome = drive(matrix, plans, engine(), poll_s=0.02)
     assert (outcome.counts, outcome.exit_code, outcome.disk_full) == (
@@ -96,14 +96,14 @@ def _again(folder):
     return reopen(folder, ()).plans
 
 
-def test_a_display_that_finds_no_room_harms_no_run(matrix, plan):
+def test_a_display_error_on_a_full_disk_does_not_affect_runs(matrix, plan):
     def show(progress):
         raise FULL_DISK
 
     assert drive(matrix, [plan("a", "quick")], engine(), show=show, poll_s=0.02).counts == {"finished": 1}
 
 
-def test_the_error_names_the_disk_how_much_room_to_make_and_what_to_type(matrix, plan, monkeypatch):
+def test_the_error_names_the_disk_the_space_to_free_and_the_command_to_type(matrix, plan, monkeypatch):
     one = plan("a")
     write_json(matrix.matrix_json, {"runs": [{"name": "a"}]})
     entry = {"name": "step_4.pt", "step": 4, "kinds": ["rolling"], "bytes": 6 * 2**20, "sha256": "", "val_loss": None}
@@ -120,11 +120,11 @@ def test_the_error_names_the_disk_how_much_room_to_make_and_what_to_type(matrix,
     assert room.is_full(matrix.path)
 
 
-def test_a_disk_that_is_not_ours_is_not_called_full(matrix):
+def test_an_unrelated_disk_is_not_reported_as_full(matrix):
     with pytest.raises(LaunchError) as caught, writing(matrix.status):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(matrix.status))
     assert (caught.value.why, "make room" in caught.value.hint) == ("Permission denied", False)
 
 
-def test_a_disk_with_room_is_not_full(tmp_path):
+def test_a_disk_with_free_space_is_not_full(tmp_path):
     assert not room.is_full(tmp_path / "not" / "there" / "yet")

@@ -100,7 +100,7 @@ def script(tmp_path):
 
 
 @pytest.mark.parametrize("share", [0.11, 0.3, 0.5, 0.75, 0.95])
-def test_a_run_that_is_a_tenth_done_ends_when_it_is_said_to(script, share):
+def test_the_estimate_of_a_run_at_ten_percent_is_accurate(script, share):
     made, at = script(), share * truth()
     made.add("a", begins=0.0, at=at)
     (view,) = made.look(at).runs
@@ -108,7 +108,7 @@ def test_a_run_that_is_a_tenth_done_ends_when_it_is_said_to(script, share):
     assert at + view.left_s == pytest.approx(truth(), rel=0.03)
 
 
-def test_evaluations_that_are_still_to_come_count(script):
+def test_pending_evaluations_are_included(script):
     made, at = script(), 0.15 * truth()
     made.add("a", begins=0.0, at=at, eval_interval=EVERY)
     (view,) = made.look(at).runs
@@ -116,11 +116,11 @@ def test_evaluations_that_are_still_to_come_count(script):
     assert view.left_s - steps_alone == pytest.approx(9 * EVAL_S, rel=0.25)
 
 
-def test_what_is_done_since_the_last_line_is_not_left(script):
+def test_steps_since_the_last_line_are_not_counted_as_left(script):
     assert rest_of_run((0, 0.0), (100, 50.0), [], TrainFields(max_iters=201), now=60.0) == pytest.approx(40.0)
 
 
-def test_a_phase_that_lies_before_the_first_line_does_not_change_the_pace():
+def test_a_phase_before_the_first_line_does_not_change_the_pace():
     phases = [Phase("set-up", 0.0, 9.0), Phase("evaluation", 30.0, 40.0)]
     left = rest_of_run((0, 10.0), (50, 70.0), phases, TrainFields(max_iters=101, eval_interval=1000), now=70.0)
     assert left == pytest.approx(50.0 * 1.0 + 10.0)
@@ -133,25 +133,25 @@ def test_before_the_second_line_there_is_no_pace():
 # Runs to come
 
 
-def test_a_run_to_come_takes_what_the_same_optimizer_took_here_else_any(script):
+def test_a_pending_run_uses_the_pace_of_its_optimizer_or_of_any_other(script):
     here = [Measured(RECORDED, 100.0, 1000), Measured(replace(RECORDED, optimizer="muon"), 300.0, 1000)]
     assert whole_run(RECORDED, here, []).seconds == 100.0
     assert whole_run(replace(RECORDED, optimizer="sgd"), here, []).seconds == 200.0
     assert whole_run(RECORDED, [], here[:1]).source is EstimateSource.EARLIER
 
 
-def test_a_run_of_another_shape_is_scaled_by_its_operations():
+def test_the_pace_of_a_run_with_another_shape_is_scaled_by_its_operations():
     known = whole_run(replace(RECORDED, max_iters=2000, num_gpus=2), [Measured(RECORDED, 100.0, 1000)], [])
     assert (known.seconds, known.source) == (pytest.approx(100.0), EstimateSource.FLOPS)
     assert whole_run(replace(RECORDED, device="cpu"), [Measured(RECORDED, 100.0, 1000)], []) is None
 
 
-def test_where_nothing_was_measured_longer_runs_are_still_told_from_shorter_ones():
+def test_without_measurements_longer_runs_still_take_longer():
     assert guess(replace(RECORDED, max_iters=2000)) == pytest.approx(2 * guess(RECORDED))
     assert guess(TrainFields(max_iters=5)) is None
 
 
-def test_a_run_to_come_takes_what_one_like_it_took_in_an_earlier_matrix(tmp_path):
+def test_a_pending_run_uses_the_pace_of_a_similar_run_in_an_earlier_matrix(tmp_path):
     Script(tmp_path, name="test_matrix_results_20250101_000000").add("a", begins=0.0, at=5000.0)
     made = Script(tmp_path)
     made.add("b")
@@ -161,7 +161,7 @@ def test_a_run_to_come_takes_what_one_like_it_took_in_an_earlier_matrix(tmp_path
     assert (view.left_s, view.left_from) == (pytest.approx(truth()), EstimateSource.EARLIER)
 
 
-def test_earlier_matrices_of_other_gpus_are_not_taken_for_this_machine(tmp_path):
+def test_earlier_matrices_on_other_gpus_are_ignored(tmp_path):
     before = Script(tmp_path, name="test_matrix_results_20250101_000000")
     before.gpus = [{**gpu, "name": "B"} for gpu in before.gpus]
     before.add("a", begins=0.0, at=5000.0)
@@ -174,7 +174,7 @@ def test_earlier_matrices_of_other_gpus_are_not_taken_for_this_machine(tmp_path)
 # Packed runs
 
 
-def test_the_end_of_a_packed_matrix_is_right_within_a_tenth(script):
+def test_the_estimated_end_of_a_packed_matrix_is_within_ten_percent(script):
     made, at = script(), 0.12 * truth()
     for number in range(4):
         made.add(f"a{number}", begins=0.0, at=at)
@@ -195,19 +195,19 @@ def test_groups_of_exclusive_runs_wait_for_each_other(script):
     assert views["next"].starts_s == pytest.approx(views["slow"].left_s)
 
 
-def test_on_the_cpu_runs_follow_each_other_unless_a_number_is_asked_for():
+def test_runs_on_the_cpu_are_sequential_unless_jobs_is_set():
     runs = [Rest(name=name, width=1, cuda=False, running=False, seconds=10.0) for name in "ab"]
     one = ends_of(runs, gpus=0, cores=2, limits=Limits())
     two = ends_of(runs, gpus=0, cores=2, limits=Limits(jobs=2))
     assert (one["b"], two["b"]) == ((10.0, 20.0), (0.0, 10.0))
 
 
-def test_runs_on_gpus_and_on_the_cpu_follow_each_other():
+def test_runs_on_gpus_and_runs_on_the_cpu_are_sequential():
     runs = [Rest(name=str(cuda), width=1, cuda=cuda, running=False, seconds=10.0) for cuda in (True, False)]
     assert ends_of(runs, gpus=1, cores=1, limits=Limits())["False"] == (10.0, 20.0)
 
 
-def test_what_does_not_fit_on_the_machine_has_no_end():
+def test_a_run_that_does_not_fit_on_the_machine_has_no_end():
     runs = [Rest(name="a", width=2, cuda=True, running=False, seconds=10.0)]
     assert ends_of(runs, gpus=1, cores=1, limits=Limits()) is None
 
@@ -215,7 +215,7 @@ def test_what_does_not_fit_on_the_machine_has_no_end():
 # The command
 
 
-def test_the_estimate_tells_progress_date_memory_and_cost(script):
+def test_the_estimate_has_progress_date_memory_and_cost(script):
     made, at = script(), 0.5 * truth()
     made.add("a", begins=0.0, at=at)
     made.add("b", num_gpus=4, global_batch=16)
@@ -232,7 +232,7 @@ def test_the_estimate_tells_progress_date_memory_and_cost(script):
     assert "end: 20" in text
 
 
-def test_a_matrix_without_a_measured_run_says_what_it_waits_for(script):
+def test_a_matrix_without_measurements_prints_what_is_missing(script):
     made = script()
     made.add("a")
     text = lines(made.look(0.0), T0)
@@ -249,7 +249,7 @@ def test_the_command_prints_text_and_json(tmp_path):
     assert [one["left_from"] for one in value["runs"]] == [None, "runs like it here"]
 
 
-def test_a_finished_matrix_has_nothing_left(tmp_path):
+def test_a_finished_matrix_has_no_time_left(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun()])
     assert run("estimate", f"TARGET={matrix.path}").out.splitlines()[-1] == "nothing is left to run"
     assert read_json(matrix.run(FakeRun().name).run_json)
@@ -258,14 +258,14 @@ def test_a_finished_matrix_has_nothing_left(tmp_path):
 # Before anything is measured
 
 
-def test_the_plan_counts_until_something_was_measured():
+def test_the_planned_time_is_used_until_there_is_a_measurement():
     assert whole_run(RECORDED, [], [], 7200.0).source is EstimateSource.PLAN
     assert whole_run(RECORDED, [], [], 7200.0).seconds == 7200.0
     assert whole_run(RECORDED, [], [Measured(RECORDED, 300.0, STEPS)], 7200.0).source is EstimateSource.EARLIER
     assert whole_run(RECORDED, [], []) is None
 
 
-def test_the_forecast_in_run_json_is_what_a_matrix_begins_with(tmp_path):
+def test_the_initial_estimate_is_the_forecast_in_run_json(tmp_path):
     script = Script(tmp_path)
     script.add("a")
     folder = script.made.run("a")

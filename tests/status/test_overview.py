@@ -61,7 +61,7 @@ def test_every_run_is_shown_with_its_status_and_numbers(trouble):
     ]
 
 
-def test_programs_read_the_same_as_json_and_unknown_is_null(trouble):
+def test_json_has_the_same_facts_and_null_for_unknown_values(trouble):
     result = run("status", f"TARGET={trouble.path}", "JSON=1")
     view = json.loads(result.out)
     assert (result.status, view["schema"], view["status"], view["running"]) == (0, 1, "stopped", False)
@@ -79,7 +79,7 @@ def test_without_a_terminal_there_are_no_escape_codes(trouble):
     assert result.out.startswith(trouble.name)
 
 
-def test_a_run_that_says_running_is_believed_only_while_the_matrix_has_a_runner(tmp_path):
+def test_a_running_status_counts_only_while_the_matrix_has_a_runner(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=30)], took=None)
     assert view_of(matrix, "adamw").status is Status.STOPPED
     assert Overview(matrix).look().status is Status.STOPPED
@@ -88,7 +88,7 @@ def test_a_run_that_says_running_is_believed_only_while_the_matrix_has_a_runner(
         assert (view.status, view.running, view.runs[0].status) == (Status.RUNNING, True, Status.RUNNING)
 
 
-def test_the_time_left_is_that_of_the_steps_to_come_at_the_pace_of_this_attempt(tmp_path):
+def test_the_time_left_is_that_of_the_remaining_steps_at_the_pace_of_this_attempt(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=50, tokens_per_s=1024.0)], took=None)
     with held(matrix):
         view = view_of(matrix, "adamw", now=CREATED + 50.0)
@@ -96,7 +96,7 @@ def test_the_time_left_is_that_of_the_steps_to_come_at_the_pace_of_this_attempt(
     assert view.left_s == pytest.approx(50.0, abs=5.1)  # a step a second; the last line is of step 45 or 50
 
 
-def test_a_run_to_come_takes_as_long_as_a_run_of_its_shape_took(tmp_path):
+def test_a_pending_run_takes_as_long_as_a_finished_run_of_its_shape(tmp_path):
     runs = [FakeRun(seed=1, axes={"seed": "1"}), FakeRun(seed=2, axes={"seed": "2"}, status="planned")]
     runs += [FakeRun(gpus=2, status="planned"), FakeRun(optimizer="muon", status="planned")]
     matrix = make_matrix(tmp_path, runs, took=None)
@@ -107,7 +107,7 @@ def test_a_run_to_come_takes_as_long_as_a_run_of_its_shape_took(tmp_path):
     assert views["gpt2_adamw_2cpu"] == pytest.approx(60.0)  # twice the operations, on two cores
 
 
-def test_the_end_of_the_matrix_is_known_when_that_of_every_run_is(tmp_path):
+def test_the_end_of_the_matrix_is_known_once_that_of_every_run_is(tmp_path):
     runs = [FakeRun(seed=seed, axes={"seed": str(seed)}, status="planned") for seed in (2, 3)]
     matrix = make_matrix(tmp_path, [FakeRun(seed=1, axes={"seed": "1"}), *runs], took=None)
     with held(matrix):
@@ -118,7 +118,7 @@ def test_the_end_of_the_matrix_is_known_when_that_of_every_run_is(tmp_path):
     assert "left" not in plain(view)[0]
 
 
-def test_each_look_takes_in_what_the_metrics_grew_by(tmp_path):
+def test_each_poll_reads_only_new_lines_of_the_metrics(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=10)], took=None)
     path = matrix.run(FakeRun().name).metrics
     with held(matrix):
@@ -144,12 +144,12 @@ def test_the_numbers_are_those_of_the_last_attempt(tmp_path):
         assert f"{folder.name}: attempt 2, micro-batch 4" in plain(Overview(matrix).look())
 
 
-def test_what_is_not_known_is_a_dash_and_never_0(tmp_path):
+def test_unknown_values_are_dashes_and_never_zero(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(status="planned")])
     assert cells(view_of(matrix, "adamw"))[2:8] == ("-", "-", "-", "-", "-", "-")
 
 
-def test_memory_is_the_most_of_the_device_that_held_most(tmp_path):
+def test_memory_is_that_of_the_device_with_the_highest_peak(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(gpus=2)])
     gpus = [{"memory_used": {"max": peak}, "memory_total": 23028.0} for peak in (1024.0, 2048.0)]
     write_json(matrix.run(FakeRun(gpus=2).name).gpu_summary, {"gpus": [*gpus, {"memory_used": None}]})
@@ -165,14 +165,14 @@ def test_a_matrix_of_a_newer_kmatrix_is_refused(trouble):
         Overview(trouble).look()
 
 
-def test_a_damaged_status_is_one_failed_run_and_not_the_end_of_the_view(trouble):
+def test_a_damaged_status_is_shown_as_one_failed_run(trouble):
     trouble.run("gpt2_muon_1cpu").status.write_text("{")
     trouble.run("gpt2_muon_1cpu").result.unlink()
     view = view_of(trouble, "muon")
     assert (view.status, "status.json is damaged" in view.reason) == (Status.FAILED, True)
 
 
-def test_json_is_1_or_0(trouble):
+def test_the_json_option_is_1_or_0(trouble):
     assert "expected 1 or 0" in run("status", f"TARGET={trouble.path}", "JSON=yes").err
 
 
@@ -183,14 +183,14 @@ def terminal(matrix):
     return pexpect.spawn(sys.executable, words, dimensions=(24, 140), env=environment, timeout=60, encoding="utf-8")
 
 
-def test_on_a_terminal_a_matrix_that_has_ended_is_drawn_once_in_colours(trouble):
+def test_on_a_terminal_a_finished_matrix_is_drawn_once_in_color(trouble):
     screen = terminal(trouble)
     screen.expect(pexpect.EOF)
     assert screen.before.count(trouble.name) == 2  # the headline, and how to go on
     assert ESCAPE in screen.before
 
 
-def test_on_a_terminal_a_running_matrix_is_drawn_until_its_runner_has_ended(tmp_path):
+def test_on_a_terminal_a_running_matrix_is_drawn_until_its_runner_exits(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=30)], took=None)
     with held(matrix):
         screen = terminal(matrix)
@@ -202,7 +202,7 @@ def test_on_a_terminal_a_running_matrix_is_drawn_until_its_runner_has_ended(tmp_
     screen.expect(pexpect.EOF)
 
 
-def test_ctrl_c_ends_the_looking_and_nothing_else(tmp_path):
+def test_ctrl_c_ends_only_the_display(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=30)], took=None)
     with held(matrix):
         screen = terminal(matrix)
@@ -213,7 +213,7 @@ def test_ctrl_c_ends_the_looking_and_nothing_else(tmp_path):
         assert screen.exitstatus == 0
 
 
-def test_a_matrix_that_is_taller_than_the_terminal_shows_what_matters_most(tmp_path):
+def test_a_matrix_taller_than_the_terminal_shows_the_most_important_runs(tmp_path):
     runs = [FakeRun(seed=seed, axes={"seed": str(seed)}) for seed in range(40)]
     runs[20] = FakeRun(seed=20, axes={"seed": "20"}, status="failed", reason="why")
     view = Overview(make_matrix(tmp_path, runs)).look()
@@ -228,14 +228,14 @@ def test_a_matrix_that_is_taller_than_the_terminal_shows_what_matters_most(tmp_p
 # Logs
 
 
-def test_the_end_of_the_log_of_the_last_run_is_printed_when_nothing_runs(tmp_path):
+def test_without_a_runner_the_end_of_the_last_log_is_printed(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
     matrix.run("gpt2_muon_1cpu").output_log.write_text("".join(f"line {i}\n" for i in range(100)))
     lines = run("logs", f"TARGET={matrix.path}").out.splitlines()
     assert (lines[0], lines[1], lines[-1], len(lines)) == ("==> gpt2_muon_1cpu", "line 60", "line 99", 41)
 
 
-def test_a_run_can_be_chosen_by_a_pattern_or_by_its_folder(tmp_path):
+def test_a_run_can_be_selected_by_a_pattern_or_by_its_directory(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
     for name in ("gpt2_adamw_1cpu", "gpt2_muon_1cpu"):
         matrix.run(name).output_log.write_text(f"of {name}\n")
@@ -244,12 +244,12 @@ def test_a_run_can_be_chosen_by_a_pattern_or_by_its_folder(tmp_path):
     assert "matches no run of" in run("logs", f"TARGET={matrix.path}", "RUN=*lion*").err
 
 
-def test_a_matrix_without_a_log_says_so(tmp_path):
+def test_a_matrix_without_a_log_reports_it(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(status="planned")])
     assert "has a log yet" in run("logs", f"TARGET={matrix.path}").err
 
 
-def test_the_log_of_a_running_matrix_is_followed_from_run_to_run_to_its_end(matrix, plan, start_runner):
+def test_the_log_of_a_running_matrix_is_followed_from_run_to_run(matrix, plan, start_runner):
     plans = [plan("a", "hang"), plan("b")]
     write_json(matrix.matrix_json, {"runs": [{"name": one.name} for one in plans]})
     process = start_runner("b", "a=hang")

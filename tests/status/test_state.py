@@ -55,7 +55,7 @@ events = st.one_of(
 
 
 @given(st.lists(events, max_size=30))
-def test_any_sequence_of_events_ends_in_a_legal_state(sequence):
+def test_any_sequence_of_events_leads_to_a_legal_state(sequence):
     state = RunState()
     for event in sequence:
         state = after(state, event)
@@ -63,7 +63,7 @@ def test_any_sequence_of_events_ends_in_a_legal_state(sequence):
 
 
 @given(st.lists(events, max_size=30))
-def test_a_finished_run_stays_finished_until_somebody_sets_its_result_aside(sequence):
+def test_a_finished_run_stays_finished_until_its_result_is_archived(sequence):
     state = RunState()
     for event in sequence:
         before, state = state, after(state, event)
@@ -72,7 +72,7 @@ def test_a_finished_run_stays_finished_until_somebody_sets_its_result_aside(sequ
 
 
 @given(st.lists(events, max_size=30))
-def test_the_death_of_a_recorder_changes_nothing(sequence):
+def test_the_death_of_a_recorder_has_no_effect(sequence):
     state = RunState()
     for event in sequence:
         assert after(state, RecorderDied()) == state
@@ -80,7 +80,7 @@ def test_the_death_of_a_recorder_changes_nothing(sequence):
 
 
 @given(st.lists(events, max_size=30))
-def test_attempts_are_never_forgotten_and_their_numbers_never_used_twice(sequence):
+def test_attempts_are_never_forgotten_and_their_numbers_never_reused(sequence):
     state, used = RunState(), []
     for event in sequence:
         before, state = state, after(state, event)
@@ -91,7 +91,7 @@ def test_attempts_are_never_forgotten_and_their_numbers_never_used_twice(sequenc
 
 
 @given(st.lists(events, max_size=30), st.integers(1, 512))
-def test_every_run_that_is_not_finished_has_a_next_attempt_when_failed_ones_are_asked_for(sequence, batch_size):
+def test_every_unfinished_run_has_a_next_attempt_if_failed_runs_are_requested(sequence, batch_size):
     state = RunState()
     for event in sequence:
         state = after(state, event)
@@ -102,7 +102,7 @@ def test_every_run_that_is_not_finished_has_a_next_attempt_when_failed_ones_are_
 
 
 @given(st.lists(events, max_size=20))
-def test_a_state_is_read_from_its_file_as_it_was_written(sequence):
+def test_a_state_is_read_back_as_written(sequence):
     state = RunState()
     for event in sequence:
         state = after(state, event)
@@ -120,19 +120,19 @@ def failed(kind, micro_batch=None):
 
 
 @pytest.mark.parametrize(("used", "smaller"), [(12, 6), (6, 3), (3, 1), (7, 1), (9, 3), (64, 32), (1, None)])
-def test_out_of_memory_leads_to_the_largest_divisor_that_is_at_most_half(used, smaller):
+def test_out_of_memory_selects_the_largest_divisor_up_to_half(used, smaller):
     assert after_out_of_memory(Attempt(number=1, kind=OOM), used) == smaller
     assert after_out_of_memory(Attempt(number=2, kind=OOM, micro_batch=used), 512) == smaller
 
 
 @given(st.integers(2, 4096))
-def test_a_smaller_micro_batch_keeps_the_global_batch_by_a_whole_accumulation(used):
+def test_a_smaller_micro_batch_keeps_the_global_batch_with_integer_accumulation(used):
     smaller = after_out_of_memory(Attempt(number=1, kind=OOM), used)
     assert 1 <= smaller <= used / 2
     assert used % smaller == 0
 
 
-def test_out_of_memory_is_tried_again_by_itself_until_one_sequence_is_too_much():
+def test_out_of_memory_is_retried_until_one_sequence_does_not_fit():
     sizes, state = [], RunState()
     while (attempt := next_attempt(state, batch_size=12)) is not None:
         sizes.append((attempt.number, attempt.resume, attempt.micro_batch))
@@ -140,35 +140,35 @@ def test_out_of_memory_is_tried_again_by_itself_until_one_sequence_is_too_much()
     assert sizes == [(1, "none", None), (2, "auto", 6), (3, "auto", 3), (4, "auto", 1)]
 
 
-def test_the_policy_fail_tries_nothing_again():
+def test_the_policy_fail_retries_nothing():
     assert next_attempt(failed(OOM), batch_size=12, policy="fail") is None
 
 
-def test_another_failure_is_tried_again_only_when_it_is_asked_for():
+def test_another_failure_is_retried_only_on_request():
     assert next_attempt(failed("nan"), batch_size=12) is None
     attempt = next_attempt(failed("nan", micro_batch=3), batch_size=12, retry_failed=True)
     assert (attempt.number, attempt.resume, attempt.micro_batch) == (2, "auto", 3)
 
 
-def test_a_run_that_found_the_disk_full_goes_on_with_its_matrix_and_is_never_started_again_by_itself():
+def test_a_run_that_failed_on_a_full_disk_continues_with_its_matrix_but_not_automatically():
     assert next_attempt(failed(DISK), batch_size=12) is None
     assert next_attempt(failed(DISK), batch_size=12, retry_killed=True).resume == "auto"
 
 
-def test_a_killed_run_goes_on_with_its_matrix_and_is_never_started_again_by_itself():
+def test_a_killed_run_continues_with_its_matrix_but_not_automatically():
     assert next_attempt(failed(KILLED), batch_size=12) is None
     assert next_attempt(failed(KILLED), batch_size=12, retry_killed=True).resume == "auto"
     assert next_attempt(failed("nan"), batch_size=12, retry_killed=True) is None
 
 
-def test_a_stopped_run_goes_on_with_the_micro_batch_that_it_had():
+def test_a_stopped_run_resumes_with_its_micro_batch():
     state = after(RunState(), Started(Attempt(number=3, micro_batch=6)))
     state = after(state, Ended(status=Status.STOPPED, kind="signal"))
     attempt = next_attempt(state, batch_size=12)
     assert (attempt.number, attempt.resume, attempt.micro_batch) == (4, "auto", 6)
 
 
-def test_a_run_that_was_set_aside_starts_over_under_a_new_number():
+def test_an_archived_run_starts_from_scratch_under_a_new_number():
     state = after(RunState(), Started(Attempt(number=2)))
     state = after(after(state, Ended(status=Status.FINISHED)), Archived())
     attempt = next_attempt(state, batch_size=12)
@@ -284,13 +284,13 @@ def run(tmp_path):
     return folder
 
 
-def test_a_run_that_says_running_and_has_no_runner_is_stopped(run):
+def test_a_running_status_without_a_runner_is_stopped(run):
     write_json(run.status, {"status": "running", "attempt": 2, "pid": 1})
     state = recover_status(run, has_runner=False)
     assert (state.status, state.reason, state.number) == (Status.STOPPED, LOST, 2)
 
 
-def test_it_is_what_its_result_says_where_there_is_one_of_that_attempt(run):
+def test_the_result_of_that_attempt_decides_if_there_is_one(run):
     write_json(run.status, {"status": "running", "attempt": 2})
     write_json(run.result, {"run_id": "id", "attempt": 1, "status": "finished"})
     assert recover_status(run, has_runner=False).status is Status.STOPPED
@@ -300,7 +300,7 @@ def test_it_is_what_its_result_says_where_there_is_one_of_that_attempt(run):
     assert recover_status(run, has_runner=False).status is Status.FINISHED
 
 
-def test_a_result_that_nobody_noted_counts_only_if_what_ran_is_what_was_asked(run):
+def test_an_unrecorded_result_counts_only_if_the_run_used_its_requested_values(run):
     write_json(run.status, {"status": "running", "attempt": 1})
     write_json(run.result, {"run_id": "id", "attempt": 1, "status": "finished"})
     write_json(run.run_used, {"train": {"batch_size": 2}, "adjusted": []})
@@ -311,7 +311,7 @@ def test_a_result_that_nobody_noted_counts_only_if_what_ran_is_what_was_asked(ru
     )
 
 
-def test_an_attempt_that_only_its_metrics_tell_of_is_counted(run):
+def test_an_attempt_known_only_from_its_metrics_is_counted(run):
     write_state(run, RunState())
     run.metrics.write_text(json.dumps({"step": 0, "attempt": 3}) + "\n")
     state = recover_status(run, has_runner=False)
@@ -324,7 +324,7 @@ def test_a_status_of_the_first_schema_without_attempts_is_read(run):
     assert (attempt.number, attempt.status, attempt.reason, attempt.ended) == (1, Status.FAILED, "loss is nan", 2.0)
 
 
-def test_a_damaged_status_is_a_failure_that_names_it_and_a_finished_result_still_counts(run):
+def test_a_damaged_status_is_a_failure_that_names_it_unless_there_is_a_finished_result(run):
     run.status.write_text('{"status": "fini')
     state = recover_status(run, has_runner=False)
     assert (state.status, "status.json is damaged" in state.reason) == (Status.FAILED, True)
@@ -340,7 +340,7 @@ def test_a_status_of_a_newer_kmatrix_is_refused(run):
         recover_status(run, has_runner=False)
 
 
-def test_every_field_of_an_attempt_stands_in_the_file(run):
+def test_every_field_of_an_attempt_is_in_the_file(run):
     state = after(RunState(), Started(Attempt(number=1, resume="best", micro_batch=2, started=1.5, gpus=("GPU-1",))))
     write_state(run, after(state, Ended(status=Status.FAILED, kind=OOM, reason="full", at=2.5, exit_code=1)))
     (entry,) = read_json(run.status)["attempts"]

@@ -65,34 +65,34 @@ def config(*names, project=""):
         ("WandB", ["wandb"]),
     ],
 )
-def test_a_defconfig_saves_the_trackers_that_the_command_line_names(program, text, names):
+def test_a_defconfig_saves_the_trackers_of_the_command_line(program, text, names):
     program.check(CPU, f"TRACKER={text}")
 
     assert chosen(program) == names
 
 
 @pytest.mark.parametrize("text", ["wandbb", "", "wandb,", "wandb trackio", "y", "none,wandb"])
-def test_anything_else_is_refused_with_the_names_that_there_are(program, text):
+def test_an_unknown_tracker_is_refused_with_the_known_names(program, text):
     message = program.refused(CPU, f"TRACKER={text}")
 
     assert "wandb" in message or "none stands alone" in message
     assert not program.config.exists()
 
 
-def test_a_misspelt_tracker_is_answered_with_the_nearest_one():
+def test_a_misspelled_tracker_is_refused_with_the_closest_match():
     with pytest.raises(ConfigError) as caught:
         parse_trackers("trackoi")
 
     assert caught.value.hint == "did you mean trackio?"
 
 
-def test_nothing_is_tracked_where_nothing_is_said(program):
+def test_no_tracker_is_the_default(program):
     program.check(CPU)
 
     assert chosen(program) == []
 
 
-def test_the_command_line_beats_what_a_configuration_says_either_way(program):
+def test_the_command_line_overrides_the_configuration_either_way(program):
     program.check(CPU, "TRACKER=all")
     program.check("olddefconfig", "TRACKER=none")
     assert chosen(program) == []
@@ -101,14 +101,14 @@ def test_the_command_line_beats_what_a_configuration_says_either_way(program):
     assert chosen(program) == ["tensorboard"]
 
 
-def test_one_tracker_can_be_named_by_its_symbol_but_not_twice(program):
+def test_a_tracker_can_be_enabled_by_its_symbol_but_not_in_two_ways(program):
     program.check(CPU, "TRACKER_WANDB=y")
     assert chosen(program) == ["wandb"]
 
     assert "is set twice" in program.refused(CPU, "TRACKER=wandb", "TRACKER_WANDB=n")
 
 
-def test_the_environment_chooses_nothing(program, monkeypatch):
+def test_the_environment_selects_no_tracker(program, monkeypatch):
     monkeypatch.setenv("TRACKER", "all")
     monkeypatch.setenv("PROJECT", "other")
 
@@ -125,7 +125,7 @@ def test_trackers_do_not_change_the_id_of_a_run(program):
     assert program.check("test-matrix-dry-run", "TRACKER=all", "PROJECT=mine").ids == plain.ids
 
 
-def test_the_project_is_named_for_the_host_and_the_folder(tmp_path):
+def test_the_project_is_named_after_the_host_and_the_directory(tmp_path):
     name = computed_project("box", tmp_path)
 
     assert is_computed(name)
@@ -144,7 +144,7 @@ def test_a_defconfig_writes_the_project_once_and_later_targets_keep_it(program):
         assert program.value("TRACKER_PROJECT") == '"gpt2-00000"', target
 
 
-def test_a_project_of_ones_own_is_kept_by_the_next_defconfig_which_says_so(program):
+def test_a_custom_project_is_kept_by_the_next_defconfig_with_a_note(program):
     program.check(CPU, "PROJECT=mine")
 
     result = program.check("defconfig-gpt2-124m-h100x8")
@@ -153,7 +153,7 @@ def test_a_project_of_ones_own_is_kept_by_the_next_defconfig_which_says_so(progr
     assert "CONFIG_TRACKER_PROJECT: mine, as in the former" in result.out
 
 
-def test_a_saved_defconfig_carries_a_project_of_ones_own_but_not_a_computed_one(program, tmp_path):
+def test_a_saved_defconfig_contains_a_custom_project_but_not_a_computed_one(program, tmp_path):
     out = tmp_path / "mine"
     program.check(CPU)
     program.check("savedefconfig", f"DEFCONFIG={out}")
@@ -165,11 +165,11 @@ def test_a_saved_defconfig_carries_a_project_of_ones_own_but_not_a_computed_one(
 
 
 @pytest.mark.parametrize("name", ["My", "a b", "a_b", "-a", "a-", "a" * 65, "registry-x", "ü", "a/b"])
-def test_a_project_that_a_tracker_would_refuse_is_refused(program, name):
+def test_a_project_name_that_a_tracker_rejects_is_refused(program, name):
     assert "lower-case letters, digits and hyphens" in program.refused(CPU, f"PROJECT={name}")
 
 
-def test_a_run_is_told_its_trackers_and_their_project():
+def test_run_json_has_the_trackers_and_their_project():
     assert tracking(config()).to_json() == {}
     mine = tracking(config("trackio", project="mine"))
     assert mine.to_json() == {"trackers": ["trackio"], "project": "mine", "limit_s": 60}
@@ -177,7 +177,7 @@ def test_a_run_is_told_its_trackers_and_their_project():
     assert Tracking.from_json(json.loads(json.dumps(mine.to_json()))) == mine
 
 
-def test_a_matrix_says_once_where_it_is_mirrored(monkeypatch):
+def test_a_matrix_prints_its_trackers_once(monkeypatch):
     for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", "/nowhere")
@@ -190,7 +190,7 @@ def test_a_matrix_says_once_where_it_is_mirrored(monkeypatch):
     assert line.startswith("trackers: W&B (online as team: API key in WANDB_API_KEY)")
 
 
-def test_a_matrix_that_goes_on_can_have_other_trackers_for_this_time(monkeypatch):
+def test_a_continued_matrix_can_use_other_trackers_once(monkeypatch):
     monkeypatch.setattr(available, "_installed", lambda package: package != "trackio")
     about = RunFile(tracking=Tracking(trackers=("tensorboard",), project="mine"))
 
@@ -205,7 +205,7 @@ def test_a_matrix_that_goes_on_can_have_other_trackers_for_this_time(monkeypatch
         asked_trackers(Arguments("continue", {"TRACKER": ""}))
 
 
-def test_the_doctor_says_which_trackers_are_there_and_never_shows_a_key(program, monkeypatch):
+def test_the_doctor_lists_the_installed_trackers_and_never_shows_a_key(program, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     out = program.check("doctor").out
     assert re.search(r"^OK +W&B +wandb [\d.]+; online: API key in WANDB_API_KEY$", out, re.MULTILINE)
@@ -219,14 +219,14 @@ def test_the_doctor_says_which_trackers_are_there_and_never_shows_a_key(program,
     assert re.search(r"^broken +Trackio .*\n +hint: run `make setup-trackers`$", result.out, re.MULTILINE)
 
 
-def test_a_key_on_the_command_line_is_refused_by_every_command_and_not_repeated(program):
+def test_a_key_on_the_command_line_is_refused_by_every_command_and_not_printed(program):
     for target in (CPU, "test-matrix", "status", "train"):
         message = program.refused(target, "WANDB_API_KEY=correct-horse")
         assert "export WANDB_API_KEY" in message
         assert "correct-horse" not in message
 
 
-def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_installs_it(monkeypatch):
+def test_a_missing_tracker_package_is_refused_with_the_installation_command(monkeypatch):
     monkeypatch.setattr(available, "_installed", lambda package: package != "trackio")
 
     assert missing(["wandb", "trackio"]) == ["trackio"]
@@ -238,7 +238,7 @@ def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_instal
     need_trackers([])
 
 
-def test_a_folder_of_results_named_like_a_package_is_no_package(monkeypatch, tmp_path):
+def test_a_directory_of_results_named_like_a_package_is_not_the_package(monkeypatch, tmp_path):
     (tmp_path / "surely_no_package").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -246,7 +246,7 @@ def test_a_folder_of_results_named_like_a_package_is_no_package(monkeypatch, tmp
     assert available._installed("json")
 
 
-def test_wandb_is_online_with_a_key_and_offline_without_one_or_where_that_is_said(tmp_path):
+def test_wandb_is_online_with_a_key_and_offline_without_one_or_on_request(tmp_path):
     home = {"HOME": str(tmp_path)}
     key = {**home, "WANDB_API_KEY": "x" * 40}
 
@@ -258,7 +258,7 @@ def test_wandb_is_online_with_a_key_and_offline_without_one_or_where_that_is_sai
     assert not login({"WANDB_OFFLINE": "y"}, key).online
 
 
-def test_the_file_that_wandb_login_writes_is_a_key(tmp_path):
+def test_a_key_in_the_file_of_wandb_login_is_found(tmp_path):
     home = {"HOME": str(tmp_path)}
     (tmp_path / ".netrc").write_text("machine api.wandb.ai\n  login user\n  password secret\n")
 
@@ -267,7 +267,7 @@ def test_the_file_that_wandb_login_writes_is_a_key(tmp_path):
     assert not login({}, {**home, "WANDB_BASE_URL": "https://wandb.example.com"}).online
 
 
-def test_a_server_of_ones_own_is_known_from_wandbs_own_settings(tmp_path):
+def test_a_self_hosted_server_is_found_in_the_settings_of_wandb(tmp_path):
     home = {"HOME": str(tmp_path)}
     folder = tmp_path / ".config" / "wandb"
     folder.mkdir(parents=True)
@@ -294,7 +294,7 @@ def test_a_server_of_ones_own_is_known_from_wandbs_own_settings(tmp_path):
         ("api.wandb.ai", "[default]\nbase_url = https://wandb.example.com\n"),
     ],
 )
-def test_wandb_itself_finds_a_key_where_we_do(tmp_path, netrc, settings):
+def test_wandb_finds_a_key_in_the_same_places(tmp_path, netrc, settings):
     pytest.importorskip("wandb", reason="make setup-trackers installs it")
     (tmp_path / ".config" / "wandb").mkdir(parents=True)
     (tmp_path / ".config" / "wandb" / "settings").write_text(settings)

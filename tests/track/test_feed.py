@@ -44,7 +44,7 @@ def all_of(feed):
     return batches
 
 
-def test_lines_of_one_step_are_one_point_with_the_time_of_its_last_line(run):
+def test_lines_of_one_step_form_one_point_with_the_time_of_the_last_line(run):
     append_metrics(run, 0, val__loss=5.5)
     append_metrics(run, 0, train__loss=5.4, time=START_TIME + 0.5)
     append_metrics(run, 1, train__loss=5.3)
@@ -54,7 +54,7 @@ def test_lines_of_one_step_are_one_point_with_the_time_of_its_last_line(run):
     assert second.values["train/loss"] == 5.3
 
 
-def test_a_step_is_handed_over_when_the_next_begins_and_the_last_one_at_the_end(run):
+def test_a_step_is_complete_when_the_next_begins_and_the_last_step_at_the_end(run):
     tail = PointTail(run.metrics)
     write_training(run, range(3))
     assert [point.step for point in tail.read()] == [0, 1]
@@ -63,13 +63,13 @@ def test_a_step_is_handed_over_when_the_next_begins_and_the_last_one_at_the_end(
     assert tail.read(ended=True) == []
 
 
-def test_a_number_that_is_not_known_is_left_out(run):
+def test_an_unknown_number_is_omitted(run):
     append_metrics(run, 0, train__loss=None, throughput__mfu=None, train__lr=1e-3, note="text")
     (point,) = points_of(PointTail(run.metrics))
     assert point.values == {"attempt": 1, "train/lr": 1e-3}
 
 
-def test_what_a_resumed_attempt_made_void_before_one_looks_is_never_handed_over(run):
+def test_lines_made_void_before_a_poll_are_never_returned(run):
     write_training(run, range(30))
     append_resume(run, 20)
     write_training(run, range(20, 40), attempt=2, off=0.5)
@@ -82,7 +82,7 @@ def test_what_a_resumed_attempt_made_void_before_one_looks_is_never_handed_over(
     }
 
 
-def test_a_half_written_step_that_becomes_void_while_one_looks_is_not_handed_over(run):
+def test_a_partial_step_made_void_between_two_polls_is_not_returned(run):
     tail = PointTail(run.metrics)
     write_training(run, range(25))
     assert tail.read()[-1].step == 23
@@ -91,7 +91,7 @@ def test_a_half_written_step_that_becomes_void_while_one_looks_is_not_handed_ove
     assert [point.step for point in tail.read()] == [20]
 
 
-def test_a_torn_line_waits_for_its_rest_and_one_that_never_gets_it_costs_only_itself(run):
+def test_an_incomplete_line_is_read_later_and_a_permanently_broken_one_costs_only_itself(run):
     write_training(run, range(2))
     tail = LineTail(run.metrics)
     assert len(tail.read()) == 3
@@ -105,7 +105,7 @@ def test_a_torn_line_waits_for_its_rest_and_one_that_never_gets_it_costs_only_it
 
 @settings(deadline=None, max_examples=40)
 @given(cuts=st.lists(st.integers(0, 3000), max_size=8))
-def test_in_whatever_parts_a_file_appears_the_same_points_come_out(tmp_path_factory, cuts):
+def test_the_points_do_not_depend_on_the_parts_in_which_a_file_appears(tmp_path_factory, cuts):
     run = make_run_dir(tmp_path_factory.mktemp("parts"))
     write_training(run, range(20))
     whole = run.metrics.read_bytes()
@@ -122,7 +122,7 @@ def test_in_whatever_parts_a_file_appears_the_same_points_come_out(tmp_path_fact
 
 @settings(deadline=None, max_examples=40)
 @given(cuts=st.lists(st.integers(0, 3000), max_size=6))
-def test_a_recording_is_read_once_while_its_bracket_is_written_over(tmp_path_factory, cuts):
+def test_a_recording_is_read_once_while_its_closing_bracket_is_overwritten(tmp_path_factory, cuts):
     run = make_run_dir(tmp_path_factory.mktemp("parts"))
     tail, found = ArrayTail(run.gpu_stats_multi), []
     for begin in range(0, 9, 3):
@@ -136,7 +136,7 @@ def test_a_recording_is_read_once_while_its_bracket_is_written_over(tmp_path_fac
     assert [entry["timestamp"][17:19] for entry in found] == [f"{second:02}" for second in range(9)]
 
 
-def test_devices_have_the_keys_of_each_gpu_and_of_all(run):
+def test_devices_have_keys_per_gpu_and_for_all_gpus(run):
     write_recording(run, range(2))
     first, _ = DeviceTail(run.gpu_stats_multi).read()
     assert first.time == START_TIME
@@ -153,7 +153,7 @@ def test_one_gpu_has_no_balance(run):
     assert "gpu_load_balance_cv" not in first.values
 
 
-def test_a_long_recording_becomes_means_of_ten_seconds_at_the_same_times_in_every_reading(run):
+def test_a_long_recording_is_averaged_over_the_same_ten_seconds_in_every_reading(run):
     write_recording(run, range(int(FINE_S) + 55))
     whole = DeviceTail(run.gpu_stats_multi).read()
     assert len(whole) == FINE_S + 5
@@ -164,7 +164,7 @@ def test_a_long_recording_becomes_means_of_ten_seconds_at_the_same_times_in_ever
     assert parts == whole
 
 
-def test_devices_come_with_the_first_point_behind_them(run):
+def test_device_values_are_returned_with_the_next_point(run):
     write_training(run, range(1200))
     write_recording(run, range(1300))
     first, second, *_ = all_of(RunFeed(run))
@@ -172,14 +172,14 @@ def test_devices_come_with_the_first_point_behind_them(run):
     assert second.devices[0].time == START_TIME + 500
 
 
-def test_a_long_run_comes_in_parts_and_nothing_of_it_is_lost(run):
+def test_a_long_run_is_returned_in_parts_without_loss(run):
     write_training(run, range(1200))
     batches = all_of(RunFeed(run))
     assert max(len(batch.points) for batch in batches) == 500
     assert {p.step: dict(p.values) for batch in batches for p in batch.points} == expected_values(run)
 
 
-def test_alerts_of_rules_events_and_failures_are_told_once(run):
+def test_alerts_of_rules_events_and_failures_are_returned_once(run):
     rule = {
         "kind": "throttle",
         "severity": "warning",
@@ -202,7 +202,7 @@ def test_alerts_of_rules_events_and_failures_are_told_once(run):
     assert failed.alert.level is AlertLevel.ERROR
 
 
-def test_a_run_is_known_by_its_matrix_and_its_configuration(run):
+def test_a_run_is_identified_by_its_matrix_and_configuration(run):
     who = identity(run)
     assert (who.name, who.group, who.project) == (run.name, run.path.parent.name, "gpt2-1a2b3")
     assert who.id == "0123456789ab-20260101000000"
@@ -212,13 +212,13 @@ def test_a_run_is_known_by_its_matrix_and_its_configuration(run):
     assert who.tracking == run.path.parent.parent
 
 
-def test_a_run_that_is_done_anew_is_another_one_to_its_trackers(run):
+def test_a_rerun_is_a_new_run_for_its_trackers(run):
     (run.archive / "1").mkdir(parents=True)
     assert identity(run).id == "0123456789ab-20260101000000-rerun1"
     assert identity(run).name == f"{run.name}-rerun1"
 
 
-def test_a_folder_that_names_no_run_is_refused(run):
+def test_a_directory_without_a_run_is_refused(run):
     write_json(run.run_json, {"name": "x"})
     with pytest.raises(RecordError, match="does not describe a run"):
         identity(run)

@@ -6,7 +6,7 @@ from kmatrix.redaction import HIDDEN
 from kmatrix.track.__main__ import redact_files
 
 
-def test_a_log_loses_its_keys_and_nothing_else_and_others_are_not_touched(tmp_path, monkeypatch):
+def test_a_log_is_redacted_and_other_logs_are_not_changed(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "correct-horse")
     wrong, right = tmp_path / "a.log", tmp_path / "b.log"
     wrong.write_bytes(b"x \xff\nkey correct-horse\r\n")

@@ -100,7 +100,7 @@ def page(tmp_path: Path) -> Page:
     return Page(url="http://127.0.0.1:7861/", port=7861, pid=os.getpid(), token="secret")
 
 
-def test_who_serves_a_folder_is_known_while_it_lives_and_to_its_owner_alone(tmp_path, page):
+def test_the_server_of_a_directory_is_known_while_it_lives_and_only_to_its_owner(tmp_path, page):
     state = StateFile(tmp_path)
     assert state.living() is None
     with StateFile(tmp_path).held() as held:
@@ -114,7 +114,7 @@ def test_who_serves_a_folder_is_known_while_it_lives_and_to_its_owner_alone(tmp_
     assert not state.path.exists()
 
 
-def test_what_a_killed_server_left_behind_says_nothing(tmp_path, page):
+def test_the_state_file_of_a_killed_server_is_ignored(tmp_path, page):
     state = StateFile(tmp_path)
     state.path.write_text(json.dumps({"url": page.url, "port": 1, "pid": 1, "token": ""}) + "\n")
     assert state.living() is None
@@ -124,14 +124,14 @@ def test_what_a_killed_server_left_behind_says_nothing(tmp_path, page):
         assert StateFile(tmp_path).living() == page
 
 
-def test_a_folder_that_cannot_be_written_to_is_an_error_that_says_why(tmp_path):
+def test_a_directory_that_cannot_be_written_is_an_error_with_the_reason(tmp_path):
     with pytest.raises(LaunchError, match="cannot serve a page") as refused, StateFile(tmp_path / "none").held():
         pass
     assert refused.value.why == "its server needs to write there: No such file or directory"
 
 
 @pytest.mark.slow
-def test_a_damaged_database_is_an_error_that_names_it(tmp_path):
+def test_a_damaged_database_is_an_error_with_its_path(tmp_path):
     folder = data_dir(tmp_path)
     folder.mkdir()
     (folder / "gpt2-torn.db").write_bytes(b"no database" * 100)
@@ -149,23 +149,23 @@ def test_a_damaged_database_is_an_error_that_names_it(tmp_path):
     assert not list(folder.glob(".page-*"))
 
 
-def test_the_next_free_port_is_taken_where_one_is_busy():
+def test_the_next_free_port_is_used_if_one_is_busy():
     with busy_port() as port:
         assert free_port(LOOPBACK, port) > port
 
 
-def test_a_host_that_this_machine_is_not_is_refused():
+def test_a_host_that_is_not_this_machine_is_refused():
     with pytest.raises(ConfigError, match="is not an address of this machine"):
         free_port("203.0.113.7", 7860)
 
 
-def test_no_free_port_is_an_error_that_names_them(monkeypatch):
+def test_no_free_port_is_an_error_that_lists_the_tried_ones(monkeypatch):
     monkeypatch.setattr("kmatrix.track.page.PORTS", 1)
     with busy_port() as port, pytest.raises(LaunchError, match=f"no free port from {port} to {port}"):
         free_port(LOOPBACK, port)
 
 
-def test_trackio_web_starts_nothing_and_says_where_the_page_would_be(filled, tmp_path, ask):
+def test_trackio_web_starts_nothing_and_prints_where_the_page_would_be(filled, tmp_path, ask):
     got = ask("trackio-web", f"RESULTS_DIR={filled}")
     assert got.out == "URL: http://localhost:7860/?project=gpt2-newer\nnot running: start it with make trackio-view\n"
     assert got.status == 0
@@ -175,7 +175,7 @@ def test_trackio_web_starts_nothing_and_says_where_the_page_would_be(filled, tmp
     assert not data_dir(tmp_path).exists()
 
 
-def test_a_project_that_is_not_there_is_answered_with_those_that_are(filled, tmp_path, ask):
+def test_an_unknown_project_is_refused_with_the_known_ones(filled, tmp_path, ask):
     for target in ("trackio-web", "trackio-view"):
         got = ask(target, f"RESULTS_DIR={filled}", "PROJECT=gpt2-other")
         assert got.status == 2
@@ -190,7 +190,7 @@ def test_a_folder_without_a_project_is_refused(tmp_path, ask):
 
 
 @pytest.mark.slow
-def test_trackio_view_serves_on_loopback_says_the_true_port_and_is_the_only_one(filled, tmp_path, ask):
+def test_trackio_view_serves_on_loopback_prints_the_real_port_and_runs_once(filled, tmp_path, ask):
     with (
         busy_port() as taken,
         serving("trackio-view", f"RESULTS_DIR={filled}", f"PORT={taken}", f"O={tmp_path}") as served,
@@ -217,7 +217,7 @@ def test_trackio_view_serves_on_loopback_says_the_true_port_and_is_the_only_one(
 
 
 @pytest.mark.slow
-def test_a_killed_server_leaves_no_other_in_the_way(filled, tmp_path, ask):
+def test_a_killed_server_does_not_block_the_next_one(filled, tmp_path, ask):
     words = ("trackio-view", f"RESULTS_DIR={filled}", f"PORT={free_port(LOOPBACK, 21_860)}", f"O={tmp_path}")
     with serving(*words) as served:
         served.process.kill()
@@ -226,7 +226,7 @@ def test_a_killed_server_leaves_no_other_in_the_way(filled, tmp_path, ask):
         assert answer(served.url)
 
 
-def test_tensorboard_refuses_a_matrix_that_recorded_nothing(tmp_path, ask):
+def test_tensorboard_refuses_a_matrix_without_logs(tmp_path, ask):
     matrix = make_matrix(tmp_path, [FakeRun()])
     got = ask("tensorboard", f"TARGET={matrix.path}")
     assert got.status == 2
@@ -251,7 +251,7 @@ def test_tensorboard_serves_the_runs_of_a_matrix(tmp_path):
         assert served.process.returncode == 0
 
 
-def test_trackio_console_prints_the_newest_values_of_each_run(tmp_path, ask):
+def test_trackio_console_prints_the_latest_values_of_each_run(tmp_path, ask):
     matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="sgd", status="stopped", stop_at=50)])
     lines = ask("trackio-console", f"RESULTS_DIR={tmp_path}").out.splitlines()
     assert lines[0] == matrix.name

@@ -76,7 +76,7 @@ def feeders_of(plan):
     return found
 
 
-def test_a_matrix_is_mirrored_and_its_end_waits_for_what_is_still_sent(matrix, plan, trackers):
+def test_the_end_of_a_matrix_waits_for_its_trackers(matrix, plan, trackers):
     plans = [plan("gpt2_adamw_1cpu"), plan("gpt2_muon_1cpu"), plan("gpt2_sgd_1cpu", trackers=())]
     outcome = drive(matrix, plans, engine(trackers=trackers), poll_s=0.02)
     assert outcome.exit_code == 0
@@ -88,7 +88,7 @@ def test_a_matrix_is_mirrored_and_its_end_waits_for_what_is_still_sent(matrix, p
     assert not plans[2].dir.track_log.exists()
 
 
-def test_trackers_that_are_chosen_for_this_time_stand_in_for_those_of_the_matrix(matrix, plan):
+def test_trackers_of_the_command_line_replace_those_of_the_matrix(matrix, plan):
     without, instead = (
         TrackerProcesses(PYTHON, ROOT, chosen=()),
         TrackerProcesses(PYTHON, ROOT, chosen=("tensorboard",), project="own"),
@@ -106,7 +106,7 @@ def test_trackers_that_are_chosen_for_this_time_stand_in_for_those_of_the_matrix
         instead.kill()
 
 
-def test_a_tracker_that_is_left_out_of_an_attempt_lacks_what_came_in_it(plan):
+def test_a_tracker_left_out_of_an_attempt_has_pending_steps(plan):
     one = plan("a")
     for step in range(10):
         append_jsonl(one.dir.metrics, {"step": step, "time": 1.0, "train/loss": 1.0})
@@ -119,7 +119,7 @@ def test_a_tracker_that_is_left_out_of_an_attempt_lacks_what_came_in_it(plan):
     assert sent.error == "not selected when the run was continued"
 
 
-def test_a_runs_end_is_not_delayed_by_its_trackers(matrix, plan, trackers):
+def test_trackers_do_not_delay_the_end_of_a_run(matrix, plan, trackers):
     one = plan("gpt2_adamw_1cpu")
     with held(one):
         assert drive(matrix, [one], engine(trackers=trackers), poll_s=0.02).exit_code == 0
@@ -129,7 +129,7 @@ def test_a_runs_end_is_not_delayed_by_its_trackers(matrix, plan, trackers):
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_started_anew_and_sends_each_step_once(matrix, plan, trackers):
+def test_a_killed_tracker_process_is_restarted_and_sends_each_step_once(matrix, plan, trackers):
     one = plan("gpt2_adamw_1cpu", "hang")
     local = engine(trackers=trackers)
     local.submit([one])
@@ -147,7 +147,7 @@ def test_a_killed_process_is_started_anew_and_sends_each_step_once(matrix, plan,
     assert sent == list(range(len(one.dir.metrics.read_text().splitlines())))
 
 
-def test_one_that_dies_again_and_again_is_left_alone(matrix, plan, trackers):
+def test_a_tracker_process_that_keeps_dying_is_not_restarted(matrix, plan, trackers):
     one = plan("gpt2_adamw_1cpu")
     trackers.begin(one, os.getpid())
     for _ in range(MOST_RESTARTS + 1):
@@ -158,7 +158,7 @@ def test_one_that_dies_again_and_again_is_left_alone(matrix, plan, trackers):
     assert trackers.syncing() == {}
 
 
-def test_killing_a_run_at_once_kills_what_feeds_its_trackers(matrix, plan, trackers):
+def test_killing_a_run_kills_its_tracker_process(matrix, plan, trackers):
     one = plan("gpt2_adamw_1cpu", "hang")
     local = engine(trackers=trackers)
     local.submit([one])
@@ -169,7 +169,7 @@ def test_killing_a_run_at_once_kills_what_feeds_its_trackers(matrix, plan, track
 
 
 @pytest.mark.slow
-def test_when_the_runner_is_killed_the_rest_is_sent_all_the_same(matrix, plan, start_runner):
+def test_after_the_runner_is_killed_pending_steps_are_still_sent(matrix, plan, start_runner):
     one = plan("gpt2_adamw_1cpu", "hang")
     process = start_runner(f"{one.name}=hang")
     wait_until(lambda: one.dir.metrics.exists() and len(one.dir.metrics.read_text().splitlines()) > 5)
@@ -194,7 +194,7 @@ def test_a_result_that_is_still_being_sent_is_not_archived(matrix, plan, tracker
     assert archive_result(one.dir) == one.dir.archive / "1"
 
 
-def test_the_end_of_a_matrix_shows_whom_it_waits_for_and_ctrl_c_leaves_the_rest(plan, trackers, monkeypatch):
+def test_the_end_of_a_matrix_shows_which_trackers_it_waits_for_and_ctrl_c_skips_them(plan, trackers, monkeypatch):
     one, shown = plan("gpt2_adamw_1cpu"), []
 
     def show(line, text):
@@ -210,7 +210,7 @@ def test_the_end_of_a_matrix_shows_whom_it_waits_for_and_ctrl_c_leaves_the_rest(
     assert (shown, trackers.syncing(), feeders_of(one)) == ([], {}, [])
 
 
-def test_one_that_does_not_end_by_itself_after_the_limit_is_killed(plan, trackers, monkeypatch):
+def test_a_tracker_process_that_exceeds_the_time_limit_is_killed(plan, trackers, monkeypatch):
     monkeypatch.setattr(track, "MARGIN_S", 0.1)
     one = plan("gpt2_adamw_1cpu", limit_s=0.1)
     trackers.begin(one, os.getpid())
@@ -221,7 +221,7 @@ def test_one_that_does_not_end_by_itself_after_the_limit_is_killed(plan, tracker
     assert feeders_of(one) == []
 
 
-def test_what_feeds_trackers_has_no_gpu_one_thread_and_less_right_to_the_processor(plan, trackers):
+def test_a_tracker_process_has_no_gpu_one_thread_and_lower_priority(plan, trackers):
     one = plan("gpt2_adamw_1cpu")
     trackers.begin(one, os.getpid())
     wait_until(lambda: is_syncing(one.dir))

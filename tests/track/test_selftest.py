@@ -37,7 +37,7 @@ def unauthorized():
         yield url
 
 
-def test_the_synthetic_run_is_one_as_any_other(tmp_path):
+def test_the_synthetic_run_has_the_files_of_a_real_run(tmp_path):
     run = synthetic_run(tmp_path, "trackio", "mine", {})
 
     lines = merged_metrics(run.metrics)
@@ -45,20 +45,20 @@ def test_the_synthetic_run_is_one_as_any_other(tmp_path):
     assert all(first[LOSS] > second[LOSS] for first, second in itertools.pairwise(lines))
 
 
-def test_trackio_stores_a_synthetic_run_and_gives_it_back(program):
+def test_trackio_stores_a_synthetic_run_that_is_read_back(program):
     result = program.check("trackio-test")
 
     assert f"Trackio works: uploaded {STEPS} steps in" in result.out
     assert result.out.rstrip().endswith("read them back")
 
 
-def test_wandb_without_a_key_keeps_a_synthetic_run_in_files_and_says_so(program):
+def test_wandb_without_a_key_writes_a_synthetic_run_to_files_and_reports_it(program):
     result = program.check("wandb-test")
 
     assert f"W&B works (offline: no API key): uploaded {STEPS} steps in" in result.out
 
 
-def test_wandb_with_a_key_sends_the_synthetic_run_to_its_server_and_says_where(program, monkeypatch):
+def test_wandb_with_a_key_sends_the_synthetic_run_and_prints_its_url(program, monkeypatch):
     with WandbServer() as server:
         for name, text in server.environment.items():
             monkeypatch.setenv(name, text)
@@ -72,7 +72,7 @@ def test_wandb_with_a_key_sends_the_synthetic_run_to_its_server_and_says_where(p
     assert re.search(r"open http\S+mine\S+ to check the run, then delete it there", result.out)
 
 
-def test_a_key_that_is_none_is_named_as_the_cause_and_not_repeated(program, monkeypatch):
+def test_a_malformed_key_is_reported_as_the_cause_and_not_printed(program, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "short-key")
 
     message = program.refused("wandb-test")
@@ -83,7 +83,7 @@ def test_a_key_that_is_none_is_named_as_the_cause_and_not_repeated(program, monk
 
 
 @pytest.mark.slow
-def test_a_key_that_the_server_does_not_know_is_named_as_the_cause(program, monkeypatch, unauthorized):
+def test_a_key_unknown_to_the_server_is_reported_as_the_cause(program, monkeypatch, unauthorized):
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_BASE_URL", unauthorized)
 
@@ -104,7 +104,7 @@ def test_a_key_that_the_server_does_not_know_is_named_as_the_cause(program, monk
         ("something else", "something else"),
     ],
 )
-def test_what_a_package_says_is_put_into_words(tmp_path, error, cause):
+def test_errors_of_the_packages_are_explained(tmp_path, error, cause):
     run = synthetic_run(tmp_path, "wandb", "mine", {})
     run.track_log.write_text(f"12:00 wandb: failed: {error}\nmore of it\n")
     sent = SyncStatus(tracker="wandb", state=SyncState.FAILED, error=error)
@@ -116,11 +116,11 @@ def test_what_a_package_says_is_put_into_words(tmp_path, error, cause):
     assert failure.why.endswith("more of it")
 
 
-def test_a_step_that_the_reader_does_not_give_back_is_an_error(program, monkeypatch):
+def test_a_step_that_cannot_be_read_back_is_an_error(program, monkeypatch):
     monkeypatch.setitem(track_test.READERS, "trackio", lambda run, project: {0: 11.0})
 
     assert f"Trackio lost {STEPS - 1} of {STEPS} steps" in program.refused("trackio-test")
 
 
-def test_a_project_that_no_tracker_takes_is_refused(program):
+def test_a_project_name_that_no_tracker_accepts_is_refused(program):
     assert "lower-case letters" in program.refused("trackio-test", "PROJECT=My own")

@@ -80,7 +80,7 @@ def beside():
     run_process.wait()
 
 
-def test_a_run_that_has_ended_is_sent_whole_and_told_as_it_ended(run):
+def test_a_finished_run_is_sent_completely_with_its_status(run):
     write_training(run, range(30))
     write_recording(run, range(30))
     write_status(run)
@@ -95,7 +95,7 @@ def test_a_run_that_has_ended_is_sent_whole_and_told_as_it_ended(run):
     assert (sent["memory"].sent_step, sent["memory"].link) == (29, "memory://run")
 
 
-def test_sending_again_sends_nothing(run):
+def test_a_second_sync_sends_nothing(run):
     write_training(run, range(30))
     write_recording(run, range(30))
     write_status(
@@ -108,7 +108,7 @@ def test_sending_again_sends_nothing(run):
     assert store.sent_twice() == []
 
 
-def test_a_run_is_sent_while_it_goes_on_and_the_rest_when_its_process_has_ended(run, beside):
+def test_a_running_run_is_sent_live_and_completed_after_its_process_exits(run, beside):
     store = MemoryTracker()
 
     def go_on():
@@ -123,7 +123,7 @@ def test_a_run_is_sent_while_it_goes_on_and_the_rest_when_its_process_has_ended(
     assert store.closed == ["finished"]
 
 
-def test_sigterm_says_that_the_attempt_has_ended(run, beside):
+def test_sigterm_means_that_the_attempt_has_ended(run, beside):
     store = MemoryTracker()
     write_training(run, range(20))
     write_status(run, "stopped")
@@ -137,7 +137,7 @@ def test_sigterm_says_that_the_attempt_has_ended(run, beside):
     assert (code, len(store.rows), store.closed) == (0, 20, ["stopped"])
 
 
-def test_what_a_killed_process_had_sent_is_not_sent_again_and_nothing_is_left_out(run):
+def test_steps_sent_by_a_killed_process_are_not_sent_again_and_none_is_missing(run):
     write_training(run, range(10))
     store = MemoryTracker()
     store.rows = [(step, START_TIME + step, {"train/loss": loss(step)}) for step in range(7)]  # all else was lost
@@ -148,7 +148,7 @@ def test_what_a_killed_process_had_sent_is_not_sent_again_and_nothing_is_left_ou
     assert store.sent_twice() == []
 
 
-def test_a_step_that_an_attempt_began_and_the_next_one_ended_becomes_whole(run):
+def test_a_step_started_by_one_attempt_and_completed_by_the_next_is_complete(run):
     write_training(run, range(20))
     append_metrics(run, 20, val__loss=4.0)
     write_status(run, "stopped")
@@ -164,7 +164,7 @@ def test_a_step_that_an_attempt_began_and_the_next_one_ended_becomes_whole(run):
     assert store.sent_twice() == []
 
 
-def test_a_step_that_is_held_and_cannot_be_read_is_not_sent_again(run):
+def test_a_step_that_is_stored_but_unreadable_is_not_sent_again(run):
     class Server(MemoryTracker):
         def steps(self):
             return {step: {} for step in range(20)}
@@ -176,7 +176,7 @@ def test_a_step_that_is_held_and_cannot_be_read_is_not_sent_again(run):
     assert [step for step, _, _ in store.rows] == list(range(20, 30))
 
 
-def test_a_resumed_run_sends_its_repeated_steps_once_and_says_nothing_where_they_agree(run):
+def test_a_resumed_run_sends_repeated_steps_once_and_reports_nothing_if_they_agree(run):
     write_training(run, range(26))
     write_status(run, "failed")
     store = MemoryTracker()
@@ -190,7 +190,7 @@ def test_a_resumed_run_sends_its_repeated_steps_once_and_says_nothing_where_they
     assert store.alerts == []
 
 
-def test_a_repeated_step_that_differs_is_told_once(run):
+def test_a_repeated_step_that_differs_is_reported_once(run):
     write_training(run, range(26))
     store = MemoryTracker()
     send(run, store)
@@ -204,7 +204,7 @@ def test_a_repeated_step_that_differs_is_told_once(run):
     assert text == "step 20: train/loss was sent as 5.8000, and is 5.8100 after the resume"
 
 
-def test_a_tracker_that_refuses_for_a_while_is_tried_again_while_the_run_goes_on(run, beside):
+def test_a_tracker_that_refuses_temporarily_is_retried_during_the_run(run, beside):
     store = MemoryTracker()
     store.refuse = [ConnectionError("no route"), TimeoutError("no answer"), ValueError()]
     write_training(run, range(20))
@@ -214,7 +214,7 @@ def test_a_tracker_that_refuses_for_a_while_is_tried_again_while_the_run_goes_on
     assert store.steps() == expected_values(run)
 
 
-def test_one_that_refuses_to_the_end_is_said_with_its_reason_and_holds_up_no_other(run):
+def test_a_tracker_that_always_refuses_is_reported_and_does_not_block_the_others(run):
     dead, store = MemoryTracker(), MemoryTracker()
     dead.refuse = [ConnectionError("401: your key\nis wrong")] * 100
     write_training(run, range(20))
@@ -227,7 +227,7 @@ def test_one_that_refuses_to_the_end_is_said_with_its_reason_and_holds_up_no_oth
     assert store.steps() == expected_values(run)
 
 
-def test_one_that_hangs_is_left_after_the_limit_and_is_sent_the_rest_later(run):
+def test_a_hanging_tracker_is_abandoned_after_the_limit_and_synced_later(run):
     hanging, store, lasts = MemoryTracker(), MemoryTracker(), threading.Event()
     hanging.hang = lasts.wait
     write_training(run, range(20))
@@ -242,7 +242,7 @@ def test_one_that_hangs_is_left_after_the_limit_and_is_sent_the_rest_later(run):
     lasts.set()
 
 
-def test_a_package_that_is_missing_is_not_waited_for(run, beside):
+def test_a_missing_package_is_not_waited_for(run, beside):
     store = MemoryTracker()
     store.refuse = [ImportError("No module named 'wandb'")] * 3
     write_training(run, range(20))
@@ -253,7 +253,7 @@ def test_a_package_that_is_missing_is_not_waited_for(run, beside):
     assert (sent["memory"].state, sent["memory"].error) == (SyncState.FAILED, "ImportError: No module named 'wandb'")
 
 
-def test_a_full_disk_under_track_json_keeps_nothing_from_being_sent(run, monkeypatch, capsys):
+def test_a_full_disk_under_track_json_does_not_prevent_sending(run, monkeypatch, capsys):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -267,7 +267,7 @@ def test_a_full_disk_under_track_json_keeps_nothing_from_being_sent(run, monkeyp
     assert "cannot write track.json: No space left on device" in capsys.readouterr().out
 
 
-def test_a_run_is_fed_by_one_process_at_a_time(run):
+def test_a_run_has_one_tracker_process_at_a_time(run):
     write_training(run, range(3))
     with run.track_lock.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -283,7 +283,7 @@ def test_an_unknown_tracker_is_refused(run):
         feed(run, ("comet",), limit_s=1)
 
 
-def test_what_a_killed_process_left_unsaid_is_counted_from_the_runs_own_files(run):
+def test_pending_steps_of_a_killed_process_are_counted_from_the_files_of_the_run(run):
     write_training(run, range(20))
     (sent,) = sync_status(run)
     assert (sent.state, sent.waiting, sent.points) == (SyncState.BEHIND, 20, 0)
@@ -293,7 +293,7 @@ def test_what_a_killed_process_left_unsaid_is_counted_from_the_runs_own_files(ru
     ]
 
 
-def test_nothing_is_said_of_a_run_whose_trackers_have_all(run):
+def test_a_fully_synced_run_is_not_reported(run):
     write_training(run, range(20))
     write_status(run)
     send(run, MemoryTracker())

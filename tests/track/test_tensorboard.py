@@ -45,7 +45,7 @@ def texts(folder, tag):
     return [event.tensor_proto.string_val[0].decode() for event in read(folder).Tensors(tag)]
 
 
-def test_points_stand_at_their_steps_and_times_while_the_run_goes_on(who, folder):
+def test_points_are_written_at_their_steps_and_times_during_the_run(who, folder):
     tracker = TensorBoardMirror()
     assert tracker.open(who).steps == {}
     tracker.points(points(0, 10))
@@ -56,7 +56,7 @@ def test_points_stand_at_their_steps_and_times_while_the_run_goes_on(who, folder
     ]
 
 
-def test_what_devices_did_stands_as_means_at_the_next_step(who, folder):
+def test_device_values_are_written_as_means_at_the_next_step(who, folder):
     tracker = TensorBoardMirror()
     tracker.open(who)
     tracker.devices([devices(1, 100.0), devices(2, 200.0), devices(11, 300.0), devices(30, 7.0)])
@@ -66,7 +66,7 @@ def test_what_devices_did_stands_as_means_at_the_next_step(who, folder):
     assert [(event.step, event.value) for event in found] == [(5, 150.0), (20, 300.0)]
 
 
-def test_a_run_that_goes_on_says_what_it_holds_and_adds_to_it(who, folder):
+def test_a_reopened_run_reports_its_stored_steps_and_appends(who, folder):
     first = TensorBoardMirror()
     first.open(who)
     first.devices([devices(1, 100.0)])
@@ -82,7 +82,7 @@ def test_a_run_that_goes_on_says_what_it_holds_and_adds_to_it(who, folder):
     assert [event.step for event in read(folder).Scalars("tokens")] == [0, 10, 20]
 
 
-def test_configuration_alerts_and_the_end_are_texts_each_written_once(who, folder):
+def test_configuration_alerts_and_status_are_texts_written_once(who, folder):
     tracker = TensorBoardMirror()
     tracker.open(who)
     tracker.alert(TrackerAlert(time=START_TIME, title="spike", text="the loss rose"))
@@ -98,7 +98,7 @@ def test_configuration_alerts_and_the_end_are_texts_each_written_once(who, folde
     assert texts(folder, "status") == ["stopped", "finished"]
 
 
-def test_opening_a_run_of_which_all_is_sent_writes_nothing(who, folder):
+def test_opening_a_fully_sent_run_writes_nothing(who, folder):
     tracker = TensorBoardMirror()
     tracker.open(who)
     tracker.points(points(0))

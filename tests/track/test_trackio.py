@@ -104,7 +104,7 @@ def names(run: TrackerIdentity) -> list[str]:
     return [one.name for one in Api().runs(run.project)]
 
 
-def test_each_step_is_there_once_with_its_values_and_its_own_time(identity):
+def test_each_step_is_stored_once_with_its_values_and_time(identity):
     written(identity)
     got = trackio(
         identity, "get", "metric", "--project", identity.project, "--run", identity.name, "--metric", "train/loss"
@@ -114,7 +114,7 @@ def test_each_step_is_there_once_with_its_values_and_its_own_time(identity):
     assert stamps[:2] == ["2026-09-21T14:13:20.250000+00:00", "2026-09-21T14:13:21.250000+00:00"]
 
 
-def test_devices_are_system_metrics_with_a_name_for_each_gpu_and_the_balance_over_time(identity):
+def test_devices_are_system_metrics_with_a_name_per_gpu_and_the_balance_over_time(identity):
     written(identity)
     got = trackio(identity, "get", "system-metric", "--project", identity.project, "--run", identity.name)
     rows = got["system_metrics"]
@@ -125,7 +125,7 @@ def test_devices_are_system_metrics_with_a_name_for_each_gpu_and_the_balance_ove
     assert all("gpu_0_memory" not in row for row in rows)
 
 
-def test_the_configuration_holds_group_tags_and_how_the_run_ended(identity):
+def test_the_configuration_has_group_tags_and_the_final_status(identity):
     written(identity)
     held = config(identity)
     assert held["CONFIG_GPT2_MAX_ITERS"] == "10"
@@ -136,7 +136,7 @@ def test_the_configuration_holds_group_tags_and_how_the_run_ended(identity):
     assert held["hidden"] == "y"  # an underscore in front is Trackio's
 
 
-def test_a_run_that_goes_on_is_running_until_it_ends(identity):
+def test_a_resumed_run_is_running_until_it_ends(identity):
     mirror = TrackioMirror()
     mirror.open(identity)
     mirror.points([point(0)])
@@ -148,7 +148,7 @@ def test_a_run_that_goes_on_is_running_until_it_ends(identity):
     assert config(identity)["status"] == "running"
 
 
-def test_what_is_stored_is_told_when_the_run_is_opened_again(identity):
+def test_stored_steps_are_reported_when_the_run_is_reopened(identity):
     how = f"make trackio-view PROJECT={identity.project} RESULTS_DIR={identity.tracking}"
     assert written(identity) == StoredRun(steps={}, link=str(data_dir(identity.tracking)), how=how)
     stored = TrackioMirror().open(identity)
@@ -156,7 +156,7 @@ def test_what_is_stored_is_told_when_the_run_is_opened_again(identity):
     assert stored.devices_time == BEGAN + 1
 
 
-def test_a_run_that_is_sent_twice_is_there_once(identity):
+def test_a_run_sent_twice_is_stored_once(identity):
     written(identity)
     before = config(identity)
     written(identity)
@@ -167,7 +167,7 @@ def test_a_run_that_is_sent_twice_is_there_once(identity):
     assert config(identity) == before
 
 
-def test_a_row_that_is_sent_again_keeps_what_was_sent_first(identity):
+def test_a_row_sent_again_keeps_the_values_sent_first(identity):
     written(identity)
     mirror = TrackioMirror()
     mirror.open(identity)
@@ -175,7 +175,7 @@ def test_a_row_that_is_sent_again_keeps_what_was_sent_first(identity):
     assert TrackioMirror().open(identity).steps[3] == point(3).values
 
 
-def test_what_a_step_lacked_can_be_added_to_it(identity):
+def test_missing_values_can_be_added_to_a_step(identity):
     written(identity)
     mirror = TrackioMirror()
     mirror.open(identity)
@@ -187,7 +187,7 @@ def test_what_a_step_lacked_can_be_added_to_it(identity):
     )
 
 
-def test_a_finished_run_can_be_closed_once_more_without_a_new_point(identity):
+def test_a_finished_run_can_be_closed_again_without_new_points(identity):
     written(identity, Status.STOPPED)
     mirror = TrackioMirror()
     mirror.open(identity)
@@ -196,7 +196,7 @@ def test_a_finished_run_can_be_closed_once_more_without_a_new_point(identity):
     assert len(TrackioMirror().open(identity).steps) == LAST + 1
 
 
-def test_devices_wait_for_the_first_point(identity):
+def test_device_values_wait_for_the_first_point(identity):
     mirror = TrackioMirror()
     mirror.open(identity)
     mirror.devices([devices(0)])
@@ -207,7 +207,7 @@ def test_devices_wait_for_the_first_point(identity):
     assert [row["gpu/0/power"] for row in got["system_metrics"]] == [250.0, 251.0]
 
 
-def test_a_run_without_a_point_leaves_nothing_behind(identity):
+def test_a_run_without_points_leaves_no_files(identity):
     mirror = TrackioMirror()
     mirror.open(identity)
     mirror.devices([devices(0)])
@@ -215,7 +215,7 @@ def test_a_run_without_a_point_leaves_nothing_behind(identity):
     assert not (data_dir(identity.tracking) / f"{identity.project}.db").exists()
 
 
-def test_two_matrices_of_one_project_keep_two_runs_of_one_name(identity):
+def test_two_matrices_in_one_project_keep_two_runs_of_the_same_name(identity):
     written(identity)
     later = replace(identity, id="a1b2c3d4-20261121093000", group="test_matrix_results_20261121_093000")
     assert written(later).steps == {}
@@ -225,7 +225,7 @@ def test_two_matrices_of_one_project_keep_two_runs_of_one_name(identity):
     assert len(names(identity)) == 2
 
 
-def test_alerts_are_kept_once_with_their_time_and_the_step(identity):
+def test_alerts_are_stored_once_with_time_and_step(identity):
     from trackio.api import Api
 
     said = TrackerAlert(time=BEGAN + 5, title="loss is NaN", text="at step 5", level=AlertLevel.ERROR)
@@ -240,7 +240,7 @@ def test_alerts_are_kept_once_with_their_time_and_the_step(identity):
     assert TrackioMirror().open(identity).alerts == 1
 
 
-def test_values_that_are_no_number_and_names_that_are_taken_come_back_as_they_were(identity):
+def test_nan_values_and_reserved_names_survive_a_round_trip(identity):
     mirror = TrackioMirror()
     mirror.open(identity)
     sent = {"train/loss": math.nan, "grad/norm": math.inf, "time": 3.0, "__odd": 1.0}
@@ -250,17 +250,17 @@ def test_values_that_are_no_number_and_names_that_are_taken_come_back_as_they_we
     assert got == {"grad/norm": math.inf, "time": 3.0, "__odd": 1.0}
 
 
-def test_a_project_name_that_trackio_cannot_keep_is_refused(identity):
+def test_a_project_name_that_trackio_cannot_store_is_refused(identity):
     with pytest.raises(ValueError, match="not allowed"):
         TrackioMirror().open(replace(identity, project="gpt2_system"))
 
 
-def test_data_lie_beside_the_results(identity):
+def test_the_database_is_next_to_the_results(identity):
     written(identity)
     assert (identity.tracking / "trackio" / f"{identity.project}.db").is_file()
 
 
-def test_on_a_network_disk_rows_go_to_files_that_the_dashboard_takes_in(identity, monkeypatch):
+def test_on_a_network_disk_rows_are_written_to_files_that_the_dashboard_imports(identity, monkeypatch):
     from trackio.fragments import import_inbox_dir
 
     monkeypatch.setenv("TRACKIO_STORAGE_MODE", "jsonl")
@@ -337,7 +337,7 @@ def rows(home: Path) -> list[tuple[str, int, int]]:
             return []
 
 
-def test_four_processes_write_one_project_at_a_time_and_none_makes_a_connection(tmp_path, alone):
+def test_four_processes_share_one_project_and_open_no_connection(tmp_path, alone):
     running = [alone(number, 40) for number in range(4)]
     assert [process.communicate(timeout=120)[0].strip() for process in running] == ["[]"] * 4
     assert [process.returncode for process in running] == [0] * 4
@@ -345,7 +345,7 @@ def test_four_processes_write_one_project_at_a_time_and_none_makes_a_connection(
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_while_it_sends_is_gone_on_with(tmp_path, alone):
+def test_a_process_killed_while_sending_can_be_continued(tmp_path, alone):
     first = alone(0, 100_000)
     wait_until(lambda: rows(tmp_path) and rows(tmp_path)[0][1] > 20)
     first.kill()
@@ -356,7 +356,7 @@ def test_a_process_that_is_killed_while_it_sends_is_gone_on_with(tmp_path, alone
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_an_error_and_what_was_stored_before_stays(tmp_path, alone):
+def test_a_full_disk_is_an_error_and_stored_steps_are_kept(tmp_path, alone):
     def little_room() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (800_000, 800_000))
 

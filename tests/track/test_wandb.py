@@ -57,14 +57,14 @@ def rows(files: WandbFiles) -> list[dict[str, Any]]:
     return [record["history"]["item"] for piece in files.sessions for record in inspect(piece) if "history" in record]
 
 
-def test_a_run_without_a_key_is_kept_in_its_own_folder_and_can_be_sent_later(offline):
+def test_a_run_without_a_key_is_kept_in_its_own_directory_and_can_be_sent_later(offline):
     files, said = offline
     assert said[0]["link"] == str(files.folder)
     assert said[0]["how"].endswith(f"wandb sync {files.folder}")
     assert all(piece.name.startswith("offline-run-") for piece in files.sessions)
 
 
-def test_each_step_stands_there_once_with_its_values_and_its_time_after_a_kill(offline):
+def test_each_step_is_stored_once_with_its_values_and_time_after_a_kill(offline):
     files, said = offline
     assert said[0]["code"] < 0  # it was killed
     found = rows(files)
@@ -75,7 +75,7 @@ def test_each_step_stands_there_once_with_its_values_and_its_time_after_a_kill(o
         assert row["_timestamp"] == given.time
 
 
-def test_what_is_there_already_is_told_at_the_next_opening(offline):
+def test_stored_steps_are_reported_when_the_run_is_reopened(offline):
     _, said = offline
     assert set(range(21)) <= set(said[1]["steps"]) <= set(range(26))
     assert said[1]["alerts"] == 1
@@ -83,12 +83,12 @@ def test_what_is_there_already_is_told_at_the_next_opening(offline):
     assert said[2]["devices_time"] == EPOCH + 39
 
 
-def test_sending_once_more_writes_nothing(offline):
+def test_sending_again_writes_nothing(offline):
     files, _ = offline
     assert len(files.sessions) == 2
 
 
-def test_a_run_has_its_name_group_tags_and_symbols_with_numbers_as_numbers(offline):
+def test_a_run_has_name_group_tags_and_symbols_with_numeric_types(offline):
     files, _ = offline
     run = inspect(files.sessions[0])[1]["run"]
     assert (run["display_name"], run["run_group"], run["job_type"]) == (RUN, "matrix", "train")
@@ -97,7 +97,7 @@ def test_a_run_has_its_name_group_tags_and_symbols_with_numbers_as_numbers(offli
     assert config == {**CONFIG, "GPT2_LEARNING_RATE": 6e-4, "GPT2_MAX_ITERS": 40}
 
 
-def test_the_summary_tells_the_best_loss_over_all_openings_and_how_the_run_ended(offline):
+def test_the_summary_has_the_best_loss_of_all_attempts_and_the_final_status(offline):
     files, _ = offline
     [summary] = inspect(files.sessions[-1], "--summary")
     assert (summary["state"], summary["exit_code"], summary["summary"]["status"]) == ("finished", 0, "finished")
@@ -105,13 +105,13 @@ def test_the_summary_tells_the_best_loss_over_all_openings_and_how_the_run_ended
     assert summary["summary"]["best_val_step"] == 30
 
 
-def test_an_alert_is_kept_with_its_level(offline):
+def test_an_alert_is_stored_with_its_level(offline):
     files, _ = offline
     [alert] = [record["alert"] for record in inspect(files.sessions[0]) if record["type"] == "alert"]
     assert (alert["title"], alert["level"]) == ("loss spike", "WARN")
 
 
-def test_what_the_gpus_did_since_the_row_before_is_in_the_row_as_its_mean(tmp_path):
+def test_gpu_values_since_the_previous_row_are_averaged_into_the_row(tmp_path):
     folder = tmp_path / "matrix"
     drive(
         folder,
@@ -129,7 +129,7 @@ def test_what_the_gpus_did_since_the_row_before_is_in_the_row_as_its_mean(tmp_pa
     assert (summary["state"], summary["summary"]["status"]) == ("finished", "stopped")  # not failed: it can go on
 
 
-def test_files_say_nothing_of_the_command_line_the_packages_or_the_environment(offline):
+def test_files_contain_no_command_line_packages_or_environment(offline):
     files = [path for path in offline[0].folder.rglob("*") if path.is_file()]
     assert any(path.suffix == ".wandb" for path in files)
     assert not any(path.name == "requirements.txt" for path in files)
@@ -165,7 +165,7 @@ def test_with_a_key_each_step_is_on_the_server_once_after_a_stop_and_a_kill(onli
     assert said[0]["how"] is None
 
 
-def test_the_server_has_the_runs_name_group_tags_configuration_and_end(online):
+def test_the_server_has_name_group_tags_configuration_and_status_of_the_run(online):
     kept: ServerRun = online[0].runs["cafe-1"]
     assert (kept.first("displayName"), kept.first("groupName"), kept.first("jobType")) == (RUN, "matrix", "train")
     assert (kept.first("project"), kept.first("tags")) == ("gpt2-abcde", ["optimizer=adamw"])
@@ -174,13 +174,13 @@ def test_the_server_has_the_runs_name_group_tags_configuration_and_end(online):
     assert kept.summary["best_val_step"] == 30
 
 
-def test_a_key_is_in_no_file_of_the_run(online):
+def test_no_file_of_the_run_contains_the_key(online):
     _, folder, _ = online
     assert [path for path in folder.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()] == []
 
 
 @pytest.mark.slow
-def test_a_server_that_refuses_rows_is_an_error_and_the_rows_are_sent_once_it_takes_them(tmp_path):
+def test_a_server_that_refuses_rows_is_an_error_and_the_rows_are_sent_later(tmp_path):
     folder = tmp_path / "matrix"
     with WandbServer() as server:
         server.refuse["file_stream"] = 401
@@ -193,7 +193,7 @@ def test_a_server_that_refuses_rows_is_an_error_and_the_rows_are_sent_once_it_ta
 
 
 @pytest.mark.slow
-def test_after_the_death_of_wandbs_own_service_the_run_goes_on_in_the_same_process(tmp_path):
+def test_after_the_wandb_service_dies_the_run_continues_in_the_same_process(tmp_path):
     folder = tmp_path / "matrix"
     died = [["open"], ["points", 0, 9], ["wait for", 7], ["kill core"], ["new mirror"]]
     drive(folder, *died, ["open"], ["points", 0, 20], ["close", "finished"])
@@ -203,7 +203,7 @@ def test_after_the_death_of_wandbs_own_service_the_run_goes_on_in_the_same_proce
 
 
 @pytest.mark.slow
-def test_a_service_that_dies_as_it_starts_is_an_error_and_not_a_wait_for_ever(tmp_path):
+def test_a_service_that_dies_at_startup_is_an_error_instead_of_a_hang(tmp_path):
     process = start_driver(tmp_path / "matrix", ["open"], ["points", 0, 5], ["close", "finished"])
     core = wait_until(
         lambda: [one for one in Process(process.pid).children(recursive=True) if "wandb-core" in one.name()]
@@ -215,7 +215,7 @@ def test_a_service_that_dies_as_it_starts_is_an_error_and_not_a_wait_for_ever(tm
 
 
 @pytest.mark.slow
-def test_offline_no_process_speaks_to_anything_beyond_this_machine(tmp_path):
+def test_offline_no_process_connects_to_another_machine(tmp_path):
     trace = tmp_path / "connections"
     below = [str(require_program("strace")), "-f", "-qq", "-e", "trace=connect", "-o", str(trace)]
     completed = drive(
@@ -227,7 +227,7 @@ def test_offline_no_process_speaks_to_anything_beyond_this_machine(tmp_path):
     assert {v4 or v6 for v4, v6 in addresses} <= {"127.0.0.1", "::1"}
 
 
-def test_without_any_piece_every_step_is_lacking(tmp_path):
+def test_without_any_offline_run_every_step_is_pending(tmp_path):
     assert WandbFiles(tmp_path, "cafe-1").is_missing(0)
 
 
@@ -236,17 +236,17 @@ def test_without_any_piece_every_step_is_lacking(tmp_path):
     [("12", 12), ("-3", -3), ("6e-4", 6e-4), ("0.5", 0.5)]
     + [(text, text) for text in ("y", "0.9,0.95", "", "007", "1_000", "nan", "1e999", "0x10")],
 )
-def test_a_symbol_is_a_number_where_it_is_one(text, value):
+def test_numeric_symbols_are_sent_as_numbers(text, value):
     found = typed({"GPT2_X": text})["GPT2_X"]
     assert found == value
     assert type(found) is type(value)
 
 
-def test_a_runs_id_is_a_text_whatever_its_digits():
+def test_the_id_of_a_run_is_a_string_even_if_all_digits():
     assert typed({"run_id": "12345e6789"}) == {"run_id": "12345e6789"}
 
 
-def test_a_loss_that_is_no_number_is_never_the_best():
+def test_a_nan_loss_is_never_the_best():
     assert best({0: 4.0, 10: float("nan"), 20: 5.0}) == {
         "final_val_loss": 5.0,
         "best_val_loss": 4.0,
@@ -255,14 +255,14 @@ def test_a_loss_that_is_no_number_is_never_the_best():
     assert best({0: float("nan")}) == {}
 
 
-def test_words_for_numbers_are_read_and_other_words_are_left_out():
+def test_nan_and_infinity_strings_are_parsed_and_other_strings_ignored():
     found = numbers({"a": 1, "b": "NaN", "c": "-Infinity", "d": "text", "e": True})
     assert found.keys() == {"a", "b", "c"}
     assert found["c"] == float("-inf")
 
 
 @pytest.mark.parametrize("size", [0, 5, 7, 100, 900])
-def test_a_file_that_a_kill_cut_short_is_read_up_to_there(offline, tmp_path, size):
+def test_a_truncated_file_is_read_up_to_the_last_complete_record(offline, tmp_path, size):
     files, _ = offline
     whole = next(files.sessions[-1].glob("*.wandb"))
     piece = tmp_path / "wandb" / files.sessions[-1].name

@@ -40,7 +40,7 @@ def overlapping(spans):
     return [(a, b) for a, b in itertools.combinations(spans.values(), 2) if a[0] < b[1] and b[0] < a[1]]
 
 
-def test_runs_of_1_2_and_4_gpus_are_packed_on_gpus_of_their_own(matrix, plan):
+def test_runs_of_1_2_and_4_gpus_are_packed_on_disjoint_gpus(matrix, plan):
     widths = {"a": 4, "b": 2, "c": 2, "d": 1, "e": 1, "f": 1, "g": 1}
     plans = [plan(name, ranks=w, cuda=True, expected_s=10.0 * w) for name, w in widths.items()]
     outcome = drive(matrix, plans, engine(gpus=BOX, limits=Limits()), poll_s=0.02)
@@ -51,7 +51,7 @@ def test_runs_of_1_2_and_4_gpus_are_packed_on_gpus_of_their_own(matrix, plan):
     assert found["b"][2] | found["c"][2] == set(BOX)
 
 
-def test_the_journal_tells_which_gpus_a_run_was_given(matrix, plan):
+def test_the_journal_records_the_gpus_of_a_run(matrix, plan):
     drive(matrix, [plan("a", cuda=True)], engine(gpus=BOX[2:]), poll_s=0.02)
     (line,) = [line for line in read_jsonl(matrix.journal) if line["event"] == "run started"]
     assert line["gpus"] == ["GPU-2"]
@@ -70,7 +70,7 @@ def driver(tmp_path_factory):
     return seen, tuple(output.split())
 
 
-def test_on_four_simulated_gpus_every_recorder_sees_the_gpus_of_its_own_run_only(matrix, plan, driver):
+def test_each_recorder_sees_only_the_gpus_of_its_own_run(matrix, plan, driver):
     environment, uuids = driver
     plans = []
     for name, width in {"a": 4, "b": 2, "c": 1, "d": 1}.items():
@@ -105,19 +105,19 @@ def boxes():
         box.cancel(now=True)
 
 
-def test_the_cap_on_runs_at_a_time_holds(plan, boxes):
+def test_the_limit_of_concurrent_runs_is_respected(plan, boxes):
     box = boxes(limits=Limits(jobs=3))
     box.submit([plan(name, "hang", cuda=True) for name in "abcde"])
     assert running(box) == {"a", "b", "c"}
 
 
-def test_one_run_at_a_time_unless_told_otherwise(plan, boxes):
+def test_one_run_at_a_time_is_the_default(plan, boxes):
     box = boxes()
     box.submit([plan(name, "hang", cuda=True) for name in "ab"])
     assert running(box) == {"a"}
 
 
-def test_a_group_of_exclusive_runs_ends_before_the_next_begins(plan, boxes):
+def test_a_group_of_exclusive_runs_ends_before_the_next_starts(plan, boxes):
     box = boxes(limits=Limits(exclusive=True))
     names = {"a": "hang", "b": "finish", "c": "hang", "d": "hang", "e": "finish"}
     box.submit([plan(name, behave, cuda=True) for name, behave in names.items()])
@@ -128,13 +128,13 @@ def test_a_group_of_exclusive_runs_ends_before_the_next_begins(plan, boxes):
     wait_until(lambda: box.poll()["e"].phase is JobPhase.ENDED)
 
 
-def test_a_run_without_an_expected_time_gets_its_turn(plan, boxes):
+def test_a_run_without_an_expected_time_is_started(plan, boxes):
     box = boxes(limits=Limits())
     box.submit([plan("a", cuda=True, expected_s=9.0), plan("b", ranks=4, cuda=True)])
     wait_until(lambda: all(state.phase is JobPhase.ENDED for state in box.poll().values()))
 
 
-def test_on_the_cpu_runs_share_cores_only_where_a_number_of_runs_is_asked_for(plan):
+def test_runs_on_the_cpu_share_cores_only_with_jobs(plan):
     for most, together in ((0, {"a"}), (2, {"a", "b"}), (3, {"a", "b"})):
         box = engine(cores=2, limits=Limits(jobs=most))
         box.submit([plan(name, "hang") for name in "abc"])
@@ -143,7 +143,7 @@ def test_on_the_cpu_runs_share_cores_only_where_a_number_of_runs_is_asked_for(pl
         assert there == together
 
 
-def test_a_run_that_wants_more_threads_than_there_are_cores_has_the_box_for_itself(plan):
+def test_a_run_with_more_threads_than_cores_runs_alone(plan):
     box = engine(cores=2, limits=Limits(jobs=2))
     box.submit([plan("a", "hang", ranks=2, cpu_threads=2), plan("b", "hang")])
     there = running(box)
@@ -151,14 +151,14 @@ def test_a_run_that_wants_more_threads_than_there_are_cores_has_the_box_for_itse
     assert there == {"a"}
 
 
-def test_runs_on_gpus_and_on_the_cpu_are_never_beside_each_other(plan, boxes):
+def test_runs_on_gpus_and_runs_on_the_cpu_never_overlap(plan, boxes):
     box = boxes(limits=Limits())
     box.submit([plan("a", cuda=True), plan("b"), plan("c", cuda=True)])
     assert running(box) == {"a", "c"}
     wait_until(lambda: all(state.phase is JobPhase.ENDED for state in box.poll().values()))
 
 
-def test_a_run_that_is_tried_again_may_get_other_gpus(matrix, plan):
+def test_a_retried_run_may_get_other_gpus(matrix, plan):
     one = plan("a", "oom6", ranks=2, cuda=True)
     drive(matrix, [plan("b", "hang", cuda=True, timeout_s=1.0), one], engine(gpus=BOX, limits=Limits()), poll_s=0.02)
     attempts = read_json(one.dir.status)["attempts"]
@@ -174,7 +174,7 @@ def trained(name, *spans):
     return RunNumbers(name=name, status=Status.FINISHED, attempts=attempts, **about)
 
 
-def test_a_run_that_trained_beside_others_is_named_with_the_share_of_its_time():
+def test_a_run_that_overlapped_others_is_reported_with_the_share_of_its_time():
     runs = [
         trained("a", (0.0, 100.0)),
         trained("b", (0.0, 30.0)),
@@ -186,11 +186,11 @@ def test_a_run_that_trained_beside_others_is_named_with_the_share_of_its_time():
     assert overlap_lines(runs)[0] == "a  50% of its time in parallel with b, c"
 
 
-def test_runs_that_follow_each_other_share_nothing_whatever_attempts_they_had():
+def test_consecutive_runs_do_not_overlap_whatever_attempts_they_had():
     runs = [trained("a", (0.0, 10.0), (30.0, 40.0)), trained("b", (10.0, 30.0)), trained("c", (None, None))]
     assert overlap_lines(runs) == []
 
 
-def test_many_neighbours_are_counted_and_not_all_named():
+def test_many_overlapping_runs_are_counted_instead_of_named():
     runs = [trained(name, (0.0, 10.0)) for name in "abcdef"]
     assert overlap_lines(runs)[0] == "a  100% of its time in parallel with b, c, d and 2 more"

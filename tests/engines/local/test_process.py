@@ -71,20 +71,20 @@ def test_the_exit_code_of_the_command_is_kept(begin, code, exit_code):
     assert ended(begin(code, wait_for="")) == exit_code
 
 
-def test_a_program_that_is_not_there_ends_with_127_and_a_line_in_the_log(tmp_path):
+def test_a_missing_program_exits_with_127_and_a_line_in_the_log(tmp_path):
     log, me = tmp_path / "log", Path(sys.executable)
     tree = start(["/no/such/program"], cwd=tmp_path, env=os.environ, log=log, python=me, grace_s=1)
     assert ended(tree) == 127
     assert "cannot start /no/such/program" in log.read_text()
 
 
-def test_output_of_both_kinds_is_appended_and_input_is_empty(begin, tmp_path):
+def test_stdout_and_stderr_are_appended_and_stdin_is_empty(begin, tmp_path):
     (tmp_path / "log").write_text("before\n")
     ended(begin("import sys; print(len(sys.stdin.read()), flush=True); sys.stderr.write('err')", wait_for=""))
     assert (tmp_path / "log").read_text() == "before\n0\nerr"
 
 
-def test_a_command_is_in_a_session_of_its_own_away_from_the_terminals_signals(begin):
+def test_a_command_runs_in_its_own_session_without_terminal_signals(begin):
     tree = begin("import time; print('ready', flush=True); time.sleep(300)")
     assert os.getsid(tree.pid) == tree.pid != os.getsid(0)
 
@@ -94,13 +94,13 @@ def test_a_command_inherits_no_blocked_signals(begin, tmp_path):
     assert (tmp_path / "log").read_text().strip() == "set()"
 
 
-def test_stop_ends_a_command_that_listens(begin):
+def test_stop_ends_a_command_that_handles_sigterm(begin):
     tree = begin("import time; print('ready', flush=True); time.sleep(300)")
     tree.stop()
     assert ended(tree) == 128 + signal.SIGTERM
 
 
-def test_a_command_that_ignores_the_stop_is_killed_after_the_grace_and_not_before(begin):
+def test_a_command_that_ignores_sigterm_is_killed_after_the_grace_period(begin):
     tree = begin(DEAF, grace_s=0.6)
     begun = time.monotonic()
     tree.stop()
@@ -108,7 +108,7 @@ def test_a_command_that_ignores_the_stop_is_killed_after_the_grace_and_not_befor
     assert 0.6 <= time.monotonic() - begun < 5
 
 
-def test_what_the_command_leaves_behind_does_not_outlive_it(begin):
+def test_processes_left_by_the_command_are_killed(begin):
     tree = begin(SPAWN + "time.sleep(1.5)")
     members = tree.members()
     assert ended(tree) == 0
@@ -116,7 +116,7 @@ def test_what_the_command_leaves_behind_does_not_outlive_it(begin):
     assert not [process for process in members if lives(process)]
 
 
-def test_kill_leaves_nothing_of_a_tree_over_many_sessions(begin):
+def test_kill_ends_a_process_tree_over_many_sessions(begin):
     tree = begin(SPAWN + "time.sleep(300)")
     members = tree.members()
     assert len(members) == 4
@@ -124,7 +124,7 @@ def test_kill_leaves_nothing_of_a_tree_over_many_sessions(begin):
     assert not [process for process in members if lives(process)]
 
 
-def test_a_guard_that_is_killed_itself_leaves_nothing_that_was_remembered(begin):
+def test_after_a_guard_is_killed_no_recorded_process_survives(begin):
     tree = begin(SPAWN + "time.sleep(300)")
     members = tree.members()
     os.kill(tree.pid, signal.SIGKILL)
@@ -132,14 +132,14 @@ def test_a_guard_that_is_killed_itself_leaves_nothing_that_was_remembered(begin)
     assert not [process for process in members if lives(process)]
 
 
-def test_a_guard_whose_runner_is_already_dead_starts_nothing(tmp_path):
+def test_a_guard_with_a_dead_runner_starts_nothing(tmp_path):
     marker = tmp_path / "marker"
     command = [sys.executable, "-I", "-S", str(GUARD), "999999999", "5", "/usr/bin/env", "touch", str(marker)]
     assert subprocess.run(command, check=False).returncode == 128 + signal.SIGTERM
     assert not marker.exists()
 
 
-def test_a_lock_that_the_guard_was_given_is_held_until_the_tree_is_gone(begin, tmp_path):
+def test_a_lock_passed_to_the_guard_is_held_until_the_tree_has_exited(begin, tmp_path):
     lock = try_lock(tmp_path / "lock")
     tree = begin(DEAF, lock=lock)
     os.close(lock)
@@ -150,7 +150,7 @@ def test_a_lock_that_the_guard_was_given_is_held_until_the_tree_is_gone(begin, t
     os.close(lock)
 
 
-def test_the_command_inherits_no_descriptor_but_the_first_three(begin, tmp_path):
+def test_the_command_inherits_only_stdin_stdout_and_stderr(begin, tmp_path):
     lock = try_lock(tmp_path / "lock")
     ended(begin("import os; print(sorted(os.listdir('/proc/self/fd')))", lock=lock, wait_for=""))
     os.close(lock)

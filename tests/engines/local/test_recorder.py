@@ -40,7 +40,7 @@ def test_a_run_is_recorded_from_its_start_to_its_end(matrix, plan, simulated):
     assert processes_of(matrix) == []
 
 
-def test_a_run_without_gpus_and_ranks_says_so_in_one_line(matrix, plan):
+def test_a_run_without_gpus_and_ranks_reports_it_in_one_line(matrix, plan):
     one = plan("a")
     run = read_json(one.dir.run_json)
     write_json(one.dir.run_json, run | {"train": run["train"] | {"max_iters": 80}})
@@ -55,13 +55,13 @@ def test_without_a_monitor_nothing_is_recorded(matrix, plan):
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"])
-def test_a_recorder_that_cannot_start_or_dies_hurts_nothing(matrix, plan, python):
+def test_a_recorder_that_fails_to_start_or_dies_does_not_affect_the_run(matrix, plan, python):
     one = plan("a")
     assert drive(matrix, [one], engine(monitor=monitor(python=Path(python))), poll_s=0.02).exit_code == 0
     assert read_json(one.dir.status)["status"] == "finished"
 
 
-def test_a_recorder_that_hears_nothing_is_killed(matrix, plan, tmp_path, monkeypatch):
+def test_an_unresponsive_recorder_is_killed(matrix, plan, tmp_path, monkeypatch):
     deaf = tmp_path / "deaf"
     deaf.write_text(f"#!{sys.executable}\nimport signal, time\nsignal.signal(15, signal.SIG_IGN)\ntime.sleep(600)\n")
     deaf.chmod(0o755)
@@ -71,13 +71,13 @@ def test_a_recorder_that_hears_nothing_is_killed(matrix, plan, tmp_path, monkeyp
     wait_until(lambda: not [p for p in psutil.process_iter(["cmdline"]) if str(deaf) in (p.info["cmdline"] or [])])
 
 
-def test_the_port_for_prometheus_is_passed_on_only_where_there_is_one(plan):
+def test_the_prometheus_port_is_passed_only_if_configured(plan):
     command = monitor(prometheus=9400).command(plan("a"), 1, gpus=(), slot=2)
     assert command[-4:] == ["--prometheus", "9402", "--device", "cpu"]  # the third run at this time
     assert "--prometheus" not in monitor().command(plan("b"), 1, gpus=())
 
 
-def test_runs_at_the_same_time_share_the_simulated_gpus_and_one_alone_sees_all(plan):
+def test_concurrent_runs_share_the_simulated_gpus_and_a_single_run_sees_all(plan):
     one = monitor(simulated=True, gpus=("a", "b", "c"))
     assert one.seen(plan("x", ranks=2), (), shared=False) == ()  # all
     assert one.seen(plan("x", ranks=2), (), shared=True) == ("a", "b")
@@ -86,14 +86,14 @@ def test_runs_at_the_same_time_share_the_simulated_gpus_and_one_alone_sees_all(p
     assert monitor().seen(plan("x", cuda=True, gpus=("u",)), (), shared=True) == ("u",)
 
 
-def test_a_run_for_which_no_simulated_gpu_is_left_says_so_and_trains(plan):
+def test_a_run_without_a_free_simulated_gpu_reports_it_and_trains(plan):
     one = plan("x")
     assert monitor(simulated=True).start(one, 1, gpus=None) is None
     assert "no simulated GPU is left" in one.dir.output_log.read_text()
 
 
 @pytest.mark.slow
-def test_packed_runs_on_the_cpu_are_recorded_on_gpus_of_their_own(matrix, plan, tmp_path_factory):
+def test_packed_cpu_runs_are_recorded_on_disjoint_gpus(matrix, plan, tmp_path_factory):
     require_program("gcc")
     library = simulate.build(tmp_path_factory.mktemp("simulate"))
     environment = simulate.environment(library, simulate.SCENARIOS / "calm.scn", 4)

@@ -40,7 +40,7 @@ def steps(config, model, optimizers, first, last):
         {"optimizer": "sgd", "sgd_momentum": 0.9, "sgd_nesterov": False},
     ],
 )
-def test_a_checkpoint_holds_all_that_training_needs_to_go_on_bit_for_bit(tmp_path, optimizer):
+def test_a_checkpoint_contains_all_state_that_a_bit_exact_resume_needs(tmp_path, optimizer):
     sha256 = make_data(tmp_path)
     config = TrainConfig.from_json(train_fields(tmp_path, sha256, tmp_path, **optimizer))
     model = build_model(config)
@@ -61,7 +61,7 @@ def test_a_checkpoint_holds_all_that_training_needs_to_go_on_bit_for_bit(tmp_pat
     assert loaded["tokens"] == 4 * config.tokens_per_step
 
 
-def test_a_save_that_fails_half_way_leaves_the_former_checkpoint_and_nothing_else(tmp_path, monkeypatch):
+def test_a_failed_save_keeps_the_previous_checkpoint_and_leaves_no_other_file(tmp_path, monkeypatch):
     path = tmp_path / "last.pt"
     save_checkpoint(path, VALUE)
 
@@ -80,7 +80,7 @@ def test_a_save_that_fails_half_way_leaves_the_former_checkpoint_and_nothing_els
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
 
 
-def test_what_a_killed_save_left_does_not_hinder_the_next_one(tmp_path):
+def test_leftovers_of_a_killed_save_do_not_prevent_the_next_one(tmp_path):
     (tmp_path / ".last.pt.partial").write_bytes(b"half")
     save_checkpoint(tmp_path / "last.pt", VALUE)
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
@@ -103,7 +103,7 @@ def test_a_truncated_checkpoint_is_refused_by_name(tmp_path, size):
         ([1, 2], "is not a checkpoint of kmatrix"),
     ],
 )
-def test_what_is_no_checkpoint_of_ours_is_refused(tmp_path, value, message):
+def test_a_file_that_is_not_our_checkpoint_is_refused(tmp_path, value, message):
     torch.save(value, tmp_path / "x.pt")
     with pytest.raises(RecordError, match=message):
         load_checkpoint(tmp_path / "x.pt")

@@ -76,7 +76,7 @@ class Run:
         return [event["event"] for event in read_jsonl(self.log.dir.events)]
 
 
-def test_the_newest_stay_with_the_best_and_those_kept_for_good(tmp_path):
+def test_the_newest_the_best_and_permanent_checkpoints_are_kept(tmp_path):
     run = Run(tmp_path, keep_every=4)
     for step in range(1, 11):
         run.save(step, *([CheckpointKind.ROLLING, CheckpointKind.BEST] if step == 3 else [CheckpointKind.ROLLING]))
@@ -85,14 +85,14 @@ def test_the_newest_stay_with_the_best_and_those_kept_for_good(tmp_path):
     assert names == {"index.json", "best.pt", *(f"step_{step:08d}.pt" for step in run.steps)}
 
 
-def test_two_reasons_at_one_step_are_one_file(tmp_path):
+def test_two_reasons_at_one_step_give_one_file(tmp_path):
     run = Run(tmp_path).save(5, CheckpointKind.ROLLING).save(5, CheckpointKind.FINAL, CheckpointKind.BEST, wait=True)
     (entry,) = read_index(run.folder)
     assert entry.kinds == {CheckpointKind.ROLLING, CheckpointKind.FINAL, CheckpointKind.BEST}
     assert run.events == ["checkpoint"]
 
 
-def test_training_goes_on_while_a_checkpoint_is_written_and_what_is_written_is_what_was(tmp_path, monkeypatch):
+def test_training_continues_during_a_write_and_the_file_has_the_earlier_state(tmp_path, monkeypatch):
     go, save = threading.Event(), save_checkpoint
 
     def slow(*arguments):
@@ -110,7 +110,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_what_is_written_is_w
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_a_periodic_save_that_fails_is_an_event_and_one_that_is_waited_for_an_error(tmp_path, monkeypatch, beside):
+def test_a_failed_periodic_save_is_an_event_and_a_failed_blocking_save_an_error(tmp_path, monkeypatch, beside):
     def full(value, file):
         file.write(b"half")
         raise OSError(28, "No space left on device")
@@ -127,7 +127,7 @@ def test_a_periodic_save_that_fails_is_an_event_and_one_that_is_waited_for_an_er
     assert load_checkpoint(run.folder / "step_00000001.pt")["step"] == 1
 
 
-def test_a_full_disk_takes_the_oldest_first_and_never_the_last(tmp_path, monkeypatch):
+def test_a_full_disk_deletes_the_oldest_first_and_never_the_last(tmp_path, monkeypatch):
     run = Run(tmp_path).save(1).save(2).save(3)
     size = read_index(run.folder)[0].bytes
     monkeypatch.setattr(
@@ -144,13 +144,13 @@ def test_a_full_disk_takes_the_oldest_first_and_never_the_last(tmp_path, monkeyp
         run.save(6, CheckpointKind.FINAL, wait=True)
 
 
-def test_a_disk_without_room_for_one_is_refused_before_the_training(tmp_path, monkeypatch):
+def test_a_disk_without_space_for_one_checkpoint_is_refused_before_training(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(0, 0, 1000))
     with pytest.raises(RecordError, match="has no space for a checkpoint"):
         Run(tmp_path).checkpoints.forecast()
 
 
-def test_a_stop_saves_and_the_next_attempt_goes_on_from_there(tmp_path):
+def test_a_stop_saves_a_checkpoint_and_the_next_attempt_resumes_from_it(tmp_path):
     run = Run(tmp_path).save(3)
     run.reach(5).checkpoints.emergency()
     assert [entry.kinds for entry in read_index(run.folder)] == [{CheckpointKind.ROLLING}, {CheckpointKind.EMERGENCY}]
@@ -160,7 +160,7 @@ def test_a_stop_saves_and_the_next_attempt_goes_on_from_there(tmp_path):
     assert again.steps == [3, 6]
 
 
-def test_a_stop_relies_on_the_newest_where_writing_would_take_too_long(tmp_path):
+def test_a_stop_relies_on_the_newest_checkpoint_if_a_save_would_take_too_long(tmp_path):
     run = Run(tmp_path).save(3)
     size = read_index(run.folder)[0].bytes
     run.checkpoints._speed.measured(WrittenCheckpoint(bytes=size, sha256="", seconds=21.0))
@@ -171,14 +171,14 @@ def test_a_stop_relies_on_the_newest_where_writing_would_take_too_long(tmp_path)
     assert "step_00000003.pt" in event["text"]
 
 
-def test_a_stop_tries_all_the_same_where_there_is_nothing_to_rely_on(tmp_path):
+def test_a_stop_saves_anyway_if_there_is_no_checkpoint(tmp_path):
     run = Run(tmp_path)
     run.checkpoints._speed.measured(WrittenCheckpoint(bytes=1, sha256="", seconds=21.0))
     run.reach(5).checkpoints.emergency()
     assert run.steps == [5]
 
 
-def test_a_stop_that_cannot_save_is_still_a_stop(tmp_path, monkeypatch):
+def test_a_stop_without_a_successful_save_is_still_a_stop(tmp_path, monkeypatch):
     run = Run(tmp_path).save(3)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(0, 0, 0))
     run.reach(5).checkpoints.emergency()
@@ -186,7 +186,7 @@ def test_a_stop_that_cannot_save_is_still_a_stop(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("harm", ["cut short", "tampered with", "gone"])
-def test_the_one_before_a_damaged_checkpoint_is_taken_and_it_is_said(tmp_path, harm):
+def test_the_checkpoint_before_a_damaged_one_is_used_and_reported(tmp_path, harm):
     run = Run(tmp_path).save(1).save(2)
     path = run.folder / "step_00000002.pt"
     data = path.read_bytes()
@@ -203,7 +203,7 @@ def test_the_one_before_a_damaged_checkpoint_is_taken_and_it_is_said(tmp_path, h
     assert again.steps == [1]
 
 
-def test_all_damaged_is_the_start_for_auto_and_refused_for_latest(tmp_path):
+def test_if_all_are_damaged_auto_starts_from_scratch_and_latest_is_refused(tmp_path):
     run = Run(tmp_path).save(1).save(2)
     for path in run.folder.glob("step_*.pt"):
         path.write_bytes(b"nothing")
@@ -212,7 +212,7 @@ def test_all_damaged_is_the_start_for_auto_and_refused_for_latest(tmp_path):
         run.again("latest")
 
 
-def test_best_and_a_path_are_what_they_say(tmp_path):
+def test_best_and_an_explicit_path_select_that_checkpoint(tmp_path):
     run = Run(tmp_path).save(1).save(2, CheckpointKind.BEST).save(3)
     assert run.again("best").log.step == 2
     assert run.again(str(run.folder / "step_00000001.pt")).log.step == 1
@@ -221,14 +221,14 @@ def test_best_and_a_path_are_what_they_say(tmp_path):
         run.again(str(run.folder / "none.pt"))
 
 
-def test_after_going_back_the_newest_is_what_was_written_last(tmp_path):
+def test_after_a_rollback_the_newest_is_the_last_written(tmp_path):
     run = Run(tmp_path).save(1).save(2).save(3)
     again = run.again(str(run.folder / "step_00000001.pt")).save(2)
     assert again.steps == [1, 3, 2]
     assert again.again("latest").log.step == 2
 
 
-def test_a_lost_index_is_made_anew_from_the_files(tmp_path):
+def test_a_missing_index_is_rebuilt_from_the_files(tmp_path):
     run = Run(tmp_path).save(1).save(2, CheckpointKind.ROLLING, CheckpointKind.BEST)
     (run.folder / "index.json").unlink()
     again = run.again()
@@ -236,14 +236,14 @@ def test_a_lost_index_is_made_anew_from_the_files(tmp_path):
     assert read_index(run.folder)[1].kinds == {CheckpointKind.BEST}
 
 
-def test_a_damaged_index_is_put_aside(tmp_path):
+def test_a_damaged_index_is_archived(tmp_path):
     run = Run(tmp_path).save(1)
     (run.folder / "index.json").write_text("{")
     assert run.again().log.step == 1
     assert (run.folder / "index.json.damaged").read_text() == "{"
 
 
-def test_a_kill_at_any_point_of_a_save_leaves_the_former_checkpoint(tmp_path, monkeypatch):
+def test_a_kill_at_any_point_of_a_save_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     """What the disk holds at each point is what a process finds that starts after kill -9 there."""
     run = Run(tmp_path, keep_checkpoints=1).save(1)
     places = []
@@ -265,14 +265,14 @@ def test_a_kill_at_any_point_of_a_save_leaves_the_former_checkpoint(tmp_path, mo
         assert killed.mark == killed.log.step
 
 
-def test_a_checkpoint_of_another_training_is_refused_and_the_difference_is_named(tmp_path):
+def test_a_checkpoint_of_another_configuration_is_refused_with_the_difference(tmp_path):
     run = Run(tmp_path).save(1)
     with pytest.raises(RecordError, match="belongs to another configuration") as caught:
         run.again(learning_rate=5e-4)
     assert "learning_rate was 0.001 and is 0.0005" in caught.value.why
 
 
-def test_another_number_of_ranks_goes_on_with_the_same_data_and_says_so(tmp_path, capsys):
+def test_a_resume_with_another_number_of_ranks_keeps_the_data_and_reports_it(tmp_path, capsys):
     run = Run(tmp_path, batch_size=4).save(3)
     again = Run(tmp_path, 2, replace(WORLD, size=1), batch_size=2, gradient_accumulation=2)
     value = load_checkpoint(run.folder / "step_00000003.pt")
@@ -282,7 +282,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_data_and_says_so(tmp_path
     assert again.config.global_batch == run.config.global_batch
 
 
-def test_history_and_time_go_on_and_what_came_after_the_checkpoint_is_void(tmp_path):
+def test_history_and_time_continue_and_later_lines_become_void(tmp_path):
     run = Run(tmp_path)
     run.log.world = WORLD
     for step in range(4):
@@ -299,7 +299,7 @@ def test_history_and_time_go_on_and_what_came_after_the_checkpoint_is_void(tmp_p
     assert metrics[-1]["step"] == 2
 
 
-def test_a_slow_disk_is_measured_and_said_before_the_training(tmp_path, monkeypatch):
+def test_a_slow_disk_is_measured_and_reported_before_training(tmp_path, monkeypatch):
     monkeypatch.setattr(manager, "SAMPLE", 1000)
     monkeypatch.setattr(manager, "WORTH_PROBING", 2000)
     monkeypatch.setattr(manager, "EMERGENCY_S", 0.0)

@@ -34,7 +34,7 @@ def write(tmp_path, tokens, name="a_train_000000.bin"):
 
 
 @given(st.lists(st.integers(0, 65535), max_size=50))
-def test_a_shard_reads_back_as_it_was_written(tmp_path_factory, tokens):
+def test_a_shard_is_read_back_as_written(tmp_path_factory, tokens):
     path = write(tmp_path_factory.mktemp("shard"), tokens)
     assert shards.open_shard(path).tolist() == tokens
 
@@ -55,7 +55,7 @@ def test_a_shard_has_the_header_of_llm_c(tmp_path):
         (lambda raw: raw[:4] + b"\x07" + raw[5:], "version 7"),
     ],
 )
-def test_a_damaged_shard_is_refused_by_file_and_offset(tmp_path, change, why):
+def test_a_damaged_shard_is_refused_with_its_path_and_offset(tmp_path, change, why):
     path = write(tmp_path, [1, 2, 3])
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(DataError, match=r"a_train_000000.bin") as caught:
@@ -63,7 +63,7 @@ def test_a_damaged_shard_is_refused_by_file_and_offset(tmp_path, change, why):
     assert why in caught.value.why
 
 
-def test_a_token_beyond_the_vocabulary_is_refused_by_file_and_offset(tmp_path):
+def test_a_token_beyond_the_vocabulary_is_refused_with_path_and_offset(tmp_path):
     write(tmp_path, [1, 2, 3, 4, 5, 999, 7, 8, 9])
     windows = Windows(tmp_path, "train", block_size=4, vocab_size=257)
     assert windows.read([(0, 0)])[1].tolist() == [[2, 3, 4, 5]]
@@ -71,7 +71,7 @@ def test_a_token_beyond_the_vocabulary_is_refused_by_file_and_offset(tmp_path):
         windows.read([(0, 1)])
 
 
-def test_a_folder_without_shards_is_refused_with_the_glob_that_was_looked_for(tmp_path):
+def test_a_directory_without_shards_is_refused_with_the_glob(tmp_path):
     with pytest.raises(DataError) as caught:
         Windows(tmp_path, "val", block_size=4, vocab_size=257)
     assert str(tmp_path / "*_val_*.bin") in caught.value.what
@@ -101,7 +101,7 @@ def test_every_epoch_reads_each_window_once(counts, seed):
         assert len(places) == len(every)
 
 
-def test_epochs_and_seeds_have_orders_of_their_own():
+def test_epochs_and_seeds_have_different_orders():
     counts = (50, 50)
     first, second, other = (
         [order.at(position) for position in range(start, start + 100)]
@@ -114,7 +114,7 @@ def test_epochs_and_seeds_have_orders_of_their_own():
 
 @settings(max_examples=40)
 @given(st.sampled_from([1, 2, 4]), st.integers(1, 3), st.integers(1, 3), st.integers(0, 20))
-def test_ranks_together_read_what_one_rank_would(tmp_path_factory, size, batch, accumulation, step):
+def test_all_ranks_together_read_what_one_rank_would(tmp_path_factory, size, batch, accumulation, step):
     folder = tmp_path_factory.getbasetemp()
     one = config_of(folder, batch_size=batch * size, gradient_accumulation=accumulation)
     many = config_of(folder, batch_size=batch, gradient_accumulation=accumulation, num_gpus=size)
@@ -124,7 +124,7 @@ def test_ranks_together_read_what_one_rank_would(tmp_path_factory, size, batch, 
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_no_sequence_is_drawn_twice_in_an_epoch_whatever_the_number_of_ranks(tmp_path, size):
+def test_no_sequence_repeats_within_an_epoch_whatever_the_number_of_ranks(tmp_path, size):
     make_data(tmp_path, train=32 * 24 + 1)  # 24 windows: 2 steps of 12
     config = config_of(tmp_path, batch_size=12 // size // 3 or 1, gradient_accumulation=3, num_gpus=size)
     ranks = [Batches(config, world(rank, size)) for rank in range(size)]
@@ -134,7 +134,7 @@ def test_no_sequence_is_drawn_twice_in_an_epoch_whatever_the_number_of_ranks(tmp
     assert sorted(rows) == sorted(tuple(row) for row in windows.read(windows.spread(24))[0].tolist())
 
 
-def test_a_start_at_a_later_step_reads_what_an_uninterrupted_run_reads_there(tmp_path):
+def test_a_resumed_run_reads_what_an_uninterrupted_run_reads(tmp_path):
     make_data(tmp_path)
     config = config_of(tmp_path, gradient_accumulation=2)
     straight, resumed = Batches(config, world()), Batches(config, world(), start_step=3)
@@ -144,7 +144,7 @@ def test_a_start_at_a_later_step_reads_what_an_uninterrupted_run_reads_there(tmp
         assert torch.equal(straight.next()[0], resumed.next()[0])
 
 
-def test_fewer_sequences_than_one_step_takes_are_refused(tmp_path):
+def test_fewer_sequences_than_one_step_needs_are_refused(tmp_path):
     make_data(tmp_path, train=32 * 3 + 1)
     with pytest.raises(DataError, match="has 3 training sequences"):
         Batches(config_of(tmp_path, batch_size=4), world())
@@ -174,7 +174,7 @@ def test_the_validation_loss_does_not_depend_on_the_micro_batch(tmp_path, batch)
     assert validation.loss(SumOfTokens()) == pytest.approx(mean, abs=1e-4)
 
 
-def test_ranks_divide_the_validation_sequences_without_remainder_or_repetition(tmp_path):
+def test_ranks_divide_the_validation_sequences_without_gaps_or_repetitions(tmp_path):
     make_data(tmp_path)
     parts = [Validation(config_of(tmp_path, num_gpus=3), world(rank, 3)).parts[0].mine for rank in range(3)]
     validation = Validation(config_of(tmp_path), world())
@@ -182,12 +182,12 @@ def test_ranks_divide_the_validation_sequences_without_remainder_or_repetition(t
     assert parts[1][:2] == [validation.parts[0].mine[1], validation.parts[0].mine[4]]
 
 
-def test_all_sequences_count_where_fewer_are_there_than_were_asked_for(tmp_path):
+def test_all_sequences_are_used_if_there_are_fewer_than_requested(tmp_path):
     make_data(tmp_path, val=32 * 5 + 1)
     assert Validation(config_of(tmp_path, eval_samples=200), world()).samples == 5
 
 
-def test_evaluation_draws_no_random_number_and_leaves_the_model_in_training_mode(tmp_path):
+def test_evaluation_draws_no_random_numbers_and_restores_training_mode(tmp_path):
     make_data(tmp_path)
     model = SumOfTokens()
     before = torch.get_rng_state()
@@ -196,7 +196,7 @@ def test_evaluation_draws_no_random_number_and_leaves_the_model_in_training_mode
     assert model.training
 
 
-def test_an_evaluation_that_is_cut_short_has_no_loss(tmp_path):
+def test_an_interrupted_evaluation_has_no_loss(tmp_path):
     make_data(tmp_path)
     asked = iter([False, True])
     validation = Validation(config_of(tmp_path), world())
@@ -204,17 +204,17 @@ def test_an_evaluation_that_is_cut_short_has_no_loss(tmp_path):
 
 
 @given(st.text())
-def test_the_byte_tokenizer_gives_back_every_text(text):
+def test_the_byte_tokenizer_restores_every_text(text):
     assert ByteTokenizer().decode(ByteTokenizer().encode(text)) == text
 
 
-def test_the_end_of_a_document_is_no_byte():
+def test_the_end_of_a_document_has_no_bytes():
     tokenizer = ByteTokenizer()
     assert tokenizer.end_of_document == 256 == tokenizer.vocab_size - 1
     assert tokenizer.decode([72, 105, 256, 33]) == "Hi\n\n!"
 
 
-def test_validation_windows_lie_at_equal_distances_over_all_shards(tmp_path):
+def test_validation_windows_are_equally_spaced_over_all_shards(tmp_path):
     for name, size in (("a_val_000000.bin", 41), ("a_val_000001.bin", 81)):
         shards.write_shard(tmp_path / name, np.zeros(size, dtype=np.uint16))
     windows = Windows(tmp_path, "val", block_size=4, vocab_size=257)  # 10 and 20 windows
@@ -223,7 +223,7 @@ def test_validation_windows_lie_at_equal_distances_over_all_shards(tmp_path):
     assert windows.spread(99) == [(0, i) for i in range(10)] + [(1, i) for i in range(20)]
 
 
-def test_nanogpts_files_are_read_and_its_pickle_is_never_opened(tmp_path):
+def test_nanogpt_files_are_read_and_its_pickle_is_never_opened(tmp_path):
     for name in ("train.bin", "val.bin"):
         np.arange(100, dtype="<u2").tofile(tmp_path / name)
     (tmp_path / "meta.pkl").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path).encode() + b"/owned'\ntR.")
@@ -233,12 +233,12 @@ def test_nanogpts_files_are_read_and_its_pickle_is_never_opened(tmp_path):
     assert not (tmp_path / "owned").exists()
 
 
-def test_a_shard_of_llm_c_may_be_called_as_nanogpts(tmp_path):
+def test_an_llm_c_shard_may_have_a_nanogpt_file_name(tmp_path):
     write(tmp_path, [5, 6, 7], "train.bin")
     assert shards.open_shard(tmp_path / "train.bin").tolist() == [5, 6, 7]
 
 
-def test_arrays_of_numpy_are_shards(tmp_path):
+def test_numpy_arrays_are_accepted_as_shards(tmp_path):
     path = tmp_path / "edufineweb_train_000001.npy"
     np.save(path, np.arange(300, dtype=np.uint16))
     windows = Windows(tmp_path, "train", block_size=4, vocab_size=257)
@@ -257,7 +257,7 @@ def test_arrays_of_numpy_are_shards(tmp_path):
         (np.array([{"a": 1}], dtype=object), "object of shape (1,)"),
     ],
 )
-def test_an_array_that_is_no_shard_is_refused_without_unpickling_anything(tmp_path, content, why):
+def test_an_invalid_numpy_array_is_refused_without_unpickling(tmp_path, content, why):
     path = tmp_path / "a_train_000001.npy"
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -268,7 +268,7 @@ def test_an_array_that_is_no_shard_is_refused_without_unpickling_anything(tmp_pa
     assert why in caught.value.why
 
 
-def test_an_array_that_is_cut_short_is_refused_with_both_sizes(tmp_path):
+def test_a_truncated_array_is_refused_with_both_sizes(tmp_path):
     path = tmp_path / "a_train_000001.npy"
     np.save(path, np.zeros(100, dtype=np.uint16))
     path.write_bytes(path.read_bytes()[:-7])
@@ -277,7 +277,7 @@ def test_an_array_that_is_cut_short_is_refused_with_both_sizes(tmp_path):
     assert "321 bytes, expected 328 for 100 tokens" in caught.value.why
 
 
-def test_a_run_reads_the_first_shards_only_and_is_held_to_their_hash(tmp_path):
+def test_a_run_reads_only_the_first_shards_and_verifies_their_hash(tmp_path):
     for number in (1, 2, 3):
         write(tmp_path, [number] * 500, f"a_train_{number:06d}.bin")
     write(tmp_path, [0] * 500, "a_val_000000.bin")

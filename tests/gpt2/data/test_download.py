@@ -21,32 +21,32 @@ def server(monkeypatch):
         yield server
 
 
-def test_a_file_is_fetched_once(server, tmp_path):
+def test_a_file_is_downloaded_once(server, tmp_path):
     for _ in range(2):
         assert fetch(server.url("text"), tmp_path / "a" / "text", sha256=SHA256).read_bytes() == BODY
     assert len(server.requests) == 1
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["text"]
 
 
-def test_a_broken_connection_goes_on_where_it_broke(server, tmp_path):
+def test_an_interrupted_download_resumes(server, tmp_path):
     server.cut["text"] = [1000, 50_000]
     assert fetch(server.url("text"), tmp_path / "text", sha256=SHA256).read_bytes() == BODY
     assert [request[2] for request in server.requests] == ["", "bytes=1000-", "bytes=51000-"]
 
 
-def test_what_a_killed_process_received_is_kept(server, tmp_path):
+def test_bytes_received_by_a_killed_process_are_kept(server, tmp_path):
     (tmp_path / ".text.part").write_bytes(BODY[:70_000])
     assert fetch(server.url("text"), tmp_path / "text", sha256=SHA256).read_bytes() == BODY
     assert [request[2] for request in server.requests] == ["bytes=70000-"]
 
 
-def test_another_file_is_refused_and_not_kept(server, tmp_path):
+def test_a_file_with_a_wrong_hash_is_refused_and_deleted(server, tmp_path):
     with pytest.raises(DataError, match="has changed"):
         fetch(server.url("text"), tmp_path / "text", sha256="0" * 64)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_address_that_does_not_answer_is_named(server, tmp_path):
+def test_an_unreachable_address_is_named(server, tmp_path):
     with pytest.raises(DataError, match=r"cannot download .*/nothing") as caught:
         fetch(server.url("nothing"), tmp_path / "text", sha256=SHA256)
     assert "404" in caught.value.why

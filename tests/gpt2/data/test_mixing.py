@@ -40,14 +40,14 @@ def config_of(mixed, **overrides):
     return TrainConfig.from_json(train_fields(Path(mixed["path"]), mixed["sha256"], Path("x"), **overrides))
 
 
-def test_65_34_1_is_measured_within_a_hundredth_over_10_000_sequences():
+def test_weights_65_34_1_are_matched_within_one_percent_over_10_000_sequences():
     drawn = [Mix((65, 34, 1), seed=7).at(position)[0] for position in range(10_000)]
     for source, share in enumerate((0.65, 0.34, 0.01)):
         assert drawn.count(source) / 10_000 == pytest.approx(share, abs=0.01 * share)
 
 
 @given(weights, st.integers(0, 2**31 - 1), st.integers(0, 10**12))
-def test_a_share_is_exact_after_each_block_and_off_by_less_than_a_block_anywhere(ws, seed, position):
+def test_a_share_is_exact_after_each_block_and_within_one_block_anywhere(ws, seed, position):
     drawn = Mix(ws, seed).drawn(position)
     assert sum(drawn) == position
     block = sum(ws)
@@ -58,7 +58,7 @@ def test_a_share_is_exact_after_each_block_and_off_by_less_than_a_block_anywhere
 
 
 @given(weights, st.integers(0, 2**31 - 1), st.integers(0, 10**6))
-def test_what_stands_before_a_position_is_counted_and_not_remembered(ws, seed, start):
+def test_the_count_before_a_position_is_computed_without_state(ws, seed, start):
     stream = Mix(ws, seed)
     expected = list(stream.drawn(start))
     for position in range(start, start + 50):
@@ -67,7 +67,7 @@ def test_what_stands_before_a_position_is_counted_and_not_remembered(ws, seed, s
         expected[source] += 1
 
 
-def test_blocks_are_shuffled_apart_and_by_the_seed():
+def test_blocks_are_shuffled_independently_by_the_seed():
     def order(seed, block):
         return [Mix((5, 5), seed).at(position)[0] for position in range(10 * block, 10 * block + 10)]
 
@@ -88,7 +88,7 @@ def test_the_sources_do_not_depend_on_the_number_of_ranks(mixed, size, accumulat
         assert torch.equal(together, torch.cat(apart))
 
 
-def test_a_start_at_a_later_step_reads_what_an_uninterrupted_run_reads_there(mixed):
+def test_a_resumed_run_reads_what_an_uninterrupted_run_reads(mixed):
     config = config_of(mixed, gradient_accumulation=2, batch_size=3)
     straight, resumed = Batches(config, world()), Batches(config, world(), start_step=40)
     for _ in range(80):
@@ -97,7 +97,7 @@ def test_a_start_at_a_later_step_reads_what_an_uninterrupted_run_reads_there(mix
         assert torch.equal(straight.next()[0], resumed.next()[0])
 
 
-def test_each_dataset_has_epochs_of_its_own_and_is_shuffled_anew(mixed):
+def test_each_dataset_has_its_own_epochs_and_a_new_order_in_each(mixed):
     stream = Stream(config_of(mixed))
     small = stream.orders[2]
     assert small.windows == 10
@@ -112,7 +112,7 @@ def test_each_dataset_has_epochs_of_its_own_and_is_shuffled_anew(mixed):
     }
 
 
-def test_datasets_are_shuffled_apart_though_they_are_of_one_size_and_seed(tmp_path):
+def test_datasets_of_equal_size_and_seed_are_shuffled_differently(tmp_path):
     for name in "ab":
         make_data(tmp_path / name)
     both = prepare("mix", tmp_path, tokenizer="byte", mix="shards=a:1+shards=b:1")
@@ -120,7 +120,7 @@ def test_datasets_are_shuffled_apart_though_they_are_of_one_size_and_seed(tmp_pa
     assert [first.at(n) for n in range(50)] != [second.at(n) for n in range(50)]
 
 
-def test_more_than_four_epochs_are_a_warning_that_says_overfitting():
+def test_more_than_four_epochs_give_an_overfitting_warning():
     lines = describe({"a": 34.2, "b": 0.5})
     assert lines[0] == "Data: a 34.20 epochs, b 0.50 epochs"
     assert len(lines) == 2
@@ -135,7 +135,7 @@ class SumOfTokens(torch.nn.Module):
         return None, targets.float().mean()
 
 
-def test_the_validation_loss_is_the_mean_over_the_datasets_by_their_weights(mixed):
+def test_the_validation_loss_is_the_weighted_mean_of_the_datasets(mixed):
     validation = Validation(config_of(mixed), world())
     loss = validation.loss(SumOfTokens())
     by_source = validation.by_source
@@ -147,7 +147,7 @@ def test_the_validation_loss_is_the_mean_over_the_datasets_by_their_weights(mixe
     assert validation.bytes_per_token == pytest.approx(1.0)
 
 
-def test_the_folder_of_a_mix_says_what_is_in_it_and_its_hash_is_over_weights_and_data(mixed, tmp_path):
+def test_the_mix_directory_describes_the_mix_and_its_hash_covers_weights_and_data(mixed, tmp_path):
     record = json.loads((Path(mixed["path"]) / "dataset.json").read_text())
     assert [(source["name"], source["weight"]) for source in record["sources"]] == [
         ("shards=a", 65),
@@ -161,7 +161,7 @@ def test_the_folder_of_a_mix_says_what_is_in_it_and_its_hash_is_over_weights_and
     assert other["path"] != mixed["path"]
 
 
-def test_data_of_a_mix_that_changed_since_the_plan_are_noticed(tmp_path):
+def test_a_dataset_changed_since_the_plan_is_detected(tmp_path):
     for name in "ab":
         make_data(tmp_path / name)
     both = prepare("mix", tmp_path, tokenizer="byte", mix="shards=a:1 shards=b:1")
@@ -169,7 +169,7 @@ def test_data_of_a_mix_that_changed_since_the_plan_are_noticed(tmp_path):
     assert planned_sha256(config_of(both)) != both["sha256"]
 
 
-def test_a_dataset_that_has_a_name_is_named_by_it(tmp_path):
+def test_a_named_dataset_is_reported_by_its_name(tmp_path):
     (tmp_path / "notes.txt").write_text("a line of notes\n" * 200)
     both = prepare("mix", tmp_path, tokenizer="byte", mix="folder=notes.txt:1 stdlib:99", tokens=100_000)
     assert [source.name for source in sources(config_of(both))] == ["folder", "stdlib"]
@@ -184,7 +184,7 @@ def test_a_dataset_that_has_a_name_is_named_by_it(tmp_path):
         ("hub=me/mine:*.txt:2 a:1", [("hub", "me/mine:*.txt", 2), ("a", "", 1)]),
     ],
 )
-def test_a_mix_is_read_with_weights_in_lowest_terms(text, parts):
+def test_the_weights_of_a_mix_are_reduced_to_lowest_terms(text, parts):
     assert [(part.dataset, part.path, part.weight) for part in parse_mix(text)] == parts
 
 
@@ -199,12 +199,12 @@ def test_a_mix_is_read_with_weights_in_lowest_terms(text, parts):
         ("a:0.00001 b:1", "add up to more than 10000"),
     ],
 )
-def test_a_mix_that_cannot_be_read_is_refused_with_the_reason(text, why):
+def test_an_invalid_mix_is_refused_with_the_reason(text, why):
     with pytest.raises(ValueError, match=why.replace("'", ".")):
         parse_mix(text)
 
 
-def test_a_mix_has_one_vocabulary(tmp_path):
+def test_all_datasets_of_a_mix_share_one_vocabulary(tmp_path):
     with pytest.raises(ConfigError, match="a mix cannot use the char tokenizer"):
         prepare("mix", tmp_path, tokenizer="char", mix="stdlib:1")
     with pytest.raises(ConfigError, match="invalid DATA_MIX"):

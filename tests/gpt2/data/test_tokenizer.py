@@ -43,13 +43,13 @@ def small_gpt2(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("each", trained(), ids=lambda each: each.name)
-def test_a_text_comes_back_as_it_was(each):
+def test_decoding_restores_the_encoded_text(each):
     assert each.decode(each.encode(TEXT)) == TEXT
     assert each.encode(TEXT).dtype == np.uint16
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_byte_and_trained_bpe_give_back_every_text(text):
+def test_byte_and_trained_bpe_tokenizers_restore_every_text(text):
     for each in (ByteTokenizer(), BPE):
         assert each.decode(each.encode(text)) == text
 
@@ -66,7 +66,7 @@ def test_the_bytes_of_the_tokens_add_up_to_those_of_the_text(each):
 
 
 @pytest.mark.parametrize("each", trained(), ids=lambda each: each.name)
-def test_the_end_of_a_document_is_no_text_and_becomes_a_blank_line(each):
+def test_the_end_of_a_document_decodes_to_a_blank_line(each):
     assert each.end_of_document not in each.encode(TEXT)
     both = [*each.encode("two"), each.end_of_document, *each.encode("words")]
     assert each.decode(both) == "two\n\nwords"
@@ -74,7 +74,7 @@ def test_the_end_of_a_document_is_no_text_and_becomes_a_blank_line(each):
 
 
 @pytest.mark.parametrize("each", trained()[1:], ids=lambda each: each.name)
-def test_a_vocabulary_of_a_dataset_is_read_from_its_folder(tmp_path, each):
+def test_the_vocabulary_of_a_dataset_is_read_from_its_directory(tmp_path, each):
     each.save(tmp_path / "tokenizer.json")
     again = load(each.name, tmp_path)
     assert again.encode(TEXT).tolist() == each.encode(TEXT).tolist()
@@ -99,18 +99,18 @@ def _renamed(folder):
     return folder
 
 
-def test_a_character_that_the_dataset_has_not_is_refused_by_name():
+def test_a_character_missing_in_the_dataset_is_refused_by_name():
     with pytest.raises(DataError, match="no character 'Ω'"):
         CharTokenizer.trained(["abc"]).encode("aΩ")
 
 
-def test_the_tokens_of_characters_stand_in_order_of_their_code_points():
+def test_character_tokens_are_ordered_by_code_point():
     assert CharTokenizer.trained(["cab", "b"]).encode("abc").tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["char", "bpe"])
 @pytest.mark.parametrize("content", [None, "{", '{"type": "else"}', "[]", "{}"])
-def test_a_folder_without_a_vocabulary_is_refused_with_the_path(tmp_path, name, content):
+def test_a_directory_without_a_vocabulary_is_refused_with_its_path(tmp_path, name, content):
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(DataError, match=rf"tokenizer.json is not a {name} tokenizer"):
@@ -123,7 +123,7 @@ def test_an_unknown_tokenizer_is_refused_with_the_known_ones():
     assert "gpt2, byte, char, bpe" in caught.value.why
 
 
-def test_hashes_and_addresses_of_the_gpt2_vocabulary_are_those_of_tiktoken():
+def test_hashes_and_urls_of_the_gpt2_vocabulary_match_tiktoken():
     from tiktoken_ext import openai_public
 
     source = inspect.getsource(openai_public.gpt2)
@@ -132,7 +132,7 @@ def test_hashes_and_addresses_of_the_gpt2_vocabulary_are_those_of_tiktoken():
         assert sha256 in source
 
 
-def test_without_its_vocabulary_gpt2_says_which_file_belongs_where(tmp_path, monkeypatch):
+def test_without_its_vocabulary_gpt2_reports_which_file_to_put_where(tmp_path, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     each = load("gpt2")
@@ -144,7 +144,7 @@ def test_without_its_vocabulary_gpt2_says_which_file_belongs_where(tmp_path, mon
     assert str(tmp_path / "6d1cbeee0f20b3d9449abfede4726ed8212e3aee") in caught.value.hint
 
 
-def test_a_vocabulary_is_fetched_once_and_checked(tmp_path, monkeypatch):
+def test_a_vocabulary_is_downloaded_once_and_verified(tmp_path, monkeypatch):
     files = small_gpt2(tmp_path, monkeypatch)
     assert {path.read_bytes() for path in tmp_path.iterdir()} == set(files.values())
     assert tokenizer.missing_gpt2() == []  # the server is gone: nothing is fetched again
@@ -156,7 +156,7 @@ def test_a_vocabulary_is_fetched_once_and_checked(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_gpt2_encodes_as_published(tmp_path, monkeypatch):
+def test_gpt2_encodes_like_the_published_tokenizer(tmp_path, monkeypatch):
     download_vocabulary(tmp_path, monkeypatch)
     each = Gpt2Tokenizer()
     assert each.encode("Hello, I am a language model").tolist() == [15496, 11, 314, 716, 257, 3303, 2746]

@@ -48,7 +48,7 @@ def run(*arguments):
 
 
 @pytest.mark.parametrize("fields", KINDS.values(), ids=KINDS)
-def test_the_logits_are_those_of_transformers_and_the_way_back_loses_no_bit(tmp_path, fields):
+def test_the_logits_match_transformers_and_an_import_restores_every_bit(tmp_path, fields):
     transformers = pytest.importorskip("transformers")
     model = written(tmp_path, **fields)
     assert run(tmp_path / "a.pt", f"--output={tmp_path / 'hf'}") == 0
@@ -68,7 +68,7 @@ def test_the_logits_are_those_of_transformers_and_the_way_back_loses_no_bit(tmp_
     assert (value["step"], value["run_id"]) == (7, "0123456789")
 
 
-def test_a_folder_that_transformers_wrote_is_read(tmp_path):
+def test_a_directory_written_by_transformers_is_read(tmp_path):
     transformers = pytest.importorskip("transformers")
     shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 16, "vocab_size": 257}
     theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).eval()
@@ -82,7 +82,7 @@ def test_a_folder_that_transformers_wrote_is_read(tmp_path):
         assert (model.eval()(idx)[0] - theirs(idx).logits).abs().max() < 1e-5
 
 
-def test_the_weights_that_are_judged_are_those_that_are_exported(tmp_path):
+def test_the_evaluation_weights_are_exported(tmp_path):
     written(tmp_path)
     value = load_checkpoint(tmp_path / "a.pt")
     value["judged"] = {name: weights + 1 for name, weights in value["model"].items()}
@@ -92,7 +92,7 @@ def test_the_weights_that_are_judged_are_those_that_are_exported(tmp_path):
     assert torch.equal(back["model"]["wpe.weight"], value["model"]["wpe.weight"] + 1)
 
 
-def test_a_trained_tokenizer_goes_with_its_model(tmp_path):
+def test_a_trained_tokenizer_is_exported_with_its_model(tmp_path):
     transformers = pytest.importorskip("transformers")
     written(tmp_path)
     value = load_checkpoint(tmp_path / "a.pt")
@@ -106,7 +106,7 @@ def test_a_trained_tokenizer_goes_with_its_model(tmp_path):
     assert theirs(text)["input_ids"] == own.encode(text).tolist()
 
 
-def test_what_is_there_is_not_overwritten(tmp_path, capsys):
+def test_existing_files_are_not_overwritten(tmp_path, capsys):
     written(tmp_path)
     (tmp_path / "hf").mkdir()
     assert run(tmp_path / "a.pt", f"--output={tmp_path / 'hf'}") == 2
@@ -123,7 +123,7 @@ def test_what_is_there_is_not_overwritten(tmp_path, capsys):
         ({"n_layer": 5}, "is not a model in"),
     ],
 )
-def test_a_folder_of_another_model_is_refused_by_name(tmp_path, capsys, change, words):
+def test_a_directory_of_another_model_is_refused_by_name(tmp_path, capsys, change, words):
     written(tmp_path)
     run(tmp_path / "a.pt", f"--output={tmp_path / 'hf'}")
     path = tmp_path / "hf/config.json"
@@ -134,13 +134,13 @@ def test_a_folder_of_another_model_is_refused_by_name(tmp_path, capsys, change, 
     assert str(tmp_path / "hf") in said
 
 
-def test_a_folder_without_weights_is_refused(tmp_path, capsys):
+def test_a_directory_without_weights_is_refused(tmp_path, capsys):
     tmp_path.joinpath("empty").mkdir()
     assert run(tmp_path / "empty", f"--output={tmp_path / 'b.pt'}") == 2
     assert "is not a model in Hugging Face's format" in capsys.readouterr().err
 
 
-def test_nothing_is_trained_on_from_weights_alone(tmp_path):
+def test_training_cannot_resume_from_weights_alone(tmp_path):
     model = written(tmp_path)
     run(tmp_path / "a.pt", f"--output={tmp_path / 'hf'}")
     value = export.read_folder(tmp_path / "hf")

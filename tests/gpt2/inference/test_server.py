@@ -66,7 +66,7 @@ def post(address, body, *, path="/v1/completions", **headers):
     return response.status, response.headers, json.loads(response.read() or b"null")
 
 
-def test_a_completion_is_the_text_that_the_model_writes(client, model):
+def test_a_completion_is_the_text_generated_by_the_model(client, model):
     response = client.completions.create(model=NAME, prompt="The ", max_tokens=20, seed=5, temperature=0.7, top_p=0.9)
     (choice,) = response.choices
     assert choice.text == alone(model, "The ", max_tokens=20, seed=5, temperature=0.7, top_p=0.9)
@@ -75,7 +75,7 @@ def test_a_completion_is_the_text_that_the_model_writes(client, model):
     assert (response.usage.prompt_tokens, response.usage.total_tokens - response.usage.completion_tokens) == (4, 4)
 
 
-def test_a_stream_says_the_same_text_bit_by_bit(client):
+def test_a_stream_delivers_the_same_text_in_chunks(client):
     asked = {"model": NAME, "prompt": "The ", "max_tokens": 30, "seed": 5}
     whole = client.completions.create(**asked)
     parts = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
@@ -88,7 +88,7 @@ def test_a_stream_says_the_same_text_bit_by_bit(client):
     assert len({part.id for part in parts}) == 1
 
 
-def test_several_prompts_and_texts_come_in_the_order_of_their_numbers(client, model):
+def test_several_prompts_and_completions_are_returned_in_order(client, model):
     asked = {"model": NAME, "prompt": ["a", [98, 99]], "n": 2, "max_tokens": 6, "seed": 7}
     response = client.completions.create(**asked)
     expected = [alone(model, p, max_tokens=6, seed=7 + i) for i, p in enumerate(["a", "a", "bc", "bc"])]
@@ -101,7 +101,7 @@ def test_several_prompts_and_texts_come_in_the_order_of_their_numbers(client, mo
     assert streams == expected
 
 
-def test_echo_says_the_prompt_first_and_stop_ends_the_text(client, model):
+def test_echo_returns_the_prompt_first_and_stop_ends_the_text(client, model):
     text = alone(model, "x", max_tokens=40, seed=3)
     stop = text[4:6]
     response = client.completions.create(model=NAME, prompt="x", max_tokens=40, seed=3, stop=stop, echo=True)
@@ -109,12 +109,12 @@ def test_echo_says_the_prompt_first_and_stop_ends_the_text(client, model):
     assert response.choices[0].finish_reason == "stop"
 
 
-def test_without_a_seed_two_texts_differ(client):
+def test_without_a_seed_two_completions_differ(client):
     texts = {client.completions.create(model=NAME, prompt="a", max_tokens=30).choices[0].text for _ in range(2)}
     assert len(texts) == 2
 
 
-def test_the_models_and_the_health_are_told(client, address):
+def test_models_and_health_are_reported(client, address):
     assert [model.id for model in client.models.list()] == [NAME]
     assert client.models.retrieve(NAME).owned_by == "kmatrix"
     with pytest.raises(openai.NotFoundError, match="is not served here"):
@@ -156,7 +156,7 @@ def test_the_models_and_the_health_are_told(client, address):
         ({"model": "gpt-4"}, "model", "is not served here"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name_and_never_left_out(address, asked, param, words):
+def test_unsupported_parameters_are_refused_by_name_and_never_ignored(address, asked, param, words):
     status, _, response = post(address, {"model": NAME, "prompt": "a", "max_tokens": 16, **asked})
     assert status == (404 if param == "model" else 400)
     assert response["error"]["param"] == param
@@ -165,19 +165,19 @@ def test_what_cannot_be_done_is_refused_by_name_and_never_left_out(address, aske
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"3", b"\xff\xfe", b"[" * 100_000, b'{"n": ' + b"9" * 5000 + b"}"])
-def test_a_body_that_is_no_object_of_json_is_refused(address, body):
+def test_a_body_that_is_not_a_json_object_is_refused(address, body):
     status, _, response = post(address, body)
     assert status == 400
     assert "error" in response
 
 
-def test_parameters_that_ask_for_nothing_are_taken(client):
+def test_parameters_with_default_values_are_accepted(client):
     client.completions.create(
         model=NAME, prompt="a", max_tokens=1, best_of=1, presence_penalty=0, logit_bias={}, user="me"
     )
 
 
-def test_a_request_of_a_megabyte_is_refused_and_the_server_goes_on(client, address):
+def test_a_request_of_one_megabyte_is_refused_and_the_server_continues(client, address):
     with pytest.raises(openai.APIStatusError) as error:
         client.completions.create(model=NAME, prompt="x" * 2**20)
     assert error.value.status_code == 413
@@ -186,7 +186,7 @@ def test_a_request_of_a_megabyte_is_refused_and_the_server_goes_on(client, addre
     assert client.completions.create(model=NAME, prompt="a", max_tokens=1).choices
 
 
-def test_a_body_without_a_length_is_counted_as_it_comes(address):
+def test_a_body_without_a_content_length_is_counted_while_it_is_read(address):
     host, port = address.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as place:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
@@ -200,7 +200,7 @@ def test_a_body_without_a_length_is_counted_as_it_comes(address):
         assert b" 413 " in place.recv(4096).partition(b"\r\n")[0]
 
 
-def test_only_json_is_read_so_that_a_page_in_a_browser_cannot_ask(address):
+def test_only_json_is_accepted_so_that_a_web_page_cannot_send_requests(address):
     status, _, response = post(address, b"{}", **{"Content-Type": "text/plain"})
     assert (status, "application/json" in response["error"]["message"]) == (415, True)
 
@@ -211,13 +211,13 @@ def test_a_request_for_another_host_is_refused(address):
         assert post(address, {"prompt": "a", "max_tokens": 1}, Host=host)[0] == 200
 
 
-def test_other_paths_and_methods_are_refused_in_the_words_of_the_api(address):
+def test_other_paths_and_methods_return_errors_in_the_format_of_the_api(address):
     assert post(address, {}, path="/v1/chat/completions")[0] == 404
     status, _, response = post(address, {}, path="/v1/models")
     assert (status, response["error"]["type"]) == (405, "invalid_request_error")
 
 
-def test_with_a_key_only_who_knows_it_may_ask(model):
+def test_with_a_key_only_its_holder_is_served(model):
     with served(Service(restored(model=model)), key="secret") as url:
         for key, allowed in (("secret", True), ("Secret", False), ("none", False), ("é", False)):
             asked = post(url, {"prompt": "a", "max_tokens": 1}, Authorization=f"Bearer {key}".encode())
@@ -227,7 +227,7 @@ def test_with_a_key_only_who_knows_it_may_ask(model):
             wrong.models.list()
 
 
-def test_fifty_requests_at_once_are_answered_each_with_its_own_text(client, model):
+def test_fifty_concurrent_requests_receive_their_own_texts(client, model):
     def ask(number):
         asked = {"model": NAME, "prompt": f"{number}:", "max_tokens": 12, "seed": number}
         if number % 2:
@@ -259,7 +259,7 @@ def held():
         Held.gate.set()
 
 
-def test_more_than_may_wait_are_told_to_come_again(held):
+def test_requests_beyond_the_queue_limit_are_told_to_retry(held):
     service, url = held
     with ThreadPoolExecutor(3) as pool:
         asked = [pool.submit(post, url, {"prompt": "ab", "max_tokens": 2}) for _ in range(3)]
@@ -272,7 +272,7 @@ def test_more_than_may_wait_are_told_to_come_again(held):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_goes_away_is_written_for_no_more(held, stream):
+def test_generation_stops_when_the_client_disconnects(held, stream):
     service, url = held
     host, port = url.removeprefix("http://").split(":")
     connection = http.client.HTTPConnection(host, int(port))
@@ -293,7 +293,7 @@ class Broken(GPT):
         return super().extend(idx, *arguments)
 
 
-def test_a_text_that_fails_leaves_the_others_and_the_server_alone(capfd):
+def test_a_failed_completion_does_not_affect_the_others_or_the_server(capfd):
     with served(Service(restored(model=Broken(SHAPE)))) as url:
         status, _, response = post(url, {"prompt": "a7b", "max_tokens": 2})
         assert (status, response["error"]["type"]) == (500, "server_error")
@@ -308,7 +308,7 @@ def test_a_text_that_fails_leaves_the_others_and_the_server_alone(capfd):
     assert "out of memory" in capfd.readouterr().err
 
 
-def test_all_texts_of_a_request_are_taken_or_none(model):
+def test_all_completions_of_a_request_are_queued_or_none(model):
     batcher = Batcher(model, rows=1, waiting=1)
     texts = [GeneratedText([65], Sampling(max_tokens=1), BYTES) for _ in range(3)]
     with pytest.raises(BusyError):
@@ -319,7 +319,7 @@ def test_all_texts_of_a_request_are_taken_or_none(model):
         batcher.submit(texts[:1], lambda *_: None)
 
 
-def test_a_port_that_is_taken_or_none_is_said():
+def test_a_port_in_use_or_an_invalid_one_is_reported():
     with listening("127.0.0.1", 0) as taken:
         taken.listen()
         with pytest.raises(LaunchError, match=r"(?s)cannot listen on.*in use.*PORT=0"):

@@ -105,12 +105,12 @@ def found(result, kind="train"):
     return shards.find(Path(result["path"]), kind)
 
 
-def test_text_json_lines_and_parquet_become_documents_and_what_is_no_text_is_left_out(notes, tmp_path):
+def test_text_json_lines_and_parquet_become_documents_and_other_files_are_ignored(notes, tmp_path):
     result = of_folder(notes, tmp_path / "data")
     assert sorted(texts(result, "train") + texts(result, "val")) == sorted(stories(60))
 
 
-def test_shards_have_the_header_of_llm_c_and_each_document_begins_with_the_token_that_ends_one(notes, tmp_path):
+def test_shards_have_the_llm_c_header_and_each_document_starts_with_the_end_token(notes, tmp_path):
     result = of_folder(notes, tmp_path / "data")
     raw = found(result, "train")[0].read_bytes()
     header = np.frombuffer(raw[:1024], "<i4")
@@ -119,7 +119,7 @@ def test_shards_have_the_header_of_llm_c_and_each_document_begins_with_the_token
     assert len(raw) == 1024 + 2 * result["train_tokens"]
 
 
-def test_no_text_is_both_trained_on_and_validated_on_not_even_a_copy(notes, tmp_path):
+def test_no_text_is_in_both_training_and_validation_data_not_even_a_copy(notes, tmp_path):
     for number, story in enumerate(stories(60)):
         (notes / f"copy {number}.txt").write_text(story)
     result = of_folder(notes, tmp_path / "data")
@@ -128,7 +128,7 @@ def test_no_text_is_both_trained_on_and_validated_on_not_even_a_copy(notes, tmp_
     assert not train & val
 
 
-def test_dataset_json_says_what_the_data_are(notes, tmp_path):
+def test_dataset_json_describes_the_data(notes, tmp_path):
     result = of_folder(notes, tmp_path / "data")
     about = json.loads((tmp_path / "data" / result["path"] / "dataset.json").read_text())
     sizes = {kind: sum(len(text.encode()) for text in texts(result, kind)) for kind in ("train", "val")}
@@ -139,7 +139,7 @@ def test_dataset_json_says_what_the_data_are(notes, tmp_path):
     assert {shard["name"] for shard in about["shards"]} == {"folder_train_000001.bin", "folder_val_000000.bin"}
 
 
-def test_a_second_call_makes_nothing_and_reads_no_text(notes, tmp_path, monkeypatch):
+def test_a_second_call_writes_nothing_and_reads_no_text(notes, tmp_path, monkeypatch):
     first = of_folder(notes, tmp_path / "data")
     monkeypatch.setattr(text, "documents", None)
     again = of_folder(notes, tmp_path / "data")
@@ -148,7 +148,7 @@ def test_a_second_call_makes_nothing_and_reads_no_text(notes, tmp_path, monkeypa
     assert {**again, "made": True} == first
 
 
-def test_a_changed_file_makes_a_dataset_of_its_own(notes, tmp_path):
+def test_a_changed_file_gives_a_new_dataset(notes, tmp_path):
     first = of_folder(notes, tmp_path / "data")
     (notes / "03.txt").write_text("another text altogether")
     second = of_folder(notes, tmp_path / "data")
@@ -156,7 +156,7 @@ def test_a_changed_file_makes_a_dataset_of_its_own(notes, tmp_path):
     assert second["sha256"] != first["sha256"]
 
 
-def test_documents_are_never_divided_between_shards(notes, tmp_path):
+def test_documents_are_never_split_between_shards(notes, tmp_path):
     result = of_folder(notes, tmp_path / "data", shard_tokens=1000)
     paths = found(result, "train")
     assert len(paths) > 3
@@ -167,7 +167,7 @@ def test_documents_are_never_divided_between_shards(notes, tmp_path):
 
 @pytest.mark.parametrize("patch", ["", pytest.param(IN_PROCESSES, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["train_000001.bin", "train_000003.bin", "val_000000.bin"])
-def test_a_kill_half_way_leaves_what_is_done_and_the_rest_is_what_it_would_have_been(notes, tmp_path, name, patch):
+def test_after_a_kill_finished_shards_are_kept_and_the_rest_is_identical(notes, tmp_path, name, patch):
     words = ("folder", "--data-path", notes, "--shard-tokens", "1000", "--val-percent", "20", "--data-dir")
     killed = run(*words, tmp_path / "a", patch=patch + KILL_HALF_WAY.format(name=name))
     assert killed.returncode == -signal.SIGKILL
@@ -179,13 +179,13 @@ def test_a_kill_half_way_leaves_what_is_done_and_the_rest_is_what_it_would_have_
         assert next((tmp_path / "a").rglob(path)).stat().st_mtime_ns == time
 
 
-def test_processes_make_the_shards_that_one_makes(notes, tmp_path):
+def test_several_processes_write_the_same_shards_as_one(notes, tmp_path):
     words = ("folder", "--data-path", notes, "--shard-tokens", "1000", "--val-percent", "20", "--data-dir")
     one, several = run(*words, tmp_path / "a"), run(*words, tmp_path / "b", patch=IN_PROCESSES)
     assert answer_of(one)["sha256"] == answer_of(several)["sha256"]
 
 
-def test_two_preparations_at_once_make_it_once(notes, tmp_path):
+def test_two_concurrent_preparations_write_the_dataset_once(notes, tmp_path):
     command = [sys.executable, "-m", "gpt2.prepare", "folder", "--data-path", str(notes), "--data-dir"]
     both = [
         subprocess.Popen(
@@ -198,7 +198,7 @@ def test_two_preparations_at_once_make_it_once(notes, tmp_path):
     assert answers[0]["sha256"] == answers[1]["sha256"]
 
 
-def test_a_few_plain_texts_are_divided_and_their_ends_are_validation(tmp_path):
+def test_of_a_few_texts_the_ends_become_validation_data(tmp_path):
     (tmp_path / "play.txt").write_text("".join(f"line {number}\n" for number in range(1000)))
     result = prepare("folder", tmp_path, "play.txt", "byte", val_percent=10)
     train, val = texts(result, "train"), texts(result, "val")
@@ -208,7 +208,7 @@ def test_a_few_plain_texts_are_divided_and_their_ends_are_validation(tmp_path):
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "bpe"])
-def test_a_vocabulary_of_the_text_itself_lies_beside_the_shards(notes, tmp_path, tokenizer):
+def test_a_vocabulary_built_from_the_text_is_stored_next_to_the_shards(notes, tmp_path, tokenizer):
     result = prepare("folder", tmp_path, str(notes), tokenizer, val_percent=20, bpe_vocab_size=300)
     again = prepare("folder", tmp_path, str(notes), tokenizer, val_percent=20, bpe_vocab_size=300)
     assert (tmp_path / result["path"] / "tokenizer.json").exists()
@@ -216,7 +216,7 @@ def test_a_vocabulary_of_the_text_itself_lies_beside_the_shards(notes, tmp_path,
     assert result["vocab_size"] == (len(letters) + 1 if tokenizer == "char" else 300) == again["vocab_size"]
 
 
-def test_only_as_many_shards_are_made_as_are_asked_for_and_more_later_go_on_from_there(notes, tmp_path, monkeypatch):
+def test_only_the_requested_number_of_shards_is_written_and_more_can_be_added_later(notes, tmp_path, monkeypatch):
     monkeypatch.setattr("gpt2.prepare.dataset.WHOLE", ())
     asked = DatasetRequest(dataset="folder", tokenizer="byte", data_path=str(notes), val_percent=20, shard_tokens=1000)
     few = prepare_dataset(_with(asked, tokens=1500, block_size=10), tmp_path)
@@ -235,7 +235,7 @@ def _with(wanted, **changes):
     return dataclasses.replace(wanted, **changes)
 
 
-def test_the_standard_library_is_on_every_machine(tmp_path):
+def test_the_standard_library_is_available_on_every_machine(tmp_path):
     result = prepare("stdlib", tmp_path)
     share = result["val_tokens"] / (result["train_tokens"] + result["val_tokens"])
     assert 0.03 < share < 0.2
@@ -243,7 +243,7 @@ def test_the_standard_library_is_on_every_machine(tmp_path):
     assert result["vocab_size"] == 257
 
 
-def test_parts_of_the_standard_library_that_differ_between_builds_are_left_out(tmp_path, monkeypatch):
+def test_parts_of_the_standard_library_that_differ_between_builds_are_excluded(tmp_path, monkeypatch):
     names = ["mod.py", "test/test_x.py", "site-packages/y.py", "pkg/tests/z.py", "_sysconfigdata__linux.py"]
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -262,7 +262,7 @@ def test_parts_of_the_standard_library_that_differ_between_builds_are_left_out(t
         ("a.bin", b"\xff\xfe\xfd", "no text in the 1 files of", ""),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named_with_its_line(tmp_path, name, content, what, why):
+def test_an_unreadable_file_is_named_with_its_line(tmp_path, name, content, what, why):
     (tmp_path / "text").mkdir()
     content = content if isinstance(content, bytes) else content.encode()
     (tmp_path / "text" / name).write_bytes(content)
@@ -272,13 +272,13 @@ def test_a_file_that_cannot_be_read_is_named_with_its_line(tmp_path, name, conte
     assert why in caught.value.why
 
 
-def test_a_file_that_was_named_and_is_no_text_is_refused(tmp_path):
+def test_an_explicit_file_that_is_not_text_is_refused(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe\xfd")
     with pytest.raises(DataError, match=r"a.txt is not UTF-8 text"):
         prepare("folder", tmp_path, "*.txt", "byte")
 
 
-def test_a_column_that_parquet_has_not_is_refused_with_those_that_it_has(tmp_path):
+def test_a_missing_parquet_column_is_refused_with_the_available_ones(tmp_path):
     pq.write_table(pa.table({"content": ["a"], "id": [1]}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match="has no column 'text'") as caught:
         prepare("folder", tmp_path, "a.parquet", "byte")
@@ -288,21 +288,21 @@ def test_a_column_that_parquet_has_not_is_refused_with_those_that_it_has(tmp_pat
 
 
 @pytest.mark.parametrize("path", ["nothing", "nothing/*.txt", "empty"])
-def test_a_place_without_text_is_refused_with_the_whole_path(tmp_path, path):
+def test_a_path_without_text_is_refused_with_the_absolute_path(tmp_path, path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no text files at") as caught:
         prepare("folder", tmp_path, path, "byte")
     assert str(tmp_path / path) in caught.value.what
 
 
-def test_a_disk_without_room_is_told_before_anything_is_made(notes, tmp_path, monkeypatch):
+def test_a_disk_without_space_is_reported_before_any_file_is_written(notes, tmp_path, monkeypatch):
     monkeypatch.setattr("gpt2.prepare.progress.shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     with pytest.raises(DataError, match="1 kB are free"):
         of_folder(notes, tmp_path / "data")
     assert not list((tmp_path / "data").glob("folder*"))
 
 
-def test_a_damaged_dataset_is_made_again(notes, tmp_path):
+def test_a_damaged_dataset_is_prepared_again(notes, tmp_path):
     first = of_folder(notes, tmp_path)
     found(first, "train")[0].write_bytes(b"cut short")
     again = of_folder(notes, tmp_path)
@@ -317,13 +317,13 @@ def test_missing_shards_are_refused_with_the_glob(tmp_path, capsys):
     assert str(tmp_path / "mine" / "*_train_*.bin") in message
 
 
-def test_a_dataset_with_a_place_of_its_own_needs_one(tmp_path):
+def test_a_local_dataset_needs_a_path(tmp_path):
     for dataset in ("hub", "folder", "shards"):
         with pytest.raises(ConfigError, match=f"the dataset {dataset} needs a path"):
             prepare(dataset, tmp_path)
 
 
-def test_the_hash_of_shards_depends_on_names_and_contents_and_not_on_times(tmp_path):
+def test_the_hash_of_shards_depends_on_names_and_contents_but_not_on_times(tmp_path):
     first = make_data(tmp_path / "a")
     assert make_data(tmp_path / "b") == first
     assert make_data(tmp_path / "c", seed=1) != first
@@ -356,7 +356,7 @@ def test_tokens_beyond_the_vocabulary_are_refused_before_any_run(tmp_path):
     assert prepare("shards", tmp_path, str(tmp_path), "gpt2")["vocab_size"] == 50257
 
 
-def test_prepare_needs_neither_torch_nor_a_client_nor_a_tokenizer_to_find_what_is_ready(notes, tmp_path):
+def test_finding_a_prepared_dataset_imports_neither_torch_nor_a_hub_client_nor_a_tokenizer(notes, tmp_path):
     of_folder(notes, tmp_path)
     code = (
         "import sys; from pathlib import Path; from gpt2.prepare.dataset import prepare\n"
@@ -366,7 +366,7 @@ def test_prepare_needs_neither_torch_nor_a_client_nor_a_tokenizer_to_find_what_i
     assert subprocess.run([sys.executable, "-c", code], env=environment(), cwd=ROOT, check=False).returncode == 0
 
 
-def test_processes_end_with_the_one_that_started_them(notes, tmp_path):
+def test_worker_processes_exit_with_their_parent(notes, tmp_path):
     import psutil
 
     slow = IN_PROCESSES + "\nwriter._finished = lambda under_way: [os.kill(os.getppid(), 0), sys.stdin.read()]"
@@ -385,7 +385,7 @@ def _words(process):
     return " ".join(process.cmdline())
 
 
-def test_tokenizing_puts_a_copy_of_each_document_where_its_hash_says(tmp_path):
+def test_tokenizing_writes_a_copy_of_each_document_to_the_place_given_by_its_hash(tmp_path):
     inner = writer.tokenizer.load("byte")
     documents = [writer.Document(story, "", (0, 1)) for story in (*stories(200), *stories(200))]
     held = [item.held_out for item in writer.encode(documents, inner, 10)]

@@ -82,7 +82,7 @@ def run_prepare(hub, data, *arguments, **more):
     return run(hub, data, "finewebedu", "--tokenizer", "gpt2", *arguments, **more)
 
 
-def test_only_the_shards_that_the_tokens_need_are_fetched_and_that_is_said_first(hub, tmp_path):
+def test_only_the_needed_shards_are_downloaded_and_announced_first(hub, tmp_path):
     completed = run_prepare(hub, tmp_path, "--tokens", "70000", "--block-size", "1000")
     result = good(completed)
     assert result["shards"] == 2
@@ -96,7 +96,7 @@ def test_only_the_shards_that_the_tokens_need_are_fetched_and_that_is_said_first
     assert not hub.fetched_ranges(f"{READY}/README.md")
 
 
-def test_a_second_call_asks_nobody_and_a_longer_run_fetches_the_rest(hub, tmp_path):
+def test_a_second_call_sends_no_request_and_a_longer_run_downloads_the_rest(hub, tmp_path):
     first = good(run_prepare(hub, tmp_path, "--tokens", "70000"))
     asked = len(hub.requests)
     assert good(run_prepare(hub, tmp_path, "--tokens", "60000"))["sha256"] == first["sha256"]
@@ -109,7 +109,7 @@ def test_a_second_call_asks_nobody_and_a_longer_run_fetches_the_rest(hub, tmp_pa
     assert good(run_prepare(hub, tmp_path, "--tokens", "70000"))["sha256"] == first["sha256"]
 
 
-def test_a_broken_connection_goes_on_where_it_broke(hub, tmp_path):
+def test_an_interrupted_download_resumes(hub, tmp_path):
     hub.cut[f"cdn/{READY}/finewebedu_train_000001.bin"] = [30_000, 20_000]
     result = good(run_prepare(hub, tmp_path, "--tokens", "30000"))
     ranges = hub.fetched_ranges(f"{READY}/finewebedu_train_000001.bin")
@@ -119,12 +119,12 @@ def test_a_broken_connection_goes_on_where_it_broke(hub, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_server_that_fails_for_a_while_is_asked_again(hub, tmp_path):
+def test_a_temporary_server_error_is_retried(hub, tmp_path):
     hub.failing[f"cdn/{READY}/finewebedu_train_000001.bin"] = 2
     assert good(run_prepare(hub, tmp_path, "--tokens", "30000"))["shards"] == 1
 
 
-def test_a_wrong_hash_is_refused_and_nothing_of_it_is_kept(hub, tmp_path):
+def test_a_wrong_hash_is_refused_and_the_file_deleted(hub, tmp_path):
     name = "finewebedu_train_000002.bin"
     hub.corrupt.add(f"cdn/{READY}/{name}")
     message = refused(run_prepare(hub, tmp_path, "--tokens", "70000"))
@@ -137,7 +137,7 @@ def test_a_wrong_hash_is_refused_and_nothing_of_it_is_kept(hub, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_download_goes_on_where_it_stopped(hub, tmp_path):
+def test_a_killed_download_resumes(hub, tmp_path):
     hub.cut[f"cdn/{READY}/finewebedu_train_000001.bin"] = [50_000]
     die = "fetch.time.sleep = lambda seconds: os.kill(os.getpid(), signal.SIGKILL)"  # after a connection broke
     program = (
@@ -158,7 +158,7 @@ def test_a_killed_download_goes_on_where_it_stopped(hub, tmp_path):
     assert (Path(result["path"]) / "finewebedu_train_000001.bin").read_bytes() == shard(1)
 
 
-def test_ctrl_c_ends_a_download_at_once_and_what_has_come_is_kept(hub, tmp_path):
+def test_ctrl_c_ends_a_download_at_once_and_keeps_the_received_bytes(hub, tmp_path):
     hub.stalled.add(f"cdn/{READY}/finewebedu_train_000001.bin")
     command = [sys.executable, "-m", "gpt2.prepare", "finewebedu", "--tokenizer", "gpt2", "--tokens", "30000"]
     process = subprocess.Popen(
@@ -179,7 +179,7 @@ def test_ctrl_c_ends_a_download_at_once_and_what_has_come_is_kept(hub, tmp_path)
     good(run_prepare(hub, tmp_path, "--tokens", "30000"))
 
 
-def test_shards_of_another_vocabulary_are_refused_by_byte(hub, tmp_path):
+def test_shards_of_another_vocabulary_are_refused_with_the_offset(hub, tmp_path):
     body = bytearray(shard(1))
     body[1024 + 8 : 1024 + 10] = (60000).to_bytes(2, "little")
     hub.datasets[READY]["finewebedu_train_000001.bin"] = bytes(body)
@@ -187,7 +187,7 @@ def test_shards_of_another_vocabulary_are_refused_by_byte(hub, tmp_path):
     assert "has the token 60000 at byte 1032" in refused(run_prepare(hub, tmp_path, "--tokens", "30000"))
 
 
-def test_shards_that_lie_there_already_are_checked_and_not_fetched(hub, tmp_path):
+def test_existing_shards_are_verified_and_not_downloaded(hub, tmp_path):
     folder = tmp_path / "data" / "finewebedu"
     folder.mkdir(parents=True)
     (folder / "finewebedu_val_000000.bin").write_bytes(shard(0))
@@ -197,7 +197,7 @@ def test_shards_that_lie_there_already_are_checked_and_not_fetched(hub, tmp_path
     assert (folder / "finewebedu_train_000001.bin").read_bytes() == shard(1)
 
 
-def test_shards_of_ones_own_in_that_folder_are_used_as_they_are(hub, tmp_path):
+def test_custom_shards_in_that_directory_are_used_unchanged(hub, tmp_path):
     folder = tmp_path / "data" / "finewebedu"
     folder.mkdir(parents=True)
     for name, seed in (("edu_fineweb_val_000000.bin", 0), ("edu_fineweb_train_000001.bin", 1)):
@@ -207,21 +207,21 @@ def test_shards_of_ones_own_in_that_folder_are_used_as_they_are(hub, tmp_path):
     assert hub.requests == []
 
 
-def test_offline_mode_is_said_and_asks_nobody(hub, tmp_path):
+def test_offline_mode_is_reported_and_sends_no_request(hub, tmp_path):
     message = refused(run_prepare(hub, tmp_path, HF_HUB_OFFLINE="1"))
     assert "HF_HUB_OFFLINE is set" in message
     assert hub.requests == []
 
 
 @pytest.mark.slow
-def test_offline_the_shards_that_are_there_are_used(hub, tmp_path):
+def test_existing_shards_are_used_in_offline_mode(hub, tmp_path):
     good(run_prepare(hub, tmp_path, "--tokens", "30000"))
     (tmp_path / "data" / "finewebedu" / "dataset.json").unlink()
     result = good(run_prepare(hub, tmp_path, "--tokens", "30000", HF_HUB_OFFLINE="1"))
     assert result["train_tokens"] == PER_SHARD
 
 
-def test_a_gated_dataset_asks_for_a_token_which_is_never_printed(hub, tmp_path):
+def test_a_gated_dataset_needs_a_token_that_is_never_printed(hub, tmp_path):
     hub.token = "hf_secret"
     assert "HF_TOKEN" in refused(run_prepare(hub, tmp_path))
     wrong = refused(run_prepare(hub, tmp_path, HF_TOKEN="hf_wrong"))
@@ -234,13 +234,13 @@ def test_a_gated_dataset_asks_for_a_token_which_is_never_printed(hub, tmp_path):
 
 
 @pytest.mark.slow
-def test_shards_of_any_repository_are_named_by_their_address(hub, tmp_path):
+def test_shards_of_any_repository_are_given_by_their_url(hub, tmp_path):
     result = good(run(hub, tmp_path, "shards", "--data-path", f"hf://{READY}", "--tokenizer", "gpt2", "--tokens", "9"))
     assert result["shards"] == 1
     assert "kjj0--finewebedu10B-gpt2" in result["path"]
 
 
-def test_text_is_fetched_file_by_file_as_far_as_it_is_needed(hub, tmp_path):
+def test_text_is_downloaded_file_by_file_as_needed(hub, tmp_path):
     words = ("--tokenizer", "byte", "--shard-tokens", "2000", "--val-percent", "20")
     result = good(run(hub, tmp_path, "finewebedu", *words, "--tokens", "2500"))
     assert result["shards"] == 2
@@ -255,7 +255,7 @@ def test_text_is_fetched_file_by_file_as_far_as_it_is_needed(hub, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_a_longer_run_adds_is_what_one_preparation_would_have_made(hub, tmp_path):
+def test_shards_added_for_a_longer_run_equal_those_of_one_preparation(hub, tmp_path):
     words = ("--tokenizer", "byte", "--shard-tokens", "2000", "--val-percent", "20")
     good(run(hub, tmp_path / "a", "finewebedu", *words, "--tokens", "2500"))
     grown = good(run(hub, tmp_path / "a", "finewebedu", *words))
@@ -263,7 +263,7 @@ def test_what_a_longer_run_adds_is_what_one_preparation_would_have_made(hub, tmp
     assert grown["sha256"] == whole["sha256"]
 
 
-def test_any_dataset_is_named_by_owner_and_name(hub, tmp_path):
+def test_any_dataset_can_be_given_by_owner_and_name(hub, tmp_path):
     result = good(run(hub, tmp_path, "hub", "--data-path", "me/mine", "--val-percent", "10"))
     assert "me--mine" in result["path"]
     assert result["train_tokens"] == 2 + (500 + 700) * 9 // 10
@@ -278,23 +278,23 @@ def test_any_dataset_is_named_by_owner_and_name(hub, tmp_path):
         ("mine", "is not a Hugging Face dataset"),
     ],
 )
-def test_what_is_not_there_is_refused_by_name(hub, tmp_path, path, words):
+def test_a_missing_repository_or_file_is_refused_by_name(hub, tmp_path, path, words):
     assert words in refused(run(hub, tmp_path, "hub", "--data-path", path))
 
 
-def test_a_path_that_leads_out_of_the_folder_is_not_followed(hub, tmp_path):
+def test_a_path_that_leaves_the_directory_is_not_followed(hub, tmp_path):
     hub.datasets["me/mine"] = {"../../outside.txt": b"one text. " * 50, "/outside.txt": b"one text. " * 50}
     assert "me/mine has no files" in refused(run(hub, tmp_path, "hub", "--data-path", "me/mine:*.txt"))
     assert not list(tmp_path.rglob("outside.txt"))
 
 
-def test_a_server_that_does_not_answer_is_refused_in_one_message(tmp_path):
+def test_an_unresponsive_server_is_reported_in_one_message(tmp_path):
     with HubServer({}) as gone:
         pass
     message = refused(run_prepare(gone, tmp_path))
     assert "cannot download the dataset kjj0/finewebedu10B-gpt2" in message
 
 
-def test_the_environment_of_these_tests_leads_nowhere_else(hub, tmp_path):
+def test_these_tests_connect_only_to_the_local_server(hub, tmp_path):
     assert hub.environment(tmp_path)["HF_ENDPOINT"].startswith("http://127.0.0.1:")
     assert "HF_TOKEN" not in os.environ

@@ -121,7 +121,7 @@ def refuse(*_arguments, **_more):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_whole_file_is_decoded_in_pieces_and_never_entry_by_entry(tmp_path, small_pieces, monkeypatch, layout):
+def test_a_complete_file_is_decoded_in_blocks_and_never_entry_by_entry(tmp_path, small_pieces, monkeypatch, layout):
     path = tmp_path / "g.json"
     path.write_text(LAYOUTS[layout]([entry(number) for number in range(20)]))
     expected = exact(path)
@@ -133,7 +133,7 @@ def test_a_whole_file_is_decoded_in_pieces_and_never_entry_by_entry(tmp_path, sm
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_file_that_is_cut_at_any_byte_gives_what_the_exact_reader_finds(tmp_path, small_pieces, layout):
+def test_a_file_truncated_at_any_byte_gives_the_result_of_the_exact_reader(tmp_path, small_pieces, layout):
     path = tmp_path / "g.json"
     whole = LAYOUTS[layout]([entry(number, gpus=1) for number in range(4)]).encode()
     for cut in range(1, len(whole), 3):
@@ -143,7 +143,7 @@ def test_a_file_that_is_cut_at_any_byte_gives_what_the_exact_reader_finds(tmp_pa
 
 @given(st.data())
 @settings(max_examples=100, deadline=None)
-def test_damage_anywhere_gives_what_the_exact_reader_finds(tmp_path_factory, data):
+def test_damage_anywhere_gives_the_result_of_the_exact_reader(tmp_path_factory, data):
     layout = data.draw(st.sampled_from(sorted(LAYOUTS)))
     entries = [entry(number, data.draw(st.integers(1, 2))) for number in range(data.draw(st.integers(1, 8)))]
     text = bytearray(LAYOUTS[layout](entries).encode())
@@ -162,7 +162,7 @@ def test_damage_anywhere_gives_what_the_exact_reader_finds(tmp_path_factory, dat
 
 @given(st.lists(st.tuples(*[NUMBERS] * 5), min_size=1, max_size=12), st.sampled_from(sorted(LAYOUTS)))
 @settings(max_examples=30, deadline=None)
-def test_any_numbers_are_those_of_the_exact_reader(tmp_path_factory, rows, layout):
+def test_any_numbers_are_read_as_by_the_exact_reader(tmp_path_factory, rows, layout):
     names = ("memory_used", "utilization", "power", "temperature", "energy_j")
     entries = [entry(number, **dict(zip(names, row, strict=True))) for number, row in enumerate(rows)]
     path = tmp_path_factory.mktemp("numbers") / "g.json"
@@ -190,7 +190,7 @@ def test_any_numbers_are_those_of_the_exact_reader(tmp_path_factory, rows, layou
         {"clocks": [1, 2]},
     ],
 )
-def test_what_other_recorders_write_is_read_as_the_exact_reader_does(tmp_path, small_pieces, values):
+def test_files_of_other_recorders_are_read_as_by_the_exact_reader(tmp_path, small_pieces, values):
     path = tmp_path / "g.json"
     entries = [entry(number, **(values if number % 7 else {})) for number in range(12)]
     for gpu in (gpu for one in entries for gpu in one["multi_gpu_data"] if "memory_used_mb" in gpu):
@@ -207,13 +207,13 @@ def test_what_other_recorders_write_is_read_as_the_exact_reader_does(tmp_path, s
         ["2025-09-19", "yesterday", None],
     ],
 )
-def test_every_form_of_time_is_that_of_the_exact_reader(tmp_path, times):
+def test_every_time_format_is_read_as_by_the_exact_reader(tmp_path, times):
     path = tmp_path / "g.json"
     path.write_text(json.dumps([{**entry(0), "timestamp": time} for time in times]))
     assert same(fast(path), exact(path))
 
 
-def test_damage_in_the_middle_costs_one_entry_and_the_rest_is_decoded_in_pieces(tmp_path, small_pieces, monkeypatch):
+def test_damage_in_the_middle_costs_one_entry_and_the_rest_is_decoded_in_blocks(tmp_path, small_pieces, monkeypatch):
     whole = json.dumps([entry(number) for number in range(60)], indent=2)
     at = whole.index(":", whole.index(stamp(30)) + 40)
     path = tmp_path / "g.json"
@@ -245,7 +245,7 @@ def shuffled(number: int) -> dict:
     ],
     ids=["several", "single"],
 )
-def test_gpus_that_come_and_go_are_decoded_in_pieces_too(tmp_path, small_pieces, monkeypatch, entries):
+def test_entries_with_changing_gpus_are_decoded_in_blocks_too(tmp_path, small_pieces, monkeypatch, entries):
     path = tmp_path / "g.json"
     path.write_text(json.dumps(entries, indent=2))
     expected = exact(path)
@@ -254,7 +254,7 @@ def test_gpus_that_come_and_go_are_decoded_in_pieces_too(tmp_path, small_pieces,
     assert {gpu for gpu, _ in expected[1]} == {0, 1, 2}
 
 
-def test_every_kind_of_damage_is_said(tmp_path):
+def test_every_kind_of_damage_is_reported(tmp_path):
     path = tmp_path / "g.json"
     whole = lines([entry(number) for number in range(9)])
     path.write_text(whole.replace('"power":', '"power"?', 1)[:-100])
@@ -263,7 +263,7 @@ def test_every_kind_of_damage_is_said(tmp_path):
     )
 
 
-def test_entries_behind_a_stray_bracket_are_read_and_the_bracket_is_said(tmp_path):
+def test_entries_after_a_stray_bracket_are_read_and_the_bracket_is_reported(tmp_path):
     path = tmp_path / "g.json"
     path.write_text(lines([entry(0)]) + lines([entry(1)]))
     times, _, loss = fast(path)
@@ -271,7 +271,7 @@ def test_entries_behind_a_stray_bracket_are_read_and_the_bracket_is_said(tmp_pat
     assert "data after the end of the array" in str(loss)
 
 
-def test_a_table_gives_the_same_columns(tmp_path):
+def test_a_csv_table_gives_the_same_columns(tmp_path):
     path = tmp_path / "gpu_metrics_20250919_120000.csv"
     rows = ["timestamp,elapsed_sec,gpu0_power_w,gpu0_temp_c", "2025-09-19 12:00:00.000,0.000,150.5,60"]
     path.write_text("\n".join([*rows, "2025-09-19 12:00:00.010,0.010,N/A,61", "2025-09-19 12"]))
@@ -285,7 +285,7 @@ TIMES = ["2025-09-19 12:00:00.010", "2025-09-19T12:00:00Z", "1758283200", "", "t
 
 @given(st.lists(st.tuples(st.sampled_from(TIMES), *[st.sampled_from(CELLS)] * 3), max_size=9), st.integers(0, 40))
 @settings(max_examples=50, deadline=None)
-def test_any_table_is_that_of_the_exact_reader(tmp_path_factory, rows, cut):
+def test_any_csv_table_is_read_as_by_the_exact_reader(tmp_path_factory, rows, cut):
     header = "timestamp,gpu0_power_w,gpu3_mem_total_mb,gpu3_util_pct"
     text = "\r\n".join([header, *(",".join(row) for row in rows)])
     path = tmp_path_factory.mktemp("table") / "gpu_metrics.csv"
@@ -295,14 +295,14 @@ def test_any_table_is_that_of_the_exact_reader(tmp_path_factory, rows, cut):
         assert same(fast(path), exact(path))
 
 
-def test_a_table_without_a_column_of_a_gpu_is_refused(tmp_path):
+def test_a_csv_table_without_a_column_of_a_gpu_is_refused(tmp_path):
     path = tmp_path / "gpu_metrics.csv"
     path.write_text("timestamp,elapsed_sec\n2025-09-19 12:00:00,0\n")
     assert "not a GPU recording" in fast(path)
     assert same(fast(path), exact(path))
 
 
-def test_a_table_in_which_a_line_never_ends_is_read_in_bounded_memory(tmp_path):
+def test_a_csv_line_that_never_ends_is_read_in_bounded_memory(tmp_path):
     path = tmp_path / "gpu_metrics.csv"
     path.write_text("timestamp,gpu0_power_w\n2025-09-19 12:00:00,5\n" + "\0" * 3_000_000)
     tracemalloc.start()
@@ -313,14 +313,14 @@ def test_a_table_in_which_a_line_never_ends_is_read_in_bounded_memory(tmp_path):
     assert peak < 2_500_000
 
 
-def test_nesting_without_end_is_damage_and_no_bug(tmp_path):
+def test_endless_nesting_is_damage_and_not_a_bug(tmp_path):
     path = tmp_path / "g.json"
     path.write_text("[" + '{"timestamp": 1, "a": ' + "[" * 200_000)
     assert same(fast(path), exact(path))
     assert fast(path)[2].damaged == 1
 
 
-def test_the_recorder_loads_no_library_for_long_recordings():
+def test_the_recorder_does_not_import_numpy():
     code = "import sys, kmatrix.gpu.recorder; print(*({'numpy', 'msgspec'} & sys.modules.keys()))"
     told = subprocess.check_output(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT / "lib")}, text=True, timeout=60

@@ -51,24 +51,24 @@ HEADER = {
 NUMBERS = st.none() | st.floats(0, 1e6, allow_nan=False).map(lambda number: round(number, 3))
 
 
-def test_the_layout_for_one_gpu_has_every_key_of_the_contract():
+def test_the_single_gpu_layout_has_every_documented_key():
     entry = legacy(A10G, TIME)
     assert set(LEGACY) <= set(entry)
     assert (entry["utilization"], entry["memory_used"], entry["power"]) == (95, 12800, 150.125)
     assert isinstance(entry["utilization"], int)
 
 
-def test_the_layout_for_several_gpus_has_every_key_of_the_contract():
+def test_the_multi_gpu_layout_has_every_documented_key():
     entry = multi(Snapshot(time=TIME, samples=(A10G, LOST)))
     assert set(AGGREGATE) == set(entry["aggregate_stats"])
     assert all(set(LEGACY[1:]) <= set(gpu) for gpu in entry["multi_gpu_data"])
 
 
-def test_a_timestamp_names_its_offset_and_keeps_microseconds():
+def test_a_timestamp_has_its_utc_offset_and_microseconds():
     assert legacy(A10G, TIME)["timestamp"] == "2025-01-15T10:30:00.123456+00:00"
 
 
-def test_a_lost_gpu_is_null_and_the_totals_are_over_the_others():
+def test_a_lost_gpu_is_null_and_the_totals_cover_the_others():
     entry = multi(Snapshot(time=TIME, samples=(A10G, LOST)))
     assert entry["multi_gpu_data"][1]["utilization"] is None
     assert entry["aggregate_stats"]["average_utilization"] == 95
@@ -77,12 +77,12 @@ def test_a_lost_gpu_is_null_and_the_totals_are_over_the_others():
     assert entry["aggregate_stats"]["gpu_count"] == 1
 
 
-def test_totals_of_nothing_are_null_and_not_zero():
+def test_totals_without_values_are_null_and_not_zero():
     totals = aggregate([LOST])
     assert {name: value for name, value in totals.items() if value is not None} == {"gpu_count": 0}
 
 
-def test_what_is_not_finite_is_null():
+def test_values_that_are_not_finite_are_null():
     entry = legacy(replace(A10G, power=math.inf, temperature=math.nan), TIME)
     assert entry["power"] is None
     assert entry["temperature"] is None
@@ -95,7 +95,7 @@ def test_simulated_gpus_are_marked_and_real_ones_are_not():
     assert "simulated" not in multi(Snapshot(time=TIME, samples=(A10G,)))
 
 
-def test_csv_has_the_columns_of_the_contract_and_empty_cells_for_what_is_not_known():
+def test_csv_has_the_documented_columns_and_empty_cells_for_unknown_values():
     assert csv_header([0, 1]) == [
         *("timestamp", "elapsed_sec", "gpu0_power_w", "gpu0_temp_c", "gpu1_power_w", "gpu1_temp_c"),
     ]
@@ -103,7 +103,7 @@ def test_csv_has_the_columns_of_the_contract_and_empty_cells_for_what_is_not_kno
     assert row == ["2025-01-15T10:30:00.123+00:00", "1.500", "150.125", "60", "", ""]
 
 
-def test_the_array_is_whole_after_every_append(tmp_path):
+def test_the_array_is_complete_after_every_append(tmp_path):
     path = tmp_path / "a.json"
     file = JsonArrayFile(path)
     for count in range(4):
@@ -111,7 +111,7 @@ def test_the_array_is_whole_after_every_append(tmp_path):
         file.append({"n": count})
 
 
-def test_the_array_goes_on_where_an_earlier_writer_stopped(tmp_path):
+def test_a_writer_continues_the_array_of_an_earlier_writer(tmp_path):
     for number in range(3):
         file = JsonArrayFile(tmp_path / "a.json")
         file.append({"n": number, "text": "x" * 100_000})
@@ -120,7 +120,7 @@ def test_the_array_goes_on_where_an_earlier_writer_stopped(tmp_path):
 
 
 @pytest.mark.parametrize("cut", range(1, 40))
-def test_the_array_goes_on_after_the_last_whole_object_of_a_file_that_was_cut(tmp_path, cut):
+def test_a_writer_continues_a_truncated_array_after_its_last_complete_object(tmp_path, cut):
     path = tmp_path / "a.json"
     file = JsonArrayFile(path)
     for number in range(3):
@@ -133,7 +133,7 @@ def test_the_array_goes_on_after_the_last_whole_object_of_a_file_that_was_cut(tm
     assert len(numbers) >= 4 - math.ceil(max(0, cut - 3) / 9)
 
 
-def test_an_object_costs_one_write_of_its_own_size_whatever_the_length_of_the_array(tmp_path, monkeypatch):
+def test_appending_an_object_costs_one_write_of_its_own_size(tmp_path, monkeypatch):
     entry = multi(Snapshot(time=TIME, samples=(A10G,) * 8))
     file = JsonArrayFile(tmp_path / "long.json")
     for _ in range(2000):
@@ -144,7 +144,7 @@ def test_an_object_costs_one_write_of_its_own_size_whatever_the_length_of_the_ar
     assert writes == [len(json.dumps(entry, separators=(",", ":"))) + len(",\n" + "\n]\n")]
 
 
-def test_a_full_disk_leaves_the_array_and_the_samples_whole(tmp_path):
+def test_a_full_disk_keeps_array_and_samples_complete(tmp_path):
     script = """
 import resource, sys
 from pathlib import Path
@@ -194,7 +194,7 @@ def test_samples_read_back_as_they_were_written(tmp_path):
 
 @given(st.integers(1, 5), st.lists(st.floats(width=32), min_size=1, max_size=20))
 @settings(max_examples=30, deadline=None)
-def test_any_float_and_any_number_of_gpus_survives(tmp_path_factory, count, numbers):
+def test_any_float_and_any_number_of_gpus_survive_a_round_trip(tmp_path_factory, count, numbers):
     path = tmp_path_factory.mktemp("samples") / "s.bin"
     gpus = [{"gpu_index": at, "gpu_name": "A", "uuid": str(at), "memory_total": 1.0} for at in range(count)]
     file = SampleFile(path, {**HEADER, "gpus": gpus})
@@ -206,7 +206,7 @@ def test_any_float_and_any_number_of_gpus_survives(tmp_path_factory, count, numb
 
 
 @pytest.mark.parametrize("cut", [1, 7, 63, 64])
-def test_a_last_record_that_was_cut_short_is_left_out_and_said(tmp_path, cut):
+def test_a_truncated_last_record_is_dropped_and_reported(tmp_path, cut):
     path = tmp_path / "s.bin"
     write_samples(path, 10)
     path.write_bytes(path.read_bytes()[:-cut])
@@ -215,7 +215,7 @@ def test_a_last_record_that_was_cut_short_is_left_out_and_said(tmp_path, cut):
     assert recording.lost_bytes == 64 - cut
 
 
-def test_a_recording_goes_on_behind_the_last_whole_record(tmp_path):
+def test_a_recording_continues_after_the_last_complete_record(tmp_path):
     path = tmp_path / "s.bin"
     write_samples(path, 3)
     path.write_bytes(path.read_bytes() + b"half")
@@ -223,7 +223,7 @@ def test_a_recording_goes_on_behind_the_last_whole_record(tmp_path):
     assert list(read_samples(path).times) == [1000.0, 1000.125, 1000.25, 1000.0, 1000.125]
 
 
-def test_a_recording_of_other_gpus_is_put_aside_and_not_overwritten(tmp_path):
+def test_a_recording_of_other_gpus_is_archived_and_not_overwritten(tmp_path):
     path = tmp_path / "gpu_samples.bin"
     write_samples(path, 3)
     write_samples(path, 2, {**HEADER, "gpus": HEADER["gpus"][:1]})
@@ -231,7 +231,7 @@ def test_a_recording_of_other_gpus_is_put_aside_and_not_overwritten(tmp_path):
     assert [len(read_samples(tmp_path / f"gpu_samples{part}.bin")) for part in (".1", ".2", "")] == [3, 2, 1]
 
 
-def test_a_growing_recording_is_read_from_where_the_reader_was(tmp_path):
+def test_a_growing_recording_is_read_from_the_last_position(tmp_path):
     path = tmp_path / "s.bin"
     write_samples(path, 10)
     assert list(read_samples(path, 8).times) == [1001.0, 1001.125]
@@ -239,7 +239,7 @@ def test_a_growing_recording_is_read_from_where_the_reader_was(tmp_path):
     assert len(read_samples(path, 99)) == 0
 
 
-def test_the_calibration_is_put_in_the_header_and_records_stay(tmp_path):
+def test_the_calibration_is_added_to_the_header_and_records_are_kept(tmp_path):
     file = SampleFile(tmp_path / "s.bin", HEADER)
     file.append(1.0, [1.0] * 14)
     file.write_calibration({"power": {"period_ms": 100.0, "call_us": 3.0}})
@@ -248,7 +248,7 @@ def test_the_calibration_is_put_in_the_header_and_records_stay(tmp_path):
     assert list(recording.times) == [1.0]
 
 
-def test_a_moment_of_a_recording_is_a_snapshot_in_which_nan_is_none(tmp_path):
+def test_a_sample_of_a_recording_is_a_snapshot_with_none_for_nan(tmp_path):
     file = SampleFile(tmp_path / "s.bin", HEADER)
     file.append(1001.0, [50.0, 25.0, 100.0, 90.0, math.nan, 1410.0, 5.0, *[math.nan] * 7])
     snapshot = read_samples(tmp_path / "s.bin").snapshot(0)
@@ -258,7 +258,7 @@ def test_a_moment_of_a_recording_is_a_snapshot_in_which_nan_is_none(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b"", b"KMXGPU1\n", b"no recording at all", b"KMXGPU1\n\xff\0\0\0{"])
-def test_what_is_no_recording_is_refused_by_name(tmp_path, damage):
+def test_a_file_that_is_not_a_recording_is_refused_by_name(tmp_path, damage):
     (tmp_path / "s.bin").write_bytes(damage)
     with pytest.raises(RecordError, match=r"s\.bin"):
         read_samples(tmp_path / "s.bin")
@@ -275,7 +275,7 @@ def test_a_newer_recording_is_refused_as_newer(tmp_path):
 
 @given(st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=6))
 @settings(max_examples=50, deadline=None)
-def test_what_is_written_for_several_gpus_reads_back(tmp_path_factory, rows):
+def test_a_multi_gpu_file_is_read_back_as_written(tmp_path_factory, rows):
     path = tmp_path_factory.mktemp("stats") / "gpu_stats_multi_gpu.json"
     samples = tuple(
         GpuSample(gpu_index=at, gpu_name="A", utilization=row[0], memory_used=row[1], temperature=row[2])
@@ -317,7 +317,7 @@ def test_the_layouts_of_the_original_project_are_read(tmp_path, entry, layout, i
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_of_a_truncated_array_the_complete_objects_are_read_and_the_loss_is_said(tmp_path, indent):
+def test_a_truncated_array_gives_its_complete_objects_and_reports_the_loss(tmp_path, indent):
     path = tmp_path / "g.json"
     entries = [multi(Snapshot(time=TIME + step, samples=(A10G, LOST))) for step in range(50)]
     whole = json.dumps(entries, indent=indent)
@@ -331,7 +331,7 @@ def test_of_a_truncated_array_the_complete_objects_are_read_and_the_loss_is_said
         assert len(read) >= 49 - cut * 50 // len(whole)
 
 
-def test_an_object_that_is_damaged_in_the_middle_costs_only_itself(tmp_path):
+def test_a_damaged_object_in_the_middle_costs_only_itself(tmp_path):
     path = tmp_path / "g.json"
     entries = [json.dumps(legacy(A10G, TIME + step)) for step in range(5)]
     entries[2] = entries[2].replace('"power": ', '"power": oops')
@@ -341,20 +341,20 @@ def test_an_object_that_is_damaged_in_the_middle_costs_only_itself(tmp_path):
     assert "damaged" in str(reader.errors)
 
 
-def test_an_entry_without_a_time_is_lost_and_the_others_are_not(tmp_path):
+def test_an_entry_without_a_time_is_dropped_and_the_others_are_kept(tmp_path):
     (tmp_path / "g.json").write_text(json.dumps([{"gpu_index": 0}, legacy(A10G, TIME), 5]))
     reader = read_stats(tmp_path / "g.json")
     assert len(list(reader)) == 1
     assert reader.errors.damaged == 2
 
 
-def test_nan_in_a_file_of_others_is_not_known(tmp_path):
+def test_nan_in_a_foreign_file_is_unknown(tmp_path):
     (tmp_path / "g.json").write_text('[{"timestamp": 5.0, "gpu_index": 0, "power": NaN, "utilization": true}]')
     (snapshot,) = read_stats(tmp_path / "g.json")
     assert (snapshot.time, snapshot.samples[0].power, snapshot.samples[0].utilization) == (5.0, None, None)
 
 
-def test_a_csv_reads_back_and_its_cut_last_line_is_lost(tmp_path):
+def test_a_csv_file_is_read_back_without_its_truncated_last_line(tmp_path):
     path = tmp_path / "gpu_metrics_20250115_103000.csv"
     snapshot = Snapshot(time=TIME, samples=(A10G, LOST))
     lines = [",".join(csv_header([0, 1])), ",".join(csv_row(snapshot, TIME)), "2025-01-15T10:30:01.0"]
@@ -369,7 +369,7 @@ def test_a_csv_reads_back_and_its_cut_last_line_is_lost(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{}", "hello", '{"samples": 5}', "5"])
-def test_a_file_of_another_kind_is_refused_with_what_to_name(tmp_path, text):
+def test_a_file_of_another_kind_is_refused_with_the_accepted_kinds(tmp_path, text):
     (tmp_path / "g.json").write_text(text)
     with pytest.raises(RecordError, match=r"g\.json is not a GPU recording"):
         list(read_stats(tmp_path / "g.json"))
@@ -380,7 +380,7 @@ def test_a_missing_file_is_refused(tmp_path):
         list(read_stats(tmp_path / "g.json"))
 
 
-def test_reading_takes_no_more_memory_for_a_long_file(tmp_path):
+def test_memory_does_not_grow_with_the_length_of_a_file(tmp_path):
     entry = json.dumps(multi(Snapshot(time=TIME, samples=(A10G,) * 8)), indent=2)
     path = tmp_path / "long.json"
     with path.open("w") as file:

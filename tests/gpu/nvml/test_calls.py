@@ -87,7 +87,7 @@ WORDS = st.integers(0, 2**32 - 1)
 
 @given(st.lists(st.tuples(WORDS, st.integers(0, 2**60), WORDS, WORDS, WORDS, WORDS), min_size=1, max_size=9))
 @settings(max_examples=25, deadline=None)
-def test_all_at_once_gives_what_call_by_call_gives(rows):
+def test_reading_all_fields_at_once_equals_reading_them_one_by_one(rows):
     names = ("utilization", "memory", "temperature", "clock")
     gpus = [gpu(**dict(zip(names, row, strict=False))) for row in rows]
     for one, row in zip(gpus, rows, strict=True):
@@ -119,7 +119,7 @@ def test_each_value_is_in_its_column_and_unit():
     }
 
 
-def test_what_the_driver_does_not_support_is_unknown_and_not_asked_again():
+def test_an_unsupported_value_is_unknown_and_not_read_again():
     calls: list[str] = []
     gpus = [gpu(codes={CLOCK: NOT_SUPPORTED, 186: NOT_SUPPORTED}), gpu()]
     opened = source(driver(gpus, calls), 2)
@@ -131,7 +131,7 @@ def test_what_the_driver_does_not_support_is_unknown_and_not_asked_again():
 
 
 @pytest.mark.parametrize("what", [TEMPERATURE, 185])
-def test_a_call_that_fails_for_a_while_costs_only_its_own_value(what):
+def test_a_call_that_fails_temporarily_costs_only_its_own_value(what):
     calls: list[str] = []
     gpus = [gpu(), gpu()]
     opened = source(driver(gpus, calls), 2)
@@ -149,7 +149,7 @@ def test_a_call_that_fails_for_a_while_costs_only_its_own_value(what):
     assert len(calls) == 10  # each once: all at once again
 
 
-def test_a_field_that_changes_its_type_is_read_as_what_it_is():
+def test_a_field_that_changes_its_type_is_read_by_its_type():
     gpus = [gpu()]
     opened = source(driver(gpus), 1)
     gpus[0][185] = (2**33, 3)
@@ -157,7 +157,7 @@ def test_a_field_that_changes_its_type_is_read_as_what_it_is():
 
 
 @pytest.mark.parametrize("what", [UTILIZATION, FIELDS, 83])
-def test_a_gpu_that_is_lost_is_unknown_and_the_others_go_on_at_once(what):
+def test_a_lost_gpu_is_unknown_and_the_others_are_read_at_once(what):
     calls: list[str] = []
     gpus = [gpu(), gpu(), gpu()]
     opened = source(driver(gpus, calls), 3)
@@ -170,7 +170,7 @@ def test_a_gpu_that_is_lost_is_unknown_and_the_others_go_on_at_once(what):
     assert len(calls) == 10
 
 
-def test_without_a_gpu_that_answers_everything_is_unknown():
+def test_without_a_working_gpu_everything_is_unknown():
     gpus = [gpu(codes={UTILIZATION: LOST})]
     opened = source(driver(gpus), 1)
     read(opened)

@@ -30,32 +30,32 @@ def four(driver):
     return detect()
 
 
-def test_a_gpu_is_known_by_index_name_uuid_and_memory_in_mib(driver):
+def test_a_gpu_is_described_by_index_name_uuid_and_memory_in_mib(driver):
     fake = driver([A10G])
     assert detect().gpus == (Gpu(index=0, name="NVIDIA A10G", uuid="GPU-aaaa1111-0000", memory_total=23028),)
     assert not fake.is_open
 
 
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED])
-def test_no_driver_is_no_gpu_and_no_error(driver, code):
+def test_without_a_driver_no_gpu_is_found_and_no_error_raised(driver, code):
     driver([], init=code)
     assert detect() == Detected()
 
 
-def test_a_driver_that_does_not_fit_its_library_is_no_gpu_and_a_note(driver):
+def test_a_driver_library_mismatch_gives_no_gpu_and_a_note(driver):
     driver([], init=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
     assert detect().gpus == ()
     assert "version mismatch" in detect().notes[0].lower()
 
 
-def test_a_lost_gpu_is_left_out_with_a_note_and_the_others_keep_their_index(driver):
+def test_a_lost_gpu_is_excluded_with_a_note_and_the_others_keep_their_index(driver):
     driver([FOUR[0], pynvml.NVML_ERROR_GPU_IS_LOST, FOUR[2]])
     found = detect()
     assert [gpu.index for gpu in found.gpus] == [0, 2]
     assert found.notes[0].startswith("GPU 1 is ignored")
 
 
-def test_a_gpu_in_slices_is_left_out_with_a_note(driver):
+def test_a_gpu_in_mig_mode_is_excluded_with_a_note(driver):
     driver(FOUR, mig=(1,))
     found = detect()
     assert [gpu.index for gpu in found.gpus] == [0, 2, 3]
@@ -78,7 +78,7 @@ def test_a_gpu_in_slices_is_left_out_with_a_note(driver):
         (None, "", [0, 1, 2, 3]),
     ],
 )
-def test_the_environment_and_the_command_line_bound_the_gpus(four, visible, asked, indices):
+def test_the_environment_and_the_command_line_limit_the_gpus(four, visible, asked, indices):
     assert [gpu.index for gpu in usable(four, visible=visible, asked=asked)] == indices
 
 
@@ -96,13 +96,13 @@ def test_the_environment_and_the_command_line_bound_the_gpus(four, visible, aske
         ("", "0", r"no usable GPU"),
     ],
 )
-def test_a_gpu_that_is_not_to_be_had_is_refused_with_those_that_are(four, visible, asked, message):
+def test_an_unavailable_gpu_is_refused_with_the_available_ones(four, visible, asked, message):
     with pytest.raises(LaunchError) as refused:
         usable(four, visible=visible, asked=asked)
     assert re.search(message, str(refused.value))
 
 
-def test_without_gpus_the_environment_bounds_nothing_but_a_demand_is_refused():
+def test_without_gpus_the_environment_is_ignored_but_a_request_is_refused():
     assert usable(Detected(), visible="0", asked=None) == ()
     with pytest.raises(LaunchError, match="DEVICE=cpu"):
         usable(Detected(), visible=None, asked="0")

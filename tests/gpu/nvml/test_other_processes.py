@@ -41,18 +41,18 @@ def ask(library, tmp_path):
     return answer
 
 
-def test_a_gpu_on_which_others_hold_memory_is_named_with_the_programs(ask):
+def test_a_gpu_with_memory_of_other_processes_is_reported_with_the_programs(ask):
     found = ask("gpus 3", "0 * mem 300", "0 1 mem 17408", f"0 1 process {os.getpid()} 17000")
     assert (found[0], found[2]) == ("", "")
     assert found[1].startswith("17.0 GiB used by ")
     assert found[1].endswith(f"(pid {os.getpid()})")
 
 
-def test_in_a_container_the_memory_counts_though_nobody_is_seen(ask):
+def test_in_a_container_the_memory_counts_though_no_process_is_visible(ask):
     assert ask("gpus 1", "0 0 mem 2048") == ["2.0 GiB used by processes that are not visible here"]
 
 
-def test_the_limit_is_what_is_asked_for(ask):
+def test_the_configured_limit_applies(ask):
     assert ask("gpus 1", "0 0 mem 2048", most=2048) == [""]
 
 
@@ -63,9 +63,9 @@ def test_many_programs_are_counted_and_the_first_are_named(ask):
     assert text.endswith("a process (pid 999999903) and 1 more")
 
 
-def test_a_gpu_that_does_not_answer_is_not_used(ask):
+def test_an_unresponsive_gpu_is_not_used(ask):
     assert ask("gpus 1", more=["GPU-gone"])[1].startswith("no response: ")
 
 
-def test_without_a_driver_nothing_is_said():
+def test_without_a_driver_nothing_is_reported():
     assert occupied(["GPU-a"], 0) == {}

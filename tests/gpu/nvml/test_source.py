@@ -26,7 +26,7 @@ def looked(run_dir):
     return any('"fan"' in line for line in run_dir.gpu_stats_multi.read_text().splitlines()[-3:])
 
 
-def test_fan_pcie_and_errors_of_memory_are_recorded(start_recorder, run_dir):
+def test_fan_pcie_and_memory_errors_are_recorded(start_recorder, run_dir):
     process = start_recorder("--hz", 20, lines="0 * fan 40..60\n0 * pcie_tx 204800\n0 1 ecc_u 2\n3 1 ecc_u 5\n", gpus=2)
     wait_until(lambda: events_of(run_dir, "ecc"), "an error of memory")
     stop_recorder(process)
@@ -45,7 +45,7 @@ def test_fan_pcie_and_errors_of_memory_are_recorded(start_recorder, run_dir):
     assert [device.ecc_uncorrected for device in gpu.devices] == [0, 3]
 
 
-def test_performance_metrics_are_recorded_where_the_gpu_has_them(start_recorder, run_dir):
+def test_performance_metrics_are_recorded_if_the_gpu_has_them(start_recorder, run_dir):
     process = start_recorder("--hz", 20, lines=BUSY, gpus=3)
     wait_until(lambda: looked(run_dir) and len(list(read_stats(run_dir.gpu_stats_multi))) > 4, "some seconds")
     stop_recorder(process)
@@ -57,7 +57,7 @@ def test_performance_metrics_are_recorded_where_the_gpu_has_them(start_recorder,
     assert line.endswith("MFU 40.0% of peak, tensor cores active 50.0% of the time")
 
 
-def test_a_performance_metric_is_the_mean_between_two_looks(start_recorder, run_dir):
+def test_a_performance_metric_is_the_mean_between_two_polls(start_recorder, run_dir):
     process = start_recorder("--hz", 20, lines="loop 0.2\n0 0 tensor 100\n0.05 0 tensor 0\n", gpus=1)
     wait_until(lambda: looked(run_dir) and len(list(read_stats(run_dir.gpu_stats_multi))) > 4, "some seconds")
     stop_recorder(process)
@@ -65,7 +65,7 @@ def test_a_performance_metric_is_the_mean_between_two_looks(start_recorder, run_
     assert gpu["tensor_active"]["mean"] == pytest.approx(25, abs=4)
 
 
-def test_a_gpu_that_is_lost_says_nothing_and_one_that_is_found_goes_on(start_recorder, run_dir):
+def test_a_lost_gpu_has_no_values_and_a_recovered_one_continues(start_recorder, run_dir):
     process = start_recorder("--hz", 20, lines=f"{BUSY}1 0 all !lost\n3 0 all ok\n", gpus=1)
     wait_until(lambda: events_of(run_dir, "found"), "it is found")
     wait_until(lambda: looked(run_dir), "it says more again")
@@ -86,7 +86,7 @@ class Slow:
         return ExtraMetrics(fan=50.0 + device)
 
 
-def test_a_driver_that_takes_long_keeps_nobody_waiting():
+def test_a_slow_driver_does_not_block_the_caller():
     source = Slow()
     poller = BackgroundPoller(source, every_s=0.01)
     begin = time.monotonic()
@@ -98,7 +98,7 @@ def test_a_driver_that_takes_long_keeps_nobody_waiting():
     source.go_on.set()
 
 
-def test_each_device_is_asked_in_turn():
+def test_the_devices_are_polled_in_turn():
     source = Slow()
     source.go_on.set()
     poller = BackgroundPoller(source, every_s=0.01)
@@ -109,7 +109,7 @@ def test_each_device_is_asked_in_turn():
     assert [extra.fan for extra in poller.latest] == [50, 51]
 
 
-def test_means_and_errors_go_on_over_a_resume():
+def test_means_and_error_counts_continue_over_a_resume():
     first, second = RunTotals(DEVICES), RunTotals(DEVICES)
     first.totals[0].ingest(ExtraMetrics(fan=40.0, ecc_uncorrected=7))
     assert first.totals[0].ingest(ExtraMetrics(fan=60.0, ecc_uncorrected=9)) == 2
@@ -120,13 +120,13 @@ def test_means_and_errors_go_on_over_a_resume():
     assert second.totals[1].summary()["ecc"] is None
 
 
-def test_what_a_device_does_not_say_is_no_key():
+def test_a_value_that_a_device_does_not_have_is_not_a_key():
     assert ExtraMetrics().known() == ()
     assert dict(ExtraMetrics(fan=0.0, ecc_corrected=0).known()) == {"fan": 0.0, "ecc_corrected": 0}
     assert "ecc_corrected" not in EXTRA_METRICS
 
 
-def test_a_report_without_extras_says_nothing_of_them(tmp_path, run_dir):
+def test_a_report_without_extra_metrics_does_not_mention_them(tmp_path, run_dir):
     record(run_dir, FakeGpus())
     gpu = read_gpu(run_dir, TrainingTotals(mfu=0.4))
     assert gpu.extra("tensor_active") is None

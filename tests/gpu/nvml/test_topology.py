@@ -48,33 +48,33 @@ def box(library, tmp_path):
     return ask
 
 
-def test_nvlink_is_nearest_then_a_switch_then_a_node(box):
+def test_nvlink_is_nearest_then_a_pcie_switch_then_a_numa_node(box):
     pairs, _ = box("gpus 4", "nvlink 0,2", "switch 0-1", "numa 0-2 3")
     assert pairs == [2, 0, 6, 5, 6, 6]  # 0-1 0-2 0-3 1-2 1-3 2-3
 
 
-def test_runs_go_to_bridged_gpus_and_to_one_node(box):
+def test_runs_are_placed_on_bridged_gpus_of_one_node(box):
     _, where = box("gpus 8", "nvlink 0,2 1,3 4,6 5,7", "numa 0-3 4-7")
     assert where == [[0], [0, 2], [0, 1, 2, 3]]
     _, where = box("gpus 8", "numa 0,2,4,6 1,3,5,7")
     assert where[1:] == [[0, 2], [0, 2, 4, 6]]
 
 
-def test_gpus_between_which_nothing_lies_go_by_their_order(box):
+def test_unconnected_gpus_are_used_in_their_order(box):
     _, where = box("gpus 4")
     assert where == [[0], [0, 1], [0, 1, 2, 3]]
 
 
-def test_gpus_at_one_switch_of_nvlinks_are_all_bridged():
+def test_gpus_on_one_nvswitch_are_all_bridged():
     assert _distance(None, ("a", "b"), {}, {"a": frozenset({""}), "b": frozenset({""})}) == 0
 
 
-def test_without_a_driver_nothing_is_said():
+def test_without_a_driver_no_topology_is_reported():
     assert distances(["GPU-a", "GPU-b"]) == {}
 
 
 @pytest.mark.parametrize("line", ["nvlink 0-9", "nvlink", "numa 3-1", "switch x", "numa 0-1\nnuma 2-3"])
-def test_a_wrong_group_is_refused_with_its_line(tmp_path, line):
+def test_an_invalid_group_is_refused_with_its_line(tmp_path, line):
     path = tmp_path / "test.scn"
     path.write_text(f"gpus 4\n{line}\n")
     with pytest.raises(ConfigError, match=r"test\.scn:[23]"):

@@ -30,7 +30,7 @@ def run_dir(tmp_path):
     return RunDir(tmp_path)
 
 
-def test_csv_is_read_back_with_empty_cells_for_what_is_not_known(run_dir):
+def test_csv_is_read_back_with_empty_cells_for_unknown_values(run_dir):
     path = export(run_dir, "csv")
     with path.open() as file:
         titles, *rows = csv.reader(file)
@@ -40,7 +40,7 @@ def test_csv_is_read_back_with_empty_cells_for_what_is_not_known(run_dir):
     assert [snapshot.time for snapshot in read_stats(path)] == [STARTED + number for number in range(9)]
 
 
-def test_npz_holds_an_array_of_samples_by_gpus_for_each_column(run_dir):
+def test_npz_has_an_array_of_samples_by_gpus_per_column(run_dir):
     recording = read_samples(run_dir.gpu_samples)
     with np.load(export(run_dir, "npz")) as held:
         assert held["time"].tolist() == list(recording.times)
@@ -54,7 +54,7 @@ def test_npz_holds_an_array_of_samples_by_gpus_for_each_column(run_dir):
         assert np.isnan(held["memory_used"][6:, 1]).all()
 
 
-def test_parquet_has_a_row_for_each_gpu_of_each_sample_and_null_for_what_is_not_known(run_dir, monkeypatch):
+def test_parquet_has_a_row_per_gpu_and_sample_and_null_for_unknown_values(run_dir, monkeypatch):
     monkeypatch.setattr("kmatrix.gpu.recorder.files.ROWS", 8)  # several groups of rows
     recording, table = read_samples(run_dir.gpu_samples), pq.read_table(export(run_dir, "parquet"))
     assert table.num_rows == 18
@@ -69,7 +69,7 @@ def test_parquet_has_a_row_for_each_gpu_of_each_sample_and_null_for_what_is_not_
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_program_prints_where_it_wrote_and_leaves_nothing_else(run_dir, capsys, form):
+def test_the_program_prints_the_output_path_and_leaves_no_other_file(run_dir, capsys, form):
     assert main([str(run_dir.path), "--format", form]) == 0
     path = Path(capsys.readouterr().out.strip())
     assert path.suffix == f".{form}"
@@ -91,14 +91,14 @@ def test_a_recording_without_a_sample_becomes_an_empty_table(tmp_path, form):
         assert pq.read_table(path).num_rows == 0
 
 
-def test_parquet_without_pyarrow_is_refused_with_what_to_install(run_dir, monkeypatch, capsys):
+def test_parquet_without_pyarrow_is_refused_with_an_installation_hint(run_dir, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert main([str(run_dir.path), "--format", "parquet"]) == 2
     assert "hint: run `make setup`, or pass --format npz" in capsys.readouterr().err
     assert list(run_dir.path.iterdir()) == [run_dir.gpu_samples]
 
 
-def test_a_full_disk_leaves_no_half_file_and_is_a_message(run_dir, monkeypatch):
+def test_a_full_disk_leaves_no_partial_file_and_prints_a_message(run_dir, monkeypatch):
     def full(*_arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -108,7 +108,7 @@ def test_a_full_disk_leaves_no_half_file_and_is_a_message(run_dir, monkeypatch):
     assert list(run_dir.path.iterdir()) == [run_dir.gpu_samples]
 
 
-def test_a_folder_without_a_recording_and_an_unknown_form_are_refused(tmp_path):
+def test_a_folder_without_a_recording_and_an_unknown_format_are_refused(tmp_path):
     with pytest.raises(RecordError, match="is missing"):
         export(RunDir(tmp_path), "csv")
     command = [sys.executable, "-m", "kmatrix.gpu.recorder", str(tmp_path), "--format", "xlsx"]

@@ -39,7 +39,7 @@ def sleeping():
         process.wait()
 
 
-def test_a_recording_has_every_file_and_they_agree(start_recorder, run_dir):
+def test_a_recording_has_every_file_and_the_files_agree(start_recorder, run_dir):
     process = start_recorder("--hz", 50, lines="0 * power 200\n0 1 util 50\n", gpus=2)
     wait_until(lambda: sample_count(run_dir) > 110, "110 samples")
     stop_recorder(process)
@@ -63,7 +63,7 @@ def test_a_recording_has_every_file_and_they_agree(start_recorder, run_dir):
     assert recording.header["calibration"] == summary["calibration"]
 
 
-def test_joules_are_those_of_the_scenario(start_recorder, run_dir):
+def test_the_recorded_energy_is_that_of_the_scenario(start_recorder, run_dir):
     process = start_recorder("--hz", 50, lines="0 0 power 400\n0 1 power 100\n", gpus=2)
     wait_until(lambda: sample_count(run_dir) > 60, "60 samples")
     stop_recorder(process)
@@ -75,7 +75,7 @@ def test_joules_are_those_of_the_scenario(start_recorder, run_dir):
     assert summary["totals"]["joules"] == pytest.approx(sum(gpu["joules"] for gpu in summary["gpus"]), abs=0.01)
 
 
-def test_the_update_period_is_measured_and_a_useless_rate_is_warned_of(start_recorder, run_dir):
+def test_the_update_period_is_measured_and_a_useless_rate_gives_a_warning(start_recorder, run_dir):
     process = start_recorder("--hz", 100, lines="0 * power 200\n", gpus=1)
     wait_until(lambda: events_of(run_dir, "calibrated"), "calibration")
     wait_until(run_dir.gpu_summary.exists, "a summary before the end")
@@ -98,7 +98,7 @@ def test_the_default_rate_is_kept_without_a_warning(start_recorder, run_dir):
     assert not summary["warnings"]
 
 
-def test_a_gpu_lost_in_the_middle_is_null_and_an_event_and_is_found_again(start_recorder, run_dir):
+def test_a_gpu_lost_in_the_middle_is_null_logged_as_an_event_and_recovered(start_recorder, run_dir):
     lines = "0 * power 100\n0.6 1 all !lost\n2.2 1 all ok\n"
     process = start_recorder("--hz", 20, lines=lines, gpus=2)
     wait_until(lambda: events_of(run_dir, "found"), "the GPU is found again")
@@ -119,7 +119,7 @@ def test_a_gpu_lost_in_the_middle_is_null_and_an_event_and_is_found_again(start_
     assert summary["gpus"][1]["power"]["min"] == 100
 
 
-def test_a_gpu_lost_from_the_start_keeps_its_place(start_recorder, run_dir):
+def test_a_gpu_lost_from_the_start_keeps_its_column(start_recorder, run_dir):
     process = start_recorder("--hz", 20, lines="0 0 all !lost\n", gpus=2)
     wait_until(lambda: sample_count(run_dir) > 10, "10 samples")
     stop_recorder(process)
@@ -132,7 +132,7 @@ def test_a_gpu_lost_from_the_start_keeps_its_place(start_recorder, run_dir):
     assert events_of(run_dir, "lost")[0]["gpu_index"] == 0
 
 
-def test_a_metric_that_is_not_supported_is_null_and_energy_is_summed_up_from_power(start_recorder, run_dir):
+def test_an_unsupported_metric_is_null_and_energy_is_integrated_from_power(start_recorder, run_dir):
     lines = "0 * temp !not_supported\n0 * energy !not_supported\n0 * power 200\n"
     process = start_recorder("--hz", 50, lines=lines, gpus=1)
     wait_until(lambda: sample_count(run_dir) > 40, "40 samples")
@@ -146,7 +146,7 @@ def test_a_metric_that_is_not_supported_is_null_and_energy_is_summed_up_from_pow
 
 
 @pytest.mark.parametrize(("failing", "instant"), [("instant", math.nan), ("average", 123)])
-def test_average_power_is_known_without_either_of_the_newer_fields(start_recorder, run_dir, failing, instant):
+def test_average_power_is_recorded_without_the_newer_fields(start_recorder, run_dir, failing, instant):
     process = start_recorder("--hz", 50, lines=f"0 * {failing} !not_supported\n0 * power 123\n", gpus=1)
     wait_until(lambda: sample_count(run_dir) > 5, "5 samples")
     stop_recorder(process)
@@ -155,7 +155,7 @@ def test_average_power_is_known_without_either_of_the_newer_fields(start_recorde
     assert recording.columns[0]["power_instant"][-1] == pytest.approx(instant, nan_ok=True)
 
 
-def test_a_driver_that_is_too_slow_makes_late_ticks_that_are_left_out_and_counted(start_recorder, run_dir):
+def test_a_slow_driver_causes_late_ticks_that_are_skipped_and_counted(start_recorder, run_dir):
     process = start_recorder("--hz", 200, lines="call_us 3000\n", gpus=2)  # far more than 5 ms a tick
     wait_until(lambda: sample_count(run_dir) > 40, "40 samples")
     stop_recorder(process)
@@ -165,7 +165,7 @@ def test_a_driver_that_is_too_slow_makes_late_ticks_that_are_left_out_and_counte
     assert any("skipped" in text for text in summary["warnings"])
 
 
-def test_an_attempt_on_other_gpus_overwrites_nothing_and_the_summary_says_so(start_recorder, run_dir):
+def test_an_attempt_on_other_gpus_overwrites_nothing_and_the_summary_reports_it(start_recorder, run_dir):
     for gpus in (2, 1):
         process = start_recorder("--hz", 50, lines="0 * power 200\n", gpus=gpus)
         wait_until(lambda: sample_count(run_dir) > 5, "5 samples")  # the first file is moved before the second is begun
@@ -178,7 +178,7 @@ def test_an_attempt_on_other_gpus_overwrites_nothing_and_the_summary_says_so(sta
     assert any("these numbers exclude an earlier attempt" in text for text in said)
 
 
-def test_an_energy_counter_that_falls_is_a_new_base_and_an_event(start_recorder, run_dir):
+def test_an_energy_counter_that_falls_is_a_new_baseline_and_an_event(start_recorder, run_dir):
     process = start_recorder("--hz", 50, lines="0 0 power 100\n5 0 energy 0\n", gpus=1)
     wait_until(lambda: events_of(run_dir, "counter reset"), "the counter falls")
     wait_until(lambda: sample_count(run_dir) > 90, "90 samples")
@@ -189,7 +189,7 @@ def test_an_energy_counter_that_falls_is_a_new_base_and_an_event(start_recorder,
     assert summary["totals"]["joules"] == pytest.approx(100 * (recording.times[-1] - recording.times[0]), abs=25)
 
 
-def test_gpus_are_taken_by_uuid_and_their_order_is_that_of_ranks(start_recorder, run_dir, library, tmp_path):
+def test_gpus_are_selected_by_uuid_in_the_order_of_ranks(start_recorder, run_dir, library, tmp_path):
     known = simulate.environment(library, None, 3, time.time())
     script = "from kmatrix.gpu.nvml.detect import detect; print(','.join(gpu.uuid for gpu in detect().gpus))"
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'lib'}", **known}
@@ -201,7 +201,7 @@ def test_gpus_are_taken_by_uuid_and_their_order_is_that_of_ranks(start_recorder,
     assert [(gpu["gpu_index"], gpu["rank"], gpu["uuid"]) for gpu in gpus] == [(2, 0, uuids[2]), (0, 1, uuids[0])]
 
 
-def test_throttling_is_an_event_and_its_seconds_are_counted(start_recorder, run_dir):
+def test_throttling_is_an_event_with_its_duration(start_recorder, run_dir):
     process = start_recorder("--hz", 20, lines="0 0 throttle power_cap\n", gpus=2)
     wait_until(lambda: sample_count(run_dir) > 32, "32 samples")
     stop_recorder(process)
@@ -212,7 +212,7 @@ def test_throttling_is_an_event_and_its_seconds_are_counted(start_recorder, run_
     assert "power cap" in events_of(run_dir, "throttle")[0]["text"]
 
 
-def test_a_process_that_is_no_part_of_the_run_is_named(start_recorder, run_dir):
+def test_a_foreign_process_is_named(start_recorder, run_dir):
     with sleeping() as ours, sleeping() as other:
         lines = f"0 0 process {ours.pid} 500\n0 0 process {other.pid} 700\n"
         process = start_recorder("--hz", 20, "--ranks-of", ours.pid, lines=lines, gpus=1)
@@ -223,7 +223,7 @@ def test_a_process_that_is_no_part_of_the_run_is_named(start_recorder, run_dir):
     ]
 
 
-def test_it_ends_by_itself_when_its_parent_has_ended(start_recorder, run_dir):
+def test_the_recorder_exits_when_its_parent_has_exited(start_recorder, run_dir):
     with sleeping() as parent:
         process = start_recorder("--hz", 20, "--parent", parent.pid, gpus=1)
         wait_until(lambda: sample_count(run_dir) > 5, "5 samples")
@@ -232,7 +232,7 @@ def test_it_ends_by_itself_when_its_parent_has_ended(start_recorder, run_dir):
     assert read_json(run_dir.gpu_summary)["final"] is True
 
 
-def test_a_full_disk_makes_a_hole_that_is_reported_and_ends_nothing(start_recorder, run_dir):
+def test_a_full_disk_causes_a_reported_gap_and_does_not_stop_the_recorder(start_recorder, run_dir):
     process = start_recorder("--hz", 100, lines="0 * power 200\n", gpus=2)
     wait_until(lambda: sample_count(run_dir) > 20, "20 samples")
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
@@ -269,7 +269,7 @@ def kill_and_check(start_recorder, run_dir):
     return len(recording)
 
 
-def test_after_a_kill_everything_up_to_the_last_sample_reads_back_and_the_next_attempt_goes_on(start_recorder, run_dir):
+def test_after_a_kill_every_complete_sample_is_readable_and_the_next_attempt_continues(start_recorder, run_dir):
     first = kill_and_check(start_recorder, run_dir)
     process = start_recorder("--hz", 50, lines="0 * power 200\n", gpus=4)
     wait_until(lambda: sample_count(run_dir) > first + 20, "20 samples more")
@@ -284,7 +284,7 @@ def test_after_a_kill_everything_up_to_the_last_sample_reads_back_and_the_next_a
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("hz", "gpus"), [(20, 8), (100, 8), (1000, 4)])
-def test_every_tick_is_a_sample_or_counted_as_late_and_memory_is_small(start_recorder, run_dir, hz, gpus):
+def test_every_tick_is_a_sample_or_counted_as_late_and_memory_stays_small(start_recorder, run_dir, hz, gpus):
     """How many of them are late is the machine's affair: bench/recorder.py prints it."""
     process = start_recorder("--hz", hz, lines="0 * power 200\n", gpus=gpus)
     wait_until(lambda: sample_count(run_dir) > 10, "10 samples")
@@ -297,14 +297,14 @@ def test_every_tick_is_a_sample_or_counted_as_late_and_memory_is_small(start_rec
     assert summary["samples"] + summary["late"] == pytest.approx(hz * summary["seconds"], rel=0.1)
 
 
-def test_the_recorder_imports_nothing_heavy():
+def test_the_recorder_imports_no_heavy_package():
     script = "import sys, kmatrix.gpu.recorder, kmatrix.gpu.nvml; print(*sys.modules)"
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'lib'}"}
     modules = set(subprocess.check_output([sys.executable, "-c", script], env=environment, text=True).split())
     assert not modules & {"numpy", "rich", "matplotlib", "torch", "psutil", "pynvml", "kconfiglib"}
 
 
-def test_without_gpu_and_ranks_it_says_so_and_is_no_failure(start_recorder, run_dir):
+def test_without_gpu_and_ranks_the_recorder_reports_it_and_succeeds(start_recorder, run_dir):
     process = start_recorder("--hz", 20, lines="init !no_driver\n", gpus=1)
     output, errors = process.communicate(timeout=20)
     assert (process.returncode, errors) == (0, "")
@@ -312,7 +312,7 @@ def test_without_gpu_and_ranks_it_says_so_and_is_no_failure(start_recorder, run_
     assert not run_dir.gpu_summary.exists()
 
 
-def test_a_run_is_recorded_once_at_a_time(start_recorder, run_dir):
+def test_a_run_has_one_recorder_at_a_time(start_recorder, run_dir):
     first = start_recorder("--hz", 20, gpus=1)
     wait_until(lambda: sample_count(run_dir) > 2, "2 samples")
     second = start_recorder("--hz", 20, gpus=1)
@@ -323,7 +323,7 @@ def test_a_run_is_recorded_once_at_a_time(start_recorder, run_dir):
     assert len(events_of(run_dir, "started")) == 1
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+def test_a_folder_that_cannot_be_created_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     _, errors = (process := launch_recorder(tmp_path / "file" / "run")).communicate(timeout=20)
     assert process.returncode == 2
@@ -331,7 +331,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("hz", ["0", "-1", "1001", "nan"])
-def test_a_rate_that_cannot_be_is_refused(run_dir, hz):
+def test_an_impossible_rate_is_refused(run_dir, hz):
     _, errors = (process := launch_recorder(run_dir.path, f"--hz={hz}")).communicate(timeout=20)
     assert process.returncode == 2
     assert "hint: pass --hz 20" in errors
@@ -379,7 +379,7 @@ def test_ranks_on_the_cpu_are_recorded_by_rank(run_dir, tmp_path):
     assert not any(snapshot.samples[0].power for snapshot in read_stats(run_dir.gpu_stats_multi))
 
 
-def test_a_run_that_ends_without_a_rank_is_a_notice(run_dir):
+def test_a_run_that_ends_before_any_rank_starts_is_a_notice(run_dir):
     with subprocess.Popen(["sleep", "0.3"]) as run:
         recorder = launch_recorder(run_dir.path, "--ranks-of", run.pid, "--device", "cpu")
         output, errors = recorder.communicate(timeout=20)
@@ -393,7 +393,7 @@ def values(*, power=UNKNOWN, energy=UNKNOWN, memory=UNKNOWN):
     return row
 
 
-def test_running_numbers_are_those_of_the_whole_list():
+def test_running_statistics_equal_those_of_the_complete_list():
     chance = random.Random(3)
     numbers = [chance.uniform(-5, 900) for _ in range(1000)]
     running = RunningStats()
@@ -406,7 +406,7 @@ def test_running_numbers_are_those_of_the_whole_list():
     assert (summary["min"], summary["max"]) == pytest.approx((min(numbers), max(numbers)), abs=1e-5)
 
 
-def test_a_summary_goes_on_from_an_earlier_one_as_if_it_had_never_ended():
+def test_a_summary_continues_an_earlier_one_as_if_uninterrupted():
     whole, first, second = (RunTotals(DEVICES) for _ in range(3))
     rows = [values(power=100 + at, energy=10.0 * at, memory=500 + at % 7) * 2 for at in range(60)]
     for at, row in enumerate(rows):
@@ -422,14 +422,14 @@ def test_a_summary_goes_on_from_an_earlier_one_as_if_it_had_never_ended():
     assert two["gpus"][0]["joules"] == one["gpus"][0]["joules"] - 10  # nothing is known of the time between them
 
 
-def test_power_is_not_summed_up_over_a_gap():
+def test_power_is_not_integrated_over_a_gap():
     aggregate = RunTotals(DEVICES[:1])
     for now in (0.0, 1.0, 20.0, 21.0):
         aggregate.add(now, now, values(power=100.0))
     assert aggregate.summary({}, final=True)["totals"]["joules"] == 200
 
 
-def test_nothing_known_is_null_everywhere():
+def test_unknown_values_are_null_everywhere():
     aggregate = RunTotals(DEVICES)
     aggregate.add(0.0, 0.0, values() * 2)
     summary = aggregate.summary({}, final=True)
@@ -449,7 +449,7 @@ def test_a_period_is_the_median_time_between_changes():
     }
 
 
-def test_a_value_that_changes_at_every_look_has_no_period_of_its_own():
+def test_a_value_that_changes_at_every_poll_has_no_known_period():
     calibration = Calibration()
     for tick in range(400):
         calibration.add(tick * 0.005, {"memory_used": (float(tick), 1e-6)})
@@ -457,15 +457,15 @@ def test_a_value_that_changes_at_every_look_has_no_period_of_its_own():
 
 
 @pytest.mark.parametrize(("hz", "warned"), [(20, False), (22, False), (23, True), (100, True)])
-def test_more_than_twice_the_hardware_rate_is_warned_of(hz, warned):
+def test_polling_at_more_than_twice_the_hardware_rate_gives_a_warning(hz, warned):
     assert (rate_warning({"power": {"period_ms": 100.0}}, hz) is not None) == warned
 
 
-def test_without_a_known_period_nothing_is_warned_of():
+def test_without_a_known_period_there_is_no_warning():
     assert rate_warning({"power": {"period_ms": None}}, 1000) is None
 
 
-def test_pids_of_another_container_are_not_called_foreign_without_reason():
+def test_pids_of_another_container_are_not_reported_as_foreign_without_evidence():
     gone = 2**22 + 5  # above every pid that the kernel gives
     ours = RunProcesses(os.getpid())
     assert ours.others([DeviceProcess(pid=gone, memory_mib=100.0)]) == []
@@ -476,7 +476,7 @@ def test_pids_of_another_container_are_not_called_foreign_without_reason():
     assert RunProcesses(None).others([DeviceProcess(pid=1, memory_mib=1.0)]) == []
 
 
-def test_a_process_that_ended_and_one_that_is_not_collected_do_not_live():
+def test_exited_and_zombie_processes_are_not_alive():
     process = subprocess.Popen(["true"])
     watched = ProcessHandle(process.pid)
     wait_until(lambda: not watched.is_alive(), "it ends, though nobody has collected it")
@@ -485,7 +485,7 @@ def test_a_process_that_ended_and_one_that_is_not_collected_do_not_live():
     assert ProcessHandle(os.getpid()).is_alive()
 
 
-def test_the_processors_counters_are_summed_and_may_start_again(tmp_path):
+def test_the_cpu_energy_counters_are_summed_and_may_wrap_around(tmp_path):
     for name, energy in (("intel-rapl:0", 900_000), ("intel-rapl:1", 0), ("intel-rapl:0:0", 5)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "energy_uj").write_text(str(energy))

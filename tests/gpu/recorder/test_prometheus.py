@@ -48,7 +48,7 @@ def answered(port):
     return False
 
 
-def test_a_scrape_gives_every_metric_in_base_units_while_the_recording_goes_on(start_recorder, run_dir):
+def test_a_scrape_returns_every_metric_in_base_units_during_a_recording(start_recorder, run_dir):
     port = free_port()
     process = start_recorder("--hz", 20, "--prometheus", port, lines=SCENARIO, gpus=2)
     wait_until(lambda: answered(port) and sample_count(run_dir) > 45, "it answers")
@@ -82,7 +82,9 @@ def test_a_scrape_gives_every_metric_in_base_units_while_the_recording_goes_on(s
 
 
 @pytest.mark.parametrize(("request_line", "status"), [("GET /nothing HTTP/1.1", 404), ("POST /metrics HTTP/1.1", 405)])
-def test_other_requests_are_refused_and_clients_that_hang_end_nothing(start_recorder, run_dir, request_line, status):
+def test_other_requests_are_refused_and_hanging_clients_do_not_stop_the_recorder(
+    start_recorder, run_dir, request_line, status
+):
     port = free_port()
     process = start_recorder("--hz", 20, "--prometheus", port, gpus=1)
     wait_until(lambda: answered(port), "it answers")
@@ -96,7 +98,7 @@ def test_other_requests_are_refused_and_clients_that_hang_end_nothing(start_reco
     stop_recorder(process)
 
 
-def test_a_port_that_is_taken_is_one_line_and_the_recording_goes_on(start_recorder, run_dir):
+def test_a_port_in_use_is_reported_in_one_line_and_the_recording_continues(start_recorder, run_dir):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         process = start_recorder("--hz", 20, "--prometheus", port, gpus=1)
@@ -109,7 +111,7 @@ def test_a_port_that_is_taken_is_one_line_and_the_recording_goes_on(start_record
     assert any("no metrics for Prometheus" in text for text in read_json(run_dir.gpu_summary)["warnings"])
 
 
-def test_only_this_machine_is_answered(start_recorder, run_dir):
+def test_only_loopback_is_served(start_recorder, run_dir):
     port = free_port()
     process = start_recorder("--hz", 20, "--prometheus", port, gpus=1)
     wait_until(lambda: answered(port), "it answers")
@@ -120,7 +122,7 @@ def test_only_this_machine_is_answered(start_recorder, run_dir):
     stop_recorder(process)
 
 
-def test_names_cannot_break_the_format():
+def test_special_characters_in_names_are_escaped():
     device = Device(gpu_index=0, gpu_name='A "GPU"\\ of\nlines', uuid="GPU-0")
     values = [UNKNOWN] * WIDTH
     values[COLUMN_INDEX["power"]] = 1e-9

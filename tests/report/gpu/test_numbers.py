@@ -49,12 +49,12 @@ def configure(run, symbols, **train):
 # ---- money -------------------------------------------------------------------------------------------------------
 
 
-def test_a_kilowatt_hour_and_an_hour_of_a_gpu_cost_what_their_factors_say():
+def test_energy_and_gpu_hours_are_converted_to_cost_with_their_factors():
     cost = cost_of(3.6e6, 7200.0, CostFactors(energy_price=0.25, co2=400.0, gpu_hour_price=1.5))
     assert (cost.kwh, cost.energy_cost, cost.co2_g, cost.gpu_hours, cost.gpu_cost) == (1, 0.25, 400, 2, 3)
 
 
-def test_without_a_factor_or_a_measurement_nothing_is_claimed():
+def test_without_a_factor_or_a_measurement_no_cost_is_printed():
     assert cost_of(3.6e6, None, CostFactors()).energy_cost is None
     nothing = cost_of(None, None, CostFactors(energy_price=1, co2=1, gpu_hour_price=1))
     assert {nothing.kwh, nothing.energy_cost, nothing.co2_g, nothing.gpu_cost} == {None}
@@ -64,17 +64,17 @@ def test_without_a_factor_or_a_measurement_nothing_is_claimed():
 @pytest.mark.parametrize(
     ("dollars", "text"), [(0.0, "$0.00"), (0.00123, "$0.0012"), (12.3, "$12.30"), (1e4, "$10,000.00")]
 )
-def test_money_below_a_cent_is_not_rounded_to_nothing(dollars, text):
+def test_amounts_below_a_cent_are_not_rounded_to_zero(dollars, text):
     assert money(dollars) == text
 
 
-def test_factors_are_those_of_the_configuration_of_the_run():
+def test_the_factors_are_those_of_the_configuration_of_the_run():
     run = {"symbols": {"ENERGY_PRICE": "0.15", "CO2_FACTOR": ""}, "train": {"gpu_hour_price": 1.25}}
     assert cost_factors(RunFile.from_json(run)) == CostFactors(energy_price=0.15, gpu_hour_price=1.25)
     assert cost_factors(RunFile()) == CostFactors()
 
 
-def test_the_summary_puts_each_figure_beside_its_factor(matrix):
+def test_the_summary_prints_each_figure_with_its_factor(matrix):
     configure(matrix.run("gpt2_adamw_4gpu"), {"ENERGY_PRICE": "0.15", "CO2_FACTOR": "380"}, gpu_hour_price=1.25)
     text = write_summary(analyse(matrix))
     assert "Cost: energy $0.0015 at $0.15/kWh, 3.8 g CO2 at 380 g/kWh, 0.0667 GPU-hours $0.08 at $1.25" in text, text
@@ -87,7 +87,7 @@ def test_the_summary_puts_each_figure_beside_its_factor(matrix):
     assert first["gpu"]["totals"]["tokens_per_joule"] == pytest.approx(1 / first["gpu"]["totals"]["joules_per_token"])
 
 
-def test_mfu_stands_beside_utilization(matrix):
+def test_mfu_is_printed_next_to_utilization(matrix):
     gpu = read_gpu(matrix.run("gpt2_adamw_4gpu"), TrainingTotals(mfu=0.438))
     (line,) = busy_lines(gpu)
     assert line == "Utilization 95.0% (time with a kernel running), MFU 43.8% of peak"
@@ -97,7 +97,7 @@ def test_mfu_stands_beside_utilization(matrix):
 # ---- phases ------------------------------------------------------------------------------------------------------
 
 
-def test_phases_have_their_seconds_and_their_joules(tmp_path):
+def test_phases_have_a_duration_and_an_energy(tmp_path):
     counted = FakeGpus(power=(150.0, 150.0), memory=(1.0, 1.0), utilization=(1.0, 1.0), counter=True)
     record(RunDir(tmp_path), counted)
     write_phases(
@@ -116,14 +116,14 @@ def test_phases_have_their_seconds_and_their_joules(tmp_path):
     assert line == "Time: set-up 5.0s (1,500 J), evaluation 15.0s (4,500 J), checkpoint 2.0s (600 J) of 1m00s recorded"
 
 
-def test_what_comes_after_the_result_is_no_training(tmp_path):
+def test_time_after_the_result_is_not_training(tmp_path):
     record(RunDir(tmp_path), FakeGpus())
     write_phases(RunDir(tmp_path), ("evaluation", 10, 16))
     write_json(RunDir(tmp_path).result, {"ended": STARTED + 50})
     assert read_gpu(RunDir(tmp_path), TrainingTotals()).phases[-1] == RecordedPhase(name="ending", begin=50, end=59)
 
 
-def test_joules_of_a_phase_that_are_not_known_are_not_zero(tmp_path):
+def test_unknown_energy_of_a_phase_is_not_zero(tmp_path):
     record(RunDir(tmp_path), FakeGpus())  # its samples have no counter
     write_phases(RunDir(tmp_path), ("evaluation", 10, 16))
     assert read_gpu(RunDir(tmp_path), TrainingTotals()).phases == (
@@ -134,7 +134,7 @@ def test_joules_of_a_phase_that_are_not_known_are_not_zero(tmp_path):
 @pytest.mark.parametrize(
     "damage", ["", "no json\n", '{"phase": "lunch", "begin": 1, "end": 2}\n', '{"phase": "evaluation"}\n']
 )
-def test_what_is_no_phase_is_passed_over(tmp_path, damage):
+def test_invalid_phases_are_ignored(tmp_path, damage):
     record(RunDir(tmp_path), FakeGpus())
     RunDir(tmp_path).phases.write_text(damage)
     assert read_gpu(RunDir(tmp_path), TrainingTotals()).phases == ()
@@ -155,7 +155,7 @@ def legend_of(figure):
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_the_only_run_has_its_phases_shaded_behind_it(tmp_path):
+def test_the_phases_of_a_single_run_are_shaded_in_the_background(tmp_path):
     figure = drawn(tmp_path, 1)
     (axes,) = figure.axes
     spans = sorted((patch.get_x(), patch.get_x() + patch.get_width()) for patch in axes.patches)
@@ -163,7 +163,7 @@ def test_the_only_run_has_its_phases_shaded_behind_it(tmp_path):
     assert legend_of(figure)[1:] == ["set-up", "evaluation", "checkpoint"]
 
 
-def test_several_runs_have_a_strip_each_below(tmp_path):
+def test_several_runs_have_one_phase_strip_each_below_the_graph(tmp_path):
     figure = drawn(tmp_path, 3)
     above, below = figure.axes
     assert len(above.patches) == 0
@@ -196,7 +196,7 @@ GONE = Alert(
 )
 
 
-def test_the_report_tells_what_a_run_was_warned_of_with_its_advice(matrix):
+def test_the_report_lists_the_alerts_of_a_run_with_advice(matrix):
     run = matrix.run("gpt2_muon_4gpu")
     write_json(run.status, read_json(run.status) | {"alerts": [HOT.to_json(), GONE.to_json()]})
     told = write_summary(analyse(matrix)).split("Alerts\n------\n")[1].split("\n\n")[0].splitlines()
@@ -209,7 +209,7 @@ def test_the_report_tells_what_a_run_was_warned_of_with_its_advice(matrix):
     assert [alert["kind"] for alert in muon["alerts"]] == ["temperature", "gpu_lost"]
 
 
-def test_alerts_of_a_kind_are_told_once_with_their_number_and_their_time(matrix):
+def test_alerts_of_one_kind_are_listed_once_with_count_and_duration(matrix):
     run = matrix.run("gpt2_muon_4gpu")
     later = replace(HOT, since=STARTED + 200, until=STARTED + 210, value=95.0)
     write_json(run.status, read_json(run.status) | {"alerts": [HOT.to_json(), later.to_json()]})
@@ -218,7 +218,7 @@ def test_alerts_of_a_kind_are_told_once_with_their_number_and_their_time(matrix)
     assert "UTC, 1m45s in total): check cooling" in text
 
 
-def test_a_matrix_without_alerts_has_no_such_section_and_damaged_ones_are_passed_over(matrix):
+def test_a_matrix_without_alerts_has_no_alert_section_and_invalid_alerts_are_ignored(matrix):
     assert "Alerts\n------" not in write_summary(analyse(matrix))
     run = matrix.run("gpt2_muon_4gpu")
     write_json(run.status, read_json(run.status) | {"alerts": [{"kind": "unheard of"}]})

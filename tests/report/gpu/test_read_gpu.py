@@ -69,7 +69,7 @@ def read(folder, gpus, **work):
 # Numbers
 
 
-def test_a_summary_of_the_recorder_and_its_recording_give_the_same_numbers(tmp_path):
+def test_the_summary_and_the_recording_of_the_recorder_give_the_same_numbers(tmp_path):
     summed = read(tmp_path, FakeGpus())
     RunDir(tmp_path).gpu_summary.unlink()
     RunDir(tmp_path).gpu_samples.unlink()
@@ -86,7 +86,7 @@ def test_a_summary_of_the_recorder_and_its_recording_give_the_same_numbers(tmp_p
     assert summed.total_max == streamed.total_max == pytest.approx(sum(MEANS) + 4 * 45)
 
 
-def test_the_balance_of_the_documents_example_is_a_fifth_of_a_percent():
+def test_the_balance_of_the_documented_example_is_0_2_percent():
     balance = balance_of(MEANS)
     assert balance.cv == pytest.approx(100 * statistics.pstdev(MEANS) / statistics.fmean(MEANS))
     assert (f"{balance.cv:.1f}", balance.quality) == ("0.2", "Excellent")
@@ -101,7 +101,7 @@ def test_a_bound_belongs_to_the_class_above_it(cv, quality):
     assert gpu.balance("memory_used").quality == quality
 
 
-def test_one_device_or_an_unknown_one_has_no_balance():
+def test_one_device_or_unknown_devices_have_no_balance():
     assert numbers_of([100.0]).balance("memory_used") is None
     gpu = numbers_of([100.0, 200.0, 300.0])
     assert gpu.balance("power") is None
@@ -109,20 +109,20 @@ def test_one_device_or_an_unknown_one_has_no_balance():
     assert replace(gpu, devices=(*gpu.devices[:2], silent)).balance("memory_used") is None
 
 
-def test_the_energy_of_some_gpus_is_not_that_of_the_run(tmp_path):
+def test_the_energy_of_some_gpus_is_not_the_energy_of_the_run(tmp_path):
     gpus = FakeGpus(memory=(100.0, 200.0), power=(None, 150.0), utilization=(1.0, 2.0))
     totals = {"joules": 9000.0, "memory_used_max": 300.0}
     record(RunDir(tmp_path), gpus, summary={"totals": totals})
     assert read_gpu(RunDir(tmp_path), TrainingTotals()).joules is None
 
 
-def test_the_energy_of_the_host_is_that_of_the_run_where_no_rank_has_its_own(tmp_path):
+def test_without_energy_per_rank_the_energy_of_the_host_is_that_of_the_run(tmp_path):
     gpus = FakeGpus(memory=(100.0, 200.0), power=(None, None), utilization=(1.0, 2.0), device_type="cpu")
     record(RunDir(tmp_path), gpus, summary={"totals": {"joules": 9000.0}, "energy_source": "rapl"})
     assert read_gpu(RunDir(tmp_path), TrainingTotals(tokens=1000, device="cpu")).joules_per_token == 9.0
 
 
-def test_a_missing_measurement_stays_unknown(tmp_path):
+def test_a_missing_measurement_is_unknown(tmp_path):
     gpu = read(tmp_path, FakeGpus(memory=(100.0, 200.0), power=(None, 150.0), utilization=(1.0, 2.0)))
     assert gpu.devices[0].power is None
     assert gpu.devices[0].joules is None
@@ -131,7 +131,7 @@ def test_a_missing_measurement_stays_unknown(tmp_path):
     assert gpu.balance("power") is None
 
 
-def test_a_lost_gpu_keeps_what_it_had_and_no_zero_comes_in(tmp_path):
+def test_a_lost_gpu_keeps_its_values_without_adding_zeros(tmp_path):
     gpus = FakeGpus(lost={1: 20}, samples=60)
     write_arrays(RunDir(tmp_path), list(gpus.snapshots()))
     gpu = read_gpu(RunDir(tmp_path), TrainingTotals())
@@ -140,7 +140,7 @@ def test_a_lost_gpu_keeps_what_it_had_and_no_zero_comes_in(tmp_path):
     assert gpu.devices[1].power.minimum == 150
 
 
-def test_energy_is_the_area_under_the_power_and_nothing_over_a_hole(tmp_path):
+def test_energy_is_the_area_under_the_power_curve_without_gaps(tmp_path):
     path = write_foreign(
         tmp_path / "gpt2_adamw", FakeGpus(memory=(100.0,), power=(200.0,), utilization=(90.0,), samples=11)
     )
@@ -153,7 +153,7 @@ def test_energy_is_the_area_under_the_power_and_nothing_over_a_hole(tmp_path):
     assert gpu.energy_source == "power"
 
 
-def test_an_energy_counter_is_believed_before_power_and_may_begin_anew(tmp_path):
+def test_the_energy_counter_is_preferred_to_power_and_may_restart(tmp_path):
     path = write_foreign(
         tmp_path / "gpt2_adamw", FakeGpus(memory=(100.0,), power=(200.0,), utilization=(90.0,), samples=4)
     )
@@ -167,7 +167,7 @@ def test_an_energy_counter_is_believed_before_power_and_may_begin_anew(tmp_path)
     assert (gpu.joules, gpu.energy_source) == (150.0, "counter")
 
 
-def test_joules_a_token_need_a_recording_of_the_whole_training(tmp_path):
+def test_energy_per_token_needs_a_recording_of_the_whole_training(tmp_path):
     record(RunDir(tmp_path), FakeGpus(samples=60))
     whole = read_gpu(RunDir(tmp_path), TrainingTotals(tokens=9000, seconds=62.0))
     assert whole.joules_per_token == pytest.approx(4 * 60 * 150 / 9000)
@@ -176,14 +176,14 @@ def test_joules_a_token_need_a_recording_of_the_whole_training(tmp_path):
     assert "covers 60 s of 120 s" in half.notes[-1]
 
 
-def test_energy_with_a_lost_gpu_is_not_put_beside_tokens(tmp_path):
+def test_energy_with_a_lost_gpu_is_not_divided_by_tokens(tmp_path):
     gpu = read(tmp_path, FakeGpus(lost={3: 30}), tokens=9000, seconds=60.0)
     assert gpu.joules_per_token is None
     assert "energy of GPU 3 after its loss" in gpu.notes[-1]
 
 
 @pytest.mark.parametrize("layout", ["multi", "mixed"])
-def test_the_originals_layouts_for_several_gpus_are_read(tmp_path, layout):
+def test_multi_gpu_layouts_of_the_original_project_are_read(tmp_path, layout):
     write_foreign(tmp_path / "gpt2_adamw", FakeGpus(), layout=layout)
     gpu = read_gpu(RunDir(tmp_path / "gpt2_adamw"), TrainingTotals())
     assert [device.memory_used.mean for device in gpu.devices] == pytest.approx(MEANS)
@@ -191,7 +191,7 @@ def test_the_originals_layouts_for_several_gpus_are_read(tmp_path, layout):
     assert (gpu.samples, gpu.seconds) == (60, 59.0)
 
 
-def test_all_gpus_are_preferred_to_one_and_the_newest_file_to_an_older(tmp_path):
+def test_a_multi_gpu_file_is_preferred_to_a_single_one_and_the_newest_file_to_older_ones(tmp_path):
     folder = tmp_path / "gpt2_adamw"
     write_foreign(folder, FakeGpus(memory=(5.0,)), layout="single")
     new = write_foreign(folder, FakeGpus())
@@ -203,7 +203,7 @@ def test_all_gpus_are_preferred_to_one_and_the_newest_file_to_an_older(tmp_path)
     assert len(read_gpu(RunDir(folder), TrainingTotals()).devices) == 1
 
 
-def test_a_file_that_was_cut_short_gives_what_is_whole_and_says_so(tmp_path):
+def test_a_truncated_file_gives_its_complete_entries_and_a_note(tmp_path):
     size = write_foreign(tmp_path / "gpt2_adamw", FakeGpus()).stat().st_size
     write_foreign(tmp_path / "gpt2_adamw", FakeGpus(), keep=size // 2 - 400)
     gpu = read_gpu(RunDir(tmp_path / "gpt2_adamw"), TrainingTotals())
@@ -211,7 +211,7 @@ def test_a_file_that_was_cut_short_gives_what_is_whole_and_says_so(tmp_path):
     assert "truncated" in gpu.notes[0]
 
 
-def test_without_a_recording_there_is_nothing_and_with_an_empty_one_there_is_a_note(tmp_path):
+def test_without_a_recording_there_are_no_numbers_and_an_empty_one_gives_a_note(tmp_path):
     assert read_gpu(RunDir(tmp_path), TrainingTotals()) is None
     (tmp_path / "gpu_stats_x.json").write_text("[]")
     gpu = read_gpu(RunDir(tmp_path), TrainingTotals())
@@ -220,7 +220,7 @@ def test_without_a_recording_there_is_nothing_and_with_an_empty_one_there_is_a_n
     assert gpu.notes == ("gpu_stats_x.json has no sample",)
 
 
-def test_ranks_on_the_cpu_are_known_by_their_names_when_only_text_is_left(tmp_path):
+def test_ranks_on_the_cpu_are_identified_by_name_in_text_files(tmp_path):
     gpus = FakeGpus(memory=(812.0, 820.0), power=(None, None), utilization=(99.0, 98.0), device_type="cpu")
     write_arrays(RunDir(tmp_path), list(gpus.snapshots()))
     gpu = read_gpu(RunDir(tmp_path), TrainingTotals())
@@ -228,12 +228,12 @@ def test_ranks_on_the_cpu_are_known_by_their_names_when_only_text_is_left(tmp_pa
     assert (gpu.joules, gpu.energy_source) == (None, None)
 
 
-def test_a_file_of_another_kind_is_said_and_stops_nothing(tmp_path):
+def test_a_file_of_another_kind_is_reported_and_ignored(tmp_path):
     (tmp_path / "gpu_stats_x.json").write_text("hello")
     assert "is not a GPU recording" in read_gpu(RunDir(tmp_path), TrainingTotals()).notes[0]
 
 
-def test_a_damaged_summary_is_passed_over_and_a_newer_one_is_refused(tmp_path):
+def test_a_damaged_summary_is_ignored_and_a_newer_one_is_refused(tmp_path):
     record(RunDir(tmp_path), FakeGpus())
     RunDir(tmp_path).gpu_summary.write_text('{"schema": 1, "gpus": [')
     assert read_gpu(RunDir(tmp_path), TrainingTotals()).evidence.endswith("gpu_samples.bin")
@@ -242,14 +242,14 @@ def test_a_damaged_summary_is_passed_over_and_a_newer_one_is_refused(tmp_path):
         read_gpu(RunDir(tmp_path), TrainingTotals())
 
 
-def test_a_recorder_that_has_not_ended_is_said(tmp_path):
+def test_a_recorder_that_has_not_ended_is_reported(tmp_path):
     record(RunDir(tmp_path), FakeGpus(), final=False)
     gpu = read_gpu(RunDir(tmp_path), TrainingTotals())
     assert not gpu.final
     assert "the recorder is still running" in gpu.notes[0]
 
 
-def test_the_recorders_own_arithmetic_gives_the_same_numbers(tmp_path):
+def test_the_arithmetic_of_the_recorder_gives_the_same_numbers(tmp_path):
     gpus = FakeGpus(lost={1: 20})
     record(RunDir(tmp_path), gpus)
     expected = read_gpu(RunDir(tmp_path), TrainingTotals())
@@ -272,7 +272,7 @@ def test_the_recorders_own_arithmetic_gives_the_same_numbers(tmp_path):
 # Stragglers
 
 
-def test_a_straggler_is_named_with_what_it_costs(tmp_path):
+def test_a_straggler_is_named_with_its_cost(tmp_path):
     write_timings(RunDir(tmp_path), [100.0, 100.0, 100.0, 130.0], step_ms=150.0)
     ranks = read_ranks(RunDir(tmp_path))
     assert dict(ranks.compute_ms) == {0: 100.0, 1: 100.0, 2: 100.0, 3: 130.0}
@@ -281,7 +281,7 @@ def test_a_straggler_is_named_with_what_it_costs(tmp_path):
     assert (ranks.slowest, ranks.slowest_share, ranks.steps) == (3, 1.0, 100)
 
 
-def test_a_line_counts_by_its_steps_and_only_where_every_rank_wrote_it(tmp_path):
+def test_a_timing_line_is_weighted_by_its_steps_and_needs_all_ranks(tmp_path):
     write_timings(RunDir(tmp_path), [100.0, 120.0], step_ms=130.0, lines=2)
     with RunDir(tmp_path).timings(0).open("a") as file:
         file.write('{"schema": 1, "step": 30, "steps": 30, "compute_ms": 200.0, "step_ms": 210.0}\n')
@@ -293,13 +293,13 @@ def test_a_line_counts_by_its_steps_and_only_where_every_rank_wrote_it(tmp_path)
     assert ranks.waiting == pytest.approx((10 * 20 + 50 * 30) / (130 * 20 + 210 * 30))
 
 
-def test_one_rank_has_nobody_to_wait_for(tmp_path):
+def test_a_single_rank_never_waits(tmp_path):
     write_timings(RunDir(tmp_path), [100.0])
     assert read_ranks(RunDir(tmp_path)) is None
 
 
 @pytest.mark.parametrize(("slow", "said"), [(130.0, True), (104.0, False)])
-def test_a_straggler_that_an_excellent_cv_hides_is_said(tmp_path, slow, said):
+def test_a_straggler_hidden_by_an_excellent_cv_is_reported(tmp_path, slow, said):
     write_timings(RunDir(tmp_path), [100.0] * 63 + [slow], step_ms=1.05 * slow)
     gpu = replace(numbers_of([12_800.0] * 64), ranks=read_ranks(RunDir(tmp_path)))
     assert gpu.hides_straggler is said
@@ -331,15 +331,15 @@ def matrix_of_all_kinds(root):
     return matrix
 
 
-def test_summary_with_gpus_and_ranks(golden, tmp_path):
+def test_summary_of_a_matrix_with_gpus_and_ranks(golden, tmp_path):
     golden("summary_gpus.txt", write_summary(analyse(matrix_of_all_kinds(tmp_path))))
 
 
-def test_consolidated_text(golden, tmp_path):
+def test_consolidated_summary_of_a_matrix(golden, tmp_path):
     golden("consolidated_gpus.txt", summarize(matrix_of_all_kinds(tmp_path).path))
 
 
-def test_the_breakdown_has_the_originals_words(tmp_path):
+def test_the_breakdown_uses_the_terms_of_the_original_project(tmp_path):
     write_foreign(tmp_path / "gpt2_adamwprune_state_50", FakeGpus(spread=45.2))
     text = summarize(tmp_path)
     assert (
@@ -353,7 +353,7 @@ def test_the_breakdown_has_the_originals_words(tmp_path):
     ) in text
 
 
-def test_simulated_numbers_are_marked_wherever_they_stand(tmp_path):
+def test_simulated_numbers_are_marked_everywhere(tmp_path):
     matrix = matrix_of_all_kinds(tmp_path)
     text = write_summary(analyse(matrix))
     assert "gpt2_adam_1gpu (simulated)" in text
@@ -363,13 +363,13 @@ def test_simulated_numbers_are_marked_wherever_they_stand(tmp_path):
     assert "gpt2_adam_1gpu (simulated)" in summarize(matrix.path)
 
 
-def test_a_matrix_without_a_recording_has_no_such_section(tmp_path):
+def test_a_matrix_without_a_recording_has_no_gpu_section(tmp_path):
     assert "GPUs\n----" not in write_summary(
         analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", device="cuda")]))
     )
 
 
-def test_timings_alone_give_the_ranks_and_no_graph(tmp_path):
+def test_timings_alone_give_the_rank_table_and_no_graph(tmp_path):
     run = FakeRun(gpus=2)
     matrix = make_matrix(tmp_path, [run])
     write_timings(matrix.run(run.name), [100.0, 120.0])
@@ -380,7 +380,7 @@ def test_timings_alone_give_the_ranks_and_no_graph(tmp_path):
     assert "rank 0 100.0  rank 1 120.0" in summarize(matrix.path)
 
 
-def test_results_hold_the_numbers_of_each_device_and_null_for_what_is_unknown(tmp_path):
+def test_results_json_has_the_numbers_of_each_device_and_null_for_unknown_values(tmp_path):
     matrix = matrix_of_all_kinds(tmp_path)
     write_summary(analyse(matrix))
     runs = {run["name"]: run["gpu"] for run in read_json(matrix.results)["runs"]}
@@ -394,7 +394,7 @@ def test_results_hold_the_numbers_of_each_device_and_null_for_what_is_unknown(tm
     assert runs["gpt2_sgd_1gpu"] is None
 
 
-def test_all_results_hold_memory_and_energy_of_the_run(tmp_path):
+def test_all_results_json_has_memory_and_energy_of_the_run(tmp_path):
     matrix = matrix_of_all_kinds(tmp_path)
     write_summary(analyse(matrix))
     rows = {row["test_id"]: row for row in json.loads(matrix.all_results.read_text())}
@@ -405,7 +405,7 @@ def test_all_results_hold_memory_and_energy_of_the_run(tmp_path):
     assert [rows["gpt2_sgd_1gpu"][key] for key in keys] == [None] * 4
 
 
-def test_what_the_trainer_does_not_know_does_not_hide_what_was_recorded(tmp_path):
+def test_recorded_memory_is_used_if_the_trainer_does_not_know_its_own(tmp_path):
     matrix = matrix_of_all_kinds(tmp_path)
     metrics = matrix.run("gpt2_adamw_4gpu").training_metrics
     known = json.loads(metrics.read_text()) if metrics.exists() else {}
@@ -418,13 +418,13 @@ def test_what_the_trainer_does_not_know_does_not_hide_what_was_recorded(tmp_path
 
 
 @given(st.integers(1, 64), st.text("abc_0123456789", min_size=1, max_size=150))
-def test_no_line_of_the_sections_is_wider_than_a_mail(devices, name):
+def test_no_line_of_the_gpu_sections_is_wider_than_80_columns(devices, name):
     run = gpu_run(name=name, gpu=numbers_of([12_800.0 + i for i in range(devices)], notes=("a note " * 30,)))
     lines = [line for _, body in gpu_sections([run]) for line in body if line.split(" (")[0] != name]
     assert max(map(len, lines)) <= WIDTH
 
 
-def test_of_many_gpus_the_lowest_and_the_highest_are_listed(tmp_path):
+def test_of_many_gpus_only_the_lowest_and_the_highest_are_listed(tmp_path):
     run = gpu_run(gpu=numbers_of([10_000.0 + 10 * ((i * 7) % 64) for i in range(64)]))
     ((_, lines),) = gpu_sections([run])
     text = "\n".join(lines)
@@ -446,17 +446,17 @@ def test_an_unknown_energy_is_not_zero(joules, text):
     ("devices", "shape"),
     [(2, (1, 2)), (4, (2, 2)), (6, (2, 3)), (8, (2, 4)), (9, (3, 3)), (10, (3, 4)), (16, (4, 4)), (64, (8, 8))],
 )
-def test_the_grid_suits_the_number_of_gpus(devices, shape):
+def test_the_grid_fits_the_number_of_gpus(devices, shape):
     assert grid(devices) == shape
 
 
 @given(st.integers(1, 64))
-def test_the_grid_holds_every_gpu_and_no_row_is_empty(devices):
+def test_the_grid_has_a_panel_per_gpu_and_no_empty_row(devices):
     rows, columns = grid(devices)
     assert rows * columns >= devices > (rows - 1) * columns
 
 
-def test_the_four_graphs_are_drawn_beside_the_others(tmp_path):
+def test_the_four_gpu_graphs_are_drawn_next_to_the_others(tmp_path):
     matrix = matrix_of_all_kinds(tmp_path)
     files, missing = draw_graphs(analyse(matrix))
     assert [path.name for path in files][-4:] == FILES
@@ -465,26 +465,26 @@ def test_the_four_graphs_are_drawn_beside_the_others(tmp_path):
     assert "graphs/gpu_memory_timeline.png" in write_summary(analyse(matrix))
 
 
-def test_the_same_recordings_give_the_same_bytes(tmp_path):
+def test_the_same_recordings_give_identical_image_files(tmp_path):
     runs = [gpu_run(gpu=numbers_of(MEANS))]
     (one, _), (other, _) = draw("m", runs, tmp_path / "a"), draw("m", runs, tmp_path / "b")
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
 
 
-def test_without_several_gpus_there_is_a_sentence_and_no_graph_by_gpu(tmp_path):
+def test_with_one_gpu_a_note_replaces_the_graph_per_gpu(tmp_path):
     files, missing = draw("m", [gpu_run(gpu=numbers_of([100.0]))], tmp_path)
     assert [path.name for path in files] == FILES[:1]
     assert [text.split()[0] for text in missing] == FILES[1:]
     assert draw("m", [gpu_run()], tmp_path) == ([], [])
 
 
-def test_bars_begin_at_zero_and_are_the_total_of_all_gpus():
+def test_bars_start_at_zero_and_show_the_total_of_all_gpus():
     axes = memory_by_run("m", [gpu_run(gpu=numbers_of(MEANS)), gpu_run(name="b", gpu=numbers_of([5.0]))]).axes[0]
     assert [bar.get_width() for bar in axes.patches] == [51_155.0, 5.0]
     assert axes.get_xlim()[0] == 0
 
 
-def test_a_panel_for_each_gpu_shows_every_run_on_it():
+def test_each_gpu_has_a_panel_with_every_run():
     runs = [gpu_run(gpu=numbers_of(MEANS)), gpu_run(name="b", gpu=numbers_of(MEANS[:2]), status="failed")]
     figure = memory_by_device("m", runs)
     assert [axes.get_title() for axes in figure.axes] == ["GPU 0", "GPU 1", "GPU 2", "GPU 3"]
@@ -496,7 +496,7 @@ def test_a_panel_for_each_gpu_shows_every_run_on_it():
     ]
 
 
-def test_sixty_four_gpus_fit_and_more_are_said():
+def test_sixty_four_gpus_are_drawn_and_more_are_counted_in_a_note():
     figure = memory_by_device("m", [gpu_run(gpu=numbers_of([100.0 + i for i in range(70)]))])
     assert sum(axes.get_visible() for axes in figure.axes) == 64
     assert any("the first 64 of 70 devices" in text.get_text() for text in figure.texts)
@@ -510,7 +510,7 @@ def test_the_balance_graph_shows_shares_on_the_left_and_cvs_on_the_right():
     assert [text.get_text() for text in right.texts] == ["10.0% Fair"]
 
 
-def test_the_timeline_is_the_total_and_a_failed_run_is_marked_at_its_end(tmp_path):
+def test_the_timeline_shows_the_total_and_marks_the_end_of_a_failed_run(tmp_path):
     matrix = matrix_of_all_kinds(tmp_path)
     numbers = analyse(matrix)
     runs = [replace(run, gpu=run.gpu and add_timeline(matrix.run(run.name), run.gpu)) for run in gpu_runs(numbers)]
@@ -521,7 +521,7 @@ def test_the_timeline_is_the_total_and_a_failed_run_is_marked_at_its_end(tmp_pat
     assert cross.get_xdata()[0] == pytest.approx(19.0)
 
 
-def test_a_time_in_which_no_gpu_answered_is_a_gap_not_a_zero(tmp_path):
+def test_a_period_without_answers_is_a_gap_and_not_zero(tmp_path):
     record(
         RunDir(tmp_path), FakeGpus(memory=(100.0, 100.0), power=(1.0, 1.0), utilization=(1.0, 1.0), lost={0: 30, 1: 30})
     )
@@ -555,7 +555,7 @@ def test_a_folder_of_the_original_project_is_read(tmp_path):
     assert (bad.optimizer, bad.status, bad.gpu.balance("memory_used").quality) == ("adamw", "failed", "Fair")
 
 
-def test_without_a_list_of_results_the_folders_name_gives_the_optimizer(tmp_path):
+def test_without_a_list_of_results_the_directory_name_gives_the_optimizer(tmp_path):
     folder = foreign_folder(tmp_path)
     (folder / "all_results.json").write_text("[{")
     _, _, runs = read_folder(folder)
@@ -572,7 +572,7 @@ def test_a_folder_without_a_recording_is_refused(tmp_path):
         read_folder(tmp_path)
 
 
-def test_the_newest_matrix_is_taken_and_a_missing_folder_refused(tmp_path):
+def test_the_newest_matrix_is_the_default_and_a_missing_directory_is_refused(tmp_path):
     folder = foreign_folder(tmp_path)
     (tmp_path / "test_matrix_results_20990101_000000").mkdir()
     assert find_recorded(None, tmp_path) == folder
@@ -587,7 +587,7 @@ def script(name, *arguments, cwd):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
-def test_the_script_draws_into_the_folder_that_is_asked_for(tmp_path):
+def test_the_script_draws_into_the_output_directory(tmp_path):
     result = script("generate_gpu_memory_comparison.py", foreign_folder(tmp_path), "--output", "out", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FILES)
@@ -602,7 +602,7 @@ def test_the_script_prints_the_report_of_the_newest_matrix(tmp_path):
     assert "gpt2_adamw_magnitude_50 (failed)" in result.stdout
 
 
-def test_a_mistake_is_a_message_and_status_two(tmp_path):
+def test_an_error_is_printed_with_status_2(tmp_path):
     result = script("generate_consolidated_gpu_summary.py", tmp_path / "nothing", cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr.startswith("error: ")
@@ -614,7 +614,7 @@ def test_the_scripts_are_short():
         assert len(path.read_text().splitlines()) <= 30, path.name
 
 
-def test_a_matrix_is_read_where_it_lies(tmp_path):
+def test_a_matrix_is_read_in_place(tmp_path):
     matrix = matrix_of_all_kinds(tmp_path)
     name, root, runs = read_folder(matrix.path)
     assert (name, root, len(runs)) == (matrix.name, matrix.path, 5)

@@ -25,7 +25,7 @@ from kmatrix.report.gpu.stream import EXCLUDED, MAX_TIMELINE_POINTS, RunningStat
 
 
 @given(st.lists(st.none() | st.floats(0, 1e6), min_size=1, max_size=60), st.integers(1, 7))
-def test_a_spread_in_parts_is_the_spread_of_the_whole(values, part):
+def test_a_merged_spread_equals_the_spread_of_all_values(values, part):
     of = RunningStatistics()
     for at in range(0, len(values), part):
         of.add(np.array(values[at : at + part], dtype=float))
@@ -39,7 +39,7 @@ def test_a_spread_in_parts_is_the_spread_of_the_whole(values, part):
     assert (spread.minimum, spread.maximum) == (min(known), max(known))
 
 
-def test_a_recording_is_read_in_memory_that_does_not_grow_with_it(tmp_path):
+def test_memory_does_not_grow_with_the_length_of_a_recording(tmp_path):
     path = write_foreign(tmp_path / "gpt2_adamw", FakeGpus(samples=60), layout="single")
     entries = path.read_text().strip()[1:-1]
     path.write_text(f"[{','.join([entries] * 1500)}]")
@@ -53,7 +53,7 @@ def test_a_recording_is_read_in_memory_that_does_not_grow_with_it(tmp_path):
 
 @given(st.integers(1, 3000), st.integers(1, 700))
 @settings(max_examples=30, deadline=None)
-def test_a_timeline_is_short_keeps_its_mean_and_does_not_depend_on_the_parts(count, part):
+def test_a_timeline_is_short_keeps_its_mean_and_does_not_depend_on_the_blocks(count, part):
     whole, of = TimelineBuilder(), TimelineBuilder()
     seconds = np.arange(count, dtype=float)
     memory = {0: 100.0 + seconds, 1: np.where(seconds % 2, np.nan, 7.0)}
@@ -69,7 +69,7 @@ def test_a_timeline_is_short_keeps_its_mean_and_does_not_depend_on_the_parts(cou
     assert {m.memory[2] for m in moments} == {None}
 
 
-def test_the_timeline_of_the_binary_file_is_that_of_the_text(tmp_path):
+def test_binary_and_text_recordings_give_the_same_timeline(tmp_path):
     gpus = FakeGpus(lost={1: 20})
     record(RunDir(tmp_path), gpus)
     fast = add_timeline(RunDir(tmp_path), read_gpu(RunDir(tmp_path), TrainingTotals()))
@@ -91,7 +91,7 @@ def earlier(run_dir, gpus, *, seconds_before=100.0, number=1):
     write_samples(run_dir.gpu_samples.with_suffix(f".{number}.bin"), gpus, snapshots)
 
 
-def test_a_recorder_that_was_killed_before_its_first_summary_leaves_every_sample(tmp_path):
+def test_a_recorder_killed_before_its_first_summary_leaves_every_sample(tmp_path):
     record(RunDir(tmp_path), FakeGpus())
     expected = read_gpu(RunDir(tmp_path), TrainingTotals())
     RunDir(tmp_path).gpu_summary.unlink()
@@ -106,7 +106,7 @@ def test_a_recorder_that_was_killed_before_its_first_summary_leaves_every_sample
         assert one.power.deviation == pytest.approx(other.power.deviation)
 
 
-def test_samples_after_the_last_summary_are_in_the_numbers(tmp_path):
+def test_samples_after_the_last_summary_are_counted(tmp_path):
     gpus = FakeGpus(samples=60)
     record(RunDir(tmp_path), gpus)
     half = summary_of(gpus, list(gpus.snapshots())[:30])
@@ -119,7 +119,7 @@ def test_samples_after_the_last_summary_are_in_the_numbers(tmp_path):
     assert numbers.joules == pytest.approx(4 * 59 * 150)
 
 
-def test_other_gpus_of_an_earlier_attempt_are_in_the_totals_and_are_named(tmp_path):
+def test_gpus_of_an_earlier_attempt_are_in_the_totals_and_are_named(tmp_path):
     run_dir = RunDir(tmp_path)
     record(run_dir, FakeGpus())
     alone = read_gpu(run_dir, TrainingTotals())
@@ -138,7 +138,7 @@ def test_other_gpus_of_an_earlier_attempt_are_in_the_totals_and_are_named(tmp_pa
 
 
 @pytest.mark.parametrize("warning", EXCLUDED)
-def test_the_note_replaces_the_recorders_warning(tmp_path, warning):
+def test_the_note_replaces_the_warning_of_the_recorder(tmp_path, warning):
     run_dir = RunDir(tmp_path)
     record(run_dir, FakeGpus(), summary={"warnings": [f"{warning}: its summary does not match", "clock set back"]})
     earlier(run_dir, FakeGpus(name="NVIDIA L4"))
@@ -148,7 +148,7 @@ def test_the_note_replaces_the_recorders_warning(tmp_path, warning):
     assert notes[1].startswith("an earlier attempt was recorded on GPU 0 (NVIDIA L4)")
 
 
-def test_phases_stay_where_they_were_when_the_timeline_begins_earlier(tmp_path):
+def test_phases_keep_their_position_when_the_timeline_starts_earlier(tmp_path):
     run_dir = RunDir(tmp_path)
     record(run_dir, FakeGpus())
     earlier(run_dir, FakeGpus())
@@ -157,7 +157,7 @@ def test_phases_stay_where_they_were_when_the_timeline_begins_earlier(tmp_path):
     assert [(phase.begin, phase.end) for phase in numbers.phases] == [(110.0, 120.0)]
 
 
-def test_several_earlier_recordings_are_taken_in_the_order_of_their_numbers(tmp_path):
+def test_several_earlier_recordings_are_read_in_numeric_order(tmp_path):
     run_dir = RunDir(tmp_path)
     for number in (10, 2, 1):
         earlier(run_dir, FakeGpus(samples=2), number=number)
@@ -165,7 +165,7 @@ def test_several_earlier_recordings_are_taken_in_the_order_of_their_numbers(tmp_
     assert [path.name for path in run_dir.earlier_gpu_samples()] == [f"gpu_samples.{n}.bin" for n in (1, 2, 10)]
 
 
-def test_simulated_numbers_never_join_those_of_real_gpus(tmp_path):
+def test_simulated_numbers_are_never_combined_with_those_of_real_gpus(tmp_path):
     run_dir = RunDir(tmp_path)
     record(run_dir, FakeGpus())
     alone = read_gpu(run_dir, TrainingTotals())
@@ -175,7 +175,7 @@ def test_simulated_numbers_never_join_those_of_real_gpus(tmp_path):
     assert both.notes[-1].endswith("not included in these numbers")
 
 
-def test_a_damaged_earlier_recording_is_said_and_a_newer_one_is_refused(tmp_path):
+def test_a_damaged_earlier_recording_is_reported_and_a_newer_format_is_refused(tmp_path):
     run_dir = RunDir(tmp_path)
     record(run_dir, FakeGpus())
     (tmp_path / "gpu_samples.1.bin").write_bytes(b"half")
@@ -199,7 +199,7 @@ def test_a_long_binary_recording_has_a_short_timeline(tmp_path):
 # Why nothing was recorded
 
 
-def test_why_nothing_was_recorded_is_in_the_report(tmp_path):
+def test_the_report_explains_a_missing_recording(tmp_path):
     run_dir = RunDir(tmp_path / "test_matrix_results_20250115_103000" / "gpt2_adamw_1gpu")
     run_dir.path.mkdir(parents=True)
     write_json(run_dir.run_json, {"name": run_dir.name, "train": {"optimizer": "adamw"}})
@@ -211,7 +211,7 @@ def test_why_nothing_was_recorded_is_in_the_report(tmp_path):
     assert draw("m", [RunGpus(name="a", optimizer="adamw", status="", gpu=numbers)], tmp_path) == ([], [])
 
 
-def test_an_earlier_reason_is_not_told_of_a_run_that_was_recorded(tmp_path):
+def test_an_earlier_reason_is_not_reported_for_a_recorded_run(tmp_path):
     run_dir = RunDir(tmp_path)
     append_jsonl(run_dir.gpu_events, {"time": 1.0, "event": NOTHING_RECORDED, "gpu_index": None, "text": "no GPU"})
     record(run_dir, FakeGpus())
