@@ -56,9 +56,7 @@ class Run:
     st.floats(0.1, 5.0),
     st.integers(3, 40),
 )
-def test_the_budget_includes_evaluation_checkpoint_and_one_more_step(
-    seconds, step, evaluation, checkpoint, every
-):
+def test_the_budget_includes_evaluation_checkpoint_and_one_more_step(seconds, step, evaluation, checkpoint, every):
     run = Run(seconds, step=step, evaluation=evaluation, checkpoint=checkpoint, every=every)
     end = run.end()
     slack = (MARGIN - 1) * (evaluation + checkpoint) + END_S
