@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from kmatrix.records.files import write_json
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import RunFile, RunResult, Tracking, read_result, read_run_file_or_empty
+from kmatrix.records.runs import MatrixFile, RunFile, RunResult, Tracking, read_result, read_run_file_or_empty
 
 
 def test_a_value_of_another_type_or_version_counts_as_missing():
@@ -73,3 +73,9 @@ def test_an_unreadable_run_file_is_empty(tmp_path):
     run = RunDir(tmp_path)
     run.run_json.write_text('{"run_id"')
     assert read_run_file_or_empty(run) == RunFile()
+
+
+def test_a_damaged_matrix_file_has_what_can_be_read():
+    damaged = {"axes": [1, {"label": "gpus", "values": [1, 2]}], "runs": {}, "cuts": None, "overrides": "A=1"}
+    assert MatrixFile.from_json({}) == MatrixFile()
+    assert MatrixFile.from_json(damaged) == MatrixFile(axes={"gpus": ("1", "2")})

@@ -1,4 +1,4 @@
-"""The values of run.json, result.json and metrics.jsonl: parsed once, and typed everywhere else."""
+"""The values of matrix.json, run.json, result.json and metrics.jsonl: parsed once, and typed everywhere else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypedDict, cast
 
 from kmatrix.errors import RecordError, SchemaError
 from kmatrix.records.files import finite, read_json, read_jsonl, read_or_empty
-from kmatrix.records.paths import RunDir
+from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.train_config import TrainFields, as_recorded, field_types, read_fields
 
 LOST = "its runner died"  # the reason of a run that says "running" and has no runner
@@ -43,9 +43,8 @@ class Tracking:
         """Return the tracking settings in a run.json; files of old versions have none."""
         if not isinstance(value, dict):
             return cls()
-        names = value.get("trackers")
         return cls(
-            trackers=tuple(str(name) for name in names) if isinstance(names, list) else (),
+            trackers=_strings(value.get("trackers")),
             project=str(value.get("project") or ""),
             limit_s=finite(value.get("limit_s")),
         )
@@ -129,7 +128,7 @@ class RunFile:
             matrix=_text(values.get("matrix")),
             axes=_texts(values.get("axes")),
             symbols=_texts(values.get("symbols")),
-            asked=frozenset(str(name) for name in asked) if isinstance(asked, list) else None,
+            asked=frozenset(_strings(asked)) if isinstance(asked, list) else None,
             train=read_fields(values),
             settings=train if isinstance(train, dict) else {},
             tracking=Tracking.from_json(values.get("tracking")),
@@ -137,12 +136,68 @@ class RunFile:
             train_tokens=as_recorded(values.get("train_tokens"), (int,)),
             expected_s=finite(values.get("expected_s")),
             reused_from=str(values.get("reused_from") or ""),
-            provenance=cast(Provenance, found if isinstance(found := values.get("provenance"), dict) else {}),
+            provenance=_provenance(values),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ExcludedCells:
+    """Cells of the matrix that were excluded for the same reason."""
+
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixFile:
+    """The values of matrix.json: the plan of a matrix. None or empty: missing."""
+
+    name: str | None = None
+    created: float | None = None  # Unix seconds
+    command: str = ""
+    overrides: tuple[str, ...] = ()  # NAME=value, as typed
+    equal: str = ""  # the budget that all runs share, as text
+    axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # label -> values, in order
+    excluded: tuple[ExcludedCells, ...] = ()
+    runs: tuple[RunFile, ...] = ()  # name, id and axes of each, in order
+    provenance: Provenance = field(default_factory=Provenance)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> MatrixFile:
+        """Return the values of a matrix.json. Unknown keys are ignored."""
+        return cls(
+            name=_text(values.get("name")),
+            created=finite(values.get("created")),
+            command=str(values.get("command") or ""),
+            overrides=_strings(values.get("overrides")),
+            equal=str(values.get("equal") or ""),
+            axes={str(axis.get("label")): _strings(axis.get("values")) for axis in _objects(values.get("axes"))},
+            excluded=tuple(
+                ExcludedCells(int(finite(cut.get("count")) or 0), str(cut.get("reason") or ""))
+                for cut in _objects(values.get("cuts"))
+            ),
+            runs=tuple(RunFile.from_json(run) for run in _objects(values.get("runs"))),
+            provenance=_provenance(values),
+        )
+
+
+def _provenance(values: Mapping[str, Any]) -> Provenance:
+    found = values.get("provenance")
+    return cast(Provenance, found) if isinstance(found, dict) else {}
 
 
 def _text(value: object) -> str | None:
     return str(value) if value else None
+
+
+def _strings(value: object) -> tuple[str, ...]:
+    """Return a JSON array of texts."""
+    return tuple(str(item) for item in value) if isinstance(value, list) else ()
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    """Return the objects in a JSON array."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _texts(value: object) -> dict[str, str]:
@@ -224,6 +279,11 @@ def read_run(run_dir: RunDir) -> RunRecord:
         result=RunResult.from_json(read_json(run_dir.result)) if run_dir.result.exists() else None,
         metrics=tuple(merged_metrics(run_dir.metrics)),
     )
+
+
+def read_matrix_file_or_empty(matrix: MatrixDir) -> MatrixFile:
+    """Return matrix.json, without values if it is missing or unreadable. Raises SchemaError if it is too new."""
+    return MatrixFile.from_json(read_or_empty(matrix.matrix_json))
 
 
 def read_run_file(run_dir: RunDir) -> RunFile:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from kmatrix.errors import RecordError
 from kmatrix.records.files import read_or_empty
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.runs import LOST, Provenance, RunFile, Scalar, Status
+from kmatrix.records.runs import LOST, RunFile, Scalar, Status, read_matrix_file_or_empty
 from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
 from kmatrix.report.numbers import (
     BITS,
     GPUS_AXIS,
     SEED_AXIS,
     Comparison,
-    ExcludedCells,
     GroupNumbers,
     MatrixNumbers,
     OptimizerSetting,
@@ -67,8 +66,8 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
 
     Raises RecordError if it has no run, or a file has a newer schema than this kmatrix.
     """
-    plan = read_or_empty(matrix.matrix_json)
-    planned = {str(run["name"]): RunFile.from_json(run) for run in plan.get("runs") or []}
+    plan = read_matrix_file_or_empty(matrix)
+    planned = {run.name: run for run in plan.runs if run.name}
     runs = tuple(
         _with_gpu(folder, read_numbers(folder, planned.get(folder.name, RunFile())))
         for folder in run_dirs(matrix, planned)
@@ -85,17 +84,17 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
     groups = _groups(runs)
     settings = settings_by_optimizer(runs)
     return MatrixNumbers(
-        name=str(plan.get("name") or matrix.name),
+        name=plan.name or matrix.name,
         path=matrix.path,
         status=str(status.get("status") or ""),
-        created=plan.get("created"),
+        created=plan.created,
         ended=status.get("ended"),
-        command=str(plan.get("command") or ""),
-        overrides=tuple(str(text) for text in plan.get("overrides") or []),
-        equal=str(plan.get("equal") or ""),
-        provenance=cast(Provenance, plan.get("provenance") or {}),
-        axes=_axes(plan, runs),
-        excluded=tuple(ExcludedCells(int(cut["count"]), str(cut["reason"])) for cut in plan.get("cuts") or []),
+        command=plan.command,
+        overrides=plan.overrides,
+        equal=plan.equal,
+        provenance=plan.provenance,
+        axes=plan.axes or _axes(runs),
+        excluded=plan.excluded,
         runs=runs,
         groups=groups,
         rankings=_rankings_by_data(groups) + _rankings_by_text(groups),
@@ -152,10 +151,8 @@ def short(sha256: str | None) -> str:
     return sha256[:SHORT_HASH] if sha256 else "unknown"
 
 
-def _axes(plan: Mapping[str, Any], runs: Sequence[RunNumbers]) -> dict[str, tuple[str, ...]]:
-    """Return the axes in matrix.json; if it is lost, those of the runs."""
-    if plan.get("axes"):
-        return {str(axis["label"]): tuple(str(value) for value in axis["values"]) for axis in plan["axes"]}
+def _axes(runs: Sequence[RunNumbers]) -> dict[str, tuple[str, ...]]:
+    """Return the axes of the runs, for a matrix without its matrix.json."""
     labels = dict.fromkeys(label for run in runs for label in run.axes)
     return {label: tuple(dict.fromkeys(run.axes[label] for run in runs if label in run.axes)) for label in labels}
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypedDict
 
-from kmatrix.records.runs import Provenance, Scalar, Status
+from kmatrix.records.runs import ExcludedCells, Provenance, Scalar, Status
 from kmatrix.report.gpu.numbers import GpuNumbers, RunGpus
 from kmatrix.stats import Conclusion, Interval, Verdict, bits_per_byte, mean, mean_interval, sample_deviation
 from kmatrix.status.alerts import Alert
@@ -240,14 +240,6 @@ class OptimizerSettings:
     def get(self, name: str) -> OptimizerSetting | None:
         """Return the setting of this name, or None."""
         return next((setting for setting in self.settings if setting.name == name), None)
-
-
-@dataclass(frozen=True, slots=True)
-class ExcludedCells:
-    """Cells of the matrix that were excluded for the same reason."""
-
-    count: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

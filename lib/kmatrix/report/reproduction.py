@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 from kmatrix.records.files import read_or_empty
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.runs import Provenance, Scalar, Status, merged_metrics, read_result, read_run_file_or_empty
+from kmatrix.records.runs import (
+    Provenance,
+    Scalar,
+    Status,
+    merged_metrics,
+    read_matrix_file_or_empty,
+    read_result,
+    read_run_file_or_empty,
+)
 
 # Keys of metrics.jsonl that are not results: they differ in every run.
 NOT_COMPARED_KEYS = frozenset({"schema", "time", "elapsed_s", "attempt", "resumed"})
@@ -140,7 +148,7 @@ def _changed_code(was: RunDir, now: RunDir, before: Provenance, after: Provenanc
 
 
 def _files(run: RunDir) -> Mapping[str, str]:
-    return (read_or_empty(MatrixDir(run.path.parent).matrix_json).get("provenance") or {}).get("files") or {}
+    return read_matrix_file_or_empty(MatrixDir(run.path.parent)).provenance.get("files") or {}
 
 
 def _changed_environment(before: Provenance, after: Provenance) -> Iterator[str]:
