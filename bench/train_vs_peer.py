@@ -147,7 +147,7 @@ def train_ours(folder: Path, data: dict[str, Any], **overrides: Any) -> list[flo
     write_json(run_dir.run_json, {"run_id": "bench", "name": folder.name, "train": fields})
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
     run([*torchrun, "-m", "gpt2.train", str(folder)], ROOT, fields["cpu_threads"], **KEEP_MEMORY)
-    return [line["throughput/step_ms"] for line in merged_metrics(run_dir.metrics) if "throughput/step_ms" in line]
+    return [ms for line in merged_metrics(run_dir.metrics) if (ms := line.values.get("throughput/step_ms")) is not None]
 
 
 def copy_of_peer(checkout: Path, folder: Path, data: Path) -> Path:

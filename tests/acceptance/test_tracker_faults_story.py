@@ -70,7 +70,8 @@ class Story:
         """Step -> training loss, of a run that has finished."""
         state = recover_status(self.run, has_runner=False)
         assert state.status is Status.FINISHED, state.reason
-        return {line["step"]: line["train/loss"] for line in read_run(self.run).metrics if "train/loss" in line}
+        lines = read_run(self.run).metrics
+        return {line.step: line.values["train/loss"] for line in lines if "train/loss" in line.values}
 
     @property
     def steps(self) -> list[int]:

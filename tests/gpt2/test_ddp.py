@@ -43,7 +43,7 @@ def end_of(process, timeout=90):
 
 
 def train_losses(run_dir):
-    return [line["train/loss"] for line in merged_metrics(run_dir.metrics) if "train/loss" in line]
+    return [line.values["train/loss"] for line in merged_metrics(run_dir.metrics) if "train/loss" in line.values]
 
 
 def ended_cleanly(output):

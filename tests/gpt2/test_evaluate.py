@@ -161,7 +161,7 @@ def test_bits_per_byte_are_in_the_metrics_the_log_and_the_result(judged):
 
 def test_hellaswag_is_evaluated_at_its_interval_and_at_the_end(judged):
     run_dir, process = judged
-    lines = {line["step"]: line for line in merged_metrics(run_dir.metrics) if "hellaswag/accuracy" in line}
+    lines = {line.step: line.values for line in merged_metrics(run_dir.metrics) if "hellaswag/accuracy" in line.values}
     assert sorted(lines) == [0, 10, 12]
     result = read_json(run_dir.result)
     assert result["hellaswag_accuracy"] == lines[12]["hellaswag/accuracy"]

@@ -74,7 +74,7 @@ def end_as_if_never_stopped(folder, name):
     for part in ("model", "optimizer", "rng", "pruner"):
         assert equal(*(end.get(part, end["carried"].get(part)) for end in ends)), part
     metrics = [merged_metrics(run.metrics) for run in both(folder, name)]
-    lines = [[{key: line.get(key) for key in MEASURED} for line in run] for run in metrics]
+    lines = [[{key: line.values.get(key) for key in MEASURED} for line in run] for run in metrics]
     assert lines[0] == lines[1]
     (resume,) = (event for event in read_jsonl(both(folder, name)[1].events) if event["event"] == "resume")
     assert CASES[name].stop <= resume["step"] <= CASES[name].stop + 2

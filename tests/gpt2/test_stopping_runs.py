@@ -49,7 +49,7 @@ def test_a_run_at_the_end_of_its_time_budget_has_a_final_evaluation_and_checkpoi
     assert process.returncode == 0, process.stdout
     assert ended(run_dir) == ("finished", None, "time")
     assert result["final_val_loss"] is not None
-    assert merged_metrics(run_dir.metrics)[-1]["step"] == result["step"] < 1_000_000
+    assert merged_metrics(run_dir.metrics)[-1].step == result["step"] < 1_000_000
     final = torch.load(run_dir.checkpoints / "final.pt", weights_only=True)
     assert final["step"] == result["step"]
     assert result["schedule_share"] == pytest.approx(result["step"] / 1_000_000)
@@ -101,7 +101,8 @@ def test_a_step_is_skipped_on_every_rank_and_the_run_continues(tmp_path):
     assert process.returncode == 0, process.stdout
     assert ended(run_dir) == ("finished", None, "max_iters")
     assert events(run_dir, "nan") == [("nan", 5)]
-    losses = {line["step"]: line["train/loss"] for line in merged_metrics(run_dir.metrics) if "train/loss" in line}
+    lines = merged_metrics(run_dir.metrics)
+    losses = {line.step: line.values["train/loss"] for line in lines if "train/loss" in line.values}
     assert [step for step, loss in losses.items() if loss is None] == [5]
     one, two = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
     assert all(torch.equal(one[name], two[name]) for name in one)
@@ -169,7 +170,8 @@ def test_half_the_micro_batch_after_out_of_memory_on_any_rank_gives_the_same_los
         return
     train(whole)
     losses = [
-        [line["train/loss"] for line in merged_metrics(run.metrics) if "train/loss" in line] for run in (whole, run_dir)
+        [line.values["train/loss"] for line in merged_metrics(run.metrics) if "train/loss" in line.values]
+        for run in (whole, run_dir)
     ]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 

@@ -65,7 +65,7 @@ def test_metrics_are_logged_at_the_interval_and_at_the_last_step(finished):
     lines = list(read_jsonl(finished[0].metrics))
     assert [line["step"] for line in lines if "train/loss" in line] == [0, 2, 4, 6, 8, 10, 11]
     assert [line["step"] for line in lines if "val/loss" in line] == [0, 5, 10, 12]
-    assert [line["step"] for line in merged_metrics(finished[0].metrics)] == [0, 2, 4, 5, 6, 8, 10, 11, 12]
+    assert [line.step for line in merged_metrics(finished[0].metrics)] == [0, 2, 4, 5, 6, 8, 10, 11, 12]
     assert all(line["tokens"] == line["step"] * 128 and line["attempt"] == 1 for line in lines)
 
 
@@ -73,7 +73,7 @@ def test_the_first_lines_are_the_losses_of_the_initial_weights(finished):
     config = TrainConfig.from_json(read_json(finished[0].run_json)["train"])
     with torch.no_grad():
         _, loss = build_model(config)(*Batches(config, WORLD).next())
-    first = merged_metrics(finished[0].metrics)[0]
+    first = merged_metrics(finished[0].metrics)[0].values
     assert first["train/loss"] == pytest.approx(loss.item(), abs=1e-5)
     assert first["val/loss"] == pytest.approx(math.log(257), abs=0.2)
     assert first["train/lr"] == pytest.approx(config.learning_rate * schedule.scale(config, 0))

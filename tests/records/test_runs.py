@@ -1,8 +1,17 @@
 from __future__ import annotations
 
-from kmatrix.records.files import write_json
+from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import MatrixFile, RunFile, RunResult, Tracking, read_result, read_run_file_or_empty
+from kmatrix.records.runs import (
+    MatrixFile,
+    MetricLine,
+    RunFile,
+    RunResult,
+    Tracking,
+    merged_metrics,
+    read_result,
+    read_run_file_or_empty,
+)
 
 
 def test_a_value_of_another_type_or_version_counts_as_missing():
@@ -79,3 +88,31 @@ def test_a_damaged_matrix_file_has_what_can_be_read():
     damaged = {"axes": [1, {"label": "gpus", "values": [1, 2]}], "runs": {}, "cuts": None, "overrides": "A=1"}
     assert MatrixFile.from_json({}) == MatrixFile()
     assert MatrixFile.from_json(damaged) == MatrixFile(axes={"gpus": ("1", "2")})
+
+
+def test_a_line_without_a_step_is_not_a_line_of_metrics():
+    assert MetricLine.from_json({"train/loss": 1.0}) is None
+    assert MetricLine.from_json({"step": "3", "train/loss": 1.0}) is None
+
+
+def test_a_value_that_is_not_a_finite_number_is_none():
+    line = MetricLine.from_json({"schema": 1, "step": 3, "time": 5, "train/loss": None, "note": "text", "tokens": 7})
+    assert line == MetricLine(step=3, time=5.0, values={"train/loss": None, "note": None, "tokens": 7})
+    assert line.attempt == 1
+
+
+def test_lines_of_a_step_are_merged_and_a_resume_voids_later_ones(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for line in (
+        {"step": 0, "time": 1.0, "attempt": 1, "train/loss": 5.0},
+        {"step": 0, "time": 2.0, "attempt": 1, "val/loss": 6.0},
+        {"step": 1, "time": 3.0, "attempt": 1, "train/loss": 4.0},
+        {"step": 0, "time": 4.0, "attempt": 2, "resumed": True},
+        {"step": 2, "time": 5.0, "attempt": 2, "train/loss": 3.0},
+        {"event": "of another version"},
+    ):
+        append_jsonl(path, line)
+    assert merged_metrics(path) == [
+        MetricLine(step=0, time=2.0, values={"attempt": 1, "train/loss": 5.0, "val/loss": 6.0}),
+        MetricLine(step=2, time=5.0, values={"attempt": 2, "train/loss": 3.0}),
+    ]

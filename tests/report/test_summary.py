@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,7 @@ from kmatrix.errors import RecordError
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.lock import held
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.runs import merged_metrics
+from kmatrix.records.runs import MetricLine, merged_metrics
 from kmatrix.report.analysis import analyse
 from kmatrix.report.write import write_summary
 from kmatrix.text import WIDTH
@@ -161,7 +160,7 @@ def test_the_report_reads_the_metrics_of_each_run_once(tmp_path, monkeypatch, ca
     matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
     read: list[Path] = []
 
-    def counted(path: Path) -> list[dict[str, Any]]:
+    def counted(path: Path) -> list[MetricLine]:
         read.append(path)
         return merged_metrics(path)
 

@@ -41,8 +41,8 @@ def test_the_synthetic_run_has_the_files_of_a_real_run(tmp_path):
     run = synthetic_run(tmp_path, "trackio", "mine", {})
 
     lines = merged_metrics(run.metrics)
-    assert [line["step"] for line in lines] == list(range(STEPS))
-    assert all(first[LOSS] > second[LOSS] for first, second in itertools.pairwise(lines))
+    assert [line.step for line in lines] == list(range(STEPS))
+    assert all(first.values[LOSS] > second.values[LOSS] for first, second in itertools.pairwise(lines))
 
 
 def test_trackio_stores_a_synthetic_run_that_is_read_back(program):

@@ -10,9 +10,9 @@ import subprocess
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from kmatrix.cli.commands import Arguments, yes
@@ -20,7 +20,7 @@ from kmatrix.cli.targets import chosen_runs, find_target, results_dir, running_t
 from kmatrix.cli.trackers import configured, port
 from kmatrix.errors import ConfigError, RecordError
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import RunRecord, read_run
+from kmatrix.records.runs import MetricLine, RunRecord, read_run
 from kmatrix.status.status_file import recover_status
 from kmatrix.text import UNKNOWN, columns, count, duration, shown, table
 from kmatrix.track.available import need_trackers, own_project
@@ -219,22 +219,23 @@ def console(arguments: Arguments) -> int:
     return 0
 
 
-def newest(run: RunRecord) -> Mapping[str, Any]:
-    """Return the newest value of each metric."""
-    found: dict[str, Any] = {}
+def newest(run: RunRecord) -> MetricLine | None:
+    """Return the newest value of each metric, as a line of the last step; None before the first step."""
+    found: dict[str, float | None] = {}
     for line in run.metrics:
-        found |= {name: value for name, value in line.items() if value is not None}
-    return found
+        found |= {name: value for name, value in line.values.items() if value is not None}
+    return replace(run.metrics[-1], values=found) if run.metrics else None
 
 
-def cells(line: Mapping[str, Any]) -> tuple[str, ...]:
+def cells(line: MetricLine | None) -> tuple[str, ...]:
     """Return the metrics of a step as the cells of a table row."""
-    speed, used = line.get("throughput/tokens_per_s"), line.get("throughput/mfu")
+    values = line.values if line else {}
+    used = values.get("throughput/mfu")
     return (
-        str(line.get("step", UNKNOWN)),
-        count(line.get("tokens")),
-        duration(line.get("elapsed_s")),
-        *(UNKNOWN if line.get(name) is None else form.format(line[name]) for name, (_, form) in FORMS.items()),
-        count(speed),
+        str(line.step) if line else UNKNOWN,
+        count(values.get("tokens")),
+        duration(values.get("elapsed_s")),
+        *(UNKNOWN if values.get(name) is None else form.format(values[name]) for name, (_, form) in FORMS.items()),
+        count(values.get("throughput/tokens_per_s")),
         UNKNOWN if used is None else f"{used:.1%}",
     )

@@ -112,6 +112,8 @@ def finite(value: object) -> float | None:
     >>> finite(3), finite(float("nan")), finite("3"), finite(True)
     (3.0, None, None, None)
     """
+    if type(value) is float:  # almost all values of metrics.jsonl: a report converts millions of them
+        return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

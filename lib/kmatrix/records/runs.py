@@ -27,6 +27,7 @@ class Status(StrEnum):
     SKIPPED = "skipped"
 
 
+NOT_METRICS = frozenset({"schema", "step", "time", "resumed"})  # keys of a line of metrics.jsonl
 Scalar = str | int | float | bool | None  # a value of run.json's "train"
 
 
@@ -181,31 +182,6 @@ class MatrixFile:
         )
 
 
-def _provenance(values: Mapping[str, Any]) -> Provenance:
-    found = values.get("provenance")
-    return cast(Provenance, found) if isinstance(found, dict) else {}
-
-
-def _text(value: object) -> str | None:
-    return str(value) if value else None
-
-
-def _strings(value: object) -> tuple[str, ...]:
-    """Return a JSON array of texts."""
-    return tuple(str(item) for item in value) if isinstance(value, list) else ()
-
-
-def _objects(value: object) -> list[dict[str, Any]]:
-    """Return the objects in a JSON array."""
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def _texts(value: object) -> dict[str, str]:
-    """Return a JSON object of texts; null values are omitted."""
-    items = value.items() if isinstance(value, dict) else ()
-    return {str(name): str(text) for name, text in items if text is not None}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """The numbers that the trainer writes to result.json when an attempt ends. None: missing, or of another type.
@@ -262,13 +238,48 @@ class RunResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MetricLine:
+    """A line of metrics.jsonl, or all lines of a step merged."""
+
+    step: int  # optimizer steps done
+    time: float | None = None  # Unix seconds
+    resumed: bool = False  # no metrics: an attempt continues from this step, which voids the lines of later steps
+    values: Mapping[str, float | None] = field(default_factory=dict)  # metric -> value; None: not finite
+
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt that wrote the line."""
+        return int(self.values.get("attempt") or 1)
+
+    def merged(self, later: MetricLine) -> MetricLine:
+        """Return this line with the time and the values of a later line of the same step."""
+        return MetricLine(
+            step=self.step,
+            time=self.time if later.time is None else later.time,
+            values={**self.values, **later.values},
+        )
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> MetricLine | None:
+        """Return a line of metrics.jsonl, or None if it has no step."""
+        step = line.get("step")
+        if not isinstance(step, int):
+            return None
+        # Numbers stay as they are: trackers and reports show a count of tokens without a decimal point.
+        values = {
+            key: None if finite(value) is None else value for key, value in line.items() if key not in NOT_METRICS
+        }
+        return cls(step=step, time=finite(line.get("time")), resumed=bool(line.get("resumed")), values=values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """The files of one run."""
 
     dir: RunDir
     run: RunFile
     result: RunResult | None  # of any attempt, None without a result.json
-    metrics: tuple[Mapping[str, Any], ...] = ()  # one mapping per step, in order of steps
+    metrics: tuple[MetricLine, ...] = ()  # one per step, in order of steps
 
 
 def read_run(run_dir: RunDir) -> RunRecord:
@@ -306,18 +317,46 @@ def read_result(run_dir: RunDir) -> RunResult | None:
         return None
 
 
-def merged_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return one mapping per step, merged from its lines; the last attempt at a step counts.
+def merged_metrics(path: Path) -> list[MetricLine]:
+    """Return one line per step, merged from its lines in the file; the last attempt at a step counts.
 
     A line with "resumed" starts an attempt at its step, and invalidates earlier lines of later steps.
     """
-    steps: dict[int, dict[str, Any]] = {}
-    for line in read_jsonl(path):
-        if not isinstance(line.get("step"), int):
-            continue  # not a line of metrics
-        step, attempt = int(line["step"]), int(line.get("attempt", 1))
-        if line.get("resumed"):
-            steps = {known: values for known, values in steps.items() if known <= step}
-        elif attempt >= int(steps.get(step, line).get("attempt", 1)):
-            steps.setdefault(step, {}).update(line)
+    steps: dict[int, MetricLine] = {}
+    for values in read_jsonl(path):
+        line = MetricLine.from_json(values)
+        if line is None:
+            continue
+        known = steps.get(line.step)
+        if line.resumed:
+            steps = {step: kept for step, kept in steps.items() if step <= line.step}
+        elif known is None:
+            steps[line.step] = line
+        elif line.attempt >= known.attempt:
+            steps[line.step] = known.merged(line)
     return [steps[step] for step in sorted(steps)]
+
+
+def _provenance(values: Mapping[str, Any]) -> Provenance:
+    found = values.get("provenance")
+    return cast(Provenance, found) if isinstance(found, dict) else {}
+
+
+def _text(value: object) -> str | None:
+    return str(value) if value else None
+
+
+def _strings(value: object) -> tuple[str, ...]:
+    """Return a JSON array of texts."""
+    return tuple(str(item) for item in value) if isinstance(value, list) else ()
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    """Return the objects in a JSON array."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _texts(value: object) -> dict[str, str]:
+    """Return a JSON object of texts; null values are omitted."""
+    items = value.items() if isinstance(value, dict) else ()
+    return {str(name): str(text) for name, text in items if text is not None}

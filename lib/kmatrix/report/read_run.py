@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from kmatrix.errors import RecordError, SchemaError
-from kmatrix.records.files import finite, last_lines, read_or_empty
+from kmatrix.records.files import last_lines, read_or_empty
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import (
+    MetricLine,
     RunFile,
     RunRecord,
     RunResult,
@@ -156,16 +157,16 @@ def _evidence(record: RunRecord, result: RunResult | None) -> str:
     return f"{record.dir.name}/{record.dir.metrics.name}" if record.metrics else ""
 
 
-def _measured(lines: Sequence[Mapping[str, Any]], val: Sequence[CurvePoint], train: Sequence[CurvePoint]) -> RunResult:
+def _measured(lines: Sequence[MetricLine], val: Sequence[CurvePoint], train: Sequence[CurvePoint]) -> RunResult:
     """Return the numbers in metrics.jsonl, which are used until the run has a result."""
     if not lines:
         return RunResult()
     best = min(val, key=lambda point: point.loss, default=None)
     points = sorted((*val, *train), key=lambda point: point.step)
     return RunResult(
-        attempt=_int(lines[-1], "attempt"),
-        step=_int(lines[-1], "step"),
-        tokens=_int(lines[-1], "tokens"),
+        attempt=_int(lines[-1].values.get("attempt")),
+        step=lines[-1].step,
+        tokens=_int(lines[-1].values.get("tokens")),
         seconds=points[-1].seconds if points else None,
         initial_val_loss=val[0].loss if val and val[0].step == 0 else None,
         final_val_loss=val[-1].loss if val else None,
@@ -182,36 +183,36 @@ def _measured(lines: Sequence[Mapping[str, Any]], val: Sequence[CurvePoint], tra
     )
 
 
-def _points(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[CurvePoint, ...]:
+def _points(lines: Sequence[MetricLine], key: str) -> tuple[CurvePoint, ...]:
     """Return the finite losses of a metric. Time accumulates over attempts, each of which starts its clock at 0."""
     points = []
     offset = last = 0.0
     for line in lines:
-        elapsed = finite(line.get("elapsed_s"))
+        elapsed = line.values.get("elapsed_s")
         if elapsed is not None:
             offset += last if elapsed < last else 0.0
             last = elapsed
-        loss = finite(line.get(key))
+        loss = line.values.get(key)
         if loss is not None:
             seconds = None if elapsed is None else offset + elapsed
-            points.append(CurvePoint(int(line["step"]), finite(line.get("tokens")), seconds, loss))
+            points.append(CurvePoint(line.step, line.values.get("tokens"), seconds, loss))
     return tuple(points)
 
 
-def _median(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
+def _median(lines: Sequence[MetricLine], key: str) -> float | None:
     """Return the median of a metric. The first value is excluded if there are more: it includes warm-up."""
-    values = [value for line in lines if (value := finite(line.get(key))) is not None]
+    values = [value for line in lines if (value := line.values.get(key)) is not None]
     return statistics.median(values[1:] or values) if values else None
 
 
-def _newest(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    return next((value for line in reversed(lines) if (value := finite(line.get(key))) is not None), None)
+def _newest(lines: Sequence[MetricLine], key: str) -> float | None:
+    return next((value for line in reversed(lines) if (value := line.values.get(key)) is not None), None)
 
 
-def _bytes_per_token(lines: Sequence[Mapping[str, Any]]) -> float | None:
+def _bytes_per_token(lines: Sequence[MetricLine]) -> float | None:
     """Return bytes per token, from the loss and the bits per byte of one evaluation."""
     for line in lines:
-        loss, bits = finite(line.get("val/loss")), finite(line.get("val/bits_per_byte"))
+        loss, bits = line.values.get("val/loss"), line.values.get("val/bits_per_byte")
         if loss and bits:
             return loss / math.log(2) / bits
     return None
@@ -245,8 +246,7 @@ def _text(run: RunFile) -> str:
     return " ".join([run.train.dataset, *parts])
 
 
-def _int(values: Mapping[str, Any], key: str) -> int | None:
-    number = finite(values.get(key))
+def _int(number: float | None) -> int | None:
     return None if number is None else int(number)
 
 

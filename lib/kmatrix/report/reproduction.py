@@ -19,7 +19,7 @@ from kmatrix.records.runs import (
 )
 
 # Keys of metrics.jsonl that are not results: they differ in every run.
-NOT_COMPARED_KEYS = frozenset({"schema", "time", "elapsed_s", "attempt", "resumed"})
+NOT_COMPARED_KEYS = frozenset({"elapsed_s", "attempt"})
 NOT_COMPARED_PREFIX = "throughput/"
 
 
@@ -121,10 +121,10 @@ def describe_repetition(found: Repetition) -> list[str]:
 def _logged_values(run: RunDir) -> dict[tuple[int, str], float | None]:
     """Return every compared value of a run, by step and key."""
     return {
-        (int(line["step"]), key): value if isinstance(value, int | float) else None
+        (line.step, key): value
         for line in merged_metrics(run.metrics)
-        for key, value in line.items()
-        if key not in NOT_COMPARED_KEYS and key != "step" and not key.startswith(NOT_COMPARED_PREFIX)
+        for key, value in line.values.items()
+        if key not in NOT_COMPARED_KEYS and not key.startswith(NOT_COMPARED_PREFIX)
     }
 
 

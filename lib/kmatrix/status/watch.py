@@ -13,9 +13,9 @@ from typing import Any
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.binary import Recording, read_samples
 from kmatrix.gpu.formats.events import ThrottleEvents
-from kmatrix.records.files import LineTail, finite, read_or_empty
+from kmatrix.records.files import LineTail, read_or_empty
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import Status
+from kmatrix.records.runs import MetricLine, Status
 from kmatrix.records.train_config import TrainFields
 from kmatrix.stats import coefficient_of_variation
 from kmatrix.status.alerts import (
@@ -98,8 +98,9 @@ class MetricsTail:
         """Read the complete lines that were appended."""
         try:
             while lines := self._tail.read():
-                for _, line in lines:
-                    if line.get("attempt", 1) == self._attempt:
+                for _, values in lines:
+                    line = MetricLine.from_json(values)
+                    if line is not None and line.attempt == self._attempt:
                         self._add(line)
         except OSError:
             return  # unreadable for now: the run goes on
@@ -122,25 +123,24 @@ class MetricsTail:
         """Step and Unix seconds of the first and of the newest training line; None before the first."""
         return (self._first, self._last) if self._first and self._last else None
 
-    def _add(self, line: Mapping[str, Any]) -> None:
-        step, at = line.get("step"), finite(line.get("time"))
+    def _add(self, line: MetricLine) -> None:
+        at, values = line.time, line.values
+        self.step = line.step
         self.newest = at if at is not None else self.newest
-        elapsed = finite(line.get("elapsed_s"))
+        elapsed = values.get("elapsed_s")
         if self._budget_s is not None and at is not None and elapsed is not None:
             self._deadline = at + self._budget_s - elapsed
-        if isinstance(step, int):
-            self.step = step
-            if "train/loss" in line and at is not None:
-                self._first, self._last = self._first or (step, at), (step, at)
-        if "train/loss" in line:
-            self.loss = finite(line["train/loss"])
-            self.tokens_per_second = finite(line.get("throughput/tokens_per_s"))
-            share = finite(line.get("throughput/mfu"))
+        if "train/loss" in values:
+            if at is not None:
+                self._first, self._last = self._first or (line.step, at), (line.step, at)
+            self.loss = values["train/loss"]
+            self.tokens_per_second = values.get("throughput/tokens_per_s")
+            share = values.get("throughput/mfu")
             self.mfu = None if share is None else 100.0 * share
             self.losses.append(self.loss)
             self.lines += 1
-        if "val/loss" in line:
-            self.val_loss = finite(line["val/loss"])
+        if "val/loss" in values:
+            self.val_loss = values["val/loss"]
             self.val_losses += [] if self.val_loss is None else [self.val_loss]
 
 

@@ -14,15 +14,12 @@ from kmatrix.errors import SchemaError
 from kmatrix.gpu.formats.json_array import ArrayTail
 from kmatrix.records.files import LineTail, finite, read_or_empty
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import Status
+from kmatrix.records.runs import MetricLine, Status
 from kmatrix.stats import coefficient_of_variation
 from kmatrix.status.alerts import Alert, Severity, alerts_of, one_line
 from kmatrix.track.tracker import AlertLevel, DeviceValues, MetricPoint, TrackerAlert
 
 MOST_POINTS = 500  # per batch
-
-
-NOT_METRICS = frozenset({"schema", "step", "time"})  # keys of a line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +68,15 @@ class PointTail:
     def __init__(self, path: Path) -> None:
         self._tail = LineTail(path)
         self._void = _resumes(path)
-        self._open: dict[str, Any] | None = None  # the merged lines of the newest step
+        self._open: MetricLine | None = None  # the merged lines of the newest step
 
     def read(self, *, ended: bool = False) -> list[MetricPoint]:
         """Return the complete points. `ended`: the newest step is complete as well."""
         found: list[MetricPoint] = []
         while not found and (lines := self._tail.read()):
-            for offset, line in lines:
-                if isinstance(line.get("step"), int) and not self._is_void(offset, int(line["step"])):
+            for offset, values in lines:
+                line = MetricLine.from_json(values)
+                if line is not None and not self._is_void(offset, line.step):
                     found += self._merge(line)
         if ended and not found and self._open is not None:
             found, self._open = _point(self._open), None
@@ -87,15 +85,15 @@ class PointTail:
     def _is_void(self, offset: int, step: int) -> bool:
         return any(offset < later and step > resumed for later, resumed in self._void)
 
-    def _merge(self, line: dict[str, Any]) -> list[MetricPoint]:
+    def _merge(self, line: MetricLine) -> list[MetricPoint]:
         """Merge a line into the open step. Return the point that this line completes, if any."""
         before = self._open
-        if line.get("resumed"):
-            if before is not None and before["step"] > line["step"]:
+        if line.resumed:
+            if before is not None and before.step > line.step:
                 self._open = None
             return []
-        if before is not None and before["step"] == line["step"]:
-            self._open = {**before, **line}
+        if before is not None and before.step == line.step:
+            self._open = before.merged(line)
             return []
         self._open = line
         return [] if before is None else _point(before)
@@ -105,22 +103,17 @@ def _resumes(path: Path) -> list[tuple[int, int]]:
     """Return the byte offset and the step of each line that resumes an earlier attempt."""
     tail, found = LineTail(path), []
     while lines := tail.read():
-        found += [(at, line["step"]) for at, line in lines if line.get("resumed") and isinstance(line.get("step"), int)]
+        for at, values in lines:
+            line = MetricLine.from_json(values)
+            if line is not None and line.resumed:
+                found.append((at, line.step))
     return found
 
 
-def _point(line: Mapping[str, Any]) -> list[MetricPoint]:
+def _point(line: MetricLine) -> list[MetricPoint]:
     """Return the point of a merged line, or an empty list if it has no time or no metrics."""
-    time, values = finite(line.get("time")), dict(_numbers(line))
-    if not values or time is None:
-        return []
-    return [MetricPoint(step=int(line["step"]), time=time, values=values)]
-
-
-def _numbers(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for key, value in line.items():
-        if key not in NOT_METRICS and finite(value) is not None:
-            yield key, value
+    values = {key: value for key, value in line.values.items() if value is not None}
+    return [MetricPoint(step=line.step, time=line.time, values=values)] if values and line.time is not None else []
 
 
 EVENTS = {  # events of the trainer that are alerts, in addition to the rules of status.json

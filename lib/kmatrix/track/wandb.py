@@ -170,7 +170,7 @@ class WandbMirror:
     def _on_server(self, run: TrackerIdentity, begun: wandb.Run) -> dict[int, Mapping[str, float]]:
         """Return the steps that the server has: those below its starting step, which it does not accept again."""
         known = self._before.steps
-        steps = {int(line["step"]) for line in merged_metrics(run.dir.metrics)} | set(known)
+        steps = {line.step for line in merged_metrics(run.dir.metrics)} | set(known)
         return {step: known.get(step, {}) for step in steps if step < begun.starting_step}
 
     def _read_back(self, files: WandbFiles) -> None:
