@@ -50,7 +50,7 @@ def planned_sha256(config: TrainConfig) -> str | None:
     if config.dataset != "mix":
         return shards.recorded_sha256(Path(config.data_path), config.data_shards)
     record = read_json(Path(config.data_path) / shards.RECORD)
-    for item in record["sources"]:
+    for item in record["sources"]:  # the mix has only their hashes: the files may have changed since
         found = shards.recorded_sha256(Path(item["path"]), item["shards"])
         if found != item["sha256"]:
             return found  # the hash of one dataset, which differs from the mix's
@@ -66,7 +66,7 @@ class Windows:
     def __init__(self, folder: Path, kind: str, *, block_size: int, vocab_size: int, count: int = 0) -> None:
         self.paths = shards.find(folder, kind, count)
         self.block_size, self.vocab_size = block_size, vocab_size
-        self._tokens = [shards.open_shard(path) for path in self.paths]
+        self._tokens = [shards.open_shard(path) for path in self.paths]  # memory maps: nothing is read yet
         self.counts = tuple(max(0, (len(tokens) - 1) // block_size) for tokens in self._tokens)
 
     def __len__(self) -> int:
@@ -78,10 +78,11 @@ class Windows:
 
     def rows(self, places: Sequence[Place]) -> npt.NDArray[np.int64]:
         """Return the tokens of the windows at these places: (B, T + 1)."""
-        rows = np.empty((len(places), self.block_size + 1), dtype=np.int64)
+        rows = np.empty((len(places), self.block_size + 1), dtype=np.int64)  # (B, T + 1); embeddings take int64
         for row, (shard, window) in zip(rows, places, strict=True):
             start = window * self.block_size
             row[:] = self._tokens[shard][start : start + self.block_size + 1]
+        # Shards of another tokenizer. On a GPU an index outside the embedding ends the process without naming it.
         if rows.max(initial=0) >= self.vocab_size:
             self._refuse(rows, places)
         return rows
@@ -106,6 +107,7 @@ class Windows:
 
 def batch(rows: npt.NDArray[np.int64]) -> Batch:
     """Return inputs and targets, each (B, T), of windows (B, T + 1)."""
+    # Copies, because the two overlap in one buffer, and columns of it are not contiguous.
     return torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
 
 
@@ -119,6 +121,8 @@ class Order:
     def __init__(self, counts: Sequence[int], seed: int, *, source: int = 0) -> None:
         self.counts, self.windows = tuple(counts), sum(counts)
         self.seed = (seed, source) if source else (seed,)  # datasets of a mix are shuffled independently
+        # A cache per object, not `cache` on the methods, which would keep every object alive. A step reads at most from
+        # a few epochs and shards; a shard of 100 million tokens has 100,000 windows, 0.8 MB as int64.
         self._shards = lru_cache(maxsize=2)(self._shuffled_shards)
         self._windows = lru_cache(maxsize=4)(self._shuffled_windows)
 
@@ -136,10 +140,12 @@ class Order:
         return shard, int(self._windows(epoch, shard)[within])
 
     def _shuffled_shards(self, epoch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        # PCG64 by name: NumPy may change what default_rng returns, and the order of the data must stay the same.
         order = np.random.Generator(np.random.PCG64((*self.seed, epoch))).permutation(len(self.counts))
         return order, np.cumsum(np.asarray(self.counts, dtype=np.int64)[order])
 
     def _shuffled_windows(self, epoch: int, shard: int) -> npt.NDArray[np.int64]:
+        # + 1, because NumPy ignores zeros at the end of a seed: shard 0 would get the generator of _shuffled_shards.
         return np.random.Generator(np.random.PCG64((*self.seed, epoch, shard + 1))).permutation(self.counts[shard])
 
 
@@ -160,6 +166,7 @@ class Stream:
         sizes = {"block_size": config.block_size, "vocab_size": config.vocab_size}
         self.windows = [Windows(source.folder, "train", count=source.shards, **sizes) for source in self.sources]
         for windows, source in zip(self.windows, self.sources, strict=True):
+            # A mix may contain a dataset that is smaller than a step: it is only repeated more often.
             least = config.global_batch if len(self.sources) == 1 else 1
             if len(windows) < least:
                 raise DataError(
@@ -172,6 +179,7 @@ class Stream:
 
     def read(self, at: Sequence[int]) -> Batch:
         """Return the sequences at these positions: idx and targets, each (B, T)."""
+        # Group by dataset, so that each one is read at once, and write the rows back in the order of the positions.
         drawn = [self.mix.at(position) for position in at]
         rows = np.empty((len(drawn), self.windows[0].block_size + 1), dtype=np.int64)  # (B, T + 1)
         for number, (windows, order) in enumerate(zip(self.windows, self.orders, strict=True)):
@@ -214,7 +222,7 @@ class Batches:
     def __init__(self, config: TrainConfig, world: World, *, start_step: int = 0) -> None:
         self.config, self.world = config, world
         self.stream = Stream(config)
-        self._turn = start_step * config.gradient_accumulation
+        self._next = start_step * config.gradient_accumulation  # number of the next micro-batch since the run's start
         self._thread: ThreadPoolExecutor | None = None
         if world.device.type == "cuda":  # a new thread uses GPU 0, and would allocate memory there
             self._thread = ThreadPoolExecutor(1, "batches", torch.cuda.set_device, (world.device,))
@@ -226,20 +234,21 @@ class Batches:
 
     def seek(self, step: int) -> None:
         """Continue with the first micro-batch of a step."""
-        self._turn, self._ahead = step * self.config.gradient_accumulation, None
+        self._next, self._ahead = step * self.config.gradient_accumulation, None  # what was read ahead is not next
 
     def next(self) -> Batch:
         """Return the next micro-batch: idx (B, T) and targets (B, T)."""
-        turn, self._turn = self._turn, self._turn + 1
-        if self._thread is None:
-            return self._read(turn)
-        idx, targets = self._ahead.result() if self._ahead else self._read(turn)
-        self._ahead = self._thread.submit(self._read, turn + 1)
+        number, self._next = self._next, self._next + 1
+        if self._thread is None:  # on the CPU a thread would only take a core from the computation
+            return self._read(number)
+        idx, targets = self._ahead.result() if self._ahead else self._read(number)
+        self._ahead = self._thread.submit(self._read, number + 1)
         device = self.world.device
+        # From pinned memory: the copy runs in the GPU's stream while this process continues.
         return idx.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
-    def _read(self, turn: int) -> Batch:
-        step, micro = divmod(turn, self.config.gradient_accumulation)
+    def _read(self, number: int) -> Batch:
+        step, micro = divmod(number, self.config.gradient_accumulation)
         idx, targets = self.stream.read(positions(self.config, self.world, step, micro))
         return (idx.pin_memory(), targets.pin_memory()) if self._thread else (idx, targets)
 
@@ -256,7 +265,7 @@ class Mix:
     def __init__(self, weights: Sequence[int], seed: int) -> None:
         self.weights, self.seed = tuple(weights), seed
         self.block = sum(weights)
-        self._order = lru_cache(maxsize=4)(self._shuffled)
+        self._order = lru_cache(maxsize=4)(self._shuffled)  # blocks; consecutive positions share them
 
     def at(self, position: int) -> tuple[int, int]:
         """Return the dataset at a position of the stream, and how many of its sequences precede that position."""
@@ -273,7 +282,7 @@ class Mix:
 
     def _shuffled(self, block: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the dataset at each position of a block, and how many of the same dataset precede it."""
-        sources = np.repeat(np.arange(len(self.weights)), self.weights)
+        sources = np.repeat(np.arange(len(self.weights)), self.weights)  # (block,)
         if len(self.weights) > 1:
             sources = np.random.Generator(np.random.PCG64((self.seed, SALT, block))).permutation(sources)
         before = np.empty_like(sources)

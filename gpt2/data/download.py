@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import os
 import socket
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from kmatrix.errors import DataError
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 30.0  # without any byte, not for the whole file
 ATTEMPTS = 5  # consecutive attempts without new bytes
 FIRST_PAUSE_S = 0.5  # doubled after each attempt
 CHUNK_BYTES = 1 << 20
@@ -73,12 +74,15 @@ def receive(
             error = None
         except urllib.error.HTTPError as refused:
             error = refused
+            # 403: an expired address, and the next attempt asks for a new one; 408 and 429: the server asks to retry.
             if refused.code < HTTPStatus.INTERNAL_SERVER_ERROR and refused.code not in (403, 408, 429):
                 break
-        except (OSError, ValueError) as broken:
+        # HTTPException: a response that breaks in a chunk or is not HTTP.  ValueError: an address without a scheme.
+        except (OSError, http.client.HTTPException, ValueError) as broken:
             error = broken
             if isinstance(getattr(broken, "reason", None), (socket.gaierror, ConnectionRefusedError)):
                 break  # no network or no such server: retrying would not help
+        # A slow connection that breaks often still finishes: only attempts without a new byte count.
         idle = 0 if part.exists() and part.stat().st_size > before else idle + 1
         if idle < ATTEMPTS:
             time.sleep(FIRST_PAUSE_S * 2**idle)
@@ -92,7 +96,7 @@ def receive(
 def _attempt(address: Address, part: Path, have: int, received: Callable[[int], None] | None) -> bool:
     """Request the missing bytes once. Return whether the download is complete."""
     request = urllib.request.Request(address.url, headers={"Range": f"bytes={have}-"} if have else {})
-    for header, text in address.secret.items():
+    for header, text in address.secret.items():  # a redirect leads to a content server, which must not see the token
         request.add_unredirected_header(header, text)
     try:
         answer = urllib.request.urlopen(request, timeout=TIMEOUT_S)
@@ -102,7 +106,9 @@ def _attempt(address: Address, part: Path, have: int, received: Callable[[int], 
         raise
     promised = answer.headers.get("Content-Length")
     left = int(promised) if promised else None
+    # A server that ignores the range sends the whole file with 200: start again instead of appending.
     with answer, part.open("ab" if answer.status == HTTPStatus.PARTIAL_CONTENT else "wb") as file:
+        # read1 returns what has arrived; read would keep up to a chunk in memory that a kill loses.
         while left != 0 and (chunk := answer.read1(CHUNK_BYTES)):
             file.write(chunk)
             left = None if left is None else left - len(chunk)

@@ -24,7 +24,7 @@ from kmatrix.records.files import read_or_empty, replacing, write_json
 MAGIC, VERSION = 20240520, 1
 HEADER = 256  # int32 values
 HEADER_BYTES = 4 * HEADER
-CHUNK_BYTES = 1 << 24
+CHUNK_BYTES = 1 << 24  # read at once while hashing
 
 KINDS = {
     kind: (f"*_{kind}_*.bin", f"*_{kind}_*.npy", f"{kind}.bin", f"{kind}.npy") for kind in ("train", "val")
@@ -50,12 +50,12 @@ class ShardInfo:
 
 def write_shard(path: Path, tokens: npt.ArrayLike) -> None:
     """Write one shard atomically."""
-    values = np.ascontiguousarray(tokens).astype("<u2", copy=False)
+    values = np.ascontiguousarray(tokens).astype("<u2", copy=False)  # little-endian on every machine, as in llm.c
     header = np.zeros(HEADER, dtype="<i4")
     header[:3] = MAGIC, VERSION, len(values)
     with replacing(path) as partial, partial.open("wb") as file:
         file.write(header.tobytes())
-        file.write(values.data)
+        file.write(values.data)  # the buffer itself: tobytes() would copy 200 MB
         file.flush()
         os.fsync(file.fileno())
 
@@ -75,6 +75,8 @@ def layout(path: Path) -> Layout:
     else:
         with path.open("rb") as file:
             raw = file.read(HEADER_BYTES)
+        # nanoGPT's names are also allowed for a file with a header. Tokens cannot look like MAGIC: its first half is
+        # 55432, which GPT-2's vocabulary does not have.
         plain = path.name in RAW and raw[:4] != np.array(MAGIC, dtype="<i4").tobytes()
         found = Layout(0, path.stat().st_size // 2) if plain else _layout_of_bin(path, raw)
     expected, size = found.offset + 2 * found.count, path.stat().st_size
@@ -98,6 +100,7 @@ def _layout_of_bin(path: Path, raw: bytes) -> Layout:
 def _layout_of_npy(path: Path) -> Layout:
     try:
         with path.open("rb") as file:
+            # Only the header: np.load does not return the offset.
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, _, dtype = read(file)
@@ -117,7 +120,7 @@ def token_count(path: Path) -> int:
 def open_shard(path: Path) -> Tokens:
     """Return the tokens of a shard as a memory map."""
     found = layout(path)
-    if not found.count:
+    if not found.count:  # an empty file cannot be mapped
         return np.empty(0, dtype=np.uint16)
     return np.memmap(path, dtype="<u2", mode="r", offset=found.offset, shape=(found.count,))
 
@@ -143,6 +146,7 @@ def find(folder: Path, kind: str, count: int = 0) -> list[Path]:
 
     count: only the first `count` shards; 0: all.
     """
+    # A set, because a name may match several patterns; sorted, because folders list files in any order.
     paths = sorted({path for pattern in KINDS[kind] for path in folder.glob(pattern)})
     if len(paths) < max(count, 1):
         raise DataError(
@@ -203,6 +207,7 @@ def kind_of(name: str) -> str:
 
 def known_or_read(path: Path, known: ShardInfo | None) -> ShardInfo:
     """Return the recorded information on a shard if the file is unchanged, else read the file."""
+    # Size and modification time instead of the hash: hashing all shards would delay each start of a large dataset.
     stat = path.stat()
     if known and (known.size, known.mtime_ns, known.tokens) == (stat.st_size, stat.st_mtime_ns, token_count(path)):
         return known
@@ -213,7 +218,7 @@ def read_info(path: Path, text_bytes: int | None = None) -> ShardInfo:
     """Read a whole shard and return its entry in dataset.json."""
     found, stat = layout(path), path.stat()
     digest, greatest = hashlib.sha256(), 0
-    with path.open("rb") as file:
+    with path.open("rb") as file:  # hash and largest token in one pass, because the disk is the slow part
         digest.update(file.read(found.offset))
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
@@ -242,7 +247,7 @@ def recorded(folder: Path) -> list[ShardInfo]:
             for shard in read_or_empty(folder / RECORD)["shards"]
             if isinstance(shard["name"], str) and isinstance(shard["max_token"], int)
         ]
-    except (SchemaError, KeyError, TypeError, AttributeError):
+    except (SchemaError, KeyError, TypeError, AttributeError):  # only a cache: the shards are read and hashed again
         return []
 
 

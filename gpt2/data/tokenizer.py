@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 NAMES = ("gpt2", "byte", "char", "bpe")
 VOCAB = {"gpt2": GPT2_VOCAB, "byte": BYTE_VOCAB}  # char and bpe: the dataset decides
-MOST = 65536  # 16-bit tokens
+MAX_VOCAB = 65536  # 16-bit tokens
 FILE = "tokenizer.json"
 END = "<|endoftext|>"
-BETWEEN = b"\n\n"  # the end of a document as text
+SEPARATOR = b"\n\n"  # the end of a document as text
 
 GPT2_FILES = {  # URLs and hashes of tiktoken_ext/openai_public.py
     "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe": (
@@ -101,7 +101,8 @@ class ByteTokenizer:
         return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.uint16)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        parts = [BETWEEN if token == self.end_of_document else bytes((token,)) for token in tokens]
+        parts = [SEPARATOR if token == self.end_of_document else bytes((token,)) for token in tokens]
+        # Joined first, because a character may have several tokens. A model may also generate invalid UTF-8.
         return b"".join(parts).decode("utf-8", errors="replace")
 
     def token_bytes(self) -> npt.NDArray[np.int64]:
@@ -114,10 +115,10 @@ class CharTokenizer:
     name = "char"
 
     def __init__(self, characters: str) -> None:
-        if len(characters) >= MOST:
+        if len(characters) >= MAX_VOCAB:  # one token is for the end of a document
             raise DataError(
                 f"the text has {len(characters)} different characters",
-                why=f"at most {MOST - 1} fit into 16-bit tokens",
+                why=f"at most {MAX_VOCAB - 1} fit into 16-bit tokens",
                 hint="choose TOKENIZER=bpe or TOKENIZER=byte",
             )
         self.characters = characters
@@ -157,8 +158,8 @@ class CharTokenizer:
             ) from None
 
     def decode(self, tokens: Iterable[int]) -> str:
-        between = BETWEEN.decode()
-        return "".join(between if token == self.end_of_document else self.characters[token] for token in tokens)
+        separator = SEPARATOR.decode()
+        return "".join(separator if token == self.end_of_document else self.characters[token] for token in tokens)
 
     def token_bytes(self) -> npt.NDArray[np.int64]:
         return np.array([*(len(character.encode()) for character in self.characters), 0], dtype=np.int64)
@@ -172,7 +173,7 @@ class BpeTokenizer:
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         self._inner = inner
-        if inner.token_to_id(END) != self.end_of_document:
+        if inner.token_to_id(END) != self.end_of_document:  # a file of another program: 0 would be an ordinary token
             raise ValueError(f"{END} is not token {self.end_of_document}")
         inner.encode_special_tokens = True  # <|endoftext|> in a text is ordinary text
 
@@ -188,9 +189,13 @@ class BpeTokenizer:
         inner = Inner(models.BPE())
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         inner.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()  # all 256 bytes: no text is unknown, whatever it was trained on
         trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size, special_tokens=[END], initial_alphabet=sorted(alphabet), show_progress=False
+            # special tokens get the first numbers; sorted, because alphabet() returns a random order
+            vocab_size=vocab_size,
+            special_tokens=[END],
+            initial_alphabet=sorted(alphabet),
+            show_progress=False,
         )
         inner.train_from_iterator(texts, trainer)
         return cls(inner)
@@ -202,7 +207,8 @@ class BpeTokenizer:
         text = path.read_text(encoding="utf-8")
         try:
             return cls(Inner.from_str(text))
-        except Exception as error:  # the library has no exception class for invalid files
+        # Broad, because the library raises plain Exception for an invalid file. `load` turns it into a DataError.
+        except Exception as error:
             raise ValueError(str(error)) from None
 
     def save(self, path: Path) -> None:
@@ -217,10 +223,10 @@ class BpeTokenizer:
         return np.array(self._inner.encode(text).ids, dtype=np.uint16)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        parts: list[list[int]] = [[]]
+        parts: list[list[int]] = [[]]  # divided here, because the decoder omits special tokens
         for token in tokens:
             parts.append([]) if token == self.end_of_document else parts[-1].append(int(token))
-        return BETWEEN.decode().join(self._inner.decode(part) for part in parts)
+        return SEPARATOR.decode().join(self._inner.decode(part) for part in parts)
 
     def token_bytes(self) -> npt.NDArray[np.int64]:
         """Return the UTF-8 length of each token: in the byte alphabet each character stands for one byte."""
@@ -239,6 +245,7 @@ class Gpt2Tokenizer:
 
     @cached_property
     def _inner(self) -> tiktoken.Encoding:
+        # Downloaded by us into tiktoken's cache, because tiktoken neither resumes nor explains what to do offline.
         fetch_gpt2()
         os.environ["TIKTOKEN_CACHE_DIR"] = str(gpt2_folder())
         import tiktoken
@@ -246,13 +253,14 @@ class Gpt2Tokenizer:
         return tiktoken.get_encoding("gpt2")
 
     def encode(self, text: str) -> Tokens:
+        # encode_ordinary: "<|endoftext|>" in a text is text, not the end of a document
         return np.array(self._inner.encode_ordinary(text), dtype=np.uint16)
 
     def decode(self, tokens: Iterable[int]) -> str:
         parts: list[bytes] = []
         for token in tokens:
             end = token == self.end_of_document
-            parts.append(BETWEEN if end else self._inner.decode_single_token_bytes(int(token)))
+            parts.append(SEPARATOR if end else self._inner.decode_single_token_bytes(int(token)))
         return b"".join(parts).decode("utf-8", errors="replace")
 
     def token_bytes(self) -> npt.NDArray[np.int64] | None:
@@ -273,6 +281,7 @@ def gpt2_folder() -> Path:
 
 def gpt2_paths() -> dict[str, Path]:
     """Return the path of each vocabulary file by URL, as tiktoken names it."""
+    # tiktoken/load.py: the SHA-1 of the URL is the name of a file in its cache
     return {url: gpt2_folder() / hashlib.sha1(url.encode()).hexdigest() for url in GPT2_FILES}
 
 

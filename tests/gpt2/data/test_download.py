@@ -34,6 +34,22 @@ def test_an_interrupted_download_resumes(server, tmp_path):
     assert [request[2] for request in server.requests] == ["", "bytes=1000-", "bytes=51000-"]
 
 
+def test_a_transfer_that_breaks_inside_a_chunk_continues(server, tmp_path):
+    def break_once(request):
+        if request.headers.get("Range"):
+            return False
+        request.send_response(200)
+        request.send_header("Transfer-Encoding", "chunked")
+        request.end_headers()
+        request.wfile.write(b"2000\r\n" + BODY[:1000])  # 0x2000 bytes are announced
+        request.close_connection = True
+        return True
+
+    server.handler = break_once
+    assert fetch(server.url("text"), tmp_path / "text", sha256=SHA256).read_bytes() == BODY
+    assert [request[2] for request in server.requests] == ["", "bytes=1000-"]
+
+
 def test_bytes_received_by_a_killed_process_are_kept(server, tmp_path):
     (tmp_path / ".text.part").write_bytes(BODY[:70_000])
     assert fetch(server.url("text"), tmp_path / "text", sha256=SHA256).read_bytes() == BODY
