@@ -1,4 +1,4 @@
-"""What the symbols of a run mean: resolved fields, devices, ranks and the rules that Kconfig cannot say."""
+"""The meaning of the symbols of a run: resolved fields, devices, ranks and rules that Kconfig cannot express."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def program(tmp_path):
 
 
 def runs(program, *arguments):
-    """Return the resolved configurations of the runs of .config and these words."""
+    """Return the resolved configurations of the runs of .config with these assignments."""
     return list(program.plan(*arguments).configs.values())
 
 

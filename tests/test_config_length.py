@@ -1,4 +1,4 @@
-"""How long a run is: steps from tokens, epochs and parameters, times as people write them, and equal runs."""
+"""The length of a run: steps from tokens, epochs and parameters, time notations, and equal runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make doctor`: true lines about this machine, and the right words about others."""
+"""`make doctor` describes this machine correctly, and others from faked values."""
 
 from __future__ import annotations
 

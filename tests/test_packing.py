@@ -1,4 +1,4 @@
-"""Runs packed on one box: what starts when, on which units; the bound that listed matrices keep."""
+"""Pack runs on one machine: start order, assigned units, and the bound that listed matrices keep."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def bench():
     return module
 
 
-# Who goes
+# Start order
 
 
 def test_the_longest_job_starts_first():
@@ -110,7 +110,7 @@ def test_backfilled_jobs_never_delay_the_head_of_the_queue(queue, most):
     if head is None:
         return
     first = [job for job in order[: order.index(head)] if job.name in now]
-    alone = ends([head], first, BOX, limits)[head.name][0]  # as if nobody went ahead of it
+    alone = ends([head], first, BOX, limits)[head.name][0]  # as if no job were backfilled
     assert ends(queue, [], BOX, limits)[head.name][0] <= alone
 
 
@@ -131,7 +131,7 @@ def test_an_overdue_job_is_expected_to_end_soon():
     assert ends(jobs([(4, 10)]), running, 4, Limits())["j0"] == (0.0, 10.0)
 
 
-# Where it goes
+# Placement
 
 
 @given(st.integers(1, 4), st.sets(st.sampled_from("abcdefgh")))
@@ -153,7 +153,7 @@ def test_connected_units_are_chosen_to_reduce_fragmentation(width, free, units):
 
 
 def levels(*groups):
-    """Distances of a box: 0 within the first groups that hold both units, 1 within the next, and so on."""
+    """Return distances: 0 within the first groups that contain both units, 1 within the next, and so on."""
 
     def far(one, other):
         both = {one, other}
@@ -162,18 +162,18 @@ def levels(*groups):
     return far
 
 
-CROSSED = levels(["ac", "bd", "eg", "fh"], ["abcd", "efgh"])  # bridged pairs that are no neighbours in order
+CROSSED = levels(["ac", "bd", "eg", "fh"], ["abcd", "efgh"])  # bridged pairs that are not adjacent
 
 
 @pytest.mark.parametrize(
     ("width", "free", "units"),
     [
-        (2, "abcdefgh", "ac"),  # a bridge before the order
+        (2, "abcdefgh", "ac"),  # a bridge is preferred to the order
         (2, "bcdefgh", "bd"),
-        (2, "bcfg", "bc"),  # no bridge is free: one board before two
+        (2, "bcfg", "bc"),  # no bridge is free: one board is preferred to two
         (4, "abcdefgh", "abcd"),
         (4, "bcdefgh", "efgh"),
-        (1, "abd", "a"),  # what is left of a pair goes before a whole pair
+        (1, "abd", "a"),  # a remaining half of a pair is used before a complete pair
         (3, "abdefgh", "abd"),  # b and d are bridged, a is on their board
     ],
 )
@@ -199,7 +199,7 @@ def test_no_other_choice_of_units_is_better_connected(width, free, random):
     assert within(chosen) <= within(random.sample(order, width))
 
 
-# The promise
+# The bound
 
 
 def test_the_listed_matrices_end_within_ten_percent_of_the_lower_bound(bench):

@@ -1,4 +1,4 @@
-"""Keys are known by their form and by the names of their variables, and are taken out of texts."""
+"""Recognize keys by their form and by the names of their variables, and redact them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters, FLOPs and peaks in plain arithmetic: against published figures and sums by hand."""
+"""Parameters, FLOPs and peaks, compared with published figures and calculations by hand."""
 
 from __future__ import annotations
 

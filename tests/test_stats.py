@@ -1,4 +1,4 @@
-"""Means, intervals, comparisons: against published tables, and by what must always hold."""
+"""Means, intervals and comparisons, checked with published tables and properties."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_level_outside_0_to_1_or_zero_degrees_of_freedom_is_refused(level, fre
 
 
 def test_scipy_is_imported_when_a_test_needs_it():
-    """The trainer and light commands import `stats` as well: SciPy takes 0.2 s to import."""
+    """The trainer and light commands import `stats` too, and SciPy takes 0.2 s to import."""
     code = "import sys, kmatrix.stats, gpt2.log; sys.exit('scipy' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": "lib:."}, check=True)
 
@@ -179,7 +179,7 @@ def test_three_seeds_that_disagree_are_not_distinguishable():
 
 
 def test_pairing_finds_a_difference_that_the_spread_of_seeds_hides():
-    """Seeds differ by 0.5, the two by 0.01: only the differences by seed show it."""
+    """Seeds differ by 0.5, the two configurations by 0.01: only the differences per seed show it."""
     a, b = {1: 3.00, 2: 3.50, 3: 4.00}, {1: 3.010, 2: 3.511, 3: 4.009}
     assert compare(a, b).conclusion is Conclusion.BETTER
     assert compare(a, {seed + 10: loss for seed, loss in b.items()}).conclusion is Conclusion.NOT_DISTINGUISHABLE
@@ -194,7 +194,7 @@ def test_one_seed_is_not_significant_however_large_the_difference():
 
 
 def test_seeds_that_do_not_match_are_compared_with_welchs_test():
-    """Worked by hand: variances 1 and 4, n = 3 each, freedom 2.94."""
+    """By hand: variances 1 and 4, n = 3 each, 2.94 degrees of freedom."""
     verdict = compare({1: 1.0, 2: 2.0, 3: 3.0}, {4: 8.0, 5: 10.0, 6: 12.0})
     assert verdict.method == "Welch"
     assert verdict.difference == pytest.approx(-8.0)
@@ -257,7 +257,7 @@ def test_holms_correction_matches_a_calculation_by_hand():
 
 
 def test_equal_configurations_are_called_different_about_one_time_in_twenty():
-    """Two thousand pairs of three equal seeds: a 95 % interval misses 0 in 5 %, give or take 2."""
+    """Two thousand pairs of three equal seeds: a 95 % interval misses 0 in 5 %, plus or minus 2."""
     dice = random.Random(1)
     wrong = 0
     for _ in range(2000):

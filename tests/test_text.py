@@ -1,4 +1,4 @@
-"""One format for each kind of quantity, and tables that fit."""
+"""One format per kind of quantity, and tables that fit the width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run is stopped, killed and its files are damaged, and it goes on: as a user does it, with make and torchrun."""
+"""Stop and kill runs, damage their checkpoints, and resume them with make and torchrun, as a user does."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def events(run, kind):
 
 @pytest.fixture
 def planned(clone, tmp_path):
-    """Return what makes a run of a few steps, and then asks for more of them: a run that is long, and not started."""
+    """Return a function that plans a long run without starting it."""
 
     def plan(*arguments):
         assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
@@ -62,7 +62,7 @@ def planned(clone, tmp_path):
 
 @pytest.fixture
 def started(clone):
-    """Return what starts torchrun on a run as the launcher does; what is left is killed with all its processes."""
+    """Return a function that starts torchrun on a run as the local engine does; leftover processes are killed."""
     running = []
 
     def start(run, *arguments):
@@ -84,7 +84,7 @@ def started(clone):
 
 
 def kill(process):
-    """Kill torchrun and all its ranks at once, as a power cut does."""
+    """Kill torchrun and all its ranks at once, as a power failure does."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -93,7 +93,7 @@ def kill(process):
 
 
 def read(clone, run, *names):
-    """Return the steps of checkpoints, read by the trainer's own reader in a process of its own."""
+    """Return the steps of checkpoints, read in another process with the trainer's own reader."""
     path = os.pathsep.join([str(clone.root), str(clone.root / "lib")])
     files = [str(run / "checkpoints" / name) for name in names]
     completed = clone.run(clone.python, "-c", READ, *files, PYTHONPATH=path)
@@ -102,14 +102,14 @@ def read(clone, run, *names):
 
 
 def test_sigterm_to_torchrun_saves_a_checkpoint_in_time_and_a_second_signal_is_harmless(clone, planned, started):
-    """Must 4: SIGTERM, then SIGINT twice; each time every rank agrees, and the next attempt goes on from there."""
+    """SIGTERM, then SIGINT twice: each time every rank stops at the same step and the next attempt resumes there."""
     run = planned()
     steps = []
     for attempt, signals in ((1, [signal.SIGTERM]), (2, [signal.SIGINT, signal.SIGINT])):
         process = started(run, f"--attempt={attempt}", "--resume=auto")
 
         def trains(attempt=attempt):
-            """some steps of this attempt"""
+            """the attempt has trained some steps"""
             lines = (run / "metrics.jsonl").read_text() if (run / "metrics.jsonl").exists() else ""
             return lines.count(f'"attempt": {attempt}, "train/loss"') > 2
 
@@ -132,12 +132,12 @@ def test_sigterm_to_torchrun_saves_a_checkpoint_in_time_and_a_second_signal_is_h
 
 
 def test_sigkill_during_saves_keeps_a_complete_checkpoint_and_a_damaged_one_is_skipped(clone, planned, started):
-    """Must 4: whatever is killed when, the newest that is whole is gone on from; one cut short is refused by name."""
+    """Whichever process is killed when, the newest complete checkpoint is used; a truncated one is refused by name."""
     run = planned("CHECKPOINT_INTERVAL=1")
     process = started(run, "--attempt=1")
 
     def saves():
-        """several checkpoints, and one that is being written"""
+        """there are several checkpoints, and one is being written"""
         return len(index(run)) >= 3 and list((run / "checkpoints").glob(".step_*.partial"))
 
     wait_until(saves)
@@ -165,7 +165,7 @@ def test_sigkill_during_saves_keeps_a_complete_checkpoint_and_a_damaged_one_is_s
 
 
 def test_ten_checkpoints_and_the_best_are_kept_listed_and_pruned(clone, tmp_path):
-    """Must 5, and Must 12: rolling ten, best, final; list, prune, export, read back, sample."""
+    """Rolling ten, best and final checkpoints: list, prune, export, import and sample."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     words = (*WORDS, "MAX_ITERS=28", "CHECKPOINT_INTERVAL=2", "EVAL_INTERVAL=7", f"RESULTS_DIR={tmp_path}")
     completed = clone.make("train", *words)

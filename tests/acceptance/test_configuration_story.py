@@ -1,4 +1,4 @@
-"""The configuration side from a fresh clone, with the real make and its own .venv."""
+"""Use the configuration targets in a fresh clone, with the real make and its own .venv."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A copied checkout runs its own code, in every process of a run."""
+"""A copied checkout runs its own code in every process of a run."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NOTE = '\nimport sys\nwith open({path!r}, "a") as file:\n    print({code!r}, *sy
 
 @pytest.fixture
 def copy(clone, venv, tmp_path) -> Clone:
-    """A copy of the clone with its .venv, whose packages note each process that imports them."""
+    """A copy of the clone with its .venv, whose packages log each process that imports them."""
     root = tmp_path / "copy"
     shutil.copytree(clone.root, root, ignore=shutil.ignore_patterns(".venv", "test_matrix_results_*"))
-    clone.run("cp", "-r", "--link", str(venv), str(root / ".venv"))  # hard links: gigabytes of torch
+    clone.run("cp", "-r", "--link", str(venv), str(root / ".venv"))  # hard links, because torch takes gigabytes
     for package in ("lib/kmatrix", "gpt2"):
         with (root / package / "__init__.py").open("a") as file:
             file.write(NOTE.format(path=str(tmp_path / "processes.txt"), code=f"{package} of the copy:"))

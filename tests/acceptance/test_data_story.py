@@ -1,4 +1,4 @@
-"""Data as a user meets them: a folder of text, a dataset of Hugging Face, ready-made shards, a mix."""
+"""Use every source of data: a folder of text, a Hugging Face dataset, prebuilt shards and a mix."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL = (
 )
 READY = "kjj0/finewebedu10B-gpt2"
 TEXT = "HuggingFaceFW/fineweb-edu"
-TOKENS = 3000  # of a ready-made shard
+TOKENS = 3000  # tokens per prebuilt shard
 
 
 def shard(seed: int) -> bytes:
@@ -128,7 +128,7 @@ def test_prebuilt_shards_are_downloaded_as_needed_and_interrupted_downloads_resu
     folder = tmp_path / "data" / "finewebedu"
     assert (folder / "finewebedu_train_000002.bin").read_bytes() == shard(2)
 
-    again = clone.make("reproduce", f"RUN={next(matrix_of(tmp_path).glob('gpt2_*'))}")  # the server is gone
+    again = clone.make("reproduce", f"RUN={next(matrix_of(tmp_path).glob('gpt2_*'))}")  # the server is closed
     assert again.returncode == 0, again.stdout + again.stderr
 
 

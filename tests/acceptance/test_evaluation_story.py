@@ -1,4 +1,4 @@
-"""What was trained is judged, sampled and served, as a user does it: through make, from a fresh clone."""
+"""Evaluate, sample and serve a trained model through make, from a fresh clone."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def load_json(path: Path) -> dict:
 
 
 def write_texts(folder: Path) -> None:
-    """Write a folder of small texts that a model learns in some steps."""
+    """Write a folder of small texts that a model learns within some steps."""
     rng = np.random.default_rng(1)
     folder.mkdir(parents=True)
     for number in range(60):
@@ -60,7 +60,7 @@ def write_texts(folder: Path) -> None:
 
 
 def nats_and_bytes(run: Path) -> tuple[float, int]:
-    """Count anew: transformers' GPT-2 with the run's weights gives the nats of its validation sequences."""
+    """Return nats and bytes of the validation data, computed with transformers' GPT-2 and the weights of the run."""
     transformers = pytest.importorskip("transformers")
     train = load_json(run / "run.json")["train"]
     found = restore(run / "checkpoints" / "final.pt", "cpu")
@@ -95,7 +95,7 @@ def nats_and_bytes(run: Path) -> tuple[float, int]:
 
 @pytest.fixture(scope="module")
 def judged(session_clone, tmp_path_factory):
-    """One matrix: the same text in bytes and in a BPE of its own, judged by HellaSwag and samples."""
+    """A matrix with the same text as bytes and as BPE tokens, with HellaSwag and samples."""
     folder = tmp_path_factory.mktemp("judged")
     write_texts(folder / "data" / "texts")
     (folder / "data" / "hellaswag.jsonl").write_text("".join(json.dumps(line) + "\n" for line in EXAMPLES))
@@ -117,7 +117,7 @@ def judged(session_clone, tmp_path_factory):
 
 
 def test_bits_per_byte_of_two_tokenizers_match_an_independent_count(judged):
-    """Must 10: both tokenizers by an independent count, and a ranking by bits per byte, not by loss."""
+    """Both tokenizers match an independent count, and runs are ranked by bits per byte instead of loss."""
     tokenizers = []
     for run in sorted(path.parent for path in judged.glob("*/result.json")):
         result = load_json(run / "result.json")
@@ -140,7 +140,7 @@ def test_make_sample_generates_text_from_the_best_run(clone, judged):
 
 
 def test_the_real_openai_client_can_use_a_served_model(clone, judged):
-    """Must 11: streaming and not, fifty at once, a megabyte refused, Ctrl+C."""
+    """With and without streaming, fifty requests at once, one that is too large, and Ctrl+C."""
     openai = pytest.importorskip("openai")
     process = subprocess.Popen(
         ["make", "--no-print-directory", "serve", f"CHECKPOINT={judged}", "PORT=0"],

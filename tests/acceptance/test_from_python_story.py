@@ -1,4 +1,4 @@
-"""The lines of the page From Python, as they stand there, in a clone: two CPU runs are made, run and read."""
+"""Run the example of the page From Python in a clone: two CPU runs are planned, executed and read."""
 
 from __future__ import annotations
 

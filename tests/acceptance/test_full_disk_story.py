@@ -1,4 +1,4 @@
-"""A disk fills up in the middle of a matrix: what is said, what is kept, and that it goes on when there is room.
+"""Fill a disk in the middle of a matrix, check the message and the files, free space and continue.
 
 The disk is a small tmpfs in a mount namespace of its own, as root or as an unprivileged user.
 """
@@ -41,7 +41,7 @@ if "gpt2.train" in sys.orig_argv and "torch.distributed.run" not in sys.orig_arg
 
 
 class Disk:
-    """A small disk at a folder that only this and what it runs can see. Raises OSError where none can be had."""
+    """A small disk mounted in a namespace of its own. Raises OSError if the machine does not allow that."""
 
     def __init__(self, place: Path) -> None:
         place.mkdir()
@@ -61,14 +61,14 @@ class Disk:
         self._enter = ["nsenter", "--target", str(self._holder.pid), "--mount"]
         self._enter += [] if root else ["--user", "--preserve-credentials"]
         self.place = place
-        self.seen = Path(f"/proc/{self._holder.pid}/root") / place.relative_to("/")  # the same from outside
+        self.seen = Path(f"/proc/{self._holder.pid}/root") / place.relative_to("/")  # outside the namespace
 
     def command(self, root: Path, *arguments: str) -> list[str]:
-        """Return the command line that runs a program of the project where the disk can be seen."""
+        """Return the command line that runs a program inside the namespace."""
         return [*self._enter, f"--wd={root}", *arguments]
 
     def fill(self) -> Path:
-        """Take all the room there is; return the file that has it."""
+        """Fill the disk with one file and return its path."""
         ballast = self.seen / "ballast"
         descriptor = os.open(ballast, os.O_WRONLY | os.O_CREAT)
         try:
@@ -97,7 +97,7 @@ def disk(tmp_path):
 
 @pytest.fixture
 def slow(tmp_path):
-    """Return the environment in which training is slow, and the file that ends that."""
+    """Return variables that slow down the training, and a file whose creation ends the delay."""
     folder = tmp_path / "slow"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(SLOW.format(free=str(folder / "free")), encoding="utf-8")
@@ -105,7 +105,7 @@ def slow(tmp_path):
 
 
 def numbers(matrix: Path) -> dict[str, list]:
-    """Every loss of every run, resumes accounted for, and how the run ended."""
+    """Return every loss of every run, after resumes, and the status of the run."""
     found = {}
     for run in matrix.glob("gpt2_*"):
         steps: dict[int, dict] = {}
@@ -119,7 +119,7 @@ def numbers(matrix: Path) -> dict[str, list]:
 
 
 def test_a_full_disk_loses_no_finished_run_and_the_matrix_continues_once_there_is_space(clone, disk, slow, tmp_path):
-    """Must 11: the disk fills up to the last byte while the second of three runs trains."""
+    """The disk is filled to the last byte while the second of three runs trains."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     calm = tmp_path / "calm"
     completed = clone.make("test-matrix", *TINY, f"RESULTS_DIR={calm}")
@@ -137,7 +137,7 @@ def test_a_full_disk_loses_no_finished_run_and_the_matrix_continues_once_there_i
         )
 
     def second_trains():
-        """a finished run, and another that trains and has a checkpoint"""
+        """one run has finished, and another trains and has a checkpoint"""
         status = {path.parent: load_json(path)["status"] for path in disk.seen.glob("*/gpt2_*/status.json")}
         trains = [run for run, word in status.items() if word == "running" and any(run.glob("checkpoints/*.pt"))]
         return (matrices(disk.seen)[0], trains[0]) if "finished" in status.values() and trains else None
@@ -161,7 +161,7 @@ def test_a_full_disk_loses_no_finished_run_and_the_matrix_continues_once_there_i
 
     assert first.read_bytes() == finished
     for path in matrix.rglob("*.json"):
-        if not path.name.startswith("gpu_stats"):  # written on as it grows: valid at every moment but a full disk's
+        if not path.name.startswith("gpu_stats"):  # grows in place, so it is valid at any time unless the disk was full
             json.loads(path.read_text())
     shown = run("status", f"TARGET={disk.place / matrix.name}")
     assert shown.returncode == 0, shown.stderr

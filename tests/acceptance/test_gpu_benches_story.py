@@ -1,4 +1,4 @@
-"""The benches of recording and of reports print the tables that they promise, alone and beside a peer.
+"""Run the benchmarks of recording and reports, alone and with a peer.
 
 The peer is a folder with the original project's names and a few lines behind each; times are not looked at.
 """
@@ -48,7 +48,7 @@ def peer(tmp_path) -> Path:
 
 
 def rows(text: str) -> dict[tuple[str, int, float], list[str]]:
-    """Return the lines of the table of recording: what, GPUs and asked rate -> the other cells."""
+    """Return the rows of the recording table: (name, GPUs, requested rate) -> the other cells."""
     lines = [(line[:14].strip(), line[14:].split()) for line in text.splitlines()[2:]]
     return {(name, int(cells[0]), float(cells[1])): cells[2:] for name, cells in lines}
 
@@ -69,7 +69,7 @@ def test_the_cost_of_recording_is_printed_next_to_its_peers(clone, peer):
         assert (reached == "-") == (way not in ways[1:])
         assert (over == "-") == (way not in ways[1:])
         if way == "recorder":
-            record = 8 * -(-(8 + 7 * 4 * gpus) // 8)  # the time and 7 columns of each GPU, to a multiple of 8
+            record = 8 * -(-(8 + 7 * 4 * gpus) // 8)  # time and 7 columns per GPU, in multiples of 8 bytes
             assert int(late) >= 0
             assert float(size) == pytest.approx(3600 * 20 * record / 1e6, rel=0.05)
 

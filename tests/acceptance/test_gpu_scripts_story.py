@@ -1,4 +1,4 @@
-"""The two scripts of the original project, on folders of its runs: the same words, classes, files and grids."""
+"""Run the two scripts of the original project on its recordings: terms, classes, files and grids are the same."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gpu_factory import FakeGpus, write_foreign
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
 GRIDS = {2: (1, 2), 9: (3, 3)}
-SPINE = 0x88  # grey of the lines below and beside a panel
+SPINE = 0x88  # grey of the axes lines below and next to a panel
 
 
 def write_runs(folder: Path, count: int) -> Path:
-    """Write two runs of the original on so many GPUs."""
+    """Write two runs of the original project with this number of GPUs."""
     for optimizer, least in (("adamwprune", 12_800.0), ("adamw", 14_100.0)):
         gpus = FakeGpus(
             memory=tuple(least + 25.0 * index for index in range(count)),
@@ -31,7 +31,7 @@ def write_runs(folder: Path, count: int) -> Path:
 
 
 def panels(path: Path) -> tuple[int, int]:
-    """Count rows and columns of panels in a picture, by the grey lines below them."""
+    """Return the number of rows and columns of panels in a picture, found by the grey axes lines."""
     with Image.open(path) as picture:
         grey = picture.convert("RGB")
         width, height = grey.size

@@ -1,4 +1,4 @@
-"""Every GPU watched, as a user sees it through make: simulated GPUs and real ranks beside a real training."""
+"""Monitor simulated GPUs and real ranks during a real training, through make."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GRAPHS = (
 )
 SHORT = ("OPTIMIZER=adamw", "NUM_GPUS=2", "MAX_ITERS=40", "EVAL_SAMPLES=20")
 WATTS = (100.0, 150.0, 200.0, 250.0)
-PERIOD_S = 0.1  # in which the simulated GPUs renew their values
+PERIOD_S = 0.1  # update period of the simulated GPUs
 STRAGGLER = 2
 SLOW = f'''
 """Rank {STRAGGLER} of any run sleeps 160 ms after each 40 ms of computing, as on a processor a fifth as fast."""
@@ -37,7 +37,7 @@ if os.environ.get("RANK") == "{STRAGGLER}":
 
 
 def matrix_of(clone, folder, *arguments, target="test-matrix", **more):
-    """Run a short matrix in the clone; return its folder and its only run's."""
+    """Run a short matrix in the clone; return its directory and that of its only run."""
     if target != "quickstart":
         assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     completed = clone.make(target, *SHORT, f"RESULTS_DIR={folder}", *arguments, **more)
@@ -75,7 +75,7 @@ def test_simulated_gpus_are_recorded_drawn_and_marked(clone, tmp_path):
 
 
 def test_the_monitor_symbol_turns_recording_off_and_keeps_run_ids(clone, tmp_path):
-    """Without GPUs the ranks are recorded, each with its memory, and their balance."""
+    """Without GPUs the recorder records the ranks, their memory and their balance."""
     results, summaries = {}, {}
     for choice in ("y", "n"):
         matrix, run = matrix_of(clone, tmp_path / choice, f"GPU_MONITOR={choice}")
@@ -131,7 +131,7 @@ def test_a_gpu_lost_after_three_seconds_is_null_and_the_run_continues(clone, tmp
 
 
 def test_a_straggler_among_four_ranks_is_named_although_memory_is_balanced(clone, tmp_path):
-    """Rank 2 computes a fifth as fast: what every step waits for, and what the CV of memory cannot see."""
+    """Rank 2 computes at a fifth of the speed: every step waits for it, and the CV of memory does not show it."""
     (tmp_path / "sitecustomize.py").write_text(SLOW)
     played = scenario(tmp_path, "gpus 4", "0 * mem 17300")
     words = (f"SIMULATE={played}", "NUM_GPUS=4", "MAX_ITERS=24", "LOG_INTERVAL=4", "BATCH_SIZE=1", "GLOBAL_BATCH=4")
@@ -162,7 +162,7 @@ def test_prometheus_metrics_are_served_during_a_run(clone, tmp_path):
         ):
             text = got.read().decode()
             found = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
-            return text if wanted <= found else None  # before the first sample there is no power yet
+            return text if wanted <= found else None  # before the first sample there is no power
         return None
 
     with background_process(clone, "make", "--no-print-directory", "test-matrix", *words) as running:

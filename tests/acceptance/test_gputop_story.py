@@ -1,4 +1,4 @@
-"""The screen of all GPUs, as a user has it: in a terminal, in a pipe, beside a run, and after it."""
+"""Use gputop in a terminal, in a pipe, during a run and after it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ONE_LINE = "import scripts.gputop; m=scripts.gputop.GPUMonitor(); m.initialize()
 
 @pytest.fixture
 def terminal(clone, tmp_path):
-    """Run a command of the clone in a terminal of a size."""
+    """Run a command of the clone in a terminal of this size."""
     opened = []
 
     def start(size, *command):
@@ -93,7 +93,7 @@ def test_once_prints_a_table_and_json_prints_one_snapshot(clone, tmp_path, count
 
 
 def test_a_recorder_is_followed_and_its_recording_replayed(clone, terminal, tmp_path):
-    """The screen asks the recorder's file, never the driver; afterwards it plays what was recorded."""
+    """With a recorder, gputop reads its file instead of the driver; afterwards it replays the recording."""
     run = tmp_path / "gpt2_adamw_4gpu"
     run.mkdir()
     played = scenario(tmp_path, "gpus 4", "0 * util 91")

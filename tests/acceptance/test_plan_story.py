@@ -1,4 +1,4 @@
-"""Before it starts: will it fit, how long will it take, can the promise be kept, is this machine fit for it?"""
+"""Use `make plan` and `make doctor` before a run: memory, duration, feasibility and the state of the machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_doctor_describes_this_machine(clone):
 
 
 def test_the_doctor_works_without_torch(bare_clone):
-    """Its target makes the core of .venv only."""
+    """`make doctor` installs only the core packages into .venv."""
     completed = bare_clone.make("doctor")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "warning  PyTorch" in completed.stdout
@@ -55,7 +55,7 @@ def test_the_doctor_works_without_torch(bare_clone):
 
 @pytest.fixture
 def broken_torch(clone):
-    """A torch that cannot be imported, in front of the real one."""
+    """A torch package that fails to import, before the real one on the path."""
     folder = clone.root / "torch"
     folder.mkdir()
     (folder / "__init__.py").write_text("raise ImportError('libcudart.so: cannot open')", encoding="utf-8")

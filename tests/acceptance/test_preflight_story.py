@@ -1,4 +1,4 @@
-"""Through make: a bad cell costs seconds, packed runs see their own GPUs, a command is run at the end of a matrix."""
+"""Preflight, packed runs and ON_FINISH through make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is worth as evidence: it comes out the same again, and what may have changed it is written down."""
+"""Reproduce a run and record everything that may have changed its result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TINY = (
 
 
 def verdict(completed: subprocess.CompletedProcess[str]) -> str:
-    """What `make reproduce` says at its end."""
+    """Return the verdict at the end of the output of `make reproduce`."""
     return completed.stdout[completed.stdout.rindex(" and its repetition ") :]
 
 
@@ -31,7 +31,7 @@ def edit(path, change) -> None:
 
 
 def test_an_unchanged_run_reproduces_bit_for_bit_and_a_changed_one_does_not(clone, tmp_path):
-    """Must 10. Two ranks with dropout; then a loss, and then the seed, is not what it was; then the trainer's code."""
+    """Two ranks with dropout. Then change a loss, the seed, and the code of the trainer."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     words = (*TINY, "OPTIMIZER=adamw", "NUM_GPUS=2", "DROPOUT=0.1", "MAX_ITERS=12", f"RESULTS_DIR={tmp_path}")
     completed = clone.make("train", *words, OMP_PROC_BIND="false", KMATRIX_SECRET_TOKEN="planted-0123456789")
@@ -69,7 +69,7 @@ def test_an_unchanged_run_reproduces_bit_for_bit_and_a_changed_one_does_not(clon
     assert "first at step 0: " in verdict(completed)
     assert "final weights, most " in verdict(completed)
 
-    third = matrices(tmp_path)[-1]  # the one of seed 7, beside that of seed 1337
+    third = matrices(tmp_path)[-1]  # the run with seed 7, next to the one with seed 1337
     shown = clone.make("compare", f"BASE={matrix}", f"NEW={third}")
     assert shown.returncode == 0, shown.stderr
     assert "GPT2_SEED 1337 -> 7" in shown.stdout

@@ -1,4 +1,4 @@
-"""Pruning as a user meets it: illegal pairs cut with a reason, a target reached, masks kept through a resume."""
+"""Prune through make: excluded combinations, a reached target, and masks that survive a resume."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def newest(folder: Path) -> Path:
 
 
 def zeros_of(clone, checkpoint: Path) -> tuple[int, int, int]:
-    """Count zeros and weights of the blocks' matrices, and zeros elsewhere, with torch alone."""
+    """Return zeros and weights of the block matrices, and zeros elsewhere, using torch only."""
     completed = clone.run(clone.python, "-c", COUNT.format(root=str(clone.root), path=str(checkpoint)))
     assert completed.returncode == 0, completed.stderr
     zeros, total, elsewhere = map(int, completed.stdout.split())
@@ -47,7 +47,7 @@ def zeros_of(clone, checkpoint: Path) -> tuple[int, int, int]:
 
 
 def test_invalid_combinations_are_excluded_with_a_reason_and_refused_as_single_runs(clone):
-    """Must 8, second half: the dry run names the reason of each cause, and the legal pairs stay."""
+    """The dry run prints a reason for each excluded cell, and valid cells remain."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     words = ("OPTIMIZER=adamwspam,adamwprune,muon,schedulefree", "PRUNING=none,magnitude,movement,state", "NUM_GPUS=1")
     dry = clone.make("test-matrix-dry-run", *words)
@@ -78,7 +78,7 @@ def test_invalid_combinations_are_excluded_with_a_reason_and_refused_as_single_r
 
 
 def test_the_matrix_of_the_original_project_is_one_command(clone):
-    """SPAM by magnitude and by movement, adamwprune on SPAM: three runs on four GPUs."""
+    """SPAM with magnitude and movement pruning, and adamwprune on SPAM: three runs on four GPUs."""
     completed = clone.make("defconfig-gpt2-finewebedu-a10gx4-prune")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     dry = clone.make("test-matrix-dry-run")
@@ -92,7 +92,7 @@ def test_the_matrix_of_the_original_project_is_one_command(clone):
 
 
 def test_adamwprune_reaches_its_target_and_a_resume_keeps_its_masks(clone, tmp_path):
-    """Must 8, first half: stopped in the middle of the ramp and continued, against the same run without a stop."""
+    """A run that is stopped in the ramp and continued equals one without a stop."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     words = ("OPTIMIZER=adamwprune", "ADAMWPRUNE_BASE=adamwspam", "SPAM_INTERVAL=150", "MAX_ITERS=300", *SMALL, *RAMP)
     completed = clone.make(
@@ -129,7 +129,7 @@ def test_adamwprune_reaches_its_target_and_a_resume_keeps_its_masks(clone, tmp_p
 
 
 def stopped_in_the_ramp(clone, results: Path, *arguments: str) -> Path:
-    """Start the matrix, interrupt it once weights are pruned, and return the folder of its run."""
+    """Start the matrix, interrupt it once weights are pruned, and return the directory of its run."""
     results.mkdir()
     process = subprocess.Popen(
         [clone.python, "-m", "kmatrix", "test-matrix", *arguments, f"RESULTS_DIR={results}"],
@@ -154,7 +154,7 @@ def stopped_in_the_ramp(clone, results: Path, *arguments: str) -> Path:
 
 
 def pruned_by_now(results: Path) -> bool:
-    """Whether a line of the run's metrics, as far as they are written, tells of zeros."""
+    """Return whether a metrics line written so far reports pruned weights."""
     for path in results.glob("*/*/metrics.jsonl"):
         whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
         return any(json.loads(line).get("sparsity", 0) > 0 for line in whole.splitlines())

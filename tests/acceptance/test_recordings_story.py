@@ -1,4 +1,4 @@
-"""What the recorder leaves, read by others: scripts of strangers, nvitop, and whoever comes after a SIGKILL."""
+"""Read recordings with independent scripts, with nvitop, and after SIGKILL."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def recorder(clone, run: Path, played: Path, *arguments: str) -> list[str]:
 
 
 def record(clone, run: Path, played: Path, seconds: int, *arguments: str) -> None:
-    """Record until both arrays hold so many seconds, and end in order."""
+    """Record until both arrays cover this many seconds, and stop the recorder cleanly."""
     multi = run / f"gpu_stats_{RUN}_multi_gpu.json"
     with background_process(clone, *recorder(clone, run, played, *arguments)) as process:
         wait_until(lambda: multi.exists() and len(load_json(multi)) >= seconds, f"{seconds} seconds are recorded")
@@ -56,7 +56,7 @@ def test_a_script_without_kmatrix_reads_both_layouts(clone, run, tmp_path, count
 
 
 def test_a_recording_is_converted_to_the_csv_of_the_first_monitor(clone, run, tmp_path):
-    """At its 100 samples a second, with its columns: timestamp, elapsed_sec, gpu0_power_w, gpu0_temp_c and so on."""
+    """The columns are those of the first monitor (timestamp, elapsed_sec, gpu0_power_w, ...), at 100 samples/s."""
     record(clone, run, scenario(tmp_path, "gpus 2", "0 * power 100..180", "0 * temp 50..70"), 3, "--hz", "100")
     completed = clone.run(clone.python, "-m", "kmatrix.gpu.recorder", str(run), "--format", "csv")
     assert completed.returncode == 0, completed.stderr
@@ -116,7 +116,7 @@ def test_nvtop_and_gputop_json_show_the_same_numbers(clone, tmp_path):
 
 
 def test_fifty_kills_lose_no_complete_sample(clone, run, tmp_path):
-    """After each SIGKILL, at a moment of chance, every file reads back up to the last sample."""
+    """After each SIGKILL at a random time, every file is readable up to the last sample."""
     played, chance = scenario(tmp_path, "gpus 4", "0 * power 200"), random.Random(7)
     samples, before = run / "gpu_samples.bin", 0
     for _ in range(50):
@@ -139,7 +139,7 @@ def test_fifty_kills_lose_no_complete_sample(clone, run, tmp_path):
 
 
 def whole_records(path: Path) -> int:
-    """Count the records of a recording by its size alone, as the page on recordings describes them."""
+    """Return the number of complete records, computed from the file size as docs/gpu-monitoring.md describes."""
     if not path.exists() or path.stat().st_size < 12:
         return 0
     with path.open("rb") as file:

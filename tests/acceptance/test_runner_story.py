@@ -1,6 +1,6 @@
-"""A matrix that survives: kills, stops, reruns and reuse, as a user meets them through make, with the real trainer.
+"""Kill, stop, rerun and reuse runs through make, with the real trainer.
 
-The promise is thirty random kills; KMATRIX_KILLS=6 makes that test shorter.
+Thirty kills take long; KMATRIX_KILLS=6 makes that test shorter.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ def configure(clone) -> None:
     assert completed.returncode == 0, completed.stderr
 
 
-# Must 1: random kills
+# Random kills
 
 
 def newest_attempt(matrix: Path) -> tuple[str, int] | None:
-    """The run that trains now, and its attempt: one that has logged a step in it."""
+    """Return the run that trains now and its attempt, once it has logged a step."""
     for path in matrix.glob("*/status.json"):
         status = load_json(path)
         if status["status"] == "running" and any(
@@ -90,10 +90,10 @@ def newest_attempt(matrix: Path) -> tuple[str, int] | None:
 
 
 def wait_for_a_run(matrix: Path, runner: subprocess.Popen, but: tuple[str, int] | None) -> tuple[str, int] | None:
-    """Return the attempt that trains as soon as another one than `but` does; None when the runner has ended."""
+    """Return the next attempt that trains, other than `but`; None after the runner has exited."""
 
     def found():
-        """a run to train, or the runner to end"""
+        """a run trains, or the runner exits"""
         now = newest_attempt(matrix)
         return ("ended", 0) if runner.poll() is not None else now if now != but else None
 
@@ -102,7 +102,7 @@ def wait_for_a_run(matrix: Path, runner: subprocess.Popen, but: tuple[str, int] 
 
 
 def kill_one(run: Path, attempt: int, victim: str, runner: subprocess.Popen, dice: random.Random) -> bool:
-    """kill -9 of one process of an attempt that trains, or of its runner; False where it has ended meanwhile."""
+    """Send SIGKILL to one process of an attempt or to its runner. Return False if it has exited meanwhile."""
     found = [psutil.Process(runner.pid)] if victim == "runner" else processes_of(run)[victim]
     if not found or newest_attempt(run.parent) != (run.name, attempt):
         return False
@@ -111,9 +111,9 @@ def kill_one(run: Path, attempt: int, victim: str, runner: subprocess.Popen, dic
 
 
 def kill_at_random(matrix: Path, runner: subprocess.Popen, go_on, dice: random.Random) -> list[str]:
-    """Kill process after process, each at a random moment of an attempt that trains; go on wherever the runner ends.
+    """Kill processes one after the other at random times, and continue the matrix each time its runner exits.
 
-    Returns what was killed. Plain `continue` must take up everything: what was killed did not fail by itself.
+    Return what was killed. Plain `continue` must resume everything, because a killed run has not failed.
     """
     victims = [*dice.sample(VICTIMS, len(VICTIMS)), *dice.choices(VICTIMS, k=KILLS)][:KILLS]  # each kind at least once
     killed: list[str] = []
@@ -145,12 +145,12 @@ def failed_by_itself(status: dict) -> bool:
 
 
 def numbers_of(run: Path) -> dict:
-    """Everything that a run came to: losses of every step, and the hash of its weights."""
+    """Return the losses of every step and the hash of the weights of a run."""
     import torch
 
     steps: dict[int, dict] = {}
     for line in complete_lines(run / "metrics.jsonl"):
-        if line.get("resumed"):  # what came behind the checkpoint is trained again
+        if line.get("resumed"):  # steps after the checkpoint are trained again
             steps = {step: known for step, known in steps.items() if step <= line["step"]}
         known = steps.setdefault(line["step"], {})
         known |= {key: line[key] for key in ("train/loss", "val/loss", "train/lr", "grad/norm") if key in line}
@@ -169,7 +169,7 @@ def numbers_of(run: Path) -> dict:
 
 
 def test_random_kills_and_continue_give_the_same_bits_as_an_undisturbed_matrix(clone, background, tmp_path):
-    """kill -9 of runner, trainer, rank or recorder, then `make continue`: all six finish as if alone."""
+    """kill -9 runner, trainer, rank or recorder, then `make continue`: all six runs finish as if undisturbed."""
     configure(clone)
     words = (*TINY, "OPTIMIZER=adamw,muon,sgd", "NUM_GPUS=1,2", "CHECKPOINT_INTERVAL=4", "DROPOUT=0.1")
     words = (*words, f"MAX_ITERS={2 * KILLS}")
@@ -203,11 +203,11 @@ def test_random_kills_and_continue_give_the_same_bits_as_an_undisturbed_matrix(c
     assert {path: path.read_bytes() for path in matrix.glob("*/result.json")} == finished
 
 
-# Must 2: each kind of end, reported rightly everywhere
+# Each kind of end, reported correctly everywhere
 
 
 def test_failed_out_of_memory_and_skipped_runs_are_reported_correctly(clone, tmp_path):
-    """In `make status`, as JSON, in the summary and by the exit status; the run without memory recovers by itself."""
+    """In `make status`, its JSON, the summary and the exit status; the run without memory recovers automatically."""
     configure(clone)
     faults = tmp_path / "faults"
     faults.mkdir()
@@ -244,7 +244,7 @@ def test_failed_out_of_memory_and_skipped_runs_are_reported_correctly(clone, tmp
     assert completed.stdout.count("; retrying with micro-batch 1") == 1
 
 
-# Must 6: results that are replaced, and results that are reused
+# Archived and reused results
 
 
 def test_a_rerun_archives_the_old_result_and_a_finished_run_is_not_trained_twice(clone, tmp_path):
@@ -280,10 +280,10 @@ def test_a_rerun_archives_the_old_result_and_a_finished_run_is_not_trained_twice
         only(run["reused_from"] for run in load_json(second / "results.json")["runs"] if "adamw" in run["name"])
         == source
     )
-    assert len(complete_lines(second / "journal.jsonl")) == len([1, 2, 3, 4])  # one run was started: muon
+    assert len(complete_lines(second / "journal.jsonl")) == len([1, 2, 3, 4])  # only muon was started
 
 
-# Must 7: other terminals, and none
+# Other terminals, and no terminal
 
 
 def test_a_detached_matrix_can_be_watched_survives_sighup_and_can_be_stopped_and_continued(clone, background, tmp_path):
@@ -317,7 +317,7 @@ def test_a_detached_matrix_can_be_watched_survives_sighup_and_can_be_stopped_and
     assert "\x1b" not in (matrix / "runner.log").read_text()
     assert "terminal lost" in [line["event"] for line in complete_lines(matrix / "journal.jsonl")]
 
-    (clone.root / ".config").write_text("CONFIG_GPT2_MAX_ITERS=7\n")  # changes nothing of it
+    (clone.root / ".config").write_text("CONFIG_GPT2_MAX_ITERS=7\n")  # must not change anything
     at = load_json(run / "result.json")["step"]
     second = background("continue", f"TARGET={matrix}", f"RUN={run.name}")
     assert wait_until(lambda: newest_attempt(matrix)) == (run.name, 2)

@@ -1,4 +1,4 @@
-"""Runs that share the box, and when they end, as a user meets them through make, with the real trainer on the CPU."""
+"""Runs that share one machine, and the estimate of their end, through make with the real trainer on the CPU."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_runs_that_share_the_cores_give_the_same_numbers_as_runs_alone(clone, tm
     alone = clone.make("test-matrix", *words, f"RESULTS_DIR={tmp_path / 'alone'}")
     assert alone.returncode == 0, alone.stdout + alone.stderr
     (first, second) = spans(newest(tmp_path / "alone"))
-    assert first[1] <= second[0]  # nothing is beside anything unless it was asked for
+    assert first[1] <= second[0]  # runs do not overlap unless the user asks for it
 
     packed = clone.make("test-matrix", *words, "PARALLEL_JOBS=2", "EXCLUSIVE=n", f"RESULTS_DIR={tmp_path / 'packed'}")
     assert packed.returncode == 0, packed.stdout + packed.stderr
@@ -79,7 +79,7 @@ def test_the_estimate_of_a_running_matrix_is_accurate(clone, tmp_path):
     predicted, true = value["ends"] - whole["started"], whole["ended"] - whole["started"]
     assert predicted == pytest.approx(
         true, rel=0.5
-    )  # the machine is shared; the exact promise is tests/status/test_estimate.py
+    )  # the machine is shared, so only roughly; tests/status/test_estimate.py checks the exact values
     assert "nothing is left to run" in clone.make("estimate", f"TARGET={matrix}").stdout
 
 

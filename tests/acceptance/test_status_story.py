@@ -1,4 +1,4 @@
-"""What a user sees of a matrix: in terminals of several sizes, in pipes and logs, with and without colours."""
+"""Follow a matrix in terminals of several sizes, in pipes and logs, with and without color."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def configured(clone):
 
 @pytest.fixture
 def terminal(clone, tmp_path):
-    """Run a command of the clone in a terminal of a size."""
+    """Run a command of the clone in a terminal of this size."""
     opened = []
 
     def start(size, *command, **environ):
@@ -47,13 +47,13 @@ def terminal(clone, tmp_path):
 
     yield start
     for one in opened:
-        with contextlib.suppress(subprocess.CalledProcessError):  # it has ended
+        with contextlib.suppress(subprocess.CalledProcessError):  # the command has exited
             one("kill-server")
 
 
 @pytest.fixture
 def going(clone, tmp_path):
-    """A matrix in the background of which a run trains, and the next waits; it is stopped in the end."""
+    """A matrix in the background with one running and one pending run; it is stopped after the test."""
     completed = clone.make("test-matrix", *TINY, ENDLESS, f"RESULTS_DIR={tmp_path}", "DETACH=1")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     matrix = newest(tmp_path)
@@ -83,12 +83,12 @@ def test_make_status_fits_terminals_of_all_sizes_pipes_and_terminals_without_col
         assert "running" in text
         assert "GPU" in text
         assert "step" in text
-        assert ("memory" in text) == (size[0] >= 80)  # of the GPUs, and where there is room of the runs
+        assert ("memory" in text) == (size[0] >= 80)  # lines of GPUs, and of runs if there is space
         assert ("0 NVIDIA A10G (simulated)" in text) == (size[0] >= 80)
 
     piped = clone.kmatrix("status", f"TARGET={going}", FORCE_COLOR="1", TERM="xterm-256color")
     assert ESCAPE not in piped.stdout + piped.stderr
-    watched = clone.kmatrix("status", f"TARGET={going}", COLUMNS="60", LINES="20")  # as watch sets them
+    watched = clone.kmatrix("status", f"TARGET={going}", COLUMNS="60", LINES="20")  # watch sets these variables
     assert max(map(len, watched.stdout.splitlines())) <= 60
     assert len(max(piped.stdout.splitlines(), key=len)) > 60
 
@@ -136,7 +136,7 @@ def test_the_live_line_of_a_matrix_fits_its_terminal_and_ctrl_c_ends_it(clone, t
     line = next(text for text in one.screen().splitlines() if "step" in text)
     assert len(line) <= size[0]
     assert "1 pending" in one.screen()
-    one("send-keys", "C-c")  # the shell around it ends by that, too
+    one("send-keys", "C-c")  # Ctrl+C also ends the surrounding shell
     matrix = newest(tmp_path)
     wait_until(lambda: load_json(matrix / "status.json")["status"] == "stopped", "it ends", 180)
     without_codes(matrix)
@@ -157,6 +157,6 @@ def test_output_to_a_pipe_and_all_files_are_free_of_escape_codes(clone, tmp_path
 
 
 def without_codes(matrix: Path) -> None:
-    """No text file of a matrix has an escape code in it."""
+    """Check that no text file of a matrix contains an escape code."""
     for path in (path for path in matrix.rglob("*") if path.suffix in (".log", ".txt", ".json", ".jsonl")):
         assert ESCAPE not in path.read_text(encoding="utf-8", errors="replace"), path

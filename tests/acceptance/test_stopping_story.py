@@ -1,4 +1,4 @@
-"""When a run has had enough, and why it died: real make, real torchrun, real training on the CPU."""
+"""Budgets, early stopping and failures, with the real make, torchrun and trainer on the CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 QUICK = {"OPTIMIZER": "adamw", "NUM_GPUS": "1", "EVAL_SAMPLES": "20", "EVAL_INTERVAL": "1000000", "GPU_MONITOR": "n"}
 FOREVER = "MAX_ITERS=1000000"
 
-# Read by every Python that finds it on its path: it puts a fault into the trainer, and into nothing else.
+# sitecustomize.py is imported by every Python that finds it on its path; it injects a fault into the trainer only.
 FAULT = """
 import os, signal, sys
 
@@ -54,7 +54,7 @@ def events(run: Path) -> list[tuple[str, int]]:
 
 @pytest.fixture
 def train(clone, tmp_path):
-    """Run `make train` with a fault in the trainer; return the finished make and the run's folder."""
+    """Run `make train` with a fault in the trainer; return the completed make and the directory of the run."""
     (tmp_path / "faults").mkdir()
     (tmp_path / "faults" / "sitecustomize.py").write_text(FAULT, encoding="utf-8")
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
@@ -70,7 +70,7 @@ def train(clone, tmp_path):
 
 
 def test_a_time_budget_includes_the_final_evaluation_and_checkpoint(train):
-    """Must 6: 30 seconds, from the start of the trainer to its last file."""
+    """A budget of 30 seconds covers everything from the start of the trainer to its last file."""
     completed, run = train(FOREVER, "TIME=30s", "EVAL_INTERVAL=40")
     result = load(run / "result.json")
     assert completed.returncode == 0, completed.stdout + completed.stderr
@@ -79,13 +79,13 @@ def test_a_time_budget_includes_the_final_evaluation_and_checkpoint(train):
     assert [line["step"] for line in lines if "val/loss" in line][-1] == result["step"]
     (final,) = [entry for entry in load(run / "checkpoints/index.json")["checkpoints"] if "final" in entry["kinds"]]
     assert final["step"] == result["step"]
-    # the end is reckoned a fifth longer than it was measured; beyond 30 s only where others hold up the machine then
+    # the trainer plans 20 % more for the end than it measured; beyond 30 s only if other processes delay it
     assert 24 < result["spent_s"] < 33
     assert "learning rate schedule" in (run.parent / "summary_report.txt").read_text()
 
 
 def test_a_cost_budget_is_converted_to_time(train):
-    """Must 6: a cent buys 20 s of a device at 1.80 dollars an hour."""
+    """One cent pays for 20 s of a device at 1.80 dollars per hour."""
     completed, run = train(FOREVER, "COST=0.01", "GPU_HOUR_PRICE=1.8")
     result = load(run / "result.json")
     assert completed.returncode == 0, completed.stdout + completed.stderr
@@ -95,7 +95,7 @@ def test_a_cost_budget_is_converted_to_time(train):
 
 
 def test_a_loss_that_stops_falling_ends_the_run_early(train):
-    """Must 6: with a rate of 0 nothing is learnt, and two evaluations without progress are enough."""
+    """With a rate of 0 the loss does not fall, and the patience is two evaluations."""
     words = ("LR=0", "MIN_LR=0", "EARLY_STOPPING_PATIENCE=2", "EVAL_INTERVAL=5")
     completed, run = train(FOREVER, *words)
     result = load(run / "result.json")
@@ -104,7 +104,7 @@ def test_a_loss_that_stops_falling_ends_the_run_early(train):
 
 
 def test_a_nan_on_one_rank_stops_all_ranks(train):
-    """Must 9: rank 1 of two has it, and both end with the step as the reason."""
+    """Rank 1 of two has the NaN, and both end with the step as the reason."""
     completed, run = train(FOREVER, "NUM_GPUS=2", fault="nan:1:6")
     result = load(run / "result.json")
     assert completed.returncode != 0
@@ -113,7 +113,7 @@ def test_a_nan_on_one_rank_stops_all_ranks(train):
 
 
 def test_running_out_of_memory_halves_only_the_micro_batch(train):
-    """Must 9: the second attempt has half the micro-batch, the same global batch, and the losses of a healthy run."""
+    """The second attempt has half the micro-batch, the same global batch, and the losses of a run without the fault."""
     words = ("MAX_ITERS=8", "NUM_GPUS=2", "GLOBAL_BATCH=16", "BATCH_SIZE=8")
     completed, run = train(*words, fault="oom:1:4")
     assert completed.returncode == 0, completed.stdout + completed.stderr
@@ -130,7 +130,7 @@ def test_running_out_of_memory_halves_only_the_micro_batch(train):
 
 
 def test_a_stalled_rank_is_reported_with_its_stack(train):
-    """Must 9: rank 1 is stopped as by a debugger; the run ends, and says which rank and where."""
+    """Rank 1 is stopped as by a debugger; the run ends and reports the rank and its position in the code."""
     completed, run = train(FOREVER, "NUM_GPUS=2", "STALL_FLOOR=5", fault="freeze:1:6")
     result = load(run / "result.json")
     assert completed.returncode != 0

@@ -1,4 +1,4 @@
-"""Choosing trackers from a fresh clone: TRACKER= through make, keys that stay where they are, alerts that arrive."""
+"""Choose trackers in a fresh clone: TRACKER= through make, keys that stay secret, and alerts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NO_KEY = {"NETRC": "/nowhere", "WANDB_API_KEY": ""}
 
 
 def chosen(clone) -> list[str]:
-    """The trackers that .config has."""
+    """Return the trackers in .config."""
     lines = clone.config.read_text(encoding="utf-8").splitlines()
     return [name for name in SYMBOLS if f"CONFIG_{name}=y" in lines]
 
@@ -44,7 +44,7 @@ def run_json(matrix: Path) -> dict:
 
 
 def arguments_of_processes(stop: threading.Event) -> Iterator[bytes]:
-    """Every process's command line, again and again until told to stop."""
+    """Yield the command line of every process, repeatedly until told to stop."""
     while not stop.wait(0.02):
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
@@ -53,7 +53,7 @@ def arguments_of_processes(stop: threading.Event) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def watched() -> Iterator[set[str]]:
-    """The planted values that stand in the command line of any process while this lasts."""
+    """Yield a set that collects the planted values seen in the command line of any process."""
     found: set[str] = set()
     stop = threading.Event()
 
@@ -71,7 +71,7 @@ def watched() -> Iterator[set[str]]:
 
 
 def leaks(*folders: Path) -> list[str]:
-    """Every file that holds a planted value, whatever kind of file it is."""
+    """Return every file that contains a planted value."""
     files = [path for folder in folders for path in (folder.rglob("*") if folder.is_dir() else [folder])]
     found = []
     for path in (path for path in files if path.is_file()):
@@ -82,7 +82,7 @@ def leaks(*folders: Path) -> list[str]:
 
 @pytest.fixture
 def unauthorized():
-    """A server that knows no key, and repeats it: as bad as a server can be. Yields its URL."""
+    """A server that rejects every key and repeats it in its error, as a badly written one may. Yields its URL."""
     with server_refusing_keys("no such key: {key}") as url:
         yield url
 

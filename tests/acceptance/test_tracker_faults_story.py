@@ -1,7 +1,7 @@
-"""Nothing that a tracker meets hurts a run: each ends as without trackers, and what was not sent can be sent later.
+"""No fault of a tracker affects a run: each ends as without trackers, and missing data can be sent later.
 
-Servers that never answer, refuse or answer 401, a wrong key, killed processes, full disks; and no connection at all
-where none is asked for.
+Unresponsive servers, refusals, 401 replies, a wrong key, killed processes and full disks; and no connection at all
+without a tracker.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from wandb_server import KEY, WandbServer
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
 QUICK = ["OPTIMIZER=adamw", "NUM_GPUS=1", "EVAL_SAMPLES=20", "GPU_MONITOR_HZ=1"]
-TOKEN = "hf_" + "0" * 34  # shaped like a token of Hugging Face; it opens nothing
+TOKEN = "hf_" + "0" * 34  # has the form of a Hugging Face token, but is not one
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """Matrices of one run each in a folder of results, and what was said of them.
+    """Matrices of one run each in a results folder, and their output.
 
-    home: without any login.  limit_s: what a tracker may take; W&B's package needs 5 s to open a run on a busy machine.
+    home: without any login.  limit_s: time limit per tracker; wandb needs 5 s to open a run on a busy machine.
     """
 
     clone: Clone
@@ -58,7 +58,7 @@ class Story:
 
     @property
     def run(self) -> RunDir:
-        """The newest matrix's run."""
+        """The run of the newest matrix."""
         return RunDir(only(path.parent for path in matrices(self.results)[-1].glob("*/run.json")))
 
     @property
@@ -67,7 +67,7 @@ class Story:
 
     @property
     def losses(self) -> dict[int, float]:
-        """Step -> training loss, of a run that has finished."""
+        """Return step -> training loss of the finished run."""
         state = recover_status(self.run, has_runner=False)
         assert state.status is Status.FINISHED, state.reason
         lines = read_run(self.run).metrics
@@ -80,7 +80,7 @@ class Story:
 
 @pytest.fixture
 def story(clone: Clone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Story:
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "HF_TOKEN"):  # the tester's own
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "HF_TOKEN"):  # the tester's own login
         monkeypatch.delenv(name, raising=False)
     for folder in ("results", "home"):
         (tmp_path / folder).mkdir()
@@ -90,15 +90,15 @@ def story(clone: Clone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stor
 
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[int, float]:
-    """Training losses of the run without trackers, once it was trained."""
+    """The training losses of the run without trackers, trained once."""
     return {}
 
 
 @pytest.fixture
 def as_without(story: Story, undisturbed: dict[int, float]):
-    """Return a function that holds the newest run against the same run with TRACKER=none."""
+    """Return a function that compares the newest run with the same run under TRACKER=none."""
     if not undisturbed:
-        plain = replace(story, results=story.home.parent / "plain")  # else its finished run would be reused
+        plain = replace(story, results=story.home.parent / "plain")  # otherwise the finished run would be reused
         assert plain.matrix("MAX_ITERS=10", "TRACKER=none").returncode == 0
         undisturbed.update(plain.losses)
     return lambda: story.losses == undisturbed
@@ -113,7 +113,7 @@ def test_unresponsive_servers_do_not_slow_a_run_and_receive_it_later(story, as_w
         assert completed.returncode == 0, completed.stderr
         assert hole.connections
     assert as_without()
-    assert story.sent["trackio"].state is SyncState.DONE  # it asks nobody
+    assert story.sent["trackio"].state is SyncState.DONE  # it does not ask for a login
     assert story.sent["wandb"].waiting == len(story.steps)
     assert f"pending for wandb: {len(story.steps)} of {len(story.steps)} steps" in completed.stdout
     assert f"make track-sync TARGET={matrices(story.results)[-1].name}" in completed.stdout.replace(
@@ -124,7 +124,7 @@ def test_unresponsive_servers_do_not_slow_a_run_and_receive_it_later(story, as_w
             again = story.replay(**server.environment)
             assert again.returncode == 0, again.stdout + again.stderr
             assert only(server.runs.values()).steps == story.steps
-        asked = story.replay("TRACKER=wandb,trackio", **server.environment)  # each is asked what it holds
+        asked = story.replay("TRACKER=wandb,trackio", **server.environment)  # ask each tracker for its steps
         assert asked.returncode == 0, asked.stdout + asked.stderr
         assert only(server.runs.values()).steps == story.steps
         assert only(server.runs.values()).summary["status"] == "finished"
@@ -135,7 +135,7 @@ def test_unresponsive_servers_do_not_slow_a_run_and_receive_it_later(story, as_w
     ("fault", "words"), [("refused", "connection refused"), ("401", "401"), ("key", "API key must have 40")]
 )
 def test_a_server_that_refuses_does_not_affect_a_run_and_its_error_is_in_the_summary(story, as_without, fault, words):
-    story = replace(story, limit_s=30)  # W&B itself tries for 20 s
+    story = replace(story, limit_s=30)  # wandb itself retries for 20 s
     with WandbServer() as server:
         server.refuse = {"graphql": 401} if fault == "401" else {}
         root = refusing_url() if fault == "refused" else server.root
@@ -176,8 +176,8 @@ def test_killed_tracker_processes_are_restarted_and_each_step_is_stored_once(sto
 
 
 def service(story: Story, but: psutil.Process | None = None) -> psutil.Process | None:
-    """Return the service of W&B that goes on below a tracker process, and is another than `but`."""
-    with suppress(psutil.Error):  # one that ended while it was looked at
+    """Return the wandb service below a tracker process, if it is another than `but`."""
+    with suppress(psutil.Error):  # a process may exit while it is inspected
         for tracker in processes_of(story.results)["tracker"]:
             for child in tracker.children(recursive=True):
                 if "wandb-core" in child.name() and child.status() != psutil.STATUS_ZOMBIE and child != but:
@@ -226,21 +226,21 @@ def test_without_a_key_no_tracker_or_tracker_screen_opens_a_connection(story, as
 
 
 def wandb_steps(run: RunDir) -> list[int]:
-    """The step of each row, by W&B's own reader."""
+    """Return the step of each row, read by wandb's own reader."""
     pieces = sorted((run.path / "wandb").glob("offline-run-*"), key=lambda piece: piece.name)
     rows = [record["history"]["item"] for piece in pieces for record in records(piece) if "history" in record]
     return [int(row["_step"]) for row in rows]
 
 
 def trackio_steps(results: Path) -> list[int]:
-    """The step of each row of Trackio's database."""
+    """Return the step of each row in Trackio's database."""
     with sqlite3.connect(f"file:{only((results / 'trackio').glob('*.db'))}?mode=ro", uri=True) as database:
         return sorted(step for (step,) in database.execute("SELECT step FROM metrics"))
 
 
 @contextmanager
 def mounted(folder: Path, size: str) -> Iterator[None]:
-    """Let a folder have so much room; skipped where only another user may mount."""
+    """Limit the size of a folder; skip if only another user may mount."""
     folder.mkdir(exist_ok=True)
     options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs"]
     if subprocess.run(["mount", *options, str(folder)], capture_output=True, check=False).returncode:

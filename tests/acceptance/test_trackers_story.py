@@ -1,4 +1,4 @@
-"""Three trackers hold what metrics.jsonl holds, by their own public readers, also of a run that was killed."""
+"""Three trackers store the content of metrics.jsonl, also of a run that was killed, read by their own readers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KILL_AT, STEPS = 250, 500
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
-    """No key and no mode of the tester's own decide what W&B does."""
+    """Unset the tester's own W&B key and mode."""
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -33,14 +33,14 @@ def offline(monkeypatch):
 
 @pytest.fixture
 def ready(clone, tmp_path):
-    """A configured clone, and a folder for results."""
+    """A configured clone and a results folder."""
     completed = clone.make("defconfig-gpt2-cpu-quick")
     assert completed.returncode == 0, completed.stderr
     return clone, tmp_path / "results"
 
 
 def held_by(python: str, run: Path) -> dict[str, TrackerContent]:
-    """What each of the three holds of a run."""
+    """Return the content of a run in each of the three trackers."""
     results, project = run.parent.parent, load_json(run / "run.json")["tracking"]["project"]
     return {
         "wandb": read_wandb(python, run),
@@ -50,16 +50,16 @@ def held_by(python: str, run: Path) -> dict[str, TrackerContent]:
 
 
 def approx(values: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
-    """The same numbers as TensorBoard has them: in single precision."""
+    """Return the numbers in single precision, as TensorBoard stores them."""
     return {step: {key: pytest.approx(value, rel=1e-6) for key, value in row.items()} for step, row in values.items()}
 
 
 def without_devices(values: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
-    """Leave out what stands beside the metrics of a step: means of what the devices did."""
+    """Remove device metrics, which are added to the metrics of a step."""
     return {step: {k: v for k, v in row.items() if not k.startswith("gpu")} for step, row in values.items()}
 
 
-# Must 1: every step with its values, of two runs in parallel
+# Every step with its values, of two parallel runs
 
 
 def test_two_parallel_runs_have_the_same_metrics_in_three_trackers_as_in_their_files(ready):
@@ -72,7 +72,7 @@ def test_two_parallel_runs_have_the_same_metrics_in_three_trackers_as_in_their_f
     matrix = only(matrices(results))
     runs = [matrix / run["name"] for run in load_json(matrix / "matrix.json")["runs"]]
     spans = [(load_json(run / "status.json")["started"], load_json(run / "status.json")["ended"]) for run in runs]
-    assert max(begin for begin, _ in spans) < min(end for _, end in spans)  # they ran beside each other
+    assert max(begin for begin, _ in spans) < min(end for _, end in spans)  # they overlapped
     for run in runs:
         _check_run(clone.python, run)
     assert "pending" not in completed.stdout
@@ -127,7 +127,7 @@ def _check_tensorboard(run: Path, about: dict) -> None:
     assert about["status"] == ["finished"]
 
 
-# Must 2: SIGKILL of the trainer in the middle, and on
+# SIGKILL of the trainer in the middle, then continue
 
 
 def newest_step(run: Path) -> int:
@@ -146,7 +146,7 @@ def test_each_tracker_stores_each_step_of_a_killed_and_resumed_run_once(ready):
     )
 
     def begun():
-        """a run"""
+        """a run has started"""
         return next(results.glob("test_matrix_results_*/*/metrics.jsonl"), None)
 
     run = wait_until(begun).parent
@@ -193,7 +193,7 @@ def test_killing_the_tracker_processes_twice_loses_nothing_and_keeps_the_run_ali
     killed = set()
 
     def feeding():
-        """another process that feeds trackers"""
+        """another tracker process runs"""
         folders = list(results.glob("test_matrix_results_*/*"))
         found = [process for folder in folders for process in processes_of(folder)["tracker"]]
         started = any((folder / "track.json").exists() for folder in folders)

@@ -1,4 +1,4 @@
-"""A run on Trackio's page and on TensorBoard's, in a real browser, while it trains; pictures go to test-artifacts/."""
+"""Show a run in Trackio and TensorBoard in a real browser during training; screenshots are in test-artifacts/."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ ENDLESS = ("OPTIMIZER=adamw", "NUM_GPUS=1", "MAX_ITERS=100000", "LOG_INTERVAL=1"
 SAVE = 'button[title*="CSV"]'  # of a chart on Trackio's page
 LOSS = f'[data-metric="train/loss"] {SAVE}'
 BALANCE = f'[data-metric="gpu_load_balance_cv"] {SAVE}'
-DEVICES = '[data-metric="value"]'  # a chart with a line for each device
+DEVICES = '[data-metric="value"]'  # a chart with a line per device
 
 
 @dataclass
 class Served:
-    """A page that a make target serves. said: what it printed before it began to wait."""
+    """A page served by a make target. said: its output before it started to wait."""
 
     process: subprocess.Popen[str]
     said: str
@@ -46,7 +46,7 @@ class Served:
         return self.url.partition("?")[0]
 
     def interrupt(self) -> str:
-        """Type Ctrl+C, and return what is said then."""
+        """Press Ctrl+C and return the output after it."""
         os.killpg(self.process.pid, signal.SIGINT)
         return self.process.communicate(timeout=120)[0]
 
@@ -112,7 +112,7 @@ def test_a_browser_shows_a_run_during_and_after_training(clone, window, tmp_path
 
 
 def the_curve_grows(window: Browser, page: Served) -> None:
-    """More points are drawn from one moment to the next, without a reload, and the loss falls."""
+    """Check that points are added without a reload and that the loss falls."""
     window.open(page.url)
     window.wait_until(lambda: RUN in window.text and window.count(f"{LOSS}"), "the run and its curve are drawn")
     before = len(window.download_csv(LOSS))
@@ -123,7 +123,7 @@ def the_curve_grows(window: Browser, page: Served) -> None:
 
 
 def the_devices_are_there(window: Browser, page: Served) -> None:
-    """Each GPU has its line, and the balance of the load is drawn over time."""
+    """Check that each GPU has a line and that the balance of the load is drawn over time."""
     window.open(f"{page.base}system?project={PROJECT}&smoothing=0")
     window.wait_until(lambda: "Devices (2)" in window.text, "two devices can be chosen")
     assert {"GPU 0", "GPU 1"} <= set(window.text.splitlines())
@@ -147,7 +147,7 @@ def the_page_has_one_server_and_its_owner_knows_it(clone, at: str, results: Path
 
 
 def what_trackio_holds_is_what_was_recorded(clone, results: Path, steps: set[int]) -> None:
-    """Trackio's own program reads each step once, the devices and their balance."""
+    """Check with Trackio's own program that each step, the devices and their balance are stored once."""
 
     def get(kind: str, metric: str) -> list[dict]:
         words = ("get", kind, "--project", PROJECT, "--run", RUN, "--metric", metric, "--json")

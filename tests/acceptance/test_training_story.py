@@ -1,4 +1,4 @@
-"""From nothing to a verdict, as a user does it: real make, real torchrun, real training on the CPU."""
+"""Train from a fresh clone to a comparison, with the real make, torchrun and trainer on the CPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def whole_picture(path: Path) -> None:
 
 
 def test_the_quickstart_compares_two_optimizers_from_a_fresh_clone(fresh_clone):
-    """Must 1: no configuration, one command, two optimizers on one and two ranks, and a verdict."""
+    """Without a configuration, one command trains two optimizers on one and two ranks and compares them."""
     completed = fresh_clone.make("quickstart")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     (matrix,) = matrices(fresh_clone.root)
@@ -58,7 +58,7 @@ def test_the_quickstart_compares_two_optimizers_from_a_fresh_clone(fresh_clone):
 
 
 def test_two_optimizers_on_one_rank_are_two_runs(clone, tmp_path):
-    """Must 3, to its end: the runs that the dry run lists are those that are trained, and .config stays as it was."""
+    """The runs of the dry run are those that are trained, and .config is unchanged."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     before = (clone.root / ".config").read_bytes()
     words = ("MAX_ITERS=20", "OPTIMIZER=sgd,adamw", "NUM_GPUS=1", f"RESULTS_DIR={tmp_path}")
@@ -79,7 +79,7 @@ def test_two_optimizers_on_one_rank_are_two_runs(clone, tmp_path):
 
 
 def test_a_run_with_a_nan_loss_fails_without_affecting_the_others(clone, tmp_path):
-    """Must 8: the sick run says why and shows its log, the healthy one finishes, the status is 1."""
+    """The failed run reports its reason and its log, the other finishes, and the status is 1."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     completed = clone.kmatrix(
         "test-matrix",
@@ -103,7 +103,7 @@ def test_a_run_with_a_nan_loss_fails_without_affecting_the_others(clone, tmp_pat
 
 
 def test_ctrl_c_leaves_no_process_and_no_damaged_file(clone, background, tmp_path):
-    """Must 9: finished runs stay whole, the one that ran is stopped with a checkpoint, the rest are still planned."""
+    """Finished runs stay complete, the current one is stopped with a checkpoint, the rest stays planned."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     runner = background(
         "test-matrix",
@@ -116,7 +116,7 @@ def test_ctrl_c_leaves_no_process_and_no_damaged_file(clone, background, tmp_pat
     )
 
     def second_run_trains():
-        """the second run to log a step"""
+        """the second run has logged a step"""
         folder = matrices(tmp_path)[0] if matrices(tmp_path) else None
         metrics = sorted(folder.glob("*seed2*/metrics.jsonl")) if folder else []
         return metrics and "train/loss" in metrics[0].read_text()
@@ -138,7 +138,7 @@ def test_ctrl_c_leaves_no_process_and_no_damaged_file(clone, background, tmp_pat
 
 
 def test_two_matrices_at_the_same_time_do_not_affect_each_other(clone, background, tmp_path):
-    """Must 9, second half: two directories, two sets of processes, both finish."""
+    """Two directories and two sets of processes, and both finish."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     words = ("OPTIMIZER=adamw", "NUM_GPUS=2", "MAX_ITERS=30", "EVAL_SAMPLES=20")
     both = [background("test-matrix", *words, f"SEED={seed}", f"RESULTS_DIR={tmp_path}") for seed in (1, 2)]
@@ -149,7 +149,7 @@ def test_two_matrices_at_the_same_time_do_not_affect_each_other(clone, backgroun
 
 
 def test_reports_are_rebuilt_from_the_run_directories(clone, tmp_path):
-    """Must 10: what is made from the runs can be deleted and made again, on the text and on the pictures."""
+    """Text reports and graphs can be deleted and rebuilt from the runs."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     words = ("OPTIMIZER=adamw,sgd", "NUM_GPUS=1", "MAX_ITERS=20", "EVAL_SAMPLES=20", f"RESULTS_DIR={tmp_path}")
     assert clone.make("test-matrix", *words).returncode == 0
@@ -174,7 +174,7 @@ def test_reports_are_rebuilt_from_the_run_directories(clone, tmp_path):
 
 
 def test_the_benchmarks_run_without_a_peer(clone):
-    """Must 11: ours alone, from the clone; with --peer PATH the same script prints the ratio."""
+    """Without a peer; with --peer PATH the same script prints the ratio."""
     for script, *words in (("config.py",), ("matrix.py",), ("train_vs_peer.py", "--rounds", "1", "--steps", "40")):
         completed = clone.run(clone.python, f"bench/{script}", *words)
         assert completed.returncode == 0, f"{script}\n{completed.stdout}{completed.stderr}"
@@ -182,7 +182,7 @@ def test_the_benchmarks_run_without_a_peer(clone):
 
 
 def test_a_custom_optimizer_and_a_custom_model_take_three_edits_each(fresh_clone, tmp_path):
-    """docs/optimizers.md and docs/developing.md, followed to the letter, up to a matrix over both."""
+    """Follows docs/optimizers.md and docs/developing.md literally, up to a matrix over both."""
     root, edit = fresh_clone.root, insert_before
     signsgd, relu2 = (example(root / "docs" / page) for page in ("optimizers.md", "developing.md"))
     edit(root / "gpt2/optim.py", "BUILDERS: dict[str, Builder] = {", f"{signsgd}\n\n")
@@ -222,14 +222,14 @@ def example(page: Path) -> str:
 
 
 def insert_before(path: Path, mark: str, text: str) -> None:
-    """Put a text before a mark in a file, as somebody does who follows a page."""
+    """Insert a text before a mark in a file, as a reader of the page does."""
     content = path.read_text(encoding="utf-8")
     place = content.index(mark)
     path.write_text(content[:place] + text + content[place:], encoding="utf-8")
 
 
 def test_missing_data_is_refused_with_the_expected_path(clone, tmp_path):
-    """A run without its shards, or whose shards cannot be fetched, starts nothing and says what it looked for."""
+    """A run with missing or unavailable shards starts nothing and reports the expected path."""
     assert clone.make("defconfig-gpt2-finewebedu-a10gx4").returncode == 0
     words = ("DEVICE=cpu", "NUM_GPUS=1", "DDP_BACKEND=gloo", f"DATA_DIR={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path}")
     unfetched = clone.kmatrix("test-matrix", *words, HF_ENDPOINT="http://127.0.0.1:9")

@@ -1,4 +1,4 @@
-"""A user of version 0.1 updates the checkout: the matrix that is on disk is read, finished, reproduced and synced."""
+"""After an update from version 0.1, its matrix on disk is read, continued, reproduced and synced."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_matrix_of_version_0_1_can_be_read_continued_reproduced_and_synced(fre
     completed = fresh_clone.make("reproduce", f"RUN={matrix / FINISHED}")
     assert completed.returncode in (0, 1), (
         completed.stdout + completed.stderr
-    )  # 1: another processor need not give the same bits
+    )  # 1, because another processor may not give the same bits
     assert re.search(r"\d+ values in 61 steps", completed.stdout), completed.stdout
     again = only(path for path in matrices(fresh_clone.root) if path != matrix) / FINISHED
     before, after = results[FINISHED], load_json(again / "result.json")

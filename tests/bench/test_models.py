@@ -1,4 +1,4 @@
-"""The benches of the model: they run, and their tables say what was measured."""
+"""The benchmarks of the model run and print their measurements as tables."""
 
 from __future__ import annotations
 

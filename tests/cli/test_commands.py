@@ -1,4 +1,4 @@
-"""The program: its commands, the arguments that each takes, what make hands over, its exit statuses."""
+"""Commands of the program: arguments, variables of make, and exit statuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAVY = ("torch", "numpy", "matplotlib", "rich", "transformers", "pynvml", "psut
 
 
 def program(*arguments: str, code: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the program as a process of its own."""
+    """Run the program in its own process."""
     own = {name: text for name, text in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     own |= {"PYTHONPATH": f"{ROOT / 'lib'}:{ROOT}", **environment}
     start = ["-c", code] if code else ["-m", "kmatrix"]
@@ -120,7 +120,7 @@ def test_ctrl_c_exits_with_130(tmp_path, monkeypatch):
     assert Program(tmp_path)("alldefconfig").status == 130
 
 
-# What make puts into MAKEFLAGS for these command lines (GNU make 4.3), and the words that the user typed.
+# Values of MAKEFLAGS for these command lines (GNU make 4.3), and the words that the user typed.
 MAKEFLAGS = [
     ("", []),
     ("k", []),

@@ -1,4 +1,4 @@
-"""Ending a matrix from another terminal: the right process is asked, and what it waits for is said."""
+"""Stop a matrix from another terminal: the right process is signalled, and its progress is printed."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_the_display_switches_to_plain_lines_after_the_terminal_is_lost(tmp_path
 
 
 def test_a_detached_matrix_runs_in_another_process(matrix, plan, monkeypatch, capsys):
-    """The runner of `continue` on a matrix that has nothing to run begins, ends, and leaves its words in the log."""
+    """The detached runner of a matrix without pending runs starts, exits, and writes its output to the log."""
     from kmatrix.cli.commands import Arguments
     from kmatrix.cli.run import _run_detached
 

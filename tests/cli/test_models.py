@@ -1,4 +1,4 @@
-"""make sample and make serve: which checkpoint is meant, what the program is told, and what it prints."""
+"""make sample and make serve: the selected checkpoint, the options passed on, and the output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAST = {"learning_rate": 0.01, "max_iters": 12}
 
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory):
-    """A matrix of two finished runs, of which the second is better, and a third that has not begun."""
+    """A matrix of two finished runs, the second of which is better, and a third that has not started."""
     folder = tmp_path_factory.mktemp("results") / "test_matrix_results_20261120_010101"
     folder.mkdir()
     data = folder.parent / "data"

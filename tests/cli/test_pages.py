@@ -28,7 +28,7 @@ def asked(results: Path, *arguments: str):
 
 
 def keep(run: RunDir, *times: str) -> None:
-    """Make what W&B leaves in a run's folder, as far as names go."""
+    """Create the directories that wandb writes for a run, empty."""
     for at in times:
         piece = WandbFiles(run.path).folder / f"offline-run-20260101_0000{at}-abc-1"
         piece.mkdir(parents=True)
@@ -53,7 +53,7 @@ def test_runs_without_data_are_named(tmp_path):
 
 def test_without_a_terminal_the_readers_of_the_files_are_named(tmp_path, monkeypatch):
     keep(make_run_dir(tmp_path), "01")
-    monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115, PTH123 (closed with the test's process)
+    monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115, PTH123 (closed with the process of the test)
     with pytest.raises(ConfigError, match="needs a terminal") as met:
         wandb_view(asked(tmp_path))
     assert "wandb leet inspect --json" in met.value.hint
@@ -81,7 +81,7 @@ def test_the_charts_of_the_runs_are_on_the_screen(tmp_path):
 
 
 def wait_for(terminal: Tmux, *texts: str) -> str:
-    """Return the screen as soon as all texts are on it."""
+    """Return the screen as soon as all texts are visible."""
 
     def shown():
         screen = terminal.screen()

@@ -1,4 +1,4 @@
-"""The live line and the plain lines."""
+"""The live line and the plain progress lines."""
 
 import io
 import re
@@ -94,9 +94,9 @@ def test_on_a_terminal_the_line_is_redrawn_in_place_and_the_final_line_stays(ter
     drawn = terminal.getvalue()
     assert "step 120/300" in drawn
     assert "━" in drawn
-    assert drawn.index("\x1b[2K") > drawn.index("step 120/300")  # erased
+    assert drawn.index("\x1b[2K") > drawn.index("step 120/300")  # the line is erased
     assert re.sub(r"\x1b\[[0-9;?]*\w", "", drawn.rsplit("\x1b[2K", 1)[1]).strip() == ended_line(FINISHED)
-    assert drawn.count("\x1b[?25l") == drawn.count("\x1b[?25h") == 1  # the cursor is back
+    assert drawn.count("\x1b[?25l") == drawn.count("\x1b[?25h") == 1  # the cursor is shown again
 
 
 def test_the_live_line_is_redrawn_at_a_limited_rate(terminal):
@@ -136,7 +136,7 @@ def test_the_live_line_is_one_line_on_every_terminal(terminal, monkeypatch, widt
     drawn = re.sub(r"\x1b\[[0-9;?]*\w", "", terminal.getvalue())
     assert max(len(line) for line in drawn.replace("\r", "\n").split("\n")) <= width
     assert drawn.count("\n") <= 1
-    assert ("━" in drawn) == (width > 80)  # the bar has what the words leave
+    assert ("━" in drawn) == (width > 80)  # the bar takes the space that the text leaves
 
 
 def test_finished_and_pending_runs_are_listed_below_the_live_lines(terminal):
@@ -145,7 +145,7 @@ def test_finished_and_pending_runs_are_listed_below_the_live_lines(terminal):
     assert "3 finished, 1 failed, 2 pending" in terminal.getvalue()
 
 
-@pytest.mark.parametrize(("text", "styled"), [("", True), ("1", False)])  # no-color.org: an empty one is none
+@pytest.mark.parametrize(("text", "styled"), [("", True), ("1", False)])  # no-color.org: an empty value does not count
 def test_no_color_disables_colors_even_on_a_terminal(terminal, monkeypatch, text, styled):
     monkeypatch.setenv("NO_COLOR", text)
     with ProgressDisplay(terminal) as show:

@@ -1,4 +1,4 @@
-"""What stands on the screen of `make status`: sizes, the GPUs of the box, and what a person at night needs first."""
+"""The screen of `make status`: sizes, GPUs of the machine, and the most urgent facts first."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def record(folder, value):
 
 @pytest.fixture
 def busy(tmp_path):
-    """Two runs that go on on three of four GPUs, one that waits, one that failed; GPU 3 is free."""
+    """Two runs on three of four GPUs, one pending and one failed run; GPU 3 is free."""
     runs = [
         FakeRun(device="cuda", status="running", stop_at=40),
         FakeRun(device="cuda", gpus=2, status="running", stop_at=20),
@@ -104,7 +104,7 @@ def test_a_running_run_lists_its_gpus(busy):
 def test_an_outdated_recording_gives_no_current_values(busy):
     gpus = look(busy, now=NOW + 600).gpus
     assert [gpu.utilization for gpu in gpus] == [None] * 4
-    assert gpus[0].run == "gpt2_adamw_1gpu"  # it has it all the same
+    assert gpus[0].run == "gpt2_adamw_1gpu"  # it has the GPU all the same
 
 
 def test_a_gpu_that_the_runner_excluded_is_listed_with_the_reason(busy):

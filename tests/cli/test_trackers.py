@@ -20,7 +20,7 @@ pytest.importorskip("tensorboard", reason="make setup-trackers installs it")
 
 @pytest.fixture
 def run(tmp_path):
-    """A run that has ended, and of which nothing was sent."""
+    """A finished run of which nothing was sent."""
     run = make_run_dir(tmp_path)
     write_json(run.path.parent / "matrix.json", {"runs": [{"name": run.name}]})
     write_training(run, range(30))
@@ -34,7 +34,7 @@ def sync(run, *arguments):
 
 
 def stored(run):
-    """What TensorBoard's own reader finds: step -> values; each value was sent once."""
+    """Return step -> values, read by TensorBoard's own reader, and check that each value was sent once."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     reader = EventAccumulator(str(run.path.parent / "tb" / run.name), size_guidance={"scalars": 0})
@@ -104,7 +104,7 @@ def test_the_summary_and_the_status_report_pending_steps_and_the_sync_command(ru
 
 
 def test_a_full_disk_under_log_and_track_json_does_not_prevent_sending(run):
-    run.track.mkdir()  # cannot be replaced by a file
+    run.track.mkdir()  # a directory cannot be replaced by a file
     command = [sys.executable, "-m", "kmatrix.track", str(run.path), "--trackers", "wandb_that_is_none"]
     with open("/dev/full", "w") as full:  # noqa: PTH123 (no folder of ours)
         assert subprocess.run(command, stdout=full, stderr=full, env=environment(), check=False).returncode == 2

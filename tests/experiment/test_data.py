@@ -1,4 +1,4 @@
-"""The data of a matrix: what its runs need of them, how often they read them, and the command that makes them ready."""
+"""The data of a matrix: how much its runs need, how many epochs they train, and the command that prepares it."""
 
 from __future__ import annotations
 

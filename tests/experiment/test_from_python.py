@@ -1,4 +1,4 @@
-"""The page From Python: its lines plan a matrix, and its error is the one that is printed."""
+"""The example of the page From Python plans a matrix, and its error is the printed one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_unknown_names_are_refused():
 
 
 def test_the_package_imports_its_functions_on_first_use():
-    """A configuration target imports a module of the package, and answers within 150 ms."""
+    """Configuration targets import the package and must respond within 150 ms."""
     code = "import kmatrix.experiment.configure, sys; print(*sorted(sys.modules))"
     completed = subprocess.run(
         [sys.executable, "-c", code],

@@ -1,4 +1,4 @@
-"""PREFLIGHT=1: which runs stand for the others, what a trial leaves out, and what is said when a shape fails."""
+"""PREFLIGHT=1: which run represents the others, what a trial excludes, and the message if a shape fails."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def program(tmp_path, monkeypatch):
 
 @pytest.fixture
 def configs(program):
-    """The configurations of a matrix's runs, as they are planned."""
+    """Return the configurations of the planned runs of a matrix."""
 
     def plan(*arguments):
         made = program.plan(*arguments)
@@ -88,7 +88,7 @@ def test_the_hint_excludes_the_bad_runs_and_no_others(configs):
 
 @pytest.fixture
 def trainer(monkeypatch, tmp_path):
-    """Let a script of a few lines train in the trial: it fails with the optimizers that are named."""
+    """Replace the trainer of the trial by a short script that fails for the named optimizers."""
 
     def bad(*optimizers):
         script, seen = tmp_path / "trainer.py", tmp_path / "seen.jsonl"
@@ -143,5 +143,5 @@ def test_the_next_preflight_removes_the_files_of_a_killed_one(tmp_path):
     with _folder(tmp_path) as folder:
         assert folder.is_dir()
         assert not left.exists()
-        assert other.exists()  # another one that goes on
+        assert other.exists()  # the files of another preflight that is still running
     assert not folder.exists()

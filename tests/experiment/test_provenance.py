@@ -1,4 +1,4 @@
-"""Where a run comes from: its code as commit and patch, its machine, and no secret."""
+"""The provenance of a run: its code as commit and patch, its machine, and no secrets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def git(root, *arguments):
 
 @pytest.fixture
 def project(tmp_path):
-    """A repository with the files that a trainer is made of, all committed."""
+    """A repository with the sources of the trainer, all committed."""
     for name in ("README.md", "gpt2/train.py", "lib/kmatrix/records/__init__.py", ".env.example"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("one\n")
@@ -49,7 +49,7 @@ def test_commit_plus_patch_is_the_code_that_ran(project, tmp_path_factory):
     (project / "README.md").unlink()
     (project / "picture.png").write_bytes(bytes(range(256)))
     git(project, "add", "picture.png")
-    git(project, "config", "diff.noprefix", "true")  # a user's own settings change nothing
+    git(project, "config", "diff.noprefix", "true")  # the git settings of the user have no effect
     git(project, "config", "color.diff", "always")
     code = code_of(project)
     then = tmp_path_factory.mktemp("then") / "code"
@@ -139,7 +139,7 @@ def test_the_provenance_names_versions_machine_and_patch(project):
     about = provenance(code_of(project), "kmatrix train", (), "code.patch")
     assert (about["patch"], about["git_dirty"], about["command"]) == ("code.patch", True, "kmatrix train")
     assert about["versions"]["torch"]
-    assert about["driver"] is None  # no GPU is used, so the driver is not asked
+    assert about["driver"] is None  # no GPU is used, so the driver is not queried
     assert about["kernel"]
     assert about["cpu"]
 

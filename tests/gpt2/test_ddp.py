@@ -1,4 +1,4 @@
-"""Several ranks as one: the numbers of one rank, and an end that all agree on. Real torchrun, gloo, CPU."""
+"""Several ranks give the numbers of one rank and end together. Real torchrun, gloo, CPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def start(run_dir, *, fault="none:0:0", **variables):
 
 
 def end_of(process, timeout=90):
-    """Wait for the end, and return the output."""
+    """Wait for the process and return its output."""
     try:
         return process.communicate(timeout=timeout)[0]
     finally:
@@ -110,7 +110,7 @@ def test_a_signal_to_one_rank_stops_all_within_two_steps(tmp_path):
     end_of(start(run_dir, fault="signal:1:7"))
     result = read_json(run_dir.result)
     assert (result["status"], result["kind"]) == ("stopped", "signal")
-    assert result["step"] in (8, 9)  # asked within step 7: updates 0 to 7, or one more
+    assert result["step"] in (8, 9)  # the signal arrives in step 7: updates 0 to 7, or one more
 
 
 def test_a_nan_on_one_rank_ends_all_ranks_with_its_step_as_the_reason(tmp_path):
@@ -197,7 +197,7 @@ def test_dropout_and_other_optimizers_keep_replicas_equal(tmp_path, optimizer):
 
 
 def test_a_slower_rank_is_detected_although_all_steps_take_the_same_time(tmp_path):
-    """Its peers wait for its gradients: the step times agree, the compute times do not."""
+    """The other ranks wait for its gradients, so step times are equal and compute times are not."""
     run_dir = make_run(tmp_path, num_gpus=2, batch_size=2, max_iters=13, log_interval=4, eval_interval=100)
     output = end_of(start(run_dir, fault="slow:1:0"))
     assert read_json(run_dir.result)["status"] == "finished", output
@@ -211,7 +211,7 @@ def test_a_slower_rank_is_detected_although_all_steps_take_the_same_time(tmp_pat
 
 @pytest.mark.slow
 def test_a_straggler_among_four_ranks_is_named_with_its_share_of_time(tmp_path):
-    """All four step in time, and three of them wait for one."""
+    """All four have the same step times, and three of them wait for one."""
     run_dir = make_run(tmp_path, num_gpus=4, batch_size=1, max_iters=13, log_interval=4, eval_interval=100)
     output = end_of(start(run_dir, fault="slow:2:0"), timeout=180)
     assert read_json(run_dir.result)["status"] == "finished", output

@@ -1,4 +1,4 @@
-"""What a run is judged by: bits per byte beside the loss, HellaSwag and sample texts, in every file they belong in."""
+"""Evaluate a run by bits per byte, HellaSwag and samples, in every file that reports them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_bytes_of_bpe_tokens_are_those_of_their_text(tmp_path):
     places = windows.spread(10_000)
     targets = tokens[1 : 1 + 16 * len(places)]
     text = bpe.decode([token for token in targets if token != bpe.end_of_document])
-    cut = 4  # the last window may end within a letter
+    cut = 4  # the last window may end within a character
     assert bytes_per_token(windows, places, bpe) * len(targets) == pytest.approx(len(text.encode()), abs=cut)
 
 
@@ -69,13 +69,13 @@ def test_without_the_vocabulary_there_are_no_bits_per_byte(tmp_path, monkeypatch
     dataset(tmp_path / "data", load("byte"))
     fields = train_fields(tmp_path / "data", "", tmp_path, tokenizer="gpt2", vocab_size=50257)
     assert Validation(TrainConfig.from_json(fields), WORLD).bytes_per_token is None
-    assert load_if_available("bpe", tmp_path / "data") is None  # the folder has no tokenizer.json
+    assert load_if_available("bpe", tmp_path / "data") is None  # the directory has no tokenizer.json
     assert bits_per_byte(3.0, None) is None
     assert bits_per_byte(None, 4.0) is None
 
 
 def test_bits_per_byte_are_the_total_loss_in_bits_over_the_bytes_of_the_text(tmp_path):
-    """Counted anew: transformers' GPT-2 gives the nats, Python's own UTF-8 the bytes."""
+    """Independent count: transformers' GPT-2 gives the nats, Python's UTF-8 encoder the bytes."""
     transformers = pytest.importorskip("transformers")
     tokens = dataset(tmp_path / "data", load("byte"))
     fields = train_fields(tmp_path / "data", "", tmp_path, eval_samples=10_000, block_size=64)
@@ -140,7 +140,7 @@ def test_a_prompt_that_the_tokenizer_cannot_encode_is_refused_at_once(tmp_path):
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
-    """A run that was judged by everything."""
+    """A run with all evaluations."""
     folder = tmp_path_factory.mktemp("judged")
     hellaswag = {"hellaswag": str(jsonl(folder)), "hellaswag_interval": 10, "hellaswag_examples": 0}
     run_dir = make_run(folder, **RUN, **SAMPLES, **hellaswag)

@@ -1,4 +1,4 @@
-"""A run that stands still is found out, and the rank that is behind is named. Real processes, short times."""
+"""Detect a stalled run and name the slowest rank. Real processes with short timeouts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from waiting import wait_until
 
 @pytest.fixture
 def dog(tmp_path):
-    """The watchdog of rank 0 of 1, and what it says."""
+    """The watchdog of rank 0 of 1, and the messages of its reports."""
     said = []
     dog = Watchdog(log_of(tmp_path), rank=0, size=1, stalled=said.append)
     dog.spent = lambda: 12.5
@@ -154,7 +154,7 @@ nap()
 
 @pytest.fixture
 def other(tmp_path):
-    """Rank 1 in a process of its own, asleep in a forward pass."""
+    """Rank 1 in another process, asleep in a forward pass."""
     process = subprocess.Popen([sys.executable, "-c", OTHER, str(tmp_path)], env=environment())
     yield process
     process.kill()

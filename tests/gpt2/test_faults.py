@@ -1,4 +1,4 @@
-"""What is done about a bad step: judged from its numbers alone."""
+"""The reaction to a bad step, decided from its numbers alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def guard_of(tmp_path, attempt=1, **overrides):
 
 
 def spiky(tmp_path, policy="record", **overrides):
-    """A guard that has seen 20 losses of about 3 +- 0.1."""
+    """Return a guard that has seen 20 losses of about 3 +- 0.1."""
     guard = guard_of(tmp_path, spike_zscore=6.0, spike_window=20, spike_policy=policy, **overrides)
     draw = random.Random(1)
     for step in range(20):
@@ -55,7 +55,7 @@ def test_a_spike_is_a_loss_far_above_the_previous_ones(tmp_path):
     assert fault
     assert (fault.kind, fault.policy) == ("spike", Policy.RECORD)
     assert "standard deviations above" in fault.text
-    assert guard.check(21, 1.0, 1.0) is None  # far below is no harm
+    assert guard.check(21, 1.0, 1.0) is None  # a loss far below the others is harmless
 
 
 def test_there_is_no_spike_before_the_window_is_full(tmp_path):
@@ -93,7 +93,7 @@ def test_a_rollback_skips_the_data_up_to_the_bad_step(tmp_path):
     second = guard.check(12, math.nan, 1.0)
     assert second
     guard.rolled_back(second, 10)
-    assert guard.data_ahead == 11  # step 10 reads what came behind step 12's
+    assert guard.data_ahead == 11  # step 10 reads the data after that of step 12
     third = guard.check(11, math.nan, 1.0)
     assert third
     with pytest.raises(NotFiniteError, match="loss is nan at step 11, after 2 rollbacks"):

@@ -1,4 +1,4 @@
-"""Texts from a model: the cache changes no number, tokens are drawn as asked, and a text ends where it should."""
+"""Generate texts: the cache changes no number, sampling follows its options, and a text ends where it should."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpt2.generate import BatchGenerator, GeneratedText, Sampling, generate, ove
 from gpt2.model import GPT, Cache
 from kmatrix.errors import ConfigError
 from models import BYTE_SHAPE as SHAPE
-from models import _one_thread_and_default_precision, enlarge_weights  # noqa: F401  (a fixture for all)
+from models import _one_thread_and_default_precision, enlarge_weights  # noqa: F401  (a fixture for all tests)
 
 BYTES = ByteTokenizer()
 
@@ -31,7 +31,7 @@ def drawn(*shape, seed=5):
 
 @torch.no_grad()
 def uncached(model, tokens):
-    """The logits after a text, without a cache: (V,)."""
+    """Return the logits after a text, computed without a cache: (V,)."""
     return model(torch.tensor([list(tokens)]))[0][0, -1]
 
 
@@ -119,7 +119,7 @@ def test_tokens_are_drawn_with_the_probabilities_of_the_model():
         ({"top_p": 0.4}, {3}),  # probabilities are 0.1, 0.3, 0.15, 0.45
         ({"top_p": 0.5}, {1, 3}),
         ({"top_p": 0.76}, {1, 2, 3}),
-        ({"top_k": 3, "top_p": 0.8}, {1, 3}),  # of three that are left, 0.15, 0.3 and 0.45 are a sixth, 1/3, 1/2
+        ({"top_k": 3, "top_p": 0.8}, {1, 3}),  # renormalized, the remaining 0.15, 0.3 and 0.45 are 1/6, 1/3 and 1/2
     ],
 )
 def test_top_k_and_top_p_exclude_unlikely_tokens(options, possible):
@@ -164,7 +164,7 @@ def test_invalid_sampling_options_are_refused(options, message):
 
 
 def spoken(tokens, **options):
-    """What a text says bit by bit when these tokens are drawn, and the text."""
+    """Return the pieces that are emitted when these tokens are drawn, and the whole text."""
     text = GeneratedText([1], Sampling(**{"max_tokens": 100, **options}), BYTES)
     said = []
     for token in tokens:
@@ -227,7 +227,7 @@ def test_an_empty_prompt_starts_a_document(model):
 
 
 def test_texts_generated_in_a_batch_equal_those_generated_alone(model):
-    """Rows that begin late and end early included."""
+    """Including rows that start late and end early."""
     samplings = [Sampling(max_tokens=n, seed=n) for n in (3, 12, 7, 9, 5)]
     prompts = [BYTES.encode(text) for text in ("a", "bcd", "efghij", "kl", "mnopq")]
     alone = []
@@ -255,7 +255,7 @@ def test_a_cancelled_text_does_not_affect_the_others(model):
         batch.add(text)
     batch.step()
     batch.drop(texts[0])
-    batch.drop(texts[0])  # once more does nothing
+    batch.drop(texts[0])  # a second call has no effect
     while batch.texts:
         batch.step()
     assert texts[2].tokens == alone.tokens

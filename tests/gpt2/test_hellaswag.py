@@ -1,4 +1,4 @@
-"""HellaSwag: both formats, the score by hand and by transformers, and what is refused."""
+"""HellaSwag: both file formats, scores by hand and by transformers, and refused files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hellaswag_files import LINES, binary, jsonl
 from kmatrix.errors import DataError
 from kmatrix.records.train_config import TrainConfig
 from models import BYTE_SHAPE as SHAPE
-from models import _one_thread_and_default_precision, enlarge_weights, hf_twin  # noqa: F401  (a fixture for all)
+from models import _one_thread_and_default_precision, enlarge_weights, hf_twin  # noqa: F401  (a fixture for all tests)
 
 BYTES = load("byte")
 
@@ -33,7 +33,7 @@ def config_of(folder, path, **overrides):
 
 
 def score_by_transformers(model, examples):
-    """The two shares, from the log-probabilities that transformers' GPT-2 gives with the same weights, one by one."""
+    """Return both accuracies from the log-probabilities of transformers' GPT-2 with the same weights, one by one."""
     twin = hf_twin(model, model.shape).eval()
     right = [0, 0]
     for example in examples:
@@ -52,7 +52,7 @@ def score_by_transformers(model, examples):
 
 
 class Favours(torch.nn.Module):
-    """A model for which one token has the logit of its preference, after anything, and all others 0."""
+    """A model for which one token has the logit of its preference, after any text, and all others 0."""
 
     def __init__(self, preferences, vocab_size=257):
         super().__init__()
@@ -65,12 +65,12 @@ class Favours(torch.nn.Module):
 
 
 def test_the_score_matches_a_calculation_by_hand(tmp_path):
-    """Of endings of 1, 2 and 3 likely letters the shortest costs least as a whole, the longest least a token."""
+    """Of endings of 1, 2 and 3 likely letters, the shortest has the lowest total loss, the longest the lowest mean."""
     a, z = ord("a"), ord("z")
     lines = [
-        {"ctx": "x", "endings": ["a", "z", "zz", "zzz"], "label": 0},  # " a" costs least as a whole and by the mean
-        {"ctx": "x", "endings": ["aaaa", "z", "zz", "zzz"], "label": 0},  # the mean: 4 cheap letters beside a blank
-        *[{"ctx": "x", "endings": ["aaaa", "z", "zz", "zzz"], "label": 1}] * 2,  # the whole: 1 letter beside a blank
+        {"ctx": "x", "endings": ["a", "z", "zz", "zzz"], "label": 0},  # " a" has the lowest total and mean loss
+        {"ctx": "x", "endings": ["aaaa", "z", "zz", "zzz"], "label": 0},  # mean: 4 cheap letters next to a blank
+        *[{"ctx": "x", "endings": ["aaaa", "z", "zz", "zzz"], "label": 1}] * 2,  # total: 1 letter next to a blank
     ]
     judge = HellaSwag(config_of(tmp_path, jsonl(tmp_path, lines)), world())
     model = Favours({a: 2.0, z: 1.0})
@@ -191,7 +191,7 @@ def test_an_llm_c_file_with_a_wrong_number_is_refused(tmp_path, place):
     data = bytearray(path.read_bytes())
     data[1024 + 2 * place] ^= 0x55
     path.write_bytes(data)
-    if place == 2:  # the index of the example, which says nothing
+    if place == 2:  # the index of the example, which is not used
         assert len(read(path, "gpt2", tmp_path)) == 1
     else:
         with pytest.raises(DataError, match="is incomplete"):

@@ -1,4 +1,4 @@
-"""The model: GPT-2 to the last digit, whatever way it is computed."""
+"""The model equals GPT-2 to the last digit in every way of computing it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from models import SHAPE, _one_thread_and_default_precision, enlarge_weights, hf
 
 @pytest.fixture(params=["matmul", "sdpa"])
 def path(request, monkeypatch):
-    """Both ways to compute attention, whatever the rule would choose."""
+    """Force each of the two attention paths, whatever the rule would select."""
     monkeypatch.setattr(gpt2.model, "attention_path", lambda *arguments: request.param)
     return request.param
 
@@ -215,14 +215,14 @@ def test_bfloat16_is_close_to_fp32_and_its_loss_is_fp32(path):
 def test_the_chunked_head_has_the_same_loss_and_gradients(dtype, multiple):
     idx, targets = random_tokens()
     results = []
-    for rows in (0, 7):  # 72 rows: ten chunks and a rest
+    for rows in (0, 7):  # 72 rows: ten chunks and a remainder
         model = enlarge_weights(GPT(SHAPE, vocab_multiple=multiple, loss_chunk=rows))
         with autocast("cpu", dtype):
             loss = model(idx, targets)[1]
         (0.25 * loss).backward()
         results.append((loss.item(), [parameter.grad for parameter in model.parameters()]))
     (loss, whole), (chunked_loss, chunked) = results
-    tolerance = 1e-6 if dtype == "fp32" else 1e-2  # bfloat16: 8 bits in each gradient of the logits
+    tolerance = 1e-6 if dtype == "fp32" else 1e-2  # bfloat16 has 8 bits of mantissa in each gradient of the logits
     assert chunked_loss == pytest.approx(loss, rel=min(tolerance, 1e-5))
     for a, b in zip(whole, chunked, strict=True):
         assert (a - b).norm() <= tolerance * a.norm()
@@ -239,7 +239,7 @@ def test_the_head_is_chunked_if_the_vocabulary_is_much_larger_than_the_width(mon
         small(*random_tokens())
         assert not calls
         chunked = model(*random_tokens(shape))[1]
-        with torch.no_grad():  # evaluation needs no gradients, and makes none
+        with torch.no_grad():  # evaluation needs no gradients and computes none
             whole = model(*random_tokens(shape))[1]
     assert calls == [1]
     assert chunked.item() == pytest.approx(whole.item(), rel=1e-5)

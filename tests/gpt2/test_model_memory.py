@@ -1,4 +1,4 @@
-"""Recomputed blocks and a loss in chunks: less memory, the same numbers."""
+"""Recomputed blocks and a chunked loss use less memory and give the same numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def gradients(model, dtype="fp32", seed=3):
 
 
 class MostLogits(TorchDispatchMode):
-    """The most rows of one number a token of the vocabulary that any operation gave."""
+    """Record the largest number of rows of vocabulary width in the output of any operation."""
 
     def __init__(self):
         super().__init__()
@@ -82,7 +82,7 @@ def test_with_a_loss_chunk_the_complete_logits_are_never_materialized(training):
         with torch.set_grad_enabled(training), MostLogits() as most:
             each(idx, targets)
         rows.append(most.rows)
-    assert rows == [idx.numel(), 32]  # of x, 32 wide, a chunk's products are of 32 x 61
+    assert rows == [idx.numel(), 32]  # x is 32 wide, so the products of a chunk are 32 x 61
 
 
 @pytest.mark.parametrize("rows", [1, 5, 72, 1000])

@@ -1,4 +1,4 @@
-"""docs/developing.md, followed to the letter: the example is taken from the page, added to the table, and trained."""
+"""Follow docs/developing.md literally: the example is read from the page, added to the table and trained."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "developing.md"
 
 
 def example() -> dict[str, Any]:
-    """Run the page's code in the namespace of gpt2/model.py, as if it stood there."""
+    """Run the code of the page in the namespace of gpt2/model.py, as if it were part of that file."""
     (code,) = re.findall(r"<!-- example -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     namespace = dict(vars(models))
     exec(compile(code, str(PAGE), "exec"), namespace)

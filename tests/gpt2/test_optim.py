@@ -1,4 +1,4 @@
-"""The optimizers, against their formulas written out by hand."""
+"""Compare the optimizers with their formulas, computed by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """Small matrices are slower on several threads, the more so beside other tests."""
+    """Use one thread: small matrices are slower on several, even more so while other tests run."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

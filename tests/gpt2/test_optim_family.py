@@ -1,4 +1,4 @@
-"""AdamW's relatives and the optimizers of pytorch_optimizer, against their formulas and against each other's code."""
+"""Compare relatives of AdamW and the optimizers of pytorch_optimizer with their formulas and with other code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kmatrix.records.train_config import TrainConfig
 from optim_factory import SHAPE, MatrixModel, Settings, apply_gradients, gradients, run_steps
 
 SPAM = Settings(optimizer="adamwspam", spam_interval=30, spam_warmup_steps=7, spam_theta=4.0, weight_decay=0.0)
-EVERY = {  # settings under which a few steps pass every turn that an optimizer takes
+EVERY = {  # settings under which a few steps reach every branch of an optimizer
     "adamwspam": {"spam_interval": 3, "spam_warmup_steps": 2, "spam_theta": 2.0},
     "adamwprune": {"adamwprune_base": "adamwspam", "spam_interval": 4, "amsgrad": True},
     "soap": {"soap_frequency": 2},
@@ -35,7 +35,7 @@ def _one_thread():
 
 
 def spiky(parameter, count):
-    """Gradients with a spike of a thousand times the usual size in every ninth."""
+    """Return gradients with a spike of a thousand times the usual size in every ninth."""
     grads = gradients(parameter, steps=count)
     for grad in grads[4::9]:
         grad.view(-1)[::5] *= 1000.0
@@ -49,7 +49,7 @@ def run(config, grads, model=None):
 
 
 def spam_by_hand(x, grads, *, lr, theta, interval, warmup, decay=0.0, beta1=0.9, beta2=0.95, eps=1e-8):
-    """Algorithm 1 of Huang et al. 2025 with the delay of clipping of the authors' code, in 64 bits."""
+    """Algorithm 1 of Huang et al. 2025 with the delayed clipping of the authors' code, in 64 bits."""
     x, m, v = x.double().clone(), 0.0, 0.0
     for t, raw in enumerate(grads, start=1):
         grad, since = raw.double(), t % interval
@@ -170,7 +170,7 @@ def test_adopt_follows_its_algorithm():
 
 
 def test_soap_is_adam_in_the_eigenbasis_of_its_preconditioners():
-    """Algorithm 3 of Vyas et al. 2024 in 64 bits: the first gradient only makes the bases."""
+    """Algorithm 3 of Vyas et al. 2024 in 64 bits: the first gradient only initializes the bases."""
     config = Settings(optimizer="soap", beta1=0.95, soap_frequency=3)
     model = MatrixModel(8, 8)
     grads = gradients(model.matrix, steps=12)

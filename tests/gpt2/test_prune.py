@@ -1,4 +1,4 @@
-"""Pruning: the ramp, the scores against their formulas, and masks that hold."""
+"""Pruning: the ramp, the scores compared with their formulas, and masks that persist."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def start(config, seed=0):
 
 
 def step(model, optimizers, pruner, number):
-    """One step of the loop: step `number`, counted from 0."""
+    """Perform one step of the loop, step `number`, counted from 0."""
     loss_of(model, seed=number).backward()
     pruner.gradients()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -64,7 +64,7 @@ def zeros(matrices):
 
 @given(st.lists(st.lists(st.floats(-4, 4, width=16), min_size=1, max_size=12), min_size=1, max_size=4), st.floats(0, 1))
 def test_exactly_the_lowest_are_selected_and_among_equals_the_first(values, share):
-    scores = [torch.tensor(row) + 0.0 for row in values]  # no negative zero: it would come before zero
+    scores = [torch.tensor(row) + 0.0 for row in values]  # no negative zero, because it would sort before zero
     everything = torch.cat(scores)
     count = round(share * everything.numel())
 
@@ -213,7 +213,7 @@ def test_pruned_weights_do_not_contribute_to_the_gradient_norm():
 def test_state_pruning_waits_until_the_moments_recover_from_a_reset():
     base = replace(PRUNE, adamwprune_base="adamwspam", spam_interval=8)
     config = replace(base, pruning_frequency=8, pruning_warmup=0.0, pruning_ramp_end=0.85)
-    model, optimizers, pruner = start(config)  # due after 8, 16 and 17 updates; the moments are reset in 8 and 16
+    model, optimizers, pruner = start(config)  # due after 8, 16 and 17 updates; the moments are reset after 8 and 16
     changes = []
     for number in range(20):
         before = pruner.sparsity()

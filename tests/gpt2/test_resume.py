@@ -1,4 +1,4 @@
-"""n steps straight are k and then n - k steps, bit for bit: every optimizer, one rank and two. Real processes."""
+"""k and then n - k steps equal n steps bit for bit: every optimizer, one rank and two, in real processes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ LONGEST = 500  # seconds for all cases of one kind
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Return what trains some cases, straight and in parts, on some ranks, and returns their folder.
+    """Return a function that trains some cases, uninterrupted and in parts, and returns their directory.
 
-    All processes of pytest share what was trained.
+    All worker processes of pytest share the trained runs.
     """
     base = tmp_path_factory.getbasetemp()
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
@@ -56,7 +56,7 @@ def both(folder, name):
 
 
 def equal(one, other):
-    """Whether two nested values are equal, tensors bit for bit."""
+    """Return whether two nested values are equal, tensors bit for bit."""
     if isinstance(one, torch.Tensor):
         return isinstance(other, torch.Tensor) and torch.equal(one, other)
     if isinstance(one, dict):
@@ -67,7 +67,7 @@ def equal(one, other):
 
 
 def end_as_if_never_stopped(folder, name):
-    """Hold the end of a run in two parts against that of one that went straight."""
+    """Check that a run in two parts ended like the uninterrupted one."""
     assert (folder / name).exists(), (folder / "done").read_text()
     ends = [load_checkpoint(run.checkpoints / "final.pt") for run in both(folder, name)]
     assert ends[0]["step"] == ends[1]["step"] == STEPS

@@ -15,7 +15,7 @@ from gpt2.train import scale
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The fields of TrainConfig that decide the rate."""
+    """The fields of TrainConfig that determine the rate."""
 
     schedule: str = "cosine"
     learning_rate: float = 1.0
@@ -61,7 +61,7 @@ def test_the_rate_matches_values_calculated_by_hand(schedule, points):
 def test_the_cosine_schedule_matches_nanogpt():
     config = Settings(learning_rate=6e-4, min_lr=6e-5, warmup_steps=20, max_iters=201)
 
-    def nanogpt(step: int) -> float:  # its get_lr with lr_decay_iters at the last step
+    def nanogpt(step: int) -> float:  # nanoGPT's get_lr with lr_decay_iters at the last step
         if step < 20:
             return 6e-4 * (step + 1) / 21
         ratio = (step - 20) / (200 - 20)

@@ -1,4 +1,4 @@
-"""When a run has had enough, on a clock that the test turns by hand."""
+"""Budgets and early stopping, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def config_of(tmp_path, **overrides):
 
 
 class Run:
-    """A loop whose clock goes forward by what its parts take."""
+    """A loop whose clock advances by the duration of its parts."""
 
     def __init__(self, seconds, *, step=1.0, evaluation=2.0, checkpoint=3.0, every=10, ahead=0):
         self.now = 0.0
@@ -28,7 +28,7 @@ class Run:
         self.step, self.evaluation, self.checkpoint, self.every = step, evaluation, checkpoint, every
 
     def end(self, most=10_000):
-        """Train until the budget is up, as the loop does; return the seconds when everything is written."""
+        """Train until the budget ends, as the loop does; return the seconds after everything is written."""
         asked = False
         for step in range(most):
             if step % self.every == 0:
@@ -61,7 +61,7 @@ def test_the_budget_includes_evaluation_checkpoint_and_one_more_step(seconds, st
     end = run.end()
     slack = (MARGIN - 1) * (evaluation + checkpoint) + END_S
     assert end <= seconds
-    assert end >= seconds - slack - 2 * step - evaluation - 1e-6  # an evaluation that no longer fits is left out
+    assert end >= seconds - slack - 2 * step - evaluation - 1e-6  # an evaluation that no longer fits is skipped
 
 
 def test_a_run_without_a_budget_never_ends_early(tmp_path):
@@ -85,7 +85,7 @@ def test_the_time_of_earlier_attempts_counts_including_lost_steps():
     first, second = Budget(limit, 1, clock=lambda: 50.0), Budget(limit, 2, clock=lambda: 5.0)
     second.load_state_dict(first.state_dict())
     assert second.spent_s == 55
-    second.begin(spent_s=58.0, final_s=lambda: 0.0)  # what was done behind the checkpoint was spent all the same
+    second.begin(spent_s=58.0, final_s=lambda: 0.0)  # the time of work after the checkpoint counts as spent
     assert second.spent_s == 63
     assert second.is_up()
 

@@ -1,4 +1,4 @@
-"""When a run ends before its steps are done, and what it does about bad numbers: real trainers, one or two ranks."""
+"""Budgets, early stopping and bad numbers in real trainers with one or two ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOREVER = {"max_iters": 1_000_000, "eval_interval": 1_000_000}
 
 
 def train(run_dir, *arguments, fault="none:0:0", attempt=1, timeout=120, **variables):
-    """Train under torchrun with a fault in it; return the process and its output."""
+    """Train under torchrun with a fault; return the process and its output."""
     return subprocess.run(
         [*train_command(run_dir, attempt=attempt, program=FAULTS), *arguments],
         cwd=ROOT,
@@ -63,13 +63,13 @@ def test_a_run_at_the_end_of_its_time_budget_has_a_final_evaluation_and_checkpoi
     [({"max_time": 25.0}, "time"), ({"max_cost": 0.05, "gpu_hour_price": 3.6}, "cost")],
 )
 def test_two_ranks_end_together_inside_the_budget_and_close_to_its_end(tmp_path, budget, ended_by):
-    """A twentieth of a dollar is 25 s of two devices at 3.60 dollars an hour."""
+    """5 cents pay for 25 s of two devices at 3.60 dollars per hour."""
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=50, eval_samples=100, **budget)
     process = train(run_dir)
     result = read_json(run_dir.result)
     assert process.returncode == 0, process.stdout
     assert ended(run_dir) == ("finished", None, ended_by)
-    assert 19 < result["spent_s"] < 28  # under load the end may take longer than it ever did before
+    assert 19 < result["spent_s"] < 28  # under load the end may take longer than ever before
     if ended_by == "cost":
         assert result["dollars"] == pytest.approx(2 * 3.6 * result["spent_s"] / 3600)
 
@@ -203,7 +203,7 @@ def test_out_of_memory_is_recognized_by_its_errors(error, kind):
 
 @pytest.mark.slow
 def test_a_stalled_first_rank_is_reported_by_another(tmp_path):
-    """Another rank leaves the reason in its error.json, from which the launcher judges where rank 0 writes nothing."""
+    """Another rank writes the reason to its error.json; the engine reads it if rank 0 writes no result."""
     run_dir = make_run(tmp_path, num_gpus=2, **FOREVER, stall_factor=5.0, stall_floor=4)
     process = train(run_dir, fault="freeze:0:4", timeout=90 + TURN_S)
     assert process.returncode != 0

@@ -1,4 +1,4 @@
-"""One run in a process of its own: what it writes, and how it ends."""
+"""One run in its own process: the files it writes and how it ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 
 
 def alone(run_dir, program=("-m", "gpt2.train"), **variables):
-    """Train without torchrun: a run of one rank needs none."""
+    """Train without torchrun, which a run of one rank does not need."""
     return subprocess.run(
         [sys.executable, *program, str(run_dir.path)],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""AMD's GPUs, from the kernel's files to the report and the screen: on a tree of files like /sys/class/drm."""
+"""AMD GPUs from the files of the kernel to report and screen, on a directory like /sys/class/drm."""
 
 import json
 import math
@@ -23,13 +23,13 @@ from waiting import wait_until
 
 
 class Drm:
-    """A folder like /sys/class/drm."""
+    """A directory like /sys/class/drm."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def card(self, number: int, *, vendor: str = "0x1002", hwmon: dict[str, object] | None = None, **files) -> Path:
-        """Put a card there. files, hwmon: what differs from a card that uses 1 GiB of 16 and 250 W of 300."""
+        """Add a card. files, hwmon: changes to a card that uses 1 GiB of 16 and 250 W of 300."""
         folder = self.root / f"card{number}" / "device"
         about = {
             "vendor": vendor,
@@ -60,7 +60,7 @@ def drm(tmp_path):
 
 
 def program(drm, module, *arguments):
-    """Return a command that runs a module of ours on this tree, on a machine without NVIDIA's driver."""
+    """Return a command that runs one of our modules on this directory, without an NVIDIA driver."""
     code = f"import sys, pathlib, kmatrix.gpu.amd as amd; amd.DRM = pathlib.Path({str(drm.root)!r}); "
     code += f"from {module} import main; sys.exit(main(sys.argv[1:]))"
     return [sys.executable, "-c", code, *map(str, arguments)]

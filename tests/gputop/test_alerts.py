@@ -1,4 +1,4 @@
-"""What the screen warns of, and which rank of which run it sees on a GPU without a recorder."""
+"""Alerts of gputop, and the rank and run on a GPU without a recorder."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ HOT = Alert(
 
 
 def busy(one, utilization, *, seconds=10):
-    """The rows of a view, as if each GPU had been so busy for so many seconds."""
+    """Return the rows of a view after each GPU had this utilization for this time."""
     history = {Metric.UTILIZATION: (None,) * (60 - seconds) + (utilization,) * seconds}
     return tuple(dataclasses.replace(row, history=history) for row in one.rows)
 
@@ -42,7 +42,7 @@ def kinds(alerts):
     return [(alert.kind, alert.about) for alert in alerts]
 
 
-# ---- what is told ------------------------------------------------------------------------------------------------
+# ---- alerts ------------------------------------------------------------------------------------------------------
 
 
 def test_rows_are_compared_with_the_thresholds():
@@ -100,7 +100,7 @@ def test_a_recording_without_a_runner_uses_the_thresholds_of_its_run(tmp_path):
 
 @pytest.fixture
 def trainers(tmp_path):
-    """Start processes whose command lines are those of ranks; return their pids."""
+    """Start processes with the command lines of ranks; return their pids."""
     (tmp_path / "gpt2").mkdir()
     (tmp_path / "gpt2" / "__init__.py").write_text("")
     (tmp_path / "gpt2" / "train.py").write_text("import time; time.sleep(120)")
@@ -111,7 +111,7 @@ def trainers(tmp_path):
         environment |= {} if rank is None else {"RANK": str(rank)}
         command = [sys.executable, "-u", "-m", "gpt2.train", str(tmp_path / run), "--attempt", "1"]
         started.append(subprocess.Popen(command, cwd=tmp_path, env=environment))
-        wait_until(lambda: rank_of(started[-1].pid) is not None)  # the command line is there once the program is
+        wait_until(lambda: rank_of(started[-1].pid) is not None)  # the command line is visible once the program runs
         return started[-1].pid
 
     yield start

@@ -1,4 +1,4 @@
-"""The screen of all GPUs: where its values come from, what is chosen, and its statistics files."""
+"""Feeds of gputop, the selection of GPUs, and statistics files."""
 
 import json
 import math
@@ -75,7 +75,7 @@ def test_a_truncated_last_record_is_not_shown(tmp_path):
 def test_a_replay_starts_at_the_requested_position(tmp_path, at, index):
     Recorder(tmp_path / "run").write(199)
     feed = ReplayFeed(tmp_path / "run", at=at)
-    feed.press("space")  # paused: the clock stands
+    feed.press("space")  # the clock is paused
     assert utilization(feed.poll(History())) == index
 
 
@@ -149,7 +149,7 @@ def test_a_folder_without_a_recording_is_refused_and_a_matrix_lists_its_runs(tmp
 
 
 class FakeSource:
-    """Two GPUs behind the seam of a recorder; GPU 1 can be lost. asked: the calls that a driver would feel."""
+    """Two GPUs behind the source interface of a recorder; GPU 1 can be lost. asked: the expensive driver calls."""
 
     device_type, energy_source = "nvidia", None
 
@@ -241,7 +241,7 @@ def test_without_an_nvidia_driver_the_amd_source_is_used(tmp_path, monkeypatch):
     assert (sample.utilization, sample.memory_total) == (42.0, 1024.0)
 
 
-# ---- choosing ----------------------------------------------------------------------------------------------------
+# ---- selection ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -282,7 +282,7 @@ def test_a_subset_of_the_gpus_is_shown_and_written(tmp_path):
     assert session.is_empty
     recorder.write(1)
     session.poll()
-    session.poll()  # nothing new: nothing is written
+    session.poll()  # nothing new, so nothing is written
     assert [row.sample.gpu_index for row in session.view().rows] == [2, 11]
     (entry,) = json.loads((tmp_path / "x_multi_gpu.json").read_text())
     assert [one["gpu_index"] for one in entry["multi_gpu_data"]] == [2, 11]
@@ -296,7 +296,7 @@ def test_the_statistics_files_contain_the_selected_gpu_and_all_gpus(tmp_path):
     files = StatsFiles(tmp_path / "x.json")
     for second, selected in ((0, 1), (1, 1), (2, 99)):
         files.append(Snapshot(time=T0 + second, samples=(gpu_sample(0), gpu_sample(1, utilization=70.0))), selected)
-        single = json.loads((tmp_path / "x.json").read_text())  # whole after every append
+        single = json.loads((tmp_path / "x.json").read_text())  # valid JSON after every append
     files.close()
     assert [entry["utilization"] for entry in single] == [70, 70, 95]
     keys = {"timestamp", "gpu_index", "gpu_name", "utilization", "memory_used", "memory_total", "power"}

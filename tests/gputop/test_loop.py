@@ -1,4 +1,4 @@
-"""The screen as a program: its options, its files, and the terminal afterwards."""
+"""The gputop program: its options, its files, and the state of the terminal afterwards."""
 
 import fcntl
 import io
@@ -49,7 +49,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture
 def gpus(library, tmp_path):
-    """Return the environment of a process that sees so many simulated GPUs."""
+    """Return the environment of a process that sees this many simulated GPUs."""
 
     def make(count: int, *lines: str) -> dict[str, str]:
         scenario = tmp_path / "gpus.scn"
@@ -167,7 +167,7 @@ def test_a_run_that_was_not_recorded_is_refused(tmp_path):
 
 
 class Screen:
-    """gputop on a pseudo-terminal of a size."""
+    """gputop on a pseudo-terminal of this size."""
 
     def __init__(self, *arguments: str, columns: int, lines: int, **added: str):
         self.parent, self.child = pty.openpty()
@@ -192,12 +192,12 @@ class Screen:
         os.write(self.parent, keys.encode())
 
     def end(self) -> int:
-        """Wait for the end, and return the exit status; the terminal must be as it was."""
+        """Wait for the process and return its exit status; the terminal must be restored."""
         wait_until(lambda: self.read() is not None and self.process.poll() is not None)
         self.read()
         assert termios.tcgetattr(self.child) == self.before
         assert self.text.count("\x1b[?1049h") == self.text.count("\x1b[?1049l") > 0
-        assert self.text.rfind("\x1b[?25h") > self.text.rfind("\x1b[?25l")  # the cursor is shown again
+        assert self.text.rfind("\x1b[?25h") > self.text.rfind("\x1b[?25l")  # the cursor is visible again
         assert "Traceback" not in self.text
         os.close(self.parent)
         os.close(self.child)
@@ -264,7 +264,7 @@ def test_ctrl_z_releases_the_terminal_and_fg_restores_the_screen(recording):
     wait_until(lambda: termios.tcgetattr(screen.child) == screen.before)
     screen.process.send_signal(signal.SIGCONT)
     wait_until(lambda: screen.read().count("\x1b[?1049h") == 2)
-    wait_until(lambda: "SIMULATED" in screen.read().rpartition("\x1b[?1049h")[2])  # drawn at once
+    wait_until(lambda: "SIMULATED" in screen.read().rpartition("\x1b[?1049h")[2])  # redrawn at once
     screen.type("q")
     assert screen.end() == 0
 

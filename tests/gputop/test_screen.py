@@ -1,4 +1,4 @@
-"""The screen of all GPUs: what is drawn from which values, and what a key means."""
+"""The screen of gputop: what it draws from which values, and the meaning of keys."""
 
 import math
 import os
@@ -112,7 +112,7 @@ def test_unknown_values_are_dashes_and_never_zero():
     assert "lost" in line_of(text, 1)
     assert not re.search(r"\d", line_of(text, 1)[1:])
     assert "1 lost" in text
-    assert "power 150 W" in text  # the total of those that live
+    assert "power 150 W" in text  # the total of the live GPUs
 
 
 def test_totals_equal_those_of_the_multi_gpu_file():
@@ -160,7 +160,7 @@ def test_one_metric_is_enlarged_with_its_value_and_unit(metric):
     text = rendered(view(gpu_sample(0), gpu_sample(1), metric=metric, large=True), 100, 30)
     assert f"GPU 0 {metric} " in text
     assert f" {UNITS[metric]} of " in text
-    assert "mem GiB" not in text  # the table has given its place
+    assert "mem GiB" not in text  # the chart replaces the table
 
 
 @pytest.mark.parametrize("value", [0.0, 25.0, 50.0, 100.0])
@@ -239,7 +239,7 @@ def test_a_clock_that_is_set_back_restarts_the_history():
     assert history.series(0, Metric.UTILIZATION, T0 - 3600)[-1] == 1.0
     assert history.age(0, T0 - 3600) == 0.0
     history.add(Snapshot(time=T0 - 3630, samples=(gpu_sample(0),)))
-    assert history.series(0, Metric.UTILIZATION, T0 - 3600)[-1] is None  # not yet measured by this clock
+    assert history.series(0, Metric.UTILIZATION, T0 - 3600)[-1] is None  # not measured with this clock yet
 
 
 # ---- keys --------------------------------------------------------------------------------------------------------

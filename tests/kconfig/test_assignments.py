@@ -1,4 +1,4 @@
-"""What is asked for is in force, saved, and read again; and what was not asked for follows its defaults."""
+"""Requested values take effect, are saved and read back; all others follow their defaults."""
 
 from __future__ import annotations
 

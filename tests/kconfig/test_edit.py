@@ -1,4 +1,4 @@
-"""menuconfig as a user meets it: in a terminal (tmux), over odd locales and terminals, and without a terminal."""
+"""menuconfig in a terminal (tmux), with unusual locales and terminals, and without a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUMBERS = itertools.count()
 
 
 class Screen:
-    """A terminal of 100 x 40 in which the program runs; a shell says its exit status behind it."""
+    """A terminal of 100 x 40 that runs the program; a shell prints its exit status after it."""
 
     def __init__(self, folder, *, words=(), environment=None):
         self.tmux = [str(require_program("tmux")), "-L", f"kmatrix-{os.getpid()}-{next(NUMBERS)}", "-f", "/dev/null"]
@@ -71,7 +71,7 @@ def screen(program):
 
 
 def jump(terminal, name):
-    """Go to a symbol with / as a user does."""
+    """Search for a symbol with / and select it."""
     terminal.keys("/")
     terminal.wait("Jump to symbol")
     terminal.keys(f"^{name.lower()}$")

@@ -1,4 +1,4 @@
-"""Every mistake in a configuration is refused: file, line, symbol and cause are said, and nothing is written."""
+"""Every error in a configuration is refused with file, line, symbol and cause, and nothing is written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BOOL = "expected a bool: y or n"
 NO_LINE = "cannot read"
 RATE = "expected a number in [0, 1e+12]"
 
-# Name of the mistake, the lines of .config, the line that is wrong (None: no single one), what the message says.
+# Name of the error, the lines of .config, the invalid line (None: no single one), a part of the message.
 MISTAKES = [
     (
         "unknown symbol",

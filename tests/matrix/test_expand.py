@@ -1,4 +1,4 @@
-"""Expansion: which runs a configuration spans, what is cut and why, and what their names and ids hang on."""
+"""Expand a configuration into runs: exclusions with reasons, names and ids."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def program(tmp_path):
 
 
 def dry(program, *lines, words=()):
-    """Return the dry run of a configuration of these lines."""
+    """Return the dry run of a configuration with these lines."""
     program.write(*lines)
     return program.check(DRY, *words)
 
@@ -280,7 +280,7 @@ def test_train_accepts_exactly_one_run(program):
 
 
 def test_coupled_values_apply_to_the_single_run_of_train(program):
-    """Lines that only other runs of the matrix use are noted."""
+    """Lines that are used only by other runs of the matrix give a note."""
     lines = (
         "CONFIG_MATRIX=y",
         "CONFIG_MATRIX_GPT2_OPTIMIZER_ADAMW=y",

@@ -1,4 +1,4 @@
-"""`make plan`: fits, speeds, money, disk; and four claims that were made for such runs."""
+"""`make plan`: memory, speed, cost and disk, and four published claims about such runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def program(tmp_path, monkeypatch):
 
 
 def told(result, label):
-    """What the plan says on the lines with this label."""
+    """Return the values of the plan on the lines with this label."""
     return [line[13:] for line in result.out.splitlines() if line.startswith(f"  {label:11}")]
 
 
@@ -86,7 +86,7 @@ def test_an_impossible_speed_of_400000_tokens_per_second_has_no_cost(program):
     budget = ("DTYPE=bf16", "MAX_TOKENS=100000000000", "GPU_HOUR_PRICE=1", "TOKENS_PER_SECOND=400000")
     result = program.check("plan", "GPU=A100", "NUM_GPUS=8", *words, *budget)
     assert told(result, "target")[0].endswith(": impossible")
-    assert " to " in told(result, "cost")[0]  # the band's, not the target's
+    assert " to " in told(result, "cost")[0]  # of the range, not of the target
 
 
 def test_without_a_gpu_all_known_gpus_are_planned(program):
@@ -100,7 +100,7 @@ def test_detected_gpus_are_planned_with_the_memory_of_the_driver(program, monkey
     result = program.check("plan", "NUM_GPUS=2", "MODEL=124m")
     assert "on NVIDIA A10G: " in told(result, "fit")[0]
     assert "22.5 GiB" in told(result, "fit")[0]
-    assert not told(result, "energy")  # its maker states no power
+    assert not told(result, "energy")  # its data sheet states no power
 
 
 def test_a_run_on_the_cpu_has_no_known_duration(program):
@@ -190,7 +190,7 @@ def test_a_time_budget_gives_a_rate_once_the_length_is_known():
     [({}, 5), ({"save_best": False}, 4), ({"save_checkpoint": False}, 4), ({"keep_every": 200}, 9)],
 )
 def test_the_disk_space_covers_rolling_permanent_best_and_final_checkpoints(changes, files):
-    """Of 1000 steps with one every 100, three are kept; every 200 steps one stays for good: 200, 400, 600, 800."""
+    """Of 1000 steps with one checkpoint per 100, three rolling ones are kept, and one per 200 steps permanently."""
     asked = train_config(checkpoint_interval=100, keep_checkpoints=3, keep_every=0, eval_interval=100)
     assert _files(replace(asked, **changes), 1000) == files
 

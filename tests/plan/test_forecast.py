@@ -1,4 +1,4 @@
-"""What is forecast of a run, against what the optimizers really keep."""
+"""Forecasts compared with the real optimizer states."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _one_thread():
 
 
 def kept(optimizers):
-    """The numbers of 32 bits in the optimizers' states, counters left out."""
+    """Return the number of 32-bit values in the optimizer states, without counters."""
     found = []
     for optimizer in optimizers.optimizers:
         for state in optimizer.state.values():
@@ -44,7 +44,7 @@ def test_the_forecast_of_optimizer_states_equals_the_real_states(name, amsgrad):
     fields = asdict(config) if name in ("adamwspam", "adamwprune") else {**asdict(config), "amsgrad": None}
     train = train_config(**fields)
 
-    assert states(BIG, train) == pytest.approx(kept(optimizers), rel=0.03)  # Muon's gains and biases are AdamW's
+    assert states(BIG, train) == pytest.approx(kept(optimizers), rel=0.03)  # AdamW updates Muon's gains and biases
 
 
 def test_every_optimizer_has_a_forecast_and_vice_versa():

@@ -1,4 +1,4 @@
-"""The memory that is planned, against the peak of tensors that a step really has."""
+"""The planned memory compared with the measured peak of tensors in a step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fields(batch, dtype="fp32", dropout=0.0, **changes):
 
 
 def peak_of_a_step(shape, asked) -> int:
-    """Bytes of tensors above weights and states at the peak of the second step: allocations less releases."""
+    """Return the peak of tensor bytes above weights and states in the second step: allocations minus frees."""
     options = {"recompute": asked.recompute, "loss_chunk": asked.loss_chunk}
     model = GPT(shape, dropout=asked.dropout, **options)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -77,7 +77,7 @@ def test_the_planned_peak_equals_the_measured_peak(shape, asked, error):
 
 
 def test_early_gradients_coexist_with_the_activations():
-    """With accumulation, and in the buckets of data-parallel training."""
+    """With gradient accumulation, and in the buckets of data-parallel training."""
     shape = sizes(4, 256, 256, 1024)
     alone = memory(shape, fields(8)).total
     for more in ({"gradient_accumulation": 2}, {"num_gpus": 2}):

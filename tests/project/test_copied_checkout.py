@@ -1,4 +1,4 @@
-"""A copy of a checkout runs its own code, although the .venv in it was made for the original."""
+"""A copied checkout runs its own code, although its .venv was made for the original."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from skips import require_program
 
 @pytest.fixture
 def copy(tmp_path):
-    """A copied checkout whose interpreter finds the original's code by default."""
+    """A copied checkout whose interpreter finds the code of the original by default."""
     for name in ("Makefile", "Kconfig", "pyproject.toml", "constraints.txt"):
         shutil.copy(PROJECT / name, tmp_path)
     for name in ("lib", "gpt2", "defconfigs", "scripts"):

@@ -1,4 +1,4 @@
-"""Every line of every ready configuration and fragment takes effect in some run, and the flagship is what it says."""
+"""Every line of every defconfig and fragment takes effect in some run, and the flagship has its documented values."""
 
 from __future__ import annotations
 

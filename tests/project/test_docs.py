@@ -1,7 +1,7 @@
-"""README.md, CHANGELOG.md and docs/ say what is true: commands, arguments, links, files and printed examples.
+"""Commands, arguments, links, files and printed examples in README.md, CHANGELOG.md and docs/ are correct.
 
-A block marked `console` is run: each line that begins with `$ ` in a folder of the page's own, and what it
-prints is compared with the page. `--update-golden` writes the outputs anew.
+In a block marked `console`, each line that starts with `$ ` is executed in a directory of the page, and its
+output is compared with the page. `--update-golden` writes the new outputs to the page.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def is_placeholder(word: str) -> bool:
 
 
 def why_not_taken(target: str, word: str) -> str | None:
-    """Why a target does not take NAME=value, or None."""
+    """Return why a target does not accept NAME=value, or None if it does."""
     name, _, value = word.partition("=")
     if name in MAKE_ONLY:
         return None
@@ -65,7 +65,7 @@ def why_not_taken(target: str, word: str) -> str | None:
 
 
 def mistakes(words: list[str], known: Callable[[str], object] = target_exists) -> list[str]:
-    """What is wrong with the words of one make command line."""
+    """Return the errors in the arguments of one make command line."""
     words = [word for word in words if not MAKE_OPTIONS.fullmatch(word)]
     targets = [word for word in words if "=" not in word]
     found = [f"there is no target {target}" for target in targets if not known(target)]
@@ -77,7 +77,7 @@ def mistakes(words: list[str], known: Callable[[str], object] = target_exists) -
 
 
 def refused_on_purpose(page: Path) -> set[tuple[str, ...]]:
-    """The commands of console blocks that the page shows to be refused: the test of the blocks judges those."""
+    """Return the commands of console blocks whose output on the page is an error; the console test checks those."""
     return {
         tuple(shlex.split(command)[1:])
         for language, body in FENCE.findall(page_text(page))
@@ -112,7 +112,7 @@ def test_an_invalid_target_argument_or_value_is_detected():
 
 
 def anchor(heading: str) -> str:
-    """The anchor that GitHub gives a heading."""
+    """Return the anchor that GitHub gives a heading."""
     plain = re.sub(r"[^\w\- ]", "", heading.replace("`", "").strip().lower())
     return plain.replace(" ", "-")
 
@@ -193,11 +193,11 @@ def test_make_help_lists_every_command_and_every_public_target():
     assert phony
     public = {name for name in phony[1].split() if "gpt2" not in name and not name.startswith(".")}
     assert public - set(ALIASES) | set(COMMANDS) <= listed
-    assert set(ALIASES) <= public  # old names still work, and only the new ones are listed
+    assert set(ALIASES) <= public  # old names still work, but only the new ones are listed
 
 
 def examples(body: str) -> list[tuple[str, str]]:
-    """The commands of a console block, each with the output below it."""
+    """Return the commands of a console block, each with its output."""
     found: list[tuple[str, str]] = []
     for line in body.splitlines():
         if line.startswith("$ "):
@@ -209,26 +209,26 @@ def examples(body: str) -> list[tuple[str, str]]:
 
 
 def printed(command: str) -> str:
-    """What a command prints in the present folder: make's targets in this process, the rest by the shell."""
+    """Return the output of a command in the current directory: make targets in this process, others by the shell."""
     if command.startswith("make "):
         words = shlex.split(command)[1:]
         no_data = (
             [f"DATA_DIR={Path.cwd() / 'data'}"] if words[0] == "plan" else []
-        )  # what this checkout has is not there
+        )  # without the datasets of this checkout
         result = run(*words, *no_data, *(["O=."] if "O" in find_command(words[0]).names else []))
         return (result.out + result.err).replace(f"{ROOT}/", "")
     return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False).stdout
 
 
 def lasting(page: str) -> str:
-    """A page without what each new symbol changes: ids are numbered as they occur, and lines of .config are not."""
+    """Return a page without what new symbols change: ids, which are numbered as they occur, and .config lines."""
     seen: dict[str, str] = {}
     numbered = RUN_ID.sub(lambda match: seen.setdefault(match[0], f"run #{len(seen)}"), page)
     return re.sub(r"(?<=\.config:)\d+", "#", numbered)
 
 
 def rerun(page: Path) -> str:
-    """A page with the outputs of its console blocks as they are now."""
+    """Return a page with the current outputs of its console blocks."""
 
     def block(match: re.Match[str]) -> str:
         if match[1] != "console":
@@ -279,7 +279,7 @@ def test_every_jsonl_example_has_one_object_per_line():
 
 
 def example(heading: str) -> dict[str, object]:
-    """The first JSON example below a heading of the formats' page."""
+    """Return the first JSON example below a heading of docs/formats.md."""
     section = page_text(DOCS / "formats.md").partition(f"\n### {heading}\n")[2]
     return json.loads(next(body for language, body in FENCE.findall(section) if language == "json"))
 

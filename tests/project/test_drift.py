@@ -1,4 +1,4 @@
-"""The Kconfig files, the trainer and the control side agree: no symbol without a reader, no field without a symbol."""
+"""The Kconfig files, the trainer and the control side agree: every symbol has a reader and every field a symbol."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESOLVED = {
     "data_sha256",
     "data_shards",
     "checkpoint_dir",
-}  # fields that follow from others
+}  # fields derived from other fields
 KCONFIGS = [ROOT / name for name in TREE.kconf.kconfig_filenames]
 CONTROL = list((ROOT / "lib" / "kmatrix").rglob("*.py"))
 TRAINER = list((ROOT / "gpt2").rglob("*.py"))
@@ -32,14 +32,14 @@ TRAIN_CONFIG = ROOT / "lib" / "kmatrix" / "records" / "train_config.py"
 
 
 def fields():
-    """The fields of kmatrix.records.train_config.TrainConfig, read without importing the trainer."""
+    """Return the fields of kmatrix.records.train_config.TrainConfig, parsed without importing the trainer."""
     tree = ast.parse(TRAIN_CONFIG.read_text(encoding="utf-8"))
     (train,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TrainConfig")
     return {node.target.id: ast.unparse(node.annotation) for node in train.body if isinstance(node, ast.AnnAssign)}
 
 
 def attributes(paths):
-    """Every attribute that is read of anything in these files, and every text in them."""
+    """Return every attribute that is accessed in these files, and every string in them."""
     names = set()
     for path in paths:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,6 +1,6 @@
-"""The import graph: floors, cycles, the one package that may import a library, and imports inside functions.
+"""The import graph: layers, cycles, libraries with a single importing package, and imports inside functions.
 
-The rules stand in pyproject.toml, [tool.kmatrix.imports]; docs/developing.md explains them.
+The rules are in pyproject.toml, [tool.kmatrix.imports]; docs/developing.md explains them.
 Imports inside functions and under TYPE_CHECKING count as well.
 """
 
@@ -21,7 +21,7 @@ OURS = ("kmatrix", "gpt2", "scripts")
 
 
 class Arrow(NamedTuple):
-    """One import statement's target, as a dotted module name. inside: within a function."""
+    """The target of one import statement as a dotted module name. inside: within a function."""
 
     module: str
     target: str
@@ -44,7 +44,7 @@ def modules() -> dict[str, ast.Module]:
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
-    """Yield what a module imports: the module itself where `from a import b` names one, else `a`."""
+    """Yield the modules that a module imports: `a.b` if `from a import b` names a module, otherwise `a`."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     inner = {id(node) for function in functions for node in ast.walk(function)}
     for node in ast.walk(tree):
@@ -69,7 +69,7 @@ def ours() -> list[Arrow]:
 
 
 def package(module: str) -> str:
-    """Return the name of a module's floor: kmatrix.report.gpu.text -> report, gpt2.train -> gpt2."""
+    """Return the name of the layer of a module: kmatrix.report.gpu.text -> report, gpt2.train -> gpt2."""
     parts = module.split(".")
     return parts[1] if parts[0] == "kmatrix" and len(parts) > 1 else parts[0]
 
@@ -79,7 +79,7 @@ def below(module: str, name: str) -> bool:
 
 
 def reached(start: str) -> dict[str, list[str]]:
-    """Return every module that importing `start` can lead to, with the way to it."""
+    """Return every module reachable by imports from `start`, with the import path."""
     direct: dict[str, set[str]] = {}
     for arrow in arrows():
         direct.setdefault(arrow.module, set()).add(arrow.target)

@@ -1,4 +1,4 @@
-"""The front door: every target is one call of the program, with the words that were typed and nothing else."""
+"""Every target of the Makefile is one call of the program with exactly the typed arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLEAN = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")
 
 
 def make(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run make in the project with this interpreter in the place of .venv."""
+    """Run make in the project with this interpreter instead of .venv."""
     own = {name: value for name, value in os.environ.items() if name not in CLEAN} | environment
     command = [str(require_program("make")), "--no-print-directory", f"PYTHON={sys.executable}", *arguments]
     return subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, check=False, timeout=120)
@@ -154,7 +154,7 @@ def test_a_target_that_uses_a_tracker_installs_it_first(tmp_path, words, config,
     (tmp_path / ".config").write_text(config + "\n", encoding="utf-8")
     own = {name: value for name, value in os.environ.items() if name not in CLEAN} | {"TRACKER": "all"}
 
-    # -W: as if the packages had changed since; what is installed already would not be listed.
+    # -W pretends that the packages changed; otherwise make would not list what is already installed
     lines = subprocess.run(
         [str(require_program("make")), "-n", "-W", "pyproject.toml", "test-matrix", f"O={tmp_path}", *words],
         cwd=ROOT,

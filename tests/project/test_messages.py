@@ -1,4 +1,4 @@
-"""Every message that a user can meet is explained in the documentation, and tells only what can be typed."""
+"""Every error message is documented, and every command in a hint exists."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pages import DOCS, INLINE, ROOT, page_text, prose, target_exists
 
 SOURCES = sorted([*(ROOT / "lib").rglob("*.py"), *(ROOT / "gpt2").rglob("*.py")])
 ERRORS = {name for name in dir(errors) if name.endswith("Error")}
-SHORTEST_WORDS = 7  # letters of a text that can be found again
-VALUES = re.compile(  # what is put into a message, as the examples of the page have it
+SHORTEST_WORDS = 7  # minimum length of a text that is searched for
+VALUES = re.compile(  # values that examples of the page insert into messages
     r"\.\.\.|'[^']*'|\"[^\"]*\"|\b[A-Z][A-Z0-9_]*\b|[\d.]+|[$:;,\[\]()<>=]+"
     r"|\b(?:stdlib|gpt2|nan|step|s|stopped at|label|float|string|bool|symbol|name|menuconfig|train)\b"
 )
-ENGLISH = {"it", "one", "room", "the"}  # words that follow the verb, not the program
-OF_OTHERS = {"No rule to make target"}  # of make
+ENGLISH = {"it", "one", "room", "the"}  # words after a verb that do not name a program
+OF_OTHERS = {"No rule to make target"}  # messages of make itself
 
 
 def spoken(node: ast.expr) -> list[str]:
-    """The words of a text in the source, without the values that are put into it."""
+    """Return the parts of a string expression in the source, without the inserted values."""
     if isinstance(node, ast.IfExp):
         return spoken(node.body) + spoken(node.orelse)
     parts = node.values if isinstance(node, ast.JoinedStr) else [node]
@@ -34,7 +34,7 @@ def source_nodes() -> list[ast.AST]:
 
 
 def test_every_message_in_troubleshooting_is_printed_by_the_code():
-    """Between the values of a message (numbers, NAMES, quoted words, dots) its words stand in a source."""
+    """The words between the values of a message (numbers, NAMES, quoted words, dots) must be in the sources."""
     texts = [text for node in source_nodes() if isinstance(node, ast.expr) for text in spoken(node)]
     sources = "\n".join([*texts, (ROOT / "scripts" / "setup.sh").read_text(encoding="utf-8")])
     rows = re.findall(r"^\| (`.*?) \| ", prose(DOCS / "troubleshooting.md"), re.MULTILINE)
@@ -44,7 +44,7 @@ def test_every_message_in_troubleshooting_is_printed_by_the_code():
 
 
 def test_every_error_is_documented():
-    """Some words of its first two parts, what and why, stand on a page."""
+    """Some words of its first two parts, what and why, must be on a page."""
     known = "\n".join(page_text(page) for page in DOCS.glob("*.md"))
     calls = [node for node in source_nodes() if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     missing = []

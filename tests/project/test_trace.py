@@ -1,4 +1,4 @@
-"""A reader follows a dry run and a run through few files, and seldom opens one again."""
+"""A dry run and a run call functions of few files and rarely return to an earlier one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TWO_RUNS = (
 
 @pytest.fixture
 def counts(tmp_path):
-    """Return a function that runs a command and returns files and returns of one part of its path."""
+    """Return a function that runs a command and counts the files it visits and its returns to earlier ones."""
 
     def trace(command: str, part: str) -> tuple[int, int]:
         place = (f"O={tmp_path}", f"DATA_DIR={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path}")

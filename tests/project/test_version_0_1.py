@@ -1,4 +1,4 @@
-"""A matrix directory that version 0.1 wrote is read by every command that only reads."""
+"""Every read-only command reads a matrix directory written by version 0.1."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-# Programs in strings, such as a slowed trainer, are no waits of a test and are not looked at.
+# Programs in strings, such as a slowed trainer, are not checked: their sleeps are not waits of a test.
 SLEEPS = {
     "acceptance/test_checkpoints_story.py": "a second signal must arrive while the first one is handled",
     "acceptance/test_recordings_story.py": "kills at random moments",

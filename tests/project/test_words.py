@@ -1,6 +1,6 @@
-"""The English of everything that a person reads: retired terms, first words of docstrings, rewritten sentences.
+"""Check the English of all text that a person reads: retired terms, first words of docstrings, rewritten sentences.
 
-docs/developing.md, "Words", says how we write. words.toml holds the lists, and each place that keeps a retired term
+docs/developing.md, "Words", explains how we write. words.toml has the lists, and each exception with its reason.
 with its reason.
 """
 

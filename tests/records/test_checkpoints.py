@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints: its index, what stays and what goes, and the commands that read it."""
+"""The checkpoint directory of a run: its index, which checkpoints are kept, and the commands that read it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ R, B, K, F, E = (
 
 
 def put(shelf, step, *kinds, attempt=1):
-    """Write a small file for a checkpoint, and take it up."""
+    """Write a small file as a checkpoint and add it to the index."""
     path = shelf.folder / f"step_{step:08d}.pt"
     shelf.folder.mkdir(parents=True, exist_ok=True)
     path.write_bytes(f"weights of {step}".encode())
@@ -57,7 +57,7 @@ def steps(entries):
 
 
 def shelf_of(folder, *several):
-    """A folder with a checkpoint for each step and kinds."""
+    """Return the index of a directory with one checkpoint per step and kinds."""
     shelf = CheckpointIndex(folder)
     for step, *kinds in several:
         put(shelf, step, *kinds)
@@ -200,7 +200,7 @@ def test_pruning_keeps_the_newest_the_best_and_permanent_ones(matrix):
 
 def test_pruning_never_deletes_the_last_complete_checkpoint(matrix):
     folder = matrix.run("gpt2_adamw_1cpu").checkpoints
-    (folder / "step_00000050.pt").write_bytes(b"WEIGHTS of 50")  # of the same size, tampered with
+    (folder / "step_00000050.pt").write_bytes(b"WEIGHTS of 50")  # of the same size, but changed
     run("checkpoints-prune", f"TARGET={matrix.path}", "YES=1")
     assert steps(read_index(folder)) == [20, 30, 40, 50]
 

@@ -1,4 +1,4 @@
-"""Files of a run: written atomically, read tolerantly, and read while they grow."""
+"""Atomic writes, tolerant reads, and reads of growing files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_file_is_unchanged_if_the_block_fails(tmp_path):
     path.write_text("old")
 
     with pytest.raises(FileNotFoundError), replacing(path) as temporary:
-        assert not temporary.exists()  # and nobody creates it
+        assert not temporary.exists()  # and no reader creates it
 
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a.json", "old")]
 

@@ -1,4 +1,4 @@
-"""TrainConfig: typed, and checked once. That its fields are the symbols of gpt2/Kconfig is test_drift's."""
+"""TrainConfig is typed and validated once. tests/project/test_drift.py compares its fields with gpt2/Kconfig."""
 
 from __future__ import annotations
 

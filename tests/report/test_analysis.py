@@ -246,7 +246,7 @@ def test_one_seed_is_ranked_without_significance(tmp_path):
 
 
 def test_a_verdict_needs_significance_after_the_correction_for_many_comparisons(tmp_path):
-    """p is 0.04 for each of four: alone each would be better, together none is."""
+    """p is 0.04 for each of four: alone each would be significant, together none is."""
     leader, other = [3.0, 3.0, 3.0], [3.1, 3.175, 3.15]
     runs = runs_with_seeds(3, leader, optimizer="muon")
     runs += [run for lr in "abcd" for run in runs_with_seeds(3, other, axes={"lr": lr})]

@@ -1,4 +1,4 @@
-"""Comparing two matrices or two runs: changed settings, and conclusions only with a significance test."""
+"""Compare two matrices or two runs: changed settings, and conclusions only with a significance test."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make(tmp_path):
 
 @pytest.fixture
 def hold(make):
-    """Make two matrices of fake runs and hold them together."""
+    """Make two matrices of fake runs and compare them."""
 
     def both(base, new, base_symbols=None, new_symbols=None):
         matrices = make(BASE, base, base_symbols), make(NEW, new, new_symbols)

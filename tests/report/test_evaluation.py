@@ -25,7 +25,7 @@ def run_of(tokenizer, loss, seed, **train):
 
 
 def judge(matrix, lengths, **more):
-    """Give every finished run its bytes a token, as its trainer would have."""
+    """Add bytes per token to every finished run, as its trainer would."""
     for run in matrix.runs():
         tokenizer = read_json(run.run_json)["train"]["tokenizer"]
         if run.result.exists():
@@ -34,7 +34,7 @@ def judge(matrix, lengths, **more):
 
 @pytest.fixture
 def mixed(tmp_path):
-    """Bytes at 1.0 nats each, and BPE tokens of 4 bytes at 3.6: fewer bits per byte, and a higher loss."""
+    """Byte tokens at 1.0 nats each, and BPE tokens of 4 bytes at 3.6: fewer bits per byte, but a higher loss."""
     runs = [run_of("byte", 1.0 + seed / 1000, seed) for seed in (1, 2, 3)]
     runs += [run_of("bpe", 3.6 + seed / 1000, seed) for seed in (1, 2, 3)]
     matrix = make_matrix(tmp_path, runs)

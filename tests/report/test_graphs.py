@@ -1,4 +1,4 @@
-"""Graphs: their data, axes and files are checked, not their pixels."""
+"""Check the data, axes and files of graphs, not their pixels."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def line(*points):
 
 
 def bold(axes, colour):
-    """Return the lines of validation loss of one colour."""
+    """Return the lines of validation loss in one color."""
     return [drawn for drawn in axes.lines if drawn.get_linewidth() > 2 and drawn.get_color().lower() == colour.lower()]
 
 

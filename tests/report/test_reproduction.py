@@ -1,4 +1,4 @@
-"""A run and its repetition: equal bit for bit, or the first value that differs."""
+"""A run and its repetition are equal bit for bit, or the first difference is reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SETTING_FIELDS = {"device": "cpu", "seed": 1, "batch_size": 4, "data_path": "/a"
 
 @pytest.fixture
 def runs(tmp_path):
-    """Two runs of four steps that logged the same, each in a matrix of its own."""
+    """Two runs of four steps with the same log, each in its own matrix."""
     found = [RunDir(tmp_path / f"matrix_{name}" / "gpt2_adamw_1cpu") for name in "ab"]
     for number, run in enumerate(found):
         run.path.mkdir(parents=True)
@@ -38,7 +38,7 @@ def tamper(run, step, **numbers):
 
 
 def alter(run, **known):
-    """Change run.json, level by level."""
+    """Change nested values in run.json."""
     record = json.loads(run.run_json.read_text())
     write_json(
         run.run_json,

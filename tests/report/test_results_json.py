@@ -1,4 +1,4 @@
-"""results.json and all_results.json: what programs read."""
+"""results.json and all_results.json, for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of the summary: complete texts against golden files, and the rules of each section."""
+"""Golden files of complete summaries, and the rules of each section."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_the_attempts_of_a_run_are_listed(tmp_path):
 
 
 def test_the_report_reads_the_metrics_of_each_run_once(tmp_path, monkeypatch, capsys):
-    """Summary, results and graphs use the numbers of one analysis."""
+    """Summary, results and graphs share one analysis."""
     matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
     read: list[Path] = []
 

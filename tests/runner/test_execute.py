@@ -1,4 +1,4 @@
-"""ON_FINISH: what the command is told, that it is no shell, and that it can hurt nothing."""
+"""ON_FINISH: the variables of the command, no shell, and failures without effect on the matrix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs on this box, from a plan to a status: with a trainer that behaves as it is told."""
+"""Execute runs on this machine, from a plan to a status, with the fake trainer."""
 
 import itertools
 import json
@@ -28,7 +28,7 @@ from kmatrix.status.watch import MetricsTail, budget_s
 from running import FAKES, MAX_ITERS, PYTHON, ROOT, classify_end, engine, is_alive, plan_of, processes_of, status_of
 from waiting import wait_until
 
-# A matrix from begin to end
+# A matrix from start to end
 
 
 def test_runs_are_executed_one_after_the_other_and_all_finish(matrix, plan):
@@ -217,7 +217,7 @@ def test_a_run_whose_processes_vanished_with_the_runner_was_killed(plan, reason,
 
 
 def result_of(plan, *, used=None, adjusted=(), **known):
-    """Write what a trainer that finished leaves, and judge it."""
+    """Write the files of a trainer that finished, and classify them."""
     write_json(plan.dir.result, {"run_id": plan.run_id, "attempt": plan.attempt, "status": "finished"} | known)
     train = read_json(plan.dir.run_json)["train"]
     write_json(plan.dir.run_used, {"train": train | (used or {}), "adjusted": list(adjusted)})
@@ -304,7 +304,7 @@ def test_a_run_that_exceeds_its_timeout_is_stopped_and_counts_as_failed(matrix, 
     outcome = drive(matrix, plans, engine(), poll_s=0.02)
     assert outcome.counts == {"finished": 1, "failed": 1}
     assert status_of(plans[0])["reason"] == "took longer than 0.6 s"
-    assert read_json(plans[0].dir.result)["status"] == "stopped"  # it could save
+    assert read_json(plans[0].dir.result)["status"] == "stopped"  # the trainer saved a checkpoint before it exited
     assert processes_of(matrix) == []
 
 
@@ -336,7 +336,7 @@ def test_a_second_interrupt_kills_at_once(matrix, plan, start_runner):
     wait_until(one.dir.metrics.exists)
     process.send_signal(signal.SIGINT)
     asked = time.monotonic()
-    wait_until(lambda: time.monotonic() - asked > SAME_KEY_S + 0.1)  # an earlier one would count as the same
+    wait_until(lambda: time.monotonic() - asked > SAME_KEY_S + 0.1)  # an earlier one counts as the same key press
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
@@ -414,7 +414,7 @@ def test_a_status_file_that_cannot_be_written_stops_the_run_with_its_path(matrix
     one = plan("a", "hang")
 
     def show(progress):
-        if progress.step is not None:  # it trains: now the disk is full
+        if progress.step is not None:  # it trains; from now on the disk is full
             monkeypatch.setattr("kmatrix.status.status_file.write_json", full)
             monkeypatch.setattr("kmatrix.runner.loop.append_jsonl", full)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -514,7 +514,7 @@ def test_a_submitted_run_is_not_executed_twice(matrix, plan):
     assert box.poll()["a"].phase is JobPhase.ENDED
 
 
-# What is shown
+# Progress
 
 
 def test_progress_has_step_loss_speed_and_counts(matrix, plan):

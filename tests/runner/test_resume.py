@@ -1,4 +1,4 @@
-"""Attempts: a matrix that is taken up again, and a run that is tried again, with a trainer that behaves as told."""
+"""Continue matrices and retry runs, with the fake trainer."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ GPUS = tuple(Gpu(index=i, name="A10G", uuid=f"GPU-{i}", memory_total=23028) for 
 
 
 def going(matrix, behave="finish", **known):
-    """What is to be done now, with trainers that behave so."""
+    """Return the pending plans, with trainers that behave like this."""
     return reopen(matrix, known.pop("gpus", ()), command=(f"--behave={behave}",), **known)
 
 
 @pytest.fixture
 def make(matrix, plan):
-    """Make the folder of a run with the fields that a reopened matrix reads."""
+    """Make the directory of a run with the fields that a continued matrix reads."""
 
     def run(name, **train):
         one = plan(name)
@@ -186,7 +186,7 @@ def test_a_trainer_that_ignores_the_micro_batch_is_a_failure(matrix, make):
     run = make("a")
     write_json(run.status, {"status": "failed", "attempt": 1, "kind": "oom"})
     drive(matrix, going(matrix, "adjusted").plans, engine(), poll_s=0.02)
-    assert read_json(run.status)["status"] == "finished"  # it used 6, as it was told
+    assert read_json(run.status)["status"] == "finished"  # it used 6, as requested
     (other,) = [make("b")]
     entry = {"attempt": 2, "status": "failed", "kind": "oom", "micro_batch": 6}
     write_json(other.status, {"status": "failed", "attempt": 2, "attempts": [entry]})
@@ -205,7 +205,7 @@ def test_a_plan_that_another_runner_executed_meanwhile_is_dropped(matrix, make):
     assert len(attempts(run)) == len(attempts(other)) == 1
 
 
-# Who runs a matrix
+# The holder of a matrix
 
 
 def test_a_reused_process_number_or_another_boot_is_not_the_same_process():
@@ -253,7 +253,7 @@ def test_a_lost_terminal_does_not_end_the_runner(matrix, make, start_runner):
     assert process.wait(60) == 130
 
 
-# A result that is replaced
+# Archived results
 
 
 def test_an_archived_result_is_complete_and_its_run_is_planned_again(matrix, make):
@@ -331,7 +331,7 @@ def test_a_moved_matrix_moves_its_checkpoints(matrix, make):
     run = make("a")
     record = read_json(run.run_json)
     for place, follows in (
-        (f"/elsewhere/{matrix.name}/a/checkpoints", True),  # in the run's folder, which is here now
+        (f"/elsewhere/{matrix.name}/a/checkpoints", True),  # in the run directory, which is here now
         (f"/big/disk/{matrix.name}/a", False),  # CHECKPOINT_DIR: it did not move
         (str(run.checkpoints), False),
     ):
@@ -341,7 +341,7 @@ def test_a_moved_matrix_moves_its_checkpoints(matrix, make):
         assert now == (str(run.checkpoints) if follows else place)
 
 
-# A run that has finished before
+# Reused runs
 
 
 NEUTRAL = {"log_interval"}

@@ -1,6 +1,6 @@
-"""Simulated GPUs: the client library of NVIDIA's driver runs on them and reads what the scenario says.
+"""Simulated GPUs: NVIDIA's client library runs on them and reads the values of the scenario.
 
-Each question is asked in a process of its own, because the loader looks for the library once a process.
+Each query runs in its own process, because the loader looks for the library once per process.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ask(library: Path, tmp_path: Path) -> Callable[..., Any]:
-    """Run Python text in a process that sees the GPUs of a scenario; return what it answers.
+    """Run Python code in a process that sees the GPUs of a scenario; return the printed JSON.
 
-    late: second 0 is when the driver is first asked, however long the process took to start.
+    late: second 0 is the first driver call, however long the process took to start.
     """
 
     def run(
@@ -90,7 +90,7 @@ def refusal(tmp_path: Path, scenario: str, gpus: int | None = None) -> str:
     return str(caught.value).replace(f"{tmp_path}/", "")
 
 
-# ---- what the client library reads
+# ---- values read by the client library
 
 
 def test_pynvml_reads_every_value_of_the_scenario(ask):
@@ -191,7 +191,7 @@ def test_no_call_succeeds_after_shutdown(ask):
 
 
 def joules(steps: list[tuple[float, float]], until: float) -> float:
-    """Watts x seconds from 0 to `until`, one step after the other. The GPU draws 150 W where nothing is said."""
+    """Return watts x seconds from 0 to `until`, step by step. Without a line the GPU draws 150 W."""
     edges = [(0.0, 150.0), *sorted(steps)]
     ends = [*(start for start, _ in edges[1:]), until]
     return sum(watts * max(0.0, min(end, until) - start) for (start, watts), end in zip(edges, ends, strict=True))
@@ -223,7 +223,7 @@ def test_a_loop_repeats_the_power_and_the_counter_continues(ask):
     scenario = "freeze 25\nloop 10\n0 0 power 100\n4 0 power 300\n"
     energy, power = ask(scenario, f"answer([fields(gpus[0], {ENERGY})[0][1], n.nvmlDeviceGetPowerUsage(gpus[0])])")
     assert energy == 1000 * (2 * (4 * 100 + 6 * 300) + 4 * 100 + 1 * 300)
-    assert power == 300_000  # the mean of second 4 to 5 of the third pass
+    assert power == 300_000  # the mean of seconds 4 to 5 of the third pass
 
 
 def test_energy_and_its_timestamp_are_consistent_while_time_advances(ask):
@@ -288,7 +288,7 @@ def test_a_driver_reload_restarts_the_counter(ask):
 def test_simulated_time_can_run_faster(ask):
     scenario = "speed 100\n0 0 power 100\n"
     energy = ask(scenario, f"answer(fields(gpus[0], {ENERGY})[0][1])", epoch=time.time() - 50)
-    assert 500_000_000 <= energy < 800_000_000  # 100 W over 5000 seconds and more, in mJ
+    assert 500_000_000 <= energy < 800_000_000  # 100 W for at least 5000 seconds, in mJ
 
 
 def test_each_call_takes_the_configured_latency(ask):
@@ -303,7 +303,7 @@ answer(min(seconds() for _ in range(20)))
     assert ask("call_us 3000\n", script) >= 0.003
 
 
-# ---- what goes wrong with GPUs
+# ---- failing GPUs
 
 
 def test_a_lost_gpu_fails_every_call_and_the_others_continue(ask):
@@ -385,7 +385,7 @@ def test_a_truncated_table_is_refused_and_never_played_partially(library):
         assert "the table is damaged" in completed.stderr
 
 
-# ---- two witnesses: nvitop and our own reader
+# ---- two independent readers: nvitop and our own
 
 
 @pytest.fixture
@@ -471,7 +471,7 @@ answer([[n.nvmlDeviceGetUtilizationRates(g).gpu, n.nvmlDeviceGetPowerUsage(g) //
     assert seen == [[100, 176, 1710, 0]] * 3 + [[83, 141, 1080, 0x20]]
 
 
-# ---- the text of a scenario
+# ---- parsing a scenario
 
 MISTAKES = [
     ("gpus 4\n5 0 utl 3\n", "x.scn:2: '5 0 utl 3'", "unknown field utl"),
@@ -665,7 +665,7 @@ def test_every_file_of_the_library_is_part_of_the_package():
     assert matched == {path for path in HERE.rglob("*") if path.suffix in (".c", ".h", ".scn")}
 
 
-# ---- the page
+# ---- the documentation page
 
 PAGE = DOCS / "simulated-gpus.md"
 

@@ -1,4 +1,4 @@
-"""What a run is warned of: the rules, when an alert begins and ends, and where it is told."""
+"""Alerts of a run: the rules, start and end of an alert, and where it is shown."""
 
 import dataclasses
 import json
@@ -71,7 +71,7 @@ def test_each_rule_raises_its_alert_alone_and_can_be_disabled(known, kind):
     assert told(state(**known), off) <= {
         AlertKind.LOST,
         AlertKind.NOT_FINITE,
-    }  # these have no limit: they are never well
+    }  # these have no threshold: they are always an alert
 
 
 def test_unknown_values_raise_no_alert():
@@ -102,7 +102,7 @@ def test_every_kind_has_advice():
     assert all(text and "\n" not in text for text in ADVICE.values())
 
 
-# ---- begin and end -----------------------------------------------------------------------------------------------
+# ---- start and end -----------------------------------------------------------------------------------------------
 
 
 def test_an_alert_starts_after_the_hold_time_and_keeps_the_worst_value():
@@ -121,7 +121,7 @@ def test_an_alert_starts_after_the_hold_time_and_keeps_the_worst_value():
 def test_a_dip_shorter_than_the_hold_time_raises_no_alert():
     watch = AlertTracker(LIMITS)
     for at in range(0, 300, 5):
-        low = at % 60 >= 40  # an evaluation of 20 s each minute
+        low = at % 60 >= 40  # an evaluation of 20 s once per minute
         assert watch.update(state(at, gpus=(gpu(utilization=40.0 if low else 97.0),))).active == ()
 
 
@@ -168,12 +168,12 @@ def test_thresholds_come_from_the_configuration_as_values_and_as_text():
     assert Thresholds.of({"ALERT_SPIKE": ""}).spike == 0
 
 
-# ---- a run that goes on ------------------------------------------------------------------------------------------
+# ---- a running run -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def alarm(tmp_path):
-    """An alarm on a run with two GPUs whose recording began at T0."""
+    """An alert monitor of a run with two GPUs whose recording started at T0."""
     recorder = Recorder(tmp_path / "run", gpus=2)
     made = RunWatch(recorder.run, Thresholds(hold_s=0))
     made.start(T0, records_gpus=True)
@@ -262,7 +262,7 @@ def test_the_first_line_of_an_attempt_includes_warm_up_and_raises_no_alert(tmp_p
     assert watch.poll(101.0).alerts.active == ()
 
 
-# ---- where it is told --------------------------------------------------------------------------------------------
+# ---- where alerts are shown --------------------------------------------------------------------------------------
 
 
 def test_alerts_are_in_the_status_the_journal_and_on_the_screen(matrix, plan, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""What is tried again by itself: lost GPUs elsewhere, broken connections, preempted runs; each with a limit."""
+"""Automatic retries: lost GPUs are avoided, network failures and preempted runs are retried; each has a limit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KINDS = [GPU_LOST, NCCL, PREEMPTED, OOM, KILLED, "nan", "error"]
 
 
 def failed(*kinds, batch=None):
-    """The state of a run whose attempts ended so."""
+    """Return the state of a run whose attempts ended like this."""
     state = RunState()
     for number, kind in enumerate(kinds, 1):
         state = after(state, Started(Attempt(number=number, micro_batch=batch)))
@@ -72,7 +72,7 @@ def test_a_retry_resumes_from_the_last_checkpoint_with_the_same_micro_batch():
 
 @given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=60), st.integers(1, 64))
 def test_no_run_is_retried_forever(kinds, batch_size):
-    """Whatever attempts end by, those that begin by themselves in a row are bounded."""
+    """However attempts end, consecutive automatic retries are limited."""
     most = sum(MOST_RETRIES.values()) + batch_size.bit_length()
     state, row, batch = RunState(), 0, batch_size
     for number, kind in enumerate(kinds, 1):
@@ -98,11 +98,11 @@ def test_make_continue_retries_external_failures_however_often_they_were_retried
     assert next_attempt(state, batch_size=8, retry_killed=True).number == 10
 
 
-# The table of words
+# Failure patterns
 
 
 def evidence(run, *, log="", gpus=("GPU-a", "GPU-b"), started=0.0, **job):
-    """What is known of attempt 1 of a run. log: the end of its output.log."""
+    """Write the evidence about attempt 1 of a run. log: the end of its output.log."""
     run.output_log.write_text(log)
     job = JobState(phase=JobPhase.ENDED, started=started, gpus=gpus, **job)
     return Evidence(run=run, attempt=Attempt(number=1, started=started, gpus=gpus), job=job)
@@ -163,7 +163,7 @@ def test_a_loss_seen_by_the_recorder_counts_for_this_attempt_until_it_is_recover
     assert found(one, "ValueError", started=1.0).kind == "error"
 
 
-# The whole way
+# The whole path
 
 
 def run_all(matrix, plans, uuids=BOX, **known):
@@ -243,11 +243,11 @@ def test_a_killed_run_waits_for_make_continue(matrix, plan):
     assert (outcome.exit_code, kinds(one)) == (1, [KILLED])
 
 
-# GPUs that others use
+# GPUs used by other processes
 
 
 class Others:
-    """What others hold: as a driver is asked. held: UUID -> why."""
+    """A fake of the query for other processes. held: UUID -> reason."""
 
     def __init__(self, **held):
         self.held, self.asked = held, []

@@ -1,4 +1,4 @@
-"""A full disk: told as what it is, wherever it is met, with how much room to make and what to type."""
+"""A full disk is reported as such wherever it occurs, with the space to free and the command to type."""
 
 from __future__ import annotations
 

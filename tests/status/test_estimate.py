@@ -1,4 +1,4 @@
-"""When runs and matrices end: from files with known times, so that the truth is known too."""
+"""Estimate the end of runs and matrices from files with known times, so that the correct answer is known."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ RECORDED = TrainFields(**TRAIN)
 
 
 def truth(steps=STEPS, step_s=STEP_S):
-    """Seconds of a whole run: its start, its steps, an evaluation before step 0, each EVERY steps and at the end."""
+    """Return the seconds of a whole run: start, steps, and evaluations before step 0, every EVERY steps and last."""
     return START_S + steps * step_s + (1 + steps // EVERY) * EVAL_S
 
 
 class Script:
-    """Files of runs that train on a timetable, and the moment at which they are looked at."""
+    """Write the files of runs that train on a known timetable, as seen at a given time."""
 
     def __init__(self, root, boxes=4, name="test_matrix_results_20260101_000000", **symbols):
         self.made = make_matrix(root, [], name=name, took=None)
@@ -53,7 +53,7 @@ class Script:
         self.names = []
 
     def add(self, name, *, begins=None, at=0.0, step_s=STEP_S, **train):
-        """Add a run that began `begins` seconds after T0 (None: not yet) and is seen at T0 + at."""
+        """Add a run that started `begins` seconds after T0 (None: not yet) and is observed at T0 + at."""
         folder = self.made.run(name)
         fields = TRAIN | train
         about = {"cpu": "EPYC", "cores": 4, "gpus": self.gpus}
@@ -130,7 +130,7 @@ def test_before_the_second_line_there_is_no_pace():
     assert rest_of_run((0, 0.0), (0, 0.0), [], TrainFields(max_iters=10), now=1.0) is None
 
 
-# Runs to come
+# Pending runs
 
 
 def test_a_pending_run_uses_the_pace_of_its_optimizer_or_of_any_other(script):
@@ -255,7 +255,7 @@ def test_a_finished_matrix_has_no_time_left(tmp_path):
     assert read_json(matrix.run(FakeRun().name).run_json)
 
 
-# Before anything is measured
+# Before the first measurement
 
 
 def test_the_planned_time_is_used_until_there_is_a_measurement():

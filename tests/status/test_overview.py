@@ -1,4 +1,4 @@
-"""How a matrix stands, and what its runs print: from any terminal, of a running matrix and of a finished one."""
+"""The status of a matrix and the logs of its runs, for a running matrix and a finished one."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_time_left_is_that_of_the_remaining_steps_at_the_pace_of_this_attemp
     with held(matrix):
         view = view_of(matrix, "adamw", now=CREATED + 50.0)
     assert view.elapsed_s == pytest.approx(50.0)
-    assert view.left_s == pytest.approx(50.0, abs=5.1)  # a step a second; the last line is of step 45 or 50
+    assert view.left_s == pytest.approx(50.0, abs=5.1)  # one step per second; the last line is of step 45 or 50
 
 
 def test_a_pending_run_takes_as_long_as_a_finished_run_of_its_shape(tmp_path):
@@ -114,7 +114,7 @@ def test_the_end_of_the_matrix_is_known_once_that_of_every_run_is(tmp_path):
         assert Overview(matrix).look().left_s == pytest.approx(120.0)
         assert re.search(r"left 2m00s, until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d$", plain(Overview(matrix).look())[0])
     view = Overview(matrix).look()
-    assert (view.running, view.left_s) == (False, pytest.approx(120.0))  # if it went on now
+    assert (view.running, view.left_s) == (False, pytest.approx(120.0))  # if it still ran
     assert "left" not in plain(view)[0]
 
 
@@ -186,7 +186,7 @@ def terminal(matrix):
 def test_on_a_terminal_a_finished_matrix_is_drawn_once_in_color(trouble):
     screen = terminal(trouble)
     screen.expect(pexpect.EOF)
-    assert screen.before.count(trouble.name) == 2  # the headline, and how to go on
+    assert screen.before.count(trouble.name) == 2  # the headline, and the command to continue
     assert ESCAPE in screen.before
 
 
@@ -258,7 +258,7 @@ def test_the_log_of_a_running_matrix_is_followed_from_run_to_run(matrix, plan, s
     reader = threading.Thread(target=lambda: answers.append(run("logs", f"TARGET={matrix.path}")))
     reader.start()
 
-    def printed(text):  # run() puts a buffer in the place of sys.stdout
+    def printed(text):  # run() replaces sys.stdout by a buffer
         return text in getattr(sys.stdout, "getvalue", str)()
 
     wait_until(lambda: printed("threads 1"))

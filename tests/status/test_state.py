@@ -1,4 +1,4 @@
-"""What a run can be: any order of events, crashes included, ends in a legal state and loses no finished run."""
+"""The states of a run: any sequence of events, including crashes, gives a legal state and loses no finished run."""
 
 from __future__ import annotations
 
@@ -175,11 +175,11 @@ def test_an_archived_run_starts_from_scratch_under_a_new_number():
     assert (attempt.number, attempt.resume) == (3, "none")
 
 
-# A runner that dies at any moment, on a real folder
+# A runner that dies at any time, with real files
 
 
 class Crashes(RuleBasedStateMachine):
-    """A runner, a trainer and their files. What the runner knows is lost at any point; what is on the disk stays."""
+    """A runner, a trainer and their files. A crash loses what the runner knows, but not what is on the disk."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,9 +187,9 @@ class Crashes(RuleBasedStateMachine):
         self.run = RunDir(Path(self.folder.name))
         write_json(self.run.run_json, {"run_id": "id", "train": {"batch_size": 4}})
         write_json(self.run.run_used, {"train": {"batch_size": 4}, "adjusted": []})
-        self.state: RunState | None = RunState()  # what a living runner knows
-        self.training: int | None = None  # the attempt that has processes
-        self.finished: int | None = None  # the attempt whose result says so
+        self.state: RunState | None = RunState()  # the state in the memory of a live runner
+        self.training: int | None = None  # the attempt with processes
+        self.finished: int | None = None  # the attempt that wrote the result
 
     def teardown(self) -> None:
         self.folder.cleanup()
@@ -197,7 +197,7 @@ class Crashes(RuleBasedStateMachine):
     @precondition(lambda self: self.state is None)
     @rule()
     def runner_begins(self) -> None:
-        self.training = None  # nothing outlives its runner; the lock of the run waits for it
+        self.training = None  # no process outlives its runner, because the next one waits for the lock of the run
         self.state = recover_status(self.run, has_runner=False)
         write_state(self.run, self.state)
 
@@ -209,7 +209,7 @@ class Crashes(RuleBasedStateMachine):
         if attempt is None:
             return
         self.training = attempt.number
-        if dies:  # between the start of the processes and the note of it
+        if dies:  # between the start of the processes and the write of the status
             self.state = None
             return
         self.state = after(self.state, Started(attempt))
@@ -237,7 +237,7 @@ class Crashes(RuleBasedStateMachine):
     @precondition(lambda self: self.state is not None and self.training is None)
     @rule()
     def runner_notices(self) -> None:
-        """What drive does with a run whose processes are gone: its result, or that there is none."""
+        """The runner handles a run whose processes have exited, with or without a result."""
         assert self.state
         result = read_json(self.run.result) if self.run.result.exists() else {}
         ours = result.get("attempt") == self.state.number
@@ -273,7 +273,7 @@ Crashes.TestCase.settings = settings(max_examples=60, stateful_step_count=15, de
 TestCrashes = Crashes.TestCase
 
 
-# What a file of another time says
+# Files of other versions
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""TRACKER=, PROJECT= and the menu Trackers: which trackers a matrix has, what their project is called."""
+"""TRACKER=, PROJECT= and the menu Trackers: the trackers of a matrix and the name of their project."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def program(tmp_path):
 
 
 def chosen(program):
-    """The trackers that .config has."""
+    """Return the trackers in .config."""
     return [name for name, symbol in TRACKERS.items() if program.value(symbol) == "y"]
 
 
@@ -136,7 +136,7 @@ def test_the_project_is_named_after_the_host_and_the_directory(tmp_path):
 
 def test_a_defconfig_writes_the_project_once_and_later_targets_keep_it(program):
     program.check(CPU)
-    text = program.config.read_text().replace(own_project(), "gpt2-00000")  # as after a move to another folder
+    text = program.config.read_text().replace(own_project(), "gpt2-00000")  # as after a move of the checkout
     program.config.write_text(text)
 
     for target in ("olddefconfig", CPU, "alldefconfig"):

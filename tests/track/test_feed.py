@@ -1,4 +1,4 @@
-"""What trackers are handed of a run's files: each step as one point, once, with true times, and no void ones."""
+"""Convert the files of a run to tracker points: each step once, with its real time, without void lines."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_recording_is_read_once_while_its_closing_bracket_is_overwritten(tmp_p
     for begin in range(0, 9, 3):
         write_recording(run, range(begin, begin + 3))
         whole = run.gpu_stats_multi.read_bytes()
-        for cut in sorted(cut for cut in cuts if cut < len(whole)):  # as a reader may see a write that goes on
+        for cut in sorted(cut for cut in cuts if cut < len(whole)):  # as a reader may see a write in progress
             run.gpu_stats_multi.write_bytes(whole[:cut] if cut > tail._offset else whole)
             found += tail.read()
         run.gpu_stats_multi.write_bytes(whole)

@@ -1,4 +1,4 @@
-"""The program of a tracker process: what it does with its own output and with the logs of trackers."""
+"""The tracker program redacts its own output and the logs of trackers."""
 
 from __future__ import annotations
 

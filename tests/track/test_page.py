@@ -1,4 +1,4 @@
-"""Pages of trackers: one server for a folder, known to its owner alone; and the table that needs no server."""
+"""Pages of trackers: one server per directory, known only to its owner, and the console table."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def environment(**more: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of results in which Trackio has two projects."""
+    """A results directory with two projects in Trackio."""
     folder = tmp_path_factory.mktemp("results")
     for project, time in (("gpt2-newer", "2e9"), ("gpt2-older", "1e9")):
         subprocess.run([sys.executable, FILL, str(folder), project, time], env=environment(), check=True)
@@ -50,7 +50,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Served:
-    """A command that serves a page. said: what it printed so far."""
+    """A command that serves a page. said: its output so far."""
 
     process: subprocess.Popen[str]
     said: str
@@ -62,7 +62,7 @@ class Served:
 
 @contextmanager
 def serving(*arguments: str) -> Iterator[Served]:
-    """Run a command that serves a page, from its last line until the end of the `with`."""
+    """Run a command that serves a page, from its last line until the end of the `with` block."""
     process = subprocess.Popen(
         [sys.executable, "-m", "kmatrix", *arguments],
         env=environment(),
@@ -91,7 +91,7 @@ def answer(url: str) -> str:
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Program:
-    """The program, with a folder without a .config."""
+    """The program, with a directory without a .config."""
     return Program(tmp_path)
 
 
@@ -199,7 +199,7 @@ def test_trackio_view_serves_on_loopback_prints_the_real_port_and_runs_once(fill
         assert f"ssh -L {port_of(served.url)}:{LOOPBACK}:{port_of(served.url)} " in served.said
         assert served.url.startswith(f"http://{LOOPBACK}:{port_of(served.url)}/?project=gpt2-newer")
         assert json.loads(answer(f"http://{LOOPBACK}:{port_of(served.url)}/version"))["api_transport"] == "http"
-        with pytest.raises(ConnectionError):  # an address of this machine too, which all interfaces would answer
+        with pytest.raises(ConnectionError):  # a server on all interfaces would reply here too
             socket.create_connection(("127.0.0.2", port_of(served.url)), timeout=5).close()
 
         again = ask("trackio-view", f"RESULTS_DIR={filled}", "PROJECT=gpt2-older")

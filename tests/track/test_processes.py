@@ -1,4 +1,4 @@
-"""The processes that feed trackers beside runs: started, told, started anew, killed, and never in a run's way."""
+"""Tracker processes of runs: started, restarted and killed without affecting a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytest.importorskip("tensorboard", reason="make setup-trackers installs it")
 
 @pytest.fixture
 def trackers():
-    """The processes of a drive, none of which is left behind."""
+    """The tracker processes of a matrix; all are killed after the test."""
     started = TrackerProcesses(PYTHON, ROOT)
     yield started
     started.kill()
@@ -38,7 +38,7 @@ def trackers():
 
 @pytest.fixture
 def plan(matrix):
-    """Make the folder of a run with trackers, and its plan."""
+    """Make the directory of a run with trackers and return its plan."""
 
     def make(name, behave="finish", trackers=("tensorboard",), limit_s=60, **known):
         train = {"batch_size": 12, "max_iters": MAX_ITERS}
@@ -52,7 +52,7 @@ def plan(matrix):
 
 @contextmanager
 def held(plan):
-    """Hold a run's trackers, as a process of an earlier attempt does that hangs: the next one waits for it."""
+    """Hold the lock of a run's trackers like a hanging process of an earlier attempt, so that the next one waits."""
     with plan.dir.track_lock.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -67,7 +67,7 @@ def steps_of(matrix, name):
 
 
 def feeders_of(plan):
-    """The processes that feed the trackers of a run."""
+    """Return the tracker processes of a run."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
@@ -101,7 +101,7 @@ def test_trackers_of_the_command_line_replace_those_of_the_matrix(matrix, plan):
         assert instead.syncing() == {"b": ("tensorboard",)}
         (words,) = [process.info["cmdline"] for process in feeders_of(one)]
         assert words[words.index("--trackers") + 1] == "tensorboard"
-        assert words[words.index("--project") + 1] == "gpt2-1a2b3"  # that of its run.json comes first
+        assert words[words.index("--project") + 1] == "gpt2-1a2b3"  # the trackers of run.json come first
     finally:
         instead.kill()
 
@@ -153,7 +153,7 @@ def test_a_tracker_process_that_keeps_dying_is_not_restarted(matrix, plan, track
     for _ in range(MOST_RESTARTS + 1):
         wait_until(lambda: feeders_of(one))
         feeders_of(one)[0].kill()
-        wait_until(lambda: not feeders_of(one))  # one that nobody has waited for has no words any more
+        wait_until(lambda: not feeders_of(one))  # a process that was not waited for has no command line any more
         trackers.poll()
     assert trackers.syncing() == {}
 

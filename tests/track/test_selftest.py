@@ -1,4 +1,4 @@
-"""`make wandb-test`, `make trackio-test`: one line where a tracker works here, and what is wrong where it does not."""
+"""`make wandb-test` and `make trackio-test` print one line if a tracker works here, or the error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def program(tmp_path):
 
 @pytest.fixture
 def unauthorized():
-    """A server that knows no key. Yields its URL."""
+    """A server that rejects every key. Yields its URL."""
     with server_refusing_keys("user is not logged in") as url:
         yield url
 

@@ -1,4 +1,4 @@
-"""What a tracker is sent, whatever it does and whenever its process is killed: each value once, no harm to others."""
+"""A tracker receives each value once, however it fails and whenever its process is killed, without affecting others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(tmp_path):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Short pauses, and the signals of pytest put back."""
+    """Use short pauses, and restore the signal handlers of pytest."""
     for name, value in (
         ("READ_S", 0.01),
         ("PAUSE_S", 0.01),
@@ -53,7 +53,7 @@ def quick(monkeypatch):
 
 
 def send(run, *trackers, limit_s=60.0, **known):
-    """Feed these trackers; return the exit status and what track.json says of each."""
+    """Feed these trackers; return the exit status and the state of each in track.json."""
     stores = {f"memory{number}" if number else "memory": tracker for number, tracker in enumerate(trackers)}
     code = feed(run, tuple(stores), limit_s=limit_s, make=lambda name: lambda: stores[name], **known)
     return code, {sent.tracker: sent for sent in read_track(run)}
@@ -61,7 +61,7 @@ def send(run, *trackers, limit_s=60.0, **known):
 
 @pytest.fixture
 def beside():
-    """Do something in a thread while the main one feeds; the process that stands for the run ends after it."""
+    """Call `action` in a thread during the feed, then end the process that represents the run."""
     run_process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
 
     def start(action):
@@ -247,7 +247,7 @@ def test_a_missing_package_is_not_waited_for(run, beside):
     store.refuse = [ImportError("No module named 'wandb'")] * 3
     write_training(run, range(20))
     lasts = threading.Event()
-    code, sent = send(run, store, parent=beside(lasts.wait))  # while the run goes on
+    code, sent = send(run, store, parent=beside(lasts.wait))  # during the run
     lasts.set()
     assert (code, store.opened) == (1, 1)
     assert (sent["memory"].state, sent["memory"].error) == (SyncState.FAILED, "ImportError: No module named 'wandb'")

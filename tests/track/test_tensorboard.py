@@ -1,4 +1,4 @@
-"""A run in TensorBoard: what it is given stands there once, under its own steps and times, by TensorBoard's reader."""
+"""TensorBoard logs of a run have each value once, at its step and time, read by TensorBoard's own reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trackio holds a run as metrics.jsonl has it: its own readers say so, and nothing is in it twice."""
+"""Trackio stores the content of metrics.jsonl, each value once, read by its own reader."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LAST = 9
 
 @pytest.fixture(scope="module")
 def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder of results: Trackio is told once for a process where its data lie, so the module has one."""
+    """A results directory for the module, because Trackio reads its data directory once per process."""
 
     def forget() -> None:
         for name in [name for name in sys.modules if name == "trackio" or name.startswith("trackio.")]:
@@ -47,7 +47,7 @@ def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def identity(tracking: Path, request: pytest.FixtureRequest) -> TrackerIdentity:
-    """A run in a project of the test's own."""
+    """Return the identity of a run in a project of this test."""
     matrix = "test_matrix_results_20261120_120000"
     return TrackerIdentity(
         dir=RunDir(tracking / matrix / "gpt2_adamw_2gpu"),
@@ -71,7 +71,7 @@ def devices(second: int) -> DeviceValues:
 
 
 def written(run: TrackerIdentity, status: Status = Status.FINISHED) -> StoredRun:
-    """Send a whole run, and return what the store said beforehand."""
+    """Send a whole run, and return what the store had before."""
     mirror = TrackioMirror()
     stored = mirror.open(run)
     mirror.points([point(step) for step in range(LAST + 1)])
@@ -81,7 +81,7 @@ def written(run: TrackerIdentity, status: Status = Status.FINISHED) -> StoredRun
 
 
 def trackio(run: TrackerIdentity, *arguments: str) -> Any:
-    """Ask Trackio's own program."""
+    """Run Trackio's own program."""
     completed = subprocess.run(
         [sys.executable, "-m", "trackio.cli", *arguments, "--json"],
         env={**os.environ, "TRACKIO_DIR": str(data_dir(run.tracking))},
@@ -133,7 +133,7 @@ def test_the_configuration_has_group_tags_and_the_final_status(identity):
     assert held["tags"] == ["optimizer=adamw", "num_gpus=2"]
     assert held["_Group"] == "test_matrix_results_20261120_120000"
     assert held["status"] == "finished"
-    assert held["hidden"] == "y"  # an underscore in front is Trackio's
+    assert held["hidden"] == "y"  # names that start with an underscore belong to Trackio
 
 
 def test_a_resumed_run_is_running_until_it_ends(identity):
@@ -301,7 +301,7 @@ ALONE = """
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Send a run from a process of its own, on a machine where a token for Hugging Face lies about."""
+    """Send a run from another process, with a Hugging Face token in its environment."""
     own = {name: text for name, text in os.environ.items() if not name.startswith(("HF_", "TRACKIO_"))}
     begun = []
 
@@ -325,7 +325,7 @@ def alone(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def rows(home: Path) -> list[tuple[str, int, int]]:
-    """Each run of the project: its name, its rows, its steps."""
+    """Return each run of the project: name, number of rows, number of steps."""
     database = home / "trackio" / "gpt2-many.db"
     if not database.exists():
         return []
@@ -333,7 +333,7 @@ def rows(home: Path) -> list[tuple[str, int, int]]:
         select = "select run_name, count(*), count(distinct step) from metrics group by run_id order by run_name"
         try:
             return opened.execute(select).fetchall()
-        except sqlite3.OperationalError:  # it is being made
+        except sqlite3.OperationalError:  # the file is being created
             return []
 
 

@@ -1,4 +1,4 @@
-"""A run in W&B: what it is given stands there once, read back by W&B's own reader and by a server on loopback."""
+"""W&B stores each value of a run once, read by its own reader and by a server on loopback."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SECRET = "Xq" * 25  # in the environment
 pytest.importorskip("wandb", reason="make setup-trackers installs it")
 
 
-@functools.cache  # nothing is written to a folder that a test has read
+@functools.cache  # runs are never written to a directory that a test has read
 def inspect(piece: Path, *arguments: str) -> list[dict[str, Any]]:
-    """What `wandb leet inspect` prints of a folder."""
+    """Return the output of `wandb leet inspect` for a directory."""
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *arguments, str(piece)]
     text = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120).stdout
     return [json.loads(text)] if arguments else [json.loads(line) for line in text.splitlines()]
@@ -35,7 +35,7 @@ def inspect(piece: Path, *arguments: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def offline(tmp_path_factory: pytest.TempPathFactory) -> tuple[WandbFiles, list[dict[str, Any]]]:
-    """A run whose first process was killed at step 25, whose second ended, and that was sent once more."""
+    """A run whose first process was killed at step 25, whose second ended, and which was sent once more."""
     folder = tmp_path_factory.mktemp("offline") / "matrix"
     said = [
         drive(
@@ -121,12 +121,12 @@ def test_gpu_values_since_the_previous_row_are_averaged_into_the_row(tmp_path):
         ["devices", EPOCH + 1, 30.0],
         ["points", 1, 2],
         ["points", 2, 3],
-        ["devices", EPOCH + 3, 50.0],  # after the last row: it takes them in, since nothing can come after it
+        ["devices", EPOCH + 3, 50.0],  # after the last row: it takes the values, because no later row can
         ["close", "stopped"],
     )
     assert [row.get("gpu_total_memory") for row in rows(WandbFiles(folder / RUN))] == [None, 20.0, 50.0]
     [summary] = inspect(WandbFiles(folder / RUN).sessions[0], "--summary")
-    assert (summary["state"], summary["summary"]["status"]) == ("finished", "stopped")  # not failed: it can go on
+    assert (summary["state"], summary["summary"]["status"]) == ("finished", "stopped")  # not failed: it can continue
 
 
 def test_files_contain_no_command_line_packages_or_environment(offline):
@@ -141,7 +141,7 @@ def test_files_contain_no_command_line_packages_or_environment(offline):
 
 @pytest.fixture(scope="module")
 def online(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WandbServer, Path, list[dict[str, Any]]]]:
-    """A run on a server: killed, gone on with, and sent once more."""
+    """A run on a server that was killed, continued, and sent once more."""
     folder = tmp_path_factory.mktemp("online") / "matrix"
     with WandbServer() as server:
         said = [

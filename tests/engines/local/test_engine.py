@@ -1,4 +1,4 @@
-"""Runs of 1, 2 and 4 GPUs on a box of four: with a trainer that behaves as told and a driver that is not there."""
+"""Pack runs of 1, 2 and 4 GPUs on a machine with four, with the fake trainer and a simulated driver."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BOX = ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
 
 
 def spans(plans):
-    """Run name -> when it began, when it ended, and its GPUs as the trainer saw them."""
+    """Return run name -> start, end, and the GPUs that its trainer saw."""
     found = {}
     for one in plans:
         (attempt,) = read_json(one.dir.status)["attempts"]
@@ -165,7 +165,7 @@ def test_a_retried_run_may_get_other_gpus(matrix, plan):
     assert [(len(set(attempt["gpus"])), attempt["status"]) for attempt in attempts] == [(2, "failed"), (2, "finished")]
 
 
-# What the report says of it
+# Shared time in the report
 
 
 def trained(name, *spans):

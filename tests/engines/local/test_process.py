@@ -1,4 +1,4 @@
-"""A command below its guard: it ends, it is stopped, it is killed, and nothing of it is left."""
+"""A command under its guard exits, is stopped or is killed, and leaves no process."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); prin
 
 @pytest.fixture
 def begin(tmp_path):
-    """Start Python code below a guard; what a test leaves is killed."""
+    """Start Python code under a guard; processes left by a test are killed."""
     trees = []
 
     def run(code, *, grace_s=5.0, lock=None, wait_for="ready"):

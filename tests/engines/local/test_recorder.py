@@ -1,4 +1,4 @@
-"""The recorder beside a run: it is there while the run is, it is gone afterwards, and it can hurt nothing."""
+"""The recorder of a run lives as long as the run and never affects it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def simulated(tmp_path_factory) -> RecorderLauncher:
 def test_a_run_is_recorded_from_its_start_to_its_end(matrix, plan, simulated):
     one = plan("a")
     run = read_json(one.dir.run_json)
-    write_json(one.dir.run_json, run | {"train": run["train"] | {"max_iters": 80}})  # a second or two
+    write_json(one.dir.run_json, run | {"train": run["train"] | {"max_iters": 80}})  # takes a second or two
     assert drive(matrix, [one], engine(monitor=simulated), poll_s=0.02).exit_code == 0
     summary = read_json(one.dir.gpu_summary)
     assert (summary["final"], summary["simulated"], len(summary["gpus"])) == (True, True, 2)
@@ -73,13 +73,13 @@ def test_an_unresponsive_recorder_is_killed(matrix, plan, tmp_path, monkeypatch)
 
 def test_the_prometheus_port_is_passed_only_if_configured(plan):
     command = monitor(prometheus=9400).command(plan("a"), 1, gpus=(), slot=2)
-    assert command[-4:] == ["--prometheus", "9402", "--device", "cpu"]  # the third run at this time
+    assert command[-4:] == ["--prometheus", "9402", "--device", "cpu"]  # the third run at the same time
     assert "--prometheus" not in monitor().command(plan("b"), 1, gpus=())
 
 
 def test_concurrent_runs_share_the_simulated_gpus_and_a_single_run_sees_all(plan):
     one = monitor(simulated=True, gpus=("a", "b", "c"))
-    assert one.seen(plan("x", ranks=2), (), shared=False) == ()  # all
+    assert one.seen(plan("x", ranks=2), (), shared=False) == ()  # all GPUs
     assert one.seen(plan("x", ranks=2), (), shared=True) == ("a", "b")
     assert one.seen(plan("x", ranks=2), ("a", "b"), shared=True) == ("c",)
     assert one.seen(plan("x"), ("a", "b", "c"), shared=True) is None

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or absent, and enough to go on from."""
+"""Checkpoints are complete or absent, and sufficient to resume."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VALUE = {"schema": 1, "run_id": "a", "step": 3, "tokens": 0, "config": {}, "mode
 
 
 def steps(config, model, optimizers, first, last):
-    """Take the steps from `first` to before `last`, without the loop's logging, and return the losses."""
+    """Train the steps from `first` to before `last`, without the logging of the loop, and return the losses."""
     batches, losses = Batches(config, WORLD, start_step=first), []
     for step in range(first, last):
         optimizers.set_scale(schedule.scale(config, step))

@@ -1,4 +1,4 @@
-"""When a run is saved, what stays, and which checkpoint is gone on from: the manager on a tiny model."""
+"""CheckpointManager on a tiny model: when it saves, what it keeps, and from which checkpoint it resumes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Disk = namedtuple("Disk", "total used free")
 
 
 class Run:
-    """A run without its loop: a model whose first bias says how many updates it had."""
+    """A run without its loop: the first bias of the model counts the updates."""
 
     def __init__(self, folder, attempt=1, world=WORLD, **fields):
         sha256 = make_data(folder / "data", train=2000, val=200)
@@ -52,7 +52,7 @@ class Run:
         return self.model.ln_f.bias.data[0].item()
 
     def reach(self, step):
-        """Be after so many updates."""
+        """Set the run to the state after this many updates."""
         self.log.step = step
         self.model.ln_f.bias.data[0] = step
         return self
@@ -62,7 +62,7 @@ class Run:
         return self
 
     def again(self, how="auto", **fields):
-        """The next attempt at the same run, gone on from its checkpoints."""
+        """Return the next attempt of the same run, restored from its checkpoints."""
         run = Run(self.log.dir.path, attempt=self.log.attempt + 1, **fields)
         run.checkpoints.resume(how)
         return run
@@ -101,7 +101,7 @@ def test_training_continues_during_a_write_and_the_file_has_the_earlier_state(tm
 
     monkeypatch.setattr(manager, "save_checkpoint", slow)
     run = Run(tmp_path, async_checkpoint=True).save(3)
-    run.reach(4)  # returned before anything is written, and goes on
+    run.reach(4)  # the call returned before the write, and training continues
     assert run.steps == []
     go.set()
     run.checkpoints.wait()
@@ -244,7 +244,7 @@ def test_a_damaged_index_is_archived(tmp_path):
 
 
 def test_a_kill_at_any_point_of_a_save_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
-    """What the disk holds at each point is what a process finds that starts after kill -9 there."""
+    """What is on the disk at each point is what the next process finds after kill -9 at that point."""
     run = Run(tmp_path, keep_checkpoints=1).save(1)
     places = []
 

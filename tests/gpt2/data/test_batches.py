@@ -157,7 +157,7 @@ def test_an_empty_validation_set_is_refused(tmp_path):
 
 
 class SumOfTokens(torch.nn.Module):
-    """A model whose loss is the mean of the targets: the validation loss can be told by hand."""
+    """A model whose loss is the mean of the targets, so that the validation loss can be computed by hand."""
 
     def forward(self, idx, targets):
         return None, targets.float().mean()

@@ -1,4 +1,4 @@
-"""A file from an address: whole or not at all, and partial downloads are kept."""
+"""Download a file atomically, and keep partial downloads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several datasets by weight: exact shares, one stream for any number of ranks, each dataset with its own epochs."""
+"""Mix datasets by weight: exact shares, one stream for any number of ranks, separate epochs per dataset."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def world(rank=0, size=1):
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
-    """Three datasets of different size, mixed 65 to 34 to 1, and the folder of the mix."""
+    """Three datasets of different size, mixed 65 to 34 to 1, and the directory of the mix."""
     data_dir = tmp_path_factory.mktemp("data")
     for number, (name, tokens) in enumerate((("a", 40_001), ("b", 6_401), ("c", 321))):
         make_data(data_dir / name, train=tokens, val=4_000, seed=number)
@@ -104,7 +104,7 @@ def test_each_dataset_has_its_own_epochs_and_a_new_order_in_each(mixed):
     first, second = ([small.at(position) for position in range(start, start + 10)] for start in (0, 10))
     assert sorted(first) == sorted(second)
     assert first != second
-    assert stream.epoch(3000) == 5  # of the one that is read most often
+    assert stream.epoch(3000) == 5  # epochs of the dataset that is read most often
     assert stream.epochs(3000) == {
         "shards=a": pytest.approx(1950 / 1250),
         "shards=b": pytest.approx(1020 / 200),

@@ -1,4 +1,4 @@
-"""Tokenizers: what they encode comes back, and they know how many bytes each token stands for."""
+"""Tokenizers restore what they encode, and know the number of bytes of each token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def trained():
 
 
 def small_gpt2(folder, monkeypatch):
-    """A vocabulary in GPT-2's format: the 256 bytes and two merges, at addresses and with hashes of its own."""
+    """A vocabulary in the format of GPT-2: the 256 bytes and two merges, with its own URLs and hashes."""
     letters = [chr(b) for b in range(256) if chr(b).isprintable() and chr(b) != " "]
     letters += [chr(256 + n) for n in range(256 - len(letters))]
     merges = "#version: 0.2\nw o\nwo r\n"
@@ -147,12 +147,12 @@ def test_without_its_vocabulary_gpt2_reports_which_file_to_put_where(tmp_path, m
 def test_a_vocabulary_is_downloaded_once_and_verified(tmp_path, monkeypatch):
     files = small_gpt2(tmp_path, monkeypatch)
     assert {path.read_bytes() for path in tmp_path.iterdir()} == set(files.values())
-    assert tokenizer.missing_gpt2() == []  # the server is gone: nothing is fetched again
+    assert tokenizer.missing_gpt2() == []  # the server is closed, so a second download would fail
     path = next(iter(tokenizer.gpt2_paths().values()))
     path.write_bytes(b"cut short")
     assert len(tokenizer.missing_gpt2()) == 1
     with pytest.raises(DataError, match="vocabulary of the gpt2 tokenizer is missing"):
-        tokenizer.fetch_gpt2()  # at once: nobody listens there any more
+        tokenizer.fetch_gpt2()  # fails at once, because the server is closed
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A checkpoint in Hugging Face's layout is the same model there, and the same bits when it comes back."""
+"""A checkpoint exported to the Hugging Face layout is the same model there, and bit for bit the same when imported."""
 
 from __future__ import annotations
 

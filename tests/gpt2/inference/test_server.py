@@ -1,4 +1,4 @@
-"""The server, asked by the real openai client and by hand: answers, streams, limits, and who may ask."""
+"""The inference server, used by the real openai client and by raw HTTP: responses, streams, limits and access."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def client(address):
 
 
 def alone(model, prompt, **options):
-    """The text that the model writes without any server."""
+    """Return the text that the model generates without a server."""
     text = GeneratedText(BYTES.encode(prompt).tolist(), Sampling(**options), BYTES)
     list(generate(model, text))
     return text.text
 
 
 def post(address, body, *, path="/v1/completions", **headers):
-    """Ask by hand; return status, headers and the answer."""
+    """Send a raw request; return status, headers and body."""
     host, port = address.removeprefix("http://").split(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=60)
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -196,7 +196,7 @@ def test_a_body_without_a_content_length_is_counted_while_it_is_read(address):
             for _ in range(16):
                 place.sendall(chunk)
         except OSError:
-            pass  # it was refused before all was sent
+            pass  # it was refused before the whole body was sent
         assert b" 413 " in place.recv(4096).partition(b"\r\n")[0]
 
 
@@ -240,7 +240,7 @@ def test_fifty_concurrent_requests_receive_their_own_texts(client, model):
 
 
 class Held(GPT):
-    """A model that goes on only as long as it may."""
+    """A model that advances only when a gate allows it."""
 
     gate = threading.Event()
 
@@ -251,7 +251,7 @@ class Held(GPT):
 
 @pytest.fixture
 def held():
-    """A service with one row and room for two that wait, whose model waits for the gate."""
+    """A service with one row and a queue of two, whose model waits for the gate."""
     Held.gate = threading.Event()
     service = Service(restored(model=Held(SHAPE)), rows=1, waiting=2)
     with served(service) as url:
@@ -285,7 +285,7 @@ def test_generation_stops_when_the_client_disconnects(held, stream):
 
 
 class Broken(GPT):
-    """A model that fails where a text has a 7 in it."""
+    """A model that fails if a text contains a 7."""
 
     def extend(self, idx, *arguments):
         if (idx == ord("7")).any():

@@ -1,4 +1,4 @@
-"""Text of any kind becomes shards: whole documents, apart for validation, the same ones whatever was killed."""
+"""Tokenize text into shards: whole documents, a validation split, and the same output after interruptions."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ IN_PROCESSES = "writer.ALONE_BYTES = 0"
 
 
 def stories(count, start=0):
-    """Documents of different lengths, each unlike every other."""
+    """Return documents of different lengths, all of them unique."""
     return [f"Story {n}: " + f"once upon a time there were {n} words. " * (n % 7) for n in range(start, start + count)]
 
 
 @pytest.fixture
 def notes(tmp_path):
-    """A folder of 60 texts, some JSON lines, some Parquet, and files that are none of these."""
+    """A folder of 60 texts, some JSON lines, some Parquet, and files of other types."""
     folder = tmp_path / "notes"
     (folder / "deep").mkdir(parents=True)
     texts = stories(60)
@@ -66,7 +66,7 @@ def notes(tmp_path):
 
 
 def run(*arguments, patch=""):
-    """Prepare in a process of its own."""
+    """Prepare in another process."""
     return subprocess.run(
         [sys.executable, "-c", PROGRAM.format(patch=patch), *map(str, arguments)],
         env=environment(),
@@ -344,7 +344,7 @@ def test_a_changed_shard_is_hashed_again(tmp_path):
 
 def test_an_unchanged_shard_is_not_read_again(tmp_path, monkeypatch):
     before = make_data(tmp_path)
-    monkeypatch.setattr(shards, "CHUNK_BYTES", None)  # reading a shard fails on it
+    monkeypatch.setattr(shards, "CHUNK_BYTES", None)  # reading a shard fails
     assert prepare("shards", tmp_path, str(tmp_path), "byte")["sha256"] == before
 
 

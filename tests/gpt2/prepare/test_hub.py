@@ -1,4 +1,4 @@
-"""Datasets of Hugging Face, by its real client from a server on loopback: what breaks goes on, what is wrong is not."""
+"""Download Hugging Face datasets with the real client from a local server: resume, verify, and report errors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def hub():
 
 
 def run(hub, data, dataset, *arguments, timeout=120, **more):
-    """Prepare in a process of its own, which talks to the server."""
+    """Prepare in another process that uses the local server."""
     command = [sys.executable, "-m", "gpt2.prepare", dataset, "--data-dir", str(data / "data"), *arguments]
     return subprocess.run(
         command,

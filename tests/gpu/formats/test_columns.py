@@ -1,4 +1,4 @@
-"""Long recordings as columns: the numbers are those of the reader that goes entry by entry, whatever is in the file."""
+"""Read long recordings as columns with the same result as the entry-by-entry reader, whatever the file contains."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ LAYOUTS = {
 
 
 def facts(blocks: Iterator[SampleBlock], reader) -> tuple:
-    """Return everything that a reader gives, in one form."""
+    """Return everything that a reader found, in one form."""
     times: list[float] = []
     values: dict[tuple, list] = {}
     for block in blocks:
@@ -103,7 +103,7 @@ def exact(path: Path) -> tuple | str:
 
 
 def same(one: tuple | str, other: tuple | str) -> bool:
-    """Return whether both readers found the same. Of more than six decimals of a second one rounds, one cuts."""
+    """Return whether both readers found the same. Beyond microseconds one reader rounds and the other truncates."""
     if isinstance(one, str) or isinstance(other, str):
         return one == other
     return one[0] == pytest.approx(other[0], rel=0, abs=1.5e-6) and one[1:] == other[1:]
@@ -111,7 +111,7 @@ def same(one: tuple | str, other: tuple | str) -> bool:
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    """Make both readers cut a file of a few entries many times, at other places."""
+    """Make both readers split a small file into many blocks, at different positions."""
     monkeypatch.setattr(columns, "CHUNK", 1500)
     monkeypatch.setattr(reading, "CHUNK", 700)
 
@@ -125,7 +125,7 @@ def test_a_complete_file_is_decoded_in_blocks_and_never_entry_by_entry(tmp_path,
     path = tmp_path / "g.json"
     path.write_text(LAYOUTS[layout]([entry(number) for number in range(20)]))
     expected = exact(path)
-    if layout != "samples":  # its last piece has more behind the array
+    if layout != "samples":  # its last block has more text after the array
         monkeypatch.setattr(columns, "snapshot_of", refuse)
     assert same(fast(path), expected)
     assert len(expected[0]) == 20
@@ -147,7 +147,7 @@ def test_damage_anywhere_gives_the_result_of_the_exact_reader(tmp_path_factory, 
     layout = data.draw(st.sampled_from(sorted(LAYOUTS)))
     entries = [entry(number, data.draw(st.integers(1, 2))) for number in range(data.draw(st.integers(1, 8)))]
     text = bytearray(LAYOUTS[layout](entries).encode())
-    begin = 40 if layout == "samples" else 0  # a small piece must hold the name of the array
+    begin = 40 if layout == "samples" else 0  # a small block must contain the name of the array
     at = data.draw(st.integers(begin, len(text) - 1))
     end = min(len(text), at + data.draw(st.sampled_from([0, 1, 30, 300])))
     text[at:end] = data.draw(st.sampled_from([*INSERTED, b"", bytes(text[at : at + 250])]))
@@ -229,7 +229,7 @@ def test_damage_in_the_middle_costs_one_entry_and_the_rest_is_decoded_in_blocks(
 
 
 def shuffled(number: int) -> dict:
-    """Return an entry of which the GPUs, and their number, change from one to the next."""
+    """Return an entry whose GPUs and their number change from one entry to the next."""
     whole = entry(number, gpus=1 + number % 3)
     return {**whole, "multi_gpu_data": whole["multi_gpu_data"][:: -1 if number % 2 else 1]}
 

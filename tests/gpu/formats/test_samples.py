@@ -1,4 +1,4 @@
-"""The formats of GPU recordings: what is written, that it survives, and what can be read back."""
+"""The formats of GPU recordings: written content, crash safety, and reading."""
 
 import json
 import math

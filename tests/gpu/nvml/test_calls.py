@@ -1,4 +1,4 @@
-"""GPUs read all at once: the values are those of reading call by call, and what fails is found call by call."""
+"""Reading all GPUs at once gives the same values as call by call, and finds failing calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 
 def driver(gpus: list[dict], calls: list[str] | None = None) -> SimpleNamespace:
-    """Return a driver of C functions. A handle is 1 + the place in `gpus`, which may change. calls: gets the names."""
+    """Return a fake driver of C functions. A handle is 1 + the index in `gpus`, which may change. calls: names."""
     library = SimpleNamespace(kept=[])
 
     def function(name: str, *more, write) -> None:
@@ -75,7 +75,7 @@ def source(library, count: int) -> NvmlSource:
 
 
 def read(opened: NvmlSource) -> list[list[float | None]]:
-    """Return the values of each GPU; None: not known."""
+    """Return the values of each GPU, None if unknown."""
     values = [0.0] * (WIDTH * len(opened.devices))
     opened.read(values)
     known = [None if math.isnan(value) else value for value in values]
@@ -146,7 +146,7 @@ def test_a_call_that_fails_temporarily_costs_only_its_own_value(what):
         read(opened)
     calls.clear()
     assert None not in read(opened)[1]
-    assert len(calls) == 10  # each once: all at once again
+    assert len(calls) == 10  # each call once: all at once again
 
 
 def test_a_field_that_changes_its_type_is_read_by_its_type():

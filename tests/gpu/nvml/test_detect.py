@@ -1,4 +1,4 @@
-"""Detection of GPUs and the bounds that a user sets."""
+"""Detect GPUs and apply the limits of the user."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""What others hold of a GPU, asked of a simulated driver through the real client library."""
+"""Memory of other processes on a GPU, read from a simulated driver through the real client library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked once a second beside the samples: fan, PCIe, errors of memory, and how busy the units are."""
+"""Values polled once per second in addition to samples: fan, PCIe, memory errors and utilization of the units."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ BUSY = "0 * smact 92\n0 * smocc 41\n0 * tensor 60..40\n0 * dram 33\n"
 
 
 def looked(run_dir):
-    """Whether the last line of the recording holds what is polled in the background."""
+    """Return whether the last line of the recording has the values polled in the background."""
     if not run_dir.gpu_stats_multi.exists():
         return False
     return any('"fan"' in line for line in run_dir.gpu_stats_multi.read_text().splitlines()[-3:])

@@ -1,4 +1,4 @@
-"""How near GPUs are, of a simulated driver through the real client library, and where runs go then."""
+"""Distances of GPUs from a simulated driver through the real client library, and the placement of runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture
 def box(library, tmp_path):
-    """Return the distances of the pairs of a box, and where runs of 1, 2 and 4 GPUs go first."""
+    """Return the distances of all pairs of a machine, and the first placement of runs of 1, 2 and 4 GPUs."""
 
     def ask(*lines):
         path = tmp_path / "test.scn"

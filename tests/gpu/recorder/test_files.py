@@ -1,4 +1,4 @@
-"""A recording as CSV, npz and Parquet: whatever was sampled reads back from each, and nothing unknown becomes 0."""
+"""Export a recording to CSV, npz and Parquet: every sample is read back, and unknown values never become 0."""
 
 import csv
 import json
@@ -25,7 +25,7 @@ GPUS = FakeGpus(memory=(12_800.0, 9_000.0), power=(150.0, None), samples=9, lost
 
 @pytest.fixture
 def run_dir(tmp_path):
-    """A run on two GPUs: the power of GPU 1 is not known, and from sample 6 on nothing of it."""
+    """A recorded run on two GPUs: the power of GPU 1 is unknown, and all its values from sample 6 on."""
     write_samples(tmp_path / "gpu_samples.bin", GPUS, list(GPUS.snapshots()))
     return RunDir(tmp_path)
 
@@ -55,7 +55,7 @@ def test_npz_has_an_array_of_samples_by_gpus_per_column(run_dir):
 
 
 def test_parquet_has_a_row_per_gpu_and_sample_and_null_for_unknown_values(run_dir, monkeypatch):
-    monkeypatch.setattr("kmatrix.gpu.recorder.files.ROWS", 8)  # several groups of rows
+    monkeypatch.setattr("kmatrix.gpu.recorder.files.ROWS", 8)  # several row groups
     recording, table = read_samples(run_dir.gpu_samples), pq.read_table(export(run_dir, "parquet"))
     assert table.num_rows == 18
     assert json.loads(table.schema.metadata[b"kmatrix"]) == recording.header

@@ -1,4 +1,4 @@
-"""The recorder as a process of its own, on simulated GPUs and on the ranks of a run on the CPU."""
+"""The recorder in its own process, on simulated GPUs and on the ranks of a CPU run."""
 
 import contextlib
 import json
@@ -25,12 +25,12 @@ from recordings import DEVICES, ROOT, events_of, launch_recorder, sample_count, 
 from stats_reader import read_stats
 from waiting import wait_until
 
-MEASURED_MS = 30  # how far a period of 100 ms may be measured off on a busy machine
+MEASURED_MS = 30  # tolerance for a measured period of 100 ms on a busy machine
 
 
 @contextlib.contextmanager
 def sleeping():
-    """A process that does nothing and is gone afterwards."""
+    """A process that sleeps and is killed at the end of the block."""
     process = subprocess.Popen(["sleep", "60"])
     try:
         yield process
@@ -84,7 +84,7 @@ def test_the_update_period_is_measured_and_a_useless_rate_gives_a_warning(start_
     summary = read_json(run_dir.gpu_summary)
     assert summary["calibration"]["energy_j"]["period_ms"] == pytest.approx(100, abs=MEASURED_MS)
     assert 0 < summary["calibration"]["utilization"]["call_us"] < 20_000
-    assert summary["calibration"]["utilization"]["period_ms"] is None  # it never changed: not known
+    assert summary["calibration"]["utilization"]["period_ms"] is None  # unknown, because the value never changed
     assert "100 samples/s requested" in summary["warnings"][0]
 
 
@@ -156,7 +156,7 @@ def test_average_power_is_recorded_without_the_newer_fields(start_recorder, run_
 
 
 def test_a_slow_driver_causes_late_ticks_that_are_skipped_and_counted(start_recorder, run_dir):
-    process = start_recorder("--hz", 200, lines="call_us 3000\n", gpus=2)  # far more than 5 ms a tick
+    process = start_recorder("--hz", 200, lines="call_us 3000\n", gpus=2)  # far more than 5 ms per tick
     wait_until(lambda: sample_count(run_dir) > 40, "40 samples")
     stop_recorder(process)
     summary = read_json(run_dir.gpu_summary)
@@ -168,7 +168,7 @@ def test_a_slow_driver_causes_late_ticks_that_are_skipped_and_counted(start_reco
 def test_an_attempt_on_other_gpus_overwrites_nothing_and_the_summary_reports_it(start_recorder, run_dir):
     for gpus in (2, 1):
         process = start_recorder("--hz", 50, lines="0 * power 200\n", gpus=gpus)
-        wait_until(lambda: sample_count(run_dir) > 5, "5 samples")  # the first file is moved before the second is begun
+        wait_until(lambda: sample_count(run_dir) > 5, "5 samples")  # the first file is moved before the second exists
         wait_until(lambda count=gpus: len(read_samples(run_dir.gpu_samples).columns) == count, "its own GPUs")
         wait_until(lambda: sample_count(run_dir) > 5, "5 samples")
         stop_recorder(process)
@@ -285,7 +285,7 @@ def test_after_a_kill_every_complete_sample_is_readable_and_the_next_attempt_con
 @pytest.mark.slow
 @pytest.mark.parametrize(("hz", "gpus"), [(20, 8), (100, 8), (1000, 4)])
 def test_every_tick_is_a_sample_or_counted_as_late_and_memory_stays_small(start_recorder, run_dir, hz, gpus):
-    """How many of them are late is the machine's affair: bench/recorder.py prints it."""
+    """The number of late ticks depends on the machine: bench/recorder.py prints it."""
     process = start_recorder("--hz", hz, lines="0 * power 200\n", gpus=gpus)
     wait_until(lambda: sample_count(run_dir) > 10, "10 samples")
     wait_until(lambda: (times := read_samples(run_dir.gpu_samples).times) and times[-1] - times[0] > 3, "3 seconds")
@@ -371,7 +371,7 @@ def test_ranks_on_the_cpu_are_recorded_by_rank(run_dir, tmp_path):
     for gpu in summary["gpus"]:
         assert gpu["memory_used"]["max"] > 64
         assert gpu["memory_total"] > gpu["memory_used"]["max"]
-        assert gpu["utilization"]["max"] > 0  # of a busy machine it may be little
+        assert gpu["utilization"]["max"] > 0  # a busy machine may give it little time
         assert gpu["power"] is None
         assert gpu["temperature"] is None
         assert gpu["lost_at"] is None
@@ -419,7 +419,7 @@ def test_a_summary_continues_an_earlier_one_as_if_uninterrupted():
     one, two = whole.summary({}, final=True), second.summary({}, final=True)
     assert two["gpus"][0]["power"] == pytest.approx(one["gpus"][0]["power"], abs=1e-4)
     assert two["totals"]["memory_used_max"] == one["totals"]["memory_used_max"]
-    assert two["gpus"][0]["joules"] == one["gpus"][0]["joules"] - 10  # nothing is known of the time between them
+    assert two["gpus"][0]["joules"] == one["gpus"][0]["joules"] - 10  # nothing is known about the time in between
 
 
 def test_power_is_not_integrated_over_a_gap():
@@ -466,7 +466,7 @@ def test_without_a_known_period_there_is_no_warning():
 
 
 def test_pids_of_another_container_are_not_reported_as_foreign_without_evidence():
-    gone = 2**22 + 5  # above every pid that the kernel gives
+    gone = 2**22 + 5  # above every pid of the kernel
     ours = RunProcesses(os.getpid())
     assert ours.others([DeviceProcess(pid=gone, memory_mib=100.0)]) == []
     assert [

@@ -1,4 +1,4 @@
-"""What a recorder answers Prometheus, read back by Prometheus's own parser."""
+"""The metrics that a recorder exports, parsed with the parser of Prometheus."""
 
 import contextlib
 import socket
@@ -30,7 +30,7 @@ def scrape(port, path="/metrics"):
 
 
 def parsed(text):
-    """Return sample name -> list of (labels, value), and check what every metric of ours has."""
+    """Return sample name -> list of (labels, value), and check the properties of all our metrics."""
     found = {}
     for family in text_string_to_metric_families(text):
         assert family.name.startswith("kmatrix_")
@@ -92,8 +92,8 @@ def test_other_requests_are_refused_and_hanging_clients_do_not_stop_the_recorder
         client.sendall(f"{request_line}\r\nHost: x\r\n\r\n".encode())
         assert client.recv(100).decode().split()[1] == str(status)
     with socket.create_connection(("127.0.0.1", port)):
-        pass  # asks nothing and goes
-    with socket.create_connection(("127.0.0.1", port)):  # asks nothing and stays
+        pass  # sends nothing and disconnects
+    with socket.create_connection(("127.0.0.1", port)):  # sends nothing and stays connected
         wait_until(lambda: answered(port), "the next one is answered all the same")
     stop_recorder(process)
 

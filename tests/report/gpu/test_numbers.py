@@ -31,7 +31,7 @@ COUNTER = FakeGpus(power=(150.0, 150.0, 150.0, 150.0))
 
 @pytest.fixture
 def matrix(tmp_path):
-    """A matrix of two runs on four GPUs that were recorded."""
+    """A matrix of two recorded runs on four GPUs."""
     matrix = make_matrix(
         tmp_path,
         [FakeRun(gpus=4, device="cuda", tokens_per_s=6900.0), FakeRun(optimizer="muon", gpus=4, device="cuda")],
@@ -46,7 +46,7 @@ def configure(run, symbols, **train):
     write_json(run.run_json, record | {"symbols": symbols, "train": record["train"] | train})
 
 
-# ---- money -------------------------------------------------------------------------------------------------------
+# ---- cost --------------------------------------------------------------------------------------------------------
 
 
 def test_energy_and_gpu_hours_are_converted_to_cost_with_their_factors():

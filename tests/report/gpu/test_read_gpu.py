@@ -1,4 +1,4 @@
-"""GPU reports: numbers from our recordings and those of others, text, JSON, graphs, scripts."""
+"""GPU reports from our recordings and those of the original project: numbers, text, JSON, graphs, scripts."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_the_balance_of_the_documented_example_is_0_2_percent():
     [(4.99, "Excellent"), (5.0, "Good"), (9.99, "Good"), (10.0, "Fair"), (19.99, "Fair"), (20.0, "Poor")],
 )
 def test_a_bound_belongs_to_the_class_above_it(cv, quality):
-    gpu = numbers_of([100 - cv, 100 + cv])  # two values have a CV that is half their difference over their mean
+    gpu = numbers_of([100 - cv, 100 + cv])  # the CV of two values is half their difference divided by their mean
     assert gpu.balance("memory_used").quality == quality
 
 
@@ -311,7 +311,7 @@ def test_a_straggler_hidden_by_an_excellent_cv_is_reported(tmp_path, slow, said)
 
 
 def matrix_of_all_kinds(root):
-    """A matrix with two GPU runs, a failed, a simulated, a CPU one and one without a recording."""
+    """A matrix with two GPU runs, a failed, a simulated and a CPU run, and one without a recording."""
     runs = [
         FakeRun(gpus=4, device="cuda", tokens_per_s=6900.0),
         FakeRun(optimizer="muon", gpus=2, device="cuda", status="failed", reason="out of memory", stop_at=40),
@@ -530,7 +530,7 @@ def test_a_period_without_answers_is_a_gap_and_not_zero(tmp_path):
     assert [math.isnan(y) for y in line.get_ydata()] == [False] * 30 + [True] * 30
 
 
-# Folders and scripts
+# Directories and scripts
 
 
 def foreign_folder(root):

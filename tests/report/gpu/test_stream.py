@@ -1,4 +1,4 @@
-"""Recordings, as text and binary, become the numbers and the timeline of a run: streams, earlier attempts, reasons."""
+"""Numbers and timelines from text and binary recordings, with earlier attempts and reasons for missing ones."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_binary_and_text_recordings_give_the_same_timeline(tmp_path):
 
 
 def earlier(run_dir, gpus, *, seconds_before=100.0, number=1):
-    """Write what an earlier attempt recorded on other GPUs, as the recorder puts it aside."""
+    """Write the recording of an earlier attempt on other GPUs, archived as the recorder does."""
     snapshots = [replace(snapshot, time=snapshot.time - seconds_before) for snapshot in gpus.snapshots()]
     write_samples(run_dir.gpu_samples.with_suffix(f".{number}.bin"), gpus, snapshots)
 
@@ -196,7 +196,7 @@ def test_a_long_binary_recording_has_a_short_timeline(tmp_path):
     assert statistics.fmean(moment.total for moment in moments) == pytest.approx(300)
 
 
-# Why nothing was recorded
+# Why a recording is missing
 
 
 def test_the_report_explains_a_missing_recording(tmp_path):
