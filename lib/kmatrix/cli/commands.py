@@ -20,7 +20,7 @@ from kmatrix.errors import ConfigError, KmatrixError, is_full
 from kmatrix.records.paths import ROOT
 from kmatrix.redaction import is_key_name
 
-REFUSED, BUG, INTERRUPTED = 2, 70, 130
+REFUSED, BUG, INTERRUPTED = 2, 70, 130  # 70: EX_SOFTWARE of sysexits.h, 130: 128 + SIGINT, as shells report it
 WIDTH, HELP_COLUMN = 110, 32  # columns of the help text
 
 
@@ -44,10 +44,10 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # `make test-matrix-dry-run | head`
+    except BrokenPipeError:  # `make test-matrix-dry-run | head`: Python would flush stdout at exit, and fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:
+    except Exception as error:  # everything else is a bug, except a full disk, which can fail any write
         return _unforeseen(error)
 
 
@@ -75,6 +75,7 @@ def usage(program: str) -> str:
 
 
 def _call(command: Command, arguments: Arguments) -> int:
+    # Imported here: status must not wait for the imports of commands that train.
     module, _, function = command.handler.partition(":")
     return int(getattr(importlib.import_module(module), function)(arguments) or 0)
 
@@ -312,7 +313,7 @@ def parse(target: str, words: Sequence[str], *, from_make: bool = False) -> tupl
             values[name] = text
         elif from_make and name in MAKE_ONLY:
             continue
-        elif is_key_name(name):
+        elif is_key_name(name):  # before assignments: its value must not appear in an error about an unknown symbol
             raise _no_key(name)
         elif command.assigns:
             assignments[name] = text

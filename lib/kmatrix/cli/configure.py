@@ -90,6 +90,7 @@ def randconfig(arguments: Arguments) -> int:
         raise ConfigError(f"KCONFIG_SEED={seed} is not an integer")
     tree = open_tree(arguments.kconfig)
     draw = random.Random(int(seed))
+    # Each try sets fewer symbols: the last ones are close to the defaults, which are valid.
     for trial in range(TRIES):
         tree.reset()
         randomize(tree, draw, share=1 - trial / TRIES)
@@ -108,6 +109,7 @@ def savedefconfig(arguments: Arguments) -> int:
         base = [item for item in base if item.name != PROJECT]
         tree.kconf.syms[PROJECT].unset_value()
     text = tree.minimal_text()
+    # Values that equal their default only now: with another optimizer, say, the default would be another one.
     moving = [
         item for item in base if len(tree.kconf.syms[item.name].defaults) > 1 and f"CONFIG_{item.name}" not in text
     ]
@@ -173,6 +175,7 @@ def menuconfig(arguments: Arguments) -> int:
             f"{arguments.target} needs a terminal",
             hint="run it without a pipe and without make -j, or use make defconfig-<name> NAME=value",
         )
+    # Apply the file, and let the user edit it. menuconfig writes to `path` itself.
     tree = open_tree(arguments.kconfig)
     path = arguments.config
     before = path.read_bytes() if path.exists() else None
@@ -183,6 +186,7 @@ def menuconfig(arguments: Arguments) -> int:
     if not path.exists() or path.read_bytes() == before:
         print(f"no change to {shown(path)}")
         return 0
+    # Validate what it wrote. If that fails, restore the old file and keep the new one next to it.
     try:
         names = {symbol.name for symbol in tree.symbols if symbol.user_value is not None}
         text = validated(open_tree(arguments.kconfig), path, names, print)
@@ -206,7 +210,7 @@ def _finish(tree: Tree, arguments: Arguments, base: list[Assignment], origin: st
     refuse(broken_rules(tree, base))
     for note in validate_matrix(tree, base):
         print(f"  note: {note}")
-    tree.reset()
+    tree.reset()  # the expansion of the matrix leaves the values of its last cell
     path = arguments.config
     result = write_config(path, text_of_config(tree, base, former=path, say=print))
     words = " ".join([origin, *arguments.words])

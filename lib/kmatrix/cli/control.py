@@ -20,8 +20,9 @@ from kmatrix.records.runs import Status
 from kmatrix.status.status_file import recover_status
 from kmatrix.text import shown
 
-LAST_LINES = 40
-LOOK_S = 0.2
+LAST_LINES = 40  # of a log, printed before following it
+POLL_S = 0.2  # between two reads of a log
+STOP_POLL_S = 0.1  # between two checks whether the runner has exited
 
 
 def logs(arguments: Arguments) -> int:
@@ -47,7 +48,7 @@ def _follow(matrix: MatrixDir, runs: Sequence[RunDir], *, once: bool) -> int:
     """Print the logs of the runs, one after the other, until the matrix has ended. once: or the runs have."""
     seen: set[str] = set()
     while True:
-        held = matrix.is_held()
+        held = matrix.is_held()  # before the runs: one that starts in between is found in the next round
         run = next((run for run in runs if run.name not in seen and _is_running(run)), None)
         if run is not None:
             seen.add(run.name)
@@ -57,22 +58,22 @@ def _follow(matrix: MatrixDir, runs: Sequence[RunDir], *, once: bool) -> int:
             for one in (run for run in runs if not seen and run.output_log.exists()):
                 _print_end(one)
             return 0
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 def _print_growth(matrix: MatrixDir, run: RunDir) -> None:
     """Print the end of a log, then follow it until the run has ended."""
-    letters = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end inside a character
     with run.output_log.open("rb") as file:
         text = "".join(last_lines(file)[-LAST_LINES:])
         while True:
-            live = _is_running(run) and matrix.is_held()
-            sys.stdout.write(text + letters.decode(file.read()))
+            live = _is_running(run) and matrix.is_held()  # before the read, which then includes the last lines
+            sys.stdout.write(text + decoder.decode(file.read()))
             sys.stdout.flush()
             if not live:
                 return
             text = ""
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
 
 def _print_end(run: RunDir) -> None:
@@ -93,9 +94,6 @@ def _has_ended(run: RunDir) -> bool:
     return recover_status(run, has_runner=True).status not in (Status.RUNNING, Status.PLANNED)
 
 
-STOP_LOOK_S = 0.1
-
-
 def stop(arguments: Arguments) -> int:
     """Stop the runner of a matrix: its runs save a checkpoint and exit. Wait for it, and print the result."""
     matrix = running_target(arguments)
@@ -105,12 +103,12 @@ def stop(arguments: Arguments) -> int:
         raise LaunchError(f"no matrix is running in {where}", hint="pass TARGET=<matrix> or RESULTS_DIR=<folder>")
     ask(matrix, owner)
     print(f"sent SIGTERM to the runner (pid {owner.pid}) of {shown(matrix.path)}", flush=True)
-    said: set[str] = set()
+    announced: set[str] = set()
     while matrix.is_held():
-        for run in (run for run in matrix.runs() if run.name not in said and _is_running(run)):
-            said.add(run.name)
+        for run in (run for run in matrix.runs() if run.name not in announced and _is_running(run)):
+            announced.add(run.name)
             print(f"  waiting for {run.name} to save a checkpoint and exit, {GRACE_S:.0f} s at most", flush=True)
-        time.sleep(STOP_LOOK_S)
+        time.sleep(STOP_POLL_S)
     states = [recover_status(run, has_runner=False).status for run in matrix.runs()]
     print("stopped: " + ", ".join(f"{states.count(s)} {s}" for s in Status if s in states))
     if Status.STOPPED in states or Status.PLANNED in states:
@@ -120,9 +118,10 @@ def stop(arguments: Arguments) -> int:
 
 def ask(matrix: MatrixDir, owner: Process) -> None:
     """Send SIGTERM to the runner, never to another process with a reused pid."""
+    # First the handle, then the check: from then on, the handle cannot refer to another process.
     try:
         handle = os.pidfd_open(owner.pid or 0)
-    except (OSError, AttributeError):
+    except (OSError, AttributeError):  # AttributeError: not on macOS
         handle = -1
     try:
         if handle < 0 or not owner.lives_here():

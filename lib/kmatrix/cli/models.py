@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -62,7 +62,7 @@ def _become(module: str, arguments: Arguments, options: Mapping[str, type]) -> N
 
 def _run(module: str, words: Sequence[str]) -> NoReturn:
     need_torch()
-    sys.stdout.flush()
+    sys.stdout.flush()  # execve discards buffers
     os.execve(sys.executable, [sys.executable, "-m", module, *words], program_environment())
 
 
@@ -71,7 +71,7 @@ def command_line(arguments: Arguments, options: Mapping[str, type]) -> list[str]
     words = []
     for name, kind in options.items():
         text = arguments.values.get(name)
-        if text is None or (text == "" and name != "PROMPT"):
+        if text is None or (text == "" and name != "PROMPT"):  # an empty prompt is a prompt
             continue
         try:
             kind(text)
@@ -125,22 +125,19 @@ def best_of_matrix(matrix: MatrixDir) -> Path:
             f"no checkpoint of an evaluated run in {shown(matrix.path)}",
             hint="pass CHECKPOINT=<file or run directory>; `make list-checkpoints` lists all checkpoints",
         )
+    # A loss per token depends on the tokenizer, so it cannot rank runs on different datasets.
     scores = {run.name: run.best_val_loss for run in evaluated}
     if len({run.data_sha256 for run in evaluated}) > 1:
         scores = {run.name: run.best_bits_per_byte for run in evaluated}
     if None in scores.values():
         raise ConfigError(
             f"cannot rank the runs of {shown(matrix.path)}: their datasets differ",
-            hint=f"pass CHECKPOINT=<run directory>: {_listed(scores)}",
+            hint=f"pass CHECKPOINT=<run directory>: {', '.join(scores)}",
         )
     best = min(scores, key=lambda name: (scores[name] or 0.0, name))
     found = best_of_run(matrix.run(best))
     assert found
     return found
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)
 
 
 HEADS = ("step", "kinds", "val loss", "size", "attempt", "written", "file")
@@ -162,6 +159,7 @@ def list_checkpoints(arguments: Arguments) -> int:
 def prune(arguments: Arguments) -> int:
     """Delete superseded checkpoints, after confirmation. The newest intact one of each run is kept."""
     found = list(_indexes(arguments))
+    # The trainer of a running matrix deletes checkpoints itself, and writes the same index.
     for matrix in {MatrixDir(run.path.parent) for run, _ in found}:
         if matrix.is_held():
             raise LaunchError(
@@ -185,6 +183,7 @@ def prune(arguments: Arguments) -> int:
 
 def _superseded(index: CheckpointIndex) -> list[Entry]:
     """Return the superseded checkpoints: not best, kept or final, and older than the newest intact one."""
+    # The hash of each file is checked: if the newest one is damaged, the run resumes from an older one.
     newest = next((entry for entry in reversed(index.present) if is_intact(index, entry)), None)
     if newest is None:
         return []

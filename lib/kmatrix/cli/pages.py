@@ -64,7 +64,7 @@ def trackio_view(arguments: Arguments) -> int:
     project, host, wanted = _project(arguments, folder), arguments.get("HOST", LOOPBACK), port(arguments, "trackio")
     state = StateFile(folder)
     with state.held() as held:
-        if held is None:
+        if held is None:  # another process serves this folder already
             return _print_where(state.living(), project, arguments)
         with served(folder, host, wanted) as page:
             held.write(page)
@@ -188,8 +188,6 @@ def gather(runs: Sequence[RunDir], folder: Path) -> None:
 
 
 LAST_STEPS = 20
-
-
 FORMS = {
     "train/loss": ("loss", "{:.4f}"),
     "val/loss": ("val", "{:.4f}"),

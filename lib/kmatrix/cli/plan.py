@@ -127,10 +127,12 @@ def plan(arguments: Arguments) -> int:
     """Print the forecast of each run of the matrix. Runs with the same forecast are grouped."""
     target = _target(arguments)
     asked = by_name(arguments.get("GPU")) if arguments.get("GPU") else None
+    # GPU= asks for a forecast on that model, also if .config selects the CPU.
     if asked and not {"DEVICE", "GPT2_DEVICE", "CONFIG_GPT2_DEVICE"} & set(arguments.assignments):
         arguments = dataclasses.replace(arguments, assignments={**arguments.assignments, "DEVICE": "cuda"})
     made = _plan(arguments)
     data_dir = made.data_dir
+    # Group by the text itself: runs that differ only in a seed or a rate need the same.
     grouped: dict[tuple[str, ...], list[str]] = {}
     warned: dict[str, None] = {}
     for planned in made.runs:
@@ -174,6 +176,7 @@ def _positive(name: str, text: str) -> float:
 def _devices(made: Plan, config: RunConfig, asked: GpuModel | None) -> Sequence[GpuModel]:
     """Return the devices of a forecast: GPU=, else the GPUs of this machine, else all known models."""
     if config.device == "cpu":
+        # Ranks on the CPU share the memory of the machine.
         ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return (GpuModel(name="this machine", memory=ram / config.ranks, watts=None),)
     if asked:
@@ -312,7 +315,7 @@ def _seconds(config: RunConfig, device: GpuModel, target: Target) -> list[float]
         reached = at_rate(rate, shape=config.shape, train=config.train, tokens=config.tokens, device=device)
         if feasibility(reached.mfu) is not Feasibility.IMPOSSIBLE:
             return [config.tokens / rate]
-    band = [_at(config, device, share) for share in reversed(BAND)]
+    band = [_at(config, device, share) for share in reversed(BAND)]  # reversed: the highest MFU is the shortest time
     return [seconds for seconds in band if seconds is not None]
 
 

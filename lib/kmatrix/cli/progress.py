@@ -53,8 +53,8 @@ class ProgressDisplay:
         self._every_s = every_s
         self._dead = False
         self._shown: dict[str, float] = {}  # run -> monotonic seconds of its last plain line
-        self._told: set[tuple[str, AlertKind, str, float]] = set()  # alerts that were printed
-        self._now: dict[str, RunProgress] = {}  # the runs that go on
+        self._printed: set[tuple[str, AlertKind, str, float]] = set()  # alerts that were printed
+        self._now: dict[str, RunProgress] = {}  # the runs in progress
         self._drawn = 0.0
         self._live: Live | None = None
         self._console: Console | None = None
@@ -76,6 +76,7 @@ class ProgressDisplay:
 
     def __call__(self, progress: RunProgress) -> None:
         """Show the progress of a run."""
+        # The terminal was closed: leave it now, not in the signal handler, which may interrupt a write.
         if self._terminal is not None and self._terminal.lost:
             self.__exit__(None, None, None)
             self._console = self._live = None
@@ -85,7 +86,7 @@ class ProgressDisplay:
             return
         try:
             for alert in self._new_alerts(progress):
-                self._tell(progress, alert)
+                self._print_alert(progress, alert)
             if self._console is not None:
                 self._draw(self._console, progress)
             else:
@@ -98,7 +99,7 @@ class ProgressDisplay:
         if self._dead:
             return
         try:
-            self._stay(f"note: {text}", "yellow")
+            self._print_permanent(f"note: {text}", "yellow")
         except (OSError, ValueError):
             self._dead = True
 
@@ -107,16 +108,16 @@ class ProgressDisplay:
         new = []
         for alert in progress.alerts:
             key = (progress.run, alert.kind, alert.about, alert.since)
-            if key not in self._told:
-                self._told.add(key)
+            if key not in self._printed:
+                self._printed.add(key)
                 new.append(alert)
         return new
 
-    def _tell(self, progress: RunProgress, alert: Alert) -> None:
-        """Print an alert as a permanent line, above the live lines on a terminal."""
-        self._stay(f"! {progress.run}  {one_line(alert)}", "red" if alert.severity is Severity.CRITICAL else "yellow")
+    def _print_alert(self, progress: RunProgress, alert: Alert) -> None:
+        style = "red" if alert.severity is Severity.CRITICAL else "yellow"
+        self._print_permanent(f"! {progress.run}  {one_line(alert)}", style)
 
-    def _stay(self, text: str, style: str) -> None:
+    def _print_permanent(self, text: str, style: str) -> None:
         """Print a permanent line, above the live lines on a terminal."""
         if self._console is None:
             self._stream.write(text + "\n")
@@ -124,6 +125,7 @@ class ProgressDisplay:
             return
         from rich.text import Text
 
+        # soft_wrap: the terminal wraps, so that a copied line has no line breaks.
         self._console.print(Text(text, style="" if colourless() else style), soft_wrap=True)
 
     def _print(self, progress: RunProgress) -> None:
@@ -145,7 +147,7 @@ class ProgressDisplay:
         self._now[progress.run] = progress
         if progress.status not in LIVE:
             del self._now[progress.run]
-            self._end_live()
+            self._end_live()  # the live lines disappear, so that the final line is not drawn over
             style = "" if colourless() else COLOURS.get(progress.status, "")
             console.print(Text(ended_line(progress), style=style), soft_wrap=True)
             return
@@ -156,7 +158,7 @@ class ProgressDisplay:
         elif now - self._drawn < REFRESH_S:
             return
         self._drawn = now
-        most = max(1, min(MOST_LINES, console.height - 3))
+        most = max(1, min(MOST_LINES, console.height - 3))  # a display as high as the terminal would scroll
         self._live.update(_live_lines(list(self._now.values()), most, console.width), refresh=True)
 
     def _end_live(self) -> None:
@@ -168,7 +170,7 @@ class ProgressDisplay:
 def running_line(progress: RunProgress, width: int | None = None) -> str:
     """Return `run 2/4 gpt2_muon_2cpu  step 120/300  loss 2.71  val 2.80  41k tok/s  left 12s`, without unknown values.
 
-    width: columns that there are; what is worth least is left out, then the middle of the name.
+    width: if the line is longer, drop optional parts, then shorten the name.
     """
     parts = _parts(progress)
     while width is not None and len(_joined(parts)) > width and (optional := [part for part in parts if part[0]]):
@@ -246,13 +248,13 @@ def _live_lines(runs: Sequence[RunProgress], most: int, width: int) -> Table:
         drawn = [ProgressBar(total=1.0, completed=min(1.0, share), width=bar)] if bar >= BAR_LEAST else []
         text = running_line(run, None if drawn else width)
         line.add_row(*drawn, Text(text))
-    last = _standing(runs[-1], len(runs) - most)
+    last = _matrix_counts(runs[-1], len(runs) - most)
     if last:
         line.add_row(*([""] if bar >= BAR_LEAST else []), Text(last))
     return line
 
 
-def _standing(progress: RunProgress, hidden: int) -> str:
+def _matrix_counts(progress: RunProgress, hidden: int) -> str:
     """Return `3 finished, 1 failed, 2 pending`, "" for a matrix of one run."""
     done = {name: count for name, count in progress.counts.items() if name not in ("planned", "running")}
     parts = [f"{count} {name}" for name, count in done.items()]
@@ -275,6 +277,7 @@ class Terminal:
         with suppress(OSError, ValueError):
             sys.stdout.flush()
         with suppress(OSError):
+            # The descriptors, not sys.stdout: libraries and child processes write to 1 and 2 as well.
             log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             for number in (1, 2):
                 os.dup2(log, number)

@@ -130,6 +130,7 @@ def _run_and_report(
 
     chosen: replaces the trackers of the matrix, None to keep them.
     """
+    # Run the attempts, and wait for the uploads. Both continue if the terminal is closed.
     with outlived(matrix.runner_log) as terminal:
         with ProgressDisplay(terminal=terminal) as show:
             trackers = matrix_trackers(matrix, chosen)
@@ -138,6 +139,7 @@ def _run_and_report(
             outcome = execute(matrix, plan, gpus=gpus, monitor=monitor, trackers=trackers, show=show, tell=show.tell)
         if trackers is not None:
             wait_for_sync(trackers)
+        # Report. The user's command comes last, so that it finds the report in the results.
         if terminal.lost:
             terminal.leave()
         values = symbols(matrix)
@@ -179,6 +181,7 @@ def continue_(arguments: Arguments) -> int:
     matrix = find_target(arguments)
     names = {run.name for run in chosen_runs(matrix, arguments)}
     background, retry = yes(arguments, "DETACH"), yes(arguments, "RETRY_FAILED")
+    # Refuse what can be refused before anything is written.
     need_torch()
     chosen = asked_trackers(arguments)
     refuse_if_running(matrix)
@@ -194,6 +197,7 @@ def continue_(arguments: Arguments) -> int:
         return _run_detached(matrix, arguments, "RUN", "RESUME", "RETRY_FAILED", "GPUS", "SIMULATE", "TRACKER")
     recorder = monitor(arguments.get("SIMULATE"), *recording(symbols(matrix)))
     status = _run_and_report(matrix, plan, gpus=gpus, monitor=recorder, chosen=chosen)
+    # A run that failed before and was not retried counts as well: the matrix has not succeeded.
     return status or (EXIT_FAILED if any(state.status is Status.FAILED for state in plan.stays.values()) else 0)
 
 
@@ -203,6 +207,7 @@ def test_rerun(arguments: Arguments) -> int:
         raise ConfigError("test-rerun needs a matrix", hint="pass TARGET=<matrix>: its results are replaced")
     matrix = find_target(arguments)
     runs = _of_optimizers(chosen_runs(matrix, arguments), arguments.get("OPTIMIZER"))
+    # All checks come before the first result is archived.
     need_torch()
     chosen = asked_trackers(arguments)
     refuse_if_running(matrix)
@@ -214,7 +219,7 @@ def test_rerun(arguments: Arguments) -> int:
                 f"{run.name} cannot run on this machine", why=why, hint="pass RUN=<pattern> for the others"
             )
     recorder = monitor(arguments.get("SIMULATE"), *recording(symbols(matrix)))
-    with held(matrix):
+    with held(matrix):  # no runner may start a run while its files are moved
         for run in runs:
             archive = archive_result(run)
             print(f"{run.name}: " + (f"archived its result in {shown(archive)}" if archive else "no result yet"))
@@ -338,6 +343,7 @@ def _weights(was: RunDir, now: RunDir) -> tuple[bool | None, str]:
         if entry is None:
             return None, f"weights not compared: {shown(run.path)} has no final checkpoint"
         paths.append(str(index.folder / entry.name))
+    # In a process of its own: reading the weights needs torch, which kmatrix never imports.
     done = subprocess.run(
         [sys.executable, "-m", "gpt2.inference.weights", *paths],
         env=program_environment(),
@@ -348,7 +354,7 @@ def _weights(was: RunDir, now: RunDir) -> tuple[bool | None, str]:
     if done.returncode:
         why = done.stderr.strip().splitlines()
         return None, f"weights not compared: {why[0] if why else 'the trainer printed no error'}"
-    found = json.loads(done.stdout.strip().splitlines()[-1])
+    found = json.loads(done.stdout.strip().splitlines()[-1])  # the last line: libraries may print warnings before
     if found["equal"]:
         return True, f"equal bit for bit: the final weights, SHA-256 {found['sha256'][:12]}"
     apart = "" if found["by"] is None else f" by {found['by']:.3g}"

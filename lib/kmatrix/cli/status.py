@@ -1,4 +1,4 @@
-"""The command that shows how a matrix stands: live on a terminal, plain elsewhere, as JSON for programs."""
+"""The commands `status` and `estimate`: a live display on a terminal, plain text elsewhere, JSON for programs."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def as_json(view: MatrixView) -> dict[str, object]:
 
 
 def plain(view: MatrixView, width: int | None = None) -> list[str]:
-    """Return the view as plain lines: a headline, the tables, and remarks on single runs."""
+    """Return the view as plain lines: a headline, the tables, and notes on single runs."""
     return [line.text for line in screen(view, width=width)]
 
 
 def asked_width() -> int | None:
-    """Return the width that COLUMNS asks for, as `watch` does for what it runs; None for as wide as is needed."""
+    """Return the width in COLUMNS, which `watch` sets for its command; None: as wide as needed."""
     text = os.environ.get("COLUMNS", "")
     return int(text) if text.isdecimal() and int(text) else None
 
@@ -72,7 +72,7 @@ def watch(overview: Overview) -> None:
 
 
 def drawn(lines: list[Line]) -> Text:
-    """Return the lines for a terminal, in colours unless NO_COLOR says otherwise."""
+    """Return the lines for a terminal, in colours unless NO_COLOR is set."""
     from rich.text import Text
 
     text = Text("\n".join(line.text for line in lines), no_wrap=True, overflow="ellipsis")
@@ -86,8 +86,8 @@ def drawn(lines: list[Line]) -> Text:
     return text
 
 
-QUARANTINED = "quarantined"  # what a GPU stays when its matrix has ended
-FEWEST_RUNS = 3  # rows that runs keep whatever else there is to say
+QUARANTINED = "quarantined"  # start of a reason that is still shown after the matrix has ended
+FEWEST_RUNS = 3  # rows that are reserved for runs
 
 
 RUNS = (
@@ -132,27 +132,28 @@ class Line:
 def screen(view: MatrixView, *, width: int | None = None, height: int | None = None) -> list[Line]:
     """Return the lines of a matrix. width: columns, height: lines; None for as many as are needed."""
     head = [Line(text, head=True) for text in headline(view, width)]
-    said = [Line(text, about) for about, words in remarks(view) for text in wrap(words, width=width)]
+    below = [Line(text, about) for about, words in notes(view) for text in wrap(words, width=width)]
     if height is None:
-        return [*head, *run_lines(view, view.runs, width), *gpu_lines(view, width), *said]
+        return [*head, *run_lines(view, view.runs, width), *gpu_lines(view, width), *below]
+    # If not everything fits: the GPUs become one line, then notes are cut to a third, then runs are left out.
     room = max(FEWEST_RUNS, height - len(head) - 1)
     gpus = gpu_lines(view, width)
     wanted = min(len(view.runs), max(FEWEST_RUNS, sum(run.status is Status.RUNNING for run in view.runs)))
-    if wanted + len(gpus) + min(len(said), room // 3) > room:
-        gpus = [Line(_gpus_in_short(view))] if view.gpus else []
-    said = _cut(said, max(2, room - len(gpus) - len(view.runs), (room - len(gpus)) // 3))
-    shown = most_urgent(view.runs, max(1, room - len(gpus) - len(said)))
+    if wanted + len(gpus) + min(len(below), room // 3) > room:
+        gpus = [Line(_gpu_counts(view))] if view.gpus else []
+    below = _cut(below, max(2, room - len(gpus) - len(view.runs), (room - len(gpus)) // 3))
+    shown = most_urgent(view.runs, max(1, room - len(gpus) - len(below)))
     if hidden := len(view.runs) - len(shown):
-        shown = most_urgent(view.runs, max(1, room - len(gpus) - len(said) - 1))
+        shown = most_urgent(view.runs, max(1, room - len(gpus) - len(below) - 1))  # 1: the line about hidden runs
         hidden = len(view.runs) - len(shown)
-        said.insert(0, Line(f"and {hidden} more runs"))
-    return [*head, *run_lines(view, shown, width), *gpus, *said][:height]
+        below.insert(0, Line(f"and {hidden} more runs"))
+    return [*head, *run_lines(view, shown, width), *gpus, *below][:height]
 
 
 def headline(view: MatrixView, width: int | None = None) -> list[str]:
     """Return `test_matrix_results_...: running, 1 finished, 2 planned, left 1:02:03, until 14:05, cost $1.20 of $4.00`.
 
-    Where that is too long, the name and its status stand in a line of their own.
+    If that is too long, name and status have a line of their own.
     """
     parts = [f"{number} {name}" for name, number in view.counts.items()]
     if view.running and view.left_s is not None and view.ends is not None:
@@ -200,7 +201,7 @@ def most_urgent(runs: Sequence[RunView], room: int) -> list[RunView]:
 
 
 def cells(run: RunView, gpus: Sequence[int | None] = ()) -> tuple[str, ...]:
-    """Return one run as the cells of its row. gpus: the indices of those that it has."""
+    """Return one run as the cells of its row. gpus: the indices of its GPUs."""
     steps = UNKNOWN if run.step is None else str(run.step) + (f"/{run.max_iters}" if run.max_iters else "")
     done = None if run.step is None or not run.max_iters else run.step / run.max_iters
     return (
@@ -219,8 +220,8 @@ def cells(run: RunView, gpus: Sequence[int | None] = ()) -> tuple[str, ...]:
     )
 
 
-def remarks(view: MatrixView) -> Iterator[tuple[Status | None, str]]:
-    """Yield remarks on single runs and GPUs, failures and alerts first."""
+def notes(view: MatrixView) -> Iterator[tuple[Status | None, str]]:
+    """Yield notes on single runs and GPUs, failures and alerts first."""
     for run in view.runs:
         if run.reason and run.status in (Status.FAILED, Status.SKIPPED):
             yield run.status, f"{run.name} {run.status}: {run.reason}"
@@ -268,7 +269,7 @@ def _place(run: RunView, gpus: Sequence[int | None]) -> str:
 def _gpu_cells(gpu: GpuView) -> tuple[str, ...]:
     return (
         _gpu(gpu),
-        gpu.run or gpu.out.partition(":")[0] or "free",  # why stands below
+        gpu.run or gpu.out.partition(":")[0] or "free",  # the reason after the colon is in the notes below
         _number(gpu.utilization, ".0f", "%"),
         _memory(gpu.memory_used, gpu.memory_total),
         _number(gpu.power, ".0f", "W"),
@@ -281,7 +282,8 @@ def _gpu(gpu: GpuView) -> str:
     return " ".join(filter(None, ["?" if gpu.index is None else str(gpu.index), gpu.name or gpu.uuid]))
 
 
-def _gpus_in_short(view: MatrixView) -> str:
+def _gpu_counts(view: MatrixView) -> str:
+    """Return `GPUs: 3 in use, 1 free`."""
     taken, out = sum(bool(gpu.run) for gpu in view.gpus), sum(bool(gpu.out) for gpu in view.gpus)
     left_out = f", {out} left out" if out else ""
     return f"GPUs: {taken} in use, {len(view.gpus) - taken - out} free{left_out}"

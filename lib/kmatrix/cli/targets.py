@@ -11,9 +11,7 @@ from kmatrix.errors import ConfigError
 from kmatrix.kconfig.assignments import read_assignments
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.records.paths import ROOT, MatrixDir, RunDir, find_matrix, matrix_dirs
-from kmatrix.text import shown
-
-LISTED = 6
+from kmatrix.text import first_names, shown
 
 
 def find_target(arguments: Arguments) -> MatrixDir:
@@ -45,7 +43,7 @@ def chosen_runs(matrix: MatrixDir, arguments: Arguments) -> list[RunDir]:
     pattern = Path(asked).name if RunDir(Path(asked)).run_json.is_file() else asked
     found = [run for run in runs if fnmatch.fnmatchcase(run.name, pattern)]
     if not found:
-        names = ", ".join(run.name for run in runs[:LISTED]) + (", ..." if len(runs) > LISTED else "")
+        names = first_names(run.name for run in runs)
         raise ConfigError(f"RUN={asked} matches no run of {shown(matrix.path)}", why=f"its runs are {names}")
     return found
 
@@ -55,6 +53,7 @@ def results_dir(arguments: Arguments) -> Path:
     text = arguments.get("RESULTS_DIR")
     if text:
         return Path(text).expanduser()
+    # Read, not applied: status and stop need only this line.
     path = arguments.config
     if path.exists():
         for item in read_assignments(open_tree(arguments.kconfig), path):

@@ -108,13 +108,14 @@ def _sync_run(run: RunDir, names: Sequence[str], project: str) -> int:
     project = project or _tracking(run).project or own_project()
     limit = str(max(LEAST_LIMIT_S, _tracking(run).limit_s or 0.0))
     words = ["--trackers", ",".join(names), "--project", project, "--limit", limit]
+    # The upload runs in a process of its own, as during a run: a tracker that hangs can be killed.
     process, line = start(Path(sys.executable), ROOT, run, *words), _Line(only_terminal=True)
     try:
         while process.poll() is None:
             line.show(f"{run.name}: {', '.join(_progress(one) for one in read_track(run) if one.tracker in names)}")
             time.sleep(POLL_S)
     except KeyboardInterrupt:
-        kill(process)
+        kill(process)  # it has its own session, so Ctrl+C did not reach it
         raise
     finally:
         line.end()
@@ -162,7 +163,7 @@ class _Line:
         if self._silent:
             return
         if self._terminal:
-            sys.stdout.write("\r" + text.ljust(self._width))
+            sys.stdout.write("\r" + text.ljust(self._width))  # blanks cover the rest of a longer line
             self._width = len(text)
         else:
             print(text)
