@@ -1,4 +1,4 @@
-"""Measure the cost of a checkpoint: how long training waits for it, how long writing takes, and reading it again.
+"""Measure the cost of a checkpoint: the time that training waits, the time to write it, and the time to read it.
 
     python bench/checkpoint.py --model 124m
 
@@ -47,7 +47,7 @@ def measure(folder: Path, model: str, rounds: int) -> None:
     state = made(folder, model)
     for asynchronous in (False, True):
         log = RunLog(RunDir(folder), "bench", 1, main=True)
-        log.say = log.event = lambda *_: None  # type: ignore[method-assign,assignment]  # nothing but the table
+        log.say = log.event = lambda *_: None  # type: ignore[method-assign,assignment]  # print only the table
         manager = CheckpointManager(with_async(state, asynchronous), log)
         waited, worked, whole = [], [], []
         for step in range(rounds + 1):
@@ -89,7 +89,7 @@ def made(folder: Path, model: str) -> TrainingState:
 
 
 def with_async(state: TrainingState, asynchronous: bool) -> TrainingState:
-    """Return the same state, written during training or with training paused."""
+    """Return the same state, with checkpoints written in the background or not."""
     return replace(state, config=replace(state.config, async_checkpoint=asynchronous))
 
 
@@ -100,7 +100,7 @@ def timed(action: Callable[[], Any]) -> float:
 
 
 def in_ms(seconds: Sequence[float], less: Sequence[float] | None = None) -> str:
-    """Return the median in milliseconds, less another median."""
+    """Return the median in ms, minus that of `less`."""
     return f"{1e3 * (statistics.median(seconds) - (statistics.median(less) if less else 0)):7.0f} ms"
 
 

@@ -20,11 +20,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = 21
-LIMIT_MS = 150.0  # ARCHITECTURE: a configuration target answers in less
+LIMIT_MS = 150.0  # of a configuration target: docs/architecture.md
 
 
 def commands(folder: str) -> dict[str, list[str]]:
-    """Return what is timed: name -> command line."""
+    """Return the commands to time: name -> command line."""
     program = [sys.executable, "-m", "kmatrix"]
     return {
         "python -c pass": [sys.executable, "-c", "pass"],
@@ -39,10 +39,11 @@ def commands(folder: str) -> dict[str, list[str]]:
 
 
 def measure(lines: dict[str, list[str]], rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Return milliseconds on the clock and of the CPU, one of each command a round.
+    """Return wall time and CPU time in ms of each command, one sample per round.
 
-    The first round warms the caches and is left out.
+    The first round warms up the caches and is not counted.
     """
+    # Without make's variables, which the commands would take for their own.
     environment = {name: text for name, text in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
     environment["PYTHONPATH"] = f"{ROOT / 'lib'}:{ROOT}"
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in lines}
@@ -58,7 +59,7 @@ def measure(lines: dict[str, list[str]], rounds: int) -> dict[str, list[tuple[fl
 
 
 def main() -> None:
-    """Print a table of medians, and whether defconfig keeps its limit."""
+    """Print a table of medians, and whether defconfig stays below its limit."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("rounds", type=int, nargs="?", default=ROUNDS)
     rounds = parser.parse_args().rounds

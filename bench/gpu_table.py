@@ -54,7 +54,7 @@ class Setting:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--peer", type=Path, help="a checkout of karpathy/nanoGPT; without one ours runs alone")
+    parser.add_argument("--peer", type=Path, help="a checkout of karpathy/nanoGPT (default: only ours)")
     parser.add_argument("--models", default="124m,350m,774m")
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
@@ -95,7 +95,7 @@ def settings(args: argparse.Namespace) -> Iterator[Setting]:
 
 
 def random_tokens(folder: Path) -> Path:
-    """Write shards of random tokens: what they say does not change how long they take."""
+    """Write shards of random tokens: the speed does not depend on the text."""
     folder.mkdir(parents=True)
     drawn = np.random.default_rng(0).integers(0, GPT2_VOCAB, TOKENS)
     shards.write_shard(folder / "random_train_000000.bin", drawn)
@@ -145,7 +145,7 @@ def train_nanogpt(checkout: Path, data: Path, setting: Setting, scratch: Path) -
 
 
 def seen(setting: Setting) -> dict[str, str]:
-    """Return what a process must have in its environment to see the GPU, which the CPU's bench hides."""
+    """Return the environment variable that shows the GPU, which `train_vs_peer.environment` hides."""
     return {"CUDA_VISIBLE_DEVICES": "0"} if setting.device == "cuda" else {}
 
 
@@ -155,7 +155,7 @@ def speed(step_ms: Sequence[float], setting: Setting) -> float:
 
 
 def row(setting: Setting, ours: float, peer: float | None, peak: float | None) -> str:
-    """Return one row of Markdown; what is not known is n/a."""
+    """Return one row of Markdown; n/a: unknown."""
 
     def used(tokens_per_second: float | None) -> str:
         share = tokens_per_second and mfu(tokens_per_second, setting.shape.flops_per_token, peak, 1)

@@ -1,8 +1,8 @@
-"""What a run costs beyond torchrun itself: the same trivial trainer by hand and by the launcher, in turns.
+"""Measure the overhead of the runner: the same trivial trainer started by torchrun alone and by kmatrix, interleaved.
 
     python bench/launch.py [--rounds 7]
 
-Prints medians, smallest and greatest, in seconds. The aim: an overhead below 1.5 s a run.
+Prints median, minimum and maximum in seconds. The goal is an overhead below 1.5 s per run.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ TRAINER = ROOT / "tests" / "support" / "fakes.py"
 
 
 def main() -> None:
-    """Measure in turns, and print."""
+    """Measure both, interleaved, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
-    by_hand, by_launcher = [], []
+    alone, launched = [], []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds):
-            by_hand.append(hand(Path(folder) / f"hand{number}"))
-            by_launcher.append(launcher(Path(folder) / f"launcher{number}"))
-    differences = [ours - theirs for ours, theirs in zip(by_launcher, by_hand, strict=True)]
-    print(f"rounds          {rounds}")
-    print(f"torchrun alone  {statistics.median(by_hand):.3f} s  ({min(by_hand):.3f} to {max(by_hand):.3f})")
-    print(f"by the launcher {statistics.median(by_launcher):.3f} s  ({min(by_launcher):.3f} to {max(by_launcher):.3f})")
-    print(f"overhead a run  {statistics.median(differences):.3f} s  ({min(differences):.3f} to {max(differences):.3f})")
+            alone.append(torchrun(Path(folder) / f"torchrun{number}"))
+            launched.append(launcher(Path(folder) / f"launcher{number}"))
+    # Per round, because the speed of the machine drifts: the difference of the medians would include the drift.
+    overheads = [ours - theirs for ours, theirs in zip(launched, alone, strict=True)]
+    print(f"rounds            {rounds}")
+    print(f"torchrun alone    {statistics.median(alone):.3f} s  ({min(alone):.3f} to {max(alone):.3f})")
+    print(f"kmatrix           {statistics.median(launched):.3f} s  ({min(launched):.3f} to {max(launched):.3f})")
+    print(f"overhead per run  {statistics.median(overheads):.3f} s  ({min(overheads):.3f} to {max(overheads):.3f})")
 
 
-def hand(folder: Path) -> float:
+def torchrun(folder: Path) -> float:
     """Return the wall time (s) of one run with torchrun called directly."""
     plan = make(folder)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
@@ -59,7 +60,7 @@ def hand(folder: Path) -> float:
 
 
 def launcher(folder: Path) -> float:
-    """Return the wall time (s) of one run in a matrix of its own size."""
+    """Return the wall time (s) of one run in a matrix of one run."""
     plan = make(folder)
     begun = time.perf_counter()
     outcome = drive(MatrixDir(folder), [plan], LocalEngine(Path(sys.executable), ROOT), show=lambda _: None)

@@ -1,4 +1,4 @@
-"""How long the expansion of a large matrix takes and how much memory: each size in a process of its own.
+"""Measure time and memory of the expansion of large matrices. Each size runs in its own process.
 
 python bench/matrix.py [CELLS ...]
 """
@@ -20,7 +20,7 @@ LIMIT_S, LIMIT_MIB = 5.0, 500.0  # for 100,000 cells
 
 
 def expand_cells(cells: int) -> None:
-    """Expand 5 optimizers x 4 schedules x 2 precisions x seeds, and print the figures."""
+    """Expand 5 optimizers x 4 schedules x 2 precisions x seeds, and print one row of the table."""
     from kmatrix.config import RULES
     from kmatrix.kconfig.tree import Tree
     from kmatrix.matrix.axes import parse_override, plan_axes
@@ -45,13 +45,13 @@ def expand_cells(cells: int) -> None:
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # KiB on Linux
     assert len({run.name for run in matrix.runs}) == len(matrix.runs)
     kept = seconds < LIMIT_S and memory < LIMIT_MIB
-    said = (" kept" if kept else " NOT KEPT") if matrix.cells == SIZES[-1] else ""
+    mark = (" kept" if kept else " NOT KEPT") if matrix.cells == SIZES[-1] else ""
     numbers = f"{seconds:10.3f}{used:10.3f}{1e6 * used / matrix.cells:10.1f}{memory:10.0f}"
-    print(f"{matrix.cells:9,}{len(matrix.runs):9,}{numbers}{said}", flush=True)
+    print(f"{matrix.cells:9,}{len(matrix.runs):9,}{numbers}{mark}", flush=True)
 
 
 def main() -> None:
-    """Print a table; a worker process measures each size, so that memory is its own."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("cells", type=int, nargs="*", default=SIZES)
     parser.add_argument("--worker", action="store_true", help="measure one size in this process")
@@ -62,7 +62,7 @@ def main() -> None:
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print(f"limit for {SIZES[-1]:,} cells: {LIMIT_S:.0f} s, {LIMIT_MIB:.0f} MiB")
     print(f"{'cells':>9}{'runs':>9}{'s':>10}{'CPU s':>10}{'us/cell':>10}{'MiB':>10}", flush=True)
-    for size in args.cells:
+    for size in args.cells:  # in a process each: ru_maxrss is the peak of the whole life of a process
         environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'lib'}:{ROOT}"}
         subprocess.run([sys.executable, __file__, "--worker", str(size)], env=environment, check=True)
 

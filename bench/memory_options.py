@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # gpt2 is not installed: it lies in the project
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # only kmatrix is installed, gpt2 is not
 
 from gpt2.model import GPT, autocast, configure_precision
 from kmatrix.shapes import ModelShape
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         end="",
     )
     print(f"{args.dtype}, {args.device}")
-    print(f"{'':18}{'ms a step':>10}{'time':>8}{'peak MiB':>10}{'memory':>8}{'loss':>12}")
+    print(f"{'':18}{'ms/step':>10}{'time':>8}{'peak MiB':>10}{'memory':>8}{'loss':>12}")
     first: dict[str, float] = {}
     for name in VARIANTS:
         found = in_a_process(name, sys.argv[1:] if argv is None else argv)
@@ -70,18 +70,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def in_a_process(name: str, words: Sequence[str]) -> dict[str, float]:
-    """Measure one variant in a process of its own, whose peak is then its alone."""
+    """Measure one variant in its own process, so that its peak memory is not that of another variant."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "lib")])}
     command = [sys.executable, __file__, *words, "--variant", name]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        sys.exit(f"{name} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        sys.exit(f"{name} exited with status {done.returncode}:\n{done.stderr[-2000:]}")
     found: dict[str, float] = json.loads(done.stdout)
     return found
 
 
 def measure(args: argparse.Namespace) -> dict[str, float]:
-    """Return ms of a step (median, the first left out), the peak in MiB, and the loss of the last step."""
+    """Return ms per step (median, without the first), the peak in MiB, and the loss of the last step."""
     torch.set_num_threads(1)
     configure_precision(args.device, args.dtype, tf32=True)
     heads = max(1, args.width // 64)
@@ -109,7 +109,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
 
 
 def now(*, cuda: bool) -> float:
-    """Return seconds: of the CPU in this process, or of the clock once the GPU has done what it was given."""
+    """Return the CPU time of this process in s, or with CUDA the wall time after all queued kernels have finished."""
     if cuda:
         torch.cuda.synchronize()
         return time.perf_counter()
@@ -117,7 +117,7 @@ def now(*, cuda: bool) -> float:
 
 
 def peak_mib() -> float:
-    """Return the most memory that this process has had, in MiB."""
+    """Return the peak memory of this process in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 

@@ -21,7 +21,7 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # gpt2 is not installed: it lies in the project
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # only kmatrix is installed, gpt2 is not
 
 from gpt2.model import GPT, autocast, configure_precision
 from kmatrix.shapes import ModelShape
@@ -32,7 +32,7 @@ SETTLE_STEPS = 2  # after a change of variant, not timed
 
 @dataclass(kw_only=True)
 class Variant:
-    """One way to take a training step. seconds: of each timed step.  losses: of every step."""
+    """One variant of a training step. seconds: of each timed step.  losses: of every step."""
 
     name: str
     prepare: Callable[[], object]
@@ -58,7 +58,7 @@ class Variant:
 
 
 def ours(name: str, shape: ModelShape, device: str, dtype: str, *, plain: bool = False) -> Variant:
-    """Return the trainer's step; plain: without its choice of attention, of precision and of the fused update."""
+    """Return the trainer's step. plain: highest matmul precision, and no fused update."""
     model = GPT(shape).to(device)
     decay = [p for p in model.parameters() if p.ndim >= 2]
     rest = [p for p in model.parameters() if p.ndim < 2]
@@ -80,7 +80,7 @@ def ours(name: str, shape: ModelShape, device: str, dtype: str, *, plain: bool =
 
 
 def peer(path: Path, shape: ModelShape, device: str) -> Variant:
-    """Return nanoGPT's step: its model, its optimizer, 32-bit, as its train.py takes it on this device."""
+    """Return nanoGPT's step in 32 bits: its model and optimizer, as its train.py uses them on this device."""
     module = _load(path / "model.py")
     names = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")
     torch.manual_seed(1337)
@@ -102,9 +102,9 @@ def peer(path: Path, shape: ModelShape, device: str) -> Variant:
 def _load(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("peer_model", path)
     if spec is None or spec.loader is None or not path.is_file():
-        sys.exit(f"{path} is not there: --peer takes the folder of a nanoGPT checkout")
+        sys.exit(f"{path} not found: --peer takes the folder of a nanoGPT checkout")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["peer_model"] = module  # dataclasses look their module up
+    sys.modules["peer_model"] = module  # dataclasses look up their module by name
     spec.loader.exec_module(module)
     return module
 
@@ -115,7 +115,7 @@ def _synchronize(device: str) -> None:
 
 
 def measure(variants: Sequence[Variant], args: argparse.Namespace) -> None:
-    """Time the variants in turn, all on the same batches, and print a table."""
+    """Time the variants in turn, on the same batches."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(args.rounds):
         draws = torch.randint(args.vocab, (SETTLE_STEPS + args.steps, args.batch, args.block + 1), generator=generator)
@@ -127,7 +127,7 @@ def measure(variants: Sequence[Variant], args: argparse.Namespace) -> None:
 
 
 def table(variants: Sequence[Variant], tokens: int) -> str:
-    """Return a line for each variant; `x` is its speed over the first one's."""
+    """Return one line per variant. `x`: its speed relative to the first one."""
     first = statistics.median(variants[0].seconds)
     lines = [f"{'variant':34} {'ms/step':>9} {'fastest 10 %':>13} {'tok/s':>9} {'x':>6} {'last loss':>10}"]
     for variant in variants:

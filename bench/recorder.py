@@ -96,15 +96,15 @@ class Cost:
     size: float | None = None  # bytes/h at the requested rate
 
 
-class Look:
+class FileState:
     """The state of a recording: number of samples, bytes and time (s)."""
 
     def __init__(self, path: Path, samples: int) -> None:
         self.samples, self.size, self.time = samples, path.stat().st_size, time.monotonic()
 
 
-def grown(cost: Cost, hz: float, first: Look, last: Look) -> Cost:
-    """Return a cost with the rate, late ticks and size between two looks, for a requested rate of `hz`."""
+def grown(cost: Cost, hz: float, first: FileState, last: FileState) -> Cost:
+    """Return a cost with the rate, late ticks and size between two states, for a requested rate of `hz`."""
     seconds, samples = last.time - first.time, max(1, last.samples - first.samples)
     return replace(
         cost,
@@ -116,35 +116,35 @@ def grown(cost: Cost, hz: float, first: Look, last: Look) -> Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """One number of GPUs: where the files go, the simulated driver, and how long each way is looked at."""
+    """The measurements for one number of GPUs."""
 
-    folder: Path
-    environment: dict[str, str]
-    seconds: float
+    folder: Path  # of the recordings
+    environment: dict[str, str]  # with the simulated driver
+    seconds: float  # s per measurement
 
     def recorder(self, hz: float) -> Cost:
         run = RunDir(self.folder / f"run{hz:g}")
-        looks: list[Look] = []
+        states: list[FileState] = []
         cost = self._watch(
             [sys.executable, "-m", "kmatrix.gpu.recorder", str(run.path), "--hz", f"{hz:g}"],
-            lambda: looks.append(Look(run.gpu_samples, len(read_samples(run.gpu_samples)))),
+            lambda: states.append(FileState(run.gpu_samples, len(read_samples(run.gpu_samples)))),
         )
-        return grown(cost, hz, *looks)
+        return grown(cost, hz, *states)
 
     def empty(self, hz: float) -> Cost:
         return self._watch([sys.executable, "-c", EMPTY, f"{hz:g}"])
 
     def plain(self, hz: float) -> Cost:
         path = self.folder / f"{hz:g}.csv"
-        looks: list[Look] = []
+        states: list[FileState] = []
         cost = self._watch(
             [sys.executable, "-c", PLAIN, f"{hz:g}", str(path)],
-            lambda: looks.append(Look(path, path.read_bytes().count(b"\n"))),
+            lambda: states.append(FileState(path, path.read_bytes().count(b"\n"))),
         )
-        return grown(cost, hz, *looks)
+        return grown(cost, hz, *states)
 
     def original(self, peer: Path, before: int) -> Cost:
-        """Run the original's screen on a terminal. before: samples that it has already."""
+        """Run the original's screen on a terminal. before: number of samples at the start."""
         path = self.folder / f"original{before}.json"
         screen, terminal = pty.openpty()
         termios.tcsetwinsize(terminal, TERMINAL)
@@ -154,19 +154,19 @@ class Bench:
         os.close(terminal)
         return cost
 
-    def _watch(self, command, look=lambda: None, *, terminal=subprocess.DEVNULL, end=signal.SIGTERM) -> Cost:
-        """Run a command for a while, look at its process from outside, and end it."""
+    def _watch(self, command, read_state=lambda: None, *, terminal=subprocess.DEVNULL, end=signal.SIGTERM) -> Cost:
+        """Run a command for `seconds`, measure its process from outside, and end it."""
         process = subprocess.Popen(
             command, env=self.environment, stdin=terminal, stdout=terminal, stderr=subprocess.PIPE, text=True
         )
         try:
             time.sleep(START_S)
-            look()
+            read_state()
             before, begin = _cpu(process.pid), time.monotonic()
             time.sleep(self.seconds)
             used, took = _cpu(process.pid) - before, time.monotonic() - begin
             rss = _rss(process.pid)
-            look()
+            read_state()
         except OSError:
             sys.exit(f"{command[1:3]} ended early: {process.communicate()[1]}")
         finally:
@@ -176,7 +176,7 @@ class Bench:
 
 
 def _drain(screen: int) -> None:
-    """Read what is drawn, as a terminal does."""
+    """Read the output, as a terminal does: a full buffer would block the program."""
     try:
         while os.read(screen, 1 << 16):
             pass
@@ -185,7 +185,7 @@ def _drain(screen: int) -> None:
 
 
 def _cpu(pid: int) -> float:
-    """Return the processor seconds of all threads of a process, to the nanosecond."""
+    """Return the CPU seconds of all threads of a process. schedstat counts nanoseconds, stat only ticks of 10 ms."""
     return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
@@ -195,7 +195,7 @@ def _rss(pid: int) -> float:
 
 
 def measure(bench: Bench, rates: list[float], peer: Path | None) -> Iterator[tuple[str, float, Cost, float | None]]:
-    """Yield what it is, the rate, its cost, and the CPU of the empty loop at that rate."""
+    """Yield name, rate and cost of each tool, and the CPU of the empty loop at that rate."""
     for hz in rates:
         empty = bench.empty(hz)
         yield "empty loop", hz, empty, None
@@ -211,12 +211,12 @@ def _cell(value: float | None, form: str) -> str:
 
 
 def main() -> None:
-    """Print one line for each way of recording, number of GPUs and rate."""
+    """Print one line per tool, number of GPUs and rate."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--gpus", default="1,4,8")
     parser.add_argument("--hz", default="10,20,100,1000")
-    parser.add_argument("--call-us", type=float, default=0.0, help="what each call of the driver is to cost")
+    parser.add_argument("--call-us", type=float, default=0.0, help="duration of each call of the simulated driver")
     parser.add_argument("--peer", type=Path, help="a checkout of the original project")
     arguments = parser.parse_args()
     if arguments.peer and not (arguments.peer / "scripts" / "gputop.py").is_file():

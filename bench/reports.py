@@ -1,10 +1,10 @@
-"""How long the GPU reports take and how much memory: 3 runs of 4 GPUs, over the number of samples.
+"""Measure time and memory of the GPU reports by number of samples, for 3 runs on 4 GPUs.
 
-python bench/reports.py [SAMPLES ...] [--peer PATH] [--rounds 1]
+    python bench/reports.py [SAMPLES ...] [--peer PATH] [--rounds 1]
 
-Each measurement is a process of its own. PATH is a checkout of the original project: its two scripts then read
-the same files of its own layout, in turn with ours. The three runs are links to one file. They are named after
-resnet18, because the original's text script looks at no others; what it then prints of them is another matter.
+Each measurement is its own process. PATH is a checkout of the original project: its two scripts read the same files in
+its own layout, interleaved with ours. The three runs are links to one file. They are named after resnet18, because the
+original's text script reads no others; its output is not checked.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ SECONDS = 900  # a measurement that takes longer is stopped
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a command took. wall, cpu: seconds.  memory: the greatest, MiB.  failed: why; the rest is then of no use."""
+    """The cost of a command."""
 
-    wall: float
-    cpu: float
-    memory: float
-    failed: str = ""
+    wall: float  # s
+    cpu: float  # s
+    memory: float  # MiB, peak
+    failed: str = ""  # reason; the numbers are meaningless then
 
     def __str__(self) -> str:
         if self.failed:
@@ -53,7 +53,7 @@ class Cost:
 
 
 def entries(samples: int) -> Iterator[tuple[float, list[dict[str, Any]]]]:
-    """Yield the time and the GPUs of each sample: memory climbs for a twentieth of the time, then trembles."""
+    """Yield the time and the GPUs of each sample. Memory grows for 5 % of the time, then fluctuates."""
     noise = random.Random(1).random
     for number in range(samples):
         share = min(1.0, 20 * (number + 1) / samples)
@@ -78,7 +78,7 @@ def entries(samples: int) -> Iterator[tuple[float, list[dict[str, Any]]]]:
 
 
 def totals(gpus: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what the original writes of all GPUs together."""
+    """Return the original's totals over all GPUs."""
     used = sum(gpu["memory_used"] for gpu in gpus)
     return {
         "total_memory_used": used,
@@ -93,7 +93,7 @@ def totals(gpus: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def make_foreign(root: Path, samples: int) -> Path:
-    """Write a folder of the original project's: arrays with an indent of 2."""
+    """Write a results folder in the layout of the original project: arrays with an indent of 2."""
     folder = root / "test_matrix_results_20250919_120000"
     for place, run in enumerate(FOREIGN):
         path = folder / run / f"gpu_stats_{run}_20250919_120000_multi_gpu.json"
@@ -117,7 +117,7 @@ def make_foreign(root: Path, samples: int) -> Path:
 
 
 def make_own(root: Path, samples: int) -> Path:
-    """Write a matrix of ours as a recorder leaves it: gpu_summary.json and gpu_samples.bin, by the recorder's code."""
+    """Write a matrix in our layout, gpu_summary.json and gpu_samples.bin, with the code of the recorder."""
     from kmatrix.gpu.devices import Device
     from kmatrix.gpu.formats.binary import COLUMNS, SampleFile
     from kmatrix.gpu.recorder.summary import RunTotals
@@ -155,18 +155,18 @@ def make_own(root: Path, samples: int) -> Path:
 
 
 def measure(command: Sequence[str], folder: Path) -> Cost:
-    """Run a command to its end, or for SECONDS."""
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as complaint:
+    """Run a command to its end, for SECONDS at most."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
         started = time.perf_counter()
-        process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=complaint)
+        process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=errors)
         timer = threading.Timer(SECONDS, process.kill)
         timer.start()
-        _, status, used = os.wait4(process.pid, 0)
+        _, status, used = os.wait4(process.pid, 0)  # the only call that returns the usage of a single child
         wall = time.perf_counter() - started
         timer.cancel()
         process.returncode = os.waitstatus_to_exitcode(status)
-        complaint.seek(0)
-        last = complaint.read().strip().splitlines()[-1:] or [f"status {process.returncode}"]
+        errors.seek(0)
+        last = errors.read().strip().splitlines()[-1:] or [f"status {process.returncode}"]
     return Cost(
         wall=wall,
         cpu=used.ru_utime + used.ru_stime,
@@ -176,21 +176,21 @@ def measure(command: Sequence[str], folder: Path) -> Cost:
 
 
 def middle(costs: Sequence[Cost]) -> Cost:
-    """Return the cost with the median wall time; the first that failed where one did."""
+    """Return the cost with the median wall time, or the first failure."""
     failed = [cost for cost in costs if cost.failed]
     wall = statistics.median_low(cost.wall for cost in costs)
     return failed[0] if failed else next(cost for cost in costs if cost.wall == wall)
 
 
 def compare(samples: int, peer: Path | None, rounds: int) -> None:
-    """Make the data of one size, and measure every reader on them, one after the other in each round."""
+    """Write the data of one size, and measure every reader on them, interleaved."""
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         foreign, own = make_foreign(root / "foreign", samples), make_own(root / "own", samples)
         size = next(foreign.glob("*/gpu_stats*")).stat().st_size
         binary = next(own.glob("gpt2_*/gpu_samples.bin")).stat().st_size
-        print(f"{samples:,} samples x {GPUS} GPUs x {len(RUNS)} runs; JSON {size / 2**20:.1f} MiB a run, ", end="")
-        print(f"gpu_samples.bin {binary / 2**20:.1f} MiB a run", flush=True)
+        print(f"{samples:,} samples x {GPUS} GPUs x {len(RUNS)} runs; JSON {size / 2**20:.1f} MiB/run, ", end="")
+        print(f"gpu_samples.bin {binary / 2**20:.1f} MiB/run", flush=True)
         for kind, script in SCRIPTS.items():
             words = [sys.executable, str(ROOT / "scripts" / script)]
             commands = {
@@ -209,7 +209,7 @@ def compare(samples: int, peer: Path | None, rounds: int) -> None:
 
 
 def show(kind: str, costs: dict[str, Cost]) -> None:
-    """Print a line for each reader, and how many times as fast as the last one the others are."""
+    """Print one line per reader, with its speed relative to the last one."""
     slowest = list(costs.values())[-1]
     for name, cost in costs.items():
         compared = len(costs) > 2 and cost is not slowest and not cost.failed and not slowest.failed
@@ -218,11 +218,11 @@ def show(kind: str, costs: dict[str, Cost]) -> None:
 
 
 def main() -> None:
-    """Print the machine, then a block for each size."""
+    """Print the machine, then a block per size."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("samples", type=int, nargs="*", default=SIZES)
     parser.add_argument("--peer", type=Path, help="a checkout of the original project")
-    parser.add_argument("--rounds", type=int, default=1, help="how often each is measured; the median is printed")
+    parser.add_argument("--rounds", type=int, default=1, help="measurements per reader; the median is printed")
     args = parser.parse_args()
     if args.peer and not all((args.peer / "scripts" / script).is_file() for script in SCRIPTS.values()):
         parser.error(f"{args.peer} is not a checkout of the original project: scripts/{SCRIPTS['text']} is missing")

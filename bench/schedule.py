@@ -17,7 +17,7 @@ EFFICIENCY = {1: 1.0, 2: 0.93, 4: 0.85, 8: 0.78}
 GPU_SECONDS = 15 * 60 * 4 * EFFICIENCY[4]  # of work in a run
 START_S = 60.0
 SPREAD = 0.08  # between the fastest and the slowest optimizer
-WITHIN = 1.10  # of the bound: what the packing promises for CASES
+WITHIN = 1.10  # of the bound: goal for CASES
 
 
 def runs(optimizers: int, widths: Sequence[int], seeds: int = 1, sizes: Sequence[float] = (1.0,)) -> list[PackedJob]:
@@ -55,7 +55,7 @@ OTHERS: Mapping[str, tuple[int, list[PackedJob]]] = {
 
 
 def bound(jobs: Sequence[PackedJob], units: int) -> float:
-    """Return the seconds that no schedule can beat."""
+    """Return the lower bound of any schedule in seconds."""
     work = sum(job.width * seconds_of(job) for job in jobs)
     return max(*map(seconds_of, jobs), work / units)
 
@@ -73,14 +73,14 @@ def seconds_of(job: PackedJob) -> float:
 
 
 def main() -> None:
-    """Print a line for each matrix: hours, and the packed time over the bound."""
+    """Print one line per matrix: hours, and the packed time relative to the bound."""
     print(f"{'matrix':42}{'GPUs':>5}{'runs':>6}{'one':>8}{'groups':>8}{'packed':>8}{'bound':>8}{'over':>7}")
     for name, (units, jobs) in {**CASES, **OTHERS}.items():
         one = sum(map(seconds_of, jobs))
         groups = makespan(jobs, units, Limits(exclusive=True))
         packed, least = makespan(jobs, units, Limits()), bound(jobs, units)
         hours = "".join(f"{seconds / 3600:8.2f}" for seconds in (one, groups, packed, least))
-        mark = "" if name in CASES else "  not among the promised"
+        mark = "" if name in CASES else "  (no goal)"
         print(f"{name:42}{units:5}{len(jobs):6}{hours}{100 * (packed / least - 1):6.1f}%{mark}")
 
 

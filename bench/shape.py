@@ -83,7 +83,7 @@ def row(title: str, some: Sequence[Module]) -> str:
 
 
 def totals(title: str, some: Sequence[Module]) -> Iterator[str]:
-    """Yield the numbers that the review names, for one side."""
+    """Yield the totals of one side."""
     lengths = sorted(length for module in some for length in module.functions)
     lines, comments = sum(module.lines for module in some), sum(module.comments for module in some)
     yield (

@@ -97,16 +97,16 @@ def statements(path: Path) -> Mapping[str, int]:
     """Return the statements in the body of each function, docstring excluded and nested ones included."""
     found: dict[str, int] = {}
 
-    def look(node: ast.AST, prefix: str) -> None:
+    def visit(node: ast.AST, prefix: str) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
                 body = child.body[1:] if ast.get_docstring(child, clean=False) is not None else child.body
                 found[prefix + child.name] = sum(isinstance(one, ast.stmt) for part in body for one in ast.walk(part))
-                look(child, f"{prefix}{child.name}.<locals>.")
+                visit(child, f"{prefix}{child.name}.<locals>.")
             else:
-                look(child, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix)
+                visit(child, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix)
 
-    look(ast.parse(path.read_text(encoding="utf-8")), "")
+    visit(ast.parse(path.read_text(encoding="utf-8")), "")
     return found
 
 

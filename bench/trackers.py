@@ -37,7 +37,7 @@ from kmatrix.track.processes import kill, start
 
 ARMS = ("tensorboard", "trackio", "wandb", "tensorboard,trackio,wandb")
 START_S = 10.0  # imports, the first opening, W&B's service
-FIRST_S = 5.0  # of a run that are left out: set-up of allocators, caches, the tracker's own start
+FIRST_S = 5.0  # start of a run that is not measured: allocators, caches, the start of the tracker
 CALLS = 5000
 METRICS = "test_matrix_results_*/*/metrics.jsonl"
 VALUES = {f"value/{number}": 0.123456789 * number for number in range(6)}
@@ -61,8 +61,8 @@ def log_call(folder: Path) -> tuple[float, float]:
     return statistics.median(times), statistics.quantiles(times, n=100)[98]
 
 
-def made_up(folder: Path, trackers: str) -> RunDir:
-    """Return the folder of a run that writes what this bench lets it write."""
+def synthetic_run(folder: Path, trackers: str) -> RunDir:
+    """Return a run directory to which this benchmark writes the metrics."""
     run = RunDir(folder / "test_matrix_results_20260101_000000" / "gpt2_adamw_8gpu")
     run.path.mkdir(parents=True)
     tracking = {"trackers": trackers.split(","), "project": "gpt2-bench"}
@@ -72,11 +72,9 @@ def made_up(folder: Path, trackers: str) -> RunDir:
 
 
 def process(folder: Path, trackers: str, *, seconds: float, lines: int, gpus: int) -> tuple[float, float, int]:
-    """Return CPU in percent of one processor and resident MiB of the process and its children, and lines it was sent.
-
-    Its last line is at most a second old when it is looked at last.
-    """
-    run = made_up(folder, trackers)
+    """Return CPU (percent of a core) and RSS (MiB) of the process with its children, and the number of points sent."""
+    run = synthetic_run(folder, trackers)
+    # `start` passes on this environment. W&B must not upload a benchmark.
     environment, os.environ["WANDB_MODE"] = dict(os.environ), "offline"
     feeder = start(Path(sys.executable), ROOT, run, "--parent", str(os.getpid()))
     os.environ.clear()
@@ -106,10 +104,10 @@ def process(folder: Path, trackers: str, *, seconds: float, lines: int, gpus: in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """A run's steps. wall: the median of one, in ms.  cpu: processor time of the trainer for one, in ms."""
+    """The speed of a run."""
 
-    wall: float
-    cpu: float
+    wall: float  # ms per step, median
+    cpu: float  # ms of the trainer's CPU time per step
 
 
 def training(folder: Path, tracker: str, steps: int) -> Pace:
@@ -119,15 +117,15 @@ def training(folder: Path, tracker: str, steps: int) -> Pace:
     if not (folder / ".config").exists():
         _kmatrix(["defconfig-gpt2-cpu-quick", f"O={folder}"], environment).communicate()
     known = set(folder.glob(METRICS))
-    runner, looks = _kmatrix(words, environment), []
+    runner, states = _kmatrix(words, environment), []
     while runner.poll() is None:
         time.sleep(0.5)
         path = next(iter(set(folder.glob(METRICS)) - known), None)
         if path and (trained := _trained(path)) and (cpu := _trainer_cpu(runner.pid)):
-            looks.append((trained[-1]["time"], trained[-1]["step"], cpu))
+            states.append((trained[-1]["time"], trained[-1]["step"], cpu))
     if runner.returncode:
         sys.exit(f"kmatrix {words[0]}: {runner.communicate()[0][-2000:]}")
-    kept = [look for look in looks if look[0] > looks[0][0] + FIRST_S]
+    kept = [state for state in states if state[0] > states[0][0] + FIRST_S]
     if len(kept) < 2 or kept[-1][1] == kept[0][1]:
         sys.exit(f"{steps} steps take less than {FIRST_S:g} s: pass more --steps")
     trained = _trained(next(iter(set(folder.glob(METRICS)) - known)))
@@ -142,13 +140,13 @@ def _kmatrix(words: list[str], environment: dict[str, str]) -> subprocess.Popen[
 
 
 def _trained(path: Path) -> list[dict[str, float]]:
-    """Return the lines of training that are whole."""
+    """Return the complete lines of training steps."""
     lines = [json.loads(text) for text in path.read_text().splitlines(keepends=True) if text.endswith("\n")]
     return [line for line in lines if "throughput/step_ms" in line]
 
 
 def _trainer_cpu(runner: int) -> float | None:
-    """Return the processor seconds of the rank below a runner, or None if it is not running."""
+    """Return the CPU seconds of the rank below a runner, or None if it is not running."""
     try:
         for process in psutil.Process(runner).children(recursive=True):
             words = process.cmdline()
@@ -174,18 +172,18 @@ def _family(pid: int) -> Iterator[psutil.Process]:
 
 
 def _cpu(pid: int) -> float:
-    """Return the processor seconds of a process and of all that it started and that lives."""
+    """Return the CPU seconds of a process and its living descendants."""
     return sum(sum(one.cpu_times()[:2]) for one in _family(pid))
 
 
 def main() -> None:
-    """Print a line for each figure."""
+    """Print one line per measurement."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=20.0, help="for which a process is looked at")
-    parser.add_argument("--lines", type=int, default=10, help="of metrics in a second")
+    parser.add_argument("--seconds", type=float, default=20.0, help="duration of a measurement")
+    parser.add_argument("--lines", type=int, default=10, help="lines of metrics per second")
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=1500, help="of a run: some tens of seconds")
+    parser.add_argument("--steps", type=int, default=1500, help="steps per run, for some tens of seconds")
     parser.add_argument("--only", default="log,process,training")
     asked = parser.parse_args()
     parts = asked.only.split(",")
@@ -199,7 +197,7 @@ def main() -> None:
             cpu, rss, sent = process(
                 folder / f"arm{number}", arm, seconds=asked.seconds, lines=asked.lines, gpus=asked.gpus
             )
-            print(f"{arm:28} {cpu:6.2f} % of a processor {rss:7.1f} MiB  {sent} lines sent", flush=True)
+            print(f"{arm:28} {cpu:6.2f} % of a core {rss:7.1f} MiB  {sent} points sent", flush=True)
         if "training" in parts:
             _interleaved(folder / "training", asked.rounds, asked.steps)
 
@@ -213,12 +211,13 @@ def _interleaved(folder: Path, rounds: int, steps: int) -> None:
             pace = training(folder, tracker, steps)
             found[tracker].append(pace)
             print(
-                f"round {number + 1}, TRACKER={tracker:4}: {pace.wall:.2f} ms a step, {pace.cpu:.2f} of CPU", flush=True
+                f"round {number + 1}, TRACKER={tracker:4}: {pace.wall:.2f} ms/step, {pace.cpu:.2f} ms CPU", flush=True
             )
+    # Medians over rounds of the time and of the CPU time, and the difference in percent.
     for name, values in (("time", [p.wall for p in found["none"]]), ("CPU", [p.cpu for p in found["none"]])):
         every = statistics.median(p.wall if name == "time" else p.cpu for p in found["all"])
         none = statistics.median(values)
-        print(f"{name} of a step, medians: none {none:.2f} ms, all {every:.2f} ms: {100 * (every / none - 1):+.1f} %")
+        print(f"{name} per step, medians: none {none:.2f} ms, all {every:.2f} ms: {100 * (every / none - 1):+.1f} %")
 
 
 if __name__ == "__main__":

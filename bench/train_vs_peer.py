@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # gpt2 is not installed: it lies in the project
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # only kmatrix is installed, gpt2 is not
 
 from gpt2.data import shards
 from gpt2.prepare.dataset import prepare
@@ -39,7 +39,7 @@ from kmatrix.records.runs import merged_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 WARMING_UP = 20
-FEW = 25  # steps of the short run that is taken off for the CPU time of starting
+FEW = 25  # steps of the short run whose CPU time is subtracted, to exclude start-up
 Way = Callable[[int, int], list[float]]  # a round and a number of steps -> the step times that a run logged
 SIZES = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 128, "batch_size": 12}
 SYMBOLS = {
@@ -52,11 +52,11 @@ TOKENS_PER_STEP = SIZES["batch_size"] * SIZES["block_size"]
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--peer", type=Path, help="a checkout of karpathy/nanoGPT; without one ours runs alone")
+    parser.add_argument("--peer", type=Path, help="a checkout of karpathy/nanoGPT (default: only ours)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--cpu-time", action="store_true", help="of the processes, in place of their own step times")
+    parser.add_argument("--cpu-time", action="store_true", help="measure CPU time instead of logged step times")
     parser.add_argument("--data-dir", type=Path, default=ROOT / "data")
     args = parser.parse_args(argv)
     if args.steps <= FEW:
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         ways: dict[str, Way] = {
-            f"ours {dtype}": lambda turn, steps, dtype=dtype: train_ours(  # type: ignore[misc]  # bound early on purpose
+            f"ours {dtype}": lambda turn, steps, dtype=dtype: train_ours(  # type: ignore[misc]  # default argument: bound in each iteration
                 folder / f"{dtype}{turn}_{steps}", data, dtype=dtype, max_iters=steps, cpu_threads=args.threads
             )
             for dtype in ("fp32", "bf16")
@@ -96,7 +96,7 @@ def logged_ms(train: Way, turn: int, steps: int) -> float:
 
 
 def cpu_ms(train: Way, turn: int, steps: int) -> float:
-    """Return the CPU time of a step: of a run of all steps less one of FEW, over the steps between."""
+    """Return the CPU time per step in ms: of a run with all steps minus one with FEW, per step of the difference."""
     spent = []
     for count in (FEW, steps):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -107,17 +107,17 @@ def cpu_ms(train: Way, turn: int, steps: int) -> float:
 
 
 def report(medians: dict[str, list[float]], threads: int) -> None:
-    """Print the median over rounds of each way, and how many times as fast as the first it is."""
+    """Print the median over rounds of each variant, and its speed relative to the first."""
     first = statistics.median(next(iter(medians.values())))
     print(f"\n{threads} threads, {TOKENS_PER_STEP} tokens/step, {SIZES}")
-    print(f"{'':16}{'ms a step':>10}{'tokens/s':>12}{'speed':>8}")
+    print(f"{'':16}{'ms/step':>10}{'tokens/s':>12}{'speed':>8}")
     for name, values in medians.items():
         median = statistics.median(values)
         print(f"{name:16}{median:10.1f}{1e3 * TOKENS_PER_STEP / median:12.0f}{first / median:8.2f}")
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Return the environment that all share: as many threads, which wait without spinning, and no GPU."""
+    """Return the common environment: number of threads, passive waiting, no GPU."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "lib")])
     return {
         **os.environ,
@@ -129,7 +129,7 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def train_fields(data: dict[str, Any], checkpoint_dir: Path, **overrides: Any) -> dict[str, Any]:
-    """Return the fields of a run of this benchmark: the project's own configuration, with a few symbols set."""
+    """Return the training fields of this benchmark: the defaults of the project with a few symbols set."""
     tree = Tree.parse(srctree=ROOT)
     apply_assignments(tree, [parse_override(tree, name, text)[1][0] for name, text in SYMBOLS.items()])
     fields = read_run({name: tree.typed(name, tree.value(name)) for name in tree.names()}).train.to_json()

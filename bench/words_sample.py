@@ -1,4 +1,4 @@
-"""Print docstrings and messages drawn at random, for someone to read aloud.
+"""Print a random sample of docstrings and messages, for a review of the English.
 
     python bench/words_sample.py [SEED] [--count 60] [--checkout DIR]
 
@@ -34,7 +34,7 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def messages(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the line and the text of each message; values in it stay as {expression}."""
+    """Yield the line and the text of each message, with values as {expression}."""
     if path.name.startswith("Kconfig"):
         for at, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if found := PROMPT.match(line):
