@@ -94,6 +94,20 @@ def repository(text: str, *, patterns: tuple[str, ...]) -> Repository:
     return replace(found, revision=revision) if revision else found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetOrigin:
+    """What a dataset was made from, as its dataset.json records it."""
+
+    dataset: str
+    source: str  # address, URL, pattern or program
+    commit: str | None  # of a repository
+    tokenizer: str
+    recipe: dict[str, Any]  # the fields that decide its content: DatasetRequest.recipe, and versions
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
 TEXT = ("text_column", "val_percent", "shard_tokens")  # fields that only text datasets use
 
 
@@ -117,6 +131,7 @@ class DatasetRequest:
     def recipe(self) -> dict[str, Any]:
         """The fields that decide the content of the dataset, as in dataset.json, without the requested size."""
         values = asdict(self)
+        # A longer run extends the same dataset. Fields without effect must not create a second copy of it either.
         for name in ("tokens", "block_size", "shards"):
             del values[name]
         if self.tokenizer != "bpe":
@@ -134,7 +149,7 @@ class DatasetRequest:
 
     def part(self, dataset: str, data_path: str, *, share: float) -> DatasetRequest:
         """Return the request for one dataset of a mix. share: of the tokens."""
-        tokens = int(self.tokens * share) + 1 if self.tokens else 0
+        tokens = int(self.tokens * share) + 1 if self.tokens else 0  # rounded up: 0 would mean all
         return replace(self, dataset=dataset, data_path=data_path, mix="", tokens=tokens, shards=0)
 
     def needed(self, tokens_of_shards: Sequence[int]) -> int:
@@ -143,6 +158,7 @@ class DatasetRequest:
             return min(self.shards, len(tokens_of_shards))
         have = 0
         for number, tokens in enumerate(tokens_of_shards, 1):
+            # Whole windows only, and a shard's first token is never a target (gpt2.data.batches.Windows).
             have += max(0, tokens - 1) // self.block_size * self.block_size
             if self.tokens and have >= self.tokens:
                 return number
@@ -158,6 +174,7 @@ class DatasetRequest:
 
 def digest(recipe: dict[str, Any]) -> str:
     """Return an 8-digit hash of a recipe, used in folder names."""
+    # Sorted, so that the order of the fields does not matter. 8 digits: few recipes, and a name that can be typed.
     return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -180,4 +197,4 @@ class PreparedDataset:
 
 def vocabulary(name: str) -> int:
     """Return the size of a fixed vocabulary; 65536, which accepts all tokens, if it depends on the dataset."""
-    return VOCAB.get(name, 65536)
+    return VOCAB.get(name, 65536)  # that of char and bpe is known only after they were trained

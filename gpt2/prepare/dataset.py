@@ -21,9 +21,11 @@ from gpt2.prepare.catalog import (
     HUB,
     SHARD_FILES,
     TEXT_FILES,
+    DatasetOrigin,
     DatasetRequest,
     PreparedDataset,
     Repository,
+    WebFile,
     digest,
     repository,
     vocabulary,
@@ -53,13 +55,14 @@ def prepare_dataset(request: DatasetRequest, data_dir: Path) -> PreparedDataset:
         return mixture(request, data_dir)
     known = CATALOG.get(request.dataset)
     if known and known.shards and request.prebuilt:
-        return _fetched(request, data_dir / request.dataset, known.shards)
+        return _download_shards(request, data_dir / request.dataset, known.shards)
     if request.dataset == "shards" and request.data_path.startswith(HUB):
         found = repository(request.data_path, patterns=SHARD_FILES)
-        return _fetched(request, data_dir / f"{found.name.replace('/', '--')}-{digest(request.recipe)}", found)
+        folder = data_dir / f"{found.name.replace('/', '--')}-{digest(request.recipe)}"
+        return _download_shards(request, folder, found)
     if request.dataset == "shards":
         return local_shards(request, data_dir / Path(request.data_path).expanduser())
-    return _from_text(request, data_dir)
+    return _tokenize_text(request, data_dir)
 
 
 def _check(request: DatasetRequest) -> None:
@@ -103,7 +106,7 @@ def _unchanged(path: Path, shard: ShardInfo) -> bool:
     return (stat.st_size, stat.st_mtime_ns) == (shard.size, shard.mtime_ns)
 
 
-def _whole(folder: Path, request: DatasetRequest, recipe: dict[str, Any]) -> dict[str, Any] | None:
+def _sufficient_record(folder: Path, request: DatasetRequest, recipe: dict[str, Any]) -> dict[str, Any] | None:
     """Return dataset.json of a folder if the request needs nothing more, else None."""
     record = record_of(folder, recipe)
     train = [shard for shard in shards.recorded(folder) if shards.kind_of(shard.name) == "train"]
@@ -116,29 +119,31 @@ def local_shards(request: DatasetRequest, folder: Path) -> PreparedDataset:
     size = vocabulary(request.tokenizer)
     if request.tokenizer in ("char", "bpe"):
         size = tokenizer.load(request.tokenizer, folder).vocab_size
-    about = {
-        "dataset": request.dataset,
-        "source": str(folder),
-        "tokenizer": request.tokenizer,
-        "recipe": request.recipe,
-    }
-    record = shards.describe(folder, size, **about)
+    record = shards.describe(
+        folder,
+        size,
+        dataset=request.dataset,
+        source=str(folder),
+        tokenizer=request.tokenizer,
+        recipe=request.recipe,
+    )
     return prepared(folder, request, record, part=False, made=False)
 
 
-def _fetched(request: DatasetRequest, folder: Path, found: Repository) -> PreparedDataset:
+def _download_shards(request: DatasetRequest, folder: Path, found: Repository) -> PreparedDataset:
     """Return prebuilt shards from Hugging Face, and download the missing ones."""
-    record = _whole(folder, request, request.recipe)
+    record = _sufficient_record(folder, request, request.recipe)  # before the lock: no waiting if nothing is missing
     if record:
         return prepared(folder, request, record, part=True, made=False)
-    if _own_shards(folder, found):
+    if _has_foreign_shards(folder, found):
         return local_shards(request, folder)
     with locked(folder):
-        missing = not _whole(folder, request, request.recipe)
+        # Again, because another process may have prepared it while this one waited.
+        missing = not _sufficient_record(folder, request, request.recipe)
         if missing:
             try:
                 listing = prebuilt.listed(request, found, folder)
-            except DataError as error:
+            except DataError as error:  # without a network, shards that were copied here by hand are good enough
                 if not _has_shards(folder) or record_of(folder, request.recipe):
                     raise
                 say(f"note: {error.what}: using the shards in {folder}")
@@ -151,23 +156,23 @@ def _has_shards(folder: Path) -> bool:
     return all(any(folder.glob(pattern)) for pattern in ("*_train_*.bin", "*_val_*.bin"))
 
 
-def _own_shards(folder: Path, found: Repository) -> bool:
+def _has_foreign_shards(folder: Path, found: Repository) -> bool:
     """Return whether the user put other shards into the folder than those of the repository."""
     here = [path for kind in shards.KINDS for pattern in shards.KINDS[kind] for path in folder.glob(pattern)]
     return _has_shards(folder) and not any(path.match(pattern) for path in here for pattern in found.patterns)
 
 
-def _from_text(request: DatasetRequest, data_dir: Path) -> PreparedDataset:
+def _tokenize_text(request: DatasetRequest, data_dir: Path) -> PreparedDataset:
     """Return the shards of a text dataset, and tokenize what is missing."""
     part = request.dataset not in WHOLE
     recipe = {**request.recipe, **_version(request, data_dir)}
-    folder = data_dir / f"{_label(request)}-{request.tokenizer}-{digest(recipe)}"
-    record = _whole(folder, request, recipe)
+    folder = data_dir / f"{_folder_label(request)}-{request.tokenizer}-{digest(recipe)}"
+    record = _sufficient_record(folder, request, recipe)
     if record:
         return prepared(folder, request, record, part=part, made=False)
 
     with locked(folder):
-        missing = not _whole(folder, request, recipe)
+        missing = not _sufficient_record(folder, request, recipe)  # again: see _download_shards
         if missing:
             make(request, data_dir, folder, recipe, part=part)
     return prepared(folder, request, read_json(folder / shards.RECORD), part=part, made=missing)
@@ -182,7 +187,7 @@ def _version(request: DatasetRequest, data_dir: Path) -> dict[str, str]:
     return {}
 
 
-def _label(request: DatasetRequest) -> str:
+def _folder_label(request: DatasetRequest) -> str:
     if request.dataset == "stdlib":
         return f"stdlib-{platform.python_version()}"
     if request.dataset == "hub":
@@ -193,6 +198,8 @@ def _label(request: DatasetRequest) -> str:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock a dataset inside the context. The kernel releases the lock when the process exits."""
+    # Next to the folder, because the lock must not create what it protects. The file stays: if it were removed, two
+    # processes could hold locks on two files of the same name.
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as file:
         try:
@@ -203,27 +210,27 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-BYTES_PER_TEXT_BYTE = {"byte": 2.0, "char": 2.0, "gpt2": 0.7, "bpe": 1.0}  # shard bytes, to estimate disk space
+# Shard bytes, to estimate disk space: 2 bytes/token, and a token of gpt2 has about 3 to 4 bytes of English text
+BYTES_PER_TEXT_BYTE = {"byte": 2.0, "char": 2.0, "gpt2": 0.7, "bpe": 1.0}
 
 
 def make(request: DatasetRequest, data_dir: Path, folder: Path, recipe: dict[str, Any], *, part: bool) -> None:
     """Write the shards of a text dataset, or continue writing. part: only as many as are needed."""
-    known = _former(folder, recipe)
+    # Find the files
+    known = _record_to_continue(folder, recipe)
     corpus, source, commit = _corpus(request, data_dir, folder, known)
     size = sum(file.size for file in corpus.parts)
-    far = f", starting at file {known['position'][0] + 1}" if known and known.get("position") else ""
-    say(f"writing {folder} from {source}: {len(corpus.parts)} files, {disk_size(size)}{far}")
+    start = f", starting at file {known['position'][0] + 1}" if known and known.get("position") else ""
+    say(f"writing {folder} from {source}: {len(corpus.parts)} files, {disk_size(size)}{start}")
     if part and request.tokens:
         say(f"until {count(request.tokens)} tokens for the longest run are written")
     check_space(folder, _needed(request, corpus, size, part=part))
-    about = {
-        "dataset": request.dataset,
-        "source": source,
-        "commit": commit,
-        "tokenizer": request.tokenizer,
-        "recipe": recipe,
-    }
-    recipe_ = writer.Recipe(
+
+    # Write the shards
+    origin = DatasetOrigin(
+        dataset=request.dataset, source=source, commit=commit, tokenizer=request.tokenizer, recipe=recipe
+    )
+    tokenizing = writer.Recipe(
         name=request.dataset,
         tokenizer=request.tokenizer,
         column=request.text_column,
@@ -231,15 +238,16 @@ def make(request: DatasetRequest, data_dir: Path, folder: Path, recipe: dict[str
         shard_tokens=request.shard_tokens,
         bpe_vocab_size=request.bpe_vocab_size,
     )
+    # A folder may contain images; if the user named files with a pattern, each of them must be text.
     guessed = request.dataset == "stdlib" or (request.dataset == "folder" and "*" not in request.data_path)
-    writer.write(recipe_, corpus, folder, about, request.enough if part else lambda _: False, guessed=guessed)
+    writer.write(tokenizing, corpus, folder, origin, request.enough if part else lambda _: False, guessed=guessed)
     hub.clear(folder)
 
 
-def _former(folder: Path, recipe: dict[str, Any]) -> dict[str, Any] | None:
+def _record_to_continue(folder: Path, recipe: dict[str, Any]) -> dict[str, Any] | None:
     """Return the dataset.json to continue from; delete shards if there is none that matches."""
     known = record_of(folder, recipe)
-    if known is None:
+    if known is None:  # the record first: if this is interrupted, the remaining shards are still recognized as invalid
         (folder / shards.RECORD).unlink(missing_ok=True)
         for kind in shards.KINDS:
             for path in folder.glob(shards.KINDS[kind][0]):
@@ -256,10 +264,13 @@ def _corpus(
         return library, f"{platform.python_implementation()} {platform.python_version()} standard library", None
     if request.dataset == "folder":
         return text.local(data_dir, request.data_path), request.data_path, None
-    origin: Any = repository(request.data_path, patterns=TEXT_FILES) if request.dataset == "hub" else None
-    origin = origin or CATALOG[request.dataset].text
-    if not isinstance(origin, Repository):
+    if request.dataset == "hub":
+        origin: Repository | WebFile = repository(request.data_path, patterns=TEXT_FILES)
+    else:
+        origin = CATALOG[request.dataset].text
+    if isinstance(origin, WebFile):
         return text.WebCorpus(origin, folder), origin.url, None
+    # The commit of the shards that exist: other documents would follow at their position otherwise.
     found = hub.listing(origin, known.get("commit") if known else None)
     return text.HubCorpus(found, folder), origin.address, found.commit
 
@@ -269,6 +280,7 @@ def _needed(request: DatasetRequest, corpus: text.Corpus, size: int, *, part: bo
     largest = max(file.size for file in corpus.parts) if isinstance(corpus, text.HubCorpus) else 0
     packed = 3 if any(not file.plain for file in corpus.parts) else 1  # compression of Parquet and gzip
     of_all = int(size * packed * BYTES_PER_TEXT_BYTE[request.tokenizer])
+    # 2 bytes/token, and the last shard is always completed.
     return largest + (min(of_all, 2 * (request.tokens + request.shard_tokens)) if part and request.tokens else of_all)
 
 
@@ -298,10 +310,14 @@ def mixture(request: DatasetRequest, data_dir: Path) -> PreparedDataset:
         name = part.dataset if alone else f"{part.dataset}={part.path}"
         about = {"name": name, "dataset": part.dataset, "weight": part.weight, **found.to_json()}
         sources.append({name: value for name, value in about.items() if name not in ("made", "parts")})
-    return _written(request, data_dir, sources, made=made)
+    return _write_mixture(request, data_dir, sources, made=made)
 
 
-def _written(request: DatasetRequest, data_dir: Path, sources: list[dict[str, Any]], *, made: bool) -> PreparedDataset:
+def _write_mixture(
+    request: DatasetRequest, data_dir: Path, sources: list[dict[str, Any]], *, made: bool
+) -> PreparedDataset:
+    """Write dataset.json of a mix, and return the prepared mix. sources: its entries in dataset.json."""
+    # Weights are part of the hash: they decide the order of the sequences, as the tokens do.
     lines = "".join(f"{source['name']}\0{source['weight']}\0{source['sha256']}\n" for source in sources)
     sha256 = hashlib.sha256(lines.encode()).hexdigest()
     folder = data_dir / f"mix-{sha256[:12]}"

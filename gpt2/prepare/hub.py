@@ -17,7 +17,8 @@ from gpt2.data.download import TIMEOUT_S, Address, file_sha256, part_of, receive
 from gpt2.prepare.catalog import Repository
 from kmatrix.errors import DataError, KmatrixError
 
-CONVERTED = "refs/convert/parquet"  # branch with Hugging Face's conversion to Parquet
+# Branch with Hugging Face's conversion to Parquet (https://huggingface.co/docs/dataset-viewer/parquet)
+CONVERTED = "refs/convert/parquet"
 DOWNLOADS = ".fetched"  # in the dataset's folder: files that are not verified or used yet
 
 
@@ -48,14 +49,14 @@ def listing(repository: Repository, commit: str | None = None) -> Listing:
 
     If the branch has no such files, use the Parquet files that Hugging Face converted.
     """
-    for revision in dict.fromkeys((commit or repository.revision, CONVERTED)):
+    for revision in dict.fromkeys((commit or repository.revision, CONVERTED)):  # a set with an order
         try:
             found = _listing(repository, revision)
         except KmatrixError:
-            if revision == CONVERTED and not commit:
+            if revision == CONVERTED and not commit:  # no conversion: what is missing are files that match
                 break
             raise
-        if found.files or commit:
+        if found.files or commit:  # with a commit, an empty listing is an answer: never mix two versions of the data
             return found
     raise DataError(
         f"{repository.name} has no files that match {', '.join(repository.patterns)}",
@@ -69,9 +70,13 @@ def _listing(repository: Repository, revision: str) -> Listing:
 
     try:
         api = HfApi()
+        # Ask for the commit first: the branch may move between the pages of the listing.
         commit = api.dataset_info(repository.name, revision=revision, timeout=30).sha or revision
         tree = list(api.list_repo_tree(repository.name, repo_type="dataset", revision=commit, recursive=True))
-    except Exception as error:  # HTTP, connection, repository, offline: a class for each
+    # Broad, because connection errors are those of the HTTP library below, which differs between the versions of
+    # huggingface_hub (httpx, httpx2). The user gets a DataError with the reason; `from None`, because a traceback of
+    # that library may contain headers with the token.
+    except Exception as error:
         raise refused(repository, error) from None
     files = [
         RemoteFile(path=item.path, size=item.size, sha256=item.lfs.sha256 if item.lfs else None)
@@ -97,7 +102,7 @@ def fetch(found: Listing, file: RemoteFile, folder: Path, received: Callable[[in
 
     An interrupted download continues. A file that differs from the listing is deleted.
     """
-    path = folder / DOWNLOADS / file.path
+    path = folder / DOWNLOADS / file.path  # with its folders, because two folders may have files of the same name
     if path.is_file() and _is_listed(path, file):
         return path
     part = part_of(path)
@@ -114,7 +119,7 @@ def fetch(found: Listing, file: RemoteFile, folder: Path, received: Callable[[in
 
 
 def _is_listed(path: Path, file: RemoteFile) -> bool:
-    return path.stat().st_size == file.size and file.sha256 in (None, file_sha256(path))
+    return path.stat().st_size == file.size and file.sha256 in (None, file_sha256(path))  # the cheap check first
 
 
 def _address(found: Listing, file: RemoteFile) -> Address:
@@ -123,9 +128,10 @@ def _address(found: Listing, file: RemoteFile) -> Address:
     from huggingface_hub.utils._headers import build_hf_headers
 
     url = hf_hub_url(found.repository.name, file.path, repo_type="dataset", revision=found.commit)
+    # Resolved here, not by the download: a redirect to a content server expires, and must not get the token.
     try:
         location = get_hf_file_metadata(url, timeout=TIMEOUT_S).location
-    except Exception as error:  # HTTP, connection, repository, offline: a class for each
+    except Exception as error:  # broad for the same reason as in _listing, with the same result
         raise refused(found.repository, error) from None
     headers = {name: text for name, text in build_hf_headers().items() if name.lower() == "authorization"}
     return Address(location, headers if urlsplit(location).netloc == urlsplit(url).netloc else {})
@@ -147,6 +153,7 @@ def is_offline() -> bool:
 
 def refused(repository: Repository, error: Exception) -> DataError:
     """Return a DataError with a hint for an error of huggingface_hub, without headers and tokens."""
+    # Without a status, the first line of the message: the others have request ids and URLs.
     status = _status(error)
     why = f"HTTP {status}" if status else (str(error).strip().splitlines() or [type(error).__name__])[0]
     hint = "run it again: partial downloads are kept and continue"

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
 
 from gpt2.data import shards, tokenizer
 from gpt2.data.shards import ShardInfo
 from gpt2.prepare import hub
-from gpt2.prepare.catalog import DatasetRequest, Repository, vocabulary
+from gpt2.prepare.catalog import DatasetOrigin, DatasetRequest, Repository, vocabulary
 from gpt2.prepare.progress import PreparationProgress, check_space, say
 from kmatrix.errors import DataError
 from kmatrix.records.files import read_or_empty, write_json
 from kmatrix.text import count, disk_size
 
-AT_ONCE = 4  # parallel downloads
+AT_ONCE = 4  # parallel downloads: a single connection rarely uses the whole bandwidth
 
 
 def listed(request: DatasetRequest, repository: Repository, folder: Path) -> hub.Listing:
@@ -39,6 +38,7 @@ def fetch(request: DatasetRequest, found: hub.Listing, folder: Path) -> None:
         )
     needed = request.needed([_tokens(file) for file in train])
     sums = {file.name: file.sha256 for file in found.files}
+    # Existing shards with the repository's hash; None: it has no hash, and the size decides in `_fetch`.
     known = {
         shard.name: shard
         for shard in shards.recorded(folder)
@@ -49,32 +49,33 @@ def fetch(request: DatasetRequest, found: hub.Listing, folder: Path) -> None:
     _announce(request, repository, required, missing, len(train))
     check_space(folder, sum(file.size for file in missing))
     folder.mkdir(parents=True, exist_ok=True)
-    about: dict[str, Any] = {
-        "dataset": request.dataset,
-        "source": repository.address,
-        "commit": found.commit,
-        "tokenizer": request.tokenizer,
-        "vocab_size": vocabulary(request.tokenizer),
-        "recipe": request.recipe,
-    }
+    origin = DatasetOrigin(
+        dataset=request.dataset,
+        source=repository.address,
+        commit=found.commit,
+        tokenizer=request.tokenizer,
+        recipe=request.recipe,
+    )
     with PreparationProgress(request.dataset, "B") as progress, ThreadPoolExecutor(AT_ONCE) as pool:
         under_way = [pool.submit(_fetch, found, file, folder, request.tokenizer, progress) for file in missing]
         try:
             for done in as_completed(under_way):
                 shard = done.result()
                 known[shard.name] = shard
-                _write(folder, known, about, complete=False)
+                _write(folder, known, origin, complete=False)
                 say(f"{shard.name}: {count(shard.tokens)} tokens, {len(known)} of {len(required)} shards")
+        # Broad, because Ctrl+C (KeyboardInterrupt) must end the threads too: they would finish their files first. The
+        # flag ends each at its next chunk; shards that are complete are recorded, and the error continues.
         except BaseException:
             progress.stopped = True
             pool.shutdown(cancel_futures=True)
             for future in under_way:
                 if future.done() and not future.cancelled() and not future.exception():
                     known[future.result().name] = future.result()
-            _write(folder, known, about, complete=False)
+            _write(folder, known, origin, complete=False)
             raise
     hub.clear(folder)
-    _write(folder, known, about, complete=needed == len(train))
+    _write(folder, known, origin, complete=needed == len(train))
     _vocabulary()
 
 
@@ -134,11 +135,13 @@ def _fetch(
             return shard
     fetched = hub.fetch(found, file, folder, progress.add)
     shard = shards.read_info(fetched)
-    shards.check_tokens(fetched, shard, vocabulary(tokens_of))
+    shards.check_tokens(fetched, shard, vocabulary(tokens_of))  # before it is moved: what is in the folder is used
     fetched.replace(path)
     return shard
 
 
-def _write(folder: Path, known: dict[str, ShardInfo], about: dict[str, Any], *, complete: bool) -> None:
+def _write(folder: Path, known: dict[str, ShardInfo], origin: DatasetOrigin, *, complete: bool) -> None:
     listed = [known[name] for name in sorted(known)]
-    write_json(folder / shards.RECORD, shards.record(listed, **about, complete=complete))
+    size = vocabulary(origin.tokenizer)
+    record = shards.record(listed, **origin.to_json(), vocab_size=size, complete=complete)
+    write_json(folder / shards.RECORD, record)

@@ -11,7 +11,7 @@ from pathlib import Path
 from kmatrix.errors import DataError
 from kmatrix.text import count, disk_size
 
-ON_TERMINAL_S, ELSEWHERE_S = 0.5, 60.0
+ON_TERMINAL_S, ELSEWHERE_S = 0.5, 60.0  # between two lines; a log file keeps each of them
 
 
 def say(line: str) -> None:
@@ -37,7 +37,7 @@ class PreparationProgress:
 
     def __exit__(self, *_: object) -> None:
         if self.terminal and self.count:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # start of the line, clear to its end
 
     def add(self, number: int, place: str = "") -> None:
         """Add completed work, and print a line if it is time."""
@@ -49,6 +49,7 @@ class PreparationProgress:
             if now < self._next:
                 return
             self._next = now + (ON_TERMINAL_S if self.terminal else ELSEWHERE_S)
+        # Outside the lock: a slow terminal must not hold up the other threads.
         done, rate = count(self.count), count(self.count / (now - self.started))
         line = f"{self.name}: {done} {self.unit}, {rate} {self.unit}/s{', ' if place else ''}{place}"
         end = "" if self.terminal else "\n"
@@ -57,8 +58,8 @@ class PreparationProgress:
 
 def check_space(folder: Path, needed: int) -> None:
     """Raise DataError if the disk has less than `needed` bytes free."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(there).free
+    existing = next(path for path in (folder, *folder.parents) if path.exists())  # the folder itself is created later
+    free = shutil.disk_usage(existing).free
     if needed > free:
         raise DataError(
             f"{folder} needs {disk_size(needed)}, but only {disk_size(free)} are free",

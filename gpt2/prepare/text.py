@@ -19,7 +19,7 @@ from kmatrix.errors import DataError
 
 LINES = (".jsonl", ".jsonl.gz", ".json.gz", ".ndjson")
 UNREADABLE = (".zst", ".xz", ".bz2", ".zip", ".tar", ".7z")
-FEW = 20  # with fewer plain text files, each is divided into training and validation
+FEW = 20  # with fewer plain text files, each is divided into training and validation (gpt2/prepare/writer.py)
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 BUILD_DEPENDENT = ("_sysconfigdata", "sitecustomize", "usercustomize")  # files that differ between builds
 ROWS = 1000  # Parquet rows read at once
@@ -108,12 +108,12 @@ def local(data_dir: Path, pattern: str) -> LocalCorpus:
     asked = Path(pattern).expanduser()
     wanted = asked if asked.is_absolute() else data_dir / asked
     if wanted.is_dir():
-        found = (path for path in wanted.rglob("*") if not _hidden(path.relative_to(wanted)))
+        found = (path for path in wanted.rglob("*") if not _hidden(path.relative_to(wanted)))  # .git, .DS_Store
         root = wanted
     else:
         found = (Path(name) for name in glob.iglob(str(wanted), recursive=True))  # noqa: PTH207  (absolute patterns)
         root = data_dir
-    files = sorted(path for path in found if path.is_file())
+    files = sorted(path for path in found if path.is_file())  # folders list files in any order; shards must not
     if not files:
         raise DataError(
             f"no text files at {wanted}",
@@ -149,6 +149,7 @@ def _ours(relative: Path) -> bool:
 
 def fingerprint(corpus: Corpus) -> str:
     """Return a hash that changes if a file of the corpus changes."""
+    # Names, sizes and modification times: reading a large folder only to find it unchanged would take minutes.
     lines = "".join(f"{part.name}\0{part.size}\0{part.mark}\n" for part in corpus.parts)
     return hashlib.sha256(lines.encode()).hexdigest()
 
@@ -181,7 +182,7 @@ def _open(path: Path) -> gzip.GzipFile | BinaryIO:
 def _plain(path: Path, *, guessed: bool) -> Iterator[str]:
     try:
         with _open(path) as file:
-            yield file.read().decode("utf-8-sig")
+            yield file.read().decode("utf-8-sig")  # without the byte order mark that Windows editors write
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, PermissionError) as error:
         if not guessed:
             raise DataError(f"{path} is not UTF-8 text", why=str(error), hint="convert or remove it") from None
@@ -213,6 +214,7 @@ def _parquet(path: Path, column: str) -> Iterator[str]:
                     why=f"it has {', '.join(file.schema_arrow.names)}",
                     hint="set TEXT_COLUMN= to the text column",
                 )
+            # One column in small batches: files have gigabytes, and pyarrow's threads would compete with the workers.
             for rows in file.iter_batches(batch_size=ROWS, columns=[column], use_threads=False):
                 yield from (str(text) for text in rows.column(0).to_pylist() if text is not None)
     except (pa.ArrowInvalid, OSError) as error:

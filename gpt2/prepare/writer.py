@@ -15,13 +15,13 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from gpt2.data import shards, tokenizer
 from gpt2.data.tokenizer import Tokenizer, Tokens
 from gpt2.prepare import text
+from gpt2.prepare.catalog import DatasetOrigin
 from gpt2.prepare.progress import PreparationProgress
 from gpt2.prepare.text import Corpus
 from kmatrix.errors import DataError
@@ -81,7 +81,7 @@ def write(
     recipe: Recipe,
     corpus: Corpus,
     folder: Path,
-    about: dict[str, Any],
+    origin: DatasetOrigin,
     enough: Callable[[Sequence[shards.ShardInfo]], bool],
     *,
     guessed: bool = False,
@@ -92,7 +92,7 @@ def write(
     therefore loses at most one shard, and resuming gives the same shards.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    _Writer(recipe, corpus, folder, about, enough, guessed=guessed).run()
+    _Writer(recipe, corpus, folder, origin, enough, guessed=guessed).run()
 
 
 class _Writer:
@@ -101,12 +101,13 @@ class _Writer:
         recipe: Recipe,
         corpus: Corpus,
         folder: Path,
-        about: dict[str, Any],
+        origin: DatasetOrigin,
         enough: Callable[[Sequence[shards.ShardInfo]], bool],
         *,
         guessed: bool,
     ) -> None:
-        self.recipe, self.corpus, self.folder, self.about, self.enough = recipe, corpus, folder, about, enough
+        self.recipe, self.corpus, self.folder, self.origin, self.enough = recipe, corpus, folder, origin, enough
+        self.vocab_size = 0  # known when the tokenizer is
         self.listed: list[shards.ShardInfo] = shards.recorded(folder)
         position = shards.position(folder) if self.listed else None
         self.next: Place = (position[0], position[1]) if position else (0, 0)
@@ -114,10 +115,10 @@ class _Writer:
         self.guessed = guessed  # the user did not name the files: skip those that are not text
 
     def run(self) -> None:
-        tokenizer_ = self._tokenizer()
-        self.about["vocab_size"] = tokenizer_.vocab_size
+        self.vocab_size = self._tokenizer().vocab_size
         workers = _workers(self.corpus)
         progress = PreparationProgress(self.recipe.name, "tokens")
+        # Two batches per worker ahead: enough to keep all busy, and few enough to stay in memory.
         with _encoder(self.recipe, self.folder, workers) as encode, progress:
             for document, encoded in _pipeline(encode, self._batches(), 2 * workers):
                 if self._add(encoded):
@@ -138,6 +139,7 @@ class _Writer:
 
     def _files(self) -> Iterator[Iterator[Document]]:
         """Yield the documents of each file, from the current position. A file is downloaded when it is reached."""
+        # With few files, the hash of a whole file would make the validation share a matter of luck.
         parts = self.corpus.parts
         divided = len(parts) < text.FEW and all(part.plain for part in parts)
         for number in range(self.next[0], len(parts)):
@@ -193,9 +195,10 @@ class _Writer:
             number = sum(shards.kind_of(shard.name) == "train" for shard in self.listed) + 1
             self._write("train", number, self.train)
             self.train = ShardBuffer()
-        about = {**self.about, "position": list(place), "complete": complete}
+        # After the shards: a record never lists a shard that is not complete. A shard without a record is overwritten.
+        about = {**self.origin.to_json(), "vocab_size": self.vocab_size, "position": list(place), "complete": complete}
         write_json(self.folder / shards.RECORD, shards.record(self.listed, **about))
-        for part in self.corpus.parts[: place[0]]:
+        for part in self.corpus.parts[: place[0]]:  # not before: a resumed preparation would download them again
             self.corpus.release(part)
 
     def _write(self, kind: str, number: int, buffer: ShardBuffer) -> None:
@@ -206,7 +209,7 @@ class _Writer:
     def _end(self) -> None:
         if not self.train.tokens and not self.listed:
             raise DataError(
-                f"no text in the {len(self.corpus.parts)} files of {self.about['source']}",
+                f"no text in the {len(self.corpus.parts)} files of {self.origin.source}",
                 hint="check the files and TEXT_COLUMN=",
             )
         self._flush((len(self.corpus.parts), 0), complete=True)
@@ -214,7 +217,7 @@ class _Writer:
     def _check_val(self) -> None:
         if not self.val.tokens or not self.train.tokens:
             raise DataError(
-                f"{self.about['source']} has no documents for {'training' if self.val.tokens else 'validation'}",
+                f"{self.origin.source} has no documents for {'training' if self.val.tokens else 'validation'}",
                 why=f"{self.recipe.val_percent} percent of few documents are for validation",
                 hint="use more documents, or another VAL_PERCENT=",
             )
@@ -225,6 +228,7 @@ def _divided(value: str, percent: int, after: Place, *, divided: bool) -> Iterat
     if not divided:
         yield Document(value, "", after)
         return
+    # The position after the first half is still before the document: a resumed preparation reads both halves again.
     cut = len(value) * (100 - percent) // 100
     before = (after[0], after[1] - 1)
     yield Document(value[:cut], "train", before)
@@ -235,6 +239,7 @@ def _held_out(document: Document, percent: int) -> bool:
     """Return whether a document is validation data. The hash of its text decides, so that copies are too."""
     if document.kind:
         return document.kind == "val"
+    # Not hash(), which differs between processes.
     digest = hashlib.sha256(document.text.encode()).digest()
     return int.from_bytes(digest[:8], "big") % 100 < percent
 
@@ -263,7 +268,7 @@ _inner: Tokenizer | None = None  # of a worker process
 
 def _workers(corpus: Corpus) -> int:
     """Return the number of tokenizer processes; 0 on one core or for a small corpus."""
-    cores = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0))  # not cpu_count, which ignores Slurm's and taskset's limits
     return cores if cores > 1 and sum(part.size for part in corpus.parts) >= ALONE_BYTES else 0
 
 
@@ -275,10 +280,12 @@ def _encoder(recipe: Recipe, folder: Path, workers: int) -> Iterator[Encoder]:
         yield lambda documents: _done(encode(documents, inner, recipe.val_percent))
         return
     inner.encode("a")  # downloads a missing vocabulary once, before the processes start
+    # spawn, because forking a process with threads (tokenizers, pyarrow) can deadlock.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, _begin, (recipe.tokenizer, folder)) as pool:
         try:
             yield lambda documents: pool.submit(_encode, documents, recipe.val_percent)
+        # Broad, because also after Ctrl+C the pool's exit would wait for all submitted batches. The error continues.
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -296,12 +303,12 @@ def _begin(name: str, folder: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl+C
     parent = multiprocessing.parent_process()
 
-    def follow() -> None:
+    def exit_with_parent() -> None:
         assert parent
         parent.join()
-        os._exit(1)
+        os._exit(1)  # this process holds both ends of the pool's queue, so it would wait for work forever
 
-    threading.Thread(target=follow, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
     _inner = tokenizer.load(name, folder)
 
 
@@ -314,6 +321,7 @@ def _pipeline(
     submit: Encoder, batches: Iterator[list[Document]], ahead: int
 ) -> Iterator[tuple[Document, TokenizedDocument]]:
     """Yield each document with its tokens, in order. ahead: batches submitted in advance."""
+    # Results are taken in the order of submission, whichever process is faster: the shards are always the same.
     pending: deque[tuple[list[Document], Future[list[TokenizedDocument]]]] = deque()
     try:
         for batch in batches:
