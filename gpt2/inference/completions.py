@@ -14,7 +14,7 @@ from gpt2.generate import GeneratedText, Sampling
 from kmatrix.errors import KmatrixError
 
 MAX_TEXTS = 16  # per request: prompts x n
-MAX_STOPS, MAX_STOP_LENGTH = 4, 256
+MAX_STOPS, MAX_STOP_LENGTH = 4, 256  # 4 as in OpenAI's API; characters that may be held back before they are sent
 DEFAULT_TOKENS = 16  # as in OpenAI's API
 
 # Parameters that are not implemented, with the values that have no effect: all other values are rejected.
@@ -74,7 +74,7 @@ class CompletionRequest:
 def parse(body: bytes, *, model: str, tokenizer: Tokenizer, block_size: int, vocab_size: int) -> CompletionRequest:
     """Parse a request body. Raises RefusedError; unknown and unsupported parameters are never ignored."""
     values = _object(body)
-    if values.get("model", model) != model:
+    if values.get("model", model) != model:  # clients send the name of another server's model by mistake
         raise RefusedError(
             f"the model {values['model']!r} is not served here; the model is {model}",
             status=404,
@@ -82,11 +82,11 @@ def parse(body: bytes, *, model: str, tokenizer: Tokenizer, block_size: int, voc
             code="model_not_found",
         )
     words, prompts = _prompts(values.get("prompt", ""), tokenizer, vocab_size)
-    n = _whole(values, "n", 1, least=1)
+    n = _integer(values, "n", 1, least=1)
     if len(prompts) * n > MAX_TEXTS:
         raise RefusedError(f"{len(prompts) * n} texts (prompts x n), at most {MAX_TEXTS} are allowed", param="n")
     sampling = _sampling(values)
-    longest = max(1, *map(len, prompts)) if len(prompts) > 1 else max(1, len(prompts[0]))
+    longest = max(1, *map(len, prompts))  # 1: an empty prompt becomes the end-of-document token
     if longest + sampling.max_tokens > block_size:
         raise RefusedError(
             f"the model's context is {block_size} tokens, but the request needs {longest + sampling.max_tokens} "
@@ -108,7 +108,7 @@ def parse(body: bytes, *, model: str, tokenizer: Tokenizer, block_size: int, voc
 def _object(body: bytes) -> dict[str, Any]:
     try:
         values = json.loads(body)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a body of 100,000 brackets is deeper than Python's stack
         raise RefusedError(f"the body is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise RefusedError("the body is not a JSON object")
@@ -146,6 +146,7 @@ def _prompts(value: Any, tokenizer: Tokenizer, size: int) -> tuple[tuple[str, ..
 
 
 def _is_tokens(value: Any) -> bool:
+    # type, not isinstance, here and below: true is an int in Python, and would be token 1.
     return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
@@ -153,11 +154,11 @@ def _sampling(values: Mapping[str, Any]) -> Sampling:
     seed = values.get("seed")
     try:
         return Sampling(
-            max_tokens=_whole(values, "max_tokens", DEFAULT_TOKENS, least=1),
+            max_tokens=_integer(values, "max_tokens", DEFAULT_TOKENS, least=1),
             temperature=_number(values, "temperature", 1.0),
             top_p=_number(values, "top_p", 1.0),
-            top_k=_whole(values, "top_k", 0, least=0),
-            seed=secrets.randbits(63) if seed is None else _whole(values, "seed", 0, least=0),
+            top_k=_integer(values, "top_k", 0, least=0),
+            seed=secrets.randbits(63) if seed is None else _integer(values, "seed", 0, least=0),
             stop=_stops(values.get("stop")),
         )
     except KmatrixError as error:
@@ -174,7 +175,7 @@ def _stops(value: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _whole(values: Mapping[str, Any], name: str, default: int, *, least: int) -> int:
+def _integer(values: Mapping[str, Any], name: str, default: int, *, least: int) -> int:
     value = values.get(name)
     if value is None:
         return default

@@ -43,6 +43,7 @@ def to_hugging_face(weights: Mapping[str, Tensor], config: Mapping[str, Any]) ->
     for name, tensor in weights.items():
         value = tensor[:vocabulary] if name in ("wte.weight", HEAD) else tensor
         value = value.t() if name.endswith(TRANSPOSED) else value
+        # safetensors refuses views, and tensors that share memory.
         found[name if name == HEAD else PREFIX + name] = value.detach().clone().contiguous()
     if not config["bias"]:
         weighted = [name for name in found if name.endswith(".weight") and ("ln_" in name or name.endswith(TRANSPOSED))]
@@ -56,7 +57,7 @@ def from_hugging_face(weights: Mapping[str, Tensor], config: Mapping[str, Any]) 
     found = {}
     for name, tensor in weights.items():
         ours = name.removeprefix(PREFIX)
-        left_out = ours == HEAD and config["weight_tying"]
+        left_out = ours == HEAD and config["weight_tying"]  # a file may store the tied matrix twice
         if ours.endswith(MASKS) or left_out or (ours.endswith(".bias") and not config["bias"]):
             continue
         value = tensor.t() if ours.endswith(TRANSPOSED) else tensor
@@ -69,12 +70,13 @@ def from_hugging_face(weights: Mapping[str, Tensor], config: Mapping[str, Any]) 
 def describe(value: Mapping[str, Any]) -> dict[str, Any]:
     """Return config.json of a checkpoint. Fields that only our model has are under "kmatrix"."""
     ours = value["config"]
+    # The vocabulary of char, and so its last token, is in the dataset, which may be gone: None.
     ends = tokenizer.load("byte").end_of_document if ours["tokenizer"] == "byte" else None
     ends = GPT2_VOCAB - 1 if ours["tokenizer"] == "gpt2" else 0 if ours["tokenizer"] == "bpe" else ends
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
-        "activation_function": "gelu_new",
+        "activation_function": "gelu_new",  # transformers' name of the tanh approximation
         "layer_norm_epsilon": 1e-5,
         **{name: ours[name] for name in ("n_layer", "n_head", "n_embd", "vocab_size")},
         "n_positions": ours["block_size"],
@@ -94,6 +96,7 @@ def describe(value: Mapping[str, Any]) -> dict[str, Any]:
 def understood(foreign: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return a config.json as our configuration. Raises RecordError if the model is not a GPT-2 that we support."""
     expected = {"model_type": "gpt2", "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
+    # A missing value is transformers' default, which is the expected one.
     other = [
         f"{name} is {foreign.get(name)!r}" for name, value in expected.items() if foreign.get(name, value) != value
     ]
@@ -104,7 +107,7 @@ def understood(foreign: Mapping[str, Any], path: Path) -> dict[str, Any]:
         named = "gpt2" if foreign["vocab_size"] == GPT2_VOCAB else "byte"
         config = {
             **{name: foreign[name] for name in ("n_layer", "n_head", "n_embd", "vocab_size")},
-            "block_size": foreign.get("n_positions") or foreign["n_ctx"],
+            "block_size": foreign.get("n_positions") or foreign["n_ctx"],  # n_ctx: OpenAI's own name
             "weight_tying": foreign.get("tie_word_embeddings", True),
             **{"arch": "gpt2", "bias": True, "vocab_multiple": 1, "tokenizer": named, "data_path": "", **own},
         }
@@ -124,7 +127,7 @@ def export(path: Path, folder: Path) -> None:
     if config["arch"] != "gpt2":
         raise ConfigError(f"{path} is a model of type {config['arch']!r}", why="only gpt2 can be exported")
     partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(partial, ignore_errors=True)  # of an interrupted export
     partial.mkdir(parents=True)
     save_file(to_hugging_face(saved_weights(value), config), partial / WEIGHTS, metadata={"format": "pt"})
     (partial / CONFIG).write_text(json.dumps(describe(value), indent=2) + "\n", encoding="utf-8")

@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def print_text(path: Path, prompt: str, sampling: Sampling, device: str) -> None:
     """Print the prompt and the text to stdout as it is generated, and the model, speed and seed to stderr."""
+    # Two streams, so that `> file` has nothing but the text.
     restored = restore(path, device)
     kind = next(restored.model.parameters()).device.type
     print(f"{restored.path}: {restored.name}, step {restored.step}, on {kind}", file=sys.stderr, flush=True)

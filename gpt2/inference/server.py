@@ -42,7 +42,15 @@ GRACE_S = 5  # for responses in progress after Ctrl+C
 RETRY_S = 1  # Retry-After of a full queue
 KEY = "KMATRIX_API_KEY"  # environment variable with the required API key
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-Event = tuple[int, str | Exception, str | None]  # number of the text, new text or error, finish
+
+
+@dataclass(frozen=True, slots=True)
+class TextEvent:
+    """The news of one text."""
+
+    number: int  # of the text in its request
+    new: str | Exception  # new text, or the error that ended it
+    finish: str | None
 
 
 class Service:
@@ -77,70 +85,77 @@ class Service:
             vocab_size=shape.vocab_size,
         )
         texts = request.texts(self.restored.tokenizer)
-        events = self._write(texts)
+        events = self._submit(texts)  # before the response starts, so that a full queue is a status of its own
         answer = Completion.new(self.restored.name)
         if request.stream:
             lines = streamed(answer, request, texts, self._events(texts, events))
             return StreamingResponse(lines, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        async for _, _, _ in self._events(texts, events, http):
-            pass
+        async for _ in self._events(texts, events, http):
+            pass  # the texts collect their own parts
         choices = [
             choice(number, (request.words[number // request.n] if request.echo else "") + text.text, text.finish)
             for number, text in enumerate(texts)
         ]
         return JSONResponse(answer.part(choices, usage=usage(texts, request.n)))
 
-    def _write(self, texts: Sequence[GeneratedText]) -> asyncio.Queue[Event]:
+    def _submit(self, texts: Sequence[GeneratedText]) -> asyncio.Queue[TextEvent]:
         """Submit texts for generation, and return the queue of their events."""
-        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[TextEvent]()
         numbers = {text: number for number, text in enumerate(texts)}
 
-        def tell(text: GeneratedText, new: str | Exception) -> None:
-            event = (numbers[text], new, text.finish)
+        def report(text: GeneratedText, new: str | Exception) -> None:
+            # In the generating thread: asyncio's queues belong to the loop's thread. text.finish is read now, because
+            # it may have changed when the event is handled.
+            event = TextEvent(numbers[text], new, text.finish)
             try:
                 loop.call_soon_threadsafe(events.put_nowait, event)
-            except RuntimeError:  # the server has shut down
+            except RuntimeError:  # the loop is closed: the server has shut down
                 self.batcher.cancel(texts)
 
         try:
-            self.batcher.submit(texts, tell)
+            self.batcher.submit(texts, report)
         except BusyError:
             message = "the queue is full: try again"
             raise RefusedError(message, status=429, code="queue_full") from None
         return events
 
     async def _events(
-        self, texts: Sequence[GeneratedText], events: asyncio.Queue[Event], http: HttpRequest | None = None
-    ) -> AsyncGenerator[Event, None]:
+        self, texts: Sequence[GeneratedText], events: asyncio.Queue[TextEvent], http: HttpRequest | None = None
+    ) -> AsyncGenerator[TextEvent, None]:
         """Yield events until every text has finished. Cancel the texts if the client disconnects."""
-        going = len(texts)
+        unfinished = len(texts)
         try:
-            while going:
+            while unfinished:
                 try:
                     event = await asyncio.wait_for(events.get(), 0.5)
                 except TimeoutError:
+                    # A streamed response notices it by itself: Starlette closes the generator.
                     if http and await http.is_disconnected():
                         return
                     continue
-                if isinstance(event[1], Exception):
+                if isinstance(event.new, Exception):  # its text may contain paths: it is in the server's output only
                     raise RefusedError("the model failed; see the server's output", status=500)
-                going -= event[2] is not None
+                unfinished -= event.finish is not None
                 yield event
-        finally:
+        finally:  # also if the generator is closed: nobody reads these texts any more
             self.batcher.cancel(texts)
 
 
 async def streamed(
-    answer: Completion, request: CompletionRequest, texts: Sequence[GeneratedText], events: AsyncGenerator[Event, None]
+    answer: Completion,
+    request: CompletionRequest,
+    texts: Sequence[GeneratedText],
+    events: AsyncGenerator[TextEvent, None],
 ) -> AsyncIterator[str]:
     """Yield a response as server-sent events, ending with `[DONE]`."""
     try:
         if request.echo:
             for number in range(len(texts)):
                 yield line(answer.part([choice(number, request.words[number // request.n], None)]))
+        # aclosing: if the client disconnects, the texts are cancelled now, not when the generator is collected.
         async with aclosing(events):
-            async for number, new, finish in events:
-                yield line(answer.part([choice(number, str(new), finish)]))
+            async for event in events:
+                yield line(answer.part([choice(event.number, str(event.new), event.finish)]))
         if request.usage:
             yield line(answer.part([], usage=usage(texts, request.n)))
     except RefusedError as error:  # the response has started: its status cannot change
@@ -160,7 +175,7 @@ async def read_body(request: HttpRequest) -> bytes:
     if kind != "application/json":
         raise RefusedError("the body must be application/json", status=415)
     too_large = RefusedError(f"the body exceeds {MAX_BODY} bytes", status=413, code="body_too_large")
-    length = request.headers.get("content-length", "0")
+    length = request.headers.get("content-length", "0")  # refuse before reading; it may be missing or wrong, see below
     if not length.isdecimal() or int(length) > MAX_BODY:
         raise too_large
     body = bytearray()
@@ -196,6 +211,7 @@ class RequestGuard:
         if self.hosts and name.strip("[]").lower() not in self.hosts:
             return RefusedError(f"this server is not {name}", status=421)
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        # compare_digest takes the same time for any wrong key: == would tell how many characters are right.
         if self.key and not hmac.compare_digest(given.encode(), self.key.encode()):
             return RefusedError("the key is missing or wrong", status=401, code="invalid_api_key")
         return None
@@ -231,6 +247,7 @@ def application(service: Service, *, hosts: Sequence[str] = LOOPBACK, key: str |
         Route("/v1/completions", service.completions, methods=["POST"]),
     ]
     handlers: Any = {RefusedError: _refuse, 404: _no_route, 405: _no_route}
+    # The guard is outermost: a refused request reaches no route, not even to learn which ones exist.
     return RequestGuard(Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan), hosts=hosts, key=key)
 
 
@@ -260,6 +277,7 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
+        # A restarted server can bind while connections of the previous one are still in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
     except OSError as error:
@@ -274,7 +292,7 @@ def listening(host: str, port: int) -> socket.socket:
 def serve(restored: Restored, listener: socket.socket, host: str) -> None:
     """Serve until Ctrl+C. Responses in progress then have GRACE_S seconds."""
     key = os.environ.get(KEY) or None
-    local = host in LOOPBACK
+    local = host in LOOPBACK  # the names by which others reach this machine are not known, so only loopback has a list
     if not local and not key:
         print(f"warning: {host} is open to everyone: set {KEY} in the environment", file=sys.stderr)
     app = application(Service(restored), hosts=LOOPBACK if local else (), key=key)
@@ -291,7 +309,7 @@ def serve(restored: Restored, listener: socket.socket, host: str) -> None:
 
 
 # Receives the new part of a text (the last time with its `finish` set), or the error that ended it.
-Tell = Callable[[GeneratedText, "str | Exception"], None]
+Report = Callable[[GeneratedText, "str | Exception"], None]
 
 
 class BusyError(Exception):
@@ -303,18 +321,19 @@ class TextRequest:
     """A text in the queue, and the callback for its events."""
 
     text: GeneratedText
-    tell: Tell  # callback
+    report: Report
 
 
 class Batcher:
     """Generates up to `rows` texts at once; up to `waiting` more are queued, first come first served.
 
-    A text may join at any step, so a short text never waits for a long one to finish. `tell` is called in the
+    A text may join at any step, so a short text never waits for a long one to finish. `report` is called in the
     generating thread and must not block.
     """
 
     def __init__(self, model: GPT, *, rows: int, waiting: int) -> None:
         self.model, self.rows, self.most_waiting = model, rows, waiting
+        # The batch belongs to the thread; the rest is shared, and guarded by _changed.
         self._batch = BatchGenerator(model, rows)
         self._waiting: deque[TextRequest] = deque()
         self._jobs: dict[GeneratedText, TextRequest] = {}  # of active texts
@@ -330,13 +349,13 @@ class Batcher:
         with self._changed:
             return len(self._jobs), len(self._waiting)
 
-    def submit(self, texts: Sequence[GeneratedText], tell: Tell) -> None:
+    def submit(self, texts: Sequence[GeneratedText], report: Report) -> None:
         """Queue texts, all or none. Raises BusyError if there is not enough space."""
         with self._changed:
             room = self.most_waiting + self.rows - len(self._jobs) - len(self._waiting)
             if len(texts) > room or self._closing:
                 raise BusyError
-            self._waiting.extend(TextRequest(text, tell) for text in texts)
+            self._waiting.extend(TextRequest(text, report) for text in texts)
             self._changed.notify()
 
     def cancel(self, texts: Sequence[GeneratedText]) -> None:
@@ -344,7 +363,7 @@ class Batcher:
         with self._changed:
             gone = set(texts)
             self._waiting = deque(job for job in self._waiting if job.text not in gone)
-            self._cancelled |= gone & self._jobs.keys()
+            self._cancelled |= gone & self._jobs.keys()  # the thread drops them: a step may be using their rows
 
     def close(self) -> None:
         """Reject new texts, and end the thread after the current step."""
@@ -359,13 +378,14 @@ class Batcher:
                 self._changed.wait_for(lambda: self._waiting or self._jobs or self._closing)
                 if self._closing:
                     return
-                fresh = self._turnover()
+                fresh = self._admit()
+            # Without the lock: a prompt or a step takes seconds, and requests must be answered meanwhile.
             for job in fresh:
                 self._guarded([job], lambda job=job: self._batch.add(job.text))  # type: ignore[misc]  # bound early
             if self._batch.texts:
-                self._guarded(list(self._jobs.values()), self._turn)
+                self._guarded(list(self._jobs.values()), self._step)
 
-    def _turnover(self) -> list[TextRequest]:
+    def _admit(self) -> list[TextRequest]:
         """Remove cancelled texts, and return those that may start."""
         for text in self._cancelled:
             self._batch.drop(text)
@@ -375,26 +395,28 @@ class Batcher:
         self._jobs.update((job.text, job) for job in fresh)
         return fresh
 
-    def _turn(self) -> None:
+    def _step(self) -> None:
         for text, new in self._batch.step():
             job = self._jobs[text]
             if text.finish:
                 with self._changed:
                     del self._jobs[text]
             if new or text.finish:
-                job.tell(text, new)
+                job.report(text, new)
 
     def _guarded(self, jobs: Sequence[TextRequest], action: Callable[[], object]) -> None:
         """Run an action for some texts. If it fails, for example for lack of memory, only these texts end."""
         try:
             action()
+        # Broad, because this thread serves all requests: if it ended, each of them would wait forever. The traceback is
+        # in the server's output, the clients of these texts get status 500, and the thread continues.
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
             with self._changed:
                 failed = [job for job in jobs if self._jobs.pop(job.text, None)]
             for job in failed:
                 self._batch.drop(job.text)
-                job.tell(job.text, error)
+                job.report(job.text, error)
 
 
 if __name__ == "__main__":

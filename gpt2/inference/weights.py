@@ -37,16 +37,16 @@ def compare(was: Weights, now: Weights) -> dict[str, Any]:
 
     by: the difference; None if a tensor is missing, not finite or of another shape.
     """
-    apart = {name: _apart(was.get(name), now.get(name)) for name in sorted(was.keys() | now.keys())}
-    differing = {name: by for name, by in apart.items() if by}
+    differences = {name: _difference(was.get(name), now.get(name)) for name in sorted(was.keys() | now.keys())}
+    differing = {name: by for name, by in differences.items() if by}
     most = max(differing, key=lambda name: differing[name], default=None)
     return {
         "equal": not differing,
-        "tensors": len(apart),
+        "tensors": len(differences),
         "differing": len(differing),
         "sha256": sha256(now),
         "most": most,
-        "by": differing[most] if most and math.isfinite(differing[most]) else None,
+        "by": differing[most] if most and math.isfinite(differing[most]) else None,  # JSON has no infinity
     }
 
 
@@ -64,11 +64,11 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _apart(was: torch.Tensor | None, now: torch.Tensor | None) -> float:
+def _difference(was: torch.Tensor | None, now: torch.Tensor | None) -> float:
     """Return the largest difference of two tensors; 0 only if they are equal bit for bit, inf if not comparable."""
     if was is None or now is None or was.shape != now.shape or was.dtype != now.dtype:
         return math.inf
-    if torch.equal(_bytes(was), _bytes(now)):
+    if torch.equal(_bytes(was), _bytes(now)):  # bytes, because NaN != NaN and 0.0 == -0.0
         return 0.0
     difference = (was.double() - now.double()).abs().max().item()
     return difference if difference > 0 else math.inf  # NaN, or a zero of another sign
