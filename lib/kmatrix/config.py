@@ -162,6 +162,7 @@ def _bounded(run: RunConfig, train_tokens: int | None = None) -> RunConfig:
 def cpu_threads(asked: int, *, device: str, cores: int, ranks: int) -> int:
     """Return the CPU threads per rank: `asked`, or an equal share of the cores if that is 0."""
     share = max(1, cores // ranks)
+    # On the CPU all cores compute; next to a GPU, threads only prepare batches.
     return asked or (share if device == "cpu" else min(share, GPU_HOST_THREADS))
 
 

@@ -64,6 +64,7 @@ def _python() -> Check:
 
 def cores(limit: Path) -> Check:
     """Check the number of cores. limit: file with the CPU quota of the container, if there is one."""
+    # The cores of this process: containers and batch systems restrict them.
     there = len(os.sched_getaffinity(0))
     try:
         quota, _, period = limit.read_text(encoding="ascii").partition(" ")
@@ -115,6 +116,7 @@ def files(limit: int) -> Check:
 def clock(file: Path, now: float) -> Check:
     """Check the clock, because matrices are named by time. file: a file of the checkout, which must not be newer."""
     message = f"{time_of_day(now)} {time.strftime('%Z', time.localtime(now))}"
+    # A few minutes of tolerance: the clock of a file server may differ.
     if file.exists() and file.stat().st_mtime > now + CLOCK:
         return warning("clock", f"{message}, but {file.name} was modified later", "set the system clock")
     return ok("clock", message)

@@ -78,11 +78,13 @@ def startable(queue: Sequence[PackedJob], running: Sequence[PackedJob], units: i
     free = units - sum(job.width for job in running)
     seats = (limits.jobs or math.inf) - len(running)
     begun: list[PackedJob] = []
+    # Start jobs in order, as long as the first one fits.
     while order and seats >= 1 and order[0].width <= free:
         job = order.pop(0)
         begun.append(job)
         free, seats = free - job.width, seats - 1
     if order and seats >= 1:
+        # The first job has to wait: others may start if they do not delay it.
         promise = _promise(order[0], [*running, *begun], free, seats)
         begun += _backfill(order[1:], free, seats, promise)
     return [job.name for job in begun]
@@ -160,6 +162,7 @@ def _backfill(queue: Sequence[PackedJob], free: int, seats: float, promise: _Pro
     for job in queue:
         if job.width > free or seats < 1:
             continue
+        # Over before the first job starts, or small enough to run next to it.
         over = job.seconds is not None and job.seconds <= promise.seconds < math.inf
         if not over and (job.width > units or jobs < 1):
             continue

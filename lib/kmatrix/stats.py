@@ -182,6 +182,7 @@ def _welch(a: list[float], b: list[float], seeds: tuple[int, ...], level: float)
     if len(set(a)) == len(set(b)) == 1:
         return _seeds_without_effect(difference, "Welch", seeds)
     shares = [statistics.variance(values) / len(values) for values in (a, b)]
+    # The Welch-Satterthwaite equation for the degrees of freedom.
     below = sum(share**2 / (len(values) - 1) for share, values in zip(shares, (a, b), strict=True))
     freedom = sum(shares) ** 2 / below if below else float(min(len(a), len(b)) - 1)
     return _verdict(difference, math.sqrt(sum(shares)), freedom, method="Welch", seeds=seeds, level=level)
@@ -193,6 +194,7 @@ def _verdict(
     """Return the verdict on a difference with this standard error: significant if its interval excludes 0."""
     half = critical_t(level, freedom) * error
     interval = Interval(low=difference - half, high=difference + half, level=level)
+    # Without an error, equal differences at all seeds: certain, unless they are 0.
     ratio = abs(difference) / error if error else (math.inf if difference else 0.0)
     p = two_sided_p(ratio, freedom)
     if interval.high < 0:

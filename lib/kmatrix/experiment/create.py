@@ -69,6 +69,7 @@ def create(made_from: Creation) -> MatrixDir:
         run_dir.path.mkdir()
         write_text(run_dir.config, made_from.texts[run.name].config)
         write_text(run_dir.defconfig, made_from.texts[run.name].minimal)
+        # Last: after a crash, a folder without a run.json is not taken for a run.
         write_json(run_dir.run_json, _run_json(matrix, run, made_from, origin))
     return matrix
 
@@ -77,6 +78,7 @@ def check_place(results_dir: Path) -> None:
     """Refuse a results directory that is not writable."""
     try:
         results_dir.mkdir(parents=True, exist_ok=True)
+        # Tried, not asked: permission bits say little about network file systems.
         with tempfile.TemporaryDirectory(dir=results_dir, prefix=".kmatrix_"):
             pass
     except OSError as error:
@@ -91,7 +93,7 @@ def _new_matrix_dir(results_dir: Path) -> MatrixDir:
     for number in itertools.count(1):
         path = results_dir / (MATRIX_PREFIX + stamp + (f"_{number}" if number > 1 else ""))
         try:
-            path.mkdir()
+            path.mkdir()  # atomic: of two commands in the same second, each gets its own directory
         except FileExistsError:
             continue
         break

@@ -108,6 +108,7 @@ def _prepare(python: Path, root: Path, data_dir: Path, wanted: Key, need: Need) 
     for name, option in OPTIONS.items():
         command += [f"{option}={fields[name]}"] if name in fields else []
     command += [f"--tokens={need.tokens}", f"--block-size={need.block_size}", f"--shards={need.shards}"]
+    # stderr is the terminal, for the progress; the last line of stdout is the answer.
     done = subprocess.run(
         command,
         cwd=root,
@@ -117,7 +118,7 @@ def _prepare(python: Path, root: Path, data_dir: Path, wanted: Key, need: Need) 
         stdin=subprocess.DEVNULL,
         check=False,
     )
-    if done.returncode == 130:
+    if done.returncode == 130:  # Ctrl+C, which the terminal sends to both processes
         raise KeyboardInterrupt
     if done.returncode:
         raise DataError(

@@ -281,6 +281,7 @@ def equal_budget(what: str, runs: Mapping[str, RunConfig]) -> str:
         )
     values = {name: _measure(what, run) for name, run in runs.items()}
     least, most = (pick(values, key=lambda name: values[name] or 0) for pick in (min, max))
+    # A run ends after a whole step, so equal budgets in tokens may differ by one step.
     slack = max(run.tokens_per_step for run in runs.values()) if what == "tokens" else 0
     if None in values.values() or (values[most] or 0) - (values[least] or 0) > slack:
         raise ConfigError(

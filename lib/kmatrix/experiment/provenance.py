@@ -194,12 +194,14 @@ def _whole(files: dict[str, str]) -> str:
 def _patch(root: Path) -> tuple[bytes | None, str]:
     """Return the patch and "", or None and the reason."""
     without = [f":(exclude,glob,icase)**/{pattern}" for pattern in SECRETS]
+    # The user's git configuration must not change the format of the patch.
     plain = ("--no-color", "--no-ext-diff", "--no-textconv", "--binary", "--src-prefix=a/", "--dst-prefix=b/")
     patch = _git(root, "diff", "HEAD", *plain, "--", ".", *without)
     if patch is None:
         return None, "git diff failed"
     if len(patch) > PATCH_LIMIT:
         return None, f"its {len(patch) / 2**20:.1f} MiB exceed the limit of {PATCH_LIMIT // 2**20} MiB"
+    # The results are shared and uploaded: a key in a patch would travel with them.
     if holds_key(patch.decode(errors="replace")):
         return None, "it contains a key: pass keys in environment variables only"
     return (patch, "") if patch else (None, "only files that may contain secrets have changed")
@@ -229,6 +231,7 @@ def _git(root: Path, *arguments: str) -> bytes | None:
             capture_output=True,
             timeout=GIT_S,
             check=False,
+            # By default `git status` locks the index, and a commit at the same time could fail.
             env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -41,6 +41,7 @@ def reuse_runs(matrix: MatrixDir, results_dir: Path, neutral: Collection[str], *
     not_reused: dict[str, str] = {}
     for run in matrix.runs():
         record = planned[run.name]
+        # Newest first, so that the reported reason is about the latest code.
         for source, theirs in reversed(known):
             if theirs.run_id != record.run_id:
                 continue
@@ -118,8 +119,10 @@ def _link(source: RunDir, run: RunDir, name: str) -> None:
         for path in sorted(source.path.iterdir()):
             if path.name not in skip and path != folder_of(source):
                 _link_tree(path, run.path / own.get(path.name, path.name))
+        # Separately: CHECKPOINT_DIR may be on another disk than the run.
         if folder_of(source).is_dir():
             _link_tree(folder_of(source), Path(read_run_file(run).train.checkpoint_dir or run.checkpoints))
+    # Last: after a crash the run is still planned, and is trained.
     write_state(run, after(RunState(), Reused(name)))
 
 

@@ -67,6 +67,7 @@ class Entry:
     def from_json(cls, values: Mapping[str, Any]) -> Entry:
         """Return an entry without the fields that a newer trainer added. Raises KeyError, TypeError or ValueError."""
         known = {name: values[name] for name in cls.__slots__}
+        # `remove` deletes this file: a damaged index must not name one outside the folder.
         if Path(known["name"]).name != known["name"]:
             raise ValueError(f"{known['name']!r} is not the name of a file in the folder")
         return cls(**known | {"kinds": frozenset(CheckpointKind(kind) for kind in known["kinds"])})
@@ -109,6 +110,7 @@ class CheckpointIndex:
 
     def remove(self, entry: Entry) -> None:
         """Delete a checkpoint: first its file, then its entry."""
+        # File before entry: a crash in between leaves an entry without a file, which `tidy` removes.
         (self.folder / entry.name).unlink(missing_ok=True)
         self.entries = [other for other in self.entries if other.name != entry.name]
         self._write()
@@ -176,6 +178,7 @@ def superseded(entries: Sequence[Entry], keep: int) -> list[Entry]:
     """
     rolling = [entry for entry in entries if CheckpointKind.ROLLING in entry.kinds]
     old = rolling[: max(0, len(rolling) - keep)]
+    # By the kinds of an entry: without any it is always superseded, an emergency one unless it is the newest.
     expired = {frozenset(): entries, frozenset({CheckpointKind.EMERGENCY}): entries[:-1]}
     return [
         entry

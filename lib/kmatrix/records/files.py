@@ -33,6 +33,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         temporary.replace(path)
     finally:
+        # After the rename there is nothing to delete; after an exception, a half-written file.
         temporary.unlink(missing_ok=True)
 
 
@@ -60,6 +61,7 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.write(data)
         file.flush()
+        # Before the rename: after a power failure, some file systems have the new name but not yet its content.
         if durable:
             os.fsync(file.fileno())
 
@@ -133,6 +135,7 @@ def end_torn_line(path: Path) -> None:
     """End the last line of an append-only log after a crash, so that the next entry starts on its own line."""
     try:
         with path.open("rb+") as file:
+            # An empty file has no last byte to seek to.
             if file.seek(0, 2) and file.seek(-1, 2) is not None and file.read(1) != b"\n":
                 file.write(b"\n")
     except FileNotFoundError:
@@ -142,8 +145,10 @@ def end_torn_line(path: Path) -> None:
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects of the complete lines of an append-only log; none if the file is missing."""
     try:
+        # A crash can leave arbitrary bytes. They must not end the reading: their line fails to parse and is skipped.
         with path.open(encoding="utf-8", errors="replace") as file:
             for line in file:
+                # The writer has not finished this line.
                 if not line.endswith("\n"):
                     return
                 if (value := json_object(line)) is not None:  # a crash may cut a line short, with later ones after it
@@ -152,7 +157,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         return
 
 
-CHUNK = 1 << 18  # bytes per read
+CHUNK = 1 << 18  # bytes per read: bounds the memory of a process that starts to follow a large file
 
 
 class LineTail:
@@ -190,6 +195,7 @@ class LineTail:
             part = file.read(CHUNK)
             while part and b"\n" not in part and (more := file.read(CHUNK)):
                 part += more
+        # The rest after the last line end is read again by the next call.
         yield from part[: part.rfind(b"\n") + 1].splitlines(keepends=True)
 
 

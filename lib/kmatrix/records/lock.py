@@ -57,7 +57,7 @@ def boot_id() -> str | None:
 def start_of(pid: int) -> int | None:
     """Return the start time of a process in clock ticks after the boot, None if there is no such process."""
     fields = stat_fields(pid)
-    return int(fields[19]) if fields else None
+    return int(fields[19]) if fields else None  # starttime, field 22 of proc(5); two were cut off
 
 
 def stat_fields(pid: int) -> list[str]:
@@ -66,6 +66,7 @@ def stat_fields(pid: int) -> list[str]:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return []
+    # The name of the command is in parentheses, and may contain spaces and parentheses itself.
     return stat[stat.rindex(")") + 2 :].split()
 
 
@@ -78,6 +79,7 @@ def held(matrix: MatrixDir) -> Iterator[None]:
             _refuse(matrix, _read(matrix.lock))
         time.sleep(0.02)
     try:
+        # The file is never deleted: a process could lock the old file while another one locks a new file.
         _write(handle, matrix.lock)
         yield
     finally:
@@ -98,6 +100,7 @@ def holder(matrix: MatrixDir) -> Process | None:
 def try_lock(path: Path) -> int | None:
     """Return a descriptor that holds the lock until it is closed, None if another process holds it."""
     try:
+        # O_CLOEXEC: a child that inherits the descriptor would keep the lock after the death of its parent.
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise LaunchError(
@@ -122,6 +125,7 @@ def try_lock(path: Path) -> int | None:
 
 def _write(handle: int, path: Path) -> None:
     try:
+        # In place: an atomic rename would replace the file that is locked.
         os.ftruncate(handle, 0)
         os.pwrite(handle, json.dumps(asdict(this_process())).encode(), 0)
     except OSError as error:

@@ -232,6 +232,7 @@ class MatrixDir:
         """Return whether a runner has this matrix now. The kernel releases its lock when it exits or is killed."""
         try:
             with self.lock.open("rb") as file:
+                # Shared, so that two commands that ask at the same time do not take each other for a runner.
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -244,6 +245,7 @@ class MatrixDir:
 
     def runs(self) -> list[RunDir]:
         """Return the folders with a run.json, in the order of matrix.json, then by name."""
+        # A folder with a run.json is a run even if matrix.json was lost or never listed it.
         there = {path.parent.name: RunDir(path.parent) for path in self.path.glob("*/run.json")}
         order = [str(run["name"]) for run in read_json(self.matrix_json)["runs"]] if self.matrix_json.exists() else []
         names = [name for name in order if name in there] + sorted(set(there) - set(order))
@@ -252,6 +254,7 @@ class MatrixDir:
 
 def matrix_dirs(results_dir: Path) -> list[MatrixDir]:
     """Return all matrices in the results folder, newest last."""
+    # The names contain the date and the time, so their order is the order of creation.
     return [MatrixDir(path) for path in sorted(results_dir.glob(MATRIX_PREFIX + "*")) if path.is_dir()]
 
 
@@ -265,7 +268,7 @@ def find_matrix(results_dir: Path, target: str | None, argument: str = "TARGET")
         for path in (Path(target).expanduser(), results_dir / target):
             if _is_matrix(MatrixDir(path)):
                 return MatrixDir(path.resolve())
-        newest = ", ".join(matrix.name for matrix in there[:-6:-1])
+        newest = ", ".join(matrix.name for matrix in there[:-6:-1])  # five at most
         raise RecordError(
             f"{argument}={target} is not a matrix directory",
             why=f"newest of {len(there)} in {results_dir}: {newest}" if there else f"{results_dir} has no matrix",

@@ -224,6 +224,7 @@ class RunResult:
 
     def is_of(self, run_id: str | None, attempt: int) -> bool:
         """Return whether this attempt of the run wrote the result."""
+        # Two missing ids are not the same id.
         return self.run_id is not None and self.run_id == run_id and self.number == attempt
 
     def or_else(self, other: RunResult) -> RunResult:
@@ -332,12 +333,14 @@ def merged_metrics(path: Path) -> list[MetricLine]:
             steps = {step: kept for step, kept in steps.items() if step <= line.step}
         elif known is None:
             steps[line.step] = line
+        # A line of an earlier attempt must not replace one of the attempt that trained the final weights.
         elif line.attempt >= known.attempt:
             steps[line.step] = known.merged(line)
     return [steps[step] for step in sorted(steps)]
 
 
 def _provenance(values: Mapping[str, Any]) -> Provenance:
+    # Not checked key by key: readers use `get`, and results.json contains it as it was written.
     found = values.get("provenance")
     return cast(Provenance, found) if isinstance(found, dict) else {}
 

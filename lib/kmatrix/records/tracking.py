@@ -43,6 +43,7 @@ def write_track(run: RunDir, statuses: Sequence[SyncStatus]) -> None:
     """Write track.json, keeping the entries of other trackers. Raises OSError on a full disk."""
     known = {status.tracker: status for status in (*read_track(run), *statuses)}
     trackers = {name: _to_json(status) for name, status in sorted(known.items())}
+    # Not durable: it is rewritten every 2 s, and after a crash the trackers themselves know what they have.
     write_json(run.track, {"trackers": trackers, "time": time.time()}, durable=False)
 
 
@@ -51,6 +52,7 @@ def read_track(run: RunDir) -> tuple[SyncStatus, ...]:
     try:
         trackers = read_or_empty(run.track)["trackers"]
         return tuple(_from_json(name, value) for name, value in trackers.items())
+    # A damaged file costs only the display: an upload asks the tracker what it has.
     except (SchemaError, KeyError, ValueError, TypeError, AttributeError):
         return ()
 
@@ -62,6 +64,7 @@ def sync_status(run: RunDir) -> tuple[SyncStatus, ...]:
     """
     known = {status.tracker: status for status in read_track(run)}
     asked = read_run_file_or_empty(run).tracking.trackers
+    # Final entries are up to date, and so is the file of a living process.
     if all(name in known and known[name].state is not SyncState.OPEN for name in asked) or is_syncing(run):
         return tuple(known.values())
     steps, reason = len(merged_metrics(run.metrics)), _reason_for_pending(run)

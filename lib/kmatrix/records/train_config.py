@@ -127,7 +127,7 @@ def as_recorded(value: Any, types: tuple[type, ...]) -> Any:
         if int in types and value == int(value):
             return int(value)
         return float(value) if float in types else None
-    return value if type(value) in types else None
+    return value if type(value) in types else None  # not isinstance: True is an int
 
 
 @cache
@@ -307,6 +307,7 @@ class TrainConfig(TrainFields):
             raise refused("global_batch", self.global_batch, f"micro-batch x accumulation x ranks is {product}")
         if self.num_gpus > 1 and not (self.use_ddp and self.ddp_backend):
             raise refused("num_gpus", self.num_gpus, "more than one rank needs use_ddp and a ddp_backend")
+        # One step of difference: the planner rounds to whole steps.
         if self.warmup_fraction is not None and abs(self.warmup_fraction * self.max_iters - self.warmup_steps) > 1:
             raise refused("warmup_steps", self.warmup_steps, f"warmup_fraction is {self.warmup_fraction}")
 
@@ -339,6 +340,7 @@ class TrainConfig(TrainFields):
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Return the checked configuration. Raise ConfigError if a field is missing, unknown or of another type."""
         names = cls.names()
+        # Strict, unlike `read_fields`: a run with an ignored or missing field would not be the planned one.
         for name in values:
             if name not in names:
                 raise ConfigError(
@@ -413,6 +415,7 @@ def parse_mix(text: str) -> tuple[MixPart, ...]:
         if not match:
             raise ValueError(f"{word!r} is not DATASET:WEIGHT or DATASET=PATH:WEIGHT")
         try:
+            # Exact: as floats, 0.1 and 0.2 have no small common multiple.
             weight = Fraction(match[3])
         except ValueError:
             raise ValueError(f"{match[3]!r} in {word!r} is not a number") from None

@@ -266,6 +266,7 @@ def _comparisons(ordered: Sequence[GroupNumbers]) -> tuple[Comparison, ...]:
     """Compare the leader with every other group, Holm-corrected for the number of tests."""
     leader, *others = ordered
     verdicts = [compare(leader.losses, other.losses) for other in others]
+    # Only tests that were made count: a comparison of single seeds has no p value.
     corrected = iter(holm([verdict.p for verdict in verdicts if verdict.p is not None]))
     found = []
     for other, verdict in zip(others, verdicts, strict=True):
@@ -373,6 +374,7 @@ def _early(run: RunNumbers) -> str:
 def _never_fell(run: RunNumbers) -> bool:
     """Return True if no validation loss after step 0 is below the initial one."""
     later = [point.loss for point in run.val if point.step > 0]
+    # A run without evaluations after the first has only the loss in its result.
     if not later and run.counts and run.final_val_loss is not None:
         later = [run.final_val_loss]
     return bool(later) and run.initial_val_loss is not None and min(later) >= run.initial_val_loss

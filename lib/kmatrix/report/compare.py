@@ -211,6 +211,7 @@ def _by_seed(metric: ComparedMetric, runs: Sequence[RunNumbers]) -> dict[int, fl
 
 def _with_corrected_p(pairs: Sequence[ConfigurationPair]) -> tuple[ConfigurationPair, ...]:
     """Set p and conclusion of each row; p is Holm-corrected per metric for the number of configurations."""
+    # Per metric: a question about the loss is not weakened by tests of the speed.
     corrected: dict[tuple[int, str], float] = {}
     for metric in METRICS:
         tested = {

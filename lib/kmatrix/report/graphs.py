@@ -188,6 +188,7 @@ def throughput(numbers: MatrixNumbers) -> Figure | str:
 def mean_curve(seeds: Sequence[Sequence[CurvePoint]], to_x: PointToX) -> Curve:
     """Return the mean over seeds at the steps that all of them measured; x is the mean of their x."""
     by_step = [{point.step: point for point in points} for points in seeds]
+    # A mean over some of the seeds would jump where one of them ends.
     common = sorted(set(by_step[0]).intersection(*by_step[1:]))
     columns = []
     for step in common:
@@ -264,6 +265,7 @@ def _draw_group(axes: Axes, group: GroupNumbers, to_x: PointToX, style: tuple[st
     """Draw the finished seeds of a group as one curve, and every other run as its own; return the curves."""
     colour, line = style
     for run in group.runs:
+        # More points than pixels only make the line thicker and the drawing slower.
         stride = -(-len(run.train) // MAX_TRAIN_POINTS) or 1
         faint = _curve(run.train[::stride], to_x)
         axes.plot(faint.x, faint.y, color=colour, alpha=0.22, linewidth=0.9, zorder=2)
@@ -328,6 +330,7 @@ def _legend(groups: Sequence[GroupNumbers], styles: LineStyles) -> list[Any]:
         named = [(f"{shortened(group.name, MAX_LABEL)}{_status_note(group)}", styles[group.name]) for group in groups]
     else:
         optimizers = [group.runs[0].optimizer for group in groups]
+        # Reversed, so that the first group of an optimizer is the one that stays.
         first = {group.runs[0].optimizer: styles[group.name] for group in reversed(groups)}
         counts = {name: optimizers.count(name) for name in dict.fromkeys(optimizers)}
         named = [(f"{name or 'unknown'} ({number} configurations)", first[name]) for name, number in counts.items()]

@@ -140,6 +140,7 @@ def _record(run_dir: RunDir, planned: RunFile) -> tuple[RunRecord, RunState]:
         reason = "run.json is missing" if run_dir.path.exists() else ""
         return RunRecord(dir=run_dir, run=planned, result=None), RunState(reason=reason)
     try:
+        # A report may be made while the matrix runs.
         has_runner = MatrixDir(run_dir.path.parent).is_held()
         return read_run(run_dir), recover_status(run_dir, has_runner=has_runner)
     except SchemaError:
@@ -190,6 +191,7 @@ def _points(lines: Sequence[MetricLine], key: str) -> tuple[CurvePoint, ...]:
     for line in lines:
         elapsed = line.values.get("elapsed_s")
         if elapsed is not None:
+            # The clock went back: a later attempt began.
             offset += last if elapsed < last else 0.0
             last = elapsed
         loss = line.values.get(key)

@@ -136,6 +136,7 @@ def _used(run: RunDir) -> dict[str, Scalar]:
 
 def _changed_code(was: RunDir, now: RunDir, before: Provenance, after: Provenance) -> tuple[str, ...]:
     """Return the changed files of the trainer, or one sentence if only their common hash is recorded."""
+    # The common hash first: only matrix.json has the hashes of the files, and it may be lost.
     if before.get("code") == after.get("code"):
         return ()
     old, new = (_files(run) for run in (was, now))

@@ -115,6 +115,7 @@ def original(matrix: MatrixDir, run: RunNumbers) -> dict[str, Any]:
         "axes": dict(run.axes),
     }
     failure = {"error": run.reason or "no reason recorded"} if run.status is Status.FAILED else {}
+    # The trainer's values win; those that it does not know (null), such as energy, are numbers of the report.
     own = _loose_object(matrix.run(run.name).training_metrics)
     known = {key: value for key, value in own.items() if value is not None or key not in numbers}
     return {**numbers, **known, **identity, **failure}

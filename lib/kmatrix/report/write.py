@@ -28,6 +28,7 @@ def write_summary(numbers: MatrixNumbers) -> str:
     drawn = sorted(path.relative_to(matrix.path).as_posix() for path in matrix.graphs.glob("*.png"))
     files = [matrix.summary.name, matrix.results.name, matrix.all_results.name, *drawn]
     text = render_summary(numbers, tracker_lines(matrix), files)
+    # The summary last: it refers to the other files.
     _write(matrix, lambda: write_results(matrix, numbers))
     _write(matrix, lambda: write_all_results(matrix, numbers))
     _write(matrix, lambda: write_text(matrix.summary, text))

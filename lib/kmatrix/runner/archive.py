@@ -26,6 +26,7 @@ def archive_result(run: RunDir) -> Path | None:
     The run is planned afterwards. The caller holds the matrix.
     Raises LaunchError if a process of the run is still alive, or the disk is full.
     """
+    # Taken and released at once: only to see whether a process of the run still holds it.
     lock = try_lock(run.lock)
     if lock is None:
         raise LaunchError(f"{run.name} still has processes", hint="run `make stop`, or wait until they exit")
@@ -34,6 +35,7 @@ def archive_result(run: RunDir) -> Path | None:
         raise LaunchError(
             f"{run.name} still sends to its trackers", hint="wait for its end; track.log in its folder tells"
         )
+    # Before the files move: the numbers of later attempts continue after the archived ones.
     state = recover_status(run, has_runner=False)
     if not _left(run):
         return None
@@ -41,7 +43,9 @@ def archive_result(run: RunDir) -> Path | None:
         target = _folder(run)
         target.mkdir(parents=True, exist_ok=True)
         if run.status.exists():
+            # A copy: the original stays until `write_state` replaces it.
             write_json(target / run.status.name, read_json(run.status))
+    # From here on the run is planned: after a crash, the next runner completes the move.
     write_state(run, after(state, Archived(max(state.number, last_number(run)))))
     finish_archiving(run)
     return target
@@ -73,6 +77,7 @@ def _left(run: RunDir) -> list[Path]:
     """Return the files of a result, without those of the plan; result.json first."""
     stays = {path.name for path in (run.run_json, run.config, run.defconfig, run.status, run.lock, run.archive)}
     found = sorted(path for path in run.path.iterdir() if path.name not in stays)
+    # Without its result a run never counts as finished, whatever else a crash leaves behind.
     return sorted(found, key=lambda path: path != run.result)
 
 

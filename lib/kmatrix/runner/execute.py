@@ -91,7 +91,7 @@ def check_plans(matrix: MatrixDir, plans: Sequence[RunPlan], engine: Engine) -> 
 
 def need_torch() -> None:
     """Raise LaunchError if torch is missing, before anything is created."""
-    if find_spec("torch") is None:
+    if find_spec("torch") is None:  # found, not imported: that takes seconds
         raise LaunchError(
             "torch is not installed", hint="run `make setup`, or pass PYTHON=<interpreter with all packages>"
         )
@@ -151,6 +151,7 @@ def gpu_pool(gpus: Sequence[Gpu], values: Mapping[str, str]) -> Pool:
     values: the symbols.
     """
     most_mib = int(values.get("GPU_BUSY_MEMORY") or 0)
+    # The driver needs a query per pair, so it is asked only if a run could be placed in several ways.
     known = distances([gpu.uuid for gpu in gpus]) if len(gpus) > PAIR else {}
     return Pool(
         gpus,
@@ -167,13 +168,14 @@ def detach(matrix: MatrixDir, words: Sequence[str]) -> int:
     """
     command = [sys.executable, "-m", "kmatrix", "continue", f"TARGET={matrix.path}", *words]
     with matrix.runner_log.open("ab") as log:
+        # A session of its own: the signals of the terminal do not reach it.
         runner = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     deadline = time.monotonic() + START_S
     while runner.poll() is None and (holder(matrix) is None or not matrix.status.exists()):
         if time.monotonic() > deadline:
             break
         time.sleep(0.05)
-    if runner.poll():
+    if runner.poll():  # not 0: a short matrix may have ended already
         with matrix.runner_log.open("rb") as log:
             end = "".join(last_lines(log)[-TAIL_LINES:]).rstrip()
         raise LaunchError(f"the runner of {matrix.name} failed to start", why=end)
@@ -197,6 +199,7 @@ def command_of(text: str) -> list[str]:
 
 def finish(matrix: MatrixDir, text: str) -> str:
     """Run the ON_FINISH command after the end of a matrix; return the error message, "" on success."""
+    # Errors are returned, not raised: the matrix has ended, and its exit code is that of its runs.
     try:
         words = command_of(text)
         if not words:

@@ -94,10 +94,10 @@ def drive(
             driver.loop(request, poll_s)
             return driver.end(request)
         except LaunchError:
-            driver.drain(request, poll_s)
+            driver.drain(request, poll_s)  # the runs can still save their checkpoints
             raise
         finally:
-            engine.cancel(driver.jobs, now=True)
+            engine.cancel(driver.jobs, now=True)  # whatever happened: no trainer outlives its runner
 
 
 class _Driver:
@@ -134,9 +134,12 @@ class _Driver:
 
     def begin(self) -> None:
         """Write the status of all runs, and submit the plans to the engine."""
+        # Read the state of all runs, now that the lock is held: the plans may be older.
         for run in self._matrix.runs():
             self.states[run.name] = recover_status(run, has_runner=False)
         self._drop_outdated_plans()
+
+        # Write what is known before the first start.
         self._writer.open()
         self._writer.log("matrix started", **asdict(this_process()), runs=len(self._plans))
         for name, reason in self._skipped.items():
@@ -147,6 +150,8 @@ class _Driver:
             if is_archiving(self._matrix.run(name), state):
                 finish_archiving(self._matrix.run(name))
             self._write_run(name, unless_current=True)
+
+        # Watches first: they start at the current end of metrics.jsonl.
         for plan in self._plans.values():
             self._watch(plan)
         self.jobs = self._engine.submit(list(self._plans.values()))
@@ -155,6 +160,7 @@ class _Driver:
         """Drop plans that another runner executed before this one got the lock: a finished run stays finished."""
         for name, plan in list(self._plans.items()):
             state = self.states.get(name, RunState())
+            # The state machine refuses a start of a finished run, and of an attempt number that exists.
             if after(state, Started(Attempt(number=plan.attempt))) == state:
                 del self._plans[name]
                 self._open.discard(name)
@@ -197,6 +203,7 @@ class _Driver:
         """Stop the running runs without writing a status, because one could not be written; SIGINT kills them."""
         first = request.since is None  # then even the first SIGINT kills
         self._engine.cancel(self.jobs)
+        # Wait until all have saved; the loop that handles stop requests is gone, so SIGINT is handled here.
         while any(job.phase is JobPhase.RUNNING for job in self._engine.poll(self.jobs).values()):
             if request.kill or (first and request.by == "SIGINT"):
                 self._engine.cancel(self.jobs, now=True)
@@ -211,6 +218,7 @@ class _Driver:
         self._writer.write_matrix(status)
         self._writer.log("matrix ended", status=status, counts=counts)
         now = {self.states[name].status for name in (*self._plans, *self._skipped)}
+        # A stop that came after the last run had ended stopped nothing: the results decide.
         if request.since is not None and now & {Status.STOPPED, Status.PLANNED}:
             code = EXIT_STOPPED
         elif now & set(UNSUCCESSFUL):
@@ -260,6 +268,7 @@ class _Driver:
 
     def _end_run(self, plan: RunPlan, job: JobState, *, stopping: bool) -> None:
         end = classify(plan.dir, _attempt(plan, job), job)
+        # Before any retry is submitted, which must not get the lost GPU again.
         if self._pool is not None:
             for uuid in end.lost:
                 self._pool.quarantine(uuid, f"{end.reason} ({plan.name})")

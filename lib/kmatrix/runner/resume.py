@@ -62,6 +62,7 @@ def follow_move(matrix: MatrixDir) -> None:
     for run in matrix.runs():
         record = read_json(run.run_json)
         place = Path(read_fields(record).checkpoint_dir or run.checkpoints)
+        # A CHECKPOINT_DIR outside the matrix did not move. If the old directory still exists, the matrix was copied.
         moved = place.parts[-3:] == (matrix.name, run.name, run.checkpoints.name) and not place.parent.is_dir()
         if moved:
             train = {**record["train"], "checkpoint_dir": str(run.checkpoints.resolve())}

@@ -44,7 +44,7 @@ def listening() -> Iterator[StopRequest]:
     Outside the main thread, Python allows no handlers: no signal is collected then.
     """
     request = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():  # as in a notebook's worker thread
         yield request
         return
     former = {}

@@ -262,10 +262,12 @@ def _of_gpu(gpu: GpuState, limits: Thresholds) -> Iterator[Finding]:
 
 
 def _of_losses(state: RunSnapshot, limits: Thresholds) -> Iterator[Finding]:
+    # Only the newest: after a rollback the run is healthy again.
     if state.losses and state.losses[-1] is None:
         yield Finding(kind=AlertKind.NOT_FINITE, reason="the training loss is not finite")
     known = [loss for loss in state.losses if loss is not None]
     before = known[-1 - SPIKE_LINES : -1]
+    # The median of fewer lines is too noisy to call a loss above it a spike.
     if limits.spike and len(before) >= SPIKE_LINES // 2:
         yield from _above(AlertKind.SPIKE, known[-1] - statistics.median(before), limits.spike)
     if limits.loss and len(state.val_losses) > limits.loss:

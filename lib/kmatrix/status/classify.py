@@ -108,6 +108,7 @@ class Evidence:
                 text = "".join(last_lines(file, most_bytes=TAIL_BYTES, start=begin))
         except OSError:
             return ""
+        # Progress bars overwrite their line with a carriage return.
         return ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
@@ -120,12 +121,15 @@ def classify(run: RunDir, attempt: Attempt, job: JobState | None) -> RunEnd:
     result, damage = _result(seen)
     status = result.status if result else None
     kind = (result.kind or "error") if result else ""
+    # A finished run counts only if it trained what was planned.
     if status == Status.FINISHED:
         kind, reason = MISMATCH, mismatch(run, attempt.micro_batch)
         if not reason:
             return RunEnd(status=Status.FINISHED, result=result)
+    # The engine ended the attempt, or could not start it: it knows why.
     elif job is not None and job.reason:
         kind, reason = job.kind or NOT_STARTED, job.reason
+    # A stop hides errors that it causes itself, such as lost connections, but not the run's own failures.
     elif status == Status.STOPPED or (seen.is_cancelled and kind not in OWN_FAULT):
         kind = PREEMPTED if was_preempted(seen) else "signal"
         return RunEnd(status=Status.STOPPED, kind=kind, reason=_stop_reason(seen, result), result=result)
@@ -133,6 +137,7 @@ def classify(run: RunDir, attempt: Attempt, job: JobState | None) -> RunEnd:
         reason = result.reason or result.kind or "failed without a reason"
     else:
         kind, reason = (DIED, damage) if damage else _without_result(seen)
+    # On a full disk anything can fail first: a log line, a checkpoint, the result itself.
     if kind in ("error", DIED, NOT_STARTED) and is_full(run.path):
         kind, reason = DISK, f"the disk is full: {how_full(run.path)} ({reason})"
     gpus: tuple[str, ...] = ()
@@ -194,6 +199,7 @@ def describe_exit(code: int | None) -> str:
 def without_report(lines: list[str]) -> list[str]:
     """Return the lines before torchrun's failure report, which hides the last lines of the failed worker."""
     first = next((number for number, line in enumerate(lines) if WORKER_FAILED.match(line)), None)
+    # A log that begins with the report has no other lines to show.
     return lines if not first else lines[: first + 1]
 
 
@@ -212,6 +218,7 @@ def failure_cause(seen: Evidence, kind: str, reason: str) -> FailureCause:
     if lost or named or LOST.search(seen.log):
         blamed = lost or tuple(gpus[rank] for rank in dict.fromkeys(named) if rank < len(gpus))
         return FailureCause(GPU_LOST, blamed or (gpus if len(gpus) == 1 else ()))
+    # The log counts only if there is no reason of a rank: it also has the errors of peers that failed later.
     own = reason if seen.exit_code is None or kind != DIED else reason + seen.log
     return FailureCause(NCCL if NETWORK.search(own) else kind)
 
@@ -245,6 +252,7 @@ def _result(seen: Evidence) -> tuple[RunResult | None, str]:
 
 def _log_tail(log: str) -> tuple[str, ...]:
     """Return the last lines of a log, without secrets, because reports quote them."""
+    # Redact before truncating: a key that is cut in the middle would not be recognized.
     lines = without_report([line for line in redact(log).split("\n") if line.strip()])[-TAIL_LINES:]
     return tuple(line if len(line) <= TAIL_CHARS else line[: TAIL_CHARS - 3] + "..." for line in lines)
 
@@ -279,6 +287,7 @@ def _first_rank_error(seen: Evidence) -> tuple[str, str]:
         if error["attempt"] == seen.attempt.number if "attempt" in error else late:
             reason = f"rank {error.get('rank')}: {error.get('reason') or error.get('kind')}"
             errors.append((float(error.get("time") or written), str(error.get("kind") or "error"), reason))
+    # The earliest error is the cause: its peers lose their connections afterwards.
     return min(errors)[1:] if errors else ("", "")
 
 

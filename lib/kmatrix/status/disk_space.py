@@ -59,6 +59,7 @@ def needed(matrix: MatrixDir) -> int:
             sizes += [entry.bytes for entry in read_index(folder_of(run))]
         except KmatrixError:
             continue
+    # At least for one run: even the status of a finished one could not be written.
     return max(1, open_runs) * (max(sizes) + RECORDS)
 
 

@@ -91,6 +91,7 @@ def whole_run(
     shape = _shape(train)
     for runs, source in ((here, EstimateSource.MATRIX), (earlier, EstimateSource.EARLIER)):
         alike = [run for run in runs if _shape(run.train) == shape]
+        # Another optimizer on the same shape is close enough: most of a step is forward and backward.
         same = [run for run in alike if run.train.optimizer == train.optimizer]
         if alike:
             return Expected(steps * statistics.median(run.seconds / run.steps for run in same or alike), source)
@@ -131,12 +132,14 @@ def rest_of_run(
     within = sum(
         min(phase.end, at) - max(phase.begin, since) for phase in phases if phase.begin < at > since < phase.end
     )
+    # Evaluations and checkpoints have their own period, so they are not part of the pace of a step.
     pace = max(0.0, at - since - within) / (step - from_step)
     left = pace * (steps - 1 - step)
     for name, period in ((EVALUATION, train.eval_interval), (CHECKPOINT, train.checkpoint_interval)):
         seen = [phase.end - phase.begin for phase in phases if phase.name == name]
         count = _to_come(step, steps, period)
         left += count * statistics.median(seen) if seen else 0.0
+    # Between two lines the estimate counts down, instead of jumping at each line.
     spent = max(0.0, now - at)
     return max(0.0, left - spent)
 
@@ -147,6 +150,7 @@ def ends_of(runs: Sequence[Rest], *, gpus: int, cores: int, limits: Limits) -> M
     Runs on GPUs and runs on the CPU never run at the same time: the kind that runs now, else the first one, goes first.
     """
     found: dict[str, tuple[float, float]] = {}
+    # The sort is stable: the kind of a running run comes first, then the kind of the first pending one.
     kinds = list(dict.fromkeys(run.cuda for run in sorted(runs, key=lambda run: not run.running)))
     after = 0.0
     for cuda in kinds:
@@ -189,7 +193,7 @@ def _to_come(step: int, steps: int, period: int | None) -> int:
     return steps // period - step // period + bool(steps % period)
 
 
-MOST = 50  # newest matrices that are searched
+MOST = 50  # newest matrices that are searched: reading thousands of them would delay every status
 
 
 def measured_here(matrix: MatrixDir) -> list[Measured]:
@@ -224,6 +228,7 @@ def measured(run: RunDir) -> Measured | None:
 
 def _training_s(attempts: Sequence[Attempt]) -> float | None:
     """Return the time (s) of a run that finished in one attempt; None after a restart: some steps ran twice."""
+    # The runner's times include start-up, which the trainer's own clock does not see.
     if len(attempts) != 1 or attempts[0].started is None or attempts[0].ended is None:
         return None
     return attempts[0].ended - attempts[0].started

@@ -51,6 +51,7 @@ class Overview:
         views = self._packed([self._priced(self._expected(view, here)) for view in found])
         record = read_or_empty(self._matrix.status)
         left = [view.ends_s for view in views if view.status in TO_COME]
+        # One run without an estimate makes the end of the matrix unknown.
         left_s = max(s for s in left if s is not None) if left and None not in left else None
         return MatrixView(
             name=self._matrix.name,
@@ -119,6 +120,7 @@ class Overview:
 
     def _tail(self, run: RunDir, state: RunState, train: TrainFields, *, has_result: bool) -> MetricsTail:
         number = max(state.number, 1)
+        # A tail per attempt: all attempts append to one file, and a tail counts only the lines of its own.
         tail = self._tails.get((run.name, number))
         if tail is None:
             tail = MetricsTail(run.metrics, attempt=number, max_iters=train.max_iters, whole=True)
@@ -149,6 +151,7 @@ class Overview:
             known = whole_run(train, here, self._earlier, self._records[view.name].expected_s)
         if known is None:
             return view
+        # A stopped run resumes from its checkpoint; a running run has spent part of the time already.
         done = (view.step or 0) / view.max_iters if view.status is Status.STOPPED and view.max_iters else 0.0
         left = max(0.0, known.seconds * (1 - done) - (view.attempt_s or 0.0))
         limit = budget_s(train)
@@ -174,6 +177,7 @@ class Overview:
         rest = []
         for view in (view for view in views if view.status in TO_COME):
             cuda, ranks, threads = view.device == "cuda", view.ranks or 1, self._train(view).cpu_threads
+            # A run with more threads than cores takes the whole machine.
             width = ranks if cuda else min(ranks * (threads or 1), cores)
             live = view.status is Status.RUNNING
             rest.append(Rest(name=view.name, width=width, cuda=cuda, running=live, seconds=view.left_s))
@@ -379,9 +383,11 @@ def _recorded(matrix: MatrixDir, run: RunView, now: float) -> list[dict[str, Any
     """Return the newest values of the GPUs of a run; empty on the CPU, or if they are outdated."""
     entry = last_entry(matrix.run(run.name).gpu_stats_multi) or {}
     at = _unix(entry.get("timestamp"))
+    # Values from before this attempt are of an earlier one, perhaps on other GPUs.
     if at is None or now - at > STALE_S or (run.attempt_s is not None and at < now - run.attempt_s):
         return []
     values = [gpu for gpu in entry.get("multi_gpu_data") or [] if isinstance(gpu, dict)]
+    # A recording on the CPU lists its ranks as devices.
     return [{**gpu, "at": at} for gpu in values if not str(gpu.get("uuid")).startswith(RANKS)]
 
 

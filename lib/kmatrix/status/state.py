@@ -182,6 +182,7 @@ def retry(state: RunState, *, batch_size: int, policy: str = HALVE) -> Attempt |
     smaller = after_out_of_memory(last, batch_size) if policy == HALVE else None
     if smaller is not None:
         return Attempt(number=number, resume="auto", micro_batch=smaller)
+    # Counted back to the last end of another kind: the run made progress then, or failed by itself.
     row = itertools.takewhile(lambda attempt: attempt.kind in MOST_RETRIES, reversed(state.attempts))
     if 0 < sum(attempt.kind == last.kind for attempt in row) <= MOST_RETRIES.get(last.kind or "", 0):
         return Attempt(number=number, resume="auto", micro_batch=last.micro_batch)

@@ -40,11 +40,13 @@ def recover_status(run: RunDir, *, has_runner: bool) -> RunState:
         return RunState(status=Status.FAILED, reason=damage) if damage else state
     if state.status is Status.FINISHED:
         return state  # no attempt follows
+    # A runner can die between the start of an attempt and its entry: the trainer's own files then know of it.
     number = max(state.number, last_number(run))
     if state.status is Status.RUNNING or number > state.number:
         last = state.last
         attempt = last if last and last.number == number else Attempt(number=max(number, 1))
         state = after(state, RunnerDied(number=attempt.number, ended=_ended(run, attempt)))
+    # The result of an attempt is worth more than the damaged cache of the runner.
     if damage and state.status is not Status.FINISHED:
         attempts = state.attempts or (Attempt(number=1, status=Status.FAILED, reason=damage),)
         return RunState(status=Status.FAILED, reason=damage, attempts=attempts)
@@ -64,6 +66,7 @@ def read_state(run: RunDir) -> RunState:
     record = read_json(run.status) if run.status.exists() else {}
     status, reason = Status(record.get("status", Status.PLANNED)), str(record.get("reason") or "")
     attempts = tuple(_attempt(entry) for entry in record.get("attempts") or [])
+    # Files of early versions describe the last attempt by the keys of the run itself.
     if not attempts and "attempts" not in record and status not in (Status.PLANNED, Status.SKIPPED):
         attempts = (_attempt({**record, "status": status}),)
     return RunState(
@@ -159,7 +162,8 @@ def _entry(attempt: Attempt) -> dict[str, Any]:
 def last_number(run: RunDir) -> int:
     """Return the number of the last attempt that wrote metrics or a result, 0 if none did."""
     numbers = []
-    with suppress(OSError), run.metrics.open("rb") as file:  # attempts are written in order: the last line decides
+    # Attempts are written in order: the last line decides.
+    with suppress(OSError), run.metrics.open("rb") as file:
         lines = (json_object(text) for text in reversed(last_lines(file)) if text.endswith("\n"))
         newest = next((line for line in lines if line and isinstance(line.get("step"), int)), None)
         numbers += [int(newest.get("attempt", 1))] if newest else []

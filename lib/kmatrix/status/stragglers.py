@@ -52,6 +52,7 @@ def _numbers(ranks: Mapping[int, Lines]) -> RankNumbers | None:
     timed = {rank: lines for rank, lines in ranks.items() if lines}
     if len(timed) < 2:
         return None
+    # Ranks write independently: the last lines of some may be missing, and waiting is defined over all ranks.
     common = sorted(set.intersection(*(set(lines) for lines in timed.values())))
     return rank_numbers(timed, common) if common else None
 

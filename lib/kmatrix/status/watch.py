@@ -80,6 +80,7 @@ class MetricsTail:
         whole: start at the beginning instead.  budget_s: time limit of all attempts together, None without one.
         """
         self._attempt, self.max_iters, self._budget_s = attempt, max_iters, budget_s
+        # A resumed attempt appends to the file: the lines of earlier ones would only be parsed to be ignored.
         self._tail = LineTail(path, from_end=not whole)
         self._first: tuple[int, float] | None = None  # step and Unix seconds
         self._last: tuple[int, float] | None = None
@@ -202,6 +203,7 @@ class RunWatch:
         """Read what was appended, and evaluate the alert rules at most once per second. now: Unix seconds."""
         now = time.time() if now is None else now
         self._tail.read()
+        # Callers poll ten times per second, which the rules do not need.
         change = AlertChange(self._active)
         if now >= self._due:
             self._due = now + EVERY_S
@@ -287,6 +289,7 @@ class GpuTail:
             last = {name: _known(column[-1]) for name, column in newest.columns[at].items()}
             if last["memory_used"] is not None:
                 memory.append(last["memory_used"])
+            # Before the first event, all GPUs count as present.
             lost = bool(self._events and self._events.known) and int(gpu["gpu_index"]) not in reasons
             states.append(_state(gpu, last, busy=busy, throttled=reasons.get(int(gpu["gpu_index"]), ()), lost=lost))
         return tuple(states), memory
@@ -300,6 +303,8 @@ class GpuTail:
             if not math.isnan(value) and time >= self._begun
         ]
         window = [*self._busy[at], *values]
+        # The mean of less than a whole window depends on the phase of a step. One more second of samples is kept, so
+        # that the next call finds the window full again.
         full = bool(window) and window[0][0] <= now - WINDOW_S
         self._busy[at] = [pair for pair in window if pair[0] > now - WINDOW_S - EVERY_S]
         recent = [value for time, value in self._busy[at] if time > now - WINDOW_S]
@@ -317,6 +322,7 @@ def _earlier_alerts(run: RunDir) -> tuple[Alert, ...]:
     alerts = alerts_of_run(run)
     if all(alert.until is not None for alert in alerts):
         return alerts
+    # Nobody knows when they ended: the runner died after its last write.
     last = run.status.stat().st_mtime
     return tuple(replace(alert, until=max(alert.since, last)) if alert.until is None else alert for alert in alerts)
 

@@ -83,6 +83,7 @@ def _settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return W&B's settings of this user (base_url, mode), written by `wandb login --host` and `wandb offline`."""
     home = Path(environment.get("HOME") or Path.home())
     folder = Path(environment.get("WANDB_CONFIG_DIR") or home / ".config" / "wandb").expanduser()
+    # Without interpolation: a % in a value is not a reference.
     reader = configparser.ConfigParser(interpolation=None)
     try:
         reader.read(folder / "settings", encoding="utf-8")

@@ -67,12 +67,14 @@ class PointTail:
 
     def __init__(self, path: Path) -> None:
         self._tail = LineTail(path)
+        # Known before the first line is returned: a tracker cannot delete a step.
         self._void = _resumes(path)
         self._open: MetricLine | None = None  # the merged lines of the newest step
 
     def read(self, *, ended: bool = False) -> list[MetricPoint]:
         """Return the complete points. `ended`: the newest step is complete as well."""
         found: list[MetricPoint] = []
+        # A chunk may complete no point: then the next one is read, because an empty result means the end.
         while not found and (lines := self._tail.read()):
             for offset, values in lines:
                 line = MetricLine.from_json(values)
@@ -155,6 +157,7 @@ class AlertTail:
         """Yield the alerts of status.json, if the file changed since the last call."""
         try:
             known = self._run.status.stat()
+            # The file is replaced, not rewritten: its inode changes even if two writes have the same time.
             version = (known.st_mtime_ns, known.st_ino)
             if version == self._version:
                 return

@@ -52,6 +52,7 @@ def free_port(host: str, wanted: int) -> int:
     last = min(wanted + PORTS, 65536) - 1
     for port in range(wanted, last + 1):
         with socket.socket(family, socket.SOCK_STREAM) as probe:
+            # As the server does: a port whose last connections are in TIME_WAIT can be used.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
@@ -96,6 +97,7 @@ class StateFile:
 
     def write(self, page: Page) -> None:
         """Write the address of the page."""
+        # The line end marks the content as complete: readers wait for it.
         self._file.write(json.dumps({"schema": SCHEMA, **asdict(page)}) + "\n")
         self._file.flush()
 
@@ -117,6 +119,7 @@ class StateFile:
             except BlockingIOError:
                 time.sleep(0.1)
                 continue
+            # A server that exits deletes its file: a lock on the deleted one would exclude nobody.
             if self.path.exists() and os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
                 return True
             self._file.close()

@@ -88,6 +88,7 @@ class TrackerProcesses:
                     kill(process.popen)
                     self._processes.remove(process)
                 continue
+            # Only signals count: an exit code is the process's own decision.
             process.deaths += code < 0
             restarted = (
                 self._start(process.run, process.options) if code < 0 and process.deaths <= MOST_RESTARTS else None
@@ -138,6 +139,7 @@ def start(python: Path, root: Path, run: RunDir, *options: str) -> subprocess.Po
         return subprocess.Popen(
             [str(python), "-m", "kmatrix.track", str(run.path), *options],
             cwd=root,
+            # Cores and GPU memory belong to the training: no thread pools, no CUDA context.
             env=program_environment(root, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""),
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -88,6 +88,7 @@ class _AttemptEnd:
         self.earlier = parent is None  # the attempt ended before this process started
         self._signalled = self.earlier
         self._parent = ProcessHandle(parent) if parent is not None else None
+        # A signal announces the end of the attempt; the pending steps are still uploaded.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
@@ -120,6 +121,7 @@ def _supervise(
             since = since or now
             ended.set()
             for worker in workers:
+                # A matrix waits for the upload, so its limit is absolute; a sync may take as long as it progresses.
                 if now - (max(since, worker.progressed) if end.earlier else since) > limit_s:
                     worker.give_up()
         if now - written >= WRITE_S:
@@ -227,6 +229,7 @@ class SyncWorker:
         self._link, self._how = (before.link, before.how) if before else (None, None)
         self._opened = False
         self.progressed = time.monotonic()  # s, when data was last accepted
+        # A daemon: a package that hangs must not keep the process alive after the time limit.
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def start(self) -> None:
@@ -267,9 +270,11 @@ class SyncWorker:
     def _work(self) -> None:
         pause = PAUSE_S
         while True:
+            # Read before the session: one that began before the end of the attempt gets another try after it.
             last = self._ended.is_set()
             try:
                 self._session()
+            # A missing package stays missing: no retry.
             except ImportError as error:
                 self._fail(error)
                 return

@@ -105,6 +105,7 @@ def _writer(folder: Path) -> Any:
     number = len(list(folder.glob(FILES)))
     name = f"events.out.tfevents.{int(time.time()):010d}.{number:04d}.{socket.gethostname()}"
     writer = RecordWriter((folder / name).open("xb"))
+    # Every event file begins with this record; without it, readers reject the file.
     writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
     writer.flush()
     return writer
@@ -114,6 +115,7 @@ def _stored(folder: Path) -> tuple[StoredRun, str]:
     """Return the content of a directory as TensorBoard reads it, and the last status written."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    # 0: all values, not a sample of them. Nothing is purged if a resumed attempt starts at a lower step.
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}, purge_orphaned_data=False)
     reader.Reload()
     tags = reader.Tags()

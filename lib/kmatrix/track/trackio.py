@@ -144,6 +144,7 @@ class TrackioMirror:
 
     def _point(self, step: int, timestamp: str, values: Mapping[str, float]) -> dict[str, Any]:
         """Return the row of a step. A second row of the same step with other keys gets another id."""
+        # Not Python's hash, which differs between processes.
         keys = zlib.crc32(" ".join(sorted(values)).encode())
         return self._row(timestamp, step=step, metrics=_renamed(values), log_id=self._row_id(f"{step}/{keys:08x}"))
 
@@ -249,6 +250,7 @@ def _newest(database: Path) -> tuple[str, str]:
     The file's modification time does not help: a server touches every file when it starts.
     """
     try:
+        # Read-only: the default mode creates a missing database.
         with contextlib.closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as opened:
             row = opened.execute("SELECT timestamp FROM metrics ORDER BY id DESC LIMIT 1").fetchone()
     except sqlite3.Error:

@@ -149,9 +149,11 @@ class WandbMirror:
             tags=run.tags,
             config=typed(run.config),
             dir=str(run.dir.path),
+            # Continue the run if the server has this id, else create it.
             resume="allow",
             settings=_settings(self._note_stop),
         )
+        # By default W&B's tables show the last value of a metric.
         for key, summary in SUMMARY.items():
             self._run.define_metric(key, summary=summary)
         for axis in AXES:

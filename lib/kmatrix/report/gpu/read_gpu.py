@@ -263,6 +263,7 @@ def read_phases(run_dir: RunDir) -> tuple[RecordedPhase, ...]:
         joules = joules_between(recording, begin, end)
         found.append(RecordedPhase(name=str(line["phase"]), begin=begin - first, end=end - first, joules=joules))
     result = read_result(run_dir) or RunResult()
+    # A result of an earlier attempt says nothing about the end of this one.
     attempts = [line.get("attempt") for line in lines]
     ended = result.ended if not attempts or result.attempt == attempts[-1] else None
     if found and ended is not None and first < ended < last:

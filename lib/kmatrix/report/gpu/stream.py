@@ -108,6 +108,7 @@ def with_newer_samples(run_dir: RunDir, numbers: GpuNumbers) -> GpuNumbers:
     except RecordError:
         return numbers
     known = {(device.gpu_index, device.uuid): device for device in newer.devices}
+    # The summary is newer, or it is of other devices.
     if newer.samples <= numbers.samples or not all((d.gpu_index, d.uuid) in known for d in numbers.devices):
         return numbers
     devices = tuple(
@@ -211,6 +212,7 @@ class RunningStatistics:
 
     def add(self, values: Floats) -> None:
         """Add a chunk of values. NaN are ignored."""
+        # One sum instead of a mask: most chunks have no unknown value.
         if math.isnan(values.sum()):
             values = values[~np.isnan(values)]
         count = len(values)
@@ -308,6 +310,7 @@ class _Device:
 
     def _integrate(self, times: Floats, power: Floats) -> None:
         """Add the area under the power, between neighbouring samples at most MAX_GAP_S apart."""
+        # The last sample of the previous block is prepended, so that no trapezoid is lost between blocks.
         x, y = np.concatenate([self._last_power, [times, power]], axis=1)
         width, area = np.diff(x), np.diff(x) * (y[1:] + y[:-1]) / 2
         near = (width >= 0) & (width <= MAX_GAP_S) & ~np.isnan(area)
