@@ -77,7 +77,7 @@ def _left(run: RunDir) -> list[Path]:
     """Return the files of a result, without those of the plan; result.json first."""
     stays = {path.name for path in (run.run_json, run.config, run.defconfig, run.status, run.lock, run.archive)}
     found = sorted(path for path in run.path.iterdir() if path.name not in stays)
-    # Without its result a run never counts as finished, whatever else a crash leaves behind.
+    # Without its result a run never counts as finished, whatever else a crash leaves.
     return sorted(found, key=lambda path: path != run.result)
 
 
