@@ -27,7 +27,7 @@ def fields(program, *arguments):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "words", "wanted"),
+    ("gpus", "arguments", "expected"),
     [
         (0, [], ("cpu", 1)),
         (1, [], ("cuda", 1)),
@@ -42,14 +42,14 @@ def fields(program, *arguments):
         (4, ["GPUS=0,2"], ("cuda", 2)),
     ],
 )
-def test_device_and_ranks_are_resolved_before_expansion(program, monkeypatch, gpus, words, wanted):
+def test_device_and_ranks_are_resolved_before_expansion(program, monkeypatch, gpus, arguments, expected):
     give_gpus(monkeypatch, gpus)
     program.write("")
 
-    found = fields(program, *words)
+    found = fields(program, *arguments)
 
-    assert (found.device, found.num_gpus) == wanted
-    assert found.ddp_backend == (None if "USE_DDP=n" in words else "nccl" if wanted[0] == "cuda" else "gloo")
+    assert (found.device, found.num_gpus) == expected
+    assert found.ddp_backend == (None if "USE_DDP=n" in arguments else "nccl" if expected[0] == "cuda" else "gloo")
 
 
 def test_requesting_all_gpus_without_any_is_refused(program, monkeypatch):
@@ -115,20 +115,22 @@ def test_a_fixed_global_batch_is_kept_for_all_gpu_counts_by_changing_accumulatio
 
 
 @pytest.mark.parametrize(
-    ("words", "least"),
+    ("arguments", "expected"),
     [([], 6e-5), (["LR=1e-2"], 1e-3), (["MIN_LR=1e-6"], 1e-6), (["SCHEDULE=constant"], 6e-4), (["MIN_LR=0"], 0.0)],
 )
-def test_the_default_minimum_rate_is_a_tenth_of_the_peak(program, words, least):
+def test_the_default_minimum_rate_is_a_tenth_of_the_peak(program, arguments, expected):
     program.write("CONFIG_GPT2_DEVICE_CPU=y")
 
-    assert fields(program, *words).min_lr == pytest.approx(least)
+    assert fields(program, *arguments).min_lr == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("words", "steps"), [([], 100), (["WARMUP_FRACTION=0.25"], 50), (["WARMUP_FRACTION=0"], 0)])
-def test_a_warm_up_fraction_replaces_a_number_of_steps(program, words, steps):
+@pytest.mark.parametrize(
+    ("arguments", "steps"), [([], 100), (["WARMUP_FRACTION=0.25"], 50), (["WARMUP_FRACTION=0"], 0)]
+)
+def test_a_warm_up_fraction_replaces_a_number_of_steps(program, arguments, steps):
     program.write("CONFIG_GPT2_DEVICE_CPU=y")
 
-    assert fields(program, "MAX_ITERS=200", *words).warmup_steps == steps
+    assert fields(program, "MAX_ITERS=200", *arguments).warmup_steps == steps
 
 
 def test_a_number_of_warm_up_steps_and_a_fraction_together_are_refused(program):
@@ -147,7 +149,7 @@ def test_a_long_warm_up_gives_a_warning(program):
 
 
 @pytest.mark.parametrize(
-    ("words", "sizes"),
+    ("arguments", "sizes"),
     [
         (["MODEL=124m"], (12, 12, 768)),
         (["MODEL=1558m"], (48, 25, 1600)),
@@ -156,10 +158,10 @@ def test_a_long_warm_up_gives_a_warning(program):
         (["MODEL=custom", "N_LAYER=2", "N_HEAD=4", "N_EMBD=64"], (2, 4, 64)),
     ],
 )
-def test_layers_heads_and_width_are_numbers_for_every_model(program, words, sizes):
+def test_layers_heads_and_width_are_numbers_for_every_model(program, arguments, sizes):
     program.write("CONFIG_GPT2_DEVICE_CPU=y")
 
-    found = fields(program, *words)
+    found = fields(program, *arguments)
 
     assert (found.n_layer, found.n_head, found.n_embd) == sizes
 
@@ -174,11 +176,11 @@ def test_symbols_without_effect_and_empty_floats_are_none(program):
 
 
 @pytest.mark.parametrize(
-    ("asked", "device", "cores", "ranks", "threads"),
+    ("requested", "device", "cores", "ranks", "threads"),
     [(0, "cpu", 8, 2, 4), (0, "cpu", 2, 4, 1), (3, "cpu", 8, 2, 3), (0, "cuda", 64, 4, 8), (0, "cuda", 8, 4, 2)],
 )
-def test_each_rank_has_an_equal_share_of_the_cores(asked, device, cores, ranks, threads):
-    assert config.cpu_threads(asked, device=device, cores=cores, ranks=ranks) == threads
+def test_each_rank_has_an_equal_share_of_the_cores(requested, device, cores, ranks, threads):
+    assert config.cpu_threads(requested, device=device, cores=cores, ranks=ranks) == threads
 
 
 def test_a_kconfig_file_without_our_symbols_is_refused(program):

@@ -33,12 +33,12 @@ def config(program, *arguments):
     return only
 
 
-def bounds(**given):
-    return train_config(**{"max_iters": 0} | given)
+def bounds(**fields):
+    return train_config(**{"max_iters": 0} | fields)
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("90", 90),
         ("90s", 90),
@@ -47,11 +47,11 @@ def bounds(**given):
         ("2.5h", 9000),
         ("1d12h", 129600),
         ("0.5", 0.5),
-        *((wrong, None) for wrong in ("", "0", "0h", "1h30", "30m1h", "1h1h", "-5", "5x", "1 h", "1e3", "h")),
+        *((invalid, None) for invalid in ("", "0", "0h", "1h30", "30m1h", "1h1h", "-5", "5x", "1 h", "1e3", "h")),
     ],
 )
-def test_a_time_is_a_number_of_seconds_or_a_sum_of_parts_with_units(text, wanted):
-    assert duration.seconds(text) == wanted
+def test_a_time_is_a_number_of_seconds_or_a_sum_of_parts_with_units(text, expected):
+    assert duration.seconds(text) == expected
 
 
 @given(st.integers(0, 9), st.integers(0, 23), st.integers(0, 59), st.integers(1, 59))
@@ -61,7 +61,7 @@ def test_a_time_equals_the_sum_of_its_parts(days, hours, minutes, seconds):
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("fields", "expected"),
     [
         (bounds(max_iters=500), Length(steps=500, bound="max_iters")),
         (bounds(max_tokens=1000.0), Length(steps=10, bound="max_tokens")),
@@ -73,8 +73,8 @@ def test_a_time_equals_the_sum_of_its_parts(days, hours, minutes, seconds):
         (bounds(max_epochs=2.0, max_iters=7), Length(steps=7, bound="max_iters")),
     ],
 )
-def test_the_first_limit_decides_and_is_never_exceeded(given, wanted):
-    assert length(given, params=300, tokens_per_step=100) == wanted
+def test_the_first_limit_decides_and_is_never_exceeded(fields, expected):
+    assert length(fields, params=300, tokens_per_step=100) == expected
 
 
 def test_epochs_are_converted_to_steps_once_the_data_is_known():
@@ -105,9 +105,9 @@ def test_the_warm_up_of_a_run_limited_by_epochs_follows_its_data(program):
     assert with_data(config(program, "MAX_ITERS=50"), STEP, 257).steps == 50
 
 
-@pytest.mark.parametrize("words", [("TIME=1h30m",), ("MAX_TIME=5400",), ("TRAINING_HOURS=1.5",)])
-def test_a_time_limit_has_three_names_and_one_value(program, words):
-    assert config(program, *words).train.max_time == 5400
+@pytest.mark.parametrize("arguments", [("TIME=1h30m",), ("MAX_TIME=5400",), ("TRAINING_HOURS=1.5",)])
+def test_a_time_limit_has_three_names_and_one_value(program, arguments):
+    assert config(program, *arguments).train.max_time == 5400
 
 
 def test_the_same_time_in_another_notation_gives_the_same_run(program):
@@ -120,7 +120,7 @@ def test_the_same_time_in_another_notation_gives_the_same_run(program):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["TIME=soon"], "expected a duration above zero: 90, 90s, 15m, 1h30m, 2.5h, 2d"),
         (["TRAINING_HOURS=1h"], "expected a duration above zero"),
@@ -132,8 +132,8 @@ def test_the_same_time_in_another_notation_gives_the_same_run(program):
         (["EARLY_STOPPING_MIN_DELTA=0.1"], "depends on GPT2_EARLY_STOPPING_PATIENCE != 0"),
     ],
 )
-def test_an_invalid_budget_is_refused(program, words, message):
-    assert message in program.refused(DRY, *words)
+def test_an_invalid_budget_is_refused(program, arguments, message):
+    assert message in program.refused(DRY, *arguments)
 
 
 def test_the_dry_run_prints_what_limits_a_run(program):
@@ -143,7 +143,7 @@ def test_the_dry_run_prints_what_limits_a_run(program):
 
 
 @pytest.mark.parametrize(
-    ("what", "words", "said"),
+    ("shared", "arguments", "expected"),
     [
         ("any", ["NUM_GPUS=1,2"], ""),
         ("steps", ["NUM_GPUS=1,2"], "steps: 10,000 steps"),
@@ -152,12 +152,12 @@ def test_the_dry_run_prints_what_limits_a_run(program):
         ("time", ["NUM_GPUS=1,2", "TIME=60"], "time: 60 s at most"),
     ],
 )
-def test_settings_that_all_runs_share_are_printed(program, what, words, said):
-    assert equal_budget(what, configs(program, "DEVICE=cpu", *words)) == said
+def test_settings_that_all_runs_share_are_printed(program, shared, arguments, expected):
+    assert equal_budget(shared, configs(program, "DEVICE=cpu", *arguments)) == expected
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["MATRIX_EQUAL=tokens", "NUM_GPUS=1,2"], "MATRIX_EQUAL=tokens does not hold"),
         (["MATRIX_EQUAL=steps", "MAX_ITERS=10,20"], "has 20"),
@@ -166,10 +166,10 @@ def test_settings_that_all_runs_share_are_printed(program, what, words, said):
         (["MATRIX_EQUAL=energy", "NUM_GPUS=1,2"], "expected one of any, steps, tokens, time"),
     ],
 )
-def test_a_promise_that_does_not_hold_is_refused(program, words, message):
-    assert message in program.refused(DRY, "DEVICE=cpu", *words)
+def test_a_promise_that_does_not_hold_is_refused(program, arguments, message):
+    assert message in program.refused(DRY, "DEVICE=cpu", *arguments)
 
 
 def test_the_dry_run_prints_what_is_equal(program):
-    words = ["DEVICE=cpu", "NUM_GPUS=1,2", "MATRIX_EQUAL=tokens", "TOKENS=1e6"]
-    assert "equal tokens: 998,400 tokens, up to one step" in program.check(DRY, *words).out
+    arguments = ["DEVICE=cpu", "NUM_GPUS=1,2", "MATRIX_EQUAL=tokens", "TOKENS=1e6"]
+    assert "equal tokens: 998,400 tokens, up to one step" in program.check(DRY, *arguments).out

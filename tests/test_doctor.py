@@ -140,10 +140,10 @@ def test_system_limits_that_are_too_low_give_warnings(tmp_path):
 
 
 def test_no_value_of_the_environment_is_printed():
-    said = " ".join(
+    output = " ".join(
         check.message + check.hint for check in machine_checks(ROOT, {"HF_TOKEN": SECRET, "PATH": "/usr/bin"})
     )
-    assert SECRET not in said
+    assert SECRET not in output
 
 
 def test_doctor_accepts_no_assignments():

@@ -87,10 +87,10 @@ def test_a_job_that_needs_more_units_than_the_machine_has_is_refused():
 @given(QUEUES, LIMITS)
 def test_no_unit_is_used_twice_and_limits_are_respected_at_all_times(queue, limits):
     spans = ends(queue, [], BOX, limits)
-    for moment, _ in spans.values():
-        there = [job for job in queue if spans[job.name][0] <= moment < spans[job.name][1]]
-        assert sum(job.width for job in there) <= BOX
-        assert not limits.jobs or len(there) <= limits.jobs
+    for time, _ in spans.values():
+        running = [job for job in queue if spans[job.name][0] <= time < spans[job.name][1]]
+        assert sum(job.width for job in running) <= BOX
+        assert not limits.jobs or len(running) <= limits.jobs
 
 
 @given(QUEUES, LIMITS)
@@ -102,9 +102,9 @@ def test_every_job_runs_once_for_its_duration(queue, limits):
 
 
 @given(QUEUES, st.integers(0, 5))
-def test_backfilled_jobs_never_delay_the_head_of_the_queue(queue, most):
-    limits = Limits(jobs=most)
-    order = queue if most == 1 else sorted(queue, key=lambda job: (-job.seconds, -job.width))
+def test_backfilled_jobs_never_delay_the_head_of_the_queue(queue, jobs):
+    limits = Limits(jobs=jobs)
+    order = queue if jobs == 1 else sorted(queue, key=lambda job: (-job.seconds, -job.width))
     now = startable(queue, [], BOX, limits)
     head = next((job for job in order if job.name not in now), None)
     if head is None:
@@ -148,18 +148,18 @@ def test_the_chosen_units_are_free_and_as_many_as_requested(width, free):
     [(2, "abcd", "ab"), (2, "bcd", "cd"), (1, "acd", "a"), (2, "bc", "bc"), (4, "abcdefgh", "abcd"), (1, "bcdh", "h")],
 )
 def test_connected_units_are_chosen_to_reduce_fragmentation(width, free, units):
-    box = "abcdefgh" if "h" in free else "abcd"
-    assert "".join(place(width, free, box)) == units
+    machine = "abcdefgh" if "h" in free else "abcd"
+    assert "".join(place(width, free, machine)) == units
 
 
 def levels(*groups):
     """Return distances: 0 within the first groups that contain both units, 1 within the next, and so on."""
 
-    def far(one, other):
-        both = {one, other}
+    def distance(left, right):
+        both = {left, right}
         return next((level for level, names in enumerate(groups) if any(both <= set(name) for name in names)), 9)
 
-    return far
+    return distance
 
 
 CROSSED = levels(["ac", "bd", "eg", "fh"], ["abcd", "efgh"])  # bridged pairs that are not adjacent
@@ -182,10 +182,10 @@ def test_bridged_units_are_preferred_to_one_board_and_one_board_to_the_rest(widt
 
 
 def test_sixteen_units_are_placed_quickly_and_correctly():
-    box = "abcdefghijklmnop"
+    units = "abcdefghijklmnop"
     halves = levels([], ["acegikmo", "bdfhjlnp"])
-    assert "".join(place(8, box, box, halves)) == "acegikmo"
-    assert "".join(place(8, "bdfhjlnpa", box, halves)) == "bdfhjlnp"
+    assert "".join(place(8, units, units, halves)) == "acegikmo"
+    assert "".join(place(8, "bdfhjlnpa", units, halves)) == "bdfhjlnp"
 
 
 @given(st.integers(1, 4), st.sets(st.sampled_from("abcdefgh"), min_size=4), st.randoms())
@@ -194,7 +194,7 @@ def test_no_other_choice_of_units_is_better_connected(width, free, random):
     chosen = place(width, order, "abcdefgh", CROSSED)
 
     def within(units):
-        return sum(CROSSED(one, other) for one, other in itertools.combinations(units, 2))
+        return sum(CROSSED(left, right) for left, right in itertools.combinations(units, 2))
 
     assert within(chosen) <= within(random.sample(order, width))
 

@@ -73,14 +73,14 @@ def test_other_lines_are_unchanged(line):
     assert redact(line, {}) == line
 
 
-@pytest.mark.parametrize("word", [f"PROJECT={OLD}", f"WANDB_ENTITY={WANDB}", f"RESULTS_DIR={HF}"])
-def test_a_key_in_a_configuration_is_refused_and_not_repeated(tmp_path, word):
+@pytest.mark.parametrize("line", [f"PROJECT={OLD}", f"WANDB_ENTITY={WANDB}", f"RESULTS_DIR={HF}"])
+def test_a_key_in_a_configuration_is_refused_and_not_repeated(tmp_path, line):
     program = Program(tmp_path)
 
-    message = program.refused("defconfig-gpt2-cpu-quick", word)
+    message = program.refused("defconfig-gpt2-cpu-quick", line)
 
     assert "would contain a key" in message
-    assert word.partition("=")[2] not in message
+    assert line.partition("=")[2] not in message
 
 
 def test_a_key_in_a_file_is_refused_with_its_line_and_not_repeated(tmp_path):

@@ -89,5 +89,5 @@ def test_mfu_is_the_fraction_of_the_peak_of_all_devices():
 
 
 def test_no_gpu_name_hides_a_later_one():
-    for place, (name, _) in enumerate(PEAK_TFLOPS):
-        assert peak_tflops(f"NVIDIA {name}", "bf16") == PEAK_TFLOPS[place][1]["bf16"], name
+    for index, (name, _) in enumerate(PEAK_TFLOPS):
+        assert peak_tflops(f"NVIDIA {name}", "bf16") == PEAK_TFLOPS[index][1]["bf16"], name

@@ -196,7 +196,7 @@ def titles(width, rows=ROWS):
 
 
 @pytest.mark.parametrize(
-    ("width", "left"),
+    ("width", "remaining"),
     [
         (None, ["run", "status", "loss", "MFU", "left"]),
         (80, ["run", "status", "loss", "MFU", "left"]),
@@ -206,8 +206,8 @@ def titles(width, rows=ROWS):
         (5, ["run", "status"]),
     ],
 )
-def test_columns_are_dropped_from_the_least_important(width, left):
-    assert titles(width) == left
+def test_columns_are_dropped_from_the_least_important(width, remaining):
+    assert titles(width) == remaining
 
 
 def test_a_column_without_values_is_dropped_first():

@@ -20,11 +20,17 @@ HEAVY = ("torch", "numpy", "matplotlib", "rich", "transformers", "pynvml", "psut
 
 def program(*arguments: str, code: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the program in its own process."""
-    own = {name: text for name, text in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    own |= {"PYTHONPATH": f"{ROOT / 'lib'}:{ROOT}", **environment}
+    environ = {name: text for name, text in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    environ |= {"PYTHONPATH": f"{ROOT / 'lib'}:{ROOT}", **environment}
     start = ["-c", code] if code else ["-m", "kmatrix"]
     return subprocess.run(
-        [sys.executable, *start, *arguments], env=own, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, *start, *arguments],
+        env=environ,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
 
 
@@ -62,7 +68,7 @@ def test_arguments_and_assignments_of_a_command_are_separated():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["alldefconfig", "MAX_ITERS=4"], "alldefconfig does not take MAX_ITERS"),
         (["summary", "TARGT=x"], "did you mean TARGET?"),
@@ -79,12 +85,12 @@ def test_arguments_and_assignments_of_a_command_are_separated():
         (["train", "OPTIMIZER=sgd,adamw"], "train runs one configuration"),
     ],
 )
-def test_an_invalid_call_is_refused_with_status_2(tmp_path, words, said):
+def test_an_invalid_call_is_refused_with_status_2(tmp_path, arguments, message):
     Program(tmp_path).check("alldefconfig")
-    result = Program(tmp_path)(*words)
+    result = Program(tmp_path)(*arguments)
 
     assert result.status == 2
-    assert said in result.err
+    assert message in result.err
 
 
 def test_help_is_printed_with_status_0():
@@ -93,10 +99,10 @@ def test_help_is_printed_with_status_0():
 
 
 def test_a_full_disk_is_an_error_and_not_a_bug_wherever_it_occurs(tmp_path, monkeypatch):
-    def full(_):
+    def raise_disk_full(_):
         raise OSError(28, "No space left on device", "/results/x")
 
-    monkeypatch.setattr("kmatrix.cli.configure.open_tree", full)
+    monkeypatch.setattr("kmatrix.cli.configure.open_tree", raise_disk_full)
     result = Program(tmp_path)("alldefconfig")
     assert (result.status, "a disk is full" in result.err, "Traceback" in result.err) == (2, True, False)
     assert "'/results/x'" in result.err
@@ -135,9 +141,9 @@ MAKEFLAGS = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "words"), MAKEFLAGS)
-def test_the_variables_of_the_make_command_line_are_parsed(flags, words):
-    assert from_makeflags(flags) == words
+@pytest.mark.parametrize(("flags", "arguments"), MAKEFLAGS)
+def test_the_variables_of_the_make_command_line_are_parsed(flags, arguments):
+    assert from_makeflags(flags) == arguments
 
 
 def test_variables_for_make_itself_are_not_assignments():
@@ -154,9 +160,9 @@ def test_no_configuration_command_imports_anything_heavy(tmp_path, name):
     )
     Program(tmp_path).check("alldefconfig")
     Program(tmp_path).check("olddefconfig", "SEED=3")
-    words = {"defconfig": ["DEFCONFIG=gpt2-cpu-quick"], "savedefconfig": [f"DEFCONFIG={tmp_path}/saved"]}
+    arguments = {"defconfig": ["DEFCONFIG=gpt2-cpu-quick"], "savedefconfig": [f"DEFCONFIG={tmp_path}/saved"]}
 
-    result = program(name, *words.get(name, []), f"O={tmp_path}", code=code)
+    result = program(name, *arguments.get(name, []), f"O={tmp_path}", code=code)
 
     assert result.stdout.splitlines()[-1] == "HEAVY [] 0", result.stderr
 

@@ -31,14 +31,14 @@ def test_stop_finds_the_running_matrix_and_ends_it_with_checkpoints(matrix, plan
     result = run("stop", results)
     assert (result.status, result.err) == (0, "")
     assert process.wait(60) == 130
-    assert [status_of(one)["status"] for one in plans] == ["stopped", "planned"]
+    assert [status_of(run)["status"] for run in plans] == ["stopped", "planned"]
     assert (plans[0].dir.path / "checkpoints" / "step").exists()
     assert processes_of(matrix) == []
-    said = result.out.splitlines()
-    assert said[0].startswith(f"sent SIGTERM to the runner (pid {process.pid}) of ")
-    assert said[1] == "  waiting for a to save a checkpoint and exit, 35 s at most"
-    assert said[2] == "stopped: 1 planned, 1 stopped"
-    assert "make continue TARGET=" in said[3]
+    lines = result.out.splitlines()
+    assert lines[0].startswith(f"sent SIGTERM to the runner (pid {process.pid}) of ")
+    assert lines[1] == "  waiting for a to save a checkpoint and exit, 35 s at most"
+    assert lines[2] == "stopped: 1 planned, 1 stopped"
+    assert "make continue TARGET=" in lines[3]
 
 
 def test_stop_without_a_running_matrix_is_refused(matrix, results):
@@ -64,15 +64,15 @@ def test_a_process_that_is_not_the_runner_is_never_signalled(matrix, changes):
 
     from kmatrix.cli.control import ask
 
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    other_process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        mine = replace(this_process(), pid=stranger.pid)
+        identity = replace(this_process(), pid=other_process.pid)
         with pytest.raises(LaunchError, match="cannot be signalled from here"):
-            ask(matrix, replace(mine, **changes))
-        assert stranger.poll() is None
+            ask(matrix, replace(identity, **changes))
+        assert other_process.poll() is None
     finally:
-        stranger.kill()
-        stranger.wait()
+        other_process.kill()
+        other_process.wait()
 
 
 def test_a_lost_terminal_redirects_the_output_of_a_runner_to_its_log(tmp_path):
@@ -97,14 +97,14 @@ with outlived(Path(sys.argv[1])) as terminal:
 def test_the_previous_sighup_handler_is_restored_and_nohup_stays_in_effect(tmp_path):
     from kmatrix.cli.progress import outlived
 
-    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with outlived(tmp_path / "log") as terminal:
             os.kill(os.getpid(), signal.SIGHUP)
             assert not terminal.lost
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGHUP, former)
+        signal.signal(signal.SIGHUP, previous)
 
 
 def test_the_display_switches_to_plain_lines_after_the_terminal_is_lost(tmp_path):
@@ -118,20 +118,20 @@ def test_the_display_switches_to_plain_lines_after_the_terminal_is_lost(tmp_path
         def leave(self) -> None:
             self.lost = False
 
-    theirs, ours = pty.openpty()
+    terminal_fd, our_fd = pty.openpty()
     terminal = Paper(tmp_path / "log")
-    with os.fdopen(ours, "w") as stream, ProgressDisplay(stream, terminal=terminal) as show:
+    with os.fdopen(our_fd, "w") as stream, ProgressDisplay(stream, terminal=terminal) as show:
         show(RunProgress(run="a", index=1, total=1, status=Status.RUNNING, step=1))
-        os.read(theirs, 65536)
+        os.read(terminal_fd, 65536)
         terminal.lost = True
         show(RunProgress(run="a", index=1, total=1, status=Status.FINISHED))
         stream.flush()
-        written = b""
-        while b"finished\r\n" not in written:
-            written += os.read(theirs, 65536)
-        assert written.endswith(b"run 1/1 a  finished\r\n")
-        assert b"\x1b[32m" not in written
-    os.close(theirs)
+        output = b""
+        while b"finished\r\n" not in output:
+            output += os.read(terminal_fd, 65536)
+        assert output.endswith(b"run 1/1 a  finished\r\n")
+        assert b"\x1b[32m" not in output
+    os.close(terminal_fd)
 
 
 def test_a_detached_matrix_runs_in_another_process(matrix, plan, monkeypatch, capsys):
@@ -139,12 +139,12 @@ def test_a_detached_matrix_runs_in_another_process(matrix, plan, monkeypatch, ca
     from kmatrix.cli.commands import Arguments
     from kmatrix.cli.run import _run_detached
 
-    one = plan("a")
-    record = read_json(one.dir.run_json)
+    run = plan("a")
+    record = read_json(run.dir.run_json)
     train = record["train"] | {"num_gpus": 1, "device": "cpu", "cpu_threads": 1, "data_path": "/data"}
-    write_json(one.dir.run_json, {**record, "symbols": {}, "train": train})
-    write_json(one.dir.result, {"run_id": "id-a", "attempt": 1, "status": "finished"})
-    write_json(one.dir.status, {"run_id": "id-a", "attempt": 1, "status": "finished"})
+    write_json(run.dir.run_json, {**record, "symbols": {}, "train": train})
+    write_json(run.dir.result, {"run_id": "id-a", "attempt": 1, "status": "finished"})
+    write_json(run.dir.status, {"run_id": "id-a", "attempt": 1, "status": "finished"})
     write_json(matrix.matrix_json, {"name": matrix.name, "runs": [{"name": "a", "run_id": "id-a", "axes": {}}]})
     assert _run_detached(matrix, Arguments("test-matrix")) == 0
     wait_until(lambda: matrix.summary.exists() and not matrix.is_held())

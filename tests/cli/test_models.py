@@ -85,15 +85,15 @@ def test_a_file_that_is_not_a_checkpoint_is_refused(matrix, tmp_path):
 
 
 def test_arguments_become_options_of_the_program_and_invalid_ones_are_refused(matrix):
-    words = [f"CHECKPOINT={matrix / 'gpt2_sgd_1cpu'}", "PROMPT=a b", "TOKENS=3", "TOP_P=0.5", "SEED="]
-    line = models.command_line(parse("sample", words)[1], models.SAMPLE)
+    arguments = [f"CHECKPOINT={matrix / 'gpt2_sgd_1cpu'}", "PROMPT=a b", "TOKENS=3", "TOP_P=0.5", "SEED="]
+    line = models.command_line(parse("sample", arguments)[1], models.SAMPLE)
     assert line[1:] == ["--prompt=a b", "--tokens=3", "--top-p=0.5"]
-    assert models.command_line(parse("sample", [words[0], "PROMPT="])[1], models.SAMPLE)[1:] == ["--prompt="]
-    for word, kind in (("TOKENS=many", "an integer"), ("TEMPERATURE=hot", "a number")):
-        result = run("sample", words[0], word)
+    assert models.command_line(parse("sample", [arguments[0], "PROMPT="])[1], models.SAMPLE)[1:] == ["--prompt="]
+    for argument, kind in (("TOKENS=many", "an integer"), ("TEMPERATURE=hot", "a number")):
+        result = run("sample", arguments[0], argument)
         assert result.status == 2
-        assert f"invalid {word}\n  why: expected {kind}\n" in result.err
-    assert "invalid PORT=x" in run("serve", words[0], "PORT=x").err
+        assert f"invalid {argument}\n  why: expected {kind}\n" in result.err
+    assert "invalid PORT=x" in run("serve", arguments[0], "PORT=x").err
 
 
 def sample(*arguments, **variables):
@@ -104,10 +104,10 @@ def sample(*arguments, **variables):
 
 
 def test_the_text_is_printed_with_its_checkpoint(matrix):
-    words = (f"CHECKPOINT={matrix / 'gpt2_adamw_1cpu'}", "PROMPT=ab", "TOKENS=12", "SEED=3", "TEMPERATURE=1")
-    first, again = sample(*words), sample(*words)
+    arguments = (f"CHECKPOINT={matrix / 'gpt2_adamw_1cpu'}", "PROMPT=ab", "TOKENS=12", "SEED=3", "TEMPERATURE=1")
+    first, second = sample(*arguments), sample(*arguments)
     assert first.returncode == 0, first.stderr
-    assert first.stdout == again.stdout
+    assert first.stdout == second.stdout
     assert first.stdout.startswith("ab")
     assert "gpt2_adamw_1cpu, step " in first.stderr
     assert "12 tokens" in first.stderr
@@ -115,11 +115,11 @@ def test_the_text_is_printed_with_its_checkpoint(matrix):
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("argument", "message"),
     [("TOKENS=0", "max_tokens is 0"), ("TOP_P=2", "top_p is 2.0"), ("DEVICE=tpu", "invalid DEVICE=tpu")],
 )
-def test_invalid_combinations_are_refused_with_status_2(matrix, word, message):
-    completed = sample(f"CHECKPOINT={matrix / 'gpt2_adamw_1cpu'}", word)
+def test_invalid_combinations_are_refused_with_status_2(matrix, argument, message):
+    completed = sample(f"CHECKPOINT={matrix / 'gpt2_adamw_1cpu'}", argument)
     assert completed.returncode == 2
     assert message in completed.stderr
     assert "Traceback" not in completed.stderr

@@ -23,21 +23,21 @@ LIB = str(Path(__file__).resolve().parents[2] / "lib")
 pytest.importorskip("wandb", reason="make setup-trackers installs it")
 
 
-def asked(results: Path, *arguments: str):
+def page_command(results: Path, *arguments: str):
     return parse("wandb-view", [f"RESULTS_DIR={results}", *arguments])[1]
 
 
-def keep(run: RunDir, *times: str) -> None:
+def make_offline_runs(run: RunDir, *times: str) -> None:
     """Create the directories that wandb writes for a run, empty."""
-    for at in times:
-        piece = WandbFiles(run.path).folder / f"offline-run-20260101_0000{at}-abc-1"
-        piece.mkdir(parents=True)
-        (piece / "run-abc-1.wandb").write_bytes(at.encode())
+    for time in times:
+        offline_run = WandbFiles(run.path).folder / f"offline-run-20260101_0000{time}-abc-1"
+        offline_run.mkdir(parents=True)
+        (offline_run / "run-abc-1.wandb").write_bytes(time.encode())
 
 
 def test_each_run_is_listed_once_per_time_it_was_opened(tmp_path):
     run = make_run_dir(tmp_path)
-    keep(run, "07", "05")
+    make_offline_runs(run, "07", "05")
     folder = tmp_path / "shown"
     folder.mkdir()
     gather([run], folder)
@@ -48,15 +48,15 @@ def test_each_run_is_listed_once_per_time_it_was_opened(tmp_path):
 def test_runs_without_data_are_named(tmp_path):
     run = make_run_dir(tmp_path)
     with pytest.raises(ConfigError, match=f"no W&B data in .* for {run.name}"):
-        wandb_view(asked(tmp_path, f"TARGET={tmp_path / MATRIX}"))
+        wandb_view(page_command(tmp_path, f"TARGET={tmp_path / MATRIX}"))
 
 
 def test_without_a_terminal_the_readers_of_the_files_are_named(tmp_path, monkeypatch):
-    keep(make_run_dir(tmp_path), "01")
+    make_offline_runs(make_run_dir(tmp_path), "01")
     monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115, PTH123 (closed with the process of the test)
-    with pytest.raises(ConfigError, match="needs a terminal") as met:
-        wandb_view(asked(tmp_path))
-    assert "wandb leet inspect --json" in met.value.hint
+    with pytest.raises(ConfigError, match="needs a terminal") as raised:
+        wandb_view(page_command(tmp_path))
+    assert "wandb leet inspect --json" in raised.value.hint
 
 
 @pytest.mark.slow
@@ -68,9 +68,9 @@ def test_the_charts_of_the_runs_are_on_the_screen(tmp_path):
         environ = {**os.environ, "WANDB_MODE": "offline", "HOME": str(tmp_path), "PYTHONPATH": LIB}
         subprocess.run([sys.executable, "-m", "kmatrix.track", str(run.path)], env=environ, check=True, timeout=120)
     make_run_dir(tmp_path, "gpt2_lion_2gpu")
-    words = [f"RESULTS_DIR={tmp_path}", f"TARGET={tmp_path / MATRIX}"]
+    arguments = [f"RESULTS_DIR={tmp_path}", f"TARGET={tmp_path / MATRIX}"]
     environ = {"PYTHONPATH": LIB, "HOME": str(tmp_path), "LANG": "C.UTF-8"}
-    terminal = Tmux(tmp_path, (240, 50), environ, sys.executable, "-m", "kmatrix", "wandb-view", *words)
+    terminal = Tmux(tmp_path, (240, 50), environ, sys.executable, "-m", "kmatrix", "wandb-view", *arguments)
     try:
         screen = wait_for(terminal, "train/loss", "-gpt2_adamw_2gpu", "-gpt2_muon_2gpu", "gpu_total_memory")
         assert "lion" not in screen

@@ -91,12 +91,12 @@ def test_on_a_terminal_the_line_is_redrawn_in_place_and_the_final_line_stays(ter
     with ProgressDisplay(terminal) as show:
         show(RUNNING)
         show(FINISHED)
-    drawn = terminal.getvalue()
-    assert "step 120/300" in drawn
-    assert "━" in drawn
-    assert drawn.index("\x1b[2K") > drawn.index("step 120/300")  # the line is erased
-    assert re.sub(r"\x1b\[[0-9;?]*\w", "", drawn.rsplit("\x1b[2K", 1)[1]).strip() == ended_line(FINISHED)
-    assert drawn.count("\x1b[?25l") == drawn.count("\x1b[?25h") == 1  # the cursor is shown again
+    output = terminal.getvalue()
+    assert "step 120/300" in output
+    assert "━" in output
+    assert output.index("\x1b[2K") > output.index("step 120/300")  # the line is erased
+    assert re.sub(r"\x1b\[[0-9;?]*\w", "", output.rsplit("\x1b[2K", 1)[1]).strip() == ended_line(FINISHED)
+    assert output.count("\x1b[?25l") == output.count("\x1b[?25h") == 1  # the cursor is shown again
 
 
 def test_the_live_line_is_redrawn_at_a_limited_rate(terminal):
@@ -123,9 +123,9 @@ def test_a_narrow_terminal_drops_the_least_important_columns_first(width, text):
 
 
 def test_the_middle_of_a_long_name_is_dropped_before_the_step():
-    long = replace(RUNNING, run="gpt2_adamw_seed3_lr6e-4_wd0.1_4gpu")
-    assert running_line(long, 50).endswith("gpu  step 120/300")
-    assert "…" in running_line(long, 50)
+    long_name = replace(RUNNING, run="gpt2_adamw_seed3_lr6e-4_wd0.1_4gpu")
+    assert running_line(long_name, 50).endswith("gpu  step 120/300")
+    assert "…" in running_line(long_name, 50)
 
 
 @pytest.mark.parametrize("width", [12, 40, 60, 80, 200])
@@ -133,10 +133,10 @@ def test_the_live_line_is_one_line_on_every_terminal(terminal, monkeypatch, widt
     monkeypatch.setenv("COLUMNS", str(width))
     with ProgressDisplay(terminal) as show:
         show(RUNNING)
-    drawn = re.sub(r"\x1b\[[0-9;?]*\w", "", terminal.getvalue())
-    assert max(len(line) for line in drawn.replace("\r", "\n").split("\n")) <= width
-    assert drawn.count("\n") <= 1
-    assert ("━" in drawn) == (width > 80)  # the bar takes the space that the text leaves
+    output = re.sub(r"\x1b\[[0-9;?]*\w", "", terminal.getvalue())
+    assert max(len(line) for line in output.replace("\r", "\n").split("\n")) <= width
+    assert output.count("\n") <= 1
+    assert ("━" in output) == (width > 80)  # the bar takes the space that the text leaves
 
 
 def test_finished_and_pending_runs_are_listed_below_the_live_lines(terminal):

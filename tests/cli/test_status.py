@@ -48,7 +48,7 @@ def record(folder, value):
 
 
 @pytest.fixture
-def busy(tmp_path):
+def busy_matrix(tmp_path):
     """Two runs on three of four GPUs, one pending and one failed run; GPU 3 is free."""
     runs = [
         FakeRun(device="cuda", status="running", stop_at=40),
@@ -65,13 +65,13 @@ def busy(tmp_path):
     return made
 
 
-def look(made, now=NOW):
+def current_view(made, now=NOW):
     with held(made):
         return Overview(made).look(now=now)
 
 
-def test_each_gpu_line_shows_its_run_and_utilization(busy):
-    gpus = look(busy).gpus
+def test_each_gpu_line_shows_its_run_and_utilization(busy_matrix):
+    gpus = current_view(busy_matrix).gpus
     assert [(gpu.index, gpu.run) for gpu in gpus] == [
         (0, "gpt2_adamw_1gpu"),
         (1, "gpt2_adamw_2gpu"),
@@ -87,8 +87,8 @@ def test_each_gpu_line_shows_its_run_and_utilization(busy):
     assert gpus[3].utilization is None
 
 
-def test_the_gpu_table_shows_runs_and_free_gpus(busy):
-    lines = [line.text for line in gpu_lines(look(busy), None)]
+def test_the_gpu_table_shows_runs_and_free_gpus(busy_matrix):
+    lines = [line.text for line in gpu_lines(current_view(busy_matrix), None)]
     assert lines[:3] == [
         "",
         "GPU            run              util            memory  power  temp",
@@ -97,37 +97,37 @@ def test_the_gpu_table_shows_runs_and_free_gpus(busy):
     assert lines[5].split() == ["3", "NVIDIA", "A10G", "free", "-", "-", "-", "-"]
 
 
-def test_a_running_run_lists_its_gpus(busy):
-    assert "gpu 1,2" in "\n".join(plain(look(busy)))
+def test_a_running_run_lists_its_gpus(busy_matrix):
+    assert "gpu 1,2" in "\n".join(plain(current_view(busy_matrix)))
 
 
-def test_an_outdated_recording_gives_no_current_values(busy):
-    gpus = look(busy, now=NOW + 600).gpus
+def test_an_outdated_recording_gives_no_current_values(busy_matrix):
+    gpus = current_view(busy_matrix, now=NOW + 600).gpus
     assert [gpu.utilization for gpu in gpus] == [None] * 4
     assert gpus[0].run == "gpt2_adamw_1gpu"  # it has the GPU all the same
 
 
-def test_a_gpu_that_the_runner_excluded_is_listed_with_the_reason(busy):
-    known = [{"index": gpu, "name": "NVIDIA A10G", "uuid": f"GPU-{gpu}"} for gpu in range(4)]
-    known[3]["out"] = "quarantined: GPU is lost"
-    write_json(busy.status, read_json(busy.status) | {"gpus": known})
-    assert look(busy).gpus[3].out == "quarantined: GPU is lost"
-    assert gpu_lines(look(busy), None)[-1].text.split()[:4] == ["3", "NVIDIA", "A10G", "quarantined"]
-    assert "GPU 3 NVIDIA A10G: quarantined: GPU is lost" in plain(look(busy))
-    assert "GPU 3 NVIDIA A10G: quarantined: GPU is lost" in plain(Overview(busy).look())  # and after its end
+def test_a_gpu_that_the_runner_excluded_is_listed_with_the_reason(busy_matrix):
+    gpus = [{"index": gpu, "name": "NVIDIA A10G", "uuid": f"GPU-{gpu}"} for gpu in range(4)]
+    gpus[3]["out"] = "quarantined: GPU is lost"
+    write_json(busy_matrix.status, read_json(busy_matrix.status) | {"gpus": gpus})
+    assert current_view(busy_matrix).gpus[3].out == "quarantined: GPU is lost"
+    assert gpu_lines(current_view(busy_matrix), None)[-1].text.split()[:4] == ["3", "NVIDIA", "A10G", "quarantined"]
+    assert "GPU 3 NVIDIA A10G: quarantined: GPU is lost" in plain(current_view(busy_matrix))
+    assert "GPU 3 NVIDIA A10G: quarantined: GPU is lost" in plain(Overview(busy_matrix).look())  # and after its end
 
 
-def test_memory_of_other_processes_is_shown_only_while_the_matrix_runs(busy):
-    known = [{"index": 0, "name": "NVIDIA A10G", "uuid": "GPU-9", "out": "in use by others: 9.0 GiB held by x"}]
-    write_json(busy.status, read_json(busy.status) | {"gpus": known})
-    assert "in use by others: 9.0 GiB" in "\n".join(plain(look(busy)))
-    assert "in use by others" not in "\n".join(plain(Overview(busy).look()))
+def test_memory_of_other_processes_is_shown_only_while_the_matrix_runs(busy_matrix):
+    gpus = [{"index": 0, "name": "NVIDIA A10G", "uuid": "GPU-9", "out": "in use by others: 9.0 GiB held by x"}]
+    write_json(busy_matrix.status, read_json(busy_matrix.status) | {"gpus": gpus})
+    assert "in use by others: 9.0 GiB" in "\n".join(plain(current_view(busy_matrix)))
+    assert "in use by others" not in "\n".join(plain(Overview(busy_matrix).look()))
 
 
 def test_simulated_gpus_of_a_cpu_run_are_listed(tmp_path):
     made = make_matrix(tmp_path, [FakeRun(status="running", stop_at=40)], took=None)
     record(made.run(FakeRun().name), entry(0, 1))
-    assert [gpu.run for gpu in look(made).gpus] == ["gpt2_adamw_1cpu"] * 2
+    assert [gpu.run for gpu in current_view(made).gpus] == ["gpt2_adamw_1cpu"] * 2
 
 
 def test_ranks_on_the_cpu_are_not_listed_as_gpus(tmp_path):
@@ -135,11 +135,11 @@ def test_ranks_on_the_cpu_are_not_listed_as_gpus(tmp_path):
     value = entry(0)
     value["multi_gpu_data"][0]["uuid"] = "cpu-rank-0"
     record(made.run(FakeRun().name), value)
-    assert look(made).gpus == ()
+    assert current_view(made).gpus == ()
 
 
-def test_json_has_the_gpus_the_end_and_the_alerts(busy):
-    value = json.loads(json.dumps(as_json(look(busy))))
+def test_json_has_the_gpus_the_end_and_the_alerts(busy_matrix):
+    value = json.loads(json.dumps(as_json(current_view(busy_matrix))))
     assert [gpu["run"] for gpu in value["gpus"]] == ["gpt2_adamw_1gpu", "gpt2_adamw_2gpu", "gpt2_adamw_2gpu", ""]
     assert {"ends", "left_s", "dollars", "all_dollars"} <= value.keys()
     assert {"alerts", "memory_mib", "mfu", "tokens_per_second", "loss", "step", "left_s", "gpus"} <= value["runs"][
@@ -148,36 +148,36 @@ def test_json_has_the_gpus_the_end_and_the_alerts(busy):
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 60), (40, 20), (80, 10), (60, 6)])
-def test_the_screen_is_never_larger_than_the_terminal(busy, width, height):
-    lines = screen(look(busy), width=width, height=height)
+def test_the_screen_is_never_larger_than_the_terminal(busy_matrix, width, height):
+    lines = screen(current_view(busy_matrix), width=width, height=height)
     assert len(lines) <= height
     if width >= 60:
         assert max(len(line.text) for line in lines) <= width
 
 
-def test_a_small_screen_shows_running_and_failed_runs_first(busy):
-    text = "\n".join(line.text for line in screen(look(busy), width=80, height=12))
+def test_a_small_screen_shows_running_and_failed_runs_first(busy_matrix):
+    text = "\n".join(line.text for line in screen(current_view(busy_matrix), width=80, height=12))
     assert "gpt2_adamw_1gpu" in text
     assert "loss is nan at step 47" in text
     assert "GPUs: 3 in use, 1 free" in text
 
 
-def test_a_reason_is_complete_if_there_is_space(busy):
-    text = " ".join(line.text.strip() for line in screen(look(busy), width=80, height=40))
-    assert read_json(busy.run("gpt2_sgd_1gpu").status)["reason"].strip() in text
+def test_a_reason_is_complete_if_there_is_space(busy_matrix):
+    text = " ".join(line.text.strip() for line in screen(current_view(busy_matrix), width=80, height=40))
+    assert read_json(busy_matrix.run("gpt2_sgd_1gpu").status)["reason"].strip() in text
 
 
-def test_failures_are_listed_before_other_runs(busy):
-    folder = busy.run("gpt2_adamw_1gpu")
+def test_failures_are_listed_before_other_runs(busy_matrix):
+    folder = busy_matrix.run("gpt2_adamw_1gpu")
     attempts = [{"attempt": number, "status": status} for number, status in ((1, "stopped"), (2, "running"))]
     write_json(folder.status, read_json(folder.status) | {"attempt": 2, "attempts": attempts})
-    lines = plain(look(busy))
-    failed = next(at for at, text in enumerate(lines) if text.startswith("gpt2_sgd_1gpu failed"))
+    lines = plain(current_view(busy_matrix))
+    failed = next(index for index, text in enumerate(lines) if text.startswith("gpt2_sgd_1gpu failed"))
     assert failed < lines.index("gpt2_adamw_1gpu: attempt 2")
 
 
-def test_the_headline_shows_the_estimated_end_and_cost(busy):
-    view = look(busy)
+def test_the_headline_shows_the_estimated_end_and_cost(busy_matrix):
+    view = current_view(busy_matrix)
     runs = tuple(replace(run, dollars=1.0) for run in view.runs)
     view = replace(view, runs=runs, left_s=3725.0, ends=NOW + 3725, all_dollars=9.5)
     (line,) = headline(view)
@@ -187,11 +187,11 @@ def test_the_headline_shows_the_estimated_end_and_cost(busy):
     assert all(len(text) <= 60 for text in more)
 
 
-def test_nothing_is_wrapped_or_omitted_without_a_screen(busy):
-    lines = plain(look(busy))
+def test_nothing_is_wrapped_or_omitted_without_a_screen(busy_matrix):
+    lines = plain(current_view(busy_matrix))
     assert sum("loss is nan" in line for line in lines) == 1
     assert len([line for line in lines if line.startswith("gpt2_") and ":" not in line.split()[0]]) >= len(
-        look(busy).runs
+        current_view(busy_matrix).runs
     )
 
 
@@ -220,11 +220,11 @@ def test_an_empty_recording_has_no_entry(tmp_path, text):
     assert last_entry(path) is None
 
 
-def test_a_finished_run_has_no_gpus(busy):
-    folder = busy.run("gpt2_adamw_1gpu")
+def test_a_finished_run_has_no_gpus(busy_matrix):
+    folder = busy_matrix.run("gpt2_adamw_1gpu")
     attempt = {"attempt": 1, "status": "failed", "started": CREATED, "ended": NOW, "gpus": ["GPU-0"]}
     write_json(folder.status, read_json(folder.status) | {"status": Status.FAILED, "attempts": [attempt]})
-    assert look(busy).gpus[0].run == ""
+    assert current_view(busy_matrix).gpus[0].run == ""
 
 
 def test_status_and_estimate_do_not_import_the_driver_the_report_or_the_screen():

@@ -54,10 +54,10 @@ def test_pending_steps_are_sent_and_a_second_sync_sends_nothing(run):
     folder = run.path.parent / "tb" / run.name
     assert result.out == f"{run.name}: tensorboard has all 30 steps (30 new), {folder}\n"
     assert stored(run) == expected_values(run)
-    again = sync(run)
-    assert (again.status, again.out.splitlines()[-1].split(": ")[1]) == (0, "no pending steps in 1 runs")
-    asked = sync(run, "TRACKER=tensorboard")
-    assert (asked.status, "30 steps (0 new)" in asked.out) == (0, True)
+    second = sync(run)
+    assert (second.status, second.out.splitlines()[-1].split(": ")[1]) == (0, "no pending steps in 1 runs")
+    for_tensorboard = sync(run, "TRACKER=tensorboard")
+    assert (for_tensorboard.status, "30 steps (0 new)" in for_tensorboard.out) == (0, True)
     assert stored(run) == expected_values(run)
 
 

@@ -28,7 +28,7 @@ def program(tmp_path):
     return program
 
 
-def words(program, *more):
+def prepare_arguments(program, *more):
     return (*SMALL, f"DATA_DIR={program.folder / 'data'}", *more)
 
 
@@ -54,8 +54,8 @@ def test_runs_on_different_data_are_prepared_separately():
 def test_epochs_of_a_mix_are_counted_for_each_dataset():
     mixed = KnownDataset(train_tokens=1100, vocab_size=257, parts=(("a", 0.75, 1000), ("b", 0.25, 100)))
     assert epochs(RUN, mixed) == {"a": 100 * 12 * 64 * 0.75 / 1000, "b": 100 * 12 * 64 * 0.25 / 100}
-    one = KnownDataset(train_tokens=76_800, vocab_size=257, parts=())
-    assert epochs(RUN, one) == {"finewebedu": 1.0}
+    dataset = KnownDataset(train_tokens=76_800, vocab_size=257, parts=())
+    assert epochs(RUN, dataset) == {"finewebedu": 1.0}
 
 
 def test_the_overfitting_warning_names_the_run_with_the_most_epochs():
@@ -85,7 +85,7 @@ def write_json_in(folder, value):
 
 def test_prepare_data_prepares_the_data_of_every_run_and_prints_the_epochs(program, capfd):
     axes = ("TOKENIZER=byte,char", "DATASET=folder", "DATA_PATH=notes", "MAX_ITERS=600")
-    out = program.check("prepare-data", *words(program, *axes)).out
+    out = program.check("prepare-data", *prepare_arguments(program, *axes)).out
     folders = sorted(path.name for path in (program.folder / "data").glob("folder-*"))
     assert [name.rsplit("-", 1)[0] for name in folders] == ["folder-byte", "folder-char"]
     record = json.loads((program.folder / "data" / folders[0] / "dataset.json").read_text())
@@ -95,7 +95,7 @@ def test_prepare_data_prepares_the_data_of_every_run_and_prints_the_epochs(progr
 
 
 def test_the_vocabulary_size_of_the_text_is_used_once_it_is_known(program):
-    run = words(program, "TOKENIZER=char", "DATASET=folder", "DATA_PATH=notes", "MAX_ITERS=60")
+    run = prepare_arguments(program, "TOKENIZER=char", "DATASET=folder", "DATA_PATH=notes", "MAX_ITERS=60")
     before = program.check("test-matrix-dry-run", *run)
     assert "note: the vocabulary of the tokenizer char is assumed to be 256" in before.out
     program.check("prepare-data", *run)
@@ -106,7 +106,7 @@ def test_the_vocabulary_size_of_the_text_is_used_once_it_is_known(program):
 
 
 @pytest.mark.parametrize(
-    "asked, message",
+    "arguments, message",
     [
         (("DATASET=hub",), 'DATASET=hub needs DATA_PATH="OWNER/NAME"'),
         (("DATASET=folder",), 'DATASET=folder needs DATA_PATH="<folder or pattern>"'),
@@ -117,13 +117,13 @@ def test_the_vocabulary_size_of_the_text_is_used_once_it_is_known(program):
         (("SHARD_TOKENS=5",), "SHARD_TOKENS"),
     ],
 )
-def test_an_impossible_dataset_is_refused_before_any_file_is_written(program, asked, message):
-    assert message in program.refused("prepare-data", *words(program, *asked))
+def test_an_impossible_dataset_is_refused_before_any_file_is_written(program, arguments, message):
+    assert message in program.refused("prepare-data", *prepare_arguments(program, *arguments))
     assert not list((program.folder / "data").glob("*-*"))
 
 
 def test_data_that_cannot_be_prepared_is_refused_with_the_original_message(program, capfd):
-    message = program.refused("prepare-data", *words(program, "DATASET=folder", "DATA_PATH=nothing"))
+    message = program.refused("prepare-data", *prepare_arguments(program, "DATASET=folder", "DATA_PATH=nothing"))
     assert "cannot prepare the data of 'folder'" in message
     assert "no text files at" in capfd.readouterr().err
 
@@ -133,5 +133,5 @@ def test_the_flagship_needs_two_epochs_of_the_prebuilt_shards(program):
     fields = [config.train for config in program.plan().configs.values()]
     (need,) = needs(fields).values()
     assert need.tokens == 50_000 * 384 * 1024
-    ready = KnownDataset(train_tokens=99 * 10**8, vocab_size=50257, parts=())
-    assert epochs(fields[0], ready)["finewebedu"] == pytest.approx(1.99, abs=0.01)
+    dataset = KnownDataset(train_tokens=99 * 10**8, vocab_size=50257, parts=())
+    assert epochs(fields[0], dataset)["finewebedu"] == pytest.approx(1.99, abs=0.01)

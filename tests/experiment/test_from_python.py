@@ -34,13 +34,15 @@ def test_the_error_on_the_page_is_the_printed_one(capsys):
 def test_a_plan_from_python_has_the_same_runs_as_the_command_line(tmp_path):
     program = Program(tmp_path)
     program.check("defconfig-gpt2-cpu-quick")
-    asked = program.plan("OPTIMIZER=sgd,muon", "SEED=1,2", "COMPILE=n", "MAX_TIME=1h", "NUM_GPUS=1")
+    expected_plan = program.plan("OPTIMIZER=sgd,muon", "SEED=1,2", "COMPILE=n", "MAX_TIME=1h", "NUM_GPUS=1")
     plan = plan_matrix(
         "gpt2-cpu-quick", OPTIMIZER=["sgd", "muon"], SEED=(1, 2), COMPILE=False, MAX_TIME="1h", NUM_GPUS=1
     )
-    runs, theirs = ([(run.run.run_id, run.name, run.config) for run in one.runs] for one in (plan, asked))
-    assert runs == theirs
-    assert plan.overrides == asked.overrides
+    runs, expected_runs = (
+        [(run.run.run_id, run.name, run.config) for run in each_plan.runs] for each_plan in (plan, expected_plan)
+    )
+    assert runs == expected_runs
+    assert plan.overrides == expected_plan.overrides
     assert [line for line in plan.config_text.splitlines() if "TRACKER_PROJECT" not in line] == [
         line for line in program.config.read_text().splitlines() if "TRACKER_PROJECT" not in line
     ]

@@ -57,8 +57,8 @@ def test_runs_that_differ_only_in_numbers_have_one_shape(configs):
 
 @pytest.mark.parametrize("axis", ["OPTIMIZER=adamw,sgd", "BATCH_SIZE=3,6", "BLOCK_SIZE=64,128", "RECOMPUTE=y,n"])
 def test_fields_that_change_memory_or_code_paths_make_another_shape(configs, axis):
-    words = () if axis.startswith("OPTIMIZER") else ("OPTIMIZER=adamw", "GLOBAL_BATCH=12")
-    _, found = configs(*AXES, *words, axis)
+    arguments = () if axis.startswith("OPTIMIZER") else ("OPTIMIZER=adamw", "GLOBAL_BATCH=12")
+    _, found = configs(*AXES, *arguments, axis)
     assert len(by_shape(found)) == 2
 
 
@@ -90,20 +90,27 @@ def test_the_hint_excludes_the_bad_runs_and_no_others(configs):
 def trainer(monkeypatch, tmp_path):
     """Replace the trainer of the trial by a short script that fails for the named optimizers."""
 
-    def bad(*optimizers):
-        script, seen = tmp_path / "trainer.py", tmp_path / "seen.jsonl"
-        script.write_text(TRAINER.format(bad=optimizers, seen=str(seen)))
+    def fail_for(*optimizers):
+        script, log = tmp_path / "trainer.py", tmp_path / "seen.jsonl"
+        script.write_text(TRAINER.format(bad=optimizers, seen=str(log)))
         engine = functools.partial(LocalEngine, torchrun=(sys.executable, str(script)))
         monkeypatch.setattr("kmatrix.runner.execute.LocalEngine", engine)
-        return seen
+        return log
 
-    return bad
+    return fail_for
 
 
 def test_a_bad_shape_refuses_the_matrix_names_its_runs_and_leaves_no_files(program, trainer, tmp_path):
     trainer("sgd")
-    words = (*AXES, "OPTIMIZER=adamw,sgd", "SEED=1,2", "PREFLIGHT=1", f"RESULTS_DIR={tmp_path / 'results'}", "REUSE=n")
-    message = program.refused("test-matrix", *words)
+    arguments = (
+        *AXES,
+        "OPTIMIZER=adamw,sgd",
+        "SEED=1,2",
+        "PREFLIGHT=1",
+        f"RESULTS_DIR={tmp_path / 'results'}",
+        "REUSE=n",
+    )
+    message = program.refused("test-matrix", *arguments)
     assert "preflight: 2 of 4 runs fail; nothing was started" in message
     assert "gpt2_sgd_seed1_1cpu, gpt2_sgd_seed2_1cpu: RuntimeError: heads; do not: fit" in message
     assert "leave them out with OPTIMIZER=adamw\n" in message + "\n"
@@ -111,37 +118,37 @@ def test_a_bad_shape_refuses_the_matrix_names_its_runs_and_leaves_no_files(progr
 
 
 def test_the_printed_hint_fixes_the_matrix(program, trainer, tmp_path, monkeypatch):
-    seen = trainer("sgd")
+    log = trainer("sgd")
     monkeypatch.setattr("kmatrix.cli.run._run_and_report", lambda *_, **__: 0)
-    words = (*AXES, "SEED=1,2", f"RESULTS_DIR={tmp_path / 'results'}", "REUSE=n")
-    result = program.check("test-matrix", *words, "PREFLIGHT=y", "OPTIMIZER=adamw")
+    arguments = (*AXES, "SEED=1,2", f"RESULTS_DIR={tmp_path / 'results'}", "REUSE=n")
+    result = program.check("test-matrix", *arguments, "PREFLIGHT=y", "OPTIMIZER=adamw")
     assert "preflight: two steps of 1 shape, for 2 runs" in result.out
-    assert seen.read_text().count("\n") == 1
+    assert log.read_text().count("\n") == 1
     (matrix,) = (tmp_path / "results").iterdir()
     assert matrix.name.startswith("test_matrix_results_")
 
 
 def test_the_symbol_enables_preflight_and_the_command_line_overrides_it(program, trainer, tmp_path, monkeypatch):
-    seen = trainer()
+    log = trainer()
     monkeypatch.setattr("kmatrix.cli.run._run_and_report", lambda *_, **__: 0)
     with program.config.open("a") as file:
         file.write("CONFIG_PREFLIGHT=y\n")
     text = program.config.read_text().replace("# CONFIG_PREFLIGHT is not set\n", "")
     program.config.write_text(text)
-    words = (*AXES, "OPTIMIZER=adamw", f"RESULTS_DIR={tmp_path / 'results'}", "REUSE=n")
-    program.check("train", *words)
-    assert seen.exists()
-    seen.unlink()
-    program.check("train", *words, "PREFLIGHT=0")
-    assert not seen.exists()
+    arguments = (*AXES, "OPTIMIZER=adamw", f"RESULTS_DIR={tmp_path / 'results'}", "REUSE=n")
+    program.check("train", *arguments)
+    assert log.exists()
+    log.unlink()
+    program.check("train", *arguments, "PREFLIGHT=0")
+    assert not log.exists()
 
 
 def test_the_next_preflight_removes_the_files_of_a_killed_one(tmp_path):
-    left, other = tmp_path / f"{FOLDER}999999999", tmp_path / f"{FOLDER}{os.getppid()}"
-    left.mkdir()
+    leftover, other = tmp_path / f"{FOLDER}999999999", tmp_path / f"{FOLDER}{os.getppid()}"
+    leftover.mkdir()
     other.mkdir()
     with _folder(tmp_path) as folder:
         assert folder.is_dir()
-        assert not left.exists()
+        assert not leftover.exists()
         assert other.exists()  # the files of another preflight that is still running
     assert not folder.exists()

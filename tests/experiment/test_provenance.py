@@ -52,13 +52,13 @@ def test_commit_plus_patch_is_the_code_that_ran(project, tmp_path_factory):
     git(project, "config", "diff.noprefix", "true")  # the git settings of the user have no effect
     git(project, "config", "color.diff", "always")
     code = code_of(project)
-    then = tmp_path_factory.mktemp("then") / "code"
-    git(project, "worktree", "add", "-q", str(then), code.commit)
-    (then.parent / "code.patch").write_bytes(code.patch)
-    git(then, "apply", str(then.parent / "code.patch"))
-    assert (then / "gpt2/train.py").read_text() == "two\n"
-    assert not (then / "README.md").exists()
-    assert (then / "picture.png").read_bytes() == bytes(range(256))
+    copy = tmp_path_factory.mktemp("then") / "code"
+    git(project, "worktree", "add", "-q", str(copy), code.commit)
+    (copy.parent / "code.patch").write_bytes(code.patch)
+    git(copy, "apply", str(copy.parent / "code.patch"))
+    assert (copy / "gpt2/train.py").read_text() == "two\n"
+    assert not (copy / "README.md").exists()
+    assert (copy / "picture.png").read_bytes() == bytes(range(256))
 
 
 @pytest.mark.parametrize("name", [".env.example", "conf/.env", ".config", "my.key", "conf/secrets.toml", "id_rsa"])
@@ -136,12 +136,12 @@ def test_variables_that_may_change_a_result_are_recorded_without_secrets():
 
 def test_the_provenance_names_versions_machine_and_patch(project):
     (project / "gpt2/train.py").write_text("two\n")
-    about = provenance(code_of(project), "kmatrix train", (), "code.patch")
-    assert (about["patch"], about["git_dirty"], about["command"]) == ("code.patch", True, "kmatrix train")
-    assert about["versions"]["torch"]
-    assert about["driver"] is None  # no GPU is used, so the driver is not queried
-    assert about["kernel"]
-    assert about["cpu"]
+    value = provenance(code_of(project), "kmatrix train", (), "code.patch")
+    assert (value["patch"], value["git_dirty"], value["command"]) == ("code.patch", True, "kmatrix train")
+    assert value["versions"]["torch"]
+    assert value["driver"] is None  # no GPU is used, so the driver is not queried
+    assert value["kernel"]
+    assert value["cpu"]
 
 
 def test_a_patch_with_a_key_is_omitted_with_the_reason(project, monkeypatch):

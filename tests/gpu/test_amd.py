@@ -31,7 +31,7 @@ class Drm:
     def card(self, number: int, *, vendor: str = "0x1002", hwmon: dict[str, object] | None = None, **files) -> Path:
         """Add a card. files, hwmon: changes to a card that uses 1 GiB of 16 and 250 W of 300."""
         folder = self.root / f"card{number}" / "device"
-        about = {
+        defaults = {
             "vendor": vendor,
             "unique_id": f"amd-{number}",
             "product_name": "AMD Instinct MI210",
@@ -46,11 +46,11 @@ class Drm:
             "freq1_input": 1_700_000_000,
             "pwm1": 102,
         }
-        for place, texts in ((folder, about | files), (folder / "hwmon" / "hwmon3", sensors | (hwmon or {}))):
-            place.mkdir(parents=True, exist_ok=True)
+        for directory, texts in ((folder, defaults | files), (folder / "hwmon" / "hwmon3", sensors | (hwmon or {}))):
+            directory.mkdir(parents=True, exist_ok=True)
             for name, text in texts.items():
                 if text is not None:
-                    (place / name).write_text(f"{text}\n")
+                    (directory / name).write_text(f"{text}\n")
         return folder
 
 
@@ -73,16 +73,16 @@ def environment():
 def read(source):
     values = [0.0] * (WIDTH * len(source.devices))
     source.read(values)
-    return [dict(zip(COLUMNS, values[at : at + WIDTH], strict=True)) for at in range(0, len(values), WIDTH)]
+    return [dict(zip(COLUMNS, values[start : start + WIDTH], strict=True)) for start in range(0, len(values), WIDTH)]
 
 
 def test_a_card_is_read_in_our_units(drm):
     drm.card(0)
     source = open_source((), drm.root)
-    (known,) = read(source)
-    assert known.pop("power_instant") != known["power"]
-    assert math.isnan(known.pop("energy_j"))
-    assert known == {"utilization": 97, "memory_used": 1024, "power": 250, "temperature": 61, "sm_clock": 1700}
+    (values,) = read(source)
+    assert values.pop("power_instant") != values["power"]
+    assert math.isnan(values.pop("energy_j"))
+    assert values == {"utilization": 97, "memory_used": 1024, "power": 250, "temperature": 61, "sm_clock": 1700}
     assert source.limits(0).power_limit == 300
     assert source.extra_metrics(0).fan == 40
     assert (source.devices[0].gpu_name, source.devices[0].memory_total) == ("AMD Instinct MI210", 16384)
@@ -92,8 +92,8 @@ def test_a_card_is_read_in_our_units(drm):
 def test_a_newer_card_that_reports_only_current_power_is_read(drm):
     drm.card(0, hwmon={"power1_average": None, "power1_input": 180_000_000, "pwm1": None}, product_name=None)
     source = open_source((), drm.root)
-    (known,) = read(source)
-    assert (known["power"], known["power_instant"]) == (180, 180)
+    (values,) = read(source)
+    assert (values["power"], values["power_instant"]) == (180, 180)
     assert source.extra_metrics(0).fan is None
     assert source.devices[0].gpu_name == "AMD GPU"
 
@@ -116,8 +116,8 @@ def test_cards_are_numbered_as_by_the_kernel_and_other_vendors_are_ignored(drm):
 
 def test_a_value_that_a_card_does_not_report_is_unknown(drm):
     drm.card(0, gpu_busy_percent="", mem_info_vram_used=None, hwmon={"temp1_input": "no number"})
-    (known,) = read(open_source((), drm.root))
-    assert all(math.isnan(known[name]) for name in ("utilization", "memory_used", "temperature"))
+    (values,) = read(open_source((), drm.root))
+    assert all(math.isnan(values[name]) for name in ("utilization", "memory_used", "temperature"))
 
 
 def test_two_cards_are_recorded_reported_and_shown(drm, run_dir):

@@ -32,10 +32,10 @@ HOT = Alert(
 )
 
 
-def busy(one, utilization, *, seconds=10):
+def rows_after(screen_view, utilization, *, seconds=10):
     """Return the rows of a view after each GPU had this utilization for this time."""
     history = {Metric.UTILIZATION: (None,) * (60 - seconds) + (utilization,) * seconds}
-    return tuple(dataclasses.replace(row, history=history) for row in one.rows)
+    return tuple(dataclasses.replace(row, history=history) for row in screen_view.rows)
 
 
 def kinds(alerts):
@@ -46,24 +46,26 @@ def kinds(alerts):
 
 
 def test_rows_are_compared_with_the_thresholds():
-    one = view(gpu_sample(0, temperature=93.0), gpu_sample(1), throttle={0: ("heat (hardware)",), 1: ("power cap",)})
-    told = kinds(alarms.alerts_of_rows(busy(one, 50.0), Thresholds(), T0))
-    assert told[:2] == [(AlertKind.UTILIZATION, "GPU 0"), (AlertKind.TEMPERATURE, "GPU 0")]
-    assert set(told[2:]) == {(AlertKind.THROTTLE, "GPU 0"), (AlertKind.UTILIZATION, "GPU 1")}
+    screen_view = view(
+        gpu_sample(0, temperature=93.0), gpu_sample(1), throttle={0: ("heat (hardware)",), 1: ("power cap",)}
+    )
+    alerts = kinds(alarms.alerts_of_rows(rows_after(screen_view, 50.0), Thresholds(), T0))
+    assert alerts[:2] == [(AlertKind.UTILIZATION, "GPU 0"), (AlertKind.TEMPERATURE, "GPU 0")]
+    assert set(alerts[2:]) == {(AlertKind.THROTTLE, "GPU 0"), (AlertKind.UTILIZATION, "GPU 1")}
 
 
 def test_low_utilization_needs_ten_seconds_and_an_idle_machine_has_no_alert():
-    one = view(gpu_sample(0), gpu_sample(1, memory_used=1.0))
-    assert alarms.alerts_of_rows(busy(one, 0.0, seconds=9), Thresholds(balance=0), T0) == ()
-    assert alarms.alerts_of_rows(busy(one, 0.0), alarms.MACHINE_THRESHOLDS, T0) == ()
+    screen_view = view(gpu_sample(0), gpu_sample(1, memory_used=1.0))
+    assert alarms.alerts_of_rows(rows_after(screen_view, 0.0, seconds=9), Thresholds(balance=0), T0) == ()
+    assert alarms.alerts_of_rows(rows_after(screen_view, 0.0), alarms.MACHINE_THRESHOLDS, T0) == ()
 
 
 def test_a_lost_gpu_is_critical():
     lost = dataclasses.replace(
         gpu_sample(1), **dict.fromkeys(("utilization", "memory_used", "power", "temperature", "sm_clock"))
     )
-    (told,) = alarms.alerts_of_rows(view(gpu_sample(0), lost).rows, alarms.MACHINE_THRESHOLDS, T0)
-    assert (told.kind, told.about, told.severity) == (AlertKind.LOST, "GPU 1", Severity.CRITICAL)
+    (alerts,) = alarms.alerts_of_rows(view(gpu_sample(0), lost).rows, alarms.MACHINE_THRESHOLDS, T0)
+    assert (alerts.kind, alerts.about, alerts.severity) == (AlertKind.LOST, "GPU 1", Severity.CRITICAL)
 
 
 def test_the_screen_has_a_line_per_alert_and_the_number_of_hidden_ones():
@@ -72,16 +74,16 @@ def test_the_screen_has_a_line_per_alert_and_the_number_of_hidden_ones():
     lines = [line for line in text.splitlines() if line.startswith("!")]
     assert lines[0] == "! GPU 0: 93 C, limit 87 C", "no half advice"
     assert lines[-1] == "! and 2 more"
-    wide = rendered(dataclasses.replace(view(gpu_sample(0)), alerts=many[:1]), 160, 24)
-    assert "(check cooling and air flow" in wide
+    wide_screen = rendered(dataclasses.replace(view(gpu_sample(0)), alerts=many[:1]), 160, 24)
+    assert "(check cooling and air flow" in wide_screen
 
 
 def test_a_replay_shows_the_alerts_of_its_position(tmp_path):
     recorder = Recorder(tmp_path, gpus=2)
     recorder.write(200)
     write_json(RunDir(tmp_path).status, {"status": "finished", "alerts": [HOT.to_json()]})
-    for at, expected in ((10.0, []), (30.0, [HOT]), (50.0, [])):
-        session = Session(feed=ReplayFeed(tmp_path, at=at))
+    for second, expected in ((10.0, []), (30.0, [HOT]), (50.0, [])):
+        session = Session(feed=ReplayFeed(tmp_path, at=second))
         session.poll()
         assert list(session.view().alerts) == expected
 
@@ -131,21 +133,21 @@ def test_the_live_screen_shows_rank_and_run_per_gpu_without_a_recorder(trainers,
     require_program("gcc")
     pids = [trainers("gpt2_adamw_2gpu", 1), trainers("gpt2_adamw_2gpu", 0), trainers("gpt2_muon_1gpu", 0)]
     scenario = tmp_path / "x.scn"
-    scenario.write_text("gpus 4\n" + "".join(f"0 {at} process {pid} 9000\n" for at, pid in enumerate(pids)))
-    known = simulate.environment(simulate.build(tmp_path / "library"), scenario)
+    scenario.write_text("gpus 4\n" + "".join(f"0 {index} process {pid} 9000\n" for index, pid in enumerate(pids)))
+    environ = simulate.environment(simulate.build(tmp_path / "library"), scenario)
     command = [sys.executable, "-m", "kmatrix.gputop", "--once"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "200", **known}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "200", **environ}
     text = subprocess.check_output(command, env=environment, text=True)
     assert "gpt2_adamw_2gpu, gpt2_muon_1gpu" in text.splitlines()[0]
-    rows = [line_of(text, at).split()[:3] for at in range(4)]
+    rows = [line_of(text, index).split()[:3] for index in range(4)]
     assert rows[:3] == [["0", "1", "gpt2_adamw_2gpu"], ["1", "0", "gpt2_adamw_2gpu"], ["2", "0", "gpt2_muon_1gpu"]]
     assert rows[3][:3] == ["3", "-", "-"]
 
 
 def test_a_single_run_is_named_in_the_title_instead_of_a_column():
-    one = view(gpu_sample(0), gpu_sample(1), ranks={0: 0, 1: 1})
-    rows = tuple(dataclasses.replace(row, run="gpt2_adamw_2gpu") for row in one.rows)
-    text = rendered(dataclasses.replace(one, rows=rows), 120, 24)
+    screen_view = view(gpu_sample(0), gpu_sample(1), ranks={0: 0, 1: 1})
+    rows = tuple(dataclasses.replace(row, run="gpt2_adamw_2gpu") for row in screen_view.rows)
+    text = rendered(dataclasses.replace(screen_view, rows=rows), 120, 24)
     assert "gpt2_adamw_2gpu" in text.splitlines()[0]
     assert text.count("gpt2_adamw_2gpu") == 1
 

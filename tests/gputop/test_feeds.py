@@ -36,13 +36,13 @@ def test_an_attached_screen_shows_each_new_sample_once(tmp_path, monkeypatch):
     recorder.write(4)
     assert utilization(feed.poll(history)) == 3.0
     recorder.write(6)
-    moment = feed.poll(history)
-    assert utilization(moment) == 9.0
-    assert moment.ranks == {0: 1, 1: 0}
-    assert feed.poll(history) == moment  # nothing new
+    sample = feed.poll(history)
+    assert utilization(sample) == 9.0
+    assert sample.ranks == {0: 1, 1: 0}
+    assert feed.poll(history) == sample  # nothing new
     assert firsts == [0, 0, 0, 4, 10]
-    known = [value for value in history.series(0, Metric.UTILIZATION, recorder.started + 4.5) if value is not None]
-    assert sum(known) / len(known) == pytest.approx(4.5, abs=1.0)
+    values = [value for value in history.series(0, Metric.UTILIZATION, recorder.started + 4.5) if value is not None]
+    assert sum(values) / len(values) == pytest.approx(4.5, abs=1.0)
 
 
 def test_a_silent_recorder_and_a_finished_one_are_reported(tmp_path):
@@ -59,9 +59,9 @@ def test_an_attached_screen_follows_to_the_new_file_of_other_gpus(tmp_path):
     feed, history = AttachedFeed(tmp_path / "run"), History()
     feed.poll(history)
     Recorder(tmp_path / "run", gpus=3, started=T0 + 100).write(2)
-    moment = feed.poll(history)
-    assert utilization(moment) == 1.0
-    assert len(moment.snapshot.samples) == 3
+    sample = feed.poll(history)
+    assert utilization(sample) == 1.0
+    assert len(sample.snapshot.samples) == 3
 
 
 def test_a_truncated_last_record_is_not_shown(tmp_path):
@@ -71,10 +71,10 @@ def test_a_truncated_last_record_is_not_shown(tmp_path):
     assert utilization(AttachedFeed(tmp_path / "run").poll(History())) == 1.0
 
 
-@pytest.mark.parametrize(("at", "index"), [(0.0, 0), (10.0, 20), (10.4, 20), (-5.0, 188), (1e9, 198), (-1e9, 0)])
-def test_a_replay_starts_at_the_requested_position(tmp_path, at, index):
+@pytest.mark.parametrize(("position", "index"), [(0.0, 0), (10.0, 20), (10.4, 20), (-5.0, 188), (1e9, 198), (-1e9, 0)])
+def test_a_replay_starts_at_the_requested_position(tmp_path, position, index):
     Recorder(tmp_path / "run").write(199)
-    feed = ReplayFeed(tmp_path / "run", at=at)
+    feed = ReplayFeed(tmp_path / "run", at=position)
     feed.press("space")  # the clock is paused
     assert utilization(feed.poll(History())) == index
 
@@ -83,13 +83,13 @@ def test_a_replay_seeks_in_both_directions_with_the_history_of_its_position(tmp_
     Recorder(tmp_path / "run").write(2000)  # 1000 s
     feed, history = ReplayFeed(tmp_path / "run", at=900.0), History()
     feed.press("space")
-    at = utilization(feed.poll(history))
+    value = utilization(feed.poll(history))
     before = history.series(0, Metric.UTILIZATION, feed.now())
     assert None not in before
     for key, move in (("left", -20), ("[", -120), ("right", 20), ("]", 120)):
         feed.press(key)
-        at += move
-        assert utilization(feed.poll(history)) == pytest.approx(at, abs=1)
+        value += move
+        assert utilization(feed.poll(history)) == pytest.approx(value, abs=1)
     assert history.series(0, Metric.UTILIZATION, feed.now()) == pytest.approx(before, abs=2)
     feed.press("e")
     assert utilization(feed.poll(history)) == 1999.0
@@ -121,14 +121,14 @@ def test_a_replay_shows_throttling_of_its_position(tmp_path):
     append_event(recorder.run, 30, "lost", 0, "no response (values are null)")
     feed, history = ReplayFeed(tmp_path / "run"), History()
     feed.press("space")
-    for second, known in (
+    for second, reasons in (
         (5, {0: (), 1: ()}),
         (15, {0: (), 1: ("power cap", "heat (hardware)")}),
         (35, {1: ()}),
         (15, {0: (), 1: ("power cap", "heat (hardware)")}),
     ):
         feed.seek(second)
-        assert feed.poll(history).throttle == known
+        assert feed.poll(history).throttle == reasons
 
 
 def test_a_recording_without_events_reports_unknown_throttling(tmp_path):
@@ -182,11 +182,11 @@ class FakeSource:
 
 @pytest.fixture
 def source(monkeypatch):
-    one, now = FakeSource(), [100.0]
-    one.pass_time = lambda seconds: now.__setitem__(0, now[0] + seconds)
-    monkeypatch.setattr("kmatrix.gputop.feeds.open_source", lambda: one)
+    fake, now = FakeSource(), [100.0]
+    fake.pass_time = lambda seconds: now.__setitem__(0, now[0] + seconds)
+    monkeypatch.setattr("kmatrix.gputop.feeds.open_source", lambda: fake)
     monkeypatch.setattr("kmatrix.gputop.feeds.time.monotonic", lambda: now[0])
-    return one
+    return fake
 
 
 def test_a_lost_gpu_is_shown_again_after_recovery(source):
@@ -247,9 +247,9 @@ def test_without_an_nvidia_driver_the_amd_source_is_used(tmp_path, monkeypatch):
 @pytest.fixture
 def session(tmp_path):
     Recorder(tmp_path / "run", gpus=12).write(50)
-    one = Session(feed=ReplayFeed(tmp_path / "run"))
-    one.poll()
-    return one
+    live_session = Session(feed=ReplayFeed(tmp_path / "run"))
+    live_session.poll()
+    return live_session
 
 
 def test_every_gpu_can_be_selected_even_the_twelfth(session):
@@ -285,7 +285,7 @@ def test_a_subset_of_the_gpus_is_shown_and_written(tmp_path):
     session.poll()  # nothing new, so nothing is written
     assert [row.sample.gpu_index for row in session.view().rows] == [2, 11]
     (entry,) = json.loads((tmp_path / "x_multi_gpu.json").read_text())
-    assert [one["gpu_index"] for one in entry["multi_gpu_data"]] == [2, 11]
+    assert [gpu["gpu_index"] for gpu in entry["multi_gpu_data"]] == [2, 11]
     assert json.loads((tmp_path / "x.json").read_text())[0]["gpu_index"] == 2
 
 
@@ -322,11 +322,11 @@ def test_our_own_statistics_file_is_continued_and_any_other_file_is_refused(tmp_
 def test_a_full_disk_is_reported_and_does_not_end_the_screen(tmp_path, monkeypatch):
     files = StatsFiles(tmp_path / "x.json")
 
-    def full(_self, _value):
+    def raise_disk_full(_self, _value):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("kmatrix.gpu.formats.json_array.JsonArrayFile.append", full)
+        patch.setattr("kmatrix.gpu.formats.json_array.JsonArrayFile.append", raise_disk_full)
         files.append(Snapshot(time=T0, samples=(gpu_sample(0),)), 0)
         assert "No space left" in files.problem
     files.append(Snapshot(time=T0, samples=(gpu_sample(0),)), 0)
@@ -336,7 +336,7 @@ def test_a_full_disk_is_reported_and_does_not_end_the_screen(tmp_path, monkeypat
 def test_headless_polling_ends_after_its_duration_at_a_steady_rate(session):
     times = []
     session.feed.poll = lambda history: times.append(time.monotonic())
-    begin = time.monotonic()
+    started = time.monotonic()
     follow(session, interval=0.1, seconds=0.55)
-    assert time.monotonic() - begin > 0.5
+    assert time.monotonic() - started > 0.5
     assert 2 <= len(times) <= 6

@@ -34,10 +34,10 @@ from waiting import wait_until
 
 
 def program(*arguments: str, added: dict[str, str] | None = None, **options) -> subprocess.CompletedProcess[str]:
-    own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "PYTHONPATH")}
+    environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "PYTHONPATH")}
     return subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments], cwd=ROOT, env=own | (added or {}), capture_output=True, text=True,
-        timeout=60, check=False, **options,
+        [sys.executable, str(SCRIPT), *arguments], cwd=ROOT, env=environ | (added or {}),
+        capture_output=True, text=True, timeout=60, check=False, **options,
     )  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def test_json_is_one_snapshot_of_the_selected_gpus(gpus, tmp_path):
     result = program("--json", "--gpus", "0,2", "--stats-file", str(tmp_path / "x.json"), added=gpus(4))
     assert json.loads(multi_path(tmp_path / "x.json").read_text())[0]["aggregate_stats"]["gpu_count"] == 2
     entry = json.loads(result.stdout)
-    assert [one["gpu_index"] for one in entry["multi_gpu_data"]] == [0, 2]
+    assert [gpu["gpu_index"] for gpu in entry["multi_gpu_data"]] == [0, 2]
     assert entry["aggregate_stats"]["gpu_count"] == 2
     assert entry["simulated"]
 
@@ -173,9 +173,9 @@ class Screen:
         self.parent, self.child = pty.openpty()
         fcntl.ioctl(self.child, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.before = termios.tcgetattr(self.child)
-        own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+        environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
         self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), *arguments], env=own | {"TERM": "xterm-256color"} | added,
+            [sys.executable, str(SCRIPT), *arguments], env=environ | {"TERM": "xterm-256color"} | added,
             stdin=self.child, stdout=self.child, stderr=self.child, start_new_session=True,
         )  # fmt: skip
         self.text = ""
@@ -185,8 +185,8 @@ class Screen:
             self.text += os.read(self.parent, 65536).decode(errors="replace")
         return self.text
 
-    def wait_until(self, wanted: str) -> None:
-        wait_until(lambda: wanted in self.read())
+    def wait_until(self, text: str) -> None:
+        wait_until(lambda: text in self.read())
 
     def type(self, keys: str) -> None:
         os.write(self.parent, keys.encode())
@@ -243,16 +243,16 @@ def test_terminals_of_every_size_are_supported(recording, columns, lines):
 
 def test_a_second_signal_does_not_interrupt_the_cleanup(recording, monkeypatch):
     console = Console(file=io.StringIO())
-    real, heard = Live.stop, []
+    real, handlers = Live.stop, []
 
     def stop(live):
-        heard.extend(signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+        handlers.extend(signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
         real(live)
 
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(Live, "stop", stop)
     watch(Session(feed=ReplayFeed(Path(recording))), console, UNICODE, interval=1.0, seconds=0.0)
-    assert heard == [signal.SIG_IGN] * 3
+    assert handlers == [signal.SIG_IGN] * 3
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -287,15 +287,15 @@ def tmux(tmp_path):
         return opened[-1]
 
     yield start
-    for one in opened:
-        one("kill-server")
+    for terminal in opened:
+        terminal("kill-server")
 
 
 def test_a_terminal_resize_is_followed_whatever_the_environment_says(tmux, recording):
-    one = tmux((80, 24), {"COLUMNS": "80", "LINES": "24"}, "--replay", recording, "--interval", "30")
-    wait_until(lambda: "last 60 s" in one.screen())
-    one("resize-window", "-x", "30", "-y", "12")
-    wait_until(lambda: "last 60 s" not in one.screen() and "SIMULATED" in one.screen())
-    one("resize-window", "-x", "150", "-y", "40")
-    wait_until(lambda: "last 60 s" in one.screen())
-    assert all(line_of(one.screen(), i) for i in range(4))
+    terminal = tmux((80, 24), {"COLUMNS": "80", "LINES": "24"}, "--replay", recording, "--interval", "30")
+    wait_until(lambda: "last 60 s" in terminal.screen())
+    terminal("resize-window", "-x", "30", "-y", "12")
+    wait_until(lambda: "last 60 s" not in terminal.screen() and "SIMULATED" in terminal.screen())
+    terminal("resize-window", "-x", "150", "-y", "40")
+    wait_until(lambda: "last 60 s" in terminal.screen())
+    assert all(line_of(terminal.screen(), i) for i in range(4))

@@ -70,19 +70,19 @@ views = st.builds(
 
 @settings(max_examples=150, deadline=None)
 @given(views, st.integers(0, 200), st.none() | st.integers(0, 70), st.sampled_from([UNICODE, ASCII]))
-def test_no_line_is_wider_and_no_screen_taller_than_the_terminal(one, width, height, glyphs):
-    lines = render(one, width=width, height=height, glyphs=glyphs)
+def test_no_line_is_wider_and_no_screen_taller_than_the_terminal(screen_view, width, height, glyphs):
+    lines = render(screen_view, width=width, height=height, glyphs=glyphs)
     assert all(cell_len(line.plain) <= width for line in lines)
     assert height is None or len(lines) <= height
-    assert not any(not sign.isprintable() for line in lines for sign in line.plain)
+    assert not any(not character.isprintable() for line in lines for character in line.plain)
 
 
 @pytest.mark.parametrize("count", [0, 1, 4, 12, 64])
 def test_every_width_and_height_can_be_drawn(count):
-    one = view(*(gpu_sample(i) for i in range(count)))
+    screen_view = view(*(gpu_sample(i) for i in range(count)))
     for width in range(201):
         for height in (0, 1, 2, 5, 24, None):
-            lines = render(one, width=width, height=height)
+            lines = render(screen_view, width=width, height=height)
             assert all(line.cell_len <= width for line in lines)
             assert height is None or len(lines) <= height
 
@@ -125,11 +125,13 @@ def test_totals_equal_those_of_the_multi_gpu_file():
 
 
 @pytest.mark.parametrize(
-    ("second", "said"),
+    ("second", "expected"),
     [(100.0, "CV 0.0% Excellent"), (120.0, "CV 9.1% Good"), (130.0, "CV 13.0% Fair"), (200.0, "CV 33.3% Poor")],
 )
-def test_balance_is_shown_with_its_class(second, said):
-    assert f"memory {said}" in rendered(view(gpu_sample(0, memory_used=100.0), gpu_sample(1, memory_used=second)), 160)
+def test_balance_is_shown_with_its_class(second, expected):
+    assert f"memory {expected}" in rendered(
+        view(gpu_sample(0, memory_used=100.0), gpu_sample(1, memory_used=second)), 160
+    )
 
 
 def test_the_balance_of_fewer_than_two_gpus_is_not_shown():
@@ -172,10 +174,10 @@ def test_the_height_of_a_chart_is_proportional_to_the_value(value):
 
 
 @pytest.mark.parametrize(
-    ("part", "drawn"), [(0.0, "    "), (0.5, "██  "), (0.53125, "██▏ "), (1.0, "████"), (None, "    ")]
+    ("part", "expected"), [(0.0, "    "), (0.5, "██  "), (0.53125, "██▏ "), (1.0, "████"), (None, "    ")]
 )
-def test_a_bar_is_exact_to_one_eighth_of_a_cell(part, drawn):
-    assert bar(part, 4, UNICODE) == drawn
+def test_a_bar_is_exact_to_one_eighth_of_a_cell(part, expected):
+    assert bar(part, 4, UNICODE) == expected
 
 
 def test_a_gap_in_the_history_is_blank_unlike_zero():
@@ -184,9 +186,9 @@ def test_a_gap_in_the_history_is_blank_unlike_zero():
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=60), st.integers(1, 60))
 def test_a_resampled_chart_stays_within_the_measured_range(values, width):
-    drawn = resample(values, width)
-    assert len(drawn) == width
-    known = [value for value in drawn if value is not None]
+    points = resample(values, width)
+    assert len(points) == width
+    known = [value for value in points if value is not None]
     assert min(values) - 1e-9 <= min(known) <= max(known) <= max(values) + 1e-9
 
 
@@ -199,9 +201,9 @@ def test_an_age_takes_at_most_four_columns(value, text):
 
 
 def test_ascii_terminals_get_ascii_only():
-    one = view(gpu_sample(0), gpu_sample(1), large=False)
-    assert plain(render(one, width=120, height=40, glyphs=ASCII)).isascii()
-    assert not plain(render(one, width=120, height=40)).isascii()
+    screen_view = view(gpu_sample(0), gpu_sample(1), large=False)
+    assert plain(render(screen_view, width=120, height=40, glyphs=ASCII)).isascii()
+    assert not plain(render(screen_view, width=120, height=40)).isascii()
 
 
 # ---- the last minute ---------------------------------------------------------------------------------------------
@@ -248,9 +250,9 @@ def test_a_clock_that_is_set_back_restarts_the_history():
 @given(st.lists(st.sampled_from([*NAMES, "q", "m", "1", "\x1b[15~"])), st.data())
 def test_keys_are_decoded_however_the_terminal_splits_them(typed, data):
     text = "".join(typed)
-    cut = data.draw(st.integers(0, len(text)))
-    first, rest = decode(text[:cut])
-    second, left = decode(rest + text[cut:])
+    split = data.draw(st.integers(0, len(text)))
+    first, rest = decode(text[:split])
+    second, left = decode(rest + text[split:])
     assert (first + second, left) == (decode(text)[0], "")
     assert first + second == [NAMES.get(key, key) for key in typed if key != "\x1b[15~"]
 

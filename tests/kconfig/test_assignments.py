@@ -21,30 +21,30 @@ def program(tmp_path):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_configuration_survives_olddefconfig_savedefconfig_and_defconfig(tmp_path, seed):
-    first, again = Program(tmp_path / "first"), Program(tmp_path / "again")
+    first, second = Program(tmp_path / "first"), Program(tmp_path / "again")
     first.check("randconfig", f"KCONFIG_SEED={seed}")
     text = first.config.read_text(encoding="utf-8")
 
     assert "no change" in first.check("olddefconfig").out
     first.check("savedefconfig", f"DEFCONFIG={tmp_path}/saved")
-    again.check("defconfig", f"DEFCONFIG={tmp_path}/saved")
+    second.check("defconfig", f"DEFCONFIG={tmp_path}/saved")
 
-    assert settings(again.config.read_text(encoding="utf-8")) == settings(text)
+    assert settings(second.config.read_text(encoding="utf-8")) == settings(text)
     assert first.config.read_text(encoding="utf-8") == text
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_saved_configuration_gives_the_same_runs(tmp_path, seed, monkeypatch):
     give_gpus(monkeypatch, 1)
-    first, again = Program(tmp_path / "first"), Program(tmp_path / "again")
+    first, second = Program(tmp_path / "first"), Program(tmp_path / "again")
     first.check("randconfig", f"KCONFIG_SEED={seed}")
     first.check("savedefconfig", f"DEFCONFIG={tmp_path}/saved")
-    again.check("defconfig", f"DEFCONFIG={tmp_path}/saved")
+    second.check("defconfig", f"DEFCONFIG={tmp_path}/saved")
 
     ids = first.check("test-matrix-dry-run").ids
 
     assert len(ids) == 1
-    assert again.check("test-matrix-dry-run").ids == ids
+    assert second.check("test-matrix-dry-run").ids == ids
 
 
 def test_random_configurations_depend_only_on_their_seed(tmp_path):

@@ -21,14 +21,14 @@ NUMBERS = itertools.count()
 class Screen:
     """A terminal of 100 x 40 that runs the program; a shell prints its exit status after it."""
 
-    def __init__(self, folder, *, words=(), environment=None):
+    def __init__(self, folder, *, arguments=(), environment=None):
         self.tmux = [str(require_program("tmux")), "-L", f"kmatrix-{os.getpid()}-{next(NUMBERS)}", "-f", "/dev/null"]
-        wanted = environment or {}
-        settings = [f"{name}={text}" for name, text in wanted.items() if text is not None]
-        minus = [part for name, text in wanted.items() if text is None for part in ("-u", name)]
+        changes = environment or {}
+        settings = [f"{name}={text}" for name, text in changes.items() if text is not None]
+        minus = [part for name, text in changes.items() if text is None for part in ("-u", name)]
         command = [
             *("env", *minus, "-u", "MAKEFLAGS", "-u", "KCONFIG_CONFIG", f"PYTHONPATH={ROOT / 'lib'}", *settings),
-            *(sys.executable, "-m", "kmatrix", "menuconfig", f"O={folder}", *words),
+            *(sys.executable, "-m", "kmatrix", "menuconfig", f"O={folder}", *arguments),
         ]
         script = folder / "session.sh"
         quoted = " ".join(f"'{part}'" for part in command)
@@ -44,9 +44,11 @@ class Screen:
     def keys(self, *names):
         self._call("send-keys", *names)
 
-    def wait(self, wanted):
+    def wait(self, expected):
         """Wait until a text is on the screen; return the screen."""
-        return wait_until(lambda: shown if wanted in (shown := self.text()) else None, f"{wanted!r} is on the screen")
+        return wait_until(
+            lambda: screen if expected in (screen := self.text()) else None, f"{expected!r} is on the screen"
+        )
 
     def close(self):
         subprocess.run([*self.tmux, "kill-server"], capture_output=True, check=False, timeout=20)
@@ -66,8 +68,8 @@ def screen(program):
         return opened[-1]
 
     yield start
-    for one in opened:
-        one.close()
+    for terminal in opened:
+        terminal.close()
 
 
 def jump(terminal, name):
@@ -97,10 +99,10 @@ def test_saved_values_are_shown_when_menuconfig_opens_again(program, screen):
 
     assert program.value("GPT2_MAX_ITERS") == "77"
     assert (program.folder / ".config.old").read_bytes() == before
-    again = screen()
-    again.wait("Model")
-    jump(again, "GPT2_MAX_ITERS")
-    again.wait("(77) Steps")
+    second = screen()
+    second.wait("Model")
+    jump(second, "GPT2_MAX_ITERS")
+    second.wait("(77) Steps")
     assert "no change" in program.check("olddefconfig").out
 
 
@@ -156,9 +158,9 @@ def test_a_configuration_that_only_the_rules_reject_is_kept_in_another_file(prog
     terminal.keys("BSpace", "25", "Enter", "q")
     terminal.wait("Save configuration?")
     terminal.keys("y")
-    shown = " ".join(terminal.wait("STATUS 2").split())
+    text = " ".join(terminal.wait("STATUS 2").split())
 
-    assert "a global batch of 25 is not a multiple of 12" in shown
+    assert "a global batch of 25 is not a multiple of 12" in text
     assert program.config.read_bytes() == before
     assert "CONFIG_PARALLEL_BATCH_SIZE=25" in (program.folder / ".config.refused").read_text(encoding="utf-8")
 
@@ -204,28 +206,28 @@ def test_unusual_locales_and_terminals_open_the_screen(program, screen, environm
     program.check("alldefconfig")
     terminal = screen(environment=environment)
 
-    shown = terminal.wait("Optimizer")
+    text = terminal.wait("Optimizer")
     terminal.keys("q")
     terminal.wait("STATUS 0")
 
-    assert "Traceback" not in shown + terminal.text()
+    assert "Traceback" not in text + terminal.text()
 
 
 def test_a_terminal_without_cursor_addressing_is_refused(program, screen):
     program.check("alldefconfig")
 
-    shown = screen(environment={"TERM": "dumb"}).wait("STATUS 2")
+    text = screen(environment={"TERM": "dumb"}).wait("STATUS 2")
 
-    assert "TERM=dumb cannot draw a menu" in shown
+    assert "TERM=dumb cannot draw a menu" in text
 
 
 def test_an_invalid_line_is_refused_before_the_screen_opens(program, screen):
     program.write("CONFIG_GPT2_BACH_SIZE=4")
     before = program.config.read_bytes()
 
-    shown = screen().wait("STATUS 2")
+    text = screen().wait("STATUS 2")
 
-    assert "unknown symbol" in " ".join(shown.split())
+    assert "unknown symbol" in " ".join(text.split())
     assert program.config.read_bytes() == before
 
 

@@ -237,26 +237,26 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("lines", "number", "said"), [pytest.param(*row[1:], id=row[0]) for row in MISTAKES])
+@pytest.mark.parametrize(("lines", "number", "expected"), [pytest.param(*row[1:], id=row[0]) for row in MISTAKES])
 @pytest.mark.parametrize("command", ["olddefconfig", "defconfig", "test-matrix-dry-run"])
-def test_an_error_is_reported_with_line_and_cause_and_nothing_is_written(tmp_path, lines, number, said, command):
+def test_an_error_is_reported_with_line_and_cause_and_nothing_is_written(tmp_path, lines, number, expected, command):
     program = Program(tmp_path)
     path = program.write(*lines)
-    words = [command]
+    arguments = [command]
     if command == "defconfig":
-        given = path.rename(tmp_path / "mine.config")
+        input_file = path.rename(tmp_path / "mine.config")
         path.write_text("CONFIG_GPT2_SEED=7\n", encoding="utf-8")
-        words.append(f"DEFCONFIG={given}")
+        arguments.append(f"DEFCONFIG={input_file}")
     else:
-        given = path
+        input_file = path
     before = path.read_bytes()
 
-    message = program.refused(*words)
+    message = program.refused(*arguments)
 
-    for text in said[:1] if command == "test-matrix-dry-run" else said:
+    for text in expected[:1] if command == "test-matrix-dry-run" else expected:
         assert text in message
     if number is not None and command != "test-matrix-dry-run":
-        assert f"{given.name}:{number}" in message
+        assert f"{input_file.name}:{number}" in message
     assert path.read_bytes() == before
     assert not (tmp_path / ".config.old").exists()
 
@@ -314,14 +314,14 @@ OVERRIDES = [
 ]
 
 
-@pytest.mark.parametrize(("word", "said"), OVERRIDES)
-def test_an_error_on_the_command_line_is_refused(tmp_path, word, said):
+@pytest.mark.parametrize(("argument", "expected"), OVERRIDES)
+def test_an_error_on_the_command_line_is_refused(tmp_path, argument, expected):
     program = Program(tmp_path)
     before = program.write("CONFIG_GPT2_DEVICE_CPU=y").read_bytes()
 
-    message = program.refused("test-matrix-dry-run", word)
+    message = program.refused("test-matrix-dry-run", argument)
 
-    for text in said:
+    for text in expected:
         assert text in message
     assert program.config.read_bytes() == before
 
@@ -428,8 +428,8 @@ KCONFIGS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "said", "number"), [pytest.param(*row[1:], id=row[0]) for row in KCONFIGS])
-def test_an_error_in_a_kconfig_file_is_refused_with_its_line(tmp_path, text, said, number):
+@pytest.mark.parametrize(("text", "expected", "number"), [pytest.param(*row[1:], id=row[0]) for row in KCONFIGS])
+def test_an_error_in_a_kconfig_file_is_refused_with_its_line(tmp_path, text, expected, number):
     program = Program(tmp_path)
     kconfig = tmp_path / "Kconfig"
     kconfig.write_text(text, encoding="utf-8")
@@ -439,7 +439,7 @@ def test_an_error_in_a_kconfig_file_is_refused_with_its_line(tmp_path, text, sai
     message = program.refused("alldefconfig", f"KCONFIG={kconfig}")
 
     plain = " ".join(message.replace(str(kconfig), "@").replace("why: ", "why ").split())
-    assert said in plain.replace("CONFIG_B='10'", "CONFIG_B=10")
+    assert expected in plain.replace("CONFIG_B='10'", "CONFIG_B=10")
     assert number is None or f"@:{number}" in plain
     assert program.config.read_bytes() == before
 

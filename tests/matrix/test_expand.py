@@ -26,10 +26,10 @@ def program(tmp_path):
     return Program(tmp_path)
 
 
-def dry(program, *lines, words=()):
+def dry(program, *lines, arguments=()):
     """Return the dry run of a configuration with these lines."""
     program.write(*lines)
-    return program.check(DRY, *words)
+    return program.check(DRY, *arguments)
 
 
 def axes_line(result):
@@ -55,21 +55,21 @@ def test_the_command_line_narrows_the_matrix_exactly(program):
 
 
 def test_a_command_line_value_removes_its_axis_and_a_list_replaces_it(program):
-    assert dry(program, *TWO, words=["OPTIMIZER=sgd"]).names == ["gpt2_sgd_1cpu"]
-    assert dry(program, *TWO, words=["OPTIMIZER_SGD=y"]).names == ["gpt2_sgd_1cpu"]
-    assert dry(program, *TWO, words=["OPTIMIZER=sgd,adam"]).names == ["gpt2_sgd_1cpu", "gpt2_adam_1cpu"]
-    assert len(dry(program, *TWO, words=["DROPOUT=0.1,0.2"]).runs) == 4
+    assert dry(program, *TWO, arguments=["OPTIMIZER=sgd"]).names == ["gpt2_sgd_1cpu"]
+    assert dry(program, *TWO, arguments=["OPTIMIZER_SGD=y"]).names == ["gpt2_sgd_1cpu"]
+    assert dry(program, *TWO, arguments=["OPTIMIZER=sgd,adam"]).names == ["gpt2_sgd_1cpu", "gpt2_adam_1cpu"]
+    assert len(dry(program, *TWO, arguments=["DROPOUT=0.1,0.2"]).runs) == 4
 
 
 def test_an_axis_without_effect_is_dropped_and_equal_cells_are_deduplicated(program):
-    result = dry(program, *TWO, words=["MUON_NS_STEPS=3,4"])
+    result = dry(program, *TWO, arguments=["MUON_NS_STEPS=3,4"])
 
     assert "4 cells: 3 runs (1 duplicate, 0 excluded)" in axes_line(result)
     assert result.names == ["gpt2_adamw_1cpu", "gpt2_muon_nssteps3_1cpu", "gpt2_muon_nssteps4_1cpu"]
 
 
 def test_cells_that_a_rule_forbids_are_excluded_with_the_reason(program):
-    result = dry(program, CPU, ON, 'CONFIG_MATRIX_GPT2_NUM_GPUS="1 2 5"', words=["GLOBAL_BATCH=24"])
+    result = dry(program, CPU, ON, 'CONFIG_MATRIX_GPT2_NUM_GPUS="1 2 5"', arguments=["GLOBAL_BATCH=24"])
 
     assert (
         "excluded 1: a global batch of 24 is not a multiple of 12 (micro-batch) x 5 (ranks)"
@@ -82,7 +82,7 @@ def test_cells_that_a_rule_forbids_are_excluded_with_the_reason(program):
 
 
 def test_cells_that_kconfig_forbids_are_excluded_with_the_help_of_the_forbid_symbol(program):
-    result = dry(program, "CONFIG_GPT2_NUM_GPUS=1", words=["DEVICE=cpu,cuda", "DDP_BACKEND=nccl,gloo"])
+    result = dry(program, "CONFIG_GPT2_NUM_GPUS=1", arguments=["DEVICE=cpu,cuda", "DDP_BACKEND=nccl,gloo"])
 
     assert len(result.runs) == 3
     assert "excluded 1: FORBID_NCCL_ON_CPU: nccl requires GPUs: set DDP_BACKEND=gloo on the CPU." in result.out
@@ -106,7 +106,7 @@ def test_coupled_values_apply_to_the_runs_that_match_their_rule(program):
 
 
 def test_the_command_line_overrides_a_coupled_rule_with_a_note(program):
-    result = dry(program, *TWO, 'CONFIG_MATRIX_COUPLED="OPTIMIZER=muon => LR=0.05"', words=["LR=1e-3"])
+    result = dry(program, *TWO, 'CONFIG_MATRIX_COUPLED="OPTIMIZER=muon => LR=0.05"', arguments=["LR=1e-3"])
 
     assert "learning_rate=0.05" not in result.out
     assert "note: GPT2_LEARNING_RATE is set on the command line" in result.out
@@ -115,9 +115,9 @@ def test_the_command_line_overrides_a_coupled_rule_with_a_note(program):
 def test_a_coupled_rule_that_matches_no_run_gives_a_note(program):
     program.write(*TWO, 'CONFIG_MATRIX_COUPLED="OPTIMIZER=sgd => LR=1"')
 
-    said = "note: the rule 'OPTIMIZER=sgd' matches no run"
-    assert said in program.check("olddefconfig").out
-    assert said in program.check(DRY).out
+    note = "note: the rule 'OPTIMIZER=sgd' matches no run"
+    assert note in program.check("olddefconfig").out
+    assert note in program.check(DRY).out
 
 
 def test_a_coupled_rule_on_a_derived_value_is_refused(program):
@@ -134,7 +134,7 @@ def test_a_coupled_rule_on_a_derived_value_is_refused(program):
 
 def test_a_line_without_effect_due_to_the_command_line_is_noted_and_any_other_is_refused(program):
     lines = (*TWO, "CONFIG_GPT2_MUON_NS_STEPS=3")
-    assert "GPT2_MUON_NS_STEPS" in dry(program, *lines, words=["OPTIMIZER=adamw,sgd"]).out
+    assert "GPT2_MUON_NS_STEPS" in dry(program, *lines, arguments=["OPTIMIZER=adamw,sgd"]).out
     assert "MUON_NS_STEPS=7" in Program(program.folder).refused(DRY, "OPTIMIZER=adamw", "MUON_NS_STEPS=7")
 
 
@@ -160,14 +160,14 @@ def test_a_run_reproduced_from_its_own_configuration_has_the_same_id(tmp_path, d
 
     for number, run in enumerate(matrix.runs):
         apply_run(tree, base, run)
-        own = tmp_path / str(number)
-        own.mkdir()
-        (own / ".config").write_text(tree.config_text(), encoding="utf-8")
-        (own / "defconfig").write_text(tree.minimal_text(), encoding="utf-8")
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        (directory / ".config").write_text(tree.config_text(), encoding="utf-8")
+        (directory / "defconfig").write_text(tree.minimal_text(), encoding="utf-8")
         assert "CONFIG_MATRIX=y" not in tree.config_text()
-        assert Program(own).check(DRY).ids == [run.run_id]
-        Program(own).check("defconfig", f"DEFCONFIG={own}/defconfig")
-        assert Program(own).check(DRY).ids == [run.run_id]
+        assert Program(directory).check(DRY).ids == [run.run_id]
+        Program(directory).check("defconfig", f"DEFCONFIG={directory}/defconfig")
+        assert Program(directory).check(DRY).ids == [run.run_id]
 
     assert ids == [run.run_id for run in matrix.runs]
 
@@ -180,27 +180,27 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize("words", [pytest.param(words, id=name) for name, words in SAME])
-def test_the_id_does_not_depend_on(program, words):
-    words = ["DROPOUT=-0.0" if word == "DROPOUT=-0" else word for word in words]
+@pytest.mark.parametrize("arguments", [pytest.param(arguments, id=name) for name, arguments in SAME])
+def test_the_id_does_not_depend_on(program, arguments):
+    arguments = ["DROPOUT=-0.0" if argument == "DROPOUT=-0" else argument for argument in arguments]
 
-    assert dry(program, CPU, "CONFIG_GPT2_NUM_GPUS=1", words=words).ids == dry(program, CPU).ids
+    assert dry(program, CPU, "CONFIG_GPT2_NUM_GPUS=1", arguments=arguments).ids == dry(program, CPU).ids
 
 
 @pytest.mark.parametrize(
-    "word", ["SEED=2", "LEARNING_RATE=6.1e-4", "BIAS=n", "OPTIMIZER=sgd", "NUM_GPUS=2", "CPU_THREADS=1"]
+    "argument", ["SEED=2", "LEARNING_RATE=6.1e-4", "BIAS=n", "OPTIMIZER=sgd", "NUM_GPUS=2", "CPU_THREADS=1"]
 )
-def test_the_id_depends_on_everything_that_can_change_a_result(program, word):
-    assert dry(program, CPU, words=[word]).ids != dry(program, CPU).ids
+def test_the_id_depends_on_everything_that_can_change_a_result(program, argument):
+    assert dry(program, CPU, arguments=[argument]).ids != dry(program, CPU).ids
 
 
 def test_a_run_has_the_same_id_whatever_other_axes_are_swept(program):
-    alone = dry(program, CPU, words=["SEED=2", "OPTIMIZER=muon", "BIAS=n"]).ids
+    single = dry(program, CPU, arguments=["SEED=2", "OPTIMIZER=muon", "BIAS=n"]).ids
 
-    swept = dry(program, *TWO, words=["SEED=1,2", "BIAS=y,n"])
+    swept = dry(program, *TWO, arguments=["SEED=1,2", "BIAS=y,n"])
 
-    assert alone[0] in swept.ids
-    assert swept.names[swept.ids.index(alone[0])] == "gpt2_muon_seed2_biasn_1cpu"
+    assert single[0] in swept.ids
+    assert swept.names[swept.ids.index(single[0])] == "gpt2_muon_seed2_biasn_1cpu"
 
 
 def test_ids_and_runs_do_not_depend_on_the_order_of_the_lines(program):
@@ -213,9 +213,9 @@ def test_ids_and_runs_do_not_depend_on_the_order_of_the_lines(program):
 
 
 def test_ids_do_not_depend_on_the_order_of_the_command_line(program):
-    words = ["OPTIMIZER=sgd,adamw", "SEED=1,2", "LR=1e-3"]
+    arguments = ["OPTIMIZER=sgd,adamw", "SEED=1,2", "LR=1e-3"]
 
-    assert dry(program, CPU, words=words).out == dry(program, CPU, words=words[::-1]).out
+    assert dry(program, CPU, arguments=arguments).out == dry(program, CPU, arguments=arguments[::-1]).out
 
 
 @settings(max_examples=25, deadline=None)
@@ -229,28 +229,28 @@ def test_a_matrix_is_complete_unique_and_ordered(seeds, optimizers, dropouts):
     lines = {"SEED": seeds, "OPTIMIZER": optimizers, "DROPOUT": dropouts}
     from kmatrix.matrix.axes import parse_override
 
-    asked = dict(parse_override(tree, name, ",".join(map(str, values))) for name, values in lines.items())
-    base = [values[0] for values in asked.values() if len(values) == 1]
-    matrix = expand(tree, base, plan_axes(tree, base, asked), RULES)
+    overrides = dict(parse_override(tree, name, ",".join(map(str, values))) for name, values in lines.items())
+    base = [values[0] for values in overrides.values() if len(values) == 1]
+    matrix = expand(tree, base, plan_axes(tree, base, overrides), RULES)
 
     assert len(matrix.runs) == matrix.cells == len(seeds) * len(optimizers) * len(dropouts)
     assert len({run.run_id for run in matrix.runs}) == len({run.name for run in matrix.runs}) == len(matrix.runs)
     found = [tuple(text for label, text in run.axes if label in ("seed", "dropout")) for run in matrix.runs]
     if len(seeds) > 1 and len(dropouts) > 1:
-        wanted = list(itertools.product(map(str, seeds), map(str, dropouts)))
-        assert found == wanted * len(optimizers)
+        expected = list(itertools.product(map(str, seeds), map(str, dropouts)))
+        assert found == expected * len(optimizers)
 
 
 def test_names_that_would_collide_or_be_too_long_end_in_the_id(program):
     program.write("CONFIG_GPT2_DATASET_SHARDS=y", 'CONFIG_GPT2_DATA_PATH="x"', CPU)
-    words = [
+    arguments = [
         "WEIGHT_DECAY=0.10000000000000001,0.2",
         "DROPOUT=0.1000000000000000001,0.2",
         "BETA1=0.12345678901234567890,0.9",
     ]
-    words += ["BETA2=0.1234567890123456789012345678,0.9", "GRAD_CLIP=1.0000000000000000000001,2", "SEED=1,2"]
+    arguments += ["BETA2=0.1234567890123456789012345678,0.9", "GRAD_CLIP=1.0000000000000000000001,2", "SEED=1,2"]
 
-    names = program.check(DRY, *words).names
+    names = program.check(DRY, *arguments).names
 
     assert len(set(names)) == len(names) == 64
     assert max(map(len, names)) <= 127

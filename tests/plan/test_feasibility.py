@@ -42,7 +42,7 @@ def program(tmp_path, monkeypatch):
     return made
 
 
-def told(result, label):
+def values_of(result, label):
     """Return the values of the plan on the lines with this label."""
     return [line[13:] for line in result.out.splitlines() if line.startswith(f"  {label:11}")]
 
@@ -54,75 +54,75 @@ def test_two_h100_at_depth_16_train_a_third_of_a_billion_parameters(program):
     vocabulary = ("TOKENIZER=bpe", "BPE_VOCAB_SIZE=65536")
     batch = ("BATCH_SIZE=8", "PARALLEL_BATCH_SIZE=256", "MAX_ITERS=12800", "TOKENS_PER_SECOND=430600")
     result = program.check("plan", "GPU=H100", "NUM_GPUS=2", "DEPTH=16", *DEPTH, *vocabulary, *batch)
-    assert "337,675,264 parameters" in told(result, "model")[0]
-    assert "20 per parameter: 335,544,320 parameters" in told(result, "length")[0]
-    assert told(result, "fit")[0].startswith("fits on H100")
-    assert told(result, "target") == ["430,600 tok/s, 4h20m, MFU 43.8 %: possible"]
-    assert "1 GPU: accumulation 32" in told(result, "GPUs")[0]
+    assert "337,675,264 parameters" in values_of(result, "model")[0]
+    assert "20 per parameter: 335,544,320 parameters" in values_of(result, "length")[0]
+    assert values_of(result, "fit")[0].startswith("fits on H100")
+    assert values_of(result, "target") == ["430,600 tok/s, 4h20m, MFU 43.8 %: possible"]
+    assert "1 GPU: accumulation 32" in values_of(result, "GPUs")[0]
 
 
 def test_depth_64_does_not_fit_into_80_gb_and_takes_48_hours(program):
     batch = ("BATCH_SIZE=4", "MAX_ITERS=35541", "SECONDS_PER_STEP=4.9315", "GPU_HOUR_PRICE=4")
     result = program.check("plan", "GPU=h100_pcie", "NUM_GPUS=8", "DEPTH=64", *DEPTH, *batch)
-    assert told(result, "fit")[0].startswith("does not fit on H100 PCIe")
-    assert told(result, "largest")[0].startswith("not one sequence fits; 38 layers would")
-    assert "2d01h" in told(result, "target")[0]
-    assert told(result, "cost") == ["$1,557.96 at $4 per GPU hour"]
+    assert values_of(result, "fit")[0].startswith("does not fit on H100 PCIe")
+    assert values_of(result, "largest")[0].startswith("not one sequence fits; 38 layers would")
+    assert "2d01h" in values_of(result, "target")[0]
+    assert values_of(result, "cost") == ["$1,557.96 at $4 per GPU hour"]
 
 
 def test_the_days_on_one_gpu_and_on_four_follow_from_their_steps(program):
-    words = ("GPU=A100", "MODEL=124m", "TOKENIZER=gpt2", "BATCH_SIZE=16", "PARALLEL_BATCH_SIZE=512", "DTYPE=bf16")
-    one, four = (
-        program.check("plan", *words, f"NUM_GPUS={ranks}", "MAX_ITERS=95365", f"SECONDS_PER_STEP={seconds}")
+    arguments = ("GPU=A100", "MODEL=124m", "TOKENIZER=gpt2", "BATCH_SIZE=16", "PARALLEL_BATCH_SIZE=512", "DTYPE=bf16")
+    one_gpu, four_gpus = (
+        program.check("plan", *arguments, f"NUM_GPUS={ranks}", "MAX_ITERS=95365", f"SECONDS_PER_STEP={seconds}")
         for ranks, seconds in ((1, 37.5), (4, 9.4))
     )
-    assert "124,439,808 parameters" in told(one, "model")[0]
-    assert "13,981 tok/s, 41d09h" in told(one, "target")[0]
-    assert "55,775 tok/s, 10d09h" in told(four, "target")[0]
+    assert "124,439,808 parameters" in values_of(one_gpu, "model")[0]
+    assert "13,981 tok/s, 41d09h" in values_of(one_gpu, "target")[0]
+    assert "55,775 tok/s, 10d09h" in values_of(four_gpus, "target")[0]
 
 
 def test_an_impossible_speed_of_400000_tokens_per_second_has_no_cost(program):
-    words = ("MODEL=1558m", "TOKENIZER=gpt2", "BLOCK_SIZE=2048", "BATCH_SIZE=4", "PARALLEL_BATCH_SIZE=256")
+    arguments = ("MODEL=1558m", "TOKENIZER=gpt2", "BLOCK_SIZE=2048", "BATCH_SIZE=4", "PARALLEL_BATCH_SIZE=256")
     budget = ("DTYPE=bf16", "MAX_TOKENS=100000000000", "GPU_HOUR_PRICE=1", "TOKENS_PER_SECOND=400000")
-    result = program.check("plan", "GPU=A100", "NUM_GPUS=8", *words, *budget)
-    assert told(result, "target")[0].endswith(": impossible")
-    assert " to " in told(result, "cost")[0]  # of the range, not of the target
+    result = program.check("plan", "GPU=A100", "NUM_GPUS=8", *arguments, *budget)
+    assert values_of(result, "target")[0].endswith(": impossible")
+    assert " to " in values_of(result, "cost")[0]  # of the range, not of the target
 
 
 def test_without_a_gpu_all_known_gpus_are_planned(program):
     result = program.check("plan", "DEVICE=cuda", "NUM_GPUS=1", "MODEL=124m")
     for device in KNOWN:
-        assert told(result, device.name), device.name
+        assert values_of(result, device.name), device.name
 
 
 def test_detected_gpus_are_planned_with_the_memory_of_the_driver(program, monkeypatch):
     give_gpus(monkeypatch, 2)
     result = program.check("plan", "NUM_GPUS=2", "MODEL=124m")
-    assert "on NVIDIA A10G: " in told(result, "fit")[0]
-    assert "22.5 GiB" in told(result, "fit")[0]
-    assert not told(result, "energy")  # its data sheet states no power
+    assert "on NVIDIA A10G: " in values_of(result, "fit")[0]
+    assert "22.5 GiB" in values_of(result, "fit")[0]
+    assert not values_of(result, "energy")  # its data sheet states no power
 
 
 def test_a_run_on_the_cpu_has_no_known_duration(program):
     result = program.check("plan", "DEVICE=cpu", "MODEL=tiny", "NUM_GPUS=1")
-    assert told(result, "fit")[0].startswith("fits on this machine")
-    assert told(result, "time")[0].startswith("unknown")
+    assert values_of(result, "fit")[0].startswith("fits on this machine")
+    assert values_of(result, "time")[0].startswith("unknown")
 
 
 def test_runs_with_the_same_needs_are_listed_once(program):
     result = program.check("plan", "GPU=A100", "NUM_GPUS=1", "SEED=1,2,3")
-    assert len(told(result, "model")) == 1
+    assert len(values_of(result, "model")) == 1
     assert sum(line.startswith("gpt2_") for line in result.out.splitlines()) == 3
 
 
 def test_epochs_of_missing_data_leave_time_and_cost_unknown(program, tmp_path):
     result = program.check("plan", f"DATA_DIR={tmp_path}", "GPU=A100", "NUM_GPUS=1", "MAX_EPOCHS=2", "GPU_HOUR_PRICE=1")
-    assert told(result, "time") == ["unknown until the data are prepared"]
-    assert not told(result, "cost")
+    assert values_of(result, "time") == ["unknown until the data are prepared"]
+    assert not values_of(result, "cost")
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["GPU=H1000"], "GPU=H1000: unknown GPU model"),
         (["HOURS=-1"], "HOURS=-1 is not a number above 0"),
@@ -130,8 +130,8 @@ def test_epochs_of_missing_data_leave_time_and_cost_unknown(program, tmp_path):
         (["HOURS=1", "SECONDS_PER_STEP=1"], "pass only one of"),
     ],
 )
-def test_an_invalid_request_is_refused(program, words, message):
-    assert message in program.refused("plan", *words)
+def test_an_invalid_request_is_refused(program, arguments, message):
+    assert message in program.refused("plan", *arguments)
 
 
 @pytest.mark.parametrize("device", KNOWN, ids=lambda device: device.name)
@@ -149,15 +149,15 @@ def test_a_detected_gpu_has_the_power_of_its_data_sheet(name, watts):
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ConfigError, match="unknown GPU model") as refused:
+    with pytest.raises(ConfigError, match="unknown GPU model") as raised:
         by_name("T4")
-    assert "RTX 4090" in refused.value.why
+    assert "RTX 4090" in raised.value.why
 
 
 def test_the_largest_micro_batch_fits_and_one_more_does_not():
     device = by_name("A10G")
-    most = largest_batch(SMALL, TRAIN, device)
-    needed = [memory(SMALL, replace(TRAIN, batch_size=batch)).total for batch in (most, most + 1)]
+    largest = largest_batch(SMALL, TRAIN, device)
+    needed = [memory(SMALL, replace(TRAIN, batch_size=batch)).total for batch in (largest, largest + 1)]
     assert [fit(size, device) for size in needed] == [Fit.TIGHT, Fit.NOT]
 
 
@@ -191,8 +191,8 @@ def test_a_time_budget_gives_a_rate_once_the_length_is_known():
 )
 def test_the_disk_space_covers_rolling_permanent_best_and_final_checkpoints(changes, files):
     """Of 1000 steps with one checkpoint per 100, three rolling ones are kept, and one per 200 steps permanently."""
-    asked = train_config(checkpoint_interval=100, keep_checkpoints=3, keep_every=0, eval_interval=100)
-    assert _files(replace(asked, **changes), 1000) == files
+    config = train_config(checkpoint_interval=100, keep_checkpoints=3, keep_every=0, eval_interval=100)
+    assert _files(replace(config, **changes), 1000) == files
 
 
 def test_an_embedding_lookup_costs_no_operations():

@@ -24,7 +24,7 @@ def _one_thread():
     torch.set_num_threads(threads)
 
 
-def kept(optimizers):
+def state_count(optimizers):
     """Return the number of 32-bit values in the optimizer states, without counters."""
     found = []
     for optimizer in optimizers.optimizers:
@@ -44,7 +44,9 @@ def test_the_forecast_of_optimizer_states_equals_the_real_states(name, amsgrad):
     fields = asdict(config) if name in ("adamwspam", "adamwprune") else {**asdict(config), "amsgrad": None}
     train = train_config(**fields)
 
-    assert states(BIG, train) == pytest.approx(kept(optimizers), rel=0.03)  # AdamW updates Muon's gains and biases
+    assert states(BIG, train) == pytest.approx(
+        state_count(optimizers), rel=0.03
+    )  # AdamW updates Muon's gains and biases
 
 
 def test_every_optimizer_has_a_forecast_and_vice_versa():
@@ -52,9 +54,9 @@ def test_every_optimizer_has_a_forecast_and_vice_versa():
 
 
 def test_memory_is_the_sum_of_weights_gradients_and_states():
-    known = forecast(BIG, train_config(optimizer="adamw"), tokens=10)
+    expected = forecast(BIG, train_config(optimizer="adamw"), tokens=10)
 
-    assert known.state_mib == pytest.approx(4 * 4 * BIG.params / 2**20)
+    assert expected.state_mib == pytest.approx(4 * 4 * BIG.params / 2**20)
 
 
 def test_a_custom_optimizer_has_no_memory_forecast():

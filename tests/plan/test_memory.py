@@ -24,15 +24,15 @@ def fields(batch, dtype="fp32", dropout=0.0, **changes):
     return train_config(**{"batch_size": batch, "dtype": dtype, "dropout": dropout} | changes)
 
 
-def peak_of_a_step(shape, asked) -> int:
+def peak_of_a_step(shape, train) -> int:
     """Return the peak of tensor bytes above weights and states in the second step: allocations minus frees."""
-    options = {"recompute": asked.recompute, "loss_chunk": asked.loss_chunk}
-    model = GPT(shape, dropout=asked.dropout, **options)
+    options = {"recompute": train.recompute, "loss_chunk": train.loss_chunk}
+    model = GPT(shape, dropout=train.dropout, **options)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    idx, targets = torch.randint(shape.vocab_size, (2, asked.batch_size, shape.block_size))
+    idx, targets = torch.randint(shape.vocab_size, (2, train.batch_size, shape.block_size))
 
     def step():
-        with autocast("cpu", asked.dtype):
+        with autocast("cpu", train.dtype):
             loss = model(idx, targets)[1]
         loss.backward()
         optimizer.step()
@@ -41,12 +41,12 @@ def peak_of_a_step(shape, asked) -> int:
     step()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         step()
-    now = most = 0
+    now = peak = 0
     for event in recorded.profiler.kineto_results.events():
         if event.name() == "[memory]":
             now += event.nbytes()
-            most = max(most, now)
-    return most
+            peak = max(peak, now)
+    return peak
 
 
 def sizes(layers, width, block, vocab):
@@ -59,7 +59,7 @@ def above_weights(planned: MemoryNeed) -> float:
 
 
 @pytest.mark.parametrize(
-    ("shape", "asked", "error"),
+    ("shape", "train", "error"),
     [
         (sizes(4, 256, 256, 1024), fields(8), 0.02),
         (sizes(4, 256, 1024, 1024), fields(2), 0.02),
@@ -72,16 +72,16 @@ def above_weights(planned: MemoryNeed) -> float:
     ],
     ids=["matmul", "flash", "flash-bf16", "wide-vocabulary-bf16", "dropout", "recompute", "chunks", "both"],
 )
-def test_the_planned_peak_equals_the_measured_peak(shape, asked, error):
-    assert above_weights(memory(shape, asked)) == pytest.approx(peak_of_a_step(shape, asked), rel=error)
+def test_the_planned_peak_equals_the_measured_peak(shape, train, error):
+    assert above_weights(memory(shape, train)) == pytest.approx(peak_of_a_step(shape, train), rel=error)
 
 
 def test_early_gradients_coexist_with_the_activations():
     """With gradient accumulation, and in the buckets of data-parallel training."""
     shape = sizes(4, 256, 256, 1024)
-    alone = memory(shape, fields(8)).total
-    for more in ({"gradient_accumulation": 2}, {"num_gpus": 2}):
-        assert memory(shape, fields(8, **more)).total == alone + 4 * shape.params
+    single = memory(shape, fields(8)).total
+    for changes in ({"gradient_accumulation": 2}, {"num_gpus": 2}):
+        assert memory(shape, fields(8, **changes)).total == single + 4 * shape.params
 
 
 def test_a_custom_optimizer_leaves_the_peak_unknown():

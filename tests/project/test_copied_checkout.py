@@ -30,10 +30,10 @@ def copy(tmp_path):
     return tmp_path
 
 
-def make(root, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+def make(root, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [str(require_program("make")), "--no-print-directory", *arguments]
     return subprocess.run(
-        command, cwd=root, env=environment(**more), capture_output=True, text=True, check=False, timeout=120
+        command, cwd=root, env=environment(**variables), capture_output=True, text=True, check=False, timeout=120
     )
 
 

@@ -40,9 +40,9 @@ def test_every_axis_and_coupled_value_of_a_defconfig_is_used_by_some_run(program
     program.check(f"defconfig-{name}")
     plan = program.plan()
 
-    taken = {(point.axis, point.text) for run in plan.matrix.runs for point in run.points}
+    used = {(point.axis, point.text) for run in plan.matrix.runs for point in run.points}
 
-    assert taken >= {(axis.name, point.text) for axis in plan.matrix.axes for point in axis.points}
+    assert used >= {(axis.name, point.text) for axis in plan.matrix.axes for point in axis.points}
     assert len(plan.matrix.runs) == plan.matrix.cells >= 2
 
 
@@ -108,8 +108,8 @@ def test_the_flagship_applies_every_intended_value_on_any_machine(program, monke
 
     assert {name: adamw[name] for name in INTENDED} == INTENDED
     assert (muon["optimizer"], muon["learning_rate"], muon["min_lr"]) == ("muon", 0.02, 0.002)
-    apart = {name for name in adamw if adamw[name] != muon[name]}
-    assert apart == {
+    different = {name for name in adamw if adamw[name] != muon[name]}
+    assert different == {
         *("optimizer", "learning_rate", "min_lr", "weight_decay"),
         *("muon_momentum", "muon_nesterov", "muon_ns_steps", "muon_adamw_lr"),
     }

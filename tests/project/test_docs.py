@@ -40,13 +40,13 @@ def tree() -> Tree:
     return Tree.parse(srctree=ROOT)
 
 
-def is_placeholder(word: str) -> bool:
-    return "<" in word or "..." in word or word.endswith("=")
+def is_placeholder(argument: str) -> bool:
+    return "<" in argument or "..." in argument or argument.endswith("=")
 
 
-def why_not_taken(target: str, word: str) -> str | None:
+def why_refused(target: str, argument: str) -> str | None:
     """Return why a target does not accept NAME=value, or None if it does."""
-    name, _, value = word.partition("=")
+    name, _, value = argument.partition("=")
     if name in MAKE_ONLY:
         return None
     try:
@@ -60,17 +60,17 @@ def why_not_taken(target: str, word: str) -> str | None:
     try:
         parse_set(tree(), name, value) if name in SETS else parse_override(tree(), name, value)
     except KmatrixError as error:
-        return None if is_placeholder(word) and "unknown symbol" not in error.what else str(error)
+        return None if is_placeholder(argument) and "unknown symbol" not in error.what else str(error)
     return None
 
 
-def mistakes(words: list[str], known: Callable[[str], object] = target_exists) -> list[str]:
+def mistakes(arguments: list[str], target_known: Callable[[str], object] = target_exists) -> list[str]:
     """Return the errors in the arguments of one make command line."""
-    words = [word for word in words if not MAKE_OPTIONS.fullmatch(word)]
-    targets = [word for word in words if "=" not in word]
-    found = [f"there is no target {target}" for target in targets if not known(target)]
-    for word in (word for word in words if "=" in word):
-        why = [why_not_taken(target, word) for target in targets or ["help"]]
+    arguments = [argument for argument in arguments if not MAKE_OPTIONS.fullmatch(argument)]
+    targets = [argument for argument in arguments if "=" not in argument]
+    found = [f"there is no target {target}" for target in targets if not target_known(target)]
+    for argument in (argument for argument in arguments if "=" in argument):
+        why = [why_refused(target, argument) for target in targets or ["help"]]
         if all(why):
             found.append(str(why[0]))
     return found
@@ -89,17 +89,17 @@ def refused_on_purpose(page: Path) -> set[tuple[str, ...]]:
 
 @pages
 def test_every_make_target_and_argument_on_a_page_exists(page):
-    shown = [words for words in commands(page, "make") if tuple(words) not in refused_on_purpose(page)]
-    found = {" ".join(words): wrong for words in shown if (wrong := mistakes(words))}
+    calls = [arguments for arguments in commands(page, "make") if tuple(arguments) not in refused_on_purpose(page)]
+    found = {" ".join(arguments): errors for arguments in calls if (errors := mistakes(arguments))}
     assert not found
 
 
 @pages
 def test_every_kmatrix_command_on_a_page_exists(page):
-    for name, *words in commands(page, "kmatrix"):
+    for name, *arguments in commands(page, "kmatrix"):
         if name in ("COMMAND", "help"):
             continue
-        assert mistakes([name, *words], find_command) == []
+        assert mistakes([name, *arguments], find_command) == []
 
 
 def test_an_invalid_target_argument_or_value_is_detected():
@@ -160,8 +160,8 @@ def test_every_page_is_reachable_from_the_index():
 
 def test_developing_lists_every_package_and_module_of_kmatrix():
     listed = set(re.findall(r"`lib/kmatrix/(\w+)(?:/|\.py)`", page_text(DOCS / "developing.md")))
-    there = {path.stem for path in (ROOT / "lib" / "kmatrix").iterdir() if path.suffix in ("", ".py")}
-    assert listed == there - {"Kconfig", "__init__", "__main__", "__pycache__"}
+    existing = {path.stem for path in (ROOT / "lib" / "kmatrix").iterdir() if path.suffix in ("", ".py")}
+    assert listed == existing - {"Kconfig", "__init__", "__main__", "__pycache__"}
 
 
 def test_decisions_are_numbered_without_gaps():
@@ -176,10 +176,10 @@ def test_every_decision_names_the_rejected_options_and_what_would_change_it():
 
 
 def test_images_are_used_and_small():
-    shown = {(page.parent / link).resolve() for page in PAGES for link in links(page)}
+    used = {(page.parent / link).resolve() for page in PAGES for link in links(page)}
     pictures = set((DOCS / "images").iterdir())
     assert pictures
-    assert pictures <= shown
+    assert pictures <= used
     assert all(picture.stat().st_size < LONGEST_PICTURE for picture in pictures)
 
 
@@ -220,7 +220,7 @@ def printed(command: str) -> str:
     return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False).stdout
 
 
-def lasting(page: str) -> str:
+def without_changing_parts(page: str) -> str:
     """Return a page without what new symbols change: ids, which are numbered as they occur, and .config lines."""
     seen: dict[str, str] = {}
     numbered = RUN_ID.sub(lambda match: seen.setdefault(match[0], f"run #{len(seen)}"), page)
@@ -250,7 +250,7 @@ def test_every_console_example_prints_what_the_page_says(page, tmp_path, monkeyp
     now = rerun(page)
     if request.config.getoption("--update-golden"):
         page.write_text(now, encoding="utf-8")
-    same = lasting(now) == lasting(page.read_text(encoding="utf-8"))
+    same = without_changing_parts(now) == without_changing_parts(page.read_text(encoding="utf-8"))
     assert same, f"{page.name} differs: pytest tests/project/test_docs.py --update-golden, then read the diff"
 
 

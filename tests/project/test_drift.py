@@ -85,9 +85,9 @@ def test_every_value_of_a_choice_is_known_to_the_trainer():
 def test_every_field_is_read_by_the_trainer_or_resolved_before():
     resolvers = [ROOT / "lib" / "kmatrix" / name for name in ("config.py", "experiment/data.py")]
     read = attributes([*TRAINER, *resolvers])
-    own = re.findall(r"self\.(\w+)", TRAIN_CONFIG.read_text(encoding="utf-8"))
+    derived = re.findall(r"self\.(\w+)", TRAIN_CONFIG.read_text(encoding="utf-8"))
 
-    unread = set(fields()) - read - set(own)
+    unread = set(fields()) - read - set(derived)
 
     assert unread == set()
 
@@ -198,10 +198,10 @@ def test_kconfig_never_compares_text_by_size_and_never_uses_imply():
 
 
 def test_the_rules_beyond_kconfig_use_existing_settings():
-    asked = set()
+    names = set()
 
     def value(name):
-        asked.add(name)
+        names.add(name)
         if name in TREE.choices:
             return list(TREE.members[name])[-1]
         return "y" if TREE.kconf.syms[name].orig_type == kc.BOOL else "1"
@@ -209,5 +209,5 @@ def test_the_rules_beyond_kconfig_use_existing_settings():
     for rule in RULES:
         rule(value)
 
-    assert len(asked) >= 2 * len(RULES)
-    assert asked <= set(SETTINGS)
+    assert len(names) >= 2 * len(RULES)
+    assert names <= set(SETTINGS)

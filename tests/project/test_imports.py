@@ -55,8 +55,8 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
             assert not node.level, f"relative import in line {node.lineno}"
             base = node.module or ""
             for alias in node.names:
-                whole = f"{base}.{alias.name}"
-                yield whole if whole in modules() else base, node.lineno, id(node) in inner
+                module_name = f"{base}.{alias.name}"
+                yield module_name if module_name in modules() else base, node.lineno, id(node) in inner
 
 
 @cache
@@ -64,7 +64,7 @@ def arrows() -> tuple[Arrow, ...]:
     return tuple(Arrow(module, *found) for module, tree in modules().items() for found in imported(tree))
 
 
-def ours() -> list[Arrow]:
+def own_imports() -> list[Arrow]:
     return [arrow for arrow in arrows() if arrow.target.partition(".")[0] in OURS]
 
 
@@ -102,7 +102,7 @@ def test_imports_point_to_lower_layers():
     floor = {name: at for at, names in enumerate(RULES["floors"]) for name in names}
     uphill = [
         str(arrow)
-        for arrow in ours()
+        for arrow in own_imports()
         if (here := package(arrow.module)) not in ("kmatrix", "__main__")
         and (there := package(arrow.target)) not in ("kmatrix", here)
         and floor[here] >= floor[there]
@@ -111,13 +111,13 @@ def test_imports_point_to_lower_layers():
 
 
 def test_the_trainer_imports_only_these_modules_of_the_control_side():
-    found = {package(arrow.target) for arrow in ours() if arrow.module.startswith("gpt2.")}
+    found = {package(arrow.target) for arrow in own_imports() if arrow.module.startswith("gpt2.")}
     assert found - {"gpt2"} <= set(RULES["trainer"])
 
 
 def test_modules_have_no_import_cycle():
     direct: dict[str, set[str]] = {module: set() for module in modules()}
-    for arrow in ours():
+    for arrow in own_imports():
         if arrow.target in direct and arrow.target != arrow.module:
             direct[arrow.module].add(arrow.target)
     while free := [module for module, targets in direct.items() if not targets]:

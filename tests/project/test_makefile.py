@@ -20,9 +20,9 @@ CLEAN = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")
 
 def make(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run make in the project with this interpreter instead of .venv."""
-    own = {name: value for name, value in os.environ.items() if name not in CLEAN} | environment
+    environ = {name: value for name, value in os.environ.items() if name not in CLEAN} | environment
     command = [str(require_program("make")), "--no-print-directory", f"PYTHON={sys.executable}", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False, timeout=120)
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def test_the_tables_of_the_documentation_repeat_the_help():
     ]
 
     assert len(rows) > 8
-    for name, said in rows:
-        assert said.replace("`", "").startswith(find_command(name).help.partition(" (")[0]) or "defconfig-" in name, (
+    for name, text in rows:
+        assert text.replace("`", "").startswith(find_command(name).help.partition(" (")[0]) or "defconfig-" in name, (
             name
         )
 
@@ -84,12 +84,14 @@ def test_the_help_needs_no_third_party_package():
 
 
 def test_arguments_reach_the_program_and_environment_variables_do_not(program):
-    place = f"O={program.folder}"
-    plain = make("test-matrix-dry-run", place)
+    output_dir = f"O={program.folder}"
+    plain = make("test-matrix-dry-run", output_dir)
     assert plain.returncode == 0, plain.stderr
 
-    same = make("test-matrix-dry-run", place, MAX_ITERS="5", GPT2_SEED="3", OPTIMIZER="sgd", KCONFIG_CONFIG="/nowhere")
-    other = make("test-matrix-dry-run", place, "MAX_ITERS=5")
+    same = make(
+        "test-matrix-dry-run", output_dir, MAX_ITERS="5", GPT2_SEED="3", OPTIMIZER="sgd", KCONFIG_CONFIG="/nowhere"
+    )
+    other = make("test-matrix-dry-run", output_dir, "MAX_ITERS=5")
 
     assert same.stdout == plain.stdout
     assert other.stdout != plain.stdout
@@ -110,8 +112,8 @@ def test_every_character_of_a_value_survives_make(program, text):
     result = make("olddefconfig", f"O={program.folder}", f"RESULTS_DIR={text}")
 
     assert result.returncode == 0, result.stderr
-    wanted = text.replace("\\", "\\\\").replace('"', '\\"')
-    assert program.value("RESULTS_DIR") == f'"{wanted}"'
+    expected = text.replace("\\", "\\\\").replace('"', '\\"')
+    assert program.value("RESULTS_DIR") == f'"{expected}"'
 
 
 @pytest.mark.parametrize("target", ["alldefconfig", "defconfig-gpt2-cpu-quick", "gpt2-cpu-quick_defconfig"])
@@ -122,26 +124,26 @@ def test_configuration_targets_write_to_the_requested_path(tmp_path, target):
 
 
 def test_a_directory_with_spaces_is_accepted(tmp_path):
-    place = tmp_path / "my results"
+    output_dir = tmp_path / "my results"
 
-    assert make("alldefconfig", f"O={place}").returncode == 0
-    assert (place / ".config").is_file()
+    assert make("alldefconfig", f"O={output_dir}").returncode == 0
+    assert (output_dir / ".config").is_file()
 
 
 def test_another_kconfig_file_is_used(tmp_path):
     kconfig = tmp_path / "K"
     kconfig.write_text('config A\n\tbool "a"\n\tdefault y\n', encoding="utf-8")
-    places = [f"KCONFIG={kconfig}", f"O={tmp_path}"]
+    options = [f"KCONFIG={kconfig}", f"O={tmp_path}"]
 
     for target in ("alldefconfig", "allnoconfig", "allyesconfig", "randconfig", "olddefconfig"):
-        assert make(target, *places).returncode == 0, target
-    assert make("savedefconfig", *places, f"DEFCONFIG={tmp_path}/saved").returncode == 0
-    assert make("defconfig", *places, f"DEFCONFIG={tmp_path}/saved").returncode == 0
+        assert make(target, *options).returncode == 0, target
+    assert make("savedefconfig", *options, f"DEFCONFIG={tmp_path}/saved").returncode == 0
+    assert make("defconfig", *options, f"DEFCONFIG={tmp_path}/saved").returncode == 0
     assert (tmp_path / ".config").read_text(encoding="utf-8").splitlines()[-1].endswith(("CONFIG_A=y", "A is not set"))
 
 
 @pytest.mark.parametrize(
-    ("words", "config", "installed"),
+    ("arguments", "config", "installed"),
     [
         (["TRACKER=wandb"], "", True),
         (["TRACKER=none"], "CONFIG_TRACKER_WANDB=y", False),
@@ -150,15 +152,15 @@ def test_another_kconfig_file_is_used(tmp_path):
         ([], 'CONFIG_TRACKER_PROJECT="y"', False),
     ],
 )
-def test_a_target_that_uses_a_tracker_installs_it_first(tmp_path, words, config, installed):
+def test_a_target_that_uses_a_tracker_installs_it_first(tmp_path, arguments, config, installed):
     (tmp_path / ".config").write_text(config + "\n", encoding="utf-8")
-    own = {name: value for name, value in os.environ.items() if name not in CLEAN} | {"TRACKER": "all"}
+    environ = {name: value for name, value in os.environ.items() if name not in CLEAN} | {"TRACKER": "all"}
 
     # -W pretends that the packages changed; otherwise make would not list what is already installed
     lines = subprocess.run(
-        [str(require_program("make")), "-n", "-W", "pyproject.toml", "test-matrix", f"O={tmp_path}", *words],
+        [str(require_program("make")), "-n", "-W", "pyproject.toml", "test-matrix", f"O={tmp_path}", *arguments],
         cwd=ROOT,
-        env=own,
+        env=environ,
         capture_output=True,
         text=True,
         check=True,

@@ -20,10 +20,10 @@ ENGLISH = {"it", "one", "room", "the"}  # words after a verb that do not name a 
 OF_OTHERS = {"No rule to make target"}  # messages of make itself
 
 
-def spoken(node: ast.expr) -> list[str]:
+def literal_parts(node: ast.expr) -> list[str]:
     """Return the parts of a string expression in the source, without the inserted values."""
     if isinstance(node, ast.IfExp):
-        return spoken(node.body) + spoken(node.orelse)
+        return literal_parts(node.body) + literal_parts(node.orelse)
     parts = node.values if isinstance(node, ast.JoinedStr) else [node]
     return [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
 
@@ -35,7 +35,7 @@ def source_nodes() -> list[ast.AST]:
 
 def test_every_message_in_troubleshooting_is_printed_by_the_code():
     """The words between the values of a message (numbers, NAMES, quoted words, dots) must be in the sources."""
-    texts = [text for node in source_nodes() if isinstance(node, ast.expr) for text in spoken(node)]
+    texts = [text for node in source_nodes() if isinstance(node, ast.expr) for text in literal_parts(node)]
     sources = "\n".join([*texts, (ROOT / "scripts" / "setup.sh").read_text(encoding="utf-8")])
     rows = re.findall(r"^\| (`.*?) \| ", prose(DOCS / "troubleshooting.md"), re.MULTILINE)
     for message in (message for row in rows for message in INLINE.findall(row)):
@@ -50,7 +50,7 @@ def test_every_error_is_documented():
     missing = []
     for call in (call for call in calls if isinstance(call.func, ast.Name) and call.func.id in ERRORS):
         parts = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "why")]
-        words = [words.strip(" :,") for part in parts for words in spoken(part)]
+        words = [words.strip(" :,") for part in parts for words in literal_parts(part)]
         words = [text for text in words if len(text) >= SHORTEST_WORDS]
         if words and not any(text in known for text in words):
             missing.append(words)
@@ -60,6 +60,8 @@ def test_every_error_is_documented():
 def test_every_command_in_a_hint_exists():
     calls = [node for node in source_nodes() if isinstance(node, ast.Call)]
     hints = [keyword.value for call in calls for keyword in call.keywords if keyword.arg == "hint"]
-    told = {name for hint in hints for words in spoken(hint) for name in re.findall(r"\bmake ([a-z][\w-]*)", words)}
-    missing = {name for name in told - ENGLISH if not target_exists(name) and name != "defconfig-"}
+    targets = {
+        name for hint in hints for words in literal_parts(hint) for name in re.findall(r"\bmake ([a-z][\w-]*)", words)
+    }
+    missing = {name for name in targets - ENGLISH if not target_exists(name) and name != "defconfig-"}
     assert not missing

@@ -26,9 +26,9 @@ def counts(tmp_path):
     """Return a function that runs a command and counts the files it visits and its returns to earlier ones."""
 
     def trace(command: str, part: str) -> tuple[int, int]:
-        place = (f"O={tmp_path}", f"DATA_DIR={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path}")
+        options = (f"O={tmp_path}", f"DATA_DIR={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path}")
         completed = subprocess.run(
-            [sys.executable, ROOT / "bench" / "trace_files.py", ROOT, "--", command, *place],
+            [sys.executable, ROOT / "bench" / "trace_files.py", ROOT, "--", command, *options],
             capture_output=True,
             text=True,
             check=False,

@@ -17,7 +17,7 @@ def matrix(tmp_path_factory):
 
 
 @pytest.fixture
-def ask(matrix, capsys):
+def output_of(matrix, capsys):
     """Run a command and return its output."""
 
     def run(*arguments: str) -> str:
@@ -27,48 +27,48 @@ def ask(matrix, capsys):
     return run
 
 
-def test_status_reads_a_matrix_of_version_0_1(ask, matrix):
-    view = json.loads(ask("status", f"TARGET={matrix}", "JSON=1"))
+def test_status_reads_a_matrix_of_version_0_1(output_of, matrix):
+    view = json.loads(output_of("status", f"TARGET={matrix}", "JSON=1"))
     assert view["counts"] == {"finished": 1, "stopped": 1, "planned": 1}
     runs = {run["name"]: run for run in view["runs"]}
     finished, stopped = runs[FINISHED], runs[STOPPED]
     assert (finished["status"], finished["step"], finished["attempt"]) == ("finished", 60, 2)
     assert (stopped["status"], stopped["step"], stopped["kind"]) == ("stopped", 54, "signal")
     assert runs[PLANNED]["status"] == "planned"
-    shown = ask("status", f"TARGET={matrix}")
-    assert "60/60" in shown
-    assert "54/60" in shown
+    output = output_of("status", f"TARGET={matrix}")
+    assert "60/60" in output
+    assert "54/60" in output
 
 
-def test_estimate_reads_a_matrix_of_version_0_1(ask, matrix):
-    estimate = json.loads(ask("estimate", f"TARGET={matrix}", "JSON=1"))
-    left = {run["name"]: run["left_s"] for run in estimate["runs"]}
-    assert left[FINISHED] in (None, 0)
-    assert 0 < left[STOPPED] < left[PLANNED]
+def test_estimate_reads_a_matrix_of_version_0_1(output_of, matrix):
+    estimate = json.loads(output_of("estimate", f"TARGET={matrix}", "JSON=1"))
+    time_left = {run["name"]: run["left_s"] for run in estimate["runs"]}
+    assert time_left[FINISHED] in (None, 0)
+    assert 0 < time_left[STOPPED] < time_left[PLANNED]
 
 
-def test_summary_reads_a_matrix_of_version_0_1(ask, matrix):
-    shown = ask("summary", f"TARGET={matrix}")
+def test_summary_reads_a_matrix_of_version_0_1(output_of, matrix):
+    output = output_of("summary", f"TARGET={matrix}")
     for text in (MATRIX, "3.8523", "4.0187", "(simulated)", "GPU 1 was lost at", "61 steps", "Energy: "):
-        assert text in shown
+        assert text in output
     results = json.loads((matrix / "results.json").read_text())
     losses = {run["name"]: run["final_val_loss"] for run in results["runs"]}
     assert losses[FINISHED] == pytest.approx(3.8523, abs=1e-4)
 
 
-def test_update_graphs_reads_a_matrix_of_version_0_1(ask, matrix):
-    ask("update-graphs", f"TARGET={matrix}")
+def test_update_graphs_reads_a_matrix_of_version_0_1(output_of, matrix):
+    output_of("update-graphs", f"TARGET={matrix}")
     for name in ("loss_vs_steps", "gpu_memory_timeline", "per_gpu_memory_breakdown"):
         with Image.open(matrix / "graphs" / f"{name}.png") as picture:
             assert picture.width >= 800
 
 
-def test_compare_reads_a_matrix_of_version_0_1(ask, matrix):
-    shown = ask("compare", f"BASE={matrix / FINISHED}", f"NEW={matrix / STOPPED}")
-    assert "GPT2_OPTIMIZER adamw -> muon" in shown
+def test_compare_reads_a_matrix_of_version_0_1(output_of, matrix):
+    output = output_of("compare", f"BASE={matrix / FINISHED}", f"NEW={matrix / STOPPED}")
+    assert "GPT2_OPTIMIZER adamw -> muon" in output
 
 
-def test_list_checkpoints_reads_a_matrix_of_version_0_1(ask, matrix):
-    shown = ask("list-checkpoints", f"TARGET={matrix}")
+def test_list_checkpoints_reads_a_matrix_of_version_0_1(output_of, matrix):
+    output = output_of("list-checkpoints", f"TARGET={matrix}")
     for text in (f"{FINISHED}: 1 checkpoint", f"{STOPPED}: 2 checkpoints", "step_00000054.pt"):
-        assert text in shown
+        assert text in output

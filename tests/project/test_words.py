@@ -80,7 +80,9 @@ def _of_python(name: str, source: str) -> Iterator[Text]:
 
 
 def excused(text: Text) -> bool:
-    return any(text.path.startswith(one["path"]) and re.search(one["text"], text.text) for one in EXCEPTIONS)
+    return any(
+        text.path.startswith(exception["path"]) and re.search(exception["text"], text.text) for exception in EXCEPTIONS
+    )
 
 
 @pytest.mark.parametrize("area", areas())
@@ -105,7 +107,7 @@ def test_no_sentence_of_version_0_1_that_was_a_riddle(area):
 
 
 def _is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    names = [getattr(one, "attr", getattr(one, "id", "")) for one in node.decorator_list]
+    names = [getattr(decorator, "attr", getattr(decorator, "id", "")) for decorator in node.decorator_list]
     return any(name in ("property", "cached_property") for name in names)
 
 
@@ -150,7 +152,9 @@ def test_each_class_name_is_used_once():
 
 
 def test_each_exception_is_needed():
-    every = [text for paths in areas().values() for path in paths for text in texts(path)]
-    for one in EXCEPTIONS:
-        assert one["reason"]
-        assert any(text.path.startswith(one["path"]) and re.search(one["text"], text.text) for text in every), one
+    all_texts = [text for paths in areas().values() for path in paths for text in texts(path)]
+    for exception in EXCEPTIONS:
+        assert exception["reason"]
+        assert any(
+            text.path.startswith(exception["path"]) and re.search(exception["text"], text.text) for text in all_texts
+        ), exception

@@ -33,10 +33,10 @@ R, B, K, F, E = (
 )
 
 
-def put(shelf, step, *kinds, attempt=1):
+def add_checkpoint(index, step, *kinds, attempt=1):
     """Write a small file as a checkpoint and add it to the index."""
-    path = shelf.folder / f"step_{step:08d}.pt"
-    shelf.folder.mkdir(parents=True, exist_ok=True)
+    path = index.folder / f"step_{step:08d}.pt"
+    index.folder.mkdir(parents=True, exist_ok=True)
     path.write_bytes(f"weights of {step}".encode())
     entry = Entry(
         name=path.name,
@@ -48,7 +48,7 @@ def put(shelf, step, *kinds, attempt=1):
         attempt=attempt,
         time=1_795_155_916.0,
     )
-    shelf.announce(entry)
+    index.announce(entry)
     return entry
 
 
@@ -56,16 +56,16 @@ def steps(entries):
     return [entry.step for entry in entries]
 
 
-def shelf_of(folder, *several):
+def index_of(folder, *several):
     """Return the index of a directory with one checkpoint per step and kinds."""
-    shelf = CheckpointIndex(folder)
+    index = CheckpointIndex(folder)
     for step, *kinds in several:
-        put(shelf, step, *kinds)
-    return shelf
+        add_checkpoint(index, step, *kinds)
+    return index
 
 
 @pytest.mark.parametrize(
-    "kinds, gone",
+    "kinds, superseded_steps",
     [
         ([{R}, {R}, {R}, {R}], [1, 2]),
         ([{R, B}, {R}, {R}, {R}], [2]),
@@ -77,76 +77,76 @@ def shelf_of(folder, *several):
         ([{R}, {E}], []),
     ],
 )
-def test_the_newest_are_kept_and_those_with_another_reason_too(tmp_path, kinds, gone):
-    shelf = shelf_of(tmp_path, *[(step, *reasons) for step, reasons in enumerate(kinds, 1)])
-    assert steps(superseded(shelf.entries, keep=2)) == gone
+def test_the_newest_are_kept_and_those_with_another_reason_too(tmp_path, kinds, superseded_steps):
+    index = index_of(tmp_path, *[(step, *reasons) for step, reasons in enumerate(kinds, 1)])
+    assert steps(superseded(index.entries, keep=2)) == superseded_steps
 
 
 def test_only_the_newest_best_checkpoint_counts_as_best(tmp_path):
-    shelf = shelf_of(tmp_path, (1, B), (2, R, B), (3, B))
-    assert [set(entry.kinds) for entry in shelf.entries] == [set(), {R}, {B}]
-    assert steps(superseded(shelf.entries, keep=10)) == [1]
+    index = index_of(tmp_path, (1, B), (2, R, B), (3, B))
+    assert [set(entry.kinds) for entry in index.entries] == [set(), {R}, {B}]
+    assert steps(superseded(index.entries, keep=10)) == [1]
 
 
 def test_a_checkpoint_can_be_given_more_reasons_and_keeps_its_position(tmp_path):
-    shelf = shelf_of(tmp_path, (1, R), (2, R, B), (3, R))
-    shelf.mark(shelf.entries[0], {B, F})
+    index = index_of(tmp_path, (1, R), (2, R, B), (3, R))
+    index.mark(index.entries[0], {B, F})
     assert [(e.step, set(e.kinds)) for e in CheckpointIndex(tmp_path).entries] == [(1, {R, B, F}), (2, {R}), (3, {R})]
 
 
 def test_the_index_is_read_back_as_written(tmp_path):
-    shelf = shelf_of(tmp_path, (300, R, B))
-    assert read_index(tmp_path) == shelf.entries
+    index = index_of(tmp_path, (300, R, B))
+    assert read_index(tmp_path) == index.entries
 
 
 def test_an_index_of_a_newer_trainer_may_have_more_fields(tmp_path):
-    shelf = shelf_of(tmp_path, (300, R))
-    write_json(tmp_path / "index.json", {"checkpoints": [shelf.entries[0].to_json() | {"colour": "red"}]})
-    assert read_index(tmp_path) == shelf.entries
+    index = index_of(tmp_path, (300, R))
+    write_json(tmp_path / "index.json", {"checkpoints": [index.entries[0].to_json() | {"colour": "red"}]})
+    assert read_index(tmp_path) == index.entries
 
 
 @pytest.mark.parametrize("change", [{"name": "../../run.json"}, {"kinds": ["old"]}, {"kinds": None}])
 def test_an_invalid_index_is_refused_by_name(tmp_path, change):
-    shelf = shelf_of(tmp_path, (300, R))
-    write_json(tmp_path / "index.json", {"checkpoints": [shelf.entries[0].to_json() | change]})
+    index = index_of(tmp_path, (300, R))
+    write_json(tmp_path / "index.json", {"checkpoints": [index.entries[0].to_json() | change]})
     with pytest.raises(RecordError, match=r"index.json is not a checkpoint index"):
         read_index(tmp_path)
 
 
 def test_best_and_final_are_links_to_the_files(tmp_path):
-    shelf = shelf_of(tmp_path, (1, B), (2, B, F))
-    shelf.name_links()
+    index = index_of(tmp_path, (1, B), (2, B, F))
+    index.name_links()
     for name in ("best.pt", "final.pt"):
         assert (tmp_path / name).samefile(tmp_path / "step_00000002.pt")
-        assert entry_of(tmp_path / name) == shelf.entries[1]
-    shelf.remove(shelf.entries[1])
-    shelf.name_links()
+        assert entry_of(tmp_path / name) == index.entries[1]
+    index.remove(index.entries[1])
+    index.name_links()
     assert not (tmp_path / "final.pt").exists()
     assert not (tmp_path / "best.pt").exists()
 
 
 def test_partial_files_and_entries_without_a_file_are_ignored(tmp_path):
-    shelf = shelf_of(tmp_path, (1, R), (2, R))
+    index = index_of(tmp_path, (1, R), (2, R))
     (tmp_path / "step_00000001.pt").unlink()
     (tmp_path / ".step_00000003.pt.partial").write_bytes(b"half")
     assert CheckpointIndex(tmp_path).tidy() == ["step_00000001.pt"]
     assert steps(read_index(tmp_path)) == [2]
     assert not (tmp_path / ".step_00000003.pt.partial").exists()
-    assert shelf.entries[1] in CheckpointIndex(tmp_path).present
+    assert index.entries[1] in CheckpointIndex(tmp_path).present
 
 
 def test_a_truncated_file_does_not_count_as_present(tmp_path):
-    shelf = shelf_of(tmp_path, (1, R), (2, R, B))
+    index = index_of(tmp_path, (1, R), (2, R, B))
     (tmp_path / "step_00000002.pt").write_bytes(b"w")
-    assert steps(shelf.present) == [1]
-    assert shelf.of_kind(B) is None
+    assert steps(index.present) == [1]
+    assert index.of_kind(B) is None
 
 
 def test_checkpoints_are_found_by_run_json_even_after_the_matrix_was_moved(tmp_path):
     run_dir = RunDir(tmp_path / "run")
     write_json(run_dir.run_json, {"train": {"checkpoint_dir": str(tmp_path / "elsewhere")}})
     assert folder_of(run_dir) == run_dir.checkpoints
-    shelf_of(tmp_path / "elsewhere", (1, R))
+    index_of(tmp_path / "elsewhere", (1, R))
     assert folder_of(run_dir) == tmp_path / "elsewhere"
 
 
@@ -156,8 +156,8 @@ def matrix(tmp_path):
     folder = MatrixDir(tmp_path / "test_matrix_results_20261120_062141")
     for name in ("gpt2_adamw_1cpu", "gpt2_muon_1cpu", "gpt2_sgd_1cpu"):
         write_json(folder.run(name).run_json, {"run_id": name, "name": name, "train": {}})
-    shelf_of(folder.run("gpt2_adamw_1cpu").checkpoints, (10, R), (20, R, K), (30, R, B), (40, R), (50, E))
-    shelf_of(folder.run("gpt2_muon_1cpu").checkpoints, (10, R), (20, R, B, F))
+    index_of(folder.run("gpt2_adamw_1cpu").checkpoints, (10, R), (20, R, K), (30, R, B), (40, R), (50, E))
+    index_of(folder.run("gpt2_muon_1cpu").checkpoints, (10, R), (20, R, B, F))
     return folder
 
 

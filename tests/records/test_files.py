@@ -44,11 +44,11 @@ def test_a_file_is_unchanged_if_the_block_fails(tmp_path):
 
 def test_two_writers_never_share_a_temporary_file(tmp_path):
     path = tmp_path / "a.json"
-    with replacing(path) as one, replacing(path) as other:
-        assert one != other
-        assert socket.gethostname()[:16] in one.name
-        one.touch()
-        other.touch()
+    with replacing(path) as left, replacing(path) as right:
+        assert left != right
+        assert socket.gethostname()[:16] in left.name
+        left.touch()
+        right.touch()
 
 
 def test_a_write_creates_the_directory(tmp_path):

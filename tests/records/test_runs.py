@@ -74,8 +74,8 @@ def test_the_values_of_a_run_file():
 
 def test_tracking_without_trackers_is_an_empty_object():
     assert Tracking(project="mine").to_json() == {}
-    about = Tracking(trackers=("wandb",), project="mine", limit_s=60.0)
-    assert Tracking.from_json(about.to_json()) == about
+    tracking = Tracking(trackers=("wandb",), project="mine", limit_s=60.0)
+    assert Tracking.from_json(tracking.to_json()) == tracking
 
 
 def test_an_unreadable_run_file_is_empty(tmp_path):

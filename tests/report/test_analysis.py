@@ -78,8 +78,8 @@ def test_a_run_without_metrics_has_unknown_numbers_instead_of_zeros(tmp_path):
 
 
 def test_a_nan_run_keeps_its_earlier_losses_and_is_not_ranked(tmp_path):
-    bad = FakeRun(optimizer="sgd", status="failed", kind="nan", reason="loss is nan at step 47", stop_at=47)
-    numbers = analyse(make_matrix(tmp_path, [bad, FakeRun()]))
+    diverged = FakeRun(optimizer="sgd", status="failed", kind="nan", reason="loss is nan at step 47", stop_at=47)
+    numbers = analyse(make_matrix(tmp_path, [diverged, FakeRun()]))
     assert numbers.runs[0].reason == "loss is nan at step 47"
     assert numbers.runs[0].final_val_loss == numbers.runs[0].val[-1].loss
     assert [group.name for group in numbers.rankings[0].groups] == ["adamw, 1 rank"]
@@ -341,9 +341,9 @@ def test_a_matrix_is_found_by_name_and_by_path(tmp_path):
 
 
 def test_without_a_matrix_the_message_shows_how_to_make_one(tmp_path):
-    with pytest.raises(RecordError, match="hint: run `make test-matrix`") as caught:
+    with pytest.raises(RecordError, match="hint: run `make test-matrix`") as raised:
         find_matrix(tmp_path, None)
-    assert str(tmp_path) in str(caught.value)
+    assert str(tmp_path) in str(raised.value)
 
 
 def test_an_unknown_target_is_refused_with_the_known_ones(tmp_path):
@@ -368,8 +368,8 @@ def test_a_run_ended_by_a_budget_is_counted_with_its_share_of_the_schedule(tmp_p
     numbers = analyse(make_matrix(tmp_path, runs))
     assert [run.counts for run in numbers.runs] == [True, True]
     assert numbers.runs[0].ended_by == "time"
-    (said,) = [text for text in numbers.warnings if "learning rate schedule" in text]
-    assert said.endswith(": gpt2_adamw_1cpu (time, 40 %)")
+    (warning,) = [text for text in numbers.warnings if "learning rate schedule" in text]
+    assert warning.endswith(": gpt2_adamw_1cpu (time, 40 %)")
 
 
 def test_the_report_header_lists_what_the_runs_have_in_common(tmp_path):

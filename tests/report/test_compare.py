@@ -31,7 +31,7 @@ def make(tmp_path):
 
 
 @pytest.fixture
-def hold(make):
+def compare_runs_of(make):
     """Make two matrices of fake runs and compare them."""
 
     def both(base, new, base_symbols=None, new_symbols=None):
@@ -50,8 +50,8 @@ def single(matrix):
     return single_run(run)
 
 
-def test_with_seeds_a_clear_difference_has_an_interval_and_a_verdict(hold):
-    found = hold(runs_with_seeds(3, HIGH), runs_with_seeds(3, LOW))
+def test_with_seeds_a_clear_difference_has_an_interval_and_a_verdict(compare_runs_of):
+    found = compare_runs_of(runs_with_seeds(3, HIGH), runs_with_seeds(3, LOW))
     loss = row(found, "final loss")
     assert (loss.base, loss.new, loss.conclusion) == (pytest.approx(3.31), pytest.approx(3.21), Conclusion.BETTER)
     assert loss.verdict.difference == pytest.approx(-0.1)
@@ -60,14 +60,14 @@ def test_with_seeds_a_clear_difference_has_an_interval_and_a_verdict(hold):
     assert "better, p = 0.00" in render(found)
 
 
-def test_a_difference_within_the_spread_of_the_seeds_is_not_distinguishable(hold):
-    found = hold(runs_with_seeds(3, HIGH), runs_with_seeds(3, [3.32, 3.28, 3.31]))
+def test_a_difference_within_the_spread_of_the_seeds_is_not_distinguishable(compare_runs_of):
+    found = compare_runs_of(runs_with_seeds(3, HIGH), runs_with_seeds(3, [3.32, 3.28, 3.31]))
     assert row(found, "final loss").conclusion is Conclusion.NOT_DISTINGUISHABLE
     assert "not distinguishable, p = " in render(found)
 
 
-def test_one_seed_gives_a_difference_without_significance(hold):
-    found = hold([FakeRun(final_loss=3.30)], [FakeRun(final_loss=3.10)])
+def test_one_seed_gives_a_difference_without_significance(compare_runs_of):
+    found = compare_runs_of([FakeRun(final_loss=3.30)], [FakeRun(final_loss=3.10)])
     assert (row(found, "final loss").conclusion, row(found, "final loss").p) == (Conclusion.NOT_DISTINGUISHABLE, None)
     text = render(found)
     assert "not significant (one seed)" in text
@@ -75,20 +75,20 @@ def test_one_seed_gives_a_difference_without_significance(hold):
 
 
 @pytest.mark.parametrize(
-    ("base", "new", "word"), [(4000.0, 5000.0, Conclusion.BETTER), (5000.0, 4000.0, Conclusion.WORSE)]
+    ("base", "new", "verdict"), [(4000.0, 5000.0, Conclusion.BETTER), (5000.0, 4000.0, Conclusion.WORSE)]
 )
-def test_a_higher_speed_is_better_and_a_longer_time_is_worse(hold, base, new, word):
+def test_a_higher_speed_is_better_and_a_longer_time_is_worse(compare_runs_of, base, new, verdict):
     def runs(speed):
         return [FakeRun(seed=n, axes={"seed": str(n)}, tokens_per_s=speed + n * n) for n in (1, 2, 3)]
 
-    found = hold(runs(base), runs(new))
-    assert (row(found, "speed").conclusion, row(found, "time").conclusion) == (word, word)
+    found = compare_runs_of(runs(base), runs(new))
+    assert (row(found, "speed").conclusion, row(found, "time").conclusion) == (verdict, verdict)
 
 
 def test_several_configurations_are_several_tests_and_p_is_corrected_for_them(make):
     def side(name, losses, *optimizers):
         return runs_of_matrix(
-            make(name, [run for one in optimizers for run in runs_with_seeds(3, losses, optimizer=one)])
+            make(name, [run for optimizer in optimizers for run in runs_with_seeds(3, losses, optimizer=optimizer)])
         )
 
     alone = compare_runs(side("a1", HIGH, "adamw"), side("b1", LOW, "adamw"))
@@ -97,8 +97,8 @@ def test_several_configurations_are_several_tests_and_p_is_corrected_for_them(ma
     assert "p Holm-corrected for the number of configurations" in render(several)
 
 
-def test_losses_on_different_data_are_not_compared_but_times_are(hold):
-    found = hold(runs_with_seeds(3, HIGH), runs_with_seeds(3, LOW, data_sha256="f" * 64))
+def test_losses_on_different_data_are_not_compared_but_times_are(compare_runs_of):
+    found = compare_runs_of(runs_with_seeds(3, HIGH), runs_with_seeds(3, LOW, data_sha256="f" * 64))
     loss = row(found, "final loss")
     assert (loss.measured_differently, loss.conclusion, row(found, "time").measured_differently) == (
         *("data", Conclusion.NOT_DISTINGUISHABLE),
@@ -108,24 +108,24 @@ def test_losses_on_different_data_are_not_compared_but_times_are(hold):
     assert to_json(found)["configurations"][0]["measures"]["final loss"]["interval"] is None
 
 
-def test_a_different_number_of_tokens_is_reported(hold):
-    assert "! the runs differ in tokens" in render(hold([FakeRun(steps=100)], [FakeRun(steps=200)]))
+def test_a_different_number_of_tokens_is_reported(compare_runs_of):
+    assert "! the runs differ in tokens" in render(compare_runs_of([FakeRun(steps=100)], [FakeRun(steps=200)]))
 
 
-def test_differing_symbols_are_listed_with_neutral_ones_apart(hold):
+def test_differing_symbols_are_listed_with_neutral_ones_apart(compare_runs_of):
     before = {"GPT2_DROPOUT": "0.1", "RESULTS_DIR": "a", "GPT2_OLD": "y"}
-    text = render(hold([FakeRun()], [FakeRun()], before, {"RESULTS_DIR": "b", "GPT2_SEED": "1"}))
+    text = render(compare_runs_of([FakeRun()], [FakeRun()], before, {"RESULTS_DIR": "b", "GPT2_SEED": "1"}))
     assert "GPT2_DROPOUT 0.1 -> 0.0\nGPT2_OLD y -> (none)\nGPT2_SEED (none) -> 1\n" in text
     assert "without effect on results: RESULTS_DIR a -> b" in text
 
 
-def test_an_axis_of_both_sides_is_not_a_difference(hold):
+def test_an_axis_of_both_sides_is_not_a_difference(compare_runs_of):
     runs = [FakeRun(optimizer=name) for name in ("adamw", "muon")]
-    assert "none that can change a result" in render(hold(runs, runs))
+    assert "none that can change a result" in render(compare_runs_of(runs, runs))
 
 
-def test_configurations_are_matched_by_their_axes_and_the_rest_is_listed(hold):
-    found = hold([FakeRun(), FakeRun(optimizer="sgd")], [FakeRun(), FakeRun(optimizer="muon", gpus=2)])
+def test_configurations_are_matched_by_their_axes_and_the_rest_is_listed(compare_runs_of):
+    found = compare_runs_of([FakeRun(), FakeRun(optimizer="sgd")], [FakeRun(), FakeRun(optimizer="muon", gpus=2)])
     assert [pair.name for pair in found.pairs] == ["adamw, 1 rank"]
     assert (found.only_base, found.only_new) == (("sgd, 1 rank",), ("muon, 2 ranks",))
     assert "only in base: sgd, 1 rank" in render(found)
@@ -139,8 +139,8 @@ def test_an_axis_that_varies_on_one_side_matches_nothing_and_a_constant_one_is_i
     assert len(compare_runs(plain, one).pairs) == 1
 
 
-def test_unfinished_runs_are_reported_and_never_compared(hold):
-    found = hold([FakeRun(final_loss=3.3)], [FakeRun(status="stopped", stop_at=50)])
+def test_unfinished_runs_are_reported_and_never_compared(compare_runs_of):
+    found = compare_runs_of([FakeRun(final_loss=3.3)], [FakeRun(status="stopped", stop_at=50)])
     assert row(found, "final loss").new is None
     assert "new 0 finished, 1 stopped" in render(found)
 
@@ -161,8 +161,8 @@ def test_a_different_processor_or_torch_version_is_reported(make):
     assert "! torch 2.13.0 -> 2.14.0" in text
 
 
-def test_the_json_output_has_the_same_content(hold, tmp_path, capsys):
-    hold(runs_with_seeds(3, HIGH), runs_with_seeds(3, LOW))
+def test_the_json_output_has_the_same_content(compare_runs_of, tmp_path, capsys):
+    compare_runs_of(runs_with_seeds(3, HIGH), runs_with_seeds(3, LOW))
     assert main(["compare", f"BASE={BASE}", f"NEW={NEW}", f"RESULTS_DIR={tmp_path}", "JSON=1"]) == 0
     value = json.loads(capsys.readouterr().out)
     loss = value["configurations"][0]["measures"]["final loss"]
@@ -171,7 +171,7 @@ def test_the_json_output_has_the_same_content(hold, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         ([], "compare needs BASE="),
         ([f"BASE={BASE}"], "compare needs NEW="),
@@ -179,8 +179,8 @@ def test_the_json_output_has_the_same_content(hold, tmp_path, capsys):
         ([f"BASE={BASE}", f"NEW={NEW}/gpt2_adamw_1cpu"], "cannot compare a matrix (BASE=) with a run (NEW=)"),
     ],
 )
-def test_targets_that_cannot_be_compared_are_refused(hold, tmp_path, capsys, words, message):
-    hold([FakeRun()], [FakeRun()])
+def test_targets_that_cannot_be_compared_are_refused(compare_runs_of, tmp_path, capsys, arguments, message):
+    compare_runs_of([FakeRun()], [FakeRun()])
     assert MatrixDir(tmp_path / NEW).run("gpt2_adamw_1cpu").run_json.is_file()
-    assert main(["compare", *words, f"RESULTS_DIR={tmp_path}"]) == 2
+    assert main(["compare", *arguments, f"RESULTS_DIR={tmp_path}"]) == 2
     assert message in capsys.readouterr().err

@@ -24,7 +24,7 @@ def run_of(tokenizer, loss, seed, **train):
     )  # fmt: skip
 
 
-def judge(matrix, lengths, **more):
+def add_bytes_per_token(matrix, lengths, **more):
     """Add bytes per token to every finished run, as its trainer would."""
     for run in matrix.runs():
         tokenizer = read_json(run.run_json)["train"]["tokenizer"]
@@ -38,7 +38,7 @@ def mixed(tmp_path):
     runs = [run_of("byte", 1.0 + seed / 1000, seed) for seed in (1, 2, 3)]
     runs += [run_of("bpe", 3.6 + seed / 1000, seed) for seed in (1, 2, 3)]
     matrix = make_matrix(tmp_path, runs)
-    judge(matrix, {"byte": 1.0, "bpe": 4.0})
+    add_bytes_per_token(matrix, {"byte": 1.0, "bpe": 4.0})
     return matrix
 
 
@@ -64,7 +64,7 @@ def test_the_summary_names_the_metric_and_prints_the_numbers(mixed):
 
 
 def test_runs_with_unknown_bits_are_ranked_by_loss_on_their_own_data(mixed):
-    judge(mixed, {"byte": 1.0})
+    add_bytes_per_token(mixed, {"byte": 1.0})
     for run in mixed.runs():
         run.metrics.write_text("")
     assert [ranking.metric for ranking in analyse(mixed).rankings] == [LOSS, LOSS]
@@ -73,13 +73,13 @@ def test_runs_with_unknown_bits_are_ranked_by_loss_on_their_own_data(mixed):
 def test_prebuilt_shards_without_known_text_do_not_count_as_the_same_text(tmp_path):
     runs = [run_of("byte", 1.0, 1, dataset="shards"), run_of("bpe", 3.6, 1, dataset="shards")]
     matrix = make_matrix(tmp_path, runs)
-    judge(matrix, {"byte": 1.0, "bpe": 4.0})
+    add_bytes_per_token(matrix, {"byte": 1.0, "bpe": 4.0})
     assert [ranking.metric for ranking in analyse(matrix).rankings] == [LOSS, LOSS]
 
 
 def test_one_tokenizer_needs_only_one_ranking(tmp_path):
     matrix = make_matrix(tmp_path, [run_of("byte", 1.0, 1), run_of("byte", 1.1, 2)])
-    judge(matrix, {"byte": 1.0})
+    add_bytes_per_token(matrix, {"byte": 1.0})
     assert [ranking.metric for ranking in analyse(matrix).rankings] == [LOSS]
 
 
@@ -87,7 +87,7 @@ def test_hellaswag_is_listed_next_to_bits_and_a_run_without_either_has_no_row(tm
     runs = [run_of("byte", 1.0, 1), FakeRun(optimizer="sgd", status="planned")]
     matrix = make_matrix(tmp_path, runs)
     assert "Benchmarks" not in write_summary(analyse(matrix))
-    judge(matrix, {}, hellaswag_accuracy=0.29, hellaswag_accuracy_norm=0.3112)
+    add_bytes_per_token(matrix, {}, hellaswag_accuracy=0.29, hellaswag_accuracy_norm=0.3112)
     text = write_summary(analyse(matrix))
     section = text[text.index("Benchmarks\n") :].split("\n\n")[0].splitlines()
     assert section[2].split() == ["run", "tokenizer", "HellaSwag", "normalized"]

@@ -37,12 +37,12 @@ def tamper(run, step, **numbers):
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def alter(run, **known):
+def change_run_json(run, **changes):
     """Change nested values in run.json."""
     record = json.loads(run.run_json.read_text())
     write_json(
         run.run_json,
-        {key: value | known.get(key, {}) if isinstance(value, dict) else value for key, value in record.items()},
+        {key: value | changes.get(key, {}) if isinstance(value, dict) else value for key, value in record.items()},
     )
 
 
@@ -63,9 +63,9 @@ def test_a_difference_in_the_last_bit_of_a_loss_is_found_and_printed_exactly(run
 def test_the_first_and_the_largest_difference_are_printed(runs):
     tamper(runs[1], 1, **{"train/loss": 4.9001})
     tamper(runs[1], 3, **{"train/loss": 4.5})
-    first, most = describe_repetition(repetition(*runs))[1:]
+    first, largest = describe_repetition(repetition(*runs))[1:]
     assert first.startswith("first at step 1: train/loss 4.9 -> 4.9001")
-    assert most.startswith("largest at step 3: train/loss 4.7 -> 4.5")
+    assert largest.startswith("largest at step 3: train/loss 4.7 -> 4.5")
 
 
 def test_a_number_that_only_one_run_has_is_a_difference(runs):
@@ -97,27 +97,27 @@ def test_equality_is_promised_for_the_same_code_torch_and_processor_on_the_cpu(r
 
 
 @pytest.mark.parametrize(
-    ("known", "words"),
+    ("cause", "expected"),
     [
         ({"provenance": {"versions": {"torch": "2.14.0"}}}, "torch 2.13.0 -> 2.14.0"),
         ({"provenance": {"cpu": "Xeon"}}, "processor EPYC -> Xeon"),
         ({"provenance": {"environment": {"MKL_CBWR": "AVX2"}}}, "MKL_CBWR (not set) -> AVX2"),
     ],
 )
-def test_a_different_torch_processor_or_setting_voids_the_promise_and_is_named(runs, known, words):
-    alter(runs[1], **known)
+def test_a_different_torch_processor_or_setting_voids_the_promise_and_is_named(runs, cause, expected):
+    change_run_json(runs[1], **cause)
     found = changes(*runs)
-    assert (found.promised, found.others) == (False, (words,))
+    assert (found.promised, found.others) == (False, (expected,))
 
 
 def test_on_gpus_equality_is_not_promised(runs):
     for run in runs:
-        alter(run, train={"device": "cuda"})
+        change_run_json(run, train={"device": "cuda"})
     assert (changes(*runs).gpu, changes(*runs).promised) == (True, False)
 
 
 def test_changed_files_of_the_trainer_are_named(runs):
-    alter(runs[1], provenance={"code": "other"})
+    change_run_json(runs[1], provenance={"code": "other"})
     assert changes(*runs).code == ("the trainer's sources (changed files not recorded)",)
     for run, files in zip(
         runs, ({"a.py": "1", "b.py": "1", "c.py": "1"}, {"a.py": "1", "b.py": "2", "d.py": "1"}), strict=True
@@ -127,7 +127,7 @@ def test_changed_files_of_the_trainer_are_named(runs):
 
 
 def test_a_differing_field_is_named_unless_it_is_a_path_or_neutral(runs):
-    alter(runs[1], train={"seed": 2, "data_path": "/b", "keep_checkpoints": 9})
+    change_run_json(runs[1], train={"seed": 2, "data_path": "/b", "keep_checkpoints": 9})
     assert changes(*runs, {"keep_checkpoints"}).configuration == ("seed 1 -> 2",)
 
 
@@ -137,12 +137,12 @@ def test_a_micro_batch_halved_by_out_of_memory_is_named(runs):
 
 
 def test_weights_are_equal_only_bit_for_bit():
-    one = {"a": torch.zeros(2, 3), "b": torch.tensor(1.0), "c": torch.ones(2, dtype=torch.bfloat16)}
-    same = weights.compare(one, {name: value.clone() for name, value in one.items()})
+    tensors = {"a": torch.zeros(2, 3), "b": torch.tensor(1.0), "c": torch.ones(2, dtype=torch.bfloat16)}
+    same = weights.compare(tensors, {name: value.clone() for name, value in tensors.items()})
     assert (same["equal"], same["tensors"], same["differing"]) == (True, 3, 0)
-    assert same["sha256"] == weights.sha256(dict(reversed(one.items())))
-    other = one | {"b": torch.tensor(1.25), "c": one["c"] * 2}
-    found = weights.compare(one, other)
+    assert same["sha256"] == weights.sha256(dict(reversed(tensors.items())))
+    other = tensors | {"b": torch.tensor(1.25), "c": tensors["c"] * 2}
+    found = weights.compare(tensors, other)
     assert (found["equal"], found["differing"], found["most"], found["by"]) == (False, 2, "c", 1.0)
     assert found["sha256"] != same["sha256"]
 

@@ -15,7 +15,7 @@ ORIGINAL_KEYS = {"test_id", "model", "optimizer", "pruning", "target_sparsity", 
 OUR_KEYS = {"run_id", "status", "reason", "axes", "tokens", "tokens_per_second", "mfu", "joules", "joules_per_token"}
 
 
-def written(matrix):
+def read_results(matrix):
     write_summary(analyse(matrix))
     return read_json(matrix.results), json.loads(matrix.all_results.read_text())
 
@@ -23,7 +23,7 @@ def written(matrix):
 def test_all_results_has_every_run_with_the_original_keys_and_ours(tmp_path):
     failed = FakeRun(optimizer="sgd", status="failed", reason="out of memory", stop_at=20, result=False)
     skipped = FakeRun(optimizer="muon", status="skipped", reason="needs 4 GPUs")
-    _, (good, bad, left) = written(make_matrix(tmp_path, [FakeRun(), failed, skipped]))
+    _, (good, bad, left) = read_results(make_matrix(tmp_path, [FakeRun(), failed, skipped]))
     for entry in (good, bad, left):
         assert entry.keys() >= ORIGINAL_KEYS | OUR_KEYS | {"world_size", "global_batch", "seed"}
     assert (good["success"], good["status"], good["pruning"]) == (True, "finished", "none")
@@ -36,10 +36,10 @@ def test_all_results_has_every_run_with_the_original_keys_and_ours(tmp_path):
 
 def test_a_rerun_replaces_the_old_result(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(final_loss=3.2)])
-    written(matrix)
+    read_results(matrix)
     result = matrix.run("gpt2_adamw_1cpu").result
     result.write_text(json.dumps({**json.loads(result.read_text()), "final_val_loss": 2.0}))
-    results, _ = written(matrix)
+    results, _ = read_results(matrix)
     assert results["runs"][0]["final_val_loss"] == 2.0
 
 
@@ -59,7 +59,7 @@ def test_no_file_contains_a_float_that_json_does_not_allow(tmp_path):
 
 def test_results_json_names_the_runs_of_each_figure(tmp_path):
     runs = runs_with_seeds(3, [3.2811, 3.2834, 3.2802]) + runs_with_seeds(3, [3.2715, 3.2741, 3.2702], optimizer="muon")
-    results, _ = written(make_matrix(tmp_path, runs))
+    results, _ = read_results(make_matrix(tmp_path, runs))
     assert results["schema"] == 1
     assert results["counts"]["finished"] == 6
     group = next(group for group in results["groups"] if group["name"] == "muon, 1 rank")
@@ -73,7 +73,7 @@ def test_results_json_names_the_runs_of_each_figure(tmp_path):
 
 
 def test_results_json_has_the_validation_curve_and_the_origin_of_the_numbers(tmp_path):
-    results, _ = written(make_matrix(tmp_path, [FakeRun()]))
+    results, _ = read_results(make_matrix(tmp_path, [FakeRun()]))
     (run,) = results["runs"]
     assert run["evidence"] == "gpt2_adamw_1cpu/result.json"
     assert {len(column) for column in run["val"].values()} == {11}

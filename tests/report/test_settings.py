@@ -20,23 +20,23 @@ LR = "GPT2_LEARNING_RATE"
 TRAIN = {"weight_decay": 0.1, "pruning": "none", "beta1": 0.9}
 
 
-def run(optimizer, rate, *asked, **more):
-    axes = {"lr": f"{rate:g}"} if more.pop("axis", False) else {}
-    return FakeRun(optimizer=optimizer, asked=asked, axes=axes, train={**TRAIN, "learning_rate": rate, **more})
+def run(optimizer, rate, *requested, **fields):
+    axes = {"lr": f"{rate:g}"} if fields.pop("axis", False) else {}
+    return FakeRun(optimizer=optimizer, asked=requested, axes=axes, train={**TRAIN, "learning_rate": rate, **fields})
 
 
 def numbers_of(tmp_path, *runs):
     return analyse(make_matrix(tmp_path, runs))
 
 
-def about(numbers, name="learning_rate"):
+def setting_of(numbers, name="learning_rate"):
     return [text for text in numbers.warnings if text.startswith(name)]
 
 
 def test_a_setting_is_default_requested_or_swept(tmp_path):
     numbers = numbers_of(tmp_path, run("adamw", 6e-4), run("muon", 0.02, LR), *swept("lion"))
 
-    origins = {one.optimizer: one.get("learning_rate").origin for one in numbers.settings}
+    origins = {group.optimizer: group.get("learning_rate").origin for group in numbers.settings}
     assert origins == {"adamw": SettingOrigin.DEFAULT, "muon": SettingOrigin.EXPLICIT, "lion": SettingOrigin.SWEPT}
     assert numbers.settings[-1].get("learning_rate").values == (1e-4, 3e-4)
     assert numbers.settings[-1].get("weight_decay").origin is SettingOrigin.DEFAULT
@@ -47,7 +47,7 @@ def swept(optimizer):
 
 
 def test_a_swept_optimizer_next_to_one_that_was_not_gives_a_warning(tmp_path):
-    (warning,) = about(numbers_of(tmp_path, *swept("adamw"), run("muon", 0.02, LR)))
+    (warning,) = setting_of(numbers_of(tmp_path, *swept("adamw"), run("muon", 0.02, LR)))
 
     assert warning == (
         "learning_rate was swept for adamw but not for muon: a tuned optimizer is compared with an untuned one"
@@ -57,19 +57,19 @@ def test_a_swept_optimizer_next_to_one_that_was_not_gives_a_warning(tmp_path):
 @pytest.mark.parametrize("name", ["weight_decay", "beta1"])
 def test_other_tuned_settings_give_a_warning_too(tmp_path, name):
     symbol = f"GPT2_{name.upper()}"
-    two = [FakeRun(asked=(symbol,), axes={"x": str(v)}, train={**TRAIN, name: v}) for v in (0.5, 0.7)]
+    tuned = [FakeRun(asked=(symbol,), axes={"x": str(v)}, train={**TRAIN, name: v}) for v in (0.5, 0.7)]
 
-    assert len(about(numbers_of(tmp_path, *two, run("muon", 0.02)), name)) == 1
+    assert len(setting_of(numbers_of(tmp_path, *tuned, run("muon", 0.02)), name)) == 1
 
 
 def test_a_requested_rate_next_to_a_default_one_gives_a_warning(tmp_path):
-    (warning,) = about(numbers_of(tmp_path, run("adamw", 2e-3, LR), run("lion", 1e-4)))
+    (warning,) = setting_of(numbers_of(tmp_path, run("adamw", 2e-3, LR), run("lion", 1e-4)))
 
     assert "was set for adamw but is the default for lion" in warning
 
 
 def test_there_is_no_warning_if_all_are_swept_requested_or_default(tmp_path):
-    for place, pair in enumerate(
+    for index, pair in enumerate(
         (
             [*swept("adamw"), *swept("muon")],
             [run("adamw", 2e-3, LR), run("muon", 0.02, LR)],
@@ -77,14 +77,14 @@ def test_there_is_no_warning_if_all_are_swept_requested_or_default(tmp_path):
             [*swept("adamw")],
         )
     ):
-        assert about(numbers_of(tmp_path / str(place), *pair)) == []
+        assert setting_of(numbers_of(tmp_path / str(index), *pair)) == []
 
 
 def test_runs_without_recorded_requests_give_no_warning(tmp_path):
     numbers = numbers_of(tmp_path, FakeRun(), FakeRun(optimizer="muon"))
 
-    assert about(numbers) == []
-    assert {setting.origin for one in numbers.settings for setting in one.settings} == {None}
+    assert setting_of(numbers) == []
+    assert {setting.origin for group in numbers.settings for setting in group.settings} == {None}
     assert "these runs do not record which values were set" in render_summary(numbers)
 
 
@@ -129,10 +129,10 @@ def test_every_setting_of_an_optimizer_or_of_pruning_is_listed():
     def walk(node, within):
         while node:
             title = node.prompt[0] if node.item == kc.MENU else ""
-            here = within or title in ("Optimizer", "Pruning")
-            if here and isinstance(node.item, kc.Symbol) and node.item.name.startswith("GPT2_"):
+            relevant = within or title in ("Optimizer", "Pruning")
+            if relevant and isinstance(node.item, kc.Symbol) and node.item.name.startswith("GPT2_"):
                 inside.add(tree.axis_of(node.item).removeprefix("GPT2_").lower())
-            walk(node.list, here)
+            walk(node.list, relevant)
             node = node.next
 
     walk(tree.kconf.top_node.list, False)

@@ -48,8 +48,8 @@ def test_summary_of_a_matrix_with_every_kind_of_failure(golden, tmp_path):
         FakeRun(optimizer="adafactor", status="running", stop_at=30),
     ]
     planned = [FakeRun(optimizer="muon")]
-    cuts = [(2, "GPT2_USE_DDP is off: one GPU at most")]
-    matrix = make_matrix(tmp_path, runs, planned=planned, cuts=cuts, took=None)
+    excluded = [(2, "GPT2_USE_DDP is off: one GPU at most")]
+    matrix = make_matrix(tmp_path, runs, planned=planned, cuts=excluded, took=None)
     with held(matrix):
         golden("summary_trouble.txt", write_summary(analyse(matrix)))
 
@@ -112,10 +112,10 @@ def test_a_failed_write_is_an_error_and_keeps_the_old_report(tmp_path, monkeypat
     matrix = make_matrix(tmp_path, [FakeRun()])
     old = write_summary(analyse(matrix))
 
-    def full(fd: int) -> None:
+    def raise_disk_full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("kmatrix.records.files.os.fsync", full)
+    monkeypatch.setattr("kmatrix.records.files.os.fsync", raise_disk_full)
     with pytest.raises(RecordError, match="No space left on device"):
         write_summary(analyse(matrix))
     assert matrix.summary.read_text() == old

@@ -16,37 +16,41 @@ TELL = "import json, os, sys; json.dump([dict(os.environ), sys.argv[1:]], open(s
 
 
 @pytest.fixture
-def ended(tmp_path):
+def finished_matrix(tmp_path):
     return make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="sgd", status="failed", reason="nan")])
 
 
 def quoted(*arguments):
-    return " ".join('"' + word.replace('"', '\\"') + '"' for word in arguments)
+    return " ".join('"' + argument.replace('"', '\\"') + '"' for argument in arguments)
 
 
-def test_the_on_finish_command_receives_the_matrix_and_its_outcome(ended, tmp_path):
+def test_the_on_finish_command_receives_the_matrix_and_its_outcome(finished_matrix, tmp_path):
     output_file = tmp_path / "answer.json"
-    assert finish(ended, quoted(sys.executable, "-c", TELL, str(output_file))) == ""
+    assert finish(finished_matrix, quoted(sys.executable, "-c", TELL, str(output_file))) == ""
     environment, _ = json.loads(output_file.read_text())
-    told = {name: text for name, text in environment.items() if name.startswith("KMATRIX_") and name != "KMATRIX_ROOT"}
-    wanted = {"KMATRIX_MATRIX": str(ended.path), "KMATRIX_STATUS": "finished"}
-    assert told.items() >= (wanted | {"KMATRIX_FINISHED": "1", "KMATRIX_FAILED": "1"}).items()
+    variables = {
+        name: text for name, text in environment.items() if name.startswith("KMATRIX_") and name != "KMATRIX_ROOT"
+    }
+    expected = {"KMATRIX_MATRIX": str(finished_matrix.path), "KMATRIX_STATUS": "finished"}
+    assert variables.items() >= (expected | {"KMATRIX_FINISHED": "1", "KMATRIX_FAILED": "1"}).items()
 
 
-def test_the_command_does_not_run_in_a_shell(ended, tmp_path):
+def test_the_command_does_not_run_in_a_shell(finished_matrix, tmp_path):
     output_file = tmp_path / "answer.json"
-    finish(ended, quoted(sys.executable, "-c", TELL, str(output_file), "$HOME; rm -rf /", "`id`"))
+    finish(finished_matrix, quoted(sys.executable, "-c", TELL, str(output_file), "$HOME; rm -rf /", "`id`"))
     assert json.loads(output_file.read_text())[1][1:] == ["$HOME; rm -rf /", "`id`"]
 
 
-def test_a_failure_of_the_command_is_reported(ended, monkeypatch):
-    assert finish(ended, quoted(sys.executable, "-c", "raise SystemExit(3)")).endswith("ended with status 3")
+def test_a_failure_of_the_command_is_reported(finished_matrix, monkeypatch):
+    assert finish(finished_matrix, quoted(sys.executable, "-c", "raise SystemExit(3)")).endswith("ended with status 3")
     monkeypatch.setattr(module, "FINISH_LIMIT_S", 0.2)
-    assert "took longer than 0.2 s" in finish(ended, quoted(sys.executable, "-c", "import time; time.sleep(60)"))
-    assert finish(ended, "") == ""
+    assert "took longer than 0.2 s" in finish(
+        finished_matrix, quoted(sys.executable, "-c", "import time; time.sleep(60)")
+    )
+    assert finish(finished_matrix, "") == ""
 
 
-@pytest.mark.parametrize(("text", "why"), [("'half", "invalid ON_FINISH"), ("no-such-program-here x", "not found")])
-def test_a_command_that_cannot_run_is_refused_before_the_first_run(text, why):
-    with pytest.raises(ConfigError, match=why):
+@pytest.mark.parametrize(("text", "reason"), [("'half", "invalid ON_FINISH"), ("no-such-program-here x", "not found")])
+def test_a_command_that_cannot_run_is_refused_before_the_first_run(text, reason):
+    with pytest.raises(ConfigError, match=reason):
         command_of(text)

@@ -35,14 +35,14 @@ def test_runs_are_executed_one_after_the_other_and_all_finish(matrix, plan):
     plans = [plan("a"), plan("b"), plan("c")]
     outcome = drive(matrix, plans, engine(), poll_s=0.02)
     assert (outcome.exit_code, outcome.counts) == (0, {"finished": 3})
-    times = [(status_of(one)["started"], status_of(one)["ended"]) for one in plans]
+    times = [(status_of(run)["started"], status_of(run)["ended"]) for run in plans]
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(times))
 
 
 def test_the_status_files_have_the_documented_fields(matrix, plan):
-    one = plan("a")
-    drive(matrix, [one], engine(), poll_s=0.02)
-    status = status_of(one)
+    run = plan("a")
+    drive(matrix, [run], engine(), poll_s=0.02)
+    status = status_of(run)
     assert set(status) == {
         *("schema", "run_id", "name", "status", "kind", "reason", "attempt", "started", "ended", "exit_code", "pid"),
         *("log_tail", "attempts", "set_aside", "reused_from", "alerts", "links"),
@@ -54,12 +54,16 @@ def test_the_status_files_have_the_documented_fields(matrix, plan):
     )
     assert (status["run_id"], status["status"], status["attempt"], status["exit_code"]) == ("id-a", "finished", 1, 0)
     assert (status["reason"], status["pid"], status["log_tail"]) == (None, None, [])
-    whole = read_json(matrix.status)
-    assert set(whole) == {
+    matrix_status = read_json(matrix.status)
+    assert set(matrix_status) == {
         *("schema", "status", "started", "ended", "pid", "host", "pid_started", "boot_id", "counts"),
         "gpus",
     }
-    assert (whole["status"], whole["pid"], whole["counts"]) == ("finished", os.getpid(), {"finished": 1})
+    assert (matrix_status["status"], matrix_status["pid"], matrix_status["counts"]) == (
+        "finished",
+        os.getpid(),
+        {"finished": 1},
+    )
 
 
 def test_the_journal_lists_events_in_order(matrix, plan):
@@ -116,9 +120,9 @@ def test_runs_of_earlier_runners_count_and_a_run_of_a_dead_runner_is_stopped(mat
     ],
 )
 def test_a_failed_run_has_a_reason(matrix, plan, behave, kind, reason):
-    one = plan("a", behave)
-    assert drive(matrix, [one], engine(), poll_s=0.02).exit_code == 1
-    assert [status_of(one)[name] for name in ("status", "kind", "reason")] == ["failed", kind, reason]
+    run = plan("a", behave)
+    assert drive(matrix, [run], engine(), poll_s=0.02).exit_code == 1
+    assert [status_of(run)[name] for name in ("status", "kind", "reason")] == ["failed", kind, reason]
 
 
 def test_an_adjustment_declared_by_the_trainer_is_not_a_failure(matrix, plan):
@@ -126,19 +130,19 @@ def test_an_adjustment_declared_by_the_trainer_is_not_a_failure(matrix, plan):
 
 
 def test_a_failed_run_records_the_end_of_the_log_of_this_attempt(matrix, plan):
-    one = plan("a", "fail", attempt=2)
-    one.dir.output_log.write_text("of the first attempt\n" * 50)
-    drive(matrix, [one], engine(), poll_s=0.02)
-    tail = status_of(one)["log_tail"]
+    run = plan("a", "fail", attempt=2)
+    run.dir.output_log.write_text("of the first attempt\n" * 50)
+    drive(matrix, [run], engine(), poll_s=0.02)
+    tail = status_of(run)["log_tail"]
     assert tail[0] == "threads 1 gpus ''"
     assert tail[-1] == "ModuleNotFoundError: No module named 'flash_attn'"
-    assert "of the first attempt" in one.dir.output_log.read_text()
+    assert "of the first attempt" in run.dir.output_log.read_text()
 
 
 def test_the_log_tail_has_twenty_shortened_lines_without_escape_codes(plan):
-    one = plan("a")
-    one.dir.output_log.write_text("\n".join(f"\x1b[31mline {i}\x1b[0m" for i in range(100)) + "\n" + "x" * 9999 + "\n")
-    tail = classify_end(one, exit_code=1).log_tail
+    run = plan("a")
+    run.dir.output_log.write_text("\n".join(f"\x1b[31mline {i}\x1b[0m" for i in range(100)) + "\n" + "x" * 9999 + "\n")
+    tail = classify_end(run, exit_code=1).log_tail
     assert len(tail) == 20
     assert tail[0] == "line 81"
     assert len(tail[-1]) == 300
@@ -146,21 +150,23 @@ def test_the_log_tail_has_twenty_shortened_lines_without_escape_codes(plan):
 
 def test_the_log_tail_contains_no_key(plan):
     key = "hf_" + "a1B" * 12
-    one = plan("a")
-    one.dir.output_log.write_text(f"denied: {key}\nRuntimeError: token={key}\n", encoding="utf-8")
+    run = plan("a")
+    run.dir.output_log.write_text(f"denied: {key}\nRuntimeError: token={key}\n", encoding="utf-8")
 
-    verdict = classify_end(one, exit_code=1)
+    verdict = classify_end(run, exit_code=1)
 
     assert any("denied" in line for line in verdict.log_tail)
     assert key not in "\n".join([verdict.reason, *verdict.log_tail])
 
 
 def test_the_log_tail_ends_before_the_report_of_torchrun(plan):
-    one = plan("a")
+    run = plan("a")
     report = "E1120 06:05:01.303000 17961 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1)"
-    noise = "\n".join(["Traceback (most recent call last):", *(f"torchrun {i}" for i in range(50))])
-    one.dir.output_log.write_text(f"Iter 0 | loss 5.3\nnan: loss is nan at step 1\n{report} local_rank: 0\n{noise}\n")
-    tail = classify_end(one, exit_code=1).log_tail
+    report_body = "\n".join(["Traceback (most recent call last):", *(f"torchrun {i}" for i in range(50))])
+    run.dir.output_log.write_text(
+        f"Iter 0 | loss 5.3\nnan: loss is nan at step 1\n{report} local_rank: 0\n{report_body}\n"
+    )
+    tail = classify_end(run, exit_code=1).log_tail
     assert tail == ("Iter 0 | loss 5.3", "nan: loss is nan at step 1", f"{report} local_rank: 0")
 
 
@@ -186,13 +192,13 @@ FAILURE = """[{rank}]:
     ids=["seen after its peer", "seen first", "stopped by torchrun", "killed by torchrun after its time", "alone"],
 )
 def test_a_killed_rank_is_distinguished_from_the_peers_that_failed_because_of_it(plan, others, root, kind, reason):
-    one = plan("a", ranks=2)
-    write_json(one.dir.result, {"run_id": one.run_id, "attempt": 1, "status": "failed", "reason": "a peer is gone"})
+    run = plan("a", ranks=2)
+    write_json(run.dir.result, {"run_id": run.run_id, "attempt": 1, "status": "failed", "reason": "a peer is gone"})
     words = [FAILURE.format(rank=rank, code=code, second=second, more="") for rank, code, second in (*others, root)]
-    one.dir.output_log.write_text(
+    run.dir.output_log.write_text(
         "\n".join(["Failures:", *words[:-1], "Root Cause (first observed failure):", words[-1]])
     )
-    verdict = classify_end(one, exit_code=1)
+    verdict = classify_end(run, exit_code=1)
     assert (verdict.status, verdict.kind, verdict.reason) == (Status.FAILED, kind, reason)
 
 
@@ -210,17 +216,17 @@ GONE = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:44
     ids=["with its runner", "its runner lives", "seen by another rank first", "a rank that failed by itself"],
 )
 def test_a_run_whose_processes_vanished_with_the_runner_was_killed(plan, reason, exit_code, kind):
-    one = plan("a", ranks=2)
-    write_json(one.dir.result, {"run_id": one.run_id, "attempt": 1, "status": "failed", "reason": reason})
-    verdict = classify_end(one, exit_code=exit_code)
+    run = plan("a", ranks=2)
+    write_json(run.dir.result, {"run_id": run.run_id, "attempt": 1, "status": "failed", "reason": reason})
+    verdict = classify_end(run, exit_code=exit_code)
     assert (verdict.status, verdict.kind, reason in verdict.reason) == (Status.FAILED, kind, True)
 
 
-def result_of(plan, *, used=None, adjusted=(), **known):
+def result_of(plan, *, used_fields=None, adjusted=(), **fields):
     """Write the files of a trainer that finished, and classify them."""
-    write_json(plan.dir.result, {"run_id": plan.run_id, "attempt": plan.attempt, "status": "finished"} | known)
+    write_json(plan.dir.result, {"run_id": plan.run_id, "attempt": plan.attempt, "status": "finished"} | fields)
     train = read_json(plan.dir.run_json)["train"]
-    write_json(plan.dir.run_used, {"train": train | (used or {}), "adjusted": list(adjusted)})
+    write_json(plan.dir.run_used, {"train": train | (used_fields or {}), "adjusted": list(adjusted)})
     return classify_end(plan, exit_code=134)
 
 
@@ -228,60 +234,60 @@ def test_a_finished_result_counts_whatever_the_exit_code(plan):
     assert result_of(plan("a")).status is Status.FINISHED
 
 
-@pytest.mark.parametrize("known", [{"attempt": 1}, {"run_id": "other"}])
-def test_a_result_of_an_earlier_attempt_or_another_run_is_ignored(plan, known):
-    verdict = result_of(plan("a", attempt=2), **known)
+@pytest.mark.parametrize("fields", [{"attempt": 1}, {"run_id": "other"}])
+def test_a_result_of_an_earlier_attempt_or_another_run_is_ignored(plan, fields):
+    verdict = result_of(plan("a", attempt=2), **fields)
     assert (verdict.status, verdict.reason) == (Status.FAILED, "killed by signal 6 (abort)")
 
 
 def test_an_adjustment_to_a_value_other_than_the_effective_one_is_a_difference(plan):
     entry = {"field": "batch_size", "from": 12, "to": 8, "why": "memory"}
-    reason = result_of(plan("a"), used={"batch_size": 6}, adjusted=[entry]).reason
+    reason = result_of(plan("a"), used_fields={"batch_size": 6}, adjusted=[entry]).reason
     assert reason == "configuration mismatch: batch_size requested 12, used 6"
 
 
 def test_an_unexpected_field_is_a_difference_and_an_automatic_field_is_not(plan):
-    assert result_of(plan("a"), used={"peak_tflops": 70.0}).status is Status.FINISHED
-    assert result_of(plan("a"), used={"nesterov": True}).reason.endswith("nesterov requested not set, used True")
+    assert result_of(plan("a"), used_fields={"peak_tflops": 70.0}).status is Status.FINISHED
+    assert result_of(plan("a"), used_fields={"nesterov": True}).reason.endswith("nesterov requested not set, used True")
 
 
 def test_a_finished_result_without_run_used_json_is_a_failure(plan):
-    one = plan("a")
-    write_json(one.dir.result, {"run_id": "id-a", "attempt": 1, "status": "finished"})
-    assert classify_end(one, exit_code=0).reason.startswith("cannot check the configuration")
+    run = plan("a")
+    write_json(run.dir.result, {"run_id": "id-a", "attempt": 1, "status": "finished"})
+    assert classify_end(run, exit_code=0).reason.startswith("cannot check the configuration")
 
 
 def test_a_truncated_result_is_a_failure_that_names_the_file(plan):
-    one = plan("a")
-    one.dir.result.write_text('{"run_id": "id-a", "att')
-    verdict = classify_end(one, exit_code=0)
+    run = plan("a")
+    run.dir.result.write_text('{"run_id": "id-a", "att')
+    verdict = classify_end(run, exit_code=0)
     assert (verdict.status, "result.json is damaged" in verdict.reason) == (Status.FAILED, True)
 
 
 def test_a_rank_error_of_an_earlier_attempt_is_ignored(plan):
-    one = plan("a")
-    write_json(one.dir.rank_error(0), {"rank": 0, "kind": "oom", "reason": "old"})
-    assert classify_end(one, started=time.time() + 5, exit_code=1).reason == "ended with exit code 1"
+    run = plan("a")
+    write_json(run.dir.rank_error(0), {"rank": 0, "kind": "oom", "reason": "old"})
+    assert classify_end(run, started=time.time() + 5, exit_code=1).reason == "ended with exit code 1"
 
 
 def test_a_rank_error_with_an_attempt_number_counts_only_for_that_attempt(plan):
-    one = plan("a", attempt=2)
+    run = plan("a", attempt=2)
     for rank, attempt in ((0, 1), (1, 2)):
         error = {"rank": rank, "attempt": attempt, "time": 100.0 + rank, "kind": "error", "reason": f"reason {rank}"}
-        write_json(one.dir.rank_error(rank), error)
-    assert classify_end(one, started=1.0, exit_code=1).reason == "rank 1: reason 1"
+        write_json(run.dir.rank_error(rank), error)
+    assert classify_end(run, started=1.0, exit_code=1).reason == "rank 1: reason 1"
 
 
 def test_the_rank_that_failed_first_is_named(plan):
-    one = plan("a")
+    run = plan("a")
     for rank, age in ((0, 1), (1, 2)):
-        write_json(one.dir.rank_error(rank), {"rank": rank, "kind": "error", "reason": f"reason {rank}"})
-        os.utime(one.dir.rank_error(rank), (time.time() - age,) * 2)
-    assert classify_end(one, started=time.time() - 9, exit_code=1).reason == "rank 1: reason 1"
+        write_json(run.dir.rank_error(rank), {"rank": rank, "kind": "error", "reason": f"reason {rank}"})
+        os.utime(run.dir.rank_error(rank), (time.time() - age,) * 2)
+    assert classify_end(run, started=time.time() - 9, exit_code=1).reason == "rank 1: reason 1"
 
 
 @pytest.mark.parametrize(
-    ("code", "words"),
+    ("code", "message"),
     [
         (3, "ended with exit code 3"),
         (-9, "killed by signal 9 (out of memory killer?)"),
@@ -292,8 +298,8 @@ def test_the_rank_that_failed_first_is_named(plan):
         (None, "ended without an exit code"),
     ],
 )
-def test_exit_codes_are_described(code, words):
-    assert describe_exit(code) == words
+def test_exit_codes_are_described(code, message):
+    assert describe_exit(code) == message
 
 
 # Limits and stops
@@ -309,9 +315,9 @@ def test_a_run_that_exceeds_its_timeout_is_stopped_and_counts_as_failed(matrix, 
 
 
 def test_a_run_that_ignores_sigterm_is_killed_after_the_grace_period(matrix, plan):
-    one = plan("a", "stubborn", timeout_s=0.5)
-    drive(matrix, [one], engine(grace_s=0.4), poll_s=0.02)
-    assert (status_of(one)["status"], status_of(one)["exit_code"]) == ("failed", 137)
+    run = plan("a", "stubborn", timeout_s=0.5)
+    drive(matrix, [run], engine(grace_s=0.4), poll_s=0.02)
+    assert (status_of(run)["status"], status_of(run)["exit_code"]) == ("failed", 137)
     assert processes_of(matrix) == []
 
 
@@ -322,25 +328,27 @@ def test_a_signal_stops_the_current_run_cleanly_and_keeps_the_rest_planned(matri
     wait_until(plans[0].dir.metrics.exists)
     process.send_signal(number)
     assert process.wait(60) == 130
-    assert [status_of(one)["status"] for one in plans] == ["stopped", "planned"]
+    assert [status_of(run)["status"] for run in plans] == ["stopped", "planned"]
     assert status_of(plans[0])["reason"] == "asked to stop"
-    whole = read_json(matrix.status)
-    assert (whole["status"], whole["counts"]) == ("stopped", {"planned": 1, "stopped": 1})
+    matrix_status = read_json(matrix.status)
+    assert (matrix_status["status"], matrix_status["counts"]) == ("stopped", {"planned": 1, "stopped": 1})
     assert processes_of(matrix) == []
     assert not [pid for pid in read_json(plans[0].dir.path / "grandchildren.json")["pids"] if is_alive(pid)]
 
 
 def test_a_second_interrupt_kills_at_once(matrix, plan, start_runner):
-    one = plan("a", "stubborn")
+    run = plan("a", "stubborn")
     process = start_runner("a=stubborn", grace_s=60)
-    wait_until(one.dir.metrics.exists)
+    wait_until(run.dir.metrics.exists)
     process.send_signal(signal.SIGINT)
-    asked = time.monotonic()
-    wait_until(lambda: time.monotonic() - asked > SAME_KEY_S + 0.1)  # an earlier one counts as the same key press
+    requested_at = time.monotonic()
+    wait_until(
+        lambda: time.monotonic() - requested_at > SAME_KEY_S + 0.1
+    )  # an earlier one counts as the same key press
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
-    assert (status_of(one)["status"], status_of(one)["reason"]) == (
+    assert (status_of(run)["status"], status_of(run)["reason"]) == (
         "stopped",
         "asked to stop, and killed before it could save",
     )
@@ -348,51 +356,51 @@ def test_a_second_interrupt_kills_at_once(matrix, plan, start_runner):
 
 
 def test_one_interrupt_delivered_twice_counts_once():
-    asked = StopRequest()
-    asked.take(signal.SIGINT)
-    asked.take(signal.SIGINT)
-    assert not asked.kill
-    asked.since -= 1
-    asked.take(signal.SIGTERM)
-    assert not asked.kill
-    asked.take(signal.SIGINT)
-    assert asked.kill
+    request = StopRequest()
+    request.take(signal.SIGINT)
+    request.take(signal.SIGINT)
+    assert not request.kill
+    request.since -= 1
+    request.take(signal.SIGTERM)
+    assert not request.kill
+    request.take(signal.SIGINT)
+    assert request.kill
 
 
 def test_a_killed_runner_leaves_no_process_and_its_run_saves_a_checkpoint(matrix, plan, start_runner):
-    one = plan("a", "grandchildren")
+    run = plan("a", "grandchildren")
     process = start_runner("a=grandchildren")
-    wait_until(one.dir.metrics.exists)
+    wait_until(run.dir.metrics.exists)
     process.kill()
     process.wait()
     wait_until(lambda: processes_of(matrix) == [])
-    wait_until(lambda: not any(is_alive(pid) for pid in read_json(one.dir.path / "grandchildren.json")["pids"]))
-    assert read_json(one.dir.result)["status"] == "stopped"
+    wait_until(lambda: not any(is_alive(pid) for pid in read_json(run.dir.path / "grandchildren.json")["pids"]))
+    assert read_json(run.dir.result)["status"] == "stopped"
     assert holder(matrix) is None
-    assert recover_status(one.dir, has_runner=False).status is Status.STOPPED
+    assert recover_status(run.dir, has_runner=False).status is Status.STOPPED
 
 
 def test_a_run_waits_for_processes_left_by_a_killed_runner(matrix, plan, start_runner):
-    one = plan("a", "stubborn")
+    run = plan("a", "stubborn")
     process = start_runner("a=stubborn", grace_s=1.5)
-    wait_until(one.dir.metrics.exists)
+    wait_until(run.dir.metrics.exists)
     process.kill()
     process.wait()
-    begun, first, seen = time.monotonic(), read_json(one.dir.path / "env.json")["pid"], []
+    started, first, seen = time.monotonic(), read_json(run.dir.path / "env.json")["pid"], []
     outcome = drive(matrix, [plan("a", attempt=2)], engine(grace_s=1.5), show=seen.append, poll_s=0.02)
     assert outcome.exit_code == 0
     assert seen[0].note == "waiting for an earlier attempt to exit"
     assert not is_alive(first)
-    assert time.monotonic() - begun > 1
+    assert time.monotonic() - started > 1
 
 
 def test_a_second_runner_of_a_matrix_is_refused_and_names_the_first(matrix, plan, start_runner):
-    one = plan("a", "hang")
+    run = plan("a", "hang")
     process = start_runner("a=hang")
-    wait_until(one.dir.metrics.exists)
+    wait_until(run.dir.metrics.exists)
     assert holder(matrix).pid == process.pid
     with pytest.raises(LaunchError, match=rf"process {process.pid} on .*\n.*\n.*Ctrl"):
-        drive(matrix, [one], engine(), poll_s=0.02)
+        drive(matrix, [run], engine(), poll_s=0.02)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 130
 
@@ -411,20 +419,20 @@ def test_a_matrix_is_unlocked_after_its_runner_has_exited(matrix):
 
 
 def test_a_status_file_that_cannot_be_written_stops_the_run_with_its_path(matrix, plan, monkeypatch):
-    one = plan("a", "hang")
+    run = plan("a", "hang")
 
     def show(progress):
         if progress.step is not None:  # it trains; from now on the disk is full
-            monkeypatch.setattr("kmatrix.status.status_file.write_json", full)
-            monkeypatch.setattr("kmatrix.runner.loop.append_jsonl", full)
+            monkeypatch.setattr("kmatrix.status.status_file.write_json", raise_disk_full)
+            monkeypatch.setattr("kmatrix.runner.loop.append_jsonl", raise_disk_full)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def full(path, value):
+    def raise_disk_full(path, value):
         raise OSError(28, "No space left on device", str(path))
 
     with pytest.raises(LaunchError, match=r"cannot write .*journal.jsonl\n  why: No space left on device"):
-        drive(matrix, [one], engine(), show=show, poll_s=0.02)
-    assert read_json(one.dir.result)["status"] == "stopped"
+        drive(matrix, [run], engine(), show=show, poll_s=0.02)
+    assert read_json(run.dir.result)["status"] == "stopped"
     assert processes_of(matrix) == []
 
 
@@ -447,43 +455,43 @@ def test_signal_handlers_are_restored_after_the_loop(matrix, plan):
 
 
 def test_a_run_has_its_gpus_threads_and_directory_and_no_terminal(matrix, plan):
-    one = plan("a", ranks=2, cuda=True, cpu_threads=3)
-    drive(matrix, [one], engine(gpus=("GPU-aaaa", "GPU-bbbb")), poll_s=0.02)
-    assert one.dir.output_log.read_text().startswith("threads 3 gpus 'GPU-aaaa,GPU-bbbb'")
-    assert read_json(one.dir.path / "env.json")["cwd"] == str(ROOT)
+    run = plan("a", ranks=2, cuda=True, cpu_threads=3)
+    drive(matrix, [run], engine(gpus=("GPU-aaaa", "GPU-bbbb")), poll_s=0.02)
+    assert run.dir.output_log.read_text().startswith("threads 3 gpus 'GPU-aaaa,GPU-bbbb'")
+    assert read_json(run.dir.path / "env.json")["cwd"] == str(ROOT)
 
 
 def test_a_secret_reaches_the_trainer_but_no_file(matrix, plan, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "s3cr3t-value")
-    one = plan("a", "fail")
-    drive(matrix, [one], engine(), poll_s=0.02)
-    assert read_json(one.dir.path / "env.json")["secret"] == "s3cr3t-value"
-    (one.dir.path / "env.json").unlink()
-    assert "s3cr3t-value" not in engine().plan([one])
+    run = plan("a", "fail")
+    drive(matrix, [run], engine(), poll_s=0.02)
+    assert read_json(run.dir.path / "env.json")["secret"] == "s3cr3t-value"
+    (run.dir.path / "env.json").unlink()
+    assert "s3cr3t-value" not in engine().plan([run])
     files = [path for path in matrix.path.rglob("*") if path.is_file()]
     assert len(files) >= 5
     assert not [path for path in files if b"s3cr3t-value" in path.read_bytes()]
 
 
 def test_the_printed_command_line_does_what_the_engine_does(matrix, plan):
-    one = plan("a b")
-    text = LocalEngine(PYTHON, ROOT, (str(PYTHON), str(FAKES))).plan([one])
+    run = plan("a b")
+    text = LocalEngine(PYTHON, ROOT, (str(PYTHON), str(FAKES))).plan([run])
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     assert subprocess.run(["sh", "-c", text], env=env, check=False).returncode == 0
-    assert read_json(one.dir.result)["status"] == "finished"
-    assert "threads 1 gpus ''" in one.dir.output_log.read_text()
+    assert read_json(run.dir.result)["status"] == "finished"
+    assert "threads 1 gpus ''" in run.dir.output_log.read_text()
 
 
 def test_the_printed_command_line_has_torchrun_ranks_and_attempt(matrix):
-    one = RunPlan(name="a", run_id="id-a", dir=matrix.run("a"), ranks=4, attempt=2)
-    text = LocalEngine(Path("/v/bin/python"), Path("/p")).plan([one])
+    run = RunPlan(name="a", run_id="id-a", dir=matrix.run("a"), ranks=4, attempt=2)
+    text = LocalEngine(Path("/v/bin/python"), Path("/p")).plan([run])
     assert "/v/bin/python -m torch.distributed.run --standalone --nproc-per-node=4 -m gpt2.train" in text
-    assert f"{one.dir.path} --attempt 2 >>{one.dir.output_log} 2>&1" in text
+    assert f"{run.dir.path} --attempt 2 >>{run.dir.output_log} 2>&1" in text
     assert "PYTHONPATH=/p:/p/lib" in text
 
 
 @pytest.mark.parametrize(
-    ("known", "problem"),
+    ("fields", "problem"),
     [
         ({"ranks": 0}, "expected at least 1"),
         ({"ranks": 2, "cuda": True}, "2 ranks on 0 GPUs"),
@@ -491,27 +499,27 @@ def test_the_printed_command_line_has_torchrun_ranks_and_attempt(matrix):
         ({"run_id": "other"}, "belongs to run id-a, expected other"),
     ],
 )
-def test_a_run_that_cannot_fit_is_refused_before_anything_starts(matrix, plan, known, problem):
-    good, bad = plan("b"), plan("a", **known)
+def test_a_run_that_cannot_fit_is_refused_before_anything_starts(matrix, plan, fields, problem):
+    good, too_large = plan("b"), plan("a", **fields)
     with pytest.raises(LaunchError, match=problem):
-        check_plans(matrix, [good, bad], engine())
+        check_plans(matrix, [good, too_large], engine())
     assert not matrix.status.exists()
     assert not good.dir.output_log.exists()
 
 
 def test_a_missing_interpreter_or_directory_is_a_problem(matrix, plan):
     problems = LocalEngine(Path("/no/python"), ROOT).check([plan("a"), plan("a"), plan_of(matrix, "b")])
-    assert [any(word in problem for problem in problems) for word in ("/no/python", "2 runs", "is missing")] == [
+    assert [any(text in problem for problem in problems) for text in ("/no/python", "2 runs", "is missing")] == [
         True
     ] * 3
 
 
 def test_a_submitted_run_is_not_executed_twice(matrix, plan):
-    one, box = plan("a"), engine()
-    assert box.submit([one]) == box.submit([one])
-    wait_until(lambda: box.poll()["a"].phase is JobPhase.ENDED)
-    box.submit([one])
-    assert box.poll()["a"].phase is JobPhase.ENDED
+    run, local_engine = plan("a"), engine()
+    assert local_engine.submit([run]) == local_engine.submit([run])
+    wait_until(lambda: local_engine.poll()["a"].phase is JobPhase.ENDED)
+    local_engine.submit([run])
+    assert local_engine.poll()["a"].phase is JobPhase.ENDED
 
 
 # Progress
@@ -588,25 +596,25 @@ def test_with_torchrun_two_ranks_finish_and_a_failure_has_its_reason(matrix, pla
 
 @pytest.mark.slow
 def test_with_torchrun_a_stop_reaches_the_workers_and_leaves_no_process(matrix, plan):
-    one = plan("a", "grandchildren", real=True, timeout_s=8)
-    drive(matrix, [one], engine(real=True))
-    assert status_of(one)["reason"] == "took longer than 8 s"
-    assert read_json(one.dir.result)["status"] == "stopped"
+    run = plan("a", "grandchildren", real=True, timeout_s=8)
+    drive(matrix, [run], engine(real=True))
+    assert status_of(run)["reason"] == "took longer than 8 s"
+    assert read_json(run.dir.result)["status"] == "stopped"
     assert processes_of(matrix) == []
-    assert not [pid for pid in read_json(one.dir.path / "grandchildren.json")["pids"] if is_alive(pid)]
+    assert not [pid for pid in read_json(run.dir.path / "grandchildren.json")["pids"] if is_alive(pid)]
 
 
 @pytest.mark.slow
 def test_with_torchrun_a_killed_runner_leaves_no_orphan(matrix, plan, start_runner):
-    one = plan("a", "grandchildren")
+    run = plan("a", "grandchildren")
     process = start_runner("a=grandchildren", launcher="torchrun")
-    wait_until(one.dir.metrics.exists)
+    wait_until(run.dir.metrics.exists)
     assert len(processes_of(matrix)) >= 4  # runner, guard, torchrun, worker
     process.kill()
     process.wait()
     wait_until(lambda: processes_of(matrix) == [])
-    assert read_json(one.dir.result)["status"] == "stopped"
-    assert not [pid for pid in read_json(one.dir.path / "grandchildren.json")["pids"] if is_alive(pid)]
+    assert read_json(run.dir.result)["status"] == "stopped"
+    assert not [pid for pid in read_json(run.dir.path / "grandchildren.json")["pids"] if is_alive(pid)]
 
 
 @pytest.mark.slow

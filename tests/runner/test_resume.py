@@ -31,9 +31,9 @@ from waiting import wait_until
 GPUS = tuple(Gpu(index=i, name="A10G", uuid=f"GPU-{i}", memory_total=23028) for i in range(2))
 
 
-def going(matrix, behave="finish", **known):
+def resume_plan(matrix, behave="finish", **options):
     """Return the pending plans, with trainers that behave like this."""
-    return reopen(matrix, known.pop("gpus", ()), command=(f"--behave={behave}",), **known)
+    return reopen(matrix, options.pop("gpus", ()), command=(f"--behave={behave}",), **options)
 
 
 @pytest.fixture
@@ -41,11 +41,11 @@ def make(matrix, plan):
     """Make the directory of a run with the fields that a continued matrix reads."""
 
     def run(name, **train):
-        one = plan(name)
-        record = read_json(one.dir.run_json)
+        planned = plan(name)
+        record = read_json(planned.dir.run_json)
         fields = {"num_gpus": 1, "device": "cpu", "cpu_threads": 1, "data_path": "/data"}
-        write_json(one.dir.run_json, {**record, "timeout_s": 0, "train": {**record["train"], **fields, **train}})
-        return one.dir
+        write_json(planned.dir.run_json, {**record, "timeout_s": 0, "train": {**record["train"], **fields, **train}})
+        return planned.dir
 
     return run
 
@@ -65,15 +65,15 @@ def test_a_stopped_run_resumes_and_finished_runs_are_kept(matrix, make, start_ru
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 130
     kept = first.result.read_bytes()
-    todo = going(matrix)
-    assert [(one.name, one.attempt, one.resume) for one in todo.plans] == [("b", 2, "auto"), ("c", 1, "none")]
+    todo = resume_plan(matrix)
+    assert [(each.name, each.attempt, each.resume) for each in todo.plans] == [("b", 2, "auto"), ("c", 1, "none")]
     assert drive(matrix, todo.plans, engine(), poll_s=0.02).exit_code == 0
     assert first.result.read_bytes() == kept
     assert attempts(second) == [(1, "stopped", "none", None), (2, "finished", "auto", None)]
     saved = int((second.path / "checkpoints" / "step").read_text())
     assert saved > 0
     assert [line["step"] for line in read_jsonl(second.metrics) if line["attempt"] == 2][:1] in ([saved], [])
-    assert going(matrix).plans == ()
+    assert resume_plan(matrix).plans == ()
 
 
 def test_a_run_of_a_killed_runner_resumes(matrix, make, start_runner):
@@ -83,8 +83,8 @@ def test_a_run_of_a_killed_runner_resumes(matrix, make, start_runner):
     process.kill()
     process.wait()
     wait_until(lambda: processes_of(matrix) == [])
-    todo = going(matrix)
-    assert [(one.attempt, one.resume) for one in todo.plans] == [(2, "auto")]
+    todo = resume_plan(matrix)
+    assert [(each.attempt, each.resume) for each in todo.plans] == [(2, "auto")]
     assert drive(matrix, todo.plans, engine(), poll_s=0.02).exit_code == 0
     assert attempts(run)[1] == (2, "finished", "auto", None)
     assert recover_status(run, has_runner=False).status is Status.FINISHED
@@ -92,19 +92,19 @@ def test_a_run_of_a_killed_runner_resumes(matrix, make, start_runner):
 
 def test_a_failed_run_is_retried_only_on_request(matrix, make):
     run = make("a")
-    drive(matrix, going(matrix, "nan").plans, engine(), poll_s=0.02)
-    todo = going(matrix)
+    drive(matrix, resume_plan(matrix, "nan").plans, engine(), poll_s=0.02)
+    todo = resume_plan(matrix)
     assert todo.plans == ()
     assert describe_plan(todo) == ["1 failed: unchanged (RETRY_FAILED=1 retries)"]
-    drive(matrix, going(matrix, retry_failed=True).plans, engine(), poll_s=0.02)
+    drive(matrix, resume_plan(matrix, retry_failed=True).plans, engine(), poll_s=0.02)
     assert attempts(run) == [(1, "failed", "none", None), (2, "finished", "auto", None)]
 
 
 def test_only_the_selected_runs_continue(matrix, make):
     for name in "abc":
         make(name)
-    todo = going(matrix, names={"b"})
-    assert [one.name for one in todo.plans] == ["b"]
+    todo = resume_plan(matrix, names={"b"})
+    assert [each.name for each in todo.plans] == ["b"]
     outcome = drive(matrix, todo.plans, engine(), poll_s=0.02)
     assert (outcome.exit_code, outcome.counts) == (0, {"planned": 2, "finished": 1})
 
@@ -113,35 +113,35 @@ def test_only_the_selected_runs_continue(matrix, make):
 def test_another_checkpoint_can_be_requested_and_reaches_the_trainer(matrix, make, resume):
     run = make("a")
     write_json(run.status, {"status": "stopped", "attempt": 1})
-    (one,) = going(matrix, resume=resume).plans
-    words = [str(run.path), "--attempt", "2"]
-    assert one.arguments == words + ([] if resume == "none" else ["--resume", resume])
+    (each,) = resume_plan(matrix, resume=resume).plans
+    expected = [str(run.path), "--attempt", "2"]
+    assert each.arguments == expected + ([] if resume == "none" else ["--resume", resume])
 
 
 def test_a_continued_run_keeps_its_planned_configuration(matrix, make):
     run = make("a", num_gpus=2, device="cuda", cpu_threads=3)
-    (one,) = going(matrix, gpus=GPUS).plans
-    assert (one.ranks, one.cuda, one.cpu_threads, one.timeout_s) == (2, True, 3, 0.0)
-    assert one.run_id == read_json(run.run_json)["run_id"]
+    (each,) = resume_plan(matrix, gpus=GPUS).plans
+    assert (each.ranks, each.cuda, each.cpu_threads, each.timeout_s) == (2, True, 3, 0.0)
+    assert each.run_id == read_json(run.run_json)["run_id"]
 
 
 def test_a_run_with_too_few_gpus_is_skipped_and_continues_once_there_are_enough(matrix, make):
     run = make("a", num_gpus=2, device="cuda")
-    todo = going(matrix, gpus=GPUS[:1])
+    todo = resume_plan(matrix, gpus=GPUS[:1])
     assert todo.skipped == {"a": "needs 2 GPUs, found 1"}
     assert drive(matrix, (), engine(), skipped=todo.skipped, poll_s=0.02).exit_code == 1
     assert read_json(run.status)["status"] == "skipped"
-    assert [one.name for one in going(matrix, gpus=GPUS).plans] == ["a"]
+    assert [each.name for each in resume_plan(matrix, gpus=GPUS).plans] == ["a"]
 
 
 def test_a_run_without_prepared_data_is_skipped_with_that_reason(matrix, make):
     make("a", data_path="")
-    assert "not prepared" in going(matrix).skipped["a"]
+    assert "not prepared" in resume_plan(matrix).skipped["a"]
 
 
 def test_out_of_memory_halves_the_micro_batch_until_it_fits(matrix, make):
     run, seen = make("a"), []
-    outcome = drive(matrix, going(matrix, "oom3").plans, engine(), show=seen.append, poll_s=0.02)
+    outcome = drive(matrix, resume_plan(matrix, "oom3").plans, engine(), show=seen.append, poll_s=0.02)
     assert outcome.exit_code == 0
     assert attempts(run) == [
         *[(1, "failed", "none", None), (2, "failed", "auto", 6)],
@@ -157,7 +157,7 @@ def test_out_of_memory_halves_the_micro_batch_until_it_fits(matrix, make):
 
 def test_a_run_that_does_not_fit_with_one_sequence_fails_and_the_others_continue(matrix, make):
     run, other = make("a"), make("b")
-    plans = [*going(matrix, "oom0").plans[:1], *going(matrix).plans[1:]]
+    plans = [*resume_plan(matrix, "oom0").plans[:1], *resume_plan(matrix).plans[1:]]
     outcome = drive(matrix, plans, engine(), poll_s=0.02)
     assert (outcome.exit_code, outcome.counts) == (1, {"finished": 1, "failed": 1})
     assert [entry[3] for entry in attempts(run)] == [None, 6, 3, 1]
@@ -166,7 +166,7 @@ def test_a_run_that_does_not_fit_with_one_sequence_fails_and_the_others_continue
 
 def test_the_policy_fail_makes_out_of_memory_a_failure(matrix, make):
     run = make("a", oom_policy="fail")
-    assert drive(matrix, going(matrix, "oom3").plans, engine(), poll_s=0.02).exit_code == 1
+    assert drive(matrix, resume_plan(matrix, "oom3").plans, engine(), poll_s=0.02).exit_code == 1
     assert len(attempts(run)) == 1
 
 
@@ -177,27 +177,27 @@ def test_a_stop_between_two_attempts_stops_the_run(matrix, make):
         if progress.status is Status.FAILED:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    outcome = drive(matrix, going(matrix, "oom3").plans, engine(), show=show, poll_s=0.02)
+    outcome = drive(matrix, resume_plan(matrix, "oom3").plans, engine(), show=show, poll_s=0.02)
     assert len(attempts(run)) == 1 or outcome.exit_code == 130
-    assert [one.micro_batch for one in going(matrix).plans] == [6]
+    assert [each.micro_batch for each in resume_plan(matrix).plans] == [6]
 
 
 def test_a_trainer_that_ignores_the_micro_batch_is_a_failure(matrix, make):
     run = make("a")
     write_json(run.status, {"status": "failed", "attempt": 1, "kind": "oom"})
-    drive(matrix, going(matrix, "adjusted").plans, engine(), poll_s=0.02)
+    drive(matrix, resume_plan(matrix, "adjusted").plans, engine(), poll_s=0.02)
     assert read_json(run.status)["status"] == "finished"  # it used 6, as requested
     (other,) = [make("b")]
     entry = {"attempt": 2, "status": "failed", "kind": "oom", "micro_batch": 6}
     write_json(other.status, {"status": "failed", "attempt": 2, "attempts": [entry]})
-    drive(matrix, going(matrix, "smaller").plans, engine(), poll_s=0.02)
+    drive(matrix, resume_plan(matrix, "smaller").plans, engine(), poll_s=0.02)
     assert read_json(other.status)["reason"] == "configuration mismatch: batch_size requested 3, used 6"
 
 
 def test_a_plan_that_another_runner_executed_meanwhile_is_dropped(matrix, make):
     run, other = make("a"), make("b")
-    late = going(matrix).plans
-    drive(matrix, going(matrix, names={"a"}).plans, engine(), poll_s=0.02)
+    late = resume_plan(matrix).plans
+    drive(matrix, resume_plan(matrix, names={"a"}).plans, engine(), poll_s=0.02)
     kept = run.result.read_bytes()
     outcome = drive(matrix, late, engine(), poll_s=0.02)
     assert (outcome.exit_code, outcome.counts) == (0, {"finished": 2})
@@ -225,7 +225,7 @@ def test_a_lock_of_an_earlier_boot_is_ignored(matrix, make):
     write_json(run.status, {"status": "running", "attempt": 1, "pid": os.getpid()})
     assert holder(matrix) is None
     assert not matrix.is_held()
-    assert drive(matrix, going(matrix).plans, engine(), poll_s=0.02).exit_code == 0
+    assert drive(matrix, resume_plan(matrix).plans, engine(), poll_s=0.02).exit_code == 0
     assert attempts(run)[0][1] == "stopped"
 
 
@@ -238,7 +238,7 @@ def test_the_holder_of_a_matrix_is_a_live_process(matrix):
 def test_a_truncated_journal_continues_on_a_new_line(matrix, make):
     make("a")
     matrix.journal.write_text('{"schema": 1, "event": "run sta')
-    drive(matrix, going(matrix).plans, engine(), poll_s=0.02)
+    drive(matrix, resume_plan(matrix).plans, engine(), poll_s=0.02)
     assert next(line["event"] for line in read_jsonl(matrix.journal)) == "matrix started"
 
 
@@ -258,17 +258,17 @@ def test_a_lost_terminal_does_not_end_the_runner(matrix, make, start_runner):
 
 def test_an_archived_result_is_complete_and_its_run_is_planned_again(matrix, make):
     run = make("a")
-    drive(matrix, going(matrix).plans, engine(), poll_s=0.02)
+    drive(matrix, resume_plan(matrix).plans, engine(), poll_s=0.02)
     old = {path.name: path.read_bytes() for path in (run.result, run.metrics, run.output_log)}
     assert archive_result(run) == run.archive / "1"
     assert {name: (run.archive / "1" / name).read_bytes() for name in old} == old
     assert read_json(run.archive / "1" / "status.json")["status"] == "finished"
-    left = {path.name for path in run.path.iterdir()}
-    assert left == {"run.json", "status.json", ".lock", "archive"}
+    remaining = {path.name for path in run.path.iterdir()}
+    assert remaining == {"run.json", "status.json", ".lock", "archive"}
     assert recover_status(run, has_runner=False).status is Status.PLANNED
-    (again,) = going(matrix).plans
-    assert (again.attempt, again.resume) == (2, "none")
-    drive(matrix, [again], engine(), poll_s=0.02)
+    (planned,) = resume_plan(matrix).plans
+    assert (planned.attempt, planned.resume) == (2, "none")
+    drive(matrix, [planned], engine(), poll_s=0.02)
     assert attempts(run) == [(2, "finished", "none", None)]
     assert {line["attempt"] for line in read_jsonl(run.metrics)} == {2}
     assert archive_result(run) == run.archive / "2"
@@ -284,7 +284,7 @@ def test_an_archive_interrupted_by_a_kill_loses_nothing_and_the_next_runner_comp
     matrix, make, monkeypatch, moves
 ):
     run = make("a")
-    drive(matrix, going(matrix).plans, engine(), poll_s=0.02)
+    drive(matrix, resume_plan(matrix).plans, engine(), poll_s=0.02)
     names = ("result.json", "metrics.jsonl", "run_used.json", "output.log", "env.json")
     old = {name: (run.path / name).read_bytes() for name in names}
     left, real = [moves], Path.replace
@@ -301,22 +301,22 @@ def test_an_archive_interrupted_by_a_kill_loses_nothing_and_the_next_runner_comp
         archive_result(run)
     monkeypatch.undo()
     assert find_violation(recover_status(run, has_runner=False)) == ""
-    plans = going(matrix).plans
-    assert [one.attempt for one in plans] == [2]
+    plans = resume_plan(matrix).plans
+    assert [each.attempt for each in plans] == [2]
     drive(matrix, plans, engine(), poll_s=0.02)
     assert {name: (run.archive / "1" / name).read_bytes() for name in old} == old
     assert read_json(run.result)["attempt"] == 2
 
 
 def test_checkpoints_on_another_disk_are_archived_there(matrix, make, tmp_path):
-    place = tmp_path / "disk" / "a"
-    run = make("a", checkpoint_dir=str(place))
-    drive(matrix, going(matrix).plans, engine(), poll_s=0.02)
-    place.mkdir(parents=True)
-    (place / "step_5.pt").write_text("weights")
+    other_disk = tmp_path / "disk" / "a"
+    run = make("a", checkpoint_dir=str(other_disk))
+    drive(matrix, resume_plan(matrix).plans, engine(), poll_s=0.02)
+    other_disk.mkdir(parents=True)
+    (other_disk / "step_5.pt").write_text("weights")
     archive_result(run)
     assert (tmp_path / "disk" / "a.archive1" / "step_5.pt").read_text() == "weights"
-    assert not place.exists()
+    assert not other_disk.exists()
 
 
 def test_a_run_with_live_processes_is_not_archived(matrix, make):
@@ -349,14 +349,14 @@ ORIGIN = {"code": "c0de", "versions": {"torch": "2.13"}, "cpu": "EPYC", "gpus": 
 
 
 @pytest.fixture
-def twice(matrix, make):
+def finished_and_planned(matrix, make):
     """A finished run in one matrix, and the same run planned in another."""
     first = make("a")
     record = read_json(first.run_json) | {"provenance": ORIGIN}
     train = record["train"] | {"log_interval": 5, "data_sha256": "d", "data_path": "/here"}
     train |= {"checkpoint_dir": str(first.checkpoints)}
     write_json(first.run_json, {**record, "train": train})
-    drive(matrix, going(matrix).plans, engine(), poll_s=0.02)
+    drive(matrix, resume_plan(matrix).plans, engine(), poll_s=0.02)
     write_json(first.gpu_summary, {"simulated": False})
     first.gpu_stats.write_text("[]")
     (first.checkpoints).mkdir()
@@ -369,15 +369,15 @@ def twice(matrix, make):
     return first, second
 
 
-def taken(second, **known):
+def reuse(second, **options):
     later = MatrixDir(second.path.parent)
-    return reuse_runs(later, later.path.parent, NEUTRAL, **{"recorded": True} | known)
+    return reuse_runs(later, later.path.parent, NEUTRAL, **{"recorded": True} | options)
 
 
-def test_a_finished_run_with_the_same_id_is_reused_and_marked(twice):
-    first, second = twice
+def test_a_finished_run_with_the_same_id_is_reused_and_marked(finished_and_planned):
+    first, second = finished_and_planned
     source = f"{first.path.parent.name}/a"
-    assert taken(second).reused == {"b": source}
+    assert reuse(second).reused == {"b": source}
     state = recover_status(second, has_runner=False)
     assert (state.status, state.reused_from) == (
         Status.FINISHED,
@@ -388,37 +388,37 @@ def test_a_finished_run_with_the_same_id_is_reused_and_marked(twice):
     assert recover_status(second, has_runner=False).status is Status.FINISHED
     assert second.gpu_stats.read_text() == "[]"
     assert not (second.path / first.gpu_stats.name).exists()
-    assert going(MatrixDir(second.path.parent)).plans == ()
+    assert resume_plan(MatrixDir(second.path.parent)).plans == ()
     shutil.rmtree(first.path.parent)
     assert read_json(second.result)["status"] == "finished"
     assert (second.checkpoints / "final.pt").read_text() == "weights"
 
 
-def test_the_tracker_state_of_a_reused_run_is_not_copied(twice):
-    first, second = twice
+def test_the_tracker_state_of_a_reused_run_is_not_copied(finished_and_planned):
+    first, second = finished_and_planned
     write_track(first, [SyncStatus(tracker="wandb", state=SyncState.DONE, points=5)])
     first.track_log.write_text("")
     (first.path / "wandb").mkdir()
     write_json(second.run_json, read_json(second.run_json) | {"tracking": {"trackers": ["wandb"]}})
-    taken(second)
+    reuse(second)
     assert not any(path.exists() for path in second.tracker_files())
     (sent,) = sync_status(second)
     assert (sent.state, sent.waiting) == (SyncState.BEHIND, 5)
     assert sent.error == f"reused from {first.path.parent.name}/a"
 
 
-def test_a_run_reused_twice_names_where_it_was_trained(twice):
-    first, second = twice
-    taken(second)
+def test_a_run_reused_twice_names_where_it_was_trained(finished_and_planned):
+    first, second = finished_and_planned
+    reuse(second)
     third = MatrixDir(second.path.parent.with_name("test_matrix_results_20260103_000000")).run("c")
     record = {name: value for name, value in read_json(second.run_json).items() if name != "reused_from"}
     train = record["train"] | {"checkpoint_dir": str(third.checkpoints)}
     write_json(third.run_json, record | {"train": train})
-    assert taken(third).reused == {"c": f"{first.path.parent.name}/a"}
+    assert reuse(third).reused == {"c": f"{first.path.parent.name}/a"}
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "reason"),
     [
         ({"train": {"data_sha256": "other"}}, "differs in data_sha256"),
         ({"train": {"cpu_threads": 7}}, "differs in cpu_threads"),
@@ -427,47 +427,47 @@ def test_a_run_reused_twice_names_where_it_was_trained(twice):
         ({"provenance": {"cpu": "Xeon"}}, "ran on another kind of device"),
     ],
 )
-def test_a_run_that_would_not_be_equal_is_trained_again_with_the_reason(twice, change, why):
-    first, second = twice
+def test_a_run_that_would_not_be_equal_is_trained_again_with_the_reason(finished_and_planned, change, reason):
+    first, second = finished_and_planned
     record = read_json(second.run_json)
     write_json(second.run_json, record | {part: record[part] | values for part, values in change.items()})
-    found = taken(second)
-    assert (found.reused, found.not_reused) == ({}, {"b": f"{first.path.parent.name}/a {why}"})
+    found = reuse(second)
+    assert (found.reused, found.not_reused) == ({}, {"b": f"{first.path.parent.name}/a {reason}"})
     assert recover_status(second, has_runner=False).status is Status.PLANNED
 
 
-def test_a_run_with_another_id_is_not_mentioned(twice):
-    _, second = twice
+def test_a_run_with_another_id_is_not_mentioned(finished_and_planned):
+    _, second = finished_and_planned
     write_json(second.run_json, read_json(second.run_json) | {"run_id": "another"})
-    found = taken(second)
+    found = reuse(second)
     assert (found.reused, found.not_reused) == ({}, {})
 
 
 @pytest.mark.parametrize("status", ["failed", "stopped"])
-def test_only_finished_runs_are_reused(twice, status):
-    first, second = twice
+def test_only_finished_runs_are_reused(finished_and_planned, status):
+    first, second = finished_and_planned
     write_json(first.result, read_json(first.result) | {"status": status})
     write_json(first.status, {"status": status, "attempt": 1})
-    assert taken(second).reused == {}
+    assert reuse(second).reused == {}
 
 
-def test_a_run_without_a_real_recording_is_trained_again_if_recording_is_on(twice):
-    first, second = twice
+def test_a_run_without_a_real_recording_is_trained_again_if_recording_is_on(finished_and_planned):
+    first, second = finished_and_planned
     write_json(first.gpu_summary, {"simulated": True})
-    assert "has no recording" in taken(second).not_reused["b"]
+    assert "has no recording" in reuse(second).not_reused["b"]
     first.gpu_summary.unlink()
-    assert "has no recording" in taken(second).not_reused["b"]
-    assert taken(second, recorded=False).reused != {}
+    assert "has no recording" in reuse(second).not_reused["b"]
+    assert reuse(second, recorded=False).reused != {}
 
 
-def test_a_rerun_of_a_reused_run_does_not_change_the_original(twice):
-    first, second = twice
-    taken(second)
+def test_a_rerun_of_a_reused_run_does_not_change_the_original(finished_and_planned):
+    first, second = finished_and_planned
+    reuse(second)
     kept = first.metrics.read_bytes()
     archive_result(second)
     assert "reused_from" not in read_json(second.run_json)
-    plans = going(MatrixDir(second.path.parent)).plans
-    assert [(one.attempt, one.resume) for one in plans] == [(2, "none")]
+    plans = resume_plan(MatrixDir(second.path.parent)).plans
+    assert [(each.attempt, each.resume) for each in plans] == [(2, "none")]
     drive(MatrixDir(second.path.parent), plans, engine(), poll_s=0.02)
     state = recover_status(second, has_runner=False)
     assert (state.status, state.reused_from) == (
@@ -495,7 +495,7 @@ def test_a_checkpoint_is_given_by_its_full_path_and_anything_else_is_refused(tmp
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["TARGET=nothing"], "TARGET=nothing is not a matrix directory"),
         (["RUN=lion*"], "RUN=lion* matches no run of"),
@@ -505,13 +505,13 @@ def test_a_checkpoint_is_given_by_its_full_path_and_anything_else_is_refused(tmp
         (["MAX_ITERS=9"], "continue does not take MAX_ITERS"),
     ],
 )
-def test_an_invalid_argument_of_continue_is_refused_without_changes(matrix, make, words, said):
+def test_an_invalid_argument_of_continue_is_refused_without_changes(matrix, make, arguments, message):
     run = make("a")
     write_json(matrix.matrix_json, {"name": matrix.name, "runs": [{"name": "a"}]})
     before = sorted(path.name for path in run.path.iterdir())
-    result = program("continue", f"RESULTS_DIR={matrix.path.parent}", *words)
+    result = program("continue", f"RESULTS_DIR={matrix.path.parent}", *arguments)
     assert result.status == 2
-    assert said in result.err
+    assert message in result.err
     assert sorted(path.name for path in run.path.iterdir()) == before
     assert not matrix.status.exists()
 
@@ -525,18 +525,18 @@ def test_continue_is_refused_while_another_runner_holds_the_matrix(matrix, make)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         ([], "test-rerun needs a matrix"),
         (["TARGET={}", "OPTIMIZER=lion"], "no run has lion"),
         (["TARGET={}", "RUN=z"], "matches no run"),
     ],
 )
-def test_a_rerun_without_a_selection_archives_nothing(matrix, make, words, said):
+def test_a_rerun_without_a_selection_archives_nothing(matrix, make, arguments, message):
     run = make("a", optimizer="adamw")
     write_json(run.result, {"status": "finished"})
     write_json(matrix.matrix_json, {"name": matrix.name, "runs": [{"name": "a"}]})
-    result = program("test-rerun", *(word.format(matrix.path) for word in words))
-    assert (result.status, said in result.err) == (2, True)
+    result = program("test-rerun", *(argument.format(matrix.path) for argument in arguments))
+    assert (result.status, message in result.err) == (2, True)
     assert run.result.exists()
     assert not run.archive.exists()

@@ -73,9 +73,9 @@ def ask(library: Path, tmp_path: Path) -> Callable[..., Any]:
     ) -> Any:
         path = tmp_path / "test.scn"
         path.write_text(scenario)
-        own = os.environ | EVERYWHERE | environment(library, path, gpus, epoch)
+        environ = os.environ | EVERYWHERE | environment(library, path, gpus, epoch)
         command = [sys.executable, "-c", (BEGIN_NOW if late else "") + INIT + script]
-        completed = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
+        completed = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
         assert completed.returncode == 0, completed.stderr
         return json.loads(completed.stdout)
 
@@ -85,9 +85,9 @@ def ask(library: Path, tmp_path: Path) -> Callable[..., Any]:
 def refusal(tmp_path: Path, scenario: str, gpus: int | None = None) -> str:
     path = tmp_path / "x.scn"
     path.write_text(scenario)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as raised:
         parse(path, gpus)
-    return str(caught.value).replace(f"{tmp_path}/", "")
+    return str(raised.value).replace(f"{tmp_path}/", "")
 
 
 # ---- values read by the client library
@@ -114,7 +114,7 @@ def test_pynvml_reads_every_value_of_the_scenario(ask):
         0 1 ecc_u 1
         0 1 throttle power_cap+thermal
     """
-    got = ask(
+    values = ask(
         scenario,
         """
 g, f = gpus[1], lambda name, *more: getattr(n, "nvmlDeviceGet" + name)(gpus[1], *more)
@@ -130,7 +130,7 @@ answer({
 })
 """,
     )
-    assert got == {
+    assert values == {
         "util": [71, 33],
         "memory": [9000, 81920, 72920],
         "memory2": [9000, 81920, 72920],
@@ -148,7 +148,7 @@ answer({
 
 
 def test_gpus_are_distinguished_and_found_by_index_uuid_and_bus(ask):
-    got = ask(
+    values = ask(
         "gpus 3\n",
         """
 uuids, buses = [[f(g) for g in gpus] for f in (n.nvmlDeviceGetUUID, lambda g: n.nvmlDeviceGetPciInfo(g).busId)]
@@ -157,7 +157,7 @@ found += [n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByPciBusId(b)) for b in buse
 answer([len(set(uuids)), len(set(buses)), found, code("nvmlDeviceGetHandleByIndex", 3)])
 """,
     )
-    assert got == [3, 3, [0, 1, 2, 0, 1, 2], 2]
+    assert values == [3, 3, [0, 1, 2, 0, 1, 2], 2]
 
 
 @pytest.mark.parametrize("line", ["", "name NVIDIA H100 80GB HBM3", "name X (simulated)", f"name {'n' * 51}"])
@@ -208,8 +208,8 @@ STEPS = st.lists(
 @given(gpus=st.lists(STEPS, min_size=4, max_size=4), until=st.integers(0, 400).map(lambda tenths: tenths / 10))
 def test_the_energy_counter_is_the_exact_integral_of_the_scripted_power(ask, gpus, until):
     lines = [f"{at} {gpu} power {watts}" for gpu, steps in enumerate(gpus) for at, watts in steps]
-    got = ask("\n".join([f"freeze {until}", "gpus 4", *lines]), f"answer([fields(g, {ENERGY})[0][1] for g in gpus])")
-    assert got == pytest.approx([joules(steps, until) * 1000 for steps in gpus], abs=1)
+    values = ask("\n".join([f"freeze {until}", "gpus 4", *lines]), f"answer([fields(g, {ENERGY})[0][1] for g in gpus])")
+    assert values == pytest.approx([joules(steps, until) * 1000 for steps in gpus], abs=1)
 
 
 def test_a_range_is_spread_evenly_over_the_gpus_of_a_line(ask):
@@ -242,12 +242,12 @@ answer(sorted(out))
 
 def test_average_and_instant_power_are_means_over_a_long_and_a_short_window(ask):
     scenario = "freeze 10\nwindow_ms 1000\ninstant_ms 25\n0 0 power 100\n9.5 0 power 700\n9.99 0 power 300\n"
-    got = ask(
+    values = ask(
         scenario,
         f"answer([n.nvmlDeviceGetPowerUsage(gpus[0])] + [v for _, v, _ in fields(gpus[0], {AVERAGE}, {INSTANT})])",
     )
     average = (0.5 * 100 + 0.49 * 700 + 0.01 * 300) * 1000
-    assert got == [average, average, (0.015 * 700 + 0.010 * 300) / 0.025 * 1000]
+    assert values == [average, average, (0.015 * 700 + 0.010 * 300) / 0.025 * 1000]
 
 
 def test_a_value_changes_only_once_in_its_update_period(ask):
@@ -319,9 +319,9 @@ answer([seen, n.nvmlDeviceGetCount()])
 """
     scenario = "gpus 2\n0.5 1 all !lost\n1 1 all ok\n"
     lost = ERRORS["lost"]
-    seen, count = ask(scenario, script, late=True)
-    moments = [now for now in seen if len(now[1]) == 1 and len({now[1][0], *now[2:]}) == 1]  # not while it changed
-    states = [now for now, before in zip(moments, [None, *moments], strict=False) if now != before]
+    values, count = ask(scenario, script, late=True)
+    samples = [now for now in values if len(now[1]) == 1 and len({now[1][0], *now[2:]}) == 1]  # not while it changed
+    states = [now for now, before in zip(samples, [None, *samples], strict=False) if now != before]
     assert states == [[[0], [0], 0, 0], [[0], [lost], lost, lost], [[0], [0], 0, 0]]
     assert count == 2
 
@@ -330,8 +330,8 @@ def test_a_gpu_lost_before_the_start_has_no_handle_but_is_counted(library, tmp_p
     path = tmp_path / "lost.scn"
     path.write_text("gpus 3\n0 1 all !lost\n")
     code = "from kmatrix.gpu.nvml.detect import detect; d = detect(); print([g.index for g in d.gpus], d.notes)"
-    own = os.environ | EVERYWHERE | environment(library, path)
-    completed = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True)
+    environ = os.environ | EVERYWHERE | environment(library, path)
+    completed = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     assert completed.stdout.strip() == "[0, 2] ('GPU 1 is ignored: GPU is lost',)"
 
 
@@ -361,23 +361,28 @@ def test_processes_appear_and_exit_with_their_memory(ask):
 def test_a_driver_that_fails_to_start_returns_the_reason(library, tmp_path):
     path = tmp_path / "x.scn"
     path.write_text("init !version_mismatch\n")
-    own = os.environ | EVERYWHERE | environment(library, path)
+    environ = os.environ | EVERYWHERE | environment(library, path)
     code = "from kmatrix.gpu.nvml.detect import detect; print(*detect().notes)"
-    completed = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True)
+    completed = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     assert (
         completed.stdout.strip() == "the NVIDIA driver does not respond: RM has detected an NVML/RM version mismatch."
     )
 
 
 def test_a_truncated_table_is_refused_and_never_played_partially(library):
-    own = environment(library, None, 2)
-    table = Path(own["KMATRIX_SIMULATE"])
-    whole = table.read_text()
+    environ = environment(library, None, 2)
+    table = Path(environ["KMATRIX_SIMULATE"])
+    content = table.read_text()
     code = f"import ctypes; print(ctypes.CDLL({str(library)!r}).nvmlInit_v2())"
-    for damaged in (whole[: len(whole) // 2], whole.replace("end\n", ""), whole.replace("gpus 2", "gpus 999"), ""):
-        cut = table.with_name("cut.table")
-        cut.write_text(damaged)
-        variables = own | {"KMATRIX_SIMULATE": str(cut)}
+    for damaged in (
+        content[: len(content) // 2],
+        content.replace("end\n", ""),
+        content.replace("gpus 2", "gpus 999"),
+        "",
+    ):
+        truncated = table.with_name("cut.table")
+        truncated.write_text(damaged)
+        variables = environ | {"KMATRIX_SIMULATE": str(truncated)}
         completed = subprocess.run(
             [sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True
         )
@@ -440,18 +445,18 @@ def test_nvitop_pynvml_and_our_reader_agree_on_a_frozen_scenario(ask):
         0 1 limit 250
         1 2 process {os.getpid()} 8500
     """
-    seen = ask(scenario, WITNESSES)
-    assert seen["nvitop"] == seen["pynvml"] == seen["ours"]
-    assert seen["ours"][3][5] == (0.5 * 110 + 0.5 * 214)
-    assert seen["ours"][2][-1] == {str(os.getpid()): 8500}
+    values = ask(scenario, WITNESSES)
+    assert values["nvitop"] == values["pynvml"] == values["ours"]
+    assert values["ours"][3][5] == (0.5 * 110 + 0.5 * 214)
+    assert values["ours"][2][-1] == {str(os.getpid()): 8500}
 
 
 @pytest.mark.parametrize("at", [1, 5.5, 29.9, 47, 61])
 @pytest.mark.parametrize("name", ["calm", "straggler", "varied"])
 @pytest.mark.usefixtures("nvitop")
 def test_the_three_readers_agree_on_each_demo_scenario(ask, name, at):
-    seen = ask(f"freeze {at}\n{(SCENARIOS / f'{name}.scn').read_text()}", WITNESSES)
-    assert seen["nvitop"] == seen["pynvml"] == seen["ours"]
+    values = ask(f"freeze {at}\n{(SCENARIOS / f'{name}.scn').read_text()}", WITNESSES)
+    assert values["nvitop"] == values["pynvml"] == values["ours"]
 
 
 def test_the_lost_gpu_demo_loses_one_gpu_and_restores_it_with_a_new_counter(ask):
@@ -467,8 +472,8 @@ def test_the_straggler_of_the_demo_has_full_clock_and_power_and_the_others_low_p
 answer([[n.nvmlDeviceGetUtilizationRates(g).gpu, n.nvmlDeviceGetPowerUsage(g) // 1000, n.nvmlDeviceGetClockInfo(g, 1),
          n.nvmlDeviceGetCurrentClocksEventReasons(g)] for g in gpus])
 """
-    seen = ask("freeze 10\n" + (SCENARIOS / "straggler.scn").read_text(), read)
-    assert seen == [[100, 176, 1710, 0]] * 3 + [[83, 141, 1080, 0x20]]
+    values = ask("freeze 10\n" + (SCENARIOS / "straggler.scn").read_text(), read)
+    assert values == [[100, 176, 1710, 0]] * 3 + [[83, 141, 1080, 0x20]]
 
 
 # ---- parsing a scenario
@@ -509,10 +514,10 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize("scenario, place, cause", MISTAKES, ids=[cause for _, _, cause in MISTAKES])
-def test_an_invalid_scenario_is_refused_with_file_line_and_cause(tmp_path, scenario, place, cause):
+@pytest.mark.parametrize("scenario, location, cause", MISTAKES, ids=[cause for _, _, cause in MISTAKES])
+def test_an_invalid_scenario_is_refused_with_file_line_and_cause(tmp_path, scenario, location, cause):
     message = refusal(tmp_path, scenario)
-    assert message.startswith(place)
+    assert message.startswith(location)
     assert cause in message
     assert "\n  hint: " in message
 
@@ -574,10 +579,10 @@ def test_a_second_build_reuses_the_library_even_without_a_compiler(library, monk
 
 def test_without_a_compiler_one_sentence_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LaunchError) as caught:
+    with pytest.raises(LaunchError) as raised:
         build(tmp_path)
     assert (
-        str(caught.value)
+        str(raised.value)
         == "simulated GPUs need a C compiler\n  why: neither gcc nor cc was found\n  hint: install gcc"
     )
 
@@ -632,9 +637,9 @@ def test_existing_entries_of_the_library_path_are_kept(library, monkeypatch):
 
 
 def program(library: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    own = os.environ | EVERYWHERE
+    environ = os.environ | EVERYWHERE
     command = [sys.executable, "-m", "kmatrix.simulate", "--library", str(library.parent.parent), *arguments]
-    return subprocess.run(command, env=own, cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def test_the_program_runs_a_command_with_simulated_gpus_and_returns_its_status(library):
@@ -644,7 +649,7 @@ def test_the_program_runs_a_command_with_simulated_gpus_and_returns_its_status(l
 
 
 @pytest.mark.parametrize(
-    "words, message",
+    "arguments, message",
     [
         (["--gpus", "2"], "error: no command to run with simulated GPUs"),
         (["--", "no-such-program"], "error: cannot start no-such-program"),
@@ -652,8 +657,8 @@ def test_the_program_runs_a_command_with_simulated_gpus_and_returns_its_status(l
         (["--gpus", "99", "--", "true"], "error: invalid number of simulated GPUs: 99"),
     ],
 )
-def test_the_program_refuses_invalid_arguments_with_a_message(library, words, message):
-    completed = program(library, *words)
+def test_the_program_refuses_invalid_arguments_with_a_message(library, arguments, message):
+    completed = program(library, *arguments)
     assert completed.returncode == 2
     assert completed.stderr.startswith(message)
     assert "Traceback" not in completed.stderr
@@ -684,7 +689,7 @@ def test_the_scenario_on_the_page_is_valid(tmp_path):
 
 def test_the_page_documents_every_field_setting_and_error():
     missing = [
-        word for word in (*QUANTITIES, *SETTINGS, *ERRORS) if f"`{word}`" not in page_text(PAGE).replace("`!", "`")
+        name for name in (*QUANTITIES, *SETTINGS, *ERRORS) if f"`{name}`" not in page_text(PAGE).replace("`!", "`")
     ]
     assert missing == []
 
@@ -693,9 +698,9 @@ def test_the_commands_on_the_page_run(library):
     lines = [line for body in blocks("sh") for line in body.splitlines()]
     assert lines
     for line in lines:
-        words = shlex.split(line)
-        assert words[:3] == ["python", "-m", "kmatrix.simulate"]
-        command = [sys.executable if word == "python" else word for word in words[3:]]
+        arguments = shlex.split(line)
+        assert arguments[:3] == ["python", "-m", "kmatrix.simulate"]
+        command = [sys.executable if argument == "python" else argument for argument in arguments[3:]]
         completed = program(library, *command)
         assert completed.returncode == 0, completed.stderr
         assert "(simulated)" in completed.stdout

@@ -24,16 +24,16 @@ LIMITS = Thresholds(hold_s=30)
 FINE = GpuState(name="GPU 0", utilization=97.0, memory_percent=94.0, temperature=66.0, throttled=("power cap",))
 
 
-def state(time=0.0, **known):
-    return RunSnapshot(**{"time": time, "gpus": (FINE,)} | known)
+def state(time=0.0, **fields):
+    return RunSnapshot(**{"time": time, "gpus": (FINE,)} | fields)
 
 
-def told(moment, limits=LIMITS):
-    return {one.kind for one in findings(moment, limits)}
+def alert_kinds(observation, limits=LIMITS):
+    return {finding.kind for finding in findings(observation, limits)}
 
 
-def gpu(**known):
-    return dataclasses.replace(FINE, **known)
+def gpu(**fields):
+    return dataclasses.replace(FINE, **fields)
 
 
 # ---- the rules ---------------------------------------------------------------------------------------------------
@@ -43,11 +43,11 @@ def test_a_healthy_run_has_no_alerts():
     healthy = state(
         memory_cv=0.3, waiting=2.0, mfu=43.8, tokens_per_second=55_188.0, losses=[3.5] * 20, val_losses=[4, 3.5, 3.3]
     )
-    assert told(healthy, dataclasses.replace(LIMITS, tokens_per_second=30_000)) == set()
+    assert alert_kinds(healthy, dataclasses.replace(LIMITS, tokens_per_second=30_000)) == set()
 
 
 @pytest.mark.parametrize(
-    ("known", "kind"),
+    ("fields", "kind"),
     [
         ({"gpus": (gpu(utilization=79.9),)}, AlertKind.UTILIZATION),
         ({"gpus": (gpu(memory_percent=98.75),)}, AlertKind.VRAM),
@@ -64,11 +64,11 @@ def test_a_healthy_run_has_no_alerts():
         ({"quiet_s": 600.0}, AlertKind.STALL),
     ],
 )
-def test_each_rule_raises_its_alert_alone_and_can_be_disabled(known, kind):
+def test_each_rule_raises_its_alert_alone_and_can_be_disabled(fields, kind):
     limits = dataclasses.replace(LIMITS, tokens_per_second=30_000.0)
-    assert told(state(**known), limits) == {kind}
-    off = Thresholds(**{one.name: type(one.default)(0) for one in dataclasses.fields(Thresholds)})
-    assert told(state(**known), off) <= {
+    assert alert_kinds(state(**fields), limits) == {kind}
+    disabled = Thresholds(**{field.name: type(field.default)(0) for field in dataclasses.fields(Thresholds)})
+    assert alert_kinds(state(**fields), disabled) <= {
         AlertKind.LOST,
         AlertKind.NOT_FINITE,
     }  # these have no threshold: they are always an alert
@@ -76,12 +76,12 @@ def test_each_rule_raises_its_alert_alone_and_can_be_disabled(known, kind):
 
 def test_unknown_values_raise_no_alert():
     unknown = RunSnapshot(time=0.0, gpus=(GpuState(name="GPU 0"),))
-    assert told(unknown) == set()
+    assert alert_kinds(unknown) == set()
 
 
 def test_a_gpu_at_its_power_limit_is_normal():
-    assert told(state(gpus=(gpu(throttled=("power cap",)),))) == set()
-    assert told(state(gpus=(gpu(throttled=("power cap", "heat (hardware)")),))) == {AlertKind.THROTTLE}
+    assert alert_kinds(state(gpus=(gpu(throttled=("power cap",)),))) == set()
+    assert alert_kinds(state(gpus=(gpu(throttled=("power cap", "heat (hardware)")),))) == {AlertKind.THROTTLE}
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_a_gpu_at_its_power_limit_is_normal():
     [([4, 3, 3.1, 3.2], False), ([4, 3, 3.1, 3.2, 3.3], True), ([4, 3, 3.1, 3.2, 2.9], False), ([3.0] * 9, False)],
 )
 def test_a_validation_loss_above_its_best_for_three_evaluations_raises_an_alert(losses, is_told):
-    assert (AlertKind.LOSS in told(state(val_losses=losses))) == is_told
+    assert (AlertKind.LOSS in alert_kinds(state(val_losses=losses))) == is_told
 
 
 def test_a_spike_needs_earlier_lines_for_comparison():
-    assert told(state(losses=[3.0] * 3 + [9.0])) == set()
-    assert told(state(losses=[11.0, 9.0, 8.0, 7.0, 6.5, 6.0, 5.8, 5.6, 5.5, 5.4])) == set(), "a fall is none"
+    assert alert_kinds(state(losses=[3.0] * 3 + [9.0])) == set()
+    assert alert_kinds(state(losses=[11.0, 9.0, 8.0, 7.0, 6.5, 6.0, 5.8, 5.6, 5.5, 5.4])) == set(), "a fall is none"
 
 
 def test_every_kind_has_advice():
@@ -115,7 +115,7 @@ def test_an_alert_starts_after_the_hold_time_and_keeps_the_worst_value():
     assert watch.update(state(131, gpus=(gpu(temperature=93.0),))).began == ()
     change = watch.update(state(140))
     assert change.active == ()
-    assert [(one.value, one.until) for one in change.ended] == [(93.0, 140)]
+    assert [(alert.value, alert.until) for alert in change.ended] == [(93.0, 140)]
 
 
 def test_a_dip_shorter_than_the_hold_time_raises_no_alert():
@@ -126,10 +126,10 @@ def test_a_dip_shorter_than_the_hold_time_raises_no_alert():
 
 
 @pytest.mark.parametrize(
-    "known", [{"gpus": (gpu(lost=True),)}, {"losses": [None]}, {"quiet_s": 700.0}, {"val_losses": [1, 2, 2, 2]}]
+    "fields", [{"gpus": (gpu(lost=True),)}, {"losses": [None]}, {"quiet_s": 700.0}, {"val_losses": [1, 2, 2, 2]}]
 )
-def test_a_permanent_fault_raises_an_alert_at_once(known):
-    assert len(AlertTracker(LIMITS).update(state(**known)).began) == 1
+def test_a_permanent_fault_raises_an_alert_at_once(fields):
+    assert len(AlertTracker(LIMITS).update(state(**fields)).began) == 1
 
 
 def test_critical_alerts_come_first():
@@ -142,9 +142,9 @@ def test_critical_alerts_come_first():
 
 
 @given(st.lists(st.tuples(st.floats(0, 120), st.floats(0, 100)), max_size=40), st.floats(0, 60))
-def test_every_alert_ends_once_and_lasts_at_least_the_hold_time(moments, hold):
+def test_every_alert_ends_once_and_lasts_at_least_the_hold_time(observations, hold):
     watch, time, began, ended = AlertTracker(Thresholds(hold_s=hold)), 0.0, [], []
-    for step, utilization in moments:
+    for step, utilization in observations:
         time += step
         change = watch.update(state(time, gpus=(gpu(utilization=utilization),)))
         began += change.began
@@ -249,8 +249,8 @@ def test_metrics_and_ranks_raise_alerts(tmp_path):
 
 def test_an_alert_of_a_killed_runner_ends_with_its_last_status(tmp_path):
     run = RunDir(tmp_path)
-    left = Alert(kind=AlertKind.MFU, severity=Severity.WARNING, since=50.0, value=9.5, threshold=15.0)
-    write_json(run.status, {"alerts": [left.to_json(), dataclasses.replace(left, until=60.0).to_json()]})
+    stored = Alert(kind=AlertKind.MFU, severity=Severity.WARNING, since=50.0, value=9.5, threshold=15.0)
+    write_json(run.status, {"alerts": [stored.to_json(), dataclasses.replace(stored, until=60.0).to_json()]})
     os.utime(run.status, (100.0, 100.0))
     assert [alert.until for alert in RunWatch(run, Thresholds()).alerts] == [100.0, 60.0]
 

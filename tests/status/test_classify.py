@@ -73,22 +73,22 @@ def test_a_retry_resumes_from_the_last_checkpoint_with_the_same_micro_batch():
 @given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=60), st.integers(1, 64))
 def test_no_run_is_retried_forever(kinds, batch_size):
     """However attempts end, consecutive automatic retries are limited."""
-    most = sum(MOST_RETRIES.values()) + batch_size.bit_length()
+    limit = sum(MOST_RETRIES.values()) + batch_size.bit_length()
     state, row, batch = RunState(), 0, batch_size
     for number, kind in enumerate(kinds, 1):
         state = after(state, Started(Attempt(number=number, micro_batch=batch)))
         status = Status.STOPPED if kind == PREEMPTED else Status.FAILED
         state = after(state, Ended(status=status, kind=kind))
-        again = retry(state, batch_size=batch_size)
-        row = 0 if again is None else row + 1
-        if again is None or again.micro_batch is None:
+        next_plan = retry(state, batch_size=batch_size)
+        row = 0 if next_plan is None else row + 1
+        if next_plan is None or next_plan.micro_batch is None:
             batch = batch_size
             row = row if kind in MOST_RETRIES else 0
         else:
-            batch = again.micro_batch
+            batch = next_plan.micro_batch
         if kind == OOM and row:
-            most += 1
-        assert row <= most
+            limit += 1
+        assert row <= limit
 
 
 @pytest.mark.parametrize("kind", [KILLED, GPU_LOST, NCCL])
@@ -108,8 +108,8 @@ def evidence(run, *, log="", gpus=("GPU-a", "GPU-b"), started=0.0, **job):
     return Evidence(run=run, attempt=Attempt(number=1, started=started, gpus=gpus), job=job)
 
 
-def found(plan, reason, *, kind="error", **known):
-    return failure_cause(evidence(plan.dir, exit_code=1, **known), kind, reason)
+def found(plan, reason, *, kind="error", **options):
+    return failure_cause(evidence(plan.dir, exit_code=1, **options), kind, reason)
 
 
 @pytest.mark.parametrize(
@@ -131,16 +131,16 @@ def test_cuda_and_nccl_messages_identify_the_failure(plan, reason, kind):
 
 
 def test_the_gpu_of_the_rank_that_lost_it_is_excluded(plan):
-    one = plan("a", ranks=2)
-    assert found(one, "CUDA error: unspecified launch failure").gpus == ("GPU-a",)  # rank 0 writes without a rank
-    assert found(one, "rank 1: CUDA error: unspecified launch failure").gpus == ("GPU-b",)
+    run = plan("a", ranks=2)
+    assert found(run, "CUDA error: unspecified launch failure").gpus == ("GPU-a",)  # rank 0 writes without a rank
+    assert found(run, "rank 1: CUDA error: unspecified launch failure").gpus == ("GPU-b",)
 
 
 def test_a_rank_that_lost_its_gpu_explains_the_network_errors_of_the_others(plan):
-    one = plan("a", ranks=2)
+    run = plan("a", ranks=2)
     error = {"rank": 1, "attempt": 1, "time": 2.0, "kind": "error", "reason": "CUDA error: unspecified launch failure"}
-    write_json(one.dir.rank_error(1), error)
-    answer = found(one, "NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited")
+    write_json(run.dir.rank_error(1), error)
+    answer = found(run, "NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited")
     assert (answer.kind, answer.gpus) == (GPU_LOST, ("GPU-b",))
 
 
@@ -154,24 +154,24 @@ def test_without_a_reason_the_log_decides(plan):
 
 
 def test_a_loss_seen_by_the_recorder_counts_for_this_attempt_until_it_is_recovered(plan):
-    one = plan("a")
+    run = plan("a")
     text = "NVIDIA A10G (GPU-b): no response (values are null)"
-    append_jsonl(one.dir.gpu_events, {"time": 5.0, "event": "lost", "gpu_index": 1, "text": text})
-    assert found(one, "NCCL error", started=1.0).gpus == ("GPU-b",)
-    assert found(one, "ValueError", started=6.0).kind == "error"
-    append_jsonl(one.dir.gpu_events, {"time": 6.0, "event": "found", "gpu_index": 1, "text": text})
-    assert found(one, "ValueError", started=1.0).kind == "error"
+    append_jsonl(run.dir.gpu_events, {"time": 5.0, "event": "lost", "gpu_index": 1, "text": text})
+    assert found(run, "NCCL error", started=1.0).gpus == ("GPU-b",)
+    assert found(run, "ValueError", started=6.0).kind == "error"
+    append_jsonl(run.dir.gpu_events, {"time": 6.0, "event": "found", "gpu_index": 1, "text": text})
+    assert found(run, "ValueError", started=1.0).kind == "error"
 
 
 # The whole path
 
 
-def run_all(matrix, plans, uuids=BOX, **known):
-    pool, told = Pool.of(uuids), []
+def run_all(matrix, plans, uuids=BOX, **options):
+    pool, messages = Pool.of(uuids), []
     outcome = drive(
-        matrix, plans, engine(gpus=pool, limits=Limits()), pool=pool, tell=told.append, poll_s=0.02, **known
+        matrix, plans, engine(gpus=pool, limits=Limits()), pool=pool, tell=messages.append, poll_s=0.02, **options
     )
-    return outcome, told
+    return outcome, messages
 
 
 def kinds(plan):
@@ -180,7 +180,7 @@ def kinds(plan):
 
 def test_a_run_that_lost_its_gpu_moves_and_the_gpu_is_excluded_for_all_runs(matrix, plan):
     plans = [plan("a", "lost:GPU-a", cuda=True), *(plan(name, cuda=True) for name in "bcd")]
-    outcome, told = run_all(matrix, plans)
+    outcome, messages = run_all(matrix, plans)
     assert (outcome.counts, outcome.exit_code) == ({"finished": 4}, 0)
     first, second = status_of(plans[0])["attempts"]
     assert (first["kind"], first["gpus"], second["resume"]) == (GPU_LOST, ["GPU-a"], "auto")
@@ -189,7 +189,7 @@ def test_a_run_that_lost_its_gpu_moves_and_the_gpu_is_excluded_for_all_runs(matr
     assert left_out["uuid"] == "GPU-a"
     assert left_out["out"].startswith("quarantined: RuntimeError: CUDA error")
     assert [line["gpu"] for line in read_jsonl(matrix.journal) if line["event"] == "gpu left out"] == ["GPU-a"]
-    assert told == [f"GPU 0 is {left_out['out']}"]
+    assert messages == [f"GPU 0 is {left_out['out']}"]
     assert Overview(matrix).look().gpus[0].out == left_out["out"]
 
 
@@ -203,24 +203,24 @@ def test_runs_that_need_more_gpus_than_remain_are_not_waited_for(matrix, plan):
 
 
 def test_a_run_that_lost_the_last_gpu_stays_failed(matrix, plan):
-    one = plan("a", "lost:GPU-a", cuda=True)
-    outcome, _ = run_all(matrix, [one], BOX[:1])
-    assert (outcome.exit_code, status_of(one)["status"], kinds(one)) == (1, "failed", [GPU_LOST])
+    run = plan("a", "lost:GPU-a", cuda=True)
+    outcome, _ = run_all(matrix, [run], BOX[:1])
+    assert (outcome.exit_code, status_of(run)["status"], kinds(run)) == (1, "failed", [GPU_LOST])
 
 
 @pytest.mark.parametrize(("times", "status"), [(2, "finished"), (9, "failed")])
 def test_a_network_failure_is_retried_up_to_the_limit(matrix, plan, times, status):
-    one = plan("a", f"nccl{times}")
-    run_all(matrix, [one])
-    assert status_of(one)["status"] == status
-    assert len(kinds(one)) == 3
-    assert kinds(one)[:2] == [NCCL, NCCL]
+    run = plan("a", f"nccl{times}")
+    run_all(matrix, [run])
+    assert status_of(run)["status"] == status
+    assert len(kinds(run)) == 3
+    assert kinds(run)[:2] == [NCCL, NCCL]
 
 
 def test_a_preempted_run_resumes_automatically(matrix, plan):
-    one = plan("a", "preempted2")
-    outcome, _ = run_all(matrix, [one])
-    assert (outcome.exit_code, kinds(one)) == (0, [PREEMPTED, PREEMPTED, None])
+    run = plan("a", "preempted2")
+    outcome, _ = run_all(matrix, [run])
+    assert (outcome.exit_code, kinds(run)) == (0, [PREEMPTED, PREEMPTED, None])
     retried = [line["after"] for line in read_jsonl(matrix.journal) if line["event"] == "run retried"]
     assert retried == [PREEMPTED, PREEMPTED]
 
@@ -238,9 +238,9 @@ def test_a_run_that_was_stopped_by_its_pid_stays_stopped(plan):
 
 
 def test_a_killed_run_waits_for_make_continue(matrix, plan):
-    one = plan("a", "killed")
-    outcome, _ = run_all(matrix, [one])
-    assert (outcome.exit_code, kinds(one)) == (1, [KILLED])
+    run = plan("a", "killed")
+    outcome, _ = run_all(matrix, [run])
+    assert (outcome.exit_code, kinds(run)) == (1, [KILLED])
 
 
 # GPUs used by other processes
@@ -254,7 +254,7 @@ class Others:
 
     def __call__(self, uuids):
         self.asked.append(tuple(uuids))
-        return {uuid: why for uuid, why in self.held.items() if uuid in uuids}
+        return {uuid: reason for uuid, reason in self.held.items() if uuid in uuids}
 
 
 def pool_of(others, uuids=("a", "b", "c")):
@@ -282,7 +282,7 @@ def test_gpus_of_running_runs_are_not_checked():
 
 def test_a_run_waits_for_a_gpu_used_by_others_and_reports_it(matrix, plan, monkeypatch):
     monkeypatch.setattr("kmatrix.engines.local.pool.POLL_S", 0.0)
-    others, told, notes = Others(**{"GPU-a": "9.0 GiB used by python (pid 42)"}), [], []
+    others, messages, notes = Others(**{"GPU-a": "9.0 GiB used by python (pid 42)"}), [], []
     pool = pool_of(others, ("GPU-a",))
 
     def show(progress):
@@ -290,10 +290,10 @@ def test_a_run_waits_for_a_gpu_used_by_others_and_reports_it(matrix, plan, monke
             notes.append(progress.note)
             others.held.clear()
 
-    one = plan("a", cuda=True)
-    box = engine(gpus=pool, limits=Limits())
-    outcome = drive(matrix, [one], box, pool=pool, tell=told.append, show=show, poll_s=0.02)
+    run = plan("a", cuda=True)
+    local_engine = engine(gpus=pool, limits=Limits())
+    outcome = drive(matrix, [run], local_engine, pool=pool, tell=messages.append, show=show, poll_s=0.02)
     assert outcome.exit_code == 0
-    why = "GPU 0 is in use by others: 9.0 GiB used by python (pid 42)"
-    assert notes[0] == f"needs 1 GPU, 0 available: {why}"
-    assert told == [why, "GPU 0 is available again"]
+    reason = "GPU 0 is in use by others: 9.0 GiB used by python (pid 42)"
+    assert notes[0] == f"needs 1 GPU, 0 available: {reason}"
+    assert messages == [reason, "GPU 0 is available again"]

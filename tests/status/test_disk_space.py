@@ -53,22 +53,22 @@ def test_a_full_disk_error_is_recognized_by_errno_or_by_its_cause(error, full):
 
 
 def test_a_failed_run_writes_its_result_even_on_a_full_disk(plan, monkeypatch):
-    one = plan("a")
-    log = RunLog(one.dir, one.run_id, 1, main=True)
+    run = plan("a")
+    log = RunLog(run.dir, run.run_id, 1, main=True)
 
     def no_room(*_):
         raise FULL_DISK
 
     monkeypatch.setattr("kmatrix.records.files.append_jsonl", no_room)
     failure.record(log, 0, "disk", "no room for a checkpoint")
-    assert (read_json(one.dir.result)["kind"], read_json(one.dir.result)["status"]) == ("disk", "failed")
+    assert (read_json(run.dir.result)["kind"], read_json(run.dir.result)["status"]) == ("disk", "failed")
 
 
 def test_an_attempt_that_died_on_a_full_disk_failed_with_kind_disk(plan, monkeypatch):
-    one = plan("a")
-    one.dir.output_log.write_text("RuntimeError: cannot write\n")
-    monkeypatch.setattr(classify, "is_full", lambda path: path == one.dir.path)
-    found = classify_end(one, exit_code=1)
+    run = plan("a")
+    run.dir.output_log.write_text("RuntimeError: cannot write\n")
+    monkeypatch.setattr(classify, "is_full", lambda path: path == run.dir.path)
+    found = classify_end(run, exit_code=1)
     assert (found.status, found.kind) == (Status.FAILED, DISK)
     assert found.reason.startswith("the disk is full: ")
     assert "RuntimeError: cannot write" in found.reason
@@ -83,16 +83,16 @@ def test_on_a_full_disk_no_run_is_started_and_all_continue_later(matrix, plan):
         True,
     )
     assert (status_of(plans[1])["kind"], status_of(plans[1])["reason"]) == ("disk", "no room for a checkpoint")
-    held = [line["held_back"] for line in read_jsonl(matrix.journal) if line["event"] == "disk full"]
-    assert held == [["c"]]
-    assert [one.name for one in _again(matrix)] == ["b", "c"]
+    held_back = [line["held_back"] for line in read_jsonl(matrix.journal) if line["event"] == "disk full"]
+    assert held_back == [["c"]]
+    assert [run.name for run in continued_plans(matrix)] == ["b", "c"]
 
 
-def _again(folder):
+def continued_plans(folder):
     for run in folder.runs():
         record = read_json(run.run_json)
-        more = {"num_gpus": 1, "device": "cpu", "cpu_threads": 1}
-        write_json(run.run_json, record | {"train": record["train"] | more})
+        fields = {"num_gpus": 1, "device": "cpu", "cpu_threads": 1}
+        write_json(run.run_json, record | {"train": record["train"] | fields})
     return reopen(folder, ()).plans
 
 
@@ -104,26 +104,26 @@ def test_a_display_error_on_a_full_disk_does_not_affect_runs(matrix, plan):
 
 
 def test_the_error_names_the_disk_the_space_to_free_and_the_command_to_type(matrix, plan, monkeypatch):
-    one = plan("a")
+    run = plan("a")
     write_json(matrix.matrix_json, {"runs": [{"name": "a"}]})
     entry = {"name": "step_4.pt", "step": 4, "kinds": ["rolling"], "bytes": 6 * 2**20, "sha256": "", "val_loss": None}
-    write_json(one.dir.checkpoints / "index.json", {"checkpoints": [entry | {"attempt": 1, "time": 1.0}]})
+    write_json(run.dir.checkpoints / "index.json", {"checkpoints": [entry | {"attempt": 1, "time": 1.0}]})
     monkeypatch.setattr(room.shutil, "disk_usage", lambda path: Usage(24 * 2**20, 24 * 2**20, 1000))
-    with pytest.raises(LaunchError) as caught, writing(one.dir.status):
+    with pytest.raises(LaunchError) as raised, writing(run.dir.status):
         raise FULL_DISK
-    assert caught.value.what == f"cannot write {one.dir.status}"
-    assert caught.value.why.startswith("No space left on device: /")
-    assert caught.value.why.endswith(" of 25.2 MB free")
-    assert caught.value.hint == (
+    assert raised.value.what == f"cannot write {run.dir.status}"
+    assert raised.value.why.startswith("No space left on device: /")
+    assert raised.value.why.endswith(" of 25.2 MB free")
+    assert raised.value.hint == (
         f"free at least 10.5 MB, then run `make continue TARGET={matrix.path}`; finished runs are kept"
     )
     assert room.is_full(matrix.path)
 
 
 def test_an_unrelated_disk_is_not_reported_as_full(matrix):
-    with pytest.raises(LaunchError) as caught, writing(matrix.status):
+    with pytest.raises(LaunchError) as raised, writing(matrix.status):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(matrix.status))
-    assert (caught.value.why, "make room" in caught.value.hint) == ("Permission denied", False)
+    assert (raised.value.why, "make room" in raised.value.hint) == ("Permission denied", False)
 
 
 def test_a_disk_with_free_space_is_not_full(tmp_path):

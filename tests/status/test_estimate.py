@@ -38,7 +38,7 @@ TRAIN = {
 RECORDED = TrainFields(**TRAIN)
 
 
-def truth(steps=STEPS, step_s=STEP_S):
+def true_duration(steps=STEPS, step_s=STEP_S):
     """Return the seconds of a whole run: start, steps, and evaluations before step 0, every EVERY steps and last."""
     return START_S + steps * step_s + (1 + steps // EVERY) * EVAL_S
 
@@ -46,26 +46,32 @@ def truth(steps=STEPS, step_s=STEP_S):
 class Script:
     """Write the files of runs that train on a known timetable, as seen at a given time."""
 
-    def __init__(self, root, boxes=4, name="test_matrix_results_20260101_000000", **symbols):
+    def __init__(self, root, gpu_count=4, name="test_matrix_results_20260101_000000", **symbols):
         self.made = make_matrix(root, [], name=name, took=None)
-        self.gpus = [{"index": i, "name": "A", "uuid": f"GPU-{i}"} for i in range(boxes)]
+        self.gpus = [{"index": i, "name": "A", "uuid": f"GPU-{i}"} for i in range(gpu_count)]
         self.symbols = {"PARALLEL_JOBS": "0", "EXCLUSIVE": "n"} | symbols
         self.names = []
 
-    def add(self, name, *, begins=None, at=0.0, step_s=STEP_S, **train):
-        """Add a run that started `begins` seconds after T0 (None: not yet) and is observed at T0 + at."""
+    def add(self, name, *, started=None, at=0.0, step_s=STEP_S, **train):
+        """Add a run that started `started` seconds after T0 (None: not yet) and is observed at T0 + at."""
         folder = self.made.run(name)
         fields = TRAIN | train
-        about = {"cpu": "EPYC", "cores": 4, "gpus": self.gpus}
-        record = {"run_id": f"id-{name}", "name": name, "train": fields, "symbols": self.symbols, "provenance": about}
+        provenance = {"cpu": "EPYC", "cores": 4, "gpus": self.gpus}
+        record = {
+            "run_id": f"id-{name}",
+            "name": name,
+            "train": fields,
+            "symbols": self.symbols,
+            "provenance": provenance,
+        }
         write_json(folder.run_json, record | {"train_tokens": 64_000})
         self.names.append(name)
-        write_json(self.made.matrix_json, {"runs": [{"name": one} for one in self.names]})
-        if begins is not None:
-            self._trained(folder, begins, at, step_s, fields)
+        write_json(self.made.matrix_json, {"runs": [{"name": each} for each in self.names]})
+        if started is not None:
+            self._write_training(folder, started, at, step_s, fields)
 
-    def _trained(self, folder, begins, at, step_s, fields):
-        now, clock, steps = T0 + at, T0 + begins + START_S, fields["max_iters"]
+    def _write_training(self, folder, started, at, step_s, fields):
+        now, clock, steps = T0 + at, T0 + started + START_S, fields["max_iters"]
         ended = clock + (1 + steps // EVERY) * EVAL_S + steps * step_s <= now
         for step in range(steps + 1):
             if step % EVERY == 0:
@@ -80,15 +86,15 @@ class Script:
             if step % 10 == 0:
                 append_jsonl(folder.metrics, {"step": step, "time": clock, "attempt": 1, "train/loss": 3.0})
         status = "finished" if ended else "running"
-        end = T0 + begins + truth(steps, step_s) if ended else None
-        attempt = {"attempt": 1, "status": status, "started": T0 + begins, "ended": end}
+        end = T0 + started + true_duration(steps, step_s) if ended else None
+        attempt = {"attempt": 1, "status": status, "started": T0 + started, "ended": end}
         write_json(folder.status, attempt | {"attempts": [attempt]})
         if ended:
             write_json(folder.result, {"run_id": f"id-{folder.name}", "attempt": 1, "status": status, "step": steps})
 
-    def look(self, at):
+    def observe(self, now):
         with held(self.made):
-            return Overview(self.made).look(T0 + at)
+            return Overview(self.made).look(T0 + now)
 
 
 @pytest.fixture
@@ -101,17 +107,17 @@ def script(tmp_path):
 
 @pytest.mark.parametrize("share", [0.11, 0.3, 0.5, 0.75, 0.95])
 def test_the_estimate_of_a_run_at_ten_percent_is_accurate(script, share):
-    made, at = script(), share * truth()
-    made.add("a", begins=0.0, at=at)
-    (view,) = made.look(at).runs
+    made, now = script(), share * true_duration()
+    made.add("a", started=0.0, at=now)
+    (view,) = made.observe(now).runs
     assert view.left_from is EstimateSource.OWN
-    assert at + view.left_s == pytest.approx(truth(), rel=0.03)
+    assert now + view.left_s == pytest.approx(true_duration(), rel=0.03)
 
 
 def test_pending_evaluations_are_included(script):
-    made, at = script(), 0.15 * truth()
-    made.add("a", begins=0.0, at=at, eval_interval=EVERY)
-    (view,) = made.look(at).runs
+    made, now = script(), 0.15 * true_duration()
+    made.add("a", started=0.0, at=now, eval_interval=EVERY)
+    (view,) = made.observe(now).runs
     steps_alone = (STEPS - view.step) * STEP_S
     assert view.left_s - steps_alone == pytest.approx(9 * EVAL_S, rel=0.25)
 
@@ -134,10 +140,10 @@ def test_before_the_second_line_there_is_no_pace():
 
 
 def test_a_pending_run_uses_the_pace_of_its_optimizer_or_of_any_other(script):
-    here = [Measured(RECORDED, 100.0, 1000), Measured(replace(RECORDED, optimizer="muon"), 300.0, 1000)]
-    assert whole_run(RECORDED, here, []).seconds == 100.0
-    assert whole_run(replace(RECORDED, optimizer="sgd"), here, []).seconds == 200.0
-    assert whole_run(RECORDED, [], here[:1]).source is EstimateSource.EARLIER
+    measured = [Measured(RECORDED, 100.0, 1000), Measured(replace(RECORDED, optimizer="muon"), 300.0, 1000)]
+    assert whole_run(RECORDED, measured, []).seconds == 100.0
+    assert whole_run(replace(RECORDED, optimizer="sgd"), measured, []).seconds == 200.0
+    assert whole_run(RECORDED, [], measured[:1]).source is EstimateSource.EARLIER
 
 
 def test_the_pace_of_a_run_with_another_shape_is_scaled_by_its_operations():
@@ -152,19 +158,19 @@ def test_without_measurements_longer_runs_still_take_longer():
 
 
 def test_a_pending_run_uses_the_pace_of_a_similar_run_in_an_earlier_matrix(tmp_path):
-    Script(tmp_path, name="test_matrix_results_20250101_000000").add("a", begins=0.0, at=5000.0)
+    Script(tmp_path, name="test_matrix_results_20250101_000000").add("a", started=0.0, at=5000.0)
     made = Script(tmp_path)
     made.add("b")
     (only,) = measured_before(made.made)
-    assert (only.seconds, only.steps) == (pytest.approx(truth()), STEPS)
-    (view,) = made.look(0.0).runs
-    assert (view.left_s, view.left_from) == (pytest.approx(truth()), EstimateSource.EARLIER)
+    assert (only.seconds, only.steps) == (pytest.approx(true_duration()), STEPS)
+    (view,) = made.observe(0.0).runs
+    assert (view.left_s, view.left_from) == (pytest.approx(true_duration()), EstimateSource.EARLIER)
 
 
 def test_earlier_matrices_on_other_gpus_are_ignored(tmp_path):
     before = Script(tmp_path, name="test_matrix_results_20250101_000000")
     before.gpus = [{**gpu, "name": "B"} for gpu in before.gpus]
-    before.add("a", begins=0.0, at=5000.0)
+    before.add("a", started=0.0, at=5000.0)
     made = Script(tmp_path)
     made.add("b")
     assert measured_before(made.made) == []
@@ -175,31 +181,31 @@ def test_earlier_matrices_on_other_gpus_are_ignored(tmp_path):
 
 
 def test_the_estimated_end_of_a_packed_matrix_is_within_ten_percent(script):
-    made, at = script(), 0.12 * truth()
+    made, now = script(), 0.12 * true_duration()
     for number in range(4):
-        made.add(f"a{number}", begins=0.0, at=at)
+        made.add(f"a{number}", started=0.0, at=now)
     for number in range(3):
         made.add(f"b{number}")
     made.add("wide", num_gpus=4, global_batch=16)
-    view = made.look(at)
-    assert at + view.left_s == pytest.approx(3 * truth(), rel=0.1)
-    assert sum(1 for one in view.runs if one.starts_s == 0.0) == 4
+    view = made.observe(now)
+    assert now + view.left_s == pytest.approx(3 * true_duration(), rel=0.1)
+    assert sum(1 for run in view.runs if run.starts_s == 0.0) == 4
 
 
 def test_groups_of_exclusive_runs_wait_for_each_other(script):
-    made, at = script(EXCLUSIVE="y"), 0.2 * truth()
-    made.add("slow", begins=0.0, at=at, step_s=2 * STEP_S)
-    made.add("fast", begins=0.0, at=at)
+    made, now = script(EXCLUSIVE="y"), 0.2 * true_duration()
+    made.add("slow", started=0.0, at=now, step_s=2 * STEP_S)
+    made.add("fast", started=0.0, at=now)
     made.add("next")
-    views = {view.name: view for view in made.look(at).runs}
+    views = {view.name: view for view in made.observe(now).runs}
     assert views["next"].starts_s == pytest.approx(views["slow"].left_s)
 
 
 def test_runs_on_the_cpu_are_sequential_unless_jobs_is_set():
     runs = [Rest(name=name, width=1, cuda=False, running=False, seconds=10.0) for name in "ab"]
-    one = ends_of(runs, gpus=0, cores=2, limits=Limits())
-    two = ends_of(runs, gpus=0, cores=2, limits=Limits(jobs=2))
-    assert (one["b"], two["b"]) == ((10.0, 20.0), (0.0, 10.0))
+    sequential = ends_of(runs, gpus=0, cores=2, limits=Limits())
+    parallel = ends_of(runs, gpus=0, cores=2, limits=Limits(jobs=2))
+    assert (sequential["b"], parallel["b"]) == ((10.0, 20.0), (0.0, 10.0))
 
 
 def test_runs_on_gpus_and_runs_on_the_cpu_are_sequential():
@@ -216,17 +222,17 @@ def test_a_run_that_does_not_fit_on_the_machine_has_no_end():
 
 
 def test_the_estimate_has_progress_date_memory_and_cost(script):
-    made, at = script(), 0.5 * truth()
-    made.add("a", begins=0.0, at=at)
+    made, now = script(), 0.5 * true_duration()
+    made.add("a", started=0.0, at=now)
     made.add("b", num_gpus=4, global_batch=16)
     gpus = [{"gpu_index": 0, "memory_used": {"max": 2048.0}, "memory_total": 81920.0}]
     write_json(made.made.run("a").gpu_summary, {"gpus": gpus})
-    view = made.look(at)
-    text = "\n".join(lines(view, T0 + at))
+    view = made.observe(now)
+    text = "\n".join(lines(view, T0 + now))
     assert "GPU 0 2.0 of 80.0" in text
     assert "its own steps" in text
     assert "480/1000  0.96/2.00" in text
-    hours = truth() / 3600
+    hours = true_duration() / 3600
     assert view.dollars == pytest.approx(3.6 * hours / 2, rel=0.01)
     assert view.all_dollars == pytest.approx(3.6 * 5 * hours, rel=0.1)
     assert "end: 20" in text
@@ -235,7 +241,7 @@ def test_the_estimate_has_progress_date_memory_and_cost(script):
 def test_a_matrix_without_measurements_prints_what_is_missing(script):
     made = script()
     made.add("a")
-    text = lines(made.look(0.0), T0)
+    text = lines(made.observe(0.0), T0)
     assert "time left: unknown (no measurement for a yet)" in text
 
 
@@ -246,7 +252,7 @@ def test_the_command_prints_text_and_json(tmp_path):
     assert (result.status, "not running: make continue" in result.out) == (0, True)
     value = json.loads(run("estimate", f"TARGET={matrix.path}", "JSON=1").out)
     assert value["left_s"] == pytest.approx(value["ends"] - value["now"])
-    assert [one["left_from"] for one in value["runs"]] == [None, "runs like it here"]
+    assert [run["left_from"] for run in value["runs"]] == [None, "runs like it here"]
 
 
 def test_a_finished_matrix_has_no_time_left(tmp_path):

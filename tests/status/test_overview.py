@@ -39,20 +39,20 @@ def trouble(tmp_path):
     return make_matrix(tmp_path, runs)
 
 
-def view_of(matrix, name, **known):
-    (view,) = [view for view in Overview(matrix).look(**known).runs if name in view.name]
+def view_of(matrix, name, **options):
+    (view,) = [view for view in Overview(matrix).look(**options).runs if name in view.name]
     return view
 
 
 def test_every_run_is_shown_with_its_status_and_numbers(trouble):
     lines = plain(Overview(trouble).look())
     assert lines[0] == f"{trouble.name}: stopped, 1 planned, 1 finished, 1 failed, 1 stopped, 1 skipped"
-    words = {line.split()[0]: line.split()[1:] for line in lines[2:7]}
-    assert words["gpt2_adamw_1cpu"][:6] == ["finished", "100/100", "100%", "3.312", "3.2800", "4.00k"]
-    assert words["gpt2_sgd_1cpu"][:2] == ["failed", "45/100"]
-    assert words["gpt2_muon_1cpu"][:2] == ["stopped", "50/100"]
-    assert words["gpt2_adam_4cpu"][:2] == ["skipped", "-"]
-    assert words["gpt2_adafactor_1cpu"][:2] == ["planned", "-"]
+    columns = {line.split()[0]: line.split()[1:] for line in lines[2:7]}
+    assert columns["gpt2_adamw_1cpu"][:6] == ["finished", "100/100", "100%", "3.312", "3.2800", "4.00k"]
+    assert columns["gpt2_sgd_1cpu"][:2] == ["failed", "45/100"]
+    assert columns["gpt2_muon_1cpu"][:2] == ["stopped", "50/100"]
+    assert columns["gpt2_adam_4cpu"][:2] == ["skipped", "-"]
+    assert columns["gpt2_adafactor_1cpu"][:2] == ["planned", "-"]
     assert lines[7:] == [
         "gpt2_sgd_1cpu failed: loss is nan at step 47",
         "gpt2_adam_4cpu skipped: needs 4 GPUs, found 1",
@@ -178,9 +178,9 @@ def test_the_json_option_is_1_or_0(trouble):
 
 def terminal(matrix):
     """Start `kmatrix status` on a terminal of 24 lines."""
-    words = ["-m", "kmatrix", "status", f"TARGET={matrix.path}"]
+    arguments = ["-m", "kmatrix", "status", f"TARGET={matrix.path}"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'lib'}:{ROOT}", "TERM": "xterm", "COLUMNS": "140"}
-    return pexpect.spawn(sys.executable, words, dimensions=(24, 140), env=environment, timeout=60, encoding="utf-8")
+    return pexpect.spawn(sys.executable, arguments, dimensions=(24, 140), env=environment, timeout=60, encoding="utf-8")
 
 
 def test_on_a_terminal_a_finished_matrix_is_drawn_once_in_color(trouble):
@@ -251,11 +251,11 @@ def test_a_matrix_without_a_log_reports_it(tmp_path):
 
 def test_the_log_of_a_running_matrix_is_followed_from_run_to_run(matrix, plan, start_runner):
     plans = [plan("a", "hang"), plan("b")]
-    write_json(matrix.matrix_json, {"runs": [{"name": one.name} for one in plans]})
+    write_json(matrix.matrix_json, {"runs": [{"name": run.name} for run in plans]})
     process = start_runner("b", "a=hang")
     wait_until(plans[0].dir.metrics.exists)
-    answers = []
-    reader = threading.Thread(target=lambda: answers.append(run("logs", f"TARGET={matrix.path}")))
+    results = []
+    reader = threading.Thread(target=lambda: results.append(run("logs", f"TARGET={matrix.path}")))
     reader.start()
 
     def printed(text):  # run() replaces sys.stdout by a buffer
@@ -267,7 +267,7 @@ def test_the_log_of_a_running_matrix_is_followed_from_run_to_run(matrix, plan, s
     wait_until(lambda: printed("a line in the middle: ü"))
     process.terminate()
     reader.join(30)
-    assert answers[0].status == 0
-    assert answers[0].out.splitlines()[0] == "==> a"
-    assert "threads 1 gpus ''" in answers[0].out
-    assert answers[0].out.splitlines()[-1] == "a line in the middle: ü"
+    assert results[0].status == 0
+    assert results[0].out.splitlines()[0] == "==> a"
+    assert "threads 1 gpus ''" in results[0].out
+    assert results[0].out.splitlines()[-1] == "a line in the middle: ü"

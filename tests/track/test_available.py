@@ -80,10 +80,10 @@ def test_an_unknown_tracker_is_refused_with_the_known_names(program, text):
 
 
 def test_a_misspelled_tracker_is_refused_with_the_closest_match():
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as raised:
         parse_trackers("trackoi")
 
-    assert caught.value.hint == "did you mean trackio?"
+    assert raised.value.hint == "did you mean trackio?"
 
 
 def test_no_tracker_is_the_default(program):
@@ -171,32 +171,32 @@ def test_a_project_name_that_a_tracker_rejects_is_refused(program, name):
 
 def test_run_json_has_the_trackers_and_their_project():
     assert tracking(config()).to_json() == {}
-    mine = tracking(config("trackio", project="mine"))
-    assert mine.to_json() == {"trackers": ["trackio"], "project": "mine", "limit_s": 60}
+    custom = tracking(config("trackio", project="mine"))
+    assert custom.to_json() == {"trackers": ["trackio"], "project": "mine", "limit_s": 60}
     assert tracking(config("wandb")).project == own_project()
-    assert Tracking.from_json(json.loads(json.dumps(mine.to_json()))) == mine
+    assert Tracking.from_json(json.loads(json.dumps(custom.to_json()))) == custom
 
 
 def test_a_matrix_prints_its_trackers_once(monkeypatch):
     for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", "/nowhere")
-    about = Tracking(trackers=("wandb", "trackio"), project="mine", limit_s=60)
+    both = Tracking(trackers=("wandb", "trackio"), project="mine", limit_s=60)
 
     assert announced(RunFile()) == ""
-    assert announced(RunFile(tracking=about)) == "trackers: W&B (offline: no API key), Trackio; project mine"
+    assert announced(RunFile(tracking=both)) == "trackers: W&B (offline: no API key), Trackio; project mine"
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    line = announced(RunFile(tracking=about, symbols={"WANDB_ENTITY": "team"}))
+    line = announced(RunFile(tracking=both, symbols={"WANDB_ENTITY": "team"}))
     assert line.startswith("trackers: W&B (online as team: API key in WANDB_API_KEY)")
 
 
 def test_a_continued_matrix_can_use_other_trackers_once(monkeypatch):
     monkeypatch.setattr(available, "_installed", lambda package: package != "trackio")
-    about = RunFile(tracking=Tracking(trackers=("tensorboard",), project="mine"))
+    record = RunFile(tracking=Tracking(trackers=("tensorboard",), project="mine"))
 
-    assert announced(about) == announced(about, None) == "trackers: TensorBoard; project mine"
-    assert announced(about, ()) == ""
-    assert "Trackio (not installed: make setup-trackers" in announced(about, ("trackio",))
+    assert announced(record) == announced(record, None) == "trackers: TensorBoard; project mine"
+    assert announced(record, ()) == ""
+    assert "Trackio (not installed: make setup-trackers" in announced(record, ("trackio",))
     assert asked_trackers(Arguments("continue")) is None
     assert asked_trackers(Arguments("continue", {"TRACKER": "none"})) == ()
     with pytest.raises(LaunchError, match="trackio"):
@@ -230,10 +230,10 @@ def test_a_missing_tracker_package_is_refused_with_the_installation_command(monk
     monkeypatch.setattr(available, "_installed", lambda package: package != "trackio")
 
     assert missing(["wandb", "trackio"]) == ["trackio"]
-    with pytest.raises(LaunchError, match="trackio") as caught:
+    with pytest.raises(LaunchError, match="trackio") as raised:
         need_trackers(["wandb", "trackio"])
 
-    assert "make setup-trackers" in caught.value.hint
+    assert "make setup-trackers" in raised.value.hint
     need_trackers(["wandb"])
     need_trackers([])
 
@@ -300,8 +300,8 @@ def test_wandb_finds_a_key_in_the_same_places(tmp_path, netrc, settings):
     (tmp_path / ".config" / "wandb" / "settings").write_text(settings)
     (tmp_path / ".netrc").write_text(f"machine {netrc}\n  login user\n  password {'k' * 40}\n" if netrc else "")
     (tmp_path / ".netrc").chmod(0o600)
-    own = {name: text for name, text in os.environ.items() if not name.startswith(("WANDB_", "NETRC"))}
-    environment = {**own, "HOME": str(tmp_path), "WANDB_ERROR_REPORTING": "false"}
+    environ = {name: text for name, text in os.environ.items() if not name.startswith(("WANDB_", "NETRC"))}
+    environment = {**environ, "HOME": str(tmp_path), "WANDB_ERROR_REPORTING": "false"}
     code = "import wandb; print('found', wandb.login(prompt=False, verify=False))"
 
     completed = subprocess.run(

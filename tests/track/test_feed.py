@@ -105,16 +105,16 @@ def test_an_incomplete_line_is_read_later_and_a_permanently_broken_one_costs_onl
 def test_the_points_do_not_depend_on_the_parts_in_which_a_file_appears(tmp_path_factory, cuts):
     run = make_run_dir(tmp_path_factory.mktemp("parts"))
     write_training(run, range(20))
-    whole = run.metrics.read_bytes()
-    want = points_of(PointTail(run.metrics))
+    content = run.metrics.read_bytes()
+    expected = points_of(PointTail(run.metrics))
     run.metrics.write_bytes(b"")
-    tail, found, done = PointTail(run.metrics), [], 0
-    for cut in [*sorted(cut for cut in cuts if cut < len(whole)), len(whole)]:
+    tail, found, position = PointTail(run.metrics), [], 0
+    for end in [*sorted(end for end in cuts if end < len(content)), len(content)]:
         with run.metrics.open("ab") as file:
-            file.write(whole[done:cut])
-        done = cut
+            file.write(content[position:end])
+        position = end
         found += tail.read()
-    assert found + points_of(tail) == want
+    assert found + points_of(tail) == expected
 
 
 @settings(deadline=None, max_examples=40)
@@ -124,11 +124,11 @@ def test_a_recording_is_read_once_while_its_closing_bracket_is_overwritten(tmp_p
     tail, found = ArrayTail(run.gpu_stats_multi), []
     for begin in range(0, 9, 3):
         write_recording(run, range(begin, begin + 3))
-        whole = run.gpu_stats_multi.read_bytes()
-        for cut in sorted(cut for cut in cuts if cut < len(whole)):  # as a reader may see a write in progress
-            run.gpu_stats_multi.write_bytes(whole[:cut] if cut > tail._offset else whole)
+        content = run.gpu_stats_multi.read_bytes()
+        for end in sorted(end for end in cuts if end < len(content)):  # as a reader may see a write in progress
+            run.gpu_stats_multi.write_bytes(content[:end] if end > tail._offset else content)
             found += tail.read()
-        run.gpu_stats_multi.write_bytes(whole)
+        run.gpu_stats_multi.write_bytes(content)
         found += tail.read()
     assert [entry["timestamp"][17:19] for entry in found] == [f"{second:02}" for second in range(9)]
 
@@ -152,13 +152,13 @@ def test_one_gpu_has_no_balance(run):
 
 def test_a_long_recording_is_averaged_over_the_same_ten_seconds_in_every_reading(run):
     write_recording(run, range(int(FINE_S) + 55))
-    whole = DeviceTail(run.gpu_stats_multi).read()
-    assert len(whole) == FINE_S + 5
-    assert whole[-1].time - whole[-2].time == COARSE_S
+    points = DeviceTail(run.gpu_stats_multi).read()
+    assert len(points) == FINE_S + 5
+    assert points[-1].time - points[-2].time == COARSE_S
     parts, tail = [], DeviceTail(run.gpu_stats_multi)
     for until in range(0, 700, 7):
         parts += tail.read(until=START_TIME + until)
-    assert parts == whole
+    assert parts == points
 
 
 def test_device_values_are_returned_with_the_next_point(run):
@@ -200,13 +200,17 @@ def test_alerts_of_rules_events_and_failures_are_returned_once(run):
 
 
 def test_a_run_is_identified_by_its_matrix_and_configuration(run):
-    who = identity(run)
-    assert (who.name, who.group, who.project) == (run.name, run.path.parent.name, "gpt2-1a2b3")
-    assert who.id == "0123456789ab-20260101000000"
-    assert who.tags == ("optimizer=adamw", "seed=1")
-    assert who.config["GPT2_MAX_ITERS"] == "500"
-    assert who.config["run_id"] == "0123456789ab"
-    assert who.tracking == run.path.parent.parent
+    run_identity = identity(run)
+    assert (run_identity.name, run_identity.group, run_identity.project) == (
+        run.name,
+        run.path.parent.name,
+        "gpt2-1a2b3",
+    )
+    assert run_identity.id == "0123456789ab-20260101000000"
+    assert run_identity.tags == ("optimizer=adamw", "seed=1")
+    assert run_identity.config["GPT2_MAX_ITERS"] == "500"
+    assert run_identity.config["run_id"] == "0123456789ab"
+    assert run_identity.tracking == run.path.parent.parent
 
 
 def test_a_rerun_is_a_new_run_for_its_trackers(run):

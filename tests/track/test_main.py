@@ -8,13 +8,13 @@ from kmatrix.track.__main__ import redact_files
 
 def test_a_log_is_redacted_and_other_logs_are_not_changed(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "correct-horse")
-    wrong, right = tmp_path / "a.log", tmp_path / "b.log"
-    wrong.write_bytes(b"x \xff\nkey correct-horse\r\n")
-    right.write_bytes(b"nothing here\n")
-    before = right.stat().st_ino
+    other_log, tracker_log = tmp_path / "a.log", tmp_path / "b.log"
+    other_log.write_bytes(b"x \xff\nkey correct-horse\r\n")
+    tracker_log.write_bytes(b"nothing here\n")
+    before = tracker_log.stat().st_ino
 
-    redact_files([wrong, right, tmp_path / "none.log"])
+    redact_files([other_log, tracker_log, tmp_path / "none.log"])
 
-    assert wrong.read_bytes() == f"x \udcff\nkey {HIDDEN}\r\n".encode(errors="surrogateescape")
-    assert right.stat().st_ino == before
+    assert other_log.read_bytes() == f"x \udcff\nkey {HIDDEN}\r\n".encode(errors="surrogateescape")
+    assert tracker_log.stat().st_ino == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.log", "b.log"]

@@ -33,14 +33,14 @@ LOOPBACK = "127.0.0.1"
 FILL = f"{ROOT}/tests/support/trackio_filled.py"
 
 
-def environment(**more: str) -> dict[str, str]:
+def environment(**variables: str) -> dict[str, str]:
     lost = ("DISPLAY", "WAYLAND_DISPLAY", "MAKEFLAGS")
-    own = {name: text for name, text in os.environ.items() if name not in lost}
-    return {**own, "PYTHONPATH": os.pathsep.join([f"{ROOT}/lib", f"{ROOT}/tests/support"]), **more}
+    inherited = {name: text for name, text in os.environ.items() if name not in lost}
+    return {**inherited, "PYTHONPATH": os.pathsep.join([f"{ROOT}/lib", f"{ROOT}/tests/support"]), **variables}
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trackio_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A results directory with two projects in Trackio."""
     folder = tmp_path_factory.mktemp("results")
     for project, time in (("gpt2-newer", "2e9"), ("gpt2-older", "1e9")):
@@ -125,9 +125,9 @@ def test_the_state_file_of_a_killed_server_is_ignored(tmp_path, page):
 
 
 def test_a_directory_that_cannot_be_written_is_an_error_with_the_reason(tmp_path):
-    with pytest.raises(LaunchError, match="cannot serve a page") as refused, StateFile(tmp_path / "none").held():
+    with pytest.raises(LaunchError, match="cannot serve a page") as raised, StateFile(tmp_path / "none").held():
         pass
-    assert refused.value.why == "its server needs to write there: No such file or directory"
+    assert raised.value.why == "its server needs to write there: No such file or directory"
 
 
 @pytest.mark.slow
@@ -165,35 +165,37 @@ def test_no_free_port_is_an_error_that_lists_the_tried_ones(monkeypatch):
         free_port(LOOPBACK, port)
 
 
-def test_trackio_web_starts_nothing_and_prints_where_the_page_would_be(filled, tmp_path, ask):
-    got = ask("trackio-web", f"RESULTS_DIR={filled}")
-    assert got.out == "URL: http://localhost:7860/?project=gpt2-newer\nnot running: start it with make trackio-view\n"
-    assert got.status == 0
+def test_trackio_web_starts_nothing_and_prints_where_the_page_would_be(trackio_results, tmp_path, ask):
+    result = ask("trackio-web", f"RESULTS_DIR={trackio_results}")
+    assert (
+        result.out == "URL: http://localhost:7860/?project=gpt2-newer\nnot running: start it with make trackio-view\n"
+    )
+    assert result.status == 0
     assert ask("trackio-web", f"RESULTS_DIR={tmp_path}", "PROJECT=mine").out.startswith(
         "URL: http://localhost:7860/?project=mine\n"
     )
     assert not data_dir(tmp_path).exists()
 
 
-def test_an_unknown_project_is_refused_with_the_known_ones(filled, tmp_path, ask):
+def test_an_unknown_project_is_refused_with_the_known_ones(trackio_results, tmp_path, ask):
     for target in ("trackio-web", "trackio-view"):
-        got = ask(target, f"RESULTS_DIR={filled}", "PROJECT=gpt2-other")
-        assert got.status == 2
-        assert "known projects, newest last: gpt2-older, gpt2-newer" in got.err
+        result = ask(target, f"RESULTS_DIR={trackio_results}", "PROJECT=gpt2-other")
+        assert result.status == 2
+        assert "known projects, newest last: gpt2-older, gpt2-newer" in result.err
 
 
 def test_a_folder_without_a_project_is_refused(tmp_path, ask):
-    got = ask("trackio-view", f"RESULTS_DIR={tmp_path}")
-    assert got.status == 2
-    assert "no Trackio project in" in got.err
+    result = ask("trackio-view", f"RESULTS_DIR={tmp_path}")
+    assert result.status == 2
+    assert "no Trackio project in" in result.err
     assert not data_dir(tmp_path).exists()
 
 
 @pytest.mark.slow
-def test_trackio_view_serves_on_loopback_prints_the_real_port_and_runs_once(filled, tmp_path, ask):
+def test_trackio_view_serves_on_loopback_prints_the_real_port_and_runs_once(trackio_results, tmp_path, ask):
     with (
         busy_port() as taken,
-        serving("trackio-view", f"RESULTS_DIR={filled}", f"PORT={taken}", f"O={tmp_path}") as served,
+        serving("trackio-view", f"RESULTS_DIR={trackio_results}", f"PORT={taken}", f"O={tmp_path}") as served,
     ):
         assert f"(port {taken} is in use)" in served.said
         assert f"ssh -L {port_of(served.url)}:{LOOPBACK}:{port_of(served.url)} " in served.said
@@ -202,35 +204,35 @@ def test_trackio_view_serves_on_loopback_prints_the_real_port_and_runs_once(fill
         with pytest.raises(ConnectionError):  # a server on all interfaces would reply here too
             socket.create_connection(("127.0.0.2", port_of(served.url)), timeout=5).close()
 
-        again = ask("trackio-view", f"RESULTS_DIR={filled}", "PROJECT=gpt2-older")
-        assert again.status == 0
-        assert again.out.splitlines()[0] == f"URL: {served.url.replace('newer', 'older')}"
-        told = ask("trackio-web", f"RESULTS_DIR={filled}").out
-        assert told == f"URL: {served.url}\nrunning (pid {served.process.pid})\n"
-        assert "write_token=" in ask("trackio-web", f"RESULTS_DIR={filled}", "SHOW_TOKEN=1").out
+        second = ask("trackio-view", f"RESULTS_DIR={trackio_results}", "PROJECT=gpt2-older")
+        assert second.status == 0
+        assert second.out.splitlines()[0] == f"URL: {served.url.replace('newer', 'older')}"
+        output = ask("trackio-web", f"RESULTS_DIR={trackio_results}").out
+        assert output == f"URL: {served.url}\nrunning (pid {served.process.pid})\n"
+        assert "write_token=" in ask("trackio-web", f"RESULTS_DIR={trackio_results}", "SHOW_TOKEN=1").out
 
         served.process.send_signal(signal.SIGINT)
         rest, _ = served.process.communicate(timeout=60)
         assert rest == "\nstopped Trackio\n"
         assert served.process.returncode == 0
-    assert "not running" in ask("trackio-web", f"RESULTS_DIR={filled}").out
+    assert "not running" in ask("trackio-web", f"RESULTS_DIR={trackio_results}").out
 
 
 @pytest.mark.slow
-def test_a_killed_server_does_not_block_the_next_one(filled, tmp_path, ask):
-    words = ("trackio-view", f"RESULTS_DIR={filled}", f"PORT={free_port(LOOPBACK, 21_860)}", f"O={tmp_path}")
+def test_a_killed_server_does_not_block_the_next_one(trackio_results, tmp_path, ask):
+    words = ("trackio-view", f"RESULTS_DIR={trackio_results}", f"PORT={free_port(LOOPBACK, 21_860)}", f"O={tmp_path}")
     with serving(*words) as served:
         served.process.kill()
-    assert "not running" in ask("trackio-web", f"RESULTS_DIR={filled}").out
+    assert "not running" in ask("trackio-web", f"RESULTS_DIR={trackio_results}").out
     with serving(*words) as served:
         assert answer(served.url)
 
 
 def test_tensorboard_refuses_a_matrix_without_logs(tmp_path, ask):
     matrix = make_matrix(tmp_path, [FakeRun()])
-    got = ask("tensorboard", f"TARGET={matrix.path}")
-    assert got.status == 2
-    assert "no TensorBoard data in" in got.err
+    result = ask("tensorboard", f"TARGET={matrix.path}")
+    assert result.status == 2
+    assert "no TensorBoard data in" in result.err
 
 
 @pytest.mark.slow

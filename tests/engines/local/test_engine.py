@@ -28,11 +28,11 @@ BOX = ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
 def spans(plans):
     """Return run name -> start, end, and the GPUs that its trainer saw."""
     found = {}
-    for one in plans:
-        (attempt,) = read_json(one.dir.status)["attempts"]
-        seen = re.search(r"gpus '([^']*)'", one.dir.output_log.read_text()).group(1)
-        assert attempt["gpus"] == [gpu for gpu in seen.split(",") if gpu]
-        found[one.name] = (attempt["started"], attempt["ended"], set(attempt["gpus"]))
+    for run in plans:
+        (attempt,) = read_json(run.dir.status)["attempts"]
+        gpus = re.search(r"gpus '([^']*)'", run.dir.output_log.read_text()).group(1)
+        assert attempt["gpus"] == [gpu for gpu in gpus.split(",") if gpu]
+        found[run.name] = (attempt["started"], attempt["ended"], set(attempt["gpus"]))
     return found
 
 
@@ -65,9 +65,9 @@ def driver(tmp_path_factory):
     """The environment in which NVML has four simulated GPUs, and their UUIDs."""
     require_program("gcc")
     library = simulate.build(tmp_path_factory.mktemp("simulate"))
-    seen = simulate.environment(library, simulate.SCENARIOS / "calm.scn", 4)
-    output = subprocess.check_output([PYTHON, "-c", UUIDS], env={**os.environ, **seen}, cwd=ROOT / "lib", text=True)
-    return seen, tuple(output.split())
+    environ = simulate.environment(library, simulate.SCENARIOS / "calm.scn", 4)
+    output = subprocess.check_output([PYTHON, "-c", UUIDS], env={**os.environ, **environ}, cwd=ROOT / "lib", text=True)
+    return environ, tuple(output.split())
 
 
 def test_each_recorder_sees_only_the_gpus_of_its_own_run(matrix, plan, driver):
@@ -78,22 +78,22 @@ def test_each_recorder_sees_only_the_gpus_of_its_own_run(matrix, plan, driver):
         run = read_json(plans[-1].dir.run_json)
         write_json(plans[-1].dir.run_json, run | {"train": run["train"] | {"max_iters": 80}})
     recorder = RecorderLauncher(python=PYTHON, root=ROOT, hz=20, environment=environment)
-    box = engine(gpus=uuids, limits=Limits(), monitor=recorder)
-    assert drive(matrix, plans, box, poll_s=0.02).counts == {"finished": 4}
-    for one in plans:
-        (attempt,) = read_json(one.dir.status)["attempts"]
-        recorded = read_json(one.dir.gpu_summary)["gpus"]
+    local_engine = engine(gpus=uuids, limits=Limits(), monitor=recorder)
+    assert drive(matrix, plans, local_engine, poll_s=0.02).counts == {"finished": 4}
+    for planned in plans:
+        (attempt,) = read_json(planned.dir.status)["attempts"]
+        recorded = read_json(planned.dir.gpu_summary)["gpus"]
         assert [gpu["uuid"] for gpu in recorded] == attempt["gpus"]
-        assert len(recorded) == one.ranks
+        assert len(recorded) == planned.ranks
     assert processes_of(matrix) == []
 
 
-def running(box):
-    return {name for name, state in box.poll().items() if state.phase is JobPhase.RUNNING}
+def running(local_engine):
+    return {name for name, state in local_engine.poll().items() if state.phase is JobPhase.RUNNING}
 
 
 @pytest.fixture
-def boxes():
+def make_engine():
     made = []
 
     def make(**known):
@@ -101,67 +101,67 @@ def boxes():
         return made[-1]
 
     yield make
-    for box in made:
-        box.cancel(now=True)
+    for local_engine in made:
+        local_engine.cancel(now=True)
 
 
-def test_the_limit_of_concurrent_runs_is_respected(plan, boxes):
-    box = boxes(limits=Limits(jobs=3))
-    box.submit([plan(name, "hang", cuda=True) for name in "abcde"])
-    assert running(box) == {"a", "b", "c"}
+def test_the_limit_of_concurrent_runs_is_respected(plan, make_engine):
+    local_engine = make_engine(limits=Limits(jobs=3))
+    local_engine.submit([plan(name, "hang", cuda=True) for name in "abcde"])
+    assert running(local_engine) == {"a", "b", "c"}
 
 
-def test_one_run_at_a_time_is_the_default(plan, boxes):
-    box = boxes()
-    box.submit([plan(name, "hang", cuda=True) for name in "ab"])
-    assert running(box) == {"a"}
+def test_one_run_at_a_time_is_the_default(plan, make_engine):
+    local_engine = make_engine()
+    local_engine.submit([plan(name, "hang", cuda=True) for name in "ab"])
+    assert running(local_engine) == {"a"}
 
 
-def test_a_group_of_exclusive_runs_ends_before_the_next_starts(plan, boxes):
-    box = boxes(limits=Limits(exclusive=True))
+def test_a_group_of_exclusive_runs_ends_before_the_next_starts(plan, make_engine):
+    local_engine = make_engine(limits=Limits(exclusive=True))
     names = {"a": "hang", "b": "finish", "c": "hang", "d": "hang", "e": "finish"}
-    box.submit([plan(name, behave, cuda=True) for name, behave in names.items()])
-    assert running(box) == set("abcd")
-    wait_until(lambda: box.poll()["b"].phase is JobPhase.ENDED)
-    assert box.poll()["e"].phase is JobPhase.PENDING
-    box.cancel({name: name for name in "acd"}, now=True)
-    wait_until(lambda: box.poll()["e"].phase is JobPhase.ENDED)
+    local_engine.submit([plan(name, behave, cuda=True) for name, behave in names.items()])
+    assert running(local_engine) == set("abcd")
+    wait_until(lambda: local_engine.poll()["b"].phase is JobPhase.ENDED)
+    assert local_engine.poll()["e"].phase is JobPhase.PENDING
+    local_engine.cancel({name: name for name in "acd"}, now=True)
+    wait_until(lambda: local_engine.poll()["e"].phase is JobPhase.ENDED)
 
 
-def test_a_run_without_an_expected_time_is_started(plan, boxes):
-    box = boxes(limits=Limits())
-    box.submit([plan("a", cuda=True, expected_s=9.0), plan("b", ranks=4, cuda=True)])
-    wait_until(lambda: all(state.phase is JobPhase.ENDED for state in box.poll().values()))
+def test_a_run_without_an_expected_time_is_started(plan, make_engine):
+    local_engine = make_engine(limits=Limits())
+    local_engine.submit([plan("a", cuda=True, expected_s=9.0), plan("b", ranks=4, cuda=True)])
+    wait_until(lambda: all(state.phase is JobPhase.ENDED for state in local_engine.poll().values()))
 
 
 def test_runs_on_the_cpu_share_cores_only_with_jobs(plan):
-    for most, together in ((0, {"a"}), (2, {"a", "b"}), (3, {"a", "b"})):
-        box = engine(cores=2, limits=Limits(jobs=most))
-        box.submit([plan(name, "hang") for name in "abc"])
-        there = running(box)
-        box.cancel(now=True)
-        assert there == together
+    for jobs, expected in ((0, {"a"}), (2, {"a", "b"}), (3, {"a", "b"})):
+        local_engine = engine(cores=2, limits=Limits(jobs=jobs))
+        local_engine.submit([plan(name, "hang") for name in "abc"])
+        names = running(local_engine)
+        local_engine.cancel(now=True)
+        assert names == expected
 
 
 def test_a_run_with_more_threads_than_cores_runs_alone(plan):
-    box = engine(cores=2, limits=Limits(jobs=2))
-    box.submit([plan("a", "hang", ranks=2, cpu_threads=2), plan("b", "hang")])
-    there = running(box)
-    box.cancel(now=True)
-    assert there == {"a"}
+    local_engine = engine(cores=2, limits=Limits(jobs=2))
+    local_engine.submit([plan("a", "hang", ranks=2, cpu_threads=2), plan("b", "hang")])
+    names = running(local_engine)
+    local_engine.cancel(now=True)
+    assert names == {"a"}
 
 
-def test_runs_on_gpus_and_runs_on_the_cpu_never_overlap(plan, boxes):
-    box = boxes(limits=Limits())
-    box.submit([plan("a", cuda=True), plan("b"), plan("c", cuda=True)])
-    assert running(box) == {"a", "c"}
-    wait_until(lambda: all(state.phase is JobPhase.ENDED for state in box.poll().values()))
+def test_runs_on_gpus_and_runs_on_the_cpu_never_overlap(plan, make_engine):
+    local_engine = make_engine(limits=Limits())
+    local_engine.submit([plan("a", cuda=True), plan("b"), plan("c", cuda=True)])
+    assert running(local_engine) == {"a", "c"}
+    wait_until(lambda: all(state.phase is JobPhase.ENDED for state in local_engine.poll().values()))
 
 
 def test_a_retried_run_may_get_other_gpus(matrix, plan):
-    one = plan("a", "oom6", ranks=2, cuda=True)
-    drive(matrix, [plan("b", "hang", cuda=True, timeout_s=1.0), one], engine(gpus=BOX, limits=Limits()), poll_s=0.02)
-    attempts = read_json(one.dir.status)["attempts"]
+    run = plan("a", "oom6", ranks=2, cuda=True)
+    drive(matrix, [plan("b", "hang", cuda=True, timeout_s=1.0), run], engine(gpus=BOX, limits=Limits()), poll_s=0.02)
+    attempts = read_json(run.dir.status)["attempts"]
     assert [(len(set(attempt["gpus"])), attempt["status"]) for attempt in attempts] == [(2, "failed"), (2, "finished")]
 
 
@@ -170,8 +170,8 @@ def test_a_retried_run_may_get_other_gpus(matrix, plan):
 
 def trained(name, *spans):
     attempts = tuple({"attempt": i, "started": begin, "ended": end} for i, (begin, end) in enumerate(spans, 1))
-    about = {"run_id": name, "axes": {}, "reason": "", "optimizer": "adamw", "model": "tiny", "device": "gpu"}
-    return RunNumbers(name=name, status=Status.FINISHED, attempts=attempts, **about)
+    record = {"run_id": name, "axes": {}, "reason": "", "optimizer": "adamw", "model": "tiny", "device": "gpu"}
+    return RunNumbers(name=name, status=Status.FINISHED, attempts=attempts, **record)
 
 
 def test_a_run_that_overlapped_others_is_reported_with_the_share_of_its_time():
@@ -182,7 +182,7 @@ def test_a_run_that_overlapped_others_is_reported_with_the_share_of_its_time():
         trained("d", (100.0, 150.0)),
     ]
     assert overlaps(runs)[0] == Overlap("a", ("b", "c"), 0.5)
-    assert [one.run for one in overlaps(runs)] == ["a", "b", "c"]
+    assert [overlap.run for overlap in overlaps(runs)] == ["a", "b", "c"]
     assert overlap_lines(runs)[0] == "a  50% of its time in parallel with b, c"
 
 

@@ -24,7 +24,7 @@ DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); prin
 
 
 @pytest.fixture
-def begin(tmp_path):
+def start_command(tmp_path):
     """Start Python code under a guard; processes left by a test are killed."""
     trees = []
 
@@ -48,7 +48,7 @@ def begin(tmp_path):
         tree.kill()
 
 
-def ended(tree):
+def has_exited(tree):
     code = None
 
     def over():
@@ -60,76 +60,78 @@ def ended(tree):
     return code
 
 
-def lives(process):
+def is_alive(process):
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize(
     ("code", "exit_code"), [("pass", 0), ("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)]
 )
-def test_the_exit_code_of_the_command_is_kept(begin, code, exit_code):
-    assert ended(begin(code, wait_for="")) == exit_code
+def test_the_exit_code_of_the_command_is_kept(start_command, code, exit_code):
+    assert has_exited(start_command(code, wait_for="")) == exit_code
 
 
 def test_a_missing_program_exits_with_127_and_a_line_in_the_log(tmp_path):
     log, me = tmp_path / "log", Path(sys.executable)
     tree = start(["/no/such/program"], cwd=tmp_path, env=os.environ, log=log, python=me, grace_s=1)
-    assert ended(tree) == 127
+    assert has_exited(tree) == 127
     assert "cannot start /no/such/program" in log.read_text()
 
 
-def test_stdout_and_stderr_are_appended_and_stdin_is_empty(begin, tmp_path):
+def test_stdout_and_stderr_are_appended_and_stdin_is_empty(start_command, tmp_path):
     (tmp_path / "log").write_text("before\n")
-    ended(begin("import sys; print(len(sys.stdin.read()), flush=True); sys.stderr.write('err')", wait_for=""))
+    has_exited(
+        start_command("import sys; print(len(sys.stdin.read()), flush=True); sys.stderr.write('err')", wait_for="")
+    )
     assert (tmp_path / "log").read_text() == "before\n0\nerr"
 
 
-def test_a_command_runs_in_its_own_session_without_terminal_signals(begin):
-    tree = begin("import time; print('ready', flush=True); time.sleep(300)")
+def test_a_command_runs_in_its_own_session_without_terminal_signals(start_command):
+    tree = start_command("import time; print('ready', flush=True); time.sleep(300)")
     assert os.getsid(tree.pid) == tree.pid != os.getsid(0)
 
 
-def test_a_command_inherits_no_blocked_signals(begin, tmp_path):
-    ended(begin("import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []))", wait_for=""))
+def test_a_command_inherits_no_blocked_signals(start_command, tmp_path):
+    has_exited(start_command("import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []))", wait_for=""))
     assert (tmp_path / "log").read_text().strip() == "set()"
 
 
-def test_stop_ends_a_command_that_handles_sigterm(begin):
-    tree = begin("import time; print('ready', flush=True); time.sleep(300)")
+def test_stop_ends_a_command_that_handles_sigterm(start_command):
+    tree = start_command("import time; print('ready', flush=True); time.sleep(300)")
     tree.stop()
-    assert ended(tree) == 128 + signal.SIGTERM
+    assert has_exited(tree) == 128 + signal.SIGTERM
 
 
-def test_a_command_that_ignores_sigterm_is_killed_after_the_grace_period(begin):
-    tree = begin(DEAF, grace_s=0.6)
-    begun = time.monotonic()
+def test_a_command_that_ignores_sigterm_is_killed_after_the_grace_period(start_command):
+    tree = start_command(DEAF, grace_s=0.6)
+    started = time.monotonic()
     tree.stop()
-    assert ended(tree) == 137
-    assert 0.6 <= time.monotonic() - begun < 5
+    assert has_exited(tree) == 137
+    assert 0.6 <= time.monotonic() - started < 5
 
 
-def test_processes_left_by_the_command_are_killed(begin):
-    tree = begin(SPAWN + "time.sleep(1.5)")
+def test_processes_left_by_the_command_are_killed(start_command):
+    tree = start_command(SPAWN + "time.sleep(1.5)")
     members = tree.members()
-    assert ended(tree) == 0
+    assert has_exited(tree) == 0
     assert len(members) >= 3
-    assert not [process for process in members if lives(process)]
+    assert not [process for process in members if is_alive(process)]
 
 
-def test_kill_ends_a_process_tree_over_many_sessions(begin):
-    tree = begin(SPAWN + "time.sleep(300)")
+def test_kill_ends_a_process_tree_over_many_sessions(start_command):
+    tree = start_command(SPAWN + "time.sleep(300)")
     members = tree.members()
     assert len(members) == 4
     assert tree.kill() == 137
-    assert not [process for process in members if lives(process)]
+    assert not [process for process in members if is_alive(process)]
 
 
-def test_after_a_guard_is_killed_no_recorded_process_survives(begin):
-    tree = begin(SPAWN + "time.sleep(300)")
+def test_after_a_guard_is_killed_no_recorded_process_survives(start_command):
+    tree = start_command(SPAWN + "time.sleep(300)")
     members = tree.members()
     os.kill(tree.pid, signal.SIGKILL)
-    assert ended(tree) == -9
-    assert not [process for process in members if lives(process)]
+    assert has_exited(tree) == -9
+    assert not [process for process in members if is_alive(process)]
 
 
 def test_a_guard_with_a_dead_runner_starts_nothing(tmp_path):
@@ -139,9 +141,9 @@ def test_a_guard_with_a_dead_runner_starts_nothing(tmp_path):
     assert not marker.exists()
 
 
-def test_a_lock_passed_to_the_guard_is_held_until_the_tree_has_exited(begin, tmp_path):
+def test_a_lock_passed_to_the_guard_is_held_until_the_tree_has_exited(start_command, tmp_path):
     lock = try_lock(tmp_path / "lock")
-    tree = begin(DEAF, lock=lock)
+    tree = start_command(DEAF, lock=lock)
     os.close(lock)
     assert try_lock(tmp_path / "lock") is None
     tree.kill()
@@ -150,8 +152,8 @@ def test_a_lock_passed_to_the_guard_is_held_until_the_tree_has_exited(begin, tmp
     os.close(lock)
 
 
-def test_the_command_inherits_only_stdin_stdout_and_stderr(begin, tmp_path):
+def test_the_command_inherits_only_stdin_stdout_and_stderr(start_command, tmp_path):
     lock = try_lock(tmp_path / "lock")
-    ended(begin("import os; print(sorted(os.listdir('/proc/self/fd')))", lock=lock, wait_for=""))
+    has_exited(start_command("import os; print(sorted(os.listdir('/proc/self/fd')))", lock=lock, wait_for=""))
     os.close(lock)
     assert (tmp_path / "log").read_text().strip() == "['0', '1', '2', '3']"  # 3 is the listing itself

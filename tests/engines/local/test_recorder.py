@@ -29,36 +29,36 @@ def simulated(tmp_path_factory) -> RecorderLauncher:
 
 
 def test_a_run_is_recorded_from_its_start_to_its_end(matrix, plan, simulated):
-    one = plan("a")
-    run = read_json(one.dir.run_json)
-    write_json(one.dir.run_json, run | {"train": run["train"] | {"max_iters": 80}})  # takes a second or two
-    assert drive(matrix, [one], engine(monitor=simulated), poll_s=0.02).exit_code == 0
-    summary = read_json(one.dir.gpu_summary)
+    planned = plan("a")
+    run = read_json(planned.dir.run_json)
+    write_json(planned.dir.run_json, run | {"train": run["train"] | {"max_iters": 80}})  # takes a second or two
+    assert drive(matrix, [planned], engine(monitor=simulated), poll_s=0.02).exit_code == 0
+    summary = read_json(planned.dir.gpu_summary)
     assert (summary["final"], summary["simulated"], len(summary["gpus"])) == (True, True, 2)
-    assert [line["event"] for line in read_jsonl(one.dir.gpu_events)][-1] == "ended"
-    assert len(json.loads(one.dir.gpu_stats_multi.read_text())) >= 1
+    assert [line["event"] for line in read_jsonl(planned.dir.gpu_events)][-1] == "ended"
+    assert len(json.loads(planned.dir.gpu_stats_multi.read_text())) >= 1
     assert processes_of(matrix) == []
 
 
 def test_a_run_without_gpus_and_ranks_reports_it_in_one_line(matrix, plan):
-    one = plan("a")
-    run = read_json(one.dir.run_json)
-    write_json(one.dir.run_json, run | {"train": run["train"] | {"max_iters": 80}})
-    assert drive(matrix, [one], engine(monitor=monitor()), poll_s=0.02).exit_code == 0
-    assert "nothing is recorded" in one.dir.output_log.read_text()
+    planned = plan("a")
+    run = read_json(planned.dir.run_json)
+    write_json(planned.dir.run_json, run | {"train": run["train"] | {"max_iters": 80}})
+    assert drive(matrix, [planned], engine(monitor=monitor()), poll_s=0.02).exit_code == 0
+    assert "nothing is recorded" in planned.dir.output_log.read_text()
 
 
 def test_without_a_monitor_nothing_is_recorded(matrix, plan):
-    one = plan("a")
-    assert drive(matrix, [one], engine(), poll_s=0.02).exit_code == 0
-    assert list(one.dir.path.glob("gpu_*")) == []
+    run = plan("a")
+    assert drive(matrix, [run], engine(), poll_s=0.02).exit_code == 0
+    assert list(run.dir.path.glob("gpu_*")) == []
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"])
 def test_a_recorder_that_fails_to_start_or_dies_does_not_affect_the_run(matrix, plan, python):
-    one = plan("a")
-    assert drive(matrix, [one], engine(monitor=monitor(python=Path(python))), poll_s=0.02).exit_code == 0
-    assert read_json(one.dir.status)["status"] == "finished"
+    run = plan("a")
+    assert drive(matrix, [run], engine(monitor=monitor(python=Path(python))), poll_s=0.02).exit_code == 0
+    assert read_json(run.dir.status)["status"] == "finished"
 
 
 def test_an_unresponsive_recorder_is_killed(matrix, plan, tmp_path, monkeypatch):
@@ -66,8 +66,8 @@ def test_an_unresponsive_recorder_is_killed(matrix, plan, tmp_path, monkeypatch)
     deaf.write_text(f"#!{sys.executable}\nimport signal, time\nsignal.signal(15, signal.SIG_IGN)\ntime.sleep(600)\n")
     deaf.chmod(0o755)
     monkeypatch.setattr("kmatrix.engines.local.recorder.WAIT_S", 0.2)
-    one = plan("a")
-    assert drive(matrix, [one], engine(monitor=monitor(python=deaf)), poll_s=0.02).exit_code == 0
+    run = plan("a")
+    assert drive(matrix, [run], engine(monitor=monitor(python=deaf)), poll_s=0.02).exit_code == 0
     wait_until(lambda: not [p for p in psutil.process_iter(["cmdline"]) if str(deaf) in (p.info["cmdline"] or [])])
 
 
@@ -78,18 +78,18 @@ def test_the_prometheus_port_is_passed_only_if_configured(plan):
 
 
 def test_concurrent_runs_share_the_simulated_gpus_and_a_single_run_sees_all(plan):
-    one = monitor(simulated=True, gpus=("a", "b", "c"))
-    assert one.seen(plan("x", ranks=2), (), shared=False) == ()  # all GPUs
-    assert one.seen(plan("x", ranks=2), (), shared=True) == ("a", "b")
-    assert one.seen(plan("x", ranks=2), ("a", "b"), shared=True) == ("c",)
-    assert one.seen(plan("x"), ("a", "b", "c"), shared=True) is None
+    simulated_monitor = monitor(simulated=True, gpus=("a", "b", "c"))
+    assert simulated_monitor.seen(plan("x", ranks=2), (), shared=False) == ()  # all GPUs
+    assert simulated_monitor.seen(plan("x", ranks=2), (), shared=True) == ("a", "b")
+    assert simulated_monitor.seen(plan("x", ranks=2), ("a", "b"), shared=True) == ("c",)
+    assert simulated_monitor.seen(plan("x"), ("a", "b", "c"), shared=True) is None
     assert monitor().seen(plan("x", cuda=True, gpus=("u",)), (), shared=True) == ("u",)
 
 
 def test_a_run_without_a_free_simulated_gpu_reports_it_and_trains(plan):
-    one = plan("x")
-    assert monitor(simulated=True).start(one, 1, gpus=None) is None
-    assert "no simulated GPU is left" in one.dir.output_log.read_text()
+    run = plan("x")
+    assert monitor(simulated=True).start(run, 1, gpus=None) is None
+    assert "no simulated GPU is left" in run.dir.output_log.read_text()
 
 
 @pytest.mark.slow
@@ -100,13 +100,13 @@ def test_packed_cpu_runs_are_recorded_on_disjoint_gpus(matrix, plan, tmp_path_fa
     uuids = simulate.uuids(environment)
     recorder = monitor(simulated=True, environment=environment, gpus=uuids, prometheus=0)
     plans = [plan("a", "hang", ranks=1), plan("b", "hang", ranks=2), plan("c", "hang", ranks=1)]
-    box = engine(monitor=recorder, cores=8, limits=Limits(jobs=3))
-    box.submit(plans)
-    box.poll()
+    local_engine = engine(monitor=recorder, cores=8, limits=Limits(jobs=3))
+    local_engine.submit(plans)
+    local_engine.poll()
     try:
-        wait_until(lambda: all(last_entry(one.dir.gpu_stats_multi) for one in plans))
-        seen = [[gpu["uuid"] for gpu in last_entry(one.dir.gpu_stats_multi)["multi_gpu_data"]] for one in plans]
+        wait_until(lambda: all(last_entry(run.dir.gpu_stats_multi) for run in plans))
+        recorded = [[gpu["uuid"] for gpu in last_entry(run.dir.gpu_stats_multi)["multi_gpu_data"]] for run in plans]
     finally:
-        box.cancel(now=True)
-    assert sorted(map(len, seen)) == [1, 1, 2]
-    assert sorted(uuid for group in seen for uuid in group) == sorted(uuids)
+        local_engine.cancel(now=True)
+    assert sorted(map(len, recorded)) == [1, 1, 2]
+    assert sorted(uuid for group in recorded for uuid in group) == sorted(uuids)

@@ -51,14 +51,14 @@ def stamp(number: int) -> str:
     return (STARTED + timedelta(seconds=number)).isoformat()
 
 
-def alone(whole: dict) -> dict:
+def single_gpu(multi_entry: dict) -> dict:
     """Return the entry in the layout for a single GPU."""
-    return {"timestamp": whole["timestamp"], **whole["multi_gpu_data"][0]}
+    return {"timestamp": multi_entry["timestamp"], **multi_entry["multi_gpu_data"][0]}
 
 
 def lines(entries: list[dict]) -> str:
     """Return an array as our recorder writes it."""
-    return "[\n" + ",\n".join(json.dumps(one, separators=(",", ":")) for one in entries) + "\n]\n"
+    return "[\n" + ",\n".join(json.dumps(item, separators=(",", ":")) for item in entries) + "\n]\n"
 
 
 LAYOUTS = {
@@ -66,7 +66,7 @@ LAYOUTS = {
     "one line": json.dumps,
     "a line each": lines,
     "samples": lambda entries: json.dumps({"gpu": "A10G", "samples": entries, "end": 1}, indent=2),
-    "single": lambda entries: json.dumps([alone(one) for one in entries], indent=2),
+    "single": lambda entries: json.dumps([single_gpu(item) for item in entries], indent=2),
 }
 
 
@@ -78,14 +78,14 @@ def facts(blocks: Iterator[SampleBlock], reader) -> tuple:
         for part in block.parts:
             values[part.gpu_index, "last"] = [part.gpu_name, part.uuid, part.memory_total]
             for name in MEASURED:
-                known = [None if np.isnan(value) else value for value in part.columns[name].tolist()]
+                column = [None if np.isnan(value) else value for value in part.columns[name].tolist()]
                 rows = (part.rows + len(times)).tolist()
-                values.setdefault((part.gpu_index, name), []).extend(zip(rows, known, strict=True))
+                values.setdefault((part.gpu_index, name), []).extend(zip(rows, column, strict=True))
         times += block.times.tolist()
     return times, values, reader.errors
 
 
-def fast(path: Path) -> tuple | str:
+def vectorized(path: Path) -> tuple | str:
     try:
         reader = read_columns(path)
         return facts(reader, reader)
@@ -102,11 +102,11 @@ def exact(path: Path) -> tuple | str:
         return str(error)
 
 
-def same(one: tuple | str, other: tuple | str) -> bool:
+def same(left: tuple | str, right: tuple | str) -> bool:
     """Return whether both readers found the same. Beyond microseconds one reader rounds and the other truncates."""
-    if isinstance(one, str) or isinstance(other, str):
-        return one == other
-    return one[0] == pytest.approx(other[0], rel=0, abs=1.5e-6) and one[1:] == other[1:]
+    if isinstance(left, str) or isinstance(right, str):
+        return left == right
+    return left[0] == pytest.approx(right[0], rel=0, abs=1.5e-6) and left[1:] == right[1:]
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_a_complete_file_is_decoded_in_blocks_and_never_entry_by_entry(tmp_path,
     expected = exact(path)
     if layout != "samples":  # its last block has more text after the array
         monkeypatch.setattr(columns, "snapshot_of", refuse)
-    assert same(fast(path), expected)
+    assert same(vectorized(path), expected)
     assert len(expected[0]) == 20
     assert expected[2] is None
 
@@ -135,10 +135,10 @@ def test_a_complete_file_is_decoded_in_blocks_and_never_entry_by_entry(tmp_path,
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_file_truncated_at_any_byte_gives_the_result_of_the_exact_reader(tmp_path, small_pieces, layout):
     path = tmp_path / "g.json"
-    whole = LAYOUTS[layout]([entry(number, gpus=1) for number in range(4)]).encode()
-    for cut in range(1, len(whole), 3):
-        path.write_bytes(whole[:cut])
-        assert same(fast(path), exact(path))
+    text = LAYOUTS[layout]([entry(number, gpus=1) for number in range(4)]).encode()
+    for length in range(1, len(text), 3):
+        path.write_bytes(text[:length])
+        assert same(vectorized(path), exact(path))
 
 
 @given(st.data())
@@ -148,16 +148,16 @@ def test_damage_anywhere_gives_the_result_of_the_exact_reader(tmp_path_factory, 
     entries = [entry(number, data.draw(st.integers(1, 2))) for number in range(data.draw(st.integers(1, 8)))]
     text = bytearray(LAYOUTS[layout](entries).encode())
     begin = 40 if layout == "samples" else 0  # a small block must contain the name of the array
-    at = data.draw(st.integers(begin, len(text) - 1))
-    end = min(len(text), at + data.draw(st.sampled_from([0, 1, 30, 300])))
-    text[at:end] = data.draw(st.sampled_from([*INSERTED, b"", bytes(text[at : at + 250])]))
+    position = data.draw(st.integers(begin, len(text) - 1))
+    end = min(len(text), position + data.draw(st.sampled_from([0, 1, 30, 300])))
+    text[position:end] = data.draw(st.sampled_from([*INSERTED, b"", bytes(text[position : position + 250])]))
     path = tmp_path_factory.mktemp("damage") / "g.json"
     path.write_bytes(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columns, "CHUNK", data.draw(st.sampled_from([400, 1500, 1 << 20])))
         patch.setattr(columns, "MAX_PENDING", data.draw(st.sampled_from([400, 4000, 1 << 22])))
         patch.setattr(reading, "CHUNK", data.draw(st.sampled_from([300, 1 << 18])))
-        assert same(fast(path), exact(path))
+        assert same(vectorized(path), exact(path))
 
 
 @given(st.lists(st.tuples(*[NUMBERS] * 5), min_size=1, max_size=12), st.sampled_from(sorted(LAYOUTS)))
@@ -167,9 +167,9 @@ def test_any_numbers_are_read_as_by_the_exact_reader(tmp_path_factory, rows, lay
     entries = [entry(number, **dict(zip(names, row, strict=True))) for number, row in enumerate(rows)]
     path = tmp_path_factory.mktemp("numbers") / "g.json"
     path.write_text(LAYOUTS[layout](entries))
-    got = fast(path)
-    assert same(got, exact(path))
-    assert [value for _, value in got[1][0, "power"]] == [row[2] for row in rows]
+    found = vectorized(path)
+    assert same(found, exact(path))
+    assert [value for _, value in found[1][0, "power"]] == [row[2] for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -193,10 +193,10 @@ def test_any_numbers_are_read_as_by_the_exact_reader(tmp_path_factory, rows, lay
 def test_files_of_other_recorders_are_read_as_by_the_exact_reader(tmp_path, small_pieces, values):
     path = tmp_path / "g.json"
     entries = [entry(number, **(values if number % 7 else {})) for number in range(12)]
-    for gpu in (gpu for one in entries for gpu in one["multi_gpu_data"] if "memory_used_mb" in gpu):
+    for gpu in (gpu for item in entries for gpu in item["multi_gpu_data"] if "memory_used_mb" in gpu):
         del gpu["memory_used"]
     path.write_text(json.dumps(entries, indent=2))
-    assert same(fast(path), exact(path))
+    assert same(vectorized(path), exact(path))
 
 
 @pytest.mark.parametrize(
@@ -210,18 +210,18 @@ def test_files_of_other_recorders_are_read_as_by_the_exact_reader(tmp_path, smal
 def test_every_time_format_is_read_as_by_the_exact_reader(tmp_path, times):
     path = tmp_path / "g.json"
     path.write_text(json.dumps([{**entry(0), "timestamp": time} for time in times]))
-    assert same(fast(path), exact(path))
+    assert same(vectorized(path), exact(path))
 
 
 def test_damage_in_the_middle_costs_one_entry_and_the_rest_is_decoded_in_blocks(tmp_path, small_pieces, monkeypatch):
-    whole = json.dumps([entry(number) for number in range(60)], indent=2)
-    at = whole.index(":", whole.index(stamp(30)) + 40)
+    text = json.dumps([entry(number) for number in range(60)], indent=2)
+    position = text.index(":", text.index(stamp(30)) + 40)
     path = tmp_path / "g.json"
-    path.write_text(whole[:at] + "?" + whole[at + 1 :])
+    path.write_text(text[:position] + "?" + text[position + 1 :])
     read = []
     one_by_one = columns_snapshot_of
     monkeypatch.setattr(columns, "snapshot_of", lambda value: read.append(value) or one_by_one(value))
-    times, _, loss = fast(path)
+    times, _, loss = vectorized(path)
     expected = [(STARTED + timedelta(seconds=number)).timestamp() for number in range(60) if number != 30]
     assert times == expected
     assert (loss.complete, loss.damaged) == (59, 1)
@@ -230,8 +230,8 @@ def test_damage_in_the_middle_costs_one_entry_and_the_rest_is_decoded_in_blocks(
 
 def shuffled(number: int) -> dict:
     """Return an entry whose GPUs and their number change from one entry to the next."""
-    whole = entry(number, gpus=1 + number % 3)
-    return {**whole, "multi_gpu_data": whole["multi_gpu_data"][:: -1 if number % 2 else 1]}
+    changed = entry(number, gpus=1 + number % 3)
+    return {**changed, "multi_gpu_data": changed["multi_gpu_data"][:: -1 if number % 2 else 1]}
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def shuffled(number: int) -> dict:
     [
         [shuffled(number) for number in range(40)],
         [
-            alone({**entry(number), "multi_gpu_data": [shuffled(2)["multi_gpu_data"][number % 3]]})
+            single_gpu({**entry(number), "multi_gpu_data": [shuffled(2)["multi_gpu_data"][number % 3]]})
             for number in range(40)
         ],
     ],
@@ -250,15 +250,15 @@ def test_entries_with_changing_gpus_are_decoded_in_blocks_too(tmp_path, small_pi
     path.write_text(json.dumps(entries, indent=2))
     expected = exact(path)
     monkeypatch.setattr(columns, "snapshot_of", refuse)
-    assert same(fast(path), expected)
+    assert same(vectorized(path), expected)
     assert {gpu for gpu, _ in expected[1]} == {0, 1, 2}
 
 
 def test_every_kind_of_damage_is_reported(tmp_path):
     path = tmp_path / "g.json"
-    whole = lines([entry(number) for number in range(9)])
-    path.write_text(whole.replace('"power":', '"power"?', 1)[:-100])
-    assert str(fast(path)[2]) == (
+    text = lines([entry(number) for number in range(9)])
+    path.write_text(text.replace('"power":', '"power"?', 1)[:-100])
+    assert str(vectorized(path)[2]) == (
         f"{path}: an entry is damaged, and the file is truncated; 7 entries read, at least 2 lost"
     )
 
@@ -266,7 +266,7 @@ def test_every_kind_of_damage_is_reported(tmp_path):
 def test_entries_after_a_stray_bracket_are_read_and_the_bracket_is_reported(tmp_path):
     path = tmp_path / "g.json"
     path.write_text(lines([entry(0)]) + lines([entry(1)]))
-    times, _, loss = fast(path)
+    times, _, loss = vectorized(path)
     assert len(times) == 2
     assert "data after the end of the array" in str(loss)
 
@@ -275,8 +275,8 @@ def test_a_csv_table_gives_the_same_columns(tmp_path):
     path = tmp_path / "gpu_metrics_20250919_120000.csv"
     rows = ["timestamp,elapsed_sec,gpu0_power_w,gpu0_temp_c", "2025-09-19 12:00:00.000,0.000,150.5,60"]
     path.write_text("\n".join([*rows, "2025-09-19 12:00:00.010,0.010,N/A,61", "2025-09-19 12"]))
-    assert same(fast(path), exact(path))
-    assert [value for _, value in fast(path)[1][0, "power"]] == [150.5, None]
+    assert same(vectorized(path), exact(path))
+    assert [value for _, value in vectorized(path)[1][0, "power"]] == [150.5, None]
 
 
 CELLS = ["", "N/A", "150.5", " 60 ", "nan", "inf", "1e999", "1_0", "-0", "0x10", "\u00e9", '"3"', "\0" * 9, "a,b"]
@@ -292,21 +292,21 @@ def test_any_csv_table_is_read_as_by_the_exact_reader(tmp_path_factory, rows, cu
     path.write_text(text[: max(len(header), len(text) - cut)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columns, "ROWS", 3)
-        assert same(fast(path), exact(path))
+        assert same(vectorized(path), exact(path))
 
 
 def test_a_csv_table_without_a_column_of_a_gpu_is_refused(tmp_path):
     path = tmp_path / "gpu_metrics.csv"
     path.write_text("timestamp,elapsed_sec\n2025-09-19 12:00:00,0\n")
-    assert "not a GPU recording" in fast(path)
-    assert same(fast(path), exact(path))
+    assert "not a GPU recording" in vectorized(path)
+    assert same(vectorized(path), exact(path))
 
 
 def test_a_csv_line_that_never_ends_is_read_in_bounded_memory(tmp_path):
     path = tmp_path / "gpu_metrics.csv"
     path.write_text("timestamp,gpu0_power_w\n2025-09-19 12:00:00,5\n" + "\0" * 3_000_000)
     tracemalloc.start()
-    times, _, loss = fast(path)
+    times, _, loss = vectorized(path)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert (len(times), loss.complete) == (1, 1)
@@ -316,13 +316,13 @@ def test_a_csv_line_that_never_ends_is_read_in_bounded_memory(tmp_path):
 def test_endless_nesting_is_damage_and_not_a_bug(tmp_path):
     path = tmp_path / "g.json"
     path.write_text("[" + '{"timestamp": 1, "a": ' + "[" * 200_000)
-    assert same(fast(path), exact(path))
-    assert fast(path)[2].damaged == 1
+    assert same(vectorized(path), exact(path))
+    assert vectorized(path)[2].damaged == 1
 
 
 def test_the_recorder_does_not_import_numpy():
     code = "import sys, kmatrix.gpu.recorder; print(*({'numpy', 'msgspec'} & sys.modules.keys()))"
-    told = subprocess.check_output(
+    output = subprocess.check_output(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT / "lib")}, text=True, timeout=60
     )
-    assert told.strip() == ""
+    assert output.strip() == ""

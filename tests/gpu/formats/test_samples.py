@@ -196,7 +196,7 @@ def test_samples_read_back_as_they_were_written(tmp_path):
 @settings(max_examples=30, deadline=None)
 def test_any_float_and_any_number_of_gpus_survive_a_round_trip(tmp_path_factory, count, numbers):
     path = tmp_path_factory.mktemp("samples") / "s.bin"
-    gpus = [{"gpu_index": at, "gpu_name": "A", "uuid": str(at), "memory_total": 1.0} for at in range(count)]
+    gpus = [{"gpu_index": index, "gpu_name": "A", "uuid": str(index), "memory_total": 1.0} for index in range(count)]
     file = SampleFile(path, {**HEADER, "gpus": gpus})
     for number in numbers:
         file.append(1.5, [number] * (count * len(COLUMNS)))
@@ -278,15 +278,15 @@ def test_a_newer_recording_is_refused_as_newer(tmp_path):
 def test_a_multi_gpu_file_is_read_back_as_written(tmp_path_factory, rows):
     path = tmp_path_factory.mktemp("stats") / "gpu_stats_multi_gpu.json"
     samples = tuple(
-        GpuSample(gpu_index=at, gpu_name="A", utilization=row[0], memory_used=row[1], temperature=row[2])
-        for at, row in enumerate(rows)
+        GpuSample(gpu_index=index, gpu_name="A", utilization=row[0], memory_used=row[1], temperature=row[2])
+        for index, row in enumerate(rows)
     )
-    written = [Snapshot(time=TIME + step, samples=samples) for step in range(3)]
+    snapshots = [Snapshot(time=TIME + step, samples=samples) for step in range(3)]
     file = JsonArrayFile(path)
-    for snapshot in written:
+    for snapshot in snapshots:
         file.append(multi(snapshot))
     reader = read_stats(path)
-    assert list(reader) == written
+    assert list(reader) == snapshots
     assert reader.errors is None
 
 
@@ -306,8 +306,8 @@ def original(index, **values):
 @pytest.mark.parametrize("indent", [None, 2])
 def test_the_layouts_of_the_original_project_are_read(tmp_path, entry, layout, indent):
     stamp = "2025-01-15T10:30:00"
-    one = {"timestamp": stamp, "multi_gpu_data": [entry]} if layout == "multi" else {"timestamp": stamp, **entry}
-    value = {"gpu": "A10G", "samples": [one, one]} if layout == "samples" else [one, one]
+    item = {"timestamp": stamp, "multi_gpu_data": [entry]} if layout == "multi" else {"timestamp": stamp, **entry}
+    value = {"gpu": "A10G", "samples": [item, item]} if layout == "samples" else [item, item]
     (tmp_path / "g.json").write_text(json.dumps(value, indent=indent))
     snapshots = list(read_stats(tmp_path / "g.json"))
     assert len(snapshots) == 2
@@ -320,15 +320,15 @@ def test_the_layouts_of_the_original_project_are_read(tmp_path, entry, layout, i
 def test_a_truncated_array_gives_its_complete_objects_and_reports_the_loss(tmp_path, indent):
     path = tmp_path / "g.json"
     entries = [multi(Snapshot(time=TIME + step, samples=(A10G, LOST))) for step in range(50)]
-    whole = json.dumps(entries, indent=indent)
-    for cut in (1, 2, 3, 50, 300, len(whole) // 2, len(whole) - 1):
-        path.write_text(whole[:-cut])
+    text = json.dumps(entries, indent=indent)
+    for length in (1, 2, 3, 50, 300, len(text) // 2, len(text) - 1):
+        path.write_text(text[:-length])
         reader = read_stats(path)
         read = list(reader)
         assert [snapshot.time for snapshot in read] == [TIME + step for step in range(len(read))]
         assert reader.errors is not None
         assert reader.errors.complete == len(read)
-        assert len(read) >= 49 - cut * 50 // len(whole)
+        assert len(read) >= 49 - length * 50 // len(text)
 
 
 def test_a_damaged_object_in_the_middle_costs_only_itself(tmp_path):

@@ -48,12 +48,12 @@ def driver(gpus: list[dict], calls: list[str] | None = None) -> SimpleNamespace:
         ctypes.memmove(address, data, len(data))
 
     def fields(gpu: dict, count: int, address: int) -> None:
-        for at in range(count):
-            place = address + at * FIELD.size
-            (field,) = struct.unpack("<I", ctypes.string_at(place, 4))
+        for index in range(count):
+            field_address = address + index * FIELD.size
+            (field,) = struct.unpack("<I", ctypes.string_at(field_address, 4))
             value, kind = gpu[field]
             code = gpu.get("codes", {}).get(field, 0)
-            put(place, FIELD.pack(field, 0, 7, 7, kind, code, value))
+            put(field_address, FIELD.pack(field, 0, 7, 7, kind, code, value))
 
     pointer, number = ctypes.c_void_p, ctypes.c_uint
     function(UTILIZATION, pointer, write=lambda gpu, to: put(to, struct.pack("<II", gpu["utilization"], 9)))
@@ -64,22 +64,22 @@ def driver(gpus: list[dict], calls: list[str] | None = None) -> SimpleNamespace:
     return library
 
 
-def gpu(**about) -> dict:
-    known = {"utilization": 95, "memory": 12_800 * MIB, "temperature": 60, "clock": 1695}
-    return {**known, 186: (150_125, 1), 185: (140_000, 1), 83: (2**40, 3), **about}
+def gpu(**changes) -> dict:
+    values = {"utilization": 95, "memory": 12_800 * MIB, "temperature": 60, "clock": 1695}
+    return {**values, 186: (150_125, 1), 185: (140_000, 1), 83: (2**40, 3), **changes}
 
 
 def source(library, count: int) -> NvmlSource:
-    devices = [Device(gpu_index=at, gpu_name="A", uuid=f"GPU-{at}") for at in range(count)]
-    return NvmlSource(SimpleNamespace(nvmlLib=library), devices, [ctypes.c_void_p(at + 1) for at in range(count)])
+    devices = [Device(gpu_index=index, gpu_name="A", uuid=f"GPU-{index}") for index in range(count)]
+    return NvmlSource(SimpleNamespace(nvmlLib=library), devices, [ctypes.c_void_p(index + 1) for index in range(count)])
 
 
 def read(opened: NvmlSource) -> list[list[float | None]]:
     """Return the values of each GPU, None if unknown."""
     values = [0.0] * (WIDTH * len(opened.devices))
     opened.read(values)
-    known = [None if math.isnan(value) else value for value in values]
-    return [known[at : at + WIDTH] for at in range(0, len(known), WIDTH)]
+    readings = [None if math.isnan(value) else value for value in values]
+    return [readings[index : index + WIDTH] for index in range(0, len(readings), WIDTH)]
 
 
 WORDS = st.integers(0, 2**32 - 1)
@@ -90,23 +90,23 @@ WORDS = st.integers(0, 2**32 - 1)
 def test_reading_all_fields_at_once_equals_reading_them_one_by_one(rows):
     names = ("utilization", "memory", "temperature", "clock")
     gpus = [gpu(**dict(zip(names, row, strict=False))) for row in rows]
-    for one, row in zip(gpus, rows, strict=True):
-        one[185], one[186] = (row[4], 1), (row[5], 1)
+    for gpu_state, row in zip(gpus, rows, strict=True):
+        gpu_state[185], gpu_state[186] = (row[4], 1), (row[5], 1)
     library = driver(gpus)
-    calls = [bind(library, ctypes.c_void_p(at + 1)) for at in range(len(gpus))]
-    together, apart = ([UNKNOWN] * (WIDTH * len(gpus)) for _ in range(2))
-    assert CallBatch(calls).read(together)
-    for at, own in enumerate(calls):
-        for call in own:
-            assert call(apart, at * WIDTH) == 0
-    assert together == apart
-    assert together[COLUMN_INDEX["memory_used"]] == rows[0][1] / MIB
-    assert together[COLUMN_INDEX["power_instant"]] == rows[0][5] / 1000
+    calls = [bind(library, ctypes.c_void_p(index + 1)) for index in range(len(gpus))]
+    at_once, one_by_one = ([UNKNOWN] * (WIDTH * len(gpus)) for _ in range(2))
+    assert CallBatch(calls).read(at_once)
+    for index, calls_of_gpu in enumerate(calls):
+        for call in calls_of_gpu:
+            assert call(one_by_one, index * WIDTH) == 0
+    assert at_once == one_by_one
+    assert at_once[COLUMN_INDEX["memory_used"]] == rows[0][1] / MIB
+    assert at_once[COLUMN_INDEX["power_instant"]] == rows[0][5] / 1000
 
 
 def test_each_value_is_in_its_column_and_unit():
     ((values),) = read(source(driver([gpu()]), 1))
-    known = {name: values[at] for name, at in COLUMN_INDEX.items()}
+    known = {name: values[index] for name, index in COLUMN_INDEX.items()}
     assert known["energy_j"] == 2**40 / 1000
     del known["energy_j"]
     assert known == {
@@ -130,17 +130,17 @@ def test_an_unsupported_value_is_unknown_and_not_read_again():
     assert sorted(calls) == sorted([UTILIZATION, MEMORY, TEMPERATURE, FIELDS] * 2 + [CLOCK])
 
 
-@pytest.mark.parametrize("what", [TEMPERATURE, 185])
-def test_a_call_that_fails_temporarily_costs_only_its_own_value(what):
+@pytest.mark.parametrize("failing", [TEMPERATURE, 185])
+def test_a_call_that_fails_temporarily_costs_only_its_own_value(failing):
     calls: list[str] = []
     gpus = [gpu(), gpu()]
     opened = source(driver(gpus, calls), 2)
-    gpus[1]["codes"] = {what: 999}
-    name = "temperature" if what == TEMPERATURE else "power"
+    gpus[1]["codes"] = {failing: 999}
+    name = "temperature" if failing == TEMPERATURE else "power"
     for _ in range(3):
         first, second = read(opened)
         assert None not in first
-        assert [column for column, at in COLUMN_INDEX.items() if second[at] is None] == [name]
+        assert [column for column, index in COLUMN_INDEX.items() if second[index] is None] == [name]
     gpus[1]["codes"] = {}
     for _ in range(RETRY_READS):
         read(opened)
@@ -156,15 +156,15 @@ def test_a_field_that_changes_its_type_is_read_by_its_type():
     assert read(opened)[0][COLUMN_INDEX["power"]] == 2**33 / 1000
 
 
-@pytest.mark.parametrize("what", [UTILIZATION, FIELDS, 83])
-def test_a_lost_gpu_is_unknown_and_the_others_are_read_at_once(what):
+@pytest.mark.parametrize("failing", [UTILIZATION, FIELDS, 83])
+def test_a_lost_gpu_is_unknown_and_the_others_are_read_at_once(failing):
     calls: list[str] = []
     gpus = [gpu(), gpu(), gpu()]
     opened = source(driver(gpus, calls), 3)
-    gpus[1]["codes"] = {what: LOST}
+    gpus[1]["codes"] = {failing: LOST}
     for _ in range(2):
         assert [None in values for values in read(opened)] == [False, True, False]
-    assert [opened.is_lost(at) for at in range(3)] == [False, True, False]
+    assert [opened.is_lost(index) for index in range(3)] == [False, True, False]
     calls.clear()
     assert set(read(opened)[1]) == {None}
     assert len(calls) == 10

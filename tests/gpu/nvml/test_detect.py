@@ -16,8 +16,8 @@ FOUR = [("NVIDIA A10G", f"GPU-{letter * 4}1111-0000", 23028) for letter in "abcd
 
 @pytest.fixture
 def driver(monkeypatch):
-    def install(gpus, **known):
-        fake = FakeNvml(gpus, **known)
+    def install(gpus, **options):
+        fake = FakeNvml(gpus, **options)
         monkeypatch.setitem(sys.modules, "pynvml", fake)
         return fake
 
@@ -63,7 +63,7 @@ def test_a_gpu_in_mig_mode_is_excluded_with_a_note(driver):
 
 
 @pytest.mark.parametrize(
-    ("visible", "asked", "indices"),
+    ("visible", "requested", "indices"),
     [
         (None, None, [0, 1, 2, 3]),
         (None, "0,2", [0, 2]),
@@ -78,12 +78,12 @@ def test_a_gpu_in_mig_mode_is_excluded_with_a_note(driver):
         (None, "", [0, 1, 2, 3]),
     ],
 )
-def test_the_environment_and_the_command_line_limit_the_gpus(four, visible, asked, indices):
-    assert [gpu.index for gpu in usable(four, visible=visible, asked=asked)] == indices
+def test_the_environment_and_the_command_line_limit_the_gpus(four, visible, requested, indices):
+    assert [gpu.index for gpu in usable(four, visible=visible, asked=requested)] == indices
 
 
 @pytest.mark.parametrize(
-    ("visible", "asked", "message"),
+    ("visible", "requested", "message"),
     [
         (None, "7", r"GPUS names 7.*\n.*0 \(NVIDIA A10G, GPU-aaaa"),
         ("0,1", "3", r"GPUS names 3"),
@@ -96,10 +96,10 @@ def test_the_environment_and_the_command_line_limit_the_gpus(four, visible, aske
         ("", "0", r"no usable GPU"),
     ],
 )
-def test_an_unavailable_gpu_is_refused_with_the_available_ones(four, visible, asked, message):
-    with pytest.raises(LaunchError) as refused:
-        usable(four, visible=visible, asked=asked)
-    assert re.search(message, str(refused.value))
+def test_an_unavailable_gpu_is_refused_with_the_available_ones(four, visible, requested, message):
+    with pytest.raises(LaunchError) as raised:
+        usable(four, visible=visible, asked=requested)
+    assert re.search(message, str(raised.value))
 
 
 def test_without_gpus_the_environment_is_ignored_but_a_request_is_refused():

@@ -30,11 +30,11 @@ def library(tmp_path_factory):
 
 @pytest.fixture
 def ask(library, tmp_path):
-    def answer(*lines, most=1024, more=()):
+    def answer(*lines, limit_mib=1024, extra_uuids=()):
         path = tmp_path / "test.scn"
         path.write_text("\n".join(lines) + "\n")
         environment = {**os.environ, **simulate.environment(library, path), "PYTHONPATH": str(ROOT / "lib")}
-        command = [sys.executable, "-c", ASK, str(most), *more]
+        command = [sys.executable, "-c", ASK, str(limit_mib), *extra_uuids]
         uuids, found = json.loads(subprocess.check_output(command, env=environment, text=True))
         return [found.get(uuid, "") for uuid in uuids]
 
@@ -53,7 +53,7 @@ def test_in_a_container_the_memory_counts_though_no_process_is_visible(ask):
 
 
 def test_the_configured_limit_applies(ask):
-    assert ask("gpus 1", "0 0 mem 2048", most=2048) == [""]
+    assert ask("gpus 1", "0 0 mem 2048", limit_mib=2048) == [""]
 
 
 def test_many_programs_are_counted_and_the_first_are_named(ask):
@@ -64,7 +64,7 @@ def test_many_programs_are_counted_and_the_first_are_named(ask):
 
 
 def test_an_unresponsive_gpu_is_not_used(ask):
-    assert ask("gpus 1", more=["GPU-gone"])[1].startswith("no response: ")
+    assert ask("gpus 1", extra_uuids=["GPU-gone"])[1].startswith("no response: ")
 
 
 def test_without_a_driver_nothing_is_reported():

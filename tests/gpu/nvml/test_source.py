@@ -19,7 +19,7 @@ from waiting import wait_until
 BUSY = "0 * smact 92\n0 * smocc 41\n0 * tensor 60..40\n0 * dram 33\n"
 
 
-def looked(run_dir):
+def was_polled(run_dir):
     """Return whether the last line of the recording has the values polled in the background."""
     if not run_dir.gpu_stats_multi.exists():
         return False
@@ -47,7 +47,7 @@ def test_fan_pcie_and_memory_errors_are_recorded(start_recorder, run_dir):
 
 def test_performance_metrics_are_recorded_if_the_gpu_has_them(start_recorder, run_dir):
     process = start_recorder("--hz", 20, lines=BUSY, gpus=3)
-    wait_until(lambda: looked(run_dir) and len(list(read_stats(run_dir.gpu_stats_multi))) > 4, "some seconds")
+    wait_until(lambda: was_polled(run_dir) and len(list(read_stats(run_dir.gpu_stats_multi))) > 4, "some seconds")
     stop_recorder(process)
     gpus = read_json(run_dir.gpu_summary)["gpus"]
     assert [gpu["tensor_active"]["mean"] for gpu in gpus] == [60, 50, 40]
@@ -59,7 +59,7 @@ def test_performance_metrics_are_recorded_if_the_gpu_has_them(start_recorder, ru
 
 def test_a_performance_metric_is_the_mean_between_two_polls(start_recorder, run_dir):
     process = start_recorder("--hz", 20, lines="loop 0.2\n0 0 tensor 100\n0.05 0 tensor 0\n", gpus=1)
-    wait_until(lambda: looked(run_dir) and len(list(read_stats(run_dir.gpu_stats_multi))) > 4, "some seconds")
+    wait_until(lambda: was_polled(run_dir) and len(list(read_stats(run_dir.gpu_stats_multi))) > 4, "some seconds")
     stop_recorder(process)
     (gpu,) = read_json(run_dir.gpu_summary)["gpus"]
     assert gpu["tensor_active"]["mean"] == pytest.approx(25, abs=4)
@@ -68,7 +68,7 @@ def test_a_performance_metric_is_the_mean_between_two_polls(start_recorder, run_
 def test_a_lost_gpu_has_no_values_and_a_recovered_one_continues(start_recorder, run_dir):
     process = start_recorder("--hz", 20, lines=f"{BUSY}1 0 all !lost\n3 0 all ok\n", gpus=1)
     wait_until(lambda: events_of(run_dir, "found"), "it is found")
-    wait_until(lambda: looked(run_dir), "it says more again")
+    wait_until(lambda: was_polled(run_dir), "it says more again")
     stop_recorder(process)
 
 
@@ -89,12 +89,12 @@ class Slow:
 def test_a_slow_driver_does_not_block_the_caller():
     source = Slow()
     poller = BackgroundPoller(source, every_s=0.01)
-    begin = time.monotonic()
+    started = time.monotonic()
     poller.start()
     wait_until(lambda: source.asked, "it is asked")
     assert poller.latest == [ExtraMetrics(), ExtraMetrics()]
     assert not poller.stop(), "it is not waited for for ever"
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - started < 5
     source.go_on.set()
 
 

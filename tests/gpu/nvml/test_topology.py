@@ -36,7 +36,7 @@ def library(tmp_path_factory):
 
 
 @pytest.fixture
-def box(library, tmp_path):
+def topology_of(library, tmp_path):
     """Return the distances of all pairs of a machine, and the first placement of runs of 1, 2 and 4 GPUs."""
 
     def ask(*lines):
@@ -48,21 +48,21 @@ def box(library, tmp_path):
     return ask
 
 
-def test_nvlink_is_nearest_then_a_pcie_switch_then_a_numa_node(box):
-    pairs, _ = box("gpus 4", "nvlink 0,2", "switch 0-1", "numa 0-2 3")
+def test_nvlink_is_nearest_then_a_pcie_switch_then_a_numa_node(topology_of):
+    pairs, _ = topology_of("gpus 4", "nvlink 0,2", "switch 0-1", "numa 0-2 3")
     assert pairs == [2, 0, 6, 5, 6, 6]  # 0-1 0-2 0-3 1-2 1-3 2-3
 
 
-def test_runs_are_placed_on_bridged_gpus_of_one_node(box):
-    _, where = box("gpus 8", "nvlink 0,2 1,3 4,6 5,7", "numa 0-3 4-7")
-    assert where == [[0], [0, 2], [0, 1, 2, 3]]
-    _, where = box("gpus 8", "numa 0,2,4,6 1,3,5,7")
-    assert where[1:] == [[0, 2], [0, 2, 4, 6]]
+def test_runs_are_placed_on_bridged_gpus_of_one_node(topology_of):
+    _, placements = topology_of("gpus 8", "nvlink 0,2 1,3 4,6 5,7", "numa 0-3 4-7")
+    assert placements == [[0], [0, 2], [0, 1, 2, 3]]
+    _, placements = topology_of("gpus 8", "numa 0,2,4,6 1,3,5,7")
+    assert placements[1:] == [[0, 2], [0, 2, 4, 6]]
 
 
-def test_unconnected_gpus_are_used_in_their_order(box):
-    _, where = box("gpus 4")
-    assert where == [[0], [0, 1], [0, 1, 2, 3]]
+def test_unconnected_gpus_are_used_in_their_order(topology_of):
+    _, placements = topology_of("gpus 4")
+    assert placements == [[0], [0, 1], [0, 1, 2, 3]]
 
 
 def test_gpus_on_one_nvswitch_are_all_bridged():

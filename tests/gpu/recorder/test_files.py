@@ -42,16 +42,16 @@ def test_csv_is_read_back_with_empty_cells_for_unknown_values(run_dir):
 
 def test_npz_has_an_array_of_samples_by_gpus_per_column(run_dir):
     recording = read_samples(run_dir.gpu_samples)
-    with np.load(export(run_dir, "npz")) as held:
-        assert held["time"].tolist() == list(recording.times)
-        assert held["gpu_index"].tolist() == [0, 1]
-        assert held["uuid"].tolist() == ["GPU-0", "GPU-1"]
-        assert json.loads(str(held["header"])) == recording.header
+    with np.load(export(run_dir, "npz")) as arrays:
+        assert arrays["time"].tolist() == list(recording.times)
+        assert arrays["gpu_index"].tolist() == [0, 1]
+        assert arrays["uuid"].tolist() == ["GPU-0", "GPU-1"]
+        assert json.loads(str(arrays["header"])) == recording.header
         for name in COLUMNS:
-            assert held[name].shape == (9, 2)
+            assert arrays[name].shape == (9, 2)
             for gpu, columns in enumerate(recording.columns):
-                np.testing.assert_array_equal(held[name][:, gpu], np.asarray(columns[name]))
-        assert np.isnan(held["memory_used"][6:, 1]).all()
+                np.testing.assert_array_equal(arrays[name][:, gpu], np.asarray(columns[name]))
+        assert np.isnan(arrays["memory_used"][6:, 1]).all()
 
 
 def test_parquet_has_a_row_per_gpu_and_sample_and_null_for_unknown_values(run_dir, monkeypatch):
@@ -63,8 +63,8 @@ def test_parquet_has_a_row_per_gpu_and_sample_and_null_for_unknown_values(run_di
     assert [row["gpu_index"] for row in rows] == [0, 1] * 9
     assert [row["time"].timestamp() for row in rows[::2]] == list(recording.times)
     for name in COLUMNS:
-        for at, row in enumerate(rows):
-            value = recording.columns[at % 2][name][at // 2]
+        for index, row in enumerate(rows):
+            value = recording.columns[index % 2][name][index // 2]
             assert row[name] is None if math.isnan(value) else row[name] == value
 
 
@@ -79,9 +79,9 @@ def test_the_program_prints_the_output_path_and_leaves_no_other_file(run_dir, ca
 @pytest.mark.parametrize("form", FORMS)
 def test_a_recording_without_a_sample_becomes_an_empty_table(tmp_path, form):
     write_samples(tmp_path / "gpu_samples.bin", GPUS, list(GPUS.snapshots()))
-    whole = (tmp_path / "gpu_samples.bin").read_bytes()
+    content = (tmp_path / "gpu_samples.bin").read_bytes()
     record = 8 + 4 * 2 * len(COLUMNS)
-    (tmp_path / "gpu_samples.bin").write_bytes(whole[: -9 * record])
+    (tmp_path / "gpu_samples.bin").write_bytes(content[: -9 * record])
     path = export(RunDir(tmp_path), form)
     if form == "csv":
         assert len(path.read_text().splitlines()) == 1
@@ -99,10 +99,10 @@ def test_parquet_without_pyarrow_is_refused_with_an_installation_hint(run_dir, m
 
 
 def test_a_full_disk_leaves_no_partial_file_and_prints_a_message(run_dir, monkeypatch):
-    def full(*_arguments: object) -> None:
+    def raise_disk_full(*_arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("kmatrix.gpu.recorder.files.FORMS", types.MappingProxyType({"npz": full}))
+    monkeypatch.setattr("kmatrix.gpu.recorder.files.FORMS", types.MappingProxyType({"npz": raise_disk_full}))
     with pytest.raises(RecordError, match="No space left on device"):
         export(run_dir, "npz")
     assert list(run_dir.path.iterdir()) == [run_dir.gpu_samples]

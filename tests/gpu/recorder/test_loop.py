@@ -54,10 +54,10 @@ def test_a_recording_has_every_file_and_the_files_agree(start_recorder, run_dir)
     assert summary["totals"]["mean_power"] == pytest.approx(400)
     assert summary["balance"]["memory"] == {"cv": 0, "quality": "Excellent"}
     assert summary["balance"]["utilization"]["quality"] == "Poor"
-    several, one = list(read_stats(run_dir.gpu_stats_multi)), list(read_stats(run_dir.gpu_stats))
-    assert [snapshot.time for snapshot in several] == [snapshot.time for snapshot in one]
+    several, single = list(read_stats(run_dir.gpu_stats_multi)), list(read_stats(run_dir.gpu_stats))
+    assert [snapshot.time for snapshot in several] == [snapshot.time for snapshot in single]
     assert len(several) >= 2
-    assert several[0].samples[0] == one[0].samples[0]
+    assert several[0].samples[0] == single[0].samples[0]
     assert several[0].samples[1].utilization == 50
     assert [line["event"] for line in read_jsonl(run_dir.gpu_events)][0::2] == ["started", "ended"]
     assert recording.header["calibration"] == summary["calibration"]
@@ -111,8 +111,10 @@ def test_a_gpu_lost_in_the_middle_is_null_logged_as_an_event_and_recovered(start
     power = read_samples(run_dir.gpu_samples).columns[1]["power"]
     assert any(math.isnan(value) for value in power)
     assert 0 not in list(power)
-    gone = next(snapshot for snapshot in read_stats(run_dir.gpu_stats_multi) if not snapshot.samples[1].is_known)
-    assert gone.samples[0].power == 100
+    lost_snapshot = next(
+        snapshot for snapshot in read_stats(run_dir.gpu_stats_multi) if not snapshot.samples[1].is_known
+    )
+    assert lost_snapshot.samples[0].power == 100
     summary = read_json(run_dir.gpu_summary)
     assert summary["gpus"][1]["samples"] < summary["gpus"][0]["samples"]
     assert summary["gpus"][1]["lost_at"] is None
@@ -174,8 +176,8 @@ def test_an_attempt_on_other_gpus_overwrites_nothing_and_the_summary_reports_it(
         stop_recorder(process)
     assert len(read_samples(run_dir.path / "gpu_samples.1.bin").columns) == 2
     assert len(read_samples(run_dir.gpu_samples).columns) == 1
-    said = read_json(run_dir.gpu_summary)["warnings"]
-    assert any("these numbers exclude an earlier attempt" in text for text in said)
+    warnings = read_json(run_dir.gpu_summary)["warnings"]
+    assert any("these numbers exclude an earlier attempt" in text for text in warnings)
 
 
 def test_an_energy_counter_that_falls_is_a_new_baseline_and_an_event(start_recorder, run_dir):
@@ -190,9 +192,9 @@ def test_an_energy_counter_that_falls_is_a_new_baseline_and_an_event(start_recor
 
 
 def test_gpus_are_selected_by_uuid_in_the_order_of_ranks(start_recorder, run_dir, library, tmp_path):
-    known = simulate.environment(library, None, 3, time.time())
+    environ = simulate.environment(library, None, 3, time.time())
     script = "from kmatrix.gpu.nvml.detect import detect; print(','.join(gpu.uuid for gpu in detect().gpus))"
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'lib'}", **known}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'lib'}", **environ}
     uuids = subprocess.check_output([sys.executable, "-c", script], env=environment, text=True).strip().split(",")
     process = start_recorder("--hz", 20, "--gpus", f"{uuids[2]},{uuids[0]}", lines="", gpus=3)
     wait_until(lambda: sample_count(run_dir) > 5, "5 samples")
@@ -236,11 +238,11 @@ def test_a_full_disk_causes_a_reported_gap_and_does_not_stop_the_recorder(start_
     process = start_recorder("--hz", 100, lines="0 * power 200\n", gpus=2)
     wait_until(lambda: sample_count(run_dir) > 20, "20 samples")
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
-    full = sample_count(run_dir)
+    count = sample_count(run_dir)
     time.sleep(0.8)
-    assert sample_count(run_dir) <= full + 20
+    assert sample_count(run_dir) <= count + 20
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    wait_until(lambda: sample_count(run_dir) > full + 60, "samples go on")
+    wait_until(lambda: sample_count(run_dir) > count + 60, "samples go on")
     wait_until(lambda: events_of(run_dir, "hole"), "the hole is reported")
     stop_recorder(process)
     summary = read_json(run_dir.gpu_summary)
@@ -256,11 +258,11 @@ def kill_and_check(start_recorder, run_dir):
     before = sample_count(run_dir)
     wait_until(lambda: sample_count(run_dir) > before, "a sample")
     wait_until(lambda: sample_count(run_dir) > before + 100, "100 samples")
-    seen = sample_count(run_dir)
+    count = sample_count(run_dir)
     process.kill()
     process.wait()
     recording = read_samples(run_dir.gpu_samples)
-    assert len(recording) >= seen
+    assert len(recording) >= count
     assert recording.columns[3]["power"][len(recording) - 1] == 200
     assert list(recording.times) == sorted(recording.times)
     for path in (run_dir.gpu_stats, run_dir.gpu_stats_multi):
@@ -407,19 +409,19 @@ def test_running_statistics_equal_those_of_the_complete_list():
 
 
 def test_a_summary_continues_an_earlier_one_as_if_uninterrupted():
-    whole, first, second = (RunTotals(DEVICES) for _ in range(3))
-    rows = [values(power=100 + at, energy=10.0 * at, memory=500 + at % 7) * 2 for at in range(60)]
-    for at, row in enumerate(rows):
-        whole.add(at * 0.1, 1000 + at * 0.1, list(row))
-        if at < 30:
-            first.add(at * 0.1, 1000 + at * 0.1, list(row))
+    uninterrupted, first, second = (RunTotals(DEVICES) for _ in range(3))
+    rows = [values(power=100 + index, energy=10.0 * index, memory=500 + index % 7) * 2 for index in range(60)]
+    for index, row in enumerate(rows):
+        uninterrupted.add(index * 0.1, 1000 + index * 0.1, list(row))
+        if index < 30:
+            first.add(index * 0.1, 1000 + index * 0.1, list(row))
     second.restore(first.summary({}, final=True), None)
-    for at, row in enumerate(rows[30:], 30):
-        second.add(at * 0.1, 1000 + at * 0.1, list(row))
-    one, two = whole.summary({}, final=True), second.summary({}, final=True)
-    assert two["gpus"][0]["power"] == pytest.approx(one["gpus"][0]["power"], abs=1e-4)
-    assert two["totals"]["memory_used_max"] == one["totals"]["memory_used_max"]
-    assert two["gpus"][0]["joules"] == one["gpus"][0]["joules"] - 10  # nothing is known about the time in between
+    for index, row in enumerate(rows[30:], 30):
+        second.add(index * 0.1, 1000 + index * 0.1, list(row))
+    left, right = uninterrupted.summary({}, final=True), second.summary({}, final=True)
+    assert right["gpus"][0]["power"] == pytest.approx(left["gpus"][0]["power"], abs=1e-4)
+    assert right["totals"]["memory_used_max"] == left["totals"]["memory_used_max"]
+    assert right["gpus"][0]["joules"] == left["gpus"][0]["joules"] - 10  # nothing is known about the time in between
 
 
 def test_power_is_not_integrated_over_a_gap():
@@ -466,22 +468,24 @@ def test_without_a_known_period_there_is_no_warning():
 
 
 def test_pids_of_another_container_are_not_reported_as_foreign_without_evidence():
-    gone = 2**22 + 5  # above every pid of the kernel
-    ours = RunProcesses(os.getpid())
-    assert ours.others([DeviceProcess(pid=gone, memory_mib=100.0)]) == []
+    dead_pid = 2**22 + 5  # above every pid of the kernel
+    run_processes = RunProcesses(os.getpid())
+    assert run_processes.others([DeviceProcess(pid=dead_pid, memory_mib=100.0)]) == []
     assert [
         each.pid
-        for each in ours.others([DeviceProcess(pid=gone, memory_mib=1.0), DeviceProcess(pid=gone + 1, memory_mib=1.0)])
-    ] == [gone]
+        for each in run_processes.others(
+            [DeviceProcess(pid=dead_pid, memory_mib=1.0), DeviceProcess(pid=dead_pid + 1, memory_mib=1.0)]
+        )
+    ] == [dead_pid]
     assert RunProcesses(None).others([DeviceProcess(pid=1, memory_mib=1.0)]) == []
 
 
 def test_exited_and_zombie_processes_are_not_alive():
     process = subprocess.Popen(["true"])
-    watched = ProcessHandle(process.pid)
-    wait_until(lambda: not watched.is_alive(), "it ends, though nobody has collected it")
+    handle = ProcessHandle(process.pid)
+    wait_until(lambda: not handle.is_alive(), "it ends, though nobody has collected it")
     process.wait()
-    assert not watched.is_alive()
+    assert not handle.is_alive()
     assert ProcessHandle(os.getpid()).is_alive()
 
 

@@ -20,8 +20,8 @@ SCENARIO = (
 
 
 def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
 
 
 def scrape(port, path="/metrics"):
@@ -99,8 +99,8 @@ def test_other_requests_are_refused_and_hanging_clients_do_not_stop_the_recorder
 
 
 def test_a_port_in_use_is_reported_in_one_line_and_the_recording_continues(start_recorder, run_dir):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
         process = start_recorder("--hz", 20, "--prometheus", port, gpus=1)
         wait_until(lambda: sample_count(run_dir) > 5, "5 samples")
         process.terminate()
@@ -126,7 +126,7 @@ def test_special_characters_in_names_are_escaped():
     device = Device(gpu_index=0, gpu_name='A "GPU"\\ of\nlines', uuid="GPU-0")
     values = [UNKNOWN] * WIDTH
     values[COLUMN_INDEX["power"]] = 1e-9
-    nothing = Gauges(
+    gauges = Gauges(
         device=device,
         values=values,
         limits=DeviceLimits(),
@@ -136,7 +136,7 @@ def test_special_characters_in_names_are_escaped():
         throttled_s={},
         ecc={},
     )
-    found = parsed(text_of(families('run "x"', None, [nothing], samples=3, late=1)))
+    found = parsed(text_of(families('run "x"', None, [gauges], samples=3, late=1)))
     assert found["kmatrix_gpu_info"][0][0]["name"] == 'A "GPU"\\ of\nlines'
     assert found["kmatrix_gpu_power_watts"] == [({"gpu": "0", "uuid": "GPU-0", "run": 'run "x"'}, 1e-9)]
     assert found["kmatrix_gpu_lost"][0][1] == 1

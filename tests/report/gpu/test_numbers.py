@@ -56,9 +56,9 @@ def test_energy_and_gpu_hours_are_converted_to_cost_with_their_factors():
 
 def test_without_a_factor_or_a_measurement_no_cost_is_printed():
     assert cost_of(3.6e6, None, CostFactors()).energy_cost is None
-    nothing = cost_of(None, None, CostFactors(energy_price=1, co2=1, gpu_hour_price=1))
-    assert {nothing.kwh, nothing.energy_cost, nothing.co2_g, nothing.gpu_cost} == {None}
-    assert list(cost_parts(nothing, CostFactors(energy_price=1))) == []
+    cost = cost_of(None, None, CostFactors(energy_price=1, co2=1, gpu_hour_price=1))
+    assert {cost.kwh, cost.energy_cost, cost.co2_g, cost.gpu_cost} == {None}
+    assert list(cost_parts(cost, CostFactors(energy_price=1))) == []
 
 
 @pytest.mark.parametrize(
@@ -199,12 +199,12 @@ GONE = Alert(
 def test_the_report_lists_the_alerts_of_a_run_with_advice(matrix):
     run = matrix.run("gpt2_muon_4gpu")
     write_json(run.status, read_json(run.status) | {"alerts": [HOT.to_json(), GONE.to_json()]})
-    told = write_summary(analyse(matrix)).split("Alerts\n------\n")[1].split("\n\n")[0].splitlines()
-    assert told[0] == "gpt2_muon_4gpu"
-    assert told[1].startswith("    ! GPU 1: lost: no response (values are null) (from "), "the critical first"
-    assert "to the end): check the kernel log" in told[1]
-    assert "GPU 3: 91 C, limit 87 C (from " in told[-1] + told[-2]
-    assert "for 1m35s): check cooling" in " ".join(line.strip() for line in told)
+    lines = write_summary(analyse(matrix)).split("Alerts\n------\n")[1].split("\n\n")[0].splitlines()
+    assert lines[0] == "gpt2_muon_4gpu"
+    assert lines[1].startswith("    ! GPU 1: lost: no response (values are null) (from "), "the critical first"
+    assert "to the end): check the kernel log" in lines[1]
+    assert "GPU 3: 91 C, limit 87 C (from " in lines[-1] + lines[-2]
+    assert "for 1m35s): check cooling" in " ".join(line.strip() for line in lines)
     (_, muon) = json.loads(matrix.results.read_text())["runs"]
     assert [alert["kind"] for alert in muon["alerts"]] == ["temperature", "gpu_lost"]
 

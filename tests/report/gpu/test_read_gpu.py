@@ -47,7 +47,7 @@ def gpu_run(name="gpt2_adamw_4gpu", optimizer="adamw", status="finished", gpu=No
     return RunGpus(name=name, optimizer=optimizer, status=status, gpu=gpu)
 
 
-def numbers_of(means, **about):
+def numbers_of(means, **changes):
     """Return the numbers of devices with these means of memory."""
     devices = tuple(
         DeviceNumbers(
@@ -58,7 +58,7 @@ def numbers_of(means, **about):
         for index, value in enumerate(means)
     )
     facts = {"evidence": "x", "device_type": "nvidia", "samples": 10, "seconds": 10.0, "total_mean": sum(means)}
-    return GpuNumbers(devices=devices, **{**facts, "total_max": sum(means) + len(means), **about})
+    return GpuNumbers(devices=devices, **{**facts, "total_max": sum(means) + len(means), **changes})
 
 
 def read(folder, gpus, **work):
@@ -169,11 +169,11 @@ def test_the_energy_counter_is_preferred_to_power_and_may_restart(tmp_path):
 
 def test_energy_per_token_needs_a_recording_of_the_whole_training(tmp_path):
     record(RunDir(tmp_path), FakeGpus(samples=60))
-    whole = read_gpu(RunDir(tmp_path), TrainingTotals(tokens=9000, seconds=62.0))
-    assert whole.joules_per_token == pytest.approx(4 * 60 * 150 / 9000)
-    half = read_gpu(RunDir(tmp_path), TrainingTotals(tokens=9000, seconds=120.0))
-    assert half.joules_per_token is None
-    assert "covers 60 s of 120 s" in half.notes[-1]
+    complete = read_gpu(RunDir(tmp_path), TrainingTotals(tokens=9000, seconds=62.0))
+    assert complete.joules_per_token == pytest.approx(4 * 60 * 150 / 9000)
+    partial = read_gpu(RunDir(tmp_path), TrainingTotals(tokens=9000, seconds=120.0))
+    assert partial.joules_per_token is None
+    assert "covers 60 s of 120 s" in partial.notes[-1]
 
 
 def test_energy_with_a_lost_gpu_is_not_divided_by_tokens(tmp_path):
@@ -257,8 +257,8 @@ def test_the_arithmetic_of_the_recorder_gives_the_same_numbers(tmp_path):
     aggregate = RunTotals(devices)
     for snapshot in gpus.snapshots():
         values = [getattr(sample, name) for sample in snapshot.samples for name in COLUMNS]
-        known = [math.nan if value is None else float(value) for value in values]
-        aggregate.add(snapshot.monotonic, snapshot.time, known)
+        floats = [math.nan if value is None else float(value) for value in values]
+        aggregate.add(snapshot.monotonic, snapshot.time, floats)
     write_json(RunDir(tmp_path).gpu_summary, aggregate.summary({"device_type": "nvidia"}, final=True))
     gpu = read_gpu(RunDir(tmp_path), TrainingTotals())
     for one, other in zip(gpu.devices, expected.devices, strict=True):
@@ -298,13 +298,13 @@ def test_a_single_rank_never_waits(tmp_path):
     assert read_ranks(RunDir(tmp_path)) is None
 
 
-@pytest.mark.parametrize(("slow", "said"), [(130.0, True), (104.0, False)])
-def test_a_straggler_hidden_by_an_excellent_cv_is_reported(tmp_path, slow, said):
+@pytest.mark.parametrize(("slow", "expected"), [(130.0, True), (104.0, False)])
+def test_a_straggler_hidden_by_an_excellent_cv_is_reported(tmp_path, slow, expected):
     write_timings(RunDir(tmp_path), [100.0] * 63 + [slow], step_ms=1.05 * slow)
     gpu = replace(numbers_of([12_800.0] * 64), ranks=read_ranks(RunDir(tmp_path)))
-    assert gpu.hides_straggler is said
+    assert gpu.hides_straggler is expected
     text = consolidated("m", [gpu_run(gpu=gpu)])
-    assert ("the CV does not show rank 63" in text) is said
+    assert ("the CV does not show rank 63" in text) is expected
 
 
 # Text and JSON
@@ -398,9 +398,13 @@ def test_all_results_json_has_memory_and_energy_of_the_run(tmp_path):
     matrix = matrix_of_all_kinds(tmp_path)
     write_summary(analyse(matrix))
     rows = {row["test_id"]: row for row in json.loads(matrix.all_results.read_text())}
-    good = rows["gpt2_adamw_4gpu"]
-    assert (good["gpu_memory_mean"], good["gpu_memory_max"], good["joules"]) == (51_155.0, 51_335.0, 36_000.0)
-    assert good["joules_per_token"] == pytest.approx(36_000 / 409_600)
+    finished = rows["gpt2_adamw_4gpu"]
+    assert (finished["gpu_memory_mean"], finished["gpu_memory_max"], finished["joules"]) == (
+        51_155.0,
+        51_335.0,
+        36_000.0,
+    )
+    assert finished["joules_per_token"] == pytest.approx(36_000 / 409_600)
     keys = ("gpu_memory_mean", "gpu_memory_max", "joules", "joules_per_token")
     assert [rows["gpt2_sgd_1gpu"][key] for key in keys] == [None] * 4
 
@@ -408,8 +412,8 @@ def test_all_results_json_has_memory_and_energy_of_the_run(tmp_path):
 def test_recorded_memory_is_used_if_the_trainer_does_not_know_its_own(tmp_path):
     matrix = matrix_of_all_kinds(tmp_path)
     metrics = matrix.run("gpt2_adamw_4gpu").training_metrics
-    known = json.loads(metrics.read_text()) if metrics.exists() else {}
-    metrics.write_text(json.dumps({**known, "joules": None, "joules_per_token": None}))
+    expected = json.loads(metrics.read_text()) if metrics.exists() else {}
+    metrics.write_text(json.dumps({**expected, "joules": None, "joules_per_token": None}))
     write_summary(analyse(matrix))
     rows = {row["test_id"]: row for row in json.loads(matrix.all_results.read_text())}
     assert rows["gpt2_adamw_4gpu"]["joules"] == 36_000.0
@@ -467,8 +471,8 @@ def test_the_four_gpu_graphs_are_drawn_next_to_the_others(tmp_path):
 
 def test_the_same_recordings_give_identical_image_files(tmp_path):
     runs = [gpu_run(gpu=numbers_of(MEANS))]
-    (one, _), (other, _) = draw("m", runs, tmp_path / "a"), draw("m", runs, tmp_path / "b")
-    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
+    (first, _), (second, _) = draw("m", runs, tmp_path / "a"), draw("m", runs, tmp_path / "b")
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
 def test_with_one_gpu_a_note_replaces_the_graph_per_gpu(tmp_path):
@@ -506,7 +510,7 @@ def test_the_balance_graph_shows_shares_on_the_left_and_cvs_on_the_right():
     left, right = load_balance("m", [gpu_run(gpu=numbers_of([180.0, 220.0]))]).axes
     dots = next(line for line in left.lines if line.get_marker() == "o")
     assert list(dots.get_xdata()) == pytest.approx([-10.0, 10.0])
-    assert [mark.get_xdata()[0] for mark in right.lines] == pytest.approx([10.0])
+    assert [line.get_xdata()[0] for line in right.lines] == pytest.approx([10.0])
     assert [text.get_text() for text in right.texts] == ["10.0% Fair"]
 
 
@@ -550,9 +554,9 @@ def foreign_folder(root):
 
 
 def test_a_folder_of_the_original_project_is_read(tmp_path):
-    _, _, (good, bad) = read_folder(foreign_folder(tmp_path))
-    assert (good.optimizer, good.status, len(good.gpu.devices)) == ("adamwprune", "finished", 4)
-    assert (bad.optimizer, bad.status, bad.gpu.balance("memory_used").quality) == ("adamw", "failed", "Fair")
+    _, _, (finished, failed) = read_folder(foreign_folder(tmp_path))
+    assert (finished.optimizer, finished.status, len(finished.gpu.devices)) == ("adamwprune", "finished", 4)
+    assert (failed.optimizer, failed.status, failed.gpu.balance("memory_used").quality) == ("adamw", "failed", "Fair")
 
 
 def test_without_a_list_of_results_the_directory_name_gives_the_optimizer(tmp_path):

@@ -25,18 +25,18 @@ from kmatrix.report.gpu.stream import EXCLUDED, MAX_TIMELINE_POINTS, RunningStat
 
 
 @given(st.lists(st.none() | st.floats(0, 1e6), min_size=1, max_size=60), st.integers(1, 7))
-def test_a_merged_spread_equals_the_spread_of_all_values(values, part):
-    of = RunningStatistics()
-    for at in range(0, len(values), part):
-        of.add(np.array(values[at : at + part], dtype=float))
-    known = [value for value in values if value is not None]
-    spread = of.statistics()
-    if not known:
+def test_a_merged_spread_equals_the_spread_of_all_values(values, size):
+    merged = RunningStatistics()
+    for start in range(0, len(values), size):
+        merged.add(np.array(values[start : start + size], dtype=float))
+    expected = [value for value in values if value is not None]
+    spread = merged.statistics()
+    if not expected:
         assert spread is None
         return
-    assert spread.mean == pytest.approx(statistics.fmean(known), abs=1e-6)
-    assert spread.deviation == pytest.approx(statistics.pstdev(known), rel=1e-6, abs=1e-3)
-    assert (spread.minimum, spread.maximum) == (min(known), max(known))
+    assert spread.mean == pytest.approx(statistics.fmean(expected), abs=1e-6)
+    assert spread.deviation == pytest.approx(statistics.pstdev(expected), rel=1e-6, abs=1e-3)
+    assert (spread.minimum, spread.maximum) == (min(expected), max(expected))
 
 
 def test_memory_does_not_grow_with_the_length_of_a_recording(tmp_path):
@@ -53,33 +53,35 @@ def test_memory_does_not_grow_with_the_length_of_a_recording(tmp_path):
 
 @given(st.integers(1, 3000), st.integers(1, 700))
 @settings(max_examples=30, deadline=None)
-def test_a_timeline_is_short_keeps_its_mean_and_does_not_depend_on_the_blocks(count, part):
-    whole, of = TimelineBuilder(), TimelineBuilder()
+def test_a_timeline_is_short_keeps_its_mean_and_does_not_depend_on_the_blocks(count, size):
+    whole, in_parts = TimelineBuilder(), TimelineBuilder()
     seconds = np.arange(count, dtype=float)
     memory = {0: 100.0 + seconds, 1: np.where(seconds % 2, np.nan, 7.0)}
     whole.add(seconds, memory)
-    for at in range(0, count, part):
-        of.add(seconds[at : at + part], {device: values[at : at + part] for device, values in memory.items()})
-    moments = of.points([0, 1, 2])
-    assert moments == whole.points([0, 1, 2])
-    assert min(count, MAX_TIMELINE_POINTS // 2) <= len(moments) <= MAX_TIMELINE_POINTS
-    assert all(a.seconds < b.seconds for a, b in pairwise(moments))
-    assert [m.memory[0] for m in moments] == pytest.approx([100 + m.seconds for m in moments])
-    assert {m.memory[1] for m in moments} <= {7.0, None}
-    assert {m.memory[2] for m in moments} == {None}
+    for start in range(0, count, size):
+        in_parts.add(
+            seconds[start : start + size], {device: values[start : start + size] for device, values in memory.items()}
+        )
+    points = in_parts.points([0, 1, 2])
+    assert points == whole.points([0, 1, 2])
+    assert min(count, MAX_TIMELINE_POINTS // 2) <= len(points) <= MAX_TIMELINE_POINTS
+    assert all(a.seconds < b.seconds for a, b in pairwise(points))
+    assert [m.memory[0] for m in points] == pytest.approx([100 + m.seconds for m in points])
+    assert {m.memory[1] for m in points} <= {7.0, None}
+    assert {m.memory[2] for m in points} == {None}
 
 
 def test_binary_and_text_recordings_give_the_same_timeline(tmp_path):
     gpus = FakeGpus(lost={1: 20})
     record(RunDir(tmp_path), gpus)
-    fast = add_timeline(RunDir(tmp_path), read_gpu(RunDir(tmp_path), TrainingTotals()))
+    from_binary = add_timeline(RunDir(tmp_path), read_gpu(RunDir(tmp_path), TrainingTotals()))
     RunDir(tmp_path).gpu_samples.unlink()
-    slow = add_timeline(RunDir(tmp_path), read_gpu(RunDir(tmp_path), TrainingTotals()))
-    assert len(fast.timeline) == len(slow.timeline) == 60
-    for one, other in zip(fast.timeline, slow.timeline, strict=True):
+    from_text = add_timeline(RunDir(tmp_path), read_gpu(RunDir(tmp_path), TrainingTotals()))
+    assert len(from_binary.timeline) == len(from_text.timeline) == 60
+    for one, other in zip(from_binary.timeline, from_text.timeline, strict=True):
         assert one.seconds == pytest.approx(other.seconds)
         assert one.memory == pytest.approx(other.memory, nan_ok=False)
-    assert fast.timeline[30].memory[1] is None
+    assert from_binary.timeline[30].memory[1] is None
 
 
 # Binary recordings
@@ -109,9 +111,9 @@ def test_a_recorder_killed_before_its_first_summary_leaves_every_sample(tmp_path
 def test_samples_after_the_last_summary_are_counted(tmp_path):
     gpus = FakeGpus(samples=60)
     record(RunDir(tmp_path), gpus)
-    half = summary_of(gpus, list(gpus.snapshots())[:30])
-    half["gpus"][1]["throttled_s"] = {"heat (hardware)": 3.0}
-    write_json(RunDir(tmp_path).gpu_summary, {**half, "samples": 30, "final": False})
+    first_half = summary_of(gpus, list(gpus.snapshots())[:30])
+    first_half["gpus"][1]["throttled_s"] = {"heat (hardware)": 3.0}
+    write_json(RunDir(tmp_path).gpu_summary, {**first_half, "samples": 30, "final": False})
     numbers = read_gpu(RunDir(tmp_path), TrainingTotals())
     assert numbers.samples == 60
     assert numbers.devices[0].samples == 60
@@ -122,19 +124,19 @@ def test_samples_after_the_last_summary_are_counted(tmp_path):
 def test_gpus_of_an_earlier_attempt_are_in_the_totals_and_are_named(tmp_path):
     run_dir = RunDir(tmp_path)
     record(run_dir, FakeGpus())
-    alone = read_gpu(run_dir, TrainingTotals())
+    single = read_gpu(run_dir, TrainingTotals())
     earlier(run_dir, FakeGpus(memory=(20_000.0,) * 4, name="NVIDIA L4"))
     both = read_gpu(run_dir, TrainingTotals())
-    assert both.devices == alone.devices
+    assert both.devices == single.devices
     assert both.samples == 120
-    assert both.seconds == alone.seconds + 59
-    assert both.joules == pytest.approx(alone.joules + 4 * 59 * 150)
+    assert both.seconds == single.seconds + 59
+    assert both.joules == pytest.approx(single.joules + 4 * 59 * 150)
     assert both.total_max == pytest.approx(4 * 20_045)
     assert "GPU 3 (NVIDIA L4), 59 s in gpu_samples.1.bin" in both.notes[-1]
-    moments = add_timeline(run_dir, both).timeline
-    assert len(moments) == 120
-    assert [moments[0].total, moments[60].total] == pytest.approx([4 * 19_955, alone.total_mean - 4 * 45])
-    assert (moments[0].seconds, moments[60].seconds) == (0, 100)
+    points = add_timeline(run_dir, both).timeline
+    assert len(points) == 120
+    assert [points[0].total, points[60].total] == pytest.approx([4 * 19_955, single.total_mean - 4 * 45])
+    assert (points[0].seconds, points[60].seconds) == (0, 100)
 
 
 @pytest.mark.parametrize("warning", EXCLUDED)
@@ -168,10 +170,10 @@ def test_several_earlier_recordings_are_read_in_numeric_order(tmp_path):
 def test_simulated_numbers_are_never_combined_with_those_of_real_gpus(tmp_path):
     run_dir = RunDir(tmp_path)
     record(run_dir, FakeGpus())
-    alone = read_gpu(run_dir, TrainingTotals())
+    single = read_gpu(run_dir, TrainingTotals())
     earlier(run_dir, FakeGpus(name="NVIDIA A10G (simulated)"))
     both = read_gpu(run_dir, TrainingTotals())
-    assert (both.joules, both.samples) == (alone.joules, alone.samples)
+    assert (both.joules, both.samples) == (single.joules, single.samples)
     assert both.notes[-1].endswith("not included in these numbers")
 
 
@@ -191,9 +193,9 @@ def test_a_long_binary_recording_has_a_short_timeline(tmp_path):
     run_dir.path.mkdir(exist_ok=True)
     write_samples(run_dir.gpu_samples, gpus, list(gpus.snapshots()))
     assert len(read_samples(run_dir.gpu_samples)) == 3000
-    moments = add_timeline(run_dir, read_gpu(run_dir, TrainingTotals())).timeline
-    assert MAX_TIMELINE_POINTS // 2 <= len(moments) <= MAX_TIMELINE_POINTS
-    assert statistics.fmean(moment.total for moment in moments) == pytest.approx(300)
+    points = add_timeline(run_dir, read_gpu(run_dir, TrainingTotals())).timeline
+    assert MAX_TIMELINE_POINTS // 2 <= len(points) <= MAX_TIMELINE_POINTS
+    assert statistics.fmean(point.total for point in points) == pytest.approx(300)
 
 
 # Why a recording is missing
@@ -203,11 +205,11 @@ def test_the_report_explains_a_missing_recording(tmp_path):
     run_dir = RunDir(tmp_path / "test_matrix_results_20250115_103000" / "gpt2_adamw_1gpu")
     run_dir.path.mkdir(parents=True)
     write_json(run_dir.run_json, {"name": run_dir.name, "train": {"optimizer": "adamw"}})
-    why = "no GPU and no rank found: nothing is recorded; the NVIDIA driver does not respond: Unknown Error"
-    append_jsonl(run_dir.gpu_events, {"time": 1.0, "event": NOTHING_RECORDED, "gpu_index": None, "text": why})
+    reason = "no GPU and no rank found: nothing is recorded; the NVIDIA driver does not respond: Unknown Error"
+    append_jsonl(run_dir.gpu_events, {"time": 1.0, "event": NOTHING_RECORDED, "gpu_index": None, "text": reason})
     numbers = read_gpu(run_dir, TrainingTotals())
-    assert (numbers.devices, numbers.notes) == ((), (why,))
-    assert why in " ".join(summarize(run_dir.path.parent).split())
+    assert (numbers.devices, numbers.notes) == ((), (reason,))
+    assert reason in " ".join(summarize(run_dir.path.parent).split())
     assert draw("m", [RunGpus(name="a", optimizer="adamw", status="", gpu=numbers)], tmp_path) == ([], [])
 
 
