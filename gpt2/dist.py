@@ -94,7 +94,7 @@ def choose_device(kind: str, local_rank: int) -> torch.device:
     """Return the device of a local rank. Each rank has its own GPU."""
     if kind == "cpu":
         return torch.device("cpu")
-    count = torch.cuda.device_count()
+    count = torch.cuda.device_count()  # CUDA_VISIBLE_DEVICES is the runner's: it decides which GPUs these are
     if local_rank >= count:
         raise LaunchError(
             f"local rank {local_rank} has no GPU: PyTorch sees {count}",

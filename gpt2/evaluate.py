@@ -156,6 +156,7 @@ class SampleTexts:
 
         Each text has its own random generator: training continues as if none had been generated.
         """
+        # seed + number: two equal prompts get different texts, and each the same one at every interval
         texts = [
             GeneratedText(
                 tokens,
@@ -168,6 +169,7 @@ class SampleTexts:
             )
             for number, tokens in enumerate(self._encoded)
         ]
+        # All at once; a failed generation must not leave the model without dropout
         model.eval()
         try:
             batch = BatchGenerator(model, len(texts))

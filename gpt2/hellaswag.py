@@ -99,7 +99,7 @@ def right(costs: Tensor, mask: Tensor, group: Sequence[Example]) -> Tensor:
     row = 0
     for example in group:
         own = slice(row, row + len(example.endings))
-        counts[0] += sums[own].argmin() == example.label
+        counts[0] += sums[own].argmin() == example.label  # the lowest cost is the highest probability
         counts[1] += means[own].argmin() == example.label
         counts[2] += 1
         row = own.stop
@@ -140,7 +140,7 @@ def read(path: Path, tokenizer: str, folder: Path) -> list[Example]:
         raise DataError(
             f"{path} cannot be read", why=error.strerror or str(error), hint='HELLASWAG="" disables this benchmark'
         ) from None
-    if data[:4] != np.int32(MAGIC).tobytes():
+    if data[:4] != np.int32(MAGIC).tobytes():  # JSONL starts with a brace
         examples = list(_of_jsonl(path, data, load(tokenizer, folder)))
     elif tokenizer != "gpt2":
         raise DataError(

@@ -83,11 +83,13 @@ class RunLog:
         self.peak = config.peak_tflops or peak_tflops(world.device_name, config.dtype, tf32=config.tf32)
         if not self.main:
             return
+        # The configuration as used: what differs from the plan is listed with its reason
         used, adjusted = config.to_json(), list(changed)
         if self.peak != config.peak_tflops:
             used["peak_tflops"] = self.peak
             why = f"peak of {world.device_name} in kmatrix.shapes"
             adjusted.append({"field": "peak_tflops", "from": config.peak_tflops, "to": self.peak, "why": why})
+        # The machine
         devices = [world.device_name] * world.size
         if world.device.type == "cuda":
             devices = [torch.cuda.get_device_name(index) for index in range(world.size)]
@@ -176,6 +178,7 @@ class RunLog:
         self.since_line += 1
         if numbers.step % self.config.log_interval and numbers.step != self.config.max_iters - 1:
             return
+        # The mean since the last line: a single step says little on a shared machine
         seconds = statistics.fmean(self.seconds[-self.since_line :])
         self.since_line = 0
         speed, used = self._speed(seconds)
@@ -269,6 +272,7 @@ class RunLog:
 
         ended_by: what a finished run ended by; its final validation loss is that of the step where it ended.
         """
+        # Both are None if the run failed before its set-up
         config, world = self.config, self.world
         losses = [line["val/loss"] for line in self.val]
         best = min(self.val, key=lambda line: line["val/loss"], default=None)
@@ -276,6 +280,7 @@ class RunLog:
         # The newest loss is the final one only if it is of the final weights. A run that was stopped has none.
         complete = trained and self.evaluated(self.step)
         steady = self._steady()
+        # Speed from the mean (all tokens / all seconds), but the typical step from the median, without outliers
         speed, used = self._speed(statistics.fmean(steady)) if steady else (None, None)
         return finite_items(
             {
@@ -322,6 +327,7 @@ class RunLog:
         val_losses = [line["val/loss"] for line in self.val]
         train_losses = [line["train/loss"] for line in self.train]
         final, best, initial = (result[f"{which}_val_loss"] for which in ("final", "best", "initial"))
+        # The history again, in the original project's format: one list per quantity
         ppl = {"final": perplexity(final), "best": perplexity(best), "initial": perplexity(initial)}
         cuda = world.device.type == "cuda"
         return finite_items(

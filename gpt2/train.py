@@ -99,6 +99,7 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
     micro_batch: int | None = None,
 ) -> int:
     """Train, write the result and return the exit status. Failures other than a bad loss are exceptions."""
+    # Configuration and process group
     values = run.get("train")
     planned = TrainConfig.from_json(values if isinstance(values, dict) else {})
     config = planned.with_micro_batch(micro_batch) if micro_batch else planned
@@ -210,7 +211,7 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
             mean_loss = total / config.gradient_accumulation
             policy = None
             if faults.checks_before_update:
-                norm = clip(parameters, 0.0)  # not clipped: pruning comes first
+                norm = clip(parameters, 0.0)  # only measured: a step that is skipped or undone is not clipped
                 policy = between.handle_fault(faults.check(step, *steps.look(mean_loss, norm)))
                 if policy is Policy.ROLLBACK:
                     continue

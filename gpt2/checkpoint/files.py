@@ -30,6 +30,7 @@ class WrittenCheckpoint:
     seconds: float  # to write and flush it
 
 
+# Hashing during the write saves reading the file again (docs/performance.md, "Checkpoints").
 class Hashing:
     """A file wrapper that hashes what is written, for sequential writes only."""
 
@@ -74,7 +75,8 @@ def save_checkpoint(
             if announce:
                 announce(written)
         sync_folder(path.parent)  # a rename is on disk only when its folder is
-    except (OSError, RuntimeError) as error:  # on a full disk torch raises RuntimeError, with OSError as its context
+    # On a full disk torch's zip writer raises RuntimeError while it handles the OSError, which is the real cause.
+    except (OSError, RuntimeError) as error:
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
         kind = FullError if is_full(cause) else RecordError
         raise kind(
@@ -96,6 +98,7 @@ def load_checkpoint(path: Path, device: str | torch.device = "cpu", *, verify: b
         check(path)
     try:
         value = torch.load(path, map_location=device, weights_only=True)  # a pickle could execute code
+    # What torch raises depends on where the file is damaged: in its zip, its pickle or its tensors.
     except (RuntimeError, EOFError, ValueError, OSError, pickle.UnpicklingError) as error:
         raise damaged(path, str(error).partition("\n")[0] or "the file is empty") from None
     if not isinstance(value, dict) or "schema" not in value:
@@ -179,6 +182,7 @@ def rename_damaged(index: CheckpointIndex, path: Path) -> None:
     """Rename a damaged checkpoint, so that it is neither listed nor tried again but can be inspected."""
     if path.exists():
         path.rename(path.with_name(f"{path.name}.damaged"))
+    # After the rename: an entry without a file is repaired on the next start, a file without an entry would come back.
     for entry in [entry for entry in index.entries if entry.name == path.name]:
         index.remove(entry)
     index.name_links()

@@ -238,7 +238,7 @@ class CheckpointManager:
         """Delete superseded checkpoints, and link the best and the final one."""
         for entry in superseded(self.index.entries, self.config.keep_checkpoints):
             self.index.remove(entry)
-        self.index.name_links()
+        self.index.name_links()  # best.pt and final.pt are hard links: no space, and valid without the index
 
     def _try(self, put: Callable[[], None], step: int) -> None:
         """Write, and log an error as an event instead of raising it."""
@@ -262,7 +262,7 @@ class CheckpointManager:
         """Delete the oldest disposable checkpoints until there is enough space, but never the only one."""
         while (free := self._free()) < needed:
             going = [entry for entry in self.index.present if entry.kinds <= EXPIRING]
-            if not going or len(self.index.present) < 2:
+            if not going or len(self.index.present) < 2:  # an old checkpoint is better than none if this write fails
                 raise self._no_room(needed, free)
             self.log.event(self.log.step, "disk", f"{disk_size(free)} free: {going[0].name} makes room")
             self.index.remove(going[0])
@@ -282,7 +282,7 @@ class CheckpointManager:
 
     def _expected_bytes(self) -> int:
         """Return an estimate of a checkpoint's size: weights and two states per weight, as for AdamW."""
-        if self._speed.bytes:
+        if self._speed.bytes:  # of the last one
             return self._speed.bytes
         return 3 * size_of(dict(self.training.model.named_parameters())) + MIB
 
@@ -307,6 +307,7 @@ class CheckpointManager:
         except KmatrixError as error:
             self.log.event(0, "checkpoint refused", f"{error.what}: {error.why}")
             return
+        # Its kinds survive in the links: best.pt and final.pt are other names of the same file.
         stat = path.stat()
         kinds = [kind for kind in CheckpointKind if same_file(self.folder / f"{kind}.pt", path)]
         kinds = kinds or [CheckpointKind.ROLLING]

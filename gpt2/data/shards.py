@@ -79,6 +79,7 @@ def layout(path: Path) -> Layout:
         # 55432, which GPT-2's vocabulary does not have.
         plain = path.name in RAW and raw[:4] != np.array(MAGIC, dtype="<i4").tobytes()
         found = Layout(0, path.stat().st_size // 2) if plain else _layout_of_bin(path, raw)
+    # The header says how many tokens follow: an incomplete copy or download is found before training reads it.
     expected, size = found.offset + 2 * found.count, path.stat().st_size
     if found.count < 0 or size != expected:
         where = " (header, byte 8)" if found.offset == HEADER_BYTES else ""
@@ -267,6 +268,7 @@ def recorded_sha256(folder: Path, count: int = 0) -> str | None:
 
 def folder_sha256(listed: Sequence[ShardInfo]) -> str:
     """Return the hash of a dataset: of its shards' names and hashes, sorted by name."""
+    # Names too, because they decide the order in which shards are read.
     lines = sorted(f"{shard.name}\0{shard.sha256}\n" for shard in listed)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 

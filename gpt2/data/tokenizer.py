@@ -79,6 +79,7 @@ def load(name: str, folder: Path | None = None) -> Tokenizer:
         return Gpt2Tokenizer()
     if name not in ("char", "bpe"):
         raise ConfigError(f"unknown tokenizer {name!r}", why=f"known: {', '.join(NAMES)}")
+    # The file is written by us, but lies in a folder that users copy and edit.
     path = (folder or Path()) / FILE
     try:
         return CharTokenizer.read(path) if name == "char" else BpeTokenizer.read(path)
@@ -272,6 +273,7 @@ class Gpt2Tokenizer:
 
 def gpt2_folder() -> Path:
     """Return the folder of GPT-2's vocabulary: tiktoken's cache if the user has set one, else ours."""
+    # Not tiktoken's default, a folder in /tmp: it is lost on a restart, and a training node may be offline.
     own = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
     if own:
         return Path(own)

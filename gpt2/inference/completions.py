@@ -73,6 +73,7 @@ class CompletionRequest:
 
 def parse(body: bytes, *, model: str, tokenizer: Tokenizer, block_size: int, vocab_size: int) -> CompletionRequest:
     """Parse a request body. Raises RefusedError; unknown and unsupported parameters are never ignored."""
+    # Model, prompts and number of texts
     values = _object(body)
     if values.get("model", model) != model:  # clients send the name of another server's model by mistake
         raise RefusedError(
@@ -85,6 +86,7 @@ def parse(body: bytes, *, model: str, tokenizer: Tokenizer, block_size: int, voc
     n = _integer(values, "n", 1, least=1)
     if len(prompts) * n > MAX_TEXTS:
         raise RefusedError(f"{len(prompts) * n} texts (prompts x n), at most {MAX_TEXTS} are allowed", param="n")
+    # Refuse what outgrows the context, as OpenAI's API does: the generator would shift it, and change the text
     sampling = _sampling(values)
     longest = max(1, *map(len, prompts))  # 1: an empty prompt becomes the end-of-document token
     if longest + sampling.max_tokens > block_size:

@@ -41,13 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KmatrixError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except OSError as error:
+    except OSError as error:  # of DATA_DIR, such as a full or read-only disk: the user's, so no traceback
         print(f"error: {DataError(f'cannot use {data_dir}', why=str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped: partial downloads and finished shards are kept and continue", file=sys.stderr)
         return 130
-    print(json.dumps(found.to_json()))
+    print(json.dumps(found.to_json()))  # the only line on stdout: the control side parses it
     return 0
 
 

@@ -108,7 +108,7 @@ def _unchanged(path: Path, shard: ShardInfo) -> bool:
 
 def _sufficient_record(folder: Path, request: DatasetRequest, recipe: dict[str, Any]) -> dict[str, Any] | None:
     """Return dataset.json of a folder if the request needs nothing more, else None."""
-    record = record_of(folder, recipe)
+    record = record_of(folder, recipe)  # None also if the user replaced a shard
     train = [shard for shard in shards.recorded(folder) if shards.kind_of(shard.name) == "train"]
     return record if record and (record.get("complete") or request.enough(train)) else None
 
@@ -180,6 +180,7 @@ def _tokenize_text(request: DatasetRequest, data_dir: Path) -> PreparedDataset:
 
 def _version(request: DatasetRequest, data_dir: Path) -> dict[str, str]:
     """Return the part of a recipe that identifies the text: the Python version, or a fingerprint of the files."""
+    # The folder's name contains it: changed text becomes a new dataset, and runs on the old one stay comparable.
     if request.dataset == "stdlib":
         return {"python": platform.python_version()}
     if request.dataset == "folder":
@@ -300,13 +301,16 @@ def mixture(request: DatasetRequest, data_dir: Path) -> PreparedDataset:
             why="char and bpe have a separate vocabulary for each dataset",
             hint="choose TOKENIZER=gpt2 or TOKENIZER=byte",
         )
+    # Prepare each dataset for its share of the tokens
     total = sum(part.weight for part in parts)
     sources: list[dict[str, Any]] = []
     made = False
     for part in parts:
         found = prepare_dataset(request.part(part.dataset, part.path, share=part.weight / total), data_dir)
         made = made or found.made
-        alone = sum(other.dataset == part.dataset for other in parts) == 1
+        alone = (
+            sum(other.dataset == part.dataset for other in parts) == 1
+        )  # losses are logged by name
         name = part.dataset if alone else f"{part.dataset}={part.path}"
         about = {"name": name, "dataset": part.dataset, "weight": part.weight, **found.to_json()}
         sources.append({name: value for name, value in about.items() if name not in ("made", "parts")})

@@ -28,6 +28,7 @@ def fetch(request: DatasetRequest, found: hub.Listing, folder: Path) -> None:
 
     Existing shards are not downloaded again. dataset.json is updated after each shard.
     """
+    # Choose the shards: all for validation, and the first for training until they have enough tokens
     repository = found.repository
     val, train = (_of_kind(found.files, kind) for kind in ("val", "train"))
     if not val or not train:
@@ -44,6 +45,8 @@ def fetch(request: DatasetRequest, found: hub.Listing, folder: Path) -> None:
         for shard in shards.recorded(folder)
         if _is_unchanged(folder, shard) and sums.get(shard.name) in (None, shard.sha256)
     }
+
+    # Download what is missing
     required = [*val, *train[:needed]]
     missing = [file for file in required if file.name not in known]
     _announce(request, repository, required, missing, len(train))
@@ -74,6 +77,8 @@ def fetch(request: DatasetRequest, found: hub.Listing, folder: Path) -> None:
                     known[future.result().name] = future.result()
             _write(folder, known, origin, complete=False)
             raise
+
+    # "complete": the repository has no more shards, so a longer run need not ask
     hub.clear(folder)
     _write(folder, known, origin, complete=needed == len(train))
     _vocabulary()
@@ -81,6 +86,7 @@ def fetch(request: DatasetRequest, found: hub.Listing, folder: Path) -> None:
 
 def _vocabulary() -> None:
     """Download GPT-2's vocabulary, which sample texts and bits per byte need. Its failure is only logged."""
+    # Now, because training may run on a node without network access. The shards are tokenized already.
     try:
         tokenizer.fetch_gpt2()
     except DataError as error:
