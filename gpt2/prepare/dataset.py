@@ -308,9 +308,7 @@ def mixture(request: DatasetRequest, data_dir: Path) -> PreparedDataset:
     for part in parts:
         found = prepare_dataset(request.part(part.dataset, part.path, share=part.weight / total), data_dir)
         made = made or found.made
-        alone = (
-            sum(other.dataset == part.dataset for other in parts) == 1
-        )  # losses are logged by name
+        alone = sum(other.dataset == part.dataset for other in parts) == 1  # losses are logged by name
         name = part.dataset if alone else f"{part.dataset}={part.path}"
         about = {"name": name, "dataset": part.dataset, "weight": part.weight, **found.to_json()}
         sources.append({name: value for name, value in about.items() if name not in ("made", "parts")})
