@@ -128,6 +128,7 @@ def read_run(symbols: Mapping[str, Any]) -> RunConfig:
         ddp_backend=_backend(fields),
         data_path=fields["data_path"] or "",
     )
+    # The Kconfig files may be the user's own: a missing or unknown field is their mistake.
     for name in TrainConfig.names():
         if name not in fields and name not in WITH_DATA:
             raise ConfigError(f"the Kconfig files define no {PREFIX}{name.upper()}", hint="add it to yours")

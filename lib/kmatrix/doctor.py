@@ -236,6 +236,7 @@ TIMEOUT_S = 120.0  # importing PyTorch from a cold disk takes tens of seconds
 
 def torch(python: Path, root: Path, gpus: int) -> Iterator[Check]:
     """Check PyTorch in a process of its own. gpus: number of GPUs that the driver reports."""
+    # Found without an import, which takes seconds; the test itself may hang in a driver, so it has its own process.
     if find_spec("torch") is None:
         yield warning(
             "PyTorch", "not installed: configuration, plans and reports work, training does not", "run `make setup`"

@@ -195,11 +195,13 @@ def table(
     >>> table(columns(["run", "loss"]), [["adamw", "3.28"], ["muon", "3.2"]])
     ['run    loss', 'adamw  3.28', 'muon    3.2']
     """
+    # The width that each column needs; then drop columns until the table fits.
     need = [max(len(text) for text in (column.title, *(row[at] for row in rows))) for at, column in enumerate(columns)]
     kept = list(range(len(columns)))
     if width is not None:
         while _total(need, kept, NAME_FAIR) > width and (least := _least(columns, kept, rows)) is not None:
             kept.remove(least)
+        # What the other columns leave is for the names.
         others = sum(need[at] + GAP for at in kept[1:])
         need[0] = min(need[0], max(NAME_LEAST, width - others))
     head = [[column.title for column in columns]] if any(column.title for column in columns) else []
@@ -253,6 +255,7 @@ def wrap(text: str, bullet: str = "", width: int | None = WIDTH) -> list[str]:
     if width is None:
         return [bullet + text]
     most = max(20, width)
+    # Paths and names of runs contain hyphens, and must stay whole to be copied.
     return textwrap.wrap(text, most, initial_indent=bullet, subsequent_indent="  ", break_on_hyphens=False)
 
 

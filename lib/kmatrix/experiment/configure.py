@@ -53,6 +53,7 @@ def merge_lines(tree: Tree, base: list[Assignment], over: list[Assignment], say:
     A line of the base that has no effect after the merge is removed, with a note. A line that had no effect before,
     or is illegal now, stays and is refused later.
     """
+    # Only lines that the merge itself made idle are removed: the others are mistakes of the user.
     wrong = set(_without_effect(tree, base))
     lines, notes = merge(tree, base, over)
     found = {item: why for item, why in _without_effect(tree, lines).items() if item not in wrong and item not in over}
@@ -163,6 +164,7 @@ def text_of_config(
     names = {item.name for item in lines} if names is None else names
     lines = _with_project(tree, lines, former, say)
     apply_assignments(tree, lines)
+    # A computed name is not a choice of the user: another checkout computes its own.
     if is_computed(tree.value(PROJECT) or ""):
         names = names - {PROJECT}
     return tree.config_text(header(settings(tree, lines, names)))

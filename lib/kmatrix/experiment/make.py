@@ -47,9 +47,12 @@ def make_matrix(
     skipped = _skipped(plan)
     for text in plan.warnings:
         say(f"warning: {text}")
+
+    # Refuse now what would fail only after hours: when a run starts, or after the last one.
     need_torch()
     need_trackers(plan.config.trackers)
     command_of(plan.config.on_finish)
+
     creation = _creation(plan, skipped, command, shards, say)
     if plan.config.preflight if preflight is None else preflight:
         try_runs(creation, plan.gpus, say=say, show=show, tell=tell)
@@ -72,11 +75,13 @@ def _creation(
     plan: Plan, skipped: Mapping[str, str], command: str, shards: Mapping[Key, int] | None, say: Say
 ) -> Creation:
     """Check that the matrix can be made here, prepare its data, and return what its directories are made from."""
+    # Cheap checks first: preparing data can download for hours.
     results_dir = below_root(plan.config.results_dir)
     check_place(results_dir)
     going = [config.train for name, config in plan.configs.items() if name not in skipped]
     check_benchmark_files(going, plan.data_dir)
     data = prepare_data(Path(sys.executable), ROOT, plan.data_dir, going, shards)
+    # The data decide the vocabulary, and the number of steps of a run that is limited by epochs.
     configs = {name: _with_data(config, data) for name, config in plan.configs.items()}
     for line in data_lines([configs[name].train for name in configs if name not in skipped], data):
         say(line)

@@ -138,10 +138,11 @@ def _plan(
     axes = plan_axes(tree, base, asked)
     if one:  # lines that only other runs of the matrix use are noted, not refused
         axes = dataclasses.replace(axes, overridden=axes.overridden | {"MATRIX"})
+    # Resolve the device and the GPU count on this machine, then expand: excluded cells depend on both.
     base, axes, found, notes = _resolve(tree, base, axes, gpus)
     matrix = expand(tree, base, axes, RULES)
     values = [apply_run(tree, base, run) for run in matrix.runs]
-    control = read(values[0].typed)
+    control = read(values[0].typed)  # these settings are equal in all runs
     data_dir = below_root(control.data_dir)
     configs = [with_known_vocabulary(read_run(symbols.typed), data_dir) for symbols in values]
     runs = tuple(
@@ -208,6 +209,7 @@ class _Here:
 
     def points(self, points: Sequence[AxisValue]) -> tuple[AxisValue, ...]:
         """Return resolved axis values, each once."""
+        # `auto,cuda` and `0,4` may resolve to the same value twice.
         return tuple({point.text: point for point in map(self.point, points)}.values())
 
     def fixed(self, name: str, text: str) -> AxisValue:
@@ -223,6 +225,7 @@ def _resolve(
     Returns the base and the axes, the GPUs that runs may use, and notes about GPUs. The driver is asked only if a run
     may need a GPU: a CPU matrix does not start NVML.
     """
+    # What the configuration asks for: in the base, on the axes and in the rules.
     tree.reset()
     values = tree.apply(base).texts
     written = {item.name: item.value for item in base}
@@ -233,11 +236,14 @@ def _resolve(
     points = [*(point for axis in axes.axes for point in axis.points), *coupled]
     counts = [int(point.text) for point in points if point.axis == GPUS] + ([] if GPUS in swept else [asked_gpus])
     devices = {asked_device, *(point.text for point in points if point.axis == DEVICE)}
+    # What this machine has.
     found, notes = find_gpus(gpus) if gpus or 0 in counts or devices != {"cpu"} else ((), ())
     auto = resolve_device("auto", counts, len(found), backend=values.get(BACKEND))
     device = auto if asked_device == "auto" else asked_device
+    # Without data parallelism there is one rank, whatever the machine has.
     usable_here = min(len(found), 1) if values.get(DDP) == "n" else len(found)
     here = _Here(tree, auto, resolve_count(0, device, usable_here) if 0 in counts else 0)
+    # Replace `auto` and 0 in the base, then on the axes and in the rules.
     extra: list[Assignment] = []
     if DEVICE not in swept and asked_device == "auto":
         extra.append(here.fixed(DEVICE, auto).assignment)

@@ -61,7 +61,9 @@ class FailedRuns:
 def trial_config(config: RunConfig) -> RunConfig:
     """Return a configuration for the trial: two steps, one evaluation, nothing saved."""
     train = config.train
+    # A ramp over the whole trial, so that its two steps prune.
     ramp = RAMP if train.pruning != "none" else {}
+    # One micro-batch per rank: the memory of an evaluation does not depend on the number of samples.
     samples = min(train.eval_samples, train.batch_size * train.num_gpus)
     return replace(config, train=replace(train, **TRIAL, **ramp, eval_samples=samples))
 
@@ -169,6 +171,7 @@ def _folder(results_dir: Path) -> Iterator[Path]:
     """Make a temporary directory, and remove those of processes that were killed."""
     for left in results_dir.glob(FOLDER + "*"):
         owner = left.name.removeprefix(FOLDER)
+        # Left by a process that was killed; the directories of living processes are in use.
         if owner.isdecimal() and not psutil.pid_exists(int(owner)):
             shutil.rmtree(left, ignore_errors=True)
     folder = results_dir / f"{FOLDER}{os.getpid()}"

@@ -426,6 +426,7 @@ def parse_mix(text: str) -> tuple[MixPart, ...]:
     twice = next((name for name, _ in names if names.count((name, _)) > 1), None)
     if twice:
         raise ValueError(f"{twice} is listed twice")
+    # Smallest integers in the same proportion.
     scale = lcm(*(weight.denominator for _, _, weight in found))
     whole = [int(weight * scale) for _, _, weight in found]
     divisor = gcd(*whole)

@@ -66,6 +66,7 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
 
     Raises RecordError if it has no run, or a file has a newer schema than this kmatrix.
     """
+    # Read all runs: those of the plan, and others that exist.
     plan = read_matrix_file_or_empty(matrix)
     planned = {run.name: run for run in plan.runs if run.name}
     runs = tuple(
@@ -79,8 +80,11 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
             hint="pass TARGET=<matrix directory>, or run `make test-matrix`",
         )
     status = read_or_empty(matrix.status)
+    # The lock is the truth: after a crash, a status file still says running.
     if not matrix.is_held():
         runs = tuple(_without_runner(run) if run.status is Status.RUNNING else run for run in runs)
+
+    # Everything else follows from the runs.
     groups = _groups(runs)
     settings = settings_by_optimizer(runs)
     return MatrixNumbers(

@@ -125,6 +125,7 @@ def compare_runs(base: RunSet, new: RunSet, neutral: Collection[str] = (), *, on
 
     neutral: symbols that cannot change a result.  one: both sides are a single run, compared even if their axes differ.
     """
+    # Without axes, each single run is the one configuration of its side.
     axes = set() if one else _matching_axes(base, new)
     in_base, in_new = _configurations(base, axes), _configurations(new, axes)
     names = _names([*in_base.items(), *in_new.items()])

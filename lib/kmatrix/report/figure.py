@@ -157,6 +157,7 @@ def optimizer_colours(numbers: MatrixNumbers) -> dict[str, str]:
 
 def colours_of(optimizers: Iterable[str]) -> dict[str, str]:
     """Return a colour for each optimizer; those in COLOURS are the same in every graph of every matrix."""
+    # Sorted, so that the colours do not depend on the order of the runs.
     others = sorted(set(optimizers) - COLOURS.keys())
     return COLOURS | {name: OTHER_COLOURS[place % len(OTHER_COLOURS)] for place, name in enumerate(others)}
 

@@ -62,6 +62,8 @@ def read_numbers(run_dir: RunDir, planned: RunFile) -> RunNumbers:
     record, state = _record(run_dir, planned)
     status = read_or_empty(run_dir.status)
     run, train, axes = record.run, record.run.train, record.run.axes
+
+    # The trainer's result, completed by what the metrics say: all that an unfinished run has.
     result = current_result(run_dir, state)
     val, curve = _points(record.metrics, "val/loss"), _points(record.metrics, "train/loss")
     known = (result or RunResult()).or_else(_measured(record.metrics, val, curve))

@@ -131,6 +131,7 @@ def _created(numbers: MatrixNumbers) -> str:
 def _devices(numbers: MatrixNumbers) -> str:
     """Return the devices that runs used; before the first run, those of the host."""
     host = numbers.provenance
+    # What was used is better evidence than what the planning machine had.
     used = dict.fromkeys(run.device_name for run in numbers.runs if run.device_name)
     gpus = Counter(str(gpu.get("name")) for gpu in host.get("gpus") or [])
     parts = [
@@ -284,6 +285,7 @@ def _optimizer_settings(found: Sequence[OptimizerSettings]) -> list[str]:
     lines = []
     width = max(len(one.optimizer) for one in found) + 2
     for one in found:
+        # A name and its value stay on one line.
         text = ", ".join(_setting(setting).replace(" ", NO_BREAK) for setting in one.settings)
         wrapped = textwrap.wrap(text, WIDTH, initial_indent=one.optimizer.ljust(width), subsequent_indent=" " * width)
         lines += [line.replace(NO_BREAK, " ") for line in wrapped]
@@ -368,6 +370,7 @@ def overlaps(runs: Sequence[RunNumbers]) -> list[Overlap]:
         common = {other: _intersection(own, theirs) for other, theirs in spans.items() if other != name}
         others = [other for other, parts in common.items() if time and _length(parts) >= MIN_OVERLAP * time]
         if others:
+            # The union: time shared with two others counts once.
             together = _length([part for other in others for part in common[other]])
             found.append(Overlap(name, tuple(others), together / time))
     return found

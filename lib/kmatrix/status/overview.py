@@ -77,6 +77,8 @@ class Overview:
         if run.name not in self._records:
             self._records[run.name] = read_run_file(run)
         record, train = self._records[run.name], self._records[run.name].train
+
+        # The result of an attempt that ended, else the newest metrics.
         result = current_result(run, state)
         known = result or RunResult()
         tail = self._tail(run, state, train, has_result=known.final_val_loss is not None)

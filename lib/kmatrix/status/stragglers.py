@@ -63,6 +63,7 @@ def rank_numbers(timed: Mapping[int, Lines], common: list[int]) -> RankNumbers:
     slowest: Counter[int] = Counter()
     waited = lasted = 0.0
     count = 0
+    # Lines are means over several steps, so each counts with its number of steps.
     for step in common:
         compute = {rank: lines[step][1] for rank, lines in timed.items()}
         steps = min(lines[step][0] for lines in timed.values())

@@ -270,18 +270,22 @@ class GpuTail:
             recording = read_samples(self._run.gpu_samples, first=self._known)
         except (RecordError, OSError):
             return (), []  # missing or unreadable: the run goes on
-        gpus = recording.header["gpus"]
+        gpus = recording.header["gpus"]  # a later attempt may have other GPUs
         if recording.header.get("device_type") == "cpu":
             return (), []
         if len(self._busy) != len(gpus):
             self._busy = [[] for _ in gpus]
             self._events = ThrottleEvents(self._run.gpu_events, tuple(int(gpu["gpu_index"]) for gpu in gpus))
+
+        # Keep the newest recording with a sample, and refuse it when it is too old.
         self._known += len(recording)
         if len(recording):
             self._newest = recording
         newest = self._newest
         if newest is None or newest.times[-1] < max(self._begun, now - WINDOW_S):
             return (), []  # of an earlier attempt, or the recorder has exited
+
+        # The state of each GPU: the last value of each quantity, and the mean utilization.
         reasons = self._events.throttle(now) if self._events else {}
         states, memory = [], []
         for at, gpu in enumerate(gpus):

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     run = RunDir(arguments.run_dir.absolute())
     os.nice(NICE)
-    lossy_output()
+    lossy_output()  # before the first line of output
     redact_output()  # track.log stays with the results
     try:
         names = arguments.trackers or ",".join(read_run_file(run).tracking.trackers)
@@ -75,9 +75,11 @@ def leave(code: int) -> None:
     """Exit without waiting for threads, and terminate the processes that the trackers' packages started."""
     sys.stdout.flush()
     sys.stderr.flush()
+    # Only as the leader of its own group, which the packages' services share; else a shell would get the signal, too.
     if os.getpgrp() == os.getpid():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.killpg(0, signal.SIGTERM)
+    # Threads of a hanging package, and its exit handlers, would delay the exit.
     os._exit(code)
 
 

@@ -117,6 +117,7 @@ def memory_by_run(name: str, runs: Sequence[RunGpus]) -> Figure | str:
 def memory_by_device(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     """Draw a panel per device: mean memory of each run, with its standard deviation and peak."""
     known = [(run, run.gpu) for run in runs if run.gpu and any(device.memory_used for device in run.gpu.devices)]
+    # Ranks on the CPU are not drawn next to GPUs: their memory is another quantity.
     on_gpu = [(run, gpu) for run, gpu in known if gpu.device_type != CPU]
     of_a_kind = on_gpu or known
     several = [(run, gpu) for run, gpu in of_a_kind if len(gpu.devices) > 1]
@@ -294,6 +295,7 @@ def memory_over_time(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     longest = max(gpu.timeline[-1].seconds for _, gpu in known)
     unit, size = time_unit(longest)
     with_phases = [(run, gpu) for run, gpu in known if gpu.phases][:MAX_STRIPS]
+    # A single run has its phases in the panel of its curve; several runs have a strip each.
     strips = with_phases if len(known) > 1 else []
     figure, panels = figure_with_strips(name, "Memory over time", strips=len(strips), note=simulated_mark(runs))
     axes = panels[0]
@@ -306,6 +308,7 @@ def memory_over_time(name: str, runs: Sequence[RunGpus]) -> Figure | str:
         last = max(at for at, value in enumerate(y) if not math.isnan(value))
         if run.status in LOST:
             axes.plot(x[last], y[last], "X", color=ALARM, markersize=9, zorder=6, clip_on=False)
+    # From 0: a cut axis exaggerates differences of memory.
     axes.set_ylim(0, 1.05 * max(axes.dataLim.ymax, 1.0))
     axes.set_xlim(left=0)
     axes.yaxis.set_major_formatter(tick)

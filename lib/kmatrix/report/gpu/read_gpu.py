@@ -174,11 +174,13 @@ def _from_summary(run_dir: RunDir) -> GpuNumbers | None:
         final=final,
         simulated=bool(summary.get("simulated")) or any(device.gpu_name.endswith(SIMULATED) for device in devices),
         energy_source=str(summary["energy_source"]) if summary.get("energy_source") else None,
+        # A sum without one of the devices would look like a smaller total.
         total_mean=sum(used) if len(used) == len(devices) else None,
         total_max=finite(totals.get("memory_used_max")),
         joules=finite(totals.get("joules")) if without_energy in (0, len(devices)) else None,
         notes=tuple(notes),
     )
+    # A summary that is not final is up to a minute old.
     if final or not run_dir.gpu_samples.exists():
         return numbers
     return with_newer_samples(run_dir, numbers)
@@ -251,6 +253,8 @@ def read_phases(run_dir: RunDir) -> tuple[RecordedPhase, ...]:
         return ()
     if recording is None or not len(recording):
         return ()
+
+    # Cut each phase of the trainer to the recording.
     first, last = recording.times[0], recording.times[len(recording) - 1]
     found: list[RecordedPhase] = []
     for line in lines:
@@ -262,6 +266,8 @@ def read_phases(run_dir: RunDir) -> tuple[RecordedPhase, ...]:
         begin, end = max(begin, first), min(end, last)
         joules = joules_between(recording, begin, end)
         found.append(RecordedPhase(name=str(line["phase"]), begin=begin - first, end=end - first, joules=joules))
+
+    # What follows the trainer's result is the end of its processes.
     result = read_result(run_dir) or RunResult()
     # A result of an earlier attempt says nothing about the end of this one.
     attempts = [line.get("attempt") for line in lines]

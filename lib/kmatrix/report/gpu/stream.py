@@ -68,6 +68,7 @@ def numbers_of(blocks: Iterable[SampleBlock], name: str, *, cpu: bool = False) -
     timeline, total = TimelineBuilder(), RunningStatistics()
     first = last = math.nan
     samples = 0
+    # One pass over the recording, which may be larger than the memory.
     for block in blocks:
         first = first if samples else float(block.times[0])
         last = float(block.times[-1])
@@ -77,6 +78,7 @@ def numbers_of(blocks: Iterable[SampleBlock], name: str, *, cpu: bool = False) -
         memory = memory_by_device_index(block)
         timeline.add(block.times - first, memory)
         total.add(_totals(memory))
+    # Sums over devices are unknown if one device is.
     order = sorted(devices)
     numbers = tuple(devices[index].numbers() for index in order)
     seconds = last - first if samples > 1 and last >= first else None

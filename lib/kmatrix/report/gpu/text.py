@@ -247,6 +247,7 @@ def _without_devices(run: RunGpus) -> Iterator[str]:
 
 def _by_optimizer(runs: Sequence[RunGpus]) -> list[str]:
     """Return a row per optimizer and number of devices: averages over its recorded runs."""
+    # Simulated and real devices are never averaged, nor are runs on different numbers of devices.
     groups: dict[tuple[str, str], list[tuple[RunGpus, GpuNumbers]]] = {}
     for run in runs:
         if run.gpu and run.gpu.devices:
