@@ -13,8 +13,7 @@ from typing import Any
 import kconfiglib as kc
 
 from kmatrix.errors import ConfigError
-from kmatrix.kconfig.parser import tidy
-from kmatrix.kconfig.tree import BOOLS, HEADER, Assignment, Tree, check_text, help_text
+from kmatrix.kconfig.tree import BOOLS, HEADER, Assignment, Tree, check_text, help_text, tidy
 from kmatrix.text import shown
 
 ASKED = "# asked for:"

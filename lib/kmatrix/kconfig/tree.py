@@ -14,7 +14,6 @@ from typing import Any
 import kconfiglib as kc
 
 from kmatrix.errors import ConfigError
-from kmatrix.kconfig.parser import Marker, parse, tidy
 from kmatrix.records.paths import ROOT
 from kmatrix.redaction import is_key
 
@@ -62,14 +61,20 @@ class Tree:
     @classmethod
     def parse(cls, kconfig: str = "Kconfig", *, srctree: Path) -> Tree:
         """Parse the files. Warnings, and mistakes that kconfiglib accepts, raise ConfigError with file and line."""
-        kconf, markers = parse(kconfig, srctree=srctree)
+        # kconfiglib has no arguments for these. KCONFIG_FUNCTIONS names the module with the dictionary `functions`.
+        os.environ.update(srctree=str(srctree), KCONFIG_FUNCTIONS=__name__, KCONFIG_WARN_UNDEF="y", CONFIG_="CONFIG_")
+        _seen.clear()  # an earlier parse may have failed half-way
+        try:
+            kconf = Parser(kconfig, warn_to_stderr=False)
+        except (kc.KconfigError, OSError) as error:
+            raise ConfigError(tidy(str(error)), hint="fix the Kconfig file") from None
         choices = _by_axis(kconf.unique_choices)
         members = {
             axis: {member.name[len(axis) + 1 :].lower(): member for member in choice.syms}
             for axis, choice in choices.items()
         }
         tree = cls(kconf=kconf, choices=choices, members=members)
-        tree._place(markers)
+        tree._place(_seen)
         tree._refuse_mistakes()
         return tree
 
@@ -306,6 +311,64 @@ def unknown(
     near = difflib.get_close_matches(name, names, 3, cutoff=0.7)
     hint = f"did you mean {' or '.join(near)}?" if near else f"see {else_see}"
     return ConfigError(f"{what}: unknown {kind} {name}".removeprefix(": "), hint=hint)
+
+
+def tidy(text: str) -> str:
+    """Return a message of kconfiglib as one line, without its prefix."""
+    return re.sub(r"\s+", " ", text.strip().removeprefix("error: ").removeprefix("warning: "))
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """One marker line. It belongs to the symbol above it."""
+
+    filename: str
+    line: int
+    name: str
+    args: tuple[str, ...]
+
+
+# kconfiglib calls `_mark` while it parses, and passes no object of ours: markers are collected here.
+_seen: list[Marker] = []
+
+
+def _mark(kconf: Any, name: str, *args: str) -> str:
+    _seen.append(Marker(kconf.filename, kconf.linenr, name, args))
+    return ""
+
+
+class Parser(kc.Kconfig):  # type: ignore[misc]  # kconfiglib has no types
+    """The parser of kconfiglib without commands, variables and the environment. It overrides private methods."""
+
+    def _fn_val(self, args: list[str]) -> str:
+        """Expand `$(name,...)`. Only markers are allowed."""
+        if args[0] not in functions:
+            known = ", ".join(f"$({name})" for name in functions)
+            raise kc.KconfigError(
+                f"{self.filename}:{self.linenr}: $({','.join(args)}): only {known} are allowed; "
+                "commands and environment variables are not read"
+            )
+        return str(super()._fn_val(args))
+
+    def _expand_str(self, line: str, start: int) -> tuple[str, int]:
+        """Refuse `$NAME` in quotes, which kconfiglib would read from the environment."""
+        line, end = super()._expand_str(line, start)
+        if "$" in line[start:end]:
+            raise kc.KconfigError(
+                f"{self.filename}:{self.linenr}: $ is not allowed in a text: the environment is not read"
+            )
+        return line, end
+
+
+# kconfiglib looks up this name: function, fewest and most arguments (None: any number).
+functions = {
+    "float": (_mark, 2, 3),
+    "oneof": (_mark, 1, None),
+    "duration": (_mark, 0, 0),
+    "slug": (_mark, 0, 0),
+    "neutral": (_mark, 0, 1),
+    "label": (_mark, 1, 1),
+}
 
 
 # Durations
