@@ -202,12 +202,11 @@ def most_urgent(runs: Sequence[RunView], room: int) -> list[RunView]:
 
 def cells(run: RunView, gpus: Sequence[int | None] = ()) -> tuple[str, ...]:
     """Return one run as the cells of its row. gpus: the indices of its GPUs."""
-    steps = UNKNOWN if run.step is None else str(run.step) + (f"/{run.max_iters}" if run.max_iters else "")
     done = None if run.step is None or not run.max_iters else run.step / run.max_iters
     return (
         run.name,
         "reused" if run.reused_from else str(run.status),
-        steps,
+        _steps(run),
         UNKNOWN if done is None else f"{min(done, 1.0):.0%}",
         _number(run.loss, ".3f"),
         _number(run.val_loss, ".4f"),
@@ -255,6 +254,11 @@ def _cost(view: MatrixView) -> str:
     spent = sum(run.dollars or 0.0 for run in view.runs)
     to_come = view.all_dollars is not None and any(run.left_s for run in view.runs)
     return f"cost {money(spent)}" + (f" of {money(view.all_dollars)}" if to_come else "")
+
+
+def _steps(run: RunView) -> str:
+    """Return `120/300`, or `120` if the number of steps is unknown."""
+    return UNKNOWN if run.step is None else str(run.step) + (f"/{run.max_iters}" if run.max_iters else "")
 
 
 def _place(run: RunView, gpus: Sequence[int | None]) -> str:
@@ -334,12 +338,11 @@ def lines(view: MatrixView, now: float) -> list[str]:
 def _cells(run: RunView, now: float) -> tuple[str, ...]:
     """Return one run as the cells of its row."""
     open_ = run.status in TO_COME
-    steps = UNKNOWN if run.step is None else str(run.step) + (f"/{run.max_iters}" if run.max_iters else "")
     read = [_epochs(number) for number in (run.epochs, run.all_epochs) if number is not None]
     return (
         run.name,
         "reused" if run.reused_from else str(run.status),
-        steps,
+        _steps(run),
         "/".join(read) or UNKNOWN,
         UNKNOWN if not open_ or run.left_s is None else duration(run.left_s),
         UNKNOWN if not open_ or run.ends_s is None else time_of_day(now + run.ends_s),

@@ -108,8 +108,8 @@ def _describe(pynvml: Any, index: int) -> Gpu | str:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         gpu = Gpu(
             index=index,
-            name=_text(pynvml.nvmlDeviceGetName(handle)),
-            uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+            name=decoded(pynvml.nvmlDeviceGetName(handle)),
+            uuid=decoded(pynvml.nvmlDeviceGetUUID(handle)),
             memory_total=pynvml.nvmlDeviceGetMemoryInfo(handle).total // MIB,
         )
     except pynvml.NVMLError as error:
@@ -176,7 +176,8 @@ def _list(gpus: Sequence[Gpu]) -> str:
     return ", ".join(f"{gpu.index} ({gpu.name}, {gpu.uuid})" for gpu in gpus)
 
 
-def _text(value: str | bytes) -> str:
+def decoded(value: str | bytes) -> str:
+    """Return a text of the driver: older versions of nvidia-ml-py return bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
@@ -294,5 +295,4 @@ def _peers(pynvml: Any, handle: Any, buses: Mapping[str, str]) -> frozenset[str]
 
 
 def _bus(info: Any) -> str:
-    text = info.busId
-    return (text.decode() if isinstance(text, bytes) else str(text)).lower()
+    return decoded(info.busId).lower()

@@ -32,7 +32,7 @@ from kmatrix.gpu.nvml.calls import (
     CallBatch,
     bind,
 )
-from kmatrix.gpu.nvml.detect import MIB
+from kmatrix.gpu.nvml.detect import MIB, decoded
 
 RETRY_READS = 100  # call by call after a failed batch: a call that fails for good must not cost two reads per tick
 PROCESS = struct.Struct("<I4xQII")  # nvmlProcessInfo_v2_t: pid, bytes, GPU instance, compute instance
@@ -215,7 +215,7 @@ def _open(pynvml: Any, index: int) -> tuple[Device, Any]:
     except pynvml.NVMLError as error:
         total = None
         handle = None if error.value in GONE else handle
-    return Device(gpu_index=index, gpu_name=_text(name), uuid=_text(uuid), memory_total=total), handle
+    return Device(gpu_index=index, gpu_name=decoded(name), uuid=decoded(uuid), memory_total=total), handle
 
 
 def _missing(uuid: str, silent: list[int], count: int) -> Device:
@@ -226,10 +226,6 @@ def _missing(uuid: str, silent: list[int], count: int) -> Device:
 
 def _ranked(device: Device, rank: int) -> Device:
     return replace(device, rank=rank)
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 KIB = 1024.0  # KB/s of the driver -> MiB/s
