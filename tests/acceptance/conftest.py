@@ -24,10 +24,10 @@ SETUP_TIMEOUT_S = 1200  # make setup may have to download torch
 @pytest.fixture(scope="session")
 def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a .venv with trainer and trackers, made once by `make setup setup-trackers` for all xdist workers."""
-    if given := os.environ.get("KMATRIX_ACCEPT_VENV"):
-        return Path(given).resolve()
-    own = tmp_path_factory.getbasetemp()
-    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    if installed := os.environ.get("KMATRIX_ACCEPT_VENV"):
+        return Path(installed).resolve()
+    session_dir = tmp_path_factory.getbasetemp()
+    shared = session_dir.parent if "PYTEST_XDIST_WORKER" in os.environ else session_dir
     root, ready = shared / "installed" / "kmatrix", shared / "installed.ready"
     with (shared / "installed.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -97,5 +97,5 @@ def background(clone: Clone, tmp_path: Path) -> Iterator[Callable[..., subproces
         if process.poll() is None:
             process.kill()
             process.wait()
-    for left in processes_below(tmp_path):
-        left.kill()
+    for process_left in processes_below(tmp_path):
+        process_left.kill()

@@ -114,12 +114,12 @@ def test_sigterm_to_torchrun_saves_a_checkpoint_in_time_and_a_second_signal_is_h
             return lines.count(f'"attempt": {attempt}, "train/loss"') > 2
 
         wait_until(trains)
-        asked = time.monotonic()
+        signalled_at = time.monotonic()
         for number in signals:
             process.send_signal(number)
             time.sleep(0.2)
         process.wait(timeout=60)
-        assert time.monotonic() - asked < 30, "torchrun would have killed the ranks"
+        assert time.monotonic() - signalled_at < 30, "torchrun would have killed the ranks"
         result = load(run / "result.json")
         assert (result["status"], result["kind"], result["attempt"]) == ("stopped", "signal", attempt)
         newest = index(run)[-1]
@@ -142,15 +142,15 @@ def test_sigkill_during_saves_keeps_a_complete_checkpoint_and_a_damaged_one_is_s
 
     wait_until(saves)
     kill(process)
-    there = [entry for entry in index(run) if (run / "checkpoints" / entry["name"]).exists()]
-    assert read(clone, run, *(entry["name"] for entry in there)) == [entry["step"] for entry in there]
+    present = [entry for entry in index(run) if (run / "checkpoints" / entry["name"]).exists()]
+    assert read(clone, run, *(entry["name"] for entry in present)) == [entry["step"] for entry in present]
 
-    last, before = there[-1], there[-2]
+    last, before = present[-1], present[-2]
     path = run / "checkpoints" / last["name"]
     path.write_bytes(path.read_bytes()[: last["bytes"] // 2])
-    for half in (run / "checkpoints").glob("step_*.pt"):
-        if half.name not in {entry["name"] for entry in there}:
-            half.unlink()
+    for partial_file in (run / "checkpoints").glob("step_*.pt"):
+        if partial_file.name not in {entry["name"] for entry in present}:
+            partial_file.unlink()
     process = started(run, "--attempt=2", "--resume=latest")
     wait_until(lambda: events(run, "resume"))
     process.terminate()
@@ -167,13 +167,15 @@ def test_sigkill_during_saves_keeps_a_complete_checkpoint_and_a_damaged_one_is_s
 def test_ten_checkpoints_and_the_best_are_kept_listed_and_pruned(clone, tmp_path):
     """Rolling ten, best and final checkpoints: list, prune, export, import and sample."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    words = (*WORDS, "MAX_ITERS=28", "CHECKPOINT_INTERVAL=2", "EVAL_INTERVAL=7", f"RESULTS_DIR={tmp_path}")
-    completed = clone.make("train", *words)
+    arguments = (*WORDS, "MAX_ITERS=28", "CHECKPOINT_INTERVAL=2", "EVAL_INTERVAL=7", f"RESULTS_DIR={tmp_path}")
+    completed = clone.make("train", *arguments)
     assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-3000:]
     (run,) = tmp_path.glob("test_matrix_results_*/gpt2_*")
     kinds = {entry["step"]: entry["kinds"] for entry in index(run)}
-    assert [step for step, why in kinds.items() if "rolling" in why] == list(range(10, 29, 2))
-    assert [step for step, why in kinds.items() if "best" in why] == [load(run / "result.json")["best_val_step"]]
+    assert [step for step, reasons in kinds.items() if "rolling" in reasons] == list(range(10, 29, 2))
+    assert [step for step, reasons in kinds.items() if "best" in reasons] == [
+        load(run / "result.json")["best_val_step"]
+    ]
     assert "final" in kinds[28]
 
     listed = clone.make("list-checkpoints", f"RESULTS_DIR={tmp_path}")
@@ -186,10 +188,10 @@ def test_ten_checkpoints_and_the_best_are_kept_listed_and_pruned(clone, tmp_path
     assert {"best", "final"} <= {kind for entry in index(run) for kind in entry["kinds"]}
     assert len(index(run)) <= 2
 
-    model, back = tmp_path / "model", tmp_path / "back.pt"
+    model, imported = tmp_path / "model", tmp_path / "back.pt"
     assert clone.make("export", f"CHECKPOINT={run}", f"OUTPUT={model}").returncode == 0
-    assert clone.make("import-model", f"MODEL={model}", f"OUTPUT={back}").returncode == 0
+    assert clone.make("import-model", f"MODEL={model}", f"OUTPUT={imported}").returncode == 0
     assert {path.name for path in model.iterdir()} == {"config.json", "model.safetensors"}
-    said = [clone.make("sample", f"CHECKPOINT={path}", "TOKENS=8", "SEED=1") for path in (run, back)]
-    assert said[0].returncode == said[1].returncode == 0, said[1].stderr
-    assert said[0].stdout == said[1].stdout
+    samples = [clone.make("sample", f"CHECKPOINT={path}", "TOKENS=8", "SEED=1") for path in (run, imported)]
+    assert samples[0].returncode == samples[1].returncode == 0, samples[1].stderr
+    assert samples[0].stdout == samples[1].stdout

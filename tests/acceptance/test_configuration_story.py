@@ -72,7 +72,7 @@ def test_overrides_give_exactly_two_runs_and_leave_the_configuration_alone(clone
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("CONFIG_GPT2_BACH_SIZE=4", "unknown symbol GPT2_BACH_SIZE"),
         ("CONFIG_GPT2_BATCH_SIZE=0", "out of range: [1, 65536]"),
@@ -82,13 +82,13 @@ def test_overrides_give_exactly_two_runs_and_leave_the_configuration_alone(clone
     ],
 )
 @pytest.mark.parametrize("target", ["olddefconfig", "test-matrix-dry-run", "test-matrix", "train"])
-def test_an_invalid_configuration_stops_every_target(clone, line, said, target):
+def test_an_invalid_configuration_stops_every_target(clone, line, message, target):
     clone.config.write_text(f"{line}\n", encoding="utf-8")
 
     completed = clone.kmatrix(target)
 
     assert completed.returncode == 2
-    assert said in completed.stderr
+    assert message in completed.stderr
     assert ".config:1" in completed.stderr
     assert "Traceback" not in completed.stderr
     assert clone.config.read_text(encoding="utf-8") == f"{line}\n"

@@ -97,8 +97,8 @@ def test_a_character_vocabulary_reaches_the_run_after_the_text_is_tokenized(clon
     before = clone.make("test-matrix-dry-run", *data, *SMALL, "TOKENIZER=char")
     assert "is assumed to be 256" in before.stdout
     assert clone.make("train", *data, *SMALL, "TOKENIZER=char").returncode == 0
-    letters = set("".join(path.read_text() for path in notes.iterdir()))
-    assert run_json(tmp_path)["train"]["vocab_size"] == len(letters) + 1
+    characters = set("".join(path.read_text() for path in notes.iterdir()))
+    assert run_json(tmp_path)["train"]["vocab_size"] == len(characters) + 1
     after = clone.make("test-matrix-dry-run", *data, *SMALL, "TOKENIZER=char")
     assert "is assumed to be 256" not in after.stdout
 
@@ -106,30 +106,34 @@ def test_a_character_vocabulary_reaches_the_run_after_the_text_is_tokenized(clon
 def test_prebuilt_shards_are_downloaded_as_needed_and_interrupted_downloads_resume(clone, tmp_path):
     configure(clone)
     names = {f"finewebedu_train_{number:06d}.bin": shard(number) for number in range(1, 5)}
-    words = (
+    arguments = (
         *("DATASET=finewebedu", "TOKENIZER=gpt2", f"DATA_DIR={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path}"),
         *SMALL,
         "GRADIENT_ACCUMULATION=3",
     )
     with HubServer({READY: {**names, "finewebedu_val_000000.bin": shard(0)}}) as hub:
-        where = hub.environment(tmp_path / "home")
+        variables = hub.environment(tmp_path / "home")
         hub.corrupt.add(f"cdn/{READY}/finewebedu_train_000001.bin")
         hub.cut[f"cdn/{READY}/finewebedu_train_000002.bin"] = [2000]
-        refused = clone.make("prepare-data", *words, **where)
+        refused = clone.make("prepare-data", *arguments, **variables)
         assert refused.returncode == 2
         assert "finewebedu_train_000001.bin differs from the repository's listing" in refused.stderr
         hub.corrupt.clear()
-        trained = clone.make("train", *words, **where)  # 6 steps x 12 sequences x 64 tokens = 4608 tokens: 2 shards
+        trained = clone.make(
+            "train", *arguments, **variables
+        )  # 6 steps x 12 sequences x 64 tokens = 4608 tokens: 2 shards
         assert trained.returncode == 0, trained.stdout + trained.stderr
         assert "2 of 4 training shards (6.00k tokens) for the 4.61k tokens of the longest run" in trained.stderr
-        assert any(asked.startswith("bytes=") for asked in hub.fetched_ranges(f"{READY}/finewebedu_train_000002.bin"))
+        assert any(
+            byte_range.startswith("bytes=") for byte_range in hub.fetched_ranges(f"{READY}/finewebedu_train_000002.bin")
+        )
         assert not hub.fetched_ranges(f"{READY}/finewebedu_train_000003.bin")
     assert run_json(tmp_path)["train"]["data_shards"] == 2
     folder = tmp_path / "data" / "finewebedu"
     assert (folder / "finewebedu_train_000002.bin").read_bytes() == shard(2)
 
-    again = clone.make("reproduce", f"RUN={next(matrix_of(tmp_path).glob('gpt2_*'))}")  # the server is closed
-    assert again.returncode == 0, again.stdout + again.stderr
+    repeated = clone.make("reproduce", f"RUN={next(matrix_of(tmp_path).glob('gpt2_*'))}")  # the server is closed
+    assert repeated.returncode == 0, repeated.stdout + repeated.stderr
 
 
 def test_a_mix_of_hub_text_and_local_text_reports_a_loss_per_dataset(clone, notes, tmp_path):

@@ -65,7 +65,7 @@ def nats_and_bytes(run: Path) -> tuple[float, int]:
     train = load_json(run / "run.json")["train"]
     found = restore(run / "checkpoints" / "final.pt", "cpu")
     shape = found.model.shape
-    twin = transformers.GPT2LMHeadModel(
+    hf_model = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
             n_layer=shape.n_layer, n_head=shape.n_head, n_embd=shape.n_embd, n_positions=shape.block_size,
             vocab_size=len(found.model.wte.weight),
@@ -75,7 +75,7 @@ def nats_and_bytes(run: Path) -> tuple[float, int]:
         f"transformer.{name}": value.t() if re.search(r"c_(attn|proj|fc)\.weight", name) else value
         for name, value in found.model.state_dict().items()
     }
-    twin.load_state_dict(state, strict=False)
+    hf_model.load_state_dict(state, strict=False)
     (path,) = find(Path(train["data_path"]), "val")
     tokens = np.asarray(open_shard(path), dtype=np.int64)
     tokenizer, block = load(train["tokenizer"], Path(train["data_path"])), shape.block_size
@@ -86,7 +86,7 @@ def nats_and_bytes(run: Path) -> tuple[float, int]:
         start = number * total // count * block
         window = torch.tensor(tokens[None, start : start + block + 1])
         with torch.no_grad():
-            logits = twin(window[:, :-1]).logits[..., : shape.vocab_size].double()
+            logits = hf_model(window[:, :-1]).logits[..., : shape.vocab_size].double()
         nats -= logits.log_softmax(-1).gather(-1, window[:, 1:, None]).sum().item()
         targets = [int(token) for token in window[0, 1:] if token != tokenizer.end_of_document]
         length += len(tokenizer.decode(targets).encode())
@@ -94,7 +94,7 @@ def nats_and_bytes(run: Path) -> tuple[float, int]:
 
 
 @pytest.fixture(scope="module")
-def judged(session_clone, tmp_path_factory):
+def evaluated_matrix(session_clone, tmp_path_factory):
     """A matrix with the same text as bytes and as BPE tokens, with HellaSwag and samples."""
     folder = tmp_path_factory.mktemp("judged")
     write_texts(folder / "data" / "texts")
@@ -116,10 +116,10 @@ def judged(session_clone, tmp_path_factory):
     return matrix
 
 
-def test_bits_per_byte_of_two_tokenizers_match_an_independent_count(judged):
+def test_bits_per_byte_of_two_tokenizers_match_an_independent_count(evaluated_matrix):
     """Both tokenizers match an independent count, and runs are ranked by bits per byte instead of loss."""
     tokenizers = []
-    for run in sorted(path.parent for path in judged.glob("*/result.json")):
+    for run in sorted(path.parent for path in evaluated_matrix.glob("*/result.json")):
         result = load_json(run / "result.json")
         nats, length = nats_and_bytes(run)
         assert result["final_bits_per_byte"] == pytest.approx(nats / math.log(2) / length, rel=1e-5)
@@ -129,27 +129,29 @@ def test_bits_per_byte_of_two_tokenizers_match_an_independent_count(judged):
         assert "HellaSwag: 3 examples" in log
         assert len(re.findall(r'^Iter \d+ \| Sample of "the cat": ', log, re.M)) == 3
     assert sorted(tokenizers) == ["bpe", "byte"]
-    assert "Ranking by mean bits per byte" in (judged / "summary_report.txt").read_text()
+    assert "Ranking by mean bits per byte" in (evaluated_matrix / "summary_report.txt").read_text()
 
 
-def test_make_sample_generates_text_from_the_best_run(clone, judged):
-    completed = clone.make("sample", f"RESULTS_DIR={judged.parent}", "PROMPT=the cat", "TOKENS=40", "TEMPERATURE=0.5")
+def test_make_sample_generates_text_from_the_best_run(clone, evaluated_matrix):
+    completed = clone.make(
+        "sample", f"RESULTS_DIR={evaluated_matrix.parent}", "PROMPT=the cat", "TOKENS=40", "TEMPERATURE=0.5"
+    )
     assert completed.returncode == 0, completed.stderr
     assert completed.stdout.startswith("the cat")
     assert len(set(completed.stdout.split()) & set(WORDS)) >= 3, completed.stdout
 
 
-def test_the_real_openai_client_can_use_a_served_model(clone, judged):
+def test_the_real_openai_client_can_use_a_served_model(clone, evaluated_matrix):
     """With and without streaming, fifty requests at once, one that is too large, and Ctrl+C."""
     openai = pytest.importorskip("openai")
     process = subprocess.Popen(
-        ["make", "--no-print-directory", "serve", f"CHECKPOINT={judged}", "PORT=0"],
+        ["make", "--no-print-directory", "serve", f"CHECKPOINT={evaluated_matrix}", "PORT=0"],
         cwd=clone.root, env=clone.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
     try:
-        words = process.stdout.readline()
-        url = re.search(r"http://127\.0\.0\.1:\d+/v1", words)[0]
+        first_line = process.stdout.readline()
+        url = re.search(r"http://127\.0\.0\.1:\d+/v1", first_line)[0]
         client = openai.OpenAI(base_url=url, api_key="none", timeout=120)
         deadline = time.monotonic() + 60
         while True:
@@ -157,14 +159,14 @@ def test_the_real_openai_client_can_use_a_served_model(clone, judged):
                 (model,) = client.models.list()
                 break
             except openai.APIConnectionError:
-                assert time.monotonic() < deadline, words
-        asked = {"model": model.id, "prompt": "the cat", "max_tokens": 20, "seed": 1}
-        whole = client.completions.create(**asked).choices[0].text
-        assert "".join(part.choices[0].text for part in client.completions.create(**asked, stream=True)) == whole
+                assert time.monotonic() < deadline, first_line
+        options = {"model": model.id, "prompt": "the cat", "max_tokens": 20, "seed": 1}
+        text = client.completions.create(**options).choices[0].text
+        assert "".join(chunk.choices[0].text for chunk in client.completions.create(**options, stream=True)) == text
         with ThreadPoolExecutor(50) as pool:
-            answers = list(pool.map(lambda seed: client.completions.create(**asked | {"seed": seed}), range(50)))
-        assert len(answers) == 50
-        assert answers[1].choices[0].text == whole
+            responses = list(pool.map(lambda seed: client.completions.create(**options | {"seed": seed}), range(50)))
+        assert len(responses) == 50
+        assert responses[1].choices[0].text == text
         with pytest.raises(openai.APIStatusError) as error:
             client.completions.create(model=model.id, prompt="x" * 2**20)
         assert error.value.status_code == 413

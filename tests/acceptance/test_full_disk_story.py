@@ -69,13 +69,13 @@ class Disk:
 
     def fill(self) -> Path:
         """Fill the disk with one file and return its path."""
-        ballast = self.seen / "ballast"
-        descriptor = os.open(ballast, os.O_WRONLY | os.O_CREAT)
+        filler = self.seen / "ballast"
+        descriptor = os.open(filler, os.O_WRONLY | os.O_CREAT)
         try:
             while os.write(descriptor, bytes(4096)):
                 pass
         except OSError:
-            return ballast
+            return filler
         finally:
             os.close(descriptor)
         raise AssertionError("a write of nothing")
@@ -111,9 +111,9 @@ def numbers(matrix: Path) -> dict[str, list]:
         steps: dict[int, dict] = {}
         for line in complete_lines(run / "metrics.jsonl"):
             if line.get("resumed"):
-                steps = {step: known for step, known in steps.items() if step <= line["step"]}
-            known = steps.setdefault(line["step"], {})
-            known |= {key: value for key, value in line.items() if key in ("train/loss", "val/loss", "grad/norm")}
+                steps = {step: values for step, values in steps.items() if step <= line["step"]}
+            values = steps.setdefault(line["step"], {})
+            values |= {key: value for key, value in line.items() if key in ("train/loss", "val/loss", "grad/norm")}
         found[run.name] = [load_json(run / "result.json")["status"], *sorted(steps.items())]
     return found
 
@@ -121,12 +121,12 @@ def numbers(matrix: Path) -> dict[str, list]:
 def test_a_full_disk_loses_no_finished_run_and_the_matrix_continues_once_there_is_space(clone, disk, slow, tmp_path):
     """The disk is filled to the last byte while the second of three runs trains."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    calm = tmp_path / "calm"
-    completed = clone.make("test-matrix", *TINY, f"RESULTS_DIR={calm}")
+    undisturbed = tmp_path / "calm"
+    completed = clone.make("test-matrix", *TINY, f"RESULTS_DIR={undisturbed}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
 
-    def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-        return clone.run(*disk.command(clone.root, clone.python, "-m", "kmatrix", *arguments), **more)
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return clone.run(*disk.command(clone.root, clone.python, "-m", "kmatrix", *arguments), **variables)
 
     slowly, free = slow
     command = disk.command(clone.root, clone.python, "-m", "kmatrix", "test-matrix", *TINY, f"RESULTS_DIR={disk.place}")
@@ -139,44 +139,44 @@ def test_a_full_disk_loses_no_finished_run_and_the_matrix_continues_once_there_i
     def second_trains():
         """one run has finished, and another trains and has a checkpoint"""
         status = {path.parent: load_json(path)["status"] for path in disk.seen.glob("*/gpt2_*/status.json")}
-        trains = [run for run, word in status.items() if word == "running" and any(run.glob("checkpoints/*.pt"))]
-        return (matrices(disk.seen)[0], trains[0]) if "finished" in status.values() and trains else None
+        training = [run for run, state in status.items() if state == "running" and any(run.glob("checkpoints/*.pt"))]
+        return (matrices(disk.seen)[0], training[0]) if "finished" in status.values() and training else None
 
     try:
-        matrix, trains = wait_until(second_trains)
+        matrix, training = wait_until(second_trains)
         first = only(matrix.glob("gpt2_*/result.json"))
         finished = first.read_bytes()
-        ballast = disk.fill()
+        filler = disk.fill()
         assert runner.wait(240) != 0
     finally:
         runner.kill()
         runner.wait()
-    words = output.read_text()
-    assert "No space left on device" in words
-    assert re.search(rf"{re.escape(str(disk.place))} has [\d.]+ k?B of 25.2 MB free", words)
-    assert "free at least " in words
-    assert f"then run `make continue TARGET={disk.place / matrix.name}`; finished runs are kept" in words
-    assert "Traceback" not in words
+    output_text = output.read_text()
+    assert "No space left on device" in output_text
+    assert re.search(rf"{re.escape(str(disk.place))} has [\d.]+ k?B of 25.2 MB free", output_text)
+    assert "free at least " in output_text
+    assert f"then run `make continue TARGET={disk.place / matrix.name}`; finished runs are kept" in output_text
+    assert "Traceback" not in output_text
     assert not any(processes_of(disk.place / matrix.name).values())
 
     assert first.read_bytes() == finished
     for path in matrix.rglob("*.json"):
         if not path.name.startswith("gpu_stats"):  # grows in place, so it is valid at any time unless the disk was full
             json.loads(path.read_text())
-    shown = run("status", f"TARGET={disk.place / matrix.name}")
-    assert shown.returncode == 0, shown.stderr
-    assert "1 finished" in shown.stdout
+    status_output = run("status", f"TARGET={disk.place / matrix.name}")
+    assert status_output.returncode == 0, status_output.stderr
+    assert "1 finished" in status_output.stdout
     refused = run("continue", f"TARGET={disk.place / matrix.name}")
     assert refused.returncode == 2
     assert "No space left on device" in refused.stderr
     assert first.read_bytes() == finished
 
-    ballast.unlink()
+    filler.unlink()
     free.touch()
     completed = run("continue", f"TARGET={disk.place / matrix.name}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "attempt 2, from its last good checkpoint" in completed.stdout
     assert first.read_bytes() == finished
-    assert numbers(matrix) == numbers(only(matrices(calm)))
-    resumed = [line for line in complete_lines(trains / "events.jsonl") if line["event"] == "resume"]
+    assert numbers(matrix) == numbers(only(matrices(undisturbed)))
+    resumed = [line for line in complete_lines(training / "events.jsonl") if line["event"] == "resume"]
     assert resumed[0]["step"] >= 4

@@ -54,21 +54,21 @@ def rows(text: str) -> dict[tuple[str, int, float], list[str]]:
 
 
 def test_the_cost_of_recording_is_printed_next_to_its_peers(clone, peer):
-    words = ("bench/recorder.py", "--seconds", "1", "--gpus", "1,4", "--hz", "20", "--peer", str(peer))
-    completed = clone.run(clone.python, *words)
+    arguments = ("bench/recorder.py", "--seconds", "1", "--gpus", "1,4", "--hz", "20", "--peer", str(peer))
+    completed = clone.run(clone.python, *arguments)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     table = rows(completed.stdout)
-    ways = ("empty loop", "recorder", "pynvml+CSV")
+    methods = ("empty loop", "recorder", "pynvml+CSV")
     assert set(table) == {
-        *((way, gpus, 20.0) for way in ways for gpus in (1, 4)),
-        *((way, gpus, 1.0) for way in ("original", "original, 1 h") for gpus in (1, 4)),
+        *((method, gpus, 20.0) for method in methods for gpus in (1, 4)),
+        *((method, gpus, 1.0) for method in ("original", "original, 1 h") for gpus in (1, 4)),
     }
-    for (way, gpus, _), (reached, cpu, over, memory, late, size) in table.items():
+    for (method, gpus, _), (reached, cpu, over, memory, late, size) in table.items():
         assert float(cpu) >= 0
         assert float(memory) > 1
-        assert (reached == "-") == (way not in ways[1:])
-        assert (over == "-") == (way not in ways[1:])
-        if way == "recorder":
+        assert (reached == "-") == (method not in methods[1:])
+        assert (over == "-") == (method not in methods[1:])
+        if method == "recorder":
             record = 8 * -(-(8 + 7 * 4 * gpus) // 8)  # time and 7 columns per GPU, in multiples of 8 bytes
             assert int(late) >= 0
             assert float(size) == pytest.approx(3600 * 20 * record / 1e6, rel=0.05)

@@ -49,9 +49,9 @@ def panels(path: Path) -> tuple[int, int]:
 @pytest.mark.parametrize("count", GRIDS)
 def test_a_folder_of_the_original_project_is_summarized_and_drawn(clone, tmp_path, count):
     folder = write_runs(tmp_path / "test_matrix_results_20250115_103000", count)
-    told = clone.run(clone.python, "scripts/generate_consolidated_gpu_summary.py", str(folder))
-    assert told.returncode == 0, told.stderr
-    lines = told.stdout.splitlines()
+    summary = clone.run(clone.python, "scripts/generate_consolidated_gpu_summary.py", str(folder))
+    assert summary.returncode == 0, summary.stderr
+    lines = summary.stdout.splitlines()
     begin = lines.index("ADAMWPRUNE Training - Per-GPU Breakdown:")
     assert lines[begin + 1 : begin + 1 + count] == [
         f"    GPU {index}: {12_800 + 25 * index:.1f} MB (±45.2)" for index in range(count)
@@ -59,10 +59,10 @@ def test_a_folder_of_the_original_project_is_summarized_and_drawn(clone, tmp_pat
     assert lines[begin + 1 + count] == f"    Total:  {sum(12_800 + 25 * index for index in range(count)):.1f} MB"
     assert re.fullmatch(r"    Balance: CV = 0\.\d% \(Excellent\)", lines[begin + 2 + count])
 
-    drawn = clone.run(
+    comparison = clone.run(
         clone.python, "scripts/generate_gpu_memory_comparison.py", str(folder), "--output", str(tmp_path / "out")
     )
-    assert drawn.returncode == 0, drawn.stderr
+    assert comparison.returncode == 0, comparison.stderr
     made = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert made == [
         "gpu_load_balance_analysis.png",
@@ -76,8 +76,8 @@ def test_a_folder_of_the_original_project_is_summarized_and_drawn(clone, tmp_pat
 def test_one_gpu_and_a_missing_folder_are_handled(clone, tmp_path):
     single = FakeGpus(memory=(12_800.0,), power=(150.0,), utilization=(95.0,))
     write_foreign(tmp_path / "gpt2_adamw_state_50", single)
-    told = clone.run(clone.python, "scripts/generate_consolidated_gpu_summary.py", str(tmp_path))
-    assert "Balance: n/a (one GPU)" in told.stdout
+    summary = clone.run(clone.python, "scripts/generate_consolidated_gpu_summary.py", str(tmp_path))
+    assert "Balance: n/a (one GPU)" in summary.stdout
     for script in ("generate_consolidated_gpu_summary", "generate_gpu_memory_comparison"):
         refused = clone.run(clone.python, f"scripts/{script}.py", str(tmp_path / "none"))
         assert refused.returncode == 2

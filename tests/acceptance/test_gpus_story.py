@@ -36,11 +36,11 @@ if os.environ.get("RANK") == "{STRAGGLER}":
 '''
 
 
-def matrix_of(clone, folder, *arguments, target="test-matrix", **more):
+def matrix_of(clone, folder, *arguments, target="test-matrix", **variables):
     """Run a short matrix in the clone; return its directory and that of its only run."""
     if target != "quickstart":
         assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    completed = clone.make(target, *SHORT, f"RESULTS_DIR={folder}", *arguments, **more)
+    completed = clone.make(target, *SHORT, f"RESULTS_DIR={folder}", *arguments, **variables)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     matrix = only(folder.glob("test_matrix_results_*"))
     return matrix, only(matrix.glob("gpt2_*"))
@@ -64,14 +64,14 @@ def test_simulated_gpus_are_recorded_drawn_and_marked(clone, tmp_path):
 
     compared = clone.run(clone.python, "scripts/generate_gpu_memory_comparison.py", str(matrix))
     assert compared.returncode == 0, compared.stderr
-    told = clone.run(clone.python, "scripts/generate_consolidated_gpu_summary.py", str(matrix))
-    assert told.returncode == 0, told.stderr
-    assert "ADAMW Training - Per-GPU Breakdown:" in told.stdout
-    assert "GPU 3: " in told.stdout
+    report = clone.run(clone.python, "scripts/generate_consolidated_gpu_summary.py", str(matrix))
+    assert report.returncode == 0, report.stderr
+    assert "ADAMW Training - Per-GPU Breakdown:" in report.stdout
+    assert "GPU 3: " in report.stdout
 
-    shown = clone.run(clone.python, "scripts/gputop.py", "--replay", str(run), "--once")
-    assert shown.returncode == 0, shown.stderr
-    assert "SIMULATED" in shown.stdout
+    replay = clone.run(clone.python, "scripts/gputop.py", "--replay", str(run), "--once")
+    assert replay.returncode == 0, replay.stderr
+    assert "SIMULATED" in replay.stdout
 
 
 def test_the_monitor_symbol_turns_recording_off_and_keeps_run_ids(clone, tmp_path):
@@ -90,25 +90,25 @@ def test_the_monitor_symbol_turns_recording_off_and_keeps_run_ids(clone, tmp_pat
 
 
 def test_the_report_shows_the_scripted_energy_per_token(clone, tmp_path):
-    played = scenario(tmp_path, "gpus 4", f"0 * power {WATTS[0]:g}..{WATTS[-1]:g}")
-    matrix, run = matrix_of(clone, tmp_path / "results", f"SIMULATE={played}")
+    scenario_path = scenario(tmp_path, "gpus 4", f"0 * power {WATTS[0]:g}..{WATTS[-1]:g}")
+    matrix, run = matrix_of(clone, tmp_path / "results", f"SIMULATE={scenario_path}")
     recorded, result = load_json(run / "gpu_summary.json"), load_json(run / "result.json")
     assert recorded["energy_source"] == "counter"
     for gpu, watts in zip(recorded["gpus"], WATTS, strict=True):
-        lasted = recorded["ended"] - recorded["started"]  # from the first sample to the last
-        assert gpu["joules"] == pytest.approx(watts * lasted, abs=watts * PERIOD_S)
+        duration = recorded["ended"] - recorded["started"]  # from the first sample to the last
+        assert gpu["joules"] == pytest.approx(watts * duration, abs=watts * PERIOD_S)
     joules = sum(gpu["joules"] for gpu in recorded["gpus"])
     assert recorded["totals"]["joules"] == pytest.approx(joules, abs=0.01)
     (reported,) = load_json(matrix / "results.json")["runs"]
     assert reported["gpu"]["totals"]["joules_per_token"] == pytest.approx(joules / result["tokens"])
-    told = re.search(r"([\d.e-]+) J/token", (matrix / "summary_report.txt").read_text())
-    assert told
-    assert float(told[1]) == pytest.approx(joules / result["tokens"], rel=0.01)
+    printed = re.search(r"([\d.e-]+) J/token", (matrix / "summary_report.txt").read_text())
+    assert printed
+    assert float(printed[1]) == pytest.approx(joules / result["tokens"], rel=0.01)
 
 
 def test_a_gpu_lost_after_three_seconds_is_null_and_the_run_continues(clone, tmp_path):
-    played = scenario(tmp_path, "gpus 3", "0 * power 100", "0 * mem 10000", "3 1 all !lost")
-    matrix, run = matrix_of(clone, tmp_path / "results", f"SIMULATE={played}")
+    scenario_path = scenario(tmp_path, "gpus 3", "0 * power 100", "0 * mem 10000", "3 1 all !lost")
+    matrix, run = matrix_of(clone, tmp_path / "results", f"SIMULATE={scenario_path}")
     assert load_json(run / "result.json")["status"] == "finished"
     events = load_jsonl(run / "gpu_events.jsonl")
     assert [event["gpu_index"] for event in events if event["event"] == "lost"] == [1]
@@ -125,17 +125,24 @@ def test_a_gpu_lost_after_three_seconds_is_null_and_the_run_continues(clone, tmp
     assert [gpu["lost_at"] is not None for gpu in gpus] == [False, True, False]
     summary = (matrix / "summary_report.txt").read_text()
     assert "GPU 1 was lost at" in summary
-    told = [alert for alert in load_json(run / "status.json")["alerts"] if alert["kind"] == "gpu_lost"]
-    assert [(alert["about"], alert["severity"]) for alert in told] == [("GPU 1", "critical")]
+    alerts = [alert for alert in load_json(run / "status.json")["alerts"] if alert["kind"] == "gpu_lost"]
+    assert [(alert["about"], alert["severity"]) for alert in alerts] == [("GPU 1", "critical")]
     assert "! GPU 1: lost: " in summary.partition("Alerts\n------")[2]
 
 
 def test_a_straggler_among_four_ranks_is_named_although_memory_is_balanced(clone, tmp_path):
     """Rank 2 computes at a fifth of the speed: every step waits for it, and the CV of memory does not show it."""
     (tmp_path / "sitecustomize.py").write_text(SLOW)
-    played = scenario(tmp_path, "gpus 4", "0 * mem 17300")
-    words = (f"SIMULATE={played}", "NUM_GPUS=4", "MAX_ITERS=24", "LOG_INTERVAL=4", "BATCH_SIZE=1", "GLOBAL_BATCH=4")
-    matrix, _ = matrix_of(clone, tmp_path / "results", *words, PYTHONPATH=str(tmp_path))
+    scenario_path = scenario(tmp_path, "gpus 4", "0 * mem 17300")
+    arguments = (
+        f"SIMULATE={scenario_path}",
+        "NUM_GPUS=4",
+        "MAX_ITERS=24",
+        "LOG_INTERVAL=4",
+        "BATCH_SIZE=1",
+        "GLOBAL_BATCH=4",
+    )
+    matrix, _ = matrix_of(clone, tmp_path / "results", *arguments, PYTHONPATH=str(tmp_path))
     summary = (matrix / "summary_report.txt").read_text()
     assert "Balance: CV = 0.0% (Excellent)" in summary
     named = re.search(r"Most often slowest: rank (\d+), in (\d+)% of", summary)
@@ -149,31 +156,31 @@ def test_a_straggler_among_four_ranks_is_named_although_memory_is_balanced(clone
 
 
 def test_prometheus_metrics_are_served_during_a_run(clone, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port = one.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    words = ("SIMULATE=2", f"GPU_PROMETHEUS_PORT={port}", *SHORT, f"RESULTS_DIR={tmp_path}")
-    wanted = {"kmatrix_gpu_power_watts", "kmatrix_gpu_memory_used_bytes", "kmatrix_gpu_info"}
+    arguments = ("SIMULATE=2", f"GPU_PROMETHEUS_PORT={port}", *SHORT, f"RESULTS_DIR={tmp_path}")
+    expected = {"kmatrix_gpu_power_watts", "kmatrix_gpu_memory_used_bytes", "kmatrix_gpu_info"}
 
     def scraped():
         with (
             contextlib.suppress(OSError),
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as got,
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as response,
         ):
-            text = got.read().decode()
+            text = response.read().decode()
             found = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
-            return text if wanted <= found else None  # before the first sample there is no power
+            return text if expected <= found else None  # before the first sample there is no power
         return None
 
-    with background_process(clone, "make", "--no-print-directory", "test-matrix", *words) as running:
+    with background_process(clone, "make", "--no-print-directory", "test-matrix", *arguments) as running:
         text = wait_until(scraped, "the recorder reports every family", 240)
         assert running.wait(timeout=300) == 0
     assert 'gpu="1"' in text
 
 
 def test_without_a_gpu_the_screen_reports_it_and_succeeds(clone):
-    for words in (("--once",), ("--json",)):
-        completed = clone.run(clone.python, "scripts/gputop.py", *words)
+    for arguments in (("--once",), ("--json",)):
+        completed = clone.run(clone.python, "scripts/gputop.py", *arguments)
         assert completed.returncode == 0, completed.stderr
         assert "Traceback" not in completed.stdout + completed.stderr
     completed = clone.run(
@@ -184,10 +191,10 @@ def test_without_a_gpu_the_screen_reports_it_and_succeeds(clone):
     assert completed.stdout.strip() == "GPUs: 0", completed.stderr
 
 
-@pytest.mark.parametrize(("given", "said"), [("0", "invalid SIMULATE=0"), ("nothing", "neither a number nor a")])
-def test_an_impossible_simulation_is_refused_before_any_file_is_written(clone, tmp_path, given, said):
+@pytest.mark.parametrize(("simulate", "message"), [("0", "invalid SIMULATE=0"), ("nothing", "neither a number nor a")])
+def test_an_impossible_simulation_is_refused_before_any_file_is_written(clone, tmp_path, simulate, message):
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    completed = clone.make("test-matrix", f"SIMULATE={given}", f"RESULTS_DIR={tmp_path}")
+    completed = clone.make("test-matrix", f"SIMULATE={simulate}", f"RESULTS_DIR={tmp_path}")
     assert completed.returncode == 2
-    assert said in completed.stderr
+    assert message in completed.stderr
     assert list(tmp_path.iterdir()) == []

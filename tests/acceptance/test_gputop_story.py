@@ -26,8 +26,8 @@ def terminal(clone, tmp_path):
         return opened[-1]
 
     yield start
-    for one in opened:
-        one("kill-server")
+    for tmux in opened:
+        tmux("kill-server")
 
 
 def row(screen: str, gpu: int) -> str:
@@ -36,36 +36,36 @@ def row(screen: str, gpu: int) -> str:
 
 @pytest.mark.parametrize(("count", "size"), [(0, (80, 24)), (4, (20, 24)), (12, (80, 24)), (12, (200, 60))])
 def test_the_full_screen_is_drawn_in_a_terminal(clone, terminal, tmp_path, size, count):
-    played = scenario(tmp_path, f"gpus {count}", "0 * util 95" if count else "")
-    one = terminal(size, *on_gpus(clone, played, clone.python, "scripts/gputop.py"))
+    scenario_path = scenario(tmp_path, f"gpus {count}", "0 * util 95" if count else "")
+    tmux = terminal(size, *on_gpus(clone, scenario_path, clone.python, "scripts/gputop.py"))
     if not count:
-        wait_until(lambda: "status=0" in one.screen(), "it ends")
-        assert "no GPU" in one.screen()
+        wait_until(lambda: "status=0" in tmux.screen(), "it ends")
+        assert "no GPU" in tmux.screen()
         return
-    wait_until(lambda: "SIMULATED" in one.screen(), "it is drawn")
-    text = one.screen()
+    wait_until(lambda: "SIMULATED" in tmux.screen(), "it is drawn")
+    text = tmux.screen()
     assert all("95%" in row(text, gpu) for gpu in range(count))
     assert "balance" in text
-    one("send-keys", "l")
-    wait_until(lambda: "GPU 0 util" in one.screen(), "one metric is drawn large")
-    one("send-keys", "q")
-    wait_until(lambda: "status=0" in one.screen(), "it ends")
-    assert "balance" not in one.screen()
+    tmux("send-keys", "l")
+    wait_until(lambda: "GPU 0 util" in tmux.screen(), "one metric is drawn large")
+    tmux("send-keys", "q")
+    wait_until(lambda: "status=0" in tmux.screen(), "it ends")
+    assert "balance" not in tmux.screen()
 
 
 def test_make_gputop_shows_simulated_gpus_and_a_key_ends_it(terminal):
-    one = terminal((120, 30), "make", "--no-print-directory", "gputop", "SIMULATE=8")
-    wait_until(lambda: "SIMULATED" in one.screen() and row(one.screen(), 7), "eight GPUs are drawn")
-    one("send-keys", "q")
-    wait_until(lambda: "status=0" in one.screen(), "it ends")
+    tmux = terminal((120, 30), "make", "--no-print-directory", "gputop", "SIMULATE=8")
+    wait_until(lambda: "SIMULATED" in tmux.screen() and row(tmux.screen(), 7), "eight GPUs are drawn")
+    tmux("send-keys", "q")
+    wait_until(lambda: "status=0" in tmux.screen(), "it ends")
 
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_statistics_are_written_in_both_layouts(clone, tmp_path, count):
-    played = scenario(tmp_path, f"gpus {count}", "0 * power 120")
+    scenario_path = scenario(tmp_path, f"gpus {count}", "0 * power 120")
     single = tmp_path / "gpu_monitoring.json"
-    words = ("scripts/gputop.py", "--stats-file", str(single), "--seconds", "2.5")
-    completed = clone.run(*on_gpus(clone, played, clone.python, *words))
+    arguments = ("scripts/gputop.py", "--stats-file", str(single), "--seconds", "2.5")
+    completed = clone.run(*on_gpus(clone, scenario_path, clone.python, *arguments))
     assert completed.returncode == 0, completed.stderr
     found = read_independently(single, tmp_path / "gpu_monitoring_multi_gpu.json")
     assert found["gpus"] == count
@@ -80,12 +80,12 @@ def test_one_line_of_python_returns_the_number_of_gpus(clone, tmp_path):
 
 @pytest.mark.parametrize("count", [0, 4, 12])
 def test_once_prints_a_table_and_json_prints_one_snapshot(clone, tmp_path, count):
-    played = scenario(tmp_path, f"gpus {count}", "0 * util 77" if count else "")
-    once = clone.run(*on_gpus(clone, played, clone.python, "scripts/gputop.py", "--once"))
+    scenario_path = scenario(tmp_path, f"gpus {count}", "0 * util 77" if count else "")
+    once = clone.run(*on_gpus(clone, scenario_path, clone.python, "scripts/gputop.py", "--once"))
     assert once.returncode == 0, once.stderr
     assert "\x1b" not in once.stdout
     assert sum("77%" in row(once.stdout, gpu) for gpu in range(count)) == count
-    result = clone.run(*on_gpus(clone, played, clone.python, "scripts/gputop.py", "--json"))
+    result = clone.run(*on_gpus(clone, scenario_path, clone.python, "scripts/gputop.py", "--json"))
     assert result.returncode == 0, result.stderr
     entry = json.loads(result.stdout)
     assert [gpu["utilization"] for gpu in entry["multi_gpu_data"]] == [77] * count
@@ -96,24 +96,24 @@ def test_a_recorder_is_followed_and_its_recording_replayed(clone, terminal, tmp_
     """With a recorder, gputop reads its file instead of the driver; afterwards it replays the recording."""
     run = tmp_path / "gpt2_adamw_4gpu"
     run.mkdir()
-    played = scenario(tmp_path, "gpus 4", "0 * util 91")
-    recorder = on_gpus(clone, played, clone.python, "-m", "kmatrix.gpu.recorder", str(run), "--hz", "20")
+    scenario_path = scenario(tmp_path, "gpus 4", "0 * util 91")
+    recorder = on_gpus(clone, scenario_path, clone.python, "-m", "kmatrix.gpu.recorder", str(run), "--hz", "20")
     with background_process(clone, *recorder) as recording:
         wait_until((run / "gpu_stats_gpt2_adamw_4gpu.json").exists, "a second is recorded")
-        one = terminal((120, 30), clone.python, "scripts/gputop.py", "--run", str(run))
-        wait_until(lambda: "attached" in one.screen() and "91%" in row(one.screen(), 3), "it is followed")
+        tmux = terminal((120, 30), clone.python, "scripts/gputop.py", "--run", str(run))
+        wait_until(lambda: "attached" in tmux.screen() and "91%" in row(tmux.screen(), 3), "it is followed")
         wait_until(lambda: len(load_json(run / "gpu_stats_gpt2_adamw_4gpu.json")) > 3, "three seconds are recorded")
         recording.terminate()
         assert recording.wait(timeout=60) == 0
-    wait_until(lambda: "recording ended" in one.screen(), "the end is said")
-    one("send-keys", "q")
-    wait_until(lambda: "status=0" in one.screen(), "it ends")
+    wait_until(lambda: "recording ended" in tmux.screen(), "the end is said")
+    tmux("send-keys", "q")
+    wait_until(lambda: "status=0" in tmux.screen(), "it ends")
     assert load_json(run / "gpu_summary.json")["final"] is True
-    for at in ("0", "-0.5"):
-        shown = clone.run(clone.python, "scripts/gputop.py", "--replay", str(run), "--at", at, "--once")
-        assert shown.returncode == 0, shown.stderr
-        assert "SIMULATED" in shown.stdout
-        assert all("91%" in row(shown.stdout, gpu) for gpu in range(4))
+    for position in ("0", "-0.5"):
+        replay = clone.run(clone.python, "scripts/gputop.py", "--replay", str(run), "--at", position, "--once")
+        assert replay.returncode == 0, replay.stderr
+        assert "SIMULATED" in replay.stdout
+        assert all("91%" in row(replay.stdout, gpu) for gpu in range(4))
     refused = clone.run(clone.python, "scripts/gputop.py", "--replay", str(tmp_path), "--once")
     assert refused.returncode == 2
     assert "Traceback" not in refused.stderr

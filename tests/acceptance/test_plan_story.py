@@ -15,12 +15,12 @@ DEPTH = ("MODEL=depth", "HEAD_DIM=128", "BIAS=n", "WEIGHT_TYING=n", "DTYPE=bf16"
 
 def test_the_plan_prints_a_verdict_for_each_claim(clone):
     assert clone.make("alldefconfig").returncode == 0
-    two = clone.make(
+    two_gpus = clone.make(
         *("plan", "GPU=H100", "NUM_GPUS=2", "DEPTH=16", "TOKENIZER=bpe", "BPE_VOCAB_SIZE=65536", "BATCH_SIZE=8"),
         *("PARALLEL_BATCH_SIZE=256", "MAX_ITERS=12800", "TOKENS_PER_SECOND=430600", *DEPTH),
     )
-    assert "335,544,320 parameters" in two.stdout, two.stderr
-    assert "MFU 43.8 %: possible" in two.stdout
+    assert "335,544,320 parameters" in two_gpus.stdout, two_gpus.stderr
+    assert "MFU 43.8 %: possible" in two_gpus.stdout
     deep = clone.make(
         *("plan", "GPU=H100 PCIe", "NUM_GPUS=8", "DEPTH=64", "BATCH_SIZE=4", "MAX_ITERS=35541"),
         *("SECONDS_PER_STEP=4.9315", "GPU_HOUR_PRICE=4", *DEPTH),

@@ -50,9 +50,9 @@ def test_a_bad_cell_fails_within_seconds_and_the_printed_hint_works(clone, tmp_p
     (tmp_path / "faults" / "sitecustomize.py").write_text(FAULT, encoding="utf-8")
     (tmp_path / "say.py").write_text(SAY, encoding="utf-8")
     results = tmp_path / "results"
-    words = (*TINY, "SEED=1,2", "MAX_ITERS=20", "EVAL_INTERVAL=20", "GPU_MONITOR=n", f"RESULTS_DIR={results}")
-    more = {"PYTHONPATH": str(tmp_path / "faults")}
-    completed = clone.kmatrix("test-matrix", *words, "OPTIMIZER=adamw,sgd", "PREFLIGHT=1", **more)
+    arguments = (*TINY, "SEED=1,2", "MAX_ITERS=20", "EVAL_INTERVAL=20", "GPU_MONITOR=n", f"RESULTS_DIR={results}")
+    variables = {"PYTHONPATH": str(tmp_path / "faults")}
+    completed = clone.kmatrix("test-matrix", *arguments, "OPTIMIZER=adamw,sgd", "PREFLIGHT=1", **variables)
     assert completed.returncode == 2, completed.stdout + completed.stderr
     assert "2 of 4 runs fail; nothing was started" in completed.stderr
     assert "the cable was pulled" in completed.stderr
@@ -60,13 +60,13 @@ def test_a_bad_cell_fails_within_seconds_and_the_printed_hint_works(clone, tmp_p
     assert list(results.iterdir()) == []
 
     finish = f"ON_FINISH={clone.python} {tmp_path / 'say.py'}"
-    completed = clone.kmatrix("test-matrix", *words, "OPTIMIZER=adamw", "PREFLIGHT=1", finish, **more)
+    completed = clone.kmatrix("test-matrix", *arguments, "OPTIMIZER=adamw", "PREFLIGHT=1", finish, **variables)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "preflight: two steps of 1 shape, for 2 runs" in completed.stdout
     (matrix,) = matrices(results)
-    told = json.loads(next(line for line in completed.stdout.splitlines() if line.startswith('{"KMATRIX_')))
-    wanted = {"KMATRIX_MATRIX": str(matrix), "KMATRIX_STATUS": "finished"}
-    assert told.items() >= (wanted | {"KMATRIX_FINISHED": "2", "KMATRIX_FAILED": "0"}).items()
+    reported = json.loads(next(line for line in completed.stdout.splitlines() if line.startswith('{"KMATRIX_')))
+    expected = {"KMATRIX_MATRIX": str(matrix), "KMATRIX_STATUS": "finished"}
+    assert reported.items() >= (expected | {"KMATRIX_FINISHED": "2", "KMATRIX_FAILED": "0"}).items()
     assert [load_json(path)["step"] for path in matrix.glob("*/result.json")] == [20, 20]
     assert sorted(path.name for path in results.iterdir()) == [matrix.name]
 
@@ -80,9 +80,9 @@ def test_an_on_finish_command_that_cannot_run_is_refused_before_training(clone, 
 
 
 def test_the_recorder_of_each_packed_run_sees_only_the_gpus_of_that_run(clone, tmp_path):
-    words = (*TINY, "OPTIMIZER=adamw", "SEED=1,2", "MAX_ITERS=2000000", "EVAL_INTERVAL=1000000", "ALERT_STALL=0")
+    arguments = (*TINY, "OPTIMIZER=adamw", "SEED=1,2", "MAX_ITERS=2000000", "EVAL_INTERVAL=1000000", "ALERT_STALL=0")
     packed = ("PARALLEL_JOBS=2", "EXCLUSIVE=n", "SIMULATE=4", f"RESULTS_DIR={tmp_path}", "DETACH=1")
-    completed = clone.make("test-matrix", *words, *packed)
+    completed = clone.make("test-matrix", *arguments, *packed)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     (matrix,) = matrices(tmp_path)
 

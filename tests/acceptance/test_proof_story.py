@@ -33,16 +33,16 @@ def edit(path, change) -> None:
 def test_an_unchanged_run_reproduces_bit_for_bit_and_a_changed_one_does_not(clone, tmp_path):
     """Two ranks with dropout. Then change a loss, the seed, and the code of the trainer."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    words = (*TINY, "OPTIMIZER=adamw", "NUM_GPUS=2", "DROPOUT=0.1", "MAX_ITERS=12", f"RESULTS_DIR={tmp_path}")
-    completed = clone.make("train", *words, OMP_PROC_BIND="false", KMATRIX_SECRET_TOKEN="planted-0123456789")
+    arguments = (*TINY, "OPTIMIZER=adamw", "NUM_GPUS=2", "DROPOUT=0.1", "MAX_ITERS=12", f"RESULTS_DIR={tmp_path}")
+    completed = clone.make("train", *arguments, OMP_PROC_BIND="false", KMATRIX_SECRET_TOKEN="planted-0123456789")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     matrix = only(matrices(tmp_path))
     first = only(matrix.glob("gpt2_*"))
 
-    about, used = load_json(first / "run.json")["provenance"], load_json(first / "run_used.json")
-    assert about["git_commit"] == clone.run("git", "rev-parse", "HEAD").stdout.strip()
-    assert about["environment"]["OMP_PROC_BIND"] == "false"
-    assert used["software"]["torch"] == about["versions"]["torch"]
+    provenance, used = load_json(first / "run.json")["provenance"], load_json(first / "run_used.json")
+    assert provenance["git_commit"] == clone.run("git", "rev-parse", "HEAD").stdout.strip()
+    assert provenance["environment"]["OMP_PROC_BIND"] == "false"
+    assert used["software"]["torch"] == provenance["versions"]["torch"]
     assert used["gpus"] == []
     assert not any(b"planted-0123456789" in path.read_bytes() for path in matrix.rglob("*") if path.is_file())
 
@@ -53,8 +53,11 @@ def test_an_unchanged_run_reproduces_bit_for_bit_and_a_changed_one_does_not(clon
     assert "equal bit for bit: the final weights, SHA-256" in verdict(completed)
     assert "the results must be equal" in verdict(completed)
     second = only(path for path in tmp_path.glob("*/gpt2_*") if path != first)
-    ours, theirs = load_json(first / "result.json"), load_json(second / "result.json")
-    assert (theirs["run_id"], theirs["final_val_loss"]) == (ours["run_id"], ours["final_val_loss"])
+    first_result, second_result = load_json(first / "result.json"), load_json(second / "result.json")
+    assert (second_result["run_id"], second_result["final_val_loss"]) == (
+        first_result["run_id"],
+        first_result["final_val_loss"],
+    )
 
     tampered = shutil.copytree(matrix, tmp_path / "tampered") / first.name
     edit(
@@ -70,13 +73,13 @@ def test_an_unchanged_run_reproduces_bit_for_bit_and_a_changed_one_does_not(clon
     assert "final weights, most " in verdict(completed)
 
     third = matrices(tmp_path)[-1]  # the run with seed 7, next to the one with seed 1337
-    shown = clone.make("compare", f"BASE={matrix}", f"NEW={third}")
-    assert shown.returncode == 0, shown.stderr
-    assert "GPT2_SEED 1337 -> 7" in shown.stdout
-    assert "not significant (one seed)" in shown.stdout
-    assert "better" not in shown.stdout
-    shown = clone.kmatrix("compare", f"BASE={first}", f"NEW={second}", "JSON=1")
-    measures = only(json.loads(shown.stdout)["configurations"])["measures"]
+    comparison = clone.make("compare", f"BASE={matrix}", f"NEW={third}")
+    assert comparison.returncode == 0, comparison.stderr
+    assert "GPT2_SEED 1337 -> 7" in comparison.stdout
+    assert "not significant (one seed)" in comparison.stdout
+    assert "better" not in comparison.stdout
+    comparison = clone.kmatrix("compare", f"BASE={first}", f"NEW={second}", "JSON=1")
+    measures = only(json.loads(comparison.stdout)["configurations"])["measures"]
     assert (measures["final loss"]["difference"], measures["final loss"]["word"]) == (0.0, "not distinguishable")
     assert measures["speed"]["base"] > 0
 
@@ -89,7 +92,9 @@ def test_an_unchanged_run_reproduces_bit_for_bit_and_a_changed_one_does_not(clon
     finally:
         source.write_text(was)
     assert completed.returncode == 0, completed.stdout + completed.stderr
-    assert f"check out the old code: git worktree add ../kmatrix-then {about['git_commit'][:10]}" in completed.stdout
+    assert (
+        f"check out the old code: git worktree add ../kmatrix-then {provenance['git_commit'][:10]}" in completed.stdout
+    )
     assert f"not equal: 1 of {numbers} values in 13 steps differ" in verdict(completed)
     assert "first at step 7: train/loss 5.25 -> " in verdict(completed)
     assert "equal bit for bit: the final weights" in verdict(completed)

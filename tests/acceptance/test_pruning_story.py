@@ -49,8 +49,12 @@ def zeros_of(clone, checkpoint: Path) -> tuple[int, int, int]:
 def test_invalid_combinations_are_excluded_with_a_reason_and_refused_as_single_runs(clone):
     """The dry run prints a reason for each excluded cell, and valid cells remain."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    words = ("OPTIMIZER=adamwspam,adamwprune,muon,schedulefree", "PRUNING=none,magnitude,movement,state", "NUM_GPUS=1")
-    dry = clone.make("test-matrix-dry-run", *words)
+    arguments = (
+        "OPTIMIZER=adamwspam,adamwprune,muon,schedulefree",
+        "PRUNING=none,magnitude,movement,state",
+        "NUM_GPUS=1",
+    )
+    dry = clone.make("test-matrix-dry-run", *arguments)
     assert dry.returncode == 0, dry.stdout + dry.stderr
     runs = [line.split()[2] for line in dry.stdout.splitlines() if line.startswith("run ")]
     assert sorted(runs) == sorted(
@@ -64,17 +68,17 @@ def test_invalid_combinations_are_excluded_with_a_reason_and_refused_as_single_r
             "schedulefree_pruningnone",
         )
     )
-    cuts = "\n".join(line for line in dry.stdout.splitlines() if line.startswith("excluded "))
+    excluded = "\n".join(line for line in dry.stdout.splitlines() if line.startswith("excluded "))
     for reason in (
         "adamwprune prunes by its own moments",
         "uses the moments of adamwprune",
         "compute the update of a matrix as a whole",
         "evaluated at an average",
     ):
-        assert reason in cuts
-    alone = clone.make("test-matrix-dry-run", "OPTIMIZER=adamwprune", "PRUNING=magnitude", "NUM_GPUS=1")
-    assert alone.returncode == 2
-    assert "adamwprune prunes by its own moments" in alone.stdout + alone.stderr
+        assert reason in excluded
+    single = clone.make("test-matrix-dry-run", "OPTIMIZER=adamwprune", "PRUNING=magnitude", "NUM_GPUS=1")
+    assert single.returncode == 2
+    assert "adamwprune prunes by its own moments" in single.stdout + single.stderr
 
 
 def test_the_matrix_of_the_original_project_is_one_command(clone):
@@ -94,9 +98,16 @@ def test_the_matrix_of_the_original_project_is_one_command(clone):
 def test_adamwprune_reaches_its_target_and_a_resume_keeps_its_masks(clone, tmp_path):
     """A run that is stopped in the ramp and continued equals one without a stop."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    words = ("OPTIMIZER=adamwprune", "ADAMWPRUNE_BASE=adamwspam", "SPAM_INTERVAL=150", "MAX_ITERS=300", *SMALL, *RAMP)
+    arguments = (
+        "OPTIMIZER=adamwprune",
+        "ADAMWPRUNE_BASE=adamwspam",
+        "SPAM_INTERVAL=150",
+        "MAX_ITERS=300",
+        *SMALL,
+        *RAMP,
+    )
     completed = clone.make(
-        "test-matrix", *words, "CHECKPOINT_INTERVAL=100", "KEEP_EVERY=100", f"RESULTS_DIR={tmp_path}"
+        "test-matrix", *arguments, "CHECKPOINT_INTERVAL=100", "KEEP_EVERY=100", f"RESULTS_DIR={tmp_path}"
     )
     assert completed.returncode == 0, completed.stdout + completed.stderr
     matrix = newest(tmp_path)
@@ -108,24 +119,24 @@ def test_adamwprune_reaches_its_target_and_a_resume_keeps_its_masks(clone, tmp_p
     assert 0 < middle < zeros == round(0.7 * total)
     assert elsewhere == 0
     assert result["sparsity"] == zeros / total
-    shares = [line["sparsity"] for line in lines(run / "metrics.jsonl") if "sparsity" in line]
-    assert all(before <= after for before, after in pairwise(shares))
-    assert (shares[0], shares[-1]) == (0.0, zeros / total)
-    assert load(run / "training_metrics.json")["sparsities"] == shares
+    sparsities = [line["sparsity"] for line in lines(run / "metrics.jsonl") if "sparsity" in line]
+    assert all(before <= after for before, after in pairwise(sparsities))
+    assert (sparsities[0], sparsities[-1]) == (0.0, zeros / total)
+    assert load(run / "training_metrics.json")["sparsities"] == sparsities
     summary = (matrix / "summary_report.txt").read_text()
     assert " 70.0% " in summary
     assert "target_sparsity 0.7 (explicit)" in summary
     (row,) = json.loads((matrix / "all_results.json").read_text())
     assert (row["pruning"], row["target_sparsity"], row["sparsity"]) == ("state", 0.7, zeros / total)
 
-    folder = stopped_in_the_ramp(clone, tmp_path / "stopped", *words)
-    again = clone.make("continue", f"TARGET={folder.parent}")
-    assert again.returncode == 0, again.stdout + again.stderr
+    folder = stopped_in_the_ramp(clone, tmp_path / "stopped", *arguments)
+    continued = clone.make("continue", f"TARGET={folder.parent}")
+    assert continued.returncode == 0, continued.stdout + continued.stderr
     assert load(folder / "result.json")["attempt"] == 2
     assert zeros_of(clone, folder / "checkpoints" / "final.pt")[0] == zeros
-    straight, resumed = (load(path / "training_metrics.json") for path in (run, folder))
+    uninterrupted, resumed = (load(path / "training_metrics.json") for path in (run, folder))
     for key in ("train_losses", "val_losses", "sparsities"):
-        assert resumed[key] == straight[key], key
+        assert resumed[key] == uninterrupted[key], key
 
 
 def stopped_in_the_ramp(clone, results: Path, *arguments: str) -> Path:
@@ -156,6 +167,6 @@ def stopped_in_the_ramp(clone, results: Path, *arguments: str) -> Path:
 def pruned_by_now(results: Path) -> bool:
     """Return whether a metrics line written so far reports pruned weights."""
     for path in results.glob("*/*/metrics.jsonl"):
-        whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
-        return any(json.loads(line).get("sparsity", 0) > 0 for line in whole.splitlines())
+        complete_text = path.read_text(encoding="utf-8").rpartition("\n")[0]
+        return any(json.loads(line).get("sparsity", 0) > 0 for line in complete_text.splitlines())
     return False

@@ -33,14 +33,14 @@ def run(tmp_path) -> Path:
     return path
 
 
-def recorder(clone, run: Path, played: Path, *arguments: str) -> list[str]:
-    return on_gpus(clone, played, clone.python, "-m", "kmatrix.gpu.recorder", str(run), *arguments)
+def recorder(clone, run: Path, scenario_path: Path, *arguments: str) -> list[str]:
+    return on_gpus(clone, scenario_path, clone.python, "-m", "kmatrix.gpu.recorder", str(run), *arguments)
 
 
-def record(clone, run: Path, played: Path, seconds: int, *arguments: str) -> None:
+def record(clone, run: Path, scenario_path: Path, seconds: int, *arguments: str) -> None:
     """Record until both arrays cover this many seconds, and stop the recorder cleanly."""
     multi = run / f"gpu_stats_{RUN}_multi_gpu.json"
-    with background_process(clone, *recorder(clone, run, played, *arguments)) as process:
+    with background_process(clone, *recorder(clone, run, scenario_path, *arguments)) as process:
         wait_until(lambda: multi.exists() and len(load_json(multi)) >= seconds, f"{seconds} seconds are recorded")
         process.terminate()
         assert process.wait(timeout=60) == 0
@@ -90,13 +90,13 @@ UNEQUAL = (
 
 @pytest.mark.skipif(importlib.util.find_spec("nvitop") is None, reason="the package nvitop is missing: make check")
 def test_nvitop_and_gputop_json_show_the_same_numbers(clone, tmp_path):
-    played = scenario(tmp_path, *UNEQUAL)
-    theirs = clone.run(*on_gpus(clone, played, sys.executable, "-c", NVITOP))
-    assert theirs.returncode == 0, theirs.stderr
-    ours = clone.run(*on_gpus(clone, played, clone.python, "scripts/gputop.py", "--json"))
-    for expected, gpu in zip(json.loads(theirs.stdout), json.loads(ours.stdout)["multi_gpu_data"], strict=True):
-        known = {name: gpu[name] for name in expected}
-        assert known == {
+    scenario_path = scenario(tmp_path, *UNEQUAL)
+    peer = clone.run(*on_gpus(clone, scenario_path, sys.executable, "-c", NVITOP))
+    assert peer.returncode == 0, peer.stderr
+    gputop = clone.run(*on_gpus(clone, scenario_path, clone.python, "scripts/gputop.py", "--json"))
+    for expected, gpu in zip(json.loads(peer.stdout), json.loads(gputop.stdout)["multi_gpu_data"], strict=True):
+        values = {name: gpu[name] for name in expected}
+        assert values == {
             name: pytest.approx(value, abs=0.001) if isinstance(value, float) else value
             for name, value in expected.items()
         }
@@ -104,30 +104,30 @@ def test_nvitop_and_gputop_json_show_the_same_numbers(clone, tmp_path):
 
 @pytest.mark.skipif(shutil.which("nvtop") is None, reason="the program nvtop is missing")
 def test_nvtop_and_gputop_json_show_the_same_numbers(clone, tmp_path):
-    played = scenario(tmp_path, *UNEQUAL)
-    theirs = clone.run(*on_gpus(clone, played, "nvtop", "-s"))
-    ours = clone.run(*on_gpus(clone, played, clone.python, "scripts/gputop.py", "--json"))
-    gpus = json.loads(ours.stdout)["multi_gpu_data"]
-    for told, gpu in zip(json.loads(theirs.stdout), gpus, strict=True):
-        assert told["device_name"] == gpu["gpu_name"]
-        assert int(told["gpu_util"].rstrip("%")) == gpu["utilization"]
-        assert int(told["temp"].rstrip("C")) == gpu["temperature"]
-        assert int(told["power_draw"].rstrip("W")) == pytest.approx(gpu["power"], abs=1)
+    scenario_path = scenario(tmp_path, *UNEQUAL)
+    peer = clone.run(*on_gpus(clone, scenario_path, "nvtop", "-s"))
+    gputop = clone.run(*on_gpus(clone, scenario_path, clone.python, "scripts/gputop.py", "--json"))
+    gpus = json.loads(gputop.stdout)["multi_gpu_data"]
+    for reported, gpu in zip(json.loads(peer.stdout), gpus, strict=True):
+        assert reported["device_name"] == gpu["gpu_name"]
+        assert int(reported["gpu_util"].rstrip("%")) == gpu["utilization"]
+        assert int(reported["temp"].rstrip("C")) == gpu["temperature"]
+        assert int(reported["power_draw"].rstrip("W")) == pytest.approx(gpu["power"], abs=1)
 
 
 def test_fifty_kills_lose_no_complete_sample(clone, run, tmp_path):
     """After each SIGKILL at a random time, every file is readable up to the last sample."""
-    played, chance = scenario(tmp_path, "gpus 4", "0 * power 200"), random.Random(7)
+    scenario_path, chance = scenario(tmp_path, "gpus 4", "0 * power 200"), random.Random(7)
     samples, before = run / "gpu_samples.bin", 0
     for _ in range(50):
-        with background_process(clone, *recorder(clone, run, played, "--hz", "500")) as process:
+        with background_process(clone, *recorder(clone, run, scenario_path, "--hz", "500")) as process:
             wait_until(lambda least=before: whole_records(samples) > least, "it goes on")
             time.sleep(chance.uniform(0, 0.3))
-            seen = whole_records(samples)
+            count = whole_records(samples)
             process.kill()
             process.wait()
         recording = read_samples(samples)
-        assert len(recording) >= seen > before
+        assert len(recording) >= count > before
         before = len(recording)
         assert list(recording.times) == sorted(recording.times)
         assert all(columns["power"][-1] == 200 for columns in recording.columns)
@@ -153,9 +153,14 @@ def whole_records(path: Path) -> int:
 
 
 def test_without_a_gpu_or_rank_the_recorder_prints_one_line(clone, run, tmp_path):
-    played = scenario(tmp_path, "init !no_driver")
+    scenario_path = scenario(tmp_path, "init !no_driver")
     completed = subprocess.run(
-        recorder(clone, run, played), cwd=clone.root, env=clone.environment, capture_output=True, text=True, check=False
+        recorder(clone, run, scenario_path),
+        cwd=clone.root,
+        env=clone.environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (completed.returncode, completed.stderr) == (0, "")
     assert completed.stdout == "kmatrix recorder: no GPU and no rank found: nothing is recorded\n"

@@ -89,13 +89,13 @@ def newest_attempt(matrix: Path) -> tuple[str, int] | None:
     return None
 
 
-def wait_for_a_run(matrix: Path, runner: subprocess.Popen, but: tuple[str, int] | None) -> tuple[str, int] | None:
-    """Return the next attempt that trains, other than `but`; None after the runner has exited."""
+def wait_for_a_run(matrix: Path, runner: subprocess.Popen, previous: tuple[str, int] | None) -> tuple[str, int] | None:
+    """Return the next attempt that trains, other than `previous`; None after the runner has exited."""
 
     def found():
         """a run trains, or the runner exits"""
         now = newest_attempt(matrix)
-        return ("ended", 0) if runner.poll() is not None else now if now != but else None
+        return ("ended", 0) if runner.poll() is not None else now if now != previous else None
 
     attempt = wait_until(found)
     return None if attempt == ("ended", 0) else attempt
@@ -118,23 +118,29 @@ def kill_at_random(matrix: Path, runner: subprocess.Popen, go_on, dice: random.R
     victims = [*dice.sample(VICTIMS, len(VICTIMS)), *dice.choices(VICTIMS, k=KILLS)][:KILLS]  # each kind at least once
     killed: list[str] = []
     while len(killed) < KILLS:
-        trains = wait_for_a_run(matrix, runner, None)
-        if trains is None:
-            ended = {path.parent.name: load_json(path) for path in matrix.glob("*/status.json")}
-            stuck = [f"{name}: {one['kind']}, {one['reason']}" for name, one in ended.items() if failed_by_itself(one)]
-            assert not stuck, f"not killed, but failed: {stuck}"
-            assert any(one["status"] != "finished" for one in ended.values()), f"all finished after {len(killed)} kills"
+        training = wait_for_a_run(matrix, runner, None)
+        if training is None:
+            statuses = {path.parent.name: load_json(path) for path in matrix.glob("*/status.json")}
+            failures = [
+                f"{name}: {status['kind']}, {status['reason']}"
+                for name, status in statuses.items()
+                if failed_by_itself(status)
+            ]
+            assert not failures, f"not killed, but failed: {failures}"
+            assert any(status["status"] != "finished" for status in statuses.values()), (
+                f"all finished after {len(killed)} kills"
+            )
             runner = go_on()
             continue
         time.sleep(dice.uniform(0.0, 0.5))
         victim = victims[len(killed)]
-        if not kill_one(matrix / trains[0], trains[1], victim, runner, dice):
+        if not kill_one(matrix / training[0], training[1], victim, runner, dice):
             continue
         killed.append(victim)
         if victim == "runner":
             runner.wait()
         if victim != "recorder":
-            wait_for_a_run(matrix, runner, trains)
+            wait_for_a_run(matrix, runner, training)
     if runner.poll() is None:
         runner.wait(600)
     return killed
@@ -151,16 +157,16 @@ def numbers_of(run: Path) -> dict:
     steps: dict[int, dict] = {}
     for line in complete_lines(run / "metrics.jsonl"):
         if line.get("resumed"):  # steps after the checkpoint are trained again
-            steps = {step: known for step, known in steps.items() if step <= line["step"]}
-        known = steps.setdefault(line["step"], {})
-        known |= {key: line[key] for key in ("train/loss", "val/loss", "train/lr", "grad/norm") if key in line}
+            steps = {step: values for step, values in steps.items() if step <= line["step"]}
+        values = steps.setdefault(line["step"], {})
+        values |= {key: line[key] for key in ("train/loss", "val/loss", "train/lr", "grad/norm") if key in line}
     weights = torch.load(run / "checkpoints" / "final.pt", weights_only=True)["model"]
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(weights):
-        whole.update(name.encode() + weights[name].contiguous().numpy().tobytes())
+        digest.update(name.encode() + weights[name].contiguous().numpy().tobytes())
     result = load_json(run / "result.json")
     return {
-        "weights": whole.hexdigest(),
+        "weights": digest.hexdigest(),
         "final": result["final_val_loss"],
         "best": result["best_val_loss"],
         "tokens": result["tokens"],
@@ -171,20 +177,22 @@ def numbers_of(run: Path) -> dict:
 def test_random_kills_and_continue_give_the_same_bits_as_an_undisturbed_matrix(clone, background, tmp_path):
     """kill -9 runner, trainer, rank or recorder, then `make continue`: all six runs finish as if undisturbed."""
     configure(clone)
-    words = (*TINY, "OPTIMIZER=adamw,muon,sgd", "NUM_GPUS=1,2", "CHECKPOINT_INTERVAL=4", "DROPOUT=0.1")
-    words = (*words, f"MAX_ITERS={2 * KILLS}")
-    calm, rough = tmp_path / "calm", tmp_path / "rough"
-    completed = clone.make("test-matrix", *words, f"RESULTS_DIR={calm}")
+    arguments = (*TINY, "OPTIMIZER=adamw,muon,sgd", "NUM_GPUS=1,2", "CHECKPOINT_INTERVAL=4", "DROPOUT=0.1")
+    arguments = (*arguments, f"MAX_ITERS={2 * KILLS}")
+    undisturbed_dir, killed_dir = tmp_path / "calm", tmp_path / "rough"
+    completed = clone.make("test-matrix", *arguments, f"RESULTS_DIR={undisturbed_dir}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
-    undisturbed = {run.parent.name: numbers_of(run.parent) for run in only(matrices(calm)).glob("*/result.json")}
+    undisturbed = {
+        run.parent.name: numbers_of(run.parent) for run in only(matrices(undisturbed_dir)).glob("*/result.json")
+    }
     assert len(undisturbed) == 6
 
     slow = tmp_path / "slow"
     slow.mkdir()
     (slow / "sitecustomize.py").write_text(SLOW.format(free=str(slow / "free")), encoding="utf-8")
     slowly = {"PYTHONPATH": str(slow)}
-    runner = background("test-matrix", *words, f"RESULTS_DIR={rough}", **slowly)
-    matrix = only(wait_until(lambda: matrices(rough)))
+    runner = background("test-matrix", *arguments, f"RESULTS_DIR={killed_dir}", **slowly)
+    matrix = only(wait_until(lambda: matrices(killed_dir)))
     go_on = partial(background, "continue", f"TARGET={matrix}", **slowly)
     killed = kill_at_random(matrix, runner, go_on, random.Random(20261120))
     print(f"killed: {', '.join(killed)}")
@@ -212,9 +220,9 @@ def test_failed_out_of_memory_and_skipped_runs_are_reported_correctly(clone, tmp
     faults = tmp_path / "faults"
     faults.mkdir()
     (faults / "sitecustomize.py").write_text(FAULTS, encoding="utf-8")
-    words = (*TINY[1:], "OPTIMIZER=adamw", "NUM_GPUS=1", "MAX_ITERS=6", "GPU_MONITOR=n")
+    arguments = (*TINY[1:], "OPTIMIZER=adamw", "NUM_GPUS=1", "MAX_ITERS=6", "GPU_MONITOR=n")
     axes = ("SEED=1,2,3", "DEVICE=cpu,cuda", "DDP_BACKEND=gloo", f"RESULTS_DIR={tmp_path}")
-    completed = clone.kmatrix("test-matrix", *words, *axes, PYTHONPATH=str(faults), CUDA_VISIBLE_DEVICES="")
+    completed = clone.kmatrix("test-matrix", *arguments, *axes, PYTHONPATH=str(faults), CUDA_VISIBLE_DEVICES="")
     assert completed.returncode == 1, completed.stdout + completed.stderr
     matrix = only(matrices(tmp_path))
     view = json.loads(clone.kmatrix("status", f"TARGET={matrix}", "JSON=1").stdout)
@@ -234,13 +242,13 @@ def test_failed_out_of_memory_and_skipped_runs_are_reported_correctly(clone, tmp
         *(1, 4),
         4,
     )
-    shown = clone.make("status", f"TARGET={matrix}").stdout
+    status_output = clone.make("status", f"TARGET={matrix}").stdout
     summary = (matrix / "summary_report.txt").read_text()
-    for text in (shown, summary):
+    for text in (status_output, summary):
         assert "the cable was pulled" in text
         assert "needs 1 GPU" in text
         assert "micro-batch 1" in text
-    assert "\x1b" not in shown
+    assert "\x1b" not in status_output
     assert completed.stdout.count("; retrying with micro-batch 1") == 1
 
 
@@ -249,8 +257,8 @@ def test_failed_out_of_memory_and_skipped_runs_are_reported_correctly(clone, tmp
 
 def test_a_rerun_archives_the_old_result_and_a_finished_run_is_not_trained_twice(clone, tmp_path):
     configure(clone)
-    again = (*TINY[:-1], "NUM_GPUS=1", "MAX_ITERS=6", f"RESULTS_DIR={tmp_path}")
-    completed = clone.make("test-matrix", *again, "OPTIMIZER=adamw,sgd")
+    arguments = (*TINY[:-1], "NUM_GPUS=1", "MAX_ITERS=6", f"RESULTS_DIR={tmp_path}")
+    completed = clone.make("test-matrix", *arguments, "OPTIMIZER=adamw,sgd")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     first = only(matrices(tmp_path))
     names = sorted(path.parent.name for path in first.glob("*/result.json"))
@@ -259,16 +267,20 @@ def test_a_rerun_archives_the_old_result_and_a_finished_run_is_not_trained_twice
     completed = clone.make("test-rerun", f"TARGET={first}", "OPTIMIZER=sgd")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     sgd = only(name for name in names if "sgd" in name)
-    kept, new = load_json(first / sgd / "archive" / "1" / "result.json"), load_json(first / sgd / "result.json")
-    assert kept == old[sgd]
-    assert (new["attempt"], new["final_val_loss"], new["ended"] > kept["ended"]) == (2, kept["final_val_loss"], True)
+    archived, new = load_json(first / sgd / "archive" / "1" / "result.json"), load_json(first / sgd / "result.json")
+    assert archived == old[sgd]
+    assert (new["attempt"], new["final_val_loss"], new["ended"] > archived["ended"]) == (
+        2,
+        archived["final_val_loss"],
+        True,
+    )
     assert all(load_json(first / name / "result.json") == old[name] for name in names if name != sgd)
-    told = {run["name"]: run for run in load_json(first / "results.json")["runs"]}
-    assert set(told) == set(names)
-    assert told[sgd]["ended"] == new["ended"]
+    reported = {run["name"]: run for run in load_json(first / "results.json")["runs"]}
+    assert set(reported) == set(names)
+    assert reported[sgd]["ended"] == new["ended"]
     assert clone.kmatrix("test-rerun", f"RESULTS_DIR={tmp_path}").returncode == 2
 
-    completed = clone.make("test-matrix", *again, "OPTIMIZER=adamw,muon")
+    completed = clone.make("test-matrix", *arguments, "OPTIMIZER=adamw,muon")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     second = matrices(tmp_path)[-1]
     adamw = only(path for path in second.glob("*adamw*"))
@@ -288,8 +300,8 @@ def test_a_rerun_archives_the_old_result_and_a_finished_run_is_not_trained_twice
 
 def test_a_detached_matrix_can_be_watched_survives_sighup_and_can_be_stopped_and_continued(clone, background, tmp_path):
     configure(clone)
-    words = (*TINY, "OPTIMIZER=adamw", "NUM_GPUS=2", "SEED=1,2", "MAX_ITERS=100000", "CHECKPOINT_INTERVAL=50")
-    completed = clone.make("test-matrix", *words, f"RESULTS_DIR={tmp_path}", "DETACH=1")
+    arguments = (*TINY, "OPTIMIZER=adamw", "NUM_GPUS=2", "SEED=1,2", "MAX_ITERS=100000", "CHECKPOINT_INTERVAL=50")
+    completed = clone.make("test-matrix", *arguments, f"RESULTS_DIR={tmp_path}", "DETACH=1")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "make stop TARGET=" in completed.stdout
     matrix = only(matrices(tmp_path))
@@ -297,8 +309,8 @@ def test_a_detached_matrix_can_be_watched_survives_sighup_and_can_be_stopped_and
     runner = only(processes_of(matrix)["runner"])
     runner.send_signal(signal.SIGHUP)
     follower = background("logs", f"TARGET={matrix}")
-    shown = clone.make("status", f"RESULTS_DIR={tmp_path}").stdout
-    assert "1 planned, 1 running" in shown
+    status_output = clone.make("status", f"RESULTS_DIR={tmp_path}").stdout
+    assert "1 planned, 1 running" in status_output
     assert runner.is_running()
     assert clone.kmatrix("continue", f"TARGET={matrix}").returncode == 2
 
@@ -318,16 +330,16 @@ def test_a_detached_matrix_can_be_watched_survives_sighup_and_can_be_stopped_and
     assert "terminal lost" in [line["event"] for line in complete_lines(matrix / "journal.jsonl")]
 
     (clone.root / ".config").write_text("CONFIG_GPT2_MAX_ITERS=7\n")  # must not change anything
-    at = load_json(run / "result.json")["step"]
+    step = load_json(run / "result.json")["step"]
     second = background("continue", f"TARGET={matrix}", f"RUN={run.name}")
     assert wait_until(lambda: newest_attempt(matrix)) == (run.name, 2)
     assert clone.make("stop", f"TARGET={matrix}").returncode == 0
     assert second.wait(60) == 130
     assert load_json(run / "run_used.json")["train"]["max_iters"] == 100000
     result = load_json(run / "result.json")
-    assert (result["attempt"], result["status"], result["step"] > at) == (2, "stopped", True)
+    assert (result["attempt"], result["status"], result["step"] > step) == (2, "stopped", True)
     begun = [
         line["step"] for line in complete_lines(run / "metrics.jsonl") if line["attempt"] == 2 and "train/loss" in line
     ]
-    assert begun[0] == at
+    assert begun[0] == step
     assert sorted(load_json(path)["status"] for path in matrix.glob("*/status.json")) == ["planned", "stopped"]

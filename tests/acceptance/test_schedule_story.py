@@ -33,7 +33,7 @@ def newest(folder: Path) -> Path:
 
 def spans(matrix: Path) -> list[tuple[float, float]]:
     found = [load(path) for path in matrix.glob("*/status.json")]
-    return sorted((one["started"], one["ended"]) for one in found)
+    return sorted((attempt["started"], attempt["ended"]) for attempt in found)
 
 
 def losses(matrix: Path) -> dict[str, float]:
@@ -41,32 +41,34 @@ def losses(matrix: Path) -> dict[str, float]:
 
 
 def test_runs_that_share_the_cores_give_the_same_numbers_as_runs_alone(clone, tmp_path):
-    words = (*TINY, "MAX_ITERS=20", "SEED=1,2")
-    alone = clone.make("test-matrix", *words, f"RESULTS_DIR={tmp_path / 'alone'}")
-    assert alone.returncode == 0, alone.stdout + alone.stderr
+    arguments = (*TINY, "MAX_ITERS=20", "SEED=1,2")
+    sequential = clone.make("test-matrix", *arguments, f"RESULTS_DIR={tmp_path / 'alone'}")
+    assert sequential.returncode == 0, sequential.stdout + sequential.stderr
     (first, second) = spans(newest(tmp_path / "alone"))
     assert first[1] <= second[0]  # runs do not overlap unless the user asks for it
 
-    packed = clone.make("test-matrix", *words, "PARALLEL_JOBS=2", "EXCLUSIVE=n", f"RESULTS_DIR={tmp_path / 'packed'}")
+    packed = clone.make(
+        "test-matrix", *arguments, "PARALLEL_JOBS=2", "EXCLUSIVE=n", f"RESULTS_DIR={tmp_path / 'packed'}"
+    )
     assert packed.returncode == 0, packed.stdout + packed.stderr
     (first, second) = spans(newest(tmp_path / "packed"))
     assert second[0] < first[1]
     assert losses(newest(tmp_path / "packed")) == losses(newest(tmp_path / "alone"))
     assert "Shared machine" in packed.stdout
-    assert "Shared machine" not in alone.stdout
+    assert "Shared machine" not in sequential.stdout
 
 
 def test_the_estimate_of_a_running_matrix_is_accurate(clone, tmp_path):
-    words = (*TINY, "MAX_ITERS=600", "SEED=1,2", "PARALLEL_JOBS=1", f"RESULTS_DIR={tmp_path}")
-    completed = clone.make("test-matrix", *words, "DETACH=1")
+    arguments = (*TINY, "MAX_ITERS=600", "SEED=1,2", "PARALLEL_JOBS=1", f"RESULTS_DIR={tmp_path}")
+    completed = clone.make("test-matrix", *arguments, "DETACH=1")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     matrix = newest(tmp_path)
 
-    def half_way():
+    def half_done():
         value = json.loads(clone.kmatrix("estimate", f"TARGET={matrix}", "JSON=1").stdout)
         return value if (value["runs"][0]["step"] or 0) >= 300 else None
 
-    value = wait_until(half_way, "half of the steps are done", 600)
+    value = wait_until(half_done, "half of the steps are done", 600)
     running, planned = value["runs"]
     assert (running["left_from"], planned["left_from"]) == ("its own steps", "runs like it here")
     assert planned["starts_s"] == pytest.approx(running["ends_s"])
@@ -74,19 +76,21 @@ def test_the_estimate_of_a_running_matrix_is_accurate(clone, tmp_path):
     assert "end: 20" in text
     assert "cost: $" in text
     wait_until(lambda: load(matrix / "status.json")["status"] != "running", "the matrix ends", 600)
-    whole = load(matrix / "status.json")
-    assert whole["status"] == "finished"
-    predicted, true = value["ends"] - whole["started"], whole["ended"] - whole["started"]
+    matrix_status = load(matrix / "status.json")
+    assert matrix_status["status"] == "finished"
+    predicted, actual = value["ends"] - matrix_status["started"], matrix_status["ended"] - matrix_status["started"]
     assert predicted == pytest.approx(
-        true, rel=0.5
+        actual, rel=0.5
     )  # the machine is shared, so only roughly; tests/status/test_estimate.py checks the exact values
     assert "nothing is left to run" in clone.make("estimate", f"TARGET={matrix}").stdout
 
 
-@pytest.mark.parametrize(("word", "told"), [("PARALLEL_JOBS=-1", "PARALLEL_JOBS"), ("EXCLUSIVE=maybe", "EXCLUSIVE")])
-def test_an_invalid_argument_is_refused_before_any_run_starts(clone, tmp_path, word, told):
-    completed = clone.kmatrix("test-matrix", *TINY, word, f"RESULTS_DIR={tmp_path}")
+@pytest.mark.parametrize(
+    ("argument", "message"), [("PARALLEL_JOBS=-1", "PARALLEL_JOBS"), ("EXCLUSIVE=maybe", "EXCLUSIVE")]
+)
+def test_an_invalid_argument_is_refused_before_any_run_starts(clone, tmp_path, argument, message):
+    completed = clone.kmatrix("test-matrix", *TINY, argument, f"RESULTS_DIR={tmp_path}")
     assert completed.returncode == 2
-    assert told in completed.stderr
+    assert message in completed.stderr
     assert "Traceback" not in completed.stderr
     assert not list(tmp_path.iterdir())

@@ -46,13 +46,13 @@ def terminal(clone, tmp_path):
         return opened[-1]
 
     yield start
-    for one in opened:
+    for child in opened:
         with contextlib.suppress(subprocess.CalledProcessError):  # the command has exited
-            one("kill-server")
+            child("kill-server")
 
 
 @pytest.fixture
-def going(clone, tmp_path):
+def running_matrix(clone, tmp_path):
     """A matrix in the background with one running and one pending run; it is stopped after the test."""
     completed = clone.make("test-matrix", *TINY, ENDLESS, f"RESULTS_DIR={tmp_path}", "DETACH=1")
     assert completed.returncode == 0, completed.stdout + completed.stderr
@@ -70,25 +70,27 @@ def status(clone, matrix: Path) -> dict:
     return json.loads(clone.kmatrix("status", f"TARGET={matrix}", "JSON=1").stdout)
 
 
-def words(clone, *arguments: str) -> list[str]:
+def command_line(clone, *arguments: str) -> list[str]:
     return ["make", "--no-print-directory", "-C", str(clone.root), *arguments]
 
 
-def test_make_status_fits_terminals_of_all_sizes_pipes_and_terminals_without_color(clone, terminal, going):
+def test_make_status_fits_terminals_of_all_sizes_pipes_and_terminals_without_color(clone, terminal, running_matrix):
     for size in ((80, 24), (200, 60), (40, 12)):
-        one = terminal(size, *words(clone, "status", f"TARGET={going}"))
-        wait_until(lambda one=one: "gpt2_" in one.screen() and "planned" in one.screen(), "it is drawn", 120)
-        text = one.screen()
-        assert going.name[:30] in text
+        child = terminal(size, *command_line(clone, "status", f"TARGET={running_matrix}"))
+        wait_until(lambda child=child: "gpt2_" in child.screen() and "planned" in child.screen(), "it is drawn", 120)
+        text = child.screen()
+        assert running_matrix.name[:30] in text
         assert "running" in text
         assert "GPU" in text
         assert "step" in text
         assert ("memory" in text) == (size[0] >= 80)  # lines of GPUs, and of runs if there is space
         assert ("0 NVIDIA A10G (simulated)" in text) == (size[0] >= 80)
 
-    piped = clone.kmatrix("status", f"TARGET={going}", FORCE_COLOR="1", TERM="xterm-256color")
+    piped = clone.kmatrix("status", f"TARGET={running_matrix}", FORCE_COLOR="1", TERM="xterm-256color")
     assert ESCAPE not in piped.stdout + piped.stderr
-    watched = clone.kmatrix("status", f"TARGET={going}", COLUMNS="60", LINES="20")  # watch sets these variables
+    watched = clone.kmatrix(
+        "status", f"TARGET={running_matrix}", COLUMNS="60", LINES="20"
+    )  # watch sets these variables
     assert max(map(len, watched.stdout.splitlines())) <= 60
     assert len(max(piped.stdout.splitlines(), key=len)) > 60
 
@@ -96,7 +98,7 @@ def test_make_status_fits_terminals_of_all_sizes_pipes_and_terminals_without_col
         environ = {**clone.environment, "NO_COLOR": text, "TERM": "xterm-256color"}
         screen = pexpect.spawn(
             str(clone.root / ".venv" / "bin" / "kmatrix"),
-            ["status", f"TARGET={going}"],
+            ["status", f"TARGET={running_matrix}"],
             cwd=str(clone.root),
             env=environ,
             dimensions=(24, 80),
@@ -110,33 +112,33 @@ def test_make_status_fits_terminals_of_all_sizes_pipes_and_terminals_without_col
         assert bool(STYLES.search(seen + screen.before)) == styled
 
 
-def test_status_prints_all_facts_as_text_and_as_json(clone, going):
-    value = status(clone, going)
+def test_status_prints_all_facts_as_text_and_as_json(clone, running_matrix):
+    value = status(clone, running_matrix)
     first, second = value["runs"]
     assert (value["running"], first["status"], second["status"]) == (True, "running", "planned")
     for name in ("step", "max_iters", "loss", "tokens_per_second", "ranks", "elapsed_s", "left_s", "dollars"):
         assert first[name] is not None, name
-    wait_until(lambda: status(clone, going)["runs"][0]["memory_mib"], "its recording has a summary", 120)
-    wait_until(lambda: status(clone, going)["gpus"], "its recording has begun", 60)
-    gpus = status(clone, going)["gpus"]
+    wait_until(lambda: status(clone, running_matrix)["runs"][0]["memory_mib"], "its recording has a summary", 120)
+    wait_until(lambda: status(clone, running_matrix)["gpus"], "its recording has begun", 60)
+    gpus = status(clone, running_matrix)["gpus"]
     assert [(gpu["index"], gpu["run"]) for gpu in gpus] == [(0, first["name"]), (1, first["name"])]
     assert all(gpu["utilization"] and gpu["memory_used"] and gpu["power"] for gpu in gpus)
     assert value["ends"] > value["started"]
     assert value["all_dollars"] > value["dollars"]
-    text = clone.make("status", f"TARGET={going}").stdout
+    text = clone.make("status", f"TARGET={running_matrix}").stdout
     assert "until 20" in text
     assert "cost $" in text
 
 
 @pytest.mark.parametrize("size", [(80, 24), (50, 12)])
 def test_the_live_line_of_a_matrix_fits_its_terminal_and_ctrl_c_ends_it(clone, terminal, tmp_path, size):
-    one = terminal(size, *words(clone, "test-matrix", *TINY, ENDLESS, f"RESULTS_DIR={tmp_path}"))
+    child = terminal(size, *command_line(clone, "test-matrix", *TINY, ENDLESS, f"RESULTS_DIR={tmp_path}"))
     pace = r"left [\d:]+" if size[0] >= 80 else ""
-    wait_until(lambda: re.search(rf"run 1/2 \S+  step \d+/2000000.*{pace}", one.screen()), "it is drawn", 300)
-    line = next(text for text in one.screen().splitlines() if "step" in text)
+    wait_until(lambda: re.search(rf"run 1/2 \S+  step \d+/2000000.*{pace}", child.screen()), "it is drawn", 300)
+    line = next(text for text in child.screen().splitlines() if "step" in text)
     assert len(line) <= size[0]
-    assert "1 pending" in one.screen()
-    one("send-keys", "C-c")  # Ctrl+C also ends the surrounding shell
+    assert "1 pending" in child.screen()
+    child("send-keys", "C-c")  # Ctrl+C also ends the surrounding shell
     matrix = newest(tmp_path)
     wait_until(lambda: load_json(matrix / "status.json")["status"] == "stopped", "it ends", 180)
     without_codes(matrix)
@@ -144,9 +146,9 @@ def test_the_live_line_of_a_matrix_fits_its_terminal_and_ctrl_c_ends_it(clone, t
 
 def test_output_to_a_pipe_and_all_files_are_free_of_escape_codes(clone, tmp_path):
     broken = ("OPTIMIZER=adamw,sgd", "LR=1e9", "GRAD_CLIP=0", "NAN_POLICY=stop", "MAX_ITERS=60")
-    words = [word for word in TINY if not word.startswith(("OPTIMIZER=", "LR="))]
+    arguments = [argument for argument in TINY if not argument.startswith(("OPTIMIZER=", "LR="))]
     environ = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "CLICOLOR_FORCE": "1"}
-    completed = clone.make("test-matrix", *words, *broken, f"RESULTS_DIR={tmp_path}", **environ)
+    completed = clone.make("test-matrix", *arguments, *broken, f"RESULTS_DIR={tmp_path}", **environ)
     assert ESCAPE not in completed.stdout + completed.stderr
     assert "\r" not in completed.stdout
     without_codes(newest(tmp_path))

@@ -60,9 +60,9 @@ def train(clone, tmp_path):
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
 
     def start(*arguments, fault=""):
-        more = {"FAULT": fault, "PYTHONPATH": str(tmp_path / "faults")} if fault else {}
-        asked = QUICK | {"RESULTS_DIR": str(tmp_path)} | dict(word.split("=", 1) for word in arguments)
-        completed = clone.make("train", *(f"{name}={text}" for name, text in asked.items()), **more)
+        variables = {"FAULT": fault, "PYTHONPATH": str(tmp_path / "faults")} if fault else {}
+        settings = QUICK | {"RESULTS_DIR": str(tmp_path)} | dict(argument.split("=", 1) for argument in arguments)
+        completed = clone.make("train", *(f"{name}={text}" for name, text in settings.items()), **variables)
         (run,) = tmp_path.glob("test_matrix_results_*/gpt2_*")
         return completed, run
 
@@ -96,8 +96,8 @@ def test_a_cost_budget_is_converted_to_time(train):
 
 def test_a_loss_that_stops_falling_ends_the_run_early(train):
     """With a rate of 0 the loss does not fall, and the patience is two evaluations."""
-    words = ("LR=0", "MIN_LR=0", "EARLY_STOPPING_PATIENCE=2", "EVAL_INTERVAL=5")
-    completed, run = train(FOREVER, *words)
+    arguments = ("LR=0", "MIN_LR=0", "EARLY_STOPPING_PATIENCE=2", "EVAL_INTERVAL=5")
+    completed, run = train(FOREVER, *arguments)
     result = load(run / "result.json")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert (result["status"], result["ended_by"], result["step"]) == ("finished", "early_stopping", 10)
@@ -114,8 +114,8 @@ def test_a_nan_on_one_rank_stops_all_ranks(train):
 
 def test_running_out_of_memory_halves_only_the_micro_batch(train):
     """The second attempt has half the micro-batch, the same global batch, and the losses of a run without the fault."""
-    words = ("MAX_ITERS=8", "NUM_GPUS=2", "GLOBAL_BATCH=16", "BATCH_SIZE=8")
-    completed, run = train(*words, fault="oom:1:4")
+    arguments = ("MAX_ITERS=8", "NUM_GPUS=2", "GLOBAL_BATCH=16", "BATCH_SIZE=8")
+    completed, run = train(*arguments, fault="oom:1:4")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     status, used = load(run / "status.json"), load(run / "run_used.json")
     assert [attempt["kind"] for attempt in status["attempts"]] == ["oom", None]
@@ -123,10 +123,10 @@ def test_running_out_of_memory_halves_only_the_micro_batch(train):
     assert used["train"]["global_batch"] == 16
     assert "batch_size 8 -> 4" in (run.parent / "summary_report.txt").read_text()
     run.parent.rename(run.parent.with_name("sick"))
-    completed, healthy = train(*words)
+    completed, healthy = train(*arguments)
     assert completed.returncode == 0, completed.stdout + completed.stderr
-    sick = load(run.parent.with_name("sick") / run.name / "result.json")
-    assert sick["final_val_loss"] == pytest.approx(load(healthy / "result.json")["final_val_loss"], abs=1e-4)
+    recovered = load(run.parent.with_name("sick") / run.name / "result.json")
+    assert recovered["final_val_loss"] == pytest.approx(load(healthy / "result.json")["final_val_loss"], abs=1e-4)
 
 
 def test_a_stalled_rank_is_reported_with_its_stack(train):

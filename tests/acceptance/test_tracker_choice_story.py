@@ -52,14 +52,14 @@ def arguments_of_processes(stop: threading.Event) -> Iterator[bytes]:
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[set[str]]:
+def watched_command_lines() -> Iterator[set[str]]:
     """Yield a set that collects the planted values seen in the command line of any process."""
     found: set[str] = set()
     stop = threading.Event()
 
     def look():
-        for words in arguments_of_processes(stop):
-            found.update(value for value in PLANTED.values() if value.encode() in words)
+        for command_line in arguments_of_processes(stop):
+            found.update(value for value in PLANTED.values() if value.encode() in command_line)
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -123,11 +123,11 @@ def test_the_command_line_overrides_the_trackers_of_the_configuration_without_ch
     before = clone.config.read_bytes()
 
     without = clone.make("test-matrix", *SHORT, "TRACKER=none", f"RESULTS_DIR={tmp_path}/a")
-    instead = clone.make("test-matrix", *SHORT, "TRACKER=tensorboard", f"RESULTS_DIR={tmp_path}/b")
+    with_tensorboard = clone.make("test-matrix", *SHORT, "TRACKER=tensorboard", f"RESULTS_DIR={tmp_path}/b")
 
-    assert without.returncode == instead.returncode == 0, without.stderr + instead.stderr
+    assert without.returncode == with_tensorboard.returncode == 0, without.stderr + with_tensorboard.stderr
     assert "trackers: " not in without.stdout
-    assert "trackers: TensorBoard; project mine" in instead.stdout
+    assert "trackers: TensorBoard; project mine" in with_tensorboard.stdout
     (first,), (second,) = matrices(tmp_path / "a"), matrices(tmp_path / "b")
     assert run_json(first)["tracking"] == {}
     assert run_json(second)["tracking"]["trackers"] == ["tensorboard"]
@@ -151,14 +151,14 @@ def test_both_trackers_have_a_self_test_that_takes_seconds(clone):
 def test_a_planted_key_appears_in_no_file_log_or_command_line(clone, tmp_path):
     assert clone.make(CPU, "TRACKER=all", "WANDB_OFFLINE=y", **PLANTED).returncode == 0
 
-    with watched() as seen:
+    with watched_command_lines() as seen:
         completed = clone.make("test-matrix", *SHORT, f"RESULTS_DIR={tmp_path}", **PLANTED)
 
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "trackers: W&B (offline: CONFIG_WANDB_OFFLINE=y), Trackio, TensorBoard" in completed.stdout
     (matrix,) = matrices(tmp_path)
     (track,) = matrix.glob("*/track.json")
-    assert {one["state"] for one in json.loads(track.read_text())["trackers"].values()} == {"done"}
+    assert {tracker["state"] for tracker in json.loads(track.read_text())["trackers"].values()} == {"done"}
     assert leaks(tmp_path, *clone.root.glob(".config*")) == []
     assert seen == set()
     assert not [value for value in PLANTED.values() if value in completed.stdout + completed.stderr]
@@ -166,10 +166,10 @@ def test_a_planted_key_appears_in_no_file_log_or_command_line(clone, tmp_path):
 
 def test_a_key_that_a_server_echoes_in_its_error_is_redacted_from_the_logs(clone, tmp_path, unauthorized):
     assert clone.make(CPU).returncode == 0
-    words = [*SHORT, "TRACKER=wandb", "TRACKER_LIMIT=5", f"RESULTS_DIR={tmp_path}"]
+    arguments = [*SHORT, "TRACKER=wandb", "TRACKER_LIMIT=5", f"RESULTS_DIR={tmp_path}"]
 
-    with watched() as seen:
-        completed = clone.make("test-matrix", *words, **PLANTED, WANDB_BASE_URL=unauthorized)
+    with watched_command_lines() as seen:
+        completed = clone.make("test-matrix", *arguments, **PLANTED, WANDB_BASE_URL=unauthorized)
 
     assert completed.returncode == 0, completed.stdout + completed.stderr
     (track,) = tmp_path.glob("*/*/track.json")
@@ -185,10 +185,10 @@ def test_a_key_that_a_server_echoes_in_its_error_is_redacted_from_the_logs(clone
 def test_a_key_on_the_make_command_line_is_refused_before_any_file_is_written(clone, tmp_path):
     assert clone.make(CPU).returncode == 0
 
-    for word in ("WANDB_API_KEY=correct-horse", "HF_TOKEN=correct-horse", "PROJECT=" + PLANTED["WANDB_API_KEY"]):
-        refused = clone.kmatrix("test-matrix", word, f"RESULTS_DIR={tmp_path}")
+    for argument in ("WANDB_API_KEY=correct-horse", "HF_TOKEN=correct-horse", "PROJECT=" + PLANTED["WANDB_API_KEY"]):
+        refused = clone.kmatrix("test-matrix", argument, f"RESULTS_DIR={tmp_path}")
         assert refused.returncode == 2
-        assert word.partition("=")[2] not in refused.stderr
+        assert argument.partition("=")[2] not in refused.stderr
         assert "environment" in refused.stderr or "export" in refused.stderr
     assert not list(tmp_path.iterdir())
 
@@ -201,8 +201,8 @@ def test_a_nan_loss_is_an_alert_in_every_tracker(clone, tmp_path):
 
     assert completed.returncode == 2
     (run,) = tmp_path.glob("test_matrix_results_*/*/run.json")
-    said = {name: alerts(clone, run.parent) for name, alerts in READERS.items()}
-    for name, texts in said.items():
+    found = {name: alerts(clone, run.parent) for name, alerts in READERS.items()}
+    for name, texts in found.items():
         assert [text for text in texts if "nan" in text], f"{name}: {texts}"
         assert len(texts) == len(set(texts)), f"{name} was told twice: {texts}"
 
@@ -211,15 +211,19 @@ def wandb_alerts(clone, run: Path) -> list[str]:
     (folder,) = (run / "wandb").glob("offline-run-*")
     completed = clone.run(clone.python, "-m", "wandb", "leet", "inspect", "--json", str(folder), **QUIET)
     records = [json.loads(line) for line in completed.stdout.splitlines()]
-    return [f"{one['alert']['title']}: {one['alert']['text']}" for one in records if one.get("type") == "alert"]
+    return [
+        f"{record['alert']['title']}: {record['alert']['text']}" for record in records if record.get("type") == "alert"
+    ]
 
 
 def trackio_alerts(clone, run: Path) -> list[str]:
     program = [clone.python, "-c", "from trackio.cli import main; main()"]
-    place = {"TRACKIO_DIR": str(run.parent.parent / "trackio"), "HF_HUB_OFFLINE": "1"}
-    completed = clone.run(*program, "get", "alerts", "--project", "alarm", "--json", **place)
+    variables = {"TRACKIO_DIR": str(run.parent.parent / "trackio"), "HF_HUB_OFFLINE": "1"}
+    completed = clone.run(*program, "get", "alerts", "--project", "alarm", "--json", **variables)
     found = json.loads(completed.stdout)
-    return [f"{one['title']}: {one['text']}" for one in (found["alerts"] if isinstance(found, dict) else found)]
+    return [
+        f"{record['title']}: {record['text']}" for record in (found["alerts"] if isinstance(found, dict) else found)
+    ]
 
 
 def tensorboard_alerts(clone, run: Path) -> list[str]:

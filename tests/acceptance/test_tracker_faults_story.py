@@ -98,20 +98,20 @@ def undisturbed() -> dict[int, float]:
 def as_without(story: Story, undisturbed: dict[int, float]):
     """Return a function that compares the newest run with the same run under TRACKER=none."""
     if not undisturbed:
-        plain = replace(story, results=story.home.parent / "plain")  # otherwise the finished run would be reused
-        assert plain.matrix("MAX_ITERS=10", "TRACKER=none").returncode == 0
-        undisturbed.update(plain.losses)
+        untracked = replace(story, results=story.home.parent / "plain")  # otherwise the finished run would be reused
+        assert untracked.matrix("MAX_ITERS=10", "TRACKER=none").returncode == 0
+        undisturbed.update(untracked.losses)
     return lambda: story.losses == undisturbed
 
 
 def test_unresponsive_servers_do_not_slow_a_run_and_receive_it_later(story, as_without):
-    login = {"WANDB_API_KEY": KEY, "HF_TOKEN": TOKEN}
-    with SilentServer() as hole:
+    keys = {"WANDB_API_KEY": KEY, "HF_TOKEN": TOKEN}
+    with SilentServer() as silent:
         completed = story.matrix(
-            "MAX_ITERS=10", "TRACKER=wandb,trackio", **login, WANDB_BASE_URL=hole.root, HF_ENDPOINT=hole.root
+            "MAX_ITERS=10", "TRACKER=wandb,trackio", **keys, WANDB_BASE_URL=silent.root, HF_ENDPOINT=silent.root
         )
         assert completed.returncode == 0, completed.stderr
-        assert hole.connections
+        assert silent.connections
     assert as_without()
     assert story.sent["trackio"].state is SyncState.DONE  # it does not ask for a login
     assert story.sent["wandb"].waiting == len(story.steps)
@@ -121,20 +121,22 @@ def test_unresponsive_servers_do_not_slow_a_run_and_receive_it_later(story, as_w
     )
     with WandbServer() as server:
         for _ in range(2):
-            again = story.replay(**server.environment)
-            assert again.returncode == 0, again.stdout + again.stderr
+            replayed = story.replay(**server.environment)
+            assert replayed.returncode == 0, replayed.stdout + replayed.stderr
             assert only(server.runs.values()).steps == story.steps
-        asked = story.replay("TRACKER=wandb,trackio", **server.environment)  # ask each tracker for its steps
-        assert asked.returncode == 0, asked.stdout + asked.stderr
+        second_replay = story.replay("TRACKER=wandb,trackio", **server.environment)  # ask each tracker for its steps
+        assert second_replay.returncode == 0, second_replay.stdout + second_replay.stderr
         assert only(server.runs.values()).steps == story.steps
         assert only(server.runs.values()).summary["status"] == "finished"
     assert trackio_steps(story.results) == story.steps
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"), [("refused", "connection refused"), ("401", "401"), ("key", "API key must have 40")]
+    ("fault", "arguments"), [("refused", "connection refused"), ("401", "401"), ("key", "API key must have 40")]
 )
-def test_a_server_that_refuses_does_not_affect_a_run_and_its_error_is_in_the_summary(story, as_without, fault, words):
+def test_a_server_that_refuses_does_not_affect_a_run_and_its_error_is_in_the_summary(
+    story, as_without, fault, arguments
+):
     story = replace(story, limit_s=30)  # wandb itself retries for 20 s
     with WandbServer() as server:
         server.refuse = {"graphql": 401} if fault == "401" else {}
@@ -144,7 +146,7 @@ def test_a_server_that_refuses_does_not_affect_a_run_and_its_error_is_in_the_sum
         assert completed.returncode == 0, completed.stderr
         assert as_without()
         assert story.sent["wandb"].state in (SyncState.FAILED, SyncState.BEHIND)
-        assert words in story.sent["wandb"].error
+        assert arguments in story.sent["wandb"].error
         assert f"pending for wandb: {len(story.steps)} of {len(story.steps)} steps" in completed.stdout
         server.refuse = {}
         assert story.replay(**server.environment).returncode == 0
@@ -153,18 +155,18 @@ def test_a_server_that_refuses_does_not_affect_a_run_and_its_error_is_in_the_sum
 
 def test_killed_tracker_processes_are_restarted_and_each_step_is_stored_once(story):
     command = ["make", "--no-print-directory", "test-matrix", *QUICK, f"RESULTS_DIR={story.results}"]
-    words = ["MAX_ITERS=300", "EVAL_INTERVAL=50", "TRACKER=wandb,trackio", "TRACKER_LIMIT=60"]
+    arguments = ["MAX_ITERS=300", "EVAL_INTERVAL=50", "TRACKER=wandb,trackio", "TRACKER_LIMIT=60"]
     make = subprocess.Popen(
-        [*command, *words], cwd=story.clone.root, env=environment(HOME=str(story.home)), stdout=subprocess.DEVNULL
+        [*command, *arguments], cwd=story.clone.root, env=environment(HOME=str(story.home)), stdout=subprocess.DEVNULL
     )
 
     try:
         first = wait_until(lambda: service(story))
         first.kill()
-        second = wait_until(lambda: service(story, but=first))
+        second = wait_until(lambda: service(story, previous=first))
         tracker = only(processes_of(story.results)["tracker"])
         tracker.kill()
-        wait_until(lambda: service(story, but=second))
+        wait_until(lambda: service(story, previous=second))
         assert only(processes_of(story.results)["tracker"]).pid != tracker.pid
         assert make.wait(timeout=600) == 0
     finally:
@@ -175,12 +177,12 @@ def test_killed_tracker_processes_are_restarted_and_each_step_is_stored_once(sto
     assert trackio_steps(story.results) == story.steps
 
 
-def service(story: Story, but: psutil.Process | None = None) -> psutil.Process | None:
-    """Return the wandb service below a tracker process, if it is another than `but`."""
+def service(story: Story, previous: psutil.Process | None = None) -> psutil.Process | None:
+    """Return the wandb service below a tracker process, if it is another than `previous`."""
     with suppress(psutil.Error):  # a process may exit while it is inspected
         for tracker in processes_of(story.results)["tracker"]:
             for child in tracker.children(recursive=True):
-                if "wandb-core" in child.name() and child.status() != psutil.STATUS_ZOMBIE and child != but:
+                if "wandb-core" in child.name() and child.status() != psutil.STATUS_ZOMBIE and child != previous:
                     return child
     return None
 
@@ -206,20 +208,20 @@ def test_full_tracker_disks_do_not_affect_a_run_and_its_data_is_synced_later(sto
 
 def test_without_a_key_no_tracker_or_tracker_screen_opens_a_connection(story, as_without, tmp_path):
     with SilentServer() as listener:
-        asked = dict.fromkeys(
+        variables = dict.fromkeys(
             ["WANDB_BASE_URL", "HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"], listener.root
         )
-        asked |= {name.lower(): root for name, root in asked.items() if name.endswith("PROXY")}
-        completed = story.matrix("MAX_ITERS=10", "TRACKER=wandb,trackio,tensorboard", HF_TOKEN=TOKEN, **asked)
+        variables |= {name.lower(): root for name, root in variables.items() if name.endswith("PROXY")}
+        completed = story.matrix("MAX_ITERS=10", "TRACKER=wandb,trackio,tensorboard", HF_TOKEN=TOKEN, **variables)
         assert completed.returncode == 0, completed.stderr
         assert as_without()
         assert {sent.state for sent in story.sent.values()} == {SyncState.DONE}
-        environ = {**asked, "HOME": str(story.home), "LANG": "C.UTF-8", "PATH": os.environ["PATH"]}
+        environ = {**variables, "HOME": str(story.home), "LANG": "C.UTF-8", "PATH": os.environ["PATH"]}
         view = ["make", "-C", str(story.clone.root), "wandb-view", f"RESULTS_DIR={story.results}"]
         terminal = Tmux(tmp_path, (200, 45), environ, *view)
         try:
-            on_it = (f"-{story.run.name} ", "elapsed_s", "gpu_total_memory")  # charts are in alphabetical order
-            wait_until(lambda: all(text in terminal.screen() for text in on_it))
+            expected = (f"-{story.run.name} ", "elapsed_s", "gpu_total_memory")  # charts are in alphabetical order
+            wait_until(lambda: all(text in terminal.screen() for text in expected))
         finally:
             terminal("kill-server")
         assert listener.connections == 0
@@ -227,8 +229,13 @@ def test_without_a_key_no_tracker_or_tracker_screen_opens_a_connection(story, as
 
 def wandb_steps(run: RunDir) -> list[int]:
     """Return the step of each row, read by wandb's own reader."""
-    pieces = sorted((run.path / "wandb").glob("offline-run-*"), key=lambda piece: piece.name)
-    rows = [record["history"]["item"] for piece in pieces for record in records(piece) if "history" in record]
+    offline_runs = sorted((run.path / "wandb").glob("offline-run-*"), key=lambda offline_run: offline_run.name)
+    rows = [
+        record["history"]["item"]
+        for offline_run in offline_runs
+        for record in records(offline_run)
+        if "history" in record
+    ]
     return [int(row["_step"]) for row in rows]
 
 

@@ -32,7 +32,7 @@ def offline(monkeypatch):
 
 
 @pytest.fixture
-def ready(clone, tmp_path):
+def configured_clone(clone, tmp_path):
     """A configured clone and a results folder."""
     completed = clone.make("defconfig-gpt2-cpu-quick")
     assert completed.returncode == 0, completed.stderr
@@ -62,8 +62,8 @@ def without_devices(values: dict[int, dict[str, float]]) -> dict[int, dict[str, 
 # Every step with its values, of two parallel runs
 
 
-def test_two_parallel_runs_have_the_same_metrics_in_three_trackers_as_in_their_files(ready):
-    clone, results = ready
+def test_two_parallel_runs_have_the_same_metrics_in_three_trackers_as_in_their_files(configured_clone):
+    clone, results = configured_clone
     completed = clone.make(
         *("test-matrix", *TINY, "MAX_ITERS=60", "EVAL_INTERVAL=20", "OPTIMIZER=adamw,muon", "PARALLEL_JOBS=2"),
         *("TRACKER=wandb,trackio,tensorboard", f"RESULTS_DIR={results}"),
@@ -72,7 +72,7 @@ def test_two_parallel_runs_have_the_same_metrics_in_three_trackers_as_in_their_f
     matrix = only(matrices(results))
     runs = [matrix / run["name"] for run in load_json(matrix / "matrix.json")["runs"]]
     spans = [(load_json(run / "status.json")["started"], load_json(run / "status.json")["ended"]) for run in runs]
-    assert max(begin for begin, _ in spans) < min(end for _, end in spans)  # they overlapped
+    assert max(start for start, _ in spans) < min(end for _, end in spans)  # they overlapped
     for run in runs:
         _check_run(clone.python, run)
     assert "pending" not in completed.stdout
@@ -80,51 +80,51 @@ def test_two_parallel_runs_have_the_same_metrics_in_three_trackers_as_in_their_f
 
 
 def _check_run(python: str, run: Path) -> None:
-    want, stamps, all_held = expected_values(run), expected_times(run), held_by(python, run)
-    assert sorted(want) == list(range(61))
-    for name, held in all_held.items():
-        assert held.steps == sorted(want), f"{name} of {run.name}"
-        assert without_devices(held.values) == approx(want), f"{name} of {run.name}"
+    expected, stamps, contents = expected_values(run), expected_times(run), held_by(python, run)
+    assert sorted(expected) == list(range(61))
+    for name, content in contents.items():
+        assert content.steps == sorted(expected), f"{name} of {run.name}"
+        assert without_devices(content.values) == approx(expected), f"{name} of {run.name}"
         assert load_json(run / "track.json")["trackers"][name]["state"] == "done"
-        if held.times:
-            assert {s: stamps[s] for s in held.times} == pytest.approx(dict(held.times), abs=1e-3)
-    _check_wandb(run, all_held["wandb"].about)
-    _check_trackio(run, all_held["trackio"].about)
-    _check_tensorboard(run, all_held["tensorboard"].about)
+        if content.times:
+            assert {s: stamps[s] for s in content.times} == pytest.approx(dict(content.times), abs=1e-3)
+    _check_wandb(run, contents["wandb"].about)
+    _check_trackio(run, contents["trackio"].about)
+    _check_tensorboard(run, contents["tensorboard"].about)
 
 
 def _optimizer(run: Path) -> str:
     return str(load_json(run / "run.json")["axes"]["optimizer"])
 
 
-def _check_wandb(run: Path, about: dict) -> None:
-    known = about["run"]
+def _check_wandb(run: Path, metadata: dict) -> None:
+    known = metadata["run"]
     assert (known["display_name"], known["run_group"], known["job_type"]) == (run.name, run.parent.name, "train")
     assert known["project"] == load_json(run / "run.json")["tracking"]["project"]
     assert f"optimizer={_optimizer(run)}" in known["tags"]
     assert known["config"]["update"]["GPT2_MAX_ITERS"] == 60
     assert known["config"]["update"]["run_id"] == load_json(run / "run.json")["run_id"]
-    assert about["exit"].get("exit_code", 0) == 0
+    assert metadata["exit"].get("exit_code", 0) == 0
 
 
-def _check_trackio(run: Path, about: dict) -> None:
-    config = about["run"]["config"]
+def _check_trackio(run: Path, metadata: dict) -> None:
+    config = metadata["run"]["config"]
     assert config["GPT2_MAX_ITERS"] == "60"
     assert config["run_id"] == load_json(run / "run.json")["run_id"]
     assert config["_Group"] == run.parent.name
     assert f"optimizer={_optimizer(run)}" in config["tags"]
     assert config["status"] == "finished"
     stamps = expected_times(run)
-    for step, text in about["stamps"].items():
+    for step, text in metadata["stamps"].items():
         assert datetime.fromisoformat(text).timestamp() == pytest.approx(stamps[step], abs=1e-3)
 
 
-def _check_tensorboard(run: Path, about: dict) -> None:
-    (text,) = about["config"]
+def _check_tensorboard(run: Path, metadata: dict) -> None:
+    (text,) = metadata["config"]
     assert "| GPT2_MAX_ITERS | 60 |" in text
     assert f"| group | {run.parent.name} |" in text
     assert f"optimizer={_optimizer(run)}" in text
-    assert about["status"] == ["finished"]
+    assert metadata["status"] == ["finished"]
 
 
 # SIGKILL of the trainer in the middle, then continue
@@ -134,11 +134,11 @@ def newest_step(run: Path) -> int:
     return max((line["step"] for line in complete_lines(run / "metrics.jsonl")), default=-1)
 
 
-def test_each_tracker_stores_each_step_of_a_killed_and_resumed_run_once(ready):
-    clone, results = ready
-    words = ("train", *TINY, f"MAX_ITERS={STEPS}", "EVAL_INTERVAL=100", "CHECKPOINT_INTERVAL=100", "TRACKER=all")
+def test_each_tracker_stores_each_step_of_a_killed_and_resumed_run_once(configured_clone):
+    clone, results = configured_clone
+    arguments = ("train", *TINY, f"MAX_ITERS={STEPS}", "EVAL_INTERVAL=100", "CHECKPOINT_INTERVAL=100", "TRACKER=all")
     runner = subprocess.Popen(
-        ["make", "--no-print-directory", *words, f"RESULTS_DIR={results}"],
+        ["make", "--no-print-directory", *arguments, f"RESULTS_DIR={results}"],
         cwd=clone.root,
         env=environment(),
         stdout=subprocess.DEVNULL,
@@ -159,30 +159,32 @@ def test_each_tracker_stores_each_step_of_a_killed_and_resumed_run_once(ready):
     completed = clone.make("continue", f"TARGET={run.parent}")
     assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-2000:]
     assert any(line.get("resumed") for line in complete_lines(run / "metrics.jsonl"))
-    said: dict[int, set[float]] = {}
+    logged: dict[int, set[float]] = {}
     for line in complete_lines(run / "metrics.jsonl"):
         if "train/loss" in line:
-            said.setdefault(line["step"], set()).add(line["train/loss"])
+            logged.setdefault(line["step"], set()).add(line["train/loss"])
     before = held_by(clone.python, run)
-    for name, held in before.items():
-        assert held.steps == list(range(STEPS + 1)), name
+    for name, content in before.items():
+        assert content.steps == list(range(STEPS + 1)), name
         for step in range(STEPS):
-            assert any(held.values[step]["train/loss"] == pytest.approx(loss, rel=1e-6) for loss in said[step]), name
-    again = clone.make("track-sync", f"TARGET={run.parent}", "TRACKER=all")
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert again.stdout.count(f"has all {STEPS + 1} steps (0 new)") == len(TRACKERS)
-    for name, held in held_by(clone.python, run).items():
-        assert held.rows == before[name].rows, name
+            assert any(content.values[step]["train/loss"] == pytest.approx(loss, rel=1e-6) for loss in logged[step]), (
+                name
+            )
+    synced = clone.make("track-sync", f"TARGET={run.parent}", "TRACKER=all")
+    assert synced.returncode == 0, synced.stdout + synced.stderr
+    assert synced.stdout.count(f"has all {STEPS + 1} steps (0 new)") == len(TRACKERS)
+    for name, content in held_by(clone.python, run).items():
+        assert content.rows == before[name].rows, name
 
 
 # A killed tracker process
 
 
-def test_killing_the_tracker_processes_twice_loses_nothing_and_keeps_the_run_alive(ready):
-    clone, results = ready
-    words = ("train", *TINY, "MAX_ITERS=300", "EVAL_INTERVAL=100", "TRACKER=all", f"RESULTS_DIR={results}")
+def test_killing_the_tracker_processes_twice_loses_nothing_and_keeps_the_run_alive(configured_clone):
+    clone, results = configured_clone
+    arguments = ("train", *TINY, "MAX_ITERS=300", "EVAL_INTERVAL=100", "TRACKER=all", f"RESULTS_DIR={results}")
     runner = subprocess.Popen(
-        ["make", "--no-print-directory", *words],
+        ["make", "--no-print-directory", *arguments],
         cwd=clone.root,
         env=environment(),
         stdout=subprocess.PIPE,
@@ -207,6 +209,6 @@ def test_killing_the_tracker_processes_twice_loses_nothing_and_keeps_the_run_ali
     assert runner.returncode == 0, out[-3000:]
     run = only(results.glob("test_matrix_results_*/*/run.json")).parent
     assert load_json(run / "status.json")["status"] == "finished"
-    want = sorted(expected_values(run))
-    for name, held in held_by(clone.python, run).items():
-        assert held.steps == want, name
+    expected = sorted(expected_values(run))
+    for name, content in held_by(clone.python, run).items():
+        assert content.steps == expected, name

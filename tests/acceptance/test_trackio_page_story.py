@@ -79,25 +79,25 @@ def serving(clone, *arguments: str) -> Iterator[Served]:
 
 @pytest.fixture
 def window(tmp_path: Path) -> Iterator[Browser]:
-    with browser(tmp_path / "downloads") as one:
-        yield one
+    with browser(tmp_path / "downloads") as opened:
+        yield opened
 
 
 def test_a_browser_shows_a_run_during_and_after_training(clone, window, tmp_path):
     results = tmp_path / "results"
-    at = f"RESULTS_DIR={results}"
+    results_arg = f"RESULTS_DIR={results}"
     assert clone.make("defconfig-gpt2-cpu-quick", "TRACKER=trackio,tensorboard", f"PROJECT={PROJECT}").returncode == 0
-    with background_process(clone, "make", "--no-print-directory", "test-matrix", at, *ENDLESS) as running:
+    with background_process(clone, "make", "--no-print-directory", "test-matrix", results_arg, *ENDLESS) as running:
         wait_until((results / "trackio" / f"{PROJECT}.db").exists, "the first point is stored", 900)
-        with busy_port() as taken, serving(clone, "trackio-view", at, f"PORT={taken}") as page:
+        with busy_port() as taken, serving(clone, "trackio-view", results_arg, f"PORT={taken}") as page:
             assert f"(port {taken} is in use)" in page.said
             the_curve_grows(window, page)
             the_devices_are_there(window, page)
-            the_page_has_one_server_and_its_owner_knows_it(clone, at, results, page)
-            row = clone.make("trackio-console", at).stdout.splitlines()[-1].split()
+            the_page_has_one_server_and_its_owner_knows_it(clone, results_arg, results, page)
+            row = clone.make("trackio-console", results_arg).stdout.splitlines()[-1].split()
             assert row[:2] == [RUN, "running"]
 
-            assert clone.make("stop", at).returncode == 0
+            assert clone.make("stop", results_arg).returncode == 0
             assert running.wait(timeout=300) != 0
             matrix = only(results.glob("test_matrix_results_*"))
             steps = {line["step"] for line in load_jsonl(matrix / RUN / "metrics.jsonl") if "train/loss" in line}
@@ -106,9 +106,9 @@ def test_a_browser_shows_a_run_during_and_after_training(clone, window, tmp_path
                 lambda: window.count(LOSS) and len(window.download_csv(LOSS)) == len(steps), "every step is drawn"
             )
             assert "has ended" in page.interrupt()
-    assert "not running: start it with make trackio-view" in clone.make("trackio-web", at).stdout
+    assert "not running: start it with make trackio-view" in clone.make("trackio-web", results_arg).stdout
     what_trackio_holds_is_what_was_recorded(clone, results, steps)
-    tensorboard_shows_it(clone, window, at)
+    tensorboard_shows_it(clone, window, results_arg)
 
 
 def the_curve_grows(window: Browser, page: Served) -> None:
@@ -134,16 +134,16 @@ def the_devices_are_there(window: Browser, page: Served) -> None:
     window.save_screenshot("trackio-devices")
 
 
-def the_page_has_one_server_and_its_owner_knows_it(clone, at: str, results: Path, page: Served) -> None:
-    second = clone.make("trackio-view", at)
-    told = clone.make("trackio-web", at)
-    assert second.returncode == told.returncode == 0
-    assert second.stdout.splitlines()[0] == told.stdout.splitlines()[0] == f"URL: {page.url}"
-    assert "write_token" not in told.stdout
+def the_page_has_one_server_and_its_owner_knows_it(clone, results_arg: str, results: Path, page: Served) -> None:
+    second = clone.make("trackio-view", results_arg)
+    output = clone.make("trackio-web", results_arg)
+    assert second.returncode == output.returncode == 0
+    assert second.stdout.splitlines()[0] == output.stdout.splitlines()[0] == f"URL: {page.url}"
+    assert "write_token" not in output.stdout
     assert stat.S_IMODE(only((results / "trackio").glob(".page-*.json")).stat().st_mode) == 0o600
-    wrong = clone.make("trackio-view", at, "PROJECT=gpt2-other")
-    assert wrong.returncode == 2
-    assert f"known projects, newest last: {PROJECT}" in wrong.stderr
+    refused = clone.make("trackio-view", results_arg, "PROJECT=gpt2-other")
+    assert refused.returncode == 2
+    assert f"known projects, newest last: {PROJECT}" in refused.stderr
 
 
 def what_trackio_holds_is_what_was_recorded(clone, results: Path, steps: set[int]) -> None:
@@ -161,8 +161,8 @@ def what_trackio_holds_is_what_was_recorded(clone, results: Path, steps: set[int
         assert len({row["timestamp"] for row in get("system-metric", metric)}) > 5, metric
 
 
-def tensorboard_shows_it(clone, window: Browser, at: str) -> None:
-    with serving(clone, "tensorboard", at, "PORT=21006") as page:
+def tensorboard_shows_it(clone, window: Browser, results_arg: str) -> None:
+    with serving(clone, "tensorboard", results_arg, "PORT=21006") as page:
         window.open(f"{page.url}?tagFilter=train%2Floss#timeseries")
         window.wait_until(lambda: {RUN, "/loss"} <= set(window.text.splitlines()), "the run and the chart are there")
         window.wait_until(lambda: window.count_colored_pixels("line-chart canvas") > 100, "the curve is painted")
@@ -172,11 +172,11 @@ def tensorboard_shows_it(clone, window: Browser, at: str) -> None:
 
 def test_without_data_each_page_reports_it(clone, tmp_path):
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    at = f"RESULTS_DIR={tmp_path}"
-    for target, said in (("trackio-view", "no Trackio project in"), ("tensorboard", "there is no matrix in")):
-        completed = clone.make(target, at)
+    results_arg = f"RESULTS_DIR={tmp_path}"
+    for target, message in (("trackio-view", "no Trackio project in"), ("tensorboard", "there is no matrix in")):
+        completed = clone.make(target, results_arg)
         assert completed.returncode == 2
-        assert said in completed.stderr
-    told = clone.make("trackio-web", at, "PROJECT=mine")
-    assert told.stdout == "URL: http://localhost:7860/?project=mine\nnot running: start it with make trackio-view\n"
+        assert message in completed.stderr
+    output = clone.make("trackio-web", results_arg, "PROJECT=mine")
+    assert output.stdout == "URL: http://localhost:7860/?project=mine\nnot running: start it with make trackio-view\n"
     assert list(tmp_path.iterdir()) == []

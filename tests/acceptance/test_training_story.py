@@ -34,14 +34,14 @@ def test_the_quickstart_compares_two_optimizers_from_a_fresh_clone(fresh_clone):
     assert completed.returncode == 0, completed.stdout + completed.stderr
     (matrix,) = matrices(fresh_clone.root)
     runs = [load_json(path) for path in sorted(matrix.glob("*/result.json"))]
-    asked = [load_json(path) for path in sorted(matrix.glob("*/run.json"))]
-    assert sorted((run["axes"]["optimizer"], run["train"]["num_gpus"]) for run in asked) == [
+    planned = [load_json(path) for path in sorted(matrix.glob("*/run.json"))]
+    assert sorted((run["axes"]["optimizer"], run["train"]["num_gpus"]) for run in planned) == [
         ("adamw", 1),
         ("adamw", 2),
         ("muon", 1),
         ("muon", 2),
     ]
-    assert len({run["train"]["data_sha256"] for run in asked}) == 1
+    assert len({run["train"]["data_sha256"] for run in planned}) == 1
     for run in runs:
         assert run["status"] == "finished"
         assert run["initial_val_loss"] - run["final_val_loss"] > 1.0
@@ -53,17 +53,17 @@ def test_the_quickstart_compares_two_optimizers_from_a_fresh_clone(fresh_clone):
     for name in ("loss_vs_steps", "loss_vs_tokens", "loss_vs_time", "final_loss_by_run", "throughput_by_run"):
         whole_picture(matrix / "graphs" / f"{name}.png")
     assert not (fresh_clone.root / ".config").exists()
-    took = max(run["ended"] for run in runs) - min(run["provenance"]["created"] for run in asked)
-    print(f"quickstart: {took:.0f} s after set-up")
+    duration = max(run["ended"] for run in runs) - min(run["provenance"]["created"] for run in planned)
+    print(f"quickstart: {duration:.0f} s after set-up")
 
 
 def test_two_optimizers_on_one_rank_are_two_runs(clone, tmp_path):
     """The runs of the dry run are those that are trained, and .config is unchanged."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     before = (clone.root / ".config").read_bytes()
-    words = ("MAX_ITERS=20", "OPTIMIZER=sgd,adamw", "NUM_GPUS=1", f"RESULTS_DIR={tmp_path}")
-    dry = clone.make("test-matrix-dry-run", *words)
-    completed = clone.make("test-matrix", *words)
+    arguments = ("MAX_ITERS=20", "OPTIMIZER=sgd,adamw", "NUM_GPUS=1", f"RESULTS_DIR={tmp_path}")
+    dry = clone.make("test-matrix-dry-run", *arguments)
+    completed = clone.make("test-matrix", *arguments)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     (matrix,) = matrices(tmp_path)
     listed = [line.split()[1:3] for line in dry.stdout.splitlines() if line.startswith("run ")]
@@ -93,12 +93,12 @@ def test_a_run_with_a_nan_loss_fails_without_affecting_the_others(clone, tmp_pat
     (matrix,) = matrices(tmp_path)
     by_rate = {load_json(path)["axes"]["lr"]: path.parent for path in matrix.glob("*/run.json")}
     assert load_json(by_rate["6e-4"] / "status.json")["status"] == "finished"
-    sick = load_json(by_rate["1e9"] / "status.json")
-    assert sick["status"] == "failed"
-    assert "nan" in sick["reason"]
-    assert any("Iter 0" in line for line in sick["log_tail"])
+    failed = load_json(by_rate["1e9"] / "status.json")
+    assert failed["status"] == "failed"
+    assert "nan" in failed["reason"]
+    assert any("Iter 0" in line for line in failed["log_tail"])
     summary = (matrix / "summary_report.txt").read_text()
-    assert sick["reason"] in summary
+    assert failed["reason"] in summary
     assert load_json(matrix / "status.json")["status"] == "failed"
 
 
@@ -140,8 +140,8 @@ def test_ctrl_c_leaves_no_process_and_no_damaged_file(clone, background, tmp_pat
 def test_two_matrices_at_the_same_time_do_not_affect_each_other(clone, background, tmp_path):
     """Two directories and two sets of processes, and both finish."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    words = ("OPTIMIZER=adamw", "NUM_GPUS=2", "MAX_ITERS=30", "EVAL_SAMPLES=20")
-    both = [background("test-matrix", *words, f"SEED={seed}", f"RESULTS_DIR={tmp_path}") for seed in (1, 2)]
+    arguments = ("OPTIMIZER=adamw", "NUM_GPUS=2", "MAX_ITERS=30", "EVAL_SAMPLES=20")
+    both = [background("test-matrix", *arguments, f"SEED={seed}", f"RESULTS_DIR={tmp_path}") for seed in (1, 2)]
     assert [process.wait(timeout=400) for process in both] == [0, 0]
     assert len(matrices(tmp_path)) == 2
     losses = [load_json(path)["final_val_loss"] for path in sorted(tmp_path.glob("*/*/result.json"))]
@@ -151,8 +151,8 @@ def test_two_matrices_at_the_same_time_do_not_affect_each_other(clone, backgroun
 def test_reports_are_rebuilt_from_the_run_directories(clone, tmp_path):
     """Text reports and graphs can be deleted and rebuilt from the runs."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    words = ("OPTIMIZER=adamw,sgd", "NUM_GPUS=1", "MAX_ITERS=20", "EVAL_SAMPLES=20", f"RESULTS_DIR={tmp_path}")
-    assert clone.make("test-matrix", *words).returncode == 0
+    arguments = ("OPTIMIZER=adamw,sgd", "NUM_GPUS=1", "MAX_ITERS=20", "EVAL_SAMPLES=20", f"RESULTS_DIR={tmp_path}")
+    assert clone.make("test-matrix", *arguments).returncode == 0
     (matrix,) = matrices(tmp_path)
     kept = {path: path.read_bytes() for path in matrix.rglob("*") if path.is_file() and path.parent.parent == matrix}
     before = load_json(matrix / "results.json")
@@ -175,8 +175,8 @@ def test_reports_are_rebuilt_from_the_run_directories(clone, tmp_path):
 
 def test_the_benchmarks_run_without_a_peer(clone):
     """Without a peer; with --peer PATH the same script prints the ratio."""
-    for script, *words in (("config.py",), ("matrix.py",), ("train_vs_peer.py", "--rounds", "1", "--steps", "40")):
-        completed = clone.run(clone.python, f"bench/{script}", *words)
+    for script, *arguments in (("config.py",), ("matrix.py",), ("train_vs_peer.py", "--rounds", "1", "--steps", "40")):
+        completed = clone.run(clone.python, f"bench/{script}", *arguments)
         assert completed.returncode == 0, f"{script}\n{completed.stdout}{completed.stderr}"
         assert completed.stdout.strip()
 
@@ -196,7 +196,7 @@ def test_a_custom_optimizer_and_a_custom_model_take_three_edits_each(fresh_clone
         'config GPT2_OPTIMIZER_SIGNSGD\n\tbool "signsgd: the sign of the gradient"\n\n',
     )
     edit(kconfig, "config GPT2_ARCH_GPT2\n", 'config GPT2_ARCH_RELU2\n\tbool "relu2: GPT-2 with squared ReLUs"\n\n')
-    words = (
+    arguments = (
         "OPTIMIZER=signsgd",
         "ARCH=gpt2,relu2",
         "LEARNING_RATE=1e-3",
@@ -205,7 +205,7 @@ def test_a_custom_optimizer_and_a_custom_model_take_three_edits_each(fresh_clone
         "EVAL_SAMPLES=20",
     )
     assert fresh_clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    completed = fresh_clone.make("test-matrix", *words, f"RESULTS_DIR={tmp_path}")
+    completed = fresh_clone.make("test-matrix", *arguments, f"RESULTS_DIR={tmp_path}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     results = {
         load_json(path.parent / "run.json")["train"]["arch"]: load_json(path)
@@ -224,18 +224,27 @@ def example(page: Path) -> str:
 def insert_before(path: Path, mark: str, text: str) -> None:
     """Insert a text before a mark in a file, as a reader of the page does."""
     content = path.read_text(encoding="utf-8")
-    place = content.index(mark)
-    path.write_text(content[:place] + text + content[place:], encoding="utf-8")
+    position = content.index(mark)
+    path.write_text(content[:position] + text + content[position:], encoding="utf-8")
 
 
 def test_missing_data_is_refused_with_the_expected_path(clone, tmp_path):
     """A run with missing or unavailable shards starts nothing and reports the expected path."""
     assert clone.make("defconfig-gpt2-finewebedu-a10gx4").returncode == 0
-    words = ("DEVICE=cpu", "NUM_GPUS=1", "DDP_BACKEND=gloo", f"DATA_DIR={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path}")
-    unfetched = clone.kmatrix("test-matrix", *words, HF_ENDPOINT="http://127.0.0.1:9")
-    missing = clone.kmatrix("test-matrix", *words, "DATASET=shards", "DATA_PATH=nowhere")
-    for completed, said in ((unfetched, "cannot download the dataset kjj0/finewebedu10B-gpt2"), (missing, "_train_")):
+    arguments = (
+        "DEVICE=cpu",
+        "NUM_GPUS=1",
+        "DDP_BACKEND=gloo",
+        f"DATA_DIR={tmp_path / 'data'}",
+        f"RESULTS_DIR={tmp_path}",
+    )
+    unfetched = clone.kmatrix("test-matrix", *arguments, HF_ENDPOINT="http://127.0.0.1:9")
+    missing = clone.kmatrix("test-matrix", *arguments, "DATASET=shards", "DATA_PATH=nowhere")
+    for completed, message in (
+        (unfetched, "cannot download the dataset kjj0/finewebedu10B-gpt2"),
+        (missing, "_train_"),
+    ):
         assert completed.returncode == 2
-        assert said in completed.stderr
+        assert message in completed.stderr
         assert "Traceback" not in completed.stderr
     assert matrices(tmp_path) == []

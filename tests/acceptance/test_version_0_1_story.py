@@ -48,7 +48,7 @@ def test_a_matrix_of_version_0_1_can_be_read_continued_reproduced_and_synced(fre
         completed.stdout + completed.stderr
     )  # 1, because another processor may not give the same bits
     assert re.search(r"\d+ values in 61 steps", completed.stdout), completed.stdout
-    again = only(path for path in matrices(fresh_clone.root) if path != matrix) / FINISHED
-    before, after = results[FINISHED], load_json(again / "result.json")
+    repeated = only(path for path in matrices(fresh_clone.root) if path != matrix) / FINISHED
+    before, after = results[FINISHED], load_json(repeated / "result.json")
     assert after["run_id"] == before["run_id"]
     assert after["final_val_loss"] == pytest.approx(before["final_val_loss"], abs=1e-3)

@@ -52,23 +52,23 @@ def ended_cleanly(output):
 
 def test_two_ranks_with_six_sequences_equal_one_rank_with_twelve(tmp_path):
     common = {"gradient_accumulation": 4, "max_iters": 8, "eval_samples": 25, "data_path": tmp_path / "data"}
-    one = make_run(tmp_path, "one", batch_size=12, **common)
-    two = make_run(tmp_path, "two", batch_size=6, num_gpus=2, **common)
+    single = make_run(tmp_path, "one", batch_size=12, **common)
+    double = make_run(tmp_path, "two", batch_size=6, num_gpus=2, **common)
     (tmp_path / "weights").mkdir()
-    processes = [start(one), start(two, FAULT_DUMP=tmp_path / "weights")]
+    processes = [start(single), start(double, FAULT_DUMP=tmp_path / "weights")]
     outputs = [end_of(process) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
-    assert train_losses(two) == pytest.approx(train_losses(one), abs=1e-5)
-    first, second = (read_json(run.result) for run in (one, two))
+    assert train_losses(double) == pytest.approx(train_losses(single), abs=1e-5)
+    first, second = (read_json(run.result) for run in (single, double))
     for key in ("initial_val_loss", "final_val_loss"):
         assert second[key] == pytest.approx(first[key], abs=1e-5)
     assert second["world_size"] == 2
     replicas = [torch.load(tmp_path / f"weights/{rank}.pt", weights_only=True) for rank in (0, 1)]
-    alone = load_checkpoint(one.checkpoints / "final.pt")["model"]
-    assert replicas[0].keys() == replicas[1].keys() == alone.keys()
-    for name, weights in alone.items():
+    weights = load_checkpoint(single.checkpoints / "final.pt")["model"]
+    assert replicas[0].keys() == replicas[1].keys() == weights.keys()
+    for name, tensor in weights.items():
         assert torch.equal(replicas[0][name], replicas[1][name]), f"replicas differ in {name}"
-        assert torch.allclose(replicas[0][name], weights, atol=1e-5), f"{name} is not that of one rank"
+        assert torch.allclose(replicas[0][name], tensor, atol=1e-5), f"{name} is not that of one rank"
 
 
 def test_two_ranks_prune_the_same_weights_without_communication(tmp_path):
@@ -204,9 +204,9 @@ def test_a_slower_rank_is_detected_although_all_steps_take_the_same_time(tmp_pat
     fast, slow = (list(read_jsonl(run_dir.timings(rank))) for rank in (0, 1))
     assert [line["step"] for line in fast] == [line["step"] for line in slow] == [4, 8, 12]
     assert [line["steps"] for line in slow] == [4, 4, 4]
-    for quick, late in zip(fast, slow, strict=True):
-        assert late["compute_ms"] > quick["compute_ms"] + 30
-        assert quick["step_ms"] == pytest.approx(late["step_ms"], rel=0.3)
+    for fast_line, slow_line in zip(fast, slow, strict=True):
+        assert slow_line["compute_ms"] > fast_line["compute_ms"] + 30
+        assert fast_line["step_ms"] == pytest.approx(slow_line["step_ms"], rel=0.3)
 
 
 @pytest.mark.slow

@@ -47,9 +47,9 @@ def dataset(folder, tokenizer, text=TEXT):
 def test_a_byte_tokenizer_has_one_byte_per_token_except_for_document_ends(tmp_path):
     tokens = dataset(tmp_path, load("byte"))
     windows = Windows(tmp_path, "val", block_size=32, vocab_size=257)
-    places = windows.spread(10_000)
-    targets = tokens[1 : 1 + 32 * len(places)]
-    assert bytes_per_token(windows, places, load("byte")) == (len(targets) - 1) / len(targets)
+    indices = windows.spread(10_000)
+    targets = tokens[1 : 1 + 32 * len(indices)]
+    assert bytes_per_token(windows, indices, load("byte")) == (len(targets) - 1) / len(targets)
     assert 256 in targets
 
 
@@ -57,11 +57,11 @@ def test_the_bytes_of_bpe_tokens_are_those_of_their_text(tmp_path):
     bpe = BpeTokenizer.trained([TEXT], 320)
     tokens = dataset(tmp_path, bpe)
     windows = Windows(tmp_path, "val", block_size=16, vocab_size=bpe.vocab_size)
-    places = windows.spread(10_000)
-    targets = tokens[1 : 1 + 16 * len(places)]
+    indices = windows.spread(10_000)
+    targets = tokens[1 : 1 + 16 * len(indices)]
     text = bpe.decode([token for token in targets if token != bpe.end_of_document])
     cut = 4  # the last window may end within a character
-    assert bytes_per_token(windows, places, bpe) * len(targets) == pytest.approx(len(text.encode()), abs=cut)
+    assert bytes_per_token(windows, indices, bpe) * len(targets) == pytest.approx(len(text.encode()), abs=cut)
 
 
 def test_without_the_vocabulary_there_are_no_bits_per_byte(tmp_path, monkeypatch):
@@ -85,17 +85,17 @@ def test_bits_per_byte_are_the_total_loss_in_bits_over_the_bytes_of_the_text(tmp
     loss = validation.loss(model)
 
     sizes = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 64, "vocab_size": 257}
-    twin = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
+    hf_model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
     state = {
         f"transformer.{name}": value.t() if re.search(r"c_(attn|proj|fc)\.weight", name) else value
         for name, value in model.state_dict().items()
     }
-    twin.load_state_dict(state, strict=False)
+    hf_model.load_state_dict(state, strict=False)
     nats = 0.0
     for start in range(0, len(tokens) - 64, 64):
         window = torch.tensor([tokens[start : start + 65]])
         with torch.no_grad():
-            log_probs = twin(window[:, :-1]).logits.double().log_softmax(-1)
+            log_probs = hf_model(window[:, :-1]).logits.double().log_softmax(-1)
         nats -= log_probs.gather(-1, window[:, 1:, None]).sum().item()
     count = (len(tokens) - 1) // 64 * 64
     text = bytes(token for token in tokens[1 : count + 1] if token < 256)
@@ -139,7 +139,7 @@ def test_a_prompt_that_the_tokenizer_cannot_encode_is_refused_at_once(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory):
+def evaluated_run(tmp_path_factory):
     """A run with all evaluations."""
     folder = tmp_path_factory.mktemp("judged")
     hellaswag = {"hellaswag": str(jsonl(folder)), "hellaswag_interval": 10, "hellaswag_examples": 0}
@@ -147,8 +147,8 @@ def judged(tmp_path_factory):
     return run_dir, train(run_dir)
 
 
-def test_bits_per_byte_are_in_the_metrics_the_log_and_the_result(judged):
-    run_dir, process = judged
+def test_bits_per_byte_are_in_the_metrics_the_log_and_the_result(evaluated_run):
+    run_dir, process = evaluated_run
     result = read_json(run_dir.result)
     lines = [line for line in read_jsonl(run_dir.metrics) if "val/loss" in line]
     assert result["bytes_per_token"] == 1.0
@@ -159,8 +159,8 @@ def test_bits_per_byte_are_in_the_metrics_the_log_and_the_result(judged):
     assert f"| bpb {result['final_bits_per_byte']:.4f}" in process.stdout
 
 
-def test_hellaswag_is_evaluated_at_its_interval_and_at_the_end(judged):
-    run_dir, process = judged
+def test_hellaswag_is_evaluated_at_its_interval_and_at_the_end(evaluated_run):
+    run_dir, process = evaluated_run
     lines = {line.step: line.values for line in merged_metrics(run_dir.metrics) if "hellaswag/accuracy" in line.values}
     assert sorted(lines) == [0, 10, 12]
     result = read_json(run_dir.result)
@@ -170,8 +170,8 @@ def test_hellaswag_is_evaluated_at_its_interval_and_at_the_end(judged):
     assert len(re.findall(r"^Iter \d+ \| HellaSwag 0\.\d{4} \| normalised 0\.\d{4}$", process.stdout, re.M)) == 3
 
 
-def test_samples_are_written_at_their_interval_and_at_the_end(judged):
-    run_dir, process = judged
+def test_samples_are_written_at_their_interval_and_at_the_end(evaluated_run):
+    run_dir, process = evaluated_run
     samples = list(read_jsonl(run_dir.samples))
     assert [sample["step"] for sample in samples] == [0, 6, 12]
     assert {sample["prompt"] for sample in samples} == {"ab"}
@@ -179,8 +179,8 @@ def test_samples_are_written_at_their_interval_and_at_the_end(judged):
     assert len(re.findall(r'^Iter \d+ \| Sample of "ab": ".*"$', process.stdout, re.M)) == 3
 
 
-def test_evaluations_do_not_change_the_training(judged, tmp_path):
-    run_dir, process = judged
+def test_evaluations_do_not_change_the_training(evaluated_run, tmp_path):
+    run_dir, process = evaluated_run
     plain = make_run(tmp_path, **RUN)
     train(plain)
     assert process.returncode == 0, process.stderr
@@ -188,14 +188,14 @@ def test_evaluations_do_not_change_the_training(judged, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_ranks_give_the_same_score_and_bits_as_one(judged, tmp_path):
-    run_dir, _ = judged
+def test_two_ranks_give_the_same_score_and_bits_as_one(evaluated_run, tmp_path):
+    run_dir, _ = evaluated_run
     hellaswag = {"hellaswag": str(jsonl(tmp_path)), "hellaswag_interval": 10, "hellaswag_examples": 0}
-    two = make_run(tmp_path, **RUN, num_gpus=2, batch_size=2, **SAMPLES, **hellaswag)
-    assert train(two).returncode == 0
-    one, other = read_json(run_dir.result), read_json(two.result)
-    assert one["hellaswag_accuracy"] == other["hellaswag_accuracy"]
-    assert other["final_bits_per_byte"] == pytest.approx(one["final_bits_per_byte"], rel=1e-4)
+    two_ranks = make_run(tmp_path, **RUN, num_gpus=2, batch_size=2, **SAMPLES, **hellaswag)
+    assert train(two_ranks).returncode == 0
+    single, double = read_json(run_dir.result), read_json(two_ranks.result)
+    assert single["hellaswag_accuracy"] == double["hellaswag_accuracy"]
+    assert double["final_bits_per_byte"] == pytest.approx(single["final_bits_per_byte"], rel=1e-4)
 
 
 def test_an_invalid_hellaswag_file_ends_the_run_at_once_with_the_reason(tmp_path):

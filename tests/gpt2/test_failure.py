@@ -21,44 +21,49 @@ from waiting import wait_until
 
 
 @pytest.fixture
-def dog(tmp_path):
+def rank_watchdog(tmp_path):
     """The watchdog of rank 0 of 1, and the messages of its reports."""
-    said = []
-    dog = Watchdog(log_of(tmp_path), rank=0, size=1, stalled=said.append)
-    dog.spent = lambda: 12.5
-    yield dog, said
-    dog.end()
+    reports = []
+    rank_watchdog = Watchdog(log_of(tmp_path), rank=0, size=1, stalled=reports.append)
+    rank_watchdog.spent = lambda: 12.5
+    yield rank_watchdog, reports
+    rank_watchdog.end()
 
 
 def log_of(tmp_path):
     return RunLog(RunDir(tmp_path), "id", 1, main=True)
 
 
-def at(rank, step, place, **more):
-    return RankPosition(rank=rank, step=step, kind=more.pop("kind", "step"), place=place, **more)
+def status_of_rank(rank, step, phase, **fields):
+    return RankPosition(rank=rank, step=step, kind=fields.pop("kind", "step"), place=phase, **fields)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "words"),
+    ("ranks", "expected"),
     [
         (
-            [at(0, 4, "backward"), at(1, 4, "forward", line="model.py:9 in forward")],
+            [status_of_rank(0, 4, "backward"), status_of_rank(1, 4, "forward", line="model.py:9 in forward")],
             "rank 1 is late, in forward of step 4 (model.py:9 in forward); rank 0 is in backward of step 4",
         ),
         (
-            [at(0, 5, "numbers"), at(1, 5, "data"), at(2, 5, "numbers"), at(3, 6, "forward")],
+            [
+                status_of_rank(0, 5, "numbers"),
+                status_of_rank(1, 5, "data"),
+                status_of_rank(2, 5, "numbers"),
+                status_of_rank(3, 6, "forward"),
+            ],
             "rank 1 is late, in data of step 5; ranks 0, 2 are in numbers of step 5; rank 3 is in forward of step 6",
         ),
         (
-            [at(0, 4, "backward", stuck="its process is stopped"), at(1, 4, "forward")],
+            [status_of_rank(0, 4, "backward", stuck="its process is stopped"), status_of_rank(1, 4, "forward")],
             "rank 0 is late, last seen in backward of step 4 (its process is stopped); rank 1 is in forward of step 4",
         ),
-        ([at(0, 4, "backward"), at(1, 4, "backward")], "ranks 0, 1 are in backward of step 4"),
-        ([at(0, 4, "", kind="evaluation")], "rank 0 is in evaluation of step 4"),
+        ([status_of_rank(0, 4, "backward"), status_of_rank(1, 4, "backward")], "ranks 0, 1 are in backward of step 4"),
+        ([status_of_rank(0, 4, "", kind="evaluation")], "rank 0 is in evaluation of step 4"),
     ],
 )
-def test_the_rank_with_the_least_progress_is_behind(ranks, words):
-    assert describe_ranks(ranks) == words
+def test_the_rank_with_the_least_progress_is_behind(ranks, expected):
+    assert describe_ranks(ranks) == expected
 
 
 def test_the_innermost_line_is_that_of_the_main_thread():
@@ -71,66 +76,66 @@ def test_the_innermost_line_is_that_of_the_main_thread():
     assert innermost("") == ""
 
 
-def test_the_limit_is_a_multiple_of_the_usual_time_with_a_floor(dog):
-    dog, _ = dog
-    assert dog.limit_s() is None
-    dog.begin(factor=10, floor_s=0.5)
-    assert dog.limit_s() == FIRST_S
-    dog._took["step"] = watchdog.deque([40.0])
-    dog._kind = "step"
-    assert dog.limit_s() == 400
-    dog._took["step"].extend([0.01] * 9)
-    assert dog.limit_s() == 0.5
-    dog._took["step"].extend([0.2] * 20)
-    assert dog.limit_s() == pytest.approx(2.0)
+def test_the_limit_is_a_multiple_of_the_usual_time_with_a_floor(rank_watchdog):
+    rank_watchdog, _ = rank_watchdog
+    assert rank_watchdog.limit_s() is None
+    rank_watchdog.begin(factor=10, floor_s=0.5)
+    assert rank_watchdog.limit_s() == FIRST_S
+    rank_watchdog._took["step"] = watchdog.deque([40.0])
+    rank_watchdog._kind = "step"
+    assert rank_watchdog.limit_s() == 400
+    rank_watchdog._took["step"].extend([0.01] * 9)
+    assert rank_watchdog.limit_s() == 0.5
+    rank_watchdog._took["step"].extend([0.2] * 20)
+    assert rank_watchdog.limit_s() == pytest.approx(2.0)
 
 
-def test_each_kind_of_work_has_its_own_usual_time(dog):
-    dog, _ = dog
-    dog.begin(factor=10, floor_s=0.0)
+def test_each_kind_of_work_has_its_own_usual_time(rank_watchdog):
+    rank_watchdog, _ = rank_watchdog
+    rank_watchdog.begin(factor=10, floor_s=0.0)
     for step in range(3):
-        dog.work("step", step)
-    dog.work("evaluation", 3)
-    assert dog.limit_s() == FIRST_S
-    dog.work("step", 3)
-    assert dog.limit_s() < 1
+        rank_watchdog.work("step", step)
+    rank_watchdog.work("evaluation", 3)
+    assert rank_watchdog.limit_s() == FIRST_S
+    rank_watchdog.work("step", 3)
+    assert rank_watchdog.limit_s() < 1
 
 
-def test_the_position_of_the_rank_is_recorded(dog, tmp_path, monkeypatch):
-    dog, said = dog
-    dog.work("step", 7)
-    dog.at("forward")
+def test_the_position_of_the_rank_is_recorded(rank_watchdog, tmp_path, monkeypatch):
+    rank_watchdog, reports = rank_watchdog
+    rank_watchdog.work("step", 7)
+    rank_watchdog.at("forward")
     wait_until(
         lambda: RunDir(tmp_path).rank_state(0).exists() and read_json(RunDir(tmp_path).rank_state(0))["step"] == 7
     )
     state = read_json(RunDir(tmp_path).rank_state(0))
     assert (state["work"], state["place"], state["pid"], state["spent_s"]) == ("step", "forward", os.getpid(), 12.5)
-    assert said == []
+    assert reports == []
 
 
-def test_a_stalled_step_is_reported_with_its_stack(dog, tmp_path, monkeypatch):
+def test_a_stalled_step_is_reported_with_its_stack(rank_watchdog, tmp_path, monkeypatch):
     monkeypatch.setattr(watchdog, "WAIT_S", 0.1)
-    dog, said = dog
+    rank_watchdog, reports = rank_watchdog
     for step in range(4):
-        dog.work("step", step)
-    dog.begin(factor=10, floor_s=0.1)
-    wait_until(lambda: said)
-    assert "rank 0 is in step of step 3" in said[0]
-    assert "test_failure.py" in said[0] or "until" in said[0]
+        rank_watchdog.work("step", step)
+    rank_watchdog.begin(factor=10, floor_s=0.1)
+    wait_until(lambda: reports)
+    assert "rank 0 is in step of step 3" in reports[0]
+    assert "test_failure.py" in reports[0] or "until" in reports[0]
     assert "until" in RunDir(tmp_path).rank_stacks(0).read_text()
 
 
 def test_a_progressing_run_is_not_reported_and_writes_no_stacks(tmp_path):
-    said = []
-    dog = Watchdog(log_of(tmp_path), rank=0, size=1, stalled=said.append)
-    dog.begin(factor=1000, floor_s=30)
+    reports = []
+    rank_watchdog = Watchdog(log_of(tmp_path), rank=0, size=1, stalled=reports.append)
+    rank_watchdog.begin(factor=1000, floor_s=30)
     end = time.monotonic() + 2.5
     step = 0
     while time.monotonic() < end:
-        dog.work("step", step)
+        rank_watchdog.work("step", step)
         step += 1
-    dog.end()
-    assert said == []
+    rank_watchdog.end()
+    assert reports == []
     assert not RunDir(tmp_path).rank_stacks(0).exists()
 
 
@@ -145,15 +150,15 @@ def nap():
     time.sleep(300)
 
 log = RunLog(RunDir(Path(sys.argv[1])), "id", 1, main=False)
-dog = Watchdog(log, rank=1, size=2, stalled=lambda reason: None)
-dog.work("step", 3)
-dog.at("forward")
+rank_watchdog = Watchdog(log, rank=1, size=2, stalled=lambda reason: None)
+rank_watchdog.work("step", 3)
+rank_watchdog.at("forward")
 nap()
 """
 
 
 @pytest.fixture
-def other(tmp_path):
+def sleeping_rank(tmp_path):
     """Rank 1 in another process, asleep in a forward pass."""
     process = subprocess.Popen([sys.executable, "-c", OTHER, str(tmp_path)], env=environment())
     yield process
@@ -162,25 +167,25 @@ def other(tmp_path):
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_rank_can_dump_the_stack_of_another_even_if_that_is_stopped(tmp_path, other, monkeypatch, stopped):
+def test_a_rank_can_dump_the_stack_of_another_even_if_that_is_stopped(tmp_path, sleeping_rank, monkeypatch, stopped):
     run_dir = RunDir(tmp_path)
     wait_until(lambda: run_dir.rank_state(1).exists() and read_json(run_dir.rank_state(1))["step"] == 3)
     if stopped:
-        os.kill(other.pid, signal.SIGSTOP)
-        wait_until(lambda: ") T" in Path(f"/proc/{other.pid}/stat").read_text())
+        os.kill(sleeping_rank.pid, signal.SIGSTOP)
+        wait_until(lambda: ") T" in Path(f"/proc/{sleeping_rank.pid}/stat").read_text())
     monkeypatch.setattr(watchdog, "WAIT_S", 0.1)
     monkeypatch.setattr(watchdog, "TICK_S", 0.3)
-    said = []
-    dog = Watchdog(log_of(tmp_path), rank=0, size=2, stalled=said.append)
+    reports = []
+    rank_watchdog = Watchdog(log_of(tmp_path), rank=0, size=2, stalled=reports.append)
     for step in range(4):
-        dog.work("step", step)
-    dog.at("backward")
-    dog.begin(factor=1, floor_s=0.5)
-    wait_until(lambda: said)
-    dog.end()
-    assert f"rank 1 is late, {'last seen ' if stopped else ''}in forward of step 3" in said[0]
-    assert ("(its process is stopped)" in said[0]) == stopped
-    assert ("in nap" in said[0]) != stopped, "a process that was stopped goes on before it writes its stacks"
+        rank_watchdog.work("step", step)
+    rank_watchdog.at("backward")
+    rank_watchdog.begin(factor=1, floor_s=0.5)
+    wait_until(lambda: reports)
+    rank_watchdog.end()
+    assert f"rank 1 is late, {'last seen ' if stopped else ''}in forward of step 3" in reports[0]
+    assert ("(its process is stopped)" in reports[0]) == stopped
+    assert ("in nap" in reports[0]) != stopped, "a process that was stopped goes on before it writes its stacks"
     assert "nap" in run_dir.rank_stacks(1).read_text()
 
 
@@ -188,9 +193,9 @@ def test_a_rank_records_its_position_before_the_first_tick_so_that_an_early_free
     monkeypatch.setattr(watchdog, "TICK_S", 3600.0)
     run_dir = RunDir(tmp_path)
     write_json(run_dir.rank_state(0), {"attempt": 1, "spent_s": 33.5})
-    dog = Watchdog(RunLog(run_dir, "id", 2, main=True), rank=0, size=2, stalled=print)
+    rank_watchdog = Watchdog(RunLog(run_dir, "id", 2, main=True), rank=0, size=2, stalled=print)
     wait_until(lambda: read_json(run_dir.rank_state(0))["attempt"] == 2)
-    dog.end()
+    rank_watchdog.end()
     state = read_json(run_dir.rank_state(0))
     assert (state["pid"], state["spent_s"]) == (os.getpid(), 33.5)
 

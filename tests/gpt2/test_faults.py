@@ -102,16 +102,16 @@ def test_a_rollback_skips_the_data_up_to_the_bad_step(tmp_path):
 
 @given(st.lists(st.floats(0.1, 10) | st.just(math.nan), min_size=12, max_size=40), st.integers(0, 11))
 def test_a_restored_guard_decides_like_one_that_never_stopped(losses, cut):
-    def fresh(attempt):
+    def new_guard(attempt):
         policies = {"nan_policy": "skip", "spike_policy": "skip", "bad_steps_limit": 99}
         return guard_of("", attempt, spike_zscore=2.0, spike_window=10, **policies)
 
-    straight, before, after = fresh(1), fresh(1), fresh(2)
-    answers = [straight.check(step, loss, 1.0) for step, loss in enumerate(losses)]
+    uninterrupted, before, after = new_guard(1), new_guard(1), new_guard(2)
+    decisions = [uninterrupted.check(step, loss, 1.0) for step, loss in enumerate(losses)]
     first = [before.check(step, loss, 1.0) for step, loss in enumerate(losses[:cut])]
     after.load_state_dict(before.state_dict())
-    rest = [after.check(step, loss, 1.0) for step, loss in enumerate(losses[cut:], start=cut)]
-    assert first + rest == answers
+    remaining = [after.check(step, loss, 1.0) for step, loss in enumerate(losses[cut:], start=cut)]
+    assert first + remaining == decisions
 
 
 def test_earlier_rollbacks_are_remembered(tmp_path):

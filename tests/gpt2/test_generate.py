@@ -25,7 +25,7 @@ def model():
     return enlarge_weights(GPT(SHAPE, vocab_multiple=64)).eval()
 
 
-def drawn(*shape, seed=5):
+def random_ids(*shape, seed=5):
     return torch.randint(256, shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -37,7 +37,7 @@ def uncached(model, tokens):
 
 @pytest.mark.parametrize("pieces", [[1] * 24, [24], [5, 1, 1, 10, 7], [23, 1]])
 def test_cached_logits_equal_those_of_the_complete_text(model, pieces):
-    idx = drawn(2, 24)
+    idx = random_ids(2, 24)
     cache = Cache(SHAPE, 2)
     done = 0
     for size in pieces:
@@ -50,7 +50,7 @@ def test_cached_logits_equal_those_of_the_complete_text(model, pieces):
 
 
 def test_rows_of_different_lengths_do_not_affect_each_other(model):
-    texts = [drawn(n, seed=n) for n in (3, 17, 9)]
+    texts = [random_ids(n, seed=n) for n in (3, 17, 9)]
     cache = Cache(SHAPE, 3)
     for row, text in enumerate(texts):
         model.extend(text[None, :-1], cache, row)
@@ -61,7 +61,7 @@ def test_rows_of_different_lengths_do_not_affect_each_other(model):
 
 
 def test_a_moved_row_continues_as_before(model):
-    first, second = drawn(6, seed=1), drawn(11, seed=2)
+    first, second = random_ids(6, seed=1), random_ids(11, seed=2)
     cache = Cache(SHAPE, 2)
     model.extend(first[None], cache, 0)
     model.extend(second[None, :-1], cache, 1)
@@ -76,9 +76,9 @@ def test_a_row_longer_than_the_context_is_refused_and_the_cache_grows_on_demand(
     cache.append(0, 1, 1)
     assert cache._kv.shape[3] == 64
     full = Cache(SHAPE, 1)
-    model.extend(drawn(1, 24), full)
+    model.extend(random_ids(1, 24), full)
     with pytest.raises(ValueError, match="25 tokens in a row, but the model's context is 24"):
-        model.extend(drawn(1, 1), full)
+        model.extend(random_ids(1, 1), full)
 
 
 def test_temperature_0_selects_the_most_likely_token(model):
@@ -141,8 +141,8 @@ def test_a_drawn_token_is_always_one_of_the_top_k(logits, top_k, top_p, temperat
     token = sample_token(torch.tensor(logits), sampling, torch.Generator().manual_seed(seed))
     likelier = [x for x in logits if x > logits[token]]
     assert not top_k or len(likelier) < top_k
-    whole = sum(math.exp(x / temperature) for x in logits)
-    assert top_p == 1 or sum(math.exp(x / temperature) for x in likelier) / whole < top_p + 1e-4
+    total = sum(math.exp(x / temperature) for x in logits)
+    assert top_p == 1 or sum(math.exp(x / temperature) for x in likelier) / total < top_p + 1e-4
 
 
 @pytest.mark.parametrize(
@@ -163,54 +163,54 @@ def test_invalid_sampling_options_are_refused(options, message):
         Sampling(**options)
 
 
-def spoken(tokens, **options):
+def emitted(tokens, **options):
     """Return the pieces that are emitted when these tokens are drawn, and the whole text."""
     text = GeneratedText([1], Sampling(**{"max_tokens": 100, **options}), BYTES)
-    said = []
+    chunks = []
     for token in tokens:
-        said.append(text.add(token))
+        chunks.append(text.add(token))
         if text.finish:
             break
-    assert "".join(said) == text.text
-    return said, text
+    assert "".join(chunks) == text.text
+    return chunks, text
 
 
 def test_a_multi_byte_character_is_emitted_when_it_is_complete():
-    said, text = spoken("aé€😀b".encode(), max_tokens=11)
-    assert said == ["a", "", "é", "", "", "€", "", "", "", "😀", "b"]
+    chunks, text = emitted("aé€😀b".encode(), max_tokens=11)
+    assert chunks == ["a", "", "é", "", "", "€", "", "", "", "😀", "b"]
     assert text.finish == "length"
 
 
 def test_an_invalid_character_does_not_hold_back_the_text_forever():
-    said, _ = spoken([*b"a", 0xF0, 0xF0, 0xF0, 0xF0, *b"bc"])
-    assert "".join(said).startswith("a")
-    assert said[-1] == "c"
-    said, text = spoken([*b"a", 0xC3], max_tokens=2)
+    chunks, _ = emitted([*b"a", 0xF0, 0xF0, 0xF0, 0xF0, *b"bc"])
+    assert "".join(chunks).startswith("a")
+    assert chunks[-1] == "c"
+    chunks, text = emitted([*b"a", 0xC3], max_tokens=2)
     assert text.text == "a\N{REPLACEMENT CHARACTER}"
 
 
 def test_the_end_of_document_token_ends_a_text_and_is_not_emitted():
-    _, text = spoken([*b"ab", BYTES.end_of_document, *b"c"])
+    _, text = emitted([*b"ab", BYTES.end_of_document, *b"c"])
     assert (text.text, text.finish) == ("ab", "stop")
 
 
 def test_a_stop_text_ends_a_text_and_no_part_of_it_is_emitted():
-    said, text = spoken(b"one END two", stop=("END",))
+    chunks, text = emitted(b"one END two", stop=("END",))
     assert (text.text, text.finish) == ("one ", "stop")
-    assert said[:5] == ["o", "n", "e", " ", ""]
+    assert chunks[:5] == ["o", "n", "e", " ", ""]
 
 
 def test_a_partial_stop_text_is_emitted_at_the_end():
-    said, text = spoken(b"EN", stop=("END",), max_tokens=2)
-    assert said == ["", "EN"]
-    _, text = spoken(b"EEND", stop=("END",))
+    chunks, text = emitted(b"EN", stop=("END",), max_tokens=2)
+    assert chunks == ["", "EN"]
+    _, text = emitted(b"EEND", stop=("END",))
     assert text.text == "E"
-    _, text = spoken([*b"xEN", BYTES.end_of_document], stop=("END",))
+    _, text = emitted([*b"xEN", BYTES.end_of_document], stop=("END",))
     assert (text.text, text.finish) == ("xEN", "stop")
 
 
 def test_of_several_stop_texts_the_first_in_the_text_counts():
-    _, text = spoken(b"a-b+c", stop=("+c", "-b"))
+    _, text = emitted(b"a-b+c", stop=("+c", "-b"))
     assert text.text == "a"
 
 
@@ -230,26 +230,26 @@ def test_texts_generated_in_a_batch_equal_those_generated_alone(model):
     """Including rows that start late and end early."""
     samplings = [Sampling(max_tokens=n, seed=n) for n in (3, 12, 7, 9, 5)]
     prompts = [BYTES.encode(text) for text in ("a", "bcd", "efghij", "kl", "mnopq")]
-    alone = []
+    single = []
     for prompt, sampling in zip(prompts, samplings, strict=True):
-        alone.append(GeneratedText(prompt, sampling, BYTES))
-        list(generate(model, alone[-1]))
-    together = [GeneratedText(prompt, sampling, BYTES) for prompt, sampling in zip(prompts, samplings, strict=True)]
+        single.append(GeneratedText(prompt, sampling, BYTES))
+        list(generate(model, single[-1]))
+    batched = [GeneratedText(prompt, sampling, BYTES) for prompt, sampling in zip(prompts, samplings, strict=True)]
     batch = BatchGenerator(model, 3)
-    waiting = list(together)
+    waiting = list(batched)
     while waiting or batch.texts:
         while waiting and batch.free:
             batch.add(waiting.pop(0))
         batch.step()
-    assert [text.tokens for text in together] == [text.tokens for text in alone]
+    assert [text.tokens for text in batched] == [text.tokens for text in single]
 
 
 def test_a_cancelled_text_does_not_affect_the_others(model):
     texts = [
         GeneratedText(BYTES.encode(word), Sampling(max_tokens=8, seed=3), BYTES) for word in ("one", "two", "three")
     ]
-    alone = GeneratedText(BYTES.encode("three"), Sampling(max_tokens=8, seed=3), BYTES)
-    list(generate(model, alone))
+    single = GeneratedText(BYTES.encode("three"), Sampling(max_tokens=8, seed=3), BYTES)
+    list(generate(model, single))
     batch = BatchGenerator(model, 3)
     for text in texts:
         batch.add(text)
@@ -258,7 +258,7 @@ def test_a_cancelled_text_does_not_affect_the_others(model):
     batch.drop(texts[0])  # a second call has no effect
     while batch.texts:
         batch.step()
-    assert texts[2].tokens == alone.tokens
+    assert texts[2].tokens == single.tokens
     assert len(texts[0].tokens) == 1
 
 
@@ -266,14 +266,14 @@ def test_a_text_longer_than_the_context_continues_from_its_last_half(model):
     text = GeneratedText(BYTES.encode("x" * 20), Sampling(max_tokens=60, temperature=0), BYTES)
     list(generate(model, text))
     assert len(text.tokens) == 60 or text.finish == "stop"
-    whole = [*text.prompt, *text.tokens]
-    at = 24  # the window is full: tokens 12..23 are read again, and token 24 is the next
-    if len(whole) > at:
-        assert whole[at] == int(uncached(model, whole[at - 12 : at]).argmax())
+    all_tokens = [*text.prompt, *text.tokens]
+    position = 24  # the window is full: tokens 12..23 are read again, and token 24 is the next
+    if len(all_tokens) > position:
+        assert all_tokens[position] == int(uncached(model, all_tokens[position - 12 : position]).argmax())
 
 
 def test_a_prompt_longer_than_the_context_is_truncated_at_its_start(model):
-    prompt = drawn(40).tolist()
+    prompt = random_ids(40).tolist()
     text = GeneratedText(prompt, Sampling(max_tokens=1, temperature=0), BYTES)
     list(generate(model, text))
     assert text.tokens == [int(uncached(model, prompt[-24:]).argmax())]

@@ -28,27 +28,27 @@ def world(rank=0, size=1):
 
 def config_of(folder, path, **overrides):
     make_data(folder / "data")
-    known = {"hellaswag": str(path), "hellaswag_interval": 0, "hellaswag_examples": 0, "block_size": 64}
-    return TrainConfig.from_json(train_fields(folder / "data", "", folder, **known, **overrides))
+    defaults = {"hellaswag": str(path), "hellaswag_interval": 0, "hellaswag_examples": 0, "block_size": 64}
+    return TrainConfig.from_json(train_fields(folder / "data", "", folder, **defaults, **overrides))
 
 
 def score_by_transformers(model, examples):
     """Return both accuracies from the log-probabilities of transformers' GPT-2 with the same weights, one by one."""
-    twin = hf_twin(model, model.shape).eval()
-    right = [0, 0]
+    hf_model = hf_twin(model, model.shape).eval()
+    correct = [0, 0]
     for example in examples:
         sums, means = [], []
         for ending in example.endings:
             text = torch.tensor([[*example.context, *ending]])
             with torch.no_grad():
-                log_probs = twin(text).logits[0].double().log_softmax(-1)
+                log_probs = hf_model(text).logits[0].double().log_softmax(-1)
             first = len(example.context)
-            costs = [-log_probs[place - 1, text[0, place]].item() for place in range(first, text.shape[1])]
+            costs = [-log_probs[position - 1, text[0, position]].item() for position in range(first, text.shape[1])]
             sums.append(math.fsum(costs))
             means.append(math.fsum(costs) / len(costs))
-        right[0] += sums.index(min(sums)) == example.label
-        right[1] += means.index(min(means)) == example.label
-    return right[0] / len(examples), right[1] / len(examples)
+        correct[0] += sums.index(min(sums)) == example.label
+        correct[1] += means.index(min(means)) == example.label
+    return correct[0] / len(examples), correct[1] / len(examples)
 
 
 class Favours(torch.nn.Module):
@@ -72,12 +72,12 @@ def test_the_score_matches_a_calculation_by_hand(tmp_path):
         {"ctx": "x", "endings": ["aaaa", "z", "zz", "zzz"], "label": 0},  # mean: 4 cheap letters next to a blank
         *[{"ctx": "x", "endings": ["aaaa", "z", "zz", "zzz"], "label": 1}] * 2,  # total: 1 letter next to a blank
     ]
-    judge = HellaSwag(config_of(tmp_path, jsonl(tmp_path, lines)), world())
+    benchmark = HellaSwag(config_of(tmp_path, jsonl(tmp_path, lines)), world())
     model = Favours({a: 2.0, z: 1.0})
     cost = {t: math.log(255 + math.e**2 + math.e) - model.logits[t].item() for t in (a, z, 32)}
     assert cost[32] + cost[z] < cost[32] + 4 * cost[a]
     assert (cost[32] + 4 * cost[a]) / 5 < (cost[32] + cost[z]) / 2
-    score = judge.score(model)
+    score = benchmark.score(model)
     assert (score.examples, score.accuracy, score.accuracy_norm) == (4, 3 / 4, 2 / 4)
     assert model.training
 
@@ -86,9 +86,9 @@ def test_the_score_matches_a_calculation_by_hand(tmp_path):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_score_matches_transformers_for_every_micro_batch(tmp_path, batch, seed):
     model = enlarge_weights(GPT(SHAPE.__class__(**{**shape_fields(), "block_size": 64})), seed=seed)
-    judge = HellaSwag(config_of(tmp_path, jsonl(tmp_path), batch_size=batch, global_batch=batch), world())
-    score = judge.score(model)
-    assert (score.accuracy, score.accuracy_norm) == pytest.approx(score_by_transformers(model, judge._mine))
+    benchmark = HellaSwag(config_of(tmp_path, jsonl(tmp_path), batch_size=batch, global_batch=batch), world())
+    score = benchmark.score(model)
+    assert (score.accuracy, score.accuracy_norm) == pytest.approx(score_by_transformers(model, benchmark._mine))
 
 
 def shape_fields():
@@ -97,15 +97,15 @@ def shape_fields():
 
 def test_ranks_divide_the_examples_without_gaps_or_repetitions(tmp_path):
     config = config_of(tmp_path, jsonl(tmp_path))
-    whole = HellaSwag(config, world())
+    single = HellaSwag(config, world())
     parts = [HellaSwag(config, world(rank, 3))._mine for rank in range(3)]
     assert [len(part) for part in parts] == [2, 2, 1]
-    assert sorted(example.context for part in parts for example in part) == sorted(e.context for e in whole._mine)
+    assert sorted(example.context for part in parts for example in part) == sorted(e.context for e in single._mine)
 
 
 def test_an_interrupted_evaluation_has_no_score(tmp_path):
-    judge = HellaSwag(config_of(tmp_path, jsonl(tmp_path)), world())
-    assert judge.score(Favours({}), lambda: True) is None
+    benchmark = HellaSwag(config_of(tmp_path, jsonl(tmp_path)), world())
+    assert benchmark.score(Favours({}), lambda: True) is None
 
 
 def test_the_first_examples_are_used_if_not_all_are_requested(tmp_path):
@@ -132,10 +132,14 @@ def test_a_context_that_is_too_long_is_truncated_at_its_start(tmp_path):
     assert idx[0].tolist() == [43, 44, 45, 46, 47, 48, 49, 100]
     assert targets[0].tolist() == [44, 45, 46, 47, 48, 49, 100, 101]
     assert mask.tolist() == [[0] * 6 + [1, 1], [0] * 7 + [1]]
-    judge = HellaSwag(config_of(tmp_path, jsonl(tmp_path)), world())
-    assert judge.cut == 0
-    short = TrainConfig.from_json({**judge.config.to_json(), "block_size": 32})
-    assert HellaSwag(short, world()).cut == sum(len(e.context) + max(map(len, e.endings)) > 33 for e in judge._mine) > 0
+    benchmark = HellaSwag(config_of(tmp_path, jsonl(tmp_path)), world())
+    assert benchmark.cut == 0
+    short_config = TrainConfig.from_json({**benchmark.config.to_json(), "block_size": 32})
+    assert (
+        HellaSwag(short_config, world()).cut
+        == sum(len(e.context) + max(map(len, e.endings)) > 33 for e in benchmark._mine)
+        > 0
+    )
 
 
 def test_an_ending_longer_than_the_context_is_refused(tmp_path):
@@ -177,21 +181,21 @@ def test_the_llm_c_file_is_refused_for_other_tokenizers_than_gpt2(tmp_path):
         read(path, "byte", tmp_path)
 
 
-@pytest.mark.parametrize("cut", [1, 2, 3, 8, 14])
-def test_a_truncated_llm_c_file_is_refused_with_the_offset(tmp_path, cut):
+@pytest.mark.parametrize("length", [1, 2, 3, 8, 14])
+def test_a_truncated_llm_c_file_is_refused_with_the_offset(tmp_path, length):
     path = binary(tmp_path / "h.bin", [([1, 2], [[2], [3]], 0), ([5], [[6], [7, 8]], 1)])
-    path.write_bytes(path.read_bytes()[:-cut])
+    path.write_bytes(path.read_bytes()[:-length])
     with pytest.raises(DataError, match=r"example 1, at byte 1048, is incomplete"):
         read(path, "gpt2", tmp_path)
 
 
-@pytest.mark.parametrize("place", range(6))
-def test_an_llm_c_file_with_a_wrong_number_is_refused(tmp_path, place):
+@pytest.mark.parametrize("index", range(6))
+def test_an_llm_c_file_with_a_wrong_number_is_refused(tmp_path, index):
     path = binary(tmp_path / "h.bin", [([1, 2], [[2], [3]], 0)])
     data = bytearray(path.read_bytes())
-    data[1024 + 2 * place] ^= 0x55
+    data[1024 + 2 * index] ^= 0x55
     path.write_bytes(data)
-    if place == 2:  # the index of the example, which is not used
+    if index == 2:  # the index of the example, which is not used
         assert len(read(path, "gpt2", tmp_path)) == 1
     else:
         with pytest.raises(DataError, match="is incomplete"):

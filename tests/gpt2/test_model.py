@@ -31,9 +31,9 @@ def test_logits_loss_and_gradients_match_transformers(path, tying, precision):
         configure_precision("cpu", "fp32", tf32=False)
     shape = replace(SHAPE, weight_tying=tying)
     model = enlarge_weights(GPT(shape))
-    twin = hf_twin(model, shape)
+    hf_model = hf_twin(model, shape)
     idx, targets = random_tokens()
-    expected = twin(idx).logits
+    expected = hf_model(idx).logits
     assert expected.std() > 0.3
     assert torch.allclose(model(idx)[0], expected, rtol=0, atol=1e-5)
 
@@ -42,10 +42,10 @@ def test_logits_loss_and_gradients_match_transformers(path, tying, precision):
     loss.backward()
     expected_loss.backward()
     assert abs(loss.item() - expected_loss.item()) < 1e-5
-    twins = dict(twin.named_parameters())
+    twins = dict(hf_model.named_parameters())
     for name, parameter in model.named_parameters():
-        theirs = twins[to_hf(name, parameter)[0]].grad
-        assert torch.allclose(to_hf(name, parameter.grad)[1], theirs, rtol=0, atol=1e-5), name
+        expected_grad = twins[to_hf(name, parameter)[0]].grad
+        assert torch.allclose(to_hf(name, parameter.grad)[1], expected_grad, rtol=0, atol=1e-5), name
         assert parameter.grad.abs().max() > 1e-4, name
 
 
@@ -84,19 +84,19 @@ def test_the_parameter_count_follows_bias_and_tying(bias, tying):
 @pytest.mark.parametrize("multiple", [2, 64, 100])
 def test_padding_the_vocabulary_changes_nothing(multiple, tying):
     shape = replace(SHAPE, weight_tying=tying)
-    plain, wide = GPT(shape), GPT(shape, vocab_multiple=multiple)
-    assert len(wide.wte.weight) % multiple == 0
-    for (name, a), b in zip(plain.state_dict().items(), wide.state_dict().values(), strict=True):
+    plain, padded = GPT(shape), GPT(shape, vocab_multiple=multiple)
+    assert len(padded.wte.weight) % multiple == 0
+    for (name, a), b in zip(plain.state_dict().items(), padded.state_dict().values(), strict=True):
         assert torch.equal(a, b[: len(a)]), name
-    enlarge_weights(plain), enlarge_weights(wide)
+    enlarge_weights(plain), enlarge_weights(padded)
     idx, targets = random_tokens()
-    assert wide(idx)[0].shape == (*idx.shape, SHAPE.vocab_size)
-    assert torch.allclose(plain(idx)[0], wide(idx)[0], atol=1e-6)
-    losses = [model(idx, targets)[1] for model in (plain, wide)]
+    assert padded(idx)[0].shape == (*idx.shape, SHAPE.vocab_size)
+    assert torch.allclose(plain(idx)[0], padded(idx)[0], atol=1e-6)
+    losses = [model(idx, targets)[1] for model in (plain, padded)]
     assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-6)
     for loss in losses:
         loss.backward()
-    for (name, a), b in zip(plain.named_parameters(), wide.parameters(), strict=True):
+    for (name, a), b in zip(plain.named_parameters(), padded.parameters(), strict=True):
         assert torch.allclose(a.grad, b.grad[: len(a)], atol=1e-6), name
         assert not b.grad[len(a) :].any(), name
 
@@ -106,10 +106,10 @@ def test_the_initial_weights_depend_only_on_the_seed():
     first = GPT(SHAPE, seed=7)
     torch.manual_seed(2)
     before = torch.get_rng_state()
-    again, other = GPT(SHAPE, seed=7, dropout=0.1, flash=False), GPT(SHAPE, seed=8)
+    same_seed, other_seed = GPT(SHAPE, seed=7, dropout=0.1, flash=False), GPT(SHAPE, seed=8)
     assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
-    assert not torch.equal(first.wte.weight, other.wte.weight)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), same_seed.parameters(), strict=True))
+    assert not torch.equal(first.wte.weight, other_seed.wte.weight)
 
 
 def test_the_initial_weights_have_the_distribution_of_gpt2():
@@ -221,10 +221,10 @@ def test_the_chunked_head_has_the_same_loss_and_gradients(dtype, multiple):
             loss = model(idx, targets)[1]
         (0.25 * loss).backward()
         results.append((loss.item(), [parameter.grad for parameter in model.parameters()]))
-    (loss, whole), (chunked_loss, chunked) = results
+    (loss, complete), (chunked_loss, chunked) = results
     tolerance = 1e-6 if dtype == "fp32" else 1e-2  # bfloat16 has 8 bits of mantissa in each gradient of the logits
     assert chunked_loss == pytest.approx(loss, rel=min(tolerance, 1e-5))
-    for a, b in zip(whole, chunked, strict=True):
+    for a, b in zip(complete, chunked, strict=True):
         assert (a - b).norm() <= tolerance * a.norm()
 
 
@@ -240,9 +240,9 @@ def test_the_head_is_chunked_if_the_vocabulary_is_much_larger_than_the_width(mon
         assert not calls
         chunked = model(*random_tokens(shape))[1]
         with torch.no_grad():  # evaluation needs no gradients and computes none
-            whole = model(*random_tokens(shape))[1]
+            complete = model(*random_tokens(shape))[1]
     assert calls == [1]
-    assert chunked.item() == pytest.approx(whole.item(), rel=1e-5)
+    assert chunked.item() == pytest.approx(complete.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -37,14 +37,16 @@ class MostLogits(TorchDispatchMode):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_a_recomputed_block_gives_the_same_loss_and_gradients_bit_for_bit(dtype, dropout):
-    kept, again = (enlarge_weights(GPT(SHAPE, dropout=dropout, recompute=recompute)) for recompute in (False, True))
-    (loss, whole), (loss_again, recomputed) = gradients(kept, dtype), gradients(again, dtype)
+    stored_bytes, again = (
+        enlarge_weights(GPT(SHAPE, dropout=dropout, recompute=recompute)) for recompute in (False, True)
+    )
+    (loss, whole), (loss_again, recomputed) = gradients(stored_bytes, dtype), gradients(again, dtype)
     assert torch.equal(loss, loss_again)
     assert all(torch.equal(a, b) for a, b in zip(whole, recomputed, strict=True))
 
 
 def test_a_recomputed_block_stores_less_for_the_backward_pass():
-    def kept(model):
+    def stored_bytes(model):
         sizes = []
         idx, targets = random_tokens()
         with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
@@ -52,7 +54,7 @@ def test_a_recomputed_block_stores_less_for_the_backward_pass():
         return sum(sizes)
 
     parameters = sum(p.numel() for p in GPT(SHAPE).parameters())
-    usual, less = kept(GPT(SHAPE)), kept(GPT(SHAPE, recompute=True))
+    usual, less = stored_bytes(GPT(SHAPE)), stored_bytes(GPT(SHAPE, recompute=True))
     assert less < (usual - parameters) / 2
 
 

@@ -49,6 +49,6 @@ def test_the_model_of_the_example_page_learns(tmp_path, monkeypatch):
 
 
 def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path):
-    with pytest.raises(ConfigError, match="mamba") as caught:
+    with pytest.raises(ConfigError, match="mamba") as raised:
         train.build_model(config_of(tmp_path, arch="mamba"))
-    assert "gpt2" in caught.value.why
+    assert "gpt2" in raised.value.why

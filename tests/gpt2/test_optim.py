@@ -121,8 +121,8 @@ def test_muon_finds_the_blocks_of_a_wrapped_model():
 def test_every_parameter_is_in_one_group_and_only_matrices_decay(name, tying, bias):
     model = GPT(replace_shape(weight_tying=tying, bias=bias))
     groups = [g for o in optim.build(Settings(optimizer=name), model).optimizers for g in o.param_groups]
-    seen = [id(parameter) for group in groups for parameter in group["params"]]
-    assert sorted(seen) == sorted(id(parameter) for parameter in model.parameters())
+    ids = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(ids) == sorted(id(parameter) for parameter in model.parameters())
     for group in groups:
         for parameter in group["params"]:
             assert group["weight_decay"] == (0.1 if parameter.ndim >= 2 else 0.0)
@@ -149,8 +149,8 @@ def test_every_optimizer_can_overfit_one_batch(name):
 @pytest.mark.parametrize("name", sorted(optim.BUILDERS))
 def test_a_restored_state_continues_bit_for_bit(name, tmp_path):
     config = Settings(optimizer=name)
-    whole = GPT(SHAPE)
-    run_steps(whole, optim.build(config, whole), 6)
+    uninterrupted = GPT(SHAPE)
+    run_steps(uninterrupted, optim.build(config, uninterrupted), 6)
 
     model = GPT(SHAPE)
     optimizers = optim.build(config, model)
@@ -163,7 +163,7 @@ def test_a_restored_state_continues_bit_for_bit(name, tmp_path):
     optimizers.load_state_dict(saved["optimizer"])
     run_steps(model, optimizers, 3, first=3)
 
-    for (key, a), b in zip(whole.state_dict().items(), model.state_dict().values(), strict=True):
+    for (key, a), b in zip(uninterrupted.state_dict().items(), model.state_dict().values(), strict=True):
         assert torch.equal(a, b), key
 
 
@@ -181,11 +181,11 @@ def test_a_state_loaded_into_fresh_optimizers_keeps_their_peaks():
     model = MatrixModel()
     optimizers = optim.build(Settings(), model)
     optimizers.set_scale(0.1)
-    fresh = optim.build(Settings(), model)
-    fresh.load_state_dict(optimizers.state_dict())
-    assert fresh.lr == pytest.approx(1e-3)
-    fresh.set_scale(1.0)
-    assert fresh.lr == pytest.approx(1e-2)
+    restored = optim.build(Settings(), model)
+    restored.load_state_dict(optimizers.state_dict())
+    assert restored.lr == pytest.approx(1e-3)
+    restored.set_scale(1.0)
+    assert restored.lr == pytest.approx(1e-2)
 
 
 def test_zero_grad_frees_every_gradient():

@@ -85,8 +85,8 @@ def test_spam_agrees_with_an_independent_implementation():
     grads = spiky(ours.matrix, 75)
     found = run(SPAM, grads, ours)
     options = {"threshold": 4, "update_proj_gap": 30, "warmup_epoch": 7, "grad_accu_steps": CLIP_AFTER}
-    other = pytorch_optimizer.SPAM(theirs.parameters(), lr=1e-2, betas=(0.9, 0.95), eps=1e-8, **options)
-    apply_gradients(optim.Optimizers(other), theirs.matrix, grads, theirs)
+    their_optimizer = pytorch_optimizer.SPAM(theirs.parameters(), lr=1e-2, betas=(0.9, 0.95), eps=1e-8, **options)
+    apply_gradients(optim.Optimizers(their_optimizer), theirs.matrix, grads, theirs)
 
     assert (found - MatrixModel().matrix.detach()).abs().max() > 0.05
     assert torch.allclose(found, theirs.matrix.detach(), rtol=0, atol=2e-5)
@@ -95,9 +95,9 @@ def test_spam_agrees_with_an_independent_implementation():
 def test_a_clipped_spike_moves_a_weight_by_less():
     grads = gradients(MatrixModel().matrix, steps=40)
     clipping, plain = replace(SPAM, spam_interval=0), replace(SPAM, spam_interval=0, spam_theta=0.0)
-    calm = run(plain, grads)
+    without_spikes = run(plain, grads)
     grads[30] = grads[30] * 1000
-    clipped, whole = ((run(config, grads) - calm).abs().mean() for config in (clipping, plain))
+    clipped, whole = ((run(config, grads) - without_spikes).abs().mean() for config in (clipping, plain))
 
     assert clipped < 0.5 * whole
 
@@ -126,12 +126,12 @@ def test_the_learning_rate_of_a_group_is_restored_after_a_step():
 
 def test_adamwadv_divides_by_the_largest_second_moment():
     grads = spiky(MatrixModel().matrix, 20)
-    x, m, v, most = MatrixModel().matrix.detach().double().clone(), 0.0, torch.zeros(()), torch.zeros(())
+    x, m, v, maximum = MatrixModel().matrix.detach().double().clone(), 0.0, torch.zeros(()), torch.zeros(())
     for t, grad in enumerate((g.double() for g in grads), start=1):
         x *= 1 - 1e-2 * 0.1
         m, v = 0.9 * m + 0.1 * grad, 0.95 * v + 0.05 * grad**2
-        most = torch.maximum(most, v)
-        x -= 1e-2 * (m / (1 - 0.9**t)) / ((most / (1 - 0.95**t)).sqrt() + 1e-8)
+        maximum = torch.maximum(maximum, v)
+        x -= 1e-2 * (m / (1 - 0.9**t)) / ((maximum / (1 - 0.95**t)).sqrt() + 1e-8)
 
     assert torch.allclose(run(Settings(optimizer="adamwadv"), grads).double(), x, rtol=0, atol=1e-6)
 
@@ -205,8 +205,8 @@ def schedule_free_by_hand(x, grads, rates, *, decay, beta1=0.9, beta2=0.95, eps=
         v = beta2 * v + (1 - beta2) * grad**2
         z = z - rate * (grad / ((v / (1 - beta2**t)).sqrt() + eps) + decay * y)
         total += max(rates[:t]) ** 2
-        share = max(rates[:t]) ** 2 / total
-        x = (1 - share) * x + share * z
+        weight = max(rates[:t]) ** 2 / total
+        x = (1 - weight) * x + weight * z
         y = (1 - beta1) * z + beta1 * x
     return y, x
 
@@ -242,16 +242,16 @@ def test_the_training_weights_are_restored_bit_for_bit_after_an_evaluation_even_
 
 
 def test_evaluations_do_not_change_the_training():
-    whole, model = GPT(SHAPE), GPT(SHAPE)
+    undisturbed, model = GPT(SHAPE), GPT(SHAPE)
     config = Settings(optimizer="schedulefree")
-    run_steps(whole, optim.build(config, whole), 6)
+    run_steps(undisturbed, optim.build(config, undisturbed), 6)
     optimizers = optim.build(config, model)
     for first in range(6):
         with optimizers.evaluation_weights():
             pass
         run_steps(model, optimizers, 1, first=first)
 
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(undisturbed.parameters(), model.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("name", ["adamw", "schedulefree"])
@@ -260,15 +260,15 @@ def test_a_checkpoint_contains_the_evaluation_weights_if_they_differ(name, tmp_p
     optimizers = optim.build(Settings(optimizer=name), model)
     run_steps(model, optimizers, 3)
     config = TrainConfig.from_json(train_fields(tmp_path, "none", tmp_path))
-    alone = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
-    parts = TrainingState(config=config, world=alone, model=model, optimizers=optimizers)
+    world = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
+    parts = TrainingState(config=config, world=world, model=model, optimizers=optimizers)
     save_checkpoint(tmp_path / "a.pt", snapshot(parts, step=3, run_id="x", rng=[]))
     value = load_checkpoint(tmp_path / "a.pt")
 
     with optimizers.evaluation_weights():
-        judged = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+        evaluation_weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     assert ("judged" in value) == (name == "schedulefree")
-    assert all(torch.equal(saved_weights(value)[key], tensor) for key, tensor in judged.items())
+    assert all(torch.equal(saved_weights(value)[key], tensor) for key, tensor in evaluation_weights.items())
     assert all(torch.equal(value["model"][key], tensor) for key, tensor in model.state_dict().items())
 
 
@@ -282,8 +282,8 @@ def test_only_schedule_free_has_separate_evaluation_weights():
 @pytest.mark.parametrize("name", [*EVERY, "schedulefree", "adamwadv"])
 def test_a_restored_state_continues_bit_for_bit_over_resets_and_new_bases(name, cut, tmp_path):
     config = replace(Settings(optimizer=name), **EVERY.get(name, {}))
-    whole, model = GPT(SHAPE), GPT(SHAPE)
-    run_steps(whole, optim.build(config, whole), 9)
+    uninterrupted, model = GPT(SHAPE), GPT(SHAPE)
+    run_steps(uninterrupted, optim.build(config, uninterrupted), 9)
     optimizers = optim.build(config, model)
     run_steps(model, optimizers, cut)
     torch.save({"model": model.state_dict(), "optimizer": optimizers.state_dict()}, tmp_path / "saved.pt")
@@ -294,4 +294,4 @@ def test_a_restored_state_continues_bit_for_bit_over_resets_and_new_bases(name, 
     optimizers.load_state_dict(saved["optimizer"])
     run_steps(model, optimizers, 9 - cut, first=cut)
 
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(uninterrupted.parameters(), model.parameters(), strict=True))

@@ -65,13 +65,13 @@ def zeros(matrices):
 @given(st.lists(st.lists(st.floats(-4, 4, width=16), min_size=1, max_size=12), min_size=1, max_size=4), st.floats(0, 1))
 def test_exactly_the_lowest_are_selected_and_among_equals_the_first(values, share):
     scores = [torch.tensor(row) + 0.0 for row in values]  # no negative zero, because it would sort before zero
-    everything = torch.cat(scores)
-    count = round(share * everything.numel())
+    all_scores = torch.cat(scores)
+    count = round(share * all_scores.numel())
 
     found = torch.cat(lowest(scores, count))
 
-    expected = torch.zeros_like(everything, dtype=torch.bool)
-    expected[torch.sort(everything, stable=True).indices[:count]] = True
+    expected = torch.zeros_like(all_scores, dtype=torch.bool)
+    expected[torch.sort(all_scores, stable=True).indices[:count]] = True
     assert torch.equal(found, expected)
 
 
@@ -84,7 +84,7 @@ def test_pruned_weights_are_lowest():
 def test_the_ramp_is_cubic_and_ends_at_the_target():
     ramp = Ramp(target=0.8, begin=10, end=60, every=20)
 
-    assert [at for at in range(100) if ramp.due(at)] == [30, 50, 60]
+    assert [update for update in range(100) if ramp.due(update)] == [30, 50, 60]
     assert ramp.sparsity(10) == ramp.sparsity(0) == 0.0
     assert ramp.sparsity(35) == pytest.approx(0.8 + (0.0 - 0.8) * (1 - (35 - 10) / 50) ** 3)
     assert ramp.sparsity(60) == ramp.sparsity(10**6) == 0.8
@@ -93,12 +93,12 @@ def test_the_ramp_is_cubic_and_ends_at_the_target():
 @given(st.integers(0, 50), st.integers(1, 50), st.integers(1, 30), st.floats(0.01, 0.99))
 def test_a_ramp_never_decreases_and_its_last_change_reaches_the_target(begin, length, every, target):
     ramp = Ramp(target=target, begin=begin, end=begin + length, every=every)
-    due = [at for at in range(begin + length + 40) if ramp.due(at)]
-    shares = [ramp.sparsity(at) for at in due]
+    due = [update for update in range(begin + length + 40) if ramp.due(update)]
+    sparsities = [ramp.sparsity(update) for update in due]
 
     assert due[-1] == begin + length
-    assert shares == sorted(shares)
-    assert shares[-1] == pytest.approx(target)
+    assert sparsities == sorted(sparsities)
+    assert sparsities[-1] == pytest.approx(target)
 
 
 def test_a_ramp_that_ends_before_it_starts_is_refused():
@@ -142,11 +142,11 @@ def test_magnitude_prunes_what_torch_prunes():
     linears = [module for module in reference.h.modules() if isinstance(module, nn.Linear)]
     torch_prune.global_unstructured([(m, "weight") for m in linears], torch_prune.L1Unstructured, amount=0.5)
 
-    theirs = {id(m): m.weight_mask == 0 for m in linears}
-    ours = [module for module in model.h.modules() if isinstance(module, nn.Linear)]
-    assert len(ours) == len(pruner.matrices)
-    for mine, other in zip(ours, linears, strict=True):
-        assert torch.equal(mine.weight == 0, theirs[id(other)])
+    expected = {id(m): m.weight_mask == 0 for m in linears}
+    our_linears = [module for module in model.h.modules() if isinstance(module, nn.Linear)]
+    assert len(our_linears) == len(pruner.matrices)
+    for our_linear, torch_linear in zip(our_linears, linears, strict=True):
+        assert torch.equal(our_linear.weight == 0, expected[id(torch_linear)])
 
 
 def test_movement_prunes_weights_whose_gradients_push_them_towards_zero():
@@ -162,10 +162,10 @@ def test_movement_prunes_weights_whose_gradients_push_them_towards_zero():
         pruner.weights(number + 1)
         optimizers.zero_grad()
 
-    everything = torch.cat([score.flatten() for score in scores])
-    gone = torch.cat([mask.flatten() for mask in pruner.pruned])
-    assert everything[gone].max() <= everything[~gone].min()
-    assert int(gone.sum()) == round(0.5 * everything.numel())
+    all_scores = torch.cat([score.flatten() for score in scores])
+    pruned = torch.cat([mask.flatten() for mask in pruner.pruned])
+    assert all_scores[pruned].max() <= all_scores[~pruned].min()
+    assert int(pruned.sum()) == round(0.5 * all_scores.numel())
 
 
 def test_state_pruning_uses_the_moments_of_the_optimizer():
@@ -185,9 +185,9 @@ def test_state_pruning_uses_the_moments_of_the_optimizer():
     ]
     pruner.weights(4)
 
-    everything = torch.cat([score.flatten() for score in scores])
-    gone = torch.cat([mask.flatten() for mask in pruner.pruned])
-    assert everything[gone].max() <= everything[~gone].min() * (1 + 1e-5)
+    all_scores = torch.cat([score.flatten() for score in scores])
+    pruned = torch.cat([mask.flatten() for mask in pruner.pruned])
+    assert all_scores[pruned].max() <= all_scores[~pruned].min() * (1 + 1e-5)
 
 
 def test_with_local_pruning_each_matrix_reaches_the_target():
@@ -226,27 +226,27 @@ def test_state_pruning_waits_until_the_moments_recover_from_a_reset():
 
 def test_the_sparsity_of_a_step_is_that_after_as_many_updates():
     model, optimizers, pruner = start(replace(MAGNITUDE, pruning_frequency=5, pruning_warmup=0.25))
-    seen = [0.0]
+    sparsities = [0.0]
     for number in range(20):
         step(model, optimizers, pruner, number)
-        seen.append(pruner.sparsity())
-        assert pruner.sparsity(number) == seen[number]
-        assert pruner.sparsity(number + 1) == seen[number + 1]
+        sparsities.append(pruner.sparsity())
+        assert pruner.sparsity(number) == sparsities[number]
+        assert pruner.sparsity(number + 1) == sparsities[number + 1]
 
-    assert seen[5] == 0.0 < seen[10] < seen[15] == seen[20]
+    assert sparsities[5] == 0.0 < sparsities[10] < sparsities[15] == sparsities[20]
 
 
 @pytest.mark.parametrize("cut", [5, 11])
 @pytest.mark.parametrize("config", [LEGAL[7], *LEGAL[-2:], replace(LEGAL[4], pruning_global=False)], ids=label)
 def test_a_restored_state_keeps_its_masks_and_continues_bit_for_bit(config, cut, tmp_path):
-    whole, optimizers, pruner = start(config)
+    uninterrupted, optimizers, pruner = start(config)
     for number in range(20):
-        step(whole, optimizers, pruner, number)
+        step(uninterrupted, optimizers, pruner, number)
     model, optimizers, pruner = start(config)
     for number in range(cut):
         step(model, optimizers, pruner, number)
-    kept = {"model": model, "optimizer": optimizers, "pruner": pruner}
-    torch.save({name: item.state_dict() for name, item in kept.items()}, tmp_path / "saved.pt")
+    components = {"model": model, "optimizer": optimizers, "pruner": pruner}
+    torch.save({name: item.state_dict() for name, item in components.items()}, tmp_path / "saved.pt")
 
     saved = torch.load(tmp_path / "saved.pt", weights_only=True)
     model, optimizers, resumed = start(config, seed=99)
@@ -257,4 +257,4 @@ def test_a_restored_state_keeps_its_masks_and_continues_bit_for_bit(config, cut,
     for number in range(cut, 20):
         step(model, optimizers, resumed, number)
 
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(uninterrupted.parameters(), model.parameters(), strict=True))

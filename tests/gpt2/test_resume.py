@@ -55,24 +55,24 @@ def both(folder, name):
     return RunDir(folder / name / "straight"), RunDir(folder / name / "parts")
 
 
-def equal(one, other):
+def equal(left, right):
     """Return whether two nested values are equal, tensors bit for bit."""
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(equal(a, b) for a, b in zip(one, other, strict=True))
-    return one == other
+    if isinstance(left, torch.Tensor):
+        return isinstance(right, torch.Tensor) and torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(equal(a, b) for a, b in zip(left, right, strict=True))
+    return left == right
 
 
-def end_as_if_never_stopped(folder, name):
+def check_same_end(folder, name):
     """Check that a run in two parts ended like the uninterrupted one."""
     assert (folder / name).exists(), (folder / "done").read_text()
     ends = [load_checkpoint(run.checkpoints / "final.pt") for run in both(folder, name)]
     assert ends[0]["step"] == ends[1]["step"] == STEPS
-    for part in ("model", "optimizer", "rng", "pruner"):
-        assert equal(*(end.get(part, end["carried"].get(part)) for end in ends)), part
+    for component in ("model", "optimizer", "rng", "pruner"):
+        assert equal(*(end.get(component, end["carried"].get(component)) for end in ends)), component
     metrics = [merged_metrics(run.metrics) for run in both(folder, name)]
     lines = [[{key: line.values.get(key) for key in MEASURED} for line in run] for run in metrics]
     assert lines[0] == lines[1]
@@ -83,24 +83,24 @@ def end_as_if_never_stopped(folder, name):
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", QUICK)
 def test_a_run_in_two_parts_equals_an_uninterrupted_run_bit_for_bit(trained, ranks, name):
-    end_as_if_never_stopped(trained(ranks, QUICK), name)
+    check_same_end(trained(ranks, QUICK), name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", [name for name in CASES if name not in QUICK])
 def test_every_other_optimizer_resumes_bit_for_bit_too(trained, ranks, name):
-    end_as_if_never_stopped(trained(ranks, [name for name in CASES if name not in QUICK]), name)
+    check_same_end(trained(ranks, [name for name in CASES if name not in QUICK]), name)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_result_of_the_second_attempt_covers_the_whole_run(trained, ranks):
-    straight, parts = both(trained(ranks, QUICK), "adamw")
-    whole, result = read_json(straight.result), read_json(parts.result)
+    uninterrupted, resumed = both(trained(ranks, QUICK), "adamw")
+    expected, result = read_json(uninterrupted.result), read_json(resumed.result)
     for key in ("initial_val_loss", "final_val_loss", "best_val_loss", "best_val_step", "final_train_loss", "step"):
-        assert result[key] == whole[key], key
+        assert result[key] == expected[key], key
     assert (result["attempt"], result["ended_by"]) == (2, "max_iters")
     assert result["seconds"] > result["attempt_seconds"] > 0
-    metrics = [read_json(run.training_metrics) for run in (straight, parts)]
+    metrics = [read_json(run.training_metrics) for run in (uninterrupted, resumed)]
     for key in ("iterations", "train_losses", "val_losses", "val_steps", "learning_rates"):
         assert metrics[0][key] == metrics[1][key], key

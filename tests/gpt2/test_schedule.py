@@ -67,8 +67,8 @@ def test_the_cosine_schedule_matches_nanogpt():
         ratio = (step - 20) / (200 - 20)
         return 6e-5 + 0.5 * (1.0 + math.cos(math.pi * ratio)) * (6e-4 - 6e-5)
 
-    ours = [scale(config, step) * 6e-4 for step in range(201)]
-    assert ours == pytest.approx([nanogpt(step) for step in range(201)], rel=1e-9)
+    rates = [scale(config, step) * 6e-4 for step in range(201)]
+    assert rates == pytest.approx([nanogpt(step) for step in range(201)], rel=1e-9)
 
 
 @given(settings())
@@ -79,8 +79,8 @@ def test_the_last_step_has_the_minimum_rate(config):
 
 @given(settings(), st.integers(0, 200))
 def test_after_warm_up_the_rate_is_between_its_minimum_and_its_peak(config, beyond):
-    least = config.min_lr / config.learning_rate
-    assert least - 1e-12 <= scale(config, config.warmup_steps + beyond) <= 1.0 + 1e-12
+    minimum = config.min_lr / config.learning_rate
+    assert minimum - 1e-12 <= scale(config, config.warmup_steps + beyond) <= 1.0 + 1e-12
 
 
 @given(settings())

@@ -27,20 +27,20 @@ class Run:
         self.budget.begin(spent_s=0.0, final_s=lambda: self.checkpoint)
         self.step, self.evaluation, self.checkpoint, self.every = step, evaluation, checkpoint, every
 
-    def end(self, most=10_000):
+    def end(self, max_steps=10_000):
         """Train until the budget ends, as the loop does; return the seconds after everything is written."""
-        asked = False
-        for step in range(most):
+        requested = False
+        for step in range(max_steps):
             if step % self.every == 0:
-                if asked:
+                if requested:
                     break
                 self.judge()
             self.now += self.step
             self.budget.stepped(self.step)
-            if asked:
+            if requested:
                 break
             due = (EVALUATION,) if (step + 1) % self.every == 0 else ()
-            asked = self.budget.is_up(due)
+            requested = self.budget.is_up(due)
         self.judge()
         return self.now + self.checkpoint
 
@@ -131,8 +131,8 @@ def test_the_clock_starts_with_the_process():
     wait_until(lambda: process_age() - before >= 0.03)
 
 
-def early_of(tmp_path, patience, least=0.0):
-    return EarlyStopping(config_of(tmp_path, early_stopping_patience=patience, early_stopping_min_delta=least))
+def early_of(tmp_path, patience, min_delta=0.0):
+    return EarlyStopping(config_of(tmp_path, early_stopping_patience=patience, early_stopping_min_delta=min_delta))
 
 
 def test_early_stopping_counts_evaluations_without_progress(tmp_path):
@@ -147,12 +147,12 @@ def test_without_patience_there_is_no_early_stopping(tmp_path):
 
 
 def test_early_stopping_continues_over_a_resume(tmp_path):
-    early, again = early_of(tmp_path, 3), early_of(tmp_path, 3)
+    early, restored = early_of(tmp_path, 3), early_of(tmp_path, 3)
     assert early.state_dict() == {"best": math.inf, "idle": 0}
     for loss in (2.0, 2.1, 2.1):
         early.enough(loss)
-    again.load_state_dict(early.state_dict())
-    assert again.enough(2.05)
+    restored.load_state_dict(early.state_dict())
+    assert restored.enough(2.05)
 
 
 def test_the_longest_of_the_last_three_evaluations_is_used():

@@ -37,7 +37,7 @@ def events(run_dir, *names):
     return [(event["event"], event["step"]) for event in read_jsonl(run_dir.events) if event["event"] in names]
 
 
-def ended(run_dir):
+def has_ended(run_dir):
     result = read_json(run_dir.result)
     return result["status"], result["kind"], result["ended_by"]
 
@@ -47,7 +47,7 @@ def test_a_run_at_the_end_of_its_time_budget_has_a_final_evaluation_and_checkpoi
     process = train(run_dir)
     result = read_json(run_dir.result)
     assert process.returncode == 0, process.stdout
-    assert ended(run_dir) == ("finished", None, "time")
+    assert has_ended(run_dir) == ("finished", None, "time")
     assert result["final_val_loss"] is not None
     assert merged_metrics(run_dir.metrics)[-1].step == result["step"] < 1_000_000
     final = torch.load(run_dir.checkpoints / "final.pt", weights_only=True)
@@ -68,7 +68,7 @@ def test_two_ranks_end_together_inside_the_budget_and_close_to_its_end(tmp_path,
     process = train(run_dir)
     result = read_json(run_dir.result)
     assert process.returncode == 0, process.stdout
-    assert ended(run_dir) == ("finished", None, ended_by)
+    assert has_ended(run_dir) == ("finished", None, ended_by)
     assert 19 < result["spent_s"] < 28  # under load the end may take longer than ever before
     if ended_by == "cost":
         assert result["dollars"] == pytest.approx(2 * 3.6 * result["spent_s"] / 3600)
@@ -80,7 +80,7 @@ def test_the_time_of_earlier_attempts_counts(tmp_path):
     write_json(run_dir.rank_state(0), {"attempt": 1, "spent_s": 499.0})
     process = train(run_dir, "--resume", "auto", attempt=2)
     result = read_json(run_dir.result)
-    assert ended(run_dir) == ("finished", None, "time"), process.stdout
+    assert has_ended(run_dir) == ("finished", None, "time"), process.stdout
     assert result["spent_s"] > 499
     assert result["step"] < 20
 
@@ -89,7 +89,7 @@ def test_a_loss_that_stops_falling_ends_the_run_after_its_patience(tmp_path):
     run_dir = make_run(tmp_path, learning_rate=0.0, min_lr=0.0, eval_interval=2, early_stopping_patience=2)
     train(run_dir)
     result = read_json(run_dir.result)
-    assert ended(run_dir) == ("finished", None, "early_stopping")
+    assert has_ended(run_dir) == ("finished", None, "early_stopping")
     assert result["step"] == 4
     assert result["final_val_loss"] == result["best_val_loss"]
     assert events(run_dir, "early_stopping") == [("early_stopping", 4)]
@@ -99,7 +99,7 @@ def test_a_step_is_skipped_on_every_rank_and_the_run_continues(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, nan_policy="skip", bad_steps_limit=3)
     process = train(run_dir, fault="nan:1:5", FAULT_DUMP=tmp_path)
     assert process.returncode == 0, process.stdout
-    assert ended(run_dir) == ("finished", None, "max_iters")
+    assert has_ended(run_dir) == ("finished", None, "max_iters")
     assert events(run_dir, "nan") == [("nan", 5)]
     lines = merged_metrics(run_dir.metrics)
     losses = {line.step: line.values["train/loss"] for line in lines if "train/loss" in line.values}
@@ -112,7 +112,7 @@ def test_a_step_is_skipped_on_every_rank_and_the_run_continues(tmp_path):
 def test_a_run_that_skips_too_often_fails(tmp_path):
     run_dir = make_run(tmp_path, nan_policy="skip", bad_steps_limit=3)
     train(run_dir, fault="nans:0:4")
-    assert ended(run_dir) == ("failed", "nan", None)
+    assert has_ended(run_dir) == ("failed", "nan", None)
     assert read_json(run_dir.result)["reason"] == "loss is nan at step 7: more than 3 bad steps in a row"
     assert events(run_dir, "nan") == [("nan", step) for step in (4, 5, 6)] + [("nan", 7)]
 
@@ -122,7 +122,7 @@ def test_a_rollback_restores_every_rank_and_continues_after_the_bad_data(tmp_pat
     run_dir = make_run(tmp_path, num_gpus=2, batch_size=2, **common)
     process = train(run_dir, fault="nan:1:7", FAULT_DUMP=tmp_path)
     assert process.returncode == 0, process.stdout
-    assert ended(run_dir) == ("finished", None, "max_iters")
+    assert has_ended(run_dir) == ("finished", None, "max_iters")
     assert events(run_dir, "nan", "rollback") == [("nan", 7), ("rollback", 6)]
     lines = [line for line in read_jsonl(run_dir.metrics) if "train/loss" in line]
     assert [line["step"] for line in lines] == [*range(7), *range(6, 12)]
@@ -136,7 +136,7 @@ def test_a_rollback_restores_every_rank_and_continues_after_the_bad_data(tmp_pat
 def test_a_rollback_without_a_checkpoint_fails_with_a_message(tmp_path):
     run_dir = make_run(tmp_path, nan_policy="rollback", bad_steps_limit=3, checkpoint_interval=1000)
     process = train(run_dir, fault="nan:0:2")
-    assert ended(run_dir) == ("failed", "nan", None), process.stdout
+    assert has_ended(run_dir) == ("failed", "nan", None), process.stdout
     assert read_json(run_dir.result)["reason"] == "loss is nan at step 2, and there is no checkpoint to roll back to"
 
 
@@ -144,7 +144,7 @@ def test_a_rollback_without_a_checkpoint_fails_with_a_message(tmp_path):
 def test_a_spike_is_logged_and_the_run_continues(tmp_path):
     run_dir = make_run(tmp_path, max_iters=16, spike_zscore=6.0, spike_window=10, spike_policy="record")
     train(run_dir, fault="high:0:12")
-    assert ended(run_dir) == ("finished", None, "max_iters")
+    assert has_ended(run_dir) == ("finished", None, "max_iters")
     assert events(run_dir, "spike") == [("spike", 12)]
 
 
@@ -152,13 +152,13 @@ def test_a_spike_is_logged_and_the_run_continues(tmp_path):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_half_the_micro_batch_after_out_of_memory_on_any_rank_gives_the_same_losses(tmp_path, rank):
     common = {"num_gpus": 2, "batch_size": 4, "max_iters": 6, "data_path": tmp_path / "data"}
-    whole, run_dir = make_run(tmp_path, "whole", **common), make_run(tmp_path, "sick", **common)
+    reference, run_dir = make_run(tmp_path, "whole", **common), make_run(tmp_path, "sick", **common)
     train(run_dir, fault=f"oom:{rank}:0", FAULT_FITS=2)
     result = read_json(run_dir.result)
-    assert ended(run_dir) == ("failed", "oom", None)
+    assert has_ended(run_dir) == ("failed", "oom", None)
     assert "out of memory with micro-batches of 4" in result["reason"]
     process = train(run_dir, "--resume", "auto", "--micro-batch", "2", attempt=2, fault=f"oom:{rank}:0", FAULT_FITS=2)
-    assert ended(run_dir) == ("finished", None, "max_iters"), process.stdout
+    assert has_ended(run_dir) == ("finished", None, "max_iters"), process.stdout
     used = read_json(run_dir.run_used)
     assert [(c["field"], c["from"], c["to"]) for c in used["adjusted"]] == [
         ("batch_size", 4, 2),
@@ -168,10 +168,10 @@ def test_half_the_micro_batch_after_out_of_memory_on_any_rank_gives_the_same_los
     assert mismatch(run_dir) == ""
     if rank:
         return
-    train(whole)
+    train(reference)
     losses = [
         [line.values["train/loss"] for line in merged_metrics(run.metrics) if "train/loss" in line.values]
-        for run in (whole, run_dir)
+        for run in (reference, run_dir)
     ]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
@@ -180,7 +180,7 @@ def test_half_the_micro_batch_after_out_of_memory_on_any_rank_gives_the_same_los
 def test_a_micro_batch_that_is_not_a_divisor_is_refused(tmp_path):
     run_dir = make_run(tmp_path)
     process = train(run_dir, "--micro-batch", "3")
-    assert ended(run_dir) == ("failed", "error", None)
+    assert has_ended(run_dir) == ("failed", "error", None)
     assert "it does not divide the 4 sequences of a rank" in process.stdout
 
 
@@ -212,21 +212,21 @@ def test_a_stalled_first_rank_is_reported_by_another(tmp_path):
     assert error["reason"].startswith("no progress for")
     assert "rank 0 is late, last seen in" in error["reason"]
     if run_dir.result.exists():
-        assert ended(run_dir) == ("failed", "stall", None)
+        assert has_ended(run_dir) == ("failed", "stall", None)
         assert read_json(run_dir.result)["reason"] == f"rank 1: {error['reason']}"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("fault", "expected"),
     [("freeze:1:4", "rank 1 is late, last seen in"), ("hang:1:4", "rank 1 is late, in forward of step 4")],
 )
-def test_a_stalled_rank_is_reported_with_its_stack(tmp_path, fault, words):
+def test_a_stalled_rank_is_reported_with_its_stack(tmp_path, fault, expected):
     run_dir = make_run(tmp_path, num_gpus=2, **FOREVER, stall_factor=5.0, stall_floor=4)
     process = train(run_dir, fault=fault, FAULT_HANGS=tmp_path / "hangs", timeout=90 + TURN_S)
-    assert ended(run_dir) == ("failed", "stall", None), process.stdout
+    assert has_ended(run_dir) == ("failed", "stall", None), process.stdout
     reason = read_json(run_dir.result)["reason"]
-    assert words in reason
+    assert expected in reason
     assert ("(its process is stopped)" in reason) == ("freeze" in fault)
     assert ("trainer_faults.py" in reason) == ("hang" in fault)
     stacks = run_dir.rank_stacks(1).read_text()

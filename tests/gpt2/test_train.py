@@ -29,7 +29,7 @@ from kmatrix.records.train_config import TrainConfig
 WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 
 
-def alone(run_dir, program=("-m", "gpt2.train"), **variables):
+def train_without_torchrun(run_dir, program=("-m", "gpt2.train"), **variables):
     """Train without torchrun, which a run of one rank does not need."""
     return subprocess.run(
         [sys.executable, *program, str(run_dir.path)],
@@ -113,9 +113,9 @@ def test_training_metrics_have_the_keys_of_the_original_project_and_match_the_lo
 
 def test_the_newest_the_best_and_the_final_checkpoint_are_kept_and_indexed(finished):
     run_dir, _ = finished
-    there = {path.name for path in run_dir.checkpoints.iterdir()}
+    names = {path.name for path in run_dir.checkpoints.iterdir()}
     steps = ["step_00000004.pt", "step_00000008.pt", "step_00000012.pt"]
-    assert there == {*steps, "best.pt", "final.pt", "index.json"}
+    assert names == {*steps, "best.pt", "final.pt", "index.json"}
     kinds = {entry.step: set(entry.kinds) for entry in read_index(run_dir.checkpoints)}
     assert kinds == {4: {"rolling"}, 8: {"rolling"}, 12: {"rolling", "best", "final"}}
     state = load_checkpoint(run_dir.checkpoints / "final.pt")
@@ -128,7 +128,7 @@ def test_the_newest_the_best_and_the_final_checkpoint_are_kept_and_indexed(finis
 
 def test_a_diverging_run_fails_with_its_reason_and_no_final_checkpoint(tmp_path):
     run_dir = make_run(tmp_path, learning_rate=1e9, warmup_steps=0, grad_clip=0.0, max_iters=50, eval_interval=1000)
-    process = alone(run_dir)
+    process = train_without_torchrun(run_dir)
     result = read_json(run_dir.result)
     assert process.returncode == 1
     assert (result["status"], result["kind"]) == ("failed", "nan")
@@ -143,7 +143,7 @@ def test_a_diverging_run_fails_with_its_reason_and_no_final_checkpoint(tmp_path)
 
 def test_a_full_disk_costs_the_checkpoints_but_not_the_metrics(tmp_path):
     run_dir = make_run(tmp_path, checkpoint_interval=4, save_best=False)
-    process = alone(run_dir, program=("tests/support/trainer_faults.py",), FAULT="full:0:0")
+    process = train_without_torchrun(run_dir, program=("tests/support/trainer_faults.py",), FAULT="full:0:0")
     result = read_json(run_dir.result)
     assert (result["status"], result["kind"], result["step"]) == ("failed", "error", 12), process.stderr
     assert "step_00000012.pt could not be written" in result["reason"]
@@ -156,7 +156,7 @@ def test_a_full_disk_costs_the_checkpoints_but_not_the_metrics(tmp_path):
 def test_an_invalid_token_ends_the_run_with_its_file_as_the_reason(tmp_path):
     run_dir = make_run(tmp_path)
     shards.write_shard(tmp_path / "data/random_val_000000.bin", [300] * 33)
-    process = alone(run_dir)
+    process = train_without_torchrun(run_dir)
     result = read_json(run_dir.result)
     assert process.returncode == 1
     assert (result["status"], result["kind"]) == ("failed", "data")
@@ -167,7 +167,7 @@ def test_an_invalid_token_ends_the_run_with_its_file_as_the_reason(tmp_path):
 def test_data_that_differs_from_the_plan_is_refused(tmp_path):
     make_data(tmp_path / "data")
     run_dir = make_run(tmp_path, data_sha256="ab" * 32)
-    alone(run_dir)
+    train_without_torchrun(run_dir)
     result = read_json(run_dir.result)
     assert result["kind"] == "data"
     assert "changed after the run was planned" in result["reason"]
@@ -175,7 +175,7 @@ def test_data_that_differs_from_the_plan_is_refused(tmp_path):
 
 
 def test_a_run_without_run_json_is_refused(tmp_path):
-    process = alone(RunDir(tmp_path))
+    process = train_without_torchrun(RunDir(tmp_path))
     assert process.returncode == 2
     assert "run.json is missing" in process.stderr
 
@@ -197,8 +197,8 @@ def log_of(tmp_path, **overrides):
 
 
 def reading(step, seconds=0.5, **values):
-    known = {"lr": 1e-3, "compute_s": seconds / 2, "loss": 3.0, "norm": 1.0, "stop": False}
-    return StepNumbers(step=step, seconds=seconds, **known | values)
+    defaults = {"lr": 1e-3, "compute_s": seconds / 2, "loss": 3.0, "norm": 1.0, "stop": False}
+    return StepNumbers(step=step, seconds=seconds, **defaults | values)
 
 
 def test_the_step_time_of_a_line_is_the_mean_since_the_previous_line(tmp_path):

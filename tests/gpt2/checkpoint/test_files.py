@@ -48,15 +48,15 @@ def test_a_checkpoint_contains_all_state_that_a_bit_exact_resume_needs(tmp_path,
     steps(config, model, optimizers, 0, 4)
     parts = TrainingState(config=config, world=WORLD, model=model, optimizers=optimizers)
     save_checkpoint(tmp_path / "c.pt", snapshot(parts, step=4, run_id="a", rng=[]))
-    straight = steps(config, model, optimizers, 4, 8)
+    uninterrupted = steps(config, model, optimizers, 4, 8)
 
     loaded = load_checkpoint(tmp_path / "c.pt")
-    again = TrainConfig.from_json(loaded["config"])
-    resumed = build_model(again)
+    config_read = TrainConfig.from_json(loaded["config"])
+    resumed = build_model(config_read)
     resumed.load_state_dict(loaded["model"])
-    optimizers = optim.build(again, resumed)
+    optimizers = optim.build(config_read, resumed)
     optimizers.load_state_dict(loaded["optimizer"])
-    assert steps(again, resumed, optimizers, loaded["step"], 8) == straight
+    assert steps(config_read, resumed, optimizers, loaded["step"], 8) == uninterrupted
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))
     assert loaded["tokens"] == 4 * config.tokens_per_step
 
@@ -73,9 +73,9 @@ def test_a_failed_save_keeps_the_previous_checkpoint_and_leaves_no_other_file(tm
             raise RuntimeError("unexpected pos 704 vs 598")  # noqa: B904  (as torch does)
 
     monkeypatch.setattr(torch, "save", full_disk)
-    with pytest.raises(RecordError, match=r"last.pt could not be written") as caught:
+    with pytest.raises(RecordError, match=r"last.pt could not be written") as raised:
         save_checkpoint(path, {**VALUE, "step": 4})
-    assert "No space left on device" in caught.value.why
+    assert "No space left on device" in raised.value.why
     assert load_checkpoint(path)["step"] == 3
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
 

@@ -35,8 +35,8 @@ class Run:
 
     def __init__(self, folder, attempt=1, world=WORLD, **fields):
         sha256 = make_data(folder / "data", train=2000, val=200)
-        asked = {"checkpoint_interval": 1, "async_checkpoint": False, "keep_checkpoints": 3, "max_iters": 100, **fields}
-        self.config = TrainConfig.from_json(train_fields(folder / "data", sha256, folder / "checkpoints", **asked))
+        train = {"checkpoint_interval": 1, "async_checkpoint": False, "keep_checkpoints": 3, "max_iters": 100, **fields}
+        self.config = TrainConfig.from_json(train_fields(folder / "data", sha256, folder / "checkpoints", **train))
         self.model = build_model(self.config)
         self.log = RunLog(RunDir(folder), "0123456789", attempt, main=True)
         self.log.config = self.config
@@ -61,10 +61,10 @@ class Run:
         self.reach(step).checkpoints.save(*(kinds or [CheckpointKind.ROLLING]), **options)
         return self
 
-    def again(self, how="auto", **fields):
+    def next_attempt(self, resume="auto", **fields):
         """Return the next attempt of the same run, restored from its checkpoints."""
         run = Run(self.log.dir.path, attempt=self.log.attempt + 1, **fields)
-        run.checkpoints.resume(how)
+        run.checkpoints.resume(resume)
         return run
 
     @property
@@ -109,15 +109,15 @@ def test_training_continues_during_a_write_and_the_file_has_the_earlier_state(tm
     assert value["model"]["ln_f.bias"][0] == value["step"] == 3
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_a_failed_periodic_save_is_an_event_and_a_failed_blocking_save_an_error(tmp_path, monkeypatch, beside):
-    def full(value, file):
+@pytest.mark.parametrize("background", [False, True])
+def test_a_failed_periodic_save_is_an_event_and_a_failed_blocking_save_an_error(tmp_path, monkeypatch, background):
+    def raise_disk_full(value, file):
         file.write(b"half")
         raise OSError(28, "No space left on device")
 
-    run = Run(tmp_path, async_checkpoint=beside).save(1)
+    run = Run(tmp_path, async_checkpoint=background).save(1)
     run.checkpoints.wait()
-    monkeypatch.setattr(torch, "save", full)
+    monkeypatch.setattr(torch, "save", raise_disk_full)
     run.save(2)
     run.checkpoints.wait()
     assert run.events == ["checkpoint", "checkpoint failed"]
@@ -154,10 +154,10 @@ def test_a_stop_saves_a_checkpoint_and_the_next_attempt_resumes_from_it(tmp_path
     run = Run(tmp_path).save(3)
     run.reach(5).checkpoints.emergency()
     assert [entry.kinds for entry in read_index(run.folder)] == [{CheckpointKind.ROLLING}, {CheckpointKind.EMERGENCY}]
-    again = run.again()
-    assert (again.log.step, again.mark) == (5, 5)
-    again.save(6)
-    assert again.steps == [3, 6]
+    next_attempt = run.next_attempt()
+    assert (next_attempt.log.step, next_attempt.mark) == (5, 5)
+    next_attempt.save(6)
+    assert next_attempt.steps == [3, 6]
 
 
 def test_a_stop_relies_on_the_newest_checkpoint_if_a_save_would_take_too_long(tmp_path):
@@ -195,91 +195,91 @@ def test_the_checkpoint_before_a_damaged_one_is_used_and_reported(tmp_path, harm
     else:
         half = len(data) // 2
         path.write_bytes(data[:half] if harm == "cut short" else data[:half] + b"x" + data[half + 1 :])
-    again = run.again()
-    assert (again.log.step, again.mark) == (1, 1)
-    said = " ".join(event["text"] for event in read_jsonl(run.log.dir.events))
-    assert "step_00000002.pt" in said
+    next_attempt = run.next_attempt()
+    assert (next_attempt.log.step, next_attempt.mark) == (1, 1)
+    messages = " ".join(event["text"] for event in read_jsonl(run.log.dir.events))
+    assert "step_00000002.pt" in messages
     assert (run.folder / "step_00000002.pt.damaged").exists() == (harm != "gone")
-    assert again.steps == [1]
+    assert next_attempt.steps == [1]
 
 
 def test_if_all_are_damaged_auto_starts_from_scratch_and_latest_is_refused(tmp_path):
     run = Run(tmp_path).save(1).save(2)
     for path in run.folder.glob("step_*.pt"):
         path.write_bytes(b"nothing")
-    assert run.again("auto").log.step == 0
+    assert run.next_attempt("auto").log.step == 0
     with pytest.raises(RecordError, match="has no checkpoint to resume from"):
-        run.again("latest")
+        run.next_attempt("latest")
 
 
 def test_best_and_an_explicit_path_select_that_checkpoint(tmp_path):
     run = Run(tmp_path).save(1).save(2, CheckpointKind.BEST).save(3)
-    assert run.again("best").log.step == 2
-    assert run.again(str(run.folder / "step_00000001.pt")).log.step == 1
-    assert run.again("latest").log.step == 3
+    assert run.next_attempt("best").log.step == 2
+    assert run.next_attempt(str(run.folder / "step_00000001.pt")).log.step == 1
+    assert run.next_attempt("latest").log.step == 3
     with pytest.raises(RecordError, match="is missing"):
-        run.again(str(run.folder / "none.pt"))
+        run.next_attempt(str(run.folder / "none.pt"))
 
 
 def test_after_a_rollback_the_newest_is_the_last_written(tmp_path):
     run = Run(tmp_path).save(1).save(2).save(3)
-    again = run.again(str(run.folder / "step_00000001.pt")).save(2)
-    assert again.steps == [1, 3, 2]
-    assert again.again("latest").log.step == 2
+    next_attempt = run.next_attempt(str(run.folder / "step_00000001.pt")).save(2)
+    assert next_attempt.steps == [1, 3, 2]
+    assert next_attempt.next_attempt("latest").log.step == 2
 
 
 def test_a_missing_index_is_rebuilt_from_the_files(tmp_path):
     run = Run(tmp_path).save(1).save(2, CheckpointKind.ROLLING, CheckpointKind.BEST)
     (run.folder / "index.json").unlink()
-    again = run.again()
-    assert (again.log.step, again.steps) == (2, [1, 2])
+    next_attempt = run.next_attempt()
+    assert (next_attempt.log.step, next_attempt.steps) == (2, [1, 2])
     assert read_index(run.folder)[1].kinds == {CheckpointKind.BEST}
 
 
 def test_a_damaged_index_is_archived(tmp_path):
     run = Run(tmp_path).save(1)
     (run.folder / "index.json").write_text("{")
-    assert run.again().log.step == 1
+    assert run.next_attempt().log.step == 1
     assert (run.folder / "index.json.damaged").read_text() == "{"
 
 
 def test_a_kill_at_any_point_of_a_save_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     """What is on the disk at each point is what the next process finds after kill -9 at that point."""
     run = Run(tmp_path, keep_checkpoints=1).save(1)
-    places = []
+    operations = []
 
     def snapshot(*_):
-        places.append(tmp_path / f"killed{len(places)}")
-        shutil.copytree(run.folder, places[-1] / "checkpoints")
+        operations.append(tmp_path / f"killed{len(operations)}")
+        shutil.copytree(run.folder, operations[-1] / "checkpoints")
 
     for owner, name in ((os, "fsync"), (os, "replace"), (type(tmp_path), "replace"), (type(tmp_path), "unlink")):
         real = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *a, real=real, **k: (snapshot(), real(*a, **k))[1])
     run.save(2)
     monkeypatch.undo()
-    assert len(places) > 5
-    for place in places:
-        killed = Run(place)
+    assert len(operations) > 5
+    for operation in operations:
+        killed = Run(operation)
         killed.checkpoints.resume("latest")
-        assert killed.log.step in (1, 2), place
+        assert killed.log.step in (1, 2), operation
         assert killed.mark == killed.log.step
 
 
 def test_a_checkpoint_of_another_configuration_is_refused_with_the_difference(tmp_path):
     run = Run(tmp_path).save(1)
-    with pytest.raises(RecordError, match="belongs to another configuration") as caught:
-        run.again(learning_rate=5e-4)
-    assert "learning_rate was 0.001 and is 0.0005" in caught.value.why
+    with pytest.raises(RecordError, match="belongs to another configuration") as raised:
+        run.next_attempt(learning_rate=5e-4)
+    assert "learning_rate was 0.001 and is 0.0005" in raised.value.why
 
 
 def test_a_resume_with_another_number_of_ranks_keeps_the_data_and_reports_it(tmp_path, capsys):
     run = Run(tmp_path, batch_size=4).save(3)
-    again = Run(tmp_path, 2, replace(WORLD, size=1), batch_size=2, gradient_accumulation=2)
+    next_attempt = Run(tmp_path, 2, replace(WORLD, size=1), batch_size=2, gradient_accumulation=2)
     value = load_checkpoint(run.folder / "step_00000003.pt")
-    notes = restore(value | {"rng": value["rng"] * 2}, again.parts)
+    notes = restore(value | {"rng": value["rng"] * 2}, next_attempt.parts)
     assert len(notes) == 1
     assert "the checkpoint has 2 ranks, this run 1: the data order continues exactly" in notes[0]
-    assert again.config.global_batch == run.config.global_batch
+    assert next_attempt.config.global_batch == run.config.global_batch
 
 
 def test_history_and_time_continue_and_later_lines_become_void(tmp_path):
@@ -290,10 +290,10 @@ def test_history_and_time_continue_and_later_lines_become_void(tmp_path):
         run.log.validation(step, 4.0 - step / 10)
         if step == 2:
             run.save(2)
-    again = run.again()
-    assert [line["step"] for line in again.log.val] == [0, 1, 2]
-    assert again.log.evaluated(2)
-    assert again.log.before_s > 0
+    next_attempt = run.next_attempt()
+    assert [line["step"] for line in next_attempt.log.val] == [0, 1, 2]
+    assert next_attempt.log.evaluated(2)
+    assert next_attempt.log.before_s > 0
     metrics = list(read_jsonl(run.log.dir.metrics))
     assert metrics[-1]["resumed"]
     assert metrics[-1]["step"] == 2

@@ -46,7 +46,7 @@ def test_a_shard_has_the_header_of_llm_c(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change, why",
+    "change, reason",
     [
         (lambda raw: raw[:100], "truncated: 100 bytes"),
         (lambda raw: raw[:-1], "1029 bytes, expected 1030 for 3 tokens"),
@@ -55,12 +55,12 @@ def test_a_shard_has_the_header_of_llm_c(tmp_path):
         (lambda raw: raw[:4] + b"\x07" + raw[5:], "version 7"),
     ],
 )
-def test_a_damaged_shard_is_refused_with_its_path_and_offset(tmp_path, change, why):
+def test_a_damaged_shard_is_refused_with_its_path_and_offset(tmp_path, change, reason):
     path = write(tmp_path, [1, 2, 3])
     path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(DataError, match=r"a_train_000000.bin") as caught:
+    with pytest.raises(DataError, match=r"a_train_000000.bin") as raised:
         shards.open_shard(path)
-    assert why in caught.value.why
+    assert reason in raised.value.why
 
 
 def test_a_token_beyond_the_vocabulary_is_refused_with_path_and_offset(tmp_path):
@@ -72,9 +72,9 @@ def test_a_token_beyond_the_vocabulary_is_refused_with_path_and_offset(tmp_path)
 
 
 def test_a_directory_without_shards_is_refused_with_the_glob(tmp_path):
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError) as raised:
         Windows(tmp_path, "val", block_size=4, vocab_size=257)
-    assert str(tmp_path / "*_val_*.bin") in caught.value.what
+    assert str(tmp_path / "*_val_*.bin") in raised.value.what
 
 
 def test_targets_are_the_tokens_shifted_by_one_and_windows_do_not_overlap(tmp_path):
@@ -94,11 +94,11 @@ counts_of_shards = st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(an
 @given(counts_of_shards, st.integers(0, 2**31 - 1))
 def test_every_epoch_reads_each_window_once(counts, seed):
     order = Order(counts, seed)
-    every = {(shard, window) for shard, count in enumerate(counts) for window in range(count)}
+    expected = {(shard, window) for shard, count in enumerate(counts) for window in range(count)}
     for epoch in range(3):
-        places = [order.at(epoch * order.windows + offset) for offset in range(order.windows)]
-        assert set(places) == every
-        assert len(places) == len(every)
+        read_positions = [order.at(epoch * order.windows + offset) for offset in range(order.windows)]
+        assert set(read_positions) == expected
+        assert len(read_positions) == len(expected)
 
 
 def test_epochs_and_seeds_have_different_orders():
@@ -116,11 +116,11 @@ def test_epochs_and_seeds_have_different_orders():
 @given(st.sampled_from([1, 2, 4]), st.integers(1, 3), st.integers(1, 3), st.integers(0, 20))
 def test_all_ranks_together_read_what_one_rank_would(tmp_path_factory, size, batch, accumulation, step):
     folder = tmp_path_factory.getbasetemp()
-    one = config_of(folder, batch_size=batch * size, gradient_accumulation=accumulation)
+    single = config_of(folder, batch_size=batch * size, gradient_accumulation=accumulation)
     many = config_of(folder, batch_size=batch, gradient_accumulation=accumulation, num_gpus=size)
     for micro in range(accumulation):
         parts = [position for rank in range(size) for position in positions(many, world(rank, size), step, micro)]
-        assert parts == list(positions(one, world(), step, micro))
+        assert parts == list(positions(single, world(), step, micro))
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -137,11 +137,11 @@ def test_no_sequence_repeats_within_an_epoch_whatever_the_number_of_ranks(tmp_pa
 def test_a_resumed_run_reads_what_an_uninterrupted_run_reads(tmp_path):
     make_data(tmp_path)
     config = config_of(tmp_path, gradient_accumulation=2)
-    straight, resumed = Batches(config, world()), Batches(config, world(), start_step=3)
+    uninterrupted, resumed = Batches(config, world()), Batches(config, world(), start_step=3)
     for _ in range(6):
-        straight.next()
+        uninterrupted.next()
     for _ in range(4):
-        assert torch.equal(straight.next()[0], resumed.next()[0])
+        assert torch.equal(uninterrupted.next()[0], resumed.next()[0])
 
 
 def test_fewer_sequences_than_one_step_needs_are_refused(tmp_path):
@@ -178,7 +178,7 @@ def test_ranks_divide_the_validation_sequences_without_gaps_or_repetitions(tmp_p
     make_data(tmp_path)
     parts = [Validation(config_of(tmp_path, num_gpus=3), world(rank, 3)).parts[0].mine for rank in range(3)]
     validation = Validation(config_of(tmp_path), world())
-    assert sorted(place for part in parts for place in part) == validation.parts[0].mine
+    assert sorted(index for part in parts for index in part) == validation.parts[0].mine
     assert parts[1][:2] == [validation.parts[0].mine[1], validation.parts[0].mine[4]]
 
 
@@ -198,9 +198,9 @@ def test_evaluation_draws_no_random_numbers_and_restores_training_mode(tmp_path)
 
 def test_an_interrupted_evaluation_has_no_loss(tmp_path):
     make_data(tmp_path)
-    asked = iter([False, True])
+    stop_requests = iter([False, True])
     validation = Validation(config_of(tmp_path), world())
-    assert validation.loss(SumOfTokens(), lambda: next(asked)) is None
+    assert validation.loss(SumOfTokens(), lambda: next(stop_requests)) is None
 
 
 @given(st.text())
@@ -248,7 +248,7 @@ def test_numpy_arrays_are_accepted_as_shards(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content, why",
+    "content, reason",
     [
         (b"\x93NUMPY", "invalid .npy header at byte 0"),
         (b"text", "invalid .npy header at byte 0"),
@@ -257,24 +257,24 @@ def test_numpy_arrays_are_accepted_as_shards(tmp_path):
         (np.array([{"a": 1}], dtype=object), "object of shape (1,)"),
     ],
 )
-def test_an_invalid_numpy_array_is_refused_without_unpickling(tmp_path, content, why):
+def test_an_invalid_numpy_array_is_refused_without_unpickling(tmp_path, content, reason):
     path = tmp_path / "a_train_000001.npy"
     if isinstance(content, bytes):
         path.write_bytes(content)
     else:
         np.save(path, content, allow_pickle=True)
-    with pytest.raises(DataError, match=r"a_train_000001.npy is damaged") as caught:
+    with pytest.raises(DataError, match=r"a_train_000001.npy is damaged") as raised:
         shards.open_shard(path)
-    assert why in caught.value.why
+    assert reason in raised.value.why
 
 
 def test_a_truncated_array_is_refused_with_both_sizes(tmp_path):
     path = tmp_path / "a_train_000001.npy"
     np.save(path, np.zeros(100, dtype=np.uint16))
     path.write_bytes(path.read_bytes()[:-7])
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError) as raised:
         shards.open_shard(path)
-    assert "321 bytes, expected 328 for 100 tokens" in caught.value.why
+    assert "321 bytes, expected 328 for 100 tokens" in raised.value.why
 
 
 def test_a_run_reads_only_the_first_shards_and_verifies_their_hash(tmp_path):
@@ -282,9 +282,9 @@ def test_a_run_reads_only_the_first_shards_and_verifies_their_hash(tmp_path):
         write(tmp_path, [number] * 500, f"a_train_{number:06d}.bin")
     write(tmp_path, [0] * 500, "a_val_000000.bin")
     shards.describe(tmp_path, 257, dataset="shards")
-    two = shards.recorded_sha256(tmp_path, 2)
+    two_shards = shards.recorded_sha256(tmp_path, 2)
     (tmp_path / "a_train_000003.bin").unlink()
-    assert shards.recorded_sha256(tmp_path, 2) == two
+    assert shards.recorded_sha256(tmp_path, 2) == two_shards
     batches = Batches(config_of(tmp_path, data_shards=2, batch_size=30), world())
     assert set(batches.next()[0].flatten().tolist()) == {1, 2}
     with pytest.raises(DataError, match="has 2 train shards, expected 3"):

@@ -63,7 +63,7 @@ def test_a_file_with_a_wrong_hash_is_refused_and_deleted(server, tmp_path):
 
 
 def test_an_unreachable_address_is_named(server, tmp_path):
-    with pytest.raises(DataError, match=r"cannot download .*/nothing") as caught:
+    with pytest.raises(DataError, match=r"cannot download .*/nothing") as raised:
         fetch(server.url("nothing"), tmp_path / "text", sha256=SHA256)
-    assert "404" in caught.value.why
+    assert "404" in raised.value.why
     assert len(server.requests) == 1

@@ -79,22 +79,22 @@ def test_blocks_are_shuffled_independently_by_the_seed():
 @settings(max_examples=20)
 @given(st.sampled_from([1, 2, 4]), st.integers(1, 3), st.integers(0, 40))
 def test_the_sources_do_not_depend_on_the_number_of_ranks(mixed, size, accumulation, step):
-    one = config_of(mixed, batch_size=2 * size, gradient_accumulation=accumulation)
+    single = config_of(mixed, batch_size=2 * size, gradient_accumulation=accumulation)
     many = config_of(mixed, batch_size=2, gradient_accumulation=accumulation, num_gpus=size)
-    stream = Stream(one)
+    stream = Stream(single)
     for micro in range(accumulation):
-        together = stream.read(list(positions(one, world(), step, micro)))[0]
-        apart = [stream.read(list(positions(many, world(rank, size), step, micro)))[0] for rank in range(size)]
-        assert torch.equal(together, torch.cat(apart))
+        sources = stream.read(list(positions(single, world(), step, micro)))[0]
+        per_rank = [stream.read(list(positions(many, world(rank, size), step, micro)))[0] for rank in range(size)]
+        assert torch.equal(sources, torch.cat(per_rank))
 
 
 def test_a_resumed_run_reads_what_an_uninterrupted_run_reads(mixed):
     config = config_of(mixed, gradient_accumulation=2, batch_size=3)
-    straight, resumed = Batches(config, world()), Batches(config, world(), start_step=40)
+    uninterrupted, resumed = Batches(config, world()), Batches(config, world(), start_step=40)
     for _ in range(80):
-        straight.next()
+        uninterrupted.next()
     for _ in range(100):  # over many epochs of the small dataset
-        assert torch.equal(straight.next()[0], resumed.next()[0])
+        assert torch.equal(uninterrupted.next()[0], resumed.next()[0])
 
 
 def test_each_dataset_has_its_own_epochs_and_a_new_order_in_each(mixed):
@@ -189,7 +189,7 @@ def test_the_weights_of_a_mix_are_reduced_to_lowest_terms(text, parts):
 
 
 @pytest.mark.parametrize(
-    "text, why",
+    "text, reason",
     [
         ("", "'' is not DATASET:WEIGHT"),
         ("a", "'a' is not DATASET:WEIGHT"),
@@ -199,8 +199,8 @@ def test_the_weights_of_a_mix_are_reduced_to_lowest_terms(text, parts):
         ("a:0.00001 b:1", "add up to more than 10000"),
     ],
 )
-def test_an_invalid_mix_is_refused_with_the_reason(text, why):
-    with pytest.raises(ValueError, match=why.replace("'", ".")):
+def test_an_invalid_mix_is_refused_with_the_reason(text, reason):
+    with pytest.raises(ValueError, match=reason.replace("'", ".")):
         parse_mix(text)
 
 

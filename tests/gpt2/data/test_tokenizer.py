@@ -29,10 +29,10 @@ def trained():
 
 def small_gpt2(folder, monkeypatch):
     """A vocabulary in the format of GPT-2: the 256 bytes and two merges, with its own URLs and hashes."""
-    letters = [chr(b) for b in range(256) if chr(b).isprintable() and chr(b) != " "]
-    letters += [chr(256 + n) for n in range(256 - len(letters))]
+    characters = [chr(b) for b in range(256) if chr(b).isprintable() and chr(b) != " "]
+    characters += [chr(256 + n) for n in range(256 - len(characters))]
     merges = "#version: 0.2\nw o\nwo r\n"
-    vocabulary = {letter: token for token, letter in enumerate([*letters, "wo", "wor"])}
+    vocabulary = {character: token for token, character in enumerate([*characters, "wo", "wor"])}
     files = {"vocab.bpe": merges.encode(), "encoder.json": json.dumps(vocabulary).encode()}
     with LocalServer(files) as server:
         sums = {server.url(name): hashlib.sha256(body).hexdigest() for name, body in files.items()}
@@ -118,9 +118,9 @@ def test_a_directory_without_a_vocabulary_is_refused_with_its_path(tmp_path, nam
 
 
 def test_an_unknown_tokenizer_is_refused_with_the_known_ones():
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as raised:
         load("sentencepiece")
-    assert "gpt2, byte, char, bpe" in caught.value.why
+    assert "gpt2, byte, char, bpe" in raised.value.why
 
 
 def test_hashes_and_urls_of_the_gpt2_vocabulary_match_tiktoken():
@@ -138,10 +138,10 @@ def test_without_its_vocabulary_gpt2_reports_which_file_to_put_where(tmp_path, m
     each = load("gpt2")
     assert each.vocab_size == 50257
     assert each.token_bytes() is None
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError) as raised:
         each.encode("text")
-    assert "HF_HUB_OFFLINE" in caught.value.why
-    assert str(tmp_path / "6d1cbeee0f20b3d9449abfede4726ed8212e3aee") in caught.value.hint
+    assert "HF_HUB_OFFLINE" in raised.value.why
+    assert str(tmp_path / "6d1cbeee0f20b3d9449abfede4726ed8212e3aee") in raised.value.hint
 
 
 def test_a_vocabulary_is_downloaded_once_and_verified(tmp_path, monkeypatch):

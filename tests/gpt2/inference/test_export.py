@@ -28,7 +28,7 @@ KINDS = {
 }
 
 
-def written(folder, **fields):
+def checkpoint_in(folder, **fields):
     """A checkpoint of a model whose weights, biases and gains are all random."""
     sha256 = make_data(folder / "data", train=2000, val=200)
     config = TrainConfig.from_json(train_fields(folder / "data", sha256, folder, **fields))
@@ -44,25 +44,25 @@ def written(folder, **fields):
 
 
 def run(*arguments):
-    return export.main([str(word) for word in arguments])
+    return export.main([str(argument) for argument in arguments])
 
 
 @pytest.mark.parametrize("fields", KINDS.values(), ids=KINDS)
 def test_the_logits_match_transformers_and_an_import_restores_every_bit(tmp_path, fields):
     transformers = pytest.importorskip("transformers")
-    model = written(tmp_path, **fields)
+    model = checkpoint_in(tmp_path, **fields)
     assert run(tmp_path / "a.pt", f"--output={tmp_path / 'hf'}") == 0
-    theirs, info = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    hf_model, info = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     idx = torch.randint(257, (2, 32), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         ours, _ = model(idx)
-        assert (ours - theirs.eval()(idx).logits).abs().max() < 1e-5
+        assert (ours - hf_model.eval()(idx).logits).abs().max() < 1e-5
         assert run(tmp_path / "hf", f"--output={tmp_path / 'back.pt'}") == 0
         value = load_checkpoint(tmp_path / "back.pt")
-        back = build(value["config"], tmp_path)
-        back.load_state_dict(value["model"])
-        assert torch.equal(back.eval()(idx)[0], ours)
+        restored = build(value["config"], tmp_path)
+        restored.load_state_dict(value["model"])
+        assert torch.equal(restored.eval()(idx)[0], ours)
     for name, weights in model.state_dict().items():
         assert torch.equal(value["model"][name], weights), name
     assert (value["step"], value["run_id"]) == (7, "0123456789")
@@ -71,50 +71,50 @@ def test_the_logits_match_transformers_and_an_import_restores_every_bit(tmp_path
 def test_a_directory_written_by_transformers_is_read(tmp_path):
     transformers = pytest.importorskip("transformers")
     shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 16, "vocab_size": 257}
-    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).eval()
-    theirs.save_pretrained(tmp_path / "hf")
+    hf_model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).eval()
+    hf_model.save_pretrained(tmp_path / "hf")
     assert run(tmp_path / "hf", f"--output={tmp_path / 'a.pt'}") == 0
     value = load_checkpoint(tmp_path / "a.pt")
     model = build(value["config"], tmp_path)
     model.load_state_dict(saved_weights(value))
     idx = torch.arange(16)[None]
     with torch.no_grad():
-        assert (model.eval()(idx)[0] - theirs(idx).logits).abs().max() < 1e-5
+        assert (model.eval()(idx)[0] - hf_model(idx).logits).abs().max() < 1e-5
 
 
 def test_the_evaluation_weights_are_exported(tmp_path):
-    written(tmp_path)
+    checkpoint_in(tmp_path)
     value = load_checkpoint(tmp_path / "a.pt")
     value["judged"] = {name: weights + 1 for name, weights in value["model"].items()}
     save_checkpoint(tmp_path / "b.pt", value)
     assert run(tmp_path / "b.pt", f"--output={tmp_path / 'hf'}") == 0
-    back = export.read_folder(tmp_path / "hf")
-    assert torch.equal(back["model"]["wpe.weight"], value["model"]["wpe.weight"] + 1)
+    restored = export.read_folder(tmp_path / "hf")
+    assert torch.equal(restored["model"]["wpe.weight"], value["model"]["wpe.weight"] + 1)
 
 
 def test_a_trained_tokenizer_is_exported_with_its_model(tmp_path):
     transformers = pytest.importorskip("transformers")
-    written(tmp_path)
+    checkpoint_in(tmp_path)
     value = load_checkpoint(tmp_path / "a.pt")
     value["config"] |= {"tokenizer": "bpe", "data_path": str(tmp_path / "data")}
-    own = BpeTokenizer.trained(["the quick brown fox jumps over the lazy dog"] * 20, 300)
-    own.save(tmp_path / "data/tokenizer.json")
+    trained = BpeTokenizer.trained(["the quick brown fox jumps over the lazy dog"] * 20, 300)
+    trained.save(tmp_path / "data/tokenizer.json")
     save_checkpoint(tmp_path / "b.pt", value)
     assert run(tmp_path / "b.pt", f"--output={tmp_path / 'hf'}") == 0
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    hf_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     text = "the lazy fox"
-    assert theirs(text)["input_ids"] == own.encode(text).tolist()
+    assert hf_tokenizer(text)["input_ids"] == trained.encode(text).tolist()
 
 
 def test_existing_files_are_not_overwritten(tmp_path, capsys):
-    written(tmp_path)
+    checkpoint_in(tmp_path)
     (tmp_path / "hf").mkdir()
     assert run(tmp_path / "a.pt", f"--output={tmp_path / 'hf'}") == 2
     assert f"OUTPUT={tmp_path / 'hf'} exists" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    "change, words",
+    "change, expected",
     [
         ({"activation_function": "relu"}, "activation_function is 'relu'"),
         ({"model_type": "llama"}, "model_type is 'llama'"),
@@ -123,15 +123,15 @@ def test_existing_files_are_not_overwritten(tmp_path, capsys):
         ({"n_layer": 5}, "is not a model in"),
     ],
 )
-def test_a_directory_of_another_model_is_refused_by_name(tmp_path, capsys, change, words):
-    written(tmp_path)
+def test_a_directory_of_another_model_is_refused_by_name(tmp_path, capsys, change, expected):
+    checkpoint_in(tmp_path)
     run(tmp_path / "a.pt", f"--output={tmp_path / 'hf'}")
     path = tmp_path / "hf/config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     assert run(tmp_path / "hf", f"--output={tmp_path / 'b.pt'}") == 2
-    said = capsys.readouterr().err
-    assert words in said
-    assert str(tmp_path / "hf") in said
+    message = capsys.readouterr().err
+    assert expected in message
+    assert str(tmp_path / "hf") in message
 
 
 def test_a_directory_without_weights_is_refused(tmp_path, capsys):
@@ -141,7 +141,7 @@ def test_a_directory_without_weights_is_refused(tmp_path, capsys):
 
 
 def test_training_cannot_resume_from_weights_alone(tmp_path):
-    model = written(tmp_path)
+    model = checkpoint_in(tmp_path)
     run(tmp_path / "a.pt", f"--output={tmp_path / 'hf'}")
     value = export.read_folder(tmp_path / "hf")
     config = TrainConfig.from_json(load_checkpoint(tmp_path / "a.pt")["config"])

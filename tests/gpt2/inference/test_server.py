@@ -49,7 +49,7 @@ def client(address):
     return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=60)
 
 
-def alone(model, prompt, **options):
+def generated_alone(model, prompt, **options):
     """Return the text that the model generates without a server."""
     text = GeneratedText(BYTES.encode(prompt).tolist(), Sampling(**options), BYTES)
     list(generate(model, text))
@@ -69,40 +69,40 @@ def post(address, body, *, path="/v1/completions", **headers):
 def test_a_completion_is_the_text_generated_by_the_model(client, model):
     response = client.completions.create(model=NAME, prompt="The ", max_tokens=20, seed=5, temperature=0.7, top_p=0.9)
     (choice,) = response.choices
-    assert choice.text == alone(model, "The ", max_tokens=20, seed=5, temperature=0.7, top_p=0.9)
+    assert choice.text == generated_alone(model, "The ", max_tokens=20, seed=5, temperature=0.7, top_p=0.9)
     assert choice.finish_reason in ("length", "stop")
     assert response.model == NAME
     assert (response.usage.prompt_tokens, response.usage.total_tokens - response.usage.completion_tokens) == (4, 4)
 
 
 def test_a_stream_delivers_the_same_text_in_chunks(client):
-    asked = {"model": NAME, "prompt": "The ", "max_tokens": 30, "seed": 5}
-    whole = client.completions.create(**asked)
-    parts = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
-    *texts, last = parts
-    assert "".join(part.choices[0].text for part in texts) == whole.choices[0].text
-    assert [part.choices[0].finish_reason for part in texts[:-1]] == [None] * (len(texts) - 1)
-    assert texts[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    options = {"model": NAME, "prompt": "The ", "max_tokens": 30, "seed": 5}
+    completion = client.completions.create(**options)
+    chunks = list(client.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+    *texts, last = chunks
+    assert "".join(chunk.choices[0].text for chunk in texts) == completion.choices[0].text
+    assert [chunk.choices[0].finish_reason for chunk in texts[:-1]] == [None] * (len(texts) - 1)
+    assert texts[-1].choices[0].finish_reason == completion.choices[0].finish_reason
     assert last.choices == []
-    assert last.usage.completion_tokens == whole.usage.completion_tokens
-    assert len({part.id for part in parts}) == 1
+    assert last.usage.completion_tokens == completion.usage.completion_tokens
+    assert len({chunk.id for chunk in chunks}) == 1
 
 
 def test_several_prompts_and_completions_are_returned_in_order(client, model):
-    asked = {"model": NAME, "prompt": ["a", [98, 99]], "n": 2, "max_tokens": 6, "seed": 7}
-    response = client.completions.create(**asked)
-    expected = [alone(model, p, max_tokens=6, seed=7 + i) for i, p in enumerate(["a", "a", "bc", "bc"])]
+    options = {"model": NAME, "prompt": ["a", [98, 99]], "n": 2, "max_tokens": 6, "seed": 7}
+    response = client.completions.create(**options)
+    expected = [generated_alone(model, p, max_tokens=6, seed=7 + i) for i, p in enumerate(["a", "a", "bc", "bc"])]
     assert [choice.text for choice in response.choices] == expected
     assert [choice.index for choice in response.choices] == [0, 1, 2, 3]
     assert response.usage.prompt_tokens == 3
     streams = ["", "", "", ""]
-    for part in client.completions.create(**asked, stream=True):
-        streams[part.choices[0].index] += part.choices[0].text
+    for chunk in client.completions.create(**options, stream=True):
+        streams[chunk.choices[0].index] += chunk.choices[0].text
     assert streams == expected
 
 
 def test_echo_returns_the_prompt_first_and_stop_ends_the_text(client, model):
-    text = alone(model, "x", max_tokens=40, seed=3)
+    text = generated_alone(model, "x", max_tokens=40, seed=3)
     stop = text[4:6]
     response = client.completions.create(model=NAME, prompt="x", max_tokens=40, seed=3, stop=stop, echo=True)
     assert response.choices[0].text == "x" + text[: text.index(stop)]
@@ -126,7 +126,7 @@ def test_models_and_health_are_reported(client, address):
 
 
 @pytest.mark.parametrize(
-    ("asked", "param", "words"),
+    ("options", "param", "message"),
     [
         ({"max_tokens": 0}, "max_tokens", "integer of at least 1"),
         ({"max_tokens": "5"}, "max_tokens", "expected an integer"),
@@ -156,11 +156,11 @@ def test_models_and_health_are_reported(client, address):
         ({"model": "gpt-4"}, "model", "is not served here"),
     ],
 )
-def test_unsupported_parameters_are_refused_by_name_and_never_ignored(address, asked, param, words):
-    status, _, response = post(address, {"model": NAME, "prompt": "a", "max_tokens": 16, **asked})
+def test_unsupported_parameters_are_refused_by_name_and_never_ignored(address, options, param, message):
+    status, _, response = post(address, {"model": NAME, "prompt": "a", "max_tokens": 16, **options})
     assert status == (404 if param == "model" else 400)
     assert response["error"]["param"] == param
-    assert words in response["error"]["message"]
+    assert message in response["error"]["message"]
     assert response["error"]["type"] == "invalid_request_error"
 
 
@@ -188,16 +188,16 @@ def test_a_request_of_one_megabyte_is_refused_and_the_server_continues(client, a
 
 def test_a_body_without_a_content_length_is_counted_while_it_is_read(address):
     host, port = address.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=60) as place:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-        place.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
         chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
         try:
             for _ in range(16):
-                place.sendall(chunk)
+                connection.sendall(chunk)
         except OSError:
             pass  # it was refused before the whole body was sent
-        assert b" 413 " in place.recv(4096).partition(b"\r\n")[0]
+        assert b" 413 " in connection.recv(4096).partition(b"\r\n")[0]
 
 
 def test_only_json_is_accepted_so_that_a_web_page_cannot_send_requests(address):
@@ -220,8 +220,8 @@ def test_other_paths_and_methods_return_errors_in_the_format_of_the_api(address)
 def test_with_a_key_only_its_holder_is_served(model):
     with served(Service(restored(model=model)), key="secret") as url:
         for key, allowed in (("secret", True), ("Secret", False), ("none", False), ("é", False)):
-            asked = post(url, {"prompt": "a", "max_tokens": 1}, Authorization=f"Bearer {key}".encode())
-            assert asked[0] == (200 if allowed else 401)
+            accepted = post(url, {"prompt": "a", "max_tokens": 1}, Authorization=f"Bearer {key}".encode())
+            assert accepted[0] == (200 if allowed else 401)
         wrong = openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0)
         with pytest.raises(openai.AuthenticationError):
             wrong.models.list()
@@ -229,14 +229,14 @@ def test_with_a_key_only_its_holder_is_served(model):
 
 def test_fifty_concurrent_requests_receive_their_own_texts(client, model):
     def ask(number):
-        asked = {"model": NAME, "prompt": f"{number}:", "max_tokens": 12, "seed": number}
+        options = {"model": NAME, "prompt": f"{number}:", "max_tokens": 12, "seed": number}
         if number % 2:
-            return client.completions.create(**asked).choices[0].text
-        return "".join(part.choices[0].text for part in client.completions.create(**asked, stream=True))
+            return client.completions.create(**options).choices[0].text
+        return "".join(chunk.choices[0].text for chunk in client.completions.create(**options, stream=True))
 
     with ThreadPoolExecutor(50) as pool:
         texts = list(pool.map(ask, range(50)))
-    assert texts == [alone(model, f"{number}:", max_tokens=12, seed=number) for number in range(50)]
+    assert texts == [generated_alone(model, f"{number}:", max_tokens=12, seed=number) for number in range(50)]
 
 
 class Held(GPT):
@@ -250,7 +250,7 @@ class Held(GPT):
 
 
 @pytest.fixture
-def held():
+def gated_service():
     """A service with one row and a queue of two, whose model waits for the gate."""
     Held.gate = threading.Event()
     service = Service(restored(model=Held(SHAPE)), rows=1, waiting=2)
@@ -259,21 +259,21 @@ def held():
         Held.gate.set()
 
 
-def test_requests_beyond_the_queue_limit_are_told_to_retry(held):
-    service, url = held
+def test_requests_beyond_the_queue_limit_are_told_to_retry(gated_service):
+    service, url = gated_service
     with ThreadPoolExecutor(3) as pool:
-        asked = [pool.submit(post, url, {"prompt": "ab", "max_tokens": 2}) for _ in range(3)]
+        futures = [pool.submit(post, url, {"prompt": "ab", "max_tokens": 2}) for _ in range(3)]
         wait_until(lambda: service.batcher.load == (1, 2))
         status, headers, response = post(url, {"prompt": "ab", "max_tokens": 2})
         assert (status, headers["Retry-After"], response["error"]["code"]) == (429, "1", "queue_full")
         Held.gate.set()
-        assert [response.result()[0] for response in asked] == [200, 200, 200]
+        assert [response.result()[0] for response in futures] == [200, 200, 200]
     assert service.batcher.load == (0, 0)
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_generation_stops_when_the_client_disconnects(held, stream):
-    service, url = held
+def test_generation_stops_when_the_client_disconnects(gated_service, stream):
+    service, url = gated_service
     host, port = url.removeprefix("http://").split(":")
     connection = http.client.HTTPConnection(host, int(port))
     body = json.dumps({"prompt": "ab", "max_tokens": 90, "stream": stream})
@@ -320,10 +320,10 @@ def test_all_completions_of_a_request_are_queued_or_none(model):
 
 
 def test_a_port_in_use_or_an_invalid_one_is_reported():
-    with listening("127.0.0.1", 0) as taken:
-        taken.listen()
+    with listening("127.0.0.1", 0) as listening_socket:
+        listening_socket.listen()
         with pytest.raises(LaunchError, match=r"(?s)cannot listen on.*in use.*PORT=0"):
-            listening("127.0.0.1", taken.getsockname()[1])
+            listening("127.0.0.1", listening_socket.getsockname()[1])
     with pytest.raises(LaunchError, match="invalid PORT=70000"):
         listening("127.0.0.1", 70000)
     with pytest.raises(LaunchError, match="cannot listen on"):
@@ -343,9 +343,9 @@ def test_the_program_serves_a_checkpoint_until_ctrl_c(tmp_path):
         text=True,
     )
     try:
-        words = process.stdout.readline()
-        url = words.split(": ")[1].split("/v1")[0]
-        assert words.startswith("gpt2_adamw_1cpu, step 12, on cpu: http://127.0.0.1:")
+        first_line = process.stdout.readline()
+        url = first_line.split(": ")[1].split("/v1")[0]
+        assert first_line.startswith("gpt2_adamw_1cpu, step 12, on cpu: http://127.0.0.1:")
         wait_until(lambda: _answers(url))
         assert post(url, {"prompt": "a", "max_tokens": 3})[0] == 200
         os.kill(process.pid, signal.SIGINT)

@@ -43,7 +43,7 @@ shards.write_shard = write_half
 IN_PROCESSES = "writer.ALONE_BYTES = 0"
 
 
-def stories(count, start=0):
+def documents_of(count, start=0):
     """Return documents of different lengths, all of them unique."""
     return [f"Story {n}: " + f"once upon a time there were {n} words. " * (n % 7) for n in range(start, start + count)]
 
@@ -53,10 +53,10 @@ def notes(tmp_path):
     """A folder of 60 texts, some JSON lines, some Parquet, and files of other types."""
     folder = tmp_path / "notes"
     (folder / "deep").mkdir(parents=True)
-    texts = stories(60)
-    for number, story in enumerate(texts[:40]):
-        (folder / f"{number:02}.txt").write_text(story)
-    lines = "".join(json.dumps({"text": story}) + "\n" for story in texts[40:50])
+    texts = documents_of(60)
+    for number, document in enumerate(texts[:40]):
+        (folder / f"{number:02}.txt").write_text(document)
+    lines = "".join(json.dumps({"text": document}) + "\n" for document in texts[40:50])
     (folder / "deep" / "more.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     pq.write_table(pa.table({"text": texts[50:], "id": range(10)}), folder / "deep" / "rest.parquet")
     (folder / "picture.png").write_bytes(b"\x89PNG\xff\xfe")
@@ -83,8 +83,8 @@ def answer_of(process):
     return json.loads(process.stdout)
 
 
-def of_folder(notes, data_dir, **more):
-    return prepare("folder", data_dir, str(notes), "byte", val_percent=20, **more)
+def prepare_folder(notes, data_dir, **options):
+    return prepare("folder", data_dir, str(notes), "byte", val_percent=20, **options)
 
 
 def texts(result, kind):
@@ -106,12 +106,12 @@ def found(result, kind="train"):
 
 
 def test_text_json_lines_and_parquet_become_documents_and_other_files_are_ignored(notes, tmp_path):
-    result = of_folder(notes, tmp_path / "data")
-    assert sorted(texts(result, "train") + texts(result, "val")) == sorted(stories(60))
+    result = prepare_folder(notes, tmp_path / "data")
+    assert sorted(texts(result, "train") + texts(result, "val")) == sorted(documents_of(60))
 
 
 def test_shards_have_the_llm_c_header_and_each_document_starts_with_the_end_token(notes, tmp_path):
-    result = of_folder(notes, tmp_path / "data")
+    result = prepare_folder(notes, tmp_path / "data")
     raw = found(result, "train")[0].read_bytes()
     header = np.frombuffer(raw[:1024], "<i4")
     assert header.tolist() == [20240520, 1, result["train_tokens"]] + [0] * 253
@@ -120,44 +120,44 @@ def test_shards_have_the_llm_c_header_and_each_document_starts_with_the_end_toke
 
 
 def test_no_text_is_in_both_training_and_validation_data_not_even_a_copy(notes, tmp_path):
-    for number, story in enumerate(stories(60)):
-        (notes / f"copy {number}.txt").write_text(story)
-    result = of_folder(notes, tmp_path / "data")
+    for number, content in enumerate(documents_of(60)):
+        (notes / f"copy {number}.txt").write_text(content)
+    result = prepare_folder(notes, tmp_path / "data")
     train, val = set(texts(result, "train")), set(texts(result, "val"))
     assert val
     assert not train & val
 
 
 def test_dataset_json_describes_the_data(notes, tmp_path):
-    result = of_folder(notes, tmp_path / "data")
-    about = json.loads((tmp_path / "data" / result["path"] / "dataset.json").read_text())
+    result = prepare_folder(notes, tmp_path / "data")
+    record = json.loads((tmp_path / "data" / result["path"] / "dataset.json").read_text())
     sizes = {kind: sum(len(text.encode()) for text in texts(result, kind)) for kind in ("train", "val")}
-    assert (about["train_bytes"], about["val_bytes"]) == (sizes["train"], sizes["val"])
-    assert (about["schema"], about["dataset"], about["tokenizer"]) == (1, "folder", "byte")
-    assert about["sha256"] == result["sha256"]
-    assert about["complete"]
-    assert {shard["name"] for shard in about["shards"]} == {"folder_train_000001.bin", "folder_val_000000.bin"}
+    assert (record["train_bytes"], record["val_bytes"]) == (sizes["train"], sizes["val"])
+    assert (record["schema"], record["dataset"], record["tokenizer"]) == (1, "folder", "byte")
+    assert record["sha256"] == result["sha256"]
+    assert record["complete"]
+    assert {shard["name"] for shard in record["shards"]} == {"folder_train_000001.bin", "folder_val_000000.bin"}
 
 
 def test_a_second_call_writes_nothing_and_reads_no_text(notes, tmp_path, monkeypatch):
-    first = of_folder(notes, tmp_path / "data")
+    first = prepare_folder(notes, tmp_path / "data")
     monkeypatch.setattr(text, "documents", None)
-    again = of_folder(notes, tmp_path / "data")
+    second = prepare_folder(notes, tmp_path / "data")
     assert first["made"]
-    assert not again["made"]
-    assert {**again, "made": True} == first
+    assert not second["made"]
+    assert {**second, "made": True} == first
 
 
 def test_a_changed_file_gives_a_new_dataset(notes, tmp_path):
-    first = of_folder(notes, tmp_path / "data")
+    first = prepare_folder(notes, tmp_path / "data")
     (notes / "03.txt").write_text("another text altogether")
-    second = of_folder(notes, tmp_path / "data")
+    second = prepare_folder(notes, tmp_path / "data")
     assert second["path"] != first["path"]
     assert second["sha256"] != first["sha256"]
 
 
 def test_documents_are_never_split_between_shards(notes, tmp_path):
-    result = of_folder(notes, tmp_path / "data", shard_tokens=1000)
+    result = prepare_folder(notes, tmp_path / "data", shard_tokens=1000)
     paths = found(result, "train")
     assert len(paths) > 3
     assert all(shards.open_shard(path)[0] == 256 for path in paths)
@@ -168,21 +168,21 @@ def test_documents_are_never_split_between_shards(notes, tmp_path):
 @pytest.mark.parametrize("patch", ["", pytest.param(IN_PROCESSES, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["train_000001.bin", "train_000003.bin", "val_000000.bin"])
 def test_after_a_kill_finished_shards_are_kept_and_the_rest_is_identical(notes, tmp_path, name, patch):
-    words = ("folder", "--data-path", notes, "--shard-tokens", "1000", "--val-percent", "20", "--data-dir")
-    killed = run(*words, tmp_path / "a", patch=patch + KILL_HALF_WAY.format(name=name))
+    arguments = ("folder", "--data-path", notes, "--shard-tokens", "1000", "--val-percent", "20", "--data-dir")
+    killed = run(*arguments, tmp_path / "a", patch=patch + KILL_HALF_WAY.format(name=name))
     assert killed.returncode == -signal.SIGKILL
     made = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*_train_*.bin")}
-    after, fresh = (answer_of(run(*words, tmp_path / data, patch=patch)) for data in ("a", "b"))
-    assert after["sha256"] == fresh["sha256"]
+    after, uninterrupted = (answer_of(run(*arguments, tmp_path / data, patch=patch)) for data in ("a", "b"))
+    assert after["sha256"] == uninterrupted["sha256"]
     assert len(made) == max(0, int(name[-5]) - 1) * ("train" in name)
     for path, time in made.items():
         assert next((tmp_path / "a").rglob(path)).stat().st_mtime_ns == time
 
 
 def test_several_processes_write_the_same_shards_as_one(notes, tmp_path):
-    words = ("folder", "--data-path", notes, "--shard-tokens", "1000", "--val-percent", "20", "--data-dir")
-    one, several = run(*words, tmp_path / "a"), run(*words, tmp_path / "b", patch=IN_PROCESSES)
-    assert answer_of(one)["sha256"] == answer_of(several)["sha256"]
+    arguments = ("folder", "--data-path", notes, "--shard-tokens", "1000", "--val-percent", "20", "--data-dir")
+    single, several = run(*arguments, tmp_path / "a"), run(*arguments, tmp_path / "b", patch=IN_PROCESSES)
+    assert answer_of(single)["sha256"] == answer_of(several)["sha256"]
 
 
 def test_two_concurrent_preparations_write_the_dataset_once(notes, tmp_path):
@@ -193,9 +193,9 @@ def test_two_concurrent_preparations_write_the_dataset_once(notes, tmp_path):
         )
         for _ in range(2)
     ]
-    answers = [json.loads(process.communicate(timeout=120)[0]) for process in both]
-    assert sorted(result["made"] for result in answers) == [False, True]
-    assert answers[0]["sha256"] == answers[1]["sha256"]
+    results = [json.loads(process.communicate(timeout=120)[0]) for process in both]
+    assert sorted(result["made"] for result in results) == [False, True]
+    assert results[0]["sha256"] == results[1]["sha256"]
 
 
 def test_of_a_few_texts_the_ends_become_validation_data(tmp_path):
@@ -210,35 +210,37 @@ def test_of_a_few_texts_the_ends_become_validation_data(tmp_path):
 @pytest.mark.parametrize("tokenizer", ["char", "bpe"])
 def test_a_vocabulary_built_from_the_text_is_stored_next_to_the_shards(notes, tmp_path, tokenizer):
     result = prepare("folder", tmp_path, str(notes), tokenizer, val_percent=20, bpe_vocab_size=300)
-    again = prepare("folder", tmp_path, str(notes), tokenizer, val_percent=20, bpe_vocab_size=300)
+    second = prepare("folder", tmp_path, str(notes), tokenizer, val_percent=20, bpe_vocab_size=300)
     assert (tmp_path / result["path"] / "tokenizer.json").exists()
-    letters = set("".join(stories(60)))
-    assert result["vocab_size"] == (len(letters) + 1 if tokenizer == "char" else 300) == again["vocab_size"]
+    characters = set("".join(documents_of(60)))
+    assert result["vocab_size"] == (len(characters) + 1 if tokenizer == "char" else 300) == second["vocab_size"]
 
 
 def test_only_the_requested_number_of_shards_is_written_and_more_can_be_added_later(notes, tmp_path, monkeypatch):
     monkeypatch.setattr("gpt2.prepare.dataset.WHOLE", ())
-    asked = DatasetRequest(dataset="folder", tokenizer="byte", data_path=str(notes), val_percent=20, shard_tokens=1000)
-    few = prepare_dataset(_with(asked, tokens=1500, block_size=10), tmp_path)
+    request = DatasetRequest(
+        dataset="folder", tokenizer="byte", data_path=str(notes), val_percent=20, shard_tokens=1000
+    )
+    few = prepare_dataset(with_changes(request, tokens=1500, block_size=10), tmp_path)
     assert few.shards == 2 == len(shards.find(Path(few.path), "train"))
-    more = prepare_dataset(_with(asked, tokens=3500, block_size=10), tmp_path)
-    assert (more.shards, more.made) == (4, True)
-    again = prepare_dataset(_with(asked, tokens=1500, block_size=10), tmp_path)
-    assert (again.sha256, again.made) == (few.sha256, False)
-    every = prepare_dataset(asked, tmp_path)
-    assert every.train_tokens > more.train_tokens
+    longer = prepare_dataset(with_changes(request, tokens=3500, block_size=10), tmp_path)
+    assert (longer.shards, longer.made) == (4, True)
+    second = prepare_dataset(with_changes(request, tokens=1500, block_size=10), tmp_path)
+    assert (second.sha256, second.made) == (few.sha256, False)
+    all_shards = prepare_dataset(request, tmp_path)
+    assert all_shards.train_tokens > longer.train_tokens
 
 
-def _with(wanted, **changes):
+def with_changes(request, **changes):
     import dataclasses
 
-    return dataclasses.replace(wanted, **changes)
+    return dataclasses.replace(request, **changes)
 
 
 def test_the_standard_library_is_available_on_every_machine(tmp_path):
     result = prepare("stdlib", tmp_path)
-    share = result["val_tokens"] / (result["train_tokens"] + result["val_tokens"])
-    assert 0.03 < share < 0.2
+    fraction = result["val_tokens"] / (result["train_tokens"] + result["val_tokens"])
+    assert 0.03 < fraction < 0.2
     assert result["train_tokens"] > 5_000_000
     assert result["vocab_size"] == 257
 
@@ -253,7 +255,7 @@ def test_parts_of_the_standard_library_that_differ_between_builds_are_excluded(t
 
 
 @pytest.mark.parametrize(
-    "name, content, what, why",
+    "name, content, location, reason",
     [
         ("a.jsonl", '{"text": "a"}\n{"text": \n', "a.jsonl:2 cannot be read", "Expecting value"),
         ("a.jsonl", '{"body": "a"}\n', "a.jsonl:1 cannot be read", "no column 'text'"),
@@ -262,14 +264,14 @@ def test_parts_of_the_standard_library_that_differ_between_builds_are_excluded(t
         ("a.bin", b"\xff\xfe\xfd", "no text in the 1 files of", ""),
     ],
 )
-def test_an_unreadable_file_is_named_with_its_line(tmp_path, name, content, what, why):
+def test_an_unreadable_file_is_named_with_its_line(tmp_path, name, content, location, reason):
     (tmp_path / "text").mkdir()
     content = content if isinstance(content, bytes) else content.encode()
     (tmp_path / "text" / name).write_bytes(content)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError) as raised:
         prepare("folder", tmp_path, "text", "byte")
-    assert what in caught.value.what
-    assert why in caught.value.why
+    assert location in raised.value.what
+    assert reason in raised.value.why
 
 
 def test_an_explicit_file_that_is_not_text_is_refused(tmp_path):
@@ -280,9 +282,9 @@ def test_an_explicit_file_that_is_not_text_is_refused(tmp_path):
 
 def test_a_missing_parquet_column_is_refused_with_the_available_ones(tmp_path):
     pq.write_table(pa.table({"content": ["a"], "id": [1]}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match="has no column 'text'") as caught:
+    with pytest.raises(DataError, match="has no column 'text'") as raised:
         prepare("folder", tmp_path, "a.parquet", "byte")
-    assert "content, id" in caught.value.why
+    assert "content, id" in raised.value.why
     with pytest.raises(DataError, match=r"a.parquet has no documents for validation"):
         prepare("folder", tmp_path, "a.parquet", "byte", text_column="content")
 
@@ -290,24 +292,24 @@ def test_a_missing_parquet_column_is_refused_with_the_available_ones(tmp_path):
 @pytest.mark.parametrize("path", ["nothing", "nothing/*.txt", "empty"])
 def test_a_path_without_text_is_refused_with_the_absolute_path(tmp_path, path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="no text files at") as caught:
+    with pytest.raises(DataError, match="no text files at") as raised:
         prepare("folder", tmp_path, path, "byte")
-    assert str(tmp_path / path) in caught.value.what
+    assert str(tmp_path / path) in raised.value.what
 
 
 def test_a_disk_without_space_is_reported_before_any_file_is_written(notes, tmp_path, monkeypatch):
     monkeypatch.setattr("gpt2.prepare.progress.shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     with pytest.raises(DataError, match="1 kB are free"):
-        of_folder(notes, tmp_path / "data")
+        prepare_folder(notes, tmp_path / "data")
     assert not list((tmp_path / "data").glob("folder*"))
 
 
 def test_a_damaged_dataset_is_prepared_again(notes, tmp_path):
-    first = of_folder(notes, tmp_path)
+    first = prepare_folder(notes, tmp_path)
     found(first, "train")[0].write_bytes(b"cut short")
-    again = of_folder(notes, tmp_path)
-    assert again["made"]
-    assert again["sha256"] == first["sha256"]
+    second = prepare_folder(notes, tmp_path)
+    assert second["made"]
+    assert second["sha256"] == first["sha256"]
 
 
 def test_missing_shards_are_refused_with_the_glob(tmp_path, capsys):
@@ -357,7 +359,7 @@ def test_tokens_beyond_the_vocabulary_are_refused_before_any_run(tmp_path):
 
 
 def test_finding_a_prepared_dataset_imports_neither_torch_nor_a_hub_client_nor_a_tokenizer(notes, tmp_path):
-    of_folder(notes, tmp_path)
+    prepare_folder(notes, tmp_path)
     code = (
         "import sys; from pathlib import Path; from gpt2.prepare.dataset import prepare\n"
         f"assert not prepare('folder', Path({str(tmp_path)!r}), {str(notes)!r}, 'byte', val_percent=20)['made']\n"
@@ -387,7 +389,7 @@ def _words(process):
 
 def test_tokenizing_writes_a_copy_of_each_document_to_the_place_given_by_its_hash(tmp_path):
     inner = writer.tokenizer.load("byte")
-    documents = [writer.Document(story, "", (0, 1)) for story in (*stories(200), *stories(200))]
+    documents = [writer.Document(content, "", (0, 1)) for content in (*documents_of(200), *documents_of(200))]
     held = [item.held_out for item in writer.encode(documents, inner, 10)]
     assert held[:200] == held[200:]
     assert 5 < sum(held[:200]) < 40

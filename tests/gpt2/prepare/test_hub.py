@@ -33,10 +33,10 @@ def shard(seed, tokens=PER_SHARD):
 
 def parquet(start, count=30):
     buffer = io.BytesIO()
-    stories = [
+    pages = [
         f"Page {number} of the web: " + "words and words. " * (number % 9) for number in range(start, start + count)
     ]
-    pq.write_table(pa.table({"text": stories}), buffer)
+    pq.write_table(pa.table({"text": pages}), buffer)
     return buffer.getvalue()
 
 
@@ -53,12 +53,12 @@ def hub():
         yield server
 
 
-def run(hub, data, dataset, *arguments, timeout=120, **more):
+def run(hub, data, dataset, *arguments, timeout=120, **variables):
     """Prepare in another process that uses the local server."""
     command = [sys.executable, "-m", "gpt2.prepare", dataset, "--data-dir", str(data / "data"), *arguments]
     return subprocess.run(
         command,
-        env={**environment(), **hub.environment(data / "home"), "TIKTOKEN_CACHE_DIR": str(data / "home"), **more},
+        env={**environment(), **hub.environment(data / "home"), "TIKTOKEN_CACHE_DIR": str(data / "home"), **variables},
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -67,24 +67,24 @@ def run(hub, data, dataset, *arguments, timeout=120, **more):
     )
 
 
-def good(process):
+def result_of(process):
     assert process.returncode == 0, process.stderr
     return json.loads(process.stdout)
 
 
-def refused(process):
+def error_of(process):
     assert process.returncode == 2, process.stderr + process.stdout
     assert "Traceback" not in process.stderr
     return process.stderr
 
 
-def run_prepare(hub, data, *arguments, **more):
-    return run(hub, data, "finewebedu", "--tokenizer", "gpt2", *arguments, **more)
+def run_prepare(hub, data, *arguments, **variables):
+    return run(hub, data, "finewebedu", "--tokenizer", "gpt2", *arguments, **variables)
 
 
 def test_only_the_needed_shards_are_downloaded_and_announced_first(hub, tmp_path):
     completed = run_prepare(hub, tmp_path, "--tokens", "70000", "--block-size", "1000")
-    result = good(completed)
+    result = result_of(completed)
     assert result["shards"] == 2
     assert result["train_tokens"] == 2 * PER_SHARD
     names = sorted(path.name for path in Path(result["path"]).glob("*"))
@@ -97,23 +97,23 @@ def test_only_the_needed_shards_are_downloaded_and_announced_first(hub, tmp_path
 
 
 def test_a_second_call_sends_no_request_and_a_longer_run_downloads_the_rest(hub, tmp_path):
-    first = good(run_prepare(hub, tmp_path, "--tokens", "70000"))
-    asked = len(hub.requests)
-    assert good(run_prepare(hub, tmp_path, "--tokens", "60000"))["sha256"] == first["sha256"]
-    assert len(hub.requests) == asked
-    more = good(run_prepare(hub, tmp_path, "--tokens", "150000"))
-    assert (more["shards"], more["made"]) == (4, True)
+    first = result_of(run_prepare(hub, tmp_path, "--tokens", "70000"))
+    count = len(hub.requests)
+    assert result_of(run_prepare(hub, tmp_path, "--tokens", "60000"))["sha256"] == first["sha256"]
+    assert len(hub.requests) == count
+    longer = result_of(run_prepare(hub, tmp_path, "--tokens", "150000"))
+    assert (longer["shards"], longer["made"]) == (4, True)
     assert len(hub.fetched_ranges(f"{READY}/finewebedu_train_000001.bin")) == 1
-    every = good(run_prepare(hub, tmp_path))
-    assert (every["shards"], every["train_tokens"]) == (5, 5 * PER_SHARD)
-    assert good(run_prepare(hub, tmp_path, "--tokens", "70000"))["sha256"] == first["sha256"]
+    all_shards = result_of(run_prepare(hub, tmp_path))
+    assert (all_shards["shards"], all_shards["train_tokens"]) == (5, 5 * PER_SHARD)
+    assert result_of(run_prepare(hub, tmp_path, "--tokens", "70000"))["sha256"] == first["sha256"]
 
 
 def test_an_interrupted_download_resumes(hub, tmp_path):
     hub.cut[f"cdn/{READY}/finewebedu_train_000001.bin"] = [30_000, 20_000]
-    result = good(run_prepare(hub, tmp_path, "--tokens", "30000"))
+    result = result_of(run_prepare(hub, tmp_path, "--tokens", "30000"))
     ranges = hub.fetched_ranges(f"{READY}/finewebedu_train_000001.bin")
-    assert [asked.partition("-")[0] for asked in ranges[1:]] == ["bytes=30000", "bytes=50000"]
+    assert [byte_range.partition("-")[0] for byte_range in ranges[1:]] == ["bytes=30000", "bytes=50000"]
     path = Path(result["path"]) / "finewebedu_train_000001.bin"
     assert path.read_bytes() == shard(1)
 
@@ -121,17 +121,17 @@ def test_an_interrupted_download_resumes(hub, tmp_path):
 @pytest.mark.slow
 def test_a_temporary_server_error_is_retried(hub, tmp_path):
     hub.failing[f"cdn/{READY}/finewebedu_train_000001.bin"] = 2
-    assert good(run_prepare(hub, tmp_path, "--tokens", "30000"))["shards"] == 1
+    assert result_of(run_prepare(hub, tmp_path, "--tokens", "30000"))["shards"] == 1
 
 
 def test_a_wrong_hash_is_refused_and_the_file_deleted(hub, tmp_path):
     name = "finewebedu_train_000002.bin"
     hub.corrupt.add(f"cdn/{READY}/{name}")
-    message = refused(run_prepare(hub, tmp_path, "--tokens", "70000"))
+    message = error_of(run_prepare(hub, tmp_path, "--tokens", "70000"))
     assert f"{name} differs from the repository's listing" in message
     assert not list((tmp_path / "data").rglob(name))
     hub.corrupt.clear()
-    result = good(run_prepare(hub, tmp_path, "--tokens", "70000"))
+    result = result_of(run_prepare(hub, tmp_path, "--tokens", "70000"))
     assert (Path(result["path"]) / name).read_bytes() == shard(2)
     assert all(hub.fetched_ranges(f"{READY}/finewebedu_train_000001.bin")[1:]), "what had come of the others is kept"
 
@@ -143,9 +143,9 @@ def test_a_killed_download_resumes(hub, tmp_path):
     program = (
         f"import os, signal, sys\nfrom gpt2.data import download as fetch\nfrom gpt2.prepare import __main__\n{die}\n"
     )
-    words = ["finewebedu", "--tokenizer", "gpt2", "--tokens", "30000", "--data-dir", str(tmp_path / "data")]
+    arguments = ["finewebedu", "--tokenizer", "gpt2", "--tokens", "30000", "--data-dir", str(tmp_path / "data")]
     killed = subprocess.run(
-        [sys.executable, "-c", f"{program}sys.exit(__main__.main(sys.argv[1:]))", *words],
+        [sys.executable, "-c", f"{program}sys.exit(__main__.main(sys.argv[1:]))", *arguments],
         env={**environment(), **hub.environment(tmp_path / "home")},
         cwd=ROOT,
         capture_output=True,
@@ -153,7 +153,7 @@ def test_a_killed_download_resumes(hub, tmp_path):
         timeout=120,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    result = good(run_prepare(hub, tmp_path, "--tokens", "30000"))
+    result = result_of(run_prepare(hub, tmp_path, "--tokens", "30000"))
     assert hub.fetched_ranges(f"{READY}/finewebedu_train_000001.bin")[-1] == "bytes=50000-"
     assert (Path(result["path"]) / "finewebedu_train_000001.bin").read_bytes() == shard(1)
 
@@ -168,15 +168,15 @@ def test_ctrl_c_ends_a_download_at_once_and_keeps_the_received_bytes(hub, tmp_pa
         stderr=subprocess.PIPE,
         text=True,
     )
-    part = tmp_path / "data/finewebedu/.fetched/.finewebedu_train_000001.bin.part"
-    wait_until(lambda: part.exists() and part.stat().st_size > 0)
+    partial_file = tmp_path / "data/finewebedu/.fetched/.finewebedu_train_000001.bin.part"
+    wait_until(lambda: partial_file.exists() and partial_file.stat().st_size > 0)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, output = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "stopped: partial downloads" in said
-    assert part.stat().st_size > 0
+    assert "stopped: partial downloads" in output
+    assert partial_file.stat().st_size > 0
     hub.stalled.clear()
-    good(run_prepare(hub, tmp_path, "--tokens", "30000"))
+    result_of(run_prepare(hub, tmp_path, "--tokens", "30000"))
 
 
 def test_shards_of_another_vocabulary_are_refused_with_the_offset(hub, tmp_path):
@@ -184,7 +184,7 @@ def test_shards_of_another_vocabulary_are_refused_with_the_offset(hub, tmp_path)
     body[1024 + 8 : 1024 + 10] = (60000).to_bytes(2, "little")
     hub.datasets[READY]["finewebedu_train_000001.bin"] = bytes(body)
     hub.files[f"cdn/{READY}/finewebedu_train_000001.bin"] = bytes(body)
-    assert "has the token 60000 at byte 1032" in refused(run_prepare(hub, tmp_path, "--tokens", "30000"))
+    assert "has the token 60000 at byte 1032" in error_of(run_prepare(hub, tmp_path, "--tokens", "30000"))
 
 
 def test_existing_shards_are_verified_and_not_downloaded(hub, tmp_path):
@@ -192,7 +192,7 @@ def test_existing_shards_are_verified_and_not_downloaded(hub, tmp_path):
     folder.mkdir(parents=True)
     (folder / "finewebedu_val_000000.bin").write_bytes(shard(0))
     (folder / "finewebedu_train_000001.bin").write_bytes(shard(1)[:-2])
-    good(run_prepare(hub, tmp_path, "--tokens", "30000"))
+    result_of(run_prepare(hub, tmp_path, "--tokens", "30000"))
     assert hub.fetched_ranges(f"{READY}/finewebedu_val_000000.bin") == []
     assert (folder / "finewebedu_train_000001.bin").read_bytes() == shard(1)
 
@@ -202,32 +202,32 @@ def test_custom_shards_in_that_directory_are_used_unchanged(hub, tmp_path):
     folder.mkdir(parents=True)
     for name, seed in (("edu_fineweb_val_000000.bin", 0), ("edu_fineweb_train_000001.bin", 1)):
         (folder / name).write_bytes(shard(seed))
-    result = good(run_prepare(hub, tmp_path))
+    result = result_of(run_prepare(hub, tmp_path))
     assert (result["shards"], result["train_tokens"]) == (0, PER_SHARD)
     assert hub.requests == []
 
 
 def test_offline_mode_is_reported_and_sends_no_request(hub, tmp_path):
-    message = refused(run_prepare(hub, tmp_path, HF_HUB_OFFLINE="1"))
+    message = error_of(run_prepare(hub, tmp_path, HF_HUB_OFFLINE="1"))
     assert "HF_HUB_OFFLINE is set" in message
     assert hub.requests == []
 
 
 @pytest.mark.slow
 def test_existing_shards_are_used_in_offline_mode(hub, tmp_path):
-    good(run_prepare(hub, tmp_path, "--tokens", "30000"))
+    result_of(run_prepare(hub, tmp_path, "--tokens", "30000"))
     (tmp_path / "data" / "finewebedu" / "dataset.json").unlink()
-    result = good(run_prepare(hub, tmp_path, "--tokens", "30000", HF_HUB_OFFLINE="1"))
+    result = result_of(run_prepare(hub, tmp_path, "--tokens", "30000", HF_HUB_OFFLINE="1"))
     assert result["train_tokens"] == PER_SHARD
 
 
 def test_a_gated_dataset_needs_a_token_that_is_never_printed(hub, tmp_path):
     hub.token = "hf_secret"
-    assert "HF_TOKEN" in refused(run_prepare(hub, tmp_path))
-    wrong = refused(run_prepare(hub, tmp_path, HF_TOKEN="hf_wrong"))
-    assert "hf_wrong" not in wrong
+    assert "HF_TOKEN" in error_of(run_prepare(hub, tmp_path))
+    error = error_of(run_prepare(hub, tmp_path, HF_TOKEN="hf_wrong"))
+    assert "hf_wrong" not in error
     completed = run_prepare(hub, tmp_path, "--tokens", "30000", HF_TOKEN="hf_secret")
-    good(completed)
+    result_of(completed)
     assert (
         "hf_secret" not in completed.stderr + completed.stdout + (tmp_path / "data/finewebedu/dataset.json").read_text()
     )
@@ -235,42 +235,44 @@ def test_a_gated_dataset_needs_a_token_that_is_never_printed(hub, tmp_path):
 
 @pytest.mark.slow
 def test_shards_of_any_repository_are_given_by_their_url(hub, tmp_path):
-    result = good(run(hub, tmp_path, "shards", "--data-path", f"hf://{READY}", "--tokenizer", "gpt2", "--tokens", "9"))
+    result = result_of(
+        run(hub, tmp_path, "shards", "--data-path", f"hf://{READY}", "--tokenizer", "gpt2", "--tokens", "9")
+    )
     assert result["shards"] == 1
     assert "kjj0--finewebedu10B-gpt2" in result["path"]
 
 
 def test_text_is_downloaded_file_by_file_as_needed(hub, tmp_path):
-    words = ("--tokenizer", "byte", "--shard-tokens", "2000", "--val-percent", "20")
-    result = good(run(hub, tmp_path, "finewebedu", *words, "--tokens", "2500"))
+    arguments = ("--tokenizer", "byte", "--shard-tokens", "2000", "--val-percent", "20")
+    result = result_of(run(hub, tmp_path, "finewebedu", *arguments, "--tokens", "2500"))
     assert result["shards"] == 2
     assert hub.fetched_ranges(f"{TEXT}/sample/10BT/000_00000.parquet")
     assert not hub.fetched_ranges(f"{TEXT}/sample/10BT/001_00000.parquet")
-    more = good(run(hub, tmp_path, "finewebedu", *words))
+    longer = result_of(run(hub, tmp_path, "finewebedu", *arguments))
     assert hub.fetched_ranges(f"{TEXT}/sample/10BT/002_00000.parquet")
     assert not hub.fetched_ranges(f"{TEXT}/data/CC-MAIN/0.parquet")
     first = [path.read_bytes() for path in shards.find(Path(result["path"]), "train", 2)]
-    assert first[0] == shards.find(Path(more["path"]), "train")[0].read_bytes()
-    assert not list(Path(more["path"]).rglob("*.parquet"))
+    assert first[0] == shards.find(Path(longer["path"]), "train")[0].read_bytes()
+    assert not list(Path(longer["path"]).rglob("*.parquet"))
 
 
 @pytest.mark.slow
 def test_shards_added_for_a_longer_run_equal_those_of_one_preparation(hub, tmp_path):
-    words = ("--tokenizer", "byte", "--shard-tokens", "2000", "--val-percent", "20")
-    good(run(hub, tmp_path / "a", "finewebedu", *words, "--tokens", "2500"))
-    grown = good(run(hub, tmp_path / "a", "finewebedu", *words))
-    whole = good(run(hub, tmp_path / "b", "finewebedu", *words))
-    assert grown["sha256"] == whole["sha256"]
+    arguments = ("--tokenizer", "byte", "--shard-tokens", "2000", "--val-percent", "20")
+    result_of(run(hub, tmp_path / "a", "finewebedu", *arguments, "--tokens", "2500"))
+    grown = result_of(run(hub, tmp_path / "a", "finewebedu", *arguments))
+    single = result_of(run(hub, tmp_path / "b", "finewebedu", *arguments))
+    assert grown["sha256"] == single["sha256"]
 
 
 def test_any_dataset_can_be_given_by_owner_and_name(hub, tmp_path):
-    result = good(run(hub, tmp_path, "hub", "--data-path", "me/mine", "--val-percent", "10"))
+    result = result_of(run(hub, tmp_path, "hub", "--data-path", "me/mine", "--val-percent", "10"))
     assert "me--mine" in result["path"]
     assert result["train_tokens"] == 2 + (500 + 700) * 9 // 10
 
 
 @pytest.mark.parametrize(
-    "path, words",
+    "path, message",
     [
         ("me/nothing", "cannot download the dataset me/nothing"),
         ("me/mine@v2", "cannot download the dataset me/mine"),
@@ -278,20 +280,20 @@ def test_any_dataset_can_be_given_by_owner_and_name(hub, tmp_path):
         ("mine", "is not a Hugging Face dataset"),
     ],
 )
-def test_a_missing_repository_or_file_is_refused_by_name(hub, tmp_path, path, words):
-    assert words in refused(run(hub, tmp_path, "hub", "--data-path", path))
+def test_a_missing_repository_or_file_is_refused_by_name(hub, tmp_path, path, message):
+    assert message in error_of(run(hub, tmp_path, "hub", "--data-path", path))
 
 
 def test_a_path_that_leaves_the_directory_is_not_followed(hub, tmp_path):
     hub.datasets["me/mine"] = {"../../outside.txt": b"one text. " * 50, "/outside.txt": b"one text. " * 50}
-    assert "me/mine has no files" in refused(run(hub, tmp_path, "hub", "--data-path", "me/mine:*.txt"))
+    assert "me/mine has no files" in error_of(run(hub, tmp_path, "hub", "--data-path", "me/mine:*.txt"))
     assert not list(tmp_path.rglob("outside.txt"))
 
 
 def test_an_unresponsive_server_is_reported_in_one_message(tmp_path):
-    with HubServer({}) as gone:
+    with HubServer({}) as closed_server:
         pass
-    message = refused(run_prepare(gone, tmp_path))
+    message = error_of(run_prepare(closed_server, tmp_path))
     assert "cannot download the dataset kjj0/finewebedu10B-gpt2" in message
 
 
