@@ -58,13 +58,13 @@ class World:
         self.sum(torch.zeros(1, device=self.device)).item()
 
 
+ENVIRONMENT = (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"))  # torchrun's names, and the values without it
+
+
 def environment() -> tuple[int, int, int]:
     """Return rank, local rank and world size from torchrun's environment; 0, 0, 1 without torchrun."""
-    rank, local_rank, size = (int(os.environ.get(name, d)) for name, d in ENVIRONMENT)
+    rank, local_rank, size = (int(os.environ.get(name, alone)) for name, alone in ENVIRONMENT)
     return rank, local_rank, size
-
-
-ENVIRONMENT = (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"))
 
 
 def start(config: TrainConfig) -> World:

@@ -169,12 +169,12 @@ class Watchdog:
         self._dir, self._attempt, self._rank, self._size = log.dir, log.attempt, rank, size
         self._stalled = stalled
         self._factor, self._floor_s = 0.0, 0.0
+        # The loop writes these, and the thread reads them without a lock: each assignment is atomic, and the loop must
+        # not pay for the watchdog several times per step.
         self._kind, self._place, self._step = SETUP, "", 0
         self._began = time.monotonic()
-        self._process = this_process()
-        # The loop writes these, the thread reads them, without a lock: each assignment is atomic, and the loop must not
-        # pay for the watchdog in each of its thousands of steps.
         self._took: dict[str, deque[float]] = {}
+        self._process = this_process()
         self._over = threading.Event()
         self.spent: Callable[[], float] | None = None  # seconds of the run in all attempts, once known
         self.spent_before = spent_before(self._dir, self._attempt)
@@ -210,7 +210,9 @@ class Watchdog:
         if took is None:
             took = self._took[self._kind] = deque(maxlen=RECENT)
         took.append(now - self._began)
-        self._kind, self._place, self._step, self._began = kind, "", step, now
+        # The start first: a long evaluation's start with a step's limit would look like a stalled step to the thread.
+        self._began = now
+        self._kind, self._place, self._step = kind, "", step
 
     def at(self, place: str) -> None:
         """Record where in a step the loop is."""
