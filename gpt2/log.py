@@ -64,7 +64,7 @@ class RunLog:
         self.train: list[dict[str, Any]] = []  # training lines of metrics.jsonl
         self.val: list[dict[str, Any]] = []  # validation lines of metrics.jsonl
         if main:  # an earlier attempt may have been killed while it wrote a line
-            for path in (run_dir.metrics, run_dir.events):
+            for path in (run_dir.metrics, run_dir.events, run_dir.phases, run_dir.samples):
                 end_torn_line(path)
 
     def begin(

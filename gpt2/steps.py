@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from gpt2.dist import World
-from kmatrix.records.files import append_jsonl
+from kmatrix.records.files import append_jsonl, end_torn_line
 from kmatrix.records.train_config import TrainConfig
 
 Mark = float | torch.cuda.Event  # a time: seconds on the CPU's clock, or an event in the GPU's stream
@@ -148,6 +148,7 @@ class Timings:
 
     def __init__(self, path: Path, every: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        end_torn_line(path)  # of an attempt that was killed while it wrote
         self.path, self.every = path, every
         self._steps, self._compute_s, self._seconds = 0, 0.0, 0.0
 

@@ -18,7 +18,7 @@ from gpt2.data import shards
 from gpt2.data.batches import Batches
 from gpt2.dist import World
 from gpt2.log import RunLog
-from gpt2.steps import StepNumbers
+from gpt2.steps import StepNumbers, Timings
 from gpt2.train import build_model, dropout_seed
 from kmatrix.records.checkpoints import read_index
 from kmatrix.records.files import read_json, read_jsonl
@@ -231,6 +231,17 @@ def test_a_truncated_line_does_not_swallow_the_first_line_of_the_next_attempt(tm
     log = log_of(tmp_path)
     log.training(reading(0), 0)
     assert [line["step"] for line in read_jsonl(log.dir.metrics)] == [0, 0]
+
+
+def test_a_truncated_line_of_any_log_is_ended_by_the_next_attempt(tmp_path):
+    run_dir = RunDir(tmp_path)
+    paths = (run_dir.metrics, run_dir.events, run_dir.phases, run_dir.samples, run_dir.timings(0))
+    run_dir.rank(0).mkdir(parents=True)
+    for path in paths:
+        path.write_text('{"step": 1, "att')
+    log_of(tmp_path)
+    Timings(run_dir.timings(0), every=10)
+    assert {path.name: path.read_text()[-1] for path in paths} == {path.name: "\n" for path in paths}
 
 
 def test_a_result_before_any_measurement_has_null_and_not_zero(tmp_path):
