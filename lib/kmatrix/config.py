@@ -13,20 +13,10 @@ from kmatrix.records.train_config import TrainConfig, parse_mix
 from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, ModelShape, by_depth
 
 PREFIX = "GPT2_"
-
-
 VOCABULARIES = {"byte": BYTE_VOCAB, "gpt2": GPT2_VOCAB}
-
-
 ASSUMED_CHARACTERS = 256  # vocabulary of a text that is not prepared yet
-
-
 WITH_DATA = ("data_sha256", "data_shards", "checkpoint_dir")  # fields without a symbol, known when a matrix is made
-
-
 GPU_HOST_THREADS = 8  # CPU threads per rank on a GPU: more do not speed up a training loop
-
-
 Values = Callable[[str], str | None]
 
 

@@ -23,19 +23,10 @@ from kmatrix.records.paths import program_environment
 from kmatrix.text import disk_size, memory_size, time_of_day
 
 PYTHON = (3, 11)
-
-
 SHM = 1 << 30  # bytes of /dev/shm: NCCL uses tens of MB per pair of GPUs; containers have 64 MB by default
-
-
 FILES = 4096  # open files
-
-
 MEMORY = 4 << 30  # bytes available
-
-
 CLOCK = 300.0  # s that the modification time of a file may be in the future
-
 
 KEYS = {
     "HF_TOKEN": "Hugging Face: needed only for private or gated datasets",

@@ -48,11 +48,7 @@ def usable_cores() -> int:
 
 
 MOST_SETS = 2000  # sets of units to compare exhaustively: 4 of 8 GPUs have 70
-
-
 ORDER = 1024  # weight of one step of distance, more than any difference in order
-
-
 Distance = Callable[[str, str], int]  # distance of two units, 0 for adjacent ones
 
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 BALANCE = ((5.0, "Excellent"), (10.0, "Good"), (20.0, "Fair"))  # upper bound in percent, exclusive
-
-
 LEVEL = 0.95  # default level of confidence intervals
 
 

@@ -28,8 +28,6 @@ from kmatrix.text import shown
 from kmatrix.track.available import is_computed, own_project
 
 MOST_CELLS = 5000  # a larger matrix is validated by its dry run only, because configuration targets must be fast
-
-
 Say = Callable[[str], None]  # called with a line of text for the user
 
 

@@ -28,16 +28,9 @@ OPTIONS = {
     "bpe_vocab_size": "--bpe-vocab-size",
 }
 
-
 IN_RECIPE = {"data_mix": "mix"}  # field -> name in dataset.json
-
-
 MANY_EPOCHS = 4  # more epochs add little: Muennighoff et al. 2023, arXiv:2305.16264
-
-
 Key = tuple[tuple[str, Any], ...]
-
-
 Parts = tuple[tuple[str, float, int], ...]
 
 
@@ -229,8 +222,6 @@ def known_shards(run: RunDir, runs: Iterable[TrainConfig]) -> dict[Key, int]:
 
 
 SHARD_TOKENS = 100_000_000
-
-
 HEADER, TOKEN = 1024, 2  # bytes of the header of a shard and of a token (format of llm.c)
 
 

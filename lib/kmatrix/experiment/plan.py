@@ -21,8 +21,6 @@ from kmatrix.plan.memory import Forecast, forecast, warnings
 from kmatrix.records.paths import ROOT
 
 DEVICE, GPUS, BACKEND, DDP = "GPT2_DEVICE", "GPT2_NUM_GPUS", "GPT2_DDP_BACKEND", "GPT2_USE_DDP"
-
-
 EQUAL = "MATRIX_EQUAL"
 
 

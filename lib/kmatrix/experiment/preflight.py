@@ -28,7 +28,6 @@ from kmatrix.status.watch import RunProgress
 
 STEPS = 2  # in the second step, the optimizer states are allocated
 
-
 TRIAL: Mapping[str, Any] = {  # fields that a trial run overrides: its length, and what it saves
     **{"max_iters": STEPS, "warmup_steps": 0, "warmup_fraction": None, "log_interval": 1, "eval_interval": STEPS},
     **{"hellaswag": "", "sample_interval": 0, "profile": "", "early_stopping_patience": 0},
@@ -36,9 +35,7 @@ TRIAL: Mapping[str, Any] = {  # fields that a trial run overrides: its length, a
     **{"max_time": None, "max_cost": None, "max_tokens": None, "max_epochs": None, "tokens_per_param": None},
 }
 
-
 RAMP: Mapping[str, Any] = {"pruning_warmup": 0.0, "pruning_ramp_end": 1.0, "pruning_frequency": 1}
-
 
 NUMBERS = frozenset(  # fields that affect neither memory nor which code runs
     {

@@ -39,16 +39,12 @@ PACKAGES = (  # the first four may change a result, the others what is recorded 
     ),
 )
 
-
 VARIABLES = (  # prefixes
     *("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "GLOO_", "OMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_"),
     *("TORCH_", "TORCHINDUCTOR_", "TRITON_", "PYTORCH_", "MALLOC_", "KMATRIX_"),
 )
 
-
 SECRET = re.compile(r"TOKEN|KEY|PASS|SECRET|CREDENTIAL|AUTH", re.IGNORECASE)
-
-
 LOGIN = re.compile(r"://[^/\s]*@")  # https://user:password@host
 
 
@@ -106,17 +102,9 @@ def _cpu() -> str:
 
 
 SOURCES = frozenset({".c", ".h", ".py", ".sh", ".toml"})  # and Kconfig, defconfigs/
-
-
 SECRETS = (".config*", ".env*", ".netrc", "*.key", "*.pem", "*.p12", "id_*", "*secret*", "*credential*", "*password*")
-
-
 PATCH_LIMIT = 4 * 2**20  # bytes
-
-
 MOST_NAMES = 100  # untracked files that are recorded
-
-
 GIT_S = 20.0
 
 

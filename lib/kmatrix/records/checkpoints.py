@@ -20,11 +20,7 @@ from kmatrix.records.paths import RunDir
 from kmatrix.records.train_config import read_fields
 
 INDEX = "index.json"
-
-
 PARTIAL = ".*.partial"  # left by a save that was killed
-
-
 BLOCK = 1 << 22  # bytes hashed per read
 
 
@@ -40,7 +36,6 @@ class CheckpointKind(StrEnum):
 
 # At most one checkpoint is of each of these kinds; best.pt and final.pt are hard links to it.
 NAMED = (CheckpointKind.BEST, CheckpointKind.FINAL)
-
 
 # A checkpoint that is only of these kinds is deleted when newer ones exist.
 EXPIRING = frozenset({CheckpointKind.ROLLING, CheckpointKind.EMERGENCY})

@@ -20,8 +20,6 @@ from kmatrix.errors import LaunchError
 from kmatrix.records.paths import MatrixDir
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
 RETRY_S = 0.3  # `holder` takes the lock briefly, which must not make a runner fail
 
 

@@ -33,12 +33,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "oom_policy": ("fail", "halve"),
 }
 
-
 OPTIONAL_CHOICES = ("ddp_backend", "adamwprune_base", "spike_policy")
-
-
 VOCAB = {"gpt2": GPT2_VOCAB, "byte": BYTE_VOCAB}  # char and bpe: the dataset decides
-
 
 AT_LEAST_ONE = (
     *("n_layer", "n_head", "n_embd", "block_size", "vocab_multiple", "vocab_size", "batch_size"),
@@ -390,8 +386,6 @@ def changes(asked: TrainConfig, used: TrainConfig, why: str) -> list[dict[str, A
 
 
 MOST_SEQUENCES = 10_000  # upper bound of the sum of integer weights: finer ones would need too long a cycle
-
-
 PART = re.compile(r"([a-z]+)(?:=(.+))?:([0-9.]+)")
 
 

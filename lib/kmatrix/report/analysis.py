@@ -32,10 +32,8 @@ from kmatrix.text import first_names, plural
 
 PLAIN_AXES = ("optimizer", "model", "schedule", "dtype", "dataset", "tokenizer")  # named by their value alone
 
-
 # Losses are comparable only if these attributes of RunNumbers are equal.
 MEASURED_ON = {"data_sha256": "data", "block_size": "context length", "eval_samples": "validation sequences"}
-
 
 # Attributes of RunNumbers in which ranked runs should not differ, their names, and what a difference means.
 DIFFERENCES = (
@@ -45,19 +43,10 @@ DIFFERENCES = (
     ("eval_samples", MEASURED_ON["eval_samples"], "the losses are not comparable"),
 )
 
-
 WARMUP_LIMIT = 0.25  # share of a run that warm-up may take without a warning
-
-
 SAMPLED = "validation sequences differ between tokenizers (same text, other parts of it): a larger EVAL_SAMPLES helps"
-
-
 SHORT_HASH = 8  # characters of a hash in texts
-
-
 DERIVED_FROM = {"warmup_steps": "warmup_fraction"}  # settings computed from another symbol
-
-
 TUNED = ("learning_rate", "weight_decay", "beta1", "beta2")  # settings that papers tune per optimizer
 
 

@@ -18,30 +18,18 @@ if TYPE_CHECKING:
 
 
 WIDTH, HEIGHT, DPI = 12.0, 7.5, 100  # inches, inches, dots per inch: 1200 x 750 pixels
-
-
 MAX_ROWS = 40  # rows of a graph with one row per run
 MAX_NAME_LENGTH = 62  # characters of a row's name
 MAX_LEGEND = 12  # lines that a legend names; with more, it names optimizers
-
-
 LOST = ("failed", "stopped", "skipped")
-
-
 TIME_UNITS = (("hours", 3600.0, 3 * 3600.0), ("minutes", 60.0, 180.0), ("seconds", 1.0, 0.0))  # name, s, used from
-
 
 # After Okabe and Ito's palette, which is safe for colour-blind readers; the shades of two colours do not overlap.
 COLOURS = {"adamw": "#0072B2", "muon": "#D55E00", "sgd": "#009E73", "adam": "#6A51A3", "adafactor": "#D9A300"}
 OTHER_COLOURS = ("#CC79A7", "#56B4E9", "#8C6D31", "#7F7F7F")
 ALARM, QUIET, DARK = "#B2182B", "#666666", "#222222"
-
-
 LINES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.4)), (0, (7, 2, 1.5, 2)))
-
-
 LineStyles = dict[str, tuple[str, Any]]  # name of a group or run -> colour, line style
-
 
 RC_PARAMS = {
     "font.size": 11,

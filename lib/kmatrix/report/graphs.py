@@ -42,17 +42,9 @@ if TYPE_CHECKING:
 
 
 MAX_LABEL = 48  # characters of a name in a legend
-
-
 MAX_TRAIN_POINTS = 500  # of a training loss curve
-
-
 INITIAL_DROP = 0.08  # share of the x axis in which the loss drops steeply, from about ln(vocabulary size)
-
-
 MAX_RISE = 1.1  # a diverging loss is drawn up to this multiple of the highest initial loss
-
-
 PointToX = Callable[[CurvePoint], float | None]
 
 

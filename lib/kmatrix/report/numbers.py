@@ -16,8 +16,6 @@ from kmatrix.status.alerts import Alert
 
 SEED_AXIS = "seed"
 GPUS_AXIS = "gpus"
-
-
 LOSS, BITS = "final_val_loss", "bits_per_byte"  # the metrics that rankings use: attributes of RunNumbers
 
 

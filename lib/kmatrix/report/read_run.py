@@ -31,7 +31,6 @@ from kmatrix.status.status_file import current_result, recover_status
 TEXT_DATASETS = ("stdlib", "shakespeare", "folder")
 TEXT_SYMBOLS = ("GPT2_DATA_PATH", "GPT2_TEXT_COLUMN", "GPT2_VAL_PERCENT")
 
-
 # Fields of run.json's "train" that configure optimizer and pruning, in the order of the summary. Fields that start
 # with the name of the optimizer are appended.
 SETTING_FIELDS = (
@@ -43,8 +42,6 @@ SETTING_FIELDS = (
     *("pruning", "target_sparsity", "pruning_warmup", "pruning_ramp_end", "pruning_frequency", "pruning_global"),
 )
 PRUNING_FIELDS = ("pruning", "target_sparsity")  # prefixes
-
-
 LOG_TAIL = 20  # lines kept of a failed run's log
 
 

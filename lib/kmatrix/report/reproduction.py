@@ -21,8 +21,6 @@ from kmatrix.records.runs import (
 # Keys of metrics.jsonl that are not results: they differ in every run.
 NOT_COMPARED_KEYS = frozenset({"elapsed_s", "attempt"})
 NOT_COMPARED_PREFIX = "throughput/"
-
-
 PATH_FIELDS = frozenset({"data_path", "checkpoint_dir"})  # of run.json's "train"
 
 

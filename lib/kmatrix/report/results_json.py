@@ -28,7 +28,6 @@ from kmatrix.status.stragglers import RankNumbers
 
 QUANTITIES = ("memory_used", "utilization", "power", "temperature", "sm_clock")  # fields of DeviceNumbers
 
-
 PLAIN = (  # fields of RunNumbers with the same key in results.json
     *("name", "run_id", "status", "reason", "optimizer", "model", "device", "device_name", "world_size", "seed"),
     *("attempt", "data_sha256", "steps", "max_iters", "global_batch", "block_size", "eval_samples", "planned_tokens"),

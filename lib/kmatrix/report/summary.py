@@ -31,26 +31,12 @@ from kmatrix.text import UNKNOWN, WIDTH, columns, count, duration, first_names, 
 
 Section = tuple[str, Sequence[str]]  # title, lines
 Span = tuple[float, float]  # begin, end: Unix seconds
-
-
 NO_BREAK = "\0"  # stands for a space that textwrap must not break
-
-
 TAIL_LINES = 6  # shown of a failed run's log
-
-
 SOFTWARE = ("torch", "numpy", "kconfiglib", "nvidia-ml-py")  # packages of the provenance that the header shows
-
-
 LOSS_NOTE = "val loss: mean over the validation sequences, nats/token; best: lowest val loss@step"
-
-
 ORIGINS = {SettingOrigin.EXPLICIT: " (explicit)", SettingOrigin.SWEPT: " (swept)"}
-
-
 MIN_OVERLAP = 0.01  # share of a run's time; shorter overlaps are one run ending while the next starts
-
-
 MAX_OVERLAPS = 3  # runs listed per line
 
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from types import FrameType
 
 Handler = Callable[[int, FrameType | None], object]
-
-
 SAME_KEY_S = 0.2  # `timeout -s INT` and some shells deliver one Ctrl+C twice
 
 

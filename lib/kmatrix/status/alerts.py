@@ -50,10 +50,7 @@ ADVICE = {
     AlertKind.STALL: "check the end of output.log: a rank may hang, or a disk may not respond",
 }
 
-
 AT_ONCE = frozenset({AlertKind.LOST, AlertKind.NOT_FINITE, AlertKind.LOSS, AlertKind.SPIKE, AlertKind.STALL})
-
-
 CRITICAL = frozenset({AlertKind.LOST, AlertKind.NOT_FINITE, AlertKind.STALL})
 
 

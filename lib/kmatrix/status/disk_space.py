@@ -12,8 +12,6 @@ from kmatrix.records.paths import MatrixDir
 from kmatrix.text import disk_size
 
 FULL = 64 * 1024  # bytes: with less, a run can write neither its status nor its log
-
-
 RECORDS = 4 * 2**20  # bytes of metrics, recordings and reports per run
 
 

@@ -22,11 +22,7 @@ from kmatrix.status.state import Attempt
 from kmatrix.status.status_file import recover_status
 
 SHAPE = ("model", "n_layer", "n_embd", "block_size", "global_batch", "num_gpus", "device", "dtype")
-
-
 GUESS = {"cuda": 50e12, "cpu": 50e9}  # FLOP/s of a GPU or core: only orders runs, never displayed
-
-
 EVALUATION, CHECKPOINT = "evaluation", "checkpoint"  # names of phases in phases.jsonl
 
 

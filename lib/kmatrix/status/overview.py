@@ -352,8 +352,6 @@ class MatrixView:
 
 
 RANKS = "cpu-"  # prefix of the device names of ranks on the CPU in a recording
-
-
 STALE_S = 30.0  # a recording is written each second: older values are outdated
 
 

@@ -13,8 +13,6 @@ from kmatrix.records.files import finite, json_object, last_lines, read_jsonl
 from kmatrix.records.paths import RunDir
 
 Lines = Mapping[int, tuple[int, float, float]]  # step -> steps, compute_ms, step_ms
-
-
 RECENT = 4096  # bytes read of each rank's file while the run is running: about 40 lines
 
 

@@ -26,8 +26,6 @@ from kmatrix.redaction import redact, redact_output
 from kmatrix.track.sidecar import feed
 
 LIMIT_S = 60.0
-
-
 NICE = 10  # training has priority
 
 

@@ -20,7 +20,6 @@ from kmatrix.records.runs import RunFile
 
 KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 
-
 # W&B's own servers, as `wandb login` writes them to ~/.netrc.
 HOSTS = ("api.wandb.ai", "api.forge.coreweave.com", "forge.coreweave.com")
 
@@ -93,11 +92,7 @@ def _settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 PACKAGES = {"wandb": ("wandb",), "trackio": ("trackio",), "tensorboard": ("tensorboard",)}
-
-
 TITLES = {"wandb": "W&B", "trackio": "Trackio", "tensorboard": "TensorBoard"}
-
-
 WANDB_SYMBOLS = ("WANDB_ENTITY", "WANDB_OFFLINE")  # the symbols that decide how W&B is used
 
 
@@ -146,8 +141,6 @@ def _installed(package: str) -> bool:
 
 
 PREFIX = "gpt2-"
-
-
 DIGITS = 5  # hexadecimal digits of the hash
 
 

@@ -125,7 +125,6 @@ EVENTS = {  # events of the trainer that are alerts, in addition to the rules of
     "checkpoint refused": AlertLevel.WARN,
 }
 
-
 LEVELS = {Severity.WARNING: AlertLevel.WARN, Severity.CRITICAL: AlertLevel.ERROR}
 
 
@@ -198,11 +197,8 @@ def _failures(name: str, status: Mapping[str, Any]) -> Iterator[TrackedAlert]:
 
 NOT_DEVICE_METRICS = frozenset({"gpu_index"})
 
-
 # After FINE_S, samples are averaged over COARSE_S: one sample/s would be 86,400 rows per GPU and day.
 FINE_S, COARSE_S = 600.0, 10.0
-
-
 MOST_DEVICES = 2000  # samples per batch
 
 

@@ -19,11 +19,7 @@ from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.records.files import SCHEMA
 
 LOOPBACK = "127.0.0.1"
-
-
 PORTS = 100  # ports to try
-
-
 START_S = 30.0  # time for a server to write its address to the state file
 
 

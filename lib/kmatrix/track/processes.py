@@ -17,11 +17,7 @@ from kmatrix.records.tracking import SyncState, read_track, write_track
 from kmatrix.status.state import RunPlan
 
 MOST_RESTARTS = 5  # of a tracker process that was killed
-
-
 LIMIT_S = 60.0  # time for pending steps after the end of a run, if run.json has no limit
-
-
 MARGIN_S = 15.0  # after the limit; a process that is still alive then hangs, and is killed
 
 

@@ -23,28 +23,13 @@ from kmatrix.track.available import TITLES
 from kmatrix.track.wandb import WandbFiles
 
 STEPS = 20
-
-
 GPUS = 2
-
-
 PROJECT = "kmatrix-test"
-
-
 NAME = "gpt2_made_up_2gpu"
-
-
 LIMIT_S = 35  # s without progress; W&B gives up on a server after 20 s
-
-
 READ_S = 60.0
-
-
 LOG_LINES = 5  # of track.log, in an error message
-
-
 LOSS = "train/loss"
-
 
 CAUSES = (  # pattern of an error of a tracker's package, likely cause
     (r"WANDB_MODE", "W&B is disabled: unset WANDB_MODE"),

@@ -30,16 +30,9 @@ MIRRORS: dict[str, Callable[[], Tracker]] = {
     "tensorboard": TensorBoardMirror,
 }
 
-
 POLL_S = 0.25  # between two checks of the parent and the workers
-
-
 WRITE_S = 2.0  # between two updates of track.json
-
-
 UNFINISHED = (Status.RUNNING, Status.PLANNED)
-
-
 STATUS_S = 5.0  # time for the runner to write the final status
 
 
@@ -186,17 +179,9 @@ def _lock(run: RunDir, end: _AttemptEnd, limit_s: float) -> int:
 
 
 READ_S = 0.5  # between two reads without new data
-
-
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a retry after an error, doubled each time
-
-
 TOLERANCE = 1e-3  # nats/token: a larger difference of a repeated step's loss is an alert
-
-
 LOSS = "train/loss"
-
-
 ALL_KEYS = frozenset({""})  # stands for the keys of a step that the tracker has but cannot read back
 
 

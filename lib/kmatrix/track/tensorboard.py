@@ -18,11 +18,7 @@ from kmatrix.track.page import Page, free_port
 from kmatrix.track.tracker import DeviceValues, MetricPoint, StoredRun, TrackerAlert, TrackerIdentity
 
 ALERTS, CONFIG, STATUS = "alerts", "config", "status"  # tags of text summaries
-
-
 FILES = "*tfevents*"
-
-
 GPU = ("gpu/", "gpu_")  # prefixes of the tags of device values
 
 

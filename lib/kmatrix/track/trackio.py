@@ -27,17 +27,9 @@ from kmatrix.track.page import Page, free_port
 from kmatrix.track.tracker import DeviceValues, MetricPoint, StoredRun, TrackerAlert, TrackerIdentity
 
 NAME = "trackio"
-
-
 LOCAL = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-
-
 REMOTE = ("TRACKIO_DATASET_ID", "TRACKIO_BUCKET_ID", "SPACE_REPO_NAME")  # enable copies on a server
-
-
 RESERVED = frozenset({"project", "run", "timestamp", "step", "time", "metrics"})  # stored as __time etc.
-
-
 FLAT = re.compile(r"gpu_\d+_memory")  # duplicates of gpu/<i>/..., for trackers without system metrics
 
 

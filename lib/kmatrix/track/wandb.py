@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
 
 INIT_S = 20.0  # timeout for a server that does not answer (W&B: 90 s)
-
-
 FLUSH_S = 2.0  # until a row is in the file: the most that a kill loses (W&B: 15 s)
-
 
 QUIET_SERVICE = {  # environment of W&B's package and service: no output, no error reports
     "WANDB_ERROR_REPORTING": "false",
@@ -39,14 +36,9 @@ QUIET_SERVICE = {  # environment of W&B's package and service: no output, no err
     "WANDB_CONSOLE": "off",
 }
 
-
 # Metrics whose summary is the best value instead of the last one.
 SUMMARY = {"val/loss": "min", "hellaswag/accuracy": "max", "hellaswag/accuracy_norm": "max"}
-
-
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(?P<point>\.\d+)?(?P<power>[eE][+-]?\d+)?")  # JSON numbers: not 007, not 1_000
-
-
 AXES = ("tokens", "elapsed_s")  # x axes of charts, in addition to the step
 
 
@@ -253,8 +245,6 @@ def _number(text: str) -> str | int | float:
 
 
 READ_S = 120.0  # timeout for one directory; 20,000 rows of 26 values take 11 s on a busy machine
-
-
 QUIET = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}  # the reader must not contact a server
 
 

@@ -43,21 +43,13 @@ if TYPE_CHECKING:
 
 # Devices -> rows, columns of panels. With more, the grid is nearly square.
 GRIDS = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (2, 3), 6: (2, 3), 7: (2, 4), 8: (2, 4)}
-
-
 MAX_IN_PANEL = 12  # runs per panel of a device
 MAX_DEVICES = 64  # panels
 MAX_STRIPS = 12  # runs with a strip of phases
 MAX_LABEL = 58  # characters of a name in a legend
-
-
 BAND_COLOURS = {"Excellent": "#DCEFE2", "Good": "#EEF4D8", "Fair": "#FBEED5", "Poor": "#F8DEDC"}
-
-
 TRAINING_COLOUR = "#BFD8E8"
 PHASE_COLOURS = {"set-up": "#DDDDDD", "evaluation": "#F2D9A6", "checkpoint": "#C9B2D9", "ending": "#C4C4C4"}
-
-
 MARKERS = {"memory_used": "o", "utilization": "s", "power": "^"}  # of the CVs
 
 

@@ -13,8 +13,6 @@ from kmatrix.text import money
 
 SIMULATED = "(simulated)"  # suffix of a simulated GPU's name
 CPU = "cpu"  # device type of a run on the CPU
-
-
 JOULES_PER_KWH = 3.6e6
 
 

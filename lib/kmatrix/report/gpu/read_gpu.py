@@ -29,14 +29,8 @@ from kmatrix.status.stragglers import read_ranks
 
 # File names of text recordings, preferred first: JSON of all GPUs, JSON of one GPU or of all, CSV.
 PATTERNS = ("gpu_stats*_multi_gpu.json", "gpu_stats*.json", "gpu_metrics*.csv")
-
-
 NOTHING_RECORDED = "nothing recorded"  # event in which the recorder logs why it recorded nothing
-
-
 MIN_COVERAGE = 0.9  # share of the training time that a recording must cover to give joules/token
-
-
 TRAINER_PHASES = ("set-up", "evaluation", "checkpoint")  # as the trainer logs them
 ENDING = "ending"  # the rest of the recording after the trainer's result
 

@@ -20,17 +20,11 @@ from kmatrix.records.paths import RunDir
 from kmatrix.report.gpu.numbers import CPU, SIMULATED, DeviceNumbers, GpuNumbers, Statistics, TimelinePoint
 
 Floats = NDArray[np.float64]
-
-
 QUANTITIES = ("memory_used", "utilization", "power", "temperature", "sm_clock")
 REPLACED = (*QUANTITIES, "joules", "samples")  # fields of a device that newer samples replace
-
-
 RANK_NAME = "CPU rank "  # prefix of the device name that the recorder gives a rank on the CPU
 # The recorder's warnings that with_earlier replaces by a note of its own; the second one is of version 0.1.
 EXCLUDED = (EXCLUDED_ATTEMPT, "an earlier attempt is not in these numbers")
-
-
 MAX_GAP_S = 60.0  # power is interpolated between samples up to this distance
 BLOCK_ROWS = 1 << 16
 MAX_TIMELINE_POINTS = 1024

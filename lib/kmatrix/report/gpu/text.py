@@ -9,13 +9,8 @@ from kmatrix.stats import Balance, cv_text, mean
 from kmatrix.text import UNKNOWN, WIDTH, columns, duration, plural, section, table, time_of_day, wrap
 
 MAX_DEVICES = 16  # listed per run; of more devices, those with the least and the most memory
-
-
 UNITS_NOTE = "memory in MiB, which nvidia-smi and the original project write as MB"
-
-
 QUANTITIES = (("memory", "memory_used"), ("utilization", "utilization"), ("power", "power"))
-
 
 SOURCES = {  # of GpuNumbers.energy_source
     "counter": "energy counter, board only",
