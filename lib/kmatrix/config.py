@@ -105,17 +105,19 @@ def read_run(symbols: Mapping[str, Any]) -> RunConfig:
     """Return a run's configuration. symbols: effective typed values, with device and number of GPUs resolved."""
     fields = {name.removeprefix(PREFIX).lower(): value for name, value in symbols.items() if name.startswith(PREFIX)}
     layers, heads, width = _sizes(fields)
-    accumulation = _accumulation(symbols, fields)
+    sequences = fields["batch_size"] * fields["num_gpus"]  # per micro-batch of all ranks
+    wanted = symbols["PARALLEL_BATCH_SIZE"]
+    accumulation = wanted // sequences if wanted else fields["gradient_accumulation"]
     fields.update(
         n_layer=layers,
         n_head=heads,
         n_embd=width,
-        vocab_size=_vocabulary(fields),
+        vocab_size=_vocabulary(fields["tokenizer"], fields.get("bpe_vocab_size")),
         gradient_accumulation=accumulation,
-        global_batch=fields["batch_size"] * accumulation * fields["num_gpus"],
-        min_lr=_least_rate(fields),
+        global_batch=sequences * accumulation,
+        min_lr=_least_rate(fields.get("min_lr"), fields["learning_rate"], fields["schedule"]),
         warmup_steps=fields["warmup_steps"] or 0,
-        ddp_backend=_backend(fields),
+        ddp_backend=_backend(fields["ddp_backend"], fields["device"]) if fields["use_ddp"] else None,
         data_path=fields["data_path"] or "",
     )
     # The Kconfig files may be the user's own: a missing or unknown field is their mistake.
@@ -307,11 +309,11 @@ def _need(symbols: Mapping[str, Any], name: str) -> Any:
     return symbols[name]
 
 
-def _vocabulary(fields: Mapping[str, Any]) -> int:
+def _vocabulary(tokenizer: str, bpe_size: int | None) -> int:
     """Return the vocabulary that is assumed before the data are prepared."""
-    if fields["tokenizer"] == "bpe":
-        return int(fields["bpe_vocab_size"])
-    return VOCABULARIES.get(fields["tokenizer"], ASSUMED_CHARACTERS)
+    if tokenizer == "bpe" and bpe_size is not None:
+        return bpe_size
+    return VOCABULARIES.get(tokenizer, ASSUMED_CHARACTERS)
 
 
 def _sizes(fields: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -322,26 +324,18 @@ def _sizes(fields: Mapping[str, Any]) -> tuple[int, int, int]:
     return NAMED[fields["model"]]
 
 
-def _accumulation(symbols: Mapping[str, Any], fields: Mapping[str, Any]) -> int:
-    wanted = symbols["PARALLEL_BATCH_SIZE"]
-    if wanted:
-        return int(wanted) // int(fields["batch_size"] * fields["num_gpus"])
-    return int(fields["gradient_accumulation"])
-
-
-def _least_rate(fields: Mapping[str, Any]) -> float:
-    peak = float(fields["learning_rate"])
-    if fields["schedule"] == "constant":
+def _least_rate(asked: float | None, peak: float, schedule: str) -> float:
+    """Return the learning rate at the end of a run, by default a tenth of the peak."""
+    if schedule == "constant":
         return peak
-    return float(fields["min_lr"]) if fields["min_lr"] is not None else peak / 10
+    return peak / 10 if asked is None else asked
 
 
-def _backend(fields: Mapping[str, Any]) -> str | None:
-    if not fields["use_ddp"]:
-        return None
-    if fields["ddp_backend"] == "auto":
-        return "nccl" if fields["device"] == "cuda" else "gloo"
-    return str(fields["ddp_backend"])
+def _backend(asked: str, device: str) -> str:
+    """Return the backend of torch.distributed. asked: gloo, nccl or auto."""
+    if asked != "auto":
+        return asked
+    return "nccl" if device == "cuda" else "gloo"
 
 
 ROUNDING = 1e-9  # relative: 3e9 tokens are a whole number of steps of 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 from kmatrix.errors import RecordError, SchemaError
 from kmatrix.records.files import last_lines, read_or_empty
@@ -108,7 +108,7 @@ def read_numbers(run_dir: RunDir, planned: RunFile) -> RunNumbers:
         ended_by=known.ended_by or None,
         evidence=_evidence(record, result),
         log=f"{run_dir.name}/{run_dir.output_log.name}" if run_dir.output_log.exists() else "",
-        log_tail=_log_tail(run_dir, status) if state.status is Status.FAILED else (),
+        log_tail=_log_tail(run_dir, status.get("log_tail") or []) if state.status is Status.FAILED else (),
         adjusted=_adjusted(run_dir),
         pruning=train.pruning or "none",
         target_sparsity=train.target_sparsity if train.pruning not in (None, "none") else None,
@@ -219,9 +219,8 @@ def _bytes_per_token(lines: Sequence[MetricLine]) -> float | None:
     return None
 
 
-def _log_tail(run_dir: RunDir, status: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the last lines of a failed run's log: from its status.json, else from the log itself."""
-    lines = status.get("log_tail") or []
+def _log_tail(run_dir: RunDir, lines: list[str]) -> tuple[str, ...]:
+    """Return the last lines of a failed run's log. lines: those in its status.json; empty: read the log itself."""
     if not lines and run_dir.output_log.exists():
         with run_dir.output_log.open("rb") as file:
             lines = last_lines(file)
