@@ -54,7 +54,7 @@ Distance = Callable[[str, str], int]  # distance of two units, 0 for adjacent on
 
 @dataclass(frozen=True, slots=True)
 class _Promise:
-    """The latest start of the first job in the queue, and what is free for other jobs from then on."""
+    """The latest start of the first job in the queue, and the units and jobs that are free from then on."""
 
     seconds: float  # s from now
     units: int

@@ -67,7 +67,7 @@ def busy_matrix(tmp_path):
 
 def current_view(made, now=NOW):
     with held(made):
-        return Overview(made).look(now=now)
+        return Overview(made).poll(now=now)
 
 
 def test_each_gpu_line_shows_its_run_and_utilization(busy_matrix):
@@ -114,14 +114,14 @@ def test_a_gpu_that_the_runner_excluded_is_listed_with_the_reason(busy_matrix):
     assert current_view(busy_matrix).gpus[3].out == "quarantined: GPU is lost"
     assert gpu_lines(current_view(busy_matrix), None)[-1].text.split()[:4] == ["3", "NVIDIA", "A10G", "quarantined"]
     assert "GPU 3 NVIDIA A10G: quarantined: GPU is lost" in plain(current_view(busy_matrix))
-    assert "GPU 3 NVIDIA A10G: quarantined: GPU is lost" in plain(Overview(busy_matrix).look())  # and after its end
+    assert "GPU 3 NVIDIA A10G: quarantined: GPU is lost" in plain(Overview(busy_matrix).poll())  # and after its end
 
 
 def test_memory_of_other_processes_is_shown_only_while_the_matrix_runs(busy_matrix):
     gpus = [{"index": 0, "name": "NVIDIA A10G", "uuid": "GPU-9", "out": "in use by others: 9.0 GiB held by x"}]
     write_json(busy_matrix.status, read_json(busy_matrix.status) | {"gpus": gpus})
     assert "in use by others: 9.0 GiB" in "\n".join(plain(current_view(busy_matrix)))
-    assert "in use by others" not in "\n".join(plain(Overview(busy_matrix).look()))
+    assert "in use by others" not in "\n".join(plain(Overview(busy_matrix).poll()))
 
 
 def test_simulated_gpus_of_a_cpu_run_are_listed(tmp_path):

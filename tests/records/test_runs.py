@@ -25,14 +25,14 @@ def test_a_whole_float_is_a_step_and_an_integer_is_a_loss():
 
 def test_a_result_belongs_to_one_attempt_of_one_run():
     result = RunResult(run_id="a", attempt=2)
-    assert result.is_of("a", 2)
-    assert not result.is_of("a", 1)
-    assert not result.is_of("b", 2)
-    assert not RunResult().is_of(None, 1)
+    assert result.belongs_to("a", 2)
+    assert not result.belongs_to("a", 1)
+    assert not result.belongs_to("b", 2)
+    assert not RunResult().belongs_to(None, 1)
 
 
 def test_a_result_without_an_attempt_is_of_the_first_one():
-    assert RunResult(run_id="a").is_of("a", 1)
+    assert RunResult(run_id="a").belongs_to("a", 1)
 
 
 def test_missing_values_come_from_the_other_result():

@@ -190,7 +190,7 @@ def test_a_run_that_lost_its_gpu_moves_and_the_gpu_is_excluded_for_all_runs(matr
     assert left_out["out"].startswith("quarantined: RuntimeError: CUDA error")
     assert [line["gpu"] for line in read_jsonl(matrix.journal) if line["event"] == "gpu left out"] == ["GPU-a"]
     assert messages == [f"GPU 0 is {left_out['out']}"]
-    assert Overview(matrix).look().gpus[0].out == left_out["out"]
+    assert Overview(matrix).poll().gpus[0].out == left_out["out"]
 
 
 def test_runs_that_need_more_gpus_than_remain_are_not_waited_for(matrix, plan):

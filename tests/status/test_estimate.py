@@ -94,7 +94,7 @@ class Script:
 
     def observe(self, now):
         with held(self.made):
-            return Overview(self.made).look(T0 + now)
+            return Overview(self.made).poll(T0 + now)
 
 
 @pytest.fixture
@@ -277,5 +277,5 @@ def test_the_initial_estimate_is_the_forecast_in_run_json(tmp_path):
     folder = script.made.run("a")
     write_json(folder.run_json, read_json(folder.run_json) | {"expected_s": 7200.0, "expected_from": "an MFU of 35%"})
     with held(script.made):
-        (view,) = Overview(script.made).look(now=T0).runs
+        (view,) = Overview(script.made).poll(now=T0).runs
     assert (view.left_s, view.left_from) == (7200.0, EstimateSource.PLAN)

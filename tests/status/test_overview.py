@@ -40,12 +40,12 @@ def trouble(tmp_path):
 
 
 def view_of(matrix, name, **options):
-    (view,) = [view for view in Overview(matrix).look(**options).runs if name in view.name]
+    (view,) = [view for view in Overview(matrix).poll(**options).runs if name in view.name]
     return view
 
 
 def test_every_run_is_shown_with_its_status_and_numbers(trouble):
-    lines = plain(Overview(trouble).look())
+    lines = plain(Overview(trouble).poll())
     assert lines[0] == f"{trouble.name}: stopped, 1 planned, 1 finished, 1 failed, 1 stopped, 1 skipped"
     columns = {line.split()[0]: line.split()[1:] for line in lines[2:7]}
     assert columns["gpt2_adamw_1cpu"][:6] == ["finished", "100/100", "100%", "3.312", "3.2800", "4.00k"]
@@ -82,9 +82,9 @@ def test_without_a_terminal_there_are_no_escape_codes(trouble):
 def test_a_running_status_counts_only_while_the_matrix_has_a_runner(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=30)], took=None)
     assert view_of(matrix, "adamw").status is Status.STOPPED
-    assert Overview(matrix).look().status is Status.STOPPED
+    assert Overview(matrix).poll().status is Status.STOPPED
     with held(matrix):
-        view = Overview(matrix).look()
+        view = Overview(matrix).poll()
         assert (view.status, view.running, view.runs[0].status) == (Status.RUNNING, True, Status.RUNNING)
 
 
@@ -101,7 +101,7 @@ def test_a_pending_run_takes_as_long_as_a_finished_run_of_its_shape(tmp_path):
     runs += [FakeRun(gpus=2, status="planned"), FakeRun(optimizer="muon", status="planned")]
     matrix = make_matrix(tmp_path, runs, took=None)
     with held(matrix):
-        views = {view.name: view.left_s for view in Overview(matrix).look().runs}
+        views = {view.name: view.left_s for view in Overview(matrix).poll().runs}
     assert views["gpt2_adamw_seed2_1cpu"] == pytest.approx(60.0)
     assert views["gpt2_muon_1cpu"] == pytest.approx(60.0)
     assert views["gpt2_adamw_2cpu"] == pytest.approx(60.0)  # twice the operations, on two cores
@@ -111,9 +111,9 @@ def test_the_end_of_the_matrix_is_known_once_that_of_every_run_is(tmp_path):
     runs = [FakeRun(seed=seed, axes={"seed": str(seed)}, status="planned") for seed in (2, 3)]
     matrix = make_matrix(tmp_path, [FakeRun(seed=1, axes={"seed": "1"}), *runs], took=None)
     with held(matrix):
-        assert Overview(matrix).look().left_s == pytest.approx(120.0)
-        assert re.search(r"left 2m00s, until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d$", plain(Overview(matrix).look())[0])
-    view = Overview(matrix).look()
+        assert Overview(matrix).poll().left_s == pytest.approx(120.0)
+        assert re.search(r"left 2m00s, until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d$", plain(Overview(matrix).poll())[0])
+    view = Overview(matrix).poll()
     assert (view.running, view.left_s) == (False, pytest.approx(120.0))  # if it still ran
     assert "left" not in plain(view)[0]
 
@@ -123,9 +123,9 @@ def test_each_poll_reads_only_new_lines_of_the_metrics(tmp_path):
     path = matrix.run(FakeRun().name).metrics
     with held(matrix):
         overview = Overview(matrix)
-        assert overview.look().runs[0].step == 10
+        assert overview.poll().runs[0].step == 10
         append_jsonl(path, {"step": 20, "time": CREATED + 20, "attempt": 1, "train/loss": 2.5})
-        assert (overview.look().runs[0].step, overview.look().runs[0].loss) == (20, 2.5)
+        assert (overview.poll().runs[0].step, overview.poll().runs[0].loss) == (20, 2.5)
 
 
 def test_the_numbers_are_those_of_the_last_attempt(tmp_path):
@@ -141,7 +141,7 @@ def test_the_numbers_are_those_of_the_last_attempt(tmp_path):
         view = view_of(matrix, "adamw", now=CREATED + 50)
         assert (view.step, view.loss, view.attempt, view.micro_batch) == (40, 2.0, 2, 4)
         assert view.elapsed_s == pytest.approx(50.0)
-        assert f"{folder.name}: attempt 2, micro-batch 4" in plain(Overview(matrix).look())
+        assert f"{folder.name}: attempt 2, micro-batch 4" in plain(Overview(matrix).poll())
 
 
 def test_unknown_values_are_dashes_and_never_zero(tmp_path):
@@ -162,7 +162,7 @@ def test_a_matrix_of_a_newer_kmatrix_is_refused(trouble):
     path = trouble.run("gpt2_adamw_1cpu").status
     path.write_text(path.read_text().replace('"schema": 1', '"schema": 9'))
     with pytest.raises(SchemaError):
-        Overview(trouble).look()
+        Overview(trouble).poll()
 
 
 def test_a_damaged_status_is_shown_as_one_failed_run(trouble):
@@ -216,7 +216,7 @@ def test_ctrl_c_ends_only_the_display(tmp_path):
 def test_a_matrix_taller_than_the_terminal_shows_the_most_important_runs(tmp_path):
     runs = [FakeRun(seed=seed, axes={"seed": str(seed)}) for seed in range(40)]
     runs[20] = FakeRun(seed=20, axes={"seed": "20"}, status="failed", reason="why")
-    view = Overview(make_matrix(tmp_path, runs)).look()
+    view = Overview(make_matrix(tmp_path, runs)).poll()
     shown = most_urgent(view.runs, 3)
     assert [run.name for run in shown] == [f"gpt2_adamw_seed{seed}_1cpu" for seed in (0, 1, 20)]
     text = io.StringIO()

@@ -31,11 +31,11 @@ def status(arguments: Arguments) -> int:
     """Show the matrix that is running, else the newest, or TARGET=."""
     overview = Overview(running_target(arguments) or find_target(arguments))
     if yes(arguments, "JSON"):
-        print(json.dumps(as_json(overview.look()), indent=2))
+        print(json.dumps(as_json(overview.poll()), indent=2))
     elif sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         watch(overview)
     else:
-        print("\n".join(plain(overview.look(), asked_width())))
+        print("\n".join(plain(overview.poll(), asked_width())))
     return 0
 
 
@@ -61,13 +61,13 @@ def watch(overview: Overview) -> None:
     from rich.live import Live
 
     console = Console(highlight=False)
-    view = overview.look()
+    view = overview.poll()
     if view.running:
         with Live(console=console, auto_refresh=False, transient=True) as live, suppress(KeyboardInterrupt):
             while view.running:
                 live.update(drawn(screen(view, width=console.width, height=console.height - 1)), refresh=True)
                 time.sleep(EVERY_S)
-                view = overview.look()
+                view = overview.poll()
     console.print(drawn(screen(view, width=console.width)))
 
 
@@ -315,7 +315,7 @@ LEFT = (0, 1, 6)  # columns of words
 def estimate(arguments: Arguments) -> int:
     """Print when the runs of the matrix that is running end, else of the newest, or of TARGET=."""
     now = time.time()
-    view = Overview(running_target(arguments) or find_target(arguments)).look(now)
+    view = Overview(running_target(arguments) or find_target(arguments)).poll(now)
     if yes(arguments, "JSON"):
         print(json.dumps(estimate_json(view, now), indent=2))
     else:

@@ -82,7 +82,7 @@ def settings(tree: Tree, lines: Iterable[Assignment], names: set[str]) -> set[st
 
 
 def validate_matrix(tree: Tree, base: Sequence[Assignment]) -> tuple[str, ...]:
-    """Refuse a matrix with a line or a value that has no effect in any run, and return notes about harmless ones."""
+    """Raise ConfigError for a line or a value that has no effect in any run; return notes about harmless ones."""
     axes = plan_axes(tree, base, {})
     cells = 1
     for axis in axes.axes:
@@ -208,7 +208,7 @@ def known_configurations(folder: Path) -> dict[str, Path]:
 
 
 def refuse_computed(tree: Tree, lines: Iterable[Assignment]) -> None:
-    """Refuse assignments to symbols without a prompt: their values are computed."""
+    """Raise ConfigError for assignments to symbols without a prompt, whose values are computed."""
     refuse(
         f"{item.where}: CONFIG_{item.name}={item.value}: computed, cannot be set"
         for item in lines

@@ -75,7 +75,7 @@ def create(made_from: Creation) -> MatrixDir:
 
 
 def check_place(results_dir: Path) -> None:
-    """Refuse a results directory that is not writable."""
+    """Raise LaunchError if the results directory is not writable."""
     try:
         results_dir.mkdir(parents=True, exist_ok=True)
         # Tried, not asked: permission bits say little about network file systems.
@@ -166,13 +166,13 @@ def _train_fields(matrix: MatrixDir, run: Run, made_from: Creation, cores: int) 
 
 
 def benchmark_files(train: TrainConfig, data_dir: Path) -> dict[str, str]:
-    """Return the fields with paths of benchmark data as absolute paths. Relative ones start at DATA_DIR."""
+    """Return the fields that hold paths of benchmark data, made absolute. Relative ones start at DATA_DIR."""
     text = train.hellaswag
     return {"hellaswag": str((data_dir / Path(text).expanduser()).resolve()) if text else ""}
 
 
 def check_benchmark_files(runs: Iterable[TrainConfig], data_dir: Path) -> None:
-    """Refuse a matrix if the benchmark data of a run are missing."""
+    """Raise DataError if the benchmark data of a run are missing."""
     for path in dict.fromkeys(benchmark_files(train, data_dir)["hellaswag"] for train in runs):
         if path and not Path(path).is_file():
             raise DataError(

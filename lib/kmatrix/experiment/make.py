@@ -38,7 +38,7 @@ def make_matrix(
     """Make the directories of a matrix, after all checks, and return the matrix. Its data are prepared first.
 
     command: recorded in matrix.json.  preflight: run two steps of each shape first; None: as configured.
-    reuse: reuse finished runs of other matrices, if REUSE is set, too.  shards: training shards of each dataset, of
+    reuse: reuse finished runs of other matrices, if REUSE is set, too.  shards: training shards per dataset, as in
     an earlier run.  say: called with notes and warnings.  show, tell: called with the progress and the notes of the
     preflight runs.  Raises ConfigError, DataError or LaunchError before anything is made.
     """
@@ -78,9 +78,9 @@ def _creation(
     # Cheap checks first: preparing data can download for hours.
     results_dir = below_root(plan.config.results_dir)
     check_place(results_dir)
-    going = [config.train for name, config in plan.configs.items() if name not in skipped]
-    check_benchmark_files(going, plan.data_dir)
-    data = prepare_data(Path(sys.executable), ROOT, plan.data_dir, going, shards)
+    runnable = [config.train for name, config in plan.configs.items() if name not in skipped]
+    check_benchmark_files(runnable, plan.data_dir)
+    data = prepare_data(Path(sys.executable), ROOT, plan.data_dir, runnable, shards)
     # The data decide the vocabulary, and the number of steps of a run that is limited by epochs.
     configs = {name: _with_data(config, data) for name, config in plan.configs.items()}
     for line in data_lines([configs[name].train for name in configs if name not in skipped], data):
@@ -129,7 +129,7 @@ def _texts(plan: Plan) -> dict[str, RunText]:
 
 
 def _skipped(plan: Plan) -> dict[str, str]:
-    """Return the runs that cannot run here, with their reason; refuse a matrix if none can."""
+    """Return the runs that cannot run here, with the reason. Raises LaunchError if no run can."""
     there, configs = len(plan.gpus), plan.configs
     skipped = {name: why for name, config in configs.items() if (why := too_few_gpus(config.train, there))}
     if len(skipped) == len(configs):

@@ -26,7 +26,7 @@ EQUAL = "MATRIX_EQUAL"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
-    """One run of a plan: what is trained, and what is known of it before it starts."""
+    """One run of a plan: its configuration, its forecast, and warnings about it."""
 
     run: Run
     values: Symbols
@@ -220,7 +220,7 @@ def _resolve(
 ) -> tuple[list[Assignment], Axes, tuple[Gpu, ...], tuple[str, ...]]:
     """Replace the device `auto` and the GPU count 0 everywhere by their values on this machine.
 
-    Returns the base and the axes, the GPUs that runs may use, and notes about GPUs. The driver is asked only if a run
+    Returns the base and the axes, the GPUs that runs may use, and notes about GPUs. The driver is queried only if a run
     may need a GPU: a CPU matrix does not start NVML.
     """
     # What the configuration asks for: in the base, on the axes and in the rules.

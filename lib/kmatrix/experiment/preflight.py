@@ -118,15 +118,15 @@ def try_runs(
 
     A run that only needs a smaller micro-batch is reported, and is not a failure.
     """
-    going = {name: config for name, config in planned.configs.items() if name not in planned.skipped}
-    shapes = by_shape(going)
-    say(f"preflight: two steps of {len(shapes)} shape{'s' if len(shapes) > 1 else ''}, for {len(going)} runs")
+    runnable = {name: config for name, config in planned.configs.items() if name not in planned.skipped}
+    shapes = by_shape(runnable)
+    say(f"preflight: two steps of {len(shapes)} shape{'s' if len(shapes) > 1 else ''}, for {len(runnable)} runs")
     runs = tuple(run for run in planned.plan.runs if run.name in shapes)
     with _folder(planned.results_dir) as folder:
         trial = replace(
             planned,
             plan=replace(planned.plan, runs=runs),
-            configs={name: trial_config(going[name]) for name in shapes},
+            configs={name: trial_config(runnable[name]) for name in shapes},
             results_dir=folder,
             checkpoint_dir=None,
             skipped={},

@@ -51,7 +51,7 @@ LOGIN = re.compile(r"://[^/\s]*@")  # https://user:password@host
 def provenance(code: Code, command: str, gpus: Sequence[Gpu], patch: str | None = None) -> Provenance:
     """Return the provenance in matrix.json and in each run.json.
 
-    gpus: GPUs that runs may use; a run records the GPUs that it had itself.  patch: name of the file with the patch.
+    gpus: GPUs that runs may use; run_used.json records the GPUs of each run.  patch: name of the file with the patch.
     """
     driver = driver_state(()) if gpus else None
     return {

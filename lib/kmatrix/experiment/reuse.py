@@ -59,10 +59,10 @@ def reuse_runs(matrix: MatrixDir, results_dir: Path, neutral: Collection[str], *
 NOT_RECORDED = "has no recording of memory and energy"
 
 
-def _finished(results_dir: Path, but: MatrixDir, ids: Collection[str | None]) -> Iterator[tuple[RunDir, RunFile]]:
+def _finished(results_dir: Path, exclude: MatrixDir, ids: Collection[str | None]) -> Iterator[tuple[RunDir, RunFile]]:
     """Yield the finished runs with these ids below a results directory, with their run.json, newest last."""
     for matrix in matrix_dirs(results_dir):
-        if matrix.path.resolve() == but.path.resolve():
+        if matrix.path.resolve() == exclude.path.resolve():
             continue
         try:
             runs = matrix.runs()

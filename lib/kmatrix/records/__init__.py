@@ -1,1 +1,1 @@
-"""Every file of a matrix and of a run: its name, and what the files of a run say together."""
+"""The files of a matrix and of its runs: names, formats and values."""

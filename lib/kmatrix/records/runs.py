@@ -218,14 +218,14 @@ class RunResult:
     device_name: str | None = None
 
     @property
-    def number(self) -> int:
+    def attempt_number(self) -> int:
         """The number of the attempt, which the first versions did not write."""
         return 1 if self.attempt is None else self.attempt
 
-    def is_of(self, run_id: str | None, attempt: int) -> bool:
+    def belongs_to(self, run_id: str | None, attempt: int) -> bool:
         """Return whether this attempt of the run wrote the result."""
         # Two missing ids are not the same id.
-        return self.run_id is not None and self.run_id == run_id and self.number == attempt
+        return self.run_id is not None and self.run_id == run_id and self.attempt_number == attempt
 
     def or_else(self, other: RunResult) -> RunResult:
         """Return the result with the values of another one for those that are missing here."""

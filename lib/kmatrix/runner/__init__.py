@@ -1,1 +1,1 @@
-"""Run a matrix: resume what is left, drive an engine over it, handle signals, archive replaced results."""
+"""Run a matrix: plan its pending attempts, drive an engine over them, handle signals, archive replaced results."""

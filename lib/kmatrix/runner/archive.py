@@ -33,7 +33,8 @@ def archive_result(run: RunDir) -> Path | None:
     os.close(lock)
     if is_syncing(run):
         raise LaunchError(
-            f"{run.name} still sends to its trackers", hint="wait for its end; track.log in its folder tells"
+            f"{run.name} still sends to its trackers",
+            hint="wait for its end; track.log in the run directory shows its progress",
         )
     # Before the files move: the numbers of later attempts continue after the archived ones.
     state = recover_status(run, has_runner=False)

@@ -1,4 +1,4 @@
-"""Alert rules: what is wrong with a running run, with a hint for each. Pure: no file, no clock.
+"""Alert rules: find the problems of a running run, with a hint for each. Pure: no file, no clock.
 
 A rule matches a sample of a run. An alert begins after its rule has matched for `hold_s`, so that an evaluation or the
 first compilation does not count. Conditions that do not recover by themselves (a lost GPU, a loss that is not finite)

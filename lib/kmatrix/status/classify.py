@@ -243,7 +243,7 @@ def _result(seen: Evidence) -> tuple[RunResult | None, str]:
         run_id = read_run_file(seen.run).run_id
     except RecordError as error:
         return None, error.what
-    if not result.is_of(run_id, seen.attempt.number):
+    if not result.belongs_to(run_id, seen.attempt.number):
         return None, ""  # of an earlier attempt, or of another configuration
     if result.status not in (Status.FINISHED, Status.FAILED, Status.STOPPED):
         return None, f"result.json has no final status: {result.status!r}"

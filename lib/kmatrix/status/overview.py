@@ -42,7 +42,7 @@ class Overview:
         self._records: dict[str, RunFile] = {}  # run -> its run.json
         self._earlier: list[Measured] | None = None  # runs of other matrices, read when an estimate needs them
 
-    def look(self, now: float | None = None) -> MatrixView:
+    def poll(self, now: float | None = None) -> MatrixView:
         """Return the current view. Raises SchemaError if a newer kmatrix wrote the matrix."""
         now = time.time() if now is None else now
         running = self._matrix.is_held()

@@ -58,7 +58,7 @@ def current_result(run: RunDir, state: RunState) -> RunResult | None:
     if state.status in (Status.RUNNING, Status.PLANNED, Status.SKIPPED):
         return None
     result = read_result(run)
-    return result if result and (state.reused_from or result.number == state.number) else None
+    return result if result and (state.reused_from or result.attempt_number == state.number) else None
 
 
 def read_state(run: RunDir) -> RunState:
@@ -168,14 +168,14 @@ def last_number(run: RunDir) -> int:
         newest = next((line for line in lines if line and isinstance(line.get("step"), int)), None)
         numbers += [int(newest.get("attempt", 1))] if newest else []
     if result := read_result(run):
-        numbers.append(result.number)
+        numbers.append(result.attempt_number)
     return max(numbers, default=0)
 
 
 def _ended(run: RunDir, attempt: Attempt) -> Ended | None:
     """Return how an attempt ended by its result.json, or None if it left no readable result."""
     result = read_result(run)
-    if result is None or not result.is_of(read_run_file_or_empty(run).run_id, attempt.number):
+    if result is None or not result.belongs_to(read_run_file_or_empty(run).run_id, attempt.number):
         return None
     end = classify(run, attempt, None)
     return Ended(status=end.status, at=result.ended, kind=end.kind, reason=end.reason)

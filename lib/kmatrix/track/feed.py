@@ -1,4 +1,4 @@
-"""Read the metrics, device samples and alerts of a run incrementally, each of them once."""
+"""Read the metrics, device samples and alerts of a run as they are written, each of them once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The web page of a tracker, served on this machine: its port, its state file, its end."""
+"""Serve the web page of a tracker on this machine: find a port, publish the address, wait for the end."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class TrackerProcesses:
 
     `python`: the interpreter with the trackers' packages. `root`: the checkout. `chosen`: replaces the trackers of
     run.json, None to keep them. `project`: the project if run.json has none.
-    They are not below the guard of the run: whatever ends a run leaves them to upload its pending steps.
+    They are not children of the run's guard: they survive the end of the run, and upload its pending steps.
     """
 
     def __init__(self, python: Path, root: Path, *, chosen: Sequence[str] | None = None, project: str = "") -> None:

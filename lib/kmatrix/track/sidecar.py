@@ -297,7 +297,7 @@ class SyncWorker:
         self._last = max(self._sent, default=None)
 
     def _restore(self, stored: StoredRun) -> None:
-        """Start from what the tracker already has."""
+        """Start from the steps, samples and alerts that the tracker already has."""
         self._sent, self._last = {}, None
         for step, values in stored.steps.items():
             self._mark_sent(step, values or dict.fromkeys(ALL_KEYS))

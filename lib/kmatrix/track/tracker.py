@@ -70,7 +70,7 @@ class TrackerAlert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRun:
-    """The part of a run that a tracker already has, read from the tracker itself. It is not sent again."""
+    """The part of a run that a tracker already has, read from the tracker itself; it is not sent again."""
 
     steps: Mapping[int, Mapping[str, float]]  # step -> metrics; {} if the step is complete but cannot be read back
     devices_time: float = 0.0  # Unix s, the newest DeviceValues; 0.0 for none

@@ -51,7 +51,7 @@ class TrackioMirror:
     name = NAME
 
     def open(self, run: TrackerIdentity) -> StoredRun:
-        """Return what the database has of this run. Nothing is written before the first point."""
+        """Return the rows of this run in the database. Nothing is written before the first point."""
         folder = data_dir(run.tracking)
         prepare(folder)
         from trackio import fragments, utils
