@@ -4,6 +4,7 @@
 
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
+# Commands are printed with V=1 only, as in Linux.
 Q := $(if $(filter 1,$(V)),,@)
 
 # PYTHON=<interpreter that has everything> skips .venv. Otherwise .venv is made in stages by the first target that
@@ -28,10 +29,12 @@ CHOSEN := $(shell grep -s '^CONFIG_TRACKER_[A-Z]*=y' "$(CONFIG_FILE)")
 endif
 TRACKED := $(if $(CHOSEN),$(TRACKERS))
 KMATRIX = $(Q)$(PY) -m kmatrix --make $@
+# The checks run make themselves: the variables of this make would become arguments of those.
 QUIET_MAKE = env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PY)
 
 .venv/.core .venv/.train .venv/.trackers .venv/.dev: .venv/.%: pyproject.toml constraints.txt
 	@TORCH_INDEX="$(TORCH_INDEX)" sh scripts/setup.sh $*
+# core creates .venv; dev, the tools of the checks, contains the other two.
 .venv/.train .venv/.trackers .venv/.dev: .venv/.core
 .venv/.dev: .venv/.train .venv/.trackers
 
@@ -51,6 +54,7 @@ check: $(CORE) $(TRAIN) $(DEV)
 	$(QUIET_MAKE) -m ruff check .
 	$(QUIET_MAKE) -m mypy
 	$(QUIET_MAKE) -m pytest -n 2 -m "not slow and not accept and not gpu"
+# loadfile: the tests of a file share its fixtures, which train models.
 check-slow: $(CORE) $(TRAIN) $(DEV)
 	$(QUIET_MAKE) -m pytest -n 2 --dist loadfile -m "slow or accept"
 accept: $(CORE) $(TRAIN) $(DEV)
@@ -164,6 +168,7 @@ import-model: $(CORE) $(TRAIN)
 .PHONY: clean mrproper
 clean:
 	$(Q)rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis lib/*.egg-info
+# Not below .venv: its byte code belongs to installed packages.
 	$(Q)find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 mrproper: clean
 	$(Q)rm -f .config .config.old .config.refused .config.quickstart .config.quickstart.old

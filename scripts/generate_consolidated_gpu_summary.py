@@ -5,6 +5,7 @@ import argparse
 import sys
 from pathlib import Path
 
+# Without an installation of kmatrix.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 
 from kmatrix.errors import KmatrixError

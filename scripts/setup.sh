@@ -22,7 +22,8 @@ esac
 echo "setup: installing into .venv: $about"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 export PIP_CONSTRAINT="$PWD/constraints.txt" PIP_DISABLE_PIP_VERSION_CHECK=1
-[ -t 1 ] && quiet= || quiet=--quiet
+[ -t 1 ] && quiet= || quiet=--quiet # no progress bars in a log
+# torch alone from the other index, which has no other package; the next install then finds it in place.
 if [ "$stage" = train ] && [ -n "${TORCH_INDEX:-}" ]; then
     .venv/bin/python -m pip install $quiet --index-url "$TORCH_INDEX" torch
 fi
@@ -36,7 +37,8 @@ cat >.venv/bin/kmatrix <<'SCRIPT'
 #!/bin/sh
 bin=$(dirname "$0")
 [ -f "$bin/../pyvenv.cfg" ] || bin=$(dirname "$(readlink -f "$0")") # called through a link to this file
-exec "$bin/python" -P -m kmatrix "$@"
+exec "$bin/python" -P -m kmatrix "$@" # -P: a file kmatrix.py in the current directory is not imported
 SCRIPT
+# Last: a stage that failed half-way has no mark, and is installed again.
 echo "$sum" >".venv/.$stage"
 echo "setup: $stage is ready"

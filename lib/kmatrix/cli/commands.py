@@ -90,7 +90,7 @@ def yes(arguments: Arguments, name: str) -> bool:
 
 # Read by the Makefile or by make itself; allowed on any make command line.
 MAKE_ONLY = frozenset({"PYTHON", "TORCH_INDEX", "V", "MAKEFLAGS", "SHELL"})
-PLACES = frozenset({"KCONFIG", "KCONFIG_CONFIG", "O"})
+PLACES = frozenset({"KCONFIG", "KCONFIG_CONFIG", "O"})  # of the configuration; every command takes them, as in Linux
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Arguments:
         return self.get("KCONFIG")
 
     def get(self, name: str, default: str = "") -> str:
-        return self.values.get(name) or default
+        return self.values.get(name) or default  # NAME= counts as not given, as everywhere in make
 
     @property
     def all_words(self) -> list[str]:
@@ -279,6 +279,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
 }
 
 
+# Without the targets that exist only in the Makefile: they are in GROUPS for the help.
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items() if command.handler}
 ALIASES = {"test_matrix": "test-matrix", "track-replay": "track-sync"}  # old names
 

@@ -95,7 +95,7 @@ def randconfig(arguments: Arguments) -> int:
         tree.reset()
         randomize(tree, draw, share=1 - trial / TRIES)
         if not tree.forbidden() and not broken_rules(tree, []):
-            print(f"KCONFIG_SEED={seed}")
+            print(f"KCONFIG_SEED={seed}")  # also a seed that was drawn here, so that the file can be made again
             return _finish(tree, arguments, effective_assignments(tree, "randconfig"), "randconfig")
     raise ConfigError(f"no valid configuration in {TRIES} tries with KCONFIG_SEED={seed}")
 
@@ -170,7 +170,7 @@ def list_defconfigs(_: Arguments) -> int:
 
 def menuconfig(arguments: Arguments) -> int:
     """Edit .config in the terminal. Raises ConfigError before the screen opens if a line has no effect."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):  # with make -j, stdin is not the terminal
         raise ConfigError(
             f"{arguments.target} needs a terminal",
             hint="run it without a pipe and without make -j, or use make defconfig-<name> NAME=value",

@@ -27,6 +27,7 @@ STOP_POLL_S = 0.1  # between two checks whether the runner has exited
 
 def logs(arguments: Arguments) -> int:
     """Follow the log of the run that is running; of a matrix that has ended, print the end of the last one."""
+    # RUN= may be a run directory, which names its matrix. Without it, a running matrix is preferred to the newest.
     matrix = running_target(arguments) if not arguments.get("RUN") else None
     matrix = matrix or find_target(arguments)
     runs = chosen_runs(matrix, arguments)

@@ -83,7 +83,7 @@ def _configured(arguments: Arguments) -> Iterator[Check]:
         if path.exists():
             load_config(tree, path)
         config = read({name: tree.typed(name, tree.value(name)) for name in tree.names()})
-    except KmatrixError as error:
+    except KmatrixError as error:  # a finding like the others, not the end of the list
         yield Check(
             name=CONFIG,
             level=Level.BROKEN,

@@ -77,7 +77,7 @@ def command_line(arguments: Arguments, options: Mapping[str, type]) -> list[str]
             kind(text)
         except ValueError:
             raise ConfigError(f"invalid {name}={text}", why=f"expected {KINDS[kind]}") from None
-        words.append(f"--{name.lower().replace('_', '-')}={text}")
+        words.append(f"--{name.lower().replace('_', '-')}={text}")  # one word, because a prompt may start with dashes
     return [str(find_checkpoint(arguments)), *words]
 
 
@@ -212,7 +212,7 @@ def agreed(arguments: Arguments, question: str) -> bool:
         raise ConfigError(f"invalid YES={answer}", why="expected 0 or 1")
     if answer:
         return answer == "1"
-    if not sys.stdin.isatty():
+    if not sys.stdin.isatty():  # input() would wait forever, or read a line that was meant for another program
         raise LaunchError(f"cannot ask without a terminal: {question}", hint="pass YES=1")
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 

@@ -60,7 +60,7 @@ def trackio_view(arguments: Arguments) -> int:
     """Serve Trackio's page until Ctrl+C, or print its URL if it is already running."""
     need_trackers(["trackio"])
     folder = data_dir(results_dir(arguments))
-    import_inbox(folder)
+    import_inbox(folder)  # before the projects are listed: runs on a network file system only leave files
     project, host, wanted = _project(arguments, folder), arguments.get("HOST", LOOPBACK), port(arguments, "trackio")
     state = StateFile(folder)
     with state.held() as held:
@@ -69,6 +69,7 @@ def trackio_view(arguments: Arguments) -> int:
         with served(folder, host, wanted) as page:
             held.write(page)
             announce(f"serving Trackio for {shown(folder)}", page, _links(page, project), host=host, wanted=wanted)
+            # Without a display, webbrowser would start a text browser, which takes over the terminal.
             if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
                 # Without the token: other users can see the command line of a browser.
                 webbrowser.open(_link(page, project))
@@ -184,6 +185,7 @@ def gather(runs: Sequence[RunDir], folder: Path) -> None:
             time = re.search(r"\d{8}_\d{6}", session.name)
             entry = folder / f"run-{time[0] if time else '00000000_000000'}-{name}"
             entry.mkdir()
+            # Linked, not copied: the screen follows a file that is still being written.
             (entry / f"run-{name}.wandb").symlink_to(next(session.glob("run-*.wandb")).resolve())
 
 

@@ -181,6 +181,7 @@ def _devices(made: Plan, config: RunConfig, asked: GpuModel | None) -> Sequence[
         return (GpuModel(name="this machine", memory=ram / config.ranks, watts=None),)
     if asked:
         return (asked,)
+    # One per model: equal GPUs need the same forecast only once.
     here = {gpu.name: detected(gpu.name, gpu.memory_total) for gpu in made.gpus}
     return tuple(here.values()) or KNOWN
 
@@ -246,6 +247,7 @@ def _unprepared(config: RunConfig) -> str:
     fetch = to_fetch(prebuilt, train.data_tokens or run_tokens(train), train.block_size)
     size = disk_size(fetch.bytes)
     text = f"{fetch.shards} of {prebuilt.shards} training shards to download, {size} with the validation shard"
+    # The number of tokens is published for all shards together only.
     everything = prebuilt.tokens if fetch.shards == prebuilt.shards else None
     return text + (f", {run_tokens(train) / everything:.2f} epochs" if everything else "")
 

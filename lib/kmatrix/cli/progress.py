@@ -153,6 +153,7 @@ class ProgressDisplay:
             return
         now = time.monotonic()
         if self._live is None:
+            # auto_refresh would start a thread, although progress is reported several times per second.
             self._live = Live(console=console, auto_refresh=False, transient=True)
             self._live.start()
         elif now - self._drawn < REFRESH_S:
@@ -174,7 +175,7 @@ def running_line(progress: RunProgress, width: int | None = None) -> str:
     """
     parts = _parts(progress)
     while width is not None and len(_joined(parts)) > width and (optional := [part for part in parts if part[0]]):
-        parts.remove(min(optional))
+        parts.remove(min(optional))  # the lowest number is the least important part
     text = _joined(parts)
     if width is not None and len(text) > width:
         name = progress.run
@@ -237,6 +238,7 @@ def _live_lines(runs: Sequence[RunProgress], most: int, width: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    # The bars of all runs have the same width: what the longest line leaves, or none at all.
     longest = max(len(running_line(run)) for run in runs)
     bar = min(BAR, width - longest - 1)
     line = Table.grid(padding=(0, 1), expand=False)
@@ -290,7 +292,7 @@ def outlived(log: Path) -> Iterator[Terminal]:
     terminal = Terminal(log)
 
     def lose(*_: object) -> None:
-        terminal.lost = True
+        terminal.lost = True  # nothing else: a handler that writes can interrupt another write
 
     former = signal.getsignal(signal.SIGHUP)
     if former is not signal.SIG_IGN:

@@ -53,7 +53,7 @@ EXAMPLE = "pass BASE=<matrix or run> NEW=<matrix or run>"
 def compare(arguments: Arguments) -> int:
     """Print the different settings of two matrices or two runs, and a comparison of their results."""
     base, new = (_named(arguments, name) for name in ("BASE", "NEW"))
-    if type(base) is not type(new):
+    if type(base) is not type(new):  # a run and a matrix
         kinds = ["a run" if isinstance(one, RunDir) else "a matrix" for one in (base, new)]
         raise ConfigError(
             f"cannot compare {kinds[0]} (BASE=) with {kinds[1]} (NEW=)",
@@ -76,6 +76,7 @@ def _named(arguments: Arguments, name: str) -> MatrixDir | RunDir:
     text = arguments.get(name)
     if not text:
         raise ConfigError(f"compare needs {name}=", hint=EXAMPLE)
+    # A path relative to the current directory has priority over a name below RESULTS_DIR.
     below = results_dir(arguments)
     for path in (Path(text).expanduser(), below / text):
         if RunDir(path).run_json.is_file():

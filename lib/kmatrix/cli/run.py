@@ -79,7 +79,7 @@ def _run_matrix(arguments: Arguments, plan: Plan) -> int:
     """Make a matrix and run it, here or in the background."""
     background = yes(arguments, "DETACH")
     matrix, recorder = _make(arguments, plan, reuse=arguments.target != "quickstart")
-    pending = reopen(matrix, plan.gpus)
+    pending = reopen(matrix, plan.gpus)  # as `continue` does: there is only one path from a matrix to its attempts
     number, skipped = len(pending.plans), len(pending.skipped)
     print(f"{plural(number, 'run')} in {shown(matrix.path)}" + (f", {skipped} skipped" if skipped else ""))
     if background:
@@ -109,7 +109,7 @@ def _make(
             plan,
             command=" ".join(["kmatrix", arguments.target, *arguments.all_words]),
             preflight=yes(arguments, "PREFLIGHT") if arguments.get("PREFLIGHT") else None,
-            reuse=reuse and not arguments.get("SIMULATE"),
+            reuse=reuse and not arguments.get("SIMULATE"),  # a reused run would have no simulated recording
             shards=shards,
             say=print,
             show=show,
@@ -277,6 +277,7 @@ def reproduce(arguments: Arguments) -> int:
     if not was.config.is_file():
         raise ConfigError(f"RUN={folder} is not a run directory", hint=EXAMPLE)
     need_torch()
+    # Only trackers can be changed: any other assignment would make it another run.
     tracker = {name: text for name, text in arguments.values.items() if name == "TRACKER"}
     plan = make_plan(was.config, tracker, kconfig=arguments.kconfig, gpus=arguments.get("GPUS"), one=True)
     shards = known_shards(was, [config.train for config in plan.configs.values()])
@@ -299,6 +300,7 @@ def _compare(was: RunDir, now: RunDir, neutral: Collection[str]) -> int:
         print(f"  {line}")
     if changed.configuration:
         print(f"  the configuration differs in {first_names(changed.configuration)}")
+    # Equality is an error only if nothing changed that may change a result.
     if changed.promised:
         print("  the results must be equal: same code, torch and processor, no GPU")
         return 0 if equal else EXIT_DIFFERS

@@ -65,10 +65,11 @@ def watch(overview: Overview) -> None:
     if view.running:
         with Live(console=console, auto_refresh=False, transient=True) as live, suppress(KeyboardInterrupt):
             while view.running:
+                # One line less than the terminal: a full screen would scroll at each refresh.
                 live.update(drawn(screen(view, width=console.width, height=console.height - 1)), refresh=True)
                 time.sleep(EVERY_S)
                 view = overview.poll()
-    console.print(drawn(screen(view, width=console.width)))
+    console.print(drawn(screen(view, width=console.width)))  # the last frame, complete: a printed page may scroll
 
 
 def drawn(lines: list[Line]) -> Text:
@@ -195,7 +196,7 @@ def gpu_lines(view: MatrixView, width: int | None) -> list[Line]:
 
 def most_urgent(runs: Sequence[RunView], room: int) -> list[RunView]:
     """Return the most relevant runs that fit, in their order: running ones are kept first, finished ones last."""
-    kept = sorted(runs, key=lambda run: URGENCY.index(run.status))[:room]
+    kept = sorted(runs, key=lambda run: URGENCY.index(run.status))[:room]  # stable: equal ones stay in order
     names = {run.name for run in kept}
     return [run for run in runs if run.name in names]
 

@@ -72,6 +72,7 @@ def sync(arguments: Arguments) -> int:
     asked = parse_trackers(arguments.get("TRACKER")) if arguments.get("TRACKER") else ()
     runs = [run for run in chosen_runs(matrix, arguments) if run.metrics.exists()]
     wanted = {run: asked or _pending(run) for run in runs}
+    # An error rather than "nothing pending": the user expects an upload that was never configured.
     if not asked and runs and not any(_tracking(run).trackers or read_track(run) for run in runs):
         raise ConfigError(
             f"{shown(matrix.path)} ran without trackers", hint="pass TRACKER=wandb, trackio or tensorboard"
@@ -104,7 +105,7 @@ def _sync_run(run: RunDir, names: Sequence[str], project: str) -> int:
     if is_syncing(run):
         print(f"{run.name}: a tracker process is already uploading it")
         return 1
-    before = {status.tracker: status.points for status in read_track(run)}
+    before = {status.tracker: status.points for status in read_track(run)}  # to report how many steps are new
     project = project or _tracking(run).project or own_project()
     limit = str(max(LEAST_LIMIT_S, _tracking(run).limit_s or 0.0))
     words = ["--trackers", ",".join(names), "--project", project, "--limit", limit]

@@ -118,6 +118,7 @@ def snapshot(
             name: None if math.isnan(value := values[position * WIDTH + at]) else value
             for name, at in COLUMN_INDEX.items()
         }
+        # Field by field, not **known: the type checker then finds a column that has no field.
         samples.append(
             GpuSample(
                 gpu_index=device.gpu_index,

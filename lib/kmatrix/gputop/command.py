@@ -135,6 +135,7 @@ def _has_screen() -> bool:
 
 def _width() -> int:
     """Return COLUMNS, else the width of the terminal, else PLAIN_WIDTH."""
+    # COLUMNS first: `watch` and scripts set it for a program whose output is a pipe.
     if os.environ.get("COLUMNS", "").isdecimal() and int(os.environ["COLUMNS"]):
         return int(os.environ["COLUMNS"])
     try:

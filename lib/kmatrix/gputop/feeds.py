@@ -265,6 +265,7 @@ LIMITS_S = 1.0  # between two queries of power limits and throttling
 RECOVER_S = 5.0  # between two tries to reopen a lost GPU
 
 
+# A public interface, imported from scripts/gputop.py: docs/gputop.md, "From Python".
 class GPUMonitor:
     """The GPUs of the driver: call `initialize`, then `gpu_count` and `read`. Without GPUs everything is empty."""
 

@@ -64,7 +64,7 @@ class Session:
         sample = self.feed.poll(self.history)
         if sample is None:
             return
-        if self._gpus is None:
+        if self._gpus is None:  # resolved once: a lost GPU may change the driver's indices
             self._gpus = chosen(self.asked, sample.snapshot.samples)
         self.sample = sample.of(self._gpus)
         if self.selected not in self._indices():
@@ -112,7 +112,7 @@ class Session:
             self.large = not self.large
         elif key in ("up", "down", "page up", "page down"):
             self._select({"up": -1, "down": 1, "page up": -10, "page down": 10}[key])
-        elif self.feed.press(key):
+        elif self.feed.press(key):  # before the digits: 0 is the start of a replay
             self.poll()
         elif key.isdecimal() and int(key) in self._indices():
             self.selected = int(key)

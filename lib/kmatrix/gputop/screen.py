@@ -348,6 +348,7 @@ def _clock(row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:
 def _throttle(row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:
     if row.throttle is None:
         return cell("-", width, "dim")
+    # Without repetitions: both kinds of heat have the same letter.
     return cell("".join(dict.fromkeys(LETTERS.get(reason, reason[:1]) for reason in row.throttle)), width, "bold red")
 
 

@@ -21,7 +21,7 @@ LINE = re.compile(r"CONFIG_(\w+)=(.*)|# CONFIG_(\w+) is not set")
 SHOWN = 20  # mistakes per message
 TRACKERS = {"wandb": "TRACKER_WANDB", "trackio": "TRACKER_TRACKIO", "tensorboard": "TRACKER_TENSORBOARD"}
 SHORT = {"both": ("wandb", "trackio"), "all": tuple(TRACKERS), "none": ()}
-SETS = ("TRACKER",)
+SETS = ("TRACKER",)  # names whose list of values is one setting, not an axis
 
 
 def read_assignments(tree: Tree, path: Path) -> list[Assignment]:
@@ -161,6 +161,7 @@ def cause(tree: Tree, assignment: Assignment) -> NotInEffect | None:
         return NotInEffect(f"computed, cannot be set; its value is {symbol.str_value!r}", absent=False)
     if not symbol.visibility:
         return NotInEffect(unmet(symbol), absent=symbol.orig_type not in BOOLS or assignment.value == "n")
+    # A symbol may have several ranges with conditions; the first one that holds applies.
     limits = [_limits(entry, symbol.kconfig) for entry in symbol.ranges if kc.expr_value(entry[2])]
     others = [_limits(entry, symbol.kconfig) for entry in symbol.ranges if not kc.expr_value(entry[2])]
     if limits:

@@ -95,7 +95,7 @@ class _ScenarioReader:
         self._periods: dict[str, float] = {}
         self._groups: dict[str, tuple[frozenset[int], ...]] = {}
         self._events: list[Event] = []
-        self._everywhere: list[Callable[[int, float], Event]] = []  # `*`: expanded at the end
+        self._everywhere: list[Callable[[int, float], Event]] = []  # `*`: expanded at the end, for all GPUs
         self._lines: dict[str, int] = {}  # setting -> line
 
     def read(self, number: int, words: list[str]) -> None:
@@ -152,6 +152,7 @@ class _ScenarioReader:
         """Reject memory in use beyond the total memory."""
         now = {name: QUANTITIES[name].default for name in ("mem", "memtotal")}
         changes = [event for event in events if event.field in now and event.value is not None]
+        # Events of the same second apply together: `mem` may be listed before the `memtotal` that allows it.
         for time, group in groupby(changes, key=lambda event: event.time):
             for event in group:
                 now[event.field] = event.value or 0.0

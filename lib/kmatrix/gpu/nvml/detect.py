@@ -152,6 +152,7 @@ def _find(where: str, item: str, gpus: Sequence[Gpu]) -> Gpu:
             why="MIG instances are not supported",
             hint=f"list whole GPUs: {_list(gpus)}",
         )
+    # CUDA_VISIBLE_DEVICES allows any unique prefix of a UUID.
     by_uuid = [gpu for gpu in gpus if item.startswith("GPU-") and gpu.uuid.startswith(item)]
     by_index = [gpu for gpu in gpus if item.isdecimal() and gpu.index == int(item)]
     found = by_uuid or by_index
@@ -210,7 +211,7 @@ def _usage(pynvml: Any, uuid: str, most_mib: int) -> str:
         used = _used_mib(pynvml, handle)
         if used <= most_mib:
             return ""
-        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)  # only if needed: it is the slowest call
     except pynvml.NVMLError as error:
         return f"no response: {error}"
     names = (f"{_name(process.pid)} (pid {process.pid})" for process in processes)

@@ -63,6 +63,7 @@ class NvmlSource:
         return "counter" if "energy_j" in columns else "power" if "power" in columns else None
 
     def read(self, values: list[float]) -> None:
+        # The batch cannot say which call failed, so a failure is followed by reads call by call.
         if self._single_reads:
             self._single_reads -= 1
         elif self._batch.read(values):
@@ -124,7 +125,7 @@ class NvmlSource:
         """Return the compute processes of a GPU. Expensive: milliseconds on some drivers."""
         if self._calls[device] is None:
             return ()
-        count = ctypes.c_uint(256)
+        count = ctypes.c_uint(256)  # capacity; with more processes the call fails, and they are unknown
         buffer = ctypes.create_string_buffer(PROCESS.size * count.value)
         code = self._call(
             "nvmlDeviceGetComputeRunningProcesses_v3", self._handles[device], ctypes.byref(count), ctypes.byref(buffer)
@@ -148,7 +149,7 @@ class NvmlSource:
                 handle = self._pynvml.nvmlDeviceGetHandleByUUID(known.uuid)
             else:
                 handle = self._pynvml.nvmlDeviceGetHandleByIndex(known.gpu_index)
-            self._pynvml.nvmlDeviceGetMemoryInfo(handle)
+            self._pynvml.nvmlDeviceGetMemoryInfo(handle)  # a handle alone does not prove that the GPU answers
         except self._pynvml.NVMLError as error:
             if error.value == UNINITIALIZED:  # the driver was reloaded: the next try can succeed
                 with contextlib.suppress(self._pynvml.NVMLError):
@@ -220,7 +221,7 @@ def _open(pynvml: Any, index: int) -> tuple[Device, Any]:
 
 def _missing(uuid: str, silent: list[int], count: int) -> Device:
     """Return a requested GPU that does not answer, at the first index without an answer."""
-    index = silent.pop(0) if silent else count
+    index = silent.pop(0) if silent else count  # count: an index that no GPU has
     return Device(gpu_index=index, gpu_name=f"GPU {index}", uuid=uuid)
 
 

@@ -65,6 +65,7 @@ def _lock(run_dir: RunDir) -> None:
     """Lock the run directory until this process exits: two recorders would overwrite each other."""
     try:
         run_dir.path.mkdir(parents=True, exist_ok=True)
+        # The directory itself is locked: a lock file would be one more file in every run.
         folder = os.open(run_dir.path, os.O_RDONLY | os.O_CLOEXEC)  # closed at process exit
     except OSError as error:
         raise LaunchError(f"cannot record to {run_dir.path}", why=error.strerror or str(error)) from None
@@ -97,7 +98,7 @@ def _open_ranks(root: int, run_dir: Path, parent: int | None) -> DeviceSource | 
     while all(each.is_alive() for each in watched):
         if ranks := host.find_ranks(root, run_dir):
             return host.HostSource(root, run_dir, ranks)
-        if signal.sigtimedwait(STOP, FIND_S) is not None:
+        if signal.sigtimedwait(STOP, FIND_S) is not None:  # a sleep that ends at once on SIGTERM
             return None
     return None
 

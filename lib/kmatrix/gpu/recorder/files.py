@@ -111,6 +111,7 @@ class RecordingFiles:
         return self._write_summary_file(summary())
 
     def _write_summary_file(self, value: Mapping[str, Any]) -> bool:
+        # Atomic, with a flush to disk: the next attempt continues from this file.
         try:
             write_json(self._dir.gpu_summary, value)
         except OSError:
@@ -211,6 +212,7 @@ def _write_parquet(recording: Recording, _started: float, path: Path) -> None:
         + [(name, pa.float32()) for name in names],
         metadata={"kmatrix": json.dumps(recording.header)},
     )
+    # One row group at a time, so that the memory does not depend on the length of the recording.
     gpus = recording.header["gpus"]
     stride = max(1, ROWS // len(gpus))
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:

@@ -74,12 +74,14 @@ def families(
         known = [(label, value) for label, value in zip(labels, values, strict=True) if value is not None]
         return MetricFamily(name=f"kmatrix_gpu_{name}", kind=kind, help=text, samples=known)
 
+    # Text belongs into the labels of an info metric, which queries join with the others.
     yield MetricFamily(
         name="kmatrix_gpu_info",
         kind="gauge",
         help="Always 1; the labels describe the device.",
         samples=[({**label, **_about(one.device, run_id)}, 1.0) for label, one in zip(labels, gauges, strict=True)],
     )
+    # Gauges: the newest values.
     for column, name, text, unit in FAST:
         yield gauge(name, text, [_scaled(one.values[COLUMN_INDEX[column]], unit) for one in gauges])
     yield gauge("memory_total_bytes", "Total memory.", [_scaled(one.device.memory_total, MIB) for one in gauges])
@@ -87,6 +89,7 @@ def families(
     for field, name, text, unit in EXTRA:
         yield gauge(name, text, [_scaled(getattr(one.extra, field), unit) for one in gauges])
     yield gauge("lost", "1 while the device does not respond.", [float(one.lost) for one in gauges])
+    # Counters: totals since the recording began. Their rate is exact over any interval, unlike that of a gauge.
     energy = "Energy since the recording began."
     yield gauge("energy_joules_total", energy, [one.joules for one in gauges], "counter")
     yield MetricFamily(
@@ -109,6 +112,7 @@ def families(
             for kind, count in sorted(one.ecc.items())
         ],
     )
+    # The recorder itself.
     for name, text, value in (
         ("kmatrix_recorder_samples_total", "Samples taken.", samples),
         ("kmatrix_recorder_late_ticks_total", "Ticks skipped because they were late.", late),

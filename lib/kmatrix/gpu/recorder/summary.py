@@ -242,7 +242,7 @@ class RunTotals:
         self.fold()
         gpus = [totals.summary() for totals in self.totals]
         joules = [totals.joules for totals in self.totals if totals.joules is not None]
-        everything = sum(joules) if joules else self.host_joules
+        everything = sum(joules) if joules else self.host_joules  # the host's counter is for ranks, which have none
         return {
             **about,
             "final": final,
