@@ -69,7 +69,7 @@ def trackio_view(arguments: Arguments) -> int:
         with served(folder, host, wanted) as page:
             held.write(page)
             announce(f"serving Trackio for {shown(folder)}", page, _links(page, project), host=host, wanted=wanted)
-            # Without a display, webbrowser would start a text browser, which takes over the terminal.
+            # Without a display, webbrowser would start a text browser in this terminal.
             if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
                 # Without the token: other users can see the command line of a browser.
                 webbrowser.open(_link(page, project))
