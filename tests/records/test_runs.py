@@ -3,11 +3,13 @@ from __future__ import annotations
 from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import (
+    Adjustment,
     MatrixFile,
     MetricLine,
     RunFile,
     RunResult,
     Tracking,
+    UsedFile,
     merged_metrics,
     read_result,
     read_run_file_or_empty,
@@ -116,3 +118,11 @@ def test_lines_of_a_step_are_merged_and_a_resume_voids_later_ones(tmp_path):
         MetricLine(step=0, time=2.0, values={"attempt": 1, "train/loss": 5.0, "val/loss": 6.0}),
         MetricLine(step=2, time=5.0, values={"attempt": 2, "train/loss": 3.0}),
     ]
+
+
+def test_the_changes_of_the_trainer_and_damaged_ones():
+    entry = {"field": "batch_size", "from": 12, "to": 6, "why": "out of memory"}
+    found = UsedFile.from_json({"train": {"batch_size": 6}, "adjusted": [entry, 3]})
+    assert found.adjusted == (Adjustment("batch_size", 12, 6, "out of memory"),)
+    assert found.settings == {"batch_size": 6}
+    assert UsedFile.from_json({"train": 1, "adjusted": None}) == UsedFile()

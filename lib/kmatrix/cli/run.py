@@ -25,12 +25,10 @@ from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.matrix.axes import overrides
 from kmatrix.records.checkpoints import CheckpointIndex, CheckpointKind, folder_of
-from kmatrix.records.files import read_json, read_or_empty
 from kmatrix.records.lock import held, holder
 from kmatrix.records.paths import ROOT, MatrixDir, RunDir, program_environment
-from kmatrix.records.runs import Status
+from kmatrix.records.runs import Status, read_run_file, read_run_file_or_empty
 from kmatrix.records.tracking import pending_messages, sync_status
-from kmatrix.records.train_config import read_fields
 from kmatrix.report.reproduction import Changes, changes, describe_repetition, repetition
 from kmatrix.runner.archive import archive_result
 from kmatrix.runner.execute import (
@@ -214,7 +212,7 @@ def test_rerun(arguments: Arguments) -> int:
     follow_move(matrix)
     gpus, _ = find_gpus(arguments.get("GPUS"))
     for run in runs:
-        if why := too_few_gpus(read_fields(read_json(run.run_json)), len(gpus)):
+        if why := too_few_gpus(read_run_file(run).train, len(gpus)):
             raise LaunchError(
                 f"{run.name} cannot run on this machine", why=why, hint="pass RUN=<pattern> for the others"
             )
@@ -232,7 +230,7 @@ def _of_optimizers(runs: list[RunDir], asked: str) -> list[RunDir]:
     if not asked:
         return runs
     wanted = set(asked.split(","))
-    known = {run.name: str(read_fields(read_json(run.run_json)).optimizer) for run in runs}
+    known = {run.name: str(read_run_file(run).train.optimizer) for run in runs}
     if missing := wanted - set(known.values()):
         there = ", ".join(sorted(set(known.values())))
         raise ConfigError(f"OPTIMIZER={asked}: no run has {', '.join(sorted(missing))}", why=f"the runs have {there}")
@@ -320,7 +318,7 @@ def _old_code(was: RunDir, changed: Changes) -> list[str]:
     """Return how to check out the code of an earlier run, if the trainer has changed since."""
     if not changed.code:
         return []
-    about = read_or_empty(was.run_json).get("provenance") or {}
+    about = read_run_file_or_empty(was).provenance
     lines = [f"the code of the trainer changed: {first_names(changed.code)}"]
     commit, patch = about.get("git_commit"), MatrixDir(was.path.parent).patch
     if not commit:

@@ -22,6 +22,7 @@ from kmatrix.gpu.processes import Rank, rank_of
 from kmatrix.gputop.view import SPAN_S, DeviceRow, History, Metric, ScreenSample, balance
 from kmatrix.records.files import read_or_empty
 from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.status.alerts import Alert, GpuState, RunSnapshot, Severity, Thresholds, alerts_of
 from kmatrix.status.watch import AlertTracker
 from kmatrix.text import duration, time_of_day
@@ -387,7 +388,7 @@ def alerts_at(run: RunDir, now: float) -> tuple[Alert, ...] | None:
 def thresholds_of(run: RunDir) -> Thresholds:
     """Return the alert thresholds of a run, the defaults if its run.json has none."""
     try:
-        return Thresholds.of(read_or_empty(run.run_json).get("symbols") or {})
+        return Thresholds.of(read_run_file_or_empty(run).symbols)
     except ValueError:
         return Thresholds()
 

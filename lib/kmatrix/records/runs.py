@@ -142,6 +142,36 @@ class RunFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Adjustment:
+    """A training field that the trainer changed."""
+
+    field: str
+    asked: Scalar
+    used: Scalar
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsedFile:
+    """The values of run_used.json: the training fields that the trainer used, and how they differ from run.json."""
+
+    settings: Mapping[str, Scalar] = field(default_factory=dict)
+    adjusted: tuple[Adjustment, ...] = ()
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> UsedFile:
+        """Return the values of a run_used.json. Unknown keys are ignored."""
+        train = values.get("train")
+        return cls(
+            settings=train if isinstance(train, dict) else {},
+            adjusted=tuple(
+                Adjustment(str(entry.get("field")), entry.get("from"), entry.get("to"), str(entry.get("why")))
+                for entry in _objects(values.get("adjusted"))
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ExcludedCells:
     """Cells of the matrix that were excluded for the same reason."""
 
@@ -306,6 +336,16 @@ def read_run_file(run_dir: RunDir) -> RunFile:
 def read_run_file_or_empty(run_dir: RunDir) -> RunFile:
     """Return run.json, without values if it is missing or unreadable. Raises SchemaError if it is too new."""
     return RunFile.from_json(read_or_empty(run_dir.run_json))
+
+
+def read_used_file(run_dir: RunDir) -> UsedFile:
+    """Return run_used.json. Raises RecordError if it is missing or damaged, SchemaError if it is too new."""
+    return UsedFile.from_json(read_json(run_dir.run_used))
+
+
+def read_used_file_or_empty(run_dir: RunDir) -> UsedFile:
+    """Return run_used.json, without values if it is missing or unreadable. Raises SchemaError if it is too new."""
+    return UsedFile.from_json(read_or_empty(run_dir.run_used))
 
 
 def read_result(run_dir: RunDir) -> RunResult | None:

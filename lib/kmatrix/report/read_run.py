@@ -20,6 +20,7 @@ from kmatrix.records.runs import (
     merged_metrics,
     read_run,
     read_run_file_or_empty,
+    read_used_file_or_empty,
 )
 from kmatrix.report.numbers import GPUS_AXIS, SEED_AXIS, AttemptEntry, CurvePoint, RunNumbers
 from kmatrix.status.alerts import alerts_of
@@ -234,8 +235,8 @@ def _explicit(run: RunFile) -> frozenset[str] | None:
 
 def _adjusted(run_dir: RunDir) -> tuple[str, ...]:
     """Return the settings that the trainer changed, one sentence each."""
-    changes = read_or_empty(run_dir.run_used).get("adjusted") or []
-    return tuple(f"{c.get('field')} {c.get('from')} -> {c.get('to')}: {c.get('why')}" for c in changes)
+    changes = read_used_file_or_empty(run_dir).adjusted
+    return tuple(f"{change.field} {change.asked} -> {change.used}: {change.why}" for change in changes)
 
 
 def _text(run: RunFile) -> str:

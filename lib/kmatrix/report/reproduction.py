@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from kmatrix.records.files import read_or_empty
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import (
     Provenance,
@@ -16,6 +15,7 @@ from kmatrix.records.runs import (
     read_matrix_file_or_empty,
     read_result,
     read_run_file_or_empty,
+    read_used_file_or_empty,
 )
 
 # Keys of metrics.jsonl that are not results: they differ in every run.
@@ -92,7 +92,9 @@ def changes(was: RunDir, now: RunDir, neutral: Collection[str] = ()) -> Changes:
     """Return the changes between two runs. neutral: fields of the trainer that cannot change a result."""
     records = read_run_file_or_empty(was), read_run_file_or_empty(now)
     before, after = (record.provenance for record in records)
-    trained = [{**record.settings, **_used(run)} for record, run in zip(records, (was, now), strict=True)]
+    # Only run_used.json has a micro-batch that was reduced for lack of memory.
+    used = read_used_file_or_empty(was), read_used_file_or_empty(now)
+    trained = [{**record.settings, **ran.settings} for record, ran in zip(records, used, strict=True)]
     return Changes(
         code=_changed_code(was, now, before, after),
         others=tuple(_changed_environment(before, after)),
@@ -124,12 +126,6 @@ def _logged_values(run: RunDir) -> dict[tuple[int, str], float | None]:
         for key, value in line.values.items()
         if key not in NOT_COMPARED_KEYS and not key.startswith(NOT_COMPARED_PREFIX)
     }
-
-
-def _used(run: RunDir) -> dict[str, Scalar]:
-    """Return the fields that the trainer used. Only run_used.json has a micro-batch reduced for lack of memory."""
-    fields = read_or_empty(run.run_used).get("train")
-    return fields if isinstance(fields, dict) else {}
 
 
 def _changed_code(was: RunDir, now: RunDir, before: Provenance, after: Provenance) -> tuple[str, ...]:

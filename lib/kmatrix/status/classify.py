@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -12,7 +12,7 @@ from functools import cached_property
 from kmatrix.errors import RecordError
 from kmatrix.records.files import last_lines, read_json, read_jsonl, read_or_empty
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import RunResult, Status, read_run_file
+from kmatrix.records.runs import RunResult, Status, read_run_file, read_used_file
 from kmatrix.redaction import redact
 from kmatrix.status.disk_space import how_full, is_full
 from kmatrix.status.state import (
@@ -165,20 +165,19 @@ def mismatch(run: RunDir, micro_batch: int | None = None) -> str:
     micro_batch: requested by the attempt, None for that of run.json.
     """
     try:
-        asked, record = read_run_file(run).settings, read_json(run.run_used)
+        asked, ran = read_run_file(run).settings, read_used_file(run)
     except RecordError as error:
         return f"cannot check the configuration: {error.what}"
     if micro_batch is not None:
         asked = {**asked, "batch_size": micro_batch}
-    used = record.get("train", {})
-    adjusted = {str(entry.get("field")): entry for entry in record.get("adjusted", []) if isinstance(entry, Mapping)}
+    adjusted = {change.field: change.used for change in ran.adjusted}
     differences = []
-    for name in sorted({*asked, *used}):
-        was, ran = asked.get(name), used.get(name)
-        if was == ran or (name in AUTO_FIELDS and was is None):
+    for name in sorted({*asked, *ran.settings}):
+        was, used = asked.get(name), ran.settings.get(name)
+        if was == used or (name in AUTO_FIELDS and was is None):
             continue
-        if name not in adjusted or adjusted[name].get("to") != ran:
-            differences.append(f"{name} requested {_value(was)}, used {_value(ran)}")
+        if name not in adjusted or adjusted[name] != used:
+            differences.append(f"{name} requested {_value(was)}, used {_value(used)}")
     return f"configuration mismatch: {'; '.join(differences)}" if differences else ""
 
 
