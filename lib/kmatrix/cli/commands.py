@@ -48,10 +48,10 @@ def main(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # everything else is a bug, except a full disk, which can fail any write
-        return _unforeseen(error)
+        return _report_unexpected(error)
 
 
-def _unforeseen(error: Exception) -> int:
+def _report_unexpected(error: Exception) -> int:
     """Print an unexpected error, a full disk or a bug, and return the exit status."""
     if is_full(error):
         print(f"error: a disk is full: {error}\n  hint: free some space, then run it again", file=sys.stderr)
@@ -315,11 +315,11 @@ def parse(target: str, words: Sequence[str], *, from_make: bool = False) -> tupl
         elif from_make and name in MAKE_ONLY:
             continue
         elif is_key_name(name):  # before assignments: its value must not appear in an error about an unknown symbol
-            raise _no_key(name)
+            raise _key_refused(name)
         elif command.assigns:
             assignments[name] = text
         else:
-            raise _not_taken(target, command, name)
+            raise _unknown_argument(target, command, name)
     return command, Arguments(ALIASES.get(target, target), values, assignments, command.names)
 
 
@@ -336,7 +336,7 @@ def from_makeflags(flags: str) -> list[str]:
     return [word for word in reversed(words) if "=" in word]
 
 
-def _no_key(name: str) -> ConfigError:
+def _key_refused(name: str) -> ConfigError:
     return ConfigError(
         f"{name} is not accepted on the command line",
         why="every user of this machine can read a command line, and it is recorded with the results",
@@ -344,7 +344,7 @@ def _no_key(name: str) -> ConfigError:
     )
 
 
-def _not_taken(target: str, command: Command, name: str) -> ConfigError:
+def _unknown_argument(target: str, command: Command, name: str) -> ConfigError:
     takes = sorted(command.takes) or ["no arguments"]
     near = difflib.get_close_matches(name, command.names, 1)
     return ConfigError(

@@ -110,10 +110,10 @@ def savedefconfig(arguments: Arguments) -> int:
         tree.kconf.syms[PROJECT].unset_value()
     text = tree.minimal_text()
     # Values that equal their default only now: with another optimizer, say, the default would be another one.
-    moving = [
+    dependent = [
         item for item in base if len(tree.kconf.syms[item.name].defaults) > 1 and f"CONFIG_{item.name}" not in text
     ]
-    text += "".join(tree.kconf.syms[item.name].config_string for item in moving)
+    text += "".join(tree.kconf.syms[item.name].config_string for item in dependent)
     write_out(out, text)
     print(f"{shown(out)}: {text.count(chr(10))} lines")
     return 0

@@ -138,7 +138,7 @@ def plan(arguments: Arguments) -> int:
     for planned in made.runs:
         config = _with_known_data(planned.config, data_dir)
         devices = _devices(made, config, asked)
-        grouped.setdefault(tuple(_lines(config, devices, target, data_dir)), []).append(planned.name)
+        grouped.setdefault(tuple(_forecast_lines(config, devices, target, data_dir)), []).append(planned.name)
         warned.update(dict.fromkeys(warnings(config.train)))
     for lines, names in grouped.items():
         print("\n".join([*names, *lines]) + "\n")
@@ -186,7 +186,7 @@ def _devices(made: Plan, config: RunConfig, asked: GpuModel | None) -> Sequence[
     return tuple(here.values()) or KNOWN
 
 
-def _lines(config: RunConfig, devices: Sequence[GpuModel], target: Target, data_dir: Path) -> Iterator[str]:
+def _forecast_lines(config: RunConfig, devices: Sequence[GpuModel], target: Target, data_dir: Path) -> Iterator[str]:
     shape, train = config.shape, config.train
     needed = memory(shape, train)
     flops = shape.flops_per_token
@@ -199,9 +199,9 @@ def _lines(config: RunConfig, devices: Sequence[GpuModel], target: Target, data_
     yield _line("data", _data(config, data_dir))
     yield _line("memory", _memory(needed))
     if len(devices) > 1:
-        yield from (_line(device.name, _short(config, device, needed, target)) for device in devices)
+        yield from (_line(device.name, _device_summary(config, device, needed, target)) for device in devices)
     else:
-        yield from _on(config, devices[0], needed, target)
+        yield from _device_lines(config, devices[0], needed, target)
     if kept := disk(shape, train, config.steps):
         files = f"{plural(kept.files, 'checkpoint')} of {disk_size(kept.each)}"
         yield _line("disk", f"at most {files}: {disk_size(kept.files * kept.each)}" if kept.files else "no checkpoints")
@@ -271,7 +271,7 @@ def _memory(needed: MemoryNeed) -> str:
     return f"peak {peak} ({listed})"
 
 
-def _on(config: RunConfig, device: GpuModel, needed: MemoryNeed, target: Target) -> Iterator[str]:
+def _device_lines(config: RunConfig, device: GpuModel, needed: MemoryNeed, target: Target) -> Iterator[str]:
     """Yield the lines of a run on one device: fit, largest, time, target, energy, cost, GPUs."""
     if device.memory is not None and needed.total is not None:
         need, has = memory_size(needed.total), memory_size(device.memory)
@@ -280,7 +280,7 @@ def _on(config: RunConfig, device: GpuModel, needed: MemoryNeed, target: Target)
         yield _line("largest", _largest(config, device))
     yield _line("time", _time(config, device))
     if (rate := target.rate(config.tokens_per_step, config.tokens)) is not None:
-        yield _line("target", _reached(config, device, rate))
+        yield _line("target", _target_text(config, device, rate))
     yield from _costs(config, device, _seconds(config, device, target))
     if config.device != "cpu":
         yield _line("GPUs", _other_counts(config, device))
@@ -317,19 +317,19 @@ def _seconds(config: RunConfig, device: GpuModel, target: Target) -> list[float]
         reached = at_rate(rate, shape=config.shape, train=config.train, tokens=config.tokens, device=device)
         if feasibility(reached.mfu) is not Feasibility.IMPOSSIBLE:
             return [config.tokens / rate]
-    band = [_at(config, device, share) for share in reversed(BAND)]  # reversed: the highest MFU is the shortest time
+    band = [_seconds_at_mfu(config, device, share) for share in reversed(BAND)]  # the highest MFU first: shortest time
     return [seconds for seconds in band if seconds is not None]
 
 
-def _at(config: RunConfig, device: GpuModel, share: float, ranks: int | None = None) -> float | None:
+def _seconds_at_mfu(config: RunConfig, device: GpuModel, share: float, ranks: int | None = None) -> float | None:
     train = dataclasses.replace(config.train, num_gpus=ranks or config.ranks)
     speed = at_mfu(share, shape=config.shape, train=train, tokens=config.tokens, device=device)
     return speed.seconds if speed else None
 
 
-def _band(config: RunConfig, device: GpuModel, ranks: int | None = None) -> str:
+def _time_range(config: RunConfig, device: GpuModel, ranks: int | None = None) -> str:
     """Return the time of a run at both ends of the MFU band as text, "" if unknown."""
-    ends = [_at(config, device, share, ranks) for share in reversed(BAND)]
+    ends = [_seconds_at_mfu(config, device, share, ranks) for share in reversed(BAND)]
     return " to ".join(duration(end) for end in ends if end is not None)
 
 
@@ -338,10 +338,10 @@ def _time(config: RunConfig, device: GpuModel) -> str:
         return f"unknown: the peak of {device.name} in {config.train.dtype} is not known (PEAK_TFLOPS=)"
     if config.tokens is None:
         return "unknown until the data are prepared"
-    return f"{_band(config, device)} at an MFU of {BAND_TEXT}, without evaluations"
+    return f"{_time_range(config, device)} at an MFU of {BAND_TEXT}, without evaluations"
 
 
-def _reached(config: RunConfig, device: GpuModel, rate: float) -> str:
+def _target_text(config: RunConfig, device: GpuModel, rate: float) -> str:
     speed = at_rate(rate, shape=config.shape, train=config.train, tokens=config.tokens, device=device)
     words = [f"{rate:,.0f} tok/s"]
     if speed.seconds is not None:
@@ -351,7 +351,7 @@ def _reached(config: RunConfig, device: GpuModel, rate: float) -> str:
     return ", ".join([*words, f"MFU {speed.mfu:.1%}".replace("%", " %")]) + f": {feasibility(speed.mfu)}"
 
 
-def _short(config: RunConfig, device: GpuModel, needed: MemoryNeed, target: Target) -> str:
+def _device_summary(config: RunConfig, device: GpuModel, needed: MemoryNeed, target: Target) -> str:
     """Return the forecast for one of several devices, as one line."""
     words = [str(fit(needed.total, device))]
     fits = largest_batch(config.shape, config.train, device)
@@ -359,9 +359,9 @@ def _short(config: RunConfig, device: GpuModel, needed: MemoryNeed, target: Targ
         words.append(f"largest micro-batch {fits}")
     rate = target.rate(config.tokens_per_step, config.tokens)
     if rate is not None:
-        words.append(_reached(config, device, rate))
+        words.append(_target_text(config, device, rate))
     else:
-        words += [band] if (band := _band(config, device)) else []
+        words += [band] if (band := _time_range(config, device)) else []
     return ", ".join(words)
 
 
@@ -375,6 +375,6 @@ def _other_counts(config: RunConfig, device: GpuModel) -> str:
                 f"{name}: {config.global_batch} sequences are not a multiple of {config.train.batch_size} x {ranks}"
             )
             continue
-        band = _band(config, device, ranks)
+        band = _time_range(config, device, ranks)
         parts.append(f"{name}: accumulation {accumulation}" + (f", {band}" if band else ""))
     return "; ".join(parts) + f" (PARALLEL_BATCH_SIZE={config.global_batch} keeps steps and global batch)"

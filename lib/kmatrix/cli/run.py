@@ -281,7 +281,7 @@ def reproduce(arguments: Arguments) -> int:
     shards = known_shards(was, [config.train for config in plan.configs.values()])
     matrix, recorder = _make(arguments, plan, reuse=False, shards=shards)
     now = matrix.runs()[0]
-    for line in _old_code(was, changes(was, now)):
+    for line in _how_to_restore_code(was, changes(was, now)):
         print(f"note: {line}")
     print(f"repeating {shown(was.path)} as {shown(now.path)}")
     status = _run_and_report(matrix, reopen(matrix, plan.gpus), gpus=plan.gpus, monitor=recorder)
@@ -302,19 +302,19 @@ def _compare(was: RunDir, now: RunDir, neutral: Collection[str]) -> int:
     if changed.promised:
         print("  the results must be equal: same code, torch and processor, no GPU")
         return 0 if equal else EXIT_DIFFERS
-    for line in _not_promised(changed):
+    for line in _why_different(changed):
         print(f"  the results may differ: {line}")
     return 0
 
 
-def _not_promised(changed: Changes) -> list[str]:
+def _why_different(changed: Changes) -> list[str]:
     """Return the reasons why the results may differ."""
     why = ["the order of additions on GPUs is not fixed"] if changed.gpu else []
     why += [f"the code of the trainer changed: {first_names(changed.code)}"] if changed.code else []
     return [*why, *changed.others]
 
 
-def _old_code(was: RunDir, changed: Changes) -> list[str]:
+def _how_to_restore_code(was: RunDir, changed: Changes) -> list[str]:
     """Return how to check out the code of an earlier run, if the trainer has changed since."""
     if not changed.code:
         return []

@@ -333,7 +333,7 @@ def lines(view: MatrixView, now: float) -> list[str]:
     """Return the estimate as text: a table, the memory of the devices, and the matrix as a whole."""
     head = f"{view.name}: {', '.join(f'{number} {name}' for name, number in view.counts.items())}"
     rows = table(columns(TITLES, LEFT), [_cells(run, now) for run in view.runs])
-    return [head, *rows, *_held(view), *_whole(view, now)]
+    return [head, *rows, *_peak_memory(view), *_totals(view, now)]
 
 
 def _cells(run: RunView, now: float) -> tuple[str, ...]:
@@ -351,7 +351,7 @@ def _cells(run: RunView, now: float) -> tuple[str, ...]:
     )
 
 
-def _held(view: MatrixView) -> Iterator[str]:
+def _peak_memory(view: MatrixView) -> Iterator[str]:
     """Yield the maximum memory of each device of a run."""
     for run in view.runs:
         if run.memory:
@@ -360,7 +360,7 @@ def _held(view: MatrixView) -> Iterator[str]:
             yield f"memory of {run.name}: {', '.join(held)}"
 
 
-def _whole(view: MatrixView, now: float) -> Iterator[str]:
+def _totals(view: MatrixView, now: float) -> Iterator[str]:
     """Yield the totals of the matrix."""
     if not any(run.status in TO_COME for run in view.runs):
         yield "nothing is left to run"

@@ -74,8 +74,8 @@ class Tree:
             for axis, choice in choices.items()
         }
         tree = cls(kconf=kconf, choices=choices, members=members)
-        tree._place(_seen)
-        tree._refuse_mistakes()
+        tree._assign_markers(_seen)
+        tree._check_files()
         return tree
 
     @property
@@ -164,7 +164,7 @@ class Tree:
         """Return the FORBID_ symbols that are y."""
         return [symbol for symbol in self.symbols if symbol.name.startswith(FORBID) and symbol.str_value == "y"]
 
-    def _place(self, found: Iterable[Marker]) -> None:
+    def _assign_markers(self, found: Iterable[Marker]) -> None:
         """Assign each marker to the symbol defined above it."""
         # A macro does not learn to which symbol it belongs, only the current file and line.
         nodes = list(self.kconf.node_iter())
@@ -194,18 +194,18 @@ class Tree:
         else:
             self.labels[symbol.name] = marker.args[0]
 
-    def _refuse_mistakes(self) -> None:
+    def _check_files(self) -> None:
         """Refuse mistakes in the Kconfig files that kconfiglib reports as warnings, or not at all."""
         for symbol in self.symbols:
             _ = symbol.str_value  # evaluation finds more: defaults outside their range, forced selects
         if self.kconf.warnings:
             raise ConfigError(tidy(self.kconf.warnings[0]), hint="fix the Kconfig file")
         for symbol in self.symbols:
-            self._refuse_lost_axis(symbol)
+            self._check_axis(symbol)
         for symbol in self.symbols:
-            self._refuse_bad_defaults(symbol)
+            self._check_defaults(symbol)
 
-    def _refuse_bad_defaults(self, symbol: Symbol) -> None:
+    def _check_defaults(self, symbol: Symbol) -> None:
         where = place(symbol)
         for default in (entry[0] for entry in symbol.defaults):
             if symbol.orig_type in BOOLS:
@@ -213,14 +213,14 @@ class Tree:
                     raise ConfigError(f"{where}: bool {symbol.name} has default {default.name!r}", why="only y or n")
             elif isinstance(default, kc.Symbol) and _is_literal(default):
                 check_text(self, symbol, default.name, f"{where}: default of")
-                _refuse_outside(symbol, default.name, where)
+                _check_default_range(symbol, default.name, where)
         # Without one, the value would be empty, and .config would contain the line CONFIG_X=.
         if symbol.orig_type in (kc.INT, kc.HEX) and all(entry[1] is not self.kconf.y for entry in symbol.orig_defaults):
             raise ConfigError(
                 f"{where}: {symbol.name} has no default", why="every number needs one without a condition"
             )
 
-    def _refuse_lost_axis(self, symbol: Symbol) -> None:
+    def _check_axis(self, symbol: Symbol) -> None:
         if not symbol.name.startswith(MATRIX) or symbol.name in NOT_AN_AXIS:
             return
         swept = self.kconf.syms.get(symbol.name[len(MATRIX) :])
@@ -278,7 +278,7 @@ def _is_literal(symbol: Symbol) -> bool:
     return bool(symbol.is_constant or not symbol.nodes)
 
 
-def _refuse_outside(symbol: Symbol, text: str, where: str) -> None:
+def _check_default_range(symbol: Symbol, text: str, where: str) -> None:
     """Refuse a default outside all ranges with constant bounds; other ranges depend on the configuration."""
     limits = [entry[:2] for entry in symbol.ranges]
     if symbol.orig_type != kc.INT or not limits or not all(_is_literal(side) for pair in limits for side in pair):

@@ -104,18 +104,18 @@ def expand(tree: Tree, base: Sequence[Assignment], axes: Axes, rules: Sequence[R
     lines = [item for item in lines if tree.axis_of(tree.kconf.syms[item.name]) not in taken]
     for item in lines:
         tree.kconf.syms[item.name].set_value(item.value)
-    fixed = {tree.axis_of(tree.kconf.syms[item.name]): item for item in lines if _decides(tree, item)}
+    fixed = {tree.axis_of(tree.kconf.syms[item.name]): item for item in lines if _sets_axis(tree, item)}
     # Before the first cell: these look at the base alone.
-    walk = _Walk(tree, axes, lines, rules)
-    _refuse_moving_conditions(tree, axes, walk.identity.moving)
+    expansion = _Expansion(tree, axes, lines, rules)
+    _refuse_dependent_conditions(tree, axes, expansion.identity.dependent)
     cells = _Cells(tree, fixed)
     before = {name: tree.value(name) for name in _named_in_conditions(axes)}
     # Visit the cells in the order of the product, of which neighbors differ in few axes.
     for points in _cell_values(axes, before):
         cells.enter(points)
-        walk.visit(points)
-    walk.refuse_idle()
-    return walk.matrix()
+        expansion.visit(points)
+    expansion.refuse_unused()
+    return expansion.matrix()
 
 
 def _cell_values(axes: Axes, base: Mapping[str, str | None]) -> Iterator[tuple[AxisValue, ...]]:
@@ -137,20 +137,20 @@ def _named_in_conditions(axes: Axes) -> set[str]:
     return {axis for condition in conditions for axis, _ in condition.terms}
 
 
-def _refuse_moving_conditions(tree: Tree, axes: Axes, moving: set[str]) -> None:
+def _refuse_dependent_conditions(tree: Tree, axes: Axes, dependent: set[str]) -> None:
     """Refuse a coupling whose left side depends on an axis: it is evaluated before the cell is applied."""
     swept = {axis.name for axis in axes.axes}
     for rule in axes.couplings:
         for name, _ in rule.condition.terms:
             own = {name, *(member.name for member in tree.members.get(name, {}).values())}
-            if name not in swept and own & moving:
+            if name not in swept and own & dependent:
                 raise ConfigError(
                     f"CONFIG_MATRIX_COUPLED: {rule.condition.text!r}: {name} is not an axis, but depends on one",
                     hint="name the axes themselves on the left side",
                 )
 
 
-class _Walk:
+class _Expansion:
     """Classifies cells one by one and collects the results. One visit takes some tens of microseconds."""
 
     def __init__(self, tree: Tree, axes: Axes, lines: Sequence[Assignment], rules: Sequence[Rule]) -> None:
@@ -163,17 +163,17 @@ class _Walk:
         self.used: set[tuple[str, str]] = set()
         self.effective: set[Assignment] = set()
         self.notes: list[str] = []
-        self.identity = RunIdentity(tree, self._moving())
+        self.identity = RunIdentity(tree, self._swept_or_coupled())
         # Lines that no axis can change are checked once, here; the others in every cell.
-        moving = self.identity.moving
-        self.steady_cause = next(
-            (why for item in lines if item.name not in moving and (why := self._broken(item))), None
+        dependent = self.identity.dependent
+        self.base_cause = next(
+            (why for item in lines if item.name not in dependent and (why := self._broken(item))), None
         )
-        self.effective.update(item for item in lines if item.name not in moving and self._has_effect(item))
-        self.moving_lines = [item for item in lines if item.name in moving]
+        self.effective.update(item for item in lines if item.name not in dependent and self._has_effect(item))
+        self.dependent_lines = [item for item in lines if item.name in dependent]
         self.forbid = [symbol for symbol in tree.symbols if symbol.name.startswith("FORBID_")]
 
-    def _moving(self) -> set[str]:
+    def _swept_or_coupled(self) -> set[str]:
         """Return the axes and coupled symbols, without the symbols that depend on them."""
         coupled = {group[0].axis for rule in self.axes.couplings for group in rule.points}
         return {axis.name for axis in self.axes.axes} | coupled
@@ -196,8 +196,8 @@ class _Walk:
 
     def _check(self, points: tuple[AxisValue, ...]) -> tuple[tuple[AxisValue, ...], str | None]:
         """Return the values that apply in this cell, and why the cell is invalid, or None."""
-        if self.steady_cause:
-            return (), self.steady_cause
+        if self.base_cause:
+            return (), self.base_cause
         applied = []
         for point in points:
             found = cause(self.tree, point.assignment)
@@ -209,7 +209,7 @@ class _Walk:
 
     def _line_cause(self, taken: set[str]) -> str | None:
         """Return why a line of the base is invalid in this cell, or None. taken: axes with a value in this cell."""
-        for item in self.moving_lines:
+        for item in self.dependent_lines:
             if self.tree.axis_of(self.tree.kconf.syms[item.name]) not in taken and (why := self._broken(item)):
                 return why
             if self._has_effect(item):
@@ -241,33 +241,33 @@ class _Walk:
         symbol = self.tree.kconf.syms[item.name]
         return symbol.str_value == item.value and (bool(symbol.visibility) or item.value == "n")
 
-    def refuse_idle(self) -> None:
+    def refuse_unused(self) -> None:
         """Refuse lines and values without effect in any cell. If the command line narrows the matrix, note them."""
         # Collect axis values, then lines of the base: (from the command line, message).
-        idle: list[tuple[bool, str]] = []
+        unused: list[tuple[bool, str]] = []
         for axis in self.axes.axes:
             for point in axis.points:
                 if (axis.name, point.text) not in self.used:
                     where = f"{point.assignment.where}: {axis.name}={point.text}"
-                    idle.append((axis.from_command_line, f"{where}: {self._why_idle(point)}"))
+                    unused.append((axis.from_command_line, f"{where}: {self._why_unused(point)}"))
         if self.found:
             for item in self.lines:
                 if item not in self.effective:
                     found = cause(self.tree, item)
                     why = found.text if found else "no effect in any run"
-                    idle.append(
+                    unused.append(
                         (item.where.startswith("command line"), f"{item.where}: CONFIG_{item.name}={item.value}: {why}")
                     )
-        # A line of the file may become idle because the command line narrows the matrix. Without that, and for what
+        # A line of the file may become unused because the command line narrows the matrix. Without that, and for what
         # the command line itself sets, it is a mistake.
-        hard = [text for own, text in idle if own or not self.axes.overridden]
+        hard = [text for own, text in unused if own or not self.axes.overridden]
         if hard or not self.found:
             cut = [f"{count} excluded: {why}" for why, count in self.excluded.most_common(SHOWN)]
             lines = "\n  ".join([*hard[:SHOWN], *cut])
             raise ConfigError(f"no effect in any run of the matrix:\n  {lines}", hint="change or remove it")
-        self.notes = [text for _, text in idle] + self._idle_rules()
+        self.notes = [text for _, text in unused] + self._unused_rules()
 
-    def _idle_rules(self) -> list[str]:
+    def _unused_rules(self) -> list[str]:
         excluding = [
             f"the exclusion of {rule.condition.text!r} matches no cell"
             for rule in self.axes.exclusions
@@ -276,14 +276,14 @@ class _Walk:
         coupled = []
         for rule in self.axes.couplings:
             points = [point for group in rule.points for point in group]
-            idle = [point for point in points if (point.axis, point.text) not in self.used]
-            if len(idle) == len(points):
+            unused = [point for point in points if (point.axis, point.text) not in self.used]
+            if len(unused) == len(points):
                 coupled.append(f"the rule {rule.condition.text!r} matches no run")
             else:
-                coupled += [f"the rule {rule.condition.text!r} sets {p.axis}={p.text} in no run" for p in idle]
+                coupled += [f"the rule {rule.condition.text!r} sets {p.axis}={p.text} in no run" for p in unused]
         return excluding + coupled
 
-    def _why_idle(self, point: AxisValue) -> str:
+    def _why_unused(self, point: AxisValue) -> str:
         starts = f"{point.axis}={point.text}: "
         return next(
             (why.removeprefix(starts) for why in self.excluded if why.startswith(starts)), "invalid in every cell"
@@ -293,7 +293,7 @@ class _Walk:
         varying = {axis.name for axis in self.axes.axes if len(axis.points) > 1}
         runs: list[Run] = []
         names: set[str] = set()
-        labels = {name: label(self.tree, name) for name in self._moving() | {OPTIMIZER, GPUS, SEED}}
+        labels = {name: label(self.tree, name) for name in self._swept_or_coupled() | {OPTIMIZER, GPUS, SEED}}
         for run_id, points in self.found.items():
             optimizer, gpus, device = self.shown[run_id]
             swept = [
@@ -318,7 +318,7 @@ class _Walk:
         return {axis.name for axis in self.axes.axes}
 
 
-def _decides(tree: Tree, item: Assignment) -> bool:
+def _sets_axis(tree: Tree, item: Assignment) -> bool:
     """Return whether a line sets its axis: all but the `is not set` of a member of a choice."""
     return not (tree.kconf.syms[item.name].choice and item.value != "y")
 
@@ -344,12 +344,12 @@ class RunIdentity:
     """Computes the id of the current configuration: a hash of all values that can change a result.
 
     The lines are sorted by name. Those that are the same in all cells are made once.
-    moving: names of symbols and choices whose value can differ between cells.
+    dependent: names of symbols and choices whose value can differ between cells.
     """
 
     def __init__(self, tree: Tree, axes: set[str]) -> None:
         self.tree = tree
-        self.moving = _dependents(tree, axes)
+        self.dependent = _dependents(tree, axes)
         # Neutral symbols cannot change a result; MATRIX_ and FORBID_ symbols are not settings of a run.
         names = [
             symbol.name
@@ -363,7 +363,7 @@ class RunIdentity:
         self.places = [
             (place, name)
             for place, name in enumerate(names)
-            if self.moving
+            if self.dependent
             & {name, tree.neutral_unless.get(name), *(m.name for m in tree.members.get(name, {}).values())}
         ]
 

@@ -127,7 +127,7 @@ class LocalEngine:
         if self._trackers is not None:
             self._trackers.poll()
         # A tracker process that was killed has to come back even while no run starts or ends.
-        for job in self._next():
+        for job in self._startable():
             self._start(job)
         for job in self._in(JobPhase.RUNNING):
             self._watch(job)
@@ -144,7 +144,7 @@ class LocalEngine:
             elif job.state.phase is JobPhase.RUNNING and job.tree is not None:
                 job.state = replace(job.state, cancelled=True)
                 if now:
-                    self._end(job, job.tree.kill(), now=True)
+                    self._set_ended(job, job.tree.kill(), now=True)
                 else:
                     self._stop(job)
 
@@ -155,7 +155,7 @@ class LocalEngine:
     def _in(self, phase: JobPhase) -> list[_Job]:
         return [job for job in self._jobs.values() if job.state.phase is phase]
 
-    def _next(self) -> list[_Job]:
+    def _startable(self) -> list[_Job]:
         """Return the jobs that start now. Runs on GPUs and runs on the CPU never run at the same time."""
         running, queue = self._in(JobPhase.RUNNING), self._in(JobPhase.PENDING)
         if not queue:
@@ -165,8 +165,8 @@ class LocalEngine:
         waiting = [job for job in queue if job.plan.cuda == cuda]
         units = self._cores
         if cuda and self._pool is not None:
-            self._pool.poll(self._taken())
-            units = len(self._pool.usable(self._taken()))
+            self._pool.poll(self._gpus_in_use())
+            units = len(self._pool.usable(self._gpus_in_use()))
             waiting = [job for job in waiting if not self._is_too_wide(job, self._pool, units)]
         names = startable(
             [self._packed(job) for job in waiting],
@@ -176,7 +176,7 @@ class LocalEngine:
         )
         return [self._jobs[name] for name in names]
 
-    def _taken(self) -> set[str]:
+    def _gpus_in_use(self) -> set[str]:
         return {gpu for job in self._in(JobPhase.RUNNING) for gpu in job.plan.gpus}
 
     def _is_too_wide(self, job: _Job, pool: Pool, units: int) -> bool:
@@ -201,15 +201,15 @@ class LocalEngine:
             left = max(0.0, left - (time.monotonic() - job.started_at))
         return PackedJob(name=plan.name, width=width, seconds=left)
 
-    def _choose(self, plan: RunPlan) -> RunPlan:
+    def _with_gpus(self, plan: RunPlan) -> RunPlan:
         """Return the plan with GPUs that no other run uses."""
         if not plan.cuda or self._pool is None:
             return plan
-        return replace(plan, gpus=self._pool.place(plan.ranks, self._taken()))
+        return replace(plan, gpus=self._pool.place(plan.ranks, self._gpus_in_use()))
 
     def _start(self, job: _Job) -> None:
         """Start a run, or let it wait while processes of an earlier attempt still exit."""
-        plan, lock = self._choose(job.plan), None
+        plan, lock = self._with_gpus(job.plan), None
         try:
             lock = try_lock(plan.dir.lock)
             if lock is None:
@@ -236,11 +236,11 @@ class LocalEngine:
                 os.close(lock)  # the guard holds it now
         job.plan, job.started_at = plan, time.monotonic()
         job.state = JobState(phase=JobPhase.RUNNING, pid=job.tree.pid, started=begun, gpus=plan.gpus, log_start=before)
-        self._record(job)
+        self._start_recorder(job)
         if self._trackers is not None:
             self._trackers.begin(plan, job.tree.pid)
 
-    def _record(self, job: _Job) -> None:
+    def _start_recorder(self, job: _Job) -> None:
         """Start the recorder of a run."""
         monitor, pid = self._monitor, job.state.pid
         if monitor is None or pid is None:
@@ -273,11 +273,11 @@ class LocalEngine:
             return
         code = tree.poll()
         if code is not None:
-            self._end(job, code)
+            self._set_ended(job, code)
             return
         self._watch_recorder(job)
         if job.kill_deadline is not None and now > job.kill_deadline:
-            self._end(job, tree.kill())
+            self._set_ended(job, tree.kill())
         elif limit and job.kill_deadline is None and now - job.started_at > limit:
             job.state = replace(job.state, reason=f"took longer than {limit:g} s", kind=TIMEOUT)
             self._stop(job)
@@ -298,7 +298,7 @@ class LocalEngine:
             job.kill_deadline = time.monotonic() + self._grace_s + MARGIN_S
             job.tree.stop()
 
-    def _end(self, job: _Job, code: int, *, now: bool = False) -> None:
+    def _set_ended(self, job: _Job, code: int, *, now: bool = False) -> None:
         job.state = replace(job.state, phase=JobPhase.ENDED, ended=time.time(), exit_code=code)
         # The recorder first: the tracker uploads its last samples.
         end(job.recorder)

@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     _keep_descriptors()
     child = _start(command, mask)
     code = _wait(child, grace)
-    _clear(linger=LINGER_S if code is not None else 0.0)
+    _kill_descendants(linger=LINGER_S if code is not None else 0.0)
     return 128 + signal.SIGKILL if code is None else code
 
 
@@ -104,13 +104,13 @@ def _reap() -> dict[int, int]:
         ended[pid] = code if code >= 0 else 128 - code
 
 
-def _clear(*, linger: float) -> None:
+def _kill_descendants(*, linger: float) -> None:
     """Kill and reap all descendants, after `linger` seconds in which they may exit by themselves."""
     begin = time.monotonic()
     while time.monotonic() - begin < linger + KILL_S:
         _reap()
         # Scan again after each round: a process that was killed may have forked before.
-        below = _below(os.getpid())
+        below = _descendants(os.getpid())
         if not below:
             return
         if time.monotonic() - begin >= linger:
@@ -120,7 +120,7 @@ def _clear(*, linger: float) -> None:
         time.sleep(0.01)
 
 
-def _below(root: int) -> list[int]:
+def _descendants(root: int) -> list[int]:
     """Return the descendants of a process, from one scan of /proc."""
     parent: dict[int, int] = {}
     for entry in Path("/proc").iterdir():

@@ -232,7 +232,7 @@ def _memory(gpus: list[_Gpu]) -> Floats:
 
 def _temperature(gpus: list[_Gpu]) -> Floats:
     """Return temperatures: the field itself, the sensor `GPU`, or the maximum over all sensors."""
-    if _nowhere("temperature", gpus):
+    if _missing_in_all("temperature", gpus):
         try:
             return np.array(list(map(itemgetter("GPU"), map(attrgetter("temperatures"), gpus))), dtype=float)
         except (KeyError, TypeError):
@@ -241,7 +241,7 @@ def _temperature(gpus: list[_Gpu]) -> Floats:
 
 
 def _clock(gpus: list[_Gpu]) -> Floats:
-    if _nowhere("sm_clock", gpus):
+    if _missing_in_all("sm_clock", gpus):
         try:
             return _plain("clocks.gpu")(gpus)
         except (AttributeError, TypeError):
@@ -259,7 +259,7 @@ _COLUMNS = {
 }
 
 
-def _nowhere(name: str, gpus: list[_Gpu]) -> bool:
+def _missing_in_all(name: str, gpus: list[_Gpu]) -> bool:
     return list(map(attrgetter(name), gpus)).count(UNSET) == len(gpus)
 
 
@@ -359,12 +359,12 @@ class ColumnsReader(TolerantReader, Iterator[SampleBlock]):
                 del data[: data.index(b"{", end) - 1]
                 data[0] = OPEN
                 continue
-            rest = yield from self._exactly(file, bytes(data), end, alone=alone)
+            rest = yield from self._entry_by_entry(file, bytes(data), end, alone=alone)
             if rest is None:
                 return
             data, separator = bytearray(b"[" + rest.lstrip(_SPACE)), None
 
-    def _exactly(
+    def _entry_by_entry(
         self, file: IO[bytes], data: bytes, end: int, *, alone: bool
     ) -> Generator[SampleBlock, None, bytes | None]:
         """Parse `data` up to `end` entry by entry and yield the block. Return the rest, or None at the end of the file.

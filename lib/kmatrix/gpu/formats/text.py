@@ -257,9 +257,9 @@ class Scanner:
             if self.ended or self._text[self._at : self._at + 1] != "]":
                 return self.ended
             self._at += 1
-            self.ended = not (self._alone and self._goes_on())
+            self.ended = not (self._alone and self._has_more_entries())
 
-    def _goes_on(self) -> bool:
+    def _has_more_entries(self) -> bool:
         """Return whether entries follow the end of the array, and move to the first of them."""
         while not self.rest.strip():
             self._drop(len(self._text))
