@@ -125,7 +125,7 @@ class Stop:
 
     def __init__(self, stuck: Callable[[str], NoReturn]) -> None:
         self.signal: str | None = None
-        self._seen = threading.Event()
+        self._acknowledged = threading.Event()
         self._stuck = stuck
         # Python handlers run only when the main thread executes bytecode, which it does not in a hanging collective.
         # The wakeup descriptor is written by the handler in C, at once, and wakes the thread.
@@ -137,12 +137,12 @@ class Stop:
         threading.Thread(target=self._watch, args=(read_end,), daemon=True, name="signals").start()
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         return self.signal is not None
 
-    def seen(self) -> None:
+    def acknowledge(self) -> None:
         """Confirm the stop request, or that the loop has ended: nothing is stuck."""
-        self._seen.set()
+        self._acknowledged.set()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  (the signature of a handler)
         # Nothing but an assignment: a handler can interrupt the loop anywhere. The first signal names the reason.
@@ -152,7 +152,7 @@ class Stop:
         number = 0
         while number not in SIGNALS:  # the descriptor reports every signal that has a handler, also those of libraries
             number = os.read(read_end, 1)[0]
-        if not self._seen.wait(GRACE_S):
+        if not self._acknowledged.wait(GRACE_S):
             self._stuck(signal.Signals(number).name)
 
 
@@ -179,10 +179,10 @@ def finish(code: int) -> NoReturn:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
     finally:
-        leave(code)
+        exit_now(code)
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """Exit immediately with flushed output, without waiting for the process group."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # on a full disk

@@ -86,15 +86,15 @@ class Validation:
         # In 64 bits, and on the device: the sum depends less on the micro-batch, and the loop never waits for the GPU.
         sums = torch.zeros(len(self.parts), 2, dtype=torch.float64, device=device)  # summed loss, sequences
         model.eval()
-        for part, of_part in zip(self.parts, sums, strict=True):
+        for part, part_sums in zip(self.parts, sums, strict=True):
             for start in range(0, len(part.mine), self.config.batch_size):
                 if stopping():
                     break
                 idx, targets = part.windows.read(part.mine[start : start + self.config.batch_size])  # (B, T)
                 with autocast(device.type, self.config.dtype):
                     _, loss = model(idx.to(device), targets.to(device))  # (), mean over the sequences
-                of_part[0] += loss.double() * len(idx)  # the last micro-batch may be smaller: weight by sequences
-                of_part[1] += len(idx)
+                part_sums[0] += loss.double() * len(idx)  # the last micro-batch may be smaller: weight by sequences
+                part_sums[1] += len(idx)
         model.train()
         # Every rank gets here, even if it stopped: a rank that returned earlier would leave the others in the sum.
         found: list[list[float]] = self.world.sum(sums).tolist()
@@ -195,12 +195,12 @@ class Benchmarks:
         self.hellaswag = HellaSwag(config, world) if config.hellaswag else None
         self.samples = SampleTexts(config) if config.sample_interval and world.main else None
         if self.hellaswag:
-            cut = f", {self.hellaswag.cut} contexts truncated" if self.hellaswag.cut else ""
-            log.say(f"HellaSwag: {self.hellaswag.examples} examples of {config.hellaswag}{cut}")
+            truncated = f", {self.hellaswag.truncated} contexts truncated" if self.hellaswag.truncated else ""
+            log.say(f"HellaSwag: {self.hellaswag.examples} examples of {config.hellaswag}{truncated}")
 
     def due(self, step: int) -> bool:
         """Return whether a benchmark is due for the weights after `step` updates, and was not run yet."""
-        wanted = at(step, self.config.hellaswag_interval) or at(step, self.config.sample_interval)
+        wanted = is_due(step, self.config.hellaswag_interval) or is_due(step, self.config.sample_interval)
         return wanted and step != self._newest
 
     def measure(
@@ -213,12 +213,12 @@ class Benchmarks:
         if step == self._newest and not final:
             return
         # First what all ranks do together, then what rank 0 does alone: the others wait at their next collective.
-        if self.hellaswag and (final or at(step, self.config.hellaswag_interval)):
+        if self.hellaswag and (final or is_due(step, self.config.hellaswag_interval)):
             score = self.hellaswag.score(model, stopping)
             if score is None:
                 return  # a rank was asked to stop: the resumed attempt repeats the benchmark
             self.log.hellaswag(step, score)
-        if self.samples and (final or at(step, self.config.sample_interval)):
+        if self.samples and (final or is_due(step, self.config.sample_interval)):
             self.log.samples(step, self.samples.texts(model))
         self._newest = step
 
@@ -232,6 +232,6 @@ class Benchmarks:
         self.log.hellaswag_score = Score(**score) if score else None
 
 
-def at(step: int, interval: int | None) -> bool:
+def is_due(step: int, interval: int | None) -> bool:
     """Return whether an event with this interval happens at a step. 0 and None mean never."""
     return bool(interval) and step % (interval or 1) == 0

@@ -99,7 +99,7 @@ def give_up(log: RunLog, rank: int, name: str) -> NoReturn:
         log.end("stopped", "signal", f"stopped by {name} at step {log.step}, which did not end: no checkpoint")
     else:
         record(log, rank, "error", f"received {name}, but step {log.step} did not end")
-    dist.leave(dist.EXIT_FAILED if rank else dist.EXIT_STOPPED)
+    dist.exit_now(dist.EXIT_FAILED if rank else dist.EXIT_STOPPED)
 
 
 def stalled(log: RunLog, rank: int, reason: str) -> NoReturn:
@@ -109,7 +109,7 @@ def stalled(log: RunLog, rank: int, reason: str) -> NoReturn:
         log.end("failed", "stall", reason)
     else:
         record(log, rank, "stall", reason)
-    dist.leave(dist.EXIT_FAILED)
+    dist.exit_now(dist.EXIT_FAILED)
 
 
 TICK_S = 1.0  # between two looks at the loop
@@ -301,10 +301,10 @@ class Watchdog:
 
 def describe_ranks(ranks: Sequence[RankPosition]) -> str:
     """Describe which ranks are late, and where every rank is. Ranks at the same place are listed together."""
-    late = [one.rank for one in lagging(ranks)]
+    late = [position.rank for position in lagging(ranks)]
     places: dict[str, list[int]] = {}
-    for one in sorted(ranks, key=lambda one: one.rank not in late):
-        places.setdefault(str(one), []).append(one.rank)
+    for position in sorted(ranks, key=lambda position: position.rank not in late):
+        places.setdefault(str(position), []).append(position.rank)
     parts = []
     for place, numbers in places.items():
         several = len(numbers) > 1
@@ -319,11 +319,10 @@ def lagging(ranks: Sequence[RankPosition]) -> list[RankPosition]:
     Return [] if all are at the same place.
     """
     # A suspended rank explains why all others wait, even if they have less progress by a place.
-    least = min(one.progress for one in ranks)
-    for behind in ([one for one in ranks if one.stuck], [one for one in ranks if one.progress == least]):
-        if 0 < len(behind) < len(ranks):
-            return behind
-    return []
+    least = min(position.progress for position in ranks)
+    stuck = [position for position in ranks if position.stuck]
+    slowest = [position for position in ranks if position.progress == least]
+    return next((late for late in (stuck, slowest) if 0 < len(late) < len(ranks)), [])
 
 
 def innermost(stacks: str) -> str:

@@ -53,7 +53,7 @@ class HellaSwag:
         examples = read(path, config.tokenizer, Path(config.data_path))[: config.hellaswag_examples or None]
         check(path, examples, config.block_size, config.vocab_size)
         self.examples = len(examples)
-        self.cut = sum(longest(example) > config.block_size + 1 for example in examples)
+        self.truncated = sum(longest(example) > config.block_size + 1 for example in examples)
         self._mine = examples[world.rank :: world.size]
 
     @torch.no_grad()
@@ -73,7 +73,7 @@ class HellaSwag:
             idx, targets, mask = (part.to(device) for part in rows(group, self.config.block_size))
             with autocast(device.type, self.config.dtype):
                 logits, _ = model(idx)  # (R, T, V)
-            counts += right(nats(logits, targets) * mask, mask, group)
+            counts += count_correct(token_losses(logits, targets) * mask, mask, group)
         model.train()
         # As in Validation.loss: every rank gets here, and all see whether the sum is complete.
         correct, correct_norm, examples = self.world.sum(counts).tolist()
@@ -82,13 +82,13 @@ class HellaSwag:
         return Score(accuracy=correct / examples, accuracy_norm=correct_norm / examples, examples=int(examples))
 
 
-def nats(logits: Tensor, targets: Tensor) -> Tensor:
+def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the cross-entropy of each target, in nats: (R, T), from logits (R, T, V) and targets (R, T)."""
     # cross_entropy expects the classes in dimension 1: (R, V, T)
     return functional.cross_entropy(logits.float().transpose(1, 2), targets, reduction="none")
 
 
-def right(costs: Tensor, mask: Tensor, group: Sequence[Example]) -> Tensor:
+def count_correct(costs: Tensor, mask: Tensor, group: Sequence[Example]) -> Tensor:
     """Return (3,): examples answered correctly by summed loss, by mean loss per token, and their number.
 
     costs: loss of each ending token in nats, (R, T), 0 outside the mask, (R, T).
@@ -141,13 +141,13 @@ def read(path: Path, tokenizer: str, folder: Path) -> list[Example]:
             f"{path} cannot be read", why=error.strerror or str(error), hint='HELLASWAG="" disables this benchmark'
         ) from None
     if data[:4] != np.int32(MAGIC).tobytes():  # JSONL starts with a brace
-        examples = list(_of_jsonl(path, data, load(tokenizer, folder)))
+        examples = list(_parse_jsonl(path, data, load(tokenizer, folder)))
     elif tokenizer != "gpt2":
         raise DataError(
             f"{path} has gpt2 tokens", why=f"the run uses {tokenizer}", hint="use the JSONL file, which has text"
         )
     else:
-        examples = list(_of_binary(path, data))
+        examples = list(_parse_binary(path, data))
     if not examples:
         raise DataError(f"{path} has no examples", hint="use hellaswag_val.jsonl or llm.c's hellaswag_val.bin")
     return examples
@@ -170,7 +170,7 @@ def check(path: Path, examples: Sequence[Example], block_size: int, vocab_size: 
             )
 
 
-def _of_binary(path: Path, data: bytes) -> Iterator[Example]:
+def _parse_binary(path: Path, data: bytes) -> Iterator[Example]:
     """Yield the examples of llm.c's format: a header of 256 int32, then uint16 values."""
     header = np.frombuffer(data[: 4 * HEADER_INTS], "<i4")
     if len(header) < HEADER_INTS or header[1] != VERSION:
@@ -178,12 +178,12 @@ def _of_binary(path: Path, data: bytes) -> Iterator[Example]:
     stream = np.frombuffer(data[4 * HEADER_INTS : len(data) & ~1], "<u2")  # a truncated file may have half a value
     at = 0
     for number in range(int(header[2])):
-        example, size = _one(stream[at:], path, number, 4 * HEADER_INTS + 2 * at)
+        example, size = _parse_example(stream[at:], path, number, 4 * HEADER_INTS + 2 * at)
         yield example
         at += size
 
 
-def _one(stream: npt.NDArray[np.uint16], path: Path, number: int, offset: int) -> tuple[Example, int]:
+def _parse_example(stream: npt.NDArray[np.uint16], path: Path, number: int, offset: int) -> tuple[Example, int]:
     """Return the first example of a stream, and its length in values. offset: its position in bytes."""
     broken = DataError(
         f"{path}: example {number}, at byte {offset}, is incomplete",
@@ -206,7 +206,7 @@ def _one(stream: npt.NDArray[np.uint16], path: Path, number: int, offset: int) -
     return Example(tuple(int(token) for token in context), tuple(found), label), size
 
 
-def _of_jsonl(path: Path, data: bytes, tokenizer: Tokenizer) -> Iterator[Example]:
+def _parse_jsonl(path: Path, data: bytes, tokenizer: Tokenizer) -> Iterator[Example]:
     """Yield the examples of the dataset's JSONL format: one object per line with ctx, endings and label."""
     for number, line in enumerate(data.splitlines(), start=1):
         if not line.strip():

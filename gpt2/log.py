@@ -162,9 +162,9 @@ class RunLog:
         try:
             yield
         finally:
-            self.phase_over(phase, begin)
+            self.end_phase(phase, begin)
 
-    def phase_over(self, phase: str, begin: float) -> None:
+    def end_phase(self, phase: str, begin: float) -> None:
         """Write a phase from `begin` (Unix seconds) until now to phases.jsonl, unless it was negligible."""
         end = time.time()
         if self.main and end - begin >= SHORTEST_PHASE_S:  # most steps have no phase: their lines would fill the file

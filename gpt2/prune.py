@@ -72,7 +72,7 @@ class Pruner:
     """
 
     def __init__(self, config: Any, matrices: Sequence[nn.Parameter], optimizers: Optimizers) -> None:
-        self.method, self.across = config.pruning, bool(config.pruning_global)
+        self.method, self.global_threshold = config.pruning, bool(config.pruning_global)
         self.ramp = Ramp.of(config)
         self.matrices: list[torch.Tensor] = list(matrices)
         self.optimizers = optimizers
@@ -137,7 +137,7 @@ class Pruner:
         """Extend the masks to `share` of all matrices together, or of each one."""
         # -inf ranks pruned weights first, so the new masks contain the old ones: no weight comes back.
         scores = [score.masked_fill(gone, -torch.inf) for score, gone in zip(self._scores(), self.pruned, strict=True)]
-        if self.across:
+        if self.global_threshold:
             self.pruned = lowest(scores, round(share * self.total))
         else:
             self.pruned = [lowest([score], round(share * score.numel()))[0] for score in scores]

@@ -33,7 +33,7 @@ class StepNumbers:
     stop: bool  # a rank was asked to stop
     seconds: float  # duration of the step
     compute_s: float  # time until this rank had its own gradients, without waiting for other ranks
-    enough: bool = False  # rank 0: the budget is used up
+    over_budget: bool = False  # rank 0: the budget is used up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class PendingStep:
 
     step: int
     lr: float
-    values: torch.Tensor  # (4,): loss, norm, stop, enough; sums over the ranks once `work` is done
+    values: torch.Tensor  # (4,): loss, norm, stop, over_budget; sums over the ranks once `work` is done
     work: torch.distributed.Work | None
     start: Mark
     computed: Mark
@@ -70,21 +70,21 @@ class Steps:
         """Restart the step timer, after work that does not belong to a step."""
         self._mark = self._now()
 
-    def look(self, loss: torch.Tensor, norm: torch.Tensor) -> tuple[float, float]:
+    def average(self, loss: torch.Tensor, norm: torch.Tensor) -> tuple[float, float]:
         """Return loss and gradient norm of a step before its update, averaged over the ranks. Waits for the GPU."""
         sums = self.world.sum(torch.stack([loss.double(), norm.double()]))
         mean_loss, mean_norm = (sums / self.world.size).tolist()
         return mean_loss, mean_norm
 
     def post(
-        self, step: int, *, lr: float, loss: torch.Tensor, norm: torch.Tensor, stop: bool, enough: bool = False
+        self, step: int, *, lr: float, loss: torch.Tensor, norm: torch.Tensor, stop: bool, over_budget: bool = False
     ) -> StepNumbers | None:
         """Send the numbers of a step, and return those of the step before if they were not read yet.
 
-        enough: the budget is used up; only rank 0's value counts.
+        over_budget: the budget is used up; only rank 0 sets it.
         """
         # One reduction for numbers and requests: a separate one would cost its latency in each step.
-        flags = [self._yes if flag else self._no for flag in (stop, enough)]
+        flags = [self._yes if flag else self._no for flag in (stop, over_budget)]
         values = torch.stack([loss.double(), norm.double(), *flags])  # (4,)
         work = torch.distributed.all_reduce(values, async_op=True) if self.world.size > 1 else None
         if self.world.device.type == "cuda" and self.world.backend != "gloo":
@@ -111,7 +111,7 @@ class Steps:
             posted.work.wait()
         # Before `values` is read: on a GPU this waits for the event that follows their copy.
         seconds, compute_s = between(posted.start, posted.end), between(posted.start, posted.computed)
-        loss, norm, stop, enough = posted.values.tolist()
+        loss, norm, stop, over_budget = posted.values.tolist()
         size = self.world.size
         return StepNumbers(
             step=posted.step,
@@ -119,7 +119,7 @@ class Steps:
             loss=loss / size,
             norm=norm / size,
             stop=stop > 0,
-            enough=enough > 0,
+            over_budget=over_budget > 0,
             seconds=seconds,
             compute_s=compute_s,
         )
@@ -194,8 +194,8 @@ def average_gradients(steps: Steps, bucket: GradBucket) -> torch.futures.Future[
     return allreduce_hook(torch.distributed.group.WORLD, bucket)  # type: ignore[arg-type]  # None means the world
 
 
-def clip(parameters: list[nn.Parameter], most: float) -> torch.Tensor:
-    """Clip the gradients to a norm of `most` (0: no clipping), and return the norm before clipping."""
-    if most:
-        return nn.utils.clip_grad_norm_(parameters, most)  # a tensor, like below: reading it would wait for the GPU
+def clip(parameters: list[nn.Parameter], max_norm: float) -> torch.Tensor:
+    """Clip the gradients to `max_norm` (0: no clipping), and return the norm before clipping."""
+    if max_norm:
+        return nn.utils.clip_grad_norm_(parameters, max_norm)  # a tensor, like below: reading it would wait for the GPU
     return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])

@@ -139,13 +139,13 @@ class EarlyStopping:
     """Counts consecutive evaluations without a lower loss. All ranks get the same losses, and so the same answer."""
 
     def __init__(self, config: TrainConfig) -> None:
-        self._patience, self._least = config.early_stopping_patience, config.early_stopping_min_delta or 0.0
+        self._patience, self._min_delta = config.early_stopping_patience, config.early_stopping_min_delta or 0.0
         self.best, self.idle = math.inf, 0
 
-    def enough(self, loss: float | None) -> bool:
+    def should_stop(self, loss: float | None) -> bool:
         """Add a validation loss, and return whether the run has been without progress for too long."""
         # `best` is the best that counted, so several improvements below the minimum add up until they count.
-        if loss is not None and loss < self.best - self._least:
+        if loss is not None and loss < self.best - self._min_delta:
             self.best, self.idle = loss, 0
         else:
             self.idle += 1

@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         run = read_json(run_dir.run_json)
     except KmatrixError as error:  # without run.json this is not a run directory: do not write a result into it
         print(f"error: {error}", file=sys.stderr)
-        dist.leave(dist.EXIT_REFUSED)
+        dist.exit_now(dist.EXIT_REFUSED)
     log = RunLog(run_dir, str(run.get("run_id")), args.attempt, main=rank == 0)
     # Signals and hangs are handled from here on, because the set-up already takes minutes (data, weights, compilation).
     stop = dist.Stop(lambda name: failure.give_up(log, rank, name))
@@ -81,11 +81,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except Exception as error:
         with suppress(OSError):  # on a full disk there may still be space for the small result
             print(f"error: {error}" if isinstance(error, KmatrixError) else traceback.format_exc(), file=sys.stderr)
-        stop.seen()  # this rank responds: a signal during the next lines must not report it as hanging
+        stop.acknowledge()  # this rank responds: a signal during the next lines must not report it as hanging
         try:
             failure.record(log, rank, failure.kind_of(error), failure.describe(error, log))
         finally:
-            dist.leave(dist.EXIT_FAILED)  # other ranks may be gone: do not wait for them
+            dist.exit_now(dist.EXIT_FAILED)  # other ranks may be gone: do not wait for them
     dist.finish(code)
 
 
@@ -168,7 +168,7 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
     if ddp:
         # no annotations: register_comm_hook checks them at runtime, and refuses the strings that they are here
         ddp.register_comm_hook(None, lambda _, bucket: average_gradients(steps, bucket))
-    log.phase_over("set-up", log.started_at)
+    log.end_phase("set-up", log.started_at)
     ended_by: EndReason | None = None
     try:
         while ended_by is None:
@@ -212,7 +212,7 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
             policy = None
             if faults.checks_before_update:
                 norm = clip(parameters, 0.0)  # only measured: a step that is skipped or undone is not clipped
-                policy = between.handle_fault(faults.check(step, *steps.look(mean_loss, norm)))
+                policy = between.handle_fault(faults.check(step, *steps.average(mean_loss, norm)))
                 if policy is Policy.ROLLBACK:
                     continue
             if policy is not Policy.SKIP:
@@ -227,11 +227,11 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
 
             # Numbers of the step before; this step's are sent
             watchdog.at(failure.NUMBERS)
-            enough = world.main and budget.is_up(between.due(step + 1))
-            numbers = steps.post(step, lr=lr, loss=mean_loss, norm=norm, stop=stop.asked, enough=enough)
+            over_budget = world.main and budget.is_up(between.due(step + 1))
+            numbers = steps.post(step, lr=lr, loss=mean_loss, norm=norm, stop=stop.requested, over_budget=over_budget)
             ended_by = between.finish_step(numbers)
         between.finish_step(steps.drain())  # the last step's, if the loop ended before they were read
-        stop.seen()  # all ranks left the loop after the same step: none waits for a rank that has stopped
+        stop.acknowledge()  # all ranks left the loop after the same step: none waits for a rank that has stopped
 
         # The end
         if log.step == config.max_iters and ended_by is not EndReason.STOP:
@@ -240,7 +240,7 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
         if finished:
             between.benchmark(log.step, final=True)
     except NotFiniteError as error:  # on every rank, because all have the same numbers: a barrier is safe
-        stop.seen()
+        stop.acknowledge()
         log.event(log.step, "nan", str(error))
         checkpoints.wait()
         log.end("failed", "nan", str(error))
@@ -301,7 +301,7 @@ class BetweenSteps:
         self.budget.stepped(numbers.seconds)
         if numbers.stop:
             return EndReason.STOP
-        return self.budget.ended_by if numbers.enough else None
+        return self.budget.ended_by if numbers.over_budget else None
 
     def handle_fault(self, fault: Fault | None) -> Policy | None:
         """Fail, roll back or log it, as the policy for a bad step says, and return the policy."""
@@ -333,7 +333,7 @@ class BetweenSteps:
         if self._evaluation_due(step):
             if not self.evaluate(step):
                 return EndReason.STOP
-            ended_by = EndReason.EARLY_STOPPING if self.early_stopping.enough(self.log.last_val_loss) else None
+            ended_by = EndReason.EARLY_STOPPING if self.early_stopping.should_stop(self.log.last_val_loss) else None
         if self.benchmarks.due(step):
             self.benchmark(step)
         # Last, so that the checkpoint includes the losses above, and knows whether it is the best.
@@ -347,7 +347,7 @@ class BetweenSteps:
         if self.log.evaluated(step):
             return True
         with self._phase(EVALUATION), self.training.optimizers.evaluation_weights():
-            loss = self.validation.loss(self.compiled, lambda: self.stop.asked)
+            loss = self.validation.loss(self.compiled, lambda: self.stop.requested)
         if loss is None:
             return False
         if not np.isfinite(loss):  # no policy applies: the weights themselves are broken
@@ -358,7 +358,7 @@ class BetweenSteps:
     def benchmark(self, step: int, *, final: bool = False) -> None:
         """Run the benchmarks and write the sample texts that are due; all of them at the end of a run."""
         with self._phase(BENCHMARK), self.training.optimizers.evaluation_weights():
-            self.benchmarks.measure(step, self.model, lambda: self.stop.asked, final=final)
+            self.benchmarks.measure(step, self.model, lambda: self.stop.requested, final=final)
 
     def end_stopped(self) -> int:
         """Save a checkpoint if there is time, write the result of a stopped attempt, and return the exit status."""

@@ -158,7 +158,7 @@ def choose(how: str, index: CheckpointIndex, refused: Say) -> ChosenCheckpoint |
     if how == BEST:
         entry = index.of_kind(CheckpointKind.BEST)
         if entry is None:
-            raise nothing(index.folder, "no evaluation after step 0 was the best so far, or GPT2_SAVE_BEST=n")
+            raise no_checkpoint(index.folder, "no evaluation after step 0 was the best so far, or GPT2_SAVE_BEST=n")
         return index.folder / entry.name, load_checkpoint(index.folder / entry.name)
     for path in newest_first(index):
         try:
@@ -167,7 +167,7 @@ def choose(how: str, index: CheckpointIndex, refused: Say) -> ChosenCheckpoint |
             rename_damaged(index, path)
             refused(f"{error.what}: {error.why}" if error.why else error.what)
     if how == LATEST:
-        raise nothing(index.folder, "none was written, or all are damaged")
+        raise no_checkpoint(index.folder, "none was written, or all are damaged")
     return None
 
 
@@ -188,7 +188,7 @@ def rename_damaged(index: CheckpointIndex, path: Path) -> None:
     index.name_links()
 
 
-def nothing(folder: Path, why: str) -> RecordError:
+def no_checkpoint(folder: Path, why: str) -> RecordError:
     return RecordError(
         f"{folder} has no checkpoint to resume from", why=why, hint="start from the beginning: --resume none"
     )

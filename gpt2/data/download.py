@@ -93,30 +93,30 @@ def receive(
     )
 
 
-def _attempt(address: Address, part: Path, have: int, received: Callable[[int], None] | None) -> bool:
-    """Request the missing bytes once. Return whether the download is complete."""
-    request = urllib.request.Request(address.url, headers={"Range": f"bytes={have}-"} if have else {})
+def _attempt(address: Address, part: Path, offset: int, received: Callable[[int], None] | None) -> bool:
+    """Request the bytes from `offset` on, once. Return whether the download is complete."""
+    request = urllib.request.Request(address.url, headers={"Range": f"bytes={offset}-"} if offset else {})
     for header, text in address.secret.items():  # a redirect leads to a content server, which must not see the token
         request.add_unredirected_header(header, text)
     try:
-        answer = urllib.request.urlopen(request, timeout=TIMEOUT_S)
+        response = urllib.request.urlopen(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as refused:
-        if refused.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and have:
+        if refused.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and offset:
             return True  # nothing is missing; the caller verifies the hash
         raise
-    promised = answer.headers.get("Content-Length")
-    left = int(promised) if promised else None
+    length = response.headers.get("Content-Length")
+    remaining = int(length) if length else None
     # A server that ignores the range sends the whole file with 200: start again instead of appending.
-    with answer, part.open("ab" if answer.status == HTTPStatus.PARTIAL_CONTENT else "wb") as file:
+    with response, part.open("ab" if response.status == HTTPStatus.PARTIAL_CONTENT else "wb") as file:
         # read1 returns what has arrived; read would keep up to a chunk in memory that a kill loses.
-        while left != 0 and (chunk := answer.read1(CHUNK_BYTES)):
+        while remaining != 0 and (chunk := response.read1(CHUNK_BYTES)):
             file.write(chunk)
-            left = None if left is None else left - len(chunk)
+            remaining = None if remaining is None else remaining - len(chunk)
             if received:
                 received(len(chunk))
         file.flush()
         os.fsync(file.fileno())
-    return not left  # without Content-Length, the caller's hash decides
+    return not remaining  # without Content-Length, the caller's hash decides
 
 
 def file_sha256(path: Path) -> str:

@@ -57,8 +57,8 @@ def from_hugging_face(weights: Mapping[str, Tensor], config: Mapping[str, Any]) 
     found = {}
     for name, tensor in weights.items():
         ours = name.removeprefix(PREFIX)
-        left_out = ours == HEAD and config["weight_tying"]  # a file may store the tied matrix twice
-        if ours.endswith(MASKS) or left_out or (ours.endswith(".bias") and not config["bias"]):
+        is_tied_head = ours == HEAD and config["weight_tying"]  # a file may store the tied matrix twice
+        if ours.endswith(MASKS) or is_tied_head or (ours.endswith(".bias") and not config["bias"]):
             continue
         value = tensor.t() if ours.endswith(TRANSPOSED) else tensor
         if ours in ("wte.weight", HEAD) and rows:
@@ -67,12 +67,12 @@ def from_hugging_face(weights: Mapping[str, Tensor], config: Mapping[str, Any]) 
     return found
 
 
-def describe(value: Mapping[str, Any]) -> dict[str, Any]:
+def config_of(value: Mapping[str, Any]) -> dict[str, Any]:
     """Return config.json of a checkpoint. Fields that only our model has are under "kmatrix"."""
     ours = value["config"]
     # The vocabulary of char, and so its last token, is in the dataset, which may be gone: None.
-    ends = tokenizer.load("byte").end_of_document if ours["tokenizer"] == "byte" else None
-    ends = GPT2_VOCAB - 1 if ours["tokenizer"] == "gpt2" else 0 if ours["tokenizer"] == "bpe" else ends
+    fixed = (tokenizer.Gpt2Tokenizer, tokenizer.ByteTokenizer, tokenizer.BpeTokenizer)
+    end_token = {kind.name: kind.end_of_document for kind in fixed}.get(ours["tokenizer"])
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -82,8 +82,8 @@ def describe(value: Mapping[str, Any]) -> dict[str, Any]:
         "n_positions": ours["block_size"],
         "n_inner": None,
         **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), ours.get("dropout", 0.0)),
-        "bos_token_id": ends,
-        "eos_token_id": ends,
+        "bos_token_id": end_token,
+        "eos_token_id": end_token,
         "tie_word_embeddings": ours["weight_tying"],
         "torch_dtype": "float32",
         "kmatrix": {
@@ -93,7 +93,7 @@ def describe(value: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def understood(foreign: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def parse_config(foreign: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return a config.json as our configuration. Raises RecordError if the model is not a GPT-2 that we support."""
     expected = {"model_type": "gpt2", "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
     # A missing value is transformers' default, which is the expected one.
@@ -130,7 +130,7 @@ def export(path: Path, folder: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)  # of an interrupted export
     partial.mkdir(parents=True)
     save_file(to_hugging_face(saved_weights(value), config), partial / WEIGHTS, metadata={"format": "pt"})
-    (partial / CONFIG).write_text(json.dumps(describe(value), indent=2) + "\n", encoding="utf-8")
+    (partial / CONFIG).write_text(json.dumps(config_of(value), indent=2) + "\n", encoding="utf-8")
     tokenizer_note = tokenizer_files(config, partial)
     partial.replace(folder)
     print(f"wrote {folder}: {WEIGHTS}, {CONFIG}, {tokenizer_note}")
@@ -154,9 +154,9 @@ def tokenizer_files(config: Mapping[str, Any], folder: Path) -> str:
 
 def write_config(folder: Path, kind: str, config: Mapping[str, Any]) -> None:
     """Write tokenizer_config.json, which names the tokenizer class."""
-    ends = {"bos_token": tokenizer.END, "eos_token": tokenizer.END, "unk_token": tokenizer.END}
-    known = {"tokenizer_class": kind, "model_max_length": config["block_size"], **ends}
-    (folder / "tokenizer_config.json").write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+    special = {"bos_token": tokenizer.END, "eos_token": tokenizer.END, "unk_token": tokenizer.END}
+    value = {"tokenizer_class": kind, "model_max_length": config["block_size"], **special}
+    (folder / "tokenizer_config.json").write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def read_folder(folder: Path) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def read_folder(folder: Path) -> dict[str, Any]:
         weights = load_file(folder / WEIGHTS)
     except (OSError, ValueError, SafetensorError) as error:
         raise unreadable(folder, error) from None
-    config = understood(foreign, folder / CONFIG)
+    config = parse_config(foreign, folder / CONFIG)
     model = build(config, folder / CONFIG)
     try:
         model.load_state_dict(from_hugging_face(weights, config))

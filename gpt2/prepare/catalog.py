@@ -152,7 +152,7 @@ class DatasetRequest:
         tokens = int(self.tokens * share) + 1 if self.tokens else 0  # rounded up: 0 would mean all
         return replace(self, dataset=dataset, data_path=data_path, mix="", tokens=tokens, shards=0)
 
-    def needed(self, tokens_of_shards: Sequence[int]) -> int:
+    def shards_needed(self, tokens_of_shards: Sequence[int]) -> int:
         """Return how many of these training shards, in order, hold the requested sequences."""
         if self.shards:
             return min(self.shards, len(tokens_of_shards))
@@ -164,7 +164,7 @@ class DatasetRequest:
                 return number
         return len(tokens_of_shards)
 
-    def enough(self, train: Sequence[ShardInfo]) -> bool:
+    def is_satisfied_by(self, train: Sequence[ShardInfo]) -> bool:
         """Return whether these training shards hold all requested sequences."""
         if self.shards:
             return len(train) >= self.shards

@@ -79,7 +79,7 @@ def prepared(
     listed = shards.recorded(folder)
     train = [shard for shard in listed if shards.kind_of(shard.name) == "train"]
     val = [shard for shard in listed if shards.kind_of(shard.name) == "val"]
-    needed = request.needed([shard.tokens for shard in train]) if part else len(train)
+    needed = request.shards_needed([shard.tokens for shard in train]) if part else len(train)
     return PreparedDataset(
         path=str(folder),
         sha256=shards.folder_sha256([*train[:needed], *val]),
@@ -110,7 +110,7 @@ def _sufficient_record(folder: Path, request: DatasetRequest, recipe: dict[str, 
     """Return dataset.json of a folder if the request needs nothing more, else None."""
     record = record_of(folder, recipe)  # None also if the user replaced a shard
     train = [shard for shard in shards.recorded(folder) if shards.kind_of(shard.name) == "train"]
-    return record if record and (record.get("complete") or request.enough(train)) else None
+    return record if record and (record.get("complete") or request.is_satisfied_by(train)) else None
 
 
 def local_shards(request: DatasetRequest, folder: Path) -> PreparedDataset:
@@ -241,7 +241,9 @@ def make(request: DatasetRequest, data_dir: Path, folder: Path, recipe: dict[str
     )
     # A folder may contain images; if the user named files with a pattern, each of them must be text.
     guessed = request.dataset == "stdlib" or (request.dataset == "folder" and "*" not in request.data_path)
-    writer.write(tokenizing, corpus, folder, origin, request.enough if part else lambda _: False, guessed=guessed)
+    writer.write(
+        tokenizing, corpus, folder, origin, request.is_satisfied_by if part else lambda _: False, guessed=guessed
+    )
     hub.clear(folder)
 
 

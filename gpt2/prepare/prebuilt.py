@@ -37,7 +37,7 @@ def fetch(request: DatasetRequest, found: hub.Listing, folder: Path) -> None:
             why=f"patterns: {', '.join(repository.patterns)}",
             hint="name a dataset of token shards, or use DATASET=hub for text",
         )
-    needed = request.needed([_tokens(file) for file in train])
+    needed = request.shards_needed([_tokens(file) for file in train])
     sums = {file.name: file.sha256 for file in found.files}
     # Existing shards with the repository's hash; None: it has no hash, and the size decides in `_fetch`.
     known = {

@@ -137,11 +137,12 @@ def standard_library() -> LocalCorpus:
     """Return the modules of the running Python that are the same in every build of its version."""
     root = Path(sysconfig.get_path("stdlib"))
     return LocalCorpus(
-        root, tuple(_part(path, root) for path in sorted(root.rglob("*.py")) if _ours(path.relative_to(root)))
+        root,
+        tuple(_part(path, root) for path in sorted(root.rglob("*.py")) if _same_in_every_build(path.relative_to(root))),
     )
 
 
-def _ours(relative: Path) -> bool:
+def _same_in_every_build(relative: Path) -> bool:
     *folders, file = relative.parts
     named = SKIPPED_FOLDERS.intersection(folders) or any(part.startswith("config-") for part in folders)
     return not named and not file.startswith(BUILD_DEPENDENT)

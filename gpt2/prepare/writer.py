@@ -134,7 +134,7 @@ class _Writer:
             tokenizer.CharTokenizer.trained(doc.text for doc in self._documents()).save(path)
         elif self.recipe.tokenizer == "bpe" and not path.exists():
             texts = (doc.text for doc in self._documents() if not _held_out(doc, self.recipe.val_percent))
-            tokenizer.BpeTokenizer.trained(_first(texts, BPE_BYTES), self.recipe.bpe_vocab_size).save(path)
+            tokenizer.BpeTokenizer.trained(_take_first(texts, BPE_BYTES), self.recipe.bpe_vocab_size).save(path)
         return tokenizer.load(self.recipe.tokenizer, self.folder)
 
     def _files(self) -> Iterator[Iterator[Document]]:
@@ -150,7 +150,7 @@ class _Writer:
         part = self.corpus.parts[number]
         texts = text.documents(self.corpus.path(part), part, self.recipe.column, guessed=self.guessed)
         for index, value in enumerate(itertools.islice(texts, start, None), start):
-            yield from _divided(value, self.recipe.val_percent, (number, index + 1), divided=divided)
+            yield from _split(value, self.recipe.val_percent, (number, index + 1), divided=divided)
 
     def _documents(self) -> Iterator[Document]:
         return itertools.chain.from_iterable(self._files())
@@ -223,7 +223,7 @@ class _Writer:
             )
 
 
-def _divided(value: str, percent: int, after: Place, *, divided: bool) -> Iterator[Document]:
+def _split(value: str, percent: int, after: Place, *, divided: bool) -> Iterator[Document]:
     """Yield a document, or its beginning for training and its end for validation."""
     if not divided:
         yield Document(value, "", after)
@@ -244,7 +244,7 @@ def _held_out(document: Document, percent: int) -> bool:
     return int.from_bytes(digest[:8], "big") % 100 < percent
 
 
-def _first(texts: Iterator[str], size: int) -> Iterator[str]:
+def _take_first(texts: Iterator[str], size: int) -> Iterator[str]:
     for value in texts:
         if size <= 0:
             return
@@ -277,12 +277,12 @@ def _encoder(recipe: Recipe, folder: Path, workers: int) -> Iterator[Encoder]:
     """Yield a function that tokenizes documents, in worker processes or in this process."""
     inner = tokenizer.load(recipe.tokenizer, folder)
     if not workers:
-        yield lambda documents: _done(encode(documents, inner, recipe.val_percent))
+        yield lambda documents: _completed(encode(documents, inner, recipe.val_percent))
         return
     inner.encode("a")  # downloads a missing vocabulary once, before the processes start
     # spawn, because forking a process with threads (tokenizers, pyarrow) can deadlock.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _begin, (recipe.tokenizer, folder)) as pool:
+    with ProcessPoolExecutor(workers, context, _init_worker, (recipe.tokenizer, folder)) as pool:
         try:
             yield lambda documents: pool.submit(_encode, documents, recipe.val_percent)
         # Broad, because also after Ctrl+C the pool's exit would wait for all submitted batches. The error continues.
@@ -291,13 +291,13 @@ def _encoder(recipe: Recipe, folder: Path, workers: int) -> Iterator[Encoder]:
             raise
 
 
-def _done(value: list[TokenizedDocument]) -> Future[list[TokenizedDocument]]:
+def _completed(value: list[TokenizedDocument]) -> Future[list[TokenizedDocument]]:
     future: Future[list[TokenizedDocument]] = Future()
     future.set_result(value)
     return future
 
 
-def _begin(name: str, folder: Path) -> None:
+def _init_worker(name: str, folder: Path) -> None:
     """Initialize a worker process, which exits when its parent does."""
     global _inner  # noqa: PLW0603  (what a pool's initializer leaves for its calls)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl+C

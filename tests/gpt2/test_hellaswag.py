@@ -133,10 +133,10 @@ def test_a_context_that_is_too_long_is_truncated_at_its_start(tmp_path):
     assert targets[0].tolist() == [44, 45, 46, 47, 48, 49, 100, 101]
     assert mask.tolist() == [[0] * 6 + [1, 1], [0] * 7 + [1]]
     benchmark = HellaSwag(config_of(tmp_path, jsonl(tmp_path)), world())
-    assert benchmark.cut == 0
+    assert benchmark.truncated == 0
     short_config = TrainConfig.from_json({**benchmark.config.to_json(), "block_size": 32})
     assert (
-        HellaSwag(short_config, world()).cut
+        HellaSwag(short_config, world()).truncated
         == sum(len(e.context) + max(map(len, e.endings)) > 33 for e in benchmark._mine)
         > 0
     )

@@ -137,22 +137,22 @@ def early_of(tmp_path, patience, min_delta=0.0):
 
 def test_early_stopping_counts_evaluations_without_progress(tmp_path):
     early = early_of(tmp_path, 2, 0.1)
-    assert [early.enough(loss) for loss in (3.0, 2.0, 1.95, 1.85, 1.8, 1.76)] == [False] * 5 + [True]
+    assert [early.should_stop(loss) for loss in (3.0, 2.0, 1.95, 1.85, 1.8, 1.76)] == [False] * 5 + [True]
     assert early.best == 1.85
 
 
 def test_without_patience_there_is_no_early_stopping(tmp_path):
     early = early_of(tmp_path, 0)
-    assert not any(early.enough(3.0) for _ in range(100))
+    assert not any(early.should_stop(3.0) for _ in range(100))
 
 
 def test_early_stopping_continues_over_a_resume(tmp_path):
     early, restored = early_of(tmp_path, 3), early_of(tmp_path, 3)
     assert early.state_dict() == {"best": math.inf, "idle": 0}
     for loss in (2.0, 2.1, 2.1):
-        early.enough(loss)
+        early.should_stop(loss)
     restored.load_state_dict(early.state_dict())
-    assert restored.enough(2.05)
+    assert restored.should_stop(2.05)
 
 
 def test_the_longest_of_the_last_three_evaluations_is_used():

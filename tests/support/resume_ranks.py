@@ -64,10 +64,10 @@ class StopAfter:
         self.log, self.updates = log, updates
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         return self.updates is not None and self.log.step >= self.updates
 
-    def seen(self) -> None:
+    def acknowledge(self) -> None:
         """Do nothing: no thread watches this request."""
 
 
