@@ -25,7 +25,7 @@ QUEUES = st.lists(st.tuples(WIDTHS, SECONDS), min_size=1, max_size=14).map(jobs)
 LIMITS = st.builds(Limits, jobs=st.integers(0, 5), exclusive=st.booleans())
 
 
-def started(queue, limits=None, running=(), units=BOX):
+def start_time(queue, limits=None, running=(), units=BOX):
     return startable(queue, running, units, limits or Limits())
 
 
@@ -42,46 +42,46 @@ def bench():
 
 
 def test_the_longest_job_starts_first():
-    assert started(jobs([(2, 10), (2, 30), (2, 20)])) == ["j1", "j2"]
+    assert start_time(jobs([(2, 10), (2, 30), (2, 20)])) == ["j1", "j2"]
 
 
 def test_a_short_job_is_backfilled_before_one_that_does_not_fit_yet():
     running = [PackedJob(name="r", width=3, seconds=50)]
-    assert started(jobs([(4, 100), (1, 50), (1, 51)]), running=running) == ["j1"]
+    assert start_time(jobs([(4, 100), (1, 50), (1, 51)]), running=running) == ["j1"]
 
 
 def test_a_job_that_does_not_delay_the_head_is_backfilled_however_long():
     running = [PackedJob(name="r", width=2, seconds=50)]
-    assert started(jobs([(3, 100), (1, 90)]), running=running) == ["j1"]
+    assert start_time(jobs([(3, 100), (1, 90)]), running=running) == ["j1"]
 
 
 def test_without_a_known_start_of_the_head_nothing_is_backfilled():
     running = [PackedJob(name="r", width=2)]
-    assert started(jobs([(4, 100), (1, 1)]), running=running) == []
+    assert start_time(jobs([(4, 100), (1, 1)]), running=running) == []
 
 
 def test_jobs_of_unknown_duration_start_widest_first():
     queue = [PackedJob(name="a", width=1), PackedJob(name="b", width=4), PackedJob(name="c", width=2)]
-    assert started(queue) == ["b"]
+    assert start_time(queue) == ["b"]
 
 
 def test_one_at_a_time_keeps_the_order_of_the_matrix():
-    assert started(jobs([(1, 10), (4, 99)]), Limits(jobs=1)) == ["j0"]
+    assert start_time(jobs([(1, 10), (4, 99)]), Limits(jobs=1)) == ["j0"]
 
 
 def test_exclusive_jobs_fill_the_machine_together_and_wait_for_each_other():
     queue = jobs([(1, 40), (2, 30), (2, 29), (1, 20)])
-    assert started(queue, Limits(exclusive=True)) == ["j0", "j1", "j3"]
-    assert started(queue, Limits(exclusive=True), running=[PackedJob(name="r", width=1, seconds=1)]) == []
+    assert start_time(queue, Limits(exclusive=True)) == ["j0", "j1", "j3"]
+    assert start_time(queue, Limits(exclusive=True), running=[PackedJob(name="r", width=1, seconds=1)]) == []
 
 
 def test_exclusive_jobs_that_cannot_fill_the_machine_fill_as_much_as_possible():
-    assert started(jobs([(3, 40), (2, 30)]), Limits(exclusive=True)) == ["j0"]
+    assert start_time(jobs([(3, 40), (2, 30)]), Limits(exclusive=True)) == ["j0"]
 
 
 def test_a_job_that_needs_more_units_than_the_machine_has_is_refused():
     with pytest.raises(ValueError, match="needs more than the 4 units"):
-        started(jobs([(5, 1)]))
+        start_time(jobs([(5, 1)]))
 
 
 @given(QUEUES, LIMITS)

@@ -41,7 +41,7 @@ def events(run, kind):
 
 
 @pytest.fixture
-def planned(clone, tmp_path):
+def plan_run(clone, tmp_path):
     """Return a function that plans a long run without starting it."""
 
     def plan(*arguments):
@@ -61,7 +61,7 @@ def planned(clone, tmp_path):
 
 
 @pytest.fixture
-def started(clone):
+def start_torchrun(clone):
     """Return a function that starts torchrun on a run as the local engine does; leftover processes are killed."""
     running = []
 
@@ -80,10 +80,10 @@ def started(clone):
 
     yield start
     for process in running:
-        kill(process)
+        kill_tree(process)
 
 
-def kill(process):
+def kill_tree(process):
     """Kill torchrun and all its ranks at once, as a power failure does."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
@@ -92,7 +92,7 @@ def kill(process):
     process.wait()
 
 
-def read(clone, run, *names):
+def steps_of(clone, run, *names):
     """Return the steps of checkpoints, read in another process with the trainer's own reader."""
     path = os.pathsep.join([str(clone.root), str(clone.root / "lib")])
     files = [str(run / "checkpoints" / name) for name in names]
@@ -101,19 +101,21 @@ def read(clone, run, *names):
     return [int(line) for line in completed.stdout.split()]
 
 
-def test_sigterm_to_torchrun_saves_a_checkpoint_in_time_and_a_second_signal_is_harmless(clone, planned, started):
+def test_sigterm_to_torchrun_saves_a_checkpoint_in_time_and_a_second_signal_is_harmless(
+    clone, plan_run, start_torchrun
+):
     """SIGTERM, then SIGINT twice: each time every rank stops at the same step and the next attempt resumes there."""
-    run = planned()
+    run = plan_run()
     steps = []
     for attempt, signals in ((1, [signal.SIGTERM]), (2, [signal.SIGINT, signal.SIGINT])):
-        process = started(run, f"--attempt={attempt}", "--resume=auto")
+        process = start_torchrun(run, f"--attempt={attempt}", "--resume=auto")
 
-        def trains(attempt=attempt):
+        def has_trained(attempt=attempt):
             """the attempt has trained some steps"""
             lines = (run / "metrics.jsonl").read_text() if (run / "metrics.jsonl").exists() else ""
             return lines.count(f'"attempt": {attempt}, "train/loss"') > 2
 
-        wait_until(trains)
+        wait_until(has_trained)
         signalled_at = time.monotonic()
         for number in signals:
             process.send_signal(number)
@@ -124,26 +126,26 @@ def test_sigterm_to_torchrun_saves_a_checkpoint_in_time_and_a_second_signal_is_h
         assert (result["status"], result["kind"], result["attempt"]) == ("stopped", "signal", attempt)
         newest = index(run)[-1]
         assert newest["kinds"] == ["emergency"]
-        assert read(clone, run, newest["name"]) == [newest["step"]] == [result["step"]]
+        assert steps_of(clone, run, newest["name"]) == [newest["step"]] == [result["step"]]
         steps.append(result["step"])
     assert steps[1] > steps[0]
     (resume,) = events(run, "resume")
     assert resume["step"] == steps[0]
 
 
-def test_sigkill_during_saves_keeps_a_complete_checkpoint_and_a_damaged_one_is_skipped(clone, planned, started):
+def test_sigkill_during_saves_keeps_a_complete_checkpoint_and_a_damaged_one_is_skipped(clone, plan_run, start_torchrun):
     """Whichever process is killed when, the newest complete checkpoint is used; a truncated one is refused by name."""
-    run = planned("CHECKPOINT_INTERVAL=1")
-    process = started(run, "--attempt=1")
+    run = plan_run("CHECKPOINT_INTERVAL=1")
+    process = start_torchrun(run, "--attempt=1")
 
-    def saves():
+    def is_saving():
         """there are several checkpoints, and one is being written"""
         return len(index(run)) >= 3 and list((run / "checkpoints").glob(".step_*.partial"))
 
-    wait_until(saves)
-    kill(process)
+    wait_until(is_saving)
+    kill_tree(process)
     present = [entry for entry in index(run) if (run / "checkpoints" / entry["name"]).exists()]
-    assert read(clone, run, *(entry["name"] for entry in present)) == [entry["step"] for entry in present]
+    assert steps_of(clone, run, *(entry["name"] for entry in present)) == [entry["step"] for entry in present]
 
     last, before = present[-1], present[-2]
     path = run / "checkpoints" / last["name"]
@@ -151,7 +153,7 @@ def test_sigkill_during_saves_keeps_a_complete_checkpoint_and_a_damaged_one_is_s
     for partial_file in (run / "checkpoints").glob("step_*.pt"):
         if partial_file.name not in {entry["name"] for entry in present}:
             partial_file.unlink()
-    process = started(run, "--attempt=2", "--resume=latest")
+    process = start_torchrun(run, "--attempt=2", "--resume=latest")
     wait_until(lambda: events(run, "resume"))
     process.terminate()
     process.wait(timeout=60)

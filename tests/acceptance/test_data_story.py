@@ -45,7 +45,7 @@ def run_json(folder: Path) -> dict:
 
 
 @pytest.fixture
-def notes(tmp_path):
+def text_folder(tmp_path):
     """A folder of 50 texts."""
     folder = tmp_path / "data" / "notes"
     folder.mkdir(parents=True)
@@ -57,7 +57,7 @@ def notes(tmp_path):
 
 
 def test_a_folder_of_text_is_tokenized_and_trained_on_and_a_corrupt_shard_is_reported_with_its_offset(
-    clone, notes, tmp_path
+    clone, text_folder, tmp_path
 ):
     configure(clone)
     data = ("DATASET=folder", "DATA_PATH=notes", "TOKENIZER=byte", f"DATA_DIR={tmp_path / 'data'}")
@@ -91,13 +91,13 @@ def test_a_folder_of_text_is_tokenized_and_trained_on_and_a_corrupt_shard_is_rep
     assert "Traceback" not in refused.stderr
 
 
-def test_a_character_vocabulary_reaches_the_run_after_the_text_is_tokenized(clone, notes, tmp_path):
+def test_a_character_vocabulary_reaches_the_run_after_the_text_is_tokenized(clone, text_folder, tmp_path):
     configure(clone)
     data = ("DATASET=folder", "DATA_PATH=notes", f"DATA_DIR={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path}")
     before = clone.make("test-matrix-dry-run", *data, *SMALL, "TOKENIZER=char")
     assert "is assumed to be 256" in before.stdout
     assert clone.make("train", *data, *SMALL, "TOKENIZER=char").returncode == 0
-    characters = set("".join(path.read_text() for path in notes.iterdir()))
+    characters = set("".join(path.read_text() for path in text_folder.iterdir()))
     assert run_json(tmp_path)["train"]["vocab_size"] == len(characters) + 1
     after = clone.make("test-matrix-dry-run", *data, *SMALL, "TOKENIZER=char")
     assert "is assumed to be 256" not in after.stdout
@@ -136,7 +136,7 @@ def test_prebuilt_shards_are_downloaded_as_needed_and_interrupted_downloads_resu
     assert repeated.returncode == 0, repeated.stdout + repeated.stderr
 
 
-def test_a_mix_of_hub_text_and_local_text_reports_a_loss_per_dataset(clone, notes, tmp_path):
+def test_a_mix_of_hub_text_and_local_text_reports_a_loss_per_dataset(clone, text_folder, tmp_path):
     import io
 
     import pyarrow as pa

@@ -96,7 +96,7 @@ def disk(tmp_path):
 
 
 @pytest.fixture
-def slow(tmp_path):
+def slow_training(tmp_path):
     """Return variables that slow down the training, and a file whose creation ends the delay."""
     folder = tmp_path / "slow"
     folder.mkdir()
@@ -104,7 +104,7 @@ def slow(tmp_path):
     return {"PYTHONPATH": str(folder)}, folder / "free"
 
 
-def numbers(matrix: Path) -> dict[str, list]:
+def results_of(matrix: Path) -> dict[str, list]:
     """Return every loss of every run, after resumes, and the status of the run."""
     found = {}
     for run in matrix.glob("gpt2_*"):
@@ -118,7 +118,9 @@ def numbers(matrix: Path) -> dict[str, list]:
     return found
 
 
-def test_a_full_disk_loses_no_finished_run_and_the_matrix_continues_once_there_is_space(clone, disk, slow, tmp_path):
+def test_a_full_disk_loses_no_finished_run_and_the_matrix_continues_once_there_is_space(
+    clone, disk, slow_training, tmp_path
+):
     """The disk is filled to the last byte while the second of three runs trains."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     undisturbed = tmp_path / "calm"
@@ -128,7 +130,7 @@ def test_a_full_disk_loses_no_finished_run_and_the_matrix_continues_once_there_i
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return clone.run(*disk.command(clone.root, clone.python, "-m", "kmatrix", *arguments), **variables)
 
-    slowly, free = slow
+    slowly, free = slow_training
     command = disk.command(clone.root, clone.python, "-m", "kmatrix", "test-matrix", *TINY, f"RESULTS_DIR={disk.place}")
     output = tmp_path / "output.txt"
     with output.open("wb") as file:
@@ -136,14 +138,14 @@ def test_a_full_disk_loses_no_finished_run_and_the_matrix_continues_once_there_i
             command, cwd=clone.root, env=clone.environment | slowly, stdin=subprocess.DEVNULL, stdout=file, stderr=file
         )
 
-    def second_trains():
+    def second_run_trains():
         """one run has finished, and another trains and has a checkpoint"""
         status = {path.parent: load_json(path)["status"] for path in disk.seen.glob("*/gpt2_*/status.json")}
         training = [run for run, state in status.items() if state == "running" and any(run.glob("checkpoints/*.pt"))]
         return (matrices(disk.seen)[0], training[0]) if "finished" in status.values() and training else None
 
     try:
-        matrix, training = wait_until(second_trains)
+        matrix, training = wait_until(second_run_trains)
         first = only(matrix.glob("gpt2_*/result.json"))
         finished = first.read_bytes()
         filler = disk.fill()
@@ -177,6 +179,6 @@ def test_a_full_disk_loses_no_finished_run_and_the_matrix_continues_once_there_i
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "attempt 2, from its last good checkpoint" in completed.stdout
     assert first.read_bytes() == finished
-    assert numbers(matrix) == numbers(only(matrices(undisturbed)))
+    assert results_of(matrix) == results_of(only(matrices(undisturbed)))
     resumed = [line for line in complete_lines(training / "events.jsonl") if line["event"] == "resume"]
     assert resumed[0]["step"] >= 4

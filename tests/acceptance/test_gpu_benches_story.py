@@ -1,6 +1,6 @@
 """Run the benchmarks of recording and reports, alone and with a peer.
 
-The peer is a folder with the original project's names and a few lines behind each; times are not looked at.
+The peer is a folder with the original project's names and a few lines in each; times are not looked at.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SCRIPTS = ("generate_consolidated_gpu_summary.py", "generate_gpu_memory_comparis
 
 
 @pytest.fixture
-def peer(tmp_path) -> Path:
+def peer_checkout(tmp_path) -> Path:
     """A folder that looks like a checkout of the original project."""
     scripts = tmp_path / "peer" / "scripts"
     scripts.mkdir(parents=True)
@@ -47,17 +47,17 @@ def peer(tmp_path) -> Path:
     return scripts.parent
 
 
-def rows(text: str) -> dict[tuple[str, int, float], list[str]]:
+def rows_of(text: str) -> dict[tuple[str, int, float], list[str]]:
     """Return the rows of the recording table: (name, GPUs, requested rate) -> the other cells."""
     lines = [(line[:14].strip(), line[14:].split()) for line in text.splitlines()[2:]]
     return {(name, int(cells[0]), float(cells[1])): cells[2:] for name, cells in lines}
 
 
-def test_the_cost_of_recording_is_printed_next_to_its_peers(clone, peer):
-    arguments = ("bench/recorder.py", "--seconds", "1", "--gpus", "1,4", "--hz", "20", "--peer", str(peer))
+def test_the_cost_of_recording_is_printed_next_to_its_peers(clone, peer_checkout):
+    arguments = ("bench/recorder.py", "--seconds", "1", "--gpus", "1,4", "--hz", "20", "--peer", str(peer_checkout))
     completed = clone.run(clone.python, *arguments)
     assert completed.returncode == 0, completed.stdout + completed.stderr
-    table = rows(completed.stdout)
+    table = rows_of(completed.stdout)
     methods = ("empty loop", "recorder", "pynvml+CSV")
     assert set(table) == {
         *((method, gpus, 20.0) for method in methods for gpus in (1, 4)),
@@ -74,8 +74,8 @@ def test_the_cost_of_recording_is_printed_next_to_its_peers(clone, peer):
             assert float(size) == pytest.approx(3600 * 20 * record / 1e6, rel=0.05)
 
 
-def test_the_time_of_reports_is_printed_next_to_the_original(clone, peer):
-    completed = clone.run(clone.python, "bench/reports.py", "50", "300", "--peer", str(peer), "--rounds", "3")
+def test_the_time_of_reports_is_printed_next_to_the_original(clone, peer_checkout):
+    completed = clone.run(clone.python, "bench/reports.py", "50", "300", "--peer", str(peer_checkout), "--rounds", "3")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     lines = completed.stdout.splitlines()
     assert sum("samples x 4 GPUs x 3 runs" in line for line in lines) == 2
@@ -94,9 +94,9 @@ def test_without_a_peer_only_our_numbers_are_printed(clone):
     assert "original, its" not in completed.stdout
 
 
-def test_a_failing_peer_is_reported_and_the_benchmark_continues(clone, peer):
-    (peer / "scripts" / SCRIPTS[0]).write_text("raise SystemExit('out of order')")
-    completed = clone.run(clone.python, "bench/reports.py", "50", "--peer", str(peer))
+def test_a_failing_peer_is_reported_and_the_benchmark_continues(clone, peer_checkout):
+    (peer_checkout / "scripts" / SCRIPTS[0]).write_text("raise SystemExit('out of order')")
+    completed = clone.run(clone.python, "bench/reports.py", "50", "--peer", str(peer_checkout))
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "out of order" in completed.stdout
     assert "graphs: the original, its own files" in completed.stdout

@@ -30,7 +30,7 @@ def write_runs(folder: Path, count: int) -> Path:
     return folder
 
 
-def panels(path: Path) -> tuple[int, int]:
+def count_panels(path: Path) -> tuple[int, int]:
     """Return the number of rows and columns of panels in a picture, found by the grey axes lines."""
     with Image.open(path) as picture:
         grey = picture.convert("RGB")
@@ -70,7 +70,7 @@ def test_a_folder_of_the_original_project_is_summarized_and_drawn(clone, tmp_pat
         "gpu_memory_timeline.png",
         "per_gpu_memory_breakdown.png",
     ]
-    assert panels(tmp_path / "out" / "per_gpu_memory_breakdown.png") == GRIDS[count]
+    assert count_panels(tmp_path / "out" / "per_gpu_memory_breakdown.png") == GRIDS[count]
 
 
 def test_one_gpu_and_a_missing_folder_are_handled(clone, tmp_path):

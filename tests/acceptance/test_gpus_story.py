@@ -162,7 +162,7 @@ def test_prometheus_metrics_are_served_during_a_run(clone, tmp_path):
     arguments = ("SIMULATE=2", f"GPU_PROMETHEUS_PORT={port}", *SHORT, f"RESULTS_DIR={tmp_path}")
     expected = {"kmatrix_gpu_power_watts", "kmatrix_gpu_memory_used_bytes", "kmatrix_gpu_info"}
 
-    def scraped():
+    def scrape():
         with (
             contextlib.suppress(OSError),
             urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as response,
@@ -173,7 +173,7 @@ def test_prometheus_metrics_are_served_during_a_run(clone, tmp_path):
         return None
 
     with background_process(clone, "make", "--no-print-directory", "test-matrix", *arguments) as running:
-        text = wait_until(scraped, "the recorder reports every family", 240)
+        text = wait_until(scrape, "the recorder exports every metric", 240)
         assert running.wait(timeout=300) == 0
     assert 'gpu="1"' in text
 

@@ -42,7 +42,7 @@ def test_the_full_screen_is_drawn_in_a_terminal(clone, terminal, tmp_path, size,
         wait_until(lambda: "status=0" in tmux.screen(), "it ends")
         assert "no GPU" in tmux.screen()
         return
-    wait_until(lambda: "SIMULATED" in tmux.screen(), "it is drawn")
+    wait_until(lambda: "SIMULATED" in tmux.screen(), "it is on the screen")
     text = tmux.screen()
     assert all("95%" in row(text, gpu) for gpu in range(count))
     assert "balance" in text
@@ -55,7 +55,7 @@ def test_the_full_screen_is_drawn_in_a_terminal(clone, terminal, tmp_path, size,
 
 def test_make_gputop_shows_simulated_gpus_and_a_key_ends_it(terminal):
     tmux = terminal((120, 30), "make", "--no-print-directory", "gputop", "SIMULATE=8")
-    wait_until(lambda: "SIMULATED" in tmux.screen() and row(tmux.screen(), 7), "eight GPUs are drawn")
+    wait_until(lambda: "SIMULATED" in tmux.screen() and row(tmux.screen(), 7), "eight GPUs are on the screen")
     tmux("send-keys", "q")
     wait_until(lambda: "status=0" in tmux.screen(), "it ends")
 
@@ -105,7 +105,7 @@ def test_a_recorder_is_followed_and_its_recording_replayed(clone, terminal, tmp_
         wait_until(lambda: len(load_json(run / "gpu_stats_gpt2_adamw_4gpu.json")) > 3, "three seconds are recorded")
         recording.terminate()
         assert recording.wait(timeout=60) == 0
-    wait_until(lambda: "recording ended" in tmux.screen(), "the end is said")
+    wait_until(lambda: "recording ended" in tmux.screen(), "the end is shown")
     tmux("send-keys", "q")
     wait_until(lambda: "status=0" in tmux.screen(), "it ends")
     assert load_json(run / "gpu_summary.json")["final"] is True

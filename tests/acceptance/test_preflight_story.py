@@ -37,7 +37,7 @@ SAY = (
 
 
 @pytest.fixture(autouse=True)
-def configured(clone):
+def configured_clone(clone):
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
 
 

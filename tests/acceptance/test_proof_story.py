@@ -24,7 +24,7 @@ def verdict(completed: subprocess.CompletedProcess[str]) -> str:
     return completed.stdout[completed.stdout.rindex(" and its repetition ") :]
 
 
-def edit(path, change) -> None:
+def change_lines(path, change) -> None:
     """Change each line of a log."""
     lines = [change(json.loads(line)) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -60,7 +60,7 @@ def test_an_unchanged_run_reproduces_bit_for_bit_and_a_changed_one_does_not(clon
     )
 
     tampered = shutil.copytree(matrix, tmp_path / "tampered") / first.name
-    edit(
+    change_lines(
         tampered / "metrics.jsonl",
         lambda line: line | {"train/loss": 5.25} if line["step"] == 7 and "train/loss" in line else line,
     )

@@ -38,7 +38,7 @@ def newest(folder: Path) -> Path:
     return max(folder.glob("test_matrix_results_*"))
 
 
-def zeros_of(clone, checkpoint: Path) -> tuple[int, int, int]:
+def count_zeros(clone, checkpoint: Path) -> tuple[int, int, int]:
     """Return zeros and weights of the block matrices, and zeros elsewhere, using torch only."""
     completed = clone.run(clone.python, "-c", COUNT.format(root=str(clone.root), path=str(checkpoint)))
     assert completed.returncode == 0, completed.stderr
@@ -114,8 +114,8 @@ def test_adamwprune_reaches_its_target_and_a_resume_keeps_its_masks(clone, tmp_p
     (run,) = [path.parent for path in matrix.glob("*/run.json")]
     result = load(run / "result.json")
 
-    middle, total, _ = zeros_of(clone, run / "checkpoints" / "step_00000100.pt")
-    zeros, _, elsewhere = zeros_of(clone, run / "checkpoints" / "final.pt")
+    middle, total, _ = count_zeros(clone, run / "checkpoints" / "step_00000100.pt")
+    zeros, _, elsewhere = count_zeros(clone, run / "checkpoints" / "final.pt")
     assert 0 < middle < zeros == round(0.7 * total)
     assert elsewhere == 0
     assert result["sparsity"] == zeros / total
@@ -129,17 +129,17 @@ def test_adamwprune_reaches_its_target_and_a_resume_keeps_its_masks(clone, tmp_p
     (row,) = json.loads((matrix / "all_results.json").read_text())
     assert (row["pruning"], row["target_sparsity"], row["sparsity"]) == ("state", 0.7, zeros / total)
 
-    folder = stopped_in_the_ramp(clone, tmp_path / "stopped", *arguments)
+    folder = stop_in_the_ramp(clone, tmp_path / "stopped", *arguments)
     continued = clone.make("continue", f"TARGET={folder.parent}")
     assert continued.returncode == 0, continued.stdout + continued.stderr
     assert load(folder / "result.json")["attempt"] == 2
-    assert zeros_of(clone, folder / "checkpoints" / "final.pt")[0] == zeros
+    assert count_zeros(clone, folder / "checkpoints" / "final.pt")[0] == zeros
     uninterrupted, resumed = (load(path / "training_metrics.json") for path in (run, folder))
     for key in ("train_losses", "val_losses", "sparsities"):
         assert resumed[key] == uninterrupted[key], key
 
 
-def stopped_in_the_ramp(clone, results: Path, *arguments: str) -> Path:
+def stop_in_the_ramp(clone, results: Path, *arguments: str) -> Path:
     """Start the matrix, interrupt it once weights are pruned, and return the directory of its run."""
     results.mkdir()
     process = subprocess.Popen(
@@ -151,7 +151,7 @@ def stopped_in_the_ramp(clone, results: Path, *arguments: str) -> Path:
         start_new_session=True,
     )
     try:
-        wait_until(lambda: pruned_by_now(results) or process.poll() is not None, "weights are pruned", 300)
+        wait_until(lambda: has_pruned(results) or process.poll() is not None, "weights are pruned", 300)
         assert process.poll() is None, "the run ended before it could be stopped"
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=120) == 130
@@ -164,7 +164,7 @@ def stopped_in_the_ramp(clone, results: Path, *arguments: str) -> Path:
     return run
 
 
-def pruned_by_now(results: Path) -> bool:
+def has_pruned(results: Path) -> bool:
     """Return whether a metrics line written so far reports pruned weights."""
     for path in results.glob("*/*/metrics.jsonl"):
         complete_text = path.read_text(encoding="utf-8").rpartition("\n")[0]

@@ -33,14 +33,14 @@ def run(tmp_path) -> Path:
     return path
 
 
-def recorder(clone, run: Path, scenario_path: Path, *arguments: str) -> list[str]:
+def recorder_command(clone, run: Path, scenario_path: Path, *arguments: str) -> list[str]:
     return on_gpus(clone, scenario_path, clone.python, "-m", "kmatrix.gpu.recorder", str(run), *arguments)
 
 
 def record(clone, run: Path, scenario_path: Path, seconds: int, *arguments: str) -> None:
     """Record until both arrays cover this many seconds, and stop the recorder cleanly."""
     multi = run / f"gpu_stats_{RUN}_multi_gpu.json"
-    with background_process(clone, *recorder(clone, run, scenario_path, *arguments)) as process:
+    with background_process(clone, *recorder_command(clone, run, scenario_path, *arguments)) as process:
         wait_until(lambda: multi.exists() and len(load_json(multi)) >= seconds, f"{seconds} seconds are recorded")
         process.terminate()
         assert process.wait(timeout=60) == 0
@@ -120,10 +120,10 @@ def test_fifty_kills_lose_no_complete_sample(clone, run, tmp_path):
     scenario_path, chance = scenario(tmp_path, "gpus 4", "0 * power 200"), random.Random(7)
     samples, before = run / "gpu_samples.bin", 0
     for _ in range(50):
-        with background_process(clone, *recorder(clone, run, scenario_path, "--hz", "500")) as process:
-            wait_until(lambda least=before: whole_records(samples) > least, "it goes on")
+        with background_process(clone, *recorder_command(clone, run, scenario_path, "--hz", "500")) as process:
+            wait_until(lambda least=before: complete_records(samples) > least, "it continues")
             time.sleep(chance.uniform(0, 0.3))
-            count = whole_records(samples)
+            count = complete_records(samples)
             process.kill()
             process.wait()
         recording = read_samples(samples)
@@ -138,7 +138,7 @@ def test_fifty_kills_lose_no_complete_sample(clone, run, tmp_path):
     read_independently(run / f"gpu_stats_{RUN}.json", run / f"gpu_stats_{RUN}_multi_gpu.json")
 
 
-def whole_records(path: Path) -> int:
+def complete_records(path: Path) -> int:
     """Return the number of complete records, computed from the file size as docs/gpu-monitoring.md describes."""
     if not path.exists() or path.stat().st_size < 12:
         return 0
@@ -155,7 +155,7 @@ def whole_records(path: Path) -> int:
 def test_without_a_gpu_or_rank_the_recorder_prints_one_line(clone, run, tmp_path):
     scenario_path = scenario(tmp_path, "init !no_driver")
     completed = subprocess.run(
-        recorder(clone, run, scenario_path),
+        recorder_command(clone, run, scenario_path),
         cwd=clone.root,
         env=clone.environment,
         capture_output=True,

@@ -92,21 +92,21 @@ def newest_attempt(matrix: Path) -> tuple[str, int] | None:
 def wait_for_a_run(matrix: Path, runner: subprocess.Popen, previous: tuple[str, int] | None) -> tuple[str, int] | None:
     """Return the next attempt that trains, other than `previous`; None after the runner has exited."""
 
-    def found():
+    def training_or_ended():
         """a run trains, or the runner exits"""
         now = newest_attempt(matrix)
         return ("ended", 0) if runner.poll() is not None else now if now != previous else None
 
-    attempt = wait_until(found)
+    attempt = wait_until(training_or_ended)
     return None if attempt == ("ended", 0) else attempt
 
 
 def kill_one(run: Path, attempt: int, victim: str, runner: subprocess.Popen, dice: random.Random) -> bool:
     """Send SIGKILL to one process of an attempt or to its runner. Return False if it has exited meanwhile."""
-    found = [psutil.Process(runner.pid)] if victim == "runner" else processes_of(run)[victim]
-    if not found or newest_attempt(run.parent) != (run.name, attempt):
+    training_or_ended = [psutil.Process(runner.pid)] if victim == "runner" else processes_of(run)[victim]
+    if not training_or_ended or newest_attempt(run.parent) != (run.name, attempt):
         return False
-    dice.choice(found).kill()
+    dice.choice(training_or_ended).kill()
     return True
 
 
@@ -187,16 +187,16 @@ def test_random_kills_and_continue_give_the_same_bits_as_an_undisturbed_matrix(c
     }
     assert len(undisturbed) == 6
 
-    slow = tmp_path / "slow"
-    slow.mkdir()
-    (slow / "sitecustomize.py").write_text(SLOW.format(free=str(slow / "free")), encoding="utf-8")
-    slowly = {"PYTHONPATH": str(slow)}
+    slow_training = tmp_path / "slow"
+    slow_training.mkdir()
+    (slow_training / "sitecustomize.py").write_text(SLOW.format(free=str(slow_training / "free")), encoding="utf-8")
+    slowly = {"PYTHONPATH": str(slow_training)}
     runner = background("test-matrix", *arguments, f"RESULTS_DIR={killed_dir}", **slowly)
     matrix = only(wait_until(lambda: matrices(killed_dir)))
     go_on = partial(background, "continue", f"TARGET={matrix}", **slowly)
     killed = kill_at_random(matrix, runner, go_on, random.Random(20261120))
     print(f"killed: {', '.join(killed)}")
-    (slow / "free").touch()
+    (slow_training / "free").touch()
 
     completed = clone.make("summary", f"TARGET={matrix}")
     assert completed.returncode == 0, completed.stdout + completed.stderr

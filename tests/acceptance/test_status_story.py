@@ -77,7 +77,9 @@ def command_line(clone, *arguments: str) -> list[str]:
 def test_make_status_fits_terminals_of_all_sizes_pipes_and_terminals_without_color(clone, terminal, running_matrix):
     for size in ((80, 24), (200, 60), (40, 12)):
         child = terminal(size, *command_line(clone, "status", f"TARGET={running_matrix}"))
-        wait_until(lambda child=child: "gpt2_" in child.screen() and "planned" in child.screen(), "it is drawn", 120)
+        wait_until(
+            lambda child=child: "gpt2_" in child.screen() and "planned" in child.screen(), "it is on the screen", 120
+        )
         text = child.screen()
         assert running_matrix.name[:30] in text
         assert "running" in text
@@ -119,7 +121,7 @@ def test_status_prints_all_facts_as_text_and_as_json(clone, running_matrix):
     for name in ("step", "max_iters", "loss", "tokens_per_second", "ranks", "elapsed_s", "left_s", "dollars"):
         assert first[name] is not None, name
     wait_until(lambda: status(clone, running_matrix)["runs"][0]["memory_mib"], "its recording has a summary", 120)
-    wait_until(lambda: status(clone, running_matrix)["gpus"], "its recording has begun", 60)
+    wait_until(lambda: status(clone, running_matrix)["gpus"], "its recording has started", 60)
     gpus = status(clone, running_matrix)["gpus"]
     assert [(gpu["index"], gpu["run"]) for gpu in gpus] == [(0, first["name"]), (1, first["name"])]
     assert all(gpu["utilization"] and gpu["memory_used"] and gpu["power"] for gpu in gpus)
@@ -134,14 +136,14 @@ def test_status_prints_all_facts_as_text_and_as_json(clone, running_matrix):
 def test_the_live_line_of_a_matrix_fits_its_terminal_and_ctrl_c_ends_it(clone, terminal, tmp_path, size):
     child = terminal(size, *command_line(clone, "test-matrix", *TINY, ENDLESS, f"RESULTS_DIR={tmp_path}"))
     pace = r"left [\d:]+" if size[0] >= 80 else ""
-    wait_until(lambda: re.search(rf"run 1/2 \S+  step \d+/2000000.*{pace}", child.screen()), "it is drawn", 300)
+    wait_until(lambda: re.search(rf"run 1/2 \S+  step \d+/2000000.*{pace}", child.screen()), "it is on the screen", 300)
     line = next(text for text in child.screen().splitlines() if "step" in text)
     assert len(line) <= size[0]
     assert "1 pending" in child.screen()
     child("send-keys", "C-c")  # Ctrl+C also ends the surrounding shell
     matrix = newest(tmp_path)
     wait_until(lambda: load_json(matrix / "status.json")["status"] == "stopped", "it ends", 180)
-    without_codes(matrix)
+    check_no_escape_codes(matrix)
 
 
 def test_output_to_a_pipe_and_all_files_are_free_of_escape_codes(clone, tmp_path):
@@ -151,14 +153,14 @@ def test_output_to_a_pipe_and_all_files_are_free_of_escape_codes(clone, tmp_path
     completed = clone.make("test-matrix", *arguments, *broken, f"RESULTS_DIR={tmp_path}", **environ)
     assert ESCAPE not in completed.stdout + completed.stderr
     assert "\r" not in completed.stdout
-    without_codes(newest(tmp_path))
+    check_no_escape_codes(newest(tmp_path))
     for target in ("summary", "estimate", "status"):
         assert ESCAPE not in clone.make(target, f"TARGET={newest(tmp_path)}", **environ).stdout
     text = clone.make("status", f"TARGET={newest(tmp_path)}").stdout
     assert re.search(r"gpt2_\S+ failed: loss is nan", text), text
 
 
-def without_codes(matrix: Path) -> None:
+def check_no_escape_codes(matrix: Path) -> None:
     """Check that no text file of a matrix contains an escape code."""
     for path in (path for path in matrix.rglob("*") if path.suffix in (".log", ".txt", ".json", ".jsonl")):
         assert ESCAPE not in path.read_text(encoding="utf-8", errors="replace"), path

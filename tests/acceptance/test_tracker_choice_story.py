@@ -28,7 +28,7 @@ PLANTED = {
 NO_KEY = {"NETRC": "/nowhere", "WANDB_API_KEY": ""}
 
 
-def chosen(clone) -> list[str]:
+def trackers_in_config(clone) -> list[str]:
     """Return the trackers in .config."""
     lines = clone.config.read_text(encoding="utf-8").splitlines()
     return [name for name in SYMBOLS if f"CONFIG_{name}=y" in lines]
@@ -44,7 +44,7 @@ def run_json(matrix: Path) -> dict:
 
 
 def arguments_of_processes(stop: threading.Event) -> Iterator[bytes]:
-    """Yield the command line of every process, repeatedly until told to stop."""
+    """Yield the command line of every process, repeatedly until stopped."""
     while not stop.wait(0.02):
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
@@ -57,11 +57,11 @@ def watched_command_lines() -> Iterator[set[str]]:
     found: set[str] = set()
     stop = threading.Event()
 
-    def look():
+    def collect():
         for command_line in arguments_of_processes(stop):
             found.update(value for value in PLANTED.values() if value.encode() in command_line)
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=collect)
     thread.start()
     try:
         yield found
@@ -70,7 +70,7 @@ def watched_command_lines() -> Iterator[set[str]]:
         thread.join()
 
 
-def leaks(*folders: Path) -> list[str]:
+def files_with_keys(*folders: Path) -> list[str]:
     """Return every file that contains a planted value."""
     files = [path for folder in folders for path in (folder.rglob("*") if folder.is_dir() else [folder])]
     found = []
@@ -81,7 +81,7 @@ def leaks(*folders: Path) -> list[str]:
 
 
 @pytest.fixture
-def unauthorized():
+def rejecting_server():
     """A server that rejects every key and repeats it in its error, as a badly written one may. Yields its URL."""
     with server_refusing_keys("no such key: {key}") as url:
         yield url
@@ -102,12 +102,12 @@ def test_a_defconfig_saves_every_form_of_tracker(clone, text, symbols):
     completed = clone.make(CPU, f"TRACKER={text}")
 
     assert completed.returncode == 0, completed.stderr
-    assert chosen(clone) == symbols
+    assert trackers_in_config(clone) == symbols
 
 
 def test_an_unknown_tracker_is_refused_everywhere_and_the_environment_selects_none(clone, tmp_path):
     assert clone.make(CPU, TRACKER="all").returncode == 0
-    assert chosen(clone) == []
+    assert trackers_in_config(clone) == []
 
     for target in (CPU, "test-matrix-dry-run", "plan"):
         refused = clone.make(target, "TRACKER=wandbb")
@@ -159,17 +159,17 @@ def test_a_planted_key_appears_in_no_file_log_or_command_line(clone, tmp_path):
     (matrix,) = matrices(tmp_path)
     (track,) = matrix.glob("*/track.json")
     assert {tracker["state"] for tracker in json.loads(track.read_text())["trackers"].values()} == {"done"}
-    assert leaks(tmp_path, *clone.root.glob(".config*")) == []
+    assert files_with_keys(tmp_path, *clone.root.glob(".config*")) == []
     assert seen == set()
     assert not [value for value in PLANTED.values() if value in completed.stdout + completed.stderr]
 
 
-def test_a_key_that_a_server_echoes_in_its_error_is_redacted_from_the_logs(clone, tmp_path, unauthorized):
+def test_a_key_that_a_server_echoes_in_its_error_is_redacted_from_the_logs(clone, tmp_path, rejecting_server):
     assert clone.make(CPU).returncode == 0
     arguments = [*SHORT, "TRACKER=wandb", "TRACKER_LIMIT=5", f"RESULTS_DIR={tmp_path}"]
 
     with watched_command_lines() as seen:
-        completed = clone.make("test-matrix", *arguments, **PLANTED, WANDB_BASE_URL=unauthorized)
+        completed = clone.make("test-matrix", *arguments, **PLANTED, WANDB_BASE_URL=rejecting_server)
 
     assert completed.returncode == 0, completed.stdout + completed.stderr
     (track,) = tmp_path.glob("*/*/track.json")
@@ -177,7 +177,7 @@ def test_a_key_that_a_server_echoes_in_its_error_is_redacted_from_the_logs(clone
     assert sent["state"] in ("failed", "behind")
     assert sent["waiting"] > 0
     assert "<hidden>" in sent["error"]
-    assert leaks(tmp_path) == []
+    assert files_with_keys(tmp_path) == []
     assert seen == set()
     assert "make track-sync" in completed.stdout
 
@@ -204,7 +204,7 @@ def test_a_nan_loss_is_an_alert_in_every_tracker(clone, tmp_path):
     found = {name: alerts(clone, run.parent) for name, alerts in READERS.items()}
     for name, texts in found.items():
         assert [text for text in texts if "nan" in text], f"{name}: {texts}"
-        assert len(texts) == len(set(texts)), f"{name} was told twice: {texts}"
+        assert len(texts) == len(set(texts)), f"{name} was reported twice: {texts}"
 
 
 def wandb_alerts(clone, run: Path) -> list[str]:

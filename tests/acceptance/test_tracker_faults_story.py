@@ -89,22 +89,22 @@ def story(clone: Clone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stor
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> dict[int, float]:
+def losses_without_trackers() -> dict[int, float]:
     """The training losses of the run without trackers, trained once."""
     return {}
 
 
 @pytest.fixture
-def as_without(story: Story, undisturbed: dict[int, float]):
+def check_same_losses(story: Story, losses_without_trackers: dict[int, float]):
     """Return a function that compares the newest run with the same run under TRACKER=none."""
-    if not undisturbed:
+    if not losses_without_trackers:
         untracked = replace(story, results=story.home.parent / "plain")  # otherwise the finished run would be reused
         assert untracked.matrix("MAX_ITERS=10", "TRACKER=none").returncode == 0
-        undisturbed.update(untracked.losses)
-    return lambda: story.losses == undisturbed
+        losses_without_trackers.update(untracked.losses)
+    return lambda: story.losses == losses_without_trackers
 
 
-def test_unresponsive_servers_do_not_slow_a_run_and_receive_it_later(story, as_without):
+def test_unresponsive_servers_do_not_slow_a_run_and_receive_it_later(story, check_same_losses):
     keys = {"WANDB_API_KEY": KEY, "HF_TOKEN": TOKEN}
     with SilentServer() as silent:
         completed = story.matrix(
@@ -112,7 +112,7 @@ def test_unresponsive_servers_do_not_slow_a_run_and_receive_it_later(story, as_w
         )
         assert completed.returncode == 0, completed.stderr
         assert silent.connections
-    assert as_without()
+    assert check_same_losses()
     assert story.sent["trackio"].state is SyncState.DONE  # it does not ask for a login
     assert story.sent["wandb"].waiting == len(story.steps)
     assert f"pending for wandb: {len(story.steps)} of {len(story.steps)} steps" in completed.stdout
@@ -135,7 +135,7 @@ def test_unresponsive_servers_do_not_slow_a_run_and_receive_it_later(story, as_w
     ("fault", "arguments"), [("refused", "connection refused"), ("401", "401"), ("key", "API key must have 40")]
 )
 def test_a_server_that_refuses_does_not_affect_a_run_and_its_error_is_in_the_summary(
-    story, as_without, fault, arguments
+    story, check_same_losses, fault, arguments
 ):
     story = replace(story, limit_s=30)  # wandb itself retries for 20 s
     with WandbServer() as server:
@@ -144,7 +144,7 @@ def test_a_server_that_refuses_does_not_affect_a_run_and_its_error_is_in_the_sum
         key = "none" if fault == "key" else KEY
         completed = story.matrix("MAX_ITERS=10", "TRACKER=wandb", WANDB_BASE_URL=root, WANDB_API_KEY=key)
         assert completed.returncode == 0, completed.stderr
-        assert as_without()
+        assert check_same_losses()
         assert story.sent["wandb"].state in (SyncState.FAILED, SyncState.BEHIND)
         assert arguments in story.sent["wandb"].error
         assert f"pending for wandb: {len(story.steps)} of {len(story.steps)} steps" in completed.stdout
@@ -161,12 +161,12 @@ def test_killed_tracker_processes_are_restarted_and_each_step_is_stored_once(sto
     )
 
     try:
-        first = wait_until(lambda: service(story))
+        first = wait_until(lambda: wandb_service(story))
         first.kill()
-        second = wait_until(lambda: service(story, previous=first))
+        second = wait_until(lambda: wandb_service(story, previous=first))
         tracker = only(processes_of(story.results)["tracker"])
         tracker.kill()
-        wait_until(lambda: service(story, previous=second))
+        wait_until(lambda: wandb_service(story, previous=second))
         assert only(processes_of(story.results)["tracker"]).pid != tracker.pid
         assert make.wait(timeout=600) == 0
     finally:
@@ -177,7 +177,7 @@ def test_killed_tracker_processes_are_restarted_and_each_step_is_stored_once(sto
     assert trackio_steps(story.results) == story.steps
 
 
-def service(story: Story, previous: psutil.Process | None = None) -> psutil.Process | None:
+def wandb_service(story: Story, previous: psutil.Process | None = None) -> psutil.Process | None:
     """Return the wandb service below a tracker process, if it is another than `previous`."""
     with suppress(psutil.Error):  # a process may exit while it is inspected
         for tracker in processes_of(story.results)["tracker"]:
@@ -187,18 +187,18 @@ def service(story: Story, previous: psutil.Process | None = None) -> psutil.Proc
     return None
 
 
-def test_full_tracker_disks_do_not_affect_a_run_and_its_data_is_synced_later(story, as_without, tmp_path):
+def test_full_tracker_disks_do_not_affect_a_run_and_its_data_is_synced_later(story, check_same_losses, tmp_path):
     small = tmp_path / "small"
-    with mounted(story.results / "trackio", "16k"), mounted(small, "12k"):
+    with mount_small_disk(story.results / "trackio", "16k"), mount_small_disk(small, "12k"):
         completed = story.matrix("MAX_ITERS=10", "TRACKER=trackio")
         assert completed.returncode == 0, completed.stderr
-        assert as_without()
+        assert check_same_losses()
         assert story.sent["trackio"].waiting == len(story.steps)
         assert "pending for trackio" in completed.stdout
         (story.run.path / "wandb").symlink_to(small)
         assert story.replay("TRACKER=wandb").returncode != 0
         assert story.sent["wandb"].waiting
-    with mounted(story.results / "trackio", "20m"), mounted(small, "20m"):
+    with mount_small_disk(story.results / "trackio", "20m"), mount_small_disk(small, "20m"):
         for _ in range(2):
             completed = story.replay("TRACKER=wandb,trackio")
             assert completed.returncode == 0, completed.stdout + completed.stderr
@@ -206,7 +206,7 @@ def test_full_tracker_disks_do_not_affect_a_run_and_its_data_is_synced_later(sto
         assert trackio_steps(story.results) == story.steps
 
 
-def test_without_a_key_no_tracker_or_tracker_screen_opens_a_connection(story, as_without, tmp_path):
+def test_without_a_key_no_tracker_or_tracker_screen_opens_a_connection(story, check_same_losses, tmp_path):
     with SilentServer() as listener:
         variables = dict.fromkeys(
             ["WANDB_BASE_URL", "HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"], listener.root
@@ -214,7 +214,7 @@ def test_without_a_key_no_tracker_or_tracker_screen_opens_a_connection(story, as
         variables |= {name.lower(): root for name, root in variables.items() if name.endswith("PROXY")}
         completed = story.matrix("MAX_ITERS=10", "TRACKER=wandb,trackio,tensorboard", HF_TOKEN=TOKEN, **variables)
         assert completed.returncode == 0, completed.stderr
-        assert as_without()
+        assert check_same_losses()
         assert {sent.state for sent in story.sent.values()} == {SyncState.DONE}
         environ = {**variables, "HOME": str(story.home), "LANG": "C.UTF-8", "PATH": os.environ["PATH"]}
         view = ["make", "-C", str(story.clone.root), "wandb-view", f"RESULTS_DIR={story.results}"]
@@ -246,7 +246,7 @@ def trackio_steps(results: Path) -> list[int]:
 
 
 @contextmanager
-def mounted(folder: Path, size: str) -> Iterator[None]:
+def mount_small_disk(folder: Path, size: str) -> Iterator[None]:
     """Limit the size of a folder; skip if only another user may mount."""
     folder.mkdir(exist_ok=True)
     options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs"]

@@ -24,7 +24,7 @@ KILL_AT, STEPS = 250, 500
 
 
 @pytest.fixture(autouse=True)
-def offline(monkeypatch):
+def wandb_offline(monkeypatch):
     """Unset the tester's own W&B key and mode."""
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
@@ -39,7 +39,7 @@ def configured_clone(clone, tmp_path):
     return clone, tmp_path / "results"
 
 
-def held_by(python: str, run: Path) -> dict[str, TrackerContent]:
+def content_of(python: str, run: Path) -> dict[str, TrackerContent]:
     """Return the content of a run in each of the three trackers."""
     results, project = run.parent.parent, load_json(run / "run.json")["tracking"]["project"]
     return {
@@ -49,7 +49,7 @@ def held_by(python: str, run: Path) -> dict[str, TrackerContent]:
     }
 
 
-def approx(values: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
+def single_precision(values: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
     """Return the numbers in single precision, as TensorBoard stores them."""
     return {step: {key: pytest.approx(value, rel=1e-6) for key, value in row.items()} for step, row in values.items()}
 
@@ -80,11 +80,11 @@ def test_two_parallel_runs_have_the_same_metrics_in_three_trackers_as_in_their_f
 
 
 def _check_run(python: str, run: Path) -> None:
-    expected, stamps, contents = expected_values(run), expected_times(run), held_by(python, run)
+    expected, stamps, contents = expected_values(run), expected_times(run), content_of(python, run)
     assert sorted(expected) == list(range(61))
     for name, content in contents.items():
         assert content.steps == sorted(expected), f"{name} of {run.name}"
-        assert without_devices(content.values) == approx(expected), f"{name} of {run.name}"
+        assert without_devices(content.values) == single_precision(expected), f"{name} of {run.name}"
         assert load_json(run / "track.json")["trackers"][name]["state"] == "done"
         if content.times:
             assert {s: stamps[s] for s in content.times} == pytest.approx(dict(content.times), abs=1e-3)
@@ -145,11 +145,11 @@ def test_each_tracker_stores_each_step_of_a_killed_and_resumed_run_once(configur
         stderr=subprocess.DEVNULL,
     )
 
-    def begun():
+    def has_started():
         """a run has started"""
         return next(results.glob("test_matrix_results_*/*/metrics.jsonl"), None)
 
-    run = wait_until(begun).parent
+    run = wait_until(has_started).parent
     wait_until(lambda: newest_step(run) >= KILL_AT)
     for process in processes_of(run)["trainer"] + processes_of(run)["rank"]:
         process.kill()
@@ -163,7 +163,7 @@ def test_each_tracker_stores_each_step_of_a_killed_and_resumed_run_once(configur
     for line in complete_lines(run / "metrics.jsonl"):
         if "train/loss" in line:
             logged.setdefault(line["step"], set()).add(line["train/loss"])
-    before = held_by(clone.python, run)
+    before = content_of(clone.python, run)
     for name, content in before.items():
         assert content.steps == list(range(STEPS + 1)), name
         for step in range(STEPS):
@@ -173,7 +173,7 @@ def test_each_tracker_stores_each_step_of_a_killed_and_resumed_run_once(configur
     synced = clone.make("track-sync", f"TARGET={run.parent}", "TRACKER=all")
     assert synced.returncode == 0, synced.stdout + synced.stderr
     assert synced.stdout.count(f"has all {STEPS + 1} steps (0 new)") == len(TRACKERS)
-    for name, content in held_by(clone.python, run).items():
+    for name, content in content_of(clone.python, run).items():
         assert content.rows == before[name].rows, name
 
 
@@ -194,7 +194,7 @@ def test_killing_the_tracker_processes_twice_loses_nothing_and_keeps_the_run_ali
 
     killed = set()
 
-    def feeding():
+    def has_restarted():
         """another tracker process runs"""
         folders = list(results.glob("test_matrix_results_*/*"))
         found = [process for folder in folders for process in processes_of(folder)["tracker"]]
@@ -202,7 +202,7 @@ def test_killing_the_tracker_processes_twice_loses_nothing_and_keeps_the_run_ali
         return [process for process in found if started and process.pid not in killed]
 
     for _ in range(2):
-        (process,) = wait_until(feeding)
+        (process,) = wait_until(has_restarted)
         process.kill()
         killed.add(process.pid)
     out, _ = runner.communicate(timeout=600)
@@ -210,5 +210,5 @@ def test_killing_the_tracker_processes_twice_loses_nothing_and_keeps_the_run_ali
     run = only(results.glob("test_matrix_results_*/*/run.json")).parent
     assert load_json(run / "status.json")["status"] == "finished"
     expected = sorted(expected_values(run))
-    for name, content in held_by(clone.python, run).items():
+    for name, content in content_of(clone.python, run).items():
         assert content.steps == expected, name

@@ -32,14 +32,14 @@ DEVICES = '[data-metric="value"]'  # a chart with a line per device
 
 @dataclass
 class Served:
-    """A page served by a make target. said: its output before it started to wait."""
+    """A page served by a make target. output: what it printed before it started to wait."""
 
     process: subprocess.Popen[str]
-    said: str
+    output: str
 
     @property
     def url(self) -> str:
-        return self.said.partition("URL: ")[2].split()[0]
+        return self.output.partition("URL: ")[2].split()[0]
 
     @property
     def base(self) -> str:
@@ -52,7 +52,7 @@ class Served:
 
 
 @contextmanager
-def serving(clone, *arguments: str) -> Iterator[Served]:
+def serve_page(clone, *arguments: str) -> Iterator[Served]:
     """Run a make target that serves a page."""
     process = subprocess.Popen(
         ["make", "--no-print-directory", *arguments],
@@ -66,10 +66,10 @@ def serving(clone, *arguments: str) -> Iterator[Served]:
     served = Served(process, "")
     try:
         assert process.stdout
-        while "press Ctrl+C to stop" not in served.said:
+        while "press Ctrl+C to stop" not in served.output:
             line = process.stdout.readline()
-            assert line, served.said
-            served.said += line
+            assert line, served.output
+            served.output += line
         yield served
     finally:
         if process.poll() is None:
@@ -89,11 +89,11 @@ def test_a_browser_shows_a_run_during_and_after_training(clone, window, tmp_path
     assert clone.make("defconfig-gpt2-cpu-quick", "TRACKER=trackio,tensorboard", f"PROJECT={PROJECT}").returncode == 0
     with background_process(clone, "make", "--no-print-directory", "test-matrix", results_arg, *ENDLESS) as running:
         wait_until((results / "trackio" / f"{PROJECT}.db").exists, "the first point is stored", 900)
-        with busy_port() as taken, serving(clone, "trackio-view", results_arg, f"PORT={taken}") as page:
-            assert f"(port {taken} is in use)" in page.said
-            the_curve_grows(window, page)
-            the_devices_are_there(window, page)
-            the_page_has_one_server_and_its_owner_knows_it(clone, results_arg, results, page)
+        with busy_port() as taken, serve_page(clone, "trackio-view", results_arg, f"PORT={taken}") as page:
+            assert f"(port {taken} is in use)" in page.output
+            check_curve_grows(window, page)
+            check_devices(window, page)
+            check_single_server(clone, results_arg, results, page)
             row = clone.make("trackio-console", results_arg).stdout.splitlines()[-1].split()
             assert row[:2] == [RUN, "running"]
 
@@ -107,11 +107,11 @@ def test_a_browser_shows_a_run_during_and_after_training(clone, window, tmp_path
             )
             assert "has ended" in page.interrupt()
     assert "not running: start it with make trackio-view" in clone.make("trackio-web", results_arg).stdout
-    what_trackio_holds_is_what_was_recorded(clone, results, steps)
-    tensorboard_shows_it(clone, window, results_arg)
+    check_trackio_content(clone, results, steps)
+    check_tensorboard(clone, window, results_arg)
 
 
-def the_curve_grows(window: Browser, page: Served) -> None:
+def check_curve_grows(window: Browser, page: Served) -> None:
     """Check that points are added without a reload and that the loss falls."""
     window.open(page.url)
     window.wait_until(lambda: RUN in window.text and window.count(f"{LOSS}"), "the run and its curve are drawn")
@@ -122,7 +122,7 @@ def the_curve_grows(window: Browser, page: Served) -> None:
     window.save_screenshot("trackio-metrics")
 
 
-def the_devices_are_there(window: Browser, page: Served) -> None:
+def check_devices(window: Browser, page: Served) -> None:
     """Check that each GPU has a line and that the balance of the load is drawn over time."""
     window.open(f"{page.base}system?project={PROJECT}&smoothing=0")
     window.wait_until(lambda: "Devices (2)" in window.text, "two devices can be chosen")
@@ -130,11 +130,11 @@ def the_devices_are_there(window: Browser, page: Served) -> None:
     window.wait_until(lambda: window.count(f"{DEVICES} canvas"), "a chart of the devices is drawn")
     assert {row["device"] for row in window.download_csv(f"{DEVICES} {SAVE}")} >= {"GPU 0", "GPU 1"}
     before = len(window.download_csv(BALANCE))
-    window.wait_until(lambda: len(window.download_csv(BALANCE)) > before, "the balance goes on")
+    window.wait_until(lambda: len(window.download_csv(BALANCE)) > before, "the balance chart grows")
     window.save_screenshot("trackio-devices")
 
 
-def the_page_has_one_server_and_its_owner_knows_it(clone, results_arg: str, results: Path, page: Served) -> None:
+def check_single_server(clone, results_arg: str, results: Path, page: Served) -> None:
     second = clone.make("trackio-view", results_arg)
     output = clone.make("trackio-web", results_arg)
     assert second.returncode == output.returncode == 0
@@ -146,7 +146,7 @@ def the_page_has_one_server_and_its_owner_knows_it(clone, results_arg: str, resu
     assert f"known projects, newest last: {PROJECT}" in refused.stderr
 
 
-def what_trackio_holds_is_what_was_recorded(clone, results: Path, steps: set[int]) -> None:
+def check_trackio_content(clone, results: Path, steps: set[int]) -> None:
     """Check with Trackio's own program that each step, the devices and their balance are stored once."""
 
     def get(kind: str, metric: str) -> list[dict]:
@@ -161,10 +161,10 @@ def what_trackio_holds_is_what_was_recorded(clone, results: Path, steps: set[int
         assert len({row["timestamp"] for row in get("system-metric", metric)}) > 5, metric
 
 
-def tensorboard_shows_it(clone, window: Browser, results_arg: str) -> None:
-    with serving(clone, "tensorboard", results_arg, "PORT=21006") as page:
+def check_tensorboard(clone, window: Browser, results_arg: str) -> None:
+    with serve_page(clone, "tensorboard", results_arg, "PORT=21006") as page:
         window.open(f"{page.url}?tagFilter=train%2Floss#timeseries")
-        window.wait_until(lambda: {RUN, "/loss"} <= set(window.text.splitlines()), "the run and the chart are there")
+        window.wait_until(lambda: {RUN, "/loss"} <= set(window.text.splitlines()), "the run and the chart are visible")
         window.wait_until(lambda: window.count_colored_pixels("line-chart canvas") > 100, "the curve is painted")
         window.save_screenshot("tensorboard")
         assert "has ended" in page.interrupt()

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 QUICK = ("DEVICE=cpu", "MODEL=tiny", "EVAL_SAMPLES=20", "BATCH_SIZE=4", "GLOBAL_BATCH=8")
 
 
-def whole_picture(path: Path) -> None:
+def check_picture(path: Path) -> None:
     with Image.open(path) as picture:
         picture.verify()
     with Image.open(path) as picture:
@@ -51,7 +51,7 @@ def test_the_quickstart_compares_two_optimizers_from_a_fresh_clone(fresh_clone):
     assert "CPU ranks" in summary
     assert "Balance: CV = " in summary
     for name in ("loss_vs_steps", "loss_vs_tokens", "loss_vs_time", "final_loss_by_run", "throughput_by_run"):
-        whole_picture(matrix / "graphs" / f"{name}.png")
+        check_picture(matrix / "graphs" / f"{name}.png")
     assert not (fresh_clone.root / ".config").exists()
     duration = max(run["ended"] for run in runs) - min(run["provenance"]["created"] for run in planned)
     print(f"quickstart: {duration:.0f} s after set-up")
@@ -167,7 +167,7 @@ def test_reports_are_rebuilt_from_the_run_directories(clone, tmp_path):
     assert len(json.loads((matrix / "all_results.json").read_text())) == 2
     assert sorted(path.name for path in (matrix / "graphs").iterdir()) == pictures
     for name in pictures:
-        whole_picture(matrix / "graphs" / name)
+        check_picture(matrix / "graphs" / name)
     for path, content in kept.items():
         if path.parent.name != "graphs":
             assert path.read_bytes() == content, f"{path} was changed by a report"

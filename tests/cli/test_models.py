@@ -35,19 +35,19 @@ def matrix(tmp_path_factory):
     return folder
 
 
-def chosen(*arguments):
+def checkpoint_of(*arguments):
     return models.find_checkpoint(parse("sample", list(arguments))[1])
 
 
 def test_the_default_is_the_best_checkpoint_of_the_best_run_of_the_newest_matrix(matrix):
-    assert chosen(f"RESULTS_DIR={matrix.parent}").parent == matrix / "gpt2_adamw_1cpu" / "checkpoints"
-    assert chosen(f"TARGET={matrix}") == chosen(f"CHECKPOINT={matrix}")
+    assert checkpoint_of(f"RESULTS_DIR={matrix.parent}").parent == matrix / "gpt2_adamw_1cpu" / "checkpoints"
+    assert checkpoint_of(f"TARGET={matrix}") == checkpoint_of(f"CHECKPOINT={matrix}")
 
 
 def test_a_run_selects_its_best_checkpoint_and_a_file_selects_itself(matrix):
-    best = chosen(f"CHECKPOINT={matrix / 'gpt2_sgd_1cpu'}")
+    best = checkpoint_of(f"CHECKPOINT={matrix / 'gpt2_sgd_1cpu'}")
     assert best.samefile(matrix / "gpt2_sgd_1cpu" / "checkpoints" / "best.pt")
-    assert chosen(f"CHECKPOINT={best}") == best
+    assert checkpoint_of(f"CHECKPOINT={best}") == best
 
 
 def test_runs_on_different_data_are_compared_by_bits_per_byte(matrix, tmp_path):
@@ -65,23 +65,23 @@ def test_runs_on_different_data_are_compared_by_bits_per_byte(matrix, tmp_path):
     write_json(other / "result.json", result | {"bytes_per_token": 4.0})
     numbers = {run.name: run.best_bits_per_byte for run in analyse(find_matrix(tmp_path, None)).runs}
     assert numbers["gpt2_sgd_1cpu"] < numbers["gpt2_adamw_1cpu"]
-    assert chosen(f"TARGET={folder}").parent.parent.name == "gpt2_sgd_1cpu"
+    assert checkpoint_of(f"TARGET={folder}").parent.parent.name == "gpt2_sgd_1cpu"
     (other / "metrics.jsonl").write_text("")
     write_json(other / "result.json", result | {"bytes_per_token": None})
     with pytest.raises(ConfigError, match="their datasets differ"):
-        chosen(f"TARGET={folder}")
+        checkpoint_of(f"TARGET={folder}")
 
 
 def test_a_file_that_is_not_a_checkpoint_is_refused(matrix, tmp_path):
     with pytest.raises(ConfigError, match="is not a checkpoint, a run or a matrix"):
-        chosen("CHECKPOINT=/nowhere")
+        checkpoint_of("CHECKPOINT=/nowhere")
     with pytest.raises(RecordError, match="no checkpoint in"):
-        chosen(f"CHECKPOINT={matrix / 'gpt2_new_1cpu'}")
+        checkpoint_of(f"CHECKPOINT={matrix / 'gpt2_new_1cpu'}")
     empty = tmp_path / "test_matrix_results_20261120_020202"
     empty.mkdir()
     make_run(empty)
     with pytest.raises(RecordError, match="no checkpoint of an evaluated run in"):
-        chosen(f"TARGET={empty}")
+        checkpoint_of(f"TARGET={empty}")
 
 
 def test_arguments_become_options_of_the_program_and_invalid_ones_are_refused(matrix):
@@ -96,7 +96,7 @@ def test_arguments_become_options_of_the_program_and_invalid_ones_are_refused(ma
     assert "invalid PORT=x" in run("serve", arguments[0], "PORT=x").err
 
 
-def sample(*arguments, **variables):
+def run_sample(*arguments, **variables):
     return subprocess.run(
         [sys.executable, "-m", "kmatrix", "sample", *map(str, arguments)],
         cwd=ROOT, env={**environment(), **variables}, capture_output=True, text=True, check=False, timeout=120,
@@ -105,7 +105,7 @@ def sample(*arguments, **variables):
 
 def test_the_text_is_printed_with_its_checkpoint(matrix):
     arguments = (f"CHECKPOINT={matrix / 'gpt2_adamw_1cpu'}", "PROMPT=ab", "TOKENS=12", "SEED=3", "TEMPERATURE=1")
-    first, second = sample(*arguments), sample(*arguments)
+    first, second = run_sample(*arguments), run_sample(*arguments)
     assert first.returncode == 0, first.stderr
     assert first.stdout == second.stdout
     assert first.stdout.startswith("ab")
@@ -119,7 +119,7 @@ def test_the_text_is_printed_with_its_checkpoint(matrix):
     [("TOKENS=0", "max_tokens is 0"), ("TOP_P=2", "top_p is 2.0"), ("DEVICE=tpu", "invalid DEVICE=tpu")],
 )
 def test_invalid_combinations_are_refused_with_status_2(matrix, argument, message):
-    completed = sample(f"CHECKPOINT={matrix / 'gpt2_adamw_1cpu'}", argument)
+    completed = run_sample(f"CHECKPOINT={matrix / 'gpt2_adamw_1cpu'}", argument)
     assert completed.returncode == 2
     assert message in completed.stderr
     assert "Traceback" not in completed.stderr
@@ -127,7 +127,7 @@ def test_invalid_combinations_are_refused_with_status_2(matrix, argument, messag
 
 def test_a_truncated_checkpoint_is_refused(matrix, tmp_path):
     (tmp_path / "half.pt").write_bytes((matrix / "gpt2_adamw_1cpu" / "checkpoints" / "best.pt").read_bytes()[:1000])
-    completed = sample(f"CHECKPOINT={tmp_path / 'half.pt'}")
+    completed = run_sample(f"CHECKPOINT={tmp_path / 'half.pt'}")
     assert completed.returncode == 2
     assert "is damaged" in completed.stderr
 

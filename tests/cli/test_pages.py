@@ -83,8 +83,8 @@ def test_the_charts_of_the_runs_are_on_the_screen(tmp_path):
 def wait_for(terminal: Tmux, *texts: str) -> str:
     """Return the screen as soon as all texts are visible."""
 
-    def shown():
+    def all_texts_shown():
         screen = terminal.screen()
         return screen if all(text in screen for text in texts) else None
 
-    return wait_until(shown, f"{texts} are on the screen")
+    return wait_until(all_texts_shown, f"{texts} are on the screen")

@@ -24,7 +24,7 @@ from records_factory import CREATED, FakeRun, make_matrix
 NOW = CREATED + 50.0
 
 
-def entry(*indices, at=NOW - 1, memory=17000.0):
+def recording_entry(*indices, at=NOW - 1, memory=17000.0):
     gpus = [
         {
             "gpu_index": index,
@@ -61,7 +61,7 @@ def busy_matrix(tmp_path):
         folder = made.run(run.name)
         attempt = {"attempt": 1, "status": "running", "started": CREATED, "gpus": [f"GPU-{gpu}" for gpu in gpus]}
         write_json(folder.status, read_json(folder.status) | {"attempts": [attempt]})
-        record(folder, entry(*gpus))
+        record(folder, recording_entry(*gpus))
     return made
 
 
@@ -126,13 +126,13 @@ def test_memory_of_other_processes_is_shown_only_while_the_matrix_runs(busy_matr
 
 def test_simulated_gpus_of_a_cpu_run_are_listed(tmp_path):
     made = make_matrix(tmp_path, [FakeRun(status="running", stop_at=40)], took=None)
-    record(made.run(FakeRun().name), entry(0, 1))
+    record(made.run(FakeRun().name), recording_entry(0, 1))
     assert [gpu.run for gpu in current_view(made).gpus] == ["gpt2_adamw_1cpu"] * 2
 
 
 def test_ranks_on_the_cpu_are_not_listed_as_gpus(tmp_path):
     made = make_matrix(tmp_path, [FakeRun(status="running", stop_at=40)], took=None)
-    value = entry(0)
+    value = recording_entry(0)
     value["multi_gpu_data"][0]["uuid"] = "cpu-rank-0"
     record(made.run(FakeRun().name), value)
     assert current_view(made).gpus == ()

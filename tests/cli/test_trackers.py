@@ -33,7 +33,7 @@ def sync(run, *arguments):
     return program("track-sync", f"RESULTS_DIR={run.path.parent.parent}", *arguments)
 
 
-def stored(run):
+def values_in_tensorboard(run):
     """Return step -> values, read by TensorBoard's own reader, and check that each value was sent once."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -53,12 +53,12 @@ def test_pending_steps_are_sent_and_a_second_sync_sends_nothing(run):
     assert (result.status, result.err) == (0, "")
     folder = run.path.parent / "tb" / run.name
     assert result.out == f"{run.name}: tensorboard has all 30 steps (30 new), {folder}\n"
-    assert stored(run) == expected_values(run)
+    assert values_in_tensorboard(run) == expected_values(run)
     second = sync(run)
     assert (second.status, second.out.splitlines()[-1].split(": ")[1]) == (0, "no pending steps in 1 runs")
     for_tensorboard = sync(run, "TRACKER=tensorboard")
     assert (for_tensorboard.status, "30 steps (0 new)" in for_tensorboard.out) == (0, True)
-    assert stored(run) == expected_values(run)
+    assert values_in_tensorboard(run) == expected_values(run)
 
 
 def test_a_matrix_without_trackers_is_sent_to_the_trackers_of_the_command_line(run):
@@ -68,7 +68,7 @@ def test_a_matrix_without_trackers_is_sent_to_the_trackers_of_the_command_line(r
     assert refused.status == 2
     assert "ran without trackers" in refused.err
     assert sync(run, "TRACKER=tensorboard").status == 0
-    assert stored(run) == expected_values(run)
+    assert values_in_tensorboard(run) == expected_values(run)
 
 
 def test_a_tracker_that_refuses_is_reported_and_the_others_receive_the_run(run):
@@ -110,7 +110,7 @@ def test_a_full_disk_under_log_and_track_json_does_not_prevent_sending(run):
         assert subprocess.run(command, stdout=full, stderr=full, env=environment(), check=False).returncode == 2
         command[-1] = "tensorboard"
         assert subprocess.run(command, stdout=full, stderr=full, env=environment(), check=False).returncode == 0
-    assert stored(run) == expected_values(run)
+    assert values_in_tensorboard(run) == expected_values(run)
 
 
 def environment():

@@ -87,7 +87,7 @@ def test_the_hint_excludes_the_bad_runs_and_no_others(configs):
 
 
 @pytest.fixture
-def trainer(monkeypatch, tmp_path):
+def fake_trainer(monkeypatch, tmp_path):
     """Replace the trainer of the trial by a short script that fails for the named optimizers."""
 
     def fail_for(*optimizers):
@@ -100,8 +100,8 @@ def trainer(monkeypatch, tmp_path):
     return fail_for
 
 
-def test_a_bad_shape_refuses_the_matrix_names_its_runs_and_leaves_no_files(program, trainer, tmp_path):
-    trainer("sgd")
+def test_a_bad_shape_refuses_the_matrix_names_its_runs_and_leaves_no_files(program, fake_trainer, tmp_path):
+    fake_trainer("sgd")
     arguments = (
         *AXES,
         "OPTIMIZER=adamw,sgd",
@@ -117,8 +117,8 @@ def test_a_bad_shape_refuses_the_matrix_names_its_runs_and_leaves_no_files(progr
     assert list((tmp_path / "results").iterdir()) == []
 
 
-def test_the_printed_hint_fixes_the_matrix(program, trainer, tmp_path, monkeypatch):
-    log = trainer("sgd")
+def test_the_printed_hint_fixes_the_matrix(program, fake_trainer, tmp_path, monkeypatch):
+    log = fake_trainer("sgd")
     monkeypatch.setattr("kmatrix.cli.run._run_and_report", lambda *_, **__: 0)
     arguments = (*AXES, "SEED=1,2", f"RESULTS_DIR={tmp_path / 'results'}", "REUSE=n")
     result = program.check("test-matrix", *arguments, "PREFLIGHT=y", "OPTIMIZER=adamw")
@@ -128,8 +128,8 @@ def test_the_printed_hint_fixes_the_matrix(program, trainer, tmp_path, monkeypat
     assert matrix.name.startswith("test_matrix_results_")
 
 
-def test_the_symbol_enables_preflight_and_the_command_line_overrides_it(program, trainer, tmp_path, monkeypatch):
-    log = trainer()
+def test_the_symbol_enables_preflight_and_the_command_line_overrides_it(program, fake_trainer, tmp_path, monkeypatch):
+    log = fake_trainer()
     monkeypatch.setattr("kmatrix.cli.run._run_and_report", lambda *_, **__: 0)
     with program.config.open("a") as file:
         file.write("CONFIG_PREFLIGHT=y\n")

@@ -23,7 +23,7 @@ def git(root, *arguments):
 
 
 @pytest.fixture
-def project(tmp_path):
+def repository(tmp_path):
     """A repository with the sources of the trainer, all committed."""
     for name in ("README.md", "gpt2/train.py", "lib/kmatrix/records/__init__.py", ".env.example"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -38,22 +38,22 @@ def project(tmp_path):
     return tmp_path
 
 
-def test_committed_code_is_identified_by_its_commit_without_a_patch(project):
-    code = code_of(project)
-    assert code.commit == git(project, "rev-parse", "HEAD").strip()
+def test_committed_code_is_identified_by_its_commit_without_a_patch(repository):
+    code = code_of(repository)
+    assert code.commit == git(repository, "rev-parse", "HEAD").strip()
     assert (code.dirty, code.patch, code.no_patch, code.untracked) == (False, None, "", ())
 
 
-def test_commit_plus_patch_is_the_code_that_ran(project, tmp_path_factory):
-    (project / "gpt2/train.py").write_text("two\n")
-    (project / "README.md").unlink()
-    (project / "picture.png").write_bytes(bytes(range(256)))
-    git(project, "add", "picture.png")
-    git(project, "config", "diff.noprefix", "true")  # the git settings of the user have no effect
-    git(project, "config", "color.diff", "always")
-    code = code_of(project)
+def test_commit_plus_patch_is_the_code_that_ran(repository, tmp_path_factory):
+    (repository / "gpt2/train.py").write_text("two\n")
+    (repository / "README.md").unlink()
+    (repository / "picture.png").write_bytes(bytes(range(256)))
+    git(repository, "add", "picture.png")
+    git(repository, "config", "diff.noprefix", "true")  # the git settings of the user have no effect
+    git(repository, "config", "color.diff", "always")
+    code = code_of(repository)
     copy = tmp_path_factory.mktemp("then") / "code"
-    git(project, "worktree", "add", "-q", str(copy), code.commit)
+    git(repository, "worktree", "add", "-q", str(copy), code.commit)
     (copy.parent / "code.patch").write_bytes(code.patch)
     git(copy, "apply", str(copy.parent / "code.patch"))
     assert (copy / "gpt2/train.py").read_text() == "two\n"
@@ -62,48 +62,48 @@ def test_commit_plus_patch_is_the_code_that_ran(project, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", [".env.example", "conf/.env", ".config", "my.key", "conf/secrets.toml", "id_rsa"])
-def test_a_file_that_may_contain_secrets_is_never_in_the_patch(project, name):
-    (project / name).parent.mkdir(exist_ok=True)
-    (project / name).write_text("before\n")
-    git(project, "add", "-f", name)
-    git(project, "commit", "-q", "-m", "second")
-    (project / name).write_text("WANDB_API_KEY=local-0123456789abcdef\n")
-    assert (code_of(project).patch, code_of(project).no_patch) == (
+def test_a_file_that_may_contain_secrets_is_never_in_the_patch(repository, name):
+    (repository / name).parent.mkdir(exist_ok=True)
+    (repository / name).write_text("before\n")
+    git(repository, "add", "-f", name)
+    git(repository, "commit", "-q", "-m", "second")
+    (repository / name).write_text("WANDB_API_KEY=local-0123456789abcdef\n")
+    assert (code_of(repository).patch, code_of(repository).no_patch) == (
         None,
         "only files that may contain secrets have changed",
     )
-    (project / "gpt2/train.py").write_text("two\n")
-    assert b"0123456789abcdef" not in code_of(project).patch
+    (repository / "gpt2/train.py").write_text("two\n")
+    assert b"0123456789abcdef" not in code_of(repository).patch
 
 
-def test_a_patch_that_is_too_large_is_omitted_with_the_reason(project, monkeypatch):
+def test_a_patch_that_is_too_large_is_omitted_with_the_reason(repository, monkeypatch):
     monkeypatch.setattr(module, "PATCH_LIMIT", 2**20)
-    (project / "gpt2/train.py").write_text("0123456789\n" * 200_000)
-    code = code_of(project)
+    (repository / "gpt2/train.py").write_text("0123456789\n" * 200_000)
+    code = code_of(repository)
     assert (code.patch, code.no_patch) == (None, "its 2.3 MiB exceed the limit of 1 MiB")
 
 
-def test_untracked_source_files_are_named_and_other_files_are_not(project):
+def test_untracked_source_files_are_named_and_other_files_are_not(repository):
     for name in ("gpt2/mine.py", "Kconfig.mine", "notes.txt", "gpt2/data.bin"):
-        (project / name).write_text("new\n")
-    assert code_of(project).untracked == ("Kconfig.mine", "gpt2/mine.py")
+        (repository / name).write_text("new\n")
+    assert code_of(repository).untracked == ("Kconfig.mine", "gpt2/mine.py")
 
 
-def test_the_code_hash_covers_only_the_sources_of_the_trainer(project):
-    before = code_of(project)
-    (project / "tests.py").write_text("new\n")
-    assert code_of(project).sha256 == before.sha256
-    (project / "lib/kmatrix/errors.py").write_text("two\n")
-    after = code_of(project)
+def test_the_code_hash_covers_only_the_sources_of_the_trainer(repository):
+    before = code_of(repository)
+    (repository / "tests.py").write_text("new\n")
+    assert code_of(repository).sha256 == before.sha256
+    (repository / "lib/kmatrix/errors.py").write_text("two\n")
+    after = code_of(repository)
     assert after.sha256 != before.sha256
     assert {name for name in after.files if after.files[name] != before.files[name]} == {"lib/kmatrix/errors.py"}
 
 
 @pytest.mark.parametrize("name", ["redaction.py", "records/lock.py"])
-def test_a_change_of_the_control_side_keeps_the_code_hash(project, name):
-    before = code_of(project)
-    (project / "lib/kmatrix" / name).write_text("two\n")
-    assert code_of(project).sha256 == before.sha256
+def test_a_change_of_the_control_side_keeps_the_code_hash(repository, name):
+    before = code_of(repository)
+    (repository / "lib/kmatrix" / name).write_text("two\n")
+    assert code_of(repository).sha256 == before.sha256
 
 
 def test_the_hashed_files_are_those_that_the_trainer_imports():
@@ -118,9 +118,9 @@ def test_the_hashed_files_are_those_that_the_trainer_imports():
     assert not [name for name in files if re.match("lib/kmatrix/(cli|report|runner|status|track|gpu)/", name)]
 
 
-def test_outside_a_repository_the_code_is_identified_by_its_hash(project):
-    (project / ".git").rename(project / "git-is-gone")
-    code = code_of(project)
+def test_outside_a_repository_the_code_is_identified_by_its_hash(repository):
+    (repository / ".git").rename(repository / "git-is-gone")
+    code = code_of(repository)
     assert (code.commit, code.dirty, code.patch, code.untracked) == (None, None, None, ())
     assert len(code.sha256) == 64
 
@@ -134,9 +134,9 @@ def test_variables_that_may_change_a_result_are_recorded_without_secrets():
     assert variables(environment) == {"CUDA_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2"}
 
 
-def test_the_provenance_names_versions_machine_and_patch(project):
-    (project / "gpt2/train.py").write_text("two\n")
-    value = provenance(code_of(project), "kmatrix train", (), "code.patch")
+def test_the_provenance_names_versions_machine_and_patch(repository):
+    (repository / "gpt2/train.py").write_text("two\n")
+    value = provenance(code_of(repository), "kmatrix train", (), "code.patch")
     assert (value["patch"], value["git_dirty"], value["command"]) == ("code.patch", True, "kmatrix train")
     assert value["versions"]["torch"]
     assert value["driver"] is None  # no GPU is used, so the driver is not queried
@@ -144,11 +144,11 @@ def test_the_provenance_names_versions_machine_and_patch(project):
     assert value["cpu"]
 
 
-def test_a_patch_with_a_key_is_omitted_with_the_reason(project, monkeypatch):
+def test_a_patch_with_a_key_is_omitted_with_the_reason(repository, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "correct-horse")
-    (project / "gpt2/train.py").write_text("wandb.login(key='correct-horse')\n")
+    (repository / "gpt2/train.py").write_text("wandb.login(key='correct-horse')\n")
 
-    code = code_of(project)
+    code = code_of(repository)
 
     assert code.patch is None
     assert "it contains a key" in code.no_patch

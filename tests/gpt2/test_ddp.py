@@ -22,7 +22,7 @@ from waiting import wait_until
 FAULTS = ("tests/support/trainer_faults.py",)
 
 
-def start(run_dir, *, fault="none:0:0", **variables):
+def start_training(run_dir, *, fault="none:0:0", **variables):
     """Start a run under torchrun with one fault in it."""
     return subprocess.Popen(
         train_command(run_dir, program=FAULTS),
@@ -34,7 +34,7 @@ def start(run_dir, *, fault="none:0:0", **variables):
     )
 
 
-def end_of(process, timeout=90):
+def output_of(process, timeout=90):
     """Wait for the process and return its output."""
     try:
         return process.communicate(timeout=timeout)[0]
@@ -55,8 +55,8 @@ def test_two_ranks_with_six_sequences_equal_one_rank_with_twelve(tmp_path):
     single = make_run(tmp_path, "one", batch_size=12, **common)
     double = make_run(tmp_path, "two", batch_size=6, num_gpus=2, **common)
     (tmp_path / "weights").mkdir()
-    processes = [start(single), start(double, FAULT_DUMP=tmp_path / "weights")]
-    outputs = [end_of(process) for process in processes]
+    processes = [start_training(single), start_training(double, FAULT_DUMP=tmp_path / "weights")]
+    outputs = [output_of(process) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert train_losses(double) == pytest.approx(train_losses(single), abs=1e-5)
     first, second = (read_json(run.result) for run in (single, double))
@@ -76,8 +76,8 @@ def test_two_ranks_prune_the_same_weights_without_communication(tmp_path):
     pruning = {"optimizer": "adamwprune", "adamwprune_base": "adamw", "pruning": "state", "pruning_global": True}
     run_dir = make_run(tmp_path, num_gpus=2, batch_size=2, max_iters=20, **pruning, **ramp)
     (tmp_path / "weights").mkdir()
-    process = start(run_dir, FAULT_DUMP=tmp_path / "weights")
-    output = end_of(process)
+    process = start_training(run_dir, FAULT_DUMP=tmp_path / "weights")
+    output = output_of(process)
     assert process.returncode == 0, output
     first, second = (torch.load(tmp_path / f"weights/{rank}.pt", weights_only=True) for rank in (0, 1))
     for name, weights in first.items():
@@ -90,10 +90,10 @@ def test_two_ranks_prune_the_same_weights_without_communication(tmp_path):
 
 def test_sigterm_to_torchrun_stops_every_rank_with_a_checkpoint(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=1_000_000)
-    process = start(run_dir)
+    process = start_training(run_dir)
     wait_until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
     process.terminate()
-    output = end_of(process, timeout=40)
+    output = output_of(process, timeout=40)
     result = read_json(run_dir.result)
     assert (result["status"], result["kind"]) == ("stopped", "signal"), output
     assert "SIGTERM" in result["reason"]
@@ -107,7 +107,7 @@ def test_sigterm_to_torchrun_stops_every_rank_with_a_checkpoint(tmp_path):
 
 def test_a_signal_to_one_rank_stops_all_within_two_steps(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000)
-    end_of(start(run_dir, fault="signal:1:7"))
+    output_of(start_training(run_dir, fault="signal:1:7"))
     result = read_json(run_dir.result)
     assert (result["status"], result["kind"]) == ("stopped", "signal")
     assert result["step"] in (8, 9)  # the signal arrives in step 7: updates 0 to 7, or one more
@@ -115,8 +115,8 @@ def test_a_signal_to_one_rank_stops_all_within_two_steps(tmp_path):
 
 def test_a_nan_on_one_rank_ends_all_ranks_with_its_step_as_the_reason(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, checkpoint_interval=3)
-    process = start(run_dir, fault="nan:1:5")
-    output = end_of(process)
+    process = start_training(run_dir, fault="nan:1:5")
+    output = output_of(process)
     result = read_json(run_dir.result)
     assert process.returncode == 1
     assert (result["status"], result["kind"], result["reason"]) == ("failed", "nan", "loss is nan at step 5"), output
@@ -126,7 +126,7 @@ def test_a_nan_on_one_rank_ends_all_ranks_with_its_step_as_the_reason(tmp_path):
 
 def test_the_reason_is_that_of_the_rank_that_failed_first(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000)
-    end_of(start(run_dir, fault="raise:1:3"))
+    output_of(start_training(run_dir, fault="raise:1:3"))
     result = read_json(run_dir.result)
     assert (result["status"], result["kind"]) == ("failed", "error")
     assert result["reason"] == "rank 1: RuntimeError: the cable was pulled"
@@ -136,10 +136,10 @@ def test_the_reason_is_that_of_the_rank_that_failed_first(tmp_path):
 @pytest.mark.slow
 def test_a_rank_that_waits_for_a_hanging_one_reports_it_before_it_is_killed(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000)
-    process = start(run_dir, fault="hang:1:4", FAULT_HANGS=tmp_path / "hangs", FAULT_GRACE_S=2)
+    process = start_training(run_dir, fault="hang:1:4", FAULT_HANGS=tmp_path / "hangs", FAULT_GRACE_S=2)
     wait_until((tmp_path / "hangs").exists)
     process.terminate()
-    end_of(process, timeout=60)
+    output_of(process, timeout=60)
     result = read_json(run_dir.result)
     assert (result["status"], result["kind"]) == ("stopped", "signal")
     assert "did not end" in result["reason"]
@@ -148,7 +148,7 @@ def test_a_rank_that_waits_for_a_hanging_one_reports_it_before_it_is_killed(tmp_
 @pytest.mark.slow
 def test_no_rank_outlives_a_killed_torchrun(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=1_000_000)
-    process = start(run_dir)
+    process = start_training(run_dir)
     wait_until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
     ranks = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     assert len(ranks) == 2
@@ -161,12 +161,12 @@ def test_no_rank_outlives_a_killed_torchrun(tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_works_in_any_order_of_its_signals(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=1_000_000)
-    process = start(run_dir)
+    process = start_training(run_dir)
     wait_until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
     for _ in range(2):
         process.send_signal(signal.SIGINT)
         time.sleep(0.1)
-    end_of(process, timeout=60)
+    output_of(process, timeout=60)
     assert read_json(run_dir.result)["status"] == "stopped"
 
 
@@ -174,8 +174,8 @@ def test_ctrl_c_works_in_any_order_of_its_signals(tmp_path):
 def test_ten_consecutive_runs_exit_cleanly(tmp_path):
     for turn in range(10):
         run_dir = make_run(tmp_path, f"run{turn}", num_gpus=2, max_iters=3, data_path=tmp_path / "data")
-        process = start(run_dir)
-        output = end_of(process)
+        process = start_training(run_dir)
+        output = output_of(process)
         assert process.returncode == 0, output
         assert ended_cleanly(output)
 
@@ -191,7 +191,7 @@ def test_dropout_and_other_optimizers_keep_replicas_equal(tmp_path, optimizer):
         **(muon if optimizer == "muon" else {}),
     }
     run_dir = make_run(tmp_path, num_gpus=2, **extra)
-    output = end_of(start(run_dir, FAULT_DUMP=tmp_path))
+    output = output_of(start_training(run_dir, FAULT_DUMP=tmp_path))
     replicas = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
     assert all(torch.equal(replicas[0][name], replicas[1][name]) for name in replicas[0]), output
 
@@ -199,7 +199,7 @@ def test_dropout_and_other_optimizers_keep_replicas_equal(tmp_path, optimizer):
 def test_a_slower_rank_is_detected_although_all_steps_take_the_same_time(tmp_path):
     """The other ranks wait for its gradients, so step times are equal and compute times are not."""
     run_dir = make_run(tmp_path, num_gpus=2, batch_size=2, max_iters=13, log_interval=4, eval_interval=100)
-    output = end_of(start(run_dir, fault="slow:1:0"))
+    output = output_of(start_training(run_dir, fault="slow:1:0"))
     assert read_json(run_dir.result)["status"] == "finished", output
     fast, slow = (list(read_jsonl(run_dir.timings(rank))) for rank in (0, 1))
     assert [line["step"] for line in fast] == [line["step"] for line in slow] == [4, 8, 12]
@@ -213,7 +213,7 @@ def test_a_slower_rank_is_detected_although_all_steps_take_the_same_time(tmp_pat
 def test_a_straggler_among_four_ranks_is_named_with_its_share_of_time(tmp_path):
     """All four have the same step times, and three of them wait for one."""
     run_dir = make_run(tmp_path, num_gpus=4, batch_size=1, max_iters=13, log_interval=4, eval_interval=100)
-    output = end_of(start(run_dir, fault="slow:2:0"), timeout=180)
+    output = output_of(start_training(run_dir, fault="slow:2:0"), timeout=180)
     assert read_json(run_dir.result)["status"] == "finished", output
     ranks = read_ranks(run_dir)
     assert ranks is not None

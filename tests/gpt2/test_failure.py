@@ -62,7 +62,7 @@ def status_of_rank(rank, step, phase, **fields):
         ([status_of_rank(0, 4, "", kind="evaluation")], "rank 0 is in evaluation of step 4"),
     ],
 )
-def test_the_rank_with_the_least_progress_is_behind(ranks, expected):
+def test_the_rank_with_the_least_progress_is_named_as_late(ranks, expected):
     assert describe_ranks(ranks) == expected
 
 

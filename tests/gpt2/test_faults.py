@@ -18,7 +18,7 @@ def guard_of(tmp_path, attempt=1, **overrides):
     return FaultPolicy(TrainConfig.from_json(train_fields(tmp_path, "", tmp_path, **overrides)), attempt)
 
 
-def spiky(tmp_path, policy="record", **overrides):
+def guard_with_history(tmp_path, policy="record", **overrides):
     """Return a guard that has seen 20 losses of about 3 +- 0.1."""
     guard = guard_of(tmp_path, spike_zscore=6.0, spike_window=20, spike_policy=policy, **overrides)
     draw = random.Random(1)
@@ -50,7 +50,7 @@ def test_the_nan_policy_of_the_run_applies(tmp_path, policy):
 
 
 def test_a_spike_is_a_loss_far_above_the_previous_ones(tmp_path):
-    guard = spiky(tmp_path)
+    guard = guard_with_history(tmp_path)
     fault = guard.check(20, 5.0, 1.0)
     assert fault
     assert (fault.kind, fault.policy) == ("spike", Policy.RECORD)
@@ -69,7 +69,7 @@ def test_constant_losses_cause_no_spike(tmp_path):
 
 
 def test_a_skipped_spike_is_not_added_to_the_window(tmp_path):
-    guard = spiky(tmp_path, "skip", bad_steps_limit=5)
+    guard = guard_with_history(tmp_path, "skip", bad_steps_limit=5)
     assert [guard.check(step, 5.0, 1.0) is not None for step in (20, 21)] == [True, True]
 
 

@@ -30,7 +30,7 @@ def random_ids(*shape, seed=5):
 
 
 @torch.no_grad()
-def uncached(model, tokens):
+def logits_without_cache(model, tokens):
     """Return the logits after a text, computed without a cache: (V,)."""
     return model(torch.tensor([list(tokens)]))[0][0, -1]
 
@@ -56,7 +56,7 @@ def test_rows_of_different_lengths_do_not_affect_each_other(model):
         model.extend(text[None, :-1], cache, row)
     logits = model.extend(torch.stack([text[-1:] for text in texts]), cache)
     for row, text in zip(logits, texts, strict=True):
-        assert torch.allclose(row, uncached(model, text.tolist()), rtol=0, atol=1e-5)
+        assert torch.allclose(row, logits_without_cache(model, text.tolist()), rtol=0, atol=1e-5)
     assert cache.lengths == [3, 17, 9]
 
 
@@ -67,7 +67,7 @@ def test_a_moved_row_continues_as_before(model):
     model.extend(second[None, :-1], cache, 1)
     cache.move(1, 0)
     logits = model.extend(second[None, -1:], cache, 0)
-    assert torch.allclose(logits[0], uncached(model, second.tolist()), rtol=0, atol=1e-5)
+    assert torch.allclose(logits[0], logits_without_cache(model, second.tolist()), rtol=0, atol=1e-5)
 
 
 def test_a_row_longer_than_the_context_is_refused_and_the_cache_grows_on_demand(model):
@@ -86,7 +86,7 @@ def test_temperature_0_selects_the_most_likely_token(model):
     "".join(generate(model, text))
     sequence = list(text.prompt)
     for token in text.tokens:
-        assert token == int(uncached(model, sequence).argmax())
+        assert token == int(logits_without_cache(model, sequence).argmax())
         sequence.append(token)
 
 
@@ -223,7 +223,7 @@ def test_the_overlap_is_the_longest_prefix_of_the_stop_text_at_the_end(text, sto
 def test_an_empty_prompt_starts_a_document(model):
     text = GeneratedText([], Sampling(max_tokens=1, temperature=0), BYTES)
     list(generate(model, text))
-    assert text.tokens == [int(uncached(model, [BYTES.end_of_document]).argmax())]
+    assert text.tokens == [int(logits_without_cache(model, [BYTES.end_of_document]).argmax())]
 
 
 def test_texts_generated_in_a_batch_equal_those_generated_alone(model):
@@ -269,11 +269,11 @@ def test_a_text_longer_than_the_context_continues_from_its_last_half(model):
     all_tokens = [*text.prompt, *text.tokens]
     position = 24  # the window is full: tokens 12..23 are read again, and token 24 is the next
     if len(all_tokens) > position:
-        assert all_tokens[position] == int(uncached(model, all_tokens[position - 12 : position]).argmax())
+        assert all_tokens[position] == int(logits_without_cache(model, all_tokens[position - 12 : position]).argmax())
 
 
 def test_a_prompt_longer_than_the_context_is_truncated_at_its_start(model):
     prompt = random_ids(40).tolist()
     text = GeneratedText(prompt, Sampling(max_tokens=1, temperature=0), BYTES)
     list(generate(model, text))
-    assert text.tokens == [int(uncached(model, prompt[-24:]).argmax())]
+    assert text.tokens == [int(logits_without_cache(model, prompt[-24:]).argmax())]

@@ -51,7 +51,7 @@ def score_by_transformers(model, examples):
     return correct[0] / len(examples), correct[1] / len(examples)
 
 
-class Favours(torch.nn.Module):
+class PreferenceModel(torch.nn.Module):
     """A model for which one token has the logit of its preference, after any text, and all others 0."""
 
     def __init__(self, preferences, vocab_size=257):
@@ -73,7 +73,7 @@ def test_the_score_matches_a_calculation_by_hand(tmp_path):
         *[{"ctx": "x", "endings": ["aaaa", "z", "zz", "zzz"], "label": 1}] * 2,  # total: 1 letter next to a blank
     ]
     benchmark = HellaSwag(config_of(tmp_path, jsonl(tmp_path, lines)), world())
-    model = Favours({a: 2.0, z: 1.0})
+    model = PreferenceModel({a: 2.0, z: 1.0})
     cost = {t: math.log(255 + math.e**2 + math.e) - model.logits[t].item() for t in (a, z, 32)}
     assert cost[32] + cost[z] < cost[32] + 4 * cost[a]
     assert (cost[32] + 4 * cost[a]) / 5 < (cost[32] + cost[z]) / 2
@@ -105,7 +105,7 @@ def test_ranks_divide_the_examples_without_gaps_or_repetitions(tmp_path):
 
 def test_an_interrupted_evaluation_has_no_score(tmp_path):
     benchmark = HellaSwag(config_of(tmp_path, jsonl(tmp_path)), world())
-    assert benchmark.score(Favours({}), lambda: True) is None
+    assert benchmark.score(PreferenceModel({}), lambda: True) is None
 
 
 def test_the_first_examples_are_used_if_not_all_are_requested(tmp_path):

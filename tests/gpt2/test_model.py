@@ -18,7 +18,7 @@ from models import SHAPE, _one_thread_and_default_precision, enlarge_weights, hf
 
 
 @pytest.fixture(params=["matmul", "sdpa"])
-def path(request, monkeypatch):
+def forced_path(request, monkeypatch):
     """Force each of the two attention paths, whatever the rule would select."""
     monkeypatch.setattr(gpt2.model, "attention_path", lambda *arguments: request.param)
     return request.param
@@ -26,7 +26,7 @@ def path(request, monkeypatch):
 
 @pytest.mark.parametrize("tying", [True, False])
 @pytest.mark.parametrize("precision", ["highest", "the trainer's"])
-def test_logits_loss_and_gradients_match_transformers(path, tying, precision):
+def test_logits_loss_and_gradients_match_transformers(forced_path, tying, precision):
     if precision != "highest":
         configure_precision("cpu", "fp32", tf32=False)
     shape = replace(SHAPE, weight_tying=tying)
@@ -130,7 +130,7 @@ def test_the_initial_loss_is_that_of_a_uniform_guess():
     assert GPT(SHAPE)(idx, targets)[1].item() == pytest.approx(math.log(SHAPE.vocab_size), abs=0.05)
 
 
-def test_attention_is_causal(path):
+def test_attention_is_causal(forced_path):
     model = enlarge_weights(GPT(SHAPE))
     idx, _ = random_tokens()
     changed = idx.clone()
@@ -140,7 +140,7 @@ def test_attention_is_causal(path):
     assert not torch.allclose(before[:, 10], after[:, 10])
 
 
-def test_the_logits_of_a_prefix_are_a_prefix_of_the_logits(path):
+def test_the_logits_of_a_prefix_are_a_prefix_of_the_logits(forced_path):
     model = enlarge_weights(GPT(SHAPE))
     idx, _ = random_tokens()
     assert torch.allclose(model(idx[:, :7])[0], model(idx)[0][:, :7], atol=1e-5)
@@ -175,7 +175,7 @@ def test_a_text_longer_than_the_context_is_refused():
         GPT(SHAPE)(random_tokens(length=25)[0])
 
 
-def test_dropout_is_active_only_in_training_and_follows_the_global_seed(path):
+def test_dropout_is_active_only_in_training_and_follows_the_global_seed(forced_path):
     idx, targets = random_tokens()
     plain, dropping = enlarge_weights(GPT(SHAPE)), enlarge_weights(GPT(SHAPE, dropout=0.3))
 
@@ -188,14 +188,14 @@ def test_dropout_is_active_only_in_training_and_follows_the_global_seed(path):
     assert dropping(idx, targets)[1].item() == plain(idx, targets)[1].item()
 
 
-def test_dropout_keeps_the_expected_loss(path):
+def test_dropout_keeps_the_expected_loss(forced_path):
     idx, targets = random_tokens()
     plain, dropping = enlarge_weights(GPT(SHAPE)), enlarge_weights(GPT(SHAPE, dropout=0.02))
     mean = sum(dropping(idx, targets)[1].item() for _ in range(40)) / 40
     assert mean == pytest.approx(plain(idx, targets)[1].item(), rel=0.02)
 
 
-def test_bfloat16_is_close_to_fp32_and_its_loss_is_fp32(path):
+def test_bfloat16_is_close_to_fp32_and_its_loss_is_fp32(forced_path):
     model = enlarge_weights(GPT(SHAPE, vocab_multiple=64))
     idx, targets = random_tokens()
     exact = model(idx, targets)[1]

@@ -19,7 +19,7 @@ def gradients(model, dtype="fp32", seed=3):
     return loss.detach(), [parameter.grad for parameter in model.parameters()]
 
 
-class MostLogits(TorchDispatchMode):
+class LargestOutput(TorchDispatchMode):
     """Record the largest number of rows of vocabulary width in the output of any operation."""
 
     def __init__(self):
@@ -81,7 +81,7 @@ def test_with_a_loss_chunk_the_complete_logits_are_never_materialized(training):
     whole = GPT(SHAPE)
     rows = []
     for each in (whole, model):
-        with torch.set_grad_enabled(training), MostLogits() as most:
+        with torch.set_grad_enabled(training), LargestOutput() as most:
             each(idx, targets)
         rows.append(most.rows)
     assert rows == [idx.numel(), 32]  # x is 32 wide, so the products of a chunk are 32 x 61

@@ -34,7 +34,7 @@ def _one_thread():
     torch.set_num_threads(threads)
 
 
-def spiky(parameter, count):
+def spiky_gradients(parameter, count):
     """Return gradients with a spike of a thousand times the usual size in every ninth."""
     grads = gradients(parameter, steps=count)
     for grad in grads[4::9]:
@@ -68,7 +68,7 @@ def spam_by_hand(x, grads, *, lr, theta, interval, warmup, decay=0.0, beta1=0.9,
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_spam_follows_its_algorithm_over_spikes_resets_and_warm_ups(decay):
-    config, grads = replace(SPAM, weight_decay=decay), spiky(MatrixModel().matrix, 75)
+    config, grads = replace(SPAM, weight_decay=decay), spiky_gradients(MatrixModel().matrix, 75)
     found = run(config, grads)
 
     expected = spam_by_hand(
@@ -82,7 +82,7 @@ def test_spam_agrees_with_an_independent_implementation():
     import pytorch_optimizer
 
     ours, theirs = MatrixModel(), MatrixModel()
-    grads = spiky(ours.matrix, 75)
+    grads = spiky_gradients(ours.matrix, 75)
     found = run(SPAM, grads, ours)
     options = {"threshold": 4, "update_proj_gap": 30, "warmup_epoch": 7, "grad_accu_steps": CLIP_AFTER}
     their_optimizer = pytorch_optimizer.SPAM(theirs.parameters(), lr=1e-2, betas=(0.9, 0.95), eps=1e-8, **options)
@@ -125,7 +125,7 @@ def test_the_learning_rate_of_a_group_is_restored_after_a_step():
 
 
 def test_adamwadv_divides_by_the_largest_second_moment():
-    grads = spiky(MatrixModel().matrix, 20)
+    grads = spiky_gradients(MatrixModel().matrix, 20)
     x, m, v, maximum = MatrixModel().matrix.detach().double().clone(), 0.0, torch.zeros(()), torch.zeros(())
     for t, grad in enumerate((g.double() for g in grads), start=1):
         x *= 1 - 1e-2 * 0.1
@@ -138,7 +138,7 @@ def test_adamwadv_divides_by_the_largest_second_moment():
 
 @pytest.mark.parametrize("base", ["adamw", "adamwspam"])
 def test_adamwprune_without_pruning_equals_its_base(base):
-    config, grads = replace(SPAM, adamwprune_base=base), spiky(MatrixModel().matrix, 40)
+    config, grads = replace(SPAM, adamwprune_base=base), spiky_gradients(MatrixModel().matrix, 40)
 
     assert torch.equal(run(replace(config, optimizer="adamwprune"), grads), run(replace(config, optimizer=base), grads))
 
@@ -156,7 +156,7 @@ def test_lion_follows_its_formula():
 
 def test_adopt_follows_its_algorithm():
     config = Settings(optimizer="adopt", beta2=0.9999, epsilon=1e-6)
-    grads = spiky(MatrixModel().matrix, 20)
+    grads = spiky_gradients(MatrixModel().matrix, 20)
     x, m = MatrixModel().matrix.detach().double().clone() * (1 - 1e-2 * 0.1), 0.0
     v = grads[0].double() ** 2
     for t, grad in enumerate((g.double() for g in grads[1:]), start=2):

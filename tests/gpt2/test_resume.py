@@ -26,7 +26,7 @@ LONGEST = 500  # seconds for all cases of one kind
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def train_cases(tmp_path_factory):
     """Return a function that trains some cases, uninterrupted and in parts, and returns their directory.
 
     All worker processes of pytest share the trained runs.
@@ -39,7 +39,7 @@ def trained(tmp_path_factory):
         try:
             folder.mkdir()
         except FileExistsError:
-            wait_until((folder / "done").exists, "another process trains them", LONGEST)
+            wait_until((folder / "done").exists, "another process trains the cases", LONGEST)
             return folder
         command = [sys.executable, *(TORCHRUN if ranks == 2 else []), PROGRAM, str(folder), *names]
         completed = subprocess.run(
@@ -51,7 +51,7 @@ def trained(tmp_path_factory):
     return train
 
 
-def both(folder, name):
+def both_runs(folder, name):
     return RunDir(folder / name / "straight"), RunDir(folder / name / "parts")
 
 
@@ -69,33 +69,33 @@ def equal(left, right):
 def check_same_end(folder, name):
     """Check that a run in two parts ended like the uninterrupted one."""
     assert (folder / name).exists(), (folder / "done").read_text()
-    ends = [load_checkpoint(run.checkpoints / "final.pt") for run in both(folder, name)]
+    ends = [load_checkpoint(run.checkpoints / "final.pt") for run in both_runs(folder, name)]
     assert ends[0]["step"] == ends[1]["step"] == STEPS
     for component in ("model", "optimizer", "rng", "pruner"):
         assert equal(*(end.get(component, end["carried"].get(component)) for end in ends)), component
-    metrics = [merged_metrics(run.metrics) for run in both(folder, name)]
+    metrics = [merged_metrics(run.metrics) for run in both_runs(folder, name)]
     lines = [[{key: line.values.get(key) for key in MEASURED} for line in run] for run in metrics]
     assert lines[0] == lines[1]
-    (resume,) = (event for event in read_jsonl(both(folder, name)[1].events) if event["event"] == "resume")
+    (resume,) = (event for event in read_jsonl(both_runs(folder, name)[1].events) if event["event"] == "resume")
     assert CASES[name].stop <= resume["step"] <= CASES[name].stop + 2
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", QUICK)
-def test_a_run_in_two_parts_equals_an_uninterrupted_run_bit_for_bit(trained, ranks, name):
-    check_same_end(trained(ranks, QUICK), name)
+def test_a_run_in_two_parts_equals_an_uninterrupted_run_bit_for_bit(train_cases, ranks, name):
+    check_same_end(train_cases(ranks, QUICK), name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", [name for name in CASES if name not in QUICK])
-def test_every_other_optimizer_resumes_bit_for_bit_too(trained, ranks, name):
-    check_same_end(trained(ranks, [name for name in CASES if name not in QUICK]), name)
+def test_every_other_optimizer_resumes_bit_for_bit_too(train_cases, ranks, name):
+    check_same_end(train_cases(ranks, [name for name in CASES if name not in QUICK]), name)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_result_of_the_second_attempt_covers_the_whole_run(trained, ranks):
-    uninterrupted, resumed = both(trained(ranks, QUICK), "adamw")
+def test_the_result_of_the_second_attempt_covers_the_whole_run(train_cases, ranks):
+    uninterrupted, resumed = both_runs(train_cases(ranks, QUICK), "adamw")
     expected, result = read_json(uninterrupted.result), read_json(resumed.result)
     for key in ("initial_val_loss", "final_val_loss", "best_val_loss", "best_val_step", "final_train_loss", "step"):
         assert result[key] == expected[key], key

@@ -27,24 +27,24 @@ class Run:
         self.budget.begin(spent_s=0.0, final_s=lambda: self.checkpoint)
         self.step, self.evaluation, self.checkpoint, self.every = step, evaluation, checkpoint, every
 
-    def end(self, max_steps=10_000):
+    def train_until_the_budget_ends(self, max_steps=10_000):
         """Train until the budget ends, as the loop does; return the seconds after everything is written."""
         requested = False
         for step in range(max_steps):
             if step % self.every == 0:
                 if requested:
                     break
-                self.judge()
+                self.evaluate()
             self.now += self.step
             self.budget.stepped(self.step)
             if requested:
                 break
             due = (EVALUATION,) if (step + 1) % self.every == 0 else ()
             requested = self.budget.is_up(due)
-        self.judge()
+        self.evaluate()
         return self.now + self.checkpoint
 
-    def judge(self):
+    def evaluate(self):
         self.now += self.evaluation
         self.budget.took(EVALUATION, self.evaluation)
 
@@ -58,10 +58,10 @@ class Run:
 )
 def test_the_budget_includes_evaluation_checkpoint_and_one_more_step(seconds, step, evaluation, checkpoint, every):
     run = Run(seconds, step=step, evaluation=evaluation, checkpoint=checkpoint, every=every)
-    end = run.end()
+    ended_at = run.train_until_the_budget_ends()
     slack = (MARGIN - 1) * (evaluation + checkpoint) + END_S
-    assert end <= seconds
-    assert end >= seconds - slack - 2 * step - evaluation - 1e-6  # an evaluation that no longer fits is skipped
+    assert ended_at <= seconds
+    assert ended_at >= seconds - slack - 2 * step - evaluation - 1e-6  # an evaluation that no longer fits is skipped
 
 
 def test_a_run_without_a_budget_never_ends_early(tmp_path):

@@ -43,14 +43,14 @@ def train_without_torchrun(run_dir, program=("-m", "gpt2.train"), **variables):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished_run(tmp_path_factory):
     """A finished run of 12 steps that logs every second step, and its process."""
     run_dir = make_run(tmp_path_factory.mktemp("finished"), log_interval=2, checkpoint_interval=4)
     return run_dir, train(run_dir)
 
 
-def test_a_run_finishes_and_writes_its_result(finished):
-    run_dir, process = finished
+def test_a_run_finishes_and_writes_its_result(finished_run):
+    run_dir, process = finished_run
     result = read_json(run_dir.result)
     assert process.returncode == 0, process.stderr
     assert (result["status"], result["kind"], result["reason"]) == ("finished", None, None)
@@ -61,26 +61,26 @@ def test_a_run_finishes_and_writes_its_result(finished):
     assert result["mfu"] is None
 
 
-def test_metrics_are_logged_at_the_interval_and_at_the_last_step(finished):
-    lines = list(read_jsonl(finished[0].metrics))
+def test_metrics_are_logged_at_the_interval_and_at_the_last_step(finished_run):
+    lines = list(read_jsonl(finished_run[0].metrics))
     assert [line["step"] for line in lines if "train/loss" in line] == [0, 2, 4, 6, 8, 10, 11]
     assert [line["step"] for line in lines if "val/loss" in line] == [0, 5, 10, 12]
-    assert [line.step for line in merged_metrics(finished[0].metrics)] == [0, 2, 4, 5, 6, 8, 10, 11, 12]
+    assert [line.step for line in merged_metrics(finished_run[0].metrics)] == [0, 2, 4, 5, 6, 8, 10, 11, 12]
     assert all(line["tokens"] == line["step"] * 128 and line["attempt"] == 1 for line in lines)
 
 
-def test_the_first_lines_are_the_losses_of_the_initial_weights(finished):
-    config = TrainConfig.from_json(read_json(finished[0].run_json)["train"])
+def test_the_first_lines_are_the_losses_of_the_initial_weights(finished_run):
+    config = TrainConfig.from_json(read_json(finished_run[0].run_json)["train"])
     with torch.no_grad():
         _, loss = build_model(config)(*Batches(config, WORLD).next())
-    first = merged_metrics(finished[0].metrics)[0].values
+    first = merged_metrics(finished_run[0].metrics)[0].values
     assert first["train/loss"] == pytest.approx(loss.item(), abs=1e-5)
     assert first["val/loss"] == pytest.approx(math.log(257), abs=0.2)
     assert first["train/lr"] == pytest.approx(config.learning_rate * schedule.scale(config, 0))
 
 
-def test_the_log_has_the_expected_lines(finished):
-    text = finished[1].stdout
+def test_the_log_has_the_expected_lines(finished_run):
+    text = finished_run[1].stdout
     number = r"-?[\d.]+"
     line = rf"Iter \d+ \| epoch \d+ \| loss {number} \| lr \d\.\d\de-\d\d \| norm {number} \| dt {number}ms \| "
     assert len(re.findall(rf"^{line}tok/s \d+ \| mfu n/a$", text, re.M)) == 7
@@ -90,15 +90,15 @@ def test_the_log_has_the_expected_lines(finished):
     assert re.fullmatch(r"Best validation loss: \d\.\d{4} \(Iter \d+\)", best)
 
 
-def test_the_effective_configuration_is_the_requested_one(finished):
-    used = read_json(finished[0].run_used)
-    assert used["train"] == read_json(finished[0].run_json)["train"]
+def test_the_effective_configuration_is_the_requested_one(finished_run):
+    used = read_json(finished_run[0].run_used)
+    assert used["train"] == read_json(finished_run[0].run_json)["train"]
     assert used["adjusted"] == []
     assert len(used["devices"]) == 1
 
 
-def test_training_metrics_have_the_keys_of_the_original_project_and_match_the_log(finished):
-    metrics, result = read_json(finished[0].training_metrics), read_json(finished[0].result)
+def test_training_metrics_have_the_keys_of_the_original_project_and_match_the_log(finished_run):
+    metrics, result = read_json(finished_run[0].training_metrics), read_json(finished_run[0].result)
     assert metrics["iterations"] == [0, 2, 4, 6, 8, 10, 11]
     assert len(metrics["train_losses"]) == len(metrics["learning_rates"]) == len(metrics["timestamps"]) == 7
     assert metrics["val_steps"] == [0, 5, 10, 12]
@@ -111,8 +111,8 @@ def test_training_metrics_have_the_keys_of_the_original_project_and_match_the_lo
     assert (metrics["world_size"], metrics["global_batch"], metrics["seed"]) == (1, 4, 1337)
 
 
-def test_the_newest_the_best_and_the_final_checkpoint_are_kept_and_indexed(finished):
-    run_dir, _ = finished
+def test_the_newest_the_best_and_the_final_checkpoint_are_kept_and_indexed(finished_run):
+    run_dir, _ = finished_run
     names = {path.name for path in run_dir.checkpoints.iterdir()}
     steps = ["step_00000004.pt", "step_00000008.pt", "step_00000012.pt"]
     assert names == {*steps, "best.pt", "final.pt", "index.json"}
@@ -196,7 +196,7 @@ def log_of(tmp_path, **overrides):
     return log
 
 
-def reading(step, seconds=0.5, **values):
+def step_numbers(step, seconds=0.5, **values):
     defaults = {"lr": 1e-3, "compute_s": seconds / 2, "loss": 3.0, "norm": 1.0, "stop": False}
     return StepNumbers(step=step, seconds=seconds, **defaults | values)
 
@@ -204,7 +204,7 @@ def reading(step, seconds=0.5, **values):
 def test_the_step_time_of_a_line_is_the_mean_since_the_previous_line(tmp_path):
     log = log_of(tmp_path, log_interval=2)
     for step, seconds in enumerate((9.0, 1.0, 3.0)):
-        log.training(reading(step, seconds), 0)
+        log.training(step_numbers(step, seconds), 0)
     lines = list(read_jsonl(log.dir.metrics))
     assert [line["throughput/step_ms"] for line in lines] == [9000, 2000]
     assert lines[1]["throughput/tokens_per_s"] == 64
@@ -213,14 +213,14 @@ def test_the_step_time_of_a_line_is_the_mean_since_the_previous_line(tmp_path):
 def test_the_steady_speed_excludes_the_first_steps(tmp_path):
     log = log_of(tmp_path)
     for step in range(30):
-        log.training(reading(step, 60.0 if step < 10 else 0.5), 0)
+        log.training(step_numbers(step, 60.0 if step < 10 else 0.5), 0)
     assert log.result("finished")["tokens_per_second"] == 256
     assert log.result("finished")["step_ms"] == 500
 
 
 def test_mfu_is_relative_to_the_given_peak(tmp_path):
     log = log_of(tmp_path, peak_tflops=0.001)
-    log.training(reading(0), 0)
+    log.training(step_numbers(0), 0)
     assert log.config
     expected = 256 * log.config.shape.flops_per_token / 1e9
     assert next(read_jsonl(log.dir.metrics))["throughput/mfu"] == pytest.approx(expected)
@@ -229,7 +229,7 @@ def test_mfu_is_relative_to_the_given_peak(tmp_path):
 def test_a_truncated_line_does_not_swallow_the_first_line_of_the_next_attempt(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "attempt": 1}\n{"step": 1, "att')
     log = log_of(tmp_path)
-    log.training(reading(0), 0)
+    log.training(step_numbers(0), 0)
     assert [line["step"] for line in read_jsonl(log.dir.metrics)] == [0, 0]
 
 
@@ -256,7 +256,7 @@ def test_dropout_differs_between_steps_and_ranks_and_is_otherwise_reproducible()
     assert dropout_seed(1, 2, 3) == dropout_seed(1, 2, 3)
 
 
-def test_every_line_of_events_and_metrics_is_strict_json(finished):
-    for path in (finished[0].metrics, finished[0].events):
+def test_every_line_of_events_and_metrics_is_strict_json(finished_run):
+    for path in (finished_run[0].metrics, finished_run[0].events):
         for line in path.read_text().splitlines():
             json.loads(line, parse_constant=pytest.fail)

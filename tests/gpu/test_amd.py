@@ -132,7 +132,7 @@ def test_two_cards_are_recorded_reported_and_shown(drm, run_dir):
     try:
         wait_until(lambda: sample_count(run_dir) > 25, "25 samples", 60)
         shutil.move(folder, folder.with_name("gone"))
-        wait_until(lambda: events_of(run_dir, "lost"), "a card that is gone is lost", 60)
+        wait_until(lambda: events_of(run_dir, "lost"), "the removed card is lost", 60)
         shutil.move(folder.with_name("gone"), folder)
         wait_until(lambda: events_of(run_dir, "found"), "it is found again", 60)
     finally:

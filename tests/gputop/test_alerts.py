@@ -101,7 +101,7 @@ def test_a_recording_without_a_runner_uses_the_thresholds_of_its_run(tmp_path):
 
 
 @pytest.fixture
-def trainers(tmp_path):
+def start_ranks(tmp_path):
     """Start processes with the command lines of ranks; return their pids."""
     (tmp_path / "gpt2").mkdir()
     (tmp_path / "gpt2" / "__init__.py").write_text("")
@@ -122,16 +122,16 @@ def trainers(tmp_path):
         process.wait()
 
 
-def test_a_process_reports_its_run_and_rank(trainers):
-    assert rank_of(trainers("gpt2_muon_2gpu", 3)) == Rank(run="gpt2_muon_2gpu", rank=3)
-    assert rank_of(trainers("gpt2_muon_2gpu")) == Rank(run="gpt2_muon_2gpu", rank=None)
+def test_a_process_reports_its_run_and_rank(start_ranks):
+    assert rank_of(start_ranks("gpt2_muon_2gpu", 3)) == Rank(run="gpt2_muon_2gpu", rank=3)
+    assert rank_of(start_ranks("gpt2_muon_2gpu")) == Rank(run="gpt2_muon_2gpu", rank=None)
     assert rank_of(os.getpid()) is None
     assert rank_of(2**22 + 5) is None
 
 
-def test_the_live_screen_shows_rank_and_run_per_gpu_without_a_recorder(trainers, tmp_path):
+def test_the_live_screen_shows_rank_and_run_per_gpu_without_a_recorder(start_ranks, tmp_path):
     require_program("gcc")
-    pids = [trainers("gpt2_adamw_2gpu", 1), trainers("gpt2_adamw_2gpu", 0), trainers("gpt2_muon_1gpu", 0)]
+    pids = [start_ranks("gpt2_adamw_2gpu", 1), start_ranks("gpt2_adamw_2gpu", 0), start_ranks("gpt2_muon_1gpu", 0)]
     scenario = tmp_path / "x.scn"
     scenario.write_text("gpus 4\n" + "".join(f"0 {index} process {pid} 9000\n" for index, pid in enumerate(pids)))
     environ = simulate.environment(simulate.build(tmp_path / "library"), scenario)

@@ -149,7 +149,7 @@ def test_a_folder_without_a_recording_is_refused_and_a_matrix_lists_its_runs(tmp
 
 
 class FakeSource:
-    """Two GPUs behind the source interface of a recorder; GPU 1 can be lost. asked: the expensive driver calls."""
+    """Two GPUs with the source interface of a recorder; GPU 1 can be lost. asked: the driver calls that take long."""
 
     device_type, energy_source = "nvidia", None
 

@@ -72,7 +72,7 @@ def screen(program):
         terminal.close()
 
 
-def jump(terminal, name):
+def jump_to(terminal, name):
     """Search for a symbol with / and select it."""
     terminal.keys("/")
     terminal.wait("Jump to symbol")
@@ -87,7 +87,7 @@ def test_saved_values_are_shown_when_menuconfig_opens_again(program, screen):
     before = program.config.read_bytes()
     terminal = screen()
     terminal.wait("kmatrix: test matrices of GPT-2 training runs")
-    jump(terminal, "GPT2_MAX_ITERS")
+    jump_to(terminal, "GPT2_MAX_ITERS")
     terminal.keys("Enter")
     terminal.wait("Steps (int)")
     terminal.keys("BSpace", "BSpace", "BSpace", "BSpace", "BSpace", "77", "Enter")
@@ -101,7 +101,7 @@ def test_saved_values_are_shown_when_menuconfig_opens_again(program, screen):
     assert (program.folder / ".config.old").read_bytes() == before
     second = screen()
     second.wait("Model")
-    jump(second, "GPT2_MAX_ITERS")
+    jump_to(second, "GPT2_MAX_ITERS")
     second.wait("(77) Steps")
     assert "no change" in program.check("olddefconfig").out
 
@@ -110,7 +110,7 @@ def test_a_default_follows_the_choice_on_the_screen_and_is_not_pinned(program, s
     program.check("alldefconfig")
     terminal = screen()
     terminal.wait("Model")
-    jump(terminal, "GPT2_OPTIMIZER_MUON")
+    jump_to(terminal, "GPT2_OPTIMIZER_MUON")
     terminal.keys("Enter")
     terminal.keys("q")
     terminal.wait("Save configuration?")
@@ -125,10 +125,10 @@ def test_trackers_can_be_ticked_and_an_invalid_project_is_refused_on_the_screen(
     program.check("defconfig-gpt2-cpu-quick", "PROJECT=mine")
     terminal = screen()
     terminal.wait("Model")
-    jump(terminal, "TRACKER_TRACKIO")
+    jump_to(terminal, "TRACKER_TRACKIO")
     terminal.keys("Enter")
     terminal.wait("[*] Trackio")
-    jump(terminal, "TRACKER_PROJECT")
+    jump_to(terminal, "TRACKER_PROJECT")
     terminal.keys("Enter")
     terminal.wait("(string)")
     terminal.keys(*["BSpace"] * 4, "M", "y", "Enter")
@@ -152,7 +152,7 @@ def test_a_configuration_that_only_the_rules_reject_is_kept_in_another_file(prog
     before = program.config.read_bytes()
     terminal = screen()
     terminal.wait("Model")
-    jump(terminal, "PARALLEL_BATCH_SIZE")
+    jump_to(terminal, "PARALLEL_BATCH_SIZE")
     terminal.keys("Enter")
     terminal.wait("(int)")
     terminal.keys("BSpace", "25", "Enter", "q")
@@ -181,7 +181,7 @@ def test_an_invalid_float_is_refused_in_the_edit_dialog(program, screen):
     program.check("alldefconfig")
     terminal = screen()
     terminal.wait("Model")
-    jump(terminal, "GPT2_DROPOUT")
+    jump_to(terminal, "GPT2_DROPOUT")
     terminal.keys("Enter")
     terminal.wait("Dropout (probability) (string)")
     terminal.keys("BSpace", "BSpace", "BSpace", "1.5", "Enter")

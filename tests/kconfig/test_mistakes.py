@@ -49,8 +49,8 @@ MISTAKES = [
     ("quoted number", ['CONFIG_GPT2_BATCH_SIZE="4"'], 1, [NUMBER]),
     ("negative zero", ["CONFIG_PARALLEL_BATCH_SIZE=-0"], 1, [NUMBER]),
     ("digits of another script", ["CONFIG_GPT2_BATCH_SIZE=٤"], 1, [NUMBER]),
-    ("a comment behind a value", ["CONFIG_GPT2_BATCH_SIZE=4 # four"], 1, [NUMBER]),
-    ("a blank behind a value", ["CONFIG_GPT2_BATCH_SIZE=4 "], 1, [NUMBER]),
+    ("a comment after a value", ["CONFIG_GPT2_BATCH_SIZE=4 # four"], 1, [NUMBER]),
+    ("a blank after a value", ["CONFIG_GPT2_BATCH_SIZE=4 "], 1, [NUMBER]),
     ("NUL in a value", ["CONFIG_GPT2_BATCH_SIZE=4\0"], 1, [NUMBER, r"4\x00"]),
     ("blanks round the equals sign", ["CONFIG_GPT2_BATCH_SIZE = 4"], 1, [NO_LINE]),
     ("a blank in front", [" CONFIG_GPT2_BATCH_SIZE=4"], 1, [NO_LINE]),
@@ -375,7 +375,7 @@ KCONFIGS = [
         8,
     ),
     (
-        "default that is no member",
+        "default outside the choice",
         'choice\n\tprompt "c"\n\tdefault C\nconfig A_B\n\tbool "b"\nconfig A_C\n\tbool "c"\nendchoice\n'
         'config C\n\tbool "c"\n',
         "is not contained in the choice",

@@ -26,7 +26,7 @@ def program(tmp_path):
     return Program(tmp_path)
 
 
-def dry(program, *lines, arguments=()):
+def dry_run(program, *lines, arguments=()):
     """Return the dry run of a configuration with these lines."""
     program.write(*lines)
     return program.check(DRY, *arguments)
@@ -37,7 +37,7 @@ def axes_line(result):
 
 
 def test_every_cell_of_the_product_is_a_run_in_the_order_of_the_axes(program):
-    result = dry(program, *TWO, 'CONFIG_MATRIX_GPT2_SEED="3 1 2"')
+    result = dry_run(program, *TWO, 'CONFIG_MATRIX_GPT2_SEED="3 1 2"')
 
     assert axes_line(result) == "axes optimizer(2) x seed(3) = 6 cells: 6 runs (0 duplicates, 0 excluded)"
     assert result.names == [f"gpt2_{o}_seed{s}_1cpu" for o in ("adamw", "muon") for s in (3, 1, 2)]
@@ -55,21 +55,21 @@ def test_the_command_line_narrows_the_matrix_exactly(program):
 
 
 def test_a_command_line_value_removes_its_axis_and_a_list_replaces_it(program):
-    assert dry(program, *TWO, arguments=["OPTIMIZER=sgd"]).names == ["gpt2_sgd_1cpu"]
-    assert dry(program, *TWO, arguments=["OPTIMIZER_SGD=y"]).names == ["gpt2_sgd_1cpu"]
-    assert dry(program, *TWO, arguments=["OPTIMIZER=sgd,adam"]).names == ["gpt2_sgd_1cpu", "gpt2_adam_1cpu"]
-    assert len(dry(program, *TWO, arguments=["DROPOUT=0.1,0.2"]).runs) == 4
+    assert dry_run(program, *TWO, arguments=["OPTIMIZER=sgd"]).names == ["gpt2_sgd_1cpu"]
+    assert dry_run(program, *TWO, arguments=["OPTIMIZER_SGD=y"]).names == ["gpt2_sgd_1cpu"]
+    assert dry_run(program, *TWO, arguments=["OPTIMIZER=sgd,adam"]).names == ["gpt2_sgd_1cpu", "gpt2_adam_1cpu"]
+    assert len(dry_run(program, *TWO, arguments=["DROPOUT=0.1,0.2"]).runs) == 4
 
 
 def test_an_axis_without_effect_is_dropped_and_equal_cells_are_deduplicated(program):
-    result = dry(program, *TWO, arguments=["MUON_NS_STEPS=3,4"])
+    result = dry_run(program, *TWO, arguments=["MUON_NS_STEPS=3,4"])
 
     assert "4 cells: 3 runs (1 duplicate, 0 excluded)" in axes_line(result)
     assert result.names == ["gpt2_adamw_1cpu", "gpt2_muon_nssteps3_1cpu", "gpt2_muon_nssteps4_1cpu"]
 
 
 def test_cells_that_a_rule_forbids_are_excluded_with_the_reason(program):
-    result = dry(program, CPU, ON, 'CONFIG_MATRIX_GPT2_NUM_GPUS="1 2 5"', arguments=["GLOBAL_BATCH=24"])
+    result = dry_run(program, CPU, ON, 'CONFIG_MATRIX_GPT2_NUM_GPUS="1 2 5"', arguments=["GLOBAL_BATCH=24"])
 
     assert (
         "excluded 1: a global batch of 24 is not a multiple of 12 (micro-batch) x 5 (ranks)"
@@ -82,7 +82,7 @@ def test_cells_that_a_rule_forbids_are_excluded_with_the_reason(program):
 
 
 def test_cells_that_kconfig_forbids_are_excluded_with_the_help_of_the_forbid_symbol(program):
-    result = dry(program, "CONFIG_GPT2_NUM_GPUS=1", arguments=["DEVICE=cpu,cuda", "DDP_BACKEND=nccl,gloo"])
+    result = dry_run(program, "CONFIG_GPT2_NUM_GPUS=1", arguments=["DEVICE=cpu,cuda", "DDP_BACKEND=nccl,gloo"])
 
     assert len(result.runs) == 3
     assert "excluded 1: FORBID_NCCL_ON_CPU: nccl requires GPUs: set DDP_BACKEND=gloo on the CPU." in result.out
@@ -90,7 +90,7 @@ def test_cells_that_kconfig_forbids_are_excluded_with_the_help_of_the_forbid_sym
 
 def test_explicitly_excluded_cells_have_the_given_reason(program):
     lines = (*TWO, 'CONFIG_MATRIX_GPT2_LEARNING_RATE="1e-3 2e-3"')
-    result = dry(program, *lines, 'CONFIG_MATRIX_EXCLUDE="OPTIMIZER=muon LR=0.001: it diverges; SEED=5: never"')
+    result = dry_run(program, *lines, 'CONFIG_MATRIX_EXCLUDE="OPTIMIZER=muon LR=0.001: it diverges; SEED=5: never"')
 
     assert result.names == ["gpt2_adamw_lr1e-3_1cpu", "gpt2_adamw_lr2e-3_1cpu", "gpt2_muon_lr2e-3_1cpu"]
     assert "excluded 1: MATRIX_EXCLUDE: it diverges" in result.out
@@ -99,14 +99,14 @@ def test_explicitly_excluded_cells_have_the_given_reason(program):
 
 def test_coupled_values_apply_to_the_runs_that_match_their_rule(program):
     rules = 'CONFIG_MATRIX_COUPLED="OPTIMIZER=adamw => LR=1e-3,2e-3; OPTIMIZER=muon => LR=0.05 WEIGHT_DECAY=0"'
-    result = dry(program, *TWO, rules)
+    result = dry_run(program, *TWO, rules)
 
     assert result.names == ["gpt2_adamw_lr1e-3_1cpu", "gpt2_adamw_lr2e-3_1cpu", "gpt2_muon_1cpu"]
     assert "learning_rate=0.05 weight_decay=0" in result.runs[2]
 
 
 def test_the_command_line_overrides_a_coupled_rule_with_a_note(program):
-    result = dry(program, *TWO, 'CONFIG_MATRIX_COUPLED="OPTIMIZER=muon => LR=0.05"', arguments=["LR=1e-3"])
+    result = dry_run(program, *TWO, 'CONFIG_MATRIX_COUPLED="OPTIMIZER=muon => LR=0.05"', arguments=["LR=1e-3"])
 
     assert "learning_rate=0.05" not in result.out
     assert "note: GPT2_LEARNING_RATE is set on the command line" in result.out
@@ -134,7 +134,7 @@ def test_a_coupled_rule_on_a_derived_value_is_refused(program):
 
 def test_a_line_without_effect_due_to_the_command_line_is_noted_and_any_other_is_refused(program):
     lines = (*TWO, "CONFIG_GPT2_MUON_NS_STEPS=3")
-    assert "GPT2_MUON_NS_STEPS" in dry(program, *lines, arguments=["OPTIMIZER=adamw,sgd"]).out
+    assert "GPT2_MUON_NS_STEPS" in dry_run(program, *lines, arguments=["OPTIMIZER=adamw,sgd"]).out
     assert "MUON_NS_STEPS=7" in Program(program.folder).refused(DRY, "OPTIMIZER=adamw", "MUON_NS_STEPS=7")
 
 
@@ -175,8 +175,8 @@ def test_a_run_reproduced_from_its_own_configuration_has_the_same_id(tmp_path, d
 SAME = [
     ("neutral symbols", ["RESULTS_DIR=/elsewhere", "LOG_INTERVAL=3", "CHECKPOINT_INTERVAL=9", "RUN_TIMEOUT=60"]),
     ("the spelling of a float", ["LEARNING_RATE=0.0006", "DROPOUT=-0"]),
-    ("defaults that are said", ["SEED=1337", "BATCH_SIZE=12", "OPTIMIZER=adamw"]),
-    ("an axis of one value beside it", ["MATRIX=y", "MATRIX_GPT2_SEED=1337"]),
+    ("explicit default values", ["SEED=1337", "BATCH_SIZE=12", "OPTIMIZER=adamw"]),
+    ("another axis of one value", ["MATRIX=y", "MATRIX_GPT2_SEED=1337"]),
 ]
 
 
@@ -184,20 +184,20 @@ SAME = [
 def test_the_id_does_not_depend_on(program, arguments):
     arguments = ["DROPOUT=-0.0" if argument == "DROPOUT=-0" else argument for argument in arguments]
 
-    assert dry(program, CPU, "CONFIG_GPT2_NUM_GPUS=1", arguments=arguments).ids == dry(program, CPU).ids
+    assert dry_run(program, CPU, "CONFIG_GPT2_NUM_GPUS=1", arguments=arguments).ids == dry_run(program, CPU).ids
 
 
 @pytest.mark.parametrize(
     "argument", ["SEED=2", "LEARNING_RATE=6.1e-4", "BIAS=n", "OPTIMIZER=sgd", "NUM_GPUS=2", "CPU_THREADS=1"]
 )
 def test_the_id_depends_on_everything_that_can_change_a_result(program, argument):
-    assert dry(program, CPU, arguments=[argument]).ids != dry(program, CPU).ids
+    assert dry_run(program, CPU, arguments=[argument]).ids != dry_run(program, CPU).ids
 
 
 def test_a_run_has_the_same_id_whatever_other_axes_are_swept(program):
-    single = dry(program, CPU, arguments=["SEED=2", "OPTIMIZER=muon", "BIAS=n"]).ids
+    single = dry_run(program, CPU, arguments=["SEED=2", "OPTIMIZER=muon", "BIAS=n"]).ids
 
-    swept = dry(program, *TWO, arguments=["SEED=1,2", "BIAS=y,n"])
+    swept = dry_run(program, *TWO, arguments=["SEED=1,2", "BIAS=y,n"])
 
     assert single[0] in swept.ids
     assert swept.names[swept.ids.index(single[0])] == "gpt2_muon_seed2_biasn_1cpu"
@@ -206,16 +206,16 @@ def test_a_run_has_the_same_id_whatever_other_axes_are_swept(program):
 def test_ids_and_runs_do_not_depend_on_the_order_of_the_lines(program):
     lines = [*TWO, 'CONFIG_MATRIX_GPT2_SEED="1 2"', 'CONFIG_MATRIX_COUPLED="OPTIMIZER=muon => LR=0.05"']
 
-    first = dry(program, *lines)
+    first = dry_run(program, *lines)
 
-    assert dry(program, *reversed(lines)).out == first.out
-    assert dry(program, *lines).out == first.out
+    assert dry_run(program, *reversed(lines)).out == first.out
+    assert dry_run(program, *lines).out == first.out
 
 
 def test_ids_do_not_depend_on_the_order_of_the_command_line(program):
     arguments = ["OPTIMIZER=sgd,adamw", "SEED=1,2", "LR=1e-3"]
 
-    assert dry(program, CPU, arguments=arguments).out == dry(program, CPU, arguments=arguments[::-1]).out
+    assert dry_run(program, CPU, arguments=arguments).out == dry_run(program, CPU, arguments=arguments[::-1]).out
 
 
 @settings(max_examples=25, deadline=None)
@@ -263,14 +263,14 @@ def test_a_symbol_that_cannot_change_a_result_cannot_be_an_axis(program):
 
 
 def test_a_coupled_number_of_ranks_is_resolved_like_any_other(program):
-    result = dry(program, *TWO, "CONFIG_GPT2_NUM_GPUS=2", 'CONFIG_MATRIX_COUPLED="OPTIMIZER=muon => NUM_GPUS=0"')
+    result = dry_run(program, *TWO, "CONFIG_GPT2_NUM_GPUS=2", 'CONFIG_MATRIX_COUPLED="OPTIMIZER=muon => NUM_GPUS=0"')
 
     assert result.names == ["gpt2_adamw_2cpu", "gpt2_muon_1cpu"]
 
 
 def test_a_matrix_of_one_run_is_named_after_its_optimizer_and_gpus(program):
-    assert dry(program, CPU).names == ["gpt2_adamw_1cpu"]
-    assert axes_line(dry(program, CPU)) == "axes (none) = 1 cell: 1 run (0 duplicates, 0 excluded)"
+    assert dry_run(program, CPU).names == ["gpt2_adamw_1cpu"]
+    assert axes_line(dry_run(program, CPU)) == "axes (none) = 1 cell: 1 run (0 duplicates, 0 excluded)"
 
 
 def test_train_accepts_exactly_one_run(program):

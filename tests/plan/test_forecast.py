@@ -65,22 +65,22 @@ def test_a_custom_optimizer_has_no_memory_forecast():
 
 @pytest.mark.parametrize(("method", "bytes_each"), [("none", 0), ("magnitude", 1), ("state", 1), ("movement", 5)])
 def test_pruning_takes_one_byte_per_block_weight_and_movement_also_a_score(method, bytes_each):
-    plain, pruned = (
+    plain, pruned_config = (
         forecast(BIG, train_config(optimizer="adamw", pruning=name), tokens=1).state_mib for name in ("none", method)
     )
     in_blocks = 12 * BIG.n_layer * BIG.n_embd**2
 
-    assert (pruned - plain) * 2**20 == pytest.approx(bytes_each * in_blocks)
+    assert (pruned_config - plain) * 2**20 == pytest.approx(bytes_each * in_blocks)
 
 
-def pruned(steps, every):
+def pruned_config(steps, every):
     ramp = {"pruning_warmup": 0.1, "pruning_ramp_end": 0.75, "pruning_frequency": every}
     return train_config(warmup_steps=1, max_iters=steps, pruning="state", **ramp)
 
 
 def test_a_ramp_with_few_changes_gives_a_warning_with_a_hint():
-    (warning,) = warnings(pruned(300, 100))
+    (warning,) = warnings(pruned_config(300, 100))
 
     assert "in 2 changes of the masks, every 100 of 195 steps: PRUNING_FREQUENCY=19" in warning
-    assert warnings(pruned(300, 19)) == warnings(pruned(50_000, 100)) == []
-    assert warnings(replace(pruned(300, 100), pruning="none")) == []
+    assert warnings(pruned_config(300, 19)) == warnings(pruned_config(50_000, 100)) == []
+    assert warnings(replace(pruned_config(300, 100), pruning="none")) == []

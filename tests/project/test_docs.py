@@ -52,7 +52,7 @@ def why_refused(target: str, argument: str) -> str | None:
     try:
         command = find_command(target)
     except KmatrixError:
-        return f"{target} is no command of kmatrix, and takes nothing"
+        return f"{target} is not a command of kmatrix, so it has no arguments"
     if name in command.names:
         return None
     if not command.assigns:
@@ -64,7 +64,7 @@ def why_refused(target: str, argument: str) -> str | None:
     return None
 
 
-def mistakes(arguments: list[str], target_known: Callable[[str], object] = target_exists) -> list[str]:
+def errors_in(arguments: list[str], target_known: Callable[[str], object] = target_exists) -> list[str]:
     """Return the errors in the arguments of one make command line."""
     arguments = [argument for argument in arguments if not MAKE_OPTIONS.fullmatch(argument)]
     targets = [argument for argument in arguments if "=" not in argument]
@@ -76,7 +76,7 @@ def mistakes(arguments: list[str], target_known: Callable[[str], object] = targe
     return found
 
 
-def refused_on_purpose(page: Path) -> set[tuple[str, ...]]:
+def intended_errors(page: Path) -> set[tuple[str, ...]]:
     """Return the commands of console blocks whose output on the page is an error; the console test checks those."""
     return {
         tuple(shlex.split(command)[1:])
@@ -89,8 +89,8 @@ def refused_on_purpose(page: Path) -> set[tuple[str, ...]]:
 
 @pages
 def test_every_make_target_and_argument_on_a_page_exists(page):
-    calls = [arguments for arguments in commands(page, "make") if tuple(arguments) not in refused_on_purpose(page)]
-    found = {" ".join(arguments): errors for arguments in calls if (errors := mistakes(arguments))}
+    calls = [arguments for arguments in commands(page, "make") if tuple(arguments) not in intended_errors(page)]
+    found = {" ".join(arguments): errors for arguments in calls if (errors := errors_in(arguments))}
     assert not found
 
 
@@ -99,16 +99,16 @@ def test_every_kmatrix_command_on_a_page_exists(page):
     for name, *arguments in commands(page, "kmatrix"):
         if name in ("COMMAND", "help"):
             continue
-        assert mistakes([name, *arguments], find_command) == []
+        assert errors_in([name, *arguments], find_command) == []
 
 
 def test_an_invalid_target_argument_or_value_is_detected():
-    assert mistakes(["test-matrix", "MAX_ITERS=500"]) == []
-    assert mistakes(["test-matrx"]) == ["there is no target test-matrx"]
-    assert mistakes(["defconfig-gpt2-nothing"]) == ["there is no target defconfig-gpt2-nothing"]
-    assert mistakes(["savedefconfig", "LR=1"]) == ["savedefconfig does not take LR"]
-    assert "unknown symbol NO_SUCH" in mistakes(["test-matrix", "NO_SUCH=1"])[0]
-    assert "expected one of" in mistakes(["test-matrix", "OPTIMIZER=nothing"])[0]
+    assert errors_in(["test-matrix", "MAX_ITERS=500"]) == []
+    assert errors_in(["test-matrx"]) == ["there is no target test-matrx"]
+    assert errors_in(["defconfig-gpt2-nothing"]) == ["there is no target defconfig-gpt2-nothing"]
+    assert errors_in(["savedefconfig", "LR=1"]) == ["savedefconfig does not take LR"]
+    assert "unknown symbol NO_SUCH" in errors_in(["test-matrix", "NO_SUCH=1"])[0]
+    assert "expected one of" in errors_in(["test-matrix", "OPTIMIZER=nothing"])[0]
 
 
 def anchor(heading: str) -> str:
@@ -208,7 +208,7 @@ def examples(body: str) -> list[tuple[str, str]]:
     return found
 
 
-def printed(command: str) -> str:
+def output_of(command: str) -> str:
     """Return the output of a command in the current directory: make targets in this process, others by the shell."""
     if command.startswith("make "):
         words = shlex.split(command)[1:]
@@ -227,13 +227,13 @@ def without_changing_parts(page: str) -> str:
     return re.sub(r"(?<=\.config:)\d+", "#", numbered)
 
 
-def rerun(page: Path) -> str:
+def with_current_outputs(page: Path) -> str:
     """Return a page with the current outputs of its console blocks."""
 
     def block(match: re.Match[str]) -> str:
         if match[1] != "console":
             return match[0]
-        return "```console\n" + "".join(f"$ {c}\n{printed(c)}" for c, _ in examples(match[2])) + "```"
+        return "```console\n" + "".join(f"$ {c}\n{output_of(c)}" for c, _ in examples(match[2])) + "```"
 
     return FENCE.sub(block, page_text(page))
 
@@ -247,7 +247,7 @@ def test_every_console_example_prints_what_the_page_says(page, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LC_ALL", "C")
     give_gpus(monkeypatch, 0)
-    now = rerun(page)
+    now = with_current_outputs(page)
     if request.config.getoption("--update-golden"):
         page.write_text(now, encoding="utf-8")
     same = without_changing_parts(now) == without_changing_parts(page.read_text(encoding="utf-8"))

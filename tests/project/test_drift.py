@@ -50,7 +50,7 @@ def attributes(paths):
     return names
 
 
-def prompted():
+def has_prompt():
     return [symbol for symbol in TREE.symbols if any(node.prompt for node in symbol.nodes)]
 
 
@@ -98,7 +98,7 @@ def test_every_other_symbol_is_read_by_name_on_the_control_side():
     assert [name for name in OURS if name not in read] == []
 
 
-@pytest.mark.parametrize("symbol", prompted(), ids=lambda symbol: symbol.name)
+@pytest.mark.parametrize("symbol", has_prompt(), ids=lambda symbol: symbol.name)
 def test_a_symbol_that_a_user_can_set_has_a_prompt_and_a_help_text(symbol):
     node = symbol.nodes[0]
     axis = symbol.name.startswith("MATRIX_") and node.prompt[0].startswith("sweep ")
@@ -117,7 +117,7 @@ def test_a_choice_has_a_prompt_a_help_and_a_default(choice):
     assert choice.defaults
 
 
-@pytest.mark.parametrize("symbol", prompted(), ids=lambda symbol: symbol.name)
+@pytest.mark.parametrize("symbol", has_prompt(), ids=lambda symbol: symbol.name)
 def test_a_number_has_a_range_and_everything_has_a_default(symbol):
     if symbol.orig_type == kc.INT:
         assert symbol.ranges

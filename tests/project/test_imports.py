@@ -43,7 +43,7 @@ def modules() -> dict[str, ast.Module]:
     return {dotted(path): ast.parse(path.read_text(encoding="utf-8"), str(path)) for path in paths}
 
 
-def imported(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
+def imported_modules(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
     """Yield the modules that a module imports: `a.b` if `from a import b` names a module, otherwise `a`."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     inner = {id(node) for function in functions for node in ast.walk(function)}
@@ -61,7 +61,7 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
 
 @cache
 def arrows() -> tuple[Arrow, ...]:
-    return tuple(Arrow(module, *found) for module, tree in modules().items() for found in imported(tree))
+    return tuple(Arrow(module, *found) for module, tree in modules().items() for found in imported_modules(tree))
 
 
 def own_imports() -> list[Arrow]:
@@ -78,7 +78,7 @@ def below(module: str, name: str) -> bool:
     return module == name or module.startswith(f"{name}.")
 
 
-def reached(start: str) -> dict[str, list[str]]:
+def reachable_modules(start: str) -> dict[str, list[str]]:
     """Return every module reachable by imports from `start`, with the import path."""
     direct: dict[str, set[str]] = {}
     for arrow in arrows():
@@ -131,7 +131,7 @@ def test_modules_have_no_import_cycle():
 @pytest.mark.parametrize("rule", RULES["never"], ids=lambda rule: rule["from"])
 def test_forbidden_modules_are_not_reachable(rule):
     for module in (name for name in modules() if below(name, rule["from"])):
-        for target, way in reached(module).items():
+        for target, way in reachable_modules(module).items():
             hit = next((name for name in rule["to"] if below(target, name)), None)
             assert hit is None, " -> ".join(way)
 

@@ -22,7 +22,7 @@ TWO_RUNS = (
 
 
 @pytest.fixture
-def counts(tmp_path):
+def count_files(tmp_path):
     """Return a function that runs a command and counts the files it visits and its returns to earlier ones."""
 
     def trace(command: str, part: str) -> tuple[int, int]:
@@ -42,16 +42,16 @@ def counts(tmp_path):
     return trace
 
 
-def test_a_dry_run_of_the_quickstart_visits_at_most_12_files_with_10_returns(counts, tmp_path):
+def test_a_dry_run_of_the_quickstart_visits_at_most_12_files_with_10_returns(count_files, tmp_path):
     shutil.copy(ROOT / "defconfigs" / "gpt2-cpu-quick", tmp_path / ".config")
-    files, returns = counts("test-matrix-dry-run", "all")
+    files, returns = count_files("test-matrix-dry-run", "all")
     assert files <= 12
     assert returns <= 10
 
 
-def test_a_run_visits_at_most_18_files_with_20_returns(counts, tmp_path):
+def test_a_run_visits_at_most_18_files_with_20_returns(count_files, tmp_path):
     (tmp_path / ".config").write_text("\n".join([*TWO_RUNS, ""]))
     make_data(tmp_path / "data" / "random")
-    files, returns = counts("test-matrix", "running")
+    files, returns = count_files("test-matrix", "running")
     assert files <= 18
     assert returns <= 20

@@ -9,8 +9,8 @@ TESTS = Path(__file__).resolve().parents[1]
 # Programs in strings, such as a slowed trainer, are not checked: their sleeps are not waits of a test.
 SLEEPS = {
     "acceptance/test_checkpoints_story.py": "a second signal must arrive while the first one is handled",
-    "acceptance/test_recordings_story.py": "kills at random moments",
-    "acceptance/test_runner_story.py": "kills at random moments",
+    "acceptance/test_recordings_story.py": "kills at random times",
+    "acceptance/test_runner_story.py": "kills at random times",
     "gpt2/test_ddp.py": "a second signal must arrive while the first one is handled",
     "gpu/recorder/test_loop.py": "while the disk is full, nothing happens that could be waited for",
     "support/fakes.py": "a step of the fake trainer",
@@ -20,7 +20,7 @@ SLEEPS = {
 }
 
 
-def sleeps(path: Path) -> list[int]:
+def sleep_lines(path: Path) -> list[int]:
     """Return the lines of calls of time.sleep."""
     return [
         node.lineno
@@ -30,6 +30,6 @@ def sleeps(path: Path) -> list[int]:
 
 
 def test_only_listed_files_call_sleep():
-    found = {str(path.relative_to(TESTS)): sleeps(path) for path in sorted(TESTS.rglob("*.py"))}
+    found = {str(path.relative_to(TESTS)): sleep_lines(path) for path in sorted(TESTS.rglob("*.py"))}
     assert {name: lines for name, lines in found.items() if lines and name not in SLEEPS} == {}
     assert [name for name in SLEEPS if not found.get(name)] == [], "these sleep no more: remove them from the list"

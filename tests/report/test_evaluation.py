@@ -33,7 +33,7 @@ def add_bytes_per_token(matrix, lengths, **more):
 
 
 @pytest.fixture
-def mixed(tmp_path):
+def two_tokenizers(tmp_path):
     """Byte tokens at 1.0 nats each, and BPE tokens of 4 bytes at 3.6: fewer bits per byte, but a higher loss."""
     runs = [run_of("byte", 1.0 + seed / 1000, seed) for seed in (1, 2, 3)]
     runs += [run_of("bpe", 3.6 + seed / 1000, seed) for seed in (1, 2, 3)]
@@ -42,8 +42,8 @@ def mixed(tmp_path):
     return matrix
 
 
-def test_runs_of_different_tokenizers_are_ranked_by_bits_per_byte_and_never_by_loss(mixed):
-    numbers = analyse(mixed)
+def test_runs_of_different_tokenizers_are_ranked_by_bits_per_byte_and_never_by_loss(two_tokenizers):
+    numbers = analyse(two_tokenizers)
     assert [(ranking.metric, len(ranking.groups)) for ranking in numbers.rankings] == [(LOSS, 1), (LOSS, 1), (BITS, 2)]
     ranking = numbers.rankings[-1]
     assert [group.runs[0].tokenizer for group in ranking.groups] == ["bpe", "byte"]
@@ -52,22 +52,22 @@ def test_runs_of_different_tokenizers_are_ranked_by_bits_per_byte_and_never_by_l
     assert any("other parts of it" in note for note in ranking.notes)
 
 
-def test_the_summary_names_the_metric_and_prints_the_numbers(mixed):
-    text = write_summary(analyse(mixed))
+def test_the_summary_names_the_metric_and_prints_the_numbers(two_tokenizers):
+    text = write_summary(analyse(two_tokenizers))
     assert "Ranking by mean bits per byte: same text, different tokenizers" in text
     assert "difference to leader" in text
     assert "Benchmarks\n-" in text
     rows = [line.split() for line in text.splitlines() if line.startswith("gpt2_adamw_tokenizerbpe_seed1")]
     assert any(row[1:4] == ["bpe", "1.2988", "4.00"] for row in rows)
-    ranking = json.loads(mixed.results.read_text())["rankings"][-1]
+    ranking = json.loads(two_tokenizers.results.read_text())["rankings"][-1]
     assert (ranking["measure"], ranking["data_sha256"]) == ("bits_per_byte", None)
 
 
-def test_runs_with_unknown_bits_are_ranked_by_loss_on_their_own_data(mixed):
-    add_bytes_per_token(mixed, {"byte": 1.0})
-    for run in mixed.runs():
+def test_runs_with_unknown_bits_are_ranked_by_loss_on_their_own_data(two_tokenizers):
+    add_bytes_per_token(two_tokenizers, {"byte": 1.0})
+    for run in two_tokenizers.runs():
         run.metrics.write_text("")
-    assert [ranking.metric for ranking in analyse(mixed).rankings] == [LOSS, LOSS]
+    assert [ranking.metric for ranking in analyse(two_tokenizers).rankings] == [LOSS, LOSS]
 
 
 def test_prebuilt_shards_without_known_text_do_not_count_as_the_same_text(tmp_path):

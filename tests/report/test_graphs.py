@@ -40,7 +40,7 @@ def line(*points):
     return Curve(x=x, y=y, low=y, high=y)
 
 
-def bold(axes, colour):
+def bold_lines(axes, colour):
     """Return the lines of validation loss in one color."""
     return [line for line in axes.lines if line.get_linewidth() > 2 and line.get_color().lower() == colour.lower()]
 
@@ -84,7 +84,7 @@ def test_a_seed_without_metrics_does_not_hide_the_others(tmp_path):
     matrix = make_matrix(tmp_path, runs_with_seeds(2, [3.0, 3.2]))
     matrix.run("gpt2_adamw_seed2_1cpu").metrics.unlink()
     numbers = analyse(matrix)
-    (line,) = bold(loss_graph(numbers, loss_graphs(numbers)[0]).axes[0], COLOURS["adamw"])
+    (line,) = bold_lines(loss_graph(numbers, loss_graphs(numbers)[0]).axes[0], COLOURS["adamw"])
     assert line.get_ydata()[-1] == 3.0
 
 
@@ -92,7 +92,7 @@ def test_seeds_are_drawn_with_their_mean_as_a_bold_line(tmp_path):
     runs = [*runs_with_seeds(2, [3.0, 3.2]), FakeRun(optimizer="muon", axes={"seed": "1"}, seed=1)]
     numbers = analyse(make_matrix(tmp_path, runs))
     figure = loss_graph(numbers, loss_graphs(numbers)[0])
-    (mean_line,) = bold(figure.axes[0], COLOURS["adamw"])
+    (mean_line,) = bold_lines(figure.axes[0], COLOURS["adamw"])
     assert list(mean_line.get_xdata()) == list(range(0, 101, 10))
     assert mean_line.get_ydata()[-1] == pytest.approx(3.1)
     assert figure.axes[0].get_xlabel() == "steps (optimizer updates)"
@@ -101,9 +101,9 @@ def test_seeds_are_drawn_with_their_mean_as_a_bold_line(tmp_path):
 def test_points_are_drawn_at_their_tokens_and_time(tmp_path):
     numbers = analyse(make_matrix(tmp_path, [FakeRun(tokens_per_s=100.0)]))
     _, tokens, seconds = loss_graphs(numbers)
-    assert bold(loss_graph(numbers, tokens).axes[0], COLOURS["adamw"])[0].get_xdata()[-1] == 102_400
+    assert bold_lines(loss_graph(numbers, tokens).axes[0], COLOURS["adamw"])[0].get_xdata()[-1] == 102_400
     figure = loss_graph(numbers, seconds)
-    assert bold(figure.axes[0], COLOURS["adamw"])[0].get_xdata()[-1] == pytest.approx(1024 / 60)
+    assert bold_lines(figure.axes[0], COLOURS["adamw"])[0].get_xdata()[-1] == pytest.approx(1024 / 60)
     assert figure.axes[0].get_xlabel() == "time since the start of the run (minutes)"
 
 

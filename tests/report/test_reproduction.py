@@ -31,7 +31,7 @@ def runs(tmp_path):
     return found
 
 
-def tamper(run, step, **numbers):
+def change_metrics(run, step, **numbers):
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     lines = [line | numbers if line["step"] == step else line for line in lines]
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -53,7 +53,7 @@ def test_runs_with_the_same_log_are_equal_whatever_time_they_took(runs):
 
 
 def test_a_difference_in_the_last_bit_of_a_loss_is_found_and_printed_exactly(runs):
-    tamper(runs[1], 2, **{"train/loss": 4.800000000000001})
+    change_metrics(runs[1], 2, **{"train/loss": 4.800000000000001})
     assert describe_repetition(repetition(*runs)) == [
         "not equal: 1 of 8 values in 4 steps differ",
         "first at step 2: train/loss 4.8 -> 4.800000000000001 (difference 8.88e-16)",
@@ -61,15 +61,15 @@ def test_a_difference_in_the_last_bit_of_a_loss_is_found_and_printed_exactly(run
 
 
 def test_the_first_and_the_largest_difference_are_printed(runs):
-    tamper(runs[1], 1, **{"train/loss": 4.9001})
-    tamper(runs[1], 3, **{"train/loss": 4.5})
+    change_metrics(runs[1], 1, **{"train/loss": 4.9001})
+    change_metrics(runs[1], 3, **{"train/loss": 4.5})
     first, largest = describe_repetition(repetition(*runs))[1:]
     assert first.startswith("first at step 1: train/loss 4.9 -> 4.9001")
     assert largest.startswith("largest at step 3: train/loss 4.7 -> 4.5")
 
 
 def test_a_number_that_only_one_run_has_is_a_difference(runs):
-    tamper(runs[0], 3, **{"val/loss": 4.2})
+    change_metrics(runs[0], 3, **{"val/loss": 4.2})
     found = repetition(*runs)
     assert describe_repetition(found)[1] == "first at step 3: val/loss 4.2 -> (none)"
 

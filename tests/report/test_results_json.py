@@ -49,12 +49,12 @@ def test_no_file_contains_a_float_that_json_does_not_allow(tmp_path):
     path.write_text('{"schema": 1, "train_losses": [10.9, NaN, Infinity], "final_val_loss": NaN}')
     write_summary(analyse(matrix))
 
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is no JSON")
+    def reject_constant(name: str) -> None:
+        raise AssertionError(f"{name} is not valid JSON")
 
-    (entry,) = json.loads(matrix.all_results.read_text(), parse_constant=refuse)
+    (entry,) = json.loads(matrix.all_results.read_text(), parse_constant=reject_constant)
     assert entry["train_losses"] == [10.9, None, None]
-    json.loads(matrix.results.read_text(), parse_constant=refuse)
+    json.loads(matrix.results.read_text(), parse_constant=reject_constant)
 
 
 def test_results_json_names_the_runs_of_each_figure(tmp_path):

@@ -34,7 +34,7 @@ def setting_of(numbers, name="learning_rate"):
 
 
 def test_a_setting_is_default_requested_or_swept(tmp_path):
-    numbers = numbers_of(tmp_path, run("adamw", 6e-4), run("muon", 0.02, LR), *swept("lion"))
+    numbers = numbers_of(tmp_path, run("adamw", 6e-4), run("muon", 0.02, LR), *swept_runs("lion"))
 
     origins = {group.optimizer: group.get("learning_rate").origin for group in numbers.settings}
     assert origins == {"adamw": SettingOrigin.DEFAULT, "muon": SettingOrigin.EXPLICIT, "lion": SettingOrigin.SWEPT}
@@ -42,12 +42,12 @@ def test_a_setting_is_default_requested_or_swept(tmp_path):
     assert numbers.settings[-1].get("weight_decay").origin is SettingOrigin.DEFAULT
 
 
-def swept(optimizer):
+def swept_runs(optimizer):
     return [run(optimizer, rate, LR, axis=True) for rate in (1e-4, 3e-4)]
 
 
 def test_a_swept_optimizer_next_to_one_that_was_not_gives_a_warning(tmp_path):
-    (warning,) = setting_of(numbers_of(tmp_path, *swept("adamw"), run("muon", 0.02, LR)))
+    (warning,) = setting_of(numbers_of(tmp_path, *swept_runs("adamw"), run("muon", 0.02, LR)))
 
     assert warning == (
         "learning_rate was swept for adamw but not for muon: a tuned optimizer is compared with an untuned one"
@@ -71,10 +71,10 @@ def test_a_requested_rate_next_to_a_default_one_gives_a_warning(tmp_path):
 def test_there_is_no_warning_if_all_are_swept_requested_or_default(tmp_path):
     for index, pair in enumerate(
         (
-            [*swept("adamw"), *swept("muon")],
+            [*swept_runs("adamw"), *swept_runs("muon")],
             [run("adamw", 2e-3, LR), run("muon", 0.02, LR)],
             [run("adamw", 6e-4), run("muon", 0.02)],
-            [*swept("adamw")],
+            [*swept_runs("adamw")],
         )
     ):
         assert setting_of(numbers_of(tmp_path / str(index), *pair)) == []
@@ -89,7 +89,7 @@ def test_runs_without_recorded_requests_give_no_warning(tmp_path):
 
 
 def test_the_summary_and_the_json_list_the_settings(tmp_path):
-    numbers = numbers_of(tmp_path, run("muon", 0.02, LR), *swept("adamw"))
+    numbers = numbers_of(tmp_path, run("muon", 0.02, LR), *swept_runs("adamw"))
     text = render_summary(numbers)
 
     assert "muon   learning_rate 0.02 (explicit), min_lr 6e-05" in text

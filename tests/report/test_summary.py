@@ -160,11 +160,11 @@ def test_the_report_reads_the_metrics_of_each_run_once(tmp_path, monkeypatch, ca
     matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
     read: list[Path] = []
 
-    def counted(path: Path) -> list[MetricLine]:
+    def counted_reads(path: Path) -> list[MetricLine]:
         read.append(path)
         return merged_metrics(path)
 
-    monkeypatch.setattr("kmatrix.records.runs.merged_metrics", counted)
+    monkeypatch.setattr("kmatrix.records.runs.merged_metrics", counted_reads)
     report(matrix, draw=True)
 
     assert read == [run.metrics for run in matrix.runs()]

@@ -190,7 +190,7 @@ def test_no_call_succeeds_after_shutdown(ask):
 # ---- power, energy and time
 
 
-def joules(steps: list[tuple[float, float]], until: float) -> float:
+def energy_of(steps: list[tuple[float, float]], until: float) -> float:
     """Return watts x seconds from 0 to `until`, step by step. Without a line the GPU draws 150 W."""
     edges = [(0.0, 150.0), *sorted(steps)]
     ends = [*(start for start, _ in edges[1:]), until]
@@ -209,7 +209,7 @@ STEPS = st.lists(
 def test_the_energy_counter_is_the_exact_integral_of_the_scripted_power(ask, gpus, until):
     lines = [f"{at} {gpu} power {watts}" for gpu, steps in enumerate(gpus) for at, watts in steps]
     values = ask("\n".join([f"freeze {until}", "gpus 4", *lines]), f"answer([fields(g, {ENERGY})[0][1] for g in gpus])")
-    assert values == pytest.approx([joules(steps, until) * 1000 for steps in gpus], abs=1)
+    assert values == pytest.approx([energy_of(steps, until) * 1000 for steps in gpus], abs=1)
 
 
 def test_a_range_is_spread_evenly_over_the_gpus_of_a_line(ask):

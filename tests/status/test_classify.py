@@ -36,7 +36,7 @@ BOX = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
 KINDS = [GPU_LOST, NCCL, PREEMPTED, OOM, KILLED, "nan", "error"]
 
 
-def failed(*kinds, batch=None):
+def failed_state(*kinds, batch=None):
     """Return the state of a run whose attempts ended like this."""
     state = RunState()
     for number, kind in enumerate(kinds, 1):
@@ -51,22 +51,26 @@ def failed(*kinds, batch=None):
 
 @pytest.mark.parametrize("kind", MOST_RETRIES)
 def test_external_failures_are_retried_twice_in_a_row(kind):
-    assert [retry(failed(*[kind] * count), batch_size=8) is not None for count in (1, 2, 3)] == [True, True, False]
+    assert [retry(failed_state(*[kind] * count), batch_size=8) is not None for count in (1, 2, 3)] == [
+        True,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("kind", [KILLED, "nan", "error", "stall", "data", "died", "timeout", "signal", None])
 def test_other_failures_are_not_retried_automatically(kind):
-    assert retry(failed(kind), batch_size=8) is None
+    assert retry(failed_state(kind), batch_size=8) is None
 
 
 def test_a_different_end_resets_the_retry_count():
-    assert retry(failed(NCCL, NCCL, "nan", NCCL), batch_size=8) is not None
-    assert retry(failed(NCCL, PREEMPTED, NCCL), batch_size=8) is not None
-    assert retry(failed(NCCL, PREEMPTED, NCCL, NCCL), batch_size=8) is None
+    assert retry(failed_state(NCCL, NCCL, "nan", NCCL), batch_size=8) is not None
+    assert retry(failed_state(NCCL, PREEMPTED, NCCL), batch_size=8) is not None
+    assert retry(failed_state(NCCL, PREEMPTED, NCCL, NCCL), batch_size=8) is None
 
 
 def test_a_retry_resumes_from_the_last_checkpoint_with_the_same_micro_batch():
-    attempt = retry(failed(NCCL, batch=4), batch_size=8)
+    attempt = retry(failed_state(NCCL, batch=4), batch_size=8)
     assert (attempt.number, attempt.resume, attempt.micro_batch) == (2, "auto", 4)
 
 
@@ -93,7 +97,7 @@ def test_no_run_is_retried_forever(kinds, batch_size):
 
 @pytest.mark.parametrize("kind", [KILLED, GPU_LOST, NCCL])
 def test_make_continue_retries_external_failures_however_often_they_were_retried(kind):
-    state = failed(*[kind] * 9)
+    state = failed_state(*[kind] * 9)
     assert next_attempt(state, batch_size=8) is None
     assert next_attempt(state, batch_size=8, retry_killed=True).number == 10
 
@@ -101,15 +105,15 @@ def test_make_continue_retries_external_failures_however_often_they_were_retried
 # Failure patterns
 
 
-def evidence(run, *, log="", gpus=("GPU-a", "GPU-b"), started=0.0, **job):
+def write_evidence(run, *, log="", gpus=("GPU-a", "GPU-b"), started=0.0, **job):
     """Write the evidence about attempt 1 of a run. log: the end of its output.log."""
     run.output_log.write_text(log)
     job = JobState(phase=JobPhase.ENDED, started=started, gpus=gpus, **job)
     return Evidence(run=run, attempt=Attempt(number=1, started=started, gpus=gpus), job=job)
 
 
-def found(plan, reason, *, kind="error", **options):
-    return failure_cause(evidence(plan.dir, exit_code=1, **options), kind, reason)
+def classified(plan, reason, *, kind="error", **options):
+    return failure_cause(write_evidence(plan.dir, exit_code=1, **options), kind, reason)
 
 
 @pytest.mark.parametrize(
@@ -127,40 +131,40 @@ def found(plan, reason, *, kind="error", **options):
     ],
 )
 def test_cuda_and_nccl_messages_identify_the_failure(plan, reason, kind):
-    assert found(plan("a"), reason).kind == kind
+    assert classified(plan("a"), reason).kind == kind
 
 
 def test_the_gpu_of_the_rank_that_lost_it_is_excluded(plan):
     run = plan("a", ranks=2)
-    assert found(run, "CUDA error: unspecified launch failure").gpus == ("GPU-a",)  # rank 0 writes without a rank
-    assert found(run, "rank 1: CUDA error: unspecified launch failure").gpus == ("GPU-b",)
+    assert classified(run, "CUDA error: unspecified launch failure").gpus == ("GPU-a",)  # rank 0 writes without a rank
+    assert classified(run, "rank 1: CUDA error: unspecified launch failure").gpus == ("GPU-b",)
 
 
 def test_a_rank_that_lost_its_gpu_explains_the_network_errors_of_the_others(plan):
     run = plan("a", ranks=2)
     error = {"rank": 1, "attempt": 1, "time": 2.0, "kind": "error", "reason": "CUDA error: unspecified launch failure"}
     write_json(run.dir.rank_error(1), error)
-    answer = found(run, "NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited")
+    answer = classified(run, "NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited")
     assert (answer.kind, answer.gpus) == (GPU_LOST, ("GPU-b",))
 
 
 def test_a_rank_that_failed_first_is_not_retried_because_of_later_network_errors(plan):
-    assert found(plan("a"), "rank 1: ValueError: why", log="NCCL error in: ProcessGroupNCCL.cpp").kind == "error"
+    assert classified(plan("a"), "rank 1: ValueError: why", log="NCCL error in: ProcessGroupNCCL.cpp").kind == "error"
 
 
 def test_without_a_reason_the_log_decides(plan):
     log = "[rank1]: Watchdog caught collective operation timeout: WorkNCCL(...)\n"
-    assert found(plan("a"), "killed by signal 6 (abort)", log=log, kind="died").kind == NCCL
+    assert classified(plan("a"), "killed by signal 6 (abort)", log=log, kind="died").kind == NCCL
 
 
 def test_a_loss_seen_by_the_recorder_counts_for_this_attempt_until_it_is_recovered(plan):
     run = plan("a")
     text = "NVIDIA A10G (GPU-b): no response (values are null)"
     append_jsonl(run.dir.gpu_events, {"time": 5.0, "event": "lost", "gpu_index": 1, "text": text})
-    assert found(run, "NCCL error", started=1.0).gpus == ("GPU-b",)
-    assert found(run, "ValueError", started=6.0).kind == "error"
+    assert classified(run, "NCCL error", started=1.0).gpus == ("GPU-b",)
+    assert classified(run, "ValueError", started=6.0).kind == "error"
     append_jsonl(run.dir.gpu_events, {"time": 6.0, "event": "found", "gpu_index": 1, "text": text})
-    assert found(run, "ValueError", started=1.0).kind == "error"
+    assert classified(run, "ValueError", started=1.0).kind == "error"
 
 
 # The whole path
@@ -229,11 +233,11 @@ def test_a_run_that_was_stopped_by_its_pid_stays_stopped(plan):
     run = plan("a").dir
     death = "W1120 Received Signals.SIGTERM death signal, shutting down workers"
     signalled = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15"
-    assert was_preempted(evidence(run, started=1.0, log="Iter 5 | ..."))
-    assert not was_preempted(evidence(run, started=1.0, log=death))
-    assert not was_preempted(evidence(run, started=1.0, log=signalled))
-    assert not was_preempted(evidence(run, started=1.0, cancelled=True))
-    assert not was_preempted(evidence(run, started=None))  # it never ran
+    assert was_preempted(write_evidence(run, started=1.0, log="Iter 5 | ..."))
+    assert not was_preempted(write_evidence(run, started=1.0, log=death))
+    assert not was_preempted(write_evidence(run, started=1.0, log=signalled))
+    assert not was_preempted(write_evidence(run, started=1.0, cancelled=True))
+    assert not was_preempted(write_evidence(run, started=None))  # it never ran
     assert not was_preempted(Evidence(run=run, attempt=Attempt(number=1, started=1.0), job=None))  # its runner died
 
 
@@ -246,7 +250,7 @@ def test_a_killed_run_waits_for_make_continue(matrix, plan):
 # GPUs used by other processes
 
 
-class Others:
+class FakeOtherProcesses:
     """A fake of the query for other processes. held: UUID -> reason."""
 
     def __init__(self, **held):
@@ -264,7 +268,7 @@ def pool_of(others, uuids=("a", "b", "c")):
 
 
 def test_a_gpu_used_by_other_processes_is_not_assigned():
-    pool = pool_of(Others(b="17.0 GiB used by python (pid 42)"))
+    pool = pool_of(FakeOtherProcesses(b="17.0 GiB used by python (pid 42)"))
     pool.poll(())
     assert pool.usable(()) == ("a", "c")
     assert set(pool.place(2, ())) == {"a", "c"}
@@ -272,7 +276,7 @@ def test_a_gpu_used_by_other_processes_is_not_assigned():
 
 
 def test_gpus_of_running_runs_are_not_checked():
-    others = Others()
+    others = FakeOtherProcesses()
     pool = pool_of(others)
     pool.poll({"a"})
     assert others.asked == [("b", "c")]
@@ -282,7 +286,7 @@ def test_gpus_of_running_runs_are_not_checked():
 
 def test_a_run_waits_for_a_gpu_used_by_others_and_reports_it(matrix, plan, monkeypatch):
     monkeypatch.setattr("kmatrix.engines.local.pool.POLL_S", 0.0)
-    others, messages, notes = Others(**{"GPU-a": "9.0 GiB used by python (pid 42)"}), [], []
+    others, messages, notes = FakeOtherProcesses(**{"GPU-a": "9.0 GiB used by python (pid 42)"}), [], []
     pool = pool_of(others, ("GPU-a",))
 
     def show(progress):

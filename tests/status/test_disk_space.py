@@ -25,7 +25,7 @@ Usage = namedtuple("Usage", "total used free")
 FULL_DISK = OSError(errno.ENOSPC, "No space left on device", "/results/x")
 
 
-def chained(cause):
+def chained_error(cause):
     try:
         try:
             raise cause
@@ -43,8 +43,8 @@ def chained(cause):
         (OSError(errno.EACCES, "Permission denied"), False),
         (FullError("no room"), True),
         (RecordError("damaged"), False),
-        (chained(FULL_DISK), True),
-        (chained(OSError(errno.EIO, "Input/output error")), False),
+        (chained_error(FULL_DISK), True),
+        (chained_error(OSError(errno.EIO, "Input/output error")), False),
     ],
 )
 def test_a_full_disk_error_is_recognized_by_errno_or_by_its_cause(error, full):
@@ -56,10 +56,10 @@ def test_a_failed_run_writes_its_result_even_on_a_full_disk(plan, monkeypatch):
     run = plan("a")
     log = RunLog(run.dir, run.run_id, 1, main=True)
 
-    def no_room(*_):
+    def raise_disk_full(*_):
         raise FULL_DISK
 
-    monkeypatch.setattr("kmatrix.records.files.append_jsonl", no_room)
+    monkeypatch.setattr("kmatrix.records.files.append_jsonl", raise_disk_full)
     failure.record(log, 0, "disk", "no room for a checkpoint")
     assert (read_json(run.dir.result)["kind"], read_json(run.dir.result)["status"]) == ("disk", "failed")
 

@@ -27,7 +27,7 @@ ESCAPE = "\x1b"
 
 
 @pytest.fixture
-def trouble(tmp_path):
+def mixed_matrix(tmp_path):
     """A matrix with a run of each kind."""
     runs = [
         FakeRun(),
@@ -44,9 +44,9 @@ def view_of(matrix, name, **options):
     return view
 
 
-def test_every_run_is_shown_with_its_status_and_numbers(trouble):
-    lines = plain(Overview(trouble).poll())
-    assert lines[0] == f"{trouble.name}: stopped, 1 planned, 1 finished, 1 failed, 1 stopped, 1 skipped"
+def test_every_run_is_shown_with_its_status_and_numbers(mixed_matrix):
+    lines = plain(Overview(mixed_matrix).poll())
+    assert lines[0] == f"{mixed_matrix.name}: stopped, 1 planned, 1 finished, 1 failed, 1 stopped, 1 skipped"
     columns = {line.split()[0]: line.split()[1:] for line in lines[2:7]}
     assert columns["gpt2_adamw_1cpu"][:6] == ["finished", "100/100", "100%", "3.312", "3.2800", "4.00k"]
     assert columns["gpt2_sgd_1cpu"][:2] == ["failed", "45/100"]
@@ -57,12 +57,12 @@ def test_every_run_is_shown_with_its_status_and_numbers(trouble):
         "gpt2_sgd_1cpu failed: loss is nan at step 47",
         "gpt2_adam_4cpu skipped: needs 4 GPUs, found 1",
         "gpt2_muon_1cpu stopped: asked to stop",
-        f"continue: make continue TARGET={trouble.name}",
+        f"continue: make continue TARGET={mixed_matrix.name}",
     ]
 
 
-def test_json_has_the_same_facts_and_null_for_unknown_values(trouble):
-    result = run("status", f"TARGET={trouble.path}", "JSON=1")
+def test_json_has_the_same_facts_and_null_for_unknown_values(mixed_matrix):
+    result = run("status", f"TARGET={mixed_matrix.path}", "JSON=1")
     view = json.loads(result.out)
     assert (result.status, view["schema"], view["status"], view["running"]) == (0, 1, "stopped", False)
     assert view["counts"] == {"planned": 1, "finished": 1, "failed": 1, "stopped": 1, "skipped": 1}
@@ -72,11 +72,11 @@ def test_json_has_the_same_facts_and_null_for_unknown_values(trouble):
     assert runs["gpt2_adamw_1cpu"]["memory_mib"] is None
 
 
-def test_without_a_terminal_there_are_no_escape_codes(trouble):
-    result = run("status", f"TARGET={trouble.path}")
+def test_without_a_terminal_there_are_no_escape_codes(mixed_matrix):
+    result = run("status", f"TARGET={mixed_matrix.path}")
     assert result.status == 0
     assert ESCAPE not in result.out
-    assert result.out.startswith(trouble.name)
+    assert result.out.startswith(mixed_matrix.name)
 
 
 def test_a_running_status_counts_only_while_the_matrix_has_a_runner(tmp_path):
@@ -158,22 +158,22 @@ def test_memory_is_that_of_the_device_with_the_highest_peak(tmp_path):
     assert cells(view)[9] == "2.0 GiB"
 
 
-def test_a_matrix_of_a_newer_kmatrix_is_refused(trouble):
-    path = trouble.run("gpt2_adamw_1cpu").status
+def test_a_matrix_of_a_newer_kmatrix_is_refused(mixed_matrix):
+    path = mixed_matrix.run("gpt2_adamw_1cpu").status
     path.write_text(path.read_text().replace('"schema": 1', '"schema": 9'))
     with pytest.raises(SchemaError):
-        Overview(trouble).poll()
+        Overview(mixed_matrix).poll()
 
 
-def test_a_damaged_status_is_shown_as_one_failed_run(trouble):
-    trouble.run("gpt2_muon_1cpu").status.write_text("{")
-    trouble.run("gpt2_muon_1cpu").result.unlink()
-    view = view_of(trouble, "muon")
+def test_a_damaged_status_is_shown_as_one_failed_run(mixed_matrix):
+    mixed_matrix.run("gpt2_muon_1cpu").status.write_text("{")
+    mixed_matrix.run("gpt2_muon_1cpu").result.unlink()
+    view = view_of(mixed_matrix, "muon")
     assert (view.status, "status.json is damaged" in view.reason) == (Status.FAILED, True)
 
 
-def test_the_json_option_is_1_or_0(trouble):
-    assert "expected 1 or 0" in run("status", f"TARGET={trouble.path}", "JSON=yes").err
+def test_the_json_option_is_1_or_0(mixed_matrix):
+    assert "expected 1 or 0" in run("status", f"TARGET={mixed_matrix.path}", "JSON=yes").err
 
 
 def terminal(matrix):
@@ -183,10 +183,10 @@ def terminal(matrix):
     return pexpect.spawn(sys.executable, arguments, dimensions=(24, 140), env=environment, timeout=60, encoding="utf-8")
 
 
-def test_on_a_terminal_a_finished_matrix_is_drawn_once_in_color(trouble):
-    screen = terminal(trouble)
+def test_on_a_terminal_a_finished_matrix_is_drawn_once_in_color(mixed_matrix):
+    screen = terminal(mixed_matrix)
     screen.expect(pexpect.EOF)
-    assert screen.before.count(trouble.name) == 2  # the headline, and the command to continue
+    assert screen.before.count(mixed_matrix.name) == 2  # the headline, and the command to continue
     assert ESCAPE in screen.before
 
 
@@ -258,13 +258,13 @@ def test_the_log_of_a_running_matrix_is_followed_from_run_to_run(matrix, plan, s
     reader = threading.Thread(target=lambda: results.append(run("logs", f"TARGET={matrix.path}")))
     reader.start()
 
-    def printed(text):  # run() replaces sys.stdout by a buffer
+    def output_of(text):  # run() replaces sys.stdout by a buffer
         return text in getattr(sys.stdout, "getvalue", str)()
 
-    wait_until(lambda: printed("threads 1"))
+    wait_until(lambda: output_of("threads 1"))
     with plans[0].dir.output_log.open("a") as log:
         log.write("a line in the middle: ü\n")
-    wait_until(lambda: printed("a line in the middle: ü"))
+    wait_until(lambda: output_of("a line in the middle: ü"))
     process.terminate()
     reader.join(30)
     assert results[0].status == 0

@@ -119,7 +119,7 @@ def main(folder: Path, names: list[str]) -> None:
     start = dist.start
     worlds: list[dist.World] = []
 
-    def once(config: Any) -> dist.World:
+    def shared_world(config: Any) -> dist.World:
         """One group of ranks for all runs."""
         if not worlds:
             worlds.append(start(config))
@@ -130,7 +130,7 @@ def main(folder: Path, names: list[str]) -> None:
         torch.distributed.barrier()
         worlds.append(dist.World(rank=rank, local_rank=rank, size=size, device=torch.device("cpu"), backend="gloo"))
         torch.set_num_threads(1)
-    dist.start = once
+    dist.start = shared_world
     for case in chosen:
         straight, parts = (RunDir(folder / case.name / name) for name in ("straight", "parts"))
         run_attempt(straight, case)

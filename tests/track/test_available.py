@@ -30,7 +30,7 @@ def program(tmp_path):
     return Program(tmp_path)
 
 
-def chosen(program):
+def trackers_in_config(program):
     """Return the trackers in .config."""
     return [name for name, symbol in TRACKERS.items() if program.value(symbol) == "y"]
 
@@ -68,7 +68,7 @@ def config(*names, project=""):
 def test_a_defconfig_saves_the_trackers_of_the_command_line(program, text, names):
     program.check(CPU, f"TRACKER={text}")
 
-    assert chosen(program) == names
+    assert trackers_in_config(program) == names
 
 
 @pytest.mark.parametrize("text", ["wandbb", "", "wandb,", "wandb trackio", "y", "none,wandb"])
@@ -89,21 +89,21 @@ def test_a_misspelled_tracker_is_refused_with_the_closest_match():
 def test_no_tracker_is_the_default(program):
     program.check(CPU)
 
-    assert chosen(program) == []
+    assert trackers_in_config(program) == []
 
 
 def test_the_command_line_overrides_the_configuration_either_way(program):
     program.check(CPU, "TRACKER=all")
     program.check("olddefconfig", "TRACKER=none")
-    assert chosen(program) == []
+    assert trackers_in_config(program) == []
 
     program.check("olddefconfig", "TRACKER=tensorboard")
-    assert chosen(program) == ["tensorboard"]
+    assert trackers_in_config(program) == ["tensorboard"]
 
 
 def test_a_tracker_can_be_enabled_by_its_symbol_but_not_in_two_ways(program):
     program.check(CPU, "TRACKER_WANDB=y")
-    assert chosen(program) == ["wandb"]
+    assert trackers_in_config(program) == ["wandb"]
 
     assert "is set twice" in program.refused(CPU, "TRACKER=wandb", "TRACKER_WANDB=n")
 
@@ -114,7 +114,7 @@ def test_the_environment_selects_no_tracker(program, monkeypatch):
 
     program.check(CPU)
 
-    assert chosen(program) == []
+    assert trackers_in_config(program) == []
     assert program.value("TRACKER_PROJECT") == f'"{own_project()}"'
 
 

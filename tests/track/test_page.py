@@ -50,18 +50,18 @@ def trackio_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Served:
-    """A command that serves a page. said: its output so far."""
+    """A command that serves a page. output: what it printed so far."""
 
     process: subprocess.Popen[str]
-    said: str
+    output: str
 
     @property
     def url(self) -> str:
-        return self.said.partition("URL: ")[2].split()[0]
+        return self.output.partition("URL: ")[2].split()[0]
 
 
 @contextmanager
-def serving(*arguments: str) -> Iterator[Served]:
+def serve_page(*arguments: str) -> Iterator[Served]:
     """Run a command that serves a page, from its last line until the end of the `with` block."""
     process = subprocess.Popen(
         [sys.executable, "-m", "kmatrix", *arguments],
@@ -74,17 +74,17 @@ def serving(*arguments: str) -> Iterator[Served]:
     served = Served(process, "")
     try:
         assert process.stdout
-        while "press Ctrl+C to stop" not in served.said:
+        while "press Ctrl+C to stop" not in served.output:
             line = process.stdout.readline()
-            assert line, served.said
-            served.said += line
+            assert line, served.output
+            served.output += line
         yield served
     finally:
         process.kill()
         process.wait()
 
 
-def answer(url: str) -> str:
+def get_text(url: str) -> str:
     with urllib.request.urlopen(url, timeout=30) as reply:
         return reply.read().decode()
 
@@ -195,12 +195,12 @@ def test_a_folder_without_a_project_is_refused(tmp_path, ask):
 def test_trackio_view_serves_on_loopback_prints_the_real_port_and_runs_once(trackio_results, tmp_path, ask):
     with (
         busy_port() as taken,
-        serving("trackio-view", f"RESULTS_DIR={trackio_results}", f"PORT={taken}", f"O={tmp_path}") as served,
+        serve_page("trackio-view", f"RESULTS_DIR={trackio_results}", f"PORT={taken}", f"O={tmp_path}") as served,
     ):
-        assert f"(port {taken} is in use)" in served.said
-        assert f"ssh -L {port_of(served.url)}:{LOOPBACK}:{port_of(served.url)} " in served.said
+        assert f"(port {taken} is in use)" in served.output
+        assert f"ssh -L {port_of(served.url)}:{LOOPBACK}:{port_of(served.url)} " in served.output
         assert served.url.startswith(f"http://{LOOPBACK}:{port_of(served.url)}/?project=gpt2-newer")
-        assert json.loads(answer(f"http://{LOOPBACK}:{port_of(served.url)}/version"))["api_transport"] == "http"
+        assert json.loads(get_text(f"http://{LOOPBACK}:{port_of(served.url)}/version"))["api_transport"] == "http"
         with pytest.raises(ConnectionError):  # a server on all interfaces would reply here too
             socket.create_connection(("127.0.0.2", port_of(served.url)), timeout=5).close()
 
@@ -221,11 +221,11 @@ def test_trackio_view_serves_on_loopback_prints_the_real_port_and_runs_once(trac
 @pytest.mark.slow
 def test_a_killed_server_does_not_block_the_next_one(trackio_results, tmp_path, ask):
     words = ("trackio-view", f"RESULTS_DIR={trackio_results}", f"PORT={free_port(LOOPBACK, 21_860)}", f"O={tmp_path}")
-    with serving(*words) as served:
+    with serve_page(*words) as served:
         served.process.kill()
     assert "not running" in ask("trackio-web", f"RESULTS_DIR={trackio_results}").out
-    with serving(*words) as served:
-        assert answer(served.url)
+    with serve_page(*words) as served:
+        assert get_text(served.url)
 
 
 def test_tensorboard_refuses_a_matrix_without_logs(tmp_path, ask):
@@ -242,11 +242,11 @@ def test_tensorboard_serves_the_runs_of_a_matrix(tmp_path):
     mirror.open(identity(tmp_path, "gpt2-x", matrix.name))
     mirror.points([MetricPoint(step=s, time=1e9 + s, values={"train/loss": 4 - s / 10}) for s in range(10)])
     mirror.close(Status.FINISHED)
-    with busy_port() as taken, serving("tensorboard", f"TARGET={matrix.path}", f"PORT={taken}") as served:
-        assert f"(port {taken} is in use)" in served.said
+    with busy_port() as taken, serve_page("tensorboard", f"TARGET={matrix.path}", f"PORT={taken}") as served:
+        assert f"(port {taken} is in use)" in served.output
         api = f"{served.url}data/plugin/scalars"
-        wait_until(lambda: "gpt2_adamw_1cpu" in json.loads(answer(f"{api}/tags")))
-        points = json.loads(answer(f"{api}/scalars?tag=train%2Floss&run=gpt2_adamw_1cpu"))
+        wait_until(lambda: "gpt2_adamw_1cpu" in json.loads(get_text(f"{api}/tags")))
+        points = json.loads(get_text(f"{api}/scalars?tag=train%2Floss&run=gpt2_adamw_1cpu"))
         assert [(step, round(value, 4)) for _, step, value in points] == [(s, round(4 - s / 10, 4)) for s in range(10)]
         served.process.send_signal(signal.SIGINT)
         assert served.process.communicate(timeout=60)[0] == "\nstopped TensorBoard\n"

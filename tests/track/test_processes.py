@@ -51,7 +51,7 @@ def plan(matrix):
 
 
 @contextmanager
-def held(plan):
+def hold_lock(plan):
     """Hold the lock of a run's trackers like a hanging process of an earlier attempt, so that the next one waits."""
     with plan.dir.track_lock.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -66,7 +66,7 @@ def steps_of(matrix, name):
     return [event.step for event in reader.Scalars("train/loss")] if "train/loss" in reader.Tags()["scalars"] else []
 
 
-def feeders_of(plan):
+def tracker_processes_of(plan):
     """Return the tracker processes of a run."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
@@ -99,7 +99,7 @@ def test_trackers_of_the_command_line_replace_those_of_the_matrix(matrix, plan):
     try:
         assert without.syncing() == {}
         assert instead.syncing() == {"b": ("tensorboard",)}
-        (words,) = [process.info["cmdline"] for process in feeders_of(one)]
+        (words,) = [process.info["cmdline"] for process in tracker_processes_of(one)]
         assert words[words.index("--trackers") + 1] == "tensorboard"
         assert words[words.index("--project") + 1] == "gpt2-1a2b3"  # the trackers of run.json come first
     finally:
@@ -121,7 +121,7 @@ def test_a_tracker_left_out_of_an_attempt_has_pending_steps(plan):
 
 def test_trackers_do_not_delay_the_end_of_a_run(matrix, plan, trackers):
     one = plan("gpt2_adamw_1cpu")
-    with held(one):
+    with hold_lock(one):
         assert drive(matrix, [one], engine(trackers=trackers), poll_s=0.02).exit_code == 0
         assert trackers.syncing() == {one.name: ("tensorboard",)}
     wait_until(lambda: not trackers.syncing())
@@ -135,7 +135,7 @@ def test_a_killed_tracker_process_is_restarted_and_sends_each_step_once(matrix, 
     local.submit([one])
     for _ in range(2):
         wait_until(lambda: local.poll() and any(sent.points for sent in read_track(one.dir)) and is_syncing(one.dir))
-        (feeder,) = feeders_of(one)
+        (feeder,) = tracker_processes_of(one)
         one.dir.track.unlink()
         feeder.kill()
     wait_until(lambda: local.poll() and any(sent.points for sent in read_track(one.dir)))
@@ -151,9 +151,11 @@ def test_a_tracker_process_that_keeps_dying_is_not_restarted(matrix, plan, track
     one = plan("gpt2_adamw_1cpu")
     trackers.begin(one, os.getpid())
     for _ in range(MOST_RESTARTS + 1):
-        wait_until(lambda: feeders_of(one))
-        feeders_of(one)[0].kill()
-        wait_until(lambda: not feeders_of(one))  # a process that was not waited for has no command line any more
+        wait_until(lambda: tracker_processes_of(one))
+        tracker_processes_of(one)[0].kill()
+        wait_until(
+            lambda: not tracker_processes_of(one)
+        )  # a process that was not waited for has no command line any more
         trackers.poll()
     assert trackers.syncing() == {}
 
@@ -202,12 +204,12 @@ def test_the_end_of_a_matrix_shows_which_trackers_it_waits_for_and_ctrl_c_skips_
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(cli_track._Line, "show", show)
-    with held(one):
+    with hold_lock(one):
         trackers.begin(one, os.getpid())
         trackers.end(one.dir)
         cli_track.wait_for_sync(trackers)
     assert re.fullmatch(r"uploading to tensorboard: \d+ s, Ctrl\+C leaves the rest to make track-sync", shown.pop())
-    assert (shown, trackers.syncing(), feeders_of(one)) == ([], {}, [])
+    assert (shown, trackers.syncing(), tracker_processes_of(one)) == ([], {}, [])
 
 
 def test_a_tracker_process_that_exceeds_the_time_limit_is_killed(plan, trackers, monkeypatch):
@@ -215,17 +217,17 @@ def test_a_tracker_process_that_exceeds_the_time_limit_is_killed(plan, trackers,
     one = plan("gpt2_adamw_1cpu", limit_s=0.1)
     trackers.begin(one, os.getpid())
     wait_until(lambda: is_syncing(one.dir))
-    feeders_of(one)[0].suspend()
+    tracker_processes_of(one)[0].suspend()
     trackers.end(one.dir)
     wait_until(lambda: not trackers.syncing())
-    assert feeders_of(one) == []
+    assert tracker_processes_of(one) == []
 
 
 def test_a_tracker_process_has_no_gpu_one_thread_and_lower_priority(plan, trackers):
     one = plan("gpt2_adamw_1cpu")
     trackers.begin(one, os.getpid())
     wait_until(lambda: is_syncing(one.dir))
-    (feeder,) = feeders_of(one)
+    (feeder,) = tracker_processes_of(one)
     known = feeder.environ()
     assert (known["CUDA_VISIBLE_DEVICES"], known["OMP_NUM_THREADS"]) == ("", "1")
     assert feeder.nice() == 10

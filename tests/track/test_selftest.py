@@ -31,7 +31,7 @@ def program(tmp_path):
 
 
 @pytest.fixture
-def unauthorized():
+def rejecting_server():
     """A server that rejects every key. Yields its URL."""
     with server_refusing_keys("user is not logged in") as url:
         yield url
@@ -83,9 +83,9 @@ def test_a_malformed_key_is_reported_as_the_cause_and_not_printed(program, monke
 
 
 @pytest.mark.slow
-def test_a_key_unknown_to_the_server_is_reported_as_the_cause(program, monkeypatch, unauthorized):
+def test_a_key_unknown_to_the_server_is_reported_as_the_cause(program, monkeypatch, rejecting_server):
     monkeypatch.setenv("WANDB_API_KEY", KEY)
-    monkeypatch.setenv("WANDB_BASE_URL", unauthorized)
+    monkeypatch.setenv("WANDB_BASE_URL", rejecting_server)
 
     message = program.refused("wandb-test")
 

@@ -36,7 +36,7 @@ def run(tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
+def short_pauses(monkeypatch):
     """Use short pauses, and restore the signal handlers of pytest."""
     for name, value in (
         ("READ_S", 0.01),
@@ -60,7 +60,7 @@ def send(run, *trackers, limit_s=60.0, **known):
 
 
 @pytest.fixture
-def beside():
+def during_feed():
     """Call `action` in a thread during the feed, then end the process that represents the run."""
     run_process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
 
@@ -108,32 +108,32 @@ def test_a_second_sync_sends_nothing(run):
     assert store.sent_twice() == []
 
 
-def test_a_running_run_is_sent_live_and_completed_after_its_process_exits(run, beside):
+def test_a_running_run_is_sent_live_and_completed_after_its_process_exits(run, during_feed):
     store = MemoryTracker()
 
-    def go_on():
+    def continue_run():
         write_training(run, range(20))
         wait_until(lambda: len(store.rows) == 19)
         write_training(run, range(20, 40))
         write_status(run)
 
-    code, _ = send(run, store, parent=beside(go_on))
+    code, _ = send(run, store, parent=during_feed(continue_run))
     assert code == 0
     assert store.steps() == expected_values(run)
     assert store.closed == ["finished"]
 
 
-def test_sigterm_means_that_the_attempt_has_ended(run, beside):
+def test_sigterm_means_that_the_attempt_has_ended(run, during_feed):
     store = MemoryTracker()
     write_training(run, range(20))
     write_status(run, "stopped")
 
-    def tell():
+    def report_status():
         wait_until(lambda: store.rows)
         os.kill(os.getpid(), signal.SIGTERM)
         wait_until(lambda: store.closed)
 
-    code, _ = send(run, store, parent=beside(tell))
+    code, _ = send(run, store, parent=during_feed(report_status))
     assert (code, len(store.rows), store.closed) == (0, 20, ["stopped"])
 
 
@@ -204,12 +204,12 @@ def test_a_repeated_step_that_differs_is_reported_once(run):
     assert text == "step 20: train/loss was sent as 5.8000, and is 5.8100 after the resume"
 
 
-def test_a_tracker_that_refuses_temporarily_is_retried_during_the_run(run, beside):
+def test_a_tracker_that_refuses_temporarily_is_retried_during_the_run(run, during_feed):
     store = MemoryTracker()
     store.refuse = [ConnectionError("no route"), TimeoutError("no answer"), ValueError()]
     write_training(run, range(20))
     write_status(run)
-    code, sent = send(run, store, parent=beside(lambda: wait_until(lambda: len(store.rows) == 19)))
+    code, sent = send(run, store, parent=during_feed(lambda: wait_until(lambda: len(store.rows) == 19)))
     assert (code, store.opened, sent["memory"].error) == (0, 4, "")
     assert store.steps() == expected_values(run)
 
@@ -242,22 +242,22 @@ def test_a_hanging_tracker_is_abandoned_after_the_limit_and_synced_later(run):
     lasts.set()
 
 
-def test_a_missing_package_is_not_waited_for(run, beside):
+def test_a_missing_package_is_not_waited_for(run, during_feed):
     store = MemoryTracker()
     store.refuse = [ImportError("No module named 'wandb'")] * 3
     write_training(run, range(20))
     lasts = threading.Event()
-    code, sent = send(run, store, parent=beside(lasts.wait))  # during the run
+    code, sent = send(run, store, parent=during_feed(lasts.wait))  # during the run
     lasts.set()
     assert (code, store.opened) == (1, 1)
     assert (sent["memory"].state, sent["memory"].error) == (SyncState.FAILED, "ImportError: No module named 'wandb'")
 
 
 def test_a_full_disk_under_track_json_does_not_prevent_sending(run, monkeypatch, capsys):
-    def full(*_):
+    def raise_disk_full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sidecar, "write_track", full)
+    monkeypatch.setattr(sidecar, "write_track", raise_disk_full)
     write_training(run, range(20))
     write_status(run)
     store = MemoryTracker()

@@ -13,13 +13,13 @@ pytest.importorskip("tensorboard", reason="make setup-trackers installs it")
 
 
 @pytest.fixture
-def who(tmp_path):
+def identity_of(tmp_path):
     return identity(make_run_dir(tmp_path))
 
 
 @pytest.fixture
-def folder(who):
-    return who.dir.path.parent / "tb" / who.name
+def folder(identity_of):
+    return identity_of.dir.path.parent / "tb" / identity_of.name
 
 
 def read(folder):
@@ -45,9 +45,9 @@ def texts(folder, tag):
     return [event.tensor_proto.string_val[0].decode() for event in read(folder).Tensors(tag)]
 
 
-def test_points_are_written_at_their_steps_and_times_during_the_run(who, folder):
+def test_points_are_written_at_their_steps_and_times_during_the_run(identity_of, folder):
     tracker = TensorBoardMirror()
-    assert tracker.open(who).steps == {}
+    assert tracker.open(identity_of).steps == {}
     tracker.points(points(0, 10))
     found = read(folder).Scalars("train/loss")
     assert [(event.step, event.wall_time, event.value) for event in found] == [
@@ -56,9 +56,9 @@ def test_points_are_written_at_their_steps_and_times_during_the_run(who, folder)
     ]
 
 
-def test_device_values_are_written_as_means_at_the_next_step(who, folder):
+def test_device_values_are_written_as_means_at_the_next_step(identity_of, folder):
     tracker = TensorBoardMirror()
-    tracker.open(who)
+    tracker.open(identity_of)
     tracker.devices([devices(1, 100.0), devices(2, 200.0), devices(11, 300.0), devices(30, 7.0)])
     tracker.points(points(5, 20))
     tracker.close(Status.FINISHED)
@@ -66,15 +66,15 @@ def test_device_values_are_written_as_means_at_the_next_step(who, folder):
     assert [(event.step, event.value) for event in found] == [(5, 150.0), (20, 300.0)]
 
 
-def test_a_reopened_run_reports_its_stored_steps_and_appends(who, folder):
+def test_a_reopened_run_reports_its_stored_steps_and_appends(identity_of, folder):
     first = TensorBoardMirror()
-    first.open(who)
+    first.open(identity_of)
     first.devices([devices(1, 100.0)])
     first.points(points(0, 10))
     first.alert(TrackerAlert(time=START_TIME, title="spike", text="loss"))
     next(folder.glob("*tfevents*")).open("ab").write(b"\x18\0\0\0torn")  # as a kill may leave it
     second = TensorBoardMirror()
-    stored = second.open(who)
+    stored = second.open(identity_of)
     assert stored.steps == {0: {"train/loss": 6.0, "tokens": 0.0}, 10: {"train/loss": -4.0, "tokens": 1000.0}}
     assert (stored.devices_time, stored.alerts, stored.link) == (START_TIME + 10, 1, str(folder))
     second.points(points(20))
@@ -82,29 +82,29 @@ def test_a_reopened_run_reports_its_stored_steps_and_appends(who, folder):
     assert [event.step for event in read(folder).Scalars("tokens")] == [0, 10, 20]
 
 
-def test_configuration_alerts_and_status_are_texts_written_once(who, folder):
+def test_configuration_alerts_and_status_are_texts_written_once(identity_of, folder):
     tracker = TensorBoardMirror()
-    tracker.open(who)
+    tracker.open(identity_of)
     tracker.alert(TrackerAlert(time=START_TIME, title="spike", text="the loss rose"))
     tracker.close(Status.STOPPED)
     for _ in range(2):
         tracker = TensorBoardMirror()
-        tracker.open(who)
+        tracker.open(identity_of)
         tracker.close(Status.FINISHED)
     (config,) = texts(folder, "config")
     assert "| GPT2_MAX_ITERS | 500 |" in config
-    assert f"| group | {who.group} |" in config
+    assert f"| group | {identity_of.group} |" in config
     assert texts(folder, "alerts") == ["**spike** (warn): the loss rose"]
     assert texts(folder, "status") == ["stopped", "finished"]
 
 
-def test_opening_a_fully_sent_run_writes_nothing(who, folder):
+def test_opening_a_fully_sent_run_writes_nothing(identity_of, folder):
     tracker = TensorBoardMirror()
-    tracker.open(who)
+    tracker.open(identity_of)
     tracker.points(points(0))
     tracker.close(Status.FINISHED)
     before = {path: path.read_bytes() for path in folder.iterdir()}
     again = TensorBoardMirror()
-    again.open(who)
+    again.open(identity_of)
     again.close(Status.FINISHED)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before

@@ -30,7 +30,7 @@ LAST = 9
 
 
 @pytest.fixture(scope="module")
-def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def results_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A results directory for the module, because Trackio reads its data directory once per process."""
 
     def forget() -> None:
@@ -46,18 +46,18 @@ def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def identity(tracking: Path, request: pytest.FixtureRequest) -> TrackerIdentity:
+def identity(results_dir: Path, request: pytest.FixtureRequest) -> TrackerIdentity:
     """Return the identity of a run in a project of this test."""
     matrix = "test_matrix_results_20261120_120000"
     return TrackerIdentity(
-        dir=RunDir(tracking / matrix / "gpt2_adamw_2gpu"),
+        dir=RunDir(results_dir / matrix / "gpt2_adamw_2gpu"),
         project="gpt2-" + "".join(letter for letter in request.node.name if letter.isalnum()).lower(),
         name="gpt2_adamw_2gpu",
         id="a1b2c3d4-20261120120000",
         group=matrix,
         tags=("optimizer=adamw", "num_gpus=2"),
         config={"CONFIG_GPT2_MAX_ITERS": "10", "run_id": "a1b2c3d4", "matrix": matrix, "_hidden": "y"},
-        tracking=tracking,
+        tracking=results_dir,
     )
 
 
@@ -70,7 +70,7 @@ def devices(second: int) -> DeviceValues:
     return DeviceValues(time=BEGAN + second, values={**values, "gpu_0_memory": 1.0, "gpu_total_memory": 900.0})
 
 
-def written(run: TrackerIdentity, status: Status = Status.FINISHED) -> StoredRun:
+def send_run(run: TrackerIdentity, status: Status = Status.FINISHED) -> StoredRun:
     """Send a whole run, and return what the store had before."""
     mirror = TrackioMirror()
     stored = mirror.open(run)
@@ -105,7 +105,7 @@ def names(run: TrackerIdentity) -> list[str]:
 
 
 def test_each_step_is_stored_once_with_its_values_and_time(identity):
-    written(identity)
+    send_run(identity)
     got = trackio(
         identity, "get", "metric", "--project", identity.project, "--run", identity.name, "--metric", "train/loss"
     )
@@ -115,7 +115,7 @@ def test_each_step_is_stored_once_with_its_values_and_time(identity):
 
 
 def test_devices_are_system_metrics_with_a_name_per_gpu_and_the_balance_over_time(identity):
-    written(identity)
+    send_run(identity)
     got = trackio(identity, "get", "system-metric", "--project", identity.project, "--run", identity.name)
     rows = got["system_metrics"]
     assert [(row["gpu/0/power"], row["gpu/1/power"], row["gpu_load_balance_cv"]) for row in rows] == [
@@ -126,7 +126,7 @@ def test_devices_are_system_metrics_with_a_name_per_gpu_and_the_balance_over_tim
 
 
 def test_the_configuration_has_group_tags_and_the_final_status(identity):
-    written(identity)
+    send_run(identity)
     held = config(identity)
     assert held["CONFIG_GPT2_MAX_ITERS"] == "10"
     assert held["run_id"] == "a1b2c3d4"
@@ -150,16 +150,16 @@ def test_a_resumed_run_is_running_until_it_ends(identity):
 
 def test_stored_steps_are_reported_when_the_run_is_reopened(identity):
     how = f"make trackio-view PROJECT={identity.project} RESULTS_DIR={identity.tracking}"
-    assert written(identity) == StoredRun(steps={}, link=str(data_dir(identity.tracking)), how=how)
+    assert send_run(identity) == StoredRun(steps={}, link=str(data_dir(identity.tracking)), how=how)
     stored = TrackioMirror().open(identity)
     assert stored.steps == {step: point(step).values for step in range(LAST + 1)}
     assert stored.devices_time == BEGAN + 1
 
 
 def test_a_run_sent_twice_is_stored_once(identity):
-    written(identity)
+    send_run(identity)
     before = config(identity)
-    written(identity)
+    send_run(identity)
     assert names(identity) == [identity.name]
     assert (
         trackio(identity, "get", "run", "--project", identity.project, "--run", identity.name)["num_logs"] == LAST + 1
@@ -168,7 +168,7 @@ def test_a_run_sent_twice_is_stored_once(identity):
 
 
 def test_a_row_sent_again_keeps_the_values_sent_first(identity):
-    written(identity)
+    send_run(identity)
     mirror = TrackioMirror()
     mirror.open(identity)
     mirror.points([MetricPoint(step=3, time=BEGAN + 99, values={"train/lr": 1.0, "train/loss": 7.0})])
@@ -176,7 +176,7 @@ def test_a_row_sent_again_keeps_the_values_sent_first(identity):
 
 
 def test_missing_values_can_be_added_to_a_step(identity):
-    written(identity)
+    send_run(identity)
     mirror = TrackioMirror()
     mirror.open(identity)
     mirror.points([MetricPoint(step=LAST, time=BEGAN + 99, values={"val/loss": 3.5})])
@@ -188,7 +188,7 @@ def test_missing_values_can_be_added_to_a_step(identity):
 
 
 def test_a_finished_run_can_be_closed_again_without_new_points(identity):
-    written(identity, Status.STOPPED)
+    send_run(identity, Status.STOPPED)
     mirror = TrackioMirror()
     mirror.open(identity)
     mirror.close(Status.FINISHED)
@@ -216,12 +216,12 @@ def test_a_run_without_points_leaves_no_files(identity):
 
 
 def test_two_matrices_in_one_project_keep_two_runs_of_the_same_name(identity):
-    written(identity)
+    send_run(identity)
     later = replace(identity, id="a1b2c3d4-20261121093000", group="test_matrix_results_20261121_093000")
-    assert written(later).steps == {}
+    assert send_run(later).steps == {}
     assert names(identity) == [identity.name, f"{identity.name}-20261121_093000"]
     assert TrackioMirror().open(later).steps.keys() == TrackioMirror().open(identity).steps.keys()
-    written(later)
+    send_run(later)
     assert len(names(identity)) == 2
 
 
@@ -256,7 +256,7 @@ def test_a_project_name_that_trackio_cannot_store_is_refused(identity):
 
 
 def test_the_database_is_next_to_the_results(identity):
-    written(identity)
+    send_run(identity)
     assert (identity.tracking / "trackio" / f"{identity.project}.db").is_file()
 
 
@@ -265,7 +265,7 @@ def test_on_a_network_disk_rows_are_written_to_files_that_the_dashboard_imports(
 
     monkeypatch.setenv("TRACKIO_STORAGE_MODE", "jsonl")
     for _ in range(2):
-        written(identity)
+        send_run(identity)
     database = data_dir(identity.tracking) / f"{identity.project}.db"
     assert not database.exists()
     import_inbox_dir()
@@ -300,7 +300,7 @@ ALONE = """
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def send_in_process(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Send a run from another process, with a Hugging Face token in its environment."""
     own = {name: text for name, text in os.environ.items() if not name.startswith(("HF_", "TRACKIO_"))}
     begun = []
@@ -337,34 +337,34 @@ def rows(home: Path) -> list[tuple[str, int, int]]:
             return []
 
 
-def test_four_processes_share_one_project_and_open_no_connection(tmp_path, alone):
-    running = [alone(number, 40) for number in range(4)]
+def test_four_processes_share_one_project_and_open_no_connection(tmp_path, send_in_process):
+    running = [send_in_process(number, 40) for number in range(4)]
     assert [process.communicate(timeout=120)[0].strip() for process in running] == ["[]"] * 4
     assert [process.returncode for process in running] == [0] * 4
     assert rows(tmp_path) == [(f"run{number}", 40, 40) for number in range(4)]
 
 
 @pytest.mark.slow
-def test_a_process_killed_while_sending_can_be_continued(tmp_path, alone):
-    first = alone(0, 100_000)
+def test_a_process_killed_while_sending_can_be_continued(tmp_path, send_in_process):
+    first = send_in_process(0, 100_000)
     wait_until(lambda: rows(tmp_path) and rows(tmp_path)[0][1] > 20)
     first.kill()
     first.communicate()
     held = rows(tmp_path)[0][1]
-    assert alone(0, held + 20).wait(timeout=120) == 0
+    assert send_in_process(0, held + 20).wait(timeout=120) == 0
     assert rows(tmp_path) == [("run0", held + 20, held + 20)]
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_an_error_and_stored_steps_are_kept(tmp_path, alone):
-    def little_room() -> None:
+def test_a_full_disk_is_an_error_and_stored_steps_are_kept(tmp_path, send_in_process):
+    def small_disk() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (800_000, 800_000))
 
-    process = alone(0, 100_000, preexec_fn=little_room)
+    process = send_in_process(0, 100_000, preexec_fn=small_disk)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "sqlite3.OperationalError" in said.splitlines()[-1]
     ((_, held, steps),) = rows(tmp_path)
     assert held == steps > 0
-    assert alone(0, steps + 20).wait(timeout=120) == 0
+    assert send_in_process(0, steps + 20).wait(timeout=120) == 0
     assert rows(tmp_path) == [("run0", steps + 20, steps + 20)]

@@ -34,7 +34,7 @@ def inspect(piece: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def offline(tmp_path_factory: pytest.TempPathFactory) -> tuple[WandbFiles, list[dict[str, Any]]]:
+def offline_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[WandbFiles, list[dict[str, Any]]]:
     """A run whose first process was killed at step 25, whose second ended, and which was sent once more."""
     folder = tmp_path_factory.mktemp("offline") / "matrix"
     said = [
@@ -57,15 +57,15 @@ def rows(files: WandbFiles) -> list[dict[str, Any]]:
     return [record["history"]["item"] for piece in files.sessions for record in inspect(piece) if "history" in record]
 
 
-def test_a_run_without_a_key_is_kept_in_its_own_directory_and_can_be_sent_later(offline):
-    files, said = offline
+def test_a_run_without_a_key_is_kept_in_its_own_directory_and_can_be_sent_later(offline_run):
+    files, said = offline_run
     assert said[0]["link"] == str(files.folder)
     assert said[0]["how"].endswith(f"wandb sync {files.folder}")
     assert all(piece.name.startswith("offline-run-") for piece in files.sessions)
 
 
-def test_each_step_is_stored_once_with_its_values_and_time_after_a_kill(offline):
-    files, said = offline
+def test_each_step_is_stored_once_with_its_values_and_time_after_a_kill(offline_run):
+    files, said = offline_run
     assert said[0]["code"] < 0  # it was killed
     found = rows(files)
     assert [row["_step"] for row in found] == list(range(40))
@@ -75,21 +75,21 @@ def test_each_step_is_stored_once_with_its_values_and_time_after_a_kill(offline)
         assert row["_timestamp"] == given.time
 
 
-def test_stored_steps_are_reported_when_the_run_is_reopened(offline):
-    _, said = offline
+def test_stored_steps_are_reported_when_the_run_is_reopened(offline_run):
+    _, said = offline_run
     assert set(range(21)) <= set(said[1]["steps"]) <= set(range(26))
     assert said[1]["alerts"] == 1
     assert said[2]["steps"] == list(range(40))
     assert said[2]["devices_time"] == EPOCH + 39
 
 
-def test_sending_again_writes_nothing(offline):
-    files, _ = offline
+def test_sending_again_writes_nothing(offline_run):
+    files, _ = offline_run
     assert len(files.sessions) == 2
 
 
-def test_a_run_has_name_group_tags_and_symbols_with_numeric_types(offline):
-    files, _ = offline
+def test_a_run_has_name_group_tags_and_symbols_with_numeric_types(offline_run):
+    files, _ = offline_run
     run = inspect(files.sessions[0])[1]["run"]
     assert (run["display_name"], run["run_group"], run["job_type"]) == (RUN, "matrix", "train")
     assert (run["run_id"], run["project"], run["tags"]) == ("cafe-1", "gpt2-abcde", ["optimizer=adamw"])
@@ -97,16 +97,16 @@ def test_a_run_has_name_group_tags_and_symbols_with_numeric_types(offline):
     assert config == {**CONFIG, "GPT2_LEARNING_RATE": 6e-4, "GPT2_MAX_ITERS": 40}
 
 
-def test_the_summary_has_the_best_loss_of_all_attempts_and_the_final_status(offline):
-    files, _ = offline
+def test_the_summary_has_the_best_loss_of_all_attempts_and_the_final_status(offline_run):
+    files, _ = offline_run
     [summary] = inspect(files.sessions[-1], "--summary")
     assert (summary["state"], summary["exit_code"], summary["summary"]["status"]) == ("finished", 0, "finished")
     assert summary["summary"]["best_val_loss"] == pytest.approx(point(30).values["val/loss"])
     assert summary["summary"]["best_val_step"] == 30
 
 
-def test_an_alert_is_stored_with_its_level(offline):
-    files, _ = offline
+def test_an_alert_is_stored_with_its_level(offline_run):
+    files, _ = offline_run
     [alert] = [record["alert"] for record in inspect(files.sessions[0]) if record["type"] == "alert"]
     assert (alert["title"], alert["level"]) == ("loss spike", "WARN")
 
@@ -129,8 +129,8 @@ def test_gpu_values_since_the_previous_row_are_averaged_into_the_row(tmp_path):
     assert (summary["state"], summary["summary"]["status"]) == ("finished", "stopped")  # not failed: it can continue
 
 
-def test_files_contain_no_command_line_packages_or_environment(offline):
-    files = [path for path in offline[0].folder.rglob("*") if path.is_file()]
+def test_files_contain_no_command_line_packages_or_environment(offline_run):
+    files = [path for path in offline_run[0].folder.rglob("*") if path.is_file()]
     assert any(path.suffix == ".wandb" for path in files)
     assert not any(path.name == "requirements.txt" for path in files)
     for path in files:
@@ -140,7 +140,7 @@ def test_files_contain_no_command_line_packages_or_environment(offline):
 
 
 @pytest.fixture(scope="module")
-def online(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WandbServer, Path, list[dict[str, Any]]]]:
+def online_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WandbServer, Path, list[dict[str, Any]]]]:
     """A run on a server that was killed, continued, and sent once more."""
     folder = tmp_path_factory.mktemp("online") / "matrix"
     with WandbServer() as server:
@@ -153,8 +153,8 @@ def online(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WandbServ
         yield server, folder, said
 
 
-def test_with_a_key_each_step_is_on_the_server_once_after_a_stop_and_a_kill(online):
-    server, _, said = online
+def test_with_a_key_each_step_is_on_the_server_once_after_a_stop_and_a_kill(online_run):
+    server, _, said = online_run
     kept = server.runs["cafe-1"]
     assert kept.steps == list(range(40))
     for line in kept.lines:
@@ -165,8 +165,8 @@ def test_with_a_key_each_step_is_on_the_server_once_after_a_stop_and_a_kill(onli
     assert said[0]["how"] is None
 
 
-def test_the_server_has_name_group_tags_configuration_and_status_of_the_run(online):
-    kept: ServerRun = online[0].runs["cafe-1"]
+def test_the_server_has_name_group_tags_configuration_and_status_of_the_run(online_run):
+    kept: ServerRun = online_run[0].runs["cafe-1"]
     assert (kept.first("displayName"), kept.first("groupName"), kept.first("jobType")) == (RUN, "matrix", "train")
     assert (kept.first("project"), kept.first("tags")) == ("gpt2-abcde", ["optimizer=adamw"])
     assert kept.config["GPT2_MAX_ITERS"] == 40
@@ -174,8 +174,8 @@ def test_the_server_has_name_group_tags_configuration_and_status_of_the_run(onli
     assert kept.summary["best_val_step"] == 30
 
 
-def test_no_file_of_the_run_contains_the_key(online):
-    _, folder, _ = online
+def test_no_file_of_the_run_contains_the_key(online_run):
+    _, folder, _ = online_run
     assert [path for path in folder.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()] == []
 
 
@@ -262,8 +262,8 @@ def test_nan_and_infinity_strings_are_parsed_and_other_strings_ignored():
 
 
 @pytest.mark.parametrize("size", [0, 5, 7, 100, 900])
-def test_a_truncated_file_is_read_up_to_the_last_complete_record(offline, tmp_path, size):
-    files, _ = offline
+def test_a_truncated_file_is_read_up_to_the_last_complete_record(offline_run, tmp_path, size):
+    files, _ = offline_run
     whole = next(files.sessions[-1].glob("*.wandb"))
     piece = tmp_path / "wandb" / files.sessions[-1].name
     piece.mkdir(parents=True)

@@ -61,7 +61,7 @@ UUIDS = "from kmatrix.gpu.nvml.detect import detect; print(*(gpu.uuid for gpu in
 
 
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory):
+def simulated_driver(tmp_path_factory):
     """The environment in which NVML has four simulated GPUs, and their UUIDs."""
     require_program("gcc")
     library = simulate.build(tmp_path_factory.mktemp("simulate"))
@@ -70,8 +70,8 @@ def driver(tmp_path_factory):
     return environ, tuple(output.split())
 
 
-def test_each_recorder_sees_only_the_gpus_of_its_own_run(matrix, plan, driver):
-    environment, uuids = driver
+def test_each_recorder_sees_only_the_gpus_of_its_own_run(matrix, plan, simulated_driver):
+    environment, uuids = simulated_driver
     plans = []
     for name, width in {"a": 4, "b": 2, "c": 1, "d": 1}.items():
         plans.append(plan(name, ranks=width, cuda=True, expected_s=float(width)))
@@ -168,7 +168,7 @@ def test_a_retried_run_may_get_other_gpus(matrix, plan):
 # Shared time in the report
 
 
-def trained(name, *spans):
+def trained_run(name, *spans):
     attempts = tuple({"attempt": i, "started": begin, "ended": end} for i, (begin, end) in enumerate(spans, 1))
     record = {"run_id": name, "axes": {}, "reason": "", "optimizer": "adamw", "model": "tiny", "device": "gpu"}
     return RunNumbers(name=name, status=Status.FINISHED, attempts=attempts, **record)
@@ -176,10 +176,10 @@ def trained(name, *spans):
 
 def test_a_run_that_overlapped_others_is_reported_with_the_share_of_its_time():
     runs = [
-        trained("a", (0.0, 100.0)),
-        trained("b", (0.0, 30.0)),
-        trained("c", (20.0, 50.0)),
-        trained("d", (100.0, 150.0)),
+        trained_run("a", (0.0, 100.0)),
+        trained_run("b", (0.0, 30.0)),
+        trained_run("c", (20.0, 50.0)),
+        trained_run("d", (100.0, 150.0)),
     ]
     assert overlaps(runs)[0] == Overlap("a", ("b", "c"), 0.5)
     assert [overlap.run for overlap in overlaps(runs)] == ["a", "b", "c"]
@@ -187,10 +187,10 @@ def test_a_run_that_overlapped_others_is_reported_with_the_share_of_its_time():
 
 
 def test_consecutive_runs_do_not_overlap_whatever_attempts_they_had():
-    runs = [trained("a", (0.0, 10.0), (30.0, 40.0)), trained("b", (10.0, 30.0)), trained("c", (None, None))]
+    runs = [trained_run("a", (0.0, 10.0), (30.0, 40.0)), trained_run("b", (10.0, 30.0)), trained_run("c", (None, None))]
     assert overlap_lines(runs) == []
 
 
 def test_many_overlapping_runs_are_counted_instead_of_named():
-    runs = [trained(name, (0.0, 10.0)) for name in "abcdef"]
+    runs = [trained_run(name, (0.0, 10.0)) for name in "abcdef"]
     assert overlap_lines(runs)[0] == "a  100% of its time in parallel with b, c, d and 2 more"

@@ -51,12 +51,12 @@ def start_command(tmp_path):
 def has_exited(tree):
     code = None
 
-    def over():
+    def all_exited():
         nonlocal code
         code = tree.poll()
         return code is not None
 
-    wait_until(over)
+    wait_until(all_exited)
     return code
 
 

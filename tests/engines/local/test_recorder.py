@@ -21,18 +21,18 @@ from waiting import wait_until
 
 
 @pytest.fixture(scope="module")
-def simulated(tmp_path_factory) -> RecorderLauncher:
+def two_gpu_monitor(tmp_path_factory) -> RecorderLauncher:
     """A monitor that sees two simulated GPUs."""
     require_program("gcc")
     library = simulate.build(tmp_path_factory.mktemp("simulate"))
     return monitor(simulated=True, environment=simulate.environment(library, simulate.SCENARIOS / "calm.scn", 2))
 
 
-def test_a_run_is_recorded_from_its_start_to_its_end(matrix, plan, simulated):
+def test_a_run_is_recorded_from_its_start_to_its_end(matrix, plan, two_gpu_monitor):
     planned = plan("a")
     run = read_json(planned.dir.run_json)
     write_json(planned.dir.run_json, run | {"train": run["train"] | {"max_iters": 80}})  # takes a second or two
-    assert drive(matrix, [planned], engine(monitor=simulated), poll_s=0.02).exit_code == 0
+    assert drive(matrix, [planned], engine(monitor=two_gpu_monitor), poll_s=0.02).exit_code == 0
     summary = read_json(planned.dir.gpu_summary)
     assert (summary["final"], summary["simulated"], len(summary["gpus"])) == (True, True, 2)
     assert [line["event"] for line in read_jsonl(planned.dir.gpu_events)][-1] == "ended"

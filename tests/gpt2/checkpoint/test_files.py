@@ -20,7 +20,7 @@ WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 VALUE = {"schema": 1, "run_id": "a", "step": 3, "tokens": 0, "config": {}, "model": {}, "optimizer": {}, "rng": {}}
 
 
-def steps(config, model, optimizers, first, last):
+def train_steps(config, model, optimizers, first, last):
     """Train the steps from `first` to before `last`, without the logging of the loop, and return the losses."""
     batches, losses = Batches(config, WORLD, start_step=first), []
     for step in range(first, last):
@@ -45,10 +45,10 @@ def test_a_checkpoint_contains_all_state_that_a_bit_exact_resume_needs(tmp_path,
     config = TrainConfig.from_json(train_fields(tmp_path, sha256, tmp_path, **optimizer))
     model = build_model(config)
     optimizers = optim.build(config, model)
-    steps(config, model, optimizers, 0, 4)
+    train_steps(config, model, optimizers, 0, 4)
     parts = TrainingState(config=config, world=WORLD, model=model, optimizers=optimizers)
     save_checkpoint(tmp_path / "c.pt", snapshot(parts, step=4, run_id="a", rng=[]))
-    uninterrupted = steps(config, model, optimizers, 4, 8)
+    uninterrupted = train_steps(config, model, optimizers, 4, 8)
 
     loaded = load_checkpoint(tmp_path / "c.pt")
     config_read = TrainConfig.from_json(loaded["config"])
@@ -56,7 +56,7 @@ def test_a_checkpoint_contains_all_state_that_a_bit_exact_resume_needs(tmp_path,
     resumed.load_state_dict(loaded["model"])
     optimizers = optim.build(config_read, resumed)
     optimizers.load_state_dict(loaded["optimizer"])
-    assert steps(config_read, resumed, optimizers, loaded["step"], 8) == uninterrupted
+    assert train_steps(config_read, resumed, optimizers, loaded["step"], 8) == uninterrupted
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))
     assert loaded["tokens"] == 4 * config.tokens_per_step
 
@@ -65,14 +65,14 @@ def test_a_failed_save_keeps_the_previous_checkpoint_and_leaves_no_other_file(tm
     path = tmp_path / "last.pt"
     save_checkpoint(path, VALUE)
 
-    def full_disk(value, file):
+    def raise_disk_full(value, file):
         file.write(b"half")
         try:
             raise OSError(28, "No space left on device")
         except OSError:
             raise RuntimeError("unexpected pos 704 vs 598")  # noqa: B904  (as torch does)
 
-    monkeypatch.setattr(torch, "save", full_disk)
+    monkeypatch.setattr(torch, "save", raise_disk_full)
     with pytest.raises(RecordError, match=r"last.pt could not be written") as raised:
         save_checkpoint(path, {**VALUE, "step": 4})
     assert "No space left on device" in raised.value.why

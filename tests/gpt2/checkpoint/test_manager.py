@@ -48,17 +48,17 @@ class Run:
         self.folder = folder / "checkpoints"
 
     @property
-    def mark(self):
+    def first_bias(self):
         return self.model.ln_f.bias.data[0].item()
 
-    def reach(self, step):
+    def set_updates(self, step):
         """Set the run to the state after this many updates."""
         self.log.step = step
         self.model.ln_f.bias.data[0] = step
         return self
 
     def save(self, step, *kinds, **options):
-        self.reach(step).checkpoints.save(*(kinds or [CheckpointKind.ROLLING]), **options)
+        self.set_updates(step).checkpoints.save(*(kinds or [CheckpointKind.ROLLING]), **options)
         return self
 
     def next_attempt(self, resume="auto", **fields):
@@ -95,13 +95,13 @@ def test_two_reasons_at_one_step_give_one_file(tmp_path):
 def test_training_continues_during_a_write_and_the_file_has_the_earlier_state(tmp_path, monkeypatch):
     go, save = threading.Event(), save_checkpoint
 
-    def slow(*arguments):
+    def slow_write(*arguments):
         assert go.wait(60)
         return save(*arguments)
 
-    monkeypatch.setattr(manager, "save_checkpoint", slow)
+    monkeypatch.setattr(manager, "save_checkpoint", slow_write)
     run = Run(tmp_path, async_checkpoint=True).save(3)
-    run.reach(4)  # the call returned before the write, and training continues
+    run.set_updates(4)  # the call returned before the write, and training continues
     assert run.steps == []
     go.set()
     run.checkpoints.wait()
@@ -152,10 +152,10 @@ def test_a_disk_without_space_for_one_checkpoint_is_refused_before_training(tmp_
 
 def test_a_stop_saves_a_checkpoint_and_the_next_attempt_resumes_from_it(tmp_path):
     run = Run(tmp_path).save(3)
-    run.reach(5).checkpoints.emergency()
+    run.set_updates(5).checkpoints.emergency()
     assert [entry.kinds for entry in read_index(run.folder)] == [{CheckpointKind.ROLLING}, {CheckpointKind.EMERGENCY}]
     next_attempt = run.next_attempt()
-    assert (next_attempt.log.step, next_attempt.mark) == (5, 5)
+    assert (next_attempt.log.step, next_attempt.first_bias) == (5, 5)
     next_attempt.save(6)
     assert next_attempt.steps == [3, 6]
 
@@ -164,7 +164,7 @@ def test_a_stop_relies_on_the_newest_checkpoint_if_a_save_would_take_too_long(tm
     run = Run(tmp_path).save(3)
     size = read_index(run.folder)[0].bytes
     run.checkpoints._speed.measured(WrittenCheckpoint(bytes=size, sha256="", seconds=21.0))
-    run.reach(5).checkpoints.emergency()
+    run.set_updates(5).checkpoints.emergency()
     assert run.steps == [3]
     (event,) = (e for e in read_jsonl(run.log.dir.events) if e["event"] == "checkpoint left out")
     assert "about 21 s" in event["text"]
@@ -174,14 +174,14 @@ def test_a_stop_relies_on_the_newest_checkpoint_if_a_save_would_take_too_long(tm
 def test_a_stop_saves_anyway_if_there_is_no_checkpoint(tmp_path):
     run = Run(tmp_path)
     run.checkpoints._speed.measured(WrittenCheckpoint(bytes=1, sha256="", seconds=21.0))
-    run.reach(5).checkpoints.emergency()
+    run.set_updates(5).checkpoints.emergency()
     assert run.steps == [5]
 
 
 def test_a_stop_without_a_successful_save_is_still_a_stop(tmp_path, monkeypatch):
     run = Run(tmp_path).save(3)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(0, 0, 0))
-    run.reach(5).checkpoints.emergency()
+    run.set_updates(5).checkpoints.emergency()
     assert run.events[-1] == "checkpoint failed"
 
 
@@ -196,7 +196,7 @@ def test_the_checkpoint_before_a_damaged_one_is_used_and_reported(tmp_path, harm
         half = len(data) // 2
         path.write_bytes(data[:half] if harm == "cut short" else data[:half] + b"x" + data[half + 1 :])
     next_attempt = run.next_attempt()
-    assert (next_attempt.log.step, next_attempt.mark) == (1, 1)
+    assert (next_attempt.log.step, next_attempt.first_bias) == (1, 1)
     messages = " ".join(event["text"] for event in read_jsonl(run.log.dir.events))
     assert "step_00000002.pt" in messages
     assert (run.folder / "step_00000002.pt.damaged").exists() == (harm != "gone")
@@ -262,7 +262,7 @@ def test_a_kill_at_any_point_of_a_save_keeps_the_previous_checkpoint(tmp_path, m
         killed = Run(operation)
         killed.checkpoints.resume("latest")
         assert killed.log.step in (1, 2), operation
-        assert killed.mark == killed.log.step
+        assert killed.first_bias == killed.log.step
 
 
 def test_a_checkpoint_of_another_configuration_is_refused_with_the_difference(tmp_path):

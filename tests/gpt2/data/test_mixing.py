@@ -27,7 +27,7 @@ def world(rank=0, size=1):
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
+def mix_folder(tmp_path_factory):
     """Three datasets of different size, mixed 65 to 34 to 1, and the directory of the mix."""
     data_dir = tmp_path_factory.mktemp("data")
     for number, (name, tokens) in enumerate((("a", 40_001), ("b", 6_401), ("c", 321))):
@@ -35,9 +35,9 @@ def mixed(tmp_path_factory):
     return prepare("mix", data_dir, tokenizer="byte", mix=" ".join(PARTS))
 
 
-def config_of(mixed, **overrides):
+def config_of(mix_folder, **overrides):
     overrides = {"dataset": "mix", "block_size": 32, **overrides}
-    return TrainConfig.from_json(train_fields(Path(mixed["path"]), mixed["sha256"], Path("x"), **overrides))
+    return TrainConfig.from_json(train_fields(Path(mix_folder["path"]), mix_folder["sha256"], Path("x"), **overrides))
 
 
 def test_weights_65_34_1_are_matched_within_one_percent_over_10_000_sequences():
@@ -78,9 +78,9 @@ def test_blocks_are_shuffled_independently_by_the_seed():
 
 @settings(max_examples=20)
 @given(st.sampled_from([1, 2, 4]), st.integers(1, 3), st.integers(0, 40))
-def test_the_sources_do_not_depend_on_the_number_of_ranks(mixed, size, accumulation, step):
-    single = config_of(mixed, batch_size=2 * size, gradient_accumulation=accumulation)
-    many = config_of(mixed, batch_size=2, gradient_accumulation=accumulation, num_gpus=size)
+def test_the_sources_do_not_depend_on_the_number_of_ranks(mix_folder, size, accumulation, step):
+    single = config_of(mix_folder, batch_size=2 * size, gradient_accumulation=accumulation)
+    many = config_of(mix_folder, batch_size=2, gradient_accumulation=accumulation, num_gpus=size)
     stream = Stream(single)
     for micro in range(accumulation):
         sources = stream.read(list(positions(single, world(), step, micro)))[0]
@@ -88,8 +88,8 @@ def test_the_sources_do_not_depend_on_the_number_of_ranks(mixed, size, accumulat
         assert torch.equal(sources, torch.cat(per_rank))
 
 
-def test_a_resumed_run_reads_what_an_uninterrupted_run_reads(mixed):
-    config = config_of(mixed, gradient_accumulation=2, batch_size=3)
+def test_a_resumed_run_reads_what_an_uninterrupted_run_reads(mix_folder):
+    config = config_of(mix_folder, gradient_accumulation=2, batch_size=3)
     uninterrupted, resumed = Batches(config, world()), Batches(config, world(), start_step=40)
     for _ in range(80):
         uninterrupted.next()
@@ -97,8 +97,8 @@ def test_a_resumed_run_reads_what_an_uninterrupted_run_reads(mixed):
         assert torch.equal(uninterrupted.next()[0], resumed.next()[0])
 
 
-def test_each_dataset_has_its_own_epochs_and_a_new_order_in_each(mixed):
-    stream = Stream(config_of(mixed))
+def test_each_dataset_has_its_own_epochs_and_a_new_order_in_each(mix_folder):
+    stream = Stream(config_of(mix_folder))
     small = stream.orders[2]
     assert small.windows == 10
     first, second = ([small.at(position) for position in range(start, start + 10)] for start in (0, 10))
@@ -135,8 +135,8 @@ class SumOfTokens(torch.nn.Module):
         return None, targets.float().mean()
 
 
-def test_the_validation_loss_is_the_weighted_mean_of_the_datasets(mixed):
-    validation = Validation(config_of(mixed), world())
+def test_the_validation_loss_is_the_weighted_mean_of_the_datasets(mix_folder):
+    validation = Validation(config_of(mix_folder), world())
     loss = validation.loss(SumOfTokens())
     by_source = validation.by_source
     assert list(by_source) == ["shards=a", "shards=b", "shards=c"]
@@ -147,18 +147,18 @@ def test_the_validation_loss_is_the_weighted_mean_of_the_datasets(mixed):
     assert validation.bytes_per_token == pytest.approx(1.0)
 
 
-def test_the_mix_directory_describes_the_mix_and_its_hash_covers_weights_and_data(mixed, tmp_path):
-    record = json.loads((Path(mixed["path"]) / "dataset.json").read_text())
+def test_the_mix_directory_describes_the_mix_and_its_hash_covers_weights_and_data(mix_folder, tmp_path):
+    record = json.loads((Path(mix_folder["path"]) / "dataset.json").read_text())
     assert [(source["name"], source["weight"]) for source in record["sources"]] == [
         ("shards=a", 65),
         ("shards=b", 34),
         ("shards=c", 1),
     ]
-    assert planned_sha256(config_of(mixed)) == mixed["sha256"] == record["sha256"]
-    data_dir = Path(mixed["path"]).parent
+    assert planned_sha256(config_of(mix_folder)) == mix_folder["sha256"] == record["sha256"]
+    data_dir = Path(mix_folder["path"]).parent
     other = prepare("mix", data_dir, tokenizer="byte", mix="shards=a:64+shards=b:35+shards=c:1")
-    assert other["sha256"] != mixed["sha256"]
-    assert other["path"] != mixed["path"]
+    assert other["sha256"] != mix_folder["sha256"]
+    assert other["path"] != mix_folder["path"]
 
 
 def test_a_dataset_changed_since_the_plan_is_detected(tmp_path):

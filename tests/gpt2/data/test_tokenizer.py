@@ -23,7 +23,7 @@ from vocabulary import download_vocabulary
 TEXT = "Two words of the text, <|endoftext|> in the midst of it: äöü € 🙂 \n\ttwo words of the text.\n"
 
 
-def trained():
+def trained_bpe():
     return [ByteTokenizer(), CharTokenizer.trained([TEXT]), BpeTokenizer.trained([TEXT] * 3, 300)]
 
 
@@ -42,7 +42,7 @@ def small_gpt2(folder, monkeypatch):
     return files
 
 
-@pytest.mark.parametrize("each", trained(), ids=lambda each: each.name)
+@pytest.mark.parametrize("each", trained_bpe(), ids=lambda each: each.name)
 def test_decoding_restores_the_encoded_text(each):
     assert each.decode(each.encode(TEXT)) == TEXT
     assert each.encode(TEXT).dtype == np.uint16
@@ -57,7 +57,7 @@ def test_byte_and_trained_bpe_tokenizers_restore_every_text(text):
 BPE = BpeTokenizer.trained([TEXT] * 3, 300)
 
 
-@pytest.mark.parametrize("each", trained(), ids=lambda each: each.name)
+@pytest.mark.parametrize("each", trained_bpe(), ids=lambda each: each.name)
 def test_the_bytes_of_the_tokens_add_up_to_those_of_the_text(each):
     sizes = each.token_bytes()
     assert sizes.shape == (each.vocab_size,)
@@ -65,7 +65,7 @@ def test_the_bytes_of_the_tokens_add_up_to_those_of_the_text(each):
     assert sizes[each.end_of_document] == 0
 
 
-@pytest.mark.parametrize("each", trained(), ids=lambda each: each.name)
+@pytest.mark.parametrize("each", trained_bpe(), ids=lambda each: each.name)
 def test_the_end_of_a_document_decodes_to_a_blank_line(each):
     assert each.end_of_document not in each.encode(TEXT)
     both = [*each.encode("two"), each.end_of_document, *each.encode("words")]
@@ -73,7 +73,7 @@ def test_the_end_of_a_document_decodes_to_a_blank_line(each):
     assert each.end_of_document < each.vocab_size
 
 
-@pytest.mark.parametrize("each", trained()[1:], ids=lambda each: each.name)
+@pytest.mark.parametrize("each", trained_bpe()[1:], ids=lambda each: each.name)
 def test_the_vocabulary_of_a_dataset_is_read_from_its_directory(tmp_path, each):
     each.save(tmp_path / "tokenizer.json")
     again = load(each.name, tmp_path)

@@ -228,18 +228,18 @@ def test_with_a_key_only_its_holder_is_served(model):
 
 
 def test_fifty_concurrent_requests_receive_their_own_texts(client, model):
-    def ask(number):
+    def complete(number):
         options = {"model": NAME, "prompt": f"{number}:", "max_tokens": 12, "seed": number}
         if number % 2:
             return client.completions.create(**options).choices[0].text
         return "".join(chunk.choices[0].text for chunk in client.completions.create(**options, stream=True))
 
     with ThreadPoolExecutor(50) as pool:
-        texts = list(pool.map(ask, range(50)))
+        texts = list(pool.map(complete, range(50)))
     assert texts == [generated_alone(model, f"{number}:", max_tokens=12, seed=number) for number in range(50)]
 
 
-class Held(GPT):
+class GatedModel(GPT):
     """A model that advances only when a gate allows it."""
 
     gate = threading.Event()
@@ -252,21 +252,21 @@ class Held(GPT):
 @pytest.fixture
 def gated_service():
     """A service with one row and a queue of two, whose model waits for the gate."""
-    Held.gate = threading.Event()
-    service = Service(restored(model=Held(SHAPE)), rows=1, waiting=2)
+    GatedModel.gate = threading.Event()
+    service = Service(restored(model=GatedModel(SHAPE)), rows=1, waiting=2)
     with served(service) as url:
         yield service, url
-        Held.gate.set()
+        GatedModel.gate.set()
 
 
-def test_requests_beyond_the_queue_limit_are_told_to_retry(gated_service):
+def test_requests_beyond_the_queue_limit_get_429_with_retry_after(gated_service):
     service, url = gated_service
     with ThreadPoolExecutor(3) as pool:
         futures = [pool.submit(post, url, {"prompt": "ab", "max_tokens": 2}) for _ in range(3)]
         wait_until(lambda: service.batcher.load == (1, 2))
         status, headers, response = post(url, {"prompt": "ab", "max_tokens": 2})
         assert (status, headers["Retry-After"], response["error"]["code"]) == (429, "1", "queue_full")
-        Held.gate.set()
+        GatedModel.gate.set()
         assert [response.result()[0] for response in futures] == [200, 200, 200]
     assert service.batcher.load == (0, 0)
 
@@ -280,11 +280,11 @@ def test_generation_stops_when_the_client_disconnects(gated_service, stream):
     connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
     wait_until(lambda: service.batcher.load == (1, 0))
     connection.close()
-    Held.gate.set()
+    GatedModel.gate.set()
     wait_until(lambda: service.batcher.load == (0, 0))
 
 
-class Broken(GPT):
+class FailingModel(GPT):
     """A model that fails if a text contains a 7."""
 
     def extend(self, idx, *arguments):
@@ -294,7 +294,7 @@ class Broken(GPT):
 
 
 def test_a_failed_completion_does_not_affect_the_others_or_the_server(capfd):
-    with served(Service(restored(model=Broken(SHAPE)))) as url:
+    with served(Service(restored(model=FailingModel(SHAPE)))) as url:
         status, _, response = post(url, {"prompt": "a7b", "max_tokens": 2})
         assert (status, response["error"]["type"]) == (500, "server_error")
         assert post(url, {"prompt": "ab", "max_tokens": 2, "temperature": 0})[0] == 200

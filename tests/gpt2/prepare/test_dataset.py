@@ -53,12 +53,12 @@ def notes(tmp_path):
     """A folder of 60 texts, some JSON lines, some Parquet, and files of other types."""
     folder = tmp_path / "notes"
     (folder / "deep").mkdir(parents=True)
-    texts = documents_of(60)
-    for number, document in enumerate(texts[:40]):
+    documents_in = documents_of(60)
+    for number, document in enumerate(documents_in[:40]):
         (folder / f"{number:02}.txt").write_text(document)
-    lines = "".join(json.dumps({"text": document}) + "\n" for document in texts[40:50])
+    lines = "".join(json.dumps({"text": document}) + "\n" for document in documents_in[40:50])
     (folder / "deep" / "more.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    pq.write_table(pa.table({"text": texts[50:], "id": range(10)}), folder / "deep" / "rest.parquet")
+    pq.write_table(pa.table({"text": documents_in[50:], "id": range(10)}), folder / "deep" / "rest.parquet")
     (folder / "picture.png").write_bytes(b"\x89PNG\xff\xfe")
     (folder / ".hidden.txt").write_text("a secret")
     (folder / "empty.txt").write_text("")
@@ -78,7 +78,7 @@ def run(*arguments, patch=""):
     )
 
 
-def answer_of(process):
+def result_of(process):
     assert process.returncode == 0, process.stderr
     return json.loads(process.stdout)
 
@@ -87,9 +87,9 @@ def prepare_folder(notes, data_dir, **options):
     return prepare("folder", data_dir, str(notes), "byte", val_percent=20, **options)
 
 
-def texts(result, kind):
+def documents_in(result, kind):
     """Return the documents in the shards of one kind, in byte tokens."""
-    tokens = [int(t) for path in found(result, kind) for t in shards.open_shard(path)]
+    tokens = [int(t) for path in word_counts(result, kind) for t in shards.open_shard(path)]
     assert tokens[0] == 256, "a document without its beginning"
     documents, document = [], bytearray()
     for token in [*tokens[1:], 256]:
@@ -101,18 +101,18 @@ def texts(result, kind):
     return documents
 
 
-def found(result, kind="train"):
+def word_counts(result, kind="train"):
     return shards.find(Path(result["path"]), kind)
 
 
 def test_text_json_lines_and_parquet_become_documents_and_other_files_are_ignored(notes, tmp_path):
     result = prepare_folder(notes, tmp_path / "data")
-    assert sorted(texts(result, "train") + texts(result, "val")) == sorted(documents_of(60))
+    assert sorted(documents_in(result, "train") + documents_in(result, "val")) == sorted(documents_of(60))
 
 
 def test_shards_have_the_llm_c_header_and_each_document_starts_with_the_end_token(notes, tmp_path):
     result = prepare_folder(notes, tmp_path / "data")
-    raw = found(result, "train")[0].read_bytes()
+    raw = word_counts(result, "train")[0].read_bytes()
     header = np.frombuffer(raw[:1024], "<i4")
     assert header.tolist() == [20240520, 1, result["train_tokens"]] + [0] * 253
     assert np.frombuffer(raw[1024:], "<u2")[0] == 256
@@ -123,7 +123,7 @@ def test_no_text_is_in_both_training_and_validation_data_not_even_a_copy(notes, 
     for number, content in enumerate(documents_of(60)):
         (notes / f"copy {number}.txt").write_text(content)
     result = prepare_folder(notes, tmp_path / "data")
-    train, val = set(texts(result, "train")), set(texts(result, "val"))
+    train, val = set(documents_in(result, "train")), set(documents_in(result, "val"))
     assert val
     assert not train & val
 
@@ -131,7 +131,7 @@ def test_no_text_is_in_both_training_and_validation_data_not_even_a_copy(notes, 
 def test_dataset_json_describes_the_data(notes, tmp_path):
     result = prepare_folder(notes, tmp_path / "data")
     record = json.loads((tmp_path / "data" / result["path"] / "dataset.json").read_text())
-    sizes = {kind: sum(len(text.encode()) for text in texts(result, kind)) for kind in ("train", "val")}
+    sizes = {kind: sum(len(text.encode()) for text in documents_in(result, kind)) for kind in ("train", "val")}
     assert (record["train_bytes"], record["val_bytes"]) == (sizes["train"], sizes["val"])
     assert (record["schema"], record["dataset"], record["tokenizer"]) == (1, "folder", "byte")
     assert record["sha256"] == result["sha256"]
@@ -158,11 +158,11 @@ def test_a_changed_file_gives_a_new_dataset(notes, tmp_path):
 
 def test_documents_are_never_split_between_shards(notes, tmp_path):
     result = prepare_folder(notes, tmp_path / "data", shard_tokens=1000)
-    paths = found(result, "train")
+    paths = word_counts(result, "train")
     assert len(paths) > 3
     assert all(shards.open_shard(path)[0] == 256 for path in paths)
     assert all(shards.token_count(path) <= 1000 for path in paths)
-    assert sorted(texts(result, "train") + texts(result, "val")) != []
+    assert sorted(documents_in(result, "train") + documents_in(result, "val")) != []
 
 
 @pytest.mark.parametrize("patch", ["", pytest.param(IN_PROCESSES, marks=pytest.mark.slow)])
@@ -172,7 +172,7 @@ def test_after_a_kill_finished_shards_are_kept_and_the_rest_is_identical(notes, 
     killed = run(*arguments, tmp_path / "a", patch=patch + KILL_HALF_WAY.format(name=name))
     assert killed.returncode == -signal.SIGKILL
     made = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*_train_*.bin")}
-    after, uninterrupted = (answer_of(run(*arguments, tmp_path / data, patch=patch)) for data in ("a", "b"))
+    after, uninterrupted = (result_of(run(*arguments, tmp_path / data, patch=patch)) for data in ("a", "b"))
     assert after["sha256"] == uninterrupted["sha256"]
     assert len(made) == max(0, int(name[-5]) - 1) * ("train" in name)
     for path, time in made.items():
@@ -182,7 +182,7 @@ def test_after_a_kill_finished_shards_are_kept_and_the_rest_is_identical(notes, 
 def test_several_processes_write_the_same_shards_as_one(notes, tmp_path):
     arguments = ("folder", "--data-path", notes, "--shard-tokens", "1000", "--val-percent", "20", "--data-dir")
     single, several = run(*arguments, tmp_path / "a"), run(*arguments, tmp_path / "b", patch=IN_PROCESSES)
-    assert answer_of(single)["sha256"] == answer_of(several)["sha256"]
+    assert result_of(single)["sha256"] == result_of(several)["sha256"]
 
 
 def test_two_concurrent_preparations_write_the_dataset_once(notes, tmp_path):
@@ -201,7 +201,7 @@ def test_two_concurrent_preparations_write_the_dataset_once(notes, tmp_path):
 def test_of_a_few_texts_the_ends_become_validation_data(tmp_path):
     (tmp_path / "play.txt").write_text("".join(f"line {number}\n" for number in range(1000)))
     result = prepare("folder", tmp_path, "play.txt", "byte", val_percent=10)
-    train, val = texts(result, "train"), texts(result, "val")
+    train, val = documents_in(result, "train"), documents_in(result, "val")
     assert [len(train), len(val)] == [1, 1]
     assert train[0] + val[0] == (tmp_path / "play.txt").read_text()
     assert len(train[0]) == len(train[0] + val[0]) * 9 // 10
@@ -306,7 +306,7 @@ def test_a_disk_without_space_is_reported_before_any_file_is_written(notes, tmp_
 
 def test_a_damaged_dataset_is_prepared_again(notes, tmp_path):
     first = prepare_folder(notes, tmp_path)
-    found(first, "train")[0].write_bytes(b"cut short")
+    word_counts(first, "train")[0].write_bytes(b"cut short")
     second = prepare_folder(notes, tmp_path)
     assert second["made"]
     assert second["sha256"] == first["sha256"]

@@ -70,7 +70,7 @@ LAYOUTS = {
 }
 
 
-def facts(blocks: Iterator[SampleBlock], reader) -> tuple:
+def content_of(blocks: Iterator[SampleBlock], reader) -> tuple:
     """Return everything that a reader found, in one form."""
     times: list[float] = []
     values: dict[tuple, list] = {}
@@ -88,16 +88,16 @@ def facts(blocks: Iterator[SampleBlock], reader) -> tuple:
 def vectorized(path: Path) -> tuple | str:
     try:
         reader = read_columns(path)
-        return facts(reader, reader)
+        return content_of(reader, reader)
     except RecordError as error:
         return str(error)
 
 
-def exact(path: Path) -> tuple | str:
+def read_exactly(path: Path) -> tuple | str:
     try:
         reader = read_stats(path)
         snapshots = list(reader)
-        return facts(iter([block_of(snapshots)] if snapshots else []), reader)
+        return content_of(iter([block_of(snapshots)] if snapshots else []), reader)
     except RecordError as error:
         return str(error)
 
@@ -110,35 +110,35 @@ def same(left: tuple | str, right: tuple | str) -> bool:
 
 
 @pytest.fixture
-def small_pieces(monkeypatch):
+def small_blocks(monkeypatch):
     """Make both readers split a small file into many blocks, at different positions."""
     monkeypatch.setattr(columns, "CHUNK", 1500)
     monkeypatch.setattr(reading, "CHUNK", 700)
 
 
-def refuse(*_arguments, **_more):
+def fail_if_called(*_arguments, **_more):
     raise AssertionError("an entry was read by itself")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_complete_file_is_decoded_in_blocks_and_never_entry_by_entry(tmp_path, small_pieces, monkeypatch, layout):
+def test_a_complete_file_is_decoded_in_blocks_and_never_entry_by_entry(tmp_path, small_blocks, monkeypatch, layout):
     path = tmp_path / "g.json"
     path.write_text(LAYOUTS[layout]([entry(number) for number in range(20)]))
-    expected = exact(path)
+    expected = read_exactly(path)
     if layout != "samples":  # its last block has more text after the array
-        monkeypatch.setattr(columns, "snapshot_of", refuse)
+        monkeypatch.setattr(columns, "snapshot_of", fail_if_called)
     assert same(vectorized(path), expected)
     assert len(expected[0]) == 20
     assert expected[2] is None
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_file_truncated_at_any_byte_gives_the_result_of_the_exact_reader(tmp_path, small_pieces, layout):
+def test_a_file_truncated_at_any_byte_gives_the_result_of_the_exact_reader(tmp_path, small_blocks, layout):
     path = tmp_path / "g.json"
     text = LAYOUTS[layout]([entry(number, gpus=1) for number in range(4)]).encode()
     for length in range(1, len(text), 3):
         path.write_bytes(text[:length])
-        assert same(vectorized(path), exact(path))
+        assert same(vectorized(path), read_exactly(path))
 
 
 @given(st.data())
@@ -157,7 +157,7 @@ def test_damage_anywhere_gives_the_result_of_the_exact_reader(tmp_path_factory, 
         patch.setattr(columns, "CHUNK", data.draw(st.sampled_from([400, 1500, 1 << 20])))
         patch.setattr(columns, "MAX_PENDING", data.draw(st.sampled_from([400, 4000, 1 << 22])))
         patch.setattr(reading, "CHUNK", data.draw(st.sampled_from([300, 1 << 18])))
-        assert same(vectorized(path), exact(path))
+        assert same(vectorized(path), read_exactly(path))
 
 
 @given(st.lists(st.tuples(*[NUMBERS] * 5), min_size=1, max_size=12), st.sampled_from(sorted(LAYOUTS)))
@@ -168,7 +168,7 @@ def test_any_numbers_are_read_as_by_the_exact_reader(tmp_path_factory, rows, lay
     path = tmp_path_factory.mktemp("numbers") / "g.json"
     path.write_text(LAYOUTS[layout](entries))
     found = vectorized(path)
-    assert same(found, exact(path))
+    assert same(found, read_exactly(path))
     assert [value for _, value in found[1][0, "power"]] == [row[2] for row in rows]
 
 
@@ -190,13 +190,13 @@ def test_any_numbers_are_read_as_by_the_exact_reader(tmp_path_factory, rows, lay
         {"clocks": [1, 2]},
     ],
 )
-def test_files_of_other_recorders_are_read_as_by_the_exact_reader(tmp_path, small_pieces, values):
+def test_files_of_other_recorders_are_read_as_by_the_exact_reader(tmp_path, small_blocks, values):
     path = tmp_path / "g.json"
     entries = [entry(number, **(values if number % 7 else {})) for number in range(12)]
     for gpu in (gpu for item in entries for gpu in item["multi_gpu_data"] if "memory_used_mb" in gpu):
         del gpu["memory_used"]
     path.write_text(json.dumps(entries, indent=2))
-    assert same(vectorized(path), exact(path))
+    assert same(vectorized(path), read_exactly(path))
 
 
 @pytest.mark.parametrize(
@@ -210,10 +210,10 @@ def test_files_of_other_recorders_are_read_as_by_the_exact_reader(tmp_path, smal
 def test_every_time_format_is_read_as_by_the_exact_reader(tmp_path, times):
     path = tmp_path / "g.json"
     path.write_text(json.dumps([{**entry(0), "timestamp": time} for time in times]))
-    assert same(vectorized(path), exact(path))
+    assert same(vectorized(path), read_exactly(path))
 
 
-def test_damage_in_the_middle_costs_one_entry_and_the_rest_is_decoded_in_blocks(tmp_path, small_pieces, monkeypatch):
+def test_damage_in_the_middle_costs_one_entry_and_the_rest_is_decoded_in_blocks(tmp_path, small_blocks, monkeypatch):
     text = json.dumps([entry(number) for number in range(60)], indent=2)
     position = text.index(":", text.index(stamp(30)) + 40)
     path = tmp_path / "g.json"
@@ -228,7 +228,7 @@ def test_damage_in_the_middle_costs_one_entry_and_the_rest_is_decoded_in_blocks(
     assert 0 < len(read) < 6
 
 
-def shuffled(number: int) -> dict:
+def entry_with_changed_gpus(number: int) -> dict:
     """Return an entry whose GPUs and their number change from one entry to the next."""
     changed = entry(number, gpus=1 + number % 3)
     return {**changed, "multi_gpu_data": changed["multi_gpu_data"][:: -1 if number % 2 else 1]}
@@ -237,19 +237,19 @@ def shuffled(number: int) -> dict:
 @pytest.mark.parametrize(
     "entries",
     [
-        [shuffled(number) for number in range(40)],
+        [entry_with_changed_gpus(number) for number in range(40)],
         [
-            single_gpu({**entry(number), "multi_gpu_data": [shuffled(2)["multi_gpu_data"][number % 3]]})
+            single_gpu({**entry(number), "multi_gpu_data": [entry_with_changed_gpus(2)["multi_gpu_data"][number % 3]]})
             for number in range(40)
         ],
     ],
     ids=["several", "single"],
 )
-def test_entries_with_changing_gpus_are_decoded_in_blocks_too(tmp_path, small_pieces, monkeypatch, entries):
+def test_entries_with_changing_gpus_are_decoded_in_blocks_too(tmp_path, small_blocks, monkeypatch, entries):
     path = tmp_path / "g.json"
     path.write_text(json.dumps(entries, indent=2))
-    expected = exact(path)
-    monkeypatch.setattr(columns, "snapshot_of", refuse)
+    expected = read_exactly(path)
+    monkeypatch.setattr(columns, "snapshot_of", fail_if_called)
     assert same(vectorized(path), expected)
     assert {gpu for gpu, _ in expected[1]} == {0, 1, 2}
 
@@ -275,7 +275,7 @@ def test_a_csv_table_gives_the_same_columns(tmp_path):
     path = tmp_path / "gpu_metrics_20250919_120000.csv"
     rows = ["timestamp,elapsed_sec,gpu0_power_w,gpu0_temp_c", "2025-09-19 12:00:00.000,0.000,150.5,60"]
     path.write_text("\n".join([*rows, "2025-09-19 12:00:00.010,0.010,N/A,61", "2025-09-19 12"]))
-    assert same(vectorized(path), exact(path))
+    assert same(vectorized(path), read_exactly(path))
     assert [value for _, value in vectorized(path)[1][0, "power"]] == [150.5, None]
 
 
@@ -292,14 +292,14 @@ def test_any_csv_table_is_read_as_by_the_exact_reader(tmp_path_factory, rows, cu
     path.write_text(text[: max(len(header), len(text) - cut)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columns, "ROWS", 3)
-        assert same(vectorized(path), exact(path))
+        assert same(vectorized(path), read_exactly(path))
 
 
 def test_a_csv_table_without_a_column_of_a_gpu_is_refused(tmp_path):
     path = tmp_path / "gpu_metrics.csv"
     path.write_text("timestamp,elapsed_sec\n2025-09-19 12:00:00,0\n")
     assert "not a GPU recording" in vectorized(path)
-    assert same(vectorized(path), exact(path))
+    assert same(vectorized(path), read_exactly(path))
 
 
 def test_a_csv_line_that_never_ends_is_read_in_bounded_memory(tmp_path):
@@ -316,7 +316,7 @@ def test_a_csv_line_that_never_ends_is_read_in_bounded_memory(tmp_path):
 def test_endless_nesting_is_damage_and_not_a_bug(tmp_path):
     path = tmp_path / "g.json"
     path.write_text("[" + '{"timestamp": 1, "a": ' + "[" * 200_000)
-    assert same(vectorized(path), exact(path))
+    assert same(vectorized(path), read_exactly(path))
     assert vectorized(path)[2].damaged == 1
 
 

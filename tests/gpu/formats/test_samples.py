@@ -290,16 +290,16 @@ def test_a_multi_gpu_file_is_read_back_as_written(tmp_path_factory, rows):
     assert reader.errors is None
 
 
-def original(index, **values):
+def original_entry(index, **values):
     return {"gpu_index": index, "gpu_name": "NVIDIA A10G", "utilization": 95, "memory_total": 24576.0, **values}
 
 
 @pytest.mark.parametrize(
     "entry",
     [
-        original(0, memory_used=12800.0, temperatures={"GPU": 60, "Memory": 80}, clocks={"gpu": 1695}),
-        original(0, memory_mb=12800.0, temperature=60, clocks={"sm": 1695}),
-        original(0, memory_used_mb=12800.0, temperatures={"edge": 55, "junction": 60}, sm_clock=1695),
+        original_entry(0, memory_used=12800.0, temperatures={"GPU": 60, "Memory": 80}, clocks={"gpu": 1695}),
+        original_entry(0, memory_mb=12800.0, temperature=60, clocks={"sm": 1695}),
+        original_entry(0, memory_used_mb=12800.0, temperatures={"edge": 55, "junction": 60}, sm_clock=1695),
     ],
 )
 @pytest.mark.parametrize("layout", ["legacy", "multi", "samples"])

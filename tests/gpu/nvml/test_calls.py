@@ -26,7 +26,7 @@ UTILIZATION, MEMORY, TEMPERATURE, CLOCK, FIELDS = (
 MIB = 1 << 20
 
 
-def driver(gpus: list[dict], calls: list[str] | None = None) -> SimpleNamespace:
+def fake_driver(gpus: list[dict], calls: list[str] | None = None) -> SimpleNamespace:
     """Return a fake driver of C functions. A handle is 1 + the index in `gpus`, which may change. calls: names."""
     library = SimpleNamespace(kept=[])
 
@@ -44,7 +44,7 @@ def driver(gpus: list[dict], calls: list[str] | None = None) -> SimpleNamespace:
         library.kept.append(called)
         setattr(library, name, called)
 
-    def put(address: int, data: bytes) -> None:
+    def write_bytes(address: int, data: bytes) -> None:
         ctypes.memmove(address, data, len(data))
 
     def fields(gpu: dict, count: int, address: int) -> None:
@@ -53,13 +53,15 @@ def driver(gpus: list[dict], calls: list[str] | None = None) -> SimpleNamespace:
             (field,) = struct.unpack("<I", ctypes.string_at(field_address, 4))
             value, kind = gpu[field]
             code = gpu.get("codes", {}).get(field, 0)
-            put(field_address, FIELD.pack(field, 0, 7, 7, kind, code, value))
+            write_bytes(field_address, FIELD.pack(field, 0, 7, 7, kind, code, value))
 
     pointer, number = ctypes.c_void_p, ctypes.c_uint
-    function(UTILIZATION, pointer, write=lambda gpu, to: put(to, struct.pack("<II", gpu["utilization"], 9)))
-    function(MEMORY, pointer, write=lambda gpu, to: put(to + 32, struct.pack("<Q", gpu["memory"])))
-    function(TEMPERATURE, number, pointer, write=lambda gpu, _, to: put(to, struct.pack("<I", gpu["temperature"])))
-    function(CLOCK, number, pointer, write=lambda gpu, _, to: put(to, struct.pack("<I", gpu["clock"])))
+    function(UTILIZATION, pointer, write=lambda gpu, to: write_bytes(to, struct.pack("<II", gpu["utilization"], 9)))
+    function(MEMORY, pointer, write=lambda gpu, to: write_bytes(to + 32, struct.pack("<Q", gpu["memory"])))
+    function(
+        TEMPERATURE, number, pointer, write=lambda gpu, _, to: write_bytes(to, struct.pack("<I", gpu["temperature"]))
+    )
+    function(CLOCK, number, pointer, write=lambda gpu, _, to: write_bytes(to, struct.pack("<I", gpu["clock"])))
     function(FIELDS, number, pointer, write=fields)
     return library
 
@@ -92,7 +94,7 @@ def test_reading_all_fields_at_once_equals_reading_them_one_by_one(rows):
     gpus = [gpu(**dict(zip(names, row, strict=False))) for row in rows]
     for gpu_state, row in zip(gpus, rows, strict=True):
         gpu_state[185], gpu_state[186] = (row[4], 1), (row[5], 1)
-    library = driver(gpus)
+    library = fake_driver(gpus)
     calls = [bind(library, ctypes.c_void_p(index + 1)) for index in range(len(gpus))]
     at_once, one_by_one = ([UNKNOWN] * (WIDTH * len(gpus)) for _ in range(2))
     assert CallBatch(calls).read(at_once)
@@ -105,7 +107,7 @@ def test_reading_all_fields_at_once_equals_reading_them_one_by_one(rows):
 
 
 def test_each_value_is_in_its_column_and_unit():
-    ((values),) = read(source(driver([gpu()]), 1))
+    ((values),) = read(source(fake_driver([gpu()]), 1))
     known = {name: values[index] for name, index in COLUMN_INDEX.items()}
     assert known["energy_j"] == 2**40 / 1000
     del known["energy_j"]
@@ -122,7 +124,7 @@ def test_each_value_is_in_its_column_and_unit():
 def test_an_unsupported_value_is_unknown_and_not_read_again():
     calls: list[str] = []
     gpus = [gpu(codes={CLOCK: NOT_SUPPORTED, 186: NOT_SUPPORTED}), gpu()]
-    opened = source(driver(gpus, calls), 2)
+    opened = source(fake_driver(gpus, calls), 2)
     calls.clear()
     first, second = read(opened)
     assert [first[COLUMN_INDEX[name]] for name in ("sm_clock", "power_instant", "power")] == [None, None, 140]
@@ -134,7 +136,7 @@ def test_an_unsupported_value_is_unknown_and_not_read_again():
 def test_a_call_that_fails_temporarily_costs_only_its_own_value(failing):
     calls: list[str] = []
     gpus = [gpu(), gpu()]
-    opened = source(driver(gpus, calls), 2)
+    opened = source(fake_driver(gpus, calls), 2)
     gpus[1]["codes"] = {failing: 999}
     name = "temperature" if failing == TEMPERATURE else "power"
     for _ in range(3):
@@ -151,7 +153,7 @@ def test_a_call_that_fails_temporarily_costs_only_its_own_value(failing):
 
 def test_a_field_that_changes_its_type_is_read_by_its_type():
     gpus = [gpu()]
-    opened = source(driver(gpus), 1)
+    opened = source(fake_driver(gpus), 1)
     gpus[0][185] = (2**33, 3)
     assert read(opened)[0][COLUMN_INDEX["power"]] == 2**33 / 1000
 
@@ -160,7 +162,7 @@ def test_a_field_that_changes_its_type_is_read_by_its_type():
 def test_a_lost_gpu_is_unknown_and_the_others_are_read_at_once(failing):
     calls: list[str] = []
     gpus = [gpu(), gpu(), gpu()]
-    opened = source(driver(gpus, calls), 3)
+    opened = source(fake_driver(gpus, calls), 3)
     gpus[1]["codes"] = {failing: LOST}
     for _ in range(2):
         assert [None in values for values in read(opened)] == [False, True, False]
@@ -172,6 +174,6 @@ def test_a_lost_gpu_is_unknown_and_the_others_are_read_at_once(failing):
 
 def test_without_a_working_gpu_everything_is_unknown():
     gpus = [gpu(codes={UTILIZATION: LOST})]
-    opened = source(driver(gpus), 1)
+    opened = source(fake_driver(gpus), 1)
     read(opened)
     assert read(opened) == [[None] * WIDTH]

@@ -25,7 +25,7 @@ def driver(monkeypatch):
 
 
 @pytest.fixture
-def four(driver):
+def four_gpus(driver):
     driver(FOUR)
     return detect()
 
@@ -78,8 +78,8 @@ def test_a_gpu_in_mig_mode_is_excluded_with_a_note(driver):
         (None, "", [0, 1, 2, 3]),
     ],
 )
-def test_the_environment_and_the_command_line_limit_the_gpus(four, visible, requested, indices):
-    assert [gpu.index for gpu in usable(four, visible=visible, asked=requested)] == indices
+def test_the_environment_and_the_command_line_limit_the_gpus(four_gpus, visible, requested, indices):
+    assert [gpu.index for gpu in usable(four_gpus, visible=visible, asked=requested)] == indices
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_the_environment_and_the_command_line_limit_the_gpus(four, visible, requ
         ("", "0", r"no usable GPU"),
     ],
 )
-def test_an_unavailable_gpu_is_refused_with_the_available_ones(four, visible, requested, message):
+def test_an_unavailable_gpu_is_refused_with_the_available_ones(four_gpus, visible, requested, message):
     with pytest.raises(LaunchError) as raised:
-        usable(four, visible=visible, asked=requested)
+        usable(four_gpus, visible=visible, asked=requested)
     assert re.search(message, str(raised.value))
 
 

@@ -28,7 +28,7 @@ def was_polled(run_dir):
 
 def test_fan_pcie_and_memory_errors_are_recorded(start_recorder, run_dir):
     process = start_recorder("--hz", 20, lines="0 * fan 40..60\n0 * pcie_tx 204800\n0 1 ecc_u 2\n3 1 ecc_u 5\n", gpus=2)
-    wait_until(lambda: events_of(run_dir, "ecc"), "an error of memory")
+    wait_until(lambda: events_of(run_dir, "ecc"), "a memory error is recorded")
     stop_recorder(process)
     assert [(event["gpu_index"], event["text"].partition(": ")[2]) for event in events_of(run_dir, "ecc")] == [
         (1, "3 uncorrected memory errors")
@@ -67,12 +67,12 @@ def test_a_performance_metric_is_the_mean_between_two_polls(start_recorder, run_
 
 def test_a_lost_gpu_has_no_values_and_a_recovered_one_continues(start_recorder, run_dir):
     process = start_recorder("--hz", 20, lines=f"{BUSY}1 0 all !lost\n3 0 all ok\n", gpus=1)
-    wait_until(lambda: events_of(run_dir, "found"), "it is found")
-    wait_until(lambda: was_polled(run_dir), "it says more again")
+    wait_until(lambda: events_of(run_dir, "found"), "the GPU is found")
+    wait_until(lambda: was_polled(run_dir), "it continues")
     stop_recorder(process)
 
 
-class Slow:
+class SlowSource:
     """A source of two devices whose first extra value takes long."""
 
     devices = DEVICES
@@ -87,11 +87,11 @@ class Slow:
 
 
 def test_a_slow_driver_does_not_block_the_caller():
-    source = Slow()
+    source = SlowSource()
     poller = BackgroundPoller(source, every_s=0.01)
     started = time.monotonic()
     poller.start()
-    wait_until(lambda: source.asked, "it is asked")
+    wait_until(lambda: source.asked, "the driver is queried")
     assert poller.latest == [ExtraMetrics(), ExtraMetrics()]
     assert not poller.stop(), "it is not waited for for ever"
     assert time.monotonic() - started < 5
@@ -99,11 +99,11 @@ def test_a_slow_driver_does_not_block_the_caller():
 
 
 def test_the_devices_are_polled_in_turn():
-    source = Slow()
+    source = SlowSource()
     source.go_on.set()
     poller = BackgroundPoller(source, every_s=0.01)
     poller.start()
-    wait_until(lambda: poller.polls >= 3, "three looks")
+    wait_until(lambda: poller.polls >= 3, "three polls")
     assert poller.stop()
     assert source.asked[:4] == [0, 1, 0, 1]
     assert [extra.fan for extra in poller.latest] == [50, 51]

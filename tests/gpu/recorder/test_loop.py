@@ -29,7 +29,7 @@ MEASURED_MS = 30  # tolerance for a measured period of 100 ms on a busy machine
 
 
 @contextlib.contextmanager
-def sleeping():
+def sleeping_process():
     """A process that sleeps and is killed at the end of the block."""
     process = subprocess.Popen(["sleep", "60"])
     try:
@@ -77,7 +77,7 @@ def test_the_recorded_energy_is_that_of_the_scenario(start_recorder, run_dir):
 
 def test_the_update_period_is_measured_and_a_useless_rate_gives_a_warning(start_recorder, run_dir):
     process = start_recorder("--hz", 100, lines="0 * power 200\n", gpus=1)
-    wait_until(lambda: events_of(run_dir, "calibrated"), "calibration")
+    wait_until(lambda: events_of(run_dir, "calibrated"), "the recorder is calibrated")
     wait_until(run_dir.gpu_summary.exists, "a summary before the end")
     assert read_json(run_dir.gpu_summary)["final"] is False
     stop_recorder(process)
@@ -171,7 +171,7 @@ def test_an_attempt_on_other_gpus_overwrites_nothing_and_the_summary_reports_it(
     for gpus in (2, 1):
         process = start_recorder("--hz", 50, lines="0 * power 200\n", gpus=gpus)
         wait_until(lambda: sample_count(run_dir) > 5, "5 samples")  # the first file is moved before the second exists
-        wait_until(lambda count=gpus: len(read_samples(run_dir.gpu_samples).columns) == count, "its own GPUs")
+        wait_until(lambda count=gpus: len(read_samples(run_dir.gpu_samples).columns) == count, "its GPUs are recorded")
         wait_until(lambda: sample_count(run_dir) > 5, "5 samples")
         stop_recorder(process)
     assert len(read_samples(run_dir.path / "gpu_samples.1.bin").columns) == 2
@@ -215,10 +215,10 @@ def test_throttling_is_an_event_with_its_duration(start_recorder, run_dir):
 
 
 def test_a_foreign_process_is_named(start_recorder, run_dir):
-    with sleeping() as ours, sleeping() as other:
+    with sleeping_process() as ours, sleeping_process() as other:
         lines = f"0 0 process {ours.pid} 500\n0 0 process {other.pid} 700\n"
         process = start_recorder("--hz", 20, "--ranks-of", ours.pid, lines=lines, gpus=1)
-        wait_until(lambda: events_of(run_dir, "foreign"), "the other process is seen")
+        wait_until(lambda: events_of(run_dir, "foreign"), "the other process is reported")
         stop_recorder(process)
     assert read_json(run_dir.gpu_summary)["gpus"][0]["foreign"] == [
         {"pid": other.pid, "name": "sleep", "memory_mib": 700},
@@ -226,7 +226,7 @@ def test_a_foreign_process_is_named(start_recorder, run_dir):
 
 
 def test_the_recorder_exits_when_its_parent_has_exited(start_recorder, run_dir):
-    with sleeping() as parent:
+    with sleeping_process() as parent:
         process = start_recorder("--hz", 20, "--parent", parent.pid, gpus=1)
         wait_until(lambda: sample_count(run_dir) > 5, "5 samples")
         parent.kill()
@@ -242,8 +242,8 @@ def test_a_full_disk_causes_a_reported_gap_and_does_not_stop_the_recorder(start_
     time.sleep(0.8)
     assert sample_count(run_dir) <= count + 20
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    wait_until(lambda: sample_count(run_dir) > count + 60, "samples go on")
-    wait_until(lambda: events_of(run_dir, "hole"), "the hole is reported")
+    wait_until(lambda: sample_count(run_dir) > count + 60, "sampling continues")
+    wait_until(lambda: events_of(run_dir, "hole"), "the gap is reported")
     stop_recorder(process)
     summary = read_json(run_dir.gpu_summary)
     assert any("could not be written" in text for text in summary["warnings"])
@@ -483,7 +483,7 @@ def test_pids_of_another_container_are_not_reported_as_foreign_without_evidence(
 def test_exited_and_zombie_processes_are_not_alive():
     process = subprocess.Popen(["true"])
     handle = ProcessHandle(process.pid)
-    wait_until(lambda: not handle.is_alive(), "it ends, though nobody has collected it")
+    wait_until(lambda: not handle.is_alive(), "it is a zombie")
     process.wait()
     assert not handle.is_alive()
     assert ProcessHandle(os.getpid()).is_alive()

@@ -29,7 +29,7 @@ def scrape(port, path="/metrics"):
         return response.headers["Content-Type"], response.read().decode()
 
 
-def parsed(text):
+def parse(text):
     """Return sample name -> list of (labels, value), and check the properties of all our metrics."""
     found = {}
     for family in text_string_to_metric_families(text):
@@ -42,7 +42,7 @@ def parsed(text):
     return found
 
 
-def answered(port):
+def check_responds(port):
     with contextlib.suppress(OSError):
         return "kmatrix_gpu_fan_ratio" in scrape(port)[1]
     return False
@@ -51,10 +51,10 @@ def answered(port):
 def test_a_scrape_returns_every_metric_in_base_units_during_a_recording(start_recorder, run_dir):
     port = free_port()
     process = start_recorder("--hz", 20, "--prometheus", port, lines=SCENARIO, gpus=2)
-    wait_until(lambda: answered(port) and sample_count(run_dir) > 45, "it answers")
+    wait_until(lambda: check_responds(port) and sample_count(run_dir) > 45, "it responds")
     kind, text = scrape(port)
     assert kind.startswith("text/plain; version=0.0.4")
-    found = parsed(text)
+    found = parse(text)
     labels, _ = found["kmatrix_gpu_power_watts"][1]
     assert labels == {"gpu": "1", "uuid": "GPU-00000000-0000-4000-8000-000000000001", "run": "gpt2_adamw_4gpu"}
     values = {name: [value for _, value in pairs] for name, pairs in found.items()}
@@ -69,9 +69,9 @@ def test_a_scrape_returns_every_metric_in_base_units_during_a_recording(start_re
     assert found["kmatrix_gpu_throttled_seconds_total"][0][0]["reason"] == "heat (software)"
     assert "(simulated)" in found["kmatrix_gpu_info"][0][0]["name"]
     assert found["kmatrix_gpu_info"][0][0]["run_id"] == "0123456789"
-    later = parsed(scrape(port)[1])
+    later = parse(scrape(port)[1])
     assert later["kmatrix_gpu_energy_joules_total"][0][1] >= found["kmatrix_gpu_energy_joules_total"][0][1] > 0
-    wait_until(lambda: sample_count(run_dir) > 60, "it records all the same")
+    wait_until(lambda: sample_count(run_dir) > 60, "it records")
     rss = next(
         line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if line.startswith("VmRSS")
     )
@@ -87,14 +87,14 @@ def test_other_requests_are_refused_and_hanging_clients_do_not_stop_the_recorder
 ):
     port = free_port()
     process = start_recorder("--hz", 20, "--prometheus", port, gpus=1)
-    wait_until(lambda: answered(port), "it answers")
+    wait_until(lambda: check_responds(port), "it responds")
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(f"{request_line}\r\nHost: x\r\n\r\n".encode())
         assert client.recv(100).decode().split()[1] == str(status)
     with socket.create_connection(("127.0.0.1", port)):
         pass  # sends nothing and disconnects
     with socket.create_connection(("127.0.0.1", port)):  # sends nothing and stays connected
-        wait_until(lambda: answered(port), "the next one is answered all the same")
+        wait_until(lambda: check_responds(port), "the next request is served")
     stop_recorder(process)
 
 
@@ -114,7 +114,7 @@ def test_a_port_in_use_is_reported_in_one_line_and_the_recording_continues(start
 def test_only_loopback_is_served(start_recorder, run_dir):
     port = free_port()
     process = start_recorder("--hz", 20, "--prometheus", port, gpus=1)
-    wait_until(lambda: answered(port), "it answers")
+    wait_until(lambda: check_responds(port), "it responds")
     listening = [line.split() for line in Path(f"/proc/{process.pid}/net/tcp").read_text().splitlines()[1:]]
     assert [line[1] for line in listening if line[3] == "0A" and line[1].endswith(f":{port:04X}")] == [
         f"0100007F:{port:04X}"
@@ -136,7 +136,7 @@ def test_special_characters_in_names_are_escaped():
         throttled_s={},
         ecc={},
     )
-    found = parsed(text_of(families('run "x"', None, [gauges], samples=3, late=1)))
+    found = parse(text_of(families('run "x"', None, [gauges], samples=3, late=1)))
     assert found["kmatrix_gpu_info"][0][0]["name"] == 'A "GPU"\\ of\nlines'
     assert found["kmatrix_gpu_power_watts"] == [({"gpu": "0", "uuid": "GPU-0", "run": 'run "x"'}, 1e-9)]
     assert found["kmatrix_gpu_lost"][0][1] == 1

@@ -140,7 +140,7 @@ def test_invalid_phases_are_ignored(tmp_path, damage):
     assert read_gpu(RunDir(tmp_path), TrainingTotals()).phases == ()
 
 
-def drawn(tmp_path, count):
+def draw_phases(tmp_path, count):
     runs = []
     for number in range(count):
         run = RunDir(tmp_path / f"gpt2_adamw_seed{number}")
@@ -156,7 +156,7 @@ def legend_of(figure):
 
 
 def test_the_phases_of_a_single_run_are_shaded_in_the_background(tmp_path):
-    figure = drawn(tmp_path, 1)
+    figure = draw_phases(tmp_path, 1)
     (axes,) = figure.axes
     spans = sorted((patch.get_x(), patch.get_x() + patch.get_width()) for patch in axes.patches)
     assert spans == [(0, 5), (10, 16), (16, 18)]
@@ -164,7 +164,7 @@ def test_the_phases_of_a_single_run_are_shaded_in_the_background(tmp_path):
 
 
 def test_several_runs_have_one_phase_strip_each_below_the_graph(tmp_path):
-    figure = drawn(tmp_path, 3)
+    figure = draw_phases(tmp_path, 3)
     above, below = figure.axes
     assert len(above.patches) == 0
     assert [label.get_text() for label in below.get_yticklabels()] == [

@@ -87,7 +87,7 @@ def test_binary_and_text_recordings_give_the_same_timeline(tmp_path):
 # Binary recordings
 
 
-def earlier(run_dir, gpus, *, seconds_before=100.0, number=1):
+def write_earlier_recording(run_dir, gpus, *, seconds_before=100.0, number=1):
     """Write the recording of an earlier attempt on other GPUs, archived as the recorder does."""
     snapshots = [replace(snapshot, time=snapshot.time - seconds_before) for snapshot in gpus.snapshots()]
     write_samples(run_dir.gpu_samples.with_suffix(f".{number}.bin"), gpus, snapshots)
@@ -125,7 +125,7 @@ def test_gpus_of_an_earlier_attempt_are_in_the_totals_and_are_named(tmp_path):
     run_dir = RunDir(tmp_path)
     record(run_dir, FakeGpus())
     single = read_gpu(run_dir, TrainingTotals())
-    earlier(run_dir, FakeGpus(memory=(20_000.0,) * 4, name="NVIDIA L4"))
+    write_earlier_recording(run_dir, FakeGpus(memory=(20_000.0,) * 4, name="NVIDIA L4"))
     both = read_gpu(run_dir, TrainingTotals())
     assert both.devices == single.devices
     assert both.samples == 120
@@ -143,7 +143,7 @@ def test_gpus_of_an_earlier_attempt_are_in_the_totals_and_are_named(tmp_path):
 def test_the_note_replaces_the_warning_of_the_recorder(tmp_path, warning):
     run_dir = RunDir(tmp_path)
     record(run_dir, FakeGpus(), summary={"warnings": [f"{warning}: its summary does not match", "clock set back"]})
-    earlier(run_dir, FakeGpus(name="NVIDIA L4"))
+    write_earlier_recording(run_dir, FakeGpus(name="NVIDIA L4"))
     notes = read_gpu(run_dir, TrainingTotals()).notes
     assert not any(note.startswith(EXCLUDED) for note in notes)
     assert notes[0] == "clock set back"
@@ -153,7 +153,7 @@ def test_the_note_replaces_the_warning_of_the_recorder(tmp_path, warning):
 def test_phases_keep_their_position_when_the_timeline_starts_earlier(tmp_path):
     run_dir = RunDir(tmp_path)
     record(run_dir, FakeGpus())
-    earlier(run_dir, FakeGpus())
+    write_earlier_recording(run_dir, FakeGpus())
     phase = RecordedPhase(name="evaluation", begin=10.0, end=20.0, joules=None)
     numbers = add_timeline(run_dir, replace(read_gpu(run_dir, TrainingTotals()), phases=(phase,)))
     assert [(phase.begin, phase.end) for phase in numbers.phases] == [(110.0, 120.0)]
@@ -162,7 +162,7 @@ def test_phases_keep_their_position_when_the_timeline_starts_earlier(tmp_path):
 def test_several_earlier_recordings_are_read_in_numeric_order(tmp_path):
     run_dir = RunDir(tmp_path)
     for number in (10, 2, 1):
-        earlier(run_dir, FakeGpus(samples=2), number=number)
+        write_earlier_recording(run_dir, FakeGpus(samples=2), number=number)
     run_dir.gpu_samples.with_suffix(".old.bin").write_bytes(b"another's")
     assert [path.name for path in run_dir.earlier_gpu_samples()] == [f"gpu_samples.{n}.bin" for n in (1, 2, 10)]
 
@@ -171,7 +171,7 @@ def test_simulated_numbers_are_never_combined_with_those_of_real_gpus(tmp_path):
     run_dir = RunDir(tmp_path)
     record(run_dir, FakeGpus())
     single = read_gpu(run_dir, TrainingTotals())
-    earlier(run_dir, FakeGpus(name="NVIDIA A10G (simulated)"))
+    write_earlier_recording(run_dir, FakeGpus(name="NVIDIA A10G (simulated)"))
     both = read_gpu(run_dir, TrainingTotals())
     assert (both.joules, both.samples) == (single.joules, single.samples)
     assert both.notes[-1].endswith("not included in these numbers")
