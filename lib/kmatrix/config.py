@@ -148,6 +148,7 @@ def _bounded(run: RunConfig, train_tokens: int | None = None) -> RunConfig:
     asked = replace(run.train, max_iters=run.asked_iters)
     found = length(asked, params=run.shape.params, tokens_per_step=run.tokens_per_step, train_tokens=train_tokens)
     fraction, steps = run.train.warmup_fraction, found.steps or 0
+    # A fraction follows the length of the run, which may only be known with the data.
     warmup = run.train.warmup_steps if fraction is None else round(fraction * steps)
     return replace(run, train=replace(run.train, max_iters=steps, warmup_steps=warmup), bound=found.bound)
 

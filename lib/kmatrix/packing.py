@@ -68,6 +68,7 @@ def startable(queue: Sequence[PackedJob], running: Sequence[PackedJob], units: i
     """
     if wide := [job.name for job in queue if job.width > units]:
         raise ValueError(f"{wide[0]} needs more than the {units} units of this machine")
+    # One at a time: nothing is gained by another order than the matrix's.
     order = list(queue) if limits.jobs == 1 else sorted(queue, key=_first)
     if limits.exclusive:
         return _together(order, units, limits.jobs) if order and not running else []
@@ -95,6 +96,7 @@ def ends(
     now, waiting = 0.0, list(queue)
     active = {job.name: (job, float(job.seconds or 0.0)) for job in running}
     known = {name: (0.0, end) for name, (_, end) in active.items()}
+    # Simulate: start what fits now, then go to the next end.
     while waiting or active:
         left = [PackedJob(name=job.name, width=job.width, seconds=end - now) for job, end in active.values()]
         names = set(startable(waiting, left, units, limits))
@@ -172,6 +174,7 @@ def _backfill(queue: Sequence[PackedJob], free: int, seats: float, promise: _Pro
 def _together(order: Sequence[PackedJob], units: int, most: int) -> list[str]:
     """Return the first job and the others that use most units together with it; of equal sets the first in order."""
     head, *others = order
+    # Subset sums: for each number of units and jobs, the first set of jobs that reaches it.
     reached: dict[tuple[int, int], tuple[str, ...]] = {(head.width, 1): (head.name,)}
     for job in others:
         for (width, count), names in list(reached.items()):

@@ -26,6 +26,7 @@ def duration(seconds: float | None) -> str:
     """
     if seconds is None:
         return UNKNOWN
+    # Thresholds are those of the rounded text: 59.95 would be shown as 60.0s.
     if seconds < 59.95:
         return f"{seconds:.1f}s"
     if (whole := round(seconds)) < 3600:

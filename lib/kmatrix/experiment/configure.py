@@ -98,6 +98,7 @@ def broken_rules(tree: Tree, base: Sequence[Assignment]) -> list[str]:
     for rule in RULES:
         seen: list[str] = []
 
+        # The symbols that a rule reads are the ones to blame if it is violated.
         def value(name: str, seen: list[str] = seen) -> str | None:
             seen.append(name)
             return tree.value(name)

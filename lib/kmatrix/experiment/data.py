@@ -139,6 +139,7 @@ def prepared(data_dir: Path, train: TrainConfig) -> KnownDataset | None:
     that the run needs, because preparation fetches the rest.
     """
     wanted = {IN_RECIPE.get(name, name): value for name, value in key(train) if name != "data_tokens"}
+    # Sorted, so that a plan does not depend on the order of the file system.
     for path in sorted(data_dir.glob("*/dataset.json")):
         try:
             record = read_or_empty(path)

@@ -85,6 +85,7 @@ def advice(runs: Sequence[Run], bad: Sequence[FailedRuns]) -> str:
     words = []
     for axis in dict.fromkeys(axis for one in points.values() for axis in one):
         values = dict.fromkeys(one[axis] for one in points.values() if axis in one)
+        # A value is good if any run with it trains.
         good = [text for text in values if any(points[name].get(axis) == text for name in points.keys() - failed)]
         if good and len(good) < len(values):
             words.append(f"{axis.removeprefix('GPT2_')}={','.join(good)}")

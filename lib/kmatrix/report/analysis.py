@@ -233,6 +233,7 @@ def _rankings_by_text(groups: Sequence[GroupNumbers]) -> tuple[Ranking, ...]:
     """Return one ranking by bits per byte for each text that runs read with several tokenizers."""
     by_text: dict[str, list[GroupNumbers]] = {}
     for group in groups:
+        # Losses per token are not comparable between tokenizers, bits per byte of the same text are.
         in_bits = replace(group, metric=BITS)
         if in_bits.losses and group.data_sha256 and group.runs[0].text:
             by_text.setdefault(group.runs[0].text, []).append(in_bits)
@@ -244,6 +245,7 @@ def _rankings_by_text(groups: Sequence[GroupNumbers]) -> tuple[Ranking, ...]:
 
 
 def _ranking(sha256: str, groups: Sequence[GroupNumbers]) -> Ranking:
+    # By name, too: equal means must not change places between two reports.
     ordered = tuple(sorted(groups, key=lambda group: (group.mean, group.name)))
     comparisons = _comparisons(ordered)
     return Ranking(
@@ -312,6 +314,7 @@ def _scaling_rows(family: Sequence[GroupNumbers]) -> tuple[ScalingRow, ...]:
         timed = [run for run in group.counted if run.tokens_per_second]
         speed = mean([run.tokens_per_second for run in timed if run.tokens_per_second])
         size = timed[0].world_size or 1
+        # The first row has the fewest ranks: the base of all others.
         speedup = speed / rows[0].tokens_per_second if rows else 1.0
         rows.append(
             ScalingRow(
@@ -340,6 +343,7 @@ def _run_warnings(runs: Sequence[RunNumbers]) -> Iterator[str]:
     early = [_early(run) for run in runs if run.counts and run.ended_by not in (None, "max_iters")]
     if early:
         yield f"ended before the planned steps, with the learning rate schedule incomplete: {first_names(early)}"
+    # A skipped run may have been planned for other data or another length, but trains nothing.
     trained = [run for run in runs if run.status is not Status.SKIPPED]
     tokens = sorted({run.planned_tokens for run in trained if run.planned_tokens is not None})
     if len(tokens) > 1:
@@ -379,6 +383,7 @@ def _tuning_warnings(found: Sequence[OptimizerSettings]) -> Iterator[str]:
         known = [(one.optimizer, setting.origin) for one in found if (setting := one.get(name)) and setting.origin]
         swept = [optimizer for optimizer, origin in known if origin is SettingOrigin.SWEPT]
         rest = [optimizer for optimizer, origin in known if origin is not SettingOrigin.SWEPT]
+        # Tuning one side only can decide a comparison.
         if swept and rest:
             yield (
                 f"{name} was swept for {', '.join(swept)} but not for {', '.join(rest)}: "

@@ -278,6 +278,7 @@ def _notes(base: RunSet, new: RunSet, pairs: Sequence[ConfigurationPair]) -> Ite
             notes[f"trainer code changed: {first_names(found.code)}"] = None
         notes.update(dict.fromkeys(found.others))
         devices = [sorted({run.device_name for run in runs if run.device_name}) for runs in (pair.base, pair.new)]
+        # Only if both sides know their devices: a pending run has none yet.
         if all(devices) and devices[0] != devices[1]:
             notes[f"device {', '.join(devices[0])} -> {', '.join(devices[1])}"] = None
         if any(run.gpu and run.gpu.simulated for run in (*pair.base, *pair.new)):
@@ -387,6 +388,7 @@ def _row_cells(row: ComparedRow) -> list[str]:
     verdict = row.verdict
     if verdict is None or verdict.difference is None:
         return [name, *means, UNKNOWN, "", "", ""]
+    # Of the absolute value, so that the sign is that of the difference.
     percent = f"{_signed(100 * verdict.difference / abs(row.base), 1)}%" if row.base else ""
     interval = verdict.interval if not row.measured_differently else None
     bounds = f"[{interval.low:+,.{digits}f}, {interval.high:+,.{digits}f}]" if interval else ""

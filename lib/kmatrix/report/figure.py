@@ -123,6 +123,7 @@ def name_rows(axes: Axes, names: Sequence[str], lost: Sequence[bool]) -> None:
     labels = [shortened(name, MAX_NAME_LENGTH) for name in names]
     font = row_font(len(names)) - (1.5 if max(map(len, labels)) > 45 else 0.0)
     axes.set_yticks(range(len(names)), labels, fontsize=font)
+    # Reversed: the first row is on top, as in the tables.
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")

@@ -98,6 +98,7 @@ def _foreign_runs(folder: Path) -> list[RunGpus]:
     }
     named = [name for name in results if (folder / name).is_dir()]
     recorded = sorted({path.parent.name for pattern in PATTERNS for path in folder.glob(f"*/{pattern}")})
+    # Listed runs first, in their order.
     return [_foreign(folder / name, results.get(name, {})) for name in dict.fromkeys(named + recorded)]
 
 

@@ -200,6 +200,7 @@ def top_of_view(curves: Sequence[Curve]) -> float:
     """
     drop = INITIAL_DROP * max(x for curve in curves for x in curve.x)
     starts = [curve.high[0] for curve in curves]
+    # One diverging run must not flatten all others.
     return min(max(max(values_from(curve.x, curve.high, drop)) for curve in curves), MAX_RISE * max(starts))
 
 

@@ -74,8 +74,10 @@ def read_numbers(run_dir: RunDir, planned: RunFile) -> RunNumbers:
         reason=state.reason,
         optimizer=train.optimizer or axes.get("optimizer") or "",
         model=train.model or axes.get("model") or "",
+        # The device may have an index, as in cuda:0.
         device={"cuda": "gpu", "cpu": "cpu"}.get(str(known.device or train.device).split(":")[0], ""),
         device_name=known.device_name or None,
+        # The best evidence first: what ran, what was planned, the name of the axis.
         world_size=known.world_size or train.num_gpus or _parse_int(axes.get(GPUS_AXIS)),
         seed=_parse_int(axes.get(SEED_AXIS)) if train.seed is None else train.seed,
         attempt=known.attempt,

@@ -153,6 +153,7 @@ def _changed_environment(before: Provenance, after: Provenance) -> Iterator[str]
     if before.get("python") != after.get("python"):
         yield _change("Python", before.get("python"), after.get("python"))
     packages = [record.get("versions") or {} for record in (before, after)]
+    # The packages that compute; a tokenizer acts through the data, which have their own hash.
     for name in ("torch", "numpy", "pytorch_optimizer"):
         if packages[0].get(name) != packages[1].get(name):
             yield _change(name, packages[0].get(name), packages[1].get(name))

@@ -250,6 +250,7 @@ def _difference(comparison: Comparison) -> str:
 
 def _signed(difference: float) -> str:
     """Return a difference of losses with its sign; without a sign if it rounds to 0."""
+    # Without this, "-0.0000" would suggest a direction.
     text = f"{difference:+.4f}"
     return text.lstrip("+-") if float(text) == 0 else text
 
@@ -423,9 +424,11 @@ def _alerts(run: RunNumbers) -> Iterator[str]:
     yield run.name
     by_kind: dict[tuple[str, str], list[Alert]] = {}
     for alert in sorted(run.alerts, key=lambda alert: (alert.severity is Severity.WARNING, alert.since)):
+        # One line for an alert that comes and goes.
         by_kind.setdefault((alert.kind, alert.about), []).append(alert)
     for alerts in by_kind.values():
         mark = "! " if alerts[0].severity is Severity.CRITICAL else ""
+        # By the distance from the threshold, which works for limits from above and from below.
         worst = max(alerts, key=lambda alert: abs((alert.value or 0.0) - (alert.threshold or 0.0)))
         for line in wrap(f"{mark}{worst.text} ({_when(alerts)}): {alerts[0].advice}", width=WIDTH - 4):
             yield f"    {line}"

@@ -230,6 +230,7 @@ class _Driver:
     def _handle(self, name: str, job: JobState, *, stopping: bool) -> None:
         """Apply the engine's state of one run, and write what changed."""
         plan = self._plans[name]
+        # A short job may have ended before its first poll: its start is recorded first.
         if self.states[name].status is not Status.RUNNING and job.phase in (JobPhase.RUNNING, JobPhase.ENDED):
             self._begin_run(plan, job)
         if job.recorder_deaths > self._recorder_deaths[name]:

@@ -109,7 +109,7 @@ def run_plan(
     return RunPlan(
         name=run.name,
         run_id=record.run_id or "",
-        dir=RunDir(run.path.resolve()),
+        dir=RunDir(run.path.resolve()),  # absolute: the trainer has another working directory
         ranks=train.num_gpus or 1,
         cuda=train.device == "cuda",
         cpu_threads=train.cpu_threads or 1,

@@ -215,6 +215,7 @@ def failure_cause(seen: Evidence, kind: str, reason: str) -> FailureCause:
     if LOST.search(reason):
         named.append(_rank_in(reason))
     if lost or named or LOST.search(seen.log):
+        # The recorder knows which GPU is silent; a rank knows only that its own is lost. A single GPU leaves no doubt.
         blamed = lost or tuple(gpus[rank] for rank in dict.fromkeys(named) if rank < len(gpus))
         return FailureCause(GPU_LOST, blamed or (gpus if len(gpus) == 1 else ()))
     # The log counts only if there is no reason of a rank: it also has the errors of peers that failed later.
@@ -313,6 +314,7 @@ def _first_to_end(seen: Evidence) -> tuple[str, int]:
     if not failures:
         return "", seen.exit_code or 0
     root = failures[-1]
+    # SIGKILL only: a rank never sends it to itself, and its peers die of other signals or exit codes.
     killed = [one for one in failures if one[2] == -signal.SIGKILL and abs(one[0] - root[0]) <= PEERS_S]
     _, rank, code = root if root[2] < 0 or not killed else killed[0]
     return f"rank {rank} ", code
@@ -333,6 +335,7 @@ def _why_no_result(seen: Evidence) -> str:
     if who and code < 0:
         return exit_text
     exceptions = [found[1] for line in seen.log.split("\n") if (found := EXCEPTION.match(line.strip()))]
+    # torchrun's own exception only says that a worker failed.
     exceptions = [text for text in exceptions if "ChildFailedError" not in text]
     return f"{exit_text}: {exceptions[-1][:TAIL_CHARS]}" if exceptions else exit_text
 

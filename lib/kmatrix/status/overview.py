@@ -195,6 +195,7 @@ class Overview:
 
 def _trackers(run: RunDir, record: RunFile, *, live: bool) -> tuple[SyncStatus, ...]:
     """Return the status of each tracker of a run; pending steps are counted if no process uploads them now."""
+    # The common case, without reading the metrics of the run.
     if not run.track.exists() and not record.tracking.trackers:
         return ()
     return read_track(run) if live else sync_status(run)

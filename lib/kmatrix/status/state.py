@@ -21,6 +21,8 @@ DISK = "disk"  # full: steps after the last checkpoint are trained again when th
 GPU_LOST, NCCL = "gpu lost", "nccl"  # not caused by the run: another GPU, or another attempt, may succeed
 PREEMPTED = "preempted"  # stopped by another program than the runner, with a checkpoint
 
+# Twice in a row: a broken machine must not retry a run forever. A killed run is not retried: the kernel's out of memory
+# killer would kill it again, and a person meant it (docs/decisions/0010-automatic-retries.md).
 MOST_RETRIES = {GPU_LOST: 2, NCCL: 2, PREEMPTED: 2}  # automatic retries in a row after such an end
 NOT_ITS_FAULT = frozenset({DISK, KILLED, GPU_LOST, NCCL})
 HALVE = "halve"  # policy for out of memory: retry with a smaller micro-batch and the same global batch
@@ -125,6 +127,7 @@ def after(state: RunState, event: Event) -> RunState:  # noqa: PLR0911  (one lin
     match event:
         case Skipped() if not state.attempts and state.status in (Status.PLANNED, Status.SKIPPED):
             return replace(state, status=Status.SKIPPED, reason=event.reason)
+        # Numbers only grow: the lines of metrics.jsonl are told apart by them.
         case Started() if _may_start(state) and event.attempt.number > state.number:
             begun = replace(event.attempt, status=Status.RUNNING)
             return replace(state, status=Status.RUNNING, reason="", attempts=(*state.attempts, begun))

@@ -381,6 +381,7 @@ class AlertTracker:
             elif one.kind in AT_ONCE or state.time - since >= self._limits.hold_s:
                 self._active[key] = _alert(one, since)
                 began.append(self._active[key])
+        # A rule that stops matching starts again from zero: short peaks do not add up.
         self._since = {key: since for key, since in self._since.items() if key in found}
         over = [key for key in self._active if key not in found]
         ended = [replace(self._active.pop(key), until=state.time) for key in over]

@@ -75,6 +75,7 @@ def _netrc_files(environment: Mapping[str, str]) -> list[Path]:
     if environment.get("NETRC"):
         return [Path(environment["NETRC"]).expanduser()]
     home = Path(environment.get("HOME") or Path.home())
+    # W&B reads both names.
     return [home / ".netrc", home / "_netrc"]
 
 

@@ -303,6 +303,7 @@ class SyncWorker:
             self._mark_sent(step, values or dict.fromkeys(ALL_KEYS))
         self._at_opening = dict(self._sent)
         self._devices_time, self._late_alerts = stored.devices_time, stored.alerts
+        # Of the alerts at a tracker, only the number is known.
         if not stored.alerts:
             self._alerts = []  # the tracker lost them, or never had any
         elif self._alerts:

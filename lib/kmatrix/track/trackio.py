@@ -41,6 +41,7 @@ def data_dir(tracking: Path) -> Path:
 def prepare(folder: Path) -> None:
     """Configure Trackio, before its import, to store data in `folder` and not to contact a server."""
     os.environ.update(LOCAL, TRACKIO_DIR=str(folder))
+    # A variable of the user's shell must not copy these runs to a server.
     for name in REMOTE:
         os.environ.pop(name, None)
 
@@ -57,6 +58,7 @@ class TrackioMirror:
         from trackio import fragments, utils
         from trackio.sqlite_storage import SQLiteStorage
 
+        # The package reads its variable once, at import.
         if folder != utils.TRACKIO_DIR:
             raise RuntimeError(f"trackio was imported with TRACKIO_DIR={utils.TRACKIO_DIR}, not {folder}")
         SQLiteStorage.validate_project_name(run.project)

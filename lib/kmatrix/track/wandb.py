@@ -164,6 +164,7 @@ class WandbMirror:
     def _on_server(self, run: TrackerIdentity, begun: wandb.Run) -> dict[int, Mapping[str, float]]:
         """Return the steps that the server has: those below its starting step, which it does not accept again."""
         known = self._before.steps
+        # The server does not list its steps, and refuses smaller ones than its last: these count as sent.
         steps = {line.step for line in merged_metrics(run.dir.metrics)} | set(known)
         return {step: known.get(step, {}) for step in steps if step < begun.starting_step}
 
@@ -315,6 +316,7 @@ def records(session: Path) -> Iterator[dict[str, Any]]:
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(session)]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     with subprocess.Popen(command, env={**os.environ, **QUIET}, **pipes) as reader:
+        # Reading a pipe has no timeout: the timer ends it by killing the writer.
         limit = threading.Timer(READ_S, reader.kill)
         limit.start()
         try:

@@ -140,6 +140,7 @@ class GpuNumbers:
     @property
     def cost(self) -> Cost:
         """Cost of the recorded time. Runs on the CPU have no GPU-hours."""
+        # GPUs cost money from start to end of the recording, busy or not.
         seconds = None if self.seconds is None or self.device_type == CPU else self.seconds * len(self.devices)
         return cost_of(self.joules, seconds, self.factors)
 

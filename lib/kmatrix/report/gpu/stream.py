@@ -248,6 +248,7 @@ class TimelineBuilder:
         """Add samples: their times, and the memory of each device (NaN: unknown)."""
         while self._samples + len(seconds) > MAX_TIMELINE_POINTS * self._width:
             self._double_width()
+        # bincount adds all samples of all points at once; a loop over samples would be far slower.
         point = np.arange(self._samples, self._samples + len(seconds)) // self._width
         self._samples += len(seconds)
         self._seconds += np.bincount(point, seconds, minlength=MAX_TIMELINE_POINTS)
@@ -300,6 +301,7 @@ class _Device:
         self._last = part
         for name, statistics in self._statistics.items():
             statistics.add(part.columns[name])
+        # A row without any value is a lost GPU, not a sample.
         self._samples += int((~np.isnan([part.columns[name] for name in MEASURED])).any(axis=0).sum())
         self._integrate(times[part.rows], part.columns["power"])
         self._count(part.columns["energy_j"])
