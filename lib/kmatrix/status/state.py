@@ -127,7 +127,7 @@ def after(state: RunState, event: Event) -> RunState:  # noqa: PLR0911  (one lin
     match event:
         case Skipped() if not state.attempts and state.status in (Status.PLANNED, Status.SKIPPED):
             return replace(state, status=Status.SKIPPED, reason=event.reason)
-        # Numbers only grow: the lines of metrics.jsonl are told apart by them.
+        # Numbers only grow, because they identify the lines of an attempt in metrics.jsonl.
         case Started() if _may_start(state) and event.attempt.number > state.number:
             begun = replace(event.attempt, status=Status.RUNNING)
             return replace(state, status=Status.RUNNING, reason="", attempts=(*state.attempts, begun))
