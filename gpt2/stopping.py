@@ -103,7 +103,7 @@ class Budget:
         self._known[kind].append(seconds)
 
     @contextmanager
-    def taking(self, kind: str) -> Iterator[None]:
+    def measure(self, kind: str) -> Iterator[None]:
         """Measure the time inside the context as that of an evaluation or a periodic checkpoint."""
         start = time.perf_counter()
         yield

@@ -384,7 +384,7 @@ class BetweenSteps:
     def _phase(self, kind: str) -> Iterator[None]:
         """Record a phase without training, for the watchdog, the budget and the log."""
         self.watchdog.work(kind, self.log.step)
-        with self.budget.taking(kind), self.log.phase(EVALUATION if kind == BENCHMARK else kind):
+        with self.budget.measure(kind), self.log.phase(EVALUATION if kind == BENCHMARK else kind):
             yield
 
 
@@ -419,7 +419,7 @@ def build_model(config: TrainConfig) -> GPT:
 
 def dropout_seed(seed: int, step: int, rank: int) -> int:
     """Return the seed of one step's dropout on one rank, which does not depend on earlier random numbers."""
-    # SeedSequence mixes the three, so that adjacent steps and ranks are independent; torch takes 63 bits.
+    # SeedSequence mixes the three, so that adjacent steps and ranks are independent. >> 1: a positive int64.
     return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> 1)
 
 

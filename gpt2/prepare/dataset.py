@@ -241,9 +241,8 @@ def make(request: DatasetRequest, data_dir: Path, folder: Path, recipe: dict[str
     )
     # A folder may contain images; if the user named files with a pattern, each of them must be text.
     guessed = request.dataset == "stdlib" or (request.dataset == "folder" and "*" not in request.data_path)
-    writer.write(
-        tokenizing, corpus, folder, origin, request.is_satisfied_by if part else lambda _: False, guessed=guessed
-    )
+    enough = request.is_satisfied_by if part else lambda _: False
+    writer.ShardWriter(tokenizing, corpus, folder, origin, enough, guessed=guessed).run()
     hub.clear(folder)
 
 

@@ -77,25 +77,13 @@ class ShardBuffer:
         self.size += document.size
 
 
-def write(
-    recipe: Recipe,
-    corpus: Corpus,
-    folder: Path,
-    origin: DatasetOrigin,
-    enough: Callable[[Sequence[shards.ShardInfo]], bool],
-    *,
-    guessed: bool = False,
-) -> None:
-    """Write shards until `enough` accepts the training shards, or the corpus ends.
+class ShardWriter:
+    """Writes the shards of a corpus until `enough` accepts the training shards, or the corpus ends.
 
     dataset.json is updated after each shard and stores the position of the next document. An interrupted process
     therefore loses at most one shard, and resuming gives the same shards.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    _Writer(recipe, corpus, folder, origin, enough, guessed=guessed).run()
 
-
-class _Writer:
     def __init__(
         self,
         recipe: Recipe,
@@ -104,7 +92,7 @@ class _Writer:
         origin: DatasetOrigin,
         enough: Callable[[Sequence[shards.ShardInfo]], bool],
         *,
-        guessed: bool,
+        guessed: bool = False,
     ) -> None:
         self.recipe, self.corpus, self.folder, self.origin, self.enough = recipe, corpus, folder, origin, enough
         self.vocab_size = 0  # known when the tokenizer is
@@ -115,6 +103,8 @@ class _Writer:
         self.guessed = guessed  # the user did not name the files: skip those that are not text
 
     def run(self) -> None:
+        """Write the shards that are missing."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.vocab_size = self._tokenizer().vocab_size
         workers = _workers(self.corpus)
         progress = PreparationProgress(self.recipe.name, "tokens")
