@@ -7,7 +7,7 @@ import inspect
 import kconfiglib
 import pytest
 
-from kmatrix.kconfig.assignments import asked_names, header
+from kmatrix.kconfig.assignments import explicit_names, header
 from kmatrix.kconfig.tree import Tree
 from programs import ROOT, Program, give_gpus
 
@@ -156,8 +156,8 @@ def test_the_header_lists_exactly_the_requested_values(program):
     program.write("CONFIG_GPT2_OPTIMIZER_MUON=y", "CONFIG_GPT2_SEED=1337")
     program.check("olddefconfig")
 
-    assert asked_names(program.config) == {"GPT2_OPTIMIZER_MUON", "GPT2_SEED"}
-    assert asked_names(ROOT / "defconfigs" / "gpt2-cpu-quick") is None
+    assert explicit_names(program.config) == {"GPT2_OPTIMIZER_MUON", "GPT2_SEED"}
+    assert explicit_names(ROOT / "defconfigs" / "gpt2-cpu-quick") is None
     assert header([]).endswith("# asked for:\n")
 
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from kmatrix.kconfig.assignments import asked_names
+from kmatrix.kconfig.assignments import explicit_names
 from programs import ROOT, Program
 from skips import require_program
 from waiting import wait_until
@@ -118,7 +118,7 @@ def test_a_default_follows_the_choice_on_the_screen_and_is_not_pinned(program, s
     terminal.wait("STATUS 0")
 
     assert program.value("GPT2_LEARNING_RATE") == '"0.02"'
-    assert asked_names(program.config) == {"GPT2_OPTIMIZER_MUON"}
+    assert explicit_names(program.config) == {"GPT2_OPTIMIZER_MUON"}
 
 
 def test_trackers_can_be_ticked_and_an_invalid_project_is_refused_on_the_screen(program, screen):

@@ -153,9 +153,9 @@ def test_a_run_reproduced_from_its_own_configuration_has_the_same_id(tmp_path, d
     tree = Tree.parse(srctree=ROOT)
     base = read_assignments(tree, program.config)
     apply_assignments(tree, base)
-    from kmatrix.kconfig.assignments import asked
+    from kmatrix.kconfig.assignments import explicit
 
-    base = asked(tree, program.config, base)
+    base = explicit(tree, program.config, base)
     matrix = expand(tree, base, plan_axes(tree, base, {}), RULES)
 
     for number, run in enumerate(matrix.runs):

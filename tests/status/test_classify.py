@@ -272,7 +272,7 @@ def test_a_gpu_used_by_other_processes_is_not_assigned():
     pool.poll(())
     assert pool.usable(()) == ("a", "c")
     assert set(pool.place(2, ())) == {"a", "c"}
-    assert pool.out == {"b": "in use by others: 17.0 GiB used by python (pid 42)"}
+    assert pool.excluded == {"b": "in use by others: 17.0 GiB used by python (pid 42)"}
 
 
 def test_gpus_of_running_runs_are_not_checked():

@@ -16,7 +16,7 @@ from kmatrix.errors import ConfigError
 from kmatrix.kconfig.tree import BOOLS, HEADER, Assignment, Tree, check_text, help_text, tidy
 from kmatrix.text import shown
 
-ASKED = "# asked for:"
+ASKED = "# asked for:"  # start of the header lines; also in files of version 0.1
 LINE = re.compile(r"CONFIG_(\w+)=(.*)|# CONFIG_(\w+) is not set")
 SHOWN = 20  # mistakes per message
 TRACKERS = {"wandb": "TRACKER_WANDB", "trackio": "TRACKER_TRACKIO", "tensorboard": "TRACKER_TENSORBOARD"}
@@ -64,28 +64,28 @@ def merge(tree: Tree, base: list[Assignment], over: list[Assignment]) -> tuple[l
     return kept + over, notes
 
 
-def asked(tree: Tree, path: Path, assignments: list[Assignment]) -> list[Assignment]:
-    """Return the lines of a .config that were asked for: those in its header, and those that differ from defaults.
+def explicit(tree: Tree, path: Path, assignments: list[Assignment]) -> list[Assignment]:
+    """Return the explicit lines of a .config: those in its header, and those that differ from their defaults.
 
     The other lines are defaults. They follow the symbols that they depend on when a matrix or the command line changes
     those: the default learning rate of AdamW must not stay when SGD is selected. In a file without our header every
-    line counts as asked for. The assignments must be applied to the tree.
+    line is explicit. The assignments must be applied to the tree.
     """
-    names = asked_names(path)
+    names = explicit_names(path)
     if names is None:
         return assignments
     minimal = {match[1] or match[3] for match in map(LINE.fullmatch, tree.minimal_text().splitlines()) if match}
     return [item for item in assignments if item.name in names or item.name in minimal]
 
 
-def asked_names(path: Path) -> set[str] | None:
-    """Return the names that the header of a .config lists as asked for, None if it has no such header."""
+def explicit_names(path: Path) -> set[str] | None:
+    """Return the explicit names in the header of a .config, None if it has no such header."""
     head = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith(ASKED)]
     return {name for line in head for name in line.removeprefix(ASKED).split()} if head else None
 
 
 def header(names: Iterable[str]) -> str:
-    """Return the header of a .config that lists the symbols that were asked for."""
+    """Return the header of a .config, which lists the explicit symbols."""
     words = textwrap.wrap(" ".join(sorted(names)), 100) or [""]
     return HEADER + "".join(f"{ASKED} {line}".rstrip() + "\n" for line in words)
 
@@ -255,7 +255,7 @@ def _choice_cause(symbol: Any) -> NotInEffect:
 
 
 def load_config(tree: Tree, path: Path) -> list[Assignment]:
-    """Apply every line of a .config, and return the lines that were asked for."""
+    """Apply every line of a .config, and return the explicit lines."""
     if not path.exists():
         raise ConfigError(
             f"{shown(path)} not found",
@@ -263,7 +263,7 @@ def load_config(tree: Tree, path: Path) -> list[Assignment]:
         )
     lines = read_assignments(tree, Path(shown(path)))
     apply_assignments(tree, lines)
-    return asked(tree, path, lines)
+    return explicit(tree, path, lines)
 
 
 def parse_trackers(text: str) -> tuple[str, ...]:

@@ -189,7 +189,7 @@ class _Driver:
 
     def _report_gpus(self, pool: Pool) -> None:
         """Report GPUs that were excluded, or returned, since the last call."""
-        out = pool.out
+        out = pool.excluded
         if out == self._excluded:
             return
         for uuid in (uuid for uuid in {**self._excluded, **out} if self._excluded.get(uuid) != out.get(uuid)):

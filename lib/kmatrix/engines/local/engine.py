@@ -181,12 +181,12 @@ class LocalEngine:
 
     def _is_too_wide(self, job: _Job, pool: Pool, units: int) -> bool:
         """Return whether a run needs more GPUs than are usable now. It waits, or is given up if it can never start."""
-        ranks, whole = job.plan.ranks, len(pool.whole)
+        ranks, most = job.plan.ranks, len(pool.not_quarantined)
         if ranks <= units:
             job.state = replace(job.state, reason="") if job.state.kind == NO_GPUS else job.state
             return False
-        out = "; ".join(f"{pool.name(uuid)} is {why}" for uuid, why in pool.out.items())
-        phase = JobPhase.PENDING if ranks <= whole else JobPhase.GONE
+        out = "; ".join(f"{pool.name(uuid)} is {why}" for uuid, why in pool.excluded.items())
+        phase = JobPhase.PENDING if ranks <= most else JobPhase.GONE
         need = f"needs {plural(ranks, 'GPU')}"
         reason = f"{need}, {units} available: {out}"
         job.state = replace(job.state, phase=phase, kind=NO_GPUS, reason=reason)

@@ -30,7 +30,7 @@ class Pool:
         self._gpus = tuple(gpus)
         self._query, self._distance = query, distance
         self._quarantined: dict[str, str] = {}
-        self._held: Mapping[str, str] = {}
+        self._busy: Mapping[str, str] = {}
         self._due = 0.0  # monotonic seconds
 
     @classmethod
@@ -43,14 +43,14 @@ class Pool:
         return tuple(gpu.uuid for gpu in self._gpus)
 
     @property
-    def whole(self) -> tuple[str, ...]:
-        """The GPUs that are not quarantined: a run that needs more can never start."""
+    def not_quarantined(self) -> tuple[str, ...]:
+        """The GPUs that may become free: a run that needs more can never start."""
         return tuple(uuid for uuid in self.all if uuid not in self._quarantined)
 
     @property
-    def out(self) -> dict[str, str]:
-        """UUID -> why a GPU is excluded now."""
-        reasons = {uuid: f"in use by others: {why}" for uuid, why in self._held.items()}
+    def excluded(self) -> dict[str, str]:
+        """The GPUs that are excluded now: UUID -> reason."""
+        reasons = {uuid: f"in use by others: {why}" for uuid, why in self._busy.items()}
         return reasons | {uuid: f"quarantined: {why}" for uuid, why in self._quarantined.items()}
 
     def name(self, uuid: str) -> str:
@@ -71,12 +71,12 @@ class Pool:
             return
         self._due = now + POLL_S
         # GPUs of our own runs are left out: their memory would count as that of another process.
-        idle = [uuid for uuid in self.whole if uuid not in taken]
-        self._held = self._query(idle) if idle else {}
+        idle = [uuid for uuid in self.not_quarantined if uuid not in taken]
+        self._busy = self._query(idle) if idle else {}
 
     def usable(self, taken: Collection[str]) -> tuple[str, ...]:
         """Return the GPUs that runs use, and those that they could get now."""
-        return tuple(uuid for uuid in self.whole if uuid in taken or uuid not in self._held)
+        return tuple(uuid for uuid in self.not_quarantined if uuid in taken or uuid not in self._busy)
 
     def place(self, width: int, taken: Collection[str]) -> tuple[str, ...]:
         """Return the GPUs that a run of this width gets."""
@@ -85,7 +85,8 @@ class Pool:
 
     def report(self) -> list[dict[str, Any]]:
         """Return the entries of status.json. `out`: why a GPU is excluded, None if it is not."""
-        out = self.out
+        excluded = self.excluded
         return [
-            {"index": gpu.index, "name": gpu.name, "uuid": gpu.uuid, "out": out.get(gpu.uuid)} for gpu in self._gpus
+            {"index": gpu.index, "name": gpu.name, "uuid": gpu.uuid, "out": excluded.get(gpu.uuid)}
+            for gpu in self._gpus
         ]
