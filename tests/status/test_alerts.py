@@ -17,7 +17,7 @@ from kmatrix.records.paths import RunDir
 from kmatrix.runner.loop import drive
 from kmatrix.status.alerts import ADVICE, Alert, AlertKind, GpuState, RunSnapshot, Severity, Thresholds, findings
 from kmatrix.status.watch import AlertTracker, RunWatch
-from running import engine, monitor
+from running import engine, recorder_launcher
 from skips import require_program
 
 LIMITS = Thresholds(hold_s=30)
@@ -270,13 +270,13 @@ def test_alerts_are_in_the_status_the_journal_and_on_the_screen(matrix, plan, tm
     scenario = tmp_path / "hot.scn"
     scenario.write_text("gpus 2\n0 1 temp 93\n")
     library = simulate.build(tmp_path / "library")
-    hot = monitor(simulated=True, environment=simulate.environment(library, scenario))
+    hot = recorder_launcher(simulated=True, environment=simulate.environment(library, scenario))
     one = plan("a")
     run = read_json(one.dir.run_json)
     write_json(one.dir.run_json, run | {"train": run["train"] | {"max_iters": 200}})
     limits = Thresholds(hold_s=0)
     with ProgressDisplay() as show:
-        outcome = drive(matrix, [one], engine(monitor=hot), poll_s=0.05, limits=limits, show=show)
+        outcome = drive(matrix, [one], engine(recorders=hot), poll_s=0.05, limits=limits, show=show)
     assert outcome.exit_code == 0, "an alert changes nothing"
     status = read_json(one.dir.status)
     (alert,) = status["alerts"]

@@ -107,5 +107,5 @@ def start_runner(matrix):
         process.kill()
 
 
-def monitor(**known) -> RecorderLauncher:
+def recorder_launcher(**known) -> RecorderLauncher:
     return RecorderLauncher(**{"python": PYTHON, "root": ROOT, "hz": 20} | known)

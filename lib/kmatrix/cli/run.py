@@ -37,8 +37,8 @@ from kmatrix.runner.execute import (
     finish,
     first_record,
     matrix_trackers,
-    monitor,
     need_torch,
+    recorder_launcher,
     recording,
     symbols,
 )
@@ -76,13 +76,13 @@ def train(arguments: Arguments) -> int:
 def _run_matrix(arguments: Arguments, plan: Plan) -> int:
     """Make a matrix and run it, here or in the background."""
     background = yes(arguments, "DETACH")
-    matrix, recorder = _make(arguments, plan, reuse=arguments.target != "quickstart")
+    matrix, recorders = _make(arguments, plan, reuse=arguments.target != "quickstart")
     pending = reopen(matrix, plan.gpus)  # as `continue` does: there is only one path from a matrix to its attempts
     number, skipped = len(pending.plans), len(pending.skipped)
     print(f"{plural(number, 'run')} in {shown(matrix.path)}" + (f", {skipped} skipped" if skipped else ""))
     if background:
         return _run_detached(matrix, arguments, "GPUS", "SIMULATE")
-    return _run_and_report(matrix, pending, gpus=plan.gpus, monitor=recorder)
+    return _run_and_report(matrix, pending, gpus=plan.gpus, recorders=recorders)
 
 
 def _plan(arguments: Arguments, *, one: bool = False) -> Plan:
@@ -101,7 +101,7 @@ def _make(
     arguments: Arguments, plan: Plan, *, reuse: bool, shards: Mapping[Key, int] | None = None
 ) -> tuple[MatrixDir, RecorderLauncher | None]:
     """Make the directories of a matrix; return it and what starts the GPU recorders, None for no recording."""
-    recorder = monitor(arguments.get("SIMULATE"), plan.config.monitor_hz, plan.config.prometheus_port)
+    recorders = recorder_launcher(arguments.get("SIMULATE"), plan.config.monitor_hz, plan.config.prometheus_port)
     with ProgressDisplay() as show:
         matrix = make_matrix(
             plan,
@@ -113,7 +113,7 @@ def _make(
             show=show,
             tell=show.tell,
         )
-    return matrix, recorder
+    return matrix, recorders
 
 
 def _run_and_report(
@@ -121,7 +121,7 @@ def _run_and_report(
     plan: ResumePlan,
     *,
     gpus: Sequence[Gpu] = (),
-    monitor: RecorderLauncher | None = None,
+    recorders: RecorderLauncher | None = None,
     chosen: Sequence[str] | None = None,
 ) -> int:
     """Run the pending attempts with a live display, print the report, and return the exit status.
@@ -134,7 +134,9 @@ def _run_and_report(
             trackers = matrix_trackers(matrix, chosen)
             if trackers is not None and plan.plans and (line := announced(first_record(matrix), chosen)):
                 print(line)
-            outcome = execute(matrix, plan, gpus=gpus, monitor=monitor, trackers=trackers, show=show, tell=show.tell)
+            outcome = execute(
+                matrix, plan, gpus=gpus, recorders=recorders, trackers=trackers, show=show, tell=show.tell
+            )
         if trackers is not None:
             wait_for_sync(trackers)
         # Report. The user's command comes last, so that it finds the report in the results.
@@ -193,8 +195,8 @@ def continue_(arguments: Arguments) -> int:
         print(f"  {line}")
     if background and plan.plans:
         return _run_detached(matrix, arguments, "RUN", "RESUME", "RETRY_FAILED", "GPUS", "SIMULATE", "TRACKER")
-    recorder = monitor(arguments.get("SIMULATE"), *recording(symbols(matrix)))
-    status = _run_and_report(matrix, plan, gpus=gpus, monitor=recorder, chosen=chosen)
+    recorders = recorder_launcher(arguments.get("SIMULATE"), *recording(symbols(matrix)))
+    status = _run_and_report(matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen)
     # A run that failed before and was not retried counts as well: the matrix has not succeeded.
     return status or (EXIT_FAILED if any(state.status is Status.FAILED for state in plan.stays.values()) else 0)
 
@@ -216,13 +218,13 @@ def test_rerun(arguments: Arguments) -> int:
             raise LaunchError(
                 f"{run.name} cannot run on this machine", why=why, hint="pass RUN=<pattern> for the others"
             )
-    recorder = monitor(arguments.get("SIMULATE"), *recording(symbols(matrix)))
+    recorders = recorder_launcher(arguments.get("SIMULATE"), *recording(symbols(matrix)))
     with held(matrix):  # no runner may start a run while its files are moved
         for run in runs:
             archive = archive_result(run)
             print(f"{run.name}: " + (f"archived its result in {shown(archive)}" if archive else "no result yet"))
     plan = reopen(matrix, gpus, names={run.name for run in runs})
-    return _run_and_report(matrix, plan, gpus=gpus, monitor=recorder, chosen=chosen)
+    return _run_and_report(matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen)
 
 
 def _of_optimizers(runs: list[RunDir], asked: str) -> list[RunDir]:
@@ -279,12 +281,12 @@ def reproduce(arguments: Arguments) -> int:
     tracker = {name: text for name, text in arguments.values.items() if name == "TRACKER"}
     plan = make_plan(was.config, tracker, kconfig=arguments.kconfig, gpus=arguments.get("GPUS"), one=True)
     shards = known_shards(was, [config.train for config in plan.configs.values()])
-    matrix, recorder = _make(arguments, plan, reuse=False, shards=shards)
+    matrix, recorders = _make(arguments, plan, reuse=False, shards=shards)
     now = matrix.runs()[0]
     for line in _how_to_restore_code(was, changes(was, now)):
         print(f"note: {line}")
     print(f"repeating {shown(was.path)} as {shown(now.path)}")
-    status = _run_and_report(matrix, reopen(matrix, plan.gpus), gpus=plan.gpus, monitor=recorder)
+    status = _run_and_report(matrix, reopen(matrix, plan.gpus), gpus=plan.gpus, recorders=recorders)
     return status or _compare(was, now, plan.neutral)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from kmatrix.experiment.configure import Say, ignore
 from kmatrix.experiment.plan import find_gpus
 from kmatrix.records.paths import MatrixDir
-from kmatrix.runner.execute import execute, finish, matrix_trackers, monitor, need_torch, recording, symbols
+from kmatrix.runner.execute import execute, finish, matrix_trackers, need_torch, recorder_launcher, recording, symbols
 from kmatrix.runner.loop import Outcome
 from kmatrix.runner.resume import follow_move, reopen
 from kmatrix.status.watch import RunProgress
@@ -37,7 +37,7 @@ def run_matrix(
         matrix,
         reopen(matrix, found),
         gpus=found,
-        monitor=monitor("", *recording(values)),
+        recorders=recorder_launcher("", *recording(values)),
         trackers=matrix_trackers(matrix),
         show=on_progress,
         tell=on_note,

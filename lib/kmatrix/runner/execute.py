@@ -44,14 +44,14 @@ def execute(
     plan: ResumePlan,
     *,
     gpus: Sequence[Gpu] = (),
-    monitor: RecorderLauncher | None = None,
+    recorders: RecorderLauncher | None = None,
     trackers: TrackerProcesses | None = None,
     show: Callable[[RunProgress], None] | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Run the pending attempts of a matrix on these GPUs, or on the CPU, and return the outcome.
 
-    monitor: starts the GPU recorders, None for no recording.  trackers: starts the tracker processes, None for none.
+    recorders: starts the GPU recorders, None for no recording.  trackers: starts the tracker processes, None for none.
     show: called with the progress of each run.  tell: called with each note about a GPU.
     Raises LaunchError if the runs cannot start here or another runner holds the matrix.
     """
@@ -63,7 +63,7 @@ def execute(
         gpus=pool or (),
         cores=usable_cores(),
         limits=Limits.of(values),
-        monitor=monitor,
+        recorders=recorders,
         trackers=trackers,
     )
     check_plans(matrix, plan.plans, engine)
@@ -97,7 +97,7 @@ def need_torch() -> None:
         )
 
 
-def monitor(simulated: str, hz: int, port: int = 0) -> RecorderLauncher | None:
+def recorder_launcher(simulated: str, hz: int, port: int = 0) -> RecorderLauncher | None:
     """Return the settings of the recorders, None for no recording.
 
     simulated: SIMULATE=, records simulated GPUs.  hz: samples/s, 0: no recording.  port: for Prometheus, 0: none.

@@ -78,7 +78,7 @@ def test_each_recorder_sees_only_the_gpus_of_its_own_run(matrix, plan, simulated
         run = read_json(plans[-1].dir.run_json)
         write_json(plans[-1].dir.run_json, run | {"train": run["train"] | {"max_iters": 80}})
     recorder = RecorderLauncher(python=PYTHON, root=ROOT, hz=20, environment=environment)
-    local_engine = engine(gpus=uuids, limits=Limits(), monitor=recorder)
+    local_engine = engine(gpus=uuids, limits=Limits(), recorders=recorder)
     assert drive(matrix, plans, local_engine, poll_s=0.02).counts == {"finished": 4}
     for planned in plans:
         (attempt,) = read_json(planned.dir.status)["attempts"]

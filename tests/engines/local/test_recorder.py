@@ -15,24 +15,26 @@ from kmatrix.gpu.formats.json_array import last_entry
 from kmatrix.packing import Limits
 from kmatrix.records.files import read_json, read_jsonl, write_json
 from kmatrix.runner.loop import drive
-from running import engine, monitor, processes_of
+from running import engine, processes_of, recorder_launcher
 from skips import require_program
 from waiting import wait_until
 
 
 @pytest.fixture(scope="module")
-def two_gpu_monitor(tmp_path_factory) -> RecorderLauncher:
-    """A monitor that sees two simulated GPUs."""
+def two_gpu_recorder(tmp_path_factory) -> RecorderLauncher:
+    """A launcher of recorders that sees two simulated GPUs."""
     require_program("gcc")
     library = simulate.build(tmp_path_factory.mktemp("simulate"))
-    return monitor(simulated=True, environment=simulate.environment(library, simulate.SCENARIOS / "calm.scn", 2))
+    return recorder_launcher(
+        simulated=True, environment=simulate.environment(library, simulate.SCENARIOS / "calm.scn", 2)
+    )
 
 
-def test_a_run_is_recorded_from_its_start_to_its_end(matrix, plan, two_gpu_monitor):
+def test_a_run_is_recorded_from_its_start_to_its_end(matrix, plan, two_gpu_recorder):
     planned = plan("a")
     run = read_json(planned.dir.run_json)
     write_json(planned.dir.run_json, run | {"train": run["train"] | {"max_iters": 80}})  # takes a second or two
-    assert drive(matrix, [planned], engine(monitor=two_gpu_monitor), poll_s=0.02).exit_code == 0
+    assert drive(matrix, [planned], engine(recorders=two_gpu_recorder), poll_s=0.02).exit_code == 0
     summary = read_json(planned.dir.gpu_summary)
     assert (summary["final"], summary["simulated"], len(summary["gpus"])) == (True, True, 2)
     assert [line["event"] for line in read_jsonl(planned.dir.gpu_events)][-1] == "ended"
@@ -44,7 +46,7 @@ def test_a_run_without_gpus_and_ranks_reports_it_in_one_line(matrix, plan):
     planned = plan("a")
     run = read_json(planned.dir.run_json)
     write_json(planned.dir.run_json, run | {"train": run["train"] | {"max_iters": 80}})
-    assert drive(matrix, [planned], engine(monitor=monitor()), poll_s=0.02).exit_code == 0
+    assert drive(matrix, [planned], engine(recorders=recorder_launcher()), poll_s=0.02).exit_code == 0
     assert "nothing is recorded" in planned.dir.output_log.read_text()
 
 
@@ -57,7 +59,7 @@ def test_without_a_monitor_nothing_is_recorded(matrix, plan):
 @pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"])
 def test_a_recorder_that_fails_to_start_or_dies_does_not_affect_the_run(matrix, plan, python):
     run = plan("a")
-    assert drive(matrix, [run], engine(monitor=monitor(python=Path(python))), poll_s=0.02).exit_code == 0
+    assert drive(matrix, [run], engine(recorders=recorder_launcher(python=Path(python))), poll_s=0.02).exit_code == 0
     assert read_json(run.dir.status)["status"] == "finished"
 
 
@@ -67,28 +69,28 @@ def test_an_unresponsive_recorder_is_killed(matrix, plan, tmp_path, monkeypatch)
     deaf.chmod(0o755)
     monkeypatch.setattr("kmatrix.engines.local.recorder.WAIT_S", 0.2)
     run = plan("a")
-    assert drive(matrix, [run], engine(monitor=monitor(python=deaf)), poll_s=0.02).exit_code == 0
+    assert drive(matrix, [run], engine(recorders=recorder_launcher(python=deaf)), poll_s=0.02).exit_code == 0
     wait_until(lambda: not [p for p in psutil.process_iter(["cmdline"]) if str(deaf) in (p.info["cmdline"] or [])])
 
 
 def test_the_prometheus_port_is_passed_only_if_configured(plan):
-    command = monitor(prometheus=9400).command(plan("a"), 1, gpus=(), slot=2)
+    command = recorder_launcher(prometheus=9400).command(plan("a"), 1, gpus=(), slot=2)
     assert command[-4:] == ["--prometheus", "9402", "--device", "cpu"]  # the third run at the same time
-    assert "--prometheus" not in monitor().command(plan("b"), 1, gpus=())
+    assert "--prometheus" not in recorder_launcher().command(plan("b"), 1, gpus=())
 
 
 def test_concurrent_runs_share_the_simulated_gpus_and_a_single_run_sees_all(plan):
-    simulated_monitor = monitor(simulated=True, gpus=("a", "b", "c"))
-    assert simulated_monitor.seen(plan("x", ranks=2), (), shared=False) == ()  # all GPUs
-    assert simulated_monitor.seen(plan("x", ranks=2), (), shared=True) == ("a", "b")
-    assert simulated_monitor.seen(plan("x", ranks=2), ("a", "b"), shared=True) == ("c",)
-    assert simulated_monitor.seen(plan("x"), ("a", "b", "c"), shared=True) is None
-    assert monitor().seen(plan("x", cuda=True, gpus=("u",)), (), shared=True) == ("u",)
+    simulated = recorder_launcher(simulated=True, gpus=("a", "b", "c"))
+    assert simulated.seen(plan("x", ranks=2), (), shared=False) == ()  # all GPUs
+    assert simulated.seen(plan("x", ranks=2), (), shared=True) == ("a", "b")
+    assert simulated.seen(plan("x", ranks=2), ("a", "b"), shared=True) == ("c",)
+    assert simulated.seen(plan("x"), ("a", "b", "c"), shared=True) is None
+    assert recorder_launcher().seen(plan("x", cuda=True, gpus=("u",)), (), shared=True) == ("u",)
 
 
 def test_a_run_without_a_free_simulated_gpu_reports_it_and_trains(plan):
     run = plan("x")
-    assert monitor(simulated=True).start(run, 1, gpus=None) is None
+    assert recorder_launcher(simulated=True).start(run, 1, gpus=None) is None
     assert "no simulated GPU is left" in run.dir.output_log.read_text()
 
 
@@ -98,9 +100,9 @@ def test_packed_cpu_runs_are_recorded_on_disjoint_gpus(matrix, plan, tmp_path_fa
     library = simulate.build(tmp_path_factory.mktemp("simulate"))
     environment = simulate.environment(library, simulate.SCENARIOS / "calm.scn", 4)
     uuids = simulate.uuids(environment)
-    recorder = monitor(simulated=True, environment=environment, gpus=uuids, prometheus=0)
+    recorder = recorder_launcher(simulated=True, environment=environment, gpus=uuids, prometheus=0)
     plans = [plan("a", "hang", ranks=1), plan("b", "hang", ranks=2), plan("c", "hang", ranks=1)]
-    local_engine = engine(monitor=recorder, cores=8, limits=Limits(jobs=3))
+    local_engine = engine(recorders=recorder, cores=8, limits=Limits(jobs=3))
     local_engine.submit(plans)
     local_engine.poll()
     try:

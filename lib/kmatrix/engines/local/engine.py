@@ -68,7 +68,7 @@ class LocalEngine:
         cores: int = 1,
         limits: Limits = ONE,
         grace_s: float = GRACE_S,
-        monitor: RecorderLauncher | None = None,
+        recorders: RecorderLauncher | None = None,
         trackers: TrackerProcesses | None = None,
     ) -> None:
         """Create an engine.
@@ -76,13 +76,13 @@ class LocalEngine:
         python: interpreter with torch.  root: the checkout.  torchrun: command line of the launcher, default
         `python -m torch.distributed.run`.  gpus: usable ones, or their UUIDs in the driver's order.  cores: for runs on
         the CPU.  limits: of runs at the same time.  grace_s: time (s) that a stopped run has to save a checkpoint.
-        monitor: starts the recorders, None for no recording.  trackers: starts the tracker processes, None for none.
+        recorders: starts the recorders, None for no recording.  trackers: starts the tracker processes, None for none.
         """
         self._python, self._root, self._grace_s = python, root, grace_s
         # The runner passes its own pool, so that a GPU that it quarantines is no longer handed out here.
         self._pool = gpus if isinstance(gpus, Pool) else Pool.of(gpus) if gpus else None
         self._cores, self._limits = cores, limits
-        self._monitor, self._trackers = monitor, trackers
+        self._recorders, self._trackers = recorders, trackers
         self._torchrun = torchrun or (str(python), "-m", "torch.distributed.run")
         self._jobs: dict[str, _Job] = {}
 
@@ -242,17 +242,17 @@ class LocalEngine:
 
     def _start_recorder(self, job: _Job) -> None:
         """Start the recorder of a run."""
-        monitor, pid = self._monitor, job.state.pid
-        if monitor is None or pid is None:
+        recorders, pid = self._recorders, job.state.pid
+        if recorders is None or pid is None:
             return
         others = [other for other in self._in(JobPhase.RUNNING) if other is not job]
         shared = self._limits.on(gpus=job.plan.cuda).jobs != 1
         taken = {gpu for other in others for gpu in other.seen or ()}
-        job.seen = monitor.seen(job.plan, taken, shared=shared)
-        job.state = replace(job.state, records_gpus=job.seen is not None and (job.plan.cuda or monitor.simulated))
+        job.seen = recorders.seen(job.plan, taken, shared=shared)
+        job.state = replace(job.state, records_gpus=job.seen is not None and (job.plan.cuda or recorders.simulated))
         # The lowest free slot, not a counter: a monitoring system scrapes a fixed, small set of ports.
         job.slot = min(set(range(len(others) + 1)) - {other.slot for other in others})
-        job.recorder = monitor.start(job.plan, pid, gpus=job.seen, slot=job.slot)
+        job.recorder = recorders.start(job.plan, pid, gpus=job.seen, slot=job.slot)
 
     def _wait_for_earlier(self, job: _Job) -> None:
         now = time.monotonic()
@@ -284,14 +284,14 @@ class LocalEngine:
 
     def _watch_recorder(self, job: _Job) -> None:
         """Restart a recorder that was killed, which appends to the recording; one that exited with an error is not."""
-        recorder, monitor, pid = job.recorder, self._monitor, job.state.pid
+        recorder, recorders, pid = job.recorder, self._recorders, job.state.pid
         # poll() is None while it runs and negative after a signal. After an error of its own it would only fail again.
-        if recorder is None or monitor is None or pid is None or (recorder.poll() or 0) >= 0:
+        if recorder is None or recorders is None or pid is None or (recorder.poll() or 0) >= 0:
             return
         deaths = job.state.recorder_deaths + 1
         job.state = replace(job.state, recorder_deaths=deaths)
         again = deaths <= MOST_RECORDERS
-        job.recorder = monitor.start(job.plan, pid, gpus=job.seen, slot=job.slot) if again else None
+        job.recorder = recorders.start(job.plan, pid, gpus=job.seen, slot=job.slot) if again else None
 
     def _stop(self, job: _Job) -> None:
         if job.tree is not None and job.kill_deadline is None:
