@@ -24,6 +24,8 @@ from gpt2.model import GPT, autocast
 from kmatrix.errors import DataError
 from kmatrix.records.train_config import TrainConfig
 
+PROMPT_SEPARATOR = "|"  # in sample_prompt, whose prompts may have spaces and commas
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationPart:
@@ -134,9 +136,6 @@ def load_if_available(name: str, folder: Path) -> Tokenizer | None:
         return load(name, folder)
     except DataError:
         return None
-
-
-PROMPT_SEPARATOR = "|"
 
 
 class SampleTexts:

@@ -30,6 +30,20 @@ from kmatrix.records.paths import RunDir
 # torch raises OutOfMemoryError for GPU memory only: the CPU's allocator and cuBLAS raise a plain RuntimeError.
 MEMORY_WORDS = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
+# The watchdog
+TICK_S = 1.0  # between two looks at the loop
+SUSPENDED_S = 5.0  # if the thread wakes up later than this, the whole process was suspended
+FIRST_S = 1800.0  # limit for the first of its kind: the set-up, or a first step that compiles
+RECENT = 100  # newest durations of a kind of work; their median is the usual time
+SETUP, STEP, END = "set-up", "step", "end"  # kinds of work, besides gpt2.stopping.PARTS
+DATA, FORWARD, BACKWARD, UPDATE, NUMBERS = "data", "forward", "backward", "update", "numbers"  # places in a step
+ORDER = ("", DATA, FORWARD, BACKWARD, UPDATE, NUMBERS)  # of the places, to compare the progress of ranks
+SILENT_S = 10.0  # a state older than this means that the process does not run
+WAIT_S = 3.0  # time for the other ranks to write their stacks
+TURN_S = 15.0  # then another rank takes rank 0's role
+STOPPED = "its process is stopped"
+STACKS_SIGNAL = signal.SIGUSR2  # SIGUSR1 asks for a checkpoint and a stop
+
 
 def kind_of(error: BaseException) -> str:
     """Return the kind of a failure, as result.json names it."""
@@ -110,20 +124,6 @@ def stalled(log: RunLog, rank: int, reason: str) -> NoReturn:
     else:
         record(log, rank, "stall", reason)
     dist.exit_now(dist.EXIT_FAILED)
-
-
-TICK_S = 1.0  # between two looks at the loop
-SUSPENDED_S = 5.0  # if the thread wakes up later than this, the whole process was suspended
-FIRST_S = 1800.0  # limit for the first of its kind: the set-up, or a first step that compiles
-RECENT = 100  # newest durations of a kind of work; their median is the usual time
-SETUP, STEP, END = "set-up", "step", "end"  # kinds of work, besides gpt2.stopping.PARTS
-DATA, FORWARD, BACKWARD, UPDATE, NUMBERS = "data", "forward", "backward", "update", "numbers"  # places in a step
-ORDER = ("", DATA, FORWARD, BACKWARD, UPDATE, NUMBERS)
-SILENT_S = 10.0  # a state older than this means that the process does not run
-WAIT_S = 3.0  # time for the other ranks to write their stacks
-TURN_S = 15.0  # then another rank takes rank 0's role
-STOPPED = "its process is stopped"
-STACKS_SIGNAL = signal.SIGUSR2  # SIGUSR1 asks for a checkpoint and a stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,8 @@ CPU_MATMUL_MAX_TOKENS = 512  # for longer contexts SDPA is as fast and does not 
 # Query rows per block of plain attention; keys after the last row are skipped. 128 rows measured the same (0003).
 ROWS = 256
 CPU_CHUNK_MAX_WIDTH, CPU_CHUNK_MIN_VOCAB = 128, 32768  # chunked loss is faster on the CPU within these bounds
+CHUNK_ROWS = 128  # 128 x 50304 logits take 26 MB; malloc returns blocks above 32 MB to the system on every free
+FIRST_CAPACITY = 64  # tokens per row that are allocated first; doubled when a text grows
 
 
 def configure_precision(device: str, dtype: str, *, tf32: bool) -> str:
@@ -329,7 +331,6 @@ class GPT(nn.Module):
 
 # CONFIG_GPT2_ARCH_X is the entry x; how to add one: docs/developing.md, "A model of your own".
 MODELS: dict[str, type[GPT]] = {"gpt2": GPT}
-CHUNK_ROWS = 128  # 128 x 50304 logits take 26 MB; malloc returns blocks above 32 MB to the system on every free
 
 
 def padding_bias(vocab_size: int, rows: int) -> Tensor | None:
@@ -396,9 +397,6 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         dx, dw = ctx.saved_tensors
         # The loss is a scalar, so the chain rule is one factor (1 / accumulation in training).
         return dx * grads[0], dw * grads[0], None, None, None
-
-
-FIRST_CAPACITY = 64  # tokens per row that are allocated first; doubled when a text grows
 
 
 @dataclass(frozen=True, slots=True)

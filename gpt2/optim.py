@@ -18,6 +18,8 @@ from kmatrix.errors import ConfigError
 # A config is any object with the fields of kmatrix.records.train_config.TrainConfig that its optimizer reads: the tests
 # and the example in docs/optimizers.md build optimizers without a complete run.
 Builder = Callable[[Any, nn.Module], list[torch.optim.Optimizer]]
+CLIP_AFTER = 20  # steps after a reset until the second moment is a usable bound (the authors' code)
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")  # names in the state of torch's AdamW; the last with AMSGrad
 
 
 def build(config: Any, model: nn.Module) -> Optimizers:
@@ -267,10 +269,6 @@ class Optimizers:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-
-
-CLIP_AFTER = 20  # steps after a reset until the second moment is a usable bound (the authors' code)
-MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")  # names in the state of torch's AdamW; the last with AMSGrad
 
 
 class Spam(torch.optim.AdamW):

@@ -21,6 +21,11 @@ from kmatrix.records.train_config import TrainConfig
 
 Mark = float | torch.cuda.Event  # a time: seconds on the CPU's clock, or an event in the GPU's stream
 
+# DDP broadcasts buffers before each forward pass; the model's are constants. Newer PyTorch renamed the option.
+NEW_NAME = "forward_sync_buffers"
+KNOWN = inspect.signature(DistributedDataParallel).parameters
+NO_BUFFERS: dict[str, Any] = {NEW_NAME if NEW_NAME in KNOWN else "broadcast_buffers": False}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepNumbers:
@@ -168,12 +173,6 @@ class Timings:
         times = {"compute_ms": self._compute_s * per_step, "step_ms": self._seconds * per_step}
         append_jsonl(self.path, {**line, **times})
         self._steps, self._compute_s, self._seconds = 0, 0.0, 0.0
-
-
-# DDP broadcasts buffers before each forward pass; the model's are constants. Newer PyTorch renamed the option.
-NEW_NAME = "forward_sync_buffers"
-KNOWN = inspect.signature(DistributedDataParallel).parameters
-NO_BUFFERS: dict[str, Any] = {NEW_NAME if NEW_NAME in KNOWN else "broadcast_buffers": False}
 
 
 def distributed(model: nn.Module, config: TrainConfig, world: World) -> DistributedDataParallel:

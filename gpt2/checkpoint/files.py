@@ -19,6 +19,9 @@ from kmatrix.records.files import replacing
 
 SCHEMA = 2  # 1: random generators of one rank only, and no `carried`
 KEYS = {"schema", "run_id", "step", "tokens", "config", "model", "optimizer", "rng"}
+NONE, AUTO, LATEST, BEST = "none", "auto", "latest", "best"
+ChosenCheckpoint = tuple[Path, dict[str, Any]]
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,11 +139,6 @@ def upgraded(value: dict[str, Any]) -> dict[str, Any]:
     if value["schema"] == SCHEMA:
         return value
     return value | {"schema": SCHEMA, "rng": [], "carried": {}}  # schema 1 cannot be resumed exactly
-
-
-NONE, AUTO, LATEST, BEST = "none", "auto", "latest", "best"
-ChosenCheckpoint = tuple[Path, dict[str, Any]]
-Say = Callable[[str], None]
 
 
 def choose(how: str, index: CheckpointIndex, refused: Say) -> ChosenCheckpoint | None:

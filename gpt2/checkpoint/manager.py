@@ -35,6 +35,9 @@ from kmatrix.text import disk_size
 EMERGENCY_S = 20.0  # torchrun sends SIGKILL 30 s after a signal; the step and the result take time as well
 MIB = 2**20
 WRITE_RATE = 100e6  # bytes/s, assumed before the first checkpoint
+BufferKey = tuple[torch.dtype, torch.Size, bool]
+SAMPLE = 1 << 26  # bytes: enough to detect a slow disk without a noticeable delay
+WORTH_PROBING = 4 * SAMPLE  # bytes: any disk is fast enough for smaller checkpoints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,9 +359,6 @@ class CheckpointManager:
         return event.synchronize
 
 
-BufferKey = tuple[torch.dtype, torch.Size, bool]
-
-
 class CopyBuffers:
     """Copies tensors into the same buffers every time: allocating fresh memory takes longer than copying."""
 
@@ -400,10 +400,6 @@ def size_of(value: Any) -> int:
         return value.numel() * value.element_size()
     items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     return sum(size_of(item) for item in items)
-
-
-SAMPLE = 1 << 26  # bytes: enough to detect a slow disk without a noticeable delay
-WORTH_PROBING = 4 * SAMPLE  # bytes: any disk is fast enough for smaller checkpoints
 
 
 class WriteSpeed:

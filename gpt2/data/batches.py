@@ -22,6 +22,7 @@ from kmatrix.records.train_config import TrainConfig
 Place = tuple[int, int]  # shard, window in the shard
 Batch = tuple[torch.Tensor, torch.Tensor]  # idx (B, T) and targets (B, T), int64
 MANY_EPOCHS = 4  # repeats beyond these add little: Muennighoff et al. 2023, arXiv:2305.16264
+SALT = 0x6D6978  # "mix": makes these shuffles independent of those of shards and windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,9 +255,6 @@ class Batches:
         step, micro = divmod(number, self.config.gradient_accumulation)
         idx, targets = self.stream.read(positions(self.config, self.world, step, micro))
         return (idx.pin_memory(), targets.pin_memory()) if self._thread else (idx, targets)
-
-
-SALT = 0x6D6978  # "mix": makes these shuffles independent of those of shards and windows
 
 
 class Mix:

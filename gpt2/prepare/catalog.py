@@ -15,6 +15,7 @@ from kmatrix.errors import ConfigError
 HUB = "hf://"
 TEXT_FILES = ("*.parquet", "*.jsonl", "*.jsonl.gz", "*.json.gz", "*.txt", "*.txt.gz", "*.md")
 SHARD_FILES = ("*_train_*.bin", "*_val_*.bin", "*_train_*.npy", "*_val_*.npy")
+TEXT = ("text_column", "val_percent", "shard_tokens")  # fields that only text datasets use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +107,6 @@ class DatasetOrigin:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-TEXT = ("text_column", "val_percent", "shard_tokens")  # fields that only text datasets use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

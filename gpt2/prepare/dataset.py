@@ -40,6 +40,9 @@ DATASETS = ("stdlib", *CATALOG, "hub", "folder", "shards", "mix")
 OWN_PATH = ("hub", "folder", "shards")  # datasets that need a DATA_PATH
 WHOLE = ("stdlib", "shakespeare", "folder")  # small datasets, always prepared completely
 
+# Shard bytes, to estimate disk space: 2 bytes/token, and a token of gpt2 has about 3 to 4 bytes of English text
+BYTES_PER_TEXT_BYTE = {"byte": 2.0, "char": 2.0, "gpt2": 0.7, "bpe": 1.0}
+
 
 def prepare(dataset: str, data_dir: Path, data_path: str = "", tokenizer: str = "byte", **more: Any) -> dict[str, Any]:
     """Prepare one dataset and return it as JSON values. more: fields of DatasetRequest."""
@@ -209,10 +212,6 @@ def locked(folder: Path) -> Iterator[None]:
             say(f"waiting for another process that prepares {folder}")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-# Shard bytes, to estimate disk space: 2 bytes/token, and a token of gpt2 has about 3 to 4 bytes of English text
-BYTES_PER_TEXT_BYTE = {"byte": 2.0, "char": 2.0, "gpt2": 0.7, "bpe": 1.0}
 
 
 def make(request: DatasetRequest, data_dir: Path, folder: Path, recipe: dict[str, Any], *, part: bool) -> None:
