@@ -29,6 +29,7 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     session_dir = tmp_path_factory.getbasetemp()
     shared = session_dir.parent if "PYTEST_XDIST_WORKER" in os.environ else session_dir
     root, ready = shared / "installed" / "kmatrix", shared / "installed.ready"
+    # The first worker installs; the others wait for the lock and find the marker.
     with (shared / "installed.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not ready.exists():

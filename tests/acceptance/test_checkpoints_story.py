@@ -119,6 +119,7 @@ def test_sigterm_to_torchrun_saves_a_checkpoint_in_time_and_a_second_signal_is_h
         signalled_at = time.monotonic()
         for number in signals:
             process.send_signal(number)
+            # The second signal must arrive while the first one is handled.
             time.sleep(0.2)
         process.wait(timeout=60)
         assert time.monotonic() - signalled_at < 30, "torchrun would have killed the ranks"

@@ -18,6 +18,7 @@ from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
+# Large enough for one finished run and the start of the next, small enough to be filled at once.
 SIZE = 24 * 2**20  # bytes
 TINY = (
     *("DEVICE=cpu", "MODEL=custom", "N_LAYER=2", "N_HEAD=2", "N_EMBD=32", "BLOCK_SIZE=32", "BATCH_SIZE=2"),

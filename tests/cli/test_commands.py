@@ -167,7 +167,7 @@ def test_no_configuration_command_imports_anything_heavy(tmp_path, name):
     assert result.stdout.splitlines()[-1] == "HEAVY [] 0", result.stderr
 
 
-def test_the_dry_run_imports_neither_torch_nor_matplotlib(tmp_path):
+def test_the_dry_run_imports_neither_torch_nor_numpy_nor_matplotlib(tmp_path):
     code = "import sys; from kmatrix.cli.commands import main; main(sys.argv[1:]); print('HEAVY', sorted(sys.modules))"
     Program(tmp_path).check("alldefconfig")
 

@@ -118,7 +118,7 @@ def test_the_text_is_printed_with_its_checkpoint(matrix):
     ("argument", "message"),
     [("TOKENS=0", "max_tokens is 0"), ("TOP_P=2", "top_p is 2.0"), ("DEVICE=tpu", "invalid DEVICE=tpu")],
 )
-def test_invalid_combinations_are_refused_with_status_2(matrix, argument, message):
+def test_invalid_values_are_refused_with_status_2(matrix, argument, message):
     completed = run_sample(f"CHECKPOINT={matrix / 'gpt2_adamw_1cpu'}", argument)
     assert completed.returncode == 2
     assert message in completed.stderr
@@ -157,6 +157,7 @@ def test_a_configuration_that_does_not_match_the_checkpoint_is_refused(matrix, t
 
 
 def test_a_missing_gpu_is_refused(monkeypatch):
+    # The machine of the test may have a GPU.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("").type == "cpu"
     with pytest.raises(LaunchError, match="DEVICE=cuda, but PyTorch finds no GPU"):

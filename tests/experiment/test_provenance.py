@@ -77,6 +77,7 @@ def test_a_file_that_may_contain_secrets_is_never_in_the_patch(repository, name)
 
 
 def test_a_patch_that_is_too_large_is_omitted_with_the_reason(repository, monkeypatch):
+    # A smaller limit, so that the test need not write a patch of the real size.
     monkeypatch.setattr(module, "PATCH_LIMIT", 2**20)
     (repository / "gpt2/train.py").write_text("0123456789\n" * 200_000)
     code = code_of(repository)

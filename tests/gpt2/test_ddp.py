@@ -165,6 +165,7 @@ def test_ctrl_c_works_in_any_order_of_its_signals(tmp_path):
     wait_until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
     for _ in range(2):
         process.send_signal(signal.SIGINT)
+        # The second signal must arrive while the first one is handled.
         time.sleep(0.1)
     output_of(process, timeout=60)
     assert read_json(run_dir.result)["status"] == "stopped"

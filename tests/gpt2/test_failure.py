@@ -190,6 +190,7 @@ def test_a_rank_can_dump_the_stack_of_another_even_if_that_is_stopped(tmp_path, 
 
 
 def test_a_rank_records_its_position_before_the_first_tick_so_that_an_early_freeze_is_found(tmp_path, monkeypatch):
+    # No tick happens during the test, so the state must have been written at the start.
     monkeypatch.setattr(watchdog, "TICK_S", 3600.0)
     run_dir = RunDir(tmp_path)
     write_json(run_dir.rank_state(0), {"attempt": 1, "spent_s": 33.5})

@@ -272,6 +272,7 @@ def test_the_precision_on_the_cpu_is_exact_fp32(dtype):
 
 
 def test_a_cpu_that_would_round_to_bfloat16_keeps_the_default(monkeypatch):
+    # Pretend to have AMX, because the machine of the test may not have it.
     monkeypatch.setattr(gpt2.model, "_has_amx", lambda: True)
     configure_precision("cpu", "fp32", tf32=True)
     assert torch.get_float32_matmul_precision() == "highest"

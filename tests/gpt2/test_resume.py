@@ -36,6 +36,7 @@ def train_cases(tmp_path_factory):
 
     def train(ranks, names):
         folder = base / f"resume-{ranks}-{names[0]}"
+        # The first process that creates the directory trains; the others wait for its result.
         try:
             folder.mkdir()
         except FileExistsError:

@@ -56,7 +56,9 @@ class Run:
     st.floats(0.1, 5.0),
     st.integers(3, 40),
 )
-def test_the_budget_includes_evaluation_checkpoint_and_one_more_step(seconds, step, evaluation, checkpoint, every):
+def test_evaluation_and_checkpoint_end_inside_the_budget_and_close_to_its_end(
+    seconds, step, evaluation, checkpoint, every
+):
     run = Run(seconds, step=step, evaluation=evaluation, checkpoint=checkpoint, every=every)
     ended_at = run.train_until_the_budget_ends()
     slack = (MARGIN - 1) * (evaluation + checkpoint) + END_S

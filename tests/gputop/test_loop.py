@@ -246,6 +246,7 @@ def test_a_second_signal_does_not_interrupt_the_cleanup(recording, monkeypatch):
     real, handlers = Live.stop, []
 
     def stop(live):
+        # The state of the handlers while the terminal is restored.
         handlers.extend(signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
         real(live)
 

@@ -162,7 +162,7 @@ def test_the_largest_micro_batch_fits_and_one_more_does_not():
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.89, Fit.FITS), (0.91, Fit.TIGHT), (1.01, Fit.NOT)])
-def test_the_memory_limit_excludes_that_of_the_libraries(share, verdict):
+def test_the_memory_available_to_a_run_excludes_that_of_the_libraries(share, verdict):
     device = by_name("A100")
     assert fit(share * (device.memory - OVERHEAD), device) is verdict
 

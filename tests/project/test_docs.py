@@ -26,6 +26,7 @@ from kmatrix.records.paths import MatrixDir, RunDir
 from pages import DOCS, FENCE, INLINE, LINK, PAGES, ROOT, commands, page_text, prose, run_make, target_exists
 from programs import give_gpus, run
 
+# Every clone downloads the images, so they must stay small.
 LONGEST_PICTURE = 150_000  # bytes
 
 REPOSITORY_PATH = re.compile(r"(?:lib|gpt2|docs|tests|scripts|bench|defconfigs|\.ci)/[\w./+*-]*")

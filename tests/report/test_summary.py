@@ -115,6 +115,7 @@ def test_a_failed_write_is_an_error_and_keeps_the_old_report(tmp_path, monkeypat
     def raise_disk_full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
+    # A full disk is often reported only by fsync, after all writes have succeeded.
     monkeypatch.setattr("kmatrix.records.files.os.fsync", raise_disk_full)
     with pytest.raises(RecordError, match="No space left on device"):
         write_summary(analyse(matrix))

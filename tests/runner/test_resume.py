@@ -290,6 +290,7 @@ def test_an_archive_interrupted_by_a_kill_loses_nothing_and_the_next_runner_comp
     left, real = [moves], Path.replace
 
     def replace(self, target):
+        # Count only moves into the archive: names with a dot are temporary files of atomic writes.
         if self.parent == run.path and not self.name.startswith("."):
             left[0] -= 1
             if left[0] < 0:

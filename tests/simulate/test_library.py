@@ -467,7 +467,7 @@ def test_the_lost_gpu_demo_loses_one_gpu_and_restores_it_with_a_new_counter(ask)
     assert ask(scenario.format(63), read) == [63 * 228_000, 63 * 228_000, 3 * 22_000, 63 * 228_000]
 
 
-def test_the_straggler_of_the_demo_has_full_clock_and_power_and_the_others_low_power(ask):
+def test_the_straggler_of_the_demo_has_a_lower_clock_and_power_than_the_others(ask):
     read = """
 answer([[n.nvmlDeviceGetUtilizationRates(g).gpu, n.nvmlDeviceGetPowerUsage(g) // 1000, n.nvmlDeviceGetClockInfo(g, 1),
          n.nvmlDeviceGetCurrentClocksEventReasons(g)] for g in gpus])

@@ -285,6 +285,7 @@ def test_gpus_of_running_runs_are_not_checked():
 
 
 def test_a_run_waits_for_a_gpu_used_by_others_and_reports_it(matrix, plan, monkeypatch):
+    # Query other processes at every poll of the runner, so that the test need not wait.
     monkeypatch.setattr("kmatrix.engines.local.pool.POLL_S", 0.0)
     others, messages, notes = FakeOtherProcesses(**{"GPU-a": "9.0 GiB used by python (pid 42)"}), [], []
     pool = pool_of(others, ("GPU-a",))

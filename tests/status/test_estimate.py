@@ -152,7 +152,7 @@ def test_the_pace_of_a_run_with_another_shape_is_scaled_by_its_operations():
     assert whole_run(replace(RECORDED, device="cpu"), [Measured(RECORDED, 100.0, 1000)], []) is None
 
 
-def test_without_measurements_longer_runs_still_take_longer():
+def test_without_measurements_the_guess_is_proportional_to_the_steps():
     assert guess(replace(RECORDED, max_iters=2000)) == pytest.approx(2 * guess(RECORDED))
     assert guess(TrainFields(max_iters=5)) is None
 

@@ -200,6 +200,7 @@ def metrics(run: FakeRun) -> list[dict[str, Any]]:
             loss = loss_at(run, step)
             lines.append({**head, "val/loss": loss, "val/perplexity": math.exp(loss) if loss < 700 else None})
         if step % run.log_interval == 0 and step < run.steps:
+            # Deterministic noise, different per seed, so that curves of seeds can be distinguished.
             wobble = 0.03 * math.sin(7.3 * step + run.seed)
             speed = {"throughput/tokens_per_s": run.tokens_per_s, "throughput/mfu": run.mfu}
             speed["throughput/step_ms"] = 1000 * step_tokens / run.tokens_per_s

@@ -21,6 +21,7 @@ FAKES = ROOT / "tests" / "support" / "fakes.py"
 PYTHON = Path(sys.executable)
 MAX_ITERS = 5
 
+# The program of start_runner: a runner process that tests can kill.
 DRIVER = """
 import json, sys
 sys.path[:0] = [{root!r}, {root!r} + "/lib", {root!r} + "/tests/support"]

@@ -72,6 +72,7 @@ def start_driver(
     """Start the process of `drive`."""
     home = folder.parent / "home"
     home.mkdir(exist_ok=True)
+    # The tester's own login and mode must not affect the run.
     kept = {name: text for name, text in os.environ.items() if not name.startswith("WANDB")}
     return subprocess.Popen(
         [*below, sys.executable, __file__, str(folder), json.dumps(actions)],

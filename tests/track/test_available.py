@@ -86,7 +86,7 @@ def test_a_misspelled_tracker_is_refused_with_the_closest_match():
     assert raised.value.hint == "did you mean trackio?"
 
 
-def test_no_tracker_is_the_default(program):
+def test_by_default_there_is_no_tracker(program):
     program.check(CPU)
 
     assert trackers_in_config(program) == []

@@ -160,6 +160,7 @@ def test_a_host_that_is_not_this_machine_is_refused():
 
 
 def test_no_free_port_is_an_error_that_lists_the_tried_ones(monkeypatch):
+    # Try one port only; otherwise the next free port would be used.
     monkeypatch.setattr("kmatrix.track.page.PORTS", 1)
     with busy_port() as port, pytest.raises(LaunchError, match=f"no free port from {port} to {port}"):
         free_port(LOOPBACK, port)

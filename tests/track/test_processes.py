@@ -217,6 +217,7 @@ def test_a_tracker_process_that_exceeds_the_time_limit_is_killed(plan, trackers,
     one = plan("gpt2_adamw_1cpu", limit_s=0.1)
     trackers.begin(one, os.getpid())
     wait_until(lambda: is_syncing(one.dir))
+    # A suspended process cannot exit by itself.
     tracker_processes_of(one)[0].suspend()
     trackers.end(one.dir)
     wait_until(lambda: not trackers.syncing())

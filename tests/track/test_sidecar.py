@@ -46,6 +46,7 @@ def short_pauses(monkeypatch):
         ("STATUS_S", 0.0),
     ):
         monkeypatch.setattr(sidecar, name, value)
+    # `feed` installs handlers in this process, which is pytest.
     former = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in former.items():

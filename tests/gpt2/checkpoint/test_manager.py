@@ -112,6 +112,7 @@ def test_training_continues_during_a_write_and_the_file_has_the_earlier_state(tm
 @pytest.mark.parametrize("background", [False, True])
 def test_a_failed_periodic_save_is_an_event_and_a_failed_blocking_save_an_error(tmp_path, monkeypatch, background):
     def raise_disk_full(value, file):
+        # Leave a partial file, as a write that runs out of space does.
         file.write(b"half")
         raise OSError(28, "No space left on device")
 
@@ -133,6 +134,7 @@ def test_a_full_disk_deletes_the_oldest_first_and_never_the_last(tmp_path, monke
     monkeypatch.setattr(
         shutil, "disk_usage", lambda path: Disk(0, 0, 4 * 2**20 - size * len(run.checkpoints.index.present))
     )
+    # With this reserve, two of the tiny checkpoints fit on the fake disk.
     monkeypatch.setattr(manager, "MIB", 4 * 2**20 - 2 * size)
     run.save(4)
     assert run.steps == [3, 4]
@@ -252,6 +254,7 @@ def test_a_kill_at_any_point_of_a_save_keeps_the_previous_checkpoint(tmp_path, m
         operations.append(tmp_path / f"killed{len(operations)}")
         shutil.copytree(run.folder, operations[-1] / "checkpoints")
 
+    # A kill between two of these calls leaves what the copy before the call contains.
     for owner, name in ((os, "fsync"), (os, "replace"), (type(tmp_path), "replace"), (type(tmp_path), "unlink")):
         real = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *a, real=real, **k: (snapshot(), real(*a, **k))[1])
@@ -302,6 +305,7 @@ def test_history_and_time_continue_and_later_lines_become_void(tmp_path):
 def test_a_slow_disk_is_measured_and_reported_before_training(tmp_path, monkeypatch):
     monkeypatch.setattr(manager, "SAMPLE", 1000)
     monkeypatch.setattr(manager, "WORTH_PROBING", 2000)
+    # Any measured speed is too slow for a limit of zero seconds.
     monkeypatch.setattr(manager, "EMERGENCY_S", 0.0)
     run = Run(tmp_path)
     run.checkpoints.forecast()

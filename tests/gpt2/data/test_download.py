@@ -16,6 +16,7 @@ SHA256 = hashlib.sha256(BODY).hexdigest()
 
 @pytest.fixture
 def server(monkeypatch):
+    # Pauses between attempts double from this value; the real one would take seconds.
     monkeypatch.setattr("gpt2.data.download.FIRST_PAUSE_S", 0.01)
     with LocalServer({"text": BODY}) as server:
         yield server

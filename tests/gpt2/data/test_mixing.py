@@ -204,7 +204,7 @@ def test_an_invalid_mix_is_refused_with_the_reason(text, reason):
         parse_mix(text)
 
 
-def test_all_datasets_of_a_mix_share_one_vocabulary(tmp_path):
+def test_a_mix_with_the_char_tokenizer_or_invalid_parts_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="a mix cannot use the char tokenizer"):
         prepare("mix", tmp_path, tokenizer="char", mix="stdlib:1")
     with pytest.raises(ConfigError, match="invalid DATA_MIX"):

@@ -141,6 +141,7 @@ def test_dataset_json_describes_the_data(notes, tmp_path):
 
 def test_a_second_call_writes_nothing_and_reads_no_text(notes, tmp_path, monkeypatch):
     first = prepare_folder(notes, tmp_path / "data")
+    # Any attempt to read a text now fails.
     monkeypatch.setattr(text, "documents", None)
     second = prepare_folder(notes, tmp_path / "data")
     assert first["made"]

@@ -125,6 +125,7 @@ def test_a_complete_file_is_decoded_in_blocks_and_never_entry_by_entry(tmp_path,
     path = tmp_path / "g.json"
     path.write_text(LAYOUTS[layout]([entry(number) for number in range(20)]))
     expected = read_exactly(path)
+    # The vectorized reader must not fall back to single entries.
     if layout != "samples":  # its last block has more text after the array
         monkeypatch.setattr(columns, "snapshot_of", fail_if_called)
     assert same(vectorized(path), expected)
@@ -320,7 +321,7 @@ def test_endless_nesting_is_damage_and_not_a_bug(tmp_path):
     assert vectorized(path)[2].damaged == 1
 
 
-def test_the_recorder_does_not_import_numpy():
+def test_the_recorder_imports_neither_numpy_nor_msgspec():
     code = "import sys, kmatrix.gpu.recorder; print(*({'numpy', 'msgspec'} & sys.modules.keys()))"
     output = subprocess.check_output(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT / "lib")}, text=True, timeout=60

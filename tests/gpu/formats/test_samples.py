@@ -139,6 +139,7 @@ def test_appending_an_object_costs_one_write_of_its_own_size(tmp_path, monkeypat
     for _ in range(2000):
         file.append(entry)
     writes = []
+    # The length of the file must not matter, so count the bytes of one append to a long file.
     monkeypatch.setattr("os.pwrite", lambda number, data, at: writes.append(len(data)) or len(data))
     file.append(entry)
     assert writes == [len(json.dumps(entry, separators=(",", ":"))) + len(",\n" + "\n]\n")]

@@ -237,6 +237,7 @@ def test_the_recorder_exits_when_its_parent_has_exited(start_recorder, run_dir):
 def test_a_full_disk_causes_a_reported_gap_and_does_not_stop_the_recorder(start_recorder, run_dir):
     process = start_recorder("--hz", 100, lines="0 * power 200\n", gpus=2)
     wait_until(lambda: sample_count(run_dir) > 20, "20 samples")
+    # A limit of the file size fails writes like a full disk, and can be lifted again.
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
     count = sample_count(run_dir)
     time.sleep(0.8)
