@@ -105,7 +105,7 @@ def test_a_browser_shows_a_run_during_and_after_training(clone, window, tmp_path
             window.wait_until(
                 lambda: window.count(LOSS) and len(window.download_csv(LOSS)) == len(steps), "every step is drawn"
             )
-            assert "has ended" in page.interrupt()
+            assert "stopped Trackio" in page.interrupt()
     assert "not running: start it with make trackio-view" in clone.make("trackio-web", results_arg).stdout
     check_trackio_content(clone, results, steps)
     check_tensorboard(clone, window, results_arg)
@@ -167,7 +167,7 @@ def check_tensorboard(clone, window: Browser, results_arg: str) -> None:
         window.wait_until(lambda: {RUN, "/loss"} <= set(window.text.splitlines()), "the run and the chart are visible")
         window.wait_until(lambda: window.count_colored_pixels("line-chart canvas") > 100, "the curve is painted")
         window.save_screenshot("tensorboard")
-        assert "has ended" in page.interrupt()
+        assert "stopped Trackio" in page.interrupt()
 
 
 def test_without_data_each_page_reports_it(clone, tmp_path):

@@ -29,8 +29,11 @@ def check_picture(path: Path) -> None:
 
 
 def test_the_quickstart_compares_two_optimizers_from_a_fresh_clone(fresh_clone):
-    """Without a configuration, one command trains two optimizers on one and two ranks and compares them."""
-    completed = fresh_clone.make("quickstart")
+    """Without a configuration, one command trains two optimizers on one and two ranks and compares them.
+
+    A third of its steps, because all of them take six minutes of processor time.
+    """
+    completed = fresh_clone.make("quickstart", "MAX_ITERS=100")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     (matrix,) = matrices(fresh_clone.root)
     runs = [load_json(path) for path in sorted(matrix.glob("*/result.json"))]
@@ -175,7 +178,8 @@ def test_reports_are_rebuilt_from_the_run_directories(clone, tmp_path):
 
 def test_the_benchmarks_run_without_a_peer(clone):
     """Without a peer; with --peer PATH the same script prints the ratio."""
-    for script, *arguments in (("config.py",), ("matrix.py",), ("train_vs_peer.py", "--rounds", "1", "--steps", "40")):
+    commands = (("config.py", "1"), ("matrix.py", "100"), ("train_vs_peer.py", "--rounds", "1", "--steps", "20"))
+    for script, *arguments in commands:
         completed = clone.run(clone.python, f"bench/{script}", *arguments)
         assert completed.returncode == 0, f"{script}\n{completed.stdout}{completed.stderr}"
         assert completed.stdout.strip()

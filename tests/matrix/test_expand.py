@@ -71,10 +71,6 @@ def test_an_axis_without_effect_is_dropped_and_equal_cells_are_deduplicated(prog
 def test_cells_that_a_rule_forbids_are_excluded_with_the_reason(program):
     result = dry_run(program, CPU, ON, 'CONFIG_MATRIX_GPT2_NUM_GPUS="1 2 5"', arguments=["GLOBAL_BATCH=24"])
 
-    assert (
-        "excluded 1: a global batch of 24 is not a multiple of 12 (micro-batch) x 5 (ranks)"
-        not in result.out.splitlines()[0]
-    )
     assert len(result.runs) == 2
     assert (
         "excluded 1: a global batch of 24 is not a multiple of 12 (micro-batch) x 5 (ranks)" in result.out.splitlines()
