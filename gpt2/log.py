@@ -233,6 +233,14 @@ class RunLog:
             prompt, text = (json.dumps(value, ensure_ascii=False) for value in (sample.prompt, sample.text))
             self.say(f"Iter {step} | Sample of {prompt}: {text}")
 
+    def _sparsity(self) -> float | None:
+        """Return the share of pruned weights now; None without pruning, or if the GPU has failed."""
+        try:
+            return self.pruner.sparsity() if self.pruner else None
+        # After a CUDA error every operation fails, and the result must be written all the same: it has the reason.
+        except RuntimeError:
+            return None
+
     def _dollars(self) -> float | None:
         """Return the cost of the run so far in dollars, or None without a price."""
         if self.config is None or self.config.gpu_hour_price is None:
@@ -314,7 +322,7 @@ class RunLog:
                 "device": world.device.type if world else None,
                 "device_name": world.device_name if world else None,
                 "params": self.params,
-                "sparsity": self.pruner.sparsity() if self.pruner else None,
+                "sparsity": self._sparsity(),
                 "ended": time.time(),
             }
         )

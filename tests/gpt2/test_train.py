@@ -250,6 +250,18 @@ def test_a_result_before_any_measurement_has_null_and_not_zero(tmp_path):
         assert result[key] is None
 
 
+def test_a_gpu_that_failed_does_not_prevent_the_result(tmp_path):
+    class FailedPruner:
+        def sparsity(self):
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    log = RunLog(RunDir(tmp_path), "a", 1, main=True)
+    log.pruner = FailedPruner()
+    log.end("failed", "error", "CUDA error")
+    result = read_json(log.dir.result)
+    assert (result["reason"], result["sparsity"]) == ("CUDA error", None)
+
+
 def test_dropout_differs_between_steps_and_ranks_and_is_otherwise_reproducible():
     seeds = {dropout_seed(seed, step, rank) for seed in (1, 2) for step in (0, 1) for rank in (0, 1)}
     assert len(seeds) == 8
