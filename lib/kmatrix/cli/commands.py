@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         if from_make:
             words = from_makeflags(os.environ.get("MAKEFLAGS", ""))
         return _call(*parse(name, words, from_make=from_make))
-    except KmatrixError as error:
+    except KmatrixError as error:  # without a traceback: the user can fix it
         print(f"error: {error}", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:

@@ -34,7 +34,7 @@ def logs(arguments: Arguments) -> int:
     if matrix.is_held():
         try:
             return _follow(matrix, runs, once=bool(arguments.get("RUN")))
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # the usual way to stop following
             return 0
     there = [run for run in runs if run.output_log.exists()]
     if not there:

@@ -24,7 +24,7 @@ from kmatrix.simulate.library import simulation
 from kmatrix.text import Column, plural, shown, table
 from kmatrix.track.available import PACKAGES, TITLES, WANDB_SYMBOLS, login, missing
 
-CONFIG = "configuration"
+CONFIG = "configuration"  # name of the check of .config
 
 
 def doctor(arguments: Arguments) -> int:

@@ -136,7 +136,7 @@ def best_of_matrix(matrix: MatrixDir) -> Path:
         )
     best = min(scores, key=lambda name: (scores[name] or 0.0, name))
     found = best_of_run(matrix.run(best))
-    assert found
+    assert found  # only runs with a checkpoint are candidates
     return found
 
 

@@ -29,7 +29,7 @@ from kmatrix.track.tensorboard import recorded, serve
 from kmatrix.track.trackio import data_dir, import_inbox, known_projects, served
 from kmatrix.track.wandb import QUIET, WandbFiles
 
-ALONE = (LOOPBACK, "localhost", "::1")
+ALONE = (LOOPBACK, "localhost", "::1")  # hosts that only this machine can reach
 
 
 def announce(title: str, page: Page, links: list[str], *, host: str, wanted: int) -> None:
@@ -189,7 +189,7 @@ def gather(runs: Sequence[RunDir], folder: Path) -> None:
             (entry / f"run-{name}.wandb").symlink_to(next(session.glob("run-*.wandb")).resolve())
 
 
-LAST_STEPS = 20
+LAST_STEPS = 20  # rows per run: a page of a terminal
 FORMS = {
     "train/loss": ("loss", "{:.4f}"),
     "val/loss": ("val", "{:.4f}"),

@@ -48,7 +48,7 @@ from kmatrix.status.disk_space import how_full, what_to_do
 from kmatrix.text import first_names, plural, shown
 from kmatrix.track.available import announced
 
-QUICKSTART = "gpt2-cpu-quick"
+QUICKSTART = "gpt2-cpu-quick"  # defconfig
 
 
 def test_matrix(arguments: Arguments) -> int:
@@ -173,7 +173,7 @@ def _run_detached(matrix: MatrixDir, arguments: Arguments, *names: str) -> int:
     return 0
 
 
-RESUMES = ("auto", "latest", "best", "none")
+RESUMES = ("auto", "latest", "best", "none")  # values of RESUME= besides a path; those of the trainer's --resume
 
 
 def continue_(arguments: Arguments) -> int:
@@ -263,7 +263,7 @@ def resume_from(text: str) -> str:
     return str(path.resolve())
 
 
-EXIT_DIFFERS = 1
+EXIT_DIFFERS = 1  # of `reproduce`: the runs must be equal and are not
 EXAMPLE = "pass RUN=test_matrix_results_.../gpt2_..."
 WORKTREE = "../kmatrix-then"  # suggested directory for a checkout of the old code
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-EVERY_S = 1.0
+EVERY_S = 1.0  # between two frames
 
 
 def status(arguments: Arguments) -> int:
@@ -117,6 +117,7 @@ GPUS = (
 )
 
 
+# Which runs are shown if not all fit: first those that need attention.
 URGENCY = (Status.RUNNING, Status.FAILED, Status.STOPPED, Status.PLANNED, Status.SKIPPED, Status.FINISHED)
 
 

@@ -94,7 +94,7 @@ def wait_for_sync(trackers: TrackerProcesses) -> None:
                 names = ", ".join(sorted({name for run in syncing.values() for name in run}))
                 line.show(f"uploading to {names}: {seconds:.0f} s, Ctrl+C leaves the rest to make track-sync")
             time.sleep(POLL_S)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # the user does not want to wait; nothing is lost
         trackers.kill()
     finally:
         line.end()

@@ -56,7 +56,7 @@ class _Card:
         try:
             # One system call on an open file: opening it again for each sample would cost three.
             return int(os.pread(file, 64, 0)) / scale
-        except (OSError, ValueError):
+        except (OSError, ValueError):  # the driver refuses reads while it resets the GPU
             return UNKNOWN
 
     def fan(self) -> float | None:

@@ -12,9 +12,9 @@ from typing import ClassVar
 import psutil
 
 from kmatrix.gpu.devices import COLUMN_INDEX, UNKNOWN, WIDTH, Device, DeviceLimits, DeviceProcess, ExtraMetrics
+from kmatrix.gpu.processes import TRAINER
 
 MIB = 2**20
-TRAINER = "gpt2.train"
 LAUNCHERS = ("torch.distributed.run", "torchrun", "guard.py")  # their command lines contain the trainer's
 WINDOW_S = 0.5  # averaging window of CPU utilization: the kernel counts in 10 ms ticks
 EXIT_SPREAD_S = 5.0  # ranks of a run exit within this time of each other; an earlier exit counts as lost
@@ -63,7 +63,7 @@ class HostSource:
                 continue
             try:
                 values[base + COLUMN_INDEX["utilization"]], values[base + COLUMN_INDEX["memory_used"]] = usage.read(now)
-            except psutil.Error:
+            except psutil.Error:  # it has exited; whether too early, `is_lost` decides later
                 self._ranks[position], self._ended[position] = None, now
 
     def read_timed(self, device: int) -> Mapping[str, tuple[float, float]]:
@@ -160,7 +160,7 @@ class RaplCounters:
                 if folder.name.count(":") == 1  # a socket; deeper names are its subdomains
             )
             return cls(domains, [int(path.read_text()) for path, _ in domains]) if domains else None
-        except (OSError, ValueError):
+        except (OSError, ValueError):  # usually readable by root only, since CVE-2020-8694
             return None
 
     def joules(self) -> float | None:
@@ -186,7 +186,7 @@ def find_ranks(root: int, run_dir: Path) -> list[RankProcess]:
     found: dict[int, RankProcess] = {}
     unnamed: list[psutil.Process] = []
     for process, environment in candidates:
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error):  # it has exited meanwhile
             if environment is None or "RANK" not in environment:
                 unnamed.append(process)
             # Children of a rank, such as data loader workers, have its command line and RANK: only the topmost counts.
@@ -207,7 +207,7 @@ def _trainers(root: int, run_dir: Path) -> Iterator[tuple[psutil.Process, Mappin
     for process in sorted(descendants, key=lambda each: each.pid):
         try:
             line = process.cmdline()
-        except psutil.Error:
+        except psutil.Error:  # it has exited meanwhile
             continue
         text = " ".join(line)
         if TRAINER not in text or str(run_dir) not in text or any(name in text for name in LAUNCHERS):

@@ -30,9 +30,9 @@ from kmatrix.gputop.glyphs import Glyphs
 from kmatrix.gputop.screen import render
 from kmatrix.gputop.view import History, Metric, ScreenSample, View, rows_of
 
-STDIN = 0
+STDIN = 0  # the descriptor: sys.stdin buffers, so that select would miss keys
 RESIZE_S = 0.25  # between two checks of the size of the terminal: a resize shows at once, at four wake-ups per second
-ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # by default, they would leave the terminal without echo
 NO_SIZE = ConsoleDimensions(80, 24)  # the size of a terminal that does not report one
 TERMINAL_GONE = (errno.EIO, errno.EPIPE)  # errors of a terminal that was closed
 

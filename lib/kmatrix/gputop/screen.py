@@ -30,6 +30,7 @@ from kmatrix.text import memory_size, plural, short_duration
 GIB = 1024.0  # MiB
 MIB = 2**20  # bytes
 HOT = 100.0  # degrees C: a full bar
+# The last line of the screen.
 KEYS = "q quit  up/down GPU  m metric  l large"
 REPLAY_KEYS = "space pause  left/right 10 s  [ ] 60 s  0 start  e end"
 MAX_ALERTS = 3  # lines

@@ -45,7 +45,7 @@ FIELDS = {
 
 
 ORDER = {metric: place for place, metric in enumerate(FIELDS)}
-VALUES = attrgetter(*FIELDS.values())
+VALUES = attrgetter(*FIELDS.values())  # all at once, in C: called for each GPU at each sample
 
 
 # Values of which a responding GPU changes some at every sample: their age shows a driver that hangs.

@@ -19,6 +19,7 @@ from kmatrix.text import shown
 ASKED = "# asked for:"  # start of the header lines; also in files of version 0.1
 LINE = re.compile(r"CONFIG_(\w+)=(.*)|# CONFIG_(\w+) is not set")
 SHOWN = 20  # mistakes per message
+# Names on the command line, in the order in which they are listed everywhere.
 TRACKERS = {"wandb": "TRACKER_WANDB", "trackio": "TRACKER_TRACKIO", "tensorboard": "TRACKER_TENSORBOARD"}
 SHORT = {"both": ("wandb", "trackio"), "all": tuple(TRACKERS), "none": ()}
 SETS = ("TRACKER",)  # names whose list of values is one setting, not an axis

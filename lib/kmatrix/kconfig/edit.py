@@ -67,7 +67,7 @@ def _range(symbol: kc.Symbol) -> tuple[int, int]:
     return int(low.str_value), int(high.str_value)
 
 
-FALLBACK_TERM = "xterm-256color"
+FALLBACK_TERM = "xterm-256color"  # nearly every terminal emulator understands it
 
 
 def edit(tree: Tree, path: Path) -> None:

@@ -17,9 +17,9 @@ from kmatrix.errors import ConfigError
 from kmatrix.records.paths import ROOT
 from kmatrix.redaction import is_key
 
-BOOLS = (kc.BOOL, kc.TRISTATE)
-MATRIX = "MATRIX_"
-FORBID = "FORBID_"
+BOOLS = (kc.BOOL, kc.TRISTATE)  # without modules, a tristate is a bool
+MATRIX = "MATRIX_"  # prefix: MATRIX_X sweeps X
+FORBID = "FORBID_"  # prefix: an invalid combination; its help text is the reason
 NOT_AN_AXIS = ("MATRIX_COUPLED", "MATRIX_EXCLUDE", "MATRIX_EQUAL")
 HEADER = "# kmatrix configuration: made by make, edited by make menuconfig. Every line takes effect.\n"
 Symbol = Any  # kconfiglib has no types
@@ -390,7 +390,7 @@ def seconds(text: str) -> float | None:
     return sum(float(number) * UNITS[unit] for number, unit in parts) or None
 
 
-WHOLE = re.compile(r"0|-?[1-9][0-9]*")
+WHOLE = re.compile(r"0|-?[1-9][0-9]*")  # one spelling per number, so that equal values give equal ids
 SLUG = re.compile(r"(?!registry-)[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")  # a name that every tracker accepts
 
 

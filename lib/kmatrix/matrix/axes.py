@@ -22,7 +22,7 @@ from kmatrix.kconfig.tree import (
 
 MATRIX = "MATRIX_"
 COUPLED, EXCLUDE = "MATRIX_COUPLED", "MATRIX_EXCLUDE"
-PREFIX = "GPT2_"
+PREFIX = "GPT2_"  # of the trainer's symbols; optional on the command line
 # Other names for symbols on the command line. A symbol's own name, with or without GPT2_, needs no entry.
 ALIASES = {
     "GLOBAL_BATCH": "PARALLEL_BATCH_SIZE",

@@ -37,7 +37,7 @@ KEEP_MEMORY = {
 
 
 MOST_RECORDERS = 5  # restarts of a killed recorder per run
-ONE = Limits(jobs=1)
+ONE = Limits(jobs=1)  # default: one run at a time
 NO_GPUS = "no gpus"  # kind of a run that waits for GPUs, or was given up because there are too few
 MARGIN_S = 5.0  # the guard kills after the grace period; after this margin the runner does
 
@@ -228,7 +228,7 @@ class LocalEngine:
                 grace_s=self._grace_s,
                 lock=lock,
             )
-        except (OSError, KmatrixError) as error:
+        except (OSError, KmatrixError) as error:  # ends this run only; the others may start
             self._give_up(job, f"could not be started: {str(error).splitlines()[0]}")
             return
         finally:

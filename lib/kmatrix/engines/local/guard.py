@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})  # forwarded to the command, as SIGTERM
 LINGER_S = 1.0  # time for remaining processes to clean up, such as multiprocessing's resource tracker
 KILL_S = 10.0  # a process that does not die within this time, stuck in the kernel, is given up
 LIBC = ctypes.CDLL(None, use_errno=True)

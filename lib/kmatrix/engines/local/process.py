@@ -55,7 +55,7 @@ class ProcessTree:
         while self._guard.poll() is None and time.monotonic() < deadline:
             self._remember()
             _kill(self._members)  # the guard reaps them, and exits after the command
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with contextlib.suppress(subprocess.TimeoutExpired):  # then scan again: a process may have forked
                 self._guard.wait(0.05)
         # Last: without the guard, orphaned processes of the run would become children of init.
         if self._guard.poll() is None:
@@ -72,6 +72,7 @@ class ProcessTree:
     def _remember(self) -> None:
         """Update the known descendants, including those of orphaned processes."""
         self._scanned_at = time.monotonic()
+        # NoSuchProcess: a process exited during the scan, and its children are found at the next one.
         found: set[psutil.Process] = set()
         with contextlib.suppress(psutil.NoSuchProcess):
             found.update(psutil.Process(self._guard.pid).children(recursive=True))

@@ -87,7 +87,7 @@ def end(process: subprocess.Popen[bytes] | None) -> None:
     """Ask the recorder to write its final summary and exit, and kill it if it does not."""
     if process is None:
         return
-    process.terminate()
+    process.terminate()  # SIGTERM: it writes its last summary
     try:
         process.wait(WAIT_S)
     except subprocess.TimeoutExpired:

@@ -25,6 +25,7 @@ from kmatrix.gpu.formats.samples import GpuSample, Snapshot
 
 MAGIC = b"KMXGPU1\n"
 SCHEMA = 1
+# Order in a record. The header names them, so that later versions can add columns.
 COLUMNS = ("utilization", "memory_used", "power", "power_instant", "temperature", "sm_clock", "energy_j")
 CALIBRATION_BYTES = 1536  # reserved at the start of the header: written later, by one write within the first page
 _LENGTH = struct.Struct("<I")

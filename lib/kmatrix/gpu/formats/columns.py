@@ -49,7 +49,7 @@ MAX_PENDING = 4 * CHUNK  # without the end of an entry in this many bytes, the d
 ROWS = 4096  # CSV lines per block
 
 
-OPEN = ord("[")
+OPEN = ord("[")  # written over bytes that are not needed any more
 
 
 _SPACE = b" \t\r\n,"
@@ -224,6 +224,7 @@ def _plain(name: str) -> Callable[[list[_Gpu]], Floats]:
 
 
 def _memory(gpus: list[_Gpu]) -> Floats:
+    # The common case first; a key that is missing in some entry raises TypeError.
     try:
         return _plain(MEMORY[0])(gpus)
     except TypeError:
@@ -245,7 +246,7 @@ def _clock(gpus: list[_Gpu]) -> Floats:
         try:
             return _plain("clocks.gpu")(gpus)
         except (AttributeError, TypeError):
-            pass
+            pass  # another clock, or entries without clocks
     return np.array([_first(g.clocks, CLOCKS) if g.sm_clock is UNSET else g.sm_clock for g in gpus], dtype=float)
 
 

@@ -57,6 +57,7 @@ class ThrottleEvents:
 
     def _read(self) -> None:
         """Append the events that were written since the last call."""
+        # Without the file, or while it cannot be read, throttling is unknown; the screen shows the rest.
         with contextlib.suppress(OSError):
             while found := self._tail.read():
                 self._lines += [_event(line) for _, line in found if line.get("event") in KINDS]

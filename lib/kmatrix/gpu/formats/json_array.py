@@ -74,7 +74,7 @@ def last_entry(path: Path) -> dict[str, Any] | None:
             file.seek(max(0, size - MAX_OBJECT))
             lines = file.read().splitlines()
     except OSError:
-        return None
+        return None  # no recording
     for line in reversed(lines):
         try:
             value = json.loads(line.rstrip(b","))

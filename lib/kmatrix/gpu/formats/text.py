@@ -174,7 +174,7 @@ def time_of(value: Any) -> float | None:
     if isinstance(value, str):
         try:
             return datetime.fromisoformat(value.strip()).timestamp()
-        except (ValueError, OverflowError, OSError):
+        except (ValueError, OverflowError, OSError):  # OverflowError, OSError: a year outside the system's range
             return None
     return finite(value)
 

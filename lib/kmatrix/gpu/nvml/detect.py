@@ -273,7 +273,7 @@ def _distance(
         return NVLINK_DISTANCE
     try:
         level = pynvml.nvmlDeviceGetTopologyCommonAncestor(handles[one], handles[other])
-    except pynvml.NVMLError:
+    except pynvml.NVMLError:  # not supported on this system
         return UNKNOWN_DISTANCE
     return min(UNKNOWN_DISTANCE, 1 + int(level) // 10)  # the driver's levels are 0, 10, 20, ... 50
 

@@ -286,7 +286,7 @@ class GpmReader:
             if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
                 return None
             return cls(pynvml, handle)
-        except (pynvml.NVMLError, AttributeError):
+        except (pynvml.NVMLError, AttributeError):  # AttributeError: an old nvidia-ml-py
             return None
 
     def read(self) -> dict[str, float]:

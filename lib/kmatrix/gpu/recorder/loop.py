@@ -28,7 +28,7 @@ from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT, RunTotals
 from kmatrix.records.files import read_json, read_or_empty
 from kmatrix.records.paths import RunDir
 
-STOP = frozenset({signal.SIGTERM, signal.SIGINT})
+STOP = frozenset({signal.SIGTERM, signal.SIGINT})  # both end the recording with a last summary
 SUMMARY_S = 60.0  # between two summaries; after a kill, newer samples are read from gpu_samples.bin
 PROCESSES_S = 10  # between two queries of the processes of one GPU
 
@@ -92,7 +92,7 @@ class Recorder:
         """Serve metrics for Prometheus on a port. If the port is taken, warn and record without them."""
         try:
             prometheus.MetricsServer(port, self._metrics)
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError) as error:  # OverflowError: a port above 65535
             why = getattr(error, "strerror", None) or str(error)
             text = f"no metrics for Prometheus: cannot use port {port} of {prometheus.HOST}: {why}"
             self._totals.warn(text)
@@ -261,6 +261,7 @@ class Recorder:
             summary = read_json(self._dir.gpu_summary) if self._dir.gpu_summary.exists() else None
             recording = read_samples(self._dir.gpu_samples) if self._files.continued else None
             self._totals.restore(summary, recording)
+        # A summary of another version, or a damaged one: record this attempt, and say that the numbers are partial.
         except (RecordError, KeyError, ValueError, TypeError) as error:
             what = error.what if isinstance(error, RecordError) else "its summary does not match"
             self._totals.warn(f"{EXCLUDED_ATTEMPT}: {what}")

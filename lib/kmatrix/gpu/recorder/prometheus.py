@@ -144,7 +144,7 @@ class MetricsServer:
             # One client at a time, in one thread: a scrape takes less than a millisecond.
             try:
                 client, _ = self._socket.accept()
-            except OSError:
+            except OSError:  # no descriptors left, or the process is exiting
                 return
             try:
                 with client:

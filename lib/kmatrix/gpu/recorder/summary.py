@@ -28,7 +28,7 @@ class RunningStats:
     Source: Chan, Golub and LeVeque, The American Statistician 37 (1983).
     """
 
-    __slots__ = ("_mean", "_squares", "count", "maximum", "minimum")
+    __slots__ = ("_mean", "_squares", "count", "maximum", "minimum")  # one object per GPU and column
 
     def __init__(self) -> None:
         self.count, self._mean, self._squares = 0, 0.0, 0.0
