@@ -110,8 +110,8 @@ def test_backfilled_jobs_never_delay_the_head_of_the_queue(queue, jobs):
     if head is None:
         return
     first = [job for job in order[: order.index(head)] if job.name in now]
-    alone = ends([head], first, BOX, limits)[head.name][0]  # as if no job were backfilled
-    assert ends(queue, [], BOX, limits)[head.name][0] <= alone
+    expected = ends([head], first, BOX, limits)[head.name][0]  # as if no job were backfilled
+    assert ends(queue, [], BOX, limits)[head.name][0] <= expected
 
 
 @given(QUEUES)

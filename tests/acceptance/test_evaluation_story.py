@@ -100,12 +100,12 @@ def evaluated_matrix(session_clone, tmp_path_factory):
     write_texts(folder / "data" / "texts")
     (folder / "data" / "hellaswag.jsonl").write_text("".join(json.dumps(line) + "\n" for line in EXAMPLES))
     session_clone.config.unlink(missing_ok=True)
-    words = [
+    arguments = [
         *SMALL, "DATASET=folder", "DATA_PATH=texts", "TOKENIZER=byte,bpe", "BPE_VOCAB_SIZE=300", "MAX_ITERS=120",
         "EVAL_INTERVAL=60", "WARMUP_STEPS=10", "LEARNING_RATE=3e-3", "HELLASWAG=hellaswag.jsonl",
         "SAMPLE_INTERVAL=60", "SAMPLE_PROMPT=the cat", f"DATA_DIR={folder / 'data'}", f"RESULTS_DIR={folder}",
     ]  # fmt: skip
-    for command in (["alldefconfig"], ["test-matrix", *words]):
+    for command in (["alldefconfig"], ["test-matrix", *arguments]):
         completed = subprocess.run(
             ["make", "--no-print-directory", *command],
             cwd=session_clone.root, capture_output=True, text=True, check=False, timeout=900,

@@ -44,10 +44,10 @@ if "gpt2.train" in sys.orig_argv and "torch.distributed.run" not in sys.orig_arg
 class Disk:
     """A small disk mounted in a namespace of its own. Raises OSError if the machine does not allow that."""
 
-    def __init__(self, place: Path) -> None:
-        place.mkdir()
+    def __init__(self, path: Path) -> None:
+        path.mkdir()
         root = os.geteuid() == 0
-        mount = f"mount -t tmpfs -o size={SIZE},mode=777 tmpfs '{place}' && echo mounted && exec sleep infinity"
+        mount = f"mount -t tmpfs -o size={SIZE},mode=777 tmpfs '{path}' && echo mounted && exec sleep infinity"
         user = [] if root else ["--user", "--map-root-user"]
         self._holder = subprocess.Popen(
             ["unshare", *user, "--mount", "--propagation", "private", "sh", "-c", mount],
@@ -61,8 +61,8 @@ class Disk:
             raise OSError("neither root nor a user namespace can mount a tmpfs here")
         self._enter = ["nsenter", "--target", str(self._holder.pid), "--mount"]
         self._enter += [] if root else ["--user", "--preserve-credentials"]
-        self.place = place
-        self.seen = Path(f"/proc/{self._holder.pid}/root") / place.relative_to("/")  # outside the namespace
+        self.place = path
+        self.seen = Path(f"/proc/{self._holder.pid}/root") / path.relative_to("/")  # outside the namespace
 
     def command(self, root: Path, *arguments: str) -> list[str]:
         """Return the command line that runs a program inside the namespace."""

@@ -147,8 +147,8 @@ def complete_records(path: Path) -> int:
         header = file.read(length)
     if len(header) < length:
         return 0
-    about = json.loads(header)
-    values = len(about["gpus"]) * len(about["columns"])
+    header_fields = json.loads(header)
+    values = len(header_fields["gpus"]) * len(header_fields["columns"])
     return (path.stat().st_size - 12 - length) // (8 + 4 * (values + values % 2))
 
 

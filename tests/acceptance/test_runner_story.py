@@ -103,10 +103,10 @@ def wait_for_a_run(matrix: Path, runner: subprocess.Popen, previous: tuple[str, 
 
 def kill_one(run: Path, attempt: int, victim: str, runner: subprocess.Popen, dice: random.Random) -> bool:
     """Send SIGKILL to one process of an attempt or to its runner. Return False if it has exited meanwhile."""
-    training_or_ended = [psutil.Process(runner.pid)] if victim == "runner" else processes_of(run)[victim]
-    if not training_or_ended or newest_attempt(run.parent) != (run.name, attempt):
+    processes = [psutil.Process(runner.pid)] if victim == "runner" else processes_of(run)[victim]
+    if not processes or newest_attempt(run.parent) != (run.name, attempt):
         return False
-    dice.choice(training_or_ended).kill()
+    dice.choice(processes).kill()
     return True
 
 

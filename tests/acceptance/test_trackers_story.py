@@ -98,12 +98,16 @@ def _optimizer(run: Path) -> str:
 
 
 def _check_wandb(run: Path, metadata: dict) -> None:
-    known = metadata["run"]
-    assert (known["display_name"], known["run_group"], known["job_type"]) == (run.name, run.parent.name, "train")
-    assert known["project"] == load_json(run / "run.json")["tracking"]["project"]
-    assert f"optimizer={_optimizer(run)}" in known["tags"]
-    assert known["config"]["update"]["GPT2_MAX_ITERS"] == 60
-    assert known["config"]["update"]["run_id"] == load_json(run / "run.json")["run_id"]
+    run_record = metadata["run"]
+    assert (run_record["display_name"], run_record["run_group"], run_record["job_type"]) == (
+        run.name,
+        run.parent.name,
+        "train",
+    )
+    assert run_record["project"] == load_json(run / "run.json")["tracking"]["project"]
+    assert f"optimizer={_optimizer(run)}" in run_record["tags"]
+    assert run_record["config"]["update"]["GPT2_MAX_ITERS"] == 60
+    assert run_record["config"]["update"]["run_id"] == load_json(run / "run.json")["run_id"]
     assert metadata["exit"].get("exit_code", 0) == 0
 
 

@@ -150,9 +150,9 @@ def check_trackio_content(clone, results: Path, steps: set[int]) -> None:
     """Check with Trackio's own program that each step, the devices and their balance are stored once."""
 
     def get(kind: str, metric: str) -> list[dict]:
-        words = ("get", kind, "--project", PROJECT, "--run", RUN, "--metric", metric, "--json")
+        arguments = ("get", kind, "--project", PROJECT, "--run", RUN, "--metric", metric, "--json")
         program = str(clone.root / ".venv" / "bin" / "trackio")
-        completed = clone.run(program, *words, TRACKIO_DIR=str(results / "trackio"), HF_HUB_OFFLINE="1")
+        completed = clone.run(program, *arguments, TRACKIO_DIR=str(results / "trackio"), HF_HUB_OFFLINE="1")
         assert completed.returncode == 0, completed.stdout + completed.stderr
         return json.loads(completed.stdout)["values"]
 

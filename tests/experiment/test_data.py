@@ -60,9 +60,9 @@ def test_epochs_of_a_mix_are_counted_for_each_dataset():
 
 def test_the_overfitting_warning_names_the_run_with_the_most_epochs():
     data = Dataset(path="", sha256="", vocab_size=257, train_tokens=10_000, val_tokens=0, shards=0)
-    most = most_epochs([(replace(RUN, max_iters=iters), data) for iters in (10, 443, 100)])
-    assert most == {"finewebedu": pytest.approx(34.0, abs=0.1)}
-    assert overfitting(most)[0].startswith("35 epochs of finewebedu: overfitting is likely")
+    highest = most_epochs([(replace(RUN, max_iters=iters), data) for iters in (10, 443, 100)])
+    assert highest == {"finewebedu": pytest.approx(34.0, abs=0.1)}
+    assert overfitting(highest)[0].startswith("35 epochs of finewebedu: overfitting is likely")
     assert overfitting({"finewebedu": 4.0}) == []
 
 

@@ -112,9 +112,9 @@ def test_the_hashed_files_are_those_that_the_trainer_imports():
     loads = "import gpt2.train, gpt2.prepare, sys; print(*(getattr(m, '__file__', '') for m in sys.modules.values()))"
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'lib'}:{ROOT}"}
     loaded = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, check=True, env=environment)
-    ours = {path.removeprefix(f"{ROOT}/") for path in loaded.stdout.split() if path.startswith(f"{ROOT}/lib/")}
-    assert ours
-    assert ours <= files
+    imported = {path.removeprefix(f"{ROOT}/") for path in loaded.stdout.split() if path.startswith(f"{ROOT}/lib/")}
+    assert imported
+    assert imported <= files
     assert {"lib/kmatrix/records/files.py", "lib/kmatrix/shapes.py", "gpt2/train.py"} <= files
     assert not [name for name in files if re.match("lib/kmatrix/(cli|report|runner|status|track|gpu)/", name)]
 

@@ -246,7 +246,7 @@ def test_texts_generated_in_a_batch_equal_those_generated_alone(model):
 
 def test_a_cancelled_text_does_not_affect_the_others(model):
     texts = [
-        GeneratedText(BYTES.encode(word), Sampling(max_tokens=8, seed=3), BYTES) for word in ("one", "two", "three")
+        GeneratedText(BYTES.encode(prompt), Sampling(max_tokens=8, seed=3), BYTES) for prompt in ("one", "two", "three")
     ]
     single = GeneratedText(BYTES.encode("three"), Sampling(max_tokens=8, seed=3), BYTES)
     list(generate(model, single))

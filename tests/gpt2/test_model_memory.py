@@ -37,16 +37,16 @@ class LargestOutput(TorchDispatchMode):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_a_recomputed_block_gives_the_same_loss_and_gradients_bit_for_bit(dtype, dropout):
-    stored_bytes, again = (
+    plain, recompute_model = (
         enlarge_weights(GPT(SHAPE, dropout=dropout, recompute=recompute)) for recompute in (False, True)
     )
-    (loss, whole), (loss_again, recomputed) = gradients(stored_bytes, dtype), gradients(again, dtype)
+    (loss, grads), (loss_again, recomputed) = gradients(plain, dtype), gradients(recompute_model, dtype)
     assert torch.equal(loss, loss_again)
-    assert all(torch.equal(a, b) for a, b in zip(whole, recomputed, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(grads, recomputed, strict=True))
 
 
 def test_a_recomputed_block_stores_less_for_the_backward_pass():
-    def stored_bytes(model):
+    def stored_numbers(model):
         sizes = []
         idx, targets = random_tokens()
         with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
@@ -54,7 +54,7 @@ def test_a_recomputed_block_stores_less_for_the_backward_pass():
         return sum(sizes)
 
     parameters = sum(p.numel() for p in GPT(SHAPE).parameters())
-    usual, less = stored_bytes(GPT(SHAPE)), stored_bytes(GPT(SHAPE, recompute=True))
+    usual, less = stored_numbers(GPT(SHAPE)), stored_numbers(GPT(SHAPE, recompute=True))
     assert less < (usual - parameters) / 2
 
 
@@ -77,13 +77,13 @@ def test_blocks_are_computed_once_in_evaluation_and_twice_in_training():
 @pytest.mark.parametrize("training", [True, False])
 def test_with_a_loss_chunk_the_complete_logits_are_never_materialized(training):
     idx, targets = random_tokens(batch=8)
-    model = GPT(SHAPE, loss_chunk=16)
-    whole = GPT(SHAPE)
+    chunked = GPT(SHAPE, loss_chunk=16)
+    unchunked = GPT(SHAPE)
     rows = []
-    for each in (whole, model):
-        with torch.set_grad_enabled(training), LargestOutput() as most:
+    for each in (unchunked, chunked):
+        with torch.set_grad_enabled(training), LargestOutput() as largest:
             each(idx, targets)
-        rows.append(most.rows)
+        rows.append(largest.rows)
     assert rows == [idx.numel(), 32]  # x is 32 wide, so the products of a chunk are 32 x 61
 
 
@@ -98,10 +98,10 @@ def test_a_loss_chunk_of_any_size_gives_the_same_loss_with_and_without_gradients
 
 
 def test_both_options_together_give_the_same_model():
-    loss, whole = gradients(enlarge_weights(GPT(SHAPE, vocab_multiple=64)))
+    loss, grads = gradients(enlarge_weights(GPT(SHAPE, vocab_multiple=64)))
     both_loss, both = gradients(enlarge_weights(GPT(SHAPE, vocab_multiple=64, recompute=True, loss_chunk=10)))
     assert both_loss.item() == pytest.approx(loss.item(), rel=1e-6)
-    for a, b in zip(whole, both, strict=True):
+    for a, b in zip(grads, both, strict=True):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-7)
 
 
@@ -115,9 +115,9 @@ def test_both_options_together_give_the_same_model():
     ],
 )
 def test_a_compiled_model_supports_both_options(options, backend):
-    loss, whole = gradients(enlarge_weights(GPT(SHAPE)))
+    loss, expected_grads = gradients(enlarge_weights(GPT(SHAPE)))
     compiled = torch.compile(enlarge_weights(GPT(SHAPE, **options)), backend=backend)
     compiled_loss, grads = gradients(compiled)
     assert compiled_loss.item() == pytest.approx(loss.item(), rel=1e-5)
-    for a, b in zip(whole, grads, strict=True):
+    for a, b in zip(expected_grads, grads, strict=True):
         assert torch.allclose(a, b, rtol=1e-3, atol=1e-6)

@@ -81,15 +81,15 @@ def test_spam_follows_its_algorithm_over_spikes_resets_and_warm_ups(decay):
 def test_spam_agrees_with_an_independent_implementation():
     import pytorch_optimizer
 
-    ours, theirs = MatrixModel(), MatrixModel()
-    grads = spiky_gradients(ours.matrix, 75)
-    found = run(SPAM, grads, ours)
+    our_model, their_model = MatrixModel(), MatrixModel()
+    grads = spiky_gradients(our_model.matrix, 75)
+    found = run(SPAM, grads, our_model)
     options = {"threshold": 4, "update_proj_gap": 30, "warmup_epoch": 7, "grad_accu_steps": CLIP_AFTER}
-    their_optimizer = pytorch_optimizer.SPAM(theirs.parameters(), lr=1e-2, betas=(0.9, 0.95), eps=1e-8, **options)
-    apply_gradients(optim.Optimizers(their_optimizer), theirs.matrix, grads, theirs)
+    their_optimizer = pytorch_optimizer.SPAM(their_model.parameters(), lr=1e-2, betas=(0.9, 0.95), eps=1e-8, **options)
+    apply_gradients(optim.Optimizers(their_optimizer), their_model.matrix, grads, their_model)
 
     assert (found - MatrixModel().matrix.detach()).abs().max() > 0.05
-    assert torch.allclose(found, theirs.matrix.detach(), rtol=0, atol=2e-5)
+    assert torch.allclose(found, their_model.matrix.detach(), rtol=0, atol=2e-5)
 
 
 def test_a_clipped_spike_moves_a_weight_by_less():
@@ -97,9 +97,9 @@ def test_a_clipped_spike_moves_a_weight_by_less():
     clipping, plain = replace(SPAM, spam_interval=0), replace(SPAM, spam_interval=0, spam_theta=0.0)
     without_spikes = run(plain, grads)
     grads[30] = grads[30] * 1000
-    clipped, whole = ((run(config, grads) - without_spikes).abs().mean() for config in (clipping, plain))
+    clipped, unclipped = ((run(config, grads) - without_spikes).abs().mean() for config in (clipping, plain))
 
-    assert clipped < 0.5 * whole
+    assert clipped < 0.5 * unclipped
 
 
 def test_spam_without_spikes_and_resets_equals_adamw_bit_for_bit():

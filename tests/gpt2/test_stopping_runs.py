@@ -104,8 +104,8 @@ def test_a_step_is_skipped_on_every_rank_and_the_run_continues(tmp_path):
     lines = merged_metrics(run_dir.metrics)
     losses = {line.step: line.values["train/loss"] for line in lines if "train/loss" in line.values}
     assert [step for step, loss in losses.items() if loss is None] == [5]
-    one, two = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.slow
@@ -128,8 +128,8 @@ def test_a_rollback_restores_every_rank_and_continues_after_the_bad_data(tmp_pat
     assert [line["step"] for line in lines] == [*range(7), *range(6, 12)]
     before, after = (line["train/loss"] for line in lines if line["step"] == 6)
     assert before != after  # step 6 reads what step 8 would have read
-    one, two = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.slow

@@ -65,12 +65,12 @@ def test_a_custom_optimizer_has_no_memory_forecast():
 
 @pytest.mark.parametrize(("method", "bytes_each"), [("none", 0), ("magnitude", 1), ("state", 1), ("movement", 5)])
 def test_pruning_takes_one_byte_per_block_weight_and_movement_also_a_score(method, bytes_each):
-    plain, pruned_config = (
+    plain, pruned = (
         forecast(BIG, train_config(optimizer="adamw", pruning=name), tokens=1).state_mib for name in ("none", method)
     )
     in_blocks = 12 * BIG.n_layer * BIG.n_embd**2
 
-    assert (pruned_config - plain) * 2**20 == pytest.approx(bytes_each * in_blocks)
+    assert (pruned - plain) * 2**20 == pytest.approx(bytes_each * in_blocks)
 
 
 def pruned_config(steps, every):

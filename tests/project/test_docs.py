@@ -212,11 +212,11 @@ def examples(body: str) -> list[tuple[str, str]]:
 def output_of(command: str) -> str:
     """Return the output of a command in the current directory: make targets in this process, others by the shell."""
     if command.startswith("make "):
-        words = shlex.split(command)[1:]
+        arguments = shlex.split(command)[1:]
         no_data = (
-            [f"DATA_DIR={Path.cwd() / 'data'}"] if words[0] == "plan" else []
+            [f"DATA_DIR={Path.cwd() / 'data'}"] if arguments[0] == "plan" else []
         )  # without the datasets of this checkout
-        result = run(*words, *no_data, *(["O=."] if "O" in find_command(words[0]).names else []))
+        result = run(*arguments, *no_data, *(["O=."] if "O" in find_command(arguments[0]).names else []))
         return (result.out + result.err).replace(f"{ROOT}/", "")
     return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False).stdout
 

@@ -99,13 +99,13 @@ def test_each_package_has_one_layer():
 
 
 def test_imports_point_to_lower_layers():
-    floor = {name: at for at, names in enumerate(RULES["floors"]) for name in names}
+    floor = {name: level for level, names in enumerate(RULES["floors"]) for name in names}
     uphill = [
         str(arrow)
         for arrow in own_imports()
-        if (here := package(arrow.module)) not in ("kmatrix", "__main__")
-        and (there := package(arrow.target)) not in ("kmatrix", here)
-        and floor[here] >= floor[there]
+        if (source_package := package(arrow.module)) not in ("kmatrix", "__main__")
+        and (target_package := package(arrow.target)) not in ("kmatrix", source_package)
+        and floor[source_package] >= floor[target_package]
     ]
     assert not uphill, "\n".join(uphill)
 

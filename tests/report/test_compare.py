@@ -91,9 +91,9 @@ def test_several_configurations_are_several_tests_and_p_is_corrected_for_them(ma
             make(name, [run for optimizer in optimizers for run in runs_with_seeds(3, losses, optimizer=optimizer)])
         )
 
-    alone = compare_runs(side("a1", HIGH, "adamw"), side("b1", LOW, "adamw"))
+    single = compare_runs(side("a1", HIGH, "adamw"), side("b1", LOW, "adamw"))
     several = compare_runs(side("a2", HIGH, "adamw", "muon"), side("b2", LOW, "adamw", "muon"))
-    assert row(several, "final loss").p == pytest.approx(2 * row(alone, "final loss").p)
+    assert row(several, "final loss").p == pytest.approx(2 * row(single, "final loss").p)
     assert "p Holm-corrected for the number of configurations" in render(several)
 
 
@@ -133,10 +133,12 @@ def test_configurations_are_matched_by_their_axes_and_the_rest_is_listed(compare
 
 def test_an_axis_that_varies_on_one_side_matches_nothing_and_a_constant_one_is_ignored(make):
     swept = [FakeRun(axes={"lr": value}) for value in ("1e-3", "3e-4")]
-    plain, two, one = (runs_of_matrix(make(*side)) for side in (("a", [FakeRun()]), ("b", swept), ("c", swept[:1])))
-    assert compare_runs(plain, two).pairs == ()
-    assert "no configuration in common" in render(compare_runs(plain, two))
-    assert len(compare_runs(plain, one).pairs) == 1
+    plain, varying, constant = (
+        runs_of_matrix(make(*side)) for side in (("a", [FakeRun()]), ("b", swept), ("c", swept[:1]))
+    )
+    assert compare_runs(plain, varying).pairs == ()
+    assert "no configuration in common" in render(compare_runs(plain, varying))
+    assert len(compare_runs(plain, constant).pairs) == 1
 
 
 def test_unfinished_runs_are_reported_and_never_compared(compare_runs_of):

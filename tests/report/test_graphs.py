@@ -42,7 +42,7 @@ def line(*points):
 
 def bold_lines(axes, colour):
     """Return the lines of validation loss in one color."""
-    return [line for line in axes.lines if line.get_linewidth() > 2 and line.get_color().lower() == colour.lower()]
+    return [curve for curve in axes.lines if curve.get_linewidth() > 2 and curve.get_color().lower() == colour.lower()]
 
 
 def size_of(path):
@@ -84,8 +84,8 @@ def test_a_seed_without_metrics_does_not_hide_the_others(tmp_path):
     matrix = make_matrix(tmp_path, runs_with_seeds(2, [3.0, 3.2]))
     matrix.run("gpt2_adamw_seed2_1cpu").metrics.unlink()
     numbers = analyse(matrix)
-    (line,) = bold_lines(loss_graph(numbers, loss_graphs(numbers)[0]).axes[0], COLOURS["adamw"])
-    assert line.get_ydata()[-1] == 3.0
+    (curve,) = bold_lines(loss_graph(numbers, loss_graphs(numbers)[0]).axes[0], COLOURS["adamw"])
+    assert curve.get_ydata()[-1] == 3.0
 
 
 def test_seeds_are_drawn_with_their_mean_as_a_bold_line(tmp_path):
@@ -110,7 +110,7 @@ def test_points_are_drawn_at_their_tokens_and_time(tmp_path):
 def test_the_end_of_a_failed_run_is_marked(tmp_path):
     failed = FakeRun(optimizer="sgd", status="failed", reason="loss is nan at step 47", stop_at=47, result=False)
     numbers = analyse(make_matrix(tmp_path, [FakeRun(), failed]))
-    marks = [line for line in loss_graph(numbers, loss_graphs(numbers)[0]).axes[0].lines if line.get_marker() == "X"]
+    marks = [curve for curve in loss_graph(numbers, loss_graphs(numbers)[0]).axes[0].lines if curve.get_marker() == "X"]
     assert [marker.get_xdata()[0] for marker in marks] == [40]
     texts = [text.get_text() for text in final_losses(numbers).axes[0].texts]
     assert "failed: loss is nan at step 47" in texts
@@ -126,7 +126,7 @@ def test_a_legend_names_at_most_twelve_configurations_then_optimizers(tmp_path):
 def test_final_losses_are_dots_on_an_axis_that_does_not_start_at_zero(tmp_path):
     numbers = analyse(make_matrix(tmp_path, runs_with_seeds(3, [3.2811, 3.2834, 3.2802])))
     axes = final_losses(numbers).axes[0]
-    dots = next(line for line in axes.lines if line.get_marker() == "o")
+    dots = next(curve for curve in axes.lines if curve.get_marker() == "o")
     assert sorted(dots.get_xdata()) == [3.2802, 3.2811, 3.2834]
     assert axes.get_xlim()[0] > 3.27
     assert not axes.patches
@@ -135,7 +135,7 @@ def test_final_losses_are_dots_on_an_axis_that_does_not_start_at_zero(tmp_path):
 def test_an_outlier_is_an_arrow_with_its_value(tmp_path):
     runs = [FakeRun(optimizer=name, final_loss=loss) for name, loss in (("muon", 3.27), ("adamw", 3.28), ("sgd", 6.1))]
     axes = final_losses(analyse(make_matrix(tmp_path, runs))).axes[0]
-    assert [line.get_ydata()[0] for line in axes.lines if line.get_marker() == ">"] == [2]
+    assert [curve.get_ydata()[0] for curve in axes.lines if curve.get_marker() == ">"] == [2]
     assert axes.get_xlim()[1] < 3.3
     assert "6.1000  n=1" in [text.get_text() for text in axes.texts]
 

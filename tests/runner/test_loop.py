@@ -194,9 +194,9 @@ FAILURE = """[{rank}]:
 def test_a_killed_rank_is_distinguished_from_the_peers_that_failed_because_of_it(plan, others, root, kind, reason):
     run = plan("a", ranks=2)
     write_json(run.dir.result, {"run_id": run.run_id, "attempt": 1, "status": "failed", "reason": "a peer is gone"})
-    words = [FAILURE.format(rank=rank, code=code, second=second, more="") for rank, code, second in (*others, root)]
+    failures = [FAILURE.format(rank=rank, code=code, second=second, more="") for rank, code, second in (*others, root)]
     run.dir.output_log.write_text(
-        "\n".join(["Failures:", *words[:-1], "Root Cause (first observed failure):", words[-1]])
+        "\n".join(["Failures:", *failures[:-1], "Root Cause (first observed failure):", failures[-1]])
     )
     verdict = classify_end(run, exit_code=1)
     assert (verdict.status, verdict.kind, verdict.reason) == (Status.FAILED, kind, reason)

@@ -331,15 +331,15 @@ def test_a_run_with_live_processes_is_not_archived(matrix, make):
 def test_a_moved_matrix_moves_its_checkpoints(matrix, make):
     run = make("a")
     record = read_json(run.run_json)
-    for place, follows in (
+    for recorded_path, follows in (
         (f"/elsewhere/{matrix.name}/a/checkpoints", True),  # in the run directory, which is here now
         (f"/big/disk/{matrix.name}/a", False),  # CHECKPOINT_DIR: it did not move
         (str(run.checkpoints), False),
     ):
-        write_json(run.run_json, {**record, "train": {**record["train"], "checkpoint_dir": place}})
+        write_json(run.run_json, {**record, "train": {**record["train"], "checkpoint_dir": recorded_path}})
         follow_move(matrix)
         now = read_json(run.run_json)["train"]["checkpoint_dir"]
-        assert now == (str(run.checkpoints) if follows else place)
+        assert now == (str(run.checkpoints) if follows else recorded_path)
 
 
 # Reused runs

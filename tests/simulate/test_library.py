@@ -207,7 +207,7 @@ STEPS = st.lists(
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(gpus=st.lists(STEPS, min_size=4, max_size=4), until=st.integers(0, 400).map(lambda tenths: tenths / 10))
 def test_the_energy_counter_is_the_exact_integral_of_the_scripted_power(ask, gpus, until):
-    lines = [f"{at} {gpu} power {watts}" for gpu, steps in enumerate(gpus) for at, watts in steps]
+    lines = [f"{second} {gpu} power {watts}" for gpu, steps in enumerate(gpus) for second, watts in steps]
     values = ask("\n".join([f"freeze {until}", "gpus 4", *lines]), f"answer([fields(g, {ENERGY})[0][1] for g in gpus])")
     assert values == pytest.approx([energy_of(steps, until) * 1000 for steps in gpus], abs=1)
 
@@ -282,7 +282,7 @@ answer([[(s.timeStamp, s.sampleValue.uiVal) for s in part] for part in (all_of_t
 def test_a_driver_reload_restarts_the_counter(ask):
     scenario = "freeze {}\n0 0 energy 5000\n0 0 power 100\n20 0 energy 0\n"
     read = f"answer(fields(gpus[0], {ENERGY})[0][1])"
-    assert [ask(scenario.format(at), read) for at in (0, 19.9, 20, 21)] == [5_000_000, 6_990_000, 0, 100_000]
+    assert [ask(scenario.format(second), read) for second in (0, 19.9, 20, 21)] == [5_000_000, 6_990_000, 0, 100_000]
 
 
 def test_simulated_time_can_run_faster(ask):
@@ -354,8 +354,8 @@ def test_a_gpu_without_an_energy_counter_still_reports_power(ask):
 def test_processes_appear_and_exit_with_their_memory(ask):
     scenario = "freeze {}\n1 0 process 41 8000\n1 0 process 42 300.5\n2 0 process 41 9000\n3 0 process 42 0\n"
     read = "answer(sorted((p.pid, p.usedGpuMemory / 2**20) for p in n.nvmlDeviceGetComputeRunningProcesses(gpus[0])))"
-    answers = [ask(scenario.format(at), read) for at in (0, 1, 2, 3)]
-    assert answers == [[], [[41, 8000], [42, 300.5]], [[41, 9000], [42, 300.5]], [[41, 9000]]]
+    results = [ask(scenario.format(second), read) for second in (0, 1, 2, 3)]
+    assert results == [[], [[41, 8000], [42, 300.5]], [[41, 9000], [42, 300.5]], [[41, 9000]]]
 
 
 def test_a_driver_that_fails_to_start_returns_the_reason(library, tmp_path):
@@ -451,11 +451,11 @@ def test_nvitop_pynvml_and_our_reader_agree_on_a_frozen_scenario(ask):
     assert values["ours"][2][-1] == {str(os.getpid()): 8500}
 
 
-@pytest.mark.parametrize("at", [1, 5.5, 29.9, 47, 61])
+@pytest.mark.parametrize("second", [1, 5.5, 29.9, 47, 61])
 @pytest.mark.parametrize("name", ["calm", "straggler", "varied"])
 @pytest.mark.usefixtures("nvitop")
-def test_the_three_readers_agree_on_each_demo_scenario(ask, name, at):
-    values = ask(f"freeze {at}\n{(SCENARIOS / f'{name}.scn').read_text()}", WITNESSES)
+def test_the_three_readers_agree_on_each_demo_scenario(ask, name, second):
+    values = ask(f"freeze {second}\n{(SCENARIOS / f'{name}.scn').read_text()}", WITNESSES)
     assert values["nvitop"] == values["pynvml"] == values["ours"]
 
 

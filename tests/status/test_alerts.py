@@ -120,9 +120,9 @@ def test_an_alert_starts_after_the_hold_time_and_keeps_the_worst_value():
 
 def test_a_dip_shorter_than_the_hold_time_raises_no_alert():
     watch = AlertTracker(LIMITS)
-    for at in range(0, 300, 5):
-        low = at % 60 >= 40  # an evaluation of 20 s once per minute
-        assert watch.update(state(at, gpus=(gpu(utilization=40.0 if low else 97.0),))).active == ()
+    for time in range(0, 300, 5):
+        low = time % 60 >= 40  # an evaluation of 20 s once per minute
+        assert watch.update(state(time, gpus=(gpu(utilization=40.0 if low else 97.0),))).active == ()
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_an_outdated_recording_raises_no_alert(alarm):
 def test_metrics_and_ranks_raise_alerts(tmp_path):
     run = RunDir(tmp_path)
     made = RunWatch(run, Thresholds(hold_s=0), ranks=3)
-    lines = [{"step": at, "time": 100.0 + at, "train/loss": 3.0, "throughput/mfu": 0.1} for at in range(3)]
+    lines = [{"step": step, "time": 100.0 + step, "train/loss": 3.0, "throughput/mfu": 0.1} for step in range(3)]
     lines += [{"step": 3, "time": 103.0, "train/loss": None}]
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_timings(run, [80.0, 80.0, 130.0])
@@ -271,14 +271,14 @@ def test_alerts_are_in_the_status_the_journal_and_on_the_screen(matrix, plan, tm
     scenario.write_text("gpus 2\n0 1 temp 93\n")
     library = simulate.build(tmp_path / "library")
     hot = recorder_launcher(simulated=True, environment=simulate.environment(library, scenario))
-    one = plan("a")
-    run = read_json(one.dir.run_json)
-    write_json(one.dir.run_json, run | {"train": run["train"] | {"max_iters": 200}})
+    planned = plan("a")
+    run = read_json(planned.dir.run_json)
+    write_json(planned.dir.run_json, run | {"train": run["train"] | {"max_iters": 200}})
     limits = Thresholds(hold_s=0)
     with ProgressDisplay() as show:
-        outcome = drive(matrix, [one], engine(recorders=hot), poll_s=0.05, limits=limits, show=show)
+        outcome = drive(matrix, [planned], engine(recorders=hot), poll_s=0.05, limits=limits, show=show)
     assert outcome.exit_code == 0, "an alert changes nothing"
-    status = read_json(one.dir.status)
+    status = read_json(planned.dir.status)
     (alert,) = status["alerts"]
     assert (alert["kind"], alert["about"], alert["value"], alert["severity"]) == ("temperature", "GPU 1", 93, "warning")
     assert alert["until"] >= alert["since"] >= status["started"]

@@ -147,8 +147,8 @@ def test_a_pending_run_uses_the_pace_of_its_optimizer_or_of_any_other(script):
 
 
 def test_the_pace_of_a_run_with_another_shape_is_scaled_by_its_operations():
-    known = whole_run(replace(RECORDED, max_iters=2000, num_gpus=2), [Measured(RECORDED, 100.0, 1000)], [])
-    assert (known.seconds, known.source) == (pytest.approx(100.0), EstimateSource.FLOPS)
+    estimate = whole_run(replace(RECORDED, max_iters=2000, num_gpus=2), [Measured(RECORDED, 100.0, 1000)], [])
+    assert (estimate.seconds, estimate.source) == (pytest.approx(100.0), EstimateSource.FLOPS)
     assert whole_run(replace(RECORDED, device="cpu"), [Measured(RECORDED, 100.0, 1000)], []) is None
 
 

@@ -240,8 +240,8 @@ class Crashes(RuleBasedStateMachine):
         """The runner handles a run whose processes have exited, with or without a result."""
         assert self.state
         result = read_json(self.run.result) if self.run.result.exists() else {}
-        ours = result.get("attempt") == self.state.number
-        status = Status(result["status"]) if ours else Status.FAILED
+        is_current = result.get("attempt") == self.state.number
+        status = Status(result["status"]) if is_current else Status.FAILED
         self.state = after(self.state, Ended(status=status, kind="error" if status is Status.FAILED else None))
         write_state(self.run, self.state)
 

@@ -98,8 +98,8 @@ def browser(folder: Path) -> Iterator[Browser]:
     folder.mkdir()
     options = Options()
     options.binary_location = str(require_program("chromium"))
-    for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", f"--window-size={SIZE}"):
-        options.add_argument(word)
+    for option in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", f"--window-size={SIZE}"):
+        options.add_argument(option)
     options.add_experimental_option(
         "prefs",
         {

@@ -28,12 +28,12 @@ def gpu_sample(index: int = 0, *, name: str = "NVIDIA A10G", **known) -> GpuSamp
     return GpuSample(gpu_index=index, gpu_name=name, uuid=f"GPU-{index:04}", **values | known)
 
 
-def view(*samples: GpuSample, throttle=None, ranks=None, **about) -> View:
+def view(*samples: GpuSample, throttle=None, ranks=None, **fields) -> View:
     snapshot = Snapshot(time=T0, samples=samples)
     history = History()
     history.add(snapshot)
     rows = rows_of(ScreenSample(snapshot=snapshot, throttle=throttle or {}, ranks=ranks or {}), history, T0)
-    return View(**{"rows": rows, "mode": "live", "clock": "12:00:00"} | about)
+    return View(**{"rows": rows, "mode": "live", "clock": "12:00:00"} | fields)
 
 
 def rendered(screen: View, width: int = 120, height: int | None = None) -> str:

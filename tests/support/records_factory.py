@@ -67,11 +67,11 @@ def hash_of(text: str) -> int:
     return int.from_bytes(text.encode(), "big") % (16**10)
 
 
-def runs_with_seeds(count: int, losses: Sequence[float], **about: Any) -> list[FakeRun]:
+def runs_with_seeds(count: int, losses: Sequence[float], **fields: Any) -> list[FakeRun]:
     """Return one run per final loss that differ only in seed."""
     return [
         FakeRun(
-            seed=seed, final_loss=loss, axes={"seed": str(seed), **about.get("axes", {})}, **_without(about, "axes")
+            seed=seed, final_loss=loss, axes={"seed": str(seed), **fields.get("axes", {})}, **_without(fields, "axes")
         )
         for seed, loss in zip(range(1, count + 1), losses, strict=True)
     ]

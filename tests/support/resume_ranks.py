@@ -83,8 +83,14 @@ def prepare(folder: Path, world: int, case: Case, sha256: str) -> None:
     for name in ("straight", "parts"):
         run_dir = RunDir(folder / case.name / name)
         run_dir.path.mkdir(parents=True)
-        asked = {"batch_size": 2, "gradient_accumulation": 2, "num_gpus": world, "max_iters": STEPS, "save_best": False}
-        fields = train_fields(folder / "data", sha256, run_dir.checkpoints, **case.fields | asked)
+        settings = {
+            "batch_size": 2,
+            "gradient_accumulation": 2,
+            "num_gpus": world,
+            "max_iters": STEPS,
+            "save_best": False,
+        }
+        fields = train_fields(folder / "data", sha256, run_dir.checkpoints, **case.fields | settings)
         write_json(run_dir.run_json, {"run_id": "0123456789", "name": name, "train": fields})
 
 

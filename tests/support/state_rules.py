@@ -11,7 +11,7 @@ from kmatrix.status.state import ENDED, RunState
 def find_violation(state: RunState) -> str:
     """Return a message about the first violated invariant of a state, or "" for a legal state."""
     numbers = [state.archived, *(attempt.number for attempt in state.attempts)]
-    if any(later <= former for former, later in itertools.pairwise(numbers)):
+    if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
         return "the attempts are not counted upwards"
     if any(attempt.status not in ENDED for attempt in state.attempts[:-1]):
         return "an attempt began before the former had ended"

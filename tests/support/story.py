@@ -46,10 +46,10 @@ def processes_of(folder: Path) -> dict[str, list[psutil.Process]]:
     """Return every process whose command line names the folder, by kind."""
     found: dict[str, list[psutil.Process]] = {kind: [] for kind, _ in KINDS}
     for process in psutil.process_iter(["cmdline", "status"]):
-        words = process.info["cmdline"] or []
-        if process.info["status"] == psutil.STATUS_ZOMBIE or not any(str(folder) in word for word in words):
+        command_line = process.info["cmdline"] or []
+        if process.info["status"] == psutil.STATUS_ZOMBIE or not any(str(folder) in part for part in command_line):
             continue
-        text = " ".join(words)
+        text = " ".join(command_line)
         if kind := next((kind for kind, mark in KINDS if mark in text), None):
             found[kind].append(process)
     return found

@@ -66,7 +66,7 @@ def expected_times(run: Path) -> dict[int, float]:
 
 def read_wandb(python: str, run: Path) -> TrackerContent:
     """Read the offline runs of a run's folder with `wandb leet inspect --json`."""
-    rows, stamps, about = [], {}, {}
+    rows, stamps, metadata = [], {}, {}
     for offline_run in sorted((run / "wandb").glob("offline-run-*")):
         completed = subprocess.run(
             [python, "-m", "wandb", "leet", "inspect", "--json", str(offline_run)],
@@ -83,8 +83,8 @@ def read_wandb(python: str, run: Path) -> TrackerContent:
                 stamps[int(item["_step"])] = item["_timestamp"]
             for kind in ("run", "exit", "summary", "config"):
                 if kind in record:
-                    about[kind] = record[kind]
-    return TrackerContent(rows=tuple(rows), times=stamps, about=about)
+                    metadata[kind] = record[kind]
+    return TrackerContent(rows=tuple(rows), times=stamps, about=metadata)
 
 
 def read_trackio(python: str, results: Path, project: str, run: str) -> TrackerContent:

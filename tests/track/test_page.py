@@ -221,11 +221,16 @@ def test_trackio_view_serves_on_loopback_prints_the_real_port_and_runs_once(trac
 
 @pytest.mark.slow
 def test_a_killed_server_does_not_block_the_next_one(trackio_results, tmp_path, ask):
-    words = ("trackio-view", f"RESULTS_DIR={trackio_results}", f"PORT={free_port(LOOPBACK, 21_860)}", f"O={tmp_path}")
-    with serve_page(*words) as served:
+    arguments = (
+        "trackio-view",
+        f"RESULTS_DIR={trackio_results}",
+        f"PORT={free_port(LOOPBACK, 21_860)}",
+        f"O={tmp_path}",
+    )
+    with serve_page(*arguments) as served:
         served.process.kill()
     assert "not running" in ask("trackio-web", f"RESULTS_DIR={trackio_results}").out
-    with serve_page(*words) as served:
+    with serve_page(*arguments) as served:
         assert get_text(served.url)
 
 
@@ -259,10 +264,10 @@ def test_trackio_console_prints_the_latest_values_of_each_run(tmp_path, ask):
     lines = ask("trackio-console", f"RESULTS_DIR={tmp_path}").out.splitlines()
     assert lines[0] == matrix.name
     assert lines[1].split() == ["run", "status", "step", "tokens", "time", "loss", "val", "lr", "norm", "tok/s", "MFU"]
-    words = {line.split()[0]: line.split()[1:] for line in lines[2:]}
-    assert words["gpt2_adamw_1cpu"][:2] == ["finished", "100"]
-    assert words["gpt2_sgd_1cpu"][:2] == ["stopped", "50"]
-    assert words["gpt2_adamw_1cpu"][5] == "3.2800"
+    columns = {line.split()[0]: line.split()[1:] for line in lines[2:]}
+    assert columns["gpt2_adamw_1cpu"][:2] == ["finished", "100"]
+    assert columns["gpt2_sgd_1cpu"][:2] == ["stopped", "50"]
+    assert columns["gpt2_adamw_1cpu"][5] == "3.2800"
 
 
 def test_trackio_console_prints_the_last_steps_of_a_run(tmp_path, ask):

@@ -70,8 +70,8 @@ def tracker_processes_of(plan):
     """Return the tracker processes of a run."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if "kmatrix.track" in words and str(plan.dir.path) in words:
+        command_line = process.info["cmdline"] or []
+        if "kmatrix.track" in command_line and str(plan.dir.path) in command_line:
             found.append(process)
     return found
 
@@ -81,10 +81,10 @@ def test_the_end_of_a_matrix_waits_for_its_trackers(matrix, plan, trackers):
     outcome = drive(matrix, plans, engine(trackers=trackers), poll_s=0.02)
     assert outcome.exit_code == 0
     wait_until(lambda: not trackers.syncing())
-    for one in plans[:2]:
-        (sent,) = read_track(one.dir)
+    for run in plans[:2]:
+        (sent,) = read_track(run.dir)
         assert (sent.state, sent.points) == (SyncState.DONE, MAX_ITERS)
-        assert steps_of(matrix, one.name) == list(range(MAX_ITERS))
+        assert steps_of(matrix, run.name) == list(range(MAX_ITERS))
     assert not plans[2].dir.track_log.exists()
 
 
@@ -95,140 +95,140 @@ def test_trackers_of_the_command_line_replace_those_of_the_matrix(matrix, plan):
     )
 
     without.begin(plan("a"), os.getpid())
-    instead.begin(one := plan("b", trackers=()), os.getpid())
+    instead.begin(run := plan("b", trackers=()), os.getpid())
     try:
         assert without.syncing() == {}
         assert instead.syncing() == {"b": ("tensorboard",)}
-        (words,) = [process.info["cmdline"] for process in tracker_processes_of(one)]
-        assert words[words.index("--trackers") + 1] == "tensorboard"
-        assert words[words.index("--project") + 1] == "gpt2-1a2b3"  # the trackers of run.json come first
+        (command_line,) = [process.info["cmdline"] for process in tracker_processes_of(run)]
+        assert command_line[command_line.index("--trackers") + 1] == "tensorboard"
+        assert command_line[command_line.index("--project") + 1] == "gpt2-1a2b3"  # the trackers of run.json come first
     finally:
         instead.kill()
 
 
 def test_a_tracker_left_out_of_an_attempt_has_pending_steps(plan):
-    one = plan("a")
+    run = plan("a")
     for step in range(10):
-        append_jsonl(one.dir.metrics, {"step": step, "time": 1.0, "train/loss": 1.0})
-    write_track(one.dir, [SyncStatus(tracker="tensorboard", state=SyncState.DONE, points=6, sent_step=5)])
+        append_jsonl(run.dir.metrics, {"step": step, "time": 1.0, "train/loss": 1.0})
+    write_track(run.dir, [SyncStatus(tracker="tensorboard", state=SyncState.DONE, points=6, sent_step=5)])
 
-    TrackerProcesses(PYTHON, ROOT, chosen=()).begin(one, os.getpid())
+    TrackerProcesses(PYTHON, ROOT, chosen=()).begin(run, os.getpid())
 
-    (sent,) = sync_status(one.dir)
+    (sent,) = sync_status(run.dir)
     assert (sent.state, sent.points, sent.waiting) == (SyncState.BEHIND, 6, 4)
     assert sent.error == "not selected when the run was continued"
 
 
 def test_trackers_do_not_delay_the_end_of_a_run(matrix, plan, trackers):
-    one = plan("gpt2_adamw_1cpu")
-    with hold_lock(one):
-        assert drive(matrix, [one], engine(trackers=trackers), poll_s=0.02).exit_code == 0
-        assert trackers.syncing() == {one.name: ("tensorboard",)}
+    run = plan("gpt2_adamw_1cpu")
+    with hold_lock(run):
+        assert drive(matrix, [run], engine(trackers=trackers), poll_s=0.02).exit_code == 0
+        assert trackers.syncing() == {run.name: ("tensorboard",)}
     wait_until(lambda: not trackers.syncing())
-    assert steps_of(matrix, one.name) == list(range(MAX_ITERS))
+    assert steps_of(matrix, run.name) == list(range(MAX_ITERS))
 
 
 @pytest.mark.slow
 def test_a_killed_tracker_process_is_restarted_and_sends_each_step_once(matrix, plan, trackers):
-    one = plan("gpt2_adamw_1cpu", "hang")
+    run = plan("gpt2_adamw_1cpu", "hang")
     local = engine(trackers=trackers)
-    local.submit([one])
+    local.submit([run])
     for _ in range(2):
-        wait_until(lambda: local.poll() and any(sent.points for sent in read_track(one.dir)) and is_syncing(one.dir))
-        (feeder,) = tracker_processes_of(one)
-        one.dir.track.unlink()
+        wait_until(lambda: local.poll() and any(sent.points for sent in read_track(run.dir)) and is_syncing(run.dir))
+        (feeder,) = tracker_processes_of(run)
+        run.dir.track.unlink()
         feeder.kill()
-    wait_until(lambda: local.poll() and any(sent.points for sent in read_track(one.dir)))
+    wait_until(lambda: local.poll() and any(sent.points for sent in read_track(run.dir)))
     local.cancel()
-    wait_until(lambda: local.poll()[one.name].phase is JobPhase.ENDED)
-    write_state(one.dir, RunState(status=Status.STOPPED))
+    wait_until(lambda: local.poll()[run.name].phase is JobPhase.ENDED)
+    write_state(run.dir, RunState(status=Status.STOPPED))
     wait_until(lambda: not trackers.syncing())
-    sent = steps_of(matrix, one.name)
-    assert sent == list(range(len(one.dir.metrics.read_text().splitlines())))
+    sent = steps_of(matrix, run.name)
+    assert sent == list(range(len(run.dir.metrics.read_text().splitlines())))
 
 
 def test_a_tracker_process_that_keeps_dying_is_not_restarted(matrix, plan, trackers):
-    one = plan("gpt2_adamw_1cpu")
-    trackers.begin(one, os.getpid())
+    run = plan("gpt2_adamw_1cpu")
+    trackers.begin(run, os.getpid())
     for _ in range(MOST_RESTARTS + 1):
-        wait_until(lambda: tracker_processes_of(one))
-        tracker_processes_of(one)[0].kill()
+        wait_until(lambda: tracker_processes_of(run))
+        tracker_processes_of(run)[0].kill()
         wait_until(
-            lambda: not tracker_processes_of(one)
+            lambda: not tracker_processes_of(run)
         )  # a process that was not waited for has no command line any more
         trackers.poll()
     assert trackers.syncing() == {}
 
 
 def test_killing_a_run_kills_its_tracker_process(matrix, plan, trackers):
-    one = plan("gpt2_adamw_1cpu", "hang")
+    run = plan("gpt2_adamw_1cpu", "hang")
     local = engine(trackers=trackers)
-    local.submit([one])
-    wait_until(lambda: local.poll() and is_syncing(one.dir))
+    local.submit([run])
+    wait_until(lambda: local.poll() and is_syncing(run.dir))
     local.cancel(now=True)
     assert trackers.syncing() == {}
-    assert not is_syncing(one.dir)
+    assert not is_syncing(run.dir)
 
 
 @pytest.mark.slow
 def test_after_the_runner_is_killed_pending_steps_are_still_sent(matrix, plan, start_runner):
-    one = plan("gpt2_adamw_1cpu", "hang")
-    process = start_runner(f"{one.name}=hang")
-    wait_until(lambda: one.dir.metrics.exists() and len(one.dir.metrics.read_text().splitlines()) > 5)
-    guard = read_json(one.dir.status)["pid"]
-    begun = start(PYTHON, ROOT, one.dir, "--parent", str(guard))  # as the runner does
-    wait_until(lambda: is_syncing(one.dir))
+    run = plan("gpt2_adamw_1cpu", "hang")
+    process = start_runner(f"{run.name}=hang")
+    wait_until(lambda: run.dir.metrics.exists() and len(run.dir.metrics.read_text().splitlines()) > 5)
+    guard = read_json(run.dir.status)["pid"]
+    begun = start(PYTHON, ROOT, run.dir, "--parent", str(guard))  # as the runner does
+    wait_until(lambda: is_syncing(run.dir))
     os.kill(process.pid, signal.SIGKILL)
     assert begun.wait(60) == 0
-    (sent,) = read_track(one.dir)
+    (sent,) = read_track(run.dir)
     assert (sent.state, sent.waiting) == (SyncState.DONE, 0)
-    assert steps_of(matrix, one.name) == list(range(sent.points))
+    assert steps_of(matrix, run.name) == list(range(sent.points))
 
 
 def test_a_result_that_is_still_being_sent_is_not_archived(matrix, plan, trackers):
-    one = plan("gpt2_adamw_1cpu")
-    assert drive(matrix, [one], engine(), poll_s=0.02).exit_code == 0
-    trackers.begin(one, os.getpid())
-    wait_until(lambda: is_syncing(one.dir))
+    run = plan("gpt2_adamw_1cpu")
+    assert drive(matrix, [run], engine(), poll_s=0.02).exit_code == 0
+    trackers.begin(run, os.getpid())
+    wait_until(lambda: is_syncing(run.dir))
     with pytest.raises(LaunchError, match="still sends to its trackers"):
-        archive_result(one.dir)
+        archive_result(run.dir)
     trackers.kill()
-    assert archive_result(one.dir) == one.dir.archive / "1"
+    assert archive_result(run.dir) == run.dir.archive / "1"
 
 
 def test_the_end_of_a_matrix_shows_which_trackers_it_waits_for_and_ctrl_c_skips_them(plan, trackers, monkeypatch):
-    one, shown = plan("gpt2_adamw_1cpu"), []
+    run, shown = plan("gpt2_adamw_1cpu"), []
 
     def show(line, text):
         shown.append(text)
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(cli_track._Line, "show", show)
-    with hold_lock(one):
-        trackers.begin(one, os.getpid())
-        trackers.end(one.dir)
+    with hold_lock(run):
+        trackers.begin(run, os.getpid())
+        trackers.end(run.dir)
         cli_track.wait_for_sync(trackers)
     assert re.fullmatch(r"uploading to tensorboard: \d+ s, Ctrl\+C leaves the rest to make track-sync", shown.pop())
-    assert (shown, trackers.syncing(), tracker_processes_of(one)) == ([], {}, [])
+    assert (shown, trackers.syncing(), tracker_processes_of(run)) == ([], {}, [])
 
 
 def test_a_tracker_process_that_exceeds_the_time_limit_is_killed(plan, trackers, monkeypatch):
     monkeypatch.setattr(track, "MARGIN_S", 0.1)
-    one = plan("gpt2_adamw_1cpu", limit_s=0.1)
-    trackers.begin(one, os.getpid())
-    wait_until(lambda: is_syncing(one.dir))
+    run = plan("gpt2_adamw_1cpu", limit_s=0.1)
+    trackers.begin(run, os.getpid())
+    wait_until(lambda: is_syncing(run.dir))
     # A suspended process cannot exit by itself.
-    tracker_processes_of(one)[0].suspend()
-    trackers.end(one.dir)
+    tracker_processes_of(run)[0].suspend()
+    trackers.end(run.dir)
     wait_until(lambda: not trackers.syncing())
-    assert tracker_processes_of(one) == []
+    assert tracker_processes_of(run) == []
 
 
 def test_a_tracker_process_has_no_gpu_one_thread_and_lower_priority(plan, trackers):
-    one = plan("gpt2_adamw_1cpu")
-    trackers.begin(one, os.getpid())
-    wait_until(lambda: is_syncing(one.dir))
-    (feeder,) = tracker_processes_of(one)
-    known = feeder.environ()
-    assert (known["CUDA_VISIBLE_DEVICES"], known["OMP_NUM_THREADS"]) == ("", "1")
+    run = plan("gpt2_adamw_1cpu")
+    trackers.begin(run, os.getpid())
+    wait_until(lambda: is_syncing(run.dir))
+    (feeder,) = tracker_processes_of(run)
+    environ = feeder.environ()
+    assert (environ["CUDA_VISIBLE_DEVICES"], environ["OMP_NUM_THREADS"]) == ("", "1")
     assert feeder.nice() == 10

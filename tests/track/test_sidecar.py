@@ -47,9 +47,9 @@ def short_pauses(monkeypatch):
     ):
         monkeypatch.setattr(sidecar, name, value)
     # `feed` installs handlers in this process, which is pytest.
-    former = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
-    for number, handler in former.items():
+    for number, handler in previous.items():
         signal.signal(number, handler)
 
 

@@ -104,7 +104,7 @@ def test_opening_a_fully_sent_run_writes_nothing(identity_of, folder):
     tracker.points(points(0))
     tracker.close(Status.FINISHED)
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    again = TensorBoardMirror()
-    again.open(identity_of)
-    again.close(Status.FINISHED)
+    reopened = TensorBoardMirror()
+    reopened.open(identity_of)
+    reopened.close(Status.FINISHED)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before

@@ -95,29 +95,29 @@ def trackio(run: TrackerIdentity, *arguments: str) -> Any:
 def config(run: TrackerIdentity) -> Mapping[str, Any]:
     from trackio.api import Api
 
-    return next(one for one in Api().runs(run.project) if one.id == run.id).config
+    return next(stored for stored in Api().runs(run.project) if stored.id == run.id).config
 
 
 def names(run: TrackerIdentity) -> list[str]:
     from trackio.api import Api
 
-    return [one.name for one in Api().runs(run.project)]
+    return [stored.name for stored in Api().runs(run.project)]
 
 
 def test_each_step_is_stored_once_with_its_values_and_time(identity):
     send_run(identity)
-    got = trackio(
+    stored = trackio(
         identity, "get", "metric", "--project", identity.project, "--run", identity.name, "--metric", "train/loss"
     )
-    assert [(row["step"], row["value"]) for row in got["values"]] == [(s, 4.0 - s / 10) for s in range(LAST + 1)]
-    stamps = [row["timestamp"] for row in got["values"]]
+    assert [(row["step"], row["value"]) for row in stored["values"]] == [(s, 4.0 - s / 10) for s in range(LAST + 1)]
+    stamps = [row["timestamp"] for row in stored["values"]]
     assert stamps[:2] == ["2026-09-21T14:13:20.250000+00:00", "2026-09-21T14:13:21.250000+00:00"]
 
 
 def test_devices_are_system_metrics_with_a_name_per_gpu_and_the_balance_over_time(identity):
     send_run(identity)
-    got = trackio(identity, "get", "system-metric", "--project", identity.project, "--run", identity.name)
-    rows = got["system_metrics"]
+    stored = trackio(identity, "get", "system-metric", "--project", identity.project, "--run", identity.name)
+    rows = stored["system_metrics"]
     assert [(row["gpu/0/power"], row["gpu/1/power"], row["gpu_load_balance_cv"]) for row in rows] == [
         (250.0, 240.0, 2.0),
         (251.0, 240.0, 3.0),
@@ -127,13 +127,13 @@ def test_devices_are_system_metrics_with_a_name_per_gpu_and_the_balance_over_tim
 
 def test_the_configuration_has_group_tags_and_the_final_status(identity):
     send_run(identity)
-    held = config(identity)
-    assert held["CONFIG_GPT2_MAX_ITERS"] == "10"
-    assert held["run_id"] == "a1b2c3d4"
-    assert held["tags"] == ["optimizer=adamw", "num_gpus=2"]
-    assert held["_Group"] == "test_matrix_results_20261120_120000"
-    assert held["status"] == "finished"
-    assert held["hidden"] == "y"  # names that start with an underscore belong to Trackio
+    stored = config(identity)
+    assert stored["CONFIG_GPT2_MAX_ITERS"] == "10"
+    assert stored["run_id"] == "a1b2c3d4"
+    assert stored["tags"] == ["optimizer=adamw", "num_gpus=2"]
+    assert stored["_Group"] == "test_matrix_results_20261120_120000"
+    assert stored["status"] == "finished"
+    assert stored["hidden"] == "y"  # names that start with an underscore belong to Trackio
 
 
 def test_a_resumed_run_is_running_until_it_ends(identity):
@@ -203,8 +203,8 @@ def test_device_values_wait_for_the_first_point(identity):
     mirror.points([point(0)])
     mirror.devices([devices(1)])
     assert TrackioMirror().open(identity).devices_time == BEGAN + 1
-    got = trackio(identity, "get", "system-metric", "--project", identity.project, "--run", identity.name)
-    assert [row["gpu/0/power"] for row in got["system_metrics"]] == [250.0, 251.0]
+    stored = trackio(identity, "get", "system-metric", "--project", identity.project, "--run", identity.name)
+    assert [row["gpu/0/power"] for row in stored["system_metrics"]] == [250.0, 251.0]
 
 
 def test_a_run_without_points_leaves_no_files(identity):
@@ -228,12 +228,12 @@ def test_two_matrices_in_one_project_keep_two_runs_of_the_same_name(identity):
 def test_alerts_are_stored_once_with_time_and_step(identity):
     from trackio.api import Api
 
-    said = TrackerAlert(time=BEGAN + 5, title="loss is NaN", text="at step 5", level=AlertLevel.ERROR)
+    sent_alert = TrackerAlert(time=BEGAN + 5, title="loss is NaN", text="at step 5", level=AlertLevel.ERROR)
     for _ in range(2):
         mirror = TrackioMirror()
         mirror.open(identity)
         mirror.points([point(5)])
-        mirror.alert(said)
+        mirror.alert(sent_alert)
     (alert,) = Api().alerts(identity.project)
     assert (alert["title"], alert["text"], alert["level"], alert["step"]) == ("loss is NaN", "at step 5", "error", 5)
     assert alert["timestamp"] == "2026-09-21T14:13:25.250000+00:00"
@@ -245,9 +245,9 @@ def test_nan_values_and_reserved_names_survive_a_round_trip(identity):
     mirror.open(identity)
     sent = {"train/loss": math.nan, "grad/norm": math.inf, "time": 3.0, "__odd": 1.0}
     mirror.points([MetricPoint(step=0, time=BEGAN, values=sent)])
-    got = TrackioMirror().open(identity).steps[0]
-    assert math.isnan(got.pop("train/loss"))
-    assert got == {"grad/norm": math.inf, "time": 3.0, "__odd": 1.0}
+    stored = TrackioMirror().open(identity).steps[0]
+    assert math.isnan(stored.pop("train/loss"))
+    assert stored == {"grad/norm": math.inf, "time": 3.0, "__odd": 1.0}
 
 
 def test_a_project_name_that_trackio_cannot_store_is_refused(identity):
@@ -302,14 +302,14 @@ ALONE = """
 @pytest.fixture
 def send_in_process(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Send a run from another process, with a Hugging Face token in its environment."""
-    own = {name: text for name, text in os.environ.items() if not name.startswith(("HF_", "TRACKIO_"))}
+    environ = {name: text for name, text in os.environ.items() if not name.startswith(("HF_", "TRACKIO_"))}
     begun = []
 
     def start(number: int, steps: int, **known: Any) -> subprocess.Popen[str]:
         begun.append(
             subprocess.Popen(
                 [sys.executable, "-c", textwrap.dedent(ALONE), str(tmp_path), str(number), str(steps)],
-                env={**own, "PYTHONPATH": f"{ROOT}/lib", "HOME": str(tmp_path), "HF_TOKEN": "hf_" + "x" * 34},
+                env={**environ, "PYTHONPATH": f"{ROOT}/lib", "HOME": str(tmp_path), "HF_TOKEN": "hf_" + "x" * 34},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -350,9 +350,9 @@ def test_a_process_killed_while_sending_can_be_continued(tmp_path, send_in_proce
     wait_until(lambda: rows(tmp_path) and rows(tmp_path)[0][1] > 20)
     first.kill()
     first.communicate()
-    held = rows(tmp_path)[0][1]
-    assert send_in_process(0, held + 20).wait(timeout=120) == 0
-    assert rows(tmp_path) == [("run0", held + 20, held + 20)]
+    stored = rows(tmp_path)[0][1]
+    assert send_in_process(0, stored + 20).wait(timeout=120) == 0
+    assert rows(tmp_path) == [("run0", stored + 20, stored + 20)]
 
 
 @pytest.mark.slow
@@ -361,10 +361,10 @@ def test_a_full_disk_is_an_error_and_stored_steps_are_kept(tmp_path, send_in_pro
         resource.setrlimit(resource.RLIMIT_FSIZE, (800_000, 800_000))
 
     process = send_in_process(0, 100_000, preexec_fn=small_disk)
-    _, said = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert "sqlite3.OperationalError" in said.splitlines()[-1]
-    ((_, held, steps),) = rows(tmp_path)
-    assert held == steps > 0
+    assert "sqlite3.OperationalError" in errors.splitlines()[-1]
+    ((_, stored, steps),) = rows(tmp_path)
+    assert stored == steps > 0
     assert send_in_process(0, steps + 20).wait(timeout=120) == 0
     assert rows(tmp_path) == [("run0", steps + 20, steps + 20)]

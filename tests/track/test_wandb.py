@@ -37,7 +37,7 @@ def inspect(piece: Path, *arguments: str) -> list[dict[str, Any]]:
 def offline_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[WandbFiles, list[dict[str, Any]]]:
     """A run whose first process was killed at step 25, whose second ended, and which was sent once more."""
     folder = tmp_path_factory.mktemp("offline") / "matrix"
-    said = [
+    outputs = [
         drive(
             folder,
             ["open"],
@@ -50,7 +50,7 @@ def offline_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[WandbFiles, l
         drive(folder, ["open"], ["devices", EPOCH + 39, 7.0], ["points", 0, 40], ["close", "finished"]),
         drive(folder, ["open"], ["points", 0, 40], ["close", "finished"]),
     ]
-    return WandbFiles(folder / RUN, "cafe-1"), said
+    return WandbFiles(folder / RUN, "cafe-1"), outputs
 
 
 def rows(files: WandbFiles) -> list[dict[str, Any]]:
@@ -58,15 +58,15 @@ def rows(files: WandbFiles) -> list[dict[str, Any]]:
 
 
 def test_a_run_without_a_key_is_kept_in_its_own_directory_and_can_be_sent_later(offline_run):
-    files, said = offline_run
-    assert said[0]["link"] == str(files.folder)
-    assert said[0]["how"].endswith(f"wandb sync {files.folder}")
+    files, outputs = offline_run
+    assert outputs[0]["link"] == str(files.folder)
+    assert outputs[0]["how"].endswith(f"wandb sync {files.folder}")
     assert all(piece.name.startswith("offline-run-") for piece in files.sessions)
 
 
 def test_each_step_is_stored_once_with_its_values_and_time_after_a_kill(offline_run):
-    files, said = offline_run
-    assert said[0]["code"] < 0  # it was killed
+    files, outputs = offline_run
+    assert outputs[0]["code"] < 0  # it was killed
     found = rows(files)
     assert [row["_step"] for row in found] == list(range(40))
     for row in found:
@@ -76,11 +76,11 @@ def test_each_step_is_stored_once_with_its_values_and_time_after_a_kill(offline_
 
 
 def test_stored_steps_are_reported_when_the_run_is_reopened(offline_run):
-    _, said = offline_run
-    assert set(range(21)) <= set(said[1]["steps"]) <= set(range(26))
-    assert said[1]["alerts"] == 1
-    assert said[2]["steps"] == list(range(40))
-    assert said[2]["devices_time"] == EPOCH + 39
+    _, outputs = offline_run
+    assert set(range(21)) <= set(outputs[1]["steps"]) <= set(range(26))
+    assert outputs[1]["alerts"] == 1
+    assert outputs[2]["steps"] == list(range(40))
+    assert outputs[2]["devices_time"] == EPOCH + 39
 
 
 def test_sending_again_writes_nothing(offline_run):
@@ -144,25 +144,25 @@ def online_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Wandb
     """A run on a server that was killed, continued, and sent once more."""
     folder = tmp_path_factory.mktemp("online") / "matrix"
     with WandbServer() as server:
-        said = [
+        outputs = [
             drive(folder, ["open"], ["points", 0, 20], ["close", "stopped"], environ=server.environment),
             drive(folder, ["open"], ["points", 0, 30], ["kill"], environ=server.environment),
             drive(folder, ["open"], ["points", 0, 40], ["close", "finished"], environ=server.environment),
             drive(folder, ["open"], ["points", 0, 40], ["close", "finished"], environ=server.environment),
         ]
-        yield server, folder, said
+        yield server, folder, outputs
 
 
 def test_with_a_key_each_step_is_on_the_server_once_after_a_stop_and_a_kill(online_run):
-    server, _, said = online_run
+    server, _, outputs = online_run
     kept = server.runs["cafe-1"]
     assert kept.steps == list(range(40))
     for line in kept.lines:
         assert line["train/loss"] == pytest.approx(point(line["_step"]).values["train/loss"])
         assert line["_timestamp"] == point(line["_step"]).time
-    assert said[1]["steps"] == list(range(20))
-    assert said[0]["link"].startswith(server.root)
-    assert said[0]["how"] is None
+    assert outputs[1]["steps"] == list(range(20))
+    assert outputs[0]["link"].startswith(server.root)
+    assert outputs[0]["how"] is None
 
 
 def test_the_server_has_name_group_tags_configuration_and_status_of_the_run(online_run):
@@ -184,9 +184,9 @@ def test_a_server_that_refuses_rows_is_an_error_and_the_rows_are_sent_later(tmp_
     folder = tmp_path / "matrix"
     with WandbServer() as server:
         server.refuse["file_stream"] = 401
-        said = drive(folder, ["open"], ["points", 0, 5], ["close", "finished"], environ=server.environment)
-        assert said["code"] == 1
-        assert "401 Unauthorized" in said["stderr"].splitlines()[-1]
+        outputs = drive(folder, ["open"], ["points", 0, 5], ["close", "finished"], environ=server.environment)
+        assert outputs["code"] == 1
+        assert "401 Unauthorized" in outputs["stderr"].splitlines()[-1]
         server.refuse.clear()
         drive(folder, ["open"], ["points", 0, 5], ["close", "finished"], environ=server.environment)
         assert server.runs["cafe-1"].steps == [0, 1, 2, 3, 4]
@@ -206,7 +206,7 @@ def test_after_the_wandb_service_dies_the_run_continues_in_the_same_process(tmp_
 def test_a_service_that_dies_at_startup_is_an_error_instead_of_a_hang(tmp_path):
     process = start_driver(tmp_path / "matrix", ["open"], ["points", 0, 5], ["close", "finished"])
     core = wait_until(
-        lambda: [one for one in Process(process.pid).children(recursive=True) if "wandb-core" in one.name()]
+        lambda: [child for child in Process(process.pid).children(recursive=True) if "wandb-core" in child.name()]
     )[0]
     core.kill()
     _, stderr = process.communicate(timeout=120)
@@ -264,10 +264,10 @@ def test_nan_and_infinity_strings_are_parsed_and_other_strings_ignored():
 @pytest.mark.parametrize("size", [0, 5, 7, 100, 900])
 def test_a_truncated_file_is_read_up_to_the_last_complete_record(offline_run, tmp_path, size):
     files, _ = offline_run
-    whole = next(files.sessions[-1].glob("*.wandb"))
+    file = next(files.sessions[-1].glob("*.wandb"))
     piece = tmp_path / "wandb" / files.sessions[-1].name
     piece.mkdir(parents=True)
-    (piece / whole.name).write_bytes(whole.read_bytes()[:-size] if size == 900 else whole.read_bytes()[:size])
+    (piece / file.name).write_bytes(file.read_bytes()[:-size] if size == 900 else file.read_bytes()[:size])
     found = WandbFiles(tmp_path, "cafe-1").read()
     assert set(found.steps) < set(range(40))
     assert bool(found.steps) == (size == 900)

@@ -76,9 +76,9 @@ def test_the_end_of_a_document_decodes_to_a_blank_line(each):
 @pytest.mark.parametrize("each", trained_bpe()[1:], ids=lambda each: each.name)
 def test_the_vocabulary_of_a_dataset_is_read_from_its_directory(tmp_path, each):
     each.save(tmp_path / "tokenizer.json")
-    again = load(each.name, tmp_path)
-    assert again.encode(TEXT).tolist() == each.encode(TEXT).tolist()
-    assert again.vocab_size == each.vocab_size
+    second = load(each.name, tmp_path)
+    assert second.encode(TEXT).tolist() == each.encode(TEXT).tolist()
+    assert second.vocab_size == each.vocab_size
 
 
 def test_the_same_texts_train_the_same_bpe_in_another_process(tmp_path):

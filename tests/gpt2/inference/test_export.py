@@ -56,13 +56,13 @@ def test_the_logits_match_transformers_and_an_import_restores_every_bit(tmp_path
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     idx = torch.randint(257, (2, 32), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        ours, _ = model(idx)
-        assert (ours - hf_model.eval()(idx).logits).abs().max() < 1e-5
+        logits, _ = model(idx)
+        assert (logits - hf_model.eval()(idx).logits).abs().max() < 1e-5
         assert run(tmp_path / "hf", f"--output={tmp_path / 'back.pt'}") == 0
         value = load_checkpoint(tmp_path / "back.pt")
         restored = build(value["config"], tmp_path)
         restored.load_state_dict(value["model"])
-        assert torch.equal(restored.eval()(idx)[0], ours)
+        assert torch.equal(restored.eval()(idx)[0], logits)
     for name, weights in model.state_dict().items():
         assert torch.equal(value["model"][name], weights), name
     assert (value["step"], value["run_id"]) == (7, "0123456789")

@@ -53,12 +53,12 @@ def notes(tmp_path):
     """A folder of 60 texts, some JSON lines, some Parquet, and files of other types."""
     folder = tmp_path / "notes"
     (folder / "deep").mkdir(parents=True)
-    documents_in = documents_of(60)
-    for number, document in enumerate(documents_in[:40]):
+    documents = documents_of(60)
+    for number, document in enumerate(documents[:40]):
         (folder / f"{number:02}.txt").write_text(document)
-    lines = "".join(json.dumps({"text": document}) + "\n" for document in documents_in[40:50])
+    lines = "".join(json.dumps({"text": document}) + "\n" for document in documents[40:50])
     (folder / "deep" / "more.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    pq.write_table(pa.table({"text": documents_in[50:], "id": range(10)}), folder / "deep" / "rest.parquet")
+    pq.write_table(pa.table({"text": documents[50:], "id": range(10)}), folder / "deep" / "rest.parquet")
     (folder / "picture.png").write_bytes(b"\x89PNG\xff\xfe")
     (folder / ".hidden.txt").write_text("a secret")
     (folder / "empty.txt").write_text("")
@@ -391,6 +391,6 @@ def _words(process):
 def test_tokenizing_writes_a_copy_of_each_document_to_the_place_given_by_its_hash(tmp_path):
     inner = writer.tokenizer.load("byte")
     documents = [writer.Document(content, "", (0, 1)) for content in (*documents_of(200), *documents_of(200))]
-    held = [item.held_out for item in writer.encode(documents, inner, 10)]
-    assert held[:200] == held[200:]
-    assert 5 < sum(held[:200]) < 40
+    held_out = [item.held_out for item in writer.encode(documents, inner, 10)]
+    assert held_out[:200] == held_out[200:]
+    assert 5 < sum(held_out[:200]) < 40

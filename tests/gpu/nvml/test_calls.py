@@ -108,10 +108,10 @@ def test_reading_all_fields_at_once_equals_reading_them_one_by_one(rows):
 
 def test_each_value_is_in_its_column_and_unit():
     ((values),) = read(source(fake_driver([gpu()]), 1))
-    known = {name: values[index] for name, index in COLUMN_INDEX.items()}
-    assert known["energy_j"] == 2**40 / 1000
-    del known["energy_j"]
-    assert known == {
+    columns = {name: values[index] for name, index in COLUMN_INDEX.items()}
+    assert columns["energy_j"] == 2**40 / 1000
+    del columns["energy_j"]
+    assert columns == {
         "utilization": 95,
         "memory_used": 12_800,
         "power": 140,

@@ -215,13 +215,13 @@ def test_throttling_is_an_event_with_its_duration(start_recorder, run_dir):
 
 
 def test_a_foreign_process_is_named(start_recorder, run_dir):
-    with sleeping_process() as ours, sleeping_process() as other:
-        lines = f"0 0 process {ours.pid} 500\n0 0 process {other.pid} 700\n"
-        process = start_recorder("--hz", 20, "--ranks-of", ours.pid, lines=lines, gpus=1)
+    with sleeping_process() as rank, sleeping_process() as foreign:
+        lines = f"0 0 process {rank.pid} 500\n0 0 process {foreign.pid} 700\n"
+        process = start_recorder("--hz", 20, "--ranks-of", rank.pid, lines=lines, gpus=1)
         wait_until(lambda: events_of(run_dir, "foreign"), "the other process is reported")
         stop_recorder(process)
     assert read_json(run_dir.gpu_summary)["gpus"][0]["foreign"] == [
-        {"pid": other.pid, "name": "sleep", "memory_mib": 700},
+        {"pid": foreign.pid, "name": "sleep", "memory_mib": 700},
     ]
 
 

@@ -76,9 +76,9 @@ def test_the_summary_and_the_recording_of_the_recorder_give_the_same_numbers(tmp
     streamed = read_gpu(RunDir(tmp_path), TrainingTotals())
     assert summed.evidence.endswith("gpu_summary.json")
     assert streamed.evidence.endswith("_multi_gpu.json")
-    for one, other in zip(summed.devices, streamed.devices, strict=True):
+    for left, right in zip(summed.devices, streamed.devices, strict=True):
         for quantity in ("memory_used", "utilization", "power", "temperature", "sm_clock"):
-            a, b = getattr(one, quantity), getattr(other, quantity)
+            a, b = getattr(left, quantity), getattr(right, quantity)
             assert (a.mean, a.minimum, a.maximum) == pytest.approx((b.mean, b.minimum, b.maximum))
             assert a.deviation == pytest.approx(b.deviation)
     assert [device.memory_used.mean for device in streamed.devices] == pytest.approx(MEANS)
@@ -261,10 +261,10 @@ def test_the_arithmetic_of_the_recorder_gives_the_same_numbers(tmp_path):
         aggregate.add(snapshot.monotonic, snapshot.time, floats)
     write_json(RunDir(tmp_path).gpu_summary, aggregate.summary({"device_type": "nvidia"}, final=True))
     gpu = read_gpu(RunDir(tmp_path), TrainingTotals())
-    for one, other in zip(gpu.devices, expected.devices, strict=True):
-        assert one.samples == other.samples
-        assert one.memory_used.mean == pytest.approx(other.memory_used.mean)
-        assert one.memory_used.deviation == pytest.approx(other.memory_used.deviation)
+    for left, right in zip(gpu.devices, expected.devices, strict=True):
+        assert left.samples == right.samples
+        assert left.memory_used.mean == pytest.approx(right.memory_used.mean)
+        assert left.memory_used.deviation == pytest.approx(right.memory_used.deviation)
     assert (gpu.total_mean, gpu.total_max) == pytest.approx((expected.total_mean, expected.total_max))
     assert gpu.balance("memory_used").cv == pytest.approx(expected.balance("memory_used").cv)
 

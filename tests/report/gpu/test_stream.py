@@ -54,16 +54,16 @@ def test_memory_does_not_grow_with_the_length_of_a_recording(tmp_path):
 @given(st.integers(1, 3000), st.integers(1, 700))
 @settings(max_examples=30, deadline=None)
 def test_a_timeline_is_short_keeps_its_mean_and_does_not_depend_on_the_blocks(count, size):
-    whole, in_parts = TimelineBuilder(), TimelineBuilder()
+    at_once, in_parts = TimelineBuilder(), TimelineBuilder()
     seconds = np.arange(count, dtype=float)
     memory = {0: 100.0 + seconds, 1: np.where(seconds % 2, np.nan, 7.0)}
-    whole.add(seconds, memory)
+    at_once.add(seconds, memory)
     for start in range(0, count, size):
         in_parts.add(
             seconds[start : start + size], {device: values[start : start + size] for device, values in memory.items()}
         )
     points = in_parts.points([0, 1, 2])
-    assert points == whole.points([0, 1, 2])
+    assert points == at_once.points([0, 1, 2])
     assert min(count, MAX_TIMELINE_POINTS // 2) <= len(points) <= MAX_TIMELINE_POINTS
     assert all(a.seconds < b.seconds for a, b in pairwise(points))
     assert [m.memory[0] for m in points] == pytest.approx([100 + m.seconds for m in points])
@@ -78,9 +78,9 @@ def test_binary_and_text_recordings_give_the_same_timeline(tmp_path):
     RunDir(tmp_path).gpu_samples.unlink()
     from_text = add_timeline(RunDir(tmp_path), read_gpu(RunDir(tmp_path), TrainingTotals()))
     assert len(from_binary.timeline) == len(from_text.timeline) == 60
-    for one, other in zip(from_binary.timeline, from_text.timeline, strict=True):
-        assert one.seconds == pytest.approx(other.seconds)
-        assert one.memory == pytest.approx(other.memory, nan_ok=False)
+    for left, right in zip(from_binary.timeline, from_text.timeline, strict=True):
+        assert left.seconds == pytest.approx(right.seconds)
+        assert left.memory == pytest.approx(right.memory, nan_ok=False)
     assert from_binary.timeline[30].memory[1] is None
 
 
@@ -101,11 +101,11 @@ def test_a_recorder_killed_before_its_first_summary_leaves_every_sample(tmp_path
     assert numbers.evidence.endswith("/gpu_samples.bin")
     assert "wrote no summary" in numbers.notes[0]
     assert (numbers.device_type, numbers.samples, numbers.final) == ("nvidia", 60, False)
-    for one, other in zip(numbers.devices, expected.devices, strict=True):
+    for left, right in zip(numbers.devices, expected.devices, strict=True):
         for name in ("gpu_index", "rank", "uuid", "memory_total"):
-            assert getattr(one, name) == getattr(other, name)
-        assert one.memory_used.mean == pytest.approx(other.memory_used.mean)
-        assert one.power.deviation == pytest.approx(other.power.deviation)
+            assert getattr(left, name) == getattr(right, name)
+        assert left.memory_used.mean == pytest.approx(right.memory_used.mean)
+        assert left.power.deviation == pytest.approx(right.power.deviation)
 
 
 def test_samples_after_the_last_summary_are_counted(tmp_path):
