@@ -55,7 +55,7 @@ def test_pending_steps_are_sent_and_a_second_sync_sends_nothing(run):
     assert result.out == f"{run.name}: tensorboard has all 30 steps (30 new), {folder}\n"
     assert values_in_tensorboard(run) == expected_values(run)
     second = sync(run)
-    assert (second.status, second.out.splitlines()[-1].split(": ")[1]) == (0, "no pending steps in 1 runs")
+    assert (second.status, second.out.splitlines()[-1].split(": ")[1]) == (0, "no pending steps in 1 run")
     for_tensorboard = sync(run, "TRACKER=tensorboard")
     assert (for_tensorboard.status, "30 steps (0 new)" in for_tensorboard.out) == (0, True)
     assert values_in_tensorboard(run) == expected_values(run)

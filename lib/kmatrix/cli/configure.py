@@ -31,7 +31,7 @@ from kmatrix.kconfig.tree import Assignment, Tree, check_text, help_text, open_t
 from kmatrix.matrix.axes import overrides
 from kmatrix.records.files import write_bytes
 from kmatrix.records.paths import ROOT
-from kmatrix.text import shown
+from kmatrix.text import plural, shown
 from kmatrix.track.available import is_computed
 
 
@@ -58,7 +58,7 @@ def oldconfig(arguments: Arguments) -> int:
     new = new_symbols(tree, arguments.config)
     if new and not sys.stdin.isatty():
         raise ConfigError(
-            f"oldconfig needs a terminal to ask for {len(new)} new symbols",
+            f"oldconfig needs a terminal to ask for {plural(len(new), 'new symbol')}",
             hint="run make olddefconfig to use their defaults",
         )
     for symbol in new:

@@ -169,7 +169,7 @@ def _positive(name: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise ConfigError(f"{name}={text} is not a number above 0", hint=f"pass {name}=4.5, or leave it out")
+        raise ConfigError(f"{name}={text} is not a number above 0", hint=f"pass {name}=4.5, or omit it")
     return value
 
 
@@ -193,7 +193,7 @@ def _forecast_lines(config: RunConfig, devices: Sequence[GpuModel], target: Targ
     yield _line(
         "model",
         f"{shape.n_layer} layers, {shape.n_head} heads, width {shape.n_embd}, vocabulary {shape.vocab_size:,}: "
-        f"{shape.params:,} parameters, {flop_count(flops)} a token",
+        f"{shape.params:,} parameters, {flop_count(flops)} per token",
     )
     yield _line("length", _length(config))
     yield _line("data", _data(config, data_dir))
@@ -265,9 +265,7 @@ def _memory(needed: MemoryNeed) -> str:
     listed = ", ".join(
         f"{name} {'unknown' if size is None else memory_size(size)}" for name, size in parts.items() if size != 0
     )
-    peak = (
-        "unknown, because the optimizer states are" if needed.total is None else f"{memory_size(needed.total)} per rank"
-    )
+    peak = "unknown, like the optimizer states" if needed.total is None else f"{memory_size(needed.total)} per rank"
     return f"peak {peak} ({listed})"
 
 

@@ -374,7 +374,7 @@ def _totals(view: MatrixView, now: float) -> Iterator[str]:
         yield f"left: {duration(view.left_s)}; not running: make continue TARGET={view.name}"
     if any(run.dollars is not None for run in view.runs):
         spent = sum(run.dollars or 0.0 for run in view.runs)
-        yield f"cost: {money(spent)} so far, {money(view.all_dollars)} in the end"
+        yield f"cost: {money(spent)} so far, {money(view.all_dollars)} in total"
     if failed := sum(run.status in (Status.FAILED, Status.SKIPPED) for run in view.runs):
         yield f"{failed} failed or skipped: not counted"
 

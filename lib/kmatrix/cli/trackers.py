@@ -24,7 +24,7 @@ from kmatrix.records.tracking import (
     read_track,
     sync_status,
 )
-from kmatrix.text import duration, shown
+from kmatrix.text import duration, plural, shown
 from kmatrix.track.available import TITLES, WANDB_SYMBOLS, login, need_trackers, own_project
 from kmatrix.track.processes import TrackerProcesses, kill, start
 from kmatrix.track.selftest import PROJECT, STEPS, is_online, lost_steps, send_run, synthetic_run, tracker_failure
@@ -79,7 +79,7 @@ def sync(arguments: Arguments) -> int:
         )
     need_trackers(sorted({name for names in wanted.values() for name in names}))
     if not any(wanted.values()):
-        print(f"{shown(matrix.path)}: no pending steps in {len(runs)} runs")
+        print(f"{shown(matrix.path)}: no pending steps in {plural(len(runs), 'run')}")
     return max([_sync_run(run, names, arguments.get("PROJECT")) for run, names in wanted.items() if names], default=0)
 
 
