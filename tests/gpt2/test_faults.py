@@ -58,7 +58,7 @@ def test_a_spike_is_a_loss_far_above_the_previous_ones(tmp_path):
     assert guard.check(21, 1.0, 1.0) is None  # a loss far below the others is harmless
 
 
-def test_there_is_no_spike_before_the_window_is_full(tmp_path):
+def test_no_spike_is_detected_before_the_window_is_full(tmp_path):
     guard = guard_of(tmp_path, spike_zscore=6.0, spike_window=10, spike_policy="record")
     assert [guard.check(step, loss, 1.0) for step, loss in enumerate([3.0] * 9 + [99.0])] == [None] * 10
 

@@ -209,7 +209,7 @@ def test_a_partial_stop_text_is_emitted_at_the_end():
     assert (text.text, text.finish) == ("xEN", "stop")
 
 
-def test_of_several_stop_texts_the_first_in_the_text_counts():
+def test_the_first_of_several_stop_texts_in_the_text_counts():
     _, text = emitted(b"a-b+c", stop=("+c", "-b"))
     assert text.text == "a"
 

@@ -132,6 +132,18 @@ def test_a_functions_docstring_begins_with_a_verb(area):
     assert not found, f"{len(found)} docstrings\n" + "\n".join(found)
 
 
+def test_the_name_of_a_test_begins_with_its_subject():
+    """Say `unknown_values_are_dashes` instead of `what_is_unknown_is_a_dash`."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
+        for path in areas()["tests"]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        if node.name.split("_")[1].capitalize() in QUESTIONS
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_no_retired_class_or_module():
     classes = {
         node.name: path

@@ -68,7 +68,7 @@ def test_a_requested_rate_next_to_a_default_one_gives_a_warning(tmp_path):
     assert "was set for adamw but is the default for lion" in warning
 
 
-def test_there_is_no_warning_if_all_are_swept_requested_or_default(tmp_path):
+def test_no_warning_is_given_if_all_are_swept_requested_or_default(tmp_path):
     for index, pair in enumerate(
         (
             [*swept_runs("adamw"), *swept_runs("muon")],

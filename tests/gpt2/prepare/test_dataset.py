@@ -199,7 +199,7 @@ def test_two_concurrent_preparations_write_the_dataset_once(notes, tmp_path):
     assert results[0]["sha256"] == results[1]["sha256"]
 
 
-def test_of_a_few_texts_the_ends_become_validation_data(tmp_path):
+def test_a_few_texts_are_split_and_their_ends_become_validation_data(tmp_path):
     (tmp_path / "play.txt").write_text("".join(f"line {number}\n" for number in range(1000)))
     result = prepare("folder", tmp_path, "play.txt", "byte", val_percent=10)
     train, val = documents_in(result, "train"), documents_in(result, "val")

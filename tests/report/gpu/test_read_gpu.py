@@ -428,7 +428,7 @@ def test_no_line_of_the_gpu_sections_is_wider_than_80_columns(devices, name):
     assert max(map(len, lines)) <= WIDTH
 
 
-def test_of_many_gpus_only_the_lowest_and_the_highest_are_listed(tmp_path):
+def test_only_the_lowest_and_the_highest_of_many_gpus_are_listed(tmp_path):
     run = gpu_run(gpu=numbers_of([10_000.0 + 10 * ((i * 7) % 64) for i in range(64)]))
     ((_, lines),) = gpu_sections([run])
     text = "\n".join(lines)
