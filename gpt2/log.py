@@ -182,7 +182,7 @@ class RunLog:
         seconds = statistics.fmean(self.seconds[-self.since_line :])
         self.since_line = 0
         speed, used = self._speed(seconds)
-        self._metrics(
+        self._metrics(  # W&B and TensorBoard group charts by the part of a key before the slash
             self.train,
             numbers.step,
             {
@@ -208,7 +208,7 @@ class RunLog:
         by_source: loss per dataset of a mix.
         """
         bits = bits_per_byte(loss, self.bytes_per_token)
-        several = by_source if by_source and len(by_source) > 1 else {}
+        several = by_source if by_source and len(by_source) > 1 else {}  # of one dataset it would repeat the loss
         parts = {f"val/loss/{name}": value for name, value in several.items()}
         values = {"val/loss": loss, "val/perplexity": perplexity(loss), "val/bits_per_byte": bits, **parts}
         self._metrics(self.val, step, values)
@@ -381,7 +381,7 @@ class RunLog:
         final, best = self.val[-1], min(self.val, key=lambda line: float(line["val/loss"]))
         self.say(f"Final validation loss: {final['val/loss']:.4f} | ppl: {final['val/perplexity']:.2f}")
         self.say(f"Best validation loss: {best['val/loss']:.4f} (Iter {best['step']})")
-        if self.step < self.config.max_iters:
+        if self.step < self.config.max_iters:  # its rate has not decayed: the loss is not comparable with complete runs
             text = f"ended after {self.step} of {self.config.max_iters} steps of the learning rate schedule"
             self.event(self.step, ended_by, text)
         self.end("finished", ended_by=ended_by)

@@ -137,13 +137,13 @@ class CheckpointManager:
         chosen = self._choose(how)
         if chosen:
             self._restore(*chosen)
-        else:
+        else:  # voids the lines of an earlier attempt that left no checkpoint
             self.log.resumed(0)
 
     def roll_back(self) -> bool:
         """Restore the newest checkpoint. Return False if there is none. The caller repositions the data."""
         if self.training.world.main:
-            self.wait()
+            self.wait()  # the newest one may still be written
         chosen = self._choose(AUTO)
         if chosen:
             self._restore(*chosen)
@@ -155,7 +155,7 @@ class CheckpointManager:
         step = self._resumed = self.log.step = int(value["step"])
         # After a rollback, files of later steps have weights that this run no longer has.
         self._names = {known: name for known, name in self._names.items() if known < step}
-        if path.parent == self.folder:
+        if path.parent == self.folder:  # else it is of another run, and this run's own file is still to be written
             self._names[step] = path.name
         self.log.resumed(step)
         another = "" if value["run_id"] == self.log.run_id else f", of run {value['run_id']}"
@@ -171,6 +171,7 @@ class CheckpointManager:
             f"Checkpoints: about {disk_size(each)} each, {most} at most, besides permanent ones, in "
             f"{self.folder} ({disk_size(free)} free)"
         )
+        # Fail now and not after hours. With an existing checkpoint, the oldest ones can still make room.
         if free < each and not self.index.present:
             raise self._no_room(each, free)
         if free < most * each:
@@ -191,6 +192,7 @@ class CheckpointManager:
         if self.config.keep_every and CheckpointKind.ROLLING in reasons and step % self.config.keep_every == 0:
             reasons |= {CheckpointKind.KEPT}
         self.wait()  # the index and the copies belong to the thread until it is done
+        # Often the last step is also the best and the final one: one file with several kinds.
         if written := next((e for e in self.index.present if e.name == self._names.get(step)), None):
             self.index.mark(written, reasons)
             self._retire()

@@ -115,6 +115,7 @@ def restore(value: Mapping[str, Any], training: TrainingState) -> list[str]:
 
 def check_same_training(value: Mapping[str, Any], config: TrainConfig) -> None:
     """Raise RecordError if a checkpoint's configuration differs in a field that changes the results."""
+    # A field that only one side has is from another version, whose default is assumed to mean the same.
     saved, current = value["config"], config.to_json()
     differences = [
         f"{name} was {saved[name]} and is {current[name]}"

@@ -109,7 +109,7 @@ class Service:
             event = TextEvent(numbers[text], new, text.finish)
             try:
                 loop.call_soon_threadsafe(events.put_nowait, event)
-            except RuntimeError:  # the loop is closed: the server has shut down
+            except RuntimeError:  # the loop is closed: the server has shut down, and nobody waits for the texts
                 self.batcher.cancel(texts)
 
         try:
@@ -166,7 +166,7 @@ async def streamed(
 
 def line(value: Any) -> str:
     """Return a value as one server-sent event."""
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"  # JSON escapes line breaks, which would end the event
 
 
 async def read_body(request: HttpRequest) -> bytes:
@@ -206,6 +206,7 @@ class RequestGuard:
         await self.app(scope, receive, send)
 
     def _refused(self, request: HttpRequest) -> RefusedError | None:
+        # Without the port, which may be forwarded; an IPv6 address has colons of its own, in brackets.
         host = request.headers.get("host", "")
         name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
         if self.hosts and name.strip("[]").lower() not in self.hosts:
@@ -275,7 +276,7 @@ def listening(host: str, port: int) -> socket.socket:
     if not 0 <= port < 65536:
         raise LaunchError(f"invalid PORT={port}", hint="pass a number up to 65535; 0 selects a free port")
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]  # IPv4 or IPv6
         listener = socket.socket(family, socket.SOCK_STREAM)
         # A restarted server can bind while connections of the previous one are still in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

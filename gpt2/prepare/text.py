@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import sysconfig
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,6 +144,8 @@ def standard_library() -> LocalCorpus:
 
 
 def _same_in_every_build(relative: Path) -> bool:
+    # Tests are not installed everywhere, packages are the user's, and config-* depends on the compiler: with them, the
+    # losses of two machines with the same Python version would not be comparable.
     *folders, file = relative.parts
     named = SKIPPED_FOLDERS.intersection(folders) or any(part.startswith("config-") for part in folders)
     return not named and not file.startswith(BUILD_DEPENDENT)
@@ -161,7 +164,7 @@ def documents(path: Path, part: TextPart, column: str, *, guessed: bool = False)
     column: of JSON lines and Parquet.  guessed: the user did not name this file, so skip it if it is not UTF-8 text.
     """
     name = part.name
-    if name.endswith(UNREADABLE):
+    if name.endswith(UNREADABLE):  # an error of its own: "not UTF-8 text" would not say what to do
         if guessed:
             return
         raise DataError(f"{path} is compressed", why="only .gz is supported", hint="decompress it first")
@@ -184,7 +187,8 @@ def _plain(path: Path, *, guessed: bool) -> Iterator[str]:
     try:
         with _open(path) as file:
             yield file.read().decode("utf-8-sig")  # without the byte order mark that Windows editors write
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, PermissionError) as error:
+    # A damaged gzip file raises any of three: BadGzipFile, EOFError if it is truncated, zlib.error inside a block.
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error, PermissionError) as error:
         if not guessed:
             raise DataError(f"{path} is not UTF-8 text", why=str(error), hint="convert or remove it") from None
 
@@ -196,7 +200,7 @@ def _lines(path: Path, column: str) -> Iterator[str]:
             for number, line in enumerate(file, 1):  # noqa: B007  (the error names it)
                 if line.strip():
                     yield str(json.loads(line)[column])
-    except (ValueError, KeyError, TypeError, EOFError, OSError) as error:
+    except (ValueError, KeyError, TypeError, EOFError, zlib.error, OSError) as error:
         missing = isinstance(error, KeyError)
         why = f"no column {column!r}" if missing else str(error)
         hint = "set TEXT_COLUMN= to the text column" if missing else "fix the line, or download the file again"

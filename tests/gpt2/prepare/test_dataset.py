@@ -281,6 +281,15 @@ def test_an_explicit_file_that_is_not_text_is_refused(tmp_path):
         prepare("folder", tmp_path, "*.txt", "byte")
 
 
+def test_a_damaged_gzip_file_is_named_with_its_line(tmp_path):
+    lines = "".join(json.dumps({"text": document}) + "\n" for document in documents_of(60))
+    packed = bytearray(gzip.compress(lines.encode()))
+    packed[50:90] = b"\xff" * 40
+    (tmp_path / "a.jsonl.gz").write_bytes(packed)
+    with pytest.raises(DataError, match=r"a.jsonl.gz:\d+ cannot be read"):
+        prepare("folder", tmp_path, str(tmp_path / "*.gz"))
+
+
 def test_a_missing_parquet_column_is_refused_with_the_available_ones(tmp_path):
     pq.write_table(pa.table({"content": ["a"], "id": [1]}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match="has no column 'text'") as raised:
