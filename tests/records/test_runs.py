@@ -1,3 +1,5 @@
+"""Read the JSON files of runs and matrices as values, tolerating missing and damaged fields."""
+
 from __future__ import annotations
 
 from kmatrix.records.files import append_jsonl, write_json
@@ -17,7 +19,7 @@ from kmatrix.records.runs import (
 
 
 def test_a_value_of_another_type_or_version_counts_as_missing():
-    found = RunResult.from_json({"step": "12", "mfu": float("nan"), "params": 10**400, "of_tomorrow": 1, "device": 3})
+    found = RunResult.from_json({"step": "12", "mfu": float("nan"), "params": 10**400, "future_field": 1, "device": 3})
     assert found == RunResult.from_json({}) == RunResult()
 
 
@@ -33,7 +35,7 @@ def test_a_result_belongs_to_one_attempt_of_one_run():
     assert not RunResult().belongs_to(None, 1)
 
 
-def test_a_result_without_an_attempt_is_of_the_first_one():
+def test_a_result_without_an_attempt_belongs_to_the_first_one():
     assert RunResult(run_id="a").belongs_to("a", 1)
 
 
@@ -58,20 +60,20 @@ def test_a_run_file_without_or_with_damaged_values_is_empty():
     assert RunFile.from_json({"train_tokens": "many", "expected_s": None, "timeout_s": None}) == RunFile()
 
 
-def test_the_values_of_a_run_file():
+def test_a_run_file_has_typed_values():
     run = RunFile.from_json(
         {
             "run_id": "a1",
             "axes": {"gpus": 2},
             "symbols": {"EXCLUSIVE": "y", "GPT2_MIN_LR": None},
             "asked": ["GPT2_MAX_ITERS"],
-            "train": {"max_iters": 3, "of_tomorrow": 1},
+            "train": {"max_iters": 3, "future_field": 1},
             "timeout_s": 60,
         }
     )
     assert (run.run_id, run.axes, run.symbols) == ("a1", {"gpus": "2"}, {"EXCLUSIVE": "y"})
     assert (run.asked, run.train.max_iters, run.timeout_s) == (frozenset({"GPT2_MAX_ITERS"}), 3, 60.0)
-    assert run.settings == {"max_iters": 3, "of_tomorrow": 1}
+    assert run.settings == {"max_iters": 3, "future_field": 1}
 
 
 def test_tracking_without_trackers_is_an_empty_object():
@@ -86,7 +88,7 @@ def test_an_unreadable_run_file_is_empty(tmp_path):
     assert read_run_file_or_empty(run) == RunFile()
 
 
-def test_a_damaged_matrix_file_has_what_can_be_read():
+def test_the_readable_fields_of_a_damaged_matrix_file_are_used():
     damaged = {"axes": [1, {"label": "gpus", "values": [1, 2]}], "runs": {}, "cuts": None, "overrides": "A=1"}
     assert MatrixFile.from_json({}) == MatrixFile()
     assert MatrixFile.from_json(damaged) == MatrixFile(axes={"gpus": ("1", "2")})
@@ -120,7 +122,7 @@ def test_lines_of_a_step_are_merged_and_a_resume_voids_later_ones(tmp_path):
     ]
 
 
-def test_the_changes_of_the_trainer_and_damaged_ones():
+def test_adjustments_of_the_trainer_are_read_and_damaged_ones_ignored():
     entry = {"field": "batch_size", "from": 12, "to": 6, "why": "out of memory"}
     found = UsedFile.from_json({"train": {"batch_size": 6}, "adjusted": [entry, 3]})
     assert found.adjusted == (Adjustment("batch_size", 12, 6, "out of memory"),)

@@ -62,7 +62,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def ask(library: Path, tmp_path: Path) -> Callable[..., Any]:
+def query(library: Path, tmp_path: Path) -> Callable[..., Any]:
     """Run Python code in a process that sees the GPUs of a scenario; return the printed JSON.
 
     late: second 0 is the first driver call, however long the process took to start.
@@ -93,7 +93,7 @@ def refusal(tmp_path: Path, scenario: str, gpus: int | None = None) -> str:
 # ---- values read by the client library
 
 
-def test_pynvml_reads_every_value_of_the_scenario(ask):
+def test_pynvml_reads_every_value_of_the_scenario(query):
     scenario = """
         freeze 10
         gpus 2
@@ -114,7 +114,7 @@ def test_pynvml_reads_every_value_of_the_scenario(ask):
         0 1 ecc_u 1
         0 1 throttle power_cap+thermal
     """
-    values = ask(
+    values = query(
         scenario,
         """
 g, f = gpus[1], lambda name, *more: getattr(n, "nvmlDeviceGet" + name)(gpus[1], *more)
@@ -147,8 +147,8 @@ answer({
     }
 
 
-def test_gpus_are_distinguished_and_found_by_index_uuid_and_bus(ask):
-    values = ask(
+def test_gpus_are_distinguished_and_found_by_index_uuid_and_bus(query):
+    values = query(
         "gpus 3\n",
         """
 uuids, buses = [[f(g) for g in gpus] for f in (n.nvmlDeviceGetUUID, lambda g: n.nvmlDeviceGetPciInfo(g).busId)]
@@ -161,8 +161,8 @@ answer([len(set(uuids)), len(set(buses)), found, code("nvmlDeviceGetHandleByInde
 
 
 @pytest.mark.parametrize("line", ["", "name NVIDIA H100 80GB HBM3", "name X (simulated)", f"name {'n' * 51}"])
-def test_every_name_ends_in_simulated(ask, line):
-    assert ask(line, "answer([n.nvmlDeviceGetName(g) for g in gpus])")[0].endswith(" (simulated)")
+def test_every_name_ends_in_simulated(query, line):
+    assert query(line, "answer([n.nvmlDeviceGetName(g) for g in gpus])")[0].endswith(" (simulated)")
 
 
 def test_a_newer_function_is_not_supported_rather_than_missing(library):
@@ -178,13 +178,13 @@ def test_without_a_scenario_the_library_is_a_machine_without_a_driver(library):
     assert completed.stdout.strip() == str(ERRORS["no_driver"])
 
 
-def test_a_driver_without_gpus_can_be_simulated(ask):
-    assert ask("", "answer(len(gpus))", gpus=0) == 0
+def test_a_driver_without_gpus_can_be_simulated(query):
+    assert query("", "answer(len(gpus))", gpus=0) == 0
 
 
-def test_no_call_succeeds_after_shutdown(ask):
+def test_no_call_succeeds_after_shutdown(query):
     script = "n.nvmlShutdown(); answer([code('nvmlDeviceGetCount'), code('nvmlDeviceGetFanSpeed', gpus[0])])"
-    assert ask("", script) == [1, 1]  # NVML_ERROR_UNINITIALIZED
+    assert query("", script) == [1, 1]  # NVML_ERROR_UNINITIALIZED
 
 
 # ---- power, energy and time
@@ -206,27 +206,29 @@ STEPS = st.lists(
 
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(gpus=st.lists(STEPS, min_size=4, max_size=4), until=st.integers(0, 400).map(lambda tenths: tenths / 10))
-def test_the_energy_counter_is_the_exact_integral_of_the_scripted_power(ask, gpus, until):
+def test_the_energy_counter_is_the_exact_integral_of_the_scripted_power(query, gpus, until):
     lines = [f"{second} {gpu} power {watts}" for gpu, steps in enumerate(gpus) for second, watts in steps]
-    values = ask("\n".join([f"freeze {until}", "gpus 4", *lines]), f"answer([fields(g, {ENERGY})[0][1] for g in gpus])")
+    values = query(
+        "\n".join([f"freeze {until}", "gpus 4", *lines]), f"answer([fields(g, {ENERGY})[0][1] for g in gpus])"
+    )
     assert values == pytest.approx([energy_of(steps, until) * 1000 for steps in gpus], abs=1)
 
 
-def test_a_range_is_spread_evenly_over_the_gpus_of_a_line(ask):
+def test_a_range_is_spread_evenly_over_the_gpus_of_a_line(query):
     read = "answer([n.nvmlDeviceGetUtilizationRates(g).gpu for g in gpus])"
-    assert ask("freeze 0\ngpus 5\n0 * util 90..50\n", read) == [90, 80, 70, 60, 50]
-    assert ask("freeze 0\ngpus 5\n0 * util 99\n0 4,0,2 util 10..20\n", read) == [15, 99, 20, 99, 10]
-    assert ask("freeze 0\ngpus 1\n0 * util 90..50\n", read) == [90]
+    assert query("freeze 0\ngpus 5\n0 * util 90..50\n", read) == [90, 80, 70, 60, 50]
+    assert query("freeze 0\ngpus 5\n0 * util 99\n0 4,0,2 util 10..20\n", read) == [15, 99, 20, 99, 10]
+    assert query("freeze 0\ngpus 1\n0 * util 90..50\n", read) == [90]
 
 
-def test_a_loop_repeats_the_power_and_the_counter_continues(ask):
+def test_a_loop_repeats_the_power_and_the_counter_continues(query):
     scenario = "freeze 25\nloop 10\n0 0 power 100\n4 0 power 300\n"
-    energy, power = ask(scenario, f"answer([fields(gpus[0], {ENERGY})[0][1], n.nvmlDeviceGetPowerUsage(gpus[0])])")
+    energy, power = query(scenario, f"answer([fields(gpus[0], {ENERGY})[0][1], n.nvmlDeviceGetPowerUsage(gpus[0])])")
     assert energy == 1000 * (2 * (4 * 100 + 6 * 300) + 4 * 100 + 1 * 300)
     assert power == 300_000  # the mean of seconds 4 to 5 of the third pass
 
 
-def test_energy_and_its_timestamp_are_consistent_while_time_advances(ask):
+def test_energy_and_its_timestamp_are_consistent_while_time_advances(query):
     epoch = time.time() - 3
     scenario = "period_ms energy 20\n0 0 power 200\n"
     script = f"""
@@ -234,15 +236,15 @@ out, end = set(), time.monotonic() + 30
 while len(out) < 8 and time.monotonic() < end: out.update(fields(gpus[0], {ENERGY}))
 answer(sorted(out))
 """
-    pairs = {(value, stamp) for code, value, stamp in ask(scenario, script, epoch=epoch)}
+    pairs = {(value, stamp) for code, value, stamp in query(scenario, script, epoch=epoch)}
     stamps = sorted(stamp for _, stamp in pairs)
     assert min(later - earlier for earlier, later in pairwise(stamps)) < 100_000  # microseconds: a period of 20 ms
     assert all(value == pytest.approx(200_000 * (stamp / 1e6 - epoch), abs=2) for value, stamp in pairs)
 
 
-def test_average_and_instant_power_are_means_over_a_long_and_a_short_window(ask):
+def test_average_and_instant_power_are_means_over_a_long_and_a_short_window(query):
     scenario = "freeze 10\nwindow_ms 1000\ninstant_ms 25\n0 0 power 100\n9.5 0 power 700\n9.99 0 power 300\n"
-    values = ask(
+    values = query(
         scenario,
         f"answer([n.nvmlDeviceGetPowerUsage(gpus[0])] + [v for _, v, _ in fields(gpus[0], {AVERAGE}, {INSTANT})])",
     )
@@ -250,7 +252,7 @@ def test_average_and_instant_power_are_means_over_a_long_and_a_short_window(ask)
     assert values == [average, average, (0.015 * 700 + 0.010 * 300) / 0.025 * 1000]
 
 
-def test_a_value_changes_only_once_in_its_update_period(ask):
+def test_a_value_changes_only_once_in_its_update_period(query):
     ramp = "\n".join(f"{i / 100} 0 {name} {i}" for i in range(100) for name in ("temp", "util"))
     scenario = f"loop 1\nperiod_ms 100\nperiod_ms util 250\n{ramp}\n"
     script = """
@@ -260,38 +262,38 @@ while time.monotonic() < end and not len(temp) > len(util) >= 3:
     util.add(n.nvmlDeviceGetUtilizationRates(gpus[0]).gpu)
 answer([sorted(temp), sorted(util)])
 """
-    temp, util = ask(scenario, script)
+    temp, util = query(scenario, script)
     assert set(temp) <= set(range(0, 100, 10))
     assert set(util) <= {0, 25, 50, 75}
     assert len(temp) > len(util) >= 3
 
 
-def test_the_last_samples_have_timestamps_and_only_new_ones_are_returned_on_request(ask):
+def test_the_last_samples_have_timestamps_and_only_new_ones_are_returned_on_request(query):
     scenario = "freeze 1\n0 0 power 100\n0.75 0 power 300\n"
     script = """
 _, all_of_them = n.nvmlDeviceGetSamples(gpus[0], n.NVML_TOTAL_POWER_SAMPLES, 0)
 _, newer = n.nvmlDeviceGetSamples(gpus[0], n.NVML_TOTAL_POWER_SAMPLES, all_of_them[-3].timeStamp)
 answer([[(s.timeStamp, s.sampleValue.uiVal) for s in part] for part in (all_of_them, newer)])
 """
-    samples, newer = ask(scenario, script, epoch=1000.0)
+    samples, newer = query(scenario, script, epoch=1000.0)
     assert [value for _, value in samples] == [100_000] * 8 + [300_000] * 3
     assert [stamp for stamp, _ in samples] == [1_000_000_000 + 100_000 * i for i in range(11)]
     assert newer == samples[-2:]
 
 
-def test_a_driver_reload_restarts_the_counter(ask):
+def test_a_driver_reload_restarts_the_counter(query):
     scenario = "freeze {}\n0 0 energy 5000\n0 0 power 100\n20 0 energy 0\n"
     read = f"answer(fields(gpus[0], {ENERGY})[0][1])"
-    assert [ask(scenario.format(second), read) for second in (0, 19.9, 20, 21)] == [5_000_000, 6_990_000, 0, 100_000]
+    assert [query(scenario.format(second), read) for second in (0, 19.9, 20, 21)] == [5_000_000, 6_990_000, 0, 100_000]
 
 
-def test_simulated_time_can_run_faster(ask):
+def test_simulated_time_can_run_faster(query):
     scenario = "speed 100\n0 0 power 100\n"
-    energy = ask(scenario, f"answer(fields(gpus[0], {ENERGY})[0][1])", epoch=time.time() - 50)
+    energy = query(scenario, f"answer(fields(gpus[0], {ENERGY})[0][1])", epoch=time.time() - 50)
     assert 500_000_000 <= energy < 800_000_000  # 100 W for at least 5000 seconds, in mJ
 
 
-def test_each_call_takes_the_configured_latency(ask):
+def test_each_call_takes_the_configured_latency(query):
     script = """
 def seconds():
     begin = time.perf_counter()
@@ -299,14 +301,14 @@ def seconds():
     return time.perf_counter() - begin
 answer(min(seconds() for _ in range(20)))
 """
-    assert ask("", script) < 0.001
-    assert ask("call_us 3000\n", script) >= 0.003
+    assert query("", script) < 0.001
+    assert query("call_us 3000\n", script) >= 0.003
 
 
 # ---- failing GPUs
 
 
-def test_a_lost_gpu_fails_every_call_and_the_others_continue(ask):
+def test_a_lost_gpu_fails_every_call_and_the_others_continue(query):
     script = f"""
 names = ("UtilizationRates", "MemoryInfo", "PowerUsage", "TotalEnergyConsumption", "Name", "UUID",
          "ComputeRunningProcesses", "CurrentClocksEventReasons", "EnforcedPowerLimit")
@@ -319,7 +321,7 @@ answer([seen, n.nvmlDeviceGetCount()])
 """
     scenario = "gpus 2\n0.5 1 all !lost\n1 1 all ok\n"
     lost = ERRORS["lost"]
-    values, count = ask(scenario, script, late=True)
+    values, count = query(scenario, script, late=True)
     samples = [now for now in values if len(now[1]) == 1 and len({now[1][0], *now[2:]}) == 1]  # not while it changed
     states = [now for now, before in zip(samples, [None, *samples], strict=False) if now != before]
     assert states == [[[0], [0], 0, 0], [[0], [lost], lost, lost], [[0], [0], 0, 0]]
@@ -335,26 +337,26 @@ def test_a_gpu_lost_before_the_start_has_no_handle_but_is_counted(library, tmp_p
     assert completed.stdout.strip() == "[0, 2] ('GPU 1 is ignored: GPU is lost',)"
 
 
-def test_a_single_value_can_fail_and_recover(ask):
+def test_a_single_value_can_fail_and_recover(query):
     scenario = "freeze {}\n0 0 fan !not_supported\n5 0 temp !timeout\n6 0 temp ok\n0 * instant !3\n0 0 temp 71\n"
     script = f"""
 answer([code("nvmlDeviceGetFanSpeed", gpus[0]), code("nvmlDeviceGetTemperature", gpus[0], 0),
         [c for c, _, _ in fields(gpus[0], {INSTANT}, {AVERAGE}, {ENERGY})]])
 """
-    assert ask(scenario.format(5), script) == [3, 10, [3, 0, 0]]
-    assert ask(scenario.format(6), "answer(n.nvmlDeviceGetTemperature(gpus[0], 0))") == 71
+    assert query(scenario.format(5), script) == [3, 10, [3, 0, 0]]
+    assert query(scenario.format(6), "answer(n.nvmlDeviceGetTemperature(gpus[0], 0))") == 71
 
 
-def test_a_gpu_without_an_energy_counter_still_reports_power(ask):
+def test_a_gpu_without_an_energy_counter_still_reports_power(query):
     script = "answer([code('nvmlDeviceGetTotalEnergyConsumption', gpus[0]), n.nvmlDeviceGetPowerUsage(gpus[0])])"
-    assert ask("0 0 energy !not_supported\n", script) == [3, 150_000]
-    assert ask("freeze 9\n0 0 energy !not_supported\n5 0 energy 100\n", script) == [0, 150_000]
+    assert query("0 0 energy !not_supported\n", script) == [3, 150_000]
+    assert query("freeze 9\n0 0 energy !not_supported\n5 0 energy 100\n", script) == [0, 150_000]
 
 
-def test_processes_appear_and_exit_with_their_memory(ask):
+def test_processes_appear_and_exit_with_their_memory(query):
     scenario = "freeze {}\n1 0 process 41 8000\n1 0 process 42 300.5\n2 0 process 41 9000\n3 0 process 42 0\n"
     read = "answer(sorted((p.pid, p.usedGpuMemory / 2**20) for p in n.nvmlDeviceGetComputeRunningProcesses(gpus[0])))"
-    results = [ask(scenario.format(second), read) for second in (0, 1, 2, 3)]
+    results = [query(scenario.format(second), read) for second in (0, 1, 2, 3)]
     assert results == [[], [[41, 8000], [42, 300.5]], [[41, 9000], [42, 300.5]], [[41, 9000]]]
 
 
@@ -431,7 +433,7 @@ answer(out)
 
 
 @pytest.mark.usefixtures("nvitop")
-def test_nvitop_pynvml_and_our_reader_agree_on_a_frozen_scenario(ask):
+def test_nvitop_pynvml_and_our_reader_agree_on_a_frozen_scenario(query):
     scenario = f"""
         freeze 12.5
         gpus 4
@@ -445,7 +447,7 @@ def test_nvitop_pynvml_and_our_reader_agree_on_a_frozen_scenario(ask):
         0 1 limit 250
         1 2 process {os.getpid()} 8500
     """
-    values = ask(scenario, WITNESSES)
+    values = query(scenario, WITNESSES)
     assert values["nvitop"] == values["pynvml"] == values["ours"]
     assert values["ours"][3][5] == (0.5 * 110 + 0.5 * 214)
     assert values["ours"][2][-1] == {str(os.getpid()): 8500}
@@ -454,25 +456,25 @@ def test_nvitop_pynvml_and_our_reader_agree_on_a_frozen_scenario(ask):
 @pytest.mark.parametrize("second", [1, 5.5, 29.9, 47, 61])
 @pytest.mark.parametrize("name", ["calm", "straggler", "varied"])
 @pytest.mark.usefixtures("nvitop")
-def test_the_three_readers_agree_on_each_demo_scenario(ask, name, second):
-    values = ask(f"freeze {second}\n{(SCENARIOS / f'{name}.scn').read_text()}", WITNESSES)
+def test_the_three_readers_agree_on_each_demo_scenario(query, name, second):
+    values = query(f"freeze {second}\n{(SCENARIOS / f'{name}.scn').read_text()}", WITNESSES)
     assert values["nvitop"] == values["pynvml"] == values["ours"]
 
 
-def test_the_lost_gpu_demo_loses_one_gpu_and_restores_it_with_a_new_counter(ask):
+def test_the_lost_gpu_demo_loses_one_gpu_and_restores_it_with_a_new_counter(query):
     scenario = "freeze {}\n" + (SCENARIOS / "lost.scn").read_text()
     read = f"answer([g and fields(g, {ENERGY})[0][1] for g in gpus])"
-    assert ask(scenario.format(19), read) == [19 * 228_000] * 4
-    assert ask(scenario.format(30), read) == [30 * 228_000, 30 * 228_000, None, 30 * 228_000]
-    assert ask(scenario.format(63), read) == [63 * 228_000, 63 * 228_000, 3 * 22_000, 63 * 228_000]
+    assert query(scenario.format(19), read) == [19 * 228_000] * 4
+    assert query(scenario.format(30), read) == [30 * 228_000, 30 * 228_000, None, 30 * 228_000]
+    assert query(scenario.format(63), read) == [63 * 228_000, 63 * 228_000, 3 * 22_000, 63 * 228_000]
 
 
-def test_the_straggler_of_the_demo_has_a_lower_clock_and_power_than_the_others(ask):
+def test_the_straggler_of_the_demo_has_a_lower_clock_and_power_than_the_others(query):
     read = """
 answer([[n.nvmlDeviceGetUtilizationRates(g).gpu, n.nvmlDeviceGetPowerUsage(g) // 1000, n.nvmlDeviceGetClockInfo(g, 1),
          n.nvmlDeviceGetCurrentClocksEventReasons(g)] for g in gpus])
 """
-    values = ask("freeze 10\n" + (SCENARIOS / "straggler.scn").read_text(), read)
+    values = query("freeze 10\n" + (SCENARIOS / "straggler.scn").read_text(), read)
     assert values == [[100, 176, 1710, 0]] * 3 + [[83, 141, 1080, 0x20]]
 
 
@@ -563,10 +565,10 @@ def test_the_number_of_gpus_comes_from_the_option_then_the_scenario_then_its_lin
     assert parse(path).gpus == 1
 
 
-def test_the_later_of_two_lines_for_the_same_time_wins(ask):
+def test_the_later_of_two_lines_for_the_same_time_wins(query):
     read = "answer([n.nvmlDeviceGetTemperature(g, 0) for g in gpus])"
-    assert ask("gpus 2\n0 * temp 50\n0 1 temp 70\n", read) == [50, 70]
-    assert ask("gpus 2\n0 1 temp 70\n0 * temp 50\n", read) == [50, 50]
+    assert query("gpus 2\n0 * temp 50\n0 1 temp 70\n", read) == [50, 70]
+    assert query("gpus 2\n0 1 temp 70\n0 * temp 50\n", read) == [50, 50]
 
 
 # ---- building and running

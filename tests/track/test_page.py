@@ -90,7 +90,7 @@ def get_text(url: str) -> str:
 
 
 @pytest.fixture
-def ask(tmp_path: Path) -> Program:
+def run_command(tmp_path: Path) -> Program:
     """The program, with a directory without a .config."""
     return Program(tmp_path)
 
@@ -166,34 +166,34 @@ def test_no_free_port_is_an_error_that_lists_the_tried_ones(monkeypatch):
         free_port(LOOPBACK, port)
 
 
-def test_trackio_web_starts_nothing_and_prints_where_the_page_would_be(trackio_results, tmp_path, ask):
-    result = ask("trackio-web", f"RESULTS_DIR={trackio_results}")
+def test_trackio_web_starts_nothing_and_prints_where_the_page_would_be(trackio_results, tmp_path, run_command):
+    result = run_command("trackio-web", f"RESULTS_DIR={trackio_results}")
     assert (
         result.out == "URL: http://localhost:7860/?project=gpt2-newer\nnot running: start it with make trackio-view\n"
     )
     assert result.status == 0
-    assert ask("trackio-web", f"RESULTS_DIR={tmp_path}", "PROJECT=mine").out.startswith(
+    assert run_command("trackio-web", f"RESULTS_DIR={tmp_path}", "PROJECT=mine").out.startswith(
         "URL: http://localhost:7860/?project=mine\n"
     )
     assert not data_dir(tmp_path).exists()
 
 
-def test_an_unknown_project_is_refused_with_the_known_ones(trackio_results, tmp_path, ask):
+def test_an_unknown_project_is_refused_with_the_known_ones(trackio_results, tmp_path, run_command):
     for target in ("trackio-web", "trackio-view"):
-        result = ask(target, f"RESULTS_DIR={trackio_results}", "PROJECT=gpt2-other")
+        result = run_command(target, f"RESULTS_DIR={trackio_results}", "PROJECT=gpt2-other")
         assert result.status == 2
         assert "known projects, newest last: gpt2-older, gpt2-newer" in result.err
 
 
-def test_a_folder_without_a_project_is_refused(tmp_path, ask):
-    result = ask("trackio-view", f"RESULTS_DIR={tmp_path}")
+def test_a_folder_without_a_project_is_refused(tmp_path, run_command):
+    result = run_command("trackio-view", f"RESULTS_DIR={tmp_path}")
     assert result.status == 2
     assert "no Trackio project in" in result.err
     assert not data_dir(tmp_path).exists()
 
 
 @pytest.mark.slow
-def test_trackio_view_serves_on_loopback_prints_the_real_port_and_runs_once(trackio_results, tmp_path, ask):
+def test_trackio_view_serves_on_loopback_prints_the_real_port_and_runs_once(trackio_results, tmp_path, run_command):
     with (
         busy_port() as taken,
         serve_page("trackio-view", f"RESULTS_DIR={trackio_results}", f"PORT={taken}", f"O={tmp_path}") as served,
@@ -205,22 +205,22 @@ def test_trackio_view_serves_on_loopback_prints_the_real_port_and_runs_once(trac
         with pytest.raises(ConnectionError):  # a server on all interfaces would reply here too
             socket.create_connection(("127.0.0.2", port_of(served.url)), timeout=5).close()
 
-        second = ask("trackio-view", f"RESULTS_DIR={trackio_results}", "PROJECT=gpt2-older")
+        second = run_command("trackio-view", f"RESULTS_DIR={trackio_results}", "PROJECT=gpt2-older")
         assert second.status == 0
         assert second.out.splitlines()[0] == f"URL: {served.url.replace('newer', 'older')}"
-        output = ask("trackio-web", f"RESULTS_DIR={trackio_results}").out
+        output = run_command("trackio-web", f"RESULTS_DIR={trackio_results}").out
         assert output == f"URL: {served.url}\nrunning (pid {served.process.pid})\n"
-        assert "write_token=" in ask("trackio-web", f"RESULTS_DIR={trackio_results}", "SHOW_TOKEN=1").out
+        assert "write_token=" in run_command("trackio-web", f"RESULTS_DIR={trackio_results}", "SHOW_TOKEN=1").out
 
         served.process.send_signal(signal.SIGINT)
         rest, _ = served.process.communicate(timeout=60)
         assert rest == "\nstopped Trackio\n"
         assert served.process.returncode == 0
-    assert "not running" in ask("trackio-web", f"RESULTS_DIR={trackio_results}").out
+    assert "not running" in run_command("trackio-web", f"RESULTS_DIR={trackio_results}").out
 
 
 @pytest.mark.slow
-def test_a_killed_server_does_not_block_the_next_one(trackio_results, tmp_path, ask):
+def test_a_killed_server_does_not_block_the_next_one(trackio_results, tmp_path, run_command):
     arguments = (
         "trackio-view",
         f"RESULTS_DIR={trackio_results}",
@@ -229,14 +229,14 @@ def test_a_killed_server_does_not_block_the_next_one(trackio_results, tmp_path, 
     )
     with serve_page(*arguments) as served:
         served.process.kill()
-    assert "not running" in ask("trackio-web", f"RESULTS_DIR={trackio_results}").out
+    assert "not running" in run_command("trackio-web", f"RESULTS_DIR={trackio_results}").out
     with serve_page(*arguments) as served:
         assert get_text(served.url)
 
 
-def test_tensorboard_refuses_a_matrix_without_logs(tmp_path, ask):
+def test_tensorboard_refuses_a_matrix_without_logs(tmp_path, run_command):
     matrix = make_matrix(tmp_path, [FakeRun()])
-    result = ask("tensorboard", f"TARGET={matrix.path}")
+    result = run_command("tensorboard", f"TARGET={matrix.path}")
     assert result.status == 2
     assert "no TensorBoard data in" in result.err
 
@@ -259,9 +259,9 @@ def test_tensorboard_serves_the_runs_of_a_matrix(tmp_path):
         assert served.process.returncode == 0
 
 
-def test_trackio_console_prints_the_latest_values_of_each_run(tmp_path, ask):
+def test_trackio_console_prints_the_latest_values_of_each_run(tmp_path, run_command):
     matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="sgd", status="stopped", stop_at=50)])
-    lines = ask("trackio-console", f"RESULTS_DIR={tmp_path}").out.splitlines()
+    lines = run_command("trackio-console", f"RESULTS_DIR={tmp_path}").out.splitlines()
     assert lines[0] == matrix.name
     assert lines[1].split() == ["run", "status", "step", "tokens", "time", "loss", "val", "lr", "norm", "tok/s", "MFU"]
     columns = {line.split()[0]: line.split()[1:] for line in lines[2:]}
@@ -270,12 +270,12 @@ def test_trackio_console_prints_the_latest_values_of_each_run(tmp_path, ask):
     assert columns["gpt2_adamw_1cpu"][5] == "3.2800"
 
 
-def test_trackio_console_prints_the_last_steps_of_a_run(tmp_path, ask):
+def test_trackio_console_prints_the_last_steps_of_a_run(tmp_path, run_command):
     make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="sgd", status="planned")])
-    lines = ask("trackio-console", f"RESULTS_DIR={tmp_path}", "RUN=*adamw*").out.splitlines()
+    lines = run_command("trackio-console", f"RESULTS_DIR={tmp_path}", "RUN=*adamw*").out.splitlines()
     assert lines[2] == "gpt2_adamw_1cpu: finished"
     assert [line.split()[0] for line in lines[-3:]] == ["90", "95", "100"]
-    waiting = ask("trackio-console", f"RESULTS_DIR={tmp_path}", "RUN=*sgd*")
+    waiting = run_command("trackio-console", f"RESULTS_DIR={tmp_path}", "RUN=*sgd*")
     assert waiting.out.endswith("gpt2_sgd_1cpu: planned\nno step logged yet\n")
 
 

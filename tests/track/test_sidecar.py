@@ -53,10 +53,10 @@ def short_pauses(monkeypatch):
         signal.signal(number, handler)
 
 
-def send(run, *trackers, limit_s=60.0, **known):
+def send(run, *trackers, limit_s=60.0, **options):
     """Feed these trackers; return the exit status and the state of each in track.json."""
     stores = {f"memory{number}" if number else "memory": tracker for number, tracker in enumerate(trackers)}
-    code = feed(run, tuple(stores), limit_s=limit_s, make=lambda name: lambda: stores[name], **known)
+    code = feed(run, tuple(stores), limit_s=limit_s, make=lambda name: lambda: stores[name], **options)
     return code, {sent.tracker: sent for sent in read_track(run)}
 
 

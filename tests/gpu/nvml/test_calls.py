@@ -31,7 +31,7 @@ def fake_driver(gpus: list[dict], calls: list[str] | None = None) -> SimpleNames
     library = SimpleNamespace(kept=[])
 
     def function(name: str, *more, write) -> None:
-        def answer(handle, *arguments):
+        def call(handle, *arguments):
             gpu = gpus[handle - 1]
             if calls is not None:
                 calls.append(name)
@@ -40,7 +40,7 @@ def fake_driver(gpus: list[dict], calls: list[str] | None = None) -> SimpleNames
             write(gpu, *arguments)
             return 0
 
-        called = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *more)(answer)
+        called = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *more)(call)
         library.kept.append(called)
         setattr(library, name, called)
 
