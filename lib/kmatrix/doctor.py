@@ -59,6 +59,7 @@ def cores(limit: Path) -> Check:
     there = len(os.sched_getaffinity(0))
     try:
         quota, _, period = limit.read_text(encoding="ascii").partition(" ")
+        # cgroup v2: the quota in microseconds per period, or max.
         share = there if quota == "max" else float(quota) / float(period)
     except (OSError, ValueError):
         share = there
@@ -188,6 +189,7 @@ def _can_write(folder: Path) -> bool:
         with tempfile.NamedTemporaryFile(dir=folder) as file:
             file.write(b"x")
             file.flush()
+            # A full or remote disk may refuse the data only here.
             os.fsync(file.fileno())
     except OSError:
         return False

@@ -11,7 +11,6 @@ from kmatrix.cli.commands import Arguments
 from kmatrix.errors import ConfigError
 from kmatrix.experiment.configure import (
     PROJECT,
-    TRIES,
     as_lines,
     broken_rules,
     config_layers,
@@ -33,6 +32,8 @@ from kmatrix.records.files import write_bytes
 from kmatrix.records.paths import ROOT
 from kmatrix.text import plural, shown
 from kmatrix.track.available import is_computed
+
+TRIES = 100  # random configurations until one is valid
 
 
 def defconfig(arguments: Arguments) -> int:

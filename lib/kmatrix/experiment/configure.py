@@ -134,9 +134,6 @@ def as_lines(tree: Tree, asked: Mapping[str, Sequence[Assignment]]) -> list[Assi
     return list(unique.values())
 
 
-TRIES = 100
-
-
 def validated(tree: Tree, path: Path, names: set[str], say: Say = ignore) -> str:
     """Return the text of a saved configuration, with the names that were asked for in its header."""
     lines = read_assignments(tree, path)

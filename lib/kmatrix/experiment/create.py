@@ -151,6 +151,7 @@ def _train_fields(matrix: MatrixDir, run: Run, made_from: Creation, cores: int) 
     config = made_from.configs[run.name]
     data = made_from.data.get(key(config.train))  # a skipped run may have no data
     below = made_from.checkpoint_dir
+    # Below CHECKPOINT_DIR, matrices share a disk: their names keep them apart.
     checkpoints = below / matrix.name / run.name if below else matrix.run(run.name).checkpoints
     return {
         **config.train.to_json(),

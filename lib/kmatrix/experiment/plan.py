@@ -154,6 +154,7 @@ def _plan(
         for run, symbols, config in zip(matrix.runs, values, configs, strict=True)
     )
     data_notes, data_warnings = forecast_data(data_dir, [config.train for config in configs])
+    # A single run has nothing to be equal to.
     equal_by = "any" if one else next((item.value for item in base if item.name == EQUAL), "any")
     return Plan(
         tree=tree,
@@ -276,6 +277,7 @@ def equal_budget(what: str, runs: Mapping[str, RunConfig]) -> str:
     """
     if what == "any" or not runs:
         return ""
+    # Equal plans are not equal runs if something else can end one of them first.
     early = next((field for field in _ends_early(what) for run in runs.values() if getattr(run.train, field)), None)
     if early:
         raise ConfigError(

@@ -148,6 +148,7 @@ def trainer_files(root: Path) -> dict[str, str]:
     while pending:
         path = pending.pop()
         if path not in found:
+            # Imports are followed in the text: importing the trainer would load torch.
             source = path.read_bytes()
             found[path] = hashlib.sha256(source).hexdigest()
             pending += [known for name in _imports(source) for known in _module_files(root / "lib", name)]

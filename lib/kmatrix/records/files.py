@@ -80,6 +80,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(value, dict):
         raise RecordError(f"{path} is not a kmatrix file", why="expected a JSON object")
+    # Refused by number: a newer file may mean something else by the same key.
     if int(value.get("schema", 0)) > SCHEMA:
         raise SchemaError(
             f"{path} has schema {value['schema']}",
@@ -116,6 +117,7 @@ def finite(value: object) -> float | None:
     """
     if type(value) is float:  # almost all values of metrics.jsonl: a report converts millions of them
         return value if math.isfinite(value) else None
+    # In Python, True is an int.
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

@@ -71,6 +71,7 @@ def stat_fields(pid: int) -> list[str]:
 @contextmanager
 def held(matrix: MatrixDir) -> Iterator[None]:
     """Return a context that holds the matrix. Raises LaunchError with the holder if another runner holds it."""
+    # Monotonic: a change of the wall clock must not shorten or prolong the wait.
     deadline = time.monotonic() + RETRY_S
     while (handle := try_lock(matrix.lock)) is None:
         if time.monotonic() > deadline:

@@ -82,6 +82,7 @@ def pending_messages(runs: Iterable[tuple[str, SyncStatus]], matrix: str) -> lis
 
     `runs`: the name of each run with the status of one tracker.
     """
+    # Runs of a matrix mostly fail for one reason, such as a missing connection: one line for all of them.
     groups: dict[tuple[str, str], list[tuple[str, SyncStatus]]] = {}
     for name, status in runs:
         if status.state in (SyncState.FAILED, SyncState.BEHIND):

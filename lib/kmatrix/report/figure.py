@@ -56,6 +56,7 @@ def new_figure(
     name: str, title: str, *, columns: int = 1, rows: int = 0, note: str = "", ratios: Sequence[float] = (2.0, 1.0)
 ) -> tuple[Figure, list[Axes]]:
     """Return an empty figure with its title and panels; its height fits the number of rows. name: of the matrix."""
+    # Inches: 1.8 for the title and the labels of the axis, 0.3 per row.
     figure = _blank(max(HEIGHT, 1.8 + 0.3 * rows))
     axes = list(figure.subplots(1, columns, squeeze=False, width_ratios=list(ratios[:columns]))[0])
     axes[0].set_title(title, pad=26)
@@ -121,6 +122,7 @@ def time_unit(longest: float) -> tuple[str, float]:
 def name_rows(axes: Axes, names: Sequence[str], lost: Sequence[bool]) -> None:
     """Label the rows of a panel, the first on top; lost runs in red."""
     labels = [shortened(name, MAX_NAME_LENGTH) for name in names]
+    # Long names would take more than half of the width.
     font = row_font(len(names)) - (1.5 if max(map(len, labels)) > 45 else 0.0)
     axes.set_yticks(range(len(names)), labels, fontsize=font)
     # Reversed: the first row is on top, as in the tables.
@@ -170,6 +172,7 @@ def shades(colour: str, names: Sequence[str]) -> LineStyles:
     """Return a shade of a colour and a line style for each name."""
     styles: LineStyles = {}
     for place, name in enumerate(names):
+        # From a quarter of black to almost half of white: lighter ones would vanish on a white page.
         shade = 0.0 if len(names) == 1 else -0.25 + 0.7 * place / (len(names) - 1)
         styles[name] = (mixed(colour, shade), LINES[place % len(LINES)])
     return styles

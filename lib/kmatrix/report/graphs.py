@@ -89,6 +89,7 @@ def draw(numbers: MatrixNumbers, folder: Path) -> tuple[list[Path], list[str]]:
     jobs.append(("throughput_by_run.png", partial(throughput, numbers)))
     files: list[Path] = []
     missing: list[str] = []
+    # A context: the settings of the process are restored after drawing, and a user's matplotlibrc is ignored.
     with matplotlib.style.context(["default", RC_PARAMS]):
         for name, make in jobs:
             made = make()
@@ -168,6 +169,7 @@ def throughput(numbers: MatrixNumbers) -> Figure | str:
     note = truncation_note(len(rows), len(timed))
     figure, (axes,) = new_figure(numbers.name, "Throughput", rows=len(rows), note=note)
     colours = optimizer_colours(numbers)
+    # Room for the labels next to the bars.
     axes.set_xlim(0, 1.3 * max(run.tokens_per_second or 0.0 for run in rows) or 1.0)
     for y, run in enumerate(rows):
         _draw_bar(axes, y, run, colours[run.optimizer], row_font(len(rows)))
@@ -233,6 +235,7 @@ def loss_range(means: Sequence[float], groups: Sequence[Sequence[float]]) -> tup
     """
     limit = outlier_limit(means)
     shown = [loss for centre, losses in zip(means, groups, strict=True) if centre <= limit for loss in losses]
+    # All losses may be equal, or 0: the axis still needs a length.
     margin = 0.25 * (max(shown) - min(shown)) or 0.01 * abs(max(shown)) or 1.0
     return min(shown) - margin, max(shown) + margin
 

@@ -41,6 +41,7 @@ PLAIN = (  # fields of RunNumbers with the same key in results.json
 
 def write_results(matrix: MatrixDir, numbers: MatrixNumbers) -> None:
     """Write results.json: all numbers of the report, with the runs they come from."""
+    # JSON has no NaN, but Python would write one, and other programs refuse the file.
     value = clean(results(numbers))
     for run in value["runs"]:
         run["links"] = {sent.tracker: sent.link for sent in read_track(matrix.run(run["name"])) if sent.link}

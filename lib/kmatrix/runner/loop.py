@@ -68,7 +68,7 @@ def drive(
     limits: Thresholds | None = None,
     pool: Pool | None = None,
     tell: Callable[[str], None] | None = None,
-    poll_s: float = 0.1,
+    poll_s: float = 0.1,  # Ctrl+C and the display respond at once, and a poll costs little
 ) -> Outcome:
     """Execute the plans, which the engine has checked, and return the outcome; no process is left in any case.
 

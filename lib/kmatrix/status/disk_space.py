@@ -26,6 +26,7 @@ def is_full(path: Path) -> bool:
 def how_full(path: Path) -> str:
     """Return the mount point and free space of a disk: "/results has 0 B of 25.2 MB free"."""
     place = _there(path)
+    # Users know a disk by its mount point.
     while not place.is_mount() and place != place.parent:
         place = place.parent
     try:

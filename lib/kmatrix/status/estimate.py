@@ -199,6 +199,7 @@ def measured_here(matrix: MatrixDir) -> list[Measured]:
 
 def measured_before(matrix: MatrixDir) -> list[Measured]:
     """Return the durations of finished runs of other matrices in the results directory, on the same kind of machine."""
+    # Times on another processor or GPU say little about this one.
     ours = _machine(matrix.runs())
     others = [other for other in matrix_dirs(matrix.path.parent) if other.name != matrix.name]
     return [

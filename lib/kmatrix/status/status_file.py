@@ -101,6 +101,7 @@ def write_state(
         "started": last.started if last else None,
         "ended": last.ended if last else None,
         "exit_code": last.exit_code if last else None,
+        # Only while it runs: later the number may belong to another process.
         "pid": job.pid if job and state.status is Status.RUNNING else None,
         "log_tail": list(log_tail),
         "alerts": [alert.to_json() for alert in alerts],

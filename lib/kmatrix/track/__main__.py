@@ -64,6 +64,7 @@ def redact_files(paths: Iterable[Path]) -> None:
     """Remove the keys from text files. A file without keys, or one that cannot be written, is not touched."""
     for path in paths:
         with contextlib.suppress(OSError):
+            # surrogateescape: bytes that are not UTF-8 are written back unchanged.
             before = path.read_bytes().decode(errors="surrogateescape")
             if (after := redact(before)) != before:
                 write_bytes(path, after.encode(errors="surrogateescape"))

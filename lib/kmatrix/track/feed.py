@@ -19,7 +19,7 @@ from kmatrix.stats import coefficient_of_variation
 from kmatrix.status.alerts import Alert, Severity, alerts_of, one_line
 from kmatrix.track.tracker import AlertLevel, DeviceValues, MetricPoint, TrackerAlert
 
-MOST_POINTS = 500  # per batch
+MOST_POINTS = 500  # per batch, so that no request of a tracker is very large
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,7 @@ class TensorBoardMirror:
         """Return the content of the event files. A new file is created by the first write."""
         self._folder = MatrixDir(run.dir.path.parent).tensorboard / run.name
         self._folder.mkdir(parents=True, exist_ok=True)
+        # The configuration once, and not again when an attempt resumes.
         if not any(self._folder.glob(FILES)):
             self._text(CONFIG, _table(run), time=time.time())
             return StoredRun(steps={}, link=str(self._folder))

@@ -68,6 +68,7 @@ class WandbMirror:
         Raises any exception of W&B: no connection, an invalid key, a directory that is not writable.
         """
         mode = _prepare(offline=run.config.get("WANDB_OFFLINE") == "y")
+        # Disabled, W&B accepts everything and stores nothing: steps would count as sent.
         if mode == "disabled":
             raise ConnectionError("W&B is disabled by WANDB_MODE=disabled")
         files = WandbFiles(run.dir.path, run.id)

@@ -97,6 +97,7 @@ def memory_by_run(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     note = truncation_note(len(rows), len(known)) + simulated_mark(runs)
     figure, (axes,) = new_figure(name, "Memory per run", rows=len(rows), note=note)
     colours = colours_of(run.optimizer for run in runs)
+    # Room for the labels next to the bars.
     axes.set_xlim(0, 1.5 * max(gpu.total_max or gpu.total_mean or 0.0 for _, gpu in rows) or 1.0)
     for y, (run, gpu) in enumerate(rows):
         _draw_memory(axes, y, run, gpu, colour=colours[run.optimizer], font=row_font(len(rows)))
@@ -128,6 +129,7 @@ def memory_by_device(name: str, runs: Sequence[RunGpus]) -> Figure | str:
         axes.set_title(label, fontsize=11)
         for y, (run, gpu) in enumerate(rows):
             _draw_device(axes, y, run, gpu, label=label, colour=colours[run.optimizer])
+    # A grid may have more panels than there are devices.
     for axes in panels[len(shown) :]:
         axes.set_visible(False)
     _frame_devices(panels, shape, rows)
@@ -151,6 +153,7 @@ def load_balance(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     name_rows(axes[0], [run.name for run, _ in rows], [run.status in LOST for run, _ in rows])
     axes[1].set_yticks([])
     axes[1].set_ylim(axes[0].get_ylim())
+    # Symmetric around the mean, with room for the numbers of the devices.
     reach = 1.25 * max(abs(bound) for bound in axes[0].dataLim.intervalx) or 1.0
     axes[0].set_xlim(-reach, reach)
     axes[0].axvline(0, color=QUIET, linewidth=0.8)
@@ -212,11 +215,13 @@ def _frame_devices(panels: Sequence[Axes], shape: tuple[int, int], rows: Sequenc
 def _labels(gpus: Sequence[GpuNumbers]) -> list[str]:
     """Return the labels of all devices, sorted by number."""
     labels = {gpu.label(device) for gpu in gpus for device in gpu.devices}
+    # By number: as text, GPU 10 comes before GPU 2.
     return sorted(labels, key=lambda label: int(label.split()[1]))
 
 
 def _draw_bands(axes: Axes, highest: float) -> None:
     """Shade the classes of the CV up to the highest CV."""
+    # At least two classes are visible, so that the first one is not the whole background.
     end = max(1.25 * highest, 6.0)
     edges = [0.0, *(bound for bound, _ in BALANCE), math.inf]
     for (low, high), quality in zip(pairwise(edges), BAND_COLOURS, strict=True):

@@ -90,6 +90,7 @@ def recordings(folder: Path) -> list[Path]:
 
 def _recorded(run_dir: RunDir, device: str) -> GpuNumbers | None:
     """Return the numbers of the preferred recording, including earlier attempts, or a note why there are none."""
+    # Best first: the summary has throttling and other processes, a binary recording is complete after a kill.
     numbers = _from_summary(run_dir) or _from_samples(run_dir) or _from_text(run_dir, device)
     if numbers and numbers.devices:
         return with_earlier(run_dir, numbers)
@@ -277,6 +278,7 @@ def joules_between(recording: Recording, begin: float, end: float) -> float | No
 
     The last sample at or before each time counts.
     """
+    # The counter only has the values at samples.
     first, last = (max(0, bisect_right(recording.times, time) - 1) for time in (begin, end))
     total = 0.0
     for columns in recording.columns:

@@ -26,8 +26,8 @@ RANK_NAME = "CPU rank "  # prefix of the device name that the recorder gives a r
 # The recorder's warnings that with_earlier replaces by a note of its own; the second one is of version 0.1.
 EXCLUDED = (EXCLUDED_ATTEMPT, "an earlier attempt is not in these numbers")
 MAX_GAP_S = 60.0  # power is interpolated between samples up to this distance
-BLOCK_ROWS = 1 << 16
-MAX_TIMELINE_POINTS = 1024
+BLOCK_ROWS = 1 << 16  # rows in memory at once
+MAX_TIMELINE_POINTS = 1024  # about one per pixel of a graph
 
 
 def read_stream(path: Path, *, cpu: bool = False) -> GpuNumbers:
