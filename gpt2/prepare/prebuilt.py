@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from gpt2.data import shards, tokenizer
 from gpt2.data.shards import ShardInfo
 from gpt2.prepare import hub
-from gpt2.prepare.catalog import DatasetOrigin, DatasetRequest, Repository, vocabulary
+from gpt2.prepare.catalog import HUB, DatasetOrigin, DatasetRequest, Repository, vocabulary
 from gpt2.prepare.progress import PreparationProgress, check_space, say
 from kmatrix.errors import DataError
 from kmatrix.records.files import read_or_empty, write_json
@@ -36,6 +37,13 @@ def fetch(request: DatasetRequest, found: hub.Listing, folder: Path) -> None:
             f"{repository.name} has {len(train)} training and {len(val)} validation shards",
             why=f"patterns: {', '.join(repository.patterns)}",
             hint="name a dataset of token shards, or use DATASET=hub for text",
+        )
+    repeated = [name for name, times in Counter(file.name for file in (*val, *train)).items() if times > 1]
+    if repeated:  # the second file would replace the first one, and the data would be half of what was announced
+        raise DataError(
+            f"{repository.name} has several shards named {repeated[0]}",
+            why="a dataset is one folder, in which names are unique",
+            hint=f"name the shards of one directory: DATA_PATH={HUB}{repository.name}:DIRECTORY/*.bin",
         )
     needed = request.shards_needed([_tokens(file) for file in train])
     sums = {file.name: file.sha256 for file in found.files}

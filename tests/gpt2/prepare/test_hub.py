@@ -242,6 +242,16 @@ def test_shards_of_any_repository_are_given_by_their_url(hub, tmp_path):
     assert "kjj0--finewebedu10B-gpt2" in result["path"]
 
 
+def test_shards_of_the_same_name_are_refused_unless_one_directory_is_named(tmp_path):
+    files = {f"{size}/x_{kind}_000000.bin": shard(0) for size in ("10B", "100B") for kind in ("train", "val")}
+    with HubServer({"me/sizes": files}) as hub:
+        arguments = ("--tokenizer", "gpt2", "--tokens", "9")
+        answer = error_of(run(hub, tmp_path, "shards", "--data-path", "hf://me/sizes", *arguments))
+        assert "me/sizes has several shards named x_" in answer
+        one = result_of(run(hub, tmp_path, "shards", "--data-path", "hf://me/sizes:10B/*.bin", *arguments))
+    assert one["train_tokens"] == PER_SHARD
+
+
 def test_text_is_downloaded_file_by_file_as_needed(hub, tmp_path):
     arguments = ("--tokenizer", "byte", "--shard-tokens", "2000", "--val-percent", "20")
     result = result_of(run(hub, tmp_path, "finewebedu", *arguments, "--tokens", "2500"))
