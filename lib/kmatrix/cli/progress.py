@@ -262,7 +262,7 @@ def _matrix_counts(progress: RunProgress, hidden: int) -> str:
     parts = [f"{count} {name}" for name, count in done.items()]
     to_come = progress.counts.get("planned", 0)
     parts += [f"{to_come} pending"] if to_come else []
-    parts += [f"{hidden} more that run"] if hidden > 0 else []
+    parts += [f"{hidden} more running"] if hidden > 0 else []
     return ", ".join(parts)
 
 

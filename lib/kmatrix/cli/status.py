@@ -18,7 +18,7 @@ from kmatrix.records.files import SCHEMA
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import links, pending_messages
 from kmatrix.status.overview import TO_COME, GpuView, MatrixView, Overview, RunView
-from kmatrix.text import UNKNOWN, Column, columns, count, duration, memory_size, money, table, time_of_day, wrap
+from kmatrix.text import UNKNOWN, Column, columns, count, duration, memory_size, money, plural, table, time_of_day, wrap
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -148,7 +148,7 @@ def screen(view: MatrixView, *, width: int | None = None, height: int | None = N
     if hidden := len(view.runs) - len(shown):
         shown = most_urgent(view.runs, max(1, room - len(gpus) - len(below) - 1))  # 1: the line about hidden runs
         hidden = len(view.runs) - len(shown)
-        below.insert(0, Line(f"and {hidden} more runs"))
+        below.insert(0, Line(f"and {plural(hidden, 'more run')}"))
     return [*head, *run_lines(view, shown, width), *gpus, *below][:height]
 
 

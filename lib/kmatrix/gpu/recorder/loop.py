@@ -27,6 +27,7 @@ from kmatrix.gpu.recorder.files import RecordingFiles
 from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT, RunTotals
 from kmatrix.records.files import read_json, read_or_empty
 from kmatrix.records.paths import RunDir
+from kmatrix.text import plural
 
 STOP = frozenset({signal.SIGTERM, signal.SIGINT})  # both end the recording with a last summary
 SUMMARY_S = 60.0  # between two summaries; after a kill, newer samples are read from gpu_samples.bin
@@ -58,7 +59,7 @@ class Recorder:
 
     def run(self) -> None:
         """Sample until SIGTERM, SIGINT or the exit of the parent, then write the last summary."""
-        self._files.write_event("started", f"{len(self._source.devices)} devices at {self._hz:g} Hz")
+        self._files.write_event("started", f"{plural(len(self._source.devices), 'device')} at {self._hz:g} Hz")
         self._poller.start()
         begin = next_poll = next_summary = time.monotonic()
         next_summary += SUMMARY_S
