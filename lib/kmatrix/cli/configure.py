@@ -143,6 +143,7 @@ def diffconfig(arguments: Arguments) -> int:
     now = arguments.config
     old = Path(arguments.get("OLD", str(now) + ".old"))
     new = Path(arguments.get("NEW", str(now)))
+    # Read, not applied: lines are compared, whether or not they take effect.
     sides = []
     for path in (old, new):
         if not path.is_file():

@@ -104,6 +104,7 @@ def stop(arguments: Arguments) -> int:
         raise LaunchError(f"no matrix is running in {where}", hint="pass TARGET=<matrix> or RESULTS_DIR=<folder>")
     ask(matrix, owner)
     print(f"sent SIGTERM to the runner (pid {owner.pid}) of {shown(matrix.path)}", flush=True)
+    # The lock is released when the runner has exited: after that, no status changes any more.
     announced: set[str] = set()
     while matrix.is_held():
         for run in (run for run in matrix.runs() if run.name not in announced and _is_running(run)):

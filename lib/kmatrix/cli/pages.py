@@ -167,6 +167,7 @@ def wandb_view(arguments: Arguments) -> int:
         )
     if missing := [run.name for run in runs if run not in with_data]:
         print(f"no W&B data: {', '.join(missing)}")
+    # The screen shows one folder with W&B's own layout, so a temporary one collects the runs.
     with tempfile.TemporaryDirectory() as folder:
         gather(with_data, Path(folder))
         command = [sys.executable, "-m", "wandb", "leet", folder]

@@ -197,6 +197,7 @@ def _forecast_lines(config: RunConfig, devices: Sequence[GpuModel], target: Targ
     )
     yield _line("length", _length(config))
     yield _line("data", _data(config, data_dir))
+    # Details for one device; one line each to compare several.
     yield _line("memory", _memory(needed))
     if len(devices) > 1:
         yield from (_line(device.name, _device_summary(config, device, needed, target)) for device in devices)

@@ -223,6 +223,7 @@ def cells(run: RunView, gpus: Sequence[int | None] = ()) -> tuple[str, ...]:
 
 def notes(view: MatrixView) -> Iterator[tuple[Status | None, str]]:
     """Yield notes on single runs and GPUs, failures and alerts first."""
+    # In this order, because a small screen shows only the first notes.
     for run in view.runs:
         if run.reason and run.status in (Status.FAILED, Status.SKIPPED):
             yield run.status, f"{run.name} {run.status}: {run.reason}"

@@ -118,6 +118,7 @@ def _columns(rows: Sequence[DeviceRow]) -> tuple[ScreenColumn, ...]:
     digits = max((len(str(row.sample.gpu_index)) for row in rows), default=1)
     names = {row.sample.gpu_name for row in rows}
     runs = _runs(rows)
+    # Equal names would fill the screen: they are in the header instead.
     run = ScreenColumn(title="run", least=8, most=min(40, max(map(len, runs), default=0)), priority=8, text=_run)
     name = ScreenColumn(title="name", least=12, most=min(40, max(map(len, names), default=0)), priority=9, text=_name)
     return (
@@ -225,6 +226,7 @@ def _totals(view: View, width: int) -> list[Text]:
     lost = sum(not sample.is_known for sample in samples)
     if lost:
         parts.append(_whole(f"{lost} lost", "bold red"))
+    # The metrics of which the report states the balance.
     balances = [Text("balance", style="bold")]
     for metric in (Metric.MEMORY, Metric.UTILIZATION, Metric.POWER):
         even = balance(samples, metric)

@@ -381,16 +381,18 @@ class RunIdentity:
 
 def _dependents(tree: Tree, axes: Iterable[str]) -> set[str]:
     """Return the symbols whose value can change with the given axes, including those of the axes."""
+    # Edges from each symbol or choice to those that mention it, in a default, a range or a condition.
     below: dict[Any, set[Any]] = {}
     for symbol in tree.symbols:
         for item in symbol.referenced:
             below.setdefault(item, set()).add(symbol)
-        if symbol.choice:
+        if symbol.choice:  # selecting one member deselects the others
             below.setdefault(symbol, set()).add(symbol.choice)
             below.setdefault(symbol.choice, set()).add(symbol)
     for choice in tree.choices.values():
         for item in choice.referenced:
             below.setdefault(item, set()).add(choice)
+    # Everything that can be reached from the axes.
     todo: list[Any] = [member for axis in axes for member in tree.members.get(axis, {}).values()]
     todo += [tree.kconf.syms[axis] for axis in axes if axis not in tree.choices]
     seen: set[Any] = set()

@@ -165,6 +165,7 @@ class _ScenarioReader:
             self._first(f"period_ms {self._known(words[0], QUANTITIES, 'field')}")
             self._periods[words[0]] = self._number(words[1], SETTINGS["period_ms"].range)
             return
+        # All other settings have one line each.
         self._known(name, ["gpus", *SETTINGS, *TEXTS, *GROUPS], "setting")
         self._first(name)
         if name in TEXTS:
@@ -207,6 +208,7 @@ class _ScenarioReader:
         if len(rest) != (2 if name == "process" else 1):
             form = "process PID MIB" if name == "process" else f"{name} VALUE"
             self._refuse(f"{name} takes {'two values' if name == 'process' else 'one value'}", f"write `T GPU {form}`")
+        # A..B: the value changes from GPU to GPU. An error has no values in between.
         first, dots, last = rest[-1].partition("..")
         value, code, pid = self._change(name, [*rest[:-1], first])
         end = self._change(name, [*rest[:-1], last])[0] if dots else value
@@ -218,7 +220,7 @@ class _ScenarioReader:
             own = value if value is None or end is None else value + (end - value) * fraction
             return Event(line=line, time=time, gpu=gpu, field=name, value=own, code=code, pid=pid)
 
-        if words[1] == "*":
+        if words[1] == "*":  # the number of GPUs may follow in a later line
             self._everywhere.append(make)
             return
         limit = Range(0, MAX_GPUS - 1, whole=True)

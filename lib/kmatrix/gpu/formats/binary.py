@@ -190,6 +190,7 @@ def _header(path: Path, file: int) -> tuple[RecordingHeader, int]:
     """Return the header and the offset of the first record."""
     begin = os.pread(file, len(MAGIC) + _LENGTH.size, 0)
     if begin[: len(MAGIC)] != MAGIC or len(begin) < len(MAGIC) + _LENGTH.size:
+        # The digit counts incompatible layouts: say so instead of "not a recording".
         if begin.startswith(b"KMXGPU") and len(begin) >= len(MAGIC):
             raise SchemaError(
                 f"{path} has a newer format, {begin[:7].decode(errors='replace')}", hint="use a newer kmatrix"

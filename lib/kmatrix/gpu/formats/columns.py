@@ -179,6 +179,7 @@ _DECODER = msgspec.json.Decoder(list[_Entry])
 
 def _block(entries: list[_Entry]) -> SampleBlock | None:
     """Return entries as columns, or None if an entry has no GPU or a GPU has no index."""
+    # Every entry in one list of GPUs, in order. A block with both layouts is left to the slow path.
     several = [entry.multi_gpu_data for entry in entries]
     lists = [gpus for gpus in several if gpus is not UNSET]
     if lists and (len(lists) < len(several) or not all(lists)):
@@ -188,6 +189,7 @@ def _block(entries: list[_Entry]) -> SampleBlock | None:
     indices = list(map(attrgetter("gpu_index"), gpus))
     if None in indices:
         return None
+    # One array per column for all GPUs together, then a view for each GPU: few calls of NumPy on long arrays.
     rows, every = np.repeat(np.arange(len(entries)), counts), np.arange(len(gpus))
     columns = {name: column(gpus) for name, column in _COLUMNS.items()}
     parts = []
@@ -372,6 +374,7 @@ class ColumnsReader(TolerantReader, Iterator[SampleBlock]):
 
         The first byte is skipped. `end`: 0 to parse all of `data`.
         """
+        # The scanner may read beyond `end`, but only to find the next good entry after damage.
         end = end or len(data)
         feed = _TextSource(file, data[1:end], data[end:])
         scanner = Scanner(feed(), feed, self._skipped, alone=alone)

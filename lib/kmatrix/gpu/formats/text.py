@@ -133,6 +133,7 @@ def _no_recording(path: Path) -> RecordError:
 
 
 def _sample(entry: Mapping[str, Any], position: int) -> GpuSample:
+    # Without an index, the position in the list counts.
     index = finite(entry.get("gpu_index"))
     temperatures, clocks = entry.get("temperatures"), entry.get("clocks")
     return GpuSample(

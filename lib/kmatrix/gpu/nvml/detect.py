@@ -256,6 +256,7 @@ def distances(uuids: Sequence[str]) -> dict[Pair, int]:
         return {}
     try:
         handles = {uuid: pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids}
+        # NVLink names its peers by PCI bus, everything else by UUID.
         buses = {_bus(pynvml.nvmlDeviceGetPciInfo(handle)): uuid for uuid, handle in handles.items()}
         peers = {uuid: _peers(pynvml, handle, buses) for uuid, handle in handles.items()}
         return {frozenset(pair): _distance(pynvml, pair, handles, peers) for pair in itertools.combinations(uuids, 2)}

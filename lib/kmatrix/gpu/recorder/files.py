@@ -154,6 +154,7 @@ def export(run_dir: RunDir, form: str) -> Path:
 
     `form`: csv, npz or parquet. The file is written atomically. Raises RecordError.
     """
+    # Named after the start of the recording: a second export replaces the first.
     recording = read_samples(run_dir.gpu_samples)
     started = recording.times[0] if len(recording) else float(recording.header["started"]["wall"])
     path = run_dir.gpu_metrics(datetime.fromtimestamp(started), form)
