@@ -26,9 +26,9 @@ from kmatrix.doctor import (
 from kmatrix.gpu.nvml.detect import Detected, DriverState, Gpu
 from programs import ROOT, Program, run
 
-TWO = tuple(Gpu(index=i, name="NVIDIA A10G", uuid=f"GPU-{i}", memory_total=23028) for i in range(2))
+TWO_GPUS = tuple(Gpu(index=i, name="NVIDIA A10G", uuid=f"GPU-{i}", memory_total=23028) for i in range(2))
 SECRET = "hf_thisIsNoKey0123456789"
-PROBED = {
+PROBE_RESULT = {
     **{"torch": "2.13.0", "cuda": "12.6", "available": True, "why": "", "bf16": True, "nccl": "2.27.3"},
     "pairs": [[0, 1, True]],
 }
@@ -86,7 +86,7 @@ def test_a_missing_directory_is_checked_by_its_parent_and_not_created(tmp_path):
 
 def test_gpus_used_by_other_processes_give_a_warning():
     driver = DriverState(version="550.54", cuda="12.4", free_mib={"GPU-0": 22900, "GPU-1": 9000})
-    found = levels(gpus(Detected(gpus=TWO), driver))
+    found = levels(gpus(Detected(gpus=TWO_GPUS), driver))
     assert found == {"NVIDIA driver": Level.OK, "GPU 0": Level.OK, "GPU 1": Level.WARNING}
 
 
@@ -110,7 +110,7 @@ def test_a_machine_without_gpus_is_fine_but_a_driver_that_does_not_respond_gives
     ],
 )
 def test_the_report_of_pytorch_is_compared_with_the_driver(changes, count, name, level):
-    assert levels(torch_checks({**PROBED, **changes}, count))[name] is level
+    assert levels(torch_checks({**PROBE_RESULT, **changes}, count))[name] is level
 
 
 def test_the_probe_prints_one_line_of_json():
@@ -118,7 +118,7 @@ def test_the_probe_prints_one_line_of_json():
     completed = subprocess.run(
         [sys.executable, "-m", "gpt2.machine"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
-    assert set(json.loads(completed.stdout)) == set(PROBED)
+    assert set(json.loads(completed.stdout)) == set(PROBE_RESULT)
 
 
 def test_a_container_with_less_cpu_time_than_cores_gives_a_warning(tmp_path):

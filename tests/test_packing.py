@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kmatrix.packing import Limits, PackedJob, ends, place, startable
 
-BOX = 4
+UNITS = 4
 WIDTHS = st.sampled_from([1, 2, 3, 4])
 SECONDS = st.integers(1, 1000).map(float)
 
@@ -25,7 +25,7 @@ QUEUES = st.lists(st.tuples(WIDTHS, SECONDS), min_size=1, max_size=14).map(jobs)
 LIMITS = st.builds(Limits, jobs=st.integers(0, 5), exclusive=st.booleans())
 
 
-def start_time(queue, limits=None, running=(), units=BOX):
+def start_time(queue, limits=None, running=(), units=UNITS):
     return startable(queue, running, units, limits or Limits())
 
 
@@ -86,16 +86,16 @@ def test_a_job_that_needs_more_units_than_the_machine_has_is_refused():
 
 @given(QUEUES, LIMITS)
 def test_no_unit_is_used_twice_and_limits_are_respected_at_all_times(queue, limits):
-    spans = ends(queue, [], BOX, limits)
+    spans = ends(queue, [], UNITS, limits)
     for time, _ in spans.values():
         running = [job for job in queue if spans[job.name][0] <= time < spans[job.name][1]]
-        assert sum(job.width for job in running) <= BOX
+        assert sum(job.width for job in running) <= UNITS
         assert not limits.jobs or len(running) <= limits.jobs
 
 
 @given(QUEUES, LIMITS)
 def test_every_job_runs_once_for_its_duration(queue, limits):
-    spans = ends(queue, [], BOX, limits)
+    spans = ends(queue, [], UNITS, limits)
     assert {name: end - begin for name, (begin, end) in spans.items()} == pytest.approx(
         {job.name: job.seconds for job in queue}
     )
@@ -105,19 +105,19 @@ def test_every_job_runs_once_for_its_duration(queue, limits):
 def test_backfilled_jobs_never_delay_the_head_of_the_queue(queue, jobs):
     limits = Limits(jobs=jobs)
     order = queue if jobs == 1 else sorted(queue, key=lambda job: (-job.seconds, -job.width))
-    now = startable(queue, [], BOX, limits)
+    now = startable(queue, [], UNITS, limits)
     head = next((job for job in order if job.name not in now), None)
     if head is None:
         return
     first = [job for job in order[: order.index(head)] if job.name in now]
-    expected = ends([head], first, BOX, limits)[head.name][0]  # as if no job were backfilled
-    assert ends(queue, [], BOX, limits)[head.name][0] <= expected
+    expected = ends([head], first, UNITS, limits)[head.name][0]  # as if no job were backfilled
+    assert ends(queue, [], UNITS, limits)[head.name][0] <= expected
 
 
 @given(QUEUES)
 def test_every_schedule_is_between_the_lower_bound_and_one_job_at_a_time(queue):
-    last = max(end for _, end in ends(queue, [], BOX, Limits()).values())
-    work = sum(job.width * job.seconds for job in queue) / BOX
+    last = max(end for _, end in ends(queue, [], UNITS, Limits()).values())
+    work = sum(job.width * job.seconds for job in queue) / UNITS
     assert max(work, *(job.seconds for job in queue)) <= last + 1e-6
     assert last <= sum(job.seconds for job in queue) + 1e-6
 

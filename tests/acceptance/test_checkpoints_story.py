@@ -15,9 +15,9 @@ from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
-WORDS = ("OPTIMIZER=adamw", "NUM_GPUS=2", "BATCH_SIZE=2", "GLOBAL_BATCH=4", "EVAL_SAMPLES=8", "GPU_MONITOR=n")
+ARGUMENTS = ("OPTIMIZER=adamw", "NUM_GPUS=2", "BATCH_SIZE=2", "GLOBAL_BATCH=4", "EVAL_SAMPLES=8", "GPU_MONITOR=n")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "gpt2.train")
-READ = """
+READ_STEPS = """
 import sys
 from pathlib import Path
 from gpt2.checkpoint.files import load_checkpoint
@@ -46,7 +46,7 @@ def plan_run(clone, tmp_path):
 
     def plan(*arguments):
         assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-        completed = clone.make("train", *WORDS, "MAX_ITERS=2", "SAVE_BEST=n", *arguments, f"RESULTS_DIR={tmp_path}")
+        completed = clone.make("train", *ARGUMENTS, "MAX_ITERS=2", "SAVE_BEST=n", *arguments, f"RESULTS_DIR={tmp_path}")
         assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-3000:]
         (run,) = tmp_path.glob("test_matrix_results_*/gpt2_*")
         shutil.rmtree(run / "checkpoints")
@@ -96,7 +96,7 @@ def steps_of(clone, run, *names):
     """Return the steps of checkpoints, read in another process with the trainer's own reader."""
     path = os.pathsep.join([str(clone.root), str(clone.root / "lib")])
     files = [str(run / "checkpoints" / name) for name in names]
-    completed = clone.run(clone.python, "-c", READ, *files, PYTHONPATH=path)
+    completed = clone.run(clone.python, "-c", READ_STEPS, *files, PYTHONPATH=path)
     assert completed.returncode == 0, completed.stderr
     return [int(line) for line in completed.stdout.split()]
 
@@ -170,7 +170,7 @@ def test_sigkill_during_saves_keeps_a_complete_checkpoint_and_a_damaged_one_is_s
 def test_ten_checkpoints_and_the_best_are_kept_listed_and_pruned(clone, tmp_path):
     """Rolling ten, best and final checkpoints: list, prune, export, import and sample."""
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    arguments = (*WORDS, "MAX_ITERS=28", "CHECKPOINT_INTERVAL=2", "EVAL_INTERVAL=7", f"RESULTS_DIR={tmp_path}")
+    arguments = (*ARGUMENTS, "MAX_ITERS=28", "CHECKPOINT_INTERVAL=2", "EVAL_INTERVAL=7", f"RESULTS_DIR={tmp_path}")
     completed = clone.make("train", *arguments)
     assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-3000:]
     (run,) = tmp_path.glob("test_matrix_results_*/gpt2_*")

@@ -15,7 +15,7 @@ TINY = (
     *("DEVICE=cpu", "MODEL=custom", "N_LAYER=1", "N_HEAD=2", "N_EMBD=16", "BLOCK_SIZE=32", "BATCH_SIZE=2"),
     *("GLOBAL_BATCH=2", "EVAL_SAMPLES=8", "OPTIMIZER=adamw", "NUM_GPUS=1", "MAX_ITERS=10"),
 )
-NOTE = '\nimport sys\nwith open({path!r}, "a") as file:\n    print({code!r}, *sys.orig_argv, file=file)\n'
+LOG_IMPORT = '\nimport sys\nwith open({path!r}, "a") as file:\n    print({code!r}, *sys.orig_argv, file=file)\n'
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def copy(clone, venv, tmp_path) -> Clone:
     clone.run("cp", "-r", "--link", str(venv), str(root / ".venv"))  # hard links, because torch takes gigabytes
     for package in ("lib/kmatrix", "gpt2"):
         with (root / package / "__init__.py").open("a") as file:
-            file.write(NOTE.format(path=str(tmp_path / "processes.txt"), code=f"{package} of the copy:"))
+            file.write(LOG_IMPORT.format(path=str(tmp_path / "processes.txt"), code=f"{package} of the copy:"))
     return Clone(root)
 
 

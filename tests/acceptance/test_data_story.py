@@ -21,7 +21,7 @@ SMALL = (
     "EVAL_SAMPLES=8",
     "EVAL_INTERVAL=3",
 )
-READY = "kjj0/finewebedu10B-gpt2"
+PREBUILT = "kjj0/finewebedu10B-gpt2"
 TEXT = "HuggingFaceFW/fineweb-edu"
 TOKENS = 3000  # tokens per prebuilt shard
 
@@ -111,10 +111,10 @@ def test_prebuilt_shards_are_downloaded_as_needed_and_interrupted_downloads_resu
         *SMALL,
         "GRADIENT_ACCUMULATION=3",
     )
-    with HubServer({READY: {**names, "finewebedu_val_000000.bin": shard(0)}}) as hub:
+    with HubServer({PREBUILT: {**names, "finewebedu_val_000000.bin": shard(0)}}) as hub:
         variables = hub.environment(tmp_path / "home")
-        hub.corrupt.add(f"cdn/{READY}/finewebedu_train_000001.bin")
-        hub.cut[f"cdn/{READY}/finewebedu_train_000002.bin"] = [2000]
+        hub.corrupt.add(f"cdn/{PREBUILT}/finewebedu_train_000001.bin")
+        hub.cut[f"cdn/{PREBUILT}/finewebedu_train_000002.bin"] = [2000]
         refused = clone.make("prepare-data", *arguments, **variables)
         assert refused.returncode == 2
         assert "finewebedu_train_000001.bin differs from the repository's listing" in refused.stderr
@@ -125,9 +125,10 @@ def test_prebuilt_shards_are_downloaded_as_needed_and_interrupted_downloads_resu
         assert trained.returncode == 0, trained.stdout + trained.stderr
         assert "2 of 4 training shards (6.00k tokens) for the 4.61k tokens of the longest run" in trained.stderr
         assert any(
-            byte_range.startswith("bytes=") for byte_range in hub.fetched_ranges(f"{READY}/finewebedu_train_000002.bin")
+            byte_range.startswith("bytes=")
+            for byte_range in hub.fetched_ranges(f"{PREBUILT}/finewebedu_train_000002.bin")
         )
-        assert not hub.fetched_ranges(f"{READY}/finewebedu_train_000003.bin")
+        assert not hub.fetched_ranges(f"{PREBUILT}/finewebedu_train_000003.bin")
     assert run_json(tmp_path)["train"]["data_shards"] == 2
     folder = tmp_path / "data" / "finewebedu"
     assert (folder / "finewebedu_train_000002.bin").read_bytes() == shard(2)

@@ -31,7 +31,7 @@ TINY = (
     *("NUM_GPUS=1", "GLOBAL_BATCH=4", "DEVICE=cpu", "LR=1e-3", "LOG_INTERVAL=10", "CPU_THREADS=1", "REUSE=n"),
     *("MODEL=custom", "N_LAYER=2", "N_HEAD=2", "N_EMBD=32", "BLOCK_SIZE=32", "BATCH_SIZE=4", "EVAL_SAMPLES=8"),
 )
-SAY = (
+REPORT_VARIABLES = (
     "import json, os; print(json.dumps({name: os.environ[name] for name in os.environ if name.startswith('KMATRIX_')}))"
 )
 
@@ -48,7 +48,7 @@ def matrices(folder: Path) -> list[Path]:
 def test_a_bad_cell_fails_within_seconds_and_the_printed_hint_works(clone, tmp_path):
     (tmp_path / "faults").mkdir()
     (tmp_path / "faults" / "sitecustomize.py").write_text(FAULT, encoding="utf-8")
-    (tmp_path / "say.py").write_text(SAY, encoding="utf-8")
+    (tmp_path / "say.py").write_text(REPORT_VARIABLES, encoding="utf-8")
     results = tmp_path / "results"
     arguments = (*TINY, "SEED=1,2", "MAX_ITERS=20", "EVAL_INTERVAL=20", "GPU_MONITOR=n", f"RESULTS_DIR={results}")
     variables = {"PYTHONPATH": str(tmp_path / "faults")}

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
 SMALL = ("DEVICE=cpu", "NUM_GPUS=1", "MODEL=tiny", "BLOCK_SIZE=64", "EVAL_SAMPLES=10", "BATCH_SIZE=4", "LOG_INTERVAL=1")
 RAMP = ("TARGET_SPARSITY=0.7", "PRUNING_FREQUENCY=5", "PRUNING_WARMUP=0.25", "PRUNING_RAMP_END=0.7")
-COUNT = """
+COUNT_ZEROS = """
 import sys, torch
 sys.path.insert(0, {root!r})
 value = torch.load({path!r}, weights_only=True)
@@ -40,7 +40,7 @@ def newest(folder: Path) -> Path:
 
 def count_zeros(clone, checkpoint: Path) -> tuple[int, int, int]:
     """Return zeros and weights of the block matrices, and zeros elsewhere, using torch only."""
-    completed = clone.run(clone.python, "-c", COUNT.format(root=str(clone.root), path=str(checkpoint)))
+    completed = clone.run(clone.python, "-c", COUNT_ZEROS.format(root=str(clone.root), path=str(checkpoint)))
     assert completed.returncode == 0, completed.stderr
     zeros, total, elsewhere = map(int, completed.stdout.split())
     return zeros, total, elsewhere

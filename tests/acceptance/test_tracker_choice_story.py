@@ -19,13 +19,13 @@ CPU = "defconfig-gpt2-cpu-quick"
 SHORT = ("OPTIMIZER=adamw", "NUM_GPUS=1", "MAX_ITERS=20", "EVAL_SAMPLES=12", "EVAL_INTERVAL=10", "REUSE=n")
 SYMBOLS = ("TRACKER_WANDB", "TRACKER_TRACKIO", "TRACKER_TENSORBOARD")
 W, T, B = SYMBOLS
-PLANTED = {
+PLANTED_KEYS = {
     "WANDB_API_KEY": "f00d" * 10,
     "HF_TOKEN": "hf_" + "Pl4nted" * 5,
     "TRACKIO_WRITE_TOKEN": "planted-write-token-4711",
     "MY_DATABASE_PASSWORD": "planted-password-4711",
 }
-NO_KEY = {"NETRC": "/nowhere", "WANDB_API_KEY": ""}
+WITHOUT_KEYS = {"NETRC": "/nowhere", "WANDB_API_KEY": ""}
 
 
 def trackers_in_config(clone) -> list[str]:
@@ -59,7 +59,7 @@ def watched_command_lines() -> Iterator[set[str]]:
 
     def collect():
         for command_line in arguments_of_processes(stop):
-            found.update(value for value in PLANTED.values() if value.encode() in command_line)
+            found.update(value for value in PLANTED_KEYS.values() if value.encode() in command_line)
 
     thread = threading.Thread(target=collect)
     thread.start()
@@ -76,7 +76,7 @@ def files_with_keys(*folders: Path) -> list[str]:
     found = []
     for path in (path for path in files if path.is_file()):
         content = path.read_bytes()
-        found += [f"{path}: {name}" for name, value in PLANTED.items() if value.encode() in content]
+        found += [f"{path}: {name}" for name, value in PLANTED_KEYS.items() if value.encode() in content]
     return found
 
 
@@ -143,16 +143,16 @@ def test_both_trackers_have_a_self_test_that_takes_seconds(clone):
         ("wandb-test", r"W&B works \(offline: no API key\)"),
         ("trackio-test", "Trackio works"),
     ):
-        completed = clone.make(target, **NO_KEY)
+        completed = clone.make(target, **WITHOUT_KEYS)
         assert completed.returncode == 0, completed.stderr
         assert re.search(rf"^{title}: uploaded 20 steps in [\d.]+s and read them back$", completed.stdout, re.MULTILINE)
 
 
 def test_a_planted_key_appears_in_no_file_log_or_command_line(clone, tmp_path):
-    assert clone.make(CPU, "TRACKER=all", "WANDB_OFFLINE=y", **PLANTED).returncode == 0
+    assert clone.make(CPU, "TRACKER=all", "WANDB_OFFLINE=y", **PLANTED_KEYS).returncode == 0
 
     with watched_command_lines() as seen:
-        completed = clone.make("test-matrix", *SHORT, f"RESULTS_DIR={tmp_path}", **PLANTED)
+        completed = clone.make("test-matrix", *SHORT, f"RESULTS_DIR={tmp_path}", **PLANTED_KEYS)
 
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "trackers: W&B (offline: CONFIG_WANDB_OFFLINE=y), Trackio, TensorBoard" in completed.stdout
@@ -161,7 +161,7 @@ def test_a_planted_key_appears_in_no_file_log_or_command_line(clone, tmp_path):
     assert {tracker["state"] for tracker in json.loads(track.read_text())["trackers"].values()} == {"done"}
     assert files_with_keys(tmp_path, *clone.root.glob(".config*")) == []
     assert seen == set()
-    assert not [value for value in PLANTED.values() if value in completed.stdout + completed.stderr]
+    assert not [value for value in PLANTED_KEYS.values() if value in completed.stdout + completed.stderr]
 
 
 def test_a_key_that_a_server_echoes_in_its_error_is_redacted_from_the_logs(clone, tmp_path, rejecting_server):
@@ -169,7 +169,7 @@ def test_a_key_that_a_server_echoes_in_its_error_is_redacted_from_the_logs(clone
     arguments = [*SHORT, "TRACKER=wandb", "TRACKER_LIMIT=5", f"RESULTS_DIR={tmp_path}"]
 
     with watched_command_lines() as seen:
-        completed = clone.make("test-matrix", *arguments, **PLANTED, WANDB_BASE_URL=rejecting_server)
+        completed = clone.make("test-matrix", *arguments, **PLANTED_KEYS, WANDB_BASE_URL=rejecting_server)
 
     assert completed.returncode == 0, completed.stdout + completed.stderr
     (track,) = tmp_path.glob("*/*/track.json")
@@ -185,7 +185,11 @@ def test_a_key_that_a_server_echoes_in_its_error_is_redacted_from_the_logs(clone
 def test_a_key_on_the_make_command_line_is_refused_before_any_file_is_written(clone, tmp_path):
     assert clone.make(CPU).returncode == 0
 
-    for argument in ("WANDB_API_KEY=correct-horse", "HF_TOKEN=correct-horse", "PROJECT=" + PLANTED["WANDB_API_KEY"]):
+    for argument in (
+        "WANDB_API_KEY=correct-horse",
+        "HF_TOKEN=correct-horse",
+        "PROJECT=" + PLANTED_KEYS["WANDB_API_KEY"],
+    ):
         refused = clone.kmatrix("test-matrix", argument, f"RESULTS_DIR={tmp_path}")
         assert refused.returncode == 2
         assert argument.partition("=")[2] not in refused.stderr
@@ -197,7 +201,7 @@ def test_a_nan_loss_is_an_alert_in_every_tracker(clone, tmp_path):
     assert clone.make(CPU, "PROJECT=alarm").returncode == 0
     broken = ("OPTIMIZER=sgd", "LR=1e9", "GRAD_CLIP=0", "NUM_GPUS=1", "MAX_ITERS=60", "EVAL_SAMPLES=12")
 
-    completed = clone.make("train", *broken, "TRACKER=all", f"RESULTS_DIR={tmp_path}", **NO_KEY)
+    completed = clone.make("train", *broken, "TRACKER=all", f"RESULTS_DIR={tmp_path}", **WITHOUT_KEYS)
 
     assert completed.returncode == 2
     (run,) = tmp_path.glob("test_matrix_results_*/*/run.json")
@@ -209,7 +213,7 @@ def test_a_nan_loss_is_an_alert_in_every_tracker(clone, tmp_path):
 
 def wandb_alerts(clone, run: Path) -> list[str]:
     (folder,) = (run / "wandb").glob("offline-run-*")
-    completed = clone.run(clone.python, "-m", "wandb", "leet", "inspect", "--json", str(folder), **QUIET)
+    completed = clone.run(clone.python, "-m", "wandb", "leet", "inspect", "--json", str(folder), **OFFLINE)
     records = [json.loads(line) for line in completed.stdout.splitlines()]
     return [
         f"{record['alert']['title']}: {record['alert']['text']}" for record in records if record.get("type") == "alert"
@@ -238,5 +242,5 @@ def tensorboard_alerts(clone, run: Path) -> list[str]:
     return json.loads(completed.stdout)
 
 
-QUIET = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
+OFFLINE = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
 READERS = {"wandb": wandb_alerts, "trackio": trackio_alerts, "tensorboard": tensorboard_alerts}

@@ -139,7 +139,7 @@ def test_a_progressing_run_is_not_reported_and_writes_no_stacks(tmp_path):
     assert not RunDir(tmp_path).rank_stacks(0).exists()
 
 
-OTHER = """
+SLEEPING_RANK = """
 import sys, time
 from pathlib import Path
 from gpt2.log import RunLog
@@ -160,7 +160,7 @@ nap()
 @pytest.fixture
 def sleeping_rank(tmp_path):
     """Rank 1 in another process, asleep in a forward pass."""
-    process = subprocess.Popen([sys.executable, "-c", OTHER, str(tmp_path)], env=environment())
+    process = subprocess.Popen([sys.executable, "-c", SLEEPING_RANK, str(tmp_path)], env=environment())
     yield process
     process.kill()
     process.wait()

@@ -19,7 +19,7 @@ from kmatrix.records.train_config import TrainConfig
 from optim_factory import SHAPE, MatrixModel, Settings, apply_gradients, gradients, run_steps
 
 SPAM = Settings(optimizer="adamwspam", spam_interval=30, spam_warmup_steps=7, spam_theta=4.0, weight_decay=0.0)
-EVERY = {  # settings under which a few steps reach every branch of an optimizer
+SETTINGS = {  # settings under which a few steps reach every branch of an optimizer
     "adamwspam": {"spam_interval": 3, "spam_warmup_steps": 2, "spam_theta": 2.0},
     "adamwprune": {"adamwprune_base": "adamwspam", "spam_interval": 4, "amsgrad": True},
     "soap": {"soap_frequency": 2},
@@ -279,9 +279,9 @@ def test_only_schedule_free_has_separate_evaluation_weights():
 
 
 @pytest.mark.parametrize("cut", [1, 5])
-@pytest.mark.parametrize("name", [*EVERY, "schedulefree", "adamwadv"])
+@pytest.mark.parametrize("name", [*SETTINGS, "schedulefree", "adamwadv"])
 def test_a_restored_state_continues_bit_for_bit_over_resets_and_new_bases(name, cut, tmp_path):
-    config = replace(Settings(optimizer=name), **EVERY.get(name, {}))
+    config = replace(Settings(optimizer=name), **SETTINGS.get(name, {}))
     uninterrupted, model = GPT(SHAPE), GPT(SHAPE)
     run_steps(uninterrupted, optim.build(config, uninterrupted), 9)
     optimizers = optim.build(config, model)

@@ -22,7 +22,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 CASES = {case.name: case for case in cases()}
 QUICK = ("sgd", "adamw", "muon", "adamwspam", "adamwprune-adamw", "movement", "border", "start", "noisy")
 MEASURED = ("train/loss", "grad/norm", "train/lr", "val/loss", "tokens")
-LONGEST = 500  # seconds for all cases of one kind
+TIMEOUT_S = 500  # seconds for all cases of one kind
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +40,11 @@ def train_cases(tmp_path_factory):
         try:
             folder.mkdir()
         except FileExistsError:
-            wait_until((folder / "done").exists, "another process trains the cases", LONGEST)
+            wait_until((folder / "done").exists, "another process trains the cases", TIMEOUT_S)
             return folder
         command = [sys.executable, *(TORCHRUN if ranks == 2 else []), PROGRAM, str(folder), *names]
         completed = subprocess.run(
-            command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=LONGEST, check=False
+            command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
         (folder / "done").write_text(completed.stdout[-3000:] + completed.stderr[-5000:])
         return folder

@@ -189,7 +189,7 @@ def test_an_invalid_float_is_refused_in_the_edit_dialog(program, screen):
     terminal.wait("out of range: [0, 0.95]")
 
 
-ODD = [
+UNUSUAL_ENVIRONMENTS = [
     {"LANG": "xx_YY.UTF-8", "LC_ALL": "xx_YY.UTF-8"},
     {"LC_CTYPE": "xx_YY.UTF-8"},
     {"TERM": "xterm-kitty"},
@@ -201,7 +201,7 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("environment", ODD, ids=str)
+@pytest.mark.parametrize("environment", UNUSUAL_ENVIRONMENTS, ids=str)
 def test_unusual_locales_and_terminals_open_the_screen(program, screen, environment):
     program.check("alldefconfig")
     terminal = screen(environment=environment)

@@ -14,7 +14,7 @@ NO_LINE = "cannot read"
 RATE = "expected a number in [0, 1e+12]"
 
 # Name of the error, the lines of .config, the invalid line (None: no single one), a part of the message.
-MISTAKES = [
+INVALID_CONFIGURATIONS = [
     (
         "unknown symbol",
         ["CONFIG_GPT2_BACH_SIZE=4"],
@@ -237,7 +237,9 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("lines", "number", "expected"), [pytest.param(*row[1:], id=row[0]) for row in MISTAKES])
+@pytest.mark.parametrize(
+    ("lines", "number", "expected"), [pytest.param(*row[1:], id=row[0]) for row in INVALID_CONFIGURATIONS]
+)
 @pytest.mark.parametrize("command", ["olddefconfig", "defconfig", "test-matrix-dry-run"])
 def test_an_error_is_reported_with_line_and_cause_and_nothing_is_written(tmp_path, lines, number, expected, command):
     program = Program(tmp_path)
@@ -287,7 +289,7 @@ def test_windows_line_ends_a_missing_last_newline_and_comments_are_accepted(tmp_
     assert b"\r" not in program.config.read_bytes()
 
 
-OVERRIDES = [
+INVALID_OVERRIDES = [
     ("MAX_ITER=500", ["unknown symbol MAX_ITER", "did you mean MAX_ITERS"]),
     ("MAX_ITERS=", [NUMBER]),
     ("MAX_ITERS=5,", [NUMBER]),
@@ -314,7 +316,7 @@ OVERRIDES = [
 ]
 
 
-@pytest.mark.parametrize(("argument", "expected"), OVERRIDES)
+@pytest.mark.parametrize(("argument", "expected"), INVALID_OVERRIDES)
 def test_an_error_on_the_command_line_is_refused(tmp_path, argument, expected):
     program = Program(tmp_path)
     before = program.write("CONFIG_GPT2_DEVICE_CPU=y").read_bytes()
@@ -341,7 +343,7 @@ def test_two_ranks_without_ddp_are_refused_and_never_reduced_to_one(tmp_path):
 
 
 A = 'config A\n\tbool "a"\n\tdefault y\n'
-KCONFIGS = [
+INVALID_KCONFIGS = [
     (
         "undefined symbol",
         'config B\n\tint "b"\n\tdefault 3 if NUM_GPU > 3\n\tdefault 1\n',
@@ -428,7 +430,9 @@ KCONFIGS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "expected", "number"), [pytest.param(*row[1:], id=row[0]) for row in KCONFIGS])
+@pytest.mark.parametrize(
+    ("text", "expected", "number"), [pytest.param(*row[1:], id=row[0]) for row in INVALID_KCONFIGS]
+)
 def test_an_error_in_a_kconfig_file_is_refused_with_its_line(tmp_path, text, expected, number):
     program = Program(tmp_path)
     kconfig = tmp_path / "Kconfig"

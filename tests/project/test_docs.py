@@ -27,7 +27,7 @@ from pages import DOCS, FENCE, INLINE, LINK, PAGES, ROOT, commands, page_text, p
 from programs import give_gpus, run
 
 # Every clone downloads the images, so they must stay small.
-LONGEST_PICTURE = 150_000  # bytes
+MAX_IMAGE_BYTES = 150_000
 
 REPOSITORY_PATH = re.compile(r"(?:lib|gpt2|docs|tests|scripts|bench|defconfigs|\.ci)/[\w./+*-]*")
 RUN_ID = re.compile(r"^run [0-9a-f]{10}\b", re.MULTILINE)
@@ -181,7 +181,7 @@ def test_images_are_used_and_small():
     pictures = set((DOCS / "images").iterdir())
     assert pictures
     assert pictures <= used
-    assert all(picture.stat().st_size < LONGEST_PICTURE for picture in pictures)
+    assert all(picture.stat().st_size < MAX_IMAGE_BYTES for picture in pictures)
 
 
 def test_the_changelog_has_an_unreleased_section():

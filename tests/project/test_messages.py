@@ -17,7 +17,7 @@ VALUES = re.compile(  # values that examples of the page insert into messages
     r"|\b(?:stdlib|gpt2|nan|step|s|stopped at|label|float|string|bool|symbol|name|menuconfig|train)\b"
 )
 ENGLISH = {"it", "one", "room", "the"}  # words after a verb that do not name a program
-OF_OTHERS = {"No rule to make target"}  # messages of make itself
+MAKE_MESSAGES = {"No rule to make target"}  # messages of make itself
 
 
 def literal_parts(node: ast.expr) -> list[str]:
@@ -40,7 +40,7 @@ def test_every_message_in_troubleshooting_is_printed_by_the_code():
     rows = re.findall(r"^\| (`.*?) \| ", prose(DOCS / "troubleshooting.md"), re.MULTILINE)
     for message in (message for row in rows for message in INLINE.findall(row)):
         for words in filter(None, (part.strip() for part in VALUES.split(message))):
-            assert words in sources or message in OF_OTHERS, f"{message!r}: {words!r}"
+            assert words in sources or message in MAKE_MESSAGES, f"{message!r}: {words!r}"
 
 
 def test_every_error_is_documented():

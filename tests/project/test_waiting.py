@@ -7,7 +7,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 # Programs in strings, such as a slowed trainer, are not checked: their sleeps are not waits of a test.
-SLEEPS = {
+ALLOWED_SLEEPS = {
     "acceptance/test_checkpoints_story.py": "a second signal must arrive while the first one is handled",
     "acceptance/test_recordings_story.py": "kills at random times",
     "acceptance/test_runner_story.py": "kills at random times",
@@ -31,5 +31,7 @@ def sleep_lines(path: Path) -> list[int]:
 
 def test_only_listed_files_call_sleep():
     found = {str(path.relative_to(TESTS)): sleep_lines(path) for path in sorted(TESTS.rglob("*.py"))}
-    assert {name: lines for name, lines in found.items() if lines and name not in SLEEPS} == {}
-    assert [name for name in SLEEPS if not found.get(name)] == [], "these sleep no more: remove them from the list"
+    assert {name: lines for name, lines in found.items() if lines and name not in ALLOWED_SLEEPS} == {}
+    assert [name for name in ALLOWED_SLEEPS if not found.get(name)] == [], (
+        "these sleep no more: remove them from the list"
+    )

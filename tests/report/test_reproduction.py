@@ -12,7 +12,7 @@ from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.report.reproduction import changes, describe_repetition, repetition
 
-ABOUT = {"code": "c0de", "python": "3.11.7", "cpu": "EPYC", "versions": {"torch": "2.13.0"}, "environment": {}}
+PROVENANCE = {"code": "c0de", "python": "3.11.7", "cpu": "EPYC", "versions": {"torch": "2.13.0"}, "environment": {}}
 SETTING_FIELDS = {"device": "cpu", "seed": 1, "batch_size": 4, "data_path": "/a", "keep_checkpoints": 3}
 
 
@@ -22,7 +22,7 @@ def runs(tmp_path):
     found = [RunDir(tmp_path / f"matrix_{name}" / "gpt2_adamw_1cpu") for name in "ab"]
     for number, run in enumerate(found):
         run.path.mkdir(parents=True)
-        write_json(run.run_json, {"run_id": "id", "train": SETTING_FIELDS, "provenance": ABOUT})
+        write_json(run.run_json, {"run_id": "id", "train": SETTING_FIELDS, "provenance": PROVENANCE})
         write_json(run.result, {"status": "finished"})
         for step in range(4):
             line = {"step": step, "attempt": 1, "time": 100.0 * number + step, "elapsed_s": step * (1 + number)}

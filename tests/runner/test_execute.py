@@ -12,7 +12,7 @@ from kmatrix.errors import ConfigError
 from kmatrix.runner.execute import command_of, finish
 from records_factory import FakeRun, make_matrix
 
-TELL = "import json, os, sys; json.dump([dict(os.environ), sys.argv[1:]], open(sys.argv[1], 'w'))"
+RECORD_CALL = "import json, os, sys; json.dump([dict(os.environ), sys.argv[1:]], open(sys.argv[1], 'w'))"
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def quoted(*arguments):
 
 def test_the_on_finish_command_receives_the_matrix_and_its_outcome(finished_matrix, tmp_path):
     output_file = tmp_path / "answer.json"
-    assert finish(finished_matrix, quoted(sys.executable, "-c", TELL, str(output_file))) == ""
+    assert finish(finished_matrix, quoted(sys.executable, "-c", RECORD_CALL, str(output_file))) == ""
     environment, _ = json.loads(output_file.read_text())
     variables = {
         name: text for name, text in environment.items() if name.startswith("KMATRIX_") and name != "KMATRIX_ROOT"
@@ -37,7 +37,7 @@ def test_the_on_finish_command_receives_the_matrix_and_its_outcome(finished_matr
 
 def test_the_command_does_not_run_in_a_shell(finished_matrix, tmp_path):
     output_file = tmp_path / "answer.json"
-    finish(finished_matrix, quoted(sys.executable, "-c", TELL, str(output_file), "$HOME; rm -rf /", "`id`"))
+    finish(finished_matrix, quoted(sys.executable, "-c", RECORD_CALL, str(output_file), "$HOME; rm -rf /", "`id`"))
     assert json.loads(output_file.read_text())[1][1:] == ["$HOME; rm -rf /", "`id`"]
 
 

@@ -202,15 +202,15 @@ def test_a_killed_rank_is_distinguished_from_the_peers_that_failed_because_of_it
     assert (verdict.status, verdict.kind, verdict.reason) == (Status.FAILED, kind, reason)
 
 
-GONE = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:44690: Connection reset by peer."
+PEER_LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:44690: Connection reset by peer."
 
 
 @pytest.mark.parametrize(
     ("reason", "exit_code", "kind"),
     [
-        (GONE, None, "killed"),
-        (GONE, 1, "error"),
-        (f"rank 1: {GONE}", None, "killed"),
+        (PEER_LOST, None, "killed"),
+        (PEER_LOST, 1, "error"),
+        (f"rank 1: {PEER_LOST}", None, "killed"),
         ("rank 1: RuntimeError: shapes do not fit", None, "error"),
     ],
     ids=["with its runner", "its runner lives", "seen by another rank first", "a rank that failed by itself"],

@@ -403,7 +403,7 @@ def nvitop() -> None:
         pytest.skip("the package nvitop is missing: make setup")
 
 
-WITNESSES = """
+THREE_READERS = """
 import nvitop
 from kmatrix.gpu.nvml.source import open_source
 mib, out = 2**20, {}
@@ -447,7 +447,7 @@ def test_nvitop_pynvml_and_our_reader_agree_on_a_frozen_scenario(query):
         0 1 limit 250
         1 2 process {os.getpid()} 8500
     """
-    values = query(scenario, WITNESSES)
+    values = query(scenario, THREE_READERS)
     assert values["nvitop"] == values["pynvml"] == values["ours"]
     assert values["ours"][3][5] == (0.5 * 110 + 0.5 * 214)
     assert values["ours"][2][-1] == {str(os.getpid()): 8500}
@@ -457,7 +457,7 @@ def test_nvitop_pynvml_and_our_reader_agree_on_a_frozen_scenario(query):
 @pytest.mark.parametrize("name", ["calm", "straggler", "varied"])
 @pytest.mark.usefixtures("nvitop")
 def test_the_three_readers_agree_on_each_demo_scenario(query, name, second):
-    values = query(f"freeze {second}\n{(SCENARIOS / f'{name}.scn').read_text()}", WITNESSES)
+    values = query(f"freeze {second}\n{(SCENARIOS / f'{name}.scn').read_text()}", THREE_READERS)
     assert values["nvitop"] == values["pynvml"] == values["ours"]
 
 
@@ -480,7 +480,7 @@ answer([[n.nvmlDeviceGetUtilizationRates(g).gpu, n.nvmlDeviceGetPowerUsage(g) //
 
 # ---- parsing a scenario
 
-MISTAKES = [
+INVALID_SCENARIOS = [
     ("gpus 4\n5 0 utl 3\n", "x.scn:2: '5 0 utl 3'", "unknown field utl"),
     ("5 0 util 101\n", "x.scn:1:", "101 is not a number from 0 to 100"),
     ("\n# calm\n5 0 util much\n", "x.scn:3:", "much is not a number"),
@@ -516,7 +516,9 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize("scenario, location, cause", MISTAKES, ids=[cause for _, _, cause in MISTAKES])
+@pytest.mark.parametrize(
+    "scenario, location, cause", INVALID_SCENARIOS, ids=[cause for _, _, cause in INVALID_SCENARIOS]
+)
 def test_an_invalid_scenario_is_refused_with_file_line_and_cause(tmp_path, scenario, location, cause):
     message = refusal(tmp_path, scenario)
     assert message.startswith(location)

@@ -21,11 +21,11 @@ from running import engine, recorder_launcher
 from skips import require_program
 
 LIMITS = Thresholds(hold_s=30)
-FINE = GpuState(name="GPU 0", utilization=97.0, memory_percent=94.0, temperature=66.0, throttled=("power cap",))
+HEALTHY_GPU = GpuState(name="GPU 0", utilization=97.0, memory_percent=94.0, temperature=66.0, throttled=("power cap",))
 
 
 def state(time=0.0, **fields):
-    return RunSnapshot(**{"time": time, "gpus": (FINE,)} | fields)
+    return RunSnapshot(**{"time": time, "gpus": (HEALTHY_GPU,)} | fields)
 
 
 def alert_kinds(observation, limits=LIMITS):
@@ -33,7 +33,7 @@ def alert_kinds(observation, limits=LIMITS):
 
 
 def gpu(**fields):
-    return dataclasses.replace(FINE, **fields)
+    return dataclasses.replace(HEALTHY_GPU, **fields)
 
 
 # ---- the rules ---------------------------------------------------------------------------------------------------

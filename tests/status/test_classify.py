@@ -32,7 +32,7 @@ from kmatrix.status.state import (
 )
 from running import engine, status_of
 
-BOX = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
+UUIDS = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
 KINDS = [GPU_LOST, NCCL, PREEMPTED, OOM, KILLED, "nan", "error"]
 
 
@@ -170,7 +170,7 @@ def test_a_loss_seen_by_the_recorder_counts_for_this_attempt_until_it_is_recover
 # The whole path
 
 
-def run_all(matrix, plans, uuids=BOX, **options):
+def run_all(matrix, plans, uuids=UUIDS, **options):
     pool, messages = Pool.of(uuids), []
     outcome = drive(
         matrix, plans, engine(gpus=pool, limits=Limits()), pool=pool, tell=messages.append, poll_s=0.02, **options
@@ -199,7 +199,7 @@ def test_a_run_that_lost_its_gpu_moves_and_the_gpu_is_excluded_for_all_runs(matr
 
 def test_runs_that_need_more_gpus_than_remain_are_not_waited_for(matrix, plan):
     plans = [plan("a", "lost:GPU-a", cuda=True, expected_s=9.0), plan("b", ranks=2, cuda=True, expected_s=1.0)]
-    outcome, _ = run_all(matrix, plans, BOX[:2])
+    outcome, _ = run_all(matrix, plans, UUIDS[:2])
     assert outcome.exit_code == 1
     assert status_of(plans[0])["status"] == "finished"
     assert status_of(plans[1])["status"] == "skipped"
@@ -208,7 +208,7 @@ def test_runs_that_need_more_gpus_than_remain_are_not_waited_for(matrix, plan):
 
 def test_a_run_that_lost_the_last_gpu_stays_failed(matrix, plan):
     run = plan("a", "lost:GPU-a", cuda=True)
-    outcome, _ = run_all(matrix, [run], BOX[:1])
+    outcome, _ = run_all(matrix, [run], UUIDS[:1])
     assert (outcome.exit_code, status_of(run)["status"], kinds(run)) == (1, "failed", [GPU_LOST])
 
 

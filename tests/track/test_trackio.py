@@ -25,8 +25,8 @@ from kmatrix.track.trackio import TrackioMirror, data_dir
 from waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-BEGAN = 1_790_000_000.25  # Unix seconds
-LAST = 9
+START_TIME = 1_790_000_000.25  # Unix seconds
+LAST_STEP = 9
 
 
 @pytest.fixture(scope="module")
@@ -62,19 +62,21 @@ def identity(results_dir: Path, request: pytest.FixtureRequest) -> TrackerIdenti
 
 
 def point(step: int, **more: float) -> MetricPoint:
-    return MetricPoint(step=step, time=BEGAN + step, values={"train/loss": 4.0 - step / 10, "train/lr": 6e-4, **more})
+    return MetricPoint(
+        step=step, time=START_TIME + step, values={"train/loss": 4.0 - step / 10, "train/lr": 6e-4, **more}
+    )
 
 
 def devices(second: int) -> DeviceValues:
     values = {"gpu/0/power": 250.0 + second, "gpu/1/power": 240.0, "gpu_load_balance_cv": 2.0 + second}
-    return DeviceValues(time=BEGAN + second, values={**values, "gpu_0_memory": 1.0, "gpu_total_memory": 900.0})
+    return DeviceValues(time=START_TIME + second, values={**values, "gpu_0_memory": 1.0, "gpu_total_memory": 900.0})
 
 
 def send_run(run: TrackerIdentity, status: Status = Status.FINISHED) -> StoredRun:
     """Send a whole run, and return what the store had before."""
     mirror = TrackioMirror()
     stored = mirror.open(run)
-    mirror.points([point(step) for step in range(LAST + 1)])
+    mirror.points([point(step) for step in range(LAST_STEP + 1)])
     mirror.devices([devices(0), devices(1)])
     mirror.close(status)
     return stored
@@ -109,7 +111,9 @@ def test_each_step_is_stored_once_with_its_values_and_time(identity):
     stored = trackio(
         identity, "get", "metric", "--project", identity.project, "--run", identity.name, "--metric", "train/loss"
     )
-    assert [(row["step"], row["value"]) for row in stored["values"]] == [(s, 4.0 - s / 10) for s in range(LAST + 1)]
+    assert [(row["step"], row["value"]) for row in stored["values"]] == [
+        (s, 4.0 - s / 10) for s in range(LAST_STEP + 1)
+    ]
     stamps = [row["timestamp"] for row in stored["values"]]
     assert stamps[:2] == ["2026-09-21T14:13:20.250000+00:00", "2026-09-21T14:13:21.250000+00:00"]
 
@@ -152,8 +156,8 @@ def test_stored_steps_are_reported_when_the_run_is_reopened(identity):
     how = f"make trackio-view PROJECT={identity.project} RESULTS_DIR={identity.tracking}"
     assert send_run(identity) == StoredRun(steps={}, link=str(data_dir(identity.tracking)), how=how)
     stored = TrackioMirror().open(identity)
-    assert stored.steps == {step: point(step).values for step in range(LAST + 1)}
-    assert stored.devices_time == BEGAN + 1
+    assert stored.steps == {step: point(step).values for step in range(LAST_STEP + 1)}
+    assert stored.devices_time == START_TIME + 1
 
 
 def test_a_run_sent_twice_is_stored_once(identity):
@@ -162,7 +166,8 @@ def test_a_run_sent_twice_is_stored_once(identity):
     send_run(identity)
     assert names(identity) == [identity.name]
     assert (
-        trackio(identity, "get", "run", "--project", identity.project, "--run", identity.name)["num_logs"] == LAST + 1
+        trackio(identity, "get", "run", "--project", identity.project, "--run", identity.name)["num_logs"]
+        == LAST_STEP + 1
     )
     assert config(identity) == before
 
@@ -171,7 +176,7 @@ def test_a_row_sent_again_keeps_the_values_sent_first(identity):
     send_run(identity)
     mirror = TrackioMirror()
     mirror.open(identity)
-    mirror.points([MetricPoint(step=3, time=BEGAN + 99, values={"train/lr": 1.0, "train/loss": 7.0})])
+    mirror.points([MetricPoint(step=3, time=START_TIME + 99, values={"train/lr": 1.0, "train/loss": 7.0})])
     assert TrackioMirror().open(identity).steps[3] == point(3).values
 
 
@@ -179,11 +184,12 @@ def test_missing_values_can_be_added_to_a_step(identity):
     send_run(identity)
     mirror = TrackioMirror()
     mirror.open(identity)
-    mirror.points([MetricPoint(step=LAST, time=BEGAN + 99, values={"val/loss": 3.5})])
+    mirror.points([MetricPoint(step=LAST_STEP, time=START_TIME + 99, values={"val/loss": 3.5})])
     mirror.close(Status.FINISHED)
-    assert TrackioMirror().open(identity).steps[LAST] == {**point(LAST).values, "val/loss": 3.5}
+    assert TrackioMirror().open(identity).steps[LAST_STEP] == {**point(LAST_STEP).values, "val/loss": 3.5}
     assert (
-        trackio(identity, "get", "run", "--project", identity.project, "--run", identity.name)["num_logs"] == LAST + 2
+        trackio(identity, "get", "run", "--project", identity.project, "--run", identity.name)["num_logs"]
+        == LAST_STEP + 2
     )
 
 
@@ -193,7 +199,7 @@ def test_a_finished_run_can_be_closed_again_without_new_points(identity):
     mirror.open(identity)
     mirror.close(Status.FINISHED)
     assert config(identity)["status"] == "finished"
-    assert len(TrackioMirror().open(identity).steps) == LAST + 1
+    assert len(TrackioMirror().open(identity).steps) == LAST_STEP + 1
 
 
 def test_device_values_wait_for_the_first_point(identity):
@@ -202,7 +208,7 @@ def test_device_values_wait_for_the_first_point(identity):
     mirror.devices([devices(0)])
     mirror.points([point(0)])
     mirror.devices([devices(1)])
-    assert TrackioMirror().open(identity).devices_time == BEGAN + 1
+    assert TrackioMirror().open(identity).devices_time == START_TIME + 1
     stored = trackio(identity, "get", "system-metric", "--project", identity.project, "--run", identity.name)
     assert [row["gpu/0/power"] for row in stored["system_metrics"]] == [250.0, 251.0]
 
@@ -228,7 +234,7 @@ def test_two_matrices_in_one_project_keep_two_runs_of_the_same_name(identity):
 def test_alerts_are_stored_once_with_time_and_step(identity):
     from trackio.api import Api
 
-    sent_alert = TrackerAlert(time=BEGAN + 5, title="loss is NaN", text="at step 5", level=AlertLevel.ERROR)
+    sent_alert = TrackerAlert(time=START_TIME + 5, title="loss is NaN", text="at step 5", level=AlertLevel.ERROR)
     for _ in range(2):
         mirror = TrackioMirror()
         mirror.open(identity)
@@ -244,7 +250,7 @@ def test_nan_values_and_reserved_names_survive_a_round_trip(identity):
     mirror = TrackioMirror()
     mirror.open(identity)
     sent = {"train/loss": math.nan, "grad/norm": math.inf, "time": 3.0, "__odd": 1.0}
-    mirror.points([MetricPoint(step=0, time=BEGAN, values=sent)])
+    mirror.points([MetricPoint(step=0, time=START_TIME, values=sent)])
     stored = TrackioMirror().open(identity).steps[0]
     assert math.isnan(stored.pop("train/loss"))
     assert stored == {"grad/norm": math.inf, "time": 3.0, "__odd": 1.0}
@@ -271,10 +277,10 @@ def test_on_a_network_disk_rows_are_written_to_files_that_the_dashboard_imports(
     import_inbox_dir()
     assert names(identity) == [f"{identity.name}-20261120_120000"]
     monkeypatch.delenv("TRACKIO_STORAGE_MODE")
-    assert len(TrackioMirror().open(identity).steps) == LAST + 1
+    assert len(TrackioMirror().open(identity).steps) == LAST_STEP + 1
 
 
-ALONE = """
+SEND_PROGRAM = """
     import sys
     seen = []
     reached = ("socket.connect", "socket.getaddrinfo")
@@ -308,7 +314,7 @@ def send_in_process(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[s
     def start(number: int, steps: int, **known: Any) -> subprocess.Popen[str]:
         begun.append(
             subprocess.Popen(
-                [sys.executable, "-c", textwrap.dedent(ALONE), str(tmp_path), str(number), str(steps)],
+                [sys.executable, "-c", textwrap.dedent(SEND_PROGRAM), str(tmp_path), str(number), str(steps)],
                 env={**environ, "PYTHONPATH": f"{ROOT}/lib", "HOME": str(tmp_path), "HF_TOKEN": "hf_" + "x" * 34},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

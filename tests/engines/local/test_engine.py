@@ -22,7 +22,7 @@ from running import PYTHON, ROOT, engine, processes_of
 from skips import require_program
 from waiting import wait_until
 
-BOX = ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
+GPUS = ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
 
 
 def spans(plans):
@@ -43,16 +43,16 @@ def overlapping(spans):
 def test_runs_of_1_2_and_4_gpus_are_packed_on_disjoint_gpus(matrix, plan):
     widths = {"a": 4, "b": 2, "c": 2, "d": 1, "e": 1, "f": 1, "g": 1}
     plans = [plan(name, ranks=w, cuda=True, expected_s=10.0 * w) for name, w in widths.items()]
-    outcome = drive(matrix, plans, engine(gpus=BOX, limits=Limits()), poll_s=0.02)
+    outcome = drive(matrix, plans, engine(gpus=GPUS, limits=Limits()), poll_s=0.02)
     assert outcome.counts == {"finished": 7}
     found = spans(plans)
     assert {name: len(gpus) for name, (_, _, gpus) in found.items()} == widths
     assert all(not a[2] & b[2] for a, b in overlapping(found))
-    assert found["b"][2] | found["c"][2] == set(BOX)
+    assert found["b"][2] | found["c"][2] == set(GPUS)
 
 
 def test_the_journal_records_the_gpus_of_a_run(matrix, plan):
-    drive(matrix, [plan("a", cuda=True)], engine(gpus=BOX[2:]), poll_s=0.02)
+    drive(matrix, [plan("a", cuda=True)], engine(gpus=GPUS[2:]), poll_s=0.02)
     (line,) = [line for line in read_jsonl(matrix.journal) if line["event"] == "run started"]
     assert line["gpus"] == ["GPU-2"]
 
@@ -97,7 +97,7 @@ def make_engine():
     made = []
 
     def make(**known):
-        made.append(engine(gpus=BOX, **known))
+        made.append(engine(gpus=GPUS, **known))
         return made[-1]
 
     yield make
@@ -160,7 +160,7 @@ def test_runs_on_gpus_and_runs_on_the_cpu_never_overlap(plan, make_engine):
 
 def test_a_retried_run_may_get_other_gpus(matrix, plan):
     run = plan("a", "oom6", ranks=2, cuda=True)
-    drive(matrix, [plan("b", "hang", cuda=True, timeout_s=1.0), run], engine(gpus=BOX, limits=Limits()), poll_s=0.02)
+    drive(matrix, [plan("b", "hang", cuda=True, timeout_s=1.0), run], engine(gpus=GPUS, limits=Limits()), poll_s=0.02)
     attempts = read_json(run.dir.status)["attempts"]
     assert [(len(set(attempt["gpus"])), attempt["status"]) for attempt in attempts] == [(2, "failed"), (2, "finished")]
 

@@ -20,7 +20,9 @@ for _ in range(3):
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
 print("ready", flush=True)
 """
-DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(300)"
+IGNORE_SIGTERM = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(300)"
+)
 
 
 @pytest.fixture
@@ -103,7 +105,7 @@ def test_stop_ends_a_command_that_handles_sigterm(start_command):
 
 
 def test_a_command_that_ignores_sigterm_is_killed_after_the_grace_period(start_command):
-    tree = start_command(DEAF, grace_s=0.6)
+    tree = start_command(IGNORE_SIGTERM, grace_s=0.6)
     started = time.monotonic()
     tree.stop()
     assert has_exited(tree) == 137
@@ -143,7 +145,7 @@ def test_a_guard_with_a_dead_runner_starts_nothing(tmp_path):
 
 def test_a_lock_passed_to_the_guard_is_held_until_the_tree_has_exited(start_command, tmp_path):
     lock = try_lock(tmp_path / "lock")
-    tree = start_command(DEAF, lock=lock)
+    tree = start_command(IGNORE_SIGTERM, lock=lock)
     os.close(lock)
     assert try_lock(tmp_path / "lock") is None
     tree.kill()

@@ -20,7 +20,7 @@ from gpt2.data import shards
 from hub_server import HubServer
 from waiting import wait_until
 
-READY = "kjj0/finewebedu10B-gpt2"
+PREBUILT = "kjj0/finewebedu10B-gpt2"
 TEXT = "HuggingFaceFW/fineweb-edu"
 PER_SHARD = 40_000
 
@@ -45,7 +45,7 @@ def hub():
     names = {f"finewebedu_train_{number:06d}.bin": shard(number) for number in range(1, 6)}
     pages = {f"sample/10BT/{number:03d}_00000.parquet": parquet(1000 * number, 100) for number in range(3)}
     datasets = {
-        READY: {**names, "finewebedu_val_000000.bin": shard(0), "README.md": b"# shards"},
+        PREBUILT: {**names, "finewebedu_val_000000.bin": shard(0), "README.md": b"# shards"},
         TEXT: {**pages, "data/CC-MAIN/0.parquet": parquet(900), "README.md": b"# text"},
         "me/mine": {"a.txt": b"one text. " * 50, "b.txt": b"another text. " * 50},
     }
@@ -92,8 +92,8 @@ def test_only_the_needed_shards_are_downloaded_and_announced_first(hub, tmp_path
     assert names == ["dataset.json", *train, "finewebedu_val_000000.bin"]
     first = completed.stderr.splitlines()[0]
     assert "2 of 5 training shards (80.0k tokens) for the 70.0k tokens of the longest run" in first
-    assert f"downloading 3 files, {3 * (1024 + 2 * PER_SHARD) / 1000:.3g} kB, from {READY}" in first
-    assert not hub.fetched_ranges(f"{READY}/README.md")
+    assert f"downloading 3 files, {3 * (1024 + 2 * PER_SHARD) / 1000:.3g} kB, from {PREBUILT}" in first
+    assert not hub.fetched_ranges(f"{PREBUILT}/README.md")
 
 
 def test_a_second_call_sends_no_request_and_a_longer_run_downloads_the_rest(hub, tmp_path):
@@ -103,16 +103,16 @@ def test_a_second_call_sends_no_request_and_a_longer_run_downloads_the_rest(hub,
     assert len(hub.requests) == count
     longer = result_of(run_prepare(hub, tmp_path, "--tokens", "150000"))
     assert (longer["shards"], longer["made"]) == (4, True)
-    assert len(hub.fetched_ranges(f"{READY}/finewebedu_train_000001.bin")) == 1
+    assert len(hub.fetched_ranges(f"{PREBUILT}/finewebedu_train_000001.bin")) == 1
     all_shards = result_of(run_prepare(hub, tmp_path))
     assert (all_shards["shards"], all_shards["train_tokens"]) == (5, 5 * PER_SHARD)
     assert result_of(run_prepare(hub, tmp_path, "--tokens", "70000"))["sha256"] == first["sha256"]
 
 
 def test_an_interrupted_download_resumes(hub, tmp_path):
-    hub.cut[f"cdn/{READY}/finewebedu_train_000001.bin"] = [30_000, 20_000]
+    hub.cut[f"cdn/{PREBUILT}/finewebedu_train_000001.bin"] = [30_000, 20_000]
     result = result_of(run_prepare(hub, tmp_path, "--tokens", "30000"))
-    ranges = hub.fetched_ranges(f"{READY}/finewebedu_train_000001.bin")
+    ranges = hub.fetched_ranges(f"{PREBUILT}/finewebedu_train_000001.bin")
     assert [byte_range.partition("-")[0] for byte_range in ranges[1:]] == ["bytes=30000", "bytes=50000"]
     path = Path(result["path"]) / "finewebedu_train_000001.bin"
     assert path.read_bytes() == shard(1)
@@ -120,25 +120,25 @@ def test_an_interrupted_download_resumes(hub, tmp_path):
 
 @pytest.mark.slow
 def test_a_temporary_server_error_is_retried(hub, tmp_path):
-    hub.failing[f"cdn/{READY}/finewebedu_train_000001.bin"] = 2
+    hub.failing[f"cdn/{PREBUILT}/finewebedu_train_000001.bin"] = 2
     assert result_of(run_prepare(hub, tmp_path, "--tokens", "30000"))["shards"] == 1
 
 
 def test_a_wrong_hash_is_refused_and_the_file_deleted(hub, tmp_path):
     name = "finewebedu_train_000002.bin"
-    hub.corrupt.add(f"cdn/{READY}/{name}")
+    hub.corrupt.add(f"cdn/{PREBUILT}/{name}")
     message = error_of(run_prepare(hub, tmp_path, "--tokens", "70000"))
     assert f"{name} differs from the repository's listing" in message
     assert not list((tmp_path / "data").rglob(name))
     hub.corrupt.clear()
     result = result_of(run_prepare(hub, tmp_path, "--tokens", "70000"))
     assert (Path(result["path"]) / name).read_bytes() == shard(2)
-    assert all(hub.fetched_ranges(f"{READY}/finewebedu_train_000001.bin")[1:]), "what had come of the others is kept"
+    assert all(hub.fetched_ranges(f"{PREBUILT}/finewebedu_train_000001.bin")[1:]), "what had come of the others is kept"
 
 
 @pytest.mark.slow
 def test_a_killed_download_resumes(hub, tmp_path):
-    hub.cut[f"cdn/{READY}/finewebedu_train_000001.bin"] = [50_000]
+    hub.cut[f"cdn/{PREBUILT}/finewebedu_train_000001.bin"] = [50_000]
     die = "fetch.time.sleep = lambda seconds: os.kill(os.getpid(), signal.SIGKILL)"  # after a connection broke
     program = (
         f"import os, signal, sys\nfrom gpt2.data import download as fetch\nfrom gpt2.prepare import __main__\n{die}\n"
@@ -154,12 +154,12 @@ def test_a_killed_download_resumes(hub, tmp_path):
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     result = result_of(run_prepare(hub, tmp_path, "--tokens", "30000"))
-    assert hub.fetched_ranges(f"{READY}/finewebedu_train_000001.bin")[-1] == "bytes=50000-"
+    assert hub.fetched_ranges(f"{PREBUILT}/finewebedu_train_000001.bin")[-1] == "bytes=50000-"
     assert (Path(result["path"]) / "finewebedu_train_000001.bin").read_bytes() == shard(1)
 
 
 def test_ctrl_c_ends_a_download_at_once_and_keeps_the_received_bytes(hub, tmp_path):
-    hub.stalled.add(f"cdn/{READY}/finewebedu_train_000001.bin")
+    hub.stalled.add(f"cdn/{PREBUILT}/finewebedu_train_000001.bin")
     command = [sys.executable, "-m", "gpt2.prepare", "finewebedu", "--tokenizer", "gpt2", "--tokens", "30000"]
     process = subprocess.Popen(
         [*command, "--data-dir", str(tmp_path / "data")],
@@ -182,8 +182,8 @@ def test_ctrl_c_ends_a_download_at_once_and_keeps_the_received_bytes(hub, tmp_pa
 def test_shards_of_another_vocabulary_are_refused_with_the_offset(hub, tmp_path):
     body = bytearray(shard(1))
     body[1024 + 8 : 1024 + 10] = (60000).to_bytes(2, "little")
-    hub.datasets[READY]["finewebedu_train_000001.bin"] = bytes(body)
-    hub.files[f"cdn/{READY}/finewebedu_train_000001.bin"] = bytes(body)
+    hub.datasets[PREBUILT]["finewebedu_train_000001.bin"] = bytes(body)
+    hub.files[f"cdn/{PREBUILT}/finewebedu_train_000001.bin"] = bytes(body)
     assert "has the token 60000 at byte 1032" in error_of(run_prepare(hub, tmp_path, "--tokens", "30000"))
 
 
@@ -193,7 +193,7 @@ def test_existing_shards_are_verified_and_not_downloaded(hub, tmp_path):
     (folder / "finewebedu_val_000000.bin").write_bytes(shard(0))
     (folder / "finewebedu_train_000001.bin").write_bytes(shard(1)[:-2])
     result_of(run_prepare(hub, tmp_path, "--tokens", "30000"))
-    assert hub.fetched_ranges(f"{READY}/finewebedu_val_000000.bin") == []
+    assert hub.fetched_ranges(f"{PREBUILT}/finewebedu_val_000000.bin") == []
     assert (folder / "finewebedu_train_000001.bin").read_bytes() == shard(1)
 
 
@@ -236,7 +236,7 @@ def test_a_gated_dataset_needs_a_token_that_is_never_printed(hub, tmp_path):
 @pytest.mark.slow
 def test_shards_of_any_repository_are_given_by_their_url(hub, tmp_path):
     result = result_of(
-        run(hub, tmp_path, "shards", "--data-path", f"hf://{READY}", "--tokenizer", "gpt2", "--tokens", "9")
+        run(hub, tmp_path, "shards", "--data-path", f"hf://{PREBUILT}", "--tokenizer", "gpt2", "--tokens", "9")
     )
     assert result["shards"] == 1
     assert "kjj0--finewebedu10B-gpt2" in result["path"]

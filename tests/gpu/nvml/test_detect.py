@@ -11,7 +11,7 @@ from kmatrix.errors import LaunchError
 from kmatrix.gpu.nvml.detect import Detected, Gpu, detect, usable
 
 A10G = ("NVIDIA A10G", "GPU-aaaa1111-0000", 23028)
-FOUR = [("NVIDIA A10G", f"GPU-{letter * 4}1111-0000", 23028) for letter in "abcd"]
+FOUR_GPUS = [("NVIDIA A10G", f"GPU-{letter * 4}1111-0000", 23028) for letter in "abcd"]
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def driver(monkeypatch):
 
 @pytest.fixture
 def four_gpus(driver):
-    driver(FOUR)
+    driver(FOUR_GPUS)
     return detect()
 
 
@@ -49,14 +49,14 @@ def test_a_driver_library_mismatch_gives_no_gpu_and_a_note(driver):
 
 
 def test_a_lost_gpu_is_excluded_with_a_note_and_the_others_keep_their_index(driver):
-    driver([FOUR[0], pynvml.NVML_ERROR_GPU_IS_LOST, FOUR[2]])
+    driver([FOUR_GPUS[0], pynvml.NVML_ERROR_GPU_IS_LOST, FOUR_GPUS[2]])
     found = detect()
     assert [gpu.index for gpu in found.gpus] == [0, 2]
     assert found.notes[0].startswith("GPU 1 is ignored")
 
 
 def test_a_gpu_in_mig_mode_is_excluded_with_a_note(driver):
-    driver(FOUR, mig=(1,))
+    driver(FOUR_GPUS, mig=(1,))
     found = detect()
     assert [gpu.index for gpu in found.gpus] == [0, 2, 3]
     assert "MIG" in found.notes[0]

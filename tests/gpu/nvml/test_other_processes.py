@@ -14,7 +14,7 @@ from kmatrix.gpu.nvml.detect import occupied
 from running import ROOT
 from skips import require_program
 
-ASK = """
+QUERY = """
 import json, sys
 from kmatrix.gpu.nvml.detect import detect, occupied
 uuids = [gpu.uuid for gpu in detect().gpus] + sys.argv[2:]
@@ -34,7 +34,7 @@ def query(library, tmp_path):
         path = tmp_path / "test.scn"
         path.write_text("\n".join(lines) + "\n")
         environment = {**os.environ, **simulate.environment(library, path), "PYTHONPATH": str(ROOT / "lib")}
-        command = [sys.executable, "-c", ASK, str(limit_mib), *extra_uuids]
+        command = [sys.executable, "-c", QUERY, str(limit_mib), *extra_uuids]
         uuids, found = json.loads(subprocess.check_output(command, env=environment, text=True))
         return [found.get(uuid, "") for uuid in uuids]
 

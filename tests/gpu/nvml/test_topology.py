@@ -16,7 +16,7 @@ from kmatrix.simulate.scenario import parse as simulate_parse
 from running import ROOT
 from skips import require_program
 
-ASK = """
+QUERY = """
 import itertools, json
 from kmatrix.runner.execute import gpu_pool
 from kmatrix.gpu.nvml.detect import detect, distances
@@ -43,7 +43,7 @@ def topology_of(library, tmp_path):
         path = tmp_path / "test.scn"
         path.write_text("\n".join(lines) + "\n")
         environment = {**os.environ, **simulate.environment(library, path), "PYTHONPATH": str(ROOT / "lib")}
-        return json.loads(subprocess.check_output([sys.executable, "-c", ASK], env=environment, text=True))
+        return json.loads(subprocess.check_output([sys.executable, "-c", QUERY], env=environment, text=True))
 
     return ask
 
