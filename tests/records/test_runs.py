@@ -73,7 +73,7 @@ def test_a_run_file_has_typed_values():
     )
     assert (run.run_id, run.axes, run.symbols) == ("a1", {"gpus": "2"}, {"EXCLUSIVE": "y"})
     assert (run.asked, run.train.max_iters, run.timeout_s) == (frozenset({"GPT2_MAX_ITERS"}), 3, 60.0)
-    assert run.settings == {"max_iters": 3, "future_field": 1}
+    assert run.train_values == {"max_iters": 3, "future_field": 1}
 
 
 def test_tracking_without_trackers_is_an_empty_object():
@@ -126,5 +126,5 @@ def test_adjustments_of_the_trainer_are_read_and_damaged_ones_ignored():
     entry = {"field": "batch_size", "from": 12, "to": 6, "why": "out of memory"}
     found = UsedFile.from_json({"train": {"batch_size": 6}, "adjusted": [entry, 3]})
     assert found.adjusted == (Adjustment("batch_size", 12, 6, "out of memory"),)
-    assert found.settings == {"batch_size": 6}
+    assert found.train_values == {"batch_size": 6}
     assert UsedFile.from_json({"train": 1, "adjusted": None}) == UsedFile()

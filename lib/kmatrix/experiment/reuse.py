@@ -81,8 +81,8 @@ def _finished(results_dir: Path, exclude: MatrixDir, ids: Collection[str | None]
 
 def _difference(ours: RunFile, theirs: RunFile, neutral: Collection[str]) -> str:
     """Return a difference that can change the result, "" if there is none."""
-    fields = [name for name in ours.settings if name not in PLACES and name not in neutral]
-    if changed := [name for name in fields if ours.settings[name] != theirs.settings.get(name)]:
+    fields = [name for name in ours.train_values if name not in PLACES and name not in neutral]
+    if changed := [name for name in fields if ours.train_values[name] != theirs.train_values.get(name)]:
         return f"differs in {', '.join(changed[:3])}"
     here, there = ours.provenance, theirs.provenance
     if not here.get("code") or here["code"] != there.get("code"):

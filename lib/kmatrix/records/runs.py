@@ -111,7 +111,7 @@ class RunFile:
     symbols: Mapping[str, str] = field(default_factory=dict)  # effective Kconfig values, as text
     asked: frozenset[str] | None = None  # symbols that the user set; None: not recorded
     train: TrainFields = field(default_factory=TrainFields)
-    settings: Mapping[str, Scalar] = field(default_factory=dict)  # all fields of "train", also of other versions
+    train_values: Mapping[str, Scalar] = field(default_factory=dict)  # all of "train", also fields of other versions
     tracking: Tracking = field(default_factory=Tracking)
     timeout_s: float = 0.0  # 0: no limit
     train_tokens: int | None = None  # in the training shards
@@ -131,7 +131,7 @@ class RunFile:
             symbols=_texts(values.get("symbols")),
             asked=frozenset(_strings(asked)) if isinstance(asked, list) else None,
             train=read_fields(values),
-            settings=train if isinstance(train, dict) else {},
+            train_values=train if isinstance(train, dict) else {},
             tracking=Tracking.from_json(values.get("tracking")),
             timeout_s=finite(values.get("timeout_s")) or 0.0,
             train_tokens=as_recorded(values.get("train_tokens"), (int,)),
@@ -155,7 +155,7 @@ class Adjustment:
 class UsedFile:
     """The values of run_used.json: the training fields that the trainer used, and how they differ from run.json."""
 
-    settings: Mapping[str, Scalar] = field(default_factory=dict)
+    train_values: Mapping[str, Scalar] = field(default_factory=dict)  # "train"
     adjusted: tuple[Adjustment, ...] = ()
 
     @classmethod
@@ -163,7 +163,7 @@ class UsedFile:
         """Return the values of a run_used.json. Unknown keys are ignored."""
         train = values.get("train")
         return cls(
-            settings=train if isinstance(train, dict) else {},
+            train_values=train if isinstance(train, dict) else {},
             adjusted=tuple(
                 Adjustment(str(entry.get("field")), entry.get("from"), entry.get("to"), str(entry.get("why")))
                 for entry in _objects(values.get("adjusted"))

@@ -116,7 +116,7 @@ def read_numbers(run_dir: RunDir, planned: RunFile) -> RunNumbers:
         pruning=train.pruning or "none",
         target_sparsity=train.target_sparsity if train.pruning not in (None, "none") else None,
         sparsity=known.sparsity,
-        settings=optimizer_settings(run.settings),
+        settings=optimizer_settings(run.train_values),
         explicit=_explicit(run),
         attempts=tuple(cast(AttemptEntry, entry) for entry in status.get("attempts") or [] if isinstance(entry, dict)),
         reused_from=run.reused_from,

@@ -94,7 +94,7 @@ def changes(was: RunDir, now: RunDir, neutral: Collection[str] = ()) -> Changes:
     before, after = (record.provenance for record in records)
     # Only run_used.json has a micro-batch that was reduced for lack of memory.
     used = read_used_file_or_empty(was), read_used_file_or_empty(now)
-    trained = [{**record.settings, **ran.settings} for record, ran in zip(records, used, strict=True)]
+    trained = [{**record.train_values, **ran.train_values} for record, ran in zip(records, used, strict=True)]
     return Changes(
         code=_changed_code(was, now, before, after),
         others=tuple(_changed_environment(before, after)),

@@ -165,15 +165,15 @@ def mismatch(run: RunDir, micro_batch: int | None = None) -> str:
     micro_batch: requested by the attempt, None for that of run.json.
     """
     try:
-        asked, ran = read_run_file(run).settings, read_used_file(run)
+        asked, ran = read_run_file(run).train_values, read_used_file(run)
     except RecordError as error:
         return f"cannot check the configuration: {error.what}"
     if micro_batch is not None:
         asked = {**asked, "batch_size": micro_batch}
     adjusted = {change.field: change.used for change in ran.adjusted}
     differences = []
-    for name in sorted({*asked, *ran.settings}):
-        was, used = asked.get(name), ran.settings.get(name)
+    for name in sorted({*asked, *ran.train_values}):
+        was, used = asked.get(name), ran.train_values.get(name)
         if was == used or (name in AUTO_FIELDS and was is None):
             continue
         if name not in adjusted or adjusted[name] != used:
