@@ -43,6 +43,7 @@ class Sampling:
 def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     """Return a token sampled from softmax(logits / temperature), after top-k and top-p filtering.
 
+    Sources: Fan et al. 2018, arXiv:1805.04833 (top-k); Holtzman et al. 2019, arXiv:1904.09751 (top-p, nucleus).
     logits: (V,), on the CPU like the generator. Logits equal to the k-th largest all pass top-k.
     """
     if sampling.temperature == 0:
@@ -116,7 +117,7 @@ def overlap(text: str, stop: str) -> int:
 
 
 class BatchGenerator:
-    """Generates up to `rows` texts at once; each step adds one token to each. Texts may join and leave at any step.
+    """Continuous batching of up to `rows` texts: each step adds a token to each, and texts join and leave at any step.
 
     If a text outgrows the model's context, generation continues from its last half, as if it began there.
     """

@@ -206,7 +206,7 @@ class GPT(nn.Module):
     dropout: probability.  vocab_multiple: pads the vocabulary to a multiple of this; padding tokens have probability 0,
     so the loss equals that of the unpadded model.  flash: use fused attention if it is faster.
     seed: decides the initial weights, which are the same on every device and for every vocab_multiple.
-    recompute: activation checkpointing; only the input of each block is kept for the backward pass.
+    recompute: activation checkpointing (Chen et al. 2016, arXiv:1604.06174); only the input of each block is kept.
     loss_chunk: rows of logits computed at once; 0: all rows, except for narrow models on the CPU.
     """
 
@@ -232,6 +232,7 @@ class GPT(nn.Module):
         self.wpe = Embedding(shape.block_size, shape.n_embd)
         self.h = nn.ModuleList(Block(shape, dropout) for _ in range(shape.n_layer))
         self.ln_f = nn.LayerNorm(shape.n_embd, eps=1e-5, bias=shape.bias)
+        # Tied to the token embedding in GPT-2 (Press and Wolf 2017, arXiv:1608.05859)
         self.lm_head = None if shape.weight_tying else Linear(shape.n_embd, rows, bias=False)
         # Not persistent: constants do not belong into checkpoints, and would tie them to ROWS.
         self.register_buffer("causal_mask", causal_mask(shape.block_size), persistent=False)

@@ -133,7 +133,7 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
     stateful |= {"early stopping": early_stopping, "budget": budget, **({"pruner": pruner} if pruner else {})}
     training = TrainingState(config=config, world=world, model=raw, optimizers=optimizers, stateful=stateful)
     checkpoints = CheckpointManager(training, log)
-    checkpoints.resume(resume)
+    checkpoints.resume(resume)  # restores all of the above, so everything that it holds exists by now
     checkpoints.forecast()
     # The watchdog's file is newer than the checkpoint: it includes work that was lost, which also took time and money.
     budget.begin(spent_s=0.0 if resume == "none" else watchdog.spent_before, final_s=checkpoints.final_s)
@@ -454,7 +454,7 @@ def _height(config: Any, step: int) -> float:
     if step >= last:
         return 0.0
     progress = max(0.0, (step - start) / (last - start))
-    if config.schedule == "cosine":
+    if config.schedule == "cosine":  # one half period of Loshchilov and Hutter 2016, arXiv:1608.03983
         return 0.5 * (1.0 + math.cos(math.pi * progress))
     if config.schedule in ("linear", "wsd"):
         return float(1.0 - progress)

@@ -328,7 +328,7 @@ class TextRequest:
 class Batcher:
     """Generates up to `rows` texts at once; up to `waiting` more are queued, first come first served.
 
-    A text may join at any step, so a short text never waits for a long one to finish. `report` is called in the
+    Continuous batching: a text joins at any step, so a short one never waits for a long one. `report` is called in the
     generating thread and must not block.
     """
 
