@@ -26,7 +26,7 @@ TINY = (
     *("OPTIMIZER=adamw,muon,sgd", "NUM_GPUS=1", "MAX_ITERS=40", "CHECKPOINT_INTERVAL=4", "DROPOUT=0.1"),
 )
 SLOW = '''
-"""A training step takes 50 ms, and a second from the eighth of an attempt on, until the file is there: time to fill."""
+"""A training step takes 50 ms, and a second from the eighth of an attempt on, until the file exists: time to fill."""
 import os, sys, time
 if "gpt2.train" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
     import gpt2.train

@@ -1,6 +1,6 @@
 """Run the benchmarks of recording and reports, alone and with a peer.
 
-The peer is a folder with the original project's names and a few lines in each; times are not looked at.
+The peer is a folder with the original project's names and a few lines in each; times are not checked.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ TINY = (
 )
 VICTIMS = ("runner", "trainer", "rank", "recorder")
 SLOW = '''
-"""A training step takes 50 ms, and a second from the eighth of an attempt on, until the file is there: time to kill."""
+"""A training step takes 50 ms, and a second from the eighth of an attempt on, until the file exists: time to kill."""
 import os, sys, time
 if "gpt2.train" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
     import gpt2.train

@@ -1,7 +1,6 @@
 """Check the English of all text that a person reads: retired terms, first words of docstrings, rewritten sentences.
 
 docs/developing.md, "Words", explains how we write. words.toml has the lists, and each exception with its reason.
-with its reason.
 """
 
 from __future__ import annotations

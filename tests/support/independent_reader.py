@@ -42,7 +42,7 @@ def check_totals(entry):
 
 
 def main(single, multi):
-    with open(single, encoding="utf-8") as file:  # noqa: PTH123 (as anybody would)
+    with open(single, encoding="utf-8") as file:  # noqa: PTH123 (as a user's script would)
         single_entries = json.load(file)
     with open(multi, encoding="utf-8") as file:  # noqa: PTH123
         multi_entries = json.load(file)
