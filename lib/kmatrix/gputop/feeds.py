@@ -381,7 +381,11 @@ def alerts_at(run: RunDir, now: float) -> tuple[Alert, ...] | None:
     record = read_or_empty(run.status)
     if not record:
         return None
-    active = [alert for alert in alerts_of(record) if alert.since <= now and (alert.until is None or now < alert.until)]
+    active = [
+        alert
+        for alert in alerts_of(record.get("alerts"))
+        if alert.since <= now and (alert.until is None or now < alert.until)
+    ]
     return tuple(sorted(active, key=lambda alert: (alert.severity is Severity.WARNING, alert.since)))
 
 

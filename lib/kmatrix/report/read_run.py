@@ -120,7 +120,7 @@ def read_numbers(run_dir: RunDir, planned: RunFile) -> RunNumbers:
         explicit=_explicit(run),
         attempts=tuple(cast(AttemptEntry, entry) for entry in status.get("attempts") or [] if isinstance(entry, dict)),
         reused_from=run.reused_from,
-        alerts=alerts_of(status),
+        alerts=alerts_of(status.get("alerts")),
         val=val,
         train=curve,
     )

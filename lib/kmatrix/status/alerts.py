@@ -205,10 +205,10 @@ class Alert:
         )
 
 
-def alerts_of(status: Mapping[str, Any]) -> tuple[Alert, ...]:
-    """Return the alerts in a status.json, empty if there are none or they are damaged."""
+def alerts_of(entries: list[dict[str, Any]] | None) -> tuple[Alert, ...]:
+    """Return the alerts in the list `alerts` of a status.json, empty if there are none or one is damaged."""
     try:
-        return tuple(Alert.from_json(value) for value in status.get("alerts") or [])
+        return tuple(Alert.from_json(value) for value in entries or [])
     except (KeyError, ValueError, TypeError):
         return ()
 

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.binary import Recording, read_samples
@@ -295,7 +294,8 @@ class GpuTail:
                 memory.append(last["memory_used"])
             # Before the first event, all GPUs count as present.
             lost = bool(self._events and self._events.known) and int(gpu["gpu_index"]) not in reasons
-            states.append(_state(gpu, last, busy=busy, throttled=reasons.get(int(gpu["gpu_index"]), ()), lost=lost))
+            index, total = int(gpu["gpu_index"]), gpu.get("memory_total")
+            states.append(_state(index, total, last, busy=busy, throttled=reasons.get(index, ()), lost=lost))
         return tuple(states), memory
 
     def _utilization(self, at: int, recording: Recording, now: float) -> float | None:
@@ -318,7 +318,7 @@ class GpuTail:
 def alerts_of_run(run: RunDir) -> tuple[Alert, ...]:
     """Return the alerts in the status.json of a run, empty without one."""
     record = read_or_empty(run.status) if run.status.exists() else {}
-    return alerts_of(record) if record.get("alerts") else ()
+    return alerts_of(record.get("alerts"))
 
 
 def _earlier_alerts(run: RunDir) -> tuple[Alert, ...]:
@@ -332,16 +332,18 @@ def _earlier_alerts(run: RunDir) -> tuple[Alert, ...]:
 
 
 def _state(
-    gpu: Mapping[str, Any],
+    index: int,
+    total: float | None,
     last: Mapping[str, float | None],
     *,
     busy: float | None,
     throttled: Sequence[str],
     lost: bool,
 ) -> GpuState:
-    used, total = last["memory_used"], gpu.get("memory_total")
+    """Return the state of a GPU. total: its memory, MiB.  last: the newest value of each quantity."""
+    used = last["memory_used"]
     return GpuState(
-        name=f"GPU {gpu['gpu_index']}",
+        name=f"GPU {index}",
         utilization=busy,
         memory_percent=100.0 * used / total if used is not None and total else None,
         temperature=last["temperature"],

@@ -166,9 +166,9 @@ class AlertTail:
         if not record:
             return
         self._version = version
-        for rule in alerts_of(record):
+        for rule in alerts_of(record.get("alerts")):
             yield TrackedAlert(key=f"{rule.kind}|{rule.about}|{rule.since}", alert=_of_rule(rule))
-        yield from _failures(self._run.name, record)
+        yield from _failures(self._run.name, record.get("attempts") or [])
 
     def _of_events(self) -> Iterator[TrackedAlert]:
         for _, line in self._events.read():
@@ -184,9 +184,9 @@ def _of_rule(rule: Alert) -> TrackerAlert:
     return TrackerAlert(time=rule.since, title=title, text=one_line(rule), level=LEVELS[rule.severity])
 
 
-def _failures(name: str, status: Mapping[str, Any]) -> Iterator[TrackedAlert]:
-    """Yield an alert for each failed attempt."""
-    for attempt in status.get("attempts") or []:
+def _failures(name: str, attempts: list[dict[str, Any]]) -> Iterator[TrackedAlert]:
+    """Yield an alert for each failed attempt in a status.json."""
+    for attempt in attempts:
         if isinstance(attempt, dict) and attempt.get("status") == Status.FAILED and attempt.get("ended"):
             number, reason = attempt.get("attempt"), str(attempt.get("reason") or "unknown reason")
             alert = TrackerAlert(
