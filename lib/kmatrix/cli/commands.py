@@ -22,6 +22,20 @@ from kmatrix.redaction import is_key_name
 
 REFUSED, BUG, INTERRUPTED = 2, 70, 130  # 70: EX_SOFTWARE of sysexits.h, 130: 128 + SIGINT, as shells report it
 WIDTH, HELP_COLUMN = 110, 32  # columns of the help text
+# Read by the Makefile or by make itself; allowed on any make command line.
+MAKE_ONLY = frozenset({"PYTHON", "TORCH_INDEX", "V", "MAKEFLAGS", "SHELL"})
+PLACES = frozenset({"KCONFIG", "KCONFIG_CONFIG", "O"})  # of the configuration; every command takes them, as in Linux
+CONFIGURE, PLAN, RUN, STATUS = "kmatrix.cli.configure:", "kmatrix.cli.plan:", "kmatrix.cli.run:", "kmatrix.cli.status:"
+CONTROL, RESULTS, MACHINE = "kmatrix.cli.control:", "kmatrix.cli.results:", "kmatrix.cli.machine:"
+PAGES, TRACKERS, MODELS = "kmatrix.cli.pages:", "kmatrix.cli.trackers:", "kmatrix.cli.models:"
+# Arguments that many commands take.
+PAGE = "PORT= HOST="
+CHECKPOINT = "CHECKPOINT= TARGET= RESULTS_DIR="
+MATRIX = "TARGET= RESULTS_DIR="
+RUNS = "TARGET= RUN= RESULTS_DIR="
+START = "GPUS= PREFLIGHT=1 SIMULATE= YES=1"
+RESUME = f"{RUNS} TRACKER= GPUS= SIMULATE= YES=1"
+ALIASES = {"test_matrix": "test-matrix", "track-replay": "track-sync"}  # old names
 
 
 def main(argv: Sequence[str]) -> int:
@@ -88,11 +102,6 @@ def yes(arguments: Arguments, name: str) -> bool:
     return text in ("1", "y")
 
 
-# Read by the Makefile or by make itself; allowed on any make command line.
-MAKE_ONLY = frozenset({"PYTHON", "TORCH_INDEX", "V", "MAKEFLAGS", "SHELL"})
-PLACES = frozenset({"KCONFIG", "KCONFIG_CONFIG", "O"})  # of the configuration; every command takes them, as in Linux
-
-
 @dataclass(frozen=True, slots=True)
 class Command:
     """One command, and the make target of the same name. This table is the only place of its help."""
@@ -145,18 +154,6 @@ class Arguments:
         """The assignments as typed: NAME=value."""
         return [f"{name}={text}" for name, text in self.assignments.items()]
 
-
-CONFIGURE, PLAN, RUN, STATUS = "kmatrix.cli.configure:", "kmatrix.cli.plan:", "kmatrix.cli.run:", "kmatrix.cli.status:"
-CONTROL, RESULTS, MACHINE = "kmatrix.cli.control:", "kmatrix.cli.results:", "kmatrix.cli.machine:"
-PAGES, TRACKERS, MODELS = "kmatrix.cli.pages:", "kmatrix.cli.trackers:", "kmatrix.cli.models:"
-
-# Arguments that many commands take.
-PAGE = "PORT= HOST="
-CHECKPOINT = "CHECKPOINT= TARGET= RESULTS_DIR="
-MATRIX = "TARGET= RESULTS_DIR="
-RUNS = "TARGET= RUN= RESULTS_DIR="
-START = "GPUS= PREFLIGHT=1 SIMULATE= YES=1"
-RESUME = f"{RUNS} TRACKER= GPUS= SIMULATE= YES=1"
 
 GROUPS: Mapping[str, Mapping[str, Command]] = {
     "Set-up and checks": {
@@ -281,7 +278,6 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
 
 # Without the targets that exist only in the Makefile: they are in GROUPS for the help.
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items() if command.handler}
-ALIASES = {"test_matrix": "test-matrix", "track-replay": "track-sync"}  # old names
 
 
 def find_command(target: str) -> Command:

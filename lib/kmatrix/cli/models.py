@@ -29,6 +29,7 @@ SAMPLE = {"PROMPT": str, "TOKENS": int, "TEMPERATURE": float, "TOP_K": int, "TOP
 SERVE = {"PORT": int, "HOST": str, "DEVICE": str}
 EXPORT = {"OUTPUT": str}
 KINDS = {int: "an integer", float: "a number"}
+HEADS = ("step", "kinds", "val loss", "size", "attempt", "written", "file")
 
 
 def sample(arguments: Arguments) -> int:
@@ -138,9 +139,6 @@ def best_of_matrix(matrix: MatrixDir) -> Path:
     found = best_of_run(matrix.run(best))
     assert found  # only runs with a checkpoint are candidates
     return found
-
-
-HEADS = ("step", "kinds", "val loss", "size", "attempt", "written", "file")
 
 
 def list_checkpoints(arguments: Arguments) -> int:

@@ -30,6 +30,14 @@ from kmatrix.track.trackio import data_dir, import_inbox, known_projects, served
 from kmatrix.track.wandb import QUIET, WandbFiles
 
 ALONE = (LOOPBACK, "localhost", "::1")  # hosts that only this machine can reach
+LAST_STEPS = 20  # rows per run: a page of a terminal
+FORMS = {
+    "train/loss": ("loss", "{:.4f}"),
+    "val/loss": ("val", "{:.4f}"),
+    "train/lr": ("lr", "{:.2e}"),
+    "grad/norm": ("norm", "{:.2f}"),
+}
+TITLES = ("step", "tokens", "time", *(title for title, _ in FORMS.values()), "tok/s", "MFU")
 
 
 def announce(title: str, page: Page, links: list[str], *, host: str, wanted: int) -> None:
@@ -188,18 +196,6 @@ def gather(runs: Sequence[RunDir], folder: Path) -> None:
             entry.mkdir()
             # Linked, not copied: the screen follows a file that is still being written.
             (entry / f"run-{name}.wandb").symlink_to(next(session.glob("run-*.wandb")).resolve())
-
-
-LAST_STEPS = 20  # rows per run: a page of a terminal
-FORMS = {
-    "train/loss": ("loss", "{:.4f}"),
-    "val/loss": ("val", "{:.4f}"),
-    "train/lr": ("lr", "{:.2e}"),
-    "grad/norm": ("norm", "{:.2f}"),
-}
-
-
-TITLES = ("step", "tokens", "time", *(title for title, _ in FORMS.values()), "tok/s", "MFU")
 
 
 def console(arguments: Arguments) -> int:

@@ -18,6 +18,8 @@ from kmatrix.report.results_json import clean
 from kmatrix.report.write import draw_graphs, write_summary
 from kmatrix.text import shown
 
+EXAMPLE = "pass BASE=<matrix or run> NEW=<matrix or run>"
+
 
 def summary(arguments: Arguments) -> int:
     """Write summary_report.txt, results.json and all_results.json, and print the summary."""
@@ -45,9 +47,6 @@ def _draw(numbers: MatrixNumbers) -> None:
         print(f"wrote {shown(path)}")
     for note in notes:
         print(f"note: {note}")
-
-
-EXAMPLE = "pass BASE=<matrix or run> NEW=<matrix or run>"
 
 
 def compare(arguments: Arguments) -> int:

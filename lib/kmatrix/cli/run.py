@@ -49,6 +49,10 @@ from kmatrix.text import first_names, plural, shown
 from kmatrix.track.available import announced
 
 QUICKSTART = "gpt2-cpu-quick"  # defconfig
+RESUMES = ("auto", "latest", "best", "none")  # values of RESUME= besides a path; those of the trainer's --resume
+EXIT_DIFFERS = 1  # of `reproduce`: the runs must be equal and are not
+EXAMPLE = "pass RUN=test_matrix_results_.../gpt2_..."
+WORKTREE = "../kmatrix-then"  # suggested directory for a checkout of the old code
 
 
 def test_matrix(arguments: Arguments) -> int:
@@ -173,9 +177,6 @@ def _run_detached(matrix: MatrixDir, arguments: Arguments, *names: str) -> int:
     return 0
 
 
-RESUMES = ("auto", "latest", "best", "none")  # values of RESUME= besides a path; those of the trainer's --resume
-
-
 def continue_(arguments: Arguments) -> int:
     """Continue a matrix: finished runs are kept, the others resume from their last valid checkpoint."""
     matrix = find_target(arguments)
@@ -261,11 +262,6 @@ def resume_from(text: str) -> str:
             hint="`make list-checkpoints` lists the files",
         )
     return str(path.resolve())
-
-
-EXIT_DIFFERS = 1  # of `reproduce`: the runs must be equal and are not
-EXAMPLE = "pass RUN=test_matrix_results_.../gpt2_..."
-WORKTREE = "../kmatrix-then"  # suggested directory for a checkout of the old code
 
 
 def reproduce(arguments: Arguments) -> int:

@@ -25,6 +25,34 @@ if TYPE_CHECKING:
 
 
 EVERY_S = 1.0  # between two frames
+QUARANTINED = "quarantined"  # start of a reason that is still shown after the matrix has ended
+FEWEST_RUNS = 3  # rows that are reserved for runs
+RUNS = (
+    Column(title="run", words=True),
+    Column(title="status", words=True),
+    Column(title="step", worth=11),
+    Column(title="done", worth=4),
+    Column(title="loss", worth=9),
+    Column(title="val", worth=7),
+    Column(title="tok/s", worth=8),
+    Column(title="MFU", worth=6),
+    Column(title="on", worth=5),
+    Column(title="memory", worth=3),
+    Column(title="time", worth=2),
+    Column(title="left", worth=10),
+)
+GPUS = (
+    Column(title="GPU", words=True),
+    Column(title="run", words=True),
+    Column(title="util", worth=4),
+    Column(title="memory", worth=3),
+    Column(title="power", worth=1),
+    Column(title="temp", worth=2),
+)
+# Which runs are shown if not all fit: first those that need attention.
+URGENCY = (Status.RUNNING, Status.FAILED, Status.STOPPED, Status.PLANNED, Status.SKIPPED, Status.FINISHED)
+TITLES = ("run", "status", "step", "epoch", "left", "ends", "from")
+LEFT = (0, 1, 6)  # columns of words
 
 
 def status(arguments: Arguments) -> int:
@@ -85,40 +113,6 @@ def drawn(lines: list[Line]) -> Text:
             text.stylize(style, start + begin, start + end)
         start += len(line.text) + 1
     return text
-
-
-QUARANTINED = "quarantined"  # start of a reason that is still shown after the matrix has ended
-FEWEST_RUNS = 3  # rows that are reserved for runs
-
-
-RUNS = (
-    Column(title="run", words=True),
-    Column(title="status", words=True),
-    Column(title="step", worth=11),
-    Column(title="done", worth=4),
-    Column(title="loss", worth=9),
-    Column(title="val", worth=7),
-    Column(title="tok/s", worth=8),
-    Column(title="MFU", worth=6),
-    Column(title="on", worth=5),
-    Column(title="memory", worth=3),
-    Column(title="time", worth=2),
-    Column(title="left", worth=10),
-)
-
-
-GPUS = (
-    Column(title="GPU", words=True),
-    Column(title="run", words=True),
-    Column(title="util", worth=4),
-    Column(title="memory", worth=3),
-    Column(title="power", worth=1),
-    Column(title="temp", worth=2),
-)
-
-
-# Which runs are shown if not all fit: first those that need attention.
-URGENCY = (Status.RUNNING, Status.FAILED, Status.STOPPED, Status.PLANNED, Status.SKIPPED, Status.FINISHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,10 +303,6 @@ def _memory(mib: float | None, total: float | None = None) -> str:
 
 def _number(value: float | None, form: str, unit: str = "") -> str:
     return UNKNOWN if value is None else format(value, form) + unit
-
-
-TITLES = ("run", "status", "step", "epoch", "left", "ends", "from")
-LEFT = (0, 1, 6)  # columns of words
 
 
 def estimate(arguments: Arguments) -> int:

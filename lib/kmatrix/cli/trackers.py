@@ -30,6 +30,9 @@ from kmatrix.track.processes import TrackerProcesses, kill, start
 from kmatrix.track.selftest import PROJECT, STEPS, is_online, lost_steps, send_run, synthetic_run, tracker_failure
 
 PORTS = {"trackio": "TRACKIO_PORT", "tensorboard": "TENSORBOARD_PORT"}
+SHOW_S = 1.0  # a shorter wait prints nothing
+POLL_S = 0.2  # between two reads of track.json
+LEAST_LIMIT_S = 60.0  # of `make track-sync`, because the user can press Ctrl+C
 
 
 def asked_trackers(arguments: Arguments) -> tuple[str, ...] | None:
@@ -56,11 +59,6 @@ def port(arguments: Arguments, tracker: str) -> int:
     if not (text.isascii() and text.isdecimal() and 0 < int(text) < 65536):
         raise ConfigError(f"invalid port PORT={text}", why="expected an integer from 1 to 65535")
     return int(text)
-
-
-SHOW_S = 1.0  # a shorter wait prints nothing
-POLL_S = 0.2  # between two reads of track.json
-LEAST_LIMIT_S = 60.0  # of `make track-sync`, because the user can press Ctrl+C
 
 
 def sync(arguments: Arguments) -> int:

@@ -29,6 +29,11 @@ from kmatrix.text import duration, time_of_day
 
 MAX_PER_MINUTE = 240  # samples to read for the history of one minute: 4 per bucket are enough for a mean
 QUIET_S = 3.0  # time without a new sample before a notice is shown
+RANKS_S = 10.0  # between two queries of the processes of the GPUs, the most expensive call
+LIMITS_S = 1.0  # between two queries of power limits and throttling
+RECOVER_S = 5.0  # between two tries to reopen a lost GPU
+WINDOW = 10  # buckets (usually s) over which utilization is averaged
+MACHINE_THRESHOLDS = Thresholds(gpu_utilization=0, balance=0)  # idle GPUs, and GPUs of other jobs, are normal
 
 
 class SampleFeed(Protocol):
@@ -261,11 +266,6 @@ def _has_ended(run: RunDir) -> bool:
     return bool(read_or_empty(run.gpu_summary).get("final"))
 
 
-RANKS_S = 10.0  # between two queries of the processes of the GPUs, the most expensive call
-LIMITS_S = 1.0  # between two queries of power limits and throttling
-RECOVER_S = 5.0  # between two tries to reopen a lost GPU
-
-
 # A public interface, imported from scripts/gputop.py: docs/gputop.md, "From Python".
 class GPUMonitor:
     """The GPUs of the driver: call `initialize`, then `gpu_count` and `read`. Without GPUs everything is empty."""
@@ -370,10 +370,6 @@ class LiveFeed:
 
     def close(self) -> None:
         self._monitor.close()
-
-
-WINDOW = 10  # buckets (usually s) over which utilization is averaged
-MACHINE_THRESHOLDS = Thresholds(gpu_utilization=0, balance=0)  # idle GPUs, and GPUs of other jobs, are normal
 
 
 def alerts_at(run: RunDir, now: float) -> tuple[Alert, ...] | None:

@@ -35,6 +35,25 @@ RESIZE_S = 0.25  # between two checks of the size of the terminal: a resize show
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # by default, they would leave the terminal without echo
 NO_SIZE = ConsoleDimensions(80, 24)  # the size of a terminal that does not report one
 TERMINAL_GONE = (errno.EIO, errno.EPIPE)  # errors of a terminal that was closed
+NAMES = {
+    "\x1b[A": "up",
+    "\x1b[B": "down",
+    "\x1b[C": "right",
+    "\x1b[D": "left",
+    "\x1bOA": "up",
+    "\x1bOB": "down",
+    "\x1bOC": "right",
+    "\x1bOD": "left",
+    "\x1b[5~": "page up",
+    "\x1b[6~": "page down",
+    " ": "space",
+    "k": "up",
+    "j": "down",
+    "\x03": "q",  # Ctrl+C and Ctrl+D, on terminals that send them as characters
+    "\x04": "q",
+}
+ESCAPE_S = 0.05  # time for the rest of an escape sequence, which a slow connection may split
+ARRAY_STARTS = (b"[\n{", b"[\n\n]", b"[\n]")  # first bytes of an array that can be continued
 
 
 class Interrupted(BaseException):
@@ -250,28 +269,6 @@ def _suspends(live: Live, keyboard: Keyboard) -> Iterator[None]:
         signal.signal(signal.SIGTSTP, before)
 
 
-NAMES = {
-    "\x1b[A": "up",
-    "\x1b[B": "down",
-    "\x1b[C": "right",
-    "\x1b[D": "left",
-    "\x1bOA": "up",
-    "\x1bOB": "down",
-    "\x1bOC": "right",
-    "\x1bOD": "left",
-    "\x1b[5~": "page up",
-    "\x1b[6~": "page down",
-    " ": "space",
-    "k": "up",
-    "j": "down",
-    "\x03": "q",  # Ctrl+C and Ctrl+D, on terminals that send them as characters
-    "\x04": "q",
-}
-
-
-ESCAPE_S = 0.05  # time for the rest of an escape sequence, which a slow connection may split
-
-
 def decode(text: str) -> tuple[list[str], str]:
     """Return the names of the typed keys, and an incomplete escape sequence at the end."""
     keys: list[str] = []
@@ -340,9 +337,6 @@ class Keyboard:
             return ["q"]
         keys, self._rest = decode(self._rest + typed.decode(errors="replace"))
         return keys
-
-
-ARRAY_STARTS = (b"[\n{", b"[\n\n]", b"[\n]")  # first bytes of an array that can be continued
 
 
 class StatsFiles:

@@ -15,6 +15,7 @@ from kmatrix.errors import ConfigError
 from kmatrix.kconfig.tree import HEADER, MATRIX, Assignment, Tree, check_text
 
 WIDEST = 4096  # random integers stay within this distance of their lower bound
+FALLBACK_TERM = "xterm-256color"  # nearly every terminal emulator understands it
 
 
 def set_bools(tree: Tree, value: str) -> None:
@@ -65,9 +66,6 @@ def effective_assignments(tree: Tree, where: str) -> list[Assignment]:
 def _range(symbol: kc.Symbol) -> tuple[int, int]:
     low, high = next(entry[:2] for entry in symbol.ranges if kc.expr_value(entry[2]))
     return int(low.str_value), int(high.str_value)
-
-
-FALLBACK_TERM = "xterm-256color"  # nearly every terminal emulator understands it
 
 
 def edit(tree: Tree, path: Path) -> None:

@@ -24,6 +24,13 @@ NOT_AN_AXIS = ("MATRIX_COUPLED", "MATRIX_EXCLUDE", "MATRIX_EQUAL")
 HEADER = "# kmatrix configuration: made by make, edited by make menuconfig. Every line takes effect.\n"
 Symbol = Any  # kconfiglib has no types
 Choice = Any
+# Durations
+UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+NUMBER = r"[0-9]+(?:\.[0-9]+)?"
+PART = re.compile(rf"({NUMBER})([dhms])")
+KNOWN_FORMS = "expected a duration above zero: 90, 90s, 15m, 1h30m, 2.5h, 2d"
+WHOLE = re.compile(r"0|-?[1-9][0-9]*")  # one spelling per number, so that equal values give equal ids
+SLUG = re.compile(r"(?!registry-)[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")  # a name that every tracker accepts
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,13 +378,6 @@ functions = {
 }
 
 
-# Durations
-UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
-NUMBER = r"[0-9]+(?:\.[0-9]+)?"
-PART = re.compile(rf"({NUMBER})([dhms])")
-KNOWN_FORMS = "expected a duration above zero: 90, 90s, 15m, 1h30m, 2.5h, 2d"
-
-
 def seconds(text: str) -> float | None:
     """Return a duration such as 1h30m in seconds, or None if it is invalid or zero. A plain number is in seconds."""
     if re.fullmatch(NUMBER, text):
@@ -388,10 +388,6 @@ def seconds(text: str) -> float | None:
     if "".join(number + unit for number, unit in parts) != text or order != sorted(set(order)):
         return None
     return sum(float(number) * UNITS[unit] for number, unit in parts) or None
-
-
-WHOLE = re.compile(r"0|-?[1-9][0-9]*")  # one spelling per number, so that equal values give equal ids
-SLUG = re.compile(r"(?!registry-)[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")  # a name that every tracker accepts
 
 
 def check_text(tree: Tree, symbol: Any, text: str, where: str) -> None:

@@ -20,6 +20,7 @@ LONGEST_NAME = 120  # characters; with the id and suffixes such as .json below t
 OPTIMIZER, GPUS, DEVICE, SEED = "GPT2_OPTIMIZER", "GPT2_NUM_GPUS", "GPT2_DEVICE", "GPT2_SEED"
 # A rule that Kconfig cannot express: effective values -> the reason why they are invalid, or None.
 Rule = Callable[[Callable[[str], str | None]], str | None]
+ID_DIGITS = 10  # 40 bits: two of 100,000 runs get the same id with a probability of 0.5 %
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,9 +336,6 @@ def _name(optimizer: str, gpus: str, device: str, swept: Sequence[tuple[str, str
 def _plain(part: str) -> str:
     """Return a text with all characters replaced that are not allowed in the name of a run directory."""
     return re.sub(r"[^A-Za-z0-9.+-]", "-", part)
-
-
-ID_DIGITS = 10  # 40 bits: two of 100,000 runs get the same id with a probability of 0.5 %
 
 
 class RunIdentity:

@@ -17,6 +17,33 @@ from kmatrix.errors import ConfigError
 BEFORE = -1e18  # s: start of the default values
 MIN_WORDS = 4  # of an event: T GPU FIELD VALUE
 MAX_GPUS = 64  # as in play.h
+ONCE = ("energy", "all", "process")  # fields that a loop does not repeat
+GROUPS = ("nvlink", "switch", "numa")  # settings with groups of GPUs: NVLink, PCIe switch, NUMA node
+TEXTS = {"name": "NVIDIA A10G", "driver": "580.00.00"}
+ERRORS = {  # nvmlReturn_t
+    "invalid": 2,
+    "not_supported": 3,
+    "no_permission": 4,
+    "no_driver": 9,
+    "timeout": 10,
+    "lost": 15,
+    "reset_required": 16,
+    "version_mismatch": 18,
+    "no_data": 21,
+    "unknown": 999,
+}
+THROTTLES = {  # nvmlClocksEventReasons
+    "none": 0,
+    "idle": 0x1,
+    "clocks_setting": 0x2,
+    "power_cap": 0x4,
+    "hw_slowdown": 0x8,
+    "sync_boost": 0x10,
+    "thermal": 0x20,
+    "hw_thermal": 0x40,
+    "power_brake": 0x80,
+    "display": 0x100,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,9 +393,6 @@ QUANTITIES = {
 }
 
 
-ONCE = ("energy", "all", "process")  # fields that a loop does not repeat
-
-
 SETTINGS = {
     "loop": ScenarioSetting(0, Range(0.001, 1e9), "loop"),
     "period_ms": ScenarioSetting(100, Range(0.1, 1e6), "", 1e-3),
@@ -378,36 +402,4 @@ SETTINGS = {
     "speed": ScenarioSetting(1, Range(0.001, 1e6), "speed"),
     "freeze": ScenarioSetting(-1, Range(0, 1e9), "freeze"),
     "init": ScenarioSetting(0, Range(0, 999), "init"),
-}
-
-
-GROUPS = ("nvlink", "switch", "numa")  # settings with groups of GPUs: NVLink, PCIe switch, NUMA node
-TEXTS = {"name": "NVIDIA A10G", "driver": "580.00.00"}
-
-
-ERRORS = {  # nvmlReturn_t
-    "invalid": 2,
-    "not_supported": 3,
-    "no_permission": 4,
-    "no_driver": 9,
-    "timeout": 10,
-    "lost": 15,
-    "reset_required": 16,
-    "version_mismatch": 18,
-    "no_data": 21,
-    "unknown": 999,
-}
-
-
-THROTTLES = {  # nvmlClocksEventReasons
-    "none": 0,
-    "idle": 0x1,
-    "clocks_setting": 0x2,
-    "power_cap": 0x4,
-    "hw_slowdown": 0x8,
-    "sync_boost": 0x10,
-    "thermal": 0x20,
-    "hw_thermal": 0x40,
-    "power_brake": 0x80,
-    "display": 0x100,
 }

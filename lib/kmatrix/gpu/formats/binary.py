@@ -30,6 +30,8 @@ COLUMNS = ("utilization", "memory_used", "power", "power_instant", "temperature"
 CALIBRATION_BYTES = 1536  # reserved at the start of the header: written later, by one write within the first page
 _LENGTH = struct.Struct("<I")
 _SAME = ("columns", "device_type", "simulated")  # must be equal to continue a file, else it would mix two sources
+Calibrated = Mapping[str, Mapping[str, float | None]]  # column -> period_ms, call_us
+_OPENING = b'{"calibration":'  # first key of the header: its offset must not depend on the others
 
 
 class HeaderGpu(TypedDict, total=False):
@@ -56,9 +58,6 @@ class RecordingHeader(TypedDict, total=False):
     energy_source: str | None
     gpus: Required[list[HeaderGpu]]
     calibration: Calibrated | None
-
-
-Calibrated = Mapping[str, Mapping[str, float | None]]  # column -> period_ms, call_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +171,6 @@ def read_samples(path: Path, first: int = 0) -> Recording:
     )
     lost = max(0, size - begin) - 4 * words * whole
     return Recording(header, doubles[:: words // 2], columns, first=first, lost_bytes=lost)
-
-
-_OPENING = b'{"calibration":'  # first key of the header: its offset must not depend on the others
 
 
 def _encode(header: RecordingHeader) -> bytes:

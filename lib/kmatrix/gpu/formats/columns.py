@@ -47,12 +47,13 @@ from kmatrix.gpu.formats.text import (
 CHUNK = 1 << 20  # bytes per read
 MAX_PENDING = 4 * CHUNK  # without the end of an entry in this many bytes, the data are parsed entry by entry
 ROWS = 4096  # CSV lines per block
-
-
 OPEN = ord("[")  # written over bytes that are not needed any more
-
-
 _SPACE = b" \t\r\n,"
+CLOSE = ord("]")
+PROBE = 1 << 20  # bytes that must contain the first two entries
+_BETWEEN = re.compile(r'\s*,\s*\{\s*"[^"\\]*"')  # from the end of an entry to the first key of the next one
+MEASURED = ("memory_used", "utilization", "power", "temperature", "sm_clock", "energy_j")
+Floats = NDArray[np.float64]
 
 
 def read_columns(path: Path) -> ColumnsReader:
@@ -81,15 +82,6 @@ class _TextSource:
     def rest(self) -> bytes:
         """The bytes that were not decoded yet."""
         return self._decoder.getstate()[0] + b"".join(self._parts)
-
-
-CLOSE = ord("]")
-
-
-PROBE = 1 << 20  # bytes that must contain the first two entries
-
-
-_BETWEEN = re.compile(r'\s*,\s*\{\s*"[^"\\]*"')  # from the end of an entry to the first key of the next one
 
 
 _Number = float | None | UnsetType
@@ -274,10 +266,6 @@ def _first(record: Any, names: Sequence[str]) -> float | None:
 def _time(stamp: datetime | float) -> float:
     """Return Unix s. A time without an offset is local."""
     return stamp.timestamp() if isinstance(stamp, datetime) else stamp
-
-
-MEASURED = ("memory_used", "utilization", "power", "temperature", "sm_clock", "energy_j")
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

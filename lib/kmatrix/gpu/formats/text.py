@@ -19,15 +19,11 @@ CSV_BEGIN = "timestamp,"
 MAX_LINE = 1 << 16  # characters of a CSV line; a longer line is damaged
 BAD_LINE = "a line is incomplete"
 BAD_ENTRY = "an entry has no time or no GPU"
-
-
 # Names in known formats, by precedence.
 MEMORY = ("memory_used", "memory_used_mb", "memory_mb")
 TOTAL = ("memory_total", "memory_total_mb")
 CLOCKS = ("gpu", "sm", "graphics")  # within `clocks`
 _COLUMN = re.compile(r"gpu(\d+)_(\w+)")
-
-
 _CSV_NAMES = {
     "power_w": "power",
     "temp_c": "temperature",
@@ -35,6 +31,17 @@ _CSV_NAMES = {
     "mem_used_mb": "memory_used",
     "mem_total_mb": "memory_total",
 }
+MAX_VALUE = 1 << 23  # characters of one value; a longer value is damaged
+NO_END = "the array has no end"
+TRUNCATED = "the file is truncated"
+DAMAGED = "an entry is damaged"
+TRAILING = "data after the end of the array"
+_ENTRY = re.compile(r'\{\s*"timestamp"')  # start of an entry, to resume after a damaged one
+_BEGIN = 64  # characters that contain the start of an entry
+_SAMPLES = re.compile(r'"samples"\s*:\s*\[')
+_SPACE = " \t\r\n,"
+_WORD = 16  # length of the longest literal or escape that the end of a chunk can split
+_DONE = 1 << 18  # parsed characters to keep before the buffer is trimmed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,27 +193,6 @@ def number_in(value: str) -> float | None:
         return finite(float(value))
     except ValueError:
         return None
-
-
-MAX_VALUE = 1 << 23  # characters of one value; a longer value is damaged
-NO_END = "the array has no end"
-TRUNCATED = "the file is truncated"
-DAMAGED = "an entry is damaged"
-TRAILING = "data after the end of the array"
-
-
-_ENTRY = re.compile(r'\{\s*"timestamp"')  # start of an entry, to resume after a damaged one
-
-
-_BEGIN = 64  # characters that contain the start of an entry
-
-
-_SAMPLES = re.compile(r'"samples"\s*:\s*\[')
-
-
-_SPACE = " \t\r\n,"
-_WORD = 16  # length of the longest literal or escape that the end of a chunk can split
-_DONE = 1 << 18  # parsed characters to keep before the buffer is trimmed
 
 
 class Scanner:

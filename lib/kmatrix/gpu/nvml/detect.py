@@ -12,6 +12,13 @@ from kmatrix.errors import LaunchError
 from kmatrix.text import first_names, memory_size
 
 MIB = 2**20
+PROC = Path("/proc")
+MAX_NAMES = 3  # processes listed in a message
+NVLINK_DISTANCE = 0  # NVLink, directly or through an NVSwitch
+UNKNOWN_DISTANCE = 6  # larger than every known distance
+MAX_LINKS = 36  # NVLinks of a GPU
+GPU, SWITCH = 0, 2  # nvmlIntNvLinkDeviceType_t
+Pair = frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,10 +189,6 @@ def decoded(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-PROC = Path("/proc")
-MAX_NAMES = 3  # processes listed in a message
-
-
 def occupied(uuids: Sequence[str], most_mib: int) -> dict[str, str]:
     """Return UUID -> message for each GPU with more than `most_mib` MiB in use, or without a response.
 
@@ -233,13 +236,6 @@ def _name(pid: int) -> str:
         return (PROC / str(pid) / "comm").read_text(errors="replace").strip()
     except OSError:
         return "a process"
-
-
-NVLINK_DISTANCE = 0  # NVLink, directly or through an NVSwitch
-UNKNOWN_DISTANCE = 6  # larger than every known distance
-MAX_LINKS = 36  # NVLinks of a GPU
-GPU, SWITCH = 0, 2  # nvmlIntNvLinkDeviceType_t
-Pair = frozenset[str]
 
 
 def distances(uuids: Sequence[str]) -> dict[Pair, int]:

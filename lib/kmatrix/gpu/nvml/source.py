@@ -37,6 +37,10 @@ from kmatrix.gpu.nvml.detect import MIB, decoded
 RETRY_READS = 100  # call by call after a failed batch: a call that fails for good must not cost two reads per tick
 PROCESS = struct.Struct("<I4xQII")  # nvmlProcessInfo_v2_t: pid, bytes, GPU instance, compute instance
 NO_MEMORY_VALUE = 2**64 - 1  # NVML_VALUE_NOT_AVAILABLE
+KIB = 1024.0  # KB/s of the driver -> MiB/s
+TX, RX = 0, 1  # nvmlPcieUtilCounter_t
+CORRECTED, UNCORRECTED, VOLATILE = 0, 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
+GPM = {2: "sm_active", 3: "sm_occupancy", 5: "tensor_active", 10: "dram_active"}  # nvmlGpmMetricId_t
 
 
 class NvmlSource:
@@ -227,12 +231,6 @@ def _missing(uuid: str, silent: list[int], count: int) -> Device:
 
 def _ranked(device: Device, rank: int) -> Device:
     return replace(device, rank=rank)
-
-
-KIB = 1024.0  # KB/s of the driver -> MiB/s
-TX, RX = 0, 1  # nvmlPcieUtilCounter_t
-CORRECTED, UNCORRECTED, VOLATILE = 0, 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
-GPM = {2: "sm_active", 3: "sm_occupancy", 5: "tensor_active", 10: "dram_active"}  # nvmlGpmMetricId_t
 
 
 class ExtraMetricsReader:

@@ -20,6 +20,7 @@ from kmatrix.records.files import append_jsonl, replacing, write_json
 from kmatrix.records.paths import RunDir
 
 MAX_PENDING = 1000  # events kept in memory while the disk is full
+ROWS = 65_536  # samples of all GPUs per Parquet row group
 
 
 class RecordingFiles:
@@ -144,9 +145,6 @@ class RecordingFiles:
         text = f"{missed} samples in {until - self._since:.1f} s could not be written: {self._why}"
         self.write_event("hole", text)
         self._on_gap(text)
-
-
-ROWS = 65_536  # samples of all GPUs per Parquet row group
 
 
 def export(run_dir: RunDir, form: str) -> Path:

@@ -32,6 +32,12 @@ from kmatrix.text import plural
 STOP = frozenset({signal.SIGTERM, signal.SIGINT})  # both end the recording with a last summary
 SUMMARY_S = 60.0  # between two summaries; after a kill, newer samples are read from gpu_samples.bin
 PROCESSES_S = 10  # between two queries of the processes of one GPU
+EVERY_S = 1.0
+JOIN_S = 1.0  # time for a pending call when the recording ends
+CALIBRATION_S = 2.0  # enough for 20 changes of a value that the driver updates at 10 Hz
+INTERVAL_S = 0.005  # between two reads of the first device while calibrating
+CLOCKED = ("power", "power_instant", "energy_j", "utilization")  # values that the driver updates at a fixed rate
+TOLERANCE = 1.1  # factor: a period is measured with an error of a few ms
 
 
 class Recorder:
@@ -272,10 +278,6 @@ def _run_id(run_dir: RunDir) -> str | None:
     return str(read_or_empty(run_dir.run_json).get("run_id") or "") or None  # the folder need not be a run of ours
 
 
-EVERY_S = 1.0
-JOIN_S = 1.0  # time for a pending call when the recording ends
-
-
 class BackgroundPoller:
     """Reads the expensive metrics of each device once per second, in a thread.
 
@@ -308,12 +310,6 @@ class BackgroundPoller:
                 self.latest[device] = self._source.extra_metrics(device)  # replaced as a whole: no lock needed
             self.polls += 1
             due = max(due + self._every_s, self._clock())
-
-
-CALIBRATION_S = 2.0  # enough for 20 changes of a value that the driver updates at 10 Hz
-INTERVAL_S = 0.005  # between two reads of the first device while calibrating
-CLOCKED = ("power", "power_instant", "energy_j", "utilization")  # values that the driver updates at a fixed rate
-TOLERANCE = 1.1  # factor: a period is measured with an error of a few ms
 
 
 class Calibration:
