@@ -212,7 +212,7 @@ def recording(tmp_path):
 
 def test_the_key_q_restores_the_terminal(recording):
     screen = Screen("--replay", recording, columns=80, lines=24)
-    screen.until("SIMULATED")
+    screen.wait_until("SIMULATED")
     screen.type("q")
     assert screen.end() == 0
 
@@ -220,7 +220,7 @@ def test_the_key_q_restores_the_terminal(recording):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_restores_the_terminal(recording, number):
     screen = Screen("--replay", recording, columns=80, lines=24)
-    screen.until("SIMULATED")
+    screen.wait_until("SIMULATED")
     screen.process.send_signal(number)
     assert screen.end() == 0
 
@@ -229,7 +229,7 @@ def test_an_error_restores_the_terminal(tmp_path):
     recorder = Recorder(tmp_path / "run", started=time.time())
     recorder.write(1)
     screen = Screen("--run", str(tmp_path / "run"), columns=80, lines=24)
-    screen.until("attached")
+    screen.wait_until("attached")
     recorder.run.gpu_samples.unlink()
     assert screen.end() == 2
     assert "gpu_samples.bin is missing" in screen.text
@@ -259,9 +259,9 @@ def test_a_second_signal_does_not_interrupt_the_cleanup(recording, monkeypatch):
 
 def test_ctrl_z_releases_the_terminal_and_fg_restores_the_screen(recording):
     screen = Screen("--replay", recording, "--interval", "60", columns=80, lines=24)
-    screen.until("SIMULATED")
+    screen.wait_until("SIMULATED")
     screen.process.send_signal(signal.SIGTSTP)
-    screen.until("\x1b[?1049l")
+    screen.wait_until("\x1b[?1049l")
     wait_until(lambda: termios.tcgetattr(screen.child) == screen.before)
     screen.process.send_signal(signal.SIGCONT)
     wait_until(lambda: screen.read().count("\x1b[?1049h") == 2)
@@ -273,7 +273,7 @@ def test_ctrl_z_releases_the_terminal_and_fg_restores_the_screen(recording):
 def test_no_color_is_respected(recording):
     for added, colours in (({}, True), ({"NO_COLOR": "1"}, False)):
         screen = Screen("--replay", recording, columns=80, lines=24, **added)
-        screen.until("last 60 s")
+        screen.wait_until("last 60 s")
         screen.type("q")
         screen.end()
         assert bool(re.search(r"\x1b\[[\d;]*3[1-7]m", screen.text)) is colours
