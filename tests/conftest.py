@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,10 @@ from hypothesis import HealthCheck, settings
 
 from running import matrix, plan, start_runner  # noqa: F401  (fixtures for all tests of the runner)
 
-signal.signal(
-    signal.SIGHUP, signal.SIG_DFL
-)  # nohup ignores SIGHUP, and every program that a test starts would inherit that
+# nohup ignores SIGHUP, and every program that a test starts would inherit that.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# Before torch loads OpenMP: with more threads than free cores, spinning ones make a step ten times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # A property must not fail because the machine is busy.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
