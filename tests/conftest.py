@@ -16,6 +16,8 @@ from running import matrix, plan, start_runner  # noqa: F401  (fixtures for all 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Before torch loads OpenMP: with more threads than free cores, spinning ones make a step ten times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Tests start thousands of programs: without bytecode, each would compile kmatrix again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A property must not fail because the machine is busy.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")

@@ -23,6 +23,7 @@ from wandb_server import KEY, ServerRun, WandbServer
 SECRET = "Xq" * 25  # in the environment
 
 pytest.importorskip("wandb", reason="make setup-trackers installs it")
+pytestmark = pytest.mark.xdist_group("wandb")  # one worker: its runs are recorded once
 
 
 @functools.cache  # runs are never written to a directory that a test has read
