@@ -53,7 +53,7 @@ check: $(CORE) $(TRAIN) $(DEV)
 	$(QUIET_MAKE) -m ruff format --check .
 	$(QUIET_MAKE) -m ruff check .
 	$(QUIET_MAKE) -m mypy
-	$(QUIET_MAKE) -m pytest -n 3 --dist loadgroup -m "not slow and not accept and not gpu"
+	$(QUIET_MAKE) -m pytest -n 3 -m "not slow and not accept and not gpu"
 # loadfile: the tests of a file share its fixtures, which train models.
 check-slow: $(CORE) $(TRAIN) $(DEV)
 	$(QUIET_MAKE) -m pytest -n 3 --dist loadfile -m "slow or accept"

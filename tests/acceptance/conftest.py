@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from clones import Clone, make_clone
+from once import session_folder
 from story import processes_below
 
 SETUP_TIMEOUT_S = 1200  # make setup may have to download torch
@@ -26,8 +27,7 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a .venv with trainer and trackers, made once by `make setup setup-trackers` for all xdist workers."""
     if installed := os.environ.get("KMATRIX_ACCEPT_VENV"):
         return Path(installed).resolve()
-    session_dir = tmp_path_factory.getbasetemp()
-    shared = session_dir.parent if "PYTEST_XDIST_WORKER" in os.environ else session_dir
+    shared = session_folder(tmp_path_factory)
     root, ready = shared / "installed" / "kmatrix", shared / "installed.ready"
     # The first worker installs; the others wait for the lock and find the marker.
     with (shared / "installed.lock").open("w") as lock:

@@ -17,6 +17,7 @@ from kmatrix.errors import ConfigError, KmatrixError, LaunchError, RecordError
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import find_matrix
 from kmatrix.report.analysis import analyse
+from once import make_once
 from programs import run
 
 FAST = {"learning_rate": 0.01, "max_iters": 12}
@@ -25,14 +26,18 @@ FAST = {"learning_rate": 0.01, "max_iters": 12}
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory):
     """A matrix of two finished runs, the second of which is better, and a third that has not started."""
-    folder = tmp_path_factory.mktemp("results") / "test_matrix_results_20261120_010101"
-    folder.mkdir()
-    data = folder.parent / "data"
-    train(make_run(folder, "gpt2_sgd_1cpu", data_path=data))
-    train(make_run(folder, "gpt2_adamw_1cpu", data_path=data, **FAST))
-    make_run(folder, "gpt2_new_1cpu", data_path=data)
-    write_json(folder / "matrix.json", {"runs": [{"name": "gpt2_sgd_1cpu"}, {"name": "gpt2_adamw_1cpu"}]})
-    return folder
+
+    def train_both(results_dir):
+        folder = results_dir / "test_matrix_results_20261120_010101"
+        folder.mkdir()
+        data = results_dir / "data"
+        train(make_run(folder, "gpt2_sgd_1cpu", data_path=data))
+        train(make_run(folder, "gpt2_adamw_1cpu", data_path=data, **FAST))
+        make_run(folder, "gpt2_new_1cpu", data_path=data)
+        write_json(folder / "matrix.json", {"runs": [{"name": "gpt2_sgd_1cpu"}, {"name": "gpt2_adamw_1cpu"}]})
+        return folder
+
+    return make_once(tmp_path_factory, "models", train_both)[1]
 
 
 def checkpoint_of(*arguments):

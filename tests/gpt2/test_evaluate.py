@@ -26,6 +26,7 @@ from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import ModelShape
 from kmatrix.stats import bits_per_byte
 from models import enlarge_weights
+from once import make_once
 
 WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 TEXT = "Käse, Brot und 3 € für 😀 Leute. " * 400
@@ -141,10 +142,13 @@ def test_a_prompt_that_the_tokenizer_cannot_encode_is_refused_at_once(tmp_path):
 @pytest.fixture(scope="module")
 def evaluated_run(tmp_path_factory):
     """A run with all evaluations."""
-    folder = tmp_path_factory.mktemp("judged")
-    hellaswag = {"hellaswag": str(jsonl(folder)), "hellaswag_interval": 10, "hellaswag_examples": 0}
-    run_dir = make_run(folder, **RUN, **SAMPLES, **hellaswag)
-    return run_dir, train(run_dir)
+
+    def train_run(folder):
+        hellaswag = {"hellaswag": str(jsonl(folder)), "hellaswag_interval": 10, "hellaswag_examples": 0}
+        run_dir = make_run(folder, **RUN, **SAMPLES, **hellaswag)
+        return run_dir, train(run_dir)
+
+    return make_once(tmp_path_factory, "evaluated", train_run)[1]
 
 
 def test_bits_per_byte_are_in_the_metrics_the_log_and_the_result(evaluated_run):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
@@ -14,6 +13,7 @@ from gpt2.checkpoint.files import load_checkpoint
 from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import merged_metrics
+from once import session_folder
 from resume_ranks import STEPS, cases
 from waiting import wait_until
 
@@ -31,11 +31,9 @@ def train_cases(tmp_path_factory):
 
     All worker processes of pytest share the trained runs.
     """
-    base = tmp_path_factory.getbasetemp()
-    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
     def train(ranks, names):
-        folder = base / f"resume-{ranks}-{names[0]}"
+        folder = session_folder(tmp_path_factory) / f"resume-{ranks}-{names[0]}"
         # The first process that creates the directory trains; the others wait for its result.
         try:
             folder.mkdir()

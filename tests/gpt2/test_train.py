@@ -25,6 +25,7 @@ from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import merged_metrics
 from kmatrix.records.train_config import TrainConfig
+from once import make_once
 
 WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 
@@ -45,8 +46,12 @@ def train_without_torchrun(run_dir, program=("-m", "gpt2.train"), **variables):
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory):
     """A finished run of 12 steps that logs every second step, and its process."""
-    run_dir = make_run(tmp_path_factory.mktemp("finished"), log_interval=2, checkpoint_interval=4)
-    return run_dir, train(run_dir)
+
+    def train_run(folder):
+        run_dir = make_run(folder, log_interval=2, checkpoint_interval=4)
+        return run_dir, train(run_dir)
+
+    return make_once(tmp_path_factory, "finished", train_run)[1]
 
 
 def test_a_run_finishes_and_writes_its_result(finished_run):

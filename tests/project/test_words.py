@@ -46,7 +46,7 @@ def areas() -> dict[str, list[Path]]:
                 inside = path.relative_to(ROOT / folder).parts[0].removesuffix(".py")
                 name = "Kconfig" if path.name.startswith("Kconfig") else inside if folder == "lib/kmatrix" else folder
                 found.setdefault(name, []).append(path)
-    found["project"] = [ROOT / "README.md", ROOT / "Makefile", ROOT / "Kconfig", *(ROOT / "scripts").glob("*")]
+    found["project"] = [ROOT / "README.md", ROOT / "Makefile", ROOT / "Kconfig", *(ROOT / "scripts").glob("*.*")]
     found["bench"] = sorted((ROOT / "bench").glob("*.py"))
     # This file and words.toml quote what they forbid.
     found["tests"] = sorted(path for path in (ROOT / "tests").rglob("*.py") if path.name != Path(__file__).name)

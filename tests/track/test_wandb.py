@@ -15,6 +15,7 @@ import pytest
 from psutil import Process
 
 from kmatrix.track.wandb import WandbFiles, best, numbers, typed
+from once import make_once
 from skips import require_program
 from waiting import wait_until
 from wandb_drive import CONFIG, EPOCH, RUN, drive, point, start_driver
@@ -23,7 +24,6 @@ from wandb_server import KEY, ServerRun, WandbServer
 SECRET = "Xq" * 25  # in the environment
 
 pytest.importorskip("wandb", reason="make setup-trackers installs it")
-pytestmark = pytest.mark.xdist_group("wandb")  # one worker: its runs are recorded once
 
 
 @functools.cache  # runs are never written to a directory that a test has read
@@ -37,21 +37,25 @@ def inspect(piece: Path, *arguments: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def offline_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[WandbFiles, list[dict[str, Any]]]:
     """A run whose first process was killed at step 25, whose second ended, and which was sent once more."""
-    folder = tmp_path_factory.mktemp("offline") / "matrix"
-    outputs = [
-        drive(
-            folder,
-            ["open"],
-            ["points", 0, 26],
-            ["alert", "loss spike"],
-            ["wait for", 20],
-            ["kill"],
-            environ={"SOME_TOKEN": SECRET},
-        ),
-        drive(folder, ["open"], ["devices", EPOCH + 39, 7.0], ["points", 0, 40], ["close", "finished"]),
-        drive(folder, ["open"], ["points", 0, 40], ["close", "finished"]),
-    ]
-    return WandbFiles(folder / RUN, "cafe-1"), outputs
+
+    def record(folder: Path) -> list[dict[str, Any]]:
+        matrix = folder / "matrix"
+        return [
+            drive(
+                matrix,
+                ["open"],
+                ["points", 0, 26],
+                ["alert", "loss spike"],
+                ["wait for", 20],
+                ["kill"],
+                environ={"SOME_TOKEN": SECRET},
+            ),
+            drive(matrix, ["open"], ["devices", EPOCH + 39, 7.0], ["points", 0, 40], ["close", "finished"]),
+            drive(matrix, ["open"], ["points", 0, 40], ["close", "finished"]),
+        ]
+
+    folder, outputs = make_once(tmp_path_factory, "wandb-offline", record)
+    return WandbFiles(folder / "matrix" / RUN, "cafe-1"), outputs
 
 
 def rows(files: WandbFiles) -> list[dict[str, Any]]:

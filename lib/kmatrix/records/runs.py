@@ -8,7 +8,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
-from kmatrix.errors import RecordError, SchemaError
 from kmatrix.records.files import finite, read_json, read_jsonl, read_or_empty
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.train_config import TrainFields, as_recorded, field_types, read_fields
@@ -350,12 +349,10 @@ def read_used_file_or_empty(run_dir: RunDir) -> UsedFile:
 
 def read_result(run_dir: RunDir) -> RunResult | None:
     """Return result.json, or None if it is missing or unreadable. Raises SchemaError if it is too new."""
-    try:
-        return RunResult.from_json(read_json(run_dir.result))
-    except SchemaError:
-        raise
-    except (RecordError, OSError):
+    if not run_dir.result.exists():  # most often: the run has not ended
         return None
+    values = read_or_empty(run_dir.result)
+    return RunResult.from_json(values) if values else None
 
 
 def merged_metrics(path: Path) -> list[MetricLine]:
