@@ -63,7 +63,7 @@ def launcher(folder: Path) -> float:
     """Return the wall time (s) of one run in a matrix of one run."""
     plan = make(folder)
     begun = time.perf_counter()
-    outcome = drive(MatrixDir(folder), [plan], LocalEngine(Path(sys.executable), ROOT), show=lambda _: None)
+    outcome = drive(MatrixDir(folder), [plan], LocalEngine(Path(sys.executable), ROOT), on_progress=lambda _: None)
     seconds = time.perf_counter() - begun
     if outcome.exit_code:
         raise SystemExit(plan.dir.status.read_text())

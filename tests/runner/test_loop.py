@@ -387,7 +387,7 @@ def test_a_run_waits_for_processes_left_by_a_killed_runner(matrix, plan, start_r
     process.kill()
     process.wait()
     started, first, seen = time.monotonic(), read_json(run.dir.path / "env.json")["pid"], []
-    outcome = drive(matrix, [plan("a", attempt=2)], engine(grace_s=1.5), show=seen.append, poll_s=0.02)
+    outcome = drive(matrix, [plan("a", attempt=2)], engine(grace_s=1.5), on_progress=seen.append, poll_s=0.02)
     assert outcome.exit_code == 0
     assert seen[0].note == "waiting for an earlier attempt to exit"
     assert not is_alive(first)
@@ -432,7 +432,7 @@ def test_a_status_file_that_cannot_be_written_stops_the_run_with_its_path(matrix
         raise OSError(28, "No space left on device", str(path))
 
     with pytest.raises(LaunchError, match=r"cannot write .*journal.jsonl\n  why: No space left on device"):
-        drive(matrix, [run], engine(), show=show, poll_s=0.02)
+        drive(matrix, [run], engine(), on_progress=show, poll_s=0.02)
     assert read_json(run.dir.result)["status"] == "stopped"
     assert processes_of(matrix) == []
 
@@ -442,7 +442,7 @@ def test_an_error_in_the_display_leaves_no_process(matrix, plan):
         raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug"):
-        drive(matrix, [plan("a", "hang")], engine(), show=show, poll_s=0.02)
+        drive(matrix, [plan("a", "hang")], engine(), on_progress=show, poll_s=0.02)
     assert processes_of(matrix) == []
 
 
@@ -528,7 +528,7 @@ def test_a_submitted_run_is_not_executed_twice(matrix, plan):
 
 def test_progress_has_step_loss_speed_and_counts(matrix, plan):
     seen = []
-    drive(matrix, [plan("a"), plan("b")], engine(), skipped={"c": "why"}, show=seen.append, poll_s=0.02)
+    drive(matrix, [plan("a"), plan("b")], engine(), skipped={"c": "why"}, on_progress=seen.append, poll_s=0.02)
     assert (seen[0].run, seen[0].status, seen[0].reason) == ("c", Status.SKIPPED, "why")
     last = seen[-1]
     assert (last.run, last.index, last.total, last.status) == ("b", 2, 2, Status.FINISHED)

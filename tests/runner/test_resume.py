@@ -141,7 +141,7 @@ def test_a_run_without_prepared_data_is_skipped_with_that_reason(matrix, make):
 
 def test_out_of_memory_halves_the_micro_batch_until_it_fits(matrix, make):
     run, seen = make("a"), []
-    outcome = drive(matrix, resume_plan(matrix, "oom3").plans, engine(), show=seen.append, poll_s=0.02)
+    outcome = drive(matrix, resume_plan(matrix, "oom3").plans, engine(), on_progress=seen.append, poll_s=0.02)
     assert outcome.exit_code == 0
     assert attempts(run) == [
         *[(1, "failed", "none", None), (2, "failed", "auto", 6)],
@@ -177,7 +177,7 @@ def test_a_stop_between_two_attempts_stops_the_run(matrix, make):
         if progress.status is Status.FAILED:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    outcome = drive(matrix, resume_plan(matrix, "oom3").plans, engine(), show=show, poll_s=0.02)
+    outcome = drive(matrix, resume_plan(matrix, "oom3").plans, engine(), on_progress=show, poll_s=0.02)
     assert len(attempts(run)) == 1 or outcome.exit_code == 130
     assert [each.micro_batch for each in resume_plan(matrix).plans] == [6]
 

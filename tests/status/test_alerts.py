@@ -276,7 +276,7 @@ def test_alerts_are_in_the_status_the_journal_and_on_the_screen(matrix, plan, tm
     write_json(planned.dir.run_json, run | {"train": run["train"] | {"max_iters": 200}})
     limits = Thresholds(hold_s=0)
     with ProgressDisplay() as show:
-        outcome = drive(matrix, [planned], engine(recorders=hot), poll_s=0.05, limits=limits, show=show)
+        outcome = drive(matrix, [planned], engine(recorders=hot), poll_s=0.05, limits=limits, on_progress=show)
     assert outcome.exit_code == 0, "an alert changes nothing"
     status = read_json(planned.dir.status)
     (alert,) = status["alerts"]

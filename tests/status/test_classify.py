@@ -173,7 +173,7 @@ def test_a_loss_seen_by_the_recorder_counts_for_this_attempt_until_it_is_recover
 def run_all(matrix, plans, uuids=UUIDS, **options):
     pool, messages = Pool.of(uuids), []
     outcome = drive(
-        matrix, plans, engine(gpus=pool, limits=Limits()), pool=pool, tell=messages.append, poll_s=0.02, **options
+        matrix, plans, engine(gpus=pool, limits=Limits()), pool=pool, on_note=messages.append, poll_s=0.02, **options
     )
     return outcome, messages
 
@@ -297,7 +297,7 @@ def test_a_run_waits_for_a_gpu_used_by_others_and_reports_it(matrix, plan, monke
 
     run = plan("a", cuda=True)
     local_engine = engine(gpus=pool, limits=Limits())
-    outcome = drive(matrix, [run], local_engine, pool=pool, tell=messages.append, show=show, poll_s=0.02)
+    outcome = drive(matrix, [run], local_engine, pool=pool, on_note=messages.append, on_progress=show, poll_s=0.02)
     assert outcome.exit_code == 0
     reason = "GPU 0 is in use by others: 9.0 GiB used by python (pid 42)"
     assert notes[0] == f"needs 1 GPU, 0 available: {reason}"

@@ -100,7 +100,7 @@ def test_a_display_error_on_a_full_disk_does_not_affect_runs(matrix, plan):
     def show(progress):
         raise FULL_DISK
 
-    assert drive(matrix, [plan("a", "quick")], engine(), show=show, poll_s=0.02).counts == {"finished": 1}
+    assert drive(matrix, [plan("a", "quick")], engine(), on_progress=show, poll_s=0.02).counts == {"finished": 1}
 
 
 def test_the_error_names_the_disk_the_space_to_free_and_the_command_to_type(matrix, plan, monkeypatch):

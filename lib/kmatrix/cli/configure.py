@@ -214,7 +214,7 @@ def _finish(tree: Tree, arguments: Arguments, base: list[Assignment], origin: st
         print(f"  note: {note}")
     tree.reset()  # the expansion of the matrix leaves the values of its last cell
     path = arguments.config
-    result = write_config(path, text_of_config(tree, base, former=path, say=print))
+    result = write_config(path, text_of_config(tree, base, former=path, on_message=print))
     words = " ".join([origin, *arguments.words])
     print(f"{result} ({words})")
     return 0

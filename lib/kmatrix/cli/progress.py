@@ -94,7 +94,7 @@ class ProgressDisplay:
         except (OSError, ValueError):  # ValueError: the stream was closed
             self._dead = True
 
-    def tell(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """Print a note as a permanent line."""
         if self._dead:
             return

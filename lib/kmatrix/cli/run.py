@@ -106,16 +106,16 @@ def _make(
 ) -> tuple[MatrixDir, RecorderLauncher | None]:
     """Make the directories of a matrix; return it and what starts the GPU recorders, None for no recording."""
     recorders = recorder_launcher(arguments.get("SIMULATE"), plan.config.monitor_hz, plan.config.prometheus_port)
-    with ProgressDisplay() as show:
+    with ProgressDisplay() as display:
         matrix = make_matrix(
             plan,
             command=" ".join(["kmatrix", arguments.target, *arguments.all_words]),
             preflight=yes(arguments, "PREFLIGHT") if arguments.get("PREFLIGHT") else None,
             reuse=reuse and not arguments.get("SIMULATE"),  # a reused run would have no simulated recording
             shards=shards,
-            say=print,
-            show=show,
-            tell=show.tell,
+            on_message=print,
+            on_progress=display,
+            on_note=display.note,
         )
     return matrix, recorders
 
@@ -134,12 +134,18 @@ def _run_and_report(
     """
     # Run the attempts, and wait for the uploads. Both continue if the terminal is closed.
     with outlived(matrix.runner_log) as terminal:
-        with ProgressDisplay(terminal=terminal) as show:
+        with ProgressDisplay(terminal=terminal) as display:
             trackers = matrix_trackers(matrix, chosen)
             if trackers is not None and plan.plans and (line := announced(first_record(matrix), chosen)):
                 print(line)
             outcome = execute(
-                matrix, plan, gpus=gpus, recorders=recorders, trackers=trackers, show=show, tell=show.tell
+                matrix,
+                plan,
+                gpus=gpus,
+                recorders=recorders,
+                trackers=trackers,
+                on_progress=display,
+                on_note=display.note,
             )
         if trackers is not None:
             wait_for_sync(trackers)

@@ -28,24 +28,26 @@ from kmatrix.text import shown
 from kmatrix.track.available import is_computed, own_project
 
 MOST_CELLS = 5000  # a larger matrix is validated by its dry run only, because configuration targets must be fast
-Say = Callable[[str], None]  # called with a line of text for the user
+OnMessage = Callable[[str], None]  # called with a line of text for the user
 
 
 def ignore(_: str) -> None:
     """Discard a line of text."""
 
 
-def merge_layers(tree: Tree, layers: Iterable[Path], say: Say = ignore) -> list[Assignment]:
+def merge_layers(tree: Tree, layers: Iterable[Path], on_message: OnMessage = ignore) -> list[Assignment]:
     """Return the lines of a defconfig and its fragments, merged in order."""
     base: list[Assignment] = []
     for path in layers:
         lines = read_assignments(tree, path)
         refuse_computed(tree, lines)
-        base = merge_lines(tree, base, lines, say)
+        base = merge_lines(tree, base, lines, on_message)
     return base
 
 
-def merge_lines(tree: Tree, base: list[Assignment], over: list[Assignment], say: Say = ignore) -> list[Assignment]:
+def merge_lines(
+    tree: Tree, base: list[Assignment], over: list[Assignment], on_message: OnMessage = ignore
+) -> list[Assignment]:
     """Merge a fragment or the command line into a base, and report each line that it replaces.
 
     A line of the base that has no effect after the merge is removed, with a note. A line that had no effect before,
@@ -58,7 +60,7 @@ def merge_lines(tree: Tree, base: list[Assignment], over: list[Assignment], say:
     gone = {item: why for item, why in found.items() if why.absent or not _matrix_on(tree, item)}
     notes += [f"CONFIG_{item.name} ({item.where}) has no effect: {why.text}" for item, why in gone.items()]
     for note in notes:
-        say(f"  {note}")
+        on_message(f"  {note}")
     return [item for item in lines if item not in gone]
 
 
@@ -134,14 +136,14 @@ def as_lines(tree: Tree, asked: Mapping[str, Sequence[Assignment]]) -> list[Assi
     return list(unique.values())
 
 
-def validated(tree: Tree, path: Path, names: set[str], say: Say = ignore) -> str:
+def validated(tree: Tree, path: Path, names: set[str], on_message: OnMessage = ignore) -> str:
     """Return the text of a saved configuration, with the names that were asked for in its header."""
     lines = read_assignments(tree, path)
     apply_assignments(tree, lines)
     refuse(broken_rules(tree, lines))
-    text = text_of_config(tree, lines, names=names, former=path, say=say)
+    text = text_of_config(tree, lines, names=names, former=path, on_message=on_message)
     for note in validate_matrix(tree, [item for item in lines if item.name in names]):
-        say(f"  note: {note}")
+        on_message(f"  note: {note}")
     return text
 
 
@@ -151,14 +153,14 @@ def text_of_config(
     *,
     names: set[str] | None = None,
     former: Path | None = None,
-    say: Say = ignore,
+    on_message: OnMessage = ignore,
 ) -> str:
     """Return the text of a .config with these lines.
 
     names: those that were asked for, all lines by default.  former: the .config that it replaces.
     """
     names = {item.name for item in lines} if names is None else names
-    lines = _with_project(tree, lines, former, say)
+    lines = _with_project(tree, lines, former, on_message)
     apply_assignments(tree, lines)
     # A computed name is not a choice of the user: another checkout computes its own.
     if is_computed(tree.value(PROJECT) or ""):
@@ -166,14 +168,14 @@ def text_of_config(
     return tree.config_text(header(settings(tree, lines, names)))
 
 
-def _with_project(tree: Tree, lines: list[Assignment], former: Path | None, say: Say) -> list[Assignment]:
+def _with_project(tree: Tree, lines: list[Assignment], former: Path | None, on_message: OnMessage) -> list[Assignment]:
     """Return the lines with a name for the trackers' project: that of the former .config, or computed."""
     symbol = tree.kconf.syms.get(PROJECT)
     if symbol is None or not symbol.nodes or any(item.name == PROJECT and item.value for item in lines):
         return lines
     name = (former_project(former) if former else "") or own_project()
     if former and not is_computed(name):
-        say(f"  CONFIG_{PROJECT}: {name}, as in the former {shown(former)}")
+        on_message(f"  CONFIG_{PROJECT}: {name}, as in the former {shown(former)}")
     return [
         *(item for item in lines if item.name != PROJECT),
         Assignment(PROJECT, name, "computed from host and folder"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kmatrix.config import Config, RunConfig, with_data
 from kmatrix.errors import LaunchError
-from kmatrix.experiment.configure import Say, ignore
+from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.create import Creation, RunText, check_benchmark_files, check_place, create
 from kmatrix.experiment.data import Dataset, Key, data_lines, key, prepare_data
 from kmatrix.experiment.plan import Plan, below_root, equal_budget
@@ -31,48 +31,48 @@ def make_matrix(
     preflight: bool | None = None,
     reuse: bool = True,
     shards: Mapping[Key, int] | None = None,
-    say: Say = ignore,
-    show: Callable[[RunProgress], None] | None = None,
-    tell: Callable[[str], None] | None = None,
+    on_message: OnMessage = ignore,
+    on_progress: Callable[[RunProgress], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
 ) -> MatrixDir:
     """Make the directories of a matrix, after all checks, and return the matrix. Its data are prepared first.
 
     command: recorded in matrix.json.  preflight: run two steps of each shape first; None: as configured.
     reuse: reuse finished runs of other matrices, if REUSE is set, too.  shards: training shards per dataset, as in
-    an earlier run.  say: called with notes and warnings.  show, tell: called with the progress and the notes of the
-    preflight runs.  Raises ConfigError, DataError or LaunchError before anything is made.
+    an earlier run.  on_message: called with notes and warnings.  on_progress, on_note: called with the progress and
+    the notes of the preflight runs.  Raises ConfigError, DataError or LaunchError before anything is made.
     """
     for note in plan.notes:
-        say(f"note: {note}")
+        on_message(f"note: {note}")
     skipped = _skipped(plan)
     for text in plan.warnings:
-        say(f"warning: {text}")
+        on_message(f"warning: {text}")
 
     # Refuse now what would fail only after hours: when a run starts, or after the last one.
     need_torch()
     need_trackers(plan.config.trackers)
     command_of(plan.config.on_finish)
 
-    creation = _creation(plan, skipped, command, shards, say)
+    creation = _creation(plan, skipped, command, shards, on_message)
     if plan.config.preflight if preflight is None else preflight:
-        try_runs(creation, plan.gpus, say=say, show=show, tell=tell)
+        try_runs(creation, plan.gpus, on_message=on_message, on_progress=on_progress, on_note=on_note)
     matrix = create(creation)
     if reuse and plan.config.reuse:
-        _reuse(matrix, plan, say)
+        _reuse(matrix, plan, on_message)
     return matrix
 
 
-def _reuse(matrix: MatrixDir, plan: Plan, say: Say) -> None:
+def _reuse(matrix: MatrixDir, plan: Plan, on_message: OnMessage) -> None:
     """Reuse runs that have finished in an earlier matrix, and report each."""
     found = reuse_runs(matrix, matrix.path.parent, plan.neutral, recorded=plan.config.monitor_hz > 0)
     for name, source in found.reused.items():
-        say(f"{name}: reused from {source} (REUSE=n trains it again)")
+        on_message(f"{name}: reused from {source} (REUSE=n trains it again)")
     for name, why in found.not_reused.items():
-        say(f"note: {name} is trained again: {why}")
+        on_message(f"note: {name} is trained again: {why}")
 
 
 def _creation(
-    plan: Plan, skipped: Mapping[str, str], command: str, shards: Mapping[Key, int] | None, say: Say
+    plan: Plan, skipped: Mapping[str, str], command: str, shards: Mapping[Key, int] | None, on_message: OnMessage
 ) -> Creation:
     """Check that the matrix can be made here, prepare its data, and return what its directories are made from."""
     # Cheap checks first: preparing data can download for hours.
@@ -84,7 +84,7 @@ def _creation(
     # The data decide the vocabulary, and the number of steps of a run that is limited by epochs.
     configs = {name: _with_data(config, data) for name, config in plan.configs.items()}
     for line in data_lines([configs[name].train for name in configs if name not in skipped], data):
-        say(line)
+        on_message(line)
     return Creation(
         plan=plan.matrix,
         configs=configs,

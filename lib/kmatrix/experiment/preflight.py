@@ -14,7 +14,7 @@ import psutil
 
 from kmatrix.config import RunConfig
 from kmatrix.errors import LaunchError
-from kmatrix.experiment.configure import Say, ignore
+from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.create import Creation, create
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.matrix.expand import Run
@@ -111,9 +111,9 @@ def try_runs(
     planned: Creation,
     gpus: Sequence[Gpu],
     *,
-    say: Say = ignore,
-    show: Callable[[RunProgress], None] | None = None,
-    tell: Callable[[str], None] | None = None,
+    on_message: OnMessage = ignore,
+    on_progress: Callable[[RunProgress], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
 ) -> None:
     """Train two steps of each shape of a matrix. Raises LaunchError if one cannot be trained.
 
@@ -121,7 +121,7 @@ def try_runs(
     """
     runnable = {name: config for name, config in planned.configs.items() if name not in planned.skipped}
     shapes = by_shape(runnable)
-    say(f"preflight: two steps of {len(shapes)} shape{'s' if len(shapes) > 1 else ''}, for {len(runnable)} runs")
+    on_message(f"preflight: two steps of {len(shapes)} shape{'s' if len(shapes) > 1 else ''}, for {len(runnable)} runs")
     runs = tuple(run for run in planned.plan.runs if run.name in shapes)
     with _folder(planned.results_dir) as folder:
         trial = replace(
@@ -134,15 +134,15 @@ def try_runs(
             tracking=Tracking(),
         )
         matrix = create(trial)
-        outcome = execute(matrix, reopen(matrix, gpus), gpus=gpus, show=show, tell=tell)
+        outcome = execute(matrix, reopen(matrix, gpus), gpus=gpus, on_progress=on_progress, on_note=on_note)
         if outcome.exit_code == EXIT_STOPPED:
             raise KeyboardInterrupt
-        bad = _failures(matrix, shapes, say)
+        bad = _failures(matrix, shapes, on_message)
     if bad:
         raise _refusal(planned, bad)
 
 
-def _failures(matrix: MatrixDir, shapes: Mapping[str, tuple[str, ...]], say: Say) -> list[FailedRuns]:
+def _failures(matrix: MatrixDir, shapes: Mapping[str, tuple[str, ...]], on_message: OnMessage) -> list[FailedRuns]:
     """Return the trial runs that failed, each with all runs of its shape."""
     bad = []
     for run in matrix.runs():
@@ -150,7 +150,7 @@ def _failures(matrix: MatrixDir, shapes: Mapping[str, tuple[str, ...]], say: Say
         if state.status is not Status.FINISHED:
             bad.append(FailedRuns(names=shapes[run.name], reason=state.reason))
         elif state.last and state.last.micro_batch:
-            say(f"preflight: {', '.join(shapes[run.name])}: fits with a micro-batch of {state.last.micro_batch}")
+            on_message(f"preflight: {', '.join(shapes[run.name])}: fits with a micro-batch of {state.last.micro_batch}")
     return bad
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kmatrix.experiment.configure import Say, ignore
+from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.plan import find_gpus
 from kmatrix.records.paths import MatrixDir
 from kmatrix.runner.execute import execute, finish, matrix_trackers, need_torch, recorder_launcher, recording, symbols
@@ -18,7 +18,7 @@ def run_matrix(
     *,
     gpus: str = "",
     on_progress: Callable[[RunProgress], None] | None = None,
-    on_note: Say = ignore,
+    on_note: OnMessage = ignore,
 ) -> Outcome:
     """Run all runs of a matrix that have not finished, on this machine, and return the outcome.
 
@@ -39,8 +39,8 @@ def run_matrix(
         gpus=found,
         recorders=recorder_launcher("", *recording(values)),
         trackers=matrix_trackers(matrix),
-        show=on_progress,
-        tell=on_note,
+        on_progress=on_progress,
+        on_note=on_note,
     )
     if why := finish(matrix, str(values.get("ON_FINISH") or "")):
         on_note(why)

@@ -46,13 +46,13 @@ def execute(
     gpus: Sequence[Gpu] = (),
     recorders: RecorderLauncher | None = None,
     trackers: TrackerProcesses | None = None,
-    show: Callable[[RunProgress], None] | None = None,
-    tell: Callable[[str], None] | None = None,
+    on_progress: Callable[[RunProgress], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Run the pending attempts of a matrix on these GPUs, or on the CPU, and return the outcome.
 
     recorders: starts the GPU recorders, None for no recording.  trackers: starts the tracker processes, None for none.
-    show: called with the progress of each run.  tell: called with each note about a GPU.
+    on_progress: called with the progress of each run.  on_note: called with each note about a GPU.
     Raises LaunchError if the runs cannot start here or another runner holds the matrix.
     """
     values = symbols(matrix)
@@ -72,8 +72,8 @@ def execute(
         plan.plans,
         engine,
         skipped=plan.skipped,
-        show=show,
-        tell=tell,
+        on_progress=on_progress,
+        on_note=on_note,
         limits=Thresholds.of(values),
         pool=pool,
     )

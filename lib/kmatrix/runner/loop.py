@@ -64,17 +64,17 @@ def drive(
     engine: Engine,
     *,
     skipped: Mapping[str, str] | None = None,
-    show: Callable[[RunProgress], None] | None = None,
+    on_progress: Callable[[RunProgress], None] | None = None,
     limits: Thresholds | None = None,
     pool: Pool | None = None,
-    tell: Callable[[str], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
     poll_s: float = 0.1,  # Ctrl+C and the display respond at once, and a poll costs little
 ) -> Outcome:
     """Execute the plans, which the engine has checked, and return the outcome; no process is left in any case.
 
-    skipped: run name -> why it is not run.  show: called with the progress of each run, every poll_s seconds.
+    skipped: run name -> why it is not run.  on_progress: called with the progress of each run, every poll_s seconds.
     limits: thresholds of the alerts.  pool: the engine's GPUs; lost ones are quarantined.
-    tell: called with each note about a GPU.
+    on_note: called with each note about a GPU.
     Exit code 0: all finished; 1: a run failed or was skipped; 130: stopped, and can be continued.
     Raises LaunchError if another runner holds the matrix, or a status file cannot be written.
     """
@@ -84,10 +84,10 @@ def drive(
             plans,
             engine,
             skipped or {},
-            _ignore_errors(show) if show else None,
+            _ignore_errors(on_progress) if on_progress else None,
             limits=limits or Thresholds(),
             pool=pool,
-            tell=_ignore_errors(tell) if tell else lambda _: None,
+            on_note=_ignore_errors(on_note) if on_note else lambda _: None,
         )
         try:
             driver.begin()
@@ -109,14 +109,14 @@ class _Driver:
         plans: Sequence[RunPlan],
         engine: Engine,
         skipped: Mapping[str, str],
-        show: Callable[[RunProgress], None] | None,
+        on_progress: Callable[[RunProgress], None] | None,
         *,
         limits: Thresholds,
         pool: Pool | None,
-        tell: Callable[[str], None],
+        on_note: Callable[[str], None],
     ) -> None:
-        self._matrix, self._engine, self._skipped, self._show = matrix, engine, skipped, show
-        self._limits, self._pool, self._tell = limits, pool, tell
+        self._matrix, self._engine, self._skipped, self._on_progress = matrix, engine, skipped, on_progress
+        self._limits, self._pool, self._on_note = limits, pool, on_note
         self._plans = {plan.name: plan for plan in plans}
         self._train = {plan.name: read_run_file(plan.dir).train for plan in plans}
         self._writer = StatusWriter(matrix, pool if any(plan.cuda for plan in plans) else None)
@@ -195,7 +195,7 @@ class _Driver:
         for uuid in (uuid for uuid in {**self._excluded, **out} if self._excluded.get(uuid) != out.get(uuid)):
             name = pool.name(uuid)
             self._writer.log("gpu left out" if uuid in out else "gpu back", gpu=uuid, name=name, reason=out.get(uuid))
-            self._tell(f"{name} is {out[uuid]}" if uuid in out else f"{name} is available again")
+            self._on_note(f"{name} is {out[uuid]}" if uuid in out else f"{name} is available again")
         self._excluded = out
         self._writer.write_matrix(Status.RUNNING)
 
@@ -342,13 +342,13 @@ class _Driver:
         reason: str = "",
         note: str = "",
     ) -> None:
-        if self._show is None:
+        if self._on_progress is None:
             return
         status = self.states[name].status
         if note and status is not Status.RUNNING:
             status = Status.PLANNED  # it waits for its next attempt
         train = self._train.get(name)
-        self._show(
+        self._on_progress(
             RunProgress(
                 run=name,
                 index=self._index.get(name, 0),
