@@ -178,7 +178,7 @@ def test_reports_are_rebuilt_from_the_run_directories(clone, tmp_path):
 
 def test_the_benchmarks_run_without_a_peer(clone):
     """Without a peer; with --peer PATH the same script prints the ratio."""
-    commands = (("config.py", "1"), ("matrix.py", "100"), ("train_vs_peer.py", "--rounds", "1", "--steps", "20"))
+    commands = (("config.py", "1"), ("matrix.py", "100"), ("train_vs_peer.py", "--rounds", "1", "--steps", "30"))
     for script, *arguments in commands:
         completed = clone.run(clone.python, f"bench/{script}", *arguments)
         assert completed.returncode == 0, f"{script}\n{completed.stdout}{completed.stderr}"
