@@ -61,7 +61,7 @@ def text_of(value: ast.expr) -> str:
         return value.value if isinstance(value.value, str) else ""
     if isinstance(value, ast.JoinedStr):
         return "".join(
-            str(part.value) if isinstance(part, ast.Constant) else "{" + ast.unparse(part).strip("{}f'\"") + "}"
+            f"{{{ast.unparse(part.value)}}}" if isinstance(part, ast.FormattedValue) else text_of(part)
             for part in value.values
         )
     return ""
