@@ -102,6 +102,7 @@ def test_adamwprune_reaches_its_target_and_a_resume_keeps_its_masks(clone, tmp_p
         "OPTIMIZER=adamwprune",
         "ADAMWPRUNE_BASE=adamwspam",
         "SPAM_INTERVAL=75",
+        "SPAM_WARMUP_STEPS=40",
         "MAX_ITERS=150",
         *SMALL,
         *RAMP,

@@ -167,7 +167,7 @@ def check_tensorboard(clone, window: Browser, results_arg: str) -> None:
         window.wait_until(lambda: {RUN, "/loss"} <= set(window.text.splitlines()), "the run and the chart are visible")
         window.wait_until(lambda: window.count_colored_pixels("line-chart canvas") > 100, "the curve is painted")
         window.save_screenshot("tensorboard")
-        assert "stopped Trackio" in page.interrupt()
+        assert "stopped TensorBoard" in page.interrupt()
 
 
 def test_without_data_each_page_reports_it(clone, tmp_path):

@@ -105,7 +105,7 @@ def read_trackio(python: str, results: Path, project: str, run: str) -> TrackerC
 
 def read_tensorboard(folder: Path) -> TrackerContent:
     """Read a log directory with TensorBoard's EventAccumulator."""
-    from read_tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}, purge_orphaned_data=False)
     reader.Reload()
