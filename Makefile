@@ -56,7 +56,7 @@ check: $(CORE) $(TRAIN) $(DEV)
 	$(QUIET_MAKE) -m pytest -n 3 -m "not slow and not accept and not gpu"
 # loadfile: the tests of a file share its fixtures, which train models.
 check-slow: $(CORE) $(TRAIN) $(DEV)
-	$(QUIET_MAKE) -m pytest -n 3 --dist loadfile -m "slow or accept"
+	$(QUIET_MAKE) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "slow or accept"
 accept: $(CORE) $(TRAIN) $(DEV)
 	$(QUIET_MAKE) -m pytest -m accept
 bench: $(CORE) $(TRAIN)

@@ -22,10 +22,27 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 GOLDEN = Path(__file__).parent / "golden"
+# `make check-slow` gives one file after the other to its workers. The first one installs the .venv of the acceptance
+# tests, for two minutes, in which the other workers run what needs none; then the longest, so that all end together.
+FIRST = "test_runner_story.py"
+LONGEST = ("test_training_story.py", "test_tracker_faults_story.py", "test_tracker_choice_story.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files; then read the diff")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _order(item.path))
+
+
+def _order(path: Path) -> int:
+    """Return the position of a file among the others; files with the same one keep their order."""
+    if path.parent.name != "acceptance":
+        return 1
+    if path.name == FIRST:
+        return 0
+    return 2 + (LONGEST.index(path.name) if path.name in LONGEST else len(LONGEST))
 
 
 @pytest.fixture
