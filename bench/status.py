@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "lib"), str(ROOT / "tests" / "support")]
-from records_factory import make_matrix, seeds
+from records_factory import make_matrix, runs_with_seeds
 
 GOAL_S = 0.3
 
@@ -41,7 +41,7 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         losses = [3.2 + 0.001 * number for number in range(asked.runs)]
-        matrix = make_matrix(Path(folder), seeds(asked.runs, losses))
+        matrix = make_matrix(Path(folder), runs_with_seeds(asked.runs, losses))
         checkout = asked.checkout.resolve()
         seconds(checkout, matrix.path)  # byte code and the page cache
         times = sorted(seconds(checkout, matrix.path) for _ in range(asked.rounds))
