@@ -120,6 +120,13 @@ def first_names(names: Iterable[str], most: int = 6) -> str:
     return ", ".join(listed[:most]) + more
 
 
+def signed(difference: float, digits: int) -> str:
+    """Return a difference with its sign; without a sign if it rounds to 0."""
+    # Without this, "-0.0000" would suggest a direction.
+    text = f"{difference:+,.{digits}f}"
+    return text.lstrip("+-") if float(text.replace(",", "")) == 0 else text
+
+
 def plural(number: int, noun: str) -> str:
     """Return a number with its noun.
 

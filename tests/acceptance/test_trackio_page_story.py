@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import stat
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -17,6 +13,7 @@ import pytest
 from browsing import Browser, browser
 from gpu_stage import background_process, load_jsonl, only
 from refusing_server import busy_port
+from served_page import Served, serve_page
 from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
@@ -30,51 +27,10 @@ BALANCE = f'[data-metric="gpu_load_balance_cv"] {SAVE}'
 DEVICES = '[data-metric="value"]'  # a chart with a line per device
 
 
-@dataclass
-class Served:
-    """A page served by a make target. output: what it printed before it started to wait."""
-
-    process: subprocess.Popen[str]
-    output: str
-
-    @property
-    def url(self) -> str:
-        return self.output.partition("URL: ")[2].split()[0]
-
-    @property
-    def base(self) -> str:
-        return self.url.partition("?")[0]
-
-    def interrupt(self) -> str:
-        """Press Ctrl+C and return the output after it."""
-        os.killpg(self.process.pid, signal.SIGINT)
-        return self.process.communicate(timeout=120)[0]
-
-
-@contextmanager
-def serve_page(clone, *arguments: str) -> Iterator[Served]:
-    """Run a make target that serves a page."""
-    process = subprocess.Popen(
-        ["make", "--no-print-directory", *arguments],
-        cwd=clone.root,
-        env={name: text for name, text in clone.environment.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    served = Served(process, "")
-    try:
-        assert process.stdout
-        while "press Ctrl+C to stop" not in served.output:
-            line = process.stdout.readline()
-            assert line, served.output
-            served.output += line
-        yield served
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+def serve_target(clone, *arguments: str) -> AbstractContextManager[Served]:
+    """Run a make target that serves a page, without a display on which it could open a browser."""
+    env = {name: text for name, text in clone.environment.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
+    return serve_page(["make", "--no-print-directory", *arguments], cwd=clone.root, env=env)
 
 
 @pytest.fixture
@@ -89,7 +45,7 @@ def test_a_browser_shows_a_run_during_and_after_training(clone, window, tmp_path
     assert clone.make("defconfig-gpt2-cpu-quick", "TRACKER=trackio,tensorboard", f"PROJECT={PROJECT}").returncode == 0
     with background_process(clone, "make", "--no-print-directory", "test-matrix", results_arg, *ENDLESS) as running:
         wait_until((results / "trackio" / f"{PROJECT}.db").exists, "the first point is stored", 900)
-        with busy_port() as taken, serve_page(clone, "trackio-view", results_arg, f"PORT={taken}") as page:
+        with busy_port() as taken, serve_target(clone, "trackio-view", results_arg, f"PORT={taken}") as page:
             assert f"(port {taken} is in use)" in page.output
             check_curve_grows(window, page)
             check_devices(window, page)
@@ -162,7 +118,7 @@ def check_trackio_content(clone, results: Path, steps: set[int]) -> None:
 
 
 def check_tensorboard(clone, window: Browser, results_arg: str) -> None:
-    with serve_page(clone, "tensorboard", results_arg, "PORT=21006") as page:
+    with serve_target(clone, "tensorboard", results_arg, "PORT=21006") as page:
         window.open(f"{page.url}?tagFilter=train%2Floss#timeseries")
         window.wait_until(lambda: {RUN, "/loss"} <= set(window.text.splitlines()), "the run and the chart are visible")
         window.wait_until(lambda: window.count_colored_pixels("line-chart canvas") > 100, "the curve is painted")

@@ -10,9 +10,7 @@ import stat
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -26,6 +24,7 @@ from kmatrix.track.trackio import data_dir
 from programs import ROOT, Program
 from records_factory import FakeRun, make_matrix
 from refusing_server import busy_port
+from served_page import Served, serve_page
 from trackio_filled import identity
 from waiting import wait_until
 
@@ -48,40 +47,9 @@ def trackio_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@dataclass
-class Served:
-    """A command that serves a page. output: what it printed so far."""
-
-    process: subprocess.Popen[str]
-    output: str
-
-    @property
-    def url(self) -> str:
-        return self.output.partition("URL: ")[2].split()[0]
-
-
-@contextmanager
-def serve_page(*arguments: str) -> Iterator[Served]:
-    """Run a command that serves a page, from its last line until the end of the `with` block."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "kmatrix", *arguments],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-    )
-    served = Served(process, "")
-    try:
-        assert process.stdout
-        while "press Ctrl+C to stop" not in served.output:
-            line = process.stdout.readline()
-            assert line, served.output
-            served.output += line
-        yield served
-    finally:
-        process.kill()
-        process.wait()
+def serve_command(*arguments: str) -> AbstractContextManager[Served]:
+    """Run a command of kmatrix that serves a page."""
+    return serve_page([sys.executable, "-m", "kmatrix", *arguments], cwd=ROOT, env=environment())
 
 
 def get_text(url: str) -> str:
@@ -196,7 +164,7 @@ def test_a_folder_without_a_project_is_refused(tmp_path, run_command):
 def test_trackio_view_serves_on_loopback_prints_the_real_port_and_runs_once(trackio_results, tmp_path, run_command):
     with (
         busy_port() as taken,
-        serve_page("trackio-view", f"RESULTS_DIR={trackio_results}", f"PORT={taken}", f"O={tmp_path}") as served,
+        serve_command("trackio-view", f"RESULTS_DIR={trackio_results}", f"PORT={taken}", f"O={tmp_path}") as served,
     ):
         assert f"(port {taken} is in use)" in served.output
         assert f"ssh -L {port_of(served.url)}:{LOOPBACK}:{port_of(served.url)} " in served.output
@@ -227,10 +195,10 @@ def test_a_killed_server_does_not_block_the_next_one(trackio_results, tmp_path, 
         f"PORT={free_port(LOOPBACK, 21_860)}",
         f"O={tmp_path}",
     )
-    with serve_page(*arguments) as served:
+    with serve_command(*arguments) as served:
         served.process.kill()
     assert "not running" in run_command("trackio-web", f"RESULTS_DIR={trackio_results}").out
-    with serve_page(*arguments) as served:
+    with serve_command(*arguments) as served:
         assert get_text(served.url)
 
 
@@ -248,7 +216,7 @@ def test_tensorboard_serves_the_runs_of_a_matrix(tmp_path):
     mirror.open(identity(tmp_path, "gpt2-x", matrix.name))
     mirror.points([MetricPoint(step=s, time=1e9 + s, values={"train/loss": 4 - s / 10}) for s in range(10)])
     mirror.close(Status.FINISHED)
-    with busy_port() as taken, serve_page("tensorboard", f"TARGET={matrix.path}", f"PORT={taken}") as served:
+    with busy_port() as taken, serve_command("tensorboard", f"TARGET={matrix.path}", f"PORT={taken}") as served:
         assert f"(port {taken} is in use)" in served.output
         api = f"{served.url}data/plugin/scalars"
         wait_until(lambda: "gpt2_adamw_1cpu" in json.loads(get_text(f"{api}/tags")))

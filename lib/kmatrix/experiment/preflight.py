@@ -25,6 +25,7 @@ from kmatrix.runner.loop import EXIT_STOPPED
 from kmatrix.runner.resume import reopen
 from kmatrix.status.status_file import read_state
 from kmatrix.status.watch import RunProgress
+from kmatrix.text import plural
 
 STEPS = 2  # in the second step, the optimizer states are allocated
 
@@ -121,7 +122,7 @@ def try_runs(
     """
     runnable = {name: config for name, config in planned.configs.items() if name not in planned.skipped}
     shapes = by_shape(runnable)
-    on_message(f"preflight: two steps of {len(shapes)} shape{'s' if len(shapes) > 1 else ''}, for {len(runnable)} runs")
+    on_message(f"preflight: two steps of {plural(len(shapes), 'shape')}, for {len(runnable)} runs")
     runs = tuple(run for run in planned.plan.runs if run.name in shapes)
     with _folder(planned.results_dir) as folder:
         trial = replace(

@@ -17,7 +17,7 @@ from kmatrix.report.numbers import SEED_AXIS, RunNumbers
 from kmatrix.report.reproduction import changes
 from kmatrix.stats import LEVEL, Conclusion, Verdict, holm, mean
 from kmatrix.stats import compare as compare_losses
-from kmatrix.text import UNKNOWN, WIDTH, columns, first_names, section, table, wrap
+from kmatrix.text import UNKNOWN, WIDTH, columns, first_names, section, signed, table, wrap
 
 AxisValues = tuple[tuple[str, str], ...]  # (axis, value) pairs that identify a configuration
 
@@ -389,16 +389,10 @@ def _row_cells(row: ComparedRow) -> list[str]:
     if verdict is None or verdict.difference is None:
         return [name, *means, UNKNOWN, "", "", ""]
     # Of the absolute value, so that the sign is that of the difference.
-    percent = f"{_signed(100 * verdict.difference / abs(row.base), 1)}%" if row.base else ""
+    percent = f"{signed(100 * verdict.difference / abs(row.base), 1)}%" if row.base else ""
     interval = verdict.interval if not row.measured_differently else None
     bounds = f"[{interval.low:+,.{digits}f}, {interval.high:+,.{digits}f}]" if interval else ""
-    return [name, *means, _signed(verdict.difference, digits), percent, bounds, _conclusion_text(row, verdict)]
-
-
-def _signed(difference: float, digits: int) -> str:
-    """Return a difference with its sign; without a sign if it rounds to 0."""
-    text = f"{difference:+,.{digits}f}"
-    return text.lstrip("+-") if float(text.replace(",", "")) == 0 else text
+    return [name, *means, signed(verdict.difference, digits), percent, bounds, _conclusion_text(row, verdict)]
 
 
 def _conclusion_text(row: ComparedRow, verdict: Verdict) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +92,26 @@ def subtitle(axes: Axes, text: str) -> None:
     """Write a grey line above a panel."""
     place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
     axes.annotate(text, (0, 1), xytext=(0, 9), color=QUIET, fontsize=10.5, annotation_clip=False, **place)
+
+
+def draw_jobs(jobs: Iterable[tuple[str, Callable[[], Figure | str]]], folder: Path) -> tuple[list[Path], list[str]]:
+    """Draw graphs into `folder`; return the files, and the reason for each graph that was not drawn.
+
+    jobs: file name, and a function that returns the figure or the reason why there is none.
+    """
+    import matplotlib.style
+
+    files: list[Path] = []
+    missing: list[str] = []
+    # A context: the settings of the process are restored after drawing, and a user's matplotlibrc is ignored.
+    with matplotlib.style.context(["default", RC_PARAMS]):
+        for name, make in jobs:
+            made = make()
+            if isinstance(made, str):
+                missing.append(f"{name} was not drawn: {made}")
+            else:
+                files.append(save(made, folder / name))
+    return files, missing
 
 
 def save(figure: Figure, path: Path) -> Path:

@@ -18,14 +18,13 @@ from kmatrix.report.figure import (
     MAX_LEGEND,
     MAX_ROWS,
     QUIET,
-    RC_PARAMS,
     LineStyles,
+    draw_jobs,
     group_styles,
     name_rows,
     new_figure,
     optimizer_colours,
     row_font,
-    save,
     subtitle,
     tick,
     time_unit,
@@ -80,24 +79,12 @@ class CurveRange:
 
 def draw(numbers: MatrixNumbers, folder: Path) -> tuple[list[Path], list[str]]:
     """Draw all graphs into `folder`; return the files, and the reason for each graph that was not drawn."""
-    import matplotlib.style
-
     jobs: list[tuple[str, Callable[[], Figure | str]]] = [
         (graph.file, partial(loss_graph, numbers, graph)) for graph in loss_graphs(numbers)
     ]
     jobs.append(("final_loss_by_run.png", partial(final_losses, numbers)))
     jobs.append(("throughput_by_run.png", partial(throughput, numbers)))
-    files: list[Path] = []
-    missing: list[str] = []
-    # A context: the settings of the process are restored after drawing, and a user's matplotlibrc is ignored.
-    with matplotlib.style.context(["default", RC_PARAMS]):
-        for name, make in jobs:
-            made = make()
-            if isinstance(made, str):
-                missing.append(f"{name} was not drawn: {made}")
-            else:
-                files.append(save(made, folder / name))
-    return files, missing
+    return draw_jobs(jobs, folder)
 
 
 def loss_graphs(numbers: MatrixNumbers) -> tuple[LossGraph, ...]:

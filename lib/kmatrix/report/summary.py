@@ -27,7 +27,19 @@ from kmatrix.report.numbers import (
 )
 from kmatrix.stats import Conclusion, Verdict
 from kmatrix.status.alerts import Alert, Severity
-from kmatrix.text import UNKNOWN, WIDTH, columns, count, duration, first_names, section, table, time_of_day, wrap
+from kmatrix.text import (
+    UNKNOWN,
+    WIDTH,
+    columns,
+    count,
+    duration,
+    first_names,
+    section,
+    signed,
+    table,
+    time_of_day,
+    wrap,
+)
 
 Section = tuple[str, Sequence[str]]  # title, lines
 Span = tuple[float, float]  # begin, end: Unix seconds
@@ -36,6 +48,7 @@ TAIL_LINES = 6  # shown of a failed run's log
 SOFTWARE = ("torch", "numpy", "kconfiglib", "nvidia-ml-py")  # packages of the provenance that the header shows
 LOSS_NOTE = "val loss: mean over the validation sequences, nats/token; best: lowest val loss@step"
 ORIGINS = {SettingOrigin.EXPLICIT: " (explicit)", SettingOrigin.SWEPT: " (swept)"}
+LOSS_DIGITS = 4  # of a difference of losses, after the decimal point
 MIN_OVERLAP = 0.01  # share of a run's time; shorter overlaps are one run ending while the next starts
 MAX_OVERLAPS = 3  # runs listed per line
 
@@ -239,20 +252,13 @@ def _difference(comparison: Comparison) -> str:
     if verdict.difference is None:
         return UNKNOWN
     # The verdict is about the leader (leader - group); the table shows group - leader.
-    difference = _signed(-verdict.difference)
+    difference = signed(-verdict.difference, LOSS_DIGITS)
     if verdict.interval is None or comparison.p_holm is None:
         return f"{difference} ({verdict.reason.partition(':')[0]}, not significant)"
-    interval = f"[{_signed(-verdict.interval.high)}, {_signed(-verdict.interval.low)}]"
+    interval = f"[{signed(-verdict.interval.high, LOSS_DIGITS)}, {signed(-verdict.interval.low, LOSS_DIGITS)}]"
     p = "p < 0.001" if comparison.p_holm < 0.001 else f"p = {comparison.p_holm:.3f}"
     opposite = {Conclusion.BETTER: Conclusion.WORSE, Conclusion.WORSE: Conclusion.BETTER}
     return f"{difference} {interval}, {p}: {opposite.get(comparison.conclusion, comparison.conclusion)}"
-
-
-def _signed(difference: float) -> str:
-    """Return a difference of losses with its sign; without a sign if it rounds to 0."""
-    # Without this, "-0.0000" would suggest a direction.
-    text = f"{difference:+.4f}"
-    return text.lstrip("+-") if float(text) == 0 else text
 
 
 def _method(ranking: Ranking) -> str:

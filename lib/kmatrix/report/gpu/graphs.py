@@ -16,15 +16,14 @@ from kmatrix.report.figure import (
     MAX_LEGEND,
     MAX_ROWS,
     QUIET,
-    RC_PARAMS,
     LineStyles,
     colours_of,
+    draw_jobs,
     figure_grid,
     figure_with_strips,
     name_rows,
     new_figure,
     row_font,
-    save,
     shades,
     simulated_mark,
     status_note,
@@ -58,8 +57,6 @@ def draw(name: str, runs: Sequence[RunGpus], folder: Path) -> tuple[list[Path], 
 
     Both are empty if no run has a recording. name: of the matrix.
     """
-    import matplotlib.style
-
     if not any(run.gpu and run.gpu.evidence for run in runs):
         return [], []
     jobs: list[tuple[str, Callable[[], Figure | str]]] = [
@@ -68,16 +65,7 @@ def draw(name: str, runs: Sequence[RunGpus], folder: Path) -> tuple[list[Path], 
         ("gpu_load_balance_analysis.png", partial(load_balance, name, runs)),
         ("gpu_memory_timeline.png", partial(memory_over_time, name, runs)),
     ]
-    files: list[Path] = []
-    missing: list[str] = []
-    with matplotlib.style.context(["default", RC_PARAMS]):
-        for file, make in jobs:
-            made = make()
-            if isinstance(made, str):
-                missing.append(f"{file} was not drawn: {made}")
-            else:
-                files.append(save(made, folder / file))
-    return files, missing
+    return draw_jobs(jobs, folder)
 
 
 def grid(devices: int) -> tuple[int, int]:

@@ -125,7 +125,7 @@ class GpuNumbers:
     @property
     def mean_power(self) -> float | None:
         """Power of all devices, W; None if unknown for a device."""
-        return _sum([device.power.mean if device.power else None for device in self.devices])
+        return complete_sum([device.power.mean if device.power else None for device in self.devices])
 
     @property
     def utilization(self) -> float | None:
@@ -154,7 +154,7 @@ class GpuNumbers:
     def extra(self, name: str) -> float | None:
         """Return the mean of an extra value over the devices; None if one device lacks it."""
         known = [device.extras.get(name) for device in self.devices]
-        total = _sum(known)
+        total = complete_sum(known)
         return None if total is None else total / len(known)
 
     def balance(self, quantity: str) -> Balance | None:
@@ -169,7 +169,7 @@ class GpuNumbers:
 
     def phase_joules(self, name: str) -> float | None:
         """Return the energy of all phases of this name, J; None if unknown for one of them."""
-        return _sum([phase.joules for phase in self.phases if phase.name == name])
+        return complete_sum([phase.joules for phase in self.phases if phase.name == name])
 
     def label(self, device: DeviceNumbers) -> str:
         """Return "GPU 2", or "rank 0" on the CPU."""
@@ -221,7 +221,7 @@ def cost_parts(cost: Cost, factors: CostFactors) -> Iterator[str]:
         yield f"{cost.gpu_hours:.3g} GPU-hours {money(cost.gpu_cost)} at ${factors.gpu_hour_price:g}"
 
 
-def _sum(values: Sequence[float | None]) -> float | None:
+def complete_sum(values: Sequence[float | None]) -> float | None:
     """Return the sum, or None if a value is unknown or there is none."""
     known = [value for value in values if value is not None]
     return math.fsum(known) if values and len(known) == len(values) else None

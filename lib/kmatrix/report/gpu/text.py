@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kmatrix.report.gpu.numbers import CPU, SIMULATED, DeviceNumbers, GpuNumbers, RunGpus, Statistics, cost_parts
+from kmatrix.report.gpu.numbers import (
+    CPU,
+    SIMULATED,
+    DeviceNumbers,
+    GpuNumbers,
+    RunGpus,
+    Statistics,
+    complete_sum,
+    cost_parts,
+)
 from kmatrix.stats import Balance, cv_text, mean
 from kmatrix.text import UNKNOWN, WIDTH, columns, duration, plural, section, table, time_of_day, wrap
 
@@ -140,7 +149,7 @@ def _rows(run: RunGpus, gpu: GpuNumbers) -> Iterator[list[str]]:
         yield [_name(run), *[UNKNOWN] * 9]
     if len(gpu.devices) > 1:
         sizes = [device.memory_total for device in gpu.devices]
-        size = sizes[0] if gpu.device_type == CPU else _sum(sizes)  # ranks share the memory of their host
+        size = sizes[0] if gpu.device_type == CPU else complete_sum(sizes)  # ranks share the memory of their host
         numbers = [_decimal(gpu.total_mean), "", _decimal(gpu.total_max), UNKNOWN if size is None else f"{size:.0f}"]
         known = [device.utilization.mean for device in gpu.devices if device.utilization]
         joules = UNKNOWN if gpu.joules is None else f"{gpu.joules:,.0f}"
@@ -318,8 +327,3 @@ def _average(values: Sequence[float | None], form: str = "{:,.1f}") -> str:
     """Return the mean of the known values."""
     known = [value for value in values if value is not None]
     return form.format(mean(known)) if known else UNKNOWN
-
-
-def _sum(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if values and len(known) == len(values) else None

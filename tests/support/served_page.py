@@ -1,0 +1,58 @@
+"""Run a command that serves a page of a tracker, and read its address."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Served:
+    """A command that serves a page. output: what it printed before it began to wait."""
+
+    process: subprocess.Popen[str]
+    output: str
+
+    @property
+    def url(self) -> str:
+        return self.output.partition("URL: ")[2].split()[0]
+
+    @property
+    def base(self) -> str:
+        return self.url.partition("?")[0]
+
+    def interrupt(self) -> str:
+        """Press Ctrl+C and return the output after it."""
+        os.killpg(self.process.pid, signal.SIGINT)
+        return self.process.communicate(timeout=120)[0]
+
+
+@contextmanager
+def serve_page(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> Iterator[Served]:
+    """Run a command that serves a page, from its last line until the end of the `with` block."""
+    process = subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    served = Served(process, "")
+    try:
+        assert process.stdout
+        while "press Ctrl+C to stop" not in served.output:
+            line = process.stdout.readline()
+            assert line, served.output
+            served.output += line
+        yield served
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
