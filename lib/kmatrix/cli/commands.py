@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kmatrix.errors import ConfigError, KmatrixError, is_full
+from kmatrix.records.decode import damaged_files
 from kmatrix.records.paths import ROOT
 from kmatrix.redaction import is_key_name
 
@@ -63,6 +64,9 @@ def main(argv: Sequence[str]) -> int:
         return 0
     except Exception as error:  # everything else is a bug, except a full disk, which can fail any write
         return _report_unexpected(error)
+    finally:
+        for text in damaged_files():
+            print(f"warning: {text}", file=sys.stderr)
 
 
 def _report_unexpected(error: Exception) -> int:

@@ -14,9 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kmatrix.errors import RecordError, SchemaError
-
-SCHEMA = 1
+from kmatrix.records.decode import SCHEMA, decode, decode_line, decode_optional
 
 
 @contextmanager
@@ -67,46 +65,21 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return one JSON object. Raises RecordError if it is missing or damaged, SchemaError if it is too new."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RecordError(f"{path} is missing", hint="check that this is the directory of a run or a matrix") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise RecordError(
-            f"{path} is damaged",
-            why=str(error),
-            hint="delete it, then run the run again with make reproduce RUN=<run directory>",
-        ) from None
-    if not isinstance(value, dict):
-        raise RecordError(f"{path} is not a kmatrix file", why="expected a JSON object")
-    # Refused by number: a newer file may mean something else by the same key.
-    if int(value.get("schema", 0)) > SCHEMA:
-        raise SchemaError(
-            f"{path} has schema {value['schema']}",
-            why=f"this version of kmatrix reads schemas up to {SCHEMA}",
-            hint="use the version of kmatrix that wrote it",
-        )
-    return value
+    """Return one JSON object as it is. To use its values, read it as a record: `kmatrix.records.decode`.
+
+    Raises RecordError if it is missing or damaged, SchemaError if it is too new.
+    """
+    return decode(path, dict[str, Any])
 
 
 def read_or_empty(path: Path) -> dict[str, Any]:
     """Return one JSON object, or {} if the file is missing or unreadable. Raises SchemaError if it is too new."""
-    try:
-        return read_json(path)
-    except SchemaError:
-        raise
-    except (RecordError, OSError):
-        return {}
+    return decode_optional(path, dict[str, Any]) or {}
 
 
 def json_object(text: str | bytes) -> dict[str, Any] | None:
     """Return the JSON object in a line, or None if the line holds anything else."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
+    return decode_line(text, dict[str, Any])
 
 
 def finite(value: object) -> float | None:

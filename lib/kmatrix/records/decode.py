@@ -1,0 +1,175 @@
+"""Decode JSON into typed records: the one reader of every JSON file and log line that kmatrix writes.
+
+A record is a class with a type and a range per field. A file that does not match is damaged: if it is required, the
+reader raises RecordError with the file and the field; if it is optional, it counts as missing, and the command prints
+one warning that names it. Unknown keys are ignored, and a file with a newer schema is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from kmatrix.errors import RecordError, SchemaError
+
+SCHEMA = 1  # of the files that this version writes
+field, replaced = msgspec.field, msgspec.structs.replace
+
+EXACT = 2**53  # integers up to here are exact in every JSON reader
+Int = Annotated[int, Meta(ge=-EXACT, le=EXACT)]
+Count = Annotated[int, Meta(ge=0, le=EXACT)]
+Number = Annotated[float, Meta(ge=-1e300, le=1e300)]  # JSON has no infinity; sums of two stay finite
+Amount = Annotated[float, Meta(ge=0, le=1e300)]  # seconds, bytes, dollars, ...
+UnixTime = Annotated[float, Meta(ge=0, le=253402300799)]  # up to the year 9999: what `datetime` can show
+Scalar = Int | Number | bool | str | None
+Texts = dict[str, str]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """The base of all records: frozen, with keyword arguments. A subclass repeats `kw_only=True`."""
+
+
+R = TypeVar("R")
+
+
+class _Header(Record, kw_only=True):
+    """The key that every record has."""
+
+    schema: Count = 0
+
+
+def decode(path: Path, kind: type[R]) -> R:
+    """Return a required JSON file as a record of this type.
+
+    Raises RecordError if the file is missing, unreadable or damaged, and SchemaError if a newer version wrote it.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise RecordError(f"{path} is missing", hint="check that this is the directory of a run or a matrix") from None
+    except OSError as error:
+        raise RecordError(
+            f"{path} cannot be read",
+            why=error.strerror or str(error),
+            hint="check the permissions of the file and its directory",
+        ) from None
+    return decode_bytes(data, kind, str(path))
+
+
+def decode_optional(path: Path, kind: type[R]) -> R | None:
+    """Return an optional JSON file as a record of this type; None if it is missing or damaged.
+
+    A damaged file is added to `damaged_files`. Raises SchemaError if a newer version wrote it.
+    """
+    try:
+        return decode(path, kind)
+    except SchemaError:
+        raise
+    except RecordError as error:
+        # is_symlink: a broken link is damage, a missing file is not.
+        if path.exists() or path.is_symlink():
+            note_damage(path, error.why)
+        return None
+
+
+def decode_bytes(data: bytes, kind: type[R], name: str) -> R:
+    """Return JSON text as a record of this type. name: of the file, for the error messages of `decode`."""
+    try:
+        # The schema first: a newer version may mean something else by the same key.
+        schema = _decoder(_Header).decode(data).schema
+        if schema <= SCHEMA:
+            value: R = _decoder(kind).decode(data)
+            return value
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordError(
+            f"{name} is damaged", why=_cause(error), hint="restore it from a copy; other files are not affected"
+        ) from None
+    raise SchemaError(
+        f"{name} has schema {schema}",
+        why=f"this version of kmatrix reads schemas up to {SCHEMA}",
+        hint="use the version of kmatrix that wrote it",
+    )
+
+
+def decode_line(line: bytes | str, kind: type[R]) -> R | None:
+    """Return a line of an append-only log as a record of this type, or None if it is damaged."""
+    try:
+        value: R = _decoder(kind).decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return value
+
+
+def decode_lines(path: Path, kind: type[R]) -> list[R]:
+    """Return the complete lines of an append-only log as records; none if the file is missing.
+
+    Damaged lines are skipped, and the file is added to `damaged_files` with their number. An incomplete last line is
+    not damage: its writer has not finished it, or was killed.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        note_damage(path, error.strerror or str(error))
+        return []
+    data = data[: data.rfind(b"\n") + 1]
+    try:
+        # All lines in one call, which is several times faster than one by one.
+        found: list[R] = _decoder(kind).decode_lines(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        found = list(_sound_lines(path, data, kind))
+    return found
+
+
+def as_json(value: object) -> Any:
+    """Return a record as JSON values: objects, arrays, texts, numbers."""
+    return msgspec.to_builtins(value)
+
+
+def _sound_lines(path: Path, data: bytes, kind: type[R]) -> Iterator[R]:
+    lines = [line for line in data.split(b"\n") if line.strip()]
+    skipped = 0
+    for line in lines:
+        value = decode_line(line, kind)
+        if value is None:
+            skipped += 1
+        else:
+            yield value
+    if skipped:
+        _damaged[path] = f"{path}: {skipped} of {len(lines)} lines are damaged and were skipped"
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def _cause(error: Exception) -> str:
+    """Return the cause of a decoding error: `train.batch_size: expected int, got str`."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    text, _, place = str(error).partition(" - at `$")
+    text = text.replace("`", "")
+    place = place.removesuffix("`").lstrip(".")
+    return f"{place}: {text[:1].lower()}{text[1:]}" if place else text
+
+
+_damaged: dict[Path, str] = {}  # of this process
+
+
+def note_damage(path: Path, why: str) -> None:
+    """Remember that a damaged file was ignored. Each file is remembered once."""
+    _damaged[path] = f"{path} is damaged and was ignored: {why}"
+
+
+def damaged_files() -> list[str]:
+    """Return one sentence per damaged file that was ignored, in whole or in part, since the last call."""
+    found = list(_damaged.values())
+    _damaged.clear()
+    return found
