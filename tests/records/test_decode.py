@@ -15,11 +15,11 @@ from kmatrix.records.decode import (
 )
 
 
-class Part(Record, kw_only=True):
+class Part(Record, frozen=True, kw_only=True):
     size: Count = 0
 
 
-class Example(Record, kw_only=True):
+class Example(Record, frozen=True, kw_only=True):
     name: str
     seconds: Amount | None = None
     part: Part = field(default_factory=Part)

@@ -18,7 +18,7 @@ from kmatrix.gpu.nvml.detect import detect
 from kmatrix.gputop.command import main as gputop_main
 from kmatrix.kconfig.assignments import load_config
 from kmatrix.kconfig.tree import open_tree
-from kmatrix.records.files import SCHEMA
+from kmatrix.records.decode import SCHEMA
 from kmatrix.records.paths import ROOT, program_environment
 from kmatrix.simulate.library import simulation
 from kmatrix.text import Column, plural, shown, table

@@ -9,7 +9,7 @@ from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.targets import find_target, results_dir
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.tree import open_tree
-from kmatrix.records.files import SCHEMA
+from kmatrix.records.decode import SCHEMA
 from kmatrix.records.paths import MatrixDir, RunDir, find_matrix
 from kmatrix.report.analysis import analyse
 from kmatrix.report.compare import compare_runs, render, runs_of_matrix, single_run, to_json

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.progress import COLOURS, colourless
 from kmatrix.cli.targets import find_target, running_target
-from kmatrix.records.files import SCHEMA
+from kmatrix.records.decode import SCHEMA
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import links, pending_messages
 from kmatrix.status.overview import TO_COME, GpuView, MatrixView, Overview, RunView

@@ -8,7 +8,6 @@ one warning that names it. Unknown keys are ignored, and a file with a newer sch
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -31,13 +30,13 @@ Texts = dict[str, str]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """The base of all records: frozen, with keyword arguments. A subclass repeats `kw_only=True`."""
+    """The base of all records. A subclass repeats `frozen=True, kw_only=True`, for type checkers."""
 
 
 R = TypeVar("R")
 
 
-class _Header(Record, kw_only=True):
+class _Header(Record, frozen=True, kw_only=True):
     """The key that every record has."""
 
     schema: Count = 0
@@ -145,9 +144,14 @@ def _sound_lines(path: Path, data: bytes, kind: type[R]) -> Iterator[R]:
         _damaged[path] = f"{path}: {skipped} of {len(lines)} lines are damaged and were skipped"
 
 
-@cache
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
+    # Cached: building a decoder takes as long as decoding hundreds of lines.
+    if kind not in _decoders:
+        _decoders[kind] = msgspec.json.Decoder(kind)
+    return _decoders[kind]
+
+
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 def _cause(error: Exception) -> str:

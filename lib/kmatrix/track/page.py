@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from kmatrix.errors import ConfigError, LaunchError
-from kmatrix.records.files import SCHEMA
+from kmatrix.records.decode import SCHEMA
 
 LOOPBACK = "127.0.0.1"
 PORTS = 100  # ports to try
