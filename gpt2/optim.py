@@ -6,7 +6,7 @@ To add an optimizer, write one builder, one line in BUILDERS and one Kconfig ent
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,19 +86,22 @@ def adamwprune(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
 def muon(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
     """Return Muon for the matrices in the blocks, and AdamW with its own learning rate for all other parameters.
 
-    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/, which also advises AdamW for embeddings.
+    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/, which also advises AdamW for embeddings,
+    and to treat queries, keys and values as three matrices.
     """
     matrices = block_matrices(model)
     in_muon = {id(parameter) for parameter in matrices}  # by identity: == of tensors compares their values
     rest = [parameter for parameter in model.parameters() if id(parameter) not in in_muon]
     return [  # Muon first: `Optimizers.lr`, which the log shows, is the rate of the first group
-        torch.optim.Muon(
+        Muon(
             matrices,
+            parts=projections(model) if config.muon_split_qkv else {},
             lr=config.learning_rate,
             weight_decay=config.weight_decay,
             momentum=config.muon_momentum,
             nesterov=bool(config.muon_nesterov),
             ns_steps=config.muon_ns_steps,
+            adjust_lr_fn=config.muon_adjust_lr_fn,
         ),
         torch.optim.AdamW(
             decay_groups(rest, config.weight_decay), lr=config.muon_adamw_lr, fused=True, **_adam_options(config)
@@ -203,6 +206,12 @@ def block_matrices(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for name, parameter in model.named_parameters() if parameter.ndim == 2 and "h" in name.split(".")]
 
 
+def projections(model: nn.Module) -> dict[nn.Parameter, int]:
+    """Return the number of projections in each matrix that holds several, stacked by rows: 3 for GPT-2's c_attn."""
+    names = [(name.split("."), parameter) for name, parameter in model.named_parameters()]
+    return {parameter: 3 for name, parameter in names if name[-2:] == ["c_attn", "weight"]}
+
+
 class Optimizers:
     """One or more torch optimizers used as one. Learning rates are scaled from their initial values, the peaks."""
 
@@ -271,13 +280,74 @@ class Optimizers:
             optimizer.load_state_dict(saved)
 
 
+class Muon(torch.optim.Muon):
+    """PyTorch's Muon that orthogonalizes each projection of a fused matrix on its own.
+
+    parts: number of projections in a matrix, stacked by rows; 1 if it is not listed. Without any, every update equals
+    PyTorch's bit for bit. States and groups are PyTorch's.
+    """
+
+    def __init__(self, params: Any, *, parts: Mapping[nn.Parameter, int], **muon: Any) -> None:
+        super().__init__(params, **muon)
+        self.parts = parts
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002  (torch's signature)
+        for group in self.param_groups:
+            for matrix in group["params"]:
+                if matrix.grad is not None:
+                    self._update(matrix, matrix.grad, group)
+
+    def _update(self, matrix: nn.Parameter, grad: torch.Tensor, group: Mapping[str, Any]) -> None:
+        state = self.state[matrix]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
+        momentum = state["momentum_buffer"]
+        momentum.lerp_(grad, 1 - group["momentum"])
+        update = grad.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
+        parts = self.parts.get(matrix, 1)
+        if parts > 1:
+            update = update.view(parts, len(update) // parts, -1)  # (P, A / P, B): one product for all projections
+        update = orthogonal(update, steps=group["ns_steps"], factors=group["ns_coefficients"], least=group["eps"])
+        rate = group["lr"] * muon_ratio(group["adjust_lr_fn"], *update.shape[-2:])
+        matrix.mul_(1 - group["lr"] * group["weight_decay"])
+        matrix.add_(update.reshape(matrix.shape), alpha=-rate)
+
+
+def muon_ratio(name: str | None, rows: int, columns: int) -> float:
+    """Return the factor of Muon's learning rate for a matrix of this shape. name: as in torch.optim.Muon."""
+    if name == "match_rms_adamw":  # Liu et al. 2025, arXiv:2502.16982, section 2.2
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1, rows / columns))  # the author's
+
+
+def orthogonal(
+    matrices: torch.Tensor, *, steps: int, factors: tuple[float, float, float], least: float
+) -> torch.Tensor:
+    """Return the matrices (A, B) or (P, A, B) with singular values near 1, in bfloat16, by Newton-Schulz iterations.
+
+    X <- a X + (b G + c G G) X with G = X X'. Source: Jordan et al. 2024.  least: lower bound of the norm.
+    """
+    a, b, c = factors
+    product = torch.addmm if matrices.ndim == 2 else torch.baddbmm
+    x = matrices.bfloat16()
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x  # the products with the shorter side are cheaper
+    # The norm of each matrix bounds its largest singular value, which the iteration needs to be at most 1.
+    x = x / x.flatten(-2).norm(dim=-1)[..., None, None].clamp(min=least)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = product(x, product(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
 class Spam(torch.optim.AdamW):
     """SPAM: AdamW with spike-aware clipping, momentum reset and a cosine warm-up after each reset.
 
     Source: Huang et al. 2025, arXiv:2501.06842, and the authors' code.
     theta: a gradient entry whose square exceeds theta times its second moment is clipped to that bound; 0: no clipping.
     interval: steps between resets of the moments; 0: no resets.  warmup: steps of warm-up after a reset.
-    As in the authors' code, a reset does not restart bias correction, and weight decay scales with the learning rate.
+    As in the authors' code, a reset does not restart bias correction, and the warm-up does not reduce weight decay.
     """
 
     def __init__(self, params: Any, *, theta: float, interval: int, warmup: int, **adamw: Any) -> None:
@@ -300,7 +370,7 @@ class Spam(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:  # noqa: ARG002  (torch's signature)
-        rates = [group["lr"] for group in self.param_groups]
+        former = [(group["lr"], group["weight_decay"]) for group in self.param_groups]
         for group in self.param_groups:
             group["steps"] += 1
             # AdamW creates its states in its first step: until then there is nothing to reset or to compare with.
@@ -309,20 +379,23 @@ class Spam(torch.optim.AdamW):
                 _reset_moments([state for _, state in states])
             elif self.theta and self.since_reset >= CLIP_AFTER:
                 _clip_spikes([grad for grad, _ in states], [state["exp_avg_sq"] for _, state in states], self.theta)
-            group["lr"] *= self._scale()
+            group["lr"] *= self.rate_factor
+            group["weight_decay"] /= self.rate_factor  # AdamW decays by rate x decay, which the warm-up must not change
         try:
             super().step()
         finally:  # the schedule sets the rate from the peak, and a checkpoint must not store a scaled one
-            for group, rate in zip(self.param_groups, rates, strict=True):
-                group["lr"] = rate
+            for group, (rate, decay) in zip(self.param_groups, former, strict=True):
+                group["lr"], group["weight_decay"] = rate, decay
 
-    def _scale(self) -> float:
-        """Return the learning rate factor of this step: 1, or less during the warm-up after a reset."""
+    @property
+    def rate_factor(self) -> float:
+        """The factor of the learning rate in the newest step: 1, or 0.01 to 1 during the warm-up after a reset."""
         steps, since = self.param_groups[0]["steps"], self.since_reset
         if not self.interval or steps < self.interval or since >= self.warmup:
             return 1.0
-        # Half a cosine from 1 % of the rate, as in the authors' code. The first interval has the run's own warm-up.
-        return 1 - 0.99 * (1 + math.cos(math.pi * (since + 1) / (self.warmup + 1))) / 2
+        # Half a cosine that starts with 1 % of the rate in the step of the reset, as in the authors' code. The first
+        # interval has the run's own warm-up.
+        return 1 - 0.99 * (1 + math.cos(math.pi * since / (self.warmup + 1))) / 2
 
 
 # torch._foreach_*: one kernel for a list of tensors. Private, but torch's own optimizers are written with them.

@@ -185,6 +185,7 @@ def test_five_consecutive_runs_exit_cleanly(tmp_path):
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_dropout_and_other_optimizers_keep_replicas_equal(tmp_path, optimizer):
     muon = {"muon_momentum": 0.95, "muon_nesterov": True, "muon_ns_steps": 5, "muon_adamw_lr": 1e-3}
+    muon |= {"muon_split_qkv": True, "muon_adjust_lr_fn": "original"}
     extra = {
         "dropout": 0.1,
         "gradient_accumulation": 3,

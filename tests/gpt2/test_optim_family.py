@@ -60,8 +60,8 @@ def spam_by_hand(x, grads, *, lr, theta, interval, warmup, decay=0.0, beta1=0.9,
             grad = torch.where(grad.abs() > bound, grad.sign() * bound, grad)
         m, v = beta1 * m + (1 - beta1) * grad, beta2 * v + (1 - beta2) * grad**2
         rising = t >= interval and since < warmup
-        rate = lr * (1 - 0.99 * (1 + math.cos(math.pi * (since + 1) / (warmup + 1))) / 2) if rising else lr
-        x *= 1 - rate * decay
+        rate = lr * (1 - 0.99 * (1 + math.cos(math.pi * since / (warmup + 1))) / 2) if rising else lr
+        x *= 1 - lr * decay
         x -= rate * (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + eps)
     return x
 
@@ -78,9 +78,15 @@ def test_spam_follows_its_algorithm_over_spikes_resets_and_warm_ups(decay):
     assert torch.allclose(found.double(), expected, rtol=0, atol=2e-5)
 
 
-def test_spam_agrees_with_an_independent_implementation():
+def test_spam_agrees_with_an_independent_implementation(monkeypatch):
     import pytorch_optimizer
+    from pytorch_optimizer.optimizer import spam as theirs
 
+    # Its warm-up is one step ahead of the authors' code since it replaced the argument of CosineAnnealingLR.step.
+    def death_rate(self, step):
+        return 0.99 * (1 + math.cos(math.pi * step / (self.t_max + 1))) / 2 if step < self.t_max else 0.0
+
+    monkeypatch.setattr(theirs.CosineDecay, "get_death_rate", death_rate)
     our_model, their_model = MatrixModel(), MatrixModel()
     grads = spiky_gradients(our_model.matrix, 75)
     found = run(SPAM, grads, our_model)

@@ -289,3 +289,9 @@ def test_coupled_values_apply_to_the_single_run_of_train(program):
     (planned,) = plan.runs
     assert planned.values.typed["GPT2_LEARNING_RATE"] == 2e-3
     assert any("GPT2_MUON_MOMENTUM" in note for note in plan.notes)
+
+
+def test_split_and_fused_muon_are_two_runs(program):
+    result = dry_run(program, CPU, ON, "CONFIG_MATRIX_GPT2_OPTIMIZER_MUON=y", arguments=("MUON_SPLIT_QKV=y,n",))
+
+    assert result.names == ["gpt2_muon_muonsplity_1cpu", "gpt2_muon_muonsplitn_1cpu"]

@@ -111,7 +111,7 @@ def test_the_flagship_applies_every_intended_value_on_any_machine(program, monke
     different = {name for name in adamw if adamw[name] != muon[name]}
     assert different == {
         *("optimizer", "learning_rate", "min_lr", "weight_decay"),
-        *("muon_momentum", "muon_nesterov", "muon_ns_steps", "muon_adamw_lr"),
+        *("muon_momentum", "muon_nesterov", "muon_ns_steps", "muon_split_qkv", "muon_adjust_lr_fn", "muon_adamw_lr"),
     }
 
 

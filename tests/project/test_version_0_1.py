@@ -8,7 +8,13 @@ import pytest
 from PIL import Image
 
 from kmatrix.cli.commands import main
+from kmatrix.cli.run import former_settings
+from kmatrix.experiment.plan import make_plan
+from kmatrix.records.paths import RunDir
+from kmatrix.records.runs import read_run_file
 from version_0_1 import FINISHED, MATRIX, PLANNED, STOPPED, unpack
+
+ALL = (FINISHED, STOPPED, PLANNED)
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +78,15 @@ def test_list_checkpoints_reads_a_matrix_of_version_0_1(output_of, matrix):
     output = output_of("list-checkpoints", f"TARGET={matrix}")
     for text in (f"{FINISHED}: 1 checkpoint", f"{STOPPED}: 2 checkpoints", "step_00000054.pt"):
         assert text in output
+
+
+def test_a_muon_run_of_version_0_1_is_reproduced_in_the_fused_form(matrix):
+    plans = [make_plan((run := RunDir(matrix / name)).config, former_settings(run), one=True) for name in ALL]
+
+    muon = plans[ALL.index(STOPPED)]
+    assert [config.train.muon_split_qkv for config in muon.configs.values()] == [False]
+    for name, plan in zip(ALL, plans, strict=True):
+        was = read_run_file(RunDir(matrix / name)).train_values
+        (now,) = plan.configs.values()
+        changed = {field for field, value in now.train.to_json().items() if was.get(field) != value}
+        assert changed <= {"cpu_threads", "data_path", "data_sha256", "checkpoint_dir"}

@@ -28,6 +28,8 @@ class Settings:
     muon_nesterov: bool = True
     muon_ns_steps: int = 5
     muon_adamw_lr: float = 6e-4
+    muon_split_qkv: bool = True
+    muon_adjust_lr_fn: str = "original"
     adafactor_beta2_decay: float = -0.8
     adafactor_clip: float = 1.0
     amsgrad: bool = False
@@ -65,6 +67,18 @@ class MatrixModel(nn.Module):
     @property
     def bias(self) -> nn.Parameter:
         return self.h[0].bias
+
+
+class AttentionModel(nn.Module):
+    """One fused projection of queries, keys and values in a block, named as in GPT-2."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.h = nn.ModuleList([nn.ModuleDict({"c_attn": nn.Linear(width, 3 * width)})])
+
+    @property
+    def qkv(self) -> nn.Parameter:
+        return self.h[0]["c_attn"].weight
 
 
 def gradients(parameter, steps=20, seed=3):

@@ -280,8 +280,9 @@ def reproduce(arguments: Arguments) -> int:
         raise ConfigError(f"RUN={folder} is not a run directory", hint=EXAMPLE)
     need_torch()
     # Only trackers can be changed: any other assignment would make it another run.
-    tracker = {name: text for name, text in arguments.values.items() if name == "TRACKER"}
-    plan = make_plan(was.config, tracker, kconfig=arguments.kconfig, gpus=arguments.get("GPUS"), one=True)
+    asked = {name: text for name, text in arguments.values.items() if name == "TRACKER"}
+    asked |= former_settings(was)
+    plan = make_plan(was.config, asked, kconfig=arguments.kconfig, gpus=arguments.get("GPUS"), one=True)
     shards = known_shards(was, [config.train for config in plan.configs.values()])
     matrix, recorders = _make(arguments, plan, reuse=False, shards=shards)
     now = matrix.runs()[0]
@@ -290,6 +291,13 @@ def reproduce(arguments: Arguments) -> int:
     print(f"repeating {shown(was.path)} as {shown(now.path)}")
     status = _run_and_report(matrix, reopen(matrix, plan.gpus), gpus=plan.gpus, recorders=recorders)
     return status or _compare(was, now, plan.neutral)
+
+
+def former_settings(was: RunDir) -> dict[str, str]:
+    """Return the settings of a run of version 0.1 that had no symbol then, and whose defaults have changed since."""
+    fused = read_run_file_or_empty(was).train_values.get("muon_split_qkv") is False
+    known = "GPT2_MUON_SPLIT_QKV" in was.config.read_text(encoding="utf-8")
+    return {"GPT2_MUON_SPLIT_QKV": "n"} if fused and not known else {}
 
 
 def _compare(was: RunDir, now: RunDir, neutral: Collection[str]) -> int:

@@ -10,7 +10,7 @@ from typing import Any, TypedDict, cast
 
 from kmatrix.records.files import finite, read_json, read_jsonl, read_or_empty
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.train_config import TrainFields, as_recorded, field_types, read_fields
+from kmatrix.records.train_config import TrainFields, as_recorded, field_types, read_fields, with_added
 
 LOST = "its runner died"  # the reason of a run that says "running" and has no runner
 
@@ -130,7 +130,7 @@ class RunFile:
             symbols=_texts(values.get("symbols")),
             asked=frozenset(_strings(asked)) if isinstance(asked, list) else None,
             train=read_fields(values),
-            train_values=train if isinstance(train, dict) else {},
+            train_values=with_added(train) if isinstance(train, dict) else {},
             tracking=Tracking.from_json(values.get("tracking")),
             timeout_s=finite(values.get("timeout_s")) or 0.0,
             train_tokens=as_recorded(values.get("train_tokens"), (int,)),
@@ -162,7 +162,7 @@ class UsedFile:
         """Return the values of a run_used.json. Unknown keys are ignored."""
         train = values.get("train")
         return cls(
-            train_values=train if isinstance(train, dict) else {},
+            train_values=with_added(train) if isinstance(train, dict) else {},
             adjusted=tuple(
                 Adjustment(str(entry.get("field")), entry.get("from"), entry.get("to"), str(entry.get("why")))
                 for entry in _objects(values.get("adjusted"))

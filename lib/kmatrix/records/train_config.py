@@ -31,9 +31,12 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "nan_policy": ("stop", "skip", "rollback"),
     "spike_policy": ("record", "skip", "rollback"),
     "oom_policy": ("fail", "halve"),
+    "muon_adjust_lr_fn": ("original", "match_rms_adamw"),
 }
 
-OPTIONAL_CHOICES = ("ddp_backend", "adamwprune_base", "spike_policy")
+OPTIONAL_CHOICES = ("ddp_backend", "adamwprune_base", "spike_policy", "muon_adjust_lr_fn")
+# Fields that version 0.1 did not have, with what its runs with Muon did.
+ADDED_TO_MUON: dict[str, Any] = {"muon_split_qkv": False, "muon_adjust_lr_fn": "original"}
 VOCAB = {"gpt2": GPT2_VOCAB, "byte": BYTE_VOCAB}  # char and bpe: the dataset decides
 
 AT_LEAST_ONE = (
@@ -113,6 +116,11 @@ def read_fields(record: Mapping[str, Any]) -> TrainFields:
     if not isinstance(values, Mapping):
         return TrainFields()
     return TrainFields(**{name: as_recorded(values.get(name), types) for name, types in field_types(TrainFields)})
+
+
+def with_added(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of "train" with those that version 0.1 did not write, as its trainer behaved."""
+    return {**ADDED_TO_MUON, **values} if values.get("optimizer") == "muon" else values
 
 
 def as_recorded(value: Any, types: tuple[type, ...]) -> Any:
@@ -215,6 +223,8 @@ class TrainConfig(TrainFields):
     muon_momentum: float | None
     muon_nesterov: bool | None
     muon_ns_steps: int | None  # Newton-Schulz iterations
+    muon_split_qkv: bool | None  # queries, keys and values are orthogonalized one by one
+    muon_adjust_lr_fn: str | None  # as in torch.optim.Muon
     muon_adamw_lr: float | None
     adafactor_beta2_decay: float | None
     adafactor_clip: float | None
@@ -342,6 +352,7 @@ class TrainConfig(TrainFields):
                 raise ConfigError(
                     f"train.{name} in run.json is not a field of the trainer", hint="plan the matrix again"
                 )
+        values = {**dict.fromkeys(ADDED_TO_MUON), **with_added(values)}
         for name in names:
             if name not in values:
                 raise ConfigError(f"train.{name} is missing in run.json", hint="plan the matrix again")

@@ -37,7 +37,8 @@ TEXT_SYMBOLS = ("GPT2_DATA_PATH", "GPT2_TEXT_COLUMN", "GPT2_VAL_PERCENT")
 SETTING_FIELDS = (
     *("learning_rate", "min_lr", "schedule", "warmup_steps", "weight_decay", "grad_clip"),
     *("beta1", "beta2", "epsilon", "amsgrad", "sgd_momentum", "sgd_nesterov"),
-    *("muon_momentum", "muon_nesterov", "muon_ns_steps", "muon_adamw_lr"),
+    *("muon_momentum", "muon_nesterov", "muon_ns_steps", "muon_split_qkv"),
+    *("muon_adjust_lr_fn", "muon_adamw_lr"),
     *("adafactor_beta2_decay", "adafactor_clip", "soap_frequency"),
     *("adamwprune_base", "spam_theta", "spam_interval", "spam_warmup_steps"),
     *("pruning", "target_sparsity", "pruning_warmup", "pruning_ramp_end", "pruning_frequency", "pruning_global"),
