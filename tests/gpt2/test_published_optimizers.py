@@ -23,7 +23,9 @@ def muon_gradients():
     """Return the gradients of the fixture: those of keys are a tenth, those of values three times those of queries."""
     i, j = torch.arange(3.0 * SIZE).double()[:, None], torch.arange(float(SIZE)).double()[None, :]
     factors = torch.tensor([1.0, 0.1, 3.0]).double().repeat_interleave(SIZE)[:, None]
-    return [(factors * (torch.sin(1.7 * i + 0.9 * j + 0.37 * t) + torch.cos(0.3 * i * j + t))).float() for t in range(3)]
+    return [
+        (factors * (torch.sin(1.7 * i + 0.9 * j + 0.37 * t) + torch.cos(0.3 * i * j + t))).float() for t in range(3)
+    ]
 
 
 def muon_weights(**changes):
