@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,8 @@ from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, ModelShape, by_depth
 PREFIX = "GPT2_"
 VOCABULARIES = {"byte": BYTE_VOCAB, "gpt2": GPT2_VOCAB}
 ASSUMED_CHARACTERS = 256  # vocabulary of a text that is not prepared yet
-WITH_DATA = ("data_sha256", "data_shards", "checkpoint_dir")  # fields without a symbol, known when a matrix is made
+FIELDS = frozenset(TrainConfig.names())
+WITH_DATA = {"data_sha256", "data_shards", "checkpoint_dir"}  # fields without a symbol, known when a matrix is made
 GPU_HOST_THREADS = 8  # CPU threads per rank on a GPU: more do not speed up a training loop
 Values = Callable[[str], str | None]
 
@@ -103,7 +105,7 @@ class RunConfig:
 
 def read_run(symbols: Mapping[str, Any]) -> RunConfig:
     """Return a run's configuration. symbols: effective typed values, with device and number of GPUs resolved."""
-    fields = {name.removeprefix(PREFIX).lower(): value for name, value in symbols.items() if name.startswith(PREFIX)}
+    fields = {field: value for name, value in symbols.items() if (field := _field(name))}
     layers, heads, width = _sizes(fields)
     sequences = fields["batch_size"] * fields["num_gpus"]  # per micro-batch of all ranks
     wanted = symbols["PARALLEL_BATCH_SIZE"]
@@ -121,13 +123,18 @@ def read_run(symbols: Mapping[str, Any]) -> RunConfig:
         data_path=fields["data_path"] or "",
     )
     # The Kconfig files may be the user's own: a missing or unknown field is their mistake.
-    for name in TrainConfig.names():
-        if name not in fields and name not in WITH_DATA:
-            raise ConfigError(f"the Kconfig files define no {PREFIX}{name.upper()}", hint="add it to yours")
-    if unknown := fields.keys() - set(TrainConfig.names()):
+    if missing := FIELDS - fields.keys() - WITH_DATA:
+        raise ConfigError(f"the Kconfig files define no {PREFIX}{min(missing).upper()}", hint="add it to yours")
+    if unknown := fields.keys() - FIELDS:
         raise ConfigError(f"{PREFIX}{min(unknown).upper()} is not a setting of the trainer", hint="rename or remove it")
     train = TrainConfig(**fields)
     return _bounded(RunConfig(train=train, asked_iters=train.max_iters, bound=""))
+
+
+@functools.cache  # by symbol: there are some hundred, read for each run of a large matrix
+def _field(name: str) -> str:
+    """Return the trainer's field of a symbol, "" for a symbol of the control side."""
+    return name.removeprefix(PREFIX).lower() if name.startswith(PREFIX) else ""
 
 
 def with_data(run: RunConfig, train_tokens: int, vocab_size: int) -> RunConfig:
@@ -145,12 +152,15 @@ def with_vocabulary(run: RunConfig, vocab_size: int) -> RunConfig:
 
 def _bounded(run: RunConfig, train_tokens: int | None = None) -> RunConfig:
     """Return a run's configuration with its number of steps, and of warm-up steps, as far as they are known."""
-    asked = replace(run.train, max_iters=run.asked_iters)
+    train = run.train
+    asked = train if train.max_iters == run.asked_iters else replace(train, max_iters=run.asked_iters)
     found = length(asked, params=run.shape.params, tokens_per_step=run.tokens_per_step, train_tokens=train_tokens)
-    fraction, steps = run.train.warmup_fraction, found.steps or 0
+    fraction, steps = train.warmup_fraction, found.steps or 0
     # A fraction follows the length of the run, which may only be known with the data.
-    warmup = run.train.warmup_steps if fraction is None else round(fraction * steps)
-    return replace(run, train=replace(run.train, max_iters=steps, warmup_steps=warmup), bound=found.bound)
+    warmup = train.warmup_steps if fraction is None else round(fraction * steps)
+    if (train.max_iters, train.warmup_steps) != (steps, warmup):  # a copy of a hundred fields takes a while
+        train = replace(train, max_iters=steps, warmup_steps=warmup)
+    return replace(run, train=train, bound=found.bound)
 
 
 def cpu_threads(asked: int, *, device: str, cores: int, ranks: int) -> int:

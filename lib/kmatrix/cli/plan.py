@@ -13,7 +13,8 @@ from kmatrix.cli.commands import Arguments
 from kmatrix.config import RunConfig, with_data
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment.data import PREBUILT, data_lines, epochs, prepare_data, prepared, run_tokens, to_fetch
-from kmatrix.experiment.plan import Plan, PlannedRun, make_plan
+from kmatrix.experiment.plan import Plan, RunKind, make_plan
+from kmatrix.matrix.expand import Run
 from kmatrix.plan.feasibility import (
     BAND,
     KNOWN,
@@ -48,8 +49,9 @@ def dry_run(arguments: Arguments) -> int:
     """Print the axes, one line per run, and one line per reason for which cells are excluded."""
     made = _plan(arguments)
     print(_axes_line(made))
+    needs = {kind: _needs(kind) for kind in made.kinds}
     for planned in made.runs:
-        print(_run_line(planned))
+        print(_run_line(planned.run, needs[planned.kind]))
     if made.equal:
         print(f"equal {made.equal}")
     for cells in made.matrix.excluded:
@@ -79,15 +81,20 @@ def _axes_line(plan: Plan) -> str:
     return f"axes {axes} = {cells}: {runs} ({plural(plan.matrix.duplicates, 'duplicate')}, {excluded} excluded)"
 
 
-def _run_line(planned: PlannedRun) -> str:
-    run, config, known = planned.run, planned.config, planned.forecast
+def _run_line(run: Run, needs: str) -> str:
     axes = [f"{label}={text}" for label, text in run.axes]
     axes += [f"{point.axis.removeprefix('GPT2_').lower()}={point.text}" for point in run.points if not point.swept]
+    return f"run {run.run_id} {run.name}  {' '.join(axes)}  {needs}"
+
+
+def _needs(kind: RunKind) -> str:
+    """Return the devices, length, size and memory of the runs of a kind."""
+    config, known = kind.config, kind.forecast
     memory = f", memory over {memory_size(known.state_mib * 2**20)}" if known.state_mib is not None else ""
     devices = plural(config.ranks, "cpu" if config.device == "cpu" else "gpu")
     return (
-        f"run {run.run_id} {run.name}  {' '.join(axes)}  {devices}, "
-        f"global batch {config.global_batch} sequences, {_run_length(config)}, {count(known.params)} parameters"
+        f"{devices}, global batch {config.global_batch} sequences, {_run_length(config)}, "
+        f"{count(known.params)} parameters"
         f"{f', {flop_count(known.flops)}' if known.flops is not None else ''}{memory}"
     )
 

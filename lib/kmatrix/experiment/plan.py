@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kmatrix.config import PREFIX, RULES, Config, RunConfig, read, read_run, resolve_count, resolve_device
@@ -16,7 +16,7 @@ from kmatrix.gpu.nvml.detect import Gpu, detect, usable
 from kmatrix.kconfig.assignments import load_config, merge
 from kmatrix.kconfig.tree import NOT_AN_AXIS, Assignment, Symbols, Tree, open_tree
 from kmatrix.matrix.axes import Axes, AxisValue, overrides, plan_axes, single
-from kmatrix.matrix.expand import Matrix, Run, apply_run, expand
+from kmatrix.matrix.expand import Matrix, Run, expand
 from kmatrix.plan.memory import Forecast, forecast, warnings
 from kmatrix.records.paths import ROOT
 
@@ -24,19 +24,71 @@ DEVICE, GPUS, BACKEND, DDP = "GPT2_DEVICE", "GPT2_NUM_GPUS", "GPT2_DDP_BACKEND",
 EQUAL = "MATRIX_EQUAL"
 
 
+# Fields that no forecast, check or warning reads: runs that differ only in these are of one kind.
+ALIKE = frozenset(
+    {
+        *("seed", "learning_rate", "min_lr", "weight_decay", "grad_clip", "beta1", "beta2", "epsilon", "muon_adamw_lr"),
+        *("spam_theta", "adafactor_beta2_decay", "adafactor_clip", "target_sparsity", "wsd_decay_fraction"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # compared by identity: kinds are keys
+class RunKind:
+    """The properties that many runs of a matrix share: all but those that depend on the fields in ALIKE."""
+
+    config: RunConfig  # of the first run of this kind
+    warnings: tuple[str, ...]  # legal settings that are probably mistakes
+    forecast: Forecast
+
+
+@dataclass(frozen=True, slots=True)
+class _Configs:
+    """The configurations of runs, each made when it is asked for first: the dry run of 100,000 runs needs none."""
+
+    tree: Tree
+    matrix: Matrix
+    data_dir: Path
+    made: dict[str, RunConfig] = field(default_factory=dict)  # by run id
+
+    def of(self, run: Run) -> RunConfig:
+        """Return the configuration of a run, with the vocabulary of its dataset, if that is prepared."""
+        if run.run_id not in self.made:
+            typed = self.matrix.values(self.tree, run).typed
+            self.made[run.run_id] = with_known_vocabulary(read_run(typed), self.data_dir)
+        return self.made[run.run_id]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
     """One run of a plan: its configuration, its forecast, and warnings about it."""
 
     run: Run
-    values: Symbols
-    config: RunConfig  # with the vocabulary of its dataset, if that is prepared
-    warnings: tuple[str, ...]  # legal settings that are probably mistakes
-    forecast: Forecast
+    kind: RunKind
+    configs: _Configs
 
     @property
     def name(self) -> str:
         return self.run.name
+
+    @property
+    def values(self) -> Symbols:
+        """The effective values of all symbols."""
+        return self.configs.matrix.values(self.configs.tree, self.run)
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration, with the vocabulary of its dataset, if that is prepared."""
+        return self.configs.of(self.run)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Legal settings that are probably mistakes."""
+        return self.kind.warnings
+
+    @property
+    def forecast(self) -> Forecast:
+        return self.kind.forecast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +99,7 @@ class Plan:
     base: tuple[Assignment, ...]  # the lines that hold in every run
     matrix: Matrix
     runs: tuple[PlannedRun, ...]
+    kinds: tuple[RunKind, ...]  # of the runs, each once
     config: Config
     gpus: tuple[Gpu, ...]  # the GPUs that runs may use; empty if no run needs one
     notes: tuple[str, ...]  # about idle lines of the configuration and unusable GPUs
@@ -139,21 +192,12 @@ def _plan(
     # Resolve the device and the GPU count on this machine, then expand: excluded cells depend on both.
     base, axes, found, notes = _resolve(tree, base, axes, gpus)
     matrix = expand(tree, base, axes, RULES)
-    values = [apply_run(tree, base, run) for run in matrix.runs]
-    control = read(values[0].typed)  # these settings are equal in all runs
+    tree.reset()  # expansion leaves the values of its last cell
+    control = read(matrix.values(tree, matrix.runs[0]).typed)  # these settings are equal in all runs
     data_dir = below_root(control.data_dir)
-    configs = [with_known_vocabulary(read_run(symbols.typed), data_dir) for symbols in values]
-    runs = tuple(
-        PlannedRun(
-            run=run,
-            values=symbols,
-            config=config,
-            warnings=tuple(warnings(config.train)),
-            forecast=forecast(config.shape, config.train, tokens=config.tokens),
-        )
-        for run, symbols, config in zip(matrix.runs, values, configs, strict=True)
-    )
-    data_notes, data_warnings = forecast_data(data_dir, [config.train for config in configs])
+    configs = _Configs(tree, matrix, data_dir)
+    runs, kinds = _planned_runs(configs)
+    data_notes, data_warnings = forecast_data(data_dir, [kind.config.train for kind in kinds.values()])
     # A single run has nothing to be equal to.
     equal_by = "any" if one else next((item.value for item in base if item.name == EQUAL), "any")
     return Plan(
@@ -161,17 +205,41 @@ def _plan(
         base=tuple(base),
         matrix=matrix,
         runs=runs,
+        kinds=tuple(kinds.values()),
         config=control,
         gpus=found,
         notes=(*matrix.notes, *notes),
         data_notes=tuple(data_notes),
-        warnings=tuple(dict.fromkeys(text for planned in runs for text in planned.warnings)),
+        warnings=tuple(dict.fromkeys(text for kind in kinds.values() for text in kind.warnings)),
         data_warnings=tuple(data_warnings),
         equal_by=equal_by,
-        equal=equal_budget(equal_by, {planned.name: planned.config for planned in runs}),
+        equal=equal_budget(equal_by, {name: kind.config for name, kind in kinds.items()}),
         overrides=words,
         config_text=text,
     )
+
+
+def _planned_runs(configs: _Configs) -> tuple[tuple[PlannedRun, ...], dict[str, RunKind]]:
+    """Return the planned runs, and their kinds by the name of the first run of each."""
+    matrix = configs.matrix
+    own = {PREFIX + name.upper() for name in ALIKE}
+    places = [place for place, name in enumerate(matrix.varying) if name not in own]
+    found: dict[tuple[str | None, ...], RunKind] = {}
+    kinds: dict[str, RunKind] = {}
+    runs = []
+    for run in matrix.runs:
+        texts = run.texts
+        key = tuple([texts[place] for place in places])
+        kind = found.get(key)
+        if kind is None:
+            config = configs.of(run)
+            kind = found[key] = kinds[run.name] = RunKind(
+                config=config,
+                warnings=tuple(warnings(config.train)),
+                forecast=forecast(config.shape, config.train, tokens=config.tokens),
+            )
+        runs.append(PlannedRun(run=run, kind=kind, configs=configs))
+    return tuple(runs), kinds
 
 
 def _without_matrix(base: list[Assignment], asked: Mapping[str, Sequence[Assignment]]) -> list[Assignment]:

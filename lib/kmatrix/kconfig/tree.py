@@ -151,6 +151,22 @@ class Tree:
         ]
         return [name for name in (*own, *self.choices) if name.startswith(prefix)]
 
+    def edges(self) -> Edges:
+        """Return which symbols and choices each of them can change."""
+        below: dict[Any, set[Any]] = {}
+        for symbol in self.symbols:
+            # `referenced` has what the definition of a symbol names; select and imply of other symbols are not part of
+            # it. rev_dep and weak_rev_dep are these, with their conditions.
+            for item in symbol.referenced | kc.expr_items(symbol.rev_dep) | kc.expr_items(symbol.weak_rev_dep):
+                below.setdefault(item, set()).add(symbol)
+            if symbol.choice:  # selecting one member deselects the others
+                below.setdefault(symbol, set()).add(symbol.choice)
+                below.setdefault(symbol.choice, set()).add(symbol)
+        for choice in self.choices.values():
+            for item in choice.referenced:
+                below.setdefault(item, set()).add(choice)
+        return Edges(self, below)
+
     def reset(self) -> None:
         """Unset all values: defaults apply again."""
         self.kconf.unset_values()
@@ -238,6 +254,30 @@ class Tree:
         wanted = kc.BOOL if swept.choice else kc.STRING  # a checkbox per member, or a list of values
         if symbol.orig_type != wanted:
             raise ConfigError(f"{place(symbol)}: {symbol.name} must be a {kc.TYPE_TO_STR[wanted]}")
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """The symbols and choices that each symbol or choice can change directly."""
+
+    tree: Tree
+    below: Mapping[Any, set[Any]]  # item -> those that it can change: by a default, range, condition, select or imply
+
+    def reached_from(self, axes: Iterable[str]) -> set[str]:
+        """Return the symbols and choices whose value can change with these axes, including those of the axes."""
+        tree = self.tree
+        todo: list[Any] = []
+        for axis in axes:
+            choice = tree.choices.get(axis)
+            todo += [choice, *choice.syms] if choice is not None else [tree.kconf.syms[axis]]
+        seen: set[Any] = set()
+        while todo:
+            item = todo.pop()
+            if item not in seen:
+                seen.add(item)
+                todo.extend(self.below.get(item, ()))
+        names = {item.name for item in seen if item.name}
+        return names | {axis for axis, choice in tree.choices.items() if choice in seen}
 
 
 def is_text(symbol: Symbol) -> bool:

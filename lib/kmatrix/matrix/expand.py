@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kmatrix.errors import ConfigError
-from kmatrix.kconfig.assignments import SHOWN, cause
+from kmatrix.kconfig.assignments import SHOWN, NotInEffect, cause
 from kmatrix.kconfig.tree import Assignment, Symbols, Tree, normalized
-from kmatrix.matrix.axes import Axes, Axis, AxisValue, label
+from kmatrix.matrix.axes import Axes, Axis, AxisValue, Exclusion, label
 
 LONGEST_NAME = 120  # characters; with the id and suffixes such as .json below the 255 bytes of a file name
 OPTIMIZER, GPUS, DEVICE, SEED = "GPT2_OPTIMIZER", "GPT2_NUM_GPUS", "GPT2_DEVICE", "GPT2_SEED"
@@ -31,6 +31,7 @@ class Run:
     name: str
     axes: tuple[tuple[str, str], ...]  # label -> value text; the optimizer and the GPU count are always included
     points: tuple[AxisValue, ...]  # the values to set over the base
+    texts: tuple[str | None, ...] = ()  # effective texts of the symbols in Matrix.varying, None: does not apply
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,22 @@ class Matrix:
     cells: int  # runs + duplicates + excluded cells
     duplicates: int  # cells with the configuration of an earlier cell
     notes: tuple[str, ...] = ()
+    varying: tuple[str, ...] = ()  # symbols and choices whose value can differ between runs
+    common: Symbols | None = None  # effective values of the first run; all runs share those that do not vary
+
+    def values(self, tree: Tree, run: Run) -> Symbols:
+        """Return the effective values of a run, as `apply_run` does, but without evaluating the tree."""
+        if self.common is None:
+            raise ValueError("this matrix has no runs")
+        texts = dict(self.common.texts)
+        typed = dict(self.common.typed)
+        for name, text in zip(self.varying, run.texts, strict=True):
+            if text is None:
+                texts.pop(name, None)
+            else:
+                texts[name] = text
+            typed[name] = tree.typed(name, text)
+        return Symbols(texts, typed)
 
 
 @dataclass(slots=True)
@@ -61,16 +78,22 @@ class _Cells:
     fixed: dict[str, Assignment]  # axis -> assignment of the base
     present: dict[str, Assignment] = field(default_factory=dict)
 
-    def enter(self, points: Iterable[AxisValue]) -> None:
+    def enter(self, points: Iterable[AxisValue]) -> frozenset[str]:
+        """Apply a cell, and return the axes whose values differ from the previous cell."""
         # kconfiglib evaluates lazily: each set_value discards the values of dependent symbols only.
         wanted = {point.axis: point.assignment for point in points}
-        for axis in [axis for axis in self.present if axis not in wanted]:
-            del self.present[axis]
-            self._set(axis, self.fixed.get(axis))
+        changed = []
+        if self.present.keys() != wanted.keys():  # a coupled value ends
+            for axis in [axis for axis in self.present if axis not in wanted]:
+                del self.present[axis]
+                self._set(axis, self.fixed.get(axis))
+                changed.append(axis)
         for axis, assignment in wanted.items():
             if self.present.get(axis) is not assignment:  # cells share the objects, so identity is enough
                 self.present[axis] = assignment
                 self._set(axis, assignment)
+                changed.append(axis)
+        return frozenset(changed)
 
     def _set(self, axis: str, assignment: Assignment | None) -> None:
         if assignment is not None:
@@ -108,20 +131,28 @@ def expand(tree: Tree, base: Sequence[Assignment], axes: Axes, rules: Sequence[R
     fixed = {tree.axis_of(tree.kconf.syms[item.name]): item for item in lines if _sets_axis(tree, item)}
     # Before the first cell: these look at the base alone.
     expansion = _Expansion(tree, axes, lines, rules)
-    _refuse_dependent_conditions(tree, axes, expansion.identity.dependent)
+    _refuse_dependent_conditions(tree, axes, expansion.dependent)
     cells = _Cells(tree, fixed)
     before = {name: tree.value(name) for name in _named_in_conditions(axes)}
-    # Visit the cells in the order of the product, of which neighbors differ in few axes.
-    for points in _cell_values(axes, before):
-        cells.enter(points)
-        expansion.visit(points)
-    expansion.refuse_unused()
+    # An excluded value makes kconfiglib warn in each of its cells; `cause` reports it once.
+    warned, tree.kconf.warn = tree.kconf.warn, False
+    try:
+        # Visit the cells in the order of the product, of which neighbors differ in few axes.
+        for points in _cell_values(axes, before):
+            expansion.visit(points, cells.enter(points))
+        expansion.refuse_unused()
+    finally:
+        tree.kconf.warn = warned
     return expansion.matrix()
 
 
 def _cell_values(axes: Axes, base: Mapping[str, str | None]) -> Iterator[tuple[AxisValue, ...]]:
     """Yield the values of each cell. base: effective values of the symbols in conditions that are not axes."""
-    for points in itertools.product(*(axis.points for axis in axes.axes)):
+    cells = itertools.product(*(axis.points for axis in axes.axes))
+    if not axes.couplings:
+        yield from cells
+        return
+    for points in cells:
         values = {**base, **{point.axis: point.text for point in points}}
         coupled = [group for rule in axes.couplings if rule.condition.holds(values) for group in rule.points]
         if not coupled:
@@ -151,84 +182,180 @@ def _refuse_dependent_conditions(tree: Tree, axes: Axes, dependent: set[str]) ->
                 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Affected:
+    """What the values of some axes can change. A cell evaluates again only what its changed axes affect."""
+
+    names: frozenset[str]  # symbols and choices
+    axes: frozenset[str]  # axes whose own value may take effect now, or no longer
+    lines: frozenset[int]  # indices of `_Expansion.dependent_lines`
+    texts: frozenset[int]  # indices of the varying symbols
+    forbid: bool  # a FORBID_ symbol
+
+
+@dataclass(slots=True)
+class _CachedRule:
+    """A rule with its last result, and the symbols that it read for it."""
+
+    rule: Rule
+    read: set[str] = field(default_factory=set)
+    why: str | None = None
+    stale: bool = True
+
+    def check(self, value: Callable[[str], str | None]) -> str | None:
+        """Return why the rule excludes the current cell, or None."""
+        if self.stale:
+            self.read.clear()
+
+            def read(name: str) -> str | None:
+                self.read.add(name)
+                return value(name)
+
+            self.why = self.rule(read)
+            self.stale = False
+        return self.why
+
+
 class _Expansion:
-    """Classifies cells one by one and collects the results. One visit takes some tens of microseconds."""
+    """Classifies cells one by one and collects the results.
+
+    Neighboring cells differ in few axes, and an axis changes few symbols. Everything that was computed from other
+    symbols is kept from the cell before: one visit takes about twenty microseconds.
+    """
 
     def __init__(self, tree: Tree, axes: Axes, lines: Sequence[Assignment], rules: Sequence[Rule]) -> None:
-        self.tree, self.axes, self.lines, self.rules = tree, axes, lines, rules
+        self.tree, self.axes, self.lines = tree, axes, lines
         self.cells = self.duplicates = 0
         self.excluded: Counter[str] = Counter()
-        self.conditions = _named_in_conditions(axes)
-        self.found: dict[str, tuple[AxisValue, ...]] = {}
-        self.shown: dict[str, tuple[str, str, str]] = {}
+        self.found: dict[str, tuple[tuple[AxisValue, ...], tuple[str | None, ...]]] = {}
+        self.shown: list[tuple[str, str, str]] = []
+        self.same: dict[Any, Any] = {}  # equal tuples of different runs are stored once
+        self.common: Symbols | None = None
         self.used: set[tuple[str, str]] = set()
         self.effective: set[Assignment] = set()
         self.notes: list[str] = []
-        self.identity = RunIdentity(tree, self._swept_or_coupled())
-        # Lines that no axis can change are checked once, here; the others in every cell.
-        dependent = self.identity.dependent
+        self.edges = tree.edges()
+        self.dependent = self.edges.reached_from(self._swept_or_coupled())
+        self.identity = RunIdentity(tree, self.dependent)
+        # Lines that no axis can change are checked once, here; the others in every cell that can change them.
         self.base_cause = next(
-            (why for item in lines if item.name not in dependent and (why := self._broken(item))), None
+            (why for item in lines if item.name not in self.dependent and (why := self._broken(item))), None
         )
-        self.effective.update(item for item in lines if item.name not in dependent and self._has_effect(item))
-        self.dependent_lines = [item for item in lines if item.name in dependent]
+        self.effective.update(item for item in lines if item.name not in self.dependent and self._has_effect(item))
+        self.dependent_lines = [(item, tree.axis_of(tree.kconf.syms[item.name])) for item in lines]
+        self.dependent_lines = [pair for pair in self.dependent_lines if pair[0].name in self.dependent]
         self.forbid = [symbol for symbol in tree.symbols if symbol.name.startswith("FORBID_")]
+        self.rules = [_CachedRule(rule) for rule in (*rules, *map(_exclusion_rule, axes.exclusions))]
+        # The state of the cell before, and the parts of it that are out of date.
+        self.causes: dict[str, tuple[AxisValue, NotInEffect | None]] = {}  # axis -> its value and why it is invalid
+        self.line_causes: list[str | None] = [None] * len(self.dependent_lines)
+        self.forbidden = False
+        self.stale_axes: set[str] = set()
+        self.stale_lines = set(range(len(self.dependent_lines)))
+        self.stale_texts: set[int] = set()  # the constructor of RunIdentity has read them
+        self.stale_forbid = True
+        self.affected: dict[frozenset[str], _Affected] = {}
 
     def _swept_or_coupled(self) -> set[str]:
         """Return the axes and coupled symbols, without the symbols that depend on them."""
         coupled = {group[0].axis for rule in self.axes.couplings for group in rule.points}
         return {axis.name for axis in self.axes.axes} | coupled
 
-    def visit(self, points: tuple[AxisValue, ...]) -> None:
+    def visit(self, points: tuple[AxisValue, ...], changed: frozenset[str]) -> None:
+        """Classify a cell, which is applied to the tree. changed: the axes that differ from the cell before."""
         self.cells += 1
+        self._mark_stale(changed)
         applied, why = self._check(points)
         if why is not None:
             self.excluded[why] += 1
             return
         self.used.update((point.axis, point.text) for point in applied)
         # The first cell of a run gives it its name; a later one with the same effective values is a duplicate.
+        self.identity.read_again(self.stale_texts)
+        self.stale_texts.clear()
         run_id = self.identity.of_cell()
         if run_id in self.found:
             self.duplicates += 1
             return
-        self.found[run_id] = applied
+        self.found[run_id] = (applied, tuple(self.identity.texts))
         value = self.tree.value
-        self.shown[run_id] = (value(OPTIMIZER) or "", value(GPUS) or "", value(DEVICE) or "")
+        shown = (value(OPTIMIZER) or "", value(GPUS) or "", value(DEVICE) or "")
+        self.shown.append(self.same.setdefault(shown, shown))
+        if self.common is None:
+            self.common = self.tree.effective()
+
+    def _mark_stale(self, changed: frozenset[str]) -> None:
+        """Note what the changed axes can change. It is evaluated when a cell needs it, maybe a later one."""
+        if not changed:
+            return
+        affected = self.affected.get(changed) or self._find_affected(changed)
+        self.stale_axes |= affected.axes
+        self.stale_lines |= affected.lines
+        self.stale_texts |= affected.texts
+        self.stale_forbid |= affected.forbid
+        for cached in self.rules:
+            if not cached.stale and not cached.read.isdisjoint(affected.names):
+                cached.stale = True
+
+    def _find_affected(self, changed: frozenset[str]) -> _Affected:
+        names = self.edges.reached_from(changed)
+        members = {
+            axis: {axis, *(member.name for member in self.tree.members.get(axis, {}).values())}
+            for axis in self._swept_or_coupled()
+        }
+        found = self.affected[changed] = _Affected(
+            names=frozenset(names),
+            axes=frozenset(axis for axis, own in members.items() if own & names),
+            lines=frozenset(i for i, (item, axis) in enumerate(self.dependent_lines) if {item.name, axis} & names),
+            texts=frozenset(self.identity.places_of(names)),
+            forbid=any(symbol.name in names for symbol in self.forbid),
+        )
+        return found
 
     def _check(self, points: tuple[AxisValue, ...]) -> tuple[tuple[AxisValue, ...], str | None]:
         """Return the values that apply in this cell, and why the cell is invalid, or None."""
         if self.base_cause:
             return (), self.base_cause
         applied = []
+        invalid = None
         for point in points:
-            found = cause(self.tree, point.assignment)
+            before = self.causes.get(point.axis)
+            if before is None or before[0] is not point or point.axis in self.stale_axes:
+                before = self.causes[point.axis] = point, cause(self.tree, point.assignment)
+            found = before[1]
             if found is None:
                 applied.append(point)
-            elif not found.absent:  # absent: the axis does not apply here, such as momentum with AdamW
-                return (), f"{point.axis}={point.text}: {found.text}"
-        return tuple(applied), self._line_cause({point.axis for point in points}) or self._rule_cause()
+            elif not found.absent and invalid is None:  # absent: the axis does not apply, such as momentum with AdamW
+                invalid = f"{point.axis}={point.text}: {found.text}"
+        self.stale_axes.clear()
+        if invalid is not None:
+            return (), invalid
+        why = self._line_cause({point.axis for point in points}) if self.dependent_lines else None
+        return tuple(applied), why or self._rule_cause()
 
     def _line_cause(self, taken: set[str]) -> str | None:
         """Return why a line of the base is invalid in this cell, or None. taken: axes with a value in this cell."""
-        for item in self.dependent_lines:
-            if self.tree.axis_of(self.tree.kconf.syms[item.name]) not in taken and (why := self._broken(item)):
+        for index, (item, axis) in enumerate(self.dependent_lines):
+            if axis in taken:
+                continue
+            if index in self.stale_lines:
+                self.stale_lines.discard(index)
+                self.line_causes[index] = self._broken(item)
+                if self.line_causes[index] is None and self._has_effect(item):
+                    self.effective.add(item)
+            if why := self.line_causes[index]:
                 return why
-            if self._has_effect(item):
-                self.effective.add(item)
         return None
 
     def _rule_cause(self) -> str | None:
         """Return why a FORBID_ symbol, a rule or an exclusion excludes this cell, or None."""
-        # The cheapest check first. `forbidding` walks over all symbols, so only for a cell that is excluded.
-        if any(symbol.str_value == "y" for symbol in self.forbid):
+        if self.stale_forbid:
+            self.forbidden = any(symbol.str_value == "y" for symbol in self.forbid)
+            self.stale_forbid = False
+        if self.forbidden:
             return self.tree.forbidden()[0]
-        for rule in self.rules:
-            if why := rule(self.tree.value):
-                return why
-        if not self.axes.exclusions:
-            return None
-        values = {name: self.tree.value(name) for name in self.conditions}
-        return next((rule.reason for rule in self.axes.exclusions if rule.condition.holds(values)), None)
+        value = self.tree.value
+        return next((why for cached in self.rules if (why := cached.check(value))), None)
 
     def _broken(self, item: Assignment) -> str | None:
         """Return why a line of the base is invalid in this cell, None if it is valid or does not apply."""
@@ -292,31 +419,45 @@ class _Expansion:
 
     def matrix(self) -> Matrix:
         varying = {axis.name for axis in self.axes.axes if len(axis.points) > 1}
+        # In names: the axes with several values, and coupled symbols with several.
+        named = varying | (self._swept_or_coupled() - {axis.name for axis in self.axes.axes})
         runs: list[Run] = []
         names: set[str] = set()
         labels = {name: label(self.tree, name) for name in self._swept_or_coupled() | {OPTIMIZER, GPUS, SEED}}
-        for run_id, points in self.found.items():
-            optimizer, gpus, device = self.shown[run_id]
-            swept = [
-                point
-                for point in points
-                if point.swept and (point.axis in varying or point.axis not in self._axis_names())
-            ]
-            name = _name(optimizer, gpus, device, [(labels[point.axis], point.text) for point in swept], labels)
+        for (run_id, (points, texts)), (optimizer, gpus, device) in zip(self.found.items(), self.shown, strict=True):
+            swept = [(labels[point.axis], point.text) for point in points if point.swept]
+            in_name = [(labels[point.axis], point.text) for point in points if point.swept and point.axis in named]
+            name = _name(optimizer, gpus, device, in_name, labels)
             # Names can coincide, because characters are replaced and names shortened. The id tells them apart.
             name = name if name not in names and len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}_{run_id[:6]}"
             names.add(name)
             shown = {labels[OPTIMIZER]: optimizer} if optimizer else {}
-            shown.update((labels[point.axis], point.text) for point in points if point.swept)
+            shown.update(swept)
             if gpus:
                 shown[labels[GPUS]] = gpus
-            runs.append(Run(run_id, name, tuple(shown.items()), points))
+            runs.append(Run(run_id, name, tuple(shown.items()), points, texts))
         excluded = tuple(Excluded(count, why) for why, count in sorted(self.excluded.items()))
         notes = (*self.axes.notes, *self.notes)
-        return Matrix(self.axes.axes, tuple(runs), excluded, self.cells, self.duplicates, notes)
+        return Matrix(
+            axes=self.axes.axes,
+            runs=tuple(runs),
+            excluded=excluded,
+            cells=self.cells,
+            duplicates=self.duplicates,
+            notes=notes,
+            varying=self.identity.varying,
+            common=self.common,
+        )
 
-    def _axis_names(self) -> set[str]:
-        return {axis.name for axis in self.axes.axes}
+
+def _exclusion_rule(exclusion: Exclusion) -> Rule:
+    """Return an exclusion as a rule."""
+    names = [name for name, _ in exclusion.condition.terms]
+
+    def excluded(value: Callable[[str], str | None]) -> str | None:
+        return exclusion.reason if exclusion.condition.holds({name: value(name) for name in names}) else None
+
+    return excluded
 
 
 def _sets_axis(tree: Tree, item: Assignment) -> bool:
@@ -345,58 +486,43 @@ class RunIdentity:
     dependent: names of symbols and choices whose value can differ between cells.
     """
 
-    def __init__(self, tree: Tree, axes: set[str]) -> None:
+    def __init__(self, tree: Tree, dependent: set[str]) -> None:
         self.tree = tree
-        self.dependent = _dependents(tree, axes)
-        # Neutral symbols cannot change a result; MATRIX_ and FORBID_ symbols are not settings of a run.
-        names = [
-            symbol.name
-            for symbol in tree.symbols
-            if not symbol.choice
-            and symbol.name not in tree.neutral
-            and not symbol.name.startswith(("MATRIX", "FORBID_"))
-        ]
-        names = sorted([*names, *tree.choices])
-        self.lines = [self._line(name) for name in names]
-        self.places = [
-            (place, name)
-            for place, name in enumerate(names)
-            if self.dependent
-            & {name, tree.neutral_unless.get(name), *(m.name for m in tree.members.get(name, {}).values())}
-        ]
+        self.varying = tuple(name for name in tree.names() if name in dependent)
+        self.texts = [tree.value(name) for name in self.varying]
+        # Neutral symbols cannot change a result. tree.names() has no MATRIX_ and FORBID_ symbols: they are not settings
+        # of a run.
+        names = sorted(name for name in tree.names() if name not in tree.neutral)
+        # Runs of constant lines are joined: [constant, varying, constant, varying, ..., constant].
+        self.parts: list[str] = [""]
+        self.part_of: dict[str, int] = {}
+        for name in names:
+            if {name, tree.neutral_unless.get(name)} & dependent:
+                self.part_of[name] = len(self.parts)
+                self.parts += [self._line(name, tree.value(name)), ""]
+            else:
+                self.parts[-1] += self._line(name, tree.value(name))
+
+    def places_of(self, names: set[str]) -> list[int]:
+        """Return the indices of the varying symbols that change, or count, with these symbols."""
+        decides = self.tree.neutral_unless
+        return [i for i, name in enumerate(self.varying) if {name, decides.get(name)} & names]
+
+    def read_again(self, places: Iterable[int]) -> None:
+        """Read the varying symbols with these indices."""
+        for place in places:
+            name = self.varying[place]
+            text = self.texts[place] = self.tree.value(name)
+            part = self.part_of.get(name)
+            if part is not None:
+                self.parts[part] = self._line(name, text)
 
     def of_cell(self) -> str:
-        for place, name in self.places:
-            self.lines[place] = self._line(name)
-        return hashlib.sha256("".join(self.lines).encode()).hexdigest()[:ID_DIGITS]
+        """Return the id of the values that were read last."""
+        return hashlib.sha256("".join(self.parts).encode()).hexdigest()[:ID_DIGITS]
 
-    def _line(self, name: str) -> str:
-        text, decides = self.tree.value(name), self.tree.neutral_unless.get(name)
+    def _line(self, name: str, text: str | None) -> str:
+        decides = self.tree.neutral_unless.get(name)
         if text is None or (decides and not self.tree.value(decides)):
             return ""
         return f"{name}={normalized(self.tree, name, text)}\n"
-
-
-def _dependents(tree: Tree, axes: Iterable[str]) -> set[str]:
-    """Return the symbols whose value can change with the given axes, including those of the axes."""
-    # Edges from each symbol or choice to those that mention it, in a default, a range or a condition.
-    below: dict[Any, set[Any]] = {}
-    for symbol in tree.symbols:
-        for item in symbol.referenced:
-            below.setdefault(item, set()).add(symbol)
-        if symbol.choice:  # selecting one member deselects the others
-            below.setdefault(symbol, set()).add(symbol.choice)
-            below.setdefault(symbol.choice, set()).add(symbol)
-    for choice in tree.choices.values():
-        for item in choice.referenced:
-            below.setdefault(item, set()).add(choice)
-    # Everything that can be reached from the axes.
-    todo: list[Any] = [member for axis in axes for member in tree.members.get(axis, {}).values()]
-    todo += [tree.kconf.syms[axis] for axis in axes if axis not in tree.choices]
-    seen: set[Any] = set()
-    while todo:
-        item = todo.pop()
-        if item not in seen:
-            seen.add(item)
-            todo.extend(below.get(item, ()))
-    return {item.name for item in seen if item.name}
