@@ -285,7 +285,7 @@ class _Expansion:
             self.common = self.tree.effective()
 
     def _mark_stale(self, changed: frozenset[str]) -> None:
-        """Note what the changed axes can change. It is evaluated when a cell needs it, maybe a later one."""
+        """Mark the values that the changed axes can change; a cell that needs one of them evaluates it."""
         if not changed:
             return
         affected = self.affected.get(changed) or self._find_affected(changed)
