@@ -18,6 +18,7 @@ import torch
 import torch.distributed
 
 from kmatrix.errors import LaunchError
+from kmatrix.records.run_lock import launcher_died
 from kmatrix.records.train_config import TrainConfig
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -164,7 +165,7 @@ def die_with_parent() -> None:
         return
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-    if os.getppid() != parent:  # torchrun died before the call
+    if os.getppid() != parent or launcher_died():  # torchrun died before the call
         os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -48,6 +48,7 @@ from gpt2.stopping import (
 from kmatrix.errors import ConfigError, DataError, KmatrixError
 from kmatrix.records.files import read_json, replacing
 from kmatrix.records.paths import RunDir
+from kmatrix.records.run_lock import join_attempt
 from kmatrix.records.train_config import TrainConfig, changes
 
 
@@ -66,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     rank, _, size = dist.environment()
     run_dir = RunDir(args.run_dir.absolute())
     try:
+        # Before any file of the run is touched: an earlier attempt may still have ranks, or this rank may be too late.
+        join_attempt(run_dir)
         run = read_json(run_dir.run_json)
     except KmatrixError as error:  # without run.json this is not a run directory: do not write a result into it
         print(f"error: {error}", file=sys.stderr)

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -389,9 +390,46 @@ def test_a_run_waits_for_processes_left_by_a_killed_runner(matrix, plan, start_r
     started, first, seen = time.monotonic(), read_json(run.dir.path / "env.json")["pid"], []
     outcome = drive(matrix, [plan("a", attempt=2)], engine(grace_s=1.5), on_progress=seen.append, poll_s=0.02)
     assert outcome.exit_code == 0
-    assert seen[0].note == "waiting for an earlier attempt to exit"
+    assert re.fullmatch(r"waiting for an earlier attempt to exit: guard \(pid \d+\), .*", seen[0].note)
     assert not is_alive(first)
     assert time.monotonic() - started > 1
+
+
+def test_processes_without_guard_and_runner_delay_the_next_attempt_and_are_named(matrix, plan, start_runner):
+    """After SIGKILL of runner and guard, torchrun (here the trainer itself) still holds the lock."""
+    run = plan("a", "stubborn")
+    process = start_runner("a=stubborn", grace_s=60)
+    wait_until(run.dir.metrics.exists)
+    first = read_json(run.dir.path / "env.json")["pid"]
+    psutil.Process(status_of(run)["pid"]).kill()
+    process.kill()
+    process.wait()
+    seen = []
+
+    def show(progress):
+        seen.append(progress.note)
+        if len(seen) == 3 and is_alive(first):
+            os.kill(first, signal.SIGKILL)
+
+    assert drive(matrix, [plan("a", attempt=2)], engine(), on_progress=show, poll_s=0.02).exit_code == 0
+    assert f"(pid {first})" in seen[0]
+    waits = [line for line in read_jsonl(matrix.journal) if line["event"] == "run waits"]
+    assert [(line["run"], f"(pid {first})" in line["reason"]) for line in waits] == [("a", True)]
+
+
+def test_a_process_of_an_earlier_attempt_that_never_exits_is_killed(matrix, plan, start_runner, monkeypatch):
+    run = plan("a", "stubborn")
+    process = start_runner("a=stubborn", grace_s=60)
+    wait_until(run.dir.metrics.exists)
+    first = read_json(run.dir.path / "env.json")["pid"]
+    psutil.Process(status_of(run)["pid"]).kill()
+    process.kill()
+    process.wait()
+    monkeypatch.setattr("kmatrix.engines.local.engine.MARGIN_S", 0.2)
+    monkeypatch.setattr("kmatrix.engines.local.engine.LOOK_S", 0.05)
+    with open(run.dir.lock, "rb"):  # a reader of the file is no process of the run
+        assert drive(matrix, [plan("a", attempt=2)], engine(grace_s=0.1), poll_s=0.02).exit_code == 0
+    assert not is_alive(first)
 
 
 def test_a_second_runner_of_a_matrix_is_refused_and_names_the_first(matrix, plan, start_runner):

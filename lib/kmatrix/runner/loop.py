@@ -123,6 +123,7 @@ class _Driver:
         self._watches: dict[str, RunWatch] = {}
         self._index: dict[str, int] = {}  # run -> its place in the order of starts, from 1
         self._recorder_deaths: Counter[str] = Counter()
+        self._waits: set[str] = set()  # runs whose next attempt cannot start yet
         self._excluded: dict[str, str] = {}  # GPU -> why, as reported last
         self._open = set(self._plans)  # runs of this execution that have not ended
         self.jobs: dict[str, str] = {}
@@ -248,6 +249,9 @@ class _Driver:
             self._write_alerts(plan, job, update)
             self._display(name, update, job=job, note="stopping, saving a checkpoint" if stopping else "")
         elif job.reason:
+            if name not in self._waits:  # once: the reason changes with each process that exits
+                self._waits.add(name)
+                self._writer.log("run waits", run=name, attempt=plan.attempt, reason=job.reason)
             self._display(name, note=job.reason)
 
     def _give_up(self, name: str, reason: str) -> None:
@@ -258,6 +262,7 @@ class _Driver:
         self._display(name, reason=reason)
 
     def _begin_run(self, plan: RunPlan, job: JobState) -> None:
+        self._waits.discard(plan.name)
         self._writer.apply(plan.name, Started(_attempt(plan, job)))
         self._index.setdefault(plan.name, len(self._index) + 1)
         self._watches[plan.name].start(job.started or time.time(), records_gpus=job.records_gpus)

@@ -154,8 +154,23 @@ def test_a_lock_passed_to_the_guard_is_held_until_the_tree_has_exited(start_comm
     os.close(lock)
 
 
-def test_the_command_inherits_only_stdin_stdout_and_stderr(start_command, tmp_path):
+def test_the_command_inherits_only_stdin_stdout_stderr_and_the_lock(start_command, tmp_path):
     lock = try_lock(tmp_path / "lock")
-    has_exited(start_command("import os; print(sorted(os.listdir('/proc/self/fd')))", lock=lock, wait_for=""))
+    code = "import os; print(sorted(os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if int(n) > 2 and os.path.exists(f'/proc/self/fd/{n}')))"
+    has_exited(start_command(code, lock=lock, wait_for=""))
     os.close(lock)
-    assert (tmp_path / "log").read_text().strip() == "['0', '1', '2', '3']"  # 3 is the listing itself
+    assert (tmp_path / "log").read_text().strip() == str([str(tmp_path / "lock")])
+
+
+def test_a_lock_is_held_by_the_command_after_its_guard_was_killed(start_command, tmp_path):
+    lock = try_lock(tmp_path / "lock")
+    tree = start_command(IGNORE_SIGTERM, lock=lock)
+    os.close(lock)
+    wait_until(tree.members)
+    os.kill(tree.pid, signal.SIGKILL)
+    wait_until(lambda: psutil.Process(tree.pid).status() == psutil.STATUS_ZOMBIE)
+    assert try_lock(tmp_path / "lock") is None
+    assert has_exited(tree) == -signal.SIGKILL  # it kills the command, too
+    lock = try_lock(tmp_path / "lock")
+    assert lock is not None
+    os.close(lock)

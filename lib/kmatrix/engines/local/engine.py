@@ -5,6 +5,7 @@ Job ids are the names of the runs: no process of a run outlives the runner, so j
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import time
@@ -21,8 +22,8 @@ from kmatrix.engines.local.recorder import RecorderLauncher, end
 from kmatrix.errors import KmatrixError
 from kmatrix.packing import Limits, PackedJob, startable
 from kmatrix.records.files import read_json
-from kmatrix.records.lock import try_lock
 from kmatrix.records.paths import program_environment, program_path
+from kmatrix.records.run_lock import TOKEN, begin_attempt, kill, members
 from kmatrix.status.state import TIMEOUT, JobPhase, JobState, RunPlan
 from kmatrix.text import plural
 from kmatrix.track.processes import TrackerProcesses
@@ -40,6 +41,7 @@ MOST_RECORDERS = 5  # restarts of a killed recorder per run
 ONE = Limits(jobs=1)  # default: one run at a time
 NO_GPUS = "no gpus"  # kind of a run that waits for GPUs, or was given up because there are too few
 MARGIN_S = 5.0  # the guard kills after the grace period; after this margin the runner does
+LOOK_S = 1.0  # between two searches for the processes of an earlier attempt
 
 
 @dataclass(slots=True)
@@ -53,6 +55,7 @@ class _Job:
     started_at: float = 0.0  # monotonic seconds
     kill_deadline: float | None = None  # monotonic seconds
     waits_since: float | None = None  # monotonic seconds, for an earlier attempt to end
+    looked_at: float = -math.inf  # monotonic seconds, for the processes of an earlier attempt
 
 
 class LocalEngine:
@@ -211,18 +214,19 @@ class LocalEngine:
         """Start a run, or let it wait while processes of an earlier attempt still exit."""
         plan, lock = self._with_gpus(job.plan), None
         try:
-            lock = try_lock(plan.dir.lock)
-            if lock is None:
+            begun = begin_attempt(plan.dir, plan.attempt)
+            if begun is None:
                 self._wait_for_earlier(job)
                 return
+            lock, token = begun
             log = plan.dir.output_log
             # Before the process exists: the patterns of failures search only what this attempt appends.
             before = log.stat().st_size if log.exists() else 0
-            begun = time.time()
+            at = time.time()
             job.tree = start(
                 self._argv(plan),
                 cwd=self._root,
-                env=program_environment(self._root, **self._changes(plan)),
+                env=program_environment(self._root, **self._changes(plan), **{TOKEN: token}),
                 log=log,
                 python=self._python,
                 grace_s=self._grace_s,
@@ -233,9 +237,9 @@ class LocalEngine:
             return
         finally:
             if lock is not None:
-                os.close(lock)  # the guard holds it now
+                os.close(lock)  # the guard and torchrun hold it now
         job.plan, job.started_at = plan, time.monotonic()
-        job.state = JobState(phase=JobPhase.RUNNING, pid=job.tree.pid, started=begun, gpus=plan.gpus, log_start=before)
+        job.state = JobState(phase=JobPhase.RUNNING, pid=job.tree.pid, started=at, gpus=plan.gpus, log_start=before)
         self._start_recorder(job)
         if self._trackers is not None:
             self._trackers.begin(plan, job.tree.pid)
@@ -255,14 +259,23 @@ class LocalEngine:
         job.recorder = recorders.start(job.plan, pid, gpus=job.seen, slot=job.slot)
 
     def _wait_for_earlier(self, job: _Job) -> None:
+        """Wait for the processes of an earlier attempt to exit, and kill those that do not."""
         now = time.monotonic()
-        job.state = replace(job.state, reason="waiting for an earlier attempt to exit")
         job.waits_since = job.waits_since if job.waits_since is not None else now
-        # An earlier guard kills its run after the grace period. Two margins, since its own kill may take one.
-        if now - job.waits_since > self._grace_s + 2 * MARGIN_S:
-            self._give_up(
-                job, f"could not be started: an earlier attempt is still running ({job.plan.dir.lock} is locked)"
-            )
+        # A search of all processes takes milliseconds, and a poll is due ten times per second.
+        if now - job.looked_at < LOOK_S:
+            return
+        job.looked_at = now
+        others = members(job.plan.dir)
+        who = f": {', '.join(map(str, others))}" if others else f" ({job.plan.dir.lock} is locked)"
+        job.state = replace(job.state, reason=f"waiting for an earlier attempt to exit{who}")
+        # An earlier guard, or torchrun, kills its run after the grace period. Two margins, since its own kill may take
+        # one; then the processes are stuck, or stopped, and would keep the run from starting forever.
+        waited = now - job.waits_since - self._grace_s - 2 * MARGIN_S
+        if waited > 2 * MARGIN_S:
+            self._give_up(job, f"could not be started: an earlier attempt is still running{who}")
+        elif waited > 0:
+            kill(others)
 
     def _give_up(self, job: _Job, reason: str) -> None:
         job.state = JobState(phase=JobPhase.ENDED, ended=time.time(), reason=reason)

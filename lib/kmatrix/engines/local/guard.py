@@ -40,19 +40,10 @@ def main(argv: list[str]) -> int:
     # PR_SET_PDEATHSIG reports only deaths after this call. A new parent means that the runner had died before.
     if os.getppid() != runner:
         return 128 + signal.SIGTERM
-    _keep_descriptors()
     child = _start(command, mask)
     code = _wait(child, grace)
     _kill_descendants(linger=LINGER_S if code is not None else 0.0)
     return 128 + signal.SIGKILL if code is None else code
-
-
-def _keep_descriptors() -> None:
-    """Make all descriptors but 0, 1 and 2 non-inheritable: only the guard holds the run's lock."""
-    for entry in Path("/proc/self/fd").iterdir():
-        if int(entry.name) > 2:
-            with contextlib.suppress(OSError):  # the descriptor of this listing
-                os.set_inheritable(int(entry.name), False)
 
 
 def _start(command: list[str], mask: set[int | signal.Signals]) -> int:
@@ -64,10 +55,22 @@ def _start(command: list[str], mask: set[int | signal.Signals]) -> int:
         # Not inherited across fork. The command must also end if somebody kills the guard with SIGKILL.
         LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        # The run's lock, the only inheritable descriptor above 2, stays open: the command holds it after the death of
+        # the guard. The variable tells ranks which process has to be alive: they may start after its death.
+        os.environ["KMATRIX_LAUNCHER"] = f"{os.getpid()}:{_start_time()}"
         os.execvp(command[0], command)
     except OSError as error:
         os.write(2, f"cannot start {command[0]}: {error.strerror}\n".encode())
     os._exit(127)  # the shell's code for a command that cannot be run; no cleanup of the parent's state
+
+
+def _start_time() -> str:
+    """Return the start time of this process in clock ticks after the boot, "" if the system has no /proc."""
+    try:
+        stat = Path("/proc/self/stat").read_text(errors="replace")
+    except OSError:
+        return ""
+    return stat[stat.rindex(")") + 2 :].split()[19]  # starttime, field 22 of proc(5); two were cut off
 
 
 def _wait(child: int, grace: float) -> int | None:

@@ -109,8 +109,8 @@ def start(
 ) -> ProcessTree:
     """Start a command under a guard; its output is appended to `log`. Raises OSError if it cannot be started.
 
-    env: the whole environment.  python: interpreter of the guard.  lock: descriptor that the guard keeps open, so that
-    the lock is held until the last process has exited.
+    env: the whole environment.  python: interpreter of the guard.  lock: descriptor that guard and command keep open,
+    so that the lock is held until both have exited, even if the guard is killed.
     Call it from the main thread: the guard stops the command when the thread that started it exits.
     """
     command = [str(python), "-I", "-S", str(GUARD), str(os.getpid()), str(grace_s), *argv]

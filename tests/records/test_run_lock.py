@@ -1,0 +1,102 @@
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from kmatrix.errors import LaunchError
+from kmatrix.records.lock import start_of, try_lock
+from kmatrix.records.paths import RunDir
+from kmatrix.records.run_lock import LAUNCHER, TOKEN, begin_attempt, join_attempt, kill, launcher_died, members
+from waiting import wait_until
+
+# A program that inherits a descriptor and waits.
+HOLDER = "import sys, time; print('ready', flush=True); time.sleep(300)"
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = RunDir(tmp_path / "gpt2_adamw")
+    folder.path.mkdir()
+    return folder
+
+
+@pytest.fixture
+def holder(run):
+    """Start a process that holds a descriptor and has the name of the run on its command line."""
+    started = []
+
+    def start(handle, *words):
+        command = [sys.executable, "-c", HOLDER, *words]
+        started.append(subprocess.Popen(command, pass_fds=(handle,), stdout=subprocess.PIPE, text=True))
+        assert started[-1].stdout.readline() == "ready\n"
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_an_attempt_shares_the_lock_with_its_processes_and_excludes_the_next_attempt(run, monkeypatch):
+    handle, token = begin_attempt(run, 1)
+    monkeypatch.setenv(TOKEN, token)
+    rank = join_attempt(run)
+    os.close(handle)  # guard and torchrun died: the rank alone holds the run
+    assert begin_attempt(run, 2) is None
+    assert try_lock(run.lock) is None
+    os.close(rank)
+    handle, _ = begin_attempt(run, 2)
+    os.close(handle)
+
+
+def test_a_rank_that_comes_after_a_new_attempt_began_is_refused(run, monkeypatch):
+    handle, token = begin_attempt(run, 1)
+    os.close(handle)  # all processes of attempt 1 that had the lock died; a rank still imports torch
+    new, _ = begin_attempt(run, 12)
+    monkeypatch.setenv(TOKEN, token)
+    with pytest.raises(LaunchError, match="attempt 1 of gpt2_adamw has ended\n  why: another attempt has begun"):
+        join_attempt(run)
+    os.close(new)
+    again, _ = begin_attempt(run, 3)  # the refused rank kept nothing
+    os.close(again)
+
+
+def test_a_rank_started_by_hand_needs_no_token(run, monkeypatch):
+    monkeypatch.delenv(TOKEN, raising=False)
+    assert join_attempt(run) is None
+    handle, _ = begin_attempt(run, 1)
+    os.close(handle)
+    rank = join_attempt(run)
+    assert begin_attempt(run, 2) is None
+    os.close(rank)
+
+
+def test_members_are_named_and_only_processes_of_the_run_are_killed(run, holder):
+    handle, _ = begin_attempt(run, 1)
+    torchrun = holder(handle, "torch.distributed.run", str(run.path))
+    reader = holder(handle)
+    os.close(handle)
+    found = {member.pid: member for member in members(run)}
+    assert str(found[torchrun.pid]) == f"torchrun (pid {torchrun.pid})"
+    assert found[torchrun.pid].of_run
+    assert not found[reader.pid].of_run
+    kill(list(found.values()))
+    assert torchrun.wait(60) == -signal.SIGKILL
+    assert reader.poll() is None
+    assert list(members(run)) == [found[reader.pid]]
+
+
+def test_a_launcher_is_identified_by_its_start_time(monkeypatch):
+    monkeypatch.delenv(LAUNCHER, raising=False)
+    assert not launcher_died()
+    monkeypatch.setenv(LAUNCHER, f"{os.getpid()}:{start_of(os.getpid())}")
+    assert not launcher_died()
+    monkeypatch.setenv(LAUNCHER, f"{os.getpid()}:1")  # a reused pid
+    assert launcher_died()
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    monkeypatch.setenv(LAUNCHER, f"{child.pid}:{start_of(child.pid)}")
+    child.wait()
+    wait_until(launcher_died)
