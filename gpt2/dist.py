@@ -18,6 +18,7 @@ import torch
 import torch.distributed
 
 from kmatrix.errors import LaunchError
+from kmatrix.records.disk import limit_from_environment
 from kmatrix.records.run_lock import launcher_died
 from kmatrix.records.train_config import TrainConfig
 
@@ -83,10 +84,11 @@ def start(config: TrainConfig) -> World:
     if backend:
         torch.distributed.init_process_group(
             # device_id: the communicator is created now, on this GPU, instead of in the first collective.
-            # 30 minutes, like the watchdog's limit for a first step: ranks may compile for different times.
+            # 30 minutes, like the watchdog's limit for a first step: ranks may compile for different times. More if
+            # rank 0 may hold a write on a full disk, while the others wait for it in a collective.
             backend,
             device_id=device if backend == "nccl" else None,
-            timeout=timedelta(minutes=30),
+            timeout=timedelta(minutes=30, seconds=limit_from_environment()),
         )
     return World(rank=rank, local_rank=local_rank, size=size, device=device, backend=backend)
 

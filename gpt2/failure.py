@@ -23,6 +23,7 @@ import torch
 from gpt2 import dist
 from gpt2.log import RunLog
 from kmatrix.errors import DataError, KmatrixError, is_full
+from kmatrix.records.disk import has_space, limit_from_environment
 from kmatrix.records.files import read_json, read_or_empty, write_json
 from kmatrix.records.lock import Process, stat_fields, this_process
 from kmatrix.records.paths import RunDir
@@ -249,6 +250,10 @@ class Watchdog:
             limit, age = self.limit_s(), now - self._began
             self._write_state(age)
             if limit is not None and age > limit:
+                # Rank 0 holds its writes on a full disk, and the others wait for it.
+                if limit_from_environment() and not has_space(self._dir.path):
+                    self._began = now
+                    continue
                 self._end_run(age, limit)
 
     def _write_state(self, age: float) -> None:

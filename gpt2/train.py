@@ -46,6 +46,7 @@ from gpt2.stopping import (
     limit_of,
 )
 from kmatrix.errors import ConfigError, DataError, KmatrixError
+from kmatrix.records.disk import SpaceWait, has_space, held_s, limit_from_environment, waiting_for_space
 from kmatrix.records.files import read_json, replacing
 from kmatrix.records.paths import RunDir
 from kmatrix.records.run_lock import join_attempt
@@ -77,7 +78,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     # Signals and hangs are handled from here on, because the set-up already takes minutes (data, weights, compilation).
     stop = dist.Stop(lambda name: failure.give_up(log, rank, name))
     try:
-        with Watchdog(log, rank=rank, size=size, stalled=lambda why: failure.stalled(log, rank, why)) as watchdog:
+        with (
+            waiting_for_space(space_wait(log, stop)),
+            Watchdog(log, rank=rank, size=size, stalled=lambda why: failure.stalled(log, rank, why)) as watchdog,
+        ):
             code = train(run, log, stop, watchdog, resume=args.resume, micro_batch=args.micro_batch)
     # Broad, because result.json must have the reason of any failure: the runner retries by its kind (oom, for example).
     # The error is printed with its traceback, recorded, and ends the process.
@@ -90,6 +94,21 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         finally:
             dist.exit_now(dist.EXIT_FAILED)  # other ranks may be gone: do not wait for them
     dist.finish(code)
+
+
+def space_wait(log: RunLog, stop: dist.Stop) -> SpaceWait:
+    """Return how this rank writes its files on a full disk: the runner sets the limit, and a stop ends the wait."""
+
+    limit_s = limit_from_environment()
+
+    def full(path: Path) -> None:
+        if has_space(log.dir.path):  # the checkpoints are on another disk, or one is too large
+            log.event(log.step, "disk", f"{path} has no space: waiting {limit_s:g} s for it")
+
+    def space(seconds: float) -> None:
+        log.event(log.step, "disk", f"there is space again: writes were held for {seconds:.1f} s")
+
+    return SpaceWait(limit_s, on_full=full, on_space=space, is_cancelled=lambda: stop.requested)
 
 
 def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
@@ -299,8 +318,11 @@ class BetweenSteps:
             fault = self.faults.check(numbers.step, numbers.loss, numbers.norm)
             if self.handle_fault(fault) is Policy.ROLLBACK:
                 return None
+        held = held_s()
         self.log.training(numbers, self.batches.epoch(numbers.step + self.faults.data_ahead))
         self.timings.add(numbers)
+        if held_s() > held:
+            self.steps.restart()  # the disk was full: that is no part of the next step's time
         self.budget.stepped(numbers.seconds)
         if numbers.stop:
             return EndReason.STOP

@@ -30,6 +30,7 @@ from kmatrix.records.checkpoints import (
     sha256_of,
     superseded,
 )
+from kmatrix.records.disk import when_there_is_space
 from kmatrix.text import disk_size
 
 EMERGENCY_S = 20.0  # torchrun sends SIGKILL 30 s after a signal; the step and the result take time as well
@@ -165,15 +166,13 @@ class CheckpointManager:
         """Log the disk space that checkpoints need, and probe the disk. Raises RecordError if one does not fit."""
         if not self.training.world.main or not self._saves():
             return
-        each, free = self._expected_bytes(), self._free()
+        each = self._expected_bytes()
+        free = when_there_is_space(self.folder, lambda: self._room_for_one(each))
         most = self.config.keep_checkpoints + 2 if self.config.checkpoint_interval else 2
         self.log.say(
             f"Checkpoints: about {disk_size(each)} each, {most} at most, besides permanent ones, in "
             f"{self.folder} ({disk_size(free)} free)"
         )
-        # Fail now and not after hours. With an existing checkpoint, the oldest ones can still make room.
-        if free < each and not self.index.present:
-            raise self._no_room(each, free)
         if free < most * each:
             self.log.event(self.log.step, "disk", f"{disk_size(free)} free: room for {free // each} checkpoints")
         seconds = self._speed.probe(self.folder, each)
@@ -185,6 +184,14 @@ class CheckpointManager:
             )
 
     # Rank 0 only
+
+    def _room_for_one(self, each: int) -> int:
+        """Return the free bytes. Raises FullError if the first checkpoint does not fit."""
+        # Fail now and not after hours. With an existing checkpoint, the oldest ones can still make room.
+        free = self._free()
+        if free < each and not self.index.present:
+            raise self._no_room(each, free)
+        return free
 
     def _save(self, reasons: frozenset[CheckpointKind], states: list[dict[str, Any]], *, wait: bool) -> None:
         """Write the current state; if this step was written already, add the reasons to that checkpoint."""
@@ -214,9 +221,13 @@ class CheckpointManager:
         """Write one checkpoint, and delete those that it supersedes."""
         if ready:
             ready()
-        self._make_room(size_of(value) + MIB)
-        path = self._unused(pending.step)
-        written = save_checkpoint(path, value, lambda written: self._announce(path.name, pending, written))
+
+        def write() -> tuple[Path, WrittenCheckpoint]:
+            self._make_room(size_of(value) + MIB)
+            path = self._unused(pending.step)
+            return path, save_checkpoint(path, value, lambda written: self._announce(path.name, pending, written))
+
+        path, written = when_there_is_space(self.folder, write)
         self._speed.measured(written)
         self._names[pending.step] = path.name
         # Only now, when the new file is complete: until then the old one is the only one of this step.

@@ -1,6 +1,7 @@
 """Fill a disk in the middle of a matrix, check the message and the files, free space and continue.
 
 The disk is a small tmpfs in a mount namespace of its own, as root or as an unprivileged user.
+KMATRIX_FULL_S=60 keeps it full for a minute.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from waiting import wait_until
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1500)]
 
+FULL_S = float(os.environ.get("KMATRIX_FULL_S", "4"))
 # Large enough for one finished run and the start of the next, small enough to be filled at once.
 SIZE = 24 * 2**20  # bytes
 TINY = (
@@ -119,34 +122,89 @@ def results_of(matrix: Path) -> dict[str, list]:
     return found
 
 
-def test_a_full_disk_loses_no_finished_run_and_the_matrix_continues_once_there_is_space(
-    clone, disk, slow_training, tmp_path
-):
-    """The disk is filled to the last byte while the second of three runs trains."""
-    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    undisturbed = tmp_path / "calm"
-    completed = clone.make("test-matrix", *TINY, f"RESULTS_DIR={undisturbed}")
+def start_on(disk, clone, tmp_path, variables, *arguments) -> tuple[subprocess.Popen, Path]:
+    """Start a matrix on the disk; return the runner and the file of its output."""
+    words = ("-m", "kmatrix", "test-matrix", *TINY, f"RESULTS_DIR={disk.place}", *arguments)
+    output = tmp_path / "output.txt"
+    with output.open("wb") as file:
+        return subprocess.Popen(
+            disk.command(clone.root, clone.python, *words),
+            cwd=clone.root,
+            env=clone.environment | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+        ), output
+
+
+def second_run_trains(disk) -> tuple[Path, Path] | None:
+    """Return the matrix and the run that trains, if one run has finished, and another has a checkpoint."""
+    status = {path.parent: load_json(path)["status"] for path in disk.seen.glob("*/gpt2_*/status.json")}
+    training = [run for run, state in status.items() if state == "running" and any(run.glob("checkpoints/*.pt"))]
+    return (matrices(disk.seen)[0], training[0]) if "finished" in status.values() and training else None
+
+
+@pytest.fixture(scope="module")
+def undisturbed(session_clone, tmp_path_factory):
+    """Run the same matrix once on a disk with enough space; return what `results_of` returns."""
+    results = tmp_path_factory.mktemp("calm")
+    assert session_clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    completed = session_clone.make("test-matrix", *TINY, f"RESULTS_DIR={results}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
+    return results_of(only(matrices(results)))
+
+
+def test_a_disk_that_is_full_for_a_while_ends_no_run(clone, disk, slow_training, undisturbed, tmp_path):
+    """All files of a matrix are on a disk without a free byte while a run trains and ends; FULL_S: at least as long."""
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    slowly, free = slow_training
+    runner, output = start_on(disk, clone, tmp_path, slowly)
+    try:
+        matrix, training = wait_until(lambda: second_run_trains(disk), "the second run trains")
+        filler, filled_at = disk.fill(), time.monotonic()
+        wait_until(lambda: "the disk is full: " in output.read_text(), "the message")
+        free.touch()  # the trainer would reach its end, if it could write
+        lines = complete_lines(training / "metrics.jsonl")
+        wait_until(lambda: time.monotonic() - filled_at > FULL_S, "long enough")
+        assert len(complete_lines(training / "metrics.jsonl")) <= len(lines) + 1
+        assert runner.poll() is None
+        filler.unlink()
+        assert runner.wait(240) == 0, output.read_text()
+    finally:
+        runner.kill()
+        runner.wait()
+    text = output.read_text()
+    assert re.search(r"note: the disk is full: \S+ has [\d.]+ k?B of 25.2 MB free; waiting up to 10:00 for space", text)
+    assert "note: the disk has space again after " in text
+    assert "Traceback" not in text
+    assert results_of(matrix) == undisturbed
+    for path in matrix.rglob("*.jsonl"):
+        for line in path.read_text().splitlines(keepends=True):
+            assert line.endswith("\n"), (path, line)
+            assert isinstance(json.loads(line), dict)
+    assert [load_json(path)["attempt"] for path in matrix.glob("gpt2_*/status.json")] == [1, 1, 1]
+    journal = complete_lines(matrix / "journal.jsonl")
+    assert [line["seconds"] > 0 for line in journal if line["event"] == "disk was full"] == [True]
+    held = [line for line in complete_lines(training / "events.jsonl") if line["event"] == "disk"]
+    assert "writes were held for " in held[-1]["text"]
+    # The time without space is no part of the speed.
+    slowest = max(line.get("throughput/step_ms", 0) for line in complete_lines(training / "metrics.jsonl"))
+    assert slowest < 1e3 * max(FULL_S, 3)
+
+
+def test_a_full_disk_loses_no_finished_run_and_the_matrix_continues_once_there_is_space(
+    clone, disk, slow_training, undisturbed, tmp_path
+):
+    """The disk is filled to the last byte while the second of three runs trains, for longer than DISK_WAIT."""
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
 
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return clone.run(*disk.command(clone.root, clone.python, "-m", "kmatrix", *arguments), **variables)
 
     slowly, free = slow_training
-    command = disk.command(clone.root, clone.python, "-m", "kmatrix", "test-matrix", *TINY, f"RESULTS_DIR={disk.place}")
-    output = tmp_path / "output.txt"
-    with output.open("wb") as file:
-        runner = subprocess.Popen(
-            command, cwd=clone.root, env=clone.environment | slowly, stdin=subprocess.DEVNULL, stdout=file, stderr=file
-        )
-
-    def second_run_trains():
-        """one run has finished, and another trains and has a checkpoint"""
-        status = {path.parent: load_json(path)["status"] for path in disk.seen.glob("*/gpt2_*/status.json")}
-        training = [run for run, state in status.items() if state == "running" and any(run.glob("checkpoints/*.pt"))]
-        return (matrices(disk.seen)[0], training[0]) if "finished" in status.values() and training else None
-
+    runner, output = start_on(disk, clone, tmp_path, slowly, "DISK_WAIT=2")
     try:
-        matrix, training = wait_until(second_run_trains)
+        matrix, training = wait_until(lambda: second_run_trains(disk))
         first = only(matrix.glob("gpt2_*/result.json"))
         finished = first.read_bytes()
         filler = disk.fill()
@@ -180,6 +238,6 @@ def test_a_full_disk_loses_no_finished_run_and_the_matrix_continues_once_there_i
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "attempt 2, from its last good checkpoint" in completed.stdout
     assert first.read_bytes() == finished
-    assert results_of(matrix) == results_of(only(matrices(undisturbed)))
+    assert results_of(matrix) == undisturbed
     resumed = [line for line in complete_lines(training / "events.jsonl") if line["event"] == "resume"]
     assert resumed[0]["step"] >= 4

@@ -19,21 +19,24 @@ pytestmark = [pytest.mark.accept, pytest.mark.timeout(1200)]
 
 KILLS = int(os.environ.get("KMATRIX_KILLS", "2"))
 SAMPLE_S = 0.05
+WAITING = r"waiting for an earlier attempt to exit: (.*)"
 TINY = (
     *("DEVICE=cpu", "MODEL=custom", "N_LAYER=1", "N_HEAD=2", "N_EMBD=16", "BLOCK_SIZE=16", "BATCH_SIZE=2"),
-    *("GLOBAL_BATCH=4", "EVAL_SAMPLES=4", "EVAL_INTERVAL=1000", "LOG_INTERVAL=1", "REUSE=n", "OPTIMIZER=adamw"),
-    *("AUTO_GENERATE_GRAPHS=n", "MAX_ITERS=30", "CHECKPOINT_INTERVAL=10", "NUM_GPUS=2"),
+    *("GLOBAL_BATCH=4", "EVAL_SAMPLES=4", "EVAL_INTERVAL=1000", "LOG_INTERVAL=10", "REUSE=n", "OPTIMIZER=adamw"),
+    *("AUTO_GENERATE_GRAPHS=n", "MAX_ITERS=300", "CHECKPOINT_INTERVAL=50", "NUM_GPUS=2"),
 )
 SLOW = '''
-"""A training step takes 1.5 s until the file exists: a rank that is asked to stop needs some time."""
+"""A training step waits while the first file exists, and takes 50 ms until the second exists."""
 import os, sys, time
 if "gpt2.train" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
     import gpt2.train
     scale = gpt2.train.scale
 
     def slow(config, step):
+        while os.path.exists({hold!r}):
+            time.sleep(0.02)
         if not os.path.exists({free!r}):
-            time.sleep(1.5)
+            time.sleep(0.05)
         return scale(config, step)
 
     gpt2.train.scale = slow
@@ -80,9 +83,9 @@ class Sampler:
 
 def test_two_attempts_of_a_run_never_train_at_the_same_time(clone, background, tmp_path):
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    folder, free = tmp_path / "slow", tmp_path / "free"
+    folder, hold, free = tmp_path / "slow", tmp_path / "hold", tmp_path / "free"
     folder.mkdir()
-    (folder / "sitecustomize.py").write_text(SLOW.format(free=str(free)), encoding="utf-8")
+    (folder / "sitecustomize.py").write_text(SLOW.format(hold=str(hold), free=str(free)), encoding="utf-8")
     results = tmp_path / "results"
     runner = background("test-matrix", *TINY, f"RESULTS_DIR={results}", PYTHONPATH=str(folder))
     run = wait_until(lambda: next(iter(results.glob("*/gpt2_*/metrics.jsonl")), None), "the run trains").parent
@@ -94,6 +97,7 @@ def test_two_attempts_of_a_run_never_train_at_the_same_time(clone, background, t
             assert processes["trainer"]
             assert processes["guard"]
             assert processes["rank"]
+            hold.touch()  # a rank that is asked to stop needs some time for its step
             orphans = [*processes["trainer"], *processes["rank"]]
             for victim in (*processes["guard"], *processes["recorder"]):
                 victim.kill()
@@ -101,7 +105,8 @@ def test_two_attempts_of_a_run_never_train_at_the_same_time(clone, background, t
             runner.wait()
             runner = background("continue", f"TARGET={matrix}", PYTHONPATH=str(folder))
             output = tmp_path / f"output_{number}.txt"
-            who = wait_until(lambda output=output: re.search(r"waiting for an earlier attempt to exit: (.*)", output.read_text()))
+            who = wait_until(lambda output=output: re.search(WAITING, output.read_text()), "continue waits")
+            hold.unlink()
             assert any(f"(pid {orphan.pid})" in who[1] for orphan in orphans), who[1]
         wait_until(lambda: trains(run, KILLS + 1), "the last attempt trains")
         free.touch()
@@ -109,7 +114,7 @@ def test_two_attempts_of_a_run_never_train_at_the_same_time(clone, background, t
     assert sampler.samples > 20
     assert sampler.together == []
     result = load_json(run / "result.json")
-    assert (result["status"], result["attempt"], result["step"]) == ("finished", KILLS + 1, 30)
+    assert (result["status"], result["attempt"], result["step"]) == ("finished", KILLS + 1, 300)
     waits = [line for line in complete_lines(matrix / "journal.jsonl") if line["event"] == "run waits"]
     assert len(waits) == KILLS
     assert not any(processes_of(matrix).values())

@@ -52,6 +52,7 @@ QUICKSTART = "gpt2-cpu-quick"  # defconfig
 RESUMES = ("auto", "latest", "best", "none")  # values of RESUME= besides a path; those of the trainer's --resume
 EXIT_DIFFERS = 1  # of `reproduce`: the runs must be equal and are not
 EXAMPLE = "pass RUN=test_matrix_results_.../gpt2_..."
+MOST_DISK_WAIT_S = 86400  # upper limit of the symbol
 WORKTREE = "../kmatrix-then"  # suggested directory for a checkout of the old code
 
 
@@ -127,10 +128,11 @@ def _run_and_report(
     gpus: Sequence[Gpu] = (),
     recorders: RecorderLauncher | None = None,
     chosen: Sequence[str] | None = None,
+    disk_wait: float | None = None,
 ) -> int:
     """Run the pending attempts with a live display, print the report, and return the exit status.
 
-    chosen: replaces the trackers of the matrix, None to keep them.
+    chosen: replaces the trackers of the matrix, None to keep them.  disk_wait: the same for DISK_WAIT (s).
     """
     # Run the attempts, and wait for the uploads. Both continue if the terminal is closed.
     with outlived(matrix.runner_log) as terminal:
@@ -146,6 +148,7 @@ def _run_and_report(
                 trackers=trackers,
                 on_progress=display,
                 on_note=display.note,
+                disk_wait=disk_wait,
             )
         if trackers is not None:
             wait_for_sync(trackers)
@@ -190,7 +193,7 @@ def continue_(arguments: Arguments) -> int:
     background, retry = yes(arguments, "DETACH"), yes(arguments, "RETRY_FAILED")
     # Refuse what can be refused before anything is written.
     need_torch()
-    chosen = asked_trackers(arguments)
+    chosen, disk_wait = asked_trackers(arguments), asked_disk_wait(arguments)
     refuse_if_running(matrix)
     follow_move(matrix)
     gpus, notes = find_gpus(arguments.get("GPUS"))
@@ -201,9 +204,11 @@ def continue_(arguments: Arguments) -> int:
     for line in describe_plan(plan):
         print(f"  {line}")
     if background and plan.plans:
-        return _run_detached(matrix, arguments, "RUN", "RESUME", "RETRY_FAILED", "GPUS", "SIMULATE", "TRACKER")
+        return _run_detached(
+            matrix, arguments, "RUN", "RESUME", "RETRY_FAILED", "GPUS", "SIMULATE", "TRACKER", "DISK_WAIT"
+        )
     recorders = recorder_launcher(arguments.get("SIMULATE"), *recording(symbols(matrix)))
-    status = _run_and_report(matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen)
+    status = _run_and_report(matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen, disk_wait=disk_wait)
     # A run that failed before and was not retried counts as well: the matrix has not succeeded.
     return status or (EXIT_FAILED if any(state.status is Status.FAILED for state in plan.stays.values()) else 0)
 
@@ -216,7 +221,7 @@ def test_rerun(arguments: Arguments) -> int:
     runs = _of_optimizers(chosen_runs(matrix, arguments), arguments.get("OPTIMIZER"))
     # All checks come before the first result is archived.
     need_torch()
-    chosen = asked_trackers(arguments)
+    chosen, disk_wait = asked_trackers(arguments), asked_disk_wait(arguments)
     refuse_if_running(matrix)
     follow_move(matrix)
     gpus, _ = find_gpus(arguments.get("GPUS"))
@@ -231,7 +236,7 @@ def test_rerun(arguments: Arguments) -> int:
             archive = archive_result(run)
             print(f"{run.name}: " + (f"archived its result in {shown(archive)}" if archive else "no result yet"))
     plan = reopen(matrix, gpus, names={run.name for run in runs})
-    return _run_and_report(matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen)
+    return _run_and_report(matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen, disk_wait=disk_wait)
 
 
 def _of_optimizers(runs: list[RunDir], asked: str) -> list[RunDir]:
@@ -254,6 +259,16 @@ def refuse_if_running(matrix: MatrixDir) -> None:
             f"{matrix.name} is already running: process {other.pid} on {other.host}",
             hint="`make status` shows it, `make stop` stops it",
         )
+
+
+def asked_disk_wait(arguments: Arguments) -> float | None:
+    """Return DISK_WAIT= (s), None if it is not given. Raises ConfigError for another value than a number of seconds."""
+    text = arguments.get("DISK_WAIT")
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) > MOST_DISK_WAIT_S:
+        raise ConfigError(f"DISK_WAIT={text}", why=f"expected seconds, 0 to {MOST_DISK_WAIT_S}")
+    return float(text)
 
 
 def resume_from(text: str) -> str:

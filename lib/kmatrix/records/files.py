@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from kmatrix.records.decode import SCHEMA, decode, decode_line, decode_optional
+from kmatrix.records.disk import when_there_is_space
 
 
 @contextmanager
@@ -38,7 +40,8 @@ def replacing(path: Path) -> Iterator[Path]:
 def write_json(path: Path, value: Mapping[str, Any], *, durable: bool = True) -> None:
     """Write a JSON object with its schema, atomically.
 
-    durable: wait until the data are on disk; not worth it for a file that is rewritten every second.
+    durable: wait until the data are on disk, and until a full disk has space (`kmatrix.records.disk`); not worth it for
+    a file that is rewritten every second.
     """
     write_bytes(path, (json.dumps({"schema": SCHEMA, **value}, indent=2) + "\n").encode(), durable=durable)
 
@@ -55,13 +58,20 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Write a file atomically, and create its folder. durable: flush it to disk before it replaces the old one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        # Before the rename: after a power failure, some file systems have the new name but not yet its content.
-        if durable:
-            os.fsync(file.fileno())
+
+    def write() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            # Before the rename: after a power failure, some file systems have the new name but not yet its content.
+            if durable:
+                os.fsync(file.fileno())
+
+    if durable:
+        when_there_is_space(path, write)
+    else:
+        write()
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -100,21 +110,37 @@ def finite(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
+_appending = threading.Lock()  # threads of a process may append to one log: a failed write truncates only its own part
+
+
 def append_jsonl(path: Path, value: Mapping[str, Any]) -> None:
-    """Append one line to an append-only log."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"schema": SCHEMA, **value}) + "\n")
+    """Append one line to an append-only log: the whole line, or nothing if an OSError is raised."""
+    line = (json.dumps({"schema": SCHEMA, **value}) + "\n").encode()
+    when_there_is_space(path, lambda: _append(path, line))
+
+
+def _append(path: Path, line: bytes) -> None:
+    with _appending, path.open("ab", buffering=0) as file:
+        size, rest = file.seek(0, os.SEEK_END), line
+        try:
+            while rest:  # the last block of a disk may have space for a part of the line
+                rest = rest[file.write(rest) :]
+        except OSError:
+            file.truncate(size)
+            raise
 
 
 def end_torn_line(path: Path) -> None:
     """End the last line of an append-only log after a crash, so that the next entry starts on its own line."""
-    try:
-        with path.open("rb+") as file:
+
+    def write() -> None:
+        with path.open("rb+", buffering=0) as file:
             # An empty file has no last byte to seek to.
             if file.seek(0, 2) and file.seek(-1, 2) is not None and file.read(1) != b"\n":
                 file.write(b"\n")
-    except FileNotFoundError:
-        return
+
+    with suppress(FileNotFoundError):
+        when_there_is_space(path, write)
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:

@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 from kmatrix.engines.base import Engine
 from kmatrix.engines.local.pool import Pool
 from kmatrix.errors import LaunchError
+from kmatrix.records.disk import SpaceWait, stop_waiting, waiting_for_space
 from kmatrix.records.files import append_jsonl, end_torn_line, write_json
 from kmatrix.records.lock import held, this_process
 from kmatrix.records.paths import MatrixDir
@@ -24,6 +26,7 @@ from kmatrix.runner.archive import finish_archiving, is_archiving
 from kmatrix.runner.signals import StopRequest, listening
 from kmatrix.status.alerts import Alert, Thresholds
 from kmatrix.status.classify import classify
+from kmatrix.status.disk_space import how_full, is_full
 from kmatrix.status.state import (
     DISK,
     HALVE,
@@ -44,8 +47,10 @@ from kmatrix.status.state import (
 )
 from kmatrix.status.status_file import recover_status, write_state, writing
 from kmatrix.status.watch import RunProgress, RunUpdate, RunWatch, alerts_of_run
+from kmatrix.text import duration
 
 EXIT_FAILED, EXIT_STOPPED = 1, 130
+DISKS_EVERY_S = 1.0  # between two checks for a full disk
 T = TypeVar("T")
 
 
@@ -68,13 +73,14 @@ def drive(
     limits: Thresholds | None = None,
     pool: Pool | None = None,
     on_note: Callable[[str], None] | None = None,
+    disk_s: float = 0.0,
     poll_s: float = 0.1,  # Ctrl+C and the display respond at once, and a poll costs little
 ) -> Outcome:
     """Execute the plans, which the engine has checked, and return the outcome; no process is left in any case.
 
     skipped: run name -> why it is not run.  on_progress: called with the progress of each run, every poll_s seconds.
     limits: thresholds of the alerts.  pool: the engine's GPUs; lost ones are quarantined.
-    on_note: called with each note about a GPU.
+    on_note: called with each note about a GPU or a full disk.  disk_s: time (s) to wait for space on a full disk.
     Exit code 0: all finished; 1: a run failed or was skipped; 130: stopped, and can be continued.
     Raises LaunchError if another runner holds the matrix, or a status file cannot be written.
     """
@@ -91,8 +97,9 @@ def drive(
         )
         try:
             driver.begin()
-            driver.loop(request, poll_s)
-            return driver.end(request)
+            with waiting_for_space(driver.space_wait(disk_s, request)):
+                driver.loop(request, poll_s)
+                return driver.end(request)
         except LaunchError:
             driver.drain(request, poll_s)  # the runs can still save their checkpoints
             raise
@@ -126,12 +133,52 @@ class _Driver:
         self._waits: set[str] = set()  # runs whose next attempt cannot start yet
         self._excluded: dict[str, str] = {}  # GPU -> why, as reported last
         self._open = set(self._plans)  # runs of this execution that have not ended
+        self._disk_s = 0.0  # time (s) to wait for space on a full disk
+        self._full_since: float | None = None  # monotonic seconds
+        self._disks_due = 0.0  # monotonic seconds
+        checkpoints = {Path(train.checkpoint_dir).parent for train in self._train.values() if train.checkpoint_dir}
+        self._disks = (matrix.path, *sorted(checkpoints - {plan.dir.path for plan in plans}))
         self.jobs: dict[str, str] = {}
         self.disk_full = False
 
     @property
     def states(self) -> dict[str, RunState]:
         return self._writer.states
+
+    def space_wait(self, limit_s: float, request: StopRequest) -> SpaceWait:
+        """Return how the files of the matrix are written on a full disk: reported, until a stop is requested."""
+
+        self._disk_s = limit_s
+        return SpaceWait(
+            limit_s,
+            on_full=self._report_full,
+            on_space=lambda _: self._report_space(),
+            is_cancelled=lambda: request.since is not None,
+        )
+
+    def _report_full(self, path: Path) -> None:
+        """Report a full disk, once until it has space again."""
+        if self._full_since is None:
+            self._full_since = time.monotonic()
+            wait = f"waiting up to {duration(self._disk_s)} for space (DISK_WAIT)" if self._disk_s else "not waiting"
+            self._on_note(f"the disk is full: {how_full(path)}; {wait}")
+
+    def _report_space(self) -> None:
+        if self._full_since is not None:
+            seconds, self._full_since = time.monotonic() - self._full_since, None
+            self._on_note(f"the disk has space again after {duration(seconds)}")
+            self._writer.log("disk was full", seconds=seconds)
+
+    def _check_disks(self) -> None:
+        """Report full disks: the trainer holds its writes, but only the runner has a terminal."""
+        if time.monotonic() < self._disks_due:
+            return
+        self._disks_due = time.monotonic() + DISKS_EVERY_S
+        full = next((path for path in self._disks if is_full(path)), None)
+        if full is None:
+            self._report_space()
+        else:
+            self._report_full(full)
 
     def begin(self) -> None:
         """Write the status of all runs, and submit the plans to the engine."""
@@ -185,6 +232,7 @@ class _Driver:
                     self._handle(name, job, stopping=stopping)
             if self._pool is not None:
                 self._report_gpus(self._pool)
+            self._check_disks()
             if self._open:
                 time.sleep(poll_s)
 
@@ -279,6 +327,8 @@ class _Driver:
             for uuid in end.lost:
                 self._pool.quarantine(uuid, f"{end.reason} ({plan.name})")
         self._open.discard(plan.name)
+        if end.kind == DISK:
+            stop_waiting()  # the trainer has waited for the same disk
         self._writer.apply(
             plan.name,
             Ended(status=end.status, at=job.ended, kind=end.kind, reason=end.reason, exit_code=job.exit_code),

@@ -21,6 +21,7 @@ from kmatrix.engines.local.process import ProcessTree, start
 from kmatrix.engines.local.recorder import RecorderLauncher, end
 from kmatrix.errors import KmatrixError
 from kmatrix.packing import Limits, PackedJob, startable
+from kmatrix.records.disk import WAIT, when_there_is_space
 from kmatrix.records.files import read_json
 from kmatrix.records.paths import program_environment, program_path
 from kmatrix.records.run_lock import TOKEN, begin_attempt, kill, members
@@ -71,6 +72,7 @@ class LocalEngine:
         cores: int = 1,
         limits: Limits = ONE,
         grace_s: float = GRACE_S,
+        disk_s: float = 0.0,
         recorders: RecorderLauncher | None = None,
         trackers: TrackerProcesses | None = None,
     ) -> None:
@@ -79,9 +81,10 @@ class LocalEngine:
         python: interpreter with torch.  root: the checkout.  torchrun: command line of the launcher, default
         `python -m torch.distributed.run`.  gpus: usable ones, or their UUIDs in the driver's order.  cores: for runs on
         the CPU.  limits: of runs at the same time.  grace_s: time (s) that a stopped run has to save a checkpoint.
+        disk_s: time (s) that the trainer waits for space on a full disk.
         recorders: starts the recorders, None for no recording.  trackers: starts the tracker processes, None for none.
         """
-        self._python, self._root, self._grace_s = python, root, grace_s
+        self._python, self._root, self._grace_s, self._disk_s = python, root, grace_s, disk_s
         # The runner passes its own pool, so that a GPU that it quarantines is no longer handed out here.
         self._pool = gpus if isinstance(gpus, Pool) else Pool.of(gpus) if gpus else None
         self._cores, self._limits = cores, limits
@@ -212,37 +215,49 @@ class LocalEngine:
 
     def _start(self, job: _Job) -> None:
         """Start a run, or let it wait while processes of an earlier attempt still exit."""
-        plan, lock = self._with_gpus(job.plan), None
+        plan = self._with_gpus(job.plan)
         try:
-            begun = begin_attempt(plan.dir, plan.attempt)
-            if begun is None:
-                self._wait_for_earlier(job)
-                return
-            lock, token = begun
-            log = plan.dir.output_log
-            # Before the process exists: the patterns of failures search only what this attempt appends.
-            before = log.stat().st_size if log.exists() else 0
-            at = time.time()
-            job.tree = start(
-                self._argv(plan),
-                cwd=self._root,
-                env=program_environment(self._root, **self._changes(plan), **{TOKEN: token}),
-                log=log,
-                python=self._python,
-                grace_s=self._grace_s,
-                lock=lock,
-            )
+            # On a full disk, neither the lock nor the log can be written.
+            begun = when_there_is_space(plan.dir.path, lambda: self._launch(plan))
         except (OSError, KmatrixError) as error:  # ends this run only; the others may start
             self._give_up(job, f"could not be started: {str(error).splitlines()[0]}")
             return
-        finally:
-            if lock is not None:
-                os.close(lock)  # the guard and torchrun hold it now
+        if begun is None:
+            self._wait_for_earlier(job)
+            return
+        job.tree, at, before = begun
         job.plan, job.started_at = plan, time.monotonic()
         job.state = JobState(phase=JobPhase.RUNNING, pid=job.tree.pid, started=at, gpus=plan.gpus, log_start=before)
         self._start_recorder(job)
         if self._trackers is not None:
             self._trackers.begin(plan, job.tree.pid)
+
+    def _launch(self, plan: RunPlan) -> tuple[ProcessTree, float, int] | None:
+        """Start the processes of a run; return them, the time (Unix seconds) and the size of the log before (bytes).
+
+        None if processes of an earlier attempt still hold the run.
+        """
+        taken = begin_attempt(plan.dir, plan.attempt)
+        if taken is None:
+            return None
+        lock, token = taken
+        try:
+            log = plan.dir.output_log
+            # Before the process exists: the patterns of failures search only what this attempt appends.
+            before = log.stat().st_size if log.exists() else 0
+            at = time.time()
+            tree = start(
+                self._argv(plan),
+                cwd=self._root,
+                env=program_environment(self._root, **self._changes(plan), **{TOKEN: token, WAIT: str(self._disk_s)}),
+                log=log,
+                python=self._python,
+                grace_s=self._grace_s,
+                lock=lock,
+            )
+        finally:
+            os.close(lock)  # the guard and torchrun hold it now
+        return tree, at, before
 
     def _start_recorder(self, job: _Job) -> None:
         """Start the recorder of a run."""
