@@ -322,7 +322,7 @@ class BetweenSteps:
         self.log.training(numbers, self.batches.epoch(numbers.step + self.faults.data_ahead))
         self.timings.add(numbers)
         if held_s() > held:
-            self.steps.restart()  # the disk was full: that is no part of the next step's time
+            self.steps.restart()  # the disk was full: the next step must not count that time
         self.budget.stepped(numbers.seconds)
         if numbers.stop:
             return EndReason.STOP

@@ -427,7 +427,7 @@ def test_a_process_of_an_earlier_attempt_that_never_exits_is_killed(matrix, plan
     process.wait()
     monkeypatch.setattr("kmatrix.engines.local.engine.MARGIN_S", 0.2)
     monkeypatch.setattr("kmatrix.engines.local.engine.LOOK_S", 0.05)
-    with run.dir.lock.open("rb"):  # a reader of the file is no process of the run
+    with run.dir.lock.open("rb"):  # a reader of the file is not killed
         assert drive(matrix, [plan("a", attempt=2)], engine(grace_s=0.1), poll_s=0.02).exit_code == 0
     assert not is_alive(first)
 

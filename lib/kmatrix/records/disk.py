@@ -44,7 +44,7 @@ _reporting = threading.local()  # a report is a write itself, which may be held 
 
 @contextmanager
 def waiting_for_space(policy: SpaceWait) -> Iterator[SpaceWait]:
-    """Hold the writes of this process in the block, as `policy` says."""
+    """Make the writes of this process wait for space in the block, as `policy` says."""
     global _current  # noqa: PLW0603  (one policy per process: the writers are in all packages)
     before, _current = _current, policy
     try:
@@ -75,7 +75,7 @@ def stop_waiting() -> None:
 def when_there_is_space(path: Path, write: Callable[[], T]) -> T:
     """Call `write` and return its value; while the disk is full, call it again until the limit of this process.
 
-    path: the file, or the folder of several files. `write` must leave nothing behind if it fails.
+    path: the file, or the folder of several files. `write` must leave nothing if it fails.
     Raises its error after the limit; later writes to the same folder then fail at once, so that the process can end.
     """
     policy, begin = _current, time.monotonic()

@@ -39,7 +39,7 @@ class Member:
 
 
 def begin_attempt(run: RunDir, number: int) -> tuple[int, str] | None:
-    """Take the lock for a new attempt; return a descriptor that holds it and the token of the attempt.
+    """Lock the run for a new attempt; return a descriptor that holds it and the token of the attempt.
 
     None if processes of an earlier attempt still share the lock. Raises LaunchError if the file cannot be locked, and
     OSError if it cannot be written.
