@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from kmatrix.records.files import write_json
+from kmatrix.records.files import read_json, write_json
 from kmatrix.records.tracking import SyncState, SyncStatus, read_track, write_track
 from programs import ROOT
 from programs import run as program
@@ -121,3 +121,32 @@ def test_invalid_arguments_are_refused_before_anything_is_sent(run):
     assert "unknown tracker 'comet'" in sync(run, "TRACKER=comet").err
     assert "matches no run" in sync(run, "RUN=*muon*").err
     assert not run.track.exists()
+
+
+@pytest.mark.parametrize("name", ["../../evil", "A", "registry-x", "a_b"])
+def test_a_project_that_a_tracker_cannot_store_is_refused(run, name):
+    result = sync(run, "TRACKER=tensorboard,trackio", f"PROJECT={name}")
+    assert result.status == 2
+    assert result.err.splitlines()[0] == f"error: invalid PROJECT={name}"
+    assert not run.track.exists()
+
+
+@pytest.mark.parametrize("field", ["tracking", "run_id"])
+def test_a_foreign_run_file_does_not_lead_out_of_a_trackers_directory(run, field):
+    record = read_json(run.run_json)
+    evil = {"tracking": {"trackers": ["trackio"], "project": "../../evil"}, "run_id": "../../evil"}
+    write_json(run.run_json, {**record, "tracking": {"trackers": ["trackio"]}, field: evil[field]})
+    result = sync(run)
+    assert result.status == 2
+    assert "'../../evil'" in result.err
+    assert [path.name for path in run.path.parent.parent.parent.rglob("*evil*")] == []
+
+
+def test_tensorboard_has_no_projects(run):
+    result = sync(run, "TRACKER=tensorboard", "PROJECT=mine")
+    assert (result.status, result.err.splitlines()[0]) == (2, "error: TRACKER=tensorboard does not take PROJECT")
+
+
+def test_the_only_value_of_wandb_offline_is_n(run):
+    result = sync(run, "WANDB_OFFLINE=y")
+    assert (result.status, result.err.splitlines()[0]) == (2, "error: invalid WANDB_OFFLINE=y")

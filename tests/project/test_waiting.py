@@ -11,6 +11,7 @@ ALLOWED_SLEEPS = {
     "acceptance/test_checkpoints_story.py": "a second signal must arrive while the first one is handled",
     "acceptance/test_recordings_story.py": "kills at random times",
     "acceptance/test_runner_story.py": "kills at random times",
+    "acceptance/test_wandb_kill_story.py": "kills at random times",
     "gpt2/test_ddp.py": "a second signal must arrive while the first one is handled",
     "gpu/recorder/test_loop.py": "while the disk is full, nothing happens that could be waited for",
     "support/fakes.py": "a step of the fake trainer",

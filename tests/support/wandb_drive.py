@@ -1,7 +1,7 @@
 """Send one run to W&B with WandbMirror in another process: `drive(folder, actions)` returns what the process printed.
 
 Actions: ["open"], ["points", first, end], ["devices", time, value], ["alert", title], ["kill"], ["kill core"],
-["wait for", step] (until that step's row is on the disk), ["close", status].
+["pause core"] (and be killed), ["wait for", step] (until that step's row is on the disk), ["close", status].
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from waiting import wait_until
 
 EPOCH = 1_700_000_000.0  # the time of step 0; a step takes a second
 RUN = "gpt2_adamw_1cpu"
+PROJECT = "gpt2-abcde"
 CONFIG = {"GPT2_OPTIMIZER": "adamw", "GPT2_LEARNING_RATE": "6e-4", "GPT2_MAX_ITERS": "40", "run_id": "cafe"}
 
 
@@ -37,13 +38,13 @@ def point(step: int) -> MetricPoint:
     )
 
 
-def identity(folder: Path) -> TrackerIdentity:
+def identity(folder: Path, project: str = PROJECT) -> TrackerIdentity:
     """Return the identity of the run in this folder."""
     run = RunDir(folder / RUN)
     tags = ("optimizer=adamw",)
     return TrackerIdentity(
         dir=run,
-        project="gpt2-abcde",
+        project=project,
         name=run.name,
         id="cafe-1",
         group=folder.name,
@@ -54,20 +55,28 @@ def identity(folder: Path) -> TrackerIdentity:
 
 
 def drive(
-    folder: Path, *actions: Sequence[Any], environ: Mapping[str, str] | None = None, below: Sequence[str] = ()
+    folder: Path,
+    *actions: Sequence[Any],
+    environ: Mapping[str, str] | None = None,
+    below: Sequence[str] = (),
+    project: str = PROJECT,
 ) -> dict[str, Any]:
     """Do these actions in another process with an empty home; return the last JSON line that it printed.
 
     below: a command that wraps the process.
     """
-    process = start_driver(folder, *actions, environ=environ, below=below)
+    process = start_driver(folder, *actions, environ=environ, below=below, project=project)
     stdout, stderr = process.communicate(timeout=200)
     output: dict[str, Any] = json.loads(stdout.splitlines()[-1]) if stdout.strip() else {}
     return {**output, "code": process.returncode, "stderr": stderr}
 
 
 def start_driver(
-    folder: Path, *actions: Sequence[Any], environ: Mapping[str, str] | None = None, below: Sequence[str] = ()
+    folder: Path,
+    *actions: Sequence[Any],
+    environ: Mapping[str, str] | None = None,
+    below: Sequence[str] = (),
+    project: str = PROJECT,
 ) -> subprocess.Popen[str]:
     """Start the process of `drive`."""
     home = folder.parent / "home"
@@ -75,7 +84,7 @@ def start_driver(
     # The tester's own login and mode must not affect the run.
     kept = {name: text for name, text in os.environ.items() if not name.startswith("WANDB")}
     return subprocess.Popen(
-        [*below, sys.executable, __file__, str(folder), json.dumps(actions)],
+        [*below, sys.executable, __file__, str(folder), json.dumps(actions), project],
         env={**kept, "HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path), **(environ or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -83,9 +92,9 @@ def start_driver(
     )
 
 
-def main(folder: Path, actions: Sequence[Sequence[Any]]) -> None:
+def main(folder: Path, actions: Sequence[Sequence[Any]], project: str) -> None:
     """Execute the actions."""
-    run = identity(folder)
+    run = identity(folder, project)
     run.dir.path.mkdir(parents=True, exist_ok=True)
     mirror, stored = WandbMirror(), StoredRun(steps={})
     for name, *arguments in actions:
@@ -109,6 +118,10 @@ def main(folder: Path, actions: Sequence[Sequence[Any]]) -> None:
             core = next(child for child in psutil.Process().children(recursive=True) if "wandb-core" in child.name())
             core.kill()
             core.wait()
+        elif name == "pause core":  # and die, before W&B's package notices
+            core = next(child for child in psutil.Process().children(recursive=True) if "wandb-core" in child.name())
+            core.suspend()
+            os.kill(os.getpid(), signal.SIGKILL)
         elif name == "new mirror":
             mirror = WandbMirror()
         elif name == "close":
@@ -118,4 +131,4 @@ def main(folder: Path, actions: Sequence[Sequence[Any]]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3])

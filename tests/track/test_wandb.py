@@ -5,20 +5,24 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from psutil import Process
+from psutil import STATUS_ZOMBIE, NoSuchProcess, Process, process_iter
 
-from kmatrix.track.wandb import WandbFiles, best, numbers, typed
+from kmatrix.track.wandb import WandbFiles, _upload_command, best, end_orphans, numbers, typed
 from once import make_once
 from skips import require_program
 from waiting import wait_until
-from wandb_drive import CONFIG, EPOCH, RUN, drive, point, start_driver
+from wandb_drive import CONFIG, EPOCH, RUN, drive, identity, point, start_driver
 from wandb_server import KEY, ServerRun, WandbServer
 
 SECRET = "Xq" * 25  # in the environment
@@ -65,7 +69,7 @@ def rows(files: WandbFiles) -> list[dict[str, Any]]:
 def test_a_run_without_a_key_is_kept_in_its_own_directory_and_can_be_sent_later(offline_run):
     files, outputs = offline_run
     assert outputs[0]["link"] == str(files.folder)
-    assert outputs[0]["how"].endswith(f"wandb sync {files.folder}")
+    assert outputs[0]["how"] == f"make track-sync TARGET={files.run.parent} TRACKER=wandb"
     assert all(piece.name.startswith("offline-run-") for piece in files.sessions)
 
 
@@ -179,6 +183,26 @@ def test_the_server_has_name_group_tags_configuration_and_status_of_the_run(onli
     assert kept.summary["best_val_step"] == 30
 
 
+@pytest.mark.slow
+def test_an_offline_run_is_uploaded_with_its_alerts_and_devices_and_to_another_project(tmp_path):
+    folder = tmp_path / "matrix"
+    everything = [["open"], ["devices", EPOCH, 10.0], ["alert", "spike"], ["points", 0, 5], ["close", "finished"]]
+    drive(folder, *everything)
+    drive(folder, *everything, project="other")
+    files = WandbFiles(folder / RUN, "cafe-1")
+    assert [row["_step"] for row in rows(files)] == [*range(5), *range(5)]  # one session per project
+    with WandbServer() as server:
+        for _ in range(2):
+            output = drive(folder, ["open"], ["points", 0, 5], ["close", "finished"], environ=server.environment)
+            kept = server.runs["cafe-1"]
+            assert kept.steps == list(range(5))
+        assert output["devices_time"] == EPOCH + 4  # known after the upload
+        with_alert = drive(folder, *everything, environ=server.environment)
+    assert with_alert["steps"] == list(range(5))
+    first, second, *online = files.sessions
+    assert [bool(list(session.glob("*.synced"))) for session in (first, second, online[0])] == [True, False, True]
+
+
 def test_no_file_of_the_run_contains_the_key(online_run):
     _, folder, _ = online_run
     assert [path for path in folder.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()] == []
@@ -230,6 +254,48 @@ def test_offline_no_process_connects_to_another_machine(tmp_path):
     assert "connect(" in trace.read_text()  # to W&B's own service
     addresses = re.findall(r'inet_addr\("([^"]+)"\)|inet_pton\(AF_INET6, "([^"]+)"', trace.read_text())
     assert {v4 or v6 for v4, v6 in addresses} <= {"127.0.0.1", "::1"}
+
+
+def test_the_service_of_a_killed_process_is_ended_before_its_files_are_read(tmp_path):
+    """It survives in a session of its own. Here it is paused, so that it cannot exit before the next process opens."""
+    folder = tmp_path / "matrix"
+    first = start_driver(folder, ["open"], ["points", 0, 10], ["wait for", 8], ["points", 10, 12], ["pause core"])
+    assert first.wait(timeout=120) < 0
+    [paused] = [process for process in process_iter(["name", "environ"]) if is_service_of(process, folder / RUN)]
+    try:
+        drive(folder, ["open"], ["points", 0, 20], ["close", "finished"])
+        assert not paused.is_running() or paused.status() == STATUS_ZOMBIE
+    finally:
+        with suppress(NoSuchProcess):
+            paused.kill()
+    assert [row["_step"] for row in rows(WandbFiles(folder / RUN, "cafe-1"))] == list(range(20))
+
+
+def is_service_of(process: Process, run: Path) -> bool:
+    owner = f"{run.stat().st_dev}:{run.stat().st_ino}"
+    return process.info["name"] == "wandb-core" and (process.info["environ"] or {}).get("KMATRIX_WANDB_RUN") == owner
+
+
+def test_the_service_of_a_copied_run_is_not_ended(tmp_path, monkeypatch):
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    run.mkdir()
+    copy.mkdir()
+    monkeypatch.delenv("KMATRIX_WANDB_RUN", raising=False)
+    end_orphans(run)  # marks the services that this process starts
+    program = tmp_path / "wandb-core"
+    program.symlink_to(shutil.which("sleep"))
+    with subprocess.Popen([program, "300"]) as service:
+        wait_until(lambda: Process(service.pid).name() == "wandb-core")
+        end_orphans(copy)
+        assert service.poll() is None
+        end_orphans(run)
+        assert service.wait(timeout=60) == -signal.SIGKILL
+
+
+def test_the_upload_of_a_run_that_is_kept_offline_names_the_argument_that_permits_it(tmp_path):
+    run = identity(tmp_path)
+    kept = replace(run, config={**run.config, "WANDB_OFFLINE": "y"})
+    assert _upload_command(kept) == f"make track-sync TARGET={tmp_path} TRACKER=wandb WANDB_OFFLINE=n"
 
 
 def test_without_any_offline_run_every_step_is_pending(tmp_path):

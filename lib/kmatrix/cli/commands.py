@@ -237,7 +237,9 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
     },
     "Trackers (TRACKER=wandb,trackio,tensorboard selects them for a run)": {
         "track-sync": Command(
-            TRACKERS + "sync", "upload missing data of TARGET= to the trackers", f"PROJECT= TRACKER= {RUNS}"
+            TRACKERS + "sync",
+            "upload missing data of TARGET= to the trackers",
+            f"PROJECT= TRACKER= WANDB_OFFLINE=n {RUNS}",
         ),
         "trackio-view": Command(
             PAGES + "trackio_view",

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.targets import chosen_runs, find_target, results_dir, running_target
-from kmatrix.cli.trackers import configured, port
+from kmatrix.cli.trackers import asked_project, configured, port
 from kmatrix.errors import ConfigError, RecordError
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import MetricLine, RunRecord, read_run
@@ -132,7 +132,7 @@ def _project(arguments: Arguments, folder: Path) -> str:
 
 def _project_name(arguments: Arguments) -> str:
     """Return PROJECT=, else the project of .config, else the default of this user."""
-    return arguments.get("PROJECT") or configured(arguments, "TRACKER_PROJECT") or own_project()
+    return asked_project(arguments) or configured(arguments, "TRACKER_PROJECT") or own_project()
 
 
 def show(arguments: Arguments) -> int:

@@ -7,17 +7,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
 from kmatrix.cli.targets import chosen_runs, find_target
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.kconfig.assignments import load_config, parse_trackers
-from kmatrix.kconfig.tree import SLUG, open_tree
+from kmatrix.kconfig.tree import open_tree
 from kmatrix.records.paths import ROOT, RunDir
 from kmatrix.records.runs import Tracking, read_run_file
 from kmatrix.records.tracking import (
+    PROJECT_NAME,
+    PROJECT_RULE,
     SyncState,
     SyncStatus,
     is_syncing,
@@ -28,6 +30,7 @@ from kmatrix.text import duration, plural, shown
 from kmatrix.track.available import TITLES, WANDB_SYMBOLS, login, need_trackers, own_project
 from kmatrix.track.processes import TrackerProcesses, kill, start
 from kmatrix.track.selftest import PROJECT, STEPS, is_online, lost_steps, send_run, synthetic_run, tracker_failure
+from kmatrix.track.tracker import identity
 
 PORTS = {"trackio": "TRACKIO_PORT", "tensorboard": "TENSORBOARD_PORT"}
 SHOW_S = 1.0  # a shorter wait prints nothing
@@ -61,15 +64,27 @@ def port(arguments: Arguments, tracker: str) -> int:
     return int(text)
 
 
+def asked_project(arguments: Arguments, default: str = "") -> str:
+    """Return PROJECT=. Raises ConfigError if a tracker would not accept it: it is part of file names and URLs."""
+    project = arguments.get("PROJECT", default)
+    if project and not PROJECT_NAME.fullmatch(project):
+        raise ConfigError(f"invalid PROJECT={project}", why=PROJECT_RULE)
+    return project
+
+
 def sync(arguments: Arguments) -> int:
     """Upload the pending steps of a matrix to its trackers. Return 0 if nothing is pending afterwards, else 1.
 
     Without TRACKER=, track.json decides which trackers have pending steps. With TRACKER=, each tracker is asked.
+    With PROJECT=, too: in that project the steps may be pending.
     """
+    project, online = asked_project(arguments), _permits_wandb(arguments)
     matrix = find_target(arguments)
     asked = parse_trackers(arguments.get("TRACKER")) if arguments.get("TRACKER") else ()
+    if project and asked == ("tensorboard",):
+        raise ConfigError("TRACKER=tensorboard does not take PROJECT", why="TensorBoard has no projects")
     runs = [run for run in chosen_runs(matrix, arguments) if run.metrics.exists()]
-    wanted = {run: asked or _pending(run) for run in runs}
+    wanted = {run: asked or (_used(run) if project or online else _pending(run)) for run in runs}
     # An error rather than "nothing pending": the user expects an upload that was never configured.
     if not asked and runs and not any(_tracking(run).trackers or read_track(run) for run in runs):
         raise ConfigError(
@@ -78,7 +93,16 @@ def sync(arguments: Arguments) -> int:
     need_trackers(sorted({name for names in wanted.values() for name in names}))
     if not any(wanted.values()):
         print(f"{shown(matrix.path)}: no pending steps in {plural(len(runs), 'run')}")
-    return max([_sync_run(run, names, arguments.get("PROJECT")) for run, names in wanted.items() if names], default=0)
+    codes = [_sync_run(run, names, project, online=online) for run, names in wanted.items() if names]
+    return max(codes, default=0)
+
+
+def _permits_wandb(arguments: Arguments) -> bool:
+    """Return whether WANDB_OFFLINE=n permits the upload of a run whose configuration keeps W&B offline."""
+    text = arguments.get("WANDB_OFFLINE")
+    if text not in ("", "n"):
+        raise ConfigError(f"invalid WANDB_OFFLINE={text}", why="expected n: upload although the run was kept offline")
+    return text == "n"
 
 
 def wait_for_sync(trackers: TrackerProcesses) -> None:
@@ -98,15 +122,19 @@ def wait_for_sync(trackers: TrackerProcesses) -> None:
         line.end()
 
 
-def _sync_run(run: RunDir, names: Sequence[str], project: str) -> int:
-    """Upload the pending steps of one run to these trackers and print the outcome; return the exit status."""
+def _sync_run(run: RunDir, names: Sequence[str], project: str, *, online: bool) -> int:
+    """Upload the pending steps of one run to these trackers and print the outcome; return the exit status.
+
+    project: replaces that of the run, "" to keep it. online: as in `identity`.
+    """
     if is_syncing(run):
         print(f"{run.name}: a tracker process is already uploading it")
         return 1
     before = {status.tracker: status.points for status in read_track(run)}  # to report how many steps are new
     project = project or _tracking(run).project or own_project()
+    identity(run, project=project)  # an invalid name in run.json is an error here, not in track.log
     limit = str(max(LEAST_LIMIT_S, _tracking(run).limit_s or 0.0))
-    words = ["--trackers", ",".join(names), "--project", project, "--limit", limit]
+    words = ["--trackers", ",".join(names), "--project", project, "--limit", limit, *(["--online"] if online else [])]
     # The upload runs in a process of its own, as during a run: a tracker that hangs can be killed.
     process, line = start(Path(sys.executable), ROOT, run, *words), _Line(only_terminal=True)
     try:
@@ -119,8 +147,9 @@ def _sync_run(run: RunDir, names: Sequence[str], project: str) -> int:
     finally:
         line.end()
     now = {status.tracker: status for status in read_track(run)}
+    symbols = {**read_run_file(run).symbols, **({"WANDB_OFFLINE": "n"} if online else {})}
     for name in names:
-        print(f"{run.name}: {_outcome(now.get(name), name, before.get(name, 0), process)}")
+        print(f"{run.name}: {_outcome(now.get(name), name, before.get(name, 0), process, symbols)}")
     return 0 if all(name in now and now[name].state is SyncState.DONE for name in names) else 1
 
 
@@ -128,12 +157,17 @@ def _progress(status: SyncStatus) -> str:
     return f"{status.tracker} {status.points}/{status.points + status.waiting}"
 
 
-def _outcome(status: SyncStatus | None, name: str, before: int, process: subprocess.Popen[bytes]) -> str:
+def _outcome(
+    status: SyncStatus | None, name: str, before: int, process: subprocess.Popen[bytes], symbols: Mapping[str, str]
+) -> str:
     """Return the result of one tracker as a message. `before`: the steps that it had before the upload."""
     if status is None:
         return f"{name}: nothing uploaded, its process exited with status {process.returncode} (see track.log)"
     if status.state is SyncState.DONE:
         where = f", {status.link}" if status.link else ""
+        # In files: the user may have expected an upload.
+        if name == "wandb" and status.how:
+            where += f" (not uploaded: W&B is {login(symbols, os.environ).describe()})"
         return f"{name} has all {status.points} steps ({max(0, status.points - before)} new){where}"
     total = status.points + status.waiting
     return f"{name}: {status.waiting} of {total} steps pending: {status.error or 'see track.log'}"
@@ -142,8 +176,12 @@ def _outcome(status: SyncStatus | None, name: str, before: int, process: subproc
 def _pending(run: RunDir) -> tuple[str, ...]:
     """Return the trackers with pending steps, by track.json."""
     complete = {status.tracker for status in sync_status(run) if status.state is SyncState.DONE}
-    known = [*_tracking(run).trackers, *(status.tracker for status in read_track(run))]
-    return tuple(name for name in dict.fromkeys(known) if name not in complete)
+    return tuple(name for name in _used(run) if name not in complete)
+
+
+def _used(run: RunDir) -> tuple[str, ...]:
+    """Return the trackers that the run uses or has used."""
+    return tuple(dict.fromkeys([*_tracking(run).trackers, *(status.tracker for status in read_track(run))]))
 
 
 def _tracking(run: RunDir) -> Tracking:
@@ -187,9 +225,7 @@ def trackio_test(arguments: Arguments) -> int:
 
 def _test(tracker: str, arguments: Arguments) -> int:
     need_trackers([tracker])
-    project = arguments.get("PROJECT", PROJECT)
-    if not SLUG.fullmatch(project):
-        raise ConfigError(f"invalid PROJECT={project}", why="expected lower-case letters, digits and hyphens")
+    project = asked_project(arguments, PROJECT)
     symbols = {name: configured(arguments, name) for name in WANDB_SYMBOLS}
     with tempfile.TemporaryDirectory(prefix="kmatrix_") as folder:
         print(f"{TITLES[tracker]}: uploading a synthetic run of {STEPS} steps ...", flush=True)

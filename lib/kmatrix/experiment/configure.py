@@ -19,11 +19,12 @@ from kmatrix.kconfig.assignments import (
     read_assignments,
     refuse,
 )
-from kmatrix.kconfig.tree import SLUG, Assignment, Tree, unknown
+from kmatrix.kconfig.tree import Assignment, Tree, unknown
 from kmatrix.matrix.axes import plan_axes
 from kmatrix.matrix.expand import expand
 from kmatrix.records.files import write_bytes, write_text
 from kmatrix.records.paths import ROOT
+from kmatrix.records.tracking import PROJECT_NAME
 from kmatrix.text import shown
 from kmatrix.track.available import is_computed, own_project
 
@@ -236,7 +237,7 @@ def former_project(path: Path) -> str:
         found = re.search(rf'^CONFIG_{PROJECT}="(.*)"$', path.read_text(encoding="utf-8"), re.MULTILINE)
     except (OSError, UnicodeDecodeError):
         return ""
-    return found[1] if found and SLUG.fullmatch(found[1]) else ""
+    return found[1] if found and PROJECT_NAME.fullmatch(found[1]) else ""
 
 
 def write_config(path: Path, text: str) -> str:

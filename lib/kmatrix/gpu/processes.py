@@ -43,6 +43,13 @@ def rank_of(pid: int) -> Rank | None:
     return None
 
 
+def processes_with(name: str, variable: str, value: str) -> list[int]:
+    """Return the pids of this user's processes of this name with this environment variable; none without /proc."""
+    pids = [int(path.name) for path in PROC.glob("[0-9]*") if path.name.isdecimal()]
+    wanted = f"{variable}={value}"
+    return [pid for pid in pids if _name(pid) == name and wanted in _read_list(pid, "environ")]
+
+
 class ProcessHandle:
     """A process identified by pid and start time, so that a reused pid is not mistaken for it."""
 

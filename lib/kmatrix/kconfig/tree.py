@@ -15,6 +15,7 @@ import kconfiglib as kc
 
 from kmatrix.errors import ConfigError
 from kmatrix.records.paths import ROOT
+from kmatrix.records.tracking import PROJECT_NAME, PROJECT_RULE
 from kmatrix.redaction import is_key
 
 BOOLS = (kc.BOOL, kc.TRISTATE)  # without modules, a tristate is a bool
@@ -30,7 +31,6 @@ NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 PART = re.compile(rf"({NUMBER})([dhms])")
 KNOWN_FORMS = "expected a duration above zero: 90, 90s, 15m, 1h30m, 2.5h, 2d"
 WHOLE = re.compile(r"0|-?[1-9][0-9]*")  # one spelling per number, so that equal values give equal ids
-SLUG = re.compile(r"(?!registry-)[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")  # a name that every tracker accepts
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Tree:
     floats: dict[str, tuple[float, float, bool]] = field(default_factory=dict)  # lowest, highest, may be empty
     oneofs: dict[str, tuple[str, ...]] = field(default_factory=dict)  # symbol -> allowed texts
     durations: set[str] = field(default_factory=set)  # symbols that hold a duration or ""
-    slugs: set[str] = field(default_factory=set)  # symbols that hold a name in SLUG, or ""
+    slugs: set[str] = field(default_factory=set)  # symbols that hold a PROJECT_NAME, or ""
     neutral: set[str] = field(default_factory=set)  # symbols that cannot change a result
     neutral_unless: dict[str, str] = field(default_factory=dict)  # neutral symbol -> symbol whose value makes it count
     labels: dict[str, str] = field(default_factory=dict)  # symbol -> its label in the names of runs
@@ -456,8 +456,8 @@ def check_text(tree: Tree, symbol: Any, text: str, where: str) -> None:
         raise ConfigError(what, why=f"expected one of {', '.join(tree.oneofs[name])}")
     if name in tree.durations and text and seconds(text) is None:
         raise ConfigError(what, why=KNOWN_FORMS)
-    if name in tree.slugs and text and not SLUG.fullmatch(text):
-        raise ConfigError(what, why="expected at most 64 lower-case letters, digits and hyphens, not registry-...")
+    if name in tree.slugs and text and not PROJECT_NAME.fullmatch(text):
+        raise ConfigError(what, why=PROJECT_RULE)
     if name.startswith(MATRIX) and name not in NOT_AN_AXIS and kind == kc.STRING:
         _check_list(tree, name, text, where)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,6 +14,10 @@ from kmatrix.errors import SchemaError
 from kmatrix.records.files import read_or_empty, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import merged_metrics, read_run_file_or_empty
+
+# The name of a project at every tracker: part of URLs, and of file names. Trackio reserves `registry-`.
+PROJECT_NAME = re.compile(r"(?!registry-)[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
+PROJECT_RULE = "expected at most 64 lower-case letters, digits and hyphens, not registry-..."
 
 
 class SyncState(StrEnum):

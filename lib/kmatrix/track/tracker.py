@@ -12,6 +12,7 @@ from typing import Protocol
 from kmatrix.errors import RecordError
 from kmatrix.records.paths import MATRIX_PREFIX, RunDir
 from kmatrix.records.runs import Status, read_run_file
+from kmatrix.records.tracking import PROJECT_NAME, PROJECT_RULE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,29 +107,40 @@ class Tracker(Protocol):
 
 
 DEFAULT_PROJECT = "gpt2"  # if run.json has no project
+OTHER_PROJECT = "pass PROJECT=<name>"
+RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # part of file names at the trackers
 
 
-def identity(run: RunDir, *, project: str = "") -> TrackerIdentity:
+def identity(run: RunDir, *, project: str = "", online: bool = False) -> TrackerIdentity:
     """Return the identity of a run at its trackers. `project`: replaces the project of run.json.
 
+    `online`: W&B may upload the run although its configuration has WANDB_OFFLINE=y.
     A rerun (`make test-rerun`) has a new identity, because trackers cannot delete the steps of the archived results.
-    Raises RecordError if run.json is missing or has no run_id.
+    Raises RecordError if run.json is missing, or its run_id or project is missing or invalid.
     """
     record = read_run_file(run)
     matrix = record.matrix or run.path.parent.name
-    if not record.run_id:
-        raise RecordError(f"{run.run_json} does not describe a run", why="it has no run_id")
+    project = project or record.tracking.project or DEFAULT_PROJECT
+    # A run.json may come from anywhere: neither name may lead out of a tracker's directory.
+    if not record.run_id or not RUN_ID.fullmatch(record.run_id):
+        raise RecordError(
+            f"{run.run_json} does not describe a run",
+            why=f"invalid run_id {record.run_id!r}" if record.run_id else "it has no run_id",
+        )
+    if not PROJECT_NAME.fullmatch(project):
+        raise RecordError(f"invalid tracker project {project!r} of {run.name}", why=PROJECT_RULE, hint=OTHER_PROJECT)
+    permitted = {"WANDB_OFFLINE": "n"} if online else {}
     reruns = _reruns(run)
     suffix = f"-rerun{reruns}" if reruns else ""
     stamp = re.sub(r"\D", "", matrix.removeprefix(MATRIX_PREFIX))
     return TrackerIdentity(
         dir=run,
-        project=project or record.tracking.project or DEFAULT_PROJECT,
+        project=project,
         name=run.name + suffix,
         id=f"{record.run_id}-{stamp}{suffix}",
         group=matrix,
         tags=tuple(f"{axis}={value}" for axis, value in record.axes.items()),
-        config={**record.symbols, "run_id": record.run_id, "matrix": matrix},
+        config={**record.symbols, **permitted, "run_id": record.run_id, "matrix": matrix},
         tracking=run.path.parent.parent,
     )
 

@@ -1,4 +1,4 @@
-"""W&B: send a run to its server if an API key is configured, else write files that `wandb sync` uploads later."""
+"""W&B: send a run to its server if an API key is configured, else write files that `make track-sync` uploads later."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import logging
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import isfinite, isnan
 from pathlib import Path
-from shutil import which
 from typing import TYPE_CHECKING, Any
 
+from kmatrix.gpu.processes import ProcessHandle, processes_with
 from kmatrix.records.runs import Status, merged_metrics
 from kmatrix.track.feed import means
 from kmatrix.track.tracker import DeviceValues, MetricPoint, StoredRun, TrackerAlert, TrackerIdentity
@@ -71,16 +72,19 @@ class WandbMirror:
         # Disabled, W&B accepts everything and stores nothing: steps would count as sent.
         if mode == "disabled":
             raise ConnectionError("W&B is disabled by WANDB_MODE=disabled")
+        # Before the files or the server are read: it may still add rows to them.
+        end_orphans(run.dir.path)
         files = WandbFiles(run.dir.path, run.id)
-        self._identity, self._run, self._before = run, None, files.read()
+        self._identity, self._run = run, None
+        self._before = files.read(run.project, uploaded=mode != "offline")
         self._since, self._last, self._stopped = [], None, False
         self._losses = {step: row["val/loss"] for step, row in self._before.steps.items() if "val/loss" in row}
         stored = StoredRun(steps=self._before.steps, devices_time=self._before.time, alerts=self._before.alerts)
         if mode != "offline":
             return replace(stored, steps=self._on_server(run, self._begun), link=self._begun.url)
-        if not files.sessions:
+        if not self._before.sessions:
             self._begin(run)
-        return replace(stored, link=str(files.folder), how=f"{_program()} sync {shlex.quote(str(files.folder))}")
+        return replace(stored, link=str(files.folder), how=_upload_command(run))
 
     def points(self, points: Sequence[MetricPoint]) -> None:
         """Log rows. The last row stays open for device samples until the next one."""
@@ -115,7 +119,7 @@ class WandbMirror:
         if run.offline:
             self._read_back(files)
         else:
-            files.mark_synced()
+            mark_synced({*self._before.sessions, *files.sessions[-1:]})
 
     @property
     def _known(self) -> TrackerIdentity:
@@ -194,9 +198,40 @@ def _prepare(*, offline: bool) -> str:
     return "offline" if mode == "dryrun" else mode or "online"
 
 
-def _program() -> str:
-    """Return the wandb command for a shell: its name, or its path next to this interpreter."""
-    return "wandb" if which("wandb") else shlex.quote(str(Path(sys.executable).with_name("wandb")))
+def _upload_command(run: TrackerIdentity) -> str:
+    """Return the command that uploads an offline run once a key is configured.
+
+    Not `wandb sync`: it uploads the session of a killed process up to the tear, exits with 0 and appends the same rows
+    again at the next try; and it renumbers the steps of the second of two sessions.
+    """
+    online = " WANDB_OFFLINE=n" if run.config.get("WANDB_OFFLINE") == "y" else ""
+    return f"make track-sync TARGET={shlex.quote(str(run.dir.path.parent))} TRACKER=wandb{online}"
+
+
+OWNER = "KMATRIX_WANDB_RUN"  # environment variable that marks W&B's service as that of one run directory
+SERVICE = "wandb-core"  # name of that process
+ORPHAN_S = 10.0  # for a killed process to exit
+
+
+def end_orphans(run: Path) -> None:
+    """Kill W&B's services of earlier tracker processes of a run, and mark those that this process starts.
+
+    A service has its own session, so it survives the kill of its tracker process for a while, and writes and uploads
+    what it has. Raises TimeoutError if one does not exit.
+    """
+    folder = run.stat()
+    # Not the path: a copy of the directory is another run, a renamed one is the same.
+    owner = f"{folder.st_dev}:{folder.st_ino}"
+    for pid in processes_with(SERVICE, OWNER, owner):
+        service = ProcessHandle(pid)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + ORPHAN_S
+        while service.is_alive():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"W&B's service of an earlier tracker process (pid {pid}) does not exit")
+            time.sleep(0.01)
+    os.environ[OWNER] = owner
 
 
 def _settings(stopped: Callable[[], None]) -> wandb.Settings:
@@ -254,6 +289,7 @@ QUIET = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}  # the reade
 class WandbRun:
     """The content of the local files of a W&B run."""
 
+    sessions: Sequence[Path] = ()  # directories, oldest first
     steps: Mapping[int, Mapping[str, float]] = field(default_factory=dict)  # step -> metrics
     time: float = 0.0  # Unix s, the newest row
     alerts: int = 0  # number of alerts
@@ -277,21 +313,29 @@ class WandbFiles:
         found = self.folder.glob(f"*run-*-*/run-{self.id or '*'}.wandb")
         return sorted((path.parent for path in found), key=lambda session: session.name.removeprefix("offline-"))
 
-    def read(self) -> WandbRun:
-        """Read all sessions, up to the last complete record of each. Later sessions override earlier ones."""
+    def read(self, project: str = "", *, uploaded: bool = False) -> WandbRun:
+        """Read all sessions, up to the last complete record of each. Later sessions override earlier ones.
+
+        project: only its sessions. uploaded: the content of only those that the server was sent.
+        """
+        sessions: list[Path] = []
         steps: dict[int, Mapping[str, float]] = {}
-        alerts, status = 0, ""
+        alerts: set[tuple[str, str]] = set()  # an alert of an offline session is sent again by the upload
+        status = ""
         for session in self.sessions:
-            status = ""
-            for record in records(session):
-                if record.get("type") == "history":
-                    row = numbers(record["history"].get("item", {}))
-                    step = int(row.pop("_step"))
-                    steps[step] = {**steps.get(step, {}), **row}
-                alerts += record.get("type") == "alert"
-                status = str(record.get("summary", {}).get("update", {}).get("status") or status)
+            content = _read_session(session)
+            if project and content.project not in ("", project):
+                continue
+            sessions.append(session)
+            if uploaded and not _was_uploaded(session):
+                continue
+            steps |= {step: {**steps.get(step, {}), **row} for step, row in content.steps.items()}
+            alerts |= content.alerts
+            status = content.status
         newest = max((row.get("_timestamp", 0.0) for row in steps.values()), default=0.0)
-        return WandbRun(steps=dict(sorted(steps.items())), time=newest, alerts=alerts, status=status)
+        return WandbRun(
+            sessions=sessions, steps=dict(sorted(steps.items())), time=newest, alerts=len(alerts), status=status
+        )
 
     def is_missing(self, step: int) -> bool:
         """Return whether the newest session has no row of a step.
@@ -301,11 +345,42 @@ class WandbFiles:
         newest = records(self.sessions[-1]) if self.sessions else ()
         return all(record["history"]["item"].get("_step") != step for record in newest if "history" in record)
 
-    def mark_synced(self) -> None:
-        """Mark all sessions as synced, so that `wandb sync` skips them: the server has their content."""
-        for session in self.sessions:
-            for path in session.glob("run-*.wandb"):
-                path.with_name(f"{path.name}.synced").touch()
+
+@dataclass(slots=True)
+class _Session:
+    """The content of one session."""
+
+    project: str = ""  # empty if its process was killed before it was written
+    steps: dict[int, dict[str, float]] = field(default_factory=dict)  # step -> metrics
+    alerts: set[tuple[str, str]] = field(default_factory=set)  # title and text
+    status: str = ""  # the final status, empty if its process was killed
+
+
+def _read_session(session: Path) -> _Session:
+    found = _Session()
+    for record in records(session):
+        if "run" in record:
+            found.project = str(record["run"].get("project", ""))
+        elif "history" in record:
+            row = numbers(record["history"].get("item", {}))
+            found.steps.setdefault(int(row.pop("_step")), {}).update(row)
+        elif "alert" in record:
+            found.alerts.add((str(record["alert"].get("title")), str(record["alert"].get("text"))))
+        elif "summary" in record:
+            found.status = str(record["summary"].get("update", {}).get("status") or found.status)
+    return found
+
+
+def _was_uploaded(session: Path) -> bool:
+    """Return whether the server was sent a session: while it was written, or later."""
+    return not session.name.startswith("offline-") or any(session.glob("*.synced"))
+
+
+def mark_synced(sessions: Iterable[Path]) -> None:
+    """Mark sessions as synced, so that `wandb sync` skips them: the server has their content."""
+    for session in sessions:
+        for path in session.glob("run-*.wandb"):
+            path.with_name(f"{path.name}.synced").touch()
 
 
 def records(session: Path) -> Iterator[dict[str, Any]]:
