@@ -23,10 +23,12 @@ import torch
 from gpt2 import dist
 from gpt2.log import RunLog
 from kmatrix.errors import DataError, KmatrixError, is_full
+from kmatrix.records.decode import as_json, decode_optional
 from kmatrix.records.disk import has_space, limit_from_environment
-from kmatrix.records.files import read_json, read_or_empty, write_json
+from kmatrix.records.files import write_json
 from kmatrix.records.lock import Process, stat_fields, this_process
 from kmatrix.records.paths import RunDir
+from kmatrix.records.states import RankErrorFile, RankStateFile, read_rank_errors
 
 # torch raises OutOfMemoryError for GPU memory only: the CPU's allocator and cuBLAS raise a plain RuntimeError.
 MEMORY_WORDS = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -57,17 +59,6 @@ def kind_of(error: BaseException) -> str:
     return "oom" if memory else "error"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankError:
-    """Why a rank failed: the content of its error.json."""
-
-    rank: int
-    attempt: int
-    time: float  # Unix seconds
-    kind: str
-    reason: str
-
-
 def last_line(error: BaseException) -> str:
     """Return an error in one line."""
     if isinstance(error, KmatrixError):
@@ -86,25 +77,22 @@ def describe(error: BaseException, log: RunLog) -> str:
 def record(log: RunLog, rank: int, kind: str, reason: str) -> None:
     """Write why this rank failed. Rank 0 names the rank that failed first, if that rank left an error file."""
     if rank != 0:  # one file per rank, because several fail at once: only rank 0 writes the result
-        error = RankError(rank=rank, attempt=log.attempt, time=time.time(), kind=kind, reason=reason)
-        write_json(log.dir.rank_error(rank), asdict(error))
+        error = RankErrorFile(rank=rank, attempt=log.attempt, time=time.time(), kind=kind, reason=reason)
+        write_json(log.dir.rank_error(rank), as_json(error))
         return
     # Rank 0 often fails only because its peer is gone ("connection closed by peer"): that is not the cause.
     if first := first_error(log):
-        kind, reason = first.kind, f"rank {first.rank}: {first.reason}"
+        kind, reason = first.kind or "error", f"rank {first.rank}: {first.reason}"
     with suppress(OSError):  # on a full disk there may still be space for the small result
         log.event(log.step, "failed", reason)
     log.end("failed", kind, reason)
 
 
-def first_error(log: RunLog) -> RankError | None:
+def first_error(log: RunLog) -> RankErrorFile | None:
     """Return the earliest error of another rank in this attempt. A rank writes it before its peers can notice."""
-    errors = []
-    for path in (log.dir.path / "ranks").glob("*/error.json"):
-        value = read_json(path)
-        if value["attempt"] == log.attempt:  # earlier attempts left theirs
-            errors.append(RankError(**{name: value[name] for name in RankError.__slots__}))
-    return min(errors, key=lambda error: error.time, default=None)
+    # Earlier attempts left theirs.
+    errors = [error for _, error in read_rank_errors(log.dir) if error.attempt == log.attempt]
+    return min(errors, key=lambda error: error.time or 0.0, default=None)
 
 
 def give_up(log: RunLog, rank: int, name: str) -> NoReturn:
@@ -340,21 +328,21 @@ def innermost(stacks: str) -> str:
 
 def spent_before(run_dir: RunDir, attempt: int) -> float:
     """Return the seconds that earlier attempts took, from rank 0's state file; 0 if there is none."""
-    state = read_or_empty(run_dir.rank_state(0))
-    return float(state.get("spent_s") or 0.0) if int(state.get("attempt", attempt)) < attempt else 0.0
+    state = decode_optional(run_dir.rank_state(0), RankStateFile)
+    return state.spent_s or 0.0 if state is not None and state.attempt < attempt else 0.0
 
 
 def _state(run_dir: RunDir, rank: int, attempt: int) -> RankState | None:
     """Return the state that a rank wrote last in this attempt, or None."""
-    value = read_or_empty(run_dir.rank_state(rank))
-    if value.get("attempt") != attempt:
+    value = decode_optional(run_dir.rank_state(rank), RankStateFile)
+    if value is None or value.attempt != attempt:
         return None
     return RankState(
-        process=Process(**{name: value[name] for name in Process.__slots__}),
-        time=float(value["time"]),
-        step=int(value["step"]),
-        kind=str(value["work"]),
-        place=str(value["place"]),
+        process=Process(pid=value.pid, host=value.host, pid_started=value.pid_started, boot_id=value.boot_id),
+        time=value.time,
+        step=value.step,
+        kind=value.work,
+        place=value.place,
     )
 
 

@@ -109,7 +109,7 @@ def test_an_index_of_a_newer_trainer_may_have_more_fields(tmp_path):
 def test_an_invalid_index_is_refused_by_name(tmp_path, change):
     index = index_of(tmp_path, (300, R))
     write_json(tmp_path / "index.json", {"checkpoints": [index.entries[0].to_json() | change]})
-    with pytest.raises(RecordError, match=r"index.json is not a checkpoint index"):
+    with pytest.raises(RecordError, match=r"index.json is damaged"):
         read_index(tmp_path)
 
 
@@ -218,4 +218,4 @@ def test_a_damaged_index_gives_one_clear_error(matrix):
     (matrix.run("gpt2_muon_1cpu").checkpoints / "index.json").write_text(json.dumps({"schema": 1}))
     result = run("list-checkpoints", f"TARGET={matrix.path}")
     assert result.status == 2
-    assert "is not a checkpoint index" in result.err
+    assert "index.json is damaged" in result.err

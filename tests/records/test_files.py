@@ -100,7 +100,7 @@ def test_only_finite_numbers_count_as_numbers(value, number):
 
 def test_a_tail_returns_each_complete_line_once(tmp_path):
     path = tmp_path / "a.jsonl"
-    tail = LineTail(path)
+    tail = LineTail(path, dict)
     assert tail.read() == []
 
     append_jsonl(path, {"n": 1})
@@ -118,7 +118,7 @@ def test_a_tail_returns_each_complete_line_once(tmp_path):
 def test_a_tail_may_start_at_the_end_of_the_file(tmp_path):
     path = tmp_path / "a.jsonl"
     append_jsonl(path, {"n": 1})
-    tail = LineTail(path, from_end=True)
+    tail = LineTail(path, dict, from_end=True)
     append_jsonl(path, {"n": 2})
     assert [line["n"] for _, line in tail.read()] == [2]
 
@@ -126,7 +126,7 @@ def test_a_tail_may_start_at_the_end_of_the_file(tmp_path):
 def test_a_tail_rereads_a_truncated_file_from_the_start(tmp_path):
     path = tmp_path / "a.jsonl"
     append_jsonl(path, {"n": 1, "long": "x" * 100})
-    tail = LineTail(path)
+    tail = LineTail(path, dict)
     tail.read()
     path.write_text('{"n": 2}\n')
     assert [line["n"] for _, line in tail.read()] == [2]
@@ -135,7 +135,7 @@ def test_a_tail_rereads_a_truncated_file_from_the_start(tmp_path):
 def test_a_line_longer_than_a_chunk_is_one_line(tmp_path):
     path = tmp_path / "a.jsonl"
     append_jsonl(path, {"n": 1, "long": "x" * 2 * CHUNK})
-    assert [line["n"] for _, line in LineTail(path).read()] == [1]
+    assert [line["n"] for _, line in LineTail(path, dict).read()] == [1]
 
 
 @pytest.mark.parametrize(

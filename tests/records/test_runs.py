@@ -1,11 +1,18 @@
-"""Read the JSON files of runs and matrices as values, tolerating missing and damaged fields."""
+"""Read the JSON files of runs and matrices as records."""
 
 from __future__ import annotations
 
+import json
+
+import pytest
+
+from kmatrix.errors import RecordError
+from kmatrix.records.decode import damaged_files, decode_bytes
 from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import (
     Adjustment,
+    ExcludedCells,
     MatrixFile,
     MetricLine,
     RunFile,
@@ -13,18 +20,27 @@ from kmatrix.records.runs import (
     Tracking,
     UsedFile,
     merged_metrics,
+    metric_line,
     read_result,
+    read_run_file,
     read_run_file_or_empty,
+    read_train_values,
 )
 
 
-def test_a_value_of_another_type_or_version_counts_as_missing():
-    found = RunResult.from_json({"step": "12", "mfu": float("nan"), "params": 10**400, "future_field": 1, "device": 3})
-    assert found == RunResult.from_json({}) == RunResult()
+def parse(values, kind):
+    return decode_bytes(json.dumps(values).encode(), kind, "file")
 
 
-def test_a_whole_float_is_a_step_and_an_integer_is_a_loss():
-    assert RunResult.from_json({"step": 12.0, "final_val_loss": 3}) == RunResult(step=12, final_val_loss=3.0)
+def test_a_value_of_another_type_is_damage_and_an_unknown_one_is_ignored():
+    for damaged in ({"step": "12"}, {"mfu": float("nan")}, {"params": 10**400}, {"device": 3}, {"step": 12.5}):
+        with pytest.raises(RecordError, match="is damaged"):
+            parse(damaged, RunResult)
+    assert parse({"future_field": 1}, RunResult) == RunResult()
+
+
+def test_an_integer_is_a_loss():
+    assert parse({"step": 12, "final_val_loss": 3}, RunResult) == RunResult(step=12, final_val_loss=3.0)
 
 
 def test_a_result_belongs_to_one_attempt_of_one_run():
@@ -54,32 +70,49 @@ def test_an_unreadable_result_is_none(tmp_path):
     assert read_result(run) == RunResult(status="finished")
 
 
-def test_a_run_file_without_or_with_damaged_values_is_empty():
-    damaged = {"axes": [1], "symbols": None, "asked": "all", "train": 3, "tracking": [], "provenance": "here"}
-    assert RunFile.from_json(damaged) == RunFile.from_json({}) == RunFile()
-    assert RunFile.from_json({"train_tokens": "many", "expected_s": None, "timeout_s": None}) == RunFile()
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"axes": [1]},
+        {"symbols": None},
+        {"asked": "all"},
+        {"train": 3},
+        {"tracking": []},
+        {"provenance": "here"},
+        {"train_tokens": "many"},
+        {"train": {"max_iters": "12"}},
+        {"provenance": {"gpus": [3]}},
+    ],
+)
+def test_a_run_file_with_a_value_of_another_type_is_damaged(damaged):
+    with pytest.raises(RecordError, match="is damaged") as caught:
+        parse(damaged, RunFile)
+    assert next(iter(damaged)) in caught.value.why
 
 
-def test_a_run_file_has_typed_values():
-    run = RunFile.from_json(
+def test_a_run_file_has_typed_values(tmp_path):
+    run = RunDir(tmp_path)
+    write_json(
+        run.run_json,
         {
             "run_id": "a1",
-            "axes": {"gpus": 2},
-            "symbols": {"EXCLUSIVE": "y", "GPT2_MIN_LR": None},
+            "axes": {"gpus": "2"},
+            "symbols": {"EXCLUSIVE": "y"},
             "asked": ["GPT2_MAX_ITERS"],
             "train": {"max_iters": 3, "future_field": 1},
             "timeout_s": 60,
-        }
+        },
     )
-    assert (run.run_id, run.axes, run.symbols) == ("a1", {"gpus": "2"}, {"EXCLUSIVE": "y"})
-    assert (run.asked, run.train.max_iters, run.timeout_s) == (frozenset({"GPT2_MAX_ITERS"}), 3, 60.0)
-    assert run.train_values == {"max_iters": 3, "future_field": 1}
+    record = read_run_file(run)
+    assert (record.run_id, record.axes, record.symbols) == ("a1", {"gpus": "2"}, {"EXCLUSIVE": "y"})
+    assert (record.asked, record.train.max_iters, record.timeout_s) == (frozenset({"GPT2_MAX_ITERS"}), 3, 60.0)
+    assert read_train_values(run) == {"max_iters": 3, "future_field": 1}
 
 
 def test_tracking_without_trackers_is_an_empty_object():
     assert Tracking(project="mine").to_json() == {}
     tracking = Tracking(trackers=("wandb",), project="mine", limit_s=60.0)
-    assert Tracking.from_json(tracking.to_json()) == tracking
+    assert parse(tracking.to_json(), Tracking) == tracking
 
 
 def test_an_unreadable_run_file_is_empty(tmp_path):
@@ -88,21 +121,34 @@ def test_an_unreadable_run_file_is_empty(tmp_path):
     assert read_run_file_or_empty(run) == RunFile()
 
 
-def test_the_readable_fields_of_a_damaged_matrix_file_are_used():
-    damaged = {"axes": [1, {"label": "gpus", "values": [1, 2]}], "runs": {}, "cuts": None, "overrides": "A=1"}
-    assert MatrixFile.from_json({}) == MatrixFile()
-    assert MatrixFile.from_json(damaged) == MatrixFile(axes={"gpus": ("1", "2")})
+def test_a_matrix_file_has_axes_and_excluded_cells():
+    axes = [{"label": "gpus", "symbol": "GPT2_NUM_GPUS", "values": ["1", "2"]}]
+    plan = parse({"axes": axes, "cuts": [{"count": 2, "reason": "no GPU"}], "runs": [{"name": "a"}]}, MatrixFile)
+    assert plan.axes == {"gpus": ("1", "2")}
+    assert plan.excluded == (ExcludedCells(2, "no GPU"),)
+    assert plan.runs == (RunFile(name="a"),)
 
 
-def test_a_line_without_a_step_is_not_a_line_of_metrics():
-    assert MetricLine.from_json({"train/loss": 1.0}) is None
-    assert MetricLine.from_json({"step": "3", "train/loss": 1.0}) is None
+@pytest.mark.parametrize(
+    "line",
+    ['{"train/loss": 1.0}', '{"step": "3"}', '{"step": 3, "note": "text"}', '{"step": 3, "val/loss": NaN}', "[]"],
+)
+def test_a_damaged_line_is_not_a_line_of_metrics(line):
+    assert metric_line(line) is None
 
 
-def test_a_value_that_is_not_a_finite_number_is_none():
-    line = MetricLine.from_json({"schema": 1, "step": 3, "time": 5, "train/loss": None, "note": "text", "tokens": 7})
-    assert line == MetricLine(step=3, time=5.0, values={"train/loss": None, "note": None, "tokens": 7})
+def test_a_line_of_metrics_has_its_numbers_as_they_are():
+    line = metric_line('{"schema": 1, "step": 3, "time": 5, "train/loss": null, "tokens": 7}')
+    assert line == MetricLine(step=3, time=5.0, values={"train/loss": None, "tokens": 7})
     assert line.attempt == 1
+
+
+def test_damaged_lines_of_metrics_are_named_and_the_others_used(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0, "train/loss": 5.0}\n{"step": 1, "train/loss": NaN}\n{"step": 2, "train/loss": 4.0}\n')
+    damaged_files()
+    assert [line.step for line in merged_metrics(path)] == [0, 2]
+    assert damaged_files() == [f"{path}: 1 of 3 lines are damaged and were skipped"]
 
 
 def test_lines_of_a_step_are_merged_and_a_resume_voids_later_ones(tmp_path):
@@ -113,7 +159,7 @@ def test_lines_of_a_step_are_merged_and_a_resume_voids_later_ones(tmp_path):
         {"step": 1, "time": 3.0, "attempt": 1, "train/loss": 4.0},
         {"step": 0, "time": 4.0, "attempt": 2, "resumed": True},
         {"step": 2, "time": 5.0, "attempt": 2, "train/loss": 3.0},
-        {"event": "of another version"},
+        {"event": 3},
     ):
         append_jsonl(path, line)
     assert merged_metrics(path) == [
@@ -122,9 +168,8 @@ def test_lines_of_a_step_are_merged_and_a_resume_voids_later_ones(tmp_path):
     ]
 
 
-def test_adjustments_of_the_trainer_are_read_and_damaged_ones_ignored():
+def test_adjustments_of_the_trainer_are_read():
     entry = {"field": "batch_size", "from": 12, "to": 6, "why": "out of memory"}
-    found = UsedFile.from_json({"train": {"batch_size": 6}, "adjusted": [entry, 3]})
-    assert found.adjusted == (Adjustment("batch_size", 12, 6, "out of memory"),)
-    assert found.train_values == {"batch_size": 6}
-    assert UsedFile.from_json({"train": 1, "adjusted": None}) == UsedFile()
+    found = parse({"train": {"batch_size": 6}, "adjusted": [entry]}, UsedFile)
+    assert found.adjusted == (Adjustment(name="batch_size", asked=12, used=6, why="out of memory"),)
+    assert found.train == {"batch_size": 6}

@@ -12,8 +12,10 @@ import kmatrix.simulate.library as simulate
 from gpu_factory import write_timings
 from gputop_values import T0, Recorder
 from kmatrix.cli.progress import ProgressDisplay
+from kmatrix.records.decode import convert
 from kmatrix.records.files import read_json, read_jsonl, write_json
 from kmatrix.records.paths import RunDir
+from kmatrix.records.states import AlertEntry
 from kmatrix.runner.loop import drive
 from kmatrix.status.alerts import ADVICE, Alert, AlertKind, GpuState, RunSnapshot, Severity, Thresholds, findings
 from kmatrix.status.watch import AlertTracker, RunWatch
@@ -156,7 +158,7 @@ def test_every_alert_ends_once_and_lasts_at_least_the_hold_time(observations, ho
 
 def test_an_alert_survives_json():
     alert = Alert(kind=AlertKind.MFU, severity=Severity.WARNING, since=5.0, value=9.5, threshold=15.0)
-    assert Alert.from_json(json.loads(json.dumps(alert.to_json()))) == alert
+    assert Alert.from_entry(convert(alert.to_json(), AlertEntry, "alert")) == alert
     assert alert.text == "MFU 9.5%, below 15%"
 
 

@@ -165,11 +165,10 @@ def test_a_matrix_of_a_newer_kmatrix_is_refused(mixed_matrix):
         Overview(mixed_matrix).poll()
 
 
-def test_a_damaged_status_is_shown_as_one_failed_run(mixed_matrix):
-    mixed_matrix.run("gpt2_muon_1cpu").status.write_text("{")
-    mixed_matrix.run("gpt2_muon_1cpu").result.unlink()
+def test_a_damaged_run_json_is_shown_as_one_failed_run(mixed_matrix):
+    mixed_matrix.run("gpt2_muon_1cpu").run_json.write_text("{")
     view = view_of(mixed_matrix, "muon")
-    assert (view.status, "status.json is damaged" in view.reason) == (Status.FAILED, True)
+    assert (view.status, "run.json is damaged" in view.reason) == (Status.FAILED, True)
 
 
 def test_the_json_option_is_1_or_0(mixed_matrix):

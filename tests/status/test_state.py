@@ -16,6 +16,7 @@ from kmatrix.errors import SchemaError
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import LOST, Status
+from kmatrix.records.states import read_run_status
 from kmatrix.status.state import (
     DISK,
     KILLED,
@@ -33,7 +34,7 @@ from kmatrix.status.state import (
     after_out_of_memory,
     next_attempt,
 )
-from kmatrix.status.status_file import read_state, recover_status, write_state
+from kmatrix.status.status_file import recover_status, state_of, write_state
 from state_rules import find_violation
 
 ends = st.builds(
@@ -108,7 +109,7 @@ def test_a_state_is_read_back_as_written(sequence):
         state = after(state, event)
     with tempfile.TemporaryDirectory() as folder:
         write_state(RunDir(Path(folder)), state)
-        assert read_state(RunDir(Path(folder))) == state
+        assert state_of(read_run_status(RunDir(Path(folder)))) == state
 
 
 # The next attempt
@@ -320,15 +321,16 @@ def test_an_attempt_known_only_from_its_metrics_is_counted(run):
 
 def test_a_status_of_the_first_schema_without_attempts_is_read(run):
     write_json(run.status, {"status": "failed", "attempt": 1, "reason": "loss is nan", "started": 1.0, "ended": 2.0})
-    (attempt,) = read_state(run).attempts
+    (attempt,) = state_of(read_run_status(run)).attempts
     assert (attempt.number, attempt.status, attempt.reason, attempt.ended) == (1, Status.FAILED, "loss is nan", 2.0)
 
 
-def test_a_damaged_status_is_a_failure_that_names_it_unless_there_is_a_finished_result(run):
+def test_a_damaged_status_counts_as_missing(run):
     run.status.write_text('{"status": "fini')
+    assert recover_status(run, has_runner=False).status is Status.PLANNED
+    run.metrics.write_text('{"step": 0}\n')
     state = recover_status(run, has_runner=False)
-    assert (state.status, "status.json is damaged" in state.reason) == (Status.FAILED, True)
-    assert find_violation(state) == ""
+    assert (state.status, find_violation(state)) == (Status.STOPPED, "")
     write_json(run.result, {"run_id": "id", "attempt": 1, "status": "finished"})
     assert recover_status(run, has_runner=False).status is Status.FINISHED
 

@@ -64,7 +64,7 @@ def test_a_step_is_complete_when_the_next_begins_and_the_last_step_at_the_end(ru
 
 
 def test_an_unknown_number_is_omitted(run):
-    append_metrics(run, 0, train__loss=None, throughput__mfu=None, train__lr=1e-3, note="text")
+    append_metrics(run, 0, train__loss=None, throughput__mfu=None, train__lr=1e-3)
     (point,) = points_of(PointTail(run.metrics))
     assert point.values == {"attempt": 1, "train/lr": 1e-3}
 
@@ -90,7 +90,7 @@ def test_a_partial_step_made_void_between_two_polls_is_not_returned(run):
 
 def test_an_incomplete_line_is_read_later_and_a_permanently_broken_one_costs_only_itself(run):
     write_training(run, range(2))
-    tail = LineTail(run.metrics)
+    tail = LineTail(run.metrics, dict)
     assert len(tail.read()) == 3
     with run.metrics.open("a") as file:
         file.write('{"step": 2, "time"')

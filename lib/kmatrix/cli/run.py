@@ -27,7 +27,7 @@ from kmatrix.matrix.axes import overrides
 from kmatrix.records.checkpoints import CheckpointIndex, CheckpointKind, folder_of
 from kmatrix.records.lock import held, holder
 from kmatrix.records.paths import ROOT, MatrixDir, RunDir, program_environment
-from kmatrix.records.runs import Status, read_run_file, read_run_file_or_empty
+from kmatrix.records.runs import Status, read_run_file, read_run_file_or_empty, read_train_values_or_empty
 from kmatrix.records.tracking import pending_messages, sync_status
 from kmatrix.report.reproduction import Changes, changes, describe_repetition, repetition
 from kmatrix.runner.archive import archive_result
@@ -310,7 +310,7 @@ def reproduce(arguments: Arguments) -> int:
 
 def former_settings(was: RunDir) -> dict[str, str]:
     """Return the settings of a run of version 0.1 that had no symbol then, and whose defaults have changed since."""
-    fused = read_run_file_or_empty(was).train_values.get("muon_split_qkv") is False
+    fused = read_train_values_or_empty(was).get("muon_split_qkv") is False
     known = "GPT2_MUON_SPLIT_QKV" in was.config.read_text(encoding="utf-8")
     return {"GPT2_MUON_SPLIT_QKV": "n"} if fused and not known else {}
 

@@ -23,7 +23,7 @@ from kmatrix.records.runs import Status, Tracking
 from kmatrix.runner.execute import execute
 from kmatrix.runner.loop import EXIT_STOPPED
 from kmatrix.runner.resume import reopen
-from kmatrix.status.status_file import read_state
+from kmatrix.status.status_file import recover_status
 from kmatrix.status.watch import RunProgress
 from kmatrix.text import plural
 
@@ -147,7 +147,7 @@ def _failures(matrix: MatrixDir, shapes: Mapping[str, tuple[str, ...]], on_messa
     """Return the trial runs that failed, each with all runs of its shape."""
     bad = []
     for run in matrix.runs():
-        state = read_state(run)
+        state = recover_status(run, has_runner=False)
         if state.status is not Status.FINISHED:
             bad.append(FailedRuns(names=shapes[run.name], reason=state.reason))
         elif state.last and state.last.micro_batch:

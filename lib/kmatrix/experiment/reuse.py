@@ -13,9 +13,10 @@ from pathlib import Path
 
 from kmatrix.errors import KmatrixError
 from kmatrix.records.checkpoints import folder_of
-from kmatrix.records.files import read_json, read_or_empty, write_json
+from kmatrix.records.decode import Record, decode_optional
+from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir, RunDir, matrix_dirs
-from kmatrix.records.runs import RunFile, Status, read_run_file
+from kmatrix.records.runs import RunFile, Status, read_run_file, read_train_values
 from kmatrix.status.state import Reused, RunState, after
 from kmatrix.status.status_file import recover_status, write_state, writing
 
@@ -45,7 +46,9 @@ def reuse_runs(matrix: MatrixDir, results_dir: Path, neutral: Collection[str], *
         for source, theirs in reversed(known):
             if theirs.run_id != record.run_id:
                 continue
-            why = _difference(record, theirs, neutral) or ("" if _recorded(source) or not recorded else NOT_RECORDED)
+            why = _difference((run, record), (source, theirs), neutral)
+            if not why and recorded and not _recorded(source):
+                why = NOT_RECORDED
             name = theirs.reused_from or f"{source.path.parent.name}/{source.name}"
             if not why:
                 _link(source, run, name)
@@ -79,10 +82,12 @@ def _finished(results_dir: Path, exclude: MatrixDir, ids: Collection[str | None]
                 continue
 
 
-def _difference(ours: RunFile, theirs: RunFile, neutral: Collection[str]) -> str:
+def _difference(new: tuple[RunDir, RunFile], old: tuple[RunDir, RunFile], neutral: Collection[str]) -> str:
     """Return a difference that can change the result, "" if there is none."""
-    fields = [name for name in ours.train_values if name not in PLACES and name not in neutral]
-    if changed := [name for name in fields if ours.train_values[name] != theirs.train_values.get(name)]:
+    (run, ours), (source, theirs) = new, old
+    asked, trained = read_train_values(run), read_train_values(source)
+    fields = [name for name in asked if name not in PLACES and name not in neutral]
+    if changed := [name for name in fields if asked[name] != trained.get(name)]:
         return f"differs in {', '.join(changed[:3])}"
     here, there = ours.provenance, theirs.provenance
     if not here.get("code") or here["code"] != there.get("code"):
@@ -102,8 +107,14 @@ def _devices(run: RunFile) -> list[str]:
 
 def _recorded(run: RunDir) -> bool:
     """Return whether a run has a recording of real devices."""
-    summary = read_or_empty(run.gpu_summary)
-    return bool(summary) and not summary.get("simulated")
+    summary = decode_optional(run.gpu_summary, _Summary)
+    return summary is not None and not summary.simulated
+
+
+class _Summary(Record, frozen=True, kw_only=True):
+    """The source of a recording in gpu_summary.json."""
+
+    simulated: bool | None = None
 
 
 def _link(source: RunDir, run: RunDir, name: str) -> None:

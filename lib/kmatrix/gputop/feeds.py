@@ -20,9 +20,10 @@ from kmatrix.gpu.nvml.detect import detect
 from kmatrix.gpu.nvml.source import open_source
 from kmatrix.gpu.processes import Rank, rank_of
 from kmatrix.gputop.view import SPAN_S, DeviceRow, History, Metric, ScreenSample, balance
-from kmatrix.records.files import read_or_empty
+from kmatrix.records.decode import Record, decode_optional
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import read_run_file_or_empty
+from kmatrix.records.states import read_run_status
 from kmatrix.status.alerts import Alert, GpuState, RunSnapshot, Severity, Thresholds, alerts_of
 from kmatrix.status.watch import AlertTracker
 from kmatrix.text import duration, time_of_day
@@ -263,7 +264,14 @@ def _since(recording: Recording, unix: float, *, after: bool = False) -> int:
 
 
 def _has_ended(run: RunDir) -> bool:
-    return bool(read_or_empty(run.gpu_summary).get("final"))
+    summary = decode_optional(run.gpu_summary, _Summary)
+    return summary is not None and summary.final
+
+
+class _Summary(Record, frozen=True, kw_only=True):
+    """The state of a recording in gpu_summary.json."""
+
+    final: bool = False
 
 
 # A public interface, imported from scripts/gputop.py: docs/gputop.md, "From Python".
@@ -374,13 +382,11 @@ class LiveFeed:
 
 def alerts_at(run: RunDir, now: float) -> tuple[Alert, ...] | None:
     """Return the alerts of status.json that were active at a Unix time, or None without status.json."""
-    record = read_or_empty(run.status)
-    if not record:
+    record = read_run_status(run)
+    if record is None:
         return None
     active = [
-        alert
-        for alert in alerts_of(record.get("alerts"))
-        if alert.since <= now and (alert.until is None or now < alert.until)
+        alert for alert in alerts_of(record.alerts) if alert.since <= now and (alert.until is None or now < alert.until)
     ]
     return tuple(sorted(active, key=lambda alert: (alert.severity is Severity.WARNING, alert.since)))
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from kmatrix.errors import RecordError
-from kmatrix.records.files import read_json, read_or_empty, replacing, write_json
+from kmatrix.records.decode import Count, Number, Record, UnixTime, as_json, decode, replaced
+from kmatrix.records.files import read_or_empty, replacing, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.train_config import read_fields
 
@@ -41,31 +40,32 @@ NAMED = (CheckpointKind.BEST, CheckpointKind.FINAL)
 EXPIRING = frozenset({CheckpointKind.ROLLING, CheckpointKind.EMERGENCY})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Record, frozen=True, kw_only=True):
     """One checkpoint in the index."""
 
     name: str  # file name
-    step: int  # optimizer steps done
+    step: Count  # optimizer steps done
     kinds: frozenset[CheckpointKind]
-    bytes: int  # size of the file
+    bytes: Count  # size of the file
     sha256: str  # of the file, hexadecimal
-    val_loss: float | None  # nats/token, the last one measured; None before the first evaluation
-    attempt: int  # the attempt that wrote it, from 1
-    time: float  # Unix seconds
+    val_loss: Number | None  # nats/token, the last one measured; None before the first evaluation
+    attempt: Count  # the attempt that wrote it, from 1
+    time: UnixTime
+
+    def __post_init__(self) -> None:
+        # `remove` deletes this file: a damaged index must not name one outside the folder.
+        if Path(self.name).name != self.name or "\0" in self.name:
+            raise ValueError(f"{self.name!r} is not the name of a file in the folder")
 
     def to_json(self) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in self.__slots__}
+        values: dict[str, Any] = as_json(self)
         return values | {"kinds": sorted(self.kinds)}
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Entry:
-        """Return an entry without the fields that a newer trainer added. Raises KeyError, TypeError or ValueError."""
-        known = {name: values[name] for name in cls.__slots__}
-        # `remove` deletes this file: a damaged index must not name one outside the folder.
-        if Path(known["name"]).name != known["name"]:
-            raise ValueError(f"{known['name']!r} is not the name of a file in the folder")
-        return cls(**known | {"kinds": frozenset(CheckpointKind(kind) for kind in known["kinds"])})
+
+class IndexFile(Record, frozen=True, kw_only=True):
+    """index.json: the checkpoints of a run, oldest first."""
+
+    checkpoints: tuple[Entry, ...]
 
 
 class CheckpointIndex:
@@ -92,7 +92,7 @@ class CheckpointIndex:
     def mark(self, entry: Entry, kinds: Iterable[CheckpointKind]) -> Entry:
         """Add kinds to a checkpoint and return its new entry."""
         more = frozenset(kinds)
-        marked = replace(entry, kinds=entry.kinds | more)
+        marked = replaced(entry, kinds=entry.kinds | more)
         others = [without_kinds(old, more & {*NAMED}) for old in self.entries if old != entry]
         self.entries = sorted([*others, marked], key=lambda e: self.names.index(e.name))
         self._write()
@@ -148,14 +148,7 @@ def read_index(folder: Path) -> list[Entry]:
     path = folder / INDEX
     if not path.exists():
         return []
-    try:
-        return [Entry.from_json(values) for values in read_json(path)["checkpoints"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise RecordError(
-            f"{path} is not a checkpoint index",
-            why=f"{type(error).__name__}: {error}",
-            hint="delete it, then pass CHECKPOINT=<path of a checkpoint>",
-        ) from None
+    return list(decode(path, IndexFile).checkpoints)
 
 
 def entry_of(path: Path) -> Entry | None:
@@ -184,7 +177,7 @@ def superseded(entries: Sequence[Entry], keep: int) -> list[Entry]:
 
 def without_kinds(entry: Entry, kinds: Iterable[CheckpointKind]) -> Entry:
     """Return an entry without some of its kinds."""
-    return replace(entry, kinds=entry.kinds - frozenset(kinds))
+    return replaced(entry, kinds=entry.kinds - frozenset(kinds))
 
 
 def file_size(path: Path) -> int | None:

@@ -21,12 +21,13 @@ field, replaced = msgspec.field, msgspec.structs.replace
 
 EXACT = 2**53  # integers up to here are exact in every JSON reader
 Int = Annotated[int, Meta(ge=-EXACT, le=EXACT)]
+Size = Annotated[int, Meta(ge=0, le=2**40)]  # of a model, a batch, a run: products of several stay finite
 Count = Annotated[int, Meta(ge=0, le=EXACT)]
 Number = Annotated[float, Meta(ge=-1e300, le=1e300)]  # JSON has no infinity; sums of two stay finite
 Amount = Annotated[float, Meta(ge=0, le=1e300)]  # seconds, bytes, dollars, ...
-UnixTime = Annotated[float, Meta(ge=0, le=253402300799)]  # up to the year 9999: what `datetime` can show
+LATEST = 253_370_764_800  # Unix seconds of the year 9999: what `datetime` can show in any time zone
+UnixTime = Annotated[float, Meta(ge=0, le=LATEST)]
 Scalar = Int | Number | bool | str | None
-Texts = dict[str, str]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,14 +86,20 @@ def decode_bytes(data: bytes, kind: type[R], name: str) -> R:
             value: R = _decoder(kind).decode(data)
             return value
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RecordError(
-            f"{name} is damaged", why=_cause(error), hint="restore it from a copy; other files are not affected"
-        ) from None
+        raise _damage(name, error) from None
     raise SchemaError(
         f"{name} has schema {schema}",
         why=f"this version of kmatrix reads schemas up to {SCHEMA}",
         hint="use the version of kmatrix that wrote it",
     )
+
+
+def convert(value: object, kind: type[R], name: str) -> R:
+    """Return a JSON value as a record of this type. Raises RecordError with the name if it is damaged."""
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise _damage(name, error) from None
 
 
 def decode_line(line: bytes | str, kind: type[R]) -> R | None:
@@ -126,6 +133,12 @@ def decode_lines(path: Path, kind: type[R]) -> list[R]:
     return found
 
 
+def unix_time(value: object) -> float | None:
+    """Return a decoded number as Unix seconds, or None if it is not a time."""
+    # type(), not isinstance: True is an int.
+    return float(value) if type(value) in (int, float) and 0 <= value <= LATEST else None  # type: ignore[operator,arg-type]
+
+
 def as_json(value: object) -> Any:
     """Return a record as JSON values: objects, arrays, texts, numbers."""
     return msgspec.to_builtins(value)
@@ -152,6 +165,12 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+def _damage(name: str, error: Exception) -> RecordError:
+    return RecordError(
+        f"{name} is damaged", why=_cause(error), hint="restore it from a copy; other files are not affected"
+    )
 
 
 def _cause(error: Exception) -> str:

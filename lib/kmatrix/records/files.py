@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from kmatrix.records.decode import SCHEMA, decode, decode_line, decode_optional
 from kmatrix.records.disk import when_there_is_space
@@ -161,23 +161,26 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 CHUNK = 1 << 18  # bytes per read: bounds the memory of a process that starts to follow a large file
 
 
-class LineTail:
-    """Read the new complete lines of an append-only log of JSON objects, a chunk per call."""
+R = TypeVar("R")
 
-    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+
+class LineTail(Generic[R]):
+    """Read the new complete lines of an append-only log as records of one type, a chunk per call."""
+
+    def __init__(self, path: Path, kind: type[R], *, from_end: bool = False) -> None:
         """Start at the beginning of the file. from_end: skip the lines that it holds now."""
-        self._path = path
+        self._path, self._kind = path, kind
         self._offset = path.stat().st_size if from_end and path.exists() else 0
 
-    def read(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return the next objects, each with its offset in the file; an empty list if nothing is new.
+    def read(self) -> list[tuple[int, R]]:
+        """Return the next records, each with its offset in the file; an empty list if nothing is new.
 
-        A file that has become shorter was replaced, and is read from its beginning.
+        Damaged lines are skipped. A file that has become shorter was replaced, and is read from its beginning.
         Raises OSError if the file exists but cannot be read.
         """
-        found: list[tuple[int, dict[str, Any]]] = []
+        found: list[tuple[int, R]] = []
         for line in self._lines():
-            value = json_object(line)
+            value = decode_line(line, self._kind)
             if value is not None:
                 found.append((self._offset, value))
             self._offset += len(line)

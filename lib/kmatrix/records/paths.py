@@ -10,7 +10,7 @@ from pathlib import Path
 
 import kmatrix
 from kmatrix.errors import RecordError
-from kmatrix.records.files import read_json
+from kmatrix.records.decode import Record, decode_optional
 
 ROOT = Path(kmatrix.__file__).parents[2]  # the checkout: Kconfig, defconfigs/, gpt2/
 MATRIX_PREFIX = "test_matrix_results_"
@@ -247,9 +247,20 @@ class MatrixDir:
         """Return the folders with a run.json, in the order of matrix.json, then by name."""
         # A folder with a run.json is a run even if matrix.json was lost or never listed it.
         there = {path.parent.name: RunDir(path.parent) for path in self.path.glob("*/run.json")}
-        order = [str(run["name"]) for run in read_json(self.matrix_json)["runs"]] if self.matrix_json.exists() else []
+        plan = decode_optional(self.matrix_json, _Plan) or _Plan()
+        order = list(dict.fromkeys(run.name for run in plan.runs))
         names = [name for name in order if name in there] + sorted(set(there) - set(order))
         return [there[name] for name in names]
+
+
+class _PlannedRun(Record, frozen=True, kw_only=True):
+    name: str
+
+
+class _Plan(Record, frozen=True, kw_only=True):
+    """The names in matrix.json; `kmatrix.records.runs` has all of it."""
+
+    runs: tuple[_PlannedRun, ...] = ()
 
 
 def matrix_dirs(results_dir: Path) -> list[MatrixDir]:

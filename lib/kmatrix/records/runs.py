@@ -1,16 +1,30 @@
-"""The values of matrix.json, run.json, result.json and metrics.jsonl: parsed once, and typed everywhere else."""
+"""The records matrix.json, run.json, run_used.json, result.json and metrics.jsonl."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict
 
-from kmatrix.records.files import finite, read_json, read_jsonl, read_or_empty
+from kmatrix.records.decode import (
+    Amount,
+    Count,
+    Int,
+    Number,
+    Record,
+    Scalar,
+    UnixTime,
+    decode,
+    decode_line,
+    decode_lines,
+    decode_optional,
+    field,
+    replaced,
+    unix_time,
+)
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.train_config import TrainFields, as_recorded, field_types, read_fields, with_added
+from kmatrix.records.train_config import TrainFields, with_added
 
 LOST = "its runner died"  # the reason of a run that says "running" and has no runner
 
@@ -26,28 +40,12 @@ class Status(StrEnum):
     SKIPPED = "skipped"
 
 
-NOT_METRICS = frozenset({"schema", "step", "time", "resumed"})  # keys of a line of metrics.jsonl
-Scalar = str | int | float | bool | None  # a value of run.json's "train"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tracking:
+class Tracking(Record, frozen=True, kw_only=True):
     """The field `tracking` of run.json."""
 
     trackers: tuple[str, ...] = ()  # wandb, trackio, tensorboard
     project: str = ""  # empty: not set
-    limit_s: float | None = None  # s after the end of a run; None: not set
-
-    @classmethod
-    def from_json(cls, value: object) -> Tracking:
-        """Return the tracking settings in a run.json; files of old versions have none."""
-        if not isinstance(value, dict):
-            return cls()
-        return cls(
-            trackers=_strings(value.get("trackers")),
-            project=str(value.get("project") or ""),
-            limit_s=finite(value.get("limit_s")),
-        )
+    limit_s: Amount | None = None  # s after the end of a run; None: not set
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON value, empty without trackers."""
@@ -59,13 +57,13 @@ class Tracking:
 class GpuEntry(TypedDict, total=False):
     """A GPU that runs may use, in the provenance and in status.json of a matrix."""
 
-    index: int
+    index: Count | None
     name: str
     uuid: str
     out: str | None  # why no run may use it now; status.json only
 
 
-class Driver(TypedDict):
+class Driver(TypedDict, total=False):
     """The NVIDIA driver of a machine."""
 
     version: str | None
@@ -75,7 +73,7 @@ class Driver(TypedDict):
 class Provenance(TypedDict, total=False):
     """The code, the software and the machine of a run, as run.json and matrix.json record them: docs/formats.md."""
 
-    created: float  # Unix seconds
+    created: UnixTime
     command: str
     host: str
     git_commit: str | None  # None outside a git repository
@@ -93,12 +91,11 @@ class Provenance(TypedDict, total=False):
     gpus: list[GpuEntry]
     kernel: str
     cpu: str
-    cores: int
+    cores: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFile:
-    """The values of run.json: what was planned for a run, and where. None or empty: missing, or of another type.
+class RunFile(Record, frozen=True, kw_only=True):
+    """run.json: what was planned for a run, and where. None or empty: missing.
 
     An entry of `runs` in matrix.json is a RunFile with a name, an id and axes only.
     """
@@ -106,143 +103,109 @@ class RunFile:
     run_id: str | None = None
     name: str | None = None
     matrix: str | None = None
-    axes: Mapping[str, str] = field(default_factory=dict)  # label -> value
-    symbols: Mapping[str, str] = field(default_factory=dict)  # effective Kconfig values, as text
+    axes: dict[str, str] = field(default_factory=dict)  # label -> value
+    symbols: dict[str, str] = field(default_factory=dict)  # effective Kconfig values, as text
     asked: frozenset[str] | None = None  # symbols that the user set; None: not recorded
     train: TrainFields = field(default_factory=TrainFields)
-    train_values: Mapping[str, Scalar] = field(default_factory=dict)  # all of "train", also fields of other versions
     tracking: Tracking = field(default_factory=Tracking)
-    timeout_s: float = 0.0  # 0: no limit
-    train_tokens: int | None = None  # in the training shards
-    expected_s: float | None = None  # estimate of the plan
-    reused_from: str = ""  # <matrix>/<run> that trained this run; "" if it was trained here
+    timeout_s: Amount = 0.0  # 0: no limit
+    train_tokens: Count | None = None  # in the training shards
+    expected_s: Amount | None = None  # estimate of the plan
+    reused_from: str | None = None  # <matrix>/<run> that trained this run; None if it was trained here
     provenance: Provenance = field(default_factory=Provenance)
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> RunFile:
-        """Return the values of a run.json. Unknown keys are ignored."""
-        asked, train = values.get("asked"), values.get("train")
-        return cls(
-            run_id=_text(values.get("run_id")),
-            name=_text(values.get("name")),
-            matrix=_text(values.get("matrix")),
-            axes=_texts(values.get("axes")),
-            symbols=_texts(values.get("symbols")),
-            asked=frozenset(_strings(asked)) if isinstance(asked, list) else None,
-            train=read_fields(values),
-            train_values=with_added(train) if isinstance(train, dict) else {},
-            tracking=Tracking.from_json(values.get("tracking")),
-            timeout_s=finite(values.get("timeout_s")) or 0.0,
-            train_tokens=as_recorded(values.get("train_tokens"), (int,)),
-            expected_s=finite(values.get("expected_s")),
-            reused_from=str(values.get("reused_from") or ""),
-            provenance=_provenance(values),
-        )
+
+class TrainValues(Record, frozen=True, kw_only=True):
+    """All fields of "train" in run.json or run_used.json, also those of other versions."""
+
+    recorded: dict[str, Scalar] = field(name="train", default_factory=dict)
+
+    @property
+    def train(self) -> Mapping[str, Scalar]:
+        """The recorded fields with those that version 0.1 did not write."""
+        return with_added(self.recorded)
 
 
-@dataclass(frozen=True, slots=True)
-class Adjustment:
+class Adjustment(Record, frozen=True, kw_only=True):
     """A training field that the trainer changed."""
 
-    field: str
-    asked: Scalar
-    used: Scalar
-    why: str
+    name: str = field(name="field")
+    asked: Scalar = field(name="from", default=None)
+    used: Scalar = field(name="to", default=None)
+    why: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsedFile:
-    """The values of run_used.json: the training fields that the trainer used, and how they differ from run.json."""
+class UsedFile(TrainValues, frozen=True, kw_only=True):
+    """run_used.json: the training fields that the trainer used, and how they differ from run.json."""
 
-    train_values: Mapping[str, Scalar] = field(default_factory=dict)  # "train"
     adjusted: tuple[Adjustment, ...] = ()
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> UsedFile:
-        """Return the values of a run_used.json. Unknown keys are ignored."""
-        train = values.get("train")
-        return cls(
-            train_values=with_added(train) if isinstance(train, dict) else {},
-            adjusted=tuple(
-                Adjustment(str(entry.get("field")), entry.get("from"), entry.get("to"), str(entry.get("why")))
-                for entry in _objects(values.get("adjusted"))
-            ),
-        )
 
-
-@dataclass(frozen=True, slots=True)
-class ExcludedCells:
+class ExcludedCells(Record, frozen=True):
     """Cells of the matrix that were excluded for the same reason."""
 
-    count: int
-    reason: str
+    count: Count = 0
+    reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixFile:
-    """The values of matrix.json: the plan of a matrix. None or empty: missing."""
+class AxisEntry(Record, frozen=True, kw_only=True):
+    """An axis in matrix.json."""
+
+    label: str
+    symbol: str = ""
+    values: tuple[str, ...] = ()
+
+
+class MatrixFile(Record, frozen=True, kw_only=True):
+    """matrix.json: the plan of a matrix. None or empty: missing."""
 
     name: str | None = None
-    created: float | None = None  # Unix seconds
+    created: UnixTime | None = None
     command: str = ""
     overrides: tuple[str, ...] = ()  # NAME=value, as typed
     equal: str = ""  # the budget that all runs share, as text
-    axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # label -> values, in order
-    excluded: tuple[ExcludedCells, ...] = ()
+    axis_entries: tuple[AxisEntry, ...] = field(name="axes", default=())
+    excluded: tuple[ExcludedCells, ...] = field(name="cuts", default=())
     runs: tuple[RunFile, ...] = ()  # name, id and axes of each, in order
     provenance: Provenance = field(default_factory=Provenance)
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> MatrixFile:
-        """Return the values of a matrix.json. Unknown keys are ignored."""
-        return cls(
-            name=_text(values.get("name")),
-            created=finite(values.get("created")),
-            command=str(values.get("command") or ""),
-            overrides=_strings(values.get("overrides")),
-            equal=str(values.get("equal") or ""),
-            axes={str(axis.get("label")): _strings(axis.get("values")) for axis in _objects(values.get("axes"))},
-            excluded=tuple(
-                ExcludedCells(int(finite(cut.get("count")) or 0), str(cut.get("reason") or ""))
-                for cut in _objects(values.get("cuts"))
-            ),
-            runs=tuple(RunFile.from_json(run) for run in _objects(values.get("runs"))),
-            provenance=_provenance(values),
-        )
+    @property
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        """Label -> values, in order."""
+        return {axis.label: axis.values for axis in self.axis_entries}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
-    """The numbers that the trainer writes to result.json when an attempt ends. None: missing, or of another type.
+class RunResult(Record, frozen=True, kw_only=True):
+    """result.json: the numbers that the trainer writes when an attempt ends. None: missing.
 
-    A result.json may come from another version, or be damaged: readers must not assume that any value is present.
+    A result.json may come from another version: readers must not assume that any value is present.
     """
 
     run_id: str | None = None
-    attempt: int | None = None
+    attempt: Count | None = None
     status: str | None = None
     kind: str | None = None  # failure or stop in one word
     reason: str | None = None
     ended_by: str | None = None  # max_iters, time, cost or early_stopping
-    ended: float | None = None  # Unix seconds
-    step: int | None = None  # optimizer steps done
-    tokens: int | None = None  # trained on, all ranks
-    seconds: float | None = None  # training time of all attempts
-    initial_val_loss: float | None = None  # nats/token
-    final_val_loss: float | None = None  # nats/token
-    best_val_loss: float | None = None  # nats/token
-    best_val_step: int | None = None
-    final_train_loss: float | None = None  # nats/token
-    bytes_per_token: float | None = None  # UTF-8 bytes of text per validation target
-    hellaswag_accuracy: float | None = None  # 0 to 1
-    hellaswag_accuracy_norm: float | None = None  # 0 to 1
-    tokens_per_second: float | None = None
-    mfu: float | None = None  # 0 to 1
-    step_ms: float | None = None
-    peak_memory_mib: float | None = None  # maximum over ranks
-    params: int | None = None
-    sparsity: float | None = None  # 0 to 1
-    world_size: int | None = None  # ranks
+    ended: UnixTime | None = None
+    step: Count | None = None  # optimizer steps done
+    tokens: Count | None = None  # trained on, all ranks
+    seconds: Amount | None = None  # training time of all attempts
+    initial_val_loss: Number | None = None  # nats/token
+    final_val_loss: Number | None = None  # nats/token
+    best_val_loss: Number | None = None  # nats/token
+    best_val_step: Count | None = None
+    final_train_loss: Number | None = None  # nats/token
+    bytes_per_token: Amount | None = None  # UTF-8 bytes of text per validation target
+    hellaswag_accuracy: Amount | None = None  # 0 to 1
+    hellaswag_accuracy_norm: Amount | None = None  # 0 to 1
+    tokens_per_second: Amount | None = None
+    mfu: Amount | None = None  # 0 to 1
+    step_ms: Amount | None = None
+    peak_memory_mib: Amount | None = None  # maximum over ranks
+    params: Count | None = None
+    sparsity: Amount | None = None  # 0 to 1
+    world_size: Count | None = None  # ranks
     device: str | None = None  # "cuda" or "cpu"
     device_name: str | None = None
 
@@ -258,23 +221,22 @@ class RunResult:
 
     def or_else(self, other: RunResult) -> RunResult:
         """Return the result with the values of another one for those that are missing here."""
-        missing = [one.name for one in fields(self) if getattr(self, one.name) is None]
-        return replace(self, **{name: getattr(other, name) for name in missing})
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> RunResult:
-        """Return the result in a JSON object. Unknown keys are ignored."""
-        return cls(**{name: as_recorded(values.get(name), types) for name, types in field_types(RunResult)})
+        missing = [name for name in self.__struct_fields__ if getattr(self, name) is None]
+        return replaced(self, **{name: getattr(other, name) for name in missing})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricLine:
+NOT_METRICS = ("schema", "step", "time", "resumed")  # keys of a line of metrics.jsonl
+MetricValues = dict[str, Number | Int | bool | None]  # a line of metrics.jsonl
+
+
+class MetricLine(Record, frozen=True, kw_only=True):
     """A line of metrics.jsonl, or all lines of a step merged."""
 
-    step: int  # optimizer steps done
-    time: float | None = None  # Unix seconds
+    step: Count  # optimizer steps done
+    time: UnixTime | None = None
     resumed: bool = False  # no metrics: an attempt continues from this step, which voids the lines of later steps
-    values: Mapping[str, float | None] = field(default_factory=dict)  # metric -> value; None: not finite
+    # Numbers stay as they are: trackers and reports show a count of tokens without a decimal point.
+    values: dict[str, float | int | None] = field(default_factory=dict)  # metric -> value; None: not finite
 
     @property
     def attempt(self) -> int:
@@ -289,21 +251,25 @@ class MetricLine:
             values={**self.values, **later.values},
         )
 
-    @classmethod
-    def from_json(cls, line: Mapping[str, Any]) -> MetricLine | None:
-        """Return a line of metrics.jsonl, or None if it has no step."""
-        step = line.get("step")
-        if not isinstance(step, int):
-            return None
-        # Numbers stay as they are: trackers and reports show a count of tokens without a decimal point.
-        values = {
-            key: None if finite(value) is None else value for key, value in line.items() if key not in NOT_METRICS
-        }
-        return cls(step=step, time=finite(line.get("time")), resumed=bool(line.get("resumed")), values=values)
+
+def metric_line(line: bytes | str) -> MetricLine | None:
+    """Return a line of metrics.jsonl, or None if it is damaged or has no step."""
+    values = decode_line(line, MetricValues)
+    return None if values is None else metric_line_of(values)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecord:
+def metric_line_of(values: MetricValues) -> MetricLine | None:
+    """Return the decoded values of a line as a line of metrics, or None without a step. Changes `values`."""
+    step, time = values.get("step"), values.get("time")
+    if type(step) is not int or step < 0:  # not isinstance: True is an int
+        return None
+    resumed = values.get("resumed") is True
+    for name in NOT_METRICS:
+        values.pop(name, None)
+    return MetricLine(step=step, time=unix_time(time), resumed=resumed, values=values)
+
+
+class RunRecord(Record, frozen=True, kw_only=True):
     """The files of one run."""
 
     dir: RunDir
@@ -313,46 +279,53 @@ class RunRecord:
 
 
 def read_run(run_dir: RunDir) -> RunRecord:
-    """Read one run, finished or not. Raises RecordError if run.json or result.json is damaged."""
+    """Read one run, finished or not. Raises RecordError if run.json is missing or damaged."""
     return RunRecord(
         dir=run_dir,
         run=read_run_file(run_dir),
-        result=RunResult.from_json(read_json(run_dir.result)) if run_dir.result.exists() else None,
+        result=read_result(run_dir),
         metrics=tuple(merged_metrics(run_dir.metrics)),
     )
 
 
 def read_matrix_file_or_empty(matrix: MatrixDir) -> MatrixFile:
-    """Return matrix.json, without values if it is missing or unreadable. Raises SchemaError if it is too new."""
-    return MatrixFile.from_json(read_or_empty(matrix.matrix_json))
+    """Return matrix.json, without values if it is missing or damaged. Raises SchemaError if it is too new."""
+    return decode_optional(matrix.matrix_json, MatrixFile) or MatrixFile()
 
 
 def read_run_file(run_dir: RunDir) -> RunFile:
     """Return run.json. Raises RecordError if it is missing or damaged, SchemaError if it is too new."""
-    return RunFile.from_json(read_json(run_dir.run_json))
+    return decode(run_dir.run_json, RunFile)
 
 
 def read_run_file_or_empty(run_dir: RunDir) -> RunFile:
-    """Return run.json, without values if it is missing or unreadable. Raises SchemaError if it is too new."""
-    return RunFile.from_json(read_or_empty(run_dir.run_json))
+    """Return run.json, without values if it is missing or damaged. Raises SchemaError if it is too new."""
+    return decode_optional(run_dir.run_json, RunFile) or RunFile()
+
+
+def read_train_values(run_dir: RunDir) -> Mapping[str, Scalar]:
+    """Return all fields of "train" in run.json. Raises RecordError if it is missing or damaged."""
+    return decode(run_dir.run_json, TrainValues).train
+
+
+def read_train_values_or_empty(run_dir: RunDir) -> Mapping[str, Scalar]:
+    """Return all fields of "train" in run.json, none if it is missing or damaged."""
+    return (decode_optional(run_dir.run_json, TrainValues) or TrainValues()).train
 
 
 def read_used_file(run_dir: RunDir) -> UsedFile:
     """Return run_used.json. Raises RecordError if it is missing or damaged, SchemaError if it is too new."""
-    return UsedFile.from_json(read_json(run_dir.run_used))
+    return decode(run_dir.run_used, UsedFile)
 
 
 def read_used_file_or_empty(run_dir: RunDir) -> UsedFile:
-    """Return run_used.json, without values if it is missing or unreadable. Raises SchemaError if it is too new."""
-    return UsedFile.from_json(read_or_empty(run_dir.run_used))
+    """Return run_used.json, without values if it is missing or damaged. Raises SchemaError if it is too new."""
+    return decode_optional(run_dir.run_used, UsedFile) or UsedFile()
 
 
 def read_result(run_dir: RunDir) -> RunResult | None:
-    """Return result.json, or None if it is missing or unreadable. Raises SchemaError if it is too new."""
-    if not run_dir.result.exists():  # most often: the run has not ended
-        return None
-    values = read_or_empty(run_dir.result)
-    return RunResult.from_json(values) if values else None
+    """Return result.json, or None if it is missing or damaged. Raises SchemaError if it is too new."""
+    return decode_optional(run_dir.result, RunResult)
 
 
 def merged_metrics(path: Path) -> list[MetricLine]:
@@ -361,8 +334,8 @@ def merged_metrics(path: Path) -> list[MetricLine]:
     A line with "resumed" starts an attempt at its step, and invalidates earlier lines of later steps.
     """
     steps: dict[int, MetricLine] = {}
-    for values in read_jsonl(path):
-        line = MetricLine.from_json(values)
+    for values in decode_lines(path, MetricValues):
+        line = metric_line_of(values)
         if line is None:
             continue
         known = steps.get(line.step)
@@ -374,29 +347,3 @@ def merged_metrics(path: Path) -> list[MetricLine]:
         elif line.attempt >= known.attempt:
             steps[line.step] = known.merged(line)
     return [steps[step] for step in sorted(steps)]
-
-
-def _provenance(values: Mapping[str, Any]) -> Provenance:
-    # Not checked key by key: readers use `get`, and results.json contains it as it was written.
-    found = values.get("provenance")
-    return cast(Provenance, found) if isinstance(found, dict) else {}
-
-
-def _text(value: object) -> str | None:
-    return str(value) if value else None
-
-
-def _strings(value: object) -> tuple[str, ...]:
-    """Return a JSON array of texts."""
-    return tuple(str(item) for item in value) if isinstance(value, list) else ()
-
-
-def _objects(value: object) -> list[dict[str, Any]]:
-    """Return the objects in a JSON array."""
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def _texts(value: object) -> dict[str, str]:
-    """Return a JSON object of texts; null values are omitted."""
-    items = value.items() if isinstance(value, dict) else ()
-    return {str(name): str(text) for name, text in items if text is not None}

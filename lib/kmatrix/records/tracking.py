@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from kmatrix.errors import SchemaError
-from kmatrix.records.files import read_or_empty, write_json
+from kmatrix.records.decode import Count, Record, decode_optional, field
+from kmatrix.records.files import write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import merged_metrics, read_run_file_or_empty
 
@@ -54,12 +54,9 @@ def write_track(run: RunDir, statuses: Sequence[SyncStatus]) -> None:
 
 def read_track(run: RunDir) -> tuple[SyncStatus, ...]:
     """Return the entries of track.json, empty if the file is missing or damaged."""
-    try:
-        trackers = read_or_empty(run.track)["trackers"]
-        return tuple(_from_json(name, value) for name, value in trackers.items())
     # A damaged file costs only the display: an upload asks the tracker what it has.
-    except (SchemaError, KeyError, ValueError, TypeError, AttributeError):
-        return ()
+    found = decode_optional(run.track, _TrackFile) or _TrackFile()
+    return tuple(_status(name, entry) for name, entry in found.trackers.items())
 
 
 def sync_status(run: RunDir) -> tuple[SyncStatus, ...]:
@@ -147,15 +144,34 @@ def _to_json(status: SyncStatus) -> dict[str, Any]:
     return {**value, "alerts": list(status.alerts), "error": status.error or None}
 
 
-def _from_json(name: str, value: dict[str, Any]) -> SyncStatus:
+class _TrackEntry(Record, frozen=True, kw_only=True):
+    """The entry of a tracker in track.json."""
+
+    state: SyncState
+    points: Count = 0
+    waiting: Count = 0
+    sent_step: Count | None = None
+    error: str | None = None
+    link: str | None = None
+    how: str | None = None
+    alerts: tuple[str, ...] = ()
+
+
+class _TrackFile(Record, frozen=True, kw_only=True):
+    """track.json."""
+
+    trackers: dict[str, _TrackEntry] = field(default_factory=dict)
+
+
+def _status(name: str, entry: _TrackEntry) -> SyncStatus:
     return SyncStatus(
         tracker=name,
-        state=SyncState(value["state"]),
-        points=int(value.get("points") or 0),
-        waiting=int(value.get("waiting") or 0),
-        sent_step=value.get("sent_step"),
-        error=str(value.get("error") or ""),
-        link=value.get("link"),
-        how=value.get("how"),
-        alerts=tuple(str(key) for key in value.get("alerts") or ()),
+        state=entry.state,
+        points=entry.points,
+        waiting=entry.waiting,
+        sent_step=entry.sent_step,
+        error=entry.error or "",
+        link=entry.link,
+        how=entry.how,
+        alerts=entry.alerts,
     )

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cache
-from math import gcd, lcm
+from math import gcd, isfinite, lcm
 from types import NoneType
 from typing import Any, Self, get_args, get_type_hints
 
 from kmatrix.errors import ConfigError
-from kmatrix.records.files import finite
+from kmatrix.records.decode import EXACT, Amount, Int, Size, convert
 from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, ModelShape, by_depth
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -48,43 +48,43 @@ AT_LEAST_ONE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainFields:
-    """The fields of "train" that readers of a run.json use. None: missing, or not of the field's type.
+    """The fields of "train" that readers of a run.json use. None: missing.
 
-    A run.json may come from another version, or be damaged: readers must not assume that any field is present.
+    A run.json may come from another version: readers must not assume that any field is present.
     """
 
     model: str | None = None
-    n_layer: int | None = None
-    n_head: int | None = None
-    n_embd: int | None = None
-    block_size: int | None = None
+    n_layer: Size | None = None
+    n_head: Size | None = None
+    n_embd: Size | None = None
+    block_size: Size | None = None
     bias: bool | None = None
     weight_tying: bool | None = None
-    vocab_size: int | None = None
+    vocab_size: Size | None = None
     dataset: str | None = None
     data_path: str | None = None
     data_sha256: str | None = None
-    data_shards: int | None = None
+    data_shards: Size | None = None
     tokenizer: str | None = None
-    batch_size: int | None = None
-    global_batch: int | None = None
-    max_iters: int | None = None
-    warmup_steps: int | None = None
-    eval_interval: int | None = None
-    eval_samples: int | None = None
-    checkpoint_interval: int | None = None
+    batch_size: Size | None = None
+    global_batch: Size | None = None
+    max_iters: Size | None = None
+    warmup_steps: Size | None = None
+    eval_interval: Size | None = None
+    eval_samples: Size | None = None
+    checkpoint_interval: Size | None = None
     checkpoint_dir: str | None = None
-    seed: int | None = None
+    seed: Int | None = None
     optimizer: str | None = None
     pruning: str | None = None
-    target_sparsity: float | None = None
+    target_sparsity: Amount | None = None
     device: str | None = None
     dtype: str | None = None
-    num_gpus: int | None = None
-    cpu_threads: int | None = None
-    max_time: float | None = None
-    max_cost: float | None = None
-    gpu_hour_price: float | None = None
+    num_gpus: Size | None = None
+    cpu_threads: Size | None = None
+    max_time: Amount | None = None
+    max_cost: Amount | None = None
+    gpu_hour_price: Amount | None = None
     oom_policy: str | None = None
 
     @property
@@ -111,27 +111,16 @@ class TrainFields:
 
 
 def read_fields(record: Mapping[str, Any]) -> TrainFields:
-    """Return the fields of "train" in a run.json or run_used.json. Unknown fields are ignored."""
-    values = record.get("train")
-    if not isinstance(values, Mapping):
-        return TrainFields()
-    return TrainFields(**{name: as_recorded(values.get(name), types) for name, types in field_types(TrainFields)})
+    """Return the fields of "train" in a run.json or run_used.json. Unknown fields are ignored.
+
+    Raises RecordError if a field is of another type.
+    """
+    return convert(record.get("train", {}), TrainFields, "run.json")
 
 
 def with_added(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the fields of "train" with those that version 0.1 did not write, as its trainer behaved."""
     return {**ADDED_TO_MUON, **values} if values.get("optimizer") == "muon" else values
-
-
-def as_recorded(value: Any, types: tuple[type, ...]) -> Any:
-    """Return a JSON value if it is of one of the types, else None; 12.0 counts as 12, and 12 as 12.0."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if finite(value) is None:
-            return None
-        if int in types and value == int(value):
-            return int(value)
-        return float(value) if float in types else None
-    return value if type(value) in types else None  # not isinstance: True is an int
 
 
 @cache
@@ -374,9 +363,11 @@ def typed(name: str, value: Any, types: tuple[type, ...]) -> Any:
     """Return a JSON value as a field of one of these types. An integer may stand for a float, nothing else."""
     if value is None and NoneType in types:
         return None
+    if type(value) is int and abs(value) > EXACT:
+        raise refused(name, "an integer of many digits", f"it must be at most {EXACT}")
     if float in types and type(value) is int:
         return float(value)
-    if type(value) not in types or value is None:
+    if type(value) not in types or value is None or (isinstance(value, float) and not isfinite(value)):
         raise refused(name, value, f"it must be {' or '.join(t.__name__ for t in types if t is not NoneType)}")
     return value
 

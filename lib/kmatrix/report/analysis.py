@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from kmatrix.errors import RecordError
-from kmatrix.records.files import read_or_empty
+from kmatrix.records.decode import Scalar
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.runs import LOST, RunFile, Scalar, Status, read_matrix_file_or_empty
+from kmatrix.records.runs import LOST, RunFile, Status, read_matrix_file_or_empty
+from kmatrix.records.states import read_matrix_status
 from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
 from kmatrix.report.numbers import (
     BITS,
@@ -68,7 +69,7 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
             why="a matrix directory has a matrix.json, or run directories with a run.json",
             hint="pass TARGET=<matrix directory>, or run `make test-matrix`",
         )
-    status = read_or_empty(matrix.status)
+    status = read_matrix_status(matrix)
     # The lock is the truth: after a crash, a status file still says running.
     if not matrix.is_held():
         runs = tuple(_without_runner(run) if run.status is Status.RUNNING else run for run in runs)
@@ -79,9 +80,9 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
     return MatrixNumbers(
         name=plan.name or matrix.name,
         path=matrix.path,
-        status=str(status.get("status") or ""),
+        status=str(status.status or ""),
         created=plan.created,
-        ended=status.get("ended"),
+        ended=status.ended,
         command=plan.command,
         overrides=plan.overrides,
         equal=plan.equal,

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TypedDict
 
-from kmatrix.records.runs import ExcludedCells, Provenance, Scalar, Status
+from kmatrix.records.decode import Scalar
+from kmatrix.records.runs import ExcludedCells, Provenance, Status
+from kmatrix.records.states import AttemptRecord
 from kmatrix.report.gpu.numbers import GpuNumbers, RunGpus
 from kmatrix.stats import Conclusion, Interval, Verdict, bits_per_byte, mean, mean_interval, sample_deviation
 from kmatrix.status.alerts import Alert
@@ -25,18 +26,6 @@ def perplexity(loss: float | None) -> float | None:
         return None if loss is None else math.exp(loss)
     except OverflowError:
         return None
-
-
-class AttemptEntry(TypedDict, total=False):
-    """One execution of a run, as status.json records it."""
-
-    attempt: int
-    status: str
-    reason: str | None
-    resume: str | None  # "none", "auto" or a checkpoint
-    micro_batch: int | None  # None: as in run.json
-    started: float | None  # Unix seconds
-    ended: float | None  # Unix seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +92,7 @@ class RunNumbers:
     settings: Mapping[str, Scalar] = field(default_factory=dict, repr=False)  # optimizer and pruning fields of run.json
     explicit: frozenset[str] | None = field(default=None, repr=False)  # settings set by the user; None: not recorded
     reused_from: str = ""  # <matrix>/<run> that trained this run; "" if it was trained here
-    attempts: tuple[AttemptEntry, ...] = ()
+    attempts: tuple[AttemptRecord, ...] = ()
     gpu: GpuNumbers | None = None  # recording of the GPUs, or of the CPU ranks
     alerts: tuple[Alert, ...] = ()
     val: tuple[CurvePoint, ...] = field(default=(), repr=False)

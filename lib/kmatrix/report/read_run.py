@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
 
-from kmatrix.errors import RecordError, SchemaError
-from kmatrix.records.files import last_lines, read_or_empty
+from kmatrix.records.decode import Scalar
+from kmatrix.records.files import last_lines
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import (
     MetricLine,
     RunFile,
     RunRecord,
     RunResult,
-    Scalar,
     Status,
     merged_metrics,
-    read_run,
+    read_result,
     read_run_file_or_empty,
+    read_train_values_or_empty,
     read_used_file_or_empty,
 )
-from kmatrix.report.numbers import GPUS_AXIS, SEED_AXIS, AttemptEntry, CurvePoint, RunNumbers
+from kmatrix.records.states import RunStatusFile, read_run_status
+from kmatrix.report.numbers import GPUS_AXIS, SEED_AXIS, CurvePoint, RunNumbers
 from kmatrix.status.alerts import alerts_of
 from kmatrix.status.state import RunState
 from kmatrix.status.status_file import current_result, recover_status
@@ -59,7 +59,7 @@ def run_dirs(matrix: MatrixDir, planned: Iterable[str]) -> list[RunDir]:
 def read_numbers(run_dir: RunDir, planned: RunFile) -> RunNumbers:
     """Return the numbers of one run. planned: its entry in matrix.json, used until the run has a run.json."""
     record, state = _record(run_dir, planned)
-    status = read_or_empty(run_dir.status)
+    status = read_run_status(run_dir) or RunStatusFile()
     run, train, axes = record.run, record.run.train, record.run.axes
 
     # The trainer's result, completed by what the metrics say: all that an unfinished run has.
@@ -112,16 +112,16 @@ def read_numbers(run_dir: RunDir, planned: RunFile) -> RunNumbers:
         ended_by=known.ended_by or None,
         evidence=_evidence(record, result),
         log=f"{run_dir.name}/{run_dir.output_log.name}" if run_dir.output_log.exists() else "",
-        log_tail=_log_tail(run_dir, status.get("log_tail") or []) if state.status is Status.FAILED else (),
+        log_tail=_log_tail(run_dir, status.log_tail) if state.status is Status.FAILED else (),
         adjusted=_adjusted(run_dir),
         pruning=train.pruning or "none",
         target_sparsity=train.target_sparsity if train.pruning not in (None, "none") else None,
         sparsity=known.sparsity,
-        settings=optimizer_settings(run.train_values),
+        settings=optimizer_settings(read_train_values_or_empty(run_dir)),
         explicit=_explicit(run),
-        attempts=tuple(cast(AttemptEntry, entry) for entry in status.get("attempts") or [] if isinstance(entry, dict)),
-        reused_from=run.reused_from,
-        alerts=alerts_of(status.get("alerts")),
+        attempts=status.attempts or (),
+        reused_from=run.reused_from or "",
+        alerts=alerts_of(status.alerts),
         val=val,
         train=curve,
     )
@@ -138,21 +138,15 @@ def optimizer_settings(train: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def _record(run_dir: RunDir, planned: RunFile) -> tuple[RunRecord, RunState]:
-    """Return record and state of a run. If a file is damaged, the run is failed; its other files are still read."""
-    if not run_dir.run_json.exists():
-        reason = "run.json is missing" if run_dir.path.exists() else ""
-        return RunRecord(dir=run_dir, run=planned, result=None), RunState(reason=reason)
-    try:
-        # A report may be made while the matrix runs.
-        has_runner = MatrixDir(run_dir.path.parent).is_held()
-        return read_run(run_dir), recover_status(run_dir, has_runner=has_runner)
-    except SchemaError:
-        raise
-    except (RecordError, KeyError, ValueError) as error:
-        damage = error.what if isinstance(error, RecordError) else f"invalid record: {error}"
-        run, metrics = read_run_file_or_empty(run_dir), tuple(merged_metrics(run_dir.metrics))
-        state = RunState(status=Status.FAILED, reason=damage.replace(f"{run_dir.path}/", ""))
-        return RunRecord(dir=run_dir, run=planned if run == RunFile() else run, result=None, metrics=metrics), state
+    """Return record and state of a run. If run.json is missing or damaged, its entry in matrix.json is used."""
+    # A report may be made while the matrix runs.
+    state = recover_status(run_dir, has_runner=MatrixDir(run_dir.path.parent).is_held())
+    run = read_run_file_or_empty(run_dir)
+    metrics = tuple(merged_metrics(run_dir.metrics))
+    record = RunRecord(
+        dir=run_dir, run=planned if run == RunFile() else run, result=read_result(run_dir), metrics=metrics
+    )
+    return record, state
 
 
 def _evidence(record: RunRecord, result: RunResult | None) -> str:
@@ -223,7 +217,7 @@ def _bytes_per_token(lines: Sequence[MetricLine]) -> float | None:
     return None
 
 
-def _log_tail(run_dir: RunDir, lines: list[str]) -> tuple[str, ...]:
+def _log_tail(run_dir: RunDir, lines: Sequence[str]) -> tuple[str, ...]:
     """Return the last lines of a failed run's log. lines: those in its status.json; empty: read the log itself."""
     if not lines and run_dir.output_log.exists():
         with run_dir.output_log.open("rb") as file:
@@ -239,7 +233,7 @@ def _explicit(run: RunFile) -> frozenset[str] | None:
 def _adjusted(run_dir: RunDir) -> tuple[str, ...]:
     """Return the settings that the trainer changed, one sentence each."""
     changes = read_used_file_or_empty(run_dir).adjusted
-    return tuple(f"{change.field} {change.asked} -> {change.used}: {change.why}" for change in changes)
+    return tuple(f"{change.name} {change.asked} -> {change.used}: {change.why}" for change in changes)
 
 
 def _text(run: RunFile) -> str:

@@ -6,15 +6,16 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from kmatrix.records.decode import Scalar
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import (
     Provenance,
-    Scalar,
     Status,
     merged_metrics,
     read_matrix_file_or_empty,
     read_result,
     read_run_file_or_empty,
+    read_train_values_or_empty,
     read_used_file_or_empty,
 )
 
@@ -94,7 +95,7 @@ def changes(was: RunDir, now: RunDir, neutral: Collection[str] = ()) -> Changes:
     before, after = (record.provenance for record in records)
     # Only run_used.json has a micro-batch that was reduced for lack of memory.
     used = read_used_file_or_empty(was), read_used_file_or_empty(now)
-    trained = [{**record.train_values, **ran.train_values} for record, ran in zip(records, used, strict=True)]
+    trained = [{**read_train_values_or_empty(run), **ran.train} for run, ran in zip((was, now), used, strict=True)]
     return Changes(
         code=_changed_code(was, now, before, after),
         others=tuple(_changed_environment(before, after)),

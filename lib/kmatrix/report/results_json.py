@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kmatrix.records.decode import as_json
 from kmatrix.records.files import write_json, write_json_array
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
@@ -65,7 +66,7 @@ def results(numbers: MatrixNumbers) -> dict[str, Any]:
         "equal": numbers.equal,
         "provenance": dict(numbers.provenance),
         "axes": {label: list(values) for label, values in numbers.axes.items()},
-        "cuts": [asdict(cells) for cells in numbers.excluded],
+        "cuts": [as_json(cells) for cells in numbers.excluded],
         "counts": {str(status): numbers.count(status) for status in Status},
         "runs": [_run(run) for run in numbers.runs],
         "groups": [_group(group) for group in numbers.groups],
@@ -156,7 +157,7 @@ def _run(run: RunNumbers) -> dict[str, Any]:
         "ended_by": run.ended_by,
         "adjusted": list(run.adjusted),
         "reused_from": run.reused_from or None,
-        "attempts": [dict(attempt) for attempt in run.attempts],
+        "attempts": [as_json(attempt) for attempt in run.attempts],
         "gpu": gpu_object(run.gpu) if run.gpu else None,
         "alerts": [alert.to_json() for alert in run.alerts],
         "val": _columns(run.val),

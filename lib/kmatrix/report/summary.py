@@ -336,12 +336,12 @@ def _attempts(run: RunNumbers) -> Iterator[str]:
     """Yield how each attempt of a run ended, the checkpoint it resumed from and a reduced micro-batch."""
     yield run.name
     for attempt in run.attempts:
-        resume = str(attempt.get("resume") or "none")
+        resume = attempt.resume or "none"
         origin = "the last good checkpoint" if resume == "auto" else resume
-        parts = [f"{attempt.get('attempt')}: {attempt.get('status')}"]
+        parts = [f"{attempt.attempt}: {attempt.status}"]
         parts += [] if resume == "none" else [f"resumed from {origin}"]
-        parts += [f"micro-batch {attempt['micro_batch']}"] if attempt.get("micro_batch") else []
-        parts += [str(attempt["reason"])] if attempt.get("reason") else []
+        parts += [f"micro-batch {attempt.micro_batch}"] if attempt.micro_batch else []
+        parts += [attempt.reason] if attempt.reason else []
         yield from (f"    {line}" for line in wrap(", ".join(parts), width=WIDTH - 4))
 
 
@@ -381,9 +381,9 @@ def overlap_lines(runs: Sequence[RunNumbers]) -> list[str]:
 
 def _attempt_spans(run: RunNumbers) -> Iterator[Span]:
     for attempt in run.attempts:
-        begin, end = attempt.get("started"), attempt.get("ended")
-        if isinstance(begin, (int, float)) and isinstance(end, (int, float)) and end > begin:
-            yield float(begin), float(end)
+        begin, end = attempt.started, attempt.ended
+        if begin is not None and end is not None and end > begin:
+            yield begin, end
 
 
 def _intersection(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:

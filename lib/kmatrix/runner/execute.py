@@ -20,10 +20,11 @@ from kmatrix.engines.local.recorder import RecorderLauncher
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.gpu.nvml.detect import UNKNOWN_DISTANCE, Gpu, distances, occupied
 from kmatrix.packing import Limits, usable_cores
-from kmatrix.records.files import last_lines, read_or_empty
+from kmatrix.records.files import last_lines
 from kmatrix.records.lock import holder
 from kmatrix.records.paths import ROOT, MatrixDir
-from kmatrix.records.runs import RunFile, Status, read_run_file
+from kmatrix.records.runs import RunFile, Status, read_run_file_or_empty
+from kmatrix.records.states import read_matrix_status
 from kmatrix.runner.loop import Outcome, drive
 from kmatrix.runner.resume import ResumePlan
 from kmatrix.simulate.library import simulation
@@ -130,9 +131,9 @@ def symbols(matrix: MatrixDir) -> Mapping[str, str]:
 
 
 def first_record(matrix: MatrixDir) -> RunFile:
-    """Return run.json of the first run, empty for a matrix without runs."""
-    runs = matrix.runs()
-    return read_run_file(runs[0]) if runs else RunFile()
+    """Return run.json of the first run that has a readable one, empty without such a run."""
+    found = (read_run_file_or_empty(run) for run in matrix.runs())
+    return next((record for record in found if record != RunFile()), RunFile())
 
 
 def matrix_trackers(matrix: MatrixDir, chosen: Sequence[str] | None = None) -> TrackerProcesses | None:
@@ -231,11 +232,10 @@ def finish(matrix: MatrixDir, text: str) -> str:
 
 def _about(matrix: MatrixDir) -> Mapping[str, str]:
     """Return the environment variables of the ON_FINISH command."""
-    status = read_or_empty(matrix.status)
-    counts = status.get("counts") or {}
+    status = read_matrix_status(matrix)
     return {
         "KMATRIX_MATRIX": str(matrix.path.resolve()),
-        "KMATRIX_STATUS": str(status.get("status") or ""),
-        "KMATRIX_FINISHED": str(counts.get(Status.FINISHED, 0)),
-        "KMATRIX_FAILED": str(counts.get(Status.FAILED, 0)),
+        "KMATRIX_STATUS": str(status.status or ""),
+        "KMATRIX_FINISHED": str(status.counts.get(Status.FINISHED, 0)),
+        "KMATRIX_FAILED": str(status.counts.get(Status.FAILED, 0)),
     }

@@ -10,7 +10,7 @@ from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.packing import Limits
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.runs import RunFile, Status, read_run_file
+from kmatrix.records.runs import RunFile, Status, read_run_file_or_empty
 from kmatrix.records.train_config import TrainFields, read_fields
 from kmatrix.status.estimate import Measured, guess, measured_before, measured_here, whole_run
 from kmatrix.status.state import HALVE, Attempt, RunPlan, RunState, next_attempt
@@ -45,9 +45,11 @@ def reopen(
     plans, skipped, stays = [], {}, {}
     estimates = _Estimates(matrix)
     for run in matrix.runs():
-        state, record = recover_status(run, has_runner=False), read_run_file(run)
+        state, record = recover_status(run, has_runner=False), read_run_file_or_empty(run)
         train = record.train
-        attempt = _attempt(state, train, resume, retry_failed=retry_failed)
+        # Without a readable run.json there is nothing to train: the run stays failed, with the damage as the reason.
+        known = record != RunFile()
+        attempt = _attempt(state, train, resume, retry_failed=retry_failed) if known else None
         if attempt is None or (names is not None and run.name not in names):
             stays[run.name] = state
         elif why := too_few_gpus(train, len(gpus)) or _no_data(train):
@@ -60,6 +62,8 @@ def reopen(
 def follow_move(matrix: MatrixDir) -> None:
     """Update the checkpoint directories in run.json after the matrix directory was moved."""
     for run in matrix.runs():
+        if read_run_file_or_empty(run) == RunFile():
+            continue  # damaged: there is nothing to update
         record = read_json(run.run_json)
         place = Path(read_fields(record).checkpoint_dir or run.checkpoints)
         # A CHECKPOINT_DIR outside the matrix did not move. If the old directory still exists, the matrix was copied.

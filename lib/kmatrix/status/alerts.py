@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
+
+from kmatrix.records.states import AlertEntry
 
 SPIKE_LINES = 16  # a spike is measured against the median of this many losses
 
@@ -191,26 +194,27 @@ class Alert:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Alert:
-        """Return the alert of an entry in status.json. Raises KeyError or ValueError for another one."""
+    def from_entry(cls, entry: AlertEntry) -> Alert:
+        """Return the alert of an entry in status.json. Raises ValueError for a kind of a newer version."""
         return cls(
-            kind=AlertKind(value["kind"]),
-            severity=Severity(value["severity"]),
-            since=float(value["since"]),
-            about=str(value.get("about") or ""),
-            value=value.get("value"),
-            threshold=value.get("threshold"),
-            reason=str(value.get("reason") or ""),
-            until=value.get("until"),
+            kind=AlertKind(entry.kind),
+            severity=Severity(entry.severity),
+            since=entry.since,
+            about=entry.about or "",
+            value=entry.value,
+            threshold=entry.threshold,
+            reason=entry.reason or "",
+            until=entry.until,
         )
 
 
-def alerts_of(entries: list[dict[str, Any]] | None) -> tuple[Alert, ...]:
-    """Return the alerts in the list `alerts` of a status.json, empty if there are none or one is damaged."""
-    try:
-        return tuple(Alert.from_json(value) for value in entries or [])
-    except (KeyError, ValueError, TypeError):
-        return ()
+def alerts_of(entries: Sequence[AlertEntry]) -> tuple[Alert, ...]:
+    """Return the alerts in the list `alerts` of a status.json, without those of kinds that this version lacks."""
+    found = []
+    for entry in entries:
+        with suppress(ValueError):
+            found.append(Alert.from_entry(entry))
+    return tuple(found)
 
 
 def one_line(alert: Alert) -> str:

@@ -10,9 +10,11 @@ from datetime import datetime
 from functools import cached_property
 
 from kmatrix.errors import RecordError
-from kmatrix.records.files import last_lines, read_json, read_jsonl, read_or_empty
+from kmatrix.records.decode import decode, decode_lines
+from kmatrix.records.files import last_lines
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import RunResult, Status, read_run_file, read_used_file
+from kmatrix.records.runs import RunResult, Status, read_run_file, read_train_values, read_used_file
+from kmatrix.records.states import EventLine, read_rank_errors
 from kmatrix.redaction import redact
 from kmatrix.status.disk_space import how_full, is_full
 from kmatrix.status.state import (
@@ -32,6 +34,7 @@ TAIL_LINES = 20
 TAIL_CHARS = 300  # longer lines are truncated
 TAIL_BYTES = 65536  # of the log that are searched, from its end
 AUTO_FIELDS = frozenset({"peak_tflops"})  # null in run.json: the trainer finds the value
+PLACES = frozenset({"checkpoint_dir"})  # a matrix that was moved has another path in run.json; the run is the same
 OWN_FAULT = frozenset({"nan", "oom", "data"})  # kinds of failure that also count while the run is being stopped
 HINTS = {
     signal.SIGKILL: "out of memory killer?",
@@ -165,15 +168,15 @@ def mismatch(run: RunDir, micro_batch: int | None = None) -> str:
     micro_batch: requested by the attempt, None for that of run.json.
     """
     try:
-        asked, ran = read_run_file(run).train_values, read_used_file(run)
+        asked, ran = read_train_values(run), read_used_file(run)
     except RecordError as error:
         return f"cannot check the configuration: {error.what}"
     if micro_batch is not None:
         asked = {**asked, "batch_size": micro_batch}
-    adjusted = {change.field: change.used for change in ran.adjusted}
+    adjusted = {change.name: change.used for change in ran.adjusted}
     differences = []
-    for name in sorted({*asked, *ran.train_values}):
-        was, used = asked.get(name), ran.train_values.get(name)
+    for name in sorted({*asked, *ran.train} - PLACES):
+        was, used = asked.get(name), ran.train.get(name)
         if was == used or (name in AUTO_FIELDS and was is None):
             continue
         if name not in adjusted or adjusted[name] != used:
@@ -210,7 +213,7 @@ def failure_cause(seen: Evidence, kind: str, reason: str) -> FailureCause:
     """
     gpus = seen.attempt.gpus
     lost = _silent_gpus(seen)
-    errors = {int(rank): text for rank, text in _rank_errors(seen)}
+    errors = dict(_rank_errors(seen))
     named = [rank for rank, text in errors.items() if LOST.search(text)]
     if LOST.search(reason):
         named.append(_rank_in(reason))
@@ -239,10 +242,10 @@ def _result(seen: Evidence) -> tuple[RunResult | None, str]:
     if not seen.run.result.exists():
         return None, ""
     try:
-        result = RunResult.from_json(read_json(seen.run.result))
+        result = decode(seen.run.result, RunResult)
         run_id = read_run_file(seen.run).run_id
     except RecordError as error:
-        return None, error.what
+        return None, f"{error.what}: {error.why}"
     if not result.belongs_to(run_id, seen.attempt.number):
         return None, ""  # of an earlier attempt, or of another configuration
     if result.status not in (Status.FINISHED, Status.FAILED, Status.STOPPED):
@@ -276,17 +279,11 @@ def _first_rank_error(seen: Evidence) -> tuple[str, str]:
     """
     started = seen.attempt.started or 0.0
     errors = []
-    for path in seen.run.rank_errors():
-        try:
-            written, error = path.stat().st_mtime, read_or_empty(path)
-        except OSError:
-            continue
-        if not error:
-            continue
+    for written, error in read_rank_errors(seen.run):
         late = written >= started - 0.05  # file systems stamp with the kernel's tick, a few ms late
-        if error["attempt"] == seen.attempt.number if "attempt" in error else late:
-            reason = f"rank {error.get('rank')}: {error.get('reason') or error.get('kind')}"
-            errors.append((float(error.get("time") or written), str(error.get("kind") or "error"), reason))
+        if late if error.attempt is None else error.attempt == seen.attempt.number:
+            reason = f"rank {error.rank}: {error.reason or error.kind}"
+            errors.append((error.time or written, error.kind or "error", reason))
     # The earliest error is the cause: its peers lose their connections afterwards.
     return min(errors)[1:] if errors else ("", "")
 
@@ -352,23 +349,22 @@ def _rank_in(reason: str) -> int:
 
 def _rank_errors(seen: Evidence) -> Sequence[tuple[int, str]]:
     """Return rank and reason of each error file of this attempt."""
-    found = []
-    for path in seen.run.rank_errors():
-        error = read_or_empty(path)
-        if error and error.get("attempt", seen.attempt.number) == seen.attempt.number:
-            found.append((int(error.get("rank") or 0), str(error.get("reason") or "")))
-    return found
+    return [
+        (error.rank, error.reason or "")
+        for _, error in read_rank_errors(seen.run)
+        if error.attempt in (None, seen.attempt.number)
+    ]
 
 
 def _silent_gpus(seen: Evidence) -> tuple[str, ...]:
     """Return the GPUs of the attempt that stopped answering the recorder and did not answer again."""
     started = seen.attempt.started or 0.0
     silent: dict[str, None] = {}
-    for event in read_jsonl(seen.run.gpu_events):
-        late = float(event.get("time") or 0.0) >= started
-        for uuid in (uuid for uuid in seen.attempt.gpus if late and uuid in str(event.get("text"))):
-            if event.get("event") == "lost":
+    for event in decode_lines(seen.run.gpu_events, EventLine):
+        late = event.time >= started
+        for uuid in (uuid for uuid in seen.attempt.gpus if late and uuid in (event.text or "")):
+            if event.event == "lost":
                 silent[uuid] = None
-            elif event.get("event") == "found":
+            elif event.event == "found":
                 silent.pop(uuid, None)
     return tuple(silent)

@@ -236,7 +236,8 @@ def _machine(runs: Iterable[RunDir]) -> tuple[Any, ...]:
     for run in runs:
         with suppress(RecordError, OSError):  # of any matrix: an unreadable or newer run is skipped
             about = read_run_file(run).provenance
-            return about.get("cpu"), about.get("cores"), tuple(sorted({gpu["name"] for gpu in about.get("gpus") or []}))
+            models = {gpu.get("name", "") for gpu in about.get("gpus") or []}
+            return about.get("cpu"), about.get("cores"), tuple(sorted(models))
     return ()
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from kmatrix.gpu.formats.json_array import last_entry
 from kmatrix.packing import Limits
-from kmatrix.records.files import read_jsonl, read_or_empty
+from kmatrix.records.decode import Amount, Count, Record, decode_lines, decode_optional
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.runs import GpuEntry, RunFile, RunResult, Status, read_run_file
+from kmatrix.records.runs import GpuEntry, RunFile, RunResult, Status, read_run_file_or_empty
+from kmatrix.records.states import PhaseLine, read_matrix_status
 from kmatrix.records.tracking import SyncStatus, read_track, sync_status
 from kmatrix.records.train_config import TrainFields
 from kmatrix.status.estimate import (
@@ -49,7 +50,7 @@ class Overview:
         found = [self._run(run, now, running=running) for run in self._matrix.runs()]
         here = self._measured(found)
         views = self._packed([self._priced(self._expected(view, here)) for view in found])
-        record = read_or_empty(self._matrix.status)
+        record = read_matrix_status(self._matrix)
         left = [view.ends_s for view in views if view.status in TO_COME]
         # One run without an estimate makes the end of the matrix unknown.
         left_s = max(s for s in left if s is not None) if left and None not in left else None
@@ -57,25 +58,27 @@ class Overview:
             name=self._matrix.name,
             status=Status.RUNNING if running else overall([view.status for view in views]),
             running=running,
-            started=record.get("started"),
-            ended=None if running else record.get("ended"),
+            started=record.started,
+            ended=None if running else record.ended,
             left_s=left_s,
             ends=None if left_s is None else now + left_s,
             dollars=_total([view.dollars for view in views]),
             all_dollars=_total([view.all_dollars for view in views]),
             runs=tuple(views),
-            gpus=tuple(gpus_now(self._matrix, self._gpus(record.get("gpus")), views, now)),
+            gpus=tuple(gpus_now(self._matrix, self._gpus(record.gpus), views, now)),
         )
 
-    def _gpus(self, listed: list[GpuEntry] | None) -> list[GpuEntry]:
+    def _gpus(self, listed: Sequence[GpuEntry] | None) -> Sequence[GpuEntry]:
         """Return the GPUs of the runner, or those of the plan if the matrix never ran. listed: by the runner."""
+        if listed is not None:
+            return listed
         planned = [record.provenance.get("gpus") or [] for record in self._records.values()]
-        return listed if isinstance(listed, list) else max(planned, key=len, default=[])
+        return max(planned, key=len, default=[])
 
     def _run(self, run: RunDir, now: float, *, running: bool) -> RunView:
         state = recover_status(run, has_runner=running)
         if run.name not in self._records:
-            self._records[run.name] = read_run_file(run)
+            self._records[run.name] = read_run_file_or_empty(run)
         record, train = self._records[run.name], self._records[run.name].train
 
         # The result of an attempt that ended, else the newest metrics.
@@ -203,16 +206,32 @@ def _trackers(run: RunDir, record: RunFile, *, live: bool) -> tuple[SyncStatus, 
 
 def _memory(run: RunDir) -> tuple[DeviceMemory, ...]:
     """Return the maximum memory of each device, from the summary of the recording."""
-    gpus = read_or_empty(run.gpu_summary).get("gpus") or []
+    summary = decode_optional(run.gpu_summary, _Summary) or _Summary()
     return tuple(
         DeviceMemory(
-            device=str(gpu.get("gpu_index", place)),
-            most=float(gpu["memory_used"]["max"]),
-            total=gpu.get("memory_total"),
+            device=str(place if gpu.gpu_index is None else gpu.gpu_index),
+            most=gpu.memory_used.max,
+            total=gpu.memory_total,
         )
-        for place, gpu in enumerate(gpus)
-        if isinstance(gpu.get("memory_used"), dict) and gpu["memory_used"].get("max") is not None
+        for place, gpu in enumerate(summary.gpus)
+        if gpu.memory_used is not None and gpu.memory_used.max is not None
     )
+
+
+class _Statistics(Record, frozen=True, kw_only=True):
+    max: Amount | None = None
+
+
+class _Device(Record, frozen=True, kw_only=True):
+    gpu_index: Count | None = None
+    memory_used: _Statistics | None = None  # MiB
+    memory_total: Amount | None = None  # MiB
+
+
+class _Summary(Record, frozen=True, kw_only=True):
+    """The memory in gpu_summary.json."""
+
+    gpus: tuple[_Device, ...] = ()
 
 
 def _epochs(record: RunFile, steps: int | None) -> float | None:
@@ -246,14 +265,8 @@ def _left(run: RunDir, tail: MetricsTail, train: TrainFields, elapsed: float | N
 
 def _phases(run: RunDir, attempt: int) -> list[Phase]:
     """Return the phases of this attempt without training."""
-    found = []
-    for line in read_jsonl(run.phases):
-        try:
-            if line.get("attempt", 1) == attempt:
-                found.append(Phase(str(line["phase"]), float(line["begin"]), float(line["end"])))
-        except (KeyError, TypeError, ValueError):
-            continue
-    return found
+    lines = decode_lines(run.phases, PhaseLine)
+    return [Phase(line.phase, line.begin, line.end) for line in lines if line.attempt == attempt]
 
 
 def _total(values: Sequence[float | None]) -> float | None:

@@ -1,25 +1,28 @@
-"""The state of a run in its status.json: write it, read it, recover it after the runner died.
+"""The state of a run, derived from the files on disk; and status.json, which the runner writes.
 
-result.json is the truth about an attempt that ended. If the runner died before it wrote status.json, the state is
-recovered from the trainer's own files. Everything that shows or needs the status of a run asks this module.
+docs/status.md has the rules as a table. result.json is the truth about an attempt that ended, and status.json is the
+runner's note: if it is missing, damaged or outdated, the state follows from the trainer's own files. Everything that
+shows or needs the status of a run asks this module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from kmatrix.errors import LaunchError, RecordError, SchemaError, is_full
-from kmatrix.records.files import json_object, last_lines, read_json, write_json
+from kmatrix.records.decode import decode
+from kmatrix.records.files import last_lines, write_json
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import RunResult, Status, read_result, read_run_file, read_run_file_or_empty
+from kmatrix.records.runs import RunFile, RunResult, Status, metric_line, read_result, read_run_file
+from kmatrix.records.states import AttemptRecord, RunStatusFile, read_run_status
 from kmatrix.records.tracking import read_track
 from kmatrix.status.alerts import Alert
 from kmatrix.status.classify import classify
 from kmatrix.status.disk_space import how_full, what_to_do
-from kmatrix.status.state import Attempt, Ended, JobState, RunnerDied, RunState, after
+from kmatrix.status.state import Attempt, Ended, JobState, Reused, RunnerDied, RunState, Started, after
 
 
 def recover_status(run: RunDir, *, has_runner: bool) -> RunState:
@@ -27,30 +30,66 @@ def recover_status(run: RunDir, *, has_runner: bool) -> RunState:
 
     has_runner: a runner holds the matrix, so status.json is up to date. Without one, a run in state "running", or with
     traces of a later attempt, lost its runner: its last attempt ended by its result.json, or was stopped.
-    A damaged status.json makes the run failed, with the damage as the reason, unless its result says finished.
-    Raises SchemaError if a newer kmatrix wrote the file.
+    Raises SchemaError if a newer kmatrix wrote a file.
     """
+    stored = read_run_status(run)
+    known = RunState() if stored is None else state_of(stored)
     try:
-        state, damage = read_state(run), ""
+        record = read_run_file(run)
     except SchemaError:
         raise
-    except (RecordError, KeyError, ValueError, TypeError) as error:
-        state, damage = RunState(), str(error).splitlines()[0]
-    if has_runner:
-        return RunState(status=Status.FAILED, reason=damage) if damage else state
-    if state.status is Status.FINISHED:
-        return state  # no attempt follows
+    except RecordError as error:
+        return _without_plan(run, known, error)
+    if stored is None and record.reused_from:
+        return _reused(run, record.reused_from)
+    if known.status is Status.FINISHED or (has_runner and stored is not None):
+        return _with_result(run, known)  # no attempt follows, or the runner knows of it
     # A runner can die between the start of an attempt and its entry: the trainer's own files then know of it.
-    number = max(state.number, last_number(run))
-    if state.status is Status.RUNNING or number > state.number:
-        last = state.last
-        attempt = last if last and last.number == number else Attempt(number=max(number, 1))
-        state = after(state, RunnerDied(number=attempt.number, ended=_ended(run, attempt)))
-    # The result of an attempt is worth more than the damaged cache of the runner.
-    if damage and state.status is not Status.FINISHED:
-        attempts = state.attempts or (Attempt(number=1, status=Status.FAILED, reason=damage),)
-        return RunState(status=Status.FAILED, reason=damage, attempts=attempts)
-    return state
+    number = max(known.number, last_number(run))
+    if known.status is not Status.RUNNING and number == known.number:
+        return known
+    last = known.last
+    attempt = last if last and last.number == number else Attempt(number=max(number, 1))
+    ended = _ended(run, record, attempt)
+    if has_runner and ended is None:
+        return after(known, Started(attempt))
+    return after(known, RunnerDied(number=attempt.number, ended=ended))
+
+
+def _without_plan(run: RunDir, known: RunState, error: RecordError) -> RunState:
+    """Return the state of a run whose run.json cannot be read: nothing can be trained or checked without it."""
+    if not run.run_json.exists():
+        what = run.run_json.name if run.path.exists() else "its directory"
+        return RunState(reason=f"{what} is missing")
+    reason = f"{error.what}: {error.why}".replace(f"{run.path}/", "")
+    return RunState(status=Status.FAILED, reason=reason, attempts=known.attempts, archived=known.archived)
+
+
+def _reused(run: RunDir, source: str) -> RunState:
+    """Return the state of a run that reuses the result of another one, and has no status.json.
+
+    result.json and run_used.json tell a complete reuse from one that was interrupted: then the run is still planned.
+    """
+    result = read_result(run)
+    complete = result is not None and result.status == Status.FINISHED and run.run_used.exists()
+    return after(RunState(), Reused(source)) if complete else RunState()
+
+
+def _with_result(run: RunDir, state: RunState) -> RunState:
+    """Return the state, failed if it is finished but its result is missing: no number of the run is known."""
+    if state.status is not Status.FINISHED:
+        return state
+    try:
+        result = decode(run.result, RunResult)
+    except SchemaError:
+        raise
+    except RecordError as error:
+        reason = ": ".join(filter(None, (error.what, error.why))).replace(f"{run.path}/", "")
+    else:
+        if result.status == Status.FINISHED:
+            return state
+        reason = f"{run.result.name} says {result.status or 'nothing'}, {run.status.name} says {state.status}"
+    return RunState(status=Status.FAILED, reason=reason, attempts=state.attempts, archived=state.archived)
 
 
 def current_result(run: RunDir, state: RunState) -> RunResult | None:
@@ -61,20 +100,21 @@ def current_result(run: RunDir, state: RunState) -> RunResult | None:
     return result if result and (state.reused_from or result.attempt_number == state.number) else None
 
 
-def read_state(run: RunDir) -> RunState:
-    """Return the state in status.json, planned without one. Older files have the last attempt only."""
-    record = read_json(run.status) if run.status.exists() else {}
-    status, reason = Status(record.get("status", Status.PLANNED)), str(record.get("reason") or "")
-    attempts = tuple(_attempt(entry) for entry in record.get("attempts") or [])
+def state_of(record: RunStatusFile) -> RunState:
+    """Return the state in a status.json. Older files have the last attempt only."""
+    if record.attempts is not None:
+        attempts = tuple(_attempt(entry) for entry in record.attempts)
     # Files of early versions describe the last attempt by the keys of the run itself.
-    if not attempts and "attempts" not in record and status not in (Status.PLANNED, Status.SKIPPED):
-        attempts = (_attempt({**record, "status": status}),)
+    elif record.status not in (Status.PLANNED, Status.SKIPPED):
+        attempts = (_attempt(record),)
+    else:
+        attempts = ()
     return RunState(
-        status=status,
-        reason=reason,
+        status=record.status,
+        reason=record.reason or "",
         attempts=attempts,
-        archived=int(record.get("set_aside") or 0),
-        reused_from=str(record.get("reused_from") or ""),
+        archived=record.set_aside or 0,
+        reused_from=record.reused_from or "",
     )
 
 
@@ -91,7 +131,7 @@ def write_state(
     job: the engine's view of the processes, whose pid is written while they run.  alerts: past and active ones.
     """
     last = state.last
-    record = {
+    record: dict[str, Any] = {
         "run_id": read_run_file(run).run_id if run.run_json.exists() else None,
         "name": run.name,
         "status": state.status,
@@ -130,18 +170,18 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _attempt(entry: Mapping[str, Any]) -> Attempt:
+def _attempt(entry: AttemptRecord) -> Attempt:
     return Attempt(
-        number=int(entry.get("attempt") or 1),
-        status=Status(entry["status"]),
-        resume=str(entry.get("resume") or "none"),
-        micro_batch=entry.get("micro_batch"),
-        started=entry.get("started"),
-        ended=entry.get("ended"),
-        kind=entry.get("kind"),
-        reason=str(entry.get("reason") or ""),
-        exit_code=entry.get("exit_code"),
-        gpus=tuple(entry.get("gpus") or ()),
+        number=entry.attempt or 1,
+        status=entry.status,
+        resume=entry.resume or "none",
+        micro_batch=entry.micro_batch,
+        started=entry.started,
+        ended=entry.ended,
+        kind=entry.kind,
+        reason=entry.reason or "",
+        exit_code=entry.exit_code,
+        gpus=entry.gpus,
     )
 
 
@@ -165,18 +205,18 @@ def last_number(run: RunDir) -> int:
     numbers = []
     # Attempts are written in order: the last line decides.
     with suppress(OSError), run.metrics.open("rb") as file:
-        lines = (json_object(text) for text in reversed(last_lines(file)) if text.endswith("\n"))
-        newest = next((line for line in lines if line and isinstance(line.get("step"), int)), None)
-        numbers += [int(newest.get("attempt", 1))] if newest else []
+        lines = (metric_line(text) for text in reversed(last_lines(file)) if text.endswith("\n"))
+        newest = next((line for line in lines if line is not None), None)
+        numbers += [newest.attempt] if newest else []
     if result := read_result(run):
         numbers.append(result.attempt_number)
     return max(numbers, default=0)
 
 
-def _ended(run: RunDir, attempt: Attempt) -> Ended | None:
+def _ended(run: RunDir, record: RunFile, attempt: Attempt) -> Ended | None:
     """Return how an attempt ended by its result.json, or None if it left no readable result."""
     result = read_result(run)
-    if result is None or not result.belongs_to(read_run_file_or_empty(run).run_id, attempt.number):
+    if result is None or not result.belongs_to(record.run_id, attempt.number):
         return None
     end = classify(run, attempt, None)
     return Ended(status=end.status, at=result.ended, kind=end.kind, reason=end.reason)

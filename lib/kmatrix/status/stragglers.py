@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from kmatrix.records.files import finite, json_object, last_lines, read_jsonl
+from kmatrix.records.decode import decode_line, decode_lines
+from kmatrix.records.files import last_lines
 from kmatrix.records.paths import RunDir
+from kmatrix.records.states import TimingLine
 
 Lines = Mapping[int, tuple[int, float, float]]  # step -> steps, compute_ms, step_ms
 RECENT = 4096  # bytes read of each rank's file while the run is running: about 40 lines
@@ -22,7 +23,7 @@ def read_ranks(run_dir: RunDir) -> RankNumbers | None:
     Load-balance efficiency is mean / max of the ranks' compute time: POP, co-design.pop-coe.eu.
     The share of waiting is, over the lines, sum of (max over ranks - mean over ranks) x steps / sum of step time.
     """
-    return _numbers({rank: _lines(read_jsonl(run_dir.timings(rank))) for rank in _ranks(run_dir)})
+    return _numbers({rank: _lines(decode_lines(run_dir.timings(rank), TimingLine)) for rank in _ranks(run_dir)})
 
 
 def recent_ranks(run_dir: RunDir) -> RankNumbers | None:
@@ -34,7 +35,7 @@ def _ranks(run_dir: RunDir) -> list[int]:
     return sorted(int(path.name) for path in run_dir.path.glob("ranks/*") if path.name.isdecimal())
 
 
-def _recent_lines(path: Path) -> Iterable[dict[str, Any]]:
+def _recent_lines(path: Path) -> Iterable[TimingLine]:
     """Return the complete lines in the last bytes of an append-only log."""
     try:
         with path.open("rb") as file:
@@ -42,7 +43,7 @@ def _recent_lines(path: Path) -> Iterable[dict[str, Any]]:
     except OSError:
         return
     for line in lines:
-        if line.endswith("\n") and (value := json_object(line)) is not None:
+        if line.endswith("\n") and (value := decode_line(line, TimingLine)) is not None:
             yield value
 
 
@@ -85,15 +86,9 @@ def rank_numbers(timed: Mapping[int, Lines], common: list[int]) -> RankNumbers:
     )
 
 
-def _lines(lines: Iterable[Mapping[str, Any]]) -> dict[int, tuple[int, float, float]]:
+def _lines(lines: Iterable[TimingLine]) -> dict[int, tuple[int, float, float]]:
     """Return the lines of one rank by step; the last of a step counts, as after a resume."""
-    found = {}
-    for line in lines:
-        step, steps = line.get("step"), line.get("steps")
-        compute, whole = finite(line.get("compute_ms")), finite(line.get("step_ms"))
-        if isinstance(step, int) and isinstance(steps, int) and steps > 0 and compute is not None and whole is not None:
-            found[step] = (steps, compute, whole)
-    return found
+    return {line.step: (line.steps, line.compute_ms, line.step_ms) for line in lines if line.steps}
 
 
 HIDDEN_STRAGGLER = 0.05  # share of a run's time, above which a straggler is reported

@@ -12,9 +12,10 @@ from pathlib import Path
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.binary import Recording, read_samples
 from kmatrix.gpu.formats.events import ThrottleEvents
-from kmatrix.records.files import LineTail, read_or_empty
+from kmatrix.records.files import LineTail
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import MetricLine, Status
+from kmatrix.records.runs import MetricLine, MetricValues, Status, metric_line_of
+from kmatrix.records.states import read_run_status
 from kmatrix.records.train_config import TrainFields
 from kmatrix.stats import coefficient_of_variation
 from kmatrix.status.alerts import (
@@ -80,7 +81,7 @@ class MetricsTail:
         """
         self._attempt, self.max_iters, self._budget_s = attempt, max_iters, budget_s
         # A resumed attempt appends to the file: the lines of earlier ones would only be parsed to be ignored.
-        self._tail = LineTail(path, from_end=not whole)
+        self._tail = LineTail(path, MetricValues, from_end=not whole)
         self._first: tuple[int, float] | None = None  # step and Unix seconds
         self._last: tuple[int, float] | None = None
         self._deadline: float | None = None  # Unix seconds when the budget is spent
@@ -99,7 +100,7 @@ class MetricsTail:
         try:
             while lines := self._tail.read():
                 for _, values in lines:
-                    line = MetricLine.from_json(values)
+                    line = metric_line_of(values)
                     if line is not None and line.attempt == self._attempt:
                         self._add(line)
         except OSError:
@@ -317,8 +318,8 @@ class GpuTail:
 
 def alerts_of_run(run: RunDir) -> tuple[Alert, ...]:
     """Return the alerts in the status.json of a run, empty without one."""
-    record = read_or_empty(run.status) if run.status.exists() else {}
-    return alerts_of(record.get("alerts"))
+    record = read_run_status(run)
+    return alerts_of(record.alerts) if record else ()
 
 
 def _earlier_alerts(run: RunDir) -> tuple[Alert, ...]:

@@ -12,9 +12,10 @@ from typing import Any
 
 from kmatrix.errors import SchemaError
 from kmatrix.gpu.formats.json_array import ArrayTail
-from kmatrix.records.files import LineTail, finite, read_or_empty
+from kmatrix.records.files import LineTail, finite
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import MetricLine, Status
+from kmatrix.records.runs import MetricLine, MetricValues, Status, metric_line_of
+from kmatrix.records.states import AttemptRecord, EventLine, read_run_status
 from kmatrix.stats import coefficient_of_variation
 from kmatrix.status.alerts import Alert, Severity, alerts_of, one_line
 from kmatrix.track.tracker import AlertLevel, DeviceValues, MetricPoint, TrackerAlert
@@ -66,7 +67,7 @@ class PointTail:
     """
 
     def __init__(self, path: Path) -> None:
-        self._tail = LineTail(path)
+        self._tail = LineTail(path, MetricValues)
         # Known before the first line is returned: a tracker cannot delete a step.
         self._void = _resumes(path)
         self._open: MetricLine | None = None  # the merged lines of the newest step
@@ -77,7 +78,7 @@ class PointTail:
         # A chunk may complete no point: then the next one is read, because an empty result means the end.
         while not found and (lines := self._tail.read()):
             for offset, values in lines:
-                line = MetricLine.from_json(values)
+                line = metric_line_of(values)
                 if line is not None and not self._is_void(offset, line.step):
                     found += self._merge(line)
         if ended and not found and self._open is not None:
@@ -103,10 +104,10 @@ class PointTail:
 
 def _resumes(path: Path) -> list[tuple[int, int]]:
     """Return the byte offset and the step of each line that resumes an earlier attempt."""
-    tail, found = LineTail(path), []
+    tail, found = LineTail(path, MetricValues), []
     while lines := tail.read():
         for at, values in lines:
-            line = MetricLine.from_json(values)
+            line = metric_line_of(values)
             if line is not None and line.resumed:
                 found.append((at, line.step))
     return found
@@ -141,7 +142,7 @@ class AlertTail:
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
-        self._events = LineTail(run.events)
+        self._events = LineTail(run.events, EventLine)
         self._seen: set[str] = set()
         self._version: tuple[int, int] = (0, 0)
 
@@ -160,23 +161,22 @@ class AlertTail:
             version = (known.st_mtime_ns, known.st_ino)
             if version == self._version:
                 return
-            record = read_or_empty(self._run.status)
+            record = read_run_status(self._run)
         except (OSError, SchemaError):
             return
-        if not record:
+        if record is None:
             return
         self._version = version
-        for rule in alerts_of(record.get("alerts")):
+        for rule in alerts_of(record.alerts):
             yield TrackedAlert(key=f"{rule.kind}|{rule.about}|{rule.since}", alert=_of_rule(rule))
-        yield from _failures(self._run.name, record.get("attempts") or [])
+        yield from _failures(self._run.name, record.attempts or ())
 
     def _of_events(self) -> Iterator[TrackedAlert]:
         for _, line in self._events.read():
-            event, time = str(line.get("event")), line.get("time")
-            if event in EVENTS and isinstance(time, (int, float)):
-                text = f"step {line.get('step')}: {line.get('text')}"
-                alert = TrackerAlert(time=time, title=f"{self._run.name}: {event}", text=text, level=EVENTS[event])
-                yield TrackedAlert(key=f"{event}|{time}", alert=alert)
+            if line.event in EVENTS:
+                title, text = f"{self._run.name}: {line.event}", f"step {line.step}: {line.text}"
+                alert = TrackerAlert(time=line.time, title=title, text=text, level=EVENTS[line.event])
+                yield TrackedAlert(key=f"{line.event}|{line.time}", alert=alert)
 
 
 def _of_rule(rule: Alert) -> TrackerAlert:
@@ -184,15 +184,13 @@ def _of_rule(rule: Alert) -> TrackerAlert:
     return TrackerAlert(time=rule.since, title=title, text=one_line(rule), level=LEVELS[rule.severity])
 
 
-def _failures(name: str, attempts: list[dict[str, Any]]) -> Iterator[TrackedAlert]:
+def _failures(name: str, attempts: Sequence[AttemptRecord]) -> Iterator[TrackedAlert]:
     """Yield an alert for each failed attempt in a status.json."""
     for attempt in attempts:
-        if isinstance(attempt, dict) and attempt.get("status") == Status.FAILED and attempt.get("ended"):
-            number, reason = attempt.get("attempt"), str(attempt.get("reason") or "unknown reason")
-            alert = TrackerAlert(
-                time=float(attempt["ended"]), title=f"{name} failed", text=reason, level=AlertLevel.ERROR
-            )
-            yield TrackedAlert(key=f"failed|{number}", alert=alert)
+        if attempt.status is Status.FAILED and attempt.ended:
+            reason = attempt.reason or "unknown reason"
+            alert = TrackerAlert(time=attempt.ended, title=f"{name} failed", text=reason, level=AlertLevel.ERROR)
+            yield TrackedAlert(key=f"failed|{attempt.attempt}", alert=alert)
 
 
 NOT_DEVICE_METRICS = frozenset({"gpu_index"})

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_factory import STARTED, FakeGpus, record, write_phases
+from kmatrix.records.decode import convert
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunFile
@@ -70,7 +71,7 @@ def test_amounts_below_a_cent_are_not_rounded_to_zero(dollars, text):
 
 def test_the_factors_are_those_of_the_configuration_of_the_run():
     run = {"symbols": {"ENERGY_PRICE": "0.15", "CO2_FACTOR": ""}, "train": {"gpu_hour_price": 1.25}}
-    assert cost_factors(RunFile.from_json(run)) == CostFactors(energy_price=0.15, gpu_hour_price=1.25)
+    assert cost_factors(convert(run, RunFile, "run.json")) == CostFactors(energy_price=0.15, gpu_hour_price=1.25)
     assert cost_factors(RunFile()) == CostFactors()
 
 

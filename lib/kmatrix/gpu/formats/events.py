@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from kmatrix.records.files import LineTail
+from kmatrix.records.states import EventLine
 
 # nvmlClocksEventReasons: the bits that reduce the clocks below what was requested. The names are on disk.
 # Source: NVML API reference, "NvmlClocksEventReasons".
@@ -28,7 +28,7 @@ class ThrottleEvents:
     """The throttle reasons of each GPU at any time of a recording."""
 
     def __init__(self, path: Path, gpus: tuple[int, ...]) -> None:
-        self._tail, self._gpus = LineTail(path), gpus
+        self._tail, self._gpus = LineTail(path, EventLine), gpus
         self._applied = 0  # number of lines applied to `_now`
         self._lines: list[tuple[float, str, int | None, tuple[str, ...]]] = []
         self._now: dict[int, tuple[str, ...]] = {}
@@ -60,17 +60,11 @@ class ThrottleEvents:
         # Without the file, or while it cannot be read, throttling is unknown; the screen shows the rest.
         with contextlib.suppress(OSError):
             while found := self._tail.read():
-                self._lines += [_event(line) for _, line in found if line.get("event") in KINDS]
+                self._lines += [_event(line) for _, line in found if line.event in KINDS]
 
 
-def _event(value: Mapping[str, Any]) -> tuple[float, str, int | None, tuple[str, ...]]:
+def _event(line: EventLine) -> tuple[float, str, int | None, tuple[str, ...]]:
     """Return the time (Unix s), event, GPU index and throttle reasons of a line."""
-    text = str(value.get("text") or "")
-    gpu = value.get("gpu_index")
-    return (
-        float(value.get("time") or 0.0),
-        str(value["event"]),
-        int(gpu) if gpu is not None else None,
-        # The text is "throttled: A, B". No reason is part of another one, so a search is enough.
-        tuple(reason for reason in REASONS if reason in text),
-    )
+    # The text is "throttled: A, B". No reason is part of another one, so a search is enough.
+    reasons = tuple(reason for reason in REASONS if reason in (line.text or ""))
+    return line.time, line.event, line.gpu_index, reasons

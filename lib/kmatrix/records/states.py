@@ -1,0 +1,139 @@
+"""The records status.json of a run and of a matrix, the files of the ranks, and the lines of logs."""
+
+from __future__ import annotations
+
+from kmatrix.records.decode import (
+    Amount,
+    Count,
+    Int,
+    Number,
+    Record,
+    UnixTime,
+    decode_optional,
+    field,
+)
+from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.runs import GpuEntry, Status
+
+
+class AlertEntry(Record, frozen=True, kw_only=True):
+    """An alert in status.json."""
+
+    kind: str
+    severity: str
+    since: UnixTime
+    about: str | None = None
+    value: Number | None = None
+    threshold: Number | None = None
+    reason: str | None = None
+    until: UnixTime | None = None
+
+
+class AttemptRecord(Record, frozen=True, kw_only=True):
+    """An execution of a run in status.json."""
+
+    attempt: Count | None = None  # None: 1
+    status: Status = Status.PLANNED
+    resume: str | None = None
+    micro_batch: Count | None = None  # sequences
+    started: UnixTime | None = None
+    ended: UnixTime | None = None
+    kind: str | None = None
+    reason: str | None = None
+    exit_code: Int | None = None
+    gpus: tuple[str, ...] = ()  # UUIDs
+
+
+class RunStatusFile(AttemptRecord, frozen=True, kw_only=True):
+    """status.json of a run. Early versions describe the last attempt by the keys of the run itself."""
+
+    pid: Count | None = None
+    log_tail: tuple[str, ...] = ()
+    alerts: tuple[AlertEntry, ...] = ()
+    attempts: tuple[AttemptRecord, ...] | None = None  # None in files of early versions
+    set_aside: Count | None = None  # number of the last archived attempt
+    reused_from: str | None = None  # <matrix>/<run>
+
+
+class MatrixStatusFile(Record, frozen=True, kw_only=True):
+    """status.json of a matrix."""
+
+    status: Status | None = None
+    started: UnixTime | None = None
+    ended: UnixTime | None = None
+    counts: dict[str, Count] = field(default_factory=dict)  # number of runs by status
+    gpus: tuple[GpuEntry, ...] | None = None  # that runs may get; None in files of early versions
+
+
+class RankErrorFile(Record, frozen=True, kw_only=True):
+    """ranks/<r>/error.json: why a rank failed."""
+
+    rank: Count = 0
+    attempt: Count | None = None
+    time: UnixTime | None = None
+    kind: str | None = None
+    reason: str | None = None
+
+
+class RankStateFile(Record, frozen=True, kw_only=True):
+    """ranks/<r>/state.json: the position of a rank, rewritten each second."""
+
+    attempt: Count
+    pid: Count | None = None
+    host: str = ""
+    pid_started: Count | None = None  # clock ticks after the boot
+    boot_id: str | None = None
+    time: UnixTime = 0.0
+    step: Count = 0
+    work: str = ""
+    place: str = ""
+    spent_s: Amount | None = None
+
+
+class EventLine(Record, frozen=True, kw_only=True):
+    """A line of events.jsonl, gpu_events.jsonl or journal.jsonl."""
+
+    event: str
+    time: UnixTime
+    step: Count | None = None
+    text: str | None = None
+    run: str | None = None
+    gpu_index: Count | None = None
+
+
+class PhaseLine(Record, frozen=True, kw_only=True):
+    """A line of phases.jsonl: a stretch without training."""
+
+    phase: str
+    begin: UnixTime
+    end: UnixTime
+    attempt: Count = 1
+
+
+class TimingLine(Record, frozen=True, kw_only=True):
+    """A line of a rank's timings.jsonl: means since the line before."""
+
+    step: Count
+    steps: Count
+    compute_ms: Amount
+    step_ms: Amount
+
+
+def read_run_status(run: RunDir) -> RunStatusFile | None:
+    """Return status.json of a run, or None if it is missing or damaged. Raises SchemaError if it is too new."""
+    return decode_optional(run.status, RunStatusFile)
+
+
+def read_matrix_status(matrix: MatrixDir) -> MatrixStatusFile:
+    """Return status.json of a matrix, empty if it is missing or damaged. Raises SchemaError if it is too new."""
+    return decode_optional(matrix.status, MatrixStatusFile) or MatrixStatusFile()
+
+
+def read_rank_errors(run: RunDir) -> list[tuple[float, RankErrorFile]]:
+    """Return the error files of the failed ranks, each with its modification time (Unix seconds)."""
+    found = []
+    for path in run.rank_errors():
+        error = decode_optional(path, RankErrorFile)
+        if error is not None:
+            found.append((path.stat().st_mtime, error))
+    return found
