@@ -148,7 +148,7 @@ def make_own(root: Path, samples: int) -> Path:
         for number, (now, gpus) in enumerate(entries(samples)):
             values = [float(gpu.get(name, math.nan)) for gpu in gpus for name in COLUMNS]
             aggregate.add(float(number), now, values)
-            file.append(now, values)
+            file.append(now, float(number), values)
         file.close()
         write_json(run.gpu_summary, aggregate.summary({"device_type": "nvidia"}, final=True))
     return matrix.path

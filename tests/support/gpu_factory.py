@@ -105,7 +105,7 @@ def write_samples(path: Path, gpus: FakeGpus, snapshots: Sequence[Snapshot]) -> 
     file = SampleFile(path, header)
     for snapshot in snapshots:
         values = [getattr(sample, name) for sample in snapshot.samples for name in COLUMNS]
-        file.append(snapshot.time, [math.nan if value is None else value for value in values])
+        file.append(snapshot.time, snapshot.monotonic or 0.0, [math.nan if value is None else value for value in values])
     file.close()
 
 

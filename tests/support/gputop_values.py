@@ -73,7 +73,7 @@ class Recorder:
         for _ in range(count):
             busy = float(self.count) if utilization is None else utilization
             values = [busy if name == "utilization" else 50.0 + i for i in range(self.gpus) for name in COLUMNS]
-            self._file.append(self.started + self.count / self.hz, values)
+            self._file.append(self.started + self.count / self.hz, self.count / self.hz, values)
             self.count += 1
 
 

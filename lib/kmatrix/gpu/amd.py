@@ -117,6 +117,9 @@ class AmdSource:
     def is_lost(self, device: int) -> bool:
         return not self._cards[device].folder.exists()
 
+    def failure(self, device: int) -> str:
+        return "its files in /sys are gone" if self.is_lost(device) else ""
+
     def recover(self, device: int) -> bool:
         if self.is_lost(device):
             return False

@@ -93,7 +93,11 @@ class DeviceSource(Protocol):
     def processes(self, device: int) -> tuple[DeviceProcess, ...]:
         """Return the processes on a device, empty if unknown."""
 
-    def is_lost(self, device: int) -> bool: ...
+    def is_lost(self, device: int) -> bool:
+        """Return whether a device has to be reopened."""
+
+    def failure(self, device: int) -> str:
+        """Return the last error of a device of which every query failed, empty if there is none."""
 
     def recover(self, device: int) -> bool:
         """Try to reopen a lost device. Return whether it answers."""

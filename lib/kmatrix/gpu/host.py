@@ -94,6 +94,9 @@ class HostSource:
         others = any(usage is not None for usage in self._ranks)
         return ended is not None and others and time.monotonic() - ended > EXIT_SPREAD_S
 
+    def failure(self, device: int) -> str:  # noqa: ARG002 (every source has it)
+        return ""
+
     def recover(self, device: int) -> bool:
         """Attach ranks that have started since the last call."""
         self._attach(find_ranks(self._root, self._run_dir))

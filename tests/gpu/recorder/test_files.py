@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import struct
 import subprocess
 import sys
 import types
@@ -14,7 +15,7 @@ import pytest
 
 from gpu_factory import STARTED, FakeGpus, write_samples
 from kmatrix.errors import RecordError
-from kmatrix.gpu.formats.binary import COLUMNS, read_samples
+from kmatrix.gpu.formats.binary import COLUMNS, TYPES, read_samples
 from kmatrix.gpu.recorder.__main__ import main
 from kmatrix.gpu.recorder.files import FORMS, export
 from kmatrix.records.paths import RunDir
@@ -80,7 +81,7 @@ def test_the_program_prints_the_output_path_and_leaves_no_other_file(run_dir, ca
 def test_a_recording_without_a_sample_becomes_an_empty_table(tmp_path, form):
     write_samples(tmp_path / "gpu_samples.bin", GPUS, list(GPUS.snapshots()))
     content = (tmp_path / "gpu_samples.bin").read_bytes()
-    record = 8 + 4 * 2 * len(COLUMNS)
+    record = 16 + 2 * struct.calcsize(f"<{TYPES}")
     (tmp_path / "gpu_samples.bin").write_bytes(content[: -9 * record])
     path = export(RunDir(tmp_path), form)
     if form == "csv":

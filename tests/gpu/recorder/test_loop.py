@@ -9,13 +9,14 @@ import resource
 import subprocess
 import sys
 import time
+from array import array
 from pathlib import Path
 
 import pytest
 
 import kmatrix.simulate.library as simulate
-from kmatrix.gpu.devices import COLUMN_INDEX, UNKNOWN, WIDTH, DeviceProcess
-from kmatrix.gpu.formats.binary import read_samples
+from kmatrix.gpu.devices import COLUMN_INDEX, UNKNOWN, WIDTH, DeviceProcess, ExtraMetrics
+from kmatrix.gpu.formats.binary import COLUMNS, Recording, read_samples
 from kmatrix.gpu.host import RaplCounters
 from kmatrix.gpu.processes import ProcessHandle, RunProcesses
 from kmatrix.gpu.recorder.loop import Calibration, rate_warning
@@ -500,3 +501,119 @@ def test_the_cpu_energy_counters_are_summed_and_may_wrap_around(tmp_path):
     (tmp_path / "intel-rapl:1" / "energy_uj").write_text("500000")
     assert rapl.joules() == pytest.approx(0.2 + 0.5)
     assert RaplCounters.open(tmp_path / "none") is None
+
+
+# A GPU that does not respond for some time
+
+
+def silence(totals, seconds, begin, step=0.1, **known):
+    """Add samples for some seconds in which the second device has no value."""
+    for tick in range(round(seconds / step)):
+        totals.add(begin + tick * step, 1000.0 + begin + tick * step, [*values(**known), *values()])
+
+
+def test_a_lost_gpu_that_returns_leaves_energy_and_mean_power_unknown():
+    totals = RunTotals(DEVICES)
+    totals.add(0.0, 1000.0, values(power=100.0, energy=500.0, memory=10.0) * 2)
+    silence(totals, 40, 0.1, power=100.0, energy=600.0, memory=10.0)
+    totals.add(40.1, 1040.1, values(power=100.0, energy=2.0, memory=30.0) * 2)
+    summary = totals.summary({}, final=True)
+    healthy, returned = summary["gpus"]
+    assert healthy["joules"] == 100
+    assert (returned["joules"], returned["energy_gap"], returned["lost_s"]) == (None, True, pytest.approx(40.1, abs=0.2))
+    assert (summary["totals"]["joules"], summary["totals"]["mean_power"]) == (None, None)
+    assert summary["warnings"] == [
+        f"GPU 1 did not respond for {returned['lost_s']:.1f} s: its energy and mean power are unknown, "
+        "its other means are of the rest"
+    ]
+    means = [gpu["memory_used"]["mean"] for gpu in summary["gpus"]]
+    assert summary["totals"]["memory_used_mean"] == pytest.approx(sum(means))
+
+
+def test_a_counter_that_continued_during_a_timeout_gives_the_energy_and_no_mean_power():
+    totals = RunTotals(DEVICES)
+    totals.add(0.0, 1000.0, values(power=100.0, energy=500.0) * 2)
+    silence(totals, 10, 0.1, power=100.0, energy=600.0)
+    totals.add(10.1, 1010.1, values(power=100.0, energy=1500.0) * 2)
+    summary = totals.summary({}, final=True)
+    assert [gpu["joules"] for gpu in summary["gpus"]] == [1000, 1000]
+    assert summary["totals"]["joules"] == 2000
+    assert summary["totals"]["mean_power"] is None
+
+
+def test_integrated_power_of_a_gpu_that_was_silent_is_unknown():
+    totals = RunTotals(DEVICES)
+    totals.add(0.0, 1000.0, values(power=100.0) * 2)
+    silence(totals, 10, 0.1, power=100.0)
+    totals.add(10.1, 1010.1, values(power=100.0) * 2)
+    healthy, silent = totals.summary({}, final=True)["gpus"]
+    assert healthy["joules"] == pytest.approx(1010)
+    assert silent["joules"] is None
+
+
+def test_a_few_failed_queries_are_no_loss():
+    totals = RunTotals(DEVICES)
+    totals.add(0.0, 1000.0, values(power=100.0, energy=0.0) * 2)
+    silence(totals, 0.5, 0.1, power=100.0, energy=5.0)
+    totals.add(0.6, 1000.6, values(power=100.0, energy=60.0) * 2)
+    summary = totals.summary({}, final=True)
+    assert summary["gpus"][1]["lost_s"] == 0
+    assert (summary["totals"]["mean_power"], summary["totals"]["joules"]) == (200, 120)
+    assert summary["warnings"] == []
+
+
+def test_a_resumed_recording_keeps_the_gap_and_warns_once():
+    first = RunTotals(DEVICES)
+    first.add(0.0, 1000.0, values(power=100.0, energy=500.0) * 2)
+    silence(first, 40, 0.1, power=100.0, energy=600.0)
+    first.add(40.1, 1040.1, values(power=100.0, energy=2.0) * 2)
+    second = RunTotals(DEVICES)
+    second.restore(first.summary({}, final=True), None)
+    second.add(90.0, 1090.0, values(power=100.0, energy=9.0) * 2)
+    summary = second.summary({}, final=True)
+    assert summary["gpus"][1]["joules"] is None
+    assert len(summary["warnings"]) == 1
+
+
+def test_a_rank_that_has_not_started_is_not_lost():
+    totals = RunTotals(DEVICES, ranks=True)
+    silence(totals, 10, 0.0, memory=1.0)
+    summary = totals.summary({}, final=True)
+    assert [gpu["lost_s"] for gpu in summary["gpus"]] == [0, 0]
+    assert summary["warnings"] == []
+
+
+def test_a_corrected_memory_error_is_not_reported_as_uncorrected():
+    totals = RunTotals(DEVICES).totals[0]
+    totals.ingest(ExtraMetrics(ecc_corrected=1, ecc_uncorrected=0))
+    assert totals.ingest(ExtraMetrics(ecc_corrected=4)) == 0
+    assert totals.ecc == {"corrected": 3, "uncorrected": 0}
+    assert totals.ingest(ExtraMetrics(ecc_corrected=4, ecc_uncorrected=2)) == 2
+
+
+def test_samples_after_the_summary_are_found_by_their_time_after_the_clock_was_set_back():
+    totals = RunTotals(DEVICES[:1])
+    for number, wall in enumerate((1000.0, 1001.0, 500.0)):
+        totals.add(float(number), wall, values(memory=1.0))
+    clocks = array("d", [1000.0, 1001.0, 500.0, 501.0])
+    columns = ({name: array("d", [1.0] * 4) for name in COLUMNS},)
+    recording = Recording({"gpus": []}, clocks, columns, monotonic=array("d", [0.0, 1.0, 2.0, 3.0]))
+    resumed = RunTotals(DEVICES[:1])
+    resumed.restore(totals.summary({}, final=False), recording)
+    assert resumed.samples == 4
+
+
+@pytest.mark.parametrize("error", ["timeout", "unknown", "no_driver"])
+def test_a_gpu_of_which_every_query_fails_is_an_event_and_a_warning(start_recorder, run_dir, error):
+    # Ten times as fast: GPU 1 fails from second 10 to 50 of the scenario, seconds 1 to 5 of the recording.
+    lines = f"speed 10\n0 * power 100\n10 1 all !{error}\n50 1 all ok\n"
+    process = start_recorder("--hz", 20, lines=lines)
+    wait_until(lambda: events_of(run_dir, "found"), "the GPU is found again")
+    stop_recorder(process)
+    (lost,) = events_of(run_dir, "lost")
+    assert (lost["gpu_index"], lost["text"].endswith("values are null")) == (1, True)
+    summary = read_json(run_dir.gpu_summary)
+    assert summary["gpus"][1]["lost_at"] is None
+    assert 2 < summary["gpus"][1]["lost_s"] < 6
+    assert summary["totals"]["mean_power"] is None
+    assert any("GPU 1 did not respond" in text for text in summary["warnings"])

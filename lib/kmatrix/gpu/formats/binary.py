@@ -1,9 +1,11 @@
 """gpu_samples.bin: every sample of a recording, in fixed-size records that survive a crash of the writer.
 
-    b"KMXGPU1\\n", header length (4 bytes, little-endian), header (JSON), records
+    b"KMXGPU2\\n", header length (4 bytes, little-endian), header (JSON), records
 
-A record is the time (float64, Unix s) and the columns of each GPU in the order of the header (float32, little-endian,
-NaN: unknown), padded with NaN to a multiple of 8 bytes.
+A record is the time (float64, Unix s), the monotonic time (float64, s) and the columns of each GPU in the order of the
+header (little-endian, NaN: unknown): float32, and float64 for energy, of which float32 would lose joules after an hour.
+
+Files of version 0.1 begin with KMXGPU1: without a monotonic time, all columns float32, padded to a multiple of 8 bytes.
 """
 
 from __future__ import annotations
@@ -17,16 +19,17 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Required, TypedDict
+from typing import Any, ClassVar, Required, TypedDict
 
 from kmatrix.errors import RecordError, SchemaError
 from kmatrix.gpu.formats.json_array import write_at
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot
 
-MAGIC = b"KMXGPU1\n"
-SCHEMA = 1
+MAGIC, MAGIC_1 = b"KMXGPU2\n", b"KMXGPU1\n"
+SCHEMA = 2
 # Order in a record. The header names them, so that later versions can add columns.
 COLUMNS = ("utilization", "memory_used", "power", "power_instant", "temperature", "sm_clock", "energy_j")
+TYPES = "ffffffd"  # struct formats of COLUMNS; their sizes add up to a multiple of 8, so that doubles stay aligned
 CALIBRATION_BYTES = 1536  # reserved at the start of the header: written later, by one write within the first page
 _LENGTH = struct.Struct("<I")
 _SAME = ("columns", "device_type", "simulated")  # must be equal to continue a file, else it would mix two sources
@@ -50,6 +53,7 @@ class RecordingHeader(TypedDict, total=False):
 
     schema: int
     columns: list[str]
+    types: str  # struct format of each column, "f" or "d"; missing in files of version 0.1
     run_id: str | None
     started: dict[str, float]  # wall: Unix s, monotonic: s
     hz: float  # requested rate
@@ -65,19 +69,17 @@ class Recording:
     """The content of gpu_samples.bin. Times and values are views of the mapped file, nothing is copied."""
 
     header: RecordingHeader
-    times: Sequence[float]  # Unix s
+    times: Sequence[float]  # Unix s; go back when the clock of the machine is set back
     columns: tuple[Mapping[str, Sequence[float]], ...]  # per GPU of header["gpus"]: name -> values, NaN: unknown
     first: int = 0  # number of records skipped
     lost_bytes: int = 0  # size of an incomplete last record
+    monotonic: Sequence[float] | None = None  # s, restarts when the machine boots; None in files of version 0.1
 
     def __len__(self) -> int:
         return len(self.times)
 
     def snapshot(self, index: int) -> Snapshot:
         """Return one sample of all GPUs. `energy_j` counts from the start of the recording."""
-        started = self.header.get("started") or {}
-        time = self.times[index]
-        offset = started["monotonic"] - started["wall"] if "monotonic" in started and "wall" in started else None
         samples = tuple(
             GpuSample(
                 gpu_index=int(gpu["gpu_index"]),
@@ -89,7 +91,8 @@ class Recording:
             )
             for gpu, columns in zip(self.header["gpus"], self.columns, strict=True)
         )
-        return Snapshot(time=time, monotonic=None if offset is None else time + offset, samples=samples)
+        monotonic = None if self.monotonic is None else self.monotonic[index]
+        return Snapshot(time=self.times[index], monotonic=monotonic, samples=samples)
 
     def snapshots(self) -> Iterator[Snapshot]:
         for index in range(len(self)):
@@ -99,17 +102,16 @@ class Recording:
 class SampleFile:
     """Appends samples to gpu_samples.bin. Raises OSError on a full disk; complete records stay readable.
 
-    An existing file of the same GPUs is continued with its header. A file of other GPUs is renamed to
-    gpu_samples.1.bin, .2 and so on.
+    An existing file of the same GPUs is continued with its header. A file of other GPUs, or of version 0.1, is renamed
+    to gpu_samples.1.bin, .2 and so on.
     """
 
     def __init__(self, path: Path, header: RecordingHeader) -> None:
-        count = len(header["gpus"]) * len(header.get("columns", COLUMNS))
-        self._record = struct.Struct(f"<d{count + count % 2}f")
-        self._filling = (math.nan,) * (count % 2)  # to 8 bytes, so that readers can map the times as doubles
+        self._record = struct.Struct(f"<2d{TYPES * len(header['gpus'])}")
         self.continued = _can_continue(path, header)
         # Other GPUs than in the last attempt have other columns. The old samples are kept, and counted by the report.
-        if path.exists() and not self.continued:
+        self.renamed = path.exists() and not self.continued
+        if self.renamed:
             path.rename(_free_name(path))
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -124,9 +126,9 @@ class SampleFile:
             os.close(self._file)
             raise
 
-    def append(self, time: float, values: Sequence[float]) -> None:
+    def append(self, time: float, monotonic: float, values: Sequence[float]) -> None:
         """Append one sample. `values`: the columns of the first GPU, the second, and so on. NaN: unknown."""
-        write_at(self._file, self._record.pack(time, *values, *self._filling), self._end)
+        write_at(self._file, self._record.pack(time, monotonic, *values), self._end)
         self._end += self._record.size
 
     def write_calibration(self, calibration: Calibrated) -> None:
@@ -156,26 +158,59 @@ def read_samples(path: Path, first: int = 0) -> Recording:
         data: Any = mmap.mmap(file, size, access=mmap.ACCESS_READ) if size else b""
     finally:
         os.close(file)  # the mapping stays valid
-    names = list(header["columns"])
-    count = len(header["gpus"]) * len(names)
-    words = 2 + count + count % 2  # of 4 bytes
-    begin = start + 4 * words * first
-    whole = max(0, size - begin) // (4 * words)
-    view = memoryview(data)[begin : begin + 4 * words * whole] if whole else memoryview(b"")
-    # Two views of the same bytes: every float in steps of a record is a column, every first double a time.
-    floats = view.cast("f") if whole else memoryview(array("f"))
-    doubles = view.cast("d") if whole else memoryview(array("d"))
+    layout = _layout_of(path, header)
+    begin = start + layout.record * first
+    whole = max(0, size - begin) // layout.record
+    view = memoryview(data)[begin : begin + layout.record * whole] if whole else memoryview(b"")
+    # Two views of the same bytes: every float or double in steps of a record is a column.
+    views = {form: (view.cast(form) if whole else memoryview(array(form)), struct.calcsize(form)) for form in "fd"}
+
+    def column(form: str, offset: int) -> Sequence[float]:
+        """Return the value at this offset (bytes) of every record."""
+        values, width = views[form]
+        found: Sequence[float] = values[offset // width :: layout.record // width]
+        return found
+
     columns = tuple(
-        {name: floats[2 + gpu * len(names) + at :: words] for at, name in enumerate(names)}
+        {name: column(form, offset + gpu * layout.device) for name, form, offset in layout.columns}
         for gpu in range(len(header["gpus"]))
     )
-    lost = max(0, size - begin) - 4 * words * whole
-    return Recording(header, doubles[:: words // 2], columns, first=first, lost_bytes=lost)
+    lost = max(0, size - begin) - layout.record * whole
+    monotonic = column("d", layout.time.size) if layout.has_monotonic else None
+    return Recording(header, column("d", 0), columns, first=first, lost_bytes=lost, monotonic=monotonic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """The sizes and offsets of the values in a record, in bytes."""
+
+    record: int  # size of a record
+    device: int  # size of the columns of one device
+    columns: tuple[tuple[str, str, int], ...]  # name, struct format, offset in the record for the first device
+    has_monotonic: bool
+
+    time: ClassVar[struct.Struct] = struct.Struct("<d")
+
+
+def _layout_of(path: Path, header: RecordingHeader) -> _Layout:
+    """Return the layout of the records. Raises RecordError if the header does not describe one."""
+    names, is_old = list(header["columns"]), int(header.get("schema", 0)) < SCHEMA
+    types = "f" * len(names) if is_old else str(header.get("types"))
+    begin = _Layout.time.size * (1 if is_old else 2)
+    offsets = [begin + struct.calcsize(f"<{types[:at]}") for at in range(len(types))] if set(types) <= {*"fd"} else []
+    device = struct.calcsize(f"<{types}") if offsets else 0
+    size = begin + device * len(header["gpus"])
+    aligned = all(form == "f" or (offset % 8 == 0 and device % 8 == 0) for form, offset in zip(types, offsets, strict=False))
+    if len(offsets) != len(names) or not aligned:
+        raise RecordError(f"{path} has a damaged header", why=f"types {types!r} for {len(names)} columns")
+    columns = tuple(zip(names, types, offsets, strict=True))
+    return _Layout(record=size + size % 8, device=device, columns=columns, has_monotonic=not is_old)
 
 
 def _encode(header: RecordingHeader) -> bytes:
     """Return everything before the records. Its length is a multiple of 8, so that records can be mapped in place."""
-    rest = json.dumps({"schema": SCHEMA, "columns": list(COLUMNS), **_without(header, "calibration")}, allow_nan=False)
+    known = {"schema": SCHEMA, "columns": list(COLUMNS), "types": TYPES, **_without(header, "calibration")}
+    rest = json.dumps(known, allow_nan=False)
     calibration = json.dumps(header.get("calibration"), separators=(",", ":")).encode().ljust(CALIBRATION_BYTES)
     text = _OPENING + calibration + b"," + rest.encode()[1:]
     text += b" " * (-(len(MAGIC) + _LENGTH.size + len(text)) % 8)
@@ -185,13 +220,13 @@ def _encode(header: RecordingHeader) -> bytes:
 def _header(path: Path, file: int) -> tuple[RecordingHeader, int]:
     """Return the header and the offset of the first record."""
     begin = os.pread(file, len(MAGIC) + _LENGTH.size, 0)
-    if begin[: len(MAGIC)] != MAGIC or len(begin) < len(MAGIC) + _LENGTH.size:
+    if begin[: len(MAGIC)] not in (MAGIC, MAGIC_1) or len(begin) < len(MAGIC) + _LENGTH.size:
         # The digit counts incompatible layouts: say so instead of "not a recording".
         if begin.startswith(b"KMXGPU") and len(begin) >= len(MAGIC):
             raise SchemaError(
                 f"{path} has a newer format, {begin[:7].decode(errors='replace')}", hint="use a newer kmatrix"
             )
-        raise RecordError(f"{path} is not a GPU recording", why="it does not begin with KMXGPU1")
+        raise RecordError(f"{path} is not a GPU recording", why="it does not begin with KMXGPU2 or KMXGPU1")
     length = _LENGTH.unpack(begin[len(MAGIC) :])[0]
     text = os.pread(file, length, len(begin))
     try:
@@ -214,6 +249,8 @@ def _can_continue(path: Path, header: RecordingHeader) -> bool:
         return False
     try:
         known, start = _header(path, file)
+        if int(known.get("schema", 0)) < SCHEMA:
+            return False  # its records have no monotonic time
         if os.fstat(file).st_size < start:
             return False  # the recorder was killed while it wrote the header
     except RecordError:

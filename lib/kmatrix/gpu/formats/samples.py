@@ -115,9 +115,9 @@ def csv_header(gpus: Iterable[int]) -> list[str]:
     return ["timestamp", "elapsed_sec", *(f"gpu{index}_{name}" for index in gpus for name, _ in CSV_FIELDS)]
 
 
-def csv_row(snapshot: Snapshot, started: float) -> list[str]:
-    """Return one CSV row, with times in ms resolution and empty cells for unknown values. `started`: Unix s."""
-    row = [timestamp(snapshot.time, "milliseconds"), f"{snapshot.time - started:.3f}"]
+def csv_row(snapshot: Snapshot, elapsed: float) -> list[str]:
+    """Return one CSV row, with times in ms resolution and empty cells for unknown values. `elapsed`: s."""
+    row = [timestamp(snapshot.time, "milliseconds"), f"{elapsed:.3f}"]
     for sample in snapshot.samples:
         for _, field in CSV_FIELDS:
             value = getattr(sample, field)

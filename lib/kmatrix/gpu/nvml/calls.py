@@ -17,8 +17,9 @@ from typing import Any
 from kmatrix.gpu.devices import COLUMN_INDEX, UNKNOWN, WIDTH
 
 SUCCESS, UNINITIALIZED, NOT_SUPPORTED, OTHER_VERSION, NOT_FOUND_FUNCTION = 0, 1, 3, 25, 13  # nvmlReturn_t
-# Codes after which a GPU does not answer any more: uninitialized, GPU is lost, reset required, GPU not found.
-GONE = frozenset({UNINITIALIZED, 15, 16, 28})
+DRIVER_NOT_LOADED = 9
+# Codes after which a GPU has to be reopened: no driver, GPU is lost, reset required, GPU not found.
+GONE = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, 15, 16, 28})
 MIB = 1 << 20
 SM_CLOCK = 1  # nvmlClockType_t
 MEMORY_V2 = struct.Struct("<I4xQQQQ")  # nvmlMemory_v2_t: version, total, reserved, free, used

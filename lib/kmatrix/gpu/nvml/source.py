@@ -23,6 +23,7 @@ from kmatrix.gpu.devices import (
 from kmatrix.gpu.formats.events import THROTTLE
 from kmatrix.gpu.formats.samples import Snapshot
 from kmatrix.gpu.nvml.calls import (
+    DRIVER_NOT_LOADED,
     GONE,
     NOT_FOUND_FUNCTION,
     NOT_SUPPORTED,
@@ -56,6 +57,7 @@ class NvmlSource:
             None if handle is None else bind(pynvml.nvmlLib, handle) for handle in handles
         ]
         self._batch, self._single_reads = CallBatch(self._calls), 0
+        self._codes = [SUCCESS] * len(self.devices)  # last error of each GPU
         self._extras: dict[int, ExtraMetricsReader] = {}
         self._values = [UNKNOWN] * (WIDTH * len(self.devices))
         self._unknown = [UNKNOWN] * WIDTH
@@ -82,7 +84,10 @@ class NvmlSource:
             base = position * WIDTH
             values[base : base + WIDTH] = self._unknown
             for call in calls or ():
-                if call(values, base) in GONE:
+                code = call(values, base)
+                if code != SUCCESS:
+                    self._codes[position] = code
+                if code in GONE:
                     values[base : base + WIDTH] = self._unknown
                     self._set_calls(position, None)
                     break
@@ -145,6 +150,10 @@ class NvmlSource:
     def is_lost(self, device: int) -> bool:
         return self._calls[device] is None
 
+    def failure(self, device: int) -> str:
+        code = self._codes[device]
+        return "" if code == SUCCESS else str(self._pynvml.NVMLError(code))
+
     def recover(self, device: int) -> bool:
         """Open a lost GPU again, by UUID if known, because indices can change."""
         known = self.devices[device]
@@ -155,7 +164,8 @@ class NvmlSource:
                 handle = self._pynvml.nvmlDeviceGetHandleByIndex(known.gpu_index)
             self._pynvml.nvmlDeviceGetMemoryInfo(handle)  # a handle alone does not prove that the GPU answers
         except self._pynvml.NVMLError as error:
-            if error.value == UNINITIALIZED:  # the driver was reloaded: the next try can succeed
+            self._codes[device] = error.value
+            if error.value in (UNINITIALIZED, DRIVER_NOT_LOADED):  # the driver was reloaded: the next try can succeed
                 with contextlib.suppress(self._pynvml.NVMLError):
                     self._pynvml.nvmlInit()
             return False

@@ -14,6 +14,7 @@ from typing import Any
 
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.binary import COLUMNS, Calibrated, Recording, RecordingHeader, SampleFile, read_samples
+from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.gpu.formats.json_array import JsonArrayFile
 from kmatrix.gpu.formats.samples import Snapshot, csv_header, csv_row, legacy, multi
 from kmatrix.records.files import append_jsonl, replacing, write_json
@@ -45,18 +46,23 @@ class RecordingFiles:
         """True if the samples of an earlier attempt are continued."""
         return self._samples is not None and self._samples.continued
 
-    def write_sample(self, time: float, values: Sequence[float]) -> None:
-        """Append one sample to gpu_samples.bin. `time`: Unix s."""
+    @property
+    def renamed(self) -> bool:
+        """True if the samples of an earlier attempt, of other GPUs or another format, were renamed."""
+        return self._samples is not None and self._samples.renamed
+
+    def write_sample(self, time: float, monotonic: float, values: Sequence[float]) -> None:
+        """Append one sample to gpu_samples.bin. `time`: Unix s. `monotonic`: s."""
         if self._samples is None:
-            self._miss(time, self._why)
+            self._miss(monotonic, self._why)
             return
         try:
-            self._samples.append(time, values)
+            self._samples.append(time, monotonic, values)
         except OSError as error:
-            self._miss(time, error.strerror or str(error))
+            self._miss(monotonic, error.strerror or str(error))
             return
         if self._missed:
-            self._report_gap(time)
+            self._report_gap(monotonic)
 
     def write_snapshot(self, snapshot: Snapshot) -> None:
         """Append one snapshot to both gpu_stats files, and retry pending events."""
@@ -77,7 +83,8 @@ class RecordingFiles:
 
     def write_event(self, event: str, text: str, gpu_index: int | None = None) -> None:
         """Append one line to gpu_events.jsonl. The order of events is kept, also after a full disk."""
-        self._events.append({"time": time.time(), "event": event, "gpu_index": gpu_index, "text": text})
+        now = {"time": time.time(), "monotonic": time.monotonic()}
+        self._events.append({**now, "event": event, "gpu_index": gpu_index, "text": text})
         del self._events[:-MAX_PENDING]  # the disk may stay full for days
         self._flush_events()
 
@@ -101,7 +108,7 @@ class RecordingFiles:
     def close(self, summary: Callable[[], Mapping[str, Any]]) -> bool:
         """Write pending events and the last summary, and close all files. Return whether the summary was written."""
         if self._missed:
-            self._report_gap(time.time())
+            self._report_gap(time.monotonic())
         # Before the last summary: an older one that is still being written would replace it.
         if self._writer is not None:
             self._writer.join()
@@ -134,9 +141,9 @@ class RecordingFiles:
                 return
             del self._events[0]
 
-    def _miss(self, time: float, why: str) -> None:
+    def _miss(self, monotonic: float, why: str) -> None:
         if not self._missed:
-            self._since = time
+            self._since = monotonic
         self._missed += 1
         self._why = why
 
@@ -158,7 +165,7 @@ def export(run_dir: RunDir, form: str) -> Path:
     path = run_dir.gpu_metrics(datetime.fromtimestamp(started), form)
     try:
         with replacing(path) as partial:
-            FORMS[form](recording, started, partial)
+            FORMS[form](recording, partial)
     except OSError as error:
         raise RecordError(
             f"cannot write {path}",
@@ -168,35 +175,38 @@ def export(run_dir: RunDir, form: str) -> Path:
     return path
 
 
-def _write_csv(recording: Recording, started: float, path: Path) -> None:
+def _write_csv(recording: Recording, path: Path) -> None:
     """Write power and temperature of each GPU, one row per sample."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(csv_header(int(gpu["gpu_index"]) for gpu in recording.header["gpus"]))
-        writer.writerows(csv_row(snapshot, started) for snapshot in recording.snapshots())
+        clock = RecordingClock(recording)
+        for index, snapshot in enumerate(recording.snapshots()):
+            writer.writerow(csv_row(snapshot, clock.of(index)))
 
 
-def _write_npz(recording: Recording, _started: float, path: Path) -> None:
-    """Write `time` (samples,) in Unix s, and one array (samples, GPUs) per column. NaN: unknown."""
+def _write_npz(recording: Recording, path: Path) -> None:
+    """Write `time` in Unix s and `elapsed` in s (samples,), and one array (samples, GPUs) per column. NaN: unknown."""
     import numpy as np
 
     gpus = recording.header["gpus"]
     arrays: dict[str, Any] = {
         "time": np.asarray(recording.times, dtype=np.float64),
+        "elapsed": np.asarray(RecordingClock(recording).between(0, len(recording)), dtype=np.float64),
         "gpu_index": np.array([int(gpu["gpu_index"]) for gpu in gpus], dtype=np.int32),
         "uuid": np.array([str(gpu.get("uuid") or "") for gpu in gpus]),
         "header": np.array(json.dumps(recording.header)),
     }
     for name in COLUMNS:
-        columns = [np.asarray(columns[name], dtype=np.float32) for columns in recording.columns if name in columns]
+        columns = [np.asarray(columns[name]) for columns in recording.columns if name in columns]
         if len(columns) == len(gpus):
             arrays[name] = np.stack(columns, axis=1)  # (samples, GPUs)
     with path.open("wb") as file:
         np.savez_compressed(file, **arrays)
 
 
-def _write_parquet(recording: Recording, _started: float, path: Path) -> None:
-    """Write one row per GPU and sample: time, gpu_index, uuid and the columns. null: unknown."""
+def _write_parquet(recording: Recording, path: Path) -> None:
+    """Write one row per GPU and sample: time, elapsed (s), gpu_index, uuid and the columns. null: unknown."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -207,18 +217,20 @@ def _write_parquet(recording: Recording, _started: float, path: Path) -> None:
         ) from None
     names = [name for name in COLUMNS if all(name in columns for columns in recording.columns)]
     schema = pa.schema(
-        [("time", pa.timestamp("us", tz="UTC")), ("gpu_index", pa.int32()), ("uuid", pa.string())]
-        + [(name, pa.float32()) for name in names],
+        [("time", pa.timestamp("us", tz="UTC")), ("elapsed", pa.float64())]
+        + [("gpu_index", pa.int32()), ("uuid", pa.string())]
+        + [(name, pa.float64() if name == "energy_j" else pa.float32()) for name in names],
         metadata={"kmatrix": json.dumps(recording.header)},
     )
     # One row group at a time, so that the memory does not depend on the length of the recording.
-    gpus = recording.header["gpus"]
+    gpus, clock = recording.header["gpus"], RecordingClock(recording)
     stride = max(1, ROWS // len(gpus))
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for begin in range(0, len(recording), stride):
             chosen = range(begin, min(begin + stride, len(recording)))
             table: dict[str, list[Any]] = {
                 "time": [round(recording.times[at] * 1e6) for at in chosen for _ in gpus],
+                "elapsed": [clock.of(at) for at in chosen for _ in gpus],
                 "gpu_index": [int(gpu["gpu_index"]) for _ in chosen for gpu in gpus],
                 "uuid": [str(gpu.get("uuid") or "") for _ in chosen for gpu in gpus],
             }
@@ -228,7 +240,7 @@ def _write_parquet(recording: Recording, _started: float, path: Path) -> None:
             writer.write_table(pa.table(table, schema=schema))
 
 
-FORMS: dict[str, Callable[[Recording, float, Path], None]] = {
+FORMS: dict[str, Callable[[Recording, Path], None]] = {
     "csv": _write_csv,
     "npz": _write_npz,
     "parquet": _write_parquet,

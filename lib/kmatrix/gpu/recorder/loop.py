@@ -24,7 +24,7 @@ from kmatrix.gpu.formats.binary import Calibrated, RecordingHeader, read_samples
 from kmatrix.gpu.formats.samples import SIMULATED
 from kmatrix.gpu.recorder import prometheus
 from kmatrix.gpu.recorder.files import RecordingFiles
-from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT, RunTotals
+from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT, SILENT_S, RunTotals
 from kmatrix.records.files import read_json, read_or_empty
 from kmatrix.records.paths import RunDir
 from kmatrix.text import plural
@@ -36,6 +36,7 @@ EVERY_S = 1.0
 JOIN_S = 1.0  # time for a pending call when the recording ends
 CALIBRATION_S = 2.0  # enough for 20 changes of a value that the driver updates at 10 Hz
 INTERVAL_S = 0.005  # between two reads of the first device while calibrating
+CPU = "cpu"  # device type of ranks, which have no values before their start and after their end
 CLOCKED = ("power", "power_instant", "energy_j", "utilization")  # values that the driver updates at a fixed rate
 TOLERANCE = 1.1  # factor: a period is measured with an error of a few ms
 
@@ -49,10 +50,10 @@ class Recorder:
         self._source, self._dir, self._hz = source, run_dir, hz
         self._parent = processes.ProcessHandle(parent) if parent else None
         self._run_processes = processes.RunProcesses(root)
-        self._totals = RunTotals(source.devices)
+        self._totals = RunTotals(source.devices, ranks=source.device_type == CPU, hz=hz)
         self._values = [UNKNOWN] * (WIDTH * len(source.devices))
         self._limits = [DeviceLimits()] * len(source.devices)
-        self._lost = [False] * len(source.devices)
+        self._lost = [False] * len(source.devices)  # no response: reported by an event
         self._poller, self._polls = BackgroundPoller(source), 0
         self._calibration: Calibration | None = Calibration()
         self._result: dict[str, dict[str, float | None]] | None = None
@@ -133,7 +134,7 @@ class Recorder:
         self._totals.seconds = self._before[0] + now - begin + 1.0 / self._hz  # each sample represents one period
         for device in reset:
             self._device_event("counter reset", device, "the energy counter was reset: counting continues")
-        self._files.write_sample(wall, self._values)
+        self._files.write_sample(wall, now, self._values)
         if snapshot_due:
             latest = snapshot(self._source.devices, self._values, self._limits, wall, self._poller.latest)
             self._files.write_snapshot(latest)
@@ -169,15 +170,25 @@ class Recorder:
                 self._device_event("ecc", device, f"{errors} uncorrected memory errors")
 
     def _check_lost(self, device: int) -> None:
-        if self._source.is_lost(device) and not self._lost[device]:
+        """Report a device that stopped or resumed responding, and try to open it again."""
+        totals, is_lost = self._totals.totals[device], self._source.is_lost(device)
+        if is_lost:
+            # The counter of a GPU that was reset starts again: what it counted meanwhile is unknown.
+            totals.energy_gap = True
+        # A driver that reports an error for every query of a GPU does not call it lost: its values are as unknown.
+        is_silent = self._source.device_type != CPU and totals.silent_for >= SILENT_S
+        if (is_lost or is_silent) and not self._lost[device]:
             self._lost[device] = True
-            self._totals.totals[device].lost_at = time.time()
-            self._device_event("lost", device, "no response (values are null)")
+            totals.lost_at = time.time()
+            why = self._source.failure(device)
+            self._device_event("lost", device, f"no response{f' ({why})' if why else ''}: values are null")
         # A rank without any sample has not started yet: it is not lost, but must be attached.
-        unseen = self._totals.totals[device].samples == 0
-        if (self._lost[device] or unseen) and self._source.recover(device) and self._lost[device]:
+        unseen = totals.samples == 0
+        answers = self._source.recover(device) if is_lost or is_silent or unseen else True
+        # A GPU can open and still answer no query: then its next samples are unknown, too.
+        if self._lost[device] and answers and not is_silent:
             self._lost[device] = False
-            self._totals.totals[device].lost_at = None
+            totals.lost_at = None
             self._device_event("found", device, "responds again")
 
     def _poll_processes(self, device: int) -> None:
@@ -263,6 +274,9 @@ class Recorder:
     def _restore(self) -> None:
         """Continue the totals of an earlier attempt of the run."""
         if not self._dir.gpu_summary.exists() and not self._files.continued:
+            return
+        if self._files.renamed:
+            self._totals.warn(EXCLUDED_ATTEMPT)
             return
         try:
             summary = read_json(self._dir.gpu_summary) if self._dir.gpu_summary.exists() else None

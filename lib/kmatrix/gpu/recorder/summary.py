@@ -6,7 +6,7 @@ Energy is counted at each sample. The other columns are buffered and added once 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,9 +15,13 @@ from kmatrix.gpu.formats.binary import Recording
 from kmatrix.gpu.processes import OtherProcess
 from kmatrix.stats import balance_of
 
+ENERGY, POWER = COLUMN_INDEX["energy_j"], COLUMN_INDEX["power"]
 MEASURED = ("memory_used", "utilization", "power", "temperature", "sm_clock")
 MAX_BUFFERED = 1000  # samples
 GAP_S = 2.0  # power is not integrated over longer gaps between samples
+SILENT_S = 1.0  # without any value for this long, a GPU did not respond
+# In warnings about a device, which each summary rewrites.
+NO_RESPONSE, NO_POWER = "did not respond for", "has no power for more than"
 PLACES = 6  # decimals in gpu_summary.json
 EXCLUDED_ATTEMPT = "these numbers exclude an earlier attempt"  # start of a warning; the report replaces it
 
@@ -81,10 +85,15 @@ class DeviceTotals:
     """The totals of one device."""
 
     device: Device
+    gap_s: float = GAP_S  # longest time between two samples over which power is integrated
     running: dict[str, RunningStats] = field(default_factory=lambda: {name: RunningStats() for name in MEASURED})
     samples: int = 0  # samples with any known value
     joules: float | None = None  # J since the recording began, None until energy is known
     lost_at: float | None = None  # Unix s, None while the device answers
+    lost_s: float = 0.0  # s without any value
+    unmeasured_for: float = 0.0  # s without power until now, for devices without an energy counter
+    silent_for: float = 0.0  # s without any value until now, 0 while the device answers
+    energy_gap: bool = False  # an unknown amount of energy is missing in `joules`
     throttled_s: dict[str, float] = field(default_factory=dict)  # reason -> s
     other_processes: dict[int, OtherProcess] = field(default_factory=dict)  # by pid
     extras: dict[str, RunningStats] = field(default_factory=dict)  # name in EXTRA_METRICS
@@ -93,17 +102,23 @@ class DeviceTotals:
     last_counter: float | None = None  # J, the driver's counter at the last sample
     last_power: tuple[float, float] | None = None  # monotonic s, W
 
-    def count(self, now: float, values: list[float], base: int) -> bool:
-        """Add the energy of one sample, and replace its counter in `values` by the total. Return if it was reset."""
-        place = base + COLUMN_INDEX["energy_j"]
+    def count(self, now: float, step: float, values: list[float], base: int) -> bool:
+        """Add the energy of one sample, and replace its counter in `values` by the total. Return if it was reset.
+
+        `now`: monotonic s. `step`: s since the previous sample.
+        """
+        place = base + ENERGY
         counter, was_reset = values[place], False
         if counter == counter:  # noqa: PLR0124 (false for NaN, and faster than a call)
             was_reset = self._count(counter)
         else:
-            self._integrate(now, values[base + COLUMN_INDEX["power"]])
+            self._integrate(now, step, values[base + POWER])
             if all(map(math.isnan, values[base : base + WIDTH])):
+                self.silent_for += step
+                self.lost_s += step
                 return False
-        values[place] = UNKNOWN if self.joules is None else self.joules
+        self.silent_for = 0.0
+        values[place] = UNKNOWN if self.joules is None or self.energy_gap else self.joules
         return was_reset
 
     def add(self, columns: Sequence[Sequence[float]]) -> None:
@@ -128,7 +143,8 @@ class DeviceTotals:
                 more = max(0, now - self.last_ecc.get(kind, now))
                 self.ecc[kind] = self.ecc.get(kind, 0) + more
                 self.last_ecc[kind] = now
-                new = more
+                if kind == "uncorrected":
+                    new = more
         return new
 
     def _count(self, counter: float) -> bool:
@@ -137,21 +153,32 @@ class DeviceTotals:
         if self.joules is None:
             self.joules = 0.0
         if before is None or counter < before:
+            # Between two samples little is missing; while the device did not answer, nobody knows how much.
+            self.energy_gap = self.energy_gap or self.silent_for > self.gap_s
             return before is not None
         self.joules += counter - before
         return False
 
-    def _integrate(self, now: float, power: float) -> None:
+    def _integrate(self, now: float, step: float, power: float) -> None:
         """Add the integral of power (trapezoidal rule), for devices without a counter."""
         # A device with a counter that did not answer this time: the next value of the counter covers the gap.
-        if math.isnan(power) or self.last_counter is not None:
-            self.last_power = None
+        if self.last_counter is not None:
             return
-        before, self.last_power = self.last_power, (now, power)
+        if math.isnan(power):
+            self.unmeasured_for += step
+            return
+        self.energy_gap = self.energy_gap or self.unmeasured_for > self.gap_s
+        before, self.last_power, self.unmeasured_for = self.last_power, (now, power), 0.0
         if self.joules is None:
             self.joules = 0.0
-        if before is not None and now - before[0] <= GAP_S:
+        # Without any sample for long, the machine was suspended: it used no energy that belongs to the run.
+        if before is not None and now - before[0] <= self.gap_s:
             self.joules += (now - before[0]) * (power + before[1]) / 2
+
+    @property
+    def known_joules(self) -> float | None:
+        """J since the recording began, None if a part of it is unknown."""
+        return None if self.energy_gap else self.joules
 
     def summary(self) -> dict[str, Any]:
         """Return the entry of the device in gpu_summary.json."""
@@ -162,9 +189,10 @@ class DeviceTotals:
             "rank": self.device.rank,
             "samples": self.samples,
             "lost_at": self.lost_at,
+            "energy_gap": self.energy_gap,
             "memory_total": self.device.memory_total,
             **{name: running.summary() for name, running in self.running.items()},
-            "joules": None if self.joules is None else round(self.joules, 3),
+            "joules": None if self.known_joules is None else round(self.known_joules, 3),
             "throttled_s": {reason: round(seconds, 1) for reason, seconds in sorted(self.throttled_s.items())},
             "foreign": [asdict(self.other_processes[pid]) for pid in sorted(self.other_processes)],
             "ecc": dict(self.ecc) or None,
@@ -176,6 +204,7 @@ class DeviceTotals:
         for name, running in self.running.items():
             running.restore(summary.get(name))
         self.samples, self.joules = int(summary["samples"]), summary["joules"]
+        self.lost_s, self.energy_gap = float(summary.get("lost_s") or 0.0), bool(summary.get("energy_gap"))
         self.throttled_s = dict(summary["throttled_s"])
         self.other_processes = {
             int(entry["pid"]): OtherProcess(
@@ -193,14 +222,21 @@ class DeviceTotals:
 class RunTotals:
     """All devices of a recording, over all attempts of its run."""
 
-    def __init__(self, devices: Sequence[Device]) -> None:
-        self.totals = [DeviceTotals(device) for device in devices]
+    def __init__(self, devices: Sequence[Device], *, ranks: bool = False, hz: float | None = None) -> None:
+        """`ranks`: the devices are ranks on the CPU, which have no values before their start and after their end.
+
+        `hz`: the sampling rate.
+        """
+        self._ranks = ranks
+        self._gap_s = max(GAP_S, 2 / hz) if hz else GAP_S  # at low rates, samples are further apart than GAP_S
+        self.totals = [DeviceTotals(device, self._gap_s) for device in devices]
         self._buffer: list[tuple[float, ...]] = []  # samples that are not in the totals yet
         self.samples, self.late = 0, 0  # number of samples, of skipped ticks
         self.seconds = 0.0  # s, sampled time
         self.memory = RunningStats()  # MiB, sum over devices
         self.started: float | None = None  # Unix s
         self.ended: float | None = None
+        self.ended_at: float | None = None  # s, monotonic: time of the last sample, like `ended`
         self.warnings: list[str] = []
         self.host_joules: float | None = None  # J of the whole machine, if devices have no counter
 
@@ -211,8 +247,9 @@ class RunTotals:
         """
         self.samples += 1
         self.started = wall if self.started is None else self.started
-        self.ended = wall
-        reset = [at for at, totals in enumerate(self.totals) if totals.count(now, values, at * WIDTH)]
+        step = 0.0 if self.ended_at is None else min(self._gap_s, max(0.0, now - self.ended_at))
+        self.ended, self.ended_at = wall, now
+        reset = [at for at, totals in enumerate(self.totals) if totals.count(now, step, values, at * WIDTH)]
         self._buffer.append(tuple(values))
         if len(self._buffer) >= MAX_BUFFERED:
             self.fold()
@@ -240,24 +277,23 @@ class RunTotals:
     def summary(self, about: Mapping[str, Any], *, final: bool) -> dict[str, Any]:
         """Return the content of gpu_summary.json. `about`: its first keys, which describe the recording."""
         self.fold()
-        gpus = [totals.summary() for totals in self.totals]
-        joules = [totals.joules for totals in self.totals if totals.joules is not None]
-        everything = sum(joules) if joules else self.host_joules  # the host's counter is for ranks, which have none
+        gpus = [{**totals.summary(), "lost_s": round(self._lost_s(totals), 3)} for totals in self.totals]
         return {
             **about,
             "final": final,
             "started": self.started,
             "ended": self.ended,
+            "ended_monotonic": self.ended_at,
             "seconds": round(self.seconds, 3),
             "hz_reached": round(self.samples / self.seconds, 3) if self.seconds else None,
             "samples": self.samples,
             "late": self.late,
-            "warnings": list(self.warnings),
+            "warnings": [*self.warnings, *self._losses()],
             "gpus": gpus,
             "totals": {
-                "joules": None if everything is None else round(everything, 3),
-                "mean_power": _rounded(_sum_of_means(self.totals, "power")),
-                "memory_used_mean": _rounded(self.memory.mean),
+                "joules": _rounded(self._joules()),
+                "mean_power": None if any(map(self._lost_s, self.totals)) else self._sum_of_means("power"),
+                "memory_used_mean": self._sum_of_means("memory_used"),
                 "memory_used_max": _rounded(self.memory.maximum if self.memory.count else None),
                 "memory_used": self.memory.summary(),
                 "host_joules": self.host_joules,
@@ -288,20 +324,19 @@ class RunTotals:
         self.seconds, self.started, self.ended = float(summary["seconds"]), summary["started"], summary["ended"]
         self.memory.restore(summary["totals"].get("memory_used"))
         self.host_joules = summary["totals"].get("host_joules")
-        self.warnings = list(summary["warnings"])
+        self.ended_at = summary.get("ended_monotonic")
+        self.warnings = [text for text in summary["warnings"] if NO_RESPONSE not in text and NO_POWER not in text]
 
     def _replay(self, recording: Recording) -> None:
         """Add the samples that are newer than the summary."""
-        first = len(recording)
-        while first and (self.ended is None or recording.times[first - 1] > self.ended):
-            first -= 1
-        for index in range(first, len(recording)):
+        monotonic = recording.times if recording.monotonic is None else recording.monotonic
+        for index in range(self._first_newer(recording), len(recording)):
             values = [columns[name][index] for columns in recording.columns for name in COLUMN_INDEX]
-            joules = values[COLUMN_INDEX["energy_j"] :: WIDTH]
-            before = self.ended
-            self.add(recording.times[index], recording.times[index], values)
+            joules = values[ENERGY::WIDTH]
+            before = self.ended_at
+            self.add(monotonic[index], recording.times[index], values)
             if before is not None:
-                self.seconds += max(0.0, min(GAP_S, recording.times[index] - before))
+                self.seconds += max(0.0, min(self._gap_s, monotonic[index] - before))
             # `add` has counted the differences between totals; the recorded total itself is exact.
             for totals, value in zip(self.totals, joules, strict=True):
                 if not math.isnan(value):
@@ -310,11 +345,44 @@ class RunTotals:
         # The next sample has the driver's counter again: its difference to a recorded total means nothing.
         for totals in self.totals:
             totals.last_counter = totals.last_power = None
+            totals.silent_for = totals.unmeasured_for = 0.0
+        self.ended_at = None  # the machine may have booted since
 
+    def _first_newer(self, recording: Recording) -> int:
+        """Return the index of the first sample that the summary does not contain."""
+        count = len(recording)
+        if self.ended is None:
+            return 0
+        # By equality: the clock of the machine may have been set back since the summary.
+        found = next((at for at in reversed(range(count)) if recording.times[at] == self.ended), None)
+        if found is not None:
+            return found + 1
+        # The last sample of the summary could not be written, on a full disk.
+        return next((at + 1 for at in reversed(range(count)) if recording.times[at] <= self.ended), 0)
 
-def _sum_of_means(all_totals: Sequence[DeviceTotals], name: str) -> float | None:
-    means = [mean for totals in all_totals if (mean := totals.running[name].mean) is not None]
-    return sum(means) if means else None
+    def _joules(self) -> float | None:
+        """Return the energy of all devices in J, None if a part of it is unknown."""
+        if all(totals.joules is None for totals in self.totals):
+            return self.host_joules  # the host's counter is for ranks, which have none
+        return complete_sum([totals.known_joules for totals in self.totals])
+
+    def _sum_of_means(self, name: str) -> float | None:
+        """Return the sum of the means of all devices, None if one of them has no value."""
+        return _rounded(complete_sum([totals.running[name].mean for totals in self.totals]))
+
+    def _lost_s(self, totals: DeviceTotals) -> float:
+        """Return the time in s in which a GPU did not respond, 0 if that was a few failed queries."""
+        return 0.0 if self._ranks or totals.lost_s < SILENT_S else totals.lost_s
+
+    def _losses(self) -> Iterator[str]:
+        """Yield a warning per GPU that did not respond for some time, or whose energy has a gap."""
+        for totals in self.totals:
+            name, lost_s = f"GPU {totals.device.gpu_index}", self._lost_s(totals)
+            if lost_s:
+                unknown = "its energy and mean power are" if totals.energy_gap else "its mean power is"
+                yield f"{name} {NO_RESPONSE} {lost_s:.1f} s: {unknown} unknown, its other means are of the rest"
+            elif totals.energy_gap and not self._ranks:
+                yield f"{name} {NO_POWER} {self._gap_s:g} s: its energy is unknown"
 
 
 def _balance(all_totals: Sequence[DeviceTotals], name: str) -> dict[str, Any] | None:
@@ -322,6 +390,12 @@ def _balance(all_totals: Sequence[DeviceTotals], name: str) -> dict[str, Any] | 
     means = [mean for totals in all_totals if (mean := totals.running[name].mean) is not None]
     found = balance_of(means)
     return None if found is None else {"cv": round(found.cv, PLACES), "quality": found.quality}
+
+
+def complete_sum(values: Sequence[float | None]) -> float | None:
+    """Return the sum, or None if a value is unknown or there is none."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) if values and len(known) == len(values) else None
 
 
 def _rounded(value: float | None) -> float | None:
