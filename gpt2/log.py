@@ -52,7 +52,7 @@ class RunLog:
         self.params: int | None = None
         self.pruner: Pruner | None = None
         self.started = time.perf_counter()
-        self.started_at = time.time()  # Unix seconds
+        self.started_at = both_clocks()
         self.step = 0  # updates done
         self.seconds = array("d")  # duration of each step of this attempt; 8 bytes each, because there may be millions
         self.before_s = 0.0  # seconds of earlier attempts, up to the checkpoint that this one resumed from
@@ -159,18 +159,20 @@ class RunLog:
     @contextmanager
     def phase(self, phase: str) -> Iterator[None]:
         """Record a phase without training, also if it fails."""
-        begin = time.time()
+        begin = both_clocks()
         try:
             yield
         finally:
             self.end_phase(phase, begin)
 
-    def end_phase(self, phase: str, begin: float) -> None:
-        """Write a phase from `begin` (Unix seconds) until now to phases.jsonl, unless it was negligible."""
-        end = time.time()
-        if self.main and end - begin >= SHORTEST_PHASE_S:  # most steps have no phase: their lines would fill the file
-            line = {"phase": phase, "step": self.step, "attempt": self.attempt, "begin": begin, "end": end}
-            append_jsonl(self.dir.phases, line)
+    def end_phase(self, phase: str, begin: tuple[float, float]) -> None:
+        """Write a phase from `begin` (of `both_clocks`) until now to phases.jsonl, unless it was negligible."""
+        end = both_clocks()
+        # The monotonic time: the clock of the machine can be set back. Most steps have no phase: their lines would
+        # fill the file.
+        if self.main and end[1] - begin[1] >= SHORTEST_PHASE_S:
+            line = {"phase": phase, "step": self.step, "attempt": self.attempt, "begin": begin[0], "end": end[0]}
+            append_jsonl(self.dir.phases, {**line, "begin_monotonic": begin[1], "end_monotonic": end[1]})
 
     def training(self, numbers: StepNumbers, epoch: int) -> None:
         """Add the numbers of a step; log them every log_interval steps and at the last step."""
@@ -409,6 +411,11 @@ def columns(lines: list[dict[str, Any]]) -> dict[str, list[Any]]:
 def rows(lists: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
     """Return the log lines that `columns` was given."""
     return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+
+
+def both_clocks() -> tuple[float, float]:
+    """Return the Unix time and the monotonic time in s; the latter does not follow changes of the clock."""
+    return time.time(), time.monotonic()
 
 
 def perplexity(loss: float | None) -> float | None:

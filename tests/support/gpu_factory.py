@@ -105,7 +105,9 @@ def write_samples(path: Path, gpus: FakeGpus, snapshots: Sequence[Snapshot]) -> 
     file = SampleFile(path, header)
     for snapshot in snapshots:
         values = [getattr(sample, name) for sample in snapshot.samples for name in COLUMNS]
-        file.append(snapshot.time, snapshot.monotonic or 0.0, [math.nan if value is None else value for value in values])
+        file.append(
+            snapshot.time, snapshot.monotonic or 0.0, [math.nan if value is None else value for value in values]
+        )
     file.close()
 
 
@@ -132,7 +134,7 @@ def summary_of(gpus: FakeGpus, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
         "totals": {
             "joules": None if None in joules else sum(joules),
             "mean_power": None,
-            "memory_used_mean": statistics.fmean(totals),
+            "memory_used_mean": sum(device["memory_used"]["mean"] for device in devices),
             "memory_used_max": max(totals),
         },
         "balance": {},
@@ -164,7 +166,8 @@ def _statistics(values: Sequence[float | None]) -> dict[str, float] | None:
     if not known:
         return None
     mean = statistics.fmean(known)
-    return {"mean": mean, "deviation": statistics.pstdev(known), "min": min(known), "max": max(known)}
+    limits = {"min": min(known), "max": max(known), "count": len(known)}
+    return {"mean": mean, "deviation": statistics.pstdev(known), **limits}
 
 
 def write_foreign(folder: Path, gpus: FakeGpus, *, layout: str = "multi", keep: int | None = None) -> Path:

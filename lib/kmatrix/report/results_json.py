@@ -14,7 +14,7 @@ from kmatrix.records.files import write_json, write_json_array
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import read_track
-from kmatrix.report.gpu.numbers import DeviceNumbers, GpuNumbers, Statistics
+from kmatrix.report.gpu.numbers import DeviceNumbers, GpuNumbers, PeriodNumbers, Statistics
 from kmatrix.report.numbers import (
     CurvePoint,
     GroupNumbers,
@@ -93,8 +93,10 @@ def original(matrix: MatrixDir, run: RunNumbers) -> dict[str, Any]:
         "tokens_per_second": run.tokens_per_second,
         "mfu": run.mfu,
         "joules": gpu.joules if gpu else None,
-        "joules_per_token": gpu.joules_per_token if gpu else None,
-        "gpu_memory_mean": gpu.total_mean if gpu else None,
+        "joules_per_token": gpu.main.joules_per_token if gpu else None,
+        "joules_per_token_run": gpu.joules_per_token if gpu else None,
+        "gpu_memory_mean": gpu.main.total_mean if gpu else None,
+        "gpu_memory_mean_run": gpu.total_mean if gpu else None,
         "gpu_memory_max": gpu.total_max if gpu else None,
         "sparsity": run.sparsity,
         "gpu_simulated": gpu.simulated if gpu else None,
@@ -234,7 +236,8 @@ def _scaling(scaling: Scaling) -> dict[str, Any]:
 
 
 def gpu_object(gpu: GpuNumbers) -> dict[str, Any]:
-    """Return the numbers of a run's devices, with the keys of gpu_summary.json."""
+    """Return the numbers of a run's devices, with the keys of gpu_summary.json; `training` without its phases."""
+    whole = gpu.whole
     return {
         "evidence": gpu.evidence or None,
         "device_type": gpu.device_type or None,
@@ -248,19 +251,17 @@ def gpu_object(gpu: GpuNumbers) -> dict[str, Any]:
         "totals": {
             "memory_used_mean": gpu.total_mean,
             "memory_used_max": gpu.total_max,
-            "mean_power": gpu.mean_power,
+            "mean_power": whole.mean_power,
             "joules": gpu.joules,
             "joules_per_token": gpu.joules_per_token,
-            "tokens_per_joule": gpu.tokens_per_joule,
+            "tokens_per_joule": whole.tokens_per_joule,
             "mfu": gpu.mfu,
             **asdict(gpu.cost),
         },
         "factors": asdict(gpu.factors),
         "phases": _phases(gpu),
-        "balance": {
-            name: asdict(balance) if (balance := gpu.balance(quantity)) else None
-            for name, quantity in (("memory", "memory_used"), ("utilization", "utilization"), ("power", "power"))
-        },
+        "balance": _balance(whole),
+        "training": _training(gpu.training) if gpu.training else None,
         "ranks": _ranks(gpu.ranks) if gpu.ranks else None,
         "notes": list(gpu.notes),
     }
@@ -272,6 +273,40 @@ def _phases(gpu: GpuNumbers) -> dict[str, Any]:
     return {name: {"seconds": gpu.phase_seconds(name), "joules": gpu.phase_joules(name)} for name in names}
 
 
+def _balance(period: PeriodNumbers) -> dict[str, Any]:
+    return {
+        name: asdict(balance) if (balance := period.balance(quantity)) else None
+        for name, quantity in (("memory", "memory_used"), ("utilization", "utilization"), ("power", "power"))
+    }
+
+
+def _training(period: PeriodNumbers) -> dict[str, Any]:
+    """Return the numbers of a recording without set-up, evaluations, checkpoints and ending."""
+    return {
+        "seconds": period.seconds,
+        "memory_used_mean": period.total_mean,
+        "mean_power": period.mean_power,
+        "utilization": period.utilization,
+        "joules": period.joules,
+        "joules_per_token": period.joules_per_token,
+        "tokens_per_joule": period.tokens_per_joule,
+        "balance": _balance(period),
+        "gpus": [
+            {
+                "gpu_index": device.gpu_index,
+                "uuid": device.uuid or None,
+                **{
+                    name: None
+                    if (one := getattr(device, name)) is None
+                    else {"mean": one.mean, "deviation": one.deviation}
+                    for name in QUANTITIES
+                },
+            }
+            for device in period.devices
+        ],
+    }
+
+
 def _device(device: DeviceNumbers) -> dict[str, Any]:
     return {
         "gpu_index": device.gpu_index,
@@ -280,6 +315,7 @@ def _device(device: DeviceNumbers) -> dict[str, Any]:
         "rank": device.rank,
         "samples": device.samples,
         "lost_at": device.lost_at,
+        "lost_s": device.lost_s,
         "memory_total": device.memory_total,
         **{name: _statistics(getattr(device, name)) for name in QUANTITIES},
         "joules": device.joules,

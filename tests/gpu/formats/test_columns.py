@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tracemalloc
@@ -10,7 +11,6 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -78,10 +78,10 @@ def content_of(blocks: Iterator[SampleBlock], reader) -> tuple:
         for part in block.parts:
             values[part.gpu_index, "last"] = [part.gpu_name, part.uuid, part.memory_total]
             for name in MEASURED:
-                column = [None if np.isnan(value) else value for value in part.columns[name].tolist()]
-                rows = (part.rows + len(times)).tolist()
+                column = [None if math.isnan(value) else value for value in part.columns[name]]
+                rows = [row + len(times) for row in part.rows]
                 values.setdefault((part.gpu_index, name), []).extend(zip(rows, column, strict=True))
-        times += block.times.tolist()
+        times += block.times
     return times, values, reader.errors
 
 

@@ -81,7 +81,7 @@ def test_the_program_prints_the_output_path_and_leaves_no_other_file(run_dir, ca
 def test_a_recording_without_a_sample_becomes_an_empty_table(tmp_path, form):
     write_samples(tmp_path / "gpu_samples.bin", GPUS, list(GPUS.snapshots()))
     content = (tmp_path / "gpu_samples.bin").read_bytes()
-    record = 16 + 2 * struct.calcsize(f"<{TYPES}")
+    record = 24 + 2 * struct.calcsize(f"<{TYPES}")
     (tmp_path / "gpu_samples.bin").write_bytes(content[: -9 * record])
     path = export(RunDir(tmp_path), form)
     if form == "csv":

@@ -20,8 +20,9 @@ from kmatrix.gpu.formats.binary import COLUMNS, Recording, read_samples
 from kmatrix.gpu.host import RaplCounters
 from kmatrix.gpu.processes import ProcessHandle, RunProcesses
 from kmatrix.gpu.recorder.loop import Calibration, rate_warning
-from kmatrix.gpu.recorder.summary import RunningStats, RunTotals
+from kmatrix.gpu.recorder.summary import RunTotals
 from kmatrix.records.files import read_json, read_jsonl
+from kmatrix.stats import RunningStats
 from recordings import DEVICES, ROOT, events_of, launch_recorder, sample_count, stop_recorder
 from stats_reader import read_stats
 from waiting import wait_until
@@ -520,7 +521,11 @@ def test_a_lost_gpu_that_returns_leaves_energy_and_mean_power_unknown():
     summary = totals.summary({}, final=True)
     healthy, returned = summary["gpus"]
     assert healthy["joules"] == 100
-    assert (returned["joules"], returned["energy_gap"], returned["lost_s"]) == (None, True, pytest.approx(40.1, abs=0.2))
+    assert (returned["joules"], returned["energy_gap"], returned["lost_s"]) == (
+        None,
+        True,
+        pytest.approx(40.1, abs=0.2),
+    )
     assert (summary["totals"]["joules"], summary["totals"]["mean_power"]) == (None, None)
     assert summary["warnings"] == [
         f"GPU 1 did not respond for {returned['lost_s']:.1f} s: its energy and mean power are unknown, "

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import tracemalloc
 from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,16 +21,17 @@ from kmatrix.report.folders import summarize
 from kmatrix.report.gpu.graphs import draw
 from kmatrix.report.gpu.numbers import RecordedPhase, RunGpus
 from kmatrix.report.gpu.read_gpu import NOTHING_RECORDED, TrainingTotals, add_timeline, read_gpu
-from kmatrix.report.gpu.stream import EXCLUDED, MAX_TIMELINE_POINTS, RunningStatistics, TimelineBuilder, read_stream
+from kmatrix.report.gpu.stream import EXCLUDED, MAX_TIMELINE_POINTS, TimelineBuilder, read_stream, statistics_of
+from kmatrix.stats import RunningStats
 
 
 @given(st.lists(st.none() | st.floats(0, 1e6), min_size=1, max_size=60), st.integers(1, 7))
 def test_a_merged_spread_equals_the_spread_of_all_values(values, size):
-    merged = RunningStatistics()
+    merged = RunningStats()
     for start in range(0, len(values), size):
-        merged.add(np.array(values[start : start + size], dtype=float))
+        merged.add([math.nan if value is None else value for value in values[start : start + size]])
     expected = [value for value in values if value is not None]
-    spread = merged.statistics()
+    spread = statistics_of(merged)
     if not expected:
         assert spread is None
         return
@@ -55,8 +56,8 @@ def test_memory_does_not_grow_with_the_length_of_a_recording(tmp_path):
 @settings(max_examples=30, deadline=None)
 def test_a_timeline_is_short_keeps_its_mean_and_does_not_depend_on_the_blocks(count, size):
     at_once, in_parts = TimelineBuilder(), TimelineBuilder()
-    seconds = np.arange(count, dtype=float)
-    memory = {0: 100.0 + seconds, 1: np.where(seconds % 2, np.nan, 7.0)}
+    seconds = [float(number) for number in range(count)]
+    memory = {0: [100.0 + second for second in seconds], 1: [math.nan if second % 2 else 7.0 for second in seconds]}
     at_once.add(seconds, memory)
     for start in range(0, count, size):
         in_parts.add(
@@ -182,8 +183,8 @@ def test_a_damaged_earlier_recording_is_reported_and_a_newer_format_is_refused(t
     record(run_dir, FakeGpus())
     (tmp_path / "gpu_samples.1.bin").write_bytes(b"half")
     assert "gpu_samples.1.bin is not a GPU recording" in read_gpu(run_dir, TrainingTotals()).notes[-1]
-    (tmp_path / "gpu_samples.1.bin").write_bytes(b"KMXGPU2\n")
-    with pytest.raises(SchemaError, match="KMXGPU2"):
+    (tmp_path / "gpu_samples.1.bin").write_bytes(b"KMXGPU3\n")
+    with pytest.raises(SchemaError, match="KMXGPU3"):
         read_gpu(run_dir, TrainingTotals())
 
 

@@ -2,10 +2,11 @@
 
     b"KMXGPU2\\n", header length (4 bytes, little-endian), header (JSON), records
 
-A record is the time (float64, Unix s), the monotonic time (float64, s) and the columns of each GPU in the order of the
-header (little-endian, NaN: unknown): float32, and float64 for energy, of which float32 would lose joules after an hour.
+A record is the time (Unix s), the monotonic time (s) and the energy of the host (J), all float64, and then the columns
+of each GPU in the order of the header: float32, and float64 for energy, of which float32 would lose joules after an
+hour. All are little-endian, NaN is unknown.
 
-Files of version 0.1 begin with KMXGPU1: without a monotonic time, all columns float32, padded to a multiple of 8 bytes.
+Files of version 0.1 begin with KMXGPU1: only the time before the columns, all columns float32, padded to 8 bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Required, TypedDict
+from typing import Any, Required, TypedDict
 
 from kmatrix.errors import RecordError, SchemaError
 from kmatrix.gpu.formats.json_array import write_at
@@ -30,6 +31,7 @@ SCHEMA = 2
 # Order in a record. The header names them, so that later versions can add columns.
 COLUMNS = ("utilization", "memory_used", "power", "power_instant", "temperature", "sm_clock", "energy_j")
 TYPES = "ffffffd"  # struct formats of COLUMNS; their sizes add up to a multiple of 8, so that doubles stay aligned
+BEFORE = 3  # doubles before the columns: time, monotonic time, energy of the host
 CALIBRATION_BYTES = 1536  # reserved at the start of the header: written later, by one write within the first page
 _LENGTH = struct.Struct("<I")
 _SAME = ("columns", "device_type", "simulated")  # must be equal to continue a file, else it would mix two sources
@@ -74,6 +76,7 @@ class Recording:
     first: int = 0  # number of records skipped
     lost_bytes: int = 0  # size of an incomplete last record
     monotonic: Sequence[float] | None = None  # s, restarts when the machine boots; None in files of version 0.1
+    host_joules: Sequence[float] | None = None  # J of the host since the recording began; None in files of version 0.1
 
     def __len__(self) -> int:
         return len(self.times)
@@ -107,7 +110,7 @@ class SampleFile:
     """
 
     def __init__(self, path: Path, header: RecordingHeader) -> None:
-        self._record = struct.Struct(f"<2d{TYPES * len(header['gpus'])}")
+        self._record = struct.Struct(f"<{BEFORE}d{TYPES * len(header['gpus'])}")
         self.continued = _can_continue(path, header)
         # Other GPUs than in the last attempt have other columns. The old samples are kept, and counted by the report.
         self.renamed = path.exists() and not self.continued
@@ -126,9 +129,9 @@ class SampleFile:
             os.close(self._file)
             raise
 
-    def append(self, time: float, monotonic: float, values: Sequence[float]) -> None:
+    def append(self, time: float, monotonic: float, values: Sequence[float], host_joules: float = math.nan) -> None:
         """Append one sample. `values`: the columns of the first GPU, the second, and so on. NaN: unknown."""
-        write_at(self._file, self._record.pack(time, monotonic, *values), self._end)
+        write_at(self._file, self._record.pack(time, monotonic, host_joules, *values), self._end)
         self._end += self._record.size
 
     def write_calibration(self, calibration: Calibrated) -> None:
@@ -163,21 +166,23 @@ def read_samples(path: Path, first: int = 0) -> Recording:
     whole = max(0, size - begin) // layout.record
     view = memoryview(data)[begin : begin + layout.record * whole] if whole else memoryview(b"")
     # Two views of the same bytes: every float or double in steps of a record is a column.
-    views = {form: (view.cast(form) if whole else memoryview(array(form)), struct.calcsize(form)) for form in "fd"}
+    floats = view.cast("f") if whole else memoryview(array("f"))
+    doubles = view.cast("d") if whole else memoryview(array("d"))
 
     def column(form: str, offset: int) -> Sequence[float]:
         """Return the value at this offset (bytes) of every record."""
-        values, width = views[form]
-        found: Sequence[float] = values[offset // width :: layout.record // width]
-        return found
+        values, width = (doubles, 8) if form == "d" else (floats, 4)
+        return values[offset // width :: layout.record // width]
 
     columns = tuple(
         {name: column(form, offset + gpu * layout.device) for name, form, offset in layout.columns}
         for gpu in range(len(header["gpus"]))
     )
     lost = max(0, size - begin) - layout.record * whole
-    monotonic = column("d", layout.time.size) if layout.has_monotonic else None
-    return Recording(header, column("d", 0), columns, first=first, lost_bytes=lost, monotonic=monotonic)
+    monotonic, joules = (column("d", 8), column("d", 16)) if layout.before == BEFORE else (None, None)
+    return Recording(
+        header, column("d", 0), columns, first=first, lost_bytes=lost, monotonic=monotonic, host_joules=joules
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,24 +192,25 @@ class _Layout:
     record: int  # size of a record
     device: int  # size of the columns of one device
     columns: tuple[tuple[str, str, int], ...]  # name, struct format, offset in the record for the first device
-    has_monotonic: bool
-
-    time: ClassVar[struct.Struct] = struct.Struct("<d")
+    before: int  # number of doubles before the columns
 
 
 def _layout_of(path: Path, header: RecordingHeader) -> _Layout:
     """Return the layout of the records. Raises RecordError if the header does not describe one."""
     names, is_old = list(header["columns"]), int(header.get("schema", 0)) < SCHEMA
     types = "f" * len(names) if is_old else str(header.get("types"))
-    begin = _Layout.time.size * (1 if is_old else 2)
+    before = 1 if is_old else BEFORE
+    begin = 8 * before
     offsets = [begin + struct.calcsize(f"<{types[:at]}") for at in range(len(types))] if set(types) <= {*"fd"} else []
     device = struct.calcsize(f"<{types}") if offsets else 0
     size = begin + device * len(header["gpus"])
-    aligned = all(form == "f" or (offset % 8 == 0 and device % 8 == 0) for form, offset in zip(types, offsets, strict=False))
+    aligned = all(
+        form == "f" or (offset % 8 == 0 and device % 8 == 0) for form, offset in zip(types, offsets, strict=False)
+    )
     if len(offsets) != len(names) or not aligned:
         raise RecordError(f"{path} has a damaged header", why=f"types {types!r} for {len(names)} columns")
     columns = tuple(zip(names, types, offsets, strict=True))
-    return _Layout(record=size + size % 8, device=device, columns=columns, has_monotonic=not is_old)
+    return _Layout(record=size + size % 8, device=device, columns=columns, before=before)
 
 
 def _encode(header: RecordingHeader) -> bytes:

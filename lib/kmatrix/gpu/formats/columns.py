@@ -1,7 +1,8 @@
-"""Read a GPU recording in text form (JSON or CSV) as blocks of NumPy columns.
+"""Read a GPU recording in text form (JSON or CSV) as blocks of columns.
 
 Each chunk of a JSON array is decoded with msgspec in one call, about ten times faster than entry by entry. A chunk that
 does not decode is read entry by entry with `text.Scanner`, which reports what is damaged; then the fast path resumes.
+Columns are lists: importing numpy takes as long as reading the recording of an hour.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import codecs
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import msgspec
-import numpy as np
 from msgspec import UNSET, UnsetType
-from numpy.typing import NDArray
 
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot
 from kmatrix.gpu.formats.text import (
@@ -53,7 +53,7 @@ CLOSE = ord("]")
 PROBE = 1 << 20  # bytes that must contain the first two entries
 _BETWEEN = re.compile(r'\s*,\s*\{\s*"[^"\\]*"')  # from the end of an entry to the first key of the next one
 MEASURED = ("memory_used", "utilization", "power", "temperature", "sm_clock", "energy_j")
-Floats = NDArray[np.float64]
+Floats = list[float]
 
 
 def read_columns(path: Path) -> ColumnsReader:
@@ -181,40 +181,73 @@ def _block(entries: list[_Entry]) -> SampleBlock | None:
     indices = list(map(attrgetter("gpu_index"), gpus))
     if None in indices:
         return None
-    # One array per column for all GPUs together, then a view for each GPU: few calls of NumPy on long arrays.
-    rows, every = np.repeat(np.arange(len(entries)), counts), np.arange(len(gpus))
+    # One list per column for all GPUs together, then a slice for each GPU: few calls on long lists.
     columns = {name: column(gpus) for name, column in _COLUMNS.items()}
-    parts = []
-    for index, places in _places(indices, counts[0]).items():
-        last = gpus[every[places][-1]]
+    parts, repeated = [], set()
+    for index, (rows, places, is_repeated) in _places(indices, counts).items():
+        last = gpus[places[-1]]
+        if is_repeated:
+            repeated.add(index)
         parts.append(
             DeviceColumns(
                 gpu_index=index,
                 gpu_name=last.gpu_name or f"GPU {index}",
                 uuid=last.uuid or "",
                 memory_total=_first(last, TOTAL),
-                rows=rows[places],
-                columns={name: np.ascontiguousarray(values[places]) for name, values in columns.items()},
+                rows=rows,
+                columns={name: _picked(values, places) for name, values in columns.items()},
             )
         )
-    return SampleBlock(times=np.array([_time(entry.timestamp) for entry in entries]), parts=tuple(parts))
+    times = [_time(entry.timestamp) for entry in entries]
+    return SampleBlock(times=times, parts=tuple(parts), repeated=frozenset(repeated))
 
 
-def _places(indices: list[int], width: int) -> dict[int, Any]:
-    """Return GPU index -> positions among all samples. `width`: number of GPUs in the first entry."""
+def _places(indices: list[int], counts: list[int]) -> dict[int, tuple[Sequence[int], Sequence[int], bool]]:
+    """Return GPU index -> its entries, its positions among all samples, and whether an entry lists it twice.
+
+    `counts`: number of GPUs in each entry.
+    """
     # Almost always every entry lists the same GPUs in the same order: a slice is much faster than a search.
+    width, total = counts[0], len(indices)
     order = indices[:width]
-    if len(set(order)) == width and indices == order * (len(indices) // width):
-        return {index: slice(at, None, width) for at, index in enumerate(order)}
-    each = np.array(indices)
-    return {index: np.flatnonzero(each == index) for index in dict.fromkeys(indices)}
+    if len(set(order)) == width and counts.count(width) == len(counts) and indices == order * len(counts):
+        rows = range(len(counts))
+        return {index: (rows, range(at, total, width), False) for at, index in enumerate(order)}
+    found: dict[int, tuple[list[int], list[int]]] = {}
+    repeated, at = set(), 0
+    for row, count in enumerate(counts):
+        for place in range(at, at + count):
+            rows_of_one, places = found.setdefault(indices[place], ([], []))
+            if rows_of_one and rows_of_one[-1] == row:
+                repeated.add(indices[place])  # two GPUs of one index: which values belong to it is unknown
+                continue
+            rows_of_one.append(row)
+            places.append(place)
+        at += count
+    return {index: (*pair, index in repeated) for index, pair in found.items()}
+
+
+def _picked(values: Floats, places: Sequence[int]) -> Floats:
+    """Return the values at these positions."""
+    if isinstance(places, range):
+        return values[places.start : places.stop : places.step]
+    return [values[place] for place in places]
 
 
 def _plain(name: str) -> Callable[[list[_Gpu]], Floats]:
     """Return a function that extracts a field as a column. It raises TypeError if an entry lacks the field."""
     field = attrgetter(name)
-    # map with attrgetter stays in C. None becomes NaN; UNSET is not a number and raises TypeError.
-    return lambda gpus: np.array(list(map(field, gpus)), dtype=float)
+    # map with attrgetter stays in C.
+    return lambda gpus: _numbers(list(map(field, gpus)))
+
+
+def _numbers(values: list[Any]) -> Floats:
+    """Return floats with None replaced by NaN. Raises TypeError for UNSET."""
+    try:
+        sum(values)  # fails for None and UNSET, at a tenth of the cost of looking at each value here
+    except TypeError:
+        return [math.nan if value is None else float(value) for value in values]
+    return values
 
 
 def _memory(gpus: list[_Gpu]) -> Floats:
@@ -222,17 +255,17 @@ def _memory(gpus: list[_Gpu]) -> Floats:
     try:
         return _plain(MEMORY[0])(gpus)
     except TypeError:
-        return np.array([_first(gpu, MEMORY) for gpu in gpus], dtype=float)
+        return _numbers([_first(gpu, MEMORY) for gpu in gpus])
 
 
 def _temperature(gpus: list[_Gpu]) -> Floats:
     """Return temperatures: the field itself, the sensor `GPU`, or the maximum over all sensors."""
     if _missing_in_all("temperature", gpus):
         try:
-            return np.array(list(map(itemgetter("GPU"), map(attrgetter("temperatures"), gpus))), dtype=float)
+            return _numbers(list(map(itemgetter("GPU"), map(attrgetter("temperatures"), gpus))))
         except (KeyError, TypeError):
             pass  # other sensor names, or a mix
-    return np.array([hottest(g.temperatures) if g.temperature is UNSET else g.temperature for g in gpus], dtype=float)
+    return _numbers([hottest(g.temperatures) if g.temperature is UNSET else g.temperature for g in gpus])
 
 
 def _clock(gpus: list[_Gpu]) -> Floats:
@@ -241,7 +274,7 @@ def _clock(gpus: list[_Gpu]) -> Floats:
             return _plain("clocks.gpu")(gpus)
         except (AttributeError, TypeError):
             pass  # another clock, or entries without clocks
-    return np.array([_first(g.clocks, CLOCKS) if g.sm_clock is UNSET else g.sm_clock for g in gpus], dtype=float)
+    return _numbers([_first(g.clocks, CLOCKS) if g.sm_clock is UNSET else g.sm_clock for g in gpus])
 
 
 _COLUMNS = {
@@ -276,16 +309,17 @@ class DeviceColumns:
     gpu_name: str
     uuid: str
     memory_total: float | None  # MiB
-    rows: NDArray[np.intp]  # indices into the times of the block, ascending
-    columns: Mapping[str, Floats]  # name in MEASURED -> (len(rows),) values, NaN: unknown
+    rows: Sequence[int]  # indices into the times of the block, ascending
+    columns: Mapping[str, Floats]  # name in MEASURED -> one value per row, NaN: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleBlock:
     """Consecutive samples of all GPUs."""
 
-    times: Floats  # (N,) Unix s
+    times: Floats  # Unix s
     parts: tuple[DeviceColumns, ...]
+    repeated: frozenset[int] = frozenset()  # indices that several GPUs of one sample have; only the first one counts
 
     def __len__(self) -> int:
         return len(self.times)
@@ -384,22 +418,27 @@ def block_of(snapshots: Sequence[Snapshot]) -> SampleBlock:
     """Return snapshots as a block of columns."""
     rows: dict[int, list[int]] = {}
     samples: dict[int, list[GpuSample]] = {}
+    repeated = set()
     for row, snapshot in enumerate(snapshots):
         for sample in snapshot.samples:
-            rows.setdefault(sample.gpu_index, []).append(row)
-            samples.setdefault(sample.gpu_index, []).append(sample)
+            index = sample.gpu_index
+            if rows.get(index, [-1])[-1] == row:
+                repeated.add(index)
+                continue
+            rows.setdefault(index, []).append(row)
+            samples.setdefault(index, []).append(sample)
     parts = tuple(
         DeviceColumns(
             gpu_index=index,
             gpu_name=mine[-1].gpu_name,
             uuid=mine[-1].uuid,
             memory_total=mine[-1].memory_total,
-            rows=np.array(rows[index]),
-            columns={name: np.array([getattr(sample, name) for sample in mine], dtype=float) for name in MEASURED},
+            rows=rows[index],
+            columns={name: _numbers([getattr(sample, name) for sample in mine]) for name in MEASURED},
         )
         for index, mine in samples.items()
     )
-    return SampleBlock(times=np.array([snapshot.time for snapshot in snapshots], dtype=float), parts=parts)
+    return SampleBlock(times=[snapshot.time for snapshot in snapshots], parts=parts, repeated=frozenset(repeated))
 
 
 def table_block(rows: Sequence[list[str]], table: CsvColumns) -> SampleBlock | None:
@@ -417,19 +456,20 @@ def table_block(rows: Sequence[list[str]], table: CsvColumns) -> SampleBlock | N
                 gpu_index=index,
                 gpu_name=f"GPU {index}",
                 uuid="",
-                memory_total=None if total is None or np.isnan(total[-1]) else float(total[-1]),
-                rows=np.arange(len(timed)),
-                columns={name: values[name] if name in values else np.full(len(timed), np.nan) for name in MEASURED},
+                memory_total=None if total is None or math.isnan(total[-1]) else total[-1],
+                rows=range(len(timed)),
+                columns={name: values[name] if name in values else [math.nan] * len(timed) for name in MEASURED},
             )
         )
-    return SampleBlock(times=np.array([time for time, _ in timed], dtype=float), parts=tuple(parts))
+    return SampleBlock(times=[time for time, _ in timed], parts=tuple(parts))
 
 
 def _floats(cells: Sequence[str]) -> Floats:
     """Return the numbers of a column, NaN for cells that are not numbers."""
     try:
-        values = np.array(cells, dtype=float)
+        values = list(map(float, cells))
+        if math.isfinite(sum(values)):  # otherwise some are not finite
+            return values
     except ValueError:
-        values = np.array([number_in(cell) for cell in cells], dtype=float)
-    values[~np.isfinite(values)] = np.nan
-    return values
+        pass
+    return _numbers([number_in(cell) for cell in cells])

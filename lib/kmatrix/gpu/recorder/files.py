@@ -51,13 +51,13 @@ class RecordingFiles:
         """True if the samples of an earlier attempt, of other GPUs or another format, were renamed."""
         return self._samples is not None and self._samples.renamed
 
-    def write_sample(self, time: float, monotonic: float, values: Sequence[float]) -> None:
-        """Append one sample to gpu_samples.bin. `time`: Unix s. `monotonic`: s."""
+    def write_sample(self, time: float, monotonic: float, values: Sequence[float], host_joules: float) -> None:
+        """Append one sample to gpu_samples.bin. `time`: Unix s. `monotonic`: s. `host_joules`: J, NaN: unknown."""
         if self._samples is None:
             self._miss(monotonic, self._why)
             return
         try:
-            self._samples.append(time, monotonic, values)
+            self._samples.append(time, monotonic, values, host_joules)
         except OSError as error:
             self._miss(monotonic, error.strerror or str(error))
             return

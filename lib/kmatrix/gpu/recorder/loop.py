@@ -134,7 +134,8 @@ class Recorder:
         self._totals.seconds = self._before[0] + now - begin + 1.0 / self._hz  # each sample represents one period
         for device in reset:
             self._device_event("counter reset", device, "the energy counter was reset: counting continues")
-        self._files.write_sample(wall, now, self._values)
+        joules = self._totals.host_joules
+        self._files.write_sample(wall, now, self._values, UNKNOWN if joules is None else joules)
         if snapshot_due:
             latest = snapshot(self._source.devices, self._values, self._limits, wall, self._poller.latest)
             self._files.write_snapshot(latest)

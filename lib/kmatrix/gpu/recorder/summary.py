@@ -13,7 +13,7 @@ from typing import Any
 from kmatrix.gpu.devices import COLUMN_INDEX, EXTRA_METRICS, UNKNOWN, WIDTH, Device, ExtraMetrics
 from kmatrix.gpu.formats.binary import Recording
 from kmatrix.gpu.processes import OtherProcess
-from kmatrix.stats import balance_of
+from kmatrix.stats import PLACES, RunningStats, balance_of, complete_sum
 
 ENERGY, POWER = COLUMN_INDEX["energy_j"], COLUMN_INDEX["power"]
 MEASURED = ("memory_used", "utilization", "power", "temperature", "sm_clock")
@@ -22,62 +22,7 @@ GAP_S = 2.0  # power is not integrated over longer gaps between samples
 SILENT_S = 1.0  # without any value for this long, a GPU did not respond
 # In warnings about a device, which each summary rewrites.
 NO_RESPONSE, NO_POWER = "did not respond for", "has no power for more than"
-PLACES = 6  # decimals in gpu_summary.json
 EXCLUDED_ATTEMPT = "these numbers exclude an earlier attempt"  # start of a warning; the report replaces it
-
-
-class RunningStats:
-    """Mean, population standard deviation, minimum and maximum of values added in batches.
-
-    Source: Chan, Golub and LeVeque, The American Statistician 37 (1983).
-    """
-
-    __slots__ = ("_mean", "_squares", "count", "maximum", "minimum")  # one object per GPU and column
-
-    def __init__(self) -> None:
-        self.count, self._mean, self._squares = 0, 0.0, 0.0
-        self.minimum, self.maximum = math.inf, -math.inf
-
-    def add(self, values: Sequence[float]) -> None:
-        """Add values, ignoring NaN."""
-        total = sum(values)
-        if math.isnan(total):
-            values = [value for value in values if not math.isnan(value)]
-            total = sum(values)
-        count = len(values)
-        if not count:
-            return
-        mean = total / count
-        delta, both = mean - self._mean, self.count + count
-        # math.dist sums the squares in C, without a list of differences.
-        self._squares += math.dist(values, [mean] * count) ** 2 + delta * delta * self.count * count / both
-        self._mean += delta * count / both
-        self.count = both
-        self.minimum, self.maximum = min(self.minimum, *values), max(self.maximum, *values)
-
-    @property
-    def mean(self) -> float | None:
-        return self._mean if self.count else None
-
-    def summary(self) -> dict[str, Any] | None:
-        """Return the entry for gpu_summary.json, or None without any value."""
-        if not self.count:
-            return None
-        deviation = math.sqrt(max(0.0, self._squares) / self.count)
-        return {
-            "mean": round(self._mean, PLACES),
-            "deviation": round(deviation, PLACES),
-            "min": round(self.minimum, PLACES),
-            "max": round(self.maximum, PLACES),
-            "count": self.count,
-        }
-
-    def restore(self, summary: Mapping[str, Any] | None) -> None:
-        """Continue from the entry of gpu_summary.json."""
-        if summary:
-            self.count, self._mean = int(summary["count"]), float(summary["mean"])
-            self._squares = float(summary["deviation"]) ** 2 * self.count
-            self.minimum, self.maximum = float(summary["min"]), float(summary["max"])
 
 
 @dataclass(slots=True)
@@ -390,12 +335,6 @@ def _balance(all_totals: Sequence[DeviceTotals], name: str) -> dict[str, Any] | 
     means = [mean for totals in all_totals if (mean := totals.running[name].mean) is not None]
     found = balance_of(means)
     return None if found is None else {"cv": round(found.cv, PLACES), "quality": found.quality}
-
-
-def complete_sum(values: Sequence[float | None]) -> float | None:
-    """Return the sum, or None if a value is unknown or there is none."""
-    known = [value for value in values if value is not None]
-    return math.fsum(known) if values and len(known) == len(values) else None
 
 
 def _rounded(value: float | None) -> float | None:

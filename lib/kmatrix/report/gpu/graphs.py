@@ -78,7 +78,7 @@ def grid(devices: int) -> tuple[int, int]:
 
 def memory_by_run(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     """Draw a bar per run: mean memory of all its devices, with a line up to the peak."""
-    known = [(run, run.gpu) for run in runs if run.gpu and run.gpu.total_mean is not None]
+    known = [(run, run.gpu) for run in runs if run.gpu and run.gpu.main.total_mean is not None]
     if not known:
         return "no run recorded its memory"
     rows = known[:MAX_ROWS]
@@ -86,12 +86,12 @@ def memory_by_run(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     figure, (axes,) = new_figure(name, "Memory per run", rows=len(rows), note=note)
     colours = colours_of(run.optimizer for run in runs)
     # Room for the labels next to the bars.
-    axes.set_xlim(0, 1.5 * max(gpu.total_max or gpu.total_mean or 0.0 for _, gpu in rows) or 1.0)
+    axes.set_xlim(0, 1.5 * max(gpu.total_max or gpu.main.total_mean or 0.0 for _, gpu in rows) or 1.0)
     for y, (run, gpu) in enumerate(rows):
         _draw_memory(axes, y, run, gpu, colour=colours[run.optimizer], font=row_font(len(rows)))
     name_rows(axes, [run.name for run, _ in rows], [run.status in LOST for run, _ in rows])
     axes.xaxis.set_major_formatter(tick)
-    axes.set_xlabel("memory used (MiB), sum over the devices of a run\nbar: mean over the run   line: peak")
+    axes.set_xlabel(f"memory used (MiB), sum over the devices of a run\nbar: mean over {_period(known)}   line: peak")
     return figure
 
 
@@ -121,7 +121,8 @@ def memory_by_device(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     for axes in panels[len(shown) :]:
         axes.set_visible(False)
     _frame_devices(panels, shape, rows)
-    figure.supxlabel("memory used (MiB)   bar: mean   whisker: standard deviation   dot: peak", fontsize=10.5)
+    text = f"memory used (MiB)   bar: mean over {_period(rows)}   whisker: standard deviation   dot: peak"
+    figure.supxlabel(text, fontsize=10.5)
     return figure
 
 
@@ -145,15 +146,24 @@ def load_balance(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     reach = 1.25 * max(abs(bound) for bound in axes[0].dataLim.intervalx) or 1.0
     axes[0].set_xlim(-reach, reach)
     axes[0].axvline(0, color=QUIET, linewidth=0.8)
-    axes[0].set_xlabel("memory relative to the mean of the run (%)\ndot: device; numbers: lowest and highest device")
+    axes[0].set_xlabel(
+        f"mean memory over {_period(known)}, relative to the mean of the devices (%)\n"
+        "dot: device; numbers: lowest and highest device"
+    )
     axes[1].set_xlabel("CV = population deviation / mean (%)\n● memory   ■ utilization   ▲ power")
     _name_bands(figure)
     return figure
 
 
+def _period(known: Sequence[tuple[RunGpus, GpuNumbers]]) -> str:
+    """Return the period of the means of these runs."""
+    trained = [gpu.training is not None for _, gpu in known]
+    return "the training" if all(trained) else "the run" if not any(trained) else "the training, if known"
+
+
 def _draw_memory(axes: Axes, y: int, run: RunGpus, gpu: GpuNumbers, *, colour: str, font: float) -> None:
     lost = run.status in LOST
-    value, peak = gpu.total_mean or 0.0, gpu.total_max
+    value, peak = gpu.main.total_mean or 0.0, gpu.total_max
     style: dict[str, Any] = {"alpha": 0.3, "hatch": "///"} if lost else {"alpha": 0.9}
     axes.barh(y, value, height=0.68, color=colour, edgecolor="white", linewidth=0, **style)
     if peak is not None and peak > value:
@@ -174,7 +184,7 @@ def _draw_memory(axes: Axes, y: int, run: RunGpus, gpu: GpuNumbers, *, colour: s
 
 def _draw_device(axes: Axes, y: int, run: RunGpus, gpu: GpuNumbers, *, label: str, colour: str) -> None:
     """Draw one run in the panel of one device; a dash if the run did not use it."""
-    memory = next((device.memory_used for device in gpu.devices if gpu.label(device) == label), None)
+    memory = next((device.memory_used for device in gpu.main.devices if gpu.label(device) == label), None)
     if memory is None:
         axes.text(0.01, y, "–", transform=axes.get_yaxis_transform(), va="center", color=QUIET)  # noqa: RUF001
         return
@@ -240,7 +250,8 @@ def _cvs(gpu: GpuNumbers) -> float:
 
 def _draw_shares(axes: Axes, y: int, gpu: GpuNumbers, colour: str) -> None:
     """Draw the mean memory of each device of a run on one row, relative to their mean."""
-    named = [(device.memory_used.mean, gpu.label(device).split()[1]) for device in gpu.devices if device.memory_used]
+    devices = gpu.main.devices
+    named = [(device.memory_used.mean, gpu.label(device).split()[1]) for device in devices if device.memory_used]
     centre = mean([value for value, _ in named]) or 1.0
     ends = sorted((100 * (value / centre - 1), name) for value, name in named)
     axes.plot([ends[0][0], ends[-1][0]], [y, y], color=colour, linewidth=1.6, alpha=0.6)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kmatrix.records.runs import RunFile
-from kmatrix.stats import Balance, balance_of
+from kmatrix.stats import Balance, balance_of, complete_sum
 from kmatrix.status.stragglers import HIDDEN_STRAGGLER, RankNumbers
 from kmatrix.text import money
 
@@ -24,6 +24,7 @@ class Statistics:
     deviation: float | None  # population standard deviation
     minimum: float
     maximum: float
+    count: int = 0  # number of values; 0: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,8 @@ class DeviceNumbers:
     temperature: Statistics | None = None  # degrees C
     sm_clock: Statistics | None = None  # MHz
     joules: float | None = None  # J over the recording
-    lost_at: float | None = None  # Unix seconds; None: not lost
+    lost_at: float | None = None  # Unix seconds; None: the device responds
+    lost_s: float = 0.0  # seconds without a response
     throttled_s: tuple[tuple[str, float], ...] = ()  # (reason, seconds)
     foreign: tuple[str, ...] = ()  # processes of others with memory on this GPU
     ecc_uncorrected: int = 0  # uncorrected memory errors
@@ -94,8 +96,45 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodNumbers:
+    """The numbers of all devices over a recording, or over the part of it in which the run trained."""
+
+    devices: tuple[DeviceNumbers, ...]
+    seconds: float | None  # length
+    total_mean: float | None = None  # MiB, all devices
+    joules: float | None = None  # J, all devices
+    joules_per_token: float | None = None  # None if the recording does not cover the training
+    consistent: bool = True  # False: the recording contains values that cannot be true
+
+    @property
+    def mean_power(self) -> float | None:
+        """Power of all devices, W; None if unknown for a device, also if it did not respond for some time."""
+        if any(is_incomplete(device) for device in self.devices):
+            return None
+        return complete_sum([device.power.mean if device.power else None for device in self.devices])
+
+    @property
+    def utilization(self) -> float | None:
+        """Mean over the devices with known utilization, percent."""
+        known = [device.utilization.mean for device in self.devices if device.utilization]
+        return math.fsum(known) / len(known) if known else None
+
+    @property
+    def tokens_per_joule(self) -> float | None:
+        return 1.0 / self.joules_per_token if self.joules_per_token else None
+
+    def balance(self, quantity: str) -> Balance | None:
+        """Return the balance of "memory_used", "utilization" or "power"; None if unknown for a device."""
+        if not self.consistent or (quantity == "power" and any(map(is_incomplete, self.devices))):
+            return None
+        measured = [getattr(device, quantity) for device in self.devices]
+        known = [statistics.mean for statistics in measured if isinstance(statistics, Statistics)]
+        return balance_of(known) if len(known) == len(measured) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuNumbers:
-    """The numbers of all devices of one run."""
+    """The numbers of all devices of one run, over the whole recording unless named otherwise."""
 
     evidence: str  # source file, <run>/<file>; "" if nothing was recorded
     device_type: str  # "nvidia", "amd", CPU or "" (unknown)
@@ -110,6 +149,8 @@ class GpuNumbers:
     total_max: float | None = None  # MiB, maximum of the sum over devices
     joules: float | None = None  # J, all devices
     joules_per_token: float | None = None  # None if the recording does not cover the training
+    training: PeriodNumbers | None = None  # without set-up, evaluations, checkpoints and ending; None: unknown
+    consistent: bool = True  # False: the recording contains values that cannot be true
     ranks: RankNumbers | None = None
     mfu: float | None = None  # model FLOPs utilization of the training, 0 to 1
     factors: CostFactors = field(default_factory=CostFactors)
@@ -123,19 +164,35 @@ class GpuNumbers:
         return "rank" if self.device_type == CPU else "GPU"
 
     @property
+    def whole(self) -> PeriodNumbers:
+        """The numbers over the whole recording."""
+        return PeriodNumbers(
+            devices=self.devices,
+            seconds=self.seconds,
+            total_mean=self.total_mean,
+            joules=self.joules,
+            joules_per_token=self.joules_per_token,
+            consistent=self.consistent,
+        )
+
+    @property
+    def main(self) -> PeriodNumbers:
+        """The numbers that reports show first: of the training, or of the whole recording if that is unknown."""
+        return self.training or self.whole
+
+    @property
     def mean_power(self) -> float | None:
-        """Power of all devices, W; None if unknown for a device."""
-        return complete_sum([device.power.mean if device.power else None for device in self.devices])
+        """Power of all devices during the main period, W; None if unknown for a device."""
+        return self.main.mean_power
 
     @property
     def utilization(self) -> float | None:
-        """Mean over the devices with known utilization, percent."""
-        known = [device.utilization.mean for device in self.devices if device.utilization]
-        return math.fsum(known) / len(known) if known else None
+        """Mean over the devices with known utilization during the main period, percent."""
+        return self.main.utilization
 
-    @property
-    def tokens_per_joule(self) -> float | None:
-        return 1.0 / self.joules_per_token if self.joules_per_token else None
+    def balance(self, quantity: str) -> Balance | None:
+        """Return the balance of a quantity during the main period; None if unknown for a device."""
+        return self.main.balance(quantity)
 
     @property
     def cost(self) -> Cost:
@@ -156,12 +213,6 @@ class GpuNumbers:
         known = [device.extras.get(name) for device in self.devices]
         total = complete_sum(known)
         return None if total is None else total / len(known)
-
-    def balance(self, quantity: str) -> Balance | None:
-        """Return the balance of "memory_used", "utilization" or "power"; None if unknown for a device."""
-        measured = [getattr(device, quantity) for device in self.devices]
-        known = [statistics.mean for statistics in measured if isinstance(statistics, Statistics)]
-        return balance_of(known) if len(known) == len(measured) else None
 
     def phase_seconds(self, name: str) -> float:
         """Return the total length of all phases of this name."""
@@ -221,10 +272,9 @@ def cost_parts(cost: Cost, factors: CostFactors) -> Iterator[str]:
         yield f"{cost.gpu_hours:.3g} GPU-hours {money(cost.gpu_cost)} at ${factors.gpu_hour_price:g}"
 
 
-def complete_sum(values: Sequence[float | None]) -> float | None:
-    """Return the sum, or None if a value is unknown or there is none."""
-    known = [value for value in values if value is not None]
-    return math.fsum(known) if values and len(known) == len(values) else None
+def is_incomplete(device: DeviceNumbers) -> bool:
+    """Return whether a device did not respond for some time: what it used then is unknown."""
+    return device.lost_at is not None or device.lost_s > 0
 
 
 def _product(amount: float | None, factor: float | None) -> float | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from kmatrix.errors import RecordError, SchemaError
 from kmatrix.gpu.devices import EXTRA_METRICS
 from kmatrix.gpu.formats.binary import Recording, read_samples
+from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.records.files import finite, read_jsonl, read_or_empty
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunResult, read_result, read_run_file_or_empty
@@ -19,12 +20,22 @@ from kmatrix.report.gpu.numbers import (
     SIMULATED,
     DeviceNumbers,
     GpuNumbers,
+    PeriodNumbers,
     RecordedPhase,
     Statistics,
     TimelinePoint,
     cost_factors,
 )
-from kmatrix.report.gpu.stream import add_binary_timeline, read_binary, read_stream, with_earlier, with_newer_samples
+from kmatrix.report.gpu.stream import (
+    QUANTITIES,
+    add_binary_timeline,
+    read_binary,
+    read_stream,
+    statistics_of,
+    with_earlier,
+    with_newer_samples,
+)
+from kmatrix.stats import RunningStats, complete_sum
 from kmatrix.status.stragglers import read_ranks
 
 # File names of text recordings, preferred first: JSON of all GPUs, JSON of one GPU or of all, CSV.
@@ -57,8 +68,8 @@ def read_gpu(run_dir: RunDir, totals: TrainingTotals) -> GpuNumbers | None:
     if numbers is None:
         return None
     factors = cost_factors(read_run_file_or_empty(run_dir))
-    numbers = replace(numbers, ranks=ranks, mfu=totals.mfu, factors=factors, phases=read_phases(run_dir))
-    return _add_joules_per_token(numbers, totals)
+    numbers = replace(numbers, ranks=ranks, mfu=totals.mfu, factors=factors)
+    return _add_joules_per_token(_add_training(run_dir, numbers), totals)
 
 
 def add_timeline(run_dir: RunDir, numbers: GpuNumbers) -> GpuNumbers:
@@ -158,7 +169,6 @@ def _from_summary(run_dir: RunDir) -> GpuNumbers | None:
     notes = [str(text) for text in summary.get("warnings") or []]
     if not final:
         notes.append("the recorder is still running: throttling and other processes are up to a minute old")
-    used = [device.memory_used.mean for device in devices if device.memory_used]
     numbers = GpuNumbers(
         evidence=f"{run_dir.name}/{run_dir.gpu_summary.name}",
         device_type=str(summary.get("device_type") or ""),
@@ -169,8 +179,7 @@ def _from_summary(run_dir: RunDir) -> GpuNumbers | None:
         final=final,
         simulated=bool(summary.get("simulated")) or any(device.gpu_name.endswith(SIMULATED) for device in devices),
         energy_source=str(summary["energy_source"]) if summary.get("energy_source") else None,
-        # A sum without one of the devices would look like a smaller total.
-        total_mean=sum(used) if len(used) == len(devices) else None,
+        total_mean=finite(totals.get("memory_used_mean")),
         total_max=finite(totals.get("memory_used_max")),
         joules=finite(totals.get("joules")) if without_energy in (0, len(devices)) else None,
         notes=tuple(notes),
@@ -198,6 +207,7 @@ def _device(gpu: Mapping[str, Any]) -> DeviceNumbers:
         sm_clock=_statistics(gpu.get("sm_clock")),
         joules=finite(gpu.get("joules")),
         lost_at=finite(gpu.get("lost_at")),
+        lost_s=finite(gpu.get("lost_s")) or 0.0,
         throttled_s=tuple((str(why), seconds) for why in throttled if (seconds := finite(throttled.get(why)))),
         foreign=tuple(_process(process) for process in gpu.get("foreign") or [] if isinstance(process, Mapping)),
         ecc_uncorrected=int(finite((gpu.get("ecc") or {}).get("uncorrected")) or 0),
@@ -221,12 +231,13 @@ def _statistics(entry: Any) -> Statistics | None:
         deviation=finite(entry.get("deviation")),
         minimum=mean if minimum is None else minimum,
         maximum=mean if maximum is None else maximum,
+        count=int(finite(entry.get("count")) or 0),
     )
 
 
 def _add_joules_per_token(numbers: GpuNumbers, totals: TrainingTotals) -> GpuNumbers:
     """Add joules/token, or a note why it is unknown."""
-    if numbers.joules is None or not totals.tokens:
+    if not totals.tokens:
         return numbers
     missing = ""
     lost = [numbers.label(device) for device in numbers.devices if device.lost_at is not None]
@@ -236,54 +247,162 @@ def _add_joules_per_token(numbers: GpuNumbers, totals: TrainingTotals) -> GpuNum
         missing = f"the energy of {', '.join(lost)} after its loss is missing"
     if missing:
         return replace(numbers, notes=(*numbers.notes, f"joules/token unknown: {missing}"))
-    return replace(numbers, joules_per_token=numbers.joules / totals.tokens)
+    training = numbers.training
+    if training is not None and training.joules is not None:
+        training = replace(training, joules_per_token=training.joules / totals.tokens)
+    whole = None if numbers.joules is None else numbers.joules / totals.tokens
+    return replace(numbers, joules_per_token=whole, training=training)
 
 
-def read_phases(run_dir: RunDir) -> tuple[RecordedPhase, ...]:
-    """Return the phases within the recording, sorted by begin; empty without samples."""
-    lines = [line for line in read_jsonl(run_dir.phases) if line.get("phase") in TRAINER_PHASES]
+def _add_training(run_dir: RunDir, numbers: GpuNumbers) -> GpuNumbers:
+    """Add the phases of a run, and the numbers of the rest of its recording: the training."""
     try:
-        recording = read_samples(run_dir.gpu_samples) if lines else None
+        recording = read_samples(run_dir.gpu_samples) if run_dir.gpu_samples.exists() else None
     except RecordError:
-        return ()
+        return numbers
     if recording is None or not len(recording):
-        return ()
+        return numbers
+    clock = RecordingClock(recording)
+    phases = read_phases(run_dir, recording, clock)
+    if not phases:
+        return numbers
+    training = _training(numbers, recording, clock, phases)
+    if training is not None and run_dir.earlier_gpu_samples():
+        # The phases of attempts on other GPUs are not in this recording, but their energy is in the total.
+        training = replace(training, seconds=None, joules=None)
+    return replace(numbers, phases=phases, training=training)
+
+
+def _training(
+    numbers: GpuNumbers, recording: Recording, clock: RecordingClock, phases: Sequence[RecordedPhase]
+) -> PeriodNumbers | None:
+    """Return the numbers of a recording without its phases; None without a sample of the training.
+
+    The samples of the phases, a small part of a recording, are subtracted from the statistics of all its samples.
+    """
+    spans = merged_spans(phases)
+    ranges = [(clock.index_after(begin), clock.index_after(end)) for begin, end in spans]
+    columns = {
+        (int(gpu["gpu_index"]), str(gpu.get("uuid") or "")): values
+        for gpu, values in zip(recording.header["gpus"], recording.columns, strict=True)
+    }
+    devices = []
+    for device in numbers.devices:
+        values = columns.get((device.gpu_index, device.uuid))
+        if values is None:
+            return None  # the recording is of other devices than the numbers
+        devices.append(_without(device, values, ranges))
+    if not any(device.memory_used or device.utilization for device in devices):
+        return None
+    outside = [joules_between(recording, clock, begin, end) for begin, end in spans]
+    energy = complete_sum(outside)
+    seconds = None if numbers.seconds is None else numbers.seconds - math.fsum(end - begin for begin, end in spans)
+    return PeriodNumbers(
+        devices=tuple(devices),
+        seconds=None if seconds is None else max(0.0, seconds),
+        total_mean=complete_sum([device.memory_used.mean if device.memory_used else None for device in devices]),
+        joules=None if numbers.joules is None or energy is None else max(0.0, numbers.joules - energy),
+        consistent=numbers.consistent,
+    )
+
+
+def merged_spans(phases: Sequence[RecordedPhase]) -> list[tuple[float, float]]:
+    """Return begin and end of the time that any phase covers, ascending and without overlaps."""
+    spans: list[tuple[float, float]] = []
+    for phase in sorted(phases, key=lambda phase: phase.begin):
+        if spans and phase.begin <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], phase.end))
+        else:
+            spans.append((phase.begin, phase.end))
+    return spans
+
+
+def _without(
+    device: DeviceNumbers, columns: Mapping[str, Sequence[float]], ranges: Sequence[tuple[int, int]]
+) -> DeviceNumbers:
+    """Return the numbers of a device without the samples of these ranges."""
+    rest: dict[str, Statistics | None] = {}
+    for name in QUANTITIES:
+        whole, part = getattr(device, name), RunningStats()
+        for begin, end in ranges:
+            if name in columns:
+                part.add(list(columns[name][begin:end]))
+        rest[name] = None if whole is None or whole.count <= part.count else _rest(whole, part)
+    return replace(device, **rest, joules=None)  # type: ignore[arg-type]
+
+
+def _rest(whole: Statistics, part: RunningStats) -> Statistics | None:
+    running = RunningStats()
+    running.restore(
+        {
+            "count": whole.count,
+            "mean": whole.mean,
+            "deviation": whole.deviation or 0.0,
+            "min": whole.minimum,
+            "max": whole.maximum,
+        }
+    )
+    return statistics_of(running.without(part))
+
+
+def read_phases(run_dir: RunDir, recording: Recording, clock: RecordingClock) -> tuple[RecordedPhase, ...]:
+    """Return the phases within a recording, sorted by begin. The ending is the time after the trainer's result."""
+    lines = [line for line in read_jsonl(run_dir.phases) if line.get("phase") in TRAINER_PHASES]
+    starts = _starts(run_dir, clock)
 
     # Cut each phase of the trainer to the recording.
-    first, last = recording.times[0], recording.times[len(recording) - 1]
     found: list[RecordedPhase] = []
     for line in lines:
-        begin, end = finite(line.get("begin")), finite(line.get("end"))
-        if begin is None or end is None or end <= first or begin >= last or end < begin:
+        begin, end = _time(clock, line, "begin"), _time(clock, line, "end")
+        if begin is None or end is None or end <= 0 or begin >= clock.length or end < begin:
             continue
-        if line["phase"] == TRAINER_PHASES[0] and not found:
-            begin = first  # the launch of the trainer's processes belongs to set-up
-        begin, end = max(begin, first), min(end, last)
-        joules = joules_between(recording, begin, end)
-        found.append(RecordedPhase(name=str(line["phase"]), begin=begin - first, end=end - first, joules=joules))
+        if line["phase"] == TRAINER_PHASES[0]:
+            # The launch of the trainer's processes belongs to set-up.
+            begin = max((start for start in starts if start <= begin), default=begin if found else 0.0)
+        begin, end = max(begin, 0.0), min(end, clock.length)
+        joules = joules_between(recording, clock, begin, end)
+        found.append(RecordedPhase(name=str(line["phase"]), begin=begin, end=end, joules=joules))
 
     # What follows the trainer's result is the end of its processes.
     result = read_result(run_dir) or RunResult()
     # A result of an earlier attempt says nothing about the end of this one.
     attempts = [line.get("attempt") for line in lines]
-    ended = result.ended if not attempts or result.attempt == attempts[-1] else None
-    if found and ended is not None and first < ended < last:
-        joules = joules_between(recording, ended, last)
-        found.append(RecordedPhase(name=ENDING, begin=ended - first, end=last - first, joules=joules))
+    wall = result.ended if not attempts or result.attempt == attempts[-1] else None
+    ended = clock.at(wall) if found and wall is not None else None
+    if ended is not None and 0 < ended < clock.length:
+        joules = joules_between(recording, clock, ended, clock.length)
+        found.append(RecordedPhase(name=ENDING, begin=ended, end=clock.length, joules=joules))
     return tuple(sorted(found, key=lambda phase: phase.begin))
 
 
-def joules_between(recording: Recording, begin: float, end: float) -> float | None:
-    """Return the energy of all devices between two Unix times, J; None without an energy counter.
+def _starts(run_dir: RunDir, clock: RecordingClock) -> list[float]:
+    """Return the recording times at which the recorder of each attempt started."""
+    found = [_time(clock, event, "time") for event in read_jsonl(run_dir.gpu_events) if event.get("event") == "started"]
+    return [max(0.0, time) for time in found if time is not None]
+
+
+def _time(clock: RecordingClock, line: Mapping[str, Any], name: str) -> float | None:
+    """Return the recording time of a time in a log: Unix s under its name, and next to it the monotonic time."""
+    wall = finite(line.get(name))
+    monotonic = finite(line.get("monotonic" if name == "time" else f"{name}_monotonic"))
+    return None if wall is None else clock.at(wall, monotonic)
+
+
+def joules_between(recording: Recording, clock: RecordingClock, begin: float, end: float) -> float | None:
+    """Return the energy of all devices, or of their host, between two recording times in J; None if unknown.
 
     The last sample at or before each time counts.
     """
-    # The counter only has the values at samples.
-    first, last = (max(0, bisect_right(recording.times, time) - 1) for time in (begin, end))
-    total = 0.0
-    for columns in recording.columns:
-        energy = columns.get("energy_j")
-        if energy is None or energy[first] != energy[first] or energy[last] != energy[last]:  # NaN: unknown
-            return None
-        total += energy[last] - energy[first]
-    return total
+    # The counters only have the values at samples.
+    first, last = (max(0, clock.index_after(time) - 1) for time in (begin, end))
+    by_device = [_increase(columns.get("energy_j"), first, last) for columns in recording.columns]
+    if all(joules is None for joules in by_device):
+        return _increase(recording.host_joules, first, last)
+    return complete_sum(by_device)
+
+
+def _increase(energy: Sequence[float] | None, first: int, last: int) -> float | None:
+    """Return the increase of an energy counter between two samples, None if one of them is unknown."""
+    if energy is None or math.isnan(energy[first]) or math.isnan(energy[last]):
+        return None
+    return max(0.0, energy[last] - energy[first])

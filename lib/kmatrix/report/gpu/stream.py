@@ -5,94 +5,183 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from operator import add, le, lt, mul, sub
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from kmatrix.errors import RecordError, SchemaError
 from kmatrix.gpu.formats.binary import Recording, read_samples
+from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.gpu.formats.columns import MEASURED, DeviceColumns, SampleBlock, read_columns
 from kmatrix.gpu.formats.text import ReadErrors
-from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT
+from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT, GAP_S, SILENT_S
 from kmatrix.records.paths import RunDir
 from kmatrix.report.gpu.numbers import CPU, SIMULATED, DeviceNumbers, GpuNumbers, Statistics, TimelinePoint
+from kmatrix.stats import RunningStats, complete_sum
+from kmatrix.text import plural
 
-Floats = NDArray[np.float64]
+Floats = Sequence[float]
 QUANTITIES = ("memory_used", "utilization", "power", "temperature", "sm_clock")
-REPLACED = (*QUANTITIES, "joules", "samples")  # fields of a device that newer samples replace
+REPLACED = (*QUANTITIES, "joules", "samples", "lost_s")  # fields of a device that newer samples replace
 RANK_NAME = "CPU rank "  # prefix of the device name that the recorder gives a rank on the CPU
 # The recorder's warnings that with_earlier replaces by a note of its own; the second one is of version 0.1.
 EXCLUDED = (EXCLUDED_ATTEMPT, "an earlier attempt is not in these numbers")
 MAX_GAP_S = 60.0  # power is interpolated between samples up to this distance
 BLOCK_ROWS = 1 << 16  # rows in memory at once
 MAX_TIMELINE_POINTS = 1024  # about one per pixel of a graph
+NOT_NEGATIVE = ("memory_used", "utilization", "power")  # quantities of which a negative value is an error
 
 
 def read_stream(path: Path, *, cpu: bool = False) -> GpuNumbers:
     """Return the numbers of a text recording; without devices if it has no sample. cpu: its devices are ranks."""
-    reader = read_columns(path)
-    numbers = numbers_of(reader, path.name, cpu=cpu)
-    return replace(numbers, notes=_notes(path, numbers.samples, reader.errors))
+    reader, checks = read_columns(path), Checks()
+    numbers = numbers_of(map(checks.checked, reader), path.name, cpu=cpu)
+    errors = tuple(checks.errors())
+    notes = (*_notes(path, numbers.samples, reader.errors), *(f"{path.name}: {error}" for error in errors))
+    return replace(numbers, notes=notes, consistent=not errors)
 
 
 def read_binary(path: Path) -> GpuNumbers:
     """Return the numbers of a binary recording. Raises RecordError."""
     recording = read_samples(path)
     header = recording.header
-    numbers = numbers_of(sample_blocks(recording), path.name)
-    ranks = {int(gpu["gpu_index"]): gpu.get("rank") for gpu in header["gpus"]}
+    # The recorder writes no energy after a part of it became unknown; that of version 0.1 did.
+    ends_unknown = recording.monotonic is not None
+    ranks = header.get("device_type") == CPU
+    numbers = numbers_of(sample_blocks(recording), path.name, cpu=ranks, complete_energy=ends_unknown)
+    by_index = {int(gpu["gpu_index"]): gpu.get("rank") for gpu in header["gpus"]}
+    joules = numbers.joules
+    if all(device.joules is None for device in numbers.devices) and recording.host_joules is not None:
+        known = [value for value in recording.host_joules[-1:] if not math.isnan(value)]
+        joules = known[0] if known else None
     return replace(
         numbers,
-        devices=tuple(replace(device, rank=ranks.get(device.gpu_index)) for device in numbers.devices),
+        devices=tuple(replace(device, rank=by_index.get(device.gpu_index)) for device in numbers.devices),
         device_type=str(header.get("device_type") or ""),
         simulated=bool(header.get("simulated")),
-        energy_source=header.get("energy_source") if numbers.joules is not None else None,
+        seconds=recorded_seconds(recording),
+        joules=joules,
+        energy_source=header.get("energy_source") if joules is not None else None,
     )
 
 
-def numbers_of(blocks: Iterable[SampleBlock], name: str, *, cpu: bool = False) -> GpuNumbers:
-    """Return the numbers of the devices of a recording. name: of the file.
+def recorded_seconds(recording: Recording) -> float | None:
+    """Return the time in s that a recording covers, without the gaps between attempts; None without two samples."""
+    if len(recording) < 2:
+        return None
+    times = RecordingClock(recording).between(0, len(recording))
+    gap_s = max(GAP_S, 2 / float(recording.header.get("hz") or 1.0))
+    steps = list(map(sub, times[1:], times))
+    return math.fsum(steps) if max(steps) <= gap_s else math.fsum(step for step in steps if step <= gap_s)
+
+
+def numbers_of(
+    blocks: Iterable[SampleBlock], name: str, *, cpu: bool = False, complete_energy: bool = False
+) -> GpuNumbers:
+    """Return the numbers of the devices of a recording. name: of the file. cpu: its devices are ranks.
 
     Energy: the difference of the energy counter if the file has one, else the trapezoidal integral of power.
-    Gaps longer than MAX_GAP_S do not count.
+    Gaps of the recording that are longer than MAX_GAP_S do not count; the energy of a device without values while
+    others have some is unknown. complete_energy: a counter with a value at the end has no gap.
     """
     devices: dict[int, _Device] = {}
-    timeline, total = TimelineBuilder(), RunningStatistics()
+    timeline, total = TimelineBuilder(), RunningStats()
     first = last = math.nan
-    samples = 0
+    seconds, samples = 0.0, 0
     # One pass over the recording, which may be larger than the memory.
     for block in blocks:
-        first = first if samples else float(block.times[0])
-        last = float(block.times[-1])
-        samples += len(block)
+        if not len(block):
+            continue
+        # A step back of the clock does not make the recording shorter.
+        steps = map(sub, block.times, [last if samples else block.times[0], *block.times])
+        seconds += math.fsum(step for step in steps if step > 0)
+        first = first if samples else block.times[0]
+        last = block.times[-1]
         for part in block.parts:
             devices.setdefault(part.gpu_index, _Device()).add(block.times, part)
+        samples += len(block)
         memory = memory_by_device_index(block)
-        timeline.add(block.times - first, memory)
+        timeline.add([time - first for time in block.times], memory)
         total.add(_totals(memory))
     # Sums over devices are unknown if one device is.
     order = sorted(devices)
-    numbers = tuple(devices[index].numbers() for index in order)
-    seconds = last - first if samples > 1 and last >= first else None
-    ranks = cpu or (bool(numbers) and all(device.gpu_name.startswith(RANK_NAME) for device in numbers))
-    totals, used = total.statistics(), [device.memory_used.mean for device in numbers if device.memory_used]
-    joules = [device.joules for device in numbers if device.joules is not None]
+    ranks = cpu or (bool(devices) and all(device.gpu_name.startswith(RANK_NAME) for device in devices.values()))
+    length = seconds if samples > 1 else None
+    step = seconds / (samples - 1) if samples > 1 else 0.0
+    numbers = tuple(
+        devices[index].numbers(samples, step, is_rank=ranks, complete_energy=complete_energy) for index in order
+    )
     return GpuNumbers(
         evidence=name,
         device_type=CPU if ranks else "",
         devices=numbers,
         samples=samples,
-        seconds=seconds,
-        hz=(samples - 1) / seconds if seconds else None,
+        seconds=length,
+        hz=(samples - 1) / length if length else None,
         simulated=any(device.gpu_name.endswith(SIMULATED) for device in numbers),
-        energy_source=_energy_source(devices) if joules else None,
-        total_mean=math.fsum(used) if used and len(used) == len(numbers) else None,
-        total_max=totals.maximum if totals else None,
-        joules=math.fsum(joules) if joules and len(joules) == len(numbers) else None,
+        energy_source=_energy_source(devices) if any(device.joules is not None for device in numbers) else None,
+        total_mean=complete_sum([device.memory_used.mean if device.memory_used else None for device in numbers]),
+        total_max=total.maximum if total.count else None,
+        joules=complete_sum([device.joules for device in numbers]),
         timeline=timeline.points(order),
     )
+
+
+@dataclass(slots=True)
+class Checks:
+    """Removes values from a foreign recording that cannot be true, and counts them."""
+
+    _last: float = -math.inf  # Unix s, time of the last sample
+    _same: int = 0  # samples with the time of the one before
+    _back: int = 0  # samples before the one before
+    _negative: dict[str, int] = field(default_factory=dict)  # quantity -> negative values
+    _repeated: set[int] = field(default_factory=set)  # indices of several GPUs of one sample
+
+    def checked(self, block: SampleBlock) -> SampleBlock:
+        """Return a block without negative values, and without samples at the time of the one before."""
+        self._repeated |= block.repeated
+        times = [self._last, *block.times]
+        self._last = block.times[-1]
+        if not all(map(lt, times, block.times)):
+            self._back += sum(after < before for before, after in pairwise(times))
+            keep = [row for row, (before, after) in enumerate(pairwise(times)) if after != before]
+            self._same += len(block) - len(keep)
+            block = _rows_of(block, keep)
+        return replace(block, parts=tuple(map(self._without_negative, block.parts)))
+
+    def errors(self) -> Iterator[str]:
+        """Yield what cannot be true."""
+        for index in sorted(self._repeated):
+            yield f"several GPUs have the index {index}: only the first one is counted"
+        for quantity, count in self._negative.items():
+            yield f"{plural(count, 'negative value')} of {quantity}: unknown instead"
+        if self._same:
+            yield f"{plural(self._same, 'sample')} with the time of the one before: only the first one is counted"
+        if self._back:
+            yield f"the time goes back {plural(self._back, 'time')}: counted as no time"
+
+    def _without_negative(self, part: DeviceColumns) -> DeviceColumns:
+        found = {}
+        for name in NOT_NEGATIVE:
+            values = part.columns[name]
+            if values and min(values) >= 0:  # also false if the first value is NaN
+                continue
+            if count := sum(value < 0 for value in values):
+                self._negative[name] = self._negative.get(name, 0) + count
+                found[name] = [math.nan if value < 0 else value for value in values]
+        return replace(part, columns={**part.columns, **found}) if found else part
+
+
+def _rows_of(block: SampleBlock, keep: Sequence[int]) -> SampleBlock:
+    """Return these rows of a block."""
+    place = {row: at for at, row in enumerate(keep)}
+    parts = []
+    for part in block.parts:
+        mine = [at for at, row in enumerate(part.rows) if row in place]
+        columns = {name: [values[at] for at in mine] for name, values in part.columns.items()}
+        parts.append(replace(part, rows=[place[part.rows[at]] for at in mine], columns=columns))
+    return replace(block, times=[block.times[row] for row in keep], parts=tuple(part for part in parts if part.rows))
 
 
 def with_newer_samples(run_dir: RunDir, numbers: GpuNumbers) -> GpuNumbers:
@@ -154,30 +243,35 @@ def add_binary_timeline(run_dir: RunDir, numbers: GpuNumbers) -> GpuNumbers:
                 found.append(recording)
     if not found:
         return numbers
-    timeline, first = TimelineBuilder(), found[0].times[0]
-    for recording in found:
+    timeline, offset = TimelineBuilder(), 0.0
+    for before, recording in zip([None, *found], found, strict=False):
+        if before is not None:  # nothing but the wall clock knows how long it took until the next recording began
+            length = RecordingClock(before).length
+            offset += max(length, recording.times[0] - before.times[0])
         for block in sample_blocks(recording):
-            timeline.add(block.times - first, dict(enumerate(memory_by_device_index(block).values())))
-    offset = found[-1].times[0] - first  # phases count from the start of the last recording
+            seconds = [time + offset for time in block.times]
+            timeline.add(seconds, dict(enumerate(memory_by_device_index(block).values())))
+    # Phases count from the start of the last recording.
     phases = tuple(replace(phase, begin=phase.begin + offset, end=phase.end + offset) for phase in numbers.phases)
     return replace(numbers, timeline=timeline.points(range(len(numbers.devices))), phases=phases)
 
 
 def sample_blocks(recording: Recording) -> Iterator[SampleBlock]:
-    """Yield a binary recording as blocks of columns."""
+    """Yield a binary recording as blocks of columns. Times are seconds since its first sample."""
+    clock = RecordingClock(recording)
     for begin in range(0, len(recording), BLOCK_ROWS):
-        times = np.array(recording.times[begin : begin + BLOCK_ROWS], dtype=float)
+        times = clock.between(begin, begin + BLOCK_ROWS)
         parts = tuple(
             DeviceColumns(
                 gpu_index=int(gpu["gpu_index"]),
                 gpu_name=str(gpu["gpu_name"]),
                 uuid=str(gpu.get("uuid") or ""),
                 memory_total=gpu.get("memory_total"),
-                rows=np.arange(len(times)),
+                rows=range(len(times)),
                 columns={
-                    name: np.array(columns[name][begin : begin + BLOCK_ROWS], dtype=float)
+                    name: list(columns[name][begin : begin + BLOCK_ROWS])
                     if name in columns
-                    else np.full(len(times), np.nan)
+                    else [math.nan] * len(times)
                     for name in MEASURED
                 },
             )
@@ -188,47 +282,27 @@ def sample_blocks(recording: Recording) -> Iterator[SampleBlock]:
 
 def memory_by_device_index(block: SampleBlock) -> dict[int, Floats]:
     """Return the memory of each device at each sample of a block; NaN if unknown."""
-    memory = {}
+    memory: dict[int, Floats] = {}
     for part in block.parts:
-        values = np.full(len(block), np.nan)
-        values[part.rows] = part.columns["memory_used"]
+        values = part.columns["memory_used"]
+        if len(part.rows) < len(block):
+            by_row = dict(zip(part.rows, values, strict=True))
+            values = [by_row.get(row, math.nan) for row in range(len(block))]
         memory[part.gpu_index] = values
     return memory
 
 
-class RunningStatistics:
-    """Mean, deviation and range of a stream of values, in constant memory.
-
-    Chunks are merged after Chan, Golub and LeVeque, The American Statistician 37 (1983).
-    """
-
-    def __init__(self) -> None:
-        self._count, self._mean, self._squares = 0, 0.0, 0.0  # _squares: sum of squared differences from the mean
-        self._minimum, self._maximum = math.inf, -math.inf
-
-    def add(self, values: Floats) -> None:
-        """Add a chunk of values. NaN are ignored."""
-        # One sum instead of a mask: most chunks have no unknown value.
-        if math.isnan(values.sum()):
-            values = values[~np.isnan(values)]
-        count = len(values)
-        if not count:
-            return
-        mean = float(values.mean())
-        residuals = values - mean
-        total, shift = self._count + count, mean - self._mean
-        self._squares += float(residuals @ residuals) + shift * shift * self._count * count / total
-        self._mean += shift * count / total
-        self._count = total
-        self._minimum = min(self._minimum, float(values.min()))
-        self._maximum = max(self._maximum, float(values.max()))
-
-    def statistics(self) -> Statistics | None:
-        """Return the statistics of the values so far; None without a value."""
-        if not self._count:
-            return None
-        deviation = math.sqrt(self._squares / self._count)
-        return Statistics(mean=self._mean, deviation=deviation, minimum=self._minimum, maximum=self._maximum)
+def statistics_of(running: RunningStats) -> Statistics | None:
+    """Return running statistics as a value; None without any."""
+    if running.mean is None:
+        return None
+    return Statistics(
+        mean=running.mean,
+        deviation=running.deviation,
+        minimum=running.minimum,
+        maximum=running.maximum,
+        count=running.count,
+    )
 
 
 class TimelineBuilder:
@@ -241,40 +315,58 @@ class TimelineBuilder:
     def __init__(self) -> None:
         self._samples = 0
         self._width = 1  # samples per point
-        self._seconds = np.zeros(MAX_TIMELINE_POINTS)  # sum per point
-        self._memory: dict[int, tuple[Floats, Floats]] = {}  # sum and number of values per point, by device
+        self._seconds: list[float] = []  # sum per point
+        self._memory: dict[int, tuple[list[float], list[float]]] = {}  # sum and number of values per point, by device
 
     def add(self, seconds: Floats, memory: Mapping[int, Floats]) -> None:
         """Add samples: their times, and the memory of each device (NaN: unknown)."""
         while self._samples + len(seconds) > MAX_TIMELINE_POINTS * self._width:
             self._double_width()
-        # bincount adds all samples of all points at once; a loop over samples would be far slower.
-        point = np.arange(self._samples, self._samples + len(seconds)) // self._width
-        self._samples += len(seconds)
-        self._seconds += np.bincount(point, seconds, minlength=MAX_TIMELINE_POINTS)
+        points = list(self._points(len(seconds)))
+        if not points:
+            return
+        length = points[-1][0] + 1
+        _lengthen(self._seconds, length)
+        for point, begin, end in points:
+            self._seconds[point] += math.fsum(seconds[begin:end])
         for device, values in memory.items():
-            empty = np.zeros(MAX_TIMELINE_POINTS), np.zeros(MAX_TIMELINE_POINTS)
-            sums, counts = self._memory.setdefault(device, empty)
-            known = ~np.isnan(values)
-            sums += np.bincount(point[known], values[known], minlength=MAX_TIMELINE_POINTS)
-            counts += np.bincount(point[known], minlength=MAX_TIMELINE_POINTS)
+            sums, counts = self._memory.setdefault(device, ([], []))
+            _lengthen(sums, length)
+            _lengthen(counts, length)
+            for point, begin, end in points:
+                known: Floats = values[begin:end]
+                total = sum(known)
+                if math.isnan(total):
+                    known = [value for value in known if not math.isnan(value)]
+                    total = sum(known)
+                sums[point] += total
+                counts[point] += len(known)
+        self._samples += len(seconds)
 
     def points(self, devices: Sequence[int]) -> tuple[TimelinePoint, ...]:
         """Return the timeline with the devices in this order."""
-        length = -(-self._samples // self._width)
-        samples = np.minimum(self._width, self._samples - self._width * np.arange(length))
-        seconds = self._seconds[:length] / samples
-        columns = [self._means(device, length) for device in devices]
+        columns = [self._means(device) for device in devices]
         return tuple(
-            TimelinePoint(second, tuple(column[at] for column in columns)) for at, second in enumerate(seconds.tolist())
+            TimelinePoint(
+                seconds / min(self._width, self._samples - self._width * at), tuple(column[at] for column in columns)
+            )
+            for at, seconds in enumerate(self._seconds)
         )
 
-    def _means(self, device: int, length: int) -> list[float | None]:
+    def _points(self, count: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the points of the next `count` samples: number, and the range of the samples that belong to it."""
+        begin = 0
+        while begin < count:
+            point, within = divmod(self._samples + begin, self._width)
+            end = min(count, begin + self._width - within)
+            yield point, begin, end
+            begin = end
+
+    def _means(self, device: int) -> list[float | None]:
         """Return the mean of each point; None without a value."""
-        if device not in self._memory:
-            return [None] * length
-        sums, counts = (column[:length].tolist() for column in self._memory[device])
-        return [total / count if count else None for total, count in zip(sums, counts, strict=True)]
+        sums, counts = self._memory.get(device, ([], []))
+        known = [total / count if count else None for total, count in zip(sums, counts, strict=True)]
+        return known + [None] * (len(self._seconds) - len(known))
 
     def _double_width(self) -> None:
         self._seconds = _merge_pairs(self._seconds)
@@ -288,57 +380,95 @@ class _Device:
     """Accumulates the samples of one device."""
 
     def __init__(self) -> None:
-        self._statistics = {name: RunningStatistics() for name in QUANTITIES}
+        self._statistics = {name: RunningStats() for name in QUANTITIES}
         self._samples = 0
         self._counted, self.differences = 0.0, 0  # J from the energy counter, and number of its differences
         self._area, self._trapezoids = 0.0, 0  # J integrated from power, and number of trapezoids
         self._last: DeviceColumns | None = None
-        self._last_power: Floats = np.empty((2, 0))  # time and power (W) of the last sample
-        self._last_energy: Floats = np.empty(0)  # last known value of the energy counter, J
+        self._last_power: tuple[float, float] | None = None  # time, and power (W) of the last sample that has one
+        self._last_energy: float | None = None  # last known value of the energy counter, J
+        self._ends_known = False  # the last sample has a value of the energy counter
+
+    @property
+    def gpu_name(self) -> str:
+        return self._last.gpu_name if self._last else ""
 
     def add(self, times: Floats, part: DeviceColumns) -> None:
-        """Add the rows of one block. times: of all rows of the block, Unix seconds."""
+        """Add the rows of one block. times: of all rows of the block, s."""
         self._last = part
         for name, statistics in self._statistics.items():
             statistics.add(part.columns[name])
-        # A row without any value is a lost GPU, not a sample.
-        self._samples += int((~np.isnan([part.columns[name] for name in MEASURED])).any(axis=0).sum())
-        self._integrate(times[part.rows], part.columns["power"])
+        # A row without any value is a lost GPU, not a sample. A column without NaN proves that there is none.
+        columns = [part.columns[name] for name in MEASURED]
+        if any(not math.isnan(sum(column)) for column in columns):
+            self._samples += len(part.rows)
+        else:
+            self._samples += sum(not all(map(math.isnan, row)) for row in zip(*columns, strict=True))
+        own = times if len(part.rows) == len(times) else [times[row] for row in part.rows]
+        self._integrate(own, part.columns["power"])
         self._count(part.columns["energy_j"])
 
     def _integrate(self, times: Floats, power: Floats) -> None:
         """Add the area under the power, between neighbouring samples at most MAX_GAP_S apart."""
+        if math.isnan(sum(power)):
+            known = [(time, value) for time, value in zip(times, power, strict=True) if not math.isnan(value)]
+            times, power = [time for time, _ in known], [value for _, value in known]
+        if not times:
+            return
         # The last sample of the previous block is prepended, so that no trapezoid is lost between blocks.
-        x, y = np.concatenate([self._last_power, [times, power]], axis=1)
-        width, area = np.diff(x), np.diff(x) * (y[1:] + y[:-1]) / 2
-        near = (width >= 0) & (width <= MAX_GAP_S) & ~np.isnan(area)
-        self._area += float(area[near].sum())
-        self._trapezoids += int(near.sum())
-        self._last_power = np.array([x[-1:], y[-1:]])
+        if self._last_power is not None:
+            times, power = [self._last_power[0], *times], [self._last_power[1], *power]
+        self._last_power = (times[-1], power[-1])
+        widths, heights = list(map(sub, times[1:], times)), list(map(add, power[1:], power))
+        if not widths:
+            return
+        if min(widths) < 0 or max(widths) > MAX_GAP_S:
+            near = [(w, h) for w, h in zip(widths, heights, strict=True) if 0 <= w <= MAX_GAP_S]
+            widths, heights = [width for width, _ in near], [height for _, height in near]
+        self._area += math.fsum(map(mul, widths, heights)) / 2
+        self._trapezoids += len(widths)
 
     def _count(self, energy: Floats) -> None:
         """Add the increase of the energy counter. A counter that decreased was reset by the driver."""
-        known = np.concatenate([self._last_energy, energy[~np.isnan(energy)]])
-        increase = np.diff(known)
-        self._counted += float(increase[increase >= 0].sum())
-        self.differences += int((increase >= 0).sum())
-        self._last_energy = known[-1:]
+        self._ends_known = not math.isnan(energy[-1])
+        known = energy if not math.isnan(sum(energy)) else [value for value in energy if not math.isnan(value)]
+        if not known:
+            return
+        if self._last_energy is not None:
+            known = [self._last_energy, *known]
+        self._last_energy = known[-1]
+        if all(map(le, known, known[1:])):
+            self._counted += known[-1] - known[0]
+            self.differences += len(known) - 1
+        else:
+            increases = [after - before for before, after in pairwise(known) if after >= before]
+            self._counted += math.fsum(increases)
+            self.differences += len(increases)
 
-    def numbers(self) -> DeviceNumbers:
-        """Return the numbers of the samples so far."""
+    def numbers(self, samples: int, step: float, *, is_rank: bool, complete_energy: bool) -> DeviceNumbers:
+        """Return the numbers of the samples so far.
+
+        samples: of the recording. step: mean time between two of them, s. The others: as in numbers_of.
+        """
         assert self._last is not None
+        lost_s = 0.0 if is_rank else (samples - self._samples) * step
+        is_whole = lost_s < GAP_S
+        if complete_energy and self.differences:
+            is_whole = self._ends_known
+        joules = self._counted if self.differences else self._area if self._trapezoids else None
         return DeviceNumbers(
             gpu_index=self._last.gpu_index,
             gpu_name=self._last.gpu_name,
             uuid=self._last.uuid,
             samples=self._samples,
             memory_total=self._last.memory_total,
-            memory_used=self._statistics["memory_used"].statistics(),
-            utilization=self._statistics["utilization"].statistics(),
-            power=self._statistics["power"].statistics(),
-            temperature=self._statistics["temperature"].statistics(),
-            sm_clock=self._statistics["sm_clock"].statistics(),
-            joules=self._counted if self.differences else self._area if self._trapezoids else None,
+            memory_used=statistics_of(self._statistics["memory_used"]),
+            utilization=statistics_of(self._statistics["utilization"]),
+            power=statistics_of(self._statistics["power"]),
+            temperature=statistics_of(self._statistics["temperature"]),
+            sm_clock=statistics_of(self._statistics["sm_clock"]),
+            joules=joules if is_whole else None,
+            lost_s=lost_s if lost_s >= SILENT_S else 0.0,
         )
 
 
@@ -364,9 +494,11 @@ def _with_attempt(numbers: GpuNumbers, earlier: GpuNumbers) -> GpuNumbers:
 
 def _totals(memory: Mapping[int, Floats]) -> Floats:
     """Return the memory of all devices together, for the samples with at least one known device."""
-    values = np.array(list(memory.values()))
-    known = ~np.isnan(values)
-    return np.where(known, values, 0.0).sum(axis=0)[known.any(axis=0)]  # type: ignore[no-any-return]
+    used = list(map(sum, zip(*memory.values(), strict=True)))
+    if not math.isnan(sum(used)):
+        return used
+    samples = ([value for value in sample if not math.isnan(value)] for sample in zip(*memory.values(), strict=True))
+    return [sum(known) for known in samples if known]
 
 
 def _energy_source(devices: Mapping[int, _Device]) -> str:
@@ -379,6 +511,10 @@ def _notes(path: Path, samples: int, loss: ReadErrors | None) -> tuple[str, ...]
     return () if samples else (f"{path.name} has no sample",)
 
 
-def _merge_pairs(values: Floats) -> Floats:
-    """Return the sums of neighbouring pairs, padded with zeros to the same length."""
-    return np.concatenate([values[::2] + values[1::2], np.zeros(len(values) // 2)])
+def _merge_pairs(values: list[float]) -> list[float]:
+    """Return the sums of neighbouring pairs."""
+    return [sum(values[at : at + 2]) for at in range(0, len(values), 2)]
+
+
+def _lengthen(values: list[float], length: int) -> None:
+    values += [0.0] * (length - len(values))

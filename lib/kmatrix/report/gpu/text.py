@@ -9,12 +9,13 @@ from kmatrix.report.gpu.numbers import (
     SIMULATED,
     DeviceNumbers,
     GpuNumbers,
+    PeriodNumbers,
     RunGpus,
     Statistics,
-    complete_sum,
     cost_parts,
+    is_incomplete,
 )
-from kmatrix.stats import Balance, cv_text, mean
+from kmatrix.stats import Balance, complete_sum, cv_text, mean
 from kmatrix.text import UNKNOWN, WIDTH, columns, duration, plural, section, table, time_of_day, wrap
 
 MAX_DEVICES = 16  # listed per run; of more devices, those with the least and the most memory
@@ -67,14 +68,21 @@ def joules_text(joules: float | None) -> str:
 
 
 def energy_line(gpu: GpuNumbers) -> str:
-    """Return energy (J), energy per token (J/token), mean power (W) and their source."""
-    power = "" if gpu.mean_power is None else f", mean {gpu.mean_power:.1f} W"
-    if gpu.joules is None:
-        return f"unknown{power}"
-    per_token = UNKNOWN if gpu.joules_per_token is None else f"{gpu.joules_per_token:.3g}"
-    inverse = "" if gpu.tokens_per_joule is None else f" ({gpu.tokens_per_joule:.3g} tokens/J)"
+    """Return energy (J) of the run, then energy per token (J/token) and mean power (W) of its training and in all."""
     source = f" ({SOURCES.get(gpu.energy_source, gpu.energy_source)})" if gpu.energy_source else ""
-    return f"{joules_text(gpu.joules)} = {gpu.cost.kwh:.3g} kWh, {per_token} J/token{inverse}{power}{source}"
+    joules = "unknown" if gpu.joules is None else f"{joules_text(gpu.joules)} = {gpu.cost.kwh:.3g} kWh"
+    if gpu.training is None:
+        return f"{joules}{_intensity(gpu.whole)}{source}"
+    return f"{joules}{source}; training{_intensity(gpu.training)}; whole run{_intensity(gpu.whole)}"
+
+
+def _intensity(period: PeriodNumbers) -> str:
+    """Return energy per token and mean power, each after a comma; nothing for what is unknown."""
+    power = "" if period.mean_power is None else f", mean {period.mean_power:.1f} W"
+    if period.joules_per_token is None:
+        return f", {UNKNOWN} J/token{power}"
+    inverse = "" if period.tokens_per_joule is None else f" ({period.tokens_per_joule:.3g} tokens/J)"
+    return f", {period.joules_per_token:.3g} J/token{inverse}{power}"
 
 
 def cost_lines(gpu: GpuNumbers) -> Iterator[str]:
@@ -132,7 +140,10 @@ def _section(runs: Sequence[RunGpus], unit: str) -> list[str]:
     lines = table(columns(titles, (0, 1)), rows, WIDTH, rule=True) if rows else ["memory and power were not recorded"]
     if rows:
         owner = "host" if unit == "rank" else "GPU"
-        lines.append(f"{memory}, util %, W, °C: means over the recording; total: memory of the {owner}")
+        periods = {"training" if run.gpu.training else "recording" for run in runs if run.gpu and run.gpu.evidence}
+        period = f"the {periods.pop()}" if len(periods) == 1 else "the training, or the recording if marked"
+        lines.append(f"{memory}, sd, util %, W, °C: means over {period}")
+        lines.append(f"peak, J: whole run; total: memory of the {owner}")
     if rows and unit == "rank":
         lines.append("RSS: resident memory of a rank; util %: 100 is one busy CPU core")
     for run in runs:
@@ -144,29 +155,35 @@ def _section(runs: Sequence[RunGpus], unit: str) -> list[str]:
 def _rows(run: RunGpus, gpu: GpuNumbers) -> Iterator[list[str]]:
     listed = _listed_devices(gpu)
     for place, device in enumerate(listed):
-        yield [_name(run) if place == 0 else "", _number_of(gpu, device), *_cells(device)]
+        yield [_name(run) if place == 0 else "", _number_of(gpu, device), *_cells(device, _whole(gpu, device))]
     if not listed:
         yield [_name(run), *[UNKNOWN] * 9]
     if len(gpu.devices) > 1:
         sizes = [device.memory_total for device in gpu.devices]
         size = sizes[0] if gpu.device_type == CPU else complete_sum(sizes)  # ranks share the memory of their host
-        numbers = [_decimal(gpu.total_mean), "", _decimal(gpu.total_max), UNKNOWN if size is None else f"{size:.0f}"]
-        known = [device.utilization.mean for device in gpu.devices if device.utilization]
+        total = UNKNOWN if size is None else f"{size:.0f}"
+        numbers = [_decimal(gpu.main.total_mean), "", _decimal(gpu.total_max), total]
         joules = UNKNOWN if gpu.joules is None else f"{gpu.joules:,.0f}"
-        yield ["", "all", *numbers, _decimal(mean(known) if known else None), _decimal(gpu.mean_power), "", joules]
+        yield ["", "all", *numbers, _decimal(gpu.utilization), _decimal(gpu.mean_power), "", joules]
+
+
+def _whole(gpu: GpuNumbers, device: DeviceNumbers) -> DeviceNumbers:
+    """Return the numbers of a device over the whole recording."""
+    return next(one for one in gpu.devices if (one.gpu_index, one.uuid) == (device.gpu_index, device.uuid))
 
 
 def _listed_devices(gpu: GpuNumbers) -> list[DeviceNumbers]:
     """Return all devices, or if there are too many, those with the least and the most memory."""
     if len(gpu.devices) <= MAX_DEVICES:
-        return list(gpu.devices)
-    known = [device for device in gpu.devices if device.memory_used]
+        return list(gpu.main.devices)
+    known = [device for device in gpu.main.devices if device.memory_used]
     if not known:
         return []
     return [pick(known, key=lambda device: device.memory_used.mean if device.memory_used else 0) for pick in (min, max)]
 
 
-def _cells(device: DeviceNumbers) -> list[str]:
+def _cells(device: DeviceNumbers, whole: DeviceNumbers) -> list[str]:
+    """Return means of a device over the main period; peak and energy are of the whole recording."""
     memory = device.memory_used
     return [
         _mean(memory),
@@ -174,9 +191,9 @@ def _cells(device: DeviceNumbers) -> list[str]:
         _decimal(memory.maximum if memory else None),
         UNKNOWN if device.memory_total is None else f"{device.memory_total:.0f}",
         _mean(device.utilization),
-        _mean(device.power),
+        UNKNOWN if is_incomplete(device) else _mean(device.power),
         _mean(device.temperature),
-        UNKNOWN if device.joules is None else f"{device.joules:,.0f}",
+        UNKNOWN if whole.joules is None else f"{whole.joules:,.0f}",
     ]
 
 
@@ -193,10 +210,16 @@ def _run_lines(run: RunGpus, gpu: GpuNumbers) -> Iterator[str]:
 def _facts(gpu: GpuNumbers) -> Iterator[str]:
     if gpu.devices:
         memory, utilization, power = (gpu.balance(quantity) for _, quantity in QUANTITIES)
+        period = " (training)" if gpu.training else ""
         yield (
-            f"Balance: {balance_text(memory, _why_no_balance(gpu))}; utilization: {balance_text(utilization)}; "
+            f"Balance{period}: {balance_text(memory, _why_no_balance(gpu))}; utilization: {balance_text(utilization)}; "
             f"power: {balance_text(power)}"
         )
+        if gpu.training:
+            yield (
+                f"Whole run: {memory_name(gpu)} {_decimal(gpu.total_mean)} MiB; "
+                f"balance: {balance_text(gpu.whole.balance('memory_used'), _why_no_balance(gpu))}"
+            )
         yield f"Energy: {energy_line(gpu)}"
         yield from cost_lines(gpu)
         yield from busy_lines(gpu)
@@ -227,9 +250,10 @@ def _breakdown(run: RunGpus, gpu: GpuNumbers) -> list[str]:
     length = "" if gpu.seconds is None else f" in {duration(gpu.seconds)}"
     lines = wrap(f"{_name(run)}: {devices}, {gpu.samples:,} samples{length}")
     lines.append(f"{optimizer} Training - Per-{gpu.unit[0].upper()}{gpu.unit[1:]} Breakdown:")
-    for device in gpu.devices:
+    for device in gpu.main.devices:
         lines.append(f"    {gpu.label(device)}: {_mean_and_deviation(device.memory_used)}")
-    lines.append(f"    Total:  {UNKNOWN if gpu.total_mean is None else f'{gpu.total_mean:.1f} MB'}")
+    whole = "" if gpu.training is None else f"  (training; whole run: {_megabytes(gpu.total_mean)})"
+    lines.append(f"    Total:  {_megabytes(gpu.main.total_mean)}{whole}")
     lines.append(f"    Balance: {balance_text(gpu.balance('memory_used'), _why_no_balance(gpu))}")
     for name, quantity in QUANTITIES[1:]:
         lines.append(f"    Balance of {name}: {balance_text(gpu.balance(quantity))}")
@@ -262,21 +286,23 @@ def _by_optimizer(runs: Sequence[RunGpus]) -> list[str]:
     for (optimizer, devices), members in groups.items():
         gpus = [gpu for _, gpu in members]
         unfinished = sum(run.status in ("failed", "stopped", "skipped") for run, _ in members)
-        used = [device.utilization.mean for gpu in gpus for device in gpu.devices if device.utilization]
+        used = [device.utilization.mean for gpu in gpus for device in gpu.main.devices if device.utilization]
         peaks = [gpu.total_max for gpu in gpus if gpu.total_max is not None]
         rows.append(
             [
                 *(optimizer, devices, str(len(members)), str(unfinished) if unfinished else ""),
-                _average([gpu.total_mean for gpu in gpus]),
+                _average([gpu.main.total_mean for gpu in gpus]),
                 _average([max(peaks)] if peaks else []),
                 _average(used),
                 _average([gpu.mean_power for gpu in gpus]),
                 _average([gpu.joules for gpu in gpus], "{:,.0f}"),
-                _average([gpu.joules_per_token for gpu in gpus], "{:.3g}"),
+                _average([gpu.main.joules_per_token for gpu in gpus], "{:.3g}"),
             ]
         )
     titles = ["optimizer", "devices", "runs", "unfinished", "memory", "peak", "util %", "W", "J/run", "J/token"]
-    note = "mean over runs (peak: maximum); memory, peak and W: sum over the devices of a run"
+    note = (
+        "mean over runs (peak: maximum) of their training; peak, J: whole run; memory, peak and W: sum over the devices"
+    )
     return [*table(columns(titles, (0, 1)), rows, WIDTH, rule=True), *wrap(note)]
 
 
@@ -285,6 +311,10 @@ def _mean_and_deviation(statistics: Statistics | None) -> str:
         return UNKNOWN
     deviation = "" if statistics.deviation is None else f" (±{statistics.deviation:.1f})"
     return f"{statistics.mean:.1f} MB{deviation}"
+
+
+def _megabytes(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.1f} MB"
 
 
 def _name(run: RunGpus) -> str:
@@ -303,7 +333,13 @@ def _counts(runs: Sequence[RunGpus]) -> str:
     return f"{len(runs)}, {recorded} recorded" + (f", {failed} failed" if failed else "")
 
 
+def memory_name(gpu: GpuNumbers) -> str:
+    return "RSS" if gpu.device_type == CPU else "memory"
+
+
 def _why_no_balance(gpu: GpuNumbers) -> str:
+    if not gpu.consistent:
+        return "n/a (impossible values)"
     return f"n/a (one {gpu.unit})" if len(gpu.devices) < 2 else "n/a (unknown for a device)"
 
 
