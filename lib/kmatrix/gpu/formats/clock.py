@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -59,6 +59,10 @@ class RecordingClock:
         """Return the recording times of the samples begin to end - 1 in s."""
         zero = self._zero
         return [value - zero for value in self._raw[begin:end]]
+
+    def index_from(self, seconds: float) -> int:
+        """Return the index of the first sample at or after a recording time; the number of samples if there is none."""
+        return bisect_left(self._raw, seconds + self._zero)
 
     def index_after(self, seconds: float) -> int:
         """Return the index of the first sample after a recording time; the number of samples if there is none."""

@@ -281,7 +281,7 @@ def _training(
     The samples of the phases, a small part of a recording, are subtracted from the statistics of all its samples.
     """
     spans = merged_spans(phases)
-    ranges = [(clock.index_after(begin), clock.index_after(end)) for begin, end in spans]
+    ranges = [(clock.index_from(begin), clock.index_from(end)) for begin, end in spans]
     columns = {
         (int(gpu["gpu_index"]), str(gpu.get("uuid") or "")): values
         for gpu, values in zip(recording.header["gpus"], recording.columns, strict=True)

@@ -80,7 +80,7 @@ def _intensity(period: PeriodNumbers) -> str:
     """Return energy per token and mean power, each after a comma; nothing for what is unknown."""
     power = "" if period.mean_power is None else f", mean {period.mean_power:.1f} W"
     if period.joules_per_token is None:
-        return f", {UNKNOWN} J/token{power}"
+        return power if period.joules is None else f", {UNKNOWN} J/token{power}"
     inverse = "" if period.tokens_per_joule is None else f" ({period.tokens_per_joule:.3g} tokens/J)"
     return f", {period.joules_per_token:.3g} J/token{inverse}{power}"
 
@@ -301,7 +301,8 @@ def _by_optimizer(runs: Sequence[RunGpus]) -> list[str]:
         )
     titles = ["optimizer", "devices", "runs", "unfinished", "memory", "peak", "util %", "W", "J/run", "J/token"]
     note = (
-        "mean over runs (peak: maximum) of their training; peak, J: whole run; memory, peak and W: sum over the devices"
+        "mean over runs (peak: maximum); peak and J: whole run, others: training, if known; "
+        "memory, peak and W: sum over the devices of a run"
     )
     return [*table(columns(titles, (0, 1)), rows, WIDTH, rule=True), *wrap(note)]
 
