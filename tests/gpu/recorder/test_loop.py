@@ -556,7 +556,7 @@ def test_integrated_power_of_a_gpu_that_was_silent_is_unknown():
     assert silent["joules"] is None
 
 
-def test_a_few_failed_queries_are_no_loss():
+def test_a_few_failed_queries_do_not_count_as_a_loss():
     totals = RunTotals(DEVICES)
     totals.add(0.0, 1000.0, values(power=100.0, energy=0.0) * 2)
     silence(totals, 0.5, 0.1, power=100.0, energy=5.0)

@@ -168,9 +168,9 @@ class RunTotals:
     """All devices of a recording, over all attempts of its run."""
 
     def __init__(self, devices: Sequence[Device], *, ranks: bool = False, hz: float | None = None) -> None:
-        """`ranks`: the devices are ranks on the CPU, which have no values before their start and after their end.
+        """Start with nothing recorded. `hz`: the sampling rate.
 
-        `hz`: the sampling rate.
+        `ranks`: the devices are ranks on the CPU, which have no values before their start and after their end.
         """
         self._ranks = ranks
         self._gap_s = max(GAP_S, 2 / hz) if hz else GAP_S  # at low rates, samples are further apart than GAP_S
