@@ -68,6 +68,8 @@ bench: $(CORE) $(TRAIN)
 	$(QUIET_MAKE) bench/reports.py 1000 10000
 	$(QUIET_MAKE) bench/loader.py
 	$(QUIET_MAKE) bench/model_step.py
+	$(QUIET_MAKE) bench/published.py
+	$(QUIET_MAKE) bench/cpu_memory.py
 	$(QUIET_MAKE) bench/status.py
 	$(QUIET_MAKE) bench/shape.py
 

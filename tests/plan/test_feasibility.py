@@ -15,6 +15,7 @@ from kmatrix.plan.feasibility import (
     OVERHEAD,
     Feasibility,
     Fit,
+    GpuModel,
     Target,
     _files,
     at_mfu,
@@ -24,6 +25,7 @@ from kmatrix.plan.feasibility import (
     feasibility,
     fit,
     largest_batch,
+    mfu_band,
 )
 from kmatrix.plan.memory import memory
 from kmatrix.shapes import NAMED, ModelShape, peak_tflops
@@ -157,14 +159,15 @@ def test_an_unknown_name_lists_the_known_ones():
 def test_the_largest_micro_batch_fits_and_one_more_does_not():
     device = by_name("A10G")
     largest = largest_batch(SMALL, TRAIN, device)
-    needed = [memory(SMALL, replace(TRAIN, batch_size=batch)).total for batch in (largest, largest + 1)]
-    assert [fit(size, device) for size in needed] == [Fit.TIGHT, Fit.NOT]
+    needed = [memory(SMALL, replace(TRAIN, batch_size=batch)) for batch in (largest, largest + 1)]
+    assert [fit(need, device) for need in needed] == [Fit.TIGHT, Fit.NOT]
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.89, Fit.FITS), (0.91, Fit.TIGHT), (1.01, Fit.NOT)])
 def test_the_memory_available_to_a_run_excludes_that_of_the_libraries(share, verdict):
-    device = by_name("A100")
-    assert fit(share * (device.memory - OVERHEAD), device) is verdict
+    need = memory(SMALL, TRAIN)
+    device = GpuModel(name="a GPU", memory=need.total / share + OVERHEAD, watts=None)
+    assert fit(need, device) is verdict
 
 
 @pytest.mark.parametrize(
@@ -207,8 +210,10 @@ def test_the_expected_time_is_in_the_middle_of_its_range():
     shape, device = SMALL, by_name("A100")
     train = replace(TRAIN, num_gpus=4)
     found = expected_seconds(shape=shape, train=train, tokens=10**9, device=device)
-    fast, slow = (at_mfu(share, shape=shape, train=train, tokens=10**9, device=device).seconds for share in (0.5, 0.25))
-    assert found == pytest.approx(slow / math.sqrt(2)) == pytest.approx(fast * math.sqrt(2))
+    low, high = mfu_band(shape, train, device)
+    fast, slow = (at_mfu(share, shape=shape, train=train, tokens=10**9, device=device).seconds for share in (high, low))
+    assert fast < found < slow
+    assert found == pytest.approx(math.sqrt(fast * slow))
     unknown = detected("a card", 1000.0)
     assert expected_seconds(shape=shape, train=train, tokens=10**9, device=unknown) is None
 
@@ -231,3 +236,29 @@ def test_as_many_prebuilt_shards_are_fetched_as_contain_the_tokens(tokens, shard
 def test_all_tokens_of_a_dataset_are_those_of_its_shards():
     assert PREBUILT["finewebedu"].tokens == 9_853_989_344
     assert PREBUILT["fineweb"].tokens is None
+
+
+def test_compiled_runs_are_expected_to_be_faster_and_small_models_may_be_slower():
+    device = by_name("H100")
+    eager, compiled = (mfu_band(SMALL, replace(TRAIN, compile=compiled), device) for compiled in (False, True))
+    assert eager[0] < compiled[0]
+    assert eager[1] < compiled[1]
+    tiny = replace(SMALL, n_layer=4, n_embd=384)
+    assert mfu_band(tiny, TRAIN, device)[0] < eager[0]
+    assert mfu_band(tiny, TRAIN, device)[1] == eager[1]
+
+
+def test_compilation_saves_the_copies_of_the_logits():
+    plain, compiled = (memory(SMALL, replace(TRAIN, compile=compiled)) for compiled in (False, True))
+    assert compiled.logits == plain.logits / 4
+    assert compiled.activations == plain.activations
+
+
+def test_a_process_on_the_cpu_takes_more_than_its_tensors_and_recomputation_saves_less():
+    train = replace(TRAIN, device="cpu", dtype="fp32")
+    need, recomputing = (memory(SMALL, replace(train, recompute=recompute)) for recompute in (False, True))
+    assert need.process > 1.3 * need.total
+    assert recomputing.total < recomputing.process < need.process
+    assert need.process - recomputing.process < need.total - recomputing.total
+    on_gpu = memory(SMALL, TRAIN)
+    assert on_gpu.process == on_gpu.total

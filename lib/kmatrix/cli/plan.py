@@ -16,7 +16,6 @@ from kmatrix.experiment.data import PREBUILT, data_lines, epochs, prepare_data, 
 from kmatrix.experiment.plan import Plan, RunKind, make_plan
 from kmatrix.matrix.expand import Run
 from kmatrix.plan.feasibility import (
-    BAND,
     KNOWN,
     OVERHEAD,
     Feasibility,
@@ -34,6 +33,7 @@ from kmatrix.plan.feasibility import (
     kilowatt_hours,
     largest_batch,
     largest_depth,
+    mfu_band,
     other_counts,
     peak_of,
 )
@@ -42,7 +42,6 @@ from kmatrix.records.paths import ROOT
 from kmatrix.text import count, disk_size, duration, flop_count, memory_size, money, plural, shown
 
 TARGETS = {"TOKENS_PER_SECOND": "tokens_per_second", "SECONDS_PER_STEP": "seconds_per_step", "HOURS": "hours"}
-BAND_TEXT = f"{BAND[0]:.0%} to {BAND[1]:.0%}".replace("%", " %")
 
 
 def dry_run(arguments: Arguments) -> int:
@@ -273,16 +272,18 @@ def _memory(needed: MemoryNeed) -> str:
     listed = ", ".join(
         f"{name} {'unknown' if size is None else memory_size(size)}" for name, size in parts.items() if size != 0
     )
-    peak = "unknown, like the optimizer states" if needed.total is None else f"{memory_size(needed.total)} per rank"
-    return f"peak {peak} ({listed})"
+    if needed.total is None or needed.process is None:
+        return f"peak unknown, like the optimizer states ({listed})"
+    process = f"; {memory_size(needed.process)} with the rest of the process" if needed.on_cpu else ""
+    return f"peak {memory_size(needed.total)} per rank ({listed}){process}"
 
 
 def _device_lines(config: RunConfig, device: GpuModel, needed: MemoryNeed, target: Target) -> Iterator[str]:
     """Yield the lines of a run on one device: fit, largest, time, target, energy, cost, GPUs."""
-    if device.memory is not None and needed.total is not None:
-        need, has = memory_size(needed.total), memory_size(device.memory)
-        room = f"{need} of {has}, {memory_size(OVERHEAD)} of it for libraries"
-        yield _line("fit", f"{fit(needed.total, device)} on {device.name}: {room}")
+    if device.memory is not None and needed.process is not None:
+        room = f"{memory_size(needed.process)} of {memory_size(device.memory)}"
+        room += "" if needed.on_cpu else f", {memory_size(OVERHEAD)} of it for libraries"
+        yield _line("fit", f"{fit(needed, device)} on {device.name}: {room}")
         yield _line("largest", _largest(config, device))
     yield _line("time", _time(config, device))
     if (rate := target.rate(config.tokens_per_step, config.tokens)) is not None:
@@ -323,8 +324,16 @@ def _seconds(config: RunConfig, device: GpuModel, target: Target) -> list[float]
         reached = at_rate(rate, shape=config.shape, train=config.train, tokens=config.tokens, device=device)
         if feasibility(reached.mfu) is not Feasibility.IMPOSSIBLE:
             return [config.tokens / rate]
-    band = [_seconds_at_mfu(config, device, share) for share in reversed(BAND)]  # the highest MFU first: shortest time
-    return [seconds for seconds in band if seconds is not None]
+    return _band_seconds(config, device)
+
+
+def _band_seconds(config: RunConfig, device: GpuModel, ranks: int | None = None) -> list[float]:
+    """Return the time of a run at both ends of the MFU band, shortest first; empty if unknown."""
+    band = mfu_band(config.shape, config.train, device)
+    ends = [
+        _seconds_at_mfu(config, device, share, ranks) for share in reversed(band)
+    ]  # the highest MFU is the shortest
+    return [seconds for seconds in ends if seconds is not None]
 
 
 def _seconds_at_mfu(config: RunConfig, device: GpuModel, share: float, ranks: int | None = None) -> float | None:
@@ -335,8 +344,7 @@ def _seconds_at_mfu(config: RunConfig, device: GpuModel, share: float, ranks: in
 
 def _time_range(config: RunConfig, device: GpuModel, ranks: int | None = None) -> str:
     """Return the time of a run at both ends of the MFU band as text, "" if unknown."""
-    ends = [_seconds_at_mfu(config, device, share, ranks) for share in reversed(BAND)]
-    return " to ".join(duration(end) for end in ends if end is not None)
+    return " to ".join(duration(end) for end in _band_seconds(config, device, ranks))
 
 
 def _time(config: RunConfig, device: GpuModel) -> str:
@@ -344,7 +352,10 @@ def _time(config: RunConfig, device: GpuModel) -> str:
         return f"unknown: the peak of {device.name} in {config.train.dtype} is not known (PEAK_TFLOPS=)"
     if config.tokens is None:
         return "unknown until the data are prepared"
-    return f"{_time_range(config, device)} at an MFU of {BAND_TEXT}, without evaluations"
+    low, high = mfu_band(config.shape, config.train, device)
+    band = f"{low:.0%} to {high:.0%}".replace("%", " %")
+    how = "compiled" if config.train.compile else "COMPILE=n"
+    return f"{_time_range(config, device)} at an MFU of {band} ({how}), without evaluations"
 
 
 def _target_text(config: RunConfig, device: GpuModel, rate: float) -> str:
@@ -359,7 +370,7 @@ def _target_text(config: RunConfig, device: GpuModel, rate: float) -> str:
 
 def _device_summary(config: RunConfig, device: GpuModel, needed: MemoryNeed, target: Target) -> str:
     """Return the forecast for one of several devices, as one line."""
-    words = [str(fit(needed.total, device))]
+    words = [str(fit(needed, device))]
     fits = largest_batch(config.shape, config.train, device)
     if fits is not None:
         words.append(f"largest micro-batch {fits}")

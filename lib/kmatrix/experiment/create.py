@@ -16,7 +16,7 @@ from kmatrix.experiment.data import Dataset, Key, key
 from kmatrix.experiment.provenance import code_of, provenance
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.matrix.expand import Matrix, Run
-from kmatrix.plan.feasibility import MIDDLE, detected, expected_seconds
+from kmatrix.plan.feasibility import detected, expected_seconds, middle_mfu
 from kmatrix.records.files import write_bytes, write_json, write_text
 from kmatrix.records.paths import MATRIX_PREFIX, MatrixDir
 from kmatrix.records.runs import Provenance, Tracking
@@ -138,11 +138,12 @@ def _run_json(matrix: MatrixDir, run: Run, made_from: Creation, origin: Provenan
 
 def _expected(config: RunConfig, gpus: tuple[Gpu, ...]) -> dict[str, Any]:
     """Return the expected time of a run on these GPUs and its source, both None if unknown."""
-    seconds = None
-    if config.device == "cuda" and gpus:
-        device = detected(gpus[0].name, gpus[0].memory_total)
-        seconds = expected_seconds(shape=config.shape, train=config.train, tokens=config.tokens, device=device)
-    source = None if seconds is None else f"an MFU of {MIDDLE:.0%} on {gpus[0].name}"
+    if config.device != "cuda" or not gpus:
+        return {"expected_s": None, "expected_from": None}
+    device = detected(gpus[0].name, gpus[0].memory_total)
+    seconds = expected_seconds(shape=config.shape, train=config.train, tokens=config.tokens, device=device)
+    share = middle_mfu(config.shape, config.train, device)
+    source = None if seconds is None else f"an MFU of {share:.0%} on {gpus[0].name}"
     return {"expected_s": seconds, "expected_from": source}
 
 

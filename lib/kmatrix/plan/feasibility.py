@@ -9,14 +9,21 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kmatrix.errors import ConfigError
-from kmatrix.plan.memory import BYTES, masks, memory, states
+from kmatrix.plan.memory import BYTES, MemoryNeed, masks, memory, states
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import ModelShape, by_depth, mfu, peak_tflops
 from kmatrix.text import GIB
 
-BAND = (0.25, 0.50)  # MFU of GPT-2 training with fused attention, from small models to large batches of large models
+# The MFU of GPT-2 training with torch.compile and fused attention: lowest and highest of the runs in published.toml,
+# which `bench/published.py` compares with the plan. Newer GPUs have a higher peak for the same memory bandwidth.
+BAND = (0.25, 0.65)
+BAND_HOPPER = (0.25, 0.54)
+HOPPER = ("H100", "H200", "GH200", "B200")  # and later
+# Without torch.compile: it makes training with fused attention 20 to 50 % faster (16 % for Llama 8B in torchtitan's
+# docs/performance.md, 85 % in nanoGPT's README, early in 2023).
+EAGER = (1 / 1.5, 1 / 1.2)
+SMALL, SMALLEST = 100e6, 0.05  # parameters below which kernels are too short to fill a GPU, and the MFU that remains
 UNLIKELY, IMPOSSIBLE = 0.75, 1.0  # required MFU
-MIDDLE = math.sqrt(BAND[0] * BAND[1])  # the geometric mean: a forecast is wrong by a factor, not by a difference
 OVERHEAD = GIB  # bytes that CUDA, NCCL and libraries use per device before any tensor is allocated
 TIGHT = 0.9  # fraction of the rest; above it, fragmentation can cause out-of-memory errors
 MOST = 1 << 20  # upper bound of the search for the largest micro-batch
@@ -36,14 +43,14 @@ class Feasibility(StrEnum):
     UNKNOWN = "unknown"
 
 
-def fit(needed: float | None, device: GpuModel) -> Fit:
-    """Return whether a number of bytes fits a device, next to the overhead of the libraries."""
-    if needed is None or device.memory is None:
+def fit(need: MemoryNeed, device: GpuModel) -> Fit:
+    """Return whether a run fits a device. On a GPU libraries need OVERHEAD, too; a process on the CPU includes them."""
+    if need.process is None or device.memory is None:
         return Fit.UNKNOWN
-    room = device.memory - OVERHEAD
-    if needed > room:
+    room = device.memory - (0 if need.on_cpu else OVERHEAD)
+    if need.process > room:
         return Fit.NOT
-    return Fit.TIGHT if needed > TIGHT * room else Fit.FITS
+    return Fit.TIGHT if need.process > TIGHT * room else Fit.FITS
 
 
 def feasibility(needed_mfu: float | None) -> Feasibility:
@@ -92,6 +99,21 @@ def peak_of(device: GpuModel, train: TrainConfig) -> float | None:
     return peak_tflops(device.name, train.dtype, tf32=train.tf32)
 
 
+def mfu_band(shape: ModelShape, train: TrainConfig, device: GpuModel) -> tuple[float, float]:
+    """Return the lowest and the highest MFU that a run is expected to reach, 0 to 1."""
+    words = device.name.upper().replace("-", " ").split()
+    low, high = BAND_HOPPER if any(name in words for name in HOPPER) else BAND
+    if shape.params < SMALL:
+        low = SMALLEST
+    return (low, high) if train.compile else (low * EAGER[0], high * EAGER[1])
+
+
+def middle_mfu(shape: ModelShape, train: TrainConfig, device: GpuModel) -> float:
+    """Return the middle of the MFU band: the geometric mean, because a forecast is wrong by a factor."""
+    low, high = mfu_band(shape, train, device)
+    return math.sqrt(low * high)
+
+
 def at_rate(rate: float, *, shape: ModelShape, train: TrainConfig, tokens: int | None, device: GpuModel) -> Speed:
     """Return the time and the MFU of a rate in tokens/s."""
     used = mfu(rate, shape.flops_per_token, peak_of(device, train), train.num_gpus)
@@ -112,10 +134,11 @@ def at_mfu(
 def expected_seconds(*, shape: ModelShape, train: TrainConfig, tokens: int | None, device: GpuModel) -> float | None:
     """Return the expected time of a run in seconds before anything is measured, at the middle of the MFU band.
 
-    None if the peak of the device or the length is unknown. The actual time can differ by a factor of 1.4;
+    None if the peak of the device or the length is unknown. The actual time can differ by a factor of two;
     evaluations and checkpoints are not included.
     """
-    speed = at_mfu(MIDDLE, shape=shape, train=train, tokens=tokens, device=device)
+    share = middle_mfu(shape, train, device)
+    speed = at_mfu(share, shape=shape, train=train, tokens=tokens, device=device)
     return None if speed is None else speed.seconds
 
 
@@ -163,12 +186,12 @@ def _files(train: TrainConfig, steps: int) -> int:
 
 def largest_batch(shape: ModelShape, train: TrainConfig, device: GpuModel) -> int | None:
     """Return the largest micro-batch that fits in sequences, 0 if none fits, None if unknown."""
-    return _largest(lambda batch: fit(memory(shape, replace(train, batch_size=batch)).total, device))
+    return _largest(lambda batch: fit(memory(shape, replace(train, batch_size=batch)), device))
 
 
 def largest_depth(train: TrainConfig, device: GpuModel, shape_at: Callable[[int], ModelShape]) -> int | None:
     """Return the largest number of layers that fits with this micro-batch. shape_at: depth -> shape."""
-    return _largest(lambda depth: fit(memory(shape_at(depth), train).total, device))
+    return _largest(lambda depth: fit(memory(shape_at(depth), train), device))
 
 
 def deeper(shape: ModelShape, train: TrainConfig) -> Callable[[int], ModelShape]:
@@ -216,29 +239,31 @@ class GpuModel:
     watts: float | None  # maximum power, None if the manufacturer does not publish it
 
 
-# Gigabytes (10^9 bytes; the driver reports as many or a few percent more) and watts (thermal design power, of the
-# SXM version if there are two), from the data sheets that kmatrix.shapes cites for the peaks.
+# Memory in bytes and thermal design power in watts (of the SXM version if there are two). The memory of H100 and A100
+# is what PyTorch reports (8 of them have 633.6 and 634.0 GiB in reports of nanochat), the others are from the data
+# sheets that kmatrix.shapes cites for the peaks, with 10^9 bytes per GB: drivers report as many or a few percent more.
 # GH200: the power is shared with a CPU. A10G: AWS does not publish the power.
+GB = 1e9
 KNOWN = tuple(
-    GpuModel(name=name, memory=gigabytes * 1e9, watts=watts)
-    for name, gigabytes, watts in (
-        ("B200", 180, 1000),
-        ("GH200", 96, None),
-        ("H200", 141, 700),
-        ("H100 PCIe", 80, 350),
-        ("H100 NVL", 94, 400),
-        ("H100", 80, 700),
-        ("A100 40GB", 40, 400),
-        ("A100", 80, 400),
-        ("A10G", 24, None),
-        ("A10", 24, 150),
-        ("A30", 24, 165),
-        ("A40", 48, 300),
-        ("L40S", 48, 350),
-        ("L40", 48, 300),
-        ("L4", 24, 72),
-        ("RTX 3090", 24, 350),
-        ("RTX 4090", 24, 450),
+    GpuModel(name=name, memory=memory, watts=watts)
+    for name, memory, watts in (
+        ("B200", 180 * GB, 1000),
+        ("GH200", 96 * GB, None),
+        ("H200", 141 * GB, 700),
+        ("H100 PCIe", 79.2 * GIB, 350),
+        ("H100 NVL", 94 * GB, 400),
+        ("H100", 79.2 * GIB, 700),
+        ("A100 40GB", 40 * GB, 400),
+        ("A100", 79.25 * GIB, 400),
+        ("A10G", 24 * GB, None),
+        ("A10", 24 * GB, 150),
+        ("A30", 24 * GB, 165),
+        ("A40", 48 * GB, 300),
+        ("L40S", 48 * GB, 350),
+        ("L40", 48 * GB, 300),
+        ("L4", 24 * GB, 72),
+        ("RTX 3090", 24 * GB, 350),
+        ("RTX 4090", 24 * GB, 450),
     )
 )
 

@@ -18,6 +18,15 @@ MATMUL_ROWS = 256  # query rows per product there; keys after the last of these 
 # Up to this width and from this vocabulary on, the CPU computes the loss in chunks of CPU_CHUNK rows by default.
 NARROW, MANY, CPU_CHUNK = 128, 32768, 128
 LOGIT_COPIES = 3  # 32-bit: log-probabilities, their gradient, the gradient of the logits
+# Bytes per logit with torch.compile, which fuses the loss: it keeps the logits in the dtype of the activations.
+# Measured on the CPU in bf16: 2.3. The rest of the model takes as much memory as without it.
+COMPILED_LOGIT = {"bf16": 3, "fp32": 6}
+# The memory of a process on the CPU: Python, PyTorch and its libraries, and a share above the tensors, because the
+# allocator does not return every gap. Recomputation frees many small blocks, of which it keeps about half.
+# Measured with bench/cpu_memory.py, which prints the error of each row.
+CPU_PROCESS = 390 * 2**20
+CPU_GAPS = 1.35
+CPU_KEPT = 0.5
 BYTES = 4  # weights, gradients and optimizer states are 32-bit
 FEWEST_CHANGES = 5  # mask updates; with fewer, pruning is one step instead of a ramp
 MOST_WARMUP = 0.25  # fraction of the steps; with more, runs compare warm-ups instead of optimizers
@@ -51,6 +60,8 @@ class MemoryNeed:
     block: float  # extra for the backward pass of one block; the whole block with activation checkpointing
     logits: float
     head: float  # gradient of the output layer, the first to exist
+    unused: float = 0.0  # CPU only: freed by recomputation, but kept by the allocator
+    on_cpu: bool = False
     early: bool  # gradients exist before the backward pass (accumulation, or DDP buckets)
 
     @property
@@ -64,6 +75,18 @@ class MemoryNeed:
         there = self.gradients if self.early else 0.0
         begins = self.activations + max(self.logits + there, self.block + (there or self.head))
         return kept + max(begins, self.gradients + self.block)
+
+    @property
+    def process(self) -> float | None:
+        """The memory of the whole process on the CPU; on a GPU that of its tensors, next to libraries."""
+        if self.total is None or not self.on_cpu:
+            return self.total
+        return CPU_PROCESS + CPU_GAPS * (self.total + self.unused)
+
+    @property
+    def least(self) -> float | None:
+        """Weights, gradients and optimizer states: a device with less memory can never train the model."""
+        return None if self.states is None else self.weights + self.gradients + self.states
 
 
 def memory(shape: ModelShape, train: TrainConfig) -> MemoryNeed:
@@ -82,8 +105,10 @@ def memory(shape: ModelShape, train: TrainConfig) -> MemoryNeed:
         copies=copies,
         activations=_activations(wide, train, tokens),
         block=tokens * _way_back(wide, train),
-        logits=_logits(wide, half, tokens, chunk),
+        logits=_logits(wide, train, tokens, chunk),
         head=BYTES * wide.vocab_size * wide.n_embd,
+        unused=_kept_by_allocator(wide, train, tokens),
+        on_cpu=train.device == "cpu",
         early=ranks > 1 or train.gradient_accumulation > 1,
     )
 
@@ -120,10 +145,19 @@ def _activations(shape: ModelShape, train: TrainConfig, tokens: int) -> float:
     return tokens * (shape.n_layer * layer + ends)
 
 
-def _logits(shape: ModelShape, half: bool, tokens: int, chunk: int) -> float:
+def _kept_by_allocator(shape: ModelShape, train: TrainConfig, tokens: int) -> float:
+    """Return the bytes that recomputation frees and the CPU's allocator keeps."""
+    if train.device != "cpu" or not train.recompute:
+        return 0.0
+    return CPU_KEPT * tokens * shape.n_layer * of_layer(shape, train)
+
+
+def _logits(shape: ModelShape, train: TrainConfig, tokens: int, chunk: int) -> float:
     """Return the bytes of the loss: logits and their gradients, of all rows or of one chunk."""
+    half = train.dtype == "bf16"
     rows = min(chunk, tokens) if chunk else tokens
-    whole = LOGIT_COPIES * 4.0 * rows * shape.vocab_size
+    each = COMPILED_LOGIT[train.dtype] if train.compile and not chunk else LOGIT_COPIES * 4.0
+    whole = each * rows * shape.vocab_size
     if not chunk:
         return whole
     # In chunks, the gradients of the output layer and of its input exist from the forward pass on.
