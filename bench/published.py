@@ -56,7 +56,7 @@ class Compared:
 
     @property
     def in_band(self) -> bool | None:
-        """Whether the published time is inside the planned band; None if there is none."""
+        """Return whether the published time is inside the planned band; None if there is none."""
         return None if self.run.seconds is None else self.shortest <= self.run.seconds <= self.longest
 
     @property
@@ -66,7 +66,7 @@ class Compared:
 
     @property
     def memory_right(self) -> bool | None:
-        """Whether the planned memory is within SAFE or higher, and the verdict the published one; None without one."""
+        """Return whether the planned peak is within SAFE or higher, and the verdict the published one; None without one."""
         if not (self.run.memory_mib or self.run.fits or self.run.not_on):
             return None
         low = self.memory_error is not None and self.memory_error < -SAFE
