@@ -66,7 +66,7 @@ class Compared:
 
     @property
     def memory_right(self) -> bool | None:
-        """Return whether the planned peak is within SAFE or higher, and the verdict the published one; None without one."""
+        """Return whether the plan is at most SAFE below the peak, and has the published verdict; None without one."""
         if not (self.run.memory_mib or self.run.fits or self.run.not_on):
             return None
         low = self.memory_error is not None and self.memory_error < -SAFE
