@@ -71,6 +71,7 @@ def check_curve_grows(window: Browser, page: Served) -> None:
     """Check that points are added without a reload and that the loss falls."""
     window.open(page.url)
     window.wait_until(lambda: RUN in window.text and window.count(f"{LOSS}"), "the run and its curve are drawn")
+    window.wait_until(lambda: window.attributes("data-metric")[:1] == ["train/loss"], "the loss is the first chart")
     before = len(window.download_csv(LOSS))
     window.wait_until(lambda: len(window.download_csv(LOSS)) >= before + 10, "ten more points are drawn")
     losses = [float(row["train/loss"]) for row in window.download_csv(LOSS)]
@@ -119,7 +120,10 @@ def check_trackio_content(clone, results: Path, steps: set[int]) -> None:
 
 def check_tensorboard(clone, window: Browser, results_arg: str) -> None:
     with serve_target(clone, "tensorboard", results_arg, "PORT=21006") as page:
-        window.open(f"{page.url}?tagFilter=train%2Floss#timeseries")
+        window.open(page.url)
+        window.wait_until(lambda: {RUN, "Pinned", "2 cards"} <= set(window.text.splitlines()), "the losses are pinned")
+        window.save_screenshot("tensorboard-opened")
+        window.open(f"{page.base}?tagFilter=train%2Floss#timeseries")
         window.wait_until(lambda: {RUN, "/loss"} <= set(window.text.splitlines()), "the run and the chart are visible")
         window.wait_until(lambda: window.count_colored_pixels("line-chart canvas") > 100, "the curve is painted")
         window.save_screenshot("tensorboard")

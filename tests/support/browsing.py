@@ -57,6 +57,11 @@ class Browser:
         """Return the number of elements that match a CSS selector."""
         return len(self._driver.find_elements(By.CSS_SELECTOR, selector))
 
+    def attributes(self, name: str) -> list[str]:
+        """Return the values of an attribute of all elements that have it, from the top of the page."""
+        elements = self._driver.find_elements(By.CSS_SELECTOR, f"[{name}]")
+        return [str(element.get_attribute(name)) for element in elements]
+
     def download_csv(self, selector: str) -> list[dict[str, str]]:
         """Press a button that downloads a CSV file, and return its rows."""
         for old in self._downloads.iterdir():

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from urllib.parse import parse_qs, urlsplit
+
 import pytest
 
 from kmatrix.records.runs import Status
-from kmatrix.track.tensorboard import TensorBoardMirror
+from kmatrix.track.page import Page
+from kmatrix.track.tensorboard import TensorBoardMirror, opening
 from kmatrix.track.tracker import DeviceValues, MetricPoint, TrackerAlert, identity
 from track_factory import START_TIME, make_run_dir
 
@@ -108,3 +112,61 @@ def test_opening_a_fully_sent_run_writes_nothing(identity_of, folder):
     reopened.open(identity_of)
     reopened.close(Status.FINISHED)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_the_first_custom_chart_has_both_losses(identity_of, folder):
+    from tensorboard.plugins.custom_scalar import layout_pb2, metadata
+
+    TensorBoardMirror().open(identity_of)
+    [event] = read(folder).Tensors(metadata.CONFIG_SUMMARY_TAG)
+    first = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0]).category[0].chart[0]
+    assert list(first.multiline.tag) == ["train/loss$", "val/loss$"]
+
+
+def session(folder):
+    """Return what the tab HParams knows of a run: its values, and its final status or None."""
+    from tensorboard.plugins.hparams import metadata
+
+    found = read(folder).SummaryMetadata
+    start = metadata.parse_session_start_info_plugin_data(
+        found(metadata.SESSION_START_INFO_TAG).plugin_data.content
+    ).hparams
+    values = {name: value.string_value or value.number_value for name, value in start.items()}
+    try:
+        end = metadata.parse_session_end_info_plugin_data(found(metadata.SESSION_END_INFO_TAG).plugin_data.content)
+    except KeyError:
+        return values, None
+    return values, end.status
+
+
+def test_hparams_are_the_axes_and_the_main_symbols(identity_of, folder):
+    TensorBoardMirror().open(identity_of)
+    assert session(folder) == ({"optimizer": "adamw", "seed": 1.0, "max_iters": 500.0}, None)
+
+
+def test_only_a_finished_run_has_a_final_status_in_hparams(identity_of, folder):
+    from tensorboard.plugins.hparams import api_pb2
+
+    for status, expected in ((Status.STOPPED, None), (Status.FINISHED, api_pb2.STATUS_SUCCESS)):
+        tracker = TensorBoardMirror()
+        tracker.open(identity_of)
+        tracker.points(points(0))
+        tracker.close(status)
+        assert session(folder)[1] == expected
+
+
+def test_memory_is_not_written_under_two_tags(identity_of, folder):
+    tracker = TensorBoardMirror()
+    tracker.open(identity_of)
+    both = {"gpu/0/memory_used": 7.0, "gpu_0_memory": 7.0, "gpu_total_memory": 7.0}
+    tracker.devices([DeviceValues(time=START_TIME, values=both)])
+    tracker.points(points(0))
+    tags = [tag for tag in read(folder).Tags()["scalars"] if tag.startswith("gpu")]
+    assert sorted(tags) == ["gpu/0/memory_used", "gpu_total_memory"]
+
+
+def test_the_address_pins_the_losses():
+    address = opening(Page(url="http://127.0.0.1:6006/", port=6006, pid=1))
+    query = parse_qs(urlsplit(address).query)
+    assert [card["tag"] for card in json.loads(query["pinnedCards"][0])] == ["train/loss", "val/loss"]
+    assert query["smoothing"] == ["0"]

@@ -138,6 +138,15 @@ def test_gpu_values_since_the_previous_row_are_averaged_into_the_row(tmp_path):
     assert (summary["state"], summary["summary"]["status"]) == ("finished", "stopped")  # not failed: it can continue
 
 
+def test_device_samples_of_a_batch_belong_to_the_rows_after_them(tmp_path):
+    """An upload after the run sends hundreds of rows at once, with all samples of their time."""
+    folder = tmp_path / "matrix"
+    samples = [["devices", EPOCH + second, float(second)] for second in (1, 2, 4)]
+    drive(folder, ["open"], *samples, ["points", 0, 5], ["close", "finished"])
+    found = rows(WandbFiles(folder / RUN))
+    assert [row.get("gpu_total_memory") for row in found] == [None, 1.0, 2.0, None, 4.0]
+
+
 def test_files_contain_no_command_line_packages_or_environment(offline_run):
     files = [path for path in offline_run[0].folder.rglob("*") if path.is_file()]
     assert any(path.suffix == ".wandb" for path in files)

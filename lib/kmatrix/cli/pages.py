@@ -25,7 +25,7 @@ from kmatrix.status.status_file import recover_status
 from kmatrix.text import UNKNOWN, columns, count, duration, shown, table
 from kmatrix.track.available import need_trackers, own_project
 from kmatrix.track.page import LOOPBACK, Page, StateFile, wait_for_signal
-from kmatrix.track.tensorboard import recorded, serve
+from kmatrix.track.tensorboard import opening, recorded, serve
 from kmatrix.track.trackio import data_dir, import_inbox, known_projects, served
 from kmatrix.track.wandb import QUIET, WandbFiles
 
@@ -147,7 +147,7 @@ def show(arguments: Arguments) -> int:
     need_trackers(["tensorboard"])
     wanted, host = port(arguments, "tensorboard"), arguments.get("HOST", LOOPBACK)
     page = serve(folder, host, wanted)
-    announce(f"serving TensorBoard for {shown(folder)}", page, [f"URL: {page.url}"], host=host, wanted=wanted)
+    announce(f"serving TensorBoard for {shown(folder)}", page, [f"URL: {opening(page)}"], host=host, wanted=wanted)
     wait_for_signal()
     print("\nstopped TensorBoard")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,9 +114,13 @@ def _resumes(path: Path) -> list[tuple[int, int]]:
     return found
 
 
+LOSSES = ("train/loss", "val/loss")  # first: some pages show the keys in the order in which they arrive
+
+
 def _point(line: MetricLine) -> list[MetricPoint]:
     """Return the point of a merged line, or an empty list if it has no time or no metrics."""
-    values = {key: value for key, value in line.values.items() if value is not None}
+    known = {key: value for key, value in line.values.items() if value is not None}
+    values = {key: known[key] for key in LOSSES if key in known} | known
     return [MetricPoint(step=line.step, time=line.time, values=values)] if values and line.time is not None else []
 
 
@@ -250,6 +255,14 @@ def means(devices: Sequence[DeviceValues]) -> dict[str, float]:
         for name, value in sample.values.items():
             found.setdefault(name, []).append(value)
     return {name: statistics.fmean(values) for name, values in found.items()}
+
+
+COPY = re.compile(r"gpu_\d+_memory")  # of gpu/<i>/memory_used, under the key of the original project for W&B
+
+
+def without_copies(values: Mapping[str, float]) -> dict[str, float]:
+    """Return device values without those that have a second key."""
+    return {key: value for key, value in values.items() if not COPY.fullmatch(key)}
 
 
 def _devices(entry: Mapping[str, Any]) -> DeviceValues | None:

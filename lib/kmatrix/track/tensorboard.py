@@ -10,16 +10,46 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
-from kmatrix.track.feed import means
+from kmatrix.track.feed import means, without_copies
 from kmatrix.track.page import Page, free_port
-from kmatrix.track.tracker import DeviceValues, MetricPoint, StoredRun, TrackerAlert, TrackerIdentity
+from kmatrix.track.tracker import (
+    DeviceValues,
+    MetricPoint,
+    StoredRun,
+    TrackerAlert,
+    TrackerIdentity,
+    number_or_text,
+)
 
 ALERTS, CONFIG, STATUS = "alerts", "config", "status"  # tags of text summaries
 FILES = "*tfevents*"
 GPU = ("gpu/", "gpu_")  # prefixes of the tags of device values
+
+# The charts of the tab "Custom scalars": category -> title -> patterns of tags.
+LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
+    "loss": {"loss (nats/token)": ("train/loss", "val/loss")},
+    "training": {"learning rate": ("train/lr",), "gradient norm": ("grad/norm",)},
+    "speed": {"tokens/s": ("throughput/tokens_per_s",), "MFU": ("throughput/mfu",)},
+    "devices": {
+        "utilization (percent)": (r"gpu/\d+/utilization",),
+        "memory (MiB)": (r"gpu/\d+/memory_used",),
+        "power (W)": (r"gpu/\d+/power",),
+    },
+}
+# The columns of the tab "HParams", in addition to the axes of the matrix: name -> symbol.
+HPARAMS = {
+    "optimizer": "GPT2_OPTIMIZER",
+    "learning_rate": "GPT2_LEARNING_RATE",
+    "weight_decay": "GPT2_WEIGHT_DECAY",
+    "batch_size": "GPT2_BATCH_SIZE",
+    "max_iters": "GPT2_MAX_ITERS",
+    "seed": "GPT2_SEED",
+}
+RESULTS = {"val/loss": "val loss", "train/loss": "train loss", "throughput/tokens_per_s": "tokens/s"}
 
 
 class TensorBoardMirror:
@@ -44,7 +74,11 @@ class TensorBoardMirror:
         self._folder.mkdir(parents=True, exist_ok=True)
         # The configuration once, and not again when an attempt resumes.
         if not any(self._folder.glob(FILES)):
-            self._text(CONFIG, _table(run), time=time.time())
+            now = time.time()
+            self._text(CONFIG, _table(run), time=now)
+            for summary in (_layout(), *_hparams(run, now)):
+                self._event(now, 0, summary)
+            self._flush()
             return StoredRun(steps={}, link=str(self._folder))
         stored, self._status = _stored(self._folder)
         self._step = max(stored.steps, default=0)
@@ -55,7 +89,7 @@ class TensorBoardMirror:
             before = [devices for devices in self._devices if devices.time <= point.time]
             self._devices = self._devices[len(before) :]
             self._step = point.step
-            self._write(point.time, point.step, {**means(before), **point.values})
+            self._write(point.time, point.step, {**point.values, **without_copies(means(before))})
         self._flush()
 
     def devices(self, devices: Sequence[DeviceValues]) -> None:
@@ -67,6 +101,9 @@ class TensorBoardMirror:
     def close(self, status: Status) -> None:
         if self._status != status:
             self._text(STATUS, str(status), time=time.time())
+        # Once: of several, TensorBoard shows the first, and a stopped or failed run may be continued.
+        if status is Status.FINISHED and self._status != status:
+            self._event(time.time(), self._step, _session_end(time.time()))
         if self._writer is not None:
             self._writer.close()
 
@@ -148,12 +185,67 @@ def _rows(pairs: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield f"| {name} | {json.dumps(text)[1:-1].replace('|', chr(92) + '|')} |"
 
 
+def _layout() -> Any:
+    """Return the summary with the charts of the tab "Custom scalars"."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.custom_scalar import layout_pb2, metadata
+    from tensorboard.util.tensor_util import make_tensor_proto
+
+    # Its patterns match the start of a tag.
+    categories = [
+        layout_pb2.Category(
+            title=category,
+            chart=[
+                layout_pb2.Chart(
+                    title=title, multiline=layout_pb2.MultilineChartContent(tag=[f"{tag}$" for tag in tags])
+                )
+                for title, tags in charts.items()
+            ],
+        )
+        for category, charts in LAYOUT.items()
+    ]
+    tensor = make_tensor_proto(layout_pb2.Layout(category=categories).SerializeToString())
+    value = Summary.Value(tag=metadata.CONFIG_SUMMARY_TAG, metadata=metadata.create_summary_metadata(), tensor=tensor)
+    return Summary(value=[value])
+
+
+def _hparams(run: TrackerIdentity, started: float) -> list[Any]:
+    """Return the summaries of the tab "HParams": its columns, and the values of this run. started: Unix s."""
+    from tensorboard.plugins.hparams import summary_v2 as hp
+
+    axes = dict(tag.partition("=")[::2] for tag in run.tags)
+    symbols = {name: run.config[symbol] for name, symbol in HPARAMS.items() if run.config.get(symbol)}
+    values = {name: number_or_text(text) for name, text in {**symbols, **axes}.items()}
+    metrics = [hp.Metric(tag, display_name=title) for tag, title in RESULTS.items()]
+    return [
+        hp.hparams_config_pb([hp.HParam(name) for name in values], metrics, time_created_secs=started),
+        hp.hparams_pb(values, trial_id=run.name, start_time_secs=started),
+    ]
+
+
+def _session_end(ended: float) -> Any:
+    """Return the summary of a finished run for the tab "HParams". ended: Unix s."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+
+    end = plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=ended)
+    about = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_end_info=end))
+    value = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=about, tensor=metadata.NULL_TENSOR)
+    return Summary(value=[value])
+
+
 RELOAD_S = 5.0  # between two reads of the event files by the server
 
 
 def recorded(folder: Path) -> bool:
     """Return whether there is an event file below a directory."""
     return any(folder.glob("**/events.out.tfevents.*"))
+
+
+def opening(page: Page) -> str:
+    """Return the address that opens the page with the losses at its top, not smoothed."""
+    cards = json.dumps([{"plugin": "scalars", "tag": tag} for tag in ("train/loss", "val/loss")], separators=(",", ":"))
+    return f"{page.url}?smoothing=0&pinnedCards={quote(cards)}#timeseries"
 
 
 def serve(folder: Path, host: str, port: int) -> Page:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import isfinite
 from pathlib import Path
 from typing import Protocol
 
@@ -143,6 +144,17 @@ def identity(run: RunDir, *, project: str = "", online: bool = False) -> Tracker
         config={**record.symbols, **permitted, "run_id": record.run_id, "matrix": matrix},
         tracking=run.path.parent.parent,
     )
+
+
+NUMBER = re.compile(r"-?(0|[1-9]\d*)(?P<point>\.\d+)?(?P<power>[eE][+-]?\d+)?")  # JSON numbers: not 007, not 1_000
+
+
+def number_or_text(text: str) -> str | int | float:
+    """Return the value of a symbol as a finite number if it is one, so that a tracker can sort and plot it."""
+    found = NUMBER.fullmatch(text)
+    if not found or not isfinite(float(text)):
+        return text
+    return float(text) if found["point"] or found["power"] else int(text)
 
 
 def _reruns(run: RunDir) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 import shlex
 import sqlite3
 import zlib
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 from kmatrix.errors import LaunchError
 from kmatrix.records.paths import MATRIX_PREFIX
 from kmatrix.records.runs import Status
+from kmatrix.track.feed import without_copies
 from kmatrix.track.page import Page, free_port
 from kmatrix.track.tracker import DeviceValues, MetricPoint, StoredRun, TrackerAlert, TrackerIdentity
 
@@ -30,7 +30,11 @@ NAME = "trackio"
 LOCAL = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 REMOTE = ("TRACKIO_DATASET_ID", "TRACKIO_BUCKET_ID", "SPACE_REPO_NAME")  # enable copies on a server
 RESERVED = frozenset({"project", "run", "timestamp", "step", "time", "metrics"})  # stored as __time etc.
-FLAT = re.compile(r"gpu_\d+_memory")  # duplicates of gpu/<i>/..., for trackers without system metrics
+# The charts of the page, from its top; by default it begins with the metrics without a slash.
+PLOT_ORDER = (
+    *("train/loss", "val/loss", "train/*", "val/*", "hellaswag/*", "grad/*", "throughput/*"),
+    *("sparsity", "tokens", "elapsed_s", "attempt"),
+)
 
 
 def data_dir(tracking: Path) -> Path:
@@ -107,8 +111,9 @@ class TrackioMirror:
         from trackio.fragments import system_metric_record
 
         for one in devices:
-            kept = {key: value for key, value in one.values.items() if not FLAT.fullmatch(key)}
-            row = self._row(_text(one.time), metrics=kept, log_id=self._row_id(f"gpu/{one.time:.6f}"))
+            row = self._row(
+                _text(one.time), metrics=without_copies(one.values), log_id=self._row_id(f"gpu/{one.time:.6f}")
+            )
             self._waiting.append(system_metric_record(row))
         if self._last and self._waiting:
             self._send(self._waiting)
@@ -218,6 +223,7 @@ def import_inbox(folder: Path) -> None:
 def served(folder: Path, host: str, port: int) -> Iterator[Page]:
     """Serve the page on the first free port from `port` upward, until the context exits."""
     prepare(folder)
+    os.environ.setdefault("TRACKIO_PLOT_ORDER", ",".join(PLOT_ORDER))
     os.environ["GRADIO_SERVER_PORT"] = str(free_port(host, port))  # Gradio tries the following ports itself
     import trackio
 

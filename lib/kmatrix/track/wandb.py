@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -15,14 +14,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from math import isfinite, isnan
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kmatrix.gpu.processes import ProcessHandle, processes_with
 from kmatrix.records.runs import Status, merged_metrics
 from kmatrix.track.feed import means
-from kmatrix.track.tracker import DeviceValues, MetricPoint, StoredRun, TrackerAlert, TrackerIdentity
+from kmatrix.track.tracker import (
+    DeviceValues,
+    MetricPoint,
+    StoredRun,
+    TrackerAlert,
+    TrackerIdentity,
+    number_or_text,
+)
 
 if TYPE_CHECKING:
     import wandb
@@ -39,8 +45,8 @@ QUIET_SERVICE = {  # environment of W&B's package and service: no output, no err
 
 # Metrics whose summary is the best value instead of the last one.
 SUMMARY = {"val/loss": "min", "hellaswag/accuracy": "max", "hellaswag/accuracy_norm": "max"}
-NUMBER = re.compile(r"-?(0|[1-9]\d*)(?P<point>\.\d+)?(?P<power>[eE][+-]?\d+)?")  # JSON numbers: not 007, not 1_000
 AXES = ("tokens", "elapsed_s")  # x axes of charts, in addition to the step
+WITHOUT_CHART = (*AXES, "attempt")  # W&B draws no chart of these unless asked: a page opens on the losses
 
 
 class WandbMirror:
@@ -111,7 +117,7 @@ class WandbMirror:
         run, self._run, files = self._begun, None, WandbFiles(self._known.dir.path, self._known.id)
         log = Path(run.settings.log_internal)
         if self._last is not None and self._since:
-            run.log(self._values(self._last), step=self._last.step)
+            run.log(_values(self._last, self._since), step=self._last.step)
         run.summary.update({"status": str(status), **best(self._losses)})
         run.finish(exit_code=1 if status is Status.FAILED else 0)
         if refusal := fatal_error(log):
@@ -153,18 +159,18 @@ class WandbMirror:
         # By default W&B's tables show the last value of a metric.
         for key, summary in SUMMARY.items():
             self._run.define_metric(key, summary=summary)
-        for axis in AXES:
-            self._run.define_metric(axis)
+        for axis in WITHOUT_CHART:
+            self._run.define_metric(axis, hidden=True)
         return self._run
 
     def _row(self, point: MetricPoint) -> None:
         if self._stopped:
             raise ConnectionError("W&B stopped sending: the server rejected a row, or the run was stopped on its page")
-        self._begun.log(self._values(point), step=point.step)
-        self._since, self._last = [], point
-
-    def _values(self, point: MetricPoint) -> dict[str, float]:
-        return {**means(self._since), **point.values, "_timestamp": point.time}
+        # A batch has the samples of all its points.
+        until = [devices for devices in self._since if devices.time <= point.time]
+        self._since = self._since[len(until) :]
+        self._begun.log(_values(point, until), step=point.step)
+        self._last = point
 
     def _on_server(self, run: TrackerIdentity, begun: wandb.Run) -> dict[int, Mapping[str, float]]:
         """Return the steps that the server has: those below its starting step, which it does not accept again."""
@@ -180,6 +186,11 @@ class WandbMirror:
     def _note_stop(self) -> None:
         """Remember that W&B stopped sending. The run continues; the next row raises."""
         self._stopped = True
+
+
+def _values(point: MetricPoint, devices: Sequence[DeviceValues]) -> dict[str, float]:
+    """Return the row of a step: its metrics, and the means of the device samples since the previous row."""
+    return {**point.values, **means(devices), "_timestamp": point.time}
 
 
 def _prepare(*, offline: bool) -> str:
@@ -271,14 +282,7 @@ def best(losses: Mapping[int, float]) -> dict[str, float]:
 
 def typed(config: Mapping[str, str]) -> dict[str, str | int | float]:
     """Return a configuration with numbers as numbers, so that W&B can sort and plot them. Ids stay text."""
-    return {name: _number(text) if name.isupper() else text for name, text in config.items()}
-
-
-def _number(text: str) -> str | int | float:
-    found = NUMBER.fullmatch(text)
-    if not found or not isfinite(float(text)):
-        return text
-    return float(text) if found["point"] or found["power"] else int(text)
+    return {name: number_or_text(text) if name.isupper() else text for name, text in config.items()}
 
 
 READ_S = 120.0  # timeout for one directory; 20,000 rows of 26 values take 11 s on a busy machine
