@@ -1,20 +1,31 @@
-"""The tracker program redacts its own output and the logs of trackers."""
+"""W&B's debug logs reach the results without keys."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from kmatrix.redaction import HIDDEN
-from kmatrix.track.__main__ import redact_files
+from kmatrix.track.wandb import keep_logs_private, publish_logs
 
 
-def test_a_log_is_redacted_and_other_logs_are_not_changed(tmp_path, monkeypatch):
+class Settings(SimpleNamespace):
+    """The part of W&B's settings that names its log directory."""
+
+    log_dir = "the usual place"
+
+
+def test_debug_logs_are_private_until_they_are_copied_without_keys(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "correct-horse")
-    other_log, tracker_log = tmp_path / "a.log", tmp_path / "b.log"
-    other_log.write_bytes(b"x \xff\nkey correct-horse\r\n")
-    tracker_log.write_bytes(b"nothing here\n")
-    before = tracker_log.stat().st_ino
+    keep_logs_private(Settings)
+    settings = Settings(sync_dir=str(tmp_path / "wandb" / "run-1"))
+    folder = tmp_path.__class__(settings.log_dir)
+    assert tmp_path not in folder.parents
+    assert folder.parent.stat().st_mode & 0o077 == 0
+    folder.mkdir()
+    (folder / "debug-internal.log").write_bytes(b"x \xff\nkey correct-horse\r\n")
 
-    redact_files([other_log, tracker_log, tmp_path / "none.log"])
+    publish_logs(tmp_path)
 
-    assert other_log.read_bytes() == f"x \udcff\nkey {HIDDEN}\r\n".encode(errors="surrogateescape")
-    assert tracker_log.stat().st_ino == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.log", "b.log"]
+    copied = tmp_path / "wandb" / "run-1" / "logs" / "debug-internal.log"
+    assert copied.read_bytes() == f"x \udcff\nkey {HIDDEN}\r\n".encode(errors="surrogateescape")
+    assert not folder.parent.exists()

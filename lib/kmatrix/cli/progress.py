@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
 from kmatrix.records.runs import Status
+from kmatrix.redacted_log import RedactedLog
 from kmatrix.status.alerts import Alert, AlertKind, Severity, one_line
 from kmatrix.status.watch import RunProgress
 from kmatrix.text import ELLIPSIS, NAME_LEAST, count, duration, plural, shortened
@@ -271,6 +272,7 @@ class Terminal:
 
     def __init__(self, log: Path) -> None:
         self._log = log
+        self._written: RedactedLog | None = None  # kept: closing its pipe would end this process at the next print
         self.lost = False
 
     def leave(self) -> None:
@@ -280,10 +282,10 @@ class Terminal:
             sys.stdout.flush()
         with suppress(OSError):
             # The descriptors, not sys.stdout: libraries and child processes write to 1 and 2 as well.
-            log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            self._written = log = RedactedLog(self._log, Path(sys.executable))
             for number in (1, 2):
-                os.dup2(log, number)
-            os.close(log)
+                os.dup2(log.fileno(), number)
+            log.started()
 
 
 @contextmanager

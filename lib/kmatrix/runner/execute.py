@@ -25,6 +25,7 @@ from kmatrix.records.lock import holder
 from kmatrix.records.paths import ROOT, MatrixDir
 from kmatrix.records.runs import RunFile, Status, read_run_file_or_empty
 from kmatrix.records.states import read_matrix_status
+from kmatrix.redacted_log import RedactedLog
 from kmatrix.runner.loop import Outcome, drive
 from kmatrix.runner.resume import ResumePlan
 from kmatrix.simulate.library import simulation
@@ -179,15 +180,28 @@ def detach(matrix: MatrixDir, words: Sequence[str]) -> int:
     Raises LaunchError with the end of its log if it fails to start.
     """
     command = [sys.executable, "-m", "kmatrix", "continue", f"TARGET={matrix.path}", *words]
-    with matrix.runner_log.open("ab") as log:
+    log_file = RedactedLog(matrix.runner_log, Path(sys.executable))
+    try:
         # A session of its own: the signals of the terminal do not reach it.
-        runner = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        runner = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log_file,
+            stderr=log_file,
+            start_new_session=True,
+            pass_fds=(log_file.reader,),  # a runner must not end because somebody kills the writer of its log
+        )
+    finally:
+        log_file.started()
     deadline = time.monotonic() + START_S
     while runner.poll() is None and (holder(matrix) is None or not matrix.status.exists()):
         if time.monotonic() > deadline:
             break
         time.sleep(0.05)
-    if runner.poll():  # not 0: a short matrix may have ended already
+    if not runner.poll():  # None, or 0: a short matrix may have ended already
+        log_file.close()
+    else:
+        log_file.wait()
         with matrix.runner_log.open("rb") as log:
             end = "".join(last_lines(log)[-TAIL_LINES:]).rstrip()
         raise LaunchError(f"the runner of {matrix.name} failed to start", why=end)

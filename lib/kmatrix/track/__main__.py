@@ -14,16 +14,15 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from kmatrix.errors import KmatrixError
-from kmatrix.records.files import write_bytes
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import read_run_file
-from kmatrix.redaction import redact, redact_output
 from kmatrix.track.sidecar import feed
+from kmatrix.track.wandb import publish_logs
 
 LIMIT_S = 60.0
 NICE = 10  # training has priority
@@ -44,7 +43,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = RunDir(arguments.run_dir.absolute())
     os.nice(NICE)
     lossy_output()  # before the first line of output
-    redact_output()  # track.log stays with the results
     try:
         names = arguments.trackers or ",".join(read_run_file(run).tracking.trackers)
         return feed(
@@ -59,17 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     finally:
-        redact_files(run.path.glob("wandb/*/logs/*.log"))  # W&B writes server responses there verbatim
-
-
-def redact_files(paths: Iterable[Path]) -> None:
-    """Remove the keys from text files. A file without keys, or one that cannot be written, is not touched."""
-    for path in paths:
-        with contextlib.suppress(OSError):
-            # surrogateescape: bytes that are not UTF-8 are written back unchanged.
-            before = path.read_bytes().decode(errors="surrogateescape")
-            if (after := redact(before)) != before:
-                write_bytes(path, after.encode(errors="surrogateescape"))
+        publish_logs(run.path)
 
 
 def leave(code: int) -> None:

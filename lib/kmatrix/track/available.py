@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from kmatrix.errors import LaunchError
 from kmatrix.records.paths import ROOT
 from kmatrix.records.runs import RunFile
+from kmatrix.redaction import netrc_files
 
 KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 
@@ -60,7 +61,7 @@ def key_place(environment: Mapping[str, str]) -> str | None:
         if environment.get(name):
             return name
     server = urlsplit(environment.get("WANDB_BASE_URL") or _settings(environment).get("base_url", "")).netloc
-    for path in _netrc_files(environment):
+    for path in netrc_files(environment):
         try:
             hosts = netrc.netrc(path).hosts
         except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
@@ -68,15 +69,6 @@ def key_place(environment: Mapping[str, str]) -> str | None:
         if any(host in hosts for host in (HOSTS if not server or server in HOSTS else (server,))):
             return str(path)
     return None
-
-
-def _netrc_files(environment: Mapping[str, str]) -> list[Path]:
-    """Return the files in which `wandb login` stores a key."""
-    if environment.get("NETRC"):
-        return [Path(environment["NETRC"]).expanduser()]
-    home = Path(environment.get("HOME") or Path.home())
-    # W&B reads both names.
-    return [home / ".netrc", home / "_netrc"]
 
 
 def _settings(environment: Mapping[str, str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from kmatrix.records.paths import RunDir, program_environment
 from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.records.tracking import SyncState, read_track, write_track
+from kmatrix.redacted_log import RedactedLog
 from kmatrix.status.state import RunPlan
 
 MOST_RESTARTS = 5  # of a tracker process that was killed
@@ -131,7 +132,9 @@ def start(python: Path, root: Path, run: RunDir, *options: str) -> subprocess.Po
 
     `options`: of `python -m kmatrix.track`. Raises OSError if the process cannot be started.
     """
-    with run.track_log.open("ab") as log:
+    # The trackers' packages and services write what servers answer, which may be an echo of the key.
+    log = RedactedLog(run.track_log, python)
+    try:
         return subprocess.Popen(
             [str(python), "-m", "kmatrix.track", str(run.path), *options],
             cwd=root,
@@ -142,6 +145,8 @@ def start(python: Path, root: Path, run: RunDir, *options: str) -> subprocess.Po
             stderr=log,
             start_new_session=True,
         )
+    finally:
+        log.close()
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

@@ -18,6 +18,7 @@ from kmatrix.records.files import append_jsonl, write_json, write_json_array
 from kmatrix.records.paths import MATRIX_PREFIX, RunDir, program_environment
 from kmatrix.records.runs import Status, Tracking
 from kmatrix.records.tracking import SyncState, SyncStatus, read_track
+from kmatrix.redacted_log import RedactedLog
 from kmatrix.redaction import redact
 from kmatrix.track.available import TITLES
 from kmatrix.track.wandb import WandbFiles
@@ -72,21 +73,23 @@ def _snapshot(time: float) -> dict[str, object]:
 def send_run(run: RunDir, tracker: str) -> SyncStatus:
     """Run the tracker process on the run, as a matrix does, and return its entry of track.json."""
     command = [sys.executable, "-m", "kmatrix.track", str(run.path), "--trackers", tracker, "--limit", str(LIMIT_S)]
-    with run.track_log.open("ab") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=run.path,
-            env=program_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-        try:
-            process.wait()
-        finally:
-            process.terminate()  # after Ctrl+C: the process has its own session and got no SIGINT
-            process.wait()
+    log = RedactedLog(run.track_log, Path(sys.executable))
+    process = subprocess.Popen(
+        command,
+        cwd=run.path,
+        env=program_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+    log.started()
+    try:
+        process.wait()
+    finally:
+        process.terminate()  # after Ctrl+C: the process has its own session and got no SIGINT
+        process.wait()
+        log.wait()
     found = {status.tracker: status for status in read_track(run)}
     return found.get(
         tracker, SyncStatus(tracker=tracker, state=SyncState.FAILED, error="the tracker process exited immediately")

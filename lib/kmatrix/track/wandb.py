@@ -7,8 +7,10 @@ import logging
 import os
 import shlex
 import signal
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kmatrix.gpu.processes import ProcessHandle, processes_with
+from kmatrix.records.files import write_bytes
 from kmatrix.records.runs import Status, merged_metrics
+from kmatrix.redaction import redact
 from kmatrix.track.feed import means
 from kmatrix.track.tracker import (
     DeviceValues,
@@ -142,6 +146,7 @@ class WandbMirror:
     def _begin(self, run: TrackerIdentity) -> wandb.Run:
         import wandb
 
+        keep_logs_private(wandb.Settings)
         self._run = wandb.init(
             project=run.project,
             entity=run.config.get("WANDB_ENTITY") or None,
@@ -283,6 +288,35 @@ def best(losses: Mapping[int, float]) -> dict[str, float]:
 def typed(config: Mapping[str, str]) -> dict[str, str | int | float]:
     """Return a configuration with numbers as numbers, so that W&B can sort and plot them. Ids stay text."""
     return {name: number_or_text(text) if name.isupper() else text for name, text in config.items()}
+
+
+_private_logs: list[Path] = []  # the directory of this process, once it exists
+
+
+def keep_logs_private(settings: type[wandb.Settings]) -> None:
+    """Let W&B write its debug logs to a directory that only this user can read, outside the results.
+
+    They have the answers of servers as they came, which may be an echo of the key, and W&B has no setting for their
+    place. `publish_logs` copies them without keys; after a SIGKILL, they are in no shared directory.
+    """
+    if not _private_logs:
+        _private_logs.append(Path(tempfile.mkdtemp(prefix="kmatrix-wandb-")))
+    folder = _private_logs[0]
+    settings.log_dir = property(lambda self: str(folder / Path(self.sync_dir).name))  # type: ignore[assignment]
+
+
+def publish_logs(run: Path) -> None:
+    """Copy W&B's debug logs of this process to their usual place in a run, redacted, and delete the originals."""
+    for folder in _private_logs:
+        for log in folder.glob("*/*.log"):
+            with suppress(OSError):  # a full disk must not keep the process from exiting
+                target = run / "wandb" / log.parent.name / "logs" / log.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                # surrogateescape: bytes that are not UTF-8 are written back unchanged.
+                text = redact(log.read_bytes().decode(errors="surrogateescape"))
+                write_bytes(target, text.encode(errors="surrogateescape"))
+        shutil.rmtree(folder, ignore_errors=True)
+    _private_logs.clear()
 
 
 READ_S = 120.0  # timeout for one directory; 20,000 rows of 26 values take 11 s on a busy machine

@@ -15,16 +15,19 @@ from pathlib import Path
 
 import psutil
 
+from kmatrix.redacted_log import END_S, RedactedLog
+
 GUARD = Path(__file__).with_name("guard.py")
 REMEMBER_S = 1.0  # between two scans of all processes of the machine, each of which takes milliseconds
 KILL_S = 10.0  # a process that does not die within this time is stuck in the kernel
 
 
 class ProcessTree:
-    """A running command: the guard, the command, and all processes that they started."""
+    """A running command: the guard, the command, and all processes that they started; and the log of their output."""
 
-    def __init__(self, guard: subprocess.Popen[bytes]) -> None:
-        self._guard = guard
+    def __init__(self, guard: subprocess.Popen[bytes], log: RedactedLog) -> None:
+        self._guard, self._log = guard, log
+        self._log_deadline: float | None = None  # monotonic seconds, after the end of the guard
         self._members: set[psutil.Process] = set()
         self._scanned_at = 0.0  # monotonic seconds
 
@@ -40,8 +43,14 @@ class ProcessTree:
             # Remember descendants while the guard lives: after its death they are orphans that nothing leads to.
             if time.monotonic() - self._scanned_at >= REMEMBER_S:
                 self._remember()
+            self._log.poll()
             return None
         self._kill_members()  # none are left, unless the guard itself was killed
+        # The end of a run is classified by its log, so its last lines come first.
+        self._log_deadline = self._log_deadline or time.monotonic() + END_S
+        if not self._log.poll() and time.monotonic() < self._log_deadline:
+            return None
+        self._log.close()
         return code
 
     def stop(self) -> None:
@@ -62,6 +71,7 @@ class ProcessTree:
             self._guard.kill()
         code = self._guard.wait()
         self._kill_members()
+        self._log.wait()
         return code
 
     def members(self) -> set[psutil.Process]:
@@ -107,14 +117,15 @@ def start(
     grace_s: float,
     lock: int | None = None,
 ) -> ProcessTree:
-    """Start a command under a guard; its output is appended to `log`. Raises OSError if it cannot be started.
+    """Start a command under a guard; its output is appended to `log`, without keys. Raises OSError if that fails.
 
     env: the whole environment.  python: interpreter of the guard.  lock: descriptor that guard and command keep open,
     so that the lock is held until both have exited, even if the guard is killed.
     Call it from the main thread: the guard stops the command when the thread that started it exits.
     """
     command = [str(python), "-I", "-S", str(GUARD), str(os.getpid()), str(grace_s), *argv]
-    with log.open("ab", buffering=0) as output:
+    output = RedactedLog(log, python, env)
+    try:
         guard = subprocess.Popen(
             command,
             cwd=cwd,
@@ -123,9 +134,15 @@ def start(
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl+C in the terminal reaches the runner only, which stops runs in order
-            pass_fds=() if lock is None else (lock,),
+            # The guard keeps both open. With the log's pipe, a trainer can still save a checkpoint, and print that, if
+            # somebody kills the runner and the writer of the log.
+            pass_fds=(output.reader,) if lock is None else (output.reader, lock),
         )
-    return ProcessTree(guard)
+    except OSError:
+        output.close()
+        raise
+    output.started()
+    return ProcessTree(guard, output)
 
 
 def _lives(process: psutil.Process) -> bool:

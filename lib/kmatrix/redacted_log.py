@@ -1,0 +1,198 @@
+"""An append-only log file without keys: processes write to a pipe, and a small program redacts what it reads.
+
+    python -I -S redacted_log.py LOG < pipe
+
+Redaction at the end of a run would leave keys in the log of a run that was killed, and redaction inside the trainer
+would miss the output of C libraries and of other programs. So the pipe has a reader of its own, which is not a child of
+the processes that write: it reads on until the last of them has exited, whoever was killed before. It waits in the
+kernel, and starts in 30 ms. Decision 0015 compares the alternatives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+if __name__ == "__main__":  # -I leaves out the directory of the program
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from kmatrix.redaction import HIDDEN, redact
+
+PIPE = 1 << 20  # bytes that writers may be ahead of the reader: a burst of output never waits
+CHUNK = 1 << 16  # bytes per read
+LONGEST_LINE = 1 << 16  # bytes; a longer line is written in parts
+OVERLAP = 1 << 12  # bytes of such a line that stay for the next part: a key may be in both
+MOST_WAITING = 1 << 20  # bytes that wait while the disk is full; then output is dropped
+RETRY_S = 1.0  # between two tries on a full disk
+GIVE_UP_S = 60.0  # after the last writer has exited, on a full disk
+END_S = 5.0  # for the last lines, after the last writer has exited
+LONGEST_KEY = 200  # lines of a private key; without its last line, the rest of the log would be hidden
+LINE_END = re.compile(rb"[\r\n]")
+BEGIN, END = "PRIVATE KEY-----\n", "-----END "
+
+
+class RedactedLog:
+    """A log file, and the program that writes it. `fileno` is the descriptor for the processes that write."""
+
+    def __init__(self, path: Path, python: Path, environment: Mapping[str, str] | None = None) -> None:
+        """Start the program. environment: of the writers; its keys are hidden. Raises OSError if that fails."""
+        self._path, self._python = path, python
+        self._environment = dict(os.environ if environment is None else environment)
+        self._read, self._write = os.pipe()
+        with contextlib.suppress(OSError):  # beyond the limit of this user: the pipe keeps its size
+            fcntl.fcntl(self._write, fcntl.F_SETPIPE_SZ, PIPE)
+        try:
+            self._program = self._start()
+        except OSError:
+            os.close(self._read)
+            os.close(self._write)
+            raise
+
+    def fileno(self) -> int:
+        """Return the descriptor to write to, until `started` is called."""
+        return self._write
+
+    @property
+    def reader(self) -> int:
+        """The other end of the pipe. While any process holds it, a write waits instead of failing with EPIPE."""
+        return self._read
+
+    def started(self) -> None:
+        """Close this process's end of the pipe, after the processes that write have been started."""
+        if self._write >= 0:
+            os.close(self._write)
+            self._write = -1
+
+    def poll(self) -> bool:
+        """Return whether everything is written and the program has exited; restart it if it was killed.
+
+        This process keeps the pipe open for reading: a writer that prints meanwhile waits, instead of getting SIGPIPE.
+        """
+        code = self._program.poll()
+        if code is None or self._read < 0:
+            return code is not None
+        if code:
+            with contextlib.suppress(OSError):  # tried again at the next call
+                self._program = self._start()
+            return False
+        self.close()
+        return True
+
+    def wait(self, seconds: float = END_S) -> None:
+        """Wait until the last lines are written, but no longer than `seconds`."""
+        deadline = time.monotonic() + seconds
+        while not self.poll() and time.monotonic() < deadline:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._program.wait(0.05)
+        self.close()
+
+    def close(self) -> None:
+        """Close the descriptors of this process. The program goes on until the last writer has exited."""
+        self.started()
+        if self._read >= 0:
+            os.close(self._read)
+            self._read = -1
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self._path.open("ab", buffering=0) as log:
+            return subprocess.Popen(
+                [str(self._python), "-I", "-S", __file__, str(self._path)],
+                env=self._environment,
+                stdin=self._read,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # signals to the writers and to the terminal do not reach it
+            )
+
+
+class LineRedactor:
+    """Turns output as it arrives into redacted lines. A line that has no end yet waits, because a key may follow."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = environment
+        self._rest = b""
+        self._key_lines = 0  # lines of a private key so far, 0: not inside one
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what can be written after this output."""
+        self._rest += data
+        ends = [match.end() for match in LINE_END.finditer(self._rest)]
+        cut = ends[-1] if ends else 0
+        if len(self._rest) - cut > LONGEST_LINE:
+            cut = len(self._rest) - OVERLAP
+        ready, self._rest = self._rest[:cut], self._rest[cut:]
+        return self._clean(ready)
+
+    def finish(self) -> bytes:
+        """Return the redacted last line, which has no end."""
+        ready, self._rest = self._rest, b""
+        return self._clean(ready)
+
+    def _clean(self, data: bytes) -> bytes:
+        """Return redacted text. Bytes that are not UTF-8 stay as they are."""
+        if not data:
+            return b""
+        text = data.decode(errors="surrogateescape")
+        if self._key_lines or BEGIN in text:
+            text = "".join(self._without_private_key(text.splitlines(keepends=True)))
+        return redact(text, self._environment).encode(errors="surrogateescape")
+
+    def _without_private_key(self, lines: list[str]) -> Iterator[str]:
+        """Yield the lines outside a private key, whose end may not have arrived yet."""
+        for line in lines:
+            begins = BEGIN in line and END not in line
+            if begins:
+                yield f"{HIDDEN}\n"
+            elif not self._key_lines:
+                yield line
+            inside = begins or (self._key_lines > 0 and END not in line)
+            self._key_lines = self._key_lines + 1 if inside and self._key_lines < LONGEST_KEY else 0
+
+
+def copy(source: int, log: int, lines: LineRedactor) -> None:
+    """Copy output to a log until all writers have exited. On a full disk, keep the newest lines until there is space."""
+    waiting, dropped = b"", 0
+    retry_at = give_up_at = 0.0  # monotonic seconds; give_up_at: 0 until the last writer has exited
+    while waiting or not give_up_at:
+        # Read: writers must not wait for the disk.
+        pause = max(0.0, retry_at - time.monotonic()) if waiting else None
+        if give_up_at:
+            time.sleep(pause or 0.0)
+        elif select.select([source], [], [], pause)[0]:
+            data = os.read(source, CHUNK)
+            give_up_at = 0.0 if data else time.monotonic() + GIVE_UP_S
+            waiting += lines.feed(data) if data else lines.finish()
+        if len(waiting) > MOST_WAITING:
+            dropped += len(waiting) - MOST_WAITING
+            waiting = waiting[-MOST_WAITING:]
+        # Write.
+        if not waiting or time.monotonic() < retry_at:
+            continue
+        if dropped:
+            waiting = f"kmatrix: {dropped} bytes of output are missing here: no space on the disk\n".encode() + waiting
+            dropped = 0
+        try:
+            waiting = waiting[os.write(log, waiting) :]
+        except OSError:
+            retry_at = time.monotonic() + RETRY_S
+            if give_up_at and retry_at > give_up_at:
+                return
+
+
+def main(argv: list[str]) -> int:
+    """Copy stdin to the log."""
+    log = os.open(argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    copy(0, log, LineRedactor())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
