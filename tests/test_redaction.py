@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import base64
+import json
+from urllib.parse import quote
 
 import pytest
 
+from key_forms import KEY_FORMS, planted
 from kmatrix.cli.commands import COMMANDS
 from kmatrix.kconfig.assignments import SETS
 from kmatrix.kconfig.tree import Tree
 from kmatrix.matrix.axes import ALIASES
-from kmatrix.redaction import HIDDEN, is_key, is_key_name, redact
+from kmatrix.redaction import HIDDEN, is_key, is_key_name, redact, redact_json
 from programs import ROOT, Program
 
 HF = "hf_" + "aB3" * 12
@@ -93,13 +94,84 @@ def test_a_key_in_a_file_is_refused_with_its_line_and_not_repeated(tmp_path):
     assert WANDB not in message
 
 
-def test_a_process_that_redacts_its_output_prints_no_key():
-    code = "from kmatrix.redaction import redact_output; redact_output(); import sys; print('a', sys.argv[1]); 1 / 0"
-    environment = {**os.environ, "SOME_TOKEN": "correct-horse", "PYTHONPATH": str(ROOT / "lib")}
+@pytest.mark.parametrize("form", KEY_FORMS, ids=lambda form: form.kind)
+def test_a_key_in_a_log_is_replaced_if_its_form_or_its_name_announces_it(form):
+    text, keys = planted(form, seed=1)
+    clean = redact(text, {})
 
-    completed = subprocess.run(
-        [sys.executable, "-c", code, "correct-horse"], env=environment, capture_output=True, text=True, check=False
-    )
+    # Nothing tells 40 hexadecimal digits without a name from the hash of a commit.
+    if form.kind not in ("netrc",):
+        assert HIDDEN in clean
+        assert not [key for key in keys if key in clean]
 
-    assert completed.stdout == f"a {HIDDEN}\n"
-    assert "ZeroDivisionError" in completed.stderr
+
+@pytest.mark.parametrize("user", ["api:", "", "somebody:", "a-long-name-of-a-user:"])
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
+def test_a_known_value_is_found_in_base64_with_any_text_around_it(user, encode):
+    key = "0123456789abcdef?>~ correct horse"
+    for after in ("", ":", "xy", "xyz"):
+        encoded = encode(f"{user}{key}{after}".encode()).decode()
+
+        clean = redact(f"Proxy echoed {encoded}, sorry", {"WANDB_API_KEY": key})
+
+        assert clean == f"Proxy echoed {HIDDEN}, sorry"
+
+
+@pytest.mark.parametrize("spell", [quote, lambda key: json.dumps(key)[1:-1], str])
+def test_a_known_value_is_found_in_urls_and_in_json(spell):
+    key = 'two words/and"quotes'
+
+    assert redact(f"x={spell(key)}!", {"MY_SECRET": key}) == f"x={HIDDEN}!"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("PGPASSWORD", "correct-horse"), ("AWS_SECRET_ACCESS_KEY", "correct-horse"), ("MYSQL_PWD", "correct-horse")],
+        ("DATABASE_URL", "postgresql://you:correct-horse@db/runs"),
+        ("DEPLOY_KEY", "-----BEGIN KEY-----\ncorrect-horse\n-----END KEY-----"),
+    ],
+)
+def test_variables_that_hold_keys_in_other_ways(name, value):
+    assert redact("it is correct-horse.", {name: value}) == f"it is {HIDDEN}."
+
+
+@pytest.mark.parametrize(
+    "name", ["PWD", "SSH_AUTH_SOCK", "WANDB_IDENTITY_TOKEN_FILE", "TOKENIZERS_PARALLELISM", "HOME", "KEYBOARD"]
+)
+def test_variables_that_hold_none(name):
+    assert redact("/somewhere/else is fine", {name: "/somewhere/else"}) == "/somewhere/else is fine"
+
+
+def test_an_existing_path_is_not_a_key(tmp_path):
+    assert redact(f"results in {tmp_path}", {"MY_SECRET": str(tmp_path)}) == f"results in {tmp_path}"
+
+
+def test_records_are_redacted_but_their_names_numbers_and_settings_stay():
+    environment = {"DB_PASSWORD": "finished", "MY_TOKEN": "correct-horse-7"}
+    record = {
+        "status": "finished",
+        "reason": "login as finished failed: correct-horse-7",
+        "bytes_per_token": 4.123456789,
+        "log": ["token: secret", {"path": "/data/finished runs", "id": "correct-horse-7"}],
+        "symbols": {"GPT2_SAMPLE_PROMPT": "password = abracadabra1 |finished that"},
+        "none": None,
+    }
+
+    assert redact_json(record, environment) == {
+        "status": "finished",
+        "reason": f"login as {HIDDEN} failed: {HIDDEN}",
+        "bytes_per_token": 4.123456789,
+        "log": ["token: secret", {"path": "/data/finished runs", "id": HIDDEN}],
+        "symbols": {"GPT2_SAMPLE_PROMPT": "password = abracadabra1 |finished that"},
+        "none": None,
+    }
+
+
+def test_the_password_of_netrc_is_known(tmp_path):
+    path = tmp_path / "logins"
+    path.write_text("machine a login b password correct-horse\n")
+
+    assert redact("it is correct-horse", {"NETRC": str(path)}) == f"it is {HIDDEN}"
+    path.write_text("machine a\n broken { password battery-staple")
+    assert redact("it is battery-staple", {"NETRC": str(path)}) == f"it is {HIDDEN}"

@@ -24,7 +24,7 @@ from pathlib import Path
 if __name__ == "__main__":  # -I leaves out the directory of the program
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from kmatrix.redaction import HIDDEN, redact
+from kmatrix.redaction import HIDDEN, redactor
 
 PIPE = 1 << 20  # bytes that writers may be ahead of the reader: a burst of output never waits
 CHUNK = 1 << 16  # bytes per read
@@ -117,7 +117,7 @@ class LineRedactor:
     """Turns output as it arrives into redacted lines. A line that has no end yet waits, because a key may follow."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        self._environment = environment
+        self._redactor = redactor(environment)
         self._rest = b""
         self._key_lines = 0  # lines of a private key so far, 0: not inside one
 
@@ -143,7 +143,7 @@ class LineRedactor:
         text = data.decode(errors="surrogateescape")
         if self._key_lines or BEGIN in text:
             text = "".join(self._without_private_key(text.splitlines(keepends=True)))
-        return redact(text, self._environment).encode(errors="surrogateescape")
+        return self._redactor.redact(text).encode(errors="surrogateescape")
 
     def _without_private_key(self, lines: list[str]) -> Iterator[str]:
         """Yield the lines outside a private key, whose end may not have arrived yet."""
@@ -158,7 +158,7 @@ class LineRedactor:
 
 
 def copy(source: int, log: int, lines: LineRedactor) -> None:
-    """Copy output to a log until all writers have exited. On a full disk, keep the newest lines until there is space."""
+    """Copy output to a log until all writers have exited. On a full disk, keep the newest lines and try again."""
     waiting, dropped = b"", 0
     retry_at = give_up_at = 0.0  # monotonic seconds; give_up_at: 0 until the last writer has exited
     while waiting or not give_up_at:

@@ -12,6 +12,7 @@ from typing import Any
 
 from kmatrix.config import RunConfig, cpu_threads
 from kmatrix.errors import DataError, LaunchError
+from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.data import Dataset, Key, key
 from kmatrix.experiment.provenance import code_of, provenance
 from kmatrix.gpu.nvml.detect import Gpu
@@ -55,14 +56,16 @@ class Creation:
     tracking: Tracking = field(default_factory=Tracking)
 
 
-def create(made_from: Creation) -> MatrixDir:
-    """Make the directories of a matrix and its runs, and return the matrix."""
+def create(made_from: Creation, on_message: OnMessage = ignore) -> MatrixDir:
+    """Make the directories of a matrix and its runs, and return the matrix. on_message: called with each note."""
     matrix = _new_matrix_dir(made_from.results_dir)
     code = code_of(made_from.root)
+    for one in code.left_out:
+        on_message(f"warning: not in {matrix.patch.name}: {one.describe()}")
     origin = provenance(code, made_from.command, made_from.gpus, matrix.patch.name if code.patch else None)
     write_text(matrix.config, made_from.config_text)
     if code.patch:
-        write_bytes(matrix.patch, code.patch)
+        write_bytes(matrix.patch, code.patch, private=True)
     write_json(matrix.matrix_json, _matrix_json(matrix, made_from, {**origin, "files": code.files}))
     for run in made_from.plan.runs:
         run_dir = matrix.run(run.name)

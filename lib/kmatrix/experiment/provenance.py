@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +18,11 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from kmatrix.experiment.code_patch import CodePatch, LeftOut, code_patch, git
 from kmatrix.gpu.nvml.detect import Gpu, driver_state
 from kmatrix.packing import usable_cores
 from kmatrix.records.runs import Provenance
-from kmatrix.redaction import holds_key
+from kmatrix.redaction import keys_in
 
 PACKAGES = (  # the first four may change a result, the others what is recorded or uploaded
     *("torch", "numpy", "tiktoken", "pytorch_optimizer"),
@@ -45,7 +45,6 @@ VARIABLES = (  # prefixes
 )
 
 SECRET = re.compile(r"TOKEN|KEY|PASS|SECRET|CREDENTIAL|AUTH", re.IGNORECASE)
-LOGIN = re.compile(r"://[^/\s]*@")  # https://user:password@host
 
 
 def provenance(code: Code, command: str, gpus: Sequence[Gpu], patch: str | None = None) -> Provenance:
@@ -62,6 +61,7 @@ def provenance(code: Code, command: str, gpus: Sequence[Gpu], patch: str | None 
         "git_dirty": code.dirty,
         "patch": patch,
         "no_patch": code.no_patch or None,
+        "left_out": [{"file": one.file, "line": one.line, "kind": one.kind} for one in code.left_out],
         "untracked": list(code.untracked),
         "code": code.sha256,
         "python": platform.python_version(),
@@ -81,7 +81,7 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(environment.items())
-        if name.startswith(VARIABLES) and not SECRET.search(name) and not LOGIN.search(value)
+        if name.startswith(VARIABLES) and not SECRET.search(name) and not keys_in(value, environment)
     }
 
 
@@ -102,10 +102,7 @@ def _cpu() -> str:
 
 
 SOURCES = frozenset({".c", ".h", ".py", ".sh", ".toml"})  # and Kconfig, defconfigs/
-SECRETS = (".config*", ".env*", ".netrc", "*.key", "*.pem", "*.p12", "id_*", "*secret*", "*credential*", "*password*")
-PATCH_LIMIT = 4 * 2**20  # bytes
 MOST_NAMES = 100  # untracked files that are recorded
-GIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +115,7 @@ class Code:
     files: dict[str, str]  # source of the trainer -> first 16 digits of its SHA-256
     patch: bytes | None = field(default=None, repr=False)  # `git apply` makes this code from the commit
     no_patch: str = ""  # why there is no patch
+    left_out: tuple[LeftOut, ...] = ()  # keys, whose hunks are not in the patch
     untracked: tuple[str, ...] = ()  # source files that are in neither the commit nor the patch
 
 
@@ -125,15 +123,16 @@ def code_of(root: Path) -> Code:
     """Return the state of the code in the project's directory."""
     commit = _text(root, "rev-parse", "HEAD")
     changes = _text(root, "status", "--porcelain", "--untracked-files=no")
-    patch, no_patch = _patch(root) if commit and changes else (None, "")
+    patch = code_patch(root) if commit and changes else CodePatch()
     files = trainer_files(root)
     return Code(
         commit=commit,
         dirty=None if changes is None else bool(changes),
         sha256=_whole(files),
         files={name: digest[:16] for name, digest in files.items()},
-        patch=patch,
-        no_patch=no_patch,
+        patch=patch.data,
+        no_patch=patch.why,
+        left_out=patch.left_out,
         untracked=_untracked(root),
     )
 
@@ -180,24 +179,8 @@ def _whole(files: dict[str, str]) -> str:
     return hashlib.sha256("".join(f"{name}\0{digest}\n" for name, digest in files.items()).encode()).hexdigest()
 
 
-def _patch(root: Path) -> tuple[bytes | None, str]:
-    """Return the patch and "", or None and the reason."""
-    without = [f":(exclude,glob,icase)**/{pattern}" for pattern in SECRETS]
-    # The user's git configuration must not change the format of the patch.
-    plain = ("--no-color", "--no-ext-diff", "--no-textconv", "--binary", "--src-prefix=a/", "--dst-prefix=b/")
-    patch = _git(root, "diff", "HEAD", *plain, "--", ".", *without)
-    if patch is None:
-        return None, "git diff failed"
-    if len(patch) > PATCH_LIMIT:
-        return None, f"its {len(patch) / 2**20:.1f} MiB exceed the limit of {PATCH_LIMIT // 2**20} MiB"
-    # The results are shared and uploaded: a key in a patch would travel with them.
-    if holds_key(patch.decode(errors="replace")):
-        return None, "it contains a key: pass keys in environment variables only"
-    return (patch, "") if patch else (None, "only files that may contain secrets have changed")
-
-
 def _untracked(root: Path) -> tuple[str, ...]:
-    listed = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", ".")
+    listed = git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", ".")
     names = (listed or b"").decode(errors="replace").split("\0")
     sources = [name for name in names if _is_source(Path(name))]
     return tuple(sorted(sources)[:MOST_NAMES])
@@ -208,21 +191,5 @@ def _is_source(path: Path) -> bool:
 
 
 def _text(root: Path, *arguments: str) -> str | None:
-    output = _git(root, *arguments)
+    output = git(root, *arguments)
     return None if output is None else output.decode(errors="replace").strip()
-
-
-def _git(root: Path, *arguments: str) -> bytes | None:
-    """Return the output of git, None without git or a repository, or after a timeout."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *arguments],
-            capture_output=True,
-            timeout=GIT_S,
-            check=False,
-            # By default `git status` locks the index, and a commit at the same time could fail.
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None

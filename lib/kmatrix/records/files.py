@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Generic, TypeVar
 
 from kmatrix.records.decode import SCHEMA, decode, decode_line, decode_optional
 from kmatrix.records.disk import when_there_is_space
+from kmatrix.redaction import redact_json
 
 
 @contextmanager
@@ -38,17 +39,17 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, durable: bool = True) -> None:
-    """Write a JSON object with its schema, atomically.
+    """Write a JSON object with its schema, without keys, atomically.
 
     durable: wait until the data are on disk, and until a full disk has space (`kmatrix.records.disk`); not worth it for
     a file that is rewritten every second.
     """
-    write_bytes(path, (json.dumps({"schema": SCHEMA, **value}, indent=2) + "\n").encode(), durable=durable)
+    write_bytes(path, (json.dumps({"schema": SCHEMA, **redact_json(value)}, indent=2) + "\n").encode(), durable=durable)
 
 
 def write_json_array(path: Path, values: list[Any]) -> None:
     """Write an array in the original project's format, which has no schema."""
-    write_text(path, json.dumps(values, indent=2) + "\n")
+    write_text(path, json.dumps(redact_json(values), indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -56,12 +57,15 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write a file atomically, and create its folder. durable: flush it to disk before it replaces the old one."""
+def write_bytes(path: Path, data: bytes, *, durable: bool = True, private: bool = False) -> None:
+    """Write a file atomically, and create its folder.
+
+    durable: flush it to disk before it replaces the old one.  private: only its owner may read it.
+    """
 
     def write() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary, temporary.open("wb") as file:
+        with replacing(path) as temporary, _create(temporary, private=private) as file:
             file.write(data)
             file.flush()
             # Before the rename: after a power failure, some file systems have the new name but not yet its content.
@@ -72,6 +76,12 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
         when_there_is_space(path, write)
     else:
         write()
+
+
+def _create(path: Path, *, private: bool) -> BinaryIO:
+    """Create a file for writing."""
+    # The mode is set at creation: if it were changed afterwards, others could open the file before that.
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o666), "wb")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -114,6 +124,7 @@ _appending = threading.Lock()  # threads of a process may append to one log: a f
 
 
 def append_jsonl(path: Path, value: Mapping[str, Any]) -> None:
+<<<<<<< HEAD
     """Append one line to an append-only log: the whole line, or nothing if an OSError is raised."""
     line = (json.dumps({"schema": SCHEMA, **value}) + "\n").encode()
     when_there_is_space(path, lambda: _append(path, line))
@@ -128,6 +139,11 @@ def _append(path: Path, line: bytes) -> None:
         except OSError:
             file.truncate(size)
             raise
+=======
+    """Append one line to an append-only log, without keys."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"schema": SCHEMA, **redact_json(value)}) + "\n")
+>>>>>>> 5671a7d (redaction: keys are left out of patches, records and logs)
 
 
 def end_torn_line(path: Path) -> None:

@@ -80,6 +80,7 @@ class Provenance(TypedDict, total=False):
     git_dirty: bool | None
     patch: str | None  # file with the uncommitted changes
     no_patch: str | None  # why there is none although there are changes
+    left_out: list[dict[str, Any]]  # keys in the changes: file, line, kind; their hunks are not in the patch
     untracked: list[str]  # source files in neither the commit nor the patch
     code: str  # SHA-256 of the trainer's sources
     files: dict[str, str]  # source of the trainer -> first 16 digits of its SHA-256; matrix.json only

@@ -186,8 +186,8 @@ def detach(matrix: MatrixDir, words: Sequence[str]) -> int:
         runner = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=log_file,
-            stderr=log_file,
+            stdout=log_file.fileno(),
+            stderr=log_file.fileno(),
             start_new_session=True,
             pass_fds=(log_file.reader,),  # a runner must not end because somebody kills the writer of its log
         )

@@ -141,8 +141,8 @@ def start(python: Path, root: Path, run: RunDir, *options: str) -> subprocess.Po
             # Cores and GPU memory belong to the training: no thread pools, no CUDA context.
             env=program_environment(root, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""),
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=log.fileno(),
+            stderr=log.fileno(),
             start_new_session=True,
         )
     finally:

@@ -79,8 +79,8 @@ def send_run(run: RunDir, tracker: str) -> SyncStatus:
         cwd=run.path,
         env=program_environment(),
         stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
+        stdout=log.fileno(),
+        stderr=log.fileno(),
         start_new_session=True,
     )
     log.started()

@@ -294,7 +294,7 @@ _private_logs: list[Path] = []  # the directory of this process, once it exists
 
 
 def keep_logs_private(settings: type[wandb.Settings]) -> None:
-    """Let W&B write its debug logs to a directory that only this user can read, outside the results.
+    """Move W&B's debug logs to a directory that only this user can read, outside the results.
 
     They have the answers of servers as they came, which may be an echo of the key, and W&B has no setting for their
     place. `publish_logs` copies them without keys; after a SIGKILL, they are in no shared directory.

@@ -131,7 +131,7 @@ def start(
             cwd=cwd,
             env=dict(env),
             stdin=subprocess.DEVNULL,
-            stdout=output,
+            stdout=output.fileno(),
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl+C in the terminal reaches the runner only, which stops runs in order
             # The guard keeps both open. With the log's pipe, a trainer can still save a checkpoint, and print that, if

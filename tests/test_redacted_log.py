@@ -1,0 +1,173 @@
+"""What processes write to a redacted log reaches the file without keys, in lines, and whoever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from key_forms import KEY_FORMS, planted
+from kmatrix.redacted_log import LONGEST_KEY, LONGEST_LINE, LineRedactor, RedactedLog
+from kmatrix.redaction import HIDDEN
+from waiting import wait_until
+
+PYTHON = Path(sys.executable)
+KEY = "correct-horse-battery"
+ENVIRONMENT = {**os.environ, "MY_SECRET": KEY}
+
+
+@pytest.fixture
+def log(tmp_path):
+    """An open log, and its file."""
+    made = RedactedLog(tmp_path / "output.log", PYTHON, ENVIRONMENT)
+    yield made, tmp_path / "output.log"
+    made.close()
+
+
+def writer(log, code, **known):
+    """Start Python code whose output goes to the log."""
+    command = [sys.executable, "-c", code]
+    return subprocess.Popen(command, stdout=log, stderr=log, pass_fds=(log.reader,), env=ENVIRONMENT, **known)
+
+
+def test_output_of_any_process_is_redacted_in_order(log):
+    made, path = log
+    code = f"""
+import os, subprocess, sys
+print("first {KEY}", flush=True)
+os.write(1, b"second {KEY}\\n")
+subprocess.run(["echo", "third {KEY}"])
+sys.stderr.write("half of {KEY[:9]}"); sys.stderr.flush()
+sys.stderr.write("{KEY[9:]} and no end"); sys.stderr.flush()
+"""
+    process = writer(made, code)
+    made.started()
+    process.wait()
+    made.wait()
+
+    assert path.read_text() == f"first {HIDDEN}\nsecond {HIDDEN}\nthird {HIDDEN}\nhalf of {HIDDEN} and no end"
+
+
+def test_a_second_log_appends_to_the_file(log):
+    made, path = log
+    path.write_text("before\n")
+    os.write(made.fileno(), b"after\n")
+    made.wait()
+
+    assert path.read_text() == "before\nafter\n"
+
+
+def test_lines_appear_while_the_process_still_runs(log):
+    made, path = log
+    os.write(made.fileno(), b"a line\nand a part")
+    wait_until(lambda: path.exists() and path.read_text() == "a line\n")
+
+
+def test_the_last_lines_are_written_after_the_maker_of_the_log_was_killed(tmp_path):
+    path = tmp_path / "output.log"
+    code = f"""
+import os, subprocess, sys
+from pathlib import Path
+from kmatrix.redacted_log import RedactedLog
+log = RedactedLog(Path({str(path)!r}), Path(sys.executable))
+command = ["sh", "-c", "read line; echo late {KEY} $line"]
+child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
+log.started()
+print(child.pid, flush=True)
+child.stdin.write(b"go\\n") if sys.stdin.readline() else None
+child.stdin.flush()
+os.kill(os.getpid(), 9)
+"""
+    maker = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT, text=True
+    )
+    maker.communicate("now\n")
+    assert maker.returncode == -signal.SIGKILL
+    wait_until(lambda: path.exists() and path.read_text() == f"late {HIDDEN} go\n")
+
+
+def test_a_killed_writer_of_the_log_is_replaced_and_no_process_gets_sigpipe(log):
+    made, path = log
+    process = writer(made, "print('line 0', flush=True); input(); print('line 1')", stdin=subprocess.PIPE)
+    made.started()
+    wait_until(lambda: path.exists() and "line 0" in path.read_text())
+    child = next(one for one in psutil.Process().children() if "redacted_log" in " ".join(one.cmdline()))
+    child.kill()
+    process.communicate(b"go\n")
+    wait_until(made.poll)
+
+    assert process.returncode == 0
+    assert path.read_text() == "line 0\nline 1\n"
+
+
+def test_a_full_disk_keeps_output_until_there_is_space(tmp_path, monkeypatch):
+    from kmatrix import redacted_log
+
+    source, target = os.pipe()
+    os.write(target, b"one\ntwo\n")
+    os.close(target)
+    full, written = [True, True], bytearray()
+
+    def write(_, data):
+        if full:
+            full.pop()
+            raise OSError(28, "No space left on device")
+        written.extend(data)
+        return len(data)
+
+    monkeypatch.setattr(redacted_log.os, "write", write)
+    monkeypatch.setattr(redacted_log, "RETRY_S", 0.01)
+    redacted_log.copy(source, -1, LineRedactor({}))
+    os.close(source)
+
+    assert written == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize("form", KEY_FORMS, ids=lambda form: form.kind)
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_a_key_is_found_however_its_text_arrives(form, size):
+    text, keys = planted(form, seed=2)
+    environment = {f"MY_{number}_KEY": key for number, key in enumerate(keys)}
+    lines, data = LineRedactor(environment), f"begin\n{text}\nend".encode()
+
+    clean = b"".join(lines.feed(data[start : start + size]) for start in range(0, len(data), size)) + lines.finish()
+
+    assert not [key for key in keys if key.encode() in clean]
+    assert clean.startswith(b"begin\n")
+    assert clean.endswith(b"end")
+
+
+def test_the_lines_of_a_private_key_are_hidden_as_they_arrive():
+    begin, end = ("-----" + word + " RSA PRIVATE " + "KEY-----\n" for word in ("BEGIN", "END"))
+    lines = LineRedactor({})
+
+    clean = b"".join(lines.feed(line.encode()) for line in ("a\n", begin, "MIIabc\n", "MIIdef\n", end, "b\n"))
+
+    assert clean == f"a\n{HIDDEN}\nb\n".encode()
+
+
+def test_a_private_key_without_an_end_does_not_hide_the_rest_of_the_log():
+    lines = LineRedactor({})
+    lines.feed(("-----BEGIN PRIVATE " + "KEY-----\n").encode())
+    clean = b"".join(lines.feed(b"line\n") for _ in range(LONGEST_KEY + 10))
+
+    assert clean
+
+
+def test_a_line_without_an_end_is_written_in_parts_that_split_no_key():
+    lines = LineRedactor({"MY_SECRET": KEY})
+    data = (b"x" * (LONGEST_LINE - 5)) + KEY.encode() + b"y" * LONGEST_LINE
+
+    clean = lines.feed(data[: LONGEST_LINE + 10]) + lines.feed(data[LONGEST_LINE + 10 :]) + lines.finish()
+
+    assert KEY.encode() not in clean
+    assert len(clean) == len(data) - len(KEY) + len(HIDDEN)
+
+
+def test_bytes_that_are_not_text_are_written_as_they_are():
+    assert LineRedactor({}).feed(b"\xff\x00\n") == b"\xff\x00\n"
