@@ -81,7 +81,11 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True, private: bool 
 def _create(path: Path, *, private: bool) -> BinaryIO:
     """Create a file for writing."""
     # The mode is set at creation: if it were changed afterwards, others could open the file before that.
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o666), "wb")
+    return open(path, "wb", opener=_private) if private else path.open("wb")  # noqa: PTH123 (Path.open has no opener)
+
+
+def _private(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -124,9 +128,8 @@ _appending = threading.Lock()  # threads of a process may append to one log: a f
 
 
 def append_jsonl(path: Path, value: Mapping[str, Any]) -> None:
-<<<<<<< HEAD
-    """Append one line to an append-only log: the whole line, or nothing if an OSError is raised."""
-    line = (json.dumps({"schema": SCHEMA, **value}) + "\n").encode()
+    """Append one line to an append-only log, without keys: the whole line, or nothing if an OSError is raised."""
+    line = (json.dumps({"schema": SCHEMA, **redact_json(value)}) + "\n").encode()
     when_there_is_space(path, lambda: _append(path, line))
 
 
@@ -139,11 +142,6 @@ def _append(path: Path, line: bytes) -> None:
         except OSError:
             file.truncate(size)
             raise
-=======
-    """Append one line to an append-only log, without keys."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"schema": SCHEMA, **redact_json(value)}) + "\n")
->>>>>>> 5671a7d (redaction: keys are left out of patches, records and logs)
 
 
 def end_torn_line(path: Path) -> None:

@@ -134,7 +134,7 @@ def start(
             stdout=output.fileno(),
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl+C in the terminal reaches the runner only, which stops runs in order
-            # The guard keeps both open. With the log's pipe, a trainer can still save a checkpoint, and print that, if
+            # Guard and command keep both open. With the log's pipe, a trainer can still save a checkpoint, and print that, if
             # somebody kills the runner and the writer of the log.
             pass_fds=(output.reader,) if lock is None else (output.reader, lock),
         )
