@@ -81,7 +81,7 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True, private: bool 
 def _create(path: Path, *, private: bool) -> BinaryIO:
     """Create a file for writing."""
     # The mode is set at creation: if it were changed afterwards, others could open the file before that.
-    return open(path, "wb", opener=_private) if private else path.open("wb")  # noqa: PTH123 (Path.open has no opener)
+    return open(path, "wb", opener=_private) if private else path.open("wb")
 
 
 def _private(name: str, flags: int) -> int:

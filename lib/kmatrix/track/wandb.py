@@ -6,8 +6,8 @@ import json
 import logging
 import os
 import shlex
-import signal
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile

@@ -56,7 +56,8 @@ def _start(command: list[str], mask: set[int | signal.Signals]) -> int:
         LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         # Two inheritable descriptors above 2 stay open: the run's lock, which the command holds after the death of the
-        # guard, and the other end of the log's pipe. The variable tells ranks which process has to be alive: they may start after its death.
+        # guard, and the other end of the log's pipe. The variable tells ranks which process has to be alive: they may
+        # start after its death.
         os.environ["KMATRIX_LAUNCHER"] = f"{os.getpid()}:{_start_time()}"
         os.execvp(command[0], command)
     except OSError as error:

@@ -134,8 +134,8 @@ def start(
             stdout=output.fileno(),
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl+C in the terminal reaches the runner only, which stops runs in order
-            # Guard and command keep both open. With the log's pipe, a trainer can still save a checkpoint, and print that, if
-            # somebody kills the runner and the writer of the log.
+            # Guard and command keep both open. With the log's pipe, a trainer can still save a checkpoint, and print
+            # that, if somebody kills the runner and the writer of the log.
             pass_fds=(output.reader,) if lock is None else (output.reader, lock),
         )
     except OSError:
