@@ -18,9 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn, Self
 
-import torch
-
 from gpt2 import dist
+from gpt2.checkpoint.contents import out_of_memory
 from gpt2.log import RunLog
 from kmatrix.errors import DataError, KmatrixError, is_full
 from kmatrix.records.decode import as_json, decode_optional
@@ -29,9 +28,6 @@ from kmatrix.records.files import write_json
 from kmatrix.records.lock import Process, stat_fields, this_process
 from kmatrix.records.paths import RunDir
 from kmatrix.records.states import RankErrorFile, RankStateFile, read_rank_errors
-
-# torch raises OutOfMemoryError for GPU memory only: the CPU's allocator and cuBLAS raise a plain RuntimeError.
-MEMORY_WORDS = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 # The watchdog
 TICK_S = 1.0  # between two looks at the loop
@@ -54,9 +50,7 @@ def kind_of(error: BaseException) -> str:
         return "data"
     if is_full(error):
         return "disk"
-    memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    memory = memory or (isinstance(error, RuntimeError) and any(words in str(error) for words in MEMORY_WORDS))
-    return "oom" if memory else "error"
+    return "oom" if out_of_memory(error) else "error"
 
 
 def last_line(error: BaseException) -> str:

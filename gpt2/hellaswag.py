@@ -172,8 +172,13 @@ def check(path: Path, examples: Sequence[Example], block_size: int, vocab_size: 
 
 def _parse_binary(path: Path, data: bytes) -> Iterator[Example]:
     """Yield the examples of llm.c's format: a header of 256 int32, then uint16 values."""
+    if len(data) < 4 * HEADER_INTS:
+        raise DataError(
+            f"{path} ends within its header, after {len(data)} of {4 * HEADER_INTS} bytes",
+            hint="download the file again, or create it with llm.c",
+        )
     header = np.frombuffer(data[: 4 * HEADER_INTS], "<i4")
-    if len(header) < HEADER_INTS or header[1] != VERSION:
+    if header[1] != VERSION:
         raise DataError(f"{path} is not a HellaSwag file of version {VERSION}", hint="create it with llm.c")
     stream = np.frombuffer(data[4 * HEADER_INTS : len(data) & ~1], "<u2")  # a truncated file may have half a value
     at = 0
@@ -214,7 +219,7 @@ def _parse_jsonl(path: Path, data: bytes, tokenizer: Tokenizer) -> Iterator[Exam
         try:
             value = json.loads(line)
             yield _as_tokens(value["ctx"], value["endings"], int(value["label"]), tokenizer)
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
             raise DataError(
                 f"{path}:{number} is not a HellaSwag example",
                 why=f"expected ctx, endings and label: {type(error).__name__}: {error}",

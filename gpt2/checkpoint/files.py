@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import pickle
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,12 @@ from typing import Any, BinaryIO
 
 import torch
 
-from kmatrix.errors import FullError, KmatrixError, RecordError, is_full
+from gpt2.checkpoint.contents import out_of_memory, problem, reason
+from kmatrix.errors import FullError, LaunchError, RecordError, SchemaError, is_full
 from kmatrix.records.checkpoints import CheckpointIndex, CheckpointKind, entry_of, sha256_of, sync_folder
 from kmatrix.records.files import replacing
 
 SCHEMA = 2  # 1: random generators of one rank only, and no `carried`
-KEYS = {"schema", "run_id", "step", "tokens", "config", "model", "optimizer", "rng"}
 NONE, AUTO, LATEST, BEST = "none", "auto", "latest", "best"
 ChosenCheckpoint = tuple[Path, dict[str, Any]]
 Say = Callable[[str], None]
@@ -91,30 +91,38 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path, device: str | torch.device = "cpu", *, verify: bool = True) -> dict[str, Any]:
-    """Return a checkpoint. Raises RecordError if it is missing, damaged or too new.
+    """Return a checkpoint, checked as far as `gpt2.checkpoint.contents.problem` does.
 
     verify: compare size and hash with the folder's index, if the checkpoint is listed there.
+    Raises RecordError if it is missing or damaged, SchemaError if it is too new, and LaunchError if memory is lacking.
     """
     if not path.is_file():
         raise RecordError(f"{path} is missing", hint="`make list-checkpoints` lists the checkpoints")
     if verify:
         check(path)
     try:
-        value = torch.load(path, map_location=device, weights_only=True)  # a pickle could execute code
-    # What torch raises depends on where the file is damaged: in its zip, its pickle or its tensors.
-    except (RuntimeError, EOFError, ValueError, OSError, pickle.UnpicklingError) as error:
-        raise damaged(path, str(error).partition("\n")[0] or "the file is empty") from None
+        with warnings.catch_warnings(action="ignore"):  # about the pickle of another program's file
+            value = torch.load(path, map_location=device, weights_only=True)  # a pickle could execute code
+    # Broad, because a damaged file makes zip, pickle and tensors raise exceptions of almost every type.
+    except Exception as error:
+        if out_of_memory(error):  # the file may be sound, and must not be renamed
+            raise LaunchError(f"not enough memory to load {path}", why=reason(error)) from None
+        raise damaged(path, "not a file of PyTorch, or cut off" if not str(error) else reason(error)) from None
     if not isinstance(value, dict) or "schema" not in value:
         raise RecordError(f"{path} is not a checkpoint of kmatrix", why="no schema")
-    if value["schema"] > SCHEMA:
-        raise RecordError(
-            f"{path} has schema {value['schema']}",
+    schema = value["schema"]
+    if type(schema) is not int or schema < 1:
+        raise damaged(path, "its schema is not a number of a version")
+    if schema > SCHEMA:
+        raise SchemaError(
+            f"{path} has schema {schema}" if schema < 1000 else f"{path} has a schema that is too new",
             why=f"this trainer reads schemas up to {SCHEMA}",
             hint="use the newer trainer that wrote it",
         )
-    if missing := KEYS - value.keys():
-        raise damaged(path, f"missing keys: {', '.join(sorted(missing))}")
-    return upgraded(value)
+    value = upgraded(value)
+    if why := problem(value):
+        raise damaged(path, why)
+    return value
 
 
 def check(path: Path) -> None:
@@ -161,7 +169,9 @@ def choose(how: str, index: CheckpointIndex, refused: Say) -> ChosenCheckpoint |
     for path in newest_first(index):
         try:
             return path, load_checkpoint(path)
-        except KmatrixError as error:  # the one before it costs some steps; ending here would cost the whole run
+        except SchemaError:  # of a newer version, and sound: training over it would lose it
+            raise
+        except RecordError as error:  # the one before it costs some steps; ending here would cost the whole run
             rename_damaged(index, path)
             refused(f"{error.what}: {error.why}" if error.why else error.what)
     if how == LATEST:

@@ -351,7 +351,7 @@ class CheckpointManager:
             try:
                 chosen = choose(how, self.index, lambda text: self.log.event(0, "checkpoint refused", text))
                 answer[0] = str(chosen[0]) if chosen else None
-            except RecordError as error:
+            except KmatrixError as error:
                 answer[1] = (error.what, error.why, error.hint)
         if world.size > 1:
             torch.distributed.broadcast_object_list(answer, src=0)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from gpt2.checkpoint.contents import out_of_memory, reason, shape_problem
 from gpt2.checkpoint.files import SCHEMA
 from gpt2.dist import World
 from gpt2.optim import Optimizers
@@ -94,23 +96,44 @@ def restore(value: Mapping[str, Any], training: TrainingState) -> list[str]:
     if not value["optimizer"]:
         raise RecordError(f"the checkpoint at step {value['step']} holds weights alone", why="it was imported")
     check_same_training(value, training.config)  # before anything is changed
-    training.model.load_state_dict(value["model"])
-    training.optimizers.load_state_dict(value["optimizer"])
-    for name, part in training.stateful.items():
-        if name in value["carried"]:
-            part.load_state_dict(value["carried"][name])
+    shapes = {name: tuple(tensor.shape) for name, tensor in training.model.state_dict().items()}
+    if why := shape_problem(value["model"], shapes):
+        raise RecordError(f"the checkpoint at step {value['step']} is damaged", why=why)
+    parts = {"weights": training.model, "optimizer": training.optimizers, **training.stateful}
+    states = {"weights": value["model"], "optimizer": value["optimizer"], **value["carried"]}
+    for name, part in parts.items():
+        if name in states:
+            with _damage_named(name, value["step"]):
+                part.load_state_dict(states[name])
     new = [name for name in training.stateful if name not in value["carried"]]
     notes = [f"{name} starts from scratch: it is not in the checkpoint" for name in new]
     # Last: nothing above may advance the restored generators.
-    states = value["rng"]
-    if len(states) == training.world.size:
-        set_rng_state(states[training.world.rank], training.world)
+    ranks = value["rng"]
+    if len(ranks) == training.world.size:
+        with _damage_named("random generators", value["step"]):
+            set_rng_state(ranks[training.world.rank], training.world)
     else:
         notes.append(
-            f"the checkpoint has {len(states)} ranks, this run {training.world.size}: the data order continues "
+            f"the checkpoint has {len(ranks)} ranks, this run {training.world.size}: the data order continues "
             "exactly, but random numbers (dropout) differ, because they are drawn by rank"
         )
     return notes
+
+
+@contextmanager
+def _damage_named(part: str, step: int) -> Iterator[None]:
+    """Turn the failure of a part to load its state into an error that names the part."""
+    try:
+        yield
+    # Broad, because the state comes from a file: what torch and NumPy raise depends on where it is damaged.
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        raise RecordError(
+            f"the checkpoint at step {step} is damaged",
+            why=f"{part}: {reason(error)}",
+            hint="resume from another checkpoint: `make list-checkpoints`",
+        ) from error
 
 
 def check_same_training(value: Mapping[str, Any], config: TrainConfig) -> None:

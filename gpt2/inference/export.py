@@ -19,10 +19,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gpt2.checkpoint.files import SCHEMA, load_checkpoint, save_checkpoint
-from gpt2.checkpoint.state import saved_weights
+from gpt2.checkpoint.contents import problem, reason
+from gpt2.checkpoint.files import SCHEMA, damaged, load_checkpoint, save_checkpoint
 from gpt2.data import tokenizer
-from gpt2.inference.restore import build
+from gpt2.inference.restore import load_model
 from kmatrix.errors import ConfigError, KmatrixError, RecordError
 from kmatrix.shapes import GPT2_VOCAB
 
@@ -93,43 +93,107 @@ def config_of(value: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+# Keys of config.json that change what the model computes, with the values that this trainer implements. A missing key
+# has transformers' default, which is the first one.
+COMPUTED: dict[str, tuple[Any, ...]] = {
+    "model_type": ("gpt2",),
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of the tanh approximation
+    "layer_norm_epsilon": (1e-5,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "reorder_and_upcast_attn": (False, True),  # only the rounding differs
+    "add_cross_attention": (False,),
+    "is_encoder_decoder": (False,),
+    "pruned_heads": ({}, None),
+    "quantization_config": (None,),
+    "rope_scaling": (None,),
+    "rope_parameters": (None,),
+    "sliding_window": (None,),
+}
+SIZES = {"n_layer", "n_head", "n_embd", "vocab_size", "n_positions", "n_ctx", "n_inner", "tie_word_embeddings"}
+# Keys without effect on the logits: names, dropout, initialization, generation, heads for other tasks. transformers
+# writes some of them into every config.json, and older versions wrote more.
+HARMLESS = {
+    *("architectures", "transformers_version", "_name_or_path", "torch_dtype", "dtype", "tokenizer_class", "prefix"),
+    *("attn_pdrop", "embd_pdrop", "resid_pdrop", "initializer_range", "gradient_checkpointing", "use_bfloat16"),
+    *("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id", "id2label", "label2id"),
+    *("use_cache", "output_attentions", "output_hidden_states", "output_past", "return_dict", "torchscript"),
+    *("problem_type", "finetuning_task", "task_specific_params", "predict_special_tokens", "is_decoder"),
+    *("chunk_size_feed_forward", "attn_implementation", "_attn_implementation_autoset", "tf_legacy_loss"),
+    *("cross_attention_hidden_size", "tie_encoder_decoder"),  # of models with cross-attention
+    *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty"),
+    *("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size"),
+    *("encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "output_scores"),
+    *("return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values"),
+    *("exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens"),
+}
+OWN = {"arch", "bias", "vocab_multiple", "tokenizer", "data_path", "run_id", "step", "tokens"}  # of "kmatrix"
+
+
 def parse_config(foreign: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return a config.json as our configuration. Raises RecordError if the model is not a GPT-2 that we support."""
-    expected = {"model_type": "gpt2", "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
-    # A missing value is transformers' default, which is the expected one.
+    """Return a config.json as our configuration. Raises RecordError if the model is not a GPT-2 that we support.
+
+    An unknown key is refused, because it may change what the model computes.
+    """
+    if not isinstance(foreign, dict):
+        raise unsupported(path, ["it is not a JSON object"])
+    own = foreign.get("kmatrix", {})
     other = [
-        f"{name} is {foreign.get(name)!r}" for name, value in expected.items() if foreign.get(name, value) != value
+        f"{name} is {str(foreign[name])[:60]!r}"
+        for name, values in COMPUTED.items()
+        if name in foreign and not any(type(foreign[name]) is type(v) and foreign[name] == v for v in values)
     ]
+    unknown = [name for name in foreign if name not in {*COMPUTED, *SIZES, *HARMLESS, "kmatrix"}]
+    unknown += [f"kmatrix.{name}" for name in own if name not in OWN] if isinstance(own, dict) else ["kmatrix"]
+    other += [f"{name[:60]} is unknown and may change what the model computes" for name in unknown[:3]]
+    if other:
+        raise unsupported(path, other)
     try:
         inner = foreign.get("n_inner") or 4 * foreign["n_embd"]
         other += [f"n_inner is {inner}"] if inner != 4 * foreign["n_embd"] else []
-        own = foreign.get("kmatrix", {})
-        named = "gpt2" if foreign["vocab_size"] == GPT2_VOCAB else "byte"
+        context = foreign.get("n_positions") or foreign["n_ctx"]  # n_ctx: OpenAI's own name
+        other += (
+            [f"n_ctx is {foreign['n_ctx']}, n_positions {context}"] if foreign.get("n_ctx", context) != context else []
+        )
         config = {
             **{name: foreign[name] for name in ("n_layer", "n_head", "n_embd", "vocab_size")},
-            "block_size": foreign.get("n_positions") or foreign["n_ctx"],  # n_ctx: OpenAI's own name
+            "block_size": context,
             "weight_tying": foreign.get("tie_word_embeddings", True),
-            **{"arch": "gpt2", "bias": True, "vocab_multiple": 1, "tokenizer": named, "data_path": "", **own},
+            **{"arch": "gpt2", "bias": True, "vocab_multiple": 1},
+            **{"tokenizer": "gpt2" if foreign["vocab_size"] == GPT2_VOCAB else "byte", "data_path": "", **own},
         }
-        sizes = ("n_layer", "n_head", "n_embd", "vocab_size", "block_size", "vocab_multiple")
-        other += [f"{name} is {config[name]!r}" for name in sizes if type(config[name]) is not int]
+        kinds = {**dict.fromkeys(("weight_tying", "bias"), bool), **dict.fromkeys(("tokenizer", "data_path"), str)}
+        kinds |= dict.fromkeys(("n_layer", "n_head", "n_embd", "vocab_size", "block_size", "vocab_multiple"), int)
+        other += [
+            f"{name} is {str(config[name])[:60]!r}" for name, kind in kinds.items() if type(config[name]) is not kind
+        ]
     except (KeyError, TypeError) as missing:
-        other, config = [f"{missing} is missing"], {}
+        raise unsupported(path, [f"{missing} is missing"]) from None
     if other:
-        raise RecordError(f"{path} is not a GPT-2 that this trainer supports", why="; ".join(other))
+        raise unsupported(path, other)
     return config
+
+
+def unsupported(path: Path, why: Sequence[str]) -> RecordError:
+    return RecordError(
+        f"{path} is not a GPT-2 that this trainer supports",
+        why="; ".join(why),
+        hint="only models that compute what GPT-2 computes can be imported (docs/serving.md)",
+    )
 
 
 def export(path: Path, folder: Path) -> None:
     """Write the folder of a checkpoint atomically."""
     value = load_checkpoint(path)
     config = value["config"]
-    if config["arch"] != "gpt2":
-        raise ConfigError(f"{path} is a model of type {config['arch']!r}", why="only gpt2 can be exported")
+    if config.get("arch") != "gpt2":
+        raise ConfigError(f"{path} is a model of type {config.get('arch')!r}", why="only gpt2 can be exported")
+    weights = load_model(value, path).state_dict()
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of an interrupted export
     partial.mkdir(parents=True)
-    save_file(to_hugging_face(saved_weights(value), config), partial / WEIGHTS, metadata={"format": "pt"})
+    save_file(to_hugging_face(weights, config), partial / WEIGHTS, metadata={"format": "pt"})
     (partial / CONFIG).write_text(json.dumps(config_of(value), indent=2) + "\n", encoding="utf-8")
     tokenizer_note = tokenizer_files(config, partial)
     partial.replace(folder)
@@ -164,32 +228,34 @@ def read_folder(folder: Path) -> dict[str, Any]:
     try:
         foreign = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         weights = load_file(folder / WEIGHTS)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise unreadable(folder, error) from None
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        raise unreadable(folder, reason(error)) from None
     config = parse_config(foreign, folder / CONFIG)
-    model = build(config, folder / CONFIG)
-    try:
-        model.load_state_dict(from_hugging_face(weights, config))
-    except RuntimeError as error:
-        raise unreadable(folder / WEIGHTS, error) from None
-    return {
+    value = {
         "schema": SCHEMA,
         "run_id": config.get("run_id", ""),
         "step": config.get("step", 0),
         "tokens": config.get("tokens", 0),
         "config": config,
-        "model": model.state_dict(),
         "optimizer": {},
         "rng": [],
         "carried": {},
     }
+    try:
+        value["model"] = from_hugging_face(weights, config)
+        if why := problem(value):
+            raise damaged(folder, why)
+        value["model"] = load_model(value, folder).state_dict()
+    except RecordError as error:
+        raise unreadable(folder / WEIGHTS, error.why) from None
+    except (RuntimeError, IndexError) as error:  # of a transposition or a concatenation of other dimensions
+        raise unreadable(folder / WEIGHTS, reason(error)) from None
+    return value
 
 
-def unreadable(path: Path, error: Exception) -> RecordError:
+def unreadable(path: Path, why: str) -> RecordError:
     return RecordError(
-        f"{path} is not a model in Hugging Face's format",
-        why=str(error).strip().partition("\n")[0] or type(error).__name__,
-        hint=f"name a folder with {CONFIG} and {WEIGHTS}",
+        f"{path} is not a model in Hugging Face's format", why=why, hint=f"name a folder with {CONFIG} and {WEIGHTS}"
     )
 
 

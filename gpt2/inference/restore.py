@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gpt2.checkpoint.files import load_checkpoint
+from gpt2.checkpoint.contents import layers_of, shape_problem
+from gpt2.checkpoint.files import damaged, load_checkpoint
 from gpt2.checkpoint.state import saved_weights
 from gpt2.data.tokenizer import Tokenizer, load
 from gpt2.model import GPT, MODELS, configure_precision
 from kmatrix.errors import LaunchError, RecordError
 from kmatrix.records.train_config import typed
-from kmatrix.shapes import ModelShape
+from kmatrix.shapes import ModelShape, padded
 
 SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "weight_tying")
 DEVICES = ("cpu", "cuda")
+LARGEST_SIZE = 2**31 - 1  # of a dimension
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +47,7 @@ def restore(path: Path, device: str = "") -> Restored:
     """
     target = choose_device(device)
     value = load_checkpoint(path)
-    config = value["config"]
-    model = build(config, path)
-    model.load_state_dict(saved_weights(value))
+    config, model = value["config"], load_model(value, path)
     # Half the memory; the products were rounded to bfloat16 in training too. The CPU stays at 32 bits, because many
     # processors compute bfloat16 slowly.
     dtype = torch.bfloat16 if target.type == "cuda" and config.get("dtype") == "bf16" else torch.float32
@@ -60,19 +61,48 @@ def restore(path: Path, device: str = "") -> Restored:
     )
 
 
-def build(config: dict[str, Any], path: Path) -> GPT:
-    """Return an untrained model with the shape of a checkpoint's configuration."""
+def load_model(value: Mapping[str, Any], path: Path) -> GPT:
+    """Return the model of a checkpoint with its weights. path: of the file, for the RecordError of a damaged one."""
+    config, weights = value["config"], saved_weights(value)
+    shape = shape_of(config, path)
+    # Before the model is made: a damaged configuration may describe one that no machine can hold.
+    rows = padded(shape.vocab_size, config["vocab_multiple"])
+    why = shape_problem(weights, {"wte.weight": (rows, shape.n_embd), "wpe.weight": (shape.block_size, shape.n_embd)})
+    if (layers := layers_of(weights)) != shape.n_layer:
+        why = why or f"weights of {layers} layers, the configuration has n_layer {shape.n_layer}"
+    if why:
+        raise damaged(path, why)
+    model = build(config, path)
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    unknown = min(weights.keys() - expected.keys(), default=None)
+    if why := shape_problem(weights, expected) or (f"{unknown[:80]} is not a weight of the model" if unknown else ""):
+        raise damaged(path, why)
+    model.load_state_dict(weights)
+    return model
+
+
+def shape_of(config: Mapping[str, Any], path: Path) -> ModelShape:
+    """Return the sizes in a checkpoint's configuration. Raises RecordError if they are missing or impossible."""
     # A checkpoint may come from another version or an import, so each field is checked before a shape is made of them.
-    try:
-        kinds = {name: bool if name in ("bias", "weight_tying") else int for name in SHAPE}
-        shape = ModelShape(**{name: typed(name, config[name], (kind,)) for name, kind in kinds.items()})
-        return MODELS[config["arch"]](shape, vocab_multiple=config["vocab_multiple"])
-    except KeyError as missing:
-        raise RecordError(
-            f"the configuration in {path} is not supported by this trainer",
-            why=f"{missing} is missing or unknown",
-            hint="use the trainer that wrote it",
-        ) from None
+    kinds = {name: bool if name in ("bias", "weight_tying") else int for name in SHAPE}
+    for name in (*SHAPE, "vocab_multiple", "arch", "tokenizer", "data_path"):
+        if name not in config or (name == "arch" and config[name] not in MODELS):
+            raise RecordError(
+                f"the configuration in {path} is not supported by this trainer",
+                why=f"{name!r} is missing or unknown",
+                hint="use the trainer that wrote it",
+            )
+    for name in (name for name, kind in [*kinds.items(), ("vocab_multiple", int)] if kind is int):
+        if type(config[name]) is not int or not 1 <= config[name] <= LARGEST_SIZE:
+            raise damaged(path, f"{name} is {str(config[name])[:40]}")
+    if config["n_embd"] % config["n_head"]:
+        raise damaged(path, f"a width of {config['n_embd']} is not a multiple of {config['n_head']} heads")
+    return ModelShape(**{name: typed(name, config[name], (kind,)) for name, kind in kinds.items()})
+
+
+def build(config: Mapping[str, Any], path: Path) -> GPT:
+    """Return an untrained model with the shape of a checkpoint's configuration."""
+    return MODELS[config["arch"]](shape_of(config, path), vocab_multiple=config["vocab_multiple"])
 
 
 def choose_device(name: str) -> torch.device:

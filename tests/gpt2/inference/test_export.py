@@ -120,6 +120,18 @@ def test_existing_files_are_not_overwritten(tmp_path, capsys):
         ({"model_type": "llama"}, "model_type is 'llama'"),
         ({"n_inner": 100}, "n_inner is 100"),
         ({"n_head": None}, "n_head"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is 'True'"),
+        ({"scale_attn_weights": False}, "scale_attn_weights is 'False'"),
+        ({"scale_attn_weights": 1}, "scale_attn_weights is '1'"),
+        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is '1e-06'"),
+        ({"add_cross_attention": True}, "add_cross_attention"),
+        ({"n_ctx": 16}, "n_ctx is 16"),
+        ({"rotary_dim": 8}, "rotary_dim is unknown and may change what the model computes"),
+        ({"kmatrix": {"qk_norm": True}}, "kmatrix.qk_norm is unknown"),
+        ({"kmatrix": 3}, "kmatrix is unknown"),
+        ({"tie_word_embeddings": "no"}, "weight_tying is 'no'"),
+        ({"n_layer": 10**400}, "n_layer"),
+        ({"n_embd": -32}, "n_embd"),
         ({"n_layer": 5}, "is not a model in"),
     ],
 )
@@ -132,6 +144,24 @@ def test_a_directory_of_another_model_is_refused_by_name(tmp_path, capsys, chang
     message = capsys.readouterr().err
     assert expected in message
     assert str(tmp_path / "hf") in message
+
+
+def test_a_config_of_transformers_with_all_its_keys_is_accepted(tmp_path):
+    from transformers import GPT2Config
+
+    config = GPT2Config(n_layer=1, n_head=2, n_embd=8, n_positions=16, vocab_size=257, reorder_and_upcast_attn=True)
+
+    assert export.parse_config(json.loads(config.to_json_string(use_diff=False)), tmp_path)["block_size"] == 16
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "3", "{", "", '{"n_embd": NaN}', "[" * 5000])
+def test_a_config_that_is_not_an_object_is_refused(tmp_path, capsys, text):
+    checkpoint_in(tmp_path)
+    run(tmp_path / "a.pt", f"--output={tmp_path / 'hf'}")
+    (tmp_path / "hf/config.json").write_text(text)
+
+    assert run(tmp_path / "hf", f"--output={tmp_path / 'b.pt'}") == 2
+    assert "error: " in capsys.readouterr().err
 
 
 def test_a_directory_without_weights_is_refused(tmp_path, capsys):

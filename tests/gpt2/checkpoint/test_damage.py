@@ -1,0 +1,249 @@
+"""Every damaged checkpoint is refused with one error that names the file: seeded damage of bytes, keys and values."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import os
+import pickle
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from factories import make_data, train_fields
+from gpt2 import optim
+from gpt2.checkpoint.files import load_checkpoint
+from gpt2.checkpoint.state import TrainingState, restore, rng_state, snapshot
+from gpt2.data import tokenizer
+from gpt2.dist import World
+from gpt2.inference import export, generate, weights
+from gpt2.inference import restore as inference
+from gpt2.train import build_model
+from kmatrix.errors import KmatrixError, LaunchError, RecordError, SchemaError
+from kmatrix.records.train_config import TrainConfig
+
+WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
+SEED = 20261122
+CASES = int(os.environ.get("KMATRIX_DAMAGES", "50"))  # of each kind of damage
+DEEP: list[object] = []
+for _ in range(300):
+    DEEP = [DEEP]
+STRANGE = (
+    *(None, True, -1, 0, 3, 10**12, 10**400, -(10**400), float("nan"), float("inf"), "", "x", "\0", "../" * 50, b"x"),
+    *([], [1], {}, {"a": 1}, {1: 2}, DEEP, torch.zeros(0), torch.ones(2, 3), torch.tensor(float("nan")), (1, 2)),
+)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """Return the value of a sound checkpoint of a run with two steps, and its configuration."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("sound")
+    sha256 = make_data(folder)
+    config = TrainConfig.from_json(train_fields(folder, sha256, folder, n_embd=16, n_layer=1, block_size=8))
+    model = build_model(config)
+    optimizers = optim.build(config, model)
+    model(torch.zeros(1, 8, dtype=torch.long), torch.ones(1, 8, dtype=torch.long))[1].backward()
+    optimizers.step()
+    parts = TrainingState(config=config, world=WORLD, model=model, optimizers=optimizers)
+    value = snapshot(parts, step=1, run_id="a", rng=[rng_state(WORLD)])
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return config, torch.load(io.BytesIO(stream.getvalue()), weights_only=True), stream.getvalue()
+
+
+def use(path, config):
+    """Read a checkpoint as sampling, comparing, exporting and resuming do. Raises what they raise."""
+    value = load_checkpoint(path)
+    inference.load_model(value, path)
+    tokenizer.load(str(value["config"].get("tokenizer")), Path(str(value["config"].get("data_path"))))
+    json.dumps(export.config_of(value), allow_nan=False)
+    weights.compare(value["model"], value["model"])
+    model = build_model(config)
+    restore(value, TrainingState(config=config, world=WORLD, model=model, optimizers=optim.build(config, model)))
+
+
+def refused(path, config):
+    """Return the KmatrixError of a damaged checkpoint, None if it can be used. Other exceptions fail the test."""
+    try:
+        use(path, config)
+    except KmatrixError as error:
+        return error
+    return None
+
+
+def paths(value, prefix=()):
+    """Yield the place of every value in nested dictionaries and lists."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            yield (*prefix, key)
+            yield from paths(item, (*prefix, key))
+
+
+def at(value, place):
+    for key in place:
+        value = value[key]
+    return value
+
+
+def damage_value(value, number):
+    """Delete or replace one entry, mostly one near the top, which readers use."""
+    chosen = random.Random(SEED + number)
+    everything = list(paths(value))
+    near = [place for place in everything if len(place) <= 2]
+    *parent, key = chosen.choice(near if chosen.random() < 0.6 else everything)
+    holder = at(value, parent)
+    if isinstance(holder, dict) and chosen.random() < 0.2:
+        del holder[key]
+    else:
+        holder[key] = chosen.choice(STRANGE)
+
+
+def test_sound_values_are_accepted(sound, tmp_path):
+    config, _, data = sound
+    (tmp_path / "c.pt").write_bytes(data)
+    assert refused(tmp_path / "c.pt", config) is None
+
+
+def test_wrong_values_and_missing_keys_are_refused_or_harmless(sound, tmp_path):
+    config, value, _ = sound
+    path, errors = tmp_path / "c.pt", 0
+    for number in range(2 * CASES):
+        damaged = copy.deepcopy(value)
+        damage_value(damaged, number)
+        torch.save(damaged, path)
+        errors += refused(path, config) is not None
+    assert errors > CASES  # most replacements matter
+
+
+def test_flipped_bits_and_truncated_files_are_refused_or_harmless(sound, tmp_path):
+    config, _, data = sound
+    path, chosen, errors = tmp_path / "c.pt", random.Random(SEED), 0
+    for number in range(CASES):
+        broken = bytearray(data)
+        for _ in range(chosen.choice((1, 1, 4, 64))):
+            broken[chosen.randrange(len(broken))] ^= 1 << chosen.randrange(8)
+        if number % 3 == 0:
+            del broken[chosen.randrange(len(broken)) :]
+        path.write_bytes(broken)
+        errors += refused(path, config) is not None
+    assert errors > CASES // 3
+
+
+def test_a_flipped_bit_in_the_pickle_is_refused_or_harmless(sound, tmp_path):
+    config, _, data = sound
+    path, chosen = tmp_path / "c.pt", random.Random(SEED)
+    start = data.index(b"schema") - 40
+    for _ in range(CASES):
+        broken = bytearray(data)
+        broken[start + chosen.randrange(6000)] ^= 1 << chosen.randrange(8)
+        path.write_bytes(broken)
+        refused(path, config)
+
+
+class Hostile:
+    def __reduce__(self):
+        return os.system, ("touch /tmp/kmatrix-hostile",)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"root:x:0:0:root:/root:/bin/bash\n" * 40,
+        b"\x80",
+        b"\x80\x05K\x07.",
+        pickle.dumps({"schema": 2}),
+        pickle.dumps(Hostile()),
+        pickle.dumps([1, 2, 3], protocol=0),
+        b"PK\x03\x04" + bytes(100),
+        b"PK\x05\x06" + bytes(18),
+        os.urandom(0) + bytes(range(256)) * 8,
+        b"(" * 5000 + b".",
+        b"]" * 100_000,
+        json.dumps({"schema": 2, "model": {}}).encode(),
+    ],
+)
+def test_a_file_of_another_program_is_refused(data, sound, tmp_path):
+    (tmp_path / "passwd").write_bytes(data)
+
+    error = refused(tmp_path / "passwd", sound[0])
+
+    assert isinstance(error, RecordError)
+    assert str(tmp_path / "passwd") in error.what
+    assert "\n" not in error.what + error.why
+
+
+@pytest.mark.parametrize("value", [None, 7, [1, 2], {"schema": None}, {"schema": "2"}, {"model": {}}, torch.zeros(3)])
+def test_another_value_of_torch_save_is_refused(value, sound, tmp_path):
+    torch.save(value, tmp_path / "c.pt")
+
+    assert isinstance(refused(tmp_path / "c.pt", sound[0]), RecordError)
+
+
+def test_a_directory_and_an_unreadable_file_are_refused(sound, tmp_path):
+    (tmp_path / "folder").mkdir()
+    assert isinstance(refused(tmp_path / "folder", sound[0]), RecordError)
+    assert isinstance(refused(tmp_path / "missing.pt", sound[0]), RecordError)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda path: generate.main([str(path), "--tokens=2"]),
+        lambda path: export.main([str(path), f"--output={path}-out"]),
+        lambda path: weights.main([str(path), str(path)]),
+    ],
+)
+def test_the_programs_print_one_error_and_exit_with_2(program, sound, tmp_path, capsys):
+    value = copy.deepcopy(sound[1])
+    value["model"]["wpe.weight"] = torch.zeros(3, 3)
+    value["schema"] = 2.5
+    torch.save(value, tmp_path / "c.pt")
+
+    assert program(tmp_path / "c.pt") == 2
+
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: {tmp_path / 'c.pt'} is damaged")
+    assert "Traceback" not in printed
+
+
+def test_weights_of_another_shape_are_named(sound, tmp_path):
+    value = copy.deepcopy(sound[1])
+    value["model"]["wpe.weight"] = torch.zeros(3, 16)
+    torch.save(value, tmp_path / "c.pt")
+
+    error = refused(tmp_path / "c.pt", sound[0])
+
+    assert "wpe.weight" in error.why
+    assert "3 x 16" in error.why
+
+
+def test_a_huge_model_in_a_damaged_configuration_is_not_allocated(sound, tmp_path):
+    value = copy.deepcopy(sound[1])
+    value["config"]["n_layer"] = 10**7
+    torch.save(value, tmp_path / "c.pt")
+
+    assert "n_layer" in refused(tmp_path / "c.pt", sound[0]).why
+
+
+def test_lack_of_memory_is_not_damage(sound, tmp_path, monkeypatch):
+    (tmp_path / "c.pt").write_bytes(sound[2])
+
+    def no_memory(*_, **__):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(torch, "load", no_memory)
+    with pytest.raises(LaunchError, match="not enough memory"):
+        load_checkpoint(tmp_path / "c.pt")
+
+
+def test_a_checkpoint_of_a_newer_version_is_refused_as_such(sound, tmp_path):
+    torch.save(sound[1] | {"schema": 99}, tmp_path / "c.pt")
+
+    with pytest.raises(SchemaError):
+        load_checkpoint(tmp_path / "c.pt")
