@@ -99,7 +99,7 @@ def restore(value: Mapping[str, Any], training: TrainingState) -> list[str]:
     shapes = {name: tuple(tensor.shape) for name, tensor in training.model.state_dict().items()}
     if why := shape_problem(value["model"], shapes):
         raise RecordError(f"the checkpoint at step {value['step']} is damaged", why=why)
-    parts = {"weights": training.model, "optimizer": training.optimizers, **training.stateful}
+    parts: dict[str, Any] = {"weights": training.model, "optimizer": training.optimizers, **training.stateful}
     states = {"weights": value["model"], "optimizer": value["optimizer"], **value["carried"]}
     for name, part in parts.items():
         if name in states:
