@@ -144,6 +144,11 @@ def as_json(value: object) -> Any:
     return msgspec.to_builtins(value)
 
 
+def indented(value: object) -> bytes:
+    """Return a value as indented JSON text, with null for NaN and infinity, several times faster than `json`."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+
+
 def _sound_lines(path: Path, data: bytes, kind: type[R]) -> Iterator[R]:
     lines = [line for line in data.split(b"\n") if line.strip()]
     skipped = 0

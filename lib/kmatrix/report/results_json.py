@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kmatrix.records.decode import as_json
-from kmatrix.records.files import write_json, write_json_array
+from kmatrix.records.decode import SCHEMA, as_json, indented
+from kmatrix.records.files import write_bytes
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import read_track
@@ -42,16 +42,16 @@ PLAIN = (  # fields of RunNumbers with the same key in results.json
 
 def write_results(matrix: MatrixDir, numbers: MatrixNumbers) -> None:
     """Write results.json: all numbers of the report, with the runs they come from."""
-    # JSON has no NaN, but Python would write one, and other programs refuse the file.
-    value = clean(results(numbers))
+    value = results(numbers)
     for run in value["runs"]:
         run["links"] = {sent.tracker: sent.link for sent in read_track(matrix.run(run["name"])) if sent.link}
-    write_json(matrix.results, value)
+    # A matrix may have thousands of runs with curves of thousands of points.
+    write_bytes(matrix.results, indented({"schema": SCHEMA, **value}))
 
 
 def write_all_results(matrix: MatrixDir, numbers: MatrixNumbers) -> None:
     """Write all_results.json: the array of the original project, one object per run, with additional keys."""
-    write_json_array(matrix.all_results, [clean(original(matrix, run)) for run in numbers.runs])
+    write_bytes(matrix.all_results, indented([original(matrix, run) for run in numbers.runs]))
 
 
 def results(numbers: MatrixNumbers) -> dict[str, Any]:

@@ -356,17 +356,34 @@ class Overlap:
 
 def overlaps(runs: Sequence[RunNumbers]) -> list[Overlap]:
     """Return the runs that trained at the same time as other runs of the matrix."""
-    spans = {run.name: list(_attempt_spans(run)) for run in runs}
+    shared = _shared_spans(runs)
     found = []
-    for name, own in spans.items():
-        time = sum(end - begin for begin, end in own)
-        common = {other: _intersection(own, theirs) for other, theirs in spans.items() if other != name}
-        others = [other for other, parts in common.items() if time and _length(parts) >= MIN_OVERLAP * time]
+    for run, parts in zip(runs, shared, strict=True):
+        time = sum(end - begin for begin, end in _attempt_spans(run))
+        others = [other for other in sorted(parts) if time and _length(parts[other]) >= MIN_OVERLAP * time]
         if others:
             # The union: time shared with two others counts once.
-            together = _length([part for other in others for part in common[other]])
-            found.append(Overlap(name, tuple(others), together / time))
+            together = _length([part for other in others for part in parts[other]])
+            found.append(Overlap(run.name, tuple(runs[other].name for other in others), together / time))
     return found
+
+
+def _shared_spans(runs: Sequence[RunNumbers]) -> list[dict[int, list[Span]]]:
+    """Return for each run: place of another run -> the spans in which both trained.
+
+    A sweep in order of time, which compares only runs that overlap: a matrix may have thousands of runs.
+    """
+    shared: list[dict[int, list[Span]]] = [{} for _ in runs]
+    active: list[tuple[float, int]] = []  # end and place of the runs that train now
+    for begin, end, place in sorted((*span, place) for place, run in enumerate(runs) for span in _attempt_spans(run)):
+        active = [(until, other) for until, other in active if until > begin]
+        for until, other in active:
+            part = (begin, min(end, until))
+            for one, its_other in ((place, other), (other, place)):
+                if one != its_other:
+                    shared[one].setdefault(its_other, []).append(part)
+        active.append((end, place))
+    return shared
 
 
 def overlap_lines(runs: Sequence[RunNumbers]) -> list[str]:
@@ -384,11 +401,6 @@ def _attempt_spans(run: RunNumbers) -> Iterator[Span]:
         begin, end = attempt.started, attempt.ended
         if begin is not None and end is not None and end > begin:
             yield begin, end
-
-
-def _intersection(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
-    both = [(max(a[0], b[0]), min(a[1], b[1])) for a in ours for b in theirs]
-    return [(begin, end) for begin, end in both if end > begin]
 
 
 def _length(spans: Sequence[Span]) -> float:

@@ -14,6 +14,7 @@ from kmatrix.engines.local.recorder import RecorderLauncher
 from kmatrix.packing import Limits
 from kmatrix.records.files import read_json, read_jsonl, write_json
 from kmatrix.records.runs import Status
+from kmatrix.records.states import AttemptRecord
 from kmatrix.report.numbers import RunNumbers
 from kmatrix.report.summary import Overlap, overlap_lines, overlaps
 from kmatrix.runner.loop import drive
@@ -169,7 +170,7 @@ def test_a_retried_run_may_get_other_gpus(matrix, plan):
 
 
 def trained_run(name, *spans):
-    attempts = tuple({"attempt": i, "started": begin, "ended": end} for i, (begin, end) in enumerate(spans, 1))
+    attempts = tuple(AttemptRecord(attempt=i, started=begin, ended=end) for i, (begin, end) in enumerate(spans, 1))
     record = {"run_id": name, "axes": {}, "reason": "", "optimizer": "adamw", "model": "tiny", "device": "gpu"}
     return RunNumbers(name=name, status=Status.FINISHED, attempts=attempts, **record)
 
