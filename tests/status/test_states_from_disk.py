@@ -1,0 +1,112 @@
+"""docs/status.md: the state of a run follows from its files, and four commands agree on it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+
+import pytest
+
+from kmatrix.cli import run as cli_run
+from kmatrix.records.files import read_json, write_json
+from kmatrix.status.state import RunState
+from pages import DOCS
+from programs import run
+from version_0_1 import FINISHED, unpack
+
+ENDS = {"failed": "loss is nan", "stopped": "asked to stop", "skipped": "too few GPUs"}
+LINE = {"step": 3, "time": 1795155845.0, "elapsed_s": 3.0, "tokens": 99, "train/loss": 5.0}
+COLUMNS = ["run.json", "status.json", "result.json", "attempt", "runner", "place", "state", "reason", "continue"]
+
+
+def cases():
+    """Return the rows of the table as dictionaries."""
+    lines = (DOCS / "status.md").read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    assert rows[0] == COLUMNS
+    return [dict(zip(COLUMNS, row, strict=True)) for row in rows[2:]]
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """Return a matrix with one finished run, as version 0.1 wrote it, with the path of its checkpoints in run.json."""
+    matrix = unpack(tmp_path_factory.mktemp("made"))
+    for folder in matrix.iterdir():
+        if folder.is_dir() and folder.name != FINISHED:
+            shutil.rmtree(folder)
+    shutil.rmtree(matrix / FINISHED / "former")
+    plan = read_json(matrix / "matrix.json")
+    write_json(matrix / "matrix.json", plan | {"runs": [entry for entry in plan["runs"] if entry["name"] == FINISHED]})
+    return matrix
+
+
+def damage(path, how):
+    """Delete a file or cut it in half."""
+    if how == "missing":
+        path.unlink(missing_ok=True)
+    elif how == "truncated":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def make(template, folder, case):
+    """Make the matrix of a case."""
+    home = folder / "made" / template.name
+    shutil.copytree(template, home)
+    run_dir = home / FINISHED
+    for path in [run_dir / "run.json", run_dir / "run_used.json"]:
+        record = read_json(path)
+        places = {"checkpoint_dir": str(run_dir / "checkpoints")} if "checkpoint_dir" in record["train"] else {}
+        write_json(path, record | {"train": record["train"] | places})
+    status, result = case["status.json"], case["result.json"]
+    known = {} if status in ("planned", "skipped") else {"attempt": 1, "started": 1.0, "ended": 2.0}
+    attempts = [known | {"status": status, "reason": ENDS.get(status)}] if known else []
+    if status not in ("missing", "truncated"):
+        write_json(run_dir / "status.json", {"status": status, "reason": ENDS.get(status), "attempts": attempts})
+    if result not in ("missing", "truncated"):
+        changed = {"status": result, "reason": ENDS.get(result), "kind": "nan" if result == "failed" else None}
+        write_json(run_dir / "result.json", read_json(run_dir / "result.json") | changed | {"attempt": 1})
+    lines = "" if case["attempt"] == "none" else json.dumps(LINE | {"attempt": int(case["attempt"])}) + "\n"
+    (run_dir / "metrics.jsonl").write_text(lines)
+    for name in ("run.json", "status.json", "result.json"):
+        damage(run_dir / name, case[name])
+    if case["place"] == "here":
+        return home
+    (folder / "moved").mkdir()
+    return home.rename(folder / "moved" / home.name)
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: " ".join(case.values()))
+def test_status_estimate_summary_and_continue_agree_with_the_table(case, template, tmp_path, monkeypatch):
+    matrix = make(template, tmp_path, case)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    lock = os.open(matrix / ".lock", os.O_RDWR | os.O_CREAT)
+    if case["runner"] == "alive":
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    plans = []
+    monkeypatch.setattr(cli_run, "_run_and_report", lambda matrix, plan, **options: plans.append(plan) or 0)
+    monkeypatch.setattr(cli_run, "need_torch", lambda: None)
+    before = {path: path.read_bytes() for path in matrix.rglob("*.json*")}
+
+    seen = {command: run(command, f"TARGET={matrix}", "JSON=1") for command in ("status", "estimate")}
+    (status,), (estimate,) = (json.loads(result.out)["runs"] for result in seen.values())
+    run("summary", f"TARGET={matrix}")
+    (summary,) = read_json(matrix / "results.json")["runs"]
+    assert {one["status"] for one in (status, estimate, summary)} == {case["state"]}
+    assert {(one["reason"] or "").startswith(case["reason"]) for one in (status, summary)} == {True}
+    assert all(path.read_bytes() == data for path, data in before.items() if path.name not in REPORT)
+
+    continued = run("continue", f"TARGET={matrix}")
+    os.close(lock)
+    if case["continue"] == "refuses":
+        assert continued.status == 2
+        assert "is already running" in continued.err
+        return
+    (plan,) = plans
+    assert [one.name for one in plan.plans] == ([FINISHED] if case["continue"] == "runs" else [])
+    stays = plan.stays.get(FINISHED, RunState())
+    assert case["continue"] == "runs" or stays.status == case["state"]
+
+
+REPORT = ("results.json", "all_results.json", "summary_report.txt")
