@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,9 @@ from gpt2.checkpoint.files import AUTO, ChosenCheckpoint, WrittenCheckpoint, cho
 from gpt2.checkpoint.state import TrainingState, gather_rng_states, restore, snapshot
 from gpt2.log import RunLog
 from kmatrix.errors import FullError, KmatrixError, RecordError
+from kmatrix.records.checkpoint_dir import INDEX, own_checkpoint_dir
 from kmatrix.records.checkpoints import (
     EXPIRING,
-    INDEX,
     CheckpointIndex,
     CheckpointKind,
     Entry,
@@ -59,7 +59,7 @@ class CheckpointManager:
 
     def __init__(self, training: TrainingState, log: RunLog) -> None:
         self.training, self.log, self.config = training, log, training.config
-        self.folder = Path(self.config.checkpoint_dir)
+        self.folder = own_checkpoint_dir(log.dir)
         self._resumed = 0  # step at which this attempt started; its checkpoint exists
         self._names: dict[int, str] = {}  # step -> file with this attempt's weights
         self._pool = ThreadPoolExecutor(1, "checkpoints")  # one thread: checkpoints are written in their order
@@ -231,9 +231,8 @@ class CheckpointManager:
         self._speed.measured(written)
         self._names[pending.step] = path.name
         # Only now, when the new file is complete: until then the old one is the only one of this step.
-        for entry in [e for e in self.index.entries if e.step == pending.step and e.name != path.name]:
-            self.index.remove(entry)  # of an earlier attempt, superseded by this one
-        self._retire()
+        # Of an earlier attempt, superseded by this one:
+        self._retire([e for e in self.index.entries if e.step == pending.step and e.name != path.name])
         self.log.event(pending.step, "checkpoint", str(path))
 
     def _announce(self, name: str, pending: PendingCheckpoint, written: WrittenCheckpoint) -> None:
@@ -250,10 +249,10 @@ class CheckpointManager:
             )
         )
 
-    def _retire(self) -> None:
-        """Delete superseded checkpoints, and link the best and the final one."""
-        for entry in superseded(self.index.entries, self.config.keep_checkpoints):
-            self.index.remove(entry)
+    def _retire(self, also: Sequence[Entry] = ()) -> None:
+        """Delete superseded checkpoints, and link the best and the final one. also: deleted too."""
+        rest = [entry for entry in self.index.entries if entry not in also]
+        self.index.remove([*also, *superseded(rest, self.config.keep_checkpoints)])
         self.index.name_links()  # best.pt and final.pt are hard links: no space, and valid without the index
 
     def _try(self, put: Callable[[], None], step: int) -> None:
@@ -281,7 +280,7 @@ class CheckpointManager:
             if not going or len(self.index.present) < 2:  # an old checkpoint is better than none if this write fails
                 raise self._no_room(needed, free)
             self.log.event(self.log.step, "disk", f"{disk_size(free)} free: {going[0].name} makes room")
-            self.index.remove(going[0])
+            self.index.remove(going[:1])
 
     def _no_room(self, needed: int, free: int) -> FullError:
         return FullError(
@@ -314,6 +313,7 @@ class CheckpointManager:
             self.log.event(0, "checkpoint index", f"missing files: {', '.join(gone)}")
         for path in sorted(set(self.folder.glob("step_*.pt")) - {self.folder / name for name in index.names}):
             self._adopt(index, path)
+        index.name_links()  # a kill may have left the name of an earlier best or final one
         return index
 
     def _adopt(self, index: CheckpointIndex, path: Path) -> None:

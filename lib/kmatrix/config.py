@@ -17,7 +17,7 @@ PREFIX = "GPT2_"
 VOCABULARIES = {"byte": BYTE_VOCAB, "gpt2": GPT2_VOCAB}
 ASSUMED_CHARACTERS = 256  # vocabulary of a text that is not prepared yet
 FIELDS = frozenset(TrainConfig.names())
-WITH_DATA = {"data_sha256", "data_shards", "checkpoint_dir"}  # fields without a symbol, known when a matrix is made
+WITH_DATA = {"data_sha256", "data_shards"}  # fields without a symbol, known when a matrix is made
 GPU_HOST_THREADS = 8  # CPU threads per rank on a GPU: more do not speed up a training loop
 Values = Callable[[str], str | None]
 

@@ -68,7 +68,7 @@ def test_the_bytes_of_bpe_tokens_are_those_of_their_text(tmp_path):
 def test_without_the_vocabulary_there_are_no_bits_per_byte(tmp_path, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "empty"))
     dataset(tmp_path / "data", load("byte"))
-    fields = train_fields(tmp_path / "data", "", tmp_path, tokenizer="gpt2", vocab_size=50257)
+    fields = train_fields(tmp_path / "data", "", tokenizer="gpt2", vocab_size=50257)
     assert Validation(TrainConfig.from_json(fields), WORLD).bytes_per_token is None
     assert load_if_available("bpe", tmp_path / "data") is None  # the directory has no tokenizer.json
     assert bits_per_byte(3.0, None) is None
@@ -79,7 +79,7 @@ def test_bits_per_byte_are_the_total_loss_in_bits_over_the_bytes_of_the_text(tmp
     """Independent count: transformers' GPT-2 gives the nats, Python's UTF-8 encoder the bytes."""
     transformers = pytest.importorskip("transformers")
     tokens = dataset(tmp_path / "data", load("byte"))
-    fields = train_fields(tmp_path / "data", "", tmp_path, eval_samples=10_000, block_size=64)
+    fields = train_fields(tmp_path / "data", "", eval_samples=10_000, block_size=64)
     validation = Validation(TrainConfig.from_json(fields), WORLD)
     shape = ModelShape(n_layer=2, n_head=2, n_embd=32, block_size=64, vocab_size=257)
     model = GPT(shape)
@@ -106,7 +106,7 @@ def test_bits_per_byte_are_the_total_loss_in_bits_over_the_bytes_of_the_text(tmp
 
 def config_of(tmp_path, **overrides):
     make_data(tmp_path / "data")
-    return TrainConfig.from_json(train_fields(tmp_path / "data", "", tmp_path, **SAMPLES, **overrides))
+    return TrainConfig.from_json(train_fields(tmp_path / "data", "", **SAMPLES, **overrides))
 
 
 def test_samples_of_equal_weights_are_equal_and_do_not_affect_training(tmp_path):

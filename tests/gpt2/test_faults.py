@@ -15,7 +15,7 @@ from kmatrix.records.train_config import TrainConfig
 
 
 def guard_of(tmp_path, attempt=1, **overrides):
-    return FaultPolicy(TrainConfig.from_json(train_fields(tmp_path, "", tmp_path, **overrides)), attempt)
+    return FaultPolicy(TrainConfig.from_json(train_fields(tmp_path, "", **overrides)), attempt)
 
 
 def guard_with_history(tmp_path, policy="record", **overrides):

@@ -29,7 +29,7 @@ def world(rank=0, size=1):
 def config_of(folder, path, **overrides):
     make_data(folder / "data")
     defaults = {"hellaswag": str(path), "hellaswag_interval": 0, "hellaswag_examples": 0, "block_size": 64}
-    return TrainConfig.from_json(train_fields(folder / "data", "", folder, **defaults, **overrides))
+    return TrainConfig.from_json(train_fields(folder / "data", "", **defaults, **overrides))
 
 
 def score_by_transformers(model, examples):

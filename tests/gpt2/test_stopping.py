@@ -14,7 +14,7 @@ from waiting import wait_until
 
 
 def config_of(tmp_path, **overrides):
-    return TrainConfig.from_json(train_fields(tmp_path, "", tmp_path, **overrides))
+    return TrainConfig.from_json(train_fields(tmp_path, "", **overrides))
 
 
 class Run:

@@ -197,7 +197,7 @@ def test_a_compiled_run_has_the_losses_of_an_eager_one(tmp_path):
 
 def log_of(tmp_path, **overrides):
     log = RunLog(RunDir(tmp_path), "a", 1, main=True)
-    log.begin(TrainConfig.from_json(train_fields(tmp_path, "", tmp_path, **overrides)), WORLD, 1)
+    log.begin(TrainConfig.from_json(train_fields(tmp_path, "", **overrides)), WORLD, 1)
     return log
 
 

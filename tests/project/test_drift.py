@@ -23,7 +23,6 @@ RESOLVED = {
     "global_batch",
     "data_sha256",
     "data_shards",
-    "checkpoint_dir",
 }  # fields derived from other fields
 KCONFIGS = [ROOT / name for name in TREE.kconf.kconfig_filenames]
 CONTROL = list((ROOT / "lib" / "kmatrix").rglob("*.py"))

@@ -14,7 +14,7 @@ from kmatrix.records.train_config import TrainConfig, TrainFields, read_fields
 
 
 def fields(**overrides):
-    return train_fields(Path("/data"), "ab" * 32, Path("/checkpoints"), **overrides)
+    return train_fields(Path("/data"), "ab" * 32, **overrides)
 
 
 def test_a_configuration_survives_json():

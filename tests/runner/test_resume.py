@@ -14,6 +14,7 @@ from kmatrix.cli.run import resume_from
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment.reuse import reuse_runs
 from kmatrix.gpu.nvml.detect import Gpu
+from kmatrix.records.checkpoint_dir import new_folder
 from kmatrix.records.files import read_json, read_jsonl, write_json
 from kmatrix.records.lock import Process, held, holder, start_of, this_process, try_lock
 from kmatrix.records.paths import MatrixDir
@@ -21,7 +22,7 @@ from kmatrix.records.runs import Status
 from kmatrix.records.tracking import SyncState, SyncStatus, sync_status, write_track
 from kmatrix.runner.archive import archive_result
 from kmatrix.runner.loop import drive
-from kmatrix.runner.resume import describe_plan, follow_move, reopen
+from kmatrix.runner.resume import describe_plan, reopen
 from kmatrix.status.status_file import recover_status
 from programs import run as program
 from running import engine, processes_of
@@ -310,14 +311,15 @@ def test_an_archive_interrupted_by_a_kill_loses_nothing_and_the_next_runner_comp
 
 
 def test_checkpoints_on_another_disk_are_archived_there(matrix, make, tmp_path):
-    other_disk = tmp_path / "disk" / "a"
-    run = make("a", checkpoint_dir=str(other_disk))
+    run = make("a")
+    folder = new_folder(tmp_path / "disk", matrix, matrix.path)
+    write_json(matrix.matrix_json, {"name": matrix.name, "checkpoints": str(folder), "runs": [{"name": "a"}]})
     drive(matrix, resume_plan(matrix).plans, engine(), poll_s=0.02)
-    other_disk.mkdir(parents=True)
-    (other_disk / "step_5.pt").write_text("weights")
+    (folder / "a").mkdir()
+    (folder / "a" / "step_5.pt").write_text("weights")
     archive_result(run)
-    assert (tmp_path / "disk" / "a.archive1" / "step_5.pt").read_text() == "weights"
-    assert not other_disk.exists()
+    assert (folder / "a.archive1" / "step_5.pt").read_text() == "weights"
+    assert not (folder / "a").exists()
 
 
 def test_a_run_with_live_processes_is_not_archived(matrix, make):
@@ -326,20 +328,6 @@ def test_a_run_with_live_processes_is_not_archived(matrix, make):
     with pytest.raises(LaunchError, match="still has processes"):
         archive_result(run)
     os.close(handle)
-
-
-def test_a_moved_matrix_moves_its_checkpoints(matrix, make):
-    run = make("a")
-    record = read_json(run.run_json)
-    for recorded_path, follows in (
-        (f"/elsewhere/{matrix.name}/a/checkpoints", True),  # in the run directory, which is here now
-        (f"/big/disk/{matrix.name}/a", False),  # CHECKPOINT_DIR: it did not move
-        (str(run.checkpoints), False),
-    ):
-        write_json(run.run_json, {**record, "train": {**record["train"], "checkpoint_dir": recorded_path}})
-        follow_move(matrix)
-        now = read_json(run.run_json)["train"]["checkpoint_dir"]
-        assert now == (str(run.checkpoints) if follows else recorded_path)
 
 
 # Reused runs
@@ -355,7 +343,6 @@ def finished_and_planned(matrix, make):
     first = make("a")
     record = read_json(first.run_json) | {"provenance": ORIGIN}
     train = record["train"] | {"log_interval": 5, "data_sha256": "d", "data_path": "/here"}
-    train |= {"checkpoint_dir": str(first.checkpoints)}
     write_json(first.run_json, {**record, "train": train})
     drive(matrix, resume_plan(matrix).plans, engine(), poll_s=0.02)
     write_json(first.gpu_summary, {"simulated": False})
@@ -365,7 +352,7 @@ def finished_and_planned(matrix, make):
     (first.checkpoints / "final.pt").write_text("weights")
     later = MatrixDir(matrix.path.with_name("test_matrix_results_20260102_000000"))
     second = later.run("b")
-    train = train | {"log_interval": 1, "data_path": "/there", "checkpoint_dir": str(second.checkpoints)}
+    train = train | {"log_interval": 1, "data_path": "/there"}
     write_json(second.run_json, {**record, "name": "b", "train": train})
     return first, second
 
@@ -413,8 +400,7 @@ def test_a_run_reused_twice_names_where_it_was_trained(finished_and_planned):
     reuse(second)
     third = MatrixDir(second.path.parent.with_name("test_matrix_results_20260103_000000")).run("c")
     record = {name: value for name, value in read_json(second.run_json).items() if name != "reused_from"}
-    train = record["train"] | {"checkpoint_dir": str(third.checkpoints)}
-    write_json(third.run_json, record | {"train": train})
+    write_json(third.run_json, record)
     assert reuse(third).reused == {"c": f"{first.path.parent.name}/a"}
 
 
@@ -522,7 +508,7 @@ def test_continue_is_refused_while_another_runner_holds_the_matrix(matrix, make)
     write_json(matrix.matrix_json, {"name": matrix.name, "runs": [{"name": "a"}]})
     with held(matrix):
         result = program("continue", f"TARGET={matrix.path}")
-    assert (result.status, f"is already running: process {os.getpid()}" in result.err) == (2, True)
+    assert (result.status, f"is being run by process {os.getpid()}" in result.err) == (2, True)
 
 
 @pytest.mark.parametrize(

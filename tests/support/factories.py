@@ -33,7 +33,7 @@ def make_data(folder: Path, *, train: int = 40_000, val: int = 4_000, seed: int 
     return str(shards.describe(folder, VOCAB_SIZE, dataset="shards", source="tests", tokenizer="byte")["sha256"])
 
 
-def train_fields(data_path: Path, data_sha256: str, checkpoint_dir: Path, **overrides: Any) -> dict[str, Any]:
+def train_fields(data_path: Path, data_sha256: str, **overrides: Any) -> dict[str, Any]:
     """Return the fields of a tiny run on the CPU: 2 layers of width 32, 4 sequences of 32 tokens per step."""
     fields: dict[str, Any] = {
         **dict.fromkeys(TrainConfig.names()),
@@ -52,7 +52,7 @@ def train_fields(data_path: Path, data_sha256: str, checkpoint_dir: Path, **over
         **{"batch_size": 4, "gradient_accumulation": 1, "max_iters": 12},
         **{"learning_rate": 1e-3, "schedule": "cosine", "min_lr": 1e-4, "warmup_steps": 2, "grad_clip": 1.0},
         **{"eval_interval": 5, "eval_samples": 10, "log_interval": 1, "seed": 1337},
-        **{"save_checkpoint": True, "checkpoint_interval": 0, "checkpoint_dir": str(checkpoint_dir)},
+        **{"save_checkpoint": True, "checkpoint_interval": 0},
         **{"keep_checkpoints": 10, "keep_every": 0, "save_best": True, "async_checkpoint": True},
         **{"optimizer": "adamw", "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "pruning": "none"},
         **{"device": "cpu", "use_ddp": True, "num_gpus": 1, "ddp_backend": "gloo", "ddp_find_unused_params": False},
@@ -69,7 +69,7 @@ def train_fields(data_path: Path, data_sha256: str, checkpoint_dir: Path, **over
 
 def train_config(**overrides: Any) -> TrainConfig:
     """Return the configuration of a tiny run on the CPU, without validating it."""
-    fields = train_fields(Path("data"), "", Path("checkpoints")) | overrides
+    fields = train_fields(Path("data"), "") | overrides
     product = fields["batch_size"] * fields["gradient_accumulation"] * fields["num_gpus"]
     return TrainConfig(**fields | {"global_batch": overrides.get("global_batch", product)})
 
@@ -80,7 +80,7 @@ def make_run(tmp_path: Path, name: str = "gpt2_adamw_1cpu", **train_overrides: A
     run_dir.path.mkdir(parents=True)
     data = Path(train_overrides.pop("data_path", tmp_path / "data"))
     sha256 = train_overrides.pop("data_sha256", None) or make_data(data)
-    train = train_fields(data, sha256, run_dir.checkpoints, **train_overrides)
+    train = train_fields(data, sha256, **train_overrides)
     write_json(
         run_dir.run_json,
         {

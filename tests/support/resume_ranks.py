@@ -90,7 +90,7 @@ def prepare(folder: Path, world: int, case: Case, sha256: str) -> None:
             "max_iters": STEPS,
             "save_best": False,
         }
-        fields = train_fields(folder / "data", sha256, run_dir.checkpoints, **case.fields | settings)
+        fields = train_fields(folder / "data", sha256, **case.fields | settings)
         write_json(run_dir.run_json, {"run_id": "0123456789", "name": name, "train": fields})
 
 

@@ -35,7 +35,7 @@ CHECKPOINT = "CHECKPOINT= TARGET= RESULTS_DIR="
 MATRIX = "TARGET= RESULTS_DIR="
 RUNS = "TARGET= RUN= RESULTS_DIR="
 START = "GPUS= PREFLIGHT=1 SIMULATE= YES=1"
-RESUME = f"{RUNS} TRACKER= GPUS= SIMULATE= DISK_WAIT= YES=1"
+RESUME = f"{RUNS} CHECKPOINT_DIR= TRACKER= GPUS= SIMULATE= DISK_WAIT= YES=1"
 ALIASES = {"test_matrix": "test-matrix", "track-replay": "track-sync"}  # old names
 
 
@@ -259,7 +259,9 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "list-checkpoints": Command(
             MODELS + "list_checkpoints", "list the checkpoints: step, kinds, loss, size, file", RUNS
         ),
-        "checkpoints-prune": Command(MODELS + "prune", "delete superseded checkpoints", f"YES=1 {RUNS}"),
+        "checkpoints-prune": Command(
+            MODELS + "prune", "delete superseded checkpoints", f"YES=1 CHECKPOINT_DIR= {RUNS}"
+        ),
     },
     "Models (the best checkpoint of the newest matrix by default)": {
         "sample": Command(

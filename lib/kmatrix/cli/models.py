@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
 from kmatrix.cli.commands import Arguments
-from kmatrix.cli.targets import chosen_runs, find_target
+from kmatrix.cli.targets import chosen_runs, find_target, refuse_if_running
 from kmatrix.errors import ConfigError, LaunchError, RecordError
+from kmatrix.records.checkpoint_dir import check_own_files, checkpoint_dir, take_folder
 from kmatrix.records.checkpoints import (
     EXPIRING,
     CheckpointIndex,
     CheckpointKind,
     Entry,
     file_size,
-    folder_of,
     sha256_of,
 )
+from kmatrix.records.lock import held, try_lock
 from kmatrix.records.paths import MatrixDir, RunDir, program_environment
 from kmatrix.report.analysis import analyse
 from kmatrix.runner.execute import need_torch
@@ -110,7 +112,7 @@ def find_checkpoint(arguments: Arguments) -> Path:
 
 def best_of_run(run: RunDir) -> Path | None:
     """Return the checkpoint with the lowest validation loss, else the final one, else the newest."""
-    index = CheckpointIndex(folder_of(run))
+    index = CheckpointIndex(checkpoint_dir(run))
     entry = (
         index.of_kind(CheckpointKind.BEST) or index.of_kind(CheckpointKind.FINAL) or next(reversed(index.present), None)
     )
@@ -144,7 +146,7 @@ def best_of_matrix(matrix: MatrixDir) -> Path:
 def list_checkpoints(arguments: Arguments) -> int:
     """Print a table of checkpoints per run."""
     found = False
-    for run, index in _indexes(arguments):
+    for run, index in _indexes(find_target(arguments), arguments):
         found = True
         total = sum(entry.bytes for entry in index.present)
         print(f"{run.name}: {plural(len(index.present), 'checkpoint')}, {disk_size(total)} in {shown(index.folder)}")
@@ -156,27 +158,48 @@ def list_checkpoints(arguments: Arguments) -> int:
 
 def prune(arguments: Arguments) -> int:
     """Delete superseded checkpoints, after confirmation. The newest intact one of each run is kept."""
-    found = list(_indexes(arguments))
-    # The trainer of a running matrix deletes checkpoints itself, and writes the same index.
-    for matrix in {MatrixDir(run.path.parent) for run, _ in found}:
-        if matrix.is_held():
-            raise LaunchError(
-                f"checkpoints of {shown(matrix.path)} are in use", hint="wait until it has ended, or run `make stop`"
-            )
-    superseded = [(index, entry) for _, index in found for entry in _superseded(index)]
-    if not superseded:
+    matrix = find_target(arguments)
+    refuse_if_running(matrix)
+    # Held until the end: a trainer deletes checkpoints itself, and writes the same index.
+    with held(matrix), ExitStack() as locks:
+        if base := arguments.get("CHECKPOINT_DIR"):
+            take_folder(matrix, Path(base))
+        check_own_files(matrix)
+        found = [index for run, index in _indexes(matrix, arguments) if _lock(locks, run)]
+        going = {index: entries for index in found if (entries := _superseded(index))}
+        return _delete(arguments, going)
+
+
+def _delete(arguments: Arguments, going: Mapping[CheckpointIndex, Sequence[Entry]]) -> int:
+    """Delete these checkpoints, after confirmation."""
+    if not going:
         print("no superseded checkpoints")
         return 0
-    for index, entry in superseded:
+    entries = [(index, entry) for index, entries in going.items() for entry in entries]
+    for index, entry in entries:
         print(f"{disk_size(entry.bytes):>10}  {shown(index.folder / entry.name)}")
-    total = disk_size(sum(entry.bytes for _, entry in superseded))
-    if not agreed(arguments, f"delete {plural(len(superseded), 'checkpoint')} ({total})?"):
+    total = disk_size(sum(entry.bytes for _, entry in entries))
+    if not agreed(arguments, f"delete {plural(len(entries), 'checkpoint')} ({total})?"):
         print("nothing deleted")
         return 0
-    for index, entry in superseded:
-        index.remove(entry)
-    print(f"deleted {plural(len(superseded), 'checkpoint')} ({total})")
+    for index, superseded in going.items():
+        index.remove(superseded)
+        index.name_links()
+    print(f"deleted {plural(len(entries), 'checkpoint')} ({total})")
     return 0
+
+
+def _lock(locks: ExitStack, run: RunDir) -> bool:
+    """Hold a run until the end of the command. Raises LaunchError if a process of it is still alive."""
+    handle = try_lock(run.lock)
+    if handle is None:
+        raise LaunchError(
+            f"checkpoints of {shown(run.path)} are in use",
+            why="its last attempt still has processes",
+            hint="wait until they exit, then run the command again",
+        )
+    locks.callback(os.close, handle)
+    return True
 
 
 def _superseded(index: CheckpointIndex) -> list[Entry]:
@@ -195,10 +218,10 @@ def is_intact(index: CheckpointIndex, entry: Entry) -> bool:
     return file_size(path) == entry.bytes and sha256_of(path) == entry.sha256
 
 
-def _indexes(arguments: Arguments) -> Iterator[tuple[RunDir, CheckpointIndex]]:
+def _indexes(matrix: MatrixDir, arguments: Arguments) -> Iterator[tuple[RunDir, CheckpointIndex]]:
     """Yield the runs of RUN=, by default all, that have checkpoints."""
-    for run in chosen_runs(find_target(arguments), arguments):
-        index = CheckpointIndex(folder_of(run))
+    for run in chosen_runs(matrix, arguments):
+        index = CheckpointIndex(checkpoint_dir(run))
         if index.entries:
             yield run, index
 

@@ -14,7 +14,7 @@ from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.configure import defconfig
 from kmatrix.cli.progress import ProgressDisplay, outlived
 from kmatrix.cli.results import report
-from kmatrix.cli.targets import chosen_runs, find_target
+from kmatrix.cli.targets import chosen_runs, find_target, refuse_if_running
 from kmatrix.cli.trackers import asked_trackers, wait_for_sync
 from kmatrix.engines.local.recorder import RecorderLauncher
 from kmatrix.errors import ConfigError, LaunchError
@@ -24,8 +24,9 @@ from kmatrix.experiment.plan import Plan, find_gpus, make_plan
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.matrix.axes import overrides
-from kmatrix.records.checkpoints import CheckpointIndex, CheckpointKind, folder_of
-from kmatrix.records.lock import held, holder
+from kmatrix.records.checkpoint_dir import check_own_files, checkpoint_dir, take_folder
+from kmatrix.records.checkpoints import CheckpointIndex, CheckpointKind
+from kmatrix.records.lock import held
 from kmatrix.records.paths import ROOT, MatrixDir, RunDir, program_environment
 from kmatrix.records.runs import Status, read_run_file, read_run_file_or_empty, read_train_values_or_empty
 from kmatrix.records.tracking import pending_messages, sync_status
@@ -43,7 +44,7 @@ from kmatrix.runner.execute import (
     symbols,
 )
 from kmatrix.runner.loop import EXIT_FAILED, EXIT_STOPPED, Outcome
-from kmatrix.runner.resume import ResumePlan, describe_plan, follow_move, reopen, too_few_gpus
+from kmatrix.runner.resume import ResumePlan, describe_plan, reopen, restore_runs, too_few_gpus
 from kmatrix.status.disk_space import how_full, what_to_do
 from kmatrix.text import first_names, plural, shown
 from kmatrix.track.available import announced
@@ -189,17 +190,17 @@ def _run_detached(matrix: MatrixDir, arguments: Arguments, *names: str) -> int:
 def continue_(arguments: Arguments) -> int:
     """Continue a matrix: finished runs are kept, the others resume from their last valid checkpoint."""
     matrix = find_target(arguments)
-    names = {run.name for run in chosen_runs(matrix, arguments)}
     background, retry = yes(arguments, "DETACH"), yes(arguments, "RETRY_FAILED")
     # Refuse what can be refused before anything is written.
     need_torch()
     chosen, disk_wait = asked_trackers(arguments), asked_disk_wait(arguments)
-    refuse_if_running(matrix)
-    follow_move(matrix)
+    resume = resume_from(arguments.get("RESUME", "auto"))
     gpus, notes = find_gpus(arguments.get("GPUS"))
+    lost = _open_matrix(matrix, arguments)
+    names = {run.name for run in chosen_runs(matrix, arguments)}
     for note in notes:
         print(f"note: {note}")
-    plan = reopen(matrix, gpus, names=names, resume=resume_from(arguments.get("RESUME", "auto")), retry_failed=retry)
+    plan = reopen(matrix, gpus, names=names, resume=resume, retry_failed=retry)
     print(f"{shown(matrix.path)}: {'nothing' if not plan.plans else len(plan.plans)} to run")
     for line in describe_plan(plan):
         print(f"  {line}")
@@ -209,8 +210,27 @@ def continue_(arguments: Arguments) -> int:
         )
     recorders = recorder_launcher(arguments.get("SIMULATE"), *recording(symbols(matrix)))
     status = _run_and_report(matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen, disk_wait=disk_wait)
-    # A run that failed before and was not retried counts as well: the matrix has not succeeded.
-    return status or (EXIT_FAILED if any(state.status is Status.FAILED for state in plan.stays.values()) else 0)
+    # A run that failed before and was not retried counts as well, or one that is lost: the matrix has not succeeded.
+    failed = any(state.status is Status.FAILED for state in plan.stays.values())
+    return status or (EXIT_FAILED if failed or lost else 0)
+
+
+def _open_matrix(matrix: MatrixDir, arguments: Arguments) -> Sequence[str]:
+    """Prepare a matrix to be run again: missing runs are made from its plan. Return those that cannot be made.
+
+    Raises LaunchError if another process holds the matrix, or if its runs could change the files of another matrix.
+    """
+    refuse_if_running(matrix)
+    with held(matrix):
+        if base := arguments.get("CHECKPOINT_DIR"):
+            take_folder(matrix, Path(base))
+        check_own_files(matrix)
+        restored = restore_runs(matrix)
+    for name in restored.made:
+        print(f"{name}: its folder or run.json was missing, made again from {matrix.plan.name}")
+    for name in restored.lost:
+        print(f"{name}: missing, and {matrix.name} has no plan of it: make it in a new matrix with make test-matrix")
+    return restored.lost
 
 
 def test_rerun(arguments: Arguments) -> int:
@@ -218,13 +238,12 @@ def test_rerun(arguments: Arguments) -> int:
     if not arguments.get("TARGET"):
         raise ConfigError("test-rerun needs a matrix", hint="pass TARGET=<matrix>: its results are replaced")
     matrix = find_target(arguments)
-    runs = _of_optimizers(chosen_runs(matrix, arguments), arguments.get("OPTIMIZER"))
     # All checks come before the first result is archived.
     need_torch()
     chosen, disk_wait = asked_trackers(arguments), asked_disk_wait(arguments)
-    refuse_if_running(matrix)
-    follow_move(matrix)
     gpus, _ = find_gpus(arguments.get("GPUS"))
+    lost = _open_matrix(matrix, arguments)
+    runs = _of_optimizers(chosen_runs(matrix, arguments), arguments.get("OPTIMIZER"))
     for run in runs:
         if why := too_few_gpus(read_run_file(run).train, len(gpus)):
             raise LaunchError(
@@ -236,7 +255,8 @@ def test_rerun(arguments: Arguments) -> int:
             archive = archive_result(run)
             print(f"{run.name}: " + (f"archived its result in {shown(archive)}" if archive else "no result yet"))
     plan = reopen(matrix, gpus, names={run.name for run in runs})
-    return _run_and_report(matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen, disk_wait=disk_wait)
+    status = _run_and_report(matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen, disk_wait=disk_wait)
+    return status or (EXIT_FAILED if lost else 0)
 
 
 def _of_optimizers(runs: list[RunDir], asked: str) -> list[RunDir]:
@@ -249,16 +269,6 @@ def _of_optimizers(runs: list[RunDir], asked: str) -> list[RunDir]:
         there = ", ".join(sorted(set(known.values())))
         raise ConfigError(f"OPTIMIZER={asked}: no run has {', '.join(sorted(missing))}", why=f"the runs have {there}")
     return [run for run in runs if known[run.name] in wanted]
-
-
-def refuse_if_running(matrix: MatrixDir) -> None:
-    """Raise LaunchError if another process is running the matrix."""
-    other = holder(matrix)
-    if other is not None:
-        raise LaunchError(
-            f"{matrix.name} is already running: process {other.pid} on {other.host}",
-            hint="`make status` shows it, `make stop` stops it",
-        )
 
 
 def asked_disk_wait(arguments: Arguments) -> float | None:
@@ -365,7 +375,7 @@ def _weights(was: RunDir, now: RunDir) -> tuple[bool | None, str]:
     """Return whether the final weights are equal (None: not comparable), and a message."""
     paths = []
     for run in (was, now):
-        index = CheckpointIndex(folder_of(run))
+        index = CheckpointIndex(checkpoint_dir(run))
         entry = index.of_kind(CheckpointKind.FINAL)
         if entry is None:
             return None, f"weights not compared: {shown(run.path)} has no final checkpoint"

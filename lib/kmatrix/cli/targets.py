@@ -10,6 +10,7 @@ from kmatrix.cli.commands import Arguments
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.assignments import read_assignments
 from kmatrix.kconfig.tree import open_tree
+from kmatrix.records.lock import holder, in_use
 from kmatrix.records.paths import ROOT, MatrixDir, RunDir, find_matrix, matrix_dirs
 from kmatrix.text import first_names, shown
 
@@ -46,6 +47,12 @@ def chosen_runs(matrix: MatrixDir, arguments: Arguments) -> list[RunDir]:
         names = first_names(run.name for run in runs)
         raise ConfigError(f"RUN={asked} matches no run of {shown(matrix.path)}", why=f"its runs are {names}")
     return found
+
+
+def refuse_if_running(matrix: MatrixDir) -> None:
+    """Raise LaunchError if another process is running the matrix."""
+    if holder(matrix) is not None:
+        raise in_use(matrix)
 
 
 def results_dir(arguments: Arguments) -> Path:

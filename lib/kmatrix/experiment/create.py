@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,11 @@ from kmatrix.experiment.provenance import code_of, provenance
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.matrix.expand import Matrix, Run
 from kmatrix.plan.feasibility import detected, expected_seconds, middle_mfu
-from kmatrix.records.files import write_bytes, write_json, write_text
-from kmatrix.records.paths import MATRIX_PREFIX, MatrixDir
+from kmatrix.records.checkpoint_dir import new_folder
+from kmatrix.records.files import json_text, sync_folder, write_bytes, write_json, write_text
+from kmatrix.records.lock import MAKING, held
+from kmatrix.records.paths import MATRIX_PREFIX, MatrixDir, staged_dir
+from kmatrix.records.plan import PlannedRun, make_runs, write_plan
 from kmatrix.records.runs import Provenance, Tracking
 from kmatrix.records.train_config import TrainConfig
 
@@ -56,9 +61,40 @@ class Creation:
     tracking: Tracking = field(default_factory=Tracking)
 
 
-def create(made_from: Creation, on_message: OnMessage = ignore) -> MatrixDir:
-    """Make the directories of a matrix and its runs, and return the matrix. on_message: called with each note."""
-    matrix = _new_matrix_dir(made_from.results_dir)
+def create(
+    made_from: Creation, on_message: OnMessage = ignore, then: Callable[[MatrixDir], object] | None = None
+) -> MatrixDir:
+    """Make the directories of a matrix and its runs, and return the matrix.
+
+    on_message: called with each note.  then: called with the matrix before another process can hold it.
+    """
+    # 1. Everything that the runs are made from, in a hidden directory: the plan is complete, or there is no matrix.
+    staged, path = _stage(made_from.results_dir)
+    with held(staged, MAKING):
+        folder = None
+        try:
+            folder = new_folder(made_from.checkpoint_dir, staged, path) if made_from.checkpoint_dir else None
+            _write_plan(staged, path.name, folder, made_from, on_message)
+            sync_folder(staged.path)
+            staged.path.rename(path)
+        except BaseException:  # a full disk, Ctrl+C: nothing refers to these files
+            shutil.rmtree(staged.path, ignore_errors=True)
+            if folder and not path.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        sync_folder(path.parent)
+        # 2. The runs. After a kill, `continue` makes the missing ones.
+        matrix = MatrixDir(path)
+        make_runs(matrix, {run.name for run in made_from.plan.runs})
+        if then:
+            then(matrix)
+    return matrix
+
+
+def _write_plan(
+    matrix: MatrixDir, name: str, folder: Path | None, made_from: Creation, on_message: OnMessage
+) -> None:
+    """Write the files of a matrix, without its runs. name: of the matrix.  folder: of its checkpoints."""
     code = code_of(made_from.root)
     for one in code.left_out:
         on_message(f"warning: not in {matrix.patch.name}: {one.describe()}")
@@ -66,15 +102,14 @@ def create(made_from: Creation, on_message: OnMessage = ignore) -> MatrixDir:
     write_text(matrix.config, made_from.config_text)
     if code.patch:
         write_bytes(matrix.patch, code.patch, private=True)
-    write_json(matrix.matrix_json, _matrix_json(matrix, made_from, {**origin, "files": code.files}))
-    for run in made_from.plan.runs:
-        run_dir = matrix.run(run.name)
-        run_dir.path.mkdir()
-        write_text(run_dir.config, made_from.texts[run.name].config)
-        write_text(run_dir.defconfig, made_from.texts[run.name].minimal)
-        # Last: after a crash, a folder without a run.json is not taken for a run.
-        write_json(run_dir.run_json, _run_json(matrix, run, made_from, origin))
-    return matrix
+    write_plan(matrix, (_planned(name, run, folder, made_from, origin) for run in made_from.plan.runs))
+    write_json(matrix.matrix_json, _matrix_json(name, folder, made_from, {**origin, "files": code.files}))
+
+
+def _planned(name: str, run: Run, folder: Path | None, made_from: Creation, origin: Provenance) -> PlannedRun:
+    """Return the files of a run. name: of the matrix."""
+    text, record = made_from.texts[run.name], _run_json(name, run, folder, made_from, origin)
+    return PlannedRun(run.name, (text.config, text.minimal, json_text(record)))
 
 
 def check_place(results_dir: Path) -> None:
@@ -90,22 +125,29 @@ def check_place(results_dir: Path) -> None:
         ) from None
 
 
-def _new_matrix_dir(results_dir: Path) -> MatrixDir:
-    """Make a new directory. A second matrix in the same second gets a number after its name."""
+def _stage(results_dir: Path) -> tuple[MatrixDir, Path]:
+    """Make a hidden directory for a new matrix, and return it with the path that the matrix will have.
+
+    A second matrix in the same second gets a number after its name.
+    """
     stamp = time.strftime("%Y%m%d_%H%M%S")
     for number in itertools.count(1):
         path = results_dir / (MATRIX_PREFIX + stamp + (f"_{number}" if number > 1 else ""))
+        staged = staged_dir(path)
         try:
-            path.mkdir()  # atomic: of two commands in the same second, each gets its own directory
+            staged.mkdir()  # atomic: of two commands in the same second, each gets its own directory
         except FileExistsError:
             continue
+        if os.path.lexists(path):  # also after the clock was set back
+            staged.rmdir()
+            continue
         break
-    return MatrixDir(path)
+    return MatrixDir(staged), path
 
 
-def _matrix_json(matrix: MatrixDir, made_from: Creation, origin: Provenance) -> dict[str, Any]:
+def _matrix_json(name: str, folder: Path | None, made_from: Creation, origin: Provenance) -> dict[str, Any]:
     return {
-        "name": matrix.name,
+        "name": name,
         "created": origin["created"],
         "command": made_from.command,
         "axes": [
@@ -114,6 +156,7 @@ def _matrix_json(matrix: MatrixDir, made_from: Creation, origin: Provenance) -> 
         ],
         "overrides": list(made_from.overrides),
         "equal": made_from.equal,
+        "checkpoints": str(folder) if folder else None,
         "runs": [{"name": run.name, "run_id": run.run_id, "axes": dict(run.axes)} for run in made_from.plan.runs],
         "cuts": [{"count": cells.count, "reason": cells.reason} for cells in made_from.plan.excluded],
         "notes": list(made_from.plan.notes),
@@ -121,16 +164,19 @@ def _matrix_json(matrix: MatrixDir, made_from: Creation, origin: Provenance) -> 
     }
 
 
-def _run_json(matrix: MatrixDir, run: Run, made_from: Creation, origin: Provenance) -> dict[str, Any]:
+def _run_json(name: str, run: Run, folder: Path | None, made_from: Creation, origin: Provenance) -> dict[str, Any]:
+    """Return run.json. name: of the matrix."""
     data = made_from.data.get(key(made_from.configs[run.name].train))  # a skipped run may have no data
     return {
         "run_id": run.run_id,
         "name": run.name,
-        "matrix": matrix.name,
+        "matrix": name,
         "axes": dict(run.axes),
         "symbols": dict(made_from.texts[run.name].values),
         "asked": list(made_from.texts[run.name].asked),
-        "train": _train_fields(matrix, run, made_from, origin["cores"]),
+        "train": _train_fields(run, made_from, origin["cores"]),
+        # Relative to CHECKPOINT_DIR, which only matrix.json names.
+        **({"checkpoints": f"{folder.name}/{run.name}"} if folder else {}),
         "timeout_s": made_from.timeout_s,
         "tracking": made_from.tracking.to_json(),
         "train_tokens": data.train_tokens if data else None,
@@ -150,13 +196,10 @@ def _expected(config: RunConfig, gpus: tuple[Gpu, ...]) -> dict[str, Any]:
     return {"expected_s": seconds, "expected_from": source}
 
 
-def _train_fields(matrix: MatrixDir, run: Run, made_from: Creation, cores: int) -> dict[str, Any]:
-    """Return the fields of the trainer with data, threads and directories."""
+def _train_fields(run: Run, made_from: Creation, cores: int) -> dict[str, Any]:
+    """Return the fields of the trainer with data and threads."""
     config = made_from.configs[run.name]
     data = made_from.data.get(key(config.train))  # a skipped run may have no data
-    below = made_from.checkpoint_dir
-    # Below CHECKPOINT_DIR, matrices share a disk: their names keep them apart.
-    checkpoints = below / matrix.name / run.name if below else matrix.run(run.name).checkpoints
     return {
         **config.train.to_json(),
         "max_iters": config.steps,
@@ -166,7 +209,6 @@ def _train_fields(matrix: MatrixDir, run: Run, made_from: Creation, cores: int) 
         "data_sha256": data.sha256 if data else "",
         **benchmark_files(config.train, made_from.data_dir),
         "data_shards": data.shards if data else 0,
-        "checkpoint_dir": str(checkpoints.resolve()),
     }
 
 

@@ -56,10 +56,8 @@ def make_matrix(
     creation = _creation(plan, skipped, command, shards, on_message)
     if plan.config.preflight if preflight is None else preflight:
         try_runs(creation, plan.gpus, on_message=on_message, on_progress=on_progress, on_note=on_note)
-    matrix = create(creation, on_message)
-    if reuse and plan.config.reuse:
-        _reuse(matrix, plan, on_message)
-    return matrix
+    wanted = reuse and plan.config.reuse
+    return create(creation, on_message, then=(lambda matrix: _reuse(matrix, plan, on_message)) if wanted else None)
 
 
 def _reuse(matrix: MatrixDir, plan: Plan, on_message: OnMessage) -> None:

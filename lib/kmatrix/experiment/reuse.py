@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kmatrix.errors import KmatrixError
-from kmatrix.records.checkpoints import folder_of
+from kmatrix.records.checkpoint_dir import checkpoint_dir, own_checkpoint_dir
 from kmatrix.records.decode import Record, decode_optional
 from kmatrix.records.files import read_json, write_json
-from kmatrix.records.paths import MatrixDir, RunDir, matrix_dirs
+from kmatrix.records.paths import STAGED, MatrixDir, RunDir, matrix_dirs
 from kmatrix.records.runs import RunFile, Status, read_run_file, read_train_values
+from kmatrix.records.train_config import FORMER
 from kmatrix.status.state import Reused, RunState, after
 from kmatrix.status.status_file import recover_status, write_state, writing
 
-PLACES = frozenset({"data_path", "checkpoint_dir"})
+PLACES = FORMER | {"data_path"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,16 +126,29 @@ def _link(source: RunDir, run: RunDir, name: str) -> None:
     skip = {path.name for path in (run.run_json, run.config, run.defconfig, run.status, run.lock, run.archive)}
     skip |= {path.name for path in run.tracker_files()}  # for its trackers it is another run
     own = {source.gpu_stats.name: run.gpu_stats.name, source.gpu_stats_multi.name: run.gpu_stats_multi.name}
+    # In a hidden directory until it is complete: a run with a part of the files would be resumed, and its trainer
+    # would append to the other run's files.
+    staged = RunDir(run.path.with_name(f".{run.name}{STAGED}"))
     with writing(run.path):
-        write_json(run.run_json, {**read_json(run.run_json), "reused_from": name})
+        shutil.rmtree(staged.path, ignore_errors=True)  # of a process that was killed here
+        staged.path.mkdir()
+        for path in (run.config, run.defconfig):
+            if path.exists():
+                _link_tree(path, staged.path / path.name)
         for path in sorted(source.path.iterdir()):
-            if path.name not in skip and path != folder_of(source):
-                _link_tree(path, run.path / own.get(path.name, path.name))
+            if path.name not in skip and path != checkpoint_dir(source):
+                _link_tree(path, staged.path / own.get(path.name, path.name))
         # Separately: CHECKPOINT_DIR may be on another disk than the run.
-        if folder_of(source).is_dir():
-            _link_tree(folder_of(source), Path(read_run_file(run).train.checkpoint_dir or run.checkpoints))
-    # Last: after a crash the run is still planned, and is trained.
-    write_state(run, after(RunState(), Reused(name)))
+        place = own_checkpoint_dir(run)
+        if checkpoint_dir(source).is_dir():
+            _link_tree(checkpoint_dir(source), staged.checkpoints if place == run.checkpoints else place)
+        write_json(staged.run_json, {**read_json(run.run_json), "reused_from": name})
+    write_state(staged, after(RunState(), Reused(name)))
+    with writing(run.path):
+        # Without its run.json the run is missing: after a kill, `continue` makes it again from the plan.
+        run.run_json.unlink()
+        shutil.rmtree(run.path)
+        staged.path.rename(run.path)
 
 
 def _link_tree(source: Path, target: Path) -> None:

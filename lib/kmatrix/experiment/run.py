@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.plan import find_gpus
+from kmatrix.records.checkpoint_dir import check_own_files
+from kmatrix.records.lock import held
 from kmatrix.records.paths import MatrixDir
 from kmatrix.runner.execute import execute, finish, matrix_trackers, need_torch, recorder_launcher, recording, symbols
 from kmatrix.runner.loop import Outcome
-from kmatrix.runner.resume import follow_move, reopen
+from kmatrix.runner.resume import reopen, restore_runs
 from kmatrix.status.watch import RunProgress
 
 
@@ -28,7 +30,10 @@ def run_matrix(
     Raises LaunchError if no run can start here, or if another process is running the matrix.
     """
     need_torch()
-    follow_move(matrix)
+    with held(matrix):
+        check_own_files(matrix)
+        for name in restore_runs(matrix).lost:
+            on_note(f"{name} is missing, and the matrix has no plan of it")
     found, notes = find_gpus(gpus)
     for note in notes:
         on_note(note)

@@ -1,24 +1,23 @@
 """The checkpoints of a run and their index: which exist, why each is kept, and which can be deleted. No torch.
 
-The index is written before a checkpoint is created and after one is deleted, so every existing file has an entry.
+The index is written before a checkpoint is created and before one is deleted: a checkpoint is whole, or it is not
+listed. A file that a kill left is named in the index, and deleted with the next change.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from kmatrix.errors import RecordError
+from kmatrix.records.checkpoint_dir import INDEX
 from kmatrix.records.decode import Count, Number, Record, UnixTime, as_json, decode, replaced
-from kmatrix.records.files import read_or_empty, replacing, write_json
-from kmatrix.records.paths import RunDir
-from kmatrix.records.train_config import read_fields
+from kmatrix.records.files import replacing, write_json
 
-INDEX = "index.json"
 PARTIAL = ".*.partial"  # left by a save that was killed
 BLOCK = 1 << 22  # bytes hashed per read
 
@@ -66,6 +65,7 @@ class IndexFile(Record, frozen=True, kw_only=True):
     """index.json: the checkpoints of a run, oldest first."""
 
     checkpoints: tuple[Entry, ...]
+    deleting: tuple[str, ...] = ()  # files of deleted checkpoints that may still exist
 
 
 class CheckpointIndex:
@@ -73,7 +73,7 @@ class CheckpointIndex:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.entries = read_index(folder)
+        self.entries, self.deleting = _read(folder)
 
     @property
     def present(self) -> list[Entry]:
@@ -103,12 +103,26 @@ class CheckpointIndex:
         """Return the file names, oldest first."""
         return [entry.name for entry in self.entries]
 
-    def remove(self, entry: Entry) -> None:
-        """Delete a checkpoint: first its file, then its entry."""
-        # File before entry: a crash in between leaves an entry without a file, which `tidy` removes.
-        (self.folder / entry.name).unlink(missing_ok=True)
-        self.entries = [other for other in self.entries if other.name != entry.name]
+    def remove(self, entries: Iterable[Entry]) -> None:
+        """Delete checkpoints: first their entries, all at once, then their files."""
+        going = {entry.name for entry in entries}
+        if not going:
+            return
+        # One rename decides. Without the names of the files, one that a kill left would look like a lost entry.
+        self.entries = [entry for entry in self.entries if entry.name not in going]
+        self.deleting = [*self.deleting, *sorted(going)]
         self._write()
+        self._finish_deleting()
+
+    def _finish_deleting(self) -> None:
+        listed = {entry.name for entry in self.entries}
+        for name in self.deleting:
+            if name in listed:
+                continue
+            for path in (*(self.folder / f"{kind}.pt" for kind in NAMED), self.folder / name):
+                if path.name == name or same_file(path, self.folder / name):
+                    path.unlink(missing_ok=True)
+        self.deleting = []  # written with the next change: a name without a file does no harm
 
     def name_links(self) -> None:
         """Update the hard links best.pt and final.pt. A file system without hard links has only the index."""
@@ -116,13 +130,16 @@ class CheckpointIndex:
             link = self.folder / f"{kind}.pt"
             entry = self.of_kind(kind)
             if entry is None:
-                link.unlink(missing_ok=True)
+                # Only a second name of a file: the last name is a checkpoint that an index has lost.
+                if any(same_file(link, path) for path in self.folder.glob("step_*")):
+                    link.unlink(missing_ok=True)
             elif not same_file(link, self.folder / entry.name):
                 with contextlib.suppress(OSError), replacing(link) as temporary:
                     temporary.hardlink_to(self.folder / entry.name)
 
     def tidy(self) -> list[str]:
-        """Remove entries without a file and the remains of killed saves; return the names of the missing files."""
+        """Remove entries without a file and the remains of killed saves and deletions; return the missing files."""
+        self._finish_deleting()
         missing = [entry.name for entry in self.entries if not (self.folder / entry.name).exists()]
         for partial in self.folder.glob(PARTIAL):
             partial.unlink(missing_ok=True)
@@ -132,23 +149,36 @@ class CheckpointIndex:
         return missing
 
     def _write(self) -> None:
-        write_json(self.folder / INDEX, {"checkpoints": [entry.to_json() for entry in self.entries]})
-
-
-def folder_of(run_dir: RunDir) -> Path:
-    """Return the checkpoint folder of a run: that of run.json if it exists, else `checkpoints` in the run directory."""
-    place = read_fields(read_or_empty(run_dir.run_json)).checkpoint_dir
-    if place and (Path(place) / INDEX).is_file():
-        return Path(place)
-    return run_dir.checkpoints  # the matrix may have been moved
+        deleting = {"deleting": self.deleting} if self.deleting else {}
+        write_json(self.folder / INDEX, {"checkpoints": [entry.to_json() for entry in self.entries], **deleting})
 
 
 def read_index(folder: Path) -> list[Entry]:
-    """Return the entries of a folder, empty without an index. Raises RecordError if the index is damaged."""
+    """Return the entries of a folder, empty without an index.
+
+    Raises RecordError if the index is damaged, SchemaError if it is too new.
+    """
+    return _read(folder)[0]
+
+
+def _read(folder: Path) -> tuple[list[Entry], list[str]]:
+    """Return the entries of a folder, and the names of files that are being deleted."""
     path = folder / INDEX
     if not path.exists():
-        return []
-    return list(decode(path, IndexFile).checkpoints)
+        return [], []
+    index = decode(path, IndexFile)
+    return list(index.checkpoints), [name for name in index.deleting if Path(name).name == name]
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Return whether a folder has a checkpoint to resume from, as far as names and sizes tell."""
+    try:
+        entries = read_index(folder)
+    except RecordError:
+        entries = []  # the trainer makes a damaged index again from the files
+    if any(file_size(folder / entry.name) == entry.bytes for entry in entries):
+        return True
+    return any(path.name not in {entry.name for entry in entries} for path in folder.glob("step_*.pt"))
 
 
 def entry_of(path: Path) -> Entry | None:
@@ -203,12 +233,3 @@ def sha256_of(path: Path) -> str:
         while block := file.read(BLOCK):
             digest.update(block)
     return digest.hexdigest()
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush a folder to disk, so that a rename in it survives a power failure."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

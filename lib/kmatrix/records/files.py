@@ -44,7 +44,12 @@ def write_json(path: Path, value: Mapping[str, Any], *, durable: bool = True) ->
     durable: wait until the data are on disk, and until a full disk has space (`kmatrix.records.disk`); not worth it for
     a file that is rewritten every second.
     """
-    write_bytes(path, (json.dumps({"schema": SCHEMA, **redact_json(value)}, indent=2) + "\n").encode(), durable=durable)
+    write_bytes(path, json_text(value).encode(), durable=durable)
+
+
+def json_text(value: Mapping[str, Any]) -> str:
+    """Return the text of a JSON file: an object with its schema."""
+    return json.dumps({"schema": SCHEMA, **redact_json(value)}, indent=2) + "\n"
 
 
 def write_json_array(path: Path, values: list[Any]) -> None:
@@ -86,6 +91,15 @@ def _create(path: Path, *, private: bool) -> BinaryIO:
 
 def _private(name: str, flags: int) -> int:
     return os.open(name, flags, 0o600)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder to disk, so that a rename in it survives a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_json(path: Path) -> dict[str, Any]:

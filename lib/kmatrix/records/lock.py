@@ -17,9 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kmatrix.errors import LaunchError
+from kmatrix.records.files import read_or_empty
 from kmatrix.records.paths import MatrixDir
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+MAKING = "made"  # what the holder of a matrix does with it, after "is being"; in its lock file
 RETRY_S = 0.3  # `holder` takes the lock briefly, which must not make a runner fail
 
 
@@ -69,17 +71,20 @@ def stat_fields(pid: int) -> list[str]:
 
 
 @contextmanager
-def held(matrix: MatrixDir) -> Iterator[None]:
-    """Return a context that holds the matrix. Raises LaunchError with the holder if another runner holds it."""
+def held(matrix: MatrixDir, doing: str = "run") -> Iterator[None]:
+    """Return a context that holds the matrix. Raises LaunchError with the holder if another runner holds it.
+
+    doing: what this process does with the matrix, for the message that others get.
+    """
     # Monotonic: a change of the wall clock must not shorten or prolong the wait.
     deadline = time.monotonic() + RETRY_S
     while (handle := try_lock(matrix.lock)) is None:
         if time.monotonic() > deadline:
-            _refuse(matrix, _read(matrix.lock))
+            raise in_use(matrix)
         time.sleep(0.02)
     try:
         # The file is never deleted: a process could lock the old file while another one locks a new file.
-        _write(handle, matrix.lock)
+        _write(handle, matrix.lock, doing)
         yield
     finally:
         os.close(handle)
@@ -122,11 +127,11 @@ def try_lock(path: Path) -> int | None:
     return handle
 
 
-def _write(handle: int, path: Path) -> None:
+def _write(handle: int, path: Path, doing: str) -> None:
     try:
         # In place: an atomic rename would replace the file that is locked.
         os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps(asdict(this_process())).encode(), 0)
+        os.pwrite(handle, json.dumps({**asdict(this_process()), "doing": doing}).encode(), 0)
     except OSError as error:
         raise LaunchError(
             f"cannot write {path}", why=error.strerror or str(error), hint="free some space, then run the command again"
@@ -142,9 +147,18 @@ def _read(path: Path) -> Process:
         return Process(pid=None, host=socket.gethostname())
 
 
-def _refuse(matrix: MatrixDir, other: Process) -> None:
+def in_use(matrix: MatrixDir) -> LaunchError:
+    """Return the error for a matrix that another process holds."""
+    other = _read(matrix.lock)
     who = f"process {other.pid}" if other.pid is not None else "another process"
-    raise LaunchError(
+    doing = read_or_empty(matrix.lock).get("doing")
+    if doing == MAKING:
+        return LaunchError(
+            f"{matrix.name} is being made by {who} on {other.host}",
+            why="its runs are not complete yet",
+            hint="wait for it; `make status` shows when its runs start",
+        )
+    return LaunchError(
         f"{matrix.name} is being run by {who} on {other.host}",
         why="two runners would start each run twice",
         hint="wait for it, or stop it with `make stop` or Ctrl+C in its terminal (runs save a checkpoint)",

@@ -14,6 +14,7 @@ from kmatrix.records.decode import Record, decode_optional
 
 ROOT = Path(kmatrix.__file__).parents[2]  # the checkout: Kconfig, defconfigs/, gpt2/
 MATRIX_PREFIX = "test_matrix_results_"
+STAGED = ".new"  # suffix of a matrix or a run that is being made
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +183,11 @@ class MatrixDir:
         return self.path / "matrix.json"
 
     @property
+    def plan(self) -> Path:
+        """Return the file that each run directory is made from: kmatrix.records.plan."""
+        return self.path / "plan.jsonl.gz"
+
+    @property
     def config(self) -> Path:
         return self.path / "config.txt"
 
@@ -246,11 +252,34 @@ class MatrixDir:
     def runs(self) -> list[RunDir]:
         """Return the folders with a run.json, in the order of matrix.json, then by name."""
         # A folder with a run.json is a run even if matrix.json was lost or never listed it.
-        there = {path.parent.name: RunDir(path.parent) for path in self.path.glob("*/run.json")}
+        there, order = self._present(), self._listed()
+        return [self.run(name) for name in [*(name for name in order if name in there), *sorted(there - set(order))]]
+
+    def missing(self) -> list[str]:
+        """Return the runs that matrix.json lists and that have no run.json: deleted, or not made yet."""
+        there = self._present()
+        return [name for name in self._listed() if name not in there]
+
+    def _present(self) -> set[str]:
+        try:
+            with os.scandir(self.path) as entries:
+                names = [entry.name for entry in entries]
+        except FileNotFoundError:
+            return set()
+        # A run that is being made has a hidden name. An empty run.json was not flushed before a power failure.
+        return {name for name in names if name[0] != "." and _size(self.run(name).run_json)}
+
+    def _listed(self) -> list[str]:
         plan = decode_optional(self.matrix_json, _Plan) or _Plan()
-        order = list(dict.fromkeys(run.name for run in plan.runs))
-        names = [name for name in order if name in there] + sorted(set(there) - set(order))
-        return [there[name] for name in names]
+        return list(dict.fromkeys(run.name for run in plan.runs))
+
+
+def _size(path: Path) -> int:
+    """Return the size of a file in bytes, 0 if it is missing."""
+    try:
+        return os.stat(path).st_size  # noqa: PTH116  (a matrix has thousands of runs: Path.stat takes twice the time)
+    except OSError:
+        return 0
 
 
 class _PlannedRun(Record, frozen=True, kw_only=True):
@@ -265,8 +294,26 @@ class _Plan(Record, frozen=True, kw_only=True):
 
 def matrix_dirs(results_dir: Path) -> list[MatrixDir]:
     """Return all matrices in the results folder, newest last."""
-    # The names contain the date and the time, so their order is the order of creation.
-    return [MatrixDir(path) for path in sorted(results_dir.glob(MATRIX_PREFIX + "*")) if path.is_dir()]
+    # The names contain the date and the time, so their order is the order of creation; _10 follows _9.
+    found = [path for path in results_dir.glob(MATRIX_PREFIX + "*") if path.is_dir()]
+    return [MatrixDir(path) for path in sorted(found, key=_by_age)]
+
+
+def interrupted_dirs(results_dir: Path) -> list[Path]:
+    """Return the directories of matrices whose creation was killed before their plan was complete: nothing ran."""
+    staged = [path for path in results_dir.glob(f".{MATRIX_PREFIX}*{STAGED}") if not MatrixDir(path).is_held()]
+    return sorted(staged) + [matrix.path for matrix in matrix_dirs(results_dir) if not _is_matrix(matrix)]
+
+
+def staged_dir(path: Path) -> Path:
+    """Return the hidden directory in which a matrix directory is prepared."""
+    return path.with_name(f".{path.name}{STAGED}")
+
+
+def _by_age(path: Path) -> tuple[str, int, str]:
+    stamp, _, number = path.name[len(MATRIX_PREFIX) :].partition("_")
+    clock, _, again = number.partition("_")
+    return f"{stamp}_{clock}", int(again) if again.isdigit() else 0, path.name
 
 
 def find_matrix(results_dir: Path, target: str | None, argument: str = "TARGET") -> MatrixDir:
@@ -279,6 +326,8 @@ def find_matrix(results_dir: Path, target: str | None, argument: str = "TARGET")
         for path in (Path(target).expanduser(), results_dir / target):
             if _is_matrix(MatrixDir(path)):
                 return MatrixDir(path.resolve())
+            if staged_dir(path).is_dir():
+                _refuse_staged(path, f"{argument}={target}")
         newest = ", ".join(matrix.name for matrix in there[:-6:-1])  # five at most
         raise RecordError(
             f"{argument}={target} is not a matrix directory",
@@ -294,8 +343,19 @@ def find_matrix(results_dir: Path, target: str | None, argument: str = "TARGET")
     return there[-1]
 
 
+def _refuse_staged(path: Path, what: str) -> None:
+    staged = staged_dir(path)
+    if MatrixDir(staged).is_held():
+        raise RecordError(f"{what} is being made", hint="wait until its runs start")
+    raise RecordError(
+        f"the creation of {what} was interrupted before its plan was complete",
+        why="no run was made",
+        hint=f"make the matrix again; {staged} can be removed",
+    )
+
+
 def _is_matrix(matrix: MatrixDir) -> bool:
-    return matrix.matrix_json.is_file() or any(matrix.path.glob("*/run.json"))
+    return matrix.matrix_json.is_file() or any(matrix.path.glob("[!.]*/run.json"))
 
 
 def program_path(root: Path = ROOT) -> str:

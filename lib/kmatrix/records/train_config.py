@@ -46,6 +46,9 @@ AT_LEAST_ONE = (
 )
 
 
+FORMER = frozenset({"checkpoint_dir"})  # fields of earlier versions that decide nothing about the training
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainFields:
     """The fields of "train" that readers of a run.json use. None: missing.
@@ -73,7 +76,6 @@ class TrainFields:
     eval_interval: Size | None = None
     eval_samples: Size | None = None
     checkpoint_interval: Size | None = None
-    checkpoint_dir: str | None = None
     seed: Int | None = None
     optimizer: str | None = None
     pruning: str | None = None
@@ -268,7 +270,6 @@ class TrainConfig(TrainFields):
     global_batch: int  # sequences per step, all ranks
     data_sha256: str = ""
     data_shards: int = 0  # training shards that are read, from the first; 0: all
-    checkpoint_dir: str = ""
 
     def check(self) -> None:
         """Raise ConfigError if a value is out of range, or contradicts another field."""
@@ -337,7 +338,7 @@ class TrainConfig(TrainFields):
         names = cls.names()
         # Strict, unlike `read_fields`: a run with an ignored or missing field would not be the planned one.
         for name in values:
-            if name not in names:
+            if name not in names and name not in FORMER:
                 raise ConfigError(
                     f"train.{name} in run.json is not a field of the trainer", hint="plan the matrix again"
                 )

@@ -10,12 +10,12 @@ import os
 from pathlib import Path
 
 from kmatrix.errors import LaunchError
+from kmatrix.records.checkpoint_dir import own_checkpoint_dir
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.lock import try_lock
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import is_syncing
-from kmatrix.records.train_config import read_fields
 from kmatrix.status.state import Archived, RunState, after
 from kmatrix.status.status_file import last_number, recover_status, write_state, writing
 
@@ -58,10 +58,8 @@ def finish_archiving(run: RunDir) -> None:
     if target is None:
         return
     with writing(target):
-        record = read_json(run.run_json)
-        place = Path(read_fields(record).checkpoint_dir or run.checkpoints)
-        outside = place.parent.resolve() != run.path.resolve()
-        if outside and place.exists():  # on another disk it is renamed, not moved
+        record, place = read_json(run.run_json), own_checkpoint_dir(run)
+        if place != run.checkpoints and place.exists():  # on another disk it is renamed, not moved
             place.replace(_free(place.with_name(f"{place.name}.archive{target.name}")))
         for entry in _left(run):
             entry.replace(_free(target / entry.name))

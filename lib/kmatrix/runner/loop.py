@@ -185,6 +185,7 @@ class _Driver:
         # Read the state of all runs, now that the lock is held: the plans may be older.
         for run in self._matrix.runs():
             self.states[run.name] = recover_status(run, has_runner=False)
+        self._writer.missing = len(self._matrix.missing())
         self._drop_outdated_plans()
 
         # Write what is known before the first start.
@@ -263,7 +264,7 @@ class _Driver:
     def end(self, request: StopRequest) -> Outcome:
         """Write the final status of the matrix, and return the outcome."""
         counts = self._writer.counts()
-        status = overall([state.status for state in self.states.values()])
+        status = overall([Status(status) for status in counts])
         self._writer.write_matrix(status)
         self._writer.log("matrix ended", status=status, counts=counts)
         now = {self.states[name].status for name in (*self._plans, *self._skipped)}
@@ -440,6 +441,7 @@ class StatusWriter:
         self._matrix, self._pool = matrix, pool
         self._started = time.time()
         self.states: dict[str, RunState] = {}  # of all runs
+        self.missing = 0  # runs of matrix.json without a directory: they count as planned
 
     def open(self) -> None:
         """Write that a runner holds the matrix, and complete a journal line that a crash cut short."""
@@ -454,6 +456,7 @@ class StatusWriter:
     def counts(self) -> dict[str, int]:
         """Return status -> number of runs."""
         found = Counter(state.status for state in self.states.values())
+        found[Status.PLANNED] += self.missing
         return {status.value: found[status] for status in Status if found[status]}
 
     def is_current(self, name: str) -> bool:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.packing import Limits
-from kmatrix.records.files import read_json, write_json
+from kmatrix.records.checkpoint_dir import checkpoint_dir
+from kmatrix.records.checkpoints import has_checkpoint
 from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.plan import make_runs
 from kmatrix.records.runs import RunFile, Status, read_run_file_or_empty
-from kmatrix.records.train_config import TrainFields, read_fields
+from kmatrix.records.train_config import TrainFields
 from kmatrix.status.estimate import Measured, guess, measured_before, measured_here, whole_run
 from kmatrix.status.state import HALVE, Attempt, RunPlan, RunState, next_attempt
-from kmatrix.status.status_file import recover_status
+from kmatrix.status.status_file import recover_status, writing
 
 TRAINER = ("-m", "gpt2.train")
 
@@ -59,18 +60,23 @@ def reopen(
     return ResumePlan(plans=tuple(plans), skipped=skipped, stays=stays)
 
 
-def follow_move(matrix: MatrixDir) -> None:
-    """Update the checkpoint directories in run.json after the matrix directory was moved."""
-    for run in matrix.runs():
-        if read_run_file_or_empty(run) == RunFile():
-            continue  # damaged: there is nothing to update
-        record = read_json(run.run_json)
-        place = Path(read_fields(record).checkpoint_dir or run.checkpoints)
-        # A CHECKPOINT_DIR outside the matrix did not move. If the old directory still exists, the matrix was copied.
-        moved = place.parts[-3:] == (matrix.name, run.name, run.checkpoints.name) and not place.parent.is_dir()
-        if moved:
-            train = {**record["train"], "checkpoint_dir": str(run.checkpoints.resolve())}
-            write_json(run.run_json, {**record, "train": train})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """The runs of a plan that had no run.json."""
+
+    made: tuple[str, ...] = ()  # made again
+    lost: tuple[str, ...] = ()  # not in the plan: matrices of earlier versions have none
+
+
+def restore_runs(matrix: MatrixDir) -> Restored:
+    """Make the runs again that matrix.json lists and that have no run.json. The caller holds the matrix.
+
+    Runs that finished are not touched, and a run whose run.json alone was lost keeps its results.
+    """
+    missing = matrix.missing()
+    with writing(matrix.path):
+        made = make_runs(matrix, set(missing))
+    return Restored(made=tuple(made), lost=tuple(name for name in missing if name not in made))
 
 
 class _Estimates:
@@ -152,5 +158,7 @@ def describe_plan(plan: ResumePlan) -> list[str]:
 def _describe_attempt(plan: RunPlan) -> str:
     """Return `attempt 2, from its last good checkpoint, micro-batch 6`."""
     origins = {"none": "from scratch", "auto": "from its last good checkpoint"}
+    if plan.resume == "auto" and not has_checkpoint(checkpoint_dir(plan.dir)):
+        origins["auto"] = "from scratch: it has no checkpoint"
     text = f"attempt {plan.attempt}, {origins.get(plan.resume, f'from {plan.resume}')}"
     return text + (f", micro-batch {plan.micro_batch}" if plan.micro_batch is not None else "")

@@ -15,6 +15,7 @@ from kmatrix.records.files import last_lines
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunResult, Status, read_run_file, read_train_values, read_used_file
 from kmatrix.records.states import EventLine, read_rank_errors
+from kmatrix.records.train_config import FORMER
 from kmatrix.redaction import redact
 from kmatrix.status.disk_space import how_full, is_full
 from kmatrix.status.state import (
@@ -34,7 +35,6 @@ TAIL_LINES = 20
 TAIL_CHARS = 300  # longer lines are truncated
 TAIL_BYTES = 65536  # of the log that are searched, from its end
 AUTO_FIELDS = frozenset({"peak_tflops"})  # null in run.json: the trainer finds the value
-PLACES = frozenset({"checkpoint_dir"})  # a matrix that was moved has another path in run.json; the run is the same
 OWN_FAULT = frozenset({"nan", "oom", "data"})  # kinds of failure that also count while the run is being stopped
 HINTS = {
     signal.SIGKILL: "out of memory killer?",
@@ -175,7 +175,7 @@ def mismatch(run: RunDir, micro_batch: int | None = None) -> str:
         asked = {**asked, "batch_size": micro_batch}
     adjusted = {change.name: change.used for change in ran.adjusted}
     differences = []
-    for name in sorted({*asked, *ran.train} - PLACES):
+    for name in sorted({*asked, *ran.train} - FORMER):
         was, used = asked.get(name), ran.train.get(name)
         if was == used or (name in AUTO_FIELDS and was is None):
             continue

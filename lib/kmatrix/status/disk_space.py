@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 
 from kmatrix.errors import KmatrixError
-from kmatrix.records.checkpoints import folder_of, read_index
+from kmatrix.records.checkpoint_dir import checkpoint_dir
+from kmatrix.records.checkpoints import read_index
 from kmatrix.records.paths import MatrixDir
 from kmatrix.text import disk_size
 
@@ -55,7 +56,7 @@ def needed(matrix: MatrixDir) -> int:
     for run in matrix.runs():
         open_runs += not run.result.exists()
         try:
-            sizes += [entry.bytes for entry in read_index(folder_of(run))]
+            sizes += [entry.bytes for entry in read_index(checkpoint_dir(run))]
         except KmatrixError:
             continue
     # At least for one run: even the status of a finished one could not be written.

@@ -131,9 +131,10 @@ def write_state(
     job: the engine's view of the processes, whose pid is written while they run.  alerts: past and active ones.
     """
     last = state.last
+    planned = read_run_file(run) if run.run_json.exists() else RunFile()
     record: dict[str, Any] = {
-        "run_id": read_run_file(run).run_id if run.run_json.exists() else None,
-        "name": run.name,
+        "run_id": planned.run_id,
+        "name": planned.name or run.name,  # a directory that is being made has another name
         "status": state.status,
         "kind": last.kind if last else None,
         "reason": state.reason or None,

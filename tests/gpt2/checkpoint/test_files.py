@@ -42,7 +42,7 @@ def train_steps(config, model, optimizers, first, last):
 )
 def test_a_checkpoint_contains_all_state_that_a_bit_exact_resume_needs(tmp_path, optimizer):
     sha256 = make_data(tmp_path)
-    config = TrainConfig.from_json(train_fields(tmp_path, sha256, tmp_path, **optimizer))
+    config = TrainConfig.from_json(train_fields(tmp_path, sha256, **optimizer))
     model = build_model(config)
     optimizers = optim.build(config, model)
     train_steps(config, model, optimizers, 0, 4)

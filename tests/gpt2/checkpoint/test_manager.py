@@ -36,7 +36,7 @@ class Run:
     def __init__(self, folder, attempt=1, world=WORLD, **fields):
         sha256 = make_data(folder / "data", train=2000, val=200)
         train = {"checkpoint_interval": 1, "async_checkpoint": False, "keep_checkpoints": 3, "max_iters": 100, **fields}
-        self.config = TrainConfig.from_json(train_fields(folder / "data", sha256, folder / "checkpoints", **train))
+        self.config = TrainConfig.from_json(train_fields(folder / "data", sha256, **train))
         self.model = build_model(self.config)
         self.log = RunLog(RunDir(folder), "0123456789", attempt, main=True)
         self.log.config = self.config

@@ -25,7 +25,7 @@ def world(rank: int = 0, size: int = 1) -> World:
 
 
 def config_of(tmp_path, **overrides) -> TrainConfig:
-    return TrainConfig.from_json(train_fields(tmp_path, "", tmp_path, **overrides))
+    return TrainConfig.from_json(train_fields(tmp_path, "", **overrides))
 
 
 def write(tmp_path, tokens, name="a_train_000000.bin"):

@@ -37,7 +37,7 @@ def mix_folder(tmp_path_factory):
 
 def config_of(mix_folder, **overrides):
     overrides = {"dataset": "mix", "block_size": 32, **overrides}
-    return TrainConfig.from_json(train_fields(Path(mix_folder["path"]), mix_folder["sha256"], Path("x"), **overrides))
+    return TrainConfig.from_json(train_fields(Path(mix_folder["path"]), mix_folder["sha256"], **overrides))
 
 
 def test_weights_65_34_1_are_matched_within_one_percent_over_10_000_sequences():

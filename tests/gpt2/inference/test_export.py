@@ -31,7 +31,7 @@ KINDS = {
 def checkpoint_in(folder, **fields):
     """A checkpoint of a model whose weights, biases and gains are all random."""
     sha256 = make_data(folder / "data", train=2000, val=200)
-    config = TrainConfig.from_json(train_fields(folder / "data", sha256, folder, **fields))
+    config = TrainConfig.from_json(train_fields(folder / "data", sha256, **fields))
     model = build_model(config)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

@@ -1,0 +1,239 @@
+"""Where the checkpoints of a run are, and which matrix may change them.
+
+They are in the run directory, or below CHECKPOINT_DIR in a folder of the matrix, which matrix.json names once. An owner
+file in that folder identifies the matrix, so that a copy of the matrix never changes the checkpoints of the original.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+from kmatrix.errors import ConfigError, LaunchError, RecordError
+from kmatrix.records.decode import Meta, Record, as_json, decode, decode_optional, field
+from kmatrix.records.files import read_json, write_json
+from kmatrix.records.paths import MatrixDir, RunDir
+
+OWNER = "owner.json"
+KEY = "checkpoints"  # of matrix.json: the folder below CHECKPOINT_DIR, null for the run directories
+INDEX = "index.json"
+Inode = Annotated[int, Meta(ge=0)]  # 64 bits
+
+
+class Owner(Record, frozen=True, kw_only=True):
+    """owner.json: the matrix that a folder of checkpoints belongs to."""
+
+    matrix: str  # its real path
+    inode: Inode  # of its directory
+    device: Inode
+
+    @classmethod
+    def of(cls, matrix: MatrixDir, path: Path | None = None) -> Owner:
+        """Return the identity of a matrix. path: the path that it will be renamed to."""
+        stat = matrix.path.stat()
+        return cls(matrix=str(path or matrix.path.resolve()), inode=stat.st_ino, device=stat.st_dev)
+
+    def is_same(self, other: Owner) -> bool:
+        """Return whether both are the same directory, also after it was renamed or its disk was mounted again."""
+        # A copy has another inode. The device number may change with a reboot, and the path with `mv`, but not both:
+        # two fresh disks often use the same inode numbers.
+        return self.inode == other.inode and (self.matrix == other.matrix or self.device == other.device)
+
+
+class _Folder(Record, frozen=True, kw_only=True):
+    """The key of matrix.json that this module reads."""
+
+    checkpoints: str | None = ""  # the folder below CHECKPOINT_DIR, None for the run directories, "" if not recorded
+
+
+class _RecordedTrain(Record, frozen=True, kw_only=True):
+    checkpoint_dir: str | None = None  # absolute; of earlier versions
+
+
+class _Recorded(Record, frozen=True, kw_only=True):
+    """The keys of run.json that this module reads."""
+
+    name: str | None = None
+    matrix: str | None = None
+    checkpoints: str | None = None  # relative to CHECKPOINT_DIR
+    train: _RecordedTrain = field(default_factory=_RecordedTrain)
+
+
+def checkpoint_dir(run: RunDir) -> Path:
+    """Return the folder of a run's checkpoints, to read it; it may not exist.
+
+    Raises RecordError if matrix.json is damaged, SchemaError if it is too new.
+    """
+    matrix = MatrixDir(run.path.absolute().parent)
+    known, folder = _of_matrix(matrix)
+    if known:
+        return folder / run.name if folder else run.checkpoints
+    place = _recorded(run)
+    # The matrix may have been moved, or its CHECKPOINT_DIR may be gone.
+    return place if place is not None and (place / INDEX).is_file() else run.checkpoints
+
+
+def own_checkpoint_dir(run: RunDir) -> Path:
+    """Return the folder of a run's checkpoints, to change it. Raises LaunchError if it belongs to another matrix."""
+    matrix = MatrixDir(run.path.absolute().parent)
+    for path in (run.path, run.checkpoints, run.archive):
+        _refuse_link(matrix, path)
+    place = checkpoint_dir(run)
+    if place != run.checkpoints:
+        _check_owner(matrix, place.parent)
+    return place
+
+
+def check_own_files(matrix: MatrixDir) -> None:
+    """Raise LaunchError if changing the runs of a matrix would change files of another one."""
+    folders = set()
+    for run in matrix.runs():
+        for path in (run.path, run.checkpoints, run.archive):
+            _refuse_link(matrix, path)
+        place = checkpoint_dir(run)
+        if place != run.checkpoints:
+            folders.add(place.parent)
+    for folder in sorted(folders):
+        _check_owner(matrix, folder)
+
+
+def new_folder(base: Path, matrix: MatrixDir, path: Path) -> Path:
+    """Make the folder for the checkpoints of a new matrix below CHECKPOINT_DIR, and return it.
+
+    path: the path that the matrix will be renamed to, which gives the folder its name.
+    """
+    base.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        folder = base.resolve() / (path.name + (f"_{number}" if number > 1 else ""))
+        try:
+            folder.mkdir()  # never one that exists: matrices of two results folders may have the same name
+        except FileExistsError:
+            continue
+        break
+    write_json(folder / OWNER, as_json(Owner.of(matrix, path)))
+    return folder
+
+
+def take_folder(matrix: MatrixDir, base: Path) -> None:
+    """Make a folder below `base`, which the user named, the one for the checkpoints of a matrix.
+
+    The caller holds the matrix. Raises ConfigError if its checkpoints are in the run directories, LaunchError if the
+    folder belongs to another matrix that still exists.
+    """
+    record = read_json(matrix.matrix_json)
+    current = _current_folder(matrix)
+    if current is None:
+        raise ConfigError(
+            f"CHECKPOINT_DIR={base}: the checkpoints of {matrix.name} are in its run directories",
+            hint="leave CHECKPOINT_DIR= out; it is set when a matrix is made",
+        )
+    # A folder in `base` keeps the name that it was given when the matrix was made.
+    folder = base.expanduser().resolve() / current.name
+    owner = read_owner(folder)
+    if owner is not None and not owner.is_same(Owner.of(matrix)) and _uses(Path(owner.matrix), owner, folder):
+        raise LaunchError(
+            f"{folder} has the checkpoints of another matrix",
+            why=f"it belongs to {owner.matrix}",
+            hint=f"pass another CHECKPOINT_DIR=; copy {folder} there first to resume from its checkpoints",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / OWNER, as_json(Owner.of(matrix)))
+    write_json(matrix.matrix_json, {**record, KEY: str(folder)})
+
+
+def read_owner(folder: Path) -> Owner | None:
+    """Return the owner of a folder of checkpoints, None if it is unknown."""
+    return decode_optional(folder / OWNER, Owner)
+
+
+def _current_folder(matrix: MatrixDir) -> Path | None:
+    """Return the folder of the matrix below CHECKPOINT_DIR, None if it has none."""
+    known, folder = _of_matrix(matrix)
+    if known:
+        return folder
+    places = (_recorded(run) for run in matrix.runs())
+    return next((place.parent for place in places if place is not None), None)
+
+
+def _uses(path: Path, owner: Owner, folder: Path) -> bool:
+    """Return whether the matrix at this path is the owner, and still has its checkpoints in this folder."""
+    matrix = MatrixDir(path)
+    try:
+        if not owner.is_same(Owner.of(matrix)):
+            return False
+        current = _current_folder(matrix)
+        return current is not None and current.resolve() == folder.resolve()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, RecordError):
+        return True  # there, but unreadable: it may still need its checkpoints
+
+
+def _check_owner(matrix: MatrixDir, folder: Path) -> None:
+    """Raise LaunchError if a folder outside the matrix belongs to another matrix, or to an unknown one."""
+    owner, this = read_owner(folder), Owner.of(matrix)
+    if owner is None or not owner.is_same(this):
+        belongs = f"they belong to {owner.matrix}" if owner else "nothing records that they belong to this matrix"
+        raise LaunchError(
+            f"the checkpoints of {matrix.path} are in {folder}, and may be another matrix's",
+            why=f"{belongs}: this may be a copy",
+            hint=f"pass CHECKPOINT_DIR={folder.parent} if they are its own, else another folder "
+            f"(copy {folder.name} there first, to resume from its checkpoints)",
+        )
+    if owner != this:  # moved, or mounted again: both never change at once without a refusal
+        write_json(folder / OWNER, as_json(this))
+
+
+def _refuse_link(matrix: MatrixDir, path: Path) -> None:
+    """Raise LaunchError if a path in the matrix is a link out of it: a copy of the matrix has the same link."""
+    if path.is_symlink() and not path.resolve().is_relative_to(matrix.path.resolve()):
+        raise LaunchError(
+            f"{path} is a link to {path.resolve()}",
+            why="that is outside the matrix, and may belong to another one",
+            hint="replace the link by the folder itself, then run the command again",
+        )
+
+
+def _of_matrix(matrix: MatrixDir) -> tuple[bool, Path | None]:
+    """Return whether matrix.json names the folder of its checkpoints, and the folder; None: the run directories."""
+    path = matrix.matrix_json
+    try:
+        stat = path.stat()
+    except OSError:
+        return False, None
+    return _in_matrix_json(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=64)
+def _in_matrix_json(path: Path, *_version: int) -> tuple[bool, Path | None]:
+    """Read the folder in a matrix.json. _version: changes with the file, which lists thousands of runs."""
+    text = decode(path, _Folder).checkpoints
+    if not text:
+        return text is None, None
+    if not Path(text).is_absolute():
+        raise RecordError(f"{path} is damaged", why=f"{KEY} is {text!r}, expected an absolute path or null")
+    return True, Path(text)
+
+
+def _recorded(run: RunDir) -> Path | None:
+    """Return the folder outside the matrix in a run.json of an earlier version, None if there is none.
+
+    Raises RecordError if matrix.json names it, and is missing.
+    """
+    record = decode_optional(run.run_json, _Recorded) or _Recorded()
+    if record.checkpoints:
+        raise RecordError(
+            f"{run.path.parent / 'matrix.json'} is missing",
+            why=f"it names the folder of the checkpoints {record.checkpoints}",
+            hint="restore it from a copy of the matrix",
+        )
+    text = record.train.checkpoint_dir
+    if not text:
+        return None
+    place = Path(os.path.normpath(text))
+    inside = (record.matrix, record.name, run.checkpoints.name)
+    # Earlier versions wrote the absolute path of the run's own folder, which a copy or a move does not follow.
+    return None if place.parts[-3:] == inside or place == run.checkpoints.absolute() else place

@@ -1,0 +1,137 @@
+"""The planned runs of a matrix: everything that a run directory is made from, so that a missing one is made again.
+
+plan.jsonl.gz has one line per run with the text of its files. It is on disk before the first run directory exists.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kmatrix.errors import RecordError
+from kmatrix.records.checkpoint_dir import checkpoint_dir
+from kmatrix.records.decode import Record, decode_line, decode_optional
+from kmatrix.records.files import write_bytes
+from kmatrix.records.paths import MatrixDir, RunDir
+
+FILES = (".config", "defconfig", "run.json")  # of a new run; run.json last: without it a directory is not a run
+MOST_BYTES = 1 << 24  # of a line: a damaged or hostile file must not fill the memory
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """The name of a run, and the text of each of FILES."""
+
+    name: str
+    texts: tuple[str, ...]  # in the order of FILES
+
+
+class _Line(Record, frozen=True, kw_only=True):
+    name: str
+    files: dict[str, str]  # file name -> its text
+
+
+class _Source(Record, frozen=True, kw_only=True):
+    reused_from: str | None = None  # of status.json
+
+
+def write_plan(matrix: MatrixDir, runs: Iterable[PlannedRun], *, append: bool = False) -> None:
+    """Write the plan of a matrix, durably. append: after the runs that it has."""
+    known = matrix.plan.read_bytes() if append and matrix.plan.exists() else b""
+    lines = (json.dumps({"name": run.name, "files": dict(zip(FILES, run.texts, strict=True))}) for run in runs)
+    # Level 1: thousands of configurations differ in a few lines, so that any level makes them small. A file of several
+    # members is one file to gzip. Without a time stamp, equal plans are equal files.
+    text = "".join(f"{line}\n" for line in lines).encode()
+    write_bytes(matrix.plan, known + gzip.compress(text, compresslevel=1, mtime=0))
+
+
+def planned_runs(matrix: MatrixDir) -> Iterator[PlannedRun]:
+    """Yield the planned runs, none without a plan. Raises RecordError if the file is damaged."""
+    if not matrix.plan.exists():
+        return
+    try:
+        with gzip.open(matrix.plan, "rb") as file:
+            while line := file.readline(MOST_BYTES):
+                yield _planned_run(line)
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise RecordError(
+            f"{matrix.plan} is damaged",
+            why=str(error),
+            hint="restore the missing run directories, or make a new matrix with `make test-matrix`",
+        ) from None
+
+
+def make_runs(matrix: MatrixDir, names: Collection[str]) -> list[str]:
+    """Make the directories of these planned runs, and return the names of those that the plan has.
+
+    The caller holds the matrix. Existing files are not changed: only the missing ones of a directory are written.
+    Raises RecordError if the plan is damaged.
+    """
+    made = []
+    for run in planned_runs(matrix) if names else ():
+        if run.name in names:
+            make_run(matrix, run)
+            made.append(run.name)
+    return made
+
+
+def make_run(matrix: MatrixDir, planned: PlannedRun) -> RunDir:
+    """Make the directory of a run, or the missing files of an existing one."""
+    run = matrix.run(planned.name)
+    if run.path.is_dir():
+        # Its results are kept, if it has any.
+        for name, text in zip(FILES, planned.texts, strict=True):
+            path = run.path / name
+            if not path.exists() or not path.stat().st_size:
+                write_bytes(path, _reused(run, text).encode() if path == run.run_json else text.encode())
+        return run
+    _keep_checkpoints(run)
+    # Complete or absent. Not flushed to disk one by one, because the plan is: after a power failure it is made again.
+    staged = matrix.path / f".{run.name}.new"
+    shutil.rmtree(staged, ignore_errors=True)  # of a process that was killed here
+    staged.mkdir()
+    for name, text in zip(FILES, planned.texts, strict=True):
+        (staged / name).write_text(text, encoding="utf-8")
+    staged.rename(run.path)
+    return run
+
+
+def free_path(path: Path) -> Path:
+    """Return a path that does not exist, so that no file is overwritten: the path, or with .2, .3, ... after it."""
+    number, free = 1, path
+    while os.path.lexists(free):
+        number += 1
+        free = path.with_name(f"{path.name}.{number}")
+    return free
+
+
+def _keep_checkpoints(run: RunDir) -> None:
+    """Rename the checkpoints that a deleted run left below CHECKPOINT_DIR: the new run must not continue from them."""
+    place = checkpoint_dir(run)
+    if place != run.checkpoints and place.exists():
+        place.rename(free_path(place.with_name(f"{place.name}.archive0")))
+
+
+def _reused(run: RunDir, text: str) -> str:
+    """Return run.json with the source of a reused run, which was recorded after the plan was made."""
+    source = (decode_optional(run.status, _Source) or _Source()).reused_from
+    return json.dumps({**json.loads(text), "reused_from": source}, indent=2) + "\n" if source else text
+
+
+def _planned_run(line: bytes) -> PlannedRun:
+    """Return the run in a line. Raises ValueError if it is anything else."""
+    found = decode_line(line, _Line)
+    if found is None:
+        raise ValueError("a line is not a planned run")
+    # Files are written below this name: it must not lead out of the matrix.
+    if Path(found.name).name != found.name or found.name.startswith(".") or "\0" in found.name:
+        raise ValueError(f"{found.name!r} is not the name of a run")
+    if not found.files.keys() >= set(FILES):
+        raise ValueError(f"the files of {found.name} are incomplete")
+    return PlannedRun(found.name, tuple(found.files[name] for name in FILES))
