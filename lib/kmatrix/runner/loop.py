@@ -17,6 +17,7 @@ from typing import TypeVar
 from kmatrix.engines.base import Engine
 from kmatrix.engines.local.pool import Pool
 from kmatrix.errors import LaunchError
+from kmatrix.records.checkpoint_dir import checkpoint_dir
 from kmatrix.records.disk import SpaceWait, stop_waiting, waiting_for_space
 from kmatrix.records.files import append_jsonl, end_torn_line, write_json
 from kmatrix.records.lock import held, this_process
@@ -136,7 +137,7 @@ class _Driver:
         self._disk_s = 0.0  # time (s) to wait for space on a full disk
         self._full_since: float | None = None  # monotonic seconds
         self._disks_due = 0.0  # monotonic seconds
-        checkpoints = {Path(train.checkpoint_dir).parent for train in self._train.values() if train.checkpoint_dir}
+        checkpoints = {checkpoint_dir(plan.dir).parent for plan in plans}
         self._disks = (matrix.path, *sorted(checkpoints - {plan.dir.path for plan in plans}))
         self.jobs: dict[str, str] = {}
         self.disk_full = False
