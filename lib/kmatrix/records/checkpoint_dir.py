@@ -12,8 +12,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
+from msgspec import Meta
+
 from kmatrix.errors import ConfigError, LaunchError, RecordError
-from kmatrix.records.decode import Meta, Record, as_json, decode, decode_optional, field
+from kmatrix.records.decode import Record, as_json, decode, decode_optional, field
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir, RunDir
 
