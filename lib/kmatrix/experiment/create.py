@@ -24,7 +24,7 @@ from kmatrix.records.checkpoint_dir import new_folder
 from kmatrix.records.files import json_text, sync_folder, write_bytes, write_json, write_text
 from kmatrix.records.lock import MAKING, held
 from kmatrix.records.paths import MATRIX_PREFIX, MatrixDir, staged_dir
-from kmatrix.records.plan import PlannedRun, make_runs, write_plan
+from kmatrix.records.plan import RunTexts, make_runs, write_plan
 from kmatrix.records.runs import Provenance, Tracking
 from kmatrix.records.train_config import TrainConfig
 
@@ -106,10 +106,10 @@ def _write_plan(
     write_json(matrix.matrix_json, _matrix_json(name, folder, made_from, {**origin, "files": code.files}))
 
 
-def _planned(name: str, run: Run, folder: Path | None, made_from: Creation, origin: Provenance) -> PlannedRun:
+def _planned(name: str, run: Run, folder: Path | None, made_from: Creation, origin: Provenance) -> RunTexts:
     """Return the files of a run. name: of the matrix."""
     text, record = made_from.texts[run.name], _run_json(name, run, folder, made_from, origin)
-    return PlannedRun(run.name, (text.config, text.minimal, json_text(record)))
+    return RunTexts(run.name, (text.config, text.minimal, json_text(record)))
 
 
 def check_place(results_dir: Path) -> None:

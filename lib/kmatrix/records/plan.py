@@ -25,7 +25,7 @@ MOST_BYTES = 1 << 24  # of a line: a damaged or hostile file must not fill the m
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedRun:
+class RunTexts:
     """The name of a run, and the text of each of FILES."""
 
     name: str
@@ -41,7 +41,7 @@ class _Source(Record, frozen=True, kw_only=True):
     reused_from: str | None = None  # of status.json
 
 
-def write_plan(matrix: MatrixDir, runs: Iterable[PlannedRun], *, append: bool = False) -> None:
+def write_plan(matrix: MatrixDir, runs: Iterable[RunTexts], *, append: bool = False) -> None:
     """Write the plan of a matrix, durably. append: after the runs that it has."""
     known = matrix.plan.read_bytes() if append and matrix.plan.exists() else b""
     lines = (json.dumps({"name": run.name, "files": dict(zip(FILES, run.texts, strict=True))}) for run in runs)
@@ -51,7 +51,7 @@ def write_plan(matrix: MatrixDir, runs: Iterable[PlannedRun], *, append: bool = 
     write_bytes(matrix.plan, known + gzip.compress(text, compresslevel=1, mtime=0))
 
 
-def planned_runs(matrix: MatrixDir) -> Iterator[PlannedRun]:
+def planned_runs(matrix: MatrixDir) -> Iterator[RunTexts]:
     """Yield the planned runs, none without a plan. Raises RecordError if the file is damaged."""
     if not matrix.plan.exists():
         return
@@ -81,7 +81,7 @@ def make_runs(matrix: MatrixDir, names: Collection[str]) -> list[str]:
     return made
 
 
-def make_run(matrix: MatrixDir, planned: PlannedRun) -> RunDir:
+def make_run(matrix: MatrixDir, planned: RunTexts) -> RunDir:
     """Make the directory of a run, or the missing files of an existing one."""
     run = matrix.run(planned.name)
     if run.path.is_dir():
@@ -124,7 +124,7 @@ def _reused(run: RunDir, text: str) -> str:
     return json.dumps({**json.loads(text), "reused_from": source}, indent=2) + "\n" if source else text
 
 
-def _planned_run(line: bytes) -> PlannedRun:
+def _planned_run(line: bytes) -> RunTexts:
     """Return the run in a line. Raises ValueError if it is anything else."""
     found = decode_line(line, _Line)
     if found is None:
@@ -134,4 +134,4 @@ def _planned_run(line: bytes) -> PlannedRun:
         raise ValueError(f"{found.name!r} is not the name of a run")
     if not found.files.keys() >= set(FILES):
         raise ValueError(f"the files of {found.name} are incomplete")
-    return PlannedRun(found.name, tuple(found.files[name] for name in FILES))
+    return RunTexts(found.name, tuple(found.files[name] for name in FILES))

@@ -61,14 +61,14 @@ def reopen(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
+class RestoredRuns:
     """The runs of a plan that had no run.json."""
 
     made: tuple[str, ...] = ()  # made again
     lost: tuple[str, ...] = ()  # not in the plan: matrices of earlier versions have none
 
 
-def restore_runs(matrix: MatrixDir) -> Restored:
+def restore_runs(matrix: MatrixDir) -> RestoredRuns:
     """Make the runs again that matrix.json lists and that have no run.json. The caller holds the matrix.
 
     Runs that finished are not touched, and a run whose run.json alone was lost keeps its results.
@@ -76,7 +76,7 @@ def restore_runs(matrix: MatrixDir) -> Restored:
     missing = matrix.missing()
     with writing(matrix.path):
         made = make_runs(matrix, set(missing))
-    return Restored(made=tuple(made), lost=tuple(name for name in missing if name not in made))
+    return RestoredRuns(made=tuple(made), lost=tuple(name for name in missing if name not in made))
 
 
 class _Estimates:
