@@ -91,9 +91,7 @@ def create(
     return matrix
 
 
-def _write_plan(
-    matrix: MatrixDir, name: str, folder: Path | None, made_from: Creation, on_message: OnMessage
-) -> None:
+def _write_plan(matrix: MatrixDir, name: str, folder: Path | None, made_from: Creation, on_message: OnMessage) -> None:
     """Write the files of a matrix, without its runs. name: of the matrix.  folder: of its checkpoints."""
     code = code_of(made_from.root)
     for one in code.left_out:
