@@ -190,7 +190,7 @@ def _delete(arguments: Arguments, going: Mapping[CheckpointIndex, Sequence[Entry
 
 
 def _lock(locks: ExitStack, run: RunDir) -> bool:
-    """Lock a run until the end of the command, and return True. Raises LaunchError if a process of it is still alive."""
+    """Lock a run until the end of the command, and return True. Raises LaunchError if it has processes."""
     handle = try_lock(run.lock)
     if handle is None:
         raise LaunchError(
