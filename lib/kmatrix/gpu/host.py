@@ -12,6 +12,7 @@ from typing import ClassVar
 import psutil
 
 from kmatrix.gpu.devices import COLUMN_INDEX, UNKNOWN, WIDTH, Device, DeviceLimits, DeviceProcess, ExtraMetrics
+from kmatrix.gpu.formats.samples import RANK_UUID
 from kmatrix.gpu.processes import TRAINER
 
 MIB = 2**20
@@ -40,7 +41,7 @@ class HostSource:
         total = psutil.virtual_memory().total / MIB
         count = max([rank.world_size or 0 for rank in ranks] + [rank.rank + 1 for rank in ranks])
         self.devices = tuple(
-            Device(gpu_index=rank, gpu_name=f"CPU rank {rank}", uuid=f"cpu-rank-{rank}", rank=rank, memory_total=total)
+            Device(gpu_index=rank, gpu_name=f"CPU rank {rank}", uuid=f"{RANK_UUID}{rank}", rank=rank, memory_total=total)
             for rank in range(count)
         )
         # By rank, not by order of appearance: ranks start within seconds of each other, and some may be missing yet.

@@ -420,5 +420,5 @@ def _state(row: DeviceRow) -> GpuState:
         memory_percent=row.sample.memory_percent,
         temperature=row.sample.temperature,
         throttled=row.throttle or (),
-        lost=not row.sample.is_known,
+        lost=row.missing == "lost",
     )

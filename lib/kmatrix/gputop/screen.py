@@ -223,9 +223,9 @@ def _totals(view: View, width: int) -> list[Text]:
         _whole(f"power {number(total['total_power'], ' W')}"),
         _whole(f"max {number(total['max_temperature'], ' C')}"),
     ]
-    lost = sum(not sample.is_known for sample in samples)
-    if lost:
-        parts.append(_whole(f"{lost} lost", "bold red"))
+    for reason, style in MISSING.items():
+        if count := sum(row.missing == reason for row in view.rows):
+            parts.append(_whole(f"{count} {reason}", style))
     # The metrics of which the report states the balance.
     balances = [Text("balance", style="bold")]
     for metric in (Metric.MEMORY, Metric.UTILIZATION, Metric.POWER):
@@ -293,7 +293,7 @@ def _keys(view: View, width: int) -> list[Text]:
 
 
 def _index(row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:
-    return cell(str(row.sample.gpu_index), width, "bold red" if not row.sample.is_known else "bold")
+    return cell(str(row.sample.gpu_index), width, MISSING.get(row.missing, "bold"))
 
 
 def _rank(row: DeviceRow, width: int, _glyphs: Glyphs) -> Text:
@@ -317,8 +317,8 @@ def _with_bar(text: str, part: float | None, width: int, style: str, glyphs: Gly
 
 
 def _utilization(row: DeviceRow, width: int, glyphs: Glyphs) -> Text:
-    if not row.sample.is_known:
-        return cell("lost", width, "bold red", right=True)
+    if row.missing:
+        return cell(row.missing, width, MISSING[row.missing], right=True)
     part = share(row.sample.utilization, 100.0)
     return _with_bar(number(row.sample.utilization, "%").rjust(4), part, width, "green" if part else "dim", glyphs)
 

@@ -84,6 +84,7 @@ class DeviceRow:
     run: str = ""  # name of the run, empty if unknown
     throttle: tuple[str, ...] | None = None  # active throttle reasons, None: unknown
     age: float | None = None  # s since any value last changed
+    missing: str = ""  # why no value is known: "lost", or "not running" for a rank that has not started or has ended
     history: Mapping[Metric, tuple[float | None, ...]] = field(default_factory=dict)  # means per bucket, oldest first
 
 
@@ -196,7 +197,17 @@ def rows_of(sample: ScreenSample, history: History, now: float) -> tuple[DeviceR
             run=sample.runs.get(gpu.gpu_index, ""),
             throttle=sample.throttle.get(gpu.gpu_index),
             age=history.age(gpu.gpu_index, now),
+            missing=_missing(gpu, sample.throttle),
             history={metric: history.series(gpu.gpu_index, metric, now) for metric in Metric},
         )
         for gpu in sample.snapshot.samples
     )
+
+
+def _missing(gpu: GpuSample, throttle: Mapping[int, tuple[str, ...]]) -> str:
+    """Return why no value of a GPU or rank is known. `throttle`: of a recording, has no entry of a lost one."""
+    if gpu.is_known:
+        return ""
+    # The ranks of a run exit at its end. Only the recorder knows that one exited while others continued.
+    is_lost = not gpu.is_rank or (bool(throttle) and gpu.gpu_index not in throttle)
+    return "lost" if is_lost else "not running"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import tracemalloc
@@ -219,3 +220,67 @@ def test_an_earlier_reason_is_not_reported_for_a_recorded_run(tmp_path):
     append_jsonl(run_dir.gpu_events, {"time": 1.0, "event": NOTHING_RECORDED, "gpu_index": None, "text": "no GPU"})
     record(run_dir, FakeGpus())
     assert "no GPU" not in read_gpu(run_dir, TrainingTotals()).notes
+
+
+# Foreign recordings with values that cannot be true
+
+
+def change_entries(path, change):
+    entries = json.loads(path.read_text())
+    path.write_text(json.dumps(change(entries) or entries))
+    return read_gpu(RunDir(path.parent), TrainingTotals())
+
+
+def with_one_index(entries):
+    for entry in entries:
+        for gpu in entry["multi_gpu_data"][:2]:
+            gpu["gpu_index"] = 0
+
+
+def with_negative_memory(entries):
+    entries[5]["multi_gpu_data"][1]["memory_used"] = -1.0
+
+
+def with_one_time(entries):
+    for entry in entries:
+        entry["timestamp"] = entries[0]["timestamp"]
+
+
+def with_repeated_times(entries):
+    return [entry for pair in zip(entries, entries, strict=True) for entry in pair]
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        (with_one_index, "several GPUs have the index 0"),
+        (with_negative_memory, "1 negative value of memory_used"),
+        (with_one_time, "59 samples with the time of the one before"),
+        (with_repeated_times, "60 samples with the time of the one before"),
+    ],
+)
+def test_impossible_values_are_reported_and_have_no_balance(tmp_path, change, note):
+    path = write_foreign(tmp_path / "gpt2_adamw", FakeGpus(spread=0.0))
+    gpu = change_entries(path, change)
+    assert any(note in text for text in gpu.notes)
+    assert gpu.balance("memory_used") is None
+    text = summarize(tmp_path)
+    assert "Excellent" not in text
+    assert "n/a (impossible values)" in text
+    assert note in " ".join(text.split())
+
+
+def test_a_negative_value_is_unknown_and_a_repeated_sample_counts_once(tmp_path):
+    path = write_foreign(tmp_path / "gpt2_adamw", FakeGpus(spread=0.0, samples=4))
+    negative = change_entries(path, lambda entries: entries[1]["multi_gpu_data"][0].update(memory_used=-5.0))
+    assert negative.devices[0].memory_used.minimum == 12_800
+    assert negative.devices[0].memory_used.count == 3
+    assert change_entries(path, with_repeated_times).samples == 4
+
+
+def test_a_gpu_that_is_missing_for_some_time_has_no_energy_and_no_mean_power(tmp_path):
+    path = write_foreign(tmp_path / "gpt2_adamw", FakeGpus())
+    gpu = change_entries(path, lambda entries: [entry["multi_gpu_data"].pop(1) for entry in entries[20:30]] and None)
+    assert gpu.devices[1].lost_s == pytest.approx(10, abs=0.5)
+    assert (gpu.devices[1].joules, gpu.joules, gpu.mean_power) == (None, None, None)
+    assert gpu.devices[0].joules == pytest.approx(59 * 150)

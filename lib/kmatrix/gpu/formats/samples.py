@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, TypedDict
 
 SIMULATED = "(simulated)"  # suffix of the names of simulated GPUs
+RANK_UUID = "cpu-rank-"  # prefix of the `uuid` of a rank on the CPU
 CSV_FIELDS = (("power_w", "power"), ("temp_c", "temperature"))  # column suffix, field
 
 
@@ -45,6 +46,11 @@ class GpuSample:
     @property
     def simulated(self) -> bool:
         return self.gpu_name.endswith(SIMULATED)
+
+    @property
+    def is_rank(self) -> bool:
+        """True for a rank on the CPU: its total memory is that of the host, which all ranks share."""
+        return self.uuid.startswith(RANK_UUID)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +98,15 @@ def multi(snapshot: Snapshot) -> dict[str, Any]:
 def aggregate(samples: Sequence[GpuSample]) -> AggregateStats:
     """Return totals over the known GPUs. A total without any known value is None.
 
-    Used memory, total memory and their ratio cover the GPUs for which both are known.
+    Used memory, total memory and their ratio cover the GPUs for which both are known. The memory of the host, which is
+    the total of each rank on the CPU, counts once.
     """
     # A lost GPU is left out, not counted with 0, which would lower every mean.
     alive = [sample for sample in samples if sample.is_known]
     both = [(s.memory_used, s.memory_total) for s in alive if s.memory_used is not None and s.memory_total is not None]
     used, total = (_total(pair[side] for pair in both) for side in (0, 1))
+    if any(sample.is_rank for sample in alive):
+        total = max((total for _, total in both), default=None)
     utilization = _known(sample.utilization for sample in alive)
     return {
         "total_memory_used": rounded(used),
