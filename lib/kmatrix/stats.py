@@ -117,12 +117,11 @@ class RunningStats:
             "count": self.count,
         }
 
-    def restore(self, summary: Mapping[str, Any] | None) -> None:
-        """Continue from the entry of gpu_summary.json."""
-        if summary:
-            self.count, self._mean = int(summary["count"]), float(summary["mean"])
-            self._squares = float(summary["deviation"]) ** 2 * self.count
-            self.minimum, self.maximum = float(summary["min"]), float(summary["max"])
+    def restore(self, mean: float, deviation: float, minimum: float, maximum: float, count: int) -> None:
+        """Continue from the statistics of `count` values."""
+        if count:
+            self.count, self._mean, self._squares = count, mean, deviation**2 * count
+            self.minimum, self.maximum = minimum, maximum
 
 
 def complete_sum(values: Sequence[float | None]) -> float | None:

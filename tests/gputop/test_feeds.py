@@ -10,11 +10,12 @@ from gputop_values import T0, Recorder, append_event, gpu_sample, utilization
 from kmatrix.errors import RecordError
 from kmatrix.gpu import amd
 from kmatrix.gpu.devices import WIDTH, Device, DeviceLimits
-from kmatrix.gpu.formats.binary import read_samples
+from kmatrix.gpu.formats.binary import SampleFile, read_samples
 from kmatrix.gpu.formats.samples import Snapshot
 from kmatrix.gputop.feeds import AttachedFeed, GPUMonitor, ReplayFeed
 from kmatrix.gputop.loop import Session, StatsFiles, follow
 from kmatrix.gputop.view import History, Metric
+from kmatrix.records.files import append_jsonl
 from kmatrix.records.paths import RunDir
 from stats_reader import read_stats
 
@@ -340,3 +341,27 @@ def test_headless_polling_ends_after_its_duration_at_a_steady_rate(session):
     follow(session, interval=0.1, seconds=0.55)
     assert time.monotonic() - started > 0.5
     assert 2 <= len(times) <= 6
+
+
+ONE_GPU = [{"gpu_index": 0, "gpu_name": "A", "uuid": "GPU-a"}]
+
+
+def test_a_replay_follows_the_recording_when_the_clock_was_set_back(tmp_path):
+    file = SampleFile(
+        tmp_path / "gpu_samples.bin", {"gpus": ONE_GPU, "device_type": "nvidia", "simulated": False, "hz": 1.0}
+    )
+    for second in range(120):
+        wall = T0 + second - (86_400 if second >= 60 else 0)
+        file.append(wall, 5.0 + second, [float(second)] * 7)
+    file.close()
+    for second, index, kind in ((0, None, "started"), (30, 0, "throttle"), (90, 0, "lost")):
+        wall = T0 + second - (86_400 if second >= 60 else 0)
+        event = {"time": wall, "monotonic": 5.0 + second, "event": kind, "gpu_index": index, "text": "power cap"}
+        append_jsonl(RunDir(tmp_path).gpu_events, event)
+    for second, busy, throttle in ((10, 10, {0: ()}), (70, 70, {0: ("power cap",)}), (100, 100, {})):
+        feed = ReplayFeed(tmp_path, at=second)
+        found = feed.poll(History(feed.bucket_s))
+        assert (found.snapshot.samples[0].utilization, dict(found.throttle)) == (busy, throttle)
+    assert ReplayFeed(tmp_path, from_end=True).length == 119
+    attached = AttachedFeed(tmp_path)
+    assert attached.poll(History(1.0)).snapshot.samples[0].utilization == 119

@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import termios
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -267,3 +268,20 @@ def test_the_keyboard_restores_the_terminal_settings():
     assert termios.tcgetattr(child) == before
     os.close(parent)
     os.close(child)
+
+
+def test_ranks_that_have_ended_are_not_lost():
+    ranks = [
+        GpuSample(gpu_index=i, gpu_name=f"CPU rank {i}", uuid=f"cpu-rank-{i}", memory_total=1000.0) for i in (0, 1)
+    ]
+    text = rendered(view(*ranks, throttle={0: (), 1: ()}))
+    assert "2 not running" in text
+    assert "lost" not in text
+    assert "1 lost" in rendered(view(*ranks, throttle={0: ()}))  # the recorder saw rank 1 exit before the other
+
+
+def test_the_memory_of_the_host_counts_once_for_all_ranks():
+    rank = GpuSample(gpu_index=0, gpu_name="CPU rank 0", uuid="cpu-rank-0", memory_used=200.0, memory_total=1000.0)
+    total = aggregate([rank, replace(rank, gpu_index=1, uuid="cpu-rank-1")])
+    assert (total["total_memory_used"], total["total_memory_total"]) == (400, 1000)
+    assert total["total_memory_percent"] == 40

@@ -13,6 +13,8 @@ import pytest
 import kmatrix.simulate.library as simulate
 from kmatrix.gpu.devices import Device
 from kmatrix.gpu.formats.binary import read_samples
+from kmatrix.gpu.formats.summary import SummaryFile
+from kmatrix.records.decode import convert
 from kmatrix.records.files import read_jsonl, write_json
 from kmatrix.records.paths import RunDir
 from skips import require_program
@@ -83,3 +85,8 @@ def stop_recorder(process):
 
 def events_of(run_dir, kind):
     return [line for line in read_jsonl(run_dir.gpu_events) if line["event"] == kind]
+
+
+def summary_file(totals, *, final):
+    """Return the summary of these totals as the next attempt reads it."""
+    return convert(totals.summary({}, final=final), SummaryFile, "gpu_summary.json")

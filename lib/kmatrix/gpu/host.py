@@ -41,7 +41,9 @@ class HostSource:
         total = psutil.virtual_memory().total / MIB
         count = max([rank.world_size or 0 for rank in ranks] + [rank.rank + 1 for rank in ranks])
         self.devices = tuple(
-            Device(gpu_index=rank, gpu_name=f"CPU rank {rank}", uuid=f"{RANK_UUID}{rank}", rank=rank, memory_total=total)
+            Device(
+                gpu_index=rank, gpu_name=f"CPU rank {rank}", uuid=f"{RANK_UUID}{rank}", rank=rank, memory_total=total
+            )
             for rank in range(count)
         )
         # By rank, not by order of appearance: ranks start within seconds of each other, and some may be missing yet.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +13,8 @@ from kmatrix.errors import RecordError
 from kmatrix.gpu import amd
 from kmatrix.gpu.devices import WIDTH, DeviceLimits, DeviceSource, snapshot
 from kmatrix.gpu.formats.binary import Recording, read_samples
-from kmatrix.gpu.formats.events import ThrottleEvents
+from kmatrix.gpu.formats.clock import RecordingClock
+from kmatrix.gpu.formats.events import ThrottleEvents, TimeOf
 from kmatrix.gpu.formats.samples import Snapshot
 from kmatrix.gpu.nvml.detect import detect
 from kmatrix.gpu.nvml.source import open_source
@@ -105,8 +105,9 @@ class AttachedFeed:
         if count:
             # After a pause, or at the start, only the last minute is on the screen.
             self._known += count
-            add(recording, _since(recording, recording.times[count - 1] - SPAN_S), count, history)
-            self._newest = sample_of(recording, count - 1, self._events)
+            clock = RecordingClock(recording)
+            add(recording, clock.index_from(clock.length - SPAN_S), count, history)
+            self._newest = sample_of(recording, count - 1, self._events.throttle(math.inf))
         return self._newest
 
     def press(self, _key: str, /) -> bool:
@@ -145,9 +146,9 @@ class ReplayFeed:
         if not len(self._recording):
             raise RecordError(f"{self._run.gpu_samples} contains no sample", hint="attach with --run")
         self.bucket_s, self.noun = bucket_s(self._recording), noun_of(self._recording)
-        self._events = events_of(self._run, self._recording)
-        self._begin = self._recording.times[0]
-        self.length = max(0.0, self._recording.times[len(self._recording) - 1] - self._begin)
+        self._time = RecordingClock(self._recording)
+        self._events = events_of(self._run, self._recording, self._time.at)
+        self.length = self._time.length
         self.offset = 0.0
         if at is None:
             at = self.length if from_end else 0.0
@@ -165,7 +166,8 @@ class ReplayFeed:
         return f"{time_of_day(self.now(), date=False)} {duration(self.offset)}/{duration(self.length)}"
 
     def now(self) -> float:
-        return self._begin + self.offset
+        index = self._count() - 1
+        return self._recording.times[index] + self.offset - self._time.of(index)
 
     def seek(self, offset: float) -> None:
         """Move to an offset in s from the first sample."""
@@ -174,12 +176,12 @@ class ReplayFeed:
 
     def poll(self, history: History) -> ScreenSample | None:
         self._advance()
-        count = max(1, _since(self._recording, self.now(), after=True))
+        count = self._count()
         if self._shown is None or count < self._shown:
-            self._shown = _since(self._recording, self.now() - SPAN_S)  # moved back: rebuild the history
+            self._shown = self._time.index_from(self.offset - SPAN_S)  # moved back: rebuild the history
         add(self._recording, self._shown, count, history)
         self._shown = count
-        return sample_of(self._recording, count - 1, self._events)
+        return sample_of(self._recording, count - 1, self._events.throttle(self._time.of(count - 1)))
 
     def press(self, key: str, /) -> bool:
         self._advance()  # a jump starts from the current time, not from that of the last poll
@@ -198,6 +200,10 @@ class ReplayFeed:
 
     def close(self) -> None:
         return
+
+    def _count(self) -> int:
+        """Return the number of records up to the shown time, at least one."""
+        return max(1, self._time.index_after(self.offset))
 
     def _advance(self) -> None:
         now = time.monotonic()
@@ -232,19 +238,19 @@ def add(recording: Recording, first: int, end: int, history: History) -> None:
         history.add(recording.snapshot(index))
 
 
-def sample_of(recording: Recording, index: int, events: ThrottleEvents) -> ScreenSample:
-    """Return one record with the ranks from the header and the throttling at its time."""
+def sample_of(recording: Recording, index: int, throttle: Mapping[int, tuple[str, ...]]) -> ScreenSample:
+    """Return one record with the ranks from the header. `throttle`: of ThrottleEvents at its time."""
     gpus = recording.header["gpus"]
     return ScreenSample(
         snapshot=recording.snapshot(index),
-        throttle=events.throttle(recording.times[index]),
+        throttle=throttle,
         ranks={gpu["gpu_index"]: rank for gpu in gpus if (rank := gpu.get("rank")) is not None},
     )
 
 
-def events_of(run: RunDir, recording: Recording) -> ThrottleEvents:
-    """Return the throttle events of the GPUs of a recording."""
-    return ThrottleEvents(run.gpu_events, tuple(int(gpu["gpu_index"]) for gpu in recording.header["gpus"]))
+def events_of(run: RunDir, recording: Recording, time_of: TimeOf = lambda wall, _: wall) -> ThrottleEvents:
+    """Return the throttle events of the GPUs of a recording. time_of: as in ThrottleEvents."""
+    return ThrottleEvents(run.gpu_events, tuple(int(gpu["gpu_index"]) for gpu in recording.header["gpus"]), time_of)
 
 
 def noun_of(recording: Recording) -> str:
@@ -256,11 +262,6 @@ def bucket_s(recording: Recording) -> float:
     """Return the length of a bucket of history in s: 1 s, longer if the sampling rate is below 2 Hz."""
     hz = float(recording.header.get("hz") or 1.0)
     return 1.0 if hz >= 2 else 2.0 / hz
-
-
-def _since(recording: Recording, unix: float, *, after: bool = False) -> int:
-    """Return the index of the first record at or after a Unix time; with `after`, strictly after it."""
-    return bisect_right(recording.times, unix if after else unix - 1e-6)  # 1 us: below every sampling period
 
 
 def _has_ended(run: RunDir) -> bool:

@@ -38,6 +38,9 @@ MIN_CHART = 4  # lines: a title and three lines of chart
 CHART_WIDTH = 24  # columns: minimum width of a chart, if the terminal is wide enough
 
 
+MISSING = {"lost": "bold red", "not running": "dim"}  # reason of a row without values -> style
+
+
 LETTERS = {  # one letter per throttle reason
     "power cap": "P",
     "hardware slowdown": "H",

@@ -99,6 +99,7 @@ class EventLine(Record, frozen=True, kw_only=True):
     text: str | None = None
     run: str | None = None
     gpu_index: Count | None = None
+    monotonic: Amount | None = None  # seconds since the boot, in gpu_events.jsonl
 
 
 class PhaseLine(Record, frozen=True, kw_only=True):
@@ -108,6 +109,8 @@ class PhaseLine(Record, frozen=True, kw_only=True):
     begin: UnixTime
     end: UnixTime
     attempt: Count = 1
+    begin_monotonic: Amount | None = None  # seconds since the boot; None in files of version 0.1
+    end_monotonic: Amount | None = None
 
 
 class TimingLine(Record, frozen=True, kw_only=True):

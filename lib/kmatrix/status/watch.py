@@ -286,7 +286,7 @@ class GpuTail:
             return (), []  # of an earlier attempt, or the recorder has exited
 
         # The state of each GPU: the last value of each quantity, and the mean utilization.
-        reasons = self._events.throttle(now) if self._events else {}
+        reasons = self._events.throttle(math.inf) if self._events else {}
         states, memory = [], []
         for at, gpu in enumerate(gpus):
             busy = self._utilization(at, recording, now)

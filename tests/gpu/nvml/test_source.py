@@ -12,7 +12,7 @@ from kmatrix.gpu.recorder.summary import RunTotals
 from kmatrix.records.files import read_json
 from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
 from kmatrix.report.gpu.text import busy_lines
-from recordings import DEVICES, events_of, stop_recorder
+from recordings import DEVICES, events_of, stop_recorder, summary_file
 from stats_reader import read_stats
 from waiting import wait_until
 
@@ -113,7 +113,7 @@ def test_means_and_error_counts_continue_over_a_resume():
     first, second = RunTotals(DEVICES), RunTotals(DEVICES)
     first.totals[0].ingest(ExtraMetrics(fan=40.0, ecc_uncorrected=7))
     assert first.totals[0].ingest(ExtraMetrics(fan=60.0, ecc_uncorrected=9)) == 2
-    second.restore(first.summary({}, final=True), None)
+    second.restore(summary_file(first, final=True), None)
     assert second.totals[0].ingest(ExtraMetrics(fan=80.0, ecc_uncorrected=1)) == 0, "the driver was loaded again"
     summary = second.totals[0].summary()
     assert (summary["fan"]["mean"], summary["fan"]["count"], summary["ecc"]) == (60, 3, {"uncorrected": 2})

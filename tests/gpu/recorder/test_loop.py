@@ -23,7 +23,7 @@ from kmatrix.gpu.recorder.loop import Calibration, rate_warning
 from kmatrix.gpu.recorder.summary import RunTotals
 from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.stats import RunningStats
-from recordings import DEVICES, ROOT, events_of, launch_recorder, sample_count, stop_recorder
+from recordings import DEVICES, ROOT, events_of, launch_recorder, sample_count, stop_recorder, summary_file
 from stats_reader import read_stats
 from waiting import wait_until
 
@@ -418,7 +418,7 @@ def test_a_summary_continues_an_earlier_one_as_if_uninterrupted():
         uninterrupted.add(index * 0.1, 1000 + index * 0.1, list(row))
         if index < 30:
             first.add(index * 0.1, 1000 + index * 0.1, list(row))
-    second.restore(first.summary({}, final=True), None)
+    second.restore(summary_file(first, final=True), None)
     for index, row in enumerate(rows[30:], 30):
         second.add(index * 0.1, 1000 + index * 0.1, list(row))
     left, right = uninterrupted.summary({}, final=True), second.summary({}, final=True)
@@ -573,7 +573,7 @@ def test_a_resumed_recording_keeps_the_gap_and_warns_once():
     silence(first, 40, 0.1, power=100.0, energy=600.0)
     first.add(40.1, 1040.1, values(power=100.0, energy=2.0) * 2)
     second = RunTotals(DEVICES)
-    second.restore(first.summary({}, final=True), None)
+    second.restore(summary_file(first, final=True), None)
     second.add(90.0, 1090.0, values(power=100.0, energy=9.0) * 2)
     summary = second.summary({}, final=True)
     assert summary["gpus"][1]["joules"] is None
@@ -604,7 +604,7 @@ def test_samples_after_the_summary_are_found_by_their_time_after_the_clock_was_s
     columns = ({name: array("d", [1.0] * 4) for name in COLUMNS},)
     recording = Recording({"gpus": []}, clocks, columns, monotonic=array("d", [0.0, 1.0, 2.0, 3.0]))
     resumed = RunTotals(DEVICES[:1])
-    resumed.restore(totals.summary({}, final=False), recording)
+    resumed.restore(summary_file(totals, final=False), recording)
     assert resumed.samples == 4
 
 

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kmatrix.gpu.devices import COLUMN_INDEX, UNKNOWN, WIDTH, Device, DeviceLimits, ExtraMetrics
-from kmatrix.gpu.recorder.prometheus import Gauges, families, text_of
+from kmatrix.gpu.recorder.prometheus import Gauges, MetricsServer, families, text_of
 from kmatrix.records.files import read_json
 from recordings import sample_count, stop_recorder
 from waiting import wait_until
@@ -142,3 +142,17 @@ def test_special_characters_in_names_are_escaped():
     assert found["kmatrix_gpu_lost"][0][1] == 1
     assert "kmatrix_gpu_energy_joules_total" not in found
     assert found["kmatrix_recorder_samples_total"] == [({"run": 'run "x"'}, 3)]
+
+
+def test_a_failed_accept_does_not_end_the_server(monkeypatch):
+    accept, failures = socket.socket.accept, iter([OSError(24, "Too many open files"), ConnectionAbortedError()])
+
+    def failing(self):
+        if (error := next(failures, None)) is not None:
+            raise error
+        return accept(self)
+
+    monkeypatch.setattr("socket.socket.accept", failing)
+    port = free_port()
+    MetricsServer(port, lambda: "kmatrix_up 1\n")
+    assert scrape(port)[1] == "kmatrix_up 1\n"

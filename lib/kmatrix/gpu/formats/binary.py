@@ -20,11 +20,13 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Required, TypedDict
+from typing import Any, Required, TypedDict, cast
 
 from kmatrix.errors import RecordError, SchemaError
 from kmatrix.gpu.formats.json_array import write_at
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot
+from kmatrix.gpu.formats.summary import HeaderRecord
+from kmatrix.records.decode import convert, decode_line
 
 MAGIC, MAGIC_1 = b"KMXGPU2\n", b"KMXGPU1\n"
 SCHEMA = 2
@@ -235,16 +237,15 @@ def _header(path: Path, file: int) -> tuple[RecordingHeader, int]:
         raise RecordError(f"{path} is not a GPU recording", why="it does not begin with KMXGPU2 or KMXGPU1")
     length = _LENGTH.unpack(begin[len(MAGIC) :])[0]
     text = os.pread(file, length, len(begin))
-    try:
-        header = json.loads(text)
-        shape = len(header["gpus"]) * len(header["columns"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise RecordError(f"{path} has a damaged header", why=str(error)) from None
-    if int(header.get("schema", 0)) > SCHEMA:
-        raise SchemaError(f"{path} has schema {header['schema']}", why=f"this kmatrix reads up to {SCHEMA}")
-    if not shape:
+    header = decode_line(text, dict[str, Any])
+    if header is None:
+        raise RecordError(f"{path} has a damaged header", why="it is not a JSON object")
+    known = convert(header, HeaderRecord, f"the header of {path}")
+    if known.schema > SCHEMA:
+        raise SchemaError(f"{path} has schema {known.schema}", why=f"this kmatrix reads up to {SCHEMA}")
+    if not known.gpus or not known.columns:
         raise RecordError(f"{path} contains no GPU")
-    return header, len(begin) + length
+    return cast(RecordingHeader, header), len(begin) + length
 
 
 def _can_continue(path: Path, header: RecordingHeader) -> bool:

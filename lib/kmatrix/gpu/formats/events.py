@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kmatrix.records.files import LineTail
@@ -21,20 +22,22 @@ THROTTLE = (
 
 
 REASONS = tuple(reason for _, reason in THROTTLE)
+TimeOf = Callable[[float, float | None], float | None]  # Unix s, monotonic s or None -> time, None if unknown
 KINDS = ("started", "lost", "found", "throttle")  # the events that change the state of throttling
 
 
 class ThrottleEvents:
     """The throttle reasons of each GPU at any time of a recording."""
 
-    def __init__(self, path: Path, gpus: tuple[int, ...]) -> None:
-        self._tail, self._gpus = LineTail(path, EventLine), gpus
+    def __init__(self, path: Path, gpus: tuple[int, ...], time_of: TimeOf = lambda wall, _: wall) -> None:
+        """Read no event yet. `time_of`: converts the Unix and monotonic time of an event, by default to Unix s."""
+        self._tail, self._gpus, self._time_of = LineTail(path, EventLine), gpus, time_of
         self._applied = 0  # number of lines applied to `_now`
         self._lines: list[tuple[float, str, int | None, tuple[str, ...]]] = []
         self._now: dict[int, tuple[str, ...]] = {}
 
     def throttle(self, at: float) -> Mapping[int, tuple[str, ...]]:
-        """Return GPU index -> active reasons at a Unix time. Lost and unknown GPUs are absent."""
+        """Return GPU index -> active reasons at a time, math.inf for now. Lost and unknown GPUs are absent."""
         self._read()
         # A replay can seek backwards: events cannot be undone, so they are applied again from the start.
         if self._applied and self._lines[self._applied - 1][0] > at:
@@ -60,11 +63,13 @@ class ThrottleEvents:
         # Without the file, or while it cannot be read, throttling is unknown; the screen shows the rest.
         with contextlib.suppress(OSError):
             while found := self._tail.read():
-                self._lines += [_event(line) for _, line in found if line.event in KINDS]
+                self._lines += [self._event(line) for _, line in found if line.event in KINDS]
 
-
-def _event(line: EventLine) -> tuple[float, str, int | None, tuple[str, ...]]:
-    """Return the time (Unix s), event, GPU index and throttle reasons of a line."""
-    # The text is "throttled: A, B". No reason is part of another one, so a search is enough.
-    reasons = tuple(reason for reason in REASONS if reason in (line.text or ""))
-    return line.time, line.event, line.gpu_index, reasons
+    def _event(self, line: EventLine) -> tuple[float, str, int | None, tuple[str, ...]]:
+        """Return the time, event, GPU index and throttle reasons of a line."""
+        # The text is "throttled: A, B". No reason is part of another one, so a search is enough.
+        reasons = tuple(reason for reason in REASONS if reason in (line.text or ""))
+        time = self._time_of(line.time, line.monotonic)
+        # The order of the lines is right whatever the clock of the machine did.
+        before = self._lines[-1][0] if self._lines else -math.inf
+        return before if time is None else max(before, time), line.event, line.gpu_index, reasons

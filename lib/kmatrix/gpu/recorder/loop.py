@@ -22,10 +22,12 @@ from kmatrix.gpu import processes
 from kmatrix.gpu.devices import UNKNOWN, WIDTH, DeviceLimits, DeviceSource, ExtraMetrics, snapshot
 from kmatrix.gpu.formats.binary import Calibrated, RecordingHeader, read_samples
 from kmatrix.gpu.formats.samples import SIMULATED
+from kmatrix.gpu.formats.summary import SummaryFile
 from kmatrix.gpu.recorder import prometheus
 from kmatrix.gpu.recorder.files import RecordingFiles
 from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT, SILENT_S, RunTotals
-from kmatrix.records.files import read_json, read_or_empty
+from kmatrix.records.decode import decode
+from kmatrix.records.files import read_or_empty
 from kmatrix.records.paths import RunDir
 from kmatrix.text import plural
 
@@ -280,11 +282,11 @@ class Recorder:
             self._totals.warn(EXCLUDED_ATTEMPT)
             return
         try:
-            summary = read_json(self._dir.gpu_summary) if self._dir.gpu_summary.exists() else None
+            summary = decode(self._dir.gpu_summary, SummaryFile) if self._dir.gpu_summary.exists() else None
             recording = read_samples(self._dir.gpu_samples) if self._files.continued else None
             self._totals.restore(summary, recording)
         # A summary of another version, or a damaged one: record this attempt, and say that the numbers are partial.
-        except (RecordError, KeyError, ValueError, TypeError) as error:
+        except (RecordError, ValueError) as error:
             what = error.what if isinstance(error, RecordError) else "its summary does not match"
             self._totals.warn(f"{EXCLUDED_ATTEMPT}: {what}")
 

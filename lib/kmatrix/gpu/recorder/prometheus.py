@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from kmatrix.gpu.devices import COLUMN_INDEX, WIDTH, Device, DeviceLimits, Extra
 
 HOST = "127.0.0.1"  # run names and the use of GPUs are not for everyone on the network
 MAX_REQUEST, REQUEST_S = 8192, 2.0  # bytes and s that a request may take
+RETRY_S = 0.1  # between two tries to accept a client after a failure
 MIB, MHZ = 2**20, 1e6
 
 
@@ -144,8 +146,11 @@ class MetricsServer:
             # One client at a time, in one thread: a scrape takes less than a millisecond.
             try:
                 client, _ = self._socket.accept()
-            except OSError:  # no descriptors left, or the process is exiting
-                return
+            except OSError:  # the client is gone already, or no descriptors are left: both pass
+                if self._socket.fileno() < 0:
+                    return  # closed
+                time.sleep(RETRY_S)  # without descriptors, accept fails at once again
+                continue
             try:
                 with client:
                     client.settimeout(REQUEST_S)  # a client that sends nothing would block all others

@@ -12,6 +12,7 @@ from typing import Any
 
 from kmatrix.gpu.devices import COLUMN_INDEX, EXTRA_METRICS, UNKNOWN, WIDTH, Device, ExtraMetrics
 from kmatrix.gpu.formats.binary import Recording
+from kmatrix.gpu.formats.summary import DeviceEntry, StatisticsEntry, SummaryFile
 from kmatrix.gpu.processes import OtherProcess
 from kmatrix.stats import PLACES, RunningStats, balance_of, complete_sum
 
@@ -144,24 +145,20 @@ class DeviceTotals:
             **{name: running.summary() for name in EXTRA_METRICS if (running := self.extras.get(name))},
         }
 
-    def restore(self, summary: Mapping[str, Any]) -> None:
+    def restore(self, entry: DeviceEntry) -> None:
         """Continue from the entry of an earlier attempt."""
-        for name, running in self.running.items():
-            running.restore(summary.get(name))
-        self.samples, self.joules = int(summary["samples"]), summary["joules"]
-        self.lost_s, self.energy_gap = float(summary.get("lost_s") or 0.0), bool(summary.get("energy_gap"))
-        self.throttled_s = dict(summary["throttled_s"])
+        for name in self.running:
+            self.running[name] = _restored(getattr(entry, name))
+        self.samples, self.joules = entry.samples, entry.joules
+        self.lost_s, self.energy_gap = entry.lost_s or 0.0, entry.energy_gap
+        self.throttled_s = dict(entry.throttled_s)
         self.other_processes = {
-            int(entry["pid"]): OtherProcess(
-                pid=int(entry["pid"]), name=entry.get("name"), memory_mib=entry.get("memory_mib")
-            )
-            for entry in summary["foreign"]
+            one.pid: OtherProcess(pid=one.pid, name=one.name, memory_mib=one.memory_mib) for one in entry.foreign
         }
-        self.ecc = dict(summary.get("ecc") or {})
+        self.ecc = dict(entry.ecc or {})
         for name in EXTRA_METRICS:
-            if known := summary.get(name):
-                self.extras[name] = RunningStats()
-                self.extras[name].restore(known)
+            if known := getattr(entry, name):
+                self.extras[name] = _restored(known)
 
 
 class RunTotals:
@@ -250,7 +247,7 @@ class RunTotals:
             },
         }
 
-    def restore(self, summary: Mapping[str, Any] | None, recording: Recording | None) -> None:
+    def restore(self, summary: SummaryFile | None, recording: Recording | None) -> None:
         """Continue from the summary of an earlier attempt, and from newer samples if its recorder was killed.
 
         Raises ValueError if the summary belongs to other devices.
@@ -260,17 +257,19 @@ class RunTotals:
         if recording is not None:
             self._replay(recording)
 
-    def _restore(self, summary: Mapping[str, Any]) -> None:
-        if [gpu["uuid"] for gpu in summary["gpus"]] != [totals.device.uuid for totals in self.totals]:
+    def _restore(self, summary: SummaryFile) -> None:
+        if [gpu.uuid for gpu in summary.gpus] != [totals.device.uuid for totals in self.totals]:
             raise ValueError("other devices")
-        for totals, known in zip(self.totals, summary["gpus"], strict=True):
+        if summary.samples is None or summary.seconds is None:
+            raise ValueError("the summary has no samples")
+        for totals, known in zip(self.totals, summary.gpus, strict=True):
             totals.restore(known)
-        self.samples, self.late = int(summary["samples"]), int(summary["late"])
-        self.seconds, self.started, self.ended = float(summary["seconds"]), summary["started"], summary["ended"]
-        self.memory.restore(summary["totals"].get("memory_used"))
-        self.host_joules = summary["totals"].get("host_joules")
-        self.ended_at = summary.get("ended_monotonic")
-        self.warnings = [text for text in summary["warnings"] if NO_RESPONSE not in text and NO_POWER not in text]
+        self.samples, self.late = summary.samples, summary.late
+        self.seconds, self.started, self.ended = summary.seconds, summary.started, summary.ended
+        self.memory = _restored(summary.totals.memory_used)
+        self.host_joules = summary.totals.host_joules
+        self.ended_at = summary.ended_monotonic
+        self.warnings = [text for text in summary.warnings if NO_RESPONSE not in text and NO_POWER not in text]
 
     def _replay(self, recording: Recording) -> None:
         """Add the samples that are newer than the summary."""
@@ -328,6 +327,15 @@ class RunTotals:
                 yield f"{name} {NO_RESPONSE} {lost_s:.1f} s: {unknown} unknown, its other means are of the rest"
             elif totals.energy_gap and not self._ranks:
                 yield f"{name} {NO_POWER} {self._gap_s:g} s: its energy is unknown"
+
+
+def _restored(entry: StatisticsEntry | None) -> RunningStats:
+    """Return the running statistics that an entry of gpu_summary.json continues."""
+    running = RunningStats()
+    if entry is not None and entry.mean is not None:
+        low, high = (entry.mean if bound is None else bound for bound in (entry.min, entry.max))
+        running.restore(entry.mean, entry.deviation or 0.0, low, high, entry.count)
+    return running
 
 
 def _balance(all_totals: Sequence[DeviceTotals], name: str) -> dict[str, Any] | None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from kmatrix.errors import RecordError, SchemaError
 from kmatrix.gpu.devices import EXTRA_METRICS
 from kmatrix.gpu.formats.binary import Recording, read_samples
 from kmatrix.gpu.formats.clock import RecordingClock
-from kmatrix.records.files import finite, read_jsonl, read_or_empty
+from kmatrix.gpu.formats.summary import DeviceEntry, ProcessEntry, StatisticsEntry, SummaryFile
+from kmatrix.gpu.recorder.summary import SILENT_S
+from kmatrix.records.decode import decode_lines, decode_optional
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunResult, read_result, read_run_file_or_empty
+from kmatrix.records.states import EventLine, PhaseLine
 from kmatrix.report.gpu.numbers import (
     CPU,
     SIMULATED,
@@ -105,9 +107,8 @@ def _recorded(run_dir: RunDir, device: str) -> GpuNumbers | None:
     numbers = _from_summary(run_dir) or _from_samples(run_dir) or _from_text(run_dir, device)
     if numbers and numbers.devices:
         return with_earlier(run_dir, numbers)
-    reasons = [
-        str(event.get("text")) for event in read_jsonl(run_dir.gpu_events) if event.get("event") == NOTHING_RECORDED
-    ]
+    events = decode_lines(run_dir.gpu_events, EventLine)
+    reasons = [event.text or "" for event in events if event.event == NOTHING_RECORDED]
     if not reasons:
         return numbers
     numbers = numbers or _no_devices(device)
@@ -158,30 +159,30 @@ def _from_text(run_dir: RunDir, device: str) -> GpuNumbers | None:
 
 def _from_summary(run_dir: RunDir) -> GpuNumbers | None:
     """Return the numbers of gpu_summary.json; None if it is missing, or has no sample of any device."""
-    summary = read_or_empty(run_dir.gpu_summary)
-    devices = tuple(_device(gpu) for gpu in summary.get("gpus") or [] if isinstance(gpu, Mapping))
-    if not any(device.samples for device in devices):
+    summary = decode_optional(run_dir.gpu_summary, SummaryFile)
+    if summary is None or not any(gpu.samples for gpu in summary.gpus):
         return None
-    totals = summary.get("totals") or {}
+    devices = tuple(_device(gpu, summary) for gpu in summary.gpus)
     # If no device has its own energy, the total is the host's (RAPL); if only some have, it is incomplete.
     without_energy = sum(device.joules is None for device in devices)
-    final = bool(summary.get("final"))
-    notes = [str(text) for text in summary.get("warnings") or []]
-    if not final:
+    is_complete = without_energy == 0 or not any(gpu.joules is not None or gpu.energy_gap for gpu in summary.gpus)
+    notes = [*summary.warnings, *_losses(summary, devices)]
+    if not summary.final:
         notes.append("the recorder is still running: throttling and other processes are up to a minute old")
+    final = summary.final
     numbers = GpuNumbers(
         evidence=f"{run_dir.name}/{run_dir.gpu_summary.name}",
-        device_type=str(summary.get("device_type") or ""),
+        device_type=summary.device_type or "",
         devices=devices,
-        samples=int(finite(summary.get("samples")) or max(device.samples for device in devices)),
-        seconds=finite(summary.get("seconds")),
-        hz=finite(summary.get("hz_reached")),
+        samples=summary.samples or max(device.samples for device in devices),
+        seconds=summary.seconds,
+        hz=summary.hz_reached,
         final=final,
-        simulated=bool(summary.get("simulated")) or any(device.gpu_name.endswith(SIMULATED) for device in devices),
-        energy_source=str(summary["energy_source"]) if summary.get("energy_source") else None,
-        total_mean=finite(totals.get("memory_used_mean")),
-        total_max=finite(totals.get("memory_used_max")),
-        joules=finite(totals.get("joules")) if without_energy in (0, len(devices)) else None,
+        simulated=summary.simulated or any(device.gpu_name.endswith(SIMULATED) for device in devices),
+        energy_source=summary.energy_source,
+        total_mean=summary.totals.memory_used_mean,
+        total_max=summary.totals.memory_used_max,
+        joules=summary.totals.joules if is_complete else None,
         notes=tuple(notes),
     )
     # A summary that is not final is up to a minute old.
@@ -190,48 +191,62 @@ def _from_summary(run_dir: RunDir) -> GpuNumbers | None:
     return with_newer_samples(run_dir, numbers)
 
 
-def _device(gpu: Mapping[str, Any]) -> DeviceNumbers:
-    rank = finite(gpu.get("rank"))
-    throttled = gpu.get("throttled_s") or {}
+def _device(gpu: DeviceEntry, summary: SummaryFile) -> DeviceNumbers:
+    lost_s = _lost_s(gpu, summary)
     return DeviceNumbers(
-        gpu_index=int(finite(gpu.get("gpu_index")) or 0),
-        gpu_name=str(gpu.get("gpu_name") or ""),
-        rank=None if rank is None else int(rank),
-        uuid=str(gpu.get("uuid") or ""),
-        samples=int(finite(gpu.get("samples")) or 0),
-        memory_total=finite(gpu.get("memory_total")),
-        memory_used=_statistics(gpu.get("memory_used")),
-        utilization=_statistics(gpu.get("utilization")),
-        power=_statistics(gpu.get("power")),
-        temperature=_statistics(gpu.get("temperature")),
-        sm_clock=_statistics(gpu.get("sm_clock")),
-        joules=finite(gpu.get("joules")),
-        lost_at=finite(gpu.get("lost_at")),
-        lost_s=finite(gpu.get("lost_s")) or 0.0,
-        throttled_s=tuple((str(why), seconds) for why in throttled if (seconds := finite(throttled.get(why)))),
-        foreign=tuple(_process(process) for process in gpu.get("foreign") or [] if isinstance(process, Mapping)),
-        ecc_uncorrected=int(finite((gpu.get("ecc") or {}).get("uncorrected")) or 0),
-        extras={name: known.mean for name in EXTRA_METRICS if (known := _statistics(gpu.get(name)))},
+        gpu_index=gpu.gpu_index,
+        gpu_name=gpu.gpu_name,
+        rank=gpu.rank,
+        uuid=gpu.uuid or "",
+        samples=gpu.samples,
+        memory_total=gpu.memory_total,
+        memory_used=_statistics(gpu.memory_used),
+        utilization=_statistics(gpu.utilization),
+        power=_statistics(gpu.power),
+        temperature=_statistics(gpu.temperature),
+        sm_clock=_statistics(gpu.sm_clock),
+        joules=None if gpu.energy_gap or (gpu.lost_s is None and lost_s) else gpu.joules,
+        lost_at=gpu.lost_at,
+        lost_s=lost_s,
+        throttled_s=tuple((why, seconds) for why, seconds in gpu.throttled_s.items() if seconds),
+        foreign=tuple(_process(process) for process in gpu.foreign),
+        ecc_uncorrected=(gpu.ecc or {}).get("uncorrected", 0),
+        extras={name: known.mean for name in EXTRA_METRICS if (known := _statistics(getattr(gpu, name)))},
     )
 
 
-def _process(process: Mapping[str, Any]) -> str:
-    memory = finite(process.get("memory_mib"))
-    size = "" if memory is None else f", {memory:.0f} MiB"
-    return f"{process.get('name') or 'a process'} (pid {process.get('pid')}{size})"
+def _lost_s(gpu: DeviceEntry, summary: SummaryFile) -> float:
+    """Return the time in s in which a GPU did not respond, 0 for a rank."""
+    if gpu.lost_s is not None or summary.device_type == CPU or not summary.samples or not summary.hz_reached:
+        return gpu.lost_s or 0.0
+    # The recorder of version 0.1 counted the samples of a lost GPU, but forgot the loss when it returned.
+    seconds = (summary.samples - gpu.samples) / summary.hz_reached
+    return seconds if seconds >= SILENT_S else 0.0
 
 
-def _statistics(entry: Any) -> Statistics | None:
+def _losses(summary: SummaryFile, devices: Sequence[DeviceNumbers]) -> Iterator[str]:
+    """Yield a note per GPU that was lost and returned, if the recorder did not write a warning."""
+    for gpu, device in zip(summary.gpus, devices, strict=True):
+        if gpu.lost_s is None and device.lost_s and device.lost_at is None:
+            lost = f"GPU {device.gpu_index} did not respond for {device.lost_s:.0f} s"
+            yield f"{lost}: its energy and mean power are unknown"
+
+
+def _process(process: ProcessEntry) -> str:
+    size = "" if process.memory_mib is None else f", {process.memory_mib:.0f} MiB"
+    return f"{process.name or 'a process'} (pid {process.pid}{size})"
+
+
+def _statistics(entry: StatisticsEntry | None) -> Statistics | None:
     """Return the statistics of one quantity in gpu_summary.json; None if the mean is unknown."""
-    if not isinstance(entry, Mapping) or (mean := finite(entry.get("mean"))) is None:
+    if entry is None or entry.mean is None:
         return None
-    minimum, maximum = finite(entry.get("min")), finite(entry.get("max"))
     return Statistics(
-        mean=mean,
-        deviation=finite(entry.get("deviation")),
-        minimum=mean if minimum is None else minimum,
-        maximum=mean if maximum is None else maximum,
-        count=int(finite(entry.get("count")) or 0),
+        mean=entry.mean,
+        deviation=entry.deviation,
+        minimum=entry.mean if entry.min is None else entry.min,
+        maximum=entry.mean if entry.max is None else entry.max,
+        count=entry.count,
     )
 
 
@@ -333,41 +348,33 @@ def _without(
 
 def _rest(whole: Statistics, part: RunningStats) -> Statistics | None:
     running = RunningStats()
-    running.restore(
-        {
-            "count": whole.count,
-            "mean": whole.mean,
-            "deviation": whole.deviation or 0.0,
-            "min": whole.minimum,
-            "max": whole.maximum,
-        }
-    )
+    running.restore(whole.mean, whole.deviation or 0.0, whole.minimum, whole.maximum, whole.count)
     return statistics_of(running.without(part))
 
 
 def read_phases(run_dir: RunDir, recording: Recording, clock: RecordingClock) -> tuple[RecordedPhase, ...]:
     """Return the phases within a recording, sorted by begin. The ending is the time after the trainer's result."""
-    lines = [line for line in read_jsonl(run_dir.phases) if line.get("phase") in TRAINER_PHASES]
+    lines = [line for line in decode_lines(run_dir.phases, PhaseLine) if line.phase in TRAINER_PHASES]
     starts = _starts(run_dir, clock)
 
     # Cut each phase of the trainer to the recording.
     found: list[RecordedPhase] = []
     for line in lines:
-        begin, end = _time(clock, line, "begin"), _time(clock, line, "end")
+        begin, end = clock.at(line.begin, line.begin_monotonic), clock.at(line.end, line.end_monotonic)
         if begin is None or end is None or end <= 0 or begin >= clock.length or end < begin:
             continue
-        if line["phase"] == TRAINER_PHASES[0]:
+        if line.phase == TRAINER_PHASES[0]:
             # The launch of the trainer's processes belongs to set-up.
             begin = max((start for start in starts if start <= begin), default=begin if found else 0.0)
         begin, end = max(begin, 0.0), min(end, clock.length)
         joules = joules_between(recording, clock, begin, end)
-        found.append(RecordedPhase(name=str(line["phase"]), begin=begin, end=end, joules=joules))
+        found.append(RecordedPhase(name=line.phase, begin=begin, end=end, joules=joules))
 
     # What follows the trainer's result is the end of its processes.
     result = read_result(run_dir) or RunResult()
     # A result of an earlier attempt says nothing about the end of this one.
-    attempts = [line.get("attempt") for line in lines]
-    wall = result.ended if not attempts or result.attempt == attempts[-1] else None
+    attempts = [line.attempt for line in lines]
+    wall = result.ended if not attempts or (result.attempt or 1) == attempts[-1] else None
     ended = clock.at(wall) if found and wall is not None else None
     if ended is not None and 0 < ended < clock.length:
         joules = joules_between(recording, clock, ended, clock.length)
@@ -377,15 +384,9 @@ def read_phases(run_dir: RunDir, recording: Recording, clock: RecordingClock) ->
 
 def _starts(run_dir: RunDir, clock: RecordingClock) -> list[float]:
     """Return the recording times at which the recorder of each attempt started."""
-    found = [_time(clock, event, "time") for event in read_jsonl(run_dir.gpu_events) if event.get("event") == "started"]
+    events = decode_lines(run_dir.gpu_events, EventLine)
+    found = [clock.at(event.time, event.monotonic) for event in events if event.event == "started"]
     return [max(0.0, time) for time in found if time is not None]
-
-
-def _time(clock: RecordingClock, line: Mapping[str, Any], name: str) -> float | None:
-    """Return the recording time of a time in a log: Unix s under its name, and next to it the monotonic time."""
-    wall = finite(line.get(name))
-    monotonic = finite(line.get("monotonic" if name == "time" else f"{name}_monotonic"))
-    return None if wall is None else clock.at(wall, monotonic)
 
 
 def joules_between(recording: Recording, clock: RecordingClock, begin: float, end: float) -> float | None:
