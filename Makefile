@@ -6,11 +6,13 @@
 SHELL := /bin/sh
 # Commands are printed with V=1 only, as in Linux.
 Q := $(if $(filter 1,$(V)),,@)
+# Whatever a user passes is one word for the shell, with quotes, $ and blanks; tests/project/test_no_shell.py checks it.
+quote = '$(subst ','\'',$(1))'
 
 # PYTHON=<interpreter that has everything> skips .venv. Otherwise .venv is made in stages by the first target that
 # needs one: core (configuration, plans, reports), train (torch), trackers (W&B, Trackio, TensorBoard), dev (checks).
 # PYTHONPATH comes first: a copied checkout must run its own code, and the .venv in it may name the original's.
-OURS := PYTHONPATH="$(CURDIR)/lib:$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}"
+OURS := PYTHONPATH=$(call quote,$(CURDIR)/lib:$(CURDIR))"$${PYTHONPATH:+:$$PYTHONPATH}"
 ifneq ($(origin PYTHON),command line)
 PY := $(OURS) .venv/bin/python
 CORE := .venv/.core
@@ -18,22 +20,23 @@ TRAIN := .venv/.train
 TRACKERS := .venv/.trackers
 DEV := .venv/.dev
 else
-PY := $(OURS) $(PYTHON)
+PY := $(OURS) $(call quote,$(PYTHON))
 endif
 # Trackers are installed by the first target that runs with one: chosen on the command line, else in .config.
 CONFIG_FILE = $(or $(KCONFIG_CONFIG),$(if $(O),$(O)/).config)
+# Read by make itself (4.2 or newer), not by a shell: the name of the file is the user's.
 ifeq ($(origin TRACKER),command line)
 CHOSEN := $(filter-out none,$(TRACKER))
 else
-CHOSEN := $(shell grep -s '^CONFIG_TRACKER_[A-Z]*=y' "$(CONFIG_FILE)")
+CHOSEN := $(if $(wildcard $(CONFIG_FILE)/.),,$(filter CONFIG_TRACKER_%=y,$(file <$(CONFIG_FILE))))
 endif
 TRACKED := $(if $(CHOSEN),$(TRACKERS))
-KMATRIX = $(Q)$(PY) -m kmatrix --make $@
+KMATRIX = $(Q)$(PY) -m kmatrix --make $(call quote,$@)
 # The checks run make themselves: the variables of this make would become arguments of those.
 QUIET_MAKE = env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PY)
 
 .venv/.core .venv/.train .venv/.trackers .venv/.dev: .venv/.%: pyproject.toml constraints.txt
-	@TORCH_INDEX="$(TORCH_INDEX)" sh scripts/setup.sh $*
+	@TORCH_INDEX=$(call quote,$(TORCH_INDEX)) sh scripts/setup.sh $*
 # core creates .venv; dev, the tools of the checks, contains the other two.
 .venv/.train .venv/.trackers .venv/.dev: .venv/.core
 .venv/.dev: .venv/.train .venv/.trackers
@@ -42,7 +45,7 @@ QUIET_MAKE = env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PY)
 .PHONY: help setup setup-trackers quickstart doctor check check-slow accept bench
 # The help needs no .venv: it is printed by any Python 3.11, in a fresh clone too.
 help:
-	@$(OURS) $(if $(CORE),$(or $(wildcard .venv/bin/python),python3),$(PYTHON)) -m kmatrix --make help
+	@$(if $(CORE),$(OURS) $(or $(wildcard .venv/bin/python),python3),$(PY)) -m kmatrix --make help
 setup: $(CORE) $(TRAIN)
 setup-trackers: $(CORE) $(TRACKERS)
 quickstart: $(CORE) $(TRAIN)
