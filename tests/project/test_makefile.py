@@ -35,7 +35,11 @@ def program(tmp_path):
 def test_every_command_has_a_target_that_calls_it():
     names = sorted({*COMMANDS, *ALIASES})
     lines = make("-n", *names, "DEFCONFIG=x").stdout.splitlines()
-    called = [line.rpartition(" -m kmatrix --make ")[2].split()[0].strip("'") for line in lines if " -m kmatrix --make " in line]
+    called = [
+        line.rpartition(" -m kmatrix --make ")[2].split()[0].strip("'")
+        for line in lines
+        if " -m kmatrix --make " in line
+    ]
 
     assert sorted(called) == names
 
