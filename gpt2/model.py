@@ -6,6 +6,7 @@ Dimensions in comments: B sequences, T tokens, E width, H heads, D = E / H, V vo
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -46,11 +47,17 @@ def configure_precision(device: str, dtype: str, *, tf32: bool) -> str:
     return f"Precision on {device}: {activations}, matrix products of 32-bit numbers in {products}"
 
 
+@functools.cache
 def _has_amx() -> bool:
     """Return whether the CPU has AMX tiles, which "medium" would use for bfloat16. PyTorch reports it since 2.12."""
-    # Older versions have no such function. They fall back to the measurement, which detects the rounding as well.
     capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(capabilities.get("amx_bf16", False) or capabilities.get("amx_tile", False))
+    if capabilities:
+        return bool(capabilities.get("amx_bf16", False) or capabilities.get("amx_tile", False))
+    try:  # older versions of PyTorch
+        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123  (no path of ours)
+            return any("amx_tile" in line.split() for line in file if line.startswith("flags"))
+    except OSError:  # not Linux: the measurement of `_medium_is_exact` detects the rounding as well
+        return False
 
 
 def _medium_is_exact() -> bool:
@@ -74,13 +81,16 @@ def autocast(device: str, dtype: str) -> AbstractContextManager[object]:
     return torch.autocast(device, torch.bfloat16) if dtype == "bf16" else contextlib.nullcontext()
 
 
-def attention_path(device: str, dtype: str, block_size: int, flash: bool) -> str:
+def attention_path(device: str, dtype: str, block_size: int, flash: bool, *, amx: bool = False) -> str:
     """Return the faster attention: "sdpa" (PyTorch's fused attention) or "matmul" (plain matrix products).
 
-    dtype: "fp32" or "bf16"; on the CPU both have the same threshold.  block_size: tokens per sequence.
+    dtype: "fp32" or "bf16".  block_size: tokens per sequence.  amx: the CPU has AMX tiles, so 32-bit products are not
+    computed by oneDNN, which slows SDPA down.
     """
     if not flash:
         return "matmul"
+    if device == "cpu" and dtype == "fp32" and amx:
+        return "sdpa"
     # SDPA never stores the T x T probabilities, so its memory decides once the two are equally fast.
     if device == "cpu" and dtype in ("fp32", "bf16"):
         return "matmul" if block_size <= CPU_MATMUL_MAX_TOKENS else "sdpa"
@@ -226,6 +236,7 @@ class GPT(nn.Module):
     ) -> None:
         super().__init__()
         self.shape, self.dropout, self.flash = shape, dropout, flash
+        self.amx = _has_amx()  # here, because the forward pass may be compiled
         self.recompute, self.loss_chunk = recompute, loss_chunk
         rows = padded(shape.vocab_size, vocab_multiple)  # V padded: GPUs prefer 50304 to 50257 (nanoGPT)
         self.wte = Embedding(rows, shape.n_embd)
@@ -290,7 +301,7 @@ class GPT(nn.Module):
         dtype = "bf16" if torch.is_autocast_enabled(device) else "fp32"
         has_dropout = self.training and self.dropout > 0
         fused = self.flash and not (device == "cpu" and has_dropout)  # on the CPU, SDPA with dropout is not fused
-        path = attention_path(device, dtype, t, fused)
+        path = attention_path(device, dtype, t, fused, amx=self.amx)
         x = self.wte(idx) + self.wpe.weight[:t]  # (B, T, E)
         x = functional.dropout(x, self.dropout) if has_dropout else x
         recompute = self.recompute and self.training and torch.is_grad_enabled()

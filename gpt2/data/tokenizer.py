@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -31,6 +32,8 @@ NAMES = ("gpt2", "byte", "char", "bpe")
 VOCAB = {"gpt2": GPT2_VOCAB, "byte": BYTE_VOCAB}  # char and bpe: the dataset decides
 MAX_VOCAB = 65536  # 16-bit tokens
 FILE = "tokenizer.json"
+LONGEST_WORD = 512  # characters of a word, or of white space, that the training of bpe merges as a whole
+WITHOUT_BREAK = re.compile(rf"\S{{{LONGEST_WORD}}}(?=\S)|\s{{{LONGEST_WORD}}}(?=\s)")
 END = "<|endoftext|>"
 SEPARATOR = b"\n\n"  # the end of a document as text
 
@@ -182,7 +185,8 @@ class BpeTokenizer:
     def trained(cls, texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
         """Train a tokenizer with at most vocab_size tokens. The same texts give the same tokenizer.
 
-        The pre-tokenizer and alphabet are GPT-2's: no token crosses a word boundary.
+        The pre-tokenizer and alphabet are GPT-2's: no token crosses a word boundary. A word of more than LONGEST_WORD
+        characters is trained on in pieces, because the time of the training grows with the square of its length.
         """
         from tokenizers import Tokenizer as Inner
         from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -198,7 +202,7 @@ class BpeTokenizer:
             initial_alphabet=sorted(alphabet),
             show_progress=False,
         )
-        inner.train_from_iterator(texts, trainer)
+        inner.train_from_iterator(_with_breaks(texts), trainer)
         return cls(inner)
 
     @classmethod
@@ -235,6 +239,16 @@ class BpeTokenizer:
         for text, token in self._inner.get_vocab().items():
             sizes[token] = 0 if token == self.end_of_document else len(text)
         return sizes
+
+
+def _with_breaks(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the texts, cut within runs of more than LONGEST_WORD characters that have no break."""
+    for text in texts:
+        start = 0
+        for run in WITHOUT_BREAK.finditer(text):
+            yield text[start : run.end()]
+            start = run.end()
+        yield text[start:]
 
 
 class Gpt2Tokenizer:

@@ -20,7 +20,7 @@ from models import SHAPE, _one_thread_and_default_precision, enlarge_weights, hf
 @pytest.fixture(params=["matmul", "sdpa"])
 def forced_path(request, monkeypatch):
     """Force each of the two attention paths, whatever the rule would select."""
-    monkeypatch.setattr(gpt2.model, "attention_path", lambda *arguments: request.param)
+    monkeypatch.setattr(gpt2.model, "attention_path", lambda *_, **__: request.param)
     return request.param
 
 
@@ -260,6 +260,24 @@ def test_the_head_is_chunked_if_the_vocabulary_is_much_larger_than_the_width(mon
 )
 def test_the_attention_kernel_depends_on_device_length_and_setting(device, dtype, block_size, flash, expected):
     assert attention_path(device, dtype, block_size, flash) == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "flash", "expected"), [("fp32", True, "sdpa"), ("bf16", True, "matmul"), ("fp32", False, "matmul")]
+)
+def test_with_amx_32_bit_attention_is_fused_at_short_lengths_too(dtype, flash, expected):
+    assert attention_path("cpu", dtype, 128, flash, amx=True) == expected
+
+
+@pytest.mark.parametrize("amx", [True, False])
+def test_a_model_asks_for_the_attention_of_its_cpu(monkeypatch, amx):
+    asked = []
+    monkeypatch.setattr(gpt2.model, "_has_amx", lambda: amx)
+    monkeypatch.setattr(gpt2.model, "attention_path", lambda *_, **given: asked.append(given) or "sdpa")
+
+    GPT(SHAPE)(random_tokens()[0])
+
+    assert asked == [{"amx": amx}]
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

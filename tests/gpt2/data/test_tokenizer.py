@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 
 from factories import ROOT, environment
 from gpt2.data import tokenizer
-from gpt2.data.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Gpt2Tokenizer, load
+from gpt2.data.tokenizer import (
+    LONGEST_WORD,
+    BpeTokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    Gpt2Tokenizer,
+    _with_breaks,
+    load,
+)
 from kmatrix.errors import ConfigError, DataError
 from local_server import LocalServer
 from vocabulary import download_vocabulary
@@ -97,6 +105,21 @@ def test_the_same_texts_train_the_same_bpe_in_another_process(tmp_path):
 def _renamed(folder):
     (folder / "1.json").rename(folder / "tokenizer.json")
     return folder
+
+
+def test_a_line_without_breaks_is_trained_on_in_pieces():
+    trained = BpeTokenizer.trained(["a" * 2000], 300)
+
+    # Each merge doubles the longest token: in one word of 2000 letters it would grow to 1024 of them.
+    assert trained.token_bytes().max() == LONGEST_WORD
+
+
+def test_only_longer_runs_without_a_break_are_cut():
+    word, space = "a" * LONGEST_WORD, " " * LONGEST_WORD
+
+    assert list(_with_breaks([f"{word} {word}{space}x"])) == [f"{word} {word}{space}x"]
+    assert list(_with_breaks([f"{word}b c", "", f"x{space}  y"])) == [word, "b c", "", f"x{space}", "  y"]
+    assert "".join(_with_breaks([word * 3])) == word * 3
 
 
 def test_a_character_missing_in_the_dataset_is_refused_by_name():
