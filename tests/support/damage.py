@@ -38,6 +38,7 @@ OPTIONS = {
     "continue": ("YES=1", "RETRY_FAILED=1"),
     "test-rerun": ("YES=1",),
 }
+NEVER = (0, 0, 0)  # version of a file that must be written
 CHANGING = ("checkpoints-prune", "continue", "test-rerun")  # they change more than the reports
 
 
@@ -68,6 +69,7 @@ class DamagedMatrix:
         for path in self.matrix.glob("*/metrics.jsonl"):
             path.write_text("".join(path.read_text().splitlines(keepends=True)[:20]))
         self.tree = {path: path.read_bytes() for path in self.matrix.rglob("*") if path.is_file()}
+        self.versions = {path: _version(path) for path in self.tree}
         self.files = {
             str(path.relative_to(self.matrix)): path.read_bytes()
             for path in sorted(self.matrix.rglob("*"))
@@ -93,16 +95,25 @@ class DamagedMatrix:
             targets = [f"BASE={self.matrix}/{FINISHED}", f"NEW={self.matrix}/{STOPPED}"]
         result = run(case.command, *targets, *OPTIONS[case.command])
         if case.command in CHANGING:
+            self.versions[path] = NEVER
             self._restore()
         else:
             path.write_bytes(self.files[case.file])
+            self.versions[path] = _version(path)
         return result
 
     def _restore(self) -> None:
-        shutil.rmtree(self.matrix)
+        """Write the changed files again, and delete new ones: most commands change few."""
+        for path in self.matrix.rglob("*"):
+            if path.is_file() and path not in self.tree:
+                path.unlink()
         for path, data in self.tree.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+            if not path.exists() or _version(path) != self.versions[path]:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+                self.versions[path] = _version(path)
+        for folder in self.matrix.glob("*/archive"):
+            shutil.rmtree(folder)
 
     def _object(self, file: str, data: bytes) -> Any:
         """Return the object of a file, or of the last line of a log."""
@@ -119,6 +130,11 @@ class DamagedMatrix:
         if case.file.endswith(".jsonl"):
             return b"\n".join([*data.splitlines()[:-1], text]) + b"\n"
         return text
+
+
+def _version(path: Path) -> tuple[int, int, int]:
+    known = path.stat()
+    return known.st_mtime_ns, known.st_size, known.st_ino
 
 
 def fields_of(value: Any, path: Sequence[str | int] = ()) -> Iterator[tuple[str | int, ...]]:
