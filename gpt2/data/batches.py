@@ -16,7 +16,7 @@ import torch
 from gpt2.data import shards
 from gpt2.dist import World
 from kmatrix.errors import DataError
-from kmatrix.records.files import read_json
+from kmatrix.records.dataset import read_dataset
 from kmatrix.records.train_config import TrainConfig
 
 Place = tuple[int, int]  # shard, window in the shard
@@ -41,8 +41,8 @@ def sources(config: TrainConfig) -> tuple[DataSource, ...]:
     if config.dataset != "mix":
         return (DataSource(name=config.dataset, folder=folder, weight=1, shards=config.data_shards),)
     return tuple(
-        DataSource(name=item["name"], folder=Path(item["path"]), weight=item["weight"], shards=item["shards"])
-        for item in read_json(folder / shards.RECORD)["sources"]
+        DataSource(name=item.name, folder=Path(item.path), weight=item.weight, shards=item.shards)
+        for item in read_dataset(folder / shards.RECORD).sources
     )
 
 
@@ -50,12 +50,12 @@ def planned_sha256(config: TrainConfig) -> str | None:
     """Return the hash of the data according to dataset.json; None if that does not match the files."""
     if config.dataset != "mix":
         return shards.recorded_sha256(Path(config.data_path), config.data_shards)
-    record = read_json(Path(config.data_path) / shards.RECORD)
-    for item in record["sources"]:  # the mix has only their hashes: the files may have changed since
-        found = shards.recorded_sha256(Path(item["path"]), item["shards"])
-        if found != item["sha256"]:
+    record = read_dataset(Path(config.data_path) / shards.RECORD)
+    for item in record.sources:  # the mix has only their hashes: the files may have changed since
+        found = shards.recorded_sha256(Path(item.path), item.shards)
+        if found != item.sha256:
             return found  # the hash of one dataset, which differs from the mix's
-    return str(record["sha256"])
+    return record.sha256
 
 
 class Windows:

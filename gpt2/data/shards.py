@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kmatrix.errors import DataError, SchemaError
-from kmatrix.records.files import read_or_empty, replacing, write_json
+from kmatrix.errors import DataError
+from kmatrix.records.dataset import ShardInfo, read_dataset_or_empty
+from kmatrix.records.decode import as_json
+from kmatrix.records.files import replacing, write_json
 
 MAGIC, VERSION = 20240520, 1
 HEADER = 256  # int32 values
@@ -33,19 +35,6 @@ KINDS = {
 RAW = {"train.bin", "val.bin"}  # files that may have no header (nanoGPT)
 RECORD = "dataset.json"
 Tokens = npt.NDArray[np.uint16]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardInfo:
-    """One shard, as listed in dataset.json."""
-
-    name: str
-    tokens: int
-    sha256: str
-    size: int  # bytes
-    mtime_ns: int
-    max_token: int  # largest token
-    text_bytes: int | None = None  # UTF-8 bytes of its text; None: unknown
 
 
 def write_shard(path: Path, tokens: npt.ArrayLike) -> None:
@@ -190,7 +179,7 @@ def record(listed: Sequence[ShardInfo], **about: object) -> dict[str, Any]:
     for kind, part in parts.items():
         value[f"{kind}_tokens"] = sum(shard.tokens for shard in part)
         value[f"{kind}_bytes"] = _size_of_text(part)
-    value["shards"] = [{name: getattr(shard, name) for name in ShardInfo.__slots__} for shard in listed]
+    value["shards"] = [as_json(shard) for shard in listed]
     return value
 
 
@@ -241,15 +230,9 @@ def has_val(listed: Sequence[ShardInfo]) -> bool:
 
 
 def recorded(folder: Path) -> list[ShardInfo]:
-    """Return the shards listed in dataset.json; [] if it is missing, damaged or of another format."""
-    try:
-        return [
-            ShardInfo(**{name: shard.get(name) for name in ShardInfo.__slots__})
-            for shard in read_or_empty(folder / RECORD)["shards"]
-            if isinstance(shard["name"], str) and isinstance(shard["max_token"], int)
-        ]
-    except (SchemaError, KeyError, TypeError, AttributeError):  # only a cache: the shards are read and hashed again
-        return []
+    """Return the shards listed in dataset.json; [] if it is missing or damaged. Raises SchemaError if it is too new."""
+    # Only a cache: without it the shards are read and hashed again.
+    return list(read_dataset_or_empty(folder / RECORD).shards)
 
 
 def recorded_sha256(folder: Path, count: int = 0) -> str | None:
@@ -275,8 +258,4 @@ def folder_sha256(listed: Sequence[ShardInfo]) -> str:
 
 def position(folder: Path) -> tuple[int, int] | None:
     """Return where the next shard starts according to dataset.json, as (file, document in the file), or None."""
-    try:
-        file, document = read_or_empty(folder / RECORD)["position"]
-        return int(file), int(document)
-    except (SchemaError, KeyError, TypeError, ValueError):
-        return None
+    return read_dataset_or_empty(folder / RECORD).position

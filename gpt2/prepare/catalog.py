@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from gpt2.data.shards import ShardInfo
 from gpt2.data.tokenizer import VOCAB
 from kmatrix.errors import ConfigError
+from kmatrix.records.dataset import ShardInfo
 
 HUB = "hf://"
 TEXT_FILES = ("*.parquet", "*.jsonl", "*.jsonl.gz", "*.json.gz", "*.txt", "*.txt.gz", "*.md")

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.data import shards, tokenizer
-from gpt2.data.shards import ShardInfo
 from gpt2.prepare import hub, prebuilt, text, writer
 from gpt2.prepare.catalog import (
     CATALOG,
@@ -31,8 +30,9 @@ from gpt2.prepare.catalog import (
     vocabulary,
 )
 from gpt2.prepare.progress import check_space, say
-from kmatrix.errors import ConfigError, DataError, SchemaError
-from kmatrix.records.files import read_json, read_or_empty, write_json
+from kmatrix.errors import ConfigError, DataError
+from kmatrix.records.dataset import DatasetFile, ShardInfo, read_dataset, read_dataset_or_empty
+from kmatrix.records.files import read_json, write_json
 from kmatrix.records.train_config import parse_mix
 from kmatrix.text import count, disk_size
 
@@ -76,9 +76,9 @@ def _check(request: DatasetRequest) -> None:
 
 
 def prepared(
-    folder: Path, request: DatasetRequest, record: dict[str, Any], *, part: bool, made: bool
+    folder: Path, request: DatasetRequest, vocab_size: int | None, *, part: bool, made: bool
 ) -> PreparedDataset:
-    """Return the prepared dataset in a folder. record: its dataset.json.  part: read only the required shards."""
+    """Return the prepared dataset in a folder. vocab_size: of dataset.json.  part: read only the required shards."""
     listed = shards.recorded(folder)
     train = [shard for shard in listed if shards.kind_of(shard.name) == "train"]
     val = [shard for shard in listed if shards.kind_of(shard.name) == "val"]
@@ -86,7 +86,7 @@ def prepared(
     return PreparedDataset(
         path=str(folder),
         sha256=shards.folder_sha256([*train[:needed], *val]),
-        vocab_size=int(record.get("vocab_size") or vocabulary(request.tokenizer)),
+        vocab_size=vocab_size or vocabulary(request.tokenizer),
         train_tokens=sum(shard.tokens for shard in train[:needed]),
         val_tokens=sum(shard.tokens for shard in val),
         shards=needed if part else 0,
@@ -94,14 +94,14 @@ def prepared(
     )
 
 
-def record_of(folder: Path, recipe: dict[str, Any]) -> dict[str, Any] | None:
+def record_of(folder: Path, recipe: dict[str, Any]) -> DatasetFile | None:
     """Return dataset.json of a folder; None if it has another recipe, or does not match the files."""
     try:
-        record = read_or_empty(folder / shards.RECORD)
+        record = read_dataset_or_empty(folder / shards.RECORD)
         unchanged = all(_unchanged(folder / shard.name, shard) for shard in shards.recorded(folder))
-    except (SchemaError, OSError):
+    except OSError:
         return None
-    return record if record.get("recipe") == recipe and record.get("shards") and unchanged else None
+    return record if record.recipe == recipe and record.shards and unchanged else None
 
 
 def _unchanged(path: Path, shard: ShardInfo) -> bool:
@@ -109,11 +109,11 @@ def _unchanged(path: Path, shard: ShardInfo) -> bool:
     return (stat.st_size, stat.st_mtime_ns) == (shard.size, shard.mtime_ns)
 
 
-def _sufficient_record(folder: Path, request: DatasetRequest, recipe: dict[str, Any]) -> dict[str, Any] | None:
+def _sufficient_record(folder: Path, request: DatasetRequest, recipe: dict[str, Any]) -> DatasetFile | None:
     """Return dataset.json of a folder if the request needs nothing more, else None."""
     record = record_of(folder, recipe)  # None also if the user replaced a shard
     train = [shard for shard in shards.recorded(folder) if shards.kind_of(shard.name) == "train"]
-    return record if record and (record.get("complete") or request.is_satisfied_by(train)) else None
+    return record if record and (record.complete or request.is_satisfied_by(train)) else None
 
 
 def local_shards(request: DatasetRequest, folder: Path) -> PreparedDataset:
@@ -130,14 +130,14 @@ def local_shards(request: DatasetRequest, folder: Path) -> PreparedDataset:
         tokenizer=request.tokenizer,
         recipe=request.recipe,
     )
-    return prepared(folder, request, record, part=False, made=False)
+    return prepared(folder, request, record["vocab_size"], part=False, made=False)
 
 
 def _download_shards(request: DatasetRequest, folder: Path, found: Repository) -> PreparedDataset:
     """Return prebuilt shards from Hugging Face, and download the missing ones."""
     record = _sufficient_record(folder, request, request.recipe)  # before the lock: no waiting if nothing is missing
     if record:
-        return prepared(folder, request, record, part=True, made=False)
+        return prepared(folder, request, record.vocab_size, part=True, made=False)
     if _has_foreign_shards(folder, found):
         return local_shards(request, folder)
     with locked(folder):
@@ -152,7 +152,7 @@ def _download_shards(request: DatasetRequest, folder: Path, found: Repository) -
                 say(f"note: {error.what}: using the shards in {folder}")
                 return local_shards(request, folder)
             prebuilt.fetch(request, listing, folder)
-    return prepared(folder, request, read_json(folder / shards.RECORD), part=True, made=missing)
+    return prepared(folder, request, read_dataset(folder / shards.RECORD).vocab_size, part=True, made=missing)
 
 
 def _has_shards(folder: Path) -> bool:
@@ -172,13 +172,13 @@ def _tokenize_text(request: DatasetRequest, data_dir: Path) -> PreparedDataset:
     folder = data_dir / f"{_folder_label(request)}-{request.tokenizer}-{digest(recipe)}"
     record = _sufficient_record(folder, request, recipe)
     if record:
-        return prepared(folder, request, record, part=part, made=False)
+        return prepared(folder, request, record.vocab_size, part=part, made=False)
 
     with locked(folder):
         missing = not _sufficient_record(folder, request, recipe)  # again: see _download_shards
         if missing:
             make(request, data_dir, folder, recipe, part=part)
-    return prepared(folder, request, read_json(folder / shards.RECORD), part=part, made=missing)
+    return prepared(folder, request, read_dataset(folder / shards.RECORD).vocab_size, part=part, made=missing)
 
 
 def _version(request: DatasetRequest, data_dir: Path) -> dict[str, str]:
@@ -220,7 +220,7 @@ def make(request: DatasetRequest, data_dir: Path, folder: Path, recipe: dict[str
     known = _record_to_continue(folder, recipe)
     corpus, source, commit = _corpus(request, data_dir, folder, known)
     size = sum(file.size for file in corpus.parts)
-    start = f", starting at file {known['position'][0] + 1}" if known and known.get("position") else ""
+    start = f", starting at file {known.position[0] + 1}" if known and known.position else ""
     say(f"writing {folder} from {source}: {len(corpus.parts)} files, {disk_size(size)}{start}")
     if part and request.tokens:
         say(f"until {count(request.tokens)} tokens for the longest run are written")
@@ -245,7 +245,7 @@ def make(request: DatasetRequest, data_dir: Path, folder: Path, recipe: dict[str
     hub.clear(folder)
 
 
-def _record_to_continue(folder: Path, recipe: dict[str, Any]) -> dict[str, Any] | None:
+def _record_to_continue(folder: Path, recipe: dict[str, Any]) -> DatasetFile | None:
     """Return the dataset.json to continue from; delete shards if there is none that matches."""
     known = record_of(folder, recipe)
     if known is None:  # the record first: if this is interrupted, the remaining shards are still recognized as invalid
@@ -257,7 +257,7 @@ def _record_to_continue(folder: Path, recipe: dict[str, Any]) -> dict[str, Any] 
 
 
 def _corpus(
-    request: DatasetRequest, data_dir: Path, folder: Path, known: dict[str, Any] | None
+    request: DatasetRequest, data_dir: Path, folder: Path, known: DatasetFile | None
 ) -> tuple[text.Corpus, str, str | None]:
     """Return the files of a dataset, a name for them, and their commit."""
     if request.dataset == "stdlib":
@@ -272,7 +272,7 @@ def _corpus(
     if isinstance(origin, WebFile):
         return text.WebCorpus(origin, folder), origin.url, None
     # The commit of the shards that exist: other documents would follow at their position otherwise.
-    found = hub.listing(origin, known.get("commit") if known else None)
+    found = hub.listing(origin, known.commit if known else None)
     return text.HubCorpus(found, folder), origin.address, found.commit
 
 

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from gpt2.data import shards, tokenizer
-from gpt2.data.shards import ShardInfo
 from gpt2.prepare import hub
 from gpt2.prepare.catalog import HUB, DatasetOrigin, DatasetRequest, Repository, vocabulary
 from gpt2.prepare.progress import PreparationProgress, check_space, say
 from kmatrix.errors import DataError
-from kmatrix.records.files import read_or_empty, write_json
+from kmatrix.records.dataset import ShardInfo, read_dataset_or_empty
+from kmatrix.records.files import write_json
 from kmatrix.text import count, disk_size
 
 AT_ONCE = 4  # parallel downloads: a single connection rarely uses the whole bandwidth
@@ -103,8 +103,8 @@ def _vocabulary() -> None:
 
 def _commit(folder: Path, request: DatasetRequest) -> str | None:
     """Return the commit of existing shards, so that later downloads match them."""
-    record = read_or_empty(folder / shards.RECORD)
-    return record.get("commit") if record.get("recipe") == request.recipe else None
+    record = read_dataset_or_empty(folder / shards.RECORD)
+    return record.commit if record.recipe == request.recipe else None
 
 
 def _announce(

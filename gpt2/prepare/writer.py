@@ -25,6 +25,7 @@ from gpt2.prepare.catalog import DatasetOrigin
 from gpt2.prepare.progress import PreparationProgress
 from gpt2.prepare.text import Corpus
 from kmatrix.errors import DataError
+from kmatrix.records.dataset import ShardInfo
 from kmatrix.records.files import write_json
 
 BATCH_CHARACTERS = 1 << 20  # characters per batch of one process
@@ -90,13 +91,13 @@ class ShardWriter:
         corpus: Corpus,
         folder: Path,
         origin: DatasetOrigin,
-        enough: Callable[[Sequence[shards.ShardInfo]], bool],
+        enough: Callable[[Sequence[ShardInfo]], bool],
         *,
         guessed: bool = False,
     ) -> None:
         self.recipe, self.corpus, self.folder, self.origin, self.enough = recipe, corpus, folder, origin, enough
         self.vocab_size = 0  # known when the tokenizer is
-        self.listed: list[shards.ShardInfo] = shards.recorded(folder)
+        self.listed: list[ShardInfo] = shards.recorded(folder)
         position = shards.position(folder) if self.listed else None
         self.next: Place = (position[0], position[1]) if position else (0, 0)
         self.train, self.val = ShardBuffer(), ShardBuffer()

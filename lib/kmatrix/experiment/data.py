@@ -12,7 +12,7 @@ from typing import Any
 
 from kmatrix.config import RunConfig, with_vocabulary
 from kmatrix.errors import DataError, SchemaError
-from kmatrix.records.files import read_or_empty
+from kmatrix.records.dataset import DatasetFile, read_dataset_or_empty
 from kmatrix.records.paths import RunDir, program_environment
 from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.records.train_config import TrainConfig
@@ -142,22 +142,26 @@ def prepared(data_dir: Path, train: TrainConfig) -> KnownDataset | None:
     # Sorted, so that a plan does not depend on the order of the file system.
     for path in sorted(data_dir.glob("*/dataset.json")):
         try:
-            record = read_or_empty(path)
-            recipe = record["recipe"]
-            if all(recipe.get(name, value) == value for name, value in wanted.items()):
-                return _known(record, train.data_tokens or run_tokens(train))
-        except (SchemaError, KeyError, TypeError, AttributeError):
+            record = read_dataset_or_empty(path)
+        except SchemaError:
             continue
+        recipe = record.recipe
+        if recipe and all(recipe.get(name, value) == value for name, value in wanted.items()):
+            known = _known(record, train.data_tokens or run_tokens(train))
+            if known is not None:
+                return known
     return None
 
 
-def _known(record: Mapping[str, Any], needed: int) -> KnownDataset:
-    total = sum(source["weight"] for source in record.get("sources", ()))
-    tokens = int(record["train_tokens"])
+def _known(record: DatasetFile, needed: int) -> KnownDataset | None:
+    total = sum(source.weight for source in record.sources)
+    tokens, vocab_size = record.train_tokens, record.vocab_size
+    if tokens is None or vocab_size is None:
+        return None
     return KnownDataset(
-        train_tokens=tokens if record.get("complete", True) else max(tokens, needed),
-        vocab_size=int(record["vocab_size"]),
-        parts=tuple((s["name"], s["weight"] / total, s["train_tokens"]) for s in record.get("sources", ())),
+        train_tokens=max(tokens, needed) if record.complete is False else tokens,
+        vocab_size=vocab_size,
+        parts=tuple((source.name, source.weight / max(1, total), source.train_tokens) for source in record.sources),
     )
 
 

@@ -21,7 +21,7 @@ from gpt2.prepare import text, writer
 from gpt2.prepare.__main__ import main
 from gpt2.prepare.catalog import DatasetRequest
 from gpt2.prepare.dataset import prepare, prepare_dataset
-from kmatrix.errors import ConfigError, DataError
+from kmatrix.errors import ConfigError, DataError, SchemaError
 from waiting import wait_until
 
 PROGRAM = """
@@ -147,6 +147,17 @@ def test_a_second_call_writes_nothing_and_reads_no_text(notes, tmp_path, monkeyp
     assert first["made"]
     assert not second["made"]
     assert {**second, "made": True} == first
+
+
+def test_a_dataset_of_a_newer_version_is_refused_and_kept(notes, tmp_path):
+    result = prepare_folder(notes, tmp_path)
+    folder = Path(result["path"])
+    record = folder / "dataset.json"
+    record.write_text(record.read_text().replace('"schema": 1', '"schema": 2'))
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(SchemaError, match="has schema 2"):
+        prepare_folder(notes, tmp_path)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_a_changed_file_gives_a_new_dataset(notes, tmp_path):

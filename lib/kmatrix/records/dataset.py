@@ -1,0 +1,59 @@
+"""The record dataset.json, which describes the shards next to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from kmatrix.records.decode import Count, Record, decode, decode_optional, field
+
+Nanoseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+class ShardInfo(Record, frozen=True, kw_only=True):
+    """One shard, as listed in dataset.json."""
+
+    name: str
+    tokens: Count
+    sha256: str
+    size: Count  # bytes
+    mtime_ns: Nanoseconds
+    max_token: Count  # largest token
+    text_bytes: Count | None = None  # UTF-8 bytes of its text; None: unknown
+
+
+class SourceEntry(Record, frozen=True, kw_only=True):
+    """One dataset of a mix."""
+
+    name: str
+    path: str
+    weight: Count  # sequences per cycle of the mix
+    shards: Count  # training shards that are read, from the first; 0: all
+    sha256: str
+    train_tokens: Count
+
+
+class DatasetFile(Record, frozen=True, kw_only=True):
+    """dataset.json. None or empty: missing."""
+
+    recipe: dict[str, Any] = field(default_factory=dict)  # from which the shards are made
+    complete: bool | None = None  # False: a part of the download
+    commit: str | None = None  # of the repository that the shards come from
+    sha256: str | None = None
+    vocab_size: Count | None = None
+    train_tokens: Count | None = None
+    shards: tuple[ShardInfo, ...] = ()
+    sources: tuple[SourceEntry, ...] = ()  # of a mix, which has no shards of its own
+    position: tuple[Count, Count] | None = None  # of the next shard: file, document in the file
+
+
+def read_dataset(path: Path) -> DatasetFile:
+    """Return a dataset.json. Raises RecordError if it is missing or damaged, SchemaError if it is too new."""
+    return decode(path, DatasetFile)
+
+
+def read_dataset_or_empty(path: Path) -> DatasetFile:
+    """Return a dataset.json, empty if it is missing or damaged. Raises SchemaError if it is too new."""
+    return decode_optional(path, DatasetFile) or DatasetFile()
