@@ -75,7 +75,7 @@ class DamagedMatrix:
             for path in sorted(self.matrix.rglob("*"))
             if path.suffix in (".json", ".jsonl")
             and path.parent.name not in ("gpt2_sgd_1cpu",)
-            and path.name not in ("results.json", "all_results.json", "training_metrics.json")
+            and path.name not in ("results.json", "all_results.json")
         }
 
     def cases(self) -> Iterator[Case]:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kmatrix.errors import LaunchError
-from kmatrix.records.files import read_or_empty
+from kmatrix.records.decode import Count, Record, decode_line
 from kmatrix.records.paths import MatrixDir
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -139,20 +139,36 @@ def _write(handle: int, path: Path, doing: str) -> None:
 
 
 def _read(path: Path) -> Process:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        host, pid = str(value["host"]), int(value["pid"])
-        return Process(pid=pid, host=host, pid_started=value.get("pid_started"), boot_id=value.get("boot_id"))
-    except (OSError, ValueError, KeyError, TypeError):
+    found = _holder(path)
+    if found.pid is None:
         return Process(pid=None, host=socket.gethostname())
+    return Process(pid=found.pid, host=found.host, pid_started=found.pid_started, boot_id=found.boot_id)
+
+
+class _Holder(Record, frozen=True, kw_only=True):
+    """The process that wrote a lock file. None: the file is incomplete."""
+
+    pid: Count | None = None
+    host: str = ""
+    pid_started: Count | None = None
+    boot_id: str | None = None
+    doing: str = ""
+
+
+def _holder(path: Path) -> _Holder:
+    """Return the content of a lock file; empty while its holder writes it, or if it is damaged."""
+    # No warning: without the content the lock counts all the same.
+    try:
+        return decode_line(path.read_bytes(), _Holder) or _Holder()
+    except OSError:
+        return _Holder()
 
 
 def in_use(matrix: MatrixDir) -> LaunchError:
     """Return the error for a matrix that another process holds."""
     other = _read(matrix.lock)
     who = f"process {other.pid}" if other.pid is not None else "another process"
-    doing = read_or_empty(matrix.lock).get("doing")
-    if doing == MAKING:
+    if _holder(matrix.lock).doing == MAKING:
         return LaunchError(
             f"{matrix.name} is being made by {who} on {other.host}",
             why="its runs are not complete yet",

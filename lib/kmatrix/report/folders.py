@@ -130,7 +130,7 @@ def _json(path: Path) -> Any:
     """Return the content of a JSON file of the original project; an empty list if it is missing or damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return []
 
 

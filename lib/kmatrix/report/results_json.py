@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kmatrix.records.decode import SCHEMA, as_json, indented
+from kmatrix.records.decode import SCHEMA, Scalar, as_json, decode_optional, indented
 from kmatrix.records.files import write_bytes
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
@@ -143,11 +142,8 @@ def clean(value: Any) -> Any:
 
 def _loose_object(path: Path) -> dict[str, Any]:
     """Return the object in a file of the original format, without its schema; empty if missing or damaged."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return {key: item for key, item in value.items() if key != "schema"} if isinstance(value, dict) else {}
+    value = decode_optional(path, dict[str, Scalar | list[Scalar] | dict[str, Scalar | list[Scalar]]]) or {}
+    return {key: item for key, item in value.items() if key != "schema"}
 
 
 def _run(run: RunNumbers) -> dict[str, Any]:

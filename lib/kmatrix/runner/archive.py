@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kmatrix.errors import LaunchError
 from kmatrix.records.checkpoint_dir import own_checkpoint_dir
-from kmatrix.records.files import read_json, write_json
+from kmatrix.records.files import read_json, write_bytes, write_json
 from kmatrix.records.lock import try_lock
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import Status
@@ -45,7 +45,7 @@ def archive_result(run: RunDir) -> Path | None:
         target.mkdir(parents=True, exist_ok=True)
         if run.status.exists():
             # A copy: the original stays until `write_state` replaces it.
-            write_json(target / run.status.name, read_json(run.status))
+            write_bytes(target / run.status.name, run.status.read_bytes())
     # From here on the run is planned: after a crash, the next runner completes the move.
     write_state(run, after(state, Archived(max(state.number, last_number(run)))))
     finish_archiving(run)
