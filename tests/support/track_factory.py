@@ -70,7 +70,9 @@ def write_recording(run: RunDir, seconds: range, *, gpus: int = 2) -> None:
 
 
 def write_status(run: RunDir, status: str = "finished", *, attempt: int = 1, **known: object) -> None:
-    """Write status.json as a runner does after an attempt."""
+    """Write status.json as a runner does after an attempt, and the result of a finished one as its trainer does."""
+    if status == "finished":
+        write_json(run.result, {"status": status, "attempt": attempt})
     write_json(run.status, {"status": status, "attempt": attempt, "attempts": [], **known})
 
 

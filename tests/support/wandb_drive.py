@@ -32,7 +32,7 @@ CONFIG = {"GPT2_OPTIMIZER": "adamw", "GPT2_LEARNING_RATE": "6e-4", "GPT2_MAX_ITE
 
 def point(step: int) -> MetricPoint:
     """Return the metrics of a step; every tenth step has a validation loss."""
-    values = {"train/loss": 11 - step / 10, "tokens": step * 1024.0}
+    values = {"train/loss": 11 - step / 10, "tokens": step * 1024.0, "elapsed_s": step * 60.0}
     return MetricPoint(
         step=step, time=EPOCH + step, values=values | ({"val/loss": 11.5 - step / 10} if step % 10 == 0 else {})
     )

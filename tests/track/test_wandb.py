@@ -147,6 +147,28 @@ def test_device_samples_of_a_batch_belong_to_the_rows_after_them(tmp_path):
     assert [row.get("gpu_total_memory") for row in found] == [None, 1.0, 2.0, None, 4.0]
 
 
+RUNTIME = round(point(19).values["elapsed_s"])
+
+
+def runtime(files: WandbFiles) -> int:
+    """Return the Runtime of a run as W&B shows it."""
+    updates = [record["summary"]["update"] for record in inspect(files.sessions[-1]) if record["type"] == "summary"]
+    return [update["_wandb"]["runtime"] for update in updates if "_wandb" in update][-1]
+
+
+def test_the_runtime_of_an_upload_after_the_end_is_that_of_the_run(tmp_path):
+    folder = tmp_path / "matrix"
+    with WandbServer() as server:
+        for variables in ({}, server.environment, server.environment):  # offline, then uploaded twice
+            drive(folder, ["open"], ["points", 0, 20], ["close", "finished"], environ=variables)
+            if not variables:
+                assert runtime(WandbFiles(folder / RUN)) == RUNTIME
+        summary = server.runs["cafe-1"].summary
+    assert summary["_wandb"]["runtime"] == RUNTIME
+    assert summary["val/loss"] == {"min": point(10).values["val/loss"]}
+    assert summary["train/loss"] == point(19).values["train/loss"]
+
+
 def test_files_contain_no_command_line_packages_or_environment(offline_run):
     files = [path for path in offline_run[0].folder.rglob("*") if path.is_file()]
     assert any(path.suffix == ".wandb" for path in files)

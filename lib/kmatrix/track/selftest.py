@@ -55,6 +55,7 @@ def synthetic_run(results: Path, tracker: str, project: str, symbols: Mapping[st
         line = {"step": step, "time": now - STEPS + step, "attempt": 1, "tokens": 4096 * step}
         append_jsonl(run.metrics, {**line, LOSS: 2 + 9 * math.exp(-step / 5), "train/lr": 6e-4})
     write_json_array(run.gpu_stats_multi, [_snapshot(now - STEPS + step) for step in range(STEPS)])
+    write_json(run.result, {"status": Status.FINISHED, "attempt": 1})
     write_json(run.status, {"status": Status.FINISHED, "attempt": 1, "attempts": []})
     return run
 

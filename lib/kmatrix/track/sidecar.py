@@ -54,10 +54,8 @@ def feed(
     Raises LaunchError for an unknown tracker, RecordError if the directory is not a run.
     """
     ended, end = threading.Event(), _AttemptEnd(parent)
-    tracked, before = (
-        identity(run, project=project, online=online),
-        {status.tracker: status for status in read_track(run)},
-    )
+    tracked = identity(run, project=project, online=online)
+    before = {status.tracker: status for status in read_track(run)}
     make = make or mirror
     workers = [
         SyncWorker(

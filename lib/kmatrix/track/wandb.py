@@ -48,6 +48,7 @@ QUIET_SERVICE = {  # environment of W&B's package and service: no output, no err
 }
 
 # Metrics whose summary is the best value instead of the last one.
+CHOICES: dict[str, Callable[[float, float], float]] = {"min": min, "max": max}
 SUMMARY = {"val/loss": "min", "hellaswag/accuracy": "max", "hellaswag/accuracy_norm": "max"}
 AXES = ("tokens", "elapsed_s")  # x axes of charts, in addition to the step
 WITHOUT_CHART = (*AXES, "attempt")  # W&B draws no chart of these unless asked: a page opens on the losses
@@ -65,7 +66,7 @@ class WandbMirror:
         self._before = WandbRun()
         self._since: list[DeviceValues] = []
         self._last: MetricPoint | None = None
-        self._losses: dict[int, float] = {}
+        self._summary = RunSummary()
         self._stopped = False
 
     @property
@@ -88,7 +89,9 @@ class WandbMirror:
         self._identity, self._run = run, None
         self._before = files.read(run.project, uploaded=mode != "offline")
         self._since, self._last, self._stopped = [], None, False
-        self._losses = {step: row["val/loss"] for step, row in self._before.steps.items() if "val/loss" in row}
+        self._summary = RunSummary()
+        for step, row in _known_rows(run, self._before):
+            self._summary.add(step, row)
         stored = StoredRun(steps=self._before.steps, devices_time=self._before.time, alerts=self._before.alerts)
         if mode != "offline":
             return replace(stored, steps=self._on_server(run, self._begun), link=self._begun.url)
@@ -100,8 +103,8 @@ class WandbMirror:
         """Log rows. The last row stays open for device samples until the next one."""
         for point in points:
             self._row(point)
-            if "val/loss" in point.values:
-                self._losses[point.step] = point.values["val/loss"]
+        if points:
+            self._begun.summary.update(self._summary.values())
 
     def devices(self, devices: Sequence[DeviceValues]) -> None:
         """Keep device samples for the next row."""
@@ -121,8 +124,8 @@ class WandbMirror:
         run, self._run, files = self._begun, None, WandbFiles(self._known.dir.path, self._known.id)
         log = Path(run.settings.log_internal)
         if self._last is not None and self._since:
-            run.log(_values(self._last, self._since), step=self._last.step)
-        run.summary.update({"status": str(status), **best(self._losses)})
+            self._log(run, self._last, self._since)
+        run.summary.update({**self._summary.values(), "status": str(status)})
         run.finish(exit_code=1 if status is Status.FAILED else 0)
         if refusal := fatal_error(log):
             raise ConnectionError(refusal)
@@ -174,8 +177,14 @@ class WandbMirror:
         # A batch has the samples of all its points.
         until = [devices for devices in self._since if devices.time <= point.time]
         self._since = self._since[len(until) :]
-        self._begun.log(_values(point, until), step=point.step)
+        self._log(self._begun, point, until)
         self._last = point
+
+    def _log(self, run: wandb.Run, point: MetricPoint, devices: Sequence[DeviceValues]) -> None:
+        """Log the row of a step: its metrics, and the means of the device samples since the previous row."""
+        values = {**point.values, **means(devices)}
+        run.log({**values, "_timestamp": point.time}, step=point.step)
+        self._summary.add(point.step, values)
 
     def _on_server(self, run: TrackerIdentity, begun: wandb.Run) -> dict[int, Mapping[str, float]]:
         """Return the steps that the server has: those below its starting step, which it does not accept again."""
@@ -191,11 +200,6 @@ class WandbMirror:
     def _note_stop(self) -> None:
         """Remember that W&B stopped sending. The run continues; the next row raises."""
         self._stopped = True
-
-
-def _values(point: MetricPoint, devices: Sequence[DeviceValues]) -> dict[str, float]:
-    """Return the row of a step: its metrics, and the means of the device samples since the previous row."""
-    return {**point.values, **means(devices), "_timestamp": point.time}
 
 
 def _prepare(*, offline: bool) -> str:
@@ -271,9 +275,50 @@ def _settings(stopped: Callable[[], None]) -> wandb.Settings:
         x_disable_machine_info=True,
         x_disable_meta=True,
         x_disable_stats=True,
+        # Else its service writes its own summary, with the time of this process as the run's Runtime.
+        x_server_side_derived_summary=True,
         x_save_requirements=False,
         x_transaction_log_flush_interval=FLUSH_S,
     )
+
+
+class RunSummary:
+    """The summary of a run: the last value of each metric, the best of some, and the run's own time.
+
+    W&B shows `_wandb.runtime` as the Runtime of a run: https://github.com/wandb/wandb/pull/2457.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, float] = {}
+        self._best: dict[str, float] = {}
+        self._losses: dict[int, float] = {}  # step -> nats/token
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Add values of a step. Steps are added in ascending order."""
+        self._last.update(values)
+        for key, choose in SUMMARY.items():
+            if key in values and not isnan(values[key]):
+                self._best[key] = CHOICES[choose](values[key], self._best.get(key, values[key]))
+        if "val/loss" in values:
+            self._losses[step] = values["val/loss"]
+
+    def values(self) -> dict[str, Any]:
+        """Return the summary, as W&B's own would be."""
+        best_values = {key: {SUMMARY[key]: value} for key, value in self._best.items()}
+        seconds = self._last.get("elapsed_s")
+        runtime = {} if seconds is None else {"_runtime": seconds, "_wandb": {"runtime": round(seconds)}}
+        return {**self._last, **best_values, **best(self._losses), **runtime}
+
+
+def _known_rows(run: TrackerIdentity, before: WandbRun) -> Iterator[tuple[int, Mapping[str, float]]]:
+    """Yield the rows so far: those that W&B has, completed by the run's own file, in ascending order of steps."""
+    own = {
+        line.step: {key: v for key, v in line.values.items() if v is not None}
+        for line in merged_metrics(run.dir.metrics)
+    }
+    for step in sorted({*before.steps, *own}):
+        row = {key: v for key, v in before.steps.get(step, {}).items() if not key.startswith("_")}
+        yield step, {**row, **own.get(step, {})}
 
 
 def best(losses: Mapping[int, float]) -> dict[str, float]:
