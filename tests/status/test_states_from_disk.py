@@ -71,6 +71,8 @@ def make(template, folder, case):
     (run_dir / "metrics.jsonl").write_text(lines)
     for name in ("run.json", "status.json", "result.json"):
         damage(run_dir / name, case[name])
+    if case["reason"] == "its directory is missing":
+        shutil.rmtree(run_dir)
     if case["place"] == "here":
         return home
     (folder / "moved").mkdir()
@@ -101,7 +103,11 @@ def test_status_estimate_summary_and_continue_agree_with_the_table(case, templat
     os.close(lock)
     if case["continue"] == "refuses":
         assert continued.status == 2
-        assert "is already running" in continued.err
+        assert "is being run by" in continued.err
+        return
+    if case["continue"] == "makes":
+        assert FINISHED in continued.out
+        assert not plans[0].plans
         return
     (plan,) = plans
     assert [one.name for one in plan.plans] == ([FINISHED] if case["continue"] == "runs" else [])

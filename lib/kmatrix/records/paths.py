@@ -255,6 +255,10 @@ class MatrixDir:
         there, order = self._present(), self._listed()
         return [self.run(name) for name in [*(name for name in order if name in there), *sorted(there - set(order))]]
 
+    def all_runs(self) -> list[RunDir]:
+        """Return the folders of all runs, also those without a run.json: in the order of matrix.json, then by name."""
+        return [self.run(name) for name in dict.fromkeys([*self._listed(), *sorted(self._present())])]
+
     def missing(self) -> list[str]:
         """Return the runs that matrix.json lists and that have no run.json: deleted, or not made yet."""
         there = self._present()

@@ -47,7 +47,7 @@ class Overview:
         """Return the current view. Raises SchemaError if a newer kmatrix wrote the matrix."""
         now = time.time() if now is None else now
         running = self._matrix.is_held()
-        found = [self._run(run, now, running=running) for run in self._matrix.runs()]
+        found = [self._run(run, now, running=running) for run in self._matrix.all_runs()]
         here = self._measured(found)
         views = self._packed([self._priced(self._expected(view, here)) for view in found])
         record = read_matrix_status(self._matrix)

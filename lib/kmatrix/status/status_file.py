@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kmatrix.errors import LaunchError, RecordError, SchemaError, is_full
+from kmatrix.records.checkpoints import file_size
 from kmatrix.records.decode import decode
 from kmatrix.records.files import last_lines, write_json
 from kmatrix.records.paths import RunDir
@@ -58,7 +59,8 @@ def recover_status(run: RunDir, *, has_runner: bool) -> RunState:
 
 def _without_plan(run: RunDir, known: RunState, error: RecordError) -> RunState:
     """Return the state of a run whose run.json cannot be read: nothing can be trained or checked without it."""
-    if not run.run_json.exists():
+    # An empty file was not flushed before a power failure.
+    if not file_size(run.run_json):
         what = run.run_json.name if run.path.exists() else "its directory"
         return RunState(reason=f"{what} is missing")
     reason = f"{error.what}: {error.why}".replace(f"{run.path}/", "")
