@@ -72,9 +72,9 @@ class Disk:
         return [*self._enter, f"--wd={root}", *arguments]
 
     def fill(self) -> Path:
-        """Fill the disk with one file and return its path."""
+        """Fill the disk with one file, or what has become free since, and return its path."""
         filler = self.seen / "ballast"
-        descriptor = os.open(filler, os.O_WRONLY | os.O_CREAT)
+        descriptor = os.open(filler, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             while os.write(descriptor, bytes(4096)):
                 pass
@@ -161,8 +161,10 @@ def test_a_disk_that_is_full_for_a_while_ends_no_run(clone, disk, slow_training,
     runner, output = start_on(disk, clone, tmp_path, slowly)
     try:
         matrix, training = wait_until(lambda: second_run_trains(disk), "the second run trains")
-        filler, filled_at = disk.fill(), time.monotonic()
-        wait_until(lambda: "the disk is full: " in output.read_text(), "the message")
+        # Again and again, because a checkpoint that is deleted makes room.
+        wait_until(lambda: disk.fill() and "the disk is full: " in output.read_text(), "the message")
+        filler = disk.fill()
+        filled_at = time.monotonic()
         free.touch()  # the trainer would reach its end, if it could write
         lines = complete_lines(training / "metrics.jsonl")
         wait_until(lambda: time.monotonic() - filled_at > FULL_S, "long enough")

@@ -16,6 +16,7 @@ from kmatrix.records.decode import convert
 from kmatrix.records.files import read_json, read_jsonl, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.states import AlertEntry
+from kmatrix.records.train_config import TrainFields
 from kmatrix.runner.loop import drive
 from kmatrix.status.alerts import ADVICE, Alert, AlertKind, GpuState, RunSnapshot, Severity, Thresholds, findings
 from kmatrix.status.watch import AlertTracker, RunWatch
@@ -178,7 +179,7 @@ def alarm(tmp_path):
     """An alert monitor of a run with two GPUs whose recording started at T0."""
     recorder = Recorder(tmp_path / "run", gpus=2)
     made = RunWatch(recorder.run, Thresholds(hold_s=0))
-    made.start(T0, records_gpus=True)
+    made.start(records_gpus=True)
     return made, recorder
 
 
@@ -287,3 +288,69 @@ def test_alerts_are_in_the_status_the_journal_and_on_the_screen(matrix, plan, tm
     assert "cooling" in alert["advice"]
     assert [line["about"] for line in read_jsonl(matrix.journal) if line["event"] == "alert"] == ["GPU 1"]
     assert capsys.readouterr().out.count("! a  GPU 1: 93 C, limit 87 C (check cooling") == 1
+
+
+# ---- a wall clock that is set --------------------------------------------------------------------------------------
+
+DAY_S = 86_400.0
+
+
+def test_a_clock_that_is_set_forward_or_back_is_not_a_stall(tmp_path):
+    run = RunDir(tmp_path)
+    made = RunWatch(run, Thresholds(hold_s=0, stall=300.0))
+    line = {"step": 0, "time": 1000.0, "train/loss": 3.0}
+    run.metrics.write_text(json.dumps(line) + "\n")
+    assert made.poll(1000.0, clock=50.0).alerts.active == ()
+    assert made.poll(1000.0 + DAY_S, clock=52.0).alerts.active == ()
+    assert made.poll(1000.0 - DAY_S, clock=54.0).alerts.active == ()
+    (alert,) = made.poll(1000.0 - DAY_S, clock=400.0).alerts.active
+    assert (alert.kind, alert.value) == (AlertKind.STALL, 350.0)
+    run.metrics.write_text(json.dumps(line) + "\n" + json.dumps(line | {"step": 1, "time": 1.0}) + "\n")
+    (ended,) = made.poll(1000.0 - 2 * DAY_S, clock=402.0).alerts.ended
+    assert ended.until == ended.since  # never before it began
+
+
+def test_a_rule_has_to_match_for_its_time_by_the_monotonic_clock():
+    watch = AlertTracker(Thresholds(hold_s=30))
+    assert watch.update(state(1000.0, mfu=1.0, clock=0.0)).began == ()
+    assert watch.update(state(1000.0 + DAY_S, mfu=1.0, clock=1.0)).began == ()
+    assert watch.update(state(1000.0 - DAY_S, mfu=1.0, clock=29.0)).began == ()
+    (alert,) = watch.update(state(1000.0 - DAY_S, mfu=1.0, clock=31.0)).began
+    assert alert.since == 1000.0
+
+
+def test_the_time_left_counts_down_by_the_monotonic_clock(tmp_path):
+    run = RunDir(tmp_path)
+    made = RunWatch(run, Thresholds(), TrainFields(max_iters=121))
+    lines = [{"step": step, "time": 1000.0, "train/loss": 3.0, "throughput/step_ms": 500.0} for step in (0, 10, 20)]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert made.poll(1000.0, clock=50.0).left_s == 50.0
+    assert made.poll(1000.0 - DAY_S, clock=52.0).left_s == 48.0
+    assert made.poll(1000.0 + DAY_S, clock=54.0).left_s == 46.0
+    assert made.poll(1000.0, clock=5000.0).left_s == 45.0  # the process was stopped: the next line is due
+
+
+def test_samples_of_a_gpu_count_after_the_clock_was_set_back(alarm):
+    made, recorder = alarm
+    recorder.write(40, utilization=95.0)
+    assert made.poll(recorder.now, clock=100.0).alerts.active == ()
+    back = Recorder(recorder.run.path.parent / "back", gpus=2, started=T0 - DAY_S)
+    data = recorder.run.gpu_samples.read_bytes()
+    back.write(40, utilization=50.0)
+    header = len(Recorder(recorder.run.path.parent / "empty", gpus=2, started=T0 - DAY_S).run.gpu_samples.read_bytes())
+    recorder.run.gpu_samples.write_bytes(data + back.run.gpu_samples.read_bytes()[header:])
+    active = made.poll(back.now, clock=120.0).alerts.active
+    assert kinds(active) == [(AlertKind.UTILIZATION, "GPU 0"), (AlertKind.UTILIZATION, "GPU 1")]
+    assert made.poll(back.now, clock=140.0).alerts.active == ()  # no new sample for 20 s: the recorder has exited
+
+
+def test_samples_of_an_earlier_attempt_are_ignored(tmp_path):
+    recorder = Recorder(tmp_path / "run", gpus=2)
+    recorder.write(40, utilization=5.0)
+    made = RunWatch(recorder.run, Thresholds(hold_s=0))
+    made.start(records_gpus=True)
+    assert made.poll(recorder.now).alerts.active == ()
+    recorder.run.gpu_samples.rename(recorder.run.path / "gpu_samples.1.bin")  # this attempt has other GPUs
+    other = Recorder(tmp_path / "run", gpus=1)
+    other.write(40, utilization=5.0)
+    assert kinds(made.poll(other.now, clock=other.now + 2).alerts.active) == [(AlertKind.UTILIZATION, "GPU 0")]

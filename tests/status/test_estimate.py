@@ -17,10 +17,12 @@ from kmatrix.status.estimate import (
     Measured,
     Phase,
     Rest,
+    TrainingLine,
     ends_of,
     guess,
     measured_before,
     measured_here,
+    pace_of,
     rest_of_run,
     whole_run,
 )
@@ -123,17 +125,52 @@ def test_pending_evaluations_are_included(script):
 
 
 def test_steps_since_the_last_line_are_not_counted_as_left(script):
-    assert rest_of_run((0, 0.0), (100, 50.0), [], TrainFields(max_iters=201), now=60.0) == pytest.approx(40.0)
+    lines = [TrainingLine(step, 0.5 * step) for step in (0, 50, 100)]
+    assert rest_of_run(lines, [], TrainFields(max_iters=201), since_s=10.0) == pytest.approx(40.0)
+
+
+@pytest.mark.parametrize("since_s", [25.0, 1e3, 1e6])
+def test_a_run_without_progress_does_not_count_down_to_zero(since_s):
+    """A stopped process, a hang, a full disk, or a wall clock that was set forward."""
+    lines = [TrainingLine(step, 0.5 * step) for step in (0, 50, 100)]
+    assert rest_of_run(lines, [], TrainFields(max_iters=201), since_s) == pytest.approx(25.0)
+
+
+def test_a_wall_clock_that_was_set_back_does_not_change_the_estimate():
+    lines = [TrainingLine(step, at - 86_400 * (step > 1), 0.5) for step, at in enumerate((0.0, 0.5, 1.0, 1.5))]
+    assert rest_of_run(lines, [], TrainFields(max_iters=104), since_s=-86_400.0) == pytest.approx(50.0)
+    unrecorded = [TrainingLine(line.step, line.at) for line in lines]
+    assert rest_of_run(unrecorded, [], TrainFields(max_iters=104), since_s=0.0) == pytest.approx(50.0)
+    assert Phase("evaluation", 100.0, 90.0).duration_s == 0.0
+    assert Phase("evaluation", 100.0, 90.0, seconds=3.0).duration_s == 3.0
+
+
+def test_the_pace_is_that_of_recent_steps_and_ignores_a_suspension():
+    slow_then_fast = [TrainingLine(step, None, 10.0 if step < 5 else 1.0) for step in range(25)][-20:]
+    assert pace_of(slow_then_fast, []) == 1.0
+    suspended = [TrainingLine(step, step + 3600.0 * (step > 7)) for step in range(20)]
+    assert pace_of(suspended, []) == 1.0
+
+
+def test_an_evaluation_between_two_lines_is_counted_down(script):
+    phases = [Phase("evaluation", 0.0, 8.0)]
+    lines = [TrainingLine(step, None, 0.5) for step in (88, 98)]
+    train = TrainFields(max_iters=201, eval_interval=100)
+    whole = rest_of_run(lines, phases, train, 0.0)
+    assert whole == pytest.approx(0.5 * 102 + 3 * 8.0)
+    assert rest_of_run(lines, phases, train, 1e6) == pytest.approx(whole - 5.0 - 8.0)
 
 
 def test_a_phase_before_the_first_line_does_not_change_the_pace():
     phases = [Phase("set-up", 0.0, 9.0), Phase("evaluation", 30.0, 40.0)]
-    left = rest_of_run((0, 10.0), (50, 70.0), phases, TrainFields(max_iters=101, eval_interval=1000), now=70.0)
+    lines = [TrainingLine(0, 10.0), TrainingLine(50, 70.0)]
+    left = rest_of_run(lines, phases, TrainFields(max_iters=101, eval_interval=1000), since_s=0.0)
     assert left == pytest.approx(50.0 * 1.0 + 10.0)
 
 
 def test_before_the_second_line_there_is_no_pace():
-    assert rest_of_run((0, 0.0), (0, 0.0), [], TrainFields(max_iters=10), now=1.0) is None
+    assert rest_of_run([], [], TrainFields(max_iters=10), since_s=1.0) is None
+    assert rest_of_run([TrainingLine(0, 0.0, 0.5)], [], TrainFields(max_iters=10), since_s=1.0) is None
 
 
 # Pending runs

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kmatrix.errors import SchemaError
+from kmatrix.records.clock import Clock
 from kmatrix.records.files import read_json, write_json
+from kmatrix.records.lock import boot_id
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import LOST, Status
 from kmatrix.records.states import read_run_status
@@ -343,12 +347,43 @@ def test_a_status_of_a_newer_kmatrix_is_refused(run):
 
 
 def test_every_field_of_an_attempt_is_in_the_file(run):
-    state = after(RunState(), Started(Attempt(number=1, resume="best", micro_batch=2, started=1.5, gpus=("GPU-1",))))
-    write_state(run, after(state, Ended(status=Status.FAILED, kind=OOM, reason="full", at=2.5, exit_code=1)))
+    clock = Clock(monotonic=7.0, boot_id="this boot")
+    begun = Attempt(number=1, resume="best", micro_batch=2, started=1.5, gpus=("GPU-1",), clock=clock)
+    state = after(RunState(), Started(begun))
+    end = Ended(status=Status.FAILED, kind=OOM, reason="full", at=2.5, exit_code=1, seconds=1.25)
+    write_state(run, after(state, end))
     (entry,) = read_json(run.status)["attempts"]
     names = {field.name for field in dataclasses.fields(Attempt)} - {"number"} | {"attempt"}
     assert entry == {
         **{"attempt": 1, "status": "failed", "kind": "oom", "reason": "full", "resume": "best", "micro_batch": 2},
         **{"started": 1.5, "ended": 2.5, "exit_code": 1, "gpus": ["GPU-1"]},
+        **{"clock": {"monotonic": 7.0, "boot_id": "this boot"}, "seconds": 1.25},
     }
     assert set(entry) == names
+
+
+# The clock
+
+
+def test_the_duration_of_an_attempt_ignores_a_wall_clock_that_was_set():
+    ended = Attempt(number=1, status=Status.FINISHED, started=90_000.0, ended=90_000.0 - 86_400, seconds=12.5)
+    assert ended.duration_s() == 12.5
+    begun = Attempt(number=1, started=90_000.0, clock=Clock(monotonic=time.monotonic() - 5.0, boot_id=boot_id()))
+    assert 5.0 <= begun.duration_s(now=90_000.0 - 86_400) < 60.0
+
+
+def test_the_duration_of_an_attempt_of_an_old_version_is_never_negative():
+    assert Attempt(number=1, status=Status.FINISHED, started=100.0, ended=160.0).duration_s() == 60.0
+    assert Attempt(number=1, status=Status.FINISHED, started=100.0, ended=90.0).duration_s() == 0.0
+    assert Attempt(number=1, started=100.0).duration_s(now=90.0) == 0.0
+    assert Attempt(number=1, started=100.0, clock=Clock(monotonic=5.0, boot_id="another boot")).duration_s(now=107.0) == 7.0
+    assert Attempt(number=1, status=Status.STOPPED, started=100.0).duration_s(now=200.0) is None
+    assert Attempt(number=1).duration_s(now=200.0) is None
+
+
+def test_an_attempt_whose_runner_died_lasted_until_its_last_sign(run):
+    write_state(run, after(RunState(), Started(Attempt(number=1, started=1000.0))))
+    run.metrics.write_text('{"step": 1, "attempt": 1}\n')
+    os.utime(run.metrics, (1060.0, 1060.0))
+    (attempt,) = recover_status(run, has_runner=False).attempts
+    assert (attempt.status, attempt.ended, attempt.duration_s()) == (Status.STOPPED, 1060.0, 60.0)

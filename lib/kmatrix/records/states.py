@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kmatrix.records.clock import Clock
 from kmatrix.records.decode import (
     Amount,
     Count,
@@ -41,6 +42,8 @@ class AttemptRecord(Record, frozen=True, kw_only=True):
     kind: str | None = None
     reason: str | None = None
     exit_code: Int | None = None
+    clock: Clock | None = None  # its start by the monotonic clock; None in files of early versions
+    seconds: Amount | None = None  # from its start to its end; None: running, or not recorded
     gpus: tuple[str, ...] = ()  # UUIDs
 
 
@@ -108,6 +111,8 @@ class PhaseLine(Record, frozen=True, kw_only=True):
     phase: str
     begin: UnixTime
     end: UnixTime
+    begin_monotonic: Amount | None = None  # s of the monotonic clock; None in files of early versions
+    end_monotonic: Amount | None = None  # s
     attempt: Count = 1
     begin_monotonic: Amount | None = None  # seconds since the boot; None in files of version 0.1
     end_monotonic: Amount | None = None

@@ -315,7 +315,7 @@ class _Driver:
         self._waits.discard(plan.name)
         self._writer.apply(plan.name, Started(_attempt(plan, job)))
         self._index.setdefault(plan.name, len(self._index) + 1)
-        self._watches[plan.name].start(job.started or time.time(), records_gpus=job.records_gpus)
+        self._watches[plan.name].start(records_gpus=job.records_gpus)
         self._write_run(plan.name, job=job)
         self._writer.write_matrix(Status.RUNNING)
         known = {"attempt": plan.attempt, "resume": plan.resume, "micro_batch": plan.micro_batch}
@@ -333,7 +333,14 @@ class _Driver:
             stop_waiting()  # the trainer has waited for the same disk
         self._writer.apply(
             plan.name,
-            Ended(status=end.status, at=job.ended, kind=end.kind, reason=end.reason, exit_code=job.exit_code),
+            Ended(
+                status=end.status,
+                at=job.ended,
+                kind=end.kind,
+                reason=end.reason,
+                exit_code=job.exit_code,
+                seconds=job.seconds,
+            ),
         )
         update = self._watches[plan.name].end()
         self._write_run(plan.name, job=job, log_tail=end.log_tail)
@@ -418,7 +425,7 @@ class _Driver:
                 loss=update.loss if update else None,
                 val_loss=update.val_loss if update else None,
                 tokens_per_second=update.tokens_per_second if update else None,
-                elapsed_s=(job.ended or time.time()) - job.started if job and job.started else None,
+                elapsed_s=_elapsed_s(job) if job else None,
                 left_s=update.left_s if update and status is Status.RUNNING else None,
                 counts=self._writer.counts(),
                 alerts=update.alerts.active if update else (),
@@ -473,7 +480,8 @@ class StatusWriter:
 
     def write_matrix(self, status: Status) -> None:
         """Write status.json of the matrix."""
-        ended = None if status is Status.RUNNING else time.time()
+        # The wall clock may have been set meanwhile: an end is never before its start.
+        ended = None if status is Status.RUNNING else max(time.time(), self._started)
         record = {"status": status, "started": self._started, "ended": ended, **asdict(this_process())}
         gpus = self._pool.report() if self._pool else []
         with writing(self._matrix.status):
@@ -497,8 +505,18 @@ def _ignore_errors(display: Callable[[T], None]) -> Callable[[T], None]:
 
 def _attempt(plan: RunPlan, job: JobState) -> Attempt:
     return Attempt(
-        number=plan.attempt, resume=plan.resume, micro_batch=plan.micro_batch, started=job.started, gpus=job.gpus
+        number=plan.attempt,
+        resume=plan.resume,
+        micro_batch=plan.micro_batch,
+        started=job.started,
+        clock=job.clock,
+        gpus=job.gpus,
     )
+
+
+def _elapsed_s(job: JobState) -> float | None:
+    """Return the seconds since the start of a job, until its end if it has ended."""
+    return job.seconds if job.seconds is not None or job.clock is None else job.clock.since()
 
 
 def _with_retry(reason: str, again: RunPlan | None, micro_batch: int | None) -> str:

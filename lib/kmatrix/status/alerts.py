@@ -144,6 +144,7 @@ class RunSnapshot:
     """A sample of a run, the input of the rules. Unknown values are None."""
 
     time: float  # Unix seconds
+    clock: float | None = None  # seconds of the monotonic clock, which decides how long a rule matches; None: `time`
     gpus: tuple[GpuState, ...] = ()  # empty for a run on the CPU
     memory_cv: float | None = None  # percent, over the GPUs
     waiting: float | None = None  # percent of step time that ranks wait for `slowest`

@@ -6,6 +6,7 @@ run, remaining steps, evaluations and checkpoints are estimated separately.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from kmatrix.errors import RecordError, SchemaError
 from kmatrix.packing import Limits, PackedJob, ends
 from kmatrix.records.paths import MatrixDir, RunDir, matrix_dirs
 from kmatrix.records.runs import Status, read_result, read_run_file, read_run_file_or_empty
+from kmatrix.records.states import PhaseLine
 from kmatrix.records.train_config import TrainFields
 from kmatrix.status.state import Attempt
 from kmatrix.status.status_file import recover_status
@@ -55,11 +57,32 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A stretch without training. begin, end: Unix seconds."""
+    """A stretch without training."""
 
     name: str
-    begin: float
-    end: float
+    begin: float  # Unix seconds
+    end: float  # Unix seconds
+    seconds: float | None = None  # its duration by the monotonic clock; None: not recorded
+
+    @property
+    def duration_s(self) -> float:
+        """Its duration in seconds, 0 if only the wall clock is known, and was set back meanwhile."""
+        return max(0.0, self.end - self.begin) if self.seconds is None else self.seconds
+
+    @classmethod
+    def of(cls, line: PhaseLine) -> Phase:
+        """Return the phase of a line of phases.jsonl."""
+        begin, end = line.begin_monotonic, line.end_monotonic
+        return cls(line.phase, line.begin, line.end, None if begin is None or end is None else max(0.0, end - begin))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingLine:
+    """A training line of metrics.jsonl."""
+
+    step: int
+    at: float | None  # Unix seconds
+    step_s: float | None = None  # s per step since the line before, without evaluations and checkpoints; None: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,30 +137,44 @@ def operations(train: TrainFields) -> float | None:
 
 
 def rest_of_run(
-    first: tuple[int, float], last: tuple[int, float], phases: Sequence[Phase], train: TrainFields, now: float
+    recent: Sequence[TrainingLine], phases: Sequence[Phase], train: TrainFields, since_s: float
 ) -> float | None:
     """Return the time left (s) of a running run, None before its second training line.
 
-    first, last: step and Unix seconds of the first and the newest training line of this attempt.
+    recent: the newest training lines of this attempt, whose pace is that of the remaining steps.
     phases: of this attempt. They are excluded from the pace, and the remaining ones are added.
+    since_s: seconds since the newest line.
     """
-    (from_step, since), (step, at) = first, last
-    steps = train.max_iters
-    if step <= from_step or steps is None:
+    steps, pace = train.max_iters, pace_of(recent, phases)
+    if pace is None or steps is None:
         return None
-    within = sum(
-        min(phase.end, at) - max(phase.begin, since) for phase in phases if phase.begin < at > since < phase.end
-    )
+    step, interval = recent[-1].step, recent[-1].step - recent[-2].step
+    left, soon = pace * (steps - 1 - step), pace * interval
     # Evaluations and checkpoints have their own period, so they are not part of the pace of a step.
-    pace = max(0.0, at - since - within) / (step - from_step)
-    left = pace * (steps - 1 - step)
     for name, period in ((EVALUATION, train.eval_interval), (CHECKPOINT, train.checkpoint_interval)):
-        seen = [phase.end - phase.begin for phase in phases if phase.name == name]
-        count = _to_come(step, steps, period)
-        left += count * statistics.median(seen) if seen else 0.0
-    # Between two lines the estimate counts down, instead of jumping at each line.
-    spent = max(0.0, now - at)
-    return max(0.0, left - spent)
+        seen = [phase.duration_s for phase in phases if phase.name == name]
+        each = statistics.median(seen) if seen else 0.0
+        left += _to_come(step, steps, period) * each
+        soon += (_to_come(step, steps, period) - _to_come(min(step + interval, steps), steps, period)) * each
+    # Between two lines the estimate counts down, instead of jumping at each line. A run that is stopped, hangs or waits
+    # for a disk makes no progress: the estimate then stays at that of its next line.
+    return max(0.0, left - min(max(0.0, since_s), max(0.0, soon)))
+
+
+def pace_of(recent: Sequence[TrainingLine], phases: Sequence[Phase]) -> float | None:
+    """Return the median time (s) of a step between recent lines, None with fewer than two lines.
+
+    The median, because the machine may have been suspended between two lines.
+    """
+    found = []
+    for before, line in itertools.pairwise(recent):
+        if line.step_s is not None:
+            found.append(line.step_s)
+        elif line.step > before.step and line.at is not None and before.at is not None:  # without the time of a step
+            begin, end = before.at, line.at
+            within = [min(phase.end, end) - max(phase.begin, begin) for phase in phases]
+            found.append(max(0.0, end - begin - sum(max(0.0, part) for part in within)) / (line.step - before.step))
+    return statistics.median(found) if found else None
 
 
 def ends_of(runs: Sequence[Rest], *, gpus: int, cores: int, limits: Limits) -> Mapping[str, tuple[float, float]] | None:
@@ -219,16 +256,14 @@ def measured(run: RunDir) -> Measured | None:
         attempts = recover_status(run, has_runner=True).attempts
     except SchemaError:
         return None
-    seconds = _training_s(attempts) or result.seconds
+    seconds = _one_attempt_s(attempts) or result.seconds
     return Measured(train, seconds, result.step) if seconds else None
 
 
-def _training_s(attempts: Sequence[Attempt]) -> float | None:
+def _one_attempt_s(attempts: Sequence[Attempt]) -> float | None:
     """Return the time (s) of a run that finished in one attempt; None after a restart: some steps ran twice."""
     # The runner's times include start-up, which the trainer's own clock does not see.
-    if len(attempts) != 1 or attempts[0].started is None or attempts[0].ended is None:
-        return None
-    return attempts[0].ended - attempts[0].started
+    return attempts[0].duration_s() if len(attempts) == 1 else None
 
 
 def _machine(runs: Iterable[RunDir]) -> tuple[Any, ...]:

@@ -112,7 +112,7 @@ class Overview:
             memory=memory,
             gpus=last.gpus if last else (),
             elapsed_s=_first(elapsed, known.seconds),
-            attempt_s=now - last.started if live and last and last.started is not None else None,
+            attempt_s=last.duration_s(now) if live and last else None,
             left_s=left,
             left_from=None if left is None else EstimateSource.OWN,
             epochs=_epochs(record, step),
@@ -243,19 +243,13 @@ def _epochs(record: RunFile, steps: int | None) -> float | None:
 
 def _elapsed(state: RunState, now: float) -> float | None:
     """Return the total time (s) of all attempts."""
-    spans = [
-        (attempt.ended or now) - attempt.started
-        for attempt in state.attempts
-        if attempt.started is not None and (attempt.ended is not None or attempt.status is Status.RUNNING)
-    ]
+    spans = [seconds for attempt in state.attempts if (seconds := attempt.duration_s(now)) is not None]
     return sum(spans) if spans else None
 
 
 def _left(run: RunDir, tail: MetricsTail, train: TrainFields, elapsed: float | None, now: float) -> float | None:
     """Return the time left (s) until the last step, or until the budget is spent, whichever is first."""
-    left = None
-    if tail.span is not None:
-        left = rest_of_run(*tail.span, _phases(run, tail.attempt), train, now)
+    left = rest_of_run(tail.recent, _phases(run, tail.attempt), train, tail.since_s(now)) if tail.recent else None
     limit = budget_s(train)
     if limit is not None and elapsed is not None:
         rest = max(0.0, limit - elapsed)
@@ -266,7 +260,7 @@ def _left(run: RunDir, tail: MetricsTail, train: TrainFields, elapsed: float | N
 def _phases(run: RunDir, attempt: int) -> list[Phase]:
     """Return the phases of this attempt without training."""
     lines = decode_lines(run.phases, PhaseLine)
-    return [Phase(line.phase, line.begin, line.end) for line in lines if line.attempt == attempt]
+    return [Phase.of(line) for line in lines if line.attempt == attempt]
 
 
 def _total(values: Sequence[float | None]) -> float | None:

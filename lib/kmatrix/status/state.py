@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from kmatrix.records.clock import Clock
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import LOST, Status
 
@@ -45,6 +46,22 @@ class Attempt:
     reason: str = ""
     exit_code: int | None = None
     gpus: tuple[str, ...] = ()  # UUIDs of its GPUs
+    clock: Clock | None = None  # its start by the monotonic clock, None if it was not recorded
+    seconds: float | None = None  # from the start to the end of its processes; None: running, or not recorded
+
+    def duration_s(self, now: float | None = None) -> float | None:
+        """Return the seconds from its start to its end, or until now if it runs; None if unknown. now: Unix seconds.
+
+        The wall clock, which may be set back, counts only if the monotonic clock was not recorded.
+        """
+        if self.seconds is not None:
+            return self.seconds
+        if self.started is None or (self.ended is None and (now is None or self.status is not Status.RUNNING)):
+            return None
+        if self.ended is None and self.clock is not None and (since := self.clock.since()) is not None:
+            return since
+        until = now if self.ended is None else self.ended
+        return None if until is None else max(0.0, until - self.started)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +103,11 @@ class Ended:
     """The running attempt ended: all its processes have exited."""
 
     status: Status
-    at: float | None = None
+    at: float | None = None  # Unix seconds
     kind: str | None = None
     reason: str = ""
     exit_code: int | None = None
+    seconds: float | None = None  # since the start of the attempt, by the monotonic clock; None: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +116,7 @@ class RunnerDied:
 
     number: int = 0  # last attempt with metrics or a result
     ended: Ended | None = None  # its end by result.json, None without one
+    last_seen: float | None = None  # Unix seconds of the last sign of the attempt, None without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +241,7 @@ def _ended(state: RunState, event: Ended) -> RunState:
         kind=event.kind,
         reason=event.reason,
         exit_code=event.exit_code,
+        seconds=event.seconds,
     )
     return replace(state, status=event.status, reason=event.reason, attempts=(*state.attempts[:-1], ended))
 
@@ -232,7 +252,8 @@ def _abandoned(state: RunState, event: RunnerDied) -> RunState:
         if event.number <= state.number or not _may_start(state):
             return state
         state = after(state, Started(Attempt(number=event.number)))
-    return _ended(state, event.ended or Ended(status=Status.STOPPED, kind=LOST_KIND, reason=LOST))
+    lost = Ended(status=Status.STOPPED, at=event.last_seen, kind=LOST_KIND, reason=LOST)
+    return _ended(state, event.ended or lost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,6 +299,8 @@ class JobState:
     pid: int | None = None  # the process to signal to stop the run
     started: float | None = None  # Unix seconds
     ended: float | None = None  # Unix seconds
+    clock: Clock | None = None  # the start by the monotonic clock
+    seconds: float | None = None  # from the start to the end, by the monotonic clock
     exit_code: int | None = None  # negative, or 128 + n, after signal n
     cancelled: bool = False  # `cancel` was called
     reason: str = ""  # why the engine ended it, could not start it or has not started it yet

@@ -14,7 +14,7 @@ from typing import Any
 
 from kmatrix.errors import LaunchError, RecordError, SchemaError, is_full
 from kmatrix.records.checkpoints import file_size
-from kmatrix.records.decode import decode
+from kmatrix.records.decode import as_json, decode
 from kmatrix.records.files import last_lines, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunFile, RunResult, Status, metric_line, read_result, read_run_file
@@ -54,7 +54,7 @@ def recover_status(run: RunDir, *, has_runner: bool) -> RunState:
     ended = _ended(run, record, attempt)
     if has_runner and ended is None:
         return after(known, Started(attempt))
-    return after(known, RunnerDied(number=attempt.number, ended=ended))
+    return after(known, RunnerDied(number=attempt.number, ended=ended, last_seen=_last_seen(run)))
 
 
 def _without_plan(run: RunDir, known: RunState, error: RecordError) -> RunState:
@@ -184,6 +184,8 @@ def _attempt(entry: AttemptRecord) -> Attempt:
         kind=entry.kind,
         reason=entry.reason or "",
         exit_code=entry.exit_code,
+        clock=entry.clock,
+        seconds=entry.seconds,
         gpus=entry.gpus,
     )
 
@@ -199,6 +201,8 @@ def _entry(attempt: Attempt) -> dict[str, Any]:
         "started": attempt.started,
         "ended": attempt.ended,
         "exit_code": attempt.exit_code,
+        "clock": as_json(attempt.clock),
+        "seconds": attempt.seconds,
         "gpus": list(attempt.gpus),
     }
 
@@ -223,3 +227,13 @@ def _ended(run: RunDir, record: RunFile, attempt: Attempt) -> Ended | None:
         return None
     end = classify(run, attempt, None)
     return Ended(status=end.status, at=result.ended, kind=end.kind, reason=end.reason)
+
+
+def _last_seen(run: RunDir) -> float | None:
+    """Return when a file of the last attempt was written last (Unix seconds), None without such a file."""
+    # The state of rank 0 is written every second, until its process exits.
+    times = []
+    for path in (run.rank_state(0), run.metrics, run.output_log):
+        with suppress(OSError):
+            times.append(path.stat().st_mtime)
+    return max(times, default=None)

@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from kmatrix.gpu.formats.events import ThrottleEvents
 from kmatrix.records.files import LineTail
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import MetricLine, MetricValues, Status, metric_line_of
-from kmatrix.records.states import read_run_status
+from kmatrix.records.states import PhaseLine, read_run_status
 from kmatrix.records.train_config import TrainFields
 from kmatrix.stats import coefficient_of_variation
 from kmatrix.status.alerts import (
@@ -32,14 +33,17 @@ from kmatrix.status.alerts import (
     alerts_of,
     findings,
 )
+from kmatrix.status.estimate import Phase, TrainingLine, rest_of_run
 from kmatrix.status.stragglers import recent_ranks
 
 LOSSES = 64  # training losses that are kept
+RECENT_LINES = 20  # training lines whose pace is that of the remaining steps
 EVERY_S = 1.0  # between two evaluations of the alert rules
 RANKS_EVERY_S = 10.0  # between two reads of the rank timings
 WINDOW_S = 10.0  # utilization is averaged over this time, because it varies within a step
 STRAGGLER_SHARE = 0.6  # a straggler is the slowest rank in at least this share of the steps; less may be chance
 MOST_ALERTS = 100  # alerts of a run that are kept
+MOST_PHASES = 200  # newest phases that are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +85,11 @@ class MetricsTail:
         """
         self._attempt, self.max_iters, self._budget_s = attempt, max_iters, budget_s
         # A resumed attempt appends to the file: the lines of earlier ones would only be parsed to be ignored.
-        self._tail = LineTail(path, MetricValues, from_end=not whole)
-        self._first: tuple[int, float] | None = None  # step and Unix seconds
-        self._last: tuple[int, float] | None = None
-        self._deadline: float | None = None  # Unix seconds when the budget is spent
+        self._tail, self._whole = LineTail(path, MetricValues, from_end=not whole), whole
+        self.recent: deque[TrainingLine] = deque(maxlen=RECENT_LINES)  # the newest training lines
+        self._budget_left: float | None = None  # s of the budget at the newest line
+        self._reads = 0
+        self._seen: float | None = None  # monotonic seconds of the last read that found a line, from the second read on
         self.step: int | None = None
         self.loss: float | None = None  # nats/token
         self.val_loss: float | None = None  # nats/token
@@ -95,45 +100,51 @@ class MetricsTail:
         self.losses: deque[float | None] = deque(maxlen=LOSSES)  # of the last training lines, None if not finite
         self.val_losses: list[float] = []  # of all evaluations
 
-    def read(self) -> None:
-        """Read the complete lines that were appended."""
+    def read(self, clock: float | None = None) -> None:
+        """Read the complete lines that were appended. clock: monotonic seconds."""
+        self._reads += 1
         try:
             while lines := self._tail.read():
                 for _, values in lines:
                     line = metric_line_of(values)
                     if line is not None and line.attempt == self._attempt:
                         self._add(line)
+                        # Lines of the first read may have been written at any time before.
+                        self._seen = (time.monotonic() if clock is None else clock) if self._follows else None
         except OSError:
             return  # unreadable for now: the run goes on
-
-    def left_s(self, now: float | None = None) -> float | None:
-        """Return the time (s) until the last step at the mean pace of this attempt, or until the budget is spent."""
-        now = time.time() if now is None else now
-        left = [self._deadline - now] if self._deadline is not None else []
-        if self._first and self._last and self.max_iters is not None and self._last[0] > self._first[0]:
-            pace = (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
-            left.append(pace * (self.max_iters - self._last[0]) - max(0.0, now - self._last[1]))
-        return max(0.0, min(left)) if left else None
 
     @property
     def attempt(self) -> int:
         return self._attempt
 
     @property
-    def span(self) -> tuple[tuple[int, float], tuple[int, float]] | None:
-        """Step and Unix seconds of the first and of the newest training line; None before the first."""
-        return (self._first, self._last) if self._first and self._last else None
+    def _follows(self) -> bool:
+        """Whether a line that is read now was written after the read before."""
+        return self._reads > 1 or not self._whole
+
+    def since_s(self, now: float, clock: float | None = None) -> float:
+        """Return the seconds since the newest line. now: Unix seconds.  clock: monotonic seconds."""
+        if self._seen is not None:
+            return max(0.0, (time.monotonic() if clock is None else clock) - self._seen)
+        # The time of the line is of the wall clock, which may have been set back since.
+        return 0.0 if self.newest is None else max(0.0, now - self.newest)
+
+    def budget_left_s(self, since_s: float) -> float | None:
+        """Return the time (s) until the budget is spent, None without a budget. since_s: since the newest line."""
+        return None if self._budget_left is None else max(0.0, self._budget_left - since_s)
 
     def _add(self, line: MetricLine) -> None:
         at, values = line.time, line.values
         self.step = line.step
         self.newest = at if at is not None else self.newest
         elapsed = values.get("elapsed_s")
-        if self._budget_s is not None and at is not None and elapsed is not None:
-            self._deadline = at + self._budget_s - elapsed
+        if self._budget_s is not None and elapsed is not None:
+            self._budget_left = self._budget_s - elapsed
         if "train/loss" in values:
-            if at is not None:
-                self._first, self._last = self._first or (line.step, at), (line.step, at)
+            step_ms = values.get("throughput/step_ms")
+            if step_ms is not None or at is not None:
+                self.recent.append(TrainingLine(line.step, at, None if step_ms is None else step_ms / 1e3))
             self.loss = values["train/loss"]
             self.tokens_per_second = values.get("throughput/tokens_per_s")
             share = values.get("throughput/mfu")
@@ -187,61 +198,80 @@ class RunWatch:
         self._gpus: GpuTail | None = None
         self._ended = list(_earlier_alerts(run))
         self._active: tuple[Alert, ...] = ()
-        self._due = self._ranks_due = 0.0  # Unix seconds
+        self._train = train
+        self._phases: list[Phase] = []
+        self._phase_lines = LineTail(run.phases, PhaseLine, from_end=True)
+        self._due = self._ranks_due = -math.inf  # monotonic seconds
         self._waiting: tuple[float | None, int | None] = (None, None)
 
-    def start(self, at: float, *, records_gpus: bool) -> None:
-        """Start to watch the GPUs, if they are recorded. at: Unix seconds; older samples are ignored."""
-        self._gpus = GpuTail(self._run, begun=at) if records_gpus else None
+    def start(self, *, records_gpus: bool) -> None:
+        """Start to watch the GPUs, if they are recorded. The samples of earlier attempts are ignored."""
+        self._gpus = GpuTail(self._run) if records_gpus else None
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
         """All alerts of this run, active ones last."""
         return tuple([*self._ended, *self._active][-MOST_ALERTS:])
 
-    def poll(self, now: float | None = None) -> RunUpdate:
-        """Read what was appended, and evaluate the alert rules at most once per second. now: Unix seconds."""
-        now = time.time() if now is None else now
-        self._tail.read()
+    def poll(self, now: float | None = None, clock: float | None = None) -> RunUpdate:
+        """Read what was appended, and evaluate the alert rules at most once per second.
+
+        now: Unix seconds.  clock: monotonic seconds; by default those of now.
+        """
+        now, clock = _times(now, clock)
+        self._tail.read(clock)
         # Callers poll ten times per second, which the rules do not need.
         change = AlertChange(self._active)
-        if now >= self._due:
-            self._due = now + EVERY_S
-            change = self._tracker.update(self._snapshot(now))
+        if clock >= self._due:
+            self._due = clock + EVERY_S
+            self._read_phases()
+            change = self._tracker.update(self._snapshot(now, clock))
             self._active = change.active
             self._ended += change.ended
-        return self._update(now, change)
+        return self._update(now, clock, change)
 
-    def end(self, now: float | None = None) -> RunUpdate:
+    def end(self, now: float | None = None, clock: float | None = None) -> RunUpdate:
         """Poll a last time, and end the alerts that are still active: the attempt is over."""
-        now = time.time() if now is None else now
-        self._due = 0.0
-        self.poll(now)
+        now, clock = _times(now, clock)
+        self._due = -math.inf
+        self.poll(now, clock)
         ended = self._tracker.end(now)
         self._ended += ended
         self._active = ()
-        return self._update(now, AlertChange(ended=ended))
+        return self._update(now, clock, AlertChange(ended=ended))
 
-    def _update(self, now: float, change: AlertChange) -> RunUpdate:
+    def _read_phases(self) -> None:
+        with suppress(OSError):  # unreadable for now
+            lines = [line for _, line in self._phase_lines.read() if line.attempt == self._tail.attempt]
+            self._phases += [Phase.of(line) for line in lines]
+            del self._phases[:-MOST_PHASES]
+
+    def _left_s(self, now: float, clock: float) -> float | None:
+        since = self._tail.since_s(now, clock)
+        left = [rest_of_run(self._tail.recent, self._phases, self._train, since), self._tail.budget_left_s(since)]
+        return min((seconds for seconds in left if seconds is not None), default=None)
+
+    def _update(self, now: float, clock: float, change: AlertChange) -> RunUpdate:
         tail = self._tail
         return RunUpdate(
             step=tail.step,
             loss=tail.loss,
             val_loss=tail.val_loss,
             tokens_per_second=tail.tokens_per_second,
-            left_s=tail.left_s(now),
+            left_s=self._left_s(now, clock),
             alerts=change,
         )
 
-    def _snapshot(self, now: float) -> RunSnapshot:
+    def _snapshot(self, now: float, clock: float) -> RunSnapshot:
         tail = self._tail
-        if self._ranks > 1 and now >= self._ranks_due:
-            self._ranks_due = now + RANKS_EVERY_S
+        if self._ranks > 1 and clock >= self._ranks_due:
+            self._ranks_due = clock + RANKS_EVERY_S
             self._waiting = _waiting(self._run)
-        gpus, memory = self._gpus.read(now) if self._gpus else ((), [])
+        gpus, memory = self._gpus.read(now, clock) if self._gpus else ((), [])
         steady = tail.lines > 1  # the first line contains the warm-up
         return RunSnapshot(
             time=now,
+            clock=clock,
             gpus=gpus,
             memory_cv=coefficient_of_variation(memory) if len(memory) > 1 else None,
             waiting=self._waiting[0],
@@ -250,23 +280,33 @@ class RunWatch:
             tokens_per_second=tail.tokens_per_second if steady else None,
             losses=tuple(tail.losses),
             val_losses=tuple(tail.val_losses),
-            quiet_s=now - tail.newest if tail.newest is not None and tail.lines else None,
+            quiet_s=tail.since_s(now, clock) if tail.lines else None,
         )
 
 
 class GpuTail:
     """Follow the GPU recording of a running attempt. A call of `read` costs what was appended since the last one."""
 
-    def __init__(self, run: RunDir, *, begun: float) -> None:
-        self._run, self._begun = run, begun
+    def __init__(self, run: RunDir) -> None:
+        """Ignore the samples that the recording holds now: they are of earlier attempts."""
+        self._run = run
+        self._file: int | None = None  # its inode: another recording has the same name if the GPUs have changed
         self._known = 0  # samples
+        with suppress(RecordError, OSError):
+            self._known, self._file = len(read_samples(run.gpu_samples)), run.gpu_samples.stat().st_ino
         self._newest: Recording | None = None
+        self._seen = -math.inf  # monotonic seconds of the read that found the newest sample
         self._busy: list[list[tuple[float, float]]] = []  # per GPU: time, utilization
         self._events: ThrottleEvents | None = None
 
-    def read(self, now: float) -> tuple[tuple[GpuState, ...], list[float]]:
-        """Return the current state of each GPU, and the known values of used memory; both empty without new samples."""
+    def read(self, now: float, clock: float) -> tuple[tuple[GpuState, ...], list[float]]:
+        """Return the current state of each GPU, and the known values of used memory; both empty without new samples.
+
+        now: Unix seconds.  clock: monotonic seconds.
+        """
         try:
+            if (file := self._run.gpu_samples.stat().st_ino) != self._file:
+                self._file, self._known = file, 0
             recording = read_samples(self._run.gpu_samples, first=self._known)
         except (RecordError, OSError):
             return (), []  # missing or unreadable: the run goes on
@@ -280,16 +320,17 @@ class GpuTail:
         # Keep the newest recording with a sample, and refuse it when it is too old.
         self._known += len(recording)
         if len(recording):
-            self._newest = recording
+            self._newest, self._seen = recording, clock
         newest = self._newest
-        if newest is None or newest.times[-1] < max(self._begun, now - WINDOW_S):
-            return (), []  # of an earlier attempt, or the recorder has exited
+        # The times of samples are of the wall clock; if it was set back, only the monotonic clock shows their age.
+        if newest is None or newest.times[-1] < now - WINDOW_S or self._seen < clock - WINDOW_S:
+            return (), []  # the recorder has exited
 
         # The state of each GPU: the last value of each quantity, and the mean utilization.
         reasons = self._events.throttle(math.inf) if self._events else {}
         states, memory = [], []
         for at, gpu in enumerate(gpus):
-            busy = self._utilization(at, recording, now)
+            busy = self._utilization(at, recording)
             last = {name: _known(column[-1]) for name, column in newest.columns[at].items()}
             if last["memory_used"] is not None:
                 memory.append(last["memory_used"])
@@ -299,18 +340,18 @@ class GpuTail:
             states.append(_state(index, total, last, busy=busy, throttled=reasons.get(index, ()), lost=lost))
         return tuple(states), memory
 
-    def _utilization(self, at: int, recording: Recording, now: float) -> float | None:
+    def _utilization(self, at: int, recording: Recording) -> float | None:
         """Add the new values of a GPU, and return its mean utilization over the window, None before it is full."""
         column = recording.columns[at]["utilization"]
-        values = [
-            (time, value)
-            for time, value in zip(recording.times, column, strict=True)
-            if not math.isnan(value) and time >= self._begun
-        ]
+        values = [(time, value) for time, value in zip(recording.times, column, strict=True) if not math.isnan(value)]
         window = [*self._busy[at], *values]
+        if not window:
+            return None
+        now = window[-1][0]
+        window = [pair for pair in window if pair[0] <= now]  # without those from before the clock was set back
         # The mean of less than a whole window depends on the phase of a step. One more second of samples is kept, so
         # that the next call finds the window full again.
-        full = bool(window) and window[0][0] <= now - WINDOW_S
+        full = window[0][0] <= now - WINDOW_S
         self._busy[at] = [pair for pair in window if pair[0] > now - WINDOW_S - EVERY_S]
         recent = [value for time, value in self._busy[at] if time > now - WINDOW_S]
         return sum(recent) / len(recent) if full and recent else None
@@ -353,6 +394,13 @@ def _state(
     )
 
 
+def _times(now: float | None, clock: float | None) -> tuple[float, float]:
+    """Return the wall clock and the monotonic clock; a given wall clock replaces both, unless both are given."""
+    if clock is None:
+        clock = time.monotonic() if now is None else now
+    return time.time() if now is None else now, clock
+
+
 def _waiting(run: RunDir) -> tuple[float | None, int | None]:
     """Return the share of step time (percent) that ranks wait for a straggler, and its rank; None without one."""
     ranks = recent_ranks(run)
@@ -370,31 +418,39 @@ class AlertTracker:
 
     def __init__(self, limits: Thresholds) -> None:
         self._limits = limits
-        self._since: dict[tuple[AlertKind, str], float] = {}  # when a rule began to match, Unix seconds
+        self._since: dict[
+            tuple[AlertKind, str], tuple[float, float]
+        ] = {}  # when a rule began to match: Unix, monotonic
         self._active: dict[tuple[AlertKind, str], Alert] = {}
 
     def update(self, state: RunSnapshot) -> AlertChange:
-        """Evaluate the rules on a sample. Times must not decrease."""
+        """Evaluate the rules on a sample. The times of its monotonic clock must not decrease."""
         found = {(one.kind, one.about): one for one in findings(state, self._limits)}
         began = []
         for key, one in found.items():
-            since = self._since.setdefault(key, state.time)
+            clock = state.time if state.clock is None else state.clock
+            since, began_at = self._since.setdefault(key, (state.time, clock))
             if key in self._active:
                 self._active[key] = _worse(self._active[key], one)
-            elif one.kind in AT_ONCE or state.time - since >= self._limits.hold_s:
+            elif one.kind in AT_ONCE or clock - began_at >= self._limits.hold_s:
                 self._active[key] = _alert(one, since)
                 began.append(self._active[key])
         # A rule that stops matching starts again from zero: short peaks do not add up.
         self._since = {key: since for key, since in self._since.items() if key in found}
         over = [key for key in self._active if key not in found]
-        ended = [replace(self._active.pop(key), until=state.time) for key in over]
+        ended = [_ended(self._active.pop(key), state.time) for key in over]
         return AlertChange(_sorted(self._active.values()), tuple(began), tuple(ended))
 
     def end(self, time: float) -> tuple[Alert, ...]:
         """End all active alerts, and return them."""
-        ended = tuple(replace(alert, until=time) for alert in _sorted(self._active.values()))
+        ended = tuple(_ended(alert, time) for alert in _sorted(self._active.values()))
         self._active.clear()
         return ended
+
+
+def _ended(alert: Alert, at: float) -> Alert:
+    """Return the alert with its end, which is never before its start: the wall clock may have been set back."""
+    return replace(alert, until=max(alert.since, at))
 
 
 def _alert(one: Finding, since: float) -> Alert:

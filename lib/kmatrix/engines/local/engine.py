@@ -21,6 +21,7 @@ from kmatrix.engines.local.process import ProcessTree, start
 from kmatrix.engines.local.recorder import RecorderLauncher, end
 from kmatrix.errors import KmatrixError
 from kmatrix.packing import Limits, PackedJob, startable
+from kmatrix.records.clock import Clock
 from kmatrix.records.disk import WAIT, when_there_is_space
 from kmatrix.records.files import read_json
 from kmatrix.records.paths import program_environment, program_path
@@ -227,7 +228,14 @@ class LocalEngine:
             return
         job.tree, at, before = begun
         job.plan, job.started_at = plan, time.monotonic()
-        job.state = JobState(phase=JobPhase.RUNNING, pid=job.tree.pid, started=at, gpus=plan.gpus, log_start=before)
+        job.state = JobState(
+            phase=JobPhase.RUNNING,
+            pid=job.tree.pid,
+            started=at,
+            clock=Clock.now(),
+            gpus=plan.gpus,
+            log_start=before,
+        )
         self._start_recorder(job)
         if self._trackers is not None:
             self._trackers.begin(plan, job.tree.pid)
@@ -327,7 +335,10 @@ class LocalEngine:
             job.tree.stop()
 
     def _set_ended(self, job: _Job, code: int, *, now: bool = False) -> None:
-        job.state = replace(job.state, phase=JobPhase.ENDED, ended=time.time(), exit_code=code)
+        seconds = time.monotonic() - job.started_at
+        # The wall clock may have been set meanwhile: an end is never before its start.
+        ended = max(time.time(), job.state.started or 0.0)
+        job.state = replace(job.state, phase=JobPhase.ENDED, ended=ended, seconds=seconds, exit_code=code)
         # The recorder first: the tracker uploads its last samples.
         end(job.recorder)
         if self._trackers is not None:
