@@ -244,12 +244,6 @@ class RunLog:
         except RuntimeError:
             return None
 
-    def _dollars(self) -> float | None:
-        """Return the cost of the run so far in dollars, or None without a price."""
-        if self.config is None or self.config.gpu_hour_price is None:
-            return None
-        return self.config.gpu_hour_price * self.config.num_gpus * self.spent() / 3600
-
     def _speed(self, seconds: float) -> tuple[float, float | None]:
         """Return tokens per second, and MFU if the peak is known, of steps that take `seconds`."""
         assert self.config
@@ -317,7 +311,6 @@ class RunLog:
                 "step_ms": 1e3 * statistics.median(steady) if steady else None,
                 "seconds": self.elapsed_s,
                 "spent_s": self.spent(),
-                "dollars": self._dollars(),
                 "schedule_share": self.step / config.max_iters if config else None,
                 "attempt_seconds": time.perf_counter() - self.started,
                 "peak_memory_mib": peak_memory_mib(world) if world else None,

@@ -90,7 +90,7 @@ def test_a_cost_budget_is_converted_to_time(train):
     result = load(run / "result.json")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert (result["status"], result["ended_by"]) == ("finished", "cost")
-    assert result["dollars"] <= 0.01 * 1.05
+    assert result["spent_s"] * 1.8 / 3600 <= 0.01 * 1.05
     assert result["final_val_loss"] < result["initial_val_loss"]
 
 

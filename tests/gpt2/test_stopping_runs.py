@@ -54,7 +54,6 @@ def test_a_run_at_the_end_of_its_time_budget_has_a_final_evaluation_and_checkpoi
     assert final["step"] == result["step"]
     assert result["schedule_share"] == pytest.approx(result["step"] / 1_000_000)
     assert "steps of the learning rate schedule" in process.stdout
-    assert result["dollars"] is None
 
 
 @pytest.mark.slow
@@ -70,8 +69,6 @@ def test_two_ranks_end_together_inside_the_budget_and_close_to_its_end(tmp_path,
     assert process.returncode == 0, process.stdout
     assert has_ended(run_dir) == ("finished", None, ended_by)
     assert 19 < result["spent_s"] < 28  # under load the end may take longer than ever before
-    if ended_by == "cost":
-        assert result["dollars"] == pytest.approx(2 * 3.6 * result["spent_s"] / 3600)
 
 
 @pytest.mark.slow

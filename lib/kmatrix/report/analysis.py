@@ -152,7 +152,7 @@ def _axes(runs: Sequence[RunNumbers]) -> dict[str, tuple[str, ...]]:
 
 
 def _with_gpu(folder: RunDir, run: RunNumbers) -> RunNumbers:
-    totals = TrainingTotals(tokens=run.tokens, seconds=run.seconds, device=run.device, mfu=run.mfu)
+    totals = TrainingTotals(tokens=run.tokens, seconds=run.seconds, device=run.device, mfu=run.mfu, wall_s=run.wall_s)
     return replace(run, gpu=read_gpu(folder, totals))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from kmatrix.records.decode import Scalar
@@ -24,6 +25,7 @@ from kmatrix.records.runs import (
 from kmatrix.records.states import RunStatusFile, read_run_status
 from kmatrix.report.numbers import GPUS_AXIS, SEED_AXIS, CurvePoint, RunNumbers
 from kmatrix.status.alerts import alerts_of
+from kmatrix.status.cost import dollars, wall_s
 from kmatrix.status.state import RunState
 from kmatrix.status.status_file import current_result, recover_status
 
@@ -66,6 +68,7 @@ def read_numbers(run_dir: RunDir, planned: RunFile) -> RunNumbers:
     result = current_result(run_dir, state)
     val, curve = _points(record.metrics, "val/loss"), _points(record.metrics, "train/loss")
     known = (result or RunResult()).or_else(_measured(record.metrics, val, curve))
+    wall = wall_s(state.attempts, time.time())
     final = result if state.status is Status.FINISHED else known  # a finished run is ranked by its own result alone
     return RunNumbers(
         name=run_dir.name,
@@ -106,6 +109,8 @@ def read_numbers(run_dir: RunDir, planned: RunFile) -> RunNumbers:
         mfu=known.mfu,
         step_ms=known.step_ms,
         seconds=known.seconds,
+        wall_s=wall,
+        dollars=dollars(wall, known.world_size or train.num_gpus, train.gpu_hour_price),
         peak_memory_mib=known.peak_memory_mib,
         params=known.params,
         ended=known.ended,

@@ -34,6 +34,7 @@ PLAIN = (  # fields of RunNumbers with the same key in results.json
     *("warmup_share", "initial_val_loss", "final_val_loss", "last_val_step", "best_val_loss", "best_val_step"),
     *("tokenizer", "bytes_per_token", "bits_per_byte", "hellaswag_accuracy", "hellaswag_accuracy_norm"),
     *("final_train_loss", "perplexity", "tokens", "tokens_per_second", "mfu", "step_ms", "seconds"),
+    *("wall_s", "dollars"),
     *("peak_memory_mib", "params", "ended", "evidence", "log"),
     *("pruning", "target_sparsity", "sparsity"),
 )

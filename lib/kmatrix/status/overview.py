@@ -17,6 +17,7 @@ from kmatrix.records.runs import GpuEntry, RunFile, RunResult, Status, read_run_
 from kmatrix.records.states import PhaseLine, read_matrix_status
 from kmatrix.records.tracking import SyncStatus, read_track, sync_status
 from kmatrix.records.train_config import TrainFields
+from kmatrix.status.cost import dollars, wall_s
 from kmatrix.status.estimate import (
     EstimateSource,
     Measured,
@@ -89,7 +90,7 @@ class Overview:
         fullest = max(memory, key=lambda device: device.most, default=None)
         last = state.last
         live = state.status is Status.RUNNING
-        elapsed = _elapsed(state, now)
+        elapsed = wall_s(state.attempts, now)
         step = result.step if result else tail.step
         left = _left(run, tail, train, elapsed, now) if live else None
         return RunView(
@@ -166,13 +167,10 @@ class Overview:
 
     def _priced(self, view: RunView) -> RunView:
         """Return the view with spent and total cost, if a GPU hour has a price."""
-        price = self._train(view).gpu_hour_price
-        if not price or view.ranks is None:
-            return view
-        an_hour = price * view.ranks
-        dollars = an_hour * (view.elapsed_s or 0.0) / 3600
+        price, used = self._train(view).gpu_hour_price, 0.0 if view.reused_from else view.elapsed_s or 0.0
         more = view.left_s if view.status in TO_COME else 0.0
-        return replace(view, dollars=dollars, all_dollars=None if more is None else dollars + an_hour * more / 3600)
+        whole = None if more is None else used + more
+        return replace(view, dollars=dollars(used, view.ranks, price), all_dollars=dollars(whole, view.ranks, price))
 
     def _packed(self, views: Sequence[RunView]) -> list[RunView]:
         """Return the views with the estimated start and end times."""
@@ -239,12 +237,6 @@ def _epochs(record: RunFile, steps: int | None) -> float | None:
     if steps is None or record.train.tokens_per_step is None or not record.train_tokens:
         return None
     return steps * record.train.tokens_per_step / record.train_tokens
-
-
-def _elapsed(state: RunState, now: float) -> float | None:
-    """Return the total time (s) of all attempts."""
-    spans = [seconds for attempt in state.attempts if (seconds := attempt.duration_s(now)) is not None]
-    return sum(spans) if spans else None
 
 
 def _left(run: RunDir, tail: MetricsTail, train: TrainFields, elapsed: float | None, now: float) -> float | None:

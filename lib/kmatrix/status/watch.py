@@ -120,7 +120,7 @@ class MetricsTail:
 
     @property
     def _follows(self) -> bool:
-        """Whether a line that is read now was written after the read before."""
+        """True if a line that is read now was written after the read before."""
         return self._reads > 1 or not self._whole
 
     def since_s(self, now: float, clock: float | None = None) -> float:

@@ -153,6 +153,7 @@ class GpuNumbers:
     consistent: bool = True  # False: the recording contains values that cannot be true
     ranks: RankNumbers | None = None
     mfu: float | None = None  # model FLOPs utilization of the training, 0 to 1
+    wall_s: float | None = None  # s, of all attempts of the run; None for a recording without a run
     factors: CostFactors = field(default_factory=CostFactors)
     phases: tuple[RecordedPhase, ...] = ()  # sorted by begin
     notes: tuple[str, ...] = ()  # limits of these numbers, one sentence each
@@ -196,9 +197,10 @@ class GpuNumbers:
 
     @property
     def cost(self) -> Cost:
-        """Cost of the recorded time. Runs on the CPU have no GPU-hours."""
-        # GPUs cost money from start to end of the recording, busy or not.
-        seconds = None if self.seconds is None or self.device_type == CPU else self.seconds * len(self.devices)
+        """Cost of the recorded energy, and of the GPUs (`kmatrix.status.cost`). Runs on the CPU have no GPU-hours."""
+        # Without a run, GPUs cost money from start to end of the recording, busy or not.
+        wall_s = self.seconds if self.wall_s is None else self.wall_s
+        seconds = None if wall_s is None or self.device_type == CPU else wall_s * len(self.devices)
         return cost_of(self.joules, seconds, self.factors)
 
     @property

@@ -56,6 +56,7 @@ class TrainingTotals:
     seconds: float | None = None
     device: str = ""  # "gpu", "cpu" or ""
     mfu: float | None = None  # 0 to 1
+    wall_s: float | None = None  # s, of all attempts
 
 
 def read_gpu(run_dir: RunDir, totals: TrainingTotals) -> GpuNumbers | None:
@@ -70,7 +71,7 @@ def read_gpu(run_dir: RunDir, totals: TrainingTotals) -> GpuNumbers | None:
     if numbers is None:
         return None
     factors = cost_factors(read_run_file_or_empty(run_dir))
-    numbers = replace(numbers, ranks=ranks, mfu=totals.mfu, factors=factors)
+    numbers = replace(numbers, ranks=ranks, mfu=totals.mfu, wall_s=totals.wall_s, factors=factors)
     return _add_joules_per_token(_add_training(run_dir, numbers), totals)
 
 
