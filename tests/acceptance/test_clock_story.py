@@ -24,25 +24,15 @@ TINY = (
 )
 SLOW = '''
 """A wall clock with the offset (s) in a file; a training step takes 0.2 s until another file exists."""
-import datetime, os, sys, time
-wall, wall_ns, Real = time.time, time.time_ns, datetime.datetime
+import os, sys, time
+wall, wall_ns = time.time, time.time_ns
 
 def offset():
     with open({clock!r}) as file:
         return int(file.read() or 0)
 
-class Fake(Real):
-    @classmethod
-    def now(cls, tz=None):
-        return Real.fromtimestamp(time.time(), tz)
-
-    @classmethod
-    def today(cls):
-        return cls.now()
-
 time.time = lambda: wall() + offset()
 time.time_ns = lambda: wall_ns() + offset() * 10**9
-datetime.datetime = Fake
 if "gpt2.train" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
     import gpt2.train
     scale = gpt2.train.scale
