@@ -376,7 +376,10 @@ def test_the_duration_of_an_attempt_of_an_old_version_is_never_negative():
     assert Attempt(number=1, status=Status.FINISHED, started=100.0, ended=160.0).duration_s() == 60.0
     assert Attempt(number=1, status=Status.FINISHED, started=100.0, ended=90.0).duration_s() == 0.0
     assert Attempt(number=1, started=100.0).duration_s(now=90.0) == 0.0
-    assert Attempt(number=1, started=100.0, clock=Clock(monotonic=5.0, boot_id="another boot")).duration_s(now=107.0) == 7.0
+    assert (
+        Attempt(number=1, started=100.0, clock=Clock(monotonic=5.0, boot_id="another boot")).duration_s(now=107.0)
+        == 7.0
+    )
     assert Attempt(number=1, status=Status.STOPPED, started=100.0).duration_s(now=200.0) is None
     assert Attempt(number=1).duration_s(now=200.0) is None
 
