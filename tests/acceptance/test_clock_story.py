@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
 
 TINY = (
     *("DEVICE=cpu", "MODEL=custom", "N_LAYER=1", "N_HEAD=2", "N_EMBD=16", "BLOCK_SIZE=16", "BATCH_SIZE=2"),
-    *("GLOBAL_BATCH=2", "EVAL_SAMPLES=4", "EVAL_INTERVAL=20", "LOG_INTERVAL=1", "REUSE=n", "OPTIMIZER=adamw,sgd"),
-    *("MAX_ITERS=40", "CHECKPOINT_INTERVAL=10", "NUM_GPUS=1", "GPU_HOUR_PRICE=3.6", "ALERT_STALL=30"),
+    *("GLOBAL_BATCH=2", "EVAL_SAMPLES=4", "EVAL_INTERVAL=100", "LOG_INTERVAL=1", "REUSE=n", "OPTIMIZER=adamw,sgd"),
+    *("MAX_ITERS=300", "CHECKPOINT_INTERVAL=50", "NUM_GPUS=1", "GPU_HOUR_PRICE=3.6", "ALERT_STALL=30"),
 )
 SLOW = '''
 """A wall clock with the offset (s) in a file; a training step takes 0.2 s until another file exists."""

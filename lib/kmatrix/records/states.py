@@ -111,8 +111,6 @@ class PhaseLine(Record, frozen=True, kw_only=True):
     phase: str
     begin: UnixTime
     end: UnixTime
-    begin_monotonic: Amount | None = None  # s of the monotonic clock; None in files of early versions
-    end_monotonic: Amount | None = None  # s
     attempt: Count = 1
     begin_monotonic: Amount | None = None  # seconds since the boot; None in files of version 0.1
     end_monotonic: Amount | None = None
