@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kmatrix.errors import SchemaError
-from kmatrix.records.clock import Clock
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.lock import boot_id
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import LOST, Status
-from kmatrix.records.states import read_run_status
+from kmatrix.records.states import Clock, read_run_status
 from kmatrix.status.state import (
     DISK,
     KILLED,

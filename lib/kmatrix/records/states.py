@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kmatrix.records.clock import Clock
+import time
+
 from kmatrix.records.decode import (
     Amount,
     Count,
@@ -13,6 +14,7 @@ from kmatrix.records.decode import (
     decode_optional,
     field,
 )
+from kmatrix.records.lock import boot_id
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import GpuEntry, Status
 
@@ -28,6 +30,24 @@ class AlertEntry(Record, frozen=True, kw_only=True):
     threshold: Number | None = None
     reason: str | None = None
     until: UnixTime | None = None
+
+
+class Clock(Record, frozen=True):
+    """A time of the monotonic clock, which nobody sets and which starts at 0 with each boot of the machine."""
+
+    monotonic: Amount  # s
+    boot_id: str | None = None  # the kernel's id of the boot
+
+    @classmethod
+    def now(cls) -> Clock:
+        """Return the current time."""
+        return cls(monotonic=time.monotonic(), boot_id=boot_id())
+
+    def since(self) -> float | None:
+        """Return the seconds since then; None on another machine, or after a boot."""
+        if self.boot_id is None or self.boot_id != boot_id():
+            return None
+        return max(0.0, time.monotonic() - self.monotonic)
 
 
 class AttemptRecord(Record, frozen=True, kw_only=True):

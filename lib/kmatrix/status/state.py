@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from kmatrix.records.clock import Clock
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import LOST, Status
+from kmatrix.records.states import Clock
 
 # Kinds of ends: failures and stops.
 OOM, TIMEOUT, MISMATCH, NOT_STARTED, DIED, LOST_KIND = "oom", "timeout", "mismatch", "not started", "died", "lost"

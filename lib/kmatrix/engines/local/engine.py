@@ -21,11 +21,11 @@ from kmatrix.engines.local.process import ProcessTree, start
 from kmatrix.engines.local.recorder import RecorderLauncher, end
 from kmatrix.errors import KmatrixError
 from kmatrix.packing import Limits, PackedJob, startable
-from kmatrix.records.clock import Clock
 from kmatrix.records.disk import WAIT, when_there_is_space
 from kmatrix.records.files import read_json
 from kmatrix.records.paths import program_environment, program_path
 from kmatrix.records.run_lock import TOKEN, begin_attempt, kill, members
+from kmatrix.records.states import Clock
 from kmatrix.status.state import TIMEOUT, JobPhase, JobState, RunPlan
 from kmatrix.text import plural
 from kmatrix.track.processes import TrackerProcesses
