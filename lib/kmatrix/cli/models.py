@@ -166,6 +166,8 @@ def prune(arguments: Arguments) -> int:
             take_folder(matrix, Path(base))
         check_own_files(matrix)
         found = [index for run, index in _indexes(matrix, arguments) if _lock(locks, run)]
+        for index in found:
+            index.finish_deleting()  # of a command that was killed
         going = {index: entries for index in found if (entries := _superseded(index))}
         return _delete(arguments, going)
 

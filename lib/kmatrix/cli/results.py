@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments, yes
-from kmatrix.cli.targets import find_target, results_dir
+from kmatrix.cli.targets import find_target, results_dir, warn_missing
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.records.decode import SCHEMA
@@ -23,13 +23,17 @@ EXAMPLE = "pass BASE=<matrix or run> NEW=<matrix or run>"
 
 def summary(arguments: Arguments) -> int:
     """Write summary_report.txt, results.json and all_results.json, and print the summary."""
-    report(find_target(arguments), draw=False)
+    matrix = find_target(arguments)
+    warn_missing(matrix)
+    report(matrix, draw=False)
     return 0
 
 
 def graphs(arguments: Arguments) -> int:
     """Draw the graphs from the run directories."""
-    _draw(analyse(find_target(arguments)))
+    matrix = find_target(arguments)
+    warn_missing(matrix)
+    _draw(analyse(matrix))
     return 0
 
 

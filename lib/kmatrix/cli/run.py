@@ -14,7 +14,7 @@ from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.configure import defconfig
 from kmatrix.cli.progress import ProgressDisplay, outlived
 from kmatrix.cli.results import report
-from kmatrix.cli.targets import chosen_runs, find_target, refuse_if_running
+from kmatrix.cli.targets import chosen_runs, find_target, refuse_if_running, warn_interrupted
 from kmatrix.cli.trackers import asked_trackers, wait_for_sync
 from kmatrix.engines.local.recorder import RecorderLauncher
 from kmatrix.errors import ConfigError, LaunchError
@@ -31,7 +31,7 @@ from kmatrix.records.paths import ROOT, MatrixDir, RunDir, program_environment
 from kmatrix.records.runs import Status, read_run_file, read_run_file_or_empty, read_train_values_or_empty
 from kmatrix.records.tracking import pending_messages, sync_status
 from kmatrix.report.reproduction import Changes, changes, describe_repetition, repetition
-from kmatrix.runner.archive import archive_result
+from kmatrix.runner.archive import archive_results, finish_rerun
 from kmatrix.runner.execute import (
     detach,
     execute,
@@ -189,6 +189,7 @@ def _run_detached(matrix: MatrixDir, arguments: Arguments, *names: str) -> int:
 
 def continue_(arguments: Arguments) -> int:
     """Continue a matrix: finished runs are kept, the others resume from their last valid checkpoint."""
+    warn_interrupted(arguments)
     matrix = find_target(arguments)
     background, retry = yes(arguments, "DETACH"), yes(arguments, "RETRY_FAILED")
     # Refuse what can be refused before anything is written.
@@ -226,8 +227,11 @@ def _open_matrix(matrix: MatrixDir, arguments: Arguments) -> Sequence[str]:
             take_folder(matrix, Path(base))
         check_own_files(matrix)
         restored = restore_runs(matrix)
+        archived = finish_rerun(matrix)
     for name in restored.made:
         print(f"{name}: its folder or run.json was missing, made again from {matrix.plan.name}")
+    for name in archived:
+        print(f"{name}: archived its result, which an interrupted test-rerun had left")
     for name in restored.lost:
         print(f"{name}: missing, and {matrix.name} has no plan of it: make it in a new matrix with make test-matrix")
     return restored.lost
@@ -251,9 +255,8 @@ def test_rerun(arguments: Arguments) -> int:
             )
     recorders = recorder_launcher(arguments.get("SIMULATE"), *recording(symbols(matrix)))
     with held(matrix):  # no runner may start a run while its files are moved
-        for run in runs:
-            archive = archive_result(run)
-            print(f"{run.name}: " + (f"archived its result in {shown(archive)}" if archive else "no result yet"))
+        for name, archive in archive_results(matrix, runs).items():
+            print(f"{name}: " + (f"archived its result in {shown(archive)}" if archive else "no result yet"))
     plan = reopen(matrix, gpus, names={run.name for run in runs})
     status = _run_and_report(matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen, disk_wait=disk_wait)
     return status or (EXIT_FAILED if lost else 0)

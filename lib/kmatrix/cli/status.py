@@ -13,12 +13,25 @@ from typing import TYPE_CHECKING
 
 from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.progress import COLOURS, colourless
-from kmatrix.cli.targets import find_target, running_target
+from kmatrix.cli.targets import find_target, running_target, warn_interrupted
 from kmatrix.records.decode import SCHEMA
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import links, pending_messages
 from kmatrix.status.overview import TO_COME, GpuView, MatrixView, Overview, RunView
-from kmatrix.text import UNKNOWN, Column, columns, count, duration, memory_size, money, plural, table, time_of_day, wrap
+from kmatrix.text import (
+    UNKNOWN,
+    Column,
+    columns,
+    count,
+    duration,
+    first_names,
+    memory_size,
+    money,
+    plural,
+    table,
+    time_of_day,
+    wrap,
+)
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -57,6 +70,7 @@ LEFT = (0, 1, 6)  # columns of words
 
 def status(arguments: Arguments) -> int:
     """Show the matrix that is running, else the newest, or TARGET=."""
+    warn_interrupted(arguments)
     overview = Overview(running_target(arguments) or find_target(arguments))
     if yes(arguments, "JSON"):
         print(json.dumps(as_json(overview.poll()), indent=2))
@@ -201,7 +215,7 @@ def cells(run: RunView, gpus: Sequence[int | None] = ()) -> tuple[str, ...]:
     done = None if run.step is None or not run.max_iters else run.step / run.max_iters
     return (
         run.name,
-        "reused" if run.reused_from else str(run.status),
+        _status(run),
         _steps(run),
         UNKNOWN if done is None else f"{min(done, 1.0):.0%}",
         _number(run.loss, ".3f"),
@@ -226,6 +240,8 @@ def notes(view: MatrixView) -> Iterator[tuple[Status | None, str]]:
             yield Status.FAILED, f"GPU {_gpu(gpu)}: {gpu.out}"
     for run in view.runs:
         yield from ((Status.FAILED, f"! {run.name}  {alert}") for alert in run.alerts)
+    if missing := [run.name for run in view.runs if run.missing]:
+        yield Status.FAILED, f"no run.json: {first_names(missing)}; `make continue` makes them again"
     for run in view.runs:
         yield from _history(run)
     for text in pending_messages(((run.name, sent) for run in view.runs for sent in run.trackers), view.name):
@@ -251,6 +267,10 @@ def _cost(view: MatrixView) -> str:
     spent = sum(run.dollars or 0.0 for run in view.runs)
     to_come = view.all_dollars is not None and any(run.left_s for run in view.runs)
     return f"cost {money(spent)}" + (f" of {money(view.all_dollars)}" if to_come else "")
+
+
+def _status(run: RunView) -> str:
+    return "missing" if run.missing else "reused" if run.reused_from else str(run.status)
 
 
 def _steps(run: RunView) -> str:
@@ -334,7 +354,7 @@ def _cells(run: RunView, now: float) -> tuple[str, ...]:
     read = [_epochs(number) for number in (run.epochs, run.all_epochs) if number is not None]
     return (
         run.name,
-        "reused" if run.reused_from else str(run.status),
+        _status(run),
         _steps(run),
         "/".join(read) or UNKNOWN,
         UNKNOWN if not open_ or run.left_s is None else duration(run.left_s),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import sys
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
@@ -11,8 +12,8 @@ from kmatrix.errors import ConfigError
 from kmatrix.kconfig.assignments import read_assignments
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.records.lock import holder, in_use
-from kmatrix.records.paths import ROOT, MatrixDir, RunDir, find_matrix, matrix_dirs
-from kmatrix.text import first_names, shown
+from kmatrix.records.paths import ROOT, STAGED, MatrixDir, RunDir, find_matrix, interrupted_dirs, matrix_dirs
+from kmatrix.text import first_names, plural, shown
 
 
 def find_target(arguments: Arguments) -> MatrixDir:
@@ -47,6 +48,27 @@ def chosen_runs(matrix: MatrixDir, arguments: Arguments) -> list[RunDir]:
         names = first_names(run.name for run in runs)
         raise ConfigError(f"RUN={asked} matches no run of {shown(matrix.path)}", why=f"its runs are {names}")
     return found
+
+
+def warn_missing(matrix: MatrixDir) -> None:
+    """Print a note if runs of the plan have no directory: a report must not look complete without them."""
+    if missing := matrix.missing():
+        print(
+            f"note: {plural(len(missing), 'run')} of the plan without a run.json: {first_names(missing)}; "
+            f"make continue TARGET={shown(matrix.path)} makes them again",
+            file=sys.stderr,
+        )
+
+
+def warn_interrupted(arguments: Arguments) -> None:
+    """Print a note about each matrix whose creation was interrupted, if the newest one is asked for."""
+    if not arguments.get("TARGET") and not arguments.get("RUN"):
+        for path in interrupted_dirs(results_dir(arguments)):
+            print(
+                f"note: the creation of {path.name.removeprefix('.').removesuffix(STAGED)} was interrupted before "
+                f"its plan was complete, and nothing was run; {shown(path)} can be removed",
+                file=sys.stderr,
+            )
 
 
 def refuse_if_running(matrix: MatrixDir) -> None:

@@ -9,6 +9,7 @@ from kmatrix.experiment.plan import find_gpus
 from kmatrix.records.checkpoint_dir import check_own_files
 from kmatrix.records.lock import held
 from kmatrix.records.paths import MatrixDir
+from kmatrix.runner.archive import finish_rerun
 from kmatrix.runner.execute import execute, finish, matrix_trackers, need_torch, recorder_launcher, recording, symbols
 from kmatrix.runner.loop import Outcome
 from kmatrix.runner.resume import reopen, restore_runs
@@ -32,6 +33,7 @@ def run_matrix(
     need_torch()
     with held(matrix):
         check_own_files(matrix)
+        finish_rerun(matrix)
         for name in restore_runs(matrix).lost:
             on_note(f"{name} is missing, and the matrix has no plan of it")
     found, notes = find_gpus(gpus)

@@ -112,9 +112,10 @@ class CheckpointIndex:
         self.entries = [entry for entry in self.entries if entry.name not in going]
         self.deleting = [*self.deleting, *sorted(going)]
         self._write()
-        self._finish_deleting()
+        self.finish_deleting()
 
-    def _finish_deleting(self) -> None:
+    def finish_deleting(self) -> None:
+        """Delete the files of checkpoints that were removed from the index before a kill."""
         listed = {entry.name for entry in self.entries}
         for name in self.deleting:
             if name in listed:
@@ -139,7 +140,7 @@ class CheckpointIndex:
 
     def tidy(self) -> list[str]:
         """Remove entries without a file and the remains of killed saves and deletions; return the missing files."""
-        self._finish_deleting()
+        self.finish_deleting()
         missing = [entry.name for entry in self.entries if not (self.folder / entry.name).exists()]
         for partial in self.folder.glob(PARTIAL):
             partial.unlink(missing_ok=True)

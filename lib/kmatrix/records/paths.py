@@ -188,6 +188,11 @@ class MatrixDir:
         return self.path / "plan.jsonl.gz"
 
     @property
+    def rerun(self) -> Path:
+        """Return the file that names the runs of a rerun until their results are archived."""
+        return self.path / "rerun.json"
+
+    @property
     def config(self) -> Path:
         return self.path / "config.txt"
 

@@ -32,6 +32,17 @@ class RunTexts:
     texts: tuple[str, ...]  # in the order of FILES
 
 
+class Rerun(Record, frozen=True, kw_only=True):
+    """rerun.json: the runs whose results are being archived. It exists until all are."""
+
+    runs: tuple[str, ...] = ()
+
+
+def runs_to_archive(matrix: MatrixDir) -> frozenset[str]:
+    """Return the runs that an interrupted rerun planned again, and whose results may not be archived yet."""
+    return frozenset((decode_optional(matrix.rerun, Rerun) or Rerun()).runs)
+
+
 class _Line(Record, frozen=True, kw_only=True):
     name: str
     files: dict[str, str]  # file name -> its text

@@ -7,17 +7,45 @@ move.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from kmatrix.errors import LaunchError
 from kmatrix.records.checkpoint_dir import own_checkpoint_dir
+from kmatrix.records.decode import as_json
 from kmatrix.records.files import read_json, write_bytes, write_json
 from kmatrix.records.lock import try_lock
-from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import Status
+from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.plan import Rerun, free_path, runs_to_archive
+from kmatrix.records.runs import Status, read_run_file
 from kmatrix.records.tracking import is_syncing
 from kmatrix.status.state import Archived, RunState, after
 from kmatrix.status.status_file import last_number, recover_status, write_state, writing
+
+
+def archive_results(matrix: MatrixDir, runs: Sequence[RunDir]) -> dict[str, Path | None]:
+    """Archive the results of these runs, which are planned afterwards; return run -> archive, None without a result.
+
+    The caller holds the matrix. Raises LaunchError before anything is changed if a process of a run is still alive, or
+    RecordError if one of its files cannot be read. After a kill either no run is archived, or `finish_rerun` archives
+    all of them.
+    """
+    for run in runs:
+        _check(run)
+    with writing(matrix.rerun):
+        write_json(matrix.rerun, as_json(Rerun(runs=tuple(run.name for run in runs))))
+    found = {run.name: archive_result(run) for run in runs}
+    with writing(matrix.rerun):
+        matrix.rerun.unlink()
+    return found
+
+
+def finish_rerun(matrix: MatrixDir) -> list[str]:
+    """Archive the results that an interrupted rerun has left, and return its runs. The caller holds the matrix."""
+    names = runs_to_archive(matrix)
+    if names:
+        archive_results(matrix, [run for run in matrix.runs() if run.name in names])
+    return sorted(names)
 
 
 def archive_result(run: RunDir) -> Path | None:
@@ -26,18 +54,11 @@ def archive_result(run: RunDir) -> Path | None:
     The run is planned afterwards. The caller holds the matrix.
     Raises LaunchError if a process of the run is still alive, or the disk is full.
     """
-    # Taken and released at once: only to see whether a process of the run still holds it.
-    lock = try_lock(run.lock)
-    if lock is None:
-        raise LaunchError(f"{run.name} still has processes", hint="run `make stop`, or wait until they exit")
-    os.close(lock)
-    if is_syncing(run):
-        raise LaunchError(
-            f"{run.name} still sends to its trackers",
-            hint="wait for its end; track.log in the run directory shows its progress",
-        )
+    _check(run)
     # Before the files move: the numbers of later attempts continue after the archived ones.
     state = recover_status(run, has_runner=False)
+    if is_archiving(run, state):  # a kill came after the run was planned
+        finish_archiving(run)
     if not _left(run):
         return None
     with writing(run.archive):
@@ -52,6 +73,24 @@ def archive_result(run: RunDir) -> Path | None:
     return target
 
 
+def _check(run: RunDir) -> None:
+    """Raise an error if a result cannot be archived now."""
+    # Taken and released at once: only to see whether a process of the run still holds it.
+    lock = try_lock(run.lock)
+    if lock is None:
+        raise LaunchError(f"{run.name} still has processes", hint="run `make stop`, or wait until they exit")
+    os.close(lock)
+    if is_syncing(run):
+        raise LaunchError(
+            f"{run.name} still sends to its trackers",
+            hint="wait for its end; track.log in the run directory shows its progress",
+        )
+    # A file of a newer version is found now, not after a part of the others was moved.
+    recover_status(run, has_runner=False)
+    read_run_file(run)
+    own_checkpoint_dir(run)
+
+
 def finish_archiving(run: RunDir) -> None:
     """Move the remaining files of an archived result, also after a crash in the middle of the move."""
     target = _newest(run)
@@ -60,9 +99,9 @@ def finish_archiving(run: RunDir) -> None:
     with writing(target):
         record, place = read_json(run.run_json), own_checkpoint_dir(run)
         if place != run.checkpoints and place.exists():  # on another disk it is renamed, not moved
-            place.replace(_free(place.with_name(f"{place.name}.archive{target.name}")))
+            place.replace(free_path(place.with_name(f"{place.name}.archive{target.name}")))
         for entry in _left(run):
-            entry.replace(_free(target / entry.name))
+            entry.replace(free_path(target / entry.name))
         if "reused_from" in record:  # the new result is the run's own
             write_json(run.run_json, {name: value for name, value in record.items() if name != "reused_from"})
 
@@ -88,15 +127,7 @@ def _newest(run: RunDir) -> Path | None:
 def _folder(run: RunDir) -> Path:
     """Return the next archive directory; one with only a status.json was created before a crash, and is used again."""
     newest = _newest(run)
-    if newest is not None and [path.name for path in newest.iterdir()] in ([], [run.status.name]):
+    # A hidden file is a half-written status.json.
+    if newest is not None and all(path.name == run.status.name or path.name[0] == "." for path in newest.iterdir()):
         return newest
     return run.archive / str(int(newest.name) + 1 if newest else 1)
-
-
-def _free(path: Path) -> Path:
-    """Return a path that does not exist, so that no file is overwritten."""
-    number, free = 1, path
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.name}.{number}")
-    return free

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -13,6 +13,7 @@ from kmatrix.gpu.formats.json_array import last_entry
 from kmatrix.packing import Limits
 from kmatrix.records.decode import Amount, Count, Record, decode_lines, decode_optional
 from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.plan import runs_to_archive
 from kmatrix.records.runs import GpuEntry, RunFile, RunResult, Status, read_run_file_or_empty
 from kmatrix.records.states import PhaseLine, read_matrix_status
 from kmatrix.records.tracking import SyncStatus, read_track, sync_status
@@ -28,7 +29,7 @@ from kmatrix.status.estimate import (
     rest_of_run,
     whole_run,
 )
-from kmatrix.status.state import RunState, overall
+from kmatrix.status.state import Archived, RunState, after, overall
 from kmatrix.status.status_file import current_result, recover_status
 from kmatrix.status.watch import MetricsTail, alerts_of_run, budget_s
 
@@ -48,7 +49,10 @@ class Overview:
         """Return the current view. Raises SchemaError if a newer kmatrix wrote the matrix."""
         now = time.time() if now is None else now
         running = self._matrix.is_held()
-        found = [self._run(run, now, running=running) for run in self._matrix.all_runs()]
+        rerun = runs_to_archive(self._matrix)
+        found = [self._run(run, now, rerun, running=running) for run in self._matrix.all_runs()]
+        if not running and (missing := set(self._matrix.missing())):
+            found = [replace(view, missing=view.name in missing) for view in found]
         here = self._measured(found)
         views = self._packed([self._priced(self._expected(view, here)) for view in found])
         record = read_matrix_status(self._matrix)
@@ -76,8 +80,10 @@ class Overview:
         planned = [record.provenance.get("gpus") or [] for record in self._records.values()]
         return max(planned, key=len, default=[])
 
-    def _run(self, run: RunDir, now: float, *, running: bool) -> RunView:
+    def _run(self, run: RunDir, now: float, rerun: Collection[str], *, running: bool) -> RunView:
         state = recover_status(run, has_runner=running)
+        if run.name in rerun:  # its result is not archived yet: the command was killed, or is at work
+            state = after(state, Archived(state.number))
         if run.name not in self._records:
             self._records[run.name] = read_run_file_or_empty(run)
         record, train = self._records[run.name], self._records[run.name].train
@@ -326,6 +332,7 @@ class RunView:
     ended_by: str | None = None  # why a finished run ended early
     alerts: tuple[str, ...] = ()  # active ones
     reused_from: str = ""
+    missing: bool = False  # it has no run.json: `continue` makes it again
     trackers: tuple[SyncStatus, ...] = ()
 
 

@@ -1,0 +1,332 @@
+"""Kill commands at every change of a name, and creations at random moments; act on copies of a matrix."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from factories import make_data
+from instant import InstantEngine, Killed, killed_at, tree
+from kmatrix.records.checkpoint_dir import checkpoint_dir
+from kmatrix.records.checkpoints import CheckpointIndex
+from kmatrix.records.files import read_json
+from kmatrix.records.paths import MatrixDir
+from kmatrix.runner import execute
+from programs import ROOT, Program, give_gpus
+
+pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
+
+KILLS = int(os.environ.get("KMATRIX_KILLS", "8"))
+SEED = int(os.environ.get("KMATRIX_SEED", "12"))
+CREATED_RUNS = 16
+INSTANT = ROOT / "tests" / "support" / "instant.py"
+SETTINGS = (
+    *("NUM_GPUS=1", "OPTIMIZER=adamw", "GPU_MONITOR=n", "AUTO_GENERATE_GRAPHS=n", "PREFLIGHT=n"),
+    *("MAX_ITERS=30", "DATASET=shards", "BLOCK_SIZE=32", "EVAL_SAMPLES=10"),
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    make_data(folder)
+    return folder
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Return kmatrix with an engine that finishes each run at once."""
+    monkeypatch.setattr(execute, "LocalEngine", InstantEngine)
+    give_gpus(monkeypatch, 0)
+    made = Program(tmp_path)
+    made.check("defconfig-gpt2-cpu-quick")
+    return made
+
+
+def make_matrix(program, data, results, *arguments, seeds="1,2"):
+    """Make and run a matrix of one optimizer and several seeds."""
+    results.mkdir(exist_ok=True)
+    words = [*SETTINGS, f"SEED={seeds}", f"DATA_PATH={data}", f"RESULTS_DIR={results}", *arguments]
+    program.check("test-matrix", *words)
+    (path,) = results.glob("test_matrix_results_*")
+    return path
+
+
+def statuses(program, path):
+    result = program.check("status", f"TARGET={path}", "JSON=1")
+    return {run["name"]: run["status"] for run in json.loads(result.out)["runs"]}
+
+
+# Must 1: a copy
+
+
+@pytest.fixture
+def other_mount():
+    """Return a directory on another file system."""
+    place = Path("/dev/shm")
+    if not place.is_dir() or place.stat().st_dev == Path(tempfile.gettempdir()).stat().st_dev:
+        pytest.skip("/dev/shm is not another file system")
+    folder = Path(tempfile.mkdtemp(dir=place, prefix="kmatrix_test_"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_commands_on_a_copy_leave_the_original_as_it_is(program, data, tmp_path, other_mount, outside):
+    disk = tmp_path / "disk"
+    original = make_matrix(program, data, tmp_path / "original", *([f"CHECKPOINT_DIR={disk}"] if outside else []))
+    before = tree(original), tree(disk) if outside else {}
+    (tmp_path / "copies").mkdir()
+    copies = [tmp_path / "copies" / original.name, original.with_name("renamed"), other_mount / original.name]
+    for number, copy in enumerate(copies):
+        subprocess.run(["cp", "-a", str(original), str(copy)], check=True)
+        # One run has no result: `continue` has something to do.
+        name = sorted(statuses(program, copy))[0]
+        for path in ("result.json", "status.json", "metrics.jsonl"):
+            (copy / name / path).unlink()
+        for command in (
+            ["checkpoints-prune", "YES=1"],
+            ["continue"],
+            ["test-rerun"],
+            ["status"],
+            ["summary"],
+            ["update-graphs"],
+            ["list-checkpoints"],
+        ):
+            result = program(*command, f"TARGET={copy}")
+            refused = outside and command[0] in ("checkpoints-prune", "continue", "test-rerun")
+            assert result.status == (2 if refused else 0), result.err
+            assert not refused or "may be another matrix's" in result.err
+        assert (tree(original), tree(disk) if outside else {}) == before
+        if not outside:
+            assert set(statuses(program, copy).values()) == {"finished"}
+            assert (copy / name / "archive" / "1").is_dir()
+            continue
+        # CHECKPOINT_DIR on the command line gives the copy a folder of its own; the original's is refused.
+        own = tmp_path / f"disk_{number}"
+        assert "has the checkpoints of another matrix" in program.refused(
+            "continue", f"TARGET={copy}", f"CHECKPOINT_DIR={disk}"
+        )
+        program.check("test-rerun", f"TARGET={copy}", f"CHECKPOINT_DIR={own}")
+        program.check("checkpoints-prune", "YES=1", f"TARGET={copy}")
+        assert len(list(own.glob("*/*/step_*.pt"))) == 2  # of two runs: the newest one
+        assert (tree(original), tree(disk)) == before
+    # The original itself is free to do all of this, also after it was renamed.
+    moved = original.rename(original.with_name("moved"))
+    program.check("checkpoints-prune", "YES=1", f"TARGET={moved}")
+    kept = [entry.step for run in MatrixDir(moved).runs() for entry in CheckpointIndex(checkpoint_dir(run)).present]
+    assert kept == [30, 30]
+
+
+def test_a_link_out_of_a_matrix_is_refused(program, data, tmp_path):
+    original = make_matrix(program, data, tmp_path / "original")
+    name = sorted(statuses(program, original))[0]
+    elsewhere = tmp_path / "elsewhere"
+    (original / name / "checkpoints").rename(elsewhere)
+    (original / name / "checkpoints").symlink_to(elsewhere)
+    before = tree(elsewhere)
+    for command in ("checkpoints-prune", "test-rerun", "continue"):
+        assert "is a link to" in program.refused(command, f"TARGET={original}", "YES=1")
+    assert tree(elsewhere) == before
+
+
+# Must 2: creation
+
+
+def create_and_kill(tmp_path, data, config, moment, *, pattern):
+    """Start the creation of a matrix, and kill it this many seconds after a directory with this name appears."""
+    results = tmp_path / "results"
+    words = [*SETTINGS, f"SEED={','.join(map(str, range(1, CREATED_RUNS + 1)))}", f"DATA_PATH={data}"]
+    environment = {**os.environ, "KMATRIX_SLOW": "1", "PYTHONPATH": f"{ROOT}/lib:{ROOT}", "CUDA_VISIBLE_DEVICES": ""}
+    process = subprocess.Popen(
+        [sys.executable, str(INSTANT), "test-matrix", *words, f"RESULTS_DIR={results}", f"KCONFIG_CONFIG={config}"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list(results.glob(pattern)) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    try:
+        process.wait(moment)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return results
+
+
+def test_a_creation_killed_at_any_moment_continues_to_a_complete_matrix(program, data, tmp_path):
+    chance = random.Random(SEED)
+    partial = 0
+    for number in range(KILLS):
+        folder = tmp_path / str(number)
+        # One in four while the plan is written, the others while the runs are made or run.
+        pattern = ".test_matrix_results_*" if number % 4 == 0 else "test_matrix_results_*"
+        results = create_and_kill(folder, data, program.config, chance.uniform(0.0, 0.6), pattern=pattern)
+        found = list(results.glob("test_matrix_results_*"))
+        if not found:  # killed before the plan was complete: no run was made, and the next command says so
+            assert list(results.glob(".test_matrix_results_*.new"))
+            result = program("continue", f"RESULTS_DIR={results}")
+            assert (result.status, "was interrupted before its plan was complete" in result.err) == (2, True)
+            continue
+        (path,) = found
+        matrix = MatrixDir(path)
+        missing, finished = matrix.missing(), [run.result for run in matrix.runs() if run.result.exists()]
+        partial += bool(missing)
+        kept = {result: result.read_bytes() for result in finished}
+        assert len(statuses(program, path)) == CREATED_RUNS
+        result = program.check("continue", f"RESULTS_DIR={results}")
+        assert all(name in result.out for name in missing)
+        assert set(statuses(program, path).values()) == {"finished"}
+        assert len(list(path.glob("gpt2_*/result.json"))) == CREATED_RUNS
+        journal = [json.loads(line) for line in matrix.journal.read_text().splitlines()]
+        started = [line["run"] for line in journal if line["event"] == "run started"]
+        assert len(started) == len(set(started)) or finished  # each once
+        assert all(result.read_bytes() == text for result, text in kept.items())
+        shutil.rmtree(folder)
+    assert partial, "no kill came between the first and the last run: another KMATRIX_SEED"
+
+
+def test_deleted_runs_are_named_and_run_again(program, data, tmp_path):
+    path = make_matrix(program, data, tmp_path / "results", seeds="1,2,3")
+    first, second, third = sorted(statuses(program, path))
+    kept = (path / third / "result.json").read_bytes()
+    shutil.rmtree(path / first)
+    (path / second / "run.json").unlink()
+    assert statuses(program, path)[first] == "planned"
+    view = program.check("status", f"TARGET={path}").out
+    assert "missing" in view
+    for command in ("summary", "update-graphs"):
+        assert f"without a run.json: {first}, {second}" in program.check(command, f"TARGET={path}").err
+    result = program.check("continue", f"TARGET={path}")
+    assert f"{first}: its folder or run.json was missing" in result.out
+    assert f"{second}: its folder or run.json was missing" in result.out
+    assert "1 to run" in result.out  # the second one had finished, and its result is still there
+    assert set(statuses(program, path).values()) == {"finished"}
+    assert (path / third / "result.json").read_bytes() == kept
+    # Without a plan, as in matrices of earlier versions, it is named, and the exit status says so.
+    shutil.rmtree(path / first)
+    MatrixDir(path).plan.unlink()
+    result = program("continue", f"TARGET={path}")
+    assert (result.status, f"{first}: missing" in result.out) == (1, True)
+
+
+# Must 4: renames and unlinks
+
+
+def files_of(path):
+    """Return the contents of all results, metrics and logs in a matrix, archived ones included."""
+    names = ("result.json", "metrics.jsonl", "output.log")
+    return sorted(file.read_bytes() for name in names for file in path.rglob(name))
+
+
+def prunable(path):
+    return sorted(
+        entry.step for run in MatrixDir(path).runs() for entry in CheckpointIndex(checkpoint_dir(run)).present
+    )
+
+
+def check_checkpoints(path):
+    """Check that every listed checkpoint is whole, and that best.pt and final.pt are other names of a whole one."""
+    for run in MatrixDir(path).runs():
+        folder = checkpoint_dir(run)
+        index = CheckpointIndex(folder)
+        assert index.present == index.entries
+        for kind in ("best", "final"):
+            link = folder / f"{kind}.pt"
+            assert not link.exists() or link.read_bytes() == b"weights of step 30"
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_prune_killed_anywhere_leaves_the_old_or_the_new_checkpoints(program, data, tmp_path, outside):
+    disk = tmp_path / "disk"
+    words = [f"CHECKPOINT_DIR={disk}"] if outside else []
+    path = make_matrix(program, data, tmp_path / "results", *words, seeds="1")
+    (run,) = MatrixDir(path).runs()
+    saved = tmp_path / "saved"
+    shutil.copytree(checkpoint_dir(run), saved)
+    for number in range(100):
+        shutil.rmtree(checkpoint_dir(run))
+        shutil.copytree(saved, checkpoint_dir(run))
+        try:
+            with killed_at(number):
+                program.check("checkpoints-prune", "YES=1", f"TARGET={path}")
+            break
+        except Killed:
+            assert prunable(path) in ([10, 20, 30], [30])
+            check_checkpoints(path)
+        program.check("checkpoints-prune", "YES=1", f"TARGET={path}")
+        assert sorted(file.name for file in checkpoint_dir(run).glob("step_*")) == ["step_00000030.pt"]
+        check_checkpoints(path)
+    assert 2 < number < 100
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_rerun_killed_anywhere_leaves_the_old_or_the_new_state(program, data, tmp_path, outside):
+    disk, saved = tmp_path / "disk", tmp_path / "saved"
+    path = make_matrix(program, data, tmp_path / "results", *([f"CHECKPOINT_DIR={disk}"] if outside else []))
+    folders = [path, *([disk] if outside else [])]
+    for folder in folders:
+        shutil.copytree(folder, saved / folder.name)
+    old = files_of(path)
+    step = 1 if KILLS > 8 else 3  # every third call, from another first one each time
+    seen = set()
+    for number in range(SEED % step, 400, step):
+        for folder in folders:
+            # In place: the owner of a folder of checkpoints is known by its inode.
+            for child in folder.iterdir():
+                shutil.rmtree(child) if child.is_dir() else child.unlink()
+            shutil.copytree(saved / folder.name, folder, dirs_exist_ok=True)
+        try:
+            with killed_at(number):
+                program.check("test-rerun", f"TARGET={path}")
+            break
+        except Killed:
+            now = set(statuses(program, path).values())
+            interrupted = (path / "rerun.json").exists()
+            archived = {run.name for run in MatrixDir(path).runs() if (run.archive / "1" / "result.json").exists()}
+            assert (
+                now == {"finished"} if not archived and not interrupted else now <= {"planned", "finished", "stopped"}
+            )
+            assert not interrupted or now == {"planned"}
+            seen.add("new" if archived or interrupted else "old")
+        result = program.check("continue", f"TARGET={path}")
+        assert set(statuses(program, path).values()) == {"finished"}
+        now_files = files_of(path)
+        assert all(text in now_files for text in old), result.out  # nothing is lost
+        archives = [run.archive.is_dir() and len(list(run.archive.iterdir())) for run in MatrixDir(path).runs()]
+        assert archives in ([False, False], [1, 1])  # both runs, or none of them
+        check_checkpoints(path)
+    assert seen == {"old", "new"}
+
+
+def test_a_continue_killed_anywhere_makes_each_missing_run_once(program, data, tmp_path):
+    path = make_matrix(program, data, tmp_path / "results")
+    saved, name = tmp_path / "saved", sorted(statuses(program, path))[0]
+    shutil.rmtree(path / name)
+    shutil.copytree(path, saved)
+    for number in range(1, 400, 1 if KILLS > 8 else 4):
+        shutil.rmtree(path)
+        shutil.copytree(saved, path)
+        try:
+            with killed_at(number):
+                program.check("continue", f"TARGET={path}")
+            break
+        except Killed:
+            assert statuses(program, path).keys() == {name, *(run.name for run in MatrixDir(saved).runs())}
+        program.check("continue", f"TARGET={path}")
+        assert set(statuses(program, path).values()) == {"finished"}
+        assert read_json(path / name / "run.json")["name"] == name
+        assert not list(path.glob(".*.new"))
