@@ -1,4 +1,4 @@
-"""Kill commands at every change of a name, and creations at random moments; act on copies of a matrix."""
+"""Kill commands at every change of a name, and creations at random times; act on copies of a matrix."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_link_out_of_a_matrix_is_refused(program, data, tmp_path):
 # Must 2: creation
 
 
-def create_and_kill(tmp_path, data, config, moment, *, pattern):
+def create_and_kill(tmp_path, data, config, delay_s, *, pattern):
     """Start the creation of a matrix, and kill it this many seconds after a directory with this name appears."""
     results = tmp_path / "results"
     words = [*SETTINGS, f"SEED={','.join(map(str, range(1, CREATED_RUNS + 1)))}", f"DATA_PATH={data}"]
@@ -160,14 +160,14 @@ def create_and_kill(tmp_path, data, config, moment, *, pattern):
         assert time.monotonic() < deadline
         time.sleep(0.002)
     try:
-        process.wait(moment)
+        process.wait(delay_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     return results
 
 
-def test_a_creation_killed_at_any_moment_continues_to_a_complete_matrix(program, data, tmp_path):
+def test_a_creation_killed_at_any_time_continues_to_a_complete_matrix(program, data, tmp_path):
     chance = random.Random(SEED)
     partial = 0
     for number in range(KILLS):

@@ -9,12 +9,14 @@ TESTS = Path(__file__).resolve().parents[1]
 # Programs in strings, such as a slowed trainer, are not checked: their sleeps are not waits of a test.
 ALLOWED_SLEEPS = {
     "acceptance/test_checkpoints_story.py": "a second signal must arrive while the first one is handled",
+    "acceptance/test_kills_story.py": "kills at random times",
     "acceptance/test_recordings_story.py": "kills at random times",
     "acceptance/test_runner_story.py": "kills at random times",
     "acceptance/test_wandb_kill_story.py": "kills at random times",
     "gpt2/test_ddp.py": "a second signal must arrive while the first one is handled",
     "gpu/recorder/test_loop.py": "while the disk is full, nothing happens that could be waited for",
     "support/fakes.py": "a step of the fake trainer",
+    "support/instant.py": "a slow creation of a matrix, so that kills come in its middle",
     "support/hub_server.py": "a server that sends its answer slowly",
     "support/trainer_faults.py": "a slow and a hanging rank",
     "support/waiting.py": "the helper itself",
