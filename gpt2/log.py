@@ -18,6 +18,7 @@ import torch
 from gpt2.dist import World
 from gpt2.hellaswag import Score
 from gpt2.machine import gpus, software
+from gpt2.norms import LayerNorms
 from gpt2.prune import Pruner
 from gpt2.steps import StepNumbers
 from kmatrix.records.disk import when_there_is_space
@@ -61,6 +62,7 @@ class RunLog:
         self.peak: float | None = None
         self.bytes_per_token: float | None = None  # of the validation targets
         self.hellaswag_score: Score | None = None  # the newest
+        self.norms: LayerNorms | None = None
         self.spent: Callable[[], float] = lambda: self.elapsed_s  # seconds including lost work
         self.train: list[dict[str, Any]] = []  # training lines of metrics.jsonl
         self.val: list[dict[str, Any]] = []  # validation lines of metrics.jsonl
@@ -197,6 +199,7 @@ class RunLog:
                 "throughput/step_ms": 1e3 * seconds,
                 **({"sparsity": self.pruner.sparsity(numbers.step)} if self.pruner else {}),
             },
+            self.norms.of(numbers.step) if self.norms else {},
         )
         pruned = f" | sparsity {self.pruner.sparsity(numbers.step):.1%}" if self.pruner else ""
         self.say(
@@ -252,7 +255,10 @@ class RunLog:
         speed = self.config.tokens_per_step / seconds
         return speed, mfu(speed, self.config.shape.flops_per_token, self.peak, self.world.size)
 
-    def _metrics(self, history: list[dict[str, Any]], step: int, values: Mapping[str, Any]) -> None:
+    def _metrics(
+        self, history: list[dict[str, Any]], step: int, values: Mapping[str, Any], more: Mapping[str, Any] | None = None
+    ) -> None:
+        """Add values to the history and to metrics.jsonl. more: for the file only, not for checkpoints."""
         assert self.config
         line = {
             "step": step,
@@ -264,7 +270,7 @@ class RunLog:
         }
         history.append(line)
         if self.main:
-            append_jsonl(self.dir.metrics, finite_items(line))
+            append_jsonl(self.dir.metrics, finite_items({**line, **(more or {})}))
 
     def _steady(self) -> array[float]:
         """Return the seconds of each step that led to the current weights, without the warm-up of each attempt."""

@@ -31,7 +31,9 @@ def build(config: Any, model: nn.Module) -> Optimizers:
             why=f"known are {', '.join(sorted(BUILDERS))}",
             hint="choose one of them, or add a builder to BUILDERS in gpt2/optim.py (docs/optimizers.md)",
         )
-    return Optimizers(*builder(config, model))
+    optimizers = builder(config, model)
+    set_group_rates(config, model, optimizers)
+    return Optimizers(*optimizers)
 
 
 def sgd(config: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
@@ -198,6 +200,38 @@ def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> lis
     rest = [parameter for parameter in parameters if parameter.ndim < 2]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
+
+
+def set_group_rates(config: Any, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Give embeddings, output layer, and biases and gains the peak rates of the configuration, if it has any.
+
+    Parameters with a rate of their own move to a new group of the same optimizer, with the other settings of the old.
+    """
+    rates = {"embedding": config.embedding_lr, "head": config.head_lr, "scalar": config.scalar_lr}
+    kinds = kinds_of(model)
+    for optimizer in optimizers:
+        for group in list(optimizer.param_groups):
+            for kind, rate in rates.items():
+                moved = [parameter for parameter in group["params"] if kinds[parameter] == kind]
+                if rate is None or not moved:
+                    continue
+                kept = [parameter for parameter in group["params"] if kinds[parameter] != kind]
+                if not kept:
+                    group["lr"] = rate
+                    break
+                group["params"] = kept
+                optimizer.add_param_group({**group, "params": moved, "lr": rate})
+
+
+def kinds_of(model: nn.Module) -> dict[nn.Parameter, str]:
+    """Return the kind of each parameter: embedding, head, scalar (not a matrix), or block (the other matrices)."""
+    embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    found = {}
+    for name, parameter in model.named_parameters():
+        head = "lm_head" in name.split(".")
+        kind = "scalar" if parameter.ndim < 2 else "head" if head else "block"
+        found[parameter] = "embedding" if parameter in embeddings else kind
+    return found
 
 
 def block_matrices(model: nn.Module) -> list[nn.Parameter]:

@@ -31,6 +31,7 @@ from gpt2.evaluate import Benchmarks, Validation
 from gpt2.failure import Watchdog
 from gpt2.log import RunLog
 from gpt2.model import GPT, MODELS, autocast, configure_precision
+from gpt2.norms import LayerNorms
 from gpt2.steps import StepNumbers, Steps, Timings, average_gradients, clip, distributed
 from gpt2.stopping import (
     BENCHMARK,
@@ -145,6 +146,8 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
     # raw and compiled share their parameters. Checkpoints are of raw: the names do not depend on the compiler.
     compiled: nn.Module = torch.compile(raw) if config.compile else raw  # type: ignore[assignment]  # it is a module
     parameters = list(raw.parameters())
+    norms = LayerNorms(raw, config.log_interval, config.max_iters - 1) if config.log_norms and world.main else None
+    log.norms = norms
     log.begin(config, world, raw.params, pruner, changes(planned, config, "another micro-batch was asked for"))
 
     # State that a checkpoint holds besides the model, the optimizers and the random generators
@@ -240,10 +243,14 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
             if policy is not Policy.SKIP:
                 if pruner:
                     pruner.gradients()
+                if norms:
+                    norms.begin(step)
                 norm = clip(parameters, config.grad_clip)
                 optimizers.step()
             if pruner:
                 pruner.weights(step + 1)
+            if norms:
+                norms.end(step)
             optimizers.zero_grad()
             log.step = step + 1
 

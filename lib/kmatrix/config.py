@@ -218,6 +218,14 @@ def least_rate_is_least(value: Values) -> str | None:
     return None
 
 
+def group_rates_need_a_rate(value: Values) -> str | None:
+    """Check that a rate of its own for a group of parameters has a schedule: that is relative to the main rate."""
+    names = [name for name in ("EMBEDDING_LR", "HEAD_LR", "SCALAR_LR") if value(f"GPT2_{name}")]
+    if names and float(value("GPT2_LEARNING_RATE") or 0) == 0:
+        return f"{names[0]} needs a LEARNING_RATE above 0, whose schedule it follows"
+    return None
+
+
 def nesterov_needs_momentum(value: Values) -> str | None:
     """Check the momentum of Nesterov SGD: PyTorch refuses 0."""
     if value("GPT2_SGD_NESTEROV") == "y" and float(value("GPT2_SGD_MOMENTUM") or 0) == 0:
@@ -307,6 +315,7 @@ RULES = (
     heads_divide_width,
     least_rate_is_least,
     nesterov_needs_momentum,
+    group_rates_need_a_rate,
     pruning_has_a_ramp,
     own_data_need_a_place,
     mix_can_be_read,

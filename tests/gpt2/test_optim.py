@@ -133,6 +133,44 @@ def replace_shape(**changes):
 
 
 @pytest.mark.parametrize("name", sorted(optim.BUILDERS))
+def test_each_kind_of_parameter_has_its_own_rate_and_the_schedule_scales_it(name):
+    model = GPT(replace_shape(weight_tying=False))
+    config = Settings(optimizer=name, embedding_lr=0.3, head_lr=0.2, scalar_lr=0.1)
+    optimizers = optim.build(config, model)
+    optimizers.set_scale(0.5)
+    rates = {p: group["lr"] for o in optimizers.optimizers for group in o.param_groups for p in group["params"]}
+    matrices = set(optim.block_matrices(model))
+
+    assert {rates[p] for p in matrices} == {optimizers.lr} == {0.005}
+    assert (rates[model.wte.weight], rates[model.wpe.weight], rates[model.lm_head.weight]) == (0.15, 0.15, 0.1)
+    assert {rates[p] for p in model.parameters() if p.ndim < 2} == {0.05}
+    assert len(rates) == len(list(model.parameters()))
+    decays = {p: g["weight_decay"] for o in optimizers.optimizers for g in o.param_groups for p in g["params"]}
+    assert all(decays[p] == (0.1 if p.ndim >= 2 else 0.0) for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", sorted(optim.BUILDERS))
+def test_a_state_with_rates_per_group_continues_bit_for_bit(name, tmp_path):
+    config = Settings(optimizer=name, embedding_lr=3e-3, scalar_lr=1e-3)
+    uninterrupted, model = GPT(SHAPE), GPT(SHAPE)
+    run_steps(uninterrupted, optim.build(config, uninterrupted), 4)
+    optimizers = optim.build(config, model)
+    run_steps(model, optimizers, 2)
+    torch.save(optimizers.state_dict(), tmp_path / "o.pt")
+    optimizers = optim.build(config, model)
+    optimizers.load_state_dict(torch.load(tmp_path / "o.pt", weights_only=True))
+    run_steps(model, optimizers, 2, first=2)
+
+    assert all(torch.equal(a, b) for a, b in zip(uninterrupted.parameters(), model.parameters(), strict=True))
+
+
+def test_without_rates_per_group_the_groups_are_those_of_earlier_checkpoints():
+    groups = optim.build(Settings(), GPT(SHAPE)).optimizers[0].param_groups
+
+    assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(10, 0.1), (18, 0.0)]
+
+
+@pytest.mark.parametrize("name", sorted(optim.BUILDERS))
 def test_every_optimizer_can_overfit_one_batch(name):
     rate = {"sgd": 0.1, "muon": 0.02, "adafactor": 0.05, "lion": 2e-3}.get(name, 1e-2)
     model = GPT(SHAPE)

@@ -163,7 +163,13 @@ def test_neutral_symbols_cover_only_paths_intervals_limits_samples_monitor_and_t
         *("GPT2_KEEP_CHECKPOINTS", "GPT2_KEEP_EVERY", "GPT2_SAVE_BEST", "GPT2_ASYNC_CHECKPOINT"),
         *("ENERGY_PRICE", "CO2_FACTOR"),
         *("GPT2_STALL_FACTOR", "GPT2_STALL_FLOOR", "GPT2_PROFILE"),
-        *("GPT2_LOG_INTERVAL", "GPT2_SAVE_CHECKPOINT", "GPT2_CHECKPOINT_INTERVAL", "GPT2_PEAK_TFLOPS"),
+        *(
+            "GPT2_LOG_INTERVAL",
+            "GPT2_LOG_NORMS",
+            "GPT2_SAVE_CHECKPOINT",
+            "GPT2_CHECKPOINT_INTERVAL",
+            "GPT2_PEAK_TFLOPS",
+        ),
         *("GPT2_SAMPLE_INTERVAL", "GPT2_SAMPLE_PROMPT", "GPT2_SAMPLE_TOKENS", "GPT2_SAMPLE_TEMPERATURE"),
     }
 
@@ -175,8 +181,11 @@ def test_an_alert_has_the_same_default_in_menuconfig_and_in_the_code():
     assert {name for name in SETTINGS if name.startswith("ALERT_")} == set(SYMBOLS.values())
 
 
-def test_only_a_price_enables_a_cost_budget():
-    assert TREE.neutral_unless == {"GPT2_GPU_HOUR_PRICE": "GPT2_MAX_COST"}
+def test_a_price_counts_with_a_cost_budget_and_symbols_of_later_versions_if_they_are_set():
+    later = {"GPT2_EMBEDDING_LR", "GPT2_HEAD_LR", "GPT2_SCALAR_LR"}  # empty: the ids of earlier runs do not change
+
+    assert TREE.neutral_unless == {"GPT2_GPU_HOUR_PRICE": "GPT2_MAX_COST", **{name: name for name in later}}
+    assert not later & TREE.without_effect
 
 
 def test_aliases_refer_to_symbols_and_hide_none():

@@ -11,7 +11,7 @@ from kmatrix.cli.commands import main
 from kmatrix.cli.run import former_settings
 from kmatrix.experiment.plan import make_plan
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import read_run_file
+from kmatrix.records.runs import read_train_values
 from version_0_1 import FINISHED, MATRIX, PLANNED, STOPPED, unpack
 
 ALL = (FINISHED, STOPPED, PLANNED)
@@ -86,7 +86,7 @@ def test_a_muon_run_of_version_0_1_is_reproduced_in_the_fused_form(matrix):
     muon = plans[ALL.index(STOPPED)]
     assert [config.train.muon_split_qkv for config in muon.configs.values()] == [False]
     for name, plan in zip(ALL, plans, strict=True):
-        was = read_run_file(RunDir(matrix / name)).train_values
+        was = read_train_values(RunDir(matrix / name))
         (now,) = plan.configs.values()
         changed = {field for field, value in now.train.to_json().items() if was.get(field) != value}
         assert changed <= {"cpu_threads", "data_path", "data_sha256", "checkpoint_dir"}

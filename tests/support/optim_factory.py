@@ -18,6 +18,9 @@ class Settings:
 
     optimizer: str = "adamw"
     learning_rate: float = 1e-2
+    embedding_lr: float | None = None
+    head_lr: float | None = None
+    scalar_lr: float | None = None
     weight_decay: float = 0.1
     sgd_momentum: float = 0.9
     sgd_nesterov: bool = False

@@ -65,8 +65,7 @@ def compare(arguments: Arguments) -> int:
         )
     sides = [single_run(one) if isinstance(one, RunDir) else runs_of_matrix(one) for one in (base, new)]
     tree = open_tree(arguments.kconfig)
-    neutral = {*tree.neutral, *tree.neutral_unless}
-    found = compare_runs(sides[0], sides[1], neutral, one=isinstance(base, RunDir))
+    found = compare_runs(sides[0], sides[1], tree.without_effect, one=isinstance(base, RunDir))
     if yes(arguments, "JSON"):
         print(json.dumps(clean({"schema": SCHEMA, **to_json(found)}), indent=2))
     else:

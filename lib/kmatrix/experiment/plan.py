@@ -28,7 +28,16 @@ EQUAL = "MATRIX_EQUAL"
 ALIKE = frozenset(
     {
         *("seed", "learning_rate", "min_lr", "weight_decay", "grad_clip", "beta1", "beta2", "epsilon", "muon_adamw_lr"),
-        *("spam_theta", "adafactor_beta2_decay", "adafactor_clip", "target_sparsity", "wsd_decay_fraction"),
+        *(
+            "embedding_lr",
+            "head_lr",
+            "scalar_lr",
+            "spam_theta",
+            "adafactor_beta2_decay",
+            "adafactor_clip",
+            "target_sparsity",
+            "wsd_decay_fraction",
+        ),
     }
 )
 
@@ -118,8 +127,7 @@ class Plan:
     @property
     def neutral(self) -> frozenset[str]:
         """The trainer's fields that cannot change a result."""
-        names = (*self.tree.neutral, *self.tree.neutral_unless)
-        return frozenset(name.removeprefix(PREFIX).lower() for name in names)
+        return frozenset(name.removeprefix(PREFIX).lower() for name in self.tree.without_effect)
 
     @property
     def configs(self) -> dict[str, RunConfig]:

@@ -101,6 +101,11 @@ class Tree:
         """Return the axis name of a symbol: that of its choice, or its own name."""
         return axis_name(symbol.choice) if symbol.choice else str(symbol.name)
 
+    @property
+    def without_effect(self) -> set[str]:
+        """The symbols that cannot change a result, or only with another symbol that is set."""
+        return self.neutral | {name for name, decides in self.neutral_unless.items() if name != decides}
+
     def value(self, name: str) -> str | None:
         """Return the effective text of a symbol or a choice, None if it does not apply in this configuration."""
         choice = self.choices.get(name)

@@ -35,7 +35,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 OPTIONAL_CHOICES = ("ddp_backend", "adamwprune_base", "spike_policy", "muon_adjust_lr_fn")
-# Fields that version 0.1 did not have, with what its runs with Muon did.
+# Fields that version 0.1 did not have, with what its runs did, and its runs with Muon.
+ADDED: dict[str, Any] = {"embedding_lr": None, "head_lr": None, "scalar_lr": None, "log_norms": False}
 ADDED_TO_MUON: dict[str, Any] = {"muon_split_qkv": False, "muon_adjust_lr_fn": "original"}
 VOCAB = {"gpt2": GPT2_VOCAB, "byte": BYTE_VOCAB}  # char and bpe: the dataset decides
 
@@ -122,7 +123,9 @@ def read_fields(record: Mapping[str, Any]) -> TrainFields:
 
 def with_added(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the fields of "train" with those that version 0.1 did not write, as its trainer behaved."""
-    return {**ADDED_TO_MUON, **values} if values.get("optimizer") == "muon" else values
+    if "optimizer" not in values:  # of a damaged file: nothing is known
+        return values
+    return {**ADDED, **(ADDED_TO_MUON if values["optimizer"] == "muon" else {}), **values}
 
 
 @cache
@@ -170,6 +173,9 @@ class TrainConfig(TrainFields):
     gradient_accumulation: int  # micro-batches per step on each rank
     max_iters: int  # steps; 0 in a plan whose length depends on data that are not prepared yet
     learning_rate: float  # peak
+    embedding_lr: float | None  # peak of the embeddings; None, here and below: that of the optimizer
+    head_lr: float | None  # peak of the output layer, if it has its own weights
+    scalar_lr: float | None  # peak of biases and gains
     schedule: str
     min_lr: float
     warmup_fraction: float | None  # of max_iters
@@ -181,6 +187,7 @@ class TrainConfig(TrainFields):
     eval_interval: int  # steps
     eval_samples: int  # sequences
     log_interval: int  # steps
+    log_norms: bool  # norms per layer in metrics.jsonl
     seed: int
     hellaswag: str  # path of hellaswag_val.jsonl; "": not measured
     hellaswag_interval: int | None  # steps; 0: at the end only

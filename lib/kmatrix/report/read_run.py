@@ -37,7 +37,17 @@ TEXT_SYMBOLS = ("GPT2_DATA_PATH", "GPT2_TEXT_COLUMN", "GPT2_VAL_PERCENT")
 # Fields of run.json's "train" that configure optimizer and pruning, in the order of the summary. Fields that start
 # with the name of the optimizer are appended.
 SETTING_FIELDS = (
-    *("learning_rate", "min_lr", "schedule", "warmup_steps", "weight_decay", "grad_clip"),
+    *(
+        "learning_rate",
+        "embedding_lr",
+        "head_lr",
+        "scalar_lr",
+        "min_lr",
+        "schedule",
+        "warmup_steps",
+        "weight_decay",
+        "grad_clip",
+    ),
     *("beta1", "beta2", "epsilon", "amsgrad", "sgd_momentum", "sgd_nesterov"),
     *("muon_momentum", "muon_nesterov", "muon_ns_steps", "muon_split_qkv"),
     *("muon_adjust_lr_fn", "muon_adamw_lr"),

@@ -43,7 +43,7 @@ def sound(tmp_path_factory):
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("sound")
     sha256 = make_data(folder)
-    config = TrainConfig.from_json(train_fields(folder, sha256, folder, n_embd=16, n_layer=1, block_size=8))
+    config = TrainConfig.from_json(train_fields(folder, sha256, n_embd=16, n_layer=1, block_size=8))
     model = build_model(config)
     optimizers = optim.build(config, model)
     model(torch.zeros(1, 8, dtype=torch.long), torch.ones(1, 8, dtype=torch.long))[1].backward()

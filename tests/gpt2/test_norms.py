@@ -1,0 +1,68 @@
+"""Norms per layer are those of the logged step, computed by hand, and do not change training."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from factories import make_run, train
+from gpt2 import optim
+from gpt2.checkpoint.files import load_checkpoint
+from gpt2.model import GPT
+from gpt2.norms import LayerNorms
+from kmatrix.records.files import read_json
+from optim_factory import SHAPE, Settings, loss_of
+
+
+def test_the_norms_of_a_step_are_those_of_its_gradients_weights_and_update():
+    model = GPT(SHAPE)
+    optimizers, norms = optim.build(Settings(), model), LayerNorms(model, every=5, last=7)
+    before = [parameter.detach().clone() for parameter in model.h[1].parameters()]
+    loss_of(model).backward()
+    gradients = torch.cat([parameter.grad.flatten() for parameter in model.h[1].parameters()])
+    norms.begin(5)
+    optimizers.step()
+    norms.end(5)
+
+    found = norms.of(5)
+
+    after = list(model.h[1].parameters())
+    weights = torch.cat([parameter.detach().flatten() for parameter in after])
+    change = torch.cat([(now - was).detach().flatten() for now, was in zip(after, before, strict=True)])
+    assert found["grad_norm/h.1"] == pytest.approx(gradients.norm().item(), rel=1e-5)
+    assert found["weight_norm/h.1"] == pytest.approx(weights.norm().item(), rel=1e-5)
+    assert found["update_rms/h.1"] == pytest.approx(change.square().mean().sqrt().item(), rel=1e-5)
+    assert {key.partition("/")[2] for key in found} == {"wte", "wpe", "h.0", "h.1", "ln_f"}
+
+
+def test_only_logged_steps_are_measured_and_copies_are_released():
+    model = GPT(SHAPE)
+    norms = LayerNorms(model, every=5, last=7)
+    loss_of(model).backward()
+    for step in range(8):
+        norms.begin(step)
+        norms.end(step)
+
+    assert [bool(norms.of(step)) for step in range(8)] == [True, False, False, False, False, True, False, True]
+    assert not norms._before
+
+
+@pytest.mark.slow
+def test_a_run_logs_the_norms_and_trains_as_without_them(tmp_path):
+    runs = []
+    for name, log_norms in (("with", True), ("without", False)):
+        run_dir = make_run(tmp_path / name, max_iters=4, log_norms=log_norms)
+        completed = train(run_dir)
+        assert completed.returncode == 0, completed.stdout + completed.stderr
+        runs.append(run_dir)
+    lines = [[json.loads(line) for line in run.metrics.read_text().splitlines()] for run in runs]
+
+    logged = [line for line in lines[0] if "train/loss" in line]
+    assert len(logged) == 4
+    assert all(line["update_rms/h.0"] > 0 and line["grad_norm/wte"] > 0 for line in logged)
+    assert not any("update_rms/h.0" in line for line in lines[1])
+    weights = [load_checkpoint(run.checkpoints / "final.pt")["model"] for run in runs]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert read_json(runs[0].result)["status"] == "finished"
