@@ -203,7 +203,7 @@ def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> lis
 
 
 def set_group_rates(config: Any, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Give embeddings, output layer, and biases and gains the peak rates of the configuration, if it has any.
+    """Set the peak rates of embeddings, output layer, and biases and gains, as far as they have their own.
 
     Parameters with a rate of their own move to a new group of the same optimizer, with the other settings of the old.
     """
