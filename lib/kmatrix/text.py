@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 import time
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,27 @@ GIB = 2**30
 GAP = 2  # spaces between two columns
 NAME_LEAST = 14  # columns that a name keeps in the narrowest table
 NAME_FAIR = 30  # columns that a name keeps as long as another column can be dropped
+
+
+# What a terminal obeys instead of showing it (ECMA-48): control sequences, strings such as a title or the clipboard,
+# other escapes, control characters except line ends and tabs, changes of the writing direction, and lone surrogates.
+CONTROLS = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"
+    r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?"
+    r"|\x1b[ -/]*[0-~]?"
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """Return a text without control characters. Carriage returns, which overwrite a line, end it.
+
+    >>> printable("\\x1b[31mfailed\\x1b[0m: \\x1b]0;title\\x07a\\tb")
+    'failed: a\\tb'
+    """
+    if CONTROLS.search(text) is None:
+        return text
+    return CONTROLS.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def duration(seconds: float | None) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kmatrix.cli.output import plain_output
 from kmatrix.errors import ConfigError, KmatrixError, is_full
 from kmatrix.records.decode import damaged_files
 from kmatrix.records.paths import ROOT
@@ -39,6 +40,7 @@ RESUME = f"{RUNS} CHECKPOINT_DIR= TRACKER= GPUS= SIMULATE= DISK_WAIT= YES=1"
 ALIASES = {"test_matrix": "test-matrix", "track-replay": "track-sync"}  # old names
 
 
+@plain_output()
 def main(argv: Sequence[str]) -> int:
     """Run `COMMAND [NAME=value ...]` and return the exit status.
 

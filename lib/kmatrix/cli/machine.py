@@ -6,10 +6,12 @@ import json
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments, yes
+from kmatrix.cli.output import terminal_output
 from kmatrix.config import read
 from kmatrix.doctor import Check, Level, broken, gpus, machine_checks, ok, places, torch
 from kmatrix.errors import KmatrixError
@@ -105,4 +107,5 @@ def gputop(arguments: Arguments) -> int:
     if arguments.get("SIMULATE"):  # LD_LIBRARY_PATH is read only when a program starts: replace this process
         environment = program_environment(**simulation(arguments.get("SIMULATE")))
         os.execve(sys.executable, [sys.executable, "-m", "kmatrix.gputop", *words], environment)
-    return gputop_main(words)
+    with redirect_stdout(terminal_output()):
+        return gputop_main(words)

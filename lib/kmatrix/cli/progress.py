@@ -12,11 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
+from kmatrix.cli.output import terminal_output
 from kmatrix.records.runs import Status
 from kmatrix.redacted_log import RedactedLog
 from kmatrix.status.alerts import Alert, AlertKind, Severity, one_line
 from kmatrix.status.watch import RunProgress
-from kmatrix.text import ELLIPSIS, NAME_LEAST, count, duration, plural, shortened
+from kmatrix.text import ELLIPSIS, NAME_LEAST, count, duration, plural, printable, shortened
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +51,7 @@ class ProgressDisplay:
         self, stream: TextIO | None = None, *, every_s: float = EVERY_S, terminal: Terminal | None = None
     ) -> None:
         self._terminal = terminal
-        self._stream = stream or sys.stdout
+        self._stream = stream or terminal_output()
         self._every_s = every_s
         self._dead = False
         self._shown: dict[str, float] = {}  # run -> monotonic seconds of its last plain line
@@ -120,6 +121,7 @@ class ProgressDisplay:
 
     def _print_permanent(self, text: str, style: str) -> None:
         """Print a permanent line, above the live lines on a terminal."""
+        text = printable(text)
         if self._console is None:
             self._stream.write(text + "\n")
             self._stream.flush()
@@ -137,7 +139,7 @@ class ProgressDisplay:
                 return
             self._shown[progress.run] = now
         text = running_line(progress) if progress.status in LIVE else ended_line(progress)
-        self._stream.write(text + "\n")
+        self._stream.write(printable(text) + "\n")
         self._stream.flush()
 
     def _draw(self, console: Console, progress: RunProgress) -> None:
@@ -150,7 +152,7 @@ class ProgressDisplay:
             del self._now[progress.run]
             self._end_live()  # the live lines disappear, so that the final line is not drawn over
             style = "" if colourless() else COLOURS.get(progress.status, "")
-            console.print(Text(ended_line(progress), style=style), soft_wrap=True)
+            console.print(Text(printable(ended_line(progress)), style=style), soft_wrap=True)
             return
         now = time.monotonic()
         if self._live is None:
@@ -250,7 +252,7 @@ def _live_lines(runs: Sequence[RunProgress], most: int, width: int) -> Table:
         share = run.step / run.max_iters if run.step is not None and run.max_iters else 0.0
         drawn = [ProgressBar(total=1.0, completed=min(1.0, share), width=bar)] if bar >= BAR_LEAST else []
         text = running_line(run, None if drawn else width)
-        line.add_row(*drawn, Text(text))
+        line.add_row(*drawn, Text(printable(text)))
     last = _matrix_counts(runs[-1], len(runs) - most)
     if last:
         line.add_row(*([""] if bar >= BAR_LEAST else []), Text(last))

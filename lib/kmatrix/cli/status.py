@@ -8,10 +8,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from kmatrix.cli.commands import Arguments, yes
+from kmatrix.cli.output import terminal_output
 from kmatrix.cli.progress import COLOURS, colourless
 from kmatrix.cli.targets import find_target, running_target, warn_interrupted
 from kmatrix.records.decode import SCHEMA
@@ -28,6 +29,7 @@ from kmatrix.text import (
     memory_size,
     money,
     plural,
+    printable,
     table,
     time_of_day,
     wrap,
@@ -102,7 +104,7 @@ def watch(overview: Overview) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    console = Console(highlight=False)
+    console = Console(file=terminal_output(), highlight=False)
     view = overview.poll()
     if view.running:
         with Live(console=console, auto_refresh=False, transient=True) as live, suppress(KeyboardInterrupt):
@@ -118,6 +120,7 @@ def drawn(lines: list[Line]) -> Text:
     """Return the lines for a terminal, in colours unless NO_COLOR is set."""
     from rich.text import Text
 
+    lines = [replace(line, text=printable(line.text).replace("\n", " ")) for line in lines]
     text = Text("\n".join(line.text for line in lines), no_wrap=True, overflow="ellipsis")
     start = 0
     for line in lines if not colourless() else ():

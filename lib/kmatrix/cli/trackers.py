@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
+from kmatrix.cli.output import terminal_output
 from kmatrix.cli.targets import chosen_runs, find_target
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.kconfig.assignments import load_config, parse_trackers
@@ -26,7 +27,7 @@ from kmatrix.records.tracking import (
     read_track,
     sync_status,
 )
-from kmatrix.text import duration, plural, shown
+from kmatrix.text import duration, plural, printable, shown
 from kmatrix.track.available import TITLES, WANDB_SYMBOLS, login, need_trackers, own_project
 from kmatrix.track.processes import TrackerProcesses, kill, start
 from kmatrix.track.selftest import PROJECT, STEPS, is_online, lost_steps, send_run, synthetic_run, tracker_failure
@@ -192,7 +193,8 @@ class _Line:
     """A progress line: updated in place on a terminal, printed once elsewhere."""
 
     def __init__(self, *, only_terminal: bool = False) -> None:
-        self._terminal = sys.stdout.isatty()
+        self._stream = terminal_output()
+        self._terminal = self._stream.isatty()
         self._silent = only_terminal and not self._terminal
         self._width = 0
 
@@ -200,17 +202,17 @@ class _Line:
         if self._silent:
             return
         if self._terminal:
-            sys.stdout.write("\r" + text.ljust(self._width))  # blanks cover the rest of a longer line
+            self._stream.write("\r" + printable(text).ljust(self._width))  # blanks cover the rest of a longer line
             self._width = len(text)
         else:
             print(text)
             self._silent = True
-        sys.stdout.flush()
+        self._stream.flush()
 
     def end(self) -> None:
         if self._width:
-            sys.stdout.write("\r" + " " * self._width + "\r")
-            sys.stdout.flush()
+            self._stream.write("\r" + " " * self._width + "\r")
+            self._stream.flush()
 
 
 def wandb_test(arguments: Arguments) -> int:

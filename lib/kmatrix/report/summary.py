@@ -34,6 +34,7 @@ from kmatrix.text import (
     count,
     duration,
     first_names,
+    printable,
     section,
     signed,
     table,
@@ -72,7 +73,8 @@ def render_summary(numbers: MatrixNumbers, trackers: Sequence[str] = (), files: 
         ("Files", [f"in {numbers.path.name}/", *wrap("  ".join(files))] if files else []),
     ]
     blocks = [_header(numbers), *(section(title, lines) for title, lines in sections if lines)]
-    return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks) + "\n"
+    text = "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks) + "\n"
+    return printable(text)  # it is a file that people show in a terminal
 
 
 def tracker_lines(matrix: MatrixDir) -> list[str]:

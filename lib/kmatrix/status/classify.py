@@ -30,6 +30,7 @@ from kmatrix.status.state import (
     Attempt,
     JobState,
 )
+from kmatrix.text import printable
 
 TAIL_LINES = 20
 TAIL_CHARS = 300  # longer lines are truncated
@@ -43,7 +44,6 @@ HINTS = {
     signal.SIGABRT: "abort",
 }
 OUTSIDE = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM})  # no trainer sends these to itself
-ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 EXCEPTION = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)$")
 WORKER_FAILED = re.compile(r"E\d{4} .*torch/distributed/elastic/.* failed \(exitcode: ")  # starts torchrun's report
 # One rank in torchrun's report, with the time when torchrun noticed; the last entry is the root cause.
@@ -111,8 +111,7 @@ class Evidence:
                 text = "".join(last_lines(file, most_bytes=TAIL_BYTES, start=begin))
         except OSError:
             return ""
-        # Progress bars overwrite their line with a carriage return.
-        return ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+        return printable(text)
 
 
 def classify(run: RunDir, attempt: Attempt, job: JobState | None) -> RunEnd:
@@ -154,7 +153,7 @@ def classify(run: RunDir, attempt: Attempt, job: JobState | None) -> RunEnd:
     return RunEnd(
         status=Status.FAILED,
         kind=kind,
-        reason=redact(ESCAPES.sub("", reason)),
+        reason=redact(printable(reason)),
         log_tail=_log_tail(seen.log),
         result=result,
         lost=gpus,
