@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kmatrix.errors import RecordError
-from kmatrix.gpu.formats.json_array import ArrayTail
+from kmatrix.gpu.formats.json_array import ArrayTail, JsonArrayFile
 from kmatrix.records.files import LineTail, append_jsonl, write_json
 from kmatrix.records.runs import merged_metrics
 from kmatrix.track.feed import COARSE_S, FINE_S, AlertTail, DeviceTail, PointTail, RunFeed
@@ -57,10 +59,26 @@ def test_lines_of_one_step_form_one_point_with_the_time_of_the_last_line(run):
 def test_a_step_is_complete_when_the_next_begins_and_the_last_step_at_the_end(run):
     tail = PointTail(run.metrics)
     write_training(run, range(3))
-    assert [point.step for point in tail.read()] == [0, 1]
+    append_metrics(run, 3, val__loss=5.0)
+    assert [point.step for point in tail.read()] == [0, 1, 2]
     assert tail.read() == []
-    assert [point.step for point in tail.read(ended=True)] == [2]
+    assert [point.step for point in tail.read(ended=True)] == [3]
     assert tail.read(ended=True) == []
+
+
+def test_a_step_with_its_training_loss_is_complete_without_a_later_line(run):
+    tail = PointTail(run.metrics)
+    append_metrics(run, 0, val__loss=5.0)
+    assert tail.read() == []
+    append_metrics(run, 0, train__loss=5.1)
+    (point,) = tail.read()
+    assert point.values == {"attempt": 1, "val/loss": 5.0, "train/loss": 5.1}
+
+
+def test_the_losses_are_the_first_values_of_a_point(run):
+    append_metrics(run, 0, val__loss=5.0)
+    append_metrics(run, 0, tokens=7, train__loss=5.1)
+    assert list(points_of(PointTail(run.metrics))[0].values)[:2] == ["train/loss", "val/loss"]
 
 
 def test_an_unknown_number_is_omitted(run):
@@ -82,7 +100,8 @@ def test_lines_made_void_before_a_poll_are_never_returned(run):
 def test_a_partial_step_made_void_between_two_polls_is_not_returned(run):
     tail = PointTail(run.metrics)
     write_training(run, range(25))
-    assert tail.read()[-1].step == 23
+    append_metrics(run, 25, val__loss=4.0)
+    assert tail.read()[-1].step == 24
     append_resume(run, 20)
     write_training(run, range(20, 22), attempt=2)
     assert [point.step for point in tail.read()] == [20]
@@ -223,3 +242,25 @@ def test_a_directory_without_a_run_is_refused(run):
     write_json(run.run_json, {"name": "x"})
     with pytest.raises(RecordError, match="does not describe a run"):
         identity(run)
+
+
+WRONG = (None, "text", 7, 1e300, [], {}, [[]], True)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("key", ["timestamp", "multi_gpu_data", "aggregate_stats", "gpu", "gpu_index", "memory_used"])
+def test_a_device_sample_of_the_wrong_type_costs_only_itself(run, key, wrong):
+    write_recording(run, range(3))
+    samples = json.loads(run.gpu_stats_multi.read_text())
+    gpu = samples[1]["multi_gpu_data"][0]
+    if key == "gpu":
+        samples[1]["multi_gpu_data"][0] = wrong
+    else:
+        (gpu if key in gpu else samples[1])[key] = wrong
+    run.gpu_stats_multi.unlink()
+    array = JsonArrayFile(run.gpu_stats_multi)
+    for sample in samples:
+        array.append(sample)
+    array.close()
+    times = [devices.time for devices in DeviceTail(run.gpu_stats_multi).read()]
+    assert {START_TIME, START_TIME + 2} <= set(times)

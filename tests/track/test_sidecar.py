@@ -114,7 +114,7 @@ def test_a_running_run_is_sent_live_and_completed_after_its_process_exits(run, d
 
     def continue_run():
         write_training(run, range(20))
-        wait_until(lambda: len(store.rows) == 19)
+        wait_until(lambda: len(store.rows) == 20)
         write_training(run, range(20, 40))
         write_status(run)
 
@@ -210,7 +210,7 @@ def test_a_tracker_that_refuses_temporarily_is_retried_during_the_run(run, durin
     store.refuse = [ConnectionError("no route"), TimeoutError("no answer"), ValueError()]
     write_training(run, range(20))
     write_status(run)
-    code, sent = send(run, store, parent=during_feed(lambda: wait_until(lambda: len(store.rows) == 19)))
+    code, sent = send(run, store, parent=during_feed(lambda: wait_until(lambda: len(store.rows) == 20)))
     assert (code, store.opened, sent["memory"].error) == (0, 4, "")
     assert store.steps() == expected_values(run)
 

@@ -135,7 +135,7 @@ def test_gpu_values_since_the_previous_row_are_averaged_into_the_row(tmp_path):
     )
     assert [row.get("gpu_total_memory") for row in rows(WandbFiles(folder / RUN))] == [None, 20.0, 50.0]
     [summary] = inspect(WandbFiles(folder / RUN).sessions[0], "--summary")
-    assert (summary["state"], summary["summary"]["status"]) == ("finished", "stopped")  # not failed: it can continue
+    assert (summary["exit_code"], summary["summary"]["status"]) == (255, "stopped")  # killed, as after Ctrl+C
 
 
 def test_device_samples_of_a_batch_belong_to_the_rows_after_them(tmp_path):

@@ -61,8 +61,10 @@ class RunFeed:
 
 
 class PointTail:
-    """Read metrics.jsonl as points. The lines of one step form one point, which is complete when a later step begins.
+    """Read metrics.jsonl as points. The lines of one step form one point.
 
+    It is complete when a later step begins, or when it has the training loss and no line follows yet: the trainer
+    evaluates the weights of a step before it trains with them.
     Steps that a resumed attempt repeats are dropped if they were not yet read. Points that were already returned stay,
     because a tracker cannot delete them.
     """
@@ -82,7 +84,8 @@ class PointTail:
                 line = metric_line_of(values)
                 if line is not None and not self._is_void(offset, line.step):
                     found += self._merge(line)
-        if ended and not found and self._open is not None:
+        # Not while lines follow: a later attempt may have repeated this step.
+        if not found and self._open is not None and (ended or LOSSES[0] in self._open.values):
             found, self._open = _point(self._open), None
         return found
 
@@ -267,23 +270,29 @@ def without_copies(values: Mapping[str, float]) -> dict[str, float]:
 
 def _devices(entry: Mapping[str, Any]) -> DeviceValues | None:
     """Return one entry of gpu_stats_<run>_multi_gpu.json, or None if it has no time or no values."""
-    gpus = [gpu for gpu in entry.get("multi_gpu_data") or [] if isinstance(gpu, dict) and "gpu_index" in gpu]
+    found, total = entry.get("multi_gpu_data"), entry.get("aggregate_stats")
+    gpus = [gpu for gpu in found if _is_gpu(gpu)] if isinstance(found, list) else []
     try:
         time = datetime.fromisoformat(entry["timestamp"]).timestamp()
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, OverflowError, OSError):  # the last two: a year without a Unix time
         return None
     values = {f"gpu/{gpu['gpu_index']}/{name}": value for gpu in gpus for name, value in _device_numbers(gpu)}
-    values |= _aggregates(gpus, entry.get("aggregate_stats") or {})
+    values |= _aggregates(gpus, total if isinstance(total, dict) else {})
     return DeviceValues(time=time, values=values) if values else None
+
+
+def _is_gpu(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("gpu_index"), int)
 
 
 def _aggregates(gpus: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) -> dict[str, float]:
     """Return the known values under the keys that the original project logged to W&B."""
-    memory = {gpu["gpu_index"]: gpu["memory_used"] for gpu in gpus if finite(gpu.get("memory_used")) is not None}
+    used = {gpu["gpu_index"]: finite(gpu.get("memory_used")) for gpu in gpus}
+    memory = {index: number for index, number in used.items() if number is not None}
     values: dict[str, float] = {f"gpu_{index}_memory": used for index, used in memory.items()}
     for key, name in (("gpu_total_memory", "total_memory_used"), ("gpu_avg_utilization", "average_utilization")):
-        if finite(total.get(name)) is not None:
-            values[key] = total[name]
+        if (number := finite(total.get(name))) is not None:
+            values[key] = number
     if len(memory) > 1:
         values["gpu_load_balance_cv"] = coefficient_of_variation(list(memory.values()))
     return values
@@ -291,5 +300,7 @@ def _aggregates(gpus: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) -> 
 
 def _device_numbers(gpu: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
     return (
-        (name, value) for name, value in gpu.items() if name not in NOT_DEVICE_METRICS and finite(value) is not None
+        (name, number)
+        for name, value in gpu.items()
+        if name not in NOT_DEVICE_METRICS and (number := finite(value)) is not None
     )

@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kmatrix.errors import LaunchError
-from kmatrix.records.files import append_jsonl, write_json, write_json_array
+from kmatrix.gpu.formats.json_array import JsonArrayFile
+from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.paths import MATRIX_PREFIX, RunDir, program_environment
 from kmatrix.records.runs import Status, Tracking
 from kmatrix.records.tracking import SyncState, SyncStatus, read_track
@@ -54,7 +55,10 @@ def synthetic_run(results: Path, tracker: str, project: str, symbols: Mapping[st
     for step in range(STEPS):
         line = {"step": step, "time": now - STEPS + step, "attempt": 1, "tokens": 4096 * step}
         append_jsonl(run.metrics, {**line, LOSS: 2 + 9 * math.exp(-step / 5), "train/lr": 6e-4})
-    write_json_array(run.gpu_stats_multi, [_snapshot(now - STEPS + step) for step in range(STEPS)])
+    array = JsonArrayFile(run.gpu_stats_multi)
+    for step in range(STEPS):
+        array.append(_snapshot(now - STEPS + step))
+    array.close()
     write_json(run.result, {"status": Status.FINISHED, "attempt": 1})
     write_json(run.status, {"status": Status.FINISHED, "attempt": 1, "attempts": []})
     return run

@@ -50,6 +50,8 @@ QUIET_SERVICE = {  # environment of W&B's package and service: no output, no err
 # Metrics whose summary is the best value instead of the last one.
 CHOICES: dict[str, Callable[[float, float], float]] = {"min": min, "max": max}
 SUMMARY = {"val/loss": "min", "hellaswag/accuracy": "max", "hellaswag/accuracy_norm": "max"}
+# What W&B shows as failed, and as killed: its package reports Ctrl+C as 255 (wandb/sdk/lib/exit_hooks.py).
+EXIT_CODES = {Status.FAILED: 1, Status.STOPPED: 255}
 AXES = ("tokens", "elapsed_s")  # x axes of charts, in addition to the step
 WITHOUT_CHART = (*AXES, "attempt")  # W&B draws no chart of these unless asked: a page opens on the losses
 
@@ -115,7 +117,7 @@ class WandbMirror:
         self._begun.alert(title=alert.title, text=alert.text, level=alert.level.name)
 
     def close(self, status: Status) -> None:
-        """Finish the run. Only a failed run is marked as failed; `status` in the summary identifies a stopped run.
+        """Finish the run as finished, failed or killed; `status` in the summary is its own.
 
         Raises OSError if W&B stopped sending or wrote less than it was given: it reports that only in its own log.
         """
@@ -126,7 +128,7 @@ class WandbMirror:
         if self._last is not None and self._since:
             self._log(run, self._last, self._since)
         run.summary.update({**self._summary.values(), "status": str(status)})
-        run.finish(exit_code=1 if status is Status.FAILED else 0)
+        run.finish(exit_code=EXIT_CODES.get(status, 0))
         if refusal := fatal_error(log):
             raise ConnectionError(refusal)
         if run.offline:
@@ -446,7 +448,8 @@ def _read_session(session: Path) -> _Session:
             found.project = str(record["run"].get("project", ""))
         elif "history" in record:
             row = numbers(record["history"].get("item", {}))
-            found.steps.setdefault(int(row.pop("_step")), {}).update(row)
+            if "_step" in row:
+                found.steps.setdefault(int(row.pop("_step")), {}).update(row)
         elif "alert" in record:
             found.alerts.add((str(record["alert"].get("title")), str(record["alert"].get("text"))))
         elif "summary" in record:
