@@ -133,7 +133,8 @@ def test_prebuilt_shards_are_downloaded_as_needed_and_interrupted_downloads_resu
     folder = tmp_path / "data" / "finewebedu"
     assert (folder / "finewebedu_train_000002.bin").read_bytes() == shard(2)
 
-    repeated = clone.make("reproduce", f"RUN={next(matrix_of(tmp_path).glob('gpt2_*'))}")  # the server is closed
+    run, places = next(matrix_of(tmp_path).glob("gpt2_*")), (f"DATA_DIR={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path}")
+    repeated = clone.make("reproduce", f"RUN={run}", *places)  # the server is closed
     assert repeated.returncode == 0, repeated.stdout + repeated.stderr
 
 

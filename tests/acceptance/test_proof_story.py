@@ -46,7 +46,7 @@ def test_an_unchanged_run_reproduces_bit_for_bit_and_a_changed_one_does_not(clon
     assert used["gpus"] == []
     assert not any(b"planted-0123456789" in path.read_bytes() for path in matrix.rglob("*") if path.is_file())
 
-    completed = clone.make("reproduce", f"RUN={first}", OMP_PROC_BIND="false")
+    completed = clone.make("reproduce", f"RUN={first}", f"RESULTS_DIR={tmp_path}", OMP_PROC_BIND="false")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     numbers = re.search(r"equal bit for bit: (\d+) values in 13 steps", verdict(completed))[1]
     assert int(numbers) > 4 * 12
@@ -66,7 +66,7 @@ def test_an_unchanged_run_reproduces_bit_for_bit_and_a_changed_one_does_not(clon
     )
     config = tampered / ".config"
     config.write_text(config.read_text().replace("CONFIG_GPT2_SEED=1337", "CONFIG_GPT2_SEED=7"))
-    completed = clone.kmatrix("reproduce", f"RUN={tampered}", OMP_PROC_BIND="false")
+    completed = clone.kmatrix("reproduce", f"RUN={tampered}", f"RESULTS_DIR={tmp_path}", OMP_PROC_BIND="false")
     assert completed.returncode == 1, completed.stdout + completed.stderr
     assert "the configuration differs in seed 1337 -> 7" in verdict(completed)
     assert "first at step 0: " in verdict(completed)
@@ -88,7 +88,7 @@ def test_an_unchanged_run_reproduces_bit_for_bit_and_a_changed_one_does_not(clon
     was = source.read_text()
     try:
         source.write_text(was + "\n# not as it was\n")
-        completed = clone.kmatrix("reproduce", f"RUN={tampered}", OMP_PROC_BIND="false")
+        completed = clone.kmatrix("reproduce", f"RUN={tampered}", f"RESULTS_DIR={tmp_path}", OMP_PROC_BIND="false")
     finally:
         source.write_text(was)
     assert completed.returncode == 0, completed.stdout + completed.stderr

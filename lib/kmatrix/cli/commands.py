@@ -225,6 +225,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             RUN + "reproduce",
             "repeat a run from its own .config, and compare bit for bit",
             "RUN= TRACKER= GPUS= YES=1",
+            assigns=True,
         ),
         "gputop": Command(MACHINE + "gputop", "watch every GPU on one screen", "RUN= GPUS= SIMULATE="),
     },

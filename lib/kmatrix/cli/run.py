@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from kmatrix.runner.execute import (
     execute,
     finish,
     first_record,
+    foreign_command,
     matrix_trackers,
     need_torch,
     recorder_launcher,
@@ -88,7 +90,7 @@ def _run_matrix(arguments: Arguments, plan: Plan) -> int:
     print(f"{plural(number, 'run')} in {shown(matrix.path)}" + (f", {skipped} skipped" if skipped else ""))
     if background:
         return _run_detached(matrix, arguments, "GPUS", "SIMULATE")
-    return _run_and_report(matrix, pending, gpus=plan.gpus, recorders=recorders)
+    return _run_and_report(matrix, pending, gpus=plan.gpus, recorders=recorders, own=True)
 
 
 def _plan(arguments: Arguments, *, one: bool = False) -> Plan:
@@ -130,10 +132,12 @@ def _run_and_report(
     recorders: RecorderLauncher | None = None,
     chosen: Sequence[str] | None = None,
     disk_wait: float | None = None,
+    own: bool = False,
 ) -> int:
     """Run the pending attempts with a live display, print the report, and return the exit status.
 
     chosen: replaces the trackers of the matrix, None to keep them.  disk_wait: the same for DISK_WAIT (s).
+    own: this process made the matrix, so its ON_FINISH is the user's.
     """
     # Run the attempts, and wait for the uploads. Both continue if the terminal is closed.
     with outlived(matrix.runner_log) as terminal:
@@ -158,7 +162,8 @@ def _run_and_report(
             terminal.leave()
         values = symbols(matrix)
         report(matrix, draw=values.get("AUTO_GENERATE_GRAPHS") == "y")
-        if why := finish(matrix, str(values.get("ON_FINISH") or "")):
+        command = str(values.get("ON_FINISH") or "")
+        if why := ("" if own else foreign_command(matrix, command)) or finish(matrix, command):
             print(f"note: {why}")
         _print_next_steps(matrix, outcome)
     return outcome.exit_code
@@ -307,18 +312,34 @@ def reproduce(arguments: Arguments) -> int:
     if not was.config.is_file():
         raise ConfigError(f"RUN={folder} is not a run directory", hint=EXAMPLE)
     need_torch()
-    # Only trackers can be changed: any other assignment would make it another run.
     asked = {name: text for name, text in arguments.values.items() if name == "TRACKER"}
-    asked |= former_settings(was)
-    plan = make_plan(was.config, asked, kconfig=arguments.kconfig, gpus=arguments.get("GPUS"), one=True)
+    asked |= _local_assignments(arguments) | former_settings(was)
+    plan = make_plan(
+        was.config, asked, kconfig=arguments.kconfig, gpus=arguments.get("GPUS"), one=True, user=arguments.config
+    )
+    for item in plan.left_out:
+        print(f"note: not taken from the run: {item.name}={json.dumps(item.value)}")
     shards = known_shards(was, [config.train for config in plan.configs.values()])
     matrix, recorders = _make(arguments, plan, reuse=False, shards=shards)
     now = matrix.runs()[0]
     for line in _how_to_restore_code(was, changes(was, now)):
         print(f"note: {line}")
     print(f"repeating {shown(was.path)} as {shown(now.path)}")
-    status = _run_and_report(matrix, reopen(matrix, plan.gpus), gpus=plan.gpus, recorders=recorders)
+    status = _run_and_report(matrix, reopen(matrix, plan.gpus), gpus=plan.gpus, recorders=recorders, own=True)
     return status or _compare(was, now, plan.neutral)
+
+
+def _local_assignments(arguments: Arguments) -> dict[str, str]:
+    """Return the assignments of `reproduce`: symbols of this machine. Any other one would make it another run."""
+    tree = open_tree(arguments.kconfig)
+    for name, text in arguments.assignments.items():
+        if not set(overrides(tree, {name: text}, arguments.takes)) <= set(tree.local):
+            raise ConfigError(
+                f"reproduce does not take {name}=",
+                why="it would be another run",
+                hint="pass paths and commands of this machine only, such as RESULTS_DIR= or DATA_DIR=",
+            )
+    return dict(arguments.assignments)
 
 
 def former_settings(was: RunDir) -> dict[str, str]:
@@ -360,10 +381,11 @@ def _how_to_restore_code(was: RunDir, changed: Changes) -> list[str]:
         return []
     about = read_run_file_or_empty(was).provenance
     lines = [f"the code of the trainer changed: {first_names(changed.code)}"]
-    commit, patch = about.get("git_commit"), MatrixDir(was.path.parent).patch
-    if not commit:
+    commit, patch = str(about.get("git_commit") or ""), MatrixDir(was.path.parent).patch
+    # The line below is made to be pasted into a shell, and the run may be anybody's.
+    if not re.fullmatch(r"[0-9a-f]{7,64}", commit):
         return [*lines, "the old code cannot be checked out: its commit is unknown"]
-    command = f"git worktree add {WORKTREE} {str(commit)[:10]}"
+    command = f"git worktree add {WORKTREE} {commit[:10]}"
     if about.get("patch") and patch.is_file():
         command += f" && git -C {WORKTREE} apply {shlex.quote(str(patch))}"
     lines.append(f"check out the old code: {command}")

@@ -27,6 +27,7 @@ from kmatrix.records.paths import MATRIX_PREFIX, MatrixDir, staged_dir
 from kmatrix.records.plan import RunTexts, make_runs, write_plan
 from kmatrix.records.runs import Provenance, Tracking
 from kmatrix.records.train_config import TrainConfig
+from kmatrix.runner.signature import sign
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,7 @@ class Creation:
     overrides: tuple[str, ...]
     equal: str = ""  # the budget that all runs share, as text
     tracking: Tracking = field(default_factory=Tracking)
+    on_finish: str = ""  # the user's command at the end
 
 
 def create(
@@ -158,6 +160,7 @@ def _matrix_json(name: str, folder: Path | None, made_from: Creation, origin: Pr
         "runs": [{"name": run.name, "run_id": run.run_id, "axes": dict(run.axes)} for run in made_from.plan.runs],
         "cuts": [{"count": cells.count, "reason": cells.reason} for cells in made_from.plan.excluded],
         "notes": list(made_from.plan.notes),
+        "on_finish": sign(made_from.on_finish) if made_from.on_finish else "",
         "provenance": origin,
     }
 

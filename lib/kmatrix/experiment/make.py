@@ -100,6 +100,7 @@ def _creation(
         command=command,
         overrides=plan.overrides,
         tracking=tracking(plan.config),
+        on_finish=plan.config.on_finish,
     )
 
 

@@ -12,6 +12,7 @@ from kmatrix.config import PREFIX, RULES, Config, RunConfig, read, read_run, res
 from kmatrix.errors import ConfigError
 from kmatrix.experiment.configure import config_layers, merge_layers, text_of_config
 from kmatrix.experiment.data import forecast_data, with_known_vocabulary
+from kmatrix.experiment.foreign import load_run
 from kmatrix.gpu.nvml.detect import Gpu, detect, usable
 from kmatrix.kconfig.assignments import load_config, merge
 from kmatrix.kconfig.tree import NOT_AN_AXIS, Assignment, Symbols, Tree, open_tree
@@ -119,6 +120,7 @@ class Plan:
     equal: str  # that value as text, "" if nothing must be equal
     overrides: tuple[str, ...]  # NAME=value, as given
     config_text: str  # the .config that the matrix is made from
+    left_out: tuple[Assignment, ...] = ()  # lines of a run's .config that are never taken from a run
 
     @property
     def data_dir(self) -> Path:
@@ -143,20 +145,28 @@ def make_plan(
     gpus: str = "",
     one: bool = False,
     options: Collection[str] = (),
+    user: Path | None = None,
 ) -> Plan:
     """Read a .config, apply assignments to it, resolve devices, and expand the matrix.
 
     kconfig: another top-level Kconfig file.  gpus: indices or UUIDs of the GPUs that may be used, all by default.
     one: a matrix of one run; axes in `assignments` are refused, and those of .config are ignored, but values coupled
     to that run still apply.  options: other names that the command takes, for suggestions.
+    user: the .config of this user, if `config` is that of a run, which may be somebody else's.
     """
     tree = open_tree(kconfig)
-    base = load_config(tree, config)
     asked = overrides(tree, assignments, options)
+    left_out: tuple[Assignment, ...] = ()
+    if user is None:
+        base, text = load_config(tree, config), config.read_text(encoding="utf-8")
+    else:
+        base, left_out = load_run(tree, config, user, asked)
+        text = text_of_config(tree, base)
     if one:
         base = _without_matrix(base, asked)
     words = tuple(f"{name}={text}" for name, text in assignments.items())
-    return _plan(tree, base, asked, gpus=gpus, one=one, words=words, text=config.read_text(encoding="utf-8"))
+    plan = _plan(tree, base, asked, gpus=gpus, one=one, words=words, text=text)
+    return dataclasses.replace(plan, left_out=left_out)
 
 
 def plan_matrix(defconfig: str, *, gpus: str = "", **assignments: object) -> Plan:

@@ -10,7 +10,16 @@ from kmatrix.records.checkpoint_dir import check_own_files
 from kmatrix.records.lock import held
 from kmatrix.records.paths import MatrixDir
 from kmatrix.runner.archive import finish_rerun
-from kmatrix.runner.execute import execute, finish, matrix_trackers, need_torch, recorder_launcher, recording, symbols
+from kmatrix.runner.execute import (
+    execute,
+    finish,
+    foreign_command,
+    matrix_trackers,
+    need_torch,
+    recorder_launcher,
+    recording,
+    symbols,
+)
 from kmatrix.runner.loop import Outcome
 from kmatrix.runner.resume import reopen, restore_runs
 from kmatrix.status.watch import RunProgress
@@ -49,6 +58,7 @@ def run_matrix(
         on_progress=on_progress,
         on_note=on_note,
     )
-    if why := finish(matrix, str(values.get("ON_FINISH") or "")):
+    command = str(values.get("ON_FINISH") or "")
+    if why := foreign_command(matrix, command) or finish(matrix, command):
         on_note(why)
     return outcome

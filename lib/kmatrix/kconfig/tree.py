@@ -61,6 +61,7 @@ class Tree:
     slugs: set[str] = field(default_factory=set)  # symbols that hold a PROJECT_NAME, or ""
     neutral: set[str] = field(default_factory=set)  # symbols that cannot change a result
     neutral_unless: dict[str, str] = field(default_factory=dict)  # neutral symbol -> symbol whose value makes it count
+    local: dict[str, str] = field(default_factory=dict)  # symbol of this machine -> what such a value contains, "": any
     labels: dict[str, str] = field(default_factory=dict)  # symbol -> its label in the names of runs
     choices: dict[str, Choice] = field(default_factory=dict)  # axis name (common prefix of the members) -> choice
     members: dict[str, dict[str, Symbol]] = field(default_factory=dict)  # axis name -> lower-case suffix -> member
@@ -147,6 +148,11 @@ class Tree:
             return int(text)
         return int(text, 16) if kind == kc.HEX else text
 
+    def is_local(self, item: Assignment) -> bool:
+        """Return whether an assignment names a command, a host, an account or a path of a machine."""
+        part = self.local.get(item.name)
+        return part is not None and part in item.value and item.value not in ("", "n", "0")
+
     def names(self, prefix: str = "") -> list[str]:
         """Return the names of all settings: symbols, and choices instead of their members."""
         own = [
@@ -215,6 +221,8 @@ class Tree:
             self.durations.add(symbol.name)
         elif marker.name == "slug":
             self.slugs.add(symbol.name)
+        elif marker.name == "local":
+            self.local[symbol.name] = marker.args[0] if marker.args else ""
         elif marker.name == "neutral" and marker.args:
             self.neutral_unless[symbol.name] = self.symbol(marker.args[0], where).name
         elif marker.name == "neutral":
@@ -420,6 +428,7 @@ functions = {
     "slug": (_mark, 0, 0),
     "neutral": (_mark, 0, 1),
     "label": (_mark, 1, 1),
+    "local": (_mark, 0, 1),
 }
 
 

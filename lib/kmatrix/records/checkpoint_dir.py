@@ -17,6 +17,7 @@ from msgspec import Meta
 from kmatrix.errors import ConfigError, LaunchError, RecordError
 from kmatrix.records.decode import Record, as_json, decode, decode_optional, field
 from kmatrix.records.files import read_json, write_json
+from kmatrix.records.links import refuse_link, refuse_links
 from kmatrix.records.paths import MatrixDir, RunDir
 
 OWNER = "owner.json"
@@ -82,7 +83,7 @@ def own_checkpoint_dir(run: RunDir) -> Path:
     """Return the folder of a run's checkpoints, to change it. Raises LaunchError if it belongs to another matrix."""
     matrix = MatrixDir(run.path.absolute().parent)
     for path in (run.path, run.checkpoints, run.archive):
-        _refuse_link(matrix, path)
+        refuse_link(matrix, path)
     place = checkpoint_dir(run)
     if place != run.checkpoints:
         _check_owner(matrix, place.parent)
@@ -91,10 +92,9 @@ def own_checkpoint_dir(run: RunDir) -> Path:
 
 def check_own_files(matrix: MatrixDir) -> None:
     """Raise LaunchError if changing the runs of a matrix would change files of another one."""
+    refuse_links(matrix)
     folders = set()
     for run in matrix.runs():
-        for path in (run.path, run.checkpoints, run.archive):
-            _refuse_link(matrix, path)
         place = checkpoint_dir(run)
         if place != run.checkpoints:
             folders.add(place.parent)
@@ -187,16 +187,6 @@ def _check_owner(matrix: MatrixDir, folder: Path) -> None:
         )
     if owner != this:  # moved, or mounted again: both never change at once without a refusal
         write_json(folder / OWNER, as_json(this))
-
-
-def _refuse_link(matrix: MatrixDir, path: Path) -> None:
-    """Raise LaunchError if a path in the matrix is a link out of it: a copy of the matrix has the same link."""
-    if path.is_symlink() and not path.resolve().is_relative_to(matrix.path.resolve()):
-        raise LaunchError(
-            f"{path} is a link to {path.resolve()}",
-            why="that is outside the matrix, and may belong to another one",
-            hint="replace the link by the folder itself, then run the command again",
-        )
 
 
 def _of_matrix(matrix: MatrixDir) -> tuple[bool, Path | None]:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from kmatrix.errors import RecordError
 from kmatrix.records.files import write_text
+from kmatrix.records.links import refuse_link
 from kmatrix.records.paths import MatrixDir
 from kmatrix.report import graphs
 from kmatrix.report.folders import with_timelines
@@ -45,7 +46,12 @@ def draw_graphs(numbers: MatrixNumbers) -> tuple[list[Path], list[str]]:
 
 
 def _write(matrix: MatrixDir, action: Callable[[], T]) -> T:
-    """Call `action`. Raises RecordError if the disk is full or the directory is not writable."""
+    """Call `action`. Raises RecordError if the disk is full or the directory is not writable.
+
+    Raises LaunchError if the directory contains links to other places, which the report would overwrite.
+    """
+    for path in (matrix.graphs, *matrix.graphs.glob("*")):
+        refuse_link(matrix, path)
     try:
         return action()
     except OSError as error:

@@ -17,10 +17,10 @@ from kmatrix.engines.base import Engine
 from kmatrix.engines.local.engine import LocalEngine
 from kmatrix.engines.local.pool import Pool
 from kmatrix.engines.local.recorder import RecorderLauncher
-from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.errors import ConfigError, KmatrixError, LaunchError
 from kmatrix.gpu.nvml.detect import UNKNOWN_DISTANCE, Gpu, distances, occupied
 from kmatrix.packing import Limits, usable_cores
-from kmatrix.records.files import last_lines
+from kmatrix.records.files import last_lines, read_json
 from kmatrix.records.lock import holder
 from kmatrix.records.paths import ROOT, MatrixDir
 from kmatrix.records.runs import RunFile, Status, read_run_file_or_empty
@@ -28,6 +28,7 @@ from kmatrix.records.states import read_matrix_status
 from kmatrix.redacted_log import RedactedLog
 from kmatrix.runner.loop import Outcome, drive
 from kmatrix.runner.resume import ResumePlan
+from kmatrix.runner.signature import is_signed
 from kmatrix.simulate.library import simulation
 from kmatrix.status.alerts import Thresholds
 from kmatrix.status.state import RunPlan
@@ -223,6 +224,13 @@ def command_of(text: str) -> list[str]:
     return words
 
 
+def foreign_command(matrix: MatrixDir, text: str) -> str:
+    """Return why ON_FINISH is not run if this process did not make the matrix, "" if this user signed the command."""
+    if not text or is_signed(text, _signature(matrix)):
+        return ""
+    return f"ON_FINISH={text} was not run: somebody else made this matrix, or an earlier version"
+
+
 def finish(matrix: MatrixDir, text: str) -> str:
     """Run the ON_FINISH command after the end of a matrix; return the error message, "" on success."""
     # Errors are returned, not raised: the matrix has ended, and its exit code is that of its runs.
@@ -242,6 +250,13 @@ def finish(matrix: MatrixDir, text: str) -> str:
     except OSError as error:
         return f"ON_FINISH={text} could not be run: {error.strerror}"
     return ""
+
+
+def _signature(matrix: MatrixDir) -> str:
+    try:
+        return str(read_json(matrix.matrix_json).get("on_finish") or "")
+    except (OSError, KmatrixError):
+        return ""
 
 
 def _about(matrix: MatrixDir) -> Mapping[str, str]:
