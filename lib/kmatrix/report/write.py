@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from kmatrix.errors import RecordError
+from kmatrix.records.checkpoint_dir import refuse_link
 from kmatrix.records.files import write_text
-from kmatrix.records.links import refuse_link
 from kmatrix.records.paths import MatrixDir
 from kmatrix.report import graphs
 from kmatrix.report.folders import with_timelines
