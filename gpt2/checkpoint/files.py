@@ -16,7 +16,7 @@ import torch
 from gpt2.checkpoint.contents import out_of_memory, problem, reason
 from kmatrix.errors import FullError, LaunchError, RecordError, SchemaError, is_full
 from kmatrix.records.checkpoints import CheckpointIndex, CheckpointKind, entry_of, sha256_of
-from kmatrix.records.files import replacing, sync_folder
+from kmatrix.records.files import free_path, replacing, sync_folder
 
 SCHEMA = 2  # 1: random generators of one rank only, and no `carried`
 NONE, AUTO, LATEST, BEST = "none", "auto", "latest", "best"
@@ -189,7 +189,7 @@ def newest_first(index: CheckpointIndex) -> Iterator[Path]:
 def rename_damaged(index: CheckpointIndex, path: Path) -> None:
     """Rename a damaged checkpoint, so that it is neither listed nor tried again but can be inspected."""
     if path.exists():
-        path.rename(path.with_name(f"{path.name}.damaged"))
+        path.rename(free_path(path.with_name(f"{path.name}.damaged")))
     # After the rename: an entry without a file is repaired on the next start, a file without an entry would come back.
     index.remove([entry for entry in index.entries if entry.name == path.name])
     index.name_links()

@@ -19,7 +19,7 @@ import torch
 from gpt2.checkpoint.files import AUTO, ChosenCheckpoint, WrittenCheckpoint, choose, load_checkpoint, save_checkpoint
 from gpt2.checkpoint.state import TrainingState, gather_rng_states, restore, snapshot
 from gpt2.log import RunLog
-from kmatrix.errors import FullError, KmatrixError, RecordError
+from kmatrix.errors import FullError, KmatrixError, RecordError, SchemaError
 from kmatrix.records.checkpoint_dir import INDEX, own_checkpoint_dir
 from kmatrix.records.checkpoints import (
     EXPIRING,
@@ -31,6 +31,7 @@ from kmatrix.records.checkpoints import (
     superseded,
 )
 from kmatrix.records.disk import when_there_is_space
+from kmatrix.records.files import free_path
 from kmatrix.text import disk_size
 
 EMERGENCY_S = 20.0  # torchrun sends SIGKILL 30 s after a signal; the step and the result take time as well
@@ -305,9 +306,12 @@ class CheckpointManager:
         """Open the index after a possible crash: no partial files, no entries without a file."""
         try:
             index = CheckpointIndex(self.folder)
+        except SchemaError:  # of a newer version, which may keep its checkpoints for other reasons
+            raise
         except KmatrixError as error:  # the files are intact: renamed, it can be inspected, and `_adopt` finds them
-            (self.folder / INDEX).replace(self.folder / f"{INDEX}.damaged")
-            self.log.event(0, "checkpoint index", f"{error.what}; renamed to {INDEX}.damaged")
+            kept = free_path(self.folder / f"{INDEX}.damaged")
+            (self.folder / INDEX).replace(kept)
+            self.log.event(0, "checkpoint index", f"{error.what}; renamed to {kept.name}")
             index = CheckpointIndex(self.folder)
         if gone := index.tidy():
             self.log.event(0, "checkpoint index", f"missing files: {', '.join(gone)}")
@@ -327,7 +331,7 @@ class CheckpointManager:
         stat = path.stat()
         kinds = [kind for kind in CheckpointKind if same_file(self.folder / f"{kind}.pt", path)]
         kinds = kinds or [CheckpointKind.ROLLING]
-        index.announce(
+        index.insert(
             Entry(
                 name=path.name,
                 step=int(value["step"]),

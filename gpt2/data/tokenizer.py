@@ -90,7 +90,7 @@ def load(name: str, folder: Path | None = None) -> Tokenizer:
         raise DataError(
             f"{path} is not a {name} tokenizer",
             why=str(error) or type(error).__name__,
-            hint="delete the folder, then prepare the dataset again",
+            hint="restore it from a copy: it must be the file that the shards were made with",
         ) from None
 
 

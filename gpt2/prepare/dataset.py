@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.data import shards, tokenizer
-from gpt2.prepare import hub, prebuilt, text, writer
+from gpt2.prepare import foreign, hub, prebuilt, text, writer
 from gpt2.prepare.catalog import (
     CATALOG,
     HUB,
@@ -119,6 +119,7 @@ def _sufficient_record(folder: Path, request: DatasetRequest, recipe: dict[str, 
 def local_shards(request: DatasetRequest, folder: Path) -> PreparedDataset:
     """Check and hash the shards in the user's folder."""
     say(f"checking the shards in {folder}")
+    foreign.check_tokenizer(folder, request.tokenizer)
     size = vocabulary(request.tokenizer)
     if request.tokenizer in ("char", "bpe"):
         size = tokenizer.load(request.tokenizer, folder).vocab_size

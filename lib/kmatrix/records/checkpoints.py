@@ -89,6 +89,13 @@ class CheckpointIndex:
         self.entries = [*(without_kinds(old, entry.kinds & {*NAMED}) for old in self.entries), entry]
         self._write()
 
+    def insert(self, entry: Entry) -> None:
+        """Add a checkpoint whose entry was lost, before those of later steps: it is not the newest one."""
+        # By steps, not by the time of the file: a clock may have been set back, and a copy may have changed the time.
+        place = next((n for n, other in enumerate(self.entries) if other.step > entry.step), len(self.entries))
+        self.entries = [*self.entries[:place], entry, *self.entries[place:]]
+        self._write()
+
     def mark(self, entry: Entry, kinds: Iterable[CheckpointKind]) -> Entry:
         """Add kinds to a checkpoint and return its new entry."""
         more = frozenset(kinds)

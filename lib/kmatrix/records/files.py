@@ -93,6 +93,15 @@ def _private(name: str, flags: int) -> int:
     return os.open(name, flags, 0o600)
 
 
+def free_path(path: Path) -> Path:
+    """Return a path that does not exist, so that no file is overwritten: the path, or with .2, .3, ... after it."""
+    number, free = 1, path
+    while os.path.lexists(free):
+        number += 1
+        free = path.with_name(f"{path.name}.{number}")
+    return free
+
+
 def sync_folder(folder: Path) -> None:
     """Flush a folder to disk, so that a rename in it survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)

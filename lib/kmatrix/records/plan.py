@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import shutil
 import zlib
 from collections.abc import Collection, Iterable, Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 from kmatrix.errors import RecordError
 from kmatrix.records.checkpoint_dir import checkpoint_dir
 from kmatrix.records.decode import Record, decode_line, decode_optional
-from kmatrix.records.files import write_bytes
+from kmatrix.records.files import free_path, write_bytes
 from kmatrix.records.paths import MatrixDir, RunDir
 
 FILES = (".config", "defconfig", "run.json")  # of a new run; run.json last: without it a directory is not a run
@@ -111,15 +110,6 @@ def make_run(matrix: MatrixDir, planned: RunTexts) -> RunDir:
         (staged / name).write_text(text, encoding="utf-8")
     staged.rename(run.path)
     return run
-
-
-def free_path(path: Path) -> Path:
-    """Return a path that does not exist, so that no file is overwritten: the path, or with .2, .3, ... after it."""
-    number, free = 1, path
-    while os.path.lexists(free):
-        number += 1
-        free = path.with_name(f"{path.name}.{number}")
-    return free
 
 
 def _keep_checkpoints(run: RunDir) -> None:

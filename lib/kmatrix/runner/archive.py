@@ -13,10 +13,10 @@ from pathlib import Path
 from kmatrix.errors import LaunchError
 from kmatrix.records.checkpoint_dir import own_checkpoint_dir
 from kmatrix.records.decode import as_json
-from kmatrix.records.files import read_json, write_bytes, write_json
+from kmatrix.records.files import free_path, read_json, write_bytes, write_json
 from kmatrix.records.lock import try_lock
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.records.plan import Rerun, free_path, runs_to_archive
+from kmatrix.records.plan import Rerun, runs_to_archive
 from kmatrix.records.runs import Status, read_run_file
 from kmatrix.records.tracking import is_syncing
 from kmatrix.status.state import Archived, RunState, after

@@ -316,3 +316,31 @@ def test_a_slow_disk_is_measured_and_reported_before_training(tmp_path, monkeypa
 def test_a_small_checkpoint_needs_no_measurement(tmp_path):
     assert manager.WriteSpeed().probe(tmp_path, 1000) is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_index_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path):
+    run = Run(tmp_path).save(1)
+    text = (run.folder / "index.json").read_text().replace('"schema": 1', '"schema": 9')
+    (run.folder / "index.json").write_text(text)
+    with pytest.raises(RecordError, match="has schema 9"):
+        Run(tmp_path, attempt=2)
+    assert (run.folder / "index.json").read_text() == text
+
+
+def test_a_damaged_file_never_replaces_one_that_was_kept_before(tmp_path):
+    run = Run(tmp_path).save(1)
+    for text in ("{", "["):
+        (run.folder / "index.json").write_text(text)
+        Run(tmp_path, attempt=2)
+    kept = sorted(path.read_text() for path in run.folder.glob("index.json.damaged*"))
+    assert kept == ["[", "{"]
+
+
+def test_a_lost_entry_of_an_earlier_step_does_not_become_the_newest_checkpoint(tmp_path):
+    run = Run(tmp_path).save(1).save(2).save(3)
+    run.checkpoints.index.entries = run.checkpoints.index.entries[1:]
+    run.checkpoints.index._write()
+    os.utime(run.folder / "step_00000001.pt", (2**32, 2**32))  # written when the clock was ahead
+    later = Run(tmp_path, attempt=2)
+    assert [entry.step for entry in later.checkpoints.index.entries] == [1, 2, 3]
+    assert later.next_attempt().first_bias == 3
