@@ -11,7 +11,6 @@ import sys
 import tempfile
 import webbrowser
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,6 +18,7 @@ from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.targets import chosen_runs, find_target, results_dir, running_target
 from kmatrix.cli.trackers import asked_project, configured, port
 from kmatrix.errors import ConfigError, RecordError
+from kmatrix.records.decode import replaced
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import MetricLine, RunRecord, read_run
 from kmatrix.status.status_file import recover_status
@@ -221,7 +221,7 @@ def newest(run: RunRecord) -> MetricLine | None:
     found: dict[str, float | None] = {}
     for line in run.metrics:
         found |= {name: value for name, value in line.values.items() if value is not None}
-    return replace(run.metrics[-1], values=found) if run.metrics else None
+    return replaced(run.metrics[-1], values=found) if run.metrics else None
 
 
 def cells(line: MetricLine | None) -> tuple[str, ...]:
