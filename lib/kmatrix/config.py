@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.assignments import TRACKERS
-from kmatrix.records.train_config import TrainConfig, parse_mix
+from kmatrix.records.train_config import CHOICES, TrainConfig, parse_mix
 from kmatrix.shapes import BYTE_VOCAB, GPT2_VOCAB, NAMED, ModelShape, by_depth
 
 PREFIX = "GPT2_"
@@ -20,6 +21,8 @@ FIELDS = frozenset(TrainConfig.names())
 WITH_DATA = {"data_sha256", "data_shards"}  # fields without a symbol, known when a matrix is made
 GPU_HOST_THREADS = 8  # CPU threads per rank on a GPU: more do not speed up a training loop
 Values = Callable[[str], str | None]
+PLACES = {"shards": "<folder>", "folder": "<folder or pattern>", "hub": "OWNER/NAME"}  # datasets that need a path
+MIXABLE = tuple(name for name in CHOICES["dataset"] if name != "mix")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,7 @@ class Config:
     tracker_limit_s: int = 0  # seconds that trackers may take after the end of a run
     preflight: bool = False  # train two steps of each shape first
     on_finish: str = ""  # command to run after the matrix, "" for none
+    allow_risk: bool = False  # start runs that are estimated to be impossible
 
 
 def read(symbols: Mapping[str, Any]) -> Config:
@@ -55,6 +59,7 @@ def read(symbols: Mapping[str, Any]) -> Config:
         tracker_limit_s=_need(symbols, "TRACKER_LIMIT"),
         preflight=_need(symbols, "PREFLIGHT"),
         on_finish=_need(symbols, "ON_FINISH"),
+        allow_risk=bool(symbols.get("ALLOW_RISK")),  # older Kconfig files do not have it
     )
 
 
@@ -255,9 +260,8 @@ def spam_warms_up_within_an_interval(value: Values) -> str | None:
 def own_data_need_a_place(value: Values) -> str | None:
     """Check that a custom dataset has a path."""
     dataset, path = value("GPT2_DATASET"), value("GPT2_DATA_PATH")
-    places = {"shards": "<folder>", "folder": "<folder or pattern>", "hub": "OWNER/NAME"}
-    if dataset in places and not path:
-        return f'DATASET={dataset} needs DATA_PATH="{places[dataset]}"'
+    if dataset in PLACES and not path:
+        return f'DATASET={dataset} needs DATA_PATH="{PLACES[dataset]}"'
     return None
 
 
@@ -267,9 +271,16 @@ def mix_can_be_read(value: Values) -> str | None:
     if value("GPT2_DATASET") != "mix":
         return None
     try:
-        parse_mix(text or "")
+        parts = parse_mix(text or "")
     except ValueError as error:
         return f'DATASET=mix needs DATA_MIX="finewebedu:65 tinystories:34 stdlib:1": {error}'
+    for part in parts:
+        if part.dataset not in MIXABLE:
+            near = difflib.get_close_matches(part.dataset, MIXABLE, 1)
+            known = f"did you mean {near[0]}?" if near else f"known are {', '.join(MIXABLE)}"
+            return f"DATA_MIX={text}: unknown dataset {part.dataset!r}: {known}"
+        if part.dataset in PLACES and not part.path:
+            return f"DATA_MIX={text}: {part.dataset} needs a path: {part.dataset}={PLACES[part.dataset]}:<weight>"
     return None
 
 

@@ -8,12 +8,15 @@ from dataclasses import replace
 import pytest
 
 from kmatrix.config import RULES, read_run
+from kmatrix.experiment.data import key
 from kmatrix.experiment.plan import ALIKE, make_plan
 from kmatrix.kconfig.tree import Assignment, Tree, open_tree
 from kmatrix.matrix import expand as expansion
 from kmatrix.matrix.axes import overrides, plan_axes, single
 from kmatrix.matrix.expand import RunIdentity, apply_run, expand
+from kmatrix.plan.feasibility import KNOWN
 from kmatrix.plan.memory import forecast, warnings
+from kmatrix.plan.risk import risks
 from programs import ROOT
 
 SEEDS = 50  # random matrices
@@ -188,6 +191,8 @@ def test_no_forecast_or_warning_reads_a_field_that_runs_of_one_kind_do_not_share
 
     forecast(recorder.shape, recorder, tokens=1)
     warnings(recorder)
+    risks(recorder.shape, recorder, 10, KNOWN[0], 2)
+    key(recorder)
 
     assert "optimizer" in recorder.read
     assert not recorder.read & ALIKE

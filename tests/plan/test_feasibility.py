@@ -65,7 +65,8 @@ def test_two_h100_at_depth_16_train_a_third_of_a_billion_parameters(program):
 
 def test_depth_64_does_not_fit_into_80_gb_and_takes_48_hours(program):
     batch = ("BATCH_SIZE=4", "MAX_ITERS=35541", "SECONDS_PER_STEP=4.9315", "GPU_HOUR_PRICE=4")
-    result = program.check("plan", "GPU=h100_pcie", "NUM_GPUS=8", "DEPTH=64", *DEPTH, *batch)
+    result = program("plan", "GPU=h100_pcie", "NUM_GPUS=8", "DEPTH=64", *DEPTH, *batch)
+    assert result.status == 2
     assert values_of(result, "fit")[0].startswith("does not fit on H100 PCIe")
     assert values_of(result, "largest")[0].startswith("not one sequence fits; 38 layers would")
     assert "2d01h" in values_of(result, "target")[0]
@@ -86,7 +87,8 @@ def test_the_days_on_one_gpu_and_on_four_follow_from_their_steps(program):
 def test_an_impossible_speed_of_400000_tokens_per_second_has_no_cost(program):
     arguments = ("MODEL=1558m", "TOKENIZER=gpt2", "BLOCK_SIZE=2048", "BATCH_SIZE=4", "PARALLEL_BATCH_SIZE=256")
     budget = ("DTYPE=bf16", "MAX_TOKENS=100000000000", "GPU_HOUR_PRICE=1", "TOKENS_PER_SECOND=400000")
-    result = program.check("plan", "GPU=A100", "NUM_GPUS=8", *arguments, *budget)
+    result = program("plan", "GPU=A100", "NUM_GPUS=8", *arguments, *budget)
+    assert result.status == 2
     assert values_of(result, "target")[0].endswith(": impossible")
     assert " to " in values_of(result, "cost")[0]  # of the range, not of the target
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from kmatrix.cli.commands import Arguments
 from kmatrix.config import RunConfig, with_data
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment.data import PREBUILT, data_lines, epochs, prepare_data, prepared, run_tokens, to_fetch
-from kmatrix.experiment.plan import Plan, RunKind, make_plan
+from kmatrix.experiment.plan import Plan, RunKind, gpu_fix, make_plan, no_gpus, refuse_risks, risks_on
 from kmatrix.matrix.expand import Run
 from kmatrix.plan.feasibility import (
     KNOWN,
@@ -36,11 +35,14 @@ from kmatrix.plan.feasibility import (
     mfu_band,
     other_counts,
     peak_of,
+    this_machine,
 )
 from kmatrix.plan.memory import MemoryNeed, memory, warnings
+from kmatrix.plan.risk import Risk
 from kmatrix.records.paths import ROOT
 from kmatrix.text import count, disk_size, duration, flop_count, memory_size, money, plural, shown
 
+SHOWN = 20  # warnings of the dry run about runs that are impossible on this machine
 TARGETS = {"TOKENS_PER_SECOND": "tokens_per_second", "SECONDS_PER_STEP": "seconds_per_step", "HOURS": "hours"}
 
 
@@ -51,6 +53,7 @@ def dry_run(arguments: Arguments) -> int:
     needs = {kind: _needs(kind) for kind in made.kinds}
     for planned in made.runs:
         print(_run_line(planned.run, needs[planned.kind]))
+    marked = [planned for planned in made.runs if planned.kind.lacks]
     if made.equal:
         print(f"equal {made.equal}")
     for cells in made.matrix.excluded:
@@ -59,6 +62,18 @@ def dry_run(arguments: Arguments) -> int:
         print(f"note: {note}")
     for text in dict.fromkeys((*made.warnings, *made.data_warnings)):
         print(f"warning: {text}")
+    if marked:
+        one = min(marked, key=lambda planned: planned.kind.config.ranks)
+        print(
+            f"warning: {len(marked)} of {plural(len(made.runs), 'run')} cannot run on this machine: "
+            f"{one.name} {one.kind.lacks}: {gpu_fix(made, one.kind)}"
+        )
+    # A dry run is often made on another machine than the run: estimates for this one are warnings.
+    accepted = refuse_risks(made, estimates=False)
+    for text in accepted[:SHOWN]:
+        print(f"warning: {text}")
+    if len(accepted) > SHOWN:
+        print(f"warning: and {plural(len(accepted) - SHOWN, 'more run')}")
     return 0
 
 
@@ -95,6 +110,7 @@ def _needs(kind: RunKind) -> str:
         f"{devices}, global batch {config.global_batch} sequences, {_run_length(config)}, "
         f"{count(known.params)} parameters"
         f"{f', {flop_count(known.flops)}' if known.flops is not None else ''}{memory}"
+        f"{f' [skipped here: {kind.lacks}]' if kind.lacks else ''}{' [impossible here]' if kind.risks else ''}"
     )
 
 
@@ -130,7 +146,10 @@ def prepare(arguments: Arguments) -> int:
 
 
 def plan(arguments: Arguments) -> int:
-    """Print the forecast of each run of the matrix. Runs with the same forecast are grouped."""
+    """Print the forecast of each run of the matrix. Runs with the same forecast are grouped.
+
+    Raises LaunchError after the forecasts if a run is impossible on the devices that it is planned for.
+    """
     target = _target(arguments)
     asked = by_name(arguments.get("GPU")) if arguments.get("GPU") else None
     # GPU= asks for a forecast on that model, also if .config selects the CPU.
@@ -141,18 +160,43 @@ def plan(arguments: Arguments) -> int:
     # Group by the text itself: runs that differ only in a seed or a rate need the same.
     grouped: dict[tuple[str, ...], list[str]] = {}
     warned: dict[str, None] = {}
+    found: dict[RunKind, tuple[Risk, ...]] = {}
     for planned in made.runs:
         config = _with_known_data(planned.config, data_dir)
         devices = _devices(made, config, asked)
         grouped.setdefault(tuple(_forecast_lines(config, devices, target, data_dir)), []).append(planned.name)
         warned.update(dict.fromkeys(warnings(config.train)))
+        if planned.kind not in found:
+            found[planned.kind] = (*risks_on(config, devices), *_target_risk(config, devices, target))
     for lines, names in grouped.items():
         print("\n".join([*names, *lines]) + "\n")
     for note in made.notes:
         print(f"note: {note}")
     for text in warned:
         print(f"warning: {text}")
+    # GPU= plans for another machine; a machine without GPUs lists all known models.
+    if asked is None and made.gpus and all(kind.lacks for kind in made.kinds):
+        raise no_gpus(made)
+    for text in refuse_risks(made, found):
+        print(f"warning: {text}")
     return 0
+
+
+def _target_risk(config: RunConfig, devices: Sequence[GpuModel], target: Target) -> tuple[Risk, ...]:
+    """Return the risk of a target speed above the peak of every device."""
+    rate = target.rate(config.tokens_per_step, config.tokens)
+    if rate is None:
+        return ()
+    speeds = [
+        at_rate(rate, shape=config.shape, train=config.train, tokens=config.tokens, device=each) for each in devices
+    ]
+    if any(feasibility(speed.mfu) is not Feasibility.IMPOSSIBLE for speed in speeds):
+        return ()
+    best = max(devices, key=lambda device: peak_of(device, config.train) or 0)
+    limit = at_mfu(1.0, shape=config.shape, train=config.train, tokens=config.tokens, device=best)
+    assert limit is not None  # a speed is impossible only if the peak is known
+    what = f"{rate:,.0f} tok/s is above the peak of {config.ranks} x {best.name}"
+    return (Risk(what=what, fix=f"TOKENS_PER_SECOND below {limit.tokens_per_second:,.0f}", certain=True),)
 
 
 def _with_known_data(config: RunConfig, data_dir: Path) -> RunConfig:
@@ -182,9 +226,7 @@ def _positive(name: str, text: str) -> float:
 def _devices(made: Plan, config: RunConfig, asked: GpuModel | None) -> Sequence[GpuModel]:
     """Return the devices of a forecast: GPU=, else the GPUs of this machine, else all known models."""
     if config.device == "cpu":
-        # Ranks on the CPU share the memory of the machine.
-        ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return (GpuModel(name="this machine", memory=ram / config.ranks, watts=None),)
+        return (this_machine(config.ranks),)
     if asked:
         return (asked,)
     # One per model: equal GPUs need the same forecast only once.

@@ -7,20 +7,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kmatrix.config import Config, RunConfig, with_data
-from kmatrix.errors import LaunchError
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.create import Creation, RunText, check_benchmark_files, check_place, create
 from kmatrix.experiment.data import Dataset, Key, data_lines, key, prepare_data
-from kmatrix.experiment.plan import Plan, below_root, equal_budget
+from kmatrix.experiment.plan import Plan, below_root, equal_budget, no_gpus, refuse_risks
 from kmatrix.experiment.preflight import try_runs
 from kmatrix.experiment.reuse import reuse_runs
 from kmatrix.matrix.expand import apply_run
 from kmatrix.records.paths import ROOT, MatrixDir
 from kmatrix.records.runs import Tracking
 from kmatrix.runner.execute import command_of, need_torch
-from kmatrix.runner.resume import too_few_gpus
 from kmatrix.status.watch import RunProgress
-from kmatrix.text import plural
 from kmatrix.track.available import need_trackers, own_project
 
 
@@ -45,6 +42,8 @@ def make_matrix(
     for note in plan.notes:
         on_message(f"note: {note}")
     skipped = _skipped(plan)
+    for text in refuse_risks(plan):
+        on_message(f"warning: {text}")
     for text in plan.warnings:
         on_message(f"warning: {text}")
 
@@ -129,15 +128,9 @@ def _texts(plan: Plan) -> dict[str, RunText]:
 
 def _skipped(plan: Plan) -> dict[str, str]:
     """Return the runs that cannot run here, with the reason. Raises LaunchError if no run can."""
-    there, configs = len(plan.gpus), plan.configs
-    skipped = {name: why for name, config in configs.items() if (why := too_few_gpus(config.train, there))}
-    if len(skipped) == len(configs):
-        most = min(config.ranks for config in configs.values())
-        raise LaunchError(
-            f"no run of this matrix can run on this machine: the smallest needs {plural(most, 'GPU')}, "
-            f"and {there or 'no'} NVIDIA GPU{' is' if there == 1 else 's are'} usable",
-            hint="run it on a machine with GPUs, or try it on the CPU: make defconfig-gpt2-cpu-quick",
-        )
+    skipped = {planned.name: planned.kind.lacks for planned in plan.runs if planned.kind.lacks}
+    if len(skipped) == len(plan.runs):
+        raise no_gpus(plan)
     return skipped
 
 

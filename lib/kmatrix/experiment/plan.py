@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kmatrix.config import PREFIX, RULES, Config, RunConfig, read, read_run, resolve_count, resolve_device
-from kmatrix.errors import ConfigError
+from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment.configure import config_layers, merge_layers, text_of_config
 from kmatrix.experiment.data import forecast_data, with_known_vocabulary
 from kmatrix.experiment.foreign import load_run
@@ -18,8 +18,12 @@ from kmatrix.kconfig.assignments import load_config, merge
 from kmatrix.kconfig.tree import NOT_AN_AXIS, Assignment, Symbols, Tree, open_tree
 from kmatrix.matrix.axes import Axes, AxisValue, overrides, plan_axes, single
 from kmatrix.matrix.expand import Matrix, Run, expand
+from kmatrix.plan.feasibility import GpuModel, detected, this_machine
 from kmatrix.plan.memory import Forecast, forecast, warnings
+from kmatrix.plan.risk import Risk, risks
 from kmatrix.records.paths import ROOT
+from kmatrix.runner.resume import too_few_gpus
+from kmatrix.text import first_names, plural
 
 DEVICE, GPUS, BACKEND, DDP = "GPT2_DEVICE", "GPT2_NUM_GPUS", "GPT2_DDP_BACKEND", "GPT2_USE_DDP"
 EQUAL = "MATRIX_EQUAL"
@@ -50,6 +54,8 @@ class RunKind:
     config: RunConfig  # of the first run of this kind
     warnings: tuple[str, ...]  # legal settings that are probably mistakes
     forecast: Forecast
+    lacks: str  # why this machine has too few GPUs for it, "" if it has enough
+    risks: tuple[Risk, ...]  # why it is impossible on this machine; empty without the GPUs that it needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +220,7 @@ def _plan(
     control = read(matrix.values(tree, matrix.runs[0]).typed)  # these settings are equal in all runs
     data_dir = below_root(control.data_dir)
     configs = _Configs(tree, matrix, data_dir)
-    runs, kinds = _planned_runs(configs)
+    runs, kinds = _planned_runs(configs, found)
     data_notes, data_warnings = forecast_data(data_dir, [kind.config.train for kind in kinds.values()])
     # A single run has nothing to be equal to.
     equal_by = "any" if one else next((item.value for item in base if item.name == EQUAL), "any")
@@ -237,7 +243,7 @@ def _plan(
     )
 
 
-def _planned_runs(configs: _Configs) -> tuple[tuple[PlannedRun, ...], dict[str, RunKind]]:
+def _planned_runs(configs: _Configs, gpus: Sequence[Gpu]) -> tuple[tuple[PlannedRun, ...], dict[str, RunKind]]:
     """Return the planned runs, and their kinds by the name of the first run of each."""
     matrix = configs.matrix
     own = {PREFIX + name.upper() for name in ALIKE}
@@ -250,14 +256,95 @@ def _planned_runs(configs: _Configs) -> tuple[tuple[PlannedRun, ...], dict[str, 
         key = tuple([texts[place] for place in places])
         kind = found.get(key)
         if kind is None:
-            config = configs.of(run)
-            kind = found[key] = kinds[run.name] = RunKind(
-                config=config,
-                warnings=tuple(warnings(config.train)),
-                forecast=forecast(config.shape, config.train, tokens=config.tokens),
-            )
+            kind = found[key] = kinds[run.name] = _kind(configs.of(run), gpus)
         runs.append(PlannedRun(run=run, kind=kind, configs=configs))
     return tuple(runs), kinds
+
+
+def _kind(config: RunConfig, gpus: Sequence[Gpu]) -> RunKind:
+    lacks = too_few_gpus(config.train, len(gpus))
+    here = [this_machine(config.ranks)] if config.device == "cpu" else _models(gpus)
+    return RunKind(
+        config=config,
+        warnings=tuple(warnings(config.train)),
+        forecast=forecast(config.shape, config.train, tokens=config.tokens),
+        lacks=lacks,
+        risks=() if lacks else risks_on(config, here),
+    )
+
+
+def _models(gpus: Sequence[Gpu]) -> list[GpuModel]:
+    return [detected(gpu.name, gpu.memory_total) for gpu in gpus]
+
+
+def risks_on(config: RunConfig, devices: Sequence[GpuModel]) -> tuple[Risk, ...]:
+    """Return why a run is impossible on each of these devices, in the words of the largest; empty if one is enough."""
+    cores = os.cpu_count() or 1
+    found = {
+        device: risks(config.shape, config.train, config.steps, device, cores)
+        for device in sorted(devices, key=lambda device: device.memory or 0)
+    }
+    return next(reversed(found.values())) if found and all(found.values()) else ()
+
+
+def refuse_risks(
+    plan: Plan, found: Mapping[RunKind, tuple[Risk, ...]] | None = None, *, estimates: bool = True
+) -> list[str]:
+    """Raise LaunchError if a run is impossible; return the accepted estimates as text.
+
+    found: risks by kind, by default those on this machine.  estimates: refuse estimates too, without ALLOW_RISK=y.
+    """
+    found = {kind: kind.risks for kind in plan.kinds} if found is None else found
+    accepted: list[str] = []
+    refused: dict[Risk, list[str]] = {}
+    for planned in plan.runs:
+        for risk in found[planned.kind]:
+            if not risk.certain and plan.config.allow_risk:
+                accepted.append(f"ALLOW_RISK=y: {planned.name} {risk.what}")
+            elif not risk.certain and not estimates:
+                accepted.append(f"impossible on this machine: {planned.name} {risk.what}: pass {risk.fix}")
+            else:
+                refused.setdefault(risk, []).append(planned.name)
+    if refused:
+        raise _impossible(plan, refused)
+    return accepted
+
+
+def _impossible(plan: Plan, refused: Mapping[Risk, Sequence[str]]) -> LaunchError:
+    """Return the error for impossible runs: the first reason with its fix, and the others."""
+    (risk, names), *others = refused.items()
+    count = len({name for group in refused.values() for name in group})
+    which = first_names(names) if count < len(plan.runs) else "every run" if len(plan.runs) > 1 else names[0]
+    fix = f"pass {risk.fix}"
+    if not risk.certain:
+        fix += "; this is an estimate: ALLOW_RISK=y starts it anyway"
+    return LaunchError(
+        f"impossible: {which}: {risk.what}",
+        why="; ".join(f"{first_names(more)}: {other.what}: pass {other.fix}" for other, more in others),
+        hint=fix,
+    )
+
+
+def no_gpus(plan: Plan) -> LaunchError:
+    """Return the error for a matrix of which no run has enough GPUs here."""
+    least = min(plan.kinds, key=lambda kind: kind.config.ranks)
+    there = len(plan.gpus)
+    return LaunchError(
+        f"no run of this matrix can run on this machine: the smallest needs {plural(least.config.ranks, 'GPU')}, "
+        f"and {there or 'no'} NVIDIA GPU{' is' if there == 1 else 's are'} usable",
+        hint=gpu_fix(plan, least),
+    )
+
+
+def gpu_fix(plan: Plan, kind: RunKind) -> str:
+    """Return the arguments with which runs that need more GPUs than there are can run on this machine."""
+    there = len(plan.gpus)
+    if not there:
+        return "run it on a machine with GPUs, or try it on the CPU: make defconfig-gpt2-cpu-quick"
+    train = kind.config.train
+    # With the same micro-batch, the global batch must stay a multiple of micro-batch x ranks.
+    fits = [count for count in range(there, 0, -1) if train.global_batch % (train.batch_size * count) == 0]
+    return f"pass NUM_GPUS={fits[0] if fits else 1}, or NUM_GPUS=0 for all usable GPUs"
 
 
 def _without_matrix(base: list[Assignment], asked: Mapping[str, Sequence[Assignment]]) -> list[Assignment]:

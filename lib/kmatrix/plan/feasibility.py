@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -285,6 +286,12 @@ def detected(name: str, memory_mib: float) -> GpuModel:
     known = (device for device in KNOWN if set(device.name.upper().split()) <= words)
     watts = next((device.watts for device in known), None)
     return GpuModel(name=name, memory=memory_mib * 2**20, watts=watts)
+
+
+def this_machine(ranks: int) -> GpuModel:
+    """Return the CPU of this machine as a device: its ranks share the memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return GpuModel(name="this machine", memory=memory / ranks, watts=None)
 
 
 def _letters(text: str) -> str:

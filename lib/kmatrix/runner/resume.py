@@ -103,7 +103,7 @@ def too_few_gpus(train: TrainFields, there: int) -> str:
     ranks = train.num_gpus or 1
     if train.device != "cuda" or ranks <= there:
         return ""
-    return f"needs {ranks} GPUs, found {there}"
+    return f"needs {plural(ranks, 'GPU')}, found {there}"
 
 
 def _no_data(train: TrainFields) -> str:

@@ -1,0 +1,205 @@
+"""Impossible runs are refused before anything is created, with the arguments that make them possible."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+import pytest
+
+from factories import train_config
+from kmatrix.plan.feasibility import KNOWN, GpuModel, by_name
+from kmatrix.plan.memory import memory
+from kmatrix.plan.risk import budget_seconds, risks
+from kmatrix.shapes import NAMED, ModelShape
+from programs import Program, give_gpus
+
+layers, heads, width = NAMED["124m"]
+SHAPE = ModelShape(n_layer=layers, n_head=heads, n_embd=width, block_size=1024, vocab_size=50257)
+TRAIN = train_config(
+    model="124m",
+    vocab_multiple=64,
+    device="cuda",
+    dtype="bf16",
+    batch_size=8,
+    global_batch=480,
+    num_gpus=1,
+    block_size=1024,
+)
+A10G = by_name("A10G")
+DRY, PLAN, RUN, TRAIN_ONE = "test-matrix-dry-run", "plan", "test-matrix", "train"
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    give_gpus(monkeypatch, 2)
+    made = Program(tmp_path)
+    made.check("olddefconfig", f"RESULTS_DIR={tmp_path}/results")
+    return made
+
+
+def of(train, *, steps=1000, device=A10G, shape=SHAPE):
+    return risks(shape, train, steps, device, cores=2)
+
+
+def fixes(text):
+    """Return the arguments of a hint: `pass A=1 B=2 or C=3; ...` gives both alternatives."""
+    words = text.partition("pass ")[2].partition(";")[0].partition(chr(10))[0]
+    return [shlex.split(each) for each in words.replace(", or ", " or ").split(" or ")]
+
+
+def test_a_run_that_fits_and_has_time_is_possible():
+    assert of(replace(TRAIN, max_time=36000.0)) == ()
+
+
+def test_a_micro_batch_that_does_not_fit_is_an_estimate_and_the_fix_keeps_the_global_batch():
+    (risk,) = of(replace(TRAIN, batch_size=240))
+    assert not risk.certain
+    assert "A10G has 22.4 GiB" in risk.what
+    batch = int(dict(word.split("=") for word in risk.fix.split())["BATCH_SIZE"])
+    assert 480 % batch == 0
+    assert of(replace(TRAIN, batch_size=batch)) == ()
+
+
+def test_memory_is_refused_only_beyond_the_error_of_the_plan():
+    need = memory(SHAPE, TRAIN).total
+    device = GpuModel(name="a GPU", memory=need / 1.14, watts=None)
+    assert of(TRAIN, device=device) == ()
+    (risk,) = of(TRAIN, device=replace(device, memory=need / 1.16))
+    assert not risk.certain
+
+
+def test_weights_that_alone_exceed_the_memory_are_certain():
+    big = replace(SHAPE, n_layer=48, n_embd=8000, n_head=50)
+    (risk,) = of(TRAIN, shape=big)
+    assert risk.certain
+    assert risk.fix.startswith("MODEL=")
+
+
+def test_unknown_memory_or_an_unknown_optimizer_is_no_risk():
+    assert of(replace(TRAIN, batch_size=240), device=GpuModel(name="a GPU", memory=None, watts=None)) == ()
+    assert of(replace(TRAIN, batch_size=240, optimizer="mine")) == ()
+
+
+@pytest.mark.parametrize(("seconds", "certain"), [(100.0, True), (300.0, False)])
+def test_a_budget_that_ends_before_the_first_evaluation(seconds, certain):
+    """1000 steps take 200 s at the peak of an A10G, and 370 s at the highest expected MFU."""
+    train = replace(TRAIN, gradient_accumulation=2, global_batch=16, eval_interval=1000, max_time=seconds)
+    (risk,) = of(train, steps=4000)
+    assert risk.certain is certain
+    limit = float(risk.fix.rpartition("MAX_TIME=")[2].removesuffix("s"))
+    assert of(replace(train, max_time=limit), steps=4000) == ()
+
+
+def test_a_budget_in_dollars_is_one_of_time():
+    train = replace(TRAIN, max_cost=2.0, gpu_hour_price=4.0, num_gpus=2)
+    assert budget_seconds(train) == 900
+    assert budget_seconds(replace(train, max_time=60.0)) == 60
+    assert budget_seconds(TRAIN) is None
+
+
+def test_an_unknown_peak_is_no_risk():
+    device = GpuModel(name="a GPU", memory=A10G.memory, watts=None)
+    assert of(replace(TRAIN, max_time=1.0), device=device) == ()
+    assert KNOWN
+
+
+IMPOSSIBLE = {
+    "micro-batch": ("MODEL=124m", "BLOCK_SIZE=1024", "BATCH_SIZE=512", "DEVICE=cuda", "NUM_GPUS=1"),
+    "model": ("MODEL=1558m", "DEVICE=cuda", "NUM_GPUS=1", "BATCH_SIZE=64"),
+    "budget": ("MODEL=124m", "TIME=10s", "DEVICE=cuda", "NUM_GPUS=1", "BATCH_SIZE=4", "GLOBAL_BATCH=400"),
+    "cost": ("MODEL=124m", "COST=0.01", "GPU_HOUR_PRICE=4", "DEVICE=cuda", "NUM_GPUS=2", "GLOBAL_BATCH=240"),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_plan_and_runs_refuse_an_impossible_run_alike_and_create_nothing(program, name):
+    messages = {program.refused(command, *IMPOSSIBLE[name]) for command in (PLAN, RUN, TRAIN_ONE)}
+    assert len(messages) == 1
+    assert next(iter(messages)).startswith("error: impossible: gpt2_adamw_")
+    assert not (program.folder / "results").exists()
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_the_dry_run_marks_an_estimate_and_warns_with_the_same_fix(program, name):
+    """It may be made on another machine than the run."""
+    message = program.refused(PLAN, *IMPOSSIBLE[name])
+    result = program(DRY, *IMPOSSIBLE[name])
+    assert result.runs[0].endswith("[impossible here]")
+    fix = message.partition("hint: pass ")[2].partition(";")[0].strip()
+    if "this is an estimate" in message:
+        assert result.status == 0
+        assert f": pass {fix}" in result.out
+    else:
+        assert result.status == 2
+        assert result.err == message
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_the_fix_in_the_message_makes_the_run_possible(program, name):
+    for words in fixes(program.refused(PLAN, *IMPOSSIBLE[name]).partition("hint: ")[2]):
+        replaced = {word.partition("=")[0] for word in words}
+        aliases = {"MAX_TIME": "TIME", "MAX_COST": "COST", "PARALLEL_BATCH_SIZE": "GLOBAL_BATCH"}
+        gone = replaced | {aliases[each] for each in replaced & aliases.keys()}
+        kept = [word for word in IMPOSSIBLE[name] if word.partition("=")[0] not in gone]
+        program.check(PLAN, *kept, *words)
+
+
+def test_an_estimate_is_overridden_and_recorded_and_a_certainty_is_not(program):
+    result = program.check(PLAN, *IMPOSSIBLE["micro-batch"], "ALLOW_RISK=y")
+    assert "warning: ALLOW_RISK=y: gpt2_adamw_1gpu needs" in result.out
+    (planned,) = program.plan(*IMPOSSIBLE["micro-batch"], "ALLOW_RISK=y").runs
+    assert planned.values.typed["ALLOW_RISK"] is True
+    assert planned.run.run_id == program.plan(*IMPOSSIBLE["micro-batch"]).runs[0].run.run_id
+    huge = ("MODEL=depth", "DEPTH=64", "HEAD_DIM=128", "DEVICE=cuda", "NUM_GPUS=1", "BATCH_SIZE=1")
+    assert "impossible" in program.refused(DRY, *huge, "ALLOW_RISK=y")
+
+
+def test_the_possible_runs_of_a_matrix_are_not_named(program):
+    message = program.refused(RUN, "MODEL=tiny,1558m", "DEVICE=cuda", "NUM_GPUS=1", "BATCH_SIZE=64")
+    assert "model1558m" in message
+    assert "modeltiny" not in message
+
+
+def test_a_speed_above_the_peak_is_refused_by_the_plan(program):
+    arguments = ("GPU=A100", "NUM_GPUS=8", "MODEL=1558m", "TOKENIZER=gpt2", "DTYPE=bf16", "BATCH_SIZE=4")
+    message = program.refused(PLAN, *arguments, "TOKENS_PER_SECOND=400000")
+    assert "400,000 tok/s is above the peak of 8 x A100" in message
+    limit = message.rpartition("below ")[2].strip().replace(",", "")
+    program.check(PLAN, *arguments, f"TOKENS_PER_SECOND={float(limit) * 0.99}")
+
+
+def test_runs_that_need_more_gpus_are_marked_by_the_dry_run_and_refused_by_a_run(program):
+    mixed = program.check(DRY, "NUM_GPUS=1,4", "DEVICE=cuda", "GLOBAL_BATCH=48")
+    one, four = (line for line in mixed.out.splitlines() if line.startswith("run "))
+    assert "skipped" not in one
+    assert four.endswith("[skipped here: needs 4 GPUs, found 2]")
+    assert "warning: 1 of 2 runs cannot run on this machine" in mixed.out
+    assert "pass NUM_GPUS=2, or NUM_GPUS=0" in mixed.out
+
+
+@pytest.mark.parametrize("command", [RUN, TRAIN_ONE])
+def test_the_defconfig_for_four_a10g_names_the_numbers_of_gpus_that_work_here(program, command):
+    program.check("defconfig-gpt2-finewebedu-a10gx4", "OPTIMIZER=adamw", f"RESULTS_DIR={program.folder}/results")
+    assert "pass NUM_GPUS=2, or NUM_GPUS=0 for all usable GPUs" in program.refused(command)
+    assert "[skipped here: needs 4 GPUs, found 2]" in program.check(DRY).out
+    for count in (2, 0):
+        assert "skipped" not in program.check(DRY, f"NUM_GPUS={count}").out
+    assert not (program.folder / "results").exists()
+
+
+MIX = ("DATASET=mix", "DATA_MIX=finewebedu:65 tinystoris:34")
+
+
+@pytest.mark.parametrize("command", ["defconfig-gpt2-cpu-quick", "olddefconfig", DRY, PLAN, RUN, TRAIN_ONE])
+def test_an_unknown_name_in_a_mix_is_refused_by_every_command_with_a_suggestion(program, command):
+    message = program.refused(command, *MIX)
+    assert "unknown dataset 'tinystoris': did you mean tinystories?" in message
+    assert not (program.folder / "results").exists()
+
+
+def test_a_mix_of_own_data_needs_its_path(program):
+    assert "shards needs a path: shards=<folder>:<weight>" in program.refused(
+        DRY, "DATASET=mix", "DATA_MIX=shards:1 stdlib:1"
+    )
+    program.check(DRY, "DATASET=mix", "DATA_MIX=shards=/data/x:1 stdlib:1", "NUM_GPUS=1")
