@@ -16,6 +16,7 @@ from kmatrix.records.train_config import TrainFields
 from kmatrix.status.estimate import Measured, guess, measured_before, measured_here, whole_run
 from kmatrix.status.state import HALVE, Attempt, RunPlan, RunState, next_attempt
 from kmatrix.status.status_file import recover_status, writing
+from kmatrix.text import plural
 
 TRAINER = ("-m", "gpt2.train")
 
