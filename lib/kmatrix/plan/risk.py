@@ -39,11 +39,11 @@ def _memory_risk(shape: ModelShape, train: TrainConfig, device: GpuModel) -> Ris
     certain = need.least > device.memory
     if not certain and need.process / (1 + ERROR) <= device.memory:
         return None
-    what = f"needs {memory_size(_told(need, certain=certain))}, {device.name} has {memory_size(device.memory)}"
+    what = f"needs {memory_size(_stated(need, certain=certain))}, {device.name} has {memory_size(device.memory)}"
     return Risk(what=what, fix=_memory_fix(shape, train, device), certain=certain)
 
 
-def _told(need: MemoryNeed, *, certain: bool) -> float:
+def _stated(need: MemoryNeed, *, certain: bool) -> float:
     """Return the bytes that explain a refusal: those of weights, gradients and states if they alone are too many."""
     size = need.least if certain else need.process
     assert size is not None  # the caller has checked
