@@ -17,6 +17,7 @@ from gpt2.data.download import fetch
 from gpt2.prepare import hub
 from gpt2.prepare.catalog import WebFile
 from kmatrix.errors import DataError
+from kmatrix.text import disk_size
 
 LINES = (".jsonl", ".jsonl.gz", ".json.gz", ".ndjson")
 UNREADABLE = (".zst", ".xz", ".bz2", ".zip", ".tar", ".7z")
@@ -24,6 +25,9 @@ FEW = 20  # with fewer plain text files, each is divided into training and valid
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 BUILD_DEPENDENT = ("_sysconfigdata", "sitecustomize", "usercustomize")  # files that differ between builds
 ROWS = 1000  # Parquet rows read at once
+PACKED = 20  # times its size that a .gz file may unpack to; text is packed 3 to 10 times
+SMALL = 64 << 20  # bytes that every .gz file may unpack to
+LONGEST_LINE = 256 << 20  # bytes of a line of JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +190,16 @@ def _open(path: Path) -> gzip.GzipFile | BinaryIO:
 def _plain(path: Path, *, guessed: bool) -> Iterator[str]:
     try:
         with _open(path) as file:
-            yield file.read().decode("utf-8-sig")  # without the byte order mark that Windows editors write
+            # A small file of repeated bytes unpacks to gigabytes, which must not fill the memory.
+            most = max(SMALL, PACKED * path.stat().st_size) if path.suffix == ".gz" else -1
+            data = file.read(most)
+            if len(data) == most and file.read(1):
+                raise DataError(
+                    f"{path} unpacks to more than {disk_size(most)}",
+                    why=f"more than {PACKED} times its size: text is never packed so much",
+                    hint="unpack it and look at it, or remove it",
+                )
+            yield data.decode("utf-8-sig")  # without the byte order mark that Windows editors write
     # A damaged gzip file raises any of three: BadGzipFile, EOFError if it is truncated, zlib.error inside a block.
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error, PermissionError) as error:
         if not guessed:
@@ -197,7 +210,14 @@ def _lines(path: Path, column: str) -> Iterator[str]:
     number = 0
     try:
         with _open(path) as file:
-            for number, line in enumerate(file, 1):  # noqa: B007  (the error names it)
+            while line := file.readline(LONGEST_LINE):
+                number += 1
+                if len(line) == LONGEST_LINE:
+                    raise DataError(
+                        f"{path}:{number} has more than {disk_size(LONGEST_LINE)}",
+                        why="a line of JSON is one document",
+                        hint="write one document per line",
+                    )
                 if line.strip():
                     yield str(json.loads(line)[column])
     except (ValueError, KeyError, TypeError, EOFError, zlib.error, OSError) as error:

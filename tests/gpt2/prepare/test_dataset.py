@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +148,27 @@ def test_a_second_call_writes_nothing_and_reads_no_text(notes, tmp_path, monkeyp
     assert first["made"]
     assert not second["made"]
     assert {**second, "made": True} == first
+
+
+def test_a_packed_file_that_unpacks_to_gigabytes_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "SMALL", 1 << 20)
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "zeros.txt.gz").write_bytes(gzip.compress(b"a" * (32 << 20)))
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"unpacks to more than 1\.0. M"):
+        prepare("folder", tmp_path / "data", str(folder), "byte")
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+
+
+def test_a_line_of_json_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "LONGEST_LINE", 1 << 10)
+    path = tmp_path / "long.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "' + b"a" * (1 << 12)))
+    part = text.TextPart(name=path.name, size=path.stat().st_size)
+    with pytest.raises(DataError, match=r"long\.jsonl\.gz:1 has more than"):
+        list(text.documents(path, part, "text"))
 
 
 def test_a_dataset_of_a_newer_version_is_refused_and_kept(notes, tmp_path):
