@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -171,3 +172,13 @@ def test_the_report_reads_the_metrics_of_each_run_once(tmp_path, monkeypatch, ca
 
     assert read == [run.metrics for run in matrix.runs()]
     assert "Test Matrix Summary Report" in capsys.readouterr().out
+
+
+def test_a_reused_run_is_marked_in_the_table_and_in_all_results(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
+    run = matrix.run("gpt2_muon_1cpu")
+    write_json(run.run_json, read_json(run.run_json) | {"reused_from": "test_matrix_results_x/gpt2_muon_1cpu"})
+    table = [line for line in write_summary(analyse(matrix)).splitlines() if line.startswith("gpt2_")]
+    assert [line.rpartition("  ")[2] for line in table[:2]] == ["finished", "finished, reused"]
+    sources = [run["reused_from"] for run in json.loads(matrix.all_results.read_text())]
+    assert sources == [None, "test_matrix_results_x/gpt2_muon_1cpu"]

@@ -116,6 +116,7 @@ def original(matrix: MatrixDir, run: RunNumbers) -> dict[str, Any]:
         "status": str(run.status),
         "reason": run.reason or None,
         "axes": dict(run.axes),
+        "reused_from": run.reused_from or None,
     }
     failure = {"error": run.reason or "no reason recorded"} if run.status is Status.FAILED else {}
     # The trainer's values win; those that it does not know (null), such as energy, are numbers of the report.

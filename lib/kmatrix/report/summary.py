@@ -193,7 +193,8 @@ def _run_row(run: RunNumbers, *, mixed: bool, pruned: bool) -> list[str]:
         count(run.tokens_per_second),
         utilization(run),
         duration(run.seconds),
-        str(run.status),
+        # Trained in another matrix: its time and speed are of another day, or another machine.
+        f"{run.status}, reused" if run.reused_from else str(run.status),
     ]
 
 
