@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import kmatrix.kconfig.tree as duration
 from factories import train_config
-from kmatrix.config import Length, length, with_data
+from kmatrix.config import Length, epoch_tokens, length, with_data
 from kmatrix.experiment.plan import equal_budget
 from programs import Program
 
@@ -100,9 +100,9 @@ def test_steps_follow_from_tokens_unless_both_are_given(program):
 def test_the_warm_up_of_a_run_limited_by_epochs_follows_its_data(program):
     before = config(program, "EPOCHS=2", "WARMUP_FRACTION=0.1")
     assert (before.steps, before.tokens, before.warmup_steps) == (None, None, None)
-    after = with_data(before, 100 * STEP, 257)
+    after = with_data(before, [100 * STEP + 1], 257)
     assert (after.steps, after.bound, after.warmup_steps) == (200, "max_epochs", 20)
-    assert with_data(config(program, "MAX_ITERS=50"), STEP, 257).steps == 50
+    assert with_data(config(program, "MAX_ITERS=50"), [STEP], 257).steps == 50
 
 
 @pytest.mark.parametrize("arguments", [("TIME=1h30m",), ("MAX_TIME=5400",), ("TRAINING_HOURS=1.5",)])
@@ -173,3 +173,16 @@ def test_a_promise_that_does_not_hold_is_refused(program, arguments, message):
 def test_the_dry_run_prints_what_is_equal(program):
     arguments = ["DEVICE=cpu", "NUM_GPUS=1,2", "MATRIX_EQUAL=tokens", "TOKENS=1e6"]
     assert "equal tokens: 998,400 tokens, up to one step" in program.check(DRY, *arguments).out
+
+
+@given(st.lists(st.integers(2, 5000), min_size=1, max_size=5), st.integers(1, 64), st.integers(1, 8), st.integers(1, 4))
+def test_epochs_end_where_the_trainer_has_read_each_window_once(shards, block_size, global_batch, epochs):
+    """As many whole steps as the trainer's stream of sequences has in that many epochs."""
+    windows = sum((tokens - 1) // block_size for tokens in shards)
+    found = length(
+        bounds(max_epochs=float(epochs)),
+        params=1,
+        tokens_per_step=global_batch * block_size,
+        train_tokens=epoch_tokens(shards, block_size),
+    )
+    assert found.steps == max(1, epochs * windows // global_batch)

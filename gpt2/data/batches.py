@@ -16,7 +16,7 @@ import torch
 from gpt2.data import shards
 from gpt2.dist import World
 from kmatrix.errors import DataError
-from kmatrix.records.dataset import read_dataset
+from kmatrix.records.dataset import RECORD, read_dataset
 from kmatrix.records.train_config import TrainConfig
 
 Place = tuple[int, int]  # shard, window in the shard
@@ -42,7 +42,7 @@ def sources(config: TrainConfig) -> tuple[DataSource, ...]:
         return (DataSource(name=config.dataset, folder=folder, weight=1, shards=config.data_shards),)
     return tuple(
         DataSource(name=item.name, folder=Path(item.path), weight=item.weight, shards=item.shards)
-        for item in read_dataset(folder / shards.RECORD).sources
+        for item in read_dataset(folder / RECORD).sources
     )
 
 
@@ -50,7 +50,7 @@ def planned_sha256(config: TrainConfig) -> str | None:
     """Return the hash of the data according to dataset.json; None if that does not match the files."""
     if config.dataset != "mix":
         return shards.recorded_sha256(Path(config.data_path), config.data_shards)
-    record = read_dataset(Path(config.data_path) / shards.RECORD)
+    record = read_dataset(Path(config.data_path) / RECORD)
     for item in record.sources:  # the mix has only their hashes: the files may have changed since
         found = shards.recorded_sha256(Path(item.path), item.shards)
         if found != item.sha256:

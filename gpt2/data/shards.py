@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kmatrix.errors import DataError
-from kmatrix.records.dataset import ShardInfo, read_dataset_or_empty
+from kmatrix.records.dataset import KINDS, RECORD, ShardInfo, kind_of, read_dataset_or_empty
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import replacing, write_json
 
@@ -28,12 +28,7 @@ HEADER = 256  # int32 values
 HEADER_BYTES = 4 * HEADER
 CHUNK_BYTES = 1 << 24  # read at once while hashing
 
-KINDS = {
-    kind: (f"*_{kind}_*.bin", f"*_{kind}_*.npy", f"{kind}.bin", f"{kind}.npy") for kind in ("train", "val")
-}  # nanoGPT's names last
-
 RAW = {"train.bin", "val.bin"}  # files that may have no header (nanoGPT)
-RECORD = "dataset.json"
 Tokens = npt.NDArray[np.uint16]
 
 
@@ -187,12 +182,6 @@ def _size_of_text(part: Sequence[ShardInfo]) -> int | None:
     """Return the bytes of text in shards, or None if one is unknown."""
     sizes = [shard.text_bytes for shard in part]
     return None if None in sizes else sum(size for size in sizes if size is not None)
-
-
-def kind_of(name: str) -> str:
-    """Return "train" or "val" for the name of a shard."""
-    path = Path(name)
-    return next(kind for kind, patterns in KINDS.items() if any(path.match(pattern) for pattern in patterns))
 
 
 def known_or_read(path: Path, known: ShardInfo | None) -> ShardInfo:

@@ -188,6 +188,7 @@ class PreparedDataset:
     shards: int  # training shards that are read, from the first; 0: all
     made: bool  # something was downloaded or written by this call
     parts: tuple[tuple[str, float, int], ...] = ()  # of a mix: name, share of the sequences, training tokens
+    train_shards: tuple[int, ...] = ()  # tokens of each training shard that is read
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -31,7 +31,16 @@ from gpt2.prepare.catalog import (
 )
 from gpt2.prepare.progress import check_space, say
 from kmatrix.errors import ConfigError, DataError
-from kmatrix.records.dataset import DatasetFile, ShardInfo, read_dataset, read_dataset_or_empty
+from kmatrix.records.dataset import (
+    KINDS,
+    RECORD,
+    DatasetFile,
+    ShardInfo,
+    kind_of,
+    read_dataset,
+    read_dataset_or_empty,
+    train_shards,
+)
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.train_config import parse_mix
 from kmatrix.text import count, disk_size
@@ -80,14 +89,15 @@ def prepared(
 ) -> PreparedDataset:
     """Return the prepared dataset in a folder. vocab_size: of dataset.json.  part: read only the required shards."""
     listed = shards.recorded(folder)
-    train = [shard for shard in listed if shards.kind_of(shard.name) == "train"]
-    val = [shard for shard in listed if shards.kind_of(shard.name) == "val"]
+    train = [shard for shard in listed if kind_of(shard.name) == "train"]
+    val = [shard for shard in listed if kind_of(shard.name) == "val"]
     needed = request.shards_needed([shard.tokens for shard in train]) if part else len(train)
     return PreparedDataset(
         path=str(folder),
         sha256=shards.folder_sha256([*train[:needed], *val]),
         vocab_size=vocab_size or vocabulary(request.tokenizer),
         train_tokens=sum(shard.tokens for shard in train[:needed]),
+        train_shards=tuple(shard.tokens for shard in train[:needed]),
         val_tokens=sum(shard.tokens for shard in val),
         shards=needed if part else 0,
         made=made,
@@ -97,7 +107,7 @@ def prepared(
 def record_of(folder: Path, recipe: dict[str, Any]) -> DatasetFile | None:
     """Return dataset.json of a folder; None if it has another recipe, or does not match the files."""
     try:
-        record = read_dataset_or_empty(folder / shards.RECORD)
+        record = read_dataset_or_empty(folder / RECORD)
         unchanged = all(_unchanged(folder / shard.name, shard) for shard in shards.recorded(folder))
     except OSError:
         return None
@@ -112,7 +122,7 @@ def _unchanged(path: Path, shard: ShardInfo) -> bool:
 def _sufficient_record(folder: Path, request: DatasetRequest, recipe: dict[str, Any]) -> DatasetFile | None:
     """Return dataset.json of a folder if the request needs nothing more, else None."""
     record = record_of(folder, recipe)  # None also if the user replaced a shard
-    train = [shard for shard in shards.recorded(folder) if shards.kind_of(shard.name) == "train"]
+    train = [shard for shard in shards.recorded(folder) if kind_of(shard.name) == "train"]
     return record if record and (record.complete or request.is_satisfied_by(train)) else None
 
 
@@ -153,7 +163,7 @@ def _download_shards(request: DatasetRequest, folder: Path, found: Repository) -
                 say(f"note: {error.what}: using the shards in {folder}")
                 return local_shards(request, folder)
             prebuilt.fetch(request, listing, folder)
-    return prepared(folder, request, read_dataset(folder / shards.RECORD).vocab_size, part=True, made=missing)
+    return prepared(folder, request, read_dataset(folder / RECORD).vocab_size, part=True, made=missing)
 
 
 def _has_shards(folder: Path) -> bool:
@@ -162,7 +172,7 @@ def _has_shards(folder: Path) -> bool:
 
 def _has_foreign_shards(folder: Path, found: Repository) -> bool:
     """Return whether the user put other shards into the folder than those of the repository."""
-    here = [path for kind in shards.KINDS for pattern in shards.KINDS[kind] for path in folder.glob(pattern)]
+    here = [path for kind in KINDS for pattern in KINDS[kind] for path in folder.glob(pattern)]
     return _has_shards(folder) and not any(path.match(pattern) for path in here for pattern in found.patterns)
 
 
@@ -179,7 +189,7 @@ def _tokenize_text(request: DatasetRequest, data_dir: Path) -> PreparedDataset:
         missing = not _sufficient_record(folder, request, recipe)  # again: see _download_shards
         if missing:
             make(request, data_dir, folder, recipe, part=part)
-    return prepared(folder, request, read_dataset(folder / shards.RECORD).vocab_size, part=part, made=missing)
+    return prepared(folder, request, read_dataset(folder / RECORD).vocab_size, part=part, made=missing)
 
 
 def _version(request: DatasetRequest, data_dir: Path) -> dict[str, str]:
@@ -250,9 +260,9 @@ def _record_to_continue(folder: Path, recipe: dict[str, Any]) -> DatasetFile | N
     """Return the dataset.json to continue from; delete shards if there is none that matches."""
     known = record_of(folder, recipe)
     if known is None:  # the record first: if this is interrupted, the remaining shards are still recognized as invalid
-        (folder / shards.RECORD).unlink(missing_ok=True)
-        for kind in shards.KINDS:
-            for path in folder.glob(shards.KINDS[kind][0]):
+        (folder / RECORD).unlink(missing_ok=True)
+        for kind in KINDS:
+            for path in folder.glob(KINDS[kind][0]):
                 path.unlink()
     return known
 
@@ -338,7 +348,7 @@ def _write_mixture(
     }
     total = sum(source["weight"] for source in sources)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / shards.RECORD
+    path = folder / RECORD
     if not path.exists() or read_json(path) != {"schema": 1, **value}:
         write_json(path, value)
     return PreparedDataset(
@@ -346,6 +356,7 @@ def _write_mixture(
         sha256=sha256,
         vocab_size=vocabulary(request.tokenizer),
         train_tokens=int(value["train_tokens"]),
+        train_shards=train_shards(read_dataset(path)),
         val_tokens=int(value["val_tokens"]),
         shards=0,
         made=made,

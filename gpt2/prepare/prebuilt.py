@@ -12,7 +12,7 @@ from gpt2.prepare import hub
 from gpt2.prepare.catalog import HUB, DatasetOrigin, DatasetRequest, Repository, vocabulary
 from gpt2.prepare.progress import PreparationProgress, check_space, say
 from kmatrix.errors import DataError
-from kmatrix.records.dataset import ShardInfo, read_dataset_or_empty
+from kmatrix.records.dataset import KINDS, RECORD, ShardInfo, kind_of, read_dataset_or_empty
 from kmatrix.records.files import write_json
 from kmatrix.text import count, disk_size
 
@@ -103,7 +103,7 @@ def _vocabulary() -> None:
 
 def _commit(folder: Path, request: DatasetRequest) -> str | None:
     """Return the commit of existing shards, so that later downloads match them."""
-    record = read_dataset_or_empty(folder / shards.RECORD)
+    record = read_dataset_or_empty(folder / RECORD)
     return record.commit if record.recipe == request.recipe else None
 
 
@@ -114,10 +114,10 @@ def _announce(
     missing: Sequence[hub.RemoteFile],
     all_: int,
 ) -> None:
-    tokens = sum(_tokens(file) for file in files if shards.kind_of(file.name) == "train")
+    tokens = sum(_tokens(file) for file in files if kind_of(file.name) == "train")
     size = sum(file.size for file in missing)
     asked = f" for the {count(request.tokens)} tokens of the longest run" if request.tokens else ""
-    of_train = sum(shards.kind_of(file.name) == "train" for file in files)
+    of_train = sum(kind_of(file.name) == "train" for file in files)
     say(
         f"{request.dataset}: {of_train} of {all_} training shards ({count(tokens)} tokens){asked}; "
         f"downloading {len(missing)} files, {disk_size(size)}, from {repository.name}"
@@ -125,7 +125,7 @@ def _announce(
 
 
 def _of_kind(files: Sequence[hub.RemoteFile], kind: str) -> list[hub.RemoteFile]:
-    return [file for file in files if any(Path(file.name).match(pattern) for pattern in shards.KINDS[kind])]
+    return [file for file in files if any(Path(file.name).match(pattern) for pattern in KINDS[kind])]
 
 
 def _tokens(file: hub.RemoteFile) -> int:
@@ -158,4 +158,4 @@ def _write(folder: Path, known: dict[str, ShardInfo], origin: DatasetOrigin, *, 
     listed = [known[name] for name in sorted(known)]
     size = vocabulary(origin.tokenizer)
     record = shards.record(listed, **origin.to_json(), vocab_size=size, complete=complete)
-    write_json(folder / shards.RECORD, record)
+    write_json(folder / RECORD, record)

@@ -25,7 +25,7 @@ from gpt2.prepare.catalog import DatasetOrigin
 from gpt2.prepare.progress import PreparationProgress
 from gpt2.prepare.text import Corpus
 from kmatrix.errors import DataError
-from kmatrix.records.dataset import ShardInfo
+from kmatrix.records.dataset import RECORD, ShardInfo, kind_of
 from kmatrix.records.files import write_json
 
 BATCH_CHARACTERS = 1 << 20  # characters per batch of one process
@@ -171,7 +171,7 @@ class ShardWriter:
             return False
         if self.train.tokens and self.train.tokens + len(document.tokens) > self.recipe.shard_tokens:
             self._flush(self.next)
-            if self.enough([shard for shard in self.listed if shards.kind_of(shard.name) == "train"]):
+            if self.enough([shard for shard in self.listed if kind_of(shard.name) == "train"]):
                 return True
         self.train.add(document)
         return False
@@ -183,12 +183,12 @@ class ShardWriter:
             self._write("val", 0, self.val)
             self.val = ShardBuffer()
         if self.train.tokens:
-            number = sum(shards.kind_of(shard.name) == "train" for shard in self.listed) + 1
+            number = sum(kind_of(shard.name) == "train" for shard in self.listed) + 1
             self._write("train", number, self.train)
             self.train = ShardBuffer()
         # After the shards: a record never lists a shard that is not complete. A shard without a record is overwritten.
         about = {**self.origin.to_json(), "vocab_size": self.vocab_size, "position": list(place), "complete": complete}
-        write_json(self.folder / shards.RECORD, shards.record(self.listed, **about))
+        write_json(self.folder / RECORD, shards.record(self.listed, **about))
         for part in self.corpus.parts[: place[0]]:  # not before: a resumed preparation would download them again
             self.corpus.release(part)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -142,12 +142,20 @@ def _field(name: str) -> str:
     return name.removeprefix(PREFIX).lower() if name.startswith(PREFIX) else ""
 
 
-def with_data(run: RunConfig, train_tokens: int, vocab_size: int) -> RunConfig:
+def with_data(run: RunConfig, train_shards: Sequence[int], vocab_size: int) -> RunConfig:
     """Return a run's configuration with epochs as steps, and with the vocabulary of its data.
 
-    train_tokens: size of the training data.
+    train_shards: tokens of each training shard.
     """
-    return _bounded(with_vocabulary(run, vocab_size), train_tokens)
+    return _bounded(with_vocabulary(run, vocab_size), epoch_tokens(train_shards, run.train.block_size))
+
+
+def epoch_tokens(train_shards: Iterable[int], block_size: int) -> int:
+    """Return the tokens that an epoch reads: every whole window of the shards once.
+
+    A window has one token more than the context, and shares it with the next one (gpt2.data.batches.Windows).
+    """
+    return sum(max(0, (tokens - 1) // block_size) * block_size for tokens in train_shards)
 
 
 def with_vocabulary(run: RunConfig, vocab_size: int) -> RunConfig:
@@ -383,7 +391,7 @@ class Length:
 def length(train: TrainConfig, *, params: int, tokens_per_step: int, train_tokens: int | None = None) -> Length:
     """Return the length of a run: the smallest of max_iters, max_tokens, tokens_per_param x params and max_epochs.
 
-    train: max_iters as asked for.  train_tokens: size of the training data, if known.
+    train: max_iters as asked for.  train_tokens: tokens that an epoch reads, if known.
     A bound is never exceeded, but every run has at least one step.
     """
     tokens = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 
@@ -46,15 +48,24 @@ def test_a_rerun_replaces_the_old_result(tmp_path):
 def test_no_file_contains_a_float_that_json_does_not_allow(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun()])
     path = matrix.run("gpt2_adamw_1cpu").training_metrics
-    path.write_text('{"schema": 1, "train_losses": [10.9, NaN, Infinity], "final_val_loss": NaN}')
-    write_summary(analyse(matrix))
+    path.write_text('{"schema": 1, "train_losses": [10.9, null], "final_val_loss": null}')
+    write_summary(replace(analyse(matrix), ended=math.nan))
 
     def reject_constant(name: str) -> None:
         raise AssertionError(f"{name} is not valid JSON")
 
     (entry,) = json.loads(matrix.all_results.read_text(), parse_constant=reject_constant)
-    assert entry["train_losses"] == [10.9, None, None]
-    json.loads(matrix.results.read_text(), parse_constant=reject_constant)
+    assert entry["train_losses"] == [10.9, None]
+    assert json.loads(matrix.results.read_text(), parse_constant=reject_constant)["ended"] is None
+
+
+def test_a_damaged_file_of_the_trainer_is_left_out_of_all_results(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun()])
+    matrix.run("gpt2_adamw_1cpu").training_metrics.write_text('{"schema": 1, "train_losses": [10.9, NaN]}')
+    write_summary(analyse(matrix))
+    (entry,) = json.loads(matrix.all_results.read_text())
+    assert "train_losses" not in entry
+    assert entry["final_val_loss"] == pytest.approx(3.28)
 
 
 def test_results_json_names_the_runs_of_each_figure(tmp_path):

@@ -202,7 +202,7 @@ def _target_risk(config: RunConfig, devices: Sequence[GpuModel], target: Target)
 def _with_known_data(config: RunConfig, data_dir: Path) -> RunConfig:
     """Return a configuration with epochs as steps, if the data are prepared."""
     known = prepared(data_dir, config.train) if config.steps is None else None
-    return with_data(config, known.train_tokens, known.vocab_size) if known else config
+    return with_data(config, known.train_shards or (known.train_tokens,), known.vocab_size) if known else config
 
 
 def _target(arguments: Arguments) -> Target:

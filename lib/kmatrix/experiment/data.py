@@ -12,7 +12,7 @@ from typing import Any
 
 from kmatrix.config import RunConfig, with_vocabulary
 from kmatrix.errors import DataError, SchemaError
-from kmatrix.records.dataset import DatasetFile, read_dataset_or_empty
+from kmatrix.records.dataset import DatasetFile, read_dataset_or_empty, train_shards
 from kmatrix.records.paths import RunDir, program_environment
 from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.records.train_config import TrainConfig
@@ -45,6 +45,7 @@ class Dataset:
     val_tokens: int
     shards: int  # number of training shards that are read, 0: all
     parts: Parts = ()  # name, share of the sequences and training tokens per dataset of a mix; else empty
+    train_shards: tuple[int, ...] = ()  # tokens of each of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +131,7 @@ class KnownDataset:
     train_tokens: int
     vocab_size: int
     parts: Parts  # as in Dataset
+    train_shards: tuple[int, ...] = ()  # tokens of each training shard; empty if the download is incomplete
 
 
 def prepared(data_dir: Path, train: TrainConfig) -> KnownDataset | None:
@@ -162,6 +164,7 @@ def _known(record: DatasetFile, needed: int) -> KnownDataset | None:
         train_tokens=max(tokens, needed) if record.complete is False else tokens,
         vocab_size=vocab_size,
         parts=tuple((source.name, source.weight / max(1, total), source.train_tokens) for source in record.sources),
+        train_shards=() if record.complete is False else train_shards(record),
     )
 
 

@@ -106,7 +106,7 @@ def _creation(
 def _with_data(config: RunConfig, data: Mapping[Key, Dataset]) -> RunConfig:
     """Return a configuration with epochs as steps. A skipped run may have no data."""
     there = data.get(key(config.train))
-    return with_data(config, there.train_tokens, there.vocab_size) if there else config
+    return with_data(config, there.train_shards or (there.train_tokens,), there.vocab_size) if there else config
 
 
 def _texts(plan: Plan) -> dict[str, RunText]:

@@ -9,6 +9,10 @@ from msgspec import Meta
 
 from kmatrix.records.decode import Count, Record, decode, decode_optional, field
 
+RECORD = "dataset.json"
+KINDS = {
+    kind: (f"*_{kind}_*.bin", f"*_{kind}_*.npy", f"{kind}.bin", f"{kind}.npy") for kind in ("train", "val")
+}  # patterns of the names of shards; nanoGPT's names last
 Nanoseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
@@ -47,6 +51,22 @@ class DatasetFile(Record, frozen=True, kw_only=True):
     shards: tuple[ShardInfo, ...] = ()
     sources: tuple[SourceEntry, ...] = ()  # of a mix, which has no shards of its own
     position: tuple[Count, Count] | None = None  # of the next shard: file, document in the file
+
+
+def kind_of(name: str) -> str:
+    """Return "train" or "val" for the name of a shard."""
+    return next(kind for kind, patterns in KINDS.items() if any(Path(name).match(pattern) for pattern in patterns))
+
+
+def train_shards(record: DatasetFile) -> tuple[int, ...]:
+    """Return the tokens of each training shard; of a mix, those of all its datasets that are read."""
+    if not record.sources:
+        return tuple(shard.tokens for shard in record.shards if kind_of(shard.name) == "train")
+    found: list[int] = []
+    for source in record.sources:
+        tokens = train_shards(read_dataset_or_empty(Path(source.path) / RECORD))
+        found += tokens[: source.shards or None]
+    return tuple(found)
 
 
 def read_dataset(path: Path) -> DatasetFile:
