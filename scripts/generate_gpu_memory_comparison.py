@@ -5,13 +5,20 @@ import argparse
 import sys
 from pathlib import Path
 
-# Without an installation of kmatrix.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.environment import find_packages
+
+find_packages("msgspec", "matplotlib")
 
 from kmatrix.errors import KmatrixError
+from kmatrix.output import run_program
+from kmatrix.records.decode import damaged_files
 from kmatrix.report.folders import draw_memory, find_recorded
 
-if __name__ == "__main__":
+
+def main():
+    """Draw the graphs, list them and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", metavar="DIR", type=Path, nargs="?", help="matrix directory (default: newest here)")
     parser.add_argument("--output", metavar="DIR", type=Path, help="output directory (default: graphs/ in DIR)")
@@ -20,5 +27,13 @@ if __name__ == "__main__":
         files, missing = draw_memory(find_recorded(args.folder, Path()), args.output)
     except KmatrixError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        return 2
+    finally:
+        for text in damaged_files():
+            print(f"warning: {text}", file=sys.stderr)
     print("\n".join([*(f"wrote {file}" for file in files), *(f"note: {reason}" for reason in missing)]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(main))

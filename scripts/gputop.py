@@ -1,17 +1,19 @@
+#!/usr/bin/env python3
 """All GPUs on one screen: `python scripts/gputop.py --help`. The code is in kmatrix.gputop."""
-
-from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-# The script runs with any Python that has the packages, without an installation of kmatrix.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.environment import find_packages
+
+find_packages("rich", "msgspec", "psutil", "pynvml", imported=__name__ != "__main__")
 
 try:
     from kmatrix.gputop.command import main, run
     from kmatrix.gputop.feeds import GPUMonitor
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as error:  # a package that is there, but not complete
     print(f"error: {error}\n  hint: run `make setup`, then use .venv/bin/python", file=sys.stderr)
     sys.exit(2)
 

@@ -217,7 +217,7 @@ def test_the_key_q_restores_the_terminal(recording):
     assert screen.end() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_restores_the_terminal(recording, number):
     screen = Screen("--replay", recording, columns=80, lines=24)
     screen.wait_until("SIMULATED")
@@ -247,7 +247,9 @@ def test_a_second_signal_does_not_interrupt_the_cleanup(recording, monkeypatch):
 
     def stop(live):
         # The state of the handlers while the terminal is restored.
-        handlers.extend(signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+        handlers.extend(
+            signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+        )
         real(live)
 
     before = signal.getsignal(signal.SIGTERM)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+from dataclasses import replace
 
 import pytest
 
@@ -130,6 +131,21 @@ def test_final_losses_are_dots_on_an_axis_that_does_not_start_at_zero(tmp_path):
     assert sorted(dots.get_xdata()) == [3.2802, 3.2811, 3.2834]
     assert axes.get_xlim()[0] > 3.27
     assert not axes.patches
+
+
+def test_losses_that_almost_agree_have_complete_numbers_on_their_axis(tmp_path):
+    numbers = analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")]))
+    groups = [
+        replace(group, runs=tuple(replace(run, final_val_loss=2.123456 + place * 1e-6) for run in group.runs))
+        for place, group in enumerate(numbers.groups)
+    ]
+    figure = final_losses(replace(numbers, groups=tuple(groups)))
+    figure.canvas.draw()
+    axes = figure.axes[0]
+    assert axes.xaxis.get_offset_text().get_text() == ""
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert len(set(labels)) == len(labels)
+    assert all(label.startswith("2.1234") for label in labels)
 
 
 def test_an_outlier_is_an_arrow_with_its_value(tmp_path):

@@ -18,6 +18,7 @@ from kmatrix.gputop.feeds import AttachedFeed, LiveFeed, ReplayFeed, SampleFeed
 from kmatrix.gputop.glyphs import glyphs_for
 from kmatrix.gputop.loop import Session, StatsFiles, follow, watch
 from kmatrix.gputop.screen import plain, render
+from kmatrix.output import run_program
 
 PLAIN_WIDTH = 120  # columns of --once, if the width of the terminal is unknown
 MIN_INTERVAL_S = 0.05  # 20 Hz, the recorder's default: the hardware updates its values at half of this rate
@@ -42,16 +43,15 @@ def main(argv: Sequence[str]) -> int:
 
 def run(argv: Sequence[str]) -> int:
     """Run gputop as a program: print errors, and return the exit status."""
-    try:
-        status = main(argv)
-        sys.stdout.flush()
-    except KmatrixError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # `gputop --once | head`: Python would flush stdout again at exit, and print a traceback
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    return status
+
+    def checked() -> int:
+        try:
+            return main(argv)
+        except KmatrixError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+
+    return run_program(checked)
 
 
 def _show(feed: SampleFeed, options: argparse.Namespace) -> int:

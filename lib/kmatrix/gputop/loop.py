@@ -23,7 +23,7 @@ from rich.live import Live
 from rich.text import Text
 
 from kmatrix.errors import LaunchError, RecordError
-from kmatrix.gpu.formats.json_array import JsonArrayFile
+from kmatrix.gpu.formats.json_array import open_published
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot, legacy, multi
 from kmatrix.gputop.feeds import SampleFeed
 from kmatrix.gputop.glyphs import Glyphs
@@ -32,7 +32,12 @@ from kmatrix.gputop.view import History, Metric, ScreenSample, View, rows_of
 
 STDIN = 0  # the descriptor: sys.stdin buffers, so that select would miss keys
 RESIZE_S = 0.25  # between two checks of the size of the terminal: a resize shows at once, at four wake-ups per second
-ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # by default, they would leave the terminal without echo
+ENDINGS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+)  # by default, they would leave the terminal without echo
 NO_SIZE = ConsoleDimensions(80, 24)  # the size of a terminal that does not report one
 TERMINAL_GONE = (errno.EIO, errno.EPIPE)  # errors of a terminal that was closed
 NAMES = {
@@ -349,7 +354,7 @@ class StatsFiles:
             _check_appendable(one)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._single, self._multi = (JsonArrayFile(one) for one in pair)
+            self._single, self._multi = (open_published(one) for one in pair)
         except OSError as error:
             raise RecordError(f"cannot write {path}", why=str(error), hint="pass another path") from None
 

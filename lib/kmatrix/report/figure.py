@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from kmatrix.records.files import write_bytes
 from kmatrix.report.gpu.numbers import SIMULATED, RunGpus
@@ -132,6 +132,15 @@ def tick(value: float, _position: float = 0) -> str:
     text = count(value)
     digits, letter = text[:-1], text[-1]
     return (digits.rstrip("0").rstrip(".") if "." in digits else digits) + letter
+
+
+def plain_ticks(axes: Axes, which: Literal["x", "y"]) -> None:
+    """Label the ticks of an axis with complete numbers, with as many decimals as they need to differ.
+
+    matplotlib would write losses that differ by 1e-6 as small numbers with "+2.123" at the end of the axis.
+    """
+    axes.ticklabel_format(axis=which, style="plain", useOffset=False)
+    axes.locator_params(axis=which, nbins=5)  # long labels need room
 
 
 def time_unit(longest: float) -> tuple[str, float]:

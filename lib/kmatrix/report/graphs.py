@@ -24,6 +24,7 @@ from kmatrix.report.figure import (
     name_rows,
     new_figure,
     optimizer_colours,
+    plain_ticks,
     row_font,
     subtitle,
     tick,
@@ -116,6 +117,7 @@ def loss_graph(numbers: MatrixNumbers, graph: LossGraph) -> Figure | str:
         return "the seeds of a configuration have no validation step in common"
     _limit_axes(axes[0], drawn, [point.loss for group in groups for run in group.runs for point in run.train])
     axes[0].set_ylabel("loss (nats/token)")
+    axes[0].ticklabel_format(axis="y", style="plain", useOffset=False)
     if len(finished) > 1:
         ends = [_draw_mean(axes[1], group, graph.to_x, styles[group.name]) for group in finished]
         _limit_enlarged_axes(axes[1], [curve for curve in ends if curve.x])
@@ -139,6 +141,7 @@ def final_losses(numbers: MatrixNumbers) -> Figure | str:
     colours = optimizer_colours(numbers)
     losses = [list(group.losses.values()) for group in counted]
     axes.set_xlim(*loss_range([group.mean or 0.0 for group in counted], losses))
+    plain_ticks(axes, "x")
     for y, group in enumerate(rows):
         _draw_losses(axes, y, group, colours[group.runs[0].optimizer])
     name_rows(axes, [group.name for group in rows], [not group.losses for group in rows])
@@ -301,7 +304,7 @@ def _limit_enlarged_axes(axes: Axes, curves: Sequence[Curve]) -> None:
     axes.set_xlim(view.left, view.right + margin)
     axes.set_ylim(view.bottom, view.top)
     axes.locator_params(axis="x", nbins=5)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.4g}")
+    plain_ticks(axes, "y")
     subtitle(axes, "last quarter (validation, finished runs)")
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kmatrix.errors import RecordError, SchemaError
 from kmatrix.gpu.formats.binary import COLUMNS, SampleFile, read_samples
-from kmatrix.gpu.formats.json_array import JsonArrayFile
+from kmatrix.gpu.formats.json_array import JsonArrayFile, PublishedArrayFile, open_published
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot, aggregate, csv_header, csv_row, legacy, multi
 from stats_reader import read_stats
 
@@ -143,6 +143,46 @@ def test_appending_an_object_costs_one_write_of_its_own_size(tmp_path, monkeypat
     monkeypatch.setattr("os.pwrite", lambda number, data, at: writes.append(len(data)) or len(data))
     file.append(entry)
     assert writes == [len(json.dumps(entry, separators=(",", ":"))) + len(",\n" + "\n]\n")]
+
+
+def test_readers_of_a_published_array_never_see_a_part_of_it(tmp_path):
+    path = tmp_path / "a.json"
+    file = PublishedArrayFile(path)
+    slow = None
+    for number in range(300):
+        if slow is None:
+            # A reader that reads a piece at a time while the writer continues.
+            slow, text = path.open(), ""
+        file.append({"n": number, "text": "x" * 50})
+        piece = slow.read(500)
+        text += piece
+        if not piece:
+            numbers = [entry["n"] for entry in json.loads(text)]
+            assert numbers == list(range(len(numbers)))
+            slow.close()
+            slow = None
+    assert len(numbers) > 10
+    file.close()
+    assert [entry["n"] for entry in json.loads(path.read_text())] == list(range(300))
+    assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_published_array_is_continued_also_after_a_kill(tmp_path):
+    path = tmp_path / "a.json"
+    PublishedArrayFile(path).append({"n": 0})  # killed: its hidden copies stay
+    second = PublishedArrayFile(path)
+    second.append({"n": 1})
+    second.close()
+    assert [entry["n"] for entry in json.loads(path.read_text())] == [0, 1]
+    assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_without_hard_links_the_array_is_written_in_place(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.link", lambda *_: (_ for _ in ()).throw(PermissionError(1, "Operation not permitted")))
+    file = open_published(tmp_path / "a.json")
+    file.append({"n": 0})
+    file.close()
+    assert json.loads((tmp_path / "a.json").read_text()) == [{"n": 0}]
 
 
 def test_a_full_disk_keeps_array_and_samples_complete(tmp_path):

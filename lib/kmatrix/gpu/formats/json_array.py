@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,10 +49,81 @@ class JsonArrayFile:
     def close(self) -> None:
         os.close(self._file)
 
+    def is_open_elsewhere(self) -> bool:
+        """Return whether another process has the file open; False if the file system cannot tell."""
+        # The kernel refuses a write lease while the file is open elsewhere: fcntl(2).
+        try:
+            fcntl.fcntl(self._file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            fcntl.fcntl(self._file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        except OSError as error:
+            return error.errno == errno.EAGAIN
+        return False
+
     def _close_array(self) -> None:
         """Write the closing bracket after the last complete object."""
         write_at(self._file, START + TAIL if self._empty else TAIL, 0 if self._empty else self._end)
         os.ftruncate(self._file, self._end + len(TAIL))
+
+
+class PublishedArrayFile:
+    """Appends objects to a JSON array that readers see with all of its last object, however slowly they read.
+
+    Two hidden copies are written in turn, and each is published by a rename when it is complete. A copy that a reader
+    still has open is not written: its objects follow later. Raises OSError on a full disk, like JsonArrayFile.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._hidden = [path.with_name(f".{path.name}.{number}") for number in (1, 2)]
+        self._arrays: list[JsonArrayFile] = []
+        for copy in self._hidden:
+            copy.unlink(missing_ok=True)  # of a writer that was killed; the name may be a link of the published file
+            if path.exists():
+                shutil.copyfile(path, copy)
+            self._arrays.append(JsonArrayFile(copy))
+        self._pending: list[list[Mapping[str, Any]]] = [[], []]  # objects that a copy does not have yet
+        self._next = 0  # the copy that is not published
+        self._publish()
+
+    def append(self, value: Mapping[str, Any]) -> None:
+        """Append one object. It is published later if a reader has the other copy open."""
+        for pending in self._pending:
+            pending.append(value)
+        if not self._arrays[self._next].is_open_elsewhere():
+            self._publish()
+
+    def close(self) -> None:
+        """Publish all objects, and delete the hidden names."""
+        try:
+            if any(self._pending[1 - self._next]):
+                self._publish()
+        finally:
+            for array, copy in zip(self._arrays, self._hidden, strict=True):
+                array.close()
+                copy.unlink(missing_ok=True)
+
+    def _publish(self) -> None:
+        """Complete the next copy and give it the name of the file."""
+        pending, array = self._pending[self._next], self._arrays[self._next]
+        while pending:
+            array.append(pending[0])
+            del pending[0]
+        # A second name, because the hidden one is needed again. A rename replaces the published file at once.
+        link = self._path.with_name(f".{self._path.name}.link")
+        link.unlink(missing_ok=True)
+        os.link(self._hidden[self._next], link)
+        link.replace(self._path)
+        self._next = 1 - self._next
+
+
+def open_published(path: Path) -> PublishedArrayFile | JsonArrayFile:
+    """Return a file that readers always see complete; on a file system without hard links, one that they may not."""
+    try:
+        return PublishedArrayFile(path)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS):
+            raise
+        return JsonArrayFile(path)
 
 
 def write_at(file: int, data: bytes | bytearray, offset: int) -> None:
