@@ -103,7 +103,7 @@ class PublishedArrayFile:
                 copy.unlink(missing_ok=True)
 
     def _publish(self) -> None:
-        """Complete the next copy and give it the name of the file."""
+        """Append all objects to the next copy and give it the name of the file."""
         pending, array = self._pending[self._next], self._arrays[self._next]
         while pending:
             array.append(pending[0])
