@@ -38,7 +38,7 @@ def run_program(main: Callable[[], int]) -> int:
 
 
 def _discard_output() -> None:
-    """Redirect further output to /dev/null: Python flushes stdout again at exit, and would print a traceback."""
+    """Write further output to /dev/null: Python flushes stdout again at exit, and would print a traceback."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import add, sub
 from typing import Any
 
 from kmatrix.gpu.devices import COLUMN_INDEX, EXTRA_METRICS, UNKNOWN, WIDTH, Device, ExtraMetrics
@@ -122,6 +123,11 @@ class DeviceTotals:
             self.joules += (now - before[0]) * (power + before[1]) / 2
 
     @property
+    def is_silent_or_gapped(self) -> bool:
+        """True if the next sample may need more than the increase of the counter."""
+        return self.silent_for > 0 or self.energy_gap
+
+    @property
     def known_joules(self) -> float | None:
         """J since the recording began, None if a part of it is unknown."""
         return None if self.energy_gap else self.joules
@@ -173,6 +179,8 @@ class RunTotals:
         self._gap_s = max(GAP_S, 2 / hz) if hz else GAP_S  # at low rates, samples are further apart than GAP_S
         self.totals = [DeviceTotals(device, self._gap_s) for device in devices]
         self._buffer: list[tuple[float, ...]] = []  # samples that are not in the totals yet
+        self._counters: list[float] = []  # J, the driver's counters at the last sample; empty: see _count_each
+        self._counted: list[float] = []  # J of each device, newer than those in `totals`
         self.samples, self.late = 0, 0  # number of samples, of skipped ticks
         self.seconds = 0.0  # s, sampled time
         self.memory = RunningStats()  # MiB, sum over devices
@@ -191,14 +199,47 @@ class RunTotals:
         self.started = wall if self.started is None else self.started
         step = 0.0 if self.ended_at is None else min(self._gap_s, max(0.0, now - self.ended_at))
         self.ended, self.ended_at = wall, now
-        reset = [at for at, totals in enumerate(self.totals) if totals.count(now, step, values, at * WIDTH)]
+        reset = [] if self._add_energy(values) else self._count_each(now, step, values)
         self._buffer.append(tuple(values))
         if len(self._buffer) >= MAX_BUFFERED:
             self.fold()
         return reset
 
+    def _add_energy(self, values: list[float]) -> bool:
+        """Add the energy of a sample in which every counter increased, as almost always. Return False otherwise.
+
+        Device by device, as below, takes four times as long, a quarter of the time of a tick with 8 GPUs.
+        """
+        if not self._counters:
+            return False
+        counters = values[ENERGY::WIDTH]
+        more = list(map(sub, counters, self._counters))
+        # The sum is NaN, and fails the comparison, if a counter is unknown.
+        if not (sum(more) >= 0 and min(more) >= 0):
+            return False
+        self._counters, self._counted = counters, list(map(add, self._counted, more))
+        values[ENERGY::WIDTH] = self._counted
+        return True
+
+    def _count_each(self, now: float, step: float, values: list[float]) -> list[int]:
+        """Add the energy of a sample device by device. Return the devices with a reset counter."""
+        self._store_energy()
+        reset = [at for at, totals in enumerate(self.totals) if totals.count(now, step, values, at * WIDTH)]
+        known = [(totals.last_counter, totals.joules) for totals in self.totals if not totals.is_silent_or_gapped]
+        both = [(counter, joules) for counter, joules in known if counter is not None and joules is not None]
+        if len(both) == len(self.totals):
+            self._counters, self._counted = [counter for counter, _ in both], [joules for _, joules in both]
+        return reset
+
+    def _store_energy(self) -> None:
+        """Write the energy that `_add_energy` added to the devices. The next sample is counted device by device."""
+        for totals, counter, joules in zip(self.totals, self._counters, self._counted, strict=False):
+            totals.last_counter, totals.joules = counter, joules
+        self._counters, self._counted = [], []
+
     def fold(self) -> None:
         """Add the buffered samples to the totals, column by column: four times faster than value by value."""
+        self._store_energy()
         if not self._buffer:
             return
         columns = list(zip(*self._buffer, strict=True))
@@ -282,11 +323,13 @@ class RunTotals:
             if before is not None:
                 self.seconds += max(0.0, min(self._gap_s, monotonic[index] - before))
             # `add` has counted the differences between totals; the recorded total itself is exact.
+            self._store_energy()
             for totals, value in zip(self.totals, joules, strict=True):
                 if not math.isnan(value):
                     totals.joules = value  # the file contains totals, not the counter
         self.fold()
         # The next sample has the driver's counter again: its difference to a recorded total means nothing.
+        self._store_energy()
         for totals in self.totals:
             totals.last_counter = totals.last_power = None
             totals.silent_for = totals.unmeasured_for = 0.0
