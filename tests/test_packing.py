@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import sys
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,53 @@ def test_every_schedule_is_between_the_lower_bound_and_one_job_at_a_time(queue):
     work = sum(job.width * job.seconds for job in queue) / UNITS
     assert max(work, *(job.seconds for job in queue)) <= last + 1e-6
     assert last <= sum(job.seconds for job in queue) + 1e-6
+
+
+def naive_ends(queue, running, units, limits):
+    """Simulate with the scheduler itself, one decision per end of a job."""
+    now, waiting = 0.0, list(queue)
+    active = {job.name: (job, job.seconds) for job in running}
+    known = {name: (0.0, end) for name, (_, end) in active.items()}
+    while waiting or active:
+        left = [PackedJob(name=job.name, width=job.width, seconds=end - now) for job, end in active.values()]
+        names = startable(waiting, left, units, limits)
+        for job in (job for job in waiting if job.name in names):
+            known[job.name] = (now, now + job.seconds)
+            active[job.name] = (job, known[job.name][1])
+        waiting = [job for job in waiting if job.name not in names]
+        now = min(end for _, end in active.values())
+        active = {name: (job, end) for name, (job, end) in active.items() if end > now}
+    return known
+
+
+@given(QUEUES, LIMITS, st.integers(0, 3))
+def test_the_simulated_schedule_is_that_of_the_scheduler(queue, limits, running):
+    width = UNITS
+    begun = []
+    while queue and running and queue[0].width <= width and len(begun) < (limits.jobs or 9):
+        begun.append(queue.pop(0))
+        width, running = width - begun[-1].width, running - 1
+    assert ends(queue, begun, UNITS, limits) == naive_ends(queue, begun, UNITS, limits)
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(jobs=1), Limits(exclusive=True)])
+def test_the_work_for_a_schedule_does_not_grow_with_the_square_of_its_jobs(limits, monkeypatch):
+    """Count the comparisons of jobs: 16 times as many jobs need about 16 times as many."""
+    counts = []
+    for number in (125, 2000):
+        queue = jobs([(1 + i % 4, 10.0 + i * 7 % 1000) for i in range(number)])
+        calls = [0]
+
+        def count(frame, event, argument, calls=calls):
+            calls[0] += event == "call"
+
+        sys.setprofile(count)
+        try:
+            ends(queue, [], 8, limits)
+        finally:
+            sys.setprofile(None)
+        counts.append(calls[0])
+    assert counts[1] < 40 * counts[0]
 
 
 def test_an_unknown_duration_makes_the_end_unknown():

@@ -8,7 +8,9 @@ oldest).
 
 from __future__ import annotations
 
+import bisect
 import functools
+import heapq
 import itertools
 import math
 import os
@@ -93,20 +95,120 @@ def ends(
     """Return the start and end of each job, s from now; None if the time of any job is unknown."""
     if any(job.seconds is None for job in (*queue, *running)):
         return None
-    now, waiting = 0.0, list(queue)
-    active = {job.name: (job, float(job.seconds or 0.0)) for job in running}
-    known = {name: (0.0, end) for name, (_, end) in active.items()}
+    if wide := [job.name for job in queue if job.width > units]:
+        raise ValueError(f"{wide[0]} needs more than the {units} units of this machine")
+    waiting = _Waiting(list(queue) if limits.jobs == 1 else sorted(queue, key=_first))
+    active = [(float(job.seconds or 0.0), number, job) for number, job in enumerate(running)]
+    heapq.heapify(active)
+    known = {job.name: (0.0, end) for end, _, job in active}
+    now, free, number = 0.0, units - sum(job.width for job in running), len(running)
     # Simulate: start what fits now, then go to the next end.
-    while waiting or active:
-        left = [PackedJob(name=job.name, width=job.width, seconds=end - now) for job, end in active.values()]
-        names = set(startable(waiting, left, units, limits))
-        for job in (job for job in waiting if job.name in names):
-            known[job.name] = (now, now + float(job.seconds or 0.0))
-            active[job.name] = (job, known[job.name][1])
-        waiting = [job for job in waiting if job.name not in names]
-        now = min(end for _, end in active.values())
-        active = {name: (job, end) for name, (job, end) in active.items() if end > now}
+    while waiting.left or active:
+        for job in _started(waiting, active, now, free, units, limits):
+            end = now + float(job.seconds or 0.0)
+            known[job.name] = (now, end)
+            heapq.heappush(active, (end, number, job))
+            free, number = free - job.width, number + 1
+        now = active[0][0]
+        while active and active[0][0] <= now:
+            free += heapq.heappop(active)[2].width
     return known
+
+
+def _started(
+    waiting: _Waiting, active: Sequence[tuple[float, int, PackedJob]], now: float, free: int, units: int, limits: Limits
+) -> list[PackedJob]:
+    """Remove the jobs from the queue that start now, by the rules of `startable`, and return them.
+
+    active: end (s from the start of the simulation), number and job of each running job.
+    """
+    if limits.exclusive:
+        return waiting.take_group(units, limits.jobs) if waiting.left and not active else []
+    seats = (limits.jobs or math.inf) - len(active)
+    begun = []
+    while waiting.left and seats >= 1 and waiting.head.width <= free:
+        begun.append(waiting.take_head())
+        free, seats = free - begun[-1].width, seats - 1
+    if waiting.left and seats >= 1 and free >= waiting.narrowest:
+        left = [PackedJob(name=job.name, width=job.width, seconds=end - now) for end, _, job in sorted(active)]
+        promise = _promise(waiting.head, [*left, *begun], free, seats)
+        begun += waiting.take_backfill(free, seats, promise)
+    return begun
+
+
+class _Waiting:
+    """The queue of a simulation, by width: a step costs a search per width, not a pass over all jobs."""
+
+    def __init__(self, order: Sequence[PackedJob]) -> None:
+        """Create a queue. order: unless jobs run one at a time, the longest first."""
+        self._order = order
+        self._begin = 0  # position of the first job that still waits
+        self._taken = [False] * len(order)
+        self._by_width: dict[int, list[int]] = {}  # width -> positions of its waiting jobs, ascending
+        for at, job in enumerate(order):
+            self._by_width.setdefault(job.width, []).append(at)
+        self.left = len(order)
+
+    @property
+    def head(self) -> PackedJob:
+        while self._taken[self._begin]:
+            self._begin += 1
+        return self._order[self._begin]
+
+    @property
+    def narrowest(self) -> int:
+        return min(width for width, positions in self._by_width.items() if positions)
+
+    def take_head(self) -> PackedJob:
+        """Remove and return the first job."""
+        head = self.head
+        return self._take(self._by_width[head.width], 0)
+
+    def take_backfill(self, free: int, seats: float, promise: _Promise) -> list[PackedJob]:
+        """Remove and return the jobs after the head that may start before it: see `_backfill`."""
+        begun = []
+        first = self._begin  # of the head, which stays
+        units, jobs = promise.units, promise.jobs
+        while seats >= 1:
+            found = None
+            for width, positions in self._by_width.items():
+                at = bisect.bisect_right(positions, first)
+                if width > free or at == len(positions):
+                    continue
+                if width > units or jobs < 1:  # only a job that is over before the head starts
+                    at = bisect.bisect_left(positions, -promise.seconds, lo=at, key=self._key)
+                    if at == len(positions) or promise.seconds == math.inf:
+                        continue
+                if found is None or positions[at] < found[0][found[1]]:
+                    found = (positions, at)
+            if found is None:
+                break
+            first = found[0][found[1]]  # the rules only get stricter: a job that was passed over stays
+            job = self._take(*found)
+            begun.append(job)
+            free, seats = free - job.width, seats - 1
+            over = job.seconds is not None and job.seconds <= promise.seconds < math.inf
+            if not over:
+                units, jobs = units - job.width, jobs - 1
+        return begun
+
+    def take_group(self, units: int, most: int) -> list[PackedJob]:
+        """Remove and return the group that starts together: see `_together`."""
+        # Of equal widths, the first jobs are preferred, and only so many fit.
+        near = sorted(at for width, positions in self._by_width.items() for at in positions[: units // width])
+        names = set(_together([self._order[at] for at in near], units, most))
+        found = [at for at in near if self._order[at].name in names]
+        lists = [self._by_width[self._order[at].width] for at in found]
+        return [self._take(positions, positions.index(at)) for at, positions in zip(found, lists, strict=True)]
+
+    def _key(self, at: int) -> float:
+        return -(self._order[at].seconds or 0.0)
+
+    def _take(self, positions: list[int], at: int) -> PackedJob:
+        position = positions.pop(at)
+        self._taken[position] = True
+        self.left -= 1
+        return self._order[position]
 
 
 def place(width: int, free: Sequence[str], units: Sequence[str], distance: Distance | None = None) -> tuple[str, ...]:
