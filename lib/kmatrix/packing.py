@@ -104,7 +104,7 @@ def ends(
     now, free, number = 0.0, units - sum(job.width for job in running), len(running)
     # Simulate: start what fits now, then go to the next end.
     while waiting.left or active:
-        for job in _started(waiting, active, now, free, units, limits):
+        for job in _started(waiting, active, now, free=free, units=units, limits=limits):
             end = now + float(job.seconds or 0.0)
             known[job.name] = (now, end)
             heapq.heappush(active, (end, number, job))
@@ -116,7 +116,13 @@ def ends(
 
 
 def _started(
-    waiting: _Waiting, active: Sequence[tuple[float, int, PackedJob]], now: float, free: int, units: int, limits: Limits
+    waiting: _Waiting,
+    active: Sequence[tuple[float, int, PackedJob]],
+    now: float,
+    *,
+    free: int,
+    units: int,
+    limits: Limits,
 ) -> list[PackedJob]:
     """Remove the jobs from the queue that start now, by the rules of `startable`, and return them.
 

@@ -15,6 +15,7 @@ from kmatrix.records.train_config import TrainFields
 from kmatrix.status.estimate import (
     EstimateSource,
     Measured,
+    MeasuredRuns,
     Phase,
     Rest,
     TrainingLine,
@@ -24,7 +25,6 @@ from kmatrix.status.estimate import (
     measured_here,
     pace_of,
     rest_of_run,
-    whole_run,
 )
 from kmatrix.status.overview import Overview
 from programs import run
@@ -178,15 +178,15 @@ def test_before_the_second_line_there_is_no_pace():
 
 def test_a_pending_run_uses_the_pace_of_its_optimizer_or_of_any_other(script):
     measured = [Measured(RECORDED, 100.0, 1000), Measured(replace(RECORDED, optimizer="muon"), 300.0, 1000)]
-    assert whole_run(RECORDED, measured, []).seconds == 100.0
-    assert whole_run(replace(RECORDED, optimizer="sgd"), measured, []).seconds == 200.0
-    assert whole_run(RECORDED, [], measured[:1]).source is EstimateSource.EARLIER
+    assert MeasuredRuns(measured, []).whole(RECORDED).seconds == 100.0
+    assert MeasuredRuns(measured, []).whole(replace(RECORDED, optimizer="sgd")).seconds == 200.0
+    assert MeasuredRuns([], measured[:1]).whole(RECORDED).source is EstimateSource.EARLIER
 
 
 def test_the_pace_of_a_run_with_another_shape_is_scaled_by_its_operations():
-    estimate = whole_run(replace(RECORDED, max_iters=2000, num_gpus=2), [Measured(RECORDED, 100.0, 1000)], [])
+    estimate = MeasuredRuns([Measured(RECORDED, 100.0, 1000)], []).whole(replace(RECORDED, max_iters=2000, num_gpus=2))
     assert (estimate.seconds, estimate.source) == (pytest.approx(100.0), EstimateSource.FLOPS)
-    assert whole_run(replace(RECORDED, device="cpu"), [Measured(RECORDED, 100.0, 1000)], []) is None
+    assert MeasuredRuns([Measured(RECORDED, 100.0, 1000)], []).whole(replace(RECORDED, device="cpu")) is None
 
 
 def test_without_measurements_the_guess_is_proportional_to_the_steps():
@@ -302,10 +302,10 @@ def test_a_finished_matrix_has_no_time_left(tmp_path):
 
 
 def test_the_planned_time_is_used_until_there_is_a_measurement():
-    assert whole_run(RECORDED, [], [], 7200.0).source is EstimateSource.PLAN
-    assert whole_run(RECORDED, [], [], 7200.0).seconds == 7200.0
-    assert whole_run(RECORDED, [], [Measured(RECORDED, 300.0, STEPS)], 7200.0).source is EstimateSource.EARLIER
-    assert whole_run(RECORDED, [], []) is None
+    assert MeasuredRuns([], []).whole(RECORDED, 7200.0).source is EstimateSource.PLAN
+    assert MeasuredRuns([], []).whole(RECORDED, 7200.0).seconds == 7200.0
+    assert MeasuredRuns([], [Measured(RECORDED, 300.0, STEPS)]).whole(RECORDED, 7200.0).source is EstimateSource.EARLIER
+    assert MeasuredRuns([], []).whole(RECORDED) is None
 
 
 def test_the_initial_estimate_is_the_forecast_in_run_json(tmp_path):

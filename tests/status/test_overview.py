@@ -8,11 +8,13 @@ import os
 import re
 import sys
 import threading
+import time
 
 import pexpect
 import pytest
 from rich.console import Console
 
+import kmatrix.status.overview as overview_module
 from kmatrix.cli.status import cells, drawn, most_urgent, plain, screen
 from kmatrix.errors import SchemaError
 from kmatrix.records.files import append_jsonl, read_json, write_json
@@ -270,3 +272,38 @@ def test_the_log_of_a_running_matrix_is_followed_from_run_to_run(matrix, plan, s
     assert results[0].out.splitlines()[0] == "==> a"
     assert "threads 1 gpus ''" in results[0].out
     assert results[0].out.splitlines()[-1] == "a line in the middle: ü"
+
+
+# Thousands of runs
+
+
+def age(matrix, seconds=60.0):
+    """Make all files older: a file that was just written is read again, because it may change within a clock tick."""
+    at = time.time() - seconds
+    for path in (*matrix.path.rglob("*"), matrix.path):
+        os.utime(path, (at, at))
+
+
+def test_a_run_is_read_again_only_if_a_file_of_it_has_changed(mixed_matrix, monkeypatch):
+    age(mixed_matrix)
+    overview = Overview(mixed_matrix)
+    before = overview.poll()
+    read = []
+    real = overview_module.recover_status
+    monkeypatch.setattr(overview_module, "recover_status", lambda run, **o: read.append(run.name) or real(run, **o))
+    assert overview.poll() is not None
+    assert [name for name in read if name not in {view.name for view in before.runs if view.status == "running"}] == []
+    finished = next(view.name for view in before.runs if view.status == "finished")
+    write_json(mixed_matrix.run(finished).status, {"status": "skipped", "reason": "needs 8 GPUs", "attempts": []})
+    for path in (mixed_matrix.run(finished).result, mixed_matrix.run(finished).metrics):
+        path.unlink()
+    (view,) = [view for view in overview.poll().runs if view.name == finished]
+    assert (view.status, finished in read) == (Status.SKIPPED, True)
+
+
+def test_a_run_that_appears_is_listed(mixed_matrix):
+    age(mixed_matrix)
+    overview = Overview(mixed_matrix)
+    count = len(overview.poll().runs)
+    write_json(mixed_matrix.run("gpt2_new").run_json, {"run_id": "id", "name": "gpt2_new", "train": {}})
+    assert len(overview.poll().runs) == count + 1

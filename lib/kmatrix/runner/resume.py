@@ -13,7 +13,7 @@ from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.plan import make_runs
 from kmatrix.records.runs import RunFile, Status, read_run_file_or_empty
 from kmatrix.records.train_config import TrainFields
-from kmatrix.status.estimate import Measured, guess, measured_before, measured_here, whole_run
+from kmatrix.status.estimate import MeasuredRuns, guess, measured_before, measured_here
 from kmatrix.status.state import HALVE, Attempt, RunPlan, RunState, next_attempt
 from kmatrix.status.status_file import recover_status, writing
 from kmatrix.text import plural
@@ -85,7 +85,7 @@ class _Estimates:
 
     def __init__(self, matrix: MatrixDir) -> None:
         self._matrix = matrix
-        self._measured: tuple[Sequence[Measured], Sequence[Measured]] | None = None  # in this matrix, in earlier ones
+        self._measured: MeasuredRuns | None = None
 
     def expected_s(self, record: RunFile) -> float | None:
         """Return the estimated time (s) of a run, None if runs start one at a time."""
@@ -94,8 +94,8 @@ class _Estimates:
         if limits.jobs == 1:
             return None  # they start in the matrix's order
         if self._measured is None:
-            self._measured = measured_here(self._matrix), measured_before(self._matrix)
-        known = whole_run(train, *self._measured, record.expected_s)
+            self._measured = MeasuredRuns(measured_here(self._matrix), measured_before(self._matrix))
+        known = self._measured.whole(train, record.expected_s)
         return guess(train) if known is None else known.seconds
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any
 
 from kmatrix.errors import RecordError, SchemaError
@@ -23,7 +24,9 @@ from kmatrix.records.train_config import TrainFields
 from kmatrix.status.state import Attempt
 from kmatrix.status.status_file import recover_status
 
-SHAPE = ("model", "n_layer", "n_embd", "block_size", "global_batch", "num_gpus", "device", "dtype")
+Shape = tuple[Any, ...]
+# The fields that determine the time of a step, except for the optimizer.
+_shape = attrgetter("model", "n_layer", "n_embd", "block_size", "global_batch", "num_gpus", "device", "dtype")
 GUESS = {"cuda": 50e12, "cpu": 50e9}  # FLOP/s of a GPU or core: only orders runs, never displayed
 EVALUATION, CHECKPOINT = "evaluation", "checkpoint"  # names of phases in phases.jsonl
 
@@ -96,29 +99,62 @@ class Rest:
     seconds: float | None  # None: unknown
 
 
-def whole_run(
-    train: TrainFields, here: Sequence[Measured], earlier: Sequence[Measured], planned_s: float | None = None
-) -> Expected | None:
-    """Return the estimated duration of a whole run, None without a basis.
+class MeasuredRuns:
+    """The durations of finished runs, by what decides the time of a step: an estimate costs a look-up."""
 
-    here, earlier: finished runs of this matrix, and of earlier ones on this kind of machine.
-    planned_s: the estimate of the plan, used if nothing was measured.
-    """
-    steps, planned = train.max_iters, None if planned_s is None else Expected(planned_s, EstimateSource.PLAN)
-    if steps is None:
-        return planned
-    shape = _shape(train)
-    for runs, source in ((here, EstimateSource.MATRIX), (earlier, EstimateSource.EARLIER)):
-        alike = [run for run in runs if _shape(run.train) == shape]
-        # Another optimizer on the same shape is close enough: most of a step is forward and backward.
-        same = [run for run in alike if run.train.optimizer == train.optimizer]
-        if alike:
-            return Expected(steps * statistics.median(run.seconds / run.steps for run in same or alike), source)
-    speeds = [_speed(run) for run in (*here, *earlier) if _kind(run.train) == _kind(train)]
-    known, work = [speed for speed in speeds if speed], operations(train)
-    if not known or not work:
-        return planned
-    return Expected(work / statistics.median(known), EstimateSource.FLOPS)
+    def __init__(self, here: Iterable[Measured], earlier: Iterable[Measured] = ()) -> None:
+        """Group the runs. here, earlier: of this matrix, and of earlier ones on this kind of machine."""
+        self._paces: dict[EstimateSource, dict[Shape, dict[str | None, list[float]]]] = {}  # s per step, by optimizer
+        self._speeds: dict[Shape, list[float]] = {}  # FLOP/s per GPU or core, by kind of device
+        self._medians: dict[tuple[Shape, str | None], Expected | None] = {}  # of one step
+        self._runs = (*here, *earlier)
+        self._with_earlier: MeasuredRuns | None = None
+        for runs, source in ((here, EstimateSource.MATRIX), (earlier, EstimateSource.EARLIER)):
+            shapes = self._paces[source] = {}
+            for run in runs:
+                optimizers = shapes.setdefault(_shape(run.train), {})
+                optimizers.setdefault(run.train.optimizer, []).append(run.seconds / run.steps)
+
+    def with_earlier(self, earlier: Sequence[Measured]) -> MeasuredRuns:
+        """Return the same runs with those of earlier matrices."""
+        if self._with_earlier is None:
+            self._with_earlier = MeasuredRuns(self._runs, earlier)
+        return self._with_earlier
+
+    def whole(self, train: TrainFields, planned_s: float | None = None) -> Expected | None:
+        """Return the estimated duration of a whole run, None without a basis.
+
+        planned_s: the estimate of the plan, used if nothing was measured.
+        """
+        steps, planned = train.max_iters, None if planned_s is None else Expected(planned_s, EstimateSource.PLAN)
+        if steps is None:
+            return planned
+        key = (_shape(train), train.optimizer)
+        if key not in self._medians:
+            self._medians[key] = self._step(*key)
+        step = self._medians[key]
+        if step is not None:
+            return Expected(steps * step.seconds, step.source)
+        known, work = self._speeds_of(train), operations(train)
+        if not known or not work:
+            return planned
+        return Expected(work / statistics.median(known), EstimateSource.FLOPS)
+
+    def _step(self, shape: Shape, optimizer: str | None) -> Expected | None:
+        """Return the duration of one step, None if no run of this shape was measured."""
+        for source, shapes in self._paces.items():
+            if found := shapes.get(shape):
+                # Another optimizer on the same shape is close enough: most of a step is forward and backward.
+                paces = found.get(optimizer) or [pace for paces in found.values() for pace in paces]
+                return Expected(statistics.median(paces), source)
+        return None
+
+    def _speeds_of(self, train: TrainFields) -> list[float]:
+        kind = _kind(train)
+        if kind not in self._speeds:
+            speeds = [_speed(run) for run in self._runs if _kind(run.train) == kind]
+            self._speeds[kind] = [speed for speed in speeds if speed]
+        return self._speeds[kind]
 
 
 def guess(train: TrainFields) -> float | None:
@@ -202,12 +238,7 @@ def ends_of(runs: Sequence[Rest], *, gpus: int, cores: int, limits: Limits) -> M
     return found
 
 
-def _shape(train: TrainFields) -> tuple[Any, ...]:
-    """Return the fields that determine the time of a step, except for the optimizer."""
-    return tuple(getattr(train, name) for name in SHAPE)
-
-
-def _kind(train: TrainFields) -> tuple[Any, ...]:
+def _kind(train: TrainFields) -> Shape:
     return train.device, train.dtype
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -16,23 +17,26 @@ from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.plan import runs_to_archive
 from kmatrix.records.runs import GpuEntry, RunFile, RunResult, Status, read_run_file_or_empty
 from kmatrix.records.states import PhaseLine, read_matrix_status
-from kmatrix.records.tracking import SyncStatus, read_track, sync_status
+from kmatrix.records.tracking import SyncState, SyncStatus, read_track, sync_status
 from kmatrix.records.train_config import TrainFields
 from kmatrix.status.cost import dollars, wall_s
 from kmatrix.status.estimate import (
     EstimateSource,
     Measured,
+    MeasuredRuns,
     Phase,
     Rest,
     ends_of,
     measured_before,
     rest_of_run,
-    whole_run,
 )
 from kmatrix.status.state import Archived, RunState, after, overall
 from kmatrix.status.status_file import current_result, recover_status
 from kmatrix.status.watch import MetricsTail, alerts_of_run, budget_s
 
+FileTime = tuple[int, int, int]  # modification time (ns), size (bytes), inode
+Signature = tuple[bool, bool, FileTime | None, FileTime | None, FileTime | None]
+RACY_S = 2.0  # a file that is younger may change again without a new modification time, as git's index
 TO_COME = (Status.RUNNING, Status.PLANNED, Status.STOPPED)
 
 
@@ -43,6 +47,9 @@ class Overview:
         self._matrix = matrix
         self._tails: dict[tuple[str, int], MetricsTail] = {}
         self._records: dict[str, RunFile] = {}  # run -> its run.json
+        self._runs = _RunList()
+        self._files: dict[str, tuple[str, str, str]] = {}  # run -> its directory, status and metrics
+        self._views: dict[str, tuple[Signature, RunView]] = {}  # of runs that do not run: they change rarely
         self._earlier: list[Measured] | None = None  # runs of other matrices, read when an estimate needs them
 
     def poll(self, now: float | None = None) -> MatrixView:
@@ -50,11 +57,10 @@ class Overview:
         now = time.time() if now is None else now
         running = self._matrix.is_held()
         rerun = runs_to_archive(self._matrix)
-        found = [self._run(run, now, rerun, running=running) for run in self._matrix.all_runs()]
+        found = [self._view(run, now, running=running, rerun=run.name in rerun) for run in self._runs.read(self._matrix)]
         if not running and (missing := set(self._matrix.missing())):
             found = [replace(view, missing=view.name in missing) for view in found]
-        here = self._measured(found)
-        views = self._packed([self._priced(self._expected(view, here)) for view in found])
+        views = self._estimated(found)
         record = read_matrix_status(self._matrix)
         left = [view.ends_s for view in views if view.status in TO_COME]
         # One run without an estimate makes the end of the matrix unknown.
@@ -80,9 +86,30 @@ class Overview:
         planned = [record.provenance.get("gpus") or [] for record in self._records.values()]
         return max(planned, key=len, default=[])
 
-    def _run(self, run: RunDir, now: float, rerun: Collection[str], *, running: bool) -> RunView:
+    def _view(self, run: RunDir, now: float, *, running: bool, rerun: bool) -> RunView:
+        """Return the view of a run, read again only if a file of it has changed."""
+        files = self._files.get(run.name)
+        if files is None:
+            files = self._files[run.name] = str(run.path), str(run.status), str(run.metrics)
+        folder, status, metrics = files
+        signature = (running, rerun, _changed(folder), _changed(status), _changed(metrics))
+        known = self._views.get(run.name)
+        if known is not None and known[0] == signature:
+            return known[1]
+        self._records.pop(run.name, None)  # it may have been made again
+        view = self._run(run, now, running=running, rerun=rerun)
+        if view.status not in TO_COME:
+            view = self._completed(view)
+        # A tracker process can end without a change of a file. A file that was just written may change once more
+        # within the resolution of its time.
+        settled = all(sent.state is SyncState.DONE for sent in view.trackers) and _is_older(signature, now - RACY_S)
+        if view.status is not Status.RUNNING and settled:
+            self._views[run.name] = (signature, view)
+        return view
+
+    def _run(self, run: RunDir, now: float, *, running: bool, rerun: bool) -> RunView:
         state = recover_status(run, has_runner=running)
-        if run.name in rerun:  # its result is not archived yet: the command was killed, or is at work
+        if rerun:  # its result is not archived yet: the command was killed, or is at work
             state = after(state, Archived(state.number))
         if run.name not in self._records:
             self._records[run.name] = read_run_file_or_empty(run)
@@ -152,52 +179,109 @@ class Overview:
                 found.append(Measured(train, elapsed + view.left_s, view.max_iters))
         return found
 
-    def _expected(self, view: RunView, here: Sequence[Measured]) -> RunView:
-        """Return the view with an estimate from similar runs, if the run is pending or has no pace yet."""
-        if view.status not in TO_COME or view.left_s is not None:
-            return view
+    def _estimated(self, views: Sequence[RunView]) -> list[RunView]:
+        """Return the views with the time left, the cost, and the start and end of open runs."""
+        here = MeasuredRuns(self._measured(views))
+        left = {view.name: self._left(view, here) for view in views if view.status in TO_COME}
+        spans = self._spans([(view, left[view.name][0]) for view in views if view.name in left])
+        return [
+            self._completed(view, *left[view.name], *spans[view.name]) if view.name in left else view for view in views
+        ]
+
+    def _left(self, view: RunView, here: MeasuredRuns) -> tuple[float | None, EstimateSource | None]:
+        """Return the time left (s) of an open run and its source: from similar runs, if it has no pace yet."""
+        if view.left_s is not None:
+            return view.left_s, view.left_from
         train = self._train(view)
-        known = whole_run(train, here, ())
+        known = here.whole(train)
         if known is None or known.source is not EstimateSource.MATRIX:
-            self._earlier = measured_before(self._matrix) if self._earlier is None else self._earlier
-            known = whole_run(train, here, self._earlier, self._records[view.name].expected_s)
+            if self._earlier is None:
+                self._earlier = measured_before(self._matrix)
+            known = here.with_earlier(self._earlier).whole(train, self._records[view.name].expected_s)
         if known is None:
-            return view
+            return None, None
         # A stopped run resumes from its checkpoint; a running run has spent part of the time already.
         done = (view.step or 0) / view.max_iters if view.status is Status.STOPPED and view.max_iters else 0.0
         left = max(0.0, known.seconds * (1 - done) - (view.attempt_s or 0.0))
         limit = budget_s(train)
         if limit is not None:
             left = min(left, max(0.0, limit - (view.elapsed_s or 0.0)))
-        return replace(view, left_s=left, left_from=known.source)
+        return left, known.source
 
-    def _priced(self, view: RunView) -> RunView:
-        """Return the view with spent and total cost, if a GPU hour has a price."""
+    def _completed(
+        self,
+        view: RunView,
+        left_s: float | None = 0.0,
+        left_from: EstimateSource | None = None,
+        starts_s: float | None = None,
+        ends_s: float | None = None,
+    ) -> RunView:
+        """Return the view with its estimate, and with spent and total cost if a GPU hour has a price."""
         price, used = self._train(view).gpu_hour_price, 0.0 if view.reused_from else view.elapsed_s or 0.0
-        more = view.left_s if view.status in TO_COME else 0.0
-        whole = None if more is None else used + more
-        return replace(view, dollars=dollars(used, view.ranks, price), all_dollars=dollars(whole, view.ranks, price))
+        whole = None if left_s is None else used + left_s
+        # One call: a view has so many fields that several copies of each would be most of the time of a poll.
+        return replace(
+            view,
+            left_s=left_s if view.status in TO_COME else None,
+            left_from=left_from,
+            starts_s=starts_s,
+            ends_s=ends_s,
+            dollars=dollars(used, view.ranks, price),
+            all_dollars=dollars(whole, view.ranks, price),
+        )
 
-    def _packed(self, views: Sequence[RunView]) -> list[RunView]:
-        """Return the views with the estimated start and end times."""
+    def _spans(self, views: Sequence[tuple[RunView, float | None]]) -> dict[str, tuple[float | None, float | None]]:
+        """Return the estimated start and end (s from now) of open runs. views: with the time left (s)."""
         first = next(iter(self._records.values()), RunFile())
         about = first.provenance
         cores = int(about.get("cores") or 1)
         rest = []
-        for view in (view for view in views if view.status in TO_COME):
+        for view, left_s in views:
             cuda, ranks, threads = view.device == "cuda", view.ranks or 1, self._train(view).cpu_threads
             # A run with more threads than cores takes the whole machine.
             width = ranks if cuda else min(ranks * (threads or 1), cores)
             live = view.status is Status.RUNNING
-            rest.append(Rest(name=view.name, width=width, cuda=cuda, running=live, seconds=view.left_s))
+            rest.append(Rest(name=view.name, width=width, cuda=cuda, running=live, seconds=left_s))
         there = len(about.get("gpus") or ())  # or more, if it was continued on another machine
         gpus = max([there, *(one.width for one in rest if one.cuda)])
         known = ends_of(rest, gpus=gpus, cores=cores, limits=Limits.of(first.symbols)) or {}
-        spans = {view.name: known.get(view.name, (None, None)) for view in views}
-        return [replace(view, starts_s=spans[view.name][0], ends_s=spans[view.name][1]) for view in views]
+        return {view.name: known.get(view.name, (None, None)) for view, _ in views}
 
     def _train(self, view: RunView) -> TrainFields:
         return self._records[view.name].train
+
+
+class _RunList:
+    """The runs of a matrix, listed again only if its directory has changed."""
+
+    def __init__(self) -> None:
+        self._signature: FileTime | None = None
+        self._runs: list[RunDir] = []
+
+    def read(self, matrix: MatrixDir) -> list[RunDir]:
+        """Return the runs in order."""
+        signature = _changed(str(matrix.path))
+        if signature is None or signature != self._signature:
+            self._runs = matrix.all_runs()
+            self._signature = signature if _is_older((signature,), time.time() - RACY_S) else None
+        return self._runs
+
+
+def _changed(path: str) -> FileTime | None:
+    """Return the time, size and inode of a file or directory, None without one.
+
+    Files that are replaced change the time of their directory.
+    """
+    try:
+        status = os.stat(path)  # noqa: PTH116  (texts, not paths: thousands of calls per second)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _is_older(signature: Sequence[object], at: float) -> bool:
+    """Return whether all files of a signature were written before a time (Unix seconds)."""
+    return all(one[0] < at * 1e9 for one in signature if isinstance(one, tuple))
 
 
 def _trackers(run: RunDir, record: RunFile, *, live: bool) -> tuple[SyncStatus, ...]:
