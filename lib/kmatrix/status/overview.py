@@ -57,7 +57,9 @@ class Overview:
         now = time.time() if now is None else now
         running = self._matrix.is_held()
         rerun = runs_to_archive(self._matrix)
-        found = [self._view(run, now, running=running, rerun=run.name in rerun) for run in self._runs.read(self._matrix)]
+        found = [
+            self._view(run, now, running=running, rerun=run.name in rerun) for run in self._runs.read(self._matrix)
+        ]
         if not running and (missing := set(self._matrix.missing())):
             found = [replace(view, missing=view.name in missing) for view in found]
         views = self._estimated(found)
