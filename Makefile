@@ -89,8 +89,8 @@ defconfig-%: $(CORE)
 	$(KMATRIX)
 
 # Running
-.PHONY: prepare-data test-matrix-dry-run plan test-matrix test_matrix train continue test-rerun status estimate logs \
-	stop reproduce gputop
+.PHONY: prepare-data test-matrix-dry-run plan test-matrix test_matrix train continue test-rerun add status estimate \
+	logs stop reproduce gputop
 prepare-data: $(CORE) $(TRAIN)
 	$(KMATRIX)
 test-matrix-dry-run: $(CORE)
@@ -106,6 +106,8 @@ train: $(CORE) $(TRAIN) $(TRACKED)
 continue: $(CORE) $(TRAIN) $(TRACKED)
 	$(KMATRIX)
 test-rerun: $(CORE) $(TRAIN) $(TRACKED)
+	$(KMATRIX)
+add: $(CORE) $(TRAIN) $(TRACKED)
 	$(KMATRIX)
 status: $(CORE)
 	$(KMATRIX)

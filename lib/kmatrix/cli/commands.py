@@ -215,9 +215,15 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             f"DETACH=1 RETRY_FAILED=1 RESUME= {RESUME}",
         ),
         "test-rerun": Command(
-            RUN + "test_rerun", "rerun runs of TARGET= (old results are archived)", f"OPTIMIZER= {RESUME}"
+            RUN + "test_rerun", "rerun runs of TARGET= (old results are archived)", f"OPTIMIZER= STATUS= {RESUME}"
         ),
-        "status": Command(STATUS + "status", "show the state of every run", f"JSON=1 {MATRIX}"),
+        "add": Command(
+            RUN + "add",
+            "add values of an axis to a matrix, and run the new cells",
+            f"GPUS= SIMULATE= {MATRIX}",
+            assigns=True,
+        ),
+        "status": Command(STATUS + "status", "show the state of every run", f"STATUS= JSON=1 {MATRIX}"),
         "estimate": Command(STATUS + "estimate", "time left and cost of every run", f"JSON=1 {MATRIX}"),
         "logs": Command(CONTROL + "logs", "follow the output of a run", RUNS),
         "stop": Command(CONTROL + "stop", "stop a running matrix; its runs save a checkpoint first", MATRIX),

@@ -15,10 +15,11 @@ from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.configure import defconfig
 from kmatrix.cli.progress import ProgressDisplay, outlived
 from kmatrix.cli.results import report
-from kmatrix.cli.targets import chosen_runs, find_target, refuse_if_running, warn_interrupted
+from kmatrix.cli.targets import asked_statuses, chosen_runs, find_target, refuse_if_running, warn_interrupted
 from kmatrix.cli.trackers import asked_trackers, wait_for_sync
 from kmatrix.engines.local.recorder import RecorderLauncher
 from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.experiment.add import add_runs, plan_more
 from kmatrix.experiment.data import Key, known_shards
 from kmatrix.experiment.make import make_matrix
 from kmatrix.experiment.plan import Plan, find_gpus, make_plan
@@ -48,6 +49,7 @@ from kmatrix.runner.execute import (
 from kmatrix.runner.loop import EXIT_FAILED, EXIT_STOPPED, Outcome
 from kmatrix.runner.resume import ResumePlan, describe_plan, reopen, restore_runs, too_few_gpus
 from kmatrix.status.disk_space import how_full, what_to_do
+from kmatrix.status.status_file import recover_status
 from kmatrix.text import first_names, plural, shown
 from kmatrix.track.available import announced
 
@@ -253,6 +255,11 @@ def test_rerun(arguments: Arguments) -> int:
     gpus, _ = find_gpus(arguments.get("GPUS"))
     lost = _open_matrix(matrix, arguments)
     runs = _of_optimizers(chosen_runs(matrix, arguments), arguments.get("OPTIMIZER"))
+    wanted = asked_statuses(arguments)
+    runs = [run for run in runs if not wanted or recover_status(run, has_runner=False).status in wanted]
+    if not runs:
+        print(f"no run of {shown(matrix.path)} is {arguments.get('STATUS').replace(',', ' or ')}")
+        return 0
     for run in runs:
         if why := too_few_gpus(read_run_file(run).train, len(gpus)):
             raise LaunchError(
@@ -265,6 +272,25 @@ def test_rerun(arguments: Arguments) -> int:
     plan = reopen(matrix, gpus, names={run.name for run in runs})
     status = _run_and_report(matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen, disk_wait=disk_wait)
     return status or (EXIT_FAILED if lost else 0)
+
+
+def add(arguments: Arguments) -> int:
+    """Add cells to a matrix, and run them: NAME=value[,value...] as further values of an axis."""
+    matrix = find_target(arguments)
+    refuse_if_running(matrix)
+    plan = plan_more(
+        matrix,
+        arguments.assignments,
+        kconfig=arguments.kconfig,
+        gpus=arguments.get("GPUS"),
+        options=arguments.takes,
+    )
+    recorders = recorder_launcher(arguments.get("SIMULATE"), *recording(symbols(matrix)))
+    names = add_runs(
+        matrix, plan, command=" ".join(["kmatrix", arguments.target, *arguments.all_words]), on_message=print
+    )
+    print(f"added {plural(len(names), 'run')} to {shown(matrix.path)}: {first_names(names)}")
+    return _run_and_report(matrix, reopen(matrix, plan.gpus, names=set(names)), gpus=plan.gpus, recorders=recorders)
 
 
 def _of_optimizers(runs: list[RunDir], asked: str) -> list[RunDir]:

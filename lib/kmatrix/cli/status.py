@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.output import terminal_output
 from kmatrix.cli.progress import COLOURS, colourless
-from kmatrix.cli.targets import find_target, running_target, warn_interrupted
+from kmatrix.cli.targets import asked_statuses, find_target, running_target, warn_interrupted
 from kmatrix.records.decode import SCHEMA
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import links, pending_messages
@@ -73,7 +73,8 @@ LEFT = (0, 1, 6)  # columns of words
 def status(arguments: Arguments) -> int:
     """Show the matrix that is running, else the newest, or TARGET=."""
     warn_interrupted(arguments)
-    overview = Overview(running_target(arguments) or find_target(arguments))
+    wanted = asked_statuses(arguments)
+    overview = Overview(running_target(arguments) or find_target(arguments), wanted)
     if yes(arguments, "JSON"):
         print(json.dumps(as_json(overview.poll()), indent=2))
     elif sys.stdout.isatty() and os.environ.get("TERM") != "dumb":

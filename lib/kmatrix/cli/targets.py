@@ -13,6 +13,7 @@ from kmatrix.kconfig.assignments import read_assignments
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.records.lock import holder, in_use
 from kmatrix.records.paths import ROOT, STAGED, MatrixDir, RunDir, find_matrix, interrupted_dirs, matrix_dirs
+from kmatrix.records.runs import Status
 from kmatrix.text import first_names, plural, shown
 
 
@@ -48,6 +49,17 @@ def chosen_runs(matrix: MatrixDir, arguments: Arguments) -> list[RunDir]:
         names = first_names(run.name for run in runs)
         raise ConfigError(f"RUN={asked} matches no run of {shown(matrix.path)}", why=f"its runs are {names}")
     return found
+
+
+def asked_statuses(arguments: Arguments) -> frozenset[Status]:
+    """Return the statuses of STATUS=failed,stopped; none if it is not given, which means all."""
+    words = [word for word in arguments.get("STATUS").split(",") if word]
+    if unknown := sorted(set(words) - {status.value for status in Status}):
+        raise ConfigError(
+            f"STATUS={arguments.get('STATUS')}: unknown status {', '.join(unknown)}",
+            why=f"expected one or more of {', '.join(Status)}",
+        )
+    return frozenset(Status(word) for word in words)
 
 
 def warn_missing(matrix: MatrixDir) -> None:

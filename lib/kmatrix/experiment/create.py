@@ -20,8 +20,8 @@ from kmatrix.experiment.provenance import code_of, provenance
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.matrix.expand import Matrix, Run
 from kmatrix.plan.feasibility import detected, expected_seconds, middle_mfu
-from kmatrix.records.checkpoint_dir import new_folder
-from kmatrix.records.files import json_text, sync_folder, write_bytes, write_json, write_text
+from kmatrix.records.checkpoint_dir import check_own_files, new_folder
+from kmatrix.records.files import json_text, read_json, sync_folder, write_bytes, write_json, write_text
 from kmatrix.records.lock import MAKING, held
 from kmatrix.records.paths import MATRIX_PREFIX, MatrixDir, staged_dir
 from kmatrix.records.plan import RunTexts, make_runs, write_plan
@@ -91,6 +91,35 @@ def create(
         if then:
             then(matrix)
     return matrix
+
+
+def add_to(
+    matrix: MatrixDir, made_from: Creation, on_message: OnMessage = ignore, then: Callable[[], object] | None = None
+) -> None:
+    """Add runs to a matrix. made_from: of these runs only.  then: called before another process can hold the matrix.
+
+    Raises LaunchError if another process holds the matrix.
+    """
+    with held(matrix, MAKING):
+        check_own_files(matrix)
+        record = read_json(matrix.matrix_json)
+        text = record.get("checkpoints")
+        folder = Path(text) if text else None
+        code = code_of(made_from.root)
+        origin = provenance(code, made_from.command, made_from.gpus, None)
+        if origin["code"] != (record.get("provenance") or {}).get("code"):
+            on_message("warning: the trainer's code has changed since this matrix was made: see `make compare`")
+        # The plan first: matrix.json decides which runs the matrix has.
+        runs = made_from.plan.runs
+        write_plan(matrix, (_planned(record["name"], run, folder, made_from, origin) for run in runs), append=True)
+        more = _matrix_json(record["name"], folder, made_from, origin)
+        write_json(
+            matrix.matrix_json,
+            {**record, "axes": more["axes"], "overrides": more["overrides"], "runs": [*record["runs"], *more["runs"]]},
+        )
+        make_runs(matrix, {run.name for run in runs})
+        if then:
+            then()
 
 
 def _write_plan(matrix: MatrixDir, name: str, folder: Path | None, made_from: Creation, on_message: OnMessage) -> None:

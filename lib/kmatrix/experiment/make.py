@@ -39,6 +39,18 @@ def make_matrix(
     an earlier run.  on_message: called with notes and warnings.  on_progress, on_note: called with the progress and
     the notes of the preflight runs.  Raises ConfigError, DataError or LaunchError before anything is made.
     """
+    creation = prepared(plan, checked(plan, on_message), command, shards, on_message)
+    if plan.config.preflight if preflight is None else preflight:
+        try_runs(creation, plan.gpus, on_message=on_message, on_progress=on_progress, on_note=on_note)
+    wanted = reuse and plan.config.reuse
+    return create(creation, on_message, then=(lambda matrix: reuse_into(matrix, plan, on_message)) if wanted else None)
+
+
+def checked(plan: Plan, on_message: OnMessage) -> dict[str, str]:
+    """Report notes and warnings; return the runs that cannot run here, with the reason.
+
+    Raises ConfigError or LaunchError if no run can start here.
+    """
     for note in plan.notes:
         on_message(f"note: {note}")
     skipped = _skipped(plan)
@@ -51,15 +63,10 @@ def make_matrix(
     need_torch()
     need_trackers(plan.config.trackers)
     command_of(plan.config.on_finish)
-
-    creation = _creation(plan, skipped, command, shards, on_message)
-    if plan.config.preflight if preflight is None else preflight:
-        try_runs(creation, plan.gpus, on_message=on_message, on_progress=on_progress, on_note=on_note)
-    wanted = reuse and plan.config.reuse
-    return create(creation, on_message, then=(lambda matrix: _reuse(matrix, plan, on_message)) if wanted else None)
+    return skipped
 
 
-def _reuse(matrix: MatrixDir, plan: Plan, on_message: OnMessage) -> None:
+def reuse_into(matrix: MatrixDir, plan: Plan, on_message: OnMessage) -> None:
     """Reuse runs that have finished in an earlier matrix, and report each."""
     found = reuse_runs(matrix, matrix.path.parent, plan.neutral, recorded=plan.config.monitor_hz > 0)
     for name, source in found.reused.items():
@@ -68,7 +75,7 @@ def _reuse(matrix: MatrixDir, plan: Plan, on_message: OnMessage) -> None:
         on_message(f"note: {name} is trained again: {why}")
 
 
-def _creation(
+def prepared(
     plan: Plan, skipped: Mapping[str, str], command: str, shards: Mapping[Key, int] | None, on_message: OnMessage
 ) -> Creation:
     """Check that the matrix can be made here, prepare its data, and return what its directories are made from."""

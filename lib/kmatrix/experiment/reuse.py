@@ -37,11 +37,13 @@ def reuse_runs(matrix: MatrixDir, results_dir: Path, neutral: Collection[str], *
 
     neutral: fields of the trainer that cannot change a result.  recorded: only reuse runs with a GPU recording.
     """
-    planned = {run.name: read_run_file(run) for run in matrix.runs()}
+    # Only runs without a result: the directory of a reused run is replaced.
+    runs = [run for run in matrix.runs() if not run.status.exists() and not run.result.exists()]
+    planned = {run.name: read_run_file(run) for run in runs}
     known = list(_finished(results_dir, matrix, {record.run_id for record in planned.values()}))
     reused: dict[str, str] = {}
     not_reused: dict[str, str] = {}
-    for run in matrix.runs():
+    for run in runs:
         record = planned[run.name]
         # Newest first, so that the reported reason is about the latest code.
         for source, theirs in reversed(known):

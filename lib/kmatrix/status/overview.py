@@ -43,8 +43,9 @@ TO_COME = (Status.RUNNING, Status.PLANNED, Status.STOPPED)
 class Overview:
     """Read the view of a matrix repeatedly; each call reads only the new metrics of its runs."""
 
-    def __init__(self, matrix: MatrixDir) -> None:
-        self._matrix = matrix
+    def __init__(self, matrix: MatrixDir, statuses: Collection[Status] = ()) -> None:
+        """Create the overview of a matrix. statuses: show only runs with one of these; none: all."""
+        self._matrix, self._statuses = matrix, statuses
         self._tails: dict[tuple[str, int], MetricsTail] = {}
         self._records: dict[str, RunFile] = {}  # run -> its run.json
         self._runs = _RunList()
@@ -77,7 +78,7 @@ class Overview:
             ends=None if left_s is None else now + left_s,
             dollars=_total([view.dollars for view in views]),
             all_dollars=_total([view.all_dollars for view in views]),
-            runs=tuple(views),
+            runs=tuple(view for view in views if not self._statuses or view.status in self._statuses),
             gpus=tuple(gpus_now(self._matrix, self._gpus(record.gpus), views, now)),
         )
 

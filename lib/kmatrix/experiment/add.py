@@ -1,0 +1,118 @@
+"""Add cells to an existing matrix: further values of an axis, or a new axis. Its runs stay as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+
+from kmatrix.errors import ConfigError
+from kmatrix.experiment.configure import OnMessage, ignore
+from kmatrix.experiment.create import add_to
+from kmatrix.experiment.make import checked, prepared, reuse_into
+from kmatrix.experiment.plan import Plan, make_plan
+from kmatrix.kconfig.assignments import SETS
+from kmatrix.kconfig.tree import Tree, open_tree
+from kmatrix.matrix.axes import parse_override, resolve_name
+from kmatrix.records.paths import MatrixDir
+from kmatrix.records.runs import MatrixFile, RunFile, read_matrix_file_or_empty, read_run_file
+from kmatrix.text import first_names
+
+RESULTS_DIR = "RESULTS_DIR"
+
+
+def plan_more(
+    matrix: MatrixDir,
+    assignments: Mapping[str, str],
+    *,
+    kconfig: str = "",
+    gpus: str = "",
+    options: Collection[str] = (),
+) -> Plan:
+    """Return the plan of the cells that a matrix does not have yet. Its `matrix.axes` are those of the whole matrix.
+
+    assignments: NAME=value[,value...]: each value is combined with all values of the other axes, as if it had been
+    given when the matrix was made.  gpus, options: as for `make_plan`.
+    Raises ConfigError if there is no new cell, or the present configuration gives other runs than those of the matrix.
+    """
+    if not assignments:
+        raise ConfigError("add needs a value", hint="pass NAME=value, such as OPTIMIZER=muon")
+    record, runs = read_matrix_file_or_empty(matrix), [read_run_file(run) for run in matrix.runs()]
+    tree = open_tree(kconfig)
+    words = _merged(tree, matrix, record, runs, assignments)
+    plan = make_plan(matrix.config, words, kconfig=kconfig, gpus=gpus, options=options)
+    known = {run.run_id: run.name or "" for run in record.runs if run.run_id}
+    if gone := known.keys() - {run.run_id for run in plan.matrix.runs}:
+        raise ConfigError(
+            f"{matrix.name} cannot be extended: its configuration now gives other runs",
+            why=f"no cell is {first_names(known[one] for one in sorted(gone))}: symbols, defaults or this machine "
+            "have changed",
+            hint="make a new matrix with `make test-matrix`; its finished runs are reused where they are equal",
+        )
+    new = [planned for planned in plan.runs if planned.run.run_id not in known]
+    if not new:
+        raise ConfigError(f"{matrix.name} already has these cells", why=" ".join(_words(assignments)))
+    if taken := {planned.name for planned in new} & set(known.values()):
+        raise ConfigError(f"{matrix.name} already has runs named {first_names(sorted(taken))}")
+    added = tuple(planned.run for planned in new)
+    overrides = tuple(word for word in plan.overrides if not word.startswith(f"{RESULTS_DIR}="))
+    cells = dataclasses.replace(plan.matrix, runs=added)
+    return dataclasses.replace(plan, runs=tuple(new), matrix=cells, overrides=overrides)
+
+
+def add_runs(
+    matrix: MatrixDir, plan: Plan, *, command: str = "from Python", on_message: OnMessage = ignore
+) -> tuple[str, ...]:
+    """Make the directories of planned runs in an existing matrix, and return their names.
+
+    Raises ConfigError, DataError or LaunchError before anything is changed.
+    """
+    creation = prepared(plan, checked(plan, on_message), command, None, on_message)
+    record = read_matrix_file_or_empty(matrix)
+    if creation.equal != record.equal:
+        raise ConfigError(
+            f"the new runs have another budget: {creation.equal or 'none'}, {matrix.name} has {record.equal or 'none'}",
+            why=f"MATRIX_EQUAL is {plan.equal_by}",
+            hint="choose a value with the same budget",
+        )
+    names = tuple(run.name for run in plan.matrix.runs)
+    then = (lambda: reuse_into(matrix, plan, on_message)) if plan.config.reuse else None
+    add_to(matrix, creation, on_message, then)
+    return names
+
+
+def _merged(
+    tree: Tree, matrix: MatrixDir, record: MatrixFile, runs: Sequence[RunFile], assignments: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the assignments of the matrix, with the new values after its own."""
+    words = dict(word.partition("=")[::2] for word in record.overrides)
+    axes = {axis.symbol: list(axis.values) for axis in record.axis_entries}
+    given = {resolve_name(tree, name): name for name in words if name not in SETS}
+    for name, text in assignments.items():
+        axis, values = parse_override(tree, name, text)
+        texts = [_text(tree, axis, value.name, value.value) for value in values]
+        have = axes.get(axis) or _common(axis, name, matrix, runs)
+        if name not in words and axis in given:
+            words.pop(given[axis])
+        words[name] = ",".join(dict.fromkeys([*have, *texts]))
+    # Nothing is written to the place that the matrix was made for: it may have been moved or copied.
+    return {**words, RESULTS_DIR: str(matrix.path.absolute().parent)}
+
+
+def _common(axis: str, name: str, matrix: MatrixDir, runs: Sequence[RunFile]) -> list[str]:
+    """Return the value of a symbol that all runs share, [] if they have none. Raises ConfigError if they differ."""
+    values = list(dict.fromkeys(run.symbols.get(axis) for run in runs))
+    if len(values) > 1:
+        raise ConfigError(
+            f"{name} cannot become an axis of {matrix.name}",
+            why=f"its runs have {first_names(str(value) for value in values)}: the default depends on another axis",
+            hint="make a new matrix with `make test-matrix`; its finished runs are reused where they are equal",
+        )
+    return [value for value in values if value]
+
+
+def _text(tree: Tree, axis: str, name: str, value: str) -> str:
+    return name[len(axis) + 1 :].lower() if axis in tree.choices else value
+
+
+def _words(assignments: Mapping[str, str]) -> list[str]:
+    return [f"{name}={text}" for name, text in assignments.items()]
