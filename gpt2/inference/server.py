@@ -34,6 +34,7 @@ from gpt2.inference.completions import Completion, CompletionRequest, RefusedErr
 from gpt2.inference.restore import Restored, restore
 from gpt2.model import GPT
 from kmatrix.errors import KmatrixError, LaunchError
+from kmatrix.hosts import LOOPBACK, REFUSED, accepted_hosts, host_name, is_accepted, reachable_host
 
 MAX_BODY = 256 * 1024  # bytes per request
 ROWS, WAITING = 8, 64  # texts generated at once, and texts in the queue
@@ -41,7 +42,6 @@ SLOWEST_BODY_S = 15.0  # time limit for receiving a body
 GRACE_S = 5  # for responses in progress after Ctrl+C
 RETRY_S = 1  # Retry-After of a full queue
 KEY = "KMATRIX_API_KEY"  # environment variable with the required API key
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +206,9 @@ class RequestGuard:
         await self.app(scope, receive, send)
 
     def _refused(self, request: HttpRequest) -> RefusedError | None:
-        # Without the port, which may be forwarded; an IPv6 address has colons of its own, in brackets.
         host = request.headers.get("host", "")
-        name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
-        if self.hosts and name.strip("[]").lower() not in self.hosts:
-            return RefusedError(f"this server is not {name}", status=421)
+        if not is_accepted(host, self.hosts):
+            return RefusedError(f"this server is not {host_name(host)}", status=REFUSED)
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         # compare_digest takes the same time for any wrong key: == would tell how many characters are right.
         if self.key and not hmac.compare_digest(given.encode(), self.key.encode()):
@@ -293,12 +291,11 @@ def listening(host: str, port: int) -> socket.socket:
 def serve(restored: Restored, listener: socket.socket, host: str) -> None:
     """Serve until Ctrl+C. Responses in progress then have GRACE_S seconds."""
     key = os.environ.get(KEY) or None
-    local = host in LOOPBACK  # the names by which others reach this machine are not known, so only loopback has a list
-    if not local and not key:
+    hosts = accepted_hosts(host)
+    if not hosts and not key:
         print(f"warning: {host} is open to everyone: set {KEY} in the environment", file=sys.stderr)
-    app = application(Service(restored), hosts=LOOPBACK if local else (), key=key)
-    shown = f"[{host}]" if ":" in host else host
-    url = f"http://{shown}:{listener.getsockname()[1]}"
+    app = application(Service(restored), hosts=hosts, key=key)
+    url = f"http://{reachable_host(host)}:{listener.getsockname()[1]}"
     device = next(restored.model.parameters()).device.type
     print(f"{restored.name}, step {restored.step}, on {device}: {url}/v1 (OpenAI's completions API); Ctrl+C stops it")
     body = f'{{"model": "{restored.name}", "prompt": "The ", "max_tokens": 32}}'

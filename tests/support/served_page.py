@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 
 
@@ -30,6 +31,17 @@ class Served:
         """Press Ctrl+C and return the output after it."""
         os.killpg(self.process.pid, signal.SIGINT)
         return self.process.communicate(timeout=120)[0]
+
+
+def status_for_host(port: int, path: str, host: str, body: str | None = None) -> int:
+    """Return the status of a request to a local server that names a host: GET, or POST with a JSON body."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        headers = {"Host": host, "Content-Type": "application/json"}
+        connection.request("GET" if body is None else "POST", path, body=body, headers=headers)
+        return connection.getresponse().status
+    finally:
+        connection.close()
 
 
 @contextmanager

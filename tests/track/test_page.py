@@ -24,7 +24,7 @@ from kmatrix.track.trackio import data_dir
 from programs import ROOT, Program
 from records_factory import FakeRun, make_matrix
 from refusing_server import busy_port
-from served_page import Served, serve_page
+from served_page import Served, serve_page, status_for_host
 from trackio_filled import identity
 from waiting import wait_until
 
@@ -173,9 +173,17 @@ def test_trackio_view_serves_on_loopback_prints_the_real_port_and_runs_once(trac
         with pytest.raises(ConnectionError):  # a server on all interfaces would reply here too
             socket.create_connection(("127.0.0.2", port_of(served.url)), timeout=5).close()
 
-        second = run_command("trackio-view", f"RESULTS_DIR={trackio_results}", "PROJECT=gpt2-older")
+        port = port_of(served.url)
+        query = json.dumps({"project": "gpt2-newer", "query": "SELECT COUNT(*) FROM metrics"})
+        for path, body in (("/", None), ("/version", None), ("/api/query_project", query)):
+            assert status_for_host(port, path, f"localhost:{port}", body) == 200
+            assert status_for_host(port, path, f"rebinding.invalid:{port}", body) == 421
+        assert status_for_host(port, "/version", "localhost:80") == 200  # a forwarded port
+
+        second = run_command("trackio-view", f"RESULTS_DIR={trackio_results}", "PROJECT=gpt2-older", "HOST=0.0.0.0")
         assert second.status == 0
         assert second.out.splitlines()[0] == f"URL: {served.url.replace('newer', 'older')}"
+        assert "note: HOST=0.0.0.0 ignored: the page is served already" in second.out
         output = run_command("trackio-web", f"RESULTS_DIR={trackio_results}").out
         assert output == f"URL: {served.url}\nrunning (pid {served.process.pid})\n"
         assert "write_token=" in run_command("trackio-web", f"RESULTS_DIR={trackio_results}", "SHOW_TOKEN=1").out
@@ -218,13 +226,31 @@ def test_tensorboard_serves_the_runs_of_a_matrix(tmp_path):
     mirror.close(Status.FINISHED)
     with busy_port() as taken, serve_command("tensorboard", f"TARGET={matrix.path}", f"PORT={taken}") as served:
         assert f"(port {taken} is in use)" in served.output
-        api = f"{served.url}data/plugin/scalars"
+        api = f"{served.base}data/plugin/scalars"
         wait_until(lambda: "gpt2_adamw_1cpu" in json.loads(get_text(f"{api}/tags")))
         points = json.loads(get_text(f"{api}/scalars?tag=train%2Floss&run=gpt2_adamw_1cpu"))
         assert [(step, round(value, 4)) for _, step, value in points] == [(s, round(4 - s / 10, 4)) for s in range(10)]
+        port = port_of(served.url)
+        for path in ("/", "/data/runs"):
+            assert status_for_host(port, path, f"localhost:{port}") == 200
+            assert status_for_host(port, path, f"rebinding.invalid:{port}") == 421
         served.process.send_signal(signal.SIGINT)
         assert served.process.communicate(timeout=60)[0] == "\nstopped TensorBoard\n"
         assert served.process.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["trackio-view", "tensorboard"])
+def test_a_page_on_all_interfaces_prints_an_address_that_can_be_opened(trackio_results, tmp_path, command):
+    matrix = make_matrix(tmp_path, [FakeRun()])
+    mirror = tensorboard.TensorBoardMirror()
+    mirror.open(identity(tmp_path, "gpt2-x", matrix.name))
+    mirror.close(Status.FINISHED)
+    place = f"RESULTS_DIR={trackio_results}" if command == "trackio-view" else f"TARGET={matrix.path}"
+    with serve_command(command, place, "HOST=0.0.0.0", f"O={tmp_path}") as served:
+        assert "0.0.0.0:" not in served.url
+        assert get_text(served.url)
+        assert "anyone who can connect" in served.output
 
 
 def test_trackio_console_prints_the_latest_values_of_each_run(tmp_path, run_command):

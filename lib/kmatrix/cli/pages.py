@@ -18,18 +18,18 @@ from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.targets import chosen_runs, find_target, results_dir, running_target
 from kmatrix.cli.trackers import asked_project, configured, port
 from kmatrix.errors import ConfigError, RecordError
+from kmatrix.hosts import LOOPBACK, accepted_hosts
 from kmatrix.records.decode import replaced
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import MetricLine, RunRecord, read_run
 from kmatrix.status.status_file import recover_status
 from kmatrix.text import UNKNOWN, columns, count, duration, shown, table
 from kmatrix.track.available import need_trackers, own_project
-from kmatrix.track.page import LOOPBACK, Page, StateFile, wait_for_signal
+from kmatrix.track.page import Page, StateFile, wait_for_signal
 from kmatrix.track.tensorboard import opening, recorded, serve
 from kmatrix.track.trackio import data_dir, import_inbox, known_projects, served
 from kmatrix.track.wandb import QUIET, WandbFiles
 
-ALONE = (LOOPBACK, "localhost", "::1")  # hosts that only this machine can reach
 LAST_STEPS = 20  # rows per run: a page of a terminal
 FORMS = {
     "train/loss": ("loss", "{:.4f}"),
@@ -51,9 +51,9 @@ def announce(title: str, page: Page, links: list[str], *, host: str, wanted: int
 
 def reach(host: str, port: int) -> str:
     """Return how to open the page from another machine, or a warning that everyone can."""
-    if host in ALONE:
+    if accepted_hosts(host):
         name = socket.gethostname()
-        return f"from another machine: ssh -L {port}:{LOOPBACK}:{port} {_user()}@{name}, then the same URL there"
+        return f"from another machine: ssh -L {port}:{LOOPBACK[0]}:{port} {_user()}@{name}, then the same URL there"
     return f"warning: HOST={host}: anyone who can connect to port {port} of this machine can read these runs"
 
 
@@ -69,11 +69,11 @@ def trackio_view(arguments: Arguments) -> int:
     need_trackers(["trackio"])
     folder = data_dir(results_dir(arguments))
     import_inbox(folder)  # before the projects are listed: runs on a network file system only leave files
-    project, host, wanted = _project(arguments, folder), arguments.get("HOST", LOOPBACK), port(arguments, "trackio")
+    project, host, wanted = _project(arguments, folder), arguments.get("HOST", LOOPBACK[0]), port(arguments, "trackio")
     state = StateFile(folder)
     with state.held() as held:
         if held is None:  # another process serves this folder already
-            return _print_where(state.living(), project, arguments)
+            return _print_where(state.living(), project, arguments, ignored=("HOST", "PORT"))
         with served(folder, host, wanted) as page:
             held.write(page)
             announce(f"serving Trackio for {shown(folder)}", page, _links(page, project), host=host, wanted=wanted)
@@ -93,13 +93,16 @@ def web(arguments: Arguments) -> int:
     return _print_where(StateFile(folder).living(), project, arguments)
 
 
-def _print_where(page: Page | None, project: str, arguments: Arguments) -> int:
+def _print_where(page: Page | None, project: str, arguments: Arguments, *, ignored: Sequence[str] = ()) -> int:
+    """Print the address of a page, running or not. ignored: arguments of a server that this command does not start."""
     if page is None:
         print(f"URL: http://localhost:{configured(arguments, 'TRACKIO_PORT')}/?project={project}")
         print("not running: start it with make trackio-view")
         return 0
     print("\n".join(_links(page, project)[: 2 if yes(arguments, "SHOW_TOKEN") else 1]))
     print(f"running (pid {page.pid})")
+    if given := [f"{name}={arguments.get(name)}" for name in ignored if arguments.get(name)]:
+        print(f"note: {' and '.join(given)} ignored: the page is served already; stop that process first")
     return 0
 
 
@@ -145,7 +148,7 @@ def show(arguments: Arguments) -> int:
             hint="run a matrix with TRACKER=tensorboard, or pass TARGET=<matrix>",
         )
     need_trackers(["tensorboard"])
-    wanted, host = port(arguments, "tensorboard"), arguments.get("HOST", LOOPBACK)
+    wanted, host = port(arguments, "tensorboard"), arguments.get("HOST", LOOPBACK[0])
     page = serve(folder, host, wanted)
     announce(f"serving TensorBoard for {shown(folder)}", page, [f"URL: {opening(page)}"], host=host, wanted=wanted)
     wait_for_signal()

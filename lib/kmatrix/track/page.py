@@ -12,13 +12,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import TextIO
 
 from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.hosts import LOOPBACK, REFUSED, accepted_hosts
 from kmatrix.records.decode import SCHEMA
 
-LOOPBACK = "127.0.0.1"
 PORTS = 100  # ports to try
 START_S = 30.0  # time for a server to write its address to the state file
 
@@ -43,7 +44,7 @@ def free_port(host: str, wanted: int) -> int:
         raise ConfigError(
             f"HOST={host} is not an address of this machine",
             why=str(error),
-            hint=f"omit it: the default {LOOPBACK} serves this machine only",
+            hint=f"omit it: the default {LOOPBACK[0]} serves this machine only",
         ) from None
     last = min(wanted + PORTS, 65536) - 1
     for port in range(wanted, last + 1):
@@ -132,6 +133,27 @@ class StateFile:
                 return Page(url=page["url"], port=page["port"], pid=page["pid"], token=page["token"])
             time.sleep(0.1)
         return None
+
+
+def check_guard(host: str, port: int) -> None:
+    """Raise LaunchError if a server on a loopback address answers a request that names a host of the internet.
+
+    The trackers' packages have no setting for it, so a new version of one could ignore the guard in front of it.
+    """
+    if not accepted_hosts(host):
+        return
+    connection = HTTPConnection(host, port, timeout=START_S)
+    try:
+        connection.request("GET", "/", headers={"Host": "rebinding.invalid"})
+        status = connection.getresponse().status
+    except OSError:
+        return  # nobody can read a server that does not answer
+    finally:
+        connection.close()
+    if status != REFUSED:
+        raise LaunchError(
+            "this page would answer other web sites", why=f"status {status} for the host rebinding.invalid"
+        )
 
 
 def wait_for_signal() -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from kmatrix.hosts import accepted_hosts, guarded_wsgi, reachable_host
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.track.feed import means, without_copies
-from kmatrix.track.page import Page, free_port
+from kmatrix.track.page import Page, check_guard, free_port
 from kmatrix.track.tracker import (
     DeviceValues,
     MetricPoint,
@@ -255,7 +256,14 @@ def serve(folder: Path, host: str, port: int) -> Page:
     from tensorboard import default, program
 
     found = free_port(host, port)
-    board = program.TensorBoard(default.get_plugins())
+    board = program.TensorBoard(
+        default.get_plugins(),
+        server_class=lambda app, flags: program.create_port_scanning_werkzeug_server(
+            guarded_wsgi(app, accepted_hosts(host)), flags
+        ),
+    )
     # "fast" starts another process, which would survive a kill of this one, and prints that it is experimental
     board.configure(logdir=str(folder), host=host, port=found, reload_interval=RELOAD_S, load_fast="false")
-    return Page(url=board.launch(), port=found, pid=os.getpid())
+    board.launch()
+    check_guard(host, found)
+    return Page(url=f"http://{reachable_host(host)}:{found}/", port=found, pid=os.getpid())

@@ -20,10 +20,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kmatrix.errors import LaunchError
+from kmatrix.hosts import accepted_hosts, guarded_asgi, reachable_host
 from kmatrix.records.paths import MATRIX_PREFIX
 from kmatrix.records.runs import Status
 from kmatrix.track.feed import without_copies
-from kmatrix.track.page import Page, free_port
+from kmatrix.track.page import Page, check_guard, free_port
 from kmatrix.track.tracker import DeviceValues, MetricPoint, StoredRun, TrackerAlert, TrackerIdentity
 
 NAME = "trackio"
@@ -228,7 +229,7 @@ def served(folder: Path, host: str, port: int) -> Iterator[Page]:
     import trackio
 
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # its output contains the token
+        with _guarded(trackio, host), contextlib.redirect_stdout(io.StringIO()):  # its output contains the token
             server, url, _, _ = trackio.show(
                 open_browser=False, block_thread=False, host=host, share=False, mcp_server=False
             )
@@ -239,9 +240,27 @@ def served(folder: Path, host: str, port: int) -> Iterator[Page]:
             hint="move a damaged database away and run make track-sync TRACKER=trackio TARGET=<matrix>",
         ) from None
     try:
-        yield Page(url=url, port=urlsplit(url).port or port, pid=os.getpid(), token=server.write_token)
+        found = urlsplit(url).port or port
+        check_guard(host, found)
+        address = f"http://{reachable_host(host)}:{found}/"
+        yield Page(url=address, port=found, pid=os.getpid(), token=server.write_token)
     finally:
         server.close()
+
+
+@contextlib.contextmanager
+def _guarded(trackio: Any, host: str) -> Iterator[None]:
+    """Put a check of the Host header in front of the page, which runs read-only SQL without a token."""
+    launch = trackio.launch_trackio_dashboard  # Trackio has no setting for accepted hosts
+
+    def guarded(app: Any, **options: Any) -> Any:
+        return launch(guarded_asgi(app, accepted_hosts(host)), **options)
+
+    trackio.launch_trackio_dashboard = guarded
+    try:
+        yield
+    finally:
+        trackio.launch_trackio_dashboard = launch
 
 
 def _newest(database: Path) -> tuple[str, str]:

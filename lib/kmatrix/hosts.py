@@ -1,0 +1,97 @@
+"""Host names of local servers: which a request may name, and which others can reach."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from typing import Any
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+REFUSED = 421  # Misdirected Request
+ANYWHERE = "192.0.2.1"  # of a network that exists in documentation only (RFC 5737): nothing is sent there
+
+Message = MutableMapping[str, Any]
+AsgiApp = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
+WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+def accepted_hosts(host: str) -> tuple[str, ...]:
+    """Return the host names that requests to a server on `host` may name; () for any.
+
+    A web page can let a name of its own point to 127.0.0.1 and then read the server (DNS rebinding). Only the names of
+    the loopback interface are known; the names by which others reach this machine are not.
+    """
+    return LOOPBACK if host in LOOPBACK else ((*LOOPBACK, host) if _is_loopback(host) else ())
+
+
+def is_accepted(header: str, hosts: Sequence[str]) -> bool:
+    """Return whether the Host header of a request names one of these hosts; True if any is accepted."""
+    return not hosts or host_name(header) in hosts
+
+
+def host_name(header: str) -> str:
+    """Return the name in a Host header, without the port, which may be forwarded, and without brackets."""
+    # An IPv6 address has colons of its own, in brackets.
+    name = header.rpartition(":")[0] if ":" in header and not header.endswith("]") else header
+    return name.strip("[]").lower()
+
+
+def reachable_host(host: str) -> str:
+    """Return a host for the URL of a server on `host`: for 0.0.0.0 and ::, an address of this machine."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if not address.is_unspecified:
+        return f"[{host}]" if address.version == 6 else host
+    # The address that this machine would send from. Without a network there is none, and nobody else to reach it.
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((ANYWHERE, 9))
+        return str(probe.getsockname()[0])
+    return LOOPBACK[0]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def guarded_asgi(app: AsgiApp, hosts: Sequence[str]) -> AsgiApp:
+    """Return an ASGI application that answers only requests that name one of these hosts."""
+
+    async def guarded(
+        scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
+    ) -> None:
+        headers = dict(reversed(scope.get("headers") or ()))  # the first of several
+        header = headers.get(b"host", b"").decode("latin-1")
+        if scope["type"] not in ("http", "websocket") or is_accepted(header, hosts):
+            await app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            content = [(b"content-type", b"text/plain; charset=utf-8")]
+            await send({"type": "http.response.start", "status": REFUSED, "headers": content})
+            await send({"type": "http.response.body", "body": _refusal(header).encode()})
+
+    return guarded
+
+
+def guarded_wsgi(app: WsgiApp, hosts: Sequence[str]) -> WsgiApp:
+    """Return a WSGI application that answers only requests that name one of these hosts."""
+
+    def guarded(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        header = str(environ.get("HTTP_HOST") or "")
+        if is_accepted(header, hosts):
+            return app(environ, start)
+        start(f"{REFUSED} Misdirected Request", [("Content-Type", "text/plain; charset=utf-8")])
+        return [_refusal(header).encode()]
+
+    return guarded
+
+
+def _refusal(header: str) -> str:
+    return f"this server is not {host_name(header)}: open it as localhost\n"
