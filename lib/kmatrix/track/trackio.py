@@ -250,7 +250,7 @@ def served(folder: Path, host: str, port: int) -> Iterator[Page]:
 
 @contextlib.contextmanager
 def _guarded(trackio: Any, host: str) -> Iterator[None]:
-    """Put a check of the Host header in front of the page, which runs read-only SQL without a token."""
+    """Check the Host header in front of the page, which runs read-only SQL without a token."""
     launch = trackio.launch_trackio_dashboard  # Trackio has no setting for accepted hosts
 
     def guarded(app: Any, **options: Any) -> Any:
