@@ -75,6 +75,7 @@ bench: $(CORE) $(TRAIN)
 	$(QUIET_MAKE) bench/cpu_memory.py
 	$(QUIET_MAKE) bench/status.py
 	$(QUIET_MAKE) bench/shape.py
+	$(QUIET_MAKE) bench/scale.py
 
 # Configuration
 CONFIGS := menuconfig nconfig oldconfig olddefconfig defconfig savedefconfig alldefconfig allyesconfig allnoconfig \
