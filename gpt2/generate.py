@@ -26,6 +26,8 @@ class Sampling:
     top_p: float = 1.0  # sample from the most probable tokens whose probabilities add up to this
     seed: int = 0
     stop: tuple[str, ...] = ()  # strings that end the text; they are removed from it
+    logprobs: int | None = None  # most probable tokens to report for each token; None: no log-probabilities at all
+    prompt_logprobs: bool = False  # also of the tokens of the prompt
 
     def __post_init__(self) -> None:
         for name, valid, why in (
@@ -34,10 +36,29 @@ class Sampling:
             ("top_k", self.top_k >= 0, "expected an integer of at least 0 (0: all tokens)"),
             ("top_p", 0 < self.top_p <= 1, "expected a number above 0 and at most 1"),
             ("seed", 0 <= self.seed < 2**63, "expected an integer from 0 to 2^63 - 1"),
+            ("logprobs", self.logprobs is None or self.logprobs >= 0, "expected an integer of at least 0"),
             ("stop", all(self.stop), "stop strings must not be empty"),
         ):
             if not valid:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}", why=why)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenScore:
+    """The log-probability of one token, before temperature, top-k and top-p."""
+
+    token: int
+    logprob: float | None  # nats; None for the first token of a prompt, which nothing predicts
+    top: dict[int, float]  # the most probable tokens with their log-probabilities, the most probable first
+    offset: int  # of the token's first character in the text, or in the prompt
+
+
+def score_of(logits: Tensor, token: int, count: int, offset: int) -> TokenScore:
+    """Return the score of a token. logits: (V,).  count: of the most probable tokens to report."""
+    logprobs = logits.double().log_softmax(-1)  # (V,); 64 bits: the sum runs over the vocabulary
+    values, tokens = logprobs.topk(min(count, len(logprobs)))
+    top = dict(zip(tokens.tolist(), values.tolist(), strict=True))
+    return TokenScore(token=token, logprob=float(logprobs[token]), top=top, offset=offset)
 
 
 def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
@@ -72,6 +93,9 @@ class GeneratedText:
         self.text = ""  # decoded so far, without what may still become part of a stop string
         # "length" (max_tokens), "stop" (stop string or end of document), None: unfinished
         self.finish: str | None = None
+        self.scores: list[TokenScore] = []  # of the sampled tokens, if they are asked for
+        self.prompt_scores: list[TokenScore] = []
+        self._taken = 0  # scores that `take_scores` has returned
         self._decoded_tokens = 0
         self._held_back = ""  # decoded text that may be the beginning of a stop string
 
@@ -80,8 +104,11 @@ class GeneratedText:
         """The token that the model has not processed yet."""
         return (self.tokens or self.prompt)[-1]
 
-    def add(self, token: int) -> str:
-        """Add a token and return the new text, which may be empty."""
+    def add(self, token: int, logits: Tensor | None = None) -> str:
+        """Add a token and return the new text, which may be empty. logits: (V,), that predicted it, for its score."""
+        if logits is not None and self.sampling.logprobs is not None:
+            offset = len(self.text) + len(self._held_back)
+            self.scores.append(score_of(logits, token, self.sampling.logprobs, offset))
         self.tokens.append(token)
         end = token == self.tokenizer.end_of_document
         last = end or len(self.tokens) == self.sampling.max_tokens
@@ -96,6 +123,29 @@ class GeneratedText:
         new, self._held_back = new[: len(new) - keep], new[len(new) - keep :]
         self.text += new
         return new
+
+    def take_scores(self) -> list[TokenScore]:
+        """Return the scores of the tokens in the text so far that were not returned before.
+
+        A token after a stop string, or the end of the document, is not in the text.
+        """
+        new = self.scores[self._taken :]
+        if self.finish != "length":
+            new = [score for score in new if score.offset < len(self.text)]
+        self._taken += len(new)
+        return new
+
+    def score_prompt(self, logits: Tensor) -> None:
+        """Score the tokens of the prompt. logits: (T, V), after each of its tokens."""
+        count = self.sampling.logprobs or 0
+        first = GeneratedText([], Sampling(max_tokens=len(self.prompt) + 1), self.tokenizer)  # decodes as texts do
+        for place, token in enumerate(self.prompt):
+            offset = len(first.text)
+            if place:
+                self.prompt_scores.append(score_of(logits[place - 1], token, count, offset))
+            else:
+                self.prompt_scores.append(TokenScore(token=token, logprob=None, top={}, offset=offset))
+            first.add(token)
 
     def _decode(self, count: int, *, last: bool) -> str:
         """Return the text of the first `count` tokens, without the part that was already decoded.
@@ -139,6 +189,8 @@ class BatchGenerator:
         row = len(self.texts)
         self.texts.append(text)
         try:
+            if text.sampling.prompt_logprobs:
+                self._score_prompt(text)
             self._prefill(row, text.prompt[-self.model.shape.block_size :])
         # Broad, because any failure (often of memory) must leave the batch as it was: the caller gets the error, and
         # the other texts continue.
@@ -159,7 +211,7 @@ class BatchGenerator:
         # Sampled on the CPU: the generators are there, and the same seed gives the same text on every device.
         logits = self.model.extend(newest, self._cache).cpu()  # (B, V)
         new = [
-            (text, text.add(sample_token(row, text.sampling, text.generator)))
+            (text, text.add(sample_token(row, text.sampling, text.generator), row))
             for text, row in zip(self.texts, logits, strict=True)
         ]
         for text, _ in new:  # not in the loop above: dropping moves rows
@@ -175,6 +227,12 @@ class BatchGenerator:
                 self._cache.move(last, row)
                 self.texts[row] = self.texts[last]
             self.texts.pop()
+
+    @torch.no_grad()
+    def _score_prompt(self, text: GeneratedText) -> None:
+        """Score a prompt that fits the context, with one forward pass."""
+        logits, _ = self.model(torch.tensor([text.prompt], device=self._device))  # (1, T, V)
+        text.score_prompt(logits[0].float().cpu())
 
     def _prefill(self, row: int, tokens: Sequence[int]) -> None:
         """Fill a row of the cache with all tokens but the last, which the next step processes."""

@@ -9,18 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpt2.data.tokenizer import Tokenizer
-from gpt2.generate import GeneratedText, Sampling
+from gpt2.data.tokenizer import END, Tokenizer
+from gpt2.generate import REPLACEMENT, GeneratedText, Sampling, TokenScore
 from kmatrix.errors import KmatrixError
 
 MAX_TEXTS = 16  # per request: prompts x n
 MAX_STOPS, MAX_STOP_LENGTH = 4, 256  # 4 as in OpenAI's API; characters that may be held back before they are sent
 DEFAULT_TOKENS = 16  # as in OpenAI's API
+MAX_LOGPROBS = 5  # most probable tokens per token, as in OpenAI's API
 
 # Parameters that are not implemented, with the values that have no effect: all other values are rejected.
 NO_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
-    "logprobs": (None,),
     "suffix": (None, ""),
     "presence_penalty": (None, 0),
     "frequency_penalty": (None, 0),
@@ -29,7 +29,7 @@ NO_EFFECT: Mapping[str, tuple[Any, ...]] = {
 
 KNOWN = {
     *("model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "n", "stream", "stream_options", "stop"),
-    *("seed", "echo", "user", *NO_EFFECT),
+    *("seed", "echo", "logprobs", "user", *NO_EFFECT),
 }
 
 
@@ -61,6 +61,10 @@ class CompletionRequest:
     stream: bool
     usage: bool
     echo: bool  # return the prompt before the text
+
+    def echoed(self, number: int) -> str:
+        """Return the prompt that is returned before text `number`, "" without `echo`."""
+        return self.words[number // self.n] if self.echo else ""
 
     def texts(self, tokenizer: Tokenizer) -> list[GeneratedText]:
         """Return the texts to generate, in order of their numbers."""
@@ -162,9 +166,20 @@ def _sampling(values: Mapping[str, Any]) -> Sampling:
             top_k=_integer(values, "top_k", 0, least=0),
             seed=secrets.randbits(63) if seed is None else _integer(values, "seed", 0, least=0),
             stop=_stops(values.get("stop")),
+            logprobs=_logprobs(values),
+            prompt_logprobs=_logprobs(values) is not None and _flag(values, "echo"),
         )
     except KmatrixError as error:
         raise RefusedError(f"{error.what}: {error.why}", param=error.what.partition(" ")[0]) from None
+
+
+def _logprobs(values: Mapping[str, Any]) -> int | None:
+    if values.get("logprobs") is None:
+        return None
+    count = _integer(values, "logprobs", 0, least=0)
+    if count > MAX_LOGPROBS:
+        raise RefusedError(f"logprobs is {count}, at most {MAX_LOGPROBS} are allowed", param="logprobs")
+    return count
 
 
 def _stops(value: Any) -> tuple[str, ...]:
@@ -220,9 +235,35 @@ class Completion:
         return {**head, "choices": list(choices), **more}
 
 
-def choice(number: int, text: str, finish: str | None) -> dict[str, Any]:
+def choice(number: int, text: str, finish: str | None, logprobs: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return one text of a response, or its new part."""
-    return {"index": number, "text": text, "logprobs": None, "finish_reason": finish}
+    return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+
+def logprobs_of(text: GeneratedText, scores: Sequence[TokenScore], shift: int = 0) -> dict[str, Any] | None:
+    """Return scores in the format of OpenAI's API; None if they were not asked for. shift: added to the offsets."""
+    if text.sampling.logprobs is None:
+        return None
+
+    def top(score: TokenScore) -> dict[str, float] | None:
+        if score.logprob is None:
+            return None
+        return {name_of(token, text.tokenizer): logprob for token, logprob in score.top.items()}
+
+    return {
+        "tokens": [name_of(score.token, text.tokenizer) for score in scores],
+        "token_logprobs": [score.logprob for score in scores],
+        "top_logprobs": [top(score) for score in scores] if text.sampling.logprobs else None,
+        "text_offset": [score.offset + shift for score in scores],
+    }
+
+
+def name_of(token: int, tokenizer: Tokenizer) -> str:
+    """Return the text of a token; token_id:<number> for a part of a character, and a name for the end of a document."""
+    if token == tokenizer.end_of_document:
+        return END
+    text = tokenizer.decode([token])
+    return f"token_id:{token}" if REPLACEMENT in text else text
 
 
 def usage(texts: Sequence[GeneratedText], n: int) -> dict[str, int]:

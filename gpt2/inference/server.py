@@ -30,7 +30,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpt2.generate import BatchGenerator, GeneratedText
-from gpt2.inference.completions import Completion, CompletionRequest, RefusedError, choice, parse, usage
+from gpt2.inference.completions import (
+    Completion,
+    CompletionRequest,
+    RefusedError,
+    choice,
+    logprobs_of,
+    parse,
+    usage,
+)
 from gpt2.inference.restore import Restored, restore
 from gpt2.model import GPT
 from kmatrix.errors import KmatrixError, LaunchError
@@ -51,6 +59,7 @@ class TextEvent:
     number: int  # of the text in its request
     new: str | Exception  # new text, or the error that ended it
     finish: str | None
+    logprobs: dict[str, Any] | None = None  # of the tokens in `new`
 
 
 class Service:
@@ -85,7 +94,7 @@ class Service:
             vocab_size=shape.vocab_size,
         )
         texts = request.texts(self.restored.tokenizer)
-        events = self._submit(texts)  # before the response starts, so that a full queue is a status of its own
+        events = self._submit(request, texts)  # before the response starts, so that a full queue is a status of its own
         answer = Completion.new(self.restored.name)
         if request.stream:
             lines = streamed(answer, request, texts, self._events(texts, events))
@@ -93,12 +102,12 @@ class Service:
         async for _ in self._events(texts, events, http):
             pass  # the texts collect their own parts
         choices = [
-            choice(number, (request.words[number // request.n] if request.echo else "") + text.text, text.finish)
+            choice(number, request.echoed(number) + text.text, text.finish, complete_logprobs(request, number, text))
             for number, text in enumerate(texts)
         ]
         return JSONResponse(answer.part(choices, usage=usage(texts, request.n)))
 
-    def _submit(self, texts: Sequence[GeneratedText]) -> asyncio.Queue[TextEvent]:
+    def _submit(self, request: CompletionRequest, texts: Sequence[GeneratedText]) -> asyncio.Queue[TextEvent]:
         """Submit texts for generation, and return the queue of their events."""
         loop, events = asyncio.get_running_loop(), asyncio.Queue[TextEvent]()
         numbers = {text: number for number, text in enumerate(texts)}
@@ -106,7 +115,9 @@ class Service:
         def report(text: GeneratedText, new: str | Exception) -> None:
             # In the generating thread: asyncio's queues belong to the loop's thread. text.finish is read now, because
             # it may have changed when the event is handled.
-            event = TextEvent(numbers[text], new, text.finish)
+            number = numbers[text]
+            scores = logprobs_of(text, text.take_scores(), len(request.echoed(number))) if request.stream else None
+            event = TextEvent(number, new, text.finish, scores)
             try:
                 loop.call_soon_threadsafe(events.put_nowait, event)
             except RuntimeError:  # the loop is closed: the server has shut down, and nobody waits for the texts
@@ -141,6 +152,16 @@ class Service:
             self.batcher.cancel(texts)
 
 
+def complete_logprobs(request: CompletionRequest, number: int, text: GeneratedText) -> dict[str, Any] | None:
+    """Return the log-probabilities of a finished text, after those of its prompt if that is returned."""
+    prompt = request.echoed(number)
+    own = logprobs_of(text, text.take_scores(), len(prompt))
+    before = logprobs_of(text, text.prompt_scores)
+    if own is None or before is None or not prompt:
+        return own
+    return {name: None if values is None else [*before[name], *values] for name, values in own.items()}
+
+
 async def streamed(
     answer: Completion,
     request: CompletionRequest,
@@ -149,13 +170,16 @@ async def streamed(
 ) -> AsyncIterator[str]:
     """Yield a response as server-sent events, ending with `[DONE]`."""
     try:
-        if request.echo:
-            for number in range(len(texts)):
-                yield line(answer.part([choice(number, request.words[number // request.n], None)]))
+        echoed: set[int] = set()  # numbers of the texts whose prompt was sent
         # aclosing: if the client disconnects, the texts are cancelled now, not when the generator is collected.
         async with aclosing(events):
             async for event in events:
-                yield line(answer.part([choice(event.number, str(event.new), event.finish)]))
+                number = event.number
+                if request.echo and number not in echoed:  # only now: its scores are known with the first token
+                    echoed.add(number)
+                    scores = logprobs_of(texts[number], texts[number].prompt_scores)
+                    yield line(answer.part([choice(number, request.echoed(number), None, scores)]))
+                yield line(answer.part([choice(number, str(event.new), event.finish, event.logprobs)]))
         if request.usage:
             yield line(answer.part([], usage=usage(texts, request.n)))
     except RefusedError as error:  # the response has started: its status cannot change

@@ -109,6 +109,94 @@ def test_echo_returns_the_prompt_first_and_stop_ends_the_text(client, model):
     assert response.choices[0].finish_reason == "stop"
 
 
+def logprobs_by_hand(model, prompt, completion):
+    """Return the log-probabilities after each token but the last of prompt and completion together: (T, V)."""
+    tokens = [*prompt.encode(), *completion.encode()]
+    with torch.no_grad():
+        return model(torch.tensor([tokens]))[0][0].log_softmax(-1)[:-1]
+
+
+def test_logprobs_are_those_of_the_model_for_every_token(client, model):
+    # The model writes random bytes: a text of one-byte characters can be computed by hand.
+    options = {"max_tokens": 3, "temperature": 0.7, "top_p": 0.9}
+    seed = next(n for n in range(500) if generated_alone(model, "The ", seed=n, **options).isascii())
+    (choice,) = client.completions.create(model=NAME, prompt="The ", seed=seed, logprobs=3, **options).choices
+    found = choice.logprobs
+
+    assert "".join(found.tokens) == choice.text
+    assert found.text_offset == list(range(len(choice.text)))
+    expected = logprobs_by_hand(model, "The ", choice.text)[3:]
+    for row, token, logprob, top in zip(
+        expected, choice.text.encode(), found.token_logprobs, found.top_logprobs, strict=True
+    ):
+        assert logprob == pytest.approx(row[token].item(), abs=1e-4)
+        assert list(top.values()) == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
+
+
+def test_parts_of_characters_are_named_by_their_number_at_growing_offsets(client):
+    (choice,) = client.completions.create(model=NAME, prompt="The ", max_tokens=40, seed=5, logprobs=1).choices
+    found = choice.logprobs
+
+    assert any(name.startswith("token_id:") for name in found.tokens)
+    assert found.text_offset == sorted(found.text_offset)
+    assert all(0 <= offset < len(choice.text) for offset in found.text_offset)
+
+
+def test_echo_with_logprobs_scores_the_prompt_as_evaluation_programs_need_it(client, model):
+    (choice,) = client.completions.create(
+        model=NAME, prompt="abc", max_tokens=1, temperature=0, logprobs=1, echo=True
+    ).choices
+    found = choice.logprobs
+    expected = logprobs_by_hand(model, "abc", "")
+
+    assert found.tokens[:3] == ["a", "b", "c"]
+    assert found.text_offset[:3] == [0, 1, 2]
+    assert found.token_logprobs[0] is found.top_logprobs[0] is None
+    by_hand = [expected[0, ord("b")].item(), expected[1, ord("c")].item()]
+    assert found.token_logprobs[1:3] == pytest.approx(by_hand, abs=1e-4)
+    assert found.text_offset[3:] in ([3], [])
+
+
+def test_logprobs_0_reports_the_tokens_without_alternatives_and_none_nothing(client):
+    with_tokens = client.completions.create(model=NAME, prompt="a", max_tokens=4, seed=1, logprobs=0).choices[0]
+    without = client.completions.create(model=NAME, prompt="a", max_tokens=4, seed=1).choices[0]
+
+    assert with_tokens.text == without.text
+    assert with_tokens.logprobs.top_logprobs is None
+    assert len(with_tokens.logprobs.token_logprobs) >= 3
+    assert without.logprobs is None
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_a_stream_delivers_the_same_logprobs_in_chunks(client, echo):
+    options = {"model": NAME, "prompt": ["The ", "x"], "max_tokens": 20, "seed": 5, "logprobs": 2, "echo": echo}
+    complete = client.completions.create(**options).choices
+    chunks = [chunk.choices[0] for chunk in client.completions.create(**options, stream=True)]
+
+    for number, expected in enumerate(complete):
+        mine = [chunk for chunk in chunks if chunk.index == number]
+        assert "".join(chunk.text for chunk in mine) == expected.text
+        joined = {
+            field: [value for chunk in mine for value in getattr(chunk.logprobs, field)]
+            for field in ("tokens", "text_offset", "token_logprobs", "top_logprobs")
+        }
+        assert joined["tokens"] == expected.logprobs.tokens
+        assert joined["text_offset"] == expected.logprobs.text_offset
+        assert len(joined["top_logprobs"]) == len(expected.logprobs.top_logprobs)
+        pairs = zip(joined["token_logprobs"], expected.logprobs.token_logprobs, strict=True)
+        assert all(got is want or got == pytest.approx(want, abs=1e-4) for got, want in pairs)
+
+
+def test_tokens_after_a_stop_text_have_no_logprobs(client, model):
+    text = generated_alone(model, "x", max_tokens=40, seed=3)
+    stop = text[4:6]
+    (choice,) = client.completions.create(model=NAME, prompt="x", max_tokens=40, seed=3, stop=stop, logprobs=1).choices
+
+    assert choice.finish_reason == "stop"
+    assert choice.logprobs.tokens
+    assert all(offset < len(choice.text) for offset in choice.logprobs.text_offset)
+
+
 def test_without_a_seed_two_completions_differ(client):
     texts = {client.completions.create(model=NAME, prompt="a", max_tokens=30).choices[0].text for _ in range(2)}
     assert len(texts) == 2
@@ -149,7 +237,9 @@ def test_models_and_health_are_reported(client, address):
         ({"stream_options": 3}, "stream_options", "object"),
         ({"seed": -1}, "seed", "integer of at least 0"),
         ({"seed": 2**64}, "seed", "2^63"),
-        ({"logprobs": 5}, "logprobs", "not supported"),
+        ({"logprobs": 6}, "logprobs", "at most 5"),
+        ({"logprobs": -1}, "logprobs", "integer of at least 0"),
+        ({"logprobs": True}, "logprobs", "expected an integer"),
         ({"best_of": 2}, "best_of", "not supported"),
         ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
         ({"tempreature": 1}, "tempreature", "unknown parameter"),
