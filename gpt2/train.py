@@ -24,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import gpt2.data.batches as data
 from gpt2 import dist, failure, optim, prune
+from gpt2.checkpoint.initial import initialize
 from gpt2.checkpoint.manager import CheckpointManager
 from gpt2.checkpoint.state import Stateful, TrainingState
 from gpt2.data.batches import Batches
@@ -158,7 +159,10 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
     stateful |= {"early stopping": early_stopping, "budget": budget, **({"pruner": pruner} if pruner else {})}
     training = TrainingState(config=config, world=world, model=raw, optimizers=optimizers, stateful=stateful)
     checkpoints = CheckpointManager(training, log)
-    checkpoints.resume(resume)  # restores all of the above, so everything that it holds exists by now
+    resumed = checkpoints.resume(resume)  # restores all of the above, so everything that it holds exists by now
+    if config.init_from and not resumed:
+        initialize(raw, config)
+        log.say(f"Initial weights: {config.init_from}, SHA-256 {config.init_sha256[:12]}")
     checkpoints.forecast()
     # The watchdog's file is newer than the checkpoint: it includes work that was lost, which also took time and money.
     budget.begin(spent_s=0.0 if resume == "none" else watchdog.spent_before, final_s=checkpoints.final_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -63,6 +64,20 @@ def shape_problem(weights: Mapping[str, torch.Tensor], expected: Mapping[str, tu
 def layers_of(weights: Mapping[str, torch.Tensor]) -> int:
     """Return the number of transformer blocks in weights: their names start with h.<number>."""
     return len({name.split(".")[1] for name in weights if name.startswith("h.")})
+
+
+def weights_sha256(weights: Mapping[str, torch.Tensor]) -> str:
+    """Return the hash of names and values, sorted by name, so that equal weights have equal hashes."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(f"{name}\0{tuple(weights[name].shape)}\0".encode())
+        digest.update(bytes_of(weights[name]).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor of any dtype."""
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _weights_problem(weights: object) -> str:

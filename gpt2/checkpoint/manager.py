@@ -134,13 +134,17 @@ class CheckpointManager:
 
     # Resuming
 
-    def resume(self, how: str) -> None:
-        """Resume from a checkpoint or start from the beginning: see gpt2.checkpoint.files.choose."""
+    def resume(self, how: str) -> bool:
+        """Resume from a checkpoint or start from the beginning, and return whether a checkpoint was restored.
+
+        how: see gpt2.checkpoint.files.choose.
+        """
         chosen = self._choose(how)
         if chosen:
             self._restore(*chosen)
         else:  # voids the lines of an earlier attempt that left no checkpoint
             self.log.resumed(0)
+        return chosen is not None
 
     def roll_back(self) -> bool:
         """Restore the newest checkpoint. Return False if there is none. The caller repositions the data."""

@@ -25,7 +25,7 @@ MAY_DIFFER = frozenset(
         *("device", "dtype", "tf32", "flash_attention", "compile", "cpu_threads", "peak_tflops"),
         *("recompute", "loss_chunk", "hellaswag", "hellaswag_interval", "hellaswag_examples"),
         *("sample_interval", "sample_prompt", "sample_tokens", "sample_temperature"),
-        *("data_path", "checkpoint_dir", "log_interval", "log_norms", "eval_interval", "eval_samples"),
+        *("data_path", "init_from", "checkpoint_dir", "log_interval", "log_norms", "eval_interval", "eval_samples"),
         *("gpu_hour_price", "stall_factor", "stall_floor", "oom_policy", "profile"),
         *("save_checkpoint", "checkpoint_interval", "keep_checkpoints", "keep_every", "save_best", "async_checkpoint"),
     )

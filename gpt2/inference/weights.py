@@ -5,7 +5,6 @@ python -m gpt2.inference.weights WAS.pt NOW.pt
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from gpt2.checkpoint.contents import bytes_of, weights_sha256
 from gpt2.checkpoint.files import load_checkpoint
 from kmatrix.errors import KmatrixError
 
@@ -44,31 +44,17 @@ def compare(was: Weights, now: Weights) -> dict[str, Any]:
         "equal": not differing,
         "tensors": len(differences),
         "differing": len(differing),
-        "sha256": sha256(now),
+        "sha256": weights_sha256(now),
         "most": most,
         "by": differing[most] if most and math.isfinite(differing[most]) else None,  # JSON has no infinity
     }
-
-
-def sha256(weights: Weights) -> str:
-    """Return the hash of names and values, sorted by name, so that equal weights have equal hashes."""
-    digest = hashlib.sha256()
-    for name in sorted(weights):
-        digest.update(f"{name}\0{tuple(weights[name].shape)}\0".encode())
-        digest.update(_bytes(weights[name]).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor of any dtype."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _difference(was: torch.Tensor | None, now: torch.Tensor | None) -> float:
     """Return the largest difference of two tensors; 0 only if they are equal bit for bit, inf if not comparable."""
     if was is None or now is None or was.shape != now.shape or was.dtype != now.dtype:
         return math.inf
-    if torch.equal(_bytes(was), _bytes(now)):  # bytes, because NaN != NaN and 0.0 == -0.0
+    if torch.equal(bytes_of(was), bytes_of(now)):  # bytes, because NaN != NaN and 0.0 == -0.0
         return 0.0
     difference = (was.double() - now.double()).abs().max().item()
     return difference if difference > 0 else math.inf  # NaN, or a zero of another sign

@@ -18,7 +18,7 @@ PREFIX = "GPT2_"
 VOCABULARIES = {"byte": BYTE_VOCAB, "gpt2": GPT2_VOCAB}
 ASSUMED_CHARACTERS = 256  # vocabulary of a text that is not prepared yet
 FIELDS = frozenset(TrainConfig.names())
-WITH_DATA = {"data_sha256", "data_shards"}  # fields without a symbol, known when a matrix is made
+WITH_DATA = {"data_sha256", "data_shards", "init_sha256"}  # fields without a symbol, known when a matrix is made
 GPU_HOST_THREADS = 8  # CPU threads per rank on a GPU: more do not speed up a training loop
 Values = Callable[[str], str | None]
 PLACES = {"shards": "<folder>", "folder": "<folder or pattern>", "hub": "OWNER/NAME"}  # datasets that need a path
@@ -126,6 +126,7 @@ def read_run(symbols: Mapping[str, Any]) -> RunConfig:
         warmup_steps=fields["warmup_steps"] or 0,
         ddp_backend=_backend(fields["ddp_backend"], fields["device"]) if fields["use_ddp"] else None,
         data_path=fields["data_path"] or "",
+        init_from="" if fields["init_from"] == "none" else fields["init_from"],
     )
     # The Kconfig files may be the user's own: a missing or unknown field is their mistake.
     if missing := FIELDS - fields.keys() - WITH_DATA:

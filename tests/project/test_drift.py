@@ -23,6 +23,7 @@ RESOLVED = {
     "global_batch",
     "data_sha256",
     "data_shards",
+    "init_sha256",
 }  # fields derived from other fields
 KCONFIGS = [ROOT / name for name in TREE.kconf.kconfig_filenames]
 CONTROL = list((ROOT / "lib" / "kmatrix").rglob("*.py"))
@@ -182,7 +183,12 @@ def test_an_alert_has_the_same_default_in_menuconfig_and_in_the_code():
 
 
 def test_a_price_counts_with_a_cost_budget_and_symbols_of_later_versions_if_they_are_set():
-    later = {"GPT2_EMBEDDING_LR", "GPT2_HEAD_LR", "GPT2_SCALAR_LR"}  # empty: the ids of earlier runs do not change
+    later = {
+        "GPT2_EMBEDDING_LR",
+        "GPT2_HEAD_LR",
+        "GPT2_SCALAR_LR",
+        "GPT2_INIT_FROM",
+    }  # empty: the ids of earlier runs do not change
 
     assert TREE.neutral_unless == {"GPT2_GPU_HOUR_PRICE": "GPT2_MAX_COST", **{name: name for name in later}}
     assert not later & TREE.without_effect

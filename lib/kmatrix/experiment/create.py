@@ -16,6 +16,7 @@ from kmatrix.config import RunConfig, cpu_threads
 from kmatrix.errors import DataError, LaunchError
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.data import Dataset, Key, key
+from kmatrix.experiment.initial import InitialWeights, initial_fields
 from kmatrix.experiment.provenance import code_of, provenance
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.matrix.expand import Matrix, Run
@@ -61,6 +62,7 @@ class Creation:
     equal: str = ""  # the budget that all runs share, as text
     tracking: Tracking = field(default_factory=Tracking)
     on_finish: str = ""  # the user's command at the end
+    initial: Mapping[str, InitialWeights] = field(default_factory=dict)  # by the text of INIT_FROM
 
 
 def create(
@@ -238,6 +240,7 @@ def _train_fields(run: Run, made_from: Creation, cores: int) -> dict[str, Any]:
         "data_path": data.path if data else "",
         "data_sha256": data.sha256 if data else "",
         **benchmark_files(config.train, made_from.data_dir),
+        **initial_fields(made_from.initial, config.train),
         "data_shards": data.shards if data else 0,
     }
 

@@ -10,6 +10,7 @@ from kmatrix.config import Config, RunConfig, with_data
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.create import Creation, RunText, check_benchmark_files, check_place, create
 from kmatrix.experiment.data import Dataset, Key, data_lines, key, prepare_data
+from kmatrix.experiment.initial import check_fit
 from kmatrix.experiment.plan import Plan, below_root, equal_budget, no_gpus, refuse_risks
 from kmatrix.experiment.preflight import try_runs
 from kmatrix.experiment.reuse import reuse_runs
@@ -87,6 +88,7 @@ def prepared(
     data = prepare_data(Path(sys.executable), ROOT, plan.data_dir, runnable, shards)
     # The data decide the vocabulary, and the number of steps of a run that is limited by epochs.
     configs = {name: _with_data(config, data) for name, config in plan.configs.items()}
+    check_fit(plan.initial, {name: configs[name].train for name in configs if name not in skipped}, prepared=True)
     for line in data_lines([configs[name].train for name in configs if name not in skipped], data):
         on_message(line)
     return Creation(
@@ -107,6 +109,7 @@ def prepared(
         overrides=plan.overrides,
         tracking=tracking(plan.config),
         on_finish=plan.config.on_finish,
+        initial=plan.initial,
     )
 
 

@@ -13,6 +13,9 @@ from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment.configure import config_layers, merge_layers, text_of_config
 from kmatrix.experiment.data import forecast_data, with_known_vocabulary
 from kmatrix.experiment.foreign import load_run
+from kmatrix.experiment.initial import SYMBOL as INIT_FROM
+from kmatrix.experiment.initial import InitialWeights, check_fit, read_initial
+from kmatrix.experiment.initial import asked as asked_checkpoints
 from kmatrix.gpu.nvml.detect import Gpu, detect, usable
 from kmatrix.kconfig.assignments import load_config, merge
 from kmatrix.kconfig.tree import NOT_AN_AXIS, Assignment, Symbols, Tree, open_tree
@@ -126,6 +129,7 @@ class Plan:
     equal: str  # that value as text, "" if nothing must be equal
     overrides: tuple[str, ...]  # NAME=value, as given
     config_text: str  # the .config that the matrix is made from
+    initial: Mapping[str, InitialWeights]  # by the text of INIT_FROM
     left_out: tuple[Assignment, ...] = ()  # lines of a run's .config that are never taken from a run
 
     @property
@@ -215,12 +219,15 @@ def _plan(
         axes = dataclasses.replace(axes, overridden=axes.overridden | {"MATRIX"})
     # Resolve the device and the GPU count on this machine, then expand: excluded cells depend on both.
     base, axes, found, notes = _resolve(tree, base, axes, gpus)
+    initial = read_initial(asked_checkpoints(base, axes))
+    tree.contents[INIT_FROM] = {"none": "", **{text: weights.sha256 for text, weights in initial.items()}}
     matrix = expand(tree, base, axes, RULES)
     tree.reset()  # expansion leaves the values of its last cell
     control = read(matrix.values(tree, matrix.runs[0]).typed)  # these settings are equal in all runs
     data_dir = below_root(control.data_dir)
     configs = _Configs(tree, matrix, data_dir)
     runs, kinds = _planned_runs(configs, found)
+    check_fit(initial, {name: kind.config.train for name, kind in kinds.items()}, prepared=False)
     data_notes, data_warnings = forecast_data(data_dir, [kind.config.train for kind in kinds.values()])
     # A single run has nothing to be equal to.
     equal_by = "any" if one else next((item.value for item in base if item.name == EQUAL), "any")
@@ -240,6 +247,7 @@ def _plan(
         equal=equal_budget(equal_by, {name: kind.config for name, kind in kinds.items()}),
         overrides=words,
         config_text=text,
+        initial=initial,
     )
 
 

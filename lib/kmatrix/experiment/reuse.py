@@ -21,7 +21,7 @@ from kmatrix.records.train_config import FORMER
 from kmatrix.status.state import Reused, RunState, after
 from kmatrix.status.status_file import recover_status, write_state, writing
 
-PLACES = FORMER | {"data_path"}
+PLACES = FORMER | {"init_from", "data_path"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,8 @@ class Tree:
     neutral: set[str] = field(default_factory=set)  # symbols that cannot change a result
     neutral_unless: dict[str, str] = field(default_factory=dict)  # neutral symbol -> symbol whose value makes it count
     local: dict[str, str] = field(default_factory=dict)  # symbol of this machine -> what such a value contains, "": any
+    # Symbol with a path -> path -> hash of its content.
+    contents: dict[str, dict[str, str]] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)  # symbol -> its label in the names of runs
     choices: dict[str, Choice] = field(default_factory=dict)  # axis name (common prefix of the members) -> choice
     members: dict[str, dict[str, Symbol]] = field(default_factory=dict)  # axis name -> lower-case suffix -> member
@@ -477,9 +479,14 @@ def check_text(tree: Tree, symbol: Any, text: str, where: str) -> None:
 
 
 def normalized(tree: Tree, name: str, text: str) -> str:
-    """Return the normal form of a value: 1e-3 and 0.001 are the same number, 90 and 1m30s the same duration."""
+    """Return the normal form of a value: 1e-3 and 0.001 are the same number, 90 and 1m30s the same duration.
+
+    A path is the hash of its content, if that is known.
+    """
     if text and name in tree.durations:
         return str(seconds(text))
+    if name in tree.contents:
+        return tree.contents[name].get(text, text)
     return normalized_number(text) if text and name in tree.floats else text
 
 

@@ -525,4 +525,5 @@ class RunIdentity:
         decides = self.tree.neutral_unless.get(name)
         if text is None or (decides and not self.tree.value(decides)):
             return ""
-        return f"{name}={normalized(self.tree, name, text)}\n"
+        plain = normalized(self.tree, name, text)
+        return f"{name}={plain}\n" if plain or decides != name else ""  # a symbol that decides for itself and is empty

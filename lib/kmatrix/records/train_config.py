@@ -37,6 +37,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
 OPTIONAL_CHOICES = ("ddp_backend", "adamwprune_base", "spike_policy", "muon_adjust_lr_fn")
 # Fields that version 0.1 did not have, with what its runs did, and its runs with Muon.
 ADDED: dict[str, Any] = {"embedding_lr": None, "head_lr": None, "scalar_lr": None, "log_norms": False}
+ADDED |= {"init_from": "", "init_sha256": ""}
+# Fields that a run has to share with the checkpoint that it starts from.
+SAME_AS_INITIAL = (
+    *("arch", "n_layer", "n_head", "n_embd", "block_size", "bias", "weight_tying", "tokenizer", "vocab_size"),
+)
 ADDED_TO_MUON: dict[str, Any] = {"muon_split_qkv": False, "muon_adjust_lr_fn": "original"}
 VOCAB = {"gpt2": GPT2_VOCAB, "byte": BYTE_VOCAB}  # char and bpe: the dataset decides
 
@@ -155,6 +160,7 @@ class TrainConfig(TrainFields):
     dropout: float
     bias: bool
     weight_tying: bool
+    init_from: str  # checkpoint with the initial weights; "": random weights
     vocab_multiple: int  # the embedding is padded to a multiple of this
 
     # Data
@@ -276,6 +282,7 @@ class TrainConfig(TrainFields):
     vocab_size: int
     global_batch: int  # sequences per step, all ranks
     data_sha256: str = ""
+    init_sha256: str = ""  # of the initial weights in init_from
     data_shards: int = 0  # training shards that are read, from the first; 0: all
 
     def check(self) -> None:

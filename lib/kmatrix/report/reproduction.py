@@ -23,7 +23,7 @@ from kmatrix.records.train_config import FORMER
 # Keys of metrics.jsonl that are not results: they differ in every run.
 NOT_COMPARED_KEYS = frozenset({"elapsed_s", "attempt"})
 NOT_COMPARED_PREFIX = "throughput/"
-PATH_FIELDS = FORMER | {"data_path"}  # of run.json's "train"
+PATH_FIELDS = FORMER | {"data_path", "init_from"}  # of run.json's "train"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

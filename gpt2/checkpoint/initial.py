@@ -1,0 +1,71 @@
+"""Start a run from the weights of a checkpoint (INIT_FROM): describe them for the plan, and load them.
+
+python -m gpt2.checkpoint.initial CHECKPOINT...
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpt2.checkpoint.contents import shape_problem, weights_sha256
+from gpt2.checkpoint.files import load_checkpoint
+from gpt2.checkpoint.state import saved_weights
+from gpt2.model import GPT
+from kmatrix.errors import DataError, KmatrixError
+from kmatrix.records.train_config import SAME_AS_INITIAL, TrainConfig
+
+PADDED = ("wte.weight", "lm_head.weight")  # have rows for the padding of the vocabulary
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Return the SHA-256 of a checkpoint's weights, and the settings that a run from them must share."""
+    value = load_checkpoint(path)
+    config = value["config"]
+    return {"sha256": weights_sha256(unpadded(value)), **{name: config.get(name) for name in SAME_AS_INITIAL}}
+
+
+def unpadded(value: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the weights of a checkpoint to evaluate, without the rows that pad the vocabulary."""
+    vocabulary = value["config"].get("vocab_size")
+    rows = vocabulary if type(vocabulary) is int and vocabulary > 0 else None
+    return {name: weights[:rows] if name in PADDED else weights for name, weights in saved_weights(value).items()}
+
+
+def initialize(model: GPT, config: TrainConfig) -> None:
+    """Load the weights of config.init_from. Raises DataError if they are not those that the run was planned with."""
+    path = Path(config.init_from)
+    weights = unpadded(load_checkpoint(path, next(model.parameters()).device))
+    found = weights_sha256(weights)
+    if found != config.init_sha256:
+        raise DataError(
+            f"the weights in {path} changed after the run was planned",
+            why=f"hash {found[:12]}..., expected {config.init_sha256[:12]}...",
+            hint="restore the file, or create a new matrix",
+        )
+    own = model.state_dict()
+    for name in PADDED:
+        if name in own and name in weights:  # padding rows keep their initial values: they are masked out of the loss
+            weights[name] = torch.cat([weights[name], own[name][len(weights[name]) :]])
+    if why := shape_problem(weights, {name: tuple(tensor.shape) for name, tensor in own.items()}):
+        raise DataError(f"the weights in {path} do not fit this run", why=why)
+    model.load_state_dict({name: weights[name] for name in own})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the descriptions of checkpoints as a JSON list, or the error of the first that cannot be used."""
+    try:
+        print(json.dumps([describe(Path(path)) for path in (sys.argv[1:] if argv is None else argv)]))
+    except KmatrixError as error:
+        print(json.dumps({"what": error.what, "why": error.why, "hint": error.hint}))
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

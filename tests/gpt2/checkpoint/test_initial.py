@@ -1,0 +1,115 @@
+"""The weights of a checkpoint become the initial weights of a run, if they are those that it was planned with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+import torch
+
+from factories import environment, make_data, make_run, train, train_command, train_config, train_fields
+from gpt2 import optim
+from gpt2.checkpoint.files import save_checkpoint
+from gpt2.checkpoint.initial import describe, initialize, main
+from gpt2.checkpoint.state import TrainingState, snapshot
+from gpt2.dist import World
+from gpt2.evaluate import Validation
+from gpt2.train import build_model
+from kmatrix.errors import DataError
+from kmatrix.records.train_config import TrainConfig
+
+WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
+
+
+def checkpoint_in(folder, **changes):
+    """Write a checkpoint of random weights, and return its path and its model."""
+    config = train_config(seed=7, **changes)
+    model = build_model(config)
+    parts = TrainingState(config=config, world=WORLD, model=model, optimizers=optim.build(config, model))
+    save_checkpoint(folder / "a.pt", snapshot(parts, step=3, run_id="a", rng=[]))
+    return folder / "a.pt", model
+
+
+@pytest.mark.parametrize("multiple", [1, 64])
+def test_the_weights_are_loaded_for_any_padding_of_the_vocabulary(tmp_path, multiple):
+    path, source = checkpoint_in(tmp_path, vocab_multiple=128)
+    config = train_config(init_from=str(path), init_sha256=describe(path)["sha256"], vocab_multiple=multiple)
+    model = build_model(config)
+
+    initialize(model, config)
+
+    idx = torch.arange(32)[None]
+    assert torch.allclose(model.eval()(idx)[0], source.eval()(idx)[0], atol=1e-5)
+
+
+def test_the_hash_does_not_depend_on_the_padding(tmp_path):
+    (tmp_path / "b").mkdir()
+    (one, _), (two, _) = checkpoint_in(tmp_path), checkpoint_in(tmp_path / "b", vocab_multiple=64)
+
+    assert describe(one)["sha256"] == describe(two)["sha256"]
+
+
+def test_changed_weights_are_refused(tmp_path):
+    path, _ = checkpoint_in(tmp_path)
+    config = train_config(init_from=str(path), init_sha256="0" * 64)
+
+    with pytest.raises(DataError, match="changed after the run was planned"):
+        initialize(build_model(config), config)
+
+
+def test_weights_of_another_size_are_refused(tmp_path):
+    path, _ = checkpoint_in(tmp_path)
+    config = train_config(init_from=str(path), init_sha256=describe(path)["sha256"], block_size=16)
+
+    with pytest.raises(DataError, match=r"(?s)do not fit this run.*wpe.weight is 32 x 32"):
+        initialize(build_model(config), config)
+
+
+def test_the_program_prints_a_description_or_an_error(tmp_path, capsys):
+    path, _ = checkpoint_in(tmp_path)
+    (tmp_path / "b.pt").write_bytes(b"text")
+
+    assert main([str(path), str(path)]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert first == second
+    assert first["n_embd"] == 32
+    assert main([str(path), str(tmp_path / "b.pt")]) == 2
+    assert "is damaged" in json.loads(capsys.readouterr().out)["what"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_rank_starts_from_the_weights(tmp_path, ranks):
+    path, source = checkpoint_in(tmp_path)
+    sha256 = make_data(tmp_path / "data")
+    given = {"data_path": tmp_path / "data", "data_sha256": sha256, "num_gpus": ranks, "max_iters": 1}
+    run = make_run(tmp_path, init_from=str(path), init_sha256=describe(path)["sha256"], **given)
+    completed = train(run)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+
+    config = TrainConfig.from_json(train_fields(tmp_path / "data", sha256))
+    expected = Validation(config, WORLD).loss(source, lambda: False)
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert lines[0]["val/loss"] == pytest.approx(expected, abs=1e-5)
+    assert "Initial weights: " in completed.stdout
+
+
+@pytest.mark.slow
+def test_a_resumed_run_does_not_need_its_initial_weights(tmp_path):
+    path, _ = checkpoint_in(tmp_path)
+    run = make_run(tmp_path, init_from=str(path), init_sha256=describe(path)["sha256"], max_iters=2)
+    assert train(run).returncode == 0
+    path.unlink()
+
+    completed = subprocess.run(
+        [*train_command(run, attempt=2), "--resume", "latest"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "Initial weights" not in completed.stdout
