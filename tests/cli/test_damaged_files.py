@@ -12,7 +12,7 @@ from kmatrix.cli import results, run
 SAMPLE = 300
 CASES = int(os.environ.get("KMATRIX_DAMAGES", "10000"))
 SEED = 12
-# Correct, or refused with one error; 1: a run of the matrix failed or is lost, the others would have been run (docs/running.md).
+# Correct, or refused with one error. 1: a run failed or is lost, and the others would have been run (docs/running.md).
 ENDS = {**dict.fromkeys(OPTIONS, (0, 2)), "continue": (0, 1, 2), "test-rerun": (0, 1, 2)}
 
 

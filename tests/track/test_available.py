@@ -17,6 +17,7 @@ from kmatrix.config import Config
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment.make import tracking
 from kmatrix.kconfig.assignments import TRACKERS, parse_trackers
+from kmatrix.records.decode import convert
 from kmatrix.records.runs import RunFile, Tracking
 from kmatrix.track import available
 from kmatrix.track.available import announced, computed_project, is_computed, login, missing, need_trackers, own_project
@@ -174,7 +175,7 @@ def test_run_json_has_the_trackers_and_their_project():
     custom = tracking(config("trackio", project="mine"))
     assert custom.to_json() == {"trackers": ["trackio"], "project": "mine", "limit_s": 60}
     assert tracking(config("wandb")).project == own_project()
-    assert Tracking.from_json(json.loads(json.dumps(custom.to_json()))) == custom
+    assert convert(json.loads(json.dumps(custom.to_json())), Tracking, "run.json") == custom
 
 
 def test_a_matrix_prints_its_trackers_once(monkeypatch):
