@@ -46,7 +46,7 @@ def plan_more(
             f"{matrix.name} cannot be extended: its configuration now gives other runs",
             why=f"no cell is {first_names(known[one] for one in sorted(gone))}: symbols, defaults or this machine "
             "have changed",
-            hint="make a new matrix with `make test-matrix`; its finished runs are reused where they are equal",
+            hint="start a new matrix with `make test-matrix`; its finished runs are reused where they are equal",
         )
     new = [planned for planned in plan.runs if planned.run.run_id not in known]
     if not new:
@@ -105,7 +105,7 @@ def _common(axis: str, name: str, matrix: MatrixDir, runs: Sequence[RunFile]) ->
         raise ConfigError(
             f"{name} cannot become an axis of {matrix.name}",
             why=f"its runs have {first_names(str(value) for value in values)}: the default depends on another axis",
-            hint="make a new matrix with `make test-matrix`; its finished runs are reused where they are equal",
+            hint="start a new matrix with `make test-matrix`; its finished runs are reused where they are equal",
         )
     return [value for value in values if value]
 

@@ -359,7 +359,7 @@ def _refuse_staged(path: Path, what: str) -> None:
     raise RecordError(
         f"the creation of {what} was interrupted before its plan was complete",
         why="no run was made",
-        hint=f"make the matrix again; {staged} can be removed",
+        hint=f"run the command again; {staged} can be removed",
     )
 
 

@@ -73,7 +73,7 @@ def planned_runs(matrix: MatrixDir) -> Iterator[RunTexts]:
         raise RecordError(
             f"{matrix.plan} is damaged",
             why=str(error),
-            hint="restore the missing run directories, or make a new matrix with `make test-matrix`",
+            hint="restore the missing run directories, or start a new matrix with `make test-matrix`",
         ) from None
 
 
