@@ -26,6 +26,7 @@ from kmatrix.track.wandb import records
 from silent_server import SilentServer, refusing_url
 from story import complete_lines, matrices, only, processes_of
 from tmux_screen import Tmux
+from tracker_readers import read_tensorboard
 from waiting import wait_until
 from wandb_server import KEY, WandbServer
 
@@ -155,7 +156,7 @@ def test_a_server_that_refuses_does_not_affect_a_run_and_its_error_is_in_the_sum
 
 def test_killed_tracker_processes_are_restarted_and_each_step_is_stored_once(story):
     command = ["make", "--no-print-directory", "test-matrix", *QUICK, f"RESULTS_DIR={story.results}"]
-    arguments = ["MAX_ITERS=300", "EVAL_INTERVAL=50", "TRACKER=wandb,trackio", "TRACKER_LIMIT=60"]
+    arguments = ["MAX_ITERS=300", "EVAL_INTERVAL=50", "TRACKER=all", "TRACKER_LIMIT=60"]
     make = subprocess.Popen(
         [*command, *arguments], cwd=story.clone.root, env=environment(HOME=str(story.home)), stdout=subprocess.DEVNULL
     )
@@ -172,9 +173,11 @@ def test_killed_tracker_processes_are_restarted_and_each_step_is_stored_once(sto
     finally:
         make.terminate()
         make.wait(timeout=60)
+    assert story.losses  # the run finished
     assert {sent.state for sent in story.sent.values()} == {SyncState.DONE}
     assert wandb_steps(story.run) == story.steps
     assert trackio_steps(story.results) == story.steps
+    assert read_tensorboard(story.run.path.parent / "tb" / story.run.name).steps == story.steps
 
 
 def wandb_service(story: Story, previous: psutil.Process | None = None) -> psutil.Process | None:

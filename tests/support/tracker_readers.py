@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,17 +90,19 @@ def read_wandb(python: str, run: Path) -> TrackerContent:
 def read_trackio(python: str, results: Path, project: str, run: str) -> TrackerContent:
     """Read a run with `trackio get ... --json`, one metric at a time."""
     query = functools.partial(_trackio, python, results, project, run)
-    metrics = query("list", "metrics")["metrics"]
+    (listed,) = query(["list", "metrics"])
+    metrics = listed["metrics"]
+    about, *values = query(["get", "run"], *(["get", "metric", "--metric", metric] for metric in metrics))
     rows, stamps = [], {}
     seen: dict[int, dict[str, float]] = {}
-    for metric in metrics:
-        for row in query("get", "metric", "--metric", metric)["values"]:
+    for metric, found in zip(metrics, values, strict=True):
+        for row in found["values"]:
             if metric in seen.get(row["step"], {}):
                 rows.append((row["step"], {metric: row["value"]}))  # a step that was stored twice is a row of its own
             seen.setdefault(row["step"], {})[metric] = row["value"]
             stamps[row["step"]] = row["timestamp"]
     rows += list(seen.items())
-    return TrackerContent(rows=tuple(rows), about={"run": query("get", "run"), "stamps": stamps})
+    return TrackerContent(rows=tuple(rows), about={"run": about, "stamps": stamps})
 
 
 def read_tensorboard(folder: Path) -> TrackerContent:
@@ -120,17 +122,41 @@ def read_tensorboard(folder: Path) -> TrackerContent:
                 stamps[event.step] = event.wall_time
     rows += [(step, values) for step, values in seen.items() if "attempt" in values]
     texts = {
-        tag: [e.tensor_proto.string_val[0].decode() for e in reader.Tensors(tag)] for tag in reader.Tags()["tensors"]
+        tag: [e.tensor_proto.string_val[0].decode() for e in reader.Tensors(tag)]
+        for tag in reader.Tags()["tensors"]
+        if reader.SummaryMetadata(tag).plugin_data.plugin_name == "text"
     }
     return TrackerContent(rows=tuple(rows), times=stamps, about=texts)
 
 
-def _trackio(python: str, results: Path, project: str, run: str, *arguments: str) -> Any:
-    command = [python, "-m", "trackio.cli", *arguments, "--project", project, "--run", run, "--json"]
+# Trackio's own command line, called once per line of arguments: its start takes longer than its answer.
+COMMANDS = """
+import contextlib, io, json, sys
+from trackio.cli import main
+for arguments in json.load(sys.stdin):
+    sys.argv = ["trackio", *arguments]
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        main()
+    print(json.dumps(json.loads(output.getvalue())))
+"""
+
+
+def _trackio(python: str, results: Path, project: str, run: str, *commands: Sequence[str]) -> list[Any]:
+    """Return the answer of each command of Trackio's program."""
+    known = ["--project", project, "--run", run, "--json"]
     environment = {**os.environ, "TRACKIO_DIR": str(results / "trackio"), "HF_HUB_OFFLINE": "1"}
-    completed = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
+    completed = subprocess.run(
+        [python, "-c", COMMANDS],
+        input=json.dumps([[*command, *known] for command in commands]),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        timeout=120,
+    )
     assert completed.returncode == 0, completed.stderr
-    return json.loads(completed.stdout)
+    return [json.loads(line) for line in completed.stdout.splitlines()]
 
 
 def _numbers(item: Mapping[str, Any]) -> dict[str, float]:
