@@ -192,7 +192,7 @@ def wandb_service(story: Story, previous: psutil.Process | None = None) -> psuti
 
 def test_full_tracker_disks_do_not_affect_a_run_and_its_data_is_synced_later(story, check_same_losses, tmp_path):
     small = tmp_path / "small"
-    with mount_small_disk(story.results / "trackio", "16k"), mount_small_disk(small, "12k"):
+    with mount_small_disk(story.results / "trackio", "16k"), mount_small_disk(small, "4k"):
         completed = story.matrix("MAX_ITERS=10", "TRACKER=trackio")
         assert completed.returncode == 0, completed.stderr
         assert check_same_losses()
