@@ -622,3 +622,11 @@ def test_a_gpu_of_which_every_query_fails_is_an_event_and_a_warning(start_record
     assert 2 < summary["gpus"][1]["lost_s"] < 6
     assert summary["totals"]["mean_power"] is None
     assert any("GPU 1 did not respond" in text for text in summary["warnings"])
+
+
+def test_a_run_on_gpus_whose_driver_is_not_loaded_is_not_recorded_as_ranks(start_recorder, run_dir):
+    process = start_recorder("--gpus", "GPU-0", "--ranks-of", os.getpid(), lines="init !no_driver\n")
+    output, _ = process.communicate(timeout=60)
+    (event,) = events_of(run_dir, "nothing recorded")
+    assert event["text"] == "no GPU found: nothing is recorded; the NVIDIA driver does not respond: Driver Not Loaded"
+    assert event["text"] in output

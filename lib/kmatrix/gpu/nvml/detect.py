@@ -62,6 +62,18 @@ def detect() -> Detected:
     )
 
 
+def driver_problem() -> str:
+    """Return why the driver cannot be used, also if that is normal on a machine without GPUs; empty if it can."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return f"the NVIDIA driver does not respond: {error}"
+    pynvml.nvmlShutdown()
+    return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverState:
     """Versions of the driver, and free GPU memory. None: unknown."""

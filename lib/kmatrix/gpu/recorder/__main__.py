@@ -20,6 +20,7 @@ from kmatrix.errors import KmatrixError, LaunchError
 from kmatrix.gpu import amd, host, processes
 from kmatrix.gpu.devices import DeviceSource
 from kmatrix.gpu.nvml.detect import detect as nvml_detect
+from kmatrix.gpu.nvml.detect import driver_problem as nvml_problem
 from kmatrix.gpu.nvml.source import open_source as nvml_open_source
 from kmatrix.gpu.recorder.files import export
 from kmatrix.gpu.recorder.loop import STOP, Recorder
@@ -40,7 +41,7 @@ def record(arguments: argparse.Namespace) -> int:
     uuids = [uuid.strip() for uuid in (arguments.gpus or "").split(",") if uuid.strip()]
     source = open_source(arguments.device, uuids, run_dir.path, arguments.ranks_of, arguments.parent)
     if source is None:
-        _report_nothing(run_dir, arguments.device)
+        _report_nothing(run_dir, arguments.device, uuids)
         return 0
     root = arguments.ranks_of or arguments.parent
     recorder = Recorder(source, run_dir, hz=arguments.hz, parent=arguments.parent, root=root)
@@ -50,13 +51,17 @@ def record(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _report_nothing(run_dir: RunDir, device: str) -> None:
+def _report_nothing(run_dir: RunDir, device: str, uuids: Sequence[str]) -> None:
     """Write why nothing is recorded to the log, and to the events for the report."""
-    text = "no GPU and no rank found: nothing is recorded"
+    text = f"no {'GPU' if uuids else 'GPU and no rank'} found: nothing is recorded"
     if device in ("nvidia", "auto"):
-        text = "; ".join([text, *nvml_detect().notes])
+        notes = nvml_detect().notes
+        # Without GPUs a driver that is not loaded is normal. A run on GPUs needs it.
+        problem = nvml_problem() if uuids and not notes else ""
+        text = "; ".join([text, *notes, *([problem] if problem else [])])
     print(f"kmatrix recorder: {text}")
-    event = {"time": time.time(), "event": NOTHING, "gpu_index": None, "text": text}
+    now = {"time": time.time(), "monotonic": time.monotonic()}
+    event = {**now, "event": NOTHING, "gpu_index": None, "text": text}
     with contextlib.suppress(OSError):
         append_jsonl(run_dir.gpu_events, event)
 
@@ -87,7 +92,8 @@ def open_source(
         return gpus
     if device in ("amd", "auto") and (cards := amd.open_source(uuids)) is not None:
         return cards
-    if device in ("cpu", "auto") and ranks_of:
+    # A run on GPUs whose driver fails must not look like one on the CPU.
+    if ranks_of and (device == "cpu" or (device == "auto" and not uuids)):
         return _open_ranks(ranks_of, run_dir, parent)
     return None
 
