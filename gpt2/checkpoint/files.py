@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import torch
 
 from gpt2.checkpoint.contents import out_of_memory, problem, reason
-from kmatrix.errors import FullError, LaunchError, RecordError, SchemaError, is_full
+from kmatrix.errors import FullError, KmatrixError, LaunchError, RecordError, SchemaError, is_full
 from kmatrix.records.checkpoints import CheckpointIndex, CheckpointKind, entry_of, sha256_of
 from kmatrix.records.files import free_path, replacing, sync_folder
 
@@ -94,19 +94,24 @@ def load_checkpoint(path: Path, device: str | torch.device = "cpu", *, verify: b
     """Return a checkpoint, checked as far as `gpt2.checkpoint.contents.problem` does.
 
     verify: compare size and hash with the folder's index, if the checkpoint is listed there.
-    Raises RecordError if it is missing or damaged, SchemaError if it is too new, and LaunchError if memory is lacking.
+    Raises RecordError if it is missing or damaged, SchemaError if it is too new, and LaunchError if it cannot be read:
+    memory is lacking, the disk fails, or access is denied.
     """
     if not path.is_file():
         raise RecordError(f"{path} is missing", hint="`make list-checkpoints` lists the checkpoints")
-    if verify:
-        check(path)
     try:
+        if verify:
+            check(path)
         with warnings.catch_warnings(action="ignore"):  # about the pickle of another program's file
             value = torch.load(path, map_location=device, weights_only=True)  # a pickle could execute code
+    except KmatrixError:
+        raise
     # Broad, because a damaged file makes zip, pickle and tensors raise exceptions of almost every type.
     except Exception as error:
         if out_of_memory(error):  # the file may be sound, and must not be renamed
             raise LaunchError(f"not enough memory to load {path}", why=reason(error)) from None
+        if isinstance(error, OSError) and error.errno is not None:
+            raise LaunchError(f"{path} cannot be read", why=error.strerror or reason(error)) from None
         raise damaged(path, "not a file of PyTorch, or cut off" if not str(error) else reason(error)) from None
     if not isinstance(value, dict) or "schema" not in value:
         raise RecordError(f"{path} is not a checkpoint of kmatrix", why="no schema")

@@ -86,7 +86,7 @@ def load(name: str, folder: Path | None = None) -> Tokenizer:
     path = (folder or Path()) / FILE
     try:
         return CharTokenizer.read(path) if name == "char" else BpeTokenizer.read(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
             f"{path} is not a {name} tokenizer",
             why=str(error) or type(error).__name__,
@@ -142,7 +142,11 @@ class CharTokenizer:
         value = json.loads(path.read_text(encoding="utf-8"))
         if value["type"] != "char":
             raise ValueError(f"type {value['type']!r}")
-        return cls(str(value["characters"]))
+        characters = value["characters"]
+        if not isinstance(characters, str) or len(set(characters)) != len(characters):
+            raise ValueError("characters is not a text of different characters")
+        characters.encode()  # raises a ValueError for half a surrogate pair, which JSON can contain
+        return cls(characters)
 
     def save(self, path: Path) -> None:
         write_json(path, {"type": "char", "characters": self.characters})
@@ -179,6 +183,9 @@ class BpeTokenizer:
         self._inner = inner
         if inner.token_to_id(END) != self.end_of_document:  # a file of another program: 0 would be an ordinary token
             raise ValueError(f"{END} is not token {self.end_of_document}")
+        highest = max(inner.get_vocab().values())
+        if highest != inner.get_vocab_size() - 1 or highest >= MAX_VOCAB:
+            raise ValueError(f"token {highest} in a vocabulary of {inner.get_vocab_size()}")
         inner.encode_special_tokens = True  # <|endoftext|> in a text is ordinary text
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import io
 import json
 import os
@@ -239,6 +240,17 @@ def test_lack_of_memory_is_not_damage(sound, tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch, "load", no_memory)
     with pytest.raises(LaunchError, match="not enough memory"):
+        load_checkpoint(tmp_path / "c.pt")
+
+
+def test_a_file_that_cannot_be_read_is_not_damaged(sound, tmp_path, monkeypatch):
+    (tmp_path / "c.pt").write_bytes(sound[2])
+
+    def denied(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(torch, "load", denied)
+    with pytest.raises(LaunchError, match=r"(?s)c\.pt cannot be read.*Permission denied"):
         load_checkpoint(tmp_path / "c.pt")
 
 
