@@ -180,3 +180,7 @@ clean:
 	$(Q)find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 mrproper: clean
 	$(Q)rm -f .config .config.old .config.refused .config.quickstart .config.quickstart.old
+
+# An unknown target: kmatrix names similar ones.
+.DEFAULT:
+	@$(if $(CORE),$(OURS) $(or $(wildcard .venv/bin/python),python3),$(PY)) -m kmatrix --make $(call quote,$@)

@@ -51,6 +51,11 @@ class LaunchError(KmatrixError):
     """A matrix that cannot start on this machine."""
 
 
+def reason_of(error: Exception) -> str:
+    """Return the reason of an error as a user reads it, without its number: "Read-only file system"."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def is_full(error: BaseException | None) -> bool:
     """Return whether an error, or an error that caused it, is due to a full disk."""
     # A full disk is often reported by a library in an exception of its own, so the whole chain is searched.

@@ -12,6 +12,8 @@ import pytest
 import kmatrix.cli.commands as cli
 from kmatrix.cli.commands import ALIASES, COMMANDS, find_command, from_makeflags, parse
 from kmatrix.errors import ConfigError
+from kmatrix.kconfig.tree import Tree
+from kmatrix.matrix.axes import ELSEWHERE, resolve_name
 from programs import ROOT, Program, run
 
 CONFIGURATION = sorted(name for name, command in COMMANDS.items() if "configure:" in command.handler)
@@ -214,3 +216,31 @@ def test_paths_are_printed_relative_to_the_current_directory(tmp_path, monkeypat
 
     assert "configuration written to out/.config" in run("alldefconfig", "O=out").out
     assert Path("out/.config").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "symbol"),
+    [("DEVICE_BATCH_SIZE", "BATCH_SIZE"), ("TOTAL_BATCH_SIZE", "PARALLEL_BATCH_SIZE"), ("MAX_SEQ_LEN", "BLOCK_SIZE")],
+)
+def test_a_name_of_another_trainer_is_answered_with_ours(tmp_path, name, symbol):
+    program = Program(tmp_path)
+    program.check("alldefconfig")
+    message = program.refused("test-matrix-dry-run", f"{name}=8")
+    assert f"unknown symbol {name}" in message
+    assert f"did you mean {symbol}" in message
+
+
+def test_names_of_other_trainers_lead_to_symbols_that_exist():
+    tree = Tree.parse(srctree=ROOT)
+    assert all(resolve_name(tree, answer.split()[0]) for answer in ELSEWHERE.values())
+
+
+def test_an_error_of_the_system_has_no_number(tmp_path):
+    """Such as [Errno 30] on a read-only file system."""
+    program = Program(tmp_path)
+    program.write("CONFIG_GPT2_DEVICE_CPU=y", "CONFIG_GPT2_NUM_GPUS=1", "CONFIG_GPT2_MODEL_TINY=y")
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    for command in (("train", f"RESULTS_DIR={tmp_path}/file/x"), ("prepare-data", f"DATA_DIR={tmp_path}/file/x")):
+        message = program.refused(*command)
+        assert "Not a directory" in message
+        assert "Errno" not in message

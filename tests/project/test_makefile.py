@@ -219,3 +219,28 @@ def test_setup_refuses_an_old_python_in_one_sentence(tmp_path):
 
     assert result.returncode == 2
     assert "kmatrix needs Python 3.11 or newer" in result.stderr
+
+
+def test_an_unknown_target_is_answered_with_similar_ones():
+    completed = make("test-matrx", "MAX_ITERS=5")
+    assert completed.returncode == 2
+    assert "error: unknown command test-matrx" in completed.stderr
+    assert "did you mean test-matrix" in completed.stderr
+
+
+def test_an_unknown_target_does_not_reach_a_shell(tmp_path):
+    completed = make(f"x;touch {tmp_path}/made '`touch {tmp_path}/made`")
+    assert completed.returncode == 2
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_line_break_in_an_argument_is_refused_and_does_not_end_it(tmp_path, program):
+    completed = make("train", f"RESULTS_DIR={tmp_path}/a" + chr(10) + "b", f"O={program.folder}")
+    assert completed.returncode == 2
+    assert "control characters are not allowed" in completed.stderr
+    assert "a\\nb" in completed.stderr
+    assert not (tmp_path / "a").exists()
+
+
+def test_train_takes_detach():
+    assert "DETACH" in find_command("train").names

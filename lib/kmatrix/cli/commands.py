@@ -208,7 +208,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             assigns=True,
         ),
         "test-matrix": Command(RUN + "test_matrix", "run the matrix", f"DETACH=1 {START}", assigns=True),
-        "train": Command(RUN + "train", "run one configuration", START, assigns=True),
+        "train": Command(RUN + "train", "run one configuration", f"DETACH=1 {START}", assigns=True),
         "continue": Command(
             RUN + "continue_",
             "run what has not finished; finished runs are kept",
@@ -321,6 +321,8 @@ def parse(target: str, words: Sequence[str], *, from_make: bool = False) -> tupl
         name, equals, text = word.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise ConfigError(f"{word!r} is not NAME=value", hint="see kmatrix help")
+        if not text.isprintable():
+            raise ConfigError(f"{name}={text!a}", why="control characters are not allowed")
         if name in values or name in assignments:
             raise ConfigError(f"{name} is given twice")
         if name in command.names:
@@ -345,7 +347,9 @@ def from_makeflags(flags: str) -> list[str]:
     _, found, tail = (" " + flags).partition(" -- ")
     if not found:
         return []
-    words = [re.sub(r"\\(.)", r"\1", word).replace("$$", "$") for word in re.findall(r"(?:\\.|[^\s\\])+", tail)]
+    # A line break in a value is escaped like a blank, or not at all: only blanks and tabs separate words.
+    found_words = re.findall(r"(?:\\.|[^ \t\\])+", tail, re.DOTALL)
+    words = [re.sub(r"\\(.)", r"\1", word, flags=re.DOTALL).replace("$$", "$") for word in found_words]
     return [word for word in reversed(words) if "=" in word]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
 from kmatrix.config import RunConfig, with_data
-from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.errors import ConfigError, LaunchError, reason_of
 from kmatrix.experiment.data import PREBUILT, data_lines, epochs, prepare_data, prepared, run_tokens, to_fetch
 from kmatrix.experiment.plan import Plan, RunKind, gpu_fix, make_plan, no_gpus, refuse_risks, risks_on
 from kmatrix.matrix.expand import Run
@@ -133,7 +133,7 @@ def prepare(arguments: Arguments) -> int:
         data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LaunchError(
-            f"cannot make DATA_DIR={data_dir}", why=str(error), hint="choose a writable directory"
+            f"cannot make DATA_DIR={data_dir}", why=reason_of(error), hint="choose a writable directory"
         ) from None
     data = prepare_data(Path(sys.executable), ROOT, data_dir, fields)
     for found in data.values():

@@ -11,7 +11,7 @@ from kmatrix.experiment.create import add_to
 from kmatrix.experiment.make import checked, prepared, reuse_into
 from kmatrix.experiment.plan import Plan, make_plan
 from kmatrix.kconfig.assignments import SETS
-from kmatrix.kconfig.tree import Tree, open_tree
+from kmatrix.kconfig.tree import Tree, member_text, open_tree
 from kmatrix.matrix.axes import parse_override, resolve_name
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import MatrixFile, RunFile, read_matrix_file_or_empty, read_run_file
@@ -111,7 +111,7 @@ def _common(axis: str, name: str, matrix: MatrixDir, runs: Sequence[RunFile]) ->
 
 
 def _text(tree: Tree, axis: str, name: str, value: str) -> str:
-    return name[len(axis) + 1 :].lower() if axis in tree.choices else value
+    return member_text(axis, name) if axis in tree.choices else value
 
 
 def _words(assignments: Mapping[str, str]) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kmatrix.config import RunConfig, cpu_threads
-from kmatrix.errors import DataError, LaunchError
+from kmatrix.errors import DataError, LaunchError, reason_of
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.data import Dataset, Key, key
 from kmatrix.experiment.initial import InitialWeights, initial_fields
@@ -152,7 +152,7 @@ def check_place(results_dir: Path) -> None:
             pass
     except OSError as error:
         raise LaunchError(
-            f"cannot make a matrix in {results_dir}", why=str(error), hint="pass RESULTS_DIR=<a folder of yours>"
+            f"cannot make a matrix in {results_dir}", why=reason_of(error), hint="pass RESULTS_DIR=<a folder of yours>"
         ) from None
 
 

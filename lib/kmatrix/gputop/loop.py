@@ -22,7 +22,7 @@ from rich.console import Console, ConsoleDimensions
 from rich.live import Live
 from rich.text import Text
 
-from kmatrix.errors import LaunchError, RecordError
+from kmatrix.errors import LaunchError, RecordError, reason_of
 from kmatrix.gpu.formats.json_array import open_published
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot, legacy, multi
 from kmatrix.gputop.feeds import SampleFeed
@@ -356,7 +356,7 @@ class StatsFiles:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._single, self._multi = (open_published(one) for one in pair)
         except OSError as error:
-            raise RecordError(f"cannot write {path}", why=str(error), hint="pass another path") from None
+            raise RecordError(f"cannot write {path}", why=reason_of(error), hint="pass another path") from None
 
     def append(self, snapshot: Snapshot, selected: int | None) -> None:
         """Write one snapshot: of the selected GPU (by default the first), and of all GPUs."""
@@ -389,7 +389,7 @@ def _check_appendable(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise RecordError(f"cannot read {path}", why=str(error), hint="pass another file") from None
+        raise RecordError(f"cannot read {path}", why=reason_of(error), hint="pass another file") from None
     if begin and not begin.startswith(ARRAY_STARTS):
         raise RecordError(
             f"{path} exists and is not a statistics file",

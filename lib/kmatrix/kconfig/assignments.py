@@ -18,6 +18,7 @@ from kmatrix.text import shown
 
 ASKED = "# asked for:"  # start of the header lines; also in files of version 0.1
 LINE = re.compile(r"CONFIG_(\w+)=(.*)|# CONFIG_(\w+) is not set")
+COMMENTED = re.compile(r'(CONFIG_\w+=(?:"(?:[^"\\]|\\.)*"|[^"#\s]+)\s+)(#.*)')  # an assignment, then a comment
 SHOWN = 20  # mistakes per message
 # Names on the command line, in the order in which they are listed everywhere.
 TRACKERS = {"wandb": "TRACKER_WANDB", "trackio": "TRACKER_TRACKIO", "tensorboard": "TRACKER_TENSORBOARD"}
@@ -107,6 +108,12 @@ def _read_line(tree: Tree, line: str, where: str) -> Assignment | None:
     # "# CONFIG_X is ..." is an assignment in this format. A misspelled one must not pass as a comment.
     if not line.strip() or (line.startswith("#") and not re.match(r"#\s*CONFIG_\w+\s+is\b", line)):
         return None
+    if comment := COMMENTED.fullmatch(line):
+        raise ConfigError(
+            f"{where}: {comment[1].rstrip()} is followed by a comment",
+            why="a comment needs a line of its own",
+            hint=f"move {comment[2]!r} to the line above",
+        )
     match = LINE.fullmatch(line)
     if not match:
         raise ConfigError(

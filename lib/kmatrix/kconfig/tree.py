@@ -29,6 +29,7 @@ Choice = Any
 UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 PART = re.compile(rf"({NUMBER})([dhms])")
+PROMPTLESS_CHOICE = re.compile(r"<choice[^>]*> \(defined at [^)]*\) defined without a prompt")
 KNOWN_FORMS = "expected a duration above zero: 90, 90s, 15m, 1h30m, 2.5h, 2d"
 WHOLE = re.compile(r"0|-?[1-9][0-9]*")  # one spelling per number, so that equal values give equal ids
 
@@ -80,8 +81,7 @@ class Tree:
             raise ConfigError(tidy(str(error)), hint="fix the Kconfig file") from None
         choices = _by_axis(kconf.unique_choices)
         members = {
-            axis: {member.name[len(axis) + 1 :].lower(): member for member in choice.syms}
-            for axis, choice in choices.items()
+            axis: {member_text(axis, member.name): member for member in choice.syms} for axis, choice in choices.items()
         }
         tree = cls(kconf=kconf, choices=choices, members=members)
         tree._assign_markers(_seen)
@@ -114,7 +114,7 @@ class Tree:
         choice = self.choices.get(name)
         if choice is not None:
             picked = choice.selection
-            return str(picked.name[len(name) + 1 :]).lower() if picked is not None else None
+            return member_text(name, picked.name) if picked is not None else None
         symbol = self.kconf.syms.get(name)
         if symbol is None or not symbol.nodes:
             return None
@@ -236,8 +236,10 @@ class Tree:
         """Refuse mistakes in the Kconfig files that kconfiglib reports as warnings, or not at all."""
         for symbol in self.symbols:
             _ = symbol.str_value  # evaluation finds more: defaults outside their range, forced selects
-        if self.kconf.warnings:
-            raise ConfigError(tidy(self.kconf.warnings[0]), hint="fix the Kconfig file")
+        # A choice without a prompt is legal: it is never visible, or gets its prompt elsewhere.
+        warned = [text for text in self.kconf.warnings if not PROMPTLESS_CHOICE.search(text)]
+        if warned:
+            raise ConfigError(tidy(warned[0]), hint="fix the Kconfig file")
         for symbol in self.symbols:
             self._check_axis(symbol)
         for symbol in self.symbols:
@@ -301,13 +303,18 @@ def is_text(symbol: Symbol) -> bool:
 
 
 def axis_name(choice: Choice) -> str:
-    """Return the axis name of a choice, the common prefix of its members: X_OPT_SGD, X_OPT_ADAM -> X_OPT."""
+    """Return the axis name of a choice, the common prefix of its members: X_OPT_SGD, X_OPT_ADAM -> X_OPT.
+
+    Members without a common prefix are named in full: the axis has the name of the choice, or that of its first member.
+    """
     names = [member.name for member in choice.syms]
     prefix: str = os.path.commonprefix(names).rpartition("_")[0]  # noqa: RUF071 (a prefix of letters, not of path components)
-    if not prefix:
-        node = choice.nodes[0]
-        raise ConfigError(f"{node.filename}:{node.linenr}: the members of this choice share no AXIS_ prefix")
-    return prefix
+    return prefix or (str(choice.name) if choice.name else f"CHOICE_{names[0]}" if names else "CHOICE")
+
+
+def member_text(axis: str, member: str) -> str:
+    """Return a member of a choice as a user writes it: in lower case, without the prefix that is the axis name."""
+    return member.removeprefix(f"{axis}_").lower()
 
 
 def _by_axis(choices: Iterable[Choice]) -> dict[str, Choice]:

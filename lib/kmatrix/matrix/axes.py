@@ -14,6 +14,7 @@ from kmatrix.kconfig.tree import (
     Tree,
     check_text,
     is_text,
+    member_text,
     normalized_number,
     repeated,
     split_list,
@@ -36,6 +37,23 @@ ALIASES = {
     "TOKENS": "GPT2_MAX_TOKENS",
     "EPOCHS": "GPT2_MAX_EPOCHS",
     "PROJECT": "TRACKER_PROJECT",
+}
+# Names of other trainers (nanochat, nanoGPT, Hugging Face) -> ours, for suggestions only: some have other units.
+ELSEWHERE = {
+    "DEVICE_BATCH_SIZE": "BATCH_SIZE",
+    "PER_DEVICE_TRAIN_BATCH_SIZE": "BATCH_SIZE",
+    "MICRO_BATCH_SIZE": "BATCH_SIZE",
+    "TOTAL_BATCH_SIZE": "PARALLEL_BATCH_SIZE (in sequences)",
+    "GLOBAL_BATCH_SIZE": "PARALLEL_BATCH_SIZE (in sequences)",
+    "GRADIENT_ACCUMULATION_STEPS": "GRADIENT_ACCUMULATION",
+    "MAX_SEQ_LEN": "BLOCK_SIZE",
+    "SEQUENCE_LENGTH": "BLOCK_SIZE",
+    "CONTEXT_LENGTH": "BLOCK_SIZE",
+    "NUM_ITERATIONS": "MAX_ITERS",
+    "MAX_STEPS": "MAX_ITERS",
+    "WARMUP_ITERS": "WARMUP_STEPS",
+    "EVAL_ITERS": "EVAL_SAMPLES (in sequences)",
+    "MATRIX_LR": "LEARNING_RATE",
 }
 UNITS = {"TRAINING_HOURS": "h"}  # the unit of the values of a name: TRAINING_HOURS=2.5 is MAX_TIME=2.5h
 
@@ -147,7 +165,7 @@ def _declared_axes(tree: Tree, declared: Mapping[str, Assignment]) -> dict[str, 
         axis = tree.axis_of(swept)
         if swept.choice:
             if item.value == "y":
-                text = swept.name[len(axis) + 1 :].lower()
+                text = member_text(axis, swept.name)
                 points.setdefault(axis, []).append(AxisValue(axis, text, Assignment(swept.name, "y", item.where)))
         else:
             for text in split_list(item.value):
@@ -244,7 +262,7 @@ def _pairs(tree: Tree, text: str, where: str) -> list[tuple[str, str]]:
 
 def _text(tree: Tree, axis: str, item: Assignment) -> str:
     """Return a value as a user writes it: the lower-case suffix of a member, the text of another symbol."""
-    return item.name[len(axis) + 1 :].lower() if axis in tree.choices else item.value
+    return member_text(axis, item.name) if axis in tree.choices else item.value
 
 
 def resolve_name(tree: Tree, name: str, arguments: tuple[str, ...] = ()) -> str:
@@ -263,6 +281,8 @@ def resolve_name(tree: Tree, name: str, arguments: tuple[str, ...] = ()) -> str:
         short = {candidate.removeprefix(PREFIX) for candidate in known if not candidate.startswith("FORBID_")}
         if not name.startswith("MATRIX"):
             short = {candidate for candidate in short if not candidate.startswith("MATRIX_")}
+        if name in ELSEWHERE:
+            raise ConfigError(f"unknown symbol {name}", hint=f"did you mean {ELSEWHERE[name]}?")
         raise unknown("", name, [*sorted(short), *ALIASES, *SETS, *arguments])
     return fits[0]
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.errors import ConfigError, LaunchError, reason_of
 from kmatrix.records.files import write_text
 from kmatrix.records.paths import ROOT
 from kmatrix.simulate.scenario import MAX_GPUS, Scenario, parse
@@ -52,7 +52,7 @@ def build(folder: Path) -> Path:
             # Atomic: two processes may build it at the same time, and a third may be loading it.
             (Path(scratch) / LIBRARY).replace(library)
     except OSError as error:
-        raise LaunchError(f"cannot write the library of simulated GPUs to {folder}", why=str(error)) from error
+        raise LaunchError(f"cannot write the library of simulated GPUs to {folder}", why=reason_of(error)) from error
     return library
 
 
@@ -104,7 +104,7 @@ def _write_table(scenario: Scenario, folder: Path) -> Path:
     try:
         write_text(path, text)
     except OSError as error:
-        raise LaunchError(f"cannot write the table of {scenario.path} to {folder}", why=str(error)) from error
+        raise LaunchError(f"cannot write the table of {scenario.path} to {folder}", why=reason_of(error)) from error
     return path
 
 

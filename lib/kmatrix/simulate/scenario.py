@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NoReturn
 
-from kmatrix.errors import ConfigError
+from kmatrix.errors import ConfigError, reason_of
 
 BEFORE = -1e18  # s: start of the default values
 MIN_WORDS = 4  # of an event: T GPU FIELD VALUE
@@ -105,7 +105,7 @@ def parse(path: Path, gpus: int | None = None) -> Scenario:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the scenario {path}", why=str(error)) from error
+        raise ConfigError(f"cannot read the scenario {path}", why=reason_of(error)) from error
     for number, line in enumerate(text.splitlines(), 1):
         reader.read(number, line.partition("#")[0].split())
     return reader.scenario(gpus)
