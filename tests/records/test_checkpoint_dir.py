@@ -1,0 +1,129 @@
+"""The folder of a run's checkpoints, and which matrix may change it."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from kmatrix.errors import ConfigError, LaunchError, RecordError
+from kmatrix.records.checkpoint_dir import (
+    Owner,
+    check_own_files,
+    checkpoint_dir,
+    new_folder,
+    own_checkpoint_dir,
+    read_owner,
+    take_folder,
+)
+from kmatrix.records.files import read_json, write_json
+from kmatrix.records.paths import MatrixDir
+
+NAME = "test_matrix_results_20261120_062141"
+
+
+def make(path, folder=None, *, old=None):
+    """Make a matrix with the run a. folder: of its checkpoints.  old: the path in a run.json of an earlier version."""
+    matrix = MatrixDir(path)
+    path.mkdir(parents=True)
+    plan = {"name": path.name, "runs": [{"name": "a"}]}
+    write_json(matrix.matrix_json, plan if old else {**plan, "checkpoints": folder and str(folder)})
+    train = {"checkpoint_dir": str(old)} if old else {}
+    write_json(matrix.run("a").run_json, {"name": "a", "matrix": path.name, "train": train})
+    return matrix
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """Return a matrix whose checkpoints are below CHECKPOINT_DIR."""
+    matrix = make(tmp_path / "results" / NAME)
+    folder = new_folder(tmp_path / "disk", matrix, matrix.path)
+    write_json(matrix.matrix_json, {**read_json(matrix.matrix_json), "checkpoints": str(folder)})
+    return matrix
+
+
+def test_checkpoints_are_in_the_run_directory_wherever_the_matrix_is(tmp_path):
+    make(tmp_path / NAME)
+    copy = MatrixDir(tmp_path / "copy")
+    shutil.copytree(tmp_path / NAME, copy.path)
+    assert own_checkpoint_dir(copy.run("a")) == copy.run("a").checkpoints
+
+
+def test_the_absolute_path_of_an_earlier_version_is_the_runs_own_folder(tmp_path):
+    original = tmp_path / "original" / NAME
+    matrix = make(original, old=original / "a" / "checkpoints")
+    (matrix.run("a").checkpoints).mkdir()
+    write_json(matrix.run("a").checkpoints / "index.json", {"checkpoints": []})
+    for copy in (MatrixDir(tmp_path / NAME), MatrixDir(tmp_path / "renamed")):
+        shutil.copytree(original, copy.path)
+        assert own_checkpoint_dir(copy.run("a")) == copy.run("a").checkpoints
+
+
+def test_a_folder_outside_of_an_earlier_version_is_read_and_changed_only_after_it_was_named(tmp_path):
+    place = tmp_path / "disk" / NAME / "a"
+    matrix = make(tmp_path / NAME, old=place)
+    assert checkpoint_dir(matrix.run("a")) == matrix.run("a").checkpoints  # nothing was saved yet
+    write_json(place / "index.json", {"checkpoints": []})
+    assert checkpoint_dir(matrix.run("a")) == place
+    with pytest.raises(LaunchError, match="may be another matrix's"):
+        own_checkpoint_dir(matrix.run("a"))
+    take_folder(matrix, tmp_path / "disk")
+    assert own_checkpoint_dir(matrix.run("a")) == place
+
+
+def test_a_copy_does_not_own_the_folder_and_a_renamed_matrix_does(outside, tmp_path):
+    folder = checkpoint_dir(outside.run("a")).parent
+    copy = MatrixDir(tmp_path / "copy")
+    shutil.copytree(outside.path, copy.path)
+    assert checkpoint_dir(copy.run("a")) == folder / "a"  # to read
+    with pytest.raises(LaunchError, match="may be another matrix's"):
+        check_own_files(copy)
+    moved = MatrixDir(outside.path.rename(tmp_path / "moved"))
+    check_own_files(moved)
+    assert read_owner(folder) == Owner.of(moved)
+    # A copy in the place of the original is still a copy.
+    shutil.copytree(moved.path, outside.path)
+    with pytest.raises(LaunchError, match="may be another matrix's"):
+        check_own_files(outside)
+
+
+def test_the_command_line_gives_a_folder_to_a_copy_unless_the_owner_exists(outside, tmp_path):
+    folder = checkpoint_dir(outside.run("a")).parent
+    copy = MatrixDir(tmp_path / "copy")
+    shutil.copytree(outside.path, copy.path)
+    with pytest.raises(LaunchError, match="has the checkpoints of another matrix"):
+        take_folder(copy, tmp_path / "disk")
+    take_folder(copy, tmp_path / "other")
+    assert own_checkpoint_dir(copy.run("a")) == tmp_path / "other" / folder.name / "a"
+    assert own_checkpoint_dir(outside.run("a")) == folder / "a"
+    shutil.rmtree(outside.path)
+    take_folder(copy, tmp_path / "disk")
+    assert own_checkpoint_dir(copy.run("a")) == folder / "a"
+
+
+def test_a_remounted_disk_keeps_its_owner_and_equal_inodes_of_two_disks_are_not_one_matrix():
+    owner = Owner(matrix="/results/m", inode=12, device=1)
+    assert owner.is_same(Owner(matrix="/results/m", inode=12, device=2))
+    assert owner.is_same(Owner(matrix="/results/renamed", inode=12, device=1))
+    assert not owner.is_same(Owner(matrix="/copies/m", inode=12, device=2))
+    assert not owner.is_same(Owner(matrix="/results/m", inode=13, device=1))
+
+
+def test_a_matrix_with_its_own_checkpoints_gets_no_other_folder(tmp_path):
+    with pytest.raises(ConfigError, match="are in its run directories"):
+        take_folder(make(tmp_path / NAME), tmp_path / "disk")
+
+
+def test_without_matrix_json_checkpoints_outside_are_not_looked_for_elsewhere(outside):
+    run = outside.run("a")
+    write_json(run.run_json, {**read_json(run.run_json), "checkpoints": f"{NAME}/a"})
+    outside.matrix_json.unlink()
+    with pytest.raises(RecordError, match=r"matrix\.json is missing"):
+        checkpoint_dir(run)
+
+
+def test_two_matrices_of_one_name_get_two_folders(tmp_path):
+    folders = [
+        new_folder(tmp_path / "disk", make(tmp_path / place / NAME), tmp_path / place / NAME) for place in ("a", "b")
+    ]
+    assert [folder.name for folder in folders] == [NAME, f"{NAME}_2"]
