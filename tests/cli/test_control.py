@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -91,7 +92,7 @@ with outlived(Path(sys.argv[1])) as terminal:
     log = tmp_path / "runner.log"
     completed = subprocess.run([sys.executable, "-c", code, str(log)], capture_output=True, text=True, check=True)
     assert (completed.stdout, completed.stderr) == ("before\n", "")
-    assert sorted(log.read_text().split()) == ["after", "error"]
+    wait_until(lambda: log.exists() and sorted(log.read_text().split()) == ["after", "error"], "the log")
 
 
 def test_the_previous_sighup_handler_is_restored_and_nohup_stays_in_effect(tmp_path):
@@ -150,3 +151,34 @@ def test_a_detached_matrix_runs_in_another_process(matrix, plan, monkeypatch, ca
     wait_until(lambda: matrix.summary.exists() and not matrix.is_held())
     assert "running in the background: process " in capsys.readouterr().out
     assert "nothing to run" in matrix.runner_log.read_text()
+
+
+BROKEN = """
+import os, sys
+from pathlib import Path
+from kmatrix.cli.progress import outlived
+with outlived(Path(sys.argv[1])) as terminal:
+    for text in ("the report", "the next step"):
+        terminal.outlive(lambda: print(text))
+    Path(sys.argv[2]).touch()  # ON_FINISH
+"""
+
+
+@pytest.mark.parametrize("gone", ["closed pipe", "/dev/full", "closed descriptor"])
+def test_a_terminal_that_is_gone_without_sighup_ends_nothing(tmp_path, gone):
+    log, done = tmp_path / "runner.log", tmp_path / "done"
+    command = [sys.executable, "-c", BROKEN, str(log), str(done)]
+    if gone == "closed descriptor":
+        completed = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command], check=False)
+    elif gone == "/dev/full":
+        with Path("/dev/full").open("w") as full:
+            completed = subprocess.run(command, stdout=full, check=False)
+    else:
+        reader, writer = os.pipe()
+        os.close(reader)
+        completed = subprocess.run(command, stdout=writer, check=False)
+        os.close(writer)
+    assert (completed.returncode, done.exists()) == (0, True)
+    if gone != "closed descriptor":
+        # A program of its own writes the log.
+        wait_until(lambda: log.exists() and log.read_text() == "the report\nthe next step\n", "the log")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,7 @@ MOST_LINES = 8  # runs that are drawn at a time
 EVERY_S = 30.0  # between two plain lines of a run
 REFRESH_S = 0.25  # between two drawings of the live line
 BAR, BAR_LEAST = 24, 8  # columns; a bar that would be shorter is left out
+GONE = frozenset({errno.EIO, errno.EPIPE, errno.EBADF, errno.ENOSPC, errno.ENXIO})  # ENOSPC: /dev/full
 LIVE = (Status.PLANNED, Status.RUNNING)  # a planned run is shown only while it waits for something
 
 
@@ -52,6 +54,7 @@ class ProgressDisplay:
     ) -> None:
         self._terminal = terminal
         self._stream = stream or terminal_output()
+        self._own = stream is None  # the output of the command
         self._every_s = every_s
         self._dead = False
         self._shown: dict[str, float] = {}  # run -> monotonic seconds of its last plain line
@@ -94,7 +97,13 @@ class ProgressDisplay:
             else:
                 self._print(progress)
         except (OSError, ValueError):  # ValueError: the stream was closed
-            self._dead = True
+            self._lose()
+
+    def _lose(self) -> None:
+        """Stop drawing; the rest goes to the log of the runner, if it has one."""
+        self._dead = True
+        if self._terminal is not None and self._own:
+            self._terminal.lost = True
 
     def note(self, text: str) -> None:
         """Print a note as a permanent line."""
@@ -103,7 +112,7 @@ class ProgressDisplay:
         try:
             self._print_permanent(f"note: {text}", "yellow")
         except (OSError, ValueError):
-            self._dead = True
+            self._lose()
 
     def _new_alerts(self, progress: RunProgress) -> list[Alert]:
         """Return the alerts that were not printed yet; each is printed once."""
@@ -276,6 +285,23 @@ class Terminal:
         self._log = log
         self._written: RedactedLog | None = None  # kept: closing its pipe would end this process at the next print
         self.lost = False
+
+    def outlive(self, action: Callable[[], object]) -> None:
+        """Call an action that prints; if the terminal is gone, with or without SIGHUP, let it print to the log.
+
+        The action is called again if the terminal is found to be gone while it prints.
+        """
+        if self.lost:
+            self.leave()
+        try:
+            action()
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except (OSError, ValueError) as error:  # ValueError: the stream was closed
+            if isinstance(error, OSError) and error.errno not in GONE:
+                raise
+            self.leave()
+            action()
 
     def leave(self) -> None:
         """Write all output to the log from now on."""

@@ -13,6 +13,7 @@ from kmatrix.records.decode import SCHEMA
 from kmatrix.records.paths import MatrixDir, RunDir, find_matrix
 from kmatrix.report.analysis import analyse
 from kmatrix.report.compare import compare_runs, render, runs_of_matrix, single_run, to_json
+from kmatrix.report.ending import render_ending
 from kmatrix.report.numbers import MatrixNumbers
 from kmatrix.report.results_json import clean
 from kmatrix.report.write import draw_graphs, write_summary
@@ -43,6 +44,16 @@ def report(matrix: MatrixDir, *, draw: bool) -> None:
     if draw:
         _draw(numbers)
     print(write_summary(numbers))
+
+
+def report_in_short(matrix: MatrixDir, *, draw: bool) -> None:
+    """Write the report of a matrix and print its short form with the names of the files. draw: draw the graphs, too."""
+    numbers = analyse(matrix)
+    count = len(draw_graphs(numbers)[0]) if draw else 0
+    write_summary(numbers)
+    files = [f"Report: {shown(matrix.summary)}"]
+    files += [f"Graphs: {shown(matrix.graphs)} ({count} files)"] if count else []
+    print(render_ending(numbers, files))
 
 
 def _draw(numbers: MatrixNumbers) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.configure import defconfig
 from kmatrix.cli.progress import ProgressDisplay, outlived
-from kmatrix.cli.results import report
+from kmatrix.cli.results import report_in_short
 from kmatrix.cli.targets import asked_statuses, chosen_runs, find_target, refuse_if_running, warn_interrupted
 from kmatrix.cli.trackers import asked_trackers, wait_for_sync
 from kmatrix.engines.local.recorder import RecorderLauncher
@@ -47,7 +47,7 @@ from kmatrix.runner.execute import (
     symbols,
 )
 from kmatrix.runner.loop import EXIT_FAILED, EXIT_STOPPED, Outcome
-from kmatrix.runner.resume import ResumePlan, describe_plan, reopen, restore_runs, too_few_gpus
+from kmatrix.runner.resume import ResumePlan, describe_plan, is_settled, reopen, restore_runs, too_few_gpus
 from kmatrix.status.disk_space import how_full, what_to_do
 from kmatrix.status.status_file import recover_status
 from kmatrix.text import first_names, plural, shown
@@ -158,16 +158,17 @@ def _run_and_report(
                 disk_wait=disk_wait,
             )
         if trackers is not None:
-            wait_for_sync(trackers)
+            terminal.outlive(lambda: wait_for_sync(trackers))
         # Report. The user's command comes last, so that it finds the report in the results.
-        if terminal.lost:
-            terminal.leave()
         values = symbols(matrix)
-        report(matrix, draw=values.get("AUTO_GENERATE_GRAPHS") == "y")
         command = str(values.get("ON_FINISH") or "")
-        if why := ("" if own else foreign_command(matrix, command)) or finish(matrix, command):
-            print(f"note: {why}")
-        _print_next_steps(matrix, outcome)
+        try:
+            draw = values.get("AUTO_GENERATE_GRAPHS") == "y"
+            terminal.outlive(lambda: report_in_short(matrix, draw=draw))
+        finally:  # also if the report cannot be written: the matrix has ended
+            if why := ("" if own else foreign_command(matrix, command)) or finish(matrix, command):
+                terminal.outlive(lambda: print(f"note: {why}"))
+        terminal.outlive(lambda: _print_next_steps(matrix, outcome))
     return outcome.exit_code
 
 
@@ -216,10 +217,13 @@ def continue_(arguments: Arguments) -> int:
         return _run_detached(
             matrix, arguments, "RUN", "RESUME", "RETRY_FAILED", "GPUS", "SIMULATE", "TRACKER", "DISK_WAIT"
         )
-    recorders = recorder_launcher(arguments.get("SIMULATE"), *recording(symbols(matrix)))
-    status = _run_and_report(matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen, disk_wait=disk_wait)
     # A run that failed before and was not retried counts as well, or one that is lost: the matrix has not succeeded.
     failed = any(state.status is Status.FAILED for state in plan.stays.values())
+    if not plan.plans and not plan.skipped and is_settled(matrix):
+        print(f"Report: {shown(matrix.summary)}")
+        return EXIT_FAILED if failed or lost else 0
+    recorders = recorder_launcher(arguments.get("SIMULATE"), *recording(symbols(matrix)))
+    status = _run_and_report(matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen, disk_wait=disk_wait)
     return status or (EXIT_FAILED if failed or lost else 0)
 
 

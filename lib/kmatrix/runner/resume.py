@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.packing import Limits
@@ -12,6 +14,7 @@ from kmatrix.records.checkpoints import has_checkpoint
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.plan import make_runs
 from kmatrix.records.runs import RunFile, Status, read_run_file_or_empty
+from kmatrix.records.states import read_matrix_status, read_run_status
 from kmatrix.records.train_config import TrainFields
 from kmatrix.status.estimate import MeasuredRuns, guess, measured_before, measured_here
 from kmatrix.status.state import HALVE, Attempt, RunPlan, RunState, next_attempt
@@ -142,6 +145,24 @@ def _attempt(state: RunState, train: TrainFields, resume: str, *, retry_failed: 
         retry_failed=retry_failed,
         retry_killed=True,
     )
+
+
+def is_settled(matrix: MatrixDir) -> bool:
+    """Return whether the files of an ended matrix say so: its status, that of each run, and its report."""
+    record, report = read_matrix_status(matrix), _time(matrix.summary)
+    if record.ended is None or record.status is Status.RUNNING:
+        return False
+    runs = matrix.runs()
+    statuses = Counter(stored.status.value for run in runs if (stored := read_run_status(run)) is not None)
+    return dict(statuses) == dict(record.counts) and all(_time(run.status) <= report for run in runs)
+
+
+def _time(path: Path) -> float:
+    """Return the modification time of a file (Unix seconds), 0 without one."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def describe_plan(plan: ResumePlan) -> list[str]:

@@ -1,0 +1,107 @@
+"""The short form of the report that ends a matrix on the terminal: at most 30 lines of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kmatrix.records.runs import Status
+from kmatrix.report.numbers import BITS, MatrixNumbers, Ranking, RunNumbers
+from kmatrix.text import UNKNOWN, Column, count, duration, money, plural, shortened, table, wrap
+
+WIDTH = 80  # columns
+MOST_LINES = 30
+MOST_RUNS = 10  # rows of the table
+MOST_GROUPS = 3  # configurations of a ranking
+MOST_FAILURES = 3
+COLUMNS = (
+    Column(title="run", words=True),
+    Column(title="val loss"),
+    Column(title="ppl", worth=2),
+    Column(title="tok/s", worth=3),
+    Column(title="MFU", worth=1),
+    Column(title="time", worth=4),
+    Column(title="status", words=True),
+)
+# Which runs are shown if not all fit: first those that need attention.
+URGENCY = (Status.FAILED, Status.STOPPED, Status.SKIPPED, Status.RUNNING, Status.FINISHED, Status.PLANNED)
+
+
+def render_ending(numbers: MatrixNumbers, files: Sequence[str]) -> str:
+    """Return the outcome of a matrix, its runs and rankings in short. files: with the whole report, as shown."""
+    shown = _shown(numbers.runs)
+    lines = ["", *wrap(_headline(numbers), "", WIDTH), ""]
+    lines += table(COLUMNS, [_row(run) for run in shown], WIDTH)
+    if hidden := len(numbers.runs) - len(shown):
+        lines.append(f"and {plural(hidden, 'more run')}")
+    for ranking in numbers.rankings[:1]:
+        lines += ["", *(_fit(line) for line in _ranking(ranking))]
+    if notes := [_fit(line) for line in _notes(numbers)]:
+        lines += ["", *notes]
+    last = ["", *(_fit(line) for line in files)]
+    return "\n".join([*lines[: MOST_LINES - len(last)], *last])
+
+
+def _headline(numbers: MatrixNumbers) -> str:
+    """Return `test_matrix_results_...: finished, 2 finished, took 3m12s, cost $1.20`."""
+    parts = [f"{number} {status}" for status in Status if (number := numbers.count(status))]
+    if numbers.created is not None and numbers.ended is not None and numbers.ended >= numbers.created:
+        parts.append(f"took {duration(numbers.ended - numbers.created)}")
+    costs = [run.dollars for run in numbers.runs if run.dollars is not None]
+    parts += [f"cost {money(sum(costs))}"] if costs else []
+    return f"{numbers.name}: {', '.join(parts)}"
+
+
+def _shown(runs: Sequence[RunNumbers]) -> list[RunNumbers]:
+    """Return the runs of the table in their order: if not all fit, failed ones, then those with the lowest loss."""
+    if len(runs) <= MOST_RUNS:
+        return list(runs)
+
+    def key(run: RunNumbers) -> tuple[int, float]:
+        loss = run.final_val_loss
+        return URGENCY.index(run.status), float("inf") if loss is None else loss
+
+    kept = {run.name for run in sorted(runs, key=key)[:MOST_RUNS]}
+    return [run for run in runs if run.name in kept]
+
+
+def _row(run: RunNumbers) -> tuple[str, ...]:
+    return (
+        run.name,
+        UNKNOWN if run.final_val_loss is None else f"{run.final_val_loss:.4f}{'' if run.counts else '*'}",
+        UNKNOWN if run.perplexity is None else f"{run.perplexity:.4g}",
+        count(run.tokens_per_second),
+        "" if run.mfu is None else f"{run.mfu:.1%}",
+        duration(run.seconds),
+        "reused" if run.reused_from else str(run.status),
+    )
+
+
+def _ranking(ranking: Ranking) -> Iterator[str]:
+    """Yield the best configurations with their mean loss, and the strength of the evidence."""
+    unit = "bits/byte" if ranking.metric == BITS else "val loss"
+    for place, group in enumerate(ranking.groups[:MOST_GROUPS], start=1):
+        mean = UNKNOWN if group.mean is None else f"{group.mean:.4f}"
+        yield f"{place}. {group.name}  {unit} {mean} ({plural(len(group.losses), 'seed')})"
+    if (hidden := len(ranking.groups) - MOST_GROUPS) > 0:
+        yield f"and {plural(hidden, 'more configuration')}"
+    yield f"{ranking.evidence}."
+
+
+def _notes(numbers: MatrixNumbers) -> Iterator[str]:
+    """Yield why runs failed, and the number of warnings and alerts."""
+    failed = [run for run in numbers.runs if run.status in (Status.FAILED, Status.SKIPPED)]
+    for run in failed[:MOST_FAILURES]:
+        yield f"{run.name} {run.status}: {run.reason or 'no reason recorded'}"
+    if len(failed) > MOST_FAILURES:
+        yield f"and {len(failed) - MOST_FAILURES} more failed or skipped"
+    retried = sum(len(run.attempts) > 1 for run in numbers.runs)
+    parts = [f"{plural(retried, 'run')} with several attempts"] if retried else []
+    parts += [plural(len(numbers.warnings), "warning")] if numbers.warnings else []
+    alerts = sum(len(run.alerts) for run in numbers.runs)
+    parts += [plural(alerts, "alert")] if alerts else []
+    if parts:
+        yield f"In the report: {', '.join(parts)}"
+
+
+def _fit(line: str) -> str:
+    return line if len(line) <= WIDTH else shortened(line, WIDTH)

@@ -1,0 +1,60 @@
+"""The short form of the report, which ends a matrix on the terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from kmatrix.cli.results import report_in_short
+from kmatrix.report.analysis import analyse
+from kmatrix.report.ending import MOST_LINES, WIDTH, render_ending
+from records_factory import FakeRun, make_matrix, runs_with_seeds
+
+FILES = ["Report: test_matrix_results_20261120_052300/summary_report.txt"]
+
+
+def ending(tmp_path, runs):
+    return render_ending(analyse(make_matrix(tmp_path, runs)), FILES).splitlines()
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [FakeRun(), FakeRun(optimizer="muon")],
+        runs_with_seeds(3, [3.28, 3.29, 3.30]) + runs_with_seeds(3, [3.1, 3.2, 3.15], optimizer="muon"),
+        [
+            FakeRun(optimizer="sgd", status="failed", kind="nan", reason="loss is nan " * 30, stop_at=47)
+            for _ in range(1)
+        ],
+        [FakeRun(axes={"seed": str(seed)}, final_loss=3.0 + seed / 100) for seed in range(60)],
+    ],
+)
+def test_the_end_of_a_matrix_has_at_most_thirty_lines_of_eighty_columns(tmp_path, runs):
+    lines = ending(tmp_path, runs)
+    assert len(lines) <= MOST_LINES
+    assert max(map(len, lines)) <= WIDTH
+    assert lines[-1] == FILES[0]
+
+
+def test_it_has_each_run_the_ranking_and_why_a_run_failed(tmp_path):
+    failed = FakeRun(optimizer="sgd", status="failed", kind="nan", reason="loss is nan at step 47", stop_at=47)
+    text = "\n".join(ending(tmp_path, [FakeRun(final_loss=3.3), FakeRun(optimizer="muon", final_loss=3.1), failed]))
+    assert "2 finished, 1 failed" in text
+    assert "1. muon" in text
+    assert "gpt2_sgd_1cpu failed: loss is nan at step 47" in text
+
+
+def test_of_many_runs_failed_ones_and_the_best_are_shown(tmp_path):
+    runs = [FakeRun(axes={"seed": str(seed)}, final_loss=3.0 + seed / 100) for seed in range(40)]
+    runs.append(FakeRun(optimizer="sgd", status="failed", kind="nan", reason="nan", stop_at=47))
+    lines = ending(tmp_path, runs)
+    assert "and 31 more runs" in lines
+    assert any("sgd" in line and line.endswith("failed") for line in lines)
+    assert any("3.0000" in line for line in lines)
+    assert not any("seed39" in line for line in lines)
+
+
+def test_the_whole_report_is_in_the_file(tmp_path, capsys):
+    matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
+    report_in_short(matrix, draw=False)
+    assert "Optimizer settings" not in capsys.readouterr().out
+    assert "Optimizer settings" in matrix.summary.read_text()
