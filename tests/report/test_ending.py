@@ -35,7 +35,7 @@ def test_the_end_of_a_matrix_has_at_most_thirty_lines_of_eighty_columns(tmp_path
     assert lines[-1] == FILES[0]
 
 
-def test_it_has_each_run_the_ranking_and_why_a_run_failed(tmp_path):
+def test_the_end_has_each_run_the_ranking_and_the_reason_of_a_failure(tmp_path):
     failed = FakeRun(optimizer="sgd", status="failed", kind="nan", reason="loss is nan at step 47", stop_at=47)
     text = "\n".join(ending(tmp_path, [FakeRun(final_loss=3.3), FakeRun(optimizer="muon", final_loss=3.1), failed]))
     assert "2 finished, 1 failed" in text
@@ -43,7 +43,7 @@ def test_it_has_each_run_the_ranking_and_why_a_run_failed(tmp_path):
     assert "gpt2_sgd_1cpu failed: loss is nan at step 47" in text
 
 
-def test_of_many_runs_failed_ones_and_the_best_are_shown(tmp_path):
+def test_failed_runs_and_the_best_of_many_are_shown(tmp_path):
     runs = [FakeRun(axes={"seed": str(seed)}, final_loss=3.0 + seed / 100) for seed in range(40)]
     runs.append(FakeRun(optimizer="sgd", status="failed", kind="nan", reason="nan", stop_at=47))
     lines = ending(tmp_path, runs)

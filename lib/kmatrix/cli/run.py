@@ -47,7 +47,7 @@ from kmatrix.runner.execute import (
     symbols,
 )
 from kmatrix.runner.loop import EXIT_FAILED, EXIT_STOPPED, Outcome
-from kmatrix.runner.resume import ResumePlan, describe_plan, is_settled, reopen, restore_runs, too_few_gpus
+from kmatrix.runner.resume import ResumePlan, describe_plan, is_up_to_date, reopen, restore_runs, too_few_gpus
 from kmatrix.status.disk_space import how_full, what_to_do
 from kmatrix.status.status_file import recover_status
 from kmatrix.text import first_names, plural, shown
@@ -219,7 +219,7 @@ def continue_(arguments: Arguments) -> int:
         )
     # A run that failed before and was not retried counts as well, or one that is lost: the matrix has not succeeded.
     failed = any(state.status is Status.FAILED for state in plan.stays.values())
-    if not plan.plans and not plan.skipped and is_settled(matrix):
+    if not plan.plans and not plan.skipped and is_up_to_date(matrix):
         print(f"Report: {shown(matrix.summary)}")
         return EXIT_FAILED if failed or lost else 0
     recorders = recorder_launcher(arguments.get("SIMULATE"), *recording(symbols(matrix)))

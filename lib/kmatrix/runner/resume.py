@@ -147,7 +147,7 @@ def _attempt(state: RunState, train: TrainFields, resume: str, *, retry_failed: 
     )
 
 
-def is_settled(matrix: MatrixDir) -> bool:
+def is_up_to_date(matrix: MatrixDir) -> bool:
     """Return whether the files of an ended matrix say so: its status, that of each run, and its report."""
     record, report = read_matrix_status(matrix), _time(matrix.summary)
     if record.ended is None or record.status is Status.RUNNING:
