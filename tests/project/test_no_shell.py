@@ -71,7 +71,7 @@ def test_the_set_up_script_evaluates_no_text():
     code = re.sub(r"(?m)(^|\s)#.*$", "", script.partition("<<'SCRIPT'")[0])
     assigned = {"KMATRIX_BASE_PYTHON"}  # in an assignment, nothing is split
     unquoted = re.sub(r"'[^']*'|\"(?:\\.|[^\"])*\"", "", code)
-    assert set(re.findall(r"\$\{?(\w+)", unquoted)) <= {"stage", "quiet", "1", "path", "options", *assigned}
+    assert set(re.findall(r"\$\{?(\w+)", unquoted)) <= {"stage", "quiet", "1", "path", *assigned}
 
 
 @pytest.mark.parametrize(
