@@ -26,27 +26,32 @@ unset PIP_CONSTRAINT PIP_REQUIRE_HASHES # the files below say everything
 [ -t 1 ] && quiet= || quiet=--quiet # no progress bars in a log
 
 # Install the packages of a stage: the versions of constraints.txt, and only files whose hashes it lists. --no-deps: the
-# list is complete, so nothing else may come in. A second argument is left out.
+# list is complete, so nothing else may come in. A second argument is the version of torch, "none" to leave it out.
 install() {
     list=".venv/.$1.requirements"
-    awk -v stage="$1" -v without="${2:-}" '
+    awk -v stage="$1" -v torch="${2:-}" '
         /^# / { wanted = index(" " substr($0, 3) " ", " " stage " ") }
-        /^[A-Za-z0-9]/ && without != "" && index($0, without "==") == 1 { wanted = 0 }
+        /^torch==/ && torch == "none" { wanted = 0 }
+        /^torch==/ && torch { sub("==[^ ]*", "==" torch) }
         /^[A-Za-z0-9 ]/ && wanted
     ' constraints.txt >"$list"
     .venv/bin/python -m pip install $quiet --no-deps --require-hashes --requirement "$list"
 }
 
-without=
+torch=
+pin=$(sed -n 's/^torch==\([^ ;]*\).*/\1/p' constraints.txt)
 if [ "$stage" = train ] && [ -n "${TORCH_INDEX:-}" ]; then
     # From the index that the user names, whose files have other hashes: it is trusted instead of them.
-    without=torch
-    pin=$(sed -n 's/^torch==\([^ ;]*\).*/\1/p' constraints.txt)
+    torch=none
     .venv/bin/python -m pip install $quiet --index-url "$TORCH_INDEX" "torch==$pin"
+elif [ "$stage" = train ]; then
+    # A build of this version that pip is configured to find, such as 2.13.0+cpu in a folder of wheels. pip would prefer
+    # it, but not in the mode with hashes: there, it prefers a file whose hash the index states.
+    torch=$(.venv/bin/python -m pip index versions torch 2>/dev/null | tr ', ' '\n\n' | grep -Fx -e "$pin+cpu" || true)
 fi
-install "$stage" "$without"
+install "$stage" "$torch"
 # The CUDA build of torch needs 17 packages more, the CPU build none of them.
-if [ "$stage" = train ] && [ -z "$without" ] && .venv/bin/python -c '
+if [ "$stage" = train ] && [ "$torch" != none ] && .venv/bin/python -c '
 import sys
 from importlib.metadata import requires
 sys.exit(not any(line.startswith(("nvidia-", "cuda-")) and "extra ==" not in line for line in requires("torch") or ()))
