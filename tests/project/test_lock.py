@@ -1,4 +1,4 @@
-"""constraints.txt pins every package of every stage with the hashes of its files, within the ranges of pyproject.toml."""
+"""constraints.txt pins every package of every stage, with the hashes of its files."""
 
 from __future__ import annotations
 
