@@ -1,5 +1,8 @@
 """Typed records: what a damaged file does, and how it is named."""
 
+import json
+import math
+
 import pytest
 
 from kmatrix.errors import RecordError, SchemaError
@@ -12,7 +15,9 @@ from kmatrix.records.decode import (
     decode_lines,
     decode_optional,
     field,
+    indented,
 )
+from kmatrix.records.files import write_json
 
 
 class Part(Record, frozen=True, kw_only=True):
@@ -109,3 +114,24 @@ def test_a_line_without_its_end_is_not_damage(tmp_path):
     assert decode_lines(path, Part) == [Part(size=1)]
     assert decode_lines(tmp_path / "missing.jsonl", Part) == []
     assert damaged_files() == []
+
+
+def test_a_name_that_is_not_utf_8_is_read_back_as_python_wrote_it(tmp_path):
+    path = tmp_path / "a.json"
+    write_json(path, {"name": "caf\udce9"})
+    assert decode(path, Example).name == "caf\udce9"
+    path.write_text('{"name": "caf\\udce9", "seconds": NaN}')
+    with pytest.raises(RecordError, match="is damaged"):
+        decode(path, Example)
+    path.write_text('{"name": "caf\\udce9", "seconds": "1"}')
+    with pytest.raises(RecordError) as caught:
+        decode(path, Example)
+    assert caught.value.why.startswith("seconds: expected float")
+
+
+def test_indented_json_has_null_for_nan_and_no_bytes_that_are_not_utf_8():
+    assert json.loads(indented({"a": math.nan, "b": ["é", "\U0001f600"]})) == {"a": None, "b": ["é", "\U0001f600"]}
+    assert json.loads(indented({"a": math.inf, "b": ["é\udce9", "\U0001f600"]})) == {
+        "a": None,
+        "b": ["é?", "\U0001f600"],
+    }

@@ -7,6 +7,7 @@ one warning that names it. Unknown keys are ignored, and a file with a newer sch
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -35,6 +36,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 R = TypeVar("R")
+DAMAGE = (msgspec.MsgspecError, ValueError, RecursionError)  # what the decoders raise
 
 
 class _Header(Record, frozen=True, kw_only=True):
@@ -81,11 +83,10 @@ def decode_bytes(data: bytes, kind: type[R], name: str) -> R:
     """Return JSON text as a record of this type. name: of the file, for the error messages of `decode`."""
     try:
         # The schema first: a newer version may mean something else by the same key.
-        schema = _decoder(_Header).decode(data).schema
+        schema = _decoded(data, _Header).schema
         if schema <= SCHEMA:
-            value: R = _decoder(kind).decode(data)
-            return value
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return _decoded(data, kind)
+    except DAMAGE as error:
         raise _damage(name, error) from None
     raise SchemaError(
         f"{name} has schema {schema}",
@@ -105,10 +106,9 @@ def convert(value: object, kind: type[R], name: str) -> R:
 def decode_line(line: bytes | str, kind: type[R]) -> R | None:
     """Return a line of an append-only log as a record of this type, or None if it is damaged."""
     try:
-        value: R = _decoder(kind).decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _decoded(line, kind)
+    except DAMAGE:
         return None
-    return value
 
 
 def decode_lines(path: Path, kind: type[R]) -> list[R]:
@@ -128,7 +128,7 @@ def decode_lines(path: Path, kind: type[R]) -> list[R]:
     try:
         # All lines in one call, which is several times faster than one by one.
         found: list[R] = _decoder(kind).decode_lines(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except DAMAGE:
         found = list(_sound_lines(path, data, kind))
     return found
 
@@ -146,7 +146,12 @@ def as_json(value: object) -> Any:
 
 def indented(value: object) -> bytes:
     """Return a value as indented JSON text, with null for NaN and infinity, several times faster than `json`."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+    try:
+        data = msgspec.json.encode(value)
+    except UnicodeEncodeError:  # a file name that is not UTF-8: its bytes are replaced by "?"
+        text = json.dumps(as_json(value), ensure_ascii=False).encode("utf-8", "replace")
+        data = msgspec.json.encode(json.loads(text, parse_constant=lambda _: None))
+    return msgspec.json.format(data, indent=2) + b"\n"
 
 
 def _sound_lines(path: Path, data: bytes, kind: type[R]) -> Iterator[R]:
@@ -160,6 +165,21 @@ def _sound_lines(path: Path, data: bytes, kind: type[R]) -> Iterator[R]:
             yield value
     if skipped:
         _damaged[path] = f"{path}: {skipped} of {len(lines)} lines are damaged and were skipped"
+
+
+def _decoded(data: bytes | str, kind: type[R]) -> R:
+    try:
+        value: R = _decoder(kind).decode(data)
+    except msgspec.DecodeError as error:
+        # Python writes the bytes of a file name that is not UTF-8 as half of a pair, which msgspec refuses.
+        if "surrogate" not in str(error):
+            raise
+        value = msgspec.convert(json.loads(data, parse_constant=_refuse), kind)
+    return value
+
+
+def _refuse(constant: str) -> None:
+    raise msgspec.DecodeError(f"JSON is malformed: {constant}")
 
 
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
