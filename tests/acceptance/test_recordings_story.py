@@ -148,8 +148,8 @@ def complete_records(path: Path) -> int:
     if len(header) < length:
         return 0
     header_fields = json.loads(header)
-    values = len(header_fields["gpus"]) * len(header_fields["columns"])
-    return (path.stat().st_size - 12 - length) // (8 + 4 * (values + values % 2))
+    record = 3 * 8 + len(header_fields["gpus"]) * struct.calcsize(f"<{header_fields['types']}")
+    return (path.stat().st_size - 12 - length) // record
 
 
 def test_without_a_gpu_or_rank_the_recorder_prints_one_line(clone, run, tmp_path):

@@ -84,7 +84,7 @@ class Recorder:
                 self._poll(now)
                 next_poll = max(next_poll + 1.0, now)  # after a stall, no burst of polls to catch up
             # Each tick: one sample, the first before any wait, so that even the shortest recording has one.
-            self._sample(now, begin, snapshot_due=poll)
+            self._sample(begin, snapshot_due=poll)
             if poll and self._parent is not None and not self._parent.is_alive():
                 break
             if now >= next_summary:
@@ -130,10 +130,10 @@ class Recorder:
         families = prometheus.families(self._dir.name, self._run_id, gauges, samples=samples, late=late)
         return prometheus.text_of(families)
 
-    def _sample(self, now: float, begin: float, *, snapshot_due: bool) -> None:
+    def _sample(self, begin: float, *, snapshot_due: bool) -> None:
         """Read and store the fast values, and the snapshot of this second if it is due."""
         self._source.read(self._values)
-        wall = time.time()
+        wall, now = time.time(), time.monotonic()  # of the same sample, so read together
         reset = self._totals.add(now, wall, self._values)
         self._totals.seconds = self._before[0] + now - begin + 1.0 / self._hz  # each sample represents one period
         for device in reset:
