@@ -11,26 +11,16 @@ from scripts.environment import find_packages
 
 find_packages("msgspec")
 
-from kmatrix.errors import KmatrixError
-from kmatrix.output import run_program
-from kmatrix.records.decode import damaged_files
 from kmatrix.report.folders import find_recorded, summarize
+from scripts.reporting import run
 
 
-def main():
-    """Print the report and return the exit status."""
+def report():
+    """Return the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", metavar="DIR", type=Path, nargs="?", help="matrix directory (default: newest here)")
-    try:
-        print(summarize(find_recorded(parser.parse_args().folder, Path())), end="")
-    except KmatrixError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    finally:
-        for text in damaged_files():
-            print(f"warning: {text}", file=sys.stderr)
-    return 0
+    return summarize(find_recorded(parser.parse_args().folder, Path()))
 
 
 if __name__ == "__main__":
-    sys.exit(run_program(main))
+    run(report)

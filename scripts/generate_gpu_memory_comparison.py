@@ -11,29 +11,20 @@ from scripts.environment import find_packages
 
 find_packages("msgspec", "matplotlib")
 
-from kmatrix.errors import KmatrixError
-from kmatrix.output import run_program
-from kmatrix.records.decode import damaged_files
-from kmatrix.report.folders import draw_memory, find_recorded
+from kmatrix.report.folder_graphs import draw_memory
+from kmatrix.report.folders import find_recorded
+from scripts.reporting import run
 
 
-def main():
-    """Draw the graphs, list them and return the exit status."""
+def report():
+    """Draw the graphs, and return a line per graph."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", metavar="DIR", type=Path, nargs="?", help="matrix directory (default: newest here)")
     parser.add_argument("--output", metavar="DIR", type=Path, help="output directory (default: graphs/ in DIR)")
     args = parser.parse_args()
-    try:
-        files, missing = draw_memory(find_recorded(args.folder, Path()), args.output)
-    except KmatrixError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    finally:
-        for text in damaged_files():
-            print(f"warning: {text}", file=sys.stderr)
-    print("\n".join([*(f"wrote {file}" for file in files), *(f"note: {reason}" for reason in missing)]))
-    return 0
+    files, missing = draw_memory(find_recorded(args.folder, Path()), args.output)
+    return "".join([*(f"wrote {file}\n" for file in files), *(f"note: {reason}\n" for reason in missing)])
 
 
 if __name__ == "__main__":
-    sys.exit(run_program(main))
+    run(report)

@@ -1,6 +1,21 @@
 """Read run directories, compute the numbers of a matrix, and write summary, results and graphs."""
 
-from kmatrix.report.analysis import analyse
-from kmatrix.report.write import draw_graphs, write_summary
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kmatrix.report.analysis import analyse
+    from kmatrix.report.write import draw_graphs, write_summary
 
 __all__ = ["analyse", "draw_graphs", "write_summary"]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a function of this package. Imported on demand: a report on GPUs alone needs none of them."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from kmatrix.report.analysis import analyse
+    from kmatrix.report.write import draw_graphs, write_summary
+
+    return {"analyse": analyse, "draw_graphs": draw_graphs, "write_summary": write_summary}[name]

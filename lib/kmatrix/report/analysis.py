@@ -11,6 +11,7 @@ from kmatrix.records.decode import Scalar
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import LOST, RunFile, Status, read_matrix_file_or_empty
 from kmatrix.records.states import read_matrix_status
+from kmatrix.report.gpu.numbers import RunGpus
 from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
 from kmatrix.report.numbers import (
     BITS,
@@ -26,6 +27,7 @@ from kmatrix.report.numbers import (
     Scaling,
     ScalingRow,
     SettingOrigin,
+    gpu_runs,
 )
 from kmatrix.report.read_run import read_numbers, run_dirs
 from kmatrix.stats import LEVEL, Conclusion, compare, holm, mean
@@ -149,6 +151,11 @@ def _axes(runs: Sequence[RunNumbers]) -> dict[str, tuple[str, ...]]:
     """Return the axes of the runs, for a matrix without its matrix.json."""
     labels = dict.fromkeys(label for run in runs for label in run.axes)
     return {label: tuple(dict.fromkeys(run.axes[label] for run in runs if label in run.axes)) for label in labels}
+
+
+def analyse_gpus(matrix: MatrixDir) -> list[RunGpus]:
+    """Return every run of a matrix with the numbers of its devices."""
+    return gpu_runs(analyse(matrix))
 
 
 def _with_gpu(folder: RunDir, run: RunNumbers) -> RunNumbers:

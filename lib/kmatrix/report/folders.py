@@ -12,12 +12,9 @@ from kmatrix.errors import RecordError
 from kmatrix.records.files import finite
 from kmatrix.records.paths import MatrixDir, RunDir, matrix_dirs
 from kmatrix.records.runs import Status
-from kmatrix.report.analysis import analyse
-from kmatrix.report.gpu import graphs as gpu_graphs
 from kmatrix.report.gpu.numbers import RunGpus
 from kmatrix.report.gpu.read_gpu import PATTERNS, TrainingTotals, add_timeline, read_gpu, recordings
 from kmatrix.report.gpu.text import consolidated
-from kmatrix.report.numbers import gpu_runs
 
 
 def find_recorded(target: Path | None, results_dir: Path) -> Path:
@@ -49,7 +46,9 @@ def read_folder(folder: Path) -> tuple[str, Path, list[RunGpus]]:
     folder = folder.resolve()
     matrix = MatrixDir(folder)
     if matrix.matrix_json.is_file() or any(folder.glob("*/run.json")):
-        name, root, runs = matrix.name, folder, gpu_runs(analyse(matrix))
+        from kmatrix.report.analysis import analyse_gpus
+
+        name, root, runs = matrix.name, folder, analyse_gpus(matrix)
     elif recordings(folder):
         name, root, runs = folder.name, folder.parent, [_foreign(folder, {})]
     else:
@@ -67,20 +66,6 @@ def summarize(folder: Path) -> str:
     """Return the consolidated GPU report of a folder."""
     name, _, runs = read_folder(folder)
     return consolidated(name, runs)
-
-
-def draw_memory(folder: Path, output: Path | None) -> tuple[list[Path], list[str]]:
-    """Draw the GPU graphs into `output`, by default graphs/ in the folder; return the files and missing graphs."""
-    name, root, runs = read_folder(folder)
-    target = output or folder / "graphs"
-    try:
-        return gpu_graphs.draw(name, with_timelines(root, runs), target)
-    except OSError as error:
-        raise RecordError(
-            f"the graphs of {name} cannot be written",
-            why=f"{error.filename or target}: {error.strerror or error}",
-            hint="free disk space, fix the permissions, or pass --output DIR",
-        ) from None
 
 
 def with_timelines(root: Path, runs: Sequence[RunGpus]) -> list[RunGpus]:

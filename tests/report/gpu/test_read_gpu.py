@@ -23,11 +23,12 @@ from kmatrix.gpu.recorder.summary import RunTotals
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.report.analysis import analyse
-from kmatrix.report.folders import find_recorded, gpu_runs, read_folder, summarize
+from kmatrix.report.folders import find_recorded, read_folder, summarize
 from kmatrix.report.gpu.graphs import draw, grid, load_balance, memory_by_device, memory_by_run, memory_over_time
 from kmatrix.report.gpu.numbers import DeviceNumbers, GpuNumbers, RunGpus, Statistics, balance_of
 from kmatrix.report.gpu.read_gpu import TrainingTotals, add_timeline, read_gpu, recordings
 from kmatrix.report.gpu.text import consolidated, gpu_sections, joules_text
+from kmatrix.report.numbers import gpu_runs
 from kmatrix.report.write import draw_graphs, write_summary
 from kmatrix.status.stragglers import read_ranks
 from kmatrix.text import WIDTH

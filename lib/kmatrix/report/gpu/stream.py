@@ -322,6 +322,9 @@ class TimelineBuilder:
         """Add samples: their times, and the memory of each device (NaN: unknown)."""
         while self._samples + len(seconds) > MAX_TIMELINE_POINTS * self._width:
             self._double_width()
+        if self._width == 1:  # a point per sample, the common case of short recordings
+            self._add_points(seconds, memory)
+            return
         points = list(self._points(len(seconds)))
         if not points:
             return
@@ -352,6 +355,21 @@ class TimelineBuilder:
             )
             for at, seconds in enumerate(self._seconds)
         )
+
+    def _add_points(self, seconds: Floats, memory: Mapping[int, Floats]) -> None:
+        """Add one point per sample."""
+        self._seconds += seconds
+        for device, values in memory.items():
+            sums, counts = self._memory.setdefault(device, ([], []))
+            _lengthen(sums, self._samples)
+            _lengthen(counts, self._samples)
+            if math.isnan(sum(values)):
+                sums += [0.0 if math.isnan(value) else value for value in values]
+                counts += [float(not math.isnan(value)) for value in values]
+            else:
+                sums += values
+                counts += [1.0] * len(values)
+        self._samples += len(seconds)
 
     def _points(self, count: int) -> Iterator[tuple[int, int, int]]:
         """Yield the points of the next `count` samples: number, and the range of the samples that belong to it."""
