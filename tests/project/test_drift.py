@@ -155,7 +155,17 @@ def test_labels_are_unique_and_valid_in_file_names():
 
 def test_neutral_symbols_cover_only_paths_intervals_limits_samples_monitor_and_trackers():
     assert TREE.neutral == {
-        *("RESULTS_DIR", "DATA_DIR", "CHECKPOINT_DIR", "RUN_TIMEOUT", "DISK_WAIT", "AUTO_GENERATE_GRAPHS", "REUSE"),
+        *(
+            "RESULTS_DIR",
+            "DATA_DIR",
+            "CHECKPOINT_DIR",
+            "RUN_TIMEOUT",
+            "DISK_WAIT",
+            "BUDGET_HOURS",
+            "BUDGET_DOLLARS",
+            "AUTO_GENERATE_GRAPHS",
+            "REUSE",
+        ),
         *("PARALLEL_JOBS", "EXCLUSIVE", "GPU_BUSY_MEMORY", "PREFLIGHT", "ON_FINISH", "ALLOW_RISK"),
         *("GPU_MONITOR", "GPU_MONITOR_HZ", "GPU_PROMETHEUS_PORT"),
         *("TRACKER_WANDB", "TRACKER_TRACKIO", "TRACKER_TENSORBOARD", "TRACKER_PROJECT", "TRACKER_LIMIT"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kmatrix.cli.run import resume_from
+from kmatrix.cli.run import refuse_if_spent, resume_from
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment.reuse import reuse_runs
 from kmatrix.gpu.nvml.detect import Gpu
@@ -23,6 +23,7 @@ from kmatrix.records.tracking import SyncState, SyncStatus, sync_status, write_t
 from kmatrix.runner.archive import archive_result
 from kmatrix.runner.loop import drive
 from kmatrix.runner.resume import describe_plan, reopen
+from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.status_file import recover_status
 from programs import run as program
 from running import engine, processes_of
@@ -527,3 +528,12 @@ def test_a_rerun_without_a_selection_archives_nothing(matrix, make, arguments, m
     assert (result.status, message in result.err) == (2, True)
     assert run.result.exists()
     assert not run.archive.exists()
+
+
+def test_a_matrix_whose_budget_is_spent_is_refused_and_names_the_argument(matrix, make):
+    run = make("a")
+    state = {"attempt": 1, "status": "stopped", "started": 1000.0, "ended": 8200.0, "seconds": 7200.0}
+    write_json(run.status, {"status": "stopped", "attempts": [state]})
+    with pytest.raises(LaunchError, match=r"the budget of \S+ is spent: 2 of 2 hours\n.*BUDGET_HOURS="):
+        refuse_if_spent(matrix, MatrixBudget(hours=2))
+    refuse_if_spent(matrix, MatrixBudget(hours=3))

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -48,6 +49,7 @@ from kmatrix.runner.execute import (
 )
 from kmatrix.runner.loop import EXIT_FAILED, EXIT_STOPPED, Outcome
 from kmatrix.runner.resume import ResumePlan, describe_plan, is_up_to_date, reopen, restore_runs, too_few_gpus
+from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.disk_space import how_full, what_to_do
 from kmatrix.status.status_file import recover_status
 from kmatrix.text import first_names, plural, shown
@@ -57,6 +59,8 @@ QUICKSTART = "gpt2-cpu-quick"  # defconfig
 RESUMES = ("auto", "latest", "best", "none")  # values of RESUME= besides a path; those of the trainer's --resume
 EXIT_DIFFERS = 1  # of `reproduce`: the runs must be equal and are not
 EXAMPLE = "pass RUN=test_matrix_results_.../gpt2_..."
+BUDGETS = ("BUDGET_HOURS", "BUDGET_DOLLARS")
+MOST_DIGITS = 7  # of a budget
 MOST_DISK_WAIT_S = 86400  # upper limit of the symbol
 WORKTREE = "../kmatrix-then"  # suggested directory for a checkout of the old code
 
@@ -134,11 +138,13 @@ def _run_and_report(
     recorders: RecorderLauncher | None = None,
     chosen: Sequence[str] | None = None,
     disk_wait: float | None = None,
+    budget: MatrixBudget | None = None,
     own: bool = False,
 ) -> int:
     """Run the pending attempts with a live display, print the report, and return the exit status.
 
     chosen: replaces the trackers of the matrix, None to keep them.  disk_wait: the same for DISK_WAIT (s).
+    budget: the same for the budget of the matrix.
     own: this process made the matrix, so its ON_FINISH is the user's.
     """
     # Run the attempts, and wait for the uploads. Both continue if the terminal is closed.
@@ -156,6 +162,7 @@ def _run_and_report(
                 on_progress=display,
                 on_note=display.note,
                 disk_wait=disk_wait,
+                budget=budget,
             )
         if trackers is not None:
             terminal.outlive(lambda: wait_for_sync(trackers))
@@ -213,9 +220,12 @@ def continue_(arguments: Arguments) -> int:
     print(f"{shown(matrix.path)}: {'nothing' if not plan.plans else len(plan.plans)} to run")
     for line in describe_plan(plan):
         print(f"  {line}")
+    budget = asked_budget(matrix, arguments)
+    if plan.plans:
+        refuse_if_spent(matrix, budget)
     if background and plan.plans:
         return _run_detached(
-            matrix, arguments, "RUN", "RESUME", "RETRY_FAILED", "GPUS", "SIMULATE", "TRACKER", "DISK_WAIT"
+            matrix, arguments, "RUN", "RESUME", "RETRY_FAILED", "GPUS", "SIMULATE", "TRACKER", "DISK_WAIT", *BUDGETS
         )
     # A run that failed before and was not retried counts as well, or one that is lost: the matrix has not succeeded.
     failed = any(state.status is Status.FAILED for state in plan.stays.values())
@@ -223,7 +233,9 @@ def continue_(arguments: Arguments) -> int:
         print(f"Report: {shown(matrix.summary)}")
         return EXIT_FAILED if failed or lost else 0
     recorders = recorder_launcher(arguments.get("SIMULATE"), *recording(symbols(matrix)))
-    status = _run_and_report(matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen, disk_wait=disk_wait)
+    status = _run_and_report(
+        matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen, disk_wait=disk_wait, budget=budget
+    )
     return status or (EXIT_FAILED if failed or lost else 0)
 
 
@@ -269,12 +281,16 @@ def test_rerun(arguments: Arguments) -> int:
             raise LaunchError(
                 f"{run.name} cannot run on this machine", why=why, hint="pass RUN=<pattern> for the others"
             )
+    budget = asked_budget(matrix, arguments)
+    refuse_if_spent(matrix, budget)
     recorders = recorder_launcher(arguments.get("SIMULATE"), *recording(symbols(matrix)))
     with held(matrix):  # no runner may start a run while its files are moved
         for name, archive in archive_results(matrix, runs).items():
             print(f"{name}: " + (f"archived its result in {shown(archive)}" if archive else "no result yet"))
     plan = reopen(matrix, gpus, names={run.name for run in runs})
-    status = _run_and_report(matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen, disk_wait=disk_wait)
+    status = _run_and_report(
+        matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen, disk_wait=disk_wait, budget=budget
+    )
     return status or (EXIT_FAILED if lost else 0)
 
 
@@ -307,6 +323,28 @@ def _of_optimizers(runs: list[RunDir], asked: str) -> list[RunDir]:
         there = ", ".join(sorted(set(known.values())))
         raise ConfigError(f"OPTIMIZER={asked}: no run has {', '.join(sorted(missing))}", why=f"the runs have {there}")
     return [run for run in runs if known[run.name] in wanted]
+
+
+def asked_budget(matrix: MatrixDir, arguments: Arguments) -> MatrixBudget:
+    """Return the budget of the matrix, replaced by BUDGET_HOURS= and BUDGET_DOLLARS=. Raises ConfigError."""
+    values = dict(symbols(matrix))
+    for name in BUDGETS:
+        if text := arguments.get(name):
+            if not text.isdecimal() or len(text) > MOST_DIGITS:
+                raise ConfigError(f"{name}={text}", why="expected a whole number, 0 for no limit")
+            values[name] = text
+    return MatrixBudget.of(values)
+
+
+def refuse_if_spent(matrix: MatrixDir, budget: MatrixBudget) -> None:
+    """Raise LaunchError if the runs of the matrix have reached its budget."""
+    runs = matrix.runs() if budget else []
+    used = [(recover_status(run, has_runner=False).attempts, read_run_file_or_empty(run).train) for run in runs]
+    if spent := budget.spent(used, time.time()):
+        raise LaunchError(
+            f"the budget of {matrix.name} is spent: {spent}",
+            hint="pass a larger BUDGET_HOURS= or BUDGET_DOLLARS=, 0 for no limit",
+        )
 
 
 def asked_disk_wait(arguments: Arguments) -> float | None:

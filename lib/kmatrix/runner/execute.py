@@ -31,6 +31,7 @@ from kmatrix.runner.resume import ResumePlan
 from kmatrix.runner.signature import is_signed
 from kmatrix.simulate.library import simulation
 from kmatrix.status.alerts import Thresholds
+from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.state import RunPlan
 from kmatrix.status.watch import RunProgress
 from kmatrix.track.available import own_project
@@ -53,12 +54,13 @@ def execute(
     on_progress: Callable[[RunProgress], None] | None = None,
     on_note: Callable[[str], None] | None = None,
     disk_wait: float | None = None,
+    budget: MatrixBudget | None = None,
 ) -> Outcome:
     """Run the pending attempts of a matrix on these GPUs, or on the CPU, and return the outcome.
 
     recorders: starts the GPU recorders, None for no recording.  trackers: starts the tracker processes, None for none.
     on_progress: called with the progress of each run.  on_note: called with each note about a GPU or a full disk.
-    disk_wait: replaces DISK_WAIT of the matrix (s), None to keep it.
+    disk_wait: replaces DISK_WAIT of the matrix (s), None to keep it.  budget: the same for the budget of the matrix.
     Raises LaunchError if the runs cannot start here or another runner holds the matrix.
     """
     values = symbols(matrix)
@@ -85,6 +87,7 @@ def execute(
         limits=Thresholds.of(values),
         pool=pool,
         disk_s=disk_s,
+        budget=MatrixBudget.of(values) if budget is None else budget,
     )
 
 

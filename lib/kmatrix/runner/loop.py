@@ -22,11 +22,13 @@ from kmatrix.records.disk import SpaceWait, stop_waiting, waiting_for_space
 from kmatrix.records.files import append_jsonl, end_torn_line, write_json
 from kmatrix.records.lock import held, this_process
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.runs import Status, read_run_file
+from kmatrix.records.runs import Status, read_run_file, read_run_file_or_empty
+from kmatrix.records.train_config import TrainFields
 from kmatrix.runner.archive import finish_archiving, is_archiving
 from kmatrix.runner.signals import StopRequest, listening
 from kmatrix.status.alerts import Alert, Thresholds
 from kmatrix.status.classify import classify
+from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.disk_space import how_full, is_full
 from kmatrix.status.state import (
     DISK,
@@ -51,6 +53,7 @@ from kmatrix.status.watch import RunProgress, RunUpdate, RunWatch, alerts_of_run
 from kmatrix.text import duration
 
 EXIT_FAILED, EXIT_STOPPED = 1, 130
+BUDGET_EVERY_S = 1.0  # between two checks of the budget
 DISKS_EVERY_S = 1.0  # between two checks for a full disk
 T = TypeVar("T")
 
@@ -75,6 +78,7 @@ def drive(
     pool: Pool | None = None,
     on_note: Callable[[str], None] | None = None,
     disk_s: float = 0.0,
+    budget: MatrixBudget | None = None,
     poll_s: float = 0.1,  # Ctrl+C and the display respond at once, and a poll costs little
 ) -> Outcome:
     """Execute the plans, which the engine has checked, and return the outcome; no process is left in any case.
@@ -82,6 +86,7 @@ def drive(
     skipped: run name -> why it is not run.  on_progress: called with the progress of each run, every poll_s seconds.
     limits: thresholds of the alerts.  pool: the engine's GPUs; lost ones are quarantined.
     on_note: called with each note about a GPU or a full disk.  disk_s: time (s) to wait for space on a full disk.
+    budget: of all runs of the matrix; when it is spent, the runs stop as on SIGTERM.
     Exit code 0: all finished; 1: a run failed or was skipped; 130: stopped, and can be continued.
     Raises LaunchError if another runner holds the matrix, or a status file cannot be written.
     """
@@ -95,6 +100,7 @@ def drive(
             limits=limits or Thresholds(),
             pool=pool,
             on_note=_ignore_errors(on_note) if on_note else lambda _: None,
+            budget=budget or MatrixBudget(),
         )
         try:
             driver.begin()
@@ -122,7 +128,9 @@ class _Driver:
         limits: Thresholds,
         pool: Pool | None,
         on_note: Callable[[str], None],
+        budget: MatrixBudget,
     ) -> None:
+        self._budget, self._budget_due = budget, 0.0  # monotonic seconds
         self._matrix, self._engine, self._skipped, self._on_progress = matrix, engine, skipped, on_progress
         self._limits, self._pool, self._on_note = limits, pool, on_note
         self._plans = {plan.name: plan for plan in plans}
@@ -131,6 +139,7 @@ class _Driver:
         self._watches: dict[str, RunWatch] = {}
         self._index: dict[str, int] = {}  # run -> its place in the order of starts, from 1
         self._recorder_deaths: Counter[str] = Counter()
+        self._prices: dict[str, TrainFields] = {}  # of all runs, if there is a budget
         self._waits: set[str] = set()  # runs whose next attempt cannot start yet
         self._excluded: dict[str, str] = {}  # GPU -> why, as reported last
         self._open = set(self._plans)  # runs of this execution that have not ended
@@ -188,6 +197,8 @@ class _Driver:
             self.states[run.name] = recover_status(run, has_runner=False)
         self._writer.missing = len(self._matrix.missing())
         self._drop_outdated_plans()
+        runs = self.states if self._budget else ()  # of earlier executions, too
+        self._prices = {name: read_run_file_or_empty(self._matrix.run(name)).train for name in runs}
 
         # Write what is known before the first start.
         self._writer.open()
@@ -235,8 +246,22 @@ class _Driver:
             if self._pool is not None:
                 self._report_gpus(self._pool)
             self._check_disks()
+            if not stopping and (spent := self._spent()):
+                self._engine.cancel(self.jobs)
+                self._writer.log("budget spent", reason=spent)
+                self._on_note(f"the budget of the matrix is spent ({spent}): its runs save a checkpoint and stop")
+                stopping = True
             if self._open:
                 time.sleep(poll_s)
+
+    def _spent(self) -> str:
+        """Return why the budget of the matrix is spent, "" if it is not, or was checked within the last second."""
+        if not self._budget or time.monotonic() < self._budget_due:
+            return ""
+        self._budget_due = time.monotonic() + BUDGET_EVERY_S
+        return self._budget.spent(
+            ((self.states[name].attempts, self._prices[name]) for name in self._prices), time.time()
+        )
 
     def _report_gpus(self, pool: Pool) -> None:
         """Report GPUs that were excluded, or returned, since the last call."""
