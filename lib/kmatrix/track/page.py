@@ -151,9 +151,8 @@ def check_guard(host: str, port: int) -> None:
     finally:
         connection.close()
     if status != REFUSED:
-        raise LaunchError(
-            "this page would answer other web sites", why=f"status {status} for the host rebinding.invalid"
-        )
+        why = f"it answered a request to the host rebinding.invalid with status {status}"
+        raise LaunchError("web sites could read this page", why=why, hint="make setup-trackers")
 
 
 def wait_for_signal() -> None:
