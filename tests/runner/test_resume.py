@@ -16,7 +16,7 @@ from kmatrix.experiment.reuse import reuse_runs
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.records.checkpoint_dir import new_folder
 from kmatrix.records.files import read_json, read_jsonl, write_json
-from kmatrix.records.lock import Process, held, holder, start_of, this_process, try_lock
+from kmatrix.records.lock import MAKING, Process, held, holder, start_of, this_process, try_lock
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import SyncState, SyncStatus, sync_status, write_track
@@ -235,6 +235,23 @@ def test_the_holder_of_a_matrix_is_a_live_process(matrix):
     with held(matrix):
         assert holder(matrix) == this_process()
         assert holder(matrix).lives_here()
+
+
+def test_a_matrix_that_is_being_made_is_not_taken_over(matrix, make):
+    make("a")
+    with held(matrix, MAKING):
+        result = program("continue", f"TARGET={matrix.path}")
+    assert (result.status, f"is being made by process {os.getpid()}" in result.err) == (2, True)
+    assert not matrix.journal.exists()
+
+
+def test_the_first_checkpoint_is_not_announced_before_it_exists(matrix, make):
+    run = make("a")
+    write_json(run.status, {"status": "stopped", "attempt": 1})
+    assert describe_plan(resume_plan(matrix)) == ["a: attempt 2, from scratch: it has no checkpoint"]
+    run.checkpoints.mkdir()
+    (run.checkpoints / "step_00000005.pt").write_text("weights")  # a lost index does not list it
+    assert describe_plan(resume_plan(matrix)) == ["a: attempt 2, from its last good checkpoint"]
 
 
 def test_a_truncated_journal_continues_on_a_new_line(matrix, make):
