@@ -237,7 +237,7 @@ def test_the_holder_of_a_matrix_is_a_live_process(matrix):
         assert holder(matrix).lives_here()
 
 
-def test_a_matrix_that_is_being_made_is_not_taken_over(matrix, make):
+def test_a_second_command_refuses_a_matrix_that_is_being_made(matrix, make):
     make("a")
     with held(matrix, MAKING):
         result = program("continue", f"TARGET={matrix.path}")
