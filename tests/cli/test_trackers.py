@@ -11,6 +11,7 @@ import pytest
 
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.tracking import SyncState, SyncStatus, read_track, write_track
+from kmatrix.text import shown
 from programs import ROOT
 from programs import run as program
 from track_factory import expected_values, make_run_dir, write_recording, write_status, write_training
@@ -98,7 +99,7 @@ def test_the_summary_and_the_status_report_pending_steps_and_the_sync_command(ru
     for command in ("status", "summary"):
         out = program(command, results).out
         assert f"pending for wandb: 20 of 30 steps of {run.name} (no answer)" in out
-        assert f"upload them with make track-sync TARGET={run.path.parent.name}" in out
+        assert f"upload them with make track-sync TARGET={shown(run.path.parent)}" in out
         assert "https://w/r/1" in out
     assert '"link": "https://w/r/1"' in program("status", results, "JSON=1").out
 

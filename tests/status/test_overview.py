@@ -59,7 +59,7 @@ def test_every_run_is_shown_with_its_status_and_numbers(mixed_matrix):
         "gpt2_sgd_1cpu failed: loss is nan at step 47",
         "gpt2_adam_4cpu skipped: needs 4 GPUs, found 1",
         "gpt2_muon_1cpu stopped: asked to stop",
-        f"continue: make continue TARGET={mixed_matrix.name}",
+        f"continue: make continue TARGET={mixed_matrix.path}",
     ]
 
 

@@ -18,7 +18,7 @@ from kmatrix.records.lock import Process, holder
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import Status
 from kmatrix.status.status_file import recover_status
-from kmatrix.text import shown
+from kmatrix.text import make_command, shown
 
 LAST_LINES = 40  # of a log, printed before following it
 POLL_S = 0.2  # between two reads of a log
@@ -38,7 +38,10 @@ def logs(arguments: Arguments) -> int:
             return 0
     there = [run for run in runs if run.output_log.exists()]
     if not there:
-        raise LaunchError(f"no run of {matrix.name} has a log yet", hint="`make status` shows which have started")
+        raise LaunchError(
+            f"no run of {matrix.name} has a log yet",
+            hint=f"`{make_command('status', matrix.path)}` shows which have started",
+        )
     chosen = there if arguments.get("RUN") else [max(there, key=lambda run: run.output_log.stat().st_mtime)]
     for run in chosen:
         _print_end(run)
@@ -114,7 +117,7 @@ def stop(arguments: Arguments) -> int:
     states = [recover_status(run, has_runner=False).status for run in matrix.runs()]
     print("stopped: " + ", ".join(f"{states.count(s)} {s}" for s in Status if s in states))
     if Status.STOPPED in states or Status.PLANNED in states:
-        print(f"  continue: make continue TARGET={shown(matrix.path)}")
+        print(f"  continue: {make_command('continue', matrix.path)}")
     return 0
 
 

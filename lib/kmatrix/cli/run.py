@@ -52,7 +52,7 @@ from kmatrix.runner.resume import ResumePlan, describe_plan, is_up_to_date, reop
 from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.disk_space import how_full, what_to_do
 from kmatrix.status.status_file import recover_status
-from kmatrix.text import first_names, plural, shown
+from kmatrix.text import first_names, make_command, plural, shown
 from kmatrix.track.available import announced
 
 QUICKSTART = "gpt2-cpu-quick"  # defconfig
@@ -181,24 +181,23 @@ def _run_and_report(
 
 def _print_next_steps(matrix: MatrixDir, outcome: Outcome) -> None:
     """Print the commands that finish what is left: pending uploads, stopped or failed runs."""
-    place = shown(matrix.path)
-    if pending_messages(((run.name, sent) for run in matrix.runs() for sent in sync_status(run)), matrix.name):
-        print(f"\nUpload pending steps: make track-sync TARGET={place}")
+    again = make_command("continue", matrix.path)
+    if pending_messages(((run.name, sent) for run in matrix.runs() for sent in sync_status(run)), matrix.path):
+        print(f"\nUpload pending steps: {make_command('track-sync', matrix.path)}")
     if outcome.exit_code == EXIT_STOPPED:
-        print(f"\nContinue: make continue TARGET={place}")
+        print(f"\nContinue: {again}")
     elif outcome.disk_full:
         print(f"\nThe disk is full: {how_full(matrix.path)}\nContinue: {what_to_do(matrix.path)}")
     elif outcome.counts.get(Status.FAILED):
-        print(f"\nRetry killed runs: make continue TARGET={place}\nRetry failed runs too: add RETRY_FAILED=1")
+        print(f"\nRetry killed runs: {again}\nRetry failed runs too: add RETRY_FAILED=1")
 
 
 def _run_detached(matrix: MatrixDir, arguments: Arguments, *names: str) -> int:
     """Run the matrix in a background process. names: arguments of this command that are passed on."""
     pid = detach(matrix, [f"{name}={arguments.get(name)}" for name in names if arguments.get(name)])
-    place = shown(matrix.path)
     print(f"running in the background: process {pid}, output in {shown(matrix.runner_log)}")
-    print(f"  watch: make status TARGET={place}   or: make logs TARGET={place}")
-    print(f"  stop:  make stop TARGET={place}")
+    print(f"  watch: {make_command('status', matrix.path)}   or: {make_command('logs', matrix.path)}")
+    print(f"  stop:  {make_command('stop', matrix.path)}")
     return 0
 
 

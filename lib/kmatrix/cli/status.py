@@ -26,6 +26,7 @@ from kmatrix.text import (
     count,
     duration,
     first_names,
+    make_command,
     memory_size,
     money,
     plural,
@@ -86,7 +87,12 @@ def status(arguments: Arguments) -> int:
 
 def as_json(view: MatrixView) -> dict[str, object]:
     """Return the whole view for programs; unknown is None."""
-    return {"schema": SCHEMA, **asdict(view), "counts": view.counts}
+    return {"schema": SCHEMA, **_fields(view), "counts": view.counts}
+
+
+def _fields(view: MatrixView) -> dict[str, object]:
+    """Return the fields of a view, without its path: a copied matrix has the same values."""
+    return {name: value for name, value in asdict(view).items() if name != "path"}
 
 
 def plain(view: MatrixView, width: int | None = None) -> list[str]:
@@ -245,15 +251,18 @@ def notes(view: MatrixView) -> Iterator[tuple[Status | None, str]]:
     for run in view.runs:
         yield from ((Status.FAILED, f"! {run.name}  {alert}") for alert in run.alerts)
     if missing := [run.name for run in view.runs if run.missing]:
-        yield Status.FAILED, f"no run.json: {first_names(missing)}; `make continue` makes them again"
+        yield (
+            Status.FAILED,
+            f"no run.json: {first_names(missing)}; `{make_command('continue', view.path)}` makes them again",
+        )
     for run in view.runs:
         yield from _history(run)
-    for text in pending_messages(((run.name, sent) for run in view.runs for sent in run.trackers), view.name):
+    for text in pending_messages(((run.name, sent) for run in view.runs for sent in run.trackers), view.path):
         yield Status.FAILED, text
     for link in links(run.trackers for run in view.runs):
         yield None, link
     if not view.running and view.status is Status.STOPPED:
-        yield Status.STOPPED, f"continue: make continue TARGET={view.name}"
+        yield Status.STOPPED, f"continue: {make_command('continue', view.path)}"
 
 
 def _history(run: RunView) -> Iterator[tuple[Status | None, str]]:
@@ -342,7 +351,7 @@ def estimate(arguments: Arguments) -> int:
 
 def estimate_json(view: MatrixView, now: float) -> dict[str, object]:
     """Return the estimate for programs; times are in seconds from `now` (Unix seconds); unknown is None."""
-    return {"schema": SCHEMA, "now": now, **asdict(view), "counts": view.counts}
+    return {"schema": SCHEMA, "now": now, **_fields(view), "counts": view.counts}
 
 
 def lines(view: MatrixView, now: float) -> list[str]:
@@ -386,7 +395,7 @@ def _totals(view: MatrixView, now: float) -> Iterator[str]:
     elif view.running:
         yield f"end: {time_of_day(now + view.left_s)}, in {duration(view.left_s)}"
     else:
-        yield f"left: {duration(view.left_s)}; not running: make continue TARGET={view.name}"
+        yield f"left: {duration(view.left_s)}; not running: {make_command('continue', view.path)}"
     if any(run.dollars is not None for run in view.runs):
         spent = sum(run.dollars or 0.0 for run in view.runs)
         yield f"cost: {money(spent)} so far, {money(view.all_dollars)} in total"

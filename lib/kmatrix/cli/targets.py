@@ -14,7 +14,7 @@ from kmatrix.kconfig.tree import open_tree
 from kmatrix.records.lock import holder, in_use
 from kmatrix.records.paths import ROOT, STAGED, MatrixDir, RunDir, find_matrix, interrupted_dirs, matrix_dirs
 from kmatrix.records.runs import Status
-from kmatrix.text import first_names, plural, shown
+from kmatrix.text import first_names, make_command, plural, shown
 
 
 def find_target(arguments: Arguments) -> MatrixDir:
@@ -67,7 +67,7 @@ def warn_missing(matrix: MatrixDir) -> None:
     if missing := matrix.missing():
         print(
             f"note: {plural(len(missing), 'run')} of the plan without a run.json: {first_names(missing)}; "
-            f"make continue TARGET={shown(matrix.path)} makes them again",
+            f"{make_command('continue', matrix.path)} makes them again",
             file=sys.stderr,
         )
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from kmatrix.errors import LaunchError
 from kmatrix.records.decode import Count, Record, decode_line
 from kmatrix.records.paths import MatrixDir
+from kmatrix.text import make_command
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 MAKING = "made"  # what the holder of a matrix does with it, after "is being"; in its lock file
@@ -172,10 +173,10 @@ def in_use(matrix: MatrixDir) -> LaunchError:
         return LaunchError(
             f"{matrix.name} is being made by {who} on {other.host}",
             why="its runs are not complete yet",
-            hint="wait for it; `make status` shows when its runs start",
+            hint=f"wait for it; `{make_command('status', matrix.path)}` shows when its runs start",
         )
     return LaunchError(
         f"{matrix.name} is being run by {who} on {other.host}",
         why="two runners would start each run twice",
-        hint="wait for it, or stop it with `make stop` or Ctrl+C in its terminal (runs save a checkpoint)",
+        hint=f"wait for it, or stop it with `{make_command('stop', matrix.path)}` or Ctrl+C (runs save a checkpoint)",
     )

@@ -8,12 +8,14 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from kmatrix.records.decode import Count, Record, decode_optional, field
 from kmatrix.records.files import write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import merged_metrics, read_run_file_or_empty
+from kmatrix.text import make_command
 
 # The name of a project at every tracker: part of URLs, and of file names. Trackio reserves `registry-`.
 PROJECT_NAME = re.compile(r"(?!registry-)[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
@@ -79,7 +81,7 @@ def sync_status(run: RunDir) -> tuple[SyncStatus, ...]:
     return tuple(known[name] for name in sorted(known) if known[name].points or known[name].waiting)
 
 
-def pending_messages(runs: Iterable[tuple[str, SyncStatus]], matrix: str) -> list[str]:
+def pending_messages(runs: Iterable[tuple[str, SyncStatus]], matrix: Path) -> list[str]:
     """Return one line per tracker and error with the pending steps, and the command that uploads them.
 
     `runs`: the name of each run with the status of one tracker.
@@ -96,7 +98,7 @@ def pending_messages(runs: Iterable[tuple[str, SyncStatus]], matrix: str) -> lis
         runs_text = members[0][0] if len(members) == 1 else f"{len(members)} runs"
         reason = error or "unknown reason"
         lines.append(f"pending for {tracker}: {waiting} of {total} steps of {runs_text} ({reason})")
-    return [*lines, f"upload them with make track-sync TARGET={matrix}"] if lines else []
+    return [*lines, f"upload them with {make_command('track-sync', matrix)}"] if lines else []
 
 
 def links(runs: Iterable[Sequence[SyncStatus]]) -> list[str]:

@@ -83,7 +83,7 @@ def tracker_lines(matrix: MatrixDir) -> list[str]:
     if not runs:
         return []
     links = [f"{name}  {sent.tracker}  {sent.points} steps  {sent.link}" for name, sent in runs if sent.link]
-    return [*links, *commands([sent] for _, sent in runs), *pending_messages(runs, matrix.name)]
+    return [*links, *commands([sent] for _, sent in runs), *pending_messages(runs, matrix.path)]
 
 
 def utilization(run: RunNumbers) -> str:

@@ -16,6 +16,7 @@ from kmatrix.report.gpu import graphs as gpu_graphs
 from kmatrix.report.numbers import MatrixNumbers, gpu_runs
 from kmatrix.report.results_json import write_all_results, write_results
 from kmatrix.report.summary import render_summary, tracker_lines
+from kmatrix.text import make_command
 
 T = TypeVar("T")
 
@@ -55,8 +56,9 @@ def _write(matrix: MatrixDir, action: Callable[[], T]) -> T:
     try:
         return action()
     except OSError as error:
+        again = make_command("summary", matrix.path)
         raise RecordError(
             f"the report of {matrix.name} cannot be written",
             why=f"{error.filename or matrix.path}: {error.strerror or error}",
-            hint="free disk space or fix the permissions, then run `make summary`: the runs are not affected",
+            hint=f"free disk space or fix the permissions, then run `{again}`: the runs are not affected",
         ) from None

@@ -10,7 +10,7 @@ from kmatrix.errors import KmatrixError
 from kmatrix.records.checkpoint_dir import checkpoint_dir
 from kmatrix.records.checkpoints import read_index
 from kmatrix.records.paths import MatrixDir
-from kmatrix.text import disk_size
+from kmatrix.text import disk_size, make_command
 
 FULL = 64 * 1024  # bytes: with less, a run can write neither its status nor its log
 RECORDS = 4 * 2**20  # bytes of metrics, recordings and reports per run
@@ -43,7 +43,7 @@ def what_to_do(path: Path) -> str:
         matrix = MatrixDir(folder)
         if matrix.matrix_json.is_file():
             space = f"free at least {disk_size(needed(matrix))}"
-            return f"{space}, then run `make continue TARGET={folder}`; finished runs are kept"
+            return f"{space}, then run `{make_command('continue', folder)}`; finished runs are kept"
     return "free some space, then run the command again"
 
 

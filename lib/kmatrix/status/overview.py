@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from kmatrix.gpu.formats.json_array import last_entry
@@ -70,6 +71,7 @@ class Overview:
         left_s = max(s for s in left if s is not None) if left and None not in left else None
         return MatrixView(
             name=self._matrix.name,
+            path=self._matrix.path,
             status=Status.RUNNING if running else overall([view.status for view in views]),
             running=running,
             started=record.started,
@@ -428,6 +430,7 @@ class MatrixView:
     """The current values of a matrix."""
 
     name: str
+    path: Path
     status: Status
     running: bool  # a runner holds it
     started: float | None  # Unix seconds
