@@ -47,7 +47,7 @@ if [ "$stage" = train ] && [ -n "${TORCH_INDEX:-}" ]; then
 elif [ "$stage" = train ]; then
     # A build of this version that pip is configured to find, such as 2.13.0+cpu in a folder of wheels. pip would prefer
     # it, but not in the mode with hashes: there, it prefers a file whose hash the index states.
-    torch=$(.venv/bin/python -m pip index versions torch 2>/dev/null | tr ', ' '\n\n' | grep -Fx -e "$pin+cpu" || true)
+    torch=$(.venv/bin/python -m pip index versions torch 2>/dev/null | tr ', ' '\n\n' | grep -Fx -m 1 -e "$pin+cpu" || true)
 fi
 install "$stage" "$torch"
 # The CUDA build of torch needs 17 packages more, the CPU build none of them.
