@@ -321,7 +321,7 @@ def parse(target: str, words: Sequence[str], *, from_make: bool = False) -> tupl
         name, equals, text = word.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise ConfigError(f"{word!r} is not NAME=value", hint="see kmatrix help")
-        if not text.isprintable():
+        if set(text) & {"\n", "\r", "\0"}:  # other control characters may be part of the name of an existing file
             raise ConfigError(f"{name}={text!a}", why="control characters are not allowed")
         if name in values or name in assignments:
             raise ConfigError(f"{name} is given twice")
