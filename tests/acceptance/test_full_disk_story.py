@@ -149,7 +149,7 @@ def undisturbed(session_clone, tmp_path_factory):
     """Run the same matrix once on a disk with enough space; return what `results_of` returns."""
     results = tmp_path_factory.mktemp("calm")
     assert session_clone.make("defconfig-gpt2-cpu-quick").returncode == 0
-    completed = session_clone.make("test-matrix", *TINY, f"RESULTS_DIR={results}")
+    completed = session_clone.run(session_clone.python, "-m", "kmatrix", "test-matrix", *TINY, f"RESULTS_DIR={results}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     return results_of(only(matrices(results)))
 
@@ -166,9 +166,8 @@ def test_a_disk_that_is_full_for_a_while_ends_no_run(clone, disk, slow_training,
         filler = disk.fill()
         filled_at = time.monotonic()
         free.touch()  # the trainer would reach its end, if it could write
-        lines = complete_lines(training / "metrics.jsonl")
         wait_until(lambda: time.monotonic() - filled_at > FULL_S, "long enough")
-        assert len(complete_lines(training / "metrics.jsonl")) <= len(lines) + 1
+        assert not (training / "result.json").exists()  # its last page on the disk has space for a few lines only
         assert runner.poll() is None
         filler.unlink()
         assert runner.wait(240) == 0, output.read_text()
