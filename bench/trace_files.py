@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OURS = ("lib/kmatrix/", "gpt2/")
 # A run starts where the runner reads the matrix that the plan created, and ends before its report. Version 0.1
 # called that end `send_rest`.
-RUNNING = "running=reopen..send_rest,wait_for_sync,report"
+RUNNING = "running=reopen..send_rest,wait_for_sync,report,report_in_short"
 IS_FUNCTION = 1  # CO_OPTIMIZED: set in the code of functions, not of modules and class bodies
 
 

@@ -1,8 +1,9 @@
-"""The errors that users see: what is wrong, why, and a hint."""
+"""The errors that users see (what is wrong, why, and a hint), and the damaged files that a command has ignored."""
 
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})  # the disk is full, or the quota of this user
 
@@ -64,3 +65,23 @@ def is_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+_damaged: dict[Path, str] = {}  # of this process
+
+
+def note_damage(path: Path, why: str) -> None:
+    """Remember that a damaged file was ignored. Each file is remembered once."""
+    _damaged[path] = f"{path} is damaged and was ignored: {why}"
+
+
+def note_lines(path: Path, skipped: int, lines: int) -> None:
+    """Remember that some lines of a log were skipped."""
+    _damaged[path] = f"{path}: {skipped} of {lines} lines are damaged and were skipped"
+
+
+def damaged_files() -> list[str]:
+    """Return one sentence per damaged file that was ignored, in whole or in part, since the last call."""
+    found = list(_damaged.values())
+    _damaged.clear()
+    return found

@@ -5,7 +5,7 @@
 Redaction at the end of a run would leave keys in the log of a run that was killed, and redaction inside the trainer
 would miss the output of C libraries and of other programs. So the pipe has a reader of its own, which is not a child of
 the processes that write: it reads on until the last of them has exited, whoever was killed before. It waits in the
-kernel, and starts in 30 ms. Decision 0015 compares the alternatives.
+kernel, and starts in 30 ms. Decision 0014 compares the alternatives.
 """
 
 from __future__ import annotations

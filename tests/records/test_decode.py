@@ -5,12 +5,11 @@ import math
 
 import pytest
 
-from kmatrix.errors import RecordError, SchemaError
+from kmatrix.errors import RecordError, SchemaError, damaged_files
 from kmatrix.records.decode import (
     Amount,
     Count,
     Record,
-    damaged_files,
     decode,
     decode_lines,
     decode_optional,

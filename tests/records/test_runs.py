@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from kmatrix.errors import RecordError
-from kmatrix.records.decode import damaged_files, decode_bytes
+from kmatrix.errors import RecordError, damaged_files
+from kmatrix.records.decode import decode_bytes
 from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import (

@@ -7,8 +7,7 @@ import math
 
 import pytest
 
-from kmatrix.errors import RecordError
-from kmatrix.records.decode import damaged_files
+from kmatrix.errors import RecordError, damaged_files
 from kmatrix.records.files import write_json
 from kmatrix.records.lock import held
 from kmatrix.records.paths import MatrixDir, find_matrix

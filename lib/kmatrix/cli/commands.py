@@ -16,10 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kmatrix import ROOT
 from kmatrix.cli.output import plain_output
-from kmatrix.errors import ConfigError, KmatrixError, is_full
-from kmatrix.records.decode import damaged_files
-from kmatrix.records.paths import ROOT
+from kmatrix.errors import ConfigError, KmatrixError, damaged_files, is_full
 from kmatrix.redaction import is_key_name
 
 REFUSED, BUG, INTERRUPTED = 2, 70, 130  # 70: EX_SOFTWARE of sysexits.h, 130: 128 + SIGINT, as shells report it

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from kmatrix.errors import RecordError, SchemaError
+from kmatrix.errors import RecordError, SchemaError, note_damage, note_lines
 
 SCHEMA = 1  # of the files that this version writes
 field, replaced = msgspec.field, msgspec.structs.replace
@@ -164,7 +164,7 @@ def _sound_lines(path: Path, data: bytes, kind: type[R]) -> Iterator[R]:
         else:
             yield value
     if skipped:
-        _damaged[path] = f"{path}: {skipped} of {len(lines)} lines are damaged and were skipped"
+        note_lines(path, skipped, len(lines))
 
 
 def _decoded(data: bytes | str, kind: type[R]) -> R:
@@ -206,18 +206,3 @@ def _cause(error: Exception) -> str:
     text = text.replace("`", "")
     place = place.removesuffix("`").lstrip(".")
     return f"{place}: {text[:1].lower()}{text[1:]}" if place else text
-
-
-_damaged: dict[Path, str] = {}  # of this process
-
-
-def note_damage(path: Path, why: str) -> None:
-    """Remember that a damaged file was ignored. Each file is remembered once."""
-    _damaged[path] = f"{path} is damaged and was ignored: {why}"
-
-
-def damaged_files() -> list[str]:
-    """Return one sentence per damaged file that was ignored, in whole or in part, since the last call."""
-    found = list(_damaged.values())
-    _damaged.clear()
-    return found

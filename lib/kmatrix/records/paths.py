@@ -12,7 +12,7 @@ import kmatrix
 from kmatrix.errors import RecordError
 from kmatrix.records.decode import Record, decode_optional
 
-ROOT = Path(kmatrix.__file__).parents[2]  # the checkout: Kconfig, defconfigs/, gpt2/
+ROOT = kmatrix.ROOT
 MATRIX_PREFIX = "test_matrix_results_"
 STAGED = ".new"  # suffix of a matrix or a run that is being made
 

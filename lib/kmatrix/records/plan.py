@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kmatrix.errors import RecordError
 from kmatrix.records.checkpoint_dir import checkpoint_dir
-from kmatrix.records.decode import Record, decode_line, decode_optional
+from kmatrix.records.decode import SCHEMA, Record, decode_bytes, decode_optional
 from kmatrix.records.files import free_path, write_bytes
 from kmatrix.records.paths import MatrixDir, RunDir
 
@@ -54,7 +54,10 @@ class _Source(Record, frozen=True, kw_only=True):
 def write_plan(matrix: MatrixDir, runs: Iterable[RunTexts], *, append: bool = False) -> None:
     """Write the plan of a matrix, durably. append: after the runs that it has."""
     known = matrix.plan.read_bytes() if append and matrix.plan.exists() else b""
-    lines = (json.dumps({"name": run.name, "files": dict(zip(FILES, run.texts, strict=True))}) for run in runs)
+    lines = (
+        json.dumps({"schema": SCHEMA, "name": run.name, "files": dict(zip(FILES, run.texts, strict=True))})
+        for run in runs
+    )
     # Level 1: thousands of configurations differ in a few lines, so that any level makes them small. A file of several
     # members is one file to gzip. Without a time stamp, equal plans are equal files.
     text = "".join(f"{line}\n" for line in lines).encode()
@@ -62,13 +65,16 @@ def write_plan(matrix: MatrixDir, runs: Iterable[RunTexts], *, append: bool = Fa
 
 
 def planned_runs(matrix: MatrixDir) -> Iterator[RunTexts]:
-    """Yield the planned runs, none without a plan. Raises RecordError if the file is damaged."""
+    """Yield the planned runs, none without a plan.
+
+    Raises RecordError if the file is damaged, SchemaError if a newer version wrote it.
+    """
     if not matrix.plan.exists():
         return
     try:
         with gzip.open(matrix.plan, "rb") as file:
             while line := file.readline(MOST_BYTES):
-                yield _planned_run(line)
+                yield _planned_run(line, matrix.plan)
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise RecordError(
             f"{matrix.plan} is damaged",
@@ -125,11 +131,9 @@ def _reused(run: RunDir, text: str) -> str:
     return json.dumps({**json.loads(text), "reused_from": source}, indent=2) + "\n" if source else text
 
 
-def _planned_run(line: bytes) -> RunTexts:
-    """Return the run in a line. Raises ValueError if it is anything else."""
-    found = decode_line(line, _Line)
-    if found is None:
-        raise ValueError("a line is not a planned run")
+def _planned_run(line: bytes, plan: Path) -> RunTexts:
+    """Return the run in a line of a plan. Raises RecordError or ValueError if it is anything else."""
+    found = decode_bytes(line, _Line, str(plan))
     # Files are written below this name: it must not lead out of the matrix.
     if Path(found.name).name != found.name or found.name.startswith(".") or "\0" in found.name:
         raise ValueError(f"{found.name!r} is not the name of a run")
