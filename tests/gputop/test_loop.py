@@ -255,7 +255,7 @@ def test_a_second_signal_does_not_interrupt_the_cleanup(recording, monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(Live, "stop", stop)
     watch(Session(feed=ReplayFeed(Path(recording))), console, UNICODE, interval=1.0, seconds=0.0)
-    assert handlers == [signal.SIG_IGN] * 3
+    assert handlers == [signal.SIG_IGN] * 4
     assert signal.getsignal(signal.SIGTERM) is before
 
 

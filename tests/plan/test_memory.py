@@ -7,6 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from factories import train_config
+from gpt2 import model
 from gpt2.model import GPT, autocast
 from kmatrix.plan.memory import MemoryNeed, memory
 from kmatrix.shapes import ModelShape
@@ -72,7 +73,9 @@ def above_weights(planned: MemoryNeed) -> float:
     ],
     ids=["matmul", "flash", "flash-bf16", "wide-vocabulary-bf16", "dropout", "recompute", "chunks", "both"],
 )
-def test_the_planned_peak_equals_the_measured_peak(shape, train, error):
+def test_the_planned_peak_equals_the_measured_peak(shape, train, error, monkeypatch):
+    # With AMX, attention is always fused and stores less than planned: the same test on every machine.
+    monkeypatch.setattr(model, "_has_amx", lambda: False)
     assert above_weights(memory(shape, train)) == pytest.approx(peak_of_a_step(shape, train), rel=error)
 
 

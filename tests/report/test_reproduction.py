@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from gpt2.checkpoint.contents import weights_sha256
 from gpt2.inference import weights
 from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.paths import RunDir
@@ -140,7 +141,7 @@ def test_weights_are_equal_only_bit_for_bit():
     tensors = {"a": torch.zeros(2, 3), "b": torch.tensor(1.0), "c": torch.ones(2, dtype=torch.bfloat16)}
     same = weights.compare(tensors, {name: value.clone() for name, value in tensors.items()})
     assert (same["equal"], same["tensors"], same["differing"]) == (True, 3, 0)
-    assert same["sha256"] == weights.sha256(dict(reversed(tensors.items())))
+    assert same["sha256"] == weights_sha256(dict(reversed(tensors.items())))
     other = tensors | {"b": torch.tensor(1.25), "c": tensors["c"] * 2}
     found = weights.compare(tensors, other)
     assert (found["equal"], found["differing"], found["most"], found["by"]) == (False, 2, "c", 1.0)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -288,7 +289,7 @@ def test_pending_steps_of_a_killed_process_are_counted_from_the_files_of_the_run
     write_training(run, range(20))
     (sent,) = sync_status(run)
     assert (sent.state, sent.waiting, sent.points) == (SyncState.BEHIND, 20, 0)
-    assert pending_messages([(run.name, sent)], "m") == [
+    assert pending_messages([(run.name, sent)], Path("m")) == [
         f"pending for memory: 20 of 20 steps of {run.name} (the tracker process was killed)",
         "upload them with make track-sync TARGET=m",
     ]

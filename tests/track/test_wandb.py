@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import shutil
 import signal
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 from psutil import STATUS_ZOMBIE, NoSuchProcess, Process, process_iter
 
-from kmatrix.track.wandb import WandbFiles, _upload_command, best, end_orphans, numbers, typed
+from kmatrix.track.wandb import OWNER, WandbFiles, _upload_command, best, end_orphans, numbers, typed
 from once import make_once
 from skips import require_program
 from waiting import wait_until
@@ -312,15 +313,21 @@ def test_the_service_of_a_copied_run_is_not_ended(tmp_path, monkeypatch):
     run.mkdir()
     copy.mkdir()
     monkeypatch.delenv("KMATRIX_WANDB_RUN", raising=False)
-    end_orphans(run)  # marks the services that this process starts
+    end_orphans(run)
+    assert os.environ[OWNER]  # marks the services that this process starts
+    folder = run.stat()
+    marked = os.environ | {OWNER: f"{folder.st_dev}:{folder.st_ino}"}
     program = tmp_path / "wandb-core"
     program.symlink_to(shutil.which("sleep"))
-    with subprocess.Popen([program, "300"]) as service:
-        wait_until(lambda: Process(service.pid).name() == "wandb-core")
-        end_orphans(copy)
-        assert service.poll() is None
-        end_orphans(run)
-        assert service.wait(timeout=60) == -signal.SIGKILL
+    with subprocess.Popen([program, "300"], env=marked) as service:
+        try:
+            wait_until(lambda: Process(service.pid).name() == "wandb-core")
+            end_orphans(copy)
+            assert service.poll() is None
+            end_orphans(run)
+            assert service.wait(timeout=60) == -signal.SIGKILL
+        finally:
+            service.kill()
 
 
 def test_the_upload_of_a_run_that_is_kept_offline_names_the_argument_that_permits_it(tmp_path):
