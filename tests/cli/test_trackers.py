@@ -90,7 +90,8 @@ def test_a_run_with_a_live_tracker_process_is_skipped(run):
     assert (result.status, result.out) == (1, f"{run.name}: a tracker process is already uploading it\n")
 
 
-def test_the_summary_and_the_status_report_pending_steps_and_the_sync_command(run):
+def test_the_summary_and_the_status_report_pending_steps_and_the_sync_command(run, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)  # else long commands are wrapped
     late = SyncStatus(
         tracker="wandb", state=SyncState.BEHIND, points=10, waiting=20, error="no answer", link="https://w/r/1"
     )
