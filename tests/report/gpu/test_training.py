@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -14,7 +15,7 @@ from kmatrix.gpu.formats.binary import COLUMNS, SampleFile
 from kmatrix.gpu.recorder.summary import RunTotals
 from kmatrix.records.files import append_jsonl, read_json, write_json
 from kmatrix.records.paths import RunDir
-from kmatrix.report.gpu.numbers import RunGpus
+from kmatrix.report.gpu.numbers import PeriodNumbers, RunGpus
 from kmatrix.report.gpu.read_gpu import TrainingTotals, add_timeline, read_gpu
 from kmatrix.report.gpu.text import consolidated, energy_line
 from kmatrix.report.results_json import gpu_object
@@ -91,6 +92,9 @@ def test_both_periods_are_labelled_in_text_and_json(tmp_path):
     line = energy_line(gpu)
     assert "training, 13.8 J/token" in line
     assert "whole run, 19.8 J/token" in line
+    nothing = PeriodNumbers(devices=(), seconds=None)
+    unknown = replace(gpu, devices=(), training=nothing, joules=None, joules_per_token=None, energy_source=None)
+    assert energy_line(unknown) == "unknown"
     text = consolidated("m", [RunGpus(name=run.name, optimizer="adamw", status="finished", gpu=gpu)])
     assert f"Total:  {gpu.training.total_mean:.1f} MB  (training; whole run: {gpu.total_mean:.1f} MB)" in text
     written = gpu_object(gpu)

@@ -73,7 +73,8 @@ def energy_line(gpu: GpuNumbers) -> str:
     joules = "unknown" if gpu.joules is None else f"{joules_text(gpu.joules)} = {gpu.cost.kwh:.3g} kWh"
     if gpu.training is None:
         return f"{joules}{_intensity(gpu.whole)}{source}"
-    return f"{joules}{source}; training{_intensity(gpu.training)}; whole run{_intensity(gpu.whole)}"
+    periods = (("training", _intensity(gpu.training)), ("whole run", _intensity(gpu.whole)))
+    return f"{joules}{source}" + "".join(f"; {name}{text}" for name, text in periods if text)
 
 
 def _intensity(period: PeriodNumbers) -> str:
