@@ -2,9 +2,8 @@
 
 import sys
 
-from kmatrix.errors import KmatrixError
+from kmatrix.errors import KmatrixError, damaged_files
 from kmatrix.output import run_program
-from kmatrix.records.decode import damaged_files
 
 
 def run(report):

@@ -53,7 +53,7 @@ def test_simulated_gpus_are_recorded_drawn_and_marked(clone, tmp_path):
     assert "J/token" in summary
     assert "kWh" in summary
     assert "Time: set-up " in summary
-    assert "Balance: CV = " in summary
+    assert "Balance (training): CV = " in summary
     recorded = load_json(run / "gpu_summary.json")
     assert recorded["simulated"] is True
     assert len(recorded["gpus"]) == 4
@@ -85,8 +85,8 @@ def test_the_monitor_symbol_turns_recording_off_and_keeps_run_ids(clone, tmp_pat
         assert bool(list(run.glob("gpu_*"))) == (choice == "y")
     assert results["y"] == results["n"]
     assert "CPU ranks" in summaries["y"]
-    assert "Balance: CV = " in summaries["y"]
-    assert "Balance: CV = " not in summaries["n"]
+    assert "Balance (training): CV = " in summaries["y"]
+    assert "Balance (training): CV = " not in summaries["n"]
 
 
 def test_the_report_shows_the_scripted_energy_per_token(clone, tmp_path):
@@ -101,7 +101,7 @@ def test_the_report_shows_the_scripted_energy_per_token(clone, tmp_path):
     assert recorded["totals"]["joules"] == pytest.approx(joules, abs=0.01)
     (reported,) = load_json(matrix / "results.json")["runs"]
     assert reported["gpu"]["totals"]["joules_per_token"] == pytest.approx(joules / result["tokens"])
-    printed = re.search(r"([\d.e-]+) J/token", (matrix / "summary_report.txt").read_text())
+    printed = re.search(r"whole run, ([\d.e-]+) J/token", (matrix / "summary_report.txt").read_text())
     assert printed
     assert float(printed[1]) == pytest.approx(joules / result["tokens"], rel=0.01)
 
@@ -144,7 +144,7 @@ def test_a_straggler_among_four_ranks_is_named_although_memory_is_balanced(clone
     )
     matrix, _ = matrix_of(clone, tmp_path / "results", *arguments, PYTHONPATH=str(tmp_path))
     summary = (matrix / "summary_report.txt").read_text()
-    assert "Balance: CV = 0.0% (Excellent)" in summary
+    assert "Balance (training): CV = 0.0% (Excellent)" in summary
     named = re.search(r"Most often slowest: rank (\d+), in (\d+)% of", summary)
     assert named, summary
     assert int(named[1]) == STRAGGLER

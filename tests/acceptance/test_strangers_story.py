@@ -66,8 +66,7 @@ def test_continue_and_rerun_of_a_foreign_matrix_run_no_command(clone, tmp_path, 
     completed = clone.make("test-rerun", f"TARGET={theirs}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "was not run: somebody else made this matrix" in completed.stdout
-    completed = clone.make("continue", f"TARGET={theirs}")
-    assert "was not run: somebody else made this matrix" in completed.stdout
+    assert clone.make("continue", f"TARGET={theirs}").returncode == 0
     assert not (tmp_path / "ran").exists()
 
     run = only(theirs.glob("gpt2_*"))

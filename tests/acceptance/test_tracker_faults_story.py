@@ -105,6 +105,10 @@ def check_same_losses(story: Story, losses_without_trackers: dict[int, float]):
     return lambda: story.losses == losses_without_trackers
 
 
+def summary_of(story):
+    return (matrices(story.results)[-1] / "summary_report.txt").read_text(encoding="utf-8")
+
+
 def test_unresponsive_servers_do_not_slow_a_run_and_receive_it_later(story, check_same_losses):
     keys = {"WANDB_API_KEY": KEY, "HF_TOKEN": TOKEN}
     with SilentServer() as silent:
@@ -116,7 +120,7 @@ def test_unresponsive_servers_do_not_slow_a_run_and_receive_it_later(story, chec
     assert check_same_losses()
     assert story.sent["trackio"].state is SyncState.DONE  # it does not ask for a login
     assert story.sent["wandb"].waiting == len(story.steps)
-    assert f"pending for wandb: {len(story.steps)} of {len(story.steps)} steps" in completed.stdout
+    assert f"pending for wandb: {len(story.steps)} of {len(story.steps)} steps" in summary_of(story)
     assert f"make track-sync TARGET={matrices(story.results)[-1].name}" in completed.stdout.replace(
         f"{story.results}/", ""
     )
@@ -148,7 +152,7 @@ def test_a_server_that_refuses_does_not_affect_a_run_and_its_error_is_in_the_sum
         assert check_same_losses()
         assert story.sent["wandb"].state in (SyncState.FAILED, SyncState.BEHIND)
         assert arguments in story.sent["wandb"].error
-        assert f"pending for wandb: {len(story.steps)} of {len(story.steps)} steps" in completed.stdout
+        assert f"pending for wandb: {len(story.steps)} of {len(story.steps)} steps" in summary_of(story)
         server.refuse = {}
         assert story.replay(**server.environment).returncode == 0
         assert only(server.runs.values()).steps == story.steps
@@ -197,7 +201,8 @@ def test_full_tracker_disks_do_not_affect_a_run_and_its_data_is_synced_later(sto
         assert completed.returncode == 0, completed.stderr
         assert check_same_losses()
         assert story.sent["trackio"].waiting == len(story.steps)
-        assert "pending for trackio" in completed.stdout
+        assert "pending for trackio" in summary_of(story)
+        assert "Upload pending steps: make track-sync" in completed.stdout
         (story.run.path / "wandb").symlink_to(small)
         assert story.replay("TRACKER=wandb").returncode != 0
         assert story.sent["wandb"].waiting
