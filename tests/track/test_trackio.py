@@ -41,7 +41,10 @@ def results_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("TRACKIO_DIR", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY"):
             patch.setenv(name, os.environ.get(name, ""))
-        yield tmp_path_factory.mktemp("results")
+        results = tmp_path_factory.mktemp("results")
+        # From the start: the first test of a worker may import Trackio's reader before a mirror sets it.
+        patch.setenv("TRACKIO_DIR", str(data_dir(results)))
+        yield results
     forget()
 
 
