@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from kmatrix.errors import LaunchError
-from kmatrix.records.lock import start_of, try_lock
-from kmatrix.records.paths import RunDir
+from kmatrix.records.lock import held, start_of, try_lock
+from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.run_lock import LAUNCHER, TOKEN, begin_attempt, join_attempt, kill, launcher_died, members
 from waiting import wait_until
 
@@ -100,3 +100,15 @@ def test_a_launcher_is_identified_by_its_start_time(monkeypatch):
     monkeypatch.setenv(LAUNCHER, f"{child.pid}:{start_of(child.pid)}")
     child.wait()
     wait_until(launcher_died)
+
+
+def test_a_lock_that_is_a_link_is_refused_and_its_target_is_not_changed(run, tmp_path):
+    target = tmp_path / "precious"
+    target.write_text("kept")
+    run.lock.symlink_to(target)
+    with pytest.raises(LaunchError, match="cannot open"):
+        try_lock(run.lock)
+    matrix = MatrixDir(run.path)
+    with pytest.raises(LaunchError, match="cannot open"), held(matrix):
+        pass
+    assert target.read_text() == "kept"

@@ -106,7 +106,8 @@ def try_lock(path: Path) -> int | None:
     """Return a descriptor that holds the lock until it is closed, None if another process holds it."""
     try:
         # O_CLOEXEC: a child that inherits the descriptor would keep the lock after the death of its parent.
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # O_NOFOLLOW: in a foreign folder, the lock may be a link to a file of the user, which would be overwritten.
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         raise LaunchError(
             f"cannot open {path}",
