@@ -238,9 +238,20 @@ def refuse_links(matrix: MatrixDir) -> None:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.is_symlink():
-                    refuse_link(matrix, Path(entry.path))
+                    if not _is_log_of_wandb(matrix, entry):
+                        refuse_link(matrix, Path(entry.path))
                 elif entry.is_dir(follow_symlinks=False):
                     folders.append(Path(entry.path))
+
+
+def _is_log_of_wandb(matrix: MatrixDir, entry: os.DirEntry[str]) -> bool:
+    """Return whether a link is one that W&B made to a log in the user's cache, which may be gone by now.
+
+    Matrices of earlier versions have them. Nothing is written through them: `kmatrix.track.wandb.publish_logs` replaces
+    files, and W&B writes its logs elsewhere.
+    """
+    folders = Path(entry.path).relative_to(matrix.path).parts[1:-1]
+    return "wandb" in folders and entry.name.startswith("debug") and entry.name.endswith(".log") and not entry.is_dir()
 
 
 def refuse_link(matrix: MatrixDir, path: Path) -> None:
