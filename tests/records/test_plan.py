@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import subprocess
+import threading
+from dataclasses import asdict
 
 import pytest
 
-from kmatrix.errors import RecordError
+from kmatrix.errors import LaunchError, RecordError
+from kmatrix.records import lock
 from kmatrix.records.files import write_json
-from kmatrix.records.paths import MatrixDir, find_matrix, matrix_dirs, staged_dir
-from kmatrix.records.plan import RunTexts, make_runs, planned_runs, write_plan
+from kmatrix.records.lock import MAKING, held, holder, start_of, this_process, try_lock
+from kmatrix.records.paths import MatrixDir, matrix_dirs, staged_dir
+from kmatrix.records.plan import RunTexts, interrupted_dirs, make_runs, planned_runs, refuse_unmade, write_plan
 
 
 @pytest.fixture
@@ -71,8 +77,35 @@ def test_an_interrupted_creation_is_not_a_matrix_and_is_named(tmp_path):
     path = tmp_path / "test_matrix_results_20261120_062141"
     staged_dir(path).mkdir()
     assert matrix_dirs(tmp_path) == []
-    with pytest.raises(RecordError, match="was interrupted before its plan was complete"):
-        find_matrix(tmp_path, path.name)
+    refuse_unmade(tmp_path, "test_matrix_results_20261120_0")
+    for target in (None, path.name, str(path)):
+        with pytest.raises(RecordError, match="was interrupted before its plan was complete"):
+            refuse_unmade(tmp_path, target)
+
+
+def test_a_creation_is_interrupted_only_after_its_process_has_ended(tmp_path, monkeypatch):
+    path = tmp_path / "test_matrix_results_20261120_062141"
+    staged = MatrixDir(staged_dir(path))
+    staged.path.mkdir()
+    with held(staged, MAKING):
+        assert interrupted_dirs(tmp_path) == []
+        with pytest.raises(LaunchError, match=f"^{path.name} is being made by process {os.getpid()}"):
+            refuse_unmade(tmp_path, None)
+    monkeypatch.setattr(lock, "RETRY_S", 0.01)
+    # A child that a killed creation was just starting has the lock until it executes its program.
+    ended = subprocess.Popen(["true"])
+    dead = {**asdict(this_process()), "pid": ended.pid, "pid_started": start_of(ended.pid)}
+    ended.wait()
+    staged.lock.write_text(json.dumps(dead))
+    for look, expected in (
+        (lambda: interrupted_dirs(tmp_path), [staged.path]),
+        (lambda: holder(staged), None),
+    ):
+        handle = try_lock(staged.lock)
+        release = threading.Timer(0.05, lambda handle=handle: os.close(handle))
+        release.start()
+        assert look() == expected
+        release.join()
 
 
 def test_matrices_of_one_second_are_in_the_order_of_their_numbers(tmp_path):

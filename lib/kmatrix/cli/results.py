@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments, yes
-from kmatrix.cli.targets import find_target, results_dir, warn_missing
+from kmatrix.cli.targets import find_named, find_target, results_dir, warn_missing
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.records.decode import SCHEMA
-from kmatrix.records.paths import MatrixDir, RunDir, find_matrix
+from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.report.analysis import analyse
 from kmatrix.report.compare import compare_runs, render, runs_of_matrix, single_run, to_json
 from kmatrix.report.ending import render_ending
@@ -94,4 +94,4 @@ def _named(arguments: Arguments, name: str) -> MatrixDir | RunDir:
     for path in (Path(text).expanduser(), below / text):
         if RunDir(path).run_json.is_file():
             return RunDir(path.resolve())
-    return find_matrix(below, text, name)
+    return find_named(below, text, name)

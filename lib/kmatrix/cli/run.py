@@ -203,8 +203,8 @@ def _run_detached(matrix: MatrixDir, arguments: Arguments, *names: str) -> int:
 
 def continue_(arguments: Arguments) -> int:
     """Continue a matrix: finished runs are kept, the others resume from their last valid checkpoint."""
-    warn_interrupted(arguments)
     matrix = find_target(arguments)
+    warn_interrupted(arguments)
     background, retry = yes(arguments, "DETACH"), yes(arguments, "RETRY_FAILED")
     # Refuse what can be refused before anything is written.
     need_torch()

@@ -73,9 +73,9 @@ LEFT = (0, 1, 6)  # columns of words
 
 def status(arguments: Arguments) -> int:
     """Show the matrix that is running, else the newest, or TARGET=."""
-    warn_interrupted(arguments)
     wanted = asked_statuses(arguments)
     overview = Overview(running_target(arguments) or find_target(arguments), wanted)
+    warn_interrupted(arguments)
     if yes(arguments, "JSON"):
         print(json.dumps(as_json(overview.poll()), indent=2))
     elif sys.stdout.isatty() and os.environ.get("TERM") != "dumb":

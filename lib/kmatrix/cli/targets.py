@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
-from kmatrix.errors import ConfigError
+from kmatrix.errors import ConfigError, RecordError
 from kmatrix.kconfig.assignments import read_assignments
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.records.lock import holder, in_use
-from kmatrix.records.paths import ROOT, STAGED, MatrixDir, RunDir, find_matrix, interrupted_dirs, matrix_dirs
+from kmatrix.records.paths import ROOT, MatrixDir, RunDir, find_matrix, made_path, matrix_dirs
+from kmatrix.records.plan import interrupted_dirs, refuse_unmade
 from kmatrix.records.runs import Status
 from kmatrix.text import first_names, make_command, plural, shown
 
@@ -22,7 +23,19 @@ def find_target(arguments: Arguments) -> MatrixDir:
     run = RunDir(Path(arguments.get("RUN", ".")))
     if not arguments.get("TARGET") and run.run_json.is_file():
         return MatrixDir(run.path.resolve().parent)
-    return find_matrix(results_dir(arguments), arguments.get("TARGET") or None)
+    return find_named(results_dir(arguments), arguments.get("TARGET"))
+
+
+def find_named(results_dir: Path, text: str, argument: str = "TARGET") -> MatrixDir:
+    """Return the matrix with this path or name in the results folder, by default the newest.
+
+    argument: its name in messages. Raises RecordError or LaunchError, with the reason if its creation was interrupted.
+    """
+    try:
+        return find_matrix(results_dir, text or None, argument)
+    except RecordError:
+        refuse_unmade(results_dir, text or None, argument)
+        raise
 
 
 def running_target(arguments: Arguments) -> MatrixDir | None:
@@ -77,7 +90,7 @@ def warn_interrupted(arguments: Arguments) -> None:
     if not arguments.get("TARGET") and not arguments.get("RUN"):
         for path in interrupted_dirs(results_dir(arguments)):
             print(
-                f"note: the creation of {path.name.removeprefix('.').removesuffix(STAGED)} was interrupted before "
+                f"note: the creation of {made_path(path).name} was interrupted before "
                 f"its plan was complete, and nothing was run; {shown(path)} can be removed",
                 file=sys.stderr,
             )

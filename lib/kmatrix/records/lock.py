@@ -18,12 +18,16 @@ from pathlib import Path
 
 from kmatrix.errors import LaunchError
 from kmatrix.records.decode import Count, Record, decode_line
-from kmatrix.records.paths import MatrixDir
+from kmatrix.records.paths import MatrixDir, made_path
 from kmatrix.text import make_command
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 MAKING = "made"  # what the holder of a matrix does with it, after "is being"; in its lock file
 RETRY_S = 0.3  # `holder` takes the lock briefly, which must not make a runner fail
+# A killed process keeps its lock until the kernel has ended it, and so does a child that it was just starting: the lock
+# is released when the child executes its program. On a busy machine both take a while.
+DYING_S = 5.0
+WAIT_S = 0.02  # between two tries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,11 @@ class Process:
         if self.pid is None or self.pid_started is None or self.boot_id is None or self.boot_id != boot_id():
             return False
         return start_of(self.pid) == self.pid_started
+
+    def died_here(self) -> bool:
+        """Return whether this process ran on this machine since its boot, and has exited."""
+        known = self.pid is not None and self.host == socket.gethostname() and self.boot_id == boot_id()
+        return known and not self.lives_here()
 
 
 def this_process() -> Process:
@@ -77,12 +86,9 @@ def held(matrix: MatrixDir, doing: str = "run") -> Iterator[None]:
 
     doing: what this process does with the matrix, for the message that others get.
     """
-    # Monotonic: a change of the wall clock must not shorten or prolong the wait.
-    deadline = time.monotonic() + RETRY_S
-    while (handle := try_lock(matrix.lock)) is None:
-        if time.monotonic() > deadline:
-            raise in_use(matrix)
-        time.sleep(0.02)
+    handle = _lock_or_wait(matrix)
+    if handle is None:
+        raise in_use(matrix)
     try:
         # The file is never deleted: a process could lock the old file while another one locks a new file.
         _write(handle, matrix.lock, doing)
@@ -95,11 +101,28 @@ def holder(matrix: MatrixDir) -> Process | None:
     """Return the runner that holds the matrix, or None: then a status "running" is outdated."""
     if not matrix.lock.exists():
         return None
-    handle = try_lock(matrix.lock)
+    handle = _lock_or_wait(matrix, known=True)
     if handle is not None:
         os.close(handle)
         return None
     return _read(matrix.lock)
+
+
+def _lock_or_wait(matrix: MatrixDir, *, known: bool = False) -> int | None:
+    """Return a descriptor that holds the matrix, None if another process holds it and is not about to release it.
+
+    known: do not wait for a process that the lock file names and that lives.
+    """
+    # Monotonic: a change of the wall clock must not shorten or prolong the wait.
+    began = time.monotonic()
+    while (handle := try_lock(matrix.lock)) is None:
+        other = _read(matrix.lock)
+        if known and other.lives_here():
+            return None
+        if time.monotonic() > began + (DYING_S if other.died_here() else RETRY_S):
+            return None
+        time.sleep(WAIT_S)
+    return handle
 
 
 def try_lock(path: Path) -> int | None:
@@ -170,11 +193,12 @@ def in_use(matrix: MatrixDir) -> LaunchError:
     """Return the error for a matrix that another process holds."""
     other = _read(matrix.lock)
     who = f"process {other.pid}" if other.pid is not None else "another process"
-    if _holder(matrix.lock).doing == MAKING:
+    path = made_path(matrix.path)
+    if _holder(matrix.lock).doing == MAKING or path != matrix.path:
         return LaunchError(
-            f"{matrix.name} is being made by {who} on {other.host}",
+            f"{path.name} is being made by {who} on {other.host}",
             why="its runs are not complete yet",
-            hint=f"wait for it; `{make_command('status', matrix.path)}` shows when its runs start",
+            hint=f"wait for it; `{make_command('status', path)}` shows when its runs start",
         )
     return LaunchError(
         f"{matrix.name} is being run by {who} on {other.host}",

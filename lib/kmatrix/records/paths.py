@@ -308,15 +308,16 @@ def matrix_dirs(results_dir: Path) -> list[MatrixDir]:
     return [MatrixDir(path) for path in sorted(found, key=_by_age)]
 
 
-def interrupted_dirs(results_dir: Path) -> list[Path]:
-    """Return the directories of matrices whose creation was killed before their plan was complete: nothing ran."""
-    staged = [path for path in results_dir.glob(f".{MATRIX_PREFIX}*{STAGED}") if not MatrixDir(path).is_held()]
-    return sorted(staged) + [matrix.path for matrix in matrix_dirs(results_dir) if not _is_matrix(matrix)]
-
-
 def staged_dir(path: Path) -> Path:
     """Return the hidden directory in which a matrix directory is prepared."""
     return path.with_name(f".{path.name}{STAGED}")
+
+
+def made_path(staged: Path) -> Path:
+    """Return the directory that a matrix will have, from the one in which it is prepared; another path as it is."""
+    if not staged.name.startswith(".") or not staged.name.endswith(STAGED):
+        return staged
+    return staged.with_name(staged.name[1 : -len(STAGED)])
 
 
 def _by_age(path: Path) -> tuple[str, int, str]:
@@ -330,13 +331,11 @@ def find_matrix(results_dir: Path, target: str | None, argument: str = "TARGET")
 
     argument: name of the argument in error messages. Raises RecordError if there is no such matrix.
     """
-    there = [matrix for matrix in matrix_dirs(results_dir) if _is_matrix(matrix)]
+    there = [matrix for matrix in matrix_dirs(results_dir) if is_matrix(matrix)]
     if target:
         for path in (Path(target).expanduser(), results_dir / target):
-            if _is_matrix(MatrixDir(path)):
+            if is_matrix(MatrixDir(path)):
                 return MatrixDir(path.resolve())
-            if staged_dir(path).is_dir():
-                _refuse_staged(path, f"{argument}={target}")
         newest = ", ".join(matrix.name for matrix in there[:-6:-1])  # five at most
         raise RecordError(
             f"{argument}={target} is not a matrix directory",
@@ -352,18 +351,8 @@ def find_matrix(results_dir: Path, target: str | None, argument: str = "TARGET")
     return there[-1]
 
 
-def _refuse_staged(path: Path, what: str) -> None:
-    staged = staged_dir(path)
-    if MatrixDir(staged).is_held():
-        raise RecordError(f"{what} is being made", hint="wait until its runs start")
-    raise RecordError(
-        f"the creation of {what} was interrupted before its plan was complete",
-        why="no run was made",
-        hint=f"run the command again; {staged} can be removed",
-    )
-
-
-def _is_matrix(matrix: MatrixDir) -> bool:
+def is_matrix(matrix: MatrixDir) -> bool:
+    """Return whether a directory has a matrix.json or a run."""
     return matrix.matrix_json.is_file() or any(matrix.path.glob("[!.]*/run.json"))
 
 

@@ -13,11 +13,12 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kmatrix.errors import RecordError
+from kmatrix.errors import LaunchError, RecordError
 from kmatrix.records.checkpoint_dir import checkpoint_dir
 from kmatrix.records.decode import SCHEMA, Record, decode_bytes, decode_optional
 from kmatrix.records.files import free_path, write_bytes
-from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.lock import holder, in_use
+from kmatrix.records.paths import MATRIX_PREFIX, STAGED, MatrixDir, RunDir, is_matrix, made_path, matrix_dirs, staged_dir
 
 FILES = (".config", "defconfig", "run.json")  # of a new run; run.json last: without it a directory is not a run
 MOST_BYTES = 1 << 24  # of a line: a damaged or hostile file must not fill the memory
@@ -81,6 +82,47 @@ def planned_runs(matrix: MatrixDir) -> Iterator[RunTexts]:
             why=str(error),
             hint="restore the missing run directories, or start a new matrix with `make test-matrix`",
         ) from None
+
+
+def interrupted_dirs(results_dir: Path) -> list[Path]:
+    """Return the directories of matrices whose creation was killed before their plan was complete: nothing ran."""
+    staged = [path for path in _staged_dirs(results_dir) if not _is_being_made(path)]
+    return staged + [matrix.path for matrix in matrix_dirs(results_dir) if not is_matrix(matrix)]
+
+
+def refuse_unmade(results_dir: Path, target: str | None, argument: str = "TARGET") -> None:
+    """Raise RecordError or LaunchError if the matrix that is not there is being made, or its creation was interrupted.
+
+    target: a path or a name in the results folder; by default the newest.  argument: its name in messages.
+    """
+    if target:
+        found = [staged_dir(path) for path in (Path(target).expanduser(), results_dir / target)]
+        staged, what = next((path for path in found if path.is_dir()), None), f"{argument}={target}"
+    else:
+        staged = next(reversed(_staged_dirs(results_dir)), None)
+        what = made_path(staged).name if staged else ""
+    if staged is None:
+        return
+    if _is_being_made(staged):
+        raise in_use(MatrixDir(staged))
+    raise RecordError(
+        f"the creation of {what} was interrupted before its plan was complete",
+        why="no run was made",
+        hint=f"run the command again; {staged} can be removed",
+    )
+
+
+def _staged_dirs(results_dir: Path) -> list[Path]:
+    """Return the directories in which matrices are prepared, oldest first."""
+    return sorted(results_dir.glob(f".{MATRIX_PREFIX}*{STAGED}"))
+
+
+def _is_being_made(staged: Path) -> bool:
+    """Return whether a process holds the directory in which it prepares a matrix."""
+    try:
+        return holder(MatrixDir(staged)) is not None
+    except LaunchError:  # somebody else's directory, which cannot be locked from here
+        return MatrixDir(staged).is_held()
 
 
 def make_runs(matrix: MatrixDir, names: Collection[str]) -> list[str]:
