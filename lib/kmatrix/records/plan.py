@@ -18,7 +18,16 @@ from kmatrix.records.checkpoint_dir import checkpoint_dir
 from kmatrix.records.decode import SCHEMA, Record, decode_bytes, decode_optional
 from kmatrix.records.files import free_path, write_bytes
 from kmatrix.records.lock import holder, in_use
-from kmatrix.records.paths import MATRIX_PREFIX, STAGED, MatrixDir, RunDir, is_matrix, made_path, matrix_dirs, staged_dir
+from kmatrix.records.paths import (
+    MATRIX_PREFIX,
+    STAGED,
+    MatrixDir,
+    RunDir,
+    is_matrix,
+    made_path,
+    matrix_dirs,
+    staged_dir,
+)
 
 FILES = (".config", "defconfig", "run.json")  # of a new run; run.json last: without it a directory is not a run
 MOST_BYTES = 1 << 24  # of a line: a damaged or hostile file must not fill the memory
