@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import argparse
 import gc
-import math
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import numpy as np
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
+from torch.nn.parallel import DistributedDataParallel
 
 import gpt2.data.batches as data
 from gpt2 import dist, failure, optim, prune
@@ -31,25 +29,17 @@ from gpt2.data.batches import Batches
 from gpt2.evaluate import Benchmarks, Validation
 from gpt2.failure import Watchdog
 from gpt2.log import RunLog
+from gpt2.loop.between import BetweenSteps
+from gpt2.loop.profiling import Profile
+from gpt2.loop.schedule import dropout_seed, scale
 from gpt2.model import GPT, MODELS, autocast, configure_precision
 from gpt2.norms import LayerNorms
+from gpt2.prune import Pruner
 from gpt2.steps import StepNumbers, Steps, Timings, average_gradients, clip, distributed
-from gpt2.stopping import (
-    BENCHMARK,
-    CHECKPOINT,
-    EVALUATION,
-    Budget,
-    EarlyStopping,
-    EndReason,
-    Fault,
-    FaultPolicy,
-    NotFiniteError,
-    Policy,
-    limit_of,
-)
+from gpt2.stopping import Budget, EarlyStopping, EndReason, FaultPolicy, NotFiniteError, Policy, limit_of
 from kmatrix.errors import ConfigError, DataError, KmatrixError
-from kmatrix.records.disk import SpaceWait, has_space, held_s, limit_from_environment, waiting_for_space
-from kmatrix.records.files import read_json, replacing
+from kmatrix.records.disk import SpaceWait, has_space, limit_from_environment, waiting_for_space
+from kmatrix.records.files import read_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.run_lock import join_attempt
 from kmatrix.records.train_config import TrainConfig, changes
@@ -113,7 +103,7 @@ def space_wait(log: RunLog, stop: dist.Stop) -> SpaceWait:
     return SpaceWait(limit_s, on_full=full, on_space=space, is_cancelled=lambda: stop.requested)
 
 
-def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
+def train(
     run: Mapping[str, object],
     log: RunLog,
     stop: dist.Stop,
@@ -123,20 +113,46 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
     micro_batch: int | None = None,
 ) -> int:
     """Train, write the result and return the exit status. Failures other than a bad loss are exceptions."""
+    loop = set_up(run, log, stop, watchdog, resume=resume, micro_batch=micro_batch)
+    between, training = loop.between, loop.between.training
+    gc.collect()
+    gc.freeze()  # objects that live as long as the run: later collections skip them
+    log.end_phase("set-up", log.started_at)
+    try:
+        ended_by = loop.run()
+        stop.acknowledge()  # all ranks left the loop after the same step: none waits for a rank that has stopped
+        finished = ended_by is not EndReason.STOP and between.evaluate(log.step)
+        if finished:
+            between.benchmark(log.step, final=True)
+    except NotFiniteError as error:  # on every rank, because all have the same numbers: a barrier is safe
+        stop.acknowledge()
+        log.event(log.step, "nan", str(error))
+        between.checkpoints.wait()
+        log.end("failed", "nan", str(error))
+        training.world.barrier()
+        return dist.EXIT_FAILED
+    finally:
+        between.checkpoints.wait()  # finish writing the current checkpoint, however the loop ended
+        loop.profile.end()
+
+    watchdog.work(failure.END, log.step)
+    code = between.end_finished(ended_by) if finished else between.end_stopped()
+    training.world.barrier()  # torchrun kills the others as soon as one fails: all exit after the files are written
+    return code
+
+
+def set_up(
+    run: Mapping[str, object], log: RunLog, stop: dist.Stop, watchdog: Watchdog, *, resume: str, micro_batch: int | None
+) -> TrainingLoop:
+    """Make all parts of the training, and restore their state from a checkpoint if `resume` says so."""
     # Configuration and process group
     values = run.get("train")
     planned = TrainConfig.from_json(values if isinstance(values, dict) else {})
     config = planned.with_micro_batch(micro_batch) if micro_batch else planned
     watchdog.begin(factor=config.stall_factor, floor_s=config.stall_floor)
     world = dist.start(config)
-
     # Data: before the model, because wrong data are found in a second, and a large model takes minutes
-    check_data(config, log)
-    batches = Batches(config, world)
-    validation = Validation(config, world)
-    for line in (*validation.describe(), *data.describe(batches.stream.epochs(config.max_iters * config.global_batch))):
-        log.say(line)
-    log.bytes_per_token = validation.bytes_per_token
+    batches, validation = load_data(config, world, log)
     benchmarks = Benchmarks(config, world, log)
 
     # Model and optimizer
@@ -146,7 +162,6 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
     pruner = prune.build(config, raw, optimizers)
     # raw and compiled share their parameters. Checkpoints are of raw: the names do not depend on the compiler.
     compiled: nn.Module = torch.compile(raw) if config.compile else raw  # type: ignore[assignment]  # it is a module
-    parameters = list(raw.parameters())
     norms = LayerNorms(raw, config.log_interval, config.max_iters - 1) if config.log_norms and world.main else None
     log.norms = norms
     log.begin(config, world, raw.params, pruner, changes(planned, config, "another micro-batch was asked for"))
@@ -170,12 +185,7 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
     batches.seek(log.step + faults.data_ahead)
     # After the weights were restored: DDP sends those of rank 0 to the other ranks, so all certainly start equal.
     ddp = distributed(compiled, config, world) if world.size > 1 else None
-    model = ddp or compiled
 
-    # The loop
-    gc.collect()
-    gc.freeze()  # objects that live as long as the run: later collections skip them
-    steps = Steps(world)
     between = BetweenSteps(
         training=training,
         log=log,
@@ -190,238 +200,129 @@ def train(  # noqa: PLR0912, PLR0915  (one text, top to bottom)
         early_stopping=early_stopping,
         budget=budget,
         checkpoints=checkpoints,
-        steps=steps,
+        steps=Steps(world),
         timings=Timings(log.dir.timings(world.rank), config.log_interval),
     )
-    profile = Profile(config.profile if world.main else "", log.dir.profile)
     if ddp:
         # no annotations: register_comm_hook checks them at runtime, and refuses the strings that they are here
-        ddp.register_comm_hook(None, lambda _, bucket: average_gradients(steps, bucket))
-    log.end_phase("set-up", log.started_at)
-    ended_by: EndReason | None = None
-    try:
+        ddp.register_comm_hook(None, lambda _, bucket: average_gradients(between.steps, bucket))
+    profile = Profile(config.profile if world.main else "", log.dir.profile)
+    return TrainingLoop(
+        between=between, ddp=ddp, pruner=pruner, norms=norms, profile=profile, parameters=list(raw.parameters())
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingLoop:
+    """The training loop of one rank."""
+
+    between: BetweenSteps
+    ddp: DistributedDataParallel | None  # None with one rank
+    pruner: Pruner | None
+    norms: LayerNorms | None
+    profile: Profile
+    parameters: list[nn.Parameter]
+
+    def run(self) -> EndReason | None:
+        """Train until the last step, the end of the budget, early stopping or a stop request; return which it was."""
+        between, log, steps = self.between, self.between.log, self.between.steps
+        max_iters = between.training.config.max_iters
+        ended_by: EndReason | None = None
+        steps.restart()  # the set-up is not part of the first step
         while ended_by is None:
             step = log.step
-            if step == config.max_iters or between.due(step):
+            if step == max_iters or between.due(step):
                 # A step's numbers arrive one step late: wait for them before its weights are evaluated or saved.
                 ended_by = between.finish_step(steps.drain())
-                if log.step == config.max_iters:
+                if log.step == max_iters:
                     ended_by = EndReason.MAX_ITERS
                 if ended_by or log.step != step:  # the run ends, or a rollback changed the step
                     continue
                 ended_by = between.evaluate_and_save(step)
                 if ended_by:
                     break
-
-            # Forward and backward
-            watchdog.work(failure.STEP, step)
-            profile.at(step)
-            if config.dropout:  # masks depend on seed, step and rank only: evaluations and rollbacks do not change them
-                torch.manual_seed(dropout_seed(config.seed, step, world.rank))
-            optimizers.set_scale(scale(config, step))
-            lr = optimizers.lr
-            total = torch.zeros((), device=world.device)  # stays on the device, because .item() would wait for it
-            for micro in range(config.gradient_accumulation):
-                if ddp:  # nanoGPT's alternative to no_sync(): average the gradients after the last micro-batch only
-                    ddp.require_backward_grad_sync = micro == config.gradient_accumulation - 1
-                watchdog.at(failure.DATA)
-                idx, targets = batches.next()  # (B, T)
-                watchdog.at(failure.FORWARD)
-                with autocast(world.device.type, config.dtype):
-                    _, loss = model(idx, targets)  # (), nats/token
-                watchdog.at(failure.BACKWARD)
-                (loss / config.gradient_accumulation).backward()  # gradients add up: the sum has to be a mean
-                total += loss.detach()
-            if not ddp:  # with DDP, its communication hook marks the end of the computation
-                steps.computed()
-
-            # Update, unless the step is bad and the policy is to skip it
-            watchdog.at(failure.UPDATE)
-            mean_loss = total / config.gradient_accumulation
-            policy = None
-            if faults.checks_before_update:
-                norm = clip(parameters, 0.0)  # only measured: a step that is skipped or undone is not clipped
-                policy = between.handle_fault(faults.check(step, *steps.average(mean_loss, norm)))
-                if policy is Policy.ROLLBACK:
-                    continue
-            if policy is not Policy.SKIP:
-                if pruner:
-                    pruner.gradients()
-                if norms:
-                    norms.begin(step)
-                norm = clip(parameters, config.grad_clip)
-                optimizers.step()
-            if pruner:
-                pruner.weights(step + 1)
-            if norms:
-                norms.end(step)
-            optimizers.zero_grad()
-            log.step = step + 1
-
-            # Numbers of the step before; this step's are sent
-            watchdog.at(failure.NUMBERS)
-            over_budget = world.main and budget.is_up(between.due(step + 1))
-            numbers = steps.post(step, lr=lr, loss=mean_loss, norm=norm, stop=stop.requested, over_budget=over_budget)
-            ended_by = between.finish_step(numbers)
+            ended_by = between.finish_step(self._step(step))
         between.finish_step(steps.drain())  # the last step's, if the loop ended before they were read
-        stop.acknowledge()  # all ranks left the loop after the same step: none waits for a rank that has stopped
-
-        # The end
-        if log.step == config.max_iters and ended_by is not EndReason.STOP:
+        if log.step == max_iters and ended_by is not EndReason.STOP:
             ended_by = EndReason.MAX_ITERS  # the budget was used up by the last step: it cut nothing off
-        finished = ended_by is not EndReason.STOP and between.evaluate(log.step)
-        if finished:
-            between.benchmark(log.step, final=True)
-    except NotFiniteError as error:  # on every rank, because all have the same numbers: a barrier is safe
-        stop.acknowledge()
-        log.event(log.step, "nan", str(error))
-        checkpoints.wait()
-        log.end("failed", "nan", str(error))
-        world.barrier()
-        return dist.EXIT_FAILED
-    finally:
-        checkpoints.wait()  # finish writing the current checkpoint, however the loop ended
-        profile.end()
-
-    watchdog.work(failure.END, log.step)
-    code = between.end_finished(ended_by) if finished else between.end_stopped()
-    world.barrier()  # torchrun kills the other ranks as soon as one fails: all exit after the files are written
-    return code
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BetweenSteps:
-    """What one rank does between two steps and at the end: log, handle faults, evaluate, benchmark and save."""
-
-    training: TrainingState
-    log: RunLog
-    stop: dist.Stop
-    watchdog: Watchdog
-    batches: Batches
-    validation: Validation
-    benchmarks: Benchmarks
-    model: GPT  # for benchmarks, whose inputs vary in length: compiled code would be compiled again for each
-    compiled: nn.Module  # the same weights; not DDP, whose forward pass communicates
-    faults: FaultPolicy
-    early_stopping: EarlyStopping
-    budget: Budget
-    checkpoints: CheckpointManager
-    steps: Steps
-    timings: Timings
-
-    def due(self, step: int) -> list[str]:
-        """Return what happens before a step, for the budget's forecast."""
-        parts = {
-            EVALUATION: self._evaluation_due(step),
-            BENCHMARK: self.benchmarks.due(step),
-            CHECKPOINT: self.checkpoints.due(step),
-        }
-        return [part for part, is_due in parts.items() if is_due]
-
-    def finish_step(self, numbers: StepNumbers | None) -> EndReason | None:
-        """Check and log a step whose numbers have arrived. Return why the loop must end, if it must.
-
-        A bad step may roll the run back, which changes `log.step`.
-        """
-        if numbers is None:
-            return None
-        if not self.faults.checks_before_update:  # else it was checked already, and must not count twice
-            fault = self.faults.check(numbers.step, numbers.loss, numbers.norm)
-            if self.handle_fault(fault) is Policy.ROLLBACK:
-                return None
-        held = held_s()
-        self.log.training(numbers, self.batches.epoch(numbers.step + self.faults.data_ahead))
-        self.timings.add(numbers)
-        if held_s() > held:
-            self.steps.restart()  # the disk was full: the next step must not count that time
-        self.budget.stepped(numbers.seconds)
-        if numbers.stop:
-            return EndReason.STOP
-        return self.budget.ended_by if numbers.over_budget else None
-
-    def handle_fault(self, fault: Fault | None) -> Policy | None:
-        """Fail, roll back or log it, as the policy for a bad step says, and return the policy."""
-        if fault is None:
-            return None
-        if fault.policy is Policy.STOP:
-            raise NotFiniteError(fault.text)
-        self.log.event(fault.step, fault.kind, f"{fault.text}: {fault.policy}")
-        if fault.policy is Policy.ROLLBACK:
-            self._roll_back(fault)
-        return fault.policy
-
-    def _roll_back(self, fault: Fault) -> None:
-        """Restore the newest checkpoint and continue with the data after the bad step."""
-        self.steps.drain()  # the numbers of the step that is undone: nobody may read them as those of a later step
-        self.training.optimizers.zero_grad()
-        if not self.checkpoints.roll_back():
-            raise NotFiniteError(f"{fault.text}, and there is no checkpoint to roll back to")
-        self.faults.rolled_back(fault, self.log.step)
-        # The same weights on the same data would lead to the same fault, as in PaLM (arXiv:2204.02311, section 5.1).
-        self.batches.seek(self.log.step + self.faults.data_ahead)
-        text = f"to step {self.log.step}, continuing with the data after step {fault.step}"
-        self.log.event(self.log.step, "rollback", text)
-        self.steps.restart()
-
-    def evaluate_and_save(self, step: int) -> EndReason | None:
-        """Evaluate, benchmark and save, as far as it is due. Return why the loop must end, if it must."""
-        ended_by = None
-        if self._evaluation_due(step):
-            if not self.evaluate(step):
-                return EndReason.STOP
-            ended_by = EndReason.EARLY_STOPPING if self.early_stopping.should_stop(self.log.last_val_loss) else None
-        if self.benchmarks.due(step):
-            self.benchmark(step)
-        # Last, so that the checkpoint includes the losses above, and knows whether it is the best.
-        with self._phase(CHECKPOINT):
-            self.checkpoints.save(*self.checkpoints.reasons())
-        self.steps.restart()  # none of this is part of the next step's time
         return ended_by
 
-    def evaluate(self, step: int) -> bool:
-        """Measure and log the validation loss, unless that was done. Return False if a stop interrupted it."""
-        if self.log.evaluated(step):
-            return True
-        with self._phase(EVALUATION), self.training.optimizers.evaluation_weights():
-            loss = self.validation.loss(self.compiled, lambda: self.stop.requested)
-        if loss is None:
-            return False
-        if not np.isfinite(loss):  # no policy applies: the weights themselves are broken
-            raise NotFiniteError(f"validation loss is {loss} at step {step}")
-        self.log.validation(step, loss, self.validation.by_source)
-        return True
+    def _step(self, step: int) -> StepNumbers | None:
+        """Train one step and send its numbers. Return those of the step before, None after a rollback."""
+        between, optimizers = self.between, self.between.training.optimizers
+        config, world = between.training.config, between.training.world
+        between.watchdog.work(failure.STEP, step)
+        self.profile.at(step)
+        if config.dropout:  # masks depend on seed, step and rank only: evaluations and rollbacks do not change them
+            torch.manual_seed(dropout_seed(config.seed, step, world.rank))
+        optimizers.set_scale(scale(config, step))
+        lr = optimizers.lr
+        loss = self._gradients()
 
-    def benchmark(self, step: int, *, final: bool = False) -> None:
-        """Run the benchmarks and write the sample texts that are due; all of them at the end of a run."""
-        with self._phase(BENCHMARK), self.training.optimizers.evaluation_weights():
-            self.benchmarks.measure(step, self.model, lambda: self.stop.requested, final=final)
+        # Update, unless the step is bad and the policy is to skip it
+        between.watchdog.at(failure.UPDATE)
+        policy = None
+        if between.faults.checks_before_update:
+            norm = clip(self.parameters, 0.0)  # only measured: a step that is skipped or undone is not clipped
+            policy = between.handle_fault(between.faults.check(step, *between.steps.average(loss, norm)))
+            if policy is Policy.ROLLBACK:
+                return None
+        if policy is not Policy.SKIP:
+            norm = self._update(step)
+        if self.pruner:
+            self.pruner.weights(step + 1)
+        if self.norms:
+            self.norms.end(step)
+        optimizers.zero_grad()
+        between.log.step = step + 1
 
-    def end_stopped(self) -> int:
-        """Save a checkpoint if there is time, write the result of a stopped attempt, and return the exit status."""
-        log, signal = self.log, self.stop.signal
-        steps = f"{log.step} of {self.training.config.max_iters} steps"
-        log.event(log.step, "stop", f"stopped after {steps}: {signal or 'a peer'}")
-        self.checkpoints.emergency()
-        log.end("stopped", "signal", f"stopped by {signal or 'a signal to another rank'} at step {log.step}")
-        return dist.EXIT_STOPPED
+        # This step's numbers are sent; those of the step before have arrived
+        between.watchdog.at(failure.NUMBERS)
+        over_budget = world.main and between.budget.is_up(between.due(step + 1))
+        stop = between.stop.requested
+        return between.steps.post(step, lr=lr, loss=loss, norm=norm, stop=stop, over_budget=over_budget)
 
-    def end_finished(self, ended_by: EndReason | None) -> int:
-        """Save the final checkpoint, write the result of a finished run, and return the exit status."""
-        # Wait: result.json comes last, and a run whose final checkpoint cannot be written is not finished.
-        with self.log.phase("checkpoint"):
-            self.checkpoints.save(*self.checkpoints.reasons(finished=True), wait=True)
-        self.log.finish(str(ended_by))
-        return dist.EXIT_FINISHED
+    def _gradients(self) -> torch.Tensor:
+        """Run forward and backward of all micro-batches; return this rank's mean loss ()."""
+        between, watchdog = self.between, self.between.watchdog
+        config, world = between.training.config, between.training.world
+        model = self.ddp or between.compiled
+        total = torch.zeros((), device=world.device)  # stays on the device, because .item() would wait for it
+        for micro in range(config.gradient_accumulation):
+            if self.ddp:  # nanoGPT's alternative to no_sync(): average the gradients after the last micro-batch only
+                self.ddp.require_backward_grad_sync = micro == config.gradient_accumulation - 1
+            watchdog.at(failure.DATA)
+            idx, targets = between.batches.next()  # (B, T)
+            watchdog.at(failure.FORWARD)
+            with autocast(world.device.type, config.dtype):
+                _, loss = model(idx, targets)  # (), nats/token
+            watchdog.at(failure.BACKWARD)
+            (loss / config.gradient_accumulation).backward()  # gradients add up: the sum has to be a mean
+            total += loss.detach()
+        if not self.ddp:  # with DDP, its communication hook marks the end of the computation
+            between.steps.computed()
+        return total / config.gradient_accumulation
 
-    def _evaluation_due(self, step: int) -> bool:
-        return step % self.training.config.eval_interval == 0 and not self.log.evaluated(step)
+    def _update(self, step: int) -> torch.Tensor:
+        """Update the weights; return the norm of the gradients before clipping ()."""
+        if self.pruner:
+            self.pruner.gradients()
+        if self.norms:
+            self.norms.begin(step)
+        norm = clip(self.parameters, self.between.training.config.grad_clip)
+        self.between.training.optimizers.step()
+        return norm
 
-    @contextmanager
-    def _phase(self, kind: str) -> Iterator[None]:
-        """Record a phase without training, for the watchdog, the budget and the log."""
-        self.watchdog.work(kind, self.log.step)
-        with self.budget.measure(kind), self.log.phase(EVALUATION if kind == BENCHMARK else kind):
-            yield
+
+def load_data(config: TrainConfig, world: dist.World, log: RunLog) -> tuple[Batches, Validation]:
+    """Return the batches of training and the validation, and log what they consist of."""
+    check_data(config, log)
+    batches = Batches(config, world)
+    validation = Validation(config, world)
+    for line in (*validation.describe(), *data.describe(batches.stream.epochs(config.max_iters * config.global_batch))):
+        log.say(line)
+    log.bytes_per_token = validation.bytes_per_token
+    return batches, validation
 
 
 def check_data(config: TrainConfig, log: RunLog) -> None:
@@ -451,78 +352,6 @@ def build_model(config: TrainConfig) -> GPT:
         recompute=config.recompute,
         loss_chunk=config.loss_chunk,
     )
-
-
-def dropout_seed(seed: int, step: int, rank: int) -> int:
-    """Return the seed of one step's dropout on one rank, which does not depend on earlier random numbers."""
-    # SeedSequence mixes the three, so that adjacent steps and ranks are independent. >> 1: a positive int64.
-    return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> 1)
-
-
-def scale(config: Any, step: int) -> float:
-    """Return learning rate / peak learning rate at a 0-based step; 0 if the peak is 0.
-
-    config: schedule, learning_rate, min_lr, warmup_steps, max_iters and, for wsd, wsd_decay_fraction.
-    The rate rises as (step + 1) / (warmup_steps + 1), as in nanoGPT, peaks at step `warmup_steps`, and is min_lr from
-    the last step, max_iters - 1, on.
-    """
-    if config.learning_rate == 0:
-        return 0.0  # min_lr / learning_rate is not defined
-    # One more in both: the first step has a rate above 0, and the peak comes after the warm-up, not at its last step.
-    if step < config.warmup_steps:
-        return float((step + 1) / (config.warmup_steps + 1))
-    if config.schedule == "constant":
-        return 1.0
-    least = config.min_lr / config.learning_rate
-    return float(least + (1.0 - least) * _height(config, step))
-
-
-def _height(config: Any, step: int) -> float:
-    """Return the position of the rate between minimum (0) and peak (1) after the warm-up."""
-    last = config.max_iters - 1
-    start = config.warmup_steps
-    # Warm-up, stable, decay (Hu et al. 2024, MiniCPM, arXiv:2404.06395): the same line as "linear", but it starts late.
-    if config.schedule == "wsd":
-        if not config.wsd_decay_fraction:
-            return 1.0
-        decay_steps = max(1, round(config.wsd_decay_fraction * config.max_iters))
-        start = max(start, last - decay_steps)
-    if step >= last:
-        return 0.0
-    progress = max(0.0, (step - start) / (last - start))
-    if config.schedule == "cosine":  # one half period of Loshchilov and Hutter 2016, arXiv:1608.03983
-        return 0.5 * (1.0 + math.cos(math.pi * progress))
-    if config.schedule in ("linear", "wsd"):
-        return float(1.0 - progress)
-    raise ValueError(f"schedule {config.schedule!r} is not one of cosine, linear, constant, wsd")
-
-
-class Profile:
-    """Records a profile of steps i to j - 1 of a span "i:j"; "": none. A run resumed after i records nothing."""
-
-    def __init__(self, span: str, path: Path) -> None:
-        first, _, last = span.partition(":")
-        self._first, self._last = (int(first), int(last)) if span else (-1, -1)
-        self._path = path
-        self._running: profile | None = None
-
-    def at(self, step: int) -> bool:
-        """Start or stop recording before a step. Return whether a trace was written."""
-        if step == self._first:
-            cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-            self._running = profile(activities=[ProfilerActivity.CPU, *cuda])
-            self._running.start()
-        return step == self._last and self.end()
-
-    def end(self) -> bool:
-        """Write the recorded trace, if any, also if the run ends before the span does."""
-        running, self._running = self._running, None  # first: the loop's `finally` calls this again after an error
-        if running is None:
-            return False
-        running.stop()
-        with replacing(self._path) as partial:
-            running.export_chrome_trace(str(partial))
-        return True
 
 
 if __name__ == "__main__":

@@ -55,8 +55,8 @@ def snapshot(training: TrainingState, *, step: int, run_id: str, rng: list[dict[
     """Return the state of a run after `step` updates. rng: generator states of all ranks.
 
     The tensors are those of training: copy (CopyBuffers) or write them before the next step.
-    The data order (gpt2/data/batches.py) and the learning rate (gpt2/train.py) are functions of the step, so the step
-    is all that is stored of them.
+    The data order (gpt2/data/batches.py) and the learning rate (gpt2/loop/schedule.py) are functions of the step, so
+    the step is all that is stored of them.
     """
     # The keys are those of version 0.1, so that its checkpoints can still be read.
     return {

@@ -11,15 +11,16 @@ import sys
 import pytest
 import torch
 
-import gpt2.train as schedule
 from factories import ROOT, environment, make_data, make_run, train, train_fields
 from gpt2.checkpoint.files import load_checkpoint
 from gpt2.data import shards
 from gpt2.data.batches import Batches
 from gpt2.dist import World
 from gpt2.log import RunLog
+from gpt2.loop import schedule
+from gpt2.loop.schedule import dropout_seed
 from gpt2.steps import StepNumbers, Timings
-from gpt2.train import build_model, dropout_seed
+from gpt2.train import build_model
 from kmatrix.records.checkpoints import read_index
 from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.paths import RunDir

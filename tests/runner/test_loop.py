@@ -464,7 +464,7 @@ def test_a_status_file_that_cannot_be_written_stops_the_run_with_its_path(matrix
         if progress.step is not None:  # it trains; from now on the disk is full
             monkeypatch.setattr("kmatrix.status.status_file.write_json", raise_disk_full)
             # The journal is on the same disk, so it fails too.
-            monkeypatch.setattr("kmatrix.runner.loop.append_jsonl", raise_disk_full)
+            monkeypatch.setattr("kmatrix.runner.status_writer.append_jsonl", raise_disk_full)
             os.kill(os.getpid(), signal.SIGTERM)
 
     def raise_disk_full(path, value):

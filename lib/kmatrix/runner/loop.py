@@ -11,32 +11,29 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TypeVar
 
 from kmatrix.engines.base import Engine
 from kmatrix.engines.local.pool import Pool
 from kmatrix.errors import LaunchError
-from kmatrix.records.checkpoint_dir import checkpoint_dir
-from kmatrix.records.disk import SpaceWait, stop_waiting, waiting_for_space
-from kmatrix.records.files import append_jsonl, end_torn_line, write_json
+from kmatrix.records.disk import stop_waiting, waiting_for_space
 from kmatrix.records.lock import held, this_process
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.runs import Status, read_run_file, read_run_file_or_empty
-from kmatrix.records.train_config import TrainFields
+from kmatrix.records.runs import Status, read_run_file
 from kmatrix.runner.archive import finish_archiving, is_archiving
+from kmatrix.runner.budget import BudgetWatch
+from kmatrix.runner.disk_hold import DiskHold
 from kmatrix.runner.signals import StopRequest, listening
-from kmatrix.status.alerts import Alert, Thresholds
+from kmatrix.runner.status_writer import StatusWriter
+from kmatrix.status.alerts import Thresholds
 from kmatrix.status.classify import classify
 from kmatrix.status.cost import MatrixBudget
-from kmatrix.status.disk_space import how_full, is_full
 from kmatrix.status.state import (
     DISK,
     HALVE,
     UNSUCCESSFUL,
     Attempt,
     Ended,
-    Event,
     JobPhase,
     JobState,
     RecorderDied,
@@ -48,13 +45,10 @@ from kmatrix.status.state import (
     overall,
     retry,
 )
-from kmatrix.status.status_file import recover_status, write_state, writing
+from kmatrix.status.status_file import recover_status
 from kmatrix.status.watch import RunProgress, RunUpdate, RunWatch, alerts_of_run
-from kmatrix.text import duration
 
 EXIT_FAILED, EXIT_STOPPED = 1, 130
-BUDGET_EVERY_S = 1.0  # between two checks of the budget
-DISKS_EVERY_S = 1.0  # between two checks for a full disk
 T = TypeVar("T")
 
 
@@ -101,10 +95,11 @@ def drive(
             pool=pool,
             on_note=_ignore_errors(on_note) if on_note else lambda _: None,
             budget=budget or MatrixBudget(),
+            disk_s=disk_s,
         )
         try:
             driver.begin()
-            with waiting_for_space(driver.space_wait(disk_s, request)):
+            with waiting_for_space(driver.hold.policy(request)):
                 driver.loop(request, poll_s)
                 return driver.end(request)
         except LaunchError:
@@ -129,8 +124,8 @@ class _Driver:
         pool: Pool | None,
         on_note: Callable[[str], None],
         budget: MatrixBudget,
+        disk_s: float,
     ) -> None:
-        self._budget, self._budget_due = budget, 0.0  # monotonic seconds
         self._matrix, self._engine, self._skipped, self._on_progress = matrix, engine, skipped, on_progress
         self._limits, self._pool, self._on_note = limits, pool, on_note
         self._plans = {plan.name: plan for plan in plans}
@@ -139,56 +134,17 @@ class _Driver:
         self._watches: dict[str, RunWatch] = {}
         self._index: dict[str, int] = {}  # run -> its place in the order of starts, from 1
         self._recorder_deaths: Counter[str] = Counter()
-        self._prices: dict[str, TrainFields] = {}  # of all runs, if there is a budget
         self._waits: set[str] = set()  # runs whose next attempt cannot start yet
         self._excluded: dict[str, str] = {}  # GPU -> why, as reported last
         self._open = set(self._plans)  # runs of this execution that have not ended
-        self._disk_s = 0.0  # time (s) to wait for space on a full disk
-        self._full_since: float | None = None  # monotonic seconds
-        self._disks_due = 0.0  # monotonic seconds
-        checkpoints = {checkpoint_dir(plan.dir).parent for plan in plans}
-        self._disks = (matrix.path, *sorted(checkpoints - {plan.dir.path for plan in plans}))
+        self._budget = BudgetWatch(matrix, budget)
+        self.hold = DiskHold(matrix, [plan.dir for plan in plans], self._writer, on_note, limit_s=disk_s)
         self.jobs: dict[str, str] = {}
         self.disk_full = False
 
     @property
     def states(self) -> dict[str, RunState]:
         return self._writer.states
-
-    def space_wait(self, limit_s: float, request: StopRequest) -> SpaceWait:
-        """Return how the files of the matrix are written on a full disk: reported, until a stop is requested."""
-
-        self._disk_s = limit_s
-        return SpaceWait(
-            limit_s,
-            on_full=self._report_full,
-            on_space=lambda _: self._report_space(),
-            is_cancelled=lambda: request.since is not None,
-        )
-
-    def _report_full(self, path: Path) -> None:
-        """Report a full disk, once until it has space again."""
-        if self._full_since is None:
-            self._full_since = time.monotonic()
-            wait = f"waiting up to {duration(self._disk_s)} for space (DISK_WAIT)" if self._disk_s else "not waiting"
-            self._on_note(f"the disk is full: {how_full(path)}; {wait}")
-
-    def _report_space(self) -> None:
-        if self._full_since is not None:
-            seconds, self._full_since = time.monotonic() - self._full_since, None
-            self._on_note(f"the disk has space again after {duration(seconds)}")
-            self._writer.log("disk was full", seconds=seconds)
-
-    def _check_disks(self) -> None:
-        """Report full disks: the trainer holds its writes, but only the runner has a terminal."""
-        if time.monotonic() < self._disks_due:
-            return
-        self._disks_due = time.monotonic() + DISKS_EVERY_S
-        full = next((path for path in self._disks if is_full(path)), None)
-        if full is None:
-            self._report_space()
-        else:
-            self._report_full(full)
 
     def begin(self) -> None:
         """Write the status of all runs, and submit the plans to the engine."""
@@ -197,8 +153,7 @@ class _Driver:
             self.states[run.name] = recover_status(run, has_runner=False)
         self._writer.missing = len(self._matrix.missing())
         self._drop_outdated_plans()
-        runs = self.states if self._budget else ()  # of earlier executions, too
-        self._prices = {name: read_run_file_or_empty(self._matrix.run(name)).train for name in runs}
+        self._budget.begin(self.states)
 
         # Write what is known before the first start.
         self._writer.open()
@@ -245,23 +200,14 @@ class _Driver:
                     self._handle(name, job, stopping=stopping)
             if self._pool is not None:
                 self._report_gpus(self._pool)
-            self._check_disks()
-            if not stopping and (spent := self._spent()):
+            self.hold.check()
+            if not stopping and (spent := self._budget.spent(self.states)):
                 self._engine.cancel(self.jobs)
                 self._writer.log("budget spent", reason=spent)
                 self._on_note(f"the budget of the matrix is spent ({spent}): its runs save a checkpoint and stop")
                 stopping = True
             if self._open:
                 time.sleep(poll_s)
-
-    def _spent(self) -> str:
-        """Return why the budget of the matrix is spent, "" if it is not, or was checked within the last second."""
-        if not self._budget or time.monotonic() < self._budget_due:
-            return ""
-        self._budget_due = time.monotonic() + BUDGET_EVERY_S
-        return self._budget.spent(
-            ((self.states[name].attempts, self._prices[name]) for name in self._prices), time.time()
-        )
 
     def _report_gpus(self, pool: Pool) -> None:
         """Report GPUs that were excluded, or returned, since the last call."""
@@ -464,58 +410,6 @@ class _Driver:
             return
         alerts = self._watches[name].alerts if name in self._watches else alerts_of_run(self._matrix.run(name))
         self._writer.write_run(name, alerts, job=job, log_tail=log_tail)
-
-
-class StatusWriter:
-    """Write the status files and the journal of a matrix. Raises LaunchError if a file cannot be written."""
-
-    def __init__(self, matrix: MatrixDir, pool: Pool | None) -> None:
-        """Create the writer. pool: the GPUs of the matrix, None if no run needs one."""
-        self._matrix, self._pool = matrix, pool
-        self._started = time.time()
-        self.states: dict[str, RunState] = {}  # of all runs
-        self.missing = 0  # runs of matrix.json without a directory: they count as planned
-
-    def open(self) -> None:
-        """Write that a runner holds the matrix, and complete a journal line that a crash cut short."""
-        self.write_matrix(Status.RUNNING)
-        with writing(self._matrix.journal):
-            end_torn_line(self._matrix.journal)
-
-    def apply(self, name: str, event: Event) -> None:
-        """Apply an event to the state of a run."""
-        self.states[name] = after(self.states.get(name, RunState()), event)
-
-    def counts(self) -> dict[str, int]:
-        """Return status -> number of runs."""
-        found = Counter(state.status for state in self.states.values())
-        found[Status.PLANNED] += self.missing
-        return {status.value: found[status] for status in Status if found[status]}
-
-    def is_current(self, name: str) -> bool:
-        """Return whether status.json of a run has its current status."""
-        run = self._matrix.run(name)
-        return run.status.exists() and recover_status(run, has_runner=True).status is self.states[name].status
-
-    def write_run(
-        self, name: str, alerts: Sequence[Alert], *, job: JobState | None = None, log_tail: Sequence[str] = ()
-    ) -> None:
-        """Write status.json of a run."""
-        write_state(self._matrix.run(name), self.states[name], job=job, log_tail=log_tail, alerts=alerts)
-
-    def write_matrix(self, status: Status) -> None:
-        """Write status.json of the matrix."""
-        # The wall clock may have been set meanwhile: an end is never before its start.
-        ended = None if status is Status.RUNNING else max(time.time(), self._started)
-        record = {"status": status, "started": self._started, "ended": ended, **asdict(this_process())}
-        gpus = self._pool.report() if self._pool else []
-        with writing(self._matrix.status):
-            write_json(self._matrix.status, {**record, "counts": self.counts(), "gpus": gpus})
-
-    def log(self, event: str, **known: object) -> None:
-        """Append a line to the journal."""
-        with writing(self._matrix.journal):
-            append_jsonl(self._matrix.journal, {"time": time.time(), "event": event, **known})
 
 
 def _ignore_errors(display: Callable[[T], None]) -> Callable[[T], None]:

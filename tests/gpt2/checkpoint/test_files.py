@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-import gpt2.train as schedule
 from factories import make_data, train_fields
 from gpt2 import optim
 from gpt2.checkpoint.files import load_checkpoint, save_checkpoint
 from gpt2.checkpoint.state import TrainingState, snapshot
 from gpt2.data.batches import Batches
 from gpt2.dist import World
+from gpt2.loop import schedule
 from gpt2.train import build_model
 from kmatrix.errors import RecordError
 from kmatrix.records.train_config import TrainConfig

@@ -1,0 +1,168 @@
+"""What one rank does between two steps and at the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from gpt2 import dist
+from gpt2.checkpoint.manager import CheckpointManager
+from gpt2.checkpoint.state import TrainingState
+from gpt2.data.batches import Batches
+from gpt2.evaluate import Benchmarks, Validation
+from gpt2.failure import Watchdog
+from gpt2.log import RunLog
+from gpt2.model import GPT
+from gpt2.steps import StepNumbers, Steps, Timings
+from gpt2.stopping import (
+    BENCHMARK,
+    CHECKPOINT,
+    EVALUATION,
+    Budget,
+    EarlyStopping,
+    EndReason,
+    Fault,
+    FaultPolicy,
+    NotFiniteError,
+    Policy,
+)
+from kmatrix.records.disk import held_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BetweenSteps:
+    """What one rank does between two steps and at the end: log, handle faults, evaluate, benchmark and save."""
+
+    training: TrainingState
+    log: RunLog
+    stop: dist.Stop
+    watchdog: Watchdog
+    batches: Batches
+    validation: Validation
+    benchmarks: Benchmarks
+    model: GPT  # for benchmarks, whose inputs vary in length: compiled code would be compiled again for each
+    compiled: nn.Module  # the same weights; not DDP, whose forward pass communicates
+    faults: FaultPolicy
+    early_stopping: EarlyStopping
+    budget: Budget
+    checkpoints: CheckpointManager
+    steps: Steps
+    timings: Timings
+
+    def due(self, step: int) -> list[str]:
+        """Return what happens before a step, for the budget's forecast."""
+        parts = {
+            EVALUATION: self._evaluation_due(step),
+            BENCHMARK: self.benchmarks.due(step),
+            CHECKPOINT: self.checkpoints.due(step),
+        }
+        return [part for part, is_due in parts.items() if is_due]
+
+    def finish_step(self, numbers: StepNumbers | None) -> EndReason | None:
+        """Check and log a step whose numbers have arrived. Return why the loop must end, if it must.
+
+        A bad step may roll the run back, which changes `log.step`.
+        """
+        if numbers is None:
+            return None
+        if not self.faults.checks_before_update:  # else it was checked already, and must not count twice
+            fault = self.faults.check(numbers.step, numbers.loss, numbers.norm)
+            if self.handle_fault(fault) is Policy.ROLLBACK:
+                return None
+        held = held_s()
+        self.log.training(numbers, self.batches.epoch(numbers.step + self.faults.data_ahead))
+        self.timings.add(numbers)
+        if held_s() > held:
+            self.steps.restart()  # the disk was full: the next step must not count that time
+        self.budget.stepped(numbers.seconds)
+        if numbers.stop:
+            return EndReason.STOP
+        return self.budget.ended_by if numbers.over_budget else None
+
+    def handle_fault(self, fault: Fault | None) -> Policy | None:
+        """Fail, roll back or log it, as the policy for a bad step says, and return the policy."""
+        if fault is None:
+            return None
+        if fault.policy is Policy.STOP:
+            raise NotFiniteError(fault.text)
+        self.log.event(fault.step, fault.kind, f"{fault.text}: {fault.policy}")
+        if fault.policy is Policy.ROLLBACK:
+            self._roll_back(fault)
+        return fault.policy
+
+    def _roll_back(self, fault: Fault) -> None:
+        """Restore the newest checkpoint and continue with the data after the bad step."""
+        self.steps.drain()  # the numbers of the step that is undone: nobody may read them as those of a later step
+        self.training.optimizers.zero_grad()
+        if not self.checkpoints.roll_back():
+            raise NotFiniteError(f"{fault.text}, and there is no checkpoint to roll back to")
+        self.faults.rolled_back(fault, self.log.step)
+        # The same weights on the same data would lead to the same fault, as in PaLM (arXiv:2204.02311, section 5.1).
+        self.batches.seek(self.log.step + self.faults.data_ahead)
+        text = f"to step {self.log.step}, continuing with the data after step {fault.step}"
+        self.log.event(self.log.step, "rollback", text)
+        self.steps.restart()
+
+    def evaluate_and_save(self, step: int) -> EndReason | None:
+        """Evaluate, benchmark and save, as far as it is due. Return why the loop must end, if it must."""
+        ended_by = None
+        if self._evaluation_due(step):
+            if not self.evaluate(step):
+                return EndReason.STOP
+            ended_by = EndReason.EARLY_STOPPING if self.early_stopping.should_stop(self.log.last_val_loss) else None
+        if self.benchmarks.due(step):
+            self.benchmark(step)
+        # Last, so that the checkpoint includes the losses above, and knows whether it is the best.
+        with self._phase(CHECKPOINT):
+            self.checkpoints.save(*self.checkpoints.reasons())
+        self.steps.restart()  # none of this is part of the next step's time
+        return ended_by
+
+    def evaluate(self, step: int) -> bool:
+        """Measure and log the validation loss, unless that was done. Return False if a stop interrupted it."""
+        if self.log.evaluated(step):
+            return True
+        with self._phase(EVALUATION), self.training.optimizers.evaluation_weights():
+            loss = self.validation.loss(self.compiled, lambda: self.stop.requested)
+        if loss is None:
+            return False
+        if not np.isfinite(loss):  # no policy applies: the weights themselves are broken
+            raise NotFiniteError(f"validation loss is {loss} at step {step}")
+        self.log.validation(step, loss, self.validation.by_source)
+        return True
+
+    def benchmark(self, step: int, *, final: bool = False) -> None:
+        """Run the benchmarks and write the sample texts that are due; all of them at the end of a run."""
+        with self._phase(BENCHMARK), self.training.optimizers.evaluation_weights():
+            self.benchmarks.measure(step, self.model, lambda: self.stop.requested, final=final)
+
+    def end_stopped(self) -> int:
+        """Save a checkpoint if there is time, write the result of a stopped attempt, and return the exit status."""
+        log, signal = self.log, self.stop.signal
+        steps = f"{log.step} of {self.training.config.max_iters} steps"
+        log.event(log.step, "stop", f"stopped after {steps}: {signal or 'a peer'}")
+        self.checkpoints.emergency()
+        log.end("stopped", "signal", f"stopped by {signal or 'a signal to another rank'} at step {log.step}")
+        return dist.EXIT_STOPPED
+
+    def end_finished(self, ended_by: EndReason | None) -> int:
+        """Save the final checkpoint, write the result of a finished run, and return the exit status."""
+        # Wait: result.json comes last, and a run whose final checkpoint cannot be written is not finished.
+        with self.log.phase("checkpoint"):
+            self.checkpoints.save(*self.checkpoints.reasons(finished=True), wait=True)
+        self.log.finish(str(ended_by))
+        return dist.EXIT_FINISHED
+
+    def _evaluation_due(self, step: int) -> bool:
+        return step % self.training.config.eval_interval == 0 and not self.log.evaluated(step)
+
+    @contextmanager
+    def _phase(self, kind: str) -> Iterator[None]:
+        """Record a phase without training, for the watchdog, the budget and the log."""
+        self.watchdog.work(kind, self.log.step)
+        with self.budget.measure(kind), self.log.phase(EVALUATION if kind == BENCHMARK else kind):
+            yield

@@ -1,0 +1,35 @@
+"""Watch the budget of a matrix while it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+from kmatrix.records.paths import MatrixDir
+from kmatrix.records.runs import read_run_file_or_empty
+from kmatrix.records.train_config import TrainFields
+from kmatrix.status.cost import MatrixBudget
+from kmatrix.status.state import RunState
+
+CHECK_EVERY_S = 1.0  # between two checks of the budget
+
+
+class BudgetWatch:
+    """The budget of a matrix and the prices of its runs, also of those that earlier executions finished."""
+
+    def __init__(self, matrix: MatrixDir, budget: MatrixBudget) -> None:
+        self._matrix, self._budget = matrix, budget
+        self._prices: dict[str, TrainFields] = {}  # by run
+        self._due = 0.0  # monotonic seconds
+
+    def begin(self, runs: Iterable[str]) -> None:
+        """Read the prices of the runs, if there is a budget."""
+        known = runs if self._budget else ()
+        self._prices = {name: read_run_file_or_empty(self._matrix.run(name)).train for name in known}
+
+    def spent(self, states: Mapping[str, RunState]) -> str:
+        """Return why the budget of the matrix is spent, "" if it is not, or was checked within the last second."""
+        if not self._budget or time.monotonic() < self._due:
+            return ""
+        self._due = time.monotonic() + CHECK_EVERY_S
+        return self._budget.spent(((states[name].attempts, self._prices[name]) for name in self._prices), time.time())
