@@ -18,6 +18,7 @@ from kmatrix.records.checkpoint_dir import (
 )
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
+from kmatrix.records.plan import RunTexts, make_runs, write_plan
 
 NAME = "test_matrix_results_20261120_062141"
 
@@ -96,9 +97,58 @@ def test_the_command_line_gives_a_folder_to_a_copy_unless_the_owner_exists(outsi
     take_folder(copy, tmp_path / "other")
     assert own_checkpoint_dir(copy.run("a")) == tmp_path / "other" / folder.name / "a"
     assert own_checkpoint_dir(outside.run("a")) == folder / "a"
-    shutil.rmtree(outside.path)
+    take_folder(outside, tmp_path / "other2")  # it has left this folder, which then is free
     take_folder(copy, tmp_path / "disk")
     assert own_checkpoint_dir(copy.run("a")) == folder / "a"
+
+
+@pytest.mark.parametrize(
+    ("goes_to", "why"),
+    [
+        ("results/old", r"they belong to \S+/results/old, and "),
+        ("elsewhere", rf"they belong to the matrix that was \S+/{NAME}, which has another directory now; "),
+        (None, "which has another directory now"),
+    ],
+)
+def test_a_copy_in_the_place_of_the_owner_gets_its_folder_only_if_the_user_says_that_the_owner_is_gone(
+    outside, tmp_path, goes_to, why
+):
+    folder = checkpoint_dir(outside.run("a")).parent
+    if goes_to:
+        original = MatrixDir(outside.path.rename(tmp_path / goes_to))
+        shutil.copytree(original.path, outside.path)
+    else:
+        shutil.copytree(outside.path, tmp_path / "copy")  # first, so that no new directory has the owner's inode
+        shutil.rmtree(outside.path)
+        (tmp_path / "copy").rename(outside.path)
+    for refused in (lambda: take_folder(outside, tmp_path / "disk"), lambda: own_checkpoint_dir(outside.run("a"))):
+        with pytest.raises(LaunchError, match=why) as caught:
+            refused()
+        assert f"{outside.path} may be a copy of it" in str(caught.value)
+    assert not (folder / "a").exists()
+    if goes_to:
+        assert own_checkpoint_dir(original.run("a")) == folder / "a"  # it stays the owner
+    else:
+        (folder / "owner.json").unlink()
+        take_folder(outside, tmp_path / "disk")
+        assert own_checkpoint_dir(outside.run("a")) == folder / "a"
+
+
+def test_checkpoints_of_another_matrix_are_not_renamed_when_a_missing_run_is_made_again(outside, tmp_path):
+    checkpoint = checkpoint_dir(outside.run("a")) / "step_00000001.pt"
+    checkpoint.parent.mkdir()
+    checkpoint.write_bytes(b"weights")
+    copy = MatrixDir(tmp_path / "copy")
+    shutil.copytree(outside.path, copy.path)
+    for matrix in (copy, outside):
+        write_plan(matrix, [RunTexts("a", ("", "", "{}"))])
+        shutil.rmtree(matrix.run("a").path)
+    for change in (lambda: make_runs(copy, {"a"}), lambda: check_own_files(copy)):
+        with pytest.raises(LaunchError, match="may be another matrix's"):
+            change()
+        assert checkpoint.read_bytes() == b"weights"
+    make_runs(outside, {"a"})
+    assert checkpoint.parent.with_name("a.archive0").exists()
 
 
 def test_a_remounted_disk_keeps_its_owner_and_equal_inodes_of_two_disks_are_not_one_matrix():

@@ -134,6 +134,15 @@ def test_partial_files_and_entries_without_a_file_are_ignored(tmp_path):
     assert index.entries[1] in CheckpointIndex(tmp_path).present
 
 
+def test_a_checkpoint_that_the_user_restores_is_kept(tmp_path):
+    index = index_of(tmp_path, (1, R), (2, R))
+    first = index.entries[0]
+    index.remove([first])
+    (tmp_path / first.name).write_bytes(b"restored")
+    CheckpointIndex(tmp_path).tidy()
+    assert (tmp_path / first.name).read_bytes() == b"restored"
+
+
 def test_a_truncated_file_does_not_count_as_present(tmp_path):
     index = index_of(tmp_path, (1, R), (2, R, B))
     (tmp_path / "step_00000002.pt").write_bytes(b"w")

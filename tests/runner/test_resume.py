@@ -18,6 +18,7 @@ from kmatrix.records.checkpoint_dir import new_folder
 from kmatrix.records.files import read_json, read_jsonl, write_json
 from kmatrix.records.lock import MAKING, Process, held, holder, start_of, this_process, try_lock
 from kmatrix.records.paths import MatrixDir
+from kmatrix.records.plan import RunTexts, make_runs, write_plan
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import SyncState, SyncStatus, sync_status, write_track
 from kmatrix.runner.archive import archive_result
@@ -398,6 +399,36 @@ def test_a_finished_run_with_the_same_id_is_reused_and_marked(finished_and_plann
     shutil.rmtree(first.path.parent)
     assert read_json(second.result)["status"] == "finished"
     assert (second.checkpoints / "final.pt").read_text() == "weights"
+
+
+def test_a_killed_reuse_leaves_no_checkpoint_of_the_other_run_to_continue_from(
+    finished_and_planned, tmp_path, monkeypatch
+):
+    _, second = finished_and_planned
+    later = MatrixDir(second.path.parent)
+    folder = new_folder(tmp_path / "disk", later, later.path)
+    write_json(later.matrix_json, {"name": later.name, "checkpoints": str(folder), "runs": [{"name": "b"}]})
+    write_plan(later, [RunTexts("b", ("", "", second.run_json.read_text()))])
+    with monkeypatch.context() as patched:
+        patched.setattr("kmatrix.experiment.reuse.write_state", killed)
+        with pytest.raises(KeyboardInterrupt):
+            reuse(second)
+    assert not (folder / "b").exists()
+    with monkeypatch.context() as patched:
+        rename = Path.rename
+        patched.setattr(Path, "rename", lambda path, to: killed() if to == second.path else rename(path, to))
+        with pytest.raises(KeyboardInterrupt):
+            reuse(second)
+    assert later.missing() == ["b"]
+    make_runs(later, {"b"})
+    assert not (folder / "b").exists()
+    assert reuse(second).reused != {}
+    assert (folder / "b" / "final.pt").read_text() == "weights"
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+def killed(*_args, **_kwargs):
+    raise KeyboardInterrupt
 
 
 def test_the_tracker_state_of_a_reused_run_is_not_copied(finished_and_planned):

@@ -16,6 +16,7 @@ from kmatrix.records.checkpoint_dir import checkpoint_dir, own_checkpoint_dir
 from kmatrix.records.decode import Record, decode_optional
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import STAGED, MatrixDir, RunDir, matrix_dirs
+from kmatrix.records.plan import keep_checkpoints
 from kmatrix.records.runs import RunFile, Status, read_run_file, read_train_values
 from kmatrix.records.train_config import FORMER
 from kmatrix.status.state import Reused, RunState, after
@@ -142,14 +143,21 @@ def _link(source: RunDir, run: RunDir, name: str) -> None:
                 _link_tree(path, staged.path / own.get(path.name, path.name))
         # Separately: CHECKPOINT_DIR may be on another disk than the run.
         place = own_checkpoint_dir(run)
+        checkpoints = place.with_name(f".{run.name}{STAGED}")
+        if place == run.checkpoints:
+            checkpoints = staged.checkpoints
+        shutil.rmtree(checkpoints, ignore_errors=True)
         if checkpoint_dir(source).is_dir():
-            _link_tree(checkpoint_dir(source), staged.checkpoints if place == run.checkpoints else place)
+            _link_tree(checkpoint_dir(source), checkpoints)
         write_json(staged.run_json, {**read_json(run.run_json), "reused_from": name})
     write_state(staged, after(RunState(), Reused(name)))
     with writing(run.path):
         # Without its run.json the run is missing: after a kill, `continue` makes it again from the plan.
         run.run_json.unlink()
         shutil.rmtree(run.path)
+        if place != run.checkpoints and checkpoints.exists():
+            keep_checkpoints(run)
+            checkpoints.rename(place)  # before the run: one that is missing does not continue from them
         staged.path.rename(run.path)
 
 

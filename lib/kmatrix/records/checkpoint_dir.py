@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
@@ -92,7 +93,9 @@ def own_checkpoint_dir(run: RunDir) -> Path:
 def check_own_files(matrix: MatrixDir) -> None:
     """Raise LaunchError if changing the runs of a matrix would change files of another one."""
     refuse_links(matrix)
-    folders = set()
+    known, folder = _of_matrix(matrix)
+    # The folder itself, not only those of existing runs: a missing run is made again, and may have left checkpoints.
+    folders = {folder} if known and folder and folder.exists() else set()
     for run in matrix.runs():
         place = checkpoint_dir(run)
         if place != run.checkpoints:
@@ -122,7 +125,7 @@ def take_folder(matrix: MatrixDir, base: Path) -> None:
     """Make a folder below `base`, which the user named, the one for the checkpoints of a matrix.
 
     The caller holds the matrix. Raises ConfigError if its checkpoints are in the run directories, LaunchError if the
-    folder belongs to another matrix that still exists.
+    folder belongs to another matrix, or may belong to one: a directory that has left its place is not known to be gone.
     """
     record = read_json(matrix.matrix_json)
     current = _current_folder(matrix)
@@ -134,12 +137,9 @@ def take_folder(matrix: MatrixDir, base: Path) -> None:
     # A folder in `base` keeps the name that it was given when the matrix was made.
     folder = base.expanduser().resolve() / current.name
     owner = read_owner(folder)
-    if owner is not None and not owner.is_same(Owner.of(matrix)) and _uses(Path(owner.matrix), owner, folder):
-        raise LaunchError(
-            f"{folder} has the checkpoints of another matrix",
-            why=f"it belongs to {owner.matrix}",
-            hint=f"pass another CHECKPOINT_DIR=; copy {folder} there first to resume from its checkpoints",
-        )
+    if owner is not None and not owner.is_same(Owner.of(matrix)) and not _has_left(owner, folder):
+        why, hint = _other_owner(matrix, owner, folder)
+        raise LaunchError(f"{folder} has the checkpoints of another matrix", why=why, hint=hint)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / OWNER, as_json(Owner.of(matrix)))
     write_json(matrix.matrix_json, {**record, KEY: str(folder)})
@@ -159,30 +159,54 @@ def _current_folder(matrix: MatrixDir) -> Path | None:
     return next((place.parent for place in places if place is not None), None)
 
 
-def _uses(path: Path, owner: Owner, folder: Path) -> bool:
-    """Return whether the matrix at this path is the owner, and still has its checkpoints in this folder."""
-    matrix = MatrixDir(path)
+def _find(owner: Owner) -> Path | None:
+    """Return where the owner is now: at its path, or renamed within its parent directory; None if it is not there."""
+    recorded = Path(owner.matrix)
+    paths = [recorded]
+    with suppress(OSError), os.scandir(recorded.parent) as entries:
+        paths += [recorded.parent / entry.name for entry in entries if entry.inode() == owner.inode]
+    for path in paths:
+        with suppress(OSError):
+            if owner.is_same(Owner.of(MatrixDir(path))):
+                return path
+    return None
+
+
+def _has_left(owner: Owner, folder: Path) -> bool:
+    """Return whether the owner of a folder certainly has its checkpoints elsewhere now."""
+    found = _find(owner)
     try:
-        if not owner.is_same(Owner.of(matrix)):
-            return False
-        current = _current_folder(matrix)
-        return current is not None and current.resolve() == folder.resolve()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+        known, current = _of_matrix(MatrixDir(found)) if found else (False, None)
     except (OSError, RecordError):
-        return True  # there, but unreadable: it may still need its checkpoints
+        return False  # there, but unreadable: it may still need its checkpoints
+    return known and (current is None or current.resolve() != folder.resolve())
+
+
+def _other_owner(matrix: MatrixDir, owner: Owner, folder: Path) -> tuple[str, str]:
+    """Return why a matrix may not change the checkpoints of this owner, and a hint."""
+    another = f"pass another CHECKPOINT_DIR=; copy {folder} there first to resume from its checkpoints"
+    if found := _find(owner):
+        return f"they belong to {found}, and {matrix.path} may be a copy of it", another
+    # It may have been moved, or its disk is not mounted. A directory in its place is no proof that it is gone.
+    place = "has another directory now" if os.path.lexists(owner.matrix) else "does not exist now"
+    why = f"they belong to the matrix that was {owner.matrix}, which {place}; {matrix.path} may be a copy of it"
+    gone = f"if it is gone for good, delete {folder / OWNER} and pass CHECKPOINT_DIR={folder.parent}"
+    return why, f"{gone}; else {another}"
 
 
 def _check_owner(matrix: MatrixDir, folder: Path) -> None:
     """Raise LaunchError if a folder outside the matrix belongs to another matrix, or to an unknown one."""
     owner, this = read_owner(folder), Owner.of(matrix)
     if owner is None or not owner.is_same(this):
-        belongs = f"they belong to {owner.matrix}" if owner else "nothing records that they belong to this matrix"
+        why = "nothing records that they belong to this matrix: this may be a copy"
+        hint = (
+            f"pass CHECKPOINT_DIR={folder.parent} if they are its own, else another folder "
+            f"(copy {folder.name} there first, to resume from its checkpoints)"
+        )
+        if owner is not None:
+            why, hint = _other_owner(matrix, owner, folder)
         raise LaunchError(
-            f"the checkpoints of {matrix.path} are in {folder}, and may be another matrix's",
-            why=f"{belongs}: this may be a copy",
-            hint=f"pass CHECKPOINT_DIR={folder.parent} if they are its own, else another folder "
-            f"(copy {folder.name} there first, to resume from its checkpoints)",
+            f"the checkpoints of {matrix.path} are in {folder}, and may be another matrix's", why=why, hint=hint
         )
     if owner != this:  # moved, or mounted again: both never change at once without a refusal
         write_json(folder / OWNER, as_json(this))

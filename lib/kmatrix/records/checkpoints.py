@@ -123,6 +123,8 @@ class CheckpointIndex:
 
     def finish_deleting(self) -> None:
         """Delete the files of checkpoints that were removed from the index before a kill."""
+        if not self.deleting:
+            return
         listed = {entry.name for entry in self.entries}
         for name in self.deleting:
             if name in listed:
@@ -130,7 +132,9 @@ class CheckpointIndex:
             for path in (*(self.folder / f"{kind}.pt" for kind in NAMED), self.folder / name):
                 if path.name == name or same_file(path, self.folder / name):
                     path.unlink(missing_ok=True)
-        self.deleting = []  # written with the next change: a name without a file does no harm
+        self.deleting = []
+        # Without the names, because a file that the user restores later under one of them is a checkpoint again.
+        self._write()
 
     def name_links(self) -> None:
         """Update the hard links best.pt and final.pt. A file system without hard links has only the index."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 import zlib
 from collections.abc import Collection, Iterable, Iterator
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kmatrix.errors import LaunchError, RecordError
-from kmatrix.records.checkpoint_dir import checkpoint_dir
+from kmatrix.records.checkpoint_dir import checkpoint_dir, own_checkpoint_dir
 from kmatrix.records.decode import SCHEMA, Record, decode_bytes, decode_optional
 from kmatrix.records.files import free_path, write_bytes
 from kmatrix.records.lock import holder, in_use
@@ -158,7 +159,7 @@ def make_run(matrix: MatrixDir, planned: RunTexts) -> RunDir:
             if not path.exists() or not path.stat().st_size:
                 write_bytes(path, _reused(run, text).encode() if path == run.run_json else text.encode())
         return run
-    _keep_checkpoints(run)
+    keep_checkpoints(run)
     # Complete or absent. Not flushed to disk one by one, because the plan is: after a power failure it is made again.
     staged = matrix.path / f".{run.name}.new"
     shutil.rmtree(staged, ignore_errors=True)  # of a process that was killed here
@@ -169,10 +170,14 @@ def make_run(matrix: MatrixDir, planned: RunTexts) -> RunDir:
     return run
 
 
-def _keep_checkpoints(run: RunDir) -> None:
-    """Rename the checkpoints that a deleted run left below CHECKPOINT_DIR: the new run must not continue from them."""
+def keep_checkpoints(run: RunDir) -> None:
+    """Rename the checkpoints that a deleted run left below CHECKPOINT_DIR: the new run must not continue from them.
+
+    Raises LaunchError if they belong to another matrix.
+    """
     place = checkpoint_dir(run)
-    if place != run.checkpoints and place.exists():
+    if place != run.checkpoints and os.path.lexists(place):
+        own_checkpoint_dir(run)
         place.rename(free_path(place.with_name(f"{place.name}.archive0")))
 
 
