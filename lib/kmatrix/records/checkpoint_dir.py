@@ -187,7 +187,7 @@ def _other_owner(matrix: MatrixDir, owner: Owner, folder: Path) -> tuple[str, st
     another = f"pass another CHECKPOINT_DIR=; copy {folder} there first to resume from its checkpoints"
     if found := _find(owner):
         return f"they belong to {found}, and {matrix.path} may be a copy of it", another
-    # It may have been moved, or its disk is not mounted. Even another directory in its place does not show that it is gone.
+    # It may have been moved, or be on a disk that is not mounted, also if another directory has its place now.
     place = "has another directory now" if os.path.lexists(owner.matrix) else "does not exist now"
     why = f"they belong to the matrix that was {owner.matrix}, which {place}; {matrix.path} may be a copy of it"
     gone = f"if it is gone for good, delete {folder / OWNER} and pass CHECKPOINT_DIR={folder.parent}"
