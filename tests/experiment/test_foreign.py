@@ -6,8 +6,10 @@ import kconfiglib as kc
 import pytest
 
 from kmatrix.errors import ConfigError
+from kmatrix.experiment.foreign import check_values
 from kmatrix.experiment.plan import make_plan
 from kmatrix.kconfig.tree import Tree
+from kmatrix.matrix.expand import apply_run
 from programs import ROOT, Program
 
 TEXTS = {  # strings that are ordinary texts
@@ -19,6 +21,7 @@ LOCAL = {
     *("RESULTS_DIR", "DATA_DIR", "CHECKPOINT_DIR", "ON_FINISH", "GPU_PROMETHEUS_PORT"),
     *("TRACKER_WANDB", "TRACKER_TRACKIO", "TRACKER_TENSORBOARD", "TRACKER_PROJECT", "WANDB_ENTITY", "WANDB_OFFLINE"),
     *("GPT2_DATA_PATH", "GPT2_DATA_MIX", "GPT2_HELLASWAG"),
+    "GPT2_INIT_FROM",
 }
 HOSTILE = {
     "ON_FINISH": "touch /tmp/hacked",
@@ -81,6 +84,8 @@ def test_the_settings_of_the_user_apply_instead(config, tmp_path):
 
 def test_the_id_of_the_run_stays_the_same(config, tmp_path):
     theirs = make_plan(config, {}, one=True)
+    apply_run(theirs.tree, theirs.base, theirs.runs[0].run)
+    config.write_text(theirs.tree.config_text(), encoding="utf-8")  # as in the directory of a run
 
     assert plan(config, tmp_path / "none").runs[0].run.run_id == theirs.runs[0].run.run_id
 
@@ -101,6 +106,46 @@ def test_a_path_that_changes_the_result_has_to_be_named_by_the_user(tmp_path, as
         plan(program.config, tmp_path / "none")
 
     assert "/etc" in str(refused.value)
+
+
+def coupled(config, rule):
+    """Return a .config of a run with a rule, as somebody could write it, and the line of the header that keeps it."""
+    text = config.read_text(encoding="utf-8").replace("# CONFIG_MATRIX is not set", "CONFIG_MATRIX=y")
+    text = "\n".join(line for line in text.splitlines() if not line.startswith(("# asked", "CONFIG_MATRIX_COUPLED")))
+    path = config.with_name(".config.coupled")
+    path.write_text(f'{text}\nCONFIG_MATRIX_COUPLED="OPTIMIZER=adamw => {rule}"\n', encoding="utf-8")
+    return path
+
+
+RULES = [
+    *("ON_FINISH=hack", "RESULTS_DIR=/etc", "DATA_DIR=/etc", "CHECKPOINT_DIR=/etc", "GPU_PROMETHEUS_PORT=99"),
+    *("TRACKER_WANDB=y", "TRACKER_TENSORBOARD=y", "INIT_FROM=/etc/passwd", "HELLASWAG=/etc/passwd"),
+]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_of_a_foreign_configuration_sets_nothing_local(tmp_path, rule):
+    program = Program(tmp_path)
+    program.check("defconfig-gpt2-cpu-quick", "OPTIMIZER=adamw", "MATRIX=n")
+    config, name = coupled(program.config, rule), rule.partition("=")[0]
+    tree, value = Tree.parse(srctree=ROOT), rule.partition("=")[2]
+    (symbol,) = ({name, f"GPT2_{name}"} & set(tree.local)) or {f"GPT2_{name}"}
+
+    # Of a run, no rule is read. Of a matrix, it is refused.
+    assert plan(config, tmp_path / "none").runs[0].values.texts.get(symbol) != value
+    with pytest.raises(ConfigError, match=rf"(?s)the run reads {symbol}=.*pass {name}=<yours>"):
+        make_plan(config, {}, user=tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", sorted(LOCAL))
+def test_a_plan_with_a_foreign_value_is_refused(name):
+    """Whatever way it came: the values of the finished plan are compared with those of the user."""
+    tree = Tree.parse(srctree=ROOT)
+    own = dict.fromkeys(tree.local, frozenset({"mine"}))
+
+    check_values(tree, {name: "mine", "GPT2_SEED": "7"}, own)
+    with pytest.raises(ConfigError, match=rf"the run reads {name}='a=b'"):
+        check_values(tree, {name: "a=b"}, own)
 
 
 def test_a_mix_of_named_datasets_is_not_a_path(tmp_path):

@@ -1,40 +1,110 @@
-"""The configuration of somebody else's run: without the commands, hosts, accounts and paths of their machine."""
+"""The configuration of somebody else: without the commands, hosts, accounts and paths of their machine.
+
+Two guards, because the lines of a configuration are not the only way to a value: lines that set such a symbol are
+dropped when the configuration is read, and the values of the finished plan are compared with those of this user.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from kmatrix.errors import ConfigError
+from kmatrix.experiment.initial import SCRATCH
+from kmatrix.experiment.initial import SYMBOL as INIT_FROM
 from kmatrix.kconfig.assignments import apply_assignments, cause, load_config, merge
-from kmatrix.kconfig.tree import Assignment, Tree
+from kmatrix.kconfig.tree import MATRIX, Assignment, Tree
+from kmatrix.matrix.axes import Axes
 
 
-def load_run(
-    tree: Tree, config: Path, user: Path, asked: Collection[str]
-) -> tuple[list[Assignment], tuple[Assignment, ...]]:
-    """Return the explicit lines of a run's .config with the local symbols of this user, and the lines left out.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreign:
+    """A configuration of somebody else, with the local symbols of this user."""
 
-    The symbols marked $(local) are never taken from the run, because it may be anybody's. They come from the command
-    line, else from `user`, the .config of this user, else they have their defaults.
-    asked: symbols that the command line sets.
-    Raises ConfigError if the result of the run depends on such a symbol, and the command line does not set it.
+    lines: list[Assignment]  # explicit ones
+    left_out: tuple[Assignment, ...]  # lines that set a local symbol to another value than its default
+    own: Mapping[str, frozenset[str]]  # local symbol -> the values that it may have in a plan
+
+
+def load_foreign(
+    tree: Tree, config: Path, user: Path, asked: Mapping[str, Sequence[Assignment]], *, one: bool
+) -> Foreign:
+    """Read the .config of a run or of a matrix, which may be anybody's.
+
+    The symbols marked $(local) are never taken from it. They come from the command line, else from `user`, the .config
+    of this user, else they have their defaults.
+    asked: assignments of the command line.  one: of a run: its .config has the values of its cell, so that no line
+    about a matrix is needed, and such a line could set any symbol.
+    Raises ConfigError if the results depend on such a symbol, and the command line does not set it.
     """
-    lines = load_config(tree, config)
-    left_out = [item for item in lines if tree.is_local(item)]
+    lines = [item for item in load_config(tree, config) if not one or not is_of_matrix(item)]
+    theirs = [item for item in lines if _is_local(tree, item.name, item.value)]
+    left_out = [item for item in theirs if item.value not in _harmless(tree, item.name)]
     for item in left_out:
         if item.name not in tree.neutral and item.name not in asked:
-            name = item.name.removeprefix("GPT2_")
-            raise ConfigError(
-                f"the run reads {item.name}={item.value!r}",
-                why="what a run names on its machine is never used here unless you ask for it",
-                hint=f"check the value, then pass {name}=<yours>, or {name}=<the same>",
-            )
-    kept = [item for item in lines if item.name not in tree.local or not tree.is_local(item)]
-    own = _own(tree, user) if user.is_file() else []
+            raise _refusal(item.name, item.value)
+    kept = [item for item in lines if item not in theirs]
+    mine = _own(tree, user) if user.is_file() else []
     tree.reset()
-    merged, _ = merge(tree, kept, [item for item in own if item.name not in asked])
-    return _in_effect(tree, merged, own), tuple(item for item in left_out if item.name not in asked)
+    merged, _ = merge(tree, kept, [item for item in mine if item.name not in asked])
+    chosen = {item.name: frozenset({item.value}) for item in mine}
+    chosen |= {name: frozenset(item.value for item in items) for name, items in asked.items()}
+    return Foreign(
+        lines=_in_effect(tree, merged, mine),
+        left_out=tuple(item for item in left_out if item.name not in asked),
+        own={name: chosen.get(name, frozenset()) | _harmless(tree, name) for name in tree.local},
+    )
+
+
+def is_of_matrix(item: Assignment) -> bool:
+    """Return whether a line describes a matrix: its axes, its rules, or whether there is one."""
+    return item.name.startswith(MATRIX) or item.name == MATRIX.rstrip("_")
+
+
+def check_axes(tree: Tree, axes: Axes, own: Mapping[str, Collection[str]]) -> None:
+    """Raise ConfigError if an axis or a rule of a foreign matrix sets a local symbol to another value than the user's.
+
+    own: of Foreign.  Before the plan is made, because planning reads the files that some symbols name.
+    """
+    points = [point for axis in axes.axes for point in axis.points]
+    points += [point for rule in axes.couplings for group in rule.points for point in group]
+    _check(tree, ((point.assignment.name, point.assignment.value) for point in points), own)
+
+
+def check_values(tree: Tree, texts: Mapping[str, str], own: Mapping[str, Collection[str]]) -> None:
+    """Raise ConfigError if the effective values of a run have a local symbol that is neither the user's nor a default.
+
+    texts: by symbol.  own: of Foreign.
+    """
+    _check(tree, texts.items(), own)
+
+
+def _check(tree: Tree, values: Iterable[tuple[str, str]], own: Mapping[str, Collection[str]]) -> None:
+    for name, value in values:
+        if _is_local(tree, name, value) and value not in own[name]:
+            raise _refusal(name, value)
+
+
+def _is_local(tree: Tree, name: str, value: str) -> bool:
+    """Return whether a symbol with this value names a command, a host, an account or a path of a machine."""
+    part = tree.local.get(name)
+    return part is not None and part in value
+
+
+def _harmless(tree: Tree, name: str) -> frozenset[str]:
+    """Return the values of a local symbol that name nothing of anybody's machine: its default, and none."""
+    defaults = [default[0].str_value for default in tree.kconf.syms[name].orig_defaults]
+    return frozenset([*defaults, *(SCRATCH if name == INIT_FROM else ())])
+
+
+def _refusal(symbol: str, value: str) -> ConfigError:
+    name = symbol.removeprefix("GPT2_")
+    return ConfigError(
+        f"the run reads {symbol}={value!r}",
+        why="what a run names on its machine is never used here unless you ask for it",
+        hint=f"check the value, then pass {name}=<yours>, or {name}=<the same>",
+    )
 
 
 def _own(tree: Tree, user: Path) -> list[Assignment]:

@@ -12,7 +12,7 @@ from kmatrix.config import PREFIX, RULES, Config, RunConfig, read, read_run, res
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment.configure import config_layers, merge_layers, text_of_config
 from kmatrix.experiment.data import forecast_data, with_known_vocabulary
-from kmatrix.experiment.foreign import load_run
+from kmatrix.experiment.foreign import Foreign, check_axes, check_values, load_foreign
 from kmatrix.experiment.initial import SYMBOL as INIT_FROM
 from kmatrix.experiment.initial import InitialWeights, check_fit, read_initial
 from kmatrix.experiment.initial import asked as asked_checkpoints
@@ -130,7 +130,7 @@ class Plan:
     overrides: tuple[str, ...]  # NAME=value, as given
     config_text: str  # the .config that the matrix is made from
     initial: Mapping[str, InitialWeights]  # by the text of INIT_FROM
-    left_out: tuple[Assignment, ...] = ()  # lines of a run's .config that are never taken from a run
+    left_out: tuple[Assignment, ...] = ()  # lines of a foreign .config that are never taken from it
 
     @property
     def data_dir(self) -> Path:
@@ -162,21 +162,19 @@ def make_plan(
     kconfig: another top-level Kconfig file.  gpus: indices or UUIDs of the GPUs that may be used, all by default.
     one: a matrix of one run; axes in `assignments` are refused, and those of .config are ignored, but values coupled
     to that run still apply.  options: other names that the command takes, for suggestions.
-    user: the .config of this user, if `config` is that of a run, which may be somebody else's.
+    user: the .config of this user, if `config` may be somebody else's: that of a run, or of a matrix.
     """
     tree = open_tree(kconfig)
     asked = overrides(tree, assignments, options)
-    left_out: tuple[Assignment, ...] = ()
-    if user is None:
+    foreign = None if user is None else load_foreign(tree, config, user, asked, one=one)
+    if foreign is None:
         base, text = load_config(tree, config), config.read_text(encoding="utf-8")
     else:
-        base, left_out = load_run(tree, config, user, asked)
-        text = text_of_config(tree, base)
+        base, text = foreign.lines, text_of_config(tree, foreign.lines)
     if one:
         base = _without_matrix(base, asked)
     words = tuple(f"{name}={text}" for name, text in assignments.items())
-    plan = _plan(tree, base, asked, gpus=gpus, one=one, words=words, text=text)
-    return dataclasses.replace(plan, left_out=left_out)
+    return _plan(tree, base, asked, gpus=gpus, one=one, words=words, text=text, foreign=foreign)
 
 
 def plan_matrix(defconfig: str, *, gpus: str = "", **assignments: object) -> Plan:
@@ -211,10 +209,16 @@ def _plan(
     one: bool,
     words: tuple[str, ...],
     text: str,
+    foreign: Foreign | None = None,
 ) -> Plan:
-    """Return the plan of a configuration. asked: assignments by axis.  words, text: fields of Plan."""
+    """Return the plan of a configuration. asked: assignments by axis.  words, text: fields of Plan.
+
+    foreign: what the configuration was read from, if that may be somebody else's.
+    """
     base, _ = merge(tree, base, single(asked))
     axes = plan_axes(tree, base, asked)
+    if foreign:
+        check_axes(tree, axes, foreign.own)
     if one:  # lines that only other runs of the matrix use are noted, not refused
         axes = dataclasses.replace(axes, overridden=axes.overridden | {"MATRIX"})
     # Resolve the device and the GPU count on this machine, then expand: excluded cells depend on both.
@@ -227,6 +231,8 @@ def _plan(
     data_dir = below_root(control.data_dir)
     configs = _Configs(tree, matrix, data_dir)
     runs, kinds = _planned_runs(configs, found)
+    for planned in runs if foreign else ():
+        check_values(tree, planned.values.texts, foreign.own)
     check_fit(initial, {name: kind.config.train for name, kind in kinds.items()}, prepared=False)
     data_notes, data_warnings = forecast_data(data_dir, [kind.config.train for kind in kinds.values()])
     # A single run has nothing to be equal to.
@@ -248,6 +254,7 @@ def _plan(
         overrides=words,
         config_text=text,
         initial=initial,
+        left_out=foreign.left_out if foreign else (),
     )
 
 

@@ -150,11 +150,6 @@ class Tree:
             return int(text)
         return int(text, 16) if kind == kc.HEX else text
 
-    def is_local(self, item: Assignment) -> bool:
-        """Return whether an assignment names a command, a host, an account or a path of a machine."""
-        part = self.local.get(item.name)
-        return part is not None and part in item.value and item.value not in ("", "n", "0", "none")
-
     def names(self, prefix: str = "") -> list[str]:
         """Return the names of all settings: symbols, and choices instead of their members."""
         own = [
