@@ -88,6 +88,51 @@ def test_a_matrix_is_not_changed_by_a_refused_addition(program, path, words, mes
     assert tree(path) == before
 
 
+def test_a_matrix_of_somebody_else_names_no_place_of_this_machine(program, path, tmp_path, monkeypatch):
+    """Their places come from its .config, its NAME=value, and a rule, which is not signed by this user."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another home"))
+    theirs, mine, ran = tmp_path / "theirs", tmp_path / "mine", tmp_path / "ran"
+    config, record = path / "config.txt", read_json(path / "matrix.json")
+    config.write_text(config.read_text().replace('DATA_DIR="data"', f'DATA_DIR="{theirs}"'))
+    record["overrides"] += [f"CHECKPOINT_DIR={theirs}", f"ON_FINISH=touch {ran}", "TRACKER=tensorboard"]
+    write_json(path / "matrix.json", record)
+    before = tree(path)
+
+    assert "pass DATA_PATH=<yours>" in program.refused("add", "OPTIMIZER=muon", f"TARGET={path}")
+    assert tree(path) == before
+    program.write(f'CONFIG_DATA_DIR="{mine}"')
+    added = program.check("add", "OPTIMIZER=muon", f"DATA_PATH={tmp_path / 'data'}", f"TARGET={path}")
+    for name in ("DATA_DIR", "CHECKPOINT_DIR", "ON_FINISH", "TRACKER"):
+        assert f"note: not taken from the run: {name}=" in added.out
+    assert not theirs.exists()
+    assert not ran.exists()
+    assert not read_json(path / "gpt2_muon_seed1_1cpu" / "run.json")["tracking"].get("trackers")
+    # A rule is refused, whatever it sets.
+    lines = [line for line in config.read_text().splitlines() if not line.startswith("CONFIG_MATRIX_COUPLED")]
+    rule = 'CONFIG_MATRIX_COUPLED="OPTIMIZER=adamw => DATA_DIR=/etc"'
+    config.write_text("\n".join([*lines, rule, ""]).replace("# CONFIG_MATRIX is not set", "CONFIG_MATRIX=y"))
+    words = ["OPTIMIZER=sgd", f"DATA_PATH={tmp_path / 'data'}", f"TARGET={path}"]
+    assert "the run reads DATA_DIR='/etc'" in program.refused("add", *words)
+
+
+def test_only_results_and_checkpoints_are_reused_from_a_matrix_of_somebody_else(program, path, tmp_path):
+    linked, other = sorted(run.name for run in MatrixDir(path).runs())
+    secret = tmp_path / "secret" / other
+    secret.mkdir(parents=True)
+    (secret / "index.json").write_text('{"schema": 1, "checkpoints": []}')
+    (secret / "diary.txt").write_text("mine")
+    write_json(path / "matrix.json", {**read_json(path / "matrix.json"), "checkpoints": str(secret.parent)})
+    (path / linked / "notes").symlink_to(secret)
+
+    again = ["OPTIMIZER=adamw", "SEED=1,2", f"DATA_PATH={tmp_path / 'data'}", f"RESULTS_DIR={path.parent}"]
+    made = program.check("test-matrix", *SETTINGS, *again)
+
+    assert f"{linked} is trained again: {path.name}/{linked} contains symbolic links" in made.out
+    assert f"{other}: reused from {path.name}/{other}" in made.out
+    (new,) = (folder for folder in path.parent.glob("test_matrix_results_*") if folder != path)
+    assert {file.name for file in (new / other / "checkpoints").iterdir()} == {"index.json"}
+
+
 def test_runs_are_chosen_by_their_status(program, path):
     first, second = sorted(statuses(program, path))
     write_json(path / first / "status.json", {"status": "failed", "reason": "nan", "attempt": 1})

@@ -172,6 +172,15 @@ def test_without_matrix_json_checkpoints_outside_are_not_looked_for_elsewhere(ou
         checkpoint_dir(run)
 
 
+@pytest.mark.parametrize("folder", ["..", ".", "", "a/../..", "/.."])
+def test_a_folder_that_leads_out_of_checkpoint_dir_is_damage(outside, tmp_path, folder):
+    text = folder if folder == "/.." else f"{tmp_path}/{folder}" if folder else "/"
+    write_json(outside.matrix_json, {**read_json(outside.matrix_json), "checkpoints": text})
+    with pytest.raises(RecordError, match=r"matrix\.json is damaged"):
+        take_folder(outside, tmp_path / "disk")
+    assert not list(tmp_path.glob("*.json"))
+
+
 def test_two_matrices_of_one_name_get_two_folders(tmp_path):
     folders = [
         new_folder(tmp_path / "disk", make(tmp_path / place / NAME), tmp_path / place / NAME) for place in ("a", "b")

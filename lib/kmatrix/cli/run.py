@@ -303,7 +303,9 @@ def add(arguments: Arguments) -> int:
         kconfig=arguments.kconfig,
         gpus=arguments.get("GPUS"),
         options=arguments.takes,
+        user=arguments.config,
     )
+    _print_left_out(plan)
     recorders = recorder_launcher(arguments.get("SIMULATE"), *recording(symbols(matrix)))
     names = add_runs(
         matrix, plan, command=" ".join(["kmatrix", arguments.target, *arguments.all_words]), on_message=print
@@ -384,8 +386,7 @@ def reproduce(arguments: Arguments) -> int:
     plan = make_plan(
         was.config, asked, kconfig=arguments.kconfig, gpus=arguments.get("GPUS"), one=True, user=arguments.config
     )
-    for item in plan.left_out:
-        print(f"note: not taken from the run: {item.name}={json.dumps(item.value)}")
+    _print_left_out(plan)
     shards = known_shards(was, [config.train for config in plan.configs.values()])
     matrix, recorders = _make(arguments, plan, reuse=False, shards=shards)
     now = matrix.runs()[0]
@@ -394,6 +395,12 @@ def reproduce(arguments: Arguments) -> int:
     print(f"repeating {shown(was.path)} as {shown(now.path)}")
     status = _run_and_report(matrix, reopen(matrix, plan.gpus), gpus=plan.gpus, recorders=recorders, own=True)
     return status or _compare(was, now, plan.neutral)
+
+
+def _print_left_out(plan: Plan) -> None:
+    """Print the symbols that are not taken from a foreign run or matrix."""
+    for name, value in sorted({(item.name, item.value) for item in plan.left_out}):
+        print(f"note: not taken from the run: {name}={json.dumps(value)}")
 
 
 def _local_assignments(arguments: Arguments) -> dict[str, str]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 from kmatrix.errors import ConfigError
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.create import add_to
+from kmatrix.experiment.foreign import is_own, own_words
 from kmatrix.experiment.make import checked, prepared, reuse_into
 from kmatrix.experiment.plan import Plan, make_plan
 from kmatrix.kconfig.assignments import SETS
-from kmatrix.kconfig.tree import Tree, member_text, open_tree
-from kmatrix.matrix.axes import parse_override, resolve_name
-from kmatrix.records.paths import MatrixDir
+from kmatrix.kconfig.tree import Assignment, Tree, member_text, open_tree
+from kmatrix.matrix.axes import overrides, parse_override, resolve_name
+from kmatrix.records.paths import ROOT, MatrixDir
 from kmatrix.records.runs import MatrixFile, RunFile, read_matrix_file_or_empty, read_run_file
 from kmatrix.text import first_names
 
@@ -27,19 +29,33 @@ def plan_more(
     kconfig: str = "",
     gpus: str = "",
     options: Collection[str] = (),
+    user: Path = ROOT / ".config",
 ) -> Plan:
     """Return the plan of the cells that a matrix does not have yet. Its `matrix.axes` are those of the whole matrix.
 
     assignments: NAME=value[,value...]: each value is combined with all values of the other axes, as if it had been
     given when the matrix was made.  gpus, options: as for `make_plan`.
+    user: the .config of this user. Of a matrix that they did not make, no symbol that names a command, a host or a path
+    is taken: it comes from the assignments, else from `user`, else it has its default.
     Raises ConfigError if there is no new cell, or the present configuration gives other runs than those of the matrix.
     """
     if not assignments:
         raise ConfigError("add needs a value", hint="pass NAME=value, such as OPTIMIZER=muon")
-    record, runs = read_matrix_file_or_empty(matrix), [read_run_file(run) for run in matrix.runs()]
+    record = read_matrix_file_or_empty(matrix)
     tree = open_tree(kconfig)
-    words = _merged(tree, matrix, record, runs, assignments)
-    plan = make_plan(matrix.config, words, kconfig=kconfig, gpus=gpus, options=options)
+    words, own = dict(word.partition("=")[::2] for word in record.overrides), is_own(matrix)
+    left_out: tuple[Assignment, ...] = ()
+    if not own:
+        words, left_out = own_words(tree, words, overrides(tree, assignments, options))
+    words = _merged(tree, matrix, words, assignments, axes=_axes(tree, record, own=own))
+    plan = make_plan(
+        matrix.config,
+        words,
+        kconfig=kconfig,
+        gpus=gpus,
+        options=options,
+        user=None if own else user,
+    )
     known = {run.run_id: run.name or "" for run in record.runs if run.run_id}
     if gone := known.keys() - {run.run_id for run in plan.matrix.runs}:
         raise ConfigError(
@@ -54,9 +70,10 @@ def plan_more(
     if taken := {planned.name for planned in new} & set(known.values()):
         raise ConfigError(f"{matrix.name} already has runs named {first_names(sorted(taken))}")
     added = tuple(planned.run for planned in new)
-    overrides = tuple(word for word in plan.overrides if not word.startswith(f"{RESULTS_DIR}="))
+    given = tuple(word for word in plan.overrides if not word.startswith(f"{RESULTS_DIR}="))
     cells = dataclasses.replace(plan.matrix, runs=added)
-    return dataclasses.replace(plan, runs=tuple(new), matrix=cells, overrides=overrides)
+    left_out = (*left_out, *plan.left_out)
+    return dataclasses.replace(plan, runs=tuple(new), matrix=cells, overrides=given, left_out=left_out)
 
 
 def add_runs(
@@ -81,21 +98,39 @@ def add_runs(
 
 
 def _merged(
-    tree: Tree, matrix: MatrixDir, record: MatrixFile, runs: Sequence[RunFile], assignments: Mapping[str, str]
+    tree: Tree,
+    matrix: MatrixDir,
+    words: Mapping[str, str],
+    assignments: Mapping[str, str],
+    *,
+    axes: Mapping[str, Sequence[str]],
 ) -> dict[str, str]:
-    """Return the assignments of the matrix, with the new values after its own."""
-    words = dict(word.partition("=")[::2] for word in record.overrides)
-    axes = {axis.symbol: list(axis.values) for axis in record.axis_entries}
+    """Return the assignments of the matrix (words), with the new values after its own (axes)."""
+    runs = [read_run_file(run) for run in matrix.runs()]
+    merged = dict(words)
     given = {resolve_name(tree, name): name for name in words if name not in SETS}
     for name, text in assignments.items():
+        if name in SETS:
+            merged[name] = text
+            continue
         axis, values = parse_override(tree, name, text)
-        texts = [_text(tree, axis, value.name, value.value) for value in values]
-        have = axes.get(axis) or _common(axis, name, matrix, runs)
         if name not in words and axis in given:
-            words.pop(given[axis])
-        words[name] = ",".join(dict.fromkeys([*have, *texts]))
+            merged.pop(given[axis])
+        texts = [_text(tree, axis, value.name, value.value) for value in values]
+        if axis in tree.neutral:  # a setting, which cannot be an axis
+            merged[name] = text
+        elif axis in axes:
+            merged[name] = ",".join(dict.fromkeys([*axes[axis], *texts]))
+        else:
+            merged[name] = ",".join(dict.fromkeys([*_common(axis, name, matrix, runs), *texts]))
     # Nothing is written to the place that the matrix was made for: it may have been moved or copied.
-    return {**words, RESULTS_DIR: str(matrix.path.absolute().parent)}
+    return {**merged, RESULTS_DIR: str(matrix.path.absolute().parent)}
+
+
+def _axes(tree: Tree, record: MatrixFile, *, own: bool) -> dict[str, Sequence[str]]:
+    """Return the values of each axis. own: this user made the matrix; without, local symbols have no values."""
+    axes: dict[str, Sequence[str]] = {axis.symbol: axis.values for axis in record.axis_entries}
+    return axes if own else {**axes, **dict.fromkeys(tree.local, ())}
 
 
 def _common(axis: str, name: str, matrix: MatrixDir, runs: Sequence[RunFile]) -> list[str]:

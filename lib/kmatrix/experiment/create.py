@@ -16,6 +16,7 @@ from kmatrix.config import RunConfig, cpu_threads
 from kmatrix.errors import DataError, LaunchError, reason_of
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.data import Dataset, Key, key
+from kmatrix.experiment.foreign import is_own, signed_text
 from kmatrix.experiment.initial import InitialWeights, initial_fields
 from kmatrix.experiment.provenance import code_of, provenance
 from kmatrix.gpu.nvml.detect import Gpu
@@ -115,10 +116,8 @@ def add_to(
         runs = made_from.plan.runs
         write_plan(matrix, (_planned(record["name"], run, folder, made_from, origin) for run in runs), append=True)
         more = _matrix_json(record["name"], folder, made_from, origin)
-        write_json(
-            matrix.matrix_json,
-            {**record, "axes": more["axes"], "overrides": more["overrides"], "runs": [*record["runs"], *more["runs"]]},
-        )
+        changed = {name: more[name] for name in ("axes", "overrides", *(("signature",) if is_own(matrix) else ()))}
+        write_json(matrix.matrix_json, {**record, **changed, "runs": [*record["runs"], *more["runs"]]})
         make_runs(matrix, {run.name for run in runs})
         if then:
             then()
@@ -191,6 +190,7 @@ def _matrix_json(name: str, folder: Path | None, made_from: Creation, origin: Pr
         "runs": [{"name": run.name, "run_id": run.run_id, "axes": dict(run.axes)} for run in made_from.plan.runs],
         "cuts": [{"count": cells.count, "reason": cells.reason} for cells in made_from.plan.excluded],
         "notes": list(made_from.plan.notes),
+        "signature": sign(signed_text(made_from.config_text, made_from.overrides)),
         "on_finish": sign(made_from.on_finish) if made_from.on_finish else "",
         "provenance": origin,
     }

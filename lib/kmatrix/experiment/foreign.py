@@ -13,9 +13,12 @@ from pathlib import Path
 from kmatrix.errors import ConfigError
 from kmatrix.experiment.initial import SCRATCH
 from kmatrix.experiment.initial import SYMBOL as INIT_FROM
-from kmatrix.kconfig.assignments import apply_assignments, cause, load_config, merge
+from kmatrix.kconfig.assignments import SETS, apply_assignments, cause, load_config, merge
 from kmatrix.kconfig.tree import MATRIX, Assignment, Tree
-from kmatrix.matrix.axes import Axes
+from kmatrix.matrix.axes import Axes, resolve_name
+from kmatrix.records.paths import MatrixDir
+from kmatrix.records.runs import read_matrix_file_or_empty
+from kmatrix.runner.signature import is_signed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,41 @@ def load_foreign(
         left_out=tuple(item for item in left_out if item.name not in asked),
         own={name: chosen.get(name, frozenset()) | _harmless(tree, name) for name in tree.local},
     )
+
+
+def own_words(
+    tree: Tree, words: Mapping[str, str], asked: Collection[str]
+) -> tuple[dict[str, str], tuple[Assignment, ...]]:
+    """Return the NAME=value of a foreign matrix without those that set a local symbol, and the latter.
+
+    words: as recorded by the matrix.  asked: symbols that the command line sets.
+    Raises ConfigError if the results depend on such a symbol, and the command line does not set it.
+    """
+    kept, left_out = {}, []
+    for name, text in words.items():
+        symbol = name if name in SETS else resolve_name(tree, name)
+        if symbol not in SETS and not _is_local(tree, symbol, text):
+            kept[name] = text
+        elif symbol not in asked:
+            if symbol not in SETS and symbol not in tree.neutral and text not in _harmless(tree, symbol):
+                raise _refusal(symbol, text)
+            left_out.append(Assignment(symbol, text, f"command line: {name}={text}"))
+    return kept, tuple(left_out)
+
+
+def signed_text(config: str, words: Iterable[str]) -> str:
+    """Return what the signature in matrix.json signs: the .config, and the NAME=value that were given."""
+    return "\0".join([config, *words])
+
+
+def is_own(matrix: MatrixDir) -> bool:
+    """Return whether this user made a matrix, and its configuration is the one that they made it with."""
+    record = read_matrix_file_or_empty(matrix)
+    try:
+        config = matrix.config.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    return is_signed(signed_text(config, record.overrides), record.signature)
 
 
 def is_of_matrix(item: Assignment) -> bool:

@@ -231,8 +231,9 @@ def _plan(
     data_dir = below_root(control.data_dir)
     configs = _Configs(tree, matrix, data_dir)
     runs, kinds = _planned_runs(configs, found)
-    for planned in runs if foreign else ():
-        check_values(tree, planned.values.texts, foreign.own)
+    if foreign:
+        for planned in runs:
+            check_values(tree, planned.values.texts, foreign.own)
     check_fit(initial, {name: kind.config.train for name, kind in kinds.items()}, prepared=False)
     data_notes, data_warnings = forecast_data(data_dir, [kind.config.train for kind in kinds.values()])
     # A single run has nothing to be equal to.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kmatrix.errors import KmatrixError
-from kmatrix.records.checkpoint_dir import checkpoint_dir, own_checkpoint_dir
+from kmatrix.records.checkpoint_dir import INDEX, checkpoint_dir, own_checkpoint_dir
 from kmatrix.records.decode import Record, decode_optional
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import STAGED, MatrixDir, RunDir, matrix_dirs
@@ -53,6 +53,8 @@ def reuse_runs(matrix: MatrixDir, results_dir: Path, neutral: Collection[str], *
             why = _difference((run, record), (source, theirs), neutral)
             if not why and recorded and not _recorded(source):
                 why = NOT_RECORDED
+            if not why and any(path.is_symlink() for path in _result_files(source)):
+                why = HAS_LINKS
             name = theirs.reused_from or f"{source.path.parent.name}/{source.name}"
             if not why:
                 _link(source, run, name)
@@ -64,6 +66,7 @@ def reuse_runs(matrix: MatrixDir, results_dir: Path, neutral: Collection[str], *
 
 
 NOT_RECORDED = "has no recording of memory and energy"
+HAS_LINKS = "contains symbolic links"
 
 
 def _finished(results_dir: Path, exclude: MatrixDir, ids: Collection[str | None]) -> Iterator[tuple[RunDir, RunFile]]:
@@ -126,8 +129,6 @@ def _link(source: RunDir, run: RunDir, name: str) -> None:
 
     With hard links the files stay if the other matrix is deleted, and use no additional disk space.
     """
-    skip = {path.name for path in (run.run_json, run.config, run.defconfig, run.status, run.lock, run.archive)}
-    skip |= {path.name for path in run.tracker_files()}  # for its trackers it is another run
     own = {source.gpu_stats.name: run.gpu_stats.name, source.gpu_stats_multi.name: run.gpu_stats_multi.name}
     # In a hidden directory until it is complete: a run with a part of the files would be resumed, and its trainer
     # would append to the other run's files.
@@ -138,9 +139,8 @@ def _link(source: RunDir, run: RunDir, name: str) -> None:
         for path in (run.config, run.defconfig):
             if path.exists():
                 _link_tree(path, staged.path / path.name)
-        for path in sorted(source.path.iterdir()):
-            if path.name not in skip and path != checkpoint_dir(source):
-                _link_tree(path, staged.path / own.get(path.name, path.name))
+        for path in _result_files(source):
+            _link_tree(path, staged.path / own.get(path.name, path.name))
         # Separately: CHECKPOINT_DIR may be on another disk than the run.
         place = own_checkpoint_dir(run)
         checkpoints = place.with_name(f".{run.name}{STAGED}")
@@ -148,7 +148,11 @@ def _link(source: RunDir, run: RunDir, name: str) -> None:
             checkpoints = staged.checkpoints
         shutil.rmtree(checkpoints, ignore_errors=True)
         if checkpoint_dir(source).is_dir():
-            _link_tree(checkpoint_dir(source), checkpoints)
+            checkpoints.mkdir(parents=True)
+            # Checkpoints only: the matrix.json of a foreign matrix can name any folder of this user.
+            for path in sorted(checkpoint_dir(source).iterdir()):
+                if path.name == INDEX or path.suffix == ".pt":
+                    _link_tree(path, checkpoints / path.name)
         write_json(staged.run_json, {**read_json(run.run_json), "reused_from": name})
     write_state(staged, after(RunState(), Reused(name)))
     with writing(run.path):
@@ -161,7 +165,18 @@ def _link(source: RunDir, run: RunDir, name: str) -> None:
         staged.path.rename(run.path)
 
 
+def _result_files(run: RunDir) -> list[Path]:
+    """Return the files and folders of a run that its reuse links, without its checkpoints."""
+    skip = {path.name for path in (run.run_json, run.config, run.defconfig, run.status, run.lock, run.archive)}
+    skip |= {path.name for path in run.tracker_files()}  # for its trackers it is another run
+    skip.add(run.checkpoints.name)
+    return [path for path in sorted(run.path.iterdir()) if path.name not in skip]
+
+
 def _link_tree(source: Path, target: Path) -> None:
+    """Link the regular files in a folder, or one file. A link in a foreign run may name any file of this user."""
+    if source.is_symlink():
+        return
     if source.is_dir():
         target.mkdir(parents=True, exist_ok=True)
         for path in sorted(source.iterdir()):
@@ -169,5 +184,7 @@ def _link_tree(source: Path, target: Path) -> None:
         return
     try:
         os.link(source, target)
+    except FileExistsError:
+        pass  # a foreign run may have the file of this run's name as well: copying would write to the linked one
     except OSError:  # another file system, or one without hard links
         shutil.copy2(source, target)

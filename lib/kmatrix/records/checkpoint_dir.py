@@ -228,7 +228,8 @@ def _in_matrix_json(path: Path, *_version: int) -> tuple[bool, Path | None]:
     text = decode(path, _Folder).checkpoints
     if not text:
         return text is None, None
-    if not Path(text).is_absolute():
+    # Its last part names a folder below CHECKPOINT_DIR: it must not lead out of that.
+    if not Path(text).is_absolute() or os.path.normpath(text) != text or not Path(text).name:
         raise RecordError(f"{path} is damaged", why=f"{KEY} is {text!r}, expected an absolute path or null")
     return True, Path(text)
 
