@@ -222,10 +222,15 @@ def write_timings(
 
 
 def write_phases(run_dir: RunDir, *phases: tuple[str, float, float]) -> None:
-    """Write phases.jsonl: names with begin and end, in seconds since the start of the recording."""
+    """Write phases.jsonl: names with begin and end, in seconds since the start of the recording.
+
+    A run without a result gets one that ends after every recording.
+    """
     run_dir.path.mkdir(parents=True, exist_ok=True)
     lines = [
         {"schema": 1, "phase": name, "step": 0, "begin": STARTED + begin, "end": STARTED + end}
         for name, begin, end in phases
     ]
     run_dir.phases.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    if not run_dir.result.exists():
+        write_json(run_dir.result, {"ended": STARTED + 86_400})

@@ -159,7 +159,14 @@ def analyse_gpus(matrix: MatrixDir) -> list[RunGpus]:
 
 
 def _with_gpu(folder: RunDir, run: RunNumbers) -> RunNumbers:
-    totals = TrainingTotals(tokens=run.tokens, seconds=run.seconds, device=run.device, mfu=run.mfu, wall_s=run.wall_s)
+    totals = TrainingTotals(
+        tokens=run.tokens,
+        seconds=run.seconds,
+        device=run.device,
+        mfu=run.mfu,
+        wall_s=run.wall_s,
+        running=run.status is Status.RUNNING,
+    )
     return replace(run, gpu=read_gpu(folder, totals))
 
 

@@ -32,8 +32,11 @@ def memory_at(second, gpu):
     return 100.0 if second < 20 else 400.0 + gpu * 20 + second % 7
 
 
-def record_run(path, *, gpus=2, seconds=100, back_at=None, final=True):
-    """Record GPUs at 1 Hz. back_at: the second at which the clock of the machine is set back by a day."""
+def record_run(path, *, gpus=2, seconds=100, back_at=None, final=True, pauses=()):
+    """Record GPUs at 1 Hz. back_at: the second at which the clock of the machine is set back by a day.
+
+    pauses: seconds before each of which 4 s are not recorded, between two attempts.
+    """
     run = RunDir(path)
     run.path.mkdir(parents=True, exist_ok=True)
     devices = [Device(gpu_index=i, gpu_name="A", uuid=f"GPU-{i}", rank=i, memory_total=1000.0) for i in range(gpus)]
@@ -42,7 +45,9 @@ def record_run(path, *, gpus=2, seconds=100, back_at=None, final=True):
     file = SampleFile(run.gpu_samples, {"gpus": header, "hz": 1, "device_type": "nvidia", "simulated": False})
     joules = 0.0
     for second in range(seconds):
-        joules += power_at(second - 1) if second else 0.0
+        if any(0 < pause - second <= 4 for pause in pauses):
+            continue
+        joules += power_at(second - 1) if second and second not in pauses else 0.0
         wall = STARTED + second - (DAY if back_at is not None and second >= back_at else 0)
         values = []
         for gpu in range(gpus):
@@ -111,13 +116,30 @@ def test_without_phases_the_numbers_are_of_the_whole_recording(tmp_path):
     assert "training" not in energy_line(gpu)
 
 
-def test_the_launch_of_a_later_attempt_belongs_to_its_set_up(tmp_path):
-    run = record_run(tmp_path / "run")
-    for second in (0.0, 70.0):
+@pytest.mark.parametrize("result", [95, None])
+def test_only_the_time_from_first_to_last_step_of_each_attempt_is_training(tmp_path, result):
+    run = record_run(tmp_path / "run", pauses=(30, 60, 75))
+    for second in (0.0, 30.0, 60.0, 75.0):
         event = {"time": STARTED + second, "monotonic": 500 + second, "event": "started", "gpu_index": None, "text": ""}
         append_jsonl(run.gpu_events, event)
-    write_phases(run, ("set-up", 5.0, 20.0), ("set-up", 75.0, 80.0))
-    assert [(p.begin, p.end) for p in read_gpu(run, TrainingTotals()).phases] == [(0.0, 20.0), (70.0, 80.0)]
+    # The first attempt is killed after its step at 22 s, the second in its set-up, the third after 69 s.
+    write_phases(run, ("set-up", 5.0, 10.0), ("set-up", 66.0, 68.0), ("set-up", 80.0, 85.0))
+    for attempt, second in ((1, 12), (1, 22), (3, 69), (4, 87), (4, 93)):
+        append_jsonl(run.metrics, {"step": 1, "time": STARTED + second, "attempt": attempt, "train/loss": 1.0})
+    run.result.unlink()
+    if result:
+        write_json(run.result, {"ended": STARTED + result})
+    gpu = read_gpu(run, TrainingTotals())
+    end = result or 93
+    ended = [(10, 22), (68, 69), (85, end)]
+    assert [(p.name, p.begin, p.end) for p in gpu.phases] == [
+        *(("set-up", 0, 10), ("ending", 22, 25), ("set-up", 30, 55), ("set-up", 60, 68), ("ending", 69, 70)),
+        *(("set-up", 75, 85), ("ending", end, 99)),
+    ]
+    assert gpu.training.seconds == pytest.approx(sum(end - begin for begin, end in ended), abs=4)  # 1 s per sample
+    assert gpu.training.joules == pytest.approx(
+        sum(2 * power_at(second) for begin, end in ended for second in range(begin, end))
+    )
 
 
 @pytest.mark.parametrize("final", [True, False])

@@ -15,7 +15,7 @@ from kmatrix.gpu.formats.summary import DeviceEntry, ProcessEntry, StatisticsEnt
 from kmatrix.gpu.recorder.summary import SILENT_S
 from kmatrix.records.decode import decode_lines, decode_optional
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import RunResult, read_result, read_run_file_or_empty
+from kmatrix.records.runs import MetricValues, RunResult, metric_line_of, read_result, read_run_file_or_empty
 from kmatrix.records.states import EventLine, PhaseLine
 from kmatrix.report.gpu.numbers import (
     CPU,
@@ -57,6 +57,7 @@ class TrainingTotals:
     device: str = ""  # "gpu", "cpu" or ""
     mfu: float | None = None  # 0 to 1
     wall_s: float | None = None  # s, of all attempts
+    running: bool = False  # its last attempt has not ended
 
 
 def read_gpu(run_dir: RunDir, totals: TrainingTotals) -> GpuNumbers | None:
@@ -72,7 +73,7 @@ def read_gpu(run_dir: RunDir, totals: TrainingTotals) -> GpuNumbers | None:
         return None
     factors = cost_factors(read_run_file_or_empty(run_dir))
     numbers = replace(numbers, ranks=ranks, mfu=totals.mfu, wall_s=totals.wall_s, factors=factors)
-    return _add_joules_per_token(_add_training(run_dir, numbers), totals)
+    return _add_joules_per_token(_add_training(run_dir, numbers, running=totals.running), totals)
 
 
 def add_timeline(run_dir: RunDir, numbers: GpuNumbers) -> GpuNumbers:
@@ -270,7 +271,7 @@ def _add_joules_per_token(numbers: GpuNumbers, totals: TrainingTotals) -> GpuNum
     return replace(numbers, joules_per_token=whole, training=training)
 
 
-def _add_training(run_dir: RunDir, numbers: GpuNumbers) -> GpuNumbers:
+def _add_training(run_dir: RunDir, numbers: GpuNumbers, *, running: bool) -> GpuNumbers:
     """Add the phases of a run, and the numbers of the rest of its recording: the training."""
     try:
         recording = read_samples(run_dir.gpu_samples) if run_dir.gpu_samples.exists() else None
@@ -279,7 +280,7 @@ def _add_training(run_dir: RunDir, numbers: GpuNumbers) -> GpuNumbers:
     if recording is None or not len(recording):
         return numbers
     clock = RecordingClock(recording)
-    phases = read_phases(run_dir, recording, clock)
+    phases = read_phases(run_dir, recording, clock, running=running)
     if not phases:
         return numbers
     training = _training(numbers, recording, clock, phases)
@@ -353,41 +354,79 @@ def _rest(whole: Statistics, part: RunningStats) -> Statistics | None:
     return statistics_of(running.without(part))
 
 
-def read_phases(run_dir: RunDir, recording: Recording, clock: RecordingClock) -> tuple[RecordedPhase, ...]:
-    """Return the phases within a recording, sorted by begin. The ending is the time after the trainer's result."""
+def read_phases(
+    run_dir: RunDir, recording: Recording, clock: RecordingClock, *, running: bool = False
+) -> tuple[RecordedPhase, ...]:
+    """Return the phases within a recording, sorted by begin; none if the trainer logged none.
+
+    An attempt trains from the end of its set-up to its last step: what follows is its ending, also if it was killed.
+    running: the last attempt has not ended.
+    """
     lines = [line for line in decode_lines(run_dir.phases, PhaseLine) if line.phase in TRAINER_PHASES]
-    starts = _starts(run_dir, clock)
+    logged = [(line, *span) for line in lines if (span := _span(line, clock)) is not None]
+    if not logged:
+        return ()
+    attempts = _recorded_attempts(run_dir, clock)
+    ended = _last_end(run_dir, lines, clock)
+    # The last attempt ends with the result, others with their last sign, which is read only if it is needed.
+    trained = [] if len(attempts) == 1 and (running or ended is not None) else _last_steps(run_dir, clock)
 
-    # Cut each phase of the trainer to the recording.
-    found: list[RecordedPhase] = []
-    for line in lines:
-        begin, end = clock.at(line.begin, line.begin_monotonic), clock.at(line.end, line.end_monotonic)
-        if begin is None or end is None or end <= 0 or begin >= clock.length or end < begin:
+    found: list[tuple[str, float, float]] = []
+    for number, (first, last) in enumerate(attempts, 1):
+        own = [(line, begin, end) for line, begin, end in logged if end > first and begin < last]
+        steps = [time for time in trained if first <= time <= last]
+        if not own and not steps:
+            found.append((TRAINER_PHASES[0], first, last))  # killed, or still at work, before its first step
             continue
-        if line.phase == TRAINER_PHASES[0]:
+        for at, (line, begin, end) in enumerate(own):
             # The launch of the trainer's processes belongs to set-up.
-            begin = max((start for start in starts if start <= begin), default=begin if found else 0.0)
-        begin, end = max(begin, 0.0), min(end, clock.length)
-        joules = joules_between(recording, clock, begin, end)
-        found.append(RecordedPhase(name=line.phase, begin=begin, end=end, joules=joules))
+            launched = first if at == 0 and line.phase == TRAINER_PHASES[0] else max(begin, first)
+            found.append((line.phase, launched, min(end, last)))
+        end = max([*steps, *(end for _, _, end in own)])
+        if number == len(attempts) and (running or ended is not None):
+            end = last if ended is None or running else ended
+        if first < end < last:
+            found.append((ENDING, end, last))
+    return tuple(
+        RecordedPhase(name=name, begin=begin, end=end, joules=joules_between(recording, clock, begin, end))
+        for name, begin, end in sorted(found, key=lambda phase: phase[1])
+    )
 
-    # What follows the trainer's result is the end of its processes.
+
+def _span(line: PhaseLine, clock: RecordingClock) -> tuple[float, float] | None:
+    """Return begin and end of a phase in recording time (s), None if they are unknown."""
+    begin, end = clock.at(line.begin, line.begin_monotonic), clock.at(line.end, line.end_monotonic)
+    return None if begin is None or end is None or end < begin else (begin, end)
+
+
+def _recorded_attempts(run_dir: RunDir, clock: RecordingClock) -> list[tuple[float, float]]:
+    """Return the recording times (s) of the first and the last sample of each attempt. Gaps are in none."""
+    events = decode_lines(run_dir.gpu_events, EventLine)
+    started = [clock.at(event.time, event.monotonic) for event in events if event.event == "started"]
+    firsts = {clock.index_from(time) for time in started if time is not None and time > 0}
+    begins = [0, *sorted(first for first in firsts if 0 < first < len(clock))]
+    return [
+        (clock.of(begin), clock.of(end - 1)) for begin, end in zip(begins, [*begins[1:], len(clock)], strict=True)
+    ]
+
+
+def _last_end(run_dir: RunDir, lines: Sequence[PhaseLine], clock: RecordingClock) -> float | None:
+    """Return the recording time (s) of the result of the last attempt with a phase, None if it left none."""
     result = read_result(run_dir) or RunResult()
     # A result of an earlier attempt says nothing about the end of this one.
-    attempts = [line.attempt for line in lines]
-    wall = result.ended if not attempts or (result.attempt or 1) == attempts[-1] else None
-    ended = clock.at(wall) if found and wall is not None else None
-    if ended is not None and 0 < ended < clock.length:
-        joules = joules_between(recording, clock, ended, clock.length)
-        found.append(RecordedPhase(name=ENDING, begin=ended, end=clock.length, joules=joules))
-    return tuple(sorted(found, key=lambda phase: phase.begin))
+    if result.ended is None or (result.attempt or 1) != lines[-1].attempt:
+        return None
+    return clock.at(result.ended)
 
 
-def _starts(run_dir: RunDir, clock: RecordingClock) -> list[float]:
-    """Return the recording times at which the recorder of each attempt started."""
-    events = decode_lines(run_dir.gpu_events, EventLine)
-    found = [clock.at(event.time, event.monotonic) for event in events if event.event == "started"]
-    return [max(0.0, time) for time in found if time is not None]
+def _last_steps(run_dir: RunDir, clock: RecordingClock) -> list[float]:
+    """Return the recording time (s) of the last training line of each attempt, that of lost work included."""
+    last: dict[int, float] = {}
+    for values in decode_lines(run_dir.metrics, MetricValues):
+        line = metric_line_of(values)
+        if line is not None and line.time is not None and "train/loss" in line.values:
+            last[line.attempt] = line.time
+    return [time for wall in last.values() if (time := clock.at(wall)) is not None]
 
 
 def joules_between(recording: Recording, clock: RecordingClock, begin: float, end: float) -> float | None:
