@@ -20,7 +20,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # decoders put it in place of invalid
 class Sampling:
     """How tokens are sampled, and when a text ends."""
 
-    max_tokens: int = 100
+    max_tokens: int = 100  # 0: only score the prompt
     temperature: float = 1.0  # 0: take the most probable token
     top_k: int = 0  # sample from the k most probable tokens; 0: from all
     top_p: float = 1.0  # sample from the most probable tokens whose probabilities add up to this
@@ -31,7 +31,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, valid, why in (
-            ("max_tokens", self.max_tokens >= 1, "expected an integer of at least 1"),
+            ("max_tokens", self.max_tokens >= 0, "expected an integer of at least 0"),
             ("temperature", 0 <= self.temperature <= 100, "expected a number from 0 to 100"),
             ("top_k", self.top_k >= 0, "expected an integer of at least 0 (0: all tokens)"),
             ("top_p", 0 < self.top_p <= 1, "expected a number above 0 and at most 1"),
@@ -49,16 +49,17 @@ class TokenScore:
 
     token: int
     logprob: float | None  # nats; None for the first token of a prompt, which nothing predicts
-    top: dict[int, float]  # the most probable tokens with their log-probabilities, the most probable first
+    top: dict[int, float]  # the most probable tokens and this one, with their log-probabilities
     offset: int  # of the token's first character in the text, or in the prompt
 
 
 def score_of(logits: Tensor, token: int, count: int, offset: int) -> TokenScore:
-    """Return the score of a token. logits: (V,).  count: of the most probable tokens to report."""
+    """Return the score of a token. logits: (V,).  count: of the most probable tokens to report, next to this one."""
     logprobs = logits.double().log_softmax(-1)  # (V,); 64 bits: the sum runs over the vocabulary
     values, tokens = logprobs.topk(min(count, len(logprobs)))
-    top = dict(zip(tokens.tolist(), values.tolist(), strict=True))
-    return TokenScore(token=token, logprob=float(logprobs[token]), top=top, offset=offset)
+    own = float(logprobs[token])
+    top = {**dict(zip(tokens.tolist(), values.tolist(), strict=True)), token: own}
+    return TokenScore(token=token, logprob=own, top=top, offset=offset)
 
 
 def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
@@ -191,7 +192,8 @@ class BatchGenerator:
         try:
             if text.sampling.prompt_logprobs:
                 self._score_prompt(text)
-            self._prefill(row, text.prompt[-self.model.shape.block_size :])
+            if text.sampling.max_tokens:
+                self._prefill(row, text.prompt[-self.model.shape.block_size :])
         # Broad, because any failure (often of memory) must leave the batch as it was: the caller gets the error, and
         # the other texts continue.
         except Exception:
@@ -201,6 +203,13 @@ class BatchGenerator:
     @torch.no_grad()
     def step(self) -> list[tuple[GeneratedText, str]]:
         """Add a token to every text and return each with its new text. Finished texts leave the batch."""
+        scored = [text for text in self.texts if not text.sampling.max_tokens]
+        for text in scored:
+            text.finish = "length"
+            self.drop(text)
+        return [*((text, "") for text in scored), *(self._step() if self.texts else [])]
+
+    def _step(self) -> list[tuple[GeneratedText, str]]:
         # Texts that fill the context: positions are absolute in GPT-2, so the cache cannot be shifted. Half of it, so
         # that this does not happen again with each token.
         for row, text in enumerate(self.texts):

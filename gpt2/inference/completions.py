@@ -160,7 +160,8 @@ def _sampling(values: Mapping[str, Any]) -> Sampling:
     seed = values.get("seed")
     try:
         return Sampling(
-            max_tokens=_integer(values, "max_tokens", DEFAULT_TOKENS, least=1),
+            # Without a new token only an echoed prompt is an answer, as in OpenAI's API.
+            max_tokens=_integer(values, "max_tokens", DEFAULT_TOKENS, least=0 if _flag(values, "echo") else 1),
             temperature=_number(values, "temperature", 1.0),
             top_p=_number(values, "top_p", 1.0),
             top_k=_integer(values, "top_k", 0, least=0),

@@ -148,7 +148,7 @@ def test_a_drawn_token_is_always_one_of_the_top_k(logits, top_k, top_p, temperat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"max_tokens": -1}, "max_tokens is -1"),
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"temperature": math.nan}, "temperature is nan"),
         ({"top_k": -1}, "top_k is -1"),

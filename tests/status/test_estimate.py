@@ -9,7 +9,7 @@ import pytest
 
 from kmatrix.cli.status import lines
 from kmatrix.packing import Limits
-from kmatrix.records.files import append_jsonl, read_json, write_json
+from kmatrix.records.files import append_jsonl, read_json, write_json, write_text
 from kmatrix.records.lock import held
 from kmatrix.records.train_config import TrainFields
 from kmatrix.status.estimate import (
@@ -26,7 +26,9 @@ from kmatrix.status.estimate import (
     pace_of,
     rest_of_run,
 )
+from kmatrix.status.alerts import Thresholds
 from kmatrix.status.overview import Overview
+from kmatrix.status.watch import RunWatch
 from programs import run
 from records_factory import FakeRun, make_matrix
 
@@ -114,6 +116,48 @@ def test_the_estimate_of_a_run_at_ten_percent_is_accurate(script, share):
     (view,) = made.observe(now).runs
     assert view.left_from is EstimateSource.OWN
     assert now + view.left_s == pytest.approx(true_duration(), rel=0.03)
+
+
+@pytest.mark.parametrize("lines", [0, 1, 2])
+def test_the_time_left_of_a_resumed_run_does_not_jump(script, lines):
+    made, killed = script(), 0.5 * true_duration()
+    made.add("a", started=0.0, at=killed)
+    run = made.made.run("a")
+    resumed = {"attempt": 2, "status": "running", "resume": "auto", "started": T0 + killed}
+    known = read_json(run.status)["attempts"][0] | {"status": "stopped", "ended": T0 + killed}
+    write_json(run.status, {"status": "running", "attempt": 2, "attempts": [known, resumed]})
+    write_text(run.checkpoints / "step_00000400.pt", "x")
+    entry = {"name": "step_00000400.pt", "step": 400, "bytes": 1, "kinds": ["rolling"], "sha256": "0" * 64}
+    entry |= {"val_loss": None, "attempt": 1, "time": T0}
+    write_json(run.checkpoints / "index.json", {"checkpoints": [entry]})
+    watch = RunWatch(run, Thresholds(), RECORDED, attempt=2, resume="auto")
+    now = killed + START_S
+    for number in range(lines):
+        now += 10 * STEP_S
+        step = 400 + 10 * number
+        append_jsonl(run.metrics, {"step": step, "time": T0 + now, "attempt": 2, "train/loss": 3.0})
+    (view,) = made.observe(now).runs
+    step = 400 + 10 * max(0, lines - 1)
+    expected = (STEPS - step) * STEP_S + 6 * EVAL_S
+    assert (view.step, view.left_from) == (step, EstimateSource.OWN)
+    assert view.left_s == pytest.approx(expected, rel=0.03)
+    update = watch.poll(T0 + now, clock=now)
+    assert (update.start, update.step) == (400, step if lines else None)
+    assert update.left_s == pytest.approx(expected, rel=0.03)
+
+
+def test_a_run_like_a_resumed_one_is_not_expected_to_lose_its_work(script):
+    made = script()
+    made.add("a", started=0.0, at=true_duration())
+    made.add("b")
+    run = made.made.run("a")
+    attempts = [{"attempt": number, "status": "stopped", "started": T0, "ended": T0 + 900.0} for number in (1, 2)]
+    write_json(run.status, read_json(run.status) | {"attempt": 2, "attempts": attempts})
+    result = {"attempt": 2, "status": "finished", "step": STEPS, "seconds": 600.0}
+    write_json(run.result, read_json(run.result) | result)
+    views = {view.name: view for view in made.observe(2000.0).runs}
+    assert views["a"].elapsed_s == 1800.0
+    assert views["b"].left_s == pytest.approx(600.0)
 
 
 def test_pending_evaluations_are_included(script):

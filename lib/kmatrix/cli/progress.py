@@ -203,8 +203,10 @@ def _parts(progress: RunProgress) -> list[tuple[int, str]]:
     """Return the parts of the line of a running run, each with its priority; 0 is always shown."""
     if progress.step is None:
         begun = "starting" if progress.status is Status.RUNNING else progress.status.value
+        if progress.status is Status.RUNNING and progress.start:
+            begun = f"resuming at {_step(progress.start, progress.max_iters)}"
     else:
-        begun = f"step {progress.step}" + (f"/{progress.max_iters}" if progress.max_iters is not None else "")
+        begun = _step(progress.step, progress.max_iters)
     parts = [(0, _name(progress)), (0, begun)]
     if progress.loss is not None:
         parts.append((4, f"loss {progress.loss:.2f}"))
@@ -217,6 +219,10 @@ def _parts(progress: RunProgress) -> list[tuple[int, str]]:
     if progress.alerts:
         parts.append((3, f"{plural(len(progress.alerts), 'alert')}"))
     return [*parts, (0, progress.note)] if progress.note else parts
+
+
+def _step(step: int, max_iters: int | None) -> str:
+    return f"step {step}" + (f"/{max_iters}" if max_iters is not None else "")
 
 
 def ended_line(progress: RunProgress) -> str:
@@ -258,7 +264,8 @@ def _live_lines(runs: Sequence[RunProgress], most: int, width: int) -> Table:
         line.add_column(width=bar)
     line.add_column(no_wrap=True, overflow="ellipsis")
     for run in runs[:most]:
-        share = run.step / run.max_iters if run.step is not None and run.max_iters else 0.0
+        step = run.start if run.step is None else run.step
+        share = step / run.max_iters if step is not None and run.max_iters else 0.0
         drawn = [ProgressBar(total=1.0, completed=min(1.0, share), width=bar)] if bar >= BAR_LEAST else []
         text = running_line(run, None if drawn else width)
         line.add_row(*drawn, Text(printable(text)))

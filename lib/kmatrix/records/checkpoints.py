@@ -193,6 +193,24 @@ def has_checkpoint(folder: Path) -> bool:
     return any(path.name not in {entry.name for entry in entries} for path in folder.glob("step_*.pt"))
 
 
+def start_step(folder: Path, resume: str) -> int | None:
+    """Return the step at which an attempt starts, as far as the index tells; 0 from scratch, None if it is unknown.
+
+    resume: none, auto, latest, best or the path of a checkpoint.
+    """
+    try:
+        if resume not in ("none", "auto", "latest", CheckpointKind.BEST):
+            named = entry_of(Path(resume))
+            return None if named is None else named.step
+        entries = [] if resume == "none" else read_index(folder)
+    except RecordError:
+        return None
+    usable = [entry for entry in entries if file_size(folder / entry.name) == entry.bytes]
+    if resume == CheckpointKind.BEST:
+        usable = [entry for entry in usable if CheckpointKind.BEST in entry.kinds]
+    return usable[-1].step if usable else 0
+
+
 def entry_of(path: Path) -> Entry | None:
     """Return the index entry of a checkpoint file, best.pt and final.pt included, or None."""
     entries = read_index(path.parent)

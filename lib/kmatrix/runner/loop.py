@@ -365,7 +365,12 @@ class _Driver:
 
     def _watch(self, plan: RunPlan) -> None:
         self._watches[plan.name] = RunWatch(
-            plan.dir, self._limits, self._train[plan.name], attempt=plan.attempt, ranks=plan.ranks
+            plan.dir,
+            self._limits,
+            self._train[plan.name],
+            attempt=plan.attempt,
+            ranks=plan.ranks,
+            resume=plan.resume,
         )
 
     def _display(
@@ -392,6 +397,7 @@ class _Driver:
                 reason=reason,
                 note=note,
                 step=update.step if update else None,
+                start=update.start if update else None,
                 max_iters=train.max_iters if train else None,
                 loss=update.loss if update else None,
                 val_loss=update.val_loss if update else None,

@@ -173,18 +173,30 @@ def operations(train: TrainFields) -> float | None:
 
 
 def rest_of_run(
-    recent: Sequence[TrainingLine], phases: Sequence[Phase], train: TrainFields, since_s: float
+    recent: Sequence[TrainingLine],
+    phases: Sequence[Phase],
+    train: TrainFields,
+    since_s: float,
+    *,
+    earlier: Sequence[TrainingLine] = (),
+    start: int | None = None,
 ) -> float | None:
-    """Return the time left (s) of a running run, None before its second training line.
+    """Return the time left (s) of a running run, None before its second training line and without earlier ones.
 
     recent: the newest training lines of this attempt, whose pace is that of the remaining steps.
-    phases: of this attempt. They are excluded from the pace, and the remaining ones are added.
-    since_s: seconds since the newest line.
+    phases: of this run. They are excluded from the pace, and the remaining ones are added.
+    since_s: seconds since the newest line of this attempt.
+    earlier: the newest training lines of the attempts before, which count until this one has two lines.
+    start: the step at which this attempt starts; it may have no line yet.
     """
-    steps, pace = train.max_iters, pace_of(recent, phases)
+    measured = recent if len(recent) > 1 else earlier
+    steps, pace = train.max_iters, pace_of(measured, phases)
     if pace is None or steps is None:
         return None
-    step, interval = recent[-1].step, recent[-1].step - recent[-2].step
+    step = recent[-1].step if recent else start
+    if step is None:
+        return None
+    interval = max(0, measured[-1].step - measured[-2].step)
     left, soon = pace * (steps - 1 - step), pace * interval
     # Evaluations and checkpoints have their own period, so they are not part of the pace of a step.
     for name, period in ((EVALUATION, train.eval_interval), (CHECKPOINT, train.checkpoint_interval)):
@@ -287,14 +299,17 @@ def measured(run: RunDir) -> Measured | None:
         attempts = recover_status(run, has_runner=True).attempts
     except SchemaError:
         return None
-    seconds = _one_attempt_s(attempts) or result.seconds
+    seconds = one_attempt_s(attempts) or result.seconds
     return Measured(train, seconds, result.step) if seconds else None
 
 
-def _one_attempt_s(attempts: Sequence[Attempt]) -> float | None:
-    """Return the time (s) of a run that finished in one attempt; None after a restart: some steps ran twice."""
+def one_attempt_s(attempts: Sequence[Attempt], now: float | None = None) -> float | None:
+    """Return the time (s) of a run with a single attempt; None after a restart: some steps ran twice.
+
+    now: Unix seconds, for a running attempt.
+    """
     # The runner's times include start-up, which the trainer's own clock does not see.
-    return attempts[0].duration_s() if len(attempts) == 1 else None
+    return attempts[0].duration_s(now) if len(attempts) == 1 else None
 
 
 def _machine(runs: Iterable[RunDir]) -> tuple[Any, ...]:

@@ -29,11 +29,11 @@ from kmatrix.status.estimate import (
     Rest,
     ends_of,
     measured_before,
-    rest_of_run,
+    one_attempt_s,
 )
 from kmatrix.status.state import Archived, RunState, after, overall
 from kmatrix.status.status_file import current_result, recover_status
-from kmatrix.status.watch import MetricsTail, alerts_of_run, budget_s
+from kmatrix.status.watch import MetricsTail, alerts_of_run, budget_s, first_known, start_of
 
 FileTime = tuple[int, int, int]  # modification time (ns), size (bytes), inode
 Signature = tuple[bool, bool, FileTime | None, FileTime | None, FileTime | None]
@@ -129,7 +129,7 @@ class Overview:
         last = state.last
         live = state.status is Status.RUNNING
         elapsed = wall_s(state.attempts, now)
-        step = result.step if result else tail.step
+        step = result.step if result else first_known(tail.step, tail.start if live else None)
         left = _left(run, tail, train, elapsed, now) if live else None
         return RunView(
             name=run.name,
@@ -141,7 +141,7 @@ class Overview:
             step=step,
             max_iters=train.max_iters,
             loss=result.final_train_loss if result else tail.loss,
-            val_loss=_first(known.final_val_loss, tail.val_loss),
+            val_loss=first_known(known.final_val_loss, tail.val_loss),
             tokens_per_second=result.tokens_per_second if result else tail.tokens_per_second,
             mfu=result.mfu if result else (None if tail.mfu is None else tail.mfu / 100.0),
             ranks=train.num_gpus,
@@ -150,7 +150,8 @@ class Overview:
             memory_total_mib=fullest.total if fullest else None,
             memory=memory,
             gpus=last.gpus if last else (),
-            elapsed_s=_first(elapsed, known.seconds),
+            elapsed_s=first_known(elapsed, known.seconds),
+            worked_s=first_known(one_attempt_s(state.attempts, now), known.seconds, tail.elapsed_s),
             attempt_s=last.duration_s(now) if live and last else None,
             left_s=left,
             left_from=None if left is None else EstimateSource.OWN,
@@ -167,7 +168,9 @@ class Overview:
         # A tail per attempt: all attempts append to one file, and a tail counts only the lines of its own.
         tail = self._tails.get((run.name, number))
         if tail is None:
-            tail = MetricsTail(run.metrics, attempt=number, max_iters=train.max_iters, whole=True)
+            resumes = state.status is Status.RUNNING and number > 1  # else the lines say where it is
+            start = start_of(run, state.last.resume) if resumes and state.last else None
+            tail = MetricsTail(run.metrics, attempt=number, max_iters=train.max_iters, whole=True, start=start)
             self._tails[run.name, number] = tail
         if not has_result:  # else the metrics add nothing
             tail.read()
@@ -177,7 +180,8 @@ class Overview:
         """Return the durations of the finished runs of this matrix, and the estimated ones of running runs."""
         found = []
         for view in views:
-            train, elapsed = self._train(view), view.elapsed_s
+            # Without the work that killed attempts lost: a run like it will not lose it.
+            train, elapsed = self._train(view), view.worked_s
             if view.status is Status.FINISHED and view.step and elapsed:
                 found.append(Measured(train, elapsed, view.step))
             elif view.status is Status.RUNNING and view.left_s is not None and elapsed and view.max_iters:
@@ -336,7 +340,7 @@ def _epochs(record: RunFile, steps: int | None) -> float | None:
 
 def _left(run: RunDir, tail: MetricsTail, train: TrainFields, elapsed: float | None, now: float) -> float | None:
     """Return the time left (s) until the last step, or until the budget is spent, whichever is first."""
-    left = rest_of_run(tail.recent, _phases(run, tail.attempt), train, tail.since_s(now)) if tail.recent else None
+    left = tail.left_s(_phases(run), train, tail.since_s(now)) if tail.recent or tail.earlier else None
     limit = budget_s(train)
     if limit is not None and elapsed is not None:
         rest = max(0.0, limit - elapsed)
@@ -344,20 +348,15 @@ def _left(run: RunDir, tail: MetricsTail, train: TrainFields, elapsed: float | N
     return left
 
 
-def _phases(run: RunDir, attempt: int) -> list[Phase]:
-    """Return the phases of this attempt without training."""
-    lines = decode_lines(run.phases, PhaseLine)
-    return [Phase.of(line) for line in lines if line.attempt == attempt]
+def _phases(run: RunDir) -> list[Phase]:
+    """Return the phases of a run without training."""
+    return [Phase.of(line) for line in decode_lines(run.phases, PhaseLine)]
 
 
 def _total(values: Sequence[float | None]) -> float | None:
     """Return the sum, None if a value is unknown."""
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
-
-
-def _first(*values: float | None) -> float | None:
-    return next((value for value in values if value is not None), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -409,6 +408,7 @@ class RunView:
     memory: tuple[DeviceMemory, ...] = ()
     gpus: tuple[str, ...] = ()  # UUIDs, of its last attempt
     elapsed_s: float | None = None  # of all attempts
+    worked_s: float | None = None  # of the attempts that led to its weights, without lost work
     attempt_s: float | None = None  # of the running attempt
     left_s: float | None = None  # of its own time, without waiting
     left_from: EstimateSource | None = None

@@ -9,13 +9,16 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.binary import Recording, read_samples
 from kmatrix.gpu.formats.events import ThrottleEvents
-from kmatrix.records.files import LineTail
+from kmatrix.records.checkpoint_dir import checkpoint_dir
+from kmatrix.records.checkpoints import start_step
+from kmatrix.records.files import LineTail, last_lines
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import MetricLine, MetricValues, Status, metric_line_of
+from kmatrix.records.runs import MetricLine, MetricValues, Status, metric_line, metric_line_of
 from kmatrix.records.states import PhaseLine, read_run_status
 from kmatrix.records.train_config import TrainFields
 from kmatrix.stats import coefficient_of_variation
@@ -35,6 +38,8 @@ from kmatrix.status.alerts import (
 )
 from kmatrix.status.estimate import Phase, TrainingLine, rest_of_run
 from kmatrix.status.stragglers import recent_ranks
+
+T = TypeVar("T")
 
 LOSSES = 64  # training losses that are kept
 RECENT_LINES = 20  # training lines whose pace is that of the remaining steps
@@ -57,6 +62,7 @@ class RunProgress:
     reason: str = ""
     note: str = ""  # activity besides training, such as "stopping, saving a checkpoint"
     step: int | None = None
+    start: int | None = None  # the step at which the attempt starts
     max_iters: int | None = None
     loss: float | None = None  # nats/token
     val_loss: float | None = None  # nats/token
@@ -78,15 +84,21 @@ class MetricsTail:
         max_iters: int | None = None,
         whole: bool = False,
         budget_s: float | None = None,
+        start: int | None = None,
     ) -> None:
         """Start at the end of the file: create the tail before the attempt starts.
 
         whole: start at the beginning instead.  budget_s: time limit of all attempts together, None without one.
+        start: the step at which this attempt starts, None if it is unknown.
         """
+        self.start = start
         self._attempt, self.max_iters, self._budget_s = attempt, max_iters, budget_s
         # A resumed attempt appends to the file: the lines of earlier ones would only be parsed to be ignored.
         self._tail, self._whole = LineTail(path, MetricValues, from_end=not whole), whole
         self.recent: deque[TrainingLine] = deque(maxlen=RECENT_LINES)  # the newest training lines
+        self.earlier: deque[TrainingLine] = deque(maxlen=RECENT_LINES)  # those of the attempts before
+        if attempt > 1 and not whole:
+            self._read_earlier(path)
         self._budget_left: float | None = None  # s of the budget at the newest line
         self._reads = 0
         self._seen: float | None = None  # monotonic seconds of the last read that found a line, from the second read on
@@ -97,6 +109,7 @@ class MetricsTail:
         self.mfu: float | None = None  # percent
         self.newest: float | None = None  # Unix seconds of the newest line
         self.lines = 0  # of training
+        self.elapsed_s: float | None = None  # of the trainer's clock, which counts no lost work
         self.losses: deque[float | None] = deque(maxlen=LOSSES)  # of the last training lines, None if not finite
         self.val_losses: list[float] = []  # of all evaluations
 
@@ -107,16 +120,33 @@ class MetricsTail:
             while lines := self._tail.read():
                 for _, values in lines:
                     line = metric_line_of(values)
-                    if line is not None and line.attempt == self._attempt:
+                    if line is not None and line.attempt < self._attempt:
+                        self._add_earlier(line)
+                    elif line is not None and line.attempt == self._attempt:
                         self._add(line)
                         # Lines of the first read may have been written at any time before.
                         self._seen = (time.monotonic() if clock is None else clock) if self._follows else None
         except OSError:
             return  # unreadable for now: the run goes on
 
-    @property
-    def attempt(self) -> int:
-        return self._attempt
+    def left_s(self, phases: Sequence[Phase], train: TrainFields, since_s: float) -> float | None:
+        """Return the time left (s) of the run: `rest_of_run`."""
+        step = first_known(self.step, self.start)
+        return rest_of_run(self.recent, phases, train, since_s, earlier=self.earlier, start=step)
+
+    def _read_earlier(self, path: Path) -> None:
+        """Read the newest lines of the attempts before."""
+        with suppress(OSError), path.open("rb") as file:
+            for text in last_lines(file):
+                line = metric_line(text)
+                if line is not None:
+                    self._add_earlier(line)
+
+    def _add_earlier(self, line: MetricLine) -> None:
+        if "train/loss" in line.values:
+            if self.earlier and line.step <= self.earlier[-1].step:
+                self.earlier.clear()  # another attempt: the time between two of them is no step
+            self.earlier.append(_training_line(line))
 
     @property
     def _follows(self) -> bool:
@@ -139,12 +169,11 @@ class MetricsTail:
         self.step = line.step
         self.newest = at if at is not None else self.newest
         elapsed = values.get("elapsed_s")
+        self.elapsed_s = first_known(elapsed, self.elapsed_s)
         if self._budget_s is not None and elapsed is not None:
             self._budget_left = self._budget_s - elapsed
         if "train/loss" in values:
-            step_ms = values.get("throughput/step_ms")
-            if step_ms is not None or at is not None:
-                self.recent.append(TrainingLine(line.step, at, None if step_ms is None else step_ms / 1e3))
+            self.recent.append(_training_line(line))
             self.loss = values["train/loss"]
             self.tokens_per_second = values.get("throughput/tokens_per_s")
             share = values.get("throughput/mfu")
@@ -154,6 +183,24 @@ class MetricsTail:
         if "val/loss" in values:
             self.val_loss = values["val/loss"]
             self.val_losses += [] if self.val_loss is None else [self.val_loss]
+
+
+def _training_line(line: MetricLine) -> TrainingLine:
+    step_ms = line.values.get("throughput/step_ms")
+    return TrainingLine(line.step, line.time, None if step_ms is None else step_ms / 1e3)
+
+
+def start_of(run: RunDir, resume: str) -> int | None:
+    """Return the step at which an attempt starts, None if it is unknown. resume: its starting point."""
+    try:
+        return start_step(checkpoint_dir(run), resume)
+    except RecordError:
+        return None
+
+
+def first_known(*values: T | None) -> T | None:
+    """Return the first value that is not None."""
+    return next((value for value in values if value is not None), None)
 
 
 def budget_s(train: TrainFields) -> float | None:
@@ -182,6 +229,7 @@ class RunUpdate:
     val_loss: float | None  # nats/token
     tokens_per_second: float | None
     left_s: float | None
+    start: int | None = None  # the step at which the attempt starts
     alerts: AlertChange = AlertChange()
 
 
@@ -189,18 +237,28 @@ class RunWatch:
     """Watch one attempt of a run. Create it before the attempt starts, and call `poll` often."""
 
     def __init__(
-        self, run: RunDir, limits: Thresholds, train: TrainFields | None = None, *, attempt: int = 1, ranks: int = 1
+        self,
+        run: RunDir,
+        limits: Thresholds,
+        train: TrainFields | None = None,
+        *,
+        attempt: int = 1,
+        ranks: int = 1,
+        resume: str = "none",
     ) -> None:
         train = train or TrainFields()
         self._run, self._ranks = run, ranks
-        self._tail = MetricsTail(run.metrics, attempt=attempt, max_iters=train.max_iters, budget_s=budget_s(train))
+        start = start_of(run, resume)
+        self._tail = MetricsTail(
+            run.metrics, attempt=attempt, max_iters=train.max_iters, budget_s=budget_s(train), start=start
+        )
         self._tracker = AlertTracker(limits)
         self._gpus: GpuTail | None = None
         self._ended = list(_earlier_alerts(run))
         self._active: tuple[Alert, ...] = ()
         self._train = train
         self._phases: list[Phase] = []
-        self._phase_lines = LineTail(run.phases, PhaseLine, from_end=True)
+        self._phase_lines = LineTail(run.phases, PhaseLine)
         self._due = self._ranks_due = -math.inf  # monotonic seconds
         self._waiting: tuple[float | None, int | None] = (None, None)
 
@@ -242,13 +300,12 @@ class RunWatch:
 
     def _read_phases(self) -> None:
         with suppress(OSError):  # unreadable for now
-            lines = [line for _, line in self._phase_lines.read() if line.attempt == self._tail.attempt]
-            self._phases += [Phase.of(line) for line in lines]
+            self._phases += [Phase.of(line) for _, line in self._phase_lines.read()]
             del self._phases[:-MOST_PHASES]
 
     def _left_s(self, now: float, clock: float) -> float | None:
         since = self._tail.since_s(now, clock)
-        left = [rest_of_run(self._tail.recent, self._phases, self._train, since), self._tail.budget_left_s(since)]
+        left = [self._tail.left_s(self._phases, self._train, since), self._tail.budget_left_s(since)]
         return min((seconds for seconds in left if seconds is not None), default=None)
 
     def _update(self, now: float, clock: float, change: AlertChange) -> RunUpdate:
@@ -259,6 +316,7 @@ class RunWatch:
             val_loss=tail.val_loss,
             tokens_per_second=tail.tokens_per_second,
             left_s=self._left_s(now, clock),
+            start=tail.start,
             alerts=change,
         )
 

@@ -130,7 +130,10 @@ def test_logprobs_are_those_of_the_model_for_every_token(client, model):
         expected, choice.text.encode(), found.token_logprobs, found.top_logprobs, strict=True
     ):
         assert logprob == pytest.approx(row[token].item(), abs=1e-4)
-        assert list(top.values()) == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
+        likely = row.topk(3)
+        chosen = [] if token in likely.indices else [row[token].item()]  # the fourth: it is always there
+        assert list(top.values()) == pytest.approx([*likely.values.tolist(), *chosen], abs=1e-4)
+        assert top[chr(token)] == logprob
 
 
 def test_parts_of_characters_are_named_by_their_number_at_growing_offsets(client):
@@ -155,6 +158,26 @@ def test_echo_with_logprobs_scores_the_prompt_as_evaluation_programs_need_it(cli
     by_hand = [expected[0, ord("b")].item(), expected[1, ord("c")].item()]
     assert found.token_logprobs[1:3] == pytest.approx(by_hand, abs=1e-4)
     assert found.text_offset[3:] in ([3], [])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_without_new_tokens_scores_the_prompt_alone(client, model, stream):
+    options = {"model": NAME, "prompt": ["abc", "xy"], "max_tokens": 0, "logprobs": 2, "echo": True}
+    if stream:
+        chunks = [chunk.choices[0] for chunk in client.completions.create(**options, stream=True)]
+        choices = sorted((chunk for chunk in chunks if chunk.text), key=lambda chunk: chunk.index)
+        assert sorted(chunk.index for chunk in chunks if chunk.finish_reason == "length") == [0, 1]
+    else:
+        response = client.completions.create(**options)
+        choices = response.choices
+        assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (5, 0)
+        assert choices[0].finish_reason == "length"
+    assert [choice.text for choice in choices] == ["abc", "xy"]
+    found, expected = choices[0].logprobs, logprobs_by_hand(model, "abc", "")
+    by_hand = [None, expected[0, ord("b")].item(), expected[1, ord("c")].item()]
+    assert found.token_logprobs == pytest.approx(by_hand, abs=1e-4)
+    assert found.top_logprobs[0] is None
+    assert [top[token] for token, top in zip("bc", found.top_logprobs[1:], strict=True)] == found.token_logprobs[1:]
 
 
 def test_logprobs_0_reports_the_tokens_without_alternatives_and_none_nothing(client):
