@@ -9,7 +9,7 @@ import pytest
 
 from kmatrix.cli.results import report
 from kmatrix.errors import RecordError
-from kmatrix.records.files import read_json, write_json
+from kmatrix.records.files import append_jsonl, read_json, write_json
 from kmatrix.records.lock import held
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import MetricLine, merged_metrics
@@ -139,9 +139,15 @@ def test_a_reused_run_names_its_origin(tmp_path):
     assert list(runs.values()) == ["test_matrix_results_20261101_000000/gpt2_adamw", None]
 
 
-def test_the_attempts_of_a_run_are_listed(tmp_path):
-    matrix = make_matrix(tmp_path, [FakeRun(attempt=2)])
+@pytest.mark.parametrize(
+    ("start", "origin"),
+    [(40, ", resumed from the last good checkpoint"), (0, ", started again"), (None, "")],
+)
+def test_the_attempts_of_a_run_are_listed(tmp_path, start, origin):
+    matrix = make_matrix(tmp_path, [FakeRun()])
     run = matrix.run(FakeRun().name)
+    if start is not None:
+        append_jsonl(run.metrics, {"step": start, "attempt": 2, "resumed": True})
     attempts = [
         {"attempt": 1, "status": "failed", "kind": "oom", "reason": "out of memory", "resume": "none"},
         {"attempt": 2, "status": "finished", "resume": "auto", "micro_batch": 6},
@@ -152,7 +158,7 @@ def test_the_attempts_of_a_run_are_listed(tmp_path):
     assert lines[begin + 2 : begin + 5] == [
         "gpt2_adamw_1cpu",
         "    1: failed, out of memory",
-        "    2: finished, resumed from the last good checkpoint, micro-batch 6",
+        f"    2: finished{origin}, micro-batch 6",
     ]
     for written, given in zip(read_json(matrix.results)["runs"][0]["attempts"], attempts, strict=True):
         assert given.items() <= written.items()

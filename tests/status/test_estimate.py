@@ -12,6 +12,7 @@ from kmatrix.packing import Limits
 from kmatrix.records.files import append_jsonl, read_json, write_json, write_text
 from kmatrix.records.lock import held
 from kmatrix.records.train_config import TrainFields
+from kmatrix.status.alerts import Thresholds
 from kmatrix.status.estimate import (
     EstimateSource,
     Measured,
@@ -26,7 +27,6 @@ from kmatrix.status.estimate import (
     pace_of,
     rest_of_run,
 )
-from kmatrix.status.alerts import Thresholds
 from kmatrix.status.overview import Overview
 from kmatrix.status.watch import RunWatch
 from programs import run

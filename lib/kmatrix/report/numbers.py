@@ -95,6 +95,7 @@ class RunNumbers:
     explicit: frozenset[str] | None = field(default=None, repr=False)  # settings set by the user; None: not recorded
     reused_from: str = ""  # <matrix>/<run> that trained this run; "" if it was trained here
     attempts: tuple[AttemptRecord, ...] = ()
+    starts: Mapping[int, int] = field(default_factory=dict)  # attempt -> step of its first line, if there are several
     gpu: GpuNumbers | None = None  # recording of the GPUs, or of the CPU ranks
     alerts: tuple[Alert, ...] = ()
     val: tuple[CurvePoint, ...] = field(default=(), repr=False)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
+from kmatrix.records.states import AttemptRecord
 from kmatrix.records.tracking import commands, pending_messages, sync_status
 from kmatrix.report.analysis import short
 from kmatrix.report.gpu.text import gpu_sections
@@ -335,14 +336,23 @@ def _decimal(value: float | None, places: int) -> str:
     return UNKNOWN if value is None else f"{value:.{places}f}"
 
 
+def _origin(attempt: AttemptRecord, starts: Mapping[int, int]) -> str:
+    """Return where a later attempt started, "" for the first one or if it logged nothing."""
+    number = attempt.attempt or 1
+    if number == 1 or number not in starts:
+        return ""
+    resume = attempt.resume or "none"
+    if resume == "none" or starts[number] == 0:  # it resumes if it can: without a checkpoint it starts from scratch
+        return "started again"
+    return "resumed from " + ("the last good checkpoint" if resume == "auto" else resume)
+
+
 def _attempts(run: RunNumbers) -> Iterator[str]:
     """Yield how each attempt of a run ended, the checkpoint it resumed from and a reduced micro-batch."""
     yield run.name
     for attempt in run.attempts:
-        resume = attempt.resume or "none"
-        origin = "the last good checkpoint" if resume == "auto" else resume
         parts = [f"{attempt.attempt}: {attempt.status}"]
-        parts += [] if resume == "none" else [f"resumed from {origin}"]
+        parts += [origin] if (origin := _origin(attempt, run.starts)) else []
         parts += [f"micro-batch {attempt.micro_batch}"] if attempt.micro_batch else []
         parts += [attempt.reason] if attempt.reason else []
         yield from (f"    {line}" for line in wrap(", ".join(parts), width=WIDTH - 4))
