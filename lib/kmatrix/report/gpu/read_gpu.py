@@ -405,9 +405,7 @@ def _recorded_attempts(run_dir: RunDir, clock: RecordingClock) -> list[tuple[flo
     started = [clock.at(event.time, event.monotonic) for event in events if event.event == "started"]
     firsts = {clock.index_from(time) for time in started if time is not None and time > 0}
     begins = [0, *sorted(first for first in firsts if 0 < first < len(clock))]
-    return [
-        (clock.of(begin), clock.of(end - 1)) for begin, end in zip(begins, [*begins[1:], len(clock)], strict=True)
-    ]
+    return [(clock.of(begin), clock.of(end - 1)) for begin, end in zip(begins, [*begins[1:], len(clock)], strict=True)]
 
 
 def _last_end(run_dir: RunDir, lines: Sequence[PhaseLine], clock: RecordingClock) -> float | None:
