@@ -145,7 +145,7 @@ class MetricsTail:
     def _add_earlier(self, line: MetricLine) -> None:
         if "train/loss" in line.values:
             if self.earlier and line.step <= self.earlier[-1].step:
-                self.earlier.clear()  # another attempt: the time between two of them is no step
+                self.earlier.clear()  # an attempt began: the time before it was not spent on steps
             self.earlier.append(_training_line(line))
 
     @property
