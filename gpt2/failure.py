@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import os
 import re
 import signal
@@ -23,7 +24,7 @@ from gpt2.checkpoint.contents import out_of_memory
 from gpt2.log import RunLog
 from kmatrix.errors import DataError, KmatrixError, is_full
 from kmatrix.records.decode import as_json, decode_optional
-from kmatrix.records.disk import has_space, limit_from_environment
+from kmatrix.records.disk import is_holding, limit_from_environment
 from kmatrix.records.files import write_json
 from kmatrix.records.lock import Process, stat_fields, this_process
 from kmatrix.records.paths import RunDir
@@ -159,6 +160,7 @@ class Watchdog:
         self._took: dict[str, deque[float]] = {}
         self._process = this_process()
         self._over = threading.Event()
+        self._said_holding = False
         self.spent: Callable[[], float] | None = None  # seconds of the run in all attempts, once known
         self.spent_before = spent_before(self._dir, self._attempt)
         self._dir.rank(rank).mkdir(parents=True, exist_ok=True)
@@ -222,6 +224,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         last = time.monotonic()
+        can_hold = limit_from_environment() > 0
         self._write_state(0.0)  # at once, so that a rank that freezes before its first tick can be continued
         while not self._over.wait(TICK_S):
             now = time.monotonic()
@@ -229,14 +232,25 @@ class Watchdog:
             if now - last > TICK_S + SUSPENDED_S:
                 self._began += now - last
             last = now
+            if can_hold and self._is_held(now - self._began):
+                self._began = now  # the time of a held write does not count, in any rank
             limit, age = self.limit_s(), now - self._began
             self._write_state(age)
             if limit is not None and age > limit:
-                # Rank 0 holds its writes on a full disk, and the others wait for it.
-                if limit_from_environment() and not has_space(self._dir.path):
-                    self._began = now
-                    continue
                 self._end_run(age, limit)
+
+    def _is_held(self, age: float) -> bool:
+        """Return whether this rank, or another one that this rank may wait for, holds a write on a full disk."""
+        # The ranks tell each other by a lock, because a full disk takes no file. It ends with its process.
+        holding = is_holding()
+        with suppress(
+            OSError, ValueError
+        ):  # another rank looks at the lock now, or the file was closed at the end
+            if holding != self._said_holding:
+                fcntl.flock(self._stacks, (fcntl.LOCK_EX if holding else fcntl.LOCK_UN) | fcntl.LOCK_NB)
+                self._said_holding = holding
+        others = (rank for rank in range(self._size) if rank != self._rank)
+        return holding or (age > 2 * TICK_S and any(_holds(self._dir.rank_stacks(rank)) for rank in others))
 
     def _write_state(self, age: float) -> None:
         # On a full disk the state is outdated for a while; the training must not end for it. Not durable, because an
@@ -359,6 +373,16 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+def _holds(stacks: Path) -> bool:
+    """Return whether the rank with this file of stacks has said that it holds a write."""
+    try:
+        with stacks.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False
 
 
 def _why_stuck(state: RankState | None) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +18,7 @@ import gpt2.failure as watchdog
 from factories import environment
 from gpt2.failure import FIRST_S, RankPosition, Watchdog, describe_ranks, innermost, spent_before
 from gpt2.log import RunLog
+from kmatrix.records.disk import SpaceWait, is_holding, waiting_for_space, when_there_is_space
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import RunDir
 from waiting import wait_until
@@ -137,6 +141,64 @@ def test_a_progressing_run_is_not_reported_and_writes_no_stacks(tmp_path):
     rank_watchdog.end()
     assert reports == []
     assert not RunDir(tmp_path).rank_stacks(0).exists()
+
+
+@pytest.fixture
+def ticks(monkeypatch):
+    """Return the ages of a fast watchdog's ticks, in a trainer that may hold writes."""
+    monkeypatch.setenv("KMATRIX_DISK_WAIT", "600")
+    monkeypatch.setattr(watchdog, "TICK_S", 0.01)
+    for name in ("WAIT_S", "TURN_S"):
+        monkeypatch.setattr(watchdog, name, 0.0)
+    ages = []
+    monkeypatch.setattr(Watchdog, "_write_state", lambda self, age: ages.append(age))
+    return ages
+
+
+def enforce(rank_watchdog):
+    """Set a limit of 50 ms for a step, and begin one."""
+    for step in range(4):
+        rank_watchdog.work("step", step)
+    rank_watchdog.begin(factor=1, floor_s=0.05)
+
+
+def test_a_held_write_is_not_a_hang_and_a_hang_after_it_is(ticks, tmp_path):
+    reports, space = [], threading.Event()
+    rank_watchdog = Watchdog(log_of(tmp_path), rank=0, size=1, stalled=reports.append)
+
+    def write():
+        if not space.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with waiting_for_space(SpaceWait(600.0, sleep=lambda seconds: time.sleep(0.001))):
+        holder = threading.Thread(target=when_there_is_space, args=(tmp_path, write))  # of a checkpoint in this case
+        holder.start()
+        wait_until(is_holding)
+        enforce(rank_watchdog)
+        wait_until(lambda: watchdog._holds(RunDir(tmp_path).rank_stacks(0)))
+        seen = len(ticks)
+        wait_until(lambda: len(ticks) > seen + 50)
+        assert reports == []
+        space.set()
+        holder.join()
+        assert not is_holding()
+        wait_until(lambda: reports)
+    assert not watchdog._holds(RunDir(tmp_path).rank_stacks(0))
+    rank_watchdog.end()
+
+
+def test_a_rank_that_waits_for_one_that_holds_a_write_does_not_hang(ticks, tmp_path):
+    reports, stacks = [], RunDir(tmp_path).rank_stacks(0)
+    stacks.parent.mkdir(parents=True)
+    with stacks.open("w") as of_rank_0:
+        fcntl.flock(of_rank_0, fcntl.LOCK_EX)
+        rank_watchdog = Watchdog(log_of(tmp_path), rank=1, size=2, stalled=reports.append)
+        enforce(rank_watchdog)
+        seen = len(ticks)
+        wait_until(lambda: len(ticks) > seen + 50)
+        assert reports == []
+    wait_until(lambda: reports)
+    rank_watchdog.end()
 
 
 SLEEPING_RANK = """

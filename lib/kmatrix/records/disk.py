@@ -34,11 +34,13 @@ class SpaceWait:
     on_space: Callable[[float], object] = lambda _: None  # called after it succeeded, with the seconds
     is_cancelled: Callable[[], bool] = lambda: False  # fail now: the process was asked to stop
     held_s: float = 0.0  # of all writes
+    holding: int = 0  # writes that are held now, in all threads
     sleep: Callable[[float], object] = field(default=time.sleep)
 
 
 _NEVER = SpaceWait(limit_s=0.0)  # of a process without a policy
 _current = _NEVER
+_counting = threading.Lock()
 _reporting = threading.local()  # a report is a write itself, which may be held but is not reported again
 
 
@@ -66,6 +68,11 @@ def held_s() -> float:
     return _current.held_s
 
 
+def is_holding() -> bool:
+    """Return whether a thread of this process holds a write now."""
+    return _current.holding > 0
+
+
 def stop_waiting() -> None:
     """Fail at once from now on: another process has waited long enough for the same disk."""
     if _current is not _NEVER:
@@ -79,29 +86,39 @@ def when_there_is_space(path: Path, write: Callable[[], T]) -> T:
     Raises its error after the limit; later writes to the same folder then fail at once, so that the process can end.
     """
     policy, begin = _current, time.monotonic()
-    first = True
-    while True:
-        try:
-            value = write()
-        except (OSError, KmatrixError) as error:
-            if not is_full(error) or policy.is_cancelled():
-                raise
-            folder = path if path.is_dir() else path.parent
-            if folder in policy.failed or time.monotonic() - begin >= policy.limit_s:
-                policy.failed.add(folder)
-                raise
-        else:
-            if policy.failed:
-                policy.failed.discard(path if path.is_dir() else path.parent)
-            if not first:
-                _report(policy.on_space, time.monotonic() - begin)
-            return value
-        if first:
-            first = False
-            _report(policy.on_full, path)
-        slept = time.monotonic()
-        policy.sleep(POLL_S)
-        policy.held_s += time.monotonic() - slept
+    held = False
+    try:
+        while True:
+            try:
+                value = write()
+            except (OSError, KmatrixError) as error:
+                if not is_full(error) or policy.is_cancelled():
+                    raise
+                folder = path if path.is_dir() else path.parent
+                if folder in policy.failed or time.monotonic() - begin >= policy.limit_s:
+                    policy.failed.add(folder)
+                    raise
+            else:
+                if policy.failed:
+                    policy.failed.discard(path if path.is_dir() else path.parent)
+                if held:
+                    _report(policy.on_space, time.monotonic() - begin)
+                return value
+            if not held:
+                held = _count(policy, 1)
+                _report(policy.on_full, path)
+            slept = time.monotonic()
+            policy.sleep(POLL_S)
+            policy.held_s += time.monotonic() - slept
+    finally:
+        if held:
+            _count(policy, -1)
+
+
+def _count(policy: SpaceWait, more: int) -> bool:
+    with _counting:
+        policy.holding += more
+    return True
 
 
 def has_space(folder: Path) -> bool:
