@@ -243,9 +243,7 @@ class Watchdog:
         """Return whether this rank, or another one that this rank may wait for, holds a write on a full disk."""
         # The ranks tell each other by a lock, because a full disk takes no file. It ends with its process.
         holding = is_holding()
-        with suppress(
-            OSError, ValueError
-        ):  # another rank looks at the lock now, or the file was closed at the end
+        with suppress(OSError, ValueError):  # another rank looks at the lock now, or the file was closed at the end
             if holding != self._said_holding:
                 fcntl.flock(self._stacks, (fcntl.LOCK_EX if holding else fcntl.LOCK_UN) | fcntl.LOCK_NB)
                 self._said_holding = holding
