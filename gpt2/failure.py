@@ -374,7 +374,7 @@ def _size(path: Path) -> int:
 
 
 def _holds(stacks: Path) -> bool:
-    """Return whether the rank with this file of stacks has said that it holds a write."""
+    """Return whether the rank with this file of stacks has reported that it holds a write."""
     try:
         with stacks.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -170,7 +170,7 @@ def test_a_held_write_is_not_a_hang_and_a_hang_after_it_is(ticks, tmp_path):
         if not space.is_set():
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    with waiting_for_space(SpaceWait(600.0, sleep=lambda seconds: time.sleep(0.001))):
+    with waiting_for_space(SpaceWait(600.0, sleep=lambda seconds: space.wait(0.001))):
         holder = threading.Thread(target=when_there_is_space, args=(tmp_path, write))  # of a checkpoint in this case
         holder.start()
         wait_until(is_holding)
