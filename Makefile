@@ -2,38 +2,58 @@
 # The front door of kmatrix. Every target below is one call of the program `kmatrix` (python -m kmatrix TARGET);
 # NAME=value on the command line reaches it through MAKEFLAGS. `make` alone prints the list: kmatrix.cli.commands.
 
+# make expands $ in the values of variables: NAME='$(shell cmd)' would run cmd as soon as a recipe begins, because make
+# puts every NAME= of its command line into the environment. So these values become literal text here, before the first
+# use, and those of the environment that are read below. All other names that are used here have `override`: no value of
+# a user takes their place. tests/project/test_no_shell.py tries every name.
+override GIVEN := $(foreach .each,$(.VARIABLES),$(if $(filter command,$(origin $(.each))),$(.each)))
+override READ := KCONFIG_CONFIG O V TORCH_INDEX CURDIR VPATH GPATH
+override READ := $(GIVEN) $(foreach .each,$(READ),$(if $(filter environment,$(origin $(.each))),$(.each)))
+$(foreach .each,$(READ),$(eval override $(.each) := $$(value $(.each))))
+# Those that make would expand once more for the environment, if a variable there has their name.
+unexport quote KMATRIX
+
 .DEFAULT_GOAL := help
-SHELL := /bin/sh
+override SHELL := /bin/sh
+override .SHELLFLAGS := -c
 # Commands are printed with V=1 only, as in Linux.
-Q := $(if $(filter 1,$(V)),,@)
-# Whatever a user passes is one word for the shell, with quotes, $ and blanks; tests/project/test_no_shell.py checks it.
-quote = '$(subst ','\'',$(1))'
+override Q := $(if $(filter 1,$(V)),,@)
+# Whatever a user passes is one word for the shell, with quotes, $ and blanks. make ends a command at a line break.
+override define LINE_BREAK :=
+
+
+endef
+override quote = '$(subst ','\'',$(subst $(LINE_BREAK), ,$(1)))'
 
 # PYTHON=<interpreter that has everything> skips .venv. Otherwise .venv is made in stages by the first target that
 # needs one: core (configuration, plans, reports), train (torch), trackers (W&B, Trackio, TensorBoard), dev (checks).
 # PYTHONPATH comes first: a copied checkout must run its own code, and the .venv in it may name the original's.
-OURS := PYTHONPATH=$(call quote,$(CURDIR)/lib:$(CURDIR))"$${PYTHONPATH:+:$$PYTHONPATH}"
-ifneq ($(origin PYTHON),command line)
-PY := $(OURS) .venv/bin/python
-CORE := .venv/.core
-TRAIN := .venv/.train
-TRACKERS := .venv/.trackers
-DEV := .venv/.dev
+override OURS := PYTHONPATH=$(call quote,$(CURDIR)/lib:$(CURDIR))"$${PYTHONPATH:+:$$PYTHONPATH}"
+ifeq ($(filter PYTHON,$(GIVEN)),)
+override PY := $(OURS) .venv/bin/python
+override CORE := .venv/.core
+override TRAIN := .venv/.train
+override TRACKERS := .venv/.trackers
+override DEV := .venv/.dev
 else
-PY := $(OURS) $(call quote,$(PYTHON))
+override PY := $(OURS) $(call quote,$(PYTHON))
+override CORE :=
+override TRAIN :=
+override TRACKERS :=
+override DEV :=
 endif
 # Trackers are installed by the first target that runs with one: chosen on the command line, else in .config.
-CONFIG_FILE = $(or $(KCONFIG_CONFIG),$(if $(O),$(O)/).config)
+override CONFIG_FILE := $(or $(KCONFIG_CONFIG),$(if $(O),$(O)/).config)
 # Read by make itself (4.2 or newer), not by a shell: the name of the file is the user's.
-ifeq ($(origin TRACKER),command line)
-CHOSEN := $(filter-out none,$(TRACKER))
+ifneq ($(filter TRACKER,$(GIVEN)),)
+override CHOSEN := $(filter-out none,$(TRACKER))
 else
-CHOSEN := $(if $(wildcard $(CONFIG_FILE)/.),,$(filter CONFIG_TRACKER_%=y,$(file <$(CONFIG_FILE))))
+override CHOSEN := $(if $(wildcard $(CONFIG_FILE)/.),,$(filter CONFIG_TRACKER_%=y,$(file <$(CONFIG_FILE))))
 endif
-TRACKED := $(if $(CHOSEN),$(TRACKERS))
-KMATRIX = $(Q)$(PY) -m kmatrix --make $(call quote,$@)
+override TRACKED := $(if $(CHOSEN),$(TRACKERS))
+override KMATRIX = $(Q)$(PY) -m kmatrix --make $(call quote,$@)
 # The checks run make themselves: the variables of this make would become arguments of those.
-QUIET_MAKE = env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PY)
+override QUIET_MAKE := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PY)
 
 .venv/.core .venv/.train .venv/.trackers .venv/.dev: .venv/.%: pyproject.toml constraints.txt
 	@TORCH_INDEX=$(call quote,$(TORCH_INDEX)) sh scripts/setup.sh $*
@@ -78,9 +98,9 @@ bench: $(CORE) $(TRAIN)
 	$(QUIET_MAKE) bench/scale.py
 
 # Configuration
-CONFIGS := menuconfig nconfig oldconfig olddefconfig defconfig savedefconfig alldefconfig allyesconfig allnoconfig \
+override CONFIGS := menuconfig nconfig oldconfig olddefconfig defconfig savedefconfig alldefconfig allyesconfig allnoconfig \
 	randconfig listnewconfig helpnewconfig diffconfig list-defconfigs
-DEFCONFIGS := $(filter-out fragments,$(notdir $(wildcard defconfigs/*)))
+override DEFCONFIGS := $(filter-out fragments,$(notdir $(wildcard defconfigs/*)))
 .PHONY: $(CONFIGS) $(addprefix defconfig-,$(DEFCONFIGS)) $(addsuffix _defconfig,$(DEFCONFIGS))
 $(CONFIGS) $(addprefix defconfig-,$(DEFCONFIGS)) $(addsuffix _defconfig,$(DEFCONFIGS)): $(CORE)
 	$(KMATRIX)

@@ -80,7 +80,9 @@ def test_continue_and_rerun_of_a_foreign_matrix_run_no_command(clone, tmp_path, 
     assert (tmp_path / "victim").read_text() == "mine"
 
 
-@pytest.mark.parametrize("value", ['x"; touch RAN; echo "', "x$$(touch RAN)", "x`touch RAN`", "x';touch RAN;'"])
+@pytest.mark.parametrize(
+    "value", ['x"; touch RAN; echo "', "x$$(touch RAN)$(shell touch RAN)", "x`touch RAN`", "x';touch RAN;'"]
+)
 def test_names_of_configurations_run_nothing(clone, tmp_path, value):
     hostile = value.replace("RAN", str(tmp_path / "ran"))
     for name in ("KCONFIG_CONFIG", "O", "RESULTS_DIR", "TARGET"):

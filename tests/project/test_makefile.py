@@ -193,7 +193,7 @@ def test_each_defconfig_is_a_target_that_the_shell_can_complete():
 def test_no_variable_of_the_makefile_has_the_name_of_a_symbol():
     from kmatrix.kconfig.tree import Tree
 
-    used = set(re.findall(r"^(\w+)\s*[:?]?=", MAKEFILE, re.MULTILINE))
+    used = set(re.findall(r"^(?:override (?:define )?)?(\w+)\s*[:?]?=", MAKEFILE, re.MULTILINE))
     names = {name for symbol in Tree.parse(srctree=ROOT).symbols for name in (symbol.name, symbol.name[5:])}
 
     assert not used & names

@@ -9,32 +9,40 @@ import sys
 
 import pytest
 
+from kmatrix.cli.commands import from_makeflags
 from programs import ROOT
 from skips import require_program
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 # Variables of the Makefile that hold no text of a user, or hold it quoted.
 QUOTED = {"OURS", "PY", "Q", "KMATRIX", "QUIET_MAKE", "CORE"}
+# Names that the Makefile uses or defines, those of make itself, and any other.
+NAMES = {
+    *re.findall(r"\$\(([.\w]+)\)", MAKEFILE),
+    *re.findall(r"(?m)^(?:override )?(?:define )?([.\w]+) [:?]?=", MAKEFILE),
+    *("KCONFIG_CONFIG", "O", "V", "TRACKER", "PYTHON", "TORCH_INDEX", "KMATRIX_BASE_PYTHON"),
+    *("TARGET", "RESULTS_DIR", "MAKE", "MAKECMDGOALS", "MAKEOVERRIDES", "MFLAGS", "VPATH", "GPATH", "CURDIR", "SHELL"),
+}
 CODE = [path for folder in ("lib", "gpt2", "scripts", "bench") for path in sorted((ROOT / folder).rglob("*.py"))]
 SHELL_CALLS = {"system", "popen", "getoutput", "getstatusoutput"}
 SHELLS = {"sh", "bash", "/bin/sh", "/bin/bash"}
 
 
-def make(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run make in the project, without a .venv."""
+def make(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run make in the project, without a .venv. variables: more of the environment."""
     command = [str(require_program("make")), "--no-print-directory", *arguments]
-    environment = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere"}
+    environment = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere", **variables}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_the_makefile_calls_no_shell_by_itself():
-    assert "$(shell" not in MAKEFILE
+    assert "$(shell" not in re.sub(r"(?m)^#.*", "", MAKEFILE)
     assert "!=" not in MAKEFILE
 
 
 def test_every_variable_in_a_recipe_is_quoted_or_holds_no_text_of_a_user():
     recipes = [line for line in MAKEFILE.splitlines() if line.startswith("\t")]
-    recipes += [line for line in MAKEFILE.splitlines() if re.match(r"(OURS|PY|KMATRIX|QUIET_MAKE) :?=", line)]
+    recipes += [line for line in MAKEFILE.splitlines() if re.match(r"override (OURS|PY|KMATRIX|QUIET_MAKE) :?=", line)]
     wrong = []
     for line in recipes:
         rest = line
@@ -74,21 +82,41 @@ def test_the_set_up_script_evaluates_no_text():
     assert set(re.findall(r"\$\{?(\w+)", unquoted)) <= {"stage", "quiet", "1", "path", *assigned}
 
 
-@pytest.mark.parametrize(
-    "value",
-    ['x"; touch {}; echo "', "x'; touch {}; echo '", "x`touch {}`", "x$$(touch {})", "x\n\ttouch {}\n", "a&touch {}"],
-)
-def test_hostile_values_are_one_word(tmp_path, value):
-    """`help` needs no .venv. PYTHON is the program that is run: it is not found, and nothing else is run."""
+@pytest.mark.parametrize("values", ["command line", "environment"])
+def test_a_value_is_one_word_whatever_its_name(tmp_path, values):
+    """PYTHON is the program that is run, and fast. -i: a command that fails does not protect the next ones."""
     ran = tmp_path / "ran"
-    names = ("KCONFIG_CONFIG", "O", "TORCH_INDEX", "TARGET", "RESULTS_DIR", "TRACKER", "V")
-    hostile = value.format(ran)
+    hostile = [
+        f"$(shell touch {ran})$$(touch {ran})`touch {ran}`&touch {ran}",
+        f"x'; touch {ran}; '\"; touch {ran}; \"",
+        f"x\n\ttouch {ran}\n'\ntouch {ran}\n",
+    ]
+    assert {"Q", "PY", "CHOSEN", "CORE", "quote", ".SHELLFLAGS"} <= NAMES
+    for name in sorted(NAMES):
+        for value in hostile:
+            if values == "command line":
+                make("-i", "PYTHON=true", f"{name}={value}", "help", "doctor")
+            else:
+                make("-i", "PYTHON=true", "help", "doctor", **{name: value})
+            assert not ran.exists(), (name, value)
 
-    make("help", f"PYTHON={sys.executable}", *(f"{name}={hostile}" for name in names))
-    make("help", f"PYTHON={sys.executable}", f"KCONFIG_CONFIG={hostile}")
-    make("help", f"PYTHON={hostile}")
 
-    assert not ran.exists()
+def test_no_value_starts_another_program_in_the_recipes_of_the_environment(tmp_path):
+    """Without PYTHON, the stages of .venv are made. Nothing is: make only prints, and expands what it would run."""
+    hostile = dict.fromkeys(NAMES - {"MAKEFLAGS", "MFLAGS"}, f"$(shell touch {tmp_path / 'ran'})")
+    words = [f"{name}={value}" for name, value in hostile.items() if name != "PYTHON"]
+    make("-n", "-B", "check", "trackio-view", *words)
+    make("-n", "-B", "-e", "check", "trackio-view", **hostile)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_values_reach_the_program_as_they_were_typed(tmp_path):
+    texts = ["$(shell echo no)", "$HOME", "$$", "$", "a#b", "it's", 'say "x"', "two  words", "back\\slash", "%*"]
+    words = [f"NAME{number}={text}" for number, text in enumerate(texts)]
+    show = tmp_path / "show"
+    show.write_text('#!/bin/sh\nprintf "%s" "$MAKEFLAGS"\n')
+    show.chmod(0o755)
+    assert from_makeflags(make(f"PYTHON={show}", *words, "doctor").stdout) == [f"PYTHON={show}", *words]
 
 
 def test_a_hostile_target_is_one_word(tmp_path):
@@ -107,6 +135,6 @@ def test_the_trackers_of_a_configuration_are_found_without_a_shell(tmp_path):
     def chosen(*arguments):
         return make("-C", str(ROOT), "-f", str(tmp_path / "Makefile"), "show", "PYTHON=x", *arguments).stdout
 
-    assert "chosen: CONFIG_TRACKER_WANDB=y" in chosen(f"O={str(folder).replace(chr(36), chr(36) * 2)}")
+    assert "chosen: CONFIG_TRACKER_WANDB=y" in chosen(f"O={folder}")
     assert chosen("O=/nowhere").strip() == "chosen:"
     assert chosen(f"KCONFIG_CONFIG={tmp_path}").strip() == "chosen:"
