@@ -10,10 +10,11 @@ import pytest
 
 from key_forms import KEY_FORMS, planted
 from kmatrix.cli.commands import COMMANDS
+from kmatrix.key_forms import HIDDEN
 from kmatrix.kconfig.assignments import SETS
 from kmatrix.kconfig.tree import Tree
 from kmatrix.matrix.axes import ALIASES
-from kmatrix.redaction import HIDDEN, is_key, is_key_name, redact, redact_json
+from kmatrix.redaction import is_key, is_key_name, redact, redact_json
 from programs import ROOT, Program
 
 HF = "hf_" + "aB3" * 12
@@ -99,10 +100,9 @@ def test_a_key_in_a_log_is_replaced_if_its_form_or_its_name_announces_it(form):
     text, keys = planted(form, seed=1)
     clean = redact(text, {})
 
-    # Nothing tells 40 hexadecimal digits without a name from the hash of a commit.
-    if form.kind not in ("netrc",):
-        assert HIDDEN in clean
-        assert not [key for key in keys if key in clean]
+    assert HIDDEN in clean
+    assert not [key for key in keys if key in clean]
+    assert redact(clean, {}) == clean
 
 
 @pytest.mark.parametrize("user", ["api:", "", "somebody:", "a-long-name-of-a-user:"])

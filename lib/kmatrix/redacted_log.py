@@ -24,19 +24,19 @@ from pathlib import Path
 if __name__ == "__main__":  # -I leaves out the directory of the program
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from kmatrix.redaction import HIDDEN, redactor
+from kmatrix.key_forms import HIDDEN, PrivateKeys, may_begin
+from kmatrix.redaction import redactor
 
 PIPE = 1 << 20  # bytes that writers may be ahead of the reader: a burst of output never waits
 CHUNK = 1 << 16  # bytes per read
 LONGEST_LINE = 1 << 16  # bytes; a longer line is written in parts
-OVERLAP = 1 << 12  # bytes of such a line that stay for the next part: a key may be in both
+OVERLAP = 1 << 12  # bytes of such a line that stay for the next part, or more for a longer key: it may be in both
 MOST_WAITING = 1 << 20  # bytes that wait while the disk is full; then output is dropped
 RETRY_S = 1.0  # between two tries on a full disk
 GIVE_UP_S = 60.0  # after the last writer has exited, on a full disk
 END_S = 5.0  # for the last lines, after the last writer has exited
-LONGEST_KEY = 200  # lines of a private key; without its last line, the rest of the log would be hidden
 LINE_END = re.compile(rb"[\r\n]")
-BEGIN, END = "PRIVATE KEY-----\n", "-----END "
+REST_OF_KEY = re.compile(rb"[^\s\"'&,;<>]+")
 
 
 class RedactedLog:
@@ -118,43 +118,44 @@ class LineRedactor:
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._redactor = redactor(environment)
+        self._overlap = max(OVERLAP, 2 * self._redactor.longest)
+        self._private_keys = PrivateKeys()
         self._rest = b""
-        self._key_lines = 0  # lines of a private key so far, 0: not inside one
+        self._in_key = False  # the last part of a long line ended with a key, which may go on
 
     def feed(self, data: bytes) -> bytes:
         """Return what can be written after this output."""
+        if self._in_key:
+            rest = REST_OF_KEY.match(data)
+            data = data[rest.end() :] if rest else data
+            self._in_key = not data
         self._rest += data
         ends = [match.end() for match in LINE_END.finditer(self._rest)]
         cut = ends[-1] if ends else 0
-        if len(self._rest) - cut > LONGEST_LINE:
-            cut = len(self._rest) - OVERLAP
-        ready, self._rest = self._rest[:cut], self._rest[cut:]
-        return self._clean(ready)
+        ready, self._rest = self._clean(self._rest[:cut]), self._rest[cut:]
+        return ready + self._part() if len(self._rest) > LONGEST_LINE + self._overlap else ready
 
     def finish(self) -> bytes:
         """Return the redacted last line, which has no end."""
         ready, self._rest = self._rest, b""
         return self._clean(ready)
 
+    def _part(self) -> bytes:
+        """Return the first part of a line that is too long to wait for its end. Its last bytes stay, redacted."""
+        # Redacted before it is cut: otherwise a key could have its parts in two pieces, and be found in neither.
+        text = self._clean(self._rest)
+        self._in_key = text.endswith(HIDDEN.encode())
+        self._rest = text[-self._overlap :]
+        return text[: -self._overlap]
+
     def _clean(self, data: bytes) -> bytes:
         """Return redacted text. Bytes that are not UTF-8 stay as they are."""
         if not data:
             return b""
         text = data.decode(errors="surrogateescape")
-        if self._key_lines or BEGIN in text:
-            text = "".join(self._without_private_key(text.splitlines(keepends=True)))
+        if self._private_keys or may_begin(text):
+            text = "".join(map(self._private_keys.hide, text.splitlines(keepends=True)))
         return self._redactor.redact(text).encode(errors="surrogateescape")
-
-    def _without_private_key(self, lines: list[str]) -> Iterator[str]:
-        """Yield the lines outside a private key, whose end may not have arrived yet."""
-        for line in lines:
-            begins = BEGIN in line and END not in line
-            if begins:
-                yield f"{HIDDEN}\n"
-            elif not self._key_lines:
-                yield line
-            inside = begins or (self._key_lines > 0 and END not in line)
-            self._key_lines = self._key_lines + 1 if inside and self._key_lines < LONGEST_KEY else 0
 
 
 def copy(source: int, log: int, lines: LineRedactor) -> None:

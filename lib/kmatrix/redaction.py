@@ -15,55 +15,23 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
-HIDDEN = "<hidden>"
+from kmatrix.key_forms import HIDDEN, LOGIN_IN_URL, NAMED, forms_in, hide_forms, hide_forms_in_name, keys_of
+
 SHORTEST = 8  # characters; a shorter value is an ordinary word and is not redacted
 SHORTEST_ENCODED = 10  # characters of base64 that identify a value
 SETTINGS = frozenset({"symbols", "train"})  # keys of run.json: the trainer uses these texts as they are
-
-# Formats that only keys have. 40 hexadecimal digits alone may be a commit id; with W&B's prefix of a private server
-# they are a key. Sources: the documentation of each service, and the detectors of detect-secrets and gitleaks.
-FORMS: Mapping[str, re.Pattern[str]] = {
-    "Hugging Face token": re.compile(r"\bhf_[A-Za-z0-9]{30,}"),
-    "W&B key": re.compile(r"\bwandb_v\d_[A-Za-z0-9_-]{20,}|\blocal-[0-9a-f]{40}\b"),
-    "GitHub token": re.compile(r"\bgh[opsur]_[A-Za-z0-9]{30,}|\bgithub_pat_[A-Za-z0-9_]{40,}"),
-    "GitLab token": re.compile(r"\bglpat-[A-Za-z0-9_-]{20,}"),
-    "OpenAI or Anthropic key": re.compile(r"\bsk-(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{20,}"),
-    "AWS access key": re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
-    "Google API key": re.compile(r"\bAIza[0-9A-Za-z_-]{35}"),
-    "Slack token": re.compile(r"\bxox[a-z]-[A-Za-z0-9-]{10,}"),
-    "Slack webhook": re.compile(r"https://hooks\.slack\.com/(?:services|workflows|triggers)/[\w/+-]+"),
-    "JSON Web Token": re.compile(r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*"),
-    "private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:[\s\S]*?-----END [A-Z ]*PRIVATE KEY-----)?"),
-}
-# The part after the first group is the key.
-LOGIN_IN_URL = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s/:@'\"]*:)([^\s/@'\"]+)(?=@)", re.IGNORECASE)
-AUTHORIZATION = re.compile(r"(\bauthorization\W{1,6}(?:basic|bearer|digest|token)\s+)([^\s\"',;]{8,})", re.IGNORECASE)
-BEARER = re.compile(r"(\bbearer\s+)((?=[\w.~+/-]*\d)[\w.~+/-]{16,}=*)", re.IGNORECASE)
-NETRC = re.compile(r"(\blogin\s+\S+\s+password\s+)(\S+)")
-# name=value with a name that announces a secret, also in JSON and YAML; not a number, such as bytes_per_token=4.25.
-NAMED = re.compile(
-    r"((?:api[_-]?key|(?:access|account|private)[_-]?key|token|secret|passw(?:or)?d)[\"']?\]?\s*[=:]\s*[\"']?)"
-    r"(?![\d.eE+-]+(?:[\s,;}\]]|$))([^\s\"'&,;]{8,})",
-    re.IGNORECASE,
-)
-# 40 hexadecimal digits are an old W&B key only if "key" or "token" stands right before them.
-OLD_KEY = re.compile(r"((?:key|token)\W{0,4})(\b[0-9a-f]{40}\b)", re.IGNORECASE)
-_AFTER_NAME = {
-    "password in a URL": LOGIN_IN_URL,
-    "Authorization header": AUTHORIZATION,
-    "bearer token": BEARER,
-    "netrc entry": NETRC,
-    "W&B key": OLD_KEY,
-}
+LONGEST_JSON = 1 << 16  # characters of a variable that are searched for passwords in JSON
 
 _NAME = re.compile(r"(?:^|_)(?:api_?)?(?:key|token|secret|password|passwd)$", re.IGNORECASE)
 # Words of the name of a variable that announce a secret, and last words that announce something else.
 _SECRET_WORD = re.compile(
-    r"(?:^|_)(?:\w*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD)|PASS|PWD|CREDENTIALS?|AUTH|PAT|DSN)(?=_|$)"
+    r"(?:^|_)(?:\w*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE)|PASS|PWD|CREDENTIALS?|AUTH|PAT|DSN|COOKIE|WEBHOOK)(?=_|$)"
 )
-_OTHER_LAST_WORD = re.compile(r"_(?:FILE|PATH|DIR|SOCK|HOST|PORT|USER|NAME|MODE|TYPE|INDEX|PARALLELISM)$")
+_OTHER_LAST_WORD = re.compile(
+    r"_(?:FILE|PATH|DIR|DIRECTORY|SOCK|HOST|PORT|USER|NAME|MODE|METHOD|TYPE|FORMAT|INDEX|PARALLELISM|VERSION|REGION|TTL)$"
+)
 _NOT_SECRET = frozenset({"PWD", "OLDPWD"})
 _PLAIN_WORD = re.compile(r"[A-Za-z]+|\d+")
 
@@ -75,7 +43,12 @@ def is_key_name(name: str) -> bool:
 
 def is_key(text: str) -> bool:
     """Return whether a text is or contains a key of a known format."""
-    return next(_forms(text), None) is not None or re.fullmatch(r"[0-9a-f]{40}", text.strip()) is not None
+    return next(forms_in(text), None) is not None or re.fullmatch(r"[0-9a-f]{40}", text.strip()) is not None
+
+
+def named_keys(text: str) -> list[str]:
+    """Return the values in a text whose names announce a key, such as password=..., without placeholders."""
+    return keys_of(NAMED, text)
 
 
 def keys_in(text: str, environment: Mapping[str, str] | None = None) -> list[str]:
@@ -97,19 +70,20 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
 def redact_json(value: Any, environment: Mapping[str, str] | None = None) -> Any:
     """Return a JSON value whose texts contain no keys.
 
-    Names, settings and paths are read by programs: in texts without a blank, in paths, and below SETTINGS, only values
-    are replaced that no name can contain. A password that is an ordinary word would otherwise change a status.
+    Settings are never changed, because the trainer reads them: keys in them are refused when the run is planned.
+    Names and paths are read by programs, too: in texts without a blank, and in paths, only values are replaced that no
+    name can contain. A password that is an ordinary word would otherwise change a status.
     """
     found = redactor(environment)
 
-    def clean(part: Any, *, setting: bool = False) -> Any:
+    def clean(part: Any) -> Any:
         if isinstance(part, str):
-            is_name = setting or " " not in part or part.startswith("/")
+            is_name = " " not in part or part.startswith("/")
             return found.redact_name(part) if is_name else found.redact(part)
         if isinstance(part, Mapping):
-            return {name: clean(inner, setting=setting or name in SETTINGS) for name, inner in part.items()}
+            return {name: inner if name in SETTINGS else clean(inner) for name, inner in part.items()}
         if isinstance(part, list | tuple):  # curves have thousands of numbers
-            return [inner if isinstance(inner, float | int) else clean(inner, setting=setting) for inner in part]
+            return [inner if isinstance(inner, float | int) else clean(inner) for inner in part]
         return part
 
     return clean(value)
@@ -152,27 +126,27 @@ class Redactor:
         self._spellings = sorted(set(spellings), key=lambda pair: (-len(pair[0]), pair))
         encoded = {part: key.origin for key in keys for part in _base64_parts(key.value)}
         self._encoded = sorted(encoded.items())
+        self.longest = max(
+            (len(spelling.encode(errors="surrogateescape")) for spelling, _ in self._spellings), default=0
+        )  # bytes
 
     def keys_in(self, text: str) -> list[str]:
         """Return the kinds of the keys in a text, without the keys."""
-        known = (f"value of {origin}" for part, origin in [*self._spellings, *self._encoded] if part in text)
-        return list(dict.fromkeys([*known, *_forms(text)]))
+        return list(dict.fromkeys([*self.known_in(text), *forms_in(text)]))
+
+    def known_in(self, text: str) -> list[str]:
+        """Return the origins of the known keys in a text: "value of the variable HF_TOKEN"."""
+        found = (f"value of {origin}" for part, origin in [*self._spellings, *self._encoded] if part in text)
+        return list(dict.fromkeys(found))
 
     def redact(self, text: str) -> str:
         """Return a text without keys."""
-        text = self._without_known(text, self._spellings)
-        for form in FORMS.values():
-            text = form.sub(HIDDEN, text)
-        for form in (*_AFTER_NAME.values(), NAMED):
-            text = form.sub(lambda match: match[1] + HIDDEN, text)
-        return text
+        return hide_forms(self._without_known(text, self._spellings))
 
     def redact_name(self, text: str) -> str:
         """Return a name or a path without keys: values that are ordinary words stay."""
-        text = self._without_known(text, [one for one in self._spellings if not _PLAIN_WORD.fullmatch(one[0])])
-        for form in FORMS.values():
-            text = form.sub(HIDDEN, text)
-        return LOGIN_IN_URL.sub(lambda match: match[1] + HIDDEN, text)
+        spellings = [one for one in self._spellings if not _PLAIN_WORD.fullmatch(one[0])]
+        return hide_forms_in_name(self._without_known(text, spellings))
 
     def _without_known(self, text: str, spellings: Iterable[tuple[str, str]]) -> str:
         for spelling, _ in spellings:
@@ -202,13 +176,34 @@ def _is_secret_name(name: str) -> bool:
 
 
 def _values(name: str, text: str) -> Iterator[str]:
-    """Yield the keys in the value of a variable: the value itself, each line of it, the passwords of URLs."""
-    yield from (match[2] for match in LOGIN_IN_URL.finditer(text))
+    """Yield the keys in the value of a variable: the value itself, its parts, the passwords of URLs and in JSON."""
+    yield from LOGIN_IN_URL.keys(text)
     if not _is_secret_name(name) or (text.startswith("/") and os.path.exists(text)):  # noqa: PTH110 (any text)
         return
     yield text
+    yield text.strip().strip("\"'")
     if "\n" in text:  # a log has one line at a time
         yield from (line.strip() for line in text.splitlines() if not line.startswith("-----"))
+    if "://" not in text and text.count(":") == 1:  # user:password
+        yield text.partition(":")[2]
+    if text.lstrip().startswith("{") and len(text) <= LONGEST_JSON:
+        yield from _passwords_in_json(text)
+
+
+def _passwords_in_json(text: str) -> Iterator[str]:
+    """Yield the values of a JSON object whose names announce a key, as in the key file of a service account."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    pending = [found]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, Mapping):
+            pending += part.values()
+            yield from (value for name, value in part.items() if isinstance(value, str) and _is_secret_name(str(name)))
+        elif isinstance(part, list):
+            pending += part
 
 
 def _passwords(path: Path) -> Iterator[str]:
@@ -232,13 +227,18 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def _spellings(value: str) -> set[str]:
-    """Return a value as it stands in texts, in URLs, and in JSON."""
+    """Return a value as it stands in texts, in URLs, in JSON, in HTML, in a shell, in repr() and in hexadecimal."""
+    data = value.encode(errors="surrogateescape")  # a variable may have any bytes
+    in_urls = {quote(data), quote(data, safe=""), quote_plus(data)}
+    html = value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return {
         value,
-        quote(value),
-        quote(value, safe=""),
-        json.dumps(value)[1:-1],
-        json.dumps(value, ensure_ascii=False)[1:-1],
+        *in_urls,
+        *(re.sub(r"%[0-9A-F]{2}", lambda match: match[0].lower(), text) for text in in_urls),
+        *(json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]),
+        *(html, html.replace('"', "&quot;").replace("'", "&#x27;"), html.replace('"', "&#34;").replace("'", "&#39;")),
+        *(value.replace("'", "'\"'\"'"), repr(value)[1:-1], repr(data)[2:-1]),
+        *(data.hex(), data.hex().upper()),
     }
 
 
@@ -248,16 +248,9 @@ def _base64_parts(value: str) -> set[str]:
     Base64 encodes three bytes as four letters, so there are three, for the positions of the value. The letters at their
     ends depend on the text around it and are left out.
     """
-    data, found = value.encode(), set()
+    data, found = value.encode(errors="surrogateescape"), set()
     for before in range(3):
         first = -(-8 * before // 6)
         encoded = base64.b64encode(bytes(before) + data).decode()[first : 8 * (before + len(data)) // 6]
         found |= {encoded, encoded.replace("+", "-").replace("/", "_")}
     return {text for text in found if len(text) >= SHORTEST_ENCODED}
-
-
-def _forms(text: str) -> Iterator[str]:
-    """Yield the kinds of the keys of known formats in a text."""
-    for kind, form in (*FORMS.items(), *_AFTER_NAME.items()):
-        if form.search(text):
-            yield kind

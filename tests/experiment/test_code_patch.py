@@ -39,39 +39,53 @@ def change(repository, lines):
     (repository / "train.py").write_text("".join(new))
 
 
-@pytest.mark.parametrize("form", KEY_FORMS, ids=lambda form: form.kind)
-def test_a_hunk_with_a_key_is_left_out_and_named_by_file_line_and_kind(repository, form):
-    text, keys = planted(form, seed=11)
-    change(repository, {5: "lr = 0.1", 30: text, 55: "wd = 0.2"})
+def with_keys(seed):
+    """Return lines with a key of each form, far enough apart for hunks of their own, and keys and first lines by kind."""
+    lines, planted_at = [], {}
+    for number, form in enumerate(KEY_FORMS):
+        lines += [f"before_{number}_{line} = 0" for line in range(20)]
+        text, keys = planted(form, seed)
+        planted_at[form.kind] = (keys, len(lines) + 1, len(lines) + len(text.split("\n")))
+        lines += text.replace("\r", "").split("\n")
+    return [*lines, *(f"last_{line} = 0" for line in range(12))], planted_at
+
+
+def test_each_hunk_with_a_key_is_left_out_and_named_by_file_line_and_kind(repository):
+    lines, planted_at = with_keys(seed=11)
+    plain = [line for line in lines if " = 0" in line]
+    (repository / "train.py").write_text("\n".join(plain) + "\n")
+    git(repository, "commit", "-qam", "without keys")
+    harmless = [line.replace("_9 = 0", "_9 = 1") for line in lines]
+    (repository / "train.py").write_text("\n".join(harmless) + "\n")
 
     patch = code_patch(repository)
 
     assert patch.data is not None
-    for key in keys:
-        assert key.encode() not in patch.data
-        assert not [one for one in patch.left_out if key in one.describe()]
-    assert b"lr = 0.1" in patch.data
-    assert b"wd = 0.2" in patch.data
-    assert {(one.file, one.line) for one in patch.left_out} <= {("train.py", 30 + n) for n in range(10)}
-    assert ("train.py", 30) in {(one.file, one.line) for one in patch.left_out}
-    assert all(one.kind for one in patch.left_out)
+    everything = [key for keys, _, _ in planted_at.values() for key in keys]
+    assert not [key for key in everything for one in patch.left_out if key in one.describe()]
+    assert not [key for key in everything if key.encode() in patch.data]
+    at = {(one.file, one.line): one.kind for one in patch.left_out if one.kind}
+    for kind, (_, first, last) in planted_at.items():
+        assert {("train.py", line) for line in range(first, last + 1)} & at.keys(), kind
+    assert {line for _, line in at} <= {n for _, first, last in planted_at.values() for n in range(first - 3, last + 1)}
+    for number in range(len(KEY_FORMS)):
+        assert f"+before_{number}_9 = 1".encode() in patch.data
 
 
-@pytest.mark.parametrize("form", KEY_FORMS, ids=lambda form: form.kind)
-def test_keys_in_removed_lines_and_in_the_context_count(repository, form):
-    text, keys = planted(form, seed=12)
-    with_key = [*LINES[:30], text + "\n", *LINES[31:]]
-    (repository / "train.py").write_text("".join(with_key))
-    git(repository, "commit", "-qam", "a key")
+def test_keys_in_removed_lines_and_in_the_context_count(repository):
+    lines, planted_at = with_keys(seed=12)
+    (repository / "train.py").write_text("\n".join(lines) + "\n")
+    git(repository, "commit", "-qam", "keys")
 
-    (repository / "train.py").write_text("".join(LINES))
+    (repository / "train.py").write_text("\n".join(line for line in lines if " = 0" in line) + "\n")
     removed = code_patch(repository)
-    (repository / "train.py").write_text("".join([*with_key[:31], "x = 1\n", *with_key[32:]]))
+    (repository / "train.py").write_text("\n".join(line.replace("_0 = 0", "_0 = 1") for line in lines) + "\n")
     context = code_patch(repository)
 
     for patch in (removed, context):
         assert patch.left_out
-        assert not [key for key in keys if key.encode() in (patch.data or b"")]
+        for kind, (keys, _, _) in planted_at.items():
+            assert not [key for key in keys if key.encode() in (patch.data or b"")], kind
 
 
 def test_the_rest_of_the_patch_applies(repository, tmp_path_factory):
@@ -157,8 +171,17 @@ def test_a_line_that_its_author_marked_is_kept_unless_its_form_is_that_of_a_key(
         "        password = getpass.getpass()",
         "api_key = os.environ['OPENAI_API_KEY']",
         "# as in commit 3f2a, see https://example.org/a/b#c",
+        "connect(host, password=password, token=self.token)",
+        'headers = {"Authorization": f"Bearer {api_key}"}',
+        'url = f"https://{user}:{password}@{host}/x"',
+        "export HF_TOKEN=hf_... WANDB_API_KEY=<yours> GH_TOKEN=$GITHUB_TOKEN",
+        "TOKEN=$(shell cat token) MAX_TOKEN=1024",
+        "bash -c 'curl -u you:$PASSWORD https://example.org'",
+        'parser.add_argument("--token", help="token of the hub")',
+        "-----BEGIN CERTIFICATE-----",
         'parser.add_argument("--tokens-per-second", type=float, default=None, help="measured speed in tokens/s")',
     ],
+    ids=lambda line: line[:12],  # pytest puts the whole line into a variable of the environment otherwise
 )
 def test_ordinary_code_is_kept(repository, line):
     change(repository, {5: line})

@@ -49,6 +49,39 @@ def _private_key(source: random.Random) -> tuple[str, tuple[str, ...]]:
     return "\n".join(['KEY = """' + begin, *lines, end + '"""']), tuple(lines)
 
 
+def _key_in_strings(source: random.Random) -> tuple[str, tuple[str, ...]]:
+    _, lines = _private_key(source)
+    begin, end = ("-----" + word + " EC PRIVATE " + "KEY-----" for word in ("BEGIN", "END"))
+    return "\n".join(['KEY = ("' + begin + '\\n"', *(f'    "{line}\\n"' for line in lines), f'"{end}\\n")']), lines
+
+
+def _key_with_cr(source: random.Random) -> tuple[str, tuple[str, ...]]:
+    text, lines = _private_key(source)
+    return text.replace("\n", "\r\n"), lines
+
+
+def _key_of_pgp(source: random.Random) -> tuple[str, tuple[str, ...]]:
+    _, lines = _private_key(source)
+    begin, end = ("-----" + word + " PGP PRIVATE " + "KEY BLOCK-----" for word in ("BEGIN", "END"))
+    return "\n".join([f"'{begin}", "", *lines, "=aB3x", f"{end}'"]), lines
+
+
+def _key_of_ranks(source: random.Random) -> tuple[str, tuple[str, ...]]:
+    text, lines = _private_key(source)
+    return "\n".join(f"[rank0]: {line}" for line in text.split("\n")), lines
+
+
+def _key_in_json(source: random.Random) -> tuple[str, tuple[str, ...]]:
+    _, lines = _private_key(source)
+    begin, end = ("-----" + word + " PRIVATE " + "KEY-----" for word in ("BEGIN", "END"))
+    return f"""{{"type": "service_account", "private_key": "{begin}""" + "\\n".join(["", *lines, end]) + '"}', lines
+
+
+def _netrc_lines(source: random.Random) -> tuple[str, tuple[str]]:
+    key = "".join(source.choices(HEX, k=40))
+    return f"machine api.example.org\n  login you\n  password {key}", (key,)
+
+
 def _json_web_token(source: random.Random) -> tuple[str, tuple[str, ...]]:
     parts = [{"alg": "HS256", "typ": "JWT"}, {"sub": source.randint(1, 10**9), "name": "you"}]
     words = [base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts]
@@ -83,4 +116,46 @@ KEY_FORMS = (
     KeyForm("Bearer", _line("headers = {'Authorization': 'Bearer @'}", LETTERS, 40)),
     KeyForm("Basic", _line("headers = {'Authorization': 'Basic @'}", LETTERS, 40)),
     KeyForm("JSON", _line('config = """{"api_key": "@"}"""', LETTERS, 32)),
+    KeyForm("private key with CR", _key_with_cr),
+    KeyForm("private key in strings", _key_in_strings),
+    KeyForm("private key of PGP", _key_of_pgp),
+    KeyForm("private key after a prefix", _key_of_ranks),
+    KeyForm("private key in JSON", _key_in_json),
+    KeyForm("netrc in lines", _netrc_lines),
+    KeyForm("npm", _line("//registry.npmjs.org/:x='@'", LETTERS, 36, "np" + "m_")),
+    KeyForm("PyPI", _line("upload('@')", LETTERS + "-_", 60, "py" + "pi-AgEIcHlwaS5vcmc")),
+    KeyForm("Docker", _line("docker = '@'", LETTERS + "-_", 27, "dckr" + "_pat_")),
+    KeyForm("SendGrid", _line("mail = '@'", LETTERS, 43, "S" + "G.abcdefghij0123456789AB.")),
+    KeyForm("Stripe", _line("pay = '@'", LETTERS, 24, "sk" + "_live_")),
+    KeyForm("webhook", _line("sign('@')", LETTERS, 32, "wh" + "sec_")),
+    KeyForm("Google OAuth", _line("g = '@'", LETTERS + "-_", 60, "ya" + "29.a0")),
+    KeyForm("token in a URL", _line("dsn = 'https://@ AT o1.ingest.example.org/2'", HEX, 31, "7")),
+    KeyForm("ApiKey", _line("# Authorization: ApiKey @", LETTERS, 40, "4")),
+    KeyForm("wandb login", _line("# wandb login @", HEX, 40, "")),
+    KeyForm("wandb login elsewhere", _line("# wandb login --relogin --host https://wandb.example.org @", HEX, 40)),
+    KeyForm("PGPASSWORD", _line("# PGPASSWORD=@ psql -h db", string.ascii_lowercase, 14)),
+    KeyForm("curl -u", _line("# curl -s -u you:@ https://example.org", LETTERS, 12)),
+    KeyForm("DB_PWD", _line("# DB_PWD=@", LETTERS, 12)),
+    KeyForm("Discord", _line("d = 'https://discord.com/api/webhooks/123456789012345678/@'", LETTERS, 68)),
+    KeyForm("Azure", _line("u = 'https://a.blob.core.windows.net/c?sv=2022&sig=@'", LETTERS, 40, "z7%2B")),
+    KeyForm("Telegram", _line("bot = '123456789:@'", LETTERS + "-_", 33, "A" + "A")),
+    KeyForm("Replicate", _line("r = '@'", LETTERS, 37, "r" + "8_")),
+    KeyForm("Groq", _line("q = '@'", LETTERS, 52, "gs" + "k_")),
+    KeyForm("NVIDIA", _line("n = '@'", LETTERS + "-_", 64, "nv" + "api-")),
+    KeyForm("Databricks", _line("d = '@'", HEX, 32, "da" + "pi")),
+    KeyForm("Vault", _line("v = '@'", LETTERS, 24, "hv" + "s.")),
+    KeyForm("age", _line("a = '@'", string.ascii_uppercase + string.digits, 58, "AGE-SECRET" + "-KEY-1")),
+    KeyForm("Tailscale", _line("t = '@'", LETTERS + "-", 30, "ts" + "key-auth-")),
+    KeyForm("Grafana", _line("g = '@'", LETTERS, 32, "gl" + "sa_")),
+    KeyForm("Twilio", _line("t = '@'", HEX, 32, "S" + "K")),
+    KeyForm("header in a tuple", _line("headers.append(('X-Auth-Token', '@'))", LETTERS, 30, "8")),
+    KeyForm("setdefault", _line("os.environ.setdefault('HF_TOKEN', '@')", LETTERS, 30, "8")),
+    KeyForm("escaped JSON", _line(r'x = "{\"password\": \"@\"}"', LETTERS, 20, "4")),
+    KeyForm("repr", _line(r"x = b'first\n@'", LETTERS, 34, "h" + "f_")),
+    KeyForm("cookie", _line("# Cookie: session=@", LETTERS, 30, "3")),
+    KeyForm("--password", _line("# registry login --password @", LETTERS, 20, "3")),
+    KeyForm("sshpass", _line("# sshpass -p @ ssh host", LETTERS, 20, "3")),
+    KeyForm("connection string", _line("c = 'Server=db;Uid=you;Pwd=@'", LETTERS, 20, "3")),
+    KeyForm("XML", _line("<password>@</password>", LETTERS, 20, "3")),
+    KeyForm("Kaggle", _line('{"username": "you", "key": "@"}', HEX, 32)),
 )

@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kmatrix.redaction import NAMED, Redactor, redactor
+from kmatrix.key_forms import NAMED, SHELL, keys_of
+from kmatrix.redaction import Redactor, redactor
 
 # Files that are never in a patch.
 SECRET_FILES = (
@@ -23,10 +24,11 @@ SECRET_FILES = (
 PATCH_LIMIT = 4 * 2**20  # bytes
 GIT_S = 20.0
 LONGEST_LINE = 10_000  # characters; the detectors take quadratic time, and no source has such lines
-ENCODED = re.compile(
-    r"[+ -]?\s*[\"']?[A-Za-z0-9+/]{60,}={0,2}[\"']?[,\\]?\s*"
-)  # a line of a private key, or any base64
+# A line of a private key, or any base64, also as one of the strings of a source.
+ENCODED = re.compile(r"\s*[\"']?[A-Za-z0-9+/]{60,}+={0,2}(?:\\[nr]){0,2}[\"']?[,+)\\\s]*+")
 LOOKS_RANDOM = 3.0  # bits per character; sha1 in hexadecimal has 3.7, identifiers of 8 to 20 letters up to 3.5
+BY_NAME = ("Secret Keyword", "Basic Auth Credentials")  # kinds that detect-secrets finds by the text around them
+SEVERAL_LINES = ("netrc entry",)  # kinds of keys that may have their parts in several lines
 HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 ALL_LEFT_OUT = "every change contains a key, or cannot be searched for keys"
 BINARY = (b"GIT binary patch", b"Binary files ")
@@ -123,6 +125,10 @@ def _keys_in_hunk(name: str, hunk: bytes, detectors: Detectors) -> Iterator[Left
     first, *lines = hunk.decode(errors="replace").split("\n")
     match = HUNK.match(hunk)
     old, new = (int(match[1]), int(match[3])) if match else (0, 0)
+    # Over several lines, as in .netrc. Context and changes together, as the file had them before or has them now.
+    for sign in "+-":
+        text = "\n".join(line[1:] for line in lines if line[:1] in (sign, " "))
+        yield from (LeftOut(name, new, kind) for kind in detectors.known.keys_in(text) if kind in SEVERAL_LINES)
     yield from (LeftOut(name, new, kind) for kind in _kinds(name, first.rpartition("@@")[2], detectors))
     for line in lines:
         removed = line.startswith("-")
@@ -137,8 +143,8 @@ def _kinds(name: str, line: str, detectors: Detectors, *, is_head: bool = False)
     if len(line) > LONGEST_LINE and not is_head:
         return ["line too long to be searched for keys"]
     found = detectors.known.keys_in(line)
-    if any(_looks_random(match[2]) for match in NAMED.finditer(line)):
-        found.append("value of a name that announces a key")
+    if keys_of(SHELL, line) or any(_looks_random(key.rstrip("\\")) for key in NAMED.keys(line)):
+        found.append(NAMED.kind)
     if is_head:
         return found
     if ENCODED.fullmatch(line):
@@ -155,7 +161,7 @@ def _detected(detector: Any, name: str, line: str) -> Iterator[Any]:
 
     for secret in detector.analyze_line(filename=name, line=line):
         value = secret.secret_value or ""
-        by_name, by_entropy = "Keyword" in secret.type, "Entropy" in secret.type
+        by_name, by_entropy = secret.type in BY_NAME, "Entropy" in secret.type
         # `password="{password}"`, `"$PASSWORD"`, `"****"`
         placeholder = heuristic.is_templated_secret(value) or heuristic.is_prefixed_with_dollar_sign(value)
         if by_name and (placeholder or heuristic.is_not_alphanumeric_string(value)):
