@@ -10,9 +10,9 @@ import pytest
 
 from key_forms import KEY_FORMS, planted
 from kmatrix.cli.commands import COMMANDS
-from kmatrix.key_forms import HIDDEN
 from kmatrix.kconfig.assignments import SETS
 from kmatrix.kconfig.tree import Tree
+from kmatrix.key_forms import HIDDEN
 from kmatrix.matrix.axes import ALIASES
 from kmatrix.redaction import is_key, is_key_name, redact, redact_json
 from programs import ROOT, Program

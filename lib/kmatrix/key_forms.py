@@ -241,7 +241,9 @@ SHELL = _form(
 )
 
 # What stands for a key in code and on pages: `{key}`, `$TOKEN`, `<your key>`, `hf_...`, `****`.
-_PLACEHOLDER = r"[\"']?(?:\$\{?[A-Za-z_]\w{0,64}\}?|\{\w[^{}\s]{0,64}\}|<[^<>]{1,64}>|[\w-]{0,12}\.{3}|[\w-]{0,12}(?:\*{3,}|x{6,}))"
+_PLACEHOLDER = (
+    r"[\"']?(?:\$\{?[A-Za-z_]\w{0,64}\}?|\{\w[^{}\s]{0,64}\}|<[^<>]{1,64}>|[\w-]{0,12}(?:\.{3}|\*{3,}|x{6,}))"
+)
 _BY_ANCHOR = tuple((anchor, form) for form in (*FORMS, *ANNOUNCED) for anchor in form.anchors)
 _IN_NAMES = tuple((anchor, form) for form in (*FORMS, LOGIN_IN_URL) for anchor in form.anchors)
 _IN_TEXTS = (*_BY_ANCHOR, *((anchor, NAMED) for anchor in NAMED.anchors))
@@ -297,7 +299,10 @@ _END = rf"-----END {_BLOCK}-----|---- END SSH2 ENCRYPTED PRIVATE KEY ----|Privat
 _BETWEEN = r"(?:\s|\\[nr]|[\"'+,()])"
 _PIECES = rf"{_BETWEEN}{{0,64}}+(?:[A-Za-z0-9+/=]{{16,}}+{_BETWEEN}{{0,64}}+)++"
 # A line of a key: base64 alone, or at least 16 characters of it after the name of a rank or a time.
-_LINE = rf"{_BETWEEN}{{0,64}}+(?:[A-Za-z0-9+/=]{{1,}}+|[^\n]{{0,80}}?[\s:\]|>\"'][A-Za-z0-9+/=]{{16,}}+)?{_BETWEEN}{{0,16}}+"
+_LINE = (
+    rf"{_BETWEEN}{{0,64}}+(?:[A-Za-z0-9+/=]{{1,}}+|[^\n]{{0,80}}?[\s:\]|>\"'][A-Za-z0-9+/=]{{16,}}+)?"
+    rf"{_BETWEEN}{{0,16}}+"
+)
 
 
 def may_begin(text: str) -> bool:

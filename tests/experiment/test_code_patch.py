@@ -40,7 +40,7 @@ def change(repository, lines):
 
 
 def with_keys(seed):
-    """Return lines with a key of each form, far enough apart for hunks of their own, and keys and first lines by kind."""
+    """Return lines with a key of each form, apart for hunks of their own; by kind: keys, first and last line."""
     lines, planted_at = [], {}
     for number, form in enumerate(KEY_FORMS):
         lines += [f"before_{number}_{line} = 0" for line in range(20)]
