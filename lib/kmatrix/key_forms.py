@@ -332,7 +332,7 @@ class PrivateKeys:
                 text, self._lines, ends = text[end.end() :], 0, True
             begin = _compiled(_BEGIN).search(text)
             if begin is None:
-                # The last line of a key leaves no empty line behind.
+                # No empty line for the last line of a key.
                 return "" if ends and not begins and not text else kept + text + line_end
             kept += text[: begin.start()] + HIDDEN
             text, self._lines, begins = text[begin.end() :], 1, True
