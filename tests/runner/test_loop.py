@@ -1,11 +1,13 @@
 """Execute runs on this machine, from a plan to a status, with the fake trainer."""
 
+import errno
 import itertools
 import json
 import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -17,6 +19,7 @@ from kmatrix.engines.local.engine import LocalEngine
 from kmatrix.errors import LaunchError
 from kmatrix.records.files import append_jsonl, read_json, read_jsonl, write_json
 from kmatrix.records.lock import held, holder, try_lock
+from kmatrix.records.run_lock import begin_attempt
 from kmatrix.records.runs import Status
 from kmatrix.records.train_config import TrainFields
 from kmatrix.runner.execute import check_plans
@@ -457,23 +460,102 @@ def test_a_matrix_is_unlocked_after_its_runner_has_exited(matrix):
     assert holder(matrix) is None
 
 
-def test_a_status_file_that_cannot_be_written_stops_the_run_with_its_path(matrix, plan, monkeypatch):
-    run = plan("a", "hang")
+@pytest.fixture
+def disk(monkeypatch):
+    """Return a function: from its call on, no status can be written while its condition holds."""
+    files = (
+        ("kmatrix.status.status_file", "write_json"),
+        ("kmatrix.runner.status_writer", "write_json"),
+        ("kmatrix.runner.status_writer", "append_jsonl"),
+    )
+
+    def fill(is_full):
+        for module, name in files:
+            real = getattr(sys.modules[module], name)
+
+            def write(path, value, real=real, **options):
+                if is_full():
+                    raise OSError(errno.ENOSPC, "No space left on device", str(path))
+                real(path, value, **options)
+
+            monkeypatch.setattr(f"{module}.{name}", write)
+
+    return fill
+
+
+def test_a_status_file_that_cannot_be_written_stops_the_run_with_its_path(matrix, plan, disk):
+    run, later = plan("a"), plan("b")
+    disk(run.dir.metrics.exists)
+    with pytest.raises(LaunchError, match=r"cannot write .*/a/status.json\n  why: No space left on device"):
+        drive(matrix, [run, later], engine(), poll_s=0.02)
+    assert read_json(run.dir.result)["status"] == "finished"
+    assert status_of(later)["status"] == "planned"
+    assert processes_of(matrix) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_on_a_full_disk_is_recorded_with_the_reserved_space(matrix, plan, disk, number):
+    """The runner goes on polling while it waits for space: progress is shown, and a stop request is handled."""
+    run, shown = plan("a", "hang"), []
+    disk(lambda: run.dir.output_log.exists() and matrix.reserve.exists())
 
     def show(progress):
-        if progress.step is not None:  # it trains; from now on the disk is full
-            monkeypatch.setattr("kmatrix.status.status_file.write_json", raise_disk_full)
-            # The journal is on the same disk, so it fails too.
-            monkeypatch.setattr("kmatrix.runner.status_writer.append_jsonl", raise_disk_full)
-            os.kill(os.getpid(), signal.SIGTERM)
+        shown.append(progress.step)
+        if progress.step == 20:
+            assert status_of(run)["status"] == "planned"  # the runner could not write it yet
+            os.kill(os.getpid(), number)
 
-    def raise_disk_full(path, value):
-        raise OSError(28, "No space left on device", str(path))
-
-    with pytest.raises(LaunchError, match=r"cannot write .*journal.jsonl\n  why: No space left on device"):
-        drive(matrix, [run], engine(), on_progress=show, poll_s=0.02)
+    notes = []
+    outcome = drive(
+        matrix, [run, plan("b")], engine(), on_progress=show, on_note=notes.append, disk_s=600, poll_s=0.001
+    )
+    assert outcome.exit_code == 130
     assert read_json(run.dir.result)["status"] == "stopped"
-    assert processes_of(matrix) == []
+    state = recover_status(run.dir, has_runner=False)
+    assert (state.status, state.reason) == (Status.STOPPED, "asked to stop")
+    assert read_json(matrix.status)["counts"] == {"planned": 1, "stopped": 1}
+    assert [line["event"] for line in read_jsonl(matrix.journal)][-3:] == ["stop asked", "run ended", "matrix ended"]
+    assert not matrix.reserve.exists()
+    assert [note for note in notes if note.startswith("the disk is full")] == notes[:1]
+
+
+def test_delayed_writes_are_in_order_and_complete_once_there_is_space(matrix, plan, disk, monkeypatch):
+    run, tries = plan("a"), itertools.count()
+    monkeypatch.setattr("kmatrix.runner.status_writer.POLL_S", 0.01)
+    disk(lambda: run.dir.output_log.exists() and next(tries) < 5)
+    outcome = drive(matrix, [run], engine(), disk_s=600, poll_s=0.001)
+    assert outcome.exit_code == 0
+    assert status_of(run)["status"] == read_json(matrix.status)["status"] == "finished"
+    events = [line["event"] for line in read_jsonl(matrix.journal)]
+    assert sorted(events[-2:]) == ["disk was full", "matrix ended"]
+    assert [event for event in events if event != "disk was full"] == [
+        "matrix started",
+        "run started",
+        "run ended",
+        "matrix ended",
+    ]
+
+
+def test_a_run_that_cannot_start_on_a_full_disk_waits_and_then_starts(matrix, plan, monkeypatch):
+    tries, notes = [], []
+
+    def begin(run, attempt):
+        tries.append(attempt)
+        if len(tries) < 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return begin_attempt(run, attempt)
+
+    monkeypatch.setattr("kmatrix.engines.local.engine.begin_attempt", begin)
+    monkeypatch.setattr("kmatrix.engines.local.engine.POLL_S", 0.01)
+    outcome = drive(
+        matrix, [plan("a")], engine(disk_s=600), on_progress=lambda shown: notes.append(shown.note), poll_s=0.002
+    )
+    assert outcome.exit_code == 0
+    assert tries == [1, 1, 1]
+    assert notes[0] == "waiting for space on the disk"
+    tries.clear()
+    assert drive(matrix, [plan("b")], engine(), poll_s=0.002).exit_code == 1
+    assert "could not be started: [Errno 28] No space left" in status_of(plan("b"))["reason"]
 
 
 def test_an_error_in_the_display_leaves_no_process(matrix, plan):

@@ -73,12 +73,6 @@ def is_holding() -> bool:
     return _current.holding > 0
 
 
-def stop_waiting() -> None:
-    """Fail at once from now on: another process has waited long enough for the same disk."""
-    if _current is not _NEVER:
-        _current.limit_s = 0.0
-
-
 def when_there_is_space(path: Path, write: Callable[[], T]) -> T:
     """Call `write` and return its value; while the disk is full, call it again until the limit of this process.
 

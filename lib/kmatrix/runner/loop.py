@@ -6,6 +6,7 @@ The runner is one process that holds the lock of the matrix. On SIGINT or SIGTER
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,6 @@ from typing import TypeVar
 from kmatrix.engines.base import Engine
 from kmatrix.engines.local.pool import Pool
 from kmatrix.errors import LaunchError
-from kmatrix.records.disk import stop_waiting, waiting_for_space
 from kmatrix.records.lock import held, this_process
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status, read_run_file
@@ -99,14 +99,14 @@ def drive(
         )
         try:
             driver.begin()
-            with waiting_for_space(driver.hold.policy(request)):
-                driver.loop(request, poll_s)
-                return driver.end(request)
+            driver.loop(request, poll_s)
+            return driver.end(request, poll_s)
         except LaunchError:
             driver.drain(request, poll_s)  # the runs can still save their checkpoints
             raise
         finally:
             engine.cancel(driver.jobs, now=True)  # whatever happened: no trainer outlives its runner
+            driver.close()
 
 
 class _Driver:
@@ -130,7 +130,8 @@ class _Driver:
         self._limits, self._pool, self._on_note = limits, pool, on_note
         self._plans = {plan.name: plan for plan in plans}
         self._train = {plan.name: read_run_file(plan.dir).train for plan in plans}
-        self._writer = StatusWriter(matrix, pool if any(plan.cuda for plan in plans) else None)
+        self._hold = DiskHold(matrix, [plan.dir for plan in plans], on_note, limit_s=disk_s)
+        self._writer = StatusWriter(matrix, pool if any(plan.cuda for plan in plans) else None, self._hold.report)
         self._watches: dict[str, RunWatch] = {}
         self._index: dict[str, int] = {}  # run -> its place in the order of starts, from 1
         self._recorder_deaths: Counter[str] = Counter()
@@ -138,7 +139,6 @@ class _Driver:
         self._excluded: dict[str, str] = {}  # GPU -> why, as reported last
         self._open = set(self._plans)  # runs of this execution that have not ended
         self._budget = BudgetWatch(matrix, budget)
-        self.hold = DiskHold(matrix, [plan.dir for plan in plans], self._writer, on_note, limit_s=disk_s)
         self.jobs: dict[str, str] = {}
         self.disk_full = False
 
@@ -184,12 +184,16 @@ class _Driver:
     def loop(self, request: StopRequest, poll_s: float) -> None:
         """Poll the engine until all runs have ended, and forward stop requests to it."""
         stopping = killed = hung_up = False
+        # Until now, a full disk is an error: the user is there.
+        self._writer.limit_s = self._hold.limit_s
         while self._open:
             if request.kill and not killed:
                 self._engine.cancel(self.jobs, now=True)
+                self._writer.limit_s = math.inf
                 killed = stopping = True
             elif request.since is not None and not stopping:
                 self._engine.cancel(self.jobs)
+                self._writer.limit_s = math.inf  # the stop ends the wait for space, and `close` writes the rest
                 self._writer.log("stop asked", signal=request.by)
                 stopping = True
             if request.hung_up and not hung_up:
@@ -200,7 +204,7 @@ class _Driver:
                     self._handle(name, job, stopping=stopping)
             if self._pool is not None:
                 self._report_gpus(self._pool)
-            self.hold.check()
+            self._write_later()
             if not stopping and (spent := self._budget.spent(self.states)):
                 self._engine.cancel(self.jobs)
                 self._writer.log("budget spent", reason=spent)
@@ -208,6 +212,13 @@ class _Driver:
                 stopping = True
             if self._open:
                 time.sleep(poll_s)
+
+    def _write_later(self, *, now: bool = False) -> None:
+        """Write what a full disk has delayed; report that a disk is full, or has space again. now: not throttled."""
+        self._writer.flush()
+        seconds = self._hold.check(behind=self._writer.is_behind, now=now)
+        if seconds is not None:
+            self._writer.log("disk was full", seconds=seconds)
 
     def _report_gpus(self, pool: Pool) -> None:
         """Report GPUs that were excluded, or returned, since the last call."""
@@ -222,23 +233,36 @@ class _Driver:
         self._writer.write_matrix(Status.RUNNING)
 
     def drain(self, request: StopRequest, poll_s: float) -> None:
-        """Stop the running runs without writing a status, because one could not be written; SIGINT kills them."""
+        """Stop the running runs after a status could not be written; SIGINT kills them."""
         first = request.since is None  # then even the first SIGINT kills
+        self._writer.limit_s = math.inf  # one error was enough: `close` writes what it can
         self._engine.cancel(self.jobs)
         # Wait until all have saved; the loop that handles stop requests is gone, so SIGINT is handled here.
-        while any(job.phase is JobPhase.RUNNING for job in self._engine.poll(self.jobs).values()):
+        while self._open & self.jobs.keys():
             if request.kill or (first and request.by == "SIGINT"):
                 self._engine.cancel(self.jobs, now=True)
+            for name, job in self._engine.poll(self.jobs).items():
+                if name in self._open:
+                    with suppress(LaunchError):
+                        self._handle(name, job, stopping=True)
             time.sleep(poll_s)
         with suppress(LaunchError):
-            self._writer.write_matrix(Status.FAILED)
+            self._writer.write_matrix(overall([Status(status) for status in self._writer.counts()]))
 
-    def end(self, request: StopRequest) -> Outcome:
+    def close(self) -> None:
+        """Write what a full disk has delayed, as far as possible: nothing is tried after this."""
+        self._writer.close()
+
+    def end(self, request: StopRequest, poll_s: float) -> Outcome:
         """Write the final status of the matrix, and return the outcome."""
         counts = self._writer.counts()
         status = overall([Status(status) for status in counts])
+        self._write_later(now=True)
         self._writer.write_matrix(status)
         self._writer.log("matrix ended", status=status, counts=counts)
+        while self._writer.is_behind and request.since is None:
+            time.sleep(poll_s)
+            self._write_later()
         now = {self.states[name].status for name in (*self._plans, *self._skipped)}
         # A stop that came after the last run had ended stopped nothing: the results decide.
         if request.since is not None and now & {Status.STOPPED, Status.PLANNED}:
@@ -300,8 +324,8 @@ class _Driver:
             for uuid in end.lost:
                 self._pool.quarantine(uuid, f"{end.reason} ({plan.name})")
         self._open.discard(plan.name)
-        if end.kind == DISK:
-            stop_waiting()  # the trainer has waited for the same disk
+        if end.kind == DISK and not stopping:
+            self._writer.limit_s = 0.0  # the trainer has waited for the same disk
         self._writer.apply(
             plan.name,
             Ended(

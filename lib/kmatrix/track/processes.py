@@ -56,7 +56,8 @@ class TrackerProcesses:
         asked = read_run_file_or_empty(run.dir).tracking
         names = asked.trackers if self._chosen is None else tuple(self._chosen)
         if self._chosen is not None:
-            _mark_incomplete(run.dir, except_for=names)
+            with contextlib.suppress(OSError):  # a full disk must not end the matrix
+                _mark_incomplete(run.dir, except_for=names)
         if not names:
             return
         limit_s, project = asked.limit_s or LIMIT_S, asked.project or self._project

@@ -19,9 +19,9 @@ from kmatrix.engines.base import GRACE_S
 from kmatrix.engines.local.pool import Pool
 from kmatrix.engines.local.process import ProcessTree, start
 from kmatrix.engines.local.recorder import RecorderLauncher, end
-from kmatrix.errors import KmatrixError
+from kmatrix.errors import KmatrixError, is_full
 from kmatrix.packing import Limits, PackedJob, startable
-from kmatrix.records.disk import WAIT, when_there_is_space
+from kmatrix.records.disk import POLL_S, WAIT
 from kmatrix.records.files import read_json
 from kmatrix.records.paths import program_environment, program_path
 from kmatrix.records.run_lock import TOKEN, begin_attempt, kill, members
@@ -41,6 +41,7 @@ KEEP_MEMORY = {
 
 MOST_RECORDERS = 5  # restarts of a killed recorder per run
 ONE = Limits(jobs=1)  # default: one run at a time
+NO_SPACE = "waiting for space on the disk"
 NO_GPUS = "no gpus"  # kind of a run that waits for GPUs, or was given up because there are too few
 MARGIN_S = 5.0  # the guard kills after the grace period; after this margin the runner does
 LOOK_S = 1.0  # between two searches for the processes of an earlier attempt
@@ -58,6 +59,8 @@ class _Job:
     kill_deadline: float | None = None  # monotonic seconds
     waits_since: float | None = None  # monotonic seconds, for an earlier attempt to end
     looked_at: float = -math.inf  # monotonic seconds, for the processes of an earlier attempt
+    full_since: float | None = None  # monotonic seconds: its files could not be written
+    tried_at: float = -math.inf  # monotonic seconds
 
 
 class LocalEngine:
@@ -216,11 +219,20 @@ class LocalEngine:
 
     def _start(self, job: _Job) -> None:
         """Start a run, or let it wait while processes of an earlier attempt still exit."""
+        now = time.monotonic()
+        if now - job.tried_at < POLL_S:
+            return
         plan = self._with_gpus(job.plan)
         try:
-            # On a full disk, neither the lock nor the log can be written.
-            begun = when_there_is_space(plan.dir.path, lambda: self._launch(plan))
+            begun = self._launch(plan)
         except (OSError, KmatrixError) as error:  # ends this run only; the others may start
+            # On a full disk, neither the lock nor the log can be written: the next poll tries again.
+            if is_full(error):
+                job.tried_at = now
+                job.full_since = now if job.full_since is None else job.full_since
+                if now - job.full_since < self._disk_s:
+                    job.state = replace(job.state, reason=NO_SPACE)
+                    return
             self._give_up(job, f"could not be started: {str(error).splitlines()[0]}")
             return
         if begun is None:
