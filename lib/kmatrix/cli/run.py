@@ -19,7 +19,7 @@ from kmatrix.cli.results import report_in_short
 from kmatrix.cli.targets import asked_statuses, chosen_runs, find_target, refuse_if_running, warn_interrupted
 from kmatrix.cli.trackers import asked_trackers, wait_for_sync
 from kmatrix.engines.local.recorder import RecorderLauncher
-from kmatrix.errors import ConfigError, LaunchError
+from kmatrix.errors import ConfigError, KmatrixError, LaunchError
 from kmatrix.experiment.add import add_runs, plan_more
 from kmatrix.experiment.data import Key, known_shards
 from kmatrix.experiment.make import make_matrix
@@ -29,6 +29,7 @@ from kmatrix.kconfig.tree import open_tree
 from kmatrix.matrix.axes import overrides
 from kmatrix.records.checkpoint_dir import check_own_files, checkpoint_dir, take_folder
 from kmatrix.records.checkpoints import CheckpointIndex, CheckpointKind
+from kmatrix.records.disk import SpaceWait, waiting_for_space
 from kmatrix.records.lock import held
 from kmatrix.records.paths import ROOT, MatrixDir, RunDir, program_environment
 from kmatrix.records.runs import Status, read_run_file, read_run_file_or_empty, read_train_values_or_empty
@@ -37,6 +38,7 @@ from kmatrix.report.reproduction import Changes, changes, describe_repetition, r
 from kmatrix.runner.archive import archive_results, finish_rerun
 from kmatrix.runner.execute import (
     detach,
+    disk_wait_s,
     execute,
     finish,
     first_record,
@@ -171,12 +173,32 @@ def _run_and_report(
         command = str(values.get("ON_FINISH") or "")
         try:
             draw = values.get("AUTO_GENERATE_GRAPHS") == "y"
-            terminal.outlive(lambda: report_in_short(matrix, draw=draw))
+            limit_s = disk_wait_s(values) if disk_wait is None else disk_wait
+            terminal.outlive(lambda: _report(matrix, outcome, draw=draw, disk_s=limit_s))
         finally:  # also if the report cannot be written: the matrix has ended
             if why := ("" if own else foreign_command(matrix, command)) or finish(matrix, command):
                 terminal.outlive(lambda: print(f"note: {why}"))
         terminal.outlive(lambda: _print_next_steps(matrix, outcome))
     return outcome.exit_code
+
+
+def _report(matrix: MatrixDir, outcome: Outcome, *, draw: bool, disk_s: float) -> None:
+    """Write and print the report; on a full disk wait for space, unless the user has stopped the matrix.
+
+    disk_s: time (s) to wait.
+    """
+    stopped = outcome.exit_code == EXIT_STOPPED
+    policy = SpaceWait(
+        0.0 if stopped else disk_s,
+        on_full=lambda path: print(f"note: the disk is full: {how_full(path)}; the report waits for space (DISK_WAIT)"),
+    )
+    try:
+        with waiting_for_space(policy):
+            report_in_short(matrix, draw=draw)
+    except KmatrixError as error:
+        if not stopped:
+            raise
+        print(f"note: {error}")  # the status is that of the stop
 
 
 def _print_next_steps(matrix: MatrixDir, outcome: Outcome) -> None:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from kmatrix.errors import RecordError
 from kmatrix.records.checkpoint_dir import refuse_link
+from kmatrix.records.disk import when_there_is_space
 from kmatrix.records.files import write_text
 from kmatrix.records.paths import MatrixDir
 from kmatrix.report import graphs
@@ -54,7 +55,7 @@ def _write(matrix: MatrixDir, action: Callable[[], T]) -> T:
     for path in (matrix.graphs, *matrix.graphs.glob("*")):
         refuse_link(matrix, path)
     try:
-        return action()
+        return when_there_is_space(matrix.path, action)
     except OSError as error:
         again = make_command("summary", matrix.path)
         raise RecordError(
