@@ -35,11 +35,11 @@ class DiskHold:
             wait = f"waiting up to {duration(limit)} for space (DISK_WAIT)" if limit else "not waiting"
             self._on_note(f"the disk is full: {how_full(path)}; {wait}")
 
-    def check(self, *, behind: bool, now: bool = False) -> float | None:
+    def check(self, *, pending: bool, now: bool = False) -> float | None:
         """Report full disks once per second, and return how long one was full (s) after it has space again.
 
         The trainer holds its writes, too, but only the runner has a terminal.
-        behind: the runner has not written everything.  now: even if the last check was less than a second ago.
+        pending: the runner has not written everything.  now: even if the last check was less than a second ago.
         """
         if time.monotonic() < self._due and not now:
             return None
@@ -47,7 +47,7 @@ class DiskHold:
         full = next((path for path in self._disks if is_full(path)), None)
         if full is not None:
             self.report(full)
-        if full is not None or behind or self._full_since is None:
+        if full is not None or pending or self._full_since is None:
             return None
         seconds, self._full_since = time.monotonic() - self._full_since, None
         self._on_note(f"the disk has space again after {duration(seconds)}")

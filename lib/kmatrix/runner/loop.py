@@ -216,7 +216,7 @@ class _Driver:
     def _write_later(self, *, now: bool = False) -> None:
         """Write what a full disk has delayed; report that a disk is full, or has space again. now: not throttled."""
         self._writer.flush()
-        seconds = self._hold.check(behind=self._writer.is_behind, now=now)
+        seconds = self._hold.check(pending=self._writer.is_pending, now=now)
         if seconds is not None:
             self._writer.log("disk was full", seconds=seconds)
 
@@ -260,7 +260,7 @@ class _Driver:
         self._write_later(now=True)
         self._writer.write_matrix(status)
         self._writer.log("matrix ended", status=status, counts=counts)
-        while self._writer.is_behind and request.since is None:
+        while self._writer.is_pending and request.since is None:
             time.sleep(poll_s)
             self._write_later()
         now = {self.states[name].status for name in (*self._plans, *self._skipped)}

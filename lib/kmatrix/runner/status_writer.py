@@ -55,13 +55,13 @@ class StatusWriter:
             write_bytes(self._matrix.reserve, os.urandom(RESERVE), durable=False)
 
     @property
-    def is_behind(self) -> bool:
+    def is_pending(self) -> bool:
         """Return whether a write waits for space."""
         return bool(self._files or self._lines)
 
     def flush(self) -> None:
         """Try the pending writes again, twice per second."""
-        if self.is_behind and time.monotonic() >= self._retry_at:
+        if self.is_pending and time.monotonic() >= self._retry_at:
             self._write_pending()
 
     def close(self) -> None:
@@ -108,16 +108,16 @@ class StatusWriter:
 
     def log(self, event: str, **known: object) -> None:
         """Append a line to the journal."""
-        behind = self.is_behind
+        waiting = self.is_pending
         self._lines.append({"time": time.time(), "event": event, **known})
-        if not behind:
+        if not waiting:
             self._write_pending()
 
     def _put(self, path: Path, write: Callable[[], None]) -> None:
         """Write a status file, or keep it for later, after older ones."""
-        behind = self.is_behind
+        waiting = self.is_pending
         self._files[path] = write
-        if not behind:
+        if not waiting:
             self._write_pending()
 
     def _write_pending(self) -> None:
