@@ -9,6 +9,8 @@ from torch.profiler import ProfilerActivity, profile
 from factories import train_config
 from gpt2 import model
 from gpt2.model import GPT, autocast
+from gpt2.norms import LayerNorms
+from kmatrix.plan.cpu import _has_amx, has_amx
 from kmatrix.plan.memory import MemoryNeed, memory
 from kmatrix.shapes import ModelShape
 
@@ -30,13 +32,18 @@ def peak_of_a_step(shape, train) -> int:
     options = {"recompute": train.recompute, "loss_chunk": train.loss_chunk}
     model = GPT(shape, dropout=train.dropout, **options)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    norms = LayerNorms(model, 1, 1) if train.log_norms else None
     idx, targets = torch.randint(shape.vocab_size, (2, train.batch_size, shape.block_size))
 
     def step():
         with autocast("cpu", train.dtype):
             loss = model(idx, targets)[1]
         loss.backward()
+        if norms:
+            norms.begin(0)
         optimizer.step()
+        if norms:
+            norms.end(0)
         optimizer.zero_grad(set_to_none=True)
 
     step()
@@ -59,24 +66,41 @@ def above_weights(planned: MemoryNeed) -> float:
     return planned.total - planned.weights - planned.states
 
 
+STEPS = {
+    "short": (sizes(4, 256, 256, 1024), fields(8), 0.02),
+    "long": (sizes(4, 256, 1024, 1024), fields(2), 0.02),
+    "long-bf16": (sizes(4, 256, 1024, 1024), fields(2, "bf16"), 0.02),
+    "wide-vocabulary-bf16": (sizes(4, 256, 256, 16384), fields(4, "bf16"), 0.02),
+    "dropout": (sizes(4, 256, 256, 1024), fields(4, dropout=0.1), 0.02),
+    "recompute": (sizes(4, 256, 1024, 1024), fields(2, recompute=True), 0.08),
+    "chunks": (sizes(3, 256, 256, 8192), fields(4, "bf16", loss_chunk=128), 0.08),
+    "both": (sizes(3, 256, 256, 8192), fields(4, recompute=True, loss_chunk=128), 0.08),
+    "norms": (sizes(4, 256, 64, 8192), fields(1, log_norms=True), 0.02),
+}
+
+
 @pytest.mark.parametrize(
-    ("shape", "train", "error"),
-    [
-        (sizes(4, 256, 256, 1024), fields(8), 0.02),
-        (sizes(4, 256, 1024, 1024), fields(2), 0.02),
-        (sizes(4, 256, 1024, 1024), fields(2, "bf16"), 0.02),
-        (sizes(4, 256, 256, 16384), fields(4, "bf16"), 0.02),
-        (sizes(4, 256, 256, 1024), fields(4, dropout=0.1), 0.02),
-        (sizes(4, 256, 1024, 1024), fields(2, recompute=True), 0.08),
-        (sizes(3, 256, 256, 8192), fields(4, "bf16", loss_chunk=128), 0.08),
-        (sizes(3, 256, 256, 8192), fields(4, recompute=True, loss_chunk=128), 0.08),
-    ],
-    ids=["matmul", "flash", "flash-bf16", "wide-vocabulary-bf16", "dropout", "recompute", "chunks", "both"],
+    ("name", "amx"), [(name, False) for name in STEPS] + [(name, True) for name in ("short", "both", "dropout")]
 )
-def test_the_planned_peak_equals_the_measured_peak(shape, train, error, monkeypatch):
-    # With AMX, attention is always fused and stores less than planned: the same test on every machine.
-    monkeypatch.setattr(model, "_has_amx", lambda: False)
-    assert above_weights(memory(shape, train)) == pytest.approx(peak_of_a_step(shape, train), rel=error)
+def test_the_planned_peak_equals_the_measured_peak(name, amx, monkeypatch):
+    """With AMX tiles, 32-bit attention is fused at all lengths, on any CPU if the model is told so."""
+    shape, train, error = STEPS[name]
+    monkeypatch.setattr(model, "_has_amx", lambda: amx)
+    assert above_weights(memory(shape, train, amx=amx)) == pytest.approx(peak_of_a_step(shape, train), rel=error)
+
+
+def test_the_plan_finds_the_same_amx_tiles_as_the_trainer():
+    assert has_amx() == model._has_amx()
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"), [("fpu avx512f amx_tile", True), ("fpu amx_bf16", True), ("fpu avx512f", False), ("", False)]
+)
+def test_amx_is_a_flag_of_the_kernel(tmp_path, flags, found):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\n\n", encoding="utf-8")
+    assert _has_amx(cpuinfo) is found
+    assert not _has_amx(tmp_path / "missing")
 
 
 def test_early_gradients_coexist_with_the_activations():

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kmatrix.plan.cpu import has_amx
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import ModelShape, padded
 from kmatrix.text import plural
 
-MATMUL_TOKENS = 512  # on the CPU, contexts up to this length store attention probabilities (gpt2.model.attention_path)
+# On the CPU, contexts up to this length store attention probabilities, except in 32 bits on CPUs with AMX
+# (gpt2.model.attention_path).
+MATMUL_TOKENS = 512
 MATMUL_ROWS = 256  # query rows per product there; keys after the last of these rows are not multiplied
 
 
@@ -60,21 +63,23 @@ class MemoryNeed:
     block: float  # extra for the backward pass of one block; the whole block with activation checkpointing
     logits: float
     head: float  # gradient of the output layer, the first to exist
+    norms: float = 0.0  # a copy of the weights and the update of a layer, at the end of a logged step (LOG_NORMS)
     unused: float = 0.0  # CPU only: freed by recomputation, but kept by the allocator
     on_cpu: bool = False
     early: bool  # gradients exist before the backward pass (accumulation, or DDP buckets)
 
     @property
     def total(self) -> float | None:
-        """The peak: at the start of the backward pass, or at its end with all gradients."""
+        """The peak: at the start of the backward pass, or at the end of the step with all gradients."""
         if self.states is None:
             return None
         # Two candidates: the start of the backward pass, with all activations and the logits, and its end, with all
-        # gradients and the last block. Without accumulation and DDP, gradients do not exist yet at the start.
+        # gradients and the last block, or the copies of LOG_NORMS. Without accumulation and DDP, gradients do not exist
+        # yet at the start.
         kept = self.weights + self.states + self.copies
         there = self.gradients if self.early else 0.0
         begins = self.activations + max(self.logits + there, self.block + (there or self.head))
-        return kept + max(begins, self.gradients + self.block)
+        return kept + max(begins, self.gradients + max(self.block, self.norms))
 
     @property
     def process(self) -> float | None:
@@ -89,8 +94,8 @@ class MemoryNeed:
         return None if self.states is None else self.weights + self.gradients + self.states
 
 
-def memory(shape: ModelShape, train: TrainConfig) -> MemoryNeed:
-    """Return the memory per rank."""
+def memory(shape: ModelShape, train: TrainConfig, *, amx: bool | None = None) -> MemoryNeed:
+    """Return the memory per rank. amx: whether the CPU has AMX tiles, by default the one of this machine."""
     wide = replace(shape, vocab_size=padded(shape.vocab_size, train.vocab_multiple))
     half = train.dtype == "bf16"
     ranks = train.num_gpus
@@ -98,23 +103,25 @@ def memory(shape: ModelShape, train: TrainConfig) -> MemoryNeed:
     chunk = _chunk(wide, train, tokens)
     kept = states(wide, train)
     copies = 2 * (wide.params - shape.block_size * shape.n_embd) if half else 0  # 16-bit copies of the weights
+    stored = _probabilities(wide, train, amx=has_amx() if amx is None else amx)
     return MemoryNeed(
         weights=BYTES * wide.params,
         gradients=BYTES * wide.params,
         states=None if kept is None else BYTES * (kept + masks(wide, train)),
         copies=copies,
-        activations=_activations(wide, train, tokens),
-        block=tokens * _way_back(wide, train),
+        activations=_activations(wide, train, tokens, stored),
+        block=tokens * _way_back(wide, train, stored),
         logits=_logits(wide, train, tokens, chunk),
         head=BYTES * wide.vocab_size * wide.n_embd,
-        unused=_kept_by_allocator(wide, train, tokens),
+        norms=_norms(wide) if train.log_norms else 0.0,
+        unused=_kept_by_allocator(wide, train, tokens, stored),
         on_cpu=train.device == "cpu",
         early=ranks > 1 or train.gradient_accumulation > 1,
     )
 
 
-def of_layer(shape: ModelShape, train: TrainConfig) -> float:
-    """Return the bytes per token that one block stores for the backward pass.
+def of_layer(shape: ModelShape, train: TrainConfig, stored: bool) -> float:
+    """Return the bytes per token that one block stores for the backward pass. stored: attention probabilities, too.
 
     In units of n_embd: the residual stream twice (32-bit), and in the dtype of the activations 14 more: two norms,
     queries, keys, values, the attention output, and the MLP's hidden layer twice (before and after GELU).
@@ -124,7 +131,7 @@ def of_layer(shape: ModelShape, train: TrainConfig) -> float:
     per_token: float = shape.n_embd * (2 * 4 + 14 * size)
     if train.dropout:  # two masks per block: CUDA stores a byte per element, the CPU an element of the activations
         per_token += shape.n_embd * 2 * (size if train.device == "cpu" else 1)
-    if _probabilities(shape, train):
+    if stored:
         keys = _keys(shape.block_size)
         # On GPUs, autocast computes the softmax in 32 bits, and stores a 16-bit copy for the next product.
         each = (4 + size if half and train.device != "cpu" else size) + (2 * size if train.dropout else 0)
@@ -132,24 +139,24 @@ def of_layer(shape: ModelShape, train: TrainConfig) -> float:
     return per_token
 
 
-def _way_back(shape: ModelShape, train: TrainConfig) -> float:
+def _way_back(shape: ModelShape, train: TrainConfig, stored: bool) -> float:
     """Return bytes per token: gradients of the residual stream and the hidden layer, and recomputed activations."""
     size = 2 if train.dtype == "bf16" else 4
-    return shape.n_embd * (4 + 4 * size) + (of_layer(shape, train) if train.recompute else 0)
+    return shape.n_embd * (4 + 4 * size) + (of_layer(shape, train, stored) if train.recompute else 0)
 
 
-def _activations(shape: ModelShape, train: TrainConfig, tokens: int) -> float:
+def _activations(shape: ModelShape, train: TrainConfig, tokens: int, stored: bool) -> float:
     size = 2 if train.dtype == "bf16" else 4
     ends = shape.n_embd * (4 + size)  # the last layer norm: input and output
-    layer: float = shape.n_embd * 4 if train.recompute else of_layer(shape, train)  # recompute: only the input
+    layer: float = shape.n_embd * 4 if train.recompute else of_layer(shape, train, stored)  # recompute: only the input
     return tokens * (shape.n_layer * layer + ends)
 
 
-def _kept_by_allocator(shape: ModelShape, train: TrainConfig, tokens: int) -> float:
+def _kept_by_allocator(shape: ModelShape, train: TrainConfig, tokens: int, stored: bool) -> float:
     """Return the bytes that recomputation frees and the CPU's allocator keeps."""
     if train.device != "cpu" or not train.recompute:
         return 0.0
-    return CPU_KEPT * tokens * shape.n_layer * of_layer(shape, train)
+    return CPU_KEPT * tokens * shape.n_layer * of_layer(shape, train, stored)
 
 
 def _logits(shape: ModelShape, train: TrainConfig, tokens: int, chunk: int) -> float:
@@ -171,11 +178,21 @@ def _chunk(shape: ModelShape, train: TrainConfig, tokens: int) -> int:
     return min(tokens, train.loss_chunk or (CPU_CHUNK if narrow else 0))
 
 
-def _probabilities(shape: ModelShape, train: TrainConfig) -> bool:
+def _probabilities(shape: ModelShape, train: TrainConfig, *, amx: bool) -> bool:
     """Return whether attention stores the probabilities: it does without fused attention."""
     if not train.flash_attention:
         return True
-    return train.device == "cpu" and (train.dropout > 0 or shape.block_size <= MATMUL_TOKENS)
+    if train.device != "cpu":
+        return False
+    if train.dropout:
+        return True
+    return shape.block_size <= MATMUL_TOKENS and not (amx and train.dtype == "fp32")
+
+
+def _norms(shape: ModelShape) -> float:
+    """Return the bytes of LOG_NORMS (gpt2.norms): a copy of all weights, and the update of the largest layer."""
+    largest = max(shape.block_params, shape.vocab_size * shape.n_embd)
+    return BYTES * (shape.params + largest)
 
 
 def _keys(block_size: int) -> float:
