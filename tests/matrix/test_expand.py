@@ -68,6 +68,13 @@ def test_an_axis_without_effect_is_dropped_and_equal_cells_are_deduplicated(prog
     assert result.names == ["gpt2_adamw_1cpu", "gpt2_muon_nssteps3_1cpu", "gpt2_muon_nssteps4_1cpu"]
 
 
+def test_a_bool_axis_names_only_the_runs_that_it_applies_to(program):
+    result = dry_run(program, CPU, arguments=["OPTIMIZER=adamw,adamwspam", "AMSGRAD=n,y"])
+
+    assert result.names == ["gpt2_adamw_1cpu", "gpt2_adamwspam_amsgradn_1cpu", "gpt2_adamwspam_amsgrady_1cpu"]
+    assert "amsgrad" not in result.runs[0]
+
+
 def test_cells_that_a_rule_forbids_are_excluded_with_the_reason(program):
     result = dry_run(program, CPU, ON, 'CONFIG_MATRIX_GPT2_NUM_GPUS="1 2 5"', arguments=["GLOBAL_BATCH=24"])
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kmatrix.errors import ConfigError
-from kmatrix.kconfig.assignments import SHOWN, NotInEffect, cause
+from kmatrix.kconfig.assignments import SHOWN, NotInEffect, cause, unmet
 from kmatrix.kconfig.tree import Assignment, Symbols, Tree, normalized
 from kmatrix.matrix.axes import Axes, Axis, AxisValue, Exclusion, label
 
@@ -321,7 +321,7 @@ class _Expansion:
         for point in points:
             before = self.causes.get(point.axis)
             if before is None or before[0] is not point or point.axis in self.stale_axes:
-                before = self.causes[point.axis] = point, cause(self.tree, point.assignment)
+                before = self.causes[point.axis] = point, _axis_cause(self.tree, point.assignment)
             found = before[1]
             if found is None:
                 applied.append(point)
@@ -458,6 +458,19 @@ def _exclusion_rule(exclusion: Exclusion) -> Rule:
         return exclusion.reason if exclusion.condition.holds({name: value(name) for name in names}) else None
 
     return excluded
+
+
+def _axis_cause(tree: Tree, assignment: Assignment) -> NotInEffect | None:
+    """Return why an axis value has no effect in the current cell, None if it has.
+
+    Other than in a .config, "n" of a symbol that is hidden does not apply: it must not name a run.
+    """
+    symbol = tree.kconf.syms[assignment.name]
+    found = cause(tree, assignment)
+    prompted = any(node.prompt for node in symbol.nodes)
+    if found is None and assignment.value == "n" and prompted and not symbol.visibility:
+        return NotInEffect(unmet(symbol), absent=True)
+    return found
 
 
 def _sets_axis(tree: Tree, item: Assignment) -> bool:
