@@ -94,6 +94,7 @@ PEAK_TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
     ("L40", {"bf16": 181, "fp32": 90.5, "fp32-strict": 90.5}),  # NVIDIA L40 data sheet
     ("L4", {"bf16": 121, "fp32": 60, "fp32-strict": 30.3}),  # NVIDIA L4 data sheet
     ("RTX 3090", {"bf16": 71, "fp32": 35.6, "fp32-strict": 35.6}),  # NVIDIA GA102 white paper
+    ("RTX 5090", {"bf16": 209.5, "fp32": 104.8, "fp32-strict": 104.8}),  # NVIDIA RTX Blackwell white paper
     ("RTX 4090", {"bf16": 165.2, "fp32": 82.6, "fp32-strict": 82.6}),  # NVIDIA Ada white paper
 )
 

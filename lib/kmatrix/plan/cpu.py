@@ -39,9 +39,7 @@ def cpu_speed(dtype: str, measured: Sequence[float] = ()) -> CpuSpeed:
     """Return the expected speed of a core. measured: FLOP/s per core of earlier runs in this dtype on this machine."""
     if measured:
         runs = f"{len(measured)} earlier run{'s' if len(measured) > 1 else ''}"
-        return CpuSpeed(
-            slow=min(measured) / SPREAD, fast=max(measured) * SPREAD, source=f"from {runs} on this machine"
-        )
+        return CpuSpeed(slow=min(measured) / SPREAD, fast=max(measured) * SPREAD, source=f"from {runs} on this machine")
     slow, fast = ASSUMED[dtype]
     return CpuSpeed(slow=slow, fast=fast, source="assumed: no run was measured on this machine")
 
