@@ -171,9 +171,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the table."""
     argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args(argv)
     compared = [compare(run) for run in published()]
-    print(
-        f"{'published run':42}{'time':>9}  {'plan':>17}{'error':>7}{'others':>8}{'memory':>11}{'plan':>10}{'error':>7}  fit"
-    )
+    print(f"{'published run':42}{'time':>9}  {'plan':>17}{'error':>7}{'others':>8}", end="")
+    print(f"{'memory':>11}{'plan':>10}{'error':>7}  fit")
     for row in compared:
         print(_line(row, without(compared, row)))
     timed = [row for row in compared if row.run.seconds is not None]
@@ -206,8 +205,8 @@ def _line(row: Compared, others: MfuModel) -> str:
     reported = "fits" if row.run.fits else "does not fit" if row.run.not_on else "-"
     wrong = " WRONG" if row.in_band() is False or row.memory_right is False else ""
     return (
-        f"{row.run.name:42}{took:>9}  {band:>17}{error:>7}{left_out:>8}{held:>11}{memory_size(row.memory):>10}{off:>7}  "
-        f"{row.verdict} (reported: {reported}){wrong}"
+        f"{row.run.name:42}{took:>9}  {band:>17}{error:>7}{left_out:>8}"
+        f"{held:>11}{memory_size(row.memory):>10}{off:>7}  {row.verdict} (reported: {reported}){wrong}"
     )
 
 

@@ -14,6 +14,7 @@ from kmatrix.kconfig.tree import Assignment, Tree, open_tree
 from kmatrix.matrix import expand as expansion
 from kmatrix.matrix.axes import overrides, plan_axes, single
 from kmatrix.matrix.expand import RunIdentity, apply_run, expand
+from kmatrix.plan.cpu import cpu_speed
 from kmatrix.plan.feasibility import KNOWN
 from kmatrix.plan.memory import forecast, warnings
 from kmatrix.plan.risk import risks
@@ -191,7 +192,7 @@ def test_no_forecast_or_warning_reads_a_field_that_runs_of_one_kind_do_not_share
 
     forecast(recorder.shape, recorder, tokens=1)
     warnings(recorder)
-    risks(recorder.shape, recorder, 10, KNOWN[0], 2)
+    risks(recorder.shape, recorder, 10, KNOWN[0], cpu_speed(recorder))
     key(recorder)
 
     assert "optimizer" in recorder.read

@@ -113,10 +113,11 @@ def test_detected_gpus_are_planned_with_the_memory_of_the_driver(program, monkey
     assert not values_of(result, "energy")  # its data sheet states no power
 
 
-def test_a_run_on_the_cpu_has_no_known_duration(program):
-    result = program.check("plan", "DEVICE=cpu", "MODEL=tiny", "NUM_GPUS=1")
+def test_the_duration_on_the_cpu_is_an_assumption_until_a_run_was_measured(program):
+    result = program.check("plan", "DEVICE=cpu", "MODEL=tiny", "NUM_GPUS=1", f"RESULTS_DIR={program.folder}")
     assert values_of(result, "fit")[0].startswith("fits on this machine")
-    assert values_of(result, "time")[0].startswith("unknown")
+    (time,) = values_of(result, "time")
+    assert "at 25 to 300 GFLOP/s per core, assumed: no run like it was measured on this machine" in time
 
 
 def test_runs_with_the_same_needs_are_listed_once(program):

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from factories import train_config
-from kmatrix.plan.feasibility import GpuModel, by_name
+from kmatrix.plan.cpu import CpuSpeed
+from kmatrix.plan.feasibility import Fit, GpuModel, by_name, deeper, fit
 from kmatrix.plan.memory import memory
 from kmatrix.plan.risk import budget_seconds, risks
 from kmatrix.shapes import NAMED, ModelShape
@@ -38,8 +39,11 @@ def program(tmp_path, monkeypatch):
     return made
 
 
-def of(train, *, steps=1000, device=A10G, shape=SHAPE):
-    return risks(shape, train, steps, device, cores=2)
+CPU = CpuSpeed(cores=2, slow=50e9, fast=100e9, source="from 1 earlier run on this machine")
+
+
+def of(train, *, steps=1000, device=A10G, shape=SHAPE, cpu=CPU):
+    return risks(shape, train, steps, device, cpu)
 
 
 def fixes(text):
@@ -83,12 +87,85 @@ def test_unknown_memory_or_an_unknown_optimizer_is_not_refused():
 
 @pytest.mark.parametrize(("seconds", "certain"), [(100.0, True), (300.0, False)])
 def test_a_budget_that_ends_before_the_first_evaluation(seconds, certain):
-    """1000 steps take 200 s at the peak of an A10G, and 370 s at the highest expected MFU."""
+    """1000 steps take 200 s at the peak of an A10G, and 327 s at the highest expected MFU."""
     train = replace(TRAIN, gradient_accumulation=2, global_batch=16, eval_interval=1000, max_time=seconds)
     (risk,) = of(train, steps=4000)
     assert risk.certain is certain
     limit = float(risk.fix.rpartition("MAX_TIME=")[2].removesuffix("s"))
     assert of(replace(train, max_time=limit), steps=4000) == ()
+
+
+ON_CPU = replace(TRAIN, device="cpu", dtype="fp32", max_time=1000.0, eval_interval=100, global_batch=8)
+
+
+def test_on_the_cpu_a_budget_is_compared_with_the_speed_of_this_machine():
+    """100 steps of 8 x 1024 tokens take 58 minutes at 2 x 100 GFLOP/s, twice as long at the slow end."""
+    (risk,) = of(ON_CPU)
+    assert not risk.certain
+    assert risk.what.endswith(
+        "after 100 steps in at least 58m23s (2 cores at 50 to 100 GFLOP/s per core, from 1 earlier run on this machine)"
+    )
+    faster = replace(CPU, fast=400e9)
+    assert of(ON_CPU, cpu=faster) == ()
+
+
+def test_no_cpu_is_faster_than_its_matrix_units():
+    (risk,) = of(replace(ON_CPU, max_time=20.0))
+    assert risk.certain
+
+
+def test_the_fix_of_a_budget_lets_the_slowest_expected_run_evaluate_in_time():
+    (risk,) = of(ON_CPU)
+    first, _, second = risk.fix.partition(" or ")
+    per_step = ON_CPU.tokens_per_step * SHAPE.flops_per_token / (2 * CPU.slow)
+    interval, limit = int(first.removeprefix("EVAL_INTERVAL=")), float(second.removeprefix("MAX_TIME=").rstrip("s"))
+    assert interval * per_step < 1000
+    assert 100 * per_step < limit
+    assert of(replace(ON_CPU, eval_interval=interval)) == of(replace(ON_CPU, max_time=limit)) == ()
+
+
+def test_the_fix_raises_every_budget_that_is_too_small():
+    train = replace(ON_CPU, max_cost=0.01, gpu_hour_price=1.0)
+    (risk,) = of(train)
+    limits = dict(word.split("=") for word in risk.fix.rpartition(" or ")[2].split())
+    raised = {"max_time": float(limits["MAX_TIME"].rstrip("s")), "max_cost": float(limits["MAX_COST"])}
+    assert of(replace(train, **raised)) == ()
+
+
+@pytest.mark.parametrize(("device", "peak"), [(A10G, 7.0), (GpuModel(name="a GPU", memory=1e12, watts=None), 7.0)])
+def test_a_refusal_that_rests_on_a_stated_peak_is_an_estimate(device, peak):
+    """1000 steps take 200 s at the peak of an A10G in the table, and 2000 s at the stated one."""
+    train = replace(TRAIN, gradient_accumulation=2, global_batch=16, eval_interval=1000, max_time=300.0)
+    (risk,) = of(replace(train, peak_tflops=peak), steps=4000, device=device)
+    assert not risk.certain
+
+
+def test_a_stated_peak_does_not_weaken_a_certainty():
+    train = replace(TRAIN, gradient_accumulation=2, global_batch=16, eval_interval=1000, max_time=100.0)
+    (risk,) = of(replace(train, peak_tflops=7.0), steps=4000)
+    assert risk.certain
+
+
+@pytest.mark.parametrize("model", ["124m", "custom", "depth"])
+@pytest.mark.parametrize("gib", [0.3, 0.6, 1.2, 3.0])
+def test_the_fix_of_memory_fits_also_with_the_accumulation_that_it_causes(model, gib):
+    depth = {"depth": 12, "aspect_ratio": 64, "head_dim": 64} if model == "depth" else {}
+    train = replace(TRAIN, model=model, batch_size=240, global_batch=240, gradient_accumulation=1, **depth)
+    device = GpuModel(name="a GPU", memory=(gib + 1) * 2**30, watts=None)
+    (risk,) = of(train, device=device)
+    words = dict(word.split("=") for word in risk.fix.split())
+    batch = int(words["BATCH_SIZE"])
+    shape = replace(SHAPE, block_size=int(words.get("BLOCK_SIZE", SHAPE.block_size)))
+    if "MODEL" in words:
+        layers, heads, width = NAMED[words["MODEL"]]
+        shape = replace(shape, n_layer=layers, n_head=heads, n_embd=width)
+    elif layers := words.get("DEPTH", words.get("N_LAYER")):
+        shape = deeper(shape, train)(int(layers))
+        heads = int(words.get("N_HEAD", shape.n_head))
+        shape = replace(shape, n_head=heads, n_embd=int(words.get("N_EMBD", shape.n_embd)))
+    fixed = replace(train, batch_size=batch, gradient_accumulation=240 // batch, recompute="RECOMPUTE" in words)
+    assert fit(memory(shape, fixed), device) is not Fit.NOT
+    assert of(fixed, shape=shape, device=device) == ()
 
 
 def test_a_budget_in_dollars_is_one_of_time():
@@ -106,8 +183,18 @@ def test_an_unknown_peak_is_not_refused():
 IMPOSSIBLE = {
     "micro-batch": ("MODEL=124m", "BLOCK_SIZE=1024", "BATCH_SIZE=512", "DEVICE=cuda", "NUM_GPUS=1"),
     "model": ("MODEL=1558m", "DEVICE=cuda", "NUM_GPUS=1", "BATCH_SIZE=64"),
+    "layers": ("MODEL=custom", "N_LAYER=256", "N_EMBD=1600", "N_HEAD=25", "DEVICE=cuda", "NUM_GPUS=1"),
+    "depth": ("MODEL=depth", "DEPTH=40", "HEAD_DIM=64", "DEVICE=cuda", "NUM_GPUS=1"),
     "budget": ("MODEL=124m", "TIME=10s", "DEVICE=cuda", "NUM_GPUS=1", "BATCH_SIZE=4", "GLOBAL_BATCH=400"),
     "cost": ("MODEL=124m", "COST=0.01", "GPU_HOUR_PRICE=4", "DEVICE=cuda", "NUM_GPUS=2", "GLOBAL_BATCH=240"),
+    "both budgets": (
+        *("MODEL=124m", "TIME=10s", "COST=0.01", "GPU_HOUR_PRICE=4", "DEVICE=cuda", "NUM_GPUS=2", "GLOBAL_BATCH=240"),
+    ),
+    "stated peak": (
+        *("MODEL=124m", "TIME=5m", "DEVICE=cuda", "NUM_GPUS=1", "BATCH_SIZE=4", "EVAL_INTERVAL=500"),
+        "PEAK_TFLOPS=2",
+    ),
+    "processor": ("MODEL=124m", "TIME=5m", "DEVICE=cpu", "NUM_GPUS=1"),
 }
 
 
@@ -164,8 +251,29 @@ def test_a_speed_above_the_peak_is_refused_by_the_plan(program):
     arguments = ("GPU=A100", "NUM_GPUS=8", "MODEL=1558m", "TOKENIZER=gpt2", "DTYPE=bf16", "BATCH_SIZE=4")
     message = program.refused(PLAN, *arguments, "TOKENS_PER_SECOND=400000")
     assert "400,000 tok/s is above the peak of 8 x A100" in message
-    limit = message.rpartition("below ")[2].strip().replace(",", "")
-    program.check(PLAN, *arguments, f"TOKENS_PER_SECOND={float(limit) * 0.99}")
+    (fix,) = fixes(message.partition("hint: ")[2])
+    program.check(PLAN, *arguments, *fix)
+
+
+@pytest.mark.parametrize("target", ["SECONDS_PER_STEP=0.01", "HOURS=0.001", "TOKENS_PER_SECOND=9e9"])
+def test_the_fix_of_an_impossible_target_is_the_same_argument(program, target):
+    arguments = ("GPU=A100", "NUM_GPUS=8", "MODEL=1558m", "DTYPE=bf16", "BATCH_SIZE=4", "BLOCK_SIZE=1024")
+    (fix,) = fixes(program.refused(PLAN, *arguments, target).partition("hint: ")[2])
+    assert fix[0].partition("=")[0] == target.partition("=")[0]
+    program.check(PLAN, *arguments, *fix)
+
+
+def test_a_target_above_a_stated_peak_is_an_estimate(program):
+    arguments = ("GPU=A100", "NUM_GPUS=1", "MODEL=124m", "DTYPE=bf16", "PEAK_TFLOPS=1", "TOKENS_PER_SECOND=9999")
+    assert "this is an estimate: ALLOW_RISK=y" in program.refused(PLAN, *arguments)
+    program.check(PLAN, *arguments, "ALLOW_RISK=y")
+
+
+def test_all_usable_gpus_are_named_only_if_the_global_batch_allows_it(program, monkeypatch):
+    give_gpus(monkeypatch, 3)
+    message = program.refused(RUN, "NUM_GPUS=4", "DEVICE=cuda", "GLOBAL_BATCH=48")
+    assert message.rstrip().endswith("pass NUM_GPUS=2")
+    program.check(PLAN, "NUM_GPUS=2", "DEVICE=cuda", "GLOBAL_BATCH=48", "MODEL=tiny")
 
 
 def test_runs_that_need_more_gpus_are_marked_by_the_dry_run_and_refused_by_a_run(program):

@@ -14,6 +14,7 @@ from kmatrix.errors import ConfigError, LaunchError, reason_of
 from kmatrix.experiment.data import PREBUILT, data_lines, epochs, prepare_data, prepared, run_tokens, to_fetch
 from kmatrix.experiment.plan import Plan, RunKind, gpu_fix, make_plan, no_gpus, refuse_risks, risks_on
 from kmatrix.matrix.expand import Run
+from kmatrix.plan.cpu import CpuSpeed
 from kmatrix.plan.feasibility import (
     KNOWN,
     OVERHEAD,
@@ -21,6 +22,7 @@ from kmatrix.plan.feasibility import (
     GpuModel,
     Target,
     at_mfu,
+    at_peak,
     at_rate,
     by_name,
     deeper,
@@ -164,10 +166,14 @@ def plan(arguments: Arguments) -> int:
     for planned in made.runs:
         config = _with_known_data(planned.config, data_dir)
         devices = _devices(made, config, asked)
-        grouped.setdefault(tuple(_forecast_lines(config, devices, target, data_dir)), []).append(planned.name)
+        cpu = made.cpu_runs.speed(config.shape, config.train) if config.device == "cpu" else None
+        grouped.setdefault(tuple(_forecast_lines(config, devices, target, data_dir, cpu)), []).append(planned.name)
         warned.update(dict.fromkeys(warnings(config.train)))
         if planned.kind not in found:
-            found[planned.kind] = (*risks_on(config, devices), *_target_risk(config, devices, target))
+            found[planned.kind] = (
+                *risks_on(config, devices, made.cpu_runs),
+                *_target_risk(config, devices, target),
+            )
     for lines, names in grouped.items():
         print("\n".join([*names, *lines]) + "\n")
     for note in made.notes:
@@ -196,7 +202,24 @@ def _target_risk(config: RunConfig, devices: Sequence[GpuModel], target: Target)
     limit = at_mfu(1.0, shape=config.shape, train=config.train, tokens=config.tokens, device=best)
     assert limit is not None  # a speed is impossible only if the peak is known
     what = f"{rate:,.0f} tok/s is above the peak of {config.ranks} x {best.name}"
-    return (Risk(what=what, fix=f"TOKENS_PER_SECOND below {limit.tokens_per_second:,.0f}", certain=True),)
+    # PEAK_TFLOPS is an estimate of the user: only a data sheet makes the answer certain.
+    highest = [at_peak(shape=config.shape, train=config.train, tokens=None, device=each) for each in devices]
+    certain = all(speed is not None and rate > speed.tokens_per_second for speed in highest)
+    return (Risk(what=what, fix=_slower(target, config, limit.tokens_per_second), certain=certain),)
+
+
+def _slower(target: Target, config: RunConfig, limit: float) -> str:
+    """Return the target as an argument that is just below a speed in tokens/s."""
+    if target.seconds_per_step is not None:
+        return f"SECONDS_PER_STEP={_rounded_up(config.tokens_per_step / limit)}"
+    if target.hours is not None and config.tokens is not None:
+        return f"HOURS={_rounded_up(config.tokens / limit / 3600)}"
+    return f"TOKENS_PER_SECOND={math.floor(limit)}" if limit >= 1 else f"TOKENS_PER_SECOND={limit:.2g}"
+
+
+def _rounded_up(value: float) -> str:
+    """Return a number with three significant digits that is not below the value."""
+    return f"{value * 1.01:.3g}"  # rounding to three digits changes less than 1 %
 
 
 def _with_known_data(config: RunConfig, data_dir: Path) -> RunConfig:
@@ -234,7 +257,9 @@ def _devices(made: Plan, config: RunConfig, asked: GpuModel | None) -> Sequence[
     return tuple(here.values()) or KNOWN
 
 
-def _forecast_lines(config: RunConfig, devices: Sequence[GpuModel], target: Target, data_dir: Path) -> Iterator[str]:
+def _forecast_lines(
+    config: RunConfig, devices: Sequence[GpuModel], target: Target, data_dir: Path, cpu: CpuSpeed | None
+) -> Iterator[str]:
     shape, train = config.shape, config.train
     needed = memory(shape, train)
     flops = shape.flops_per_token
@@ -250,7 +275,7 @@ def _forecast_lines(config: RunConfig, devices: Sequence[GpuModel], target: Targ
     if len(devices) > 1:
         yield from (_line(device.name, _device_summary(config, device, needed, target)) for device in devices)
     else:
-        yield from _device_lines(config, devices[0], needed, target)
+        yield from _device_lines(config, devices[0], needed, target, cpu)
     if kept := disk(shape, train, config.steps):
         files = f"{plural(kept.files, 'checkpoint')} of {disk_size(kept.each)}"
         yield _line("disk", f"at most {files}: {disk_size(kept.files * kept.each)}" if kept.files else "no checkpoints")
@@ -320,14 +345,16 @@ def _memory(needed: MemoryNeed) -> str:
     return f"peak {memory_size(needed.total)} per rank ({listed}){process}"
 
 
-def _device_lines(config: RunConfig, device: GpuModel, needed: MemoryNeed, target: Target) -> Iterator[str]:
+def _device_lines(
+    config: RunConfig, device: GpuModel, needed: MemoryNeed, target: Target, cpu: CpuSpeed | None
+) -> Iterator[str]:
     """Yield the lines of a run on one device: fit, largest, time, target, energy, cost, GPUs."""
     if device.memory is not None and needed.process is not None:
         room = f"{memory_size(needed.process)} of {memory_size(device.memory)}"
         room += "" if needed.on_cpu else f", {memory_size(OVERHEAD)} of it for libraries"
         yield _line("fit", f"{fit(needed, device)} on {device.name}: {room}")
         yield _line("largest", _largest(config, device))
-    yield _line("time", _time(config, device))
+    yield _line("time", _time(config, device) if cpu is None else _cpu_time(config, cpu))
     if (rate := target.rate(config.tokens_per_step, config.tokens)) is not None:
         yield _line("target", _target_text(config, device, rate))
     yield from _costs(config, device, _seconds(config, device, target))
@@ -398,6 +425,14 @@ def _time(config: RunConfig, device: GpuModel) -> str:
     band = f"{low:.0%} to {high:.0%}".replace("%", " %")
     how = "compiled" if config.train.compile else "COMPILE=n"
     return f"{_time_range(config, device)} at an MFU of {band} ({how}), without evaluations"
+
+
+def _cpu_time(config: RunConfig, cpu: CpuSpeed) -> str:
+    """Return the time of a run on the CPU at both ends of the expected speed."""
+    if config.tokens is None:
+        return "unknown until the data are prepared"
+    work = config.tokens * config.shape.flops_per_token / cpu.cores
+    return f"{duration(work / cpu.fast)} to {duration(work / cpu.slow)} on {cpu.text}; without evaluations"
 
 
 def _target_text(config: RunConfig, device: GpuModel, rate: float) -> str:

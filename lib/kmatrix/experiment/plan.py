@@ -21,11 +21,13 @@ from kmatrix.kconfig.assignments import load_config, merge
 from kmatrix.kconfig.tree import NOT_AN_AXIS, Assignment, Symbols, Tree, open_tree
 from kmatrix.matrix.axes import Axes, AxisValue, overrides, plan_axes, single
 from kmatrix.matrix.expand import Matrix, Run, expand
+from kmatrix.plan.cpu import cpu_speed
 from kmatrix.plan.feasibility import GpuModel, detected, this_machine
 from kmatrix.plan.memory import Forecast, forecast, warnings
-from kmatrix.plan.risk import Risk, risks
+from kmatrix.plan.risk import Risk, budget_seconds, risks
 from kmatrix.records.paths import ROOT
 from kmatrix.runner.resume import too_few_gpus
+from kmatrix.status.cpu_runs import CpuRuns
 from kmatrix.text import first_names, plural
 
 DEVICE, GPUS, BACKEND, DDP = "GPT2_DEVICE", "GPT2_NUM_GPUS", "GPT2_DDP_BACKEND", "GPT2_USE_DDP"
@@ -130,6 +132,7 @@ class Plan:
     overrides: tuple[str, ...]  # NAME=value, as given
     config_text: str  # the .config that the matrix is made from
     initial: Mapping[str, InitialWeights]  # by the text of INIT_FROM
+    cpu_runs: CpuRuns  # earlier runs on the CPU of this machine
     left_out: tuple[Assignment, ...] = ()  # lines of a foreign .config that are never taken from it
 
     @property
@@ -230,7 +233,8 @@ def _plan(
     control = read(matrix.values(tree, matrix.runs[0]).typed)  # these settings are equal in all runs
     data_dir = below_root(control.data_dir)
     configs = _Configs(tree, matrix, data_dir)
-    runs, kinds = _planned_runs(configs, found)
+    cpu_runs = CpuRuns(below_root(control.results_dir))
+    runs, kinds = _planned_runs(configs, found, cpu_runs)
     if foreign:
         for planned in runs:
             check_values(tree, planned.values.texts, foreign.own)
@@ -256,10 +260,13 @@ def _plan(
         config_text=text,
         initial=initial,
         left_out=foreign.left_out if foreign else (),
+        cpu_runs=cpu_runs,
     )
 
 
-def _planned_runs(configs: _Configs, gpus: Sequence[Gpu]) -> tuple[tuple[PlannedRun, ...], dict[str, RunKind]]:
+def _planned_runs(
+    configs: _Configs, gpus: Sequence[Gpu], cpu_runs: CpuRuns
+) -> tuple[tuple[PlannedRun, ...], dict[str, RunKind]]:
     """Return the planned runs, and their kinds by the name of the first run of each."""
     matrix = configs.matrix
     own = {PREFIX + name.upper() for name in ALIKE}
@@ -272,12 +279,12 @@ def _planned_runs(configs: _Configs, gpus: Sequence[Gpu]) -> tuple[tuple[Planned
         key = tuple([texts[place] for place in places])
         kind = found.get(key)
         if kind is None:
-            kind = found[key] = kinds[run.name] = _kind(configs.of(run), gpus)
+            kind = found[key] = kinds[run.name] = _kind(configs.of(run), gpus, cpu_runs)
         runs.append(PlannedRun(run=run, kind=kind, configs=configs))
     return tuple(runs), kinds
 
 
-def _kind(config: RunConfig, gpus: Sequence[Gpu]) -> RunKind:
+def _kind(config: RunConfig, gpus: Sequence[Gpu], cpu_runs: CpuRuns) -> RunKind:
     lacks = too_few_gpus(config.train, len(gpus))
     here = [this_machine(config.ranks)] if config.device == "cpu" else _models(gpus)
     return RunKind(
@@ -285,7 +292,7 @@ def _kind(config: RunConfig, gpus: Sequence[Gpu]) -> RunKind:
         warnings=tuple(warnings(config.train)),
         forecast=forecast(config.shape, config.train, tokens=config.tokens),
         lacks=lacks,
-        risks=() if lacks else risks_on(config, here),
+        risks=() if lacks else risks_on(config, here, cpu_runs),
     )
 
 
@@ -293,11 +300,13 @@ def _models(gpus: Sequence[Gpu]) -> list[GpuModel]:
     return [detected(gpu.name, gpu.memory_total) for gpu in gpus]
 
 
-def risks_on(config: RunConfig, devices: Sequence[GpuModel]) -> tuple[Risk, ...]:
+def risks_on(config: RunConfig, devices: Sequence[GpuModel], cpu_runs: CpuRuns) -> tuple[Risk, ...]:
     """Return why a run is impossible on each of these devices, in the words of the largest; empty if one is enough."""
-    cores = os.cpu_count() or 1
+    # Earlier runs are read only for runs on the CPU with a budget: that takes a while.
+    timed = config.device == "cpu" and budget_seconds(config.train) is not None
+    cpu = cpu_runs.speed(config.shape, config.train) if timed else cpu_speed(config.train)
     found = {
-        device: risks(config.shape, config.train, config.steps, device, cores)
+        device: risks(config.shape, config.train, config.steps, device, cpu)
         for device in sorted(devices, key=lambda device: device.memory or 0)
     }
     return next(reversed(found.values())) if found and all(found.values()) else ()
@@ -360,7 +369,8 @@ def gpu_fix(plan: Plan, kind: RunKind) -> str:
     train = kind.config.train
     # With the same micro-batch, the global batch must stay a multiple of micro-batch x ranks.
     fits = [count for count in range(there, 0, -1) if train.global_batch % (train.batch_size * count) == 0]
-    return f"pass NUM_GPUS={fits[0] if fits else 1}, or NUM_GPUS=0 for all usable GPUs"
+    every = ", or NUM_GPUS=0 for all usable GPUs" if there in fits else ""
+    return f"pass NUM_GPUS={fits[0] if fits else 1}{every}"
 
 
 def _without_matrix(base: list[Assignment], asked: Mapping[str, Sequence[Assignment]]) -> list[Assignment]:

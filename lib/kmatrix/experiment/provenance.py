@@ -21,6 +21,7 @@ from pathlib import Path
 from kmatrix.experiment.code_patch import CodePatch, LeftOut, code_patch, git
 from kmatrix.gpu.nvml.detect import Gpu, driver_state
 from kmatrix.packing import usable_cores
+from kmatrix.plan.cpu import cpu_name
 from kmatrix.records.runs import Provenance
 from kmatrix.redaction import keys_in
 
@@ -71,7 +72,7 @@ def provenance(code: Code, command: str, gpus: Sequence[Gpu], patch: str | None 
         "driver": {"version": driver.version, "cuda": driver.cuda} if driver else None,
         "gpus": [{"index": gpu.index, "name": gpu.name, "uuid": gpu.uuid} for gpu in gpus],
         "kernel": platform.release(),
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": usable_cores(),
     }
 
@@ -90,15 +91,6 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 SOURCES = frozenset({".c", ".h", ".py", ".sh", ".toml"})  # and Kconfig, defconfigs/

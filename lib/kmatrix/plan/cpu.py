@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kmatrix.records.train_config import TrainConfig
+from kmatrix.packing import usable_cores
+from kmatrix.records.train_config import TrainFields
+from kmatrix.text import plural
 
 CPUINFO = Path("/proc/cpuinfo")
 # No training reaches this per core, in FLOP/s: a CPU with AMX at 4 GHz has a peak of 8 TFLOP/s in bfloat16.
@@ -23,30 +26,46 @@ SPREAD = 1.5  # a run may be faster or slower by this factor than earlier runs: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuSpeed:
-    """The training speed of one core, in FLOP/s."""
+    """The expected training speed of a run on the CPU of this machine."""
 
-    slow: float  # a run is hardly ever slower
-    fast: float  # a run is hardly ever faster
-    source: str  # such as "measured in 3 runs on this machine"
+    cores: int  # that the ranks of the run compute on
+    slow: float  # FLOP/s per core; a run is hardly ever slower
+    fast: float  # FLOP/s per core; a run is hardly ever faster
+    source: str  # such as "from 3 earlier runs on this machine"
 
     @property
     def text(self) -> str:
         """The speed and its source, for a message."""
-        return f"{self.slow / 1e9:.0f} to {self.fast / 1e9:.0f} GFLOP/s per core, {self.source}"
+        speeds = f"{self.slow / 1e9:.3g} to {self.fast / 1e9:.3g} GFLOP/s per core"
+        return f"{plural(self.cores, 'core')} at {speeds}, {self.source}"
 
 
-def cpu_speed(dtype: str, measured: Sequence[float] = ()) -> CpuSpeed:
-    """Return the expected speed of a core. measured: FLOP/s per core of earlier runs in this dtype on this machine."""
+def cpu_speed(train: TrainFields, measured: Sequence[float] = ()) -> CpuSpeed:
+    """Return the expected speed of a run. measured: FLOP/s per core of earlier runs like it on this machine."""
+    cores = cores_used(train)
     if measured:
-        runs = f"{len(measured)} earlier run{'s' if len(measured) > 1 else ''}"
-        return CpuSpeed(slow=min(measured) / SPREAD, fast=max(measured) * SPREAD, source=f"from {runs} on this machine")
-    slow, fast = ASSUMED[dtype]
-    return CpuSpeed(slow=slow, fast=fast, source="assumed: no run was measured on this machine")
+        slow, fast = min(measured) / SPREAD, max(measured) * SPREAD
+        source = f"from {plural(len(measured), 'earlier run')} on this machine"
+    else:
+        slow, fast = ASSUMED["bf16" if train.dtype == "bf16" else "fp32"]
+        source = "assumed: no run like it was measured on this machine"
+    return CpuSpeed(cores=cores, slow=slow, fast=fast, source=source)
 
 
-def cores_used(train: TrainConfig, cores: int) -> int:
-    """Return how many cores of this machine the ranks of a run compute on. cores: those of the machine."""
-    return min(cores, train.num_gpus * train.cpu_threads) if train.cpu_threads else cores
+def cores_used(train: TrainFields) -> int:
+    """Return how many cores of this machine the ranks of a run compute on."""
+    cores = usable_cores()
+    return min(cores, (train.num_gpus or 1) * train.cpu_threads) if train.cpu_threads else cores
+
+
+def cpu_name() -> str:
+    """Return the model name of the processor."""
+    try:
+        lines = CPUINFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def has_amx() -> bool:

@@ -120,6 +120,11 @@ def peak_of(device: GpuModel, train: TrainConfig) -> float | None:
     """Return the dense peak of one device in TFLOP/s: PEAK_TFLOPS, else from the table."""
     if train.peak_tflops:
         return train.peak_tflops
+    return table_peak(device, train)
+
+
+def table_peak(device: GpuModel, train: TrainConfig) -> float | None:
+    """Return the dense peak of one device in TFLOP/s from the data sheet, None if it is not in the table."""
     return peak_tflops(device.name, train.dtype, tf32=train.tf32)
 
 
@@ -158,6 +163,18 @@ def at_mfu(
         return None
     rate = share * peak * 1e12 * train.num_gpus / shape.flops_per_token
     return at_rate(rate, shape=shape, train=train, tokens=tokens, device=device)
+
+
+def at_peak(*, shape: ModelShape, train: TrainConfig, tokens: int | None, device: GpuModel) -> Speed | None:
+    """Return the speed that no run exceeds: the peak of the data sheet; None if it is unknown.
+
+    PEAK_TFLOPS does not count: it is an estimate of the user.
+    """
+    peak = table_peak(device, train)
+    if peak is None:
+        return None
+    table = replace(train, peak_tflops=None)
+    return at_mfu(1.0, shape=shape, train=table, tokens=tokens, device=device)
 
 
 def expected_seconds(*, shape: ModelShape, train: TrainConfig, tokens: int | None, device: GpuModel) -> float | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from kmatrix.plan.feasibility import GpuModel, at_mfu, deeper, largest_batch, largest_depth, mfu_band
+from kmatrix.plan.cpu import PEAK as CPU_PEAK
+from kmatrix.plan.cpu import CpuSpeed
+from kmatrix.plan.feasibility import Fit, GpuModel, at_mfu, at_peak, deeper, fit, largest_depth, mfu_band
 from kmatrix.plan.memory import MemoryNeed, memory
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.shapes import NAMED, ModelShape
@@ -14,7 +16,10 @@ from kmatrix.text import duration, memory_size
 # The planned memory may be too high by this share (bench/published.py, bench/cpu_memory.py): less is only a warning in
 # `make plan`.
 ERROR = 0.15
-CPU_TFLOPS = 8.0  # per core: more than the fastest CPU reaches with AMX in bf16; only to recognize impossible times
+SHORTEST = 8  # tokens of context: the smallest BLOCK_SIZE
+START_S = {"cpu": 15, "cuda": 60}  # s of a budget that a hint adds for start-up, and on GPUs for compilation
+EVALUATIONS = 2  # before the end of the first evaluation: the initial one, and itself
+FORWARD = 1 / 3  # FLOPs of an evaluation per token, relative to those of training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +31,14 @@ class Risk:
     certain: bool  # False: an estimate, which ALLOW_RISK=y overrides
 
 
-def risks(shape: ModelShape, train: TrainConfig, steps: int | None, device: GpuModel, cores: int) -> tuple[Risk, ...]:
-    """Return the reasons why a run is impossible. steps: of the whole run, if known.  cores: of this machine."""
-    found = (_memory_risk(shape, train, device), _budget_risk(shape, train, steps, device, cores))
+def risks(
+    shape: ModelShape, train: TrainConfig, steps: int | None, device: GpuModel, cpu: CpuSpeed
+) -> tuple[Risk, ...]:
+    """Return the reasons why a run is impossible.
+
+    steps: of the whole run, if known.  cpu: its speed if it runs on the CPU.
+    """
+    found = (_memory_risk(shape, train, device), _budget_risk(shape, train, steps, device, cpu))
     return tuple(risk for risk in found if risk is not None)
 
 
@@ -55,29 +65,60 @@ def _memory_fix(shape: ModelShape, train: TrainConfig, device: GpuModel) -> str:
     for options, changed in (("", train), ("RECOMPUTE=y ", replace(train, recompute=True))):
         if batch := _batch_that_divides(shape, changed, device):
             return f"{options}BATCH_SIZE={batch} PARALLEL_BATCH_SIZE={train.global_batch}"
+    alone = _with_batch(train, 1)
+    model = _model_that_fits(shape, alone, device)
+    return f"{model or f'MODEL=tiny BLOCK_SIZE={SHORTEST}'} BATCH_SIZE=1 PARALLEL_BATCH_SIZE={train.global_batch}"
+
+
+def _model_that_fits(shape: ModelShape, train: TrainConfig, device: GpuModel) -> str:
+    """Return the arguments for the largest model of the same kind that fits, "" if none does.
+
+    The context becomes shorter, and a custom model narrower, if nothing else fits.
+    """
+    while shape.block_size >= SHORTEST:
+        if found := _smaller_model(shape, train, device):
+            context = f" BLOCK_SIZE={shape.block_size}" if shape.block_size < train.block_size else ""
+            return found + context
+        shape = replace(shape, block_size=shape.block_size // 2)
+    return ""
+
+
+def _smaller_model(shape: ModelShape, train: TrainConfig, device: GpuModel) -> str:
+    """Return the arguments for the largest model of the same kind that fits with this context, "" if none does."""
     if train.model in NAMED:
-        small = [name for name in NAMED if _fits_alone(_named(shape, name), train, device)]
+        small = [name for name in NAMED if fit(memory(_named(shape, name), train), device) is not Fit.NOT]
         best = max(small, key=lambda name: _named(shape, name).params, default="")
-        return f"MODEL={best} BATCH_SIZE=1" if best else "a smaller BLOCK_SIZE"
-    symbol = "DEPTH" if train.model == "depth" else "N_LAYER"
-    layers = largest_depth(replace(train, batch_size=1), device, deeper(shape, train))
-    return f"{symbol}={layers} BATCH_SIZE=1" if layers else "a smaller width or BLOCK_SIZE"
+        return f"MODEL={best}" if best else ""
+    if train.model == "depth":
+        depth = largest_depth(train, device, deeper(shape, train))
+        return f"DEPTH={min(depth, shape.n_layer)}" if depth else ""
+    # Heads of the same size, so that the width stays a multiple of their number.
+    size = shape.n_embd // shape.n_head
+    for heads in range(shape.n_head, 0, -1):
+        narrow = replace(shape, n_head=heads, n_embd=heads * size)
+        if layers := largest_depth(train, device, deeper(narrow, train)):
+            width = f" N_EMBD={heads * size} N_HEAD={heads}" if heads < shape.n_head else ""
+            return f"N_LAYER={min(layers, shape.n_layer)}{width}"
+    return ""
 
 
 def _batch_that_divides(shape: ModelShape, train: TrainConfig, device: GpuModel) -> int:
-    """Return the largest micro-batch that fits and keeps the global batch, 0 if none does."""
-    most = largest_batch(shape, train, device) or 0
+    """Return the largest smaller micro-batch that fits and keeps the global batch, 0 if none does."""
     per_rank = train.global_batch // train.num_gpus
-    return next((batch for batch in range(min(most, per_rank), 0, -1) if per_rank % batch == 0), 0)
+    batches = (batch for batch in range(min(train.batch_size, per_rank), 0, -1) if per_rank % batch == 0)
+    return next((batch for batch in batches if fit(memory(shape, _with_batch(train, batch)), device) is not Fit.NOT), 0)
+
+
+def _with_batch(train: TrainConfig, batch: int) -> TrainConfig:
+    """Return the configuration with another micro-batch and the same global batch."""
+    # More accumulation may need more memory: gradients then exist during the forward pass.
+    accumulation = max(1, train.global_batch // (batch * train.num_gpus))
+    return replace(train, batch_size=batch, gradient_accumulation=accumulation)
 
 
 def _named(shape: ModelShape, name: str) -> ModelShape:
     layers, heads, width = NAMED[name]
     return replace(shape, n_layer=layers, n_head=heads, n_embd=width)
-
-
-def _fits_alone(shape: ModelShape, train: TrainConfig, device: GpuModel) -> bool:
-    return bool(largest_batch(shape, replace(train, batch_size=1), device))
 
 
 def budget_seconds(train: TrainConfig) -> float | None:
@@ -88,24 +129,41 @@ def budget_seconds(train: TrainConfig) -> float | None:
     return min(limits, default=None)
 
 
-def _budget_risk(shape: ModelShape, train: TrainConfig, steps: int | None, device: GpuModel, cores: int) -> Risk | None:
+def _budget_risk(
+    shape: ModelShape, train: TrainConfig, steps: int | None, device: GpuModel, cpu: CpuSpeed
+) -> Risk | None:
     """Return the risk that the budget ends before the first evaluation that follows training."""
     budget = budget_seconds(train)
     if budget is None:
         return None
     first = min(train.eval_interval, steps or train.eval_interval)  # the last step is evaluated, too
-    fastest = _seconds(shape, train, first, device, cores, certain=True)
-    expected = _seconds(shape, train, first, device, cores, certain=False)
-    certain = fastest is not None and fastest > budget
-    if not certain and (expected is None or expected <= budget):
+    times = _token_seconds(shape, train, device, cpu)
+    if times is None:
         return None
-    needed = expected if expected is not None else fastest
-    assert needed is not None  # one of them is above the budget
-    what = f"the budget of {duration(budget)} ends before the first evaluation, after {first} steps in at least "
-    reachable = math.floor(budget / needed * first)
-    fixes = [f"EVAL_INTERVAL={reachable}"] if reachable else []
-    limit = f"MAX_TIME={math.ceil(needed)}s" if train.max_time else f"MAX_COST={_cost(train, needed):.2f}"
-    return Risk(what=what + duration(needed), fix=" or ".join([*fixes, limit]), certain=certain)
+    shortest = first * train.tokens_per_step * times.fast
+    if shortest <= budget:
+        return None
+    at_least = f"the budget of {duration(budget)} ends before the first evaluation, after {first} steps in at least "
+    how = f" ({cpu.text})" if train.device == "cpu" else ""
+    return Risk(
+        what=f"{at_least}{duration(shortest)}{how}",
+        fix=_budget_fix(shape, train, first, budget, times),
+        certain=first * train.tokens_per_step * times.peak > budget,
+    )
+
+
+def _budget_fix(shape: ModelShape, train: TrainConfig, first: int, budget: float, times: _TokenSeconds) -> str:
+    """Return the arguments with which the first evaluation is within the budget, also at the slowest expected speed."""
+    evaluation = train.eval_samples * shape.block_size * FORWARD * times.slow
+    around = START_S[train.device] + EVALUATIONS * evaluation
+    step = train.tokens_per_step * times.slow
+    reachable = math.floor((budget - around) / step)
+    fixes = [f"EVAL_INTERVAL={reachable}"] if reachable >= 1 else []
+    needed = math.ceil(around + first * step)
+    limits = [f"MAX_TIME={needed}s"] if train.max_time and train.max_time < needed else []
+    if (cost := _cost(train, needed)) and train.max_cost and train.max_cost < cost:
+        limits.append(f"MAX_COST={cost:.2f}")
+    return " or ".join([*fixes, " ".join(limits)])
 
 
 def _cost(train: TrainConfig, seconds: float) -> float:
@@ -113,13 +171,27 @@ def _cost(train: TrainConfig, seconds: float) -> float:
     return math.ceil((train.gpu_hour_price or 0) * train.num_gpus * seconds / 36) / 100
 
 
-def _seconds(
-    shape: ModelShape, train: TrainConfig, steps: int, device: GpuModel, cores: int, *, certain: bool
-) -> float | None:
-    """Return the shortest time of some steps: at the peak of the device, or at the highest MFU that is expected."""
-    tokens = steps * train.tokens_per_step
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TokenSeconds:
+    """The time per token of all ranks together, in seconds."""
+
+    peak: float  # at the peak of the hardware; 0.0 if only the user states it: then nothing is certain
+    fast: float  # at the highest expected speed
+    slow: float  # at the lowest expected speed
+
+
+def _token_seconds(shape: ModelShape, train: TrainConfig, device: GpuModel, cpu: CpuSpeed) -> _TokenSeconds | None:
+    """Return the time per token, None if the peak of the device is unknown."""
     if train.device == "cpu":
-        return tokens * shape.flops_per_token / (CPU_TFLOPS * 1e12 * cores) if certain else None
-    share = 1.0 if certain else mfu_band(shape, train, device)[1]
-    speed = at_mfu(share, shape=shape, train=train, tokens=tokens, device=device)
-    return None if speed is None else speed.seconds
+        per_core = shape.flops_per_token / cpu.cores
+        return _TokenSeconds(peak=per_core / CPU_PEAK, fast=per_core / cpu.fast, slow=per_core / cpu.slow)
+    low, high = mfu_band(shape, train, device)
+    slowest, fastest = (at_mfu(share, shape=shape, train=train, tokens=None, device=device) for share in (low, high))
+    if slowest is None or fastest is None:
+        return None
+    highest = at_peak(shape=shape, train=train, tokens=None, device=device)
+    return _TokenSeconds(
+        peak=0.0 if highest is None else 1 / highest.tokens_per_second,
+        fast=1 / fastest.tokens_per_second,
+        slow=1 / slowest.tokens_per_second,
+    )
