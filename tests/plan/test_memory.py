@@ -83,7 +83,7 @@ STEPS = {
     ("name", "amx"), [(name, False) for name in STEPS] + [(name, True) for name in ("short", "both", "dropout")]
 )
 def test_the_planned_peak_equals_the_measured_peak(name, amx, monkeypatch):
-    """With AMX tiles, 32-bit attention is fused at all lengths, on any CPU if the model is told so."""
+    """With AMX tiles, 32-bit attention is fused at all lengths, on any CPU with a model that asks for it."""
     shape, train, error = STEPS[name]
     monkeypatch.setattr(model, "_has_amx", lambda: amx)
     assert above_weights(memory(shape, train, amx=amx)) == pytest.approx(peak_of_a_step(shape, train), rel=error)
