@@ -22,11 +22,12 @@ esac
 echo "setup: installing into .venv: $about"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 export PIP_DISABLE_PIP_VERSION_CHECK=1
-unset PIP_CONSTRAINT PIP_REQUIRE_HASHES # the files below say everything
+unset PIP_CONSTRAINT PIP_REQUIRE_HASHES PIP_NO_BINARY # the files below say everything
 [ -t 1 ] && quiet= || quiet=--quiet # no progress bars in a log
 
 # Install the packages of a stage: the versions of constraints.txt, and only files whose hashes it lists. --no-deps: the
-# list is complete, so nothing else may come in. A second argument is the version of torch, "none" to leave it out.
+# list is complete, so nothing else may come in. Wheels only: the set-up program of a source package would run.
+# A second argument is the version of torch, "none" to leave it out.
 install() {
     list=".venv/.$1.requirements"
     awk -v stage="$1" -v torch="${2:-}" '
@@ -35,7 +36,7 @@ install() {
         /^torch==/ && torch { sub("==[^ ]*", "==" torch) }
         /^[A-Za-z0-9 ]/ && wanted
     ' constraints.txt >"$list"
-    .venv/bin/python -m pip install $quiet --no-deps --require-hashes --requirement "$list"
+    .venv/bin/python -m pip install $quiet --no-deps --only-binary :all: --require-hashes --requirement "$list"
 }
 
 torch=
@@ -43,7 +44,7 @@ pin=$(sed -n 's/^torch==\([^ ;]*\).*/\1/p' constraints.txt)
 if [ "$stage" = train ] && [ -n "${TORCH_INDEX:-}" ]; then
     # From the index that the user names, whose files have other hashes: it is trusted instead of them.
     torch=none
-    .venv/bin/python -m pip install $quiet --index-url "$TORCH_INDEX" "torch==$pin"
+    .venv/bin/python -m pip install $quiet --only-binary :all: --index-url "$TORCH_INDEX" "torch==$pin"
 elif [ "$stage" = train ]; then
     # A build of this version that pip is configured to find, such as 2.13.0+cpu in a folder of wheels. pip would prefer
     # it, but not in the mode with hashes: there, it prefers a file whose hash the index states.

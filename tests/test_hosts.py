@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 import urllib.request
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,33 +13,67 @@ import pytest
 
 from kmatrix.hosts import (
     LOOPBACK,
-    accepted_hosts,
     guarded_asgi,
     guarded_wsgi,
     host_name,
     is_accepted,
     reachable_host,
+    server_address,
 )
 
-ALLOWED = ["localhost", "localhost:7860", "127.0.0.1:1", "[::1]:8000", "[::1]", "LOCALHOST:80"]
+ALLOWED = ["localhost", "localhost:7860", "127.0.0.1:1", "[::1]:8000", "[::1]", "LOCALHOST:80", "localhost.:1"]
 REFUSED = ["rebinding.invalid", "rebinding.invalid:7860", "", "127.0.0.1.nip.io", "localhost.evil.example", "10.0.0.7"]
 
 
 @pytest.mark.parametrize("header", ALLOWED)
 def test_names_of_the_loopback_interface_are_accepted(header):
-    assert is_accepted(header, accepted_hosts("127.0.0.1"))
+    assert is_accepted(header, server_address("127.0.0.1").names)
 
 
 @pytest.mark.parametrize("header", REFUSED)
 def test_other_names_are_refused(header):
-    assert not is_accepted(header, accepted_hosts("127.0.0.1"))
+    assert not is_accepted(header, server_address("127.0.0.1").names)
 
 
-def test_only_a_loopback_server_knows_its_names():
-    assert accepted_hosts("localhost") == LOOPBACK
-    assert "127.0.0.9" in accepted_hosts("127.0.0.9")
-    assert accepted_hosts("0.0.0.0") == accepted_hosts("10.0.0.7") == accepted_hosts("gpu1") == ()
-    assert is_accepted("any.example", ())
+# Every spelling of an address of the loopback interface that the system accepts, and HOST= without a value.
+SPELLINGS = [
+    *("127.0.0.1", "localhost", "Localhost", "LOCALHOST", "127.1", "2130706433", "0x7f.1", "127.0.0.9", "127.255.1.2"),
+    *("::ffff:127.0.0.1", "::FFFF:7f00:1", "", " ", "::1", "0:0:0:0:0:0:0:1"),
+]
+
+
+@pytest.mark.parametrize("host", SPELLINGS)
+def test_a_loopback_server_knows_its_names_however_its_address_is_written(host):
+    found = server_address(host)
+    assert ipaddress.ip_address(found.address).is_loopback
+    assert not found.is_open
+    assert not is_accepted("rebinding.invalid", found.names)
+    assert all(is_accepted(name, found.names) for name in ("localhost", "127.0.0.1:80", f"{found.url_host}:1"))
+
+
+def test_the_address_that_a_name_stands_for_decides(monkeypatch):
+    """Debian's /etc/hosts has a line for the name of the machine with 127.0.1.1."""
+    known = {"Mybox": ["127.0.1.1"], "gpu1": ["10.0.0.7"], "both": ["::1", "127.0.0.1"], "six": ["::1", "fd00::1"]}
+
+    def lookup(host, *_, **__):
+        found = known.get(host, [host])
+        return [(socket.AF_INET6 if ":" in one else socket.AF_INET, 0, 0, "", (one, 0)) for one in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    mine = server_address("Mybox")
+    assert (mine.address, is_accepted("MYBOX:80", mine.names), is_accepted("gpu1", mine.names)) == (
+        *("127.0.1.1", True, False),
+    )
+    assert server_address("both").address == "127.0.0.1"
+    assert server_address("six").address == "::1"
+    other = server_address("gpu1")
+    assert (other.address, other.is_open, other.url_host) == ("10.0.0.7", True, "gpu1")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "0", "::", "::ffff:0.0.0.0", "10.0.0.7", "::ffff:10.0.0.7", "fe80::7"])
+def test_on_another_interface_every_name_is_accepted(host):
+    assert server_address(host).is_open
+    assert is_accepted("any.example", server_address(host).names)
 
 
 def test_the_port_is_not_part_of_the_name():
@@ -110,4 +145,3 @@ def test_without_a_network_the_url_is_that_of_this_machine(monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", no_network)
     assert reachable_host("::") == "127.0.0.1"
     assert reachable_host("fe80::7") == "[fe80::7]"
-    assert reachable_host("gpu1") == "gpu1"

@@ -42,7 +42,7 @@ from gpt2.inference.completions import (
 from gpt2.inference.restore import Restored, restore
 from gpt2.model import GPT
 from kmatrix.errors import KmatrixError, LaunchError
-from kmatrix.hosts import LOOPBACK, REFUSED, accepted_hosts, host_name, is_accepted, reachable_host
+from kmatrix.hosts import LOOPBACK, REFUSED, host_name, is_accepted, server_address
 
 MAX_BODY = 256 * 1024  # bytes per request
 ROWS, WAITING = 8, 64  # texts generated at once, and texts in the queue
@@ -298,28 +298,31 @@ def listening(host: str, port: int) -> socket.socket:
     if not 0 <= port < 65536:
         raise LaunchError(f"invalid PORT={port}", hint="pass a number up to 65535; 0 selects a free port")
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]  # IPv4 or IPv6
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        address = server_address(host).address
+        listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         # A restarted server can bind while connections of the previous one are still in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError as error:
+        listener.bind((address, port))
+    except (OSError, UnicodeError) as error:
         raise LaunchError(
             f"cannot listen on {host}, port {port}",
-            why=error.strerror or str(error),
+            why=getattr(error, "strerror", "") or str(error),
             hint="pass another PORT=, or PORT=0 for a free one",
         ) from None
     return listener
 
 
 def serve(restored: Restored, listener: socket.socket, host: str) -> None:
-    """Serve until Ctrl+C. Responses in progress then have GRACE_S seconds."""
+    """Serve until Ctrl+C. Responses in progress then have GRACE_S seconds. host: the address, as it was written."""
     key = os.environ.get(KEY) or None
-    hosts = accepted_hosts(host)
-    if not hosts and not key:
-        print(f"warning: {host} is open to everyone: set {KEY} in the environment", file=sys.stderr)
+    address = server_address(listener.getsockname()[0])  # the one that is bound
+    hosts = () if address.is_open else (*address.names, host.lower())
+    if address.is_open and not key:
+        print(f"warning: {address.address} is open to everyone: set {KEY} in the environment", file=sys.stderr)
+    elif address.is_open:
+        print(f"note: on {address.address}, requests may name any host; they need the key", file=sys.stderr)
     app = application(Service(restored), hosts=hosts, key=key)
-    url = f"http://{reachable_host(host)}:{listener.getsockname()[1]}"
+    url = f"http://{address.url_host}:{listener.getsockname()[1]}"
     device = next(restored.model.parameters()).device.type
     print(f"{restored.name}, step {restored.step}, on {device}: {url}/v1 (OpenAI's completions API); Ctrl+C stops it")
     body = f'{{"model": "{restored.name}", "prompt": "The ", "max_tokens": 32}}'

@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -17,13 +18,37 @@ AsgiApp = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message
 WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
-def accepted_hosts(host: str) -> tuple[str, ...]:
-    """Return the host names that requests to a server on `host` may name; () for any.
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """The address of a server: the one that is bound decides which names are accepted, not the way it was written."""
+
+    address: str  # numeric, to bind
+    names: tuple[str, ...]  # the host names that requests may name; (): any, the address is not a loopback one
+    url_host: str  # for URLs, with brackets around an IPv6 address
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether others than the users of this machine may reach the server, under any name."""
+        return not self.names
+
+
+def server_address(host: str) -> ServerAddress:
+    """Return the address of a server on `host`: a name or an address in any spelling, "" for the loopback interface.
 
     A web page can let a name of its own point to 127.0.0.1 and then read the server (DNS rebinding). Only the names of
-    the loopback interface are known; the names by which others reach this machine are not.
+    the loopback interface are known; the names by which others reach this machine are not, so that any is accepted on
+    the other interfaces. Raises OSError for an unknown name.
     """
-    return LOOPBACK if host in LOOPBACK else ((*LOOPBACK, host) if _is_loopback(host) else ())
+    host = host.strip() or LOOPBACK[0]
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    # localhost is both 127.0.0.1 and ::1, of which many programs try only the first.
+    address = ipaddress.ip_address(sorted(found, key=lambda entry: entry[0] != socket.AF_INET)[0][4][0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        address = address.ipv4_mapped
+    text = str(address)
+    if address.is_loopback:
+        return ServerAddress(text, tuple(dict.fromkeys((*LOOPBACK, text, host.lower()))), _in_url(text))
+    return ServerAddress(text, (), reachable_host(text) if address.is_unspecified or _is_address(host) else host)
 
 
 def is_accepted(header: str, hosts: Sequence[str]) -> bool:
@@ -35,17 +60,13 @@ def host_name(header: str) -> str:
     """Return the name in a Host header, without the port, which may be forwarded, and without brackets."""
     # An IPv6 address has colons of its own, in brackets.
     name = header.rpartition(":")[0] if ":" in header and not header.endswith("]") else header
-    return name.strip("[]").lower()
+    return name.strip("[]").lower().removesuffix(".")
 
 
-def reachable_host(host: str) -> str:
-    """Return a host for the URL of a server on `host`: for 0.0.0.0 and ::, an address of this machine."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    if not address.is_unspecified:
-        return f"[{host}]" if address.version == 6 else host
+def reachable_host(address: str) -> str:
+    """Return a host for the URL of a server on this address: for 0.0.0.0 and ::, an address of this machine."""
+    if not ipaddress.ip_address(address).is_unspecified:
+        return _in_url(address)
     # The address that this machine would send from. Without a network there is none, and nobody else to reach it.
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((ANYWHERE, 9))
@@ -53,11 +74,14 @@ def reachable_host(host: str) -> str:
     return LOOPBACK[0]
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def _in_url(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def _is_address(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return False
 
 
 def guarded_asgi(app: AsgiApp, hosts: Sequence[str]) -> AsgiApp:

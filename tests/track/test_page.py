@@ -18,7 +18,7 @@ import pytest
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.records.runs import Status
 from kmatrix.track import tensorboard
-from kmatrix.track.page import Page, StateFile, free_port
+from kmatrix.track.page import Page, StateFile, free_port, page_address
 from kmatrix.track.tracker import MetricPoint
 from kmatrix.track.trackio import data_dir
 from programs import ROOT, Program
@@ -124,7 +124,7 @@ def test_the_next_free_port_is_used_if_one_is_busy():
 
 def test_a_host_that_is_not_this_machine_is_refused():
     with pytest.raises(ConfigError, match="is not an address of this machine"):
-        free_port("203.0.113.7", 7860)
+        page_address("203.0.113.7")
 
 
 def test_no_free_port_is_an_error_that_lists_the_tried_ones(monkeypatch):

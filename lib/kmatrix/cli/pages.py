@@ -18,14 +18,14 @@ from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.targets import chosen_runs, find_target, results_dir, running_target
 from kmatrix.cli.trackers import asked_project, configured, port
 from kmatrix.errors import ConfigError, RecordError
-from kmatrix.hosts import LOOPBACK, accepted_hosts
+from kmatrix.hosts import ServerAddress
 from kmatrix.records.decode import replaced
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import MetricLine, RunRecord, read_run
 from kmatrix.status.status_file import recover_status
 from kmatrix.text import UNKNOWN, columns, count, duration, shown, table
 from kmatrix.track.available import need_trackers, own_project
-from kmatrix.track.page import Page, StateFile, wait_for_signal
+from kmatrix.track.page import Page, StateFile, page_address, wait_for_signal
 from kmatrix.track.tensorboard import opening, recorded, serve
 from kmatrix.track.trackio import data_dir, import_inbox, known_projects, served
 from kmatrix.track.wandb import QUIET, WandbFiles
@@ -40,21 +40,21 @@ FORMS = {
 TITLES = ("step", "tokens", "time", *(title for title, _ in FORMS.values()), "tok/s", "MFU")
 
 
-def announce(title: str, page: Page, links: list[str], *, host: str, wanted: int) -> None:
+def announce(title: str, page: Page, links: list[str], *, server: ServerAddress, wanted: int) -> None:
     """Print the URLs of a page. wanted: the port in the configuration."""
     taken = f" (port {wanted} is in use)" if page.port != wanted else ""
     print(f"{title}{taken}")
-    for line in [*links, reach(host, page.port)]:
+    for line in [*links, reach(server, page.port)]:
         print(f"  {line}")
     print("press Ctrl+C to stop", flush=True)
 
 
-def reach(host: str, port: int) -> str:
+def reach(server: ServerAddress, port: int) -> str:
     """Return how to open the page from another machine, or a warning that everyone can."""
-    if accepted_hosts(host):
+    if not server.is_open:
         name = socket.gethostname()
-        return f"from another machine: ssh -L {port}:{LOOPBACK[0]}:{port} {_user()}@{name}, then the same URL there"
-    return f"warning: HOST={host}: anyone who can connect to port {port} of this machine can read these runs"
+        return f"from another machine: ssh -L {port}:{server.url_host}:{port} {_user()}@{name}, then the same URL there"
+    return f"warning: anyone who can connect to {server.address}, port {port}, can read these runs, under any host name"
 
 
 def _user() -> str:
@@ -69,14 +69,15 @@ def trackio_view(arguments: Arguments) -> int:
     need_trackers(["trackio"])
     folder = data_dir(results_dir(arguments))
     import_inbox(folder)  # before the projects are listed: runs on a network file system only leave files
-    project, host, wanted = _project(arguments, folder), arguments.get("HOST", LOOPBACK[0]), port(arguments, "trackio")
+    project, wanted = _project(arguments, folder), port(arguments, "trackio")
     state = StateFile(folder)
     with state.held() as held:
         if held is None:  # another process serves this folder already
             return _print_where(state.living(), project, arguments, ignored=("HOST", "PORT"))
-        with served(folder, host, wanted) as page:
+        server = page_address(arguments.get("HOST"))
+        with served(folder, server, wanted) as page:
             held.write(page)
-            announce(f"serving Trackio for {shown(folder)}", page, _links(page, project), host=host, wanted=wanted)
+            announce(f"serving Trackio for {shown(folder)}", page, _links(page, project), server=server, wanted=wanted)
             # Without a display, webbrowser would start a text browser in this terminal.
             if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
                 # Without the token: other users can see the command line of a browser.
@@ -148,9 +149,9 @@ def show(arguments: Arguments) -> int:
             hint="run a matrix with TRACKER=tensorboard, or pass TARGET=<matrix>",
         )
     need_trackers(["tensorboard"])
-    wanted, host = port(arguments, "tensorboard"), arguments.get("HOST", LOOPBACK[0])
-    page = serve(folder, host, wanted)
-    announce(f"serving TensorBoard for {shown(folder)}", page, [f"URL: {opening(page)}"], host=host, wanted=wanted)
+    wanted, server = port(arguments, "tensorboard"), page_address(arguments.get("HOST"))
+    page = serve(folder, server, wanted)
+    announce(f"serving TensorBoard for {shown(folder)}", page, [f"URL: {opening(page)}"], server=server, wanted=wanted)
     wait_for_signal()
     print("\nstopped TensorBoard")
     return 0

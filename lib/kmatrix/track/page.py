@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from kmatrix.errors import ConfigError, LaunchError
-from kmatrix.hosts import LOOPBACK, REFUSED, accepted_hosts
+from kmatrix.hosts import LOOPBACK, REFUSED, ServerAddress, server_address
 from kmatrix.records.decode import SCHEMA
 
 PORTS = 100  # ports to try
@@ -34,25 +34,34 @@ class Page:
     token: str = ""  # permits renaming and deleting runs; empty: no token
 
 
-def free_port(host: str, wanted: int) -> int:
-    """Return the first free port from `wanted` upward. Raises LaunchError if there is none."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def page_address(host: str) -> ServerAddress:
+    """Return the address to serve a page on. host: HOST=, "" for the default. Raises ConfigError."""
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind((host, 0))
-    except OSError as error:
+        found = server_address(host)
+        with _socket(found.address) as probe:
+            probe.bind((found.address, 0))
+    except (OSError, UnicodeError) as error:
         raise ConfigError(
             f"HOST={host} is not an address of this machine",
             why=str(error),
             hint=f"omit it: the default {LOOPBACK[0]} serves this machine only",
         ) from None
+    return found
+
+
+def _socket(address: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+
+
+def free_port(address: str, wanted: int) -> int:
+    """Return the first free port from `wanted` upward. Raises LaunchError if there is none."""
     last = min(wanted + PORTS, 65536) - 1
     for port in range(wanted, last + 1):
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
+        with _socket(address) as probe:
             # As the server does: a port whose last connections are in TIME_WAIT can be used.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((host, port))
+                probe.bind((address, port))
             except OSError:
                 continue
             return port
@@ -135,14 +144,14 @@ class StateFile:
         return None
 
 
-def check_guard(host: str, port: int) -> None:
+def check_guard(server: ServerAddress, port: int) -> None:
     """Raise LaunchError if a server on a loopback address answers a request that names a host of the internet.
 
     The trackers' packages have no setting for it, so a new version of one could ignore the guard in front of it.
     """
-    if not accepted_hosts(host):
+    if server.is_open:
         return
-    connection = HTTPConnection(host, port, timeout=START_S)
+    connection = HTTPConnection(server.address, port, timeout=START_S)
     try:
         connection.request("GET", "/", headers={"Host": "rebinding.invalid"})
         status = connection.getresponse().status
