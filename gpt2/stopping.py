@@ -14,7 +14,8 @@ from enum import StrEnum
 from typing import Any
 
 from kmatrix.records.lock import start_of
-from kmatrix.records.train_config import TrainConfig
+from kmatrix.records.run_lock import SPENT, launched_at
+from kmatrix.records.train_config import TrainConfig, cost_limit_s
 
 RECENT_STEPS = 8  # the next step is expected to take as long as the longest of these
 RECENT = 3  # the same for evaluations and checkpoints
@@ -44,14 +45,13 @@ class Limit:
 def limit_of(config: TrainConfig) -> Limit | None:
     """Return the budget that is used up first, or None without a budget.
 
-    A cost budget lasts max_cost / (price per GPU hour x GPUs) hours.
+    A cost budget lasts max_cost / (price per hour) hours.
     """
     limits = []
     if config.max_time is not None:
         limits.append(Limit(seconds=config.max_time, ended_by=EndReason.TIME))
-    if config.max_cost is not None and config.gpu_hour_price:
-        per_second = config.gpu_hour_price * config.num_gpus / 3600  # dollars/s
-        limits.append(Limit(seconds=config.max_cost / per_second, ended_by=EndReason.COST))
+    if (seconds := cost_limit_s(config)) is not None:
+        limits.append(Limit(seconds=seconds, ended_by=EndReason.COST))
     return min(limits, key=lambda limit: limit.seconds, default=None)
 
 
@@ -159,16 +159,25 @@ class EarlyStopping:
 
 
 def process_age() -> float:
-    """Return the seconds since this process started, imports included; without /proc, since this import."""
+    """Return the seconds since torchrun, or else this process, started; without /proc, since this import."""
     if _STARTED is None:
         return time.monotonic() - _IMPORTED
     return time.clock_gettime(time.CLOCK_BOOTTIME) - _STARTED
 
 
 def _started() -> float | None:
-    """Return the start time of this process in seconds of CLOCK_BOOTTIME, None without /proc."""
+    """Return when this attempt was launched, in seconds of CLOCK_BOOTTIME, None without /proc."""
     ticks = start_of(os.getpid())
-    return None if ticks is None else ticks / os.sysconf("SC_CLK_TCK")
+    own = None if ticks is None else ticks / os.sysconf("SC_CLK_TCK")
+    return own if (launched := launched_at()) is None else launched
+
+
+def spent_before() -> float:
+    """Return the seconds of the attempts before, as the runner measured them; 0 without a runner."""
+    try:
+        return max(0.0, float(os.environ.get(SPENT, "0")))
+    except ValueError:
+        return 0.0
 
 
 # Read now: importing torch takes seconds that are paid for, and without /proc this is the earliest known time.

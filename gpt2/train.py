@@ -36,7 +36,7 @@ from gpt2.model import GPT, MODELS, autocast, configure_precision
 from gpt2.norms import LayerNorms
 from gpt2.prune import Pruner
 from gpt2.steps import StepNumbers, Steps, Timings, average_gradients, clip, distributed
-from gpt2.stopping import Budget, EarlyStopping, EndReason, FaultPolicy, NotFiniteError, Policy, limit_of
+from gpt2.stopping import Budget, EarlyStopping, EndReason, FaultPolicy, NotFiniteError, Policy, limit_of, spent_before
 from kmatrix.errors import ConfigError, DataError, KmatrixError
 from kmatrix.records.disk import SpaceWait, has_space, limit_from_environment, waiting_for_space
 from kmatrix.records.files import read_json
@@ -180,7 +180,9 @@ def set_up(
         log.say(f"Initial weights: {config.init_from}, SHA-256 {config.init_sha256[:12]}")
     checkpoints.forecast()
     # The watchdog's file is newer than the checkpoint: it includes work that was lost, which also took time and money.
-    budget.begin(spent_s=0.0 if resume == "none" else watchdog.spent_before, final_s=checkpoints.final_s)
+    # The runner's measure of these attempts includes their launch and their end.
+    spent_s = max(watchdog.spent_before, spent_before())
+    budget.begin(spent_s=0.0 if resume == "none" else spent_s, final_s=checkpoints.final_s)
     watchdog.spent = log.spent = lambda: budget.spent_s
     batches.seek(log.step + faults.data_ahead)
     # After the weights were restored: DDP sends those of rank 0 to the other ranks, so all certainly start equal.

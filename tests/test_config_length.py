@@ -115,8 +115,8 @@ def test_the_same_time_in_another_notation_gives_the_same_run(program):
         return program.plan(*arguments).runs[0].run.run_id
 
     assert run_id("TIME=90") == run_id("TIME=1m30s") != run_id("TIME=91")
-    assert run_id("GPU_HOUR_PRICE=1") == run_id("GPU_HOUR_PRICE=2")
-    assert run_id("COST=5", "GPU_HOUR_PRICE=1") != run_id("COST=5", "GPU_HOUR_PRICE=2")
+    assert run_id("MACHINE_HOUR_PRICE=1") == run_id("MACHINE_HOUR_PRICE=2")
+    assert run_id("COST=5", "MACHINE_HOUR_PRICE=1") != run_id("COST=5", "MACHINE_HOUR_PRICE=2")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_the_same_time_in_another_notation_gives_the_same_run(program):
         (["TIME=soon"], "expected a duration above zero: 90, 90s, 15m, 1h30m, 2.5h, 2d"),
         (["TRAINING_HOURS=1h"], "expected a duration above zero"),
         (["MAX_ITERS=0"], "MAX_ITERS=0 needs MAX_TOKENS, MAX_EPOCHS or TOKENS_PER_PARAM"),
-        (["COST=5"], "MAX_COST needs a GPU_HOUR_PRICE above 0"),
+        (["COST=5", "GPU_HOUR_PRICE=1", "DEVICE=cpu"], "MAX_COST needs a MACHINE_HOUR_PRICE above 0 on the CPU"),
         (["NAN_POLICY=rollback"], "a rollback needs periodic checkpoints"),
         (["PROFILE=5:5"], "PROFILE=5:5 is not a range of steps"),
         (["PROFILE=x"], "PROFILE=x is not a range of steps"),
@@ -137,7 +137,7 @@ def test_an_invalid_budget_is_refused(program, arguments, message):
 
 
 def test_the_dry_run_prints_what_limits_a_run(program):
-    output = program.check(DRY, "TOKENS=3.1e6", "TIME=2m", "COST=1.5", "GPU_HOUR_PRICE=2").out
+    output = program.check(DRY, "TOKENS=3.1e6", "TIME=2m", "COST=1.5", "MACHINE_HOUR_PRICE=2").out
     assert "3.10M tokens in 1009 steps (MAX_TOKENS), at most 120 s, at most $1.5" in output
     assert "2 epochs, " in program.check(DRY, "EPOCHS=2").out
 

@@ -303,9 +303,12 @@ def length_is_bounded(value: Values) -> str | None:
 
 
 def money_needs_a_price(value: Values) -> str | None:
-    """Check that a cost limit has a price per GPU hour."""
-    if value("GPT2_MAX_COST") and float(value("GPT2_GPU_HOUR_PRICE") or 0) == 0:
-        return "MAX_COST needs a GPU_HOUR_PRICE above 0"
+    """Check that a cost limit has a price: per GPU hour, on the CPU per hour of the machine."""
+    device = value("GPT2_DEVICE")
+    prices = {"cpu": ("MACHINE_HOUR_PRICE",), "cuda": ("GPU_HOUR_PRICE",)}
+    names = prices.get(device or "", ("GPU_HOUR_PRICE", "MACHINE_HOUR_PRICE"))
+    if value("GPT2_MAX_COST") and not any(float(value(f"GPT2_{name}") or 0) for name in names):
+        return f"MAX_COST needs a {names[0]} above 0" + (" on the CPU" if device == "cpu" else "")
     return None
 
 

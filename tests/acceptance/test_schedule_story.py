@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.accept, pytest.mark.timeout(1200)]
 TINY = (
     *("OPTIMIZER=adamw", "NUM_GPUS=1", "GLOBAL_BATCH=4", "DEVICE=cpu"),
     *("MODEL=custom", "N_LAYER=2", "N_HEAD=2", "N_EMBD=32", "BLOCK_SIZE=32", "BATCH_SIZE=4"),
-    *("EVAL_SAMPLES=8", "EVAL_INTERVAL=100", "LOG_INTERVAL=1", "CPU_THREADS=1", "GPU_HOUR_PRICE=1.0", "REUSE=n"),
+    *("EVAL_SAMPLES=8", "EVAL_INTERVAL=100", "LOG_INTERVAL=1", "CPU_THREADS=1", "MACHINE_HOUR_PRICE=1.0", "REUSE=n"),
 )
 
 

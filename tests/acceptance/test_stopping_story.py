@@ -85,8 +85,8 @@ def test_a_time_budget_includes_the_final_evaluation_and_checkpoint(train):
 
 
 def test_a_cost_budget_is_converted_to_time(train):
-    """One cent pays for 20 s of a device at 1.80 dollars per hour."""
-    completed, run = train(FOREVER, "COST=0.01", "GPU_HOUR_PRICE=1.8", "EVAL_INTERVAL=40")
+    """One cent pays for 20 s of a machine at 1.80 dollars per hour."""
+    completed, run = train(FOREVER, "COST=0.01", "MACHINE_HOUR_PRICE=1.8", "EVAL_INTERVAL=40")
     result = load(run / "result.json")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert (result["status"], result["ended_by"]) == ("finished", "cost")

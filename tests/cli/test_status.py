@@ -179,7 +179,7 @@ def test_failures_are_listed_before_other_runs(busy_matrix):
 def test_the_headline_shows_the_estimated_end_and_cost(busy_matrix):
     view = current_view(busy_matrix)
     runs = tuple(replace(run, dollars=1.0) for run in view.runs)
-    view = replace(view, runs=runs, left_s=3725.0, ends=NOW + 3725, all_dollars=9.5)
+    view = replace(view, runs=runs, left_s=3725.0, ends=NOW + 3725, dollars=4.0, all_dollars=9.5)
     (line,) = headline(view)
     assert re.search(r"left 1h02m, until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, cost \$4\.00 of \$9\.50$", line)
     first, *more = headline(view, 60)

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import train_fields
-from gpt2.stopping import CHECKPOINT, END_S, EVALUATION, MARGIN, Budget, EarlyStopping, Limit, limit_of, process_age
+from gpt2.stopping import (
+    CHECKPOINT,
+    END_S,
+    EVALUATION,
+    MARGIN,
+    Budget,
+    EarlyStopping,
+    Limit,
+    limit_of,
+    process_age,
+    spent_before,
+)
+from kmatrix.records.run_lock import LAUNCHER, SPENT, launched_at
 from kmatrix.records.train_config import TrainConfig
 from waiting import wait_until
 
@@ -99,6 +114,18 @@ def test_a_rollback_gives_no_time_back_and_counts_none_twice():
     now[0] = 30.0
     budget.load_state_dict(state)
     assert budget.spent_s == 30
+
+
+def test_an_attempt_begins_with_its_launch_and_those_before_count_with_their_launch_and_end(monkeypatch):
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    monkeypatch.setenv(LAUNCHER, f"1:{int((now - 100) * os.sysconf('SC_CLK_TCK'))}")
+    assert now - launched_at() == pytest.approx(100, abs=0.1)
+    assert spent_before() == 0.0
+    for text, seconds in (("61.5", 61.5), ("x", 0.0)):
+        monkeypatch.setenv(SPENT, text)
+        assert spent_before() == seconds
+    monkeypatch.delenv(LAUNCHER)
+    assert launched_at() is None
 
 
 def test_the_first_step_is_not_used_to_predict_the_others():

@@ -371,7 +371,10 @@ def _costs(config: RunConfig, device: GpuModel, seconds: Sequence[float]) -> Ite
     costs = [gpu_cost(second, config.train) for second in seconds]
     paid = [money(cost) for cost in costs if cost is not None]
     if paid:
-        yield _line("cost", f"{' to '.join(paid)} at ${config.train.gpu_hour_price:g} per GPU hour")
+        train = config.train
+        unit = "machine hour" if train.device == "cpu" else "GPU hour"
+        price = train.machine_hour_price if train.device == "cpu" else train.gpu_hour_price
+        yield _line("cost", f"{' to '.join(paid)} at ${price:g} per {unit}")
 
 
 def _largest(config: RunConfig, device: GpuModel) -> str:

@@ -362,7 +362,7 @@ def asked_budget(matrix: MatrixDir, arguments: Arguments) -> MatrixBudget:
 def refuse_if_spent(matrix: MatrixDir, budget: MatrixBudget) -> None:
     """Raise LaunchError if the runs of the matrix have reached its budget."""
     runs = matrix.runs() if budget else []
-    used = [(recover_status(run, has_runner=False).attempts, read_run_file_or_empty(run).train) for run in runs]
+    used = [(recover_status(run, has_runner=False), read_run_file_or_empty(run).train) for run in runs]
     if spent := budget.spent(used, time.time()):
         raise LaunchError(
             f"the budget of {matrix.name} is spent: {spent}",

@@ -178,7 +178,7 @@ def headline(view: MatrixView, width: int | None = None) -> list[str]:
     parts = [f"{number} {name}" for name, number in view.counts.items()]
     if view.running and view.left_s is not None and view.ends is not None:
         parts += [f"left {duration(view.left_s)}", f"until {time_of_day(view.ends)}"]
-    parts += [_cost(view)] if any(run.dollars is not None for run in view.runs) else []
+    parts += [_cost(view)] if view.dollars is not None else []
     whole = f"{view.name}: {', '.join([str(view.status), *parts])}"
     if width is None or len(whole) <= width:
         return [whole]
@@ -277,9 +277,8 @@ def _history(run: RunView) -> Iterator[tuple[Status | None, str]]:
 
 
 def _cost(view: MatrixView) -> str:
-    spent = sum(run.dollars or 0.0 for run in view.runs)
     to_come = view.all_dollars is not None and any(run.left_s for run in view.runs)
-    return f"cost {money(spent)}" + (f" of {money(view.all_dollars)}" if to_come else "")
+    return f"cost {money(view.dollars)}" + (f" of {money(view.all_dollars)}" if to_come else "")
 
 
 def _status(run: RunView) -> str:
@@ -396,9 +395,8 @@ def _totals(view: MatrixView, now: float) -> Iterator[str]:
         yield f"end: {time_of_day(now + view.left_s)}, in {duration(view.left_s)}"
     else:
         yield f"left: {duration(view.left_s)}; not running: {make_command('continue', view.path)}"
-    if any(run.dollars is not None for run in view.runs):
-        spent = sum(run.dollars or 0.0 for run in view.runs)
-        yield f"cost: {money(spent)} so far, {money(view.all_dollars)} in total"
+    if view.dollars is not None:
+        yield f"cost: {money(view.dollars)} so far, {money(view.all_dollars)} in total"
     if failed := sum(run.status in (Status.FAILED, Status.SKIPPED) for run in view.runs):
         yield f"{failed} failed or skipped: not counted"
 

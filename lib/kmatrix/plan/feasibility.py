@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from kmatrix.errors import ConfigError
 from kmatrix.plan.memory import BYTES, MemoryNeed, masks, memory, states
-from kmatrix.records.train_config import TrainConfig
+from kmatrix.records.train_config import TrainConfig, dollars_per_hour
 from kmatrix.shapes import ModelShape, by_depth, mfu, peak_tflops
 from kmatrix.text import GIB
 
@@ -194,11 +194,9 @@ def kilowatt_hours(seconds: float, device: GpuModel, devices: int) -> float | No
 
 
 def gpu_cost(seconds: float, train: TrainConfig) -> float | None:
-    """Return the cost in dollars at GPU_HOUR_PRICE, None without a price or on the CPU."""
-    price = train.gpu_hour_price
-    if price is None or train.device == "cpu":
-        return None
-    return price * train.num_gpus * seconds / 3600
+    """Return the cost of a run in dollars, None without a price."""
+    price = dollars_per_hour(train)
+    return None if price is None else price * seconds / 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from kmatrix.plan.cpu import PEAK as CPU_PEAK
 from kmatrix.plan.cpu import CpuSpeed
 from kmatrix.plan.feasibility import Fit, GpuModel, at_mfu, at_peak, deeper, fit, largest_depth, mfu_band
 from kmatrix.plan.memory import MemoryNeed, memory
-from kmatrix.records.train_config import TrainConfig
+from kmatrix.records.train_config import TrainConfig, budget_s, dollars_per_hour
 from kmatrix.shapes import NAMED, ModelShape
 from kmatrix.text import duration, memory_size
 
@@ -123,10 +123,7 @@ def _named(shape: ModelShape, name: str) -> ModelShape:
 
 def budget_seconds(train: TrainConfig) -> float | None:
     """Return the time limit of a run in seconds: MAX_TIME, or MAX_COST at its price; None without one."""
-    limits = [train.max_time] if train.max_time else []
-    if train.max_cost and train.gpu_hour_price:
-        limits.append(train.max_cost / (train.gpu_hour_price * train.num_gpus) * 3600)
-    return min(limits, default=None)
+    return budget_s(train)
 
 
 def _budget_risk(
@@ -168,7 +165,7 @@ def _budget_fix(shape: ModelShape, train: TrainConfig, first: int, budget: float
 
 def _cost(train: TrainConfig, seconds: float) -> float:
     """Return dollars, rounded up to cents."""
-    return math.ceil((train.gpu_hour_price or 0) * train.num_gpus * seconds / 36) / 100
+    return math.ceil((dollars_per_hour(train) or 0) * seconds / 36) / 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from kmatrix.records.lock import start_of, try_lock
 from kmatrix.records.paths import RunDir
 
 TOKEN = "KMATRIX_ATTEMPT"  # environment variable: the token of the attempt that a process belongs to
+SPENT = "KMATRIX_SPENT_S"  # environment variable: time (s) that earlier attempts at the run took
 LAUNCHER = "KMATRIX_LAUNCHER"  # environment variable: pid and start time of torchrun, set by the guard
 PROC = Path("/proc")
 KINDS = (("guard.py", "guard"), ("torch.distributed.run", "torchrun"), ("gpt2.train", "rank"))
@@ -80,6 +81,12 @@ def join_attempt(run: RunDir) -> int | None:
         os.close(handle)
         raise LaunchError(f"attempt {token.partition('-')[0]} of {run.name} has ended", why="another attempt has begun")
     return handle
+
+
+def launched_at() -> float | None:
+    """Return when torchrun started, in seconds of CLOCK_BOOTTIME; None if it is unknown."""
+    started = os.environ.get(LAUNCHER, "").partition(":")[2]
+    return int(started) / os.sysconf("SC_CLK_TCK") if started.isdecimal() else None
 
 
 def launcher_died() -> bool:

@@ -37,7 +37,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 OPTIONAL_CHOICES = ("ddp_backend", "adamwprune_base", "spike_policy", "muon_adjust_lr_fn")
 # Fields that version 0.1 did not have, with what its runs did, and its runs with Muon.
 ADDED: dict[str, Any] = {"embedding_lr": None, "head_lr": None, "scalar_lr": None, "log_norms": False}
-ADDED |= {"init_from": "", "init_sha256": ""}
+ADDED |= {"init_from": "", "init_sha256": "", "machine_hour_price": None}
 # Fields that a run has to share with the checkpoint that it starts from.
 SAME_AS_INITIAL = (
     *("arch", "n_layer", "n_head", "n_embd", "block_size", "bias", "weight_tying", "tokenizer", "vocab_size"),
@@ -93,6 +93,7 @@ class TrainFields:
     max_time: Amount | None = None
     max_cost: Amount | None = None
     gpu_hour_price: Amount | None = None
+    machine_hour_price: Amount | None = None
     oom_policy: str | None = None
 
     @property
@@ -116,6 +117,27 @@ class TrainFields:
     def tokens_per_step(self) -> int | None:
         """Tokens that all ranks together read in one step."""
         return self.global_batch * self.block_size if self.global_batch and self.block_size else None
+
+
+def dollars_per_hour(train: TrainFields | TrainConfig) -> float | None:
+    """Return the price of what an attempt holds: of its GPUs, or on the CPU of the machine; None without a price."""
+    per_rank = (train.gpu_hour_price or 0.0) * (train.num_gpus or 1)
+    if train.device != "cpu":
+        return per_rank or None
+    # Before there was a price of the machine, a cost budget on the CPU counted the price of a GPU for each rank.
+    return train.machine_hour_price or (per_rank if train.max_cost else 0.0) or None
+
+
+def cost_limit_s(train: TrainFields | TrainConfig) -> float | None:
+    """Return the time (s) that the cost budget of a run pays for, None without a budget or a price."""
+    price = dollars_per_hour(train)
+    return None if train.max_cost is None or price is None else 3600 * train.max_cost / price
+
+
+def budget_s(train: TrainFields | TrainConfig) -> float | None:
+    """Return the time (s) that the time and cost budgets of a run allow, None without a budget."""
+    limits = (train.max_time, cost_limit_s(train))
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def read_fields(record: Mapping[str, Any]) -> TrainFields:
@@ -261,6 +283,7 @@ class TrainConfig(TrainFields):
     max_time: float | None  # seconds
     max_cost: float | None  # dollars
     gpu_hour_price: float | None  # dollars per GPU hour
+    machine_hour_price: float | None  # dollars per hour of a run on the CPU
     max_tokens: float | None
     max_epochs: float | None
     tokens_per_param: float | None

@@ -165,6 +165,9 @@ def _with_gpu(folder: RunDir, run: RunNumbers) -> RunNumbers:
         device=run.device,
         mfu=run.mfu,
         wall_s=run.wall_s,
+        gpu_hours=run.gpu_hours,
+        dollars=run.dollars,
+        reused=bool(run.reused_from),
         running=run.status is Status.RUNNING,
     )
     return replace(run, gpu=read_gpu(folder, totals))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from kmatrix.records.runs import Status
 from kmatrix.report.numbers import BITS, MatrixNumbers, Ranking, RunNumbers
+from kmatrix.status.cost import total_dollars
 from kmatrix.text import UNKNOWN, Column, count, duration, money, plural, shortened, table, wrap
 
 WIDTH = 80  # columns
@@ -46,8 +47,8 @@ def _headline(numbers: MatrixNumbers) -> str:
     parts = [f"{number} {status}" for status in Status if (number := numbers.count(status))]
     if numbers.created is not None and numbers.ended is not None and numbers.ended >= numbers.created:
         parts.append(f"took {duration(numbers.ended - numbers.created)}")
-    costs = [run.dollars for run in numbers.runs if run.dollars is not None]
-    parts += [f"cost {money(sum(costs))}"] if costs else []
+    cost = total_dollars(run.dollars for run in numbers.runs)
+    parts += [] if cost is None else [f"cost {money(cost)}"]
     return f"{numbers.name}: {', '.join(parts)}"
 
 

@@ -78,8 +78,9 @@ class RunNumbers:
     mfu: float | None = None  # model FLOPs utilization, 0 to 1
     step_ms: float | None = None  # milliseconds, median
     seconds: float | None = None  # training time
-    wall_s: float | None = None  # s, of all attempts; 0 attempts: unknown
-    dollars: float | None = None  # wall_s x ranks x price of a GPU hour
+    wall_s: float | None = None  # s, of all attempts in this matrix, from launch to end
+    gpu_hours: float | None = None  # held in this time; None on the CPU
+    dollars: float | None = None  # None without a price
     peak_memory_mib: float | None = None  # MiB, maximum over ranks
     params: int | None = None
     ended: float | None = None  # Unix seconds

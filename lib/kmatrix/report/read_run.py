@@ -26,7 +26,7 @@ from kmatrix.records.runs import (
 from kmatrix.records.states import RunStatusFile, read_run_status
 from kmatrix.report.numbers import GPUS_AXIS, SEED_AXIS, CurvePoint, RunNumbers
 from kmatrix.status.alerts import alerts_of
-from kmatrix.status.cost import dollars, wall_s
+from kmatrix.status.cost import spent_of
 from kmatrix.status.state import RunState
 from kmatrix.status.status_file import current_result, recover_status
 
@@ -79,7 +79,7 @@ def read_numbers(run_dir: RunDir, planned: RunFile) -> RunNumbers:
     result = current_result(run_dir, state)
     val, curve = _points(record.metrics, "val/loss"), _points(record.metrics, "train/loss")
     known = (result or RunResult()).or_else(_measured(record.metrics, val, curve))
-    wall = wall_s(state.attempts, time.time())
+    spent = spent_of(state, train, time.time())
     final = result if state.status is Status.FINISHED else known  # a finished run is ranked by its own result alone
     return RunNumbers(
         name=run_dir.name,
@@ -120,8 +120,9 @@ def read_numbers(run_dir: RunDir, planned: RunFile) -> RunNumbers:
         mfu=known.mfu,
         step_ms=known.step_ms,
         seconds=known.seconds,
-        wall_s=wall,
-        dollars=dollars(wall, known.world_size or train.num_gpus, train.gpu_hour_price),
+        wall_s=spent.wall_s,
+        gpu_hours=spent.gpu_hours,
+        dollars=spent.dollars,
         peak_memory_mib=known.peak_memory_mib,
         params=known.params,
         ended=known.ended,

@@ -34,7 +34,7 @@ PLAIN = (  # fields of RunNumbers with the same key in results.json
     *("warmup_share", "initial_val_loss", "final_val_loss", "last_val_step", "best_val_loss", "best_val_step"),
     *("tokenizer", "bytes_per_token", "bits_per_byte", "hellaswag_accuracy", "hellaswag_accuracy_norm"),
     *("final_train_loss", "perplexity", "tokens", "tokens_per_second", "mfu", "step_ms", "seconds"),
-    *("wall_s", "dollars"),
+    *("wall_s", "gpu_hours", "dollars"),
     *("peak_memory_mib", "params", "ended", "evidence", "log"),
     *("pruning", "target_sparsity", "sparsity"),
 )
@@ -117,6 +117,9 @@ def original(matrix: MatrixDir, run: RunNumbers) -> dict[str, Any]:
         "reason": run.reason or None,
         "axes": dict(run.axes),
         "reused_from": run.reused_from or None,
+        "wall_s": run.wall_s,
+        "gpu_hours": run.gpu_hours,
+        "dollars": run.dollars,
     }
     failure = {"error": run.reason or "no reason recorded"} if run.status is Status.FAILED else {}
     # The trainer's values win; those that it does not know (null), such as energy, are numbers of the report.

@@ -32,4 +32,4 @@ class BudgetWatch:
         if not self._budget or time.monotonic() < self._due:
             return ""
         self._due = time.monotonic() + CHECK_EVERY_S
-        return self._budget.spent(((states[name].attempts, self._prices[name]) for name in self._prices), time.time())
+        return self._budget.spent(((states[name], self._prices[name]) for name in self._prices), time.time())

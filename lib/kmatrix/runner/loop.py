@@ -27,7 +27,7 @@ from kmatrix.runner.signals import StopRequest, listening
 from kmatrix.runner.status_writer import StatusWriter
 from kmatrix.status.alerts import Thresholds
 from kmatrix.status.classify import classify
-from kmatrix.status.cost import MatrixBudget
+from kmatrix.status.cost import MatrixBudget, wall_s
 from kmatrix.status.state import (
     DISK,
     HALVE,
@@ -376,7 +376,14 @@ class _Driver:
         attempt = retry(self.states[plan.name], batch_size=batch_size, policy=policy)
         if attempt is None:
             return None
-        return replace(plan, attempt=attempt.number, resume=attempt.resume, micro_batch=attempt.micro_batch)
+        spent_s = wall_s(self.states[plan.name].attempts) or 0.0
+        return replace(
+            plan,
+            attempt=attempt.number,
+            resume=attempt.resume,
+            micro_batch=attempt.micro_batch,
+            spent_s=spent_s,
+        )
 
     def _submit_retry(self, plan: RunPlan) -> None:
         last = self.states[plan.name].last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kmatrix.gpu.nvml.detect import Gpu
@@ -16,6 +16,7 @@ from kmatrix.records.plan import make_runs
 from kmatrix.records.runs import RunFile, Status, read_run_file_or_empty
 from kmatrix.records.states import read_matrix_status, read_run_status
 from kmatrix.records.train_config import TrainFields
+from kmatrix.status.cost import wall_s
 from kmatrix.status.estimate import MeasuredRuns, guess, measured_before, measured_here
 from kmatrix.status.state import HALVE, Attempt, RunPlan, RunState, next_attempt
 from kmatrix.status.status_file import recover_status, writing
@@ -60,7 +61,8 @@ def reopen(
         elif why := too_few_gpus(train, len(gpus)) or _no_data(train):
             skipped[run.name] = why
         else:
-            plans.append(run_plan(run, record, attempt, command, estimates.expected_s(record)))
+            plan = run_plan(run, record, attempt, command, estimates.expected_s(record))
+            plans.append(replace(plan, spent_s=wall_s(state.attempts) or 0.0))
     return ResumePlan(plans=tuple(plans), skipped=skipped, stays=stays)
 
 

@@ -1,8 +1,10 @@
-"""The cost of a run, its only definition: the wall time of all its attempts x ranks x the price of a GPU hour.
+"""The cost of a run, its only definition: the hours of all its attempts x the price of what they hold.
 
-An attempt lasts from the start of its processes to the end of the last one: the GPUs are taken for all of this time,
+An attempt lasts from the launch of its processes to the end of the last one: its GPUs are taken for all of this time,
 for set-up, evaluations, checkpoints and lost work too. The time between two attempts is not counted. The training time
-in result.json (`seconds`) describes the model instead: the time that led to its weights.
+in result.json (`seconds`) describes the model instead: the time that led to its weights. A run on GPUs holds its GPUs,
+each at GPT2_GPU_HOUR_PRICE. A run on the CPU has no GPU-hours, and costs GPT2_MACHINE_HOUR_PRICE. A result that was
+reused from another matrix costs nothing in this one.
 """
 
 from __future__ import annotations
@@ -10,9 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kmatrix.records.train_config import TrainFields
-from kmatrix.status.state import Attempt
+from kmatrix.records.runs import Status
+from kmatrix.records.train_config import TrainFields, dollars_per_hour
+from kmatrix.status.state import Attempt, RunState
 from kmatrix.text import money
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What a run has taken in its matrix. None: unknown."""
+
+    wall_s: float | None  # s, of all attempts
+    gpu_hours: float | None  # None also on the CPU
+    dollars: float | None  # None also without a price
 
 
 def wall_s(attempts: Sequence[Attempt], now: float | None = None) -> float | None:
@@ -24,11 +36,27 @@ def wall_s(attempts: Sequence[Attempt], now: float | None = None) -> float | Non
     return sum(known) if known else None
 
 
-def dollars(seconds: float | None, ranks: int | None, gpu_hour_price: float | None) -> float | None:
-    """Return the cost of this wall time; None without a price, or if a factor is unknown."""
-    if seconds is None or ranks is None or not gpu_hour_price:
-        return None
-    return seconds * ranks * gpu_hour_price / 3600
+def spent_of(state: RunState, train: TrainFields, now: float | None = None) -> Spent:
+    """Return what a run has taken so far. now: Unix seconds, for a running attempt."""
+    never_ran = not state.attempts and state.status in (Status.PLANNED, Status.SKIPPED)
+    return spent_in(0.0 if state.reused_from or never_ran else wall_s(state.attempts, now), train)
+
+
+def spent_in(seconds: float | None, train: TrainFields) -> Spent:
+    """Return what a run takes in this wall time (s)."""
+    price = dollars_per_hour(train)
+    hours = None if seconds is None else seconds / 3600
+    return Spent(
+        wall_s=seconds,
+        gpu_hours=None if hours is None or train.device == "cpu" or train.num_gpus is None else hours * train.num_gpus,
+        dollars=None if hours is None or price is None else hours * price,
+    )
+
+
+def total_dollars(costs: Iterable[float | None]) -> float | None:
+    """Return the cost of several runs; those without a price, or of unknown time, are left out. None if all are."""
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if known else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +74,11 @@ class MatrixBudget:
     def __bool__(self) -> bool:
         return bool(self.hours or self.dollars)
 
-    def spent(self, runs: Iterable[tuple[Sequence[Attempt], TrainFields]], now: float) -> str:
+    def spent(self, runs: Iterable[tuple[RunState, TrainFields]], now: float) -> str:
         """Return `2.01 of 2 hours` or `$5.02 of $5.00` if a limit is reached, else "". now: Unix seconds."""
-        seconds = cost = 0.0
-        for attempts, train in runs:
-            wall = wall_s(attempts, now) or 0.0
-            seconds += wall
-            cost += dollars(wall, train.num_gpus, train.gpu_hour_price) or 0.0
+        spent = [spent_of(state, train, now) for state, train in runs]
+        seconds = sum(one.wall_s or 0.0 for one in spent)
+        cost = total_dollars(one.dollars for one in spent) or 0.0
         if self.hours and seconds >= 3600 * self.hours:
             return f"{seconds / 3600:.3g} of {self.hours:g} hours"
         return f"{money(cost)} of {money(self.dollars)}" if self.dollars and cost >= self.dollars else ""

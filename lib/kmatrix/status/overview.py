@@ -19,8 +19,8 @@ from kmatrix.records.plan import runs_to_archive
 from kmatrix.records.runs import GpuEntry, RunFile, RunResult, Status, read_run_file_or_empty
 from kmatrix.records.states import PhaseLine, read_matrix_status
 from kmatrix.records.tracking import SyncState, SyncStatus, read_track, sync_status
-from kmatrix.records.train_config import TrainFields
-from kmatrix.status.cost import dollars, wall_s
+from kmatrix.records.train_config import TrainFields, budget_s
+from kmatrix.status.cost import spent_in, spent_of, total_dollars
 from kmatrix.status.estimate import (
     EstimateSource,
     Measured,
@@ -33,7 +33,7 @@ from kmatrix.status.estimate import (
 )
 from kmatrix.status.state import Archived, RunState, after, overall
 from kmatrix.status.status_file import current_result, recover_status
-from kmatrix.status.watch import MetricsTail, alerts_of_run, budget_s, first_known, start_of
+from kmatrix.status.watch import MetricsTail, alerts_of_run, first_known, start_of
 
 FileTime = tuple[int, int, int]  # modification time (ns), size (bytes), inode
 Signature = tuple[bool, bool, FileTime | None, FileTime | None, FileTime | None]
@@ -78,8 +78,8 @@ class Overview:
             ended=None if running else record.ended,
             left_s=left_s,
             ends=None if left_s is None else now + left_s,
-            dollars=_total([view.dollars for view in views]),
-            all_dollars=_total([view.all_dollars for view in views]),
+            dollars=total_dollars(view.dollars for view in views),
+            all_dollars=_all_dollars(views),
             runs=tuple(view for view in views if not self._statuses or view.status in self._statuses),
             gpus=tuple(gpus_now(self._matrix, self._gpus(record.gpus), views, now)),
         )
@@ -128,7 +128,8 @@ class Overview:
         fullest = max(memory, key=lambda device: device.most, default=None)
         last = state.last
         live = state.status is Status.RUNNING
-        elapsed = wall_s(state.attempts, now)
+        spent = spent_of(state, train, now)
+        elapsed = spent.wall_s if state.attempts else None
         step = result.step if result else first_known(tail.step, tail.start if live else None)
         left = _left(run, tail, train, elapsed, now) if live else None
         return RunView(
@@ -151,6 +152,8 @@ class Overview:
             memory=memory,
             gpus=last.gpus if last else (),
             elapsed_s=first_known(elapsed, known.seconds),
+            wall_s=spent.wall_s,
+            gpu_hours=spent.gpu_hours,
             worked_s=first_known(one_attempt_s(state.attempts, now), known.seconds, tail.elapsed_s),
             attempt_s=last.duration_s(now) if live and last else None,
             left_s=left,
@@ -226,8 +229,8 @@ class Overview:
         ends_s: float | None = None,
     ) -> RunView:
         """Return the view with its estimate, and with spent and total cost if a GPU hour has a price."""
-        price, used = self._train(view).gpu_hour_price, 0.0 if view.reused_from else view.elapsed_s or 0.0
-        whole = None if left_s is None else used + left_s
+        spent, train = view.wall_s, self._train(view)
+        whole = None if left_s is None or spent is None else spent + left_s
         # One call: a view has so many fields that several copies of each would be most of the time of a poll.
         return replace(
             view,
@@ -235,8 +238,8 @@ class Overview:
             left_from=left_from,
             starts_s=starts_s,
             ends_s=ends_s,
-            dollars=dollars(used, view.ranks, price),
-            all_dollars=dollars(whole, view.ranks, price),
+            dollars=spent_in(spent, train).dollars,
+            all_dollars=spent_in(whole, train).dollars,
         )
 
     def _spans(self, views: Sequence[tuple[RunView, float | None]]) -> dict[str, tuple[float | None, float | None]]:
@@ -353,10 +356,10 @@ def _phases(run: RunDir) -> list[Phase]:
     return [Phase.of(line) for line in decode_lines(run.phases, PhaseLine)]
 
 
-def _total(values: Sequence[float | None]) -> float | None:
-    """Return the sum, None if a value is unknown."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
+def _all_dollars(views: Sequence[RunView]) -> float | None:
+    """Return the cost of all runs with a price at their end, None if one of them is unknown."""
+    priced = [view.all_dollars for view in views if view.dollars is not None]
+    return None if None in priced else total_dollars(priced)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -409,6 +412,8 @@ class RunView:
     gpus: tuple[str, ...] = ()  # UUIDs, of its last attempt
     elapsed_s: float | None = None  # of all attempts
     worked_s: float | None = None  # of the attempts that led to its weights, without lost work
+    wall_s: float | None = None  # of all attempts in this matrix, from launch to end; 0 of a reused run
+    gpu_hours: float | None = None  # held in this time; None on the CPU
     attempt_s: float | None = None  # of the running attempt
     left_s: float | None = None  # of its own time, without waiting
     left_from: EstimateSource | None = None
@@ -436,8 +441,8 @@ class MatrixView:
     started: float | None  # Unix seconds
     ended: float | None  # Unix seconds
     left_s: float | None  # until its end, if it runs or is continued now; None if unknown for a run
-    dollars: float | None  # spent on all runs; None without a price, or if a time is unknown
-    all_dollars: float | None  # in total
+    dollars: float | None  # spent on all runs with a price; None without one
+    all_dollars: float | None  # at the end; None also if the time left of a run with a price is unknown
     runs: tuple[RunView, ...]
     ends: float | None = None  # Unix seconds of its end, if it runs or is continued now
     gpus: tuple[GpuView, ...] = ()  # of the machine, in the driver's order

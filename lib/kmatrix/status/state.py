@@ -273,6 +273,7 @@ class RunPlan:
     expected_s: float | None = None  # estimated duration, which only decides the order of starts; None: unknown
     resume: str = "none"  # start of the training: none, auto, latest, best or the path of a checkpoint
     micro_batch: int | None = None  # sequences, None for that of run.json; the global batch is kept
+    spent_s: float = 0.0  # time of the attempts before, from launch to end
 
     @property
     def arguments(self) -> list[str]:

@@ -20,7 +20,7 @@ from kmatrix.records.files import LineTail, last_lines
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import MetricLine, MetricValues, Status, metric_line, metric_line_of
 from kmatrix.records.states import PhaseLine, read_run_status
-from kmatrix.records.train_config import TrainFields
+from kmatrix.records.train_config import TrainFields, budget_s
 from kmatrix.stats import coefficient_of_variation
 from kmatrix.status.alerts import (
     AT_ONCE,
@@ -201,14 +201,6 @@ def start_of(run: RunDir, resume: str) -> int | None:
 def first_known(*values: T | None) -> T | None:
     """Return the first value that is not None."""
     return next((value for value in values if value is not None), None)
-
-
-def budget_s(train: TrainFields) -> float | None:
-    """Return the time (s) that the time and cost budgets of a run allow, None without a budget."""
-    limits = [] if train.max_time is None else [train.max_time]
-    if train.max_cost is not None and train.gpu_hour_price:
-        limits.append(3600 * train.max_cost / (train.gpu_hour_price * (train.num_gpus or 1)))
-    return min(limits, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,13 +51,13 @@ def configure(run, symbols, **train):
 
 
 def test_energy_and_gpu_hours_are_converted_to_cost_with_their_factors():
-    cost = cost_of(3.6e6, 7200.0, CostFactors(energy_price=0.25, co2=400.0, gpu_hour_price=1.5))
+    cost = cost_of(3.6e6, 2.0, 3.0, CostFactors(energy_price=0.25, co2=400.0))
     assert (cost.kwh, cost.energy_cost, cost.co2_g, cost.gpu_hours, cost.gpu_cost) == (1, 0.25, 400, 2, 3)
 
 
 def test_without_a_factor_or_a_measurement_no_cost_is_printed():
-    assert cost_of(3.6e6, None, CostFactors()).energy_cost is None
-    cost = cost_of(None, None, CostFactors(energy_price=1, co2=1, gpu_hour_price=1))
+    assert cost_of(3.6e6, None, None, CostFactors()).energy_cost is None
+    cost = cost_of(None, None, None, CostFactors(energy_price=1, co2=1, gpu_hour_price=1))
     assert {cost.kwh, cost.energy_cost, cost.co2_g, cost.gpu_cost} == {None}
     assert list(cost_parts(cost, CostFactors(energy_price=1))) == []
 

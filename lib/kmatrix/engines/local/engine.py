@@ -24,7 +24,7 @@ from kmatrix.packing import Limits, PackedJob, startable
 from kmatrix.records.disk import POLL_S, WAIT
 from kmatrix.records.files import read_json
 from kmatrix.records.paths import program_environment, program_path
-from kmatrix.records.run_lock import TOKEN, begin_attempt, kill, members
+from kmatrix.records.run_lock import SPENT, TOKEN, begin_attempt, kill, members
 from kmatrix.records.states import Clock
 from kmatrix.status.state import TIMEOUT, JobPhase, JobState, RunPlan
 from kmatrix.text import plural
@@ -269,7 +269,11 @@ class LocalEngine:
             tree = start(
                 self._argv(plan),
                 cwd=self._root,
-                env=program_environment(self._root, **self._changes(plan), **{TOKEN: token, WAIT: str(self._disk_s)}),
+                env=program_environment(
+                    self._root,
+                    **self._changes(plan),
+                    **{TOKEN: token, WAIT: str(self._disk_s), SPENT: str(plan.spent_s)},
+                ),
                 log=log,
                 python=self._python,
                 grace_s=self._grace_s,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kmatrix.records.runs import RunFile
 from kmatrix.stats import Balance, balance_of, complete_sum
@@ -82,6 +82,7 @@ class CostFactors:
     energy_price: float | None = None  # $/kWh
     co2: float | None = None  # g/kWh
     gpu_hour_price: float | None = None  # $/GPU-hour
+    machine_hour_price: float | None = None  # $/hour of a run on the CPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +92,8 @@ class Cost:
     kwh: float | None = None
     energy_cost: float | None = None  # $
     co2_g: float | None = None  # grams
-    gpu_hours: float | None = None  # GPUs x hours
-    gpu_cost: float | None = None  # $
+    gpu_hours: float | None = None  # GPUs x hours; None on the CPU
+    gpu_cost: float | None = None  # $, of the run (`kmatrix.status.cost`); None on the CPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +154,10 @@ class GpuNumbers:
     consistent: bool = True  # False: the recording contains values that cannot be true
     ranks: RankNumbers | None = None
     mfu: float | None = None  # model FLOPs utilization of the training, 0 to 1
-    wall_s: float | None = None  # s, of all attempts of the run; None for a recording without a run
+    wall_s: float | None = None  # s, of all attempts of the run in its matrix; None for a recording without a run
+    gpu_hours: float | None = None  # held in this time; None on the CPU
+    dollars: float | None = None  # their cost; None without a price
+    reused: bool = False  # recorded in another matrix
     factors: CostFactors = field(default_factory=CostFactors)
     phases: tuple[RecordedPhase, ...] = ()  # sorted by begin
     notes: tuple[str, ...] = ()  # limits of these numbers, one sentence each
@@ -197,11 +201,12 @@ class GpuNumbers:
 
     @property
     def cost(self) -> Cost:
-        """Cost of the recorded energy, and of the GPUs (`kmatrix.status.cost`). Runs on the CPU have no GPU-hours."""
-        # Without a run, GPUs cost money from start to end of the recording, busy or not.
-        wall_s = self.seconds if self.wall_s is None else self.wall_s
-        seconds = None if wall_s is None or self.device_type == CPU else wall_s * len(self.devices)
-        return cost_of(self.joules, seconds, self.factors)
+        """Cost of the recorded energy, and of the run. A reused run has no cost of energy in its new matrix."""
+        factors = replace(self.factors, energy_price=None) if self.reused else self.factors
+        hours = self.gpu_hours
+        if self.wall_s is None and self.seconds is not None and self.device_type != CPU:
+            hours = self.seconds * len(self.devices) / 3600  # without a run: from start to end of the recording
+        return cost_of(self.joules, hours, None if hours is None else self.dollars, factors)
 
     @property
     def hides_straggler(self) -> bool:
@@ -247,19 +252,19 @@ def cost_factors(run: RunFile) -> CostFactors:
         energy_price=_number(run.symbols.get("ENERGY_PRICE")),
         co2=_number(run.symbols.get("CO2_FACTOR")),
         gpu_hour_price=run.train.gpu_hour_price,
+        machine_hour_price=run.train.machine_hour_price,
     )
 
 
-def cost_of(joules: float | None, gpu_seconds: float | None, factors: CostFactors) -> Cost:
-    """Return the cost of this energy and of GPUs x seconds (None on the CPU)."""
+def cost_of(joules: float | None, gpu_hours: float | None, dollars: float | None, factors: CostFactors) -> Cost:
+    """Return the cost of this energy, next to the GPU-hours and dollars of the run."""
     kwh = None if joules is None else joules / JOULES_PER_KWH
-    hours = None if gpu_seconds is None else gpu_seconds / 3600
     return Cost(
         kwh=kwh,
         energy_cost=_product(kwh, factors.energy_price),
         co2_g=_product(kwh, factors.co2),
-        gpu_hours=hours,
-        gpu_cost=_product(hours, factors.gpu_hour_price),
+        gpu_hours=gpu_hours,
+        gpu_cost=dollars,
     )
 
 

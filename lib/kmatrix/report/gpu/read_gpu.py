@@ -56,7 +56,10 @@ class TrainingTotals:
     seconds: float | None = None
     device: str = ""  # "gpu", "cpu" or ""
     mfu: float | None = None  # 0 to 1
-    wall_s: float | None = None  # s, of all attempts
+    wall_s: float | None = None  # s, of all attempts in this matrix
+    gpu_hours: float | None = None
+    dollars: float | None = None
+    reused: bool = False  # from another matrix
     running: bool = False  # its last attempt has not ended
 
 
@@ -72,7 +75,8 @@ def read_gpu(run_dir: RunDir, totals: TrainingTotals) -> GpuNumbers | None:
     if numbers is None:
         return None
     factors = cost_factors(read_run_file_or_empty(run_dir))
-    numbers = replace(numbers, ranks=ranks, mfu=totals.mfu, wall_s=totals.wall_s, factors=factors)
+    spent = {name: getattr(totals, name) for name in ("wall_s", "gpu_hours", "dollars", "reused")}
+    numbers = replace(numbers, ranks=ranks, mfu=totals.mfu, factors=factors, **spent)
     return _add_joules_per_token(_add_training(run_dir, numbers, running=totals.running), totals)
 
 

@@ -16,7 +16,7 @@ from kmatrix.report.gpu.numbers import (
     is_incomplete,
 )
 from kmatrix.stats import Balance, complete_sum, cv_text, mean
-from kmatrix.text import UNKNOWN, WIDTH, columns, duration, plural, section, table, time_of_day, wrap
+from kmatrix.text import UNKNOWN, WIDTH, columns, duration, money, plural, section, table, time_of_day, wrap
 
 MAX_DEVICES = 16  # listed per run; of more devices, those with the least and the most memory
 UNITS_NOTE = "memory in MiB, which nvidia-smi and the original project write as MB"
@@ -88,7 +88,12 @@ def _intensity(period: PeriodNumbers) -> str:
 
 def cost_lines(gpu: GpuNumbers) -> Iterator[str]:
     """Yield the cost, and the time and energy of each phase."""
-    if parts := list(cost_parts(gpu.cost, gpu.factors)):
+    parts = list(cost_parts(gpu.cost, gpu.factors))
+    if gpu.gpu_hours is None and gpu.dollars is not None:
+        parts.append(f"machine {money(gpu.dollars)} at ${gpu.factors.machine_hour_price or 0:g} per hour")
+    if gpu.reused and gpu.dollars is not None:
+        parts = ["nothing in this matrix (reused)"]
+    if parts:
         yield f"Cost: {', '.join(parts)}"
     phases = list(dict.fromkeys(phase.name for phase in gpu.phases))
     if phases and gpu.seconds:
