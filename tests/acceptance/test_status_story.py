@@ -22,7 +22,14 @@ STYLES = re.compile(r"\x1b\[[0-9;]*m")
 TINY = (
     *("OPTIMIZER=adamw,sgd", "NUM_GPUS=1", "GLOBAL_BATCH=4", "DEVICE=cpu", "LR=1e-3"),
     *("MODEL=custom", "N_LAYER=2", "N_HEAD=2", "N_EMBD=32", "BLOCK_SIZE=32", "BATCH_SIZE=4"),
-    *("EVAL_SAMPLES=8", "EVAL_INTERVAL=100000", "LOG_INTERVAL=20", "CPU_THREADS=1", "MACHINE_HOUR_PRICE=1.0", "REUSE=n"),
+    *(
+        "EVAL_SAMPLES=8",
+        "EVAL_INTERVAL=100000",
+        "LOG_INTERVAL=20",
+        "CPU_THREADS=1",
+        "MACHINE_HOUR_PRICE=1.0",
+        "REUSE=n",
+    ),
     *("SIMULATE=2", "ALERT_STALL=0"),
 )
 ENDLESS = "MAX_ITERS=2000000"
