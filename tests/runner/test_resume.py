@@ -352,7 +352,7 @@ def test_a_run_with_live_processes_is_not_archived(matrix, make):
 # Reused runs
 
 
-NEUTRAL = {"log_interval"}
+NEUTRAL = {"log_norms", "log_interval"}
 ORIGIN = {"code": "c0de", "versions": {"torch": "2.13"}, "cpu": "EPYC", "gpus": []}
 
 
@@ -458,6 +458,7 @@ def test_a_run_reused_twice_names_where_it_was_trained(finished_and_planned):
     [
         ({"train": {"data_sha256": "other"}}, "differs in data_sha256"),
         ({"train": {"cpu_threads": 7}}, "differs in cpu_threads"),
+        ({"train": {"log_norms": True}}, "has no norms per layer (LOG_NORMS)"),
         ({"provenance": {"code": "other"}}, "differs in the code of the trainer"),
         ({"provenance": {"versions": {"torch": "2.14"}}}, "differs in the version of torch"),
         ({"provenance": {"cpu": "Xeon"}}, "ran on another kind of device"),

@@ -96,6 +96,8 @@ def _difference(new: tuple[RunDir, RunFile], old: tuple[RunDir, RunFile], neutra
     fields = [name for name in asked if name not in PLACES and name not in neutral]
     if changed := [name for name in fields if asked[name] != trained.get(name)]:
         return f"differs in {', '.join(changed[:3])}"
+    if asked.get("log_norms") and not trained.get("log_norms"):  # neutral: the result is equal, but not the log
+        return "has no norms per layer (LOG_NORMS)"
     here, there = ours.provenance, theirs.provenance
     if not here.get("code") or here["code"] != there.get("code"):
         return "differs in the code of the trainer"

@@ -43,7 +43,7 @@ def spent_of(state: RunState, train: TrainFields, now: float | None = None) -> S
 
 
 def spent_in(seconds: float | None, train: TrainFields) -> Spent:
-    """Return what a run takes in this wall time (s)."""
+    """Return what a run of this wall time (s) costs."""
     price = dollars_per_hour(train)
     hours = None if seconds is None else seconds / 3600
     return Spent(
