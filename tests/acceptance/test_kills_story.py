@@ -87,9 +87,13 @@ def test_commands_on_a_copy_leave_the_original_as_it_is(program, data, tmp_path,
     original = make_matrix(program, data, tmp_path / "original", *([f"CHECKPOINT_DIR={disk}"] if outside else []))
     before = tree(original), tree(disk) if outside else {}
     (tmp_path / "copies").mkdir()
-    copies = [tmp_path / "copies" / original.name, original.with_name("renamed"), other_mount / original.name]
-    for number, copy in enumerate(copies):
-        subprocess.run(["cp", "-a", str(original), str(copy)], check=True)
+    copies = {
+        tmp_path / "copies" / original.name: "-a",
+        original.with_name("renamed"): "-al",  # the files are hard links
+        other_mount / original.name: "-a",
+    }
+    for number, (copy, how) in enumerate(copies.items()):
+        subprocess.run(["cp", how, str(original), str(copy)], check=True)
         # One run has no result: `continue` has something to do.
         name = sorted(statuses(program, copy))[0]
         for path in ("result.json", "status.json", "metrics.jsonl"):

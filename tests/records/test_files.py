@@ -14,6 +14,7 @@ from kmatrix.records.files import (
     append_jsonl,
     finite,
     last_lines,
+    own_copies,
     read_or_empty,
     replacing,
     write_bytes,
@@ -155,3 +156,18 @@ def test_the_last_lines_of_a_file_are_read(tmp_path, most_bytes, start, lines):
     with path.open("rb") as file:
         assert last_lines(file, most_bytes=most_bytes, start=start) == lines
         assert file.read() == b""
+
+
+def test_files_with_other_hard_links_are_replaced_by_copies(tmp_path):
+    original, copy = tmp_path / "original", tmp_path / "copy"
+    (original / "ranks").mkdir(parents=True)
+    (copy / "ranks").mkdir(parents=True)
+    for name in ("metrics.jsonl", "ranks/state.json", "step_1.pt", ".lock"):
+        (original / name).write_text("old\n")
+        (copy / name).hardlink_to(original / name)
+    own_copies(copy)
+    append_jsonl(copy / "metrics.jsonl", {"step": 1})
+    assert (original / "metrics.jsonl").read_text() == "old\n"
+    assert (copy / "metrics.jsonl").read_text().startswith("old\n{")
+    links = {path.name: path.stat().st_nlink for path in copy.rglob("*") if path.is_file()}
+    assert links == {"metrics.jsonl": 1, "state.json": 1, "step_1.pt": 2, ".lock": 2}

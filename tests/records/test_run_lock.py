@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -6,7 +7,8 @@ import sys
 import pytest
 
 from kmatrix.errors import LaunchError
-from kmatrix.records.lock import held, start_of, try_lock
+from kmatrix.records import lock
+from kmatrix.records.lock import held, start_of, this_process, try_lock
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.run_lock import LAUNCHER, TOKEN, begin_attempt, join_attempt, kill, launcher_died, members
 from waiting import wait_until
@@ -112,3 +114,24 @@ def test_a_lock_that_is_a_link_is_refused_and_its_target_is_not_changed(run, tmp
     with pytest.raises(LaunchError, match="cannot open"), held(matrix):
         pass
     assert target.read_text() == "kept"
+
+
+def test_a_copy_made_with_hard_links_gets_locks_of_its_own(tmp_path):
+    original, copy = MatrixDir(tmp_path / "original"), MatrixDir(tmp_path / "copy")
+    original.path.mkdir()
+    with held(original):
+        shutil.copytree(original.path, copy.path, copy_function=os.link)
+        # One lock: the copy waits for the original, and nothing on it reaches the original's runner.
+        assert copy.is_held()
+        assert lock.holder(copy) is None
+        with pytest.raises(LaunchError, match="shares its lock with a matrix that is being run"), held(copy):
+            pass
+        assert lock.holder(original) == this_process()
+    before = original.lock.read_bytes()
+    with held(copy):
+        assert lock.holder(copy) == this_process()
+        assert not original.is_held()
+        with held(original):
+            pass
+    assert original.lock.read_bytes() == before
+    assert copy.lock.stat().st_nlink == original.lock.stat().st_nlink == 1

@@ -154,6 +154,12 @@ def test_another_failure_is_retried_only_on_request():
     assert (attempt.number, attempt.resume, attempt.micro_batch) == (2, "auto", 3)
 
 
+def test_a_reused_run_without_its_result_is_trained_again_only_on_request():
+    state = RunState(status=Status.FAILED, reason="result.json is missing")
+    assert next_attempt(state, batch_size=12, retry_killed=True) is None
+    assert next_attempt(state, batch_size=12, retry_failed=True).number == 1
+
+
 def test_a_run_that_failed_on_a_full_disk_continues_with_its_matrix_but_not_automatically():
     assert next_attempt(failed(DISK), batch_size=12) is None
     assert next_attempt(failed(DISK), batch_size=12, retry_killed=True).resume == "auto"

@@ -71,6 +71,7 @@ def save_checkpoints(folder: Path) -> None:
     index = CheckpointIndex(folder)
     for step in STEPS:
         path = folder / f"step_{step:08d}.pt"
+        path.unlink(missing_ok=True)  # as a trainer, which never writes into an existing checkpoint
         path.write_bytes(b"weights of step %d" % step)
         last = {CheckpointKind.BEST, CheckpointKind.FINAL} if step == STEPS[-1] else set()
         entry = Entry(

@@ -33,6 +33,7 @@ from kmatrix.records.disk import SpaceWait, waiting_for_space
 from kmatrix.records.lock import held
 from kmatrix.records.paths import ROOT, MatrixDir, RunDir, program_environment
 from kmatrix.records.runs import Status, read_run_file, read_run_file_or_empty, read_train_values_or_empty
+from kmatrix.records.states import read_matrix_status
 from kmatrix.records.tracking import pending_messages, sync_status
 from kmatrix.report.reproduction import Changes, changes, describe_repetition, repetition
 from kmatrix.runner.archive import archive_results, finish_rerun
@@ -267,6 +268,7 @@ def _open_matrix(matrix: MatrixDir, arguments: Arguments) -> Sequence[str]:
     """
     refuse_if_running(matrix)
     with held(matrix):
+        read_matrix_status(matrix)  # refuses the file of a newer version, before anything is written
         if base := arguments.get("CHECKPOINT_DIR"):
             take_folder(matrix, Path(base))
         check_own_files(matrix)
@@ -276,8 +278,9 @@ def _open_matrix(matrix: MatrixDir, arguments: Arguments) -> Sequence[str]:
         print(f"{name}: its folder or run.json was missing, made again from {matrix.plan.name}")
     for name in archived:
         print(f"{name}: archived its result, which an interrupted test-rerun had left")
+    why = restored.why or f"{matrix.name} has no plan of it"
     for name in restored.lost:
-        print(f"{name}: missing, and {matrix.name} has no plan of it: make it in a new matrix with make test-matrix")
+        print(f"{name}: missing, and {why}: make it in a new matrix with make test-matrix")
     return restored.lost
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import tempfile
@@ -25,7 +24,7 @@ from kmatrix.plan.feasibility import detected, expected_seconds, middle_mfu
 from kmatrix.records.checkpoint_dir import check_own_files, new_folder
 from kmatrix.records.files import json_text, read_json, sync_folder, write_bytes, write_json, write_text
 from kmatrix.records.lock import MAKING, held
-from kmatrix.records.paths import MATRIX_PREFIX, MatrixDir, staged_dir
+from kmatrix.records.paths import MatrixDir, is_in_the_future, next_path, staged_dir
 from kmatrix.records.plan import RunTexts, make_runs, write_plan
 from kmatrix.records.runs import Provenance, Tracking
 from kmatrix.records.train_config import TrainConfig
@@ -75,6 +74,8 @@ def create(
     """
     # 1. Everything that the runs are made from, in a hidden directory: the plan is complete, or there is no matrix.
     staged, path = _stage(made_from.results_dir)
+    if is_in_the_future(path, time.time()):
+        on_message(f"note: the newest matrix has a later date than now, so that this one is named {path.name}")
     with held(staged, MAKING):
         folder = None
         try:
@@ -160,19 +161,17 @@ def _stage(results_dir: Path) -> tuple[MatrixDir, Path]:
 
     A second matrix in the same second gets a number after its name.
     """
-    stamp = time.strftime("%Y%m%d_%H%M%S")
-    for number in itertools.count(1):
-        path = results_dir / (MATRIX_PREFIX + stamp + (f"_{number}" if number > 1 else ""))
+    while True:
+        path = next_path(results_dir, time.time())
         staged = staged_dir(path)
         try:
             staged.mkdir()  # atomic: of two commands in the same second, each gets its own directory
         except FileExistsError:
             continue
-        if os.path.lexists(path):  # also after the clock was set back
+        if os.path.lexists(path):  # the other command was faster
             staged.rmdir()
             continue
-        break
-    return MatrixDir(staged), path
+        return MatrixDir(staged), path
 
 
 def _matrix_json(name: str, folder: Path | None, made_from: Creation, origin: Provenance) -> dict[str, Any]:

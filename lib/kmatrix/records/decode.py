@@ -7,7 +7,9 @@ one warning that names it. Unknown keys are ignored, and a file with a newer sch
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -28,6 +30,9 @@ Number = Annotated[float, Meta(ge=-1e300, le=1e300)]  # JSON has no infinity; su
 Amount = Annotated[float, Meta(ge=0, le=1e300)]  # seconds, bytes, dollars, ...
 LATEST = 253_370_764_800  # Unix seconds of the year 9999: what `datetime` can show in any time zone
 UnixTime = Annotated[float, Meta(ge=0, le=LATEST)]
+# Files are read and written below this name, with prefixes and suffixes: it must not lead out of the matrix, and the
+# longest of them must have less than 256 bytes. Printable ASCII without "/", and no "." in front.
+RunName = Annotated[str, Meta(max_length=190, pattern=r"\A[!-\-0-~][ -.0-~]*\Z")]
 Scalar = Int | Number | bool | str | None
 
 
@@ -131,6 +136,28 @@ def decode_lines(path: Path, kind: type[R]) -> list[R]:
     except DAMAGE:
         found = list(_sound_lines(path, data, kind))
     return found
+
+
+def decode_gzip_lines(path: Path, kind: type[R], most_bytes: int) -> Iterator[R]:
+    """Yield the lines of a gzip file as records, after its checksum was found to be right.
+
+    most_bytes: of a line, because a damaged or hostile file must not fill the memory.
+    Raises FileNotFoundError if it is missing, RecordError if it is damaged, SchemaError if a newer version wrote it.
+    """
+    try:
+        with gzip.open(path, "rb") as file:
+            size = 0
+            while part := file.read(1 << 18):  # the checksum is at the end: read twice, without keeping all of it
+                size += len(part)
+            if not size:
+                raise EOFError("it is empty")
+            file.seek(0)
+            while line := file.readline(most_bytes):
+                yield decode_bytes(line, kind, str(path))
+    except FileNotFoundError:
+        raise
+    except (OSError, EOFError, zlib.error) as error:
+        raise _damage(str(path), error) from None
 
 
 def unix_time(value: object) -> float | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
@@ -148,6 +149,33 @@ def finite(value: object) -> float | None:
 
 
 _appending = threading.Lock()  # threads of a process may append to one log: a failed write truncates only its own part
+
+
+def own_copies(folder: Path, *, below: bool = True, skip: Collection[str] = ()) -> None:
+    """Replace every file that has other hard links by a copy, so that appending to it changes no other directory.
+
+    A reused run and a copy made with `cp -al` share their files with the original. Checkpoints are never appended to,
+    and locks have their own rule (`kmatrix.records.lock`).  below: also in the directories below.  skip: names of files
+    and directories that are not changed. Raises OSError if a file cannot be copied.
+    """
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name in skip:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                if below:
+                    own_copies(Path(entry.path), skip=skip)
+            elif _is_shared(entry) and not entry.name.endswith((".pt", ".lock")):
+                with replacing(Path(entry.path)) as temporary:
+                    shutil.copy2(entry.path, temporary)
+
+
+def _is_shared(entry: os.DirEntry[str]) -> bool:
+    """Return whether a file has other hard links."""
+    try:
+        return entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_nlink > 1
+    except FileNotFoundError:  # a temporary file that was renamed meanwhile
+        return False
 
 
 def append_jsonl(path: Path, value: Mapping[str, Any]) -> None:

@@ -15,9 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from kmatrix.errors import LaunchError
 from kmatrix.records.decode import Count, Record, decode_line
+from kmatrix.records.files import replacing
 from kmatrix.records.paths import MatrixDir, made_path
 from kmatrix.text import make_command
 
@@ -105,7 +109,8 @@ def holder(matrix: MatrixDir) -> Process | None:
     if handle is not None:
         os.close(handle)
         return None
-    return _read(matrix.lock)
+    # A copy made with hard links shares the lock of the original until it is run itself.
+    return None if _is_of_another(matrix) else _read(matrix.lock)
 
 
 def _lock_or_wait(matrix: MatrixDir, *, known: bool = False) -> int | None:
@@ -127,6 +132,40 @@ def _lock_or_wait(matrix: MatrixDir, *, known: bool = False) -> int | None:
 
 def try_lock(path: Path) -> int | None:
     """Return a descriptor that holds the lock until it is closed, None if another process holds it."""
+    while (handle := _try_file(path)) is not None:
+        found = os.fstat(handle)
+        if not _is_file(path, found):  # another process has replaced it just now, as below
+            os.close(handle)
+        elif found.st_nlink <= 1:
+            break
+        else:
+            # A copy made with hard links shares the file, and with it the lock. This process has it now: no other one
+            # replaces the file at the same time.
+            _replace(path)
+            os.close(handle)
+    return handle
+
+
+def _is_file(path: Path, found: os.stat_result) -> bool:
+    """Return whether a path names the file that was opened, or none because its directory was renamed meanwhile."""
+    try:
+        return os.path.samestat(path.lstat(), found)
+    except OSError:
+        return True
+
+
+def _replace(path: Path) -> None:
+    """Replace a lock file by an empty one."""
+    try:
+        with replacing(path) as temporary:
+            temporary.touch()
+    except OSError as error:
+        raise LaunchError(
+            f"cannot write {path}", why=error.strerror or str(error), hint="check the permissions of that directory"
+        ) from error
+
+
+def _try_file(path: Path) -> int | None:
     try:
         # O_CLOEXEC: a child that inherits the descriptor would keep the lock after the death of its parent.
         # O_NOFOLLOW: in a foreign folder, the lock may be a link to a file of the user, which would be overwritten.
@@ -156,7 +195,8 @@ def _write(handle: int, path: Path, doing: str) -> None:
     try:
         # In place: an atomic rename would replace the file that is locked.
         os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps({**asdict(this_process()), "doing": doing}).encode(), 0)
+        known = {**asdict(this_process()), "doing": doing, "inode": path.parent.stat().st_ino}
+        os.pwrite(handle, json.dumps(known).encode(), 0)
     except OSError as error:
         raise LaunchError(
             f"cannot write {path}", why=error.strerror or str(error), hint="free some space, then run the command again"
@@ -178,6 +218,7 @@ class _Holder(Record, frozen=True, kw_only=True):
     pid_started: Count | None = None
     boot_id: str | None = None
     doing: str = ""
+    inode: Annotated[int, Meta(ge=0)] | None = None  # of the directory that is held; 64 bits
 
 
 def _holder(path: Path) -> _Holder:
@@ -189,10 +230,25 @@ def _holder(path: Path) -> _Holder:
         return _Holder()
 
 
+def _is_of_another(matrix: MatrixDir) -> bool:
+    """Return whether the lock file was written for another directory."""
+    inode = _holder(matrix.lock).inode
+    try:
+        return inode is not None and inode != matrix.path.stat().st_ino
+    except OSError:
+        return False
+
+
 def in_use(matrix: MatrixDir) -> LaunchError:
     """Return the error for a matrix that another process holds."""
     other = _read(matrix.lock)
     who = f"process {other.pid}" if other.pid is not None else "another process"
+    if _is_of_another(matrix):
+        return LaunchError(
+            f"{matrix.name} shares its lock with a matrix that is being run by {who} on {other.host}",
+            why="it was copied with hard links",
+            hint="wait until that matrix has ended, or copy it with `cp -a`",
+        )
     path = made_path(matrix.path)
     if _holder(matrix.lock).doing == MAKING or path != matrix.path:
         return LaunchError(

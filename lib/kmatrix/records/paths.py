@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
+import time
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 
 import kmatrix
-from kmatrix.errors import RecordError
-from kmatrix.records.decode import Record, decode_optional
+from kmatrix.errors import RecordError, SchemaError, note_damage
+from kmatrix.records.decode import Record, RunName, UnixTime, decode_gzip_lines, decode_optional
 
 ROOT = kmatrix.ROOT
 MATRIX_PREFIX = "test_matrix_results_"
 STAGED = ".new"  # suffix of a matrix or a run that is being made
+STAMP_FORMAT = "%Y%m%d_%H%M%S"  # of the name of a matrix, in local time
+STAMP = re.compile(re.escape(MATRIX_PREFIX) + r"(?P<at>\d{8}_\d{6})(?:_(?P<number>\d{1,9}))?(?P<more>\D.*)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +275,7 @@ class MatrixDir:
         return [self.run(name) for name in dict.fromkeys([*self._listed(), *sorted(self._present())])]
 
     def missing(self) -> list[str]:
-        """Return the runs that matrix.json lists and that have no run.json: deleted, or not made yet."""
+        """Return the runs that matrix.json or the plan lists and that have no run.json: deleted, or not made yet."""
         there = self._present()
         return [name for name in self._listed() if name not in there]
 
@@ -284,7 +289,10 @@ class MatrixDir:
         return {name for name in names if name[0] != "." and _size(self.run(name).run_json)}
 
     def _listed(self) -> list[str]:
-        plan = decode_optional(self.matrix_json, _Plan) or _Plan()
+        """Return the names in matrix.json; in the plan, if matrix.json is missing or damaged."""
+        plan = decode_optional(self.matrix_json, _Plan)
+        if plan is None:
+            return list(_names_of_plan(self.plan))
         return list(dict.fromkeys(run.name for run in plan.runs))
 
 
@@ -296,8 +304,38 @@ def _size(path: Path) -> int:
         return 0
 
 
+MOST_BYTES = 1 << 24  # of a line of a plan
+
+
+def _names_of_plan(path: Path) -> tuple[str, ...]:
+    """Return the names of the runs in a plan; none if it is missing, or damaged, which is noted."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    try:
+        return _read_names(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+    except SchemaError:
+        raise
+    except RecordError as error:
+        note_damage(path, error.why)
+        return ()
+
+
+@lru_cache(maxsize=8)
+def _read_names(path: Path, *_version: int) -> tuple[str, ...]:
+    """Read the names in a plan. _version: changes with the file, which has the texts of thousands of runs."""
+    return tuple(dict.fromkeys(line.name for line in decode_gzip_lines(path, _PlannedRun, MOST_BYTES)))
+
+
 class _PlannedRun(Record, frozen=True, kw_only=True):
-    name: str
+    name: RunName
+
+
+class _Created(Record, frozen=True, kw_only=True):
+    """The time of matrix.json."""
+
+    created: UnixTime | None = None
 
 
 class _Plan(Record, frozen=True, kw_only=True):
@@ -308,7 +346,7 @@ class _Plan(Record, frozen=True, kw_only=True):
 
 def matrix_dirs(results_dir: Path) -> list[MatrixDir]:
     """Return all matrices in the results folder, newest last."""
-    # The names contain the date and the time, so their order is the order of creation; _10 follows _9.
+    # The names contain the date and the time, and `next_path` makes their order that of creation; _10 follows _9.
     found = [path for path in results_dir.glob(MATRIX_PREFIX + "*") if path.is_dir()]
     return [MatrixDir(path) for path in sorted(found, key=_by_age)]
 
@@ -325,10 +363,44 @@ def made_path(staged: Path) -> Path:
     return staged.with_name(staged.name[1 : -len(STAGED)])
 
 
-def _by_age(path: Path) -> tuple[str, int, str]:
-    stamp, _, number = path.name[len(MATRIX_PREFIX) :].partition("_")
-    clock, _, again = number.partition("_")
-    return f"{stamp}_{clock}", int(again) if again.isdigit() else 0, path.name
+def next_path(results_dir: Path, now: float) -> Path:
+    """Return the path of a new matrix: date and time, and after the newest one even if the clock was set back.
+
+    now: Unix seconds. Another process may take the path at the same time.
+    """
+    names = [made_path(path).name for path in results_dir.glob(f".{MATRIX_PREFIX}*{STAGED}")]
+    names += [path.name for path in results_dir.glob(MATRIX_PREFIX + "*")]
+    known = [found for name in names if (found := STAMP.fullmatch(name)) and not found["more"] and _is_date(found["at"])]
+    newest = max(known, key=lambda found: (found["at"], int(found["number"] or 1)), default=None)
+    at = time.strftime(STAMP_FORMAT, time.localtime(now))
+    if newest is None or newest["at"] < at:
+        return results_dir / f"{MATRIX_PREFIX}{at}"
+    return results_dir / f"{MATRIX_PREFIX}{newest['at']}_{int(newest['number'] or 1) + 1}"
+
+
+def is_in_the_future(path: Path, now: float) -> bool:
+    """Return whether the name of a matrix has a later time than now (Unix seconds)."""
+    found = STAMP.fullmatch(path.name)
+    return found is not None and found["at"] > time.strftime(STAMP_FORMAT, time.localtime(now))
+
+
+def _is_date(text: str) -> bool:
+    try:
+        datetime.strptime(text, STAMP_FORMAT)
+    except ValueError:
+        return False
+    return True
+
+
+def _by_age(path: Path) -> tuple[str, int, bool, str]:
+    """Return the key that orders matrices by the time of their creation."""
+    found = STAMP.fullmatch(path.name)
+    if found is None or not _is_date(found["at"]):  # the user's own name
+        about = decode_optional(MatrixDir(path).matrix_json, _Created) or _Created()
+        at = path.stat().st_mtime if about.created is None else about.created
+        return time.strftime(STAMP_FORMAT, time.localtime(at)), 0, False, path.name
+    # A copy with a suffix, such as _copy or .bak, is not newer than its original.
+    return found["at"], int(found["number"] or 1), not found["more"], path.name
 
 
 def find_matrix(results_dir: Path, target: str | None, argument: str = "TARGET") -> MatrixDir:

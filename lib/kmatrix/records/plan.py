@@ -9,18 +9,18 @@ import gzip
 import json
 import os
 import shutil
-import zlib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from kmatrix.errors import LaunchError, RecordError
 from kmatrix.records.checkpoint_dir import checkpoint_dir, own_checkpoint_dir
-from kmatrix.records.decode import SCHEMA, Record, decode_bytes, decode_optional
+from kmatrix.records.decode import SCHEMA, Record, RunName, decode_gzip_lines, decode_optional
 from kmatrix.records.files import free_path, write_bytes
 from kmatrix.records.lock import holder, in_use
 from kmatrix.records.paths import (
     MATRIX_PREFIX,
+    MOST_BYTES,
     STAGED,
     MatrixDir,
     RunDir,
@@ -31,7 +31,6 @@ from kmatrix.records.paths import (
 )
 
 FILES = (".config", "defconfig", "run.json")  # of a new run; run.json last: without it a directory is not a run
-MOST_BYTES = 1 << 24  # of a line: a damaged or hostile file must not fill the memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +44,18 @@ class RunTexts:
 class Rerun(Record, frozen=True, kw_only=True):
     """rerun.json: the runs whose results are being archived. It exists until all are."""
 
-    runs: tuple[str, ...] = ()
+    runs: tuple[RunName, ...] = ()
 
 
 def runs_to_archive(matrix: MatrixDir) -> frozenset[str]:
     """Return the runs that an interrupted rerun planned again, and whose results may not be archived yet."""
+    if not matrix.rerun.exists():  # the common case, asked for each run
+        return frozenset()
     return frozenset((decode_optional(matrix.rerun, Rerun) or Rerun()).runs)
 
 
 class _Line(Record, frozen=True, kw_only=True):
-    name: str
+    name: RunName
     files: dict[str, str]  # file name -> its text
 
 
@@ -63,8 +64,15 @@ class _Source(Record, frozen=True, kw_only=True):
 
 
 def write_plan(matrix: MatrixDir, runs: Iterable[RunTexts], *, append: bool = False) -> None:
-    """Write the plan of a matrix, durably. append: after the runs that it has."""
-    known = matrix.plan.read_bytes() if append and matrix.plan.exists() else b""
+    """Write the plan of a matrix, durably. append: after the runs that it has.
+
+    Raises RecordError if the plan that it has is damaged, SchemaError if a newer version wrote it.
+    """
+    known = b""
+    if append and matrix.plan.exists():
+        for _ in planned_runs(matrix):  # what follows a damaged part could not be read
+            pass
+        known = matrix.plan.read_bytes()
     lines = (
         json.dumps({"schema": SCHEMA, "name": run.name, "files": dict(zip(FILES, run.texts, strict=True))})
         for run in runs
@@ -82,16 +90,10 @@ def planned_runs(matrix: MatrixDir) -> Iterator[RunTexts]:
     """
     if not matrix.plan.exists():
         return
-    try:
-        with gzip.open(matrix.plan, "rb") as file:
-            while line := file.readline(MOST_BYTES):
-                yield _planned_run(line, matrix.plan)
-    except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise RecordError(
-            f"{matrix.plan} is damaged",
-            why=str(error),
-            hint="restore the missing run directories, or start a new matrix with `make test-matrix`",
-        ) from None
+    for line in decode_gzip_lines(matrix.plan, _Line, MOST_BYTES):
+        if not line.files.keys() >= set(FILES):
+            raise RecordError(f"{matrix.plan} is damaged", why=f"the files of {line.name} are incomplete")
+        yield RunTexts(line.name, tuple(line.files[name] for name in FILES))
 
 
 def interrupted_dirs(results_dir: Path) -> list[Path]:
@@ -141,12 +143,12 @@ def make_runs(matrix: MatrixDir, names: Collection[str]) -> list[str]:
     The caller holds the matrix. Existing files are not changed: only the missing ones of a directory are written.
     Raises RecordError if the plan is damaged.
     """
-    made = []
-    for run in planned_runs(matrix) if names else ():
-        if run.name in names:
-            make_run(matrix, run)
-            made.append(run.name)
-    return made
+    # The whole file before the first directory: its checksum is at the end. The last line of a name is the valid one,
+    # because `make add` may have been killed between the plan and matrix.json.
+    wanted = {run.name: run for run in planned_runs(matrix) if run.name in names} if names else {}
+    for run in wanted.values():
+        make_run(matrix, run)
+    return list(wanted)
 
 
 def make_run(matrix: MatrixDir, planned: RunTexts) -> RunDir:
@@ -185,14 +187,3 @@ def _reused(run: RunDir, text: str) -> str:
     """Return run.json with the source of a reused run, which was recorded after the plan was made."""
     source = (decode_optional(run.status, _Source) or _Source()).reused_from
     return json.dumps({**json.loads(text), "reused_from": source}, indent=2) + "\n" if source else text
-
-
-def _planned_run(line: bytes, plan: Path) -> RunTexts:
-    """Return the run in a line of a plan. Raises RecordError or ValueError if it is anything else."""
-    found = decode_bytes(line, _Line, str(plan))
-    # Files are written below this name: it must not lead out of the matrix.
-    if Path(found.name).name != found.name or found.name.startswith(".") or "\0" in found.name:
-        raise ValueError(f"{found.name!r} is not the name of a run")
-    if not found.files.keys() >= set(FILES):
-        raise ValueError(f"the files of {found.name} are incomplete")
-    return RunTexts(found.name, tuple(found.files[name] for name in FILES))

@@ -101,13 +101,15 @@ def members(run: RunDir) -> list[Member]:
         lock = run.lock.stat()
     except OSError:
         return []
+    # A copy made with hard links shares the lock, and its runs have the same names.
+    mark = str(run.path) if lock.st_nlink > 1 else run.name
     found = []
     for entry in PROC.iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid() and _has_open(entry, (lock.st_dev, lock.st_ino)):
             pid, words = int(entry.name), _command_line(entry)
             text = " ".join(words)
             what = next((kind for mark, kind in KINDS if mark in text), Path(words[0]).name if words else "a process")
-            of_run = any(run.name in word for word in words)
+            of_run = any(mark in word for word in words)
             found.append(Member(pid, start_of(pid), what, of_run))
     return sorted(found, key=lambda member: member.pid)
 

@@ -13,6 +13,7 @@ from kmatrix.records.decode import (
     Int,
     Number,
     Record,
+    RunName,
     Scalar,
     UnixTime,
     decode,
@@ -102,7 +103,7 @@ class RunFile(Record, frozen=True, kw_only=True):
     """
 
     run_id: str | None = None
-    name: str | None = None
+    name: RunName | None = None
     matrix: str | None = None
     axes: dict[str, str] = field(default_factory=dict)  # label -> value
     symbols: dict[str, str] = field(default_factory=dict)  # effective Kconfig values, as text

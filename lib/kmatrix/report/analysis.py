@@ -29,7 +29,7 @@ from kmatrix.report.numbers import (
     SettingOrigin,
     gpu_runs,
 )
-from kmatrix.report.read_run import read_numbers, run_dirs
+from kmatrix.report.read_run import read_numbers
 from kmatrix.stats import LEVEL, Conclusion, compare, holm, mean
 from kmatrix.text import first_names, plural
 
@@ -63,7 +63,7 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
     planned = {run.name: run for run in plan.runs if run.name}
     runs = tuple(
         _with_gpu(folder, read_numbers(folder, planned.get(folder.name, RunFile())))
-        for folder in run_dirs(matrix, planned)
+        for folder in matrix.all_runs()
     )
     if not runs:
         raise RecordError(
@@ -159,6 +159,9 @@ def analyse_gpus(matrix: MatrixDir) -> list[RunGpus]:
 
 
 def _with_gpu(folder: RunDir, run: RunNumbers) -> RunNumbers:
+    """Return a run with its recordings. A planned run has none, or those of a result that is being archived."""
+    if run.status is Status.PLANNED:
+        return run
     totals = TrainingTotals(
         tokens=run.tokens,
         seconds=run.seconds,

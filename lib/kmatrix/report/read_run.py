@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from kmatrix.records.decode import Scalar
 from kmatrix.records.files import last_lines
@@ -60,19 +60,12 @@ PRUNING_FIELDS = ("pruning", "target_sparsity")  # prefixes
 LOG_TAIL = 20  # lines kept of a failed run's log
 
 
-def run_dirs(matrix: MatrixDir, planned: Iterable[str]) -> list[RunDir]:
-    """Return the directories of all planned runs in order, then of other runs that exist in the matrix directory.
-
-    planned: the names in matrix.json.
-    """
-    existing = sorted(path.parent.name for path in matrix.path.glob("*/run.json"))
-    return [matrix.run(name) for name in dict.fromkeys([*planned, *existing])]
-
-
 def read_numbers(run_dir: RunDir, planned: RunFile) -> RunNumbers:
     """Return the numbers of one run. planned: its entry in matrix.json, used until the run has a run.json."""
     record, state = _record(run_dir, planned)
-    status = read_run_status(run_dir) or RunStatusFile()
+    # A planned run has no attempt: its files are those of a result that is being archived.
+    status = None if state.status is Status.PLANNED else read_run_status(run_dir)
+    status = status or RunStatusFile()
     run, train, axes = record.run, record.run.train, record.run.axes
 
     # The trainer's result, completed by what the metrics say: all that an unfinished run has.
@@ -160,7 +153,7 @@ def _record(run_dir: RunDir, planned: RunFile) -> tuple[RunRecord, RunState]:
     # A report may be made while the matrix runs.
     state = recover_status(run_dir, has_runner=MatrixDir(run_dir.path.parent).is_held())
     run = read_run_file_or_empty(run_dir)
-    metrics = tuple(merged_metrics(run_dir.metrics))
+    metrics = () if state.status is Status.PLANNED else tuple(merged_metrics(run_dir.metrics))
     record = RunRecord(
         dir=run_dir, run=planned if run == RunFile() else run, result=read_result(run_dir), metrics=metrics
     )

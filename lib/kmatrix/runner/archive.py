@@ -20,7 +20,7 @@ from kmatrix.records.plan import Rerun, runs_to_archive
 from kmatrix.records.runs import Status, read_run_file
 from kmatrix.records.tracking import is_syncing
 from kmatrix.status.state import Archived, RunState, after
-from kmatrix.status.status_file import last_number, recover_status, write_state, writing
+from kmatrix.status.status_file import last_number, state_of_files, write_state, writing
 
 
 def archive_results(matrix: MatrixDir, runs: Sequence[RunDir]) -> dict[str, Path | None]:
@@ -56,7 +56,7 @@ def archive_result(run: RunDir) -> Path | None:
     """
     _check(run)
     # Before the files move: the numbers of later attempts continue after the archived ones.
-    state = recover_status(run, has_runner=False)
+    state = state_of_files(run, has_runner=False)
     if is_archiving(run, state):  # a kill came after the run was planned
         finish_archiving(run)
     if not _left(run):
@@ -86,7 +86,7 @@ def _check(run: RunDir) -> None:
             hint="wait for its end; track.log in the run directory shows its progress",
         )
     # A file of a newer version is found now, not after a part of the others was moved.
-    recover_status(run, has_runner=False)
+    state_of_files(run, has_runner=False)
     read_run_file(run)
     own_checkpoint_dir(run)
 

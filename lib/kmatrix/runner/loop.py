@@ -17,9 +17,11 @@ from typing import TypeVar
 from kmatrix.engines.base import Engine
 from kmatrix.engines.local.pool import Pool
 from kmatrix.errors import LaunchError
+from kmatrix.records.files import own_copies
 from kmatrix.records.lock import held, this_process
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status, read_run_file
+from kmatrix.records.states import read_matrix_status
 from kmatrix.runner.archive import finish_archiving, is_archiving
 from kmatrix.runner.budget import BudgetWatch
 from kmatrix.runner.disk_hold import DiskHold
@@ -45,7 +47,7 @@ from kmatrix.status.state import (
     overall,
     retry,
 )
-from kmatrix.status.status_file import recover_status
+from kmatrix.status.status_file import recover_status, writing
 from kmatrix.status.watch import RunProgress, RunUpdate, RunWatch, alerts_of_run
 
 EXIT_FAILED, EXIT_STOPPED = 1, 130
@@ -148,6 +150,13 @@ class _Driver:
 
     def begin(self) -> None:
         """Write the status of all runs, and submit the plans to the engine."""
+        read_matrix_status(self._matrix)  # refuses one of a newer version, before anything is written
+        # Appending to a file with other hard links would change the matrix that this one was copied from, or the run
+        # that was reused.
+        with writing(self._matrix.path):
+            own_copies(self._matrix.path, below=False)
+            for plan in self._plans.values():
+                own_copies(plan.dir.path, skip=(plan.dir.archive.name,))
         # Read the state of all runs, now that the lock is held: the plans may be older.
         for run in self._matrix.runs():
             self.states[run.name] = recover_status(run, has_runner=False)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from kmatrix.errors import RecordError, SchemaError
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.packing import Limits
 from kmatrix.records.checkpoint_dir import checkpoint_dir
@@ -72,6 +73,7 @@ class RestoredRuns:
 
     made: tuple[str, ...] = ()  # made again
     lost: tuple[str, ...] = ()  # not in the plan: matrices of earlier versions have none
+    why: str = ""  # the damage of the plan, "" for none
 
 
 def restore_runs(matrix: MatrixDir) -> RestoredRuns:
@@ -80,9 +82,15 @@ def restore_runs(matrix: MatrixDir) -> RestoredRuns:
     Runs that finished are not touched, and a run whose run.json alone was lost keeps its results.
     """
     missing = matrix.missing()
-    with writing(matrix.path):
-        made = make_runs(matrix, set(missing))
-    return RestoredRuns(made=tuple(made), lost=tuple(name for name in missing if name not in made))
+    made, why = [], ""
+    try:
+        with writing(matrix.path):
+            made = make_runs(matrix, set(missing))
+    except SchemaError:
+        raise
+    except RecordError as error:  # the other runs continue
+        why = f"{error.what}: {error.why}"
+    return RestoredRuns(made=tuple(made), lost=tuple(name for name in missing if name not in made), why=why)
 
 
 class _Estimates:

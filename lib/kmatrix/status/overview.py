@@ -31,7 +31,7 @@ from kmatrix.status.estimate import (
     measured_before,
     one_attempt_s,
 )
-from kmatrix.status.state import Archived, RunState, after, overall
+from kmatrix.status.state import RunState, overall
 from kmatrix.status.status_file import current_result, recover_status
 from kmatrix.status.watch import MetricsTail, alerts_of_run, first_known, start_of
 
@@ -102,7 +102,7 @@ class Overview:
         if known is not None and known[0] == signature:
             return known[1]
         self._records.pop(run.name, None)  # it may have been made again
-        view = self._run(run, now, running=running, rerun=rerun)
+        view = self._run(run, now, running=running)
         if view.status not in TO_COME:
             view = self._completed(view)
         # A tracker process can end without a change of a file. A file that was just written may change once more
@@ -112,10 +112,8 @@ class Overview:
             self._views[run.name] = (signature, view)
         return view
 
-    def _run(self, run: RunDir, now: float, *, running: bool, rerun: bool) -> RunView:
+    def _run(self, run: RunDir, now: float, *, running: bool) -> RunView:
         state = recover_status(run, has_runner=running)
-        if rerun:  # its result is not archived yet: the command was killed, or is at work
-            state = after(state, Archived(state.number))
         if run.name not in self._records:
             self._records[run.name] = read_run_file_or_empty(run)
         record, train = self._records[run.name], self._records[run.name].train
@@ -167,7 +165,7 @@ class Overview:
         )
 
     def _tail(self, run: RunDir, state: RunState, train: TrainFields, *, has_result: bool) -> MetricsTail:
-        number = max(state.number, 1)
+        number = state.number if state.last else state.archived + 1  # a result that is being archived does not count
         # A tail per attempt: all attempts append to one file, and a tail counts only the lines of its own.
         tail = self._tails.get((run.name, number))
         if tail is None:

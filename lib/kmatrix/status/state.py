@@ -181,7 +181,9 @@ def next_attempt(
         return None
     last = state.last
     if last is None:
-        return Attempt(number=state.number + 1)
+        # A reused run without its result: like any failed run, it is only trained again if the user asks for it.
+        failed = state.status is Status.FAILED and not retry_failed
+        return None if failed else Attempt(number=state.number + 1)
     micro_batch = last.micro_batch
     if state.status is Status.FAILED:
         again = retry(state, batch_size=batch_size, policy=policy)

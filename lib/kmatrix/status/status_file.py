@@ -16,18 +16,31 @@ from kmatrix.errors import LaunchError, RecordError, SchemaError, is_full
 from kmatrix.records.checkpoints import file_size
 from kmatrix.records.decode import as_json, decode
 from kmatrix.records.files import last_lines, write_json
-from kmatrix.records.paths import RunDir
+from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.plan import runs_to_archive
 from kmatrix.records.runs import RunFile, RunResult, Status, metric_line, read_result, read_run_file
 from kmatrix.records.states import AttemptRecord, RunStatusFile, read_run_status
 from kmatrix.records.tracking import read_track
 from kmatrix.status.alerts import Alert
 from kmatrix.status.classify import classify
 from kmatrix.status.disk_space import how_full, what_to_do
-from kmatrix.status.state import Attempt, Ended, JobState, Reused, RunnerDied, RunState, Started, after
+from kmatrix.status.state import Archived, Attempt, Ended, JobState, Reused, RunnerDied, RunState, Started, after
 
 
 def recover_status(run: RunDir, *, has_runner: bool) -> RunState:
-    """Return the state of a run, without changing a file.
+    """Return the state of a run, without changing a file. A run is planned as soon as rerun.json names it.
+
+    has_runner: a runner holds the matrix. Raises SchemaError if a newer kmatrix wrote a file.
+    """
+    state = state_of_files(run, has_runner=has_runner)
+    if run.name not in runs_to_archive(MatrixDir(run.path.parent)):
+        return state
+    # Its result is not archived yet: the command was killed, or is at work.
+    return after(state, Archived(max(state.number, last_number(run))))
+
+
+def state_of_files(run: RunDir, *, has_runner: bool) -> RunState:
+    """Return the state of a run by its own files, also if its result is about to be archived.
 
     has_runner: a runner holds the matrix, so status.json is up to date. Without one, a run in state "running", or with
     traces of a later attempt, lost its runner: its last attempt ended by its result.json, or was stopped.
