@@ -9,6 +9,7 @@ from typing import Any
 from kmatrix.errors import RecordError
 from kmatrix.records.decode import Scalar
 from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.plan import runs_to_archive
 from kmatrix.records.runs import LOST, RunFile, Status, read_matrix_file_or_empty
 from kmatrix.records.states import read_matrix_status
 from kmatrix.report.gpu.numbers import RunGpus
@@ -159,8 +160,8 @@ def analyse_gpus(matrix: MatrixDir) -> list[RunGpus]:
 
 
 def _with_gpu(folder: RunDir, run: RunNumbers) -> RunNumbers:
-    """Return a run with its recordings. A planned run has none, or those of a result that is being archived."""
-    if run.status is Status.PLANNED:
+    """Return a run with its recordings, unless they are being archived."""
+    if folder.name in runs_to_archive(MatrixDir(folder.path.parent)):
         return run
     totals = TrainingTotals(
         tokens=run.tokens,
