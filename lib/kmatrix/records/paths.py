@@ -370,7 +370,7 @@ def next_path(results_dir: Path, now: float) -> Path:
     """
     names = [made_path(path).name for path in results_dir.glob(f".{MATRIX_PREFIX}*{STAGED}")]
     names += [path.name for path in results_dir.glob(MATRIX_PREFIX + "*")]
-    known = [found for name in names if (found := STAMP.fullmatch(name)) and not found["more"] and _is_date(found["at"])]
+    known = [found for found in map(STAMP.fullmatch, names) if found and not found["more"] and _is_date(found["at"])]
     newest = max(known, key=lambda found: (found["at"], int(found["number"] or 1)), default=None)
     at = time.strftime(STAMP_FORMAT, time.localtime(now))
     if newest is None or newest["at"] < at:
