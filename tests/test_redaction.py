@@ -85,6 +85,95 @@ def test_a_key_in_a_configuration_is_refused_and_not_repeated(tmp_path, line):
     assert line.partition("=")[2] not in message
 
 
+@pytest.mark.parametrize(
+    ("line", "variables", "error"),
+    [
+        (
+            "ON_FINISH=true {}",
+            {"SLACK_TOKEN": "correct horse"},
+            "CONFIG_ON_FINISH would contain the value of the variable",
+        ),
+        (
+            "ON_FINISH=true {}x",
+            {"MY_URL": "https://you:correct-horse@host"},
+            "CONFIG_ON_FINISH would contain the value",
+        ),
+        ("ON_FINISH=true --password={}", {}, "CONFIG_ON_FINISH would contain a key"),
+        ("ON_FINISH=true --api-key={}4711", {}, "CONFIG_ON_FINISH would contain a key"),
+        ("TRACKER_PROJECT={}", {"MY_SECRET": "correct-horse"}, "CONFIG_TRACKER_PROJECT would contain the value"),
+        (
+            "SAMPLE_PROMPT=it is {}|x",
+            {"MY_SECRET": "correct-horse"},
+            "CONFIG_GPT2_SAMPLE_PROMPT would contain the value",
+        ),
+        (
+            "DATA_DIR=/nowhere/{}/x",
+            {"S3_KEY": "correct-horse"},
+            "CONFIG_DATA_DIR would contain the value of the variable",
+        ),
+        (
+            "RESULTS_DIR={}",
+            {"S3_KEY": "tmp/correct-horse"},
+            "CONFIG_RESULTS_DIR would contain the value of the variable",
+        ),
+    ],
+)
+def test_a_value_of_the_environment_in_a_text_is_refused_with_its_symbol(tmp_path, monkeypatch, line, variables, error):
+    key = "correct-horse"
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+        key = "correct horse" if " " in text else key if "://" in text else text
+    program = Program(tmp_path)
+    program.check("defconfig-gpt2-cpu-quick", "SAMPLE_INTERVAL=5")
+
+    message = program.refused("test-matrix-dry-run", line.format(key))
+
+    assert message.startswith(f"error: command line: {line.partition('=')[0]}: {error}")
+    assert key not in message
+    assert "script" in message
+    assert not variables or f"env -u {next(iter(variables))}" in message
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ON_FINISH=sh -c 'curl -H \"Authorization: Bearer $SLACK_TOKEN\" https://example.org'",
+        "ON_FINISH=true --token=$SLACK_TOKEN",
+        "SAMPLE_PROMPT=The secret: everything is a token = something |password: required",
+    ],
+)
+def test_the_name_of_a_variable_and_prose_are_no_keys(tmp_path, monkeypatch, line):
+    monkeypatch.setenv("SLACK_TOKEN", "correct-horse")
+    program = Program(tmp_path)
+    program.check("defconfig-gpt2-cpu-quick", "SAMPLE_INTERVAL=5")
+
+    program.check("test-matrix-dry-run", line)
+
+
+@pytest.mark.parametrize(
+    ("variables", "where"),
+    [
+        ({"MY_SECRET": "tokenized-here"}, "DATA_DIR"),
+        ({"MY_SECRET": "gpt2_adamw_lr"}, "the name of a run"),
+        ({"MY_SECRET": "openwebtext-3"}, "CONFIG_GPT2_SAMPLE_PROMPT"),
+    ],
+)
+def test_a_key_in_a_path_or_a_name_is_refused_before_the_run_is_changed_by_it(tmp_path, monkeypatch, variables, where):
+    """Redaction must not change a text that a run reads, and must not let it pass."""
+    (tmp_path / "tokenized-here").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "tokenized-here")
+    program = Program(tmp_path)
+    lines = ("SAMPLE_INTERVAL=5", f"DATA_DIR={tmp_path / 'link'}", "SAMPLE_PROMPT=openwebtext-3")
+    program.check("defconfig-gpt2-cpu-quick", *lines)
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+
+    message = program.refused("test-matrix-dry-run", "OPTIMIZER=adamw", "LR=1e-3,2e-3")
+
+    assert f"{where} would contain the value of the variable MY_SECRET" in message
+    assert "env -u MY_SECRET" in message
+
+
 def test_a_key_in_a_file_is_refused_with_its_line_and_not_repeated(tmp_path):
     program = Program(tmp_path)
     program.write("CONFIG_GPT2_SEED=1", f'CONFIG_WANDB_ENTITY="{WANDB}"')

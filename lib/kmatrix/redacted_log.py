@@ -65,6 +65,15 @@ class RedactedLog:
         """The other end of the pipe. While any process holds it, a write waits instead of failing with EPIPE."""
         return self._read
 
+    def writer(self) -> int:
+        """Return a new descriptor for another process that writes, also after `started`. Raises OSError after the end.
+
+        The caller closes it.
+        """
+        # Opened anew through the end that this process keeps. A descriptor of its own that stays open would keep the
+        # log from ending.
+        return os.open(f"/proc/self/fd/{self._read}", os.O_WRONLY | os.O_CLOEXEC)
+
     def started(self) -> None:
         """Close this process's end of the pipe, after the processes that write have been started."""
         if self._write >= 0:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import netrc
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +23,7 @@ from kmatrix.key_forms import HIDDEN, LOGIN_IN_URL, NAMED, forms_in, hide_forms,
 
 SHORTEST = 8  # characters; a shorter value is an ordinary word and is not redacted
 SHORTEST_ENCODED = 10  # characters of base64 that identify a value
+LOOKS_RANDOM = 3.0  # bits per character; sha1 in hexadecimal has 3.7, identifiers of 8 to 20 letters up to 3.5
 SETTINGS = frozenset({"symbols", "train"})  # keys of run.json: the trainer uses these texts as they are
 LONGEST_JSON = 1 << 16  # characters of a variable that are searched for passwords in JSON
 
@@ -49,6 +52,16 @@ def is_key(text: str) -> bool:
 def named_keys(text: str) -> list[str]:
     """Return the values in a text whose names announce a key, such as password=..., without placeholders."""
     return keys_of(NAMED, text)
+
+
+def looks_random(value: str) -> bool:
+    """Return whether a value without quotes is a key rather than an expression."""
+    if not re.fullmatch(r"[A-Za-z0-9+/_=~.-]{8,}", value) or not re.search(r"\d", value) or "." in value.strip("."):
+        return False
+    if re.fullmatch(r"[A-Za-z_]+\d{0,3}", value):  # a name, such as logits2
+        return False
+    entropy = -sum(n / len(value) * math.log2(n / len(value)) for n in Counter(value).values())
+    return entropy >= LOOKS_RANDOM or len(value) < 12
 
 
 def keys_in(text: str, environment: Mapping[str, str] | None = None) -> list[str]:

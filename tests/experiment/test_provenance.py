@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import kmatrix.experiment.code_patch as module
-from kmatrix.experiment.provenance import code_of, provenance, trainer_files, variables
+from kmatrix.experiment.provenance import code_of, provenance, secret_variables, trainer_files, variables
 from kmatrix.records.paths import ROOT
 
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
@@ -130,9 +130,32 @@ def test_variables_that_may_change_a_result_are_recorded_without_secrets():
         "TORCH_INDEX": "https://you:secret@example.org/simple",
         "TORCH_LOGS": "hf_" + "aB3" * 12,  # a key in a variable with a harmless name
         "NCCL_SOCKET_IFNAME": "d-repeated-elsewhere",
+        "TORCH_EXTRA": "password=hunter2x",
+        "TORCH_SHORT": "password=hunter",
+        "NCCL_Y": "x,api_key=0123456789abcdef",
+        "CUDA_NOTE": "0123456789abcdef0123456789abcdef01234567",
+        "GLOO_HEADER": "Authorization: ApiKey 0123456789abcdef",
+        "MKL_HEX": b"d-repeated-elsewhere".hex(),
         "MY_TOKEN": "d-repeated-elsewhere",
     }
     assert variables(environment) == {"CUDA_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2"}
+    assert secret_variables(environment) == [
+        *("CUDA_NOTE", "GLOO_HEADER", "MKL_HEX", "NCCL_SOCKET_IFNAME", "NCCL_Y"),
+        *("TORCH_EXTRA", "TORCH_INDEX", "TORCH_LOGS", "TORCH_SHORT"),
+    ]
+
+
+def test_usual_variables_are_recorded():
+    environment = {
+        "CUDA_VISIBLE_DEVICES": "GPU-01234567-89ab-cdef-0123-456789abcdef,GPU-fedcba98-7654-3210-fedc-ba9876543210",
+        "NCCL_TOPO_FILE": "/opt/topologies/ndv5.xml",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:512",
+        "TORCHINDUCTOR_CACHE_DIR": "/tmp/torchinductor_you",
+        "TORCH_CUDA_ARCH_LIST": "8.0;9.0+PTX",
+        "TRITON_CACHE_DIR": "/home/you/.triton/cache",
+    }
+    assert variables(environment) == environment
+    assert secret_variables(environment) == []
 
 
 def test_the_provenance_names_versions_machine_and_patch(repository):

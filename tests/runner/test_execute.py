@@ -9,7 +9,8 @@ import pytest
 
 import kmatrix.runner.execute as module
 from kmatrix.errors import ConfigError
-from kmatrix.runner.execute import command_of, finish
+from kmatrix.runner.execute import command_of, finish, foreign_command
+from kmatrix.runner.signature import matrix_identity, sign
 from records_factory import FakeRun, make_matrix
 
 RECORD_CALL = "import json, os, sys; json.dump([dict(os.environ), sys.argv[1:]], open(sys.argv[1], 'w'))"
@@ -48,6 +49,25 @@ def test_a_failure_of_the_command_is_reported(finished_matrix, monkeypatch):
         finished_matrix, quoted(sys.executable, "-c", "import time; time.sleep(60)")
     )
     assert finish(finished_matrix, "") == ""
+
+
+def test_a_command_belongs_to_the_matrix_that_it_was_given_to(finished_matrix, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    text, path = "notify-send done", finished_matrix.matrix_json
+    record = json.loads(path.read_text())
+    signature = sign(text, *matrix_identity(record["name"], record["created"]))
+    for changes, own in [
+        ({"on_finish": signature}, True),
+        ({"on_finish": signature, "name": "test_matrix_results_20261122_120000"}, False),
+        ({"on_finish": signature, "created": record["created"] + 1.0}, False),
+        ({"on_finish": signature, "created": None}, False),
+        *[({"on_finish": damaged}, False) for damaged in (sign(text), "é", "\ud800", "", None, [signature], {})],
+    ]:
+        path.write_text(json.dumps(record | changes))
+
+        assert (foreign_command(finished_matrix, text) == "") is own, changes
+    path.write_text("{")
+    assert "was not run: somebody else made this matrix" in foreign_command(finished_matrix, text)
 
 
 @pytest.mark.parametrize(("text", "reason"), [("'half", "invalid ON_FINISH"), ("no-such-program-here x", "not found")])

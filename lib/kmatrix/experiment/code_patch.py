@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import subprocess
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kmatrix.key_forms import NAMED, SHELL, keys_of
-from kmatrix.redaction import Redactor, redactor
+from kmatrix.redaction import Redactor, looks_random, redactor
 
 # Files that are never in a patch.
 SECRET_FILES = (
@@ -26,7 +24,6 @@ GIT_S = 20.0
 LONGEST_LINE = 10_000  # characters; the detectors take quadratic time, and no source has such lines
 # A line of a private key, or any base64, also as one of the strings of a source.
 ENCODED = re.compile(r"\s*[\"']?[A-Za-z0-9+/]{60,}+={0,2}(?:\\[nr]){0,2}[\"']?[,+)\\\s]*+")
-LOOKS_RANDOM = 3.0  # bits per character; sha1 in hexadecimal has 3.7, identifiers of 8 to 20 letters up to 3.5
 BY_NAME = ("Secret Keyword", "Basic Auth Credentials")  # kinds that detect-secrets finds by the text around them
 SEVERAL_LINES = ("netrc entry",)  # kinds of keys that may have their parts in several lines
 HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
@@ -143,7 +140,7 @@ def _kinds(name: str, line: str, detectors: Detectors, *, is_head: bool = False)
     if len(line) > LONGEST_LINE and not is_head:
         return ["line too long to be searched for keys"]
     found = detectors.known.keys_in(line)
-    if keys_of(SHELL, line) or any(_looks_random(key.rstrip("\\")) for key in NAMED.keys(line)):
+    if keys_of(SHELL, line) or any(looks_random(key.rstrip("\\")) for key in NAMED.keys(line)):
         found.append(NAMED.kind)
     if is_head:
         return found
@@ -193,16 +190,6 @@ def _plugins() -> Sequence[Any] | None:
     # which sends it to the service that it belongs to.
     kinds: Mapping[str, Callable[[], Any]] = get_mapping_from_secret_type_to_class()
     return [make() for kind, make in sorted(kinds.items()) if "IP" not in kind.split()]
-
-
-def _looks_random(value: str) -> bool:
-    """Return whether a value without quotes is a key rather than an expression."""
-    if not re.fullmatch(r"[A-Za-z0-9+/_=~.-]{8,}", value) or not re.search(r"\d", value) or "." in value.strip("."):
-        return False
-    if re.fullmatch(r"[A-Za-z_]+\d{0,3}", value):  # a name, such as logits2
-        return False
-    entropy = -sum(n / len(value) * math.log2(n / len(value)) for n in Counter(value).values())
-    return entropy >= LOOKS_RANDOM or len(value) < 12
 
 
 def _name(head: bytes) -> str:

@@ -17,7 +17,7 @@ from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.data import Dataset, Key, key
 from kmatrix.experiment.foreign import is_own, signed_text
 from kmatrix.experiment.initial import InitialWeights, initial_fields
-from kmatrix.experiment.provenance import code_of, provenance
+from kmatrix.experiment.provenance import code_of, provenance, secret_variables
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.matrix.expand import Matrix, Run
 from kmatrix.plan.feasibility import detected, expected_seconds, middle_mfu
@@ -28,7 +28,7 @@ from kmatrix.records.paths import MatrixDir, is_in_the_future, next_path, staged
 from kmatrix.records.plan import RunTexts, make_runs, write_plan
 from kmatrix.records.runs import Provenance, Tracking
 from kmatrix.records.train_config import TrainConfig
-from kmatrix.runner.signature import sign
+from kmatrix.runner.signature import matrix_identity, sign
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +129,8 @@ def _write_plan(matrix: MatrixDir, name: str, folder: Path | None, made_from: Cr
     code = code_of(made_from.root)
     for one in code.left_out:
         on_message(f"warning: not in {matrix.patch.name}: {one.describe()}")
+    for variable in secret_variables(os.environ):
+        on_message(f"warning: not recorded: the environment variable {variable}, whose value may be a key")
     origin = provenance(code, made_from.command, made_from.gpus, matrix.patch.name if code.patch else None)
     write_text(matrix.config, made_from.config_text)
     if code.patch:
@@ -190,7 +192,9 @@ def _matrix_json(name: str, folder: Path | None, made_from: Creation, origin: Pr
         "cuts": [{"count": cells.count, "reason": cells.reason} for cells in made_from.plan.excluded],
         "notes": list(made_from.plan.notes),
         "signature": sign(signed_text(made_from.config_text, made_from.overrides)),
-        "on_finish": sign(made_from.on_finish) if made_from.on_finish else "",
+        "on_finish": sign(made_from.on_finish, *matrix_identity(name, origin["created"]))
+        if made_from.on_finish
+        else "",
         "provenance": origin,
     }
 

@@ -16,6 +16,7 @@ from kmatrix.experiment.foreign import Foreign, check_axes, check_values, load_f
 from kmatrix.experiment.initial import SYMBOL as INIT_FROM
 from kmatrix.experiment.initial import InitialWeights, check_fit, read_initial
 from kmatrix.experiment.initial import asked as asked_checkpoints
+from kmatrix.experiment.keys import refuse_keys
 from kmatrix.gpu.nvml.detect import Gpu, detect, usable
 from kmatrix.kconfig.assignments import load_config, merge
 from kmatrix.kconfig.tree import NOT_AN_AXIS, Assignment, Symbols, Tree, open_tree
@@ -230,8 +231,16 @@ def _plan(
     tree.contents[INIT_FROM] = {"none": "", **{text: weights.sha256 for text, weights in initial.items()}}
     matrix = expand(tree, base, axes, RULES)
     tree.reset()  # expansion leaves the values of its last cell
-    control = read(matrix.values(tree, matrix.runs[0]).typed)  # these settings are equal in all runs
+    values = matrix.values(tree, matrix.runs[0])
+    control = read(values.typed)  # these settings are equal in all runs
     data_dir = below_root(control.data_dir)
+    folders = {
+        "DATA_DIR": control.data_dir,
+        "RESULTS_DIR": control.results_dir,
+        "CHECKPOINT_DIR": control.checkpoint_dir,
+    }
+    paths = {name: below_root(text) for name, text in folders.items() if text}
+    refuse_keys(tree, values.texts, paths, (run.name for run in matrix.runs))
     configs = _Configs(tree, matrix, data_dir)
     cpu_runs = CpuRuns(below_root(control.results_dir))
     runs, kinds = _planned_runs(configs, found, cpu_runs)

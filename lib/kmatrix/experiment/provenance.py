@@ -23,7 +23,7 @@ from kmatrix.gpu.nvml.detect import Gpu, driver_state
 from kmatrix.packing import usable_cores
 from kmatrix.plan.cpu import cpu_name
 from kmatrix.records.runs import Provenance
-from kmatrix.redaction import keys_in
+from kmatrix.redaction import is_key, redactor
 
 PACKAGES = (  # the first four may change a result, the others what is recorded or uploaded
     *("torch", "numpy", "tiktoken", "pytorch_optimizer"),
@@ -45,6 +45,8 @@ VARIABLES = (  # prefixes
     *("TORCH_", "TORCHINDUCTOR_", "TRITON_", "PYTORCH_", "MALLOC_", "KMATRIX_"),
 )
 
+# Names in values, also before values that are too short to be redacted in a log.
+_NAMED = re.compile(r"(?:password|passwd|passphrase|secret|api_?key|token)[\"']?\s?[=:]", re.IGNORECASE)
 SECRET = re.compile(r"TOKEN|KEY|PASS|SECRET|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
@@ -79,11 +81,23 @@ def provenance(code: Code, command: str, gpus: Sequence[Gpu], patch: str | None 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that may change a result, without those that look like secrets."""
-    return {
-        name: value
-        for name, value in sorted(environment.items())
-        if name.startswith(VARIABLES) and not SECRET.search(name) and not keys_in(value, environment)
-    }
+    return {name: value for name, value in _variables(environment).items() if not _may_be_secret(value, environment)}
+
+
+def secret_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return the variables that may change a result and are not recorded, because their values may be secrets."""
+    return [name for name, value in _variables(environment).items() if _may_be_secret(value, environment)]
+
+
+def _variables(environment: Mapping[str, str]) -> dict[str, str]:
+    found = ((name, value) for name, value in sorted(environment.items()) if name.startswith(VARIABLES))
+    return {name: value for name, value in found if not SECRET.search(name)}
+
+
+def _may_be_secret(value: str, environment: Mapping[str, str]) -> bool:
+    found = redactor(environment)
+    # Left out as a whole: the rest of a redacted value would be a setting that nobody had.
+    return found.redact(value) != value or bool(found.keys_in(value)) or is_key(value) or bool(_NAMED.search(value))
 
 
 def _version(name: str) -> str | None:

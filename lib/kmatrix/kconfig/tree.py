@@ -16,7 +16,7 @@ import kconfiglib as kc
 from kmatrix.errors import ConfigError
 from kmatrix.records.paths import ROOT
 from kmatrix.records.tracking import PROJECT_NAME, PROJECT_RULE
-from kmatrix.redaction import is_key
+from kmatrix.redaction import is_key, looks_random, named_keys, redactor
 
 BOOLS = (kc.BOOL, kc.TRISTATE)  # without modules, a tristate is a bool
 MATRIX = "MATRIX_"  # prefix: MATRIX_X sweeps X
@@ -451,15 +451,10 @@ def seconds(text: str) -> float | None:
 def check_text(tree: Tree, symbol: Any, text: str, where: str) -> None:
     """Refuse a text that the symbol cannot hold in any configuration."""
     name, kind = symbol.name, symbol.orig_type
+    _refuse_key(tree, name, text, where)
     # .config has one line per symbol: a line break in a value would become a line of its own.
     if not text.isprintable() and kind == kc.STRING:
         raise ConfigError(f"{where}: CONFIG_{name}={text!a}", why="control characters are not allowed")
-    if kind == kc.STRING and is_key(text):
-        raise ConfigError(
-            f"{where.partition('=')[0]}: CONFIG_{name} would contain a key",  # without the key itself
-            why="configurations are copied into results and reports",
-            hint="pass keys in environment variables only: see docs/trackers.md",
-        )
     text = text if text.isprintable() else ascii(text)
     what = f"{where} CONFIG_{name}={text!r}" if where.endswith(" of") else f"{where}: CONFIG_{name}={text}"
     if kind in BOOLS and text not in ("n", "y"):
@@ -478,6 +473,40 @@ def check_text(tree: Tree, symbol: Any, text: str, where: str) -> None:
         raise ConfigError(what, why=PROJECT_RULE)
     if name.startswith(MATRIX) and name not in NOT_AN_AXIS and kind == kc.STRING:
         _check_list(tree, name, text, where)
+
+
+def _refuse_key(tree: Tree, name: str, text: str, where: str) -> None:
+    """Raise ConfigError, without the key itself, if the value of a symbol contains one.
+
+    A known key, such as the value of HF_TOKEN, is refused everywhere but in the defaults of the Kconfig files.
+    """
+    where = where.partition("=")[0]
+    known = redactor().known_in(text) if text and not where.endswith(" of") else []
+    if known:
+        raise key_error(f"{where}: CONFIG_{name} would contain the {known[0]}", known[0])
+    # A command of this machine, such as `notify --password=...`. In another text, `secret: ...` may be prose.
+    named = [key for key in named_keys(text) if name in tree.local or looks_random(key)]
+    if is_key(text) or named:
+        raise ConfigError(
+            f"{where}: CONFIG_{name} would contain a key",
+            why="configurations are copied into results and reports",
+            hint="pass keys in environment variables only: see docs/trackers.md; a command can call a script with them",
+        )
+
+
+def key_error(what: str, origin: str) -> ConfigError:
+    """Return the error for a setting that contains a known key. origin: "value of the variable HF_TOKEN"."""
+    name = origin.rpartition(" ")[2]
+    use = (
+        f"if it is no key, run this with `env -u {name}`"
+        if "variable" in origin
+        else "if it is no key, change that file"
+    )
+    return ConfigError(
+        what,
+        why="configurations are copied into results and reports, and must not change there",
+        hint=f"let a script read {name}, and name the script instead; {use}",
+    )
 
 
 def normalized(tree: Tree, name: str, text: str) -> str:

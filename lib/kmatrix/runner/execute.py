@@ -20,7 +20,7 @@ from kmatrix.engines.local.recorder import RecorderLauncher
 from kmatrix.errors import ConfigError, KmatrixError, LaunchError
 from kmatrix.gpu.nvml.detect import UNKNOWN_DISTANCE, Gpu, distances, occupied
 from kmatrix.packing import Limits, usable_cores
-from kmatrix.records.files import last_lines, read_json
+from kmatrix.records.files import finite, last_lines, read_json
 from kmatrix.records.lock import holder
 from kmatrix.records.paths import ROOT, MatrixDir
 from kmatrix.records.runs import RunFile, Status, read_run_file_or_empty
@@ -28,7 +28,7 @@ from kmatrix.records.states import read_matrix_status
 from kmatrix.redacted_log import RedactedLog
 from kmatrix.runner.loop import Outcome, drive
 from kmatrix.runner.resume import ResumePlan
-from kmatrix.runner.signature import is_signed
+from kmatrix.runner.signature import is_signed, matrix_identity
 from kmatrix.simulate.library import simulation
 from kmatrix.status.alerts import Thresholds
 from kmatrix.status.cost import MatrixBudget
@@ -228,8 +228,8 @@ def command_of(text: str) -> list[str]:
 
 
 def foreign_command(matrix: MatrixDir, text: str) -> str:
-    """Return why ON_FINISH is not run if this process did not make the matrix, "" if this user signed the command."""
-    if not text or is_signed(text, _signature(matrix)):
+    """Return why ON_FINISH is not run after `continue`, "" if this user gave the command to this matrix."""
+    if not text or _is_own(matrix, text):
         return ""
     return f"ON_FINISH={text} was not run: somebody else made this matrix, or an earlier version"
 
@@ -255,11 +255,14 @@ def finish(matrix: MatrixDir, text: str) -> str:
     return ""
 
 
-def _signature(matrix: MatrixDir) -> str:
+def _is_own(matrix: MatrixDir, text: str) -> bool:
+    """Return whether this user signed the command for this matrix."""
     try:
-        return str(read_json(matrix.matrix_json).get("on_finish") or "")
+        record = read_json(matrix.matrix_json)
     except (OSError, KmatrixError):
-        return ""
+        return False
+    name, created = record.get("name"), finite(record.get("created"))
+    return is_signed(text, str(record.get("on_finish") or ""), *matrix_identity(str(name), created))
 
 
 def _about(matrix: MatrixDir) -> Mapping[str, str]:

@@ -66,6 +66,40 @@ def is_alive(process):
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
+COMPANION = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print("error: no login with", os.environ["MY_SERVICE_TOKEN"], file=sys.stderr, flush=True)
+signal.sigwait({signal.SIGTERM})
+print("bye", os.environ["MY_SERVICE_TOKEN"], flush=True)
+"""
+
+
+def test_a_process_next_to_the_command_writes_to_the_same_log_without_keys(start_command, tmp_path, monkeypatch):
+    """The recorder: its errors must not be lost, nor bring a key to the log."""
+    monkeypatch.setenv("MY_SERVICE_TOKEN", "correct-horse-battery")
+    go = tmp_path / "go"
+    tree = start_command(
+        f"import os, time\nprint('ready', flush=True)\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)"
+    )
+
+    recorder = tree.start_companion([sys.executable, "-c", COMPANION], env=os.environ)
+    wait_until(lambda: "no login" in (tmp_path / "log").read_text())
+    go.touch()
+
+    assert has_exited(tree) == 0  # and all output is in the log, which needs the companion to exit, too
+    assert recorder.wait() == 0
+    assert (tmp_path / "log").read_text() == "ready\nerror: no login with <hidden>\nbye <hidden>\n"
+
+
+def test_without_a_log_there_is_no_process_next_to_the_command(start_command):
+    tree = start_command("pass", wait_for="")
+    has_exited(tree)
+
+    with pytest.raises(OSError, match="No such file"):
+        tree.start_companion([sys.executable, "-c", "pass"])
+
+
 @pytest.mark.parametrize(
     ("code", "exit_code"), [("pass", 0), ("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)]
 )

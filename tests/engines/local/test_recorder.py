@@ -69,6 +69,7 @@ def test_an_unresponsive_recorder_is_killed(matrix, plan, tmp_path, monkeypatch)
     deaf.chmod(0o755)
     # The recorder ignores SIGTERM in any case, so the test need not wait as long as the engine does.
     monkeypatch.setattr("kmatrix.engines.local.recorder.WAIT_S", 0.2)
+    monkeypatch.setattr("kmatrix.engines.local.process.END_S", 0.2)  # its output goes to the log of the run
     run = plan("a")
     assert drive(matrix, [run], engine(recorders=recorder_launcher(python=deaf)), poll_s=0.02).exit_code == 0
     wait_until(lambda: not [p for p in psutil.process_iter(["cmdline"]) if str(deaf) in (p.info["cmdline"] or [])])
@@ -91,7 +92,7 @@ def test_concurrent_runs_share_the_simulated_gpus_and_a_single_run_sees_all(plan
 
 def test_a_run_without_a_free_simulated_gpu_reports_it_and_trains(plan):
     run = plan("x")
-    assert recorder_launcher(simulated=True).start(run, 1, gpus=None) is None
+    assert recorder_launcher(simulated=True).start(run, None, gpus=None) is None
     assert "no simulated GPU is left" in run.dir.output_log.read_text()
 
 

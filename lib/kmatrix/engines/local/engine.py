@@ -285,8 +285,8 @@ class LocalEngine:
 
     def _start_recorder(self, job: _Job) -> None:
         """Start the recorder of a run."""
-        recorders, pid = self._recorders, job.state.pid
-        if recorders is None or pid is None:
+        recorders, tree = self._recorders, job.tree
+        if recorders is None or tree is None:
             return
         others = [other for other in self._in(JobPhase.RUNNING) if other is not job]
         shared = self._limits.on(gpus=job.plan.cuda).jobs != 1
@@ -295,7 +295,7 @@ class LocalEngine:
         job.state = replace(job.state, records_gpus=job.seen is not None and (job.plan.cuda or recorders.simulated))
         # The lowest free slot, not a counter: a monitoring system scrapes a fixed, small set of ports.
         job.slot = min(set(range(len(others) + 1)) - {other.slot for other in others})
-        job.recorder = recorders.start(job.plan, pid, gpus=job.seen, slot=job.slot)
+        job.recorder = recorders.start(job.plan, tree, gpus=job.seen, slot=job.slot)
 
     def _wait_for_earlier(self, job: _Job) -> None:
         """Wait for the processes of an earlier attempt to exit, and kill those that do not."""
@@ -336,14 +336,14 @@ class LocalEngine:
 
     def _watch_recorder(self, job: _Job) -> None:
         """Restart a recorder that was killed, which appends to the recording; one that exited with an error is not."""
-        recorder, recorders, pid = job.recorder, self._recorders, job.state.pid
+        recorder, recorders, tree = job.recorder, self._recorders, job.tree
         # poll() is None while it runs and negative after a signal. After an error of its own it would only fail again.
-        if recorder is None or recorders is None or pid is None or (recorder.poll() or 0) >= 0:
+        if recorder is None or recorders is None or tree is None or (recorder.poll() or 0) >= 0:
             return
         deaths = job.state.recorder_deaths + 1
         job.state = replace(job.state, recorder_deaths=deaths)
         again = deaths <= MOST_RECORDERS
-        job.recorder = recorders.start(job.plan, pid, gpus=job.seen, slot=job.slot) if again else None
+        job.recorder = recorders.start(job.plan, tree, gpus=job.seen, slot=job.slot) if again else None
 
     def _stop(self, job: _Job) -> None:
         if job.tree is not None and job.kill_deadline is None:

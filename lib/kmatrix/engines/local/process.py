@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -27,6 +28,7 @@ class ProcessTree:
 
     def __init__(self, guard: subprocess.Popen[bytes], log: RedactedLog) -> None:
         self._guard, self._log = guard, log
+        self._companions: list[subprocess.Popen[bytes]] = []
         self._log_deadline: float | None = None  # monotonic seconds, after the end of the guard
         self._members: set[psutil.Process] = set()
         self._scanned_at = 0.0  # monotonic seconds
@@ -46,6 +48,7 @@ class ProcessTree:
             self._log.poll()
             return None
         self._kill_members()  # none are left, unless the guard itself was killed
+        self._end_companions()
         # The end of a run is classified by its log, so its last lines come first.
         self._log_deadline = self._log_deadline or time.monotonic() + END_S
         if not self._log.poll() and time.monotonic() < self._log_deadline:
@@ -71,8 +74,30 @@ class ProcessTree:
             self._guard.kill()
         code = self._guard.wait()
         self._kill_members()
+        self._end_companions()
         self._log.wait()
         return code
+
+    def start_companion(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        """Start a process next to the command that writes to the same log. Raises OSError if that fails.
+
+        It gets SIGTERM when the command has exited, because the log ends with the last process that writes to it.
+        options: of Popen.
+        """
+        output = self._log.writer()
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(self._log.reader,),  # as for the command: a killed writer of the log must not end it
+                **options,
+            )
+        finally:
+            os.close(output)
+        self._companions.append(process)
+        return process
 
     def members(self) -> set[psutil.Process]:
         """Return all living descendants of the guard."""
@@ -99,6 +124,12 @@ class ProcessTree:
             _kill(alive)
             psutil.wait_procs(alive, timeout=0.5)
         self._members.clear()
+
+    def _end_companions(self) -> None:
+        for process in self._companions:
+            if process.poll() is None:
+                process.terminate()
+        self._companions.clear()
 
     def _alive(self) -> set[psutil.Process]:
         if not self._members:

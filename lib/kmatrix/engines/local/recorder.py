@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kmatrix.engines.local.process import ProcessTree
 from kmatrix.packing import place
 from kmatrix.records.paths import program_environment
 from kmatrix.status.state import RunPlan
@@ -52,9 +53,12 @@ class RecorderLauncher:
         )
 
     def start(
-        self, run: RunPlan, pid: int, *, gpus: Sequence[str] | None = (), slot: int = 0
+        self, run: RunPlan, tree: ProcessTree, *, gpus: Sequence[str] | None = (), slot: int = 0
     ) -> subprocess.Popen[bytes] | None:
-        """Start the recorder; None if it cannot be started, which is written to the run's log."""
+        """Start the recorder of a running command; None if it cannot be started, which is written to the run's log.
+
+        Its messages go to the log of the run, without keys like everything else there.
+        """
         if gpus is None:
             _log(run, "no simulated GPU is left: nothing is recorded")
             return None
@@ -62,16 +66,12 @@ class RecorderLauncher:
         if self.simulated:  # a scenario starts at second 0 of each run, not of the matrix
             environment["KMATRIX_SIMULATE_EPOCH"] = repr(time.time())
         try:
-            with run.dir.output_log.open("ab") as log:
-                return subprocess.Popen(
-                    self.command(run, pid, gpus=gpus, slot=slot),
-                    cwd=self.root,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,  # Ctrl+C must not end a recording before its run
-                )
+            return tree.start_companion(
+                self.command(run, tree.pid, gpus=gpus, slot=slot),
+                cwd=self.root,
+                env=environment,
+                start_new_session=True,  # Ctrl+C must not end a recording before its run
+            )
         except OSError as error:
             _log(run, f"cannot be started: {error.strerror}")
             return None
