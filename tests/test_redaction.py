@@ -142,7 +142,7 @@ def test_a_value_of_the_environment_in_a_text_is_refused_with_its_symbol(tmp_pat
         "SAMPLE_PROMPT=The secret: everything is a token = something |password: required",
     ],
 )
-def test_the_name_of_a_variable_and_prose_are_no_keys(tmp_path, monkeypatch, line):
+def test_the_name_of_a_variable_and_prose_are_accepted(tmp_path, monkeypatch, line):
     monkeypatch.setenv("SLACK_TOKEN", "correct-horse")
     program = Program(tmp_path)
     program.check("defconfig-gpt2-cpu-quick", "SAMPLE_INTERVAL=5")

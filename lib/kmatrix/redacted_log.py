@@ -70,7 +70,7 @@ class RedactedLog:
 
         The caller closes it.
         """
-        # Opened anew through the end that this process keeps. A descriptor of its own that stays open would keep the
+        # Opened again through the end that this process keeps. A descriptor of its own that stays open would keep the
         # log from ending.
         return os.open(f"/proc/self/fd/{self._read}", os.O_WRONLY | os.O_CLOEXEC)
 

@@ -498,9 +498,9 @@ def key_error(what: str, origin: str) -> ConfigError:
     """Return the error for a setting that contains a known key. origin: "value of the variable HF_TOKEN"."""
     name = origin.rpartition(" ")[2]
     use = (
-        f"if it is no key, run this with `env -u {name}`"
+        f"if it is not secret, run this with `env -u {name}`"
         if "variable" in origin
-        else "if it is no key, change that file"
+        else "if it is not secret, change that file"
     )
     return ConfigError(
         what,
