@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
 import torch
 
-from factories import ROOT, environment, make_run, train_command
+import forked
+from factories import environment, make_run, ranks_of, trainer
 from gpt2.failure import TURN_S, kind_of
 from kmatrix.errors import DataError
 from kmatrix.records.files import read_json, read_jsonl, write_json
@@ -20,17 +20,12 @@ FOREVER = {"max_iters": 1_000_000, "eval_interval": 1_000_000}
 
 
 def train(run_dir, *arguments, fault="none:0:0", attempt=1, timeout=120, **variables):
-    """Train under torchrun with a fault; return the process and its output."""
-    return subprocess.run(
-        [*train_command(run_dir, attempt=attempt, program=FAULTS), *arguments],
-        cwd=ROOT,
-        env={**environment(), "FAULT": fault, **{name: str(value) for name, value in variables.items()}},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    """Train with a fault; return the process and its output."""
+    program = [*trainer(run_dir, attempt=attempt, program=FAULTS), *arguments]
+    variables = {"FAULT": fault, **{name: str(value) for name, value in variables.items()}}
+    process = forked.run(program, environment() | variables, ranks=ranks_of(run_dir), timeout=timeout)
+    process.stdout += process.stderr
+    return process
 
 
 def events(run_dir, *names):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 
-from factories import ROOT, environment, make_data, make_run, train, train_fields
+import forked
+from factories import environment, make_data, make_run, train, train_fields
 from gpt2.checkpoint.files import load_checkpoint
 from gpt2.data import shards
 from gpt2.data.batches import Batches
@@ -33,15 +32,7 @@ WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 
 def train_without_torchrun(run_dir, program=("-m", "gpt2.train"), **variables):
     """Train without torchrun, which a run of one rank does not need."""
-    return subprocess.run(
-        [sys.executable, *program, str(run_dir.path)],
-        cwd=ROOT,
-        env={**environment(), **variables},
-        timeout=120,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return forked.run([*program, str(run_dir.path)], {**environment(), **variables})
 
 
 @pytest.fixture(scope="module")

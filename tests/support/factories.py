@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+import forked
 from gpt2.data import shards
 from kmatrix.records.files import write_json
 from kmatrix.records.paths import RunDir
@@ -121,19 +122,21 @@ def train_command(run_dir: RunDir, *, attempt: int = 1, program: tuple[str, ...]
 
     The local engine starts torchrun for one rank too. Tests do not: it takes as long to import torch as the trainer.
     """
-    ranks = json.loads(run_dir.run_json.read_text())["train"]["num_gpus"]
+    ranks = ranks_of(run_dir)
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    return [sys.executable, *torchrun, *program, str(run_dir.path), "--attempt", str(attempt)]
+    return [sys.executable, *torchrun, *trainer(run_dir, attempt=attempt, program=program)]
+
+
+def trainer(run_dir: RunDir, *, attempt: int = 1, program: tuple[str, ...] = ("-m", "gpt2.train")) -> list[str]:
+    """Return the program of one rank, with its arguments."""
+    return [*program, str(run_dir.path), "--attempt", str(attempt)]
+
+
+def ranks_of(run_dir: RunDir) -> int:
+    """Return the number of ranks that a run asks for."""
+    return int(json.loads(run_dir.run_json.read_text())["train"]["num_gpus"])
 
 
 def train(run_dir: RunDir, *, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
     """Train a run in real processes and return the completed process with its output."""
-    return subprocess.run(
-        train_command(run_dir, **options),
-        cwd=ROOT,
-        env=environment(),
-        timeout=timeout,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return forked.run(trainer(run_dir, **options), environment(), ranks=ranks_of(run_dir), timeout=timeout)

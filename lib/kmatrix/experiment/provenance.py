@@ -6,6 +6,7 @@ Variables are selected by a list of prefixes. Variables that look like secrets a
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import os
 import platform
@@ -160,17 +161,20 @@ def trainer_files(root: Path) -> dict[str, str]:
     return {str(path.relative_to(root)): found[path] for path in sorted(found)}
 
 
-def _imports(source: bytes) -> Iterator[str]:
-    """Yield the dotted names that a module imports from kmatrix, imports inside functions included."""
+@functools.lru_cache(maxsize=256)  # a process may make several matrices: parsing all sources takes half a second
+def _imports(source: bytes) -> tuple[str, ...]:
+    """Return the dotted names that a module imports from kmatrix, imports inside functions included."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except SyntaxError:  # a file that does not parse imports nothing, and the trainer reports it
-        return
+        return ()
+    found: list[str] = []
     for node in nodes:
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.startswith("kmatrix"))
+            found += [alias.name for alias in node.names if alias.name.startswith("kmatrix")]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kmatrix"):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return tuple(found)
 
 
 def _module_files(lib: Path, name: str) -> Iterator[Path]:

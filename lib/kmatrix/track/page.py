@@ -11,26 +11,24 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import TextIO
 
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.hosts import LOOPBACK, REFUSED, ServerAddress, server_address
-from kmatrix.records.decode import SCHEMA
+from kmatrix.records.decode import SCHEMA, Count, Record, as_json, decode_bytes
 
 PORTS = 100  # ports to try
 START_S = 30.0  # time for a server to write its address to the state file
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class Page(Record, frozen=True, kw_only=True):
     """A served page."""
 
     url: str  # ends in a slash
-    port: int
-    pid: int  # of the server
+    port: Count
+    pid: Count  # of the server
     token: str = ""  # permits renaming and deleting runs; empty: no token
 
 
@@ -104,7 +102,7 @@ class StateFile:
     def write(self, page: Page) -> None:
         """Write the address of the page."""
         # The line end marks the content as complete: readers wait for it.
-        self._file.write(json.dumps({"schema": SCHEMA, **asdict(page)}) + "\n")
+        self._file.write(json.dumps({"schema": SCHEMA, **as_json(page)}) + "\n")
         self._file.flush()
 
     def _open(self) -> TextIO:
@@ -133,13 +131,15 @@ class StateFile:
         return False
 
     def _read(self) -> Page | None:
-        """Return the page that the server wrote, waiting while it starts; None after START_S."""
+        """Return the page that the server wrote, waiting while it starts; None after START_S.
+
+        Raises RecordError if the file is damaged.
+        """
         until = time.monotonic() + START_S
         while time.monotonic() < until:
-            text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
-            if text.endswith("\n"):
-                page = json.loads(text)
-                return Page(url=page["url"], port=page["port"], pid=page["pid"], token=page["token"])
+            data = self.path.read_bytes() if self.path.exists() else b""
+            if data.endswith(b"\n"):
+                return decode_bytes(data, Page, str(self.path))
             time.sleep(0.1)
         return None
 
