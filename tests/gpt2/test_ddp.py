@@ -1,4 +1,4 @@
-"""Several ranks give the numbers of one rank and end together. Real torchrun, gloo, CPU."""
+"""Several ranks give the numbers of one rank and end together. gloo, CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from factories import ROOT, environment, make_run, train_command
+import forked
+from factories import ROOT, environment, make_run, ranks_of, train_command, trainer
 from gpt2.checkpoint.files import load_checkpoint
 from kmatrix.records.checkpoints import CheckpointKind, read_index
 from kmatrix.records.files import read_json, read_jsonl
@@ -22,22 +23,19 @@ from waiting import wait_until
 FAULTS = ("tests/support/trainer_faults.py",)
 
 
-def start_training(run_dir, *, fault="none:0:0", **variables):
-    """Start a run under torchrun with one fault in it."""
-    return subprocess.Popen(
-        train_command(run_dir, program=FAULTS),
-        cwd=ROOT,
-        env={**environment(), "FAULT": fault, **{name: str(value) for name, value in variables.items()}},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def start_training(run_dir, *, fault="none:0:0", torchrun=False, **variables):
+    """Start the ranks of a run with one fault in it. torchrun: by the real one, which takes seconds to start."""
+    known = {**environment(), "FAULT": fault, **{name: str(value) for name, value in variables.items()}}
+    if not torchrun:
+        return forked.start(trainer(run_dir, program=FAULTS), known, ranks=ranks_of(run_dir))
+    command = train_command(run_dir, program=FAULTS)
+    return subprocess.Popen(command, cwd=ROOT, env=known, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def output_of(process, timeout=90):
     """Wait for the process and return its output."""
     try:
-        return process.communicate(timeout=timeout)[0]
+        return "".join(process.communicate(timeout=timeout))
     finally:
         process.kill()
 
@@ -90,7 +88,7 @@ def test_two_ranks_prune_the_same_weights_without_communication(tmp_path):
 
 def test_sigterm_to_torchrun_stops_every_rank_with_a_checkpoint(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=1_000_000)
-    process = start_training(run_dir)
+    process = start_training(run_dir, torchrun=True)
     wait_until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
     process.terminate()
     output = output_of(process, timeout=40)
@@ -136,7 +134,7 @@ def test_the_reason_is_that_of_the_rank_that_failed_first(tmp_path):
 @pytest.mark.slow
 def test_a_rank_that_waits_for_a_hanging_one_reports_it_before_it_is_killed(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000)
-    process = start_training(run_dir, fault="hang:1:4", FAULT_HANGS=tmp_path / "hangs", FAULT_GRACE_S=2)
+    process = start_training(run_dir, torchrun=True, fault="hang:1:4", FAULT_HANGS=tmp_path / "hangs", FAULT_GRACE_S=2)
     wait_until((tmp_path / "hangs").exists)
     process.terminate()
     output_of(process, timeout=60)
@@ -148,7 +146,7 @@ def test_a_rank_that_waits_for_a_hanging_one_reports_it_before_it_is_killed(tmp_
 @pytest.mark.slow
 def test_no_rank_outlives_a_killed_torchrun(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=1_000_000)
-    process = start_training(run_dir)
+    process = start_training(run_dir, torchrun=True)
     wait_until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
     ranks = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     assert len(ranks) == 2
@@ -161,7 +159,7 @@ def test_no_rank_outlives_a_killed_torchrun(tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_works_in_any_order_of_its_signals(tmp_path):
     run_dir = make_run(tmp_path, num_gpus=2, max_iters=1_000_000, eval_interval=1_000_000)
-    process = start_training(run_dir)
+    process = start_training(run_dir, torchrun=True)
     wait_until(lambda: len(merged_metrics(run_dir.metrics)) > 5)
     for _ in range(2):
         process.send_signal(signal.SIGINT)
@@ -175,7 +173,7 @@ def test_ctrl_c_works_in_any_order_of_its_signals(tmp_path):
 def test_five_consecutive_runs_exit_cleanly(tmp_path):
     for turn in range(5):
         run_dir = make_run(tmp_path, f"run{turn}", num_gpus=2, max_iters=3, data_path=tmp_path / "data")
-        process = start_training(run_dir)
+        process = start_training(run_dir, torchrun=True)
         output = output_of(process)
         assert process.returncode == 0, output
         assert ended_cleanly(output)

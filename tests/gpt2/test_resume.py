@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
-from factories import ROOT, environment
+import forked
+from factories import environment
 from gpt2.checkpoint.files import load_checkpoint
 from kmatrix.records.files import read_json, read_jsonl
 from kmatrix.records.paths import RunDir
@@ -18,7 +16,6 @@ from resume_ranks import STEPS, cases
 from waiting import wait_until
 
 PROGRAM = "tests/support/resume_ranks.py"
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 CASES = {case.name: case for case in cases()}
 QUICK = ("sgd", "adamw", "muon", "adamwspam", "adamwprune-adamw", "movement", "border", "start", "noisy")
 MEASURED = ("train/loss", "grad/norm", "train/lr", "val/loss", "tokens")
@@ -40,10 +37,8 @@ def train_cases(tmp_path_factory):
         except FileExistsError:
             wait_until((folder / "done").exists, "another process trains the cases", TIMEOUT_S)
             return folder
-        command = [sys.executable, *(TORCHRUN if ranks == 2 else []), PROGRAM, str(folder), *names]
-        completed = subprocess.run(
-            command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
+        program = [PROGRAM, str(folder), *names]
+        completed = forked.run(program, environment(), ranks=ranks, timeout=TIMEOUT_S)
         (folder / "done").write_text(completed.stdout[-3000:] + completed.stderr[-5000:])
         return folder
 

@@ -1,6 +1,6 @@
 """Train each case without interruption and in two parts, with one process group for all cases. Run by test_resume.py.
 
-`python resume_ranks.py FOLDER CASE ...`, alone or under torchrun, trains FOLDER/<case>/straight and /parts.
+`python resume_ranks.py FOLDER CASE ...`, on each rank, trains FOLDER/<case>/straight and /parts.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from kmatrix.cli.results import report_in_short
 from kmatrix.cli.targets import asked_statuses, chosen_runs, find_target, refuse_if_running, warn_interrupted
 from kmatrix.cli.trackers import asked_trackers, wait_for_sync
 from kmatrix.engines.local.recorder import RecorderLauncher
-from kmatrix.errors import ConfigError, KmatrixError, LaunchError
+from kmatrix.errors import ConfigError, KmatrixError, LaunchError, RecordError
 from kmatrix.experiment.add import add_runs, plan_more
 from kmatrix.experiment.data import Key, known_shards
 from kmatrix.experiment.make import make_matrix
@@ -249,16 +249,38 @@ def continue_(arguments: Arguments) -> int:
         return _run_detached(
             matrix, arguments, "RUN", "RESUME", "RETRY_FAILED", "GPUS", "SIMULATE", "TRACKER", "DISK_WAIT", *BUDGETS
         )
-    # A run that failed before and was not retried counts as well, or one that is lost: the matrix has not succeeded.
-    failed = any(state.status is Status.FAILED for state in plan.stays.values())
+    # A run that failed before and was not retried counts as well: the matrix has not succeeded.
+    failed = any(state.status is Status.FAILED and name not in plan.damaged for name, state in plan.stays.items())
     if not plan.plans and not plan.skipped and is_up_to_date(matrix):
         print(f"Report: {shown(matrix.summary)}")
-        return EXIT_FAILED if failed or lost else 0
+        return _exit_code(matrix, EXIT_FAILED if failed else 0, lost, plan.damaged)
     recorders = recorder_launcher(arguments.get("SIMULATE"), *recording(symbols(matrix)))
     status = _run_and_report(
         matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen, disk_wait=disk_wait, budget=budget
     )
-    return status or (EXIT_FAILED if failed or lost else 0)
+    return _exit_code(matrix, status or (EXIT_FAILED if failed else 0), lost, plan.damaged)
+
+
+def _exit_code(matrix: MatrixDir, status: int, lost: Sequence[str], damaged: Sequence[str]) -> int:
+    """Return the exit status of a matrix whose other runs have been run.
+
+    Raises RecordError if it would be 0 although some runs could not be run: lost or with a damaged run.json.
+    """
+    if not status and damaged:
+        raise RecordError(
+            f"{matrix.name} is not complete: {first_names(damaged)} could not be run",
+            why="run.json is damaged",
+            hint=f"delete that run.json and continue: it is made again from {matrix.plan.name}"
+            if matrix.plan.exists()
+            else "restore that run.json from a copy, or make the run in a new matrix",
+        )
+    if not status and lost:
+        raise RecordError(
+            f"{matrix.name} is not complete: {first_names(lost)} could not be run",
+            why=f"the run is missing, and {matrix.name} has no plan of it",
+            hint="make it in a new matrix with make test-matrix",
+        )
+    return status
 
 
 def _open_matrix(matrix: MatrixDir, arguments: Arguments) -> Sequence[str]:
@@ -315,7 +337,7 @@ def test_rerun(arguments: Arguments) -> int:
     status = _run_and_report(
         matrix, plan, gpus=gpus, recorders=recorders, chosen=chosen, disk_wait=disk_wait, budget=budget
     )
-    return status or (EXIT_FAILED if lost else 0)
+    return _exit_code(matrix, status, lost, ())
 
 
 def add(arguments: Arguments) -> int:

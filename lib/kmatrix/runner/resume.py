@@ -33,6 +33,7 @@ class ResumePlan:
     plans: tuple[RunPlan, ...]  # in the matrix's order
     skipped: Mapping[str, str] = field(default_factory=dict)  # run -> why it cannot run here
     stays: Mapping[str, RunState] = field(default_factory=dict)  # runs that need no attempt, or were not selected
+    damaged: tuple[str, ...] = ()  # of `stays`: no readable run.json, so no attempt is possible
 
 
 def reopen(
@@ -50,12 +51,14 @@ def reopen(
     retry_failed: retry failed runs, too; runs that were killed are always retried.
     """
     plans, skipped, stays = [], {}, {}
+    damaged = []
     estimates = _Estimates(matrix)
     for run in matrix.runs():
         state, record = recover_status(run, has_runner=False), read_run_file_or_empty(run)
         train = record.train
         # Without a readable run.json there is nothing to train: the run stays failed, with the damage as the reason.
         known = record != RunFile()
+        damaged += [] if known else [run.name]
         attempt = _attempt(state, train, resume, retry_failed=retry_failed) if known else None
         if attempt is None or (names is not None and run.name not in names):
             stays[run.name] = state
@@ -64,7 +67,7 @@ def reopen(
         else:
             plan = run_plan(run, record, attempt, command, estimates.expected_s(record))
             plans.append(replace(plan, spent_s=wall_s(state.attempts) or 0.0))
-    return ResumePlan(plans=tuple(plans), skipped=skipped, stays=stays)
+    return ResumePlan(plans=tuple(plans), skipped=skipped, stays=stays, damaged=tuple(damaged))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
