@@ -24,7 +24,7 @@ from kmatrix.doctor import (
     torch_checks,
 )
 from kmatrix.gpu.nvml.detect import Detected, DriverState, Gpu
-from programs import ROOT, Program, run
+from programs import ROOT, Program, ask_pytorch_once, run
 
 TWO_GPUS = tuple(Gpu(index=i, name="NVIDIA A10G", uuid=f"GPU-{i}", memory_total=23028) for i in range(2))
 SECRET = "hf_thisIsNoKey0123456789"
@@ -32,6 +32,11 @@ PROBE_RESULT = {
     **{"torch": "2.13.0", "cuda": "12.6", "available": True, "why": "", "bf16": True, "nccl": "2.27.3"},
     "pairs": [[0, 1, True]],
 }
+
+
+@pytest.fixture(autouse=True)
+def one_probe(monkeypatch):
+    ask_pytorch_once(monkeypatch)
 
 
 def levels(checks):

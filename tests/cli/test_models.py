@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import pytest
 import torch
 
-from factories import ROOT, environment, make_run, train
+import forked
+from factories import environment, make_run, train
 from gpt2.inference.restore import choose_device, restore
 from kmatrix.cli import models
 from kmatrix.cli.commands import parse
@@ -97,11 +97,10 @@ def test_arguments_become_options_of_the_program_and_invalid_ones_are_refused(ma
     assert "invalid PORT=x" in run("serve", arguments[0], "PORT=x").err
 
 
-def run_sample(*arguments, **variables):
-    return subprocess.run(
-        [sys.executable, "-m", "kmatrix", "sample", *map(str, arguments)],
-        cwd=ROOT, env={**environment(), **variables}, capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+def run_sample(*arguments):
+    """Run `make sample`, with the trainer's program in a forked process."""
+    _, parsed = parse("sample", list(map(str, arguments)))
+    return forked.run(["-m", "gpt2.inference.generate", *models.command_line(parsed, models.SAMPLE)], environment())
 
 
 def test_the_text_is_printed_with_its_checkpoint(matrix):
@@ -117,7 +116,7 @@ def test_the_text_is_printed_with_its_checkpoint(matrix):
 
 @pytest.mark.parametrize(
     ("argument", "message"),
-    [("TOKENS=0", "max_tokens is 0"), ("TOP_P=2", "top_p is 2.0"), ("DEVICE=tpu", "invalid DEVICE=tpu")],
+    [("TOKENS=-1", "max_tokens is -1"), ("TOP_P=2", "top_p is 2.0"), ("DEVICE=tpu", "invalid DEVICE=tpu")],
 )
 def test_invalid_values_are_refused_with_status_2(matrix, argument, message):
     completed = run_sample(f"CHECKPOINT={matrix / 'gpt2_adamw_1cpu'}", argument)

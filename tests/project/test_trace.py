@@ -21,14 +21,36 @@ TWO_RUNS = (
 )
 
 
+# bench/trace_files.py with a trainer without torch: the runner's own path is the same.
+TRACED = """
+import functools, sys
+sys.path[:0] = [{root!r} + part for part in ("/lib", "", "/bench")]
+import kmatrix.runner.execute
+from kmatrix.engines.local.engine import LocalEngine
+kmatrix.runner.execute.LocalEngine = functools.partial(LocalEngine, torchrun=(sys.executable, {trainer!r}))
+import trace_files
+trace_files.main()
+"""
+TRAINER = """
+import sys
+sys.path.insert(0, {support!r})
+sys.argv = [word for word in sys.argv if word not in ("-m", "gpt2.train")] + ["--behave=quick"]
+import fakes
+fakes.train()
+"""
+
+
 @pytest.fixture
 def count_files(tmp_path):
     """Return a function that runs a command and counts the files it visits and its returns to earlier ones."""
 
     def trace(command: str, part: str) -> tuple[int, int]:
+        trainer = tmp_path / "trainer.py"
+        trainer.write_text(TRAINER.format(support=str(ROOT / "tests" / "support")))
+        program = TRACED.format(root=str(ROOT), trainer=str(trainer))
         options = (f"O={tmp_path}", f"DATA_DIR={tmp_path / 'data'}", f"RESULTS_DIR={tmp_path}")
         completed = subprocess.run(
-            [sys.executable, ROOT / "bench" / "trace_files.py", ROOT, "--", command, *options],
+            [sys.executable, "-c", program, ROOT, "--", command, *options],
             capture_output=True,
             text=True,
             check=False,

@@ -182,7 +182,7 @@ READERS = {
     "status": Reader(),
     "estimate": Reader(("JSON=1",)),
     "summary": Reader(),
-    "update-graphs": Reader(weight=3, changes=True),
+    "update-graphs": Reader(weight=2, changes=True),
     "compare": Reader(("BASE={matrix}/" + FINISHED, "NEW={matrix}/" + STOPPED), target=False),
     "list-checkpoints": Reader((RUN,)),
     "logs": Reader(("RUN=gpt2_a*",), sound=2),  # no output.log
@@ -194,7 +194,7 @@ READERS = {
     "checkpoints-prune": Reader(("YES=1",), changes=True),
     "continue": Reader(("YES=1", "RETRY_FAILED=1"), changes=True),
     "test-rerun": Reader(("YES=1",), changes=True, weight=12),
-    "add": Reader(("OPTIMIZER=adam", "DATA_DIR={checkout}/data"), changes=True, weight=2),
+    "add": Reader(("OPTIMIZER=adam", "DATA_DIR={checkout}/data", "DATA_PATH=notes"), changes=True, weight=2),
     "reproduce": Reader(
         (RUN, "RESULTS_DIR={checkout}", "DATA_PATH=notes", "DATA_DIR={checkout}/data"),
         target=False,

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import kmatrix.cli.commands as cli
+import kmatrix.doctor
 import kmatrix.experiment.plan as planning
 from kmatrix.experiment.plan import Plan
 from kmatrix.gpu.nvml.detect import Detected, Gpu
@@ -93,6 +97,21 @@ def run(*arguments: str) -> CommandResult:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = cli.main(list(arguments))
     return CommandResult(status, out.getvalue(), err.getvalue())
+
+
+def ask_pytorch_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `doctor` start PyTorch for the first test of this process only: each start takes seconds."""
+
+    def answer(command: list[str], *, check: bool, **options: Any) -> subprocess.CompletedProcess[str]:
+        if tuple(command) not in _answers:
+            _answers[tuple(command)] = subprocess.run(command, check=False, **options)
+        return _answers[tuple(command)]
+
+    known = SimpleNamespace(run=answer, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(kmatrix.doctor, "subprocess", known)
+
+
+_answers: dict[tuple[str, ...], subprocess.CompletedProcess[str]] = {}
 
 
 def give_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
