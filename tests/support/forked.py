@@ -17,10 +17,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+
+from waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 POLL_S = 0.01
@@ -40,12 +41,8 @@ class Forked:
         return self.returncode
 
     def communicate(self, timeout: float = 120.0) -> tuple[str, str]:
-        """Wait for the end, and return stdout and stderr. Raises TimeoutExpired."""
-        deadline = time.monotonic() + timeout
-        while self.poll() is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout)
-            time.sleep(POLL_S)
+        """Wait for the end, and return stdout and stderr. Fails after the timeout."""
+        wait_until(lambda: self.poll() is not None, f"process {self.pid} ends", timeout)
         out, err = ((self._folder / name).read_text(errors="replace") for name in ("stdout", "stderr"))
         return out, err
 
@@ -71,7 +68,7 @@ def start(program: Sequence[str], environment: Mapping[str, str], *, ranks: int 
 def run(
     program: Sequence[str], environment: Mapping[str, str], *, ranks: int = 1, timeout: float = 120.0
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, and return its exit status and output. Raises TimeoutExpired."""
+    """Run a program to its end, and return its exit status and output. Fails after the timeout."""
     process = start(program, environment, ranks=ranks)
     try:
         out, err = process.communicate(timeout)
