@@ -284,8 +284,8 @@ class CheckpointManager:
             going = [entry for entry in self.index.present if entry.kinds <= EXPIRING]
             if not going or len(self.index.present) < 2:  # an old checkpoint is better than none if this write fails
                 raise self._no_room(needed, free)
+            self.index.remove(going[:1])  # before the event, which may be on the same disk
             self.log.event(self.log.step, "disk", f"{disk_size(free)} free: {going[0].name} makes room")
-            self.index.remove(going[:1])
 
     def _no_room(self, needed: int, free: int) -> FullError:
         return FullError(

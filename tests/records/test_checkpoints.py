@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -141,6 +142,21 @@ def test_a_checkpoint_that_the_user_restores_is_kept(tmp_path):
     (tmp_path / first.name).write_bytes(b"restored")
     CheckpointIndex(tmp_path).tidy()
     assert (tmp_path / first.name).read_bytes() == b"restored"
+
+
+def test_checkpoints_are_deleted_on_a_full_disk_although_the_index_needs_space(tmp_path, monkeypatch):
+    index = index_of(tmp_path, (1, R), (2, R))
+    first = tmp_path / index.entries[0].name
+
+    def write(path, value):
+        if first.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_json(path, value)
+
+    monkeypatch.setattr("kmatrix.records.checkpoints.write_json", write)
+    index.remove(index.entries[:1])
+    assert not first.exists()
+    assert steps(CheckpointIndex(tmp_path).entries) == [2]
 
 
 def test_a_truncated_file_does_not_count_as_present(tmp_path):

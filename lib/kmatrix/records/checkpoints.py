@@ -13,9 +13,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from kmatrix.errors import RecordError
+from kmatrix.errors import RecordError, is_full
 from kmatrix.records.checkpoint_dir import INDEX
 from kmatrix.records.decode import Count, Number, Record, UnixTime, as_json, decode, replaced
+from kmatrix.records.disk import at_once
 from kmatrix.records.files import replacing, write_json
 
 PARTIAL = ".*.partial"  # left by a save that was killed
@@ -118,13 +119,26 @@ class CheckpointIndex:
         # One rename decides. Without the names of the files, one that a kill left would look like a lost entry.
         self.entries = [entry for entry in self.entries if entry.name not in going]
         self.deleting = [*self.deleting, *sorted(going)]
-        self._write()
+        try:
+            with at_once():
+                self._write()
+        except OSError as error:
+            if not is_full(error):
+                raise
+            # These files may be the only way to make room for the index. An entry without its file does not count.
+            self._delete_files()
         self.finish_deleting()
 
     def finish_deleting(self) -> None:
         """Delete the files of checkpoints that were removed from the index before a kill."""
         if not self.deleting:
             return
+        self._delete_files()
+        self.deleting = []
+        # Without the names, because a file that the user restores later under one of them is a checkpoint again.
+        self._write()
+
+    def _delete_files(self) -> None:
         listed = {entry.name for entry in self.entries}
         for name in self.deleting:
             if name in listed:
@@ -132,9 +146,6 @@ class CheckpointIndex:
             for path in (*(self.folder / f"{kind}.pt" for kind in NAMED), self.folder / name):
                 if path.name == name or same_file(path, self.folder / name):
                     path.unlink(missing_ok=True)
-        self.deleting = []
-        # Without the names, because a file that the user restores later under one of them is a checkpoint again.
-        self._write()
 
     def name_links(self) -> None:
         """Update the hard links best.pt and final.pt. A file system without hard links has only the index."""

@@ -41,7 +41,7 @@ class SpaceWait:
 _NEVER = SpaceWait(limit_s=0.0)  # of a process without a policy
 _current = _NEVER
 _counting = threading.Lock()
-_reporting = threading.local()  # a report is a write itself, which may be held but is not reported again
+_thread = threading.local()  # active: in a report, which is a write itself; at_once: its writes are not held
 
 
 @contextmanager
@@ -79,6 +79,8 @@ def when_there_is_space(path: Path, write: Callable[[], T]) -> T:
     path: the file, or the folder of several files. `write` must leave nothing if it fails.
     Raises its error after the limit; later writes to the same folder then fail at once, so that the process can end.
     """
+    if getattr(_thread, "at_once", False):
+        return write()
     policy, begin = _current, time.monotonic()
     held = False
     try:
@@ -115,6 +117,17 @@ def _count(policy: SpaceWait, more: int) -> bool:
     return True
 
 
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Make the writes of this thread fail at once on a full disk in the block, whatever the policy."""
+    before = getattr(_thread, "at_once", False)
+    _thread.at_once = True
+    try:
+        yield
+    finally:
+        _thread.at_once = before
+
+
 def has_space(folder: Path) -> bool:
     """Return whether a small file can be written to a folder; a quota of the user counts, too."""
     try:
@@ -127,11 +140,11 @@ def has_space(folder: Path) -> bool:
 
 
 def _report(report: Callable[[T], object], value: T) -> None:
-    if getattr(_reporting, "active", False):
+    if getattr(_thread, "active", False):
         return
-    _reporting.active = True
+    _thread.active = True
     try:
         with suppress(OSError, KmatrixError):  # a report that cannot be written must not fail the write
             report(value)
     finally:
-        _reporting.active = False
+        _thread.active = False
