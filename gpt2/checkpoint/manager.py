@@ -16,7 +16,14 @@ from typing import Any
 
 import torch
 
-from gpt2.checkpoint.files import AUTO, ChosenCheckpoint, WrittenCheckpoint, choose, load_checkpoint, save_checkpoint
+from gpt2.checkpoint.files import (
+    AUTO,
+    ChosenCheckpoint,
+    WrittenCheckpoint,
+    choose,
+    load_checkpoint,
+    save_checkpoint,
+)
 from gpt2.checkpoint.state import TrainingState, gather_rng_states, restore, snapshot
 from gpt2.log import RunLog
 from kmatrix.errors import FullError, KmatrixError, RecordError, SchemaError
@@ -327,7 +334,7 @@ class CheckpointManager:
     def _adopt(self, index: CheckpointIndex, path: Path) -> None:
         """Add a checkpoint to an index that lost its entry, if it is readable."""
         try:
-            value = load_checkpoint(path, verify=False)
+            value = load_checkpoint(path)
         except KmatrixError as error:
             self.log.event(0, "checkpoint refused", f"{error.what}: {error.why}")
             return

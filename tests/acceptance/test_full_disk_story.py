@@ -228,6 +228,7 @@ def test_a_full_disk_loses_no_finished_run_and_the_matrix_continues_once_there_i
     status_output = run("status", f"TARGET={disk.place / matrix.name}")
     assert status_output.returncode == 0, status_output.stderr
     assert "1 finished" in status_output.stdout
+    disk.fill()  # the runner's reserve has become free
     refused = run("continue", f"TARGET={disk.place / matrix.name}")
     assert refused.returncode == 2
     assert "No space left on device" in refused.stderr
