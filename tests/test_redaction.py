@@ -174,6 +174,21 @@ def test_a_key_in_a_path_or_a_name_is_refused_before_the_run_is_changed_by_it(tm
     assert "env -u MY_SECRET" in message
 
 
+def test_a_key_in_a_comment_is_not_copied_to_the_matrix(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_SECRET", "correct-horse")
+    program = Program(tmp_path)
+    program.check("defconfig-gpt2-cpu-quick")
+    text = program.config.read_text()
+    program.write(
+        text, f"# as with {HF} is not set", "# correct-horse", "#WANDB_API_KEY=a0123456789", "# CONFIG_X token is y"
+    )
+
+    copied = program.plan().config_text
+
+    assert copied.startswith(text)
+    assert not [key for key in (HF, "correct-horse", "0123456789") if key in copied]
+
+
 def test_a_key_in_a_file_is_refused_with_its_line_and_not_repeated(tmp_path):
     program = Program(tmp_path)
     program.write("CONFIG_GPT2_SEED=1", f'CONFIG_WANDB_ENTITY="{WANDB}"')

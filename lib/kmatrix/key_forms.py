@@ -222,6 +222,12 @@ ANNOUNCED: tuple[KeyForm, ...] = (
         rf"((?:{_NAME})([\"'])\s{{0,4}},\s{{0,4}}\2)(?=[^\s\"'&,;\d]{{0,64}}\d)[^\s\"'&,;]{{12,}}+",
         re.IGNORECASE,
     ),
+    _form(
+        "password of digits",
+        "passw passphrase",
+        rf"((?:passw(?:or)?d|passphrase){_QUOTE}\]?\s{{0,8}}[=:]\s{{0,8}}{_QUOTE})\d{{8,}}+",
+        re.IGNORECASE,
+    ),
     _form("password in XML", "</", rf"(<(?:[\w:]{{0,30}})(?:{_NAME})>)[^\s<>]{{6,256}}(?=</)", re.IGNORECASE),
 )
 # name=value with a name that announces a secret, also in JSON, YAML and in calls with both as arguments.

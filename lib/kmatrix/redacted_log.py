@@ -126,8 +126,8 @@ class LineRedactor:
     """Turns output as it arrives into redacted lines. A line that has no end yet waits, because a key may follow."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        self._redactor = redactor(environment)
-        self._overlap = max(OVERLAP, 2 * self._redactor.longest)
+        self._environment = environment
+        self._overlap = max(OVERLAP, 2 * redactor(environment).longest)
         self._private_keys = PrivateKeys()
         self._rest = b""
         self._in_key = False  # the last part of a long line ended with a key, which may go on
@@ -164,7 +164,8 @@ class LineRedactor:
         text = data.decode(errors="surrogateescape")
         if self._private_keys or may_begin(text):
             text = "".join(map(self._private_keys.hide, text.splitlines(keepends=True)))
-        return self._redactor.redact(text).encode(errors="surrogateescape")
+        # Asked again each time: `wandb login` may write to .netrc meanwhile.
+        return redactor(self._environment).redact(text).encode(errors="surrogateescape")
 
 
 def copy(source: int, log: int, lines: LineRedactor) -> None:

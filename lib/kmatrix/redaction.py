@@ -36,7 +36,7 @@ _OTHER_LAST_WORD = re.compile(
     r"_(?:FILE|PATH|DIR|DIRECTORY|SOCK|HOST|PORT|USER|NAME|MODE|METHOD|TYPE|FORMAT|INDEX|PARALLELISM|VERSION|REGION|TTL)$"
 )
 _NOT_SECRET = frozenset({"PWD", "OLDPWD"})
-_PLAIN_WORD = re.compile(r"[A-Za-z]+|\d+")
+_PLAIN_WORD = re.compile(r"[A-Za-z]{1,15}|\d{1,15}")  # a longer password is not the name of anything
 
 
 def is_key_name(name: str) -> bool:

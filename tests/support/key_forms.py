@@ -157,5 +157,6 @@ KEY_FORMS = (
     KeyForm("sshpass", _line("# sshpass -p @ ssh host", LETTERS, 20, "3")),
     KeyForm("connection string", _line("c = 'Server=db;Uid=you;Pwd=@'", LETTERS, 20, "3")),
     KeyForm("XML", _line("<password>@</password>", LETTERS, 20, "3")),
+    KeyForm("password of digits", _line("connect(password='@')", string.digits, 10)),
     KeyForm("Kaggle", _line('{"username": "you", "key": "@"}', HEX, 32)),
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from kmatrix.kconfig.tree import Tree, is_text, key_error
-from kmatrix.redaction import redactor
+from kmatrix.redaction import redact, redactor
+
+COMMENT = re.compile(r"#(?! CONFIG_\w+ is not set\s*$)")
 
 
 def refuse_keys(tree: Tree, values: Mapping[str, str], folders: Mapping[str, Path], names: Iterable[str]) -> None:
@@ -24,3 +27,8 @@ def refuse_keys(tree: Tree, values: Mapping[str, str], folders: Mapping[str, Pat
     for name, text in texts.items():
         if found := known.known_in(text):
             raise key_error(f"{name} would contain the {found[0]}", found[0])
+
+
+def redacted_comments(text: str) -> str:
+    """Return the text of a .config without the keys in its comments. Its settings are checked when they are read."""
+    return "\n".join(redact(line) if COMMENT.match(line) else line for line in text.split("\n"))

@@ -16,7 +16,7 @@ from kmatrix.experiment.foreign import Foreign, check_axes, check_values, load_f
 from kmatrix.experiment.initial import SYMBOL as INIT_FROM
 from kmatrix.experiment.initial import InitialWeights, check_fit, read_initial
 from kmatrix.experiment.initial import asked as asked_checkpoints
-from kmatrix.experiment.keys import refuse_keys
+from kmatrix.experiment.keys import redacted_comments, refuse_keys
 from kmatrix.gpu.nvml.detect import Gpu, detect, usable
 from kmatrix.kconfig.assignments import load_config, merge
 from kmatrix.kconfig.tree import NOT_AN_AXIS, Assignment, Symbols, Tree, open_tree
@@ -172,7 +172,7 @@ def make_plan(
     asked = overrides(tree, assignments, options)
     foreign = None if user is None else load_foreign(tree, config, user, asked, one=one)
     if foreign is None:
-        base, text = load_config(tree, config), config.read_text(encoding="utf-8")
+        base, text = load_config(tree, config), redacted_comments(config.read_text(encoding="utf-8"))
     else:
         base, text = foreign.lines, text_of_config(tree, foreign.lines)
     if one:
