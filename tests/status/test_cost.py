@@ -1,9 +1,21 @@
+"""One definition of cost: in the budgets, the status, the summary and the JSON files."""
+
+import json
+
 import pytest
 
-from kmatrix.records.runs import Status
+from gpu_factory import FakeGpus, record
+from kmatrix.records.files import read_json, write_json
+from kmatrix.records.runs import Status, read_run_file
 from kmatrix.records.train_config import TrainFields, cost_limit_s
+from kmatrix.report.analysis import analyse
+from kmatrix.report.ending import render_ending
+from kmatrix.report.write import write_summary
 from kmatrix.status.cost import MatrixBudget, spent_in, spent_of, wall_s
+from kmatrix.status.overview import Overview
 from kmatrix.status.state import Attempt, RunState
+from kmatrix.status.status_file import recover_status
+from records_factory import FakeRun, make_matrix
 
 
 def test_the_wall_time_is_that_of_all_attempts_without_the_gaps_between_them():
@@ -57,3 +69,48 @@ def test_the_budget_of_a_matrix_counts_all_attempts_of_all_runs():
     assert MatrixBudget(dollars=10).spent(runs, 0.0) == ""
     assert not MatrixBudget.of({})
     assert MatrixBudget.of({"BUDGET_HOURS": "2", "BUDGET_DOLLARS": "0"}) == MatrixBudget(hours=2.0)
+
+
+def test_every_place_shows_the_same_cost(tmp_path):
+    price = {"gpu_hour_price": 3.6, "max_cost": 0.32}
+    killed = FakeRun(device="cuda", gpus=2, train=price)  # 100 s and 60 s on 2 GPUs, an hour apart
+    reused = FakeRun(optimizer="muon", device="cuda", gpus=2, train=price)
+    pending = FakeRun(optimizer="sgd", device="cuda", gpus=2, train=price, status="planned")
+    on_cpu = FakeRun(optimizer="soap", gpus=2, train=price | {"max_cost": None})
+    matrix = make_matrix(tmp_path, [killed, reused, pending, on_cpu])
+    run, other = matrix.run(killed.name), matrix.run(reused.name)
+    attempts = [
+        {"attempt": 1, "status": "stopped", "started": 1000.0, "ended": 1100.5, "seconds": 100.0},
+        {"attempt": 2, "status": "finished", "started": 4700.0, "ended": 4760.5, "seconds": 60.0},
+    ]
+    write_json(run.status, read_json(run.status) | {"attempt": 2, "attempts": attempts})
+    write_json(other.run_json, read_json(other.run_json) | {"reused_from": "m/r"})
+    write_json(other.status, {"status": "finished", "attempt": 0, "attempts": [], "reused_from": "m/r"})
+    for each in (run, other):
+        record(each, FakeGpus(memory=(1.0, 1.0), power=(150.0, 150.0), utilization=(1.0, 1.0)))
+
+    numbers = analyse(matrix)
+    text = write_summary(numbers)
+    view = Overview(matrix).poll(now=5000.0)
+    views = {one.name: one for one in view.runs}
+    results = {one["name"]: one for one in read_json(matrix.results)["runs"]}
+    original = {one["test_id"]: one for one in json.loads(matrix.all_results.read_text())}
+    states = [(recover_status(one, has_runner=False), read_run_file(one).train) for one in matrix.runs()]
+
+    spent = {killed.name: (160.0, 320 / 3600, 0.32), reused.name: (0.0, 0.0, 0.0), pending.name: (0.0, 0.0, 0.0)}
+    spent[on_cpu.name] = (60.0, None, None)
+    for name, expected in spent.items():
+        one = views[name]
+        assert (one.wall_s, one.gpu_hours, one.dollars) == pytest.approx(expected)
+        for entry in (results[name], original[name]):
+            assert (entry["wall_s"], entry["gpu_hours"], entry["dollars"]) == pytest.approx(expected)
+        if entry := results[name]["gpu"]:
+            assert (entry["totals"]["gpu_hours"], entry["totals"]["gpu_cost"]) == pytest.approx(expected[1:])
+    assert view.dollars == pytest.approx(0.32)
+    assert view.all_dollars == pytest.approx(0.32 + spent_in(views[pending.name].left_s, states[2][1]).dollars)
+    assert MatrixBudget(dollars=0.31).spent(states, 5000.0) == "$0.32 of $0.31"
+    assert MatrixBudget(dollars=0.33).spent(states, 5000.0) == ""
+    assert cost_limit_s(states[0][1]) == pytest.approx(160.0)
+    assert "Cost: 0.0889 GPU-hours $0.32 at $3.6" in text
+    assert "Cost: nothing in this matrix (reused)" in text
+    assert "cost $0.32" in " ".join(render_ending(numbers, []).split())
