@@ -17,14 +17,18 @@ from pathlib import Path
 
 import pytest
 
+from factories import train_config
 from kmatrix.cli.commands import ALIASES, COMMANDS, MAKE_ONLY, find_command
 from kmatrix.errors import KmatrixError
 from kmatrix.kconfig.assignments import SETS, parse_set
 from kmatrix.kconfig.tree import Tree
 from kmatrix.matrix.axes import parse_override
 from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.report.analysis import analyse
+from kmatrix.report.write import write_summary
 from pages import DOCS, FENCE, INLINE, LINK, PAGES, ROOT, commands, page_text, prose, run_make, target_exists
 from programs import give_gpus, run
+from records_factory import FakeRun, make_matrix
 
 # Every clone downloads the images, so they must stay small.
 MAX_IMAGE_BYTES = 150_000
@@ -296,3 +300,30 @@ def test_the_example_of_a_result_has_the_keys_that_the_trainer_writes(tmp_path):
 
     written = RunLog(RunDir(tmp_path), "id", 1, main=False).result("failed", "error", "why")
     assert example("`result.json`").keys() == written.keys() | {"schema"}
+
+
+def test_the_examples_of_the_results_have_the_keys_of_written_files(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(gpus=2), FakeRun(optimizer="muon")])
+    write_summary(analyse(matrix))
+    results, (original, *_) = (json.loads(path.read_text()) for path in (matrix.results, matrix.all_results))
+    section = page_text(DOCS / "formats.md").partition("\n### `summary_report.txt`")[2].partition("\n### ")[0]
+    bodies = [json.loads(body) for language, body in FENCE.findall(section) if language == "json"]
+    whole, run, ranking, settings, one = (value.keys() for value in bodies)
+    assert whole == results.keys()
+    assert run == results["runs"][0].keys()
+    assert ranking == results["rankings"][0].keys()
+    assert settings == results["settings"][0].keys()
+    # The fake trainer writes a part of its file; the whole has an example of its own.
+    assert one == original.keys() | example("`training_metrics.json`").keys() - {"schema"}
+
+
+def test_the_example_of_the_training_metrics_has_the_keys_that_the_trainer_writes(tmp_path):
+    import torch
+
+    from gpt2.dist import World
+    from gpt2.log import RunLog
+
+    log = RunLog(RunDir(tmp_path), "id", 1, main=False)
+    log.config, log.world = train_config(), World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
+    written = log.training_metrics(log.result("failed", "error", "why"))
+    assert example("`training_metrics.json`").keys() == written.keys() | {"schema"}
