@@ -11,14 +11,18 @@ import pytest
 
 from kmatrix.cli import run as cli_run
 from kmatrix.records.files import read_json, write_json
+from kmatrix.records.paths import MatrixDir
+from kmatrix.records.plan import RunTexts, write_plan
 from kmatrix.status.state import RunState
 from pages import DOCS
 from programs import run
 from version_0_1 import FINISHED, unpack
 
 ENDS = {"failed": "loss is nan", "stopped": "asked to stop", "skipped": "too few GPUs"}
+UNREADABLE = ("missing", "truncated", "newer")
+NEWER = 99  # schema of a version to come
 LINE = {"step": 3, "time": 1795155845.0, "elapsed_s": 3.0, "tokens": 99, "train/loss": 5.0}
-COLUMNS = ["run.json", "status.json", "result.json", "attempt", "runner", "place", "state", "reason", "continue"]
+COLUMNS = ["matrix", "run.json", "status.json", "result.json", "attempt", "runner", "place", "state", "reason", "continue"]
 
 
 def cases():
@@ -48,6 +52,24 @@ def damage(path, how):
         path.unlink(missing_ok=True)
     elif how == "truncated":
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif how == "newer":
+        path.write_text(json.dumps((read_json(path) if path.exists() else {}) | {"schema": NEWER}))
+
+
+def damage_matrix(matrix, how, plan):
+    """Damage the files of a matrix. plan: of its run."""
+    if how != "complete":
+        write_plan(matrix, [plan])
+    if how == "rerun.json":
+        write_json(matrix.rerun, {"runs": [FINISHED]})
+    elif how == "no matrix.json":
+        matrix.matrix_json.unlink()
+    elif how == "damaged matrix.json":
+        damage(matrix.matrix_json, "truncated")
+    elif how == "damaged plan":
+        damage(matrix.plan, "truncated")
+    elif how == "newer status.json":
+        damage(matrix.status, "newer")
 
 
 def make(template, folder, case):
@@ -59,12 +81,13 @@ def make(template, folder, case):
         record = read_json(path)
         places = {"checkpoint_dir": str(run_dir / "checkpoints")} if "checkpoint_dir" in record["train"] else {}
         write_json(path, record | {"train": record["train"] | places})
+    plan = RunTexts(FINISHED, ("", "", (run_dir / "run.json").read_text()))
     status, result = case["status.json"], case["result.json"]
     known = {} if status in ("planned", "skipped") else {"attempt": 1, "started": 1.0, "ended": 2.0}
     attempts = [known | {"status": status, "reason": ENDS.get(status)}] if known else []
-    if status not in ("missing", "truncated"):
+    if status not in UNREADABLE:
         write_json(run_dir / "status.json", {"status": status, "reason": ENDS.get(status), "attempts": attempts})
-    if result not in ("missing", "truncated"):
+    if result not in UNREADABLE:
         changed = {"status": result, "reason": ENDS.get(result), "kind": "nan" if result == "failed" else None}
         write_json(run_dir / "result.json", read_json(run_dir / "result.json") | changed | {"attempt": 1})
     lines = "" if case["attempt"] == "none" else json.dumps(LINE | {"attempt": int(case["attempt"])}) + "\n"
@@ -73,6 +96,7 @@ def make(template, folder, case):
         damage(run_dir / name, case[name])
     if case["reason"] == "its directory is missing":
         shutil.rmtree(run_dir)
+    damage_matrix(MatrixDir(home), case["matrix"], plan)
     if case["place"] == "here":
         return home
     (folder / "moved").mkdir()
@@ -90,6 +114,13 @@ def test_status_estimate_summary_and_continue_agree_with_the_table(case, templat
     monkeypatch.setattr(cli_run, "_run_and_report", lambda matrix, plan, **options: plans.append(plan) or 0)
     monkeypatch.setattr(cli_run, "need_torch", lambda: None)
     before = {path: path.read_bytes() for path in matrix.rglob("*.json*")}
+    if case["state"] == "refused":
+        for command in ("status", "estimate", "summary", "continue", "test-rerun"):
+            result = run(command, f"TARGET={matrix}")
+            assert (result.status, f"has schema {NEWER}" in result.err) == (2, True), command
+        os.close(lock)
+        assert {path: path.read_bytes() for path in matrix.rglob("*.json*")} == before
+        return
 
     seen = {command: run(command, f"TARGET={matrix}", "JSON=1") for command in ("status", "estimate")}
     (status,), (estimate,) = (json.loads(result.out)["runs"] for result in seen.values())
@@ -103,11 +134,13 @@ def test_status_estimate_summary_and_continue_agree_with_the_table(case, templat
     os.close(lock)
     if case["continue"] == "refuses":
         assert continued.status == 2
-        assert "is being run by" in continued.err
+        assert ("is being run by" if case["runner"] == "alive" else "is damaged") in continued.err
         return
-    if case["continue"] == "makes":
+    if case["continue"] in ("makes", "names"):
         assert FINISHED in continued.out
-        assert not plans[0].plans
+        planned = MatrixDir(matrix).plan.exists() and case["continue"] == "makes" and case["result.json"] == "missing"
+        assert [one.name for one in plans[0].plans] == ([FINISHED] if planned else [])
+        assert (continued.status == 1) == ("missing, and" in continued.out)
         return
     (plan,) = plans
     assert [one.name for one in plan.plans] == ([FINISHED] if case["continue"] == "runs" else [])

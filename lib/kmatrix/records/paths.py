@@ -429,8 +429,8 @@ def find_matrix(results_dir: Path, target: str | None, argument: str = "TARGET")
 
 
 def is_matrix(matrix: MatrixDir) -> bool:
-    """Return whether a directory has a matrix.json or a run."""
-    return matrix.matrix_json.is_file() or any(matrix.path.glob("[!.]*/run.json"))
+    """Return whether a directory has a matrix.json, a plan or a run."""
+    return matrix.matrix_json.is_file() or matrix.plan.is_file() or any(matrix.path.glob("[!.]*/run.json"))
 
 
 def program_path(root: Path = ROOT) -> str:
