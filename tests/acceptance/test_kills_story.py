@@ -335,3 +335,33 @@ def test_a_continue_killed_anywhere_makes_each_missing_run_once(program, data, t
         assert set(statuses(program, path).values()) == {"finished"}
         assert read_json(path / name / "run.json")["name"] == name
         assert not list(path.glob(".*.new"))
+
+
+def test_an_addition_killed_anywhere_is_complete_after_continue_or_was_never_begun(program, data, tmp_path):
+    path = make_matrix(program, data, tmp_path / "results", seeds="1")
+    saved, (old,) = tmp_path / "saved", statuses(program, path)
+    shutil.copytree(path, saved)
+    kept, seen = tree(saved / old), set()
+    step = 1 if KILLS > 8 else 8
+    for number in sorted({1, *range(SEED % step, 400, step)}):
+        shutil.rmtree(path)
+        shutil.copytree(saved, path)
+        try:
+            with killed_at(number):
+                program.check("add", "SEED=2", f"TARGET={path}")
+            break
+        except Killed:
+            seen.add(len(statuses(program, path)))
+        program.check("continue", f"TARGET={path}")
+        names = set(statuses(program, path))
+        if names == {old}:
+            program.check("add", "SEED=2", f"TARGET={path}")
+            names = set(statuses(program, path))
+        assert len(names) == 2
+        assert set(statuses(program, path).values()) == {"finished"}
+        assert {file: value[3] for file, value in tree(path / old).items()} == {
+            file: value[3] for file, value in kept.items()
+        }
+        assert "already has these cells" in program.refused("add", "SEED=2", f"TARGET={path}")
+        assert not list(path.glob(".*.new"))
+    assert seen == {1, 2}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from instant import tree
 from kmatrix.cli.run import refuse_if_spent, resume_from
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment.reuse import reuse_runs
@@ -429,6 +430,20 @@ def test_a_killed_reuse_leaves_no_checkpoint_of_the_other_run_to_continue_from(
 
 def killed(*_args, **_kwargs):
     raise KeyboardInterrupt
+
+
+def test_a_reused_run_without_its_result_leaves_the_original_as_it_is(finished_and_planned):
+    first, second = finished_and_planned
+    reuse(second)
+    later = MatrixDir(second.path.parent)
+    later.journal.hardlink_to(first.path.parent / "journal.jsonl")  # as `cp -al` does
+    before = tree(first.path.parent)
+    second.result.unlink()
+    assert resume_plan(later).plans == ()
+    drive(later, resume_plan(later, retry_failed=True).plans, engine(), poll_s=0.02)
+    assert read_json(second.result)["status"] == "finished"
+    assert len(list(read_jsonl(second.metrics))) > len(list(read_jsonl(first.metrics)))
+    assert tree(first.path.parent) == before
 
 
 def test_the_tracker_state_of_a_reused_run_is_not_copied(finished_and_planned):

@@ -231,10 +231,11 @@ def _holder(path: Path) -> _Holder:
 
 
 def _is_of_another(matrix: MatrixDir) -> bool:
-    """Return whether the lock file was written for another directory."""
+    """Return whether the lock file is shared with the directory that it was written for."""
     inode = _holder(matrix.lock).inode
     try:
-        return inode is not None and inode != matrix.path.stat().st_ino
+        # Only with several links: not every network file system has the same inode numbers each time.
+        return inode is not None and inode != matrix.path.stat().st_ino and matrix.lock.stat().st_nlink > 1
     except OSError:
         return False
 
