@@ -342,7 +342,7 @@ def test_an_addition_killed_anywhere_is_complete_after_continue_or_was_never_beg
     saved, (old,) = tmp_path / "saved", statuses(program, path)
     shutil.copytree(path, saved)
     kept, seen = tree(saved / old), set()
-    step = 1 if KILLS > 8 else 8
+    step = 1 if KILLS > 8 else 15
     for number in sorted({1, *range(SEED % step, 400, step)}):
         shutil.rmtree(path)
         shutil.copytree(saved, path)
