@@ -22,7 +22,18 @@ ENDS = {"failed": "loss is nan", "stopped": "asked to stop", "skipped": "too few
 UNREADABLE = ("missing", "truncated", "newer")
 NEWER = 99  # schema of a version to come
 LINE = {"step": 3, "time": 1795155845.0, "elapsed_s": 3.0, "tokens": 99, "train/loss": 5.0}
-COLUMNS = ["matrix", "run.json", "status.json", "result.json", "attempt", "runner", "place", "state", "reason", "continue"]
+COLUMNS = [
+    "matrix",
+    "run.json",
+    "status.json",
+    "result.json",
+    "attempt",
+    "runner",
+    "place",
+    "state",
+    "reason",
+    "continue",
+]
 
 
 def cases():
