@@ -233,6 +233,11 @@ def test_a_full_disk_loses_no_finished_run_and_the_matrix_continues_once_there_i
     assert refused.returncode == 2
     assert "No space left on device" in refused.stderr
     assert first.read_bytes() == finished
+    there = set(disk.seen.iterdir())
+    refused = run("test-matrix", *TINY, f"RESULTS_DIR={disk.place}")
+    assert refused.returncode == 2
+    assert re.search(r"error: cannot write \S+\n  why: No space left on device.*\n  hint: free ", refused.stderr)
+    assert set(disk.seen.iterdir()) == there
 
     filler.unlink()
     free.touch()

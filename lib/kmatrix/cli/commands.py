@@ -18,7 +18,7 @@ from pathlib import Path
 
 from kmatrix import ROOT
 from kmatrix.cli.output import plain_output
-from kmatrix.errors import ConfigError, KmatrixError, damaged_files, is_full
+from kmatrix.errors import ConfigError, KmatrixError, damaged_files, is_full, reason_of
 from kmatrix.redaction import is_key_name
 
 REFUSED, BUG, INTERRUPTED = 2, 70, 130  # 70: EX_SOFTWARE of sysexits.h, 130: 128 + SIGINT, as shells report it
@@ -73,7 +73,9 @@ def main(argv: Sequence[str]) -> int:
 def _report_unexpected(error: Exception) -> int:
     """Print an unexpected error, a full disk or a bug, and return the exit status."""
     if is_full(error):
-        print(f"error: a disk is full: {error}\n  hint: free some space, then run it again", file=sys.stderr)
+        where = f" ({name})" if (name := getattr(error, "filename", None)) else ""
+        why = f"{reason_of(error)}{where}"
+        print(f"error: a disk is full\n  why: {why}\n  hint: free some space, then run it again", file=sys.stderr)
         return REFUSED
     traceback.print_exception(error)
     print("error: this is a bug in kmatrix: please report it with the lines above", file=sys.stderr)

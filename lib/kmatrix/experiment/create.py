@@ -6,13 +6,14 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kmatrix.config import RunConfig, cpu_threads
-from kmatrix.errors import DataError, LaunchError, reason_of
+from kmatrix.errors import DataError, LaunchError, is_full, reason_of
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.data import Dataset, Key, key
 from kmatrix.experiment.foreign import is_own, signed_text
@@ -29,6 +30,7 @@ from kmatrix.records.plan import RunTexts, make_runs, write_plan
 from kmatrix.records.runs import Provenance, Tracking
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.runner.signature import matrix_identity, sign
+from kmatrix.status.disk_space import how_full, what_to_do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,7 @@ def create(
     staged, path = _stage(made_from.results_dir)
     if is_in_the_future(path, time.time()):
         on_message(f"note: the newest matrix has a later date than now, so that this one is named {path.name}")
-    with held(staged, MAKING):
+    with _full_disk_named(path), _removed_unless_held(staged), held(staged, MAKING):
         folder = None
         try:
             folder = new_folder(made_from.checkpoint_dir, staged, path) if made_from.checkpoint_dir else None
@@ -97,6 +99,34 @@ def create(
     return matrix
 
 
+@contextmanager
+def _full_disk_named(path: Path) -> Iterator[None]:
+    """Turn the error of a full disk into a LaunchError, with the command that continues a matrix that exists by then.
+
+    path: of the matrix.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise LaunchError(
+            f"cannot write {path}", why=f"{error.strerror}: {how_full(path)}", hint=what_to_do(path)
+        ) from error
+
+
+@contextmanager
+def _removed_unless_held(staged: MatrixDir) -> Iterator[None]:
+    """Remove the directory of a new matrix if not even its lock can be written."""
+    try:
+        yield
+    except LaunchError:
+        with suppress(OSError):
+            staged.lock.unlink(missing_ok=True)
+            staged.path.rmdir()  # fails if there is anything else in it
+        raise
+
+
 def add_to(
     matrix: MatrixDir, made_from: Creation, on_message: OnMessage = ignore, then: Callable[[], object] | None = None
 ) -> None:
@@ -104,7 +134,7 @@ def add_to(
 
     Raises LaunchError if another process holds the matrix.
     """
-    with held(matrix, MAKING):
+    with _full_disk_named(matrix.path), held(matrix, MAKING):
         check_own_files(matrix)
         record = read_json(matrix.matrix_json)
         text = record.get("checkpoints")
