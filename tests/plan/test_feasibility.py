@@ -35,6 +35,7 @@ from kmatrix.plan.feasibility import (
 )
 from kmatrix.plan.memory import memory
 from kmatrix.shapes import NAMED, ModelShape, peak_tflops
+from kmatrix.text import duration
 from programs import Program, give_gpus
 
 layers, heads, width = NAMED["124m"]
@@ -118,6 +119,17 @@ def test_the_duration_on_the_cpu_is_an_assumption_until_a_run_was_measured(progr
     assert values_of(result, "fit")[0].startswith("fits on this machine")
     (time,) = values_of(result, "time")
     assert "at 25 to 300 GFLOP/s per core, assumed: no run like it was measured on this machine" in time
+
+
+@pytest.mark.parametrize(("budget", "seconds"), [("MAX_TIME=600s", 600), ("MAX_COST=1", 1800)])
+def test_a_budget_limits_time_and_cost(program, budget, seconds):
+    arguments = ("GPU=A100", "NUM_GPUS=1", "MODEL=124m", "DTYPE=bf16", "GPU_HOUR_PRICE=2", "EVAL_INTERVAL=10")
+    result = program.check("plan", *arguments, "MAX_ITERS=100000", budget)
+    assert values_of(result, "cost") == [f"${seconds / 1800:.2f} at $2 per GPU hour"]
+    (time,) = values_of(result, "time")
+    assert time.endswith(f"; its budget ends it after {duration(seconds)}")
+    train = replace(TRAIN, max_time=float(seconds))
+    assert expected_seconds(shape=SMALL, train=train, tokens=10**12, device=by_name("A100")) == seconds
 
 
 def test_runs_with_the_same_needs_are_listed_once(program):
@@ -252,9 +264,11 @@ def test_compiled_runs_are_expected_to_be_faster_and_small_models_slower():
     eager, compiled = (mfu_band(SMALL, replace(TRAIN, compile=compiled), device) for compiled in (False, True))
     assert eager[0] < compiled[0]
     assert eager[1] < compiled[1]
-    tiny = replace(SMALL, n_layer=4, n_embd=384)
-    assert mfu_band(tiny, TRAIN, device)[0] < eager[0]
-    assert mfu_band(tiny, TRAIN, device)[1] < eager[1]
+    smaller, tiny = (replace(SMALL, n_layer=4, n_embd=width, n_head=4, vocab_size=257) for width in (512, 128))
+    assert mfu_band(smaller, TRAIN, device)[0] < eager[0]
+    assert mfu_band(smaller, TRAIN, device)[1] < eager[1]
+    # Below the published sizes, more is possible.
+    assert mfu_band(tiny, TRAIN, device)[1] > mfu_band(smaller, TRAIN, device)[1]
 
 
 @pytest.mark.parametrize(

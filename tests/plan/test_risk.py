@@ -11,7 +11,8 @@ from factories import train_config
 from kmatrix.plan.cpu import CpuSpeed
 from kmatrix.plan.feasibility import Fit, GpuModel, by_name, deeper, fit
 from kmatrix.plan.memory import memory
-from kmatrix.plan.risk import budget_seconds, risks
+from kmatrix.plan.risk import risks
+from kmatrix.records.train_config import budget_s
 from kmatrix.shapes import NAMED, ModelShape
 from programs import Program, give_gpus
 
@@ -146,6 +147,14 @@ def test_a_stated_peak_does_not_weaken_a_certainty():
     assert risk.certain
 
 
+def test_ranks_on_the_cpu_share_its_memory_and_fewer_may_fit():
+    need = memory(SHAPE, replace(ON_CPU, batch_size=1)).process
+    machine = GpuModel(name="this machine", memory=2.5 * need / 4, watts=None, shared_by=4)
+    (risk,) = of(replace(ON_CPU, batch_size=1, num_gpus=4, max_time=None), device=machine)
+    assert risk.fix == "NUM_GPUS=2 PARALLEL_BATCH_SIZE=8"
+    assert risk.what.endswith(" per rank")
+
+
 @pytest.mark.parametrize("model", ["124m", "custom", "depth"])
 @pytest.mark.parametrize("gib", [0.3, 0.6, 1.2, 3.0])
 def test_the_fix_of_memory_fits_also_with_the_accumulation_that_it_causes(model, gib):
@@ -170,9 +179,9 @@ def test_the_fix_of_memory_fits_also_with_the_accumulation_that_it_causes(model,
 
 def test_a_budget_in_dollars_is_one_of_time():
     train = replace(TRAIN, max_cost=2.0, gpu_hour_price=4.0, num_gpus=2)
-    assert budget_seconds(train) == 900
-    assert budget_seconds(replace(train, max_time=60.0)) == 60
-    assert budget_seconds(TRAIN) is None
+    assert budget_s(train) == 900
+    assert budget_s(replace(train, max_time=60.0)) == 60
+    assert budget_s(TRAIN) is None
 
 
 def test_an_unknown_peak_is_not_refused():
@@ -194,6 +203,7 @@ IMPOSSIBLE = {
         *("MODEL=124m", "TIME=5m", "DEVICE=cuda", "NUM_GPUS=1", "BATCH_SIZE=4", "EVAL_INTERVAL=500"),
         "PEAK_TFLOPS=2",
     ),
+    "ranks": ("MODEL=350m", "BLOCK_SIZE=1024", "DEVICE=cpu", "NUM_GPUS=64", "BATCH_SIZE=1"),
     "processor": ("MODEL=124m", "TIME=5m", "DEVICE=cpu", "NUM_GPUS=1"),
 }
 
@@ -233,7 +243,7 @@ def test_the_fix_in_the_message_makes_the_run_possible(program, name):
 
 def test_an_estimate_is_overridden_and_recorded_and_a_certainty_is_not(program):
     result = program.check(PLAN, *IMPOSSIBLE["micro-batch"], "ALLOW_RISK=y")
-    assert "warning: ALLOW_RISK=y: gpt2_adamw_1gpu needs" in result.out
+    assert "warning: ALLOW_RISK=y: gpt2_adamw_1gpu: needs" in result.out
     (planned,) = program.plan(*IMPOSSIBLE["micro-batch"], "ALLOW_RISK=y").runs
     assert planned.values.typed["ALLOW_RISK"] is True
     assert planned.run.run_id == program.plan(*IMPOSSIBLE["micro-batch"]).runs[0].run.run_id

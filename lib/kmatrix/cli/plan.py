@@ -38,10 +38,12 @@ from kmatrix.plan.feasibility import (
     other_counts,
     peak_of,
     this_machine,
+    within_budget,
 )
-from kmatrix.plan.memory import MemoryNeed, memory, warnings
+from kmatrix.plan.memory import MemoryNeed, forecast, memory, warnings
 from kmatrix.plan.risk import Risk
 from kmatrix.records.paths import ROOT
+from kmatrix.records.train_config import budget_s
 from kmatrix.text import count, disk_size, duration, flop_count, memory_size, money, plural, shown
 
 SHOWN = 20  # warnings of the dry run about runs that are impossible on this machine
@@ -52,7 +54,7 @@ def dry_run(arguments: Arguments) -> int:
     """Print the axes, one line per run, and one line per reason for which cells are excluded."""
     made = _plan(arguments)
     print(_axes_line(made))
-    needs = {kind: _needs(kind) for kind in made.kinds}
+    needs = {kind: _needs(kind, made.data_dir) for kind in made.kinds}
     for planned in made.runs:
         print(_run_line(planned.run, needs[planned.kind]))
     marked = [planned for planned in made.runs if planned.kind.lacks]
@@ -103,13 +105,15 @@ def _run_line(run: Run, needs: str) -> str:
     return f"run {run.run_id} {run.name}  {' '.join(axes)}  {needs}"
 
 
-def _needs(kind: RunKind) -> str:
+def _needs(kind: RunKind, data_dir: Path) -> str:
     """Return the devices, length, size and memory of the runs of a kind."""
-    config, known = kind.config, kind.forecast
+    config, known = _with_known_data(kind.config, data_dir), kind.forecast
+    if config is not kind.config:
+        known = forecast(config.shape, config.train, tokens=config.tokens)
     memory = f", memory over {memory_size(known.state_mib * 2**20)}" if known.state_mib is not None else ""
     devices = plural(config.ranks, "cpu" if config.device == "cpu" else "gpu")
     return (
-        f"{devices}, global batch {config.global_batch} sequences, {_run_length(config)}, "
+        f"{devices}, global batch {plural(config.global_batch, 'sequence')}, {_run_length(config)}, "
         f"{count(known.params)} parameters"
         f"{f', {flop_count(known.flops)}' if known.flops is not None else ''}{memory}"
         f"{f' [skipped here: {kind.lacks}]' if kind.lacks else ''}{' [impossible here]' if kind.risks else ''}"
@@ -119,11 +123,18 @@ def _needs(kind: RunKind) -> str:
 def _run_length(config: RunConfig) -> str:
     """Return the length of a run, with the limit that decides it if that is not MAX_ITERS."""
     if config.tokens is None:
-        return f"{config.train.max_epochs:g} epochs"
-    by = "" if config.bound == "max_iters" else f" in {config.steps} steps ({config.bound.upper()})"
+        length = _epochs(config)
+    else:
+        by = "" if config.bound == "max_iters" else f" in {config.steps} steps ({config.bound.upper()})"
+        length = f"{count(config.tokens)} tokens{by}"
     time = config.train.max_time, config.train.max_cost
     most = [f"at most {text}" for text in (time[0] and f"{time[0]:g} s", time[1] and f"${time[1]:g}") if text]
-    return ", ".join([f"{count(config.tokens)} tokens{by}", *most])
+    return ", ".join([length, *most])
+
+
+def _epochs(config: RunConfig) -> str:
+    number = config.train.max_epochs
+    return f"{number:g} epoch{'' if number == 1 else 's'}"
 
 
 def prepare(arguments: Arguments) -> int:
@@ -288,11 +299,11 @@ def _line(label: str, text: str) -> str:
 def _length(config: RunConfig) -> str:
     train = config.train
     step = (
-        f"{config.tokens_per_step:,} tokens ({train.batch_size} sequences x {train.gradient_accumulation} "
+        f"{config.tokens_per_step:,} tokens ({plural(train.batch_size, 'sequence')} x {train.gradient_accumulation} "
         f"accumulated x {plural(config.ranks, 'rank')} x {config.shape.block_size} tokens)"
     )
     if config.tokens is None or config.steps is None:
-        return f"{train.max_epochs:g} epochs of the data, in steps of {step}"
+        return f"{_epochs(config)} of the data, in steps of {step}"
     share = config.tokens / config.shape.params
     return (
         f"{config.steps:,} steps of {step}: {config.tokens:,} tokens, {share:.3g} per parameter "
@@ -350,7 +361,7 @@ def _device_lines(
 ) -> Iterator[str]:
     """Yield the lines of a run on one device: fit, largest, time, target, energy, cost, GPUs."""
     if device.memory is not None and needed.process is not None:
-        room = f"{memory_size(needed.process)} of {memory_size(device.memory)}"
+        room = f"{memory_size(needed.process)} of {device.room}"
         room += "" if needed.on_cpu else f", {memory_size(OVERHEAD)} of it for libraries"
         yield _line("fit", f"{fit(needed, device)} on {device.name}: {room}")
         yield _line("largest", _largest(config, device))
@@ -390,13 +401,17 @@ def _largest(config: RunConfig, device: GpuModel) -> str:
 
 
 def _seconds(config: RunConfig, device: GpuModel, target: Target) -> list[float]:
-    """Return the time of a run in seconds: at a feasible target, else at both ends of the MFU band, shortest first."""
+    """Return the time of a run within its budget, in seconds: at a feasible target, else at both ends of the MFU band.
+
+    The shortest comes first.
+    """
     rate = target.rate(config.tokens_per_step, config.tokens)
     if rate is not None and config.tokens is not None:
         reached = at_rate(rate, shape=config.shape, train=config.train, tokens=config.tokens, device=device)
         if feasibility(reached.mfu) is not Feasibility.IMPOSSIBLE:
-            return [config.tokens / rate]
-    return _band_seconds(config, device)
+            return [within_budget(config.tokens / rate, config.train)]
+    # Both ends may be the budget.
+    return list(dict.fromkeys(within_budget(end, config.train) for end in _band_seconds(config, device)))
 
 
 def _band_seconds(config: RunConfig, device: GpuModel, ranks: int | None = None) -> list[float]:
@@ -427,7 +442,14 @@ def _time(config: RunConfig, device: GpuModel) -> str:
     low, high = mfu_band(config.shape, config.train, device)
     band = f"{low:.0%} to {high:.0%}".replace("%", " %")
     how = "compiled" if config.train.compile else "COMPILE=n"
-    return f"{_time_range(config, device)} at an MFU of {band} ({how}), without evaluations"
+    text = f"{_time_range(config, device)} at an MFU of {band} ({how}), without evaluations"
+    return text + _ended_by_budget(config, max(_band_seconds(config, device)))
+
+
+def _ended_by_budget(config: RunConfig, longest: float) -> str:
+    """Return when the budget ends a run, as text; "" if it cannot. longest: seconds of the whole run."""
+    budget = budget_s(config.train)
+    return f"; its budget ends it after {duration(budget)}" if budget is not None and budget < longest else ""
 
 
 def _cpu_time(config: RunConfig, cpu: CpuSpeed) -> str:
@@ -435,7 +457,8 @@ def _cpu_time(config: RunConfig, cpu: CpuSpeed) -> str:
     if config.tokens is None:
         return "unknown until the data are prepared"
     work = config.tokens * config.shape.flops_per_token / cpu.cores
-    return f"{duration(work / cpu.fast)} to {duration(work / cpu.slow)} on {cpu.text}; without evaluations"
+    text = f"{duration(work / cpu.fast)} to {duration(work / cpu.slow)} on {cpu.text}; without evaluations"
+    return text + _ended_by_budget(config, work / cpu.slow)
 
 
 def _target_text(config: RunConfig, device: GpuModel, rate: float) -> str:

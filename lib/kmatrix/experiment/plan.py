@@ -25,8 +25,9 @@ from kmatrix.matrix.expand import Matrix, Run, expand
 from kmatrix.plan.cpu import cpu_speed
 from kmatrix.plan.feasibility import GpuModel, detected, this_machine
 from kmatrix.plan.memory import Forecast, forecast, warnings
-from kmatrix.plan.risk import Risk, budget_seconds, risks
+from kmatrix.plan.risk import Risk, risks
 from kmatrix.records.paths import ROOT
+from kmatrix.records.train_config import budget_s
 from kmatrix.runner.resume import too_few_gpus
 from kmatrix.status.cpu_runs import CpuRuns
 from kmatrix.text import first_names, plural
@@ -312,7 +313,7 @@ def _models(gpus: Sequence[Gpu]) -> list[GpuModel]:
 def risks_on(config: RunConfig, devices: Sequence[GpuModel], cpu_runs: CpuRuns) -> tuple[Risk, ...]:
     """Return why a run is impossible on each of these devices, in the words of the largest; empty if one is enough."""
     # Earlier runs are read only for runs on the CPU with a budget: that takes a while.
-    timed = config.device == "cpu" and budget_seconds(config.train) is not None
+    timed = config.device == "cpu" and budget_s(config.train) is not None
     cpu = cpu_runs.speed(config.shape, config.train) if timed else cpu_speed(config.train)
     found = {
         device: risks(config.shape, config.train, config.steps, device, cpu)
@@ -334,9 +335,9 @@ def refuse_risks(
     for planned in plan.runs:
         for risk in found[planned.kind]:
             if not risk.certain and plan.config.allow_risk:
-                accepted.append(f"ALLOW_RISK=y: {planned.name} {risk.what}")
+                accepted.append(f"ALLOW_RISK=y: {planned.name}: {risk.what}")
             elif not risk.certain and not estimates:
-                accepted.append(f"impossible on this machine: {planned.name} {risk.what}: pass {risk.fix}")
+                accepted.append(f"impossible on this machine: {planned.name}: {risk.what}: pass {risk.fix}")
             else:
                 refused.setdefault(risk, []).append(planned.name)
     if refused:

@@ -36,8 +36,8 @@ class CpuSpeed:
     @property
     def text(self) -> str:
         """The speed and its source, for a message."""
-        speeds = f"{self.slow / 1e9:.3g} to {self.fast / 1e9:.3g} GFLOP/s per core"
-        return f"{plural(self.cores, 'core')} at {speeds}, {self.source}"
+        speeds = " to ".join(f"{speed / 1e9:.{0 if speed > 10e9 else 1}f}" for speed in (self.slow, self.fast))
+        return f"{plural(self.cores, 'core')} at {speeds} GFLOP/s per core, {self.source}"
 
 
 def cpu_speed(train: TrainFields, measured: Sequence[float] = ()) -> CpuSpeed:

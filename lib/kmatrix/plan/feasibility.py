@@ -11,9 +11,9 @@ from enum import StrEnum
 
 from kmatrix.errors import ConfigError
 from kmatrix.plan.memory import BYTES, MemoryNeed, masks, memory, states
-from kmatrix.records.train_config import TrainConfig, dollars_per_hour
+from kmatrix.records.train_config import TrainConfig, budget_s, dollars_per_hour
 from kmatrix.shapes import ModelShape, by_depth, mfu, peak_tflops
-from kmatrix.text import GIB
+from kmatrix.text import GIB, memory_size
 
 # Without torch.compile: it makes training with fused attention 20 to 50 % faster (16 % for Llama 8B in torchtitan's
 # docs/performance.md, 85 % in nanoGPT's README, early in 2023).
@@ -22,6 +22,9 @@ UNLIKELY, IMPOSSIBLE = 0.85, 1.0  # required MFU; the highest of the published r
 OVERHEAD = GIB  # bytes that CUDA, NCCL and libraries use per device before any tensor is allocated
 TIGHT = 0.9  # fraction of the rest; above it, fragmentation can cause out-of-memory errors
 MOST = 1 << 20  # upper bound of the search for the largest micro-batch
+
+
+SMALLEST = 10e6  # parameters of the smallest published run: smaller models are planned with its MFU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +40,14 @@ class MfuModel:
 
     def at(self, family: str, params: float) -> float:
         """Return the expected MFU."""
+        params = max(params, SMALLEST)
         return self.middle[family] * params / (params + self.size)
 
     def band(self, family: str, params: float) -> tuple[float, float]:
         """Return the lowest and the highest MFU that is expected."""
-        expected = self.at(family, params)
-        return expected / self.spread, min(expected * self.spread, UNLIKELY)
+        # Smaller models than the published ones can be faster, with many tokens per step.
+        most = max(params, 10 * SMALLEST) if params < SMALLEST else params
+        return self.at(family, params) / self.spread, min(self.at(family, most) * self.spread, UNLIKELY)
 
 
 # Newer GPUs have a higher peak for the same memory bandwidth; consumer GPUs run above the clock of their data sheet.
@@ -181,11 +186,17 @@ def expected_seconds(*, shape: ModelShape, train: TrainConfig, tokens: int | Non
     """Return the expected time of a run in seconds before anything is measured, at the expected MFU.
 
     None if the peak of the device or the length is unknown. The actual time can differ by a factor of two;
-    evaluations and checkpoints are not included.
+    evaluations and checkpoints are not included. It is at most the budget of the run.
     """
     share = middle_mfu(shape, train, device)
     speed = at_mfu(share, shape=shape, train=train, tokens=tokens, device=device)
-    return None if speed is None else speed.seconds
+    return None if speed is None or speed.seconds is None else within_budget(speed.seconds, train)
+
+
+def within_budget(seconds: float, train: TrainConfig) -> float:
+    """Return the time of a run that would take some seconds without its budget."""
+    budget = budget_s(train)
+    return seconds if budget is None else min(seconds, budget)
 
 
 def kilowatt_hours(seconds: float, device: GpuModel, devices: int) -> float | None:
@@ -279,8 +290,15 @@ class GpuModel:
     """A GPU model with its memory and power."""
 
     name: str
-    memory: float | None  # bytes, None if unknown
+    memory: float | None  # bytes, None if unknown; of one rank
     watts: float | None  # maximum power, None if the manufacturer does not publish it
+    shared_by: int = 1  # ranks that share the memory of the machine, on the CPU
+
+    @property
+    def room(self) -> str:
+        """The memory as text: "23.6 GiB", "11.8 GiB per rank"."""
+        size = "unknown" if self.memory is None else memory_size(self.memory)
+        return f"{size} per rank" if self.shared_by > 1 else size
 
 
 # Memory in bytes and thermal design power in watts (of the SXM version if there are two). The memory of H100 and A100
@@ -335,7 +353,7 @@ def detected(name: str, memory_mib: float) -> GpuModel:
 def this_machine(ranks: int) -> GpuModel:
     """Return the CPU of this machine as a device: its ranks share the memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return GpuModel(name="this machine", memory=memory / ranks, watts=None)
+    return GpuModel(name="this machine", memory=memory / ranks, watts=None, shared_by=ranks)
 
 
 def _letters(text: str) -> str:

@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 
 from kmatrix.plan.cpu import PEAK as CPU_PEAK
 from kmatrix.plan.cpu import CpuSpeed
-from kmatrix.plan.feasibility import Fit, GpuModel, at_mfu, at_peak, deeper, fit, largest_depth, mfu_band
+from kmatrix.plan.feasibility import (
+    Fit,
+    GpuModel,
+    at_mfu,
+    at_peak,
+    deeper,
+    fit,
+    largest_depth,
+    mfu_band,
+)
 from kmatrix.plan.memory import MemoryNeed, memory
 from kmatrix.records.train_config import TrainConfig, budget_s, dollars_per_hour
 from kmatrix.shapes import NAMED, ModelShape
@@ -49,7 +58,7 @@ def _memory_risk(shape: ModelShape, train: TrainConfig, device: GpuModel) -> Ris
     certain = need.least > device.memory
     if not certain and need.process / (1 + ERROR) <= device.memory:
         return None
-    what = f"needs {memory_size(_stated(need, certain=certain))}, {device.name} has {memory_size(device.memory)}"
+    what = f"needs {memory_size(_stated(need, certain=certain))}, {device.name} has {device.room}"
     return Risk(what=what, fix=_memory_fix(shape, train, device), certain=certain)
 
 
@@ -62,12 +71,29 @@ def _stated(need: MemoryNeed, *, certain: bool) -> float:
 
 def _memory_fix(shape: ModelShape, train: TrainConfig, device: GpuModel) -> str:
     """Return the arguments with which the run fits: a smaller micro-batch, recomputation, or a smaller model."""
-    for options, changed in (("", train), ("RECOMPUTE=y ", replace(train, recompute=True))):
-        if batch := _batch_that_divides(shape, changed, device):
-            return f"{options}BATCH_SIZE={batch} PARALLEL_BATCH_SIZE={train.global_batch}"
+    if batch := _batch_that_divides(shape, train, device):
+        return f"BATCH_SIZE={batch} PARALLEL_BATCH_SIZE={train.global_batch}"
+    if fewer := _fewer_ranks(shape, train, device):
+        return f"NUM_GPUS={fewer} PARALLEL_BATCH_SIZE={train.global_batch}"
+    if batch := _batch_that_divides(shape, replace(train, recompute=True), device):
+        return f"RECOMPUTE=y BATCH_SIZE={batch} PARALLEL_BATCH_SIZE={train.global_batch}"
     alone = _with_batch(train, 1)
     model = _model_that_fits(shape, alone, device)
     return f"{model or f'MODEL=tiny BLOCK_SIZE={SHORTEST}'} BATCH_SIZE=1 PARALLEL_BATCH_SIZE={train.global_batch}"
+
+
+def _fewer_ranks(shape: ModelShape, train: TrainConfig, device: GpuModel) -> int:
+    """Return the largest smaller number of ranks with which a run on the CPU fits, 0 if there is none.
+
+    The ranks share the memory, and each has its own copy of the model.
+    """
+    for ranks in range(device.shared_by - 1, 0, -1):
+        if train.global_batch % (train.batch_size * ranks) == 0 and device.memory is not None:
+            fewer = replace(train, num_gpus=ranks)
+            share = replace(device, memory=device.memory * device.shared_by / ranks)
+            if fit(memory(shape, _with_batch(fewer, train.batch_size)), share) is not Fit.NOT:
+                return ranks
+    return 0
 
 
 def _model_that_fits(shape: ModelShape, train: TrainConfig, device: GpuModel) -> str:
@@ -121,16 +147,11 @@ def _named(shape: ModelShape, name: str) -> ModelShape:
     return replace(shape, n_layer=layers, n_head=heads, n_embd=width)
 
 
-def budget_seconds(train: TrainConfig) -> float | None:
-    """Return the time limit of a run in seconds: MAX_TIME, or MAX_COST at its price; None without one."""
-    return budget_s(train)
-
-
 def _budget_risk(
     shape: ModelShape, train: TrainConfig, steps: int | None, device: GpuModel, cpu: CpuSpeed
 ) -> Risk | None:
     """Return the risk that the budget ends before the first evaluation that follows training."""
-    budget = budget_seconds(train)
+    budget = budget_s(train)
     if budget is None:
         return None
     first = min(train.eval_interval, steps or train.eval_interval)  # the last step is evaluated, too
