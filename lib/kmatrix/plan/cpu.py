@@ -21,7 +21,9 @@ PEAK = 8e12
 # ends are a third of the lowest for older and shared cores, which also convert bfloat16; the fast ends leave room
 # for clocks of 5 GHz.
 ASSUMED = {"fp32": (25e9, 300e9), "bf16": (25e9, 1000e9)}
-SPREAD = 1.5  # a run may be faster or slower by this factor than earlier runs: other sizes, other processes
+# A run may be slower or faster than earlier ones by these factors: other sizes, and other processes, which more often
+# slowed an earlier run down than they will leave the machine to a new one.
+SLOWER, FASTER = 1.5, 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,7 @@ def cpu_speed(train: TrainFields, measured: Sequence[float] = ()) -> CpuSpeed:
     """Return the expected speed of a run. measured: FLOP/s per core of earlier runs like it on this machine."""
     cores = cores_used(train)
     if measured:
-        slow, fast = min(measured) / SPREAD, max(measured) * SPREAD
+        slow, fast = min(measured) / SLOWER, max(measured) * FASTER
         source = f"from {plural(len(measured), 'earlier run')} on this machine"
     else:
         slow, fast = ASSUMED["bf16" if train.dtype == "bf16" else "fp32"]
