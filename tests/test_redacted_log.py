@@ -161,3 +161,11 @@ def test_a_line_without_an_end_is_written_in_parts_that_split_no_key(before, sec
 
 def test_bytes_that_are_not_text_are_written_as_they_are():
     assert LineRedactor({}).feed(b"\xff\x00\n") == b"\xff\x00\n"
+
+
+def test_a_password_that_is_written_to_netrc_meanwhile_is_hidden(tmp_path, monkeypatch):
+    monkeypatch.setattr("kmatrix.redacted_log.REFRESH_S", -1.0)
+    lines = LineRedactor({"HOME": str(tmp_path)})
+    (tmp_path / ".netrc").write_text(f"machine a login b password {KEY}\n")
+
+    assert lines.feed(f"it is {KEY}\n".encode()) == f"it is {HIDDEN}\n".encode()

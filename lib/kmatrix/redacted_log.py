@@ -32,6 +32,7 @@ CHUNK = 1 << 16  # bytes per read
 LONGEST_LINE = 1 << 16  # bytes; a longer line is written in parts
 OVERLAP = 1 << 12  # bytes of such a line that stay for the next part, or more for a longer key: it may be in both
 MOST_WAITING = 1 << 20  # bytes that wait while the disk is full; then output is dropped
+REFRESH_S = 1.0  # between two looks at .netrc: `wandb login` may write to it meanwhile
 RETRY_S = 1.0  # between two tries on a full disk
 GIVE_UP_S = 60.0  # after the last writer has exited, on a full disk
 END_S = 5.0  # for the last lines, after the last writer has exited
@@ -127,7 +128,8 @@ class LineRedactor:
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._environment = environment
-        self._overlap = max(OVERLAP, 2 * redactor(environment).longest)
+        self._redactor, self._asked_at = redactor(environment), time.monotonic()
+        self._overlap = max(OVERLAP, 2 * self._redactor.longest)
         self._private_keys = PrivateKeys()
         self._rest = b""
         self._in_key = False  # the last part of a long line ended with a key, which may go on
@@ -164,8 +166,9 @@ class LineRedactor:
         text = data.decode(errors="surrogateescape")
         if self._private_keys or may_begin(text):
             text = "".join(map(self._private_keys.hide, text.splitlines(keepends=True)))
-        # Asked again each time: `wandb login` may write to .netrc meanwhile.
-        return redactor(self._environment).redact(text).encode(errors="surrogateescape")
+        if time.monotonic() - self._asked_at > REFRESH_S:
+            self._redactor, self._asked_at = redactor(self._environment), time.monotonic()
+        return self._redactor.redact(text).encode(errors="surrogateescape")
 
 
 def copy(source: int, log: int, lines: LineRedactor) -> None:
