@@ -93,6 +93,7 @@ FORMS: tuple[KeyForm, ...] = (
     _form("SendGrid key", "sg.", rf"{START}SG\.[\w-]{{16,32}}\.[\w-]{{16,}}+"),
     _token("Stripe key", *(f"{kind}_{mode}_" for kind in ("sk", "rk") for mode in ("live", "test")), least=10),
     _token("webhook secret", "whsec_", alphabet="[A-Za-z0-9+/=]", least=16),
+    _token("Meta token", "EAA", least=80),
     _token("Replicate token", "r8_", least=30),
     _token("Groq key", "gsk_", least=40),
     _token("Perplexity key", "pplx-", least=40),
@@ -126,7 +127,8 @@ FORMS: tuple[KeyForm, ...] = (
     _token("PlanetScale token", "pscale_", prefix="pscale_(?:tkn|pw|oauth)_", alphabet=r"[\w.-]", least=30),
 )
 
-_QUOTE = r"\\{0,3}[\"']?"
+NAMED_KIND = "value of a name that announces a key"
+_QUOTE = r"\\{0,3}(?:[\"']|&(?:quot|apos|#x?\d{2});)?"
 _SCHEME = r"(?:basic|bearer|digest|token|api-?key|key|bot|negotiate|ntlm|splunk|aws4-\S{1,40})"
 # Not the special tokens of a tokenizer, which logs and tracebacks name.
 _NO_NAME = (
@@ -134,11 +136,11 @@ _NO_NAME = (
 )
 _NAME = (
     r"api[_-]?key|(?:access|account|private|secret|signing|encryption|master|auth|deploy|session|shared|subscription)"
-    rf"[_-]?key|{_NO_NAME}token|secret|passw(?:or)?d|passphrase|credentials?|connection[_-]?string|(?<!old)(?<=[\w;])pwd|_auth"
+    rf"[_-]?key|{_NO_NAME}token|secret|passw(?:or)?d|passphrase|credentials?|connection[_-]?string|client-key-data|(?<!old)(?<=[\w;])pwd|_auth"
 )
 # An end-of-text token; a call in the code of a traceback; a number, such as bytes_per_token=4.25.
 _NO_VALUE = (
-    r"(?!<\|?[\w/ ]{1,40}\|?>|\[[A-Z]{2,12}\]|(?-i:[a-z_][a-z_.]{1,64})[(\[][\"')\]a-z_{]|self\."
+    r"(?!<\|?[\w/ ]{1,40}\|?>|\[[A-Z]{2,12}\]|(?-i:[a-z_][a-z_.]{1,64})[(\[][\"')\]a-z_{]|\w{0,20}Secret\w{0,20}\(|self\."
     r"|[\d.eE+-]{1,64}(?:[\s,;}\])]|$))"
 )
 
@@ -150,6 +152,14 @@ LOGIN_IN_URL = _form(
     re.IGNORECASE,
 )
 ANNOUNCED: tuple[KeyForm, ...] = (
+    # Of a database, also with characters that a URL should not have.
+    _form(
+        "password in a URL",
+        "://",
+        r"((?<![a-z])(?:postgres(?:ql)?|mysql|mariadb|mongodb|rediss?|amqps?|mssql|oracle|snowflake|clickhouse)(?:\+\w{1,20})?"
+        r"://[^\s/:@'\"]{0,256}:)[^\s'\"]{1,512}(?=@[\w.-])",
+        re.IGNORECASE,
+    ),
     LOGIN_IN_URL,
     _form("key in a URL", "://", r"(://)(?=[A-Za-z_-]{0,256}\d)(?:[0-9a-f]{16,256}|[\w-]{20,256})(?=@)"),
     _form(
@@ -172,7 +182,9 @@ ANNOUNCED: tuple[KeyForm, ...] = (
         r"(?=[^\s\"',;\d]{0,256}\d)[^\s\"',;]{8,}+",
         re.IGNORECASE,
     ),
-    _form("bearer token", "bearer", r"(\bbearer\s{1,4})(?=[A-Za-z_.~+/-]{0,256}\d)[\w.~+/-]{16,}+=*+", re.IGNORECASE),
+    _form(
+        "bearer token", "bearer", r"(\bbearer[\s.:=]{1,4})(?=[A-Za-z_.~+/-]{0,256}\d)[\w.~+/-]{16,}+=*+", re.IGNORECASE
+    ),
     _form(
         "cookie",
         "cookie",
@@ -217,30 +229,56 @@ ANNOUNCED: tuple[KeyForm, ...] = (
     ),
     # setdefault("HF_TOKEN", "..."), ("X-Auth-Token", "..."): with a digit, because it may be a list of names.
     _form(
-        "value of a name that announces a key",
+        NAMED_KIND,
         "key token secret passw passphrase credential pwd",
         rf"((?:{_NAME})([\"'])\s{{0,4}},\s{{0,4}}\2)(?=[^\s\"'&,;\d]{{0,64}}\d)[^\s\"'&,;]{{12,}}+",
         re.IGNORECASE,
     ),
+    # Shorter than other values, with a digit, because code and prose have `password: str`.
     _form(
-        "password of digits",
+        "password with digits",
         "passw passphrase",
-        rf"((?:passw(?:or)?d|passphrase){_QUOTE}\]?\s{{0,8}}[=:]\s{{0,8}}{_QUOTE})\d{{8,}}+",
+        rf"((?:passw(?:or)?d|passphrase){_QUOTE}\]?\s{{0,8}}[=:]\s{{0,8}}{_QUOTE}|\bpassw(?:or)?d\s{{1,3}}is:?\s{{1,3}}[\"']?)"
+        r"(?=[A-Za-z]{0,64}\d)[^\s\"'&,;)\]}]{4,}+",
+        re.IGNORECASE,
+    ),
+    _form(
+        "password in SQL",
+        "identified password",
+        r"(\b(?:identified\s{1,3}by|password)\s{1,3}')[^\s']{4,}+",
+        re.IGNORECASE,
+    ),
+    _form(
+        "password of a login",
+        "auth",
+        r"((?:\bauth\s{0,3}=\s{0,3}|BasicAuth|DigestAuth)\(\s{0,4}[\"'][^\"'\n]{1,128}[\"']\s{0,4},\s{0,4}[\"'])[^\s\"']{6,}+",
+    ),
+    _form("password of a login", '"auth"', r"(\"auth\"\s{0,3}:\s{0,3}\")[A-Za-z0-9+/]{12,}+=*+"),
+    _form(
+        "API key",
+        "api",
+        r"(\bapi[ _-]?key\b[^\n:=]{0,80}?(?::|\bis\b)\s{1,4}[\"']?)(?=[A-Za-z_-]{0,64}\d)[\w-]{20,}+",
+        re.IGNORECASE,
+    ),
+    _form(
+        NAMED_KIND,
+        "set",
+        rf"(\bset(?:env\s{{1,4}}|\s{{1,4}}-\w{{1,4}}\s{{1,4}})\w{{0,64}}?(?:{_NAME})\s{{1,4}}[\"']?)[^\s\"']{{8,}}+",
         re.IGNORECASE,
     ),
     _form("password in XML", "</", rf"(<(?:[\w:]{{0,30}})(?:{_NAME})>)[^\s<>]{{6,256}}(?=</)", re.IGNORECASE),
 )
 # name=value with a name that announces a secret, also in JSON, YAML and in calls with both as arguments.
 NAMED = _form(
-    "value of a name that announces a key",
+    NAMED_KIND,
     "key token secret passw passphrase credential connection pwd _auth",
-    rf"((?:{_NAME}){_QUOTE}\]?\s{{0,8}}(?:=>|[=:])\s{{0,8}}{_QUOTE})"
+    rf"((?:{_NAME}){_QUOTE}\]?\s{{0,8}}(?:=>|[=:]|%3[ad])\s{{0,8}}(?:\w{{0,20}}Secret\w{{0,20}}\()?{_QUOTE})"
     rf"{_NO_VALUE}[^\s\"'&,;]{{8,}}+",
     re.IGNORECASE,
 )
 # `NAME=value` as in a shell and in .env: any value, because code has blanks around = or a lower-case name.
 SHELL = _form(
-    "value of a name that announces a key",
+    NAMED_KIND,
     "=",
     r"((?<![\w$])[A-Z][A-Z0-9_]{0,64}?(?:PASSWORD|PASSWD|PASSPHRASE|_PWD|SECRET|TOKEN|API_?KEY|ACCESS_KEY|SECRET_KEY)=[\"']?)"
     r"(?![(%]|os\.|[\d.]{1,32}(?:\s|$))[^\s\"'`;,()]{6,}+",

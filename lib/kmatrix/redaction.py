@@ -248,11 +248,17 @@ def _spellings(value: str) -> set[str]:
         value,
         *in_urls,
         *(re.sub(r"%[0-9A-F]{2}", lambda match: match[0].lower(), text) for text in in_urls),
-        *(json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]),
+        *_in_json(value),
+        *(part for text in _in_json(value) for part in (*_in_json(text), text.replace("/", "\\/"))),  # JSON in JSON
         *(html, html.replace('"', "&quot;").replace("'", "&#x27;"), html.replace('"', "&#34;").replace("'", "&#39;")),
-        *(value.replace("'", "'\"'\"'"), repr(value)[1:-1], repr(data)[2:-1]),
+        *(value.replace("'", "'\"'\"'"), value.replace("'", "''")),  # shells, YAML and SQL
+        *(repr(value)[1:-1], ascii(value)[1:-1], repr(repr(value))[2:-2], repr(data)[2:-1]),
         *(data.hex(), data.hex().upper()),
     }
+
+
+def _in_json(text: str) -> tuple[str, str]:
+    return json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _base64_parts(value: str) -> set[str]:

@@ -32,9 +32,11 @@ KEYS = {
     "WANDB_API_KEY": "c0ffee" * 6 + "beef",
     "MY_SERVICE_TOKEN": "correct-horse-battery-staple",
     "PGPASSWORD": "elephants in the garden",
+    "DB_PASSWORD": "correcthorsebatterystaple",  # letters only, as in the name of a status
 }
 IN_NETRC = "a-password-of-netrc-4711"
 IN_TORCH = "hf_" + "Pl4nted" * 6
+PEM_BODY = "MHcCAQEEIPl4nt3dKeyAbCdEfGhIjKlMnOpQrStUvWxYz0123456789abcdefghij"
 TALKS = '''
 """A trainer prints every key that it knows, in all ways; seed 2 fails with them, and seed 3 hangs after that."""
 import base64, json, os, subprocess, sys, time
@@ -43,12 +45,17 @@ if "gpt2.train" in words and "torch.distributed.run" not in words:
     with open(words[words.index("gpt2.train") + 1] + "/run.json") as file:
         seed = json.load(file)["train"]["seed"]
     netrc = open(os.environ["NETRC"]).read().split()[-1]
-    keys = [os.environ[name] for name in ("WANDB_API_KEY", "MY_SERVICE_TOKEN", "PGPASSWORD")] + [netrc]
+    keys = [os.environ[name] for name in ("WANDB_API_KEY", "MY_SERVICE_TOKEN", "PGPASSWORD", "DB_PASSWORD")] + [netrc]
     for key in keys:
         print("print", key, flush=True)
         os.write(2, f"write {key} \\n".encode())
+        print(json.dumps(json.dumps({"x": key})), key.encode().hex(), repr(key), flush=True)
+        os.write(1, b"x" * 69_620 + b" " + key.encode() + b" " + b"y" * 70_000 + b"\\n")
         print("Authorization: Basic", base64.b64encode(f"api:{key}".encode()).decode(), flush=True)
     subprocess.run(["env"])
+    os.write(1, ("-----BEGIN EC PRIVATE " + "KEY-----\\r\\n").encode() + os.environ["PEM_BODY"].encode() + b"\\r\\n")
+    time.sleep(0.1)
+    os.write(1, os.environ["PEM_BODY"][::-1].encode() + b"\\r\\n" + ("-----END EC PRIVATE " + "KEY-----\\r\\n").encode())
     os.write(1, b"half " + keys[1][:9].encode())
     time.sleep(0.3)
     os.write(1, keys[1][9:].encode() + b" end\\n")
@@ -70,8 +77,8 @@ if "gpt2.train" in words and "torch.distributed.run" not in words:
 
 
 def files_with(folder: Path, *values: str) -> list[str]:
-    """Return every file below a folder that contains one of the values, as it is or in base64."""
-    spellings = {value.encode() for value in values}
+    """Return every file below a folder that contains one of the values, as it is, in hexadecimal or in base64."""
+    spellings = {one for value in values for one in (value.encode(), value.encode().hex().encode())}
     for value in values:
         for user in ("", "api:", "user:"):
             encoded = base64.b64encode((user + value).encode())
@@ -105,8 +112,11 @@ def test_no_key_of_the_checkout_or_the_environment_is_in_any_file(fresh_clone, t
         **KEYS,
         **{"NETRC": str(netrc), "PYTHONPATH": str(tmp_path / "talks"), "TORCH_LOGS_OUT": IN_TORCH},
         "NCCL_COMMENT": KEYS["MY_SERVICE_TOKEN"],
+        "PEM_BODY": PEM_BODY,
     }
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    with (clone.root / ".config").open("a", encoding="utf-8") as config:
+        config.write(f"# {KEYS['PGPASSWORD']}\n")
 
     arguments = (*TINY, "SEED=1,2,3", "MAX_ITERS=6", f"RESULTS_DIR={results}", "DETACH=1")
     started = clone.make("test-matrix", *arguments, **variables)
@@ -117,7 +127,7 @@ def test_no_key_of_the_checkout_or_the_environment_is_in_any_file(fresh_clone, t
     for process in processes_below(tmp_path):
         process.kill()
 
-    everything = [*hidden, *KEYS.values(), IN_NETRC, IN_TORCH]
+    everything = [*hidden, *KEYS.values(), IN_NETRC, IN_TORCH, PEM_BODY, PEM_BODY[::-1]]
     assert files_with(results, *everything) == []
     assert not [key for key in everything if key in started.stdout + started.stderr]
     # The logs are complete: every line is there, without its key.

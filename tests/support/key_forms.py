@@ -31,7 +31,7 @@ def _line(text: str, alphabet: str, length: int, prefix: str = "") -> Callable[[
 
     def make(source: random.Random) -> tuple[str, tuple[str]]:
         key = prefix + "".join(source.choices(alphabet, k=length))
-        return text.replace("@", key).replace(" AT ", "@"), (key,)
+        return text.replace("@", key).replace(" AT ", "@"), (key.replace(" AT ", "@"),)
 
     return make
 
@@ -158,5 +158,14 @@ KEY_FORMS = (
     KeyForm("connection string", _line("c = 'Server=db;Uid=you;Pwd=@'", LETTERS, 20, "3")),
     KeyForm("XML", _line("<password>@</password>", LETTERS, 20, "3")),
     KeyForm("password of digits", _line("connect(password='@')", string.digits, 10)),
+    KeyForm("short password", _line("connect(password='@')", LETTERS, 4, "a4")),
+    KeyForm("database", _line("db = 'postgresql://you:@ AT db/runs'", LETTERS, 12, "a/b AT 7")),
+    KeyForm("login of requests", _line("get(url, auth=('you', '@'))", LETTERS, 20, "7")),
+    KeyForm("Docker login", _line('{"auths": {"hub": {"auth": "@"}}}', LETTERS, 40, "7")),
+    KeyForm("SQL", _line("# ALTER USER you IDENTIFIED BY '@'", LETTERS, 20, "7")),
+    KeyForm("setenv", _line("# setenv HF_TOKEN @", LETTERS, 30, "7")),
+    KeyForm("HTML", _line("<x y='token=&quot;@&quot;'>", LETTERS, 30, "7")),
+    KeyForm("SecretStr", _line("Settings(api_key=SecretStr('@'))", LETTERS, 30, "7")),
+    KeyForm("sentence", _line("# Incorrect API key provided: @", LETTERS, 40, "7")),
     KeyForm("Kaggle", _line('{"username": "you", "key": "@"}', HEX, 32)),
 )
