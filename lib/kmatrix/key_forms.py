@@ -140,8 +140,8 @@ _NAME = (
 )
 # An end-of-text token; a call in the code of a traceback; a number, such as bytes_per_token=4.25.
 _NO_VALUE = (
-    r"(?!<\|?[\w/ ]{1,40}\|?>|\[[A-Z]{2,12}\]|(?-i:[a-z_][a-z_.]{1,64})[(\[][\"')\]a-z_{]|\w{0,20}Secret\w{0,20}\(|self\."
-    r"|[\d.eE+-]{1,64}(?:[\s,;}\])]|$))"
+    r"(?!<\|?[\w/ ]{1,40}\|?>|\[[A-Z]{2,12}\]|(?-i:[a-z_][a-z_.]{1,64})[(\[][\"')\]a-z_{]|self\."
+    r"|\w{0,20}Secret\w{0,20}\(|[\d.eE+-]{1,64}(?:[\s,;}\])]|$))"
 )
 
 # Texts that announce a key: the part after the first group is the key.

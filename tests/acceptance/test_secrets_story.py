@@ -36,6 +36,7 @@ KEYS = {
 }
 IN_NETRC = "a-password-of-netrc-4711"
 IN_TORCH = "hf_" + "Pl4nted" * 6
+SHORTEST_PART = 6  # bytes of base64; fewer are in compressed files by chance
 PEM_BODY = "MHcCAQEEIPl4nt3dKeyAbCdEfGhIjKlMnOpQrStUvWxYz0123456789abcdefghij"
 TALKS = '''
 """A trainer prints every key that it knows, in all ways; seed 2 fails with them, and seed 3 hangs after that."""
@@ -44,6 +45,7 @@ words = sys.orig_argv
 if "gpt2.train" in words and "torch.distributed.run" not in words:
     with open(words[words.index("gpt2.train") + 1] + "/run.json") as file:
         seed = json.load(file)["train"]["seed"]
+    body = "PEM_BODY"
     netrc = open(os.environ["NETRC"]).read().split()[-1]
     keys = [os.environ[name] for name in ("WANDB_API_KEY", "MY_SERVICE_TOKEN", "PGPASSWORD", "DB_PASSWORD")] + [netrc]
     for key in keys:
@@ -53,9 +55,10 @@ if "gpt2.train" in words and "torch.distributed.run" not in words:
         os.write(1, b"x" * 69_620 + b" " + key.encode() + b" " + b"y" * 70_000 + b"\\n")
         print("Authorization: Basic", base64.b64encode(f"api:{key}".encode()).decode(), flush=True)
     subprocess.run(["env"])
-    os.write(1, ("-----BEGIN EC PRIVATE " + "KEY-----\\r\\n").encode() + os.environ["PEM_BODY"].encode() + b"\\r\\n")
+    begin, end = ("-----" + word + " EC PRIVATE " + "KEY-----" for word in ("BEGIN", "END"))
+    os.write(1, f"{begin}\\r\\n{body}\\r\\n".encode())
     time.sleep(0.1)
-    os.write(1, os.environ["PEM_BODY"][::-1].encode() + b"\\r\\n" + ("-----END EC PRIVATE " + "KEY-----\\r\\n").encode())
+    os.write(1, f"{body[::-1]}\\r\\n{end}\\r\\n".encode())
     os.write(1, b"half " + keys[1][:9].encode())
     time.sleep(0.3)
     os.write(1, keys[1][9:].encode() + b" end\\n")
@@ -82,7 +85,8 @@ def files_with(folder: Path, *values: str) -> list[str]:
     for value in values:
         for user in ("", "api:", "user:"):
             encoded = base64.b64encode((user + value).encode())
-            spellings.add(encoded[len(user) * 4 // 3 + 2 : -4])
+            part = encoded[len(user) * 4 // 3 + 2 : -4]
+            spellings |= {part} if len(part) >= SHORTEST_PART else set()
     files = [path for path in folder.rglob("*") if path.is_file()]
     return [f"{path}: {one!r}" for path in files for one in sorted(spellings) if one in path.read_bytes()]
 
@@ -105,14 +109,13 @@ def test_no_key_of_the_checkout_or_the_environment_is_in_any_file(fresh_clone, t
     with (clone.root / "LICENSE").open("a", encoding="utf-8") as page:
         page.write(f"{IN_NETRC}\n")
     (tmp_path / "talks").mkdir()
-    (tmp_path / "talks" / "sitecustomize.py").write_text(TALKS)
+    (tmp_path / "talks" / "sitecustomize.py").write_text(TALKS.replace("PEM_BODY", PEM_BODY))
     netrc = tmp_path / "logins"
     netrc.write_text(f"machine api.example.org login you password {IN_NETRC}\n")
     variables = {
         **KEYS,
         **{"NETRC": str(netrc), "PYTHONPATH": str(tmp_path / "talks"), "TORCH_LOGS_OUT": IN_TORCH},
         "NCCL_COMMENT": KEYS["MY_SERVICE_TOKEN"],
-        "PEM_BODY": PEM_BODY,
     }
     assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
     with (clone.root / ".config").open("a", encoding="utf-8") as config:
