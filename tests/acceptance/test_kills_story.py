@@ -220,11 +220,21 @@ def test_deleted_runs_are_named_and_run_again(program, data, tmp_path):
     assert "1 to run" in result.out  # the second one had finished, and its result is still there
     assert set(statuses(program, path).values()) == {"finished"}
     assert (path / third / "result.json").read_bytes() == kept
+    # Without matrix.json the plan names the runs.
+    shutil.rmtree(path / first)
+    kept_plan = (path / "matrix.json").read_bytes()
+    (path / "matrix.json").unlink()
+    assert (len(statuses(program, path)), statuses(program, path)[first]) == (3, "planned")
+    assert f"without a run.json: {first}" in program.check("summary", f"TARGET={path}").err
+    program.check("continue", f"TARGET={path}")
+    assert set(statuses(program, path).values()) == {"finished"}
+    (path / "matrix.json").write_bytes(kept_plan)
     # Without a plan, as in matrices of earlier versions, it is named, and the exit status says so.
     shutil.rmtree(path / first)
     MatrixDir(path).plan.unlink()
     result = program("continue", f"TARGET={path}")
-    assert (result.status, f"{first}: missing" in result.out) == (1, True)
+    assert (result.status, f"{first}: missing" in result.out) == (2, True)
+    assert "is not complete" in result.err
 
 
 # Must 4: renames and unlinks

@@ -51,7 +51,7 @@ from kmatrix.runner.execute import (
     symbols,
 )
 from kmatrix.runner.loop import EXIT_FAILED, EXIT_STOPPED, Outcome
-from kmatrix.runner.resume import ResumePlan, describe_plan, is_up_to_date, reopen, restore_runs, too_few_gpus
+from kmatrix.runner.resume import RestoredRuns, ResumePlan, describe_plan, is_up_to_date, reopen, restore_runs, too_few_gpus
 from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.disk_space import how_full, what_to_do
 from kmatrix.status.status_file import recover_status
@@ -261,7 +261,7 @@ def continue_(arguments: Arguments) -> int:
     return _exit_code(matrix, status or (EXIT_FAILED if failed else 0), lost, plan.damaged)
 
 
-def _exit_code(matrix: MatrixDir, status: int, lost: Sequence[str], damaged: Sequence[str]) -> int:
+def _exit_code(matrix: MatrixDir, status: int, lost: RestoredRuns, damaged: Sequence[str]) -> int:
     """Return the exit status of a matrix whose other runs have been run.
 
     Raises RecordError if it would be 0 although some runs could not be run: lost or with a damaged run.json.
@@ -274,17 +274,17 @@ def _exit_code(matrix: MatrixDir, status: int, lost: Sequence[str], damaged: Seq
             if matrix.plan.exists()
             else "restore that run.json from a copy, or make the run in a new matrix",
         )
-    if not status and lost:
+    if not status and lost.lost:
         raise RecordError(
-            f"{matrix.name} is not complete: {first_names(lost)} could not be run",
-            why=f"the run is missing, and {matrix.name} has no plan of it",
+            f"{matrix.name} is not complete: {first_names(lost.lost)} could not be run",
+            why=f"the run is missing, and {lost.why or f'{matrix.name} has no plan of it'}",
             hint="make it in a new matrix with make test-matrix",
         )
     return status
 
 
-def _open_matrix(matrix: MatrixDir, arguments: Arguments) -> Sequence[str]:
-    """Prepare a matrix to be run again: missing runs are made from its plan. Return those that cannot be made.
+def _open_matrix(matrix: MatrixDir, arguments: Arguments) -> RestoredRuns:
+    """Prepare a matrix to be run again: missing runs are made from its plan. Return those, and what cannot be made.
 
     Raises LaunchError if another process holds the matrix, or if its runs could change the files of another matrix.
     """
@@ -303,7 +303,7 @@ def _open_matrix(matrix: MatrixDir, arguments: Arguments) -> Sequence[str]:
     why = restored.why or f"{matrix.name} has no plan of it"
     for name in restored.lost:
         print(f"{name}: missing, and {why}: make it in a new matrix with make test-matrix")
-    return restored.lost
+    return restored
 
 
 def test_rerun(arguments: Arguments) -> int:
