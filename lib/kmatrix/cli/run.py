@@ -51,7 +51,15 @@ from kmatrix.runner.execute import (
     symbols,
 )
 from kmatrix.runner.loop import EXIT_FAILED, EXIT_STOPPED, Outcome
-from kmatrix.runner.resume import RestoredRuns, ResumePlan, describe_plan, is_up_to_date, reopen, restore_runs, too_few_gpus
+from kmatrix.runner.resume import (
+    RestoredRuns,
+    ResumePlan,
+    describe_plan,
+    is_up_to_date,
+    reopen,
+    restore_runs,
+    too_few_gpus,
+)
 from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.disk_space import how_full, what_to_do
 from kmatrix.status.status_file import recover_status
