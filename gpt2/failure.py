@@ -23,6 +23,7 @@ from gpt2 import dist
 from gpt2.checkpoint.contents import out_of_memory
 from gpt2.log import RunLog
 from kmatrix.errors import DataError, KmatrixError, is_full
+from kmatrix.own_file import open_own
 from kmatrix.records.decode import as_json, decode_optional
 from kmatrix.records.disk import is_holding, limit_from_environment
 from kmatrix.records.files import write_json
@@ -169,7 +170,7 @@ class Watchdog:
             stacks.replace(self._dir.rank_stacks(rank, self._attempt - 1))  # of an earlier attempt that stalled
         # Opened now: the handler is C code that only writes to a descriptor. It works while another thread holds the
         # GIL, so it also shows a rank whose Python does not run.
-        self._stacks = stacks.open("w", encoding="utf-8")
+        self._stacks = os.fdopen(open_own(stacks, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8")
         faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True)
         # A daemon, because the process must be able to end while the thread waits.
         threading.Thread(target=self._watch, daemon=True, name="watchdog").start()

@@ -27,6 +27,7 @@ from gpt2.checkpoint.files import (
 from gpt2.checkpoint.state import TrainingState, gather_rng_states, restore, snapshot
 from gpt2.log import RunLog
 from kmatrix.errors import FullError, KmatrixError, RecordError, SchemaError
+from kmatrix.own_file import opener
 from kmatrix.records.checkpoint_dir import INDEX, own_checkpoint_dir
 from kmatrix.records.checkpoints import (
     EXPIRING,
@@ -454,7 +455,7 @@ class WriteSpeed:
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):  # the first checkpoint will report the error
             start = time.perf_counter()
-            with path.open("wb") as file:
+            with open(path, "wb", opener=opener) as file:
                 hashlib.sha256(data)  # part of the time of a checkpoint
                 file.write(data)
                 file.flush()

@@ -1,6 +1,6 @@
 """An append-only log file without keys: processes write to a pipe, and a small program redacts what it reads.
 
-    python -I -S redacted_log.py LOG < pipe
+    python -I -S redacted_log.py LOG < pipe >> LOG
 
 Redaction at the end of a run would leave keys in the log of a run that was killed, and redaction inside the trainer
 would miss the output of C libraries and of other programs. So the pipe has a reader of its own, which is not a child of
@@ -25,6 +25,7 @@ if __name__ == "__main__":  # -I leaves out the directory of the program
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from kmatrix.key_forms import HIDDEN, PrivateKeys, may_begin
+from kmatrix.own_file import opener
 from kmatrix.redaction import redactor
 
 PIPE = 1 << 20  # bytes that writers may be ahead of the reader: a burst of output never waits
@@ -112,7 +113,7 @@ class RedactedLog:
             self._read = -1
 
     def _start(self) -> subprocess.Popen[bytes]:
-        with self._path.open("ab", buffering=0) as log:
+        with open(self._path, "ab", buffering=0, opener=opener) as log:
             return subprocess.Popen(
                 [str(self._python), "-I", "-S", __file__, str(self._path)],
                 env=self._environment,
@@ -201,12 +202,11 @@ def copy(source: int, log: int, lines: LineRedactor) -> None:
                 return
 
 
-def main(argv: list[str]) -> int:
-    """Copy stdin to the log."""
-    log = os.open(argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    copy(0, log, LineRedactor())
+def main() -> int:
+    """Copy stdin to stdout, which is the log: its name in the arguments is for people who list processes."""
+    copy(0, 1, LineRedactor())
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    sys.exit(main())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kmatrix.errors import FullError
-from kmatrix.records import disk
+from kmatrix.records import disk, files
 from kmatrix.records.disk import SpaceWait, has_space, held_s, waiting_for_space, when_there_is_space
 from kmatrix.records.files import append_jsonl, end_torn_line, read_jsonl, write_json
 
@@ -20,13 +20,13 @@ class FullDisk:
         self.policy = SpaceWait(
             600.0, on_full=self.reports.append, on_space=lambda s: self.reports.append("space"), sleep=self.sleep
         )
-        real = Path.open
+        real = open
 
         def open_(path, mode="r", *arguments, **more):
             file = real(path, mode, *arguments, **more)
             return Limited(file, self) if "b" in mode and "r" not in mode else file
 
-        monkeypatch.setattr(Path, "open", open_)
+        monkeypatch.setattr(files, "open", open_, raising=False)
 
     def sleep(self, seconds):
         self.left -= 1

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
+from kmatrix.own_file import opener, private_opener
 from kmatrix.records.decode import SCHEMA, decode, decode_line, decode_optional
 from kmatrix.records.disk import when_there_is_space
 from kmatrix.redaction import redact_json
@@ -87,11 +88,7 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True, private: bool 
 def _create(path: Path, *, private: bool) -> BinaryIO:
     """Create a file for writing."""
     # The mode is set at creation: if it were changed afterwards, others could open the file before that.
-    return open(path, "wb", opener=_private) if private else path.open("wb")
-
-
-def _private(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)
+    return open(path, "xb", opener=private_opener if private else opener)
 
 
 def free_path(path: Path) -> Path:
@@ -185,7 +182,7 @@ def append_jsonl(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def _append(path: Path, line: bytes) -> None:
-    with _appending, path.open("ab", buffering=0) as file:
+    with _appending, open(path, "ab", buffering=0, opener=opener) as file:
         size, rest = file.seek(0, os.SEEK_END), line
         try:
             while rest:  # the last block of a disk may have space for a part of the line
@@ -199,7 +196,7 @@ def end_torn_line(path: Path) -> None:
     """End the last line of an append-only log after a crash, so that the next entry starts on its own line."""
 
     def write() -> None:
-        with path.open("rb+", buffering=0) as file:
+        with open(path, "rb+", buffering=0, opener=opener) as file:
             # An empty file has no last byte to seek to.
             if file.seek(0, 2) and file.seek(-1, 2) is not None and file.read(1) != b"\n":
                 file.write(b"\n")

@@ -20,6 +20,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from kmatrix.errors import LaunchError
+from kmatrix.own_file import IN_PLACE, open_file
 from kmatrix.records.decode import Count, Record, decode_line
 from kmatrix.records.files import replacing
 from kmatrix.records.paths import MatrixDir, made_path
@@ -167,9 +168,7 @@ def _replace(path: Path) -> None:
 
 def _try_file(path: Path) -> int | None:
     try:
-        # O_CLOEXEC: a child that inherits the descriptor would keep the lock after the death of its parent.
-        # O_NOFOLLOW: in a foreign folder, the lock may be a link to a file of the user, which would be overwritten.
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        handle = open_file(path, IN_PLACE)  # never a link: in a foreign folder, it may lead to a file of the user
     except OSError as error:
         raise LaunchError(
             f"cannot open {path}",

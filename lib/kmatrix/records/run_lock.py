@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kmatrix.errors import LaunchError
+from kmatrix.own_file import open_file
 from kmatrix.records.files import json_object
 from kmatrix.records.lock import start_of, try_lock
 from kmatrix.records.paths import RunDir
@@ -70,7 +71,7 @@ def join_attempt(run: RunDir) -> int | None:
     """
     token = os.environ.get(TOKEN, "")
     try:
-        handle = os.open(run.lock, os.O_RDWR | os.O_CLOEXEC)
+        handle = open_file(run.lock, os.O_RDWR)
         fcntl.flock(handle, fcntl.LOCK_SH)  # exclusive holders keep it for milliseconds only
     except FileNotFoundError:
         return None

@@ -17,6 +17,7 @@ from typing import TextIO
 
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.hosts import LOOPBACK, REFUSED, ServerAddress, server_address
+from kmatrix.own_file import open_own
 from kmatrix.records.decode import SCHEMA, Count, Record, as_json, decode_bytes
 
 PORTS = 100  # ports to try
@@ -107,7 +108,7 @@ class StateFile:
 
     def _open(self) -> TextIO:
         try:
-            return os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
+            return os.fdopen(open_own(self.path, mode=0o600), "r+")
         except OSError as error:
             raise LaunchError(
                 f"cannot serve a page of {self.path.parent}",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kmatrix.own_file import opener
 from kmatrix.records.paths import RunDir, program_environment
 from kmatrix.records.runs import read_run_file_or_empty
 from kmatrix.records.tracking import SyncState, read_track, write_track
@@ -123,7 +124,7 @@ class TrackerProcesses:
         try:
             return start(self._python, self._root, run, *options)
         except OSError as error:
-            with contextlib.suppress(OSError), run.output_log.open("a", encoding="utf-8") as log:
+            with contextlib.suppress(OSError), open(run.output_log, "a", encoding="utf-8", opener=opener) as log:
                 log.write(f"trackers: cannot start the tracker process: {error.strerror}\n")
             return None
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kmatrix.errors import LaunchError, RecordError
 from kmatrix.gpu.processes import ProcessHandle
+from kmatrix.own_file import open_own
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import SyncState, SyncStatus, read_track, write_track
@@ -163,7 +164,7 @@ def _lock(run: RunDir, end: _AttemptEnd, limit_s: float) -> int:
 
     Wait for the tracker process of an earlier attempt, up to `limit_s` after the end of this attempt.
     """
-    file = os.open(run.track_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    file = open_own(run.track_lock)
     waited = 0.0
     while True:
         try:

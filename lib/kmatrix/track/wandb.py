@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kmatrix.gpu.processes import ProcessHandle, processes_with
+from kmatrix.own_file import open_own
 from kmatrix.records.files import write_bytes
 from kmatrix.records.runs import Status, merged_metrics
 from kmatrix.redaction import redact
@@ -466,7 +467,7 @@ def mark_synced(sessions: Iterable[Path]) -> None:
     """Mark sessions as synced, so that `wandb sync` skips them: the server has their content."""
     for session in sessions:
         for path in session.glob("run-*.wandb"):
-            path.with_name(f"{path.name}.synced").touch()
+            os.close(open_own(path.with_name(f"{path.name}.synced")))
 
 
 def records(session: Path) -> Iterator[dict[str, Any]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kmatrix.engines.local.process import ProcessTree
+from kmatrix.own_file import opener
 from kmatrix.packing import place
 from kmatrix.records.paths import program_environment
 from kmatrix.status.state import RunPlan
@@ -79,7 +80,7 @@ class RecorderLauncher:
 
 def _log(run: RunPlan, text: str) -> None:
     # Suppressed: on a full disk the run itself reports the error, and a recorder must never end a matrix.
-    with contextlib.suppress(OSError), run.dir.output_log.open("a", encoding="utf-8") as log:
+    with contextlib.suppress(OSError), open(run.dir.output_log, "a", encoding="utf-8", opener=opener) as log:
         log.write(f"recorder: {text}\n")
 
 

@@ -26,6 +26,7 @@ from kmatrix.errors import RecordError, SchemaError
 from kmatrix.gpu.formats.json_array import write_at
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot
 from kmatrix.gpu.formats.summary import HeaderRecord
+from kmatrix.own_file import open_own
 from kmatrix.records.decode import convert, decode_line
 
 MAGIC, MAGIC_1 = b"KMXGPU2\n", b"KMXGPU1\n"
@@ -118,7 +119,7 @@ class SampleFile:
         self.renamed = path.exists() and not self.continued
         if self.renamed:
             path.rename(_free_name(path))
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = open_own(path)
         try:
             if not self.continued:
                 write_at(self._file, _encode(header), 0)

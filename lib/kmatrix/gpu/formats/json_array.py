@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kmatrix.own_file import open_own
 from kmatrix.records.files import CHUNK, json_object
 
 START, TAIL = b"[\n", b"\n]\n"
@@ -25,7 +26,7 @@ class JsonArrayFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = open_own(path)
         try:
             self._end, self._empty = _resume(self._file)
             self._close_array()

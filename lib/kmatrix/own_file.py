@@ -1,0 +1,68 @@
+"""Open files of a results folder for writing, never through a link: the folder may be a copy, or somebody else's."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+CHUNK = 1 << 20  # bytes per read of a file that is copied
+IN_PLACE = os.O_RDWR | os.O_CREAT  # what a file is opened for that is written at any position
+
+
+def open_own(path: str | Path, flags: int = IN_PLACE, mode: int = 0o644) -> int:
+    """Return a descriptor of a file that is written in place. Programs that this process starts do not inherit it.
+
+    A file with other hard links (`cp -al`, a reused run) is replaced by a copy first, so that the others stay as they
+    are. Raises OSError for a symbolic link, and for anything else that is not a file.
+    """
+    handle = open_file(path, flags & ~os.O_TRUNC, mode)  # truncated last: it may be somebody else's file until then
+    try:
+        if os.fstat(handle).st_nlink > 1:
+            _replace_by_copy(Path(path))
+            os.close(handle)
+            handle = open_file(path, flags & ~os.O_TRUNC, mode)
+        if flags & os.O_TRUNC:
+            os.ftruncate(handle, 0)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def opener(name: str, flags: int) -> int:
+    """Open a file for `open(..., opener=opener)`."""
+    return open_own(name, flags)
+
+
+def private_opener(name: str, flags: int) -> int:
+    """Open a file as `opener` does; if it is new, only its owner may read it."""
+    return open_own(name, flags, 0o600)
+
+
+def open_file(path: str | Path, flags: int, mode: int = 0o644) -> int:
+    """Return a descriptor of a file, which may have other hard links. Raises OSError as `open_own` does."""
+    try:
+        # O_NONBLOCK: a named pipe must not make it wait.
+        handle = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a symbolic link, which could lead to any file", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is not a file", str(path))
+    return handle
+
+
+def _replace_by_copy(path: Path) -> None:
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
+    try:
+        with path.open("rb") as source, temporary.open("xb") as target:
+            while data := source.read(CHUNK):
+                target.write(data)
+        temporary.chmod(path.stat().st_mode)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

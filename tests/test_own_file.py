@@ -1,0 +1,104 @@
+"""Files of a results folder are never written through a link."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+
+import pytest
+
+from kmatrix.own_file import IN_PLACE, open_own, opener, private_opener
+from programs import ROOT
+
+MODES = ["w", "a", "r+", "x"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_is_refused_and_its_target_stays(tmp_path, mode, exists):
+    target, link = tmp_path / "target", tmp_path / "link"
+    if exists:
+        target.write_text("kept")
+    link.symlink_to(target)
+    with pytest.raises(OSError, match=r"symbolic link|File exists"), open(link, mode, opener=opener):
+        pass
+    assert target.exists() == exists
+    assert not exists or target.read_text() == "kept"
+
+
+@pytest.mark.parametrize(("mode", "found"), [("w", "new"), ("a", "kept new"), ("r+", "newt ")])
+def test_a_file_with_other_names_is_replaced_by_a_copy(tmp_path, mode, found):
+    original, copy = tmp_path / "original", tmp_path / "copy"
+    original.write_text("kept ")
+    original.chmod(0o640)
+    copy.hardlink_to(original)
+    with open(copy, mode, opener=opener) as file:
+        file.write("new")
+    assert (original.read_text(), copy.read_text()) == ("kept ", found)
+    assert copy.stat().st_mode == original.stat().st_mode
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_only_files_are_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a file"):
+        open_own(tmp_path / "pipe")
+    with pytest.raises(IsADirectoryError):
+        open_own(tmp_path)
+
+
+def test_a_private_file_is_made_private(tmp_path):
+    with open(tmp_path / "key", "w", opener=private_opener) as file:
+        assert os.fstat(file.fileno()).st_mode & 0o777 == 0o600
+    os.close(open_own(tmp_path / "new", IN_PLACE))
+    assert (tmp_path / "new").stat().st_mode & 0o077 != 0
+
+
+# Functions that may open for writing themselves: new files below a random or hidden name, and files outside results.
+ALLOWED = {
+    "lib/kmatrix/own_file.py": {"open_file", "_replace_by_copy"},
+    "lib/kmatrix/records/lock.py": {"_replace"},  # a new file
+    "lib/kmatrix/records/files.py": {"own_copies"},  # a temporary file of `replacing`
+    "lib/kmatrix/redacted_log.py": {"writer"},  # a pipe
+    "lib/kmatrix/output.py": {"*"},  # /dev/null
+    "lib/kmatrix/cli/commands.py": {"main"},  # /dev/null
+    "lib/kmatrix/gpu/recorder/files.py": {"_write_csv", "_write_npz"},  # temporary files of `replacing`
+    "lib/kmatrix/runner/signature.py": {"_key"},  # in the home of the user
+    "lib/kmatrix/simulate/library.py": {"*"},  # a folder of its own below the cache
+    "lib/kmatrix/records/plan.py": {"make_run"},  # a new folder
+    "lib/kmatrix/track/tensorboard.py": {"_writer"},  # mode x: a new file
+    "lib/kmatrix/experiment/reuse.py": {"_link_tree"},  # a new folder
+    "lib/kmatrix/gpu/formats/json_array.py": {"__init__"},  # a name that was deleted just before
+}
+
+
+def opened_for_writing(call: ast.Call) -> bool:
+    """Return whether a call opens a file for writing without an opener."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    owner = getattr(getattr(call.func, "value", None), "id", "")
+    if name in ("write_text", "write_bytes", "touch") and isinstance(call.func, ast.Attribute):
+        return True
+    if (owner, name) in (("shutil", "copyfile"), ("shutil", "copy2"), ("shutil", "copy")):
+        return True
+    if name != "open" or any(keyword.arg == "opener" for keyword in call.keywords):
+        return False
+    if owner == "os":
+        return any(getattr(node, "attr", "") in ("O_WRONLY", "O_RDWR", "O_CREAT") for node in ast.walk(call.args[1]))
+    words = [getattr(node, "value", None) for node in (*call.args, *(keyword.value for keyword in call.keywords))]
+    return any(re.fullmatch("[wxa][bt+]*|r[bt]*[+][bt]*", word) for word in words if isinstance(word, str))
+
+
+def test_every_other_module_opens_files_for_writing_in_this_way():
+    wrong = []
+    for path in sorted((ROOT / "lib").rglob("*.py")):
+        place = path.relative_to(ROOT).as_posix()
+        module = ast.parse(path.read_text(encoding="utf-8"))
+        functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
+        for node in ast.walk(module):
+            if not isinstance(node, ast.Call) or not opened_for_writing(node):
+                continue
+            inside = {one.name for one in functions if one.lineno <= node.lineno <= (one.end_lineno or 0)}
+            if not ALLOWED.get(place, set()) & {*inside, "*"}:
+                wrong.append(f"{place}:{node.lineno}")
+    assert not wrong, wrong
