@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
-from urllib.parse import quote
+import re
+import shlex
+from urllib.parse import quote, quote_plus
 
 import pytest
 
@@ -221,9 +224,25 @@ def test_a_known_value_is_found_in_base64_with_any_text_around_it(user, encode):
         assert clean == f"Proxy echoed {HIDDEN}, sorry"
 
 
-@pytest.mark.parametrize("spell", [quote, lambda key: json.dumps(key)[1:-1], str])
-def test_a_known_value_is_found_in_urls_and_in_json(spell):
-    key = 'two words/and"quotes'
+def in_lower_case(key):
+    return re.sub("%..", lambda match: match[0].lower(), quote(key))
+
+
+def ascii_of(key):
+    return ascii(key)[1:-1]
+
+
+@pytest.mark.parametrize(
+    "spell",
+    [
+        *(str, quote, quote_plus, lambda key: quote(key, safe=""), in_lower_case),
+        *(lambda key: json.dumps(key)[1:-1], lambda key: json.dumps(json.dumps(key))[3:-3]),
+        *(html.escape, lambda key: repr(key)[1:-1], lambda key: repr(key.encode())[2:-1], ascii_of),
+        *(lambda key: shlex.quote(key)[1:-1], lambda key: key.encode().hex(), lambda key: key.encode().hex().upper()),
+    ],
+)
+def test_a_known_value_is_found_in_every_usual_spelling(spell):
+    key = "two words/and\"quotes' <é>"
 
     assert redact(f"x={spell(key)}!", {"MY_SECRET": key}) == f"x={HIDDEN}!"
 
@@ -231,8 +250,18 @@ def test_a_known_value_is_found_in_urls_and_in_json(spell):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *[("PGPASSWORD", "correct-horse"), ("AWS_SECRET_ACCESS_KEY", "correct-horse"), ("MYSQL_PWD", "correct-horse")],
+        *[
+            ("PGPASSWORD", "correct-horse"),
+            ("SMTP_PW", "correct-horse"),
+            ("MY_TOKEN", '"correct-horse"\n'),
+            ("AWS_SECRET_ACCESS_KEY", "correct-horse"),
+            ("MYSQL_PWD", "correct-horse"),
+        ],
         ("DATABASE_URL", "postgresql://you:correct-horse@db/runs"),
+        ("SMTP_PW", "correct-horse"),
+        ("MY_TOKEN", " 'correct-horse'\n"),
+        ("REGISTRY_AUTH", "you:correct-horse"),
+        ("GOOGLE_CREDENTIALS", '{"x": [{"client_secret": "correct-horse"}]}'),
         ("DEPLOY_KEY", "-----BEGIN KEY-----\ncorrect-horse\n-----END KEY-----"),
     ],
 )
@@ -259,6 +288,7 @@ def test_records_are_redacted_but_their_names_numbers_and_settings_stay():
         "bytes_per_token": 4.123456789,
         "log": ["token: secret", {"path": "/data/finished runs", "id": "correct-horse-7"}],
         "symbols": {"GPT2_SAMPLE_PROMPT": "password = abracadabra1 |finished that"},
+        "train": {"data_path": "/data/correct-horse-7/x"},
         "none": None,
     }
 
@@ -268,6 +298,7 @@ def test_records_are_redacted_but_their_names_numbers_and_settings_stay():
         "bytes_per_token": 4.123456789,
         "log": ["token: secret", {"path": "/data/finished runs", "id": HIDDEN}],
         "symbols": {"GPT2_SAMPLE_PROMPT": "password = abracadabra1 |finished that"},
+        "train": {"data_path": "/data/correct-horse-7/x"},
         "none": None,
     }
 
@@ -279,3 +310,10 @@ def test_the_password_of_netrc_is_known(tmp_path):
     assert redact("it is correct-horse", {"NETRC": str(path)}) == f"it is {HIDDEN}"
     path.write_text("machine a\n broken { password battery-staple")
     assert redact("it is battery-staple", {"NETRC": str(path)}) == f"it is {HIDDEN}"
+
+
+def test_a_variable_may_have_any_bytes(tmp_path):
+    environment = {"MY_TOKEN": "correct\udcffhorse", "NETRC": str(tmp_path)}
+
+    assert redact("it is correct\udcffhorse", environment) == f"it is {HIDDEN}"
+    assert redact_json({"reason": "it is correct\udcffhorse"}, environment) == {"reason": f"it is {HIDDEN}"}

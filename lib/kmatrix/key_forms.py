@@ -296,6 +296,8 @@ SHORTEST_MATCH = 11  # characters: `curl -u a:b`
 
 def keys_of(form: KeyForm, text: str) -> list[str]:
     """Return the keys of a form in a text, without what only stands for a key."""
+    if not _possible(text, ((anchor, form) for anchor in form.anchors)):
+        return []
     return [key for key in form.keys(text) if not _compiled(_PLACEHOLDER).match(key)]
 
 

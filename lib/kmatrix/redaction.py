@@ -30,7 +30,7 @@ LONGEST_JSON = 1 << 16  # characters of a variable that are searched for passwor
 _NAME = re.compile(r"(?:^|_)(?:api_?)?(?:key|token|secret|password|passwd)$", re.IGNORECASE)
 # Words of the name of a variable that announce a secret, and last words that announce something else.
 _SECRET_WORD = re.compile(
-    r"(?:^|_)(?:\w*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE)|PASS|PWD|CREDENTIALS?|AUTH|PAT|DSN|COOKIE|WEBHOOK)(?=_|$)"
+    r"(?:^|_)(?:\w*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE)|PASS|PW|PWD|CREDENTIALS?|AUTH|PAT|DSN|SAS|COOKIE|WEBHOOK|CONNECTION_STRING)(?=_|$)"
 )
 _OTHER_LAST_WORD = re.compile(
     r"_(?:FILE|PATH|DIR|DIRECTORY|SOCK|HOST|PORT|USER|NAME|MODE|METHOD|TYPE|FORMAT|INDEX|PARALLELISM|VERSION|REGION|TTL)$"

@@ -131,7 +131,7 @@ def _of_trackio(run: RunDir, project: str) -> dict[int, float]:
     try:
         return {int(row["step"]): float(row["value"]) for row in json.loads(done.stdout)["values"]}
     except (ValueError, KeyError, TypeError) as error:
-        why = redact((done.stderr or done.stdout).strip()[-500:]) or str(error)
+        why = redact((done.stderr or done.stdout).strip())[-500:] or str(error)  # before it is cut: half a key
         raise LaunchError("Trackio cannot read its own database", why=why, hint="make setup-trackers") from None
 
 
