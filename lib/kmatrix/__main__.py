@@ -9,11 +9,12 @@ if sys.version_info < (3, 11):  # noqa: UP036 (`make help` runs with the system'
     sys.exit(f"error: kmatrix needs Python 3.11 or newer, python3 is {found}\n  hint: make help PYTHON=python3.11")
 
 from kmatrix.cli.commands import main as command_line
+from kmatrix.output import run_program
 
 
 def main() -> None:
     """Run one command and exit with its status."""
-    sys.exit(command_line(sys.argv[1:]))
+    sys.exit(run_program(lambda: command_line(sys.argv[1:])))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,84 @@
-"""Run a program to a clean end, whatever happens to its output: a closed pipe, a full disk, no stdout at all."""
+"""Run a program to a clean end: its output is a closed pipe, a full disk or missing, or a signal ends it."""
 
 from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn, Protocol, TextIO
 
 UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF})  # errors of writing to stdout
+
+
+class OutputError(OSError):
+    """Stdout could not be written. An OSError of its own, because a full disk can also fail any other write."""
+
+
+ENDINGS = (signal.SIGTERM, signal.SIGQUIT)  # by default they end Python at once, without the cursor of the terminal
+
+
+class Interrupted(BaseException):
+    """A signal asked the program to exit. Like KeyboardInterrupt not an Exception, which a handler would swallow."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number  # of the signal
+        super().__init__(number)
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """Turn SIGTERM and SIGQUIT into Interrupted, so that displays restore the terminal.
+
+    Handlers that exist, and ignored signals, stay. Outside the main thread, Python allows no handlers.
+    """
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        raise Interrupted(number)
+
+    main = threading.current_thread() is threading.main_thread()
+    ours = [number for number in ENDINGS if main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+class Display(Protocol):
+    """A live display, such as rich.live.Live."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+@contextmanager
+def displayed(display: Display) -> Iterator[None]:
+    """Start a display and stop it at the end. A signal waits while it starts or stops: half of it leaves no cursor."""
+    try:
+        with _without_signals():
+            display.start()
+        yield
+    finally:
+        with _without_signals():
+            display.stop()
+
+
+@contextmanager
+def _without_signals() -> Iterator[None]:
+    """Pause the signals that end a program; they are delivered after the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, *ENDINGS})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def run_program(main: Callable[[], int]) -> int:
@@ -25,20 +96,31 @@ def run_program(main: Callable[[], int]) -> int:
                 raise
             status = ended.code
         sys.stdout.flush()
-    except BrokenPipeError:  # `program | head` has read enough
-        _discard_output()
-        return 0
     except OSError as error:
+        if error.errno == errno.EPIPE:  # `program | head` has read enough
+            discard(sys.stdout)
+            return 0
         if error.filename is not None or error.errno not in UNWRITABLE:
             raise
-        _discard_output()
-        print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)
+        discard(sys.stdout)
+        warn(f"error: cannot write the output: {error.strerror}")
         return 1
+    finally:
+        warn("")
     return status
 
 
-def _discard_output() -> None:
-    """Write further output to /dev/null: Python flushes stdout again at exit, and would print a traceback."""
+def warn(text: str) -> None:
+    """Write a line to stderr, and what it buffers; do nothing if it cannot be written."""
+    try:
+        sys.stderr.write(f"{text}\n" if text else "")
+        sys.stderr.flush()
+    except OSError:
+        discard(sys.stderr)
+
+
+def discard(stream: TextIO) -> None:
+    """Write further output to /dev/null: Python flushes a stream again at exit, and would print a traceback."""
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
+    os.dup2(null, stream.fileno())
     os.close(null)

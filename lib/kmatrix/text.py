@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import textwrap
 import time
 from collections.abc import Iterable, Sequence
@@ -193,18 +192,6 @@ def shown(path: Path) -> str:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
         return str(path)
-
-
-def make_command(target: str, matrix: Path | None = None, **arguments: str) -> str:
-    """Return a make command for the user to paste, with quotes where a shell needs them. matrix: its TARGET=.
-
-    Messages name a matrix by its path, not by its name: the name is found only below the RESULTS_DIR of .config.
-
-    >>> make_command("continue", Path("/my results/test_matrix_results_1"), RETRY_FAILED="1")
-    "make continue TARGET='/my results/test_matrix_results_1' RETRY_FAILED=1"
-    """
-    place = {} if matrix is None else {"TARGET": shown(matrix)}
-    return " ".join(["make", target, *(f"{name}={shlex.quote(text)}" for name, text in {**place, **arguments}.items())])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from clones import Clone, make_clone
+from instant import instant_program
 from once import session_folder
+from programs import Program
 from story import processes_below
 
 SETUP_TIMEOUT_S = 1200  # make setup may have to download torch
@@ -72,6 +74,12 @@ def fresh_clone(venv: Path, tmp_path: Path) -> Clone:
 def bare_clone(tmp_path: Path) -> Clone:
     """A clone for one test, without a .venv."""
     return Clone(make_clone(tmp_path / "kmatrix"))
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """Return kmatrix in this process, with an engine that finishes each run at once."""
+    return instant_program(tmp_path, monkeypatch)
 
 
 @pytest.fixture

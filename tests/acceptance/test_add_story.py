@@ -7,11 +7,9 @@ import json
 import pytest
 
 from factories import make_data
-from instant import InstantEngine, tree
+from instant import tree
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
-from kmatrix.runner import execute
-from programs import Program, give_gpus
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(600)]
 
@@ -19,15 +17,6 @@ SETTINGS = (
     *("NUM_GPUS=1", "GPU_MONITOR=n", "AUTO_GENERATE_GRAPHS=n", "PREFLIGHT=n", "MAX_ITERS=30"),
     *("DATASET=shards", "BLOCK_SIZE=32", "EVAL_SAMPLES=10"),
 )
-
-
-@pytest.fixture
-def program(tmp_path, monkeypatch):
-    monkeypatch.setattr(execute, "LocalEngine", InstantEngine)
-    give_gpus(monkeypatch, 0)
-    made = Program(tmp_path)
-    made.check("defconfig-gpt2-cpu-quick")
-    return made
 
 
 @pytest.fixture

@@ -16,13 +16,12 @@ from pathlib import Path
 import pytest
 
 from factories import make_data
-from instant import InstantEngine, Killed, killed_at, tree
+from instant import Killed, killed_at, tree
 from kmatrix.records.checkpoint_dir import checkpoint_dir
 from kmatrix.records.checkpoints import CheckpointIndex
 from kmatrix.records.files import read_json
 from kmatrix.records.paths import MatrixDir
-from kmatrix.runner import execute
-from programs import ROOT, Program, give_gpus
+from programs import ROOT
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(900)]
 
@@ -41,16 +40,6 @@ def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     make_data(folder)
     return folder
-
-
-@pytest.fixture
-def program(tmp_path, monkeypatch):
-    """Return kmatrix with an engine that finishes each run at once."""
-    monkeypatch.setattr(execute, "LocalEngine", InstantEngine)
-    give_gpus(monkeypatch, 0)
-    made = Program(tmp_path)
-    made.check("defconfig-gpt2-cpu-quick")
-    return made
 
 
 def make_matrix(program, data, results, *arguments, seeds="1,2"):

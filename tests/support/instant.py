@@ -88,6 +88,17 @@ def save_checkpoints(folder: Path) -> None:
     index.name_links()
 
 
+def instant_program(folder: Path, monkeypatch: Any) -> Any:
+    """Return kmatrix with the instant engine and without GPUs, and with the configuration of a small CPU run."""
+    from programs import Program, give_gpus  # not above: they import pytest, which this program does not need
+
+    monkeypatch.setattr(execute, "LocalEngine", InstantEngine)
+    give_gpus(monkeypatch, 0)
+    made = Program(folder)
+    made.check("defconfig-gpt2-cpu-quick")
+    return made
+
+
 class Killed(BaseException):
     """The process was killed: nothing that it does afterwards has an effect."""
 

@@ -136,9 +136,8 @@ def test_no_free_port_is_an_error_that_lists_the_tried_ones(monkeypatch):
 
 def test_trackio_web_starts_nothing_and_prints_where_the_page_would_be(trackio_results, tmp_path, run_command):
     result = run_command("trackio-web", f"RESULTS_DIR={trackio_results}")
-    assert (
-        result.out == "URL: http://localhost:7860/?project=gpt2-newer\nnot running: start it with make trackio-view\n"
-    )
+    start = f"make trackio-view RESULTS_DIR={trackio_results} O={tmp_path}"
+    assert result.out == f"URL: http://localhost:7860/?project=gpt2-newer\nnot running: start it with {start}\n"
     assert result.status == 0
     assert run_command("trackio-web", f"RESULTS_DIR={tmp_path}", "PROJECT=mine").out.startswith(
         "URL: http://localhost:7860/?project=mine\n"

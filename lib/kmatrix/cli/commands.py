@@ -9,6 +9,7 @@ import difflib
 import importlib
 import os
 import re
+import signal
 import sys
 import textwrap
 import traceback
@@ -19,9 +20,11 @@ from pathlib import Path
 from kmatrix import ROOT
 from kmatrix.cli.output import plain_output
 from kmatrix.errors import ConfigError, KmatrixError, damaged_files, is_full, reason_of
+from kmatrix.output import Interrupted, OutputError, ending
+from kmatrix.paste import Invocation, called_as, pasteable
 from kmatrix.redaction import is_key_name
 
-REFUSED, BUG, INTERRUPTED = 2, 70, 130  # 70: EX_SOFTWARE of sysexits.h, 130: 128 + SIGINT, as shells report it
+REFUSED, BUG = 2, 70  # 70: EX_SOFTWARE of sysexits.h
 WIDTH, HELP_COLUMN = 110, 32  # columns of the help text
 # Read by the Makefile or by make itself; allowed on any make command line.
 MAKE_ONLY = frozenset({"PYTHON", "TORCH_INDEX", "V", "MAKEFLAGS", "SHELL"})
@@ -36,6 +39,7 @@ MATRIX = "TARGET= RESULTS_DIR="
 RUNS = "TARGET= RUN= RESULTS_DIR="
 START = "GPUS= PREFLIGHT=1 SIMULATE= YES=1"
 RESUME = f"{RUNS} CHECKPOINT_DIR= TRACKER= GPUS= SIMULATE= DISK_WAIT= BUDGET_HOURS= BUDGET_DOLLARS= YES=1"
+REQUESTS = frozenset({"prepare-data", "test-matrix-dry-run", "plan", "test-matrix", "train"})  # of the same symbols
 ALIASES = {"test_matrix": "test-matrix", "track-replay": "track-sync"}  # old names
 
 
@@ -45,29 +49,57 @@ def main(argv: Sequence[str]) -> int:
 
     `--make TARGET`, which only the Makefile passes, takes the assignments from MAKEFLAGS.
     """
-    try:
-        from_make = len(argv) > 1 and argv[0] == "--make"
-        name, *words = argv[from_make:] or ["help"]
-        if name in ("help", "-h", "--help"):
-            print(usage("make TARGET" if from_make else "kmatrix COMMAND"))
-            return 0
-        if from_make:
-            words = from_makeflags(os.environ.get("MAKEFLAGS", ""))
-        return _call(*parse(name, words, from_make=from_make))
-    except KmatrixError as error:  # without a traceback: the user can fix it
-        print(f"error: {error}", file=sys.stderr)
-        return REFUSED
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:  # `make test-matrix-dry-run | head`: Python would flush stdout at exit, and fail again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except Exception as error:  # everything else is a bug, except a full disk, which can fail any write
-        return _report_unexpected(error)
-    finally:
-        for text in damaged_files():
-            print(f"warning: {text}", file=sys.stderr)
+    from_make = len(argv) > 1 and argv[0] == "--make"
+    name, *words = argv[from_make:] or ["help"]
+    if from_make:
+        words = from_makeflags(os.environ.get("MAKEFLAGS", ""))
+    with called_as(invocation(name, words, from_make=from_make)):
+        try:
+            if name in ("help", "-h", "--help"):
+                print(usage("make TARGET" if from_make else "kmatrix COMMAND"))
+                return 0
+            with ending():
+                return _call(*parse(name, words, from_make=from_make))
+        except KmatrixError as error:  # without a traceback: the user can fix it
+            print(f"error: {pasteable(str(error))}", file=sys.stderr)
+            return REFUSED
+        except (KeyboardInterrupt, Interrupted) as error:
+            print("stopped", file=sys.stderr)
+            return 128 + (error.number if isinstance(error, Interrupted) else signal.SIGINT)  # as shells report it
+        except OutputError:  # handled for all programs alike, by kmatrix.output
+            raise
+        except Exception as error:  # everything else is a bug, except a full disk, which can fail any write
+            return _report_unexpected(error)
+        finally:
+            for text in damaged_files():
+                print(f"warning: {text}", file=sys.stderr)
+
+
+def invocation(target: str, words: Sequence[str], *, from_make: bool) -> Invocation:
+    """Return how this command was called, for the commands that it prints."""
+    typed = {name: text for name, _, text in (word.partition("=") for word in words) if text}
+    keep = PLACES | {"RESULTS_DIR", "TARGET"} | (frozenset({"PYTHON", "TORCH_INDEX"}) if from_make else frozenset())
+    if target in REQUESTS:
+        keep |= {name for name in typed if not is_key_name(name)} - COMMANDS[target].takes - MAKE_ONLY
+    flags = os.environ.get("MAKEFLAGS", "").split(" ", 1)[0] if from_make else ""
+    return Invocation(
+        given={name: text for name, text in typed.items() if name in keep},
+        takes=_takes,
+        elsewhere="w" in flags,  # make -C sets it
+    )
+
+
+def _takes(target: str, name: str) -> bool:
+    """Return whether a target takes an argument; name "": whether there is such a target."""
+    target = ALIASES.get(target, target)
+    if any(target in group for group in GROUPS.values()) and target not in COMMANDS:
+        return name in MAKE_ONLY or not name
+    if target not in COMMANDS and not target.startswith("defconfig-") and not target.endswith("_defconfig"):
+        return False
+    command = find_command(target)
+    if not name or name in MAKE_ONLY | command.names or (command.assigns and name == "RESULTS_DIR"):
+        return True
+    return target in REQUESTS and name != "TARGET"
 
 
 def _report_unexpected(error: Exception) -> int:

@@ -28,6 +28,7 @@ from kmatrix.kconfig.assignments import apply_assignments, load_config, read_ass
 from kmatrix.kconfig.edit import edit, effective_assignments, randomize, set_bools
 from kmatrix.kconfig.tree import Assignment, Tree, check_text, help_text, open_tree
 from kmatrix.matrix.axes import overrides
+from kmatrix.paste import make_command
 from kmatrix.records.files import write_bytes
 from kmatrix.records.paths import ROOT
 from kmatrix.text import plural, shown
@@ -163,7 +164,7 @@ def diffconfig(arguments: Arguments) -> int:
 def list_defconfigs(_: Arguments) -> int:
     """Print the defconfigs and fragments with their first comment."""
     for name, path in sorted(known_configurations(ROOT / "defconfigs").items()):
-        print(f"  make defconfig-{name:28} {_first_comment(path)}")
+        print(f"  {make_command(f'defconfig-{name}'):43} {_first_comment(path)}")
     print("\nFragments, merged with +, as in defconfig-<name>+quick:")
     for name, path in sorted(known_configurations(ROOT / "defconfigs" / "fragments").items()):
         print(f"  +{name.removesuffix('.config'):38} {_first_comment(path)}")

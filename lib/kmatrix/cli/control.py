@@ -13,12 +13,13 @@ from kmatrix.cli.commands import Arguments
 from kmatrix.cli.targets import chosen_runs, find_target, results_dir, running_target
 from kmatrix.engines.base import GRACE_S
 from kmatrix.errors import LaunchError
+from kmatrix.paste import make_command
 from kmatrix.records.files import last_lines
 from kmatrix.records.lock import Process, holder
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import Status
 from kmatrix.status.status_file import recover_status
-from kmatrix.text import make_command, shown
+from kmatrix.text import shown
 
 LAST_LINES = 40  # of a log, printed before following it
 POLL_S = 0.2  # between two reads of a log

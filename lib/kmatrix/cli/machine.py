@@ -20,6 +20,7 @@ from kmatrix.gpu.nvml.detect import detect
 from kmatrix.gputop.command import main as gputop_main
 from kmatrix.kconfig.assignments import load_config
 from kmatrix.kconfig.tree import open_tree
+from kmatrix.paste import pasteable
 from kmatrix.records.decode import SCHEMA
 from kmatrix.records.paths import ROOT, program_environment
 from kmatrix.simulate.library import simulation
@@ -48,8 +49,8 @@ def lines(found: list[Check]) -> Iterator[str]:
     """Yield the checks as a table, each hint below its check, and the number of problems."""
     rows = []
     for check in found:
-        rows.append((str(check.level), check.name, check.message))
-        rows += [("", "", f"hint: {check.hint}")] if check.hint else []
+        rows.append((str(check.level), check.name, pasteable(check.message)))
+        rows += [("", "", f"hint: {pasteable(check.hint)}")] if check.hint else []
     yield from table([Column(title="", words=True)] * 3, rows)
     counts = [sum(check.level is level for check in found) for level in (Level.WARNING, Level.BROKEN)]
     yield f"{plural(len(found), 'check')}, {plural(counts[0], 'warning')}, {counts[1]} broken"

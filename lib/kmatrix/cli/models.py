@@ -12,6 +12,7 @@ from typing import NoReturn
 from kmatrix.cli.commands import Arguments
 from kmatrix.cli.targets import chosen_runs, find_target, refuse_if_running
 from kmatrix.errors import ConfigError, LaunchError, RecordError
+from kmatrix.paste import make_command
 from kmatrix.records.checkpoint_dir import check_own_files, checkpoint_dir, take_folder
 from kmatrix.records.checkpoints import (
     EXPIRING,
@@ -99,7 +100,8 @@ def find_checkpoint(arguments: Arguments) -> Path:
         found = best_of_run(RunDir(path.resolve()))
         if found is None:
             raise RecordError(
-                f"no checkpoint in {shown(path)}", hint="run `make list-checkpoints` to see all checkpoints"
+                f"no checkpoint in {shown(path)}",
+                hint=f"run `{make_command('list-checkpoints', path.resolve().parent)}` to see all checkpoints",
             )
         return found
     if MatrixDir(path).matrix_json.is_file():
@@ -126,7 +128,8 @@ def best_of_matrix(matrix: MatrixDir) -> Path:
     if not evaluated:
         raise RecordError(
             f"no checkpoint of an evaluated run in {shown(matrix.path)}",
-            hint="pass CHECKPOINT=<file or run directory>; `make list-checkpoints` lists all checkpoints",
+            hint="pass CHECKPOINT=<file or run directory>; "
+            f"`{make_command('list-checkpoints', matrix.path)}` lists all checkpoints",
         )
     # A loss per token depends on the tokenizer, so it cannot rank runs on different datasets.
     scores = {run.name: run.best_val_loss for run in evaluated}

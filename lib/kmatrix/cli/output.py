@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
+from kmatrix.output import OutputError, discard
 from kmatrix.text import printable
 
 
@@ -17,8 +18,13 @@ class PlainStream:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        self.stream.write(printable(text))
+        with _failing_as_output():
+            self.stream.write(printable(text))
         return len(text)
+
+    def flush(self) -> None:
+        with _failing_as_output():
+            self.stream.flush()
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -28,6 +34,32 @@ class PlainStream:
         return getattr(self.stream, name)
 
 
+class ErrorStream(PlainStream):
+    """The same for stderr: if it cannot be written, the command continues without it."""
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OutputError:
+            discard(self.stream)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OutputError:
+            discard(self.stream)
+
+
+@contextmanager
+def _failing_as_output() -> Iterator[None]:
+    """Turn an OSError of a stream into an OutputError."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(error.errno, error.strerror) from error
+
+
 @contextmanager
 def plain_output() -> Iterator[None]:
     """Replace stdout and stderr by streams without control characters.
@@ -35,7 +67,7 @@ def plain_output() -> Iterator[None]:
     Names, reasons and log lines come from files, which another program or person may have written.
     """
     former = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast(TextIO, PlainStream(stream)) for stream in former)
+    sys.stdout, sys.stderr = cast(TextIO, PlainStream(sys.stdout)), cast(TextIO, ErrorStream(sys.stderr))
     try:
         yield
     finally:

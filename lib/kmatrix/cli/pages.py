@@ -19,6 +19,7 @@ from kmatrix.cli.targets import chosen_runs, find_target, results_dir, running_t
 from kmatrix.cli.trackers import asked_project, configured, port
 from kmatrix.errors import ConfigError, RecordError
 from kmatrix.hosts import ServerAddress
+from kmatrix.paste import make_command
 from kmatrix.records.decode import replaced
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import MetricLine, RunRecord, read_run
@@ -98,7 +99,8 @@ def _print_where(page: Page | None, project: str, arguments: Arguments, *, ignor
     """Print the address of a page, running or not. ignored: arguments of a server that this command does not start."""
     if page is None:
         print(f"URL: http://localhost:{configured(arguments, 'TRACKIO_PORT')}/?project={project}")
-        print("not running: start it with make trackio-view")
+        asked = {name: arguments.get(name) for name in ("PROJECT",) if arguments.get(name)}
+        print(f"not running: start it with {make_command('trackio-view', **asked)}")
         return 0
     print("\n".join(_links(page, project)[: 2 if yes(arguments, "SHOW_TOKEN") else 1]))
     print(f"running (pid {page.pid})")

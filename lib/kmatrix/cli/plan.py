@@ -14,6 +14,7 @@ from kmatrix.errors import ConfigError, LaunchError, reason_of
 from kmatrix.experiment.data import PREBUILT, data_lines, epochs, prepare_data, prepared, run_tokens, to_fetch
 from kmatrix.experiment.plan import Plan, RunKind, gpu_fix, make_plan, no_gpus, refuse_risks, risks_on
 from kmatrix.matrix.expand import Run
+from kmatrix.paste import make_command
 from kmatrix.plan.cpu import CpuSpeed
 from kmatrix.plan.feasibility import (
     KNOWN,
@@ -314,7 +315,7 @@ def _length(config: RunConfig) -> str:
 def _data(config: RunConfig, data_dir: Path) -> str:
     known = prepared(data_dir, config.train)
     if known is None:
-        return f"{config.train.dataset}: not prepared, {_unprepared(config)} (make prepare-data)"
+        return f"{config.train.dataset}: not prepared, {_unprepared(config)} ({make_command('prepare-data')})"
     if config.tokens is None:
         return f"{config.train.dataset}: {known.train_tokens:,} tokens"
     read = epochs(config.train, known)

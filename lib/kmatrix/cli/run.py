@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from kmatrix.cli.commands import Arguments, yes
+from kmatrix.cli.commands import PLACES, Arguments, yes
 from kmatrix.cli.configure import defconfig
 from kmatrix.cli.progress import ProgressDisplay, outlived
 from kmatrix.cli.results import report_in_short
@@ -27,6 +27,7 @@ from kmatrix.experiment.plan import Plan, find_gpus, make_plan
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.matrix.axes import overrides
+from kmatrix.paste import make_command
 from kmatrix.records.checkpoint_dir import check_own_files, checkpoint_dir, take_folder
 from kmatrix.records.checkpoints import CheckpointIndex, CheckpointKind
 from kmatrix.records.disk import SpaceWait, waiting_for_space
@@ -63,7 +64,7 @@ from kmatrix.runner.resume import (
 from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.disk_space import how_full, what_to_do
 from kmatrix.status.status_file import recover_status
-from kmatrix.text import first_names, make_command, plural, shown
+from kmatrix.text import first_names, plural, shown
 from kmatrix.track.available import announced
 
 QUICKSTART = "gpt2-cpu-quick"  # defconfig
@@ -89,7 +90,7 @@ def quickstart(arguments: Arguments) -> int:
     defconfig(Arguments(f"defconfig-{QUICKSTART}", own))
     arguments = dataclasses.replace(arguments, values=own)
     status = _run_matrix(arguments, _plan(arguments))
-    print(f"\nNext: make defconfig-{QUICKSTART} menuconfig test-matrix")
+    print(f"\nNext: {make_command(f'defconfig-{QUICKSTART}')} menuconfig test-matrix")
     return status
 
 
@@ -225,7 +226,7 @@ def _print_next_steps(matrix: MatrixDir, outcome: Outcome) -> None:
 
 def _run_detached(matrix: MatrixDir, arguments: Arguments, *names: str) -> int:
     """Run the matrix in a background process. names: arguments of this command that are passed on."""
-    pid = detach(matrix, [f"{name}={arguments.get(name)}" for name in names if arguments.get(name)])
+    pid = detach(matrix, [f"{name}={arguments.get(name)}" for name in (*sorted(PLACES), *names) if arguments.get(name)])
     print(f"running in the background: process {pid}, output in {shown(matrix.runner_log)}")
     print(f"  watch: {make_command('status', matrix.path)}   or: {make_command('logs', matrix.path)}")
     print(f"  stop:  {make_command('stop', matrix.path)}")
@@ -310,7 +311,8 @@ def _open_matrix(matrix: MatrixDir, arguments: Arguments) -> RestoredRuns:
         print(f"{name}: archived its result, which an interrupted test-rerun had left")
     why = restored.why or f"{matrix.name} has no plan of it"
     for name in restored.lost:
-        print(f"{name}: missing, and {why}: make it in a new matrix with make test-matrix")
+        again = make_command("test-matrix")
+        print(f"{name}: missing, and {why}: make it in a new matrix with {again}")
     return restored
 
 

@@ -15,6 +15,8 @@ from kmatrix.cli.commands import Arguments, yes
 from kmatrix.cli.output import terminal_output
 from kmatrix.cli.progress import COLOURS, colourless
 from kmatrix.cli.targets import asked_statuses, find_target, running_target, warn_interrupted
+from kmatrix.output import displayed
+from kmatrix.paste import make_command
 from kmatrix.records.decode import SCHEMA
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import links, pending_messages
@@ -26,7 +28,6 @@ from kmatrix.text import (
     count,
     duration,
     first_names,
-    make_command,
     memory_size,
     money,
     plural,
@@ -114,7 +115,8 @@ def watch(overview: Overview) -> None:
     console = Console(file=terminal_output(), highlight=False)
     view = overview.poll()
     if view.running:
-        with Live(console=console, auto_refresh=False, transient=True) as live, suppress(KeyboardInterrupt):
+        live = Live(console=console, auto_refresh=False, transient=True)
+        with suppress(KeyboardInterrupt), displayed(live):
             while view.running:
                 # One line less than the terminal: a full screen would scroll at each refresh.
                 live.update(drawn(screen(view, width=console.width, height=console.height - 1)), refresh=True)
@@ -326,7 +328,7 @@ def _cut(lines: list[Line], room: int) -> list[Line]:
     """Return the first lines, and how many are missing."""
     if len(lines) <= room:
         return lines
-    return [*lines[: room - 1], Line(f"and {len(lines) - room + 1} more lines: make status | less")]
+    return [*lines[: room - 1], Line(f"and {len(lines) - room + 1} more lines: {make_command('status')} | less")]
 
 
 def _memory(mib: float | None, total: float | None = None) -> str:

@@ -11,11 +11,12 @@ from kmatrix.cli.commands import Arguments
 from kmatrix.errors import ConfigError, RecordError
 from kmatrix.kconfig.assignments import read_assignments
 from kmatrix.kconfig.tree import open_tree
+from kmatrix.paste import make_command
 from kmatrix.records.lock import holder, in_use
 from kmatrix.records.paths import ROOT, MatrixDir, RunDir, find_matrix, made_path, matrix_dirs
 from kmatrix.records.plan import interrupted_dirs, refuse_unmade
 from kmatrix.records.runs import Status
-from kmatrix.text import first_names, make_command, plural, shown
+from kmatrix.text import first_names, plural, shown
 
 
 def find_target(arguments: Arguments) -> MatrixDir:

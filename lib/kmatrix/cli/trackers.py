@@ -16,6 +16,7 @@ from kmatrix.cli.targets import chosen_runs, find_target
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.kconfig.assignments import load_config, parse_trackers
 from kmatrix.kconfig.tree import open_tree
+from kmatrix.paste import make_command
 from kmatrix.records.paths import ROOT, RunDir
 from kmatrix.records.runs import Tracking, read_run_file
 from kmatrix.records.tracking import (
@@ -109,13 +110,13 @@ def _permits_wandb(arguments: Arguments) -> bool:
 def wait_for_sync(trackers: TrackerProcesses) -> None:
     """Wait until the tracker processes have exited; Ctrl+C kills them and leaves their steps pending."""
     since = time.monotonic()
-    line = _Line()
+    line, rest = _Line(), make_command("track-sync")
     try:
         while syncing := trackers.syncing():
             seconds = time.monotonic() - since
             if seconds >= SHOW_S:
                 names = ", ".join(sorted({name for run in syncing.values() for name in run}))
-                line.show(f"uploading to {names}: {seconds:.0f} s, Ctrl+C leaves the rest to make track-sync")
+                line.show(f"uploading to {names}: {seconds:.0f} s, Ctrl+C leaves the rest to {rest}")
             time.sleep(POLL_S)
     except KeyboardInterrupt:  # the user does not want to wait; nothing is lost
         trackers.kill()

@@ -22,6 +22,7 @@ from kmatrix.kconfig.assignments import (
 from kmatrix.kconfig.tree import Assignment, Tree, unknown
 from kmatrix.matrix.axes import plan_axes
 from kmatrix.matrix.expand import expand
+from kmatrix.paste import make_command
 from kmatrix.records.files import write_bytes, write_text
 from kmatrix.records.paths import ROOT
 from kmatrix.records.tracking import PROJECT_NAME
@@ -91,7 +92,7 @@ def validate_matrix(tree: Tree, base: Sequence[Assignment]) -> tuple[str, ...]:
     for axis in axes.axes:
         cells *= len(axis.points)
     if cells > MOST_CELLS:
-        return (f"a matrix of {cells} cells is validated by make test-matrix-dry-run only",)
+        return (f"a matrix of {cells} cells is validated by {make_command('test-matrix-dry-run')} only",)
     return expand(tree, base, axes, RULES).notes if axes.axes or axes.couplings or axes.exclusions else ()
 
 

@@ -21,6 +21,7 @@ from kmatrix.experiment.initial import InitialWeights, initial_fields
 from kmatrix.experiment.provenance import code_of, provenance, secret_variables
 from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.matrix.expand import Matrix, Run
+from kmatrix.paste import make_command
 from kmatrix.plan.feasibility import detected, expected_seconds, middle_mfu
 from kmatrix.records.checkpoint_dir import check_own_files, new_folder
 from kmatrix.records.files import json_text, read_json, sync_folder, write_bytes, write_json, write_text
@@ -142,7 +143,9 @@ def add_to(
         code = code_of(made_from.root)
         origin = provenance(code, made_from.command, made_from.gpus, None)
         if origin["code"] != (record.get("provenance") or {}).get("code"):
-            on_message("warning: the trainer's code has changed since this matrix was made: see `make compare`")
+            on_message(
+                f"warning: the trainer's code has changed since this matrix was made: see `{make_command('compare')}`"
+            )
         # The plan first: matrix.json decides which runs the matrix has.
         runs = made_from.plan.runs
         write_plan(matrix, (_planned(record["name"], run, folder, made_from, origin) for run in runs), append=True)

@@ -29,6 +29,7 @@ from kmatrix.gputop.feeds import SampleFeed
 from kmatrix.gputop.glyphs import Glyphs
 from kmatrix.gputop.screen import render
 from kmatrix.gputop.view import History, Metric, ScreenSample, View, rows_of
+from kmatrix.output import Interrupted, displayed
 
 STDIN = 0  # the descriptor: sys.stdin buffers, so that select would miss keys
 RESIZE_S = 0.25  # between two checks of the size of the terminal: a resize shows at once, at four wake-ups per second
@@ -59,10 +60,6 @@ NAMES = {
 }
 ESCAPE_S = 0.05  # time for the rest of an escape sequence, which a slow connection may split
 ARRAY_STARTS = (b"[\n{", b"[\n\n]", b"[\n]")  # first bytes of an array that can be continued
-
-
-class Interrupted(BaseException):
-    """A signal asked the program to exit. Not an error."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -178,7 +175,7 @@ def watch(session: Session, console: Console, glyphs: Glyphs, *, interval: float
         # Signals outermost: their handlers stay in place until keyboard and screen are restored.
         with _signals_end(), Keyboard(STDIN) as keyboard:
             live = Live(console=console, screen=True, auto_refresh=False)
-            with _suspends(live, keyboard), live:
+            with _suspends(live, keyboard), displayed(live):
                 try:
                     _draw(session, live, glyphs, keyboard, interval=interval, seconds=seconds)
                 finally:
@@ -236,9 +233,9 @@ def follow(session: Session, *, interval: float, seconds: float | None) -> None:
 def _signals_end() -> Iterator[None]:
     """Convert termination signals into an exception that is suppressed here, so that cleanup runs."""
 
-    def end(_number: int, _frame: FrameType | None) -> NoReturn:
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
         _ignore_signals()  # a second Ctrl+C would leave the terminal without echo
-        raise Interrupted
+        raise Interrupted(number)
 
     before = {one: signal.signal(one, end) for one in ENDINGS}
     try:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kmatrix.errors import RecordError
+from kmatrix.paste import make_command
 from kmatrix.records.checkpoint_dir import refuse_link
 from kmatrix.records.disk import when_there_is_space
 from kmatrix.records.files import write_text
@@ -17,7 +18,6 @@ from kmatrix.report.gpu import graphs as gpu_graphs
 from kmatrix.report.numbers import MatrixNumbers, gpu_runs
 from kmatrix.report.results_json import write_all_results, write_results
 from kmatrix.report.summary import render_summary, tracker_lines
-from kmatrix.text import make_command
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ class StopRequest:
 
     since: float | None = None  # monotonic seconds of the first one
     by: str = ""  # name of its signal
-    kill: bool = False  # a second SIGINT was received
+    kill: bool = False  # SIGQUIT, or a second SIGINT, was received
     hung_up: bool = False  # the terminal was closed, which stops nothing
 
     def take(self, number: int, _frame: FrameType | None = None) -> None:
@@ -28,6 +28,8 @@ class StopRequest:
         now = time.monotonic()
         if number == signal.SIGHUP:
             self.hung_up = True
+        elif number == signal.SIGQUIT:  # Ctrl+\\: at once, but with the terminal restored and the statuses written
+            self.since, self.by, self.kill = self.since or now, self.by or "SIGQUIT", True
         elif self.since is None:
             self.since, self.by = now, signal.Signals(number).name
         elif number == signal.SIGINT and now - self.since > SAME_KEY_S:
@@ -36,7 +38,7 @@ class StopRequest:
 
 @contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Collect SIGINT, SIGTERM and SIGHUP in a StopRequest instead of dying from them.
+    """Collect SIGINT, SIGTERM, SIGQUIT and SIGHUP in a StopRequest instead of dying from them.
 
     An ignored SIGHUP (nohup) stays ignored; an existing handler of SIGHUP is called, too.
     Outside the main thread, Python allows no handlers: no signal is collected then.
@@ -47,7 +49,7 @@ def listening() -> Iterator[StopRequest]:
         return
     former = {}
     try:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue
             former[number] = before = signal.signal(number, request.take)

@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from kmatrix.errors import LaunchError
+from kmatrix.paste import make_command
 from kmatrix.records.paths import ROOT
 from kmatrix.records.runs import RunFile
 from kmatrix.redaction import netrc_files
@@ -119,7 +120,7 @@ def announced(run: RunFile, chosen: Sequence[str] | None = None) -> str:
 def _title(name: str, symbols: Mapping[str, str]) -> str:
     """Return a tracker's title, with its status on this machine in parentheses."""
     if missing([name]):
-        return f"{TITLES[name]} (not installed: make setup-trackers, then make track-sync)"
+        return f"{TITLES[name]} (not installed: {make_command('setup-trackers')}, then {make_command('track-sync')})"
     return f"{TITLES[name]} ({login(symbols, os.environ).describe()})" if name == "wandb" else TITLES[name]
 
 

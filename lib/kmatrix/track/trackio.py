@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import shlex
 import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 
 from kmatrix.errors import LaunchError
 from kmatrix.hosts import ServerAddress, guarded_asgi
+from kmatrix.paste import make_command
 from kmatrix.records.paths import MATRIX_PREFIX
 from kmatrix.records.runs import Status
 from kmatrix.track.feed import without_copies
@@ -74,7 +74,7 @@ class TrackioMirror:
         self._writer = fragments.FragmentWriter() if utils.get_storage_mode() == "jsonl" else None
         # On a network file system only the dashboard may open the database: send everything, it ignores known ids.
         stored = StoredRun(steps={}) if self._writer else self._stored()
-        how = f"make trackio-view PROJECT={run.project} RESULTS_DIR={shlex.quote(str(run.tracking))}"
+        how = make_command("trackio-view", PROJECT=run.project, RESULTS_DIR=str(run.tracking))
         return replace(stored, link=str(folder), how=how)
 
     def _stored(self) -> StoredRun:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from kmatrix.gpu.processes import ProcessHandle, processes_with
 from kmatrix.own_file import open_own
+from kmatrix.paste import make_command
 from kmatrix.records.files import write_bytes
 from kmatrix.records.runs import Status, merged_metrics
 from kmatrix.redaction import redact
@@ -227,8 +227,8 @@ def _upload_command(run: TrackerIdentity) -> str:
     Not `wandb sync`: it uploads the session of a killed process up to the tear, exits with 0 and appends the same rows
     again at the next try; and it renumbers the steps of the second of two sessions.
     """
-    online = " WANDB_OFFLINE=n" if run.config.get("WANDB_OFFLINE") == "y" else ""
-    return f"make track-sync TARGET={shlex.quote(str(run.dir.path.parent))} TRACKER=wandb{online}"
+    online = {"WANDB_OFFLINE": "n"} if run.config.get("WANDB_OFFLINE") == "y" else {}
+    return make_command("track-sync", TARGET=str(run.dir.path.parent), TRACKER="wandb", **online)
 
 
 OWNER = "KMATRIX_WANDB_RUN"  # environment variable that marks W&B's service as that of one run directory
