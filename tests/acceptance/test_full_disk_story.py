@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -123,8 +124,10 @@ def results_of(matrix: Path) -> dict[str, list]:
 
 
 def start_on(disk, clone, tmp_path, variables, *arguments) -> tuple[subprocess.Popen, Path]:
-    """Start a matrix on the disk; return the runner and the file of its output."""
-    words = ("-m", "kmatrix", "test-matrix", *TINY, f"RESULTS_DIR={disk.place}", *arguments)
+    """Start a matrix on the disk, unless the arguments say otherwise; return the runner and the file of its output."""
+    given = {word.partition("=")[0] for word in arguments}
+    words = [word for word in (*TINY, f"RESULTS_DIR={disk.place}") if word.partition("=")[0] not in given]
+    words = ["-m", "kmatrix", "test-matrix", *words, *arguments]
     output = tmp_path / "output.txt"
     with output.open("wb") as file:
         return subprocess.Popen(
@@ -191,6 +194,44 @@ def test_a_disk_that_is_full_for_a_while_ends_no_run(clone, disk, slow_training,
     # The speed excludes the time without space.
     slowest = max(line.get("throughput/step_ms", 0) for line in complete_lines(training / "metrics.jsonl"))
     assert slowest < 1e3 * max(FULL_S, 3)
+
+
+def test_a_held_checkpoint_is_not_a_hang_and_a_stop_ends_the_wait(clone, disk, slow_training, undisturbed, tmp_path):
+    """Only the disk of the checkpoints is full, for longer than the limit of hang detection."""
+    assert clone.make("defconfig-gpt2-cpu-quick").returncode == 0
+    slowly, free = slow_training
+    results = tmp_path / "results"
+    places = (f"RESULTS_DIR={results}", f"CHECKPOINT_DIR={disk.place}")
+    limits = ("OPTIMIZER=adamw", "STALL_FACTOR=2", "STALL_FLOOR=2")
+    runner, output = start_on(disk, clone, tmp_path, slowly, *places, *limits)
+    try:
+        wait_until(lambda: list(disk.seen.glob("*/*/step_00000008.pt")), "a checkpoint")
+        (training,) = results.glob("*/gpt2_*")
+
+        def holds() -> bool:
+            disk.fill()  # again and again, because a checkpoint that is deleted makes room
+            return any(": waiting " in line["text"] for line in complete_lines(training / "events.jsonl"))
+
+        wait_until(holds, "the trainer holds a checkpoint")
+        disk.fill()
+        held_at = time.monotonic()
+        free.touch()
+        wait_until(lambda: time.monotonic() - held_at > FULL_S, "longer than the limit")
+        assert runner.poll() is None
+        assert not (training / "result.json").exists()
+        runner.send_signal(signal.SIGINT)
+        assert runner.wait(120) == 130, output.read_text()
+    finally:
+        runner.kill()
+        runner.wait()
+    assert "Traceback" not in output.read_text()
+    status = load_json(training / "status.json")
+    assert (status["status"], status["kind"]) == ("stopped", "signal")
+    (disk.seen / "ballast").unlink()
+    again = [clone.python, "-m", "kmatrix", "continue", f"TARGET={training.parent}"]
+    completed = clone.run(*disk.command(clone.root, *again))
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert results_of(training.parent)[training.name] == undisturbed[training.name]
 
 
 def test_a_full_disk_loses_no_finished_run_and_the_matrix_continues_once_there_is_space(

@@ -261,7 +261,8 @@ def _log_tail(log: str) -> tuple[str, ...]:
 
 def _stop_reason(seen: Evidence, result: RunResult | None) -> str:
     if result is None:
-        return "asked to stop, and killed before it could save"
+        saved = "the disk was full" if is_full(seen.run.path) else "killed before it could save"
+        return f"asked to stop, and {saved}"
     return "asked to stop" if seen.is_cancelled else result.reason or "asked to stop"
 
 
