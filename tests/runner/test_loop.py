@@ -516,7 +516,7 @@ def test_a_stop_on_a_full_disk_is_recorded_with_the_reserved_space(matrix, plan,
     assert read_json(matrix.status)["counts"] == {"planned": 1, "stopped": 1}
     assert [line["event"] for line in read_jsonl(matrix.journal)][-3:] == ["stop asked", "run ended", "matrix ended"]
     assert not matrix.reserve.exists()
-    assert [note for note in notes if note.startswith("the disk is full")] == notes[:1]
+    assert [note for note in notes if note.startswith("no space for this user or for more files: ")] == notes[:1]
 
 
 def test_delayed_writes_are_in_order_and_complete_once_there_is_space(matrix, plan, disk, monkeypatch):

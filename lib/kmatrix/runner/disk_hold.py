@@ -33,7 +33,9 @@ class DiskHold:
             self._full_since = time.monotonic()
             limit = self.limit_s
             wait = f"waiting up to {duration(limit)} for space (DISK_WAIT)" if limit else "not waiting"
-            self._on_note(f"the disk is full: {how_full(path)}; {wait}")
+            # A write may also fail for want of inodes, or because of a quota, which `how_full` does not show.
+            what = "the disk is full" if is_full(path) else "no space for this user or for more files"
+            self._on_note(f"{what}: {how_full(path)}; {wait}")
 
     def check(self, *, pending: bool, now: bool = False) -> float | None:
         """Report full disks once per second, and return how long one was full (s) after it has space again.
