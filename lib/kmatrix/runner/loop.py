@@ -272,6 +272,7 @@ class _Driver:
         while self._writer.is_pending and request.since is None:
             time.sleep(poll_s)
             self._write_later()
+        self._write_later(now=True)  # that there is space again
         now = {self.states[name].status for name in (*self._plans, *self._skipped)}
         # A stop that came after the last run had ended stopped nothing: the results decide.
         if request.since is not None and now & {Status.STOPPED, Status.PLANNED}:
