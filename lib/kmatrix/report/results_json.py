@@ -123,7 +123,8 @@ def original(matrix: MatrixDir, run: RunNumbers) -> dict[str, Any]:
     }
     failure = {"error": run.reason or "no reason recorded"} if run.status is Status.FAILED else {}
     # The trainer's values win; those that it does not know (null), such as energy, are numbers of the report.
-    own = _loose_object(matrix.run(run.name).training_metrics)
+    # A planned run has none, or those of a result that is being archived.
+    own = {} if run.status is Status.PLANNED else _loose_object(matrix.run(run.name).training_metrics)
     known = {key: value for key, value in own.items() if value is not None or key not in numbers}
     return {**numbers, **known, **identity, **failure}
 

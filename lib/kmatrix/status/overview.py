@@ -122,7 +122,7 @@ class Overview:
         result = current_result(run, state)
         known = result or RunResult()
         tail = self._tail(run, state, train, has_result=known.final_val_loss is not None)
-        memory = _memory(run)
+        memory = () if state.status is Status.PLANNED else _memory(run)
         fullest = max(memory, key=lambda device: device.most, default=None)
         last = state.last
         live = state.status is Status.RUNNING
