@@ -74,7 +74,8 @@ def test_the_band_is_not_so_wide_that_every_time_fits():
         assert longest / shortest < 3.1
 
 
-def test_the_table_prints_the_error_of_each_row(capsys):
+def test_the_table_prints_the_error_of_each_row(capsys, monkeypatch):
+    monkeypatch.setattr(published, "compare", lambda run: compared()[run.name])
     published.main([])
     lines = capsys.readouterr().out.splitlines()
     for run in RUNS:
