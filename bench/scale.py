@@ -1,9 +1,10 @@
 """Measure how kmatrix behaves at scale, and print each figure next to its goal.
 
     python bench/scale.py [FIGURE ...] [--smallest] [--cells 100000] [--runs 2000] [--jobs 1000] [--letters 80000]
-                          [--samples 1000] [--seconds 5] [--peer PATH]
+                          [--samples 1000] [--seconds 5] [--rounds 5] [--peer PATH]
 
-Each figure is measured in its own process. CPU seconds are those of all its processes. --smallest measures everything
+Each figure is measured in its own process. CPU seconds are those of all its processes, so other load on the machine
+changes them little. --smallest measures everything
 at a size that takes seconds, to see that it works: its figures say nothing about the goals.
 With --peer, a checkout of the original project, its report scripts read the same files.
 """
@@ -37,11 +38,12 @@ class Sizes:
     jobs: int  # of the schedule; four times as many are compared with it
     letters: int  # without a break, for the training of a tokenizer
     samples: int  # per run and GPU, of the reports
-    seconds: float  # of the recording
+    seconds: float  # of a recording
+    rounds: int  # of the recorder and of the reports, whose medians count
     peer: str  # checkout of the original project, "" for none
 
 
-SMALLEST = Sizes(cells=80, runs=6, jobs=50, letters=2_000, samples=50, seconds=0.5, peer="")
+SMALLEST = Sizes(cells=80, runs=6, jobs=50, letters=2_000, samples=50, seconds=0.5, rounds=1, peer="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--letters", type=int, default=80_000)
     parser.add_argument("--samples", type=int, default=1_000)
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peer", default="", help="a checkout of the original project")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -84,12 +87,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in args.figures:
         if name not in FIGURES:
             parser.error(f"unknown figure {name}: expected {', '.join(FIGURES)}")
-    print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    print(f"{'figure':56}{'measured':>12}{'goal':>12}", flush=True)
+    print(f"Python {platform.python_version()}, {os.cpu_count()} x {_cpu_name()}, load {os.getloadavg()[0]:.1f}")
+    print(f"{'figure':70}{'measured':>12}{'goal':>12}", flush=True)
     missed = 0
     for name in args.figures or FIGURES:
         missed += not _print(FIGURES[name], in_a_process(name, sizes), smallest=args.smallest)
     return 1 if missed and not args.smallest else 0
+
+
+def _cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _print(figure: Figure, found: Found, *, smallest: bool) -> bool:
@@ -97,7 +105,7 @@ def _print(figure: Figure, found: Found, *, smallest: bool) -> bool:
     text = "-" if found.value is None else f"{found.value:.3g} {figure.unit}"
     met = found.value is None or found.value <= figure.goal
     mark = "" if smallest or found.value is None else "  met" if met else "  MISSED"
-    print(f"{f'{figure.title} ({found.note})':56}{text:>12}{f'{figure.goal:g} {figure.unit}':>12}{mark}", flush=True)
+    print(f"{f'{figure.title} ({found.note})':70}{text:>12}{f'{figure.goal:g} {figure.unit}':>12}{mark}", flush=True)
     return met
 
 
@@ -180,7 +188,9 @@ def redraw(sizes: Sizes) -> Found:
 def continue_nothing(sizes: Sizes) -> Found:
     """Return the CPU seconds of `make continue` on a matrix whose runs have all finished."""
     with tempfile.TemporaryDirectory() as folder:
-        seconds, _ = _kmatrix("continue", f"TARGET={_matrix(folder, sizes)}")
+        matrix = _matrix(folder, sizes)
+        _kmatrix("continue", f"TARGET={matrix}")  # writes the status and the report of the matrix, as a runner does
+        seconds, _ = _kmatrix("continue", f"TARGET={matrix}")
     return Found(value=seconds, note=f"{sizes.runs:,} runs")
 
 
@@ -198,7 +208,10 @@ def packing(sizes: Sizes) -> Found:
 
 
 def recorder(sizes: Sizes) -> Found:
-    """Return the CPU of a recorder at 100 Hz on 8 simulated GPUs above an empty loop, in percent of one core."""
+    """Return the CPU of a recorder at 100 Hz on 8 simulated GPUs above an empty loop, in percent of one core.
+
+    Medians of several rounds.
+    """
     from recorder import Bench
 
     from kmatrix.simulate import library
@@ -210,12 +223,14 @@ def recorder(sizes: Sizes) -> Found:
         known = library.environment(library.build(folder), scenario, 8, time.time())
         environment = {**_environment(), "TERM": "xterm", **known}
         bench = Bench(folder=folder, environment=environment, seconds=sizes.seconds)
-        over = bench.recorder(100.0).cpu - bench.empty(100.0).cpu
-    return Found(value=over, note=f"{sizes.seconds:g} s")
+        # In turn, so that other load on the machine changes both.
+        rounds = [(bench.empty(100.0).cpu, bench.recorder(100.0).cpu) for _ in range(sizes.rounds)]
+        empty, recording = (statistics.median(column) for column in zip(*rounds, strict=True))
+    return Found(value=recording - empty, note=f"{recording:.2f} - {empty:.2f} %, {sizes.rounds} x {sizes.seconds:g} s")
 
 
 def reports(sizes: Sizes) -> Found:
-    """Return the time of our two report scripts relative to those of the original, on its own files."""
+    """Return the CPU time of our two report scripts relative to those of the original, on its own files."""
     if not sizes.peer:
         return Found(value=None, note="needs --peer=<checkout>")
     from reports import SCRIPTS, make_foreign, measure
@@ -227,9 +242,13 @@ def reports(sizes: Sizes) -> Found:
         for kind, script in SCRIPTS.items():
             theirs = [sys.executable, str(peer / "scripts" / script), *([str(foreign)] * (kind == "graphs"))]
             ours = [sys.executable, str(ROOT / "scripts" / script), str(foreign)]
-            walls = [statistics.median(measure(command, foreign).wall for _ in range(3)) for command in (ours, theirs)]
-            ratios.append(walls[0] / walls[1])
-    return Found(value=max(ratios), note=f"{sizes.samples:,} samples")
+            rounds = [[measure(command, foreign) for command in (ours, theirs)] for _ in range(sizes.rounds)]
+            for failed in {cost.failed for pair in rounds for cost in pair if cost.failed}:
+                sys.exit(f"{script}: {failed}")
+            seconds = [statistics.median(cost.cpu for cost in column) for column in zip(*rounds, strict=True)]
+            ratios.append(seconds[0] / seconds[1])
+    names = ", ".join(f"{kind} {ratio:.2f}" for kind, ratio in zip(SCRIPTS, ratios, strict=True))
+    return Found(value=max(ratios), note=f"{sizes.samples:,} samples, {names}")
 
 
 def tokenizer(sizes: Sizes) -> Found:
@@ -279,7 +298,7 @@ FIGURES = {
     "continue": Figure(title="continue, nothing to do", goal=3, unit="s", measure=continue_nothing),
     "packing": Figure(title="packing.ends, growth for 4 x runs", goal=6, unit="x", measure=packing),
     "recorder": Figure(title="recorder at 100 Hz x 8", goal=1.5, unit="%", measure=recorder),
-    "reports": Figure(title="small reports, time of the original", goal=1, unit="x", measure=reports),
+    "reports": Figure(title="small reports, CPU of the original", goal=1, unit="x", measure=reports),
     "tokenizer": Figure(title="bpe without breaks", goal=2, unit="s", measure=tokenizer),
     "attention": Figure(title="fp32 attention, time of the faster", goal=1.1, unit="x", measure=attention),
 }

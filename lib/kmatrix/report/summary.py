@@ -170,7 +170,8 @@ def _run_table(numbers: MatrixNumbers) -> list[str]:
     pruned = any(run.pruning != "none" for run in numbers.runs)
     titles = ["run", "optimizer", "ranks" if only_cpu else "GPUs", "seed", "val loss", "best@step", "ppl", "tokens"]
     titles += [*(["sparsity"] if pruned else []), "tok/s", "MFU", "time", "status"]
-    rows = [_run_row(run, mixed=len(numbers.devices) > 1, pruned=pruned) for run in numbers.runs]
+    mixed = len(numbers.devices) > 1
+    rows = [_run_row(run, mixed=mixed, pruned=pruned) for run in numbers.runs]
     note = LOSS_NOTE
     if any(run.final_val_loss is not None and not run.counts for run in numbers.runs):
         note += "; *: last val loss of an unfinished run, not ranked"

@@ -134,8 +134,13 @@ class SampleFile:
 
     def append(self, time: float, monotonic: float, values: Sequence[float], host_joules: float = math.nan) -> None:
         """Append one sample. `values`: the columns of the first GPU, the second, and so on. NaN: unknown."""
-        write_at(self._file, self._record.pack(time, monotonic, host_joules, *values), self._end)
-        self._end += self._record.size
+        self.extend([(time, monotonic, host_joules, *values)])
+
+    def extend(self, samples: Sequence[Sequence[float]]) -> None:
+        """Append samples with one write: Unix s, monotonic s, host energy (J), then the values of all GPUs."""
+        data = b"".join([self._record.pack(*sample) for sample in samples])
+        write_at(self._file, data, self._end)
+        self._end += len(data)
 
     def write_calibration(self, calibration: Calibrated) -> None:
         """Write the calibration to its reserved place in the header."""

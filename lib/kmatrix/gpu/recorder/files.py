@@ -20,6 +20,7 @@ from kmatrix.gpu.formats.samples import Snapshot, csv_header, csv_row, legacy, m
 from kmatrix.records.files import append_jsonl, replacing, write_json
 from kmatrix.records.paths import RunDir
 
+MONOTONIC = 1  # index in a sample
 MAX_PENDING = 1000  # events kept in memory while the disk is full
 ROWS = 65_536  # samples of all GPUs per Parquet row group
 
@@ -51,18 +52,18 @@ class RecordingFiles:
         """True if the samples of an earlier attempt, of other GPUs or another format, were renamed."""
         return self._samples is not None and self._samples.renamed
 
-    def write_sample(self, time: float, monotonic: float, values: Sequence[float], host_joules: float) -> None:
-        """Append one sample to gpu_samples.bin. `time`: Unix s. `monotonic`: s. `host_joules`: J, NaN: unknown."""
+    def write_samples(self, samples: Sequence[Sequence[float]]) -> None:
+        """Append samples to gpu_samples.bin: Unix s, monotonic s, host energy (J, NaN: unknown), values."""
         if self._samples is None:
-            self._miss(monotonic, self._why)
+            self._miss(samples, self._why)
             return
         try:
-            self._samples.append(time, monotonic, values, host_joules)
+            self._samples.extend(samples)
         except OSError as error:
-            self._miss(monotonic, error.strerror or str(error))
+            self._miss(samples, error.strerror or str(error))
             return
         if self._missed:
-            self._report_gap(monotonic)
+            self._report_gap(samples[0][MONOTONIC])
 
     def write_snapshot(self, snapshot: Snapshot) -> None:
         """Append one snapshot to both gpu_stats files, and retry pending events."""
@@ -141,10 +142,10 @@ class RecordingFiles:
                 return
             del self._events[0]
 
-    def _miss(self, monotonic: float, why: str) -> None:
+    def _miss(self, samples: Sequence[Sequence[float]], why: str) -> None:
         if not self._missed:
-            self._since = monotonic
-        self._missed += 1
+            self._since = samples[0][MONOTONIC]
+        self._missed += len(samples)
         self._why = why
 
     def _report_gap(self, until: float) -> None:

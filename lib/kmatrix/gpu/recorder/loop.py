@@ -36,6 +36,7 @@ STOP = frozenset({signal.SIGTERM, signal.SIGINT})  # both end the recording with
 SUMMARY_S = 60.0  # between two summaries; after a kill, newer samples are read from gpu_samples.bin
 PROCESSES_S = 10  # between two queries of the processes of one GPU
 EVERY_S = 1.0
+STORE_S = 0.1  # longest time that a sample is in memory only
 JOIN_S = 1.0  # time for a pending call when the recording ends
 CALIBRATION_S = 2.0  # enough for 20 changes of a value that the driver updates at 10 Hz
 INTERVAL_S = 0.005  # between two reads of the first device while calibrating
@@ -54,7 +55,10 @@ class Recorder:
         self._parent = processes.ProcessHandle(parent) if parent else None
         self._run_processes = processes.RunProcesses(root)
         self._totals = RunTotals(source.devices, ranks=source.device_type == CPU, hz=hz)
-        self._values = [UNKNOWN] * (WIDTH * len(source.devices))
+        self._read = [UNKNOWN] * (WIDTH * len(source.devices))  # the last sample, with the counters of the driver
+        self._values = self._read.copy()  # the last stored sample, with energy since the recording began
+        self._pending: list[tuple[float, float, list[float]]] = []  # Unix s, monotonic s, values
+        self._most_pending = max(1, int(STORE_S * hz))
         self._limits = [DeviceLimits()] * len(source.devices)
         self._lost = [False] * len(source.devices)  # no response: reported by an event
         self._poller, self._polls = BackgroundPoller(source), 0
@@ -80,6 +84,7 @@ class Recorder:
             now = time.monotonic()
             poll = now >= next_poll
             if poll:
+                self._store(begin)
                 self._totals.fold()
                 self._poll(now)
                 next_poll = max(next_poll + 1.0, now)  # after a stall, no burst of polls to catch up
@@ -98,6 +103,7 @@ class Recorder:
                 tick += behind
             if self._wait(begin, begin + tick * period):
                 break
+        self._store(begin)
         self._end()
 
     def serve(self, port: int) -> None:
@@ -131,18 +137,34 @@ class Recorder:
         return prometheus.text_of(families)
 
     def _sample(self, begin: float, *, snapshot_due: bool) -> None:
-        """Read and store the fast values, and the snapshot of this second if it is due."""
-        self._source.read(self._values)
-        wall, now = time.time(), time.monotonic()  # of the same sample, so read together
-        reset = self._totals.add(now, wall, self._values)
-        self._totals.seconds = self._before[0] + now - begin + 1.0 / self._hz  # each sample represents one period
-        for device in reset:
-            self._device_event("counter reset", device, "the energy counter was reset: counting continues")
-        joules = self._totals.host_joules
-        self._files.write_sample(wall, now, self._values, UNKNOWN if joules is None else joules)
+        """Read the fast values, and store them with the snapshot of this second if it is due."""
+        self._source.read(self._read)
+        # The times of the same sample, so read together.
+        self._pending.append((time.time(), time.monotonic(), self._read.copy()))
+        if snapshot_due or len(self._pending) >= self._most_pending:
+            self._store(begin)
         if snapshot_due:
+            wall = self._totals.ended or time.time()  # of this sample
             latest = snapshot(self._source.devices, self._values, self._limits, wall, self._poller.latest)
             self._files.write_snapshot(latest)
+
+    def _store(self, begin: float) -> None:
+        """Add the pending samples to the totals, and append them to the file.
+
+        At 100 Hz every tick starts with cold caches: ten samples together cost a fifth of ten alone.
+        """
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        resets: list[int] = []
+        for wall, now, values in pending:
+            resets += self._totals.add(now, wall, values)
+        joules = UNKNOWN if self._totals.host_joules is None else self._totals.host_joules
+        self._values = pending[-1][2]
+        self._totals.seconds = self._before[0] + pending[-1][1] - begin + 1.0 / self._hz  # a sample stands for a period
+        self._files.write_samples([(wall, now, joules, *values) for wall, now, values in pending])
+        for device in resets:
+            self._device_event("counter reset", device, "the energy counter was reset: counting continues")
 
     def _poll(self, now: float) -> None:
         """Check for lost devices, read limits and host energy, and query the processes of one GPU in turn."""
