@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -10,10 +12,13 @@ from hypothesis import strategies as st
 
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.json_array import ArrayTail, JsonArrayFile
+from kmatrix.records.checkpoint_dir import Owner
+from kmatrix.records.decode import as_json
 from kmatrix.records.files import LineTail, append_jsonl, write_json
+from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import merged_metrics
 from kmatrix.track.feed import COARSE_S, FINE_S, AlertTail, DeviceTail, PointTail, RunFeed
-from kmatrix.track.tracker import AlertLevel, identity
+from kmatrix.track.tracker import RUN_ID, AlertLevel, identity
 from track_factory import (
     START_TIME,
     append_metrics,
@@ -264,3 +269,20 @@ def test_a_device_sample_of_the_wrong_type_costs_only_itself(run, key, wrong):
     array.close()
     times = [devices.time for devices in DeviceTail(run.gpu_stats_multi).read()]
     assert {START_TIME, START_TIME + 2} <= set(times)
+
+
+def test_a_copy_of_a_matrix_has_runs_of_its_own_at_the_trackers(run):
+    matrix = MatrixDir(run.path.parent)
+    write_json(matrix.matrix_json, {"place": as_json(Owner.of(matrix))})
+    original = identity(run)
+    copied = RunDir(Path(shutil.copytree(matrix.path, matrix.path.with_name("copy"))) / run.name)
+    copy = identity(copied)
+    assert RUN_ID.fullmatch(copy.id)
+    assert copy.id.startswith(f"{original.id}-copy")
+    assert (copy.name == run.name, copy.group) == (False, "copy")
+    # Renaming changes neither, and a copy of the copy is another one.
+    assert identity(RunDir(copied.path.parent.rename(matrix.path.with_name("again")) / run.name)).id == copy.id
+    moved = RunDir(matrix.path.rename(matrix.path.with_name("moved")) / run.name)
+    assert identity(moved).id == original.id
+    second = RunDir(Path(shutil.copytree(matrix.path.with_name("again"), matrix.path.with_name("third"))) / run.name)
+    assert len({identity(second).id, copy.id, original.id}) == 3

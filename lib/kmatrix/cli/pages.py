@@ -28,7 +28,7 @@ from kmatrix.text import UNKNOWN, columns, count, duration, shown, table
 from kmatrix.track.available import need_trackers, own_project
 from kmatrix.track.page import Page, StateFile, page_address, wait_for_signal
 from kmatrix.track.tensorboard import opening, recorded, serve
-from kmatrix.track.trackio import data_dir, import_inbox, known_projects, served
+from kmatrix.track.trackio import data_dir, import_inbox, known_projects, prepare, served
 from kmatrix.track.wandb import QUIET, WandbFiles
 
 LAST_STEPS = 20  # rows per run: a page of a terminal
@@ -69,6 +69,7 @@ def trackio_view(arguments: Arguments) -> int:
     """Serve Trackio's page until Ctrl+C, or print its URL if it is already running."""
     need_trackers(["trackio"])
     folder = data_dir(results_dir(arguments))
+    prepare(folder)
     import_inbox(folder)  # before the projects are listed: runs on a network file system only leave files
     project, wanted = _project(arguments, folder), port(arguments, "trackio")
     state = StateFile(folder)

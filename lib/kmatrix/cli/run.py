@@ -28,7 +28,7 @@ from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.matrix.axes import overrides
 from kmatrix.paste import make_command
-from kmatrix.records.checkpoint_dir import check_own_files, checkpoint_dir, take_folder
+from kmatrix.records.checkpoint_dir import check_own_files, checkpoint_dir, original_of, take_folder
 from kmatrix.records.checkpoints import CheckpointIndex, CheckpointKind
 from kmatrix.records.disk import SpaceWait, waiting_for_space
 from kmatrix.records.lock import held
@@ -165,6 +165,8 @@ def _run_and_report(
             trackers = matrix_trackers(matrix, chosen)
             if trackers is not None and plan.plans and (line := announced(first_record(matrix), chosen)):
                 print(line)
+                if made := original_of(matrix):
+                    print(f"note: this matrix is a copy: it tracks into new runs, not into those of {made}")
             outcome = execute(
                 matrix,
                 plan,

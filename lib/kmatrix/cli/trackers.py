@@ -17,6 +17,7 @@ from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.kconfig.assignments import load_config, parse_trackers
 from kmatrix.kconfig.tree import open_tree
 from kmatrix.paste import make_command
+from kmatrix.records.checkpoint_dir import original_of, refuse_links
 from kmatrix.records.paths import ROOT, RunDir
 from kmatrix.records.runs import Tracking, read_run_file
 from kmatrix.records.tracking import (
@@ -85,6 +86,7 @@ def sync(arguments: Arguments) -> int:
     asked = parse_trackers(arguments.get("TRACKER")) if arguments.get("TRACKER") else ()
     if project and asked == ("tensorboard",):
         raise ConfigError("TRACKER=tensorboard does not take PROJECT", why="TensorBoard has no projects")
+    refuse_links(matrix)  # before anything is written: the matrix may be somebody else's
     runs = [run for run in chosen_runs(matrix, arguments) if run.metrics.exists()]
     wanted = {run: asked or (_used(run) if project or online else _pending(run)) for run in runs}
     # An error rather than "nothing pending": the user expects an upload that was never configured.
@@ -95,6 +97,8 @@ def sync(arguments: Arguments) -> int:
     need_trackers(sorted({name for names in wanted.values() for name in names}))
     if not any(wanted.values()):
         print(f"{shown(matrix.path)}: no pending steps in {plural(len(runs), 'run')}")
+    elif made := original_of(matrix):
+        print(f"note: this matrix is a copy: it tracks into new runs, not into those of {made}")
     codes = [_sync_run(run, names, project, online=online) for run, names in wanted.items() if names]
     return max(codes, default=0)
 

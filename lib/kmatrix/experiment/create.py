@@ -23,7 +23,8 @@ from kmatrix.gpu.nvml.detect import Gpu
 from kmatrix.matrix.expand import Matrix, Run
 from kmatrix.paste import make_command
 from kmatrix.plan.feasibility import detected, expected_seconds, middle_mfu
-from kmatrix.records.checkpoint_dir import check_own_files, new_folder
+from kmatrix.records.checkpoint_dir import Owner, check_own_files, new_folder
+from kmatrix.records.decode import as_json
 from kmatrix.records.files import json_text, read_json, sync_folder, write_bytes, write_json, write_text
 from kmatrix.records.lock import MAKING, held
 from kmatrix.records.paths import MatrixDir, is_in_the_future, next_path, staged_dir
@@ -169,7 +170,8 @@ def _write_plan(matrix: MatrixDir, name: str, folder: Path | None, made_from: Cr
     if code.patch:
         write_bytes(matrix.patch, code.patch, private=True)
     write_plan(matrix, (_planned(name, run, folder, made_from, origin) for run in made_from.plan.runs))
-    write_json(matrix.matrix_json, _matrix_json(name, folder, made_from, {**origin, "files": code.files}))
+    place = {"place": as_json(Owner.of(matrix, matrix.path.with_name(name).resolve()))}
+    write_json(matrix.matrix_json, {**_matrix_json(name, folder, made_from, {**origin, "files": code.files}), **place})
 
 
 def _planned(name: str, run: Run, folder: Path | None, made_from: Creation, origin: Provenance) -> RunTexts:

@@ -47,7 +47,9 @@ class Owner(Record, frozen=True, kw_only=True):
 
 
 class _Folder(Record, frozen=True, kw_only=True):
-    """The key of matrix.json that this module reads."""
+    """The keys of matrix.json that this module reads."""
+
+    place: Owner | None = None  # where the matrix was made
 
     checkpoints: str | None = ""  # the folder below CHECKPOINT_DIR, None for the run directories, "" if not recorded
 
@@ -214,24 +216,41 @@ def _check_owner(matrix: MatrixDir, folder: Path) -> None:
 
 def _of_matrix(matrix: MatrixDir) -> tuple[bool, Path | None]:
     """Return whether matrix.json names the folder of its checkpoints, and the folder; None: the run directories."""
+    record = _folder(matrix)
+    if record is None or not record.checkpoints:
+        return record is not None and record.checkpoints is None, None
+    text = record.checkpoints
+    # Its last part names a folder below CHECKPOINT_DIR: it must not lead out of that.
+    if not Path(text).is_absolute() or os.path.normpath(text) != text or not Path(text).name:
+        why = f"{KEY} is {text!r}, expected an absolute path or null"
+        raise RecordError(f"{matrix.matrix_json} is damaged", why=why)
+    return True, Path(text)
+
+
+def original_of(matrix: MatrixDir) -> str:
+    """Return where the matrix was made that this one is a copy of; "" if it is no copy, or unknown.
+
+    A matrix that was renamed, or whose disk was mounted again, is no copy; one from another disk or a backup is.
+    """
+    record = _folder(matrix)
+    made = record.place if record else None
+    return "" if made is None or made.is_same(Owner.of(matrix)) else made.matrix
+
+
+def _folder(matrix: MatrixDir) -> _Folder | None:
+    """Return the keys of matrix.json, None if it is missing. Raises RecordError if it is damaged."""
     path = matrix.matrix_json
     try:
         stat = path.stat()
     except OSError:
-        return False, None
+        return None
     return _in_matrix_json(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=64)
-def _in_matrix_json(path: Path, *_version: int) -> tuple[bool, Path | None]:
-    """Read the folder in a matrix.json. _version: changes with the file, which lists thousands of runs."""
-    text = decode(path, _Folder).checkpoints
-    if not text:
-        return text is None, None
-    # Its last part names a folder below CHECKPOINT_DIR: it must not lead out of that.
-    if not Path(text).is_absolute() or os.path.normpath(text) != text or not Path(text).name:
-        raise RecordError(f"{path} is damaged", why=f"{KEY} is {text!r}, expected an absolute path or null")
-    return True, Path(text)
+def _in_matrix_json(path: Path, *_version: int) -> _Folder:
+    """Read matrix.json. _version: changes with the file, which lists thousands of runs."""
+    return decode(path, _Folder)
 
 
 def _recorded(run: RunDir) -> Path | None:

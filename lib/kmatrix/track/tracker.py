@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from kmatrix.errors import RecordError
-from kmatrix.records.paths import MATRIX_PREFIX, RunDir
+from kmatrix.records.checkpoint_dir import original_of
+from kmatrix.records.paths import MATRIX_PREFIX, MatrixDir, RunDir
 from kmatrix.records.runs import Status, read_run_file
 from kmatrix.records.tracking import PROJECT_NAME, PROJECT_RULE
 
@@ -117,6 +118,7 @@ def identity(run: RunDir, *, project: str = "", online: bool = False) -> Tracker
 
     `online`: W&B may upload the run although its configuration has WANDB_OFFLINE=y.
     A rerun (`make test-rerun`) has a new identity, because trackers cannot delete the steps of the archived results.
+    So has a run of a copied matrix: the original continues its own, and two writers of one run would mix their steps.
     Raises RecordError if run.json is missing, or its run_id or project is missing or invalid.
     """
     record = read_run_file(run)
@@ -132,14 +134,17 @@ def identity(run: RunDir, *, project: str = "", online: bool = False) -> Tracker
         raise RecordError(f"invalid tracker project {project!r} of {run.name}", why=PROJECT_RULE, hint=OTHER_PROJECT)
     permitted = {"WANDB_OFFLINE": "n"} if online else {}
     reruns = _reruns(run)
-    suffix = f"-rerun{reruns}" if reruns else ""
+    copied = MatrixDir(run.path.absolute().parent)
+    # The inode stays the same when the copy is renamed, and no other copy on this disk has it.
+    copy = f"-copy{copied.path.stat().st_ino:x}" if original_of(copied) else ""
+    suffix = copy + (f"-rerun{reruns}" if reruns else "")
     stamp = re.sub(r"\D", "", matrix.removeprefix(MATRIX_PREFIX))
     return TrackerIdentity(
         dir=run,
         project=project,
         name=run.name + suffix,
         id=f"{record.run_id}-{stamp}{suffix}",
-        group=matrix,
+        group=copied.name if copy else matrix,
         tags=tuple(f"{axis}={value}" for axis, value in record.axes.items()),
         config={**record.symbols, **permitted, "run_id": record.run_id, "matrix": matrix},
         tracking=run.path.parent.parent,

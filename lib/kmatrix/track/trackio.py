@@ -44,7 +44,17 @@ def data_dir(tracking: Path) -> Path:
 
 
 def prepare(folder: Path) -> None:
-    """Configure Trackio, before its import, to store data in `folder` and not to contact a server."""
+    """Configure Trackio, before its import, to store data in `folder` and not to contact a server.
+
+    Raises LaunchError for a link in the folder: SQLite follows it, and the folder may be somebody else's.
+    """
+    for path in (folder, *folder.rglob("*")):
+        if path.is_symlink():
+            raise LaunchError(
+                f"{path} is a link to {path.resolve()}",
+                why="Trackio would write there, and the folder may be somebody else's",
+                hint="replace the link by what it names, or pass another RESULTS_DIR=",
+            )
     os.environ.update(LOCAL, TRACKIO_DIR=str(folder))
     # A variable of the user's shell must not copy these runs to a server.
     for name in REMOTE:
