@@ -228,9 +228,9 @@ def _of_matrix(matrix: MatrixDir) -> tuple[bool, Path | None]:
 
 
 def original_of(matrix: MatrixDir) -> str:
-    """Return where the matrix was made that this one is a copy of; "" if it is no copy, or unknown.
+    """Return the place where the original of a copied matrix was made, "" for an original, or if it is unknown.
 
-    A matrix that was renamed, or whose disk was mounted again, is no copy; one from another disk or a backup is.
+    A matrix that was renamed, or whose disk was mounted again, is still the original; one from a backup is a copy.
     """
     record = _folder(matrix)
     made = record.place if record else None
