@@ -111,7 +111,7 @@ defconfig-%: $(CORE)
 
 # Running
 .PHONY: prepare-data test-matrix-dry-run plan test-matrix test_matrix train continue test-rerun add status estimate \
-	logs stop reproduce gputop
+	logs stop skip hold release reproduce gputop
 prepare-data: $(CORE) $(TRAIN)
 	$(KMATRIX)
 test-matrix-dry-run: $(CORE)
@@ -137,6 +137,12 @@ estimate: $(CORE)
 logs: $(CORE)
 	$(KMATRIX)
 stop: $(CORE)
+	$(KMATRIX)
+skip: $(CORE)
+	$(KMATRIX)
+hold: $(CORE)
+	$(KMATRIX)
+release: $(CORE)
 	$(KMATRIX)
 reproduce: $(CORE) $(TRAIN) $(TRACKED)
 	$(KMATRIX)

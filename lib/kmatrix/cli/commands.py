@@ -260,6 +260,9 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "estimate": Command(STATUS + "estimate", "time left and cost of every run", f"JSON=1 {MATRIX}"),
         "logs": Command(CONTROL + "logs", "follow the output of a run", RUNS),
         "stop": Command(CONTROL + "stop", "stop a running matrix; its runs save a checkpoint first", MATRIX),
+        "skip": Command(CONTROL + "skip", "leave runs out of a matrix until they are released", f"STATUS= {RUNS}"),
+        "hold": Command(CONTROL + "hold", "pause runs: they save a checkpoint and free their GPUs", f"STATUS= {RUNS}"),
+        "release": Command(CONTROL + "release", "continue runs that were skipped or held", f"STATUS= {RUNS}"),
         "reproduce": Command(
             RUN + "reproduce",
             "repeat a run from its own .config, and compare bit for bit",

@@ -8,17 +8,21 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
-from kmatrix.cli.targets import chosen_runs, find_target, results_dir, running_target
+from kmatrix.cli.targets import asked_statuses, chosen_runs, find_target, results_dir, running_target
 from kmatrix.engines.base import GRACE_S
-from kmatrix.errors import LaunchError
+from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.paste import make_command
 from kmatrix.records.files import last_lines
-from kmatrix.records.lock import Process, holder
+from kmatrix.records.lock import Process, held, holder
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import Status
-from kmatrix.status.status_file import recover_status
+from kmatrix.records.states import Request, change_requests, read_requests
+from kmatrix.status.state import Freed, Requested, after
+from kmatrix.status.status_file import recover_status, write_state, writing
+from kmatrix.status.watch import alerts_of_run
 from kmatrix.text import shown
 
 LAST_LINES = 40  # of a log, printed before following it
@@ -147,3 +151,69 @@ def ask(matrix: MatrixDir, owner: Process) -> None:
     finally:
         if handle >= 0:
             os.close(handle)
+
+
+def skip(arguments: Arguments) -> int:
+    """Skip runs of a matrix, which goes on: RUN= or STATUS=."""
+    return _request(arguments, Request.SKIP)
+
+
+def hold(arguments: Arguments) -> int:
+    """Pause runs: waiting ones are not started, running ones save a checkpoint and free their GPUs."""
+    return _request(arguments, Request.HOLD)
+
+
+def release(arguments: Arguments) -> int:
+    """Continue runs that were skipped or held."""
+    return _request(arguments, None)
+
+
+def _request(arguments: Arguments, wanted: Request | None) -> int:
+    """Record a request for runs, for the runner of the matrix now or later; None releases them."""
+    if not arguments.get("RUN") and not arguments.get("STATUS"):
+        raise ConfigError(
+            f"{arguments.target} needs runs", hint="pass RUN=<name, number or pattern>, or STATUS=planned"
+        )
+    matrix = None if RunDir(Path(arguments.get("RUN"))).run_json.is_file() else running_target(arguments)
+    matrix = matrix or find_target(arguments)
+    statuses, running = asked_statuses(arguments), matrix.is_held()
+    states = {run.name: recover_status(run, has_runner=running) for run in chosen_runs(matrix, arguments)}
+    states = {name: state for name, state in states.items() if not statuses or state.status in statuses}
+    if not states:
+        print(f"no run of {shown(matrix.path)} is {arguments.get('STATUS').replace(',', ' or ')}")
+        return 0
+    ended = {name: state.status for name, state in states.items() if wanted and state.status is Status.FINISHED}
+    names = [name for name in states if name not in ended]
+    with writing(matrix.requests):
+        former = change_requests(matrix, names, wanted)
+    is_written = _write_at_once(matrix, names)
+    for name, status in ended.items():
+        print(f"{name}: {status}, nothing to {arguments.target}")
+    for name in names:
+        if wanted is None and name not in former:
+            print(f"{name}: neither skipped nor held")
+        else:
+            done = {Request.SKIP: "skipped", Request.HOLD: "held", None: "released"}[wanted]
+            print(f"{name}: {done}" + ("" if is_written else ", the runner follows within a second"))
+    if is_written and wanted is None and former:
+        print(f"  continue: {make_command('continue', matrix.path)}")
+    return 0
+
+
+def _write_at_once(matrix: MatrixDir, names: Sequence[str]) -> bool:
+    """Write the requests of runs to their status, and return True; False if a runner holds the matrix and does it."""
+    if matrix.is_held():
+        return False
+    try:
+        with held(matrix):
+            requests = read_requests(matrix)
+            for run in (matrix.run(name) for name in names):
+                state = recover_status(run, has_runner=False)
+                now = after(state, Requested(requests[run.name]) if run.name in requests else Freed())
+                if now != state:
+                    write_state(run, now, alerts=alerts_of_run(run))
+    except LaunchError:
+        if matrix.is_held():  # a runner was faster
+            return False
+        raise
+    return True

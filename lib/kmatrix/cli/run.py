@@ -34,7 +34,7 @@ from kmatrix.records.disk import SpaceWait, waiting_for_space
 from kmatrix.records.lock import held
 from kmatrix.records.paths import ROOT, MatrixDir, RunDir, program_environment
 from kmatrix.records.runs import Status, read_run_file, read_run_file_or_empty, read_train_values_or_empty
-from kmatrix.records.states import read_matrix_status
+from kmatrix.records.states import change_requests, read_matrix_status, read_requests
 from kmatrix.records.tracking import pending_messages, sync_status
 from kmatrix.report.reproduction import Changes, changes, describe_repetition, repetition
 from kmatrix.runner.archive import archive_results, finish_rerun
@@ -63,6 +63,7 @@ from kmatrix.runner.resume import (
 )
 from kmatrix.status.cost import MatrixBudget
 from kmatrix.status.disk_space import how_full, what_to_do
+from kmatrix.status.state import is_left_out
 from kmatrix.status.status_file import recover_status
 from kmatrix.text import first_names, plural, shown
 from kmatrix.track.available import announced
@@ -218,6 +219,9 @@ def _print_next_steps(matrix: MatrixDir, outcome: Outcome) -> None:
     again = make_command("continue", matrix.path)
     if pending_messages(((run.name, sent) for run in matrix.runs() for sent in sync_status(run)), matrix.path):
         print(f"\nUpload pending steps: {make_command('track-sync', matrix.path)}")
+    aside = [name for name in read_requests(matrix) if is_left_out(recover_status(matrix.run(name), has_runner=False))]
+    if aside:
+        print(f"\nSkipped or held: {first_names(aside)}\nRelease: {make_command('release', matrix.path, RUN=aside[0])}")
     if outcome.exit_code == EXIT_STOPPED:
         print(f"\nContinue: {again}")
     elif outcome.disk_full:
@@ -250,7 +254,8 @@ def continue_(arguments: Arguments) -> int:
     for note in notes:
         print(f"note: {note}")
     plan = reopen(matrix, gpus, names=names, resume=resume, retry_failed=retry)
-    print(f"{shown(matrix.path)}: {'nothing' if not plan.plans else len(plan.plans)} to run")
+    number = sum(one.name not in plan.requests for one in plan.plans)
+    print(f"{shown(matrix.path)}: {number or 'nothing'} to run")
     for line in describe_plan(plan):
         print(f"  {line}")
     budget = asked_budget(matrix, arguments)
@@ -342,6 +347,7 @@ def test_rerun(arguments: Arguments) -> int:
     budget = asked_budget(matrix, arguments)
     refuse_if_spent(matrix, budget)
     recorders = recorder_launcher(arguments.get("SIMULATE"), *recording(symbols(matrix)))
+    change_requests(matrix, [run.name for run in runs], None)  # a rerun is a wish to train them
     with held(matrix):  # no runner may start a run while its files are moved
         for name, archive in archive_results(matrix, runs).items():
             print(f"{name}: " + (f"archived its result in {shown(archive)}" if archive else "no result yet"))

@@ -269,7 +269,7 @@ def notes(view: MatrixView) -> Iterator[tuple[Status | None, str]]:
 
 def _history(run: RunView) -> Iterator[tuple[Status | None, str]]:
     """Yield the reason of a stop, and the history of a run."""
-    if run.reason and run.status in (Status.STOPPED, Status.RUNNING):
+    if run.reason and run.status in (Status.STOPPED, Status.RUNNING, Status.PLANNED) and not run.missing:
         yield run.status, f"{run.name} {run.status}: {run.reason}"
     if run.reused_from:
         yield None, f"{run.name} was reused from {run.reused_from}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
@@ -17,6 +19,8 @@ from kmatrix.records.paths import ROOT, MatrixDir, RunDir, find_matrix, made_pat
 from kmatrix.records.plan import interrupted_dirs, refuse_unmade
 from kmatrix.records.runs import Status
 from kmatrix.text import first_names, plural, shown
+
+MOST_DIGITS = 9  # of the number of a run
 
 
 def find_target(arguments: Arguments) -> MatrixDir:
@@ -59,10 +63,23 @@ def chosen_runs(matrix: MatrixDir, arguments: Arguments) -> list[RunDir]:
         return runs
     pattern = Path(asked).name if RunDir(Path(asked)).run_json.is_file() else asked
     found = [run for run in runs if fnmatch.fnmatchcase(run.name, pattern)]
-    if not found:
-        names = first_names(run.name for run in runs)
-        raise ConfigError(f"RUN={asked} matches no run of {shown(matrix.path)}", why=f"its runs are {names}")
-    return found
+    return found or [_named(matrix, runs, asked)]
+
+
+def _named(matrix: MatrixDir, runs: Sequence[RunDir], asked: str) -> RunDir:
+    """Return the run with this number (from 1, in the order of the matrix), or with this unique part of its name."""
+    if asked.isdecimal() and 1 <= int(asked[:MOST_DIGITS]) <= len(runs):
+        return runs[int(asked) - 1]
+    found = [run for run in runs if run.name.startswith(asked) or run.name.endswith(asked)]
+    if len(found) == 1:
+        return found[0]
+    why = f"it is part of several names: {first_names(run.name for run in found)}"
+    near = difflib.get_close_matches(asked, [run.name for run in runs], 3)
+    raise ConfigError(
+        f"RUN={asked} matches no run of {shown(matrix.path)}",
+        why=why if found else f"its runs are {first_names(run.name for run in runs)}",
+        hint=f"did you mean {' or '.join(near)}?" if near else "",
+    )
 
 
 def asked_statuses(arguments: Arguments) -> frozenset[Status]:

@@ -198,6 +198,15 @@ class MatrixDir:
         return self.path / "rerun.json"
 
     @property
+    def requests(self) -> Path:
+        """Return the file of the runs that the user has skipped or held: kmatrix.records.states."""
+        return self.path / "requests.json"
+
+    @property
+    def requests_lock(self) -> Path:
+        return self.path / ".requests.lock"
+
+    @property
     def config(self) -> Path:
         return self.path / "config.txt"
 

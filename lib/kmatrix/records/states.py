@@ -1,9 +1,17 @@
-"""The records status.json of a run and of a matrix, the files of the ranks, and the lines of logs."""
+"""The records status.json and requests.json, the files of the ranks, and the lines of logs.
+
+requests.json has the wanted state of single runs, not a list of orders: it survives any kill, and a copy has its own.
+"""
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
 
+from kmatrix.errors import LaunchError
 from kmatrix.records.decode import (
     Amount,
     Count,
@@ -11,12 +19,17 @@ from kmatrix.records.decode import (
     Number,
     Record,
     UnixTime,
+    as_json,
     decode_optional,
     field,
 )
-from kmatrix.records.lock import boot_id
+from kmatrix.records.files import write_json
+from kmatrix.records.lock import boot_id, try_lock
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import GpuEntry, Status
+
+LOCK_S = 10.0  # another command holds the file for milliseconds
+SKIPPED_TEXT, HELD_TEXT = "skipped by user", "held by user"  # start of the reason of such a run
 
 
 class AlertEntry(Record, frozen=True, kw_only=True):
@@ -163,3 +176,61 @@ def read_rank_errors(run: RunDir) -> list[tuple[float, RankErrorFile]]:
         if error is not None:
             found.append((path.stat().st_mtime, error))
     return found
+
+
+class Request(StrEnum):
+    """What the user wants of a run that has not finished."""
+
+    SKIP = "skip"  # leave it out
+    HOLD = "hold"  # do not train it now
+
+
+class RunRequest(Record, frozen=True, kw_only=True):
+    """The request for a run."""
+
+    request: Request
+    time: UnixTime
+
+    @property
+    def reason(self) -> str:
+        """The reason in the status of the run: `skipped by user, 2026-11-22 19:30:05 UTC`."""
+        text = SKIPPED_TEXT if self.request is Request.SKIP else HELD_TEXT
+        return f"{text}, {datetime.fromtimestamp(self.time, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+class RequestFile(Record, frozen=True, kw_only=True):
+    """requests.json."""
+
+    runs: dict[str, RunRequest] = field(default_factory=dict)
+
+
+def read_requests(matrix: MatrixDir) -> Mapping[str, RunRequest]:
+    """Return run -> its request; empty without requests. Raises SchemaError if a newer version wrote the file."""
+    if not matrix.requests.exists():
+        return {}
+    return (decode_optional(matrix.requests, RequestFile) or RequestFile()).runs
+
+
+def change_requests(matrix: MatrixDir, names: Collection[str], request: Request | None) -> Mapping[str, RunRequest]:
+    """Request something of runs, None to release them; return the former requests of these runs.
+
+    A run with the same request keeps its time. Raises LaunchError if another command does not release the file.
+    """
+    deadline = time.monotonic() + LOCK_S
+    while (lock := try_lock(matrix.requests_lock)) is None:
+        if time.monotonic() > deadline:
+            raise LaunchError(f"{matrix.requests} is locked by another command", hint="try again")
+        time.sleep(0.01)
+    try:
+        known = dict(read_requests(matrix))
+        former = {name: known[name] for name in names if name in known}
+        for name in names:
+            if request is None:
+                known.pop(name, None)
+            elif name not in known or known[name].request is not request:
+                known[name] = RunRequest(request=request, time=time.time())
+        if known or matrix.requests.exists():
+            write_json(matrix.requests, as_json(RequestFile(runs=known)))
+    finally:
+        os.close(lock)
+    return former

@@ -21,7 +21,7 @@ from kmatrix.records.files import own_copies
 from kmatrix.records.lock import held, this_process
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status, read_run_file
-from kmatrix.records.states import read_matrix_status
+from kmatrix.records.states import RunRequest, read_matrix_status, read_requests
 from kmatrix.runner.archive import finish_archiving, is_archiving
 from kmatrix.runner.budget import BudgetWatch
 from kmatrix.runner.disk_hold import DiskHold
@@ -36,14 +36,18 @@ from kmatrix.status.state import (
     UNSUCCESSFUL,
     Attempt,
     Ended,
+    Freed,
     JobPhase,
     JobState,
     RecorderDied,
+    Requested,
     RunPlan,
     RunState,
     Skipped,
     Started,
     after,
+    is_left_out,
+    next_attempt,
     overall,
     retry,
 )
@@ -51,6 +55,7 @@ from kmatrix.status.status_file import recover_status, writing
 from kmatrix.status.watch import RunProgress, RunUpdate, RunWatch, alerts_of_run
 
 EXIT_FAILED, EXIT_STOPPED = 1, 130
+REQUESTS_EVERY_S = 0.5  # between two reads of the requests for single runs
 T = TypeVar("T")
 
 
@@ -140,6 +145,9 @@ class _Driver:
         self._waits: set[str] = set()  # runs whose next attempt cannot start yet
         self._excluded: dict[str, str] = {}  # GPU -> why, as reported last
         self._open = set(self._plans)  # runs of this execution that have not ended
+        self._requests: Mapping[str, RunRequest] = {}  # of the user, as far as they were followed
+        self._requests_due = 0.0  # monotonic seconds
+        self._cancelled: set[str] = set()  # runs that end because of a request
         self._budget = BudgetWatch(matrix, budget)
         self.jobs: dict[str, str] = {}
         self.disk_full = False
@@ -177,9 +185,14 @@ class _Driver:
             self._write_run(name, unless_current=True)
 
         # Watches first: they start at the current end of metrics.jsonl.
-        for plan in self._plans.values():
+        self._requests = read_requests(self._matrix)
+        for name, plan in self._plans.items():
             self._watch(plan)
-        self.jobs = self._engine.submit(list(self._plans.values()))
+            if name in self._requests:
+                self._leave_out(name)
+            elif is_left_out(self.states[name]):  # released by a command that was killed before it wrote so
+                self._writer.apply(name, Freed())
+        self.jobs = self._engine.submit([self._plans[name] for name in self._plans if name in self._open])
 
     def _drop_outdated_plans(self) -> None:
         """Drop plans that another runner executed before this one got the lock: a finished run stays finished."""
@@ -208,9 +221,13 @@ class _Driver:
             if request.hung_up and not hung_up:
                 self._writer.log("terminal lost")
                 hung_up = True
+            if not stopping:
+                self._follow_requests()
             for name, job in self._engine.poll(self.jobs).items():
                 if name in self._open:
                     self._handle(name, job, stopping=stopping)
+                    if name not in self._open and not stopping:
+                        self._after_request(name)
             if self._pool is not None:
                 self._report_gpus(self._pool)
             self._write_later()
@@ -221,6 +238,74 @@ class _Driver:
                 stopping = True
             if self._open:
                 time.sleep(poll_s)
+
+    def _follow_requests(self) -> None:
+        """Skip, hold and release runs as the user has requested since the last call."""
+        if time.monotonic() < self._requests_due:
+            return
+        self._requests_due = time.monotonic() + REQUESTS_EVERY_S
+        former, self._requests = self._requests, read_requests(self._matrix)
+        for name in self._plans:
+            wanted = self._requests.get(name)
+            if wanted == former.get(name):
+                continue
+            if wanted is None:
+                self._writer.log("run released", run=name)
+            elif name in self._open:
+                # As at a stop: it saves a checkpoint, and is left out once its processes have exited.
+                self._writer.log(f"run {wanted.request} asked", run=name)
+                self._engine.cancel({name: self.jobs[name]})
+                self._cancelled.add(name)
+            else:
+                self._leave_out(name)
+        for name in self._plans.keys() - self._open - self._requests.keys():
+            if name in self._cancelled or is_left_out(self.states[name]):
+                self._resume(name)
+
+    def _write_last_requests(self) -> None:
+        """Record requests that came during the last poll, or during a stop: the next runner follows them."""
+        self._requests = read_requests(self._matrix)
+        for name in self._plans:
+            before = self.states[name]
+            self._writer.apply(name, Requested(self._requests[name]) if name in self._requests else Freed())
+            if self.states[name] != before:
+                self._write_run(name)
+
+    def _after_request(self, name: str) -> None:
+        """Skip or hold a run that has ended by request, or continue it if it was released meanwhile."""
+        if name in self._requests:
+            self._leave_out(name)
+        elif name in self._cancelled:
+            self._resume(name)
+
+    def _leave_out(self, name: str) -> None:
+        """Record that a run without processes is skipped or held."""
+        self._open.discard(name)
+        self._cancelled.discard(name)
+        self._writer.apply(name, Requested(self._requests[name]))
+        if is_left_out(self.states[name]):  # it may have finished, or failed, before
+            self._write_run(name)
+            self._writer.write_matrix(Status.RUNNING)
+            state = self.states[name]
+            self._writer.log("run left out", run=name, status=state.status, reason=state.reason)
+            self._display(name, reason=state.reason)
+
+    def _resume(self, name: str) -> None:
+        """Queue a run again that was skipped or held, from its last checkpoint."""
+        self._cancelled.discard(name)
+        self._writer.apply(name, Freed())
+        train, plan = self._train[name], self._plans[name]
+        policy = train.oom_policy or HALVE
+        attempt = next_attempt(self.states[name], batch_size=train.batch_size or 1, policy=policy, retry_killed=True)
+        if attempt is None:  # it finished, or failed, before it could be stopped
+            return
+        if self.states[name].attempts:
+            plan = replace(plan, attempt=attempt.number, resume=attempt.resume, micro_batch=attempt.micro_batch)
+        self._write_run(name)
+        self._plans[name] = plan
+        self._open.add(name)
+        self._watch(plan)
+        self.jobs |= self._engine.submit([plan])
 
     def _write_later(self, *, now: bool = False) -> None:
         """Write what a full disk has delayed; report that a disk is full, or has space again. now: not throttled."""
@@ -264,6 +349,7 @@ class _Driver:
 
     def end(self, request: StopRequest, poll_s: float) -> Outcome:
         """Write the final status of the matrix, and return the outcome."""
+        self._write_last_requests()
         counts = self._writer.counts()
         status = overall([Status(status) for status in counts])
         self._write_later(now=True)
@@ -302,7 +388,8 @@ class _Driver:
         elif job.phase is JobPhase.RUNNING:
             update = self._watches[name].poll()
             self._write_alerts(plan, job, update)
-            self._display(name, update, job=job, note="stopping, saving a checkpoint" if stopping else "")
+            ending = stopping or name in self._cancelled
+            self._display(name, update, job=job, note="stopping, saving a checkpoint" if ending else "")
         elif job.reason:
             if name not in self._waits:  # once: the reason changes with each process that exits
                 self._waits.add(name)
@@ -352,7 +439,7 @@ class _Driver:
         self._writer.write_matrix(Status.RUNNING)
         known = {"exit_code": job.exit_code, "kind": end.kind, "attempt": plan.attempt}
         self._writer.log("run ended", run=plan.name, status=end.status, **known, reason=end.reason or None)
-        again = None if stopping else self._next_attempt(plan)
+        again = None if stopping or plan.name in self._cancelled else self._next_attempt(plan)
         if end.result and end.result.final_val_loss is not None:
             update = replace(update, val_loss=end.result.final_val_loss)
         self._display(plan.name, update, job=job, reason=_with_retry(end.reason, again, plan.micro_batch))

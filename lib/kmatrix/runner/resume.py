@@ -15,7 +15,7 @@ from kmatrix.records.checkpoints import has_checkpoint
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.plan import make_runs
 from kmatrix.records.runs import RunFile, Status, read_run_file_or_empty
-from kmatrix.records.states import read_matrix_status, read_run_status
+from kmatrix.records.states import RunRequest, read_matrix_status, read_requests, read_run_status
 from kmatrix.records.train_config import TrainFields
 from kmatrix.status.cost import wall_s
 from kmatrix.status.estimate import MeasuredRuns, guess, measured_before, measured_here
@@ -33,6 +33,7 @@ class ResumePlan:
     plans: tuple[RunPlan, ...]  # in the matrix's order
     skipped: Mapping[str, str] = field(default_factory=dict)  # run -> why it cannot run here
     stays: Mapping[str, RunState] = field(default_factory=dict)  # runs that need no attempt, or were not selected
+    requests: Mapping[str, RunRequest] = field(default_factory=dict)  # runs of `plans` that wait for a release
     damaged: tuple[str, ...] = ()  # of `stays`: no readable run.json, so no attempt is possible
 
 
@@ -67,7 +68,9 @@ def reopen(
         else:
             plan = run_plan(run, record, attempt, command, estimates.expected_s(record))
             plans.append(replace(plan, spent_s=wall_s(state.attempts) or 0.0))
-    return ResumePlan(plans=tuple(plans), skipped=skipped, stays=stays, damaged=tuple(damaged))
+    return ResumePlan(
+        plans=tuple(plans), skipped=skipped, stays=stays, requests=read_requests(matrix), damaged=tuple(damaged)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +183,10 @@ def _time(path: Path) -> float:
 
 def describe_plan(plan: ResumePlan) -> list[str]:
     """Return one line per pending or skipped run, and one per status of the other runs."""
-    lines = [f"{one.name}: {_describe_attempt(one)}" for one in plan.plans]
+    lines = [
+        f"{one.name}: {plan.requests[one.name].reason if one.name in plan.requests else _describe_attempt(one)}"
+        for one in plan.plans
+    ]
     lines += [f"{name}: skipped, {why}" for name, why in plan.skipped.items()]
     for status in Status:
         count = sum(state.status is status for state in plan.stays.values())

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import LOST, Status
-from kmatrix.records.states import Clock
+from kmatrix.records.states import HELD_TEXT, SKIPPED_TEXT, Clock, Request, RunRequest
 
 # Kinds of ends: failures and stops.
 OOM, TIMEOUT, MISMATCH, NOT_STARTED, DIED, LOST_KIND = "oom", "timeout", "mismatch", "not started", "died", "lost"
@@ -132,13 +132,25 @@ class Archived:
 
 
 @dataclass(frozen=True, slots=True)
+class Requested:
+    """The user has skipped or held the run, which has no processes."""
+
+    request: RunRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """The user has released the run: it continues where it was."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reused:
     """The result of an equal run of another matrix is reused."""
 
     source: str
 
 
-Event = Skipped | Started | Ended | RunnerDied | RecorderDied | Archived | Reused
+Event = Skipped | Started | Ended | RunnerDied | RecorderDied | Archived | Reused | Requested | Freed
 
 
 def after(state: RunState, event: Event) -> RunState:  # noqa: PLR0911  (one line for each event)
@@ -156,6 +168,11 @@ def after(state: RunState, event: Event) -> RunState:  # noqa: PLR0911  (one lin
             return _abandoned(state, event)
         case Archived() if state.status is not Status.RUNNING:
             return RunState(archived=max(state.number, event.number))
+        case Requested() if state.status in (Status.PLANNED, Status.STOPPED, Status.SKIPPED):
+            skipped = event.request.request is Request.SKIP
+            return replace(state, status=Status.SKIPPED if skipped else _before(state), reason=event.request.reason)
+        case Freed() if is_left_out(state):
+            return replace(state, status=_before(state), reason=state.last.reason if state.last else "")
         case Reused() if not state.attempts and state.status in (Status.PLANNED, Status.SKIPPED):
             return replace(state, status=Status.FINISHED, reason="", reused_from=event.source)
     return state
@@ -222,6 +239,17 @@ def after_out_of_memory(attempt: Attempt, batch_size: int) -> int | None:
     if attempt.kind != OOM or used < 2:
         return None
     return next(size for size in range(used // 2, 0, -1) if used % size == 0)
+
+
+def is_left_out(state: RunState) -> bool:
+    """Return whether the user has skipped or held the run."""
+    open_ = state.status in (Status.PLANNED, Status.STOPPED, Status.SKIPPED)
+    return open_ and state.reason.startswith((SKIPPED_TEXT, HELD_TEXT))
+
+
+def _before(state: RunState) -> Status:
+    """Return the status of a run without the request of its user."""
+    return state.last.status if state.last else Status.PLANNED
 
 
 def overall(runs: Sequence[Status]) -> Status:

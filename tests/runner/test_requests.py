@@ -1,0 +1,155 @@
+"""Runs of a matrix are skipped, held and released, while its runner is at work and without one."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from instant import tree
+from kmatrix.records.files import read_json
+from kmatrix.records.states import HELD_TEXT, SKIPPED_TEXT, Request, change_requests, read_requests
+from kmatrix.runner.loop import EXIT_FAILED, EXIT_STOPPED, drive
+from kmatrix.runner.resume import reopen
+from programs import run
+from running import engine, processes_of, status_of
+
+
+def drive_with(matrix, plans, orders=None):
+    """Drive the plans. orders: (run, its status) -> what is requested of which runs, each once."""
+    orders = dict(orders or {})
+
+    def show(progress):
+        for change in orders.pop((progress.run, str(progress.status)), ()):
+            change_requests(matrix, [change[0]], change[1])
+
+    return drive(matrix, plans, engine(grace_s=5.0), on_progress=show, poll_s=0.02)
+
+
+def seen(*plans):
+    return [status_of(plan)["status"] for plan in plans]
+
+
+def test_a_waiting_and_a_running_run_are_skipped_and_the_matrix_goes_on(matrix, plan):
+    plans = [plan("a", "hang"), plan("b"), plan("c")]
+    outcome = drive_with(matrix, plans, {("a", "running"): [("b", Request.SKIP), ("a", Request.SKIP)]})
+    assert seen(*plans) == ["skipped", "skipped", "finished"]
+    assert outcome.exit_code == EXIT_FAILED
+    assert all(status_of(one)["reason"].startswith(SKIPPED_TEXT) for one in plans[:2])
+    assert read_json(matrix.status)["counts"] == {"finished": 1, "skipped": 2}
+    assert processes_of(matrix) == []
+    # The next runner leaves them out, too, until they are released: one resumes, one starts.
+    again = reopen(matrix, (), command=("--behave=finish",)).plans
+    assert drive_with(matrix, again).exit_code == EXIT_FAILED
+    assert seen(*plans) == ["skipped", "skipped", "finished"]
+    change_requests(matrix, ["a", "b"], None)
+    again = reopen(matrix, (), command=("--behave=finish",)).plans
+    assert [(one.attempt, one.resume) for one in again] == [(2, "auto"), (1, "none")]
+    assert drive_with(matrix, again).exit_code == 0
+    assert seen(*plans) == ["finished"] * 3
+
+
+def test_a_held_run_is_released_during_the_matrix_and_resumes(matrix, plan):
+    plans = [plan("a", "hang"), plan("b"), plan("c", "hang")]
+    orders = {
+        ("a", "running"): [("a", Request.HOLD)],
+        ("a", "stopped"): [("a", None), ("c", Request.HOLD)],
+        ("a", "planned"): [],
+    }
+    starts = []
+
+    def show(progress):
+        for change in orders.pop((progress.run, str(progress.status)), ()):
+            change_requests(matrix, [change[0]], change[1])
+        if progress.run == "a" and progress.status == "running" and len(starts) < 2:
+            number = status_of(plans[0])["attempt"]
+            if number not in starts:
+                starts.append(number)
+        if starts == [1, 2]:
+            change_requests(matrix, ["a"], Request.SKIP)
+
+    outcome = drive(matrix, plans, engine(grace_s=5.0), on_progress=show, poll_s=0.02)
+    assert starts == [1, 2]
+    assert seen(*plans) == ["skipped", "finished", "planned"]
+    assert status_of(plans[2])["reason"].startswith(HELD_TEXT)
+    assert outcome.exit_code == EXIT_FAILED  # one was skipped
+    assert [attempt["resume"] for attempt in status_of(plans[0])["attempts"]] == ["none", "auto"]
+
+
+def test_a_matrix_with_held_runs_only_is_stopped(matrix, plan):
+    plans = [plan("a"), plan("b")]
+    change_requests(matrix, ["b"], Request.HOLD)
+    assert drive_with(matrix, plans).exit_code == EXIT_STOPPED
+    assert seen(*plans) == ["finished", "planned"]
+    assert read_json(matrix.status)["status"] == "stopped"
+
+
+def test_a_request_at_the_end_of_a_run_does_not_change_a_finished_one(matrix, plan):
+    plans = [plan("a", "quick"), plan("b", "quick")]
+    outcome = drive_with(matrix, plans, {("a", "finished"): [("a", Request.SKIP)]})
+    assert seen(*plans) == ["finished", "finished"]
+    assert outcome.exit_code == 0
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_requests_survive_a_killed_runner(matrix, plan, start_runner, number):
+    from waiting import wait_until
+
+    plans = [plan("a", "hang"), plan("b")]
+    process = start_runner("a=hang", "b")
+    wait_until(plans[0].dir.metrics.exists)
+    change_requests(matrix, [("a", "b")[number - 1]], Request.HOLD)
+    process.kill()
+    process.wait()
+    wait_until(lambda: not processes_of(matrix))
+    left = reopen(matrix, (), command=("--behave=finish",)).plans
+    assert drive_with(matrix, left).exit_code == EXIT_STOPPED
+    assert sorted(seen(*plans)) == (["finished", "stopped"] if number == 1 else ["finished", "planned"])
+
+
+def test_any_order_of_requests_ends_in_the_last_one(matrix, plan):
+    generator = random.Random(7)
+    names = ["a", "b", "c"]
+    for name in names:
+        plan(name)
+    for _ in range(200):
+        chosen = generator.sample(names, generator.randint(1, 3))
+        wanted = generator.choice([Request.SKIP, Request.HOLD, None])
+        change_requests(matrix, chosen, wanted)
+        now = read_requests(matrix)
+        assert all((now[name].request if name in now else None) is wanted for name in chosen)
+
+
+def test_the_commands_work_without_a_runner_and_by_every_form_of_a_name(matrix, plan, tmp_path):
+    plans = [plan("gpt2_adamw_seed1"), plan("gpt2_adamw_seed2"), plan("gpt2_muon_seed3")]
+    where = (f"TARGET={matrix.path}", f"O={tmp_path}")
+    for asked, (command, status) in (
+        ("1", ("skip", "skipped")),
+        ("gpt2_muon", ("hold", "planned")),
+        ("seed2", ("skip", "skipped")),
+    ):
+        assert run(command, *where, f"RUN={asked}").status == 0
+        assert status in seen(*[one for one in plans if one.dir.status.exists()])
+    assert seen(*plans) == ["skipped", "skipped", "planned"]
+    shown = run("status", *where).out
+    assert shown.count(SKIPPED_TEXT) == 2
+    assert HELD_TEXT in shown
+    wrong = run("skip", *where, "RUN=gpt2_adamv_seed1")
+    assert (wrong.status, "did you mean gpt2_adamw_seed1" in wrong.err) == (2, True)
+    assert run("skip", *where, "RUN=gpt2_adamw").status == 2  # several
+    assert run("hold", *where).status == 2
+    assert run("release", *where, "STATUS=skipped,planned").status == 0
+    assert seen(*plans) == ["planned"] * 3
+    assert SKIPPED_TEXT not in run("status", *where).out
+    assert "neither skipped nor held" in run("release", *where, "RUN=1").out
+
+
+def test_a_request_for_a_copy_does_not_change_the_original(matrix, plan, tmp_path):
+    import shutil
+
+    plan("a")
+    copy = tmp_path / "copy" / matrix.name
+    shutil.copytree(matrix.path, copy)
+    before = tree(matrix.path)
+    assert run("skip", f"TARGET={copy}", f"O={tmp_path}", "RUN=a").status == 0
+    assert tree(matrix.path) == before
