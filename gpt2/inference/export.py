@@ -22,7 +22,7 @@ from torch import Tensor
 from gpt2.checkpoint.contents import problem, reason
 from gpt2.checkpoint.files import SCHEMA, damaged, load_checkpoint, save_checkpoint
 from gpt2.data import tokenizer
-from gpt2.inference.restore import load_model
+from gpt2.inference.restore import load_model, shape_of
 from kmatrix.errors import ConfigError, KmatrixError, RecordError
 from kmatrix.shapes import GPT2_VOCAB
 
@@ -241,6 +241,7 @@ def read_folder(folder: Path) -> dict[str, Any]:
         "rng": [],
         "carried": {},
     }
+    shape_of(config, folder / CONFIG)  # refuses sizes that no tensor can have
     try:
         value["model"] = from_hugging_face(weights, config)
         if why := problem(value):

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 import kmatrix.cli.commands as cli
+from kmatrix.cli import run as running
 from kmatrix.cli.commands import ALIASES, COMMANDS, find_command, from_makeflags, parse
 from kmatrix.errors import ConfigError
 from kmatrix.kconfig.tree import Tree
 from kmatrix.matrix.axes import ELSEWHERE, resolve_name
 from programs import ROOT, Program, run
+from records_factory import FakeRun, make_matrix
 
 CONFIGURATION = sorted(name for name, command in COMMANDS.items() if "configure:" in command.handler)
 HEAVY = ("torch", "numpy", "matplotlib", "rich", "transformers", "pynvml", "psutil")
@@ -244,3 +246,41 @@ def test_an_error_of_the_system_has_no_number(tmp_path):
         message = program.refused(*command)
         assert "Not a directory" in message
         assert "Errno" not in message
+
+
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status", f"TARGET={LONG}"),
+        ("status", f"O={LONG}"),
+        ("status", "TARGET=~nobody-has-this-name/x"),
+        ("status", "RESULTS_DIR=~nobody-has-this-name/x"),
+        ("status", "STATUS=,,", "TARGET={matrix}"),
+        ("compare", f"BASE={LONG}", f"NEW={LONG}"),
+        ("logs", "TARGET={matrix}", f"RUN={LONG}"),
+        ("continue", "TARGET={matrix}", f"RESUME={LONG}"),
+        ("continue", "TARGET={matrix}", "DISK_WAIT=\u0663"),
+        ("continue", "TARGET={matrix}", f"DISK_WAIT={'9' * 5000}"),
+        ("continue", "TARGET={matrix}", f"SIMULATE={LONG}"),
+        ("gputop", f"RUN={LONG}"),
+        ("sample", f"CHECKPOINT={LONG}"),
+        ("sample", "TARGET={matrix}", f"TOKENS={'9' * 5000}"),
+        ("test-matrix-dry-run", "KCONFIG_CONFIG={loop}"),
+        ("test-matrix-dry-run", "O={folder}", f"DATA_DIR={LONG}"),
+        ("test-matrix-dry-run", "O={folder}", "DATA_DIR=~nobody-has-this-name/x"),
+        ("test-matrix-dry-run", "O={folder}", "INIT_FROM=~nobody-has-this-name/x"),
+    ],
+    ids=lambda words: " ".join(word[:30] for word in words),
+)
+def test_a_value_that_nothing_can_have_is_one_error_of_few_lines(words, tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "need_torch", lambda: None)
+    matrix = make_matrix(tmp_path, [FakeRun()]).path
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / ".config").write_text("CONFIG_GPT2_DEVICE_CPU=y\nCONFIG_GPT2_NUM_GPUS=1\n")
+    result = run(*(word.format(matrix=matrix, loop=tmp_path / "loop", folder=tmp_path) for word in words))
+    assert (result.status, result.err.count("error: ")) == (2, 1), result.err[-2000:]
+    assert "Traceback" not in result.err
+    assert max(map(len, result.err.splitlines())) < 700

@@ -6,6 +6,7 @@ The only place that catches KmatrixError. The module of a command is imported wh
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import os
 import re
@@ -26,6 +27,7 @@ from kmatrix.redaction import is_key_name
 
 REFUSED, BUG = 2, 70  # 70: EX_SOFTWARE of sysexits.h
 WIDTH, HELP_COLUMN = 110, 32  # columns of the help text
+MOST_IN_LINE = 600  # characters of a line of an error message
 # Read by the Makefile or by make itself; allowed on any make command line.
 MAKE_ONLY = frozenset({"PYTHON", "TORCH_INDEX", "V", "MAKEFLAGS", "SHELL"})
 PLACES = frozenset({"KCONFIG", "KCONFIG_CONFIG", "O"})  # of the configuration; every command takes them, as in Linux
@@ -61,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
             with ending():
                 return _call(*parse(name, words, from_make=from_make))
         except KmatrixError as error:  # without a traceback: the user can fix it
-            print(f"error: {pasteable(str(error))}", file=sys.stderr)
+            print(f"error: {pasteable(_shortened(str(error)))}", file=sys.stderr)
             return REFUSED
         except (KeyboardInterrupt, Interrupted) as error:
             print("stopped", file=sys.stderr)
@@ -103,7 +105,10 @@ def _takes(target: str, name: str) -> bool:
 
 
 def _report_unexpected(error: Exception) -> int:
-    """Print an unexpected error, a full disk or a bug, and return the exit status."""
+    """Print an unexpected error, a full disk, an impossible path or a bug, and return the exit status."""
+    if why := _path_problem(error):
+        print(f"error: {_shortened(why)}\n  hint: check the paths of the command and of .config", file=sys.stderr)
+        return REFUSED
     if is_full(error):
         where = f" ({name})" if (name := getattr(error, "filename", None)) else ""
         why = f"{reason_of(error)}{where}"
@@ -112,6 +117,25 @@ def _report_unexpected(error: Exception) -> int:
     traceback.print_exception(error)
     print("error: this is a bug in kmatrix: please report it with the lines above", file=sys.stderr)
     return BUG
+
+
+def _path_problem(error: Exception) -> str:
+    """Return what is wrong with a path that no file can have, "" for another error. Any use of a path can raise it."""
+    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+        return f"{error.strerror}: {error.filename}"
+    # pathlib of Python 3.11 raises these as plain RuntimeErrors: an unknown ~user, and a link to itself.
+    if isinstance(error, RuntimeError) and str(error).startswith(("Could not determine home", "Symlink loop")):
+        return str(error).rstrip(".")
+    return ""
+
+
+def _shortened(text: str) -> str:
+    """Return a message without the middle of very long values. Hints are to be pasted, and stay whole."""
+    half = MOST_IN_LINE // 2
+    return "\n".join(
+        line if len(line) <= MOST_IN_LINE or line.lstrip().startswith("hint:") else f"{line[:half]} ... {line[-half:]}"
+        for line in text.split("\n")
+    )
 
 
 def usage(program: str) -> str:

@@ -73,7 +73,7 @@ RESUMES = ("auto", "latest", "best", "none")  # values of RESUME= besides a path
 EXIT_DIFFERS = 1  # of `reproduce`: the runs must be equal and are not
 EXAMPLE = "pass RUN=test_matrix_results_.../gpt2_..."
 BUDGETS = ("BUDGET_HOURS", "BUDGET_DOLLARS")
-MOST_DIGITS = 7  # of a budget
+MOST_DIGITS = 7  # of a budget or a time
 MOST_DISK_WAIT_S = 86400  # upper limit of the symbol
 WORKTREE = "../kmatrix-then"  # suggested directory for a checkout of the old code
 
@@ -396,7 +396,7 @@ def asked_budget(matrix: MatrixDir, arguments: Arguments) -> MatrixBudget:
     values = dict(symbols(matrix))
     for name in BUDGETS:
         if text := arguments.get(name):
-            if not text.isdecimal() or len(text) > MOST_DIGITS:
+            if not _is_count(text):
                 raise ConfigError(f"{name}={text}", why="expected a whole number, 0 for no limit")
             values[name] = text
     return MatrixBudget.of(values)
@@ -413,12 +413,17 @@ def refuse_if_spent(matrix: MatrixDir, budget: MatrixBudget) -> None:
         )
 
 
+def _is_count(text: str) -> bool:
+    """Return whether a text is a whole number in ASCII digits, short enough for every use."""
+    return text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
+
+
 def asked_disk_wait(arguments: Arguments) -> float | None:
     """Return DISK_WAIT= (s), None if it is not given. Raises ConfigError for another value than a number of seconds."""
     text = arguments.get("DISK_WAIT")
     if not text:
         return None
-    if not text.isdecimal() or int(text) > MOST_DISK_WAIT_S:
+    if not _is_count(text) or int(text) > MOST_DISK_WAIT_S:
         raise ConfigError(f"DISK_WAIT={text}", why=f"expected seconds, 0 to {MOST_DISK_WAIT_S}")
     return float(text)
 

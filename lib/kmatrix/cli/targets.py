@@ -84,10 +84,10 @@ def _named(matrix: MatrixDir, runs: Sequence[RunDir], asked: str) -> RunDir:
 
 def asked_statuses(arguments: Arguments) -> frozenset[Status]:
     """Return the statuses of STATUS=failed,stopped; none if it is not given, which means all."""
-    words = [word for word in arguments.get("STATUS").split(",") if word]
+    words = arguments.get("STATUS").split(",") if arguments.get("STATUS") else []
     if unknown := sorted(set(words) - {status.value for status in Status}):
         raise ConfigError(
-            f"STATUS={arguments.get('STATUS')}: unknown status {', '.join(unknown)}",
+            f"STATUS={arguments.get('STATUS')}: unknown status {', '.join(unknown) or repr('')}",
             why=f"expected one or more of {', '.join(Status)}",
         )
     return frozenset(Status(word) for word in words)
