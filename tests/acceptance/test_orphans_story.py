@@ -47,7 +47,7 @@ class Sampler:
     """Samples the processes of a run every 50 ms: the attempts that are alive at the same time."""
 
     def __init__(self, run: Path) -> None:
-        self.run, self.together, self.samples = run, [], 0
+        self.run, self.together, self.samples, self.attempts = run, [], 0, set()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample)
 
@@ -66,6 +66,7 @@ class Sampler:
                 if entry.name.isdecimal() and (attempt := self._attempt(entry)):
                     found[int(entry.name)] = attempt
             self.samples += 1
+            self.attempts |= set(found.values())
             if len(set(found.values())) > 1:
                 self.together.append(found)
 
@@ -76,7 +77,8 @@ class Sampler:
             dead = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "ZX"
         except OSError:
             return ""
-        if dead or "gpt2.train" not in words or not any(self.run.name in word for word in words):
+        # By its path: other programs of this machine may train a run of this name.
+        if dead or "gpt2.train" not in words or str(self.run.resolve()) not in words:
             return ""
         return words[words.index("--attempt") + 1]
 
@@ -112,6 +114,7 @@ def test_two_attempts_of_a_run_never_train_at_the_same_time(clone, background, t
         free.touch()
         assert runner.wait(240) == 0, output.read_text()
     assert sampler.samples > 20
+    assert sampler.attempts == {str(number) for number in range(1, KILLS + 2)}
     assert sampler.together == []
     result = load_json(run / "result.json")
     assert (result["status"], result["attempt"], result["step"]) == ("finished", KILLS + 1, 300)
