@@ -144,6 +144,26 @@ def test_the_commands_work_without_a_runner_and_by_every_form_of_a_name(matrix, 
     assert "neither skipped nor held" in run("release", *where, "RUN=1").out
 
 
+def test_a_damaged_file_starts_no_held_run_and_ends_no_running_one(matrix, plan, tmp_path):
+    plans = [plan("a", "hang"), plan("b")]
+    change_requests(matrix, ["b"], Request.HOLD)
+    whole = matrix.requests.read_bytes()
+
+    def show(progress):
+        if progress.run == "a" and progress.status == "running" and progress.step is not None:
+            matrix.requests.write_bytes(whole[:20] if matrix.requests.read_bytes() == whole else whole)
+            if progress.step > 40:
+                matrix.requests.write_bytes(whole)
+                change_requests(matrix, ["a"], Request.SKIP)
+
+    drive(matrix, plans, engine(grace_s=5.0), on_progress=show, poll_s=0.02)
+    assert seen(*plans) == ["skipped", "planned"]
+    matrix.requests.write_bytes(whole[:20])
+    refused = run("release", f"TARGET={matrix.path}", f"O={tmp_path}", "RUN=b")
+    assert (refused.status, "requests.json" in refused.err) == (2, True)
+    assert matrix.requests.read_bytes() == whole[:20]
+
+
 def test_a_request_for_a_copy_does_not_change_the_original(matrix, plan, tmp_path):
     import shutil
 

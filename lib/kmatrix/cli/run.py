@@ -219,7 +219,9 @@ def _print_next_steps(matrix: MatrixDir, outcome: Outcome) -> None:
     again = make_command("continue", matrix.path)
     if pending_messages(((run.name, sent) for run in matrix.runs() for sent in sync_status(run)), matrix.path):
         print(f"\nUpload pending steps: {make_command('track-sync', matrix.path)}")
-    aside = [name for name in read_requests(matrix) if is_left_out(recover_status(matrix.run(name), has_runner=False))]
+    requests = read_requests(matrix)
+    asked = [run for run in matrix.runs() if run.name in requests]
+    aside = [run.name for run in asked if is_left_out(recover_status(run, has_runner=False))]
     if aside:
         print(f"\nSkipped or held: {first_names(aside)}\nRelease: {make_command('release', matrix.path, RUN=aside[0])}")
     if outcome.exit_code == EXIT_STOPPED:

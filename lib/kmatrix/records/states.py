@@ -20,6 +20,7 @@ from kmatrix.records.decode import (
     Record,
     UnixTime,
     as_json,
+    decode,
     decode_optional,
     field,
 )
@@ -205,10 +206,11 @@ class RequestFile(Record, frozen=True, kw_only=True):
 
 
 def read_requests(matrix: MatrixDir) -> Mapping[str, RunRequest]:
-    """Return run -> its request; empty without requests. Raises SchemaError if a newer version wrote the file."""
-    if not matrix.requests.exists():
-        return {}
-    return (decode_optional(matrix.requests, RequestFile) or RequestFile()).runs
+    """Return run -> its request; empty without requests.
+
+    Raises RecordError if the file is damaged, SchemaError if a newer version wrote it: a held run must not start.
+    """
+    return decode(matrix.requests, RequestFile).runs if matrix.requests.exists() else {}
 
 
 def change_requests(matrix: MatrixDir, names: Collection[str], request: Request | None) -> Mapping[str, RunRequest]:

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from kmatrix.engines.base import Engine
 from kmatrix.engines.local.pool import Pool
-from kmatrix.errors import LaunchError
+from kmatrix.errors import LaunchError, RecordError
 from kmatrix.records.files import own_copies
 from kmatrix.records.lock import held, this_process
 from kmatrix.records.paths import MatrixDir
@@ -244,7 +244,9 @@ class _Driver:
         if time.monotonic() < self._requests_due:
             return
         self._requests_due = time.monotonic() + REQUESTS_EVERY_S
-        former, self._requests = self._requests, read_requests(self._matrix)
+        former = self._requests
+        with suppress(RecordError):  # what was read last applies
+            self._requests = read_requests(self._matrix)
         for name in self._plans:
             wanted = self._requests.get(name)
             if wanted == former.get(name):
@@ -264,7 +266,8 @@ class _Driver:
 
     def _write_last_requests(self) -> None:
         """Record requests that came during the last poll, or during a stop: the next runner follows them."""
-        self._requests = read_requests(self._matrix)
+        with suppress(RecordError):
+            self._requests = read_requests(self._matrix)
         for name in self._plans:
             before = self.states[name]
             self._writer.apply(name, Requested(self._requests[name]) if name in self._requests else Freed())
