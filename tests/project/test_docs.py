@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import functools
 import re
 import shlex
 import subprocess
@@ -213,6 +214,12 @@ def examples(body: str) -> list[tuple[str, str]]:
     return found
 
 
+def as_in_the_checkout(output: str) -> str:
+    """Return an output without what printed commands have because the example runs in another folder."""
+    places = (f" DATA_DIR={Path.cwd() / 'data'}", f" O={Path.cwd()}", f" -C {ROOT}", f"{ROOT}/")
+    return functools.reduce(lambda text, place: text.replace(place, ""), places, output)
+
+
 def output_of(command: str) -> str:
     """Return the output of a command in the current directory: make targets in this process, others by the shell."""
     if command.startswith("make "):
@@ -221,7 +228,7 @@ def output_of(command: str) -> str:
             [f"DATA_DIR={Path.cwd() / 'data'}"] if arguments[0] == "plan" else []
         )  # without the datasets of this checkout
         result = run(*arguments, *no_data, *(["O=."] if "O" in find_command(arguments[0]).names else []))
-        return (result.out + result.err).replace(f"{ROOT}/", "")
+        return as_in_the_checkout(result.out + result.err)
     return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False).stdout
 
 

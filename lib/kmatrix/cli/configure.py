@@ -163,8 +163,11 @@ def diffconfig(arguments: Arguments) -> int:
 
 def list_defconfigs(_: Arguments) -> int:
     """Print the defconfigs and fragments with their first comment."""
-    for name, path in sorted(known_configurations(ROOT / "defconfigs").items()):
-        print(f"  {make_command(f'defconfig-{name}'):43} {_first_comment(path)}")
+    found = sorted(known_configurations(ROOT / "defconfigs").items())
+    commands = [make_command(f"defconfig-{name}") for name, _ in found]
+    width = max(map(len, commands))
+    for command, (_, path) in zip(commands, found, strict=True):
+        print(f"  {command:{width}} {_first_comment(path)}")
     print("\nFragments, merged with +, as in defconfig-<name>+quick:")
     for name, path in sorted(known_configurations(ROOT / "defconfigs" / "fragments").items()):
         print(f"  +{name.removesuffix('.config'):38} {_first_comment(path)}")
