@@ -7,8 +7,8 @@ output is compared with the page. `--update-golden` writes the new outputs to th
 from __future__ import annotations
 
 import dataclasses
-import json
 import functools
+import json
 import re
 import shlex
 import subprocess
