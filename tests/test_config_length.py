@@ -139,7 +139,8 @@ def test_an_invalid_budget_is_refused(program, arguments, message):
 def test_the_dry_run_prints_what_limits_a_run(program):
     output = program.check(DRY, "TOKENS=3.1e6", "TIME=2m", "COST=1.5", "MACHINE_HOUR_PRICE=2").out
     assert "3.10M tokens in 1009 steps (MAX_TOKENS), at most 120 s, at most $1.5" in output
-    assert "2 epochs, " in program.check(DRY, "EPOCHS=2").out
+    unprepared = f"DATA_DIR={program.folder}/data"
+    assert "2 epochs, " in program.check(DRY, "EPOCHS=2", unprepared).out
 
 
 @pytest.mark.parametrize(

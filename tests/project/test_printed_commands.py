@@ -202,8 +202,9 @@ def a_running_matrix(user, monkeypatch):
     return user("continue", f"TARGET={the_matrix().path}").err
 
 
-def a_stopped_one(user, _):
+def a_stopped_one(user, monkeypatch):
     stopped_matrix()
+    monkeypatch.setenv("COLUMNS", "40")  # a command is not wrapped
     return user("status").out + user("estimate").out
 
 

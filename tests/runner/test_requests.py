@@ -52,8 +52,8 @@ def test_a_waiting_and_a_running_run_are_skipped_and_the_matrix_goes_on(matrix, 
 def test_a_held_run_is_released_during_the_matrix_and_resumes(matrix, plan):
     plans = [plan("a", "hang"), plan("b"), plan("c", "hang")]
     orders = {
-        ("a", "running"): [("a", Request.HOLD)],
-        ("a", "stopped"): [("a", None), ("c", Request.HOLD)],
+        ("a", "running"): [("c", Request.HOLD), ("a", Request.HOLD)],
+        ("a", "stopped"): [("a", None)],
         ("a", "planned"): [],
     }
     starts = []

@@ -187,6 +187,9 @@ READERS = {
     "list-checkpoints": Reader((RUN,)),
     "logs": Reader(("RUN=gpt2_a*",), sound=2),  # no output.log
     "stop": Reader(),
+    "skip": Reader((RUN,), changes=True),
+    "hold": Reader((RUN,), changes=True),
+    "release": Reader((RUN,), changes=True),
     "trackio-console": Reader(("RUN=*",)),
     "tensorboard": Reader(),
     "wandb-view": Reader(sound=2),  # needs data of W&B

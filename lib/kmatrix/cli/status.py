@@ -122,7 +122,8 @@ def watch(overview: Overview) -> None:
                 live.update(drawn(screen(view, width=console.width, height=console.height - 1)), refresh=True)
                 time.sleep(EVERY_S)
                 view = overview.poll()
-    console.print(drawn(screen(view, width=console.width)))  # the last frame, complete: a printed page may scroll
+    # The last frame, complete: a printed page may scroll, and the terminal wraps commands.
+    console.print(drawn(screen(view, width=console.width)), soft_wrap=True)
 
 
 def drawn(lines: list[Line]) -> Text:
@@ -154,7 +155,13 @@ class Line:
 def screen(view: MatrixView, *, width: int | None = None, height: int | None = None) -> list[Line]:
     """Return the lines of a matrix. width: columns, height: lines; None for as many as are needed."""
     head = [Line(text, head=True) for text in headline(view, width)]
-    below = [Line(text, about) for about, words in notes(view) for text in wrap(words, width=width)]
+    # A command stays on one line, to be copied, which the terminal wraps; a live screen has no room for that.
+    whole = height is None
+    below = [
+        Line(text, about)
+        for about, words in notes(view)
+        for text in wrap(words, width=None if whole and "make " in words else width)
+    ]
     if height is None:
         return [*head, *run_lines(view, view.runs, width), *gpu_lines(view, width), *below]
     # If not everything fits: the GPUs become one line, then notes are cut to a third, then runs are left out.
