@@ -52,8 +52,8 @@ def test_a_waiting_and_a_running_run_are_skipped_and_the_matrix_goes_on(matrix, 
 def test_a_held_run_is_released_during_the_matrix_and_resumes(matrix, plan):
     plans = [plan("a", "hang"), plan("b"), plan("c", "hang")]
     orders = {
-        ("a", "running"): [("c", Request.HOLD), ("a", Request.HOLD)],
-        ("a", "stopped"): [("a", None)],
+        ("a", "running"): [("a", Request.HOLD)],
+        ("a", "stopped"): [("a", None), ("c", Request.HOLD)],
         ("a", "planned"): [],
     }
     starts = []
@@ -70,7 +70,9 @@ def test_a_held_run_is_released_during_the_matrix_and_resumes(matrix, plan):
 
     outcome = drive(matrix, plans, engine(grace_s=5.0), on_progress=show, poll_s=0.02)
     assert starts == [1, 2]
-    assert seen(*plans) == ["skipped", "finished", "planned"]
+    *ended, last = seen(*plans)
+    assert ended == ["skipped", "finished"]
+    assert last in ("planned", "stopped")  # it may have started just before the runner read the request
     assert status_of(plans[2])["reason"].startswith(HELD_TEXT)
     assert outcome.exit_code == EXIT_FAILED  # one was skipped
     assert [attempt["resume"] for attempt in status_of(plans[0])["attempts"]] == ["none", "auto"]
