@@ -164,9 +164,9 @@ def diffconfig(arguments: Arguments) -> int:
 def list_defconfigs(_: Arguments) -> int:
     """Print the defconfigs and fragments with their first comment."""
     found = sorted(known_configurations(ROOT / "defconfigs").items())
-    commands = [make_command(f"defconfig-{name}") for name, _ in found]
-    width = max(map(len, commands))
-    for command, (_, path) in zip(commands, found, strict=True):
+    rows = [(make_command(f"defconfig-{name}"), path) for name, path in found]
+    width = max(len(command) for command, _path in rows)
+    for command, path in rows:
         print(f"  {command:{width}} {_first_comment(path)}")
     print("\nFragments, merged with +, as in defconfig-<name>+quick:")
     for name, path in sorted(known_configurations(ROOT / "defconfigs" / "fragments").items()):
