@@ -86,7 +86,8 @@ def shape_of(config: Mapping[str, Any], path: Path) -> ModelShape:
     # A checkpoint may come from another version or an import, so each field is checked before a shape is made of them.
     kinds = {name: bool if name in ("bias", "weight_tying") else int for name in SHAPE}
     for name in (*SHAPE, "vocab_multiple", "arch", "tokenizer", "data_path"):
-        if name not in config or (name == "arch" and config[name] not in MODELS):
+        value = config.get(name)
+        if name not in config or (name == "arch" and not (isinstance(value, str) and value in MODELS)):
             raise RecordError(
                 f"the configuration in {path} is not supported by this trainer",
                 why=f"{name!r} is missing or unknown",

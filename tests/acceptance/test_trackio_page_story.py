@@ -138,5 +138,6 @@ def test_without_data_each_page_reports_it(clone, tmp_path):
         assert completed.returncode == 2
         assert message in completed.stderr
     output = clone.make("trackio-web", results_arg, "PROJECT=mine")
-    assert output.stdout == "URL: http://localhost:7860/?project=mine\nnot running: start it with make trackio-view\n"
+    start = f"make trackio-view PROJECT=mine {results_arg}"
+    assert output.stdout == f"URL: http://localhost:7860/?project=mine\nnot running: start it with {start}\n"
     assert list(tmp_path.iterdir()) == []
