@@ -258,7 +258,9 @@ def test_a_full_disk_loses_no_finished_run_and_the_matrix_continues_once_there_i
     assert "No space left on device" in output_text
     assert re.search(rf"{re.escape(str(disk.place))} has [\d.]+ k?B of 25.2 MB free", output_text)
     assert "free at least " in output_text
-    assert f"then run `make continue TARGET={disk.place / matrix.name} DISK_WAIT=2`; finished runs are kept" in output_text
+    assert (
+        f"then run `make continue TARGET={disk.place / matrix.name} DISK_WAIT=2`; finished runs are kept" in output_text
+    )
     assert "Traceback" not in output_text
     assert not any(processes_of(disk.place / matrix.name).values())
 
