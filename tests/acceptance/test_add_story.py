@@ -8,6 +8,7 @@ import pytest
 
 from factories import make_data
 from instant import tree
+from kmatrix.experiment.foreign import is_own
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
 
@@ -75,6 +76,14 @@ def test_a_matrix_is_not_changed_by_a_refused_addition(program, path, words, mes
     before = tree(path)
     assert message in program.refused("add", *words, f"TARGET={path}")
     assert tree(path) == before
+
+
+def test_a_matrix_is_the_users_until_its_axes_are_changed(path):
+    assert is_own(MatrixDir(path))
+    record = read_json(path / "matrix.json")
+    record["axes"].append({"label": "on_finish", "symbol": "ON_FINISH", "values": ["touch ran"]})
+    write_json(path / "matrix.json", record)
+    assert not is_own(MatrixDir(path))
 
 
 def test_a_matrix_of_somebody_else_names_no_place_of_this_machine(program, path, tmp_path, monkeypatch):

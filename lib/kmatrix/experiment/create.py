@@ -212,21 +212,20 @@ def _stage(results_dir: Path) -> tuple[MatrixDir, Path]:
 
 
 def _matrix_json(name: str, folder: Path | None, made_from: Creation, origin: Provenance) -> dict[str, Any]:
+    axes = [(axis.label, axis.name, [point.text for point in axis.points]) for axis in made_from.plan.axes]
+    signed = signed_text(made_from.config_text, made_from.overrides, [(symbol, values) for _, symbol, values in axes])
     return {
         "name": name,
         "created": origin["created"],
         "command": made_from.command,
-        "axes": [
-            {"label": axis.label, "symbol": axis.name, "values": [point.text for point in axis.points]}
-            for axis in made_from.plan.axes
-        ],
+        "axes": [{"label": label, "symbol": symbol, "values": values} for label, symbol, values in axes],
         "overrides": list(made_from.overrides),
         "equal": made_from.equal,
         "checkpoints": str(folder) if folder else None,
         "runs": [{"name": run.name, "run_id": run.run_id, "axes": dict(run.axes)} for run in made_from.plan.runs],
         "cuts": [{"count": cells.count, "reason": cells.reason} for cells in made_from.plan.excluded],
         "notes": list(made_from.plan.notes),
-        "signature": sign(signed_text(made_from.config_text, made_from.overrides)),
+        "signature": sign(signed),
         "on_finish": sign(made_from.on_finish, *matrix_identity(name, origin["created"]))
         if made_from.on_finish
         else "",

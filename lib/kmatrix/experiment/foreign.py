@@ -6,6 +6,7 @@ dropped when the configuration is read, and the values of the finished plan are 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,9 +81,12 @@ def own_words(
     return kept, tuple(left_out)
 
 
-def signed_text(config: str, words: Iterable[str]) -> str:
-    """Return what the signature in matrix.json signs: the .config, and the NAME=value that were given."""
-    return "\0".join([config, *words])
+def signed_text(config: str, words: Iterable[str], axes: Iterable[tuple[str, Sequence[str]]]) -> str:
+    """Return what the signature in matrix.json signs: the .config, the NAME=value that were given, and the axes.
+
+    axes: symbol and values of each.
+    """
+    return json.dumps([config, list(words), [[symbol, list(values)] for symbol, values in axes]])
 
 
 def is_own(matrix: MatrixDir) -> bool:
@@ -92,7 +96,8 @@ def is_own(matrix: MatrixDir) -> bool:
         config = matrix.config.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return False
-    return is_signed(signed_text(config, record.overrides), record.signature)
+    axes = [(axis.symbol, axis.values) for axis in record.axis_entries]
+    return is_signed(signed_text(config, record.overrides, axes), record.signature)
 
 
 def is_of_matrix(item: Assignment) -> bool:

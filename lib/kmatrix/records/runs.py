@@ -169,7 +169,7 @@ class MatrixFile(Record, frozen=True, kw_only=True):
     axis_entries: tuple[AxisEntry, ...] = field(name="axes", default=())
     excluded: tuple[ExcludedCells, ...] = field(name="cuts", default=())
     runs: tuple[RunFile, ...] = ()  # name, id and axes of each, in order
-    signature: str = ""  # of config.txt and the overrides, with the key of the user who made the matrix
+    signature: str = ""  # of config.txt, overrides and axes, with the key of the user who made the matrix
     provenance: Provenance = field(default_factory=Provenance)
 
     @property
