@@ -16,6 +16,7 @@ from kmatrix.errors import RecordError, SchemaError, note_damage
 from kmatrix.records.decode import Record, RunName, UnixTime, decode_gzip_lines, decode_optional
 
 ROOT = kmatrix.ROOT
+RUN_JSON = "run.json"
 MATRIX_PREFIX = "test_matrix_results_"
 STAGED = ".new"  # suffix of a matrix or a run that is being made
 STAMP_FORMAT = "%Y%m%d_%H%M%S"  # of the name of a matrix, in local time
@@ -34,7 +35,7 @@ class RunDir:
 
     @property
     def run_json(self) -> Path:
-        return self.path / "run.json"
+        return self.path / RUN_JSON
 
     @property
     def config(self) -> Path:
@@ -295,7 +296,8 @@ class MatrixDir:
         except FileNotFoundError:
             return set()
         # A run that is being made has a hidden name. An empty run.json was not flushed before a power failure.
-        return {name for name in names if name[0] != "." and _size(self.run(name).run_json)}
+        folder = str(self.path)
+        return {name for name in names if name[0] != "." and _size(f"{folder}/{name}/{RUN_JSON}")}
 
     def _listed(self) -> list[str]:
         """Return the names in matrix.json; in the plan, if matrix.json is missing or damaged."""
@@ -305,10 +307,10 @@ class MatrixDir:
         return list(dict.fromkeys(run.name for run in plan.runs))
 
 
-def _size(path: Path) -> int:
+def _size(path: str) -> int:
     """Return the size of a file in bytes, 0 if it is missing."""
     try:
-        return os.stat(path).st_size  # noqa: PTH116  (a matrix has thousands of runs: Path.stat takes twice the time)
+        return os.stat(path).st_size  # noqa: PTH116  (a text: a matrix has thousands of runs, and paths take time)
     except OSError:
         return 0
 
