@@ -221,9 +221,10 @@ def _print_next_steps(matrix: MatrixDir, outcome: Outcome) -> None:
         print(f"\nUpload pending steps: {make_command('track-sync', matrix.path)}")
     requests = read_requests(matrix)
     asked = [run for run in matrix.runs() if run.name in requests]
-    aside = [run.name for run in asked if is_left_out(recover_status(run, has_runner=False))]
-    if aside:
-        print(f"\nSkipped or held: {first_names(aside)}\nRelease: {make_command('release', matrix.path, RUN=aside[0])}")
+    left_out = [run.name for run in asked if is_left_out(recover_status(run, has_runner=False))]
+    if left_out:
+        print(f"\nSkipped or held: {first_names(left_out)}")
+        print(f"Release: {make_command('release', matrix.path, RUN=left_out[0])}")
     if outcome.exit_code == EXIT_STOPPED:
         print(f"\nContinue: {again}")
     elif outcome.disk_full:
