@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import statistics
@@ -160,11 +161,12 @@ class EarlyStopping:
 
 def process_age() -> float:
     """Return the seconds since torchrun, or else this process, started; without /proc, since this import."""
-    if _STARTED is None:
+    if (started := _started()) is None:
         return time.monotonic() - _IMPORTED
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - _STARTED
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
 
+@functools.cache  # at the first call, not when this is imported: a process may be forked from one that has imported it
 def _started() -> float | None:
     """Return when this attempt was launched, in seconds of CLOCK_BOOTTIME, None without /proc."""
     ticks = start_of(os.getpid())
@@ -181,7 +183,7 @@ def spent_before() -> float:
 
 
 # Read now: importing torch takes seconds that are paid for, and without /proc this is the earliest known time.
-_IMPORTED, _STARTED = time.monotonic(), _started()
+_IMPORTED = time.monotonic()
 
 
 class Policy(StrEnum):

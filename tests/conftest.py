@@ -18,6 +18,10 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Tests start thousands of programs: without bytecode, each would compile kmatrix again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# The settings of the machine for hubs and trackers are not those of a test: a machine without network may set
+# HF_HUB_OFFLINE, and then the tests would not reach their own servers either.
+for name in [name for name in os.environ if name.startswith(("HF_", "HUGGING_FACE_", "TRACKIO_", "WANDB_"))]:
+    del os.environ[name]
 # A property must not fail because the machine is busy.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")

@@ -69,7 +69,7 @@ def test_two_ranks_end_together_inside_the_budget_and_close_to_its_end(tmp_path,
 @pytest.mark.slow
 def test_the_time_of_earlier_attempts_counts(tmp_path):
     run_dir = make_run(tmp_path, **FOREVER, max_time=500.0)
-    write_json(run_dir.rank_state(0), {"attempt": 1, "spent_s": 499.0})
+    write_json(run_dir.rank_state(0), {"attempt": 1, "spent_s": 499.8})
     process = train(run_dir, "--resume", "auto", attempt=2)
     result = read_json(run_dir.result)
     assert has_ended(run_dir) == ("finished", None, "time"), process.stdout
