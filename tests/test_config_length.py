@@ -124,6 +124,10 @@ def test_the_same_time_in_another_notation_gives_the_same_run(program):
     [
         (["TIME=soon"], "expected a duration above zero: 90, 90s, 15m, 1h30m, 2.5h, 2d"),
         (["TRAINING_HOURS=1h"], "expected a duration above zero"),
+        ([f"TIME={'9' * 400}h"], "at most 10000d"),
+        (["BUDGET_DOLLARS=5", "GPU_HOUR_PRICE=1", "DEVICE=cpu"], "BUDGET_DOLLARS needs a MACHINE_HOUR_PRICE above 0"),
+        (["DATA_DIR=Kconfig"], "Kconfig is not a directory"),
+        (["RESULTS_DIR=Kconfig/below"], "Kconfig is not a directory"),
         (["MAX_ITERS=0"], "MAX_ITERS=0 needs MAX_TOKENS, MAX_EPOCHS or TOKENS_PER_PARAM"),
         (["COST=5", "GPU_HOUR_PRICE=1", "DEVICE=cpu"], "MAX_COST needs a MACHINE_HOUR_PRICE above 0 on the CPU"),
         (["NAN_POLICY=rollback"], "a rollback needs periodic checkpoints"),
@@ -138,7 +142,7 @@ def test_an_invalid_budget_is_refused(program, arguments, message):
 
 def test_the_dry_run_prints_what_limits_a_run(program):
     output = program.check(DRY, "TOKENS=3.1e6", "TIME=2m", "COST=1.5", "MACHINE_HOUR_PRICE=2").out
-    assert "3.10M tokens in 1009 steps (MAX_TOKENS), at most 120 s, at most $1.5" in output
+    assert "3.10M tokens in 1009 steps (MAX_TOKENS), at most 2m00s, at most $1.5" in output
     unprepared = f"DATA_DIR={program.folder}/data"
     assert "2 epochs, " in program.check(DRY, "EPOCHS=2", unprepared).out
 

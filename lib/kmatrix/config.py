@@ -303,13 +303,19 @@ def length_is_bounded(value: Values) -> str | None:
 
 
 def money_needs_a_price(value: Values) -> str | None:
-    """Check that a cost limit has a price: per GPU hour, on the CPU per hour of the machine."""
+    """Check that a cost limit, of the run or the matrix, has a price: per GPU hour, on the CPU per machine hour."""
+    limited = [name for name in ("MAX_COST", "BUDGET_DOLLARS") if _amount(value, name)]
     device = value("GPT2_DEVICE")
     prices = {"cpu": ("MACHINE_HOUR_PRICE",), "cuda": ("GPU_HOUR_PRICE",)}
     names = prices.get(device or "", ("GPU_HOUR_PRICE", "MACHINE_HOUR_PRICE"))
-    if value("GPT2_MAX_COST") and not any(float(value(f"GPT2_{name}") or 0) for name in names):
-        return f"MAX_COST needs a {names[0]} above 0" + (" on the CPU" if device == "cpu" else "")
+    if limited and not any(_amount(value, name) for name in names):
+        return f"{limited[0]} needs a {names[0]} above 0" + (" on the CPU" if device == "cpu" else "")
     return None
+
+
+def _amount(value: Values, name: str) -> float:
+    """Return a price or a limit in dollars, 0.0 if it is not set."""
+    return float(value(name if name == "BUDGET_DOLLARS" else f"GPT2_{name}") or 0)
 
 
 def rollback_needs_checkpoints(value: Values) -> str | None:

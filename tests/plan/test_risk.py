@@ -104,10 +104,22 @@ def test_on_the_cpu_a_budget_is_compared_with_the_speed_of_this_machine():
     (risk,) = of(ON_CPU)
     assert not risk.certain
     assert risk.what.endswith(
-        "after 100 steps in at least 58m23s (2 cores at 50 to 100 GFLOP/s per core, from 1 earlier run on this machine)"
+        "after start-up and 100 steps in at least 58m26s "
+        "(2 cores at 50 to 100 GFLOP/s per core, from 1 earlier run on this machine)"
     )
     faster = replace(CPU, fast=400e9)
     assert of(ON_CPU, cpu=faster) == ()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_budget_that_is_shorter_than_the_start_of_a_run_is_an_estimate(device):
+    train = replace(TRAIN, device=device, max_time=1.0, eval_interval=1, block_size=8)
+    small = replace(SHAPE, n_layer=1, n_head=1, n_embd=8, vocab_size=64, block_size=8)
+    (risk,) = of(train, shape=small)
+    assert not risk.certain
+    assert "after start-up and 1 step in at least" in risk.what
+    limit = float(risk.fix.rpartition("MAX_TIME=")[2].removesuffix("s"))
+    assert of(replace(train, max_time=limit), shape=small) == ()
 
 
 def test_no_cpu_is_faster_than_its_matrix_units():

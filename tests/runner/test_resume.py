@@ -601,3 +601,5 @@ def test_a_matrix_whose_budget_is_spent_is_refused_and_names_the_argument(matrix
     with pytest.raises(LaunchError, match=r"the budget of \S+ is spent: 2 of 2 hours\n.*BUDGET_HOURS="):
         refuse_if_spent(matrix, MatrixBudget(hours=2))
     refuse_if_spent(matrix, MatrixBudget(hours=3))
+    with pytest.raises(LaunchError, match=r"^BUDGET_DOLLARS=5 cannot be checked: the runs of \S+ have no price"):
+        refuse_if_spent(matrix, MatrixBudget(dollars=5))

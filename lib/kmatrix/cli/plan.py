@@ -129,7 +129,7 @@ def _run_length(config: RunConfig) -> str:
         by = "" if config.bound == "max_iters" else f" in {config.steps} steps ({config.bound.upper()})"
         length = f"{count(config.tokens)} tokens{by}"
     time = config.train.max_time, config.train.max_cost
-    most = [f"at most {text}" for text in (time[0] and f"{time[0]:g} s", time[1] and f"${time[1]:g}") if text]
+    most = [f"at most {text}" for text in (time[0] and duration(time[0]), time[1] and f"${time[1]:g}") if text]
     return ", ".join([length, *most])
 
 

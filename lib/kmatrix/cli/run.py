@@ -36,6 +36,7 @@ from kmatrix.records.paths import ROOT, MatrixDir, RunDir, program_environment
 from kmatrix.records.runs import Status, read_run_file, read_run_file_or_empty, read_train_values_or_empty
 from kmatrix.records.states import change_requests, read_matrix_status, read_requests
 from kmatrix.records.tracking import pending_messages, sync_status
+from kmatrix.records.train_config import dollars_per_hour
 from kmatrix.report.reproduction import Changes, changes, describe_repetition, repetition
 from kmatrix.runner.archive import archive_results, finish_rerun
 from kmatrix.runner.execute import (
@@ -406,9 +407,14 @@ def asked_budget(matrix: MatrixDir, arguments: Arguments) -> MatrixBudget:
 
 
 def refuse_if_spent(matrix: MatrixDir, budget: MatrixBudget) -> None:
-    """Raise LaunchError if the runs of the matrix have reached its budget."""
+    """Raise LaunchError if the runs of the matrix have reached its budget, or have no price to compare it with."""
     runs = matrix.runs() if budget else []
     used = [(recover_status(run, has_runner=False), read_run_file_or_empty(run).train) for run in runs]
+    if budget.dollars and not any(dollars_per_hour(train) for _, train in used):
+        raise LaunchError(
+            f"BUDGET_DOLLARS={budget.dollars:g} cannot be checked: the runs of {matrix.name} have no price",
+            hint="pass BUDGET_DOLLARS=0 BUDGET_HOURS=<hours>",
+        )
     if spent := budget.spent(used, time.time()):
         raise LaunchError(
             f"the budget of {matrix.name} is spent: {spent}",

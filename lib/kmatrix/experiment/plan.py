@@ -241,6 +241,7 @@ def _plan(
         "CHECKPOINT_DIR": control.checkpoint_dir,
     }
     paths = {name: below_root(text) for name, text in folders.items() if text}
+    _refuse_files(paths)
     refuse_keys(tree, values.texts, paths, (run.name for run in matrix.runs))
     configs = _Configs(tree, matrix, data_dir)
     cpu_runs = CpuRuns(below_root(control.results_dir))
@@ -468,6 +469,14 @@ def _resolve(
         ),
     )
     return kept, resolved, found, notes
+
+
+def _refuse_files(folders: Mapping[str, Path]) -> None:
+    """Raise ConfigError if a folder, by symbol, is a file, or lies below one: no command could make it."""
+    for name, folder in folders.items():
+        found = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+        if not found.is_dir():
+            raise ConfigError(f"{name}={folder}", why=f"{found} is not a directory", hint="choose another directory")
 
 
 def below_root(text: str) -> Path:

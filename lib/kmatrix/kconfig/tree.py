@@ -31,6 +31,7 @@ NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 PART = re.compile(rf"({NUMBER})([dhms])")
 PROMPTLESS_CHOICE = re.compile(r"<choice[^>]*> \(defined at [^)]*\) defined without a prompt")
 KNOWN_FORMS = "expected a duration above zero: 90, 90s, 15m, 1h30m, 2.5h, 2d"
+LONGEST_S = 10_000 * 86400.0  # of a duration: a longer one is a typing error, or infinite
 WHOLE = re.compile(r"0|-?[1-9][0-9]*")  # one spelling per number, so that equal values give equal ids
 
 
@@ -437,15 +438,20 @@ functions = {
 
 
 def seconds(text: str) -> float | None:
-    """Return a duration such as 1h30m in seconds, or None if it is invalid or zero. A plain number is in seconds."""
+    """Return a duration such as 1h30m in seconds; a plain number is in seconds. None: invalid, zero or too long."""
     if re.fullmatch(NUMBER, text):
-        return float(text) or None
+        return _in_range(float(text))
     # Units in descending order, each once: "30m1h" and "1h1h" are more likely typing errors than durations.
     parts = PART.findall(text)
     order = ["dhms".index(unit) for _, unit in parts]
     if "".join(number + unit for number, unit in parts) != text or order != sorted(set(order)):
         return None
-    return sum(float(number) * UNITS[unit] for number, unit in parts) or None
+    return _in_range(sum(float(number) * UNITS[unit] for number, unit in parts))
+
+
+def _in_range(duration: float) -> float | None:
+    """Return a duration (s), None if it is zero or too long."""
+    return duration if 0 < duration <= LONGEST_S else None
 
 
 def check_text(tree: Tree, symbol: Any, text: str, where: str) -> None:
@@ -468,7 +474,7 @@ def check_text(tree: Tree, symbol: Any, text: str, where: str) -> None:
     if name in tree.oneofs and text not in tree.oneofs[name]:
         raise ConfigError(what, why=f"expected one of {', '.join(tree.oneofs[name])}")
     if name in tree.durations and text and seconds(text) is None:
-        raise ConfigError(what, why=KNOWN_FORMS)
+        raise ConfigError(what, why=f"{KNOWN_FORMS}; at most 10000d")
     if name in tree.slugs and text and not PROJECT_NAME.fullmatch(text):
         raise ConfigError(what, why=PROJECT_RULE)
     if name.startswith(MATRIX) and name not in NOT_AN_AXIS and kind == kc.STRING:

@@ -20,13 +20,15 @@ from kmatrix.plan.feasibility import (
 from kmatrix.plan.memory import MemoryNeed, memory
 from kmatrix.records.train_config import TrainConfig, budget_s, dollars_per_hour
 from kmatrix.shapes import NAMED, ModelShape
-from kmatrix.text import duration, memory_size
+from kmatrix.text import duration, memory_size, plural
 
 # The planned memory may be too high by this share (bench/published.py, bench/cpu_memory.py): less is only a warning in
 # `make plan`.
 ERROR = 0.15
 SHORTEST = 8  # tokens of context: the smallest BLOCK_SIZE
 START_S = {"cpu": 15, "cuda": 60}  # s of a budget that a hint adds for start-up, and on GPUs for compilation
+# s from the launch of a run to its first step that no run goes below: torchrun, the import of torch, the device.
+FASTEST_START_S = {"cpu": 3, "cuda": 5}
 EVALUATIONS = 2  # before the end of the first evaluation: the initial one, and itself
 FORWARD = 1 / 3  # FLOPs of an evaluation per token, relative to those of training
 
@@ -158,13 +160,13 @@ def _budget_risk(
     times = _token_seconds(shape, train, device, cpu)
     if times is None:
         return None
-    shortest = first * train.tokens_per_step * times.fast
+    shortest = FASTEST_START_S[train.device] + first * train.tokens_per_step * times.fast
     if shortest <= budget:
         return None
-    at_least = f"the budget of {duration(budget)} ends before the first evaluation, after {first} steps in at least "
+    ends = f"the budget of {duration(budget)} ends before the first evaluation"
     how = f" ({cpu.text})" if train.device == "cpu" else ""
     return Risk(
-        what=f"{at_least}{duration(shortest)}{how}",
+        what=f"{ends}, after start-up and {plural(first, 'step')} in at least {duration(shortest)}{how}",
         fix=_budget_fix(shape, train, first, budget, times),
         certain=first * train.tokens_per_step * times.peak > budget,
     )
