@@ -35,6 +35,19 @@ def test_the_end_of_a_matrix_has_at_most_thirty_lines_of_eighty_columns(tmp_path
     assert lines[-1] == FILES[0]
 
 
+def test_what_the_ranking_proves_is_never_shortened(tmp_path):
+    runs = [run for lr in ("1e-3", "2e-3") for run in runs_with_seeds(3, [3.1, 3.2, 3.15], axes={"learning_rate": lr})]
+    runs += runs_with_seeds(3, [3.58, 3.69, 3.61], optimizer="muon", axes={"weight_decay": "0.1"})
+    failed = [
+        FakeRun(optimizer="sgd", status="failed", kind="nan", reason="loss is nan " * 30, axes={"lr": str(number)})
+        for number in range(5)
+    ]
+    lines = ending(tmp_path, [*runs, *failed])
+    text = " ".join(" ".join(lines).split())
+    assert "is better than 1 of 2 configurations; the others are not distinguishable from it." in text
+    assert len(lines) <= MOST_LINES
+
+
 def test_the_end_has_each_run_the_ranking_and_the_reason_of_a_failure(tmp_path):
     failed = FakeRun(optimizer="sgd", status="failed", kind="nan", reason="loss is nan at step 47", stop_at=47)
     text = "\n".join(ending(tmp_path, [FakeRun(final_loss=3.3), FakeRun(optimizer="muon", final_loss=3.1), failed]))

@@ -29,17 +29,18 @@ URGENCY = (Status.FAILED, Status.STOPPED, Status.SKIPPED, Status.RUNNING, Status
 
 def render_ending(numbers: MatrixNumbers, files: Sequence[str]) -> str:
     """Return the outcome of a matrix, its runs and rankings in short. files: with the whole report, as shown."""
-    shown = _shown(numbers.runs)
-    lines = ["", *wrap(_headline(numbers), "", WIDTH), ""]
-    lines += table(COLUMNS, [_row(run) for run in shown], WIDTH)
-    if hidden := len(numbers.runs) - len(shown):
-        lines.append(f"and {plural(hidden, 'more run')}")
+    first = ["", *wrap(_headline(numbers), "", WIDTH), ""]
+    last: list[str] = []
     for ranking in numbers.rankings[:1]:
-        lines += ["", *(_fit(line) for line in _ranking(ranking))]
+        last += ["", *_ranking(ranking)]
     if notes := [_fit(line) for line in _notes(numbers)]:
-        lines += ["", *notes]
-    last = ["", *(_fit(line) for line in files)]
-    return "\n".join([*lines[: MOST_LINES - len(last)], *last])
+        last += ["", *notes]
+    last += ["", *files]  # a path is never shortened: it is there to be copied
+    most = MOST_LINES - len(first) - len(last) - 2  # the title of the table, and the number of other runs
+    shown = _shown(numbers.runs, min(MOST_RUNS, most))
+    rows = table(COLUMNS, [_row(run) for run in shown], WIDTH)
+    hidden = len(numbers.runs) - len(shown)
+    return "\n".join([*first, *rows, *([f"and {plural(hidden, 'more run')}"] if hidden else []), *last])
 
 
 def _headline(numbers: MatrixNumbers) -> str:
@@ -52,16 +53,16 @@ def _headline(numbers: MatrixNumbers) -> str:
     return f"{numbers.name}: {', '.join(parts)}"
 
 
-def _shown(runs: Sequence[RunNumbers]) -> list[RunNumbers]:
-    """Return the runs of the table in their order: if not all fit, failed ones, then those with the lowest loss."""
-    if len(runs) <= MOST_RUNS:
+def _shown(runs: Sequence[RunNumbers], most: int) -> list[RunNumbers]:
+    """Return at most some runs in their order: if not all fit, failed ones, then those with the lowest loss."""
+    if len(runs) <= most:
         return list(runs)
 
     def key(run: RunNumbers) -> tuple[int, float]:
         loss = run.final_val_loss
         return URGENCY.index(run.status), float("inf") if loss is None else loss
 
-    kept = {run.name for run in sorted(runs, key=key)[:MOST_RUNS]}
+    kept = {run.name for run in sorted(runs, key=key)[:most]}
     return [run for run in runs if run.name in kept]
 
 
@@ -82,10 +83,10 @@ def _ranking(ranking: Ranking) -> Iterator[str]:
     unit = "bits/byte" if ranking.metric == BITS else "val loss"
     for place, group in enumerate(ranking.groups[:MOST_GROUPS], start=1):
         mean = UNKNOWN if group.mean is None else f"{group.mean:.4f}"
-        yield f"{place}. {group.name}  {unit} {mean} ({plural(len(group.losses), 'seed')})"
+        yield _fit(f"{place}. {group.name}  {unit} {mean} ({plural(len(group.losses), 'seed')})")
     if (hidden := len(ranking.groups) - MOST_GROUPS) > 0:
         yield f"and {plural(hidden, 'more configuration')}"
-    yield f"{ranking.evidence}."
+    yield from wrap(f"{ranking.evidence}.", "", WIDTH)  # without its middle it could state the opposite
 
 
 def _notes(numbers: MatrixNumbers) -> Iterator[str]:
