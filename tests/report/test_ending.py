@@ -35,7 +35,7 @@ def test_the_end_of_a_matrix_has_at_most_thirty_lines_of_eighty_columns(tmp_path
     assert lines[-1] == FILES[0]
 
 
-def test_what_the_ranking_proves_is_never_shortened(tmp_path):
+def test_the_conclusion_of_a_ranking_is_never_shortened(tmp_path):
     runs = [run for lr in ("1e-3", "2e-3") for run in runs_with_seeds(3, [3.1, 3.2, 3.15], axes={"learning_rate": lr})]
     runs += runs_with_seeds(3, [3.58, 3.69, 3.61], optimizer="muon", axes={"weight_decay": "0.1"})
     failed = [
