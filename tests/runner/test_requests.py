@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
 
 from instant import tree
-from kmatrix.records.files import read_json
+from kmatrix.engines.local.engine import LocalEngine
+from kmatrix.records.files import read_json, write_json
 from kmatrix.records.states import HELD_TEXT, SKIPPED_TEXT, Request, change_requests, read_requests
 from kmatrix.runner.loop import EXIT_FAILED, EXIT_STOPPED, drive
 from kmatrix.runner.resume import reopen
+from kmatrix.runner.status_writer import StatusWriter
 from programs import run
 from running import engine, processes_of, status_of
 
@@ -107,6 +110,87 @@ def test_requests_survive_a_killed_runner(matrix, plan, start_runner, number):
     left = reopen(matrix, (), command=("--behave=finish",)).plans
     assert drive_with(matrix, left).exit_code == EXIT_STOPPED
     assert sorted(seen(*plans)) == (["finished", "stopped"] if number == 1 else ["finished", "planned"])
+
+
+def test_a_release_at_the_very_end_of_a_matrix_is_followed(matrix, plan, monkeypatch):
+    monkeypatch.setattr("kmatrix.runner.requests.READ_EVERY_S", 1000.0)  # the last run ends before the next read
+    plans = [plan("a", "quick"), plan("b", "quick")]
+    change_requests(matrix, ["b"], Request.HOLD)
+    assert drive_with(matrix, plans, {("a", "finished"): [("b", None)]}).exit_code == 0
+    assert seen(*plans) == ["finished", "finished"]
+
+
+def test_a_request_after_the_last_read_of_a_runner_is_written_by_its_command(matrix, plan, tmp_path, monkeypatch):
+    plans, results = [plan("a", "quick"), plan("b", "quick")], []
+    change_requests(matrix, ["b"], Request.HOLD)
+    command = threading.Thread(
+        target=lambda: results.append(run("release", f"TARGET={matrix.path}", f"O={tmp_path}", "RUN=b"))
+    )
+    log = StatusWriter.log
+
+    def end(writer, event, **known):
+        log(writer, event, **known)
+        if event == "matrix ended":
+            command.start()
+            command.join(0.2)  # it waits for the end of the runner
+
+    monkeypatch.setattr(StatusWriter, "log", end)
+    assert drive_with(matrix, plans).exit_code == EXIT_STOPPED
+    command.join()
+    assert results[0].out.splitlines()[0] == "b: released"
+    assert "continue: make continue TARGET=" in results[0].out
+    assert (seen(*plans), status_of(plans[1])["reason"]) == (["finished", "planned"], None)
+
+
+def test_a_run_that_was_not_selected_is_released_for_the_next_runner(matrix, plan, tmp_path):
+    """As with `make continue RUN=a`: the status of b changes at once, and the command says who runs it."""
+    plans, outputs = [plan("a", "hang"), plan("b"), plan("c")], []
+    where = (f"TARGET={matrix.path}", f"O={tmp_path}")
+    change_requests(matrix, ["b"], Request.HOLD)
+    assert run("skip", *where, "RUN=b").out == "b: skipped\n"
+    assert run("skip", *where, "RUN=b").out == "b: already skipped\n"
+
+    def show(progress):
+        if progress.status == "running" and not outputs:
+            outputs.append(run("release", *where, "RUN=b").out)
+            outputs.append(run("hold", *where, "RUN=c").out)
+        if outputs and "reason" in status_of(plans[2]) and status_of(plans[1])["status"] == "planned":
+            change_requests(matrix, ["a"], Request.HOLD)
+
+    for one in plans[1:]:
+        run("hold", *where, f"RUN={one.name}")
+    run("release", *where, "RUN=c")
+    drive(matrix, plans[:1], engine(grace_s=5.0), on_progress=show, poll_s=0.02)
+    assert "did not select it" in outputs[0]
+    assert "continue: make continue TARGET=" in outputs[0]
+    assert outputs[1] == "c: held, the runner follows within a second\n"
+    assert seen(*plans) == ["stopped", "planned", "planned"]
+    assert [HELD_TEXT in str(status_of(one)["reason"]) for one in plans] == [True, False, True]
+
+
+def test_a_released_run_keeps_its_budget_and_its_starting_point(matrix, plan, monkeypatch):
+    """The time of earlier attempts counts; an attempt that has not started yet starts as planned (RESUME=none)."""
+    plans, submitted = [plan("a", "hang"), plan("b", attempt=2)], []
+    write_json(plans[1].dir.status, {"run_id": "id-b", "attempt": 1, "status": "stopped"})
+    submit = LocalEngine.submit
+    monkeypatch.setattr(LocalEngine, "submit", lambda self, runs: submitted.extend(runs) or submit(self, runs))
+    orders = {
+        ("running", 1): [("b", Request.HOLD), ("a", Request.HOLD)],
+        ("stopped", 1): [("a", None), ("b", None)],
+        ("running", 2): [("a", Request.SKIP)],
+    }
+
+    def show(progress):
+        number = sum(one.name == "a" for one in submitted)
+        for name, wanted in orders.pop((str(progress.status), number), ()) if progress.run == "a" else ():
+            change_requests(matrix, [name], wanted)
+
+    drive(matrix, plans, engine(grace_s=5.0), on_progress=show, poll_s=0.02)
+    assert seen(*plans) == ["skipped", "finished"]
+    last = {one.name: one for one in submitted}
+    assert (last["a"].attempt, last["a"].resume) == (2, "auto")
+    assert last["a"].spent_s == pytest.approx(status_of(plans[0])["attempts"][0]["seconds"])
+    assert (last["b"].attempt, last["b"].resume) == (2, "none")
 
 
 def test_any_order_of_requests_ends_in_the_last_one(matrix, plan):

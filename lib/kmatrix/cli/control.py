@@ -19,8 +19,8 @@ from kmatrix.records.files import last_lines
 from kmatrix.records.lock import Process, held, holder
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import Status
-from kmatrix.records.states import Request, change_requests, read_requests
-from kmatrix.status.state import Freed, Requested, after
+from kmatrix.records.states import Request, RunRequest, change_requests, read_matrix_status, read_requests
+from kmatrix.status.state import Freed, Requested, RunState, after
 from kmatrix.status.status_file import recover_status, write_state, writing
 from kmatrix.status.watch import alerts_of_run
 from kmatrix.text import shown
@@ -187,17 +187,33 @@ def _request(arguments: Arguments, wanted: Request | None) -> int:
     with writing(matrix.requests):
         former = change_requests(matrix, names, wanted)
     is_written = _write_at_once(matrix, names)
+    later = () if is_written else read_matrix_status(matrix).unselected
     for name, status in ended.items():
         print(f"{name}: {status}, nothing to {arguments.target}")
     for name in names:
-        if wanted is None and name not in former:
-            print(f"{name}: neither skipped nor held")
-        else:
-            done = {Request.SKIP: "skipped", Request.HOLD: "held", None: "released"}[wanted]
-            print(f"{name}: {done}" + ("" if is_written else ", the runner follows within a second"))
-    if is_written and wanted is None and former:
+        print(f"{name}: {_answer(wanted, former.get(name), states[name], followed=is_written, later=name in later)}")
+    if wanted is None and (former if is_written else former.keys() & later):
         print(f"  continue: {make_command('continue', matrix.path)}")
     return 0
+
+
+def _answer(wanted: Request | None, before: RunRequest | None, state: RunState, *, followed: bool, later: bool) -> str:
+    """Return what a request does to a run. before: its former request.
+
+    followed: it is in the status already.  later: a runner leaves the run alone, because it was not selected.
+    """
+    done = {Request.SKIP: "skipped", Request.HOLD: "held", None: "released"}[wanted]
+    if wanted is None and before is None:
+        return "neither skipped nor held"
+    if before is not None and before.request is wanted:
+        return f"already {done}"
+    if state.status is Status.FAILED:
+        return f"{done}; it has failed, and is not retried" if wanted else f"{done}; it has failed"
+    if followed:
+        return done
+    if wanted is None and later:
+        return f"{done}; the `make continue` that is running did not select it: continue when that has ended"
+    return f"{done}, the runner follows within a second"
 
 
 def _write_at_once(matrix: MatrixDir, names: Sequence[str]) -> bool:

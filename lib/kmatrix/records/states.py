@@ -29,7 +29,7 @@ from kmatrix.records.lock import boot_id, try_lock
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import GpuEntry, Status
 
-LOCK_S = 10.0  # another command holds the file for milliseconds
+LOCK_S = 10.0  # another process holds the requests for milliseconds
 SKIPPED_TEXT, HELD_TEXT = "skipped by user", "held by user"  # start of the reason of such a run
 
 
@@ -100,6 +100,7 @@ class MatrixStatusFile(Record, frozen=True, kw_only=True):
     ended: UnixTime | None = None
     counts: dict[str, Count] = field(default_factory=dict)  # number of runs by status
     gpus: tuple[GpuEntry, ...] | None = None  # that runs may get; None in files of early versions
+    unselected: tuple[str, ...] = ()  # unfinished runs that `make continue RUN=` left alone
 
 
 class RankErrorFile(Record, frozen=True, kw_only=True):
@@ -216,13 +217,9 @@ def read_requests(matrix: MatrixDir) -> Mapping[str, RunRequest]:
 def change_requests(matrix: MatrixDir, names: Collection[str], request: Request | None) -> Mapping[str, RunRequest]:
     """Request something of runs, None to release them; return the former requests of these runs.
 
-    A run with the same request keeps its time. Raises LaunchError if another command does not release the file.
+    A run with the same request keeps its time. Raises LaunchError if another process does not release the file.
     """
-    deadline = time.monotonic() + LOCK_S
-    while (lock := try_lock(matrix.requests_lock)) is None:
-        if time.monotonic() > deadline:
-            raise LaunchError(f"{matrix.requests} is locked by another command", hint="try again")
-        time.sleep(0.01)
+    lock = lock_requests(matrix)
     try:
         known = dict(read_requests(matrix))
         former = {name: known[name] for name in names if name in known}
@@ -236,3 +233,18 @@ def change_requests(matrix: MatrixDir, names: Collection[str], request: Request 
     finally:
         os.close(lock)
     return former
+
+
+def lock_requests(matrix: MatrixDir) -> int:
+    """Return a descriptor that keeps other processes from changing the requests until it is closed.
+
+    Raises LaunchError if another process does not release them.
+    """
+    deadline = time.monotonic() + LOCK_S
+    while (lock := try_lock(matrix.requests_lock)) is None:
+        if time.monotonic() > deadline:
+            raise LaunchError(
+                f"{matrix.requests} is locked by another command", why="or its matrix is just ending", hint="try again"
+            )
+        time.sleep(0.01)
+    return lock

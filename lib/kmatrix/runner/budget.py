@@ -23,13 +23,12 @@ class BudgetWatch:
         self._due = 0.0  # monotonic seconds
 
     def begin(self, runs: Iterable[str]) -> None:
-        """Read the prices of the runs, if there is a budget."""
-        known = runs if self._budget else ()
-        self._prices = {name: read_run_file_or_empty(self._matrix.run(name)).train for name in known}
+        """Read the prices of the runs."""
+        self._prices = {name: read_run_file_or_empty(self._matrix.run(name)).train for name in runs}
 
     def spent(self, states: Mapping[str, RunState]) -> str:
         """Return why the budget of the matrix is spent, "" if it is not, or was checked within the last second."""
-        if not self._budget or time.monotonic() < self._due:
+        if time.monotonic() < self._due:
             return ""
         self._due = time.monotonic() + CHECK_EVERY_S
         return self._budget.spent(((states[name], self._prices[name]) for name in self._prices), time.time())

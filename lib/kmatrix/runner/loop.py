@@ -10,21 +10,22 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
 from kmatrix.engines.base import Engine
 from kmatrix.engines.local.pool import Pool
-from kmatrix.errors import LaunchError, RecordError
+from kmatrix.errors import LaunchError
 from kmatrix.records.files import own_copies
 from kmatrix.records.lock import held, this_process
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status, read_run_file
-from kmatrix.records.states import RunRequest, read_matrix_status, read_requests
+from kmatrix.records.states import read_matrix_status
 from kmatrix.runner.archive import finish_archiving, is_archiving
 from kmatrix.runner.budget import BudgetWatch
 from kmatrix.runner.disk_hold import DiskHold
+from kmatrix.runner.requests import RequestWatch
 from kmatrix.runner.signals import StopRequest, listening
 from kmatrix.runner.status_writer import StatusWriter
 from kmatrix.status.alerts import Thresholds
@@ -33,20 +34,18 @@ from kmatrix.status.cost import MatrixBudget, wall_s
 from kmatrix.status.state import (
     DISK,
     HALVE,
+    MAY_BE_LEFT_OUT,
     UNSUCCESSFUL,
     Attempt,
     Ended,
-    Freed,
     JobPhase,
     JobState,
     RecorderDied,
-    Requested,
     RunPlan,
     RunState,
     Skipped,
     Started,
     after,
-    is_left_out,
     next_attempt,
     overall,
     retry,
@@ -55,7 +54,6 @@ from kmatrix.status.status_file import recover_status, writing
 from kmatrix.status.watch import RunProgress, RunUpdate, RunWatch, alerts_of_run
 
 EXIT_FAILED, EXIT_STOPPED = 1, 130
-REQUESTS_EVERY_S = 0.5  # between two reads of the requests for single runs
 T = TypeVar("T")
 
 
@@ -91,7 +89,7 @@ def drive(
     Exit code 0: all finished; 1: a run failed or was skipped; 130: stopped, and can be continued.
     Raises LaunchError if another runner holds the matrix, or a status file cannot be written.
     """
-    with held(matrix), listening() as request:
+    with ExitStack() as released, held(matrix), listening() as request:
         driver = _Driver(
             matrix,
             plans,
@@ -104,6 +102,7 @@ def drive(
             budget=budget or MatrixBudget(),
             disk_s=disk_s,
         )
+        released.callback(driver.requests.close)
         try:
             driver.begin()
             driver.loop(request, poll_s)
@@ -144,11 +143,9 @@ class _Driver:
         self._recorder_deaths: Counter[str] = Counter()
         self._waits: set[str] = set()  # runs whose next attempt cannot start yet
         self._excluded: dict[str, str] = {}  # GPU -> why, as reported last
-        self._open = set(self._plans)  # runs of this execution that have not ended
-        self._requests: Mapping[str, RunRequest] = {}  # of the user, as far as they were followed
-        self._requests_due = 0.0  # monotonic seconds
-        self._cancelled: set[str] = set()  # runs that end because of a request
-        self._budget = BudgetWatch(matrix, budget)
+        self.open = set(self._plans)  # runs of this execution that have not ended
+        self.requests = RequestWatch(matrix, self, self._writer)
+        self._budget = BudgetWatch(matrix, budget) if budget else None
         self.jobs: dict[str, str] = {}
         self.disk_full = False
 
@@ -170,7 +167,11 @@ class _Driver:
             self.states[run.name] = recover_status(run, has_runner=False)
         self._writer.missing = len(self._matrix.missing())
         self._drop_outdated_plans()
-        self._budget.begin(self.states)
+        here = self._plans.keys() | self._skipped.keys()
+        unfinished = (name for name, state in self.states.items() if state.status in MAY_BE_LEFT_OUT)
+        self._writer.unselected = tuple(name for name in unfinished if name not in here)
+        if self._budget is not None:
+            self._budget.begin(self.states)
 
         # Write what is known before the first start.
         self._writer.open()
@@ -185,14 +186,10 @@ class _Driver:
             self._write_run(name, unless_current=True)
 
         # Watches first: they start at the current end of metrics.jsonl.
-        self._requests = read_requests(self._matrix)
-        for name, plan in self._plans.items():
+        for plan in self._plans.values():
             self._watch(plan)
-            if name in self._requests:
-                self._leave_out(name)
-            elif is_left_out(self.states[name]):  # released by a command that was killed before it wrote so
-                self._writer.apply(name, Freed())
-        self.jobs = self._engine.submit([self._plans[name] for name in self._plans if name in self._open])
+        self.requests.begin(self._plans)
+        self.jobs = self._engine.submit([self._plans[name] for name in self._plans if name in self.open])
 
     def _drop_outdated_plans(self) -> None:
         """Drop plans that another runner executed before this one got the lock: a finished run stays finished."""
@@ -201,14 +198,14 @@ class _Driver:
             # The state machine refuses a start of a finished run, and of an attempt number that exists.
             if after(state, Started(Attempt(number=plan.attempt))) == state:
                 del self._plans[name]
-                self._open.discard(name)
+                self.open.discard(name)
 
     def loop(self, request: StopRequest, poll_s: float) -> None:
         """Poll the engine until all runs have ended, and forward stop requests to it."""
         stopping = killed = hung_up = False
         # Until now, a full disk is an error: the user is there.
         self._writer.limit_s = self._hold.limit_s
-        while self._open:
+        while self.requests.follow(stopping=stopping):
             if request.kill and not killed:
                 self._engine.cancel(self.jobs, now=True)
                 self._writer.limit_s = math.inf
@@ -221,94 +218,47 @@ class _Driver:
             if request.hung_up and not hung_up:
                 self._writer.log("terminal lost")
                 hung_up = True
-            if not stopping:
-                self._follow_requests()
             for name, job in self._engine.poll(self.jobs).items():
-                if name in self._open:
+                if name in self.open:
                     self._handle(name, job, stopping=stopping)
-                    if name not in self._open and not stopping:
-                        self._after_request(name)
             if self._pool is not None:
                 self._report_gpus(self._pool)
             self._write_later()
-            if not stopping and (spent := self._budget.spent(self.states)):
+            if self._budget is not None and not stopping and (spent := self._budget.spent(self.states)):
                 self._engine.cancel(self.jobs)
                 self._writer.log("budget spent", reason=spent)
                 self._on_note(f"the budget of the matrix is spent ({spent}): its runs save a checkpoint and stop")
                 stopping = True
-            if self._open:
+            if self.open:
                 time.sleep(poll_s)
 
-    def _follow_requests(self) -> None:
-        """Skip, hold and release runs as the user has requested since the last call."""
-        if time.monotonic() < self._requests_due:
-            return
-        self._requests_due = time.monotonic() + REQUESTS_EVERY_S
-        former = self._requests
-        with suppress(RecordError):  # what was read last applies
-            self._requests = read_requests(self._matrix)
-        for name in self._plans:
-            wanted = self._requests.get(name)
-            if wanted == former.get(name):
-                continue
-            if wanted is None:
-                self._writer.log("run released", run=name)
-            elif name in self._open:
-                # As at a stop: it saves a checkpoint, and is left out once its processes have exited.
-                self._writer.log(f"run {wanted.request} asked", run=name)
-                self._engine.cancel({name: self.jobs[name]})
-                self._cancelled.add(name)
-            else:
-                self._leave_out(name)
-        for name in self._plans.keys() - self._open - self._requests.keys():
-            if name in self._cancelled or is_left_out(self.states[name]):
-                self._resume(name)
+    def cancel(self, name: str) -> None:
+        """Ask an open run to save a checkpoint and exit; one that has not started is never started."""
+        self._engine.cancel({name: self.jobs[name]})
 
-    def _write_last_requests(self) -> None:
-        """Record requests that came during the last poll, or during a stop: the next runner follows them."""
-        with suppress(RecordError):
-            self._requests = read_requests(self._matrix)
-        for name in self._plans:
-            before = self.states[name]
-            self._writer.apply(name, Requested(self._requests[name]) if name in self._requests else Freed())
-            if self.states[name] != before:
-                self._write_run(name)
-
-    def _after_request(self, name: str) -> None:
-        """Skip or hold a run that has ended by request, or continue it if it was released meanwhile."""
-        if name in self._requests:
-            self._leave_out(name)
-        elif name in self._cancelled:
-            self._resume(name)
-
-    def _leave_out(self, name: str) -> None:
-        """Record that a run without processes is skipped or held."""
-        self._open.discard(name)
-        self._cancelled.discard(name)
-        self._writer.apply(name, Requested(self._requests[name]))
-        if is_left_out(self.states[name]):  # it may have finished, or failed, before
-            self._write_run(name)
-            self._writer.write_matrix(Status.RUNNING)
-            state = self.states[name]
-            self._writer.log("run left out", run=name, status=state.status, reason=state.reason)
-            self._display(name, reason=state.reason)
-
-    def _resume(self, name: str) -> None:
-        """Queue a run again that was skipped or held, from its last checkpoint."""
-        self._cancelled.discard(name)
-        self._writer.apply(name, Freed())
-        train, plan = self._train[name], self._plans[name]
-        policy = train.oom_policy or HALVE
-        attempt = next_attempt(self.states[name], batch_size=train.batch_size or 1, policy=policy, retry_killed=True)
-        if attempt is None:  # it finished, or failed, before it could be stopped
-            return
-        if self.states[name].attempts:
-            plan = replace(plan, attempt=attempt.number, resume=attempt.resume, micro_batch=attempt.micro_batch)
+    def restart(self, name: str) -> None:
+        """Queue a run that was skipped or held, from its last checkpoint, if it is unfinished."""
+        plan, state, train = self._plans[name], self.states[name], self._train[name]
         self._write_run(name)
-        self._plans[name] = plan
-        self._open.add(name)
-        self._watch(plan)
-        self.jobs |= self._engine.submit([plan])
+        if self.disk_full:  # no more runs are started
+            return
+        if state.number >= plan.attempt:  # else the planned attempt has not started
+            batch_size, policy = train.batch_size or 1, train.oom_policy or HALVE
+            attempt = next_attempt(state, batch_size=batch_size, policy=policy, retry_killed=True)
+            if attempt is None:  # it finished, or failed, before it could be stopped
+                return
+            plan = self._with_attempt(plan, attempt)
+        self._submit(plan)
+
+    def report(self, name: str) -> None:
+        """Write the status of a run that was left out, and display it."""
+        self._write_run(name)
+        self._writer.write_matrix(Status.RUNNING)
+        self._display(name, reason=self.states[name].reason)
+
+    def write(self, name: str) -> None:
+        """Write the status of a run."""
+        self._write_run(name)
 
     def _write_later(self, *, now: bool = False) -> None:
         """Write what a full disk has delayed; report that a disk is full, or has space again. now: not throttled."""
@@ -335,11 +285,11 @@ class _Driver:
         self._writer.limit_s = math.inf  # one error was enough: `close` writes what it can
         self._engine.cancel(self.jobs)
         # Wait until all have saved; the loop that handles stop requests is gone, so SIGINT is handled here.
-        while self._open & self.jobs.keys():
+        while self.open & self.jobs.keys():
             if request.kill or (first and request.by == "SIGINT"):
                 self._engine.cancel(self.jobs, now=True)
             for name, job in self._engine.poll(self.jobs).items():
-                if name in self._open:
+                if name in self.open:
                     with suppress(LaunchError):
                         self._handle(name, job, stopping=True)
             time.sleep(poll_s)
@@ -352,7 +302,6 @@ class _Driver:
 
     def end(self, request: StopRequest, poll_s: float) -> Outcome:
         """Write the final status of the matrix, and return the outcome."""
-        self._write_last_requests()
         counts = self._writer.counts()
         status = overall([Status(status) for status in counts])
         self._write_later(now=True)
@@ -385,13 +334,13 @@ class _Driver:
         if job.phase is JobPhase.ENDED:
             self._end_run(plan, job, stopping=stopping)
         elif job.phase is JobPhase.GONE:
-            self._open.discard(name)
+            self.open.discard(name)
             if job.reason and not job.cancelled:
                 self._give_up(name, job.reason)
         elif job.phase is JobPhase.RUNNING:
             update = self._watches[name].poll()
             self._write_alerts(plan, job, update)
-            ending = stopping or name in self._cancelled
+            ending = stopping or name in self.requests.cancelled
             self._display(name, update, job=job, note="stopping, saving a checkpoint" if ending else "")
         elif job.reason:
             if name not in self._waits:  # once: the reason changes with each process that exits
@@ -423,7 +372,7 @@ class _Driver:
         if self._pool is not None:
             for uuid in end.lost:
                 self._pool.quarantine(uuid, f"{end.reason} ({plan.name})")
-        self._open.discard(plan.name)
+        self.open.discard(plan.name)
         if end.kind == DISK and not stopping:
             self._writer.limit_s = 0.0  # the trainer has waited for the same disk
         self._writer.apply(
@@ -442,7 +391,7 @@ class _Driver:
         self._writer.write_matrix(Status.RUNNING)
         known = {"exit_code": job.exit_code, "kind": end.kind, "attempt": plan.attempt}
         self._writer.log("run ended", run=plan.name, status=end.status, **known, reason=end.reason or None)
-        again = None if stopping or plan.name in self._cancelled else self._next_attempt(plan)
+        again = None if stopping or plan.name in self.requests.cancelled else self._next_attempt(plan)
         if end.result and end.result.final_val_loss is not None:
             update = replace(update, val_loss=end.result.final_val_loss)
         self._display(plan.name, update, job=job, reason=_with_retry(end.reason, again, plan.micro_batch))
@@ -453,7 +402,7 @@ class _Driver:
 
     def _hold_back(self) -> None:
         """Start no more runs on a full disk: the others stay planned, running ones continue as far as they can."""
-        waiting = [name for name in self._open if self.states[name].status is not Status.RUNNING]
+        waiting = [name for name in self.open if self.states[name].status is not Status.RUNNING]
         if waiting:
             self._engine.cancel({name: self.jobs[name] for name in waiting})
             self._writer.log("disk full", held_back=sorted(waiting))
@@ -476,6 +425,10 @@ class _Driver:
         attempt = retry(self.states[plan.name], batch_size=batch_size, policy=policy)
         if attempt is None:
             return None
+        return self._with_attempt(plan, attempt)
+
+    def _with_attempt(self, plan: RunPlan, attempt: Attempt) -> RunPlan:
+        """Return the plan of a further attempt of a run."""
         spent_s = wall_s(self.states[plan.name].attempts) or 0.0
         return replace(
             plan,
@@ -489,8 +442,12 @@ class _Driver:
         last = self.states[plan.name].last
         known = {"attempt": plan.attempt, "micro_batch": plan.micro_batch, "after": last.kind if last else None}
         self._writer.log("run retried", run=plan.name, **known)
+        self._submit(plan)
+
+    def _submit(self, plan: RunPlan) -> None:
+        """Queue a further attempt of a run."""
         self._plans[plan.name] = plan
-        self._open.add(plan.name)
+        self.open.add(plan.name)
         self._watch(plan)
         self.jobs |= self._engine.submit([plan])
 

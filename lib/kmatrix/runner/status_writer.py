@@ -40,6 +40,7 @@ class StatusWriter:
         self._started = time.time()
         self.states: dict[str, RunState] = {}  # of all runs
         self.missing = 0  # runs of matrix.json without a directory: they count as planned
+        self.unselected: tuple[str, ...] = ()  # unfinished runs that this execution leaves alone
         self.limit_s = 0.0  # time (s) to wait for space on a full disk, 0: fail at once
         self._files: dict[Path, Callable[[], None]] = {}  # pending, oldest first
         self._lines: deque[dict[str, Any]] = deque()  # pending, of the journal
@@ -99,6 +100,7 @@ class StatusWriter:
         ended = None if status is Status.RUNNING else max(time.time(), self._started)
         record = {"status": status, "started": self._started, "ended": ended, **asdict(this_process())}
         record |= {"counts": self.counts(), "gpus": self._pool.report() if self._pool else []}
+        record |= {"unselected": list(self.unselected)} if self.unselected else {}
 
         def write() -> None:
             with writing(self._matrix.status):

@@ -28,6 +28,7 @@ MOST_RETRIES = {GPU_LOST: 2, NCCL: 2, PREEMPTED: 2}  # automatic retries in a ro
 NOT_ITS_FAULT = frozenset({DISK, KILLED, GPU_LOST, NCCL})
 HALVE = "halve"  # policy for out of memory: retry with a smaller micro-batch and the same global batch
 OPEN = (Status.STOPPED, Status.PLANNED, Status.RUNNING)  # there is work left
+MAY_BE_LEFT_OUT = (Status.PLANNED, Status.STOPPED, Status.SKIPPED)
 UNSUCCESSFUL = (Status.FAILED, Status.SKIPPED)
 ENDED = frozenset({Status.FINISHED, Status.FAILED, Status.STOPPED})
 
@@ -168,7 +169,7 @@ def after(state: RunState, event: Event) -> RunState:  # noqa: PLR0911  (one lin
             return _abandoned(state, event)
         case Archived() if state.status is not Status.RUNNING:
             return RunState(archived=max(state.number, event.number))
-        case Requested() if state.status in (Status.PLANNED, Status.STOPPED, Status.SKIPPED):
+        case Requested() if state.status in MAY_BE_LEFT_OUT:
             skipped = event.request.request is Request.SKIP
             return replace(state, status=Status.SKIPPED if skipped else _before(state), reason=event.request.reason)
         case Freed() if is_left_out(state):
@@ -243,8 +244,7 @@ def after_out_of_memory(attempt: Attempt, batch_size: int) -> int | None:
 
 def is_left_out(state: RunState) -> bool:
     """Return whether the user has skipped or held the run."""
-    open_ = state.status in (Status.PLANNED, Status.STOPPED, Status.SKIPPED)
-    return open_ and state.reason.startswith((SKIPPED_TEXT, HELD_TEXT))
+    return state.status in MAY_BE_LEFT_OUT and state.reason.startswith((SKIPPED_TEXT, HELD_TEXT))
 
 
 def _before(state: RunState) -> Status:
