@@ -54,6 +54,12 @@ def test_values_of_an_axis_are_added_and_the_runs_of_the_matrix_stay(program, pa
     names = set(statuses(program, path))
     assert len(names) == 12
     assert sum("0.5" in name for name in names) == 6
+    # The runs from before the axis are seeds of the configuration that they are.
+    program.check("summary", f"TARGET={path}")
+    groups = read_json(path / "results.json")["groups"]
+    assert {(group["axes"]["optimizer"], group["axes"]["clip"]): group["seeds"] for group in groups} == {
+        (optimizer, clip): [1, 2, 3] for optimizer in ("adamw", "muon") for clip in ("1.0", "0.5")
+    }
     # The plan has them: a deleted one is made again.
     (run,) = (run for run in MatrixDir(path).runs() if run.name == "gpt2_muon_seed3_1cpu")
     for file in run.path.rglob("*"):

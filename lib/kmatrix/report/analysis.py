@@ -63,7 +63,8 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
     plan = read_matrix_file_or_empty(matrix)
     planned = {run.name: run for run in plan.runs if run.name}
     runs = tuple(
-        _with_gpu(folder, read_numbers(folder, planned.get(folder.name, RunFile()))) for folder in matrix.all_runs()
+        _with_gpu(folder, read_numbers(folder, planned.get(folder.name, RunFile()), plan.axis_entries))
+        for folder in matrix.all_runs()
     )
     if not runs:
         raise RecordError(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from kmatrix.records.runs import Status
 from kmatrix.report.numbers import BITS, MatrixNumbers, Ranking, RunNumbers
 from kmatrix.status.cost import total_dollars
-from kmatrix.text import UNKNOWN, Column, count, duration, money, plural, shortened, table, wrap
+from kmatrix.text import ELLIPSIS, UNKNOWN, Column, count, duration, money, plural, shortened, table, wrap
 
 WIDTH = 80  # columns
 MOST_LINES = 30
@@ -33,7 +33,7 @@ def render_ending(numbers: MatrixNumbers, files: Sequence[str]) -> str:
     last: list[str] = []
     for ranking in numbers.rankings[:1]:
         last += ["", *_ranking(ranking)]
-    if notes := [_fit(line) for line in _notes(numbers)]:
+    if notes := [_start(line) for line in _notes(numbers)]:
         last += ["", *notes]
     last += ["", *files]  # a path is never shortened: it is there to be copied
     most = MOST_LINES - len(first) - len(last) - 2  # the title of the table, and the number of other runs
@@ -107,3 +107,8 @@ def _notes(numbers: MatrixNumbers) -> Iterator[str]:
 
 def _fit(line: str) -> str:
     return line if len(line) <= WIDTH else shortened(line, WIDTH)
+
+
+def _start(sentence: str) -> str:
+    """Return what fits of a sentence: unlike that of a name, its start says the most."""
+    return sentence if len(sentence) <= WIDTH else sentence[: WIDTH - 1] + ELLIPSIS

@@ -11,6 +11,7 @@ from kmatrix.records.decode import Scalar
 from kmatrix.records.files import last_lines
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import (
+    AxisEntry,
     MetricLine,
     RunFile,
     RunRecord,
@@ -60,13 +61,13 @@ PRUNING_FIELDS = ("pruning", "target_sparsity")  # prefixes
 LOG_TAIL = 20  # lines kept of a failed run's log
 
 
-def read_numbers(run_dir: RunDir, planned: RunFile) -> RunNumbers:
+def read_numbers(run_dir: RunDir, planned: RunFile, axes_of_matrix: Sequence[AxisEntry] = ()) -> RunNumbers:
     """Return the numbers of one run. planned: its entry in matrix.json, used until the run has a run.json."""
     record, state = _record(run_dir, planned)
     # A planned run has no attempt: its files are those of a result that is being archived.
     status = None if state.status is Status.PLANNED else read_run_status(run_dir)
     status = status or RunStatusFile()
-    run, train, axes = record.run, record.run.train, record.run.axes
+    run, train, axes = record.run, record.run.train, all_axes(record.run, axes_of_matrix)
 
     # The trainer's result, completed by what the metrics say: all that an unfinished run has.
     result = current_result(run_dir, state)
@@ -146,6 +147,29 @@ def optimizer_settings(train: Mapping[str, Scalar]) -> dict[str, Scalar]:
     if found.get("pruning") in (None, "none"):
         found = {name: value for name, value in found.items() if not name.startswith(PRUNING_FIELDS)}
     return found
+
+
+def all_axes(run: RunFile, axes_of_matrix: Sequence[AxisEntry]) -> dict[str, str]:
+    """Return the axes of a run in the order of its matrix, label -> value.
+
+    The runs of a matrix that `make add` extended by an axis do not name it: theirs is the value of its symbol. Without
+    it they would not count as seeds of the configuration that they are.
+    """
+    known = {axis.label: run.axes.get(axis.label) or _on_axis(run, axis) for axis in axes_of_matrix}
+    return {label: value for label, value in known.items() if value} | dict(run.axes)
+
+
+def _on_axis(run: RunFile, axis: AxisEntry) -> str:
+    """Return the value of a run on an axis, as the axis writes it (2e-3 for 0.002); "" if it is unknown."""
+    own = run.symbols.get(axis.symbol) or ""
+    return next((value for value in axis.values if _is_same(value, own)), own)
+
+
+def _is_same(one: str, other: str) -> bool:
+    try:
+        return one == other or float(one) == float(other)
+    except ValueError:
+        return False
 
 
 def _record(run_dir: RunDir, planned: RunFile) -> tuple[RunRecord, RunState]:
