@@ -113,7 +113,8 @@ def load_checkpoint(path: Path, device: str | torch.device = "cpu", *, verify: b
             raise LaunchError(f"not enough memory to load {path}", why=reason(error)) from None
         if isinstance(error, OSError) and error.errno is not None:
             raise LaunchError(f"{path} cannot be read", why=error.strerror or reason(error)) from None
-        raise damaged(path, "not a file of PyTorch, or cut off" if not str(error) else reason(error)) from None
+        foreign = not str(error) or isinstance(error, zipfile.BadZipFile)
+        raise damaged(path, "not a file of PyTorch, or cut off" if foreign else reason(error)) from None
     if not isinstance(value, dict) or "schema" not in value:
         raise RecordError(f"{path} is not a checkpoint of kmatrix", why="no schema")
     schema = value["schema"]

@@ -151,3 +151,4 @@ def test_runs_are_chosen_by_their_status(program, path):
     assert tree(path / second) == kept
     assert set(statuses(program, path).values()) == {"finished"}
     assert "no run of" in program.check("test-rerun", f"TARGET={path}", "STATUS=failed").out
+    assert "no run has this status" in program.check("status", f"TARGET={path}", "STATUS=failed").out

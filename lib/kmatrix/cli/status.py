@@ -196,6 +196,8 @@ def headline(view: MatrixView, width: int | None = None) -> list[str]:
 
 def run_lines(view: MatrixView, runs: Sequence[RunView], width: int | None) -> list[Line]:
     """Return the table of runs."""
+    if not runs:
+        return [Line("no run has this status")]
     indices = {gpu.uuid: gpu.index for gpu in view.gpus}
     rows = [cells(run, [indices.get(uuid) for uuid in run.gpus]) for run in runs]
     title, *lines = table(RUNS, rows, width)
