@@ -63,7 +63,7 @@ from kmatrix.runner.resume import (
     too_few_gpus,
 )
 from kmatrix.status.cost import MatrixBudget
-from kmatrix.status.disk_space import how_full, what_to_do
+from kmatrix.status.disk_space import disks, how_full, what_to_do
 from kmatrix.status.state import is_left_out
 from kmatrix.status.status_file import recover_status
 from kmatrix.text import first_names, plural, shown
@@ -229,7 +229,9 @@ def _print_next_steps(matrix: MatrixDir, outcome: Outcome) -> None:
     if outcome.exit_code == EXIT_STOPPED:
         print(f"\nContinue: {again}")
     elif outcome.disk_full:
-        print(f"\nThe disk is full: {how_full(matrix.path)}\nContinue: {what_to_do(matrix.path)}")
+        # Each disk: a checkpoint may not fit although some space is left.
+        states = dict.fromkeys(how_full(path) for path in disks(matrix, matrix.runs()))
+        print(f"\nThe disk is full: {'; '.join(states)}\nContinue: {what_to_do(matrix.path)}")
     elif outcome.counts.get(Status.FAILED):
         print(f"\nRetry killed runs: {again}\nRetry failed runs too: add RETRY_FAILED=1")
 

@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kmatrix.records.checkpoint_dir import checkpoint_dir
 from kmatrix.records.paths import MatrixDir, RunDir
-from kmatrix.status.disk_space import how_full, is_full
+from kmatrix.status.disk_space import disks, how_full, is_full
 from kmatrix.text import duration
 
 CHECK_EVERY_S = 1.0  # between two checks for a full disk
@@ -22,8 +21,7 @@ class DiskHold:
     ) -> None:
         """Create the hold. runs: whose checkpoints are written.  limit_s: time (s) to wait for space, 0: none."""
         self._on_note, self.limit_s = on_note, limit_s
-        checkpoints = {checkpoint_dir(run).parent for run in runs}
-        self._disks = (matrix.path, *sorted(checkpoints - {run.path for run in runs}))
+        self._disks = disks(matrix, runs)
         self._full_since: float | None = None  # monotonic seconds
         self._due = 0.0  # monotonic seconds
 

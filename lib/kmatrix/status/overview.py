@@ -6,11 +6,13 @@ import os
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.json_array import last_entry
 from kmatrix.packing import Limits
 from kmatrix.records.decode import Amount, Count, Record, decode_lines, decode_optional
@@ -21,6 +23,7 @@ from kmatrix.records.states import PhaseLine, read_matrix_status
 from kmatrix.records.tracking import SyncState, SyncStatus, read_track, sync_status
 from kmatrix.records.train_config import TrainFields, budget_s
 from kmatrix.status.cost import spent_in, spent_of, total_dollars
+from kmatrix.status.disk_space import FullDisk, full_disk
 from kmatrix.status.estimate import (
     EstimateSource,
     Measured,
@@ -82,7 +85,14 @@ class Overview:
             all_dollars=_all_dollars(views),
             runs=tuple(view for view in views if not self._statuses or view.status in self._statuses),
             gpus=tuple(gpus_now(self._matrix, self._gpus(record.gpus), views, now)),
+            full_disk=self._full_disk(views) if running else None,
         )
+
+    def _full_disk(self, views: Sequence[RunView]) -> FullDisk | None:
+        with suppress(RecordError):  # a damaged matrix.json: the folder of checkpoints is unknown
+            names = [view.name for view in views if view.status is Status.RUNNING]
+            return full_disk(self._matrix, [self._matrix.run(name) for name in names])
+        return None
 
     def _gpus(self, listed: Sequence[GpuEntry] | None) -> Sequence[GpuEntry]:
         """Return the GPUs of the runner, or those of the plan if the matrix never ran. listed: by the runner."""
@@ -444,6 +454,7 @@ class MatrixView:
     runs: tuple[RunView, ...]
     ends: float | None = None  # Unix seconds of its end, if it runs or is continued now
     gpus: tuple[GpuView, ...] = ()  # of the machine, in the driver's order
+    full_disk: FullDisk | None = None  # that its running runs wait for
 
     @property
     def counts(self) -> dict[str, int]:
