@@ -24,6 +24,7 @@ from kmatrix.text import (
     plural,
     section,
     shortened,
+    shortened_names,
     shown,
     table,
     time_of_day,
@@ -178,6 +179,20 @@ def test_money_keeps_two_digits(dollars, expected):
 )
 def test_a_long_name_is_shortened_in_the_middle(name, width, expected):
     assert shortened(name, width) == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "width", "expected"),
+    [
+        (["gpt2_adamw_1gpu", "gpt2_muon_1gpu"], 20, ["gpt2_adamw_1gpu", "gpt2_muon_1gpu"]),
+        (["adamw_lr1_wd1_4gpu", "adamw_lr2_wd2_4gpu"], 9, ["…lr1_wd1…", "…lr2_wd2…"]),
+        (["a_x1_2_the_end_is_equal", "a_x2_1_the_end_is_equal"], 8, ["…x1_2…", "…x2_1…"]),
+        (["long_lr1_wd1_to_the_end", "long_lr2_wd0_1_to_the_end"], 11, ["…lr1_wd1…", "…lr2_wd0_1…"]),
+        (["adamw, depth 4, with a long end", "adamw, depth 8, with a long end"], 10, ["…depth 4…", "…depth 8…"]),
+    ],
+)
+def test_shortened_names_of_a_list_can_be_told_apart(names, width, expected):
+    assert shortened_names(names, width) == expected
 
 
 @given(st.text(max_size=60), st.integers(1, 60))

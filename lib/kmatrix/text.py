@@ -182,6 +182,40 @@ def shortened(text: str, width: int) -> str:
     return (text[:head] + ELLIPSIS + text[len(text) - tail :])[:width]
 
 
+def shortened_names(names: Sequence[str], width: int) -> list[str]:
+    """Return the names of a list of at most `width` columns; if their middles differ, without what all have in common.
+
+    >>> shortened_names(["gpt2_adamw_lr1_cosine_4gpu", "gpt2_adamw_lr2_cosine_4gpu"], 12)
+    ['…lr1…', '…lr2…']
+    """
+    short = [shortened(name, width) for name in names]
+    if short == list(names) or len(set(short)) == len(set(names)):
+        return short
+    own = [shortened(name, width) for name in _without_common_parts(names)]
+    return own if len(set(own)) > len(set(short)) else short
+
+
+def _without_common_parts(names: Sequence[str]) -> list[str]:
+    """Return names with an ellipsis in place of the parts that all of them have."""
+    split = [re.split("(_|, )", name) for name in names]  # parts, and between them what separates them
+    if len({len(parts) for parts in split}) == 1:
+        shared = [len(set(column)) == 1 for column in zip(*(parts[::2] for parts in split), strict=True)]
+        return [_joined(parts, shared) for parts in split]
+    common = set.intersection(*(set(parts[::2]) for parts in split))
+    return [_joined(parts, [part in common for part in parts[::2]]) for parts in split]
+
+
+def _joined(parts: Sequence[str], shared: Sequence[bool]) -> str:
+    """Return parts and separators as a name, with an ellipsis in place of shared parts."""
+    text = ""
+    for at, is_shared in enumerate(shared):
+        if is_shared:
+            text += "" if text.endswith(ELLIPSIS) else ELLIPSIS
+        else:
+            text += (parts[2 * at - 1] if at and not text.endswith(ELLIPSIS) else "") + parts[2 * at]
+    return text
+
+
 def shown(path: Path) -> str:
     """Return a path as a user would type it: relative if it is below the current directory.
 
@@ -234,6 +268,9 @@ def table(
         # What the other columns leave is for the names.
         others = sum(need[at] + GAP for at in kept[1:])
         need[0] = min(need[0], max(NAME_LEAST, width - others))
+    if not columns[0].whole and any(len(row[0]) > need[0] for row in rows):
+        names = shortened_names([row[0] for row in rows], need[0])
+        rows = [(name, *row[1:]) for name, row in zip(names, rows, strict=True)]
     head = [[column.title for column in columns]] if any(column.title for column in columns) else []
     if rule and head:
         head.append(["-" * length for length in need])

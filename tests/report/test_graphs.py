@@ -156,6 +156,13 @@ def test_an_outlier_is_an_arrow_with_its_value(tmp_path):
     assert "6.1000  n=1" in [text.get_text() for text in axes.texts]
 
 
+def test_an_interval_that_is_longer_than_the_axis_ends_in_arrows(tmp_path):
+    runs = runs_with_seeds(2, [3.1, 3.11]) + runs_with_seeds(2, [3.2, 3.21], optimizer="muon")
+    axes = final_losses(analyse(make_matrix(tmp_path, runs))).axes[0]
+    arrows = [(curve.get_marker(), curve.get_ydata()[0]) for curve in axes.lines if curve.get_marker() in ("<", ">")]
+    assert arrows == [("<", 0), (">", 1)]
+
+
 def test_the_end_of_the_curves_is_enlarged_if_there_are_several(tmp_path):
     numbers = analyse(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", final_loss=3.27)]))
     enlarged = loss_graph(numbers, loss_graphs(numbers)[0]).axes[1]
@@ -182,6 +189,7 @@ def test_sixteen_long_names_do_not_overlap(tmp_path):
     boxes = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
     assert all(upper.y0 >= lower.y1 for upper, lower in itertools.pairwise(boxes))
     assert min(box.x0 for box in boxes) >= 0
+    assert len({label.get_text() for label in figure.axes[0].get_yticklabels()}) == 16
 
 
 def test_many_runs_are_drawn_up_to_a_limit_that_is_printed(tmp_path):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from kmatrix.records.files import write_bytes
 from kmatrix.report.gpu.numbers import SIMULATED, RunGpus
 from kmatrix.report.numbers import GroupNumbers, MatrixNumbers
-from kmatrix.text import count, shortened
+from kmatrix.text import count, shortened_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -150,7 +150,7 @@ def time_unit(longest: float) -> tuple[str, float]:
 
 def name_rows(axes: Axes, names: Sequence[str], lost: Sequence[bool]) -> None:
     """Label the rows of a panel, the first on top; lost runs in red."""
-    labels = [shortened(name, MAX_NAME_LENGTH) for name in names]
+    labels = shortened_names(names, MAX_NAME_LENGTH)
     # Long names would take more than half of the width.
     font = row_font(len(names)) - (1.5 if max(map(len, labels)) > 45 else 0.0)
     axes.set_yticks(range(len(names)), labels, fontsize=font)

@@ -34,7 +34,7 @@ from kmatrix.report.figure import (
 from kmatrix.report.numbers import CurvePoint, GroupNumbers, MatrixNumbers, RunNumbers
 from kmatrix.report.summary import utilization
 from kmatrix.stats import mean
-from kmatrix.text import count, shortened
+from kmatrix.text import count, shortened, shortened_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -313,7 +313,10 @@ def _legend(groups: Sequence[GroupNumbers], styles: LineStyles) -> list[Any]:
     from matplotlib.lines import Line2D
 
     if len(groups) <= MAX_LEGEND:
-        named = [(f"{shortened(group.name, MAX_LABEL)}{_status_note(group)}", styles[group.name]) for group in groups]
+        short = shortened_names([group.name for group in groups], MAX_LABEL)
+        named = [
+            (f"{name}{_status_note(group)}", styles[group.name]) for name, group in zip(short, groups, strict=True)
+        ]
     else:
         optimizers = [group.runs[0].optimizer for group in groups]
         # Reversed, so that the first group of an optimizer is the one that stays.
@@ -346,11 +349,15 @@ def _draw_losses(axes: Axes, y: int, group: GroupNumbers, colour: str) -> None:
         axes.plot(0.015, y, "X", color=ALARM, markersize=8, transform=margin)
         axes.text(0.035, y, text, transform=margin, va="center", color=ALARM, fontsize=9.5)
         return
-    losses, interval, end = list(group.losses.values()), group.interval, axes.get_xlim()[1]
+    losses, interval, (start, end) = list(group.losses.values()), group.interval, axes.get_xlim()
     if group.mean > end:
         axes.plot(1, y, ">", color=colour, markersize=9, transform=margin, clip_on=False)
     if interval is not None:
         axes.plot([interval.low, interval.high], [y, y], color=colour, linewidth=2.2, alpha=0.75, zorder=3)
+        # With two seeds the interval is nine times as long as their distance: its end may be outside the axis.
+        for at, marker, is_outside in ((0, "<", interval.low < start), (1, ">", interval.high > end >= group.mean)):
+            if is_outside:
+                axes.plot(at, y, marker, color=colour, markersize=6, transform=margin, clip_on=False)
     axes.plot(losses, [y] * len(losses), "o", color=colour, alpha=0.5, markersize=7, markeredgewidth=0, zorder=5)
     axes.plot(group.mean, y, "D", color=colour, markeredgecolor="white", markersize=8, zorder=4)
     half_width = "" if interval is None else f" ± {(interval.high - interval.low) / 2:.4f}"

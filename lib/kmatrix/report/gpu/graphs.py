@@ -33,7 +33,7 @@ from kmatrix.report.figure import (
 )
 from kmatrix.report.gpu.numbers import CPU, GpuNumbers, RunGpus
 from kmatrix.stats import BALANCE, cv_text, mean
-from kmatrix.text import plural, shortened
+from kmatrix.text import plural, shortened_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -147,8 +147,7 @@ def load_balance(name: str, runs: Sequence[RunGpus]) -> Figure | str:
     axes[0].set_xlim(-reach, reach)
     axes[0].axvline(0, color=QUIET, linewidth=0.8)
     axes[0].set_xlabel(
-        f"mean memory over {_period(known)}, relative to the mean of the devices (%)\n"
-        "dot: device; numbers: lowest and highest device"
+        f"memory, mean over {_period(known)}:\ndeviation from all devices (%)\ndot: device; numbers: lowest, highest"
     )
     axes[1].set_xlabel("CV = population deviation / mean (%)\n● memory   ■ utilization   ▲ power")
     _name_bands(figure)
@@ -198,7 +197,7 @@ def _frame_devices(panels: Sequence[Axes], shape: tuple[int, int], rows: Sequenc
     """Label the runs in the first column, and give all panels one scale, from 0 to above the highest peak."""
     highest = max(device.memory_used.maximum for _, gpu in rows for device in gpu.devices if device.memory_used)
     limit = 26 if shape[1] > 4 else 34
-    name_rows(panels[0], [shortened(run.name, limit) for run, _ in rows], [run.status in LOST for run, _ in rows])
+    name_rows(panels[0], shortened_names([run.name for run, _ in rows], limit), [run.status in LOST for run, _ in rows])
     panels[0].set_xlim(0, 1.08 * highest or 1.0)
     for axes in panels:
         axes.xaxis.set_major_formatter(tick)
@@ -333,7 +332,7 @@ def _draw_strips(axes: Axes, known: Sequence[tuple[RunGpus, GpuNumbers]], size: 
         for name, colour in PHASE_COLOURS.items():
             spans = [(p.begin / size, (p.end - p.begin) / size) for p in gpu.phases if p.name == name]
             axes.broken_barh(spans, (y - 0.35, 0.7), color=colour, linewidth=0)
-    name_rows(axes, [shortened(run.name, 34) for run, _ in known], [run.status in LOST for run, _ in known])
+    name_rows(axes, shortened_names([run.name for run, _ in known], 34), [run.status in LOST for run, _ in known])
 
 
 def _phase_legend(gpus: Sequence[GpuNumbers]) -> list[Any]:
@@ -359,7 +358,8 @@ def _legend(known: Sequence[tuple[RunGpus, GpuNumbers]], styles: LineStyles) -> 
     from matplotlib.lines import Line2D
 
     if len(known) <= MAX_LEGEND:
-        named = [(f"{shortened(run.name, MAX_LABEL)}{status_note(run)}", styles[run.name]) for run, _ in known]
+        short = shortened_names([run.name for run, _ in known], MAX_LABEL)
+        named = [(f"{name}{status_note(run)}", styles[run.name]) for name, (run, _) in zip(short, known, strict=True)]
     else:
         colours = colours_of(run.optimizer for run, _ in known)
         optimizers = dict.fromkeys(run.optimizer for run, _ in known)
