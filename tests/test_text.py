@@ -191,7 +191,7 @@ def test_a_long_name_is_shortened_in_the_middle(name, width, expected):
         (["adamw, depth 4, with a long end", "adamw, depth 8, with a long end"], 10, ["…depth 4…", "…depth 8…"]),
     ],
 )
-def test_shortened_names_of_a_list_can_be_told_apart(names, width, expected):
+def test_shortened_names_of_a_list_differ(names, width, expected):
     assert shortened_names(names, width) == expected
 
 
